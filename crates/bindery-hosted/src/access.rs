@@ -1,0 +1,160 @@
+//! What user programs do: load, store, fetch. Each access is made on the CPU of the calling
+//! thread, page by page, through its MMU; what the MMU refuses is given to a fault handler, and
+//! tried again.
+
+use bindery::addr::{Frame, PAGE_SIZE, PhysAddr, VirtAddr};
+
+use crate::machine::Machine;
+use crate::memory::Window;
+use crate::mmu::{AccessKind, MmuFault, Translation, Walk};
+use crate::tlb::Refusal;
+
+/// How often one page may fault in one access. A fault that is resolved can recur when another
+/// CPU revokes what was granted, and once more when the TLB remembers an older entry; not more.
+const FAULTS_PER_PAGE: u32 = 8;
+
+/// Where in memory a piece of an access ended up: a frame and an offset in it.
+type At = (Frame, usize);
+
+impl<A: Walk> Machine<A> {
+    /// Translates as the MMU of the calling thread's CPU does in user mode, with all effects of
+    /// an access (accessed, dirty, TLB) but the access itself.
+    pub fn translate(
+        &self,
+        root: Frame,
+        addr: VirtAddr,
+        access: AccessKind,
+    ) -> Result<PhysAddr, MmuFault> {
+        self.once(root, addr, access, |_, leaf| leaf.translate(addr.0))
+    }
+
+    /// Loads bytes.
+    pub fn read_user<E>(
+        &self,
+        root: Frame,
+        at: VirtAddr,
+        into: &mut [u8],
+        on_fault: impl FnMut(MmuFault) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let len = into.len() as u64;
+        let read = |window: &Window, (frame, offset): At, done: usize, len: usize| {
+            window.read(frame, offset, &mut into[done..done + len]);
+        };
+        self.each_page(root, at, len, AccessKind::Read, on_fault, read)
+    }
+
+    /// Stores bytes.
+    pub fn write_user<E>(
+        &self,
+        root: Frame,
+        at: VirtAddr,
+        from: &[u8],
+        on_fault: impl FnMut(MmuFault) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let len = from.len() as u64;
+        let write = |window: &Window, (frame, offset): At, done: usize, len: usize| {
+            window.write(frame, offset, &from[done..done + len]);
+        };
+        self.each_page(root, at, len, AccessKind::Write, on_fault, write)
+    }
+
+    /// Stores one byte again and again.
+    pub fn fill_user<E>(
+        &self,
+        root: Frame,
+        at: VirtAddr,
+        len: u64,
+        byte: u8,
+        on_fault: impl FnMut(MmuFault) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let fill = |window: &Window, (frame, offset): At, _: usize, len: usize| {
+            window.fill(frame, offset, len, byte);
+        };
+        self.each_page(root, at, len, AccessKind::Write, on_fault, fill)
+    }
+
+    /// Loads eight bytes; in one piece where `at` is a multiple of 8.
+    pub fn load_user<E>(
+        &self,
+        root: Frame,
+        at: VirtAddr,
+        on_fault: impl FnMut(MmuFault) -> Result<(), E>,
+    ) -> Result<u64, E> {
+        let mut bytes = [0; 8];
+        self.read_user(root, at, &mut bytes, on_fault)?;
+        Ok(u64::from_ne_bytes(bytes))
+    }
+
+    /// Stores eight bytes; in one piece where `at` is a multiple of 8.
+    pub fn store_user<E>(
+        &self,
+        root: Frame,
+        at: VirtAddr,
+        value: u64,
+        on_fault: impl FnMut(MmuFault) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.write_user(root, at, &value.to_ne_bytes(), on_fault)
+    }
+
+    /// Fetches the instruction at an address.
+    pub fn execute_user<E>(
+        &self,
+        root: Frame,
+        at: VirtAddr,
+        on_fault: impl FnMut(MmuFault) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.each_page(root, at, 1, AccessKind::Execute, on_fault, |_, _, _, _| {})
+    }
+
+    /// Cuts an access at page boundaries and makes each piece. `work` gets the place in memory,
+    /// the bytes done before and the length of the piece.
+    fn each_page<E>(
+        &self,
+        root: Frame,
+        at: VirtAddr,
+        len: u64,
+        access: AccessKind,
+        mut on_fault: impl FnMut(MmuFault) -> Result<(), E>,
+        mut work: impl FnMut(&Window, At, usize, usize),
+    ) -> Result<(), E> {
+        let mut done = 0;
+        while done < len {
+            // An address beyond 2^64 wraps to 0, as in a register.
+            let addr = VirtAddr(at.0.wrapping_add(done));
+            let offset = addr.0 % PAGE_SIZE;
+            let piece = (PAGE_SIZE - offset).min(len - done);
+            let mut faults = 0;
+            while let Err(fault) = self.once(root, addr, access, |window, leaf| {
+                let frame = Frame((leaf.translate(addr.0).0 / PAGE_SIZE) as u32);
+                work(window, (frame, offset as usize), done as usize, piece as usize);
+            }) {
+                faults += 1;
+                assert!(
+                    faults <= FAULTS_PER_PAGE,
+                    "livelock: the fault handler says resolved and the MMU still faults: {fault:?}, root {root:?}, {:?}",
+                    self.shared.seats.cpu()
+                );
+                on_fault(fault)?;
+            }
+            done += piece;
+        }
+        Ok(())
+    }
+
+    /// One access inside one page, in one go: the TLB stays locked until `work` is done.
+    #[inline]
+    fn once<R>(
+        &self,
+        root: Frame,
+        addr: VirtAddr,
+        access: AccessKind,
+        work: impl FnOnce(&Window, &Translation) -> R,
+    ) -> Result<R, MmuFault> {
+        let occupied = self.shared.seats.occupy();
+        let mut tlb = self.tlb(occupied.cpu()).lock();
+        match tlb.translate(self.world(), root, addr.0, access) {
+            Ok(leaf) => Ok(work(&self.window, &leaf)),
+            Err(refusal) => Err(MmuFault { addr, access, present: refusal == Refusal::Denied }),
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! CPUs are threads.
+//!
+//! A thread is put on a CPU by [`Seats::bind`] and stays there until the guard is dropped. A thread
+//! that was put nowhere is CPU 0 whenever it uses the machine: it takes the seat for the length
+//! of one read section or one access. Two threads that are the same CPU at the same time are a
+//! mistake of the program around the machine, and panic.
+//!
+//! Each seat counts the read sections on it: odd while its thread is inside one. Who
+//! synchronizes looks at every seat once and waits until each odd count has changed.
+//!
+//! ```text
+//! section   0 | 1 (inside) | 2 | 3 (inside ...
+//!                  ^ synchronize saw 1: waits for a number other than 1
+//! ```
+
+use std::cell::{Cell, RefCell};
+use std::hint;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
+use std::thread;
+
+use bindery::platform::{Cpu, Wait};
+
+/// Rounds that a short wait spins before it lets another thread run: the lock's holder may be
+/// a thread that the host has preempted.
+const SPINS: u32 = 64;
+
+/// The number that no thread has.
+const NOBODY: u64 = 0;
+
+/// Where this thread is on the machine that it used last.
+#[derive(Clone, Copy)]
+struct Here {
+    machine: u64,
+    cpu: Cpu,
+    /// It was put there, so that the seat is its own until the guard is dropped.
+    bound: bool,
+}
+
+thread_local! {
+    static THREAD: Cell<u64> = const { Cell::new(NOBODY) };
+    static HERE: Cell<Here> = const { Cell::new(Here { machine: 0, cpu: Cpu(0), bound: false }) };
+    static SPUN: Cell<u32> = const { Cell::new(0) };
+    /// All CPUs that this thread was put on: of several machines, or of one inside another.
+    static BINDINGS: RefCell<Vec<(u64, Cpu)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The number of this thread; never given to another.
+fn thread_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(NOBODY + 1);
+    THREAD.with(|number| {
+        if number.get() == NOBODY {
+            number.set(NEXT.fetch_add(1, Ordering::Relaxed));
+        }
+        number.get()
+    })
+}
+
+/// One CPU, for a thread to sit on. Alone in its cache lines.
+#[repr(align(128))]
+#[derive(Debug, Default)]
+struct Seat {
+    /// The thread on it.
+    owner: AtomicU64,
+    /// How deep read sections are nested. Only the owner uses it.
+    depth: AtomicU32,
+    /// Odd inside a read section.
+    section: AtomicU64,
+}
+
+/// The CPUs of one machine.
+#[derive(Debug)]
+pub(crate) struct Seats {
+    /// The machine's number; never given to another.
+    machine: u64,
+    seats: Box<[Seat]>,
+}
+
+impl Seats {
+    pub(crate) fn new(cpus: u16) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let seats = (0..cpus).map(|_| Seat::default()).collect();
+        Self { machine: NEXT.fetch_add(1, Ordering::Relaxed), seats }
+    }
+
+    /// How many CPUs there are.
+    pub(crate) fn count(&self) -> u16 {
+        self.seats.len() as u16
+    }
+
+    /// The CPU that this thread is on.
+    #[inline]
+    pub(crate) fn cpu(&self) -> Cpu {
+        self.here().cpu
+    }
+
+    #[inline]
+    fn here(&self) -> Here {
+        let here = HERE.get();
+        if here.machine == self.machine { here } else { self.look_up() }
+    }
+
+    #[cold]
+    fn look_up(&self) -> Here {
+        let bound = BINDINGS.with_borrow(|bindings| {
+            let mine = bindings.iter().rev().find(|(machine, _)| *machine == self.machine);
+            mine.map(|(_, cpu)| *cpu)
+        });
+        let here =
+            Here { machine: self.machine, cpu: bound.unwrap_or(Cpu(0)), bound: bound.is_some() };
+        HERE.set(here);
+        here
+    }
+
+    #[inline]
+    fn seat(&self, cpu: Cpu) -> &Seat {
+        &self.seats[usize::from(cpu.0)]
+    }
+
+    /// Puts this thread on `cpu` until the guard is dropped.
+    pub(crate) fn bind(&self, cpu: Cpu) -> OnCpu<'_> {
+        assert!(cpu.0 < self.count(), "{cpu:?} of a machine with {} CPUs", self.count());
+        assert!(!self.inside(), "a thread moved to {cpu:?} inside a read section");
+        let here = self.here();
+        let moved = !(here.bound && here.cpu == cpu);
+        if moved {
+            let owned_already = self.seat(cpu).owner.load(Ordering::Relaxed) == thread_number();
+            assert!(!owned_already, "a thread that is {cpu:?} and was put elsewhere came back");
+            self.take_seat(cpu);
+        }
+        BINDINGS.with_borrow_mut(|bindings| bindings.push((self.machine, cpu)));
+        HERE.set(Here { machine: self.machine, cpu, bound: true });
+        OnCpu { seats: self, cpu, moved, of_this_thread: PhantomData }
+    }
+
+    fn take_seat(&self, cpu: Cpu) {
+        let me = thread_number();
+        let owner = &self.seat(cpu).owner;
+        if owner.compare_exchange(NOBODY, me, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            panic!(
+                "two threads are CPU {} of one machine at the same time; give each thread a CPU of its own with Machine::on_cpu (a thread without one is CPU 0)",
+                cpu.0
+            );
+        }
+    }
+
+    /// Whether this thread is inside a read section.
+    pub(crate) fn inside(&self) -> bool {
+        let seat = self.seat(self.here().cpu);
+        seat.owner.load(Ordering::Relaxed) == thread_number()
+            && seat.depth.load(Ordering::Relaxed) > 0
+    }
+
+    /// Makes sure that the seat is this thread's while the guard lives.
+    #[inline]
+    pub(crate) fn occupy(&self) -> Occupied<'_> {
+        let here = self.here();
+        let taken =
+            !here.bound && self.seat(here.cpu).owner.load(Ordering::Relaxed) != thread_number();
+        if taken {
+            self.take_seat(here.cpu);
+        }
+        Occupied { seat: self.seat(here.cpu), cpu: here.cpu, taken }
+    }
+
+    #[inline]
+    pub(crate) fn enter(&self) {
+        let occupied = self.occupy();
+        let seat = occupied.seat;
+        // From here on the seat stays taken until the section is left.
+        std::mem::forget(occupied);
+        let depth = seat.depth.load(Ordering::Relaxed);
+        seat.depth.store(depth + 1, Ordering::Relaxed);
+        if depth == 0 {
+            announce(&seat.section);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn leave(&self) {
+        let here = self.here();
+        let seat = self.seat(here.cpu);
+        let depth = seat.depth.load(Ordering::Relaxed);
+        assert!(depth > 0, "left a read section that was never entered");
+        seat.depth.store(depth - 1, Ordering::Relaxed);
+        if depth == 1 {
+            let section = seat.section.load(Ordering::Relaxed);
+            seat.section.store(section + 1, Ordering::Release);
+            if !here.bound {
+                seat.owner.store(NOBODY, Ordering::Release);
+            }
+        }
+    }
+
+    /// Waits until all read sections that exist now are left.
+    pub(crate) fn synchronize(&self) {
+        assert!(
+            !self.inside(),
+            "synchronize inside a read section on CPU {}: it would wait for itself for ever",
+            self.cpu().0
+        );
+        fence(Ordering::SeqCst);
+        for seat in &self.seats {
+            let seen = seat.section.load(Ordering::Acquire);
+            while seen % 2 == 1 && seat.section.load(Ordering::Acquire) == seen {
+                relax(Wait::Short);
+            }
+        }
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// Makes the section's count odd, before any later load of this thread.
+#[inline]
+fn announce(section: &AtomicU64) {
+    let inside = section.load(Ordering::Relaxed) + 1;
+    if cfg!(target_arch = "x86_64") {
+        // A locked exchange keeps later loads behind it, and costs half of what a fence does.
+        section.swap(inside, Ordering::SeqCst);
+        compiler_fence(Ordering::SeqCst);
+    } else {
+        section.store(inside, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// One round of waiting.
+pub(crate) fn relax(wait: Wait) {
+    let spun = SPUN.get().wrapping_add(1);
+    SPUN.set(spun);
+    if wait == Wait::Long || spun.is_multiple_of(SPINS) {
+        thread::yield_now();
+    } else {
+        hint::spin_loop();
+    }
+}
+
+/// The seat is this thread's while this lives.
+pub(crate) struct Occupied<'a> {
+    seat: &'a Seat,
+    cpu: Cpu,
+    taken: bool,
+}
+
+impl Occupied<'_> {
+    pub(crate) fn cpu(&self) -> Cpu {
+        self.cpu
+    }
+}
+
+impl Drop for Occupied<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.taken {
+            self.seat.owner.store(NOBODY, Ordering::Release);
+        }
+    }
+}
+
+/// Keeps the calling thread on a CPU of a machine.
+#[must_use = "the thread leaves the CPU when this is dropped"]
+#[derive(Debug)]
+pub struct OnCpu<'a> {
+    seats: &'a Seats,
+    cpu: Cpu,
+    /// The thread was not on the CPU before.
+    moved: bool,
+    /// Threads do not hand their guard to each other.
+    of_this_thread: PhantomData<*const ()>,
+}
+
+impl Drop for OnCpu<'_> {
+    fn drop(&mut self) {
+        let mine = (self.seats.machine, self.cpu);
+        BINDINGS.with_borrow_mut(|bindings| {
+            if let Some(last) = bindings.iter().rposition(|binding| *binding == mine) {
+                bindings.remove(last);
+            }
+        });
+        if self.moved {
+            let seat = self.seats.seat(self.cpu);
+            if seat.depth.swap(0, Ordering::Relaxed) > 0 {
+                // Whoever synchronizes must not wait for a thread that has gone.
+                seat.section.fetch_add(1, Ordering::Release);
+                seat.owner.store(NOBODY, Ordering::Release);
+                let mistake = !thread::panicking();
+                assert!(!mistake, "a thread left CPU {} inside a read section", self.cpu.0);
+            }
+            seat.owner.store(NOBODY, Ordering::Release);
+        }
+        // The next use looks the binding up again.
+        HERE.set(Here { machine: 0, cpu: Cpu(0), bound: false });
+    }
+}

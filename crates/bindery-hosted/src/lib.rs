@@ -1,0 +1,41 @@
+//! A machine inside a process, for running [`bindery`] without any hardware.
+//!
+//! | part | what it is |
+//! |---|---|
+//! | physical memory | one reserved region of the process |
+//! | CPUs | threads ([`Machine::on_cpu`]) |
+//! | MMU | a walker of the real table formats, written from the manuals ([`Walk`]) |
+//! | TLB | as bad as the architecture allows ([`TlbKind::Strict`]), or fast ([`TlbKind::Plain`]) |
+//!
+//! Whatever the core gets wrong between tables and TLBs shows up as a [`Violation`]: a missing
+//! flush, a broken break-before-make, a frame reused too early, a reserved bit.
+//!
+//! ```
+//! use bindery::arch::X86_64;
+//! use bindery_hosted::{Config, Machine};
+//!
+//! let machine = Machine::<X86_64>::new(Config { cpus: 2, ..Config::default() });
+//! let (first, count) = machine.frames();
+//! assert_eq!((first.0, count), (0x8_0000, 16_384));
+//! machine.assert_clean();
+//! ```
+
+mod access;
+mod cpu;
+mod dispatch;
+mod machine;
+mod memory;
+mod mmu;
+mod stats;
+mod tlb;
+mod violation;
+
+pub use cpu::OnCpu;
+pub use dispatch::{ArchitectureName, UnknownArchitecture, Visitor, dispatch};
+pub use machine::{Config, Machine};
+pub use mmu::{
+    AccessKind, Denial, InvalidEntries, Leaf, Meaning, MmuFault, Rules, Translation, Walk,
+};
+pub use stats::Statistics;
+pub use tlb::TlbKind;
+pub use violation::{Place, Violation};

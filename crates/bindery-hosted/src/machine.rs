@@ -1,0 +1,257 @@
+//! [`Machine`]: memory, CPUs and MMUs put together, and the core's [`Platform`].
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use bindery::addr::{Frame, PAGE_SHIFT};
+use bindery::platform::{Cpu, CpuSet, Invalidation, MAX_CPUS, Platform, Wait};
+use parking_lot::Mutex;
+
+use crate::cpu::{self, OnCpu, Seats};
+use crate::memory::{PhysicalMemory, Window};
+use crate::mmu::walk::World;
+use crate::mmu::{Translation, Walk};
+use crate::stats::{Requests, Statistics};
+use crate::tlb::{Tlb, TlbKind};
+use crate::violation::{Log, Violation};
+
+/// What the machine is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Bytes of physical memory; rounded down to whole frames.
+    pub memory: u64,
+    /// CPUs, at least one.
+    pub cpus: u16,
+    /// How the TLBs behave.
+    pub tlb: TlbKind,
+    /// The number of the first frame. Not 0 by default, so that a frame number that is mistaken
+    /// for an offset, or a zero for a frame, is noticed.
+    pub first_frame: Frame,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { memory: 64 << 20, cpus: 1, tlb: TlbKind::Strict, first_frame: Frame(0x8_0000) }
+    }
+}
+
+/// A machine inside this process. Clones are the same machine: one can be given to
+/// `bindery::Memory` while others look on.
+pub struct Machine<A: Walk> {
+    /// A copy of the one in `shared`, so that reaching a frame takes no detour.
+    pub(crate) window: Window,
+    pub(crate) shared: Arc<Shared<A>>,
+}
+
+impl<A: Walk> Clone for Machine<A> {
+    fn clone(&self) -> Self {
+        Self { window: self.window, shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<A: Walk> fmt::Debug for Machine<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Machine")
+            .field("architecture", &A::NAME)
+            .field("first", &self.window.first())
+            .field("frames", &self.window.frames())
+            .field("cpus", &self.cpus())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What all clones of a machine have in common.
+pub(crate) struct Shared<A: Walk> {
+    pub(crate) seats: Seats,
+    /// The MMU and TLB of each CPU.
+    pub(crate) tlbs: Box<[Padded<Mutex<Tlb<A>>>]>,
+    pub(crate) log: Log,
+    requests: Requests,
+    /// Lives as long as any clone, and so do the windows into it.
+    memory: PhysicalMemory,
+}
+
+/// Alone in its cache lines.
+#[repr(align(128))]
+pub(crate) struct Padded<T>(pub(crate) T);
+
+impl<A: Walk> Machine<A> {
+    /// Builds a machine. Its memory is all zeroes.
+    pub fn new(config: Config) -> Self {
+        let Config { memory, cpus, tlb, first_frame } = config;
+        assert!((1..=MAX_CPUS).contains(&usize::from(cpus)), "a machine with {cpus} CPUs");
+        let frames = u32::try_from(memory >> PAGE_SHIFT).ok().filter(|frames| *frames > 0);
+        let frames = frames.unwrap_or_else(|| panic!("a machine with {memory} bytes of memory"));
+        assert!(first_frame.0.checked_add(frames).is_some(), "frame numbers beyond 32 bits");
+        let memory = PhysicalMemory::reserve(first_frame, frames);
+        let tlbs = (0..cpus).map(|cpu| Padded(Mutex::new(Tlb::new(tlb, Cpu(cpu))))).collect();
+        let shared = Shared {
+            seats: Seats::new(cpus),
+            tlbs,
+            log: Log::default(),
+            requests: Requests::default(),
+            memory,
+        };
+        Self { window: shared.memory.window(), shared: Arc::new(shared) }
+    }
+
+    /// The machine's memory: its first frame and the number of frames. It is one range.
+    pub fn frames(&self) -> (Frame, u32) {
+        (self.window.first(), self.window.frames())
+    }
+
+    /// How many CPUs there are.
+    pub fn cpus(&self) -> u16 {
+        self.shared.seats.count()
+    }
+
+    /// Puts the calling thread on `cpu` until the guard is dropped. A thread that was put nowhere
+    /// is CPU 0 whenever it uses the machine. Panics where another thread is on the CPU.
+    pub fn bind(&self, cpu: Cpu) -> OnCpu<'_> {
+        self.shared.seats.bind(cpu)
+    }
+
+    /// Runs `work` on `cpu`; see [`Machine::bind`].
+    pub fn on_cpu<R>(&self, cpu: Cpu, work: impl FnOnce() -> R) -> R {
+        let _on_cpu = self.bind(cpu);
+        work()
+    }
+
+    /// What happened so far.
+    pub fn statistics(&self) -> Statistics {
+        let tlbs = self.shared.tlbs.iter().map(|tlb| Statistics::from(tlb.0.lock().counts));
+        tlbs.fold(self.shared.requests.read(), |sum, counts| sum + counts)
+    }
+
+    /// Compares all that strict TLBs hold with the tables as they are now, and reports what is
+    /// stale. Call it while no call into the core is under way: in the middle of one, TLBs are
+    /// rightly behind.
+    pub fn audit(&self) {
+        for tlb in &self.shared.tlbs {
+            tlb.0.lock().audit(self.world());
+        }
+    }
+
+    /// The violations found so far (the first thousand).
+    pub fn violations(&self) -> Vec<Violation> {
+        self.shared.log.all()
+    }
+
+    /// As [`Machine::violations`], and forgets them.
+    pub fn take_violations(&self) -> Vec<Violation> {
+        self.shared.log.take()
+    }
+
+    /// Audits, and panics with all violations where there are any.
+    #[track_caller]
+    pub fn assert_clean(&self) {
+        self.audit();
+        let total = self.shared.log.total();
+        if total > 0 {
+            let lines: Vec<_> =
+                self.violations().iter().take(20).map(|v| format!("  {v}")).collect();
+            panic!("{total} violation(s):\n{}", lines.join("\n"));
+        }
+    }
+
+    /// What the strict TLB of `cpu` holds of an address space, by rising address.
+    pub fn cached(&self, cpu: Cpu, root: Frame) -> Vec<Translation> {
+        self.tlb(cpu).lock().cached(root)
+    }
+
+    pub(crate) fn world(&self) -> World<'_> {
+        World { memory: &self.window, log: &self.shared.log }
+    }
+
+    #[inline]
+    pub(crate) fn tlb(&self, cpu: Cpu) -> &Mutex<Tlb<A>> {
+        &self.shared.tlbs[usize::from(cpu.0)].0
+    }
+}
+
+// SAFETY: the promises of `Platform`, by number.
+// 1. `Window::at` gives each frame its own page of the region, in order, and checks that the
+//    frame is in it; the region lives as long as any clone of the machine, and this crate touches
+//    it only on behalf of user programs and as the MMU.
+// 2. `invalidate` takes the lock of each CPU's TLB, under which every access is made from
+//    translation to last byte, and removes what the contract names; a CPU's walk that begins
+//    later synchronizes with it through the lock and so sees the entries as written.
+// 3. `Seats::synchronize` waits for every section that was announced before; see there.
+// 4. `Seats` lets a thread have a seat only when no other has it, and there are at most `MAX_CPUS`.
+// 5. `parking_lot::RawMutex` is a mutual exclusion lock.
+unsafe impl<A: Walk> Platform for Machine<A> {
+    type Arch = A;
+    type Mutex = parking_lot::RawMutex;
+    // It spins for a while before it sleeps. Pure spinning would burn a time slice of the host
+    // whenever the holder's thread has been preempted; and there are no interrupts to disable.
+    type SpinLock = parking_lot::RawMutex;
+
+    #[inline]
+    fn window(&self, frame: Frame) -> NonNull<u8> {
+        self.window.at(frame)
+    }
+
+    fn zero(&self, first: Frame, count: u32) {
+        self.window.zero(first, count);
+    }
+
+    fn copy(&self, from: Frame, to: Frame, count: u32) {
+        self.window.copy(from, to, count);
+    }
+
+    fn invalidate(&self, root: Frame, cpus: &CpuSet, what: &Invalidation) {
+        let here = self.cpu();
+        let mut messages = 0;
+        debug_assert!(cpus.iter().all(|cpu| cpu.0 < self.cpus()), "CPUs that do not exist");
+        for cpu in (0..self.cpus()).map(Cpu).filter(|cpu| cpus.contains(*cpu)) {
+            messages += u64::from(cpu != here);
+            // The message is delivered by its sender: having the lock is having interrupted the
+            // CPU between two of its instructions.
+            self.tlb(cpu).lock().invalidate(self.world(), root, what);
+        }
+        self.shared.requests.invalidation(messages, what.range.pages());
+    }
+
+    fn invalidate_local(&self, root: Frame, what: &Invalidation) {
+        self.tlb(self.cpu()).lock().invalidate(self.world(), root, what);
+        self.shared.requests.local(what.range.pages());
+    }
+
+    #[inline]
+    fn publish_entries(&self) {
+        // Walkers load entries with acquire ordering, and memory is coherent.
+        fence(Ordering::Release);
+    }
+
+    #[inline]
+    fn cpu(&self) -> Cpu {
+        self.shared.seats.cpu()
+    }
+
+    #[inline]
+    fn relax(&self, wait: Wait) {
+        cpu::relax(wait);
+    }
+
+    #[inline]
+    fn enter_read(&self) {
+        self.shared.seats.enter();
+    }
+
+    #[inline]
+    fn leave_read(&self) {
+        self.shared.seats.leave();
+    }
+
+    fn synchronize(&self) {
+        self.shared.seats.synchronize();
+    }
+
+    fn frames_released(&self, first: Frame, count: u32) {
+        for tlb in &self.shared.tlbs {
+            tlb.0.lock().released(self.world(), first, count);
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! Physical memory: one reserved region of the process.
+//!
+//! ```text
+//! frame      first                                        first + frames
+//!            |==============================================|
+//! process    start (2 MiB aligned)                          start + frames * 4096
+//! ```
+//!
+//! The region is reserved without swap space (`MAP_NORESERVE`), so a machine of 4 GiB costs
+//! nothing until its memory is used.
+//!
+//! **How bytes are touched.** The core writes frames through its window while user programs on
+//! other CPUs may be reading and writing theirs, and the MMU changes entries under everybody. So
+//! everything that this crate does to the region, entries and user data alike, is done by aligned
+//! 8-byte atomic accesses; a store of fewer bytes is a compare-exchange of the word around them
+//! and never disturbs its neighbours.
+
+use std::ops::Range;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bindery::addr::{Frame, PAGE_SHIFT, PAGE_SIZE};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+/// Alignment of the region, so that the host too may use huge pages for huge folios.
+const ALIGNMENT: usize = 2 << 20;
+
+/// Bytes in a word of the region.
+const WORD: usize = size_of::<u64>();
+
+/// Owner of the region.
+#[derive(Debug)]
+pub(crate) struct PhysicalMemory {
+    mapping: *mut u8,
+    mapping_len: usize,
+    window: Window,
+}
+
+// SAFETY: the fields are an address and numbers; the region behind the address is reached only
+// through `Window`, which says how it is shared.
+unsafe impl Send for PhysicalMemory {}
+// SAFETY: as above.
+unsafe impl Sync for PhysicalMemory {}
+
+impl PhysicalMemory {
+    /// Reserves `frames` frames, numbered from `first`.
+    pub(crate) fn reserve(first: Frame, frames: u32) -> Self {
+        let bytes = (frames as usize) << PAGE_SHIFT;
+        let mapping_len = bytes + ALIGNMENT;
+        // SAFETY: a null hint lets the kernel choose a place where nothing is mapped.
+        let mapping = unsafe {
+            mmap_anonymous(
+                ptr::null_mut(),
+                mapping_len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        };
+        let mapping = mapping.expect("reserving the machine's physical memory").cast::<u8>();
+        let start = mapping.wrapping_add(mapping.align_offset(ALIGNMENT));
+        let start = NonNull::new(start).expect("mmap never maps address 0 without a hint");
+        let window = Window { start, first: first.0, frames };
+        Self { mapping, mapping_len, window }
+    }
+
+    pub(crate) fn window(&self) -> Window {
+        self.window
+    }
+}
+
+impl Drop for PhysicalMemory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `reserve` with this address and length and is unmapped
+        // once, here; the machine owns the region and is being dropped, so no window into it is
+        // used any more.
+        let unmapped = unsafe { munmap(self.mapping.cast(), self.mapping_len) };
+        unmapped.expect("unmapping the machine's physical memory");
+    }
+}
+
+/// Where the region lies: all that is needed to reach a frame. Copied to wherever it is needed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Window {
+    start: NonNull<u8>,
+    first: u32,
+    frames: u32,
+}
+
+// SAFETY: the window is an address; every access of this crate through it is atomic (see the
+// module's text), and the core's accesses are the core's obligation.
+unsafe impl Send for Window {}
+// SAFETY: as above.
+unsafe impl Sync for Window {}
+
+impl Window {
+    pub(crate) fn first(&self) -> Frame {
+        Frame(self.first)
+    }
+
+    pub(crate) fn frames(&self) -> u32 {
+        self.frames
+    }
+
+    /// Whether all of the `count` frames from the one numbered `first` are memory.
+    #[inline]
+    pub(crate) fn holds(&self, first: u64, count: u64) -> bool {
+        first
+            .checked_sub(u64::from(self.first))
+            .is_some_and(|offset| offset + count <= u64::from(self.frames))
+    }
+
+    /// Where `frame` can be reached. Panics where it is not memory.
+    #[inline]
+    pub(crate) fn at(&self, frame: Frame) -> NonNull<u8> {
+        let offset = frame.0.wrapping_sub(self.first);
+        if offset >= self.frames {
+            self.not_memory(frame, 1);
+        }
+        // SAFETY: the offset is below the region's length, which was just checked.
+        unsafe { self.start.add((offset as usize) << PAGE_SHIFT) }
+    }
+
+    #[cold]
+    fn not_memory(&self, frame: Frame, count: u32) -> ! {
+        panic!(
+            "{count} frame(s) from {frame:?} are not memory of this machine, which has {} frames from {:#x}",
+            self.frames, self.first
+        );
+    }
+
+    fn check(&self, first: Frame, count: u32) {
+        if !self.holds(u64::from(first.0), u64::from(count)) {
+            self.not_memory(first, count);
+        }
+    }
+
+    /// Fills `count` frames with zeroes. They are not in use by anybody else.
+    pub(crate) fn zero(&self, first: Frame, count: u32) {
+        self.check(first, count);
+        // SAFETY: the frames are memory (just checked); that nobody else uses them is said above
+        // and met by the core, which zeroes only frames that it has just allocated.
+        unsafe { self.at(first).write_bytes(0, (count as usize) << PAGE_SHIFT) };
+    }
+
+    /// Copies `count` frames. Nobody writes the source or uses the target.
+    pub(crate) fn copy(&self, from: Frame, to: Frame, count: u32) {
+        self.check(from, count);
+        self.check(to, count);
+        assert!(from.0.abs_diff(to.0) >= count, "copying overlapping frames {from:?} and {to:?}");
+        // SAFETY: both ranges are memory and do not overlap (just checked); that nobody uses the
+        // target is met by the core, which has just allocated it.
+        unsafe {
+            self.at(from).copy_to_nonoverlapping(self.at(to), (count as usize) << PAGE_SHIFT);
+        }
+    }
+
+    /// The word at `offset` bytes, a multiple of 8, of `frame`.
+    #[inline]
+    pub(crate) fn word(&self, frame: Frame, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(WORD) && offset < PAGE_SIZE as usize);
+        // SAFETY: `at` gives a page-aligned pointer to a whole frame of the region and the offset
+        // is aligned and inside it; the region lives as long as the machine, which the borrow of
+        // `self` (a part of the machine) does not outlive; all other accesses of this crate to it
+        // are atomic as well, and the core's are the core's obligation.
+        unsafe { AtomicU64::from_ptr(self.at(frame).add(offset).cast().as_ptr()) }
+    }
+
+    /// Reads bytes of `frame` from `offset`; they do not reach beyond its end.
+    pub(crate) fn read(&self, frame: Frame, offset: usize, into: &mut [u8]) {
+        let cut = Cut::new(offset, into.len());
+        let (head, rest) = into.split_at_mut(cut.head.len());
+        load_part(self.word(frame, cut.first), cut.head, head);
+        let mut chunks = rest.chunks_exact_mut(WORD);
+        for (chunk, word) in chunks.by_ref().zip(self.words(frame, cut.body)) {
+            chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+        }
+        load_part(self.word(frame, cut.last), cut.tail, chunks.into_remainder());
+    }
+
+    /// Writes bytes of `frame` from `offset`; they do not reach beyond its end.
+    pub(crate) fn write(&self, frame: Frame, offset: usize, from: &[u8]) {
+        let cut = Cut::new(offset, from.len());
+        let (head, rest) = from.split_at(cut.head.len());
+        store_part(self.word(frame, cut.first), cut.head, |bytes| bytes.copy_from_slice(head));
+        let (chunks, tail) = rest.as_chunks::<WORD>();
+        for (chunk, word) in chunks.iter().zip(self.words(frame, cut.body)) {
+            word.store(u64::from_ne_bytes(*chunk), Ordering::Relaxed);
+        }
+        store_part(self.word(frame, cut.last), cut.tail, |bytes| bytes.copy_from_slice(tail));
+    }
+
+    /// Fills `len` bytes of `frame` from `offset` with `byte`; they do not reach beyond its end.
+    pub(crate) fn fill(&self, frame: Frame, offset: usize, len: usize, byte: u8) {
+        let cut = Cut::new(offset, len);
+        store_part(self.word(frame, cut.first), cut.head, |bytes| bytes.fill(byte));
+        let value = u64::from_ne_bytes([byte; WORD]);
+        for word in self.words(frame, cut.body) {
+            word.store(value, Ordering::Relaxed);
+        }
+        store_part(self.word(frame, cut.last), cut.tail, |bytes| bytes.fill(byte));
+    }
+
+    /// The words at the offsets of the range, which is inside a frame.
+    #[inline]
+    fn words(&self, frame: Frame, offsets: Range<usize>) -> &[AtomicU64] {
+        assert!(offsets.end <= PAGE_SIZE as usize && offsets.start.is_multiple_of(WORD));
+        // SAFETY: as in `word`, for each of the words: they follow each other, and the range ends
+        // inside the frame.
+        unsafe {
+            let start = self.at(frame).add(offsets.start).cast::<AtomicU64>();
+            std::slice::from_raw_parts(start.as_ptr(), offsets.len() / WORD)
+        }
+    }
+}
+
+/// How the bytes from one offset to another in a frame lie in words.
+///
+/// ```text
+/// words   |. . . . h h h h|b b b b b b b b|b b b b b b b b|t t . . . . . .|
+///          first           body                            last
+/// ```
+struct Cut {
+    /// Offset of the word that is used from somewhere inside it, and which bytes of it.
+    first: usize,
+    head: Range<usize>,
+    /// Offsets of the words that are used whole.
+    body: Range<usize>,
+    /// Offset of the word that is used up to somewhere inside it, and which bytes of it.
+    last: usize,
+    tail: Range<usize>,
+}
+
+impl Cut {
+    #[inline]
+    fn new(offset: usize, len: usize) -> Self {
+        let end = offset + len;
+        assert!(len > 0 && end <= PAGE_SIZE as usize, "an access of {len} bytes at {offset}");
+        let first = offset & !(WORD - 1);
+        let head = if offset == first { 0..0 } else { offset - first..WORD.min(end - first) };
+        let start = offset + head.len();
+        let whole = (end - start) & !(WORD - 1);
+        let tail = 0..end - start - whole;
+        // Where nothing is left, any word will do.
+        let last = if tail.is_empty() { first } else { start + whole };
+        let body = if whole == 0 { first..first } else { start..start + whole };
+        Self { first, head, body, last, tail }
+    }
+}
+
+/// Reads the bytes `within` of a word.
+#[inline]
+fn load_part(word: &AtomicU64, within: Range<usize>, into: &mut [u8]) {
+    if !within.is_empty() {
+        into.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes()[within]);
+    }
+}
+
+/// Changes the bytes `within` of a word by `change`, and no other.
+#[inline]
+fn store_part(word: &AtomicU64, within: Range<usize>, change: impl Fn(&mut [u8])) {
+    if !within.is_empty() {
+        word.update(Ordering::Relaxed, Ordering::Relaxed, |old| {
+            let mut bytes = old.to_ne_bytes();
+            change(&mut bytes[within.clone()]);
+            u64::from_ne_bytes(bytes)
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_of_a_few_bytes_leaves_its_neighbours_alone() {
+        let memory = PhysicalMemory::reserve(Frame(100), 2);
+        let window = memory.window();
+        window.fill(Frame(101), 0, 32, 0xaa);
+        window.write(Frame(101), 5, b"twelve bytes");
+        let mut bytes = [0; 20];
+        window.read(Frame(101), 3, &mut bytes);
+        assert_eq!(&bytes, b"\xaa\xaatwelve bytes\xaa\xaa\xaa\xaa\xaa\xaa");
+    }
+
+    #[test]
+    fn bytes_at_every_offset_and_length_are_cut_into_words() {
+        let memory = PhysicalMemory::reserve(Frame(100), 1);
+        let window = memory.window();
+        let pattern: Vec<u8> = (1..=40).collect();
+        for (offset, len) in (0..24).flat_map(|offset| (1..40).map(move |len| (offset, len))) {
+            window.fill(Frame(100), 0, 64, 0xff);
+            window.write(Frame(100), offset, &pattern[..len]);
+            let mut all = [0; 64];
+            window.read(Frame(100), 0, &mut all);
+            let mut expected = [0xff; 64];
+            expected[offset..offset + len].copy_from_slice(&pattern[..len]);
+            assert_eq!(all, expected, "{len} bytes at {offset}");
+            let mut part = vec![0; len];
+            window.read(Frame(100), offset, &mut part);
+            assert_eq!(part, pattern[..len]);
+            window.fill(Frame(100), offset, len, 0xff);
+            window.read(Frame(100), 0, &mut all);
+            assert_eq!(all, [0xff; 64]);
+        }
+    }
+
+    #[test]
+    fn the_window_of_consecutive_frames_is_consecutive_and_aligned() {
+        let memory = PhysicalMemory::reserve(Frame(512), 1024);
+        let window = memory.window();
+        let first = window.at(Frame(512)).as_ptr() as usize;
+        assert!(first.is_multiple_of(ALIGNMENT));
+        assert_eq!(window.at(Frame(513)).as_ptr() as usize, first + 4096);
+        assert!(window.holds(512, 1024) && !window.holds(512, 1025) && !window.holds(0, 1));
+    }
+
+    #[test]
+    #[should_panic(expected = "not memory of this machine")]
+    fn frame_zero_is_not_memory() {
+        PhysicalMemory::reserve(Frame(512), 1).window().at(Frame(0));
+    }
+}

@@ -1,0 +1,79 @@
+//! Whether all that a strict TLB holds is still true.
+//!
+//! A cached translation may be narrower than the tables (an access that it denies faults, and
+//! software looks); it must not be wider. Nor may it say *dirty* where the table says clean: a
+//! write through it would not be recorded. Nor may it be of another size: the next access to a
+//! page that it does not cover would bring in a second translation. That it says *accessed* where the table does not is
+//! tolerated by everybody.
+
+use bindery::addr::{Frame, PAGE_SIZE};
+
+use super::strict::Strict;
+use crate::mmu::walk::{End, Table, World};
+use crate::mmu::{Translation, Walk};
+use crate::violation::{Place, Violation};
+
+impl<A: Walk> Strict<A> {
+    pub(crate) fn audit(&self, world: World<'_>) {
+        for (root, space) in &self.spaces {
+            let root = Frame(*root);
+            for leaf in space.leaves.values() {
+                self.audit_leaf(world, root, leaf);
+            }
+            for (level, tables) in (0..).zip(&space.tables) {
+                for (start, table) in tables {
+                    self.audit_table(world, root, level, *start, *table);
+                }
+            }
+        }
+    }
+
+    /// Looks at everything that the tables now say in the translation's range.
+    fn audit_leaf(&self, world: World<'_>, root: Frame, cached: &Translation) {
+        let mut addr = cached.start;
+        while cached.covers(addr) {
+            let now = match self.look(world, root, addr).end {
+                End::Leaf(now) | End::Denied(now) => Some(now),
+                End::Invalid(_) | End::Malformed => None,
+            };
+            let wrong = match &now {
+                None => Some("the address is not mapped"),
+                Some(now) => disagreement(cached, now, addr),
+            };
+            if let Some(why) = wrong {
+                let place = Place { cpu: self.cpu, root, addr };
+                let cached = *cached;
+                world.log.report(Violation::StaleLeaf { place, cached, now, why });
+                return;
+            }
+            addr = now.map_or(addr.wrapping_add(PAGE_SIZE), |now| now.end());
+        }
+    }
+
+    fn audit_table(&self, world: World<'_>, root: Frame, level: u8, start: u64, cached: Table) {
+        let now = self.look(world, root, start).table(level);
+        let why = match now {
+            None => "the entry names no table",
+            Some(now) if now.frame != cached.frame => "the entry names another table",
+            Some(now) if !now.permissions.contains(cached.permissions) => "its permissions shrank",
+            Some(_) => return,
+        };
+        let place = Place { cpu: self.cpu, root, addr: start };
+        let (cached, now) = (cached.frame, now.map(|now| now.frame));
+        world.log.report(Violation::StaleTable { place, level, cached, now, why });
+    }
+}
+
+fn disagreement(cached: &Translation, now: &Translation, addr: u64) -> Option<&'static str> {
+    if cached.translate(addr) != now.translate(addr) {
+        Some("the address is mapped elsewhere")
+    } else if !now.permissions.contains(cached.permissions) {
+        Some("the permissions shrank")
+    } else if cached.order != now.order {
+        Some("the size is another: a translation of the new size would be in conflict")
+    } else if cached.dirty && !now.dirty {
+        Some("the entry is clean, so that a write would not be recorded")
+    } else {
+        None
+    }
+}

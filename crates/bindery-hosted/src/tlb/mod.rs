@@ -1,0 +1,115 @@
+//! What a CPU remembers of page tables. The TLB of a CPU is locked for the whole of an access, the
+//! copying of bytes included: when an invalidation has had the lock, no access through what it
+//! removed is under way.
+
+mod audit;
+mod frames;
+mod plain;
+mod space;
+mod strict;
+
+use bindery::addr::Frame;
+use bindery::platform::{Cpu, Invalidation};
+
+use crate::mmu::walk::World;
+use crate::mmu::{AccessKind, Translation, Walk};
+use crate::stats::MmuCounts;
+
+use plain::Plain;
+use strict::Strict;
+
+/// How the TLBs of a machine behave.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum TlbKind {
+    /// As badly as the architecture allows: caches everything that may be cached, forgets nothing
+    /// until told, and reports what would be undefined. For tests.
+    #[default]
+    Strict,
+    /// Small and fast, and checks nothing. For benchmarks.
+    Plain,
+}
+
+/// Why the MMU refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Refusal {
+    /// There is no translation.
+    Absent,
+    /// The translation does not allow it.
+    Denied,
+}
+
+/// The TLB of one CPU, and the counts of its MMU.
+#[derive(Debug)]
+pub(crate) struct Tlb<A> {
+    kind: Kind<A>,
+    pub(crate) counts: MmuCounts,
+}
+
+#[derive(Debug)]
+enum Kind<A> {
+    Strict(Strict<A>),
+    Plain(Plain<A>),
+}
+
+impl<A: Walk> Tlb<A> {
+    pub(crate) fn new(kind: TlbKind, cpu: Cpu) -> Self {
+        let kind = match kind {
+            TlbKind::Strict => Kind::Strict(Strict::new(cpu)),
+            TlbKind::Plain => Kind::Plain(Plain::new(cpu)),
+        };
+        Self { kind, counts: MmuCounts::default() }
+    }
+
+    /// Translates as the hardware does, in user mode.
+    #[inline]
+    pub(crate) fn translate(
+        &mut self,
+        world: World<'_>,
+        root: Frame,
+        addr: u64,
+        access: AccessKind,
+    ) -> Result<Translation, Refusal> {
+        if !A::translates(addr) {
+            self.counts.faults += 1;
+            return Err(Refusal::Absent);
+        }
+        let counts = &mut self.counts;
+        let result = match &mut self.kind {
+            Kind::Strict(tlb) => tlb.translate(world, counts, root, addr, access),
+            Kind::Plain(tlb) => tlb.translate(world, counts, root, addr, access),
+        };
+        self.counts.faults += u64::from(result.is_err());
+        result
+    }
+
+    pub(crate) fn invalidate(&mut self, world: World<'_>, root: Frame, what: &Invalidation) {
+        match &mut self.kind {
+            Kind::Strict(tlb) => tlb.invalidate(world, root, what),
+            Kind::Plain(tlb) => tlb.invalidate(root, what),
+        }
+    }
+
+    /// Reports what is still cached of frames that go back to the allocator.
+    pub(crate) fn released(&mut self, world: World<'_>, first: Frame, count: u32) {
+        match &mut self.kind {
+            Kind::Strict(tlb) => tlb.released(world, first, count),
+            Kind::Plain(_) => {}
+        }
+    }
+
+    /// Reports what is cached and disagrees with the tables.
+    pub(crate) fn audit(&self, world: World<'_>) {
+        match &self.kind {
+            Kind::Strict(tlb) => tlb.audit(world),
+            Kind::Plain(_) => {}
+        }
+    }
+
+    /// The translations cached of an address space, by rising address; none by a plain TLB.
+    pub(crate) fn cached(&self, root: Frame) -> Vec<Translation> {
+        match &self.kind {
+            Kind::Strict(tlb) => tlb.cached(root),
+            Kind::Plain(_) => Vec::new(),
+        }
+    }
+}

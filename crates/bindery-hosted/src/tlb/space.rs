@@ -1,0 +1,84 @@
+//! What a strict TLB holds of one address space.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bindery::platform::Invalidation;
+
+use crate::mmu::walk::{MAX_LEVELS, Table};
+use crate::mmu::{Rules, Translation};
+
+#[derive(Debug, Default)]
+pub(crate) struct Space {
+    /// By first address; they never overlap.
+    pub(crate) leaves: BTreeMap<u64, Translation>,
+    /// For each level, the tables that entries of this level named, by first address.
+    pub(crate) tables: [BTreeMap<u64, Table>; MAX_LEVELS],
+    /// For each level, the first addresses of entries that were invalid.
+    pub(crate) invalid: [BTreeSet<u64>; MAX_LEVELS],
+}
+
+impl Space {
+    pub(crate) fn leaf(&self, addr: u64) -> Option<Translation> {
+        let (_, leaf) = self.leaves.range(..=addr).next_back()?;
+        leaf.covers(addr).then_some(*leaf)
+    }
+
+    /// The translations that overlap the range.
+    pub(crate) fn leaves_in(&self, start: u64, end: u64) -> impl Iterator<Item = Translation> {
+        let from = self.leaf(start).map_or(start, |leaf| leaf.start);
+        self.leaves.range(from..end.max(from)).map(|(_, leaf)| *leaf)
+    }
+
+    /// The nearest table to a leaf that is remembered on the way to `addr`, with its own level.
+    pub(crate) fn nearest_table(&self, rules: &Rules, addr: u64) -> Option<(Table, u8)> {
+        (2..=rules.levels).find_map(|level| {
+            let table = self.tables[usize::from(level)].get(&rules.start(addr, level))?;
+            Some((*table, level - 1))
+        })
+    }
+
+    /// Whether an entry on the way to `addr` is remembered as invalid.
+    pub(crate) fn is_invalid(&self, rules: &Rules, addr: u64) -> bool {
+        (1..=rules.levels)
+            .any(|level| self.invalid[usize::from(level)].contains(&rules.start(addr, level)))
+    }
+
+    /// The intermediate entries that overlap the range: their levels and first addresses.
+    pub(crate) fn tables_in(&self, rules: &Rules, start: u64, end: u64) -> Vec<(u8, u64, Table)> {
+        let mut found = Vec::new();
+        for level in 2..=rules.levels {
+            let from = rules.start(start, level);
+            let tables = self.tables[usize::from(level)].range(from..end.max(from));
+            found.extend(tables.map(|(start, table)| (level, *start, *table)));
+        }
+        found
+    }
+
+    /// The entries remembered as invalid that overlap the range.
+    pub(crate) fn invalid_in(&self, rules: &Rules, start: u64, end: u64) -> Vec<(u8, u64)> {
+        let mut found = Vec::new();
+        for level in 1..=rules.levels {
+            let from = rules.start(start, level);
+            let entries = self.invalid[usize::from(level)].range(from..end.max(from));
+            found.extend(entries.map(|start| (level, *start)));
+        }
+        found
+    }
+}
+
+/// Whether an invalidation that goes from address to address by the stride, as real ones do,
+/// names an address in `start..end`.
+///
+/// ```text
+/// range           |=======================|
+/// named       *       *       *       *        (multiples of the stride)
+/// start..end             |-|                   not named: the stride was too large
+/// ```
+pub(crate) fn names(what: &Invalidation, start: u64, end: u64) -> bool {
+    assert!(what.stride.is_power_of_two(), "a stride of {:#x} bytes", what.stride);
+    let first = what.range.start().align_down(what.stride).0;
+    let Some(next) = start.checked_next_multiple_of(what.stride) else {
+        return false;
+    };
+    next.max(first) < end.min(what.range.end().0)
+}

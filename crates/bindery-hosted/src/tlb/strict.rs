@@ -1,0 +1,254 @@
+//! The strict TLB: as bad as the architecture allows.
+//!
+//! | the architecture allows | so it does it always |
+//! |---|---|
+//! | to cache translations, whole contiguous blocks at once | they stay until invalidated; there is no limit |
+//! | to cache intermediate entries | a walk starts at the nearest table that is remembered |
+//! | to cache a translation that denied an access (not x86-64) | it denies until invalidated |
+//! | to cache that an entry was invalid (RISC-V) | it faults until invalidated |
+//! | invalidation by address to leave intermediate entries alone | they go only when asked for |
+//!
+//! A root frame is an address space: the identifier (PCID, ASID) of this machine.
+//!
+//! **An invalidation for leaves only, on RISC-V.** `SFENCE.VMA` with an address orders only what
+//! concerns *leaf* entries for the address (privileged specification, 4.2.1). Where the walk
+//! stopped at an invalid entry above level 1 and a *table* stands there now, that entry is none,
+//! so the TLB goes on believing it to be invalid until
+//! [`Tables::Changed`](bindery::platform::Tables) says otherwise.
+
+use std::collections::BTreeMap;
+use std::marker::PhantomData;
+
+use bindery::addr::Frame;
+use bindery::platform::{Cpu, Invalidation, Tables};
+
+use super::Refusal;
+use super::frames::FrameIndex;
+use super::space::{Space, names};
+use crate::mmu::walk::{Effect, End, Table, Walked, World, walk};
+use crate::mmu::{AccessKind, Denial, InvalidEntries, Translation, Walk};
+use crate::stats::MmuCounts;
+use crate::violation::{Place, Violation};
+
+#[derive(Debug)]
+pub(crate) struct Strict<A> {
+    pub(super) cpu: Cpu,
+    pub(super) spaces: BTreeMap<u32, Space>,
+    frames: FrameIndex,
+    /// Chooses among the entries of a block; another number each time.
+    choice: u64,
+    arch: PhantomData<A>,
+}
+
+impl<A: Walk> Strict<A> {
+    pub(crate) fn new(cpu: Cpu) -> Self {
+        let (spaces, frames) = Default::default();
+        Self { cpu, spaces, frames, choice: u64::from(cpu.0), arch: PhantomData }
+    }
+
+    pub(crate) fn translate(
+        &mut self,
+        world: World<'_>,
+        counts: &mut MmuCounts,
+        root: Frame,
+        addr: u64,
+        access: AccessKind,
+    ) -> Result<Translation, Refusal> {
+        let space = self.spaces.entry(root.0).or_default();
+        match space.leaf(addr) {
+            Some(leaf) if leaf.serves(access) => {
+                counts.hits += 1;
+                return Ok(leaf);
+            }
+            // The write is to be recorded in the table.
+            Some(leaf) if leaf.allows(access) => {}
+            Some(_) if A::RULES.denial == Denial::Report => return Err(Refusal::Denied),
+            Some(_) => self.forget_address(root, addr),
+            None if space.is_invalid(&A::RULES, addr) => return Err(Refusal::Absent),
+            None => {}
+        }
+        counts.walks += 1;
+        let walked = self.walk(world, root, addr, access);
+        self.remember_tables(root, addr, &walked);
+        let place = Place { cpu: self.cpu, root, addr };
+        let refusal = match walked.end {
+            End::Leaf(leaf) => {
+                counts.fills += 1;
+                self.fill(world, place, leaf);
+                return Ok(leaf);
+            }
+            End::Denied(leaf) => {
+                if A::RULES.denial == Denial::Report && leaf.accessed {
+                    self.fill(world, place, leaf);
+                }
+                Refusal::Denied
+            }
+            End::Malformed => Refusal::Denied,
+            End::Invalid(level) => {
+                if A::RULES.invalid == InvalidEntries::Cached {
+                    let start = A::RULES.start(addr, level);
+                    self.space(root).invalid[usize::from(level)].insert(start);
+                }
+                Refusal::Absent
+            }
+        };
+        if A::RULES.denial == Denial::ReadAgain {
+            self.forget_address(root, addr);
+        }
+        Err(refusal)
+    }
+
+    fn space(&mut self, root: Frame) -> &mut Space {
+        self.spaces.entry(root.0).or_default()
+    }
+
+    fn walk(&mut self, world: World<'_>, root: Frame, addr: u64, access: AccessKind) -> Walked {
+        // Any generator will do that visits all residues; this one is Knuth's.
+        self.choice = self.choice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let effect = Effect::Use(access, self.choice >> 32);
+        let place = Place { cpu: self.cpu, root, addr };
+        let nearest = self.space(root).nearest_table(&A::RULES, addr);
+        let (table, level) = nearest.unwrap_or((Table::root(root), A::RULES.levels));
+        walk::<A>(world, place, table, level, effect)
+    }
+
+    fn remember_tables(&mut self, root: Frame, addr: u64, walked: &Walked) {
+        let space = self.spaces.entry(root.0).or_default();
+        for (level, table) in walked.tables() {
+            let start = A::RULES.start(addr, level);
+            let old = space.tables[usize::from(level)].insert(start, table);
+            if let Some(old) = old {
+                self.frames.remove_table(root, level, start, old.frame);
+            }
+            self.frames.add_table(root, level, start, table.frame);
+        }
+    }
+
+    /// Caches a translation. What it overlaps must be the same one with other permissions.
+    fn fill(&mut self, world: World<'_>, place: Place, leaf: Translation) {
+        let overlapping: Vec<_> =
+            self.space(place.root).leaves_in(leaf.start, leaf.end()).collect();
+        for cached in overlapping {
+            let same =
+                (cached.start, cached.order, cached.frame) == (leaf.start, leaf.order, leaf.frame);
+            if !same {
+                world.log.report(Violation::Conflict { place, cached, now: leaf });
+            }
+            self.forget_leaf(place.root, &cached);
+        }
+        self.space(place.root).leaves.insert(leaf.start, leaf);
+        self.frames.add_leaf(place.root, &leaf);
+    }
+
+    fn forget_leaf(&mut self, root: Frame, leaf: &Translation) {
+        self.space(root).leaves.remove(&leaf.start);
+        self.frames.remove_leaf(root, leaf);
+    }
+
+    fn forget_tables(&mut self, root: Frame, start: u64, end: u64) {
+        for (level, start, table) in self.space(root).tables_in(&A::RULES, start, end) {
+            self.space(root).tables[usize::from(level)].remove(&start);
+            self.frames.remove_table(root, level, start, table.frame);
+        }
+    }
+
+    /// What a page fault does on x86-64 (SDM section 4.10.4.1).
+    fn forget_address(&mut self, root: Frame, addr: u64) {
+        if let Some(leaf) = self.space(root).leaf(addr) {
+            self.forget_leaf(root, &leaf);
+        }
+        self.forget_tables(root, addr, addr + 1);
+    }
+
+    pub(crate) fn invalidate(&mut self, world: World<'_>, root: Frame, what: &Invalidation) {
+        let Some(space) = self.spaces.get(&root.0) else {
+            return;
+        };
+        let (start, end) = (what.range.start().0, what.range.end().0);
+        if start == end {
+            return;
+        }
+        let leaves: Vec<_> = space
+            .leaves_in(start, end)
+            .filter(|leaf| names(what, leaf.start, leaf.end()))
+            .collect();
+        for leaf in leaves {
+            self.forget_leaf(root, &leaf);
+        }
+        if what.tables == Tables::Changed {
+            self.forget_tables(root, start, end);
+        }
+        for (level, start) in self.space(root).invalid_in(&A::RULES, start, end) {
+            if self.forgets_invalid(world, root, what, level, start) {
+                self.space(root).invalid[usize::from(level)].remove(&start);
+            }
+        }
+    }
+
+    /// Whether an entry that is remembered as invalid goes; see the module's text.
+    fn forgets_invalid(
+        &self,
+        world: World<'_>,
+        root: Frame,
+        what: &Invalidation,
+        level: u8,
+        start: u64,
+    ) -> bool {
+        what.tables == Tables::Changed
+            || names(what, start, start.saturating_add(1 << A::RULES.shift(level)))
+                && self.look(world, root, start).table(level).is_none()
+    }
+
+    /// What the tables say now of `addr`.
+    pub(super) fn look(&self, world: World<'_>, root: Frame, addr: u64) -> Walked {
+        let place = Place { cpu: self.cpu, root, addr };
+        walk::<A>(world, place, Table::root(root), A::RULES.levels, Effect::None)
+    }
+
+    pub(crate) fn released(&mut self, world: World<'_>, first: Frame, count: u32) {
+        for (root, start) in self.frames.leaves_to(first, count) {
+            let root = Frame(root);
+            if let Some(cached) = self.space(root).leaf(start) {
+                let place = Place { cpu: self.cpu, root, addr: start };
+                world.log.report(Violation::ReleasedLeaf { place, first, count, cached });
+                self.forget_leaf(root, &cached);
+            }
+        }
+        for (root, level, start) in self.frames.tables_in(first, count) {
+            let root = Frame(root);
+            if let Some(table) = self.space(root).tables[usize::from(level)].remove(&start) {
+                let place = Place { cpu: self.cpu, root, addr: start };
+                let cached = table.frame;
+                world.log.report(Violation::ReleasedTable { place, first, count, level, cached });
+                self.frames.remove_table(root, level, start, cached);
+            }
+        }
+        self.roots_released(world, first, count);
+    }
+
+    /// Frames that are roots: nothing of their address spaces may be left.
+    fn roots_released(&mut self, world: World<'_>, first: Frame, count: u32) {
+        let end = first.0.saturating_add(count);
+        let roots: Vec<_> = self.spaces.range(first.0..end).map(|(root, _)| *root).collect();
+        for root in roots.into_iter().map(Frame) {
+            let Some(space) = self.spaces.get(&root.0) else {
+                continue;
+            };
+            let tables = space.tables_in(&A::RULES, 0, u64::MAX);
+            let leaves: Vec<_> = space.leaves.values().copied().collect();
+            let starts = leaves.iter().map(|leaf| leaf.start);
+            if let Some(addr) = starts.chain(tables.iter().map(|(_, start, _)| *start)).min() {
+                let place = Place { cpu: self.cpu, root, addr };
+                let (leaves, tables) = (leaves.len(), tables.len());
+                world.log.report(Violation::ReleasedRoot { place, leaves, tables });
+            }
+            leaves.iter().for_each(|leaf| self.forget_leaf(root, leaf));
+            self.forget_tables(root, 0, u64::MAX);
+        }
+    }
+
+    pub(crate) fn cached(&self, root: Frame) -> Vec<Translation> {
+        let space = self.spaces.get(&root.0);
+        space.map_or(Vec::new(), |space| space.leaves.values().copied().collect())
+    }
+}

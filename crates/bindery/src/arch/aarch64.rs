@@ -1,0 +1,295 @@
+//! AArch64 stage 1, EL1&0, 4 KiB granule, 48-bit addresses, four levels. Arm ARM (DDI 0487),
+//! chapter D8: "Translation table descriptor formats" (D8.3), "Memory access control" (D8.4),
+//! "Hardware updates to the translation tables" (D8.5), "The Contiguous bit" (in D8.7), "Using
+//! break-before-make when updating translation table entries" (D8.16; the numbers differ between
+//! issues, the titles stay).
+//!
+//! The manual counts levels from the root: its level 0 is our level 4, its level 3 our level 1.
+//!
+//! The state of a page lies in two bits that the MMU reads together (D8.5 "dirty state"), and in
+//! one of ours:
+//!
+//! | DBM | AP\[2\] (read-only) | saved dirty | the page is |
+//! |---|---|---|---|
+//! | 1 | 1 | 0 | writable, clean; the first write makes the MMU clear AP\[2\] |
+//! | 1 | 0 | 0 | writable, dirty |
+//! | 0 | 1 | 0 | not writable, clean |
+//! | 0 | 1 | 1 | not writable, dirty |
+
+use super::{Arch, Attributes, Entry, Equal, Permissions, Write};
+use crate::addr::{Frame, PAGE_SHIFT};
+
+const VALID: u64 = 1 << 0;
+/// In valid entries: a table (levels 2 to 4) or a page (level 1); clear in a block.
+const TABLE_OR_PAGE: u64 = 1 << 1;
+/// Index into `MAIR_EL1`: the memory type. Ours is always 0.
+const ATTRIBUTE_INDEX: u64 = 0b111 << 2;
+/// AP\[1\]: EL0 may use it.
+const USER: u64 = 1 << 6;
+/// AP\[2\]: a write is not allowed as it stands; inverted dirty where [`DBM`] is set.
+const READ_ONLY: u64 = 1 << 7;
+/// Shareability: inner shareable, so that all CPUs see one memory.
+const INNER_SHAREABLE: u64 = 0b11 << 8;
+const ACCESSED: u64 = 1 << 10;
+/// nG: the translation belongs to one ASID.
+const NOT_GLOBAL: u64 = 1 << 11;
+/// Dirty bit modifier: the MMU may clear [`READ_ONLY`]. For us: the page is writable.
+const DBM: u64 = 1 << 51;
+const CONTIGUOUS: u64 = 1 << 52;
+/// Execute-never at EL1.
+const PXN: u64 = 1 << 53;
+/// Execute-never at EL0.
+const UXN: u64 = 1 << 54;
+// Bits 55 to 58 are left to software.
+/// Dirty, while the page is not writable: [`READ_ONLY`] then says only that.
+const SAVED_DIRTY: u64 = 1 << 55;
+const SOFT_DIRTY: u64 = 1 << 56;
+const USERFAULT: u64 = 1 << 58;
+/// Output address bits 47:12.
+const FRAME_MASK: u64 = 0x0000_ffff_ffff_f000;
+
+/// How far [`READ_ONLY`] lies below [`SAVED_DIRTY`].
+const SAVE_SHIFT: u32 = SAVED_DIRTY.trailing_zeros() - READ_ONLY.trailing_zeros();
+
+/// AArch64 with 4 KiB pages and 48-bit addresses.
+///
+/// The embedder programs the machine so:
+/// - Attribute 0 of `MAIR_EL1` is normal memory, inner and outer write-back.
+/// - `TCR_EL1` has 48-bit addresses, the 4 KiB granule, and `HPDn` clear or set as it likes: our
+///   tables restrict nothing.
+/// - `TCR_EL1.HA` and `HD` are set where the processor has FEAT_HAFDBS. Without them nothing
+///   breaks: the first use is an Access flag fault, the first write a Permission fault, and
+///   [`Arch::mark_accessed`] and [`Arch::make_writable`] with [`Write::Now`] record them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AArch64;
+
+impl Arch for AArch64 {
+    const NAME: &'static str = "aarch64";
+    const LEVELS: u8 = 4;
+    // The whole lower half: TTBR0 has 48 bits of its own.
+    const USER_END: u64 = 1 << 48;
+    const BLOCK: u32 = 16;
+    const STEP: u64 = 1 << PAGE_SHIFT;
+    const SOFT_DIRTY: u64 = SOFT_DIRTY;
+    const USERFAULT: u64 = USERFAULT;
+
+    #[inline]
+    fn table(frame: Frame) -> Entry {
+        // APTable, PXNTable and UXNTable stay clear: the leaves decide alone.
+        Entry(frame.start().0 | VALID | TABLE_OR_PAGE)
+    }
+
+    #[inline]
+    fn leaf(frame: Frame, level: u8, attributes: Attributes) -> Entry {
+        let permissions = attributes.permissions;
+        let mut bits = frame.start().0 | VALID | INNER_SHAREABLE;
+        if level == 1 {
+            bits |= TABLE_OR_PAGE;
+        }
+        // Each side may run only its own code.
+        let execute = permissions.contains(Permissions::EXECUTE);
+        if permissions.contains(Permissions::USER) {
+            bits |= USER | NOT_GLOBAL | PXN;
+            bits |= if execute { 0 } else { UXN };
+        } else {
+            bits |= UXN;
+            bits |= if execute { 0 } else { PXN };
+        }
+        bits |= match (permissions.contains(Permissions::WRITE), attributes.dirty) {
+            (true, true) => DBM,
+            (true, false) => DBM | READ_ONLY,
+            (false, true) => READ_ONLY | SAVED_DIRTY,
+            (false, false) => READ_ONLY,
+        };
+        if attributes.accessed {
+            bits |= ACCESSED;
+        }
+        if attributes.soft_dirty {
+            bits |= SOFT_DIRTY;
+        }
+        if attributes.userfault {
+            bits |= USERFAULT;
+        }
+        Entry(bits)
+    }
+
+    #[inline]
+    fn is_table(entry: Entry, level: u8) -> bool {
+        level > 1 && entry.0 & TABLE_OR_PAGE != 0
+    }
+
+    #[inline]
+    fn frame(entry: Entry) -> Frame {
+        Frame(((entry.0 & FRAME_MASK) >> PAGE_SHIFT) as u32)
+    }
+
+    fn attributes(entry: Entry) -> Attributes {
+        let user = entry.0 & USER != 0;
+        let never = if user { UXN } else { PXN };
+        let mut permissions = Permissions::READ;
+        permissions.set(Permissions::WRITE, entry.0 & DBM != 0);
+        permissions.set(Permissions::EXECUTE, entry.0 & never == 0);
+        permissions.set(Permissions::USER, user);
+        Attributes {
+            permissions,
+            accessed: entry.0 & ACCESSED != 0,
+            dirty: entry.0 & READ_ONLY == 0 || entry.0 & SAVED_DIRTY != 0,
+            soft_dirty: entry.0 & SOFT_DIRTY != 0,
+            userfault: entry.0 & USERFAULT != 0,
+        }
+    }
+
+    #[inline]
+    fn compare_mask(equal: Equal) -> u64 {
+        // Without DBM, AP[2] is always set, so leaving it out loses nothing.
+        let mut mask = !(ACCESSED | READ_ONLY | SAVED_DIRTY | DBM | SOFT_DIRTY);
+        if equal.contains(Equal::WRITABLE) {
+            mask |= DBM;
+        }
+        if equal.contains(Equal::SOFT_DIRTY) {
+            mask |= SOFT_DIRTY;
+        }
+        mask
+    }
+
+    #[inline]
+    fn gather(into: Entry, from: Entry) -> Entry {
+        // Dirty reads as a clear bit in a writable entry and as a set one in any other, and
+        // `into` decides which of the two it is to become.
+        let dirty = ((!from.0 & READ_ONLY) << SAVE_SHIFT) | (from.0 & SAVED_DIRTY);
+        let bits = if into.0 & DBM != 0 { into.0 & !(dirty >> SAVE_SHIFT) } else { into.0 | dirty };
+        Entry(bits | (from.0 & ACCESSED))
+    }
+
+    #[inline]
+    fn is_settled(entry: Entry) -> bool {
+        let writable_and_clean = entry.0 & (DBM | READ_ONLY) == DBM | READ_ONLY;
+        entry.0 & ACCESSED != 0 && !writable_and_clean
+    }
+
+    #[inline]
+    fn write_protect(entry: Entry) -> Entry {
+        let saved = (!entry.0 & READ_ONLY) << SAVE_SHIFT;
+        Entry((entry.0 & !DBM) | READ_ONLY | saved)
+    }
+
+    #[inline]
+    fn make_writable(entry: Entry, write: Write) -> Entry {
+        let dirty = (entry.0 & SAVED_DIRTY) >> SAVE_SHIFT;
+        let bits = ((entry.0 & !SAVED_DIRTY) | DBM) & !dirty;
+        match write {
+            Write::Now => Entry((bits | ACCESSED | SOFT_DIRTY) & !READ_ONLY),
+            Write::Later => Entry(bits),
+        }
+    }
+
+    #[inline]
+    fn mark_accessed(entry: Entry) -> Entry {
+        Entry(entry.0 | ACCESSED)
+    }
+
+    #[inline]
+    fn is_block(entry: Entry) -> bool {
+        entry.0 & CONTIGUOUS != 0
+    }
+
+    #[inline]
+    fn block(entry: Entry, _index: u32) -> Entry {
+        Entry(entry.0 | CONTIGUOUS)
+    }
+
+    #[inline]
+    fn unblock(entry: Entry, _index: u32) -> Entry {
+        Entry(entry.0 & !CONTIGUOUS)
+    }
+
+    fn needs_break(old: Entry, new: Entry, _level: u8) -> bool {
+        // D8.16 demands it for another output address, block size, memory type or shareability,
+        // and for a global entry where the TLB may hold one that is not. (The address rule has
+        // exceptions for equal contents, the size rule for FEAT_BBM; we use neither.) A table
+        // for another table is a change of address of everything below.
+        const ALWAYS: u64 =
+            FRAME_MASK | TABLE_OR_PAGE | ATTRIBUTE_INDEX | INNER_SHAREABLE | CONTIGUOUS;
+        let changed = (old.0 ^ new.0) & ALWAYS;
+        let becomes_global = old.0 & !new.0 & NOT_GLOBAL;
+        old.0 & new.0 & VALID != 0 && changed | becomes_global != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type A = AArch64;
+
+    const USER_READ: Permissions = Permissions::READ.union(Permissions::USER);
+
+    fn page(permissions: Permissions, dirty: bool) -> Entry {
+        A::leaf(
+            Frame(7),
+            1,
+            Attributes { permissions, accessed: true, dirty, ..Default::default() },
+        )
+    }
+
+    #[test]
+    fn the_mmu_makes_a_writable_page_dirty_by_clearing_one_bit() {
+        let clean = page(USER_READ | Permissions::WRITE, false);
+        let written = Entry(clean.0 & !READ_ONLY);
+        assert!(!A::is_settled(clean) && A::is_settled(written));
+        assert_eq!(written, page(USER_READ | Permissions::WRITE, true));
+    }
+
+    #[test]
+    fn the_mmu_cannot_make_a_write_protected_page_writable() {
+        // Were DBM left set, the next write would clear AP[2] and go through.
+        let protected = A::write_protect(page(USER_READ | Permissions::WRITE, true));
+        assert_eq!(protected.0 & (DBM | READ_ONLY | SAVED_DIRTY), READ_ONLY | SAVED_DIRTY);
+    }
+
+    #[test]
+    fn gathering_puts_dirty_where_the_receiver_keeps_it() {
+        let writable = page(USER_READ | Permissions::WRITE, false);
+        let read_only = page(USER_READ, false);
+        let dirty = A::make_writable(writable, Write::Now);
+        assert_eq!(
+            A::gather(read_only, dirty).0 & (READ_ONLY | SAVED_DIRTY),
+            READ_ONLY | SAVED_DIRTY
+        );
+        let saved = A::write_protect(dirty);
+        assert_eq!(A::gather(writable, saved).0 & (READ_ONLY | SAVED_DIRTY), 0);
+    }
+
+    #[test]
+    fn a_page_and_a_block_differ_in_their_lowest_bits() {
+        let attributes = Attributes { permissions: USER_READ, ..Default::default() };
+        assert_eq!(A::leaf(Frame(0), 1, attributes).0 & 0b11, 0b11);
+        assert_eq!(A::leaf(Frame(0), 2, attributes).0 & 0b11, 0b01);
+        assert_eq!(A::leaf(Frame(0), 3, attributes).0 & 0b11, 0b01);
+        assert_eq!(A::table(Frame(0)).0, 0b11);
+    }
+
+    #[test]
+    fn neither_side_runs_the_code_of_the_other() {
+        let never = |permissions| page(permissions, false).0 & (PXN | UXN);
+        assert_eq!(never(USER_READ | Permissions::EXECUTE), PXN);
+        assert_eq!(never(Permissions::READ | Permissions::EXECUTE), UXN);
+        assert_eq!(never(USER_READ), PXN | UXN);
+        assert_eq!(never(Permissions::READ), PXN | UXN);
+    }
+
+    #[test]
+    fn an_entry_may_leave_the_global_ones_in_place_but_not_join_them() {
+        let user = page(USER_READ, false);
+        let kernel = page(Permissions::READ, false);
+        assert!(A::needs_break(user, kernel, 1));
+        assert!(!A::needs_break(kernel, user, 1));
+    }
+
+    #[test]
+    fn another_memory_type_or_shareability_needs_a_break() {
+        let normal = page(USER_READ, false);
+        assert!(A::needs_break(normal, Entry(normal.0 | 1 << 2), 1));
+        assert!(A::needs_break(normal, Entry(normal.0 & !INNER_SHAREABLE), 1));
+    }
+}

@@ -1,0 +1,212 @@
+//! Absent entries: what software keeps where the MMU sees nothing. One format for all
+//! architectures, since all of them leave every bit but the valid bit to software.
+//!
+//! ```text
+//! 63..50  49 ............ 12  11 ... 7          6         5                4          3           2..1  0
+//! 0       slot or frame       device or marker  accessed  exclusive/dirty  userfault  soft-dirty  kind  0
+//! ```
+//!
+//! The kind is never 0, so no absent entry is mistaken for an empty one; a mask of offset bits
+//! may be stored inverted ([`Arch::ABSENT_FLIP`]).
+
+use super::{Arch, Entry};
+use crate::addr::Frame;
+
+const KIND_SHIFT: u32 = 1;
+const KIND_MASK: u64 = 0b11 << KIND_SHIFT;
+const SWAP: u64 = 1 << KIND_SHIFT;
+const MARKER: u64 = 2 << KIND_SHIFT;
+const HIDDEN: u64 = 3 << KIND_SHIFT;
+const SOFT_DIRTY: u64 = 1 << 3;
+const USERFAULT: u64 = 1 << 4;
+/// Swap entries: exclusive. Hidden leaves: dirty.
+const EXCLUSIVE: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 5;
+const ACCESSED: u64 = 1 << 6;
+const TYPE_SHIFT: u32 = 7;
+const TYPE_MASK: u64 = 0x1f << TYPE_SHIFT;
+const OFFSET_SHIFT: u32 = 12;
+/// Swap offsets have this many bits.
+const OFFSET_BITS: u32 = 38;
+
+/// What an absent entry stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Absent {
+    /// The page is in swap.
+    Swap {
+        /// The device, 0 to 31.
+        device: u8,
+        /// The slot on the device, below 2^38; neighbours in a run have consecutive slots.
+        slot: u64,
+        /// No other process names the slot.
+        exclusive: bool,
+        /// The page was written since soft-dirty was last cleared.
+        soft_dirty: bool,
+        /// A userfaultfd write-protected the page.
+        userfault: bool,
+    },
+    /// There is no page, and something is to be remembered all the same.
+    Marker(Marker),
+    /// A page that is mapped with no permission (`PROT_NONE`): it still belongs to its folio's
+    /// mappings, but the MMU sees nothing.
+    Hidden {
+        /// The page's frame.
+        frame: Frame,
+        /// It was used before it was hidden.
+        accessed: bool,
+        /// It was written before it was hidden.
+        dirty: bool,
+        /// The page was written since soft-dirty was last cleared.
+        soft_dirty: bool,
+        /// A userfaultfd write-protected the page.
+        userfault: bool,
+    },
+}
+
+/// The markers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Marker {
+    /// A userfaultfd write-protected a page that is not there.
+    UserfaultWriteProtect,
+    /// The page's content is lost; a touch is SIGBUS.
+    Poison,
+    /// A guard page (`MADV_GUARD_INSTALL`); a touch is SIGSEGV.
+    Guard,
+}
+
+const fn flag(set: bool, bit: u64) -> u64 {
+    if set { bit } else { 0 }
+}
+
+/// The entry for `absent`. Bits that do not fit (a slot of 2^38 or more, a device above 31) are
+/// cut off: callers allocate slots below those bounds.
+pub fn encode<A: Arch>(absent: Absent) -> Entry {
+    let plain = match absent {
+        Absent::Swap { device, slot, exclusive, soft_dirty, userfault } => {
+            SWAP | flag(soft_dirty, SOFT_DIRTY)
+                | flag(userfault, USERFAULT)
+                | flag(exclusive, EXCLUSIVE)
+                | (u64::from(device) << TYPE_SHIFT) & TYPE_MASK
+                | (slot & ((1 << OFFSET_BITS) - 1)) << OFFSET_SHIFT
+        }
+        Absent::Marker(marker) => {
+            let number: u64 = match marker {
+                Marker::UserfaultWriteProtect => 0,
+                Marker::Poison => 1,
+                Marker::Guard => 2,
+            };
+            MARKER | number << TYPE_SHIFT
+        }
+        Absent::Hidden { frame, accessed, dirty, soft_dirty, userfault } => {
+            HIDDEN
+                | flag(soft_dirty, SOFT_DIRTY)
+                | flag(userfault, USERFAULT)
+                | flag(dirty, DIRTY)
+                | flag(accessed, ACCESSED)
+                | u64::from(frame.0) << OFFSET_SHIFT
+        }
+    };
+    Entry(plain ^ A::ABSENT_FLIP)
+}
+
+/// What the absent `entry` stands for; `None` for a bit pattern that [`encode`] never makes (the
+/// auditor reports it).
+pub fn decode<A: Arch>(entry: Entry) -> Option<Absent> {
+    let plain = entry.0 ^ A::ABSENT_FLIP;
+    let soft_dirty = plain & SOFT_DIRTY != 0;
+    let userfault = plain & USERFAULT != 0;
+    let number = (plain & TYPE_MASK) >> TYPE_SHIFT;
+    let absent = match plain & KIND_MASK {
+        SWAP => Absent::Swap {
+            device: number as u8,
+            slot: (plain >> OFFSET_SHIFT) & ((1 << OFFSET_BITS) - 1),
+            exclusive: plain & EXCLUSIVE != 0,
+            soft_dirty,
+            userfault,
+        },
+        MARKER => Absent::Marker(match number {
+            0 => Marker::UserfaultWriteProtect,
+            1 => Marker::Poison,
+            2 => Marker::Guard,
+            _ => return None,
+        }),
+        HIDDEN => Absent::Hidden {
+            frame: Frame((plain >> OFFSET_SHIFT) as u32),
+            accessed: plain & ACCESSED != 0,
+            dirty: plain & DIRTY != 0,
+            soft_dirty,
+            userfault,
+        },
+        _ => return None,
+    };
+    // A stray bit anywhere else is a corrupted entry too.
+    (encode::<A>(absent) == entry).then_some(absent)
+}
+
+/// Whether the absent `entry` is a hidden leaf, which has a frame.
+#[inline]
+pub fn is_hidden<A: Arch>(entry: Entry) -> bool {
+    (entry.0 ^ A::ABSENT_FLIP) & KIND_MASK == HIDDEN
+}
+
+/// What to add to the absent `entry` to get its successor in a run: the next slot or frame, or
+/// nothing for markers, which are all alike.
+#[inline]
+pub fn step<A: Arch>(entry: Entry) -> u64 {
+    let plain = entry.0 ^ A::ABSENT_FLIP;
+    match plain & KIND_MASK {
+        MARKER => 0,
+        // An inverted field counts down.
+        _ if A::ABSENT_FLIP != 0 => 0u64.wrapping_sub(1 << OFFSET_SHIFT),
+        _ => 1 << OFFSET_SHIFT,
+    }
+}
+
+/// The bits in which absent neighbours of one run must agree (after [`step`] per entry): all,
+/// but accessed, dirty and soft-dirty of hidden leaves, which [`gather`] adds up.
+#[inline]
+pub fn compare_mask<A: Arch>(entry: Entry) -> u64 {
+    if is_hidden::<A>(entry) { !(ACCESSED | DIRTY | SOFT_DIRTY) } else { !0 }
+}
+
+/// `into` with accessed, dirty and soft-dirty of the hidden leaf `from` added; other absent
+/// entries have nothing to gather.
+#[inline]
+pub fn gather<A: Arch>(into: Entry, from: Entry) -> Entry {
+    if is_hidden::<A>(from) {
+        Entry(into.0 | from.0 & (ACCESSED | DIRTY | SOFT_DIRTY))
+    } else {
+        into
+    }
+}
+
+/// The absent entry marked soft-dirty, as a move leaves it; markers have no such bit.
+#[inline]
+pub fn mark_soft_dirty<A: Arch>(entry: Entry) -> Entry {
+    if (entry.0 ^ A::ABSENT_FLIP) & KIND_MASK == MARKER {
+        entry
+    } else {
+        Entry(entry.0 | SOFT_DIRTY)
+    }
+}
+
+/// The entry as both sides of a `fork` have it: a swap entry is nobody's alone any more.
+#[inline]
+pub fn share<A: Arch>(entry: Entry) -> Entry {
+    if (entry.0 ^ A::ABSENT_FLIP) & KIND_MASK == SWAP {
+        Entry(entry.0 & !EXCLUSIVE)
+    } else {
+        entry
+    }
+}
+
+/// The entry as it may stand in an area without userfault: the write-protect bit is gone, and a
+/// write-protect marker leaves nothing.
+#[inline]
+pub fn strip_userfault<A: Arch>(entry: Entry) -> Entry {
+    if entry == encode::<A>(Absent::Marker(Marker::UserfaultWriteProtect)) {
+        Entry::EMPTY
+    } else {
+        Entry(entry.0 & !USERFAULT)
+    }
+}

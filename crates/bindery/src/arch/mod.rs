@@ -1,0 +1,282 @@
+//! Page-table entries: what each architecture's bits mean, as pure functions over values.
+//!
+//! Nothing here reads or writes memory or executes a special instruction, so all formats are
+//! compiled and tested on every host. **To add an architecture, write one file with one
+//! `impl Arch`**, list it below, and give the hosted machine a walker for it; nothing else in this
+//! crate knows a bit of any entry.
+//!
+//! Levels are counted from the leaf: level 1 holds base pages, level 2 (Linux: PMD) entries of
+//! 2 MiB, level 3 (PUD) of 1 GiB, and so on up to [`Arch::LEVELS`], the root.
+//!
+//! ```text
+//! VA 0x4000_0000            0x4001_0000                         0x4020_0000
+//! level 1 | leaf run: 16 entries, | empty run: 496 entries           |
+//! level 2 | one entry: the table of level 1 above                    | the next table: one entry
+//! ```
+//!
+//! An entry is one of four kinds ([`Kind`]): *empty* (all bits zero), a *table*, a *leaf* that the
+//! MMU uses, or *absent*: something that only software understands ([`Absent`]), with bit 0 clear.
+//! The format of absent entries is the same everywhere, see [`absent`].
+//!
+//! A *contiguous block* is [`Arch::BLOCK`] level-1 entries which the MMU may cache as one
+//! (AArch64's contiguous bit, RISC-V's Svnapot). Its entries as written differ from those of
+//! single pages; [`Arch::unblock`] and [`Arch::block`] translate, and all other functions take
+//! unblocked entries.
+
+mod aarch64;
+pub mod absent;
+mod riscv64;
+#[cfg(test)]
+mod tests;
+mod tiny;
+mod x86_64;
+
+use core::fmt;
+
+use bitflags::bitflags;
+
+use crate::addr::{Frame, PAGE_SHIFT, VirtAddr};
+
+pub use aarch64::AArch64;
+pub use absent::{Absent, Marker};
+pub use riscv64::Riscv64;
+pub use tiny::Tiny;
+pub use x86_64::X86_64;
+
+bitflags! {
+    /// What a leaf entry allows.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+    pub struct Permissions: u8 {
+        /// Loads. Implied by the other two on architectures that cannot express less.
+        const READ = 1 << 0;
+        /// Stores.
+        const WRITE = 1 << 1;
+        /// Instruction fetches.
+        const EXECUTE = 1 << 2;
+        /// User mode may use it; without this only the kernel.
+        const USER = 1 << 3;
+    }
+}
+
+bitflags! {
+    /// Attributes in which the entries of a run must agree, besides those that always count
+    /// (frame order, permissions other than write, the userfault bit).
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub struct Equal: u8 {
+        /// Whether stores are allowed.
+        const WRITABLE = 1 << 0;
+        /// The soft-dirty bit.
+        const SOFT_DIRTY = 1 << 1;
+    }
+}
+
+/// Everything that a leaf entry says, but for its frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Attributes {
+    /// What the entry allows.
+    pub permissions: Permissions,
+    /// The MMU has used the entry (or software says so beforehand).
+    pub accessed: bool,
+    /// The page was written through the entry (or software says so beforehand).
+    pub dirty: bool,
+    /// The page was written since soft-dirty was last cleared (Linux: `clear_refs`).
+    pub soft_dirty: bool,
+    /// A userfaultfd write-protected the page.
+    pub userfault: bool,
+}
+
+/// One page-table entry as it stands in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(transparent)]
+pub struct Entry(pub u64);
+
+impl Entry {
+    /// The entry that says nothing.
+    pub const EMPTY: Self = Self(0);
+
+    /// Whether all bits are zero.
+    #[inline]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}
+
+impl fmt::Debug for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "entry {:#018x}", self.0)
+    }
+}
+
+/// What an entry is, at a glance.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Nothing.
+    Empty,
+    /// It names a table of the next lower level.
+    Table,
+    /// It maps memory and the MMU uses it.
+    Leaf,
+    /// Software alone understands it ([`absent::decode`]).
+    Absent,
+}
+
+/// The entry format and the rules of one architecture.
+///
+/// All functions are pure. Unless a function says otherwise, entries are *unblocked* (see the
+/// module's text) and the entry is a leaf.
+pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
+    /// The name by which users choose it.
+    const NAME: &'static str;
+    /// Number of table levels; the root is at this level.
+    const LEVELS: u8;
+    /// Base-2 logarithm of the entries in a table.
+    const INDEX_BITS: u32 = 9;
+    /// End of the addresses that user space may have, exclusive (Linux: `TASK_SIZE_MAX`).
+    const USER_END: u64;
+    /// The highest level at which a leaf may stand.
+    const LARGEST_LEAF: u8 = 3;
+    /// Level-1 entries in a contiguous block, a power of two; 1 where there are none.
+    const BLOCK: u32 = 1;
+    /// The MMU may remember that an entry was invalid, so that a new entry is seen for certain
+    /// only after an invalidation (RISC-V privileged specification 1.12, section 4.2.1
+    /// `SFENCE.VMA`).
+    const INVALID_MAY_BE_CACHED: bool = false;
+    /// The valid bit; hardware ignores an entry without it.
+    const PRESENT: u64 = 1;
+    /// What to add to a level-1 leaf to get the one of the next frame.
+    const STEP: u64;
+    /// Bits of the frame number that absent entries store inverted, so that a speculating
+    /// processor that ignores the valid bit finds no memory there (x86-64: L1 terminal fault).
+    const ABSENT_FLIP: u64 = 0;
+    /// The soft-dirty bit of a leaf.
+    const SOFT_DIRTY: u64;
+    /// The userfault write-protect bit of a leaf.
+    const USERFAULT: u64;
+
+    /// An entry that names the table in `frame`.
+    fn table(frame: Frame) -> Entry;
+
+    /// A leaf at `level` for `frame`, which is aligned to the level's size.
+    /// `attributes.permissions` allows something: what allows nothing is
+    /// [`Absent::Hidden`] instead.
+    fn leaf(frame: Frame, level: u8, attributes: Attributes) -> Entry;
+
+    /// Whether the present `entry`, read at `level`, names a table.
+    fn is_table(entry: Entry, level: u8) -> bool;
+
+    /// The frame of a table entry or of a leaf.
+    fn frame(entry: Entry) -> Frame;
+
+    /// What a leaf says.
+    fn attributes(entry: Entry) -> Attributes;
+
+    /// The bits in which neighbours of one run must agree (after [`Arch::STEP`] per entry):
+    /// never accessed and dirty, writable and soft-dirty only where `equal` asks.
+    fn compare_mask(equal: Equal) -> u64;
+
+    /// `into` with the accessed and dirty state of `from` added.
+    fn gather(into: Entry, from: Entry) -> Entry;
+
+    /// Whether the MMU has nothing left to change in the leaf (accessed and dirty are set as far
+    /// as they can be), so that a plain store may replace it and nothing is lost.
+    fn is_settled(entry: Entry) -> bool;
+
+    /// The leaf without the permission to write; dirty is kept.
+    fn write_protect(entry: Entry) -> Entry;
+
+    /// The leaf with permission to write. With `dirty`, the write that asked for it is recorded
+    /// (accessed, dirty and soft-dirty), so that the MMU need not.
+    fn make_writable(entry: Entry, write: Write) -> Entry;
+
+    /// The leaf with its accessed state set.
+    fn mark_accessed(entry: Entry) -> Entry;
+
+    /// Whether the leaf belongs to a contiguous block. Takes an entry as it stands in memory.
+    #[inline]
+    fn is_block(_entry: Entry) -> bool {
+        false
+    }
+
+    /// The entry at `index` of a table as part of a contiguous block. Takes an unblocked leaf.
+    #[inline]
+    fn block(entry: Entry, _index: u32) -> Entry {
+        entry
+    }
+
+    /// The leaf at `index` of a level-1 table as a page of its own. Takes an entry as it stands
+    /// in memory; one that is in no block is returned as it is.
+    #[inline]
+    fn unblock(entry: Entry, _index: u32) -> Entry {
+        entry
+    }
+
+    /// Whether `old` may be replaced by `new` only by break-before-make: clear, invalidate, set.
+    /// Takes entries of `level` as they stand in memory. Accessed and dirty never matter.
+    fn needs_break(old: Entry, new: Entry, level: u8) -> bool;
+}
+
+/// Whether a permission to write comes with a write that happens at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Write {
+    /// The write follows now: record it.
+    Now,
+    /// Someone may write later: the MMU will record it.
+    Later,
+}
+
+/// Entries in a table of `A`.
+#[inline]
+pub const fn entries<A: Arch>() -> u32 {
+    1 << A::INDEX_BITS
+}
+
+/// Base-2 logarithm of the bytes that one entry at `level` covers.
+#[inline]
+pub const fn span_shift<A: Arch>(level: u8) -> u32 {
+    PAGE_SHIFT + A::INDEX_BITS * (level as u32 - 1)
+}
+
+/// Bytes that one entry at `level` covers.
+#[inline]
+pub const fn span<A: Arch>(level: u8) -> u64 {
+    1 << span_shift::<A>(level)
+}
+
+/// Bytes that a whole table at `level` covers; of the root of a full 64-bit tree, 2^63.
+#[inline]
+pub const fn table_span<A: Arch>(level: u8) -> u64 {
+    let shift = span_shift::<A>(level) + A::INDEX_BITS;
+    1 << if shift < 63 { shift } else { 63 }
+}
+
+/// The folio order of a leaf at `level`.
+#[inline]
+pub const fn order_of_level<A: Arch>(level: u8) -> u8 {
+    (A::INDEX_BITS * (level as u32 - 1)) as u8
+}
+
+/// The index of `addr` in a table at `level`.
+#[inline]
+pub const fn index_of<A: Arch>(addr: VirtAddr, level: u8) -> u32 {
+    ((addr.0 >> span_shift::<A>(level)) & ((1 << A::INDEX_BITS) - 1)) as u32
+}
+
+/// What the entry, read at `level`, is.
+#[inline]
+pub fn kind<A: Arch>(entry: Entry, level: u8) -> Kind {
+    if entry.0 & A::PRESENT != 0 {
+        if level > 1 && A::is_table(entry, level) { Kind::Table } else { Kind::Leaf }
+    } else if entry.is_empty() {
+        Kind::Empty
+    } else {
+        Kind::Absent
+    }
+}
+
+/// Whether the `A::BLOCK` unblocked leaves of one folio that begin at `index` with `first` may
+/// form a contiguous block: virtual and physical alignment agree. (That they are equal and of one
+/// folio is the caller's knowledge.)
+#[inline]
+pub fn may_fold<A: Arch>(first: Entry, index: u32) -> bool {
+    A::BLOCK > 1 && index & (A::BLOCK - 1) == 0 && A::frame(first).0 & (A::BLOCK - 1) == 0
+}

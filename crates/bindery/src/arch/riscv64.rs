@@ -1,0 +1,245 @@
+//! RISC-V, Sv39 and Sv48. RISC-V privileged specification, version 1.12: sections 4.3.1 (the
+//! flag bits), 4.3.2 (the walk), 4.4 and 4.5 (formats), chapter 5 (Svnapot), and 4.2.1
+//! (`SFENCE.VMA`); "Svadu" for accessed and dirty.
+//!
+//! ```text
+//! 63  62......54  53 ............. 10   9          8           7  6  5  4  3  2  1  0
+//! N   0           frame (PPN)           userfault  soft-dirty  D  A  G  U  X  W  R  V
+//! ```
+//!
+//! Both bits that the format leaves to software (RSW) are spoken for. Linux spends one on
+//! "special" leaves, which have no folio; here that follows from the frame's range.
+
+use super::{Arch, Attributes, Entry, Equal, Permissions, Write};
+use crate::addr::Frame;
+
+const VALID: u64 = 1 << 0;
+const READ: u64 = 1 << 1;
+/// Set without [`READ`] is reserved.
+const WRITE: u64 = 1 << 2;
+const EXECUTE: u64 = 1 << 3;
+const USER: u64 = 1 << 4;
+const GLOBAL: u64 = 1 << 5;
+const ACCESSED: u64 = 1 << 6;
+/// Legal in entries that are not writable, so dirty needs no second place.
+const DIRTY: u64 = 1 << 7;
+const SOFT_DIRTY: u64 = 1 << 8;
+const USERFAULT: u64 = 1 << 9;
+/// Svnapot: one of the sixteen entries of a 64 KiB region.
+const NAPOT: u64 = 1 << 63;
+const FRAME_SHIFT: u32 = 10;
+const FRAME_MASK: u64 = 0x003f_ffff_ffff_fc00;
+/// With any of these an entry is a leaf.
+const LEAF: u64 = READ | WRITE | EXECUTE;
+
+const BLOCK: u32 = 16;
+/// The frame bits that a NAPOT entry replaces: the MMU takes them from the address.
+const NAPOT_FRAME_MASK: u64 = ((BLOCK - 1) as u64) << FRAME_SHIFT;
+/// What stands there instead: the region is of 2^4 pages.
+const NAPOT_FRAME_SIZE: u64 = 0b1000 << FRAME_SHIFT;
+
+/// RISC-V with `LEVELS` table levels: 3 for Sv39, 4 for Sv48. Contiguous blocks need Svnapot.
+///
+/// With Svadu the MMU sets accessed and dirty. Without it (Svade) the first use and the first
+/// write are page faults, and [`Arch::mark_accessed`] and [`Arch::make_writable`] with
+/// [`Write::Now`] record them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Riscv64<const LEVELS: u8>;
+
+impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
+    const NAME: &'static str = if LEVELS == 4 { "riscv64-sv48" } else { "riscv64-sv39" };
+    const LEVELS: u8 = {
+        assert!(LEVELS == 3 || LEVELS == 4, "RISC-V has three levels (Sv39) or four (Sv48)");
+        LEVELS
+    };
+    // The lower half; addresses beyond must repeat the topmost bit.
+    const USER_END: u64 = 1 << (12 + 9 * LEVELS as u32 - 1);
+    const BLOCK: u32 = BLOCK;
+    const INVALID_MAY_BE_CACHED: bool = true;
+    const STEP: u64 = 1 << FRAME_SHIFT;
+    const SOFT_DIRTY: u64 = SOFT_DIRTY;
+    const USERFAULT: u64 = USERFAULT;
+
+    #[inline]
+    fn table(frame: Frame) -> Entry {
+        // A, D and U are reserved in tables.
+        Entry((u64::from(frame.0) << FRAME_SHIFT) | VALID)
+    }
+
+    #[inline]
+    fn leaf(frame: Frame, _level: u8, attributes: Attributes) -> Entry {
+        let permissions = attributes.permissions;
+        let mut bits = (u64::from(frame.0) << FRAME_SHIFT) | VALID;
+        if permissions.contains(Permissions::READ) {
+            bits |= READ;
+        }
+        if permissions.contains(Permissions::WRITE) {
+            bits |= READ | WRITE;
+        }
+        if permissions.contains(Permissions::EXECUTE) {
+            bits |= EXECUTE;
+        }
+        debug_assert!(bits & LEAF != 0, "a leaf without permissions would be a table");
+        if permissions.contains(Permissions::USER) {
+            bits |= USER;
+        } else {
+            bits |= GLOBAL;
+        }
+        if attributes.accessed {
+            bits |= ACCESSED;
+        }
+        if attributes.dirty {
+            bits |= DIRTY;
+        }
+        if attributes.soft_dirty {
+            bits |= SOFT_DIRTY;
+        }
+        if attributes.userfault {
+            bits |= USERFAULT;
+        }
+        Entry(bits)
+    }
+
+    #[inline]
+    fn is_table(entry: Entry, level: u8) -> bool {
+        level > 1 && entry.0 & LEAF == 0
+    }
+
+    #[inline]
+    fn frame(entry: Entry) -> Frame {
+        Frame(((entry.0 & FRAME_MASK) >> FRAME_SHIFT) as u32)
+    }
+
+    fn attributes(entry: Entry) -> Attributes {
+        let mut permissions = Permissions::empty();
+        permissions.set(Permissions::READ, entry.0 & READ != 0);
+        permissions.set(Permissions::WRITE, entry.0 & WRITE != 0);
+        permissions.set(Permissions::EXECUTE, entry.0 & EXECUTE != 0);
+        permissions.set(Permissions::USER, entry.0 & USER != 0);
+        Attributes {
+            permissions,
+            accessed: entry.0 & ACCESSED != 0,
+            dirty: entry.0 & DIRTY != 0,
+            soft_dirty: entry.0 & SOFT_DIRTY != 0,
+            userfault: entry.0 & USERFAULT != 0,
+        }
+    }
+
+    #[inline]
+    fn compare_mask(equal: Equal) -> u64 {
+        let mut mask = !(ACCESSED | DIRTY | WRITE | SOFT_DIRTY);
+        if equal.contains(Equal::WRITABLE) {
+            mask |= WRITE;
+        }
+        if equal.contains(Equal::SOFT_DIRTY) {
+            mask |= SOFT_DIRTY;
+        }
+        mask
+    }
+
+    #[inline]
+    fn gather(into: Entry, from: Entry) -> Entry {
+        Entry(into.0 | (from.0 & (ACCESSED | DIRTY)))
+    }
+
+    #[inline]
+    fn is_settled(entry: Entry) -> bool {
+        let writable_and_clean = entry.0 & (WRITE | DIRTY) == WRITE;
+        entry.0 & ACCESSED != 0 && !writable_and_clean
+    }
+
+    #[inline]
+    fn write_protect(entry: Entry) -> Entry {
+        Entry(entry.0 & !WRITE)
+    }
+
+    #[inline]
+    fn make_writable(entry: Entry, write: Write) -> Entry {
+        // An execute-only page becomes readable too: there is no other way to write it.
+        let bits = entry.0 | READ | WRITE;
+        match write {
+            Write::Now => Entry(bits | ACCESSED | DIRTY | SOFT_DIRTY),
+            Write::Later => Entry(bits),
+        }
+    }
+
+    #[inline]
+    fn mark_accessed(entry: Entry) -> Entry {
+        Entry(entry.0 | ACCESSED)
+    }
+
+    #[inline]
+    fn is_block(entry: Entry) -> bool {
+        entry.0 & NAPOT != 0
+    }
+
+    #[inline]
+    fn block(entry: Entry, _index: u32) -> Entry {
+        Entry((entry.0 & !NAPOT_FRAME_MASK) | NAPOT_FRAME_SIZE | NAPOT)
+    }
+
+    #[inline]
+    fn unblock(entry: Entry, index: u32) -> Entry {
+        if entry.0 & NAPOT == 0 {
+            return entry;
+        }
+        // A region is aligned in both address spaces, so index and frame agree in their low bits.
+        let low = u64::from(index & (BLOCK - 1)) << FRAME_SHIFT;
+        Entry((entry.0 & !(NAPOT | NAPOT_FRAME_MASK)) | low)
+    }
+
+    fn needs_break(old: Entry, new: Entry, level: u8) -> bool {
+        // Nothing is demanded for permissions: until the fence, a hart may use the old ones or
+        // the new ones, inside a NAPOT region too. Two translations to different memory, of
+        // different sizes (chapter 5 for NAPOT) or of different scope are another matter: which
+        // is used is unpredictable, and may change by turns.
+        let changed = (old.0 ^ new.0) & (FRAME_MASK | NAPOT | GLOBAL);
+        let resized = Self::is_table(old, level) != Self::is_table(new, level);
+        old.0 & new.0 & VALID != 0 && (changed != 0 || resized)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type A = Riscv64<3>;
+
+    fn page(frame: Frame, permissions: Permissions) -> Entry {
+        A::leaf(frame, 1, Attributes { permissions, accessed: true, ..Default::default() })
+    }
+
+    #[test]
+    fn a_writable_page_is_readable_too() {
+        let page = page(Frame(7), Permissions::WRITE | Permissions::USER);
+        assert_eq!(page.0 & LEAF, READ | WRITE);
+    }
+
+    #[test]
+    fn an_execute_only_page_stays_so_until_it_is_made_writable() {
+        let page = page(Frame(7), Permissions::EXECUTE | Permissions::USER);
+        assert_eq!(page.0 & LEAF, EXECUTE);
+        assert_eq!(A::attributes(page).permissions, Permissions::EXECUTE | Permissions::USER);
+        assert_eq!(A::make_writable(page, Write::Later).0 & LEAF, LEAF);
+    }
+
+    #[test]
+    fn the_entries_of_a_region_are_alike_as_written() {
+        let user = Permissions::READ | Permissions::USER;
+        let first = A::block(page(Frame(0x1230), user), 0x40);
+        for index in 0..BLOCK {
+            let entry = A::block(page(Frame(0x1230 + index), user), 0x40 + index);
+            assert_eq!(entry, first);
+            assert_eq!(A::frame(A::unblock(entry, 0x40 + index)), Frame(0x1230 + index));
+        }
+    }
+
+    #[test]
+    fn the_middle_page_of_a_region_still_needs_a_break_to_leave_it() {
+        // Its frame bits happen to be those that a region stores; only N tells them apart.
+        let single = page(Frame(0x1238), Permissions::READ | Permissions::USER);
+        let blocked = A::block(single, 8);
+        assert_eq!(blocked.0 ^ single.0, NAPOT);
+        assert!(A::needs_break(blocked, single, 1) && A::needs_break(single, blocked, 1));
+    }
+}

@@ -1,0 +1,455 @@
+//! What every architecture promises: each sentence below is tried on all of them. Most compare a
+//! changed entry with the one that [`Arch::leaf`] makes from changed attributes, which also shows
+//! that no other bit was touched.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Runs the named functions as tests for one architecture.
+macro_rules! architecture {
+    ($module:ident, $arch:ty) => {
+        architecture! { $module, $arch:
+            what_is_written_into_a_leaf_is_read_back
+            permissions_never_imply_more_than_reading
+            a_leaf_names_its_frame_at_every_level
+            the_step_leads_to_the_leaf_of_the_next_frame
+            tables_leaves_and_empty_entries_are_told_apart
+            software_bits_stand_where_the_constants_say
+            gathering_adds_accessed_and_dirty_and_nothing_else
+            a_leaf_is_settled_when_the_mmu_has_nothing_to_record
+            a_change_of_one_attribute_leaves_the_others_alone
+            neighbours_agree_exactly_in_what_a_run_shares
+            blocking_and_unblocking_undo_each_other_at_every_index
+            a_block_folds_only_where_both_alignments_agree
+            permissions_and_records_change_in_place
+            another_frame_size_or_scope_needs_a_break
+            a_block_is_entered_and_left_by_a_break
+            what_was_not_there_needs_no_break
+            absent_entries_are_read_back_and_never_empty_or_present
+            absent_neighbours_are_one_step_apart
+            hidden_leaves_gather_what_they_recorded
+            stripping_userfault_leaves_nothing_of_it
+            soft_dirty_marks_pages_but_not_markers
+            any_bits_that_decode_are_bits_that_were_encoded
+        }
+    };
+    ($module:ident, $arch:ty: $($test:ident)*) => {
+        mod $module {
+            use super::*;
+            $(#[test]
+            fn $test() {
+                super::$test::<$arch>();
+            })*
+        }
+    };
+}
+
+architecture!(x86_64_with_four_levels, X86_64<4>);
+architecture!(x86_64_with_five_levels, X86_64<5>);
+architecture!(aarch64, AArch64);
+architecture!(riscv64_sv39, Riscv64<3>);
+architecture!(riscv64_sv48, Riscv64<4>);
+architecture!(tiny, Tiny);
+
+const BOOLS: [bool; 2] = [false, true];
+const ANYTHING: Permissions =
+    Permissions::READ.union(Permissions::WRITE).union(Permissions::EXECUTE);
+
+/// All attributes that a leaf may have.
+fn all_attributes() -> impl Iterator<Item = Attributes> {
+    (0..=u8::MAX)
+        .map(|bits| Attributes {
+            permissions: Permissions::from_bits_truncate(bits),
+            accessed: bits & 1 << 4 != 0,
+            dirty: bits & 1 << 5 != 0,
+            soft_dirty: bits & 1 << 6 != 0,
+            userfault: bits & 1 << 7 != 0,
+        })
+        .filter(|attributes| attributes.permissions.intersects(ANYTHING))
+}
+
+/// Those which all architectures can express.
+fn readable() -> impl Iterator<Item = Attributes> {
+    all_attributes().filter(|attributes| attributes.permissions.contains(Permissions::READ))
+}
+
+fn pairs() -> impl Iterator<Item = (Attributes, Attributes)> {
+    readable().flat_map(|a| readable().map(move |b| (a, b)))
+}
+
+/// A few frames aligned for a leaf at `level`, among them the first and the last.
+fn frames<A: Arch>(level: u8) -> [Frame; 4] {
+    let mask = !0 << order_of_level::<A>(level);
+    [0, 0x1234_5678, 0x8000_0000, u32::MAX].map(|frame| Frame(frame & mask))
+}
+
+fn page<A: Arch>(attributes: Attributes) -> Entry {
+    A::leaf(Frame(0x1_2340), 1, attributes)
+}
+
+fn with(attributes: Attributes, permissions: Permissions) -> Attributes {
+    Attributes { permissions: attributes.permissions | permissions, ..attributes }
+}
+
+fn without(attributes: Attributes, permissions: Permissions) -> Attributes {
+    Attributes { permissions: attributes.permissions - permissions, ..attributes }
+}
+
+fn what_is_written_into_a_leaf_is_read_back<A: Arch>() {
+    for level in 1..=A::LARGEST_LEAF {
+        for attributes in readable() {
+            let leaf = A::leaf(frames::<A>(level)[1], level, attributes);
+            assert_eq!(A::attributes(leaf), attributes, "{leaf:?} at level {level}");
+        }
+    }
+}
+
+fn permissions_never_imply_more_than_reading<A: Arch>() {
+    for attributes in all_attributes() {
+        let read = A::attributes(page::<A>(attributes));
+        assert_eq!(without(read, Permissions::READ), without(attributes, Permissions::READ));
+    }
+}
+
+fn a_leaf_names_its_frame_at_every_level<A: Arch>() {
+    for level in 1..=A::LARGEST_LEAF {
+        for (frame, attributes) in
+            frames::<A>(level).into_iter().flat_map(|f| all_attributes().map(move |a| (f, a)))
+        {
+            assert_eq!(A::frame(A::leaf(frame, level, attributes)), frame);
+        }
+    }
+}
+
+fn the_step_leads_to_the_leaf_of_the_next_frame<A: Arch>() {
+    for level in 1..=A::LARGEST_LEAF {
+        let count = 1 << order_of_level::<A>(level);
+        for attributes in all_attributes() {
+            let frame = frames::<A>(level)[1];
+            let next = A::leaf(frame, level, attributes).0 + A::STEP * u64::from(count);
+            assert_eq!(Entry(next), A::leaf(frame.plus(count), level, attributes));
+        }
+    }
+}
+
+fn tables_leaves_and_empty_entries_are_told_apart<A: Arch>() {
+    for level in 1..=A::LEVELS {
+        assert_eq!(kind::<A>(Entry::EMPTY, level), Kind::Empty);
+    }
+    for level in 2..=A::LEVELS {
+        for frame in frames::<A>(1) {
+            assert_eq!(kind::<A>(A::table(frame), level), Kind::Table);
+            assert_eq!(A::frame(A::table(frame)), frame);
+        }
+    }
+    for level in 1..=A::LARGEST_LEAF {
+        for (frame, attributes) in
+            frames::<A>(level).into_iter().flat_map(|f| all_attributes().map(move |a| (f, a)))
+        {
+            assert_eq!(kind::<A>(A::leaf(frame, level, attributes), level), Kind::Leaf);
+        }
+    }
+}
+
+fn software_bits_stand_where_the_constants_say<A: Arch>() {
+    assert!(A::SOFT_DIRTY.is_power_of_two() && A::USERFAULT.is_power_of_two());
+    assert_eq!(A::PRESENT, 1, "absent entries rely on it");
+    for attributes in all_attributes() {
+        let plain = Attributes { soft_dirty: false, userfault: false, ..attributes };
+        let mut bits = page::<A>(plain).0;
+        bits |= if attributes.soft_dirty { A::SOFT_DIRTY } else { 0 };
+        bits |= if attributes.userfault { A::USERFAULT } else { 0 };
+        assert_eq!(page::<A>(attributes).0, bits);
+    }
+}
+
+fn gathering_adds_accessed_and_dirty_and_nothing_else<A: Arch>() {
+    for (into, from) in pairs() {
+        let sum = Attributes {
+            accessed: into.accessed | from.accessed,
+            dirty: into.dirty | from.dirty,
+            ..into
+        };
+        let other = A::leaf(Frame(0xffff_ffff), 1, from);
+        assert_eq!(A::gather(page::<A>(into), other), page::<A>(sum), "{into:?} {from:?}");
+    }
+}
+
+fn a_leaf_is_settled_when_the_mmu_has_nothing_to_record<A: Arch>() {
+    for attributes in all_attributes() {
+        let writable = attributes.permissions.contains(Permissions::WRITE);
+        let settled = attributes.accessed && (attributes.dirty || !writable);
+        assert_eq!(A::is_settled(page::<A>(attributes)), settled, "{attributes:?}");
+    }
+}
+
+fn a_change_of_one_attribute_leaves_the_others_alone<A: Arch>() {
+    for old in readable() {
+        let entry = page::<A>(old);
+        let protected = page::<A>(without(old, Permissions::WRITE));
+        let writable = with(old, Permissions::WRITE);
+        let written = Attributes { accessed: true, dirty: true, soft_dirty: true, ..writable };
+        let accessed = Attributes { accessed: true, ..old };
+        assert_eq!(A::write_protect(entry), protected);
+        assert_eq!(A::make_writable(entry, Write::Later), page::<A>(writable));
+        assert_eq!(A::make_writable(entry, Write::Now), page::<A>(written));
+        assert_eq!(A::mark_accessed(entry), page::<A>(accessed));
+        // The round trip of fork and the fault after it.
+        assert_eq!(A::make_writable(protected, Write::Later), page::<A>(writable));
+    }
+}
+
+fn neighbours_agree_exactly_in_what_a_run_shares<A: Arch>() {
+    for equal in (0..4).map(Equal::from_bits_truncate) {
+        for (a, b) in pairs() {
+            let mut shared = a.userfault == b.userfault
+                && without(a, Permissions::WRITE).permissions
+                    == without(b, Permissions::WRITE).permissions;
+            if equal.contains(Equal::WRITABLE) {
+                shared &= a.permissions == b.permissions;
+            }
+            if equal.contains(Equal::SOFT_DIRTY) {
+                shared &= a.soft_dirty == b.soft_dirty;
+            }
+            let next = A::leaf(Frame(0x1_2341), 1, b).0 - A::STEP;
+            let agree = (page::<A>(a).0 ^ next) & A::compare_mask(equal) == 0;
+            assert_eq!(agree, shared, "{equal:?} {a:?} {b:?}");
+        }
+    }
+    let first = page::<A>(Attributes { permissions: Permissions::READ, ..Default::default() });
+    let far = first.0 + 2 * A::STEP;
+    assert_ne!((first.0 ^ (far - A::STEP)) & A::compare_mask(Equal::empty()), 0);
+}
+
+fn blocking_and_unblocking_undo_each_other_at_every_index<A: Arch>() {
+    for index in 0..entries::<A>() {
+        for attributes in all_attributes() {
+            // A block is aligned in both address spaces; the next one is any other.
+            let frame = Frame(0x1_2340 + index);
+            let single = A::leaf(frame, 1, attributes);
+            let blocked = A::block(single, index);
+            assert_eq!(A::unblock(blocked, index), single);
+            assert_eq!(A::unblock(single, index), single, "one in no block stays as it is");
+            assert!(!A::is_block(single));
+            assert_eq!(A::is_block(blocked), A::BLOCK > 1);
+            assert_eq!(kind::<A>(blocked, 1), Kind::Leaf);
+            assert_eq!((blocked.0 ^ single.0) & (A::SOFT_DIRTY | A::USERFAULT), 0);
+        }
+    }
+}
+
+fn a_block_folds_only_where_both_alignments_agree<A: Arch>() {
+    let attributes = Attributes { permissions: Permissions::READ, ..Default::default() };
+    for index in 0..entries::<A>() {
+        for offset in 0..2 * A::BLOCK {
+            let first = A::leaf(Frame(0x1_2340 + offset), 1, attributes);
+            let aligned = index % A::BLOCK == 0 && offset % A::BLOCK == 0;
+            assert_eq!(may_fold::<A>(first, index), A::BLOCK > 1 && aligned);
+        }
+    }
+    assert!(A::BLOCK.is_power_of_two() && A::BLOCK < entries::<A>());
+}
+
+fn permissions_and_records_change_in_place<A: Arch>() {
+    for (old, new) in pairs() {
+        // User and kernel differ in more than permission: in whether the leaf is global.
+        if (old.permissions ^ new.permissions).contains(Permissions::USER) {
+            continue;
+        }
+        for level in 1..=A::LARGEST_LEAF {
+            let frame = frames::<A>(level)[1];
+            let (old, new) = (A::leaf(frame, level, old), A::leaf(frame, level, new));
+            assert!(!A::needs_break(old, new, level), "{old:?} to {new:?}");
+            // Nor inside a contiguous block.
+            let index = frame.0 % entries::<A>();
+            assert!(level > 1 || !A::needs_break(A::block(old, index), A::block(new, index), 1));
+        }
+    }
+}
+
+fn another_frame_size_or_scope_needs_a_break<A: Arch>() {
+    for (old, new) in pairs() {
+        for level in 1..=A::LARGEST_LEAF {
+            let [first, second, ..] = frames::<A>(level);
+            let old = A::leaf(first, level, old);
+            assert!(A::needs_break(old, A::leaf(second, level, new), level), "frame");
+            if level > 1 {
+                let table = A::table(first);
+                assert!(A::needs_break(old, table, level) && A::needs_break(table, old, level));
+            }
+        }
+    }
+    for level in 2..=A::LEVELS {
+        assert!(A::needs_break(A::table(Frame(1)), A::table(Frame(2)), level));
+        assert!(!A::needs_break(A::table(Frame(1)), A::table(Frame(1)), level));
+    }
+    for user in readable().map(|attributes| with(attributes, Permissions::USER)) {
+        let kernel = without(user, Permissions::USER);
+        assert!(A::needs_break(page::<A>(user), page::<A>(kernel), 1), "becomes global");
+    }
+}
+
+fn a_block_is_entered_and_left_by_a_break<A: Arch>() {
+    for (old, new) in pairs() {
+        for index in 0..A::BLOCK {
+            let frame = Frame(0x1_2340 + index);
+            let single = A::leaf(frame, 1, old);
+            let blocked = A::block(A::leaf(frame, 1, new), index);
+            if A::BLOCK > 1 {
+                assert!(A::needs_break(single, blocked, 1));
+                assert!(A::needs_break(blocked, single, 1));
+            }
+        }
+    }
+}
+
+fn what_was_not_there_needs_no_break<A: Arch>() {
+    for attributes in all_attributes() {
+        for level in 1..=A::LARGEST_LEAF {
+            let leaf = A::leaf(frames::<A>(level)[1], level, attributes);
+            assert!(!A::needs_break(Entry::EMPTY, leaf, level));
+            assert!(!A::needs_break(leaf, Entry::EMPTY, level));
+            for absent in some_absent().map(absent::encode::<A>) {
+                assert!(!A::needs_break(absent, leaf, level));
+                assert!(!A::needs_break(leaf, absent, level));
+            }
+        }
+    }
+}
+
+const MARKERS: [Marker; 3] = [Marker::UserfaultWriteProtect, Marker::Poison, Marker::Guard];
+
+/// Absent entries of every kind, with the smallest and largest numbers.
+fn some_absent() -> impl Iterator<Item = Absent> {
+    let flags =
+        || (0..16).map(|n| (BOOLS[n & 1], BOOLS[n >> 1 & 1], BOOLS[n >> 2 & 1], BOOLS[n >> 3 & 1]));
+    let numbers = [(0, 0), (31, (1 << 38) - 1), (5, 0x12_3456_789a)];
+    let swap = flags().flat_map(move |(exclusive, soft_dirty, userfault, _)| {
+        numbers.into_iter().map(move |(device, slot)| Absent::Swap {
+            device,
+            slot,
+            exclusive,
+            soft_dirty,
+            userfault,
+        })
+    });
+    let hidden = flags().flat_map(|(accessed, dirty, soft_dirty, userfault)| {
+        [0, 0x1234_5678, u32::MAX].into_iter().map(move |frame| Absent::Hidden {
+            frame: Frame(frame),
+            accessed,
+            dirty,
+            soft_dirty,
+            userfault,
+        })
+    });
+    swap.chain(hidden).chain(MARKERS.map(Absent::Marker))
+}
+
+fn absent_entries_are_read_back_and_never_empty_or_present<A: Arch>() {
+    for absent in some_absent() {
+        let entry = absent::encode::<A>(absent);
+        assert_eq!(absent::decode::<A>(entry), Some(absent));
+        assert!(!entry.is_empty() && entry.0 & A::PRESENT == 0);
+        for level in 1..=A::LEVELS {
+            assert_eq!(kind::<A>(entry, level), Kind::Absent);
+        }
+        let hidden = matches!(absent, Absent::Hidden { .. });
+        assert_eq!(absent::is_hidden::<A>(entry), hidden);
+    }
+}
+
+fn absent_neighbours_are_one_step_apart<A: Arch>() {
+    for absent in some_absent() {
+        let next = match absent {
+            Absent::Marker(_) => absent,
+            Absent::Swap { slot, device, exclusive, soft_dirty, userfault } => {
+                if slot + 1 == 1 << 38 {
+                    continue;
+                }
+                Absent::Swap { slot: slot + 1, device, exclusive, soft_dirty, userfault }
+            }
+            Absent::Hidden { frame, accessed, dirty, soft_dirty, userfault } => {
+                if frame.0 == u32::MAX {
+                    continue;
+                }
+                Absent::Hidden { frame: frame.plus(1), accessed, dirty, soft_dirty, userfault }
+            }
+        };
+        let entry = absent::encode::<A>(absent);
+        let stepped = Entry(entry.0.wrapping_add(absent::step::<A>(entry)));
+        assert_eq!(absent::decode::<A>(stepped), Some(next));
+    }
+}
+
+fn hidden_leaves_gather_what_they_recorded<A: Arch>() {
+    let hidden = |bits: usize| Absent::Hidden {
+        frame: Frame(0x1234),
+        accessed: BOOLS[bits & 1],
+        dirty: BOOLS[bits >> 1 & 1],
+        soft_dirty: BOOLS[bits >> 2 & 1],
+        userfault: BOOLS[bits >> 3 & 1],
+    };
+    for (into, from) in (0..16).flat_map(|into| (0..16).map(move |from| (into, from))) {
+        let gathered = absent::encode::<A>(hidden(into | (from & 0b111)));
+        let (into_entry, from_entry) =
+            (absent::encode::<A>(hidden(into)), absent::encode::<A>(hidden(from)));
+        assert_eq!(absent::gather::<A>(into_entry, from_entry), gathered);
+        let mask = absent::compare_mask::<A>(into_entry);
+        let agree = (into_entry.0 ^ from_entry.0) & mask == 0;
+        assert_eq!(agree, into & 0b1000 == from & 0b1000, "only userfault must agree");
+    }
+    let swap = some_absent().next().map(absent::encode::<A>).unwrap();
+    assert_eq!(absent::gather::<A>(swap, swap), swap);
+    assert_eq!(absent::compare_mask::<A>(swap), !0);
+}
+
+fn stripping_userfault_leaves_nothing_of_it<A: Arch>() {
+    for absent in some_absent() {
+        let stripped = absent::strip_userfault::<A>(absent::encode::<A>(absent));
+        let expected = match absent {
+            Absent::Marker(Marker::UserfaultWriteProtect) => None,
+            Absent::Marker(_) => Some(absent),
+            Absent::Swap { device, slot, exclusive, soft_dirty, .. } => {
+                Some(Absent::Swap { device, slot, exclusive, soft_dirty, userfault: false })
+            }
+            Absent::Hidden { frame, accessed, dirty, soft_dirty, .. } => {
+                Some(Absent::Hidden { frame, accessed, dirty, soft_dirty, userfault: false })
+            }
+        };
+        assert_eq!(stripped, expected.map_or(Entry::EMPTY, absent::encode::<A>));
+    }
+}
+
+fn soft_dirty_marks_pages_but_not_markers<A: Arch>() {
+    for absent in some_absent() {
+        let expected = match absent {
+            Absent::Marker(_) => absent,
+            Absent::Swap { device, slot, exclusive, userfault, .. } => {
+                Absent::Swap { device, slot, exclusive, soft_dirty: true, userfault }
+            }
+            Absent::Hidden { frame, accessed, dirty, userfault, .. } => {
+                Absent::Hidden { frame, accessed, dirty, soft_dirty: true, userfault }
+            }
+        };
+        let marked = absent::mark_soft_dirty::<A>(absent::encode::<A>(absent));
+        assert_eq!(marked, absent::encode::<A>(expected));
+    }
+}
+
+fn any_bits_that_decode_are_bits_that_were_encoded<A: Arch>() {
+    // Random bits nearly always have a stray one; so do valid entries with one bit turned.
+    proptest!(|(bits: u64, which in 0usize..99, turned in 0u32..64)| {
+        let valid = some_absent().nth(which).map_or(Entry::EMPTY, absent::encode::<A>);
+        for entry in [Entry(bits), Entry(valid.0 ^ 1 << turned)] {
+            if let Some(absent) = absent::decode::<A>(entry) {
+                prop_assert_eq!(absent::encode::<A>(absent), entry);
+            }
+        }
+    });
+    assert_eq!(
+        absent::decode::<A>(Entry(absent::encode::<A>(Absent::Marker(Marker::Guard)).0 | 1)),
+        None
+    );
+    assert_eq!(absent::decode::<A>(Entry(A::ABSENT_FLIP)), None, "no kind at all");
+}

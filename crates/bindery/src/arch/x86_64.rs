@@ -1,0 +1,231 @@
+//! x86-64, four or five levels. Intel 64 SDM volume 3A, chapter "Paging", here by the numbers it
+//! had as chapter 4 (later editions renumber it): tables 4-14 to 4-20 (formats), section 4.6
+//! (shadow stacks), section 4.8 (accessed and dirty), section 4.10.4 (invalidation).
+
+use super::{Arch, Attributes, Entry, Equal, Permissions, Write};
+use crate::addr::{Frame, PAGE_SHIFT};
+
+const PRESENT: u64 = 1 << 0;
+const WRITABLE: u64 = 1 << 1;
+const USER: u64 = 1 << 2;
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
+/// In entries of level 2 and 3: the entry is a leaf.
+const LARGE: u64 = 1 << 7;
+const GLOBAL: u64 = 1 << 8;
+const USERFAULT: u64 = 1 << 10;
+const SOFT_DIRTY: u64 = 1 << 11;
+/// Dirty, while the entry is not writable. An entry that is dirty and not writable would be a
+/// shadow-stack page (SDM section 4.6), so write protection keeps dirty here.
+const SAVED_DIRTY: u64 = 1 << 58;
+const NO_EXECUTE: u64 = 1 << 63;
+/// In leaves of level 2 and 3 the lowest of these bits selects a memory type (PAT); frames are
+/// aligned there, so it stays clear, which is write-back as the processor starts.
+const FRAME_MASK: u64 = 0x000f_ffff_ffff_f000;
+
+/// x86-64 with `LEVELS` table levels: 4, or 5 where the processor has LA57 and it is switched on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct X86_64<const LEVELS: u8 = 4>;
+
+impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
+    const NAME: &'static str = if LEVELS == 5 { "x86-64-la57" } else { "x86-64" };
+    const LEVELS: u8 = {
+        assert!(LEVELS == 4 || LEVELS == 5, "x86-64 has four or five levels");
+        LEVELS
+    };
+    // One page less than half, as Linux: a system call instruction in the last page would
+    // return to a non-canonical address.
+    const USER_END: u64 = (1 << (PAGE_SHIFT + 9 * LEVELS as u32 - 1)) - (1 << PAGE_SHIFT);
+    const STEP: u64 = 1 << PAGE_SHIFT;
+    const ABSENT_FLIP: u64 = FRAME_MASK;
+    const SOFT_DIRTY: u64 = SOFT_DIRTY;
+    const USERFAULT: u64 = USERFAULT;
+
+    #[inline]
+    fn table(frame: Frame) -> Entry {
+        // Accessed is set beforehand, so that the MMU never changes a table entry under a move.
+        Entry(frame.start().0 | PRESENT | WRITABLE | USER | ACCESSED)
+    }
+
+    #[inline]
+    fn leaf(frame: Frame, level: u8, attributes: Attributes) -> Entry {
+        let permissions = attributes.permissions;
+        let mut bits = frame.start().0 | PRESENT;
+        if permissions.contains(Permissions::USER) {
+            bits |= USER;
+        } else {
+            bits |= GLOBAL;
+        }
+        if !permissions.contains(Permissions::EXECUTE) {
+            bits |= NO_EXECUTE;
+        }
+        if level > 1 {
+            bits |= LARGE;
+        }
+        if permissions.contains(Permissions::WRITE) {
+            bits |= WRITABLE;
+        }
+        if attributes.accessed {
+            bits |= ACCESSED;
+        }
+        if attributes.dirty {
+            bits |= if bits & WRITABLE != 0 { DIRTY } else { SAVED_DIRTY };
+        }
+        if attributes.soft_dirty {
+            bits |= SOFT_DIRTY;
+        }
+        if attributes.userfault {
+            bits |= USERFAULT;
+        }
+        Entry(bits)
+    }
+
+    #[inline]
+    fn is_table(entry: Entry, level: u8) -> bool {
+        level > 1 && entry.0 & LARGE == 0
+    }
+
+    #[inline]
+    fn frame(entry: Entry) -> Frame {
+        Frame(((entry.0 & FRAME_MASK) >> PAGE_SHIFT) as u32)
+    }
+
+    fn attributes(entry: Entry) -> Attributes {
+        let mut permissions = Permissions::READ;
+        permissions.set(Permissions::WRITE, entry.0 & WRITABLE != 0);
+        permissions.set(Permissions::EXECUTE, entry.0 & NO_EXECUTE == 0);
+        permissions.set(Permissions::USER, entry.0 & USER != 0);
+        Attributes {
+            permissions,
+            accessed: entry.0 & ACCESSED != 0,
+            dirty: entry.0 & (DIRTY | SAVED_DIRTY) != 0,
+            soft_dirty: entry.0 & SOFT_DIRTY != 0,
+            userfault: entry.0 & USERFAULT != 0,
+        }
+    }
+
+    #[inline]
+    fn compare_mask(equal: Equal) -> u64 {
+        let mut mask = !(ACCESSED | DIRTY | SAVED_DIRTY | WRITABLE | SOFT_DIRTY);
+        if equal.contains(Equal::WRITABLE) {
+            mask |= WRITABLE;
+        }
+        if equal.contains(Equal::SOFT_DIRTY) {
+            mask |= SOFT_DIRTY;
+        }
+        mask
+    }
+
+    #[inline]
+    fn gather(into: Entry, from: Entry) -> Entry {
+        // Where the two differ in writable, `into` decides which of its dirty bits is the one.
+        let dirty = (from.0 & DIRTY) << 52 | from.0 & SAVED_DIRTY;
+        let dirty = if into.0 & WRITABLE != 0 { dirty >> 52 } else { dirty };
+        Entry(into.0 | from.0 & ACCESSED | dirty)
+    }
+
+    #[inline]
+    fn is_settled(entry: Entry) -> bool {
+        let bits = entry.0 & (ACCESSED | DIRTY | WRITABLE);
+        bits & ACCESSED != 0 && bits & (DIRTY | WRITABLE) != WRITABLE
+    }
+
+    #[inline]
+    fn write_protect(entry: Entry) -> Entry {
+        let saved = (entry.0 & DIRTY) << 52;
+        Entry(entry.0 & !(WRITABLE | DIRTY) | saved)
+    }
+
+    #[inline]
+    fn make_writable(entry: Entry, write: Write) -> Entry {
+        let dirty = (entry.0 & SAVED_DIRTY) >> 52;
+        let bits = entry.0 & !SAVED_DIRTY | WRITABLE | dirty;
+        match write {
+            Write::Now => Entry(bits | ACCESSED | DIRTY | SOFT_DIRTY),
+            Write::Later => Entry(bits),
+        }
+    }
+
+    #[inline]
+    fn mark_accessed(entry: Entry) -> Entry {
+        Entry(entry.0 | ACCESSED)
+    }
+
+    fn needs_break(old: Entry, new: Entry, level: u8) -> bool {
+        // Nothing is demanded for permissions. A change of frame or size while both are valid
+        // would let one processor use the old translation and the new one by turns (SDM
+        // section 4.10.2.3), so those go through an invalid entry.
+        let changed = old.0 ^ new.0;
+        let size = if level > 1 { LARGE } else { 0 };
+        old.0 & new.0 & PRESENT != 0 && changed & (FRAME_MASK | GLOBAL | size) != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::addr::VirtAddr;
+    use crate::arch::{Absent, Marker, absent, index_of, table_span};
+
+    type A = X86_64<4>;
+
+    fn attributes(permissions: Permissions, dirty: bool) -> Attributes {
+        Attributes { permissions, accessed: true, dirty, ..Default::default() }
+    }
+
+    #[test]
+    fn a_dirty_page_that_is_write_protected_is_no_shadow_stack() {
+        let user = Permissions::READ | Permissions::USER;
+        let dirty = A::leaf(Frame(7), 1, attributes(user | Permissions::WRITE, true));
+        let protected = A::write_protect(dirty);
+        assert_eq!(protected.0 & (DIRTY | WRITABLE), 0);
+        assert!(A::attributes(protected).dirty);
+        assert_eq!(protected, A::leaf(Frame(7), 1, attributes(user, true)));
+        assert_eq!(A::make_writable(protected, Write::Later), dirty);
+    }
+
+    #[test]
+    fn gathering_puts_dirty_where_the_receiver_keeps_it() {
+        let user = Permissions::READ | Permissions::USER;
+        let writable = A::leaf(Frame(7), 1, attributes(user | Permissions::WRITE, false));
+        let read_only = A::leaf(Frame(8), 1, attributes(user, false));
+        let dirty = A::make_writable(writable, Write::Now);
+        assert!(A::attributes(A::gather(read_only, dirty)).dirty);
+        assert_eq!(A::gather(read_only, dirty).0 & DIRTY, 0);
+        let saved = A::write_protect(dirty);
+        assert_eq!(A::gather(writable, saved).0 & (DIRTY | SAVED_DIRTY), DIRTY);
+    }
+
+    #[test]
+    fn user_space_ends_one_page_below_the_non_canonical_addresses() {
+        assert_eq!(X86_64::<4>::USER_END, 0x0000_7fff_ffff_f000);
+        assert_eq!(X86_64::<5>::USER_END, 0x00ff_ffff_ffff_f000);
+    }
+
+    #[test]
+    fn the_fifth_level_is_one_more_table_and_nothing_else() {
+        assert_eq!((X86_64::<4>::LEVELS, X86_64::<5>::LEVELS), (4, 5));
+        assert_eq!(X86_64::<5>::NAME, "x86-64-la57");
+        assert_eq!(X86_64::<5>::table(Frame(7)), A::table(Frame(7)));
+        assert!(X86_64::<5>::is_table(A::table(Frame(7)), 5));
+        assert_eq!(table_span::<X86_64<5>>(5), 1 << 57);
+        assert_eq!(index_of::<X86_64<5>>(VirtAddr(0x00ff_ffff_ffff_f000), 5), 255);
+    }
+
+    #[test]
+    fn no_absent_entry_points_a_speculating_processor_at_low_memory() {
+        // L1 terminal fault: the processor takes the bits for a frame, whatever bit 0 says. All
+        // memory that a frame number reaches lies below 2^44.
+        let marker = absent::encode::<A>(Absent::Marker(Marker::Guard));
+        let swap = Absent::Swap {
+            device: 1,
+            slot: (1 << 38) - 1,
+            exclusive: true,
+            soft_dirty: false,
+            userfault: false,
+        };
+        for entry in [marker, absent::encode::<A>(swap)] {
+            assert!(entry.0 & FRAME_MASK >= 1 << 44);
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! The buddy allocator: blocks of 2^order frames, aligned to their size.
+//!
+//! ```text
+//! order 2  | frames 0x40..0x44             |     one block, or its two halves,
+//! order 1  | 0x40..0x42    | 0x42..0x44    |     which are buddies: their numbers
+//! order 0  | 40    | 41    | 42    | 43    |     differ in bit `order` alone
+//! ```
+//!
+//! A block to be allocated is cut out of the smallest free block that is large enough, the upper
+//! halves go back on the lists; a block that is freed joins its buddy for as long as that is free.
+//! Both take a number of steps bounded by [`MAX_ORDER`]. The lists are doubly linked through the
+//! metadata of the blocks' heads, so the allocator needs no memory. Blocks that were freed last
+//! are used first: they are in the cache.
+//!
+//! What is kept at all times: a free block's head is [`Kind::Free`] and on the list of its order,
+//! its other frames are [`Kind::Tail`]; no two buddies are both free; a frame that is `Free` is on
+//! a list. Everything here runs under the one lock in [`super::Frames`].
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::meta::{Kind, MetaArray, NONE, kind_in, order_in, state_of};
+use crate::addr::Frame;
+
+/// The largest order of a block: 2^10 frames, 4 MiB.
+pub const MAX_ORDER: u8 = 10;
+
+const ORDERS: usize = MAX_ORDER as usize + 1;
+
+/// Why a block was not taken back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct NotAllocated;
+
+/// The free lists.
+pub(super) struct Buddy {
+    heads: [u32; ORDERS],
+    /// Bit n is set where the list of order n has a block.
+    occupied: u32,
+    free_frames: u64,
+}
+
+impl Buddy {
+    pub(super) const fn new() -> Self {
+        Self { heads: [NONE; ORDERS], occupied: 0, free_frames: 0 }
+    }
+
+    /// Frames in all free blocks.
+    pub(super) fn free_frames(&self) -> u64 {
+        self.free_frames
+    }
+
+    /// Adds `count` frames that were [`Kind::Reserved`] until now, in the largest blocks that
+    /// their alignment allows.
+    pub(super) fn add(&mut self, metas: MetaArray, first: Frame, count: u32) {
+        for frame in 0..count {
+            metas.get(first.plus(frame)).state.store(state_of(Kind::Tail, 0), Relaxed);
+        }
+        let mut done = 0;
+        while done < count {
+            let block = first.plus(done);
+            let aligned = block.0.trailing_zeros();
+            let fits = (count - done).ilog2();
+            let order = aligned.min(fits).min(u32::from(MAX_ORDER)) as u8;
+            self.give_back(metas, block, order);
+            done += 1 << order;
+        }
+    }
+
+    /// Takes a block of `order` off the lists; its head is [`Kind::Raw`].
+    pub(super) fn allocate(&mut self, metas: MetaArray, order: u8) -> Option<Frame> {
+        if order > MAX_ORDER {
+            return None;
+        }
+        let large_enough = self.occupied >> order;
+        if large_enough == 0 {
+            return None;
+        }
+        let mut found = order + large_enough.trailing_zeros() as u8;
+        let frame = Frame(self.heads[usize::from(found)]);
+        self.unlink(metas, frame, found);
+        while found > order {
+            found -= 1;
+            self.link(metas, frame.plus(1 << found), found);
+        }
+        metas.get(frame).reset(Kind::Raw, order);
+        self.free_frames -= 1 << order;
+        Some(frame)
+    }
+
+    /// Takes back an allocated block.
+    ///
+    /// # Errors
+    ///
+    /// [`NotAllocated`], with nothing changed, where `first` is not the head of an allocated block
+    /// of this order.
+    pub(super) fn free(
+        &mut self,
+        metas: MetaArray,
+        first: Frame,
+        order: u8,
+    ) -> Result<(), NotAllocated> {
+        if !metas.covers(first) {
+            return Err(NotAllocated);
+        }
+        let state = metas.get(first).state.load(Relaxed);
+        let allocated = match kind_in(state) {
+            Kind::Raw | Kind::Folio | Kind::Slab | Kind::Zero => order_in(state) == order,
+            // A table has its level where others have the order, and is always one frame.
+            Kind::Table => order == 0,
+            Kind::Reserved | Kind::Free | Kind::Tail => false,
+        };
+        if !allocated || order > MAX_ORDER || !first.is_aligned(order) {
+            return Err(NotAllocated);
+        }
+        self.give_back(metas, first, order);
+        Ok(())
+    }
+
+    /// Puts the block on the lists, joined with its buddies.
+    fn give_back(&mut self, metas: MetaArray, first: Frame, order: u8) {
+        self.free_frames += 1 << order;
+        let (mut first, mut order) = (first, order);
+        while order < MAX_ORDER {
+            let buddy = Frame(first.0 ^ 1 << order);
+            // No free block reaches beyond the array, so a buddy that is free as a whole block of
+            // this order lies in it entirely if its head does.
+            let joins = metas.covers(buddy)
+                && metas.get(buddy).state.load(Relaxed) == state_of(Kind::Free, order);
+            if !joins {
+                break;
+            }
+            self.unlink(metas, buddy, order);
+            let upper = first.max(buddy);
+            metas.get(upper).state.store(state_of(Kind::Tail, 0), Relaxed);
+            first = first.min(buddy);
+            order += 1;
+        }
+        self.link(metas, first, order);
+    }
+
+    /// Makes the block the first of its list.
+    fn link(&mut self, metas: MetaArray, block: Frame, order: u8) {
+        let head = &mut self.heads[usize::from(order)];
+        let meta = metas.get(block);
+        meta.state.store(state_of(Kind::Free, order), Relaxed);
+        meta.next.store(*head, Relaxed);
+        meta.previous.store(NONE, Relaxed);
+        if *head != NONE {
+            metas.get(Frame(*head)).previous.store(block.0, Relaxed);
+        }
+        *head = block.0;
+        self.occupied |= 1 << order;
+    }
+
+    /// Takes the block off its list; its kind is left for the caller to change.
+    fn unlink(&mut self, metas: MetaArray, block: Frame, order: u8) {
+        let meta = metas.get(block);
+        let (next, previous) = (meta.next.load(Relaxed), meta.previous.load(Relaxed));
+        if next != NONE {
+            metas.get(Frame(next)).previous.store(previous, Relaxed);
+        }
+        if previous != NONE {
+            metas.get(Frame(previous)).next.store(next, Relaxed);
+        } else {
+            self.heads[usize::from(order)] = next;
+            if next == NONE {
+                self.occupied &= !(1 << order);
+            }
+        }
+    }
+
+    /// Compares lists, kinds and counts with each other. Time linear in all frames.
+    ///
+    /// # Errors
+    ///
+    /// A frame at which they disagree; the first frame of all where only a total is wrong.
+    pub(super) fn check(&self, metas: MetaArray) -> Result<(), Frame> {
+        let (first, count) = metas.span();
+        let mut listed_blocks = 0u64;
+        let mut listed_frames = 0u64;
+        for order in 0..=MAX_ORDER {
+            let mut previous = NONE;
+            let mut link = self.heads[usize::from(order)];
+            if (link != NONE) != (self.occupied & 1 << order != 0) {
+                return Err(if link == NONE { first } else { Frame(link) });
+            }
+            while link != NONE {
+                let block = Frame(link);
+                Self::check_block(metas, block, order, previous)?;
+                listed_blocks += 1;
+                if listed_blocks > u64::from(count) {
+                    return Err(block);
+                }
+                listed_frames += 1 << order;
+                previous = link;
+                link = metas.get(block).next.load(Relaxed);
+            }
+        }
+        let free = (0..count).filter(|frame| metas.get(first.plus(*frame)).kind() == Kind::Free);
+        if free.count() as u64 != listed_blocks || listed_frames != self.free_frames {
+            return Err(first);
+        }
+        Ok(())
+    }
+
+    /// One block of a free list, which was reached from `previous`.
+    fn check_block(metas: MetaArray, block: Frame, order: u8, previous: u32) -> Result<(), Frame> {
+        let last = block.0.checked_add((1 << order) - 1).ok_or(block)?;
+        if !metas.covers(block) || !metas.covers(Frame(last)) || !block.is_aligned(order) {
+            return Err(block);
+        }
+        let meta = metas.get(block);
+        let free = state_of(Kind::Free, order);
+        if meta.state.load(Relaxed) != free || meta.previous.load(Relaxed) != previous {
+            return Err(block);
+        }
+        let inside = (1..1 << order).map(|frame| block.plus(frame));
+        if let Some(stranger) = inside.into_iter().find(|f| metas.get(*f).kind() != Kind::Tail) {
+            return Err(stranger);
+        }
+        let buddy = Frame(block.0 ^ 1 << order);
+        let unjoined = order < MAX_ORDER
+            && metas.covers(buddy)
+            && metas.get(buddy).state.load(Relaxed) == free;
+        if unjoined { Err(block) } else { Ok(()) }
+    }
+}

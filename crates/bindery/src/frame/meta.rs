@@ -1,0 +1,195 @@
+//! What is known of each frame: [`FrameMeta`], 32 bytes, in one array from the lowest to the
+//! highest frame of the machine's memory.
+//!
+//! Every frame of the array is exactly one of: *Reserved* (not ours), the *head* of a block, or a
+//! *Tail*, which lies in the block that a lower frame heads. The kind stands in `state`, and the
+//! kind says what the other fields mean:
+//!
+//! | kind | `state` | `next`, `previous` | `owner` | `count` | `word` |
+//! |---|---|---|---|---|---|
+//! | Reserved: a hole, or the array itself | | | | | |
+//! | Free: block of the buddy allocator | order | the free list of its order | | | |
+//! | Raw: allocated, no meaning yet | order | [`NONE`] | 0 | 0 | 0 |
+//! | Table: node of a page table | level, [`LOCK`], [`STRAY`] | `next`: link in a gather or reserve list | first of the reserve list | live entries | |
+//! | Folio: head of user memory | order, [`LOCK`], [`DIRTY`], [`EXCLUSIVE`] (order 0) | the LRU list | handle of the anonymous group or object, 0 for none | low half references, high half mappings | index of the first page in the owner |
+//! | Tail of a folio | order of the head | | number of the head | | of `head + 1` to `head + 8`: anon-exclusive bits |
+//! | Tail of another block | unspecified | | unspecified | | |
+//! | Slab: frame full of small objects | order 0 | list of frames with room | | objects in use | free slots, see [`super::slab`] |
+//! | Zero: the shared zero page | order 0 | | | never counted | |
+//!
+//! ```text
+//! state   31 ........ 12  11         10     9      8     7 .. 4          3 .. 0
+//!         spare           EXCLUSIVE  DIRTY  STRAY  LOCK  order or level  kind
+//! ```
+//!
+//! **References and mappings** share one word, so that a batch of any size changes them by one
+//! atomic instruction and sees in its result whether the folio is now unused: the whole word is
+//! zero. A *mapping* is a pair of a page and an entry that maps it (a huge leaf counts all the
+//! pages it maps); a *reference* is any other holder.
+//!
+//! **Anon-exclusive** says of a page that no other process shares it, so that a write fault may
+//! reuse it. The bits of a folio do not stand each in its own frame's metadata but together, 64
+//! pages in one word (page `i`: bit `i % 64` of `word` in frame `head + 1 + i / 64`), so that a
+//! batch over 16 pages touches one word of one cache line instead of 16. A folio of order 9 has
+//! 512 pages: eight words, and always enough tails to hold them. Order 0 has no tail, and keeps
+//! its bit in `state`.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use crate::addr::Frame;
+
+/// The link that leads nowhere. No frame has this number.
+pub(crate) const NONE: u32 = u32::MAX;
+
+const KIND_MASK: u32 = 0xf;
+/// Where the order, or a table's level, begins in `state`.
+pub(crate) const ORDER_SHIFT: u32 = 4;
+/// The bits of `state` that hold the order, or a table's level.
+pub(crate) const ORDER_MASK: u32 = 0xf << ORDER_SHIFT;
+/// Bit lock of a table or folio.
+pub(crate) const LOCK: u32 = 1 << 8;
+/// The table was detached; whoever finds it starts again from the root.
+pub(crate) const STRAY: u32 = 1 << 9;
+/// The folio was written since its content was last saved.
+pub(crate) const DIRTY: u32 = 1 << 10;
+/// The anon-exclusive bit of a folio of order 0.
+pub(crate) const EXCLUSIVE: u32 = 1 << 11;
+
+/// What a frame is used for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    /// Not ours: a hole between ranges, or the metadata itself.
+    Reserved = 0,
+    /// Head of a block on a free list.
+    Free,
+    /// Head of a block that was allocated and has no meaning yet.
+    Raw,
+    /// A page-table node.
+    Table,
+    /// Head of a folio.
+    Folio,
+    /// Part of the block that a lower frame heads.
+    Tail,
+    /// A frame of small objects.
+    Slab,
+    /// The shared zero page.
+    Zero,
+}
+
+/// The value of `state` for a `kind` of an order (or of a level, for tables), with no flag set.
+#[inline]
+pub(crate) const fn state_of(kind: Kind, order: u8) -> u32 {
+    kind as u32 | (order as u32) << ORDER_SHIFT & ORDER_MASK
+}
+
+/// The kind in a value of `state`.
+#[inline]
+pub(crate) const fn kind_in(state: u32) -> Kind {
+    match state & KIND_MASK {
+        1 => Kind::Free,
+        2 => Kind::Raw,
+        3 => Kind::Table,
+        4 => Kind::Folio,
+        5 => Kind::Tail,
+        6 => Kind::Slab,
+        7 => Kind::Zero,
+        _ => Kind::Reserved,
+    }
+}
+
+/// The order in a value of `state`, or the level of a table.
+#[inline]
+pub(crate) const fn order_in(state: u32) -> u8 {
+    ((state & ORDER_MASK) >> ORDER_SHIFT) as u8
+}
+
+/// What is known of one frame. The module's text says what the fields mean for each kind.
+#[derive(Debug)]
+#[repr(C, align(32))]
+pub(crate) struct FrameMeta {
+    pub state: AtomicU32,
+    pub next: AtomicU32,
+    pub previous: AtomicU32,
+    pub owner: AtomicU32,
+    pub count: AtomicU64,
+    pub word: AtomicU64,
+}
+
+/// Bytes of metadata for each frame.
+pub(crate) const META_SIZE: usize = 32;
+const _: () = assert!(size_of::<FrameMeta>() == META_SIZE);
+
+impl FrameMeta {
+    /// What the frame is used for.
+    #[inline]
+    pub(crate) fn kind(&self) -> Kind {
+        kind_in(self.state.load(Relaxed))
+    }
+
+    /// The order of the block, or the level of a table.
+    #[inline]
+    pub(crate) fn order(&self) -> u8 {
+        order_in(self.state.load(Relaxed))
+    }
+
+    /// Forgets everything: the frame becomes the head of a fresh block. Only its owner calls.
+    #[inline]
+    pub(crate) fn reset(&self, kind: Kind, order: u8) {
+        self.state.store(state_of(kind, order), Relaxed);
+        self.next.store(NONE, Relaxed);
+        self.previous.store(NONE, Relaxed);
+        self.owner.store(0, Relaxed);
+        self.count.store(0, Relaxed);
+        self.word.store(0, Relaxed);
+    }
+}
+
+/// The array of all metadata. Copies name the same array.
+#[derive(Clone, Copy)]
+pub(super) struct MetaArray {
+    /// Where the entry of frame 0 would be: below the array, mostly, so never used as it is.
+    bias: *const FrameMeta,
+    first: u32,
+    count: u32,
+}
+
+// SAFETY: the array holds nothing but atomics, and everybody may share those; that it stays where
+// it is for as long as a copy lives is the promise of who calls `new`.
+unsafe impl Send for MetaArray {}
+// SAFETY: as above.
+unsafe impl Sync for MetaArray {}
+
+impl MetaArray {
+    /// The array of `count` entries at `base`, the first of which is that of frame `first`.
+    ///
+    /// # Safety
+    ///
+    /// 1. `base` is aligned to 32 bytes, and `count` entries from there are initialised (all
+    ///    zeroes is) and accessed only as [`FrameMeta`] for as long as the value or a copy lives.
+    pub(super) unsafe fn new(base: *const FrameMeta, first: Frame, count: u32) -> Self {
+        Self { bias: base.wrapping_sub(first.0 as usize), first: first.0, count }
+    }
+
+    /// The first frame and the number of frames that the array speaks of.
+    #[inline]
+    pub(super) fn span(self) -> (Frame, u32) {
+        (Frame(self.first), self.count)
+    }
+
+    /// Whether the array has an entry for `frame`.
+    #[inline]
+    pub(super) fn covers(self, frame: Frame) -> bool {
+        frame.0.wrapping_sub(self.first) < self.count
+    }
+
+    /// The entry of `frame`, which the array covers. `'a` is not longer than the array's life.
+    #[inline]
+    pub(super) fn get<'a>(self, frame: Frame) -> &'a FrameMeta {
+        debug_assert!(self.covers(frame), "{frame:?} has no metadata");
+        // SAFETY: callers in `frame/` pass numbers below the span's end that came out of the
+        // allocator, out of links and tails that the allocator wrote, or passed `covers`; so the
+        // address lies in the array that `new` was promised.
+        unsafe { &*self.bias.wrapping_add(frame.0 as usize) }
+    }
+}

@@ -1,0 +1,288 @@
+//! Physical memory: who has which frame.
+//!
+//! | file | what |
+//! |---|---|
+//! | `meta` | `FrameMeta`: 32 bytes about each frame, one layout for each use |
+//! | `buddy` | the allocator of blocks of 2^order frames |
+//! | `folio` | [`Folio`]: memory that users map; references, mappings, anon-exclusive, dirty |
+//! | `split` | one folio into several |
+//! | `slab` | `Slab`: small objects of the core's own, carved from frames |
+//! | `inject` | allocations that fail on purpose, for tests |
+//!
+//! [`Frames`] puts them together. Nothing here sleeps; the free lists have one spin lock, which is
+//! held for a number of steps bounded by [`MAX_ORDER`] and is below every other lock of the core.
+//! What a frame's metadata means belongs to whoever allocated the frame: plain stores while it has
+//! one owner, atomic instructions once tables name it.
+
+mod buddy;
+pub(crate) mod folio;
+#[cfg(any(test, feature = "testing"))]
+mod inject;
+pub(crate) mod meta;
+pub(crate) mod slab;
+pub(crate) mod split;
+#[cfg(test)]
+mod tests;
+
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::addr::{Frame, PAGE_SIZE};
+use crate::platform::Platform;
+
+use buddy::Buddy;
+use meta::{FrameMeta, Kind, META_SIZE, MetaArray, NONE};
+
+pub use buddy::MAX_ORDER;
+pub use folio::{Folio, MAX_FOLIO_ORDER};
+#[allow(unused_imports, reason = "the layers above name those that they need")]
+pub(crate) use {
+    folio::{Freed, TooManyMappings},
+    split::SplitError,
+};
+
+/// Consecutive frames of usable memory, by number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FrameRange {
+    /// The first frame.
+    pub first: Frame,
+    /// How many frames, in units of [`PAGE_SIZE`]; a range of none is ignored.
+    pub count: u32,
+}
+
+impl FrameRange {
+    /// The frame number behind the last one; it may not fit in 32 bits.
+    fn end(self) -> u64 {
+        u64::from(self.first.0) + u64::from(self.count)
+    }
+}
+
+/// Why the ranges of memory cannot be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FramesError {
+    /// There is no range, or all are empty.
+    Empty,
+    /// Two ranges share a frame.
+    Overlapping,
+    /// A range reaches the last frame number of 32 bits, which means "none", or lies above.
+    TooHigh,
+    /// The largest range has no room for the metadata of all frames, or nothing else is left.
+    TooSmall,
+    /// The platform's window breaks its promise: a frame's bytes are not aligned to a page, or not
+    /// consecutive across two ranges that touch (blocks of frames may lie across both).
+    Window,
+}
+
+/// The machine's memory: which frames there are, which are free, and what each is used for.
+pub struct Frames<P: Platform> {
+    metas: MetaArray,
+    buddy: lock_api::Mutex<P::SpinLock, Buddy>,
+    /// As in `buddy`, to be read without the lock.
+    free: AtomicU64,
+    total: u64,
+    /// Calls that would have corrupted the counts or lists, and changed nothing.
+    refused: AtomicU64,
+    #[cfg(any(test, feature = "testing"))]
+    inject: inject::Inject,
+}
+
+impl<P: Platform> Frames<P> {
+    /// Takes over the memory in `ranges`, in any order. The metadata of all frames from the lowest
+    /// to the highest, holes included, is kept at the end of the largest range: 32 bytes each, or
+    /// 0.8% of the memory where there are no holes.
+    ///
+    /// The value must not outlive `platform`, whose window the metadata lies in. Time linear in
+    /// the frames.
+    ///
+    /// # Errors
+    ///
+    /// Each case of [`FramesError`], before anything is written.
+    pub(crate) fn new(platform: &P, ranges: &[FrameRange]) -> Result<Self, FramesError> {
+        let (first, count) = check_ranges(platform, ranges)?;
+        let largest = ranges.iter().max_by_key(|range| range.count).ok_or(FramesError::Empty)?;
+        let meta_frames = (u64::from(count) * META_SIZE as u64).div_ceil(PAGE_SIZE) as u32;
+        let all: u64 = ranges.iter().map(|range| u64::from(range.count)).sum();
+        if meta_frames > largest.count || u64::from(meta_frames) == all {
+            return Err(FramesError::TooSmall);
+        }
+        let kept = largest.count - meta_frames;
+        let meta_first = largest.first.plus(kept);
+        platform.zero(meta_first, meta_frames);
+        let base = platform.window(meta_first).cast::<FrameMeta>().as_ptr();
+        // SAFETY: 1. The window's promise: these frames lie in one range, so their bytes are
+        // consecutive, `check_ranges` saw that they begin aligned to a page, and they stay while
+        // the platform does, which the caller makes outlive us. They are zeroed, and since they
+        // are not handed to the buddy allocator below, nobody else ever gets them.
+        let metas = unsafe { MetaArray::new(base, first, count) };
+
+        let mut buddy = Buddy::new();
+        for range in ranges {
+            let usable = if core::ptr::eq(range, largest) { kept } else { range.count };
+            buddy.add(metas, range.first, usable);
+        }
+        let total = buddy.free_frames();
+        Ok(Self {
+            metas,
+            buddy: lock_api::Mutex::new(buddy),
+            free: AtomicU64::new(total),
+            total,
+            refused: AtomicU64::new(0),
+            #[cfg(any(test, feature = "testing"))]
+            inject: inject::Inject::new(),
+        })
+    }
+
+    /// The metadata of a frame in the span: one that this allocator gave out, or of which
+    /// [`Frames::manages`] is true.
+    #[inline]
+    pub(crate) fn meta(&self, frame: Frame) -> &FrameMeta {
+        self.metas.get(frame)
+    }
+
+    /// Whether `frame` is memory that is, was or can be allocated here: in the span, and neither
+    /// a hole nor the metadata.
+    #[inline]
+    pub(crate) fn manages(&self, frame: Frame) -> bool {
+        self.metas.covers(frame) && self.metas.get(frame).kind() != Kind::Reserved
+    }
+
+    /// The first frame that has metadata, and how many have, holes included.
+    pub(crate) fn span(&self) -> (Frame, u32) {
+        self.metas.span()
+    }
+
+    /// A block of 2^`order` frames, aligned to its size, contents unspecified. Its head is
+    /// [`Kind::Raw`] with all fields empty, the other frames are [`Kind::Tail`]. `None` where no
+    /// free block is large enough or `order` is above [`MAX_ORDER`].
+    ///
+    /// Does not sleep. O([`MAX_ORDER`]).
+    #[inline]
+    pub(crate) fn allocate(&self, order: u8) -> Option<Frame> {
+        if self.fails_on_purpose() {
+            return None;
+        }
+        self.take(order)
+    }
+
+    /// [`Frames::allocate`], for callers that have asked [`Frames::fails_on_purpose`] themselves.
+    fn take(&self, order: u8) -> Option<Frame> {
+        let mut buddy = self.buddy.lock();
+        let frame = buddy.allocate(self.metas, order);
+        self.free.store(buddy.free_frames(), Relaxed);
+        frame
+    }
+
+    /// Gives an allocated block back, whatever it was used for, and tells the platform first. No
+    /// TLB and no reader may still know the frames.
+    ///
+    /// A block that is not allocated, or was allocated with another order, is left alone and
+    /// counted in [`Frames::refused`]: of a bug, a leak is the safest outcome. (A second free is
+    /// recognised for as long as the block has not been allocated again.)
+    ///
+    /// Does not sleep. O([`MAX_ORDER`]), whatever the order.
+    pub(crate) fn free(&self, platform: &P, first: Frame, order: u8) {
+        if order <= MAX_ORDER {
+            platform.frames_released(first, 1 << order);
+        }
+        let mut buddy = self.buddy.lock();
+        let freed = buddy.free(self.metas, first, order);
+        self.free.store(buddy.free_frames(), Relaxed);
+        drop(buddy);
+        if freed.is_err() {
+            self.refuse();
+        }
+    }
+
+    /// Frames that are free now, of any order. Does not wait for the lock.
+    pub fn free_frames(&self) -> u64 {
+        self.free.load(Relaxed)
+    }
+
+    /// Frames that can be allocated when all are free: the ranges without the metadata.
+    pub fn total_frames(&self) -> u64 {
+        self.total
+    }
+
+    /// How many calls were refused because they freed, unmapped or released what was not
+    /// allocated, mapped or held. Each is a bug of the core; the auditor requires 0.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Relaxed)
+    }
+
+    fn refuse(&self) {
+        self.refused.fetch_add(1, Relaxed);
+    }
+
+    /// Shows `f` every block: its head, its order (0 for tables, whose level stands there, and for
+    /// single reserved frames), its kind. A frame that is shown as [`Kind::Tail`] belongs to no
+    /// block: something is broken. For a quiet system; O(frames).
+    pub(crate) fn for_each_block(&self, mut f: impl FnMut(Frame, u8, Kind)) {
+        let (first, count) = self.metas.span();
+        let mut at = 0;
+        while at < count {
+            let frame = first.plus(at);
+            let meta = self.metas.get(frame);
+            let kind = meta.kind();
+            let order = match kind {
+                Kind::Reserved | Kind::Tail | Kind::Table => 0,
+                Kind::Free | Kind::Raw | Kind::Folio | Kind::Slab | Kind::Zero => meta.order(),
+            };
+            f(frame, order, kind);
+            at = at.saturating_add(1 << order);
+        }
+    }
+
+    /// Verifies that free lists, kinds and counts agree, that free blocks are aligned, whole, and
+    /// joined with their buddies. Holds the allocator's lock for a time linear in all frames: for
+    /// the auditor and tests.
+    ///
+    /// # Errors
+    ///
+    /// A frame at which something is wrong; the first of the span where only a total is.
+    pub(crate) fn check_free_lists(&self) -> Result<(), Frame> {
+        let buddy = self.buddy.lock();
+        if self.free.load(Relaxed) != buddy.free_frames() {
+            return Err(self.metas.span().0);
+        }
+        buddy.check(self.metas)
+    }
+
+    #[cfg(not(any(test, feature = "testing")))]
+    #[inline]
+    fn fails_on_purpose(&self) -> bool {
+        false
+    }
+}
+
+/// The span of `ranges`: first frame and count.
+fn check_ranges<P: Platform>(
+    platform: &P,
+    ranges: &[FrameRange],
+) -> Result<(Frame, u32), FramesError> {
+    let used = || ranges.iter().copied().filter(|range| range.count > 0);
+    let first = used().map(|range| range.first).min().ok_or(FramesError::Empty)?;
+    let end = used().map(FrameRange::end).max().ok_or(FramesError::Empty)?;
+    if end > u64::from(NONE) {
+        return Err(FramesError::TooHigh);
+    }
+    for (index, range) in ranges.iter().enumerate().filter(|(_, range)| range.count > 0) {
+        let start = u64::from(range.first.0);
+        let shares =
+            |other: FrameRange| start < other.end() && u64::from(other.first.0) < range.end();
+        if ranges[index + 1..].iter().copied().filter(|range| range.count > 0).any(shares) {
+            return Err(FramesError::Overlapping);
+        }
+    }
+    for range in used() {
+        let start = platform.window(range.first).as_ptr();
+        if !start.addr().is_multiple_of(PAGE_SIZE as usize) {
+            return Err(FramesError::Window);
+        }
+        let last = platform.window(range.first.plus(range.count - 1)).as_ptr();
+        let behind = last.wrapping_add(PAGE_SIZE as usize);
+        let mut touching = used().filter(|other| u64::from(other.first.0) == range.end());
+        if touching.any(|other| platform.window(other.first).as_ptr() != behind) {
+            return Err(FramesError::Window);
+        }
+    }
+    Ok((first, (end - u64::from(first.0)) as u32))
+}

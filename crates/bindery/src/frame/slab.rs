@@ -1,0 +1,278 @@
+//! Small objects of the core's own: [`Slab`], whose allocations may fail.
+//!
+//! ```text
+//! frame of kind Slab   | Header | slot 0 | slot 1 | slot 2 | ... | slot n-1 | rest |
+//!                        ^ number of the frame
+//! ```
+//!
+//! An object's frame is found by rounding its address down to a page and reading the header
+//! there. The frame's metadata holds the rest: `count` the objects in use, `word` the first free
+//! slot (low 16 bits, all ones for none) and the number of slots that were ever used (next 16), so
+//! that a new frame need not be threaded. A free slot begins with the number of the next free one.
+//! Frames with both room and objects are on a list through `next` and `previous`; full frames are
+//! on none. One empty frame is kept as a spare, the others go back to the allocator.
+//!
+//! One spin lock for each slab, held for a constant number of steps; the allocator's lock is taken
+//! below it.
+
+use core::marker::PhantomData;
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::Frames;
+use super::meta::{FrameMeta, Kind, NONE};
+use crate::addr::{Frame, PAGE_SIZE};
+use crate::platform::Platform;
+
+/// The largest object, in bytes: at least three fit in a frame.
+pub(crate) const MAX_OBJECT: usize = 1024;
+
+/// What a slab's frame begins with.
+struct Header {
+    frame: u32,
+}
+
+/// The free-slot number that means "none".
+const NO_SLOT: u16 = u16::MAX;
+
+/// Objects of one type, each allocated and freed on its own.
+///
+/// It does not free its objects or its spare frame when it is dropped, since it cannot reach the
+/// platform then: free all objects and call [`Slab::trim`] before.
+pub(crate) struct Slab<T, P: Platform> {
+    lists: lock_api::Mutex<P::SpinLock, Lists>,
+    /// Objects are reached only through the pointers that were handed out.
+    objects: PhantomData<fn(T) -> T>,
+}
+
+struct Lists {
+    /// The first of the frames with room and objects.
+    partial: u32,
+    /// A frame without objects.
+    spare: u32,
+    objects: u64,
+    frames: u64,
+}
+
+/// `word` of a slab frame's metadata.
+#[derive(Clone, Copy)]
+struct Slots {
+    free: u16,
+    /// Slots from here on were never used.
+    used: u16,
+}
+
+impl Slots {
+    const EMPTY: Self = Self { free: NO_SLOT, used: 0 };
+
+    fn load(meta: &FrameMeta) -> Self {
+        let word = meta.word.load(Relaxed);
+        Self { free: word as u16, used: (word >> 16) as u16 }
+    }
+
+    fn store(self, meta: &FrameMeta) {
+        meta.word.store(u64::from(self.free) | u64::from(self.used) << 16, Relaxed);
+    }
+}
+
+impl<T, P: Platform> Slab<T, P> {
+    /// Slots are aligned for the object and for the number in a free one.
+    const ALIGN: usize =
+        if align_of::<T>() > align_of::<u16>() { align_of::<T>() } else { align_of::<u16>() };
+    const SLOT: usize = {
+        assert!(size_of::<T>() <= MAX_OBJECT, "too large for a slab");
+        let size =
+            if size_of::<T>() > size_of::<u16>() { size_of::<T>() } else { size_of::<u16>() };
+        size.next_multiple_of(Self::ALIGN)
+    };
+    const FIRST: usize = size_of::<Header>().next_multiple_of(Self::ALIGN);
+    /// How many objects a frame holds.
+    pub(crate) const PER_FRAME: u16 = {
+        assert!(Self::ALIGN <= MAX_OBJECT, "aligned too much for a slab");
+        ((PAGE_SIZE as usize - Self::FIRST) / Self::SLOT) as u16
+    };
+
+    /// A slab without objects and frames.
+    pub(crate) const fn new() -> Self {
+        Self {
+            lists: lock_api::Mutex::new(Lists {
+                partial: NONE,
+                spare: NONE,
+                objects: 0,
+                frames: 0,
+            }),
+            objects: PhantomData,
+        }
+    }
+
+    /// Moves `value` into memory of its own, where it stays until [`Slab::free`]. `None`, with
+    /// `value` dropped, where a frame is needed and there is none. Does not sleep. O(1).
+    pub(crate) fn allocate(
+        &self,
+        frames: &Frames<P>,
+        platform: &P,
+        value: T,
+    ) -> Option<NonNull<T>> {
+        if frames.fails_on_purpose() {
+            return None;
+        }
+        let slot = {
+            let mut lists = self.lists.lock();
+            let frame = Self::frame_with_room(&mut lists, frames, platform)?;
+            lists.objects += 1;
+            Self::take_slot(&mut lists, frames, platform, frame)
+        };
+        let object = slot.cast::<T>();
+        // SAFETY: `take_slot` returns a slot of our frame, aligned and large enough for a `T`,
+        // that no object occupies and that nobody else gets until it is freed.
+        unsafe { object.write(value) };
+        Some(object)
+    }
+
+    /// A frame that is on the partial list, if need be a new one.
+    fn frame_with_room(lists: &mut Lists, frames: &Frames<P>, platform: &P) -> Option<Frame> {
+        if lists.partial != NONE {
+            return Some(Frame(lists.partial));
+        }
+        let frame = if lists.spare != NONE {
+            Frame(core::mem::replace(&mut lists.spare, NONE))
+        } else {
+            let frame = frames.take(0)?;
+            let meta = frames.meta(frame);
+            meta.reset(Kind::Slab, 0);
+            Slots::EMPTY.store(meta);
+            let header = platform.window(frame).cast::<Header>();
+            // SAFETY: the window's promise lets us write the frame's bytes, which are aligned to a
+            // page (`Frames::new` checked it), and the frame is fresh from the allocator.
+            unsafe { header.write(Header { frame: frame.0 }) };
+            lists.frames += 1;
+            frame
+        };
+        Self::link(lists, frames, frame);
+        Some(frame)
+    }
+
+    /// Takes a slot of a frame on the partial list.
+    fn take_slot(lists: &mut Lists, frames: &Frames<P>, platform: &P, frame: Frame) -> NonNull<u8> {
+        let meta = frames.meta(frame);
+        let mut slots = Slots::load(meta);
+        let slot;
+        if slots.free != NO_SLOT {
+            slot = Self::slot(platform, frame, slots.free);
+            // SAFETY: a slot on the free list begins with the next one's number, which `free` wrote
+            // there, aligned; nobody else reads or writes free slots without the lock.
+            slots.free = unsafe { slot.cast::<u16>().read() };
+        } else {
+            slot = Self::slot(platform, frame, slots.used);
+            slots.used += 1;
+        }
+        slots.store(meta);
+        let objects = meta.count.load(Relaxed) + 1;
+        meta.count.store(objects, Relaxed);
+        if objects == u64::from(Self::PER_FRAME) {
+            Self::unlink(lists, frames, frame);
+        }
+        slot
+    }
+
+    /// Drops the object and takes its memory back; a frame that becomes empty is kept as a spare
+    /// or returned to the allocator. Does not sleep (the object's `drop` aside). O(1).
+    ///
+    /// # Safety
+    ///
+    /// 1. `object` came from [`Slab::allocate`] of this slab with the same `frames` and
+    ///    `platform`, as that very pointer or a copy (not through a reference to the object), and
+    ///    was not freed since.
+    /// 2. Nobody uses the object any more, and if it is not [`Send`], it was made on this CPU.
+    pub(crate) unsafe fn free(&self, frames: &Frames<P>, platform: &P, object: NonNull<T>) {
+        // SAFETY: by 1 and 2 it is a live object that is ours alone.
+        unsafe { object.drop_in_place() };
+        let page = object.as_ptr().map_addr(|address| address & !(PAGE_SIZE as usize - 1));
+        // SAFETY: by 1 the object lies in a frame of this slab, which begins aligned to a page
+        // with a header that nobody changes while the frame has objects.
+        let frame = Frame(unsafe { page.cast::<Header>().read() }.frame);
+        let offset = object.as_ptr().addr() - page.addr() - Self::FIRST;
+        let index = (offset / Self::SLOT) as u16;
+        debug_assert_eq!(frames.meta(frame).kind(), Kind::Slab);
+
+        let mut lists = self.lists.lock();
+        let meta = frames.meta(frame);
+        let mut slots = Slots::load(meta);
+        // SAFETY: the slot is aligned for the number and, since the object is gone, belongs to us.
+        unsafe { Self::slot(platform, frame, index).cast::<u16>().write(slots.free) };
+        slots.free = index;
+        slots.store(meta);
+        lists.objects -= 1;
+        let objects = meta.count.load(Relaxed) - 1;
+        meta.count.store(objects, Relaxed);
+        if objects + 1 == u64::from(Self::PER_FRAME) {
+            Self::link(&mut lists, frames, frame);
+        }
+        if objects > 0 {
+            return;
+        }
+        Self::unlink(&mut lists, frames, frame);
+        if lists.spare == NONE {
+            lists.spare = frame.0;
+            return;
+        }
+        lists.frames -= 1;
+        drop(lists);
+        frames.free(platform, frame, 0);
+    }
+
+    /// Returns the spare frame, if there is one, to the allocator.
+    pub(crate) fn trim(&self, frames: &Frames<P>, platform: &P) {
+        let mut lists = self.lists.lock();
+        if lists.spare == NONE {
+            return;
+        }
+        let spare = Frame(core::mem::replace(&mut lists.spare, NONE));
+        lists.frames -= 1;
+        drop(lists);
+        frames.free(platform, spare, 0);
+    }
+
+    /// How many objects live.
+    pub(crate) fn objects(&self) -> u64 {
+        self.lists.lock().objects
+    }
+
+    /// How many frames the slab has, its spare included.
+    pub(crate) fn frames(&self) -> u64 {
+        self.lists.lock().frames
+    }
+
+    /// Where the slot is.
+    fn slot(platform: &P, frame: Frame, index: u16) -> NonNull<u8> {
+        let offset = Self::FIRST + usize::from(index) * Self::SLOT;
+        debug_assert!(offset + Self::SLOT <= PAGE_SIZE as usize);
+        // SAFETY: slots below `PER_FRAME` end inside the frame's 4,096 bytes.
+        unsafe { platform.window(frame).add(offset) }
+    }
+
+    fn link(lists: &mut Lists, frames: &Frames<P>, frame: Frame) {
+        let meta = frames.meta(frame);
+        meta.next.store(lists.partial, Relaxed);
+        meta.previous.store(NONE, Relaxed);
+        if lists.partial != NONE {
+            frames.meta(Frame(lists.partial)).previous.store(frame.0, Relaxed);
+        }
+        lists.partial = frame.0;
+    }
+
+    fn unlink(lists: &mut Lists, frames: &Frames<P>, frame: Frame) {
+        let meta = frames.meta(frame);
+        let (next, previous) = (meta.next.load(Relaxed), meta.previous.load(Relaxed));
+        if next != NONE {
+            frames.meta(Frame(next)).previous.store(previous, Relaxed);
+        }
+        if previous != NONE {
+            frames.meta(Frame(previous)).next.store(next, Relaxed);
+        } else {
+            lists.partial = next;
+        }
+        meta.next.store(NONE, Relaxed);
+        meta.previous.store(NONE, Relaxed);
+    }
+}

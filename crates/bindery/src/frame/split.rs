@@ -1,0 +1,93 @@
+//! Cutting a folio into smaller ones, in place.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::Frames;
+use super::folio::{Folio, MAPPING, MAX_WORDS, REFERENCE, WORD_PAGES, bits, mappings_in};
+use super::meta::{DIRTY, EXCLUSIVE, Kind, ORDER_MASK, state_of};
+use crate::platform::Platform;
+
+/// Why a folio was not split; it is as it was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SplitError {
+    /// The parts would not be smaller than the folio.
+    Order,
+    /// Somebody besides the caller holds a reference, or the caller holds none.
+    References,
+    /// The mappings of the pages do not add up to those of the folio.
+    Mappings,
+}
+
+impl<P: Platform> Frames<P> {
+    /// Cuts the folio into folios of `order`, each of which has one reference, the caller's, so
+    /// that the caller releases every part (and thereby frees those that nobody maps).
+    ///
+    /// ```text
+    /// before  | order 4, 1 reference, 16 pages, mappings 4+4+0+0 ...         |
+    /// after   | order 2: 1, 4 | order 2: 1, 4 | order 2: 1, 0 | order 2: 1, 0 |
+    /// ```
+    ///
+    /// The caller holds the only reference, and keeps everyone else from mapping, unmapping,
+    /// holding or changing the folio meanwhile (by the locks of all tables that map it).
+    /// `mappings_of` says how many entries map a page, by its index; it is asked twice.
+    ///
+    /// Each part inherits dirty, its pages' anon-exclusive bits, and the owner with its own first
+    /// index. The first part keeps the folio's lock and place on the LRU list; the others have
+    /// neither. O(pages).
+    ///
+    /// # Errors
+    ///
+    /// Each case of [`SplitError`], with nothing changed.
+    pub(crate) fn split(
+        &self,
+        folio: Folio,
+        order: u8,
+        mappings_of: impl Fn(u32) -> u32,
+    ) -> Result<(), SplitError> {
+        if order >= folio.order {
+            return Err(SplitError::Order);
+        }
+        let head = self.meta(folio.head);
+        let count = head.count.load(Relaxed);
+        if count as u32 != 1 {
+            return Err(SplitError::References);
+        }
+        let sum: u64 = (0..folio.pages()).map(|page| u64::from(mappings_of(page))).sum();
+        if sum != u64::from(mappings_in(count)) {
+            return Err(SplitError::Mappings);
+        }
+
+        // The parts' words overwrite the folio's.
+        let mut exclusive = [0u64; MAX_WORDS];
+        for (index, word) in exclusive.iter_mut().enumerate().take(folio.words()) {
+            *word = self.word(folio, index).load(Relaxed);
+        }
+        let dirty = head.state.load(Relaxed) & DIRTY;
+        let (owner, index) = (head.owner.load(Relaxed), head.word.load(Relaxed));
+        for first in (0..folio.pages()).step_by(1 << order) {
+            let part = Folio { head: folio.head.plus(first), order };
+            let mapped: u64 =
+                (first..first + part.pages()).map(|page| u64::from(mappings_of(page))).sum();
+            let mine = |word: usize| {
+                let at = first as usize / WORD_PAGES as usize + word;
+                exclusive[at] >> (first % WORD_PAGES) & bits(0, part.pages().min(WORD_PAGES))
+            };
+            let flag = if order == 0 && mine(0) != 0 { EXCLUSIVE } else { 0 };
+            let meta = self.meta(part.head);
+            if first == 0 {
+                // Others may try the lock at any time.
+                let change = |state: u32| state & !ORDER_MASK | state_of(Kind::Folio, order) | flag;
+                let _ = head.state.fetch_update(Relaxed, Relaxed, |state| Some(change(state)));
+            } else {
+                meta.reset(Kind::Folio, order);
+                meta.state.store(state_of(Kind::Folio, order) | dirty | flag, Relaxed);
+                meta.owner.store(owner, Relaxed);
+                meta.word.store(index.wrapping_add(u64::from(first)), Relaxed);
+            }
+            meta.count.store(mapped * MAPPING + REFERENCE, Relaxed);
+            self.write_tails(part);
+            self.write_words(part, mine);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,174 @@
+//! A small machine on the heap, and the tests of this folder on it.
+#![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
+
+extern crate std;
+
+mod buddy;
+mod folio;
+mod slab;
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::alloc::{Layout, alloc, dealloc};
+use std::sync::Mutex;
+use std::vec::Vec;
+
+use super::{FrameRange, Frames, Kind};
+use crate::addr::{Frame, PAGE_SIZE};
+use crate::arch::X86_64;
+use crate::platform::{Cpu, CpuSet, Invalidation, Platform, Wait};
+
+/// A lock that spins.
+pub(super) struct Spin(AtomicBool);
+
+// SAFETY: only who turned the flag from false to true has the lock, until it turns it back.
+unsafe impl lock_api::RawMutex for Spin {
+    #[allow(clippy::declare_interior_mutable_const)]
+    const INIT: Self = Self(AtomicBool::new(false));
+    type Guard = lock_api::GuardNoSend;
+
+    fn lock(&self) -> Self::Guard {
+        loop {
+            if let Some(guard) = self.try_lock() {
+                return guard;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn try_lock(&self) -> Option<Self::Guard> {
+        let taken = self.0.swap(true, Ordering::Acquire);
+        (!taken).then_some(lock_api::GuardNoSend::new())
+    }
+
+    unsafe fn unlock(&self, _guard: Self::Guard) {
+        self.0.store(false, Ordering::Release);
+    }
+
+    fn is_locked(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Memory of `count` frames from `first`, all filled with rubbish at first.
+pub(super) struct Machine {
+    memory: NonNull<u8>,
+    first: Frame,
+    count: u32,
+    /// Frames from here on seem to lie one page further on.
+    pub(super) torn_at: Option<Frame>,
+    /// What was released, in order.
+    pub(super) released: Mutex<Vec<(Frame, u32)>>,
+}
+
+// SAFETY: the memory is used as the platform's contract says.
+unsafe impl Send for Machine {}
+// SAFETY: as above.
+unsafe impl Sync for Machine {}
+
+impl Machine {
+    fn layout(count: u32) -> Layout {
+        let page = PAGE_SIZE as usize;
+        Layout::from_size_align((count as usize + 1) * page, page).unwrap()
+    }
+
+    pub(super) fn new(first: u32, count: u32) -> Self {
+        let layout = Self::layout(count);
+        // SAFETY: the layout is not of size 0.
+        let memory = NonNull::new(unsafe { alloc(layout) }).unwrap();
+        // SAFETY: all of the memory was just allocated.
+        unsafe { memory.write_bytes(0xa5, layout.size()) };
+        Self { memory, first: Frame(first), count, torn_at: None, released: Mutex::default() }
+    }
+
+    /// All of its memory as one range.
+    pub(super) fn whole(&self) -> FrameRange {
+        FrameRange { first: self.first, count: self.count }
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout.
+        unsafe { dealloc(self.memory.as_ptr(), Self::layout(self.count)) };
+    }
+}
+
+// SAFETY: 1. the window is one allocation that lives as long as the machine; where a test tears
+// it, the core refuses it. 2. and 3. there is no TLB and no reader. 4. CPU 0. 5. `Spin` is a lock.
+unsafe impl Platform for Machine {
+    type Arch = X86_64;
+    type Mutex = Spin;
+    type SpinLock = Spin;
+
+    fn window(&self, frame: Frame) -> NonNull<u8> {
+        assert!((self.first..self.first.plus(self.count)).contains(&frame), "{frame:?}");
+        let torn = u32::from(self.torn_at.is_some_and(|at| frame >= at));
+        let pages = (frame.0 - self.first.0 + torn) as usize;
+        // SAFETY: at most `count` pages on, and `layout` has one more.
+        unsafe { self.memory.add(pages * PAGE_SIZE as usize) }
+    }
+
+    fn zero(&self, first: Frame, count: u32) {
+        // SAFETY: the frames are in the window (the last one is asked for its check), and the
+        // caller owns them.
+        unsafe { self.window(first).write_bytes(0, count as usize * PAGE_SIZE as usize) };
+        assert!(count == 0 || self.window(first.plus(count - 1)) >= self.window(first));
+    }
+
+    fn copy(&self, _from: Frame, _to: Frame, _count: u32) {
+        unreachable!("frames are not copied here")
+    }
+
+    fn invalidate(&self, _root: Frame, _cpus: &CpuSet, _what: &Invalidation) {}
+
+    fn invalidate_local(&self, _root: Frame, _what: &Invalidation) {}
+
+    fn publish_entries(&self) {}
+
+    fn cpu(&self) -> Cpu {
+        Cpu(0)
+    }
+
+    fn relax(&self, _wait: Wait) {
+        std::thread::yield_now();
+    }
+
+    fn enter_read(&self) {}
+
+    fn leave_read(&self) {}
+
+    fn synchronize(&self) {}
+
+    fn frames_released(&self, first: Frame, count: u32) {
+        self.released.lock().unwrap().push((first, count));
+    }
+}
+
+/// A machine of `count` frames from frame 0x100, and the allocator over all of them.
+pub(super) fn machine(count: u32) -> (Machine, Frames<Machine>) {
+    let machine = Machine::new(0x100, count);
+    let frames = Frames::new(&machine, &[machine.whole()]).unwrap();
+    (machine, frames)
+}
+
+/// All blocks of one kind.
+pub(super) fn blocks(frames: &Frames<Machine>, kind: Kind) -> Vec<(Frame, u8)> {
+    let mut found = Vec::new();
+    frames.for_each_block(|frame, order, is| {
+        if is == kind {
+            found.push((frame, order));
+        }
+    });
+    found
+}
+
+/// Nothing is allocated, lost or out of order.
+#[track_caller]
+pub(super) fn assert_all_free(frames: &Frames<Machine>) {
+    assert_eq!(frames.check_free_lists(), Ok(()));
+    assert_eq!(frames.free_frames(), frames.total_frames());
+    let free: u64 = blocks(frames, Kind::Free).iter().map(|(_, order)| 1u64 << order).sum();
+    assert_eq!(free, frames.total_frames());
+    assert_eq!(frames.refused(), 0);
+}

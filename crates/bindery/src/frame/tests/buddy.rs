@@ -1,0 +1,260 @@
+//! The allocator of blocks.
+
+extern crate std;
+
+use core::sync::atomic::Ordering::Relaxed;
+use std::collections::BTreeMap;
+use std::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::super::meta::{NONE, state_of};
+use super::super::{FrameRange, Frames, FramesError, Kind, MAX_ORDER};
+use super::{Machine, assert_all_free, blocks, machine};
+use crate::addr::Frame;
+use crate::platform::Platform;
+
+fn range(first: u32, count: u32) -> FrameRange {
+    FrameRange { first: Frame(first), count }
+}
+
+#[test]
+fn every_frame_is_given_out_once_and_all_join_again() {
+    let (machine, frames) = machine(3000);
+    let before = blocks(&frames, Kind::Free);
+    let mut got: Vec<Frame> = core::iter::from_fn(|| frames.allocate(0)).collect();
+    assert_eq!(got.len() as u64, frames.total_frames());
+    assert_eq!(frames.free_frames(), 0);
+    got.sort();
+    got.dedup();
+    assert_eq!(got.len() as u64, frames.total_frames());
+    for frame in got {
+        frames.free(&machine, frame, 0);
+    }
+    assert_eq!(blocks(&frames, Kind::Free), before);
+    assert_all_free(&frames);
+}
+
+#[test]
+fn the_metadata_lies_at_the_end_of_the_largest_range_and_holes_are_reserved() {
+    let machine = Machine::new(0, 2000);
+    let ranges = [range(1900, 100), range(3, 50), range(100, 1500), range(80, 0)];
+    let frames = Frames::new(&machine, &ranges).unwrap();
+    assert_eq!(frames.span(), (Frame(3), 1997));
+    let metadata = (1997u64 * 32).div_ceil(4096) as u32;
+    assert_eq!(frames.total_frames(), u64::from(1650 - metadata));
+    for frame in 0..2100 {
+        let usable = (3..53).contains(&frame)
+            || (100..1600 - metadata).contains(&frame)
+            || (1900..2000).contains(&frame);
+        assert_eq!(frames.manages(Frame(frame)), usable, "frame {frame}");
+    }
+    assert!(!frames.manages(Frame(NONE)));
+    assert_eq!(frames.meta(Frame(60)).kind(), Kind::Reserved);
+    assert_all_free(&frames);
+    let mut got = 0;
+    while let Some(frame) = frames.allocate(0) {
+        assert!(frames.manages(frame));
+        got += 1;
+    }
+    assert_eq!(got, frames.total_frames());
+}
+
+#[test]
+fn ranges_that_cannot_be_used_are_refused_with_the_reason() {
+    let machine = Machine::new(0, 100);
+    let new = |ranges: &[FrameRange]| Frames::new(&machine, ranges).err();
+    assert_eq!(new(&[]), Some(FramesError::Empty));
+    assert_eq!(new(&[range(5, 0)]), Some(FramesError::Empty));
+    assert_eq!(new(&[range(0, 10), range(9, 1)]), Some(FramesError::Overlapping));
+    assert_eq!(new(&[range(4, 1), range(0, 10)]), Some(FramesError::Overlapping));
+    assert_eq!(new(&[range(7, 2), range(7, 2)]), Some(FramesError::Overlapping));
+    assert_eq!(new(&[range(u32::MAX, 1)]), Some(FramesError::TooHigh));
+    assert_eq!(new(&[range(u32::MAX - 5, 10)]), Some(FramesError::TooHigh));
+    assert_eq!(new(&[range(7, 1)]), Some(FramesError::TooSmall));
+    // Two single frames too far from each other: the metadata of the hole has no room.
+    let wide = Machine::new(0, 1000);
+    let far = Frames::new(&wide, &[range(0, 1), range(999, 1)]).err();
+    assert_eq!(far, Some(FramesError::TooSmall));
+    assert_eq!(new(&[range(7, 1), range(8, 1)]), None);
+}
+
+#[test]
+fn ranges_that_touch_join_only_if_their_windows_do() {
+    let mut machine = Machine::new(0, 64);
+    let ranges = [range(32, 32), range(0, 32)];
+    assert!(Frames::new(&machine, &ranges).unwrap().allocate(5).is_some());
+    machine.torn_at = Some(Frame(32));
+    assert_eq!(Frames::new(&machine, &ranges).err(), Some(FramesError::Window));
+    assert!(Frames::new(&machine, &[range(0, 20), range(32, 32)]).is_ok());
+}
+
+#[test]
+fn orders_above_the_largest_are_not_given_out() {
+    let (_machine, frames) = machine(4096);
+    assert!(frames.allocate(MAX_ORDER).is_some());
+    assert_eq!(frames.allocate(MAX_ORDER + 1), None);
+    assert_eq!(frames.allocate(u8::MAX), None);
+}
+
+#[test]
+fn the_platform_hears_of_every_release() {
+    let (machine, frames) = machine(64);
+    let block = frames.allocate(3).unwrap();
+    frames.free(&machine, block, 3);
+    assert_eq!(*machine.released.lock().unwrap(), [(block, 8)]);
+}
+
+#[test]
+fn freeing_what_is_not_allocated_changes_nothing_and_is_counted() {
+    let (machine, frames) = machine(256);
+    let block = frames.allocate(3).unwrap();
+    let free = frames.free_frames();
+    frames.free(&machine, block, 2); // too small
+    frames.free(&machine, block, 4); // too large
+    frames.free(&machine, block, 200); // no order at all
+    frames.free(&machine, block.plus(1), 0); // inside
+    frames.free(&machine, Frame(0), 0); // below
+    frames.free(&machine, Frame(NONE), 0); // above
+    frames.free(&machine, Frame(0x100 + 255), 0); // metadata
+    assert_eq!((frames.refused(), frames.free_frames()), (7, free));
+    frames.free(&machine, block, 3);
+    assert_eq!(frames.refused(), 7);
+    frames.free(&machine, block, 3); // again
+    assert_eq!((frames.refused(), frames.free_frames()), (8, frames.total_frames()));
+    assert_eq!(frames.check_free_lists(), Ok(()));
+}
+
+#[test]
+fn a_table_is_freed_as_one_frame_whatever_its_level() {
+    let (machine, frames) = machine(64);
+    let table = frames.allocate(0).unwrap();
+    frames.meta(table).state.store(state_of(Kind::Table, 3), Relaxed);
+    assert_eq!(blocks(&frames, Kind::Table), [(table, 0)]);
+    frames.free(&machine, table, 0);
+    assert_all_free(&frames);
+}
+
+#[test]
+fn allocations_fail_when_they_are_told_to() {
+    let (_machine, frames) = machine(64);
+    let tries = || [(); 4].map(|()| frames.allocate(0).is_some());
+    frames.fail_after(Some(2));
+    assert_eq!(tries(), [true, true, false, false]);
+    assert_eq!(frames.failed_on_purpose(), 2);
+    frames.fail_after(None);
+    assert_eq!(tries(), [true; 4]);
+    assert_eq!(frames.failed_on_purpose(), 2);
+    frames.fail_once_after(Some(1));
+    assert_eq!(tries(), [true, false, true, true]);
+    assert_eq!(frames.failed_on_purpose(), 1);
+    frames.fail_after(Some(0));
+    assert!(frames.new_folio(0).is_none());
+}
+
+#[test]
+fn the_check_finds_what_is_broken() {
+    type Damage = fn(&Frames<Machine>, Frame);
+    let breaks: [(&str, Damage); 6] = [
+        ("a kind", |frames, f| frames.meta(f).reset(Kind::Raw, 0)),
+        ("an order", |frames, f| frames.meta(f).state.store(state_of(Kind::Free, 3), Relaxed)),
+        ("a link back", |frames, f| frames.meta(f).previous.store(f.0, Relaxed)),
+        ("a link out of the memory", |frames, f| frames.meta(f).next.store(7, Relaxed)),
+        ("a link that loops", |frames, f| frames.meta(f).next.store(f.0, Relaxed)),
+        ("a free frame on no list", |frames, f| {
+            frames.meta(f.plus(1)).state.store(state_of(Kind::Free, 0), Relaxed)
+        }),
+    ];
+    for (what, damage) in breaks {
+        let (_machine, frames) = machine(1024);
+        assert_eq!(frames.check_free_lists(), Ok(()));
+        let (block, _) = *blocks(&frames, Kind::Free).iter().max_by_key(|(_, o)| *o).unwrap();
+        damage(&frames, block);
+        assert!(frames.check_free_lists().is_err(), "{what}");
+    }
+}
+
+#[test]
+fn threads_never_get_the_same_frame() {
+    let (machine, frames) = machine(600);
+    std::thread::scope(|scope| {
+        for thread in 1..=4u8 {
+            let (machine, frames) = (&machine, &frames);
+            scope.spawn(move || {
+                for round in 0..2000u32 {
+                    let order = (round % 5) as u8;
+                    let Some(block) = frames.allocate(order) else {
+                        continue;
+                    };
+                    let bytes = 4096 << order;
+                    // SAFETY: the block is ours, and its window is consecutive.
+                    unsafe { machine.window(block).as_ptr().write_bytes(thread, bytes) };
+                    std::thread::yield_now();
+                    // SAFETY: as above.
+                    let seen = unsafe {
+                        core::slice::from_raw_parts(machine.window(block).as_ptr(), bytes)
+                    };
+                    assert!(seen.iter().all(|byte| *byte == thread));
+                    frames.free(machine, block, order);
+                }
+            });
+        }
+    });
+    assert_all_free(&frames);
+}
+
+proptest! {
+    /// Steps: allocate a block of an order, or free the n-th that we have.
+    #[test]
+    fn any_sequence_keeps_blocks_apart_and_the_lists_in_order(
+        first in 0u32..40,
+        holes in prop::collection::vec((1u32..400, 0u32..40), 1..5),
+        steps in prop::collection::vec((any::<bool>(), 0u8..7, any::<prop::sample::Index>()), 0..200),
+    ) {
+        let end = first + holes.iter().map(|(size, hole)| size + hole).sum::<u32>();
+        let machine = Machine::new(first, end - first);
+        let mut at = first;
+        let ranges: Vec<_> = holes.iter().map(|(size, hole)| {
+            let range = range(at, *size);
+            at += size + hole;
+            range
+        }).collect();
+        let Ok(frames) = Frames::new(&machine, &ranges) else { return Ok(()) };
+        let before = blocks(&frames, Kind::Free);
+        let mut model: BTreeMap<Frame, u8> = BTreeMap::new();
+        for (allocate, order, index) in steps {
+            if allocate || model.is_empty() {
+                match frames.allocate(order) {
+                    Some(block) => {
+                        prop_assert!(block.is_aligned(order));
+                        let end = block.plus(1 << order);
+                        prop_assert!((block.0..end.0).all(|frame| frames.manages(Frame(frame))));
+                        if let Some((below, order)) = model.range(..end).next_back() {
+                            prop_assert!(below.plus(1 << order) <= block, "overlap");
+                        }
+                        model.insert(block, order);
+                    }
+                    None => {
+                        let largest = blocks(&frames, Kind::Free).iter().map(|(_, o)| *o).max();
+                        prop_assert!(largest < Some(order));
+                    }
+                }
+            } else {
+                let block = *index.get(&model.keys().copied().collect::<Vec<_>>());
+                let order = model.remove(&block).unwrap();
+                frames.free(&machine, block, order);
+            }
+            prop_assert_eq!(frames.check_free_lists(), Ok(()));
+            let used: u64 = model.values().map(|order| 1u64 << order).sum();
+            prop_assert_eq!(frames.free_frames() + used, frames.total_frames());
+            let raw = blocks(&frames, Kind::Raw);
+            prop_assert!(raw.into_iter().eq(model.iter().map(|(block, order)| (*block, *order))));
+            prop_assert!(blocks(&frames, Kind::Tail).is_empty());
+        }
+        for (block, order) in model {
+            frames.free(&machine, block, order);
+        }
+        prop_assert_eq!(blocks(&frames, Kind::Free), before);
+        assert_all_free(&frames);
+    }
+}

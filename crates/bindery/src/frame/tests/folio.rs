@@ -1,0 +1,264 @@
+//! Folios: counts, anon-exclusive bits, splits.
+
+extern crate std;
+
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::vec;
+use std::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::super::folio::{Folio, Freed, MAX_FOLIO_ORDER, TooManyMappings};
+use super::super::meta::{EXCLUSIVE, LOCK, state_of};
+use super::super::split::SplitError;
+use super::super::{Frames, Kind};
+use super::{Machine, assert_all_free, blocks, machine};
+use crate::addr::Frame;
+
+#[test]
+fn a_fresh_folio_has_one_reference_and_is_exclusive_all_over() {
+    for order in 0..=MAX_FOLIO_ORDER {
+        let (machine, frames) = machine(2048);
+        let folio = frames.new_folio(order).unwrap();
+        assert_eq!((frames.references(folio), frames.mappings(folio)), (1, 0));
+        assert_eq!(frames.exclusive_run(folio, 0, folio.pages()), (true, folio.pages()));
+        assert!(!frames.is_dirty(folio));
+        for page in 0..folio.pages() {
+            assert_eq!(frames.folio_of(folio.head.plus(page)), Some(folio));
+        }
+        assert_eq!(frames.release(&machine, folio), Freed::Yes);
+        assert_all_free(&frames);
+    }
+    assert!(machine(4096).1.new_folio(MAX_FOLIO_ORDER + 1).is_none());
+}
+
+#[test]
+fn the_last_mapping_or_reference_frees() {
+    let (machine, frames) = machine(64);
+    let folio = frames.new_folio(4).unwrap();
+    let counts = || (frames.references(folio), frames.mappings(folio));
+    frames.first_map(folio, 16);
+    assert_eq!(counts(), (0, 16));
+    frames.map(folio, 16).unwrap();
+    frames.hold(folio);
+    assert_eq!(counts(), (1, 32));
+    assert_eq!(frames.unmap(&machine, folio, 16), Freed::No);
+    assert_eq!(frames.unmap(&machine, folio, 16), Freed::No);
+    assert_eq!(counts(), (1, 0));
+    assert_eq!(frames.release(&machine, folio), Freed::Yes);
+    assert_eq!(*machine.released.lock().unwrap(), [(folio.head, 16)]);
+
+    let folio = frames.new_folio(0).unwrap();
+    frames.first_map(folio, 1);
+    assert_eq!(frames.unmap(&machine, folio, 1), Freed::Yes);
+    assert_all_free(&frames);
+}
+
+#[test]
+fn only_pages_of_live_folios_have_a_folio() {
+    let (machine, frames) = machine(64);
+    let folio = frames.new_folio(4).unwrap();
+    // From now on this is the only memory.
+    while frames.allocate(0).is_some() {}
+    frames.release(&machine, folio);
+    let nothing = |frame: Frame| assert_eq!(frames.folio_of(frame), None, "{frame:?}");
+    (0..16).map(|page| folio.head.plus(page)).for_each(nothing);
+    nothing(Frame(0));
+    nothing(Frame(u32::MAX));
+    nothing(Frame(0x100 + 63));
+
+    let raw = frames.allocate(4).unwrap();
+    assert_eq!(raw, folio.head);
+    (0..16).map(|page| folio.head.plus(page)).for_each(nothing);
+    for kind in [Kind::Table, Kind::Slab, Kind::Zero] {
+        frames.meta(raw).state.store(state_of(kind, 0), Relaxed);
+        nothing(raw);
+    }
+    frames.meta(raw).reset(Kind::Raw, 4);
+    frames.free(&machine, raw, 4);
+
+    // A smaller folio at the same place does not get the tails that the larger one left.
+    let small = frames.new_folio(2).unwrap();
+    assert_eq!(small.head, folio.head);
+    (4..16).map(|page| folio.head.plus(page)).for_each(nothing);
+    (0..4).for_each(|page| assert_eq!(frames.folio_of(small.head.plus(page)), Some(small)));
+}
+
+#[test]
+fn too_many_mappings_are_refused() {
+    let (_machine, frames) = machine(64);
+    let folio = frames.new_folio(4).unwrap();
+    frames.first_map(folio, 16);
+    frames.meta(folio.head).count.store(((1 << 31) - 17) << 32, Relaxed);
+    assert_eq!(frames.map(folio, 16), Ok(()));
+    assert_eq!(frames.map(folio, 1), Err(TooManyMappings));
+    assert_eq!(frames.mappings(folio), (1 << 31) - 1);
+}
+
+#[test]
+fn taking_away_what_is_not_there_changes_nothing_and_is_counted() {
+    let (machine, frames) = machine(64);
+    let folio = frames.new_folio(1).unwrap();
+    assert_eq!(frames.unmap(&machine, folio, 1), Freed::No);
+    frames.first_map(folio, 2);
+    assert_eq!(frames.release(&machine, folio), Freed::No);
+    assert_eq!(frames.refused(), 2);
+    assert_eq!((frames.references(folio), frames.mappings(folio)), (0, 2));
+    assert_eq!(frames.unmap(&machine, folio, 2), Freed::Yes);
+}
+
+#[test]
+fn of_many_threads_exactly_one_frees() {
+    let (machine, frames) = machine(64);
+    for _ in 0..200 {
+        let folio = frames.new_folio(3).unwrap();
+        frames.first_map(folio, 8);
+        (1..4).for_each(|_| frames.map(folio, 8).unwrap());
+        let freed = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    frames.hold(folio);
+                    let ends = [frames.unmap(&machine, folio, 8), frames.release(&machine, folio)];
+                    freed.fetch_add(
+                        ends.iter().filter(|e| **e == Freed::Yes).count() as u32,
+                        Relaxed,
+                    );
+                });
+            }
+        });
+        assert_eq!(freed.into_inner(), 1);
+    }
+    assert_all_free(&frames);
+}
+
+#[test]
+fn dirty_and_the_lock_do_not_disturb_each_other() {
+    let (_machine, frames) = machine(64);
+    let folio = frames.new_folio(0).unwrap();
+    assert!(frames.try_lock_folio(folio) && !frames.try_lock_folio(folio));
+    frames.mark_dirty(folio);
+    frames.clear_exclusive(folio, 0, 1);
+    frames.unlock_folio(folio);
+    assert!(frames.is_dirty(folio) && frames.try_lock_folio(folio));
+    frames.clear_dirty(folio);
+    assert!(!frames.is_dirty(folio) && !frames.try_lock_folio(folio));
+    assert_eq!(frames.exclusive_run(folio, 0, 9), (false, 1));
+}
+
+#[test]
+fn a_split_is_refused_with_the_reason_and_changes_nothing() {
+    let (_machine, frames) = machine(64);
+    let folio = frames.new_folio(3).unwrap();
+    let split = |order, each| frames.split(folio, order, |_| each);
+    assert_eq!(split(3, 0), Err(SplitError::Order));
+    assert_eq!(split(0, 1), Err(SplitError::Mappings));
+    frames.hold(folio);
+    assert_eq!(split(0, 0), Err(SplitError::References));
+    frames.meta(folio.head).count.store(8 << 32, Relaxed);
+    assert_eq!(split(0, 1), Err(SplitError::References));
+    frames.meta(folio.head).count.store(8 << 32 | 1, Relaxed);
+    assert!((0..8).all(|page| frames.folio_of(folio.head.plus(page)) == Some(folio)));
+    assert_eq!(frames.exclusive_run(folio, 0, 8), (true, 8));
+    assert_eq!(split(0, 1), Ok(()));
+    assert_eq!(blocks(&frames, Kind::Folio).len(), 8);
+}
+
+/// Everything that can be seen of a folio's bits, page by page.
+fn exclusive_pages(frames: &Frames<Machine>, folio: Folio) -> Vec<bool> {
+    (0..folio.pages()).map(|page| frames.exclusive_run(folio, page, 1).0).collect()
+}
+
+proptest! {
+    #[test]
+    fn exclusive_bits_behave_like_an_array(
+        order in 0..=MAX_FOLIO_ORDER,
+        steps in prop::collection::vec((any::<bool>(), 0u32..520, 0u32..520), 0..30),
+        from in 0u32..520,
+        count in 0u32..520,
+    ) {
+        let (_machine, frames) = machine(1200);
+        let folio = frames.new_folio(order).unwrap();
+        let mut model = vec![true; folio.pages() as usize];
+        for (set, page, count) in steps {
+            let end = (page + count).min(folio.pages());
+            model.get_mut(page as usize..end as usize).into_iter().flatten().for_each(|b| *b = set);
+            if set {
+                frames.set_exclusive(folio, page, count);
+            } else {
+                frames.clear_exclusive(folio, page, count);
+            }
+        }
+        prop_assert_eq!(exclusive_pages(&frames, folio), model.clone());
+        let rest = model.get(from as usize..).unwrap_or_default();
+        let rest = &rest[..rest.len().min(count as usize)];
+        let expected = rest.first().map_or((false, 0), |first| {
+            (*first, rest.iter().take_while(|bit| *bit == first).count() as u32)
+        });
+        prop_assert_eq!(frames.exclusive_run(folio, from, count), expected);
+    }
+
+    #[test]
+    fn a_split_hands_everything_down(
+        whole in 1..=MAX_FOLIO_ORDER,
+        part in 0..MAX_FOLIO_ORDER,
+        dirty in any::<bool>(),
+        locked in any::<bool>(),
+        mapped in prop::collection::vec(0u32..3, 512),
+        shared in prop::collection::vec((0u32..512, 0u32..100), 0..12),
+    ) {
+        let part = part % whole;
+        let (machine, frames) = machine(1200);
+        let folio = frames.new_folio(whole).unwrap();
+        let pages = folio.pages();
+        for (page, count) in shared {
+            frames.clear_exclusive(folio, page, count);
+        }
+        let exclusive = exclusive_pages(&frames, folio);
+        let mapped = &mapped[..pages as usize];
+        mapped.iter().for_each(|entries| frames.map(folio, *entries).unwrap());
+        let head = frames.meta(folio.head);
+        head.owner.store(77, Relaxed);
+        head.word.store(1000, Relaxed);
+        head.next.store(5, Relaxed);
+        if dirty {
+            frames.mark_dirty(folio);
+        }
+        prop_assert!(!locked || frames.try_lock_folio(folio));
+
+        prop_assert_eq!(frames.split(folio, part, |page| mapped[page as usize]), Ok(()));
+
+        prop_assert_eq!(head.next.load(Relaxed), 5);
+        let parts: Vec<Folio> = (0..pages)
+            .step_by(1 << part)
+            .map(|first| frames.folio_of(folio.head.plus(first)).unwrap())
+            .collect();
+        for (n, piece) in parts.iter().enumerate() {
+            let first = (n as u32) << part;
+            let range = first as usize..(first + piece.pages()) as usize;
+            prop_assert_eq!((piece.head, piece.order), (folio.head.plus(first), part));
+            for page in 0..piece.pages() {
+                prop_assert_eq!(frames.folio_of(piece.head.plus(page)), Some(*piece));
+            }
+            prop_assert_eq!(exclusive_pages(&frames, *piece), &exclusive[range.clone()]);
+            let flag = frames.meta(piece.head).state.load(Relaxed) & EXCLUSIVE != 0;
+            prop_assert_eq!(flag, part == 0 && exclusive[first as usize]);
+            prop_assert_eq!(frames.mappings(*piece), mapped[range].iter().sum::<u32>());
+            prop_assert_eq!(frames.references(*piece), 1);
+            prop_assert_eq!(frames.is_dirty(*piece), dirty);
+            let is_locked = frames.meta(piece.head).state.load(Relaxed) & LOCK != 0;
+            prop_assert_eq!(is_locked, locked && n == 0);
+            prop_assert_eq!(frames.meta(piece.head).owner.load(Relaxed), 77);
+            prop_assert_eq!(frames.meta(piece.head).word.load(Relaxed), 1000 + u64::from(first));
+        }
+        for piece in parts {
+            let mapped = frames.mappings(piece);
+            let kept = frames.release(&machine, piece);
+            prop_assert_eq!(kept, if mapped == 0 { Freed::Yes } else { Freed::No });
+            if mapped > 0 {
+                prop_assert_eq!(frames.unmap(&machine, piece, mapped), Freed::Yes);
+            }
+        }
+        assert_all_free(&frames);
+    }
+}

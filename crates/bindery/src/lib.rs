@@ -1,0 +1,62 @@
+//! Bindery: a virtual-memory subsystem with Linux semantics, for people who build kernels.
+//!
+//! You bring physical memory and TLB invalidation ([`Platform`]); you get address spaces with
+//! `mmap`, `munmap`, `mprotect`, `mremap`, `fork` and faults ([`AddressSpace`]), on x86-64,
+//! AArch64 and RISC-V ([`arch`]), tested on your host before it ever boots (`bindery-hosted`).
+//!
+//! The idea: **every operation works on the largest piece that the page table can name**, a run of
+//! entries, a contiguous block, a whole table, never page by page.
+//!
+//! # Terms
+//!
+//! | term | meaning |
+//! |---|---|
+//! | frame | a base page of physical memory (4 KiB) |
+//! | folio | 2^order consecutive frames that are counted as one; order 0 to 9 |
+//! | entry, leaf, table | an 8-byte page-table entry; one that maps memory; 512 entries in a frame |
+//! | level | how far a table is from the leaves: 1 (Linux: PTE), 2 (PMD), 3 (PUD), ... the root |
+//! | span | the bytes that one entry of a level covers: 4 KiB, 2 MiB, 1 GiB, ... |
+//! | run | consecutive entries that one operation may treat as one thing |
+//! | contiguous block | 16 leaves that the MMU may cache as one (AArch64, RISC-V Svnapot) |
+//! | VMA | a mapping: a stretch of addresses with one purpose and one protection |
+//! | hull | a range that is unmapped, with what is free around it: its tables can go whole |
+//! | absent entry | one that only software understands: swapped out, a marker, or hidden |
+//! | hidden | mapped with no permission (`PROT_NONE`), so that the MMU sees nothing |
+//! | anon-exclusive | no other address space maps this anonymous page: a write needs no copy |
+//! | gather | what must be flushed before it may be freed |
+//! | stray | a table that was unhooked from its tree |
+//!
+//! # Layers
+//!
+//! Lower never imports higher: [`addr`], [`arch`], [`platform`], `frame`, `table` with `tlb`,
+//! `space`, [`check`].
+
+#![no_std]
+
+#[cfg(test)]
+extern crate std;
+
+pub mod addr;
+pub mod arch;
+pub mod check;
+mod error;
+mod frame;
+mod memory;
+pub mod platform;
+mod space;
+mod stats;
+mod table;
+mod tlb;
+
+pub use error::{Errno, Error, FaultError, Verb};
+pub use frame::{FrameRange, FramesError};
+pub use memory::{FolioPolicy, Memory, SizeMode};
+pub use platform::Platform;
+pub use space::{
+    Access, AddressSpace, Inspection, MapRequest, Mapping, Place, Protection, Remap, Resolved,
+    SpaceOptions,
+};
+pub use stats::Counts;
+pub use table::Reach;
+pub use table::leaf::CollapseError;
+pub use tlb::Leftovers;

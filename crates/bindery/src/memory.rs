@@ -1,0 +1,219 @@
+//! All physical memory that an embedder hands over, and what its address spaces share.
+
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
+
+use crate::addr::{Frame, PAGE_SIZE};
+use crate::arch::{self, Arch, Entry};
+use crate::frame::meta;
+use crate::frame::slab::Slab;
+use crate::frame::{FrameRange, Frames, FramesError, MAX_FOLIO_ORDER};
+use crate::platform::Platform;
+use crate::space::vma::Vma;
+use crate::stats::Counts;
+use crate::table::OutOfMemory;
+
+/// The machine's memory under Bindery's care: frames, their metadata, the zero page, the folio
+/// policy. One for a system; every [`crate::AddressSpace`] borrows it.
+pub struct Memory<P: Platform> {
+    pub(crate) platform: P,
+    pub(crate) frames: Frames<P>,
+    pub(crate) zero_frame: Frame,
+    pub(crate) vmas: Slab<Vma, P>,
+    policy: FolioPolicy,
+}
+
+impl<P: Platform> Memory<P> {
+    /// Takes over the frames in `ranges`. About 0.8 % of them hold the metadata (32 bytes for
+    /// each frame between the lowest and the highest).
+    ///
+    /// # Errors
+    /// Where ranges are empty, overlap, or are too small to hold their own metadata.
+    ///
+    /// Complexity: linear in the frames; done once, at boot.
+    pub fn new(platform: P, ranges: &[FrameRange]) -> Result<Self, FramesError> {
+        let frames = Frames::new(&platform, ranges)?;
+        let zero_frame = frames.allocate(0).ok_or(FramesError::TooSmall)?;
+        platform.zero(zero_frame, 1);
+        frames.meta(zero_frame).state.store(meta::Kind::Zero as u32, Ordering::Relaxed);
+        Ok(Self {
+            platform,
+            frames,
+            zero_frame,
+            vmas: Slab::new(),
+            policy: FolioPolicy::new(),
+        })
+    }
+
+    /// The platform that was handed to [`Memory::new`].
+    pub fn platform(&self) -> &P {
+        &self.platform
+    }
+
+    /// Which folio sizes faults may use; may be changed at any time.
+    pub fn folio_policy(&self) -> &FolioPolicy {
+        &self.policy
+    }
+
+    /// Frames that nobody uses, in base pages.
+    pub fn free_frames(&self) -> u64 {
+        self.frames.free_frames()
+    }
+
+    /// Makes the frame allocator fail: the `n`-th allocation from now on and all later ones, or
+    /// none with `None`. For tests of what happens when memory runs out at each single point.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn fail_allocations_after(&self, n: Option<u64>) {
+        self.frames.fail_after(n);
+    }
+
+    /// The entries of a table.
+    #[inline]
+    pub(crate) fn slots(&self, table: Frame) -> &[AtomicU64] {
+        let window = self.platform.window(table).cast::<AtomicU64>();
+        debug_assert!(PAGE_SIZE >= 8 << P::Arch::INDEX_BITS);
+        // SAFETY: the window shows all 4,096 bytes of the frame for as long as the platform lives
+        // (obligation 1 of `Platform`), aligned to 4,096; a table of 2^INDEX_BITS entries fits.
+        // Callers pass frames that are tables, whose bytes the core and the MMU access as aligned
+        // 64-bit atomics alone.
+        unsafe {
+            core::slice::from_raw_parts(window.as_ptr(), arch::entries::<P::Arch>() as usize)
+        }
+    }
+
+    /// How far a run that begins with `frame` may go, at most `limit` pages, and what neighbours
+    /// differ by: the rest of the folio; neighbours that all map the zero page count as one run
+    /// too.
+    #[inline]
+    pub(crate) fn folio_limit(&self, frame: Frame, limit: u32) -> (u32, u64) {
+        if frame == self.zero_frame {
+            return (limit, 0);
+        }
+        match self.frames.folio_of(frame) {
+            Some(folio) => {
+                let left = folio.head.0 + folio.pages() - frame.0;
+                (limit.min(left), P::Arch::STEP)
+            }
+            None => (limit, P::Arch::STEP),
+        }
+    }
+
+    /// Drops the mappings of `pages` pages of one folio, the first of which `first` names; it
+    /// holds accessed and dirty of them all.
+    #[inline]
+    pub(crate) fn unmap_pages(&self, first: Entry, pages: u32, counts: &mut Counts) {
+        let dirty = P::Arch::attributes(first).dirty;
+        self.unmap_frames(P::Arch::frame(first), pages, dirty, counts);
+    }
+
+    pub(crate) fn unmap_frames(&self, first: Frame, pages: u32, dirty: bool, counts: &mut Counts) {
+        // The zero page, and frames that are not ours, have no counts.
+        let Some(folio) = self.frames.folio_of(first) else { return };
+        if dirty {
+            // Before the mapping goes: afterwards the folio may be somebody else's.
+            self.frames.mark_dirty(folio);
+        }
+        counts.folios_touched += 1;
+        self.frames.unmap(&self.platform, folio, pages);
+    }
+
+    /// Adds mappings of `pages` pages of one folio to another address space: nobody is exclusive
+    /// any more.
+    pub(crate) fn share_frames(
+        &self,
+        first: Frame,
+        pages: u32,
+        counts: &mut Counts,
+    ) -> Result<(), OutOfMemory> {
+        let Some(folio) = self.frames.folio_of(first) else { return Ok(()) };
+        self.frames.map(folio, pages).map_err(|_| OutOfMemory)?;
+        self.frames.clear_exclusive(folio, first.0 - folio.head.0, pages);
+        counts.folios_touched += 1;
+        Ok(())
+    }
+}
+
+/// When folios of one size are used, as Linux's files under
+/// `/sys/kernel/mm/transparent_hugepage/hugepages-*kB/enabled` say it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SizeMode {
+    /// Not at all.
+    Never,
+    /// In areas for which the program has asked (`MADV_HUGEPAGE`).
+    Madvise,
+    /// As [`FolioPolicy::set_global`] says.
+    Inherit,
+    /// Wherever they fit.
+    Always,
+}
+
+impl SizeMode {
+    fn from_number(number: u8) -> Self {
+        match number {
+            1 => Self::Madvise,
+            2 => Self::Inherit,
+            3 => Self::Always,
+            _ => Self::Never,
+        }
+    }
+}
+
+/// The sizes of folios that faults may use. A fault takes the largest that the policy, the mapping
+/// and its neighbours allow, and a smaller one where memory is fragmented. Base pages are always
+/// allowed.
+pub struct FolioPolicy {
+    modes: [AtomicU8; MAX_FOLIO_ORDER as usize + 1],
+    global: AtomicU8,
+    /// The orders that are `Always` in the end; bit n for order n. What faults read.
+    always: AtomicU16,
+}
+
+impl FolioPolicy {
+    const fn new() -> Self {
+        Self {
+            modes: [const { AtomicU8::new(0) }; MAX_FOLIO_ORDER as usize + 1],
+            global: AtomicU8::new(0),
+            always: AtomicU16::new(0),
+        }
+    }
+
+    /// Sets when folios of 2^`order` pages are used. Order 0 and orders above 9 are ignored.
+    pub fn set(&self, order: u8, mode: SizeMode) {
+        if let Some(slot) = self.modes.get(usize::from(order)) {
+            slot.store(mode as u8, Ordering::Relaxed);
+            self.recompute();
+        }
+    }
+
+    /// When folios of 2^`order` pages are used.
+    pub fn get(&self, order: u8) -> SizeMode {
+        let mode = self.modes.get(usize::from(order)).map(|mode| mode.load(Ordering::Relaxed));
+        SizeMode::from_number(mode.unwrap_or(0))
+    }
+
+    /// Sets what [`SizeMode::Inherit`] stands for; `Inherit` itself counts as `Never`.
+    pub fn set_global(&self, mode: SizeMode) {
+        self.global.store(mode as u8, Ordering::Relaxed);
+        self.recompute();
+    }
+
+    fn recompute(&self) {
+        let global = SizeMode::from_number(self.global.load(Ordering::Relaxed));
+        let mut always = 0;
+        for order in 1..=MAX_FOLIO_ORDER {
+            let mode = match self.get(order) {
+                SizeMode::Inherit => global,
+                mode => mode,
+            };
+            if mode == SizeMode::Always {
+                always |= 1 << order;
+            }
+        }
+        self.always.store(always, Ordering::Relaxed);
+    }
+
+    /// The orders that a fault may use where the program has asked for nothing.
+    #[inline]
+    pub(crate) fn orders(&self) -> u16 {
+        self.always.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,142 @@
+//! `mmap(2)` of anonymous private memory.
+
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch;
+use crate::error::Error;
+use crate::platform::Platform;
+use crate::tlb::Gather;
+
+use super::index::Indexed;
+use super::vma::{Protection, Vma};
+use super::{AddressSpace, Removed};
+
+/// Where a mapping shall be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Place {
+    /// Wherever there is room.
+    #[default]
+    Anywhere,
+    /// There if it is free (rounded down to a page), else anywhere.
+    Near(VirtAddr),
+    /// Exactly there; what is mapped there goes (`MAP_FIXED`).
+    Fixed(VirtAddr),
+    /// Exactly there, or not at all (`MAP_FIXED_NOREPLACE`).
+    FixedNoReplace(VirtAddr),
+}
+
+/// A mapping that is asked for: anonymous and private.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MapRequest {
+    /// Length in bytes, rounded up to pages.
+    pub length: u64,
+    /// What the program may do with it.
+    pub protection: Protection,
+    /// Where it shall be.
+    pub place: Place,
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Maps anonymous private memory, and returns where. It reads as zeroes; frames come with the
+    /// first touch. (Linux: `mmap(2)` with `MAP_PRIVATE | MAP_ANONYMOUS`.)
+    ///
+    /// An address that is not given is chosen downwards from the top, and a mapping of at least
+    /// one table's span (2 MiB) begins at a multiple of it where there is room, so that large
+    /// folios and whole-table moves fit.
+    ///
+    /// # Errors
+    /// [`Error::ZeroLength`]; [`Error::TooLong`] and [`Error::OutOfRange`] where it would not fit
+    /// into user space; [`Error::Unaligned`] for a fixed address; [`Error::BelowMinimum`];
+    /// [`Error::Exists`] for [`Place::FixedNoReplace`]; [`Error::TooManyMappings`];
+    /// [`Error::NoRoom`]; [`Error::OutOfMemory`]. Nothing is changed then.
+    ///
+    /// Complexity: logarithmic in the mappings; of what [`Place::Fixed`] replaces, as
+    /// [`AddressSpace::munmap`].
+    pub fn mmap(&self, request: &MapRequest) -> Result<VirtAddr, Error> {
+        if request.length == 0 {
+            return Err(Error::ZeroLength);
+        }
+        let length = request.length.checked_next_multiple_of(PAGE_SIZE).ok_or(Error::TooLong)?;
+        if length > self.limit().0 {
+            return Err(Error::TooLong);
+        }
+        let guard = self.mutex.lock();
+        self.room_for(1)?;
+        let range = self.find_place(length, request.place)?;
+        let node = self.new_vma(Vma::new(
+            range,
+            request.protection,
+            range.start().0 >> PAGE_SHIFT,
+        ))?;
+        let (mut gather, mut removed) = (Gather::new(), Removed::default());
+        let overlaps = |vma: &Vma| vma.start() < range.end().0;
+        if self.first_behind(range.start().0).is_some_and(overlaps)
+            && let Err(error) = self.unmap_locked(range, &mut gather, &mut removed)
+        {
+            let error = self.give_back([Some(node), None], error);
+            drop(guard);
+            self.finish(gather, removed);
+            return Err(error);
+        }
+        self.insert(node);
+        self.merge_around(self.vma(node), &mut removed);
+        drop(guard);
+        self.finish(gather, removed);
+        Ok(range.start())
+    }
+
+    fn find_place(&self, length: u64, place: Place) -> Result<VirtRange, Error> {
+        match place {
+            Place::Fixed(start) => self.fixed_range(start, length),
+            Place::FixedNoReplace(start) => {
+                let range = self.fixed_range(start, length)?;
+                match self.first_behind(start.0) {
+                    Some(vma) if vma.start() < range.end().0 => {
+                        Err(Error::Exists(VirtAddr(vma.start().max(start.0))))
+                    }
+                    _ => Ok(range),
+                }
+            }
+            Place::Near(hint) => {
+                let start = hint.align_down(PAGE_SIZE);
+                if let Ok(range) = self.fixed_range(start, length)
+                    && self.first_behind(start.0).is_none_or(|vma| vma.start() >= range.end().0)
+                {
+                    return Ok(range);
+                }
+                self.free_range(length)
+            }
+            Place::Anywhere => self.free_range(length),
+        }
+    }
+
+    fn fixed_range(&self, start: VirtAddr, length: u64) -> Result<VirtRange, Error> {
+        if !start.is_aligned(PAGE_SIZE) {
+            return Err(Error::Unaligned(start));
+        }
+        let limit = self.limit();
+        let range = VirtRange::from_len(start, length).ok_or(Error::OutOfRange { limit })?;
+        if range.end() > limit {
+            return Err(Error::OutOfRange { limit });
+        }
+        let minimum = self.options.minimum_address;
+        if start < minimum {
+            return Err(Error::BelowMinimum { minimum });
+        }
+        Ok(range)
+    }
+
+    fn free_range(&self, length: u64) -> Result<VirtRange, Error> {
+        let table = arch::table_span::<P::Arch>(1);
+        let aligned = (length >= table).then(|| self.find_free(length, table, 0)).flatten();
+        aligned.or_else(|| self.find_free(length, PAGE_SIZE, 0)).ok_or(Error::NoRoom)
+    }
+
+    /// The highest free range of `length` bytes that begins `congruent` bytes behind a multiple
+    /// of `align`.
+    pub(super) fn find_free(&self, length: u64, align: u64, congruent: u64) -> Option<VirtRange> {
+        let low = self.options.minimum_address.0;
+        let high = self.search_top();
+        let start = self.vmas.find_gap_top_down(length, align, congruent, low, high)?;
+        VirtRange::from_len(VirtAddr(start), length)
+    }
+}

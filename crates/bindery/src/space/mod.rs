@@ -1,0 +1,312 @@
+//! Address spaces: VMAs, and one verb a file.
+//!
+//! # Who locks what
+//! 1. The *mutex* of the address space: taken by every verb that changes VMAs (`mmap`, `munmap`,
+//!    `mprotect`, `mremap`, `fork`). Faults do not take it.
+//! 2. The lock of each VMA ([`vma`]): for reading by faults, for writing by those who change it.
+//!    Taken after the mutex, in address order.
+//! 3. The table locks (`table::lock`), innermost.
+//!
+//! A fault that cannot take its VMA's lock waits for the mutex, never the other way round: who
+//! holds the mutex waits for faults to leave, and faults inside wait only for table locks.
+
+mod fault;
+mod fork;
+pub(crate) mod index;
+#[cfg(test)]
+mod index_tests;
+mod inspect;
+mod map;
+mod protect;
+mod remap;
+mod unmap;
+pub(crate) mod vma;
+
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
+
+use lock_api::Mutex;
+
+use crate::Memory;
+use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Arch};
+use crate::error::Error;
+use crate::platform::Platform;
+use crate::stats::Counts;
+use crate::table::{PageTable, Reach, ReadSection};
+use crate::tlb::{Gather, Leftovers};
+
+pub use fault::{Access, Resolved};
+pub use inspect::{Inspection, Mapping};
+pub use map::{MapRequest, Place};
+pub use remap::Remap;
+pub use vma::Protection;
+
+use index::{Index, Indexed};
+use vma::Vma;
+
+/// What an embedder may choose for an address space.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SpaceOptions {
+    /// How far runs reach; anything but [`Reach::Table`] is for comparison.
+    pub reach: Reach,
+    /// The lowest address that may be mapped, in bytes (Linux: `vm.mmap_min_addr`).
+    pub minimum_address: VirtAddr,
+    /// Where the search for free addresses begins, downwards; `None` for the end of user space,
+    /// but below 2^47 on x86-64 with five levels, as programs that never heard of it expect.
+    pub search_top: Option<VirtAddr>,
+    /// The most VMAs that there may be (Linux: `vm.max_map_count`).
+    pub maximum_mappings: usize,
+}
+
+impl Default for SpaceOptions {
+    fn default() -> Self {
+        Self {
+            reach: Reach::Table,
+            minimum_address: VirtAddr(0x1_0000),
+            search_top: None,
+            maximum_mappings: 65_530,
+        }
+    }
+}
+
+/// The memory of one process: what is mapped where, and the page tables that say so to the MMU.
+///
+/// All verbs take `&self` and may be called from several CPUs at once. Dropping it unmaps
+/// everything; no CPU may have its root loaded then.
+pub struct AddressSpace<'m, P: Platform> {
+    pub(crate) table: PageTable<'m, P>,
+    pub(crate) vmas: Index<Vma>,
+    mutex: Mutex<P::Mutex, ()>,
+    options: SpaceOptions,
+}
+
+impl<'m, P: Platform> AddressSpace<'m, P> {
+    /// An address space in which nothing is mapped.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] where there is no frame for the root table.
+    pub fn new(memory: &'m Memory<P>, options: SpaceOptions) -> Result<Self, Error> {
+        Ok(Self {
+            table: PageTable::new(memory, options.reach).ok_or(Error::OutOfMemory)?,
+            vmas: Index::new(),
+            mutex: Mutex::new(()),
+            options,
+        })
+    }
+
+    /// The frame of the root table: what the embedder loads into the MMU, between
+    /// [`AddressSpace::enter`] and [`AddressSpace::leave`].
+    pub fn root(&self) -> Frame {
+        self.table.root
+    }
+
+    /// Says that the calling CPU is about to load the root. From here on it receives
+    /// invalidations.
+    pub fn enter(&self) {
+        let section = ReadSection::enter(self.platform());
+        self.table.presence.enter(self.platform().cpu());
+        drop(section);
+    }
+
+    /// Says that the calling CPU has loaded another root, and what its TLB may still hold.
+    pub fn leave(&self, leftovers: Leftovers) {
+        let section = ReadSection::enter(self.platform());
+        self.table.presence.leave(self.platform().cpu(), leftovers);
+        drop(section);
+    }
+
+    /// The work that was done on the page table so far.
+    pub fn counts(&self) -> Counts {
+        self.table.stats.read()
+    }
+
+    /// The memory that the address space takes its frames from.
+    pub fn memory(&self) -> &'m Memory<P> {
+        self.table.memory
+    }
+
+    /// The number of mappings (VMAs).
+    pub fn mapping_count(&self) -> usize {
+        self.vmas.len()
+    }
+
+    pub(crate) fn platform(&self) -> &'m P {
+        &self.table.memory.platform
+    }
+
+    /// The end of user space.
+    pub(crate) fn limit(&self) -> VirtAddr {
+        VirtAddr(P::Arch::USER_END)
+    }
+
+    fn search_top(&self) -> u64 {
+        const BELOW_FIVE_LEVELS: u64 = (1 << 47) - PAGE_SIZE;
+        match self.options.search_top {
+            Some(top) => top.0.min(P::Arch::USER_END),
+            None if P::Arch::LEVELS > 4 => P::Arch::USER_END.min(BELOW_FIVE_LEVELS),
+            None => P::Arch::USER_END,
+        }
+    }
+
+    /// The VMA behind `node`.
+    ///
+    /// The reference lives as long as `self` is borrowed, which is longer than the VMA may: every
+    /// caller holds the mutex, or the VMA's lock, or is in a read section, and lets go of the
+    /// reference before that.
+    fn vma(&self, node: NonNull<Vma>) -> &Vma {
+        // SAFETY: nodes come from the index, and are freed only after they were taken out of it
+        // with the lock for writing held and a grace period has passed (`AddressSpace::finish`).
+        // The caller keeps that from happening as the text above says.
+        unsafe { node.as_ref() }
+    }
+
+    /// The first VMA that ends behind `addr`; the mutex is held.
+    fn first_behind(&self, addr: u64) -> Option<&Vma> {
+        self.vmas.first_ending_after(addr).map(|node| self.vma(node))
+    }
+
+    fn new_vma(&self, vma: Vma) -> Result<NonNull<Vma>, Error> {
+        let memory = self.table.memory;
+        memory.vmas.allocate(&memory.frames, &memory.platform, vma).ok_or(Error::OutOfMemory)
+    }
+
+    /// Refuses where `more` VMAs would be too many.
+    fn room_for(&self, more: usize) -> Result<(), Error> {
+        if self.vmas.len() + more > self.options.maximum_mappings {
+            return Err(Error::TooManyMappings);
+        }
+        Ok(())
+    }
+
+    fn insert(&self, node: NonNull<Vma>) {
+        // SAFETY: 1. callers hold the mutex; 2. and 3. the node is fresh from the slab, which
+        // gives it back only in `finish`, after a grace period; 4. all callers of the index are in
+        // this module, which uses it under the mutex or in a read section.
+        unsafe { self.vmas.insert(node) };
+    }
+
+    /// Takes a VMA, whose lock for writing is held, out of the index and puts it on the list.
+    fn remove(&self, vma: &Vma, removed: &mut Removed) {
+        vma.mark_removed();
+        let node = NonNull::from(vma);
+        // SAFETY: 1. callers hold the mutex; 2. the VMA is in the index, where starts differ;
+        // 3. it goes back to the slab only in `finish`, after a grace period.
+        unsafe { self.vmas.remove(node) };
+        let next = removed.first.map_or(core::ptr::null_mut(), NonNull::as_ptr);
+        vma.next_removed.store(next, Ordering::Relaxed);
+        removed.first = Some(node);
+    }
+
+    /// Joins `vma` with its neighbours where they continue each other in every respect.
+    fn merge_around(&self, vma: &Vma, removed: &mut Removed) {
+        let node = NonNull::from(vma);
+        if let Some(next) = self.vmas.next(node)
+            && vma.continues_in(self.vma(next))
+        {
+            self.join(vma, self.vma(next), removed);
+        }
+        if let Some(previous) = self.vmas.previous(node)
+            && self.vma(previous).continues_in(vma)
+        {
+            self.join(self.vma(previous), vma, removed);
+        }
+    }
+
+    fn join(&self, low: &Vma, high: &Vma, removed: &mut Removed) {
+        low.write(self.platform());
+        high.write(self.platform());
+        let end = high.end();
+        self.remove(high, removed);
+        low.set_end(end);
+        self.vmas.bounds_changed(NonNull::from(low));
+        low.end_write();
+    }
+
+    /// `range`, in which nothing is mapped any more, and around it whole table spans in which
+    /// nothing is mapped either: what the page table may lose with it. `occupied` counts as
+    /// mapped. The mutex is held.
+    ///
+    /// ```text
+    /// VMAs     |  A  |                 (range)             | B |
+    /// tables   |----------|----------|----------|----------|----------|
+    /// hull                |<-------------------------->|
+    /// ```
+    fn hull(&self, range: VirtRange, occupied: VirtRange) -> VirtRange {
+        let next = self.first_behind(range.start().0);
+        let mut ceiling = next.map_or(u64::MAX, Indexed::start);
+        let previous = match next {
+            Some(next) => self.vmas.previous(NonNull::from(next)),
+            None => self.vmas.find_at_or_before(range.start().0),
+        };
+        let mut floor = previous.map_or(0, |previous| self.vma(previous).end());
+        if !occupied.is_empty() {
+            if occupied.start() >= range.end() {
+                ceiling = ceiling.min(occupied.start().0);
+            } else {
+                floor = floor.max(occupied.end().0);
+            }
+        }
+        let (mut start, mut end) = (range.start().0, range.end().0);
+        for level in 2..=P::Arch::LEVELS {
+            let mask = arch::span::<P::Arch>(level) - 1;
+            let low = range.start().0 & !mask;
+            if low < floor || low.saturating_add(mask) >= ceiling {
+                break;
+            }
+            start = low;
+        }
+        for level in 2..=P::Arch::LEVELS {
+            let mask = arch::span::<P::Arch>(level) - 1;
+            let low = (range.end().0 - 1) & !mask;
+            if low < floor || low.saturating_add(mask) >= ceiling {
+                break;
+            }
+            end = low + mask + 1;
+        }
+        VirtRange::raw(start, end)
+    }
+
+    /// Flushes, waits for readers, and frees what was taken out. Called without locks on VMAs or
+    /// tables.
+    fn finish(&self, mut gather: Gather, removed: Removed) {
+        let memory = self.table.memory;
+        let mut counts = Counts::default();
+        self.table.flush(&mut gather, &mut counts);
+        self.table.stats.add(&counts);
+        if gather.unhooked.is_some() || removed.first.is_some() {
+            self.platform().synchronize();
+        }
+        self.table.free_unhooked(gather);
+        let mut next = removed.first;
+        while let Some(node) = next {
+            next = NonNull::new(self.vma(node).next_removed.load(Ordering::Relaxed));
+            // SAFETY: the VMA came from this slab (`new_vma`), was taken out of the index, and
+            // the grace period above has ended every lookup that may have met it.
+            unsafe { memory.vmas.free(&memory.frames, self.platform(), node) };
+        }
+    }
+}
+
+impl<P: Platform> Drop for AddressSpace<'_, P> {
+    fn drop(&mut self) {
+        let mut removed = Removed::default();
+        while let Some(node) = self.vmas.first_ending_after(0) {
+            self.remove(self.vma(node), &mut removed);
+        }
+        let mut gather = Gather::new();
+        let end = arch::span::<P::Arch>(P::Arch::LEVELS);
+        let everything = VirtRange::raw(0, P::Arch::USER_END.next_multiple_of(end));
+        // All tables are covered whole, so no leaf has to be split and nothing can fail.
+        let zapped = self.table.zap(everything, everything, &mut gather);
+        debug_assert!(zapped.is_ok(), "unmapping everything splits no leaf");
+        self.finish(gather, removed);
+        self.table.free_root();
+    }
+}
+
+/// VMAs that were taken out of the index and wait for the grace period.
+#[derive(Default)]
+struct Removed {
+    first: Option<NonNull<Vma>>,
+}

@@ -1,0 +1,107 @@
+//! `munmap(2)`.
+
+use core::ptr::NonNull;
+
+use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::error::Error;
+use crate::platform::Platform;
+use crate::tlb::Gather;
+
+use super::index::Indexed;
+use super::vma::Vma;
+use super::{AddressSpace, Removed};
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Unmaps `length` bytes (rounded up to pages) at `start`. Mappings that reach over the ends
+    /// keep the rest; where nothing is mapped, nothing happens.
+    ///
+    /// # Errors
+    /// [`Error::Unaligned`], [`Error::ZeroLength`], [`Error::OutOfRange`];
+    /// [`Error::TooManyMappings`] or [`Error::OutOfMemory`] where a mapping would be cut in two
+    /// and there is no room for the second. Nothing is changed then.
+    ///
+    /// Complexity: in the mappings and tables that go, plus the runs in the two tables at the
+    /// edges where something else stays mapped. One invalidation, two where an edge is shared.
+    pub fn munmap(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
+        let range = self.unmap_range(start, length)?;
+        let (mut gather, mut removed) = (Gather::new(), Removed::default());
+        let guard = self.mutex.lock();
+        let result = self.unmap_locked(range, &mut gather, &mut removed);
+        drop(guard);
+        self.finish(gather, removed);
+        result
+    }
+
+    pub(super) fn unmap_range(&self, start: VirtAddr, length: u64) -> Result<VirtRange, Error> {
+        if !start.is_aligned(PAGE_SIZE) {
+            return Err(Error::Unaligned(start));
+        }
+        let limit = self.limit();
+        if start > limit || length > limit.0 - start.0 {
+            return Err(Error::OutOfRange { limit });
+        }
+        let length = length.next_multiple_of(PAGE_SIZE);
+        if length == 0 {
+            return Err(Error::ZeroLength);
+        }
+        VirtRange::from_len(start, length)
+            .filter(|range| range.end() <= limit)
+            .ok_or(Error::OutOfRange { limit })
+    }
+
+    /// Takes everything in `range` out of the index and the page table. The mutex is held; the
+    /// caller finishes the gather after it has let go of it.
+    pub(super) fn unmap_locked(
+        &self,
+        range: VirtRange,
+        gather: &mut Gather,
+        removed: &mut Removed,
+    ) -> Result<(), Error> {
+        let Some(first) = self.first_behind(range.start().0) else { return Ok(()) };
+        if first.start() >= range.end().0 {
+            return Ok(());
+        }
+        if first.start() < range.start().0 && range.end().0 < first.end() {
+            self.room_for(1)?;
+            self.split(first, range.end())?;
+        }
+        self.cut_out(range, removed);
+        let hull = self.hull(range, VirtRange::default());
+        // A huge leaf without its reserve cannot be split. That is a broken invariant, which the
+        // auditor reports; what could not be unmapped stays in the table.
+        self.table.zap(range, hull, gather).map_err(|_| Error::OutOfMemory)
+    }
+
+    /// Lets no VMA reach into `range`: those inside go, those at the ends are cut. None reaches
+    /// over both ends.
+    pub(super) fn cut_out(&self, range: VirtRange, removed: &mut Removed) {
+        while let Some(vma) = self.first_behind(range.start().0) {
+            if vma.start() >= range.end().0 {
+                break;
+            }
+            vma.write(self.platform());
+            if vma.start() < range.start().0 {
+                vma.set_end(range.start().0);
+            } else if vma.end() > range.end().0 {
+                vma.set_start(range.end().0);
+            } else {
+                self.remove(vma, removed);
+                continue;
+            }
+            self.vmas.bounds_changed(NonNull::from(vma));
+            vma.end_write();
+        }
+    }
+
+    /// Cuts a VMA in two at `at`, an address inside, and returns the upper part.
+    pub(super) fn split(&self, vma: &Vma, at: VirtAddr) -> Result<&Vma, Error> {
+        let upper = VirtRange::raw(at.0, vma.end());
+        let node = self.new_vma(Vma::new(upper, vma.protection(), vma.page_offset_of(at)))?;
+        vma.write(self.platform());
+        vma.set_end(at.0);
+        self.vmas.bounds_changed(NonNull::from(vma));
+        self.insert(node);
+        vma.end_write();
+        Ok(self.vma(node))
+    }
+}

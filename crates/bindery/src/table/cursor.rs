@@ -1,0 +1,330 @@
+//! A cursor: a locked range of a page table that yields runs. Every operation is "for each run: do
+//! it once".
+//!
+//! ```text
+//! range        |<------------------------------------------------------------->|
+//! level 3      |   empty: 2 slots   |        table: covered whole        | ...down
+//! level 1                                                                | leaf run | empty |
+//! runs         |         1          |                 2                  |    3     |   4   |
+//! ```
+//!
+//! A piece that the range covers only in part is cut before it is yielded: a huge leaf is split
+//! with the table in reserve, a contiguous block is unfolded. So whoever receives a run owns all
+//! of it.
+
+use core::sync::atomic::Ordering;
+
+use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Entry, Equal, Kind, absent};
+use crate::platform::Platform;
+use crate::stats::Counts;
+
+use super::lock::{self, Depth, LockSet, Node};
+use super::run::{self, Run, What};
+use super::{OutOfMemory, PageTable, ReadSection, TablePool, new_table};
+
+/// What a cursor does at a table that its range covers whole.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Whole {
+    /// Yields it as one run.
+    Yield,
+    /// Goes into it: the operation concerns every leaf.
+    Enter,
+}
+
+/// Where new tables come from while locks are held.
+pub(crate) enum Supply<'s, 'm, P: Platform> {
+    /// The frame allocator, which may refuse.
+    Frames,
+    /// Tables allocated beforehand, enough for the whole operation.
+    Pool(&'s mut TablePool<'m, P>),
+}
+
+/// A locked range. The locks and the read section end when it is dropped.
+pub(crate) struct Cursor<'a, 'm, P: Platform> {
+    pub(crate) tables: &'a PageTable<'m, P>,
+    pub(crate) locks: LockSet,
+    pub(crate) counts: Counts,
+    cover: Node,
+    range: VirtRange,
+    at: u64,
+    /// The table in which `at` was found last, while `at` stays in it.
+    position: Option<Node>,
+    _section: ReadSection<'m, P>,
+}
+
+impl<'m, P: Platform> PageTable<'m, P> {
+    /// Locks `range`, which is not empty.
+    pub(crate) fn cursor(&self, range: VirtRange, depth: Depth) -> Cursor<'_, 'm, P> {
+        let section = ReadSection::enter(&self.memory.platform);
+        let mut locks = LockSet::new();
+        let cover = lock::lock_range(self, self.root, range, depth, &mut locks);
+        Cursor {
+            tables: self,
+            counts: Counts { tables_locked: locks.len() as u64, ..Counts::default() },
+            locks,
+            cover,
+            range,
+            at: range.start().0,
+            position: None,
+            _section: section,
+        }
+    }
+
+    /// The pieces of `range` that a cursor may lock at once: at most
+    /// [`lock::CHUNK_TABLES`] leaf tables each.
+    pub(crate) fn chunks(&self, range: VirtRange) -> impl Iterator<Item = VirtRange> + use<'m, P> {
+        let size = lock::CHUNK_TABLES * arch::table_span::<P::Arch>(1);
+        let mut start = range.start().0;
+        core::iter::from_fn(move || {
+            let end = (start & !(size - 1)).saturating_add(size).min(range.end().0);
+            let chunk = (start < end).then(|| VirtRange::raw(start, end));
+            start = end;
+            chunk
+        })
+    }
+}
+
+impl<P: Platform> Drop for Cursor<'_, '_, P> {
+    fn drop(&mut self) {
+        self.locks.release(self.tables);
+        self.tables.stats.add(&self.counts);
+    }
+}
+
+impl<'m, P: Platform> Cursor<'_, 'm, P> {
+    /// Starts again at `at`, an address in the range.
+    pub(crate) fn seek(&mut self, at: VirtAddr) {
+        self.at = at.0;
+        self.position = None;
+    }
+
+    /// The next run, whose leaves agree in what `equal` names; `None` at the end of the range.
+    /// Fails where a huge leaf has to be split and its reserve is missing.
+    pub(crate) fn next_run(
+        &mut self,
+        equal: Equal,
+        tables: Whole,
+    ) -> Result<Option<Run>, OutOfMemory> {
+        while self.at < self.range.end().0 {
+            let node = self.position.unwrap_or(self.cover);
+            let at = VirtAddr(self.at);
+            let index = arch::index_of::<P::Arch>(at, node.level);
+            let slots = self.tables.slots(node.table);
+            let entry = run::load(slots, index);
+            let kind = arch::kind::<P::Arch>(entry, node.level);
+            let limit = self.limit(node.level, index);
+            if node.level == 1 {
+                if let Some(found) = self.level_one_run(node, index, limit, entry, kind, equal) {
+                    return Ok(Some(self.pass(found)));
+                }
+                continue;
+            }
+            let found = |count, what| Run { at, node, index, count, what };
+            if kind == Kind::Empty {
+                let count = run::empty(slots, index, limit.max(1));
+                self.counts.entries_read += u64::from(count);
+                return Ok(Some(self.pass(found(count, What::Empty))));
+            }
+            let whole = limit > 0 && at.is_aligned(arch::span::<P::Arch>(node.level));
+            match kind {
+                Kind::Table => {
+                    let table = P::Arch::frame(entry);
+                    if whole && tables == Whole::Yield {
+                        self.counts.entries_read += 1;
+                        return Ok(Some(self.pass(found(1, What::Table(table)))));
+                    }
+                    self.counts.entries_descended += 1;
+                    self.position = Some(Node { table, level: node.level - 1 });
+                }
+                _ if !whole => self.split(node, index)?,
+                _ => {
+                    self.counts.entries_read += 1;
+                    let what = if kind == Kind::Leaf { What::Leaf(entry) } else { What::Absent(entry) };
+                    return Ok(Some(self.pass(found(1, what))));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// How many whole slots at `level` lie between the position and the end of its table or of
+    /// the range.
+    fn limit(&self, level: u8, index: u32) -> u32 {
+        let left = (self.range.end().0 - self.at) >> arch::span_shift::<P::Arch>(level);
+        let table = arch::entries::<P::Arch>() - index;
+        u64::from(table).min(left) as u32
+    }
+
+    /// Goes behind the run. An empty slot above level 1 may reach over the range's end or begin
+    /// before the position.
+    fn pass(&mut self, found: Run) -> Run {
+        let shift = arch::span_shift::<P::Arch>(found.node.level);
+        let begin = self.at >> shift << shift;
+        self.at = begin.saturating_add(u64::from(found.count) << shift);
+        let stays = found.index + found.count < arch::entries::<P::Arch>();
+        self.position = stays.then_some(found.node);
+        found
+    }
+
+    fn level_one_run(
+        &mut self,
+        node: Node,
+        index: u32,
+        limit: u32,
+        entry: Entry,
+        kind: Kind,
+        equal: Equal,
+    ) -> Option<Run> {
+        let tables = self.tables;
+        let slots = tables.slots(node.table);
+        let limit = limit.min(tables.longest_run());
+        let (count, what) = match kind {
+            Kind::Empty => (run::empty(slots, index, limit), What::Empty),
+            Kind::Leaf => {
+                let offset = index & (P::Arch::BLOCK - 1);
+                if P::Arch::is_block(entry) && (offset != 0 || limit < P::Arch::BLOCK) {
+                    // The run would cut the block.
+                    tables.unfold(node.table, index, VirtAddr(self.at), &mut self.counts);
+                    return None;
+                }
+                let frame = P::Arch::frame(P::Arch::unblock(entry, index));
+                let (limit, step) = tables.memory.folio_limit(frame, limit);
+                let (mut count, first) =
+                    run::leaves::<P::Arch>(slots, index, limit, equal, step, 0);
+                if P::Arch::BLOCK > 1 && count < limit {
+                    // A block is equal throughout in what the MMU sees, but `equal` may also ask
+                    // for software bits: leave a block that would be cut to the next run.
+                    let end = index + count;
+                    let cut = end & (P::Arch::BLOCK - 1);
+                    if cut != 0 && P::Arch::is_block(run::load(slots, end - 1)) && cut < count {
+                        count -= cut;
+                    }
+                }
+                (count, What::Leaf(first))
+            }
+            _ => {
+                let limit = match absent::decode::<P::Arch>(entry) {
+                    Some(absent::Absent::Hidden { frame, .. }) => tables.memory.folio_limit(frame, limit).0,
+                    _ => limit,
+                };
+                let (count, first) = run::absents::<P::Arch>(slots, index, limit);
+                (count, What::Absent(first))
+            }
+        };
+        self.counts.entries_read += u64::from(count);
+        Some(Run { at: VirtAddr(self.at), node, index, count, what })
+    }
+
+    /// Splits the huge leaf or the absent entry at `index`, of which the range covers a part.
+    fn split(&mut self, node: Node, index: u32) -> Result<(), OutOfMemory> {
+        let base = VirtAddr(self.at).align_down(arch::span::<P::Arch>(node.level));
+        let table = self.tables.split(node, index, base, &mut self.counts)?;
+        self.locks.push(table);
+        Ok(())
+    }
+
+    /// The table at level `level` that stands for `addr`, with what is missing above it created.
+    /// Where a leaf or an absent entry stands in the way, it is split.
+    pub(crate) fn table_at(
+        &mut self,
+        addr: VirtAddr,
+        level: u8,
+        supply: &mut Supply<'_, 'm, P>,
+    ) -> Result<Frame, OutOfMemory> {
+        let (tables, cover) = (self.tables, self.cover);
+        table_under(tables, &mut self.locks, &mut self.counts, cover, addr, level, supply)
+    }
+
+    /// The table under which all of the range lies.
+    pub(crate) fn cover(&self) -> Node {
+        self.cover
+    }
+
+    /// The table of level `level + 1` that holds the entry for `addr`, where it exists and the
+    /// cursor holds it.
+    pub(crate) fn parent_of(&mut self, addr: VirtAddr, level: u8) -> Option<(Node, u32)> {
+        let mut node = self.cover;
+        while node.level > level + 1 {
+            let index = arch::index_of::<P::Arch>(addr, node.level);
+            let entry = run::load(self.tables.slots(node.table), index);
+            self.counts.entries_descended += 1;
+            if arch::kind::<P::Arch>(entry, node.level) != Kind::Table {
+                return None;
+            }
+            node = Node { table: P::Arch::frame(entry), level: node.level - 1 };
+        }
+        (node.level == level + 1).then(|| (node, arch::index_of::<P::Arch>(addr, node.level)))
+    }
+
+    /// Unfolds the contiguous blocks that begin before the level-1 run or end behind it.
+    pub(crate) fn unfold_edges(&mut self, run: &Run) {
+        let slots = self.tables.slots(run.node.table);
+        let mask = P::Arch::BLOCK - 1;
+        let last = run.index + run.count - 1;
+        for (index, cut) in [(run.index, run.index & mask != 0), (last, last & mask != mask)] {
+            if cut && P::Arch::is_block(run::load(slots, index)) {
+                let at = run.at.offset(u64::from(index - run.index) << PAGE_SHIFT);
+                self.tables.unfold(run.node.table, index, at, &mut self.counts);
+            }
+        }
+    }
+
+    /// The lowest existing entry for `addr`: its table, level and index.
+    pub(crate) fn entry_at(&mut self, addr: VirtAddr) -> (Node, u32, Entry) {
+        let mut node = self.cover;
+        loop {
+            let index = arch::index_of::<P::Arch>(addr, node.level);
+            let entry = run::load(self.tables.slots(node.table), index);
+            if arch::kind::<P::Arch>(entry, node.level) != Kind::Table {
+                self.counts.entries_read += 1;
+                return (node, index, entry);
+            }
+            self.counts.entries_descended += 1;
+            node = Node { table: P::Arch::frame(entry), level: node.level - 1 };
+        }
+    }
+}
+
+/// The table at `level` that stands for `addr`, from `node` down, a locked table that spans it.
+/// What is missing is created, locked; what stands in the way is split.
+pub(crate) fn table_under<'m, P: Platform>(
+    tables: &PageTable<'m, P>,
+    locks: &mut LockSet,
+    counts: &mut Counts,
+    mut node: Node,
+    addr: VirtAddr,
+    level: u8,
+    supply: &mut Supply<'_, 'm, P>,
+) -> Result<Frame, OutOfMemory> {
+    while node.level > level {
+        let index = arch::index_of::<P::Arch>(addr, node.level);
+        let entry = run::load(tables.slots(node.table), index);
+        counts.entries_descended += 1;
+        let table = match arch::kind::<P::Arch>(entry, node.level) {
+            Kind::Table => P::Arch::frame(entry),
+            Kind::Empty => {
+                let table = match supply {
+                    Supply::Frames => new_table(tables.memory, node.level - 1, counts),
+                    Supply::Pool(pool) => pool.take(node.level - 1),
+                };
+                let table = table.ok_or(OutOfMemory)?;
+                // Release: who finds the table by this entry sees it empty.
+                let slot = &tables.slots(node.table)[index as usize];
+                slot.store(P::Arch::table(table).0, Ordering::Release);
+                counts.entries_written += 1;
+                tables.change_live(node.table, 1, 0);
+                locks.push(table);
+                table
+            }
+            Kind::Leaf | Kind::Absent => {
+                let base = addr.align_down(arch::span::<P::Arch>(node.level));
+                let table = tables.split(node, index, base, counts)?;
+                locks.push(table);
+                table
+            }
+        };
+        node = Node { table, level: node.level - 1 };
+    }
+    Ok(node.table)
+}

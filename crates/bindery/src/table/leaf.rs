@@ -1,0 +1,238 @@
+//! Writing leaves: fold and unfold contiguous blocks, split and collapse huge leaves.
+//!
+//! Whatever changes the size of a translation is done by break-before-make: clear, invalidate,
+//! set. Without the middle step a TLB may hold both sizes at once, which AArch64 answers with a
+//! conflict abort (Arm ARM DDI 0487, D8.16) and every architecture with whichever it likes.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Attributes, Entry, Equal, Permissions, absent};
+use crate::platform::Platform;
+use crate::stats::Counts;
+use crate::tlb::Gather;
+
+use super::lock::{Depth, Node, mark_subtree_stray};
+use super::run;
+use super::{OutOfMemory, PageTable, init_table, new_table};
+
+/// Replaces `old`, just read from `slot`, by what `change` makes of it, and returns what was there
+/// with everything that the MMU added.
+#[inline]
+pub(crate) fn replace<A: Arch>(slot: &AtomicU64, old: Entry, change: impl Fn(Entry) -> Entry) -> Entry {
+    if old.0 & A::PRESENT == 0 || A::is_settled(old) {
+        slot.store(change(old).0, Ordering::Relaxed);
+        return old;
+    }
+    let mut current = old.0;
+    while let Err(newer) = slot.compare_exchange_weak(
+        current,
+        change(Entry(current)).0,
+        Ordering::Relaxed,
+        Ordering::Relaxed,
+    ) {
+        current = newer;
+    }
+    Entry(current)
+}
+
+/// Why a leaf could not be made of what stands under an entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CollapseError {
+    /// The entries are not all there, not of one folio in order, or not equal.
+    NotUniform,
+    /// No memory for the table that the new leaf has to keep in reserve.
+    OutOfMemory,
+}
+
+impl<P: Platform> PageTable<'_, P> {
+    /// Writes `count` leaves that continue `first` into empty entries from `index` on, folding
+    /// where alignment allows. All belong to one folio.
+    pub(crate) fn fill(&self, table: Frame, index: u32, first: Entry, count: u32, counts: &mut Counts) {
+        let slots = self.slots(table);
+        let mut entry = first;
+        let end = index + count;
+        let mut at = index;
+        while at < end {
+            let fold = end - at >= P::Arch::BLOCK && arch::may_fold::<P::Arch>(entry, at);
+            let piece = if fold { P::Arch::BLOCK } else { 1 };
+            for slot in at..at + piece {
+                let written = if fold { P::Arch::block(entry, slot) } else { entry };
+                slots[slot as usize].store(written.0, Ordering::Relaxed);
+                entry = Entry(entry.0.wrapping_add(P::Arch::STEP));
+            }
+            at += piece;
+        }
+        counts.entries_written += u64::from(count);
+        self.change_live(table, count, 0);
+    }
+
+    /// Clears the whole contiguous block at `index` (its first entry), and returns its first
+    /// entry, unblocked, with accessed and dirty of all.
+    pub(crate) fn take_block(&self, table: Frame, index: u32, counts: &mut Counts) -> Entry {
+        let slots = self.slots(table);
+        let mut gathered = P::Arch::unblock(run::load(slots, index), index);
+        for at in index..index + P::Arch::BLOCK {
+            let slot = &slots[at as usize];
+            let old = Entry(slot.load(Ordering::Relaxed));
+            let old = replace::<P::Arch>(slot, old, |_| Entry::EMPTY);
+            gathered = P::Arch::gather(gathered, P::Arch::unblock(old, at));
+        }
+        counts.entries_read += u64::from(P::Arch::BLOCK);
+        counts.entries_written += u64::from(P::Arch::BLOCK);
+        gathered
+    }
+
+    /// Makes single pages of the contiguous block that the entry at `index`, for address `addr`,
+    /// belongs to. Every page then counts as accessed or dirty if any did: the MMU may have set
+    /// that in any entry of the block.
+    pub(crate) fn unfold(&self, table: Frame, index: u32, addr: VirtAddr, counts: &mut Counts) {
+        let size = u64::from(P::Arch::BLOCK) * PAGE_SIZE;
+        let base = addr.align_down(size);
+        let first = index & !(P::Arch::BLOCK - 1);
+        let slots = self.slots(table);
+        // Software bits may differ inside a block, so every entry keeps its own.
+        let mut pages = [Entry::EMPTY; 16];
+        let pages = &mut pages[..(P::Arch::BLOCK as usize).min(16)];
+        for (at, page) in (first..).zip(pages.iter_mut()) {
+            let slot = &slots[at as usize];
+            let old = Entry(slot.load(Ordering::Relaxed));
+            *page = P::Arch::unblock(replace::<P::Arch>(slot, old, |_| Entry::EMPTY), at);
+        }
+        self.invalidate_now(VirtRange::raw(base.0, base.0 + size), 1, counts);
+        let gathered = pages.iter().fold(pages[0], |all, page| P::Arch::gather(all, *page));
+        for (at, page) in (first..).zip(pages.iter()) {
+            let entry = P::Arch::gather(*page, gathered);
+            slots[at as usize].store(entry.0, Ordering::Relaxed);
+        }
+        counts.entries_read += u64::from(P::Arch::BLOCK);
+        counts.entries_written += 2 * u64::from(P::Arch::BLOCK);
+    }
+
+    /// Replaces the huge leaf or the absent entry at `index` of `node`, whose slot begins at
+    /// `base`, by a table of smaller ones, and returns the table, locked.
+    pub(crate) fn split(
+        &self,
+        node: Node,
+        index: u32,
+        base: VirtAddr,
+        counts: &mut Counts,
+    ) -> Result<Frame, OutOfMemory> {
+        let table = self.pop_reserve(node.table).ok_or(OutOfMemory)?;
+        let level = node.level - 1;
+        init_table(self.memory, table, level);
+        let slot = &self.slots(node.table)[index as usize];
+        let old = Entry(slot.load(Ordering::Relaxed));
+        counts.entries_read += 1;
+        let entries = arch::entries::<P::Arch>();
+        if old.0 & P::Arch::PRESENT != 0 {
+            let old = replace::<P::Arch>(slot, old, |_| Entry::EMPTY);
+            let range = VirtRange::raw(base.0, base.0 + arch::span::<P::Arch>(node.level));
+            self.invalidate_now(range, node.level, counts);
+            counts.entries_written += 1;
+            let first = P::Arch::leaf(P::Arch::frame(old), level, P::Arch::attributes(old));
+            if level == 1 {
+                self.fill(table, 0, first, entries, counts);
+            } else {
+                let step = P::Arch::STEP << arch::order_of_level::<P::Arch>(level);
+                self.write_steps(table, first, step, counts);
+            }
+        } else {
+            let step = absent::step::<P::Arch>(old);
+            let shift = arch::order_of_level::<P::Arch>(level);
+            self.write_steps(table, old, step.wrapping_shl(u32::from(shift)), counts);
+        }
+        slot.store(P::Arch::table(table).0, Ordering::Release);
+        counts.entries_written += 1;
+        Ok(table)
+    }
+
+    fn write_steps(&self, table: Frame, first: Entry, step: u64, counts: &mut Counts) {
+        let mut entry = first;
+        for slot in self.slots(table) {
+            slot.store(entry.0, Ordering::Relaxed);
+            entry = Entry(entry.0.wrapping_add(step));
+        }
+        let entries = arch::entries::<P::Arch>();
+        counts.entries_written += u64::from(entries);
+        self.change_live(table, entries, 0);
+    }
+
+    /// Makes one leaf of the leaves that fill the level-1 table for `base`, a multiple of its
+    /// span: they must be all pages, in order, of one folio of that size, with equal attributes.
+    /// Accessed and dirty of the leaf are those of them all. One walk of the table, one
+    /// invalidation. The caller keeps faults out of the range.
+    pub(crate) fn collapse(&self, base: VirtAddr) -> Result<(), CollapseError> {
+        let memory = self.memory;
+        let range = VirtRange::raw(base.0, base.0 + arch::table_span::<P::Arch>(1));
+        let mut counts = Counts::default();
+        // Not from under the locks: what an allocation may have to wait for.
+        let reserve = new_table(memory, 1, &mut counts).ok_or(CollapseError::OutOfMemory)?;
+        let mut gather = Gather::new();
+        let mut cursor = self.cursor(range, Depth::Floor(1));
+        let done = collapse_locked(&mut cursor, base, reserve, &mut gather);
+        drop(cursor);
+        if !done {
+            super::free_table(memory, reserve, &mut counts);
+        }
+        self.stats.add(&counts);
+        self.finish(gather);
+        if done { Ok(()) } else { Err(CollapseError::NotUniform) }
+    }
+}
+
+fn collapse_locked<P: Platform>(
+    cursor: &mut super::cursor::Cursor<'_, '_, P>,
+    base: VirtAddr,
+    reserve: Frame,
+    gather: &mut Gather,
+) -> bool {
+    let tables = cursor.tables;
+    let (node, _, _) = cursor.entry_at(base);
+    if node.level != 1 {
+        return false;
+    }
+    let slots = tables.slots(node.table);
+    let entries = arch::entries::<P::Arch>();
+    let order = arch::order_of_level::<P::Arch>(2);
+    let first = run::load(slots, 0);
+    if first.0 & P::Arch::PRESENT == 0 || tables.live(node.table) != entries {
+        return false;
+    }
+    let frame = P::Arch::frame(P::Arch::unblock(first, 0));
+    let whole = tables.memory.frames.folio_of(frame);
+    if !whole.is_some_and(|folio| folio.head == frame && folio.order == order) {
+        return false;
+    }
+    let equal = Equal::WRITABLE | Equal::SOFT_DIRTY;
+    let (count, _) = run::leaves::<P::Arch>(slots, 0, entries, equal, P::Arch::STEP, 0);
+    cursor.counts.entries_read += u64::from(count);
+    if count != entries {
+        return false;
+    }
+    // The table hangs in the table above it, which the cursor holds: the range is its whole slot.
+    let Some((parent, index)) = cursor.parent_of(base, 1) else { return false };
+    let parent_slot = &tables.slots(parent.table)[index as usize];
+    parent_slot.store(0, Ordering::Relaxed);
+    let range = VirtRange::raw(base.0, base.0 + arch::table_span::<P::Arch>(1));
+    gather.stale_tables(range);
+    tables.flush(gather, &mut cursor.counts);
+    // Nobody walks the table any more: what the MMU set until now is final.
+    let (_, gathered) = run::leaves::<P::Arch>(slots, 0, entries, equal, P::Arch::STEP, 0);
+    for slot in slots {
+        slot.store(0, Ordering::Relaxed);
+    }
+    tables.change_live(node.table, 0, entries);
+    let leaf = P::Arch::leaf(frame, 2, P::Arch::attributes(gathered));
+    parent_slot.store(leaf.0, Ordering::Release);
+    tables.push_reserve(parent.table, reserve);
+    cursor.counts.entries_written += 2 + u64::from(entries);
+    mark_subtree_stray(tables, node, 1);
+    super::zap::gather_table(tables.memory, gather, node.table);
+    true
+}
+
+/// What a leaf of a user mapping says that was made for `permissions` and not used yet.
+pub(crate) fn user_attributes(permissions: Permissions) -> Attributes {
+    Attributes { permissions: permissions | Permissions::USER, ..Attributes::default() }
+}

@@ -1,0 +1,277 @@
+//! The locking protocol of page tables, apart from what the tables contain, so that the very same
+//! code runs under a model checker (`loom_model`).
+//!
+//! # What is locked
+//! Each table has a lock. An operation on a range holds the *cover*, the lowest table that spans
+//! the range, and the existing tables below it that overlap the range, down to a floor. So two
+//! operations on ranges with different covers, neither above the other, share nothing.
+//!
+//! Where the range is exactly one slot of a table, that table is the cover, not the one that the
+//! slot names: whoever wants to unhook a table must hold its parent.
+//!
+//! # In which order
+//! Pre-order: parents before children, lower addresses before higher ones. A move takes the locks
+//! of both its ranges in one pass of that order; two passes in turn would deadlock:
+//! 1. CPU A moves from table X to table Y: locks X;
+//! 2. CPU B moves from Y to X: locks Y;
+//! 3. each waits for the other.
+//!
+//! # How the cover is found
+//! Without locks, inside a read section, so that no table is freed under the descent. The cover is
+//! locked and, if it was unhooked in between, it says so (*stray*) and the descent starts again:
+//! 1. CPU A descends to table X and is about to lock it;
+//! 2. CPU B, holding X's parent, unhooks X, locks it, marks it stray, unlocks it;
+//! 3. CPU A locks X. Without the mark it would now map pages where no walker comes.
+//!
+//! A table that is *moved* is not marked: it stays part of the tree at another address. Who moves
+//! holds the VMAs of both places for writing, and every other operation on those addresses holds
+//! them for reading, so nobody is on the way down to it.
+
+use arrayvec::ArrayVec;
+
+use crate::addr::{Frame, VirtAddr, VirtRange};
+use crate::arch::{self, Arch};
+
+/// Most leaf tables that one locked stretch overlaps. Longer operations go in chunks, so that no
+/// lock is held for an unbounded time and one flush serves a bounded number of tables.
+pub(crate) const CHUNK_TABLES: u64 = 64;
+
+/// A move locks at most `CHUNK_TABLES` source tables, one more destination table (the two need not
+/// be congruent), and on each of at most four levels above two tables for either side. Tables that
+/// it creates in the destination are among these.
+const CAPACITY: usize = 2 * CHUNK_TABLES as usize + 1 + 4 * 4;
+
+/// What the protocol needs to know of a tree of tables.
+pub(crate) trait Tree {
+    type Arch: Arch;
+    /// Waits for the table's lock.
+    fn lock(&self, table: Frame);
+    /// Gives the table's lock back.
+    fn unlock(&self, table: Frame);
+    /// Whether the table was unhooked. Asked with its lock held.
+    fn is_stray(&self, table: Frame) -> bool;
+    /// Marks the table as unhooked. Called with its lock held.
+    fn mark_stray(&self, table: Frame);
+    /// The table that the entry names, if it names one. Called inside a read section.
+    fn child(&self, table: Frame, level: u8, index: u32) -> Option<Frame>;
+}
+
+/// How far down locks are taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Depth {
+    /// All overlapping tables at this level and above.
+    Floor(u8),
+    /// Overlapping tables that the range covers only in part: those covered whole will be
+    /// unhooked, and are locked one at a time when they are marked.
+    Edges,
+}
+
+impl Depth {
+    fn floor(self) -> u8 {
+        match self {
+            Self::Floor(level) => level,
+            Self::Edges => 1,
+        }
+    }
+}
+
+/// A table and its level.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Node {
+    pub(crate) table: Frame,
+    pub(crate) level: u8,
+}
+
+/// The locks that an operation holds.
+pub(crate) struct LockSet {
+    tables: ArrayVec<Frame, CAPACITY>,
+}
+
+impl LockSet {
+    pub(crate) const fn new() -> Self {
+        Self { tables: ArrayVec::new_const() }
+    }
+
+    /// Takes over the lock of `table`, which the caller has locked.
+    pub(crate) fn push(&mut self, table: Frame) {
+        self.tables.push(table);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.tables.len()
+    }
+
+    /// Gives all locks back, the last first.
+    pub(crate) fn release<T: Tree>(&mut self, tree: &T) {
+        while let Some(table) = self.tables.pop() {
+            tree.unlock(table);
+        }
+    }
+
+    fn acquire<T: Tree>(&mut self, tree: &T, table: Frame) {
+        tree.lock(table);
+        self.tables.push(table);
+    }
+}
+
+/// The slots of the table at `level` that begins at or before `range` which `range` overlaps,
+/// first and last. The table's span holds a part of the range.
+fn slots<A: Arch>(base: VirtAddr, level: u8, range: VirtRange) -> Option<(u32, u32)> {
+    let table = VirtRange::from_len(base, arch::table_span::<A>(level))?;
+    let part = range.intersection(table);
+    if part.is_empty() {
+        return None;
+    }
+    let last = VirtAddr(part.end().0 - 1);
+    Some((arch::index_of::<A>(part.start(), level), arch::index_of::<A>(last, level)))
+}
+
+fn slot_range<A: Arch>(base: VirtAddr, level: u8, index: u32) -> VirtRange {
+    let start = base.0 + u64::from(index) * arch::span::<A>(level);
+    VirtRange::raw(start, start + arch::span::<A>(level))
+}
+
+/// Descends without locks to the cover of `range`, not below `floor`.
+fn find_cover<T: Tree>(tree: &T, root: Frame, range: VirtRange, floor: u8) -> Node {
+    let mut node = Node { table: root, level: T::Arch::LEVELS };
+    while node.level > floor {
+        let slot = range.start().align_down(arch::span::<T::Arch>(node.level));
+        let end = slot.0.wrapping_add(arch::span::<T::Arch>(node.level));
+        let strictly_inside = range.end().0 < end || range.end().0 == end && slot < range.start();
+        if !strictly_inside {
+            break;
+        }
+        let index = arch::index_of::<T::Arch>(slot, node.level);
+        match tree.child(node.table, node.level, index) {
+            Some(table) => node = Node { table, level: node.level - 1 },
+            None => break,
+        }
+    }
+    node
+}
+
+/// Where the span of the node that covers `range` begins.
+fn base_of<A: Arch>(node: Node, range: VirtRange) -> VirtAddr {
+    range.start().align_down(arch::table_span::<A>(node.level))
+}
+
+/// Locks, in pre-order, the tables below `node` that overlap one of `ranges` (rising, disjoint).
+fn lock_below<T: Tree>(
+    tree: &T,
+    node: Node,
+    base: VirtAddr,
+    ranges: &[VirtRange],
+    depth: Depth,
+    set: &mut LockSet,
+) {
+    if node.level <= depth.floor() {
+        return;
+    }
+    let mut next = 0;
+    for range in ranges {
+        let Some((first, last)) = slots::<T::Arch>(base, node.level, *range) else { continue };
+        // Two ranges may share a slot: it is visited once, with both.
+        for index in first.max(next)..=last {
+            next = index + 1;
+            let slot = slot_range::<T::Arch>(base, node.level, index);
+            if depth == Depth::Edges && ranges.iter().any(|range| range.covers(slot)) {
+                continue;
+            }
+            if let Some(table) = tree.child(node.table, node.level, index) {
+                set.acquire(tree, table);
+                let child = Node { table, level: node.level - 1 };
+                lock_below(tree, child, slot.start(), ranges, depth, set);
+            }
+        }
+    }
+}
+
+/// Locks what an operation on `range` needs, and returns the cover. Called inside a read section.
+pub(crate) fn lock_range<T: Tree>(
+    tree: &T,
+    root: Frame,
+    range: VirtRange,
+    depth: Depth,
+    set: &mut LockSet,
+) -> Node {
+    loop {
+        let cover = find_cover(tree, root, range, depth.floor());
+        set.acquire(tree, cover.table);
+        if !tree.is_stray(cover.table) {
+            let base = base_of::<T::Arch>(cover, range);
+            lock_below(tree, cover, base, &[range], depth, set);
+            return cover;
+        }
+        set.release(tree);
+    }
+}
+
+/// Locks what a move between two disjoint ranges needs, in one pass, and returns the cover of
+/// each, in the order of the arguments. Called inside a read section.
+pub(crate) fn lock_pair<T: Tree>(
+    tree: &T,
+    root: Frame,
+    one: VirtRange,
+    other: VirtRange,
+    floor: u8,
+    set: &mut LockSet,
+) -> (Node, Node) {
+    if one.start() > other.start() {
+        let (low, high) = lock_pair(tree, root, other, one, floor, set);
+        return (high, low);
+    }
+    let (low, high) = (one, other);
+    let depth = Depth::Floor(floor);
+    let spans = |node: Node, own: VirtRange, range: VirtRange| {
+        VirtRange::from_len(base_of::<T::Arch>(node, own), arch::table_span::<T::Arch>(node.level))
+            .is_some_and(|span| span.covers(range))
+    };
+    loop {
+        let mut low_cover = find_cover(tree, root, low, floor);
+        let mut high_cover = find_cover(tree, root, high, floor);
+        // One cover may stand above the other, or be the same: then it is the cover of both.
+        if spans(low_cover, low, high) && low_cover.level >= high_cover.level {
+            high_cover = low_cover;
+        } else if spans(high_cover, high, low) {
+            low_cover = high_cover;
+        }
+        set.acquire(tree, low_cover.table);
+        if tree.is_stray(low_cover.table) {
+            set.release(tree);
+            continue;
+        }
+        let base = base_of::<T::Arch>(low_cover, low);
+        if low_cover == high_cover {
+            lock_below(tree, low_cover, base, &[low, high], depth, set);
+            return (low_cover, high_cover);
+        }
+        lock_below(tree, low_cover, base, &[low], depth, set);
+        set.acquire(tree, high_cover.table);
+        if tree.is_stray(high_cover.table) {
+            set.release(tree);
+            continue;
+        }
+        let base = base_of::<T::Arch>(high_cover, high);
+        lock_below(tree, high_cover, base, &[high], depth, set);
+        return (low_cover, high_cover);
+    }
+}
+
+/// Marks the table of `node`, just unhooked, and all below it as stray, in pre-order. Tables at
+/// `held` and above are locked by the caller already.
+pub(crate) fn mark_subtree_stray<T: Tree>(tree: &T, node: Node, held: u8) {
+    if node.level < held {
+        tree.lock(node.table);
+    }
+    tree.mark_stray(node.table);
+    if node.level < held {
+        tree.unlock(node.table);
+    }
+    if node.level > 1 {
+        for index in 0..arch::entries::<T::Arch>() {
+            if let Some(table) = tree.child(node.table, node.level, index) {
+                mark_subtree_stray(tree, Node { table, level: node.level - 1 }, held);
+            }
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! Page tables: where entries stand in memory, who may touch them, and how they are counted.
+//!
+//! The locking protocol is told in [`lock`]; here is what it protects. A table is one frame; its
+//! metadata holds the lock, the stray mark, the level and a *live* count of its entries that are
+//! not empty. It holds no virtual address, so that a table can move to another place of the tree
+//! with everything below it by moving the one entry that names it.
+//!
+//! Entries are written only with the lock of their table held. The MMU also writes: accessed and
+//! dirty. An entry in which the MMU has nothing left to set ([`Arch::is_settled`]) is replaced by
+//! a plain store, every other one by an atomic exchange:
+//! 1. CPU A reads an entry that is clean;
+//! 2. CPU B's program writes to the page, its MMU sets dirty in the entry;
+//! 3. CPU A, with a plain store, clears the entry and remembers "clean": the write is lost.
+//!
+//! Wherever a leaf stands above level 1, the table that holds it keeps one empty table in
+//! *reserve* for it, so that splitting the leaf cannot fail.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `lock` | which locks, in which order |
+//! | `run` | the longest stretch that can be treated as one |
+//! | `cursor` | a locked range that yields runs |
+//! | `leaf` | writing leaves: fold, unfold, split, collapse |
+//! | `zap` | unmapping: whole tables by one entry, the rest in runs |
+//! | `protect`, `copy`, `relocate` | what `mprotect`, `fork` and `mremap` do to entries |
+
+pub(crate) mod copy;
+pub(crate) mod cursor;
+pub(crate) mod leaf;
+pub(crate) mod lock;
+#[cfg(all(test, loom))]
+mod loom_model;
+pub(crate) mod protect;
+pub(crate) mod relocate;
+pub(crate) mod run;
+pub(crate) mod zap;
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::Memory;
+use crate::addr::{Frame, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Entry, Kind};
+use crate::frame::meta::{self, FrameMeta};
+use crate::platform::{Invalidation, Platform, Tables, Wait};
+use crate::stats::{Counts, Stats};
+use crate::tlb::{self, Gather, Presence};
+
+use lock::{Node, Tree};
+
+/// How far a run may reach: the one place where "page by page" is chosen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Reach {
+    /// One base page: the baseline that benchmarks show beside the real thing.
+    Page,
+    /// As far as one folio reaches in one table.
+    Folio,
+    /// As far as the table can name: whole tables by one entry.
+    #[default]
+    Table,
+}
+
+/// Physical memory ran out while a table was needed; nothing was changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct OutOfMemory;
+
+/// A read section that ends when the guard is dropped.
+pub(crate) struct ReadSection<'p, P: Platform>(&'p P);
+
+impl<'p, P: Platform> ReadSection<'p, P> {
+    pub(crate) fn enter(platform: &'p P) -> Self {
+        platform.enter_read();
+        Self(platform)
+    }
+}
+
+impl<P: Platform> Drop for ReadSection<'_, P> {
+    fn drop(&mut self) {
+        self.0.leave_read();
+    }
+}
+
+/// One tree of tables and what is known about it.
+pub(crate) struct PageTable<'m, P: Platform> {
+    pub(crate) memory: &'m Memory<P>,
+    pub(crate) root: Frame,
+    pub(crate) presence: Presence,
+    pub(crate) stats: Stats,
+    pub(crate) reach: Reach,
+}
+
+impl<'m, P: Platform> PageTable<'m, P> {
+    /// A tree that maps nothing but the kernel, where the platform has one to copy.
+    pub(crate) fn new(memory: &'m Memory<P>, reach: Reach) -> Option<Self> {
+        let mut counts = Counts::default();
+        let root = new_table(memory, P::Arch::LEVELS, &mut counts)?;
+        let table = Self {
+            memory,
+            root,
+            presence: Presence::new(),
+            stats: Stats::default(),
+            reach,
+        };
+        if let Some(kernel) = memory.platform.kernel_root() {
+            let half = arch::entries::<P::Arch>() / 2;
+            for index in half..arch::entries::<P::Arch>() {
+                let entry = memory.slots(kernel)[index as usize].load(Ordering::Relaxed);
+                memory.slots(root)[index as usize].store(entry, Ordering::Relaxed);
+            }
+        }
+        table.meta(root).state.fetch_and(!meta::LOCK, Ordering::Release);
+        table.stats.add(&counts);
+        Some(table)
+    }
+
+    #[inline]
+    pub(crate) fn meta(&self, table: Frame) -> &FrameMeta {
+        self.memory.frames.meta(table)
+    }
+
+    #[inline]
+    pub(crate) fn slots(&self, table: Frame) -> &[AtomicU64] {
+        self.memory.slots(table)
+    }
+
+    /// The most entries that one run may have.
+    #[inline]
+    pub(crate) fn longest_run(&self) -> u32 {
+        match self.reach {
+            Reach::Page => 1,
+            Reach::Folio | Reach::Table => u32::MAX,
+        }
+    }
+
+    /// Invalidates at once, between breaking an entry and making the new one.
+    pub(crate) fn invalidate_now(&self, range: VirtRange, level: u8, counts: &mut Counts) {
+        let what = Invalidation {
+            range,
+            stride: arch::span::<P::Arch>(level),
+            tables: Tables::Unchanged,
+        };
+        tlb::invalidate(&self.memory.platform, self.root, &self.presence, &what, counts);
+    }
+
+    pub(crate) fn flush(&self, gather: &mut Gather, counts: &mut Counts) {
+        gather.flush(&self.memory.platform, self.root, &self.presence, counts);
+    }
+
+    /// Flushes what is left, waits for readers and frees what was gathered. Called without locks,
+    /// outside of read sections.
+    pub(crate) fn finish(&self, mut gather: Gather) {
+        let mut counts = Counts::default();
+        self.flush(&mut gather, &mut counts);
+        self.stats.add(&counts);
+        if gather.unhooked.is_some() {
+            self.memory.platform.synchronize();
+        }
+        self.free_unhooked(gather);
+    }
+
+    /// Frees the unhooked tables and all that stands in them, after the flush and the last
+    /// reader.
+    pub(crate) fn free_unhooked(&self, mut gather: Gather) {
+        debug_assert!(!gather.is_stale(), "freed before it was flushed");
+        let mut counts = Counts::default();
+        while let Some(table) = gather.unhooked {
+            gather.unhooked = link(self.meta(table).next.load(Ordering::Relaxed));
+            zap::drop_table(self.memory, table, &mut counts);
+        }
+        self.stats.add(&counts);
+    }
+
+    /// Frees the root, under which nothing is left. Nobody uses the tree any more.
+    pub(crate) fn free_root(&self) {
+        debug_assert_eq!(self.live(self.root), 0);
+        free_table(self.memory, self.root, &mut Counts::default());
+    }
+
+    /// The lowest entry that stands for `addr`, read without locks: a hint, unless the caller
+    /// keeps everyone else out. Called inside a read section or with the address locked.
+    pub(crate) fn peek(&self, addr: VirtAddr, counts: &mut Counts) -> (Node, u32, Entry) {
+        let mut node = Node { table: self.root, level: P::Arch::LEVELS };
+        loop {
+            let index = arch::index_of::<P::Arch>(addr, node.level);
+            let entry = Entry(self.slots(node.table)[index as usize].load(Ordering::Acquire));
+            counts.entries_descended += 1;
+            if arch::kind::<P::Arch>(entry, node.level) != Kind::Table {
+                return (node, index, entry);
+            }
+            node = Node { table: P::Arch::frame(entry), level: node.level - 1 };
+        }
+    }
+
+    /// Changes the live count of a table whose lock the caller holds.
+    #[inline]
+    pub(crate) fn change_live(&self, table: Frame, added: u32, removed: u32) {
+        let count = &self.meta(table).count;
+        let live = count.load(Ordering::Relaxed);
+        count.store(live + u64::from(added) - u64::from(removed), Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn live(&self, table: Frame) -> u32 {
+        self.meta(table).count.load(Ordering::Relaxed) as u32
+    }
+
+    /// Puts an empty table into the reserve of `holder`, whose lock the caller holds.
+    pub(crate) fn push_reserve(&self, holder: Frame, table: Frame) {
+        let head = &self.meta(holder).owner;
+        self.meta(table).next.store(head.load(Ordering::Relaxed), Ordering::Relaxed);
+        head.store(table.0, Ordering::Relaxed);
+    }
+
+    /// Takes a table out of the reserve of `holder`, whose lock the caller holds.
+    pub(crate) fn pop_reserve(&self, holder: Frame) -> Option<Frame> {
+        let head = &self.meta(holder).owner;
+        let table = link(head.load(Ordering::Relaxed))?;
+        head.store(self.meta(table).next.load(Ordering::Relaxed), Ordering::Relaxed);
+        Some(table)
+    }
+}
+
+/// The frame that a link in the metadata names, if it names one.
+pub(crate) fn link(value: u32) -> Option<Frame> {
+    (value != meta::NONE).then_some(Frame(value))
+}
+
+/// A new empty table for `level`, locked, so that it can be hooked in at once.
+pub(crate) fn new_table<P: Platform>(
+    memory: &Memory<P>,
+    level: u8,
+    counts: &mut Counts,
+) -> Option<Frame> {
+    let table = memory.frames.allocate(0)?;
+    memory.platform.zero(table, 1);
+    init_table(memory, table, level);
+    counts.tables_allocated += 1;
+    Some(table)
+}
+
+/// Makes the metadata of a zeroed frame that of a locked table.
+pub(crate) fn init_table<P: Platform>(memory: &Memory<P>, table: Frame, level: u8) {
+    let meta = memory.frames.meta(table);
+    meta.next.store(meta::NONE, Ordering::Relaxed);
+    meta.owner.store(meta::NONE, Ordering::Relaxed);
+    meta.count.store(0, Ordering::Relaxed);
+    let state = meta::Kind::Table as u32 | u32::from(level) << meta::ORDER_SHIFT | meta::LOCK;
+    meta.state.store(state, Ordering::Release);
+}
+
+/// The level that a table's metadata tells.
+pub(crate) fn level_of(meta: &FrameMeta) -> u8 {
+    (meta.state.load(Ordering::Relaxed) >> meta::ORDER_SHIFT & 0xf) as u8
+}
+
+/// Gives the frame of a table back, which nobody can reach any more.
+pub(crate) fn free_table<P: Platform>(memory: &Memory<P>, table: Frame, counts: &mut Counts) {
+    memory.frames.free(&memory.platform, table, 0);
+    counts.tables_freed += 1;
+}
+
+/// Tables allocated before an operation that must not fail half-way.
+pub(crate) struct TablePool<'m, P: Platform> {
+    memory: &'m Memory<P>,
+    first: Option<Frame>,
+    pub(crate) counts: Counts,
+}
+
+impl<'m, P: Platform> TablePool<'m, P> {
+    /// A pool of `count` tables.
+    pub(crate) fn fill(memory: &'m Memory<P>, count: u64) -> Result<Self, OutOfMemory> {
+        let mut pool = Self { memory, first: None, counts: Counts::default() };
+        for _ in 0..count {
+            // On failure the pool is dropped, and gives back what it has.
+            let table = new_table(memory, 1, &mut pool.counts).ok_or(OutOfMemory)?;
+            pool.put(table);
+        }
+        Ok(pool)
+    }
+
+    fn put(&mut self, table: Frame) {
+        let next = self.first.map_or(meta::NONE, |first| first.0);
+        self.memory.frames.meta(table).next.store(next, Ordering::Relaxed);
+        self.first = Some(table);
+    }
+
+    /// A locked, empty table for `level`.
+    pub(crate) fn take(&mut self, level: u8) -> Option<Frame> {
+        let table = self.first?;
+        self.first = link(self.memory.frames.meta(table).next.load(Ordering::Relaxed));
+        init_table(self.memory, table, level);
+        Some(table)
+    }
+}
+
+impl<P: Platform> Drop for TablePool<'_, P> {
+    fn drop(&mut self) {
+        while let Some(table) = self.take(1) {
+            free_table(self.memory, table, &mut self.counts);
+        }
+    }
+}
+
+impl<P: Platform> Tree for PageTable<'_, P> {
+    type Arch = P::Arch;
+
+    #[inline]
+    fn lock(&self, table: Frame) {
+        let state = &self.meta(table).state;
+        loop {
+            if state.fetch_or(meta::LOCK, Ordering::Acquire) & meta::LOCK == 0 {
+                return;
+            }
+            while state.load(Ordering::Relaxed) & meta::LOCK != 0 {
+                self.memory.platform.relax(Wait::Short);
+            }
+        }
+    }
+
+    #[inline]
+    fn unlock(&self, table: Frame) {
+        self.meta(table).state.fetch_and(!meta::LOCK, Ordering::Release);
+    }
+
+    #[inline]
+    fn is_stray(&self, table: Frame) -> bool {
+        self.meta(table).state.load(Ordering::Relaxed) & meta::STRAY != 0
+    }
+
+    #[inline]
+    fn mark_stray(&self, table: Frame) {
+        self.meta(table).state.fetch_or(meta::STRAY, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn child(&self, table: Frame, level: u8, index: u32) -> Option<Frame> {
+        let entry = Entry(self.slots(table)[index as usize].load(Ordering::Acquire));
+        (arch::kind::<P::Arch>(entry, level) == Kind::Table).then(|| P::Arch::frame(entry))
+    }
+}

@@ -1,0 +1,270 @@
+//! What `mprotect` does to entries: rewrite runs in place, hide them where nothing is allowed, show
+//! them again.
+
+use core::sync::atomic::Ordering;
+
+use crate::addr::VirtRange;
+use crate::arch::{self, Arch, Attributes, Entry, Equal, Permissions, Write, absent};
+use crate::platform::Platform;
+use crate::tlb::Gather;
+
+use super::cursor::{Cursor, Whole};
+use super::leaf::{replace, user_attributes};
+use super::lock::Depth;
+use super::run::{self, Run, What};
+use super::{OutOfMemory, PageTable};
+
+impl<P: Platform> PageTable<'_, P> {
+    /// Gives every page in `range` the `permissions`; a private page becomes writable only where
+    /// it is exclusive to this address space, others on the next write. What is stale afterwards
+    /// is in the gather. The caller keeps faults out of the range.
+    pub(crate) fn protect(
+        &self,
+        range: VirtRange,
+        permissions: Permissions,
+        gather: &mut Gather,
+    ) -> Result<(), OutOfMemory> {
+        for chunk in self.chunks(range) {
+            let mut cursor = self.cursor(chunk, Depth::Floor(1));
+            protect_locked(&mut cursor, permissions, gather)?;
+        }
+        Ok(())
+    }
+}
+
+fn protect_locked<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    permissions: Permissions,
+    gather: &mut Gather,
+) -> Result<(), OutOfMemory> {
+    while let Some(run) = cursor.next_run(Equal::WRITABLE, Whole::Enter)? {
+        match run.what {
+            What::Empty | What::Table(_) => {}
+            What::Leaf(_) if permissions.is_empty() => hide(cursor, &run, gather),
+            What::Leaf(first) => protect_leaves(cursor, run, first, permissions, gather),
+            What::Absent(_) if !permissions.is_empty() => {
+                show(cursor, &run, permissions);
+            }
+            What::Absent(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// How many of the run's entries, from the first on, are alike in exclusivity, and whether they
+/// are exclusive. The zero page is nobody's.
+fn exclusive_part<P: Platform>(cursor: &Cursor<'_, '_, P>, run: &Run, first: Entry) -> (bool, u32) {
+    let memory = cursor.tables.memory;
+    let frame = P::Arch::frame(first);
+    let Some(folio) = memory.frames.folio_of(frame) else { return (false, run.count) };
+    let pages = run.pages::<P::Arch>();
+    let (exclusive, alike) = memory.frames.exclusive_run(folio, frame.0 - folio.head.0, pages);
+    if run.node.level > 1 {
+        // One leaf cannot be writable in part: it is writable where all of it is exclusive.
+        return (exclusive && alike == pages, run.count);
+    }
+    (exclusive, alike)
+}
+
+/// Rewrites the leaves of `run`, in parts of equal exclusivity where that matters.
+fn protect_leaves<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    mut run: Run,
+    mut first: Entry,
+    permissions: Permissions,
+    gather: &mut Gather,
+) {
+    loop {
+        let (exclusive, alike) = if permissions.contains(Permissions::WRITE) {
+            exclusive_part(cursor, &run, first)
+        } else {
+            (false, run.count)
+        };
+        let mut part = run;
+        part.count = alike;
+        let part_first = first;
+        let allowed = if exclusive { permissions } else { permissions - Permissions::WRITE };
+        rewrite(cursor, &part, part_first, allowed, gather);
+        if alike == run.count {
+            return;
+        }
+        first = Entry(first.0.wrapping_add(P::Arch::STEP.wrapping_mul(u64::from(alike))));
+        run.at = part.range::<P::Arch>().end();
+        run.index += alike;
+        run.count -= alike;
+    }
+}
+
+fn rewrite<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run,
+    first: Entry,
+    permissions: Permissions,
+    gather: &mut Gather,
+) {
+    let tables = cursor.tables;
+    let old = P::Arch::attributes(first).permissions;
+    let new = user_attributes(permissions).permissions;
+    // What an architecture cannot express is implied, so compare what the entries say.
+    let template = |permissions| {
+        let attributes = Attributes { permissions, ..Attributes::default() };
+        P::Arch::leaf(P::Arch::frame(first), run.node.level, attributes)
+    };
+    let fixed = |entry: Entry| P::Arch::write_protect(entry).0;
+    let difference = fixed(template(old)) ^ fixed(template(new));
+    let writable = new.contains(Permissions::WRITE);
+    if template(old) == template(new) {
+        return;
+    }
+    let change = |entry: Entry| {
+        let entry = Entry(entry.0 ^ difference);
+        if writable {
+            P::Arch::make_writable(entry, Write::Later)
+        } else {
+            P::Arch::write_protect(entry)
+        }
+    };
+    if P::Arch::BLOCK > 1 && run.node.level == 1 {
+        // A part may cut blocks that the run did not.
+        cursor.unfold_edges(run);
+    }
+    let slots = tables.slots(run.node.table);
+    let entries = &slots[run.index as usize..(run.index + run.count) as usize];
+    let blocks = run.node.level == 1
+        && entries.iter().any(|slot| P::Arch::is_block(Entry(slot.load(Ordering::Relaxed))));
+    if blocks && difference != 0 || blocks && writable {
+        // Entries of a block must agree in all but accessed and dirty, so the block is broken
+        // first. Losing only the permission to write is safe in place: until the flush either
+        // answer is right.
+        break_and_make(cursor, run, change);
+        return;
+    }
+    for slot in entries {
+        let entry = Entry(slot.load(Ordering::Relaxed));
+        replace::<P::Arch>(slot, entry, change);
+    }
+    cursor.counts.entries_read += u64::from(run.count);
+    cursor.counts.entries_written += u64::from(run.count);
+    let seen = P::Arch::attributes(template(old)).permissions;
+    let left = P::Arch::attributes(template(new)).permissions;
+    if left.contains(seen) {
+        // Entries only allow more: a TLB that remembers less raises a fault, which looks again.
+        cursor.counts.invalidations_saved += 1;
+    } else {
+        gather.stale(run.range::<P::Arch>(), run.node.level);
+    }
+}
+
+/// Clears the run, invalidates it, and writes what `change` makes of each entry.
+fn break_and_make<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run,
+    change: impl Fn(Entry) -> Entry,
+) {
+    let tables = cursor.tables;
+    let slots = tables.slots(run.node.table);
+    let entries = &slots[run.index as usize..(run.index + run.count) as usize];
+    // Suspended: without the valid bit the MMU sees nothing, and the entry remembers the rest.
+    for slot in entries {
+        slot.fetch_and(!P::Arch::PRESENT, Ordering::Relaxed);
+    }
+    tables.invalidate_now(run.range::<P::Arch>(), 1, &mut cursor.counts);
+    for slot in entries {
+        let entry = Entry(slot.load(Ordering::Relaxed) | P::Arch::PRESENT);
+        slot.store(change(entry).0, Ordering::Relaxed);
+    }
+    cursor.counts.entries_read += 2 * u64::from(run.count);
+    cursor.counts.entries_written += 2 * u64::from(run.count);
+}
+
+/// Makes hidden leaves of the run.
+fn hide<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, gather: &mut Gather) {
+    let tables = cursor.tables;
+    let slots = tables.slots(run.node.table);
+    let mut gathered = None;
+    for index in run.index..run.index + run.count {
+        let slot = &slots[index as usize];
+        let raw = Entry(slot.load(Ordering::Relaxed));
+        // Of a block, any entry may hold accessed and dirty of all.
+        if P::Arch::is_block(raw) && index & (P::Arch::BLOCK - 1) == 0 {
+            gathered = Some(
+                run::leaves::<P::Arch>(slots, index, P::Arch::BLOCK, Equal::empty(), P::Arch::STEP, 0).1,
+            );
+        } else if !P::Arch::is_block(raw) {
+            gathered = None;
+        }
+        replace::<P::Arch>(slot, raw, |entry| {
+            let entry = if run.node.level == 1 { P::Arch::unblock(entry, index) } else { entry };
+            let entry = gathered.map_or(entry, |all| P::Arch::gather(entry, all));
+            let attributes = P::Arch::attributes(entry);
+            absent::encode::<P::Arch>(absent::Absent::Hidden {
+                frame: P::Arch::frame(entry),
+                accessed: attributes.accessed,
+                dirty: attributes.dirty,
+                soft_dirty: attributes.soft_dirty,
+                userfault: attributes.userfault,
+            })
+        });
+    }
+    cursor.counts.entries_read += u64::from(run.count);
+    cursor.counts.entries_written += u64::from(run.count);
+    gather.stale(run.range::<P::Arch>(), run.node.level);
+}
+
+/// Makes leaves of the run's hidden ones, and blocks where alignment allows; other absent entries
+/// stay as they are. Nothing has to be broken: what was hidden is in no TLB.
+fn show<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run,
+    permissions: Permissions,
+) {
+    let mut run = *run;
+    while run.count > 0 {
+        let slots = cursor.tables.slots(run.node.table);
+        let hidden = absent::decode::<P::Arch>(run::load(slots, run.index));
+        let Some(absent::Absent::Hidden { frame, userfault, .. }) = hidden else { return };
+        let probe =
+            P::Arch::leaf(frame, run.node.level, user_attributes(Permissions::READ));
+        let (exclusive, alike) = exclusive_part(cursor, &run, probe);
+        let allowed = if exclusive && !userfault {
+            permissions
+        } else {
+            permissions - Permissions::WRITE
+        };
+        show_part(cursor, &run, alike, allowed);
+        run.at = run.at.offset(u64::from(alike) << arch::span_shift::<P::Arch>(run.node.level));
+        run.index += alike;
+        run.count -= alike;
+    }
+}
+
+fn show_part<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run,
+    count: u32,
+    permissions: Permissions,
+) {
+    let slots = cursor.tables.slots(run.node.table);
+    let level = run.node.level;
+    let end = run.index + count;
+    let mut block_end = 0;
+    for index in run.index..end {
+        let slot = &slots[index as usize];
+        let entry = Entry(slot.load(Ordering::Relaxed));
+        let Some(absent::Absent::Hidden { frame, accessed, dirty, soft_dirty, userfault }) =
+            absent::decode::<P::Arch>(entry)
+        else {
+            continue;
+        };
+        let attributes =
+            Attributes { accessed, dirty, soft_dirty, userfault, ..user_attributes(permissions) };
+        let leaf = P::Arch::leaf(frame, level, attributes);
+        if level == 1 && arch::may_fold::<P::Arch>(leaf, index) && end - index >= P::Arch::BLOCK {
+            block_end = index + P::Arch::BLOCK;
+        }
+        let leaf = if index < block_end { P::Arch::block(leaf, index) } else { leaf };
+        slot.store(leaf.0, Ordering::Relaxed);
+    }
+    cursor.counts.entries_read += u64::from(count);
+    cursor.counts.entries_written += u64::from(count);
+}

@@ -1,0 +1,560 @@
+//! Moving what one range maps to another (`mremap`): whole tables by one entry at every level, the
+//! rest in runs.
+//!
+//! ```text
+//! source   |  edge |      512 slots of level 2      |  edge |    both ends congruent modulo 2 MiB
+//! pieces   | leaves|  tables, at most 64 a piece    | leaves|
+//!              |               |                        |
+//! target   |  edge |      512 slots of level 2      |  edge |
+//! ```
+//!
+//! Each piece is moved under one set of locks and flushed once, before any of them is given back:
+//! 1. CPU A moves the entry of a page and drops the locks without a flush;
+//! 2. CPU B swaps the page out through its new place, flushes that address, reuses the frame;
+//! 3. CPU C still writes through its translation of the old address, into the reused frame.
+//!
+//! A move never fails half-way: the tables that the target needs are allocated before the first
+//! entry moves ([`PageTable::tables_for_move`]). Emptied source tables go with the flush of their
+//! piece.
+
+use core::sync::atomic::Ordering;
+
+use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Entry, Equal, Kind, absent};
+use crate::platform::Platform;
+use crate::stats::Counts;
+use crate::tlb::Gather;
+
+use super::cursor::{Supply, table_under};
+use super::leaf::replace;
+use super::lock::{self, CHUNK_TABLES, LockSet, Node, mark_subtree_stray};
+use super::run;
+use super::zap::gather_table;
+use super::{PageTable, Reach, ReadSection, TablePool};
+
+/// A part of a move that is done under one set of locks: entries of one level.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Piece {
+    level: u8,
+    /// Bytes from the beginning of the move.
+    offset: u64,
+    len: u64,
+}
+
+/// A move of `source` to `to`; the two do not overlap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Move {
+    pub(crate) source: VirtRange,
+    pub(crate) to: VirtAddr,
+    /// `source`, and around it what nothing is mapped in: tables inside it are empty afterwards.
+    pub(crate) hull: VirtRange,
+}
+
+impl<'m, P: Platform> PageTable<'m, P> {
+    /// The first piece at or behind `offset` in which something may be mapped.
+    fn next_piece(&self, what: &Move, mut offset: u64, counts: &mut Counts) -> Option<Piece> {
+        let (source, delta) = (what.source, what.to.0 ^ what.source.start().0);
+        while offset < source.len() {
+            let at = source.start().0 + offset;
+            let left = source.len() - offset;
+            let fits = |level: u8| {
+                let mask = arch::span::<P::Arch>(level) - 1;
+                (delta | at) & mask == 0 && left > mask
+            };
+            let mut level = 1;
+            while self.reach == Reach::Table && level < P::Arch::LEVELS && fits(level + 1) {
+                level += 1;
+            }
+            let (node, _, entry) = self.peek(VirtAddr(at), counts);
+            if entry.is_empty() && node.level > level.max(1) {
+                let slot_end = (at | (arch::span::<P::Arch>(node.level) - 1)).saturating_add(1);
+                offset += (slot_end - at).min(left);
+                continue;
+            }
+            let span = arch::span::<P::Arch>(level);
+            // Up to where a higher level may fit, or as much as one set of locks spans.
+            let above = arch::table_span::<P::Arch>(level);
+            let len = if level == 1 {
+                let congruent = self.reach == Reach::Table && delta & (above - 1) == 0;
+                let tables = if congruent { 1 } else { CHUNK_TABLES };
+                (at & !(above - 1)).saturating_add(tables * above) - at
+            } else {
+                (CHUNK_TABLES * span).min((at & !(above - 1)).saturating_add(above) - at)
+            };
+            let len = len.min(left) & !(span - 1);
+            return Some(Piece { level, offset, len });
+        }
+        None
+    }
+
+    /// How many tables the target of a move lacks. The caller keeps everyone else out of both
+    /// ranges until the move. Reads a few entries for each source table.
+    pub(crate) fn tables_for_move(&self, what: &Move) -> u64 {
+        let _section = ReadSection::enter(&self.memory.platform);
+        let mut counts = Counts::default();
+        let mut missing = Missing { last: [None; 8], count: 0 };
+        let mut offset = 0;
+        while let Some(piece) = self.next_piece(what, offset, &mut counts) {
+            let source = what.source.start().0 + piece.offset;
+            let target = what.to.0 + piece.offset;
+            if piece.level > 1 {
+                self.missing(&mut missing, target, piece.len, piece.level, &mut counts);
+            } else {
+                let mut at = source;
+                while at < source + piece.len {
+                    let slot_end = (at | (arch::table_span::<P::Arch>(1) - 1)) + 1;
+                    let end = slot_end.min(source + piece.len);
+                    let (node, _, entry) = self.peek(VirtAddr(at), &mut counts);
+                    let filled = if node.level == 1 {
+                        self.live(node.table) > 0
+                    } else {
+                        !entry.is_empty()
+                    };
+                    if filled {
+                        let target = target + (at - source);
+                        self.missing(&mut missing, target, end - at, 1, &mut counts);
+                    }
+                    at = end;
+                }
+            }
+            offset = piece.offset + piece.len;
+        }
+        self.stats.add(&counts);
+        missing.count
+    }
+
+    /// Counts the tables down to `level` that are missing for `len` bytes at `target`.
+    fn missing(&self, missing: &mut Missing, target: u64, len: u64, level: u8, counts: &mut Counts) {
+        for addr in [target, target + len - 1] {
+            let (node, _, _) = self.peek(VirtAddr(addr), counts);
+            for lacking in level..node.level {
+                let base = addr & !(arch::table_span::<P::Arch>(lacking) - 1);
+                let last = &mut missing.last[usize::from(lacking) % 8];
+                if *last != Some(base) {
+                    *last = Some(base);
+                    missing.count += 1;
+                }
+            }
+        }
+    }
+
+    /// Moves everything. `pool` holds at least [`PageTable::tables_for_move`] tables. The caller
+    /// holds the VMAs of both ranges for writing; nothing is mapped in the target.
+    ///
+    /// Reads and writes the entries that are moved: one for each table that moves whole, one for
+    /// each base page else. One invalidation a piece.
+    pub(crate) fn relocate(&self, what: &Move, pool: &mut TablePool<'m, P>) -> Gather {
+        let mut gather = Gather::new();
+        let mut counts = Counts::default();
+        let mut offset = 0;
+        let mut reached_end = false;
+        while let Some(piece) = self.next_piece(what, offset, &mut counts) {
+            let first = offset == 0;
+            offset = piece.offset + piece.len;
+            reached_end = offset == what.source.len();
+            let begin = what.source.start().0 + piece.offset;
+            // The last piece takes all of the hull, and with it the tables above.
+            let cleared = if reached_end {
+                what.hull
+            } else if first {
+                VirtRange::raw(what.hull.start().0, begin + piece.len)
+            } else {
+                VirtRange::raw(begin, begin + piece.len)
+            };
+            self.relocate_piece(what, piece, cleared, pool, &mut gather);
+        }
+        self.stats.add(&counts);
+        if !reached_end && what.hull != what.source {
+            // The end of the source was empty: tables above what moved may be left.
+            // Nothing is mapped there any more, so there is nothing to split and no failure.
+            let emptied = self.zap(what.hull, what.hull, &mut gather);
+            debug_assert!(emptied.is_ok(), "an empty range has no leaf to split");
+        }
+        gather
+    }
+
+    fn relocate_piece(
+        &self,
+        what: &Move,
+        piece: Piece,
+        cleared: VirtRange,
+        pool: &mut TablePool<'m, P>,
+        gather: &mut Gather,
+    ) {
+        let section = ReadSection::enter(&self.memory.platform);
+        let mut locks = LockSet::new();
+        let target = what.to.0 + piece.offset;
+        let target = VirtRange::raw(target, target + piece.len);
+        let (from, to) =
+            lock::lock_pair(self, self.root, cleared, target, piece.level, &mut locks);
+        let counts = Counts { tables_locked: locks.len() as u64, ..Counts::default() };
+        let source = what.source.start().0 + piece.offset;
+        let mut pair = Pair {
+            tables: self,
+            locks,
+            counts,
+            from,
+            to,
+            from_base: cleared.start().align_down(arch::table_span::<P::Arch>(from.level)),
+            level: piece.level,
+            source_table: None,
+            target_table: None,
+            pool,
+            gather,
+            _section: section,
+        };
+        if piece.level > 1 {
+            pair.move_slots(source, target.start().0, piece.len);
+        } else {
+            pair.move_leaves(source, target.start().0, piece.len);
+        }
+        pair.unhook_emptied(from, pair.from_base, cleared);
+        self.flush(pair.gather, &mut pair.counts);
+    }
+}
+
+/// Which missing tables were counted already: the last one on each level, as addresses rise.
+struct Missing {
+    last: [Option<u64>; 8],
+    count: u64,
+}
+
+/// Both ranges of a piece, locked.
+struct Pair<'a, 'm, 'p, P: Platform> {
+    tables: &'a PageTable<'m, P>,
+    locks: LockSet,
+    counts: Counts,
+    from: Node,
+    to: Node,
+    from_base: VirtAddr,
+    /// The level of the entries that move.
+    level: u8,
+    /// The tables of `level` in use: where they begin, and which.
+    source_table: Option<(u64, Frame)>,
+    target_table: Option<(u64, Frame)>,
+    pool: &'p mut TablePool<'m, P>,
+    gather: &'p mut Gather,
+    _section: ReadSection<'m, P>,
+}
+
+impl<P: Platform> Drop for Pair<'_, '_, '_, P> {
+    fn drop(&mut self) {
+        self.locks.release(self.tables);
+        self.tables.stats.add(&self.counts);
+    }
+}
+
+impl<P: Platform> Pair<'_, '_, '_, P> {
+    /// The source table for `at`, or the end of the empty stretch that `at` lies in.
+    fn source(&mut self, at: u64) -> Result<Frame, u64> {
+        let base = at & !(arch::table_span::<P::Arch>(self.level) - 1);
+        if let Some((start, table)) = self.source_table
+            && start == base
+        {
+            return Ok(table);
+        }
+        let mut node = self.from;
+        while node.level > self.level {
+            let index = arch::index_of::<P::Arch>(VirtAddr(at), node.level);
+            let entry = run::load(self.tables.slots(node.table), index);
+            self.counts.entries_descended += 1;
+            let table = match arch::kind::<P::Arch>(entry, node.level) {
+                Kind::Table => P::Arch::frame(entry),
+                Kind::Empty => {
+                    let last = at | (arch::span::<P::Arch>(node.level) - 1);
+                    return Err(last.saturating_add(1));
+                }
+                Kind::Leaf | Kind::Absent => {
+                    let start = VirtAddr(at).align_down(arch::span::<P::Arch>(node.level));
+                    match self.tables.split(node, index, start, &mut self.counts) {
+                        Ok(table) => {
+                            self.locks.push(table);
+                            table
+                        }
+                        Err(_) => {
+                            debug_assert!(false, "a huge leaf has lost its reserve");
+                            return Err((at | (arch::span::<P::Arch>(node.level) - 1)) + 1);
+                        }
+                    }
+                }
+            };
+            node = Node { table, level: node.level - 1 };
+        }
+        self.source_table = Some((base, node.table));
+        Ok(node.table)
+    }
+
+    /// The target table for `at`, hooked in if it is missing.
+    fn target(&mut self, at: u64) -> Option<Frame> {
+        let base = at & !(arch::table_span::<P::Arch>(self.level) - 1);
+        if let Some((start, table)) = self.target_table
+            && start == base
+        {
+            return Some(table);
+        }
+        let table = table_under(
+            self.tables,
+            &mut self.locks,
+            &mut self.counts,
+            self.to,
+            VirtAddr(at),
+            self.level,
+            &mut Supply::Pool(&mut *self.pool),
+        );
+        // The pool was filled for this very move.
+        debug_assert!(table.is_ok(), "the pool holds too few tables for the move");
+        self.target_table = Some((base, table.ok()?));
+        table.ok()
+    }
+
+    /// Moves the entries of a level above 1: tables, huge leaves, and absent entries.
+    fn move_slots(&mut self, source: u64, target: u64, len: u64) {
+        let span = arch::span::<P::Arch>(self.level);
+        let mut offset = 0;
+        while offset < len {
+            let table = match self.source(source + offset) {
+                Ok(table) => table,
+                Err(end) => {
+                    offset = end - source;
+                    continue;
+                }
+            };
+            let index = arch::index_of::<P::Arch>(VirtAddr(source + offset), self.level);
+            let slot = &self.tables.slots(table)[index as usize];
+            let entry = Entry(slot.load(Ordering::Relaxed));
+            self.counts.entries_read += 1;
+            if !entry.is_empty()
+                && let Some(to) = self.target(target + offset)
+            {
+                self.move_slot(table, index, entry, to, target + offset);
+                let range = VirtRange::raw(source + offset, source + offset + span);
+                if arch::kind::<P::Arch>(entry, self.level) == Kind::Table {
+                    self.counts.tables_moved += 1;
+                    self.gather.stale_tables(range);
+                } else {
+                    if let Some(reserve) = self.tables.pop_reserve(table) {
+                        self.tables.push_reserve(to, reserve);
+                    }
+                    self.gather.stale(range, self.level);
+                }
+            }
+            offset += span;
+        }
+    }
+
+    fn move_slot(&mut self, table: Frame, index: u32, entry: Entry, to: Frame, target: u64) {
+        let slot = &self.tables.slots(table)[index as usize];
+        let there = arch::index_of::<P::Arch>(VirtAddr(target), self.level);
+        let there = &self.tables.slots(to)[there as usize];
+        debug_assert_eq!(there.load(Ordering::Relaxed), 0, "the target is mapped");
+        let moved = match arch::kind::<P::Arch>(entry, self.level) {
+            Kind::Table => {
+                slot.store(0, Ordering::Relaxed);
+                entry
+            }
+            Kind::Leaf => {
+                let old = replace::<P::Arch>(slot, entry, |_| Entry::EMPTY);
+                Entry(old.0 | P::Arch::SOFT_DIRTY)
+            }
+            _ => {
+                slot.store(0, Ordering::Relaxed);
+                absent::mark_soft_dirty::<P::Arch>(entry)
+            }
+        };
+        there.store(moved.0, Ordering::Release);
+        self.counts.entries_written += 2;
+        self.tables.change_live(table, 0, 1);
+        self.tables.change_live(to, 1, 0);
+    }
+
+    /// Moves entries of level 1.
+    fn move_leaves(&mut self, source: u64, target: u64, len: u64) {
+        let block_mask = (u64::from(P::Arch::BLOCK) << PAGE_SHIFT) - 1;
+        let congruent = (source ^ target) & block_mask == 0;
+        let mut offset = 0;
+        while offset < len {
+            let table = match self.source(source + offset) {
+                Ok(table) if self.tables.live(table) > 0 => table,
+                Ok(_) => {
+                    let last = (source + offset) | (arch::table_span::<P::Arch>(1) - 1);
+                    offset = last + 1 - source;
+                    continue;
+                }
+                Err(end) => {
+                    offset = end - source;
+                    continue;
+                }
+            };
+            let from = arch::index_of::<P::Arch>(VirtAddr(source + offset), 1);
+            let to = arch::index_of::<P::Arch>(VirtAddr(target + offset), 1);
+            let Some(target_table) = self.target(target + offset) else { return };
+            let left = (len - offset) >> PAGE_SHIFT;
+            let entries = arch::entries::<P::Arch>();
+            let count = u64::from(entries - from).min(left) as u32;
+            let count = count.min(self.tables.longest_run());
+            let moved = if congruent {
+                let count = count.min(entries - to);
+                self.uncut_blocks(table, from, count, source + offset);
+                self.move_run((table, from), (target_table, to), count);
+                count
+            } else {
+                self.move_shifted(table, from, count, source + offset, target + offset)
+            };
+            offset += u64::from(moved) * PAGE_SIZE;
+        }
+    }
+
+    /// Unfolds the contiguous blocks that the run would cut at its ends.
+    fn uncut_blocks(&mut self, table: Frame, from: u32, count: u32, source: u64) {
+        if P::Arch::BLOCK == 1 {
+            return;
+        }
+        let mask = P::Arch::BLOCK - 1;
+        let last = from + count - 1;
+        for (index, cut) in [(from, from & mask != 0 || count <= mask), (last, last & mask != mask)] {
+            if cut && P::Arch::is_block(run::load(self.tables.slots(table), index)) {
+                let at = VirtAddr(source + u64::from(index - from) * PAGE_SIZE);
+                self.tables.unfold(table, index, at, &mut self.counts);
+            }
+        }
+    }
+
+    /// Moves `count` entries whose blocks, if any, stay blocks: nothing has to be known of them
+    /// but whether the MMU may still write to them.
+    fn move_run(&mut self, source: (Frame, u32), target: (Frame, u32), count: u32) {
+        let range = |index: u32| index as usize..(index + count) as usize;
+        let from = &self.tables.slots(source.0)[range(source.1)];
+        let to = &self.tables.slots(target.0)[range(target.1)];
+        let mut moved = 0;
+        let mut arrived = 0;
+        for (slot, there) in from.iter().zip(to) {
+            let mut entry = Entry(slot.load(Ordering::Relaxed));
+            if entry.is_empty() {
+                continue;
+            }
+            moved += 1;
+            let marked = if entry.0 & P::Arch::PRESENT != 0 {
+                if P::Arch::is_settled(entry) {
+                    slot.store(0, Ordering::Relaxed);
+                } else {
+                    entry = Entry(slot.swap(0, Ordering::Relaxed));
+                }
+                Entry(entry.0 | P::Arch::SOFT_DIRTY)
+            } else {
+                slot.store(0, Ordering::Relaxed);
+                absent::mark_soft_dirty::<P::Arch>(entry)
+            };
+            arrived += 1;
+            there.store(marked.0, Ordering::Relaxed);
+        }
+        self.counts.entries_read += u64::from(count);
+        self.counts.entries_written += u64::from(moved + arrived);
+        if moved > 0 {
+            self.tables.change_live(source.0, 0, moved);
+            self.tables.change_live(target.0, arrived, 0);
+            self.stale_leaves(source.0, source.1, count);
+        }
+    }
+
+    fn stale_leaves(&mut self, table: Frame, index: u32, count: u32) {
+        if let Some((base, known)) = self.source_table
+            && known == table
+        {
+            let start = base + u64::from(index) * PAGE_SIZE;
+            self.gather.stale(VirtRange::raw(start, start + u64::from(count) * PAGE_SIZE), 1);
+        }
+    }
+
+    /// Moves one contiguous block, or the pages that become one, or one entry, where source and
+    /// target are not congruent modulo the block; returns how many entries that was. (Pages that
+    /// would make a block but stand in two source tables stay single: one block in 2 MiB.)
+    fn move_shifted(&mut self, table: Frame, from: u32, count: u32, source: u64, target: u64) -> u32 {
+        let slots = self.tables.slots(table);
+        let raw = run::load(slots, from);
+        let size = P::Arch::BLOCK;
+        if P::Arch::is_block(raw) {
+            if from & (size - 1) == 0 && count >= size {
+                let first = self.tables.take_block(table, from, &mut self.counts);
+                self.arrive(table, from, first, size, target);
+                return size;
+            }
+            self.tables.unfold(table, from, VirtAddr(source), &mut self.counts);
+            return 0;
+        }
+        let to = arch::index_of::<P::Arch>(VirtAddr(target), 1);
+        let present = raw.0 & P::Arch::PRESENT != 0;
+        if present && count >= size && arch::may_fold::<P::Arch>(raw, to) {
+            let (limit, step) = self.tables.memory.folio_limit(P::Arch::frame(raw), size);
+            let equal = Equal::WRITABLE;
+            let (alike, _) = run::leaves::<P::Arch>(slots, from, limit, equal, step, 0);
+            if alike == size && step != 0 {
+                let first = self.tables.take_block(table, from, &mut self.counts);
+                self.arrive(table, from, first, size, target);
+                return size;
+            }
+        }
+        if let Some(target_table) = self.target(target) {
+            self.move_run((table, from), (target_table, to), 1);
+        }
+        1
+    }
+
+    /// Writes `count` pages that were taken from `index` of the source `table`; the target may
+    /// lie in two tables.
+    fn arrive(&mut self, table: Frame, index: u32, first: Entry, count: u32, target: u64) {
+        self.tables.change_live(table, 0, count);
+        self.stale_leaves(table, index, count);
+        let mut entry = Entry(first.0 | P::Arch::SOFT_DIRTY);
+        let mut done = 0;
+        while done < count {
+            let at = target + u64::from(done) * PAGE_SIZE;
+            let to = arch::index_of::<P::Arch>(VirtAddr(at), 1);
+            let part = (count - done).min(arch::entries::<P::Arch>() - to);
+            let Some(target_table) = self.target(at) else { return };
+            self.tables.fill(target_table, to, entry, part, &mut self.counts);
+            let step = P::Arch::STEP.wrapping_mul(u64::from(part));
+            entry = Entry(entry.0.wrapping_add(step));
+            done += part;
+        }
+    }
+
+    /// Unhooks the tables that `cleared` covers whole: all that stood in them has moved.
+    fn unhook_emptied(&mut self, node: Node, base: VirtAddr, cleared: VirtRange) {
+        if node.level <= self.level {
+            return;
+        }
+        let tables = self.tables;
+        let span = arch::span::<P::Arch>(node.level);
+        let Some(own) = VirtRange::from_len(base, arch::table_span::<P::Arch>(node.level)) else {
+            return;
+        };
+        let part = own.intersection(cleared);
+        if part.is_empty() {
+            return;
+        }
+        let first = arch::index_of::<P::Arch>(part.start(), node.level);
+        let last = arch::index_of::<P::Arch>(VirtAddr(part.end().0 - 1), node.level);
+        // The edges are looked at one by one; between them the live count says when to stop.
+        for index in first..=last {
+            if tables.live(node.table) == 0 {
+                break;
+            }
+            let Some(table) = lock::Tree::child(tables, node.table, node.level, index) else {
+                continue;
+            };
+            let start = base.offset(u64::from(index) * span);
+            let slot = VirtRange::raw(start.0, start.0 + span);
+            let child = Node { table, level: node.level - 1 };
+            if !cleared.covers(slot) {
+                self.unhook_emptied(child, start, cleared);
+                continue;
+            }
+            tables.slots(node.table)[index as usize].store(0, Ordering::Relaxed);
+            tables.change_live(node.table, 0, 1);
+            self.counts.entries_written += 1;
+            self.gather.stale_tables(slot);
+            mark_subtree_stray(tables, child, self.level);
+            gather_table(tables.memory, self.gather, table);
+        }
+    }
+}

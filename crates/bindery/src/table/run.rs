@@ -1,0 +1,111 @@
+//! Runs: the longest stretch of consecutive entries in one table that an operation may treat as
+//! one thing.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::addr::{Frame, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Entry, Equal, absent};
+
+use super::lock::Node;
+
+/// What the entries of a run are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum What {
+    /// Nothing stands there.
+    Empty,
+    /// One entry that names this table; the operation's range covers all of its span.
+    Table(Frame),
+    /// Leaves of consecutive frames with the same attributes: the first, unblocked, with accessed
+    /// and dirty of them all.
+    Leaf(Entry),
+    /// Consecutive swap slots, consecutive hidden pages or equal markers: the first.
+    Absent(Entry),
+}
+
+/// A run: `count` entries from `index` on in the table of `node`, which stand for `at` and what
+/// follows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Run {
+    pub(crate) at: VirtAddr,
+    pub(crate) node: Node,
+    pub(crate) index: u32,
+    pub(crate) count: u32,
+    pub(crate) what: What,
+}
+
+impl Run {
+    /// The addresses that the run stands for.
+    pub(crate) fn range<A: Arch>(&self) -> VirtRange {
+        let bytes = u64::from(self.count) << arch::span_shift::<A>(self.node.level);
+        VirtRange::raw(self.at.0, self.at.0 + bytes)
+    }
+
+    /// Base pages that the run stands for.
+    pub(crate) fn pages<A: Arch>(&self) -> u32 {
+        self.count << arch::order_of_level::<A>(self.node.level)
+    }
+}
+
+#[inline]
+pub(crate) fn load(slots: &[AtomicU64], index: u32) -> Entry {
+    Entry(slots[index as usize].load(Ordering::Relaxed))
+}
+
+/// How many of the `limit` entries from `index` on are empty.
+pub(crate) fn empty(slots: &[AtomicU64], index: u32, limit: u32) -> u32 {
+    let stretch = &slots[index as usize..(index + limit) as usize];
+    stretch.iter().take_while(|slot| slot.load(Ordering::Relaxed) == 0).count() as u32
+}
+
+/// How many of the `limit` level-1 leaves from `index` on continue the first, `step` more each;
+/// and the first with accessed and dirty of them all. `restored` is set in every entry before it
+/// is looked at (the valid bit, of entries that are being taken out).
+#[inline]
+pub(crate) fn leaves<A: Arch>(
+    slots: &[AtomicU64],
+    index: u32,
+    limit: u32,
+    equal: Equal,
+    step: u64,
+    restored: u64,
+) -> (u32, Entry) {
+    let mask = A::compare_mask(equal);
+    let first = A::unblock(Entry(load(slots, index).0 | restored), index);
+    let mut gathered = first;
+    let mut expected = first.0;
+    let mut count = 1;
+    for slot in &slots[index as usize + 1..(index + limit) as usize] {
+        let raw = slot.load(Ordering::Relaxed);
+        if raw == 0 {
+            break;
+        }
+        expected = expected.wrapping_add(step);
+        let entry = A::unblock(Entry(raw | restored), index + count);
+        if (entry.0 ^ expected) & mask != 0 {
+            break;
+        }
+        gathered = A::gather(gathered, entry);
+        count += 1;
+    }
+    (count, gathered)
+}
+
+/// As [`leaves`], for absent entries.
+pub(crate) fn absents<A: Arch>(slots: &[AtomicU64], index: u32, limit: u32) -> (u32, Entry) {
+    let first = load(slots, index);
+    let mask = absent::compare_mask::<A>(first);
+    let step = absent::step::<A>(first);
+    let mut gathered = first;
+    let mut expected = first.0;
+    let mut count = 1;
+    for slot in &slots[index as usize + 1..(index + limit) as usize] {
+        let entry = Entry(slot.load(Ordering::Relaxed));
+        expected = expected.wrapping_add(step);
+        if (entry.0 ^ expected) & mask != 0 {
+            break;
+        }
+        gathered = absent::gather::<A>(gathered, entry);
+        count += 1;
+    }
+    (count, gathered)
+}

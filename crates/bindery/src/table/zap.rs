@@ -1,0 +1,291 @@
+//! Unmapping.
+//!
+//! A table that the range covers whole is unhooked by clearing the one entry that names it; what
+//! stands in it is dropped later, after the flush, when nobody walks it any more. So unmapping
+//! 1 GiB writes one entry while locks are held and needs no room to remember 262,144 pages.
+//!
+//! ```text
+//! range      |  edge  |        whole tables        | edge |
+//! phase 1    | suspend|  unhook: one entry each    |suspend    under the locks
+//! flush      |---------------- once ----------------------|    under the locks
+//! phase 2    |  drop  |                            | drop |    under the locks
+//! finish              |       drop and free        |           without locks
+//! ```
+//!
+//! At the edges, where the table stays, entries are *suspended*: they lose their valid bit and
+//! keep all others. So the MMU no longer sees them, nothing is allocated to remember them, and the
+//! second phase finds in them what it has to give back. Everyone else keeps out, since the table's
+//! lock is held all the while.
+
+use core::sync::atomic::Ordering;
+
+use crate::Memory;
+use crate::addr::{Frame, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Entry, Equal, Kind, absent};
+use crate::frame::meta;
+use crate::platform::Platform;
+use crate::stats::Counts;
+use crate::tlb::Gather;
+
+use super::cursor::{Cursor, Whole};
+use super::lock::{Depth, Node, mark_subtree_stray};
+use super::run::{self, Run, What};
+use super::{OutOfMemory, PageTable, Reach, free_table, level_of, link};
+
+impl<P: Platform> PageTable<'_, P> {
+    /// Unmaps everything in `range`, and frees the tables that `hull` covers, the range with what
+    /// is free around it. They end up in the gather; the rest is flushed and given back already.
+    /// The caller keeps faults out of the range.
+    ///
+    /// Reads the runs of the edges and one entry for each whole table. Fails only where a huge
+    /// leaf that must be split has no reserve; the runs before it are unmapped then.
+    pub(crate) fn zap(
+        &self,
+        range: VirtRange,
+        hull: VirtRange,
+        gather: &mut Gather,
+    ) -> Result<(), OutOfMemory> {
+        if self.reach != Reach::Table {
+            // The baseline looks at every leaf first, and finds the tables empty afterwards.
+            for chunk in self.chunks(range) {
+                let mut cursor = self.cursor(chunk, Depth::Floor(1));
+                zap_locked(&mut cursor, chunk, Whole::Enter, gather)?;
+            }
+        }
+        let mut cursor = self.cursor(hull, Depth::Edges);
+        zap_locked(&mut cursor, hull, Whole::Yield, gather)
+    }
+
+    /// Unhooks the table of `run`; it is freed when the gather is finished.
+    pub(crate) fn unhook(&self, run: &Run, table: Frame, held: u8, gather: &mut Gather, counts: &mut Counts) {
+        self.slots(run.node.table)[run.index as usize].store(0, Ordering::Relaxed);
+        counts.entries_written += 1;
+        self.change_live(run.node.table, 0, 1);
+        gather.stale_tables(run.range::<P::Arch>());
+        mark_subtree_stray(self, Node { table, level: run.node.level - 1 }, held);
+        gather_table(self.memory, gather, table);
+    }
+}
+
+/// No level is as high: none of the tables to be marked is locked.
+const NONE_HELD: u8 = u8::MAX;
+
+fn zap_locked<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    range: VirtRange,
+    whole: Whole,
+    gather: &mut Gather,
+) -> Result<(), OutOfMemory> {
+    let tables = cursor.tables;
+    let mut suspended = false;
+    let mut failed = Ok(());
+    loop {
+        let run = match cursor.next_run(Equal::empty(), whole) {
+            Ok(Some(run)) => run,
+            Ok(None) => break,
+            Err(error) => {
+                failed = Err(error);
+                break;
+            }
+        };
+        match run.what {
+            What::Empty => {}
+            What::Table(table) => {
+                tables.unhook(&run, table, NONE_HELD, gather, &mut cursor.counts);
+            }
+            What::Leaf(_) => {
+                let slots = tables.slots(run.node.table);
+                for slot in &slots[run.index as usize..(run.index + run.count) as usize] {
+                    let raw = slot.load(Ordering::Relaxed);
+                    if P::Arch::is_settled(Entry(raw)) {
+                        slot.store(raw & !P::Arch::PRESENT, Ordering::Relaxed);
+                    } else {
+                        slot.fetch_and(!P::Arch::PRESENT, Ordering::Relaxed);
+                    }
+                }
+                cursor.counts.entries_written += u64::from(run.count);
+                gather.stale(run.range::<P::Arch>(), run.node.level);
+                suspended = true;
+            }
+            What::Absent(first) => {
+                let (table, end) = (run.node.table, run.index + run.count);
+                drop_absent(tables.memory, run.node, first, run.count, &mut cursor.counts);
+                for slot in &tables.slots(table)[run.index as usize..end as usize] {
+                    slot.store(0, Ordering::Relaxed);
+                }
+                cursor.counts.entries_written += u64::from(run.count);
+                tables.change_live(table, 0, run.count);
+            }
+        }
+    }
+    if suspended {
+        tables.flush(gather, &mut cursor.counts);
+        let node = cursor.cover();
+        let base = range.start().align_down(arch::table_span::<P::Arch>(node.level));
+        drop_suspended(cursor, node, base, range);
+    }
+    failed
+}
+
+/// Phase 2: gives back what the suspended entries of `range` name, and clears them.
+fn drop_suspended<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    node: Node,
+    base: VirtAddr,
+    range: VirtRange,
+) {
+    let tables = cursor.tables;
+    let Some(span) = VirtRange::from_len(base, arch::table_span::<P::Arch>(node.level)) else {
+        return;
+    };
+    let part = range.intersection(span);
+    if part.is_empty() {
+        return;
+    }
+    let first = arch::index_of::<P::Arch>(part.start(), node.level);
+    let last = arch::index_of::<P::Arch>(VirtAddr(part.end().0 - 1), node.level);
+    if node.level == 1 {
+        let dropped = drop_leaves(tables.memory, node.table, first, last + 1, Suspended::Yes, &mut cursor.counts);
+        tables.change_live(node.table, 0, dropped);
+        return;
+    }
+    for index in first..=last {
+        let slot = &tables.slots(node.table)[index as usize];
+        let entry = Entry(slot.load(Ordering::Relaxed));
+        let start = VirtAddr(base.0 + u64::from(index) * arch::span::<P::Arch>(node.level));
+        match arch::kind::<P::Arch>(entry, node.level) {
+            Kind::Table => {
+                let child = Node { table: P::Arch::frame(entry), level: node.level - 1 };
+                drop_suspended(cursor, child, start, range);
+            }
+            Kind::Absent => {
+                let leaf = Entry(entry.0 | P::Arch::PRESENT);
+                let pages = 1 << arch::order_of_level::<P::Arch>(node.level);
+                slot.store(0, Ordering::Relaxed);
+                cursor.counts.entries_written += 1;
+                tables.change_live(node.table, 0, 1);
+                free_one_reserve(tables.memory, node.table, &mut cursor.counts);
+                tables.memory.unmap_pages(leaf, pages, &mut cursor.counts);
+            }
+            Kind::Empty | Kind::Leaf => {}
+        }
+    }
+}
+
+/// Whether the leaves to be dropped have lost their valid bit and stand in a table that stays.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Suspended {
+    Yes,
+    No,
+}
+
+/// Drops the mappings of the level-1 leaves (and absent entries) from `first` to `end`. Returns
+/// how many entries that were.
+fn drop_leaves<P: Platform>(
+    memory: &Memory<P>,
+    table: Frame,
+    first: u32,
+    end: u32,
+    suspended: Suspended,
+    counts: &mut Counts,
+) -> u32 {
+    let slots = memory.slots(table);
+    let restored = if suspended == Suspended::Yes { P::Arch::PRESENT } else { 0 };
+    let live = memory.frames.meta(table).count.load(Ordering::Relaxed) as u32;
+    let (mut index, mut dropped) = (first, 0);
+    while index < end && dropped < live {
+        let raw = run::load(slots, index);
+        let mut count = 1;
+        if !raw.is_empty() {
+            let entry = Entry(raw.0 | restored);
+            if entry.0 & P::Arch::PRESENT != 0 {
+                let frame = P::Arch::frame(P::Arch::unblock(entry, index));
+                let (limit, step) = memory.folio_limit(frame, end - index);
+                let equal = Equal::empty();
+                let (length, first) =
+                    run::leaves::<P::Arch>(slots, index, limit, equal, step, restored);
+                memory.unmap_pages(first, length, counts);
+                count = length;
+            } else {
+                drop_absent(memory, Node { table, level: 1 }, entry, 1, counts);
+            }
+            if suspended == Suspended::Yes {
+                for slot in &slots[index as usize..(index + count) as usize] {
+                    slot.store(0, Ordering::Relaxed);
+                }
+                counts.entries_written += u64::from(count);
+            }
+            dropped += count;
+        }
+        counts.entries_read += u64::from(count);
+        index += count;
+    }
+    dropped
+}
+
+/// Gives back what a run of `count` absent entries of the table of `node` stands for. (Swap slots
+/// have no counts yet: the swap layer will put them here.)
+fn drop_absent<P: Platform>(
+    memory: &Memory<P>,
+    node: Node,
+    first: Entry,
+    count: u32,
+    counts: &mut Counts,
+) {
+    if let Some(absent::Absent::Hidden { frame, dirty, .. }) = absent::decode::<P::Arch>(first) {
+        let pages = count << arch::order_of_level::<P::Arch>(node.level);
+        memory.unmap_frames(frame, pages, dirty, counts);
+    }
+    if node.level > 1 {
+        free_one_reserve(memory, node.table, counts);
+    }
+}
+
+fn free_one_reserve<P: Platform>(memory: &Memory<P>, holder: Frame, counts: &mut Counts) {
+    let head = &memory.frames.meta(holder).owner;
+    if let Some(table) = link(head.load(Ordering::Relaxed)) {
+        let next = memory.frames.meta(table).next.load(Ordering::Relaxed);
+        head.store(next, Ordering::Relaxed);
+        free_table(memory, table, counts);
+    }
+}
+
+/// Puts an unhooked table on the gather's list.
+pub(crate) fn gather_table<P: Platform>(memory: &Memory<P>, gather: &mut Gather, table: Frame) {
+    let next = gather.unhooked.map_or(meta::NONE, |next| next.0);
+    memory.frames.meta(table).next.store(next, Ordering::Relaxed);
+    gather.unhooked = Some(table);
+}
+
+/// Drops all that stands in an unhooked table, and the table. After the flush and after the last
+/// reader. The live count tells when the rest is empty.
+pub(crate) fn drop_table<P: Platform>(memory: &Memory<P>, table: Frame, counts: &mut Counts) {
+    let level = level_of(memory.frames.meta(table));
+    if level == 1 {
+        drop_leaves(memory, table, 0, arch::entries::<P::Arch>(), Suspended::No, counts);
+    } else {
+        let mut live = memory.frames.meta(table).count.load(Ordering::Relaxed);
+        for slot in memory.slots(table) {
+            if live == 0 {
+                break;
+            }
+            counts.entries_read += 1;
+            let entry = Entry(slot.load(Ordering::Relaxed));
+            let kind = arch::kind::<P::Arch>(entry, level);
+            match kind {
+                Kind::Empty => continue,
+                Kind::Table => drop_table(memory, P::Arch::frame(entry), counts),
+                Kind::Leaf => {
+                    let pages = 1 << arch::order_of_level::<P::Arch>(level);
+                    memory.unmap_pages(entry, pages, counts);
+                }
+                Kind::Absent => drop_absent(memory, Node { table, level }, entry, 1, counts),
+            }
+            live -= 1;
+        }
+        while memory.frames.meta(table).owner.load(Ordering::Relaxed) != meta::NONE {
+            free_one_reserve(memory, table, counts);
+        }
+    }
+    free_table(memory, table, counts);
+}
