@@ -26,6 +26,7 @@ mod dispatch;
 mod machine;
 mod memory;
 mod mmu;
+mod program;
 mod stats;
 mod tlb;
 mod violation;
@@ -36,6 +37,7 @@ pub use machine::{Config, Machine};
 pub use mmu::{
     AccessKind, Denial, InvalidEntries, Leaf, Meaning, MmuFault, Rules, Translation, Walk,
 };
+pub use program::Program;
 pub use stats::Statistics;
 pub use tlb::TlbKind;
 pub use violation::{Place, Violation};

@@ -157,6 +157,17 @@ fn a_block_that_is_dirty_anywhere_is_not_marked_again() {
 }
 
 #[test]
+fn a_block_that_was_accessed_anywhere_is_not_marked_again() {
+    let machine = four_levels();
+    block(&machine, CLEAN);
+    set(&machine, L1, I1 + 9, 0x8_0109_000 | PAGE_BASE | CONT | CLEAN | AF);
+    let before = block_entries(&machine);
+    assert_eq!(go(&machine, L4, VA + 2 * PAGE, Read), Ok(0x8_0102_000));
+    assert_eq!(block_entries(&machine), before);
+    machine.assert_clean();
+}
+
+#[test]
 fn the_contiguous_bit_works_above_level_one_too() {
     let machine = four_levels();
     let addr = VA & !(32 * MIB2 - 1);

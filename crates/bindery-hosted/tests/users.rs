@@ -4,10 +4,10 @@
 
 mod common;
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 
-use bindery::addr::VirtAddr;
+use bindery::addr::{Frame, VirtAddr};
 use bindery::arch::X86_64;
 use bindery::platform::{Cpu, Platform, Tables};
 use bindery_hosted::{Config, Machine, MmuFault, TlbKind};
@@ -95,54 +95,56 @@ fn a_plain_tlb_forgets_what_it_is_told() {
     }
 }
 
+/// The frame that `map` gives to the page at `VA`.
+const DATA: Frame = Frame(0x8_0110);
+
+/// CPUs 1 to 3 fill the page at `VA` again and again, if they can. CPU 0 unmaps it, invalidates,
+/// clears the frame, waits for a while and looks whether it is still clear.
+fn revoke_under_writers(machine: &Machine<X86_64>) {
+    // SAFETY: the entry lies in a frame of the machine, is aligned, and is accessed atomically by
+    // everybody while the threads run.
+    let entry = unsafe { machine.window(L1).cast::<AtomicU64>().add(I1).as_ref() };
+    let (writes, stop) = (AtomicU32::new(0), AtomicBool::new(false));
+    let wait_for_writes = |count| {
+        let seen = writes.load(Ordering::Relaxed);
+        while writes.load(Ordering::Relaxed) < seen + count {
+            thread::yield_now();
+        }
+    };
+    thread::scope(|scope| {
+        for cpu in 1..4 {
+            let (writes, stop) = (&writes, &stop);
+            let write = move || {
+                while !stop.load(Ordering::Relaxed) {
+                    // While the page is revoked this faults, and is tried again.
+                    let _ = machine.fill_user(L4, VirtAddr(VA), PAGE, cpu as u8, never);
+                    writes.fetch_add(1, Ordering::Relaxed);
+                    thread::yield_now();
+                }
+            };
+            scope.spawn(move || machine.on_cpu(Cpu(cpu), write));
+        }
+        for _ in 0..100 {
+            wait_for_writes(3);
+            let old = entry.swap(0, Ordering::SeqCst);
+            flush(machine, L4, &[0, 1, 2, 3], what(VA, PAGE, Tables::Unchanged));
+            machine.zero(DATA, 1);
+            wait_for_writes(6);
+            // SAFETY: the frame is the page's, which nobody can reach any more.
+            let bytes = unsafe { machine.window(DATA).cast::<[u8; 4096]>().read() };
+            assert_eq!(bytes, [0; 4096], "somebody wrote after the invalidation");
+            entry.store(old, Ordering::SeqCst);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
 #[test]
 fn no_access_through_a_revoked_translation_outlives_the_invalidation() {
     for tlb in [TlbKind::Strict, TlbKind::Plain] {
         let machine = with_tables(tlb);
-        let machine = &machine;
-        let (rounds, stop) = (AtomicU32::new(0), AtomicBool::new(false));
-        let fault = |addr| MmuFault { addr, access: Write, present: false };
-        map(machine, fault(VirtAddr(VA))).unwrap();
-        thread::scope(|scope| {
-            for cpu in 1..4 {
-                let (rounds, stop) = (&rounds, &stop);
-                scope.spawn(move || {
-                    machine.on_cpu(Cpu(cpu), || {
-                        while !stop.load(Ordering::Relaxed) {
-                            // While it is revoked the access faults, and is tried again.
-                            let value = u64::from(cpu);
-                            let _ = machine.store_user(L4, VirtAddr(VA + 8), value, never);
-                            rounds.fetch_add(1, Ordering::Relaxed);
-                            thread::yield_now();
-                        }
-                    });
-                });
-            }
-            for _ in 0..200 {
-                let seen = rounds.load(Ordering::Relaxed);
-                while rounds.load(Ordering::Relaxed) < seen + 3 {
-                    thread::yield_now();
-                }
-                // An atomic store in the table, as the core does it.
-                let entry = machine.window(L1).cast::<std::sync::atomic::AtomicU64>();
-                // SAFETY: the entry lies in a frame of the machine, is aligned, and is accessed
-                // atomically by everybody while the threads run.
-                let entry = unsafe { entry.add(I1).as_ref() };
-                let old = entry.swap(0, Ordering::SeqCst);
-                flush(machine, L4, &[0, 1, 2, 3], what(VA, PAGE, Tables::Unchanged));
-                machine.zero(bindery::addr::Frame(0x8_0110), 1);
-                let mut bytes = [0; 16];
-                // SAFETY: the frame is the page's, which nobody can reach any more.
-                unsafe {
-                    machine
-                        .window(bindery::addr::Frame(0x8_0110))
-                        .copy_to(std::ptr::NonNull::from(&mut bytes).cast(), bytes.len());
-                }
-                assert_eq!(bytes, [0; 16], "somebody wrote after the invalidation");
-                entry.store(old, Ordering::SeqCst);
-            }
-            stop.store(true, Ordering::Relaxed);
-        });
+        map(&machine, MmuFault { addr: VirtAddr(VA), access: Write, present: false }).unwrap();
+        revoke_under_writers(&machine);
         machine.assert_clean();
     }
 }

@@ -1,1 +1,258 @@
-//! placeholder
+//! The auditor: verifies the invariants of a whole system, and says what is broken and where.
+//!
+//! It is for tests, debug builds and the moment after something looked odd. The system must be
+//! quiet: no verb and no fault runs while it looks, and `spaces` are all address spaces that take
+//! their frames from the memory.
+//!
+//! | invariant (`DESIGN`) | looked at in |
+//! |---|---|
+//! | 3: references and mappings equal what tables hold; nothing leaks | `frames` |
+//! | 4: contiguous blocks are all or nothing, aligned, equal | `tree` |
+//! | 7: VMAs and tables agree; permissions never wider | `tree` |
+//! | live counts, reserves, locks, stray marks of tables | `tree` |
+//!
+//! Invariants 1, 2 and 5 are about TLBs and the past; the hosted machine's strict TLB and the
+//! shadowed contents of the tests watch over those.
+
+mod frames;
+mod tree;
+
+use core::fmt;
+
+use crate::Memory;
+use crate::addr::{Frame, VirtAddr};
+use crate::platform::Platform;
+use crate::space::AddressSpace;
+
+/// What the auditor found broken; the first thing that it met.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Violation {
+    /// The scratch memory holds fewer words than [`scratch_words`] says.
+    ScratchTooSmall {
+        /// How many words it takes.
+        needed: usize,
+    },
+    /// The index of VMAs is out of order, or its gaps are wrong.
+    MappingIndex,
+    /// A VMA is empty, unaligned, or reaches out of user space.
+    MappingBounds(VirtAddr),
+    /// A frame that is used as a table is none, or one of another level.
+    NotATable {
+        /// The frame.
+        table: Frame,
+        /// The address that led to it.
+        at: VirtAddr,
+    },
+    /// A table that hangs in a tree is marked as unhooked.
+    StrayTable {
+        /// The table.
+        table: Frame,
+        /// The first address that it stands for.
+        at: VirtAddr,
+    },
+    /// A table is locked though nothing runs.
+    LockedTable {
+        /// The table.
+        table: Frame,
+        /// The first address that it stands for.
+        at: VirtAddr,
+    },
+    /// A table hangs in two places.
+    TableTwice {
+        /// The table.
+        table: Frame,
+        /// The second place.
+        at: VirtAddr,
+    },
+    /// A table stands where no VMA is.
+    TableOutsideMappings {
+        /// The table.
+        table: Frame,
+        /// The first address that it stands for.
+        at: VirtAddr,
+    },
+    /// A table's live count is not the number of its entries.
+    LiveCount {
+        /// The table.
+        table: Frame,
+        /// What it says.
+        says: u32,
+        /// What stands in it.
+        holds: u32,
+    },
+    /// A table's reserve is not one table for each huge leaf.
+    Reserve {
+        /// The table.
+        table: Frame,
+        /// Tables in reserve.
+        says: u32,
+        /// Huge leaves and absent entries above level 1.
+        needs: u32,
+    },
+    /// Something is mapped where no VMA is.
+    OutsideMappings(VirtAddr),
+    /// An entry allows what its VMA does not, or is not for user mode.
+    TooWide(VirtAddr),
+    /// A page is hidden though its VMA allows something, or mapped though it allows nothing.
+    WronglyHidden(VirtAddr),
+    /// An absent entry means nothing.
+    BadAbsent(VirtAddr),
+    /// A leaf names a frame that is no folio of the memory, or not aligned to its size.
+    NotAFolio {
+        /// Where it is mapped.
+        at: VirtAddr,
+        /// The frame.
+        frame: Frame,
+    },
+    /// A private page may be written though it is not exclusive.
+    WritableButShared(VirtAddr),
+    /// A contiguous block is incomplete, unaligned or unequal.
+    BrokenBlock(VirtAddr),
+    /// A folio's mappings are not what tables hold.
+    Mappings {
+        /// The folio's first frame.
+        folio: Frame,
+        /// What its count says.
+        says: u32,
+        /// Entries that map one of its pages.
+        holds: u32,
+    },
+    /// A folio has references that nobody holds.
+    References {
+        /// The folio's first frame.
+        folio: Frame,
+        /// How many.
+        says: u32,
+    },
+    /// A page is marked exclusive and mapped more than once.
+    ExclusiveButShared {
+        /// The page's frame.
+        frame: Frame,
+        /// How often it is mapped.
+        mappings: u32,
+    },
+    /// A frame is allocated, and nobody can reach it.
+    Leaked(Frame),
+    /// The free lists contradict the frames' metadata.
+    FreeLists(Frame),
+    /// So many frees, unmaps or releases were refused, as nothing was there to be freed.
+    Refused(u64),
+    /// VMAs that are in no address space, or too few of them.
+    LeakedMappings {
+        /// VMAs that are allocated.
+        allocated: u64,
+        /// VMAs in the address spaces.
+        used: u64,
+    },
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ScratchTooSmall { needed } => write!(f, "the audit takes {needed} words of scratch memory"),
+            Self::MappingIndex => write!(f, "the index of VMAs is out of order"),
+            Self::MappingBounds(at) => write!(f, "the VMA at {at} has impossible bounds"),
+            Self::NotATable { table, at } => write!(f, "{table:?} is no table of the level at {at}"),
+            Self::StrayTable { table, at } => write!(f, "the table {table:?} at {at} is marked stray"),
+            Self::LockedTable { table, at } => write!(f, "the table {table:?} at {at} is still locked"),
+            Self::TableTwice { table, at } => write!(f, "the table {table:?} hangs at {at} and elsewhere"),
+            Self::TableOutsideMappings { table, at } => {
+                write!(f, "the table {table:?} at {at} stands where no VMA is")
+            }
+            Self::LiveCount { table, says, holds } => {
+                write!(f, "the table {table:?} counts {says} entries and holds {holds}")
+            }
+            Self::Reserve { table, says, needs } => {
+                write!(f, "the table {table:?} has {says} tables in reserve and needs {needs}")
+            }
+            Self::OutsideMappings(at) => write!(f, "something is mapped at {at}, where no VMA is"),
+            Self::TooWide(at) => write!(f, "the entry at {at} allows more than its VMA"),
+            Self::WronglyHidden(at) => write!(f, "the page at {at} is hidden or shown against its VMA"),
+            Self::BadAbsent(at) => write!(f, "the absent entry at {at} means nothing"),
+            Self::NotAFolio { at, frame } => write!(f, "{frame:?}, mapped at {at}, is no folio"),
+            Self::WritableButShared(at) => write!(f, "the page at {at} is writable and not exclusive"),
+            Self::BrokenBlock(at) => write!(f, "the contiguous block at {at} is not all or nothing"),
+            Self::Mappings { folio, says, holds } => {
+                write!(f, "the folio at {folio:?} counts {says} mappings, tables hold {holds}")
+            }
+            Self::References { folio, says } => {
+                write!(f, "the folio at {folio:?} has {says} references that nobody holds")
+            }
+            Self::ExclusiveButShared { frame, mappings } => {
+                write!(f, "{frame:?} is exclusive and mapped {mappings} times")
+            }
+            Self::Leaked(frame) => write!(f, "{frame:?} is allocated and nobody can reach it"),
+            Self::FreeLists(frame) => write!(f, "the free lists are wrong at {frame:?}"),
+            Self::Refused(count) => write!(f, "{count} frees of something that was not there"),
+            Self::LeakedMappings { allocated, used } => {
+                write!(f, "{allocated} VMAs are allocated and {used} in use")
+            }
+        }
+    }
+}
+
+impl core::error::Error for Violation {}
+
+/// What an audit that found nothing has looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Report {
+    /// VMAs.
+    pub mappings: u64,
+    /// Tables, those in reserve included.
+    pub tables: u64,
+    /// Base pages mapped, hidden ones included; a page that is mapped twice counts twice.
+    pub pages: u64,
+    /// Folios.
+    pub folios: u64,
+    /// Free frames.
+    pub free_frames: u64,
+}
+
+/// How many words of scratch memory an audit of `memory` takes: one for each frame.
+pub fn scratch_words<P: Platform>(memory: &Memory<P>) -> usize {
+    memory.frames.span().1 as usize
+}
+
+/// Verifies everything. `spaces` are all address spaces of `memory`; nothing else runs.
+/// `scratch` holds [`scratch_words`] words or more, with whatever in them.
+///
+/// # Errors
+/// The first violation.
+///
+/// Complexity: linear in the frames and in the entries of all tables.
+pub fn check<P: Platform>(
+    memory: &Memory<P>,
+    spaces: &[&AddressSpace<'_, P>],
+    scratch: &mut [u32],
+) -> Result<Report, Violation> {
+    let needed = scratch_words(memory);
+    let Some(tally) = scratch.get_mut(..needed) else {
+        return Err(Violation::ScratchTooSmall { needed });
+    };
+    tally.fill(0);
+    let mut audit = Audit { memory, first: memory.frames.span().0, tally, report: Report::default() };
+    for space in spaces {
+        audit.space(space)?;
+    }
+    audit.frames()?;
+    Ok(audit.report)
+}
+
+/// What an audit knows so far.
+struct Audit<'a, 'm, P: Platform> {
+    memory: &'m Memory<P>,
+    /// The first frame of the tally.
+    first: Frame,
+    /// For each frame, how many entries map it; for tables, how often they were met.
+    tally: &'a mut [u32],
+    report: Report,
+}
+
+impl<P: Platform> Audit<'_, '_, P> {
+    /// The tally of `frame`, if it is one of the memory's.
+    fn count(&mut self, frame: Frame) -> Option<&mut u32> {
+        let index = frame.0.checked_sub(self.first.0)?;
+        self.tally.get_mut(index as usize)
+    }
+}

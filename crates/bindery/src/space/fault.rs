@@ -256,7 +256,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     fn forget_locally(&self, range: VirtRange) {
-        let what = Invalidation { range, stride: PAGE_SIZE, tables: Tables::Unchanged };
+        // A remembered "nothing there" may stand for an entry of any level.
+        let tables =
+            if P::Arch::INVALID_MAY_BE_CACHED { Tables::Changed } else { Tables::Unchanged };
+        let what = Invalidation { range, stride: PAGE_SIZE, tables };
         self.platform().invalidate_local(self.table.root, &what);
     }
 

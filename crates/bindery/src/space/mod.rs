@@ -13,8 +13,6 @@
 mod fault;
 mod fork;
 pub(crate) mod index;
-#[cfg(test)]
-mod index_tests;
 mod inspect;
 mod map;
 mod protect;
@@ -154,7 +152,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// The reference lives as long as `self` is borrowed, which is longer than the VMA may: every
     /// caller holds the mutex, or the VMA's lock, or is in a read section, and lets go of the
     /// reference before that.
-    fn vma(&self, node: NonNull<Vma>) -> &Vma {
+    pub(crate) fn vma(&self, node: NonNull<Vma>) -> &Vma {
         // SAFETY: nodes come from the index, and are freed only after they were taken out of it
         // with the lock for writing held and a grace period has passed (`AddressSpace::finish`).
         // The caller keeps that from happening as the text above says.
@@ -162,7 +160,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// The first VMA that ends behind `addr`; the mutex is held.
-    fn first_behind(&self, addr: u64) -> Option<&Vma> {
+    pub(crate) fn first_behind(&self, addr: u64) -> Option<&Vma> {
         self.vmas.first_ending_after(addr).map(|node| self.vma(node))
     }
 

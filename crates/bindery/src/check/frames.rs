@@ -1,0 +1,85 @@
+//! What the frames' metadata says, against what the trees were found to hold.
+
+use crate::addr::Frame;
+use crate::frame::Folio;
+use crate::frame::meta::Kind;
+use crate::platform::Platform;
+
+use super::{Audit, Violation};
+
+impl<P: Platform> Audit<'_, '_, P> {
+    pub(super) fn frames(&mut self) -> Result<(), Violation> {
+        let frames = &self.memory.frames;
+        frames.check_free_lists().map_err(Violation::FreeLists)?;
+        if frames.refused() != 0 {
+            return Err(Violation::Refused(frames.refused()));
+        }
+        let vmas = &self.memory.vmas;
+        if vmas.objects() != self.report.mappings {
+            return Err(Violation::LeakedMappings {
+                allocated: vmas.objects(),
+                used: self.report.mappings,
+            });
+        }
+        let (mut result, mut slabs) = (Ok(()), 0);
+        frames.for_each_block(|frame, order, kind| {
+            if result.is_ok() {
+                result = match kind {
+                    Kind::Folio => self.folio(Folio { head: frame, order }),
+                    Kind::Table if self.count(frame).copied() != Some(1) => {
+                        Err(Violation::Leaked(frame))
+                    }
+                    Kind::Raw | Kind::Tail => Err(Violation::Leaked(frame)),
+                    _ => Ok(()),
+                };
+            }
+            match kind {
+                Kind::Slab => slabs += 1,
+                Kind::Free => self.report.free_frames += 1 << order,
+                _ => {}
+            }
+        });
+        result?;
+        if slabs != vmas.frames() {
+            return Err(Violation::LeakedMappings { allocated: slabs, used: vmas.frames() });
+        }
+        Ok(())
+    }
+
+    fn folio(&mut self, folio: Folio) -> Result<(), Violation> {
+        let frames = &self.memory.frames;
+        let says = frames.mappings(folio);
+        let mut holds = 0;
+        for page in 0..folio.pages() {
+            let frame = folio.head.plus(page);
+            let mappings = self.count(frame).map_or(0, |count| *count);
+            holds += mappings;
+            if mappings > 1 && frames.exclusive_run(folio, page, 1).0 {
+                return Err(Violation::ExclusiveButShared { frame, mappings });
+            }
+        }
+        let references = frames.references(folio);
+        if says != holds {
+            return Err(Violation::Mappings { folio: folio.head, says, holds });
+        }
+        if references != 0 {
+            return Err(Violation::References { folio: folio.head, says: references });
+        }
+        if says == 0 {
+            return Err(Violation::Leaked(folio.head));
+        }
+        self.report.folios += 1;
+        Ok(())
+    }
+
+    /// Counts a table as met; twice is once too often.
+    pub(super) fn meet_table(&mut self, table: Frame, at: crate::addr::VirtAddr) -> Result<(), Violation> {
+        let Some(count) = self.count(table) else { return Err(Violation::NotATable { table, at }) };
+        *count += 1;
+        if *count > 1 {
+            return Err(Violation::TableTwice { table, at });
+        }
+        self.report.tables += 1;
+        Ok(())
+    }
+}

@@ -1,0 +1,220 @@
+//! What hangs in the tree of one address space.
+
+use core::sync::atomic::Ordering;
+
+use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Absent, Arch, Attributes, Entry, Kind, Permissions, absent};
+use crate::frame::meta;
+use crate::platform::Platform;
+use crate::space::AddressSpace;
+use crate::space::Protection;
+use crate::space::index::Indexed;
+use crate::table::lock::Node;
+use crate::table::{level_of, link, run};
+
+use super::{Audit, Violation};
+
+/// A leaf or hidden leaf: where, and how the table names it.
+struct Found {
+    range: VirtRange,
+    level: u8,
+    frame: Frame,
+}
+
+impl<P: Platform> Audit<'_, '_, P> {
+    pub(super) fn space(&mut self, space: &AddressSpace<'_, P>) -> Result<(), Violation> {
+        if !space.vmas.check() {
+            return Err(Violation::MappingIndex);
+        }
+        for node in space.vmas.iter() {
+            let vma = space.vma(node);
+            let aligned = (vma.start() | vma.end()).is_multiple_of(PAGE_SIZE);
+            if !aligned || vma.start() >= vma.end() || vma.end() > P::Arch::USER_END {
+                return Err(Violation::MappingBounds(VirtAddr(vma.start())));
+            }
+            self.report.mappings += 1;
+        }
+        let root = Node { table: space.table.root, level: P::Arch::LEVELS };
+        self.table(space, root, VirtAddr(0))
+    }
+
+    fn table(&mut self, space: &AddressSpace<'_, P>, node: Node, base: VirtAddr) -> Result<(), Violation> {
+        let (table, at) = (node.table, base);
+        self.meet_table(table, at)?;
+        let meta = self.memory.frames.meta(table);
+        if meta.kind() != meta::Kind::Table || level_of(meta) != node.level {
+            return Err(Violation::NotATable { table, at });
+        }
+        let state = meta.state.load(Ordering::Relaxed);
+        if state & meta::STRAY != 0 {
+            return Err(Violation::StrayTable { table, at });
+        }
+        if state & meta::LOCK != 0 {
+            return Err(Violation::LockedTable { table, at });
+        }
+        let root = node.level == P::Arch::LEVELS;
+        let span = arch::table_span::<P::Arch>(node.level);
+        let last = base.0.saturating_add(span - 1);
+        let mapped = |vma: &crate::space::vma::Vma| vma.start() <= last;
+        if !root && !space.first_behind(base.0).is_some_and(mapped) {
+            return Err(Violation::TableOutsideMappings { table, at });
+        }
+        let (mut holds, mut needs) = (0, 0);
+        for index in 0..arch::entries::<P::Arch>() {
+            let start = base.offset(u64::from(index) * arch::span::<P::Arch>(node.level));
+            if root && start >= space.limit() {
+                // The kernel's half, which the embedder owns.
+                break;
+            }
+            let entry = run::load(self.memory.slots(table), index);
+            let kind = arch::kind::<P::Arch>(entry, node.level);
+            if kind != Kind::Empty {
+                holds += 1;
+            }
+            if node.level > 1 && matches!(kind, Kind::Leaf | Kind::Absent) {
+                needs += 1;
+            }
+            let range = VirtRange::raw(start.0, start.0 + arch::span::<P::Arch>(node.level));
+            match kind {
+                Kind::Empty => {}
+                Kind::Table => {
+                    let child = Node { table: P::Arch::frame(entry), level: node.level - 1 };
+                    self.table(space, child, start)?;
+                }
+                Kind::Leaf => self.leaf(space, node, index, entry, range)?,
+                Kind::Absent => self.absent(space, node.level, entry, range)?,
+            }
+        }
+        let says = space.table.live(table);
+        if says != holds {
+            return Err(Violation::LiveCount { table, says, holds });
+        }
+        self.reserve(table, base, needs)
+    }
+
+    fn reserve(&mut self, holder: Frame, at: VirtAddr, needs: u32) -> Result<(), Violation> {
+        let mut says = 0;
+        let mut next = link(self.memory.frames.meta(holder).owner.load(Ordering::Relaxed));
+        while let Some(table) = next {
+            self.meet_table(table, at)?;
+            says += 1;
+            next = link(self.memory.frames.meta(table).next.load(Ordering::Relaxed));
+        }
+        if says != needs {
+            return Err(Violation::Reserve { table: holder, says, needs });
+        }
+        Ok(())
+    }
+
+    fn leaf(
+        &mut self,
+        space: &AddressSpace<'_, P>,
+        node: Node,
+        index: u32,
+        raw: Entry,
+        range: VirtRange,
+    ) -> Result<(), Violation> {
+        let at = range.start();
+        let entry = if node.level == 1 { P::Arch::unblock(raw, index) } else { raw };
+        let protection = self.mapping(space, range)?;
+        let attributes = P::Arch::attributes(entry);
+        // What the architecture implies when it is asked for the VMA's permissions.
+        let widest = protection.permissions();
+        if widest.is_empty() {
+            return Err(Violation::WronglyHidden(at));
+        }
+        let permissions = widest | Permissions::USER;
+        let implied = P::Arch::leaf(Frame(0), 1, Attributes { permissions, ..Attributes::default() });
+        let allowed = P::Arch::attributes(implied).permissions;
+        let user = attributes.permissions.contains(Permissions::USER);
+        if !allowed.contains(attributes.permissions) || !user {
+            return Err(Violation::TooWide(at));
+        }
+        let writable = attributes.permissions.contains(Permissions::WRITE);
+        let found = Found { range, level: node.level, frame: P::Arch::frame(entry) };
+        let exclusive = self.page(&found)?;
+        if writable && !exclusive {
+            return Err(Violation::WritableButShared(at));
+        }
+        if node.level == 1 && P::Arch::is_block(raw) && !self.block_is_whole(node, index) {
+            return Err(Violation::BrokenBlock(at));
+        }
+        Ok(())
+    }
+
+    fn absent(
+        &mut self,
+        space: &AddressSpace<'_, P>,
+        level: u8,
+        entry: Entry,
+        range: VirtRange,
+    ) -> Result<(), Violation> {
+        let at = range.start();
+        let protection = self.mapping(space, range)?;
+        match absent::decode::<P::Arch>(entry) {
+            None => Err(Violation::BadAbsent(at)),
+            Some(Absent::Hidden { frame, .. }) => {
+                if !protection.is_empty() {
+                    return Err(Violation::WronglyHidden(at));
+                }
+                self.page(&Found { range, level, frame }).map(|_| ())
+            }
+            Some(Absent::Swap { .. } | Absent::Marker(_)) => Ok(()),
+        }
+    }
+
+    /// The protection of the VMA that `range`, which is mapped, lies in.
+    fn mapping(&self, space: &AddressSpace<'_, P>, range: VirtRange) -> Result<Protection, Violation> {
+        let at = range.start();
+        space
+            .first_behind(at.0)
+            .filter(|vma| vma.range().covers(range))
+            .map(|vma| vma.protection())
+            .ok_or(Violation::OutsideMappings(at))
+    }
+
+    /// Counts the pages of a leaf, and says whether they are exclusive.
+    fn page(&mut self, found: &Found) -> Result<bool, Violation> {
+        let order = arch::order_of_level::<P::Arch>(found.level);
+        let pages = 1 << order;
+        self.report.pages += u64::from(pages);
+        if found.frame == self.memory.zero_frame && found.level == 1 {
+            return Ok(false);
+        }
+        let broken = Violation::NotAFolio { at: found.range.start(), frame: found.frame };
+        if !self.memory.frames.manages(found.frame) || !found.frame.is_aligned(order) {
+            return Err(broken);
+        }
+        let folio = self.memory.frames.folio_of(found.frame).ok_or(broken)?;
+        let number = found.frame.0 - folio.head.0;
+        if number + pages > folio.pages() {
+            return Err(broken);
+        }
+        for page in 0..pages {
+            if let Some(count) = self.count(found.frame.plus(page)) {
+                *count += 1;
+            }
+        }
+        Ok(self.memory.frames.exclusive_run(folio, number, pages) == (true, pages))
+    }
+
+    /// Whether the contiguous block around `index` is complete: aligned, consecutive, one folio,
+    /// equal in all that the MMU sees.
+    fn block_is_whole(&self, node: Node, index: u32) -> bool {
+        let slots = self.memory.slots(node.table);
+        let first = index & !(P::Arch::BLOCK - 1);
+        let head = run::load(slots, first);
+        if head.0 & P::Arch::PRESENT == 0 {
+            return false;
+        }
+        let entry = P::Arch::unblock(head, first);
+        let (limit, step) = self.memory.folio_limit(P::Arch::frame(entry), P::Arch::BLOCK);
+        let equal = arch::Equal::WRITABLE;
+        let (alike, _) = run::leaves::<P::Arch>(slots, first, limit, equal, step, 0);
+        let blocks = |at: u32| P::Arch::is_block(run::load(slots, at));
+        step != 0
+            && alike == P::Arch::BLOCK
+            && arch::may_fold::<P::Arch>(entry, first)
+            && (first..first + P::Arch::BLOCK).all(blocks)
+    }
+}
