@@ -158,3 +158,54 @@ impl<A: Walk> Machine<A> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+    use std::time::Duration;
+
+    use bindery::addr::VirtRange;
+    use bindery::arch::Tiny;
+    use bindery::platform::{Cpu, CpuSet, Invalidation, Platform, Tables};
+
+    use super::*;
+    use crate::machine::Config;
+    use crate::tlb::TlbKind;
+
+    /// A machine, and a root under which the page at 0 can be written.
+    fn one_page(tlb: TlbKind) -> (Machine<Tiny>, Frame) {
+        let machine = Machine::new(Config { cpus: 2, memory: 1 << 20, tlb, ..Config::default() });
+        let (root, _) = machine.frames();
+        for (level, flags) in [(0, 0b11), (1, 0b11), (2, 0b1_0101)] {
+            let entry = machine.window.word(root.plus(level), 0);
+            entry.store(root.plus(level + 1).start().0 | flags, Ordering::Relaxed);
+        }
+        (machine, root)
+    }
+
+    #[test]
+    fn an_invalidation_waits_for_the_access_that_is_under_way() {
+        for tlb in [TlbKind::Strict, TlbKind::Plain] {
+            let (machine, root) = one_page(tlb);
+            let (begun, finished) = (Barrier::new(2), AtomicBool::new(false));
+            let slow_store = |_: &Window, _: &Translation| {
+                begun.wait();
+                thread::sleep(Duration::from_millis(50));
+                finished.store(true, Ordering::SeqCst);
+            };
+            let store = || machine.once(root, VirtAddr(0), AccessKind::Write, slow_store);
+            thread::scope(|scope| {
+                scope.spawn(|| machine.on_cpu(Cpu(1), store).unwrap());
+                begun.wait();
+                let mut cpus = CpuSet::EMPTY;
+                cpus.insert(Cpu(1));
+                let range = VirtRange::from_len(VirtAddr(0), PAGE_SIZE).unwrap();
+                let tables = Tables::Unchanged;
+                machine.invalidate(root, &cpus, &Invalidation { range, stride: PAGE_SIZE, tables });
+                assert!(finished.load(Ordering::SeqCst));
+            });
+        }
+    }
+}

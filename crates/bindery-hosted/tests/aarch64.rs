@@ -2,12 +2,12 @@
 
 #![allow(clippy::unusual_byte_groupings, reason = "frame numbers, then offsets or flags")]
 
-mod common;
+mod hand;
 
 use bindery::arch::AArch64;
 use bindery::platform::{Cpu, Tables};
 use bindery_hosted::{Machine, Violation};
-use common::*;
+use hand::*;
 
 /// Valid, table.
 const TABLE: u64 = 0b11;

@@ -1,7 +1,5 @@
 //! Threads as CPUs, and read sections.
 
-mod common;
-
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

@@ -2,13 +2,13 @@
 
 #![allow(clippy::unusual_byte_groupings, reason = "frame numbers, then offsets or flags")]
 
-mod common;
+mod hand;
 
 use bindery::addr::Frame;
 use bindery::arch::Riscv64;
 use bindery::platform::{Cpu, Tables};
 use bindery_hosted::{Machine, Violation};
-use common::*;
+use hand::*;
 
 const V: u64 = 0x1;
 /// Valid, user and the permissions of the name.

@@ -2,13 +2,13 @@
 
 #![allow(clippy::unusual_byte_groupings, reason = "frame numbers, then offsets or flags")]
 
-mod common;
+mod hand;
 
 use bindery::addr::{Frame, VirtAddr};
 use bindery::arch::{AArch64, X86_64};
 use bindery::platform::{Cpu, Platform, Tables};
 use bindery_hosted::{Machine, Violation};
-use common::*;
+use hand::*;
 
 /// x86-64: tables and pages.
 const TABLE: u64 = 0x27;

@@ -2,12 +2,12 @@
 
 #![allow(clippy::unusual_byte_groupings, reason = "frame numbers, then offsets or flags")]
 
-mod common;
+mod hand;
 
 use bindery::arch::Tiny;
 use bindery::platform::Cpu;
 use bindery_hosted::Machine;
-use common::*;
+use hand::*;
 
 const TABLE: u64 = 3;
 /// Valid, user.

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unusual_byte_groupings, reason = "frame numbers, then offsets or flags")]
 
-mod common;
+mod hand;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread;
@@ -11,7 +11,7 @@ use bindery::addr::{Frame, VirtAddr};
 use bindery::arch::X86_64;
 use bindery::platform::{Cpu, Platform, Tables};
 use bindery_hosted::{Config, Machine, MmuFault, TlbKind};
-use common::*;
+use hand::*;
 
 const TABLE: u64 = 0x27;
 const RW: u64 = 0x8000_0000_0000_0007;

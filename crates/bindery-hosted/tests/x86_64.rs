@@ -2,12 +2,12 @@
 
 #![allow(clippy::unusual_byte_groupings, reason = "frame numbers, then offsets or flags")]
 
-mod common;
+mod hand;
 
 use bindery::arch::X86_64;
 use bindery::platform::Tables;
 use bindery_hosted::{Machine, Violation};
-use common::*;
+use hand::*;
 
 /// Present, writable, user, accessed.
 const TABLE: u64 = 0x27;
@@ -118,6 +118,17 @@ fn a_cached_denial_does_not_outlive_a_wider_entry() {
     set(&machine, L1, I1, 0x8_0100_000 | RX | A);
     assert_eq!(go(&machine, L4, VA, Read), Ok(0x8_0100_000));
     set(&machine, L1, I1, 0x8_0100_000 | RX | A | 2);
+    assert_eq!(go(&machine, L4, VA, Write), Ok(0x8_0100_000));
+    machine.assert_clean();
+}
+
+#[test]
+fn a_denied_access_forgets_the_tables_on_its_way_too() {
+    let machine = four_levels();
+    set(&machine, L2, I2, 0x8_0001_025);
+    set(&machine, L1, I1, 0x8_0100_000 | RW | A);
+    assert_eq!(go(&machine, L4, VA, Read), Ok(0x8_0100_000));
+    set(&machine, L2, I2, 0x8_0001_027);
     assert_eq!(go(&machine, L4, VA, Write), Ok(0x8_0100_000));
     machine.assert_clean();
 }

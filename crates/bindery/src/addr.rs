@@ -112,11 +112,7 @@ impl VirtRange {
     /// The range from `start` to `end`; `None` where `end` lies before `start`.
     #[inline]
     pub const fn new(start: VirtAddr, end: VirtAddr) -> Option<Self> {
-        if start.0 <= end.0 {
-            Some(Self { start, end })
-        } else {
-            None
-        }
+        if start.0 <= end.0 { Some(Self { start, end }) } else { None }
     }
 
     /// The range of `bytes` bytes that begins at `start`; `None` where it would leave 64 bits.
@@ -132,10 +128,7 @@ impl VirtRange {
     #[inline]
     pub(crate) const fn raw(start: u64, end: u64) -> Self {
         debug_assert!(start <= end);
-        Self {
-            start: VirtAddr(start),
-            end: VirtAddr(end),
-        }
+        Self { start: VirtAddr(start), end: VirtAddr(end) }
     }
 
     /// The first address.

@@ -65,7 +65,9 @@ impl Error {
     /// The errno that Linux returns for this refusal when `verb` is the call that was made.
     pub fn errno(self, verb: Verb) -> Errno {
         match self {
-            Self::Unaligned(_) | Self::ZeroLength | Self::Overlap | Self::NotShared => Errno::EINVAL,
+            Self::Unaligned(_) | Self::ZeroLength | Self::Overlap | Self::NotShared => {
+                Errno::EINVAL
+            }
             Self::OutOfRange { .. } | Self::TooLong => match verb {
                 Verb::Mmap | Verb::Mprotect => Errno::ENOMEM,
                 Verb::Munmap | Verb::Mremap => Errno::EINVAL,
@@ -100,14 +102,18 @@ impl fmt::Display for Error {
         match self {
             Self::Unaligned(addr) => write!(f, "{addr} is not a multiple of the page size"),
             Self::ZeroLength => write!(f, "the length is zero"),
-            Self::OutOfRange { limit } => write!(f, "the range leaves user space, which ends at {limit}"),
+            Self::OutOfRange { limit } => {
+                write!(f, "the range leaves user space, which ends at {limit}")
+            }
             Self::TooLong => write!(f, "the length exceeds the whole user space"),
             Self::BelowMinimum { minimum } => {
                 write!(f, "the address is below {minimum}, the lowest that may be mapped")
             }
             Self::Exists(addr) => write!(f, "{addr} is mapped already"),
             Self::NotMapped(addr) => write!(f, "nothing is mapped at {addr}"),
-            Self::CrossesMapping { end } => write!(f, "the range runs over the mapping's end at {end}"),
+            Self::CrossesMapping { end } => {
+                write!(f, "the range runs over the mapping's end at {end}")
+            }
             Self::Overlap => write!(f, "source and destination overlap"),
             Self::TooManyMappings => write!(f, "the address space has too many mappings"),
             Self::NoRoom => write!(f, "there is no room for the mapping"),

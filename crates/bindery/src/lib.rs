@@ -32,6 +32,10 @@
 //! `space`, [`check`].
 
 #![no_std]
+#![cfg_attr(
+    test,
+    allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")
+)]
 
 #[cfg(test)]
 extern crate std;
@@ -46,6 +50,8 @@ pub mod platform;
 mod space;
 mod stats;
 mod table;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod tlb;
 
 pub use error::{Errno, Error, FaultError, Verb};
@@ -53,10 +59,14 @@ pub use frame::{FrameRange, FramesError};
 pub use memory::{FolioPolicy, Memory, SizeMode};
 pub use platform::Platform;
 pub use space::{
-    Access, AddressSpace, Inspection, MapRequest, Mapping, Place, Protection, Remap, Resolved,
-    SpaceOptions,
+    Access, AddressSpace, FolioError, Inspection, MapRequest, Mapping, Place, Protection, Remap,
+    Resolved, SpaceOptions,
 };
 pub use stats::Counts;
 pub use table::Reach;
-pub use table::leaf::CollapseError;
 pub use tlb::Leftovers;
+
+/// The example of the README, compiled and run as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

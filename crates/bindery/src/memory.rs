@@ -35,13 +35,7 @@ impl<P: Platform> Memory<P> {
         let zero_frame = frames.allocate(0).ok_or(FramesError::TooSmall)?;
         platform.zero(zero_frame, 1);
         frames.meta(zero_frame).state.store(meta::Kind::Zero as u32, Ordering::Relaxed);
-        Ok(Self {
-            platform,
-            frames,
-            zero_frame,
-            vmas: Slab::new(),
-            policy: FolioPolicy::new(),
-        })
+        Ok(Self { platform, frames, zero_frame, vmas: Slab::new(), policy: FolioPolicy::new() })
     }
 
     /// The platform that was handed to [`Memory::new`].
@@ -57,6 +51,16 @@ impl<P: Platform> Memory<P> {
     /// Frames that nobody uses, in base pages.
     pub fn free_frames(&self) -> u64 {
         self.frames.free_frames()
+    }
+
+    /// Frames that can be used in all: what was handed over, without the metadata.
+    pub fn total_frames(&self) -> u64 {
+        self.frames.total_frames()
+    }
+
+    /// Gives back the frames that caches keep for later. O(1).
+    pub fn trim(&self) {
+        self.vmas.trim(&self.frames, &self.platform);
     }
 
     /// Makes the frame allocator fail: the `n`-th allocation from now on and all later ones, or
@@ -75,9 +79,7 @@ impl<P: Platform> Memory<P> {
         // (obligation 1 of `Platform`), aligned to 4,096; a table of 2^INDEX_BITS entries fits.
         // Callers pass frames that are tables, whose bytes the core and the MMU access as aligned
         // 64-bit atomics alone.
-        unsafe {
-            core::slice::from_raw_parts(window.as_ptr(), arch::entries::<P::Arch>() as usize)
-        }
+        unsafe { core::slice::from_raw_parts(window.as_ptr(), arch::entries::<P::Arch>() as usize) }
     }
 
     /// How far a run that begins with `frame` may go, at most `limit` pages, and what neighbours

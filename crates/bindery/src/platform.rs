@@ -52,8 +52,14 @@ impl CpuSet {
     }
 
     /// The CPUs in the set, in rising order.
-    pub fn iter(&self) -> impl Iterator<Item = Cpu> + '_ {
-        (0..MAX_CPUS as u16).map(Cpu).filter(|cpu| self.contains(*cpu))
+    pub fn iter(&self) -> impl Iterator<Item = Cpu> + use<> {
+        let mut left = self.bits;
+        core::iter::from_fn(move || {
+            let word = left.iter().position(|word| *word != 0)?;
+            let bit = left[word].trailing_zeros() as usize;
+            left[word] &= left[word] - 1;
+            Some(Cpu((word * 64 + bit) as u16))
+        })
     }
 }
 
@@ -167,4 +173,20 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// Told when frames return to the allocator; a checking platform looks whether a TLB still
     /// holds them. Does nothing by default.
     fn frames_released(&self, _first: Frame, _count: u32) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_of_cpus_yields_what_was_put_in_and_no_more() {
+        let mut set = CpuSet::EMPTY;
+        for cpu in [0, 63, 64, 200, 255, 256, 9999] {
+            set.insert(Cpu(cpu));
+        }
+        assert!(set.iter().eq([0, 63, 64, 200, 255].map(Cpu)));
+        assert!(set.contains(Cpu(64)) && !set.contains(Cpu(65)) && !set.contains(Cpu(256)));
+        assert!(CpuSet::EMPTY.is_empty() && !set.is_empty());
+    }
 }

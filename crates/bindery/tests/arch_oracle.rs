@@ -2,6 +2,8 @@
 //! tables that we filled, the `aarch64-paging` crate fills tables that must equal ours, and for
 //! RISC-V, which has no such crate, the manual's figures stand here as numbers.
 
+#![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
+
 use bindery::addr::{Frame, VirtAddr};
 use bindery::arch::{AArch64, Arch, Attributes, Entry, Permissions, Riscv64, Write, X86_64};
 use bindery::arch::{index_of, order_of_level, span};

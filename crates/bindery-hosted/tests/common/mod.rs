@@ -4,7 +4,9 @@
 
 use bindery::addr::{Frame, VirtAddr};
 use bindery::check::{self, Report};
-use bindery::{AddressSpace, FrameRange, MapRequest, Memory, Place, Protection, SizeMode, SpaceOptions};
+use bindery::{
+    AddressSpace, FrameRange, MapRequest, Memory, Place, Protection, SizeMode, SpaceOptions,
+};
 use bindery_hosted::{Config, Machine, Walk};
 
 pub const KIB: u64 = 1 << 10;

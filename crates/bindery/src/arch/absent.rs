@@ -193,11 +193,7 @@ pub fn mark_soft_dirty<A: Arch>(entry: Entry) -> Entry {
 /// The entry as both sides of a `fork` have it: a swap entry is nobody's alone any more.
 #[inline]
 pub fn share<A: Arch>(entry: Entry) -> Entry {
-    if (entry.0 ^ A::ABSENT_FLIP) & KIND_MASK == SWAP {
-        Entry(entry.0 & !EXCLUSIVE)
-    } else {
-        entry
-    }
+    if (entry.0 ^ A::ABSENT_FLIP) & KIND_MASK == SWAP { Entry(entry.0 & !EXCLUSIVE) } else { entry }
 }
 
 /// The entry as it may stand in an area without userfault: the write-protect bit is gone, and a

@@ -73,7 +73,11 @@ impl<P: Platform> Audit<'_, '_, P> {
     }
 
     /// Counts a table as met; twice is once too often.
-    pub(super) fn meet_table(&mut self, table: Frame, at: crate::addr::VirtAddr) -> Result<(), Violation> {
+    pub(super) fn meet_table(
+        &mut self,
+        table: Frame,
+        at: crate::addr::VirtAddr,
+    ) -> Result<(), Violation> {
         let Some(count) = self.count(table) else { return Err(Violation::NotATable { table, at }) };
         *count += 1;
         if *count > 1 {

@@ -150,13 +150,23 @@ pub enum Violation {
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::ScratchTooSmall { needed } => write!(f, "the audit takes {needed} words of scratch memory"),
+            Self::ScratchTooSmall { needed } => {
+                write!(f, "the audit takes {needed} words of scratch memory")
+            }
             Self::MappingIndex => write!(f, "the index of VMAs is out of order"),
             Self::MappingBounds(at) => write!(f, "the VMA at {at} has impossible bounds"),
-            Self::NotATable { table, at } => write!(f, "{table:?} is no table of the level at {at}"),
-            Self::StrayTable { table, at } => write!(f, "the table {table:?} at {at} is marked stray"),
-            Self::LockedTable { table, at } => write!(f, "the table {table:?} at {at} is still locked"),
-            Self::TableTwice { table, at } => write!(f, "the table {table:?} hangs at {at} and elsewhere"),
+            Self::NotATable { table, at } => {
+                write!(f, "{table:?} is no table of the level at {at}")
+            }
+            Self::StrayTable { table, at } => {
+                write!(f, "the table {table:?} at {at} is marked stray")
+            }
+            Self::LockedTable { table, at } => {
+                write!(f, "the table {table:?} at {at} is still locked")
+            }
+            Self::TableTwice { table, at } => {
+                write!(f, "the table {table:?} hangs at {at} and elsewhere")
+            }
             Self::TableOutsideMappings { table, at } => {
                 write!(f, "the table {table:?} at {at} stands where no VMA is")
             }
@@ -168,11 +178,17 @@ impl fmt::Display for Violation {
             }
             Self::OutsideMappings(at) => write!(f, "something is mapped at {at}, where no VMA is"),
             Self::TooWide(at) => write!(f, "the entry at {at} allows more than its VMA"),
-            Self::WronglyHidden(at) => write!(f, "the page at {at} is hidden or shown against its VMA"),
+            Self::WronglyHidden(at) => {
+                write!(f, "the page at {at} is hidden or shown against its VMA")
+            }
             Self::BadAbsent(at) => write!(f, "the absent entry at {at} means nothing"),
             Self::NotAFolio { at, frame } => write!(f, "{frame:?}, mapped at {at}, is no folio"),
-            Self::WritableButShared(at) => write!(f, "the page at {at} is writable and not exclusive"),
-            Self::BrokenBlock(at) => write!(f, "the contiguous block at {at} is not all or nothing"),
+            Self::WritableButShared(at) => {
+                write!(f, "the page at {at} is writable and not exclusive")
+            }
+            Self::BrokenBlock(at) => {
+                write!(f, "the contiguous block at {at} is not all or nothing")
+            }
             Self::Mappings { folio, says, holds } => {
                 write!(f, "the folio at {folio:?} counts {says} mappings, tables hold {holds}")
             }
@@ -231,7 +247,8 @@ pub fn check<P: Platform>(
         return Err(Violation::ScratchTooSmall { needed });
     };
     tally.fill(0);
-    let mut audit = Audit { memory, first: memory.frames.span().0, tally, report: Report::default() };
+    let mut audit =
+        Audit { memory, first: memory.frames.span().0, tally, report: Report::default() };
     for space in spaces {
         audit.space(space)?;
     }

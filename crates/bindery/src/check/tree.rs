@@ -38,7 +38,12 @@ impl<P: Platform> Audit<'_, '_, P> {
         self.table(space, root, VirtAddr(0))
     }
 
-    fn table(&mut self, space: &AddressSpace<'_, P>, node: Node, base: VirtAddr) -> Result<(), Violation> {
+    fn table(
+        &mut self,
+        space: &AddressSpace<'_, P>,
+        node: Node,
+        base: VirtAddr,
+    ) -> Result<(), Violation> {
         let (table, at) = (node.table, base);
         self.meet_table(table, at)?;
         let meta = self.memory.frames.meta(table);
@@ -124,7 +129,8 @@ impl<P: Platform> Audit<'_, '_, P> {
             return Err(Violation::WronglyHidden(at));
         }
         let permissions = widest | Permissions::USER;
-        let implied = P::Arch::leaf(Frame(0), 1, Attributes { permissions, ..Attributes::default() });
+        let implied =
+            P::Arch::leaf(Frame(0), 1, Attributes { permissions, ..Attributes::default() });
         let allowed = P::Arch::attributes(implied).permissions;
         let user = attributes.permissions.contains(Permissions::USER);
         if !allowed.contains(attributes.permissions) || !user {
@@ -164,7 +170,11 @@ impl<P: Platform> Audit<'_, '_, P> {
     }
 
     /// The protection of the VMA that `range`, which is mapped, lies in.
-    fn mapping(&self, space: &AddressSpace<'_, P>, range: VirtRange) -> Result<Protection, Violation> {
+    fn mapping(
+        &self,
+        space: &AddressSpace<'_, P>,
+        range: VirtRange,
+    ) -> Result<Protection, Violation> {
         let at = range.start();
         space
             .first_behind(at.0)

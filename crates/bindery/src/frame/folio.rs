@@ -51,18 +51,6 @@ pub struct Folio {
 }
 
 impl Folio {
-    /// The first frame, aligned to the folio's size.
-    #[inline]
-    pub const fn head(self) -> Frame {
-        self.head
-    }
-
-    /// Base-2 logarithm of the number of pages, at most [`MAX_FOLIO_ORDER`].
-    #[inline]
-    pub const fn order(self) -> u8 {
-        self.order
-    }
-
     /// How many pages it has, 1 to 512.
     #[inline]
     pub const fn pages(self) -> u32 {
@@ -361,6 +349,7 @@ impl<P: Platform> Frames<P> {
     /// Forgets that the folio was written: its content is about to be saved, and writes from now
     /// on are new.
     #[inline]
+    #[cfg_attr(not(test), expect(dead_code, reason = "reclaim will need it"))]
     pub(crate) fn clear_dirty(&self, folio: Folio) {
         self.change_state_flag(folio, DIRTY, false);
     }
@@ -368,12 +357,14 @@ impl<P: Platform> Frames<P> {
     /// Takes the folio's lock, unless somebody has it. Never waits.
     #[inline]
     #[must_use]
+    #[cfg_attr(not(test), expect(dead_code, reason = "reclaim will need it"))]
     pub(crate) fn try_lock_folio(&self, folio: Folio) -> bool {
         self.meta(folio.head).state.fetch_or(LOCK, Ordering::Acquire) & LOCK == 0
     }
 
     /// Gives back the folio's lock, which the caller holds.
     #[inline]
+    #[cfg_attr(not(test), expect(dead_code, reason = "reclaim will need it"))]
     pub(crate) fn unlock_folio(&self, folio: Folio) {
         let before = self.meta(folio.head).state.fetch_and(!LOCK, Ordering::Release);
         debug_assert_ne!(before & LOCK, 0, "{folio:?} was not locked");

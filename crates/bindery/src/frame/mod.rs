@@ -24,6 +24,7 @@ pub(crate) mod split;
 #[cfg(test)]
 mod tests;
 
+use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::addr::{Frame, PAGE_SIZE};
@@ -71,6 +72,20 @@ pub enum FramesError {
     /// consecutive across two ranges that touch (blocks of frames may lie across both).
     Window,
 }
+
+impl fmt::Display for FramesError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Empty => "no range of memory holds a frame",
+            Self::Overlapping => "two ranges of memory overlap",
+            Self::TooHigh => "a range of memory lies beyond 16 TiB",
+            Self::TooSmall => "the memory has no room for its own metadata",
+            Self::Window => "the window of physical memory is not aligned or not consecutive",
+        })
+    }
+}
+
+impl core::error::Error for FramesError {}
 
 /// The machine's memory: which frames there are, which are free, and what each is used for.
 pub struct Frames<P: Platform> {

@@ -200,8 +200,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
         let _section = ReadSection::enter(self.platform());
         let first = arch::index_of::<P::Arch>(window.start(), 1);
-        let vacant =
-            || run::empty(self.table.slots(node.table), first, 1 << order) == 1 << order;
+        let vacant = || run::empty(self.table.slots(node.table), first, 1 << order) == 1 << order;
         (order < huge && vacant()).then_some(window)
     }
 
@@ -431,7 +430,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 }
 
 /// Where the pages of `folio` stand around `page`, its page `number`, as far as the VMA reaches.
-fn folio_window(vma: &Vma, page: VirtAddr, number: u32, folio: Folio) -> VirtRange {
+pub(super) fn folio_window(vma: &Vma, page: VirtAddr, number: u32, folio: Folio) -> VirtRange {
     let start = page.0.saturating_sub(u64::from(number) << PAGE_SHIFT);
     let after = u64::from(folio.pages() - number) << PAGE_SHIFT;
     VirtRange::raw(start, page.0.saturating_add(after)).intersection(vma.range())

@@ -49,9 +49,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let copy = child.new_vma(copy)?;
             child.insert(copy);
             let range = VirtRange::raw(vma.start(), vma.end().min(P::Arch::USER_END));
-            self.table
-                .copy_to(&child.table, range, gather)
-                .map_err(|_| Error::OutOfMemory)?;
+            self.table.copy_to(&child.table, range, gather).map_err(|_| Error::OutOfMemory)?;
         }
         Ok(())
     }

@@ -5,9 +5,9 @@ use crate::arch::{self, Absent, Arch, Attributes, Kind, absent};
 use crate::platform::Platform;
 use crate::table::lock::Depth;
 
+use super::AddressSpace;
 use super::index::Indexed;
 use super::vma::Protection;
-use super::AddressSpace;
 
 /// What the page table says about one page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -62,11 +62,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         let guard = self.mutex.lock();
         self.room_for(1)?;
         let range = self.find_place(length, request.place)?;
-        let node = self.new_vma(Vma::new(
-            range,
-            request.protection,
-            range.start().0 >> PAGE_SHIFT,
-        ))?;
+        let node =
+            self.new_vma(Vma::new(range, request.protection, range.start().0 >> PAGE_SHIFT))?;
         let (mut gather, mut removed) = (Gather::new(), Removed::default());
         let overlaps = |vma: &Vma| vma.start() < range.end().0;
         if self.first_behind(range.start().0).is_some_and(overlaps)
@@ -131,12 +128,20 @@ impl<P: Platform> AddressSpace<'_, P> {
         aligned.or_else(|| self.find_free(length, PAGE_SIZE, 0)).ok_or(Error::NoRoom)
     }
 
-    /// The highest free range of `length` bytes that begins `congruent` bytes behind a multiple
-    /// of `align`.
+    /// The highest free range of `length` bytes below the top that begins `congruent` bytes behind
+    /// a multiple of `align`.
     pub(super) fn find_free(&self, length: u64, align: u64, congruent: u64) -> Option<VirtRange> {
         let low = self.options.minimum_address.0;
         let high = self.search_top();
-        let start = self.vmas.find_gap_top_down(length, align, congruent, low, high)?;
+        let below = self.vmas.find_gap_top_down(length, align, congruent, low, high);
+        // As Linux: when all below the chosen top is taken, what lies above is better than none.
+        let start = match (below, self.options.search_top) {
+            (None, Some(_)) => {
+                let limit = self.limit().0;
+                self.vmas.find_gap_bottom_up(length, align, congruent, high.max(low), limit)?
+            }
+            (below, _) => below?,
+        };
         VirtRange::from_len(VirtAddr(start), length)
     }
 }

@@ -10,7 +10,9 @@
 //! A fault that cannot take its VMA's lock waits for the mutex, never the other way round: who
 //! holds the mutex waits for faults to leave, and faults inside wait only for table locks.
 
+mod discard;
 mod fault;
+mod folio;
 mod fork;
 pub(crate) mod index;
 mod inspect;
@@ -35,6 +37,7 @@ use crate::table::{PageTable, Reach, ReadSection};
 use crate::tlb::{Gather, Leftovers};
 
 pub use fault::{Access, Resolved};
+pub use folio::FolioError;
 pub use inspect::{Inspection, Mapping};
 pub use map::{MapRequest, Place};
 pub use remap::Remap;

@@ -64,7 +64,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         result
     }
 
-    fn check_lengths(&self, old: VirtAddr, old_length: u64, length: u64) -> Result<(u64, u64), Error> {
+    fn check_lengths(
+        &self,
+        old: VirtAddr,
+        old_length: u64,
+        length: u64,
+    ) -> Result<(u64, u64), Error> {
         if !old.is_aligned(PAGE_SIZE) {
             return Err(Error::Unaligned(old));
         }
@@ -96,11 +101,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Err(Error::OutOfRange { limit });
         }
         // Compared without sums, which could wrap: the old range is not checked yet.
-        let overlap = if target >= old {
-            target.0 - old.0 < old_length
-        } else {
-            old.0 - target.0 < length
-        };
+        let overlap =
+            if target >= old { target.0 - old.0 < old_length } else { old.0 - target.0 < length };
         if overlap {
             return Err(Error::Overlap);
         }

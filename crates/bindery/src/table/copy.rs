@@ -33,7 +33,9 @@ impl<P: Platform> PageTable<'_, P> {
             while let Some(run) = source.next_run(Equal::empty(), Whole::Enter)? {
                 match run.what {
                     What::Empty | What::Table(_) => {}
-                    What::Leaf(first) => copy_leaves(&mut source, &mut target, &run, first, gather)?,
+                    What::Leaf(first) => {
+                        copy_leaves(&mut source, &mut target, &run, first, gather)?
+                    }
                     What::Absent(first) => copy_absent(&mut source, &mut target, &run, first)?,
                 }
             }

@@ -93,12 +93,6 @@ impl<P: Platform> Drop for Cursor<'_, '_, P> {
 }
 
 impl<'m, P: Platform> Cursor<'_, 'm, P> {
-    /// Starts again at `at`, an address in the range.
-    pub(crate) fn seek(&mut self, at: VirtAddr) {
-        self.at = at.0;
-        self.position = None;
-    }
-
     /// The next run, whose leaves agree in what `equal` names; `None` at the end of the range.
     /// Fails where a huge leaf has to be split and its reserve is missing.
     pub(crate) fn next_run(
@@ -140,7 +134,8 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                 _ if !whole => self.split(node, index)?,
                 _ => {
                     self.counts.entries_read += 1;
-                    let what = if kind == Kind::Leaf { What::Leaf(entry) } else { What::Absent(entry) };
+                    let what =
+                        if kind == Kind::Leaf { What::Leaf(entry) } else { What::Absent(entry) };
                     return Ok(Some(self.pass(found(1, what))));
                 }
             }
@@ -205,7 +200,9 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
             }
             _ => {
                 let limit = match absent::decode::<P::Arch>(entry) {
-                    Some(absent::Absent::Hidden { frame, .. }) => tables.memory.folio_limit(frame, limit).0,
+                    Some(absent::Absent::Hidden { frame, .. }) => {
+                        tables.memory.folio_limit(frame, limit).0
+                    }
                     _ => limit,
                 };
                 let (count, first) = run::absents::<P::Arch>(slots, index, limit);

@@ -19,7 +19,11 @@ use super::{OutOfMemory, PageTable, init_table, new_table};
 /// Replaces `old`, just read from `slot`, by what `change` makes of it, and returns what was there
 /// with everything that the MMU added.
 #[inline]
-pub(crate) fn replace<A: Arch>(slot: &AtomicU64, old: Entry, change: impl Fn(Entry) -> Entry) -> Entry {
+pub(crate) fn replace<A: Arch>(
+    slot: &AtomicU64,
+    old: Entry,
+    change: impl Fn(Entry) -> Entry,
+) -> Entry {
     if old.0 & A::PRESENT == 0 || A::is_settled(old) {
         slot.store(change(old).0, Ordering::Relaxed);
         return old;
@@ -38,7 +42,7 @@ pub(crate) fn replace<A: Arch>(slot: &AtomicU64, old: Entry, change: impl Fn(Ent
 
 /// Why a leaf could not be made of what stands under an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum CollapseError {
+pub(crate) enum CollapseError {
     /// The entries are not all there, not of one folio in order, or not equal.
     NotUniform,
     /// No memory for the table that the new leaf has to keep in reserve.
@@ -48,7 +52,14 @@ pub enum CollapseError {
 impl<P: Platform> PageTable<'_, P> {
     /// Writes `count` leaves that continue `first` into empty entries from `index` on, folding
     /// where alignment allows. All belong to one folio.
-    pub(crate) fn fill(&self, table: Frame, index: u32, first: Entry, count: u32, counts: &mut Counts) {
+    pub(crate) fn fill(
+        &self,
+        table: Frame,
+        index: u32,
+        first: Entry,
+        count: u32,
+        counts: &mut Counts,
+    ) {
         let slots = self.slots(table);
         let mut entry = first;
         let end = index + count;

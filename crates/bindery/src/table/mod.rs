@@ -93,13 +93,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
     pub(crate) fn new(memory: &'m Memory<P>, reach: Reach) -> Option<Self> {
         let mut counts = Counts::default();
         let root = new_table(memory, P::Arch::LEVELS, &mut counts)?;
-        let table = Self {
-            memory,
-            root,
-            presence: Presence::new(),
-            stats: Stats::default(),
-            reach,
-        };
+        let table =
+            Self { memory, root, presence: Presence::new(), stats: Stats::default(), reach };
         if let Some(kernel) = memory.platform.kernel_root() {
             let half = arch::entries::<P::Arch>() / 2;
             for index in half..arch::entries::<P::Arch>() {
@@ -133,11 +128,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
 
     /// Invalidates at once, between breaking an entry and making the new one.
     pub(crate) fn invalidate_now(&self, range: VirtRange, level: u8, counts: &mut Counts) {
-        let what = Invalidation {
-            range,
-            stride: arch::span::<P::Arch>(level),
-            tables: Tables::Unchanged,
-        };
+        let what =
+            Invalidation { range, stride: arch::span::<P::Arch>(level), tables: Tables::Unchanged };
         tlb::invalidate(&self.memory.platform, self.root, &self.presence, &what, counts);
     }
 

@@ -132,7 +132,7 @@ fn rewrite<P: Platform>(
     let entries = &slots[run.index as usize..(run.index + run.count) as usize];
     let blocks = run.node.level == 1
         && entries.iter().any(|slot| P::Arch::is_block(Entry(slot.load(Ordering::Relaxed))));
-    if blocks && difference != 0 || blocks && writable {
+    if blocks && (difference != 0 || writable) {
         // Entries of a block must agree in all but accessed and dirty, so the block is broken
         // first. Losing only the permission to write is safe in place: until the flush either
         // answer is right.
@@ -188,7 +188,15 @@ fn hide<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, gather: &mut Gat
         // Of a block, any entry may hold accessed and dirty of all.
         if P::Arch::is_block(raw) && index & (P::Arch::BLOCK - 1) == 0 {
             gathered = Some(
-                run::leaves::<P::Arch>(slots, index, P::Arch::BLOCK, Equal::empty(), P::Arch::STEP, 0).1,
+                run::leaves::<P::Arch>(
+                    slots,
+                    index,
+                    P::Arch::BLOCK,
+                    Equal::empty(),
+                    P::Arch::STEP,
+                    0,
+                )
+                .1,
             );
         } else if !P::Arch::is_block(raw) {
             gathered = None;
@@ -213,24 +221,16 @@ fn hide<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, gather: &mut Gat
 
 /// Makes leaves of the run's hidden ones, and blocks where alignment allows; other absent entries
 /// stay as they are. Nothing has to be broken: what was hidden is in no TLB.
-fn show<P: Platform>(
-    cursor: &mut Cursor<'_, '_, P>,
-    run: &Run,
-    permissions: Permissions,
-) {
+fn show<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, permissions: Permissions) {
     let mut run = *run;
     while run.count > 0 {
         let slots = cursor.tables.slots(run.node.table);
         let hidden = absent::decode::<P::Arch>(run::load(slots, run.index));
         let Some(absent::Absent::Hidden { frame, userfault, .. }) = hidden else { return };
-        let probe =
-            P::Arch::leaf(frame, run.node.level, user_attributes(Permissions::READ));
+        let probe = P::Arch::leaf(frame, run.node.level, user_attributes(Permissions::READ));
         let (exclusive, alike) = exclusive_part(cursor, &run, probe);
-        let allowed = if exclusive && !userfault {
-            permissions
-        } else {
-            permissions - Permissions::WRITE
-        };
+        let allowed =
+            if exclusive && !userfault { permissions } else { permissions - Permissions::WRITE };
         show_part(cursor, &run, alike, allowed);
         run.at = run.at.offset(u64::from(alike) << arch::span_shift::<P::Arch>(run.node.level));
         run.index += alike;

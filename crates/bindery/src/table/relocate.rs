@@ -105,11 +105,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
                     let slot_end = (at | (arch::table_span::<P::Arch>(1) - 1)) + 1;
                     let end = slot_end.min(source + piece.len);
                     let (node, _, entry) = self.peek(VirtAddr(at), &mut counts);
-                    let filled = if node.level == 1 {
-                        self.live(node.table) > 0
-                    } else {
-                        !entry.is_empty()
-                    };
+                    let filled =
+                        if node.level == 1 { self.live(node.table) > 0 } else { !entry.is_empty() };
                     if filled {
                         let target = target + (at - source);
                         self.missing(&mut missing, target, end - at, 1, &mut counts);
@@ -124,7 +121,14 @@ impl<'m, P: Platform> PageTable<'m, P> {
     }
 
     /// Counts the tables down to `level` that are missing for `len` bytes at `target`.
-    fn missing(&self, missing: &mut Missing, target: u64, len: u64, level: u8, counts: &mut Counts) {
+    fn missing(
+        &self,
+        missing: &mut Missing,
+        target: u64,
+        len: u64,
+        level: u8,
+        counts: &mut Counts,
+    ) {
         for addr in [target, target + len - 1] {
             let (node, _, _) = self.peek(VirtAddr(addr), counts);
             for lacking in level..node.level {
@@ -185,8 +189,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let mut locks = LockSet::new();
         let target = what.to.0 + piece.offset;
         let target = VirtRange::raw(target, target + piece.len);
-        let (from, to) =
-            lock::lock_pair(self, self.root, cleared, target, piece.level, &mut locks);
+        let (from, to) = lock::lock_pair(self, self.root, cleared, target, piece.level, &mut locks);
         let counts = Counts { tables_locked: locks.len() as u64, ..Counts::default() };
         let source = what.source.start().0 + piece.offset;
         let mut pair = Pair {
@@ -411,7 +414,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         }
         let mask = P::Arch::BLOCK - 1;
         let last = from + count - 1;
-        for (index, cut) in [(from, from & mask != 0 || count <= mask), (last, last & mask != mask)] {
+        for (index, cut) in [(from, from & mask != 0 || count <= mask), (last, last & mask != mask)]
+        {
             if cut && P::Arch::is_block(run::load(self.tables.slots(table), index)) {
                 let at = VirtAddr(source + u64::from(index - from) * PAGE_SIZE);
                 self.tables.unfold(table, index, at, &mut self.counts);
@@ -468,7 +472,14 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     /// Moves one contiguous block, or the pages that become one, or one entry, where source and
     /// target are not congruent modulo the block; returns how many entries that was. (Pages that
     /// would make a block but stand in two source tables stay single: one block in 2 MiB.)
-    fn move_shifted(&mut self, table: Frame, from: u32, count: u32, source: u64, target: u64) -> u32 {
+    fn move_shifted(
+        &mut self,
+        table: Frame,
+        from: u32,
+        count: u32,
+        source: u64,
+        target: u64,
+    ) -> u32 {
         let slots = self.tables.slots(table);
         let raw = run::load(slots, from);
         let size = P::Arch::BLOCK;

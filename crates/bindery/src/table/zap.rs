@@ -56,8 +56,37 @@ impl<P: Platform> PageTable<'_, P> {
         zap_locked(&mut cursor, hull, Whole::Yield, gather)
     }
 
+    /// Unhooks the tables for `addr` that are empty, from the lowest up: each is locked again from
+    /// one level higher and looked at again, since a fault may have filled it in between.
+    pub(crate) fn prune(&self, addr: VirtAddr, gather: &mut Gather) {
+        for level in 2..=P::Arch::LEVELS {
+            let span = arch::span::<P::Arch>(level);
+            let Some(slot) = VirtRange::from_len(addr.align_down(span), span) else { return };
+            let mut cursor = self.cursor(slot, Depth::Floor(level - 1));
+            let Some((node, index)) = cursor.parent_of(addr, level - 1) else { continue };
+            let entry = run::load(self.slots(node.table), index);
+            if arch::kind::<P::Arch>(entry, level) != Kind::Table {
+                continue;
+            }
+            let table = P::Arch::frame(entry);
+            if self.live(table) > 0 {
+                return;
+            }
+            let what = What::Table(table);
+            let run = Run { at: slot.start(), node, index, count: 1, what };
+            self.unhook(&run, table, level - 1, gather, &mut cursor.counts);
+        }
+    }
+
     /// Unhooks the table of `run`; it is freed when the gather is finished.
-    pub(crate) fn unhook(&self, run: &Run, table: Frame, held: u8, gather: &mut Gather, counts: &mut Counts) {
+    pub(crate) fn unhook(
+        &self,
+        run: &Run,
+        table: Frame,
+        held: u8,
+        gather: &mut Gather,
+        counts: &mut Counts,
+    ) {
         self.slots(run.node.table)[run.index as usize].store(0, Ordering::Relaxed);
         counts.entries_written += 1;
         self.change_live(run.node.table, 0, 1);
@@ -145,7 +174,14 @@ fn drop_suspended<P: Platform>(
     let first = arch::index_of::<P::Arch>(part.start(), node.level);
     let last = arch::index_of::<P::Arch>(VirtAddr(part.end().0 - 1), node.level);
     if node.level == 1 {
-        let dropped = drop_leaves(tables.memory, node.table, first, last + 1, Suspended::Yes, &mut cursor.counts);
+        let dropped = drop_leaves(
+            tables.memory,
+            node.table,
+            first,
+            last + 1,
+            Suspended::Yes,
+            &mut cursor.counts,
+        );
         tables.change_live(node.table, 0, dropped);
         return;
     }

@@ -111,10 +111,9 @@ impl Gather {
         self.level = self.level.min(level);
         self.range = Some(match self.range {
             None => range,
-            Some(old) => VirtRange::raw(
-                old.start().0.min(range.start().0),
-                old.end().0.max(range.end().0),
-            ),
+            Some(old) => {
+                VirtRange::raw(old.start().0.min(range.start().0), old.end().0.max(range.end().0))
+            }
         });
     }
 
@@ -142,14 +141,6 @@ impl Gather {
             invalidate(platform, root, presence, &what, counts);
             self.level = u8::MAX;
             self.tables = Tables::Unchanged;
-        }
-    }
-
-    /// Forgets what is stale: the change only allows more than before, and a TLB that remembers
-    /// less raises a fault, which looks again.
-    pub(crate) fn spare(&mut self, counts: &mut Counts) {
-        if self.range.take().is_some() {
-            counts.invalidations_saved += 1;
         }
     }
 

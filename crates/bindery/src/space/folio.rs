@@ -1,0 +1,198 @@
+//! Changing the size of what is mapped, in place: cut a folio into smaller ones, join its leaves
+//! into a huge one.
+
+use core::fmt;
+use core::sync::atomic::Ordering;
+
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Absent, Arch, Entry, Kind, absent};
+use crate::frame::{Folio, MAX_FOLIO_ORDER};
+use crate::platform::Platform;
+use crate::table::cursor::{Cursor, Supply};
+use crate::table::leaf::CollapseError;
+use crate::table::lock::Depth;
+use crate::table::run;
+
+use super::AddressSpace;
+use super::fault::folio_window;
+use super::index::Indexed;
+use super::vma::Vma;
+
+/// Why what is mapped at an address could not be cut or joined; nothing that a program could see
+/// has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum FolioError {
+    /// No folio is mapped there.
+    NotMapped,
+    /// The folio is not larger than what it shall be cut into; or the entries are not all pages of
+    /// one folio in order, with equal attributes, that shall be joined.
+    Unsuitable,
+    /// Others map the folio too, or hold it.
+    Busy,
+    /// No memory for the table that a huge leaf has to keep in reserve.
+    OutOfMemory,
+}
+
+impl fmt::Display for FolioError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotMapped => "no folio is mapped at the address",
+            Self::Unsuitable => "the folio cannot be cut so, or the entries cannot be joined",
+            Self::Busy => "the folio is used elsewhere too",
+            Self::OutOfMemory => "physical memory ran out",
+        })
+    }
+}
+
+impl core::error::Error for FolioError {}
+
+/// Which pages of a folio are mapped, one bit each.
+type Mapped = [u64; (1 << MAX_FOLIO_ORDER) / 64];
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Cuts the folio that is mapped at `addr` into folios of 2^`order` pages, and frees those
+    /// that nothing maps any more. Contents, permissions, accessed and dirty stay.
+    ///
+    /// # Errors
+    /// [`FolioError::NotMapped`]; [`FolioError::Unsuitable`] where the folio is not larger than
+    /// that; [`FolioError::Busy`] where somebody else maps or holds it, or a mapping of another
+    /// VMA has a part.
+    ///
+    /// Complexity: linear in the pages of the folio.
+    pub fn split_folio(&self, addr: VirtAddr, order: u8) -> Result<(), FolioError> {
+        let page = addr.align_down(PAGE_SIZE);
+        let _guard = self.mutex.lock();
+        let vma = self
+            .first_behind(page.0)
+            .filter(|vma| vma.start() <= page.0)
+            .ok_or(FolioError::NotMapped)?;
+        vma.write(self.platform());
+        let result = self.split_locked(vma, page, order);
+        vma.end_write();
+        result
+    }
+
+    fn split_locked(&self, vma: &Vma, page: VirtAddr, order: u8) -> Result<(), FolioError> {
+        let frames = &self.table.memory.frames;
+        let (folio, number) = {
+            let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
+            let mut cursor = self.table.cursor(range, Depth::Floor(1));
+            self.folio_at(&mut cursor, page).ok_or(FolioError::NotMapped)?
+        };
+        if order >= folio.order {
+            return Err(FolioError::Unsuitable);
+        }
+        let window = folio_window(vma, page, number, folio);
+        let mut cursor = self.table.cursor(window, Depth::Floor(1));
+        let mut mapped: Mapped = [0; _];
+        let mut at = window.start();
+        while at < window.end() {
+            // Splits a huge leaf, whose table is in reserve; creates nothing, since at least the
+            // page in question stands there.
+            let supply = &mut Supply::Frames;
+            let table = cursor.table_at(at, 1, supply).map_err(|_| FolioError::OutOfMemory)?;
+            let index = arch::index_of::<P::Arch>(at, 1);
+            let small = u32::from(order) < P::Arch::BLOCK.trailing_zeros();
+            if small && P::Arch::is_block(run::load(self.table.slots(table), index)) {
+                self.table.unfold(table, index, at, &mut cursor.counts);
+            }
+            if let Some((found, page)) = self.folio_at(&mut cursor, at)
+                && found == folio
+            {
+                mapped[page as usize / 64] |= 1 << (page % 64);
+            }
+            at = at.offset(PAGE_SIZE);
+        }
+        frames.hold(folio);
+        let holds = |page: u32| (mapped[page as usize / 64] >> (page % 64) & 1) as u32;
+        let result = frames.split(folio, order, holds);
+        match result {
+            Ok(()) => {
+                for first in (0..folio.pages()).step_by(1 << order) {
+                    let part = Folio { head: folio.head.plus(first), order };
+                    frames.release(self.platform(), part);
+                }
+                Ok(())
+            }
+            Err(_) => {
+                frames.release(self.platform(), folio);
+                Err(FolioError::Busy)
+            }
+        }
+    }
+
+    /// The folio that a leaf or a hidden leaf names at `page`, and the number of the page in it.
+    fn folio_at(&self, cursor: &mut Cursor<'_, '_, P>, page: VirtAddr) -> Option<(Folio, u32)> {
+        let (node, index, raw) = cursor.entry_at(page);
+        let first = match arch::kind::<P::Arch>(raw, node.level) {
+            Kind::Leaf if node.level == 1 => P::Arch::frame(P::Arch::unblock(raw, index)),
+            Kind::Leaf => P::Arch::frame(raw),
+            Kind::Absent => match absent::decode::<P::Arch>(raw) {
+                Some(Absent::Hidden { frame, .. }) => frame,
+                _ => return None,
+            },
+            Kind::Empty | Kind::Table => return None,
+        };
+        let inside = (page.0 & (arch::span::<P::Arch>(node.level) - 1)) >> PAGE_SHIFT;
+        let frame = first.plus(inside as u32);
+        let folio = self.table.memory.frames.folio_of(frame)?;
+        Some((folio, frame.0 - folio.head.0))
+    }
+
+    /// Makes one huge leaf of the leaves around `addr`: they must fill a level-1 table with all
+    /// pages, in order, of one folio of that size.
+    ///
+    /// # Errors
+    /// [`FolioError::NotMapped`] where no VMA holds all of it; [`FolioError::Unsuitable`];
+    /// [`FolioError::OutOfMemory`].
+    ///
+    /// Complexity: linear in the entries of one table. One invalidation.
+    pub fn collapse(&self, addr: VirtAddr) -> Result<(), FolioError> {
+        let base = addr.align_down(arch::table_span::<P::Arch>(1));
+        let range = VirtRange::from_len(base, arch::table_span::<P::Arch>(1));
+        let _guard = self.mutex.lock();
+        let vma = self.first_behind(base.0).ok_or(FolioError::NotMapped)?;
+        if !range.is_some_and(|range| vma.range().covers(range)) {
+            return Err(FolioError::NotMapped);
+        }
+        vma.write(self.platform());
+        let result = self.table.collapse(base);
+        vma.end_write();
+        result.map_err(|error| match error {
+            CollapseError::NotUniform => FolioError::Unsuitable,
+            CollapseError::OutOfMemory => FolioError::OutOfMemory,
+        })
+    }
+
+    /// Whether the leaf at `page` is known to be dirty, by its entry or by its folio.
+    pub fn is_dirty(&self, page: VirtAddr) -> bool {
+        if page >= self.limit() {
+            return false;
+        }
+        let page = page.align_down(PAGE_SIZE);
+        let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
+        let mut cursor = self.table.cursor(range, Depth::Floor(1));
+        let (node, index, raw) = cursor.entry_at(page);
+        let frames = &self.table.memory.frames;
+        let folio = self.folio_at(&mut cursor, page);
+        if folio.is_some_and(|(folio, _)| frames.is_dirty(folio)) {
+            return true;
+        }
+        match arch::kind::<P::Arch>(raw, node.level) {
+            Kind::Leaf => {
+                let slots = self.table.slots(node.table);
+                let size =
+                    if node.level == 1 && P::Arch::is_block(raw) { P::Arch::BLOCK } else { 1 };
+                let first = (index & !(size - 1)) as usize;
+                slots[first..first + size as usize]
+                    .iter()
+                    .any(|slot| P::Arch::attributes(Entry(slot.load(Ordering::Relaxed))).dirty)
+            }
+            Kind::Absent => {
+                matches!(absent::decode::<P::Arch>(raw), Some(Absent::Hidden { dirty: true, .. }))
+            }
+            Kind::Empty | Kind::Table => false,
+        }
+    }
+}

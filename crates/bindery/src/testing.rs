@@ -1,0 +1,327 @@
+//! Hooks for tests: entries that no verb makes yet, and every invariant broken on purpose.
+//!
+//! A check is worth something only if it is seen to fail. So for each thing that the auditor
+//! ([`crate::check`]) or a strict TLB watches over, there is a hook here that breaks it behind the
+//! core's back. Each damage can be undone (a toggle by itself, a sum by its negative), so that a
+//! test leaves a system that can be dropped and found clean.
+//!
+//! | hook | what it reaches |
+//! |---|---|
+//! | [`plant`], [`plant_huge`] | swap entries and markers where nothing stands: legal, but no verb makes them yet |
+//! | [`raw_entry`], [`set_raw_entry`], [`clear_accessed_and_dirty`] | entries as they stand in memory |
+//! | [`table_at`], [`damage_table`] | a table's metadata and reserve |
+//! | [`damage_mapping`] | a VMA without its tables |
+//! | [`damage_folio`], [`damage_memory`], [`leak_frame`] | counts, free lists, lost frames |
+//! | [`fail_one_allocation`], [`failed_allocations`] | the one allocation that fails, and whether any did |
+//!
+//! Nothing else may run on the address space meanwhile. All of it exists only with the feature
+//! `testing`.
+
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering::Relaxed;
+
+use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Absent, Arch, Attributes, Entry, Kind, absent};
+use crate::frame::meta;
+use crate::platform::Platform;
+use crate::space::vma::Vma;
+use crate::stats::Counts;
+use crate::table::cursor::Supply;
+use crate::table::leaf::replace;
+use crate::table::lock::{Depth, Node};
+use crate::table::{free_table, new_table, run};
+use crate::{AddressSpace, Memory, Protection};
+
+/// Writes `count` absent entries from `at` on, the first of which is `first` and each later one
+/// its successor (the next slot; markers are all alike).
+///
+/// ```text
+/// plant(at, 3, Swap { slot: 7 })   | swap 7 | swap 8 | swap 9 |
+/// plant(at, 3, Marker(Poison))     | poison | poison | poison |
+/// ```
+///
+/// Panics where something stands already, and where memory runs out. Hidden leaves belong to
+/// folios, so `mprotect` makes them, not this.
+pub fn plant<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, count: u32, first: Absent) {
+    assert!(!matches!(first, Absent::Hidden { .. }), "hidden leaves cannot be planted");
+    let mut entry = absent::encode::<P::Arch>(first);
+    let step = absent::step::<P::Arch>(entry);
+    for page in 0..u64::from(count) {
+        let at = at.offset(page << PAGE_SHIFT);
+        plant_one(space, at, 1, entry);
+        entry = Entry(entry.0.wrapping_add(step));
+    }
+}
+
+/// Writes one absent entry of level 2 (2 MiB) at `at`, a multiple of that, with the table in
+/// reserve that splits it. A swap entry stands for consecutive slots from its own on.
+///
+/// Panics as [`plant`].
+pub fn plant_huge<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, first: Absent) {
+    assert!(!matches!(first, Absent::Hidden { .. }), "hidden leaves cannot be planted");
+    assert!(at.is_aligned(arch::span::<P::Arch>(2)), "{at} does not begin a slot of level 2");
+    plant_one(space, at, 2, absent::encode::<P::Arch>(first));
+}
+
+fn plant_one<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, level: u8, entry: Entry) {
+    let tables = &space.table;
+    let range = VirtRange::raw(at.0, at.0 + arch::span::<P::Arch>(level));
+    let mut cursor = tables.cursor(range, Depth::Floor(1));
+    let table = cursor.table_at(at, level, &mut Supply::Frames).expect("memory for the tables");
+    let index = arch::index_of::<P::Arch>(at, level);
+    let slot = &tables.slots(table)[index as usize];
+    assert_eq!(slot.load(Relaxed), 0, "something stands at {at}");
+    if level > 1 {
+        let reserve = new_table(tables.memory, level - 1, &mut cursor.counts);
+        tables.push_reserve(table, reserve.expect("memory for the reserve"));
+    }
+    slot.store(entry.0, Relaxed);
+    tables.change_live(table, 1, 0);
+}
+
+/// The table of `level` that stands for `at`, if there is one.
+pub fn table_at<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    at: VirtAddr,
+    level: u8,
+) -> Option<Frame> {
+    let mut node = Node { table: space.table.root, level: P::Arch::LEVELS };
+    while node.level > level {
+        let index = arch::index_of::<P::Arch>(at, node.level);
+        let entry = run::load(space.table.slots(node.table), index);
+        if arch::kind::<P::Arch>(entry, node.level) != Kind::Table {
+            return None;
+        }
+        node = Node { table: P::Arch::frame(entry), level: node.level - 1 };
+    }
+    Some(node.table)
+}
+
+fn table_or_panic<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, level: u8) -> Frame {
+    table_at(space, at, level).unwrap_or_else(|| panic!("no table of level {level} at {at}"))
+}
+
+/// The entry of `level` for `at` as it stands in memory (of a contiguous block, blocked), if there
+/// is a table of that level.
+pub fn raw_entry<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    at: VirtAddr,
+    level: u8,
+) -> Option<Entry> {
+    let table = table_at(space, at, level)?;
+    Some(run::load(space.table.slots(table), arch::index_of::<P::Arch>(at, level)))
+}
+
+/// Writes the entry of `level` for `at` and nothing else: no flush, no live count. Returns what
+/// stood there. Panics where there is no table of that level.
+pub fn set_raw_entry<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    at: VirtAddr,
+    level: u8,
+    entry: Entry,
+) -> Entry {
+    let table = table_or_panic(space, at, level);
+    let slot = &space.table.slots(table)[arch::index_of::<P::Arch>(at, level) as usize];
+    Entry(slot.swap(entry.0, Relaxed))
+}
+
+/// Makes the leaves of level 1 in `count` pages from `at` on look as if nobody had used or written
+/// them since their content was saved; TLBs are told. What has no leaf stays as it is.
+pub fn clear_accessed_and_dirty<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    at: VirtAddr,
+    count: u32,
+) {
+    let tables = &space.table;
+    let end = at.0 + (u64::from(count) << PAGE_SHIFT);
+    for at in (at.0..end).step_by(PAGE_SIZE as usize).map(VirtAddr) {
+        let Some(table) = table_at(space, at, 1) else { continue };
+        let index = arch::index_of::<P::Arch>(at, 1);
+        let slot = &tables.slots(table)[index as usize];
+        let raw = Entry(slot.load(Relaxed));
+        if arch::kind::<P::Arch>(raw, 1) != Kind::Leaf {
+            continue;
+        }
+        let block = P::Arch::is_block(raw);
+        replace::<P::Arch>(slot, raw, |entry| {
+            let entry = P::Arch::unblock(entry, index);
+            let now = P::Arch::attributes(entry);
+            let clean = Attributes { accessed: false, dirty: false, ..now };
+            let clean = P::Arch::leaf(P::Arch::frame(entry), 1, clean);
+            if block { P::Arch::block(clean, index) } else { clean }
+        });
+        if let Some(folio) = tables.memory.frames.folio_of(P::Arch::frame(P::Arch::unblock(raw, index))) {
+            tables.memory.frames.meta(folio.head).state.fetch_and(!meta::DIRTY, Relaxed);
+        }
+    }
+    tables.invalidate_now(VirtRange::raw(at.0, end), 1, &mut Counts::default());
+}
+
+/// What can be wrong with a table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TableDamage {
+    /// The live count is off by so much.
+    LiveCount(i64),
+    /// The stray mark is the opposite of what it was.
+    ToggleStray,
+    /// The lock bit is the opposite of what it was. A locked table is waited for for ever.
+    ToggleLock,
+    /// The level in the metadata is off by one in its lowest bit.
+    ToggleLevel,
+    /// One of the tables in reserve is gone (and freed).
+    LessReserve,
+    /// There is one more table in reserve.
+    MoreReserve,
+}
+
+/// Damages the table of `level` that stands for `at`. Panics where there is none, or nothing to be
+/// taken from it.
+pub fn damage_table<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    at: VirtAddr,
+    level: u8,
+    damage: TableDamage,
+) {
+    let tables = &space.table;
+    let table = table_or_panic(space, at, level);
+    let state = &tables.meta(table).state;
+    let mut counts = Counts::default();
+    match damage {
+        TableDamage::LiveCount(by) => {
+            let live = i64::from(tables.live(table)) + by;
+            tables.meta(table).count.store(live as u64, Relaxed);
+        }
+        TableDamage::ToggleStray => _ = state.fetch_xor(meta::STRAY, Relaxed),
+        TableDamage::ToggleLock => _ = state.fetch_xor(meta::LOCK, Relaxed),
+        TableDamage::ToggleLevel => _ = state.fetch_xor(1 << meta::ORDER_SHIFT, Relaxed),
+        TableDamage::LessReserve => {
+            let reserve = tables.pop_reserve(table).expect("a table in reserve");
+            free_table(tables.memory, reserve, &mut counts);
+        }
+        TableDamage::MoreReserve => {
+            let reserve = new_table(tables.memory, 1, &mut counts);
+            tables.push_reserve(table, reserve.expect("memory for the reserve"));
+        }
+    }
+}
+
+/// What can be wrong with a VMA.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MappingDamage {
+    /// It allows this, whatever its tables say.
+    Protection(Protection),
+    /// It ends here, whatever its tables say.
+    End(VirtAddr),
+    /// It ends here, and the index of VMAs has not been told.
+    EndUnseen(VirtAddr),
+}
+
+/// Damages the VMA that holds `at`. Panics where there is none.
+pub fn damage_mapping<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    at: VirtAddr,
+    damage: MappingDamage,
+) {
+    let vma = space.first_behind(at.0).filter(|vma| vma.range().contains(at));
+    let vma: &Vma = vma.unwrap_or_else(|| panic!("no mapping at {at}"));
+    match damage {
+        MappingDamage::Protection(protection) => vma.set_protection(protection),
+        MappingDamage::End(end) => {
+            vma.set_end(end.0);
+            space.vmas.bounds_changed(NonNull::from(vma));
+        }
+        MappingDamage::EndUnseen(end) => vma.set_end(end.0),
+    }
+}
+
+/// What can be wrong with a folio.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FolioDamage {
+    /// The count of mappings is off by so much.
+    Mappings(i32),
+    /// The count of references is off by so much.
+    References(i32),
+    /// The page's anon-exclusive bit is the opposite of what it was.
+    ToggleExclusive,
+}
+
+/// Damages the folio that `page` belongs to. Panics where that is none.
+pub fn damage_folio<P: Platform>(memory: &Memory<P>, page: Frame, damage: FolioDamage) {
+    let frames = &memory.frames;
+    let folio = frames.folio_of(page).unwrap_or_else(|| panic!("{page:?} is in no folio"));
+    let count = &frames.meta(folio.head).count;
+    match damage {
+        FolioDamage::Mappings(by) => {
+            count.fetch_add((i64::from(by) << 32) as u64, Relaxed);
+        }
+        FolioDamage::References(by) => {
+            count.fetch_add(i64::from(by) as u64, Relaxed);
+        }
+        FolioDamage::ToggleExclusive => {
+            let number = page.0 - folio.head.0;
+            if frames.exclusive_run(folio, number, 1).0 {
+                frames.clear_exclusive(folio, number, 1);
+            } else {
+                frames.set_exclusive(folio, number, 1);
+            }
+        }
+    }
+}
+
+/// What can be wrong with the memory as a whole.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MemoryDamage {
+    /// A free block's metadata names another order than the list that it is on. Does itself undo.
+    ToggleFreeOrder,
+    /// A frame is freed twice. Cannot be undone: refusals stay counted.
+    DoubleFree,
+    /// A VMA is allocated that is in no address space. Cannot be undone.
+    LeakMapping,
+}
+
+/// Damages the memory. Panics where there is none left to be damaged.
+pub fn damage_memory<P: Platform>(memory: &Memory<P>, damage: MemoryDamage) {
+    let (frames, platform) = (&memory.frames, &memory.platform);
+    match damage {
+        MemoryDamage::ToggleFreeOrder => {
+            // The damaged block itself may no longer look free, or be passed over.
+            let mut found = None;
+            frames.for_each_block(|frame, _, kind| {
+                found = found.or((kind == meta::Kind::Free).then_some(frame));
+            });
+            let block = found.expect("a free block");
+            frames.meta(block).state.fetch_xor(1 << meta::ORDER_SHIFT, Relaxed);
+        }
+        MemoryDamage::DoubleFree => {
+            let frame = leak_frame(memory);
+            frames.free(platform, frame, 0);
+            frames.free(platform, frame, 0);
+        }
+        MemoryDamage::LeakMapping => {
+            let vma = Vma::new(VirtRange::raw(0, PAGE_SIZE), Protection::READ, 0);
+            memory.vmas.allocate(frames, platform, vma).expect("memory for a VMA");
+        }
+    }
+}
+
+/// Takes a frame out of the allocator, which nobody can reach then. Panics where none is free.
+pub fn leak_frame<P: Platform>(memory: &Memory<P>) -> Frame {
+    memory.frames.allocate(0).expect("a free frame")
+}
+
+/// Gives a frame back to the allocator, whatever it is used for: a leaked one to make the memory
+/// whole again, any other to damage it.
+pub fn free_frame<P: Platform>(memory: &Memory<P>, frame: Frame) {
+    memory.frames.free(&memory.platform, frame, 0);
+}
+
+/// Lets the next `after` allocations (frames, folios, VMAs; each counts as one) succeed, the one
+/// behind them fail, and all later ones succeed again; with `None`, none fails.
+pub fn fail_one_allocation<P: Platform>(memory: &Memory<P>, after: Option<u64>) {
+    memory.frames.fail_once_after(after);
+}
+
+/// How many allocations have failed on purpose since failing was last asked for.
+pub fn failed_allocations<P: Platform>(memory: &Memory<P>) -> u64 {
+    memory.frames.failed_on_purpose()
+}
