@@ -16,7 +16,7 @@
 //! | 0 | 1 | 0 | not writable, clean |
 //! | 0 | 1 | 1 | not writable, dirty |
 
-use super::{Arch, Attributes, Entry, Equal, Permissions, Write};
+use super::{Arch, Attributes, Entry, Equal, Permissions, Settled, Write};
 use crate::addr::{Frame, PAGE_SHIFT};
 
 const VALID: u64 = 1 << 0;
@@ -72,6 +72,8 @@ impl Arch for AArch64 {
     const STEP: u64 = 1 << PAGE_SHIFT;
     const SOFT_DIRTY: u64 = SOFT_DIRTY;
     const USERFAULT: u64 = USERFAULT;
+    const SETTLED: Settled =
+        Settled { mask: VALID | ACCESSED | READ_ONLY, value: VALID | ACCESSED };
 
     #[inline]
     fn table(frame: Frame) -> Entry {
@@ -153,12 +155,12 @@ impl Arch for AArch64 {
     }
 
     #[inline]
-    fn gather(into: Entry, from: Entry) -> Entry {
+    fn gather_run(into: Entry, any: u64, all: u64) -> Entry {
         // Dirty reads as a clear bit in a writable entry and as a set one in any other, and
         // `into` decides which of the two it is to become.
-        let dirty = ((!from.0 & READ_ONLY) << SAVE_SHIFT) | (from.0 & SAVED_DIRTY);
+        let dirty = ((!all & READ_ONLY) << SAVE_SHIFT) | (any & SAVED_DIRTY);
         let bits = if into.0 & DBM != 0 { into.0 & !(dirty >> SAVE_SHIFT) } else { into.0 | dirty };
-        Entry(bits | (from.0 & ACCESSED))
+        Entry(bits | (any & ACCESSED))
     }
 
     #[inline]

@@ -152,6 +152,10 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
     const SOFT_DIRTY: u64;
     /// The userfault write-protect bit of a leaf.
     const USERFAULT: u64;
+    /// How to tell the commonest leaf to which the MMU has nothing to add, accessed and dirty:
+    /// the bits to look at, and what they are then. Implies [`Arch::is_settled`]; not all settled
+    /// leaves are so.
+    const SETTLED: Settled;
 
     /// An entry that names the table in `frame`.
     fn table(frame: Frame) -> Entry;
@@ -174,8 +178,16 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
     /// never accessed and dirty, writable and soft-dirty only where `equal` asks.
     fn compare_mask(equal: Equal) -> u64;
 
+    /// `into` with the accessed and dirty state of a run of leaves added, of which `any` is the
+    /// bits that some of them have and `all` those that all have. (Two instructions for each entry
+    /// of the run; which of the two tells is the architecture's business.)
+    fn gather_run(into: Entry, any: u64, all: u64) -> Entry;
+
     /// `into` with the accessed and dirty state of `from` added.
-    fn gather(into: Entry, from: Entry) -> Entry;
+    #[inline]
+    fn gather(into: Entry, from: Entry) -> Entry {
+        Self::gather_run(into, from.0, from.0)
+    }
 
     /// Whether the MMU has nothing left to change in the leaf (accessed and dirty are set as far
     /// as they can be), so that a plain store may replace it and nothing is lost.
@@ -213,6 +225,23 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
     /// Whether `old` may be replaced by `new` only by break-before-make: clear, invalidate, set.
     /// Takes entries of `level` as they stand in memory. Accessed and dirty never matter.
     fn needs_break(old: Entry, new: Entry, level: u8) -> bool;
+}
+
+/// See [`Arch::SETTLED`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Settled {
+    /// The bits that count, the valid bit among them.
+    pub mask: u64,
+    /// What they are.
+    pub value: u64,
+}
+
+impl Settled {
+    /// Whether the entry is such a leaf. Takes an entry of level 1 as it stands in memory.
+    #[inline]
+    pub const fn is(self, entry: Entry) -> bool {
+        entry.0 & self.mask == self.value
+    }
 }
 
 /// Whether a permission to write comes with a write that happens at once.

@@ -10,7 +10,7 @@
 //! Both bits that the format leaves to software (RSW) are spoken for. Linux spends one on
 //! "special" leaves, which have no folio; here that follows from the frame's range.
 
-use super::{Arch, Attributes, Entry, Equal, Permissions, Write};
+use super::{Arch, Attributes, Entry, Equal, Permissions, Settled, Write};
 use crate::addr::Frame;
 
 const VALID: u64 = 1 << 0;
@@ -59,6 +59,8 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
     const STEP: u64 = 1 << FRAME_SHIFT;
     const SOFT_DIRTY: u64 = SOFT_DIRTY;
     const USERFAULT: u64 = USERFAULT;
+    const SETTLED: Settled =
+        Settled { mask: VALID | ACCESSED | DIRTY, value: VALID | ACCESSED | DIRTY };
 
     #[inline]
     fn table(frame: Frame) -> Entry {
@@ -138,8 +140,8 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
     }
 
     #[inline]
-    fn gather(into: Entry, from: Entry) -> Entry {
-        Entry(into.0 | (from.0 & (ACCESSED | DIRTY)))
+    fn gather_run(into: Entry, any: u64, _all: u64) -> Entry {
+        Entry(into.0 | (any & (ACCESSED | DIRTY)))
     }
 
     #[inline]

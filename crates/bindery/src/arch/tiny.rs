@@ -11,7 +11,7 @@
 //! as on AArch64 (a hosted MMU may hold a whole block, and misbehaves on the same changes), dirty
 //! and accessed set by hardware, pages of the kernel that are global.
 
-use super::{Arch, Attributes, Entry, Equal, Permissions, Write};
+use super::{Arch, Attributes, Entry, Equal, Permissions, Settled, Write};
 use crate::addr::{Frame, PAGE_SHIFT};
 
 const VALID: u64 = 1 << 0;
@@ -55,6 +55,8 @@ impl Arch for Tiny {
     const STEP: u64 = 1 << PAGE_SHIFT;
     const SOFT_DIRTY: u64 = SOFT_DIRTY;
     const USERFAULT: u64 = USERFAULT;
+    const SETTLED: Settled =
+        Settled { mask: VALID | ACCESSED | DIRTY, value: VALID | ACCESSED | DIRTY };
 
     #[inline]
     fn table(frame: Frame) -> Entry {
@@ -115,8 +117,8 @@ impl Arch for Tiny {
     }
 
     #[inline]
-    fn gather(into: Entry, from: Entry) -> Entry {
-        Entry(into.0 | (from.0 & (ACCESSED | DIRTY)))
+    fn gather_run(into: Entry, any: u64, _all: u64) -> Entry {
+        Entry(into.0 | (any & (ACCESSED | DIRTY)))
     }
 
     #[inline]

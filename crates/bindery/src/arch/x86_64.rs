@@ -2,7 +2,7 @@
 //! had as chapter 4 (later editions renumber it): tables 4-14 to 4-20 (formats), section 4.6
 //! (shadow stacks), section 4.8 (accessed and dirty), section 4.10.4 (invalidation).
 
-use super::{Arch, Attributes, Entry, Equal, Permissions, Write};
+use super::{Arch, Attributes, Entry, Equal, Permissions, Settled, Write};
 use crate::addr::{Frame, PAGE_SHIFT};
 
 const PRESENT: u64 = 1 << 0;
@@ -40,6 +40,8 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
     const ABSENT_FLIP: u64 = FRAME_MASK;
     const SOFT_DIRTY: u64 = SOFT_DIRTY;
     const USERFAULT: u64 = USERFAULT;
+    const SETTLED: Settled =
+        Settled { mask: PRESENT | ACCESSED | DIRTY, value: PRESENT | ACCESSED | DIRTY };
 
     #[inline]
     fn table(frame: Frame) -> Entry {
@@ -117,11 +119,11 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
     }
 
     #[inline]
-    fn gather(into: Entry, from: Entry) -> Entry {
+    fn gather_run(into: Entry, any: u64, _all: u64) -> Entry {
         // Where the two differ in writable, `into` decides which of its dirty bits is the one.
-        let dirty = (from.0 & DIRTY) << 52 | from.0 & SAVED_DIRTY;
+        let dirty = (any & DIRTY) << 52 | any & SAVED_DIRTY;
         let dirty = if into.0 & WRITABLE != 0 { dirty >> 52 } else { dirty };
-        Entry(into.0 | from.0 & ACCESSED | dirty)
+        Entry(into.0 | any & ACCESSED | dirty)
     }
 
     #[inline]

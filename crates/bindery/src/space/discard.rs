@@ -47,6 +47,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 break;
             }
         }
+        self.flush(&mut gather);
         drop(guard);
         self.finish(gather, Removed::default());
         result

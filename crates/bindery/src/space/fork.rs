@@ -27,9 +27,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         // All VMAs stay locked until the flush: a fault that made one page writable again before
         // it would let the parent write to what the child shares.
         let result = self.copy_vmas(&child, &mut gather);
-        let mut counts = crate::stats::Counts::default();
-        self.table.flush(&mut gather, &mut counts);
-        self.table.stats.add(&counts);
+        self.flush(&mut gather);
         for node in self.vmas.iter() {
             self.vma(node).end_write();
         }

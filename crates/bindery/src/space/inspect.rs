@@ -1,6 +1,6 @@
 //! Looking at what is mapped, for tests, debuggers and `/proc`.
 
-use crate::addr::{Frame, VirtAddr, VirtRange};
+use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Attributes, Kind, absent};
 use crate::platform::Platform;
 use crate::table::lock::Depth;
@@ -53,11 +53,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut cursor = self.table.cursor(range, Depth::Floor(1));
         let (node, index, raw) = cursor.entry_at(page);
         cursor.counts = crate::stats::Counts::default();
+        // A huge entry names the first of its pages.
+        let inside = (page.0 & (arch::span::<P::Arch>(node.level) - 1)) >> PAGE_SHIFT;
         match arch::kind::<P::Arch>(raw, node.level) {
             Kind::Empty | Kind::Table => Inspection::Empty,
             Kind::Leaf => {
                 let entry = if node.level == 1 { P::Arch::unblock(raw, index) } else { raw };
-                let inside = (page.0 & (arch::span::<P::Arch>(node.level) - 1)) >> 12;
                 Inspection::Page {
                     frame: P::Arch::frame(entry).plus(inside as u32),
                     attributes: P::Arch::attributes(entry),
@@ -66,7 +67,15 @@ impl<P: Platform> AddressSpace<'_, P> {
                 }
             }
             Kind::Absent => {
-                absent::decode::<P::Arch>(raw).map_or(Inspection::Empty, Inspection::Absent)
+                match absent::decode::<P::Arch>(raw) {
+                    Some(Absent::Hidden { frame, accessed, dirty, soft_dirty, userfault }) => {
+                        let frame = frame.plus(inside as u32);
+                        let hidden =
+                            Absent::Hidden { frame, accessed, dirty, soft_dirty, userfault };
+                        Inspection::Absent(hidden)
+                    }
+                    absent => absent.map_or(Inspection::Empty, Inspection::Absent),
+                }
             }
         }
     }

@@ -70,10 +70,12 @@ impl<P: Platform> AddressSpace<'_, P> {
             && let Err(error) = self.unmap_locked(range, &mut gather, &mut removed)
         {
             let error = self.give_back([Some(node), None], error);
+            self.flush(&mut gather);
             drop(guard);
             self.finish(gather, removed);
             return Err(error);
         }
+        self.flush(&mut gather);
         self.insert(node);
         self.merge_around(self.vma(node), &mut removed);
         drop(guard);

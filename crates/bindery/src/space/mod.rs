@@ -268,13 +268,22 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         VirtRange::raw(start, end)
     }
 
+    /// Makes every TLB forget what is stale, before others may build upon the change: with the
+    /// mutex held, and in ranges that are mapped anew, before the new VMA can be found.
+    /// 1. CPU A write-protects a page (`mprotect`) and lets go of the mutex without a flush;
+    /// 2. CPU B forks: the page is read-only already, so nothing is flushed, and the child has it;
+    /// 3. CPU C writes to it through what its TLB remembers, and the child sees the write.
+    fn flush(&self, gather: &mut Gather) {
+        let mut counts = Counts::default();
+        self.table.flush(gather, &mut counts);
+        self.table.stats.add(&counts);
+    }
+
     /// Flushes, waits for readers, and frees what was taken out. Called without locks on VMAs or
     /// tables.
     fn finish(&self, mut gather: Gather, removed: Removed) {
         let memory = self.table.memory;
-        let mut counts = Counts::default();
-        self.table.flush(&mut gather, &mut counts);
-        self.table.stats.add(&counts);
+        self.flush(&mut gather);
         if gather.unhooked.is_some() || removed.first.is_some() {
             self.platform().synchronize();
         }

@@ -41,6 +41,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let (mut gather, mut removed) = (Gather::new(), Removed::default());
         let guard = self.mutex.lock();
         let result = self.protect_locked(range, protection, &mut gather, &mut removed);
+        self.flush(&mut gather);
         drop(guard);
         self.finish(gather, removed);
         result

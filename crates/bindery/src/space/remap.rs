@@ -59,6 +59,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let guard = self.mutex.lock();
         let result =
             self.remap_locked(old, old_length, new_length, remap, &mut gather, &mut removed);
+        self.flush(&mut gather);
         drop(guard);
         self.finish(gather, removed);
         result
@@ -231,6 +232,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if let Err(error) = self.unmap_locked(target, gather, removed) {
             return Err(self.give_back([Some(moved), upper], error));
         }
+        self.flush(gather);
         // The target may have been a part of the same VMA, which is shorter now.
         let vma = match locate() {
             Ok(vma) => vma,

@@ -27,6 +27,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let (mut gather, mut removed) = (Gather::new(), Removed::default());
         let guard = self.mutex.lock();
         let result = self.unmap_locked(range, &mut gather, &mut removed);
+        self.flush(&mut gather);
         drop(guard);
         self.finish(gather, removed);
         result

@@ -187,9 +187,10 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                 let (limit, step) = tables.memory.folio_limit(frame, limit);
                 let (mut count, first) =
                     run::leaves::<P::Arch>(slots, index, limit, equal, step, 0);
-                if P::Arch::BLOCK > 1 && count < limit {
+                if P::Arch::BLOCK > 1 {
                     // A block is equal throughout in what the MMU sees, but `equal` may also ask
-                    // for software bits: leave a block that would be cut to the next run.
+                    // for software bits, and the range may end inside a block: leave a block that
+                    // would be cut to the next run.
                     let end = index + count;
                     let cut = end & (P::Arch::BLOCK - 1);
                     if cut != 0 && P::Arch::is_block(run::load(slots, end - 1)) && cut < count {
@@ -201,7 +202,12 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
             _ => {
                 let limit = match absent::decode::<P::Arch>(entry) {
                     Some(absent::Absent::Hidden { frame, .. }) => {
-                        tables.memory.folio_limit(frame, limit).0
+                        // Frames count up in a run of hidden pages, so zero pages make none: the
+                        // frame behind the zero page is somebody else's.
+                        match tables.memory.folio_limit(frame, limit) {
+                            (_, 0) => 1,
+                            (limit, _) => limit,
+                        }
                     }
                     _ => limit,
                 };

@@ -12,7 +12,7 @@ use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
 
-use super::lock::{Depth, Node, mark_subtree_stray};
+use super::lock::{Depth, Node};
 use super::run;
 use super::{OutOfMemory, PageTable, init_table, new_table};
 
@@ -238,8 +238,7 @@ fn collapse_locked<P: Platform>(
     parent_slot.store(leaf.0, Ordering::Release);
     tables.push_reserve(parent.table, reserve);
     cursor.counts.entries_written += 2 + u64::from(entries);
-    mark_subtree_stray(tables, node, 1);
-    super::zap::gather_table(tables.memory, gather, node.table);
+    tables.gather_subtree(node, 1, gather);
     true
 }
 

@@ -52,6 +52,10 @@ pub(crate) trait Tree {
     fn is_stray(&self, table: Frame) -> bool;
     /// Marks the table as unhooked. Called with its lock held.
     fn mark_stray(&self, table: Frame);
+    /// How many entries of the table are not empty, where that is known: a scan may stop there.
+    fn live(&self, _table: Frame) -> u32 {
+        u32::MAX
+    }
     /// The table that the entry names, if it names one. Called inside a read section.
     fn child(&self, table: Frame, level: u8, index: u32) -> Option<Frame>;
 }
@@ -257,9 +261,15 @@ pub(crate) fn lock_pair<T: Tree>(
     }
 }
 
-/// Marks the table of `node`, just unhooked, and all below it as stray, in pre-order. Tables at
-/// `held` and above are locked by the caller already.
-pub(crate) fn mark_subtree_stray<T: Tree>(tree: &T, node: Node, held: u8) {
+/// Marks the table of `node`, just unhooked, and all below it as stray, in pre-order, and shows
+/// each to `met` with the number of tables that hang in it. Tables at `held` and above are locked
+/// by the caller already.
+pub(crate) fn mark_subtree_stray<T: Tree>(
+    tree: &T,
+    node: Node,
+    held: u8,
+    met: &mut impl FnMut(Frame, u32),
+) {
     if node.level < held {
         tree.lock(node.table);
     }
@@ -267,11 +277,18 @@ pub(crate) fn mark_subtree_stray<T: Tree>(tree: &T, node: Node, held: u8) {
     if node.level < held {
         tree.unlock(node.table);
     }
+    let mut children = 0;
     if node.level > 1 {
+        let live = tree.live(node.table);
         for index in 0..arch::entries::<T::Arch>() {
+            if children == live {
+                break;
+            }
             if let Some(table) = tree.child(node.table, node.level, index) {
-                mark_subtree_stray(tree, Node { table, level: node.level - 1 }, held);
+                children += 1;
+                mark_subtree_stray(tree, Node { table, level: node.level - 1 }, held, met);
             }
         }
     }
+    met(node.table, children);
 }

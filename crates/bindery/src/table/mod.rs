@@ -190,6 +190,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         count.store(live + u64::from(added) - u64::from(removed), Ordering::Relaxed);
     }
 
+    /// How many entries of the table are not empty.
     #[inline]
     pub(crate) fn live(&self, table: Frame) -> u32 {
         self.meta(table).count.load(Ordering::Relaxed) as u32
@@ -321,6 +322,11 @@ impl<P: Platform> Tree for PageTable<'_, P> {
     #[inline]
     fn mark_stray(&self, table: Frame) {
         self.meta(table).state.fetch_or(meta::STRAY, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn live(&self, table: Frame) -> u32 {
+        PageTable::live(self, table)
     }
 
     #[inline]

@@ -17,7 +17,7 @@
 //! entry moves ([`PageTable::tables_for_move`]). Emptied source tables go with the flush of their
 //! piece.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Equal, Kind, absent};
@@ -27,9 +27,8 @@ use crate::tlb::Gather;
 
 use super::cursor::{Supply, table_under};
 use super::leaf::replace;
-use super::lock::{self, CHUNK_TABLES, LockSet, Node, mark_subtree_stray};
+use super::lock::{self, CHUNK_TABLES, LockSet, Node};
 use super::run;
-use super::zap::gather_table;
 use super::{PageTable, Reach, ReadSection, TablePool};
 
 /// A part of a move that is done under one set of locks: entries of one level.
@@ -214,6 +213,25 @@ impl<'m, P: Platform> PageTable<'m, P> {
         pair.unhook_emptied(from, pair.from_base, cleared);
         self.flush(pair.gather, &mut pair.counts);
     }
+}
+
+/// Moves an entry that is empty, absent, or one to which the MMU may still add; returns 1 for one
+/// that is empty.
+fn move_unsettled<A: Arch>(slot: &AtomicU64, there: &AtomicU64, entry: Entry) -> u32 {
+    if entry.is_empty() {
+        return 1;
+    }
+    let marked = if entry.0 & A::PRESENT == 0 {
+        slot.store(0, Ordering::Relaxed);
+        absent::mark_soft_dirty::<A>(entry)
+    } else if A::is_settled(entry) {
+        slot.store(0, Ordering::Relaxed);
+        Entry(entry.0 | A::SOFT_DIRTY)
+    } else {
+        Entry(slot.swap(0, Ordering::Relaxed) | A::SOFT_DIRTY)
+    };
+    there.store(marked.0, Ordering::Relaxed);
+    0
 }
 
 /// Which missing tables were counted already: the last one on each level, as addresses rise.
@@ -429,33 +447,22 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let range = |index: u32| index as usize..(index + count) as usize;
         let from = &self.tables.slots(source.0)[range(source.1)];
         let to = &self.tables.slots(target.0)[range(target.1)];
-        let mut moved = 0;
-        let mut arrived = 0;
+        let mut empty = 0;
         for (slot, there) in from.iter().zip(to) {
-            let mut entry = Entry(slot.load(Ordering::Relaxed));
-            if entry.is_empty() {
-                continue;
-            }
-            moved += 1;
-            let marked = if entry.0 & P::Arch::PRESENT != 0 {
-                if P::Arch::is_settled(entry) {
-                    slot.store(0, Ordering::Relaxed);
-                } else {
-                    entry = Entry(slot.swap(0, Ordering::Relaxed));
-                }
-                Entry(entry.0 | P::Arch::SOFT_DIRTY)
-            } else {
+            let entry = Entry(slot.load(Ordering::Relaxed));
+            if P::Arch::SETTLED.is(entry) {
                 slot.store(0, Ordering::Relaxed);
-                absent::mark_soft_dirty::<P::Arch>(entry)
-            };
-            arrived += 1;
-            there.store(marked.0, Ordering::Relaxed);
+                there.store(entry.0 | P::Arch::SOFT_DIRTY, Ordering::Relaxed);
+            } else {
+                empty += move_unsettled::<P::Arch>(slot, there, entry);
+            }
         }
+        let moved = count - empty;
         self.counts.entries_read += u64::from(count);
-        self.counts.entries_written += u64::from(moved + arrived);
+        self.counts.entries_written += 2 * u64::from(moved);
         if moved > 0 {
             self.tables.change_live(source.0, 0, moved);
-            self.tables.change_live(target.0, arrived, 0);
+            self.tables.change_live(target.0, moved, 0);
             self.stale_leaves(source.0, source.1, count);
         }
     }
@@ -564,8 +571,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             tables.change_live(node.table, 0, 1);
             self.counts.entries_written += 1;
             self.gather.stale_tables(slot);
-            mark_subtree_stray(tables, child, self.level);
-            gather_table(tables.memory, self.gather, table);
+            tables.gather_subtree(child, self.level, self.gather);
         }
     }
 }

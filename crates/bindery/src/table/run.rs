@@ -54,7 +54,8 @@ pub(crate) fn load(slots: &[AtomicU64], index: u32) -> Entry {
 /// How many of the `limit` entries from `index` on are empty.
 pub(crate) fn empty(slots: &[AtomicU64], index: u32, limit: u32) -> u32 {
     let stretch = &slots[index as usize..(index + limit) as usize];
-    stretch.iter().take_while(|slot| slot.load(Ordering::Relaxed) == 0).count() as u32
+    let filled = stretch.iter().position(|slot| slot.load(Ordering::Relaxed) != 0);
+    filled.map_or(limit, |index| index as u32)
 }
 
 /// How many of the `limit` level-1 leaves from `index` on continue the first, `step` more each;
@@ -71,7 +72,7 @@ pub(crate) fn leaves<A: Arch>(
 ) -> (u32, Entry) {
     let mask = A::compare_mask(equal);
     let first = A::unblock(Entry(load(slots, index).0 | restored), index);
-    let mut gathered = first;
+    let (mut any, mut all) = (first.0, first.0);
     let mut expected = first.0;
     let mut count = 1;
     for slot in &slots[index as usize + 1..(index + limit) as usize] {
@@ -84,10 +85,11 @@ pub(crate) fn leaves<A: Arch>(
         if (entry.0 ^ expected) & mask != 0 {
             break;
         }
-        gathered = A::gather(gathered, entry);
+        any |= entry.0;
+        all &= entry.0;
         count += 1;
     }
-    (count, gathered)
+    (count, A::gather_run(first, any, all))
 }
 
 /// As [`leaves`], for absent entries.

@@ -91,8 +91,17 @@ impl<P: Platform> PageTable<'_, P> {
         counts.entries_written += 1;
         self.change_live(run.node.table, 0, 1);
         gather.stale_tables(run.range::<P::Arch>());
-        mark_subtree_stray(self, Node { table, level: run.node.level - 1 }, held);
-        gather_table(self.memory, gather, table);
+        self.gather_subtree(Node { table, level: run.node.level - 1 }, held, gather);
+    }
+
+    /// Marks the unhooked table of `node` and all below it, and puts each on the gather's list, so
+    /// that dropping them is no search. Tables at `held` and above are locked by the caller.
+    pub(crate) fn gather_subtree(&self, node: Node, held: u8, gather: &mut Gather) {
+        mark_subtree_stray(self, node, held, &mut |table, children| {
+            // The children are on the list themselves.
+            self.change_live(table, 0, children);
+            gather_table(self.memory, gather, table);
+        });
     }
 }
 
@@ -230,30 +239,33 @@ fn drop_leaves<P: Platform>(
     let live = memory.frames.meta(table).count.load(Ordering::Relaxed) as u32;
     let (mut index, mut dropped) = (first, 0);
     while index < end && dropped < live {
-        let raw = run::load(slots, index);
+        let empty = run::empty(slots, index, end - index);
+        counts.entries_read += u64::from(empty);
+        index += empty;
+        if index == end {
+            break;
+        }
+        let entry = Entry(run::load(slots, index).0 | restored);
         let mut count = 1;
-        if !raw.is_empty() {
-            let entry = Entry(raw.0 | restored);
-            if entry.0 & P::Arch::PRESENT != 0 {
-                let frame = P::Arch::frame(P::Arch::unblock(entry, index));
-                let (limit, step) = memory.folio_limit(frame, end - index);
-                let equal = Equal::empty();
-                let (length, first) =
-                    run::leaves::<P::Arch>(slots, index, limit, equal, step, restored);
-                memory.unmap_pages(first, length, counts);
-                count = length;
-            } else {
-                drop_absent(memory, Node { table, level: 1 }, entry, 1, counts);
+        if entry.0 & P::Arch::PRESENT != 0 {
+            let frame = P::Arch::frame(P::Arch::unblock(entry, index));
+            let (limit, step) = memory.folio_limit(frame, end - index);
+            let equal = Equal::empty();
+            let (alike, first) =
+                run::leaves::<P::Arch>(slots, index, limit, equal, step, restored);
+            memory.unmap_pages(first, alike, counts);
+            count = alike;
+        } else {
+            drop_absent(memory, Node { table, level: 1 }, entry, 1, counts);
+        }
+        if suspended == Suspended::Yes {
+            for slot in &slots[index as usize..(index + count) as usize] {
+                slot.store(0, Ordering::Relaxed);
             }
-            if suspended == Suspended::Yes {
-                for slot in &slots[index as usize..(index + count) as usize] {
-                    slot.store(0, Ordering::Relaxed);
-                }
-                counts.entries_written += u64::from(count);
-            }
-            dropped += count;
+            counts.entries_written += u64::from(count);
         }
         counts.entries_read += u64::from(count);
+        dropped += count;
         index += count;
     }
     dropped
@@ -293,35 +305,34 @@ pub(crate) fn gather_table<P: Platform>(memory: &Memory<P>, gather: &mut Gather,
     gather.unhooked = Some(table);
 }
 
-/// Drops all that stands in an unhooked table, and the table. After the flush and after the last
-/// reader. The live count tells when the rest is empty.
+/// Drops all that stands in an unhooked table but the tables below it, and the table. After the
+/// flush and after the last reader. The live count tells when the rest is empty.
 pub(crate) fn drop_table<P: Platform>(memory: &Memory<P>, table: Frame, counts: &mut Counts) {
     let level = level_of(memory.frames.meta(table));
     if level == 1 {
         drop_leaves(memory, table, 0, arch::entries::<P::Arch>(), Suspended::No, counts);
-    } else {
-        let mut live = memory.frames.meta(table).count.load(Ordering::Relaxed);
-        for slot in memory.slots(table) {
-            if live == 0 {
-                break;
-            }
-            counts.entries_read += 1;
-            let entry = Entry(slot.load(Ordering::Relaxed));
-            let kind = arch::kind::<P::Arch>(entry, level);
-            match kind {
-                Kind::Empty => continue,
-                Kind::Table => drop_table(memory, P::Arch::frame(entry), counts),
-                Kind::Leaf => {
-                    let pages = 1 << arch::order_of_level::<P::Arch>(level);
-                    memory.unmap_pages(entry, pages, counts);
-                }
-                Kind::Absent => drop_absent(memory, Node { table, level }, entry, 1, counts),
-            }
-            live -= 1;
+        free_table(memory, table, counts);
+        return;
+    }
+    let mut live = memory.frames.meta(table).count.load(Ordering::Relaxed);
+    for slot in memory.slots(table) {
+        if live == 0 {
+            break;
         }
-        while memory.frames.meta(table).owner.load(Ordering::Relaxed) != meta::NONE {
-            free_one_reserve(memory, table, counts);
+        counts.entries_read += 1;
+        let entry = Entry(slot.load(Ordering::Relaxed));
+        match arch::kind::<P::Arch>(entry, level) {
+            Kind::Empty | Kind::Table => continue,
+            Kind::Leaf => {
+                let pages = 1 << arch::order_of_level::<P::Arch>(level);
+                memory.unmap_pages(entry, pages, counts);
+            }
+            Kind::Absent => drop_absent(memory, Node { table, level }, entry, 1, counts),
         }
+        live -= 1;
+    }
+    while memory.frames.meta(table).owner.load(Ordering::Relaxed) != meta::NONE {
+        free_one_reserve(memory, table, counts);
     }
     free_table(memory, table, counts);
 }

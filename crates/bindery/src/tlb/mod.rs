@@ -148,9 +148,14 @@ impl Gather {
         self.range.is_some()
     }
 
-    /// Takes over the tables of another gather, which is flushed.
+    /// Takes over what another gather holds.
     pub(crate) fn absorb<P: Platform>(&mut self, memory: &crate::Memory<P>, other: Self) {
-        debug_assert!(!other.is_stale(), "absorbed before it was flushed");
+        if let Some(range) = other.range {
+            self.stale(range, other.level);
+            if other.tables == Tables::Changed {
+                self.tables = Tables::Changed;
+            }
+        }
         let mut next = other.unhooked;
         while let Some(table) = next {
             next = crate::table::link(memory.frames.meta(table).next.load(Ordering::Relaxed));
