@@ -125,33 +125,31 @@ pub fn set_raw_entry<P: Platform>(
     Entry(slot.swap(entry.0, Relaxed))
 }
 
-/// Makes the leaves of level 1 in `count` pages from `at` on look as if nobody had used or written
-/// them since their content was saved; TLBs are told. What has no leaf stays as it is.
+/// Makes the leaves for `count` pages from `at` on, of whatever level, look as if nobody had used or
+/// written them since their content was saved; TLBs are told. What has no leaf stays as it is.
 pub fn clear_accessed_and_dirty<P: Platform>(
     space: &AddressSpace<'_, P>,
     at: VirtAddr,
     count: u32,
 ) {
     let tables = &space.table;
+    let frames = &tables.memory.frames;
     let end = at.0 + (u64::from(count) << PAGE_SHIFT);
     for at in (at.0..end).step_by(PAGE_SIZE as usize).map(VirtAddr) {
-        let Some(table) = table_at(space, at, 1) else { continue };
-        let index = arch::index_of::<P::Arch>(at, 1);
-        let slot = &tables.slots(table)[index as usize];
-        let raw = Entry(slot.load(Relaxed));
-        if arch::kind::<P::Arch>(raw, 1) != Kind::Leaf {
+        let (node, index, raw) = tables.peek(at, &mut Counts::default());
+        if arch::kind::<P::Arch>(raw, node.level) != Kind::Leaf {
             continue;
         }
-        let block = P::Arch::is_block(raw);
-        replace::<P::Arch>(slot, raw, |entry| {
-            let entry = P::Arch::unblock(entry, index);
-            let now = P::Arch::attributes(entry);
+        let single = |entry| if node.level == 1 { P::Arch::unblock(entry, index) } else { entry };
+        let block = node.level == 1 && P::Arch::is_block(raw);
+        replace::<P::Arch>(&tables.slots(node.table)[index as usize], raw, |entry| {
+            let now = P::Arch::attributes(single(entry));
             let clean = Attributes { accessed: false, dirty: false, ..now };
-            let clean = P::Arch::leaf(P::Arch::frame(entry), 1, clean);
+            let clean = P::Arch::leaf(P::Arch::frame(single(entry)), node.level, clean);
             if block { P::Arch::block(clean, index) } else { clean }
         });
-        if let Some(folio) = tables.memory.frames.folio_of(P::Arch::frame(P::Arch::unblock(raw, index))) {
-            tables.memory.frames.meta(folio.head).state.fetch_and(!meta::DIRTY, Relaxed);
+        if let Some(folio) = frames.folio_of(P::Arch::frame(single(raw))) {
+            frames.meta(folio.head).state.fetch_and(!meta::DIRTY, Relaxed);
         }
     }
     tables.invalidate_now(VirtRange::raw(at.0, end), 1, &mut Counts::default());

@@ -302,6 +302,17 @@ pub fn kind<A: Arch>(entry: Entry, level: u8) -> Kind {
     }
 }
 
+/// What a leaf says that is made for `permissions`: what an architecture cannot express alone, it
+/// implies (loads by stores everywhere, loads by fetches on some).
+#[inline]
+pub fn implied<A: Arch>(permissions: Permissions) -> Permissions {
+    if (permissions - Permissions::USER).is_empty() {
+        return permissions;
+    }
+    A::attributes(A::leaf(Frame(0), 1, Attributes { permissions, ..Attributes::default() }))
+        .permissions
+}
+
 /// Whether the `A::BLOCK` unblocked leaves of one folio that begin at `index` with `first` may
 /// form a contiguous block: virtual and physical alignment agree. (That they are equal and of one
 /// folio is the caller's knowledge.)

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Arch, Attributes, Entry, Kind, Permissions, absent};
+use crate::arch::{self, Absent, Arch, Entry, Kind, Permissions, absent};
 use crate::frame::meta;
 use crate::platform::Platform;
 use crate::space::AddressSpace;
@@ -128,10 +128,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         if widest.is_empty() {
             return Err(Violation::WronglyHidden(at));
         }
-        let permissions = widest | Permissions::USER;
-        let implied =
-            P::Arch::leaf(Frame(0), 1, Attributes { permissions, ..Attributes::default() });
-        let allowed = P::Arch::attributes(implied).permissions;
+        let allowed = arch::implied::<P::Arch>(widest | Permissions::USER);
         let user = attributes.permissions.contains(Permissions::USER);
         if !allowed.contains(attributes.permissions) || !user {
             return Err(Violation::TooWide(at));

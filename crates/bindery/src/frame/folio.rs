@@ -250,6 +250,11 @@ impl<P: Platform> Frames<P> {
         mappings_in(self.meta(folio.head).count.load(Relaxed))
     }
 
+    /// Whether exactly `mappings` entries map pages of the folio, and nobody holds it.
+    pub(crate) fn is_mapped_only(&self, folio: Folio, mappings: u32) -> bool {
+        self.meta(folio.head).count.load(Relaxed) == u64::from(mappings) * MAPPING
+    }
+
     /// Whether `page` (an index in the folio) is anon-exclusive, and how many of the `count`
     /// pages from there agree with it, at least 1. `(false, 0)` where `page` is not in the folio
     /// or `count` is 0; pages behind the folio's end are not counted. O(words touched).

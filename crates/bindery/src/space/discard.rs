@@ -3,6 +3,7 @@
 use crate::addr::VirtAddr;
 use crate::error::Error;
 use crate::platform::Platform;
+use crate::stats::Counts;
 use crate::tlb::Gather;
 
 use super::index::Indexed;
@@ -41,6 +42,10 @@ impl<P: Platform> AddressSpace<'_, P> {
             let zapped = self.table.zap(part, part, &mut gather);
             self.table.prune(part.start(), &mut gather);
             self.table.prune(VirtAddr(part.end().0 - 1), &mut gather);
+            // Before a fault is let in: it would map a new page while others still use the old.
+            let mut counts = Counts::default();
+            self.table.flush(&mut gather, &mut counts);
+            self.table.stats.add(&counts);
             vma.end_write();
             if zapped.is_err() {
                 result = Err(Error::OutOfMemory);

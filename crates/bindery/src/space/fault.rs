@@ -16,7 +16,7 @@ use crate::tlb::Gather;
 
 use super::AddressSpace;
 use super::index::Indexed;
-use super::vma::{Protection, Vma};
+use super::vma::Vma;
 
 /// What a program did at the address that faulted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -30,14 +30,6 @@ pub enum Access {
 }
 
 impl Access {
-    fn needs(self) -> Protection {
-        match self {
-            Self::Read => Protection::READ,
-            Self::Write => Protection::WRITE,
-            Self::Execute => Protection::EXECUTE,
-        }
-    }
-
     fn permission(self) -> Permissions {
         match self {
             Self::Read => Permissions::READ,
@@ -102,34 +94,27 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let locked = self.lock_vma(page).ok_or(FaultError::NotMapped)?;
         let vma = locked.0;
         let allowed = vma.protection();
-        let readable = access == Access::Read && allowed.contains(Protection::WRITE);
-        if !allowed.contains(access.needs()) && !readable {
+        // What the entries of such a mapping say: they may imply more than was asked for.
+        let implied = arch::implied::<P::Arch>(allowed.permissions() | Permissions::USER);
+        if !implied.contains(access.permission()) {
             return Err(FaultError::Protection);
         }
-        let mut counts = Counts::default();
-        let resolved = loop {
-            let (node, _, hint) = {
-                let _section = ReadSection::enter(self.platform());
-                self.table.peek(page, &mut counts)
-            };
-            let step = if hint.is_empty() {
-                self.first_touch(vma, page, access, node)?
-            } else {
-                self.look_again(vma, page, access)?
+        loop {
+            let step = match self.vacant_orders(vma, page, access) {
+                Some(orders) => self.first_touch(vma, page, access, orders)?,
+                None => self.look_again(vma, page, access)?,
             };
             match step {
-                Step::Done(resolved) => break resolved,
+                Step::Done(resolved) => return Ok(resolved),
                 Step::Again => {}
-                Step::Reuse(window) => break self.reuse(vma, window)?,
+                Step::Reuse(window) => return self.reuse(vma, page, window),
                 Step::Copy => {
-                    if let Some(resolved) = self.copy(vma, page, &mut counts)? {
-                        break resolved;
+                    if let Some(resolved) = self.copy(vma, page)? {
+                        return Ok(resolved);
                     }
                 }
             }
-        };
-        self.table.stats.add(&counts);
-        Ok(resolved)
+        }
     }
 
     /// The VMA that holds `addr`, locked for reading.
@@ -155,22 +140,52 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         locked
     }
 
-    /// Nothing stood at `page` when `node`, the lowest table for it, was looked at.
+    /// The sizes of folios, one bit for each order, that would fit around `page`: into the VMA,
+    /// into one table, and where nothing seems to stand. `None` where something stands at `page`.
+    /// Looks without locks, so whoever acts on it looks again.
+    fn vacant_orders(&self, vma: &Vma, page: VirtAddr, access: Access) -> Option<u16> {
+        let mut counts = Counts::default();
+        let _section = ReadSection::enter(self.platform());
+        let (node, _, hint) = self.table.peek(page, &mut counts);
+        self.table.stats.add(&counts);
+        if !hint.is_empty() {
+            return None;
+        }
+        let wanted = match access {
+            Access::Write => self.table.memory.folio_policy().orders() | 1,
+            Access::Read | Access::Execute => 1,
+        };
+        let huge = arch::order_of_level::<P::Arch>(2);
+        let fits = |order: u8| {
+            let window = folio_place(page, order).filter(|window| vma.range().covers(*window));
+            let Some(window) = window.filter(|_| order <= huge) else { return false };
+            let first = arch::index_of::<P::Arch>(window.start(), 1);
+            let slots = self.table.slots(node.table);
+            // Above level 1, the empty entry stands for all of the window.
+            node.level > 1 || order < huge && run::empty(slots, first, 1 << order) == 1 << order
+        };
+        let orders = (0..=MAX_FOLIO_ORDER).filter(|order| wanted & 1 << order != 0);
+        Some(orders.filter(|order| fits(*order)).fold(0, |set, order| set | 1 << order))
+    }
+
+    /// Nothing stood at `page` when it was looked at; `orders` would fit.
     fn first_touch(
         &self,
         vma: &Vma,
         page: VirtAddr,
         access: Access,
-        node: Node,
+        mut orders: u16,
     ) -> Result<Step, FaultError> {
         if access != Access::Write {
             return self.map_zero_page(vma, page);
         }
-        let mut orders = self.table.memory.folio_policy().orders() | 1;
+        if orders == 0 {
+            return Ok(Step::Again);
+        }
         while orders != 0 {
             let order = (u16::BITS - 1 - orders.leading_zeros()) as u8;
             orders &= !(1 << order);
-            let Some(window) = self.window(vma, page, order, node) else { continue };
+            let Some(window) = folio_place(page, order) else { continue };
             let Some(folio) = self.table.memory.frames.new_folio(order) else { continue };
             self.platform().zero(folio.head, folio.pages());
             let step = self.map_folio(vma, window, folio);
@@ -184,24 +199,6 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return step;
         }
         Err(FaultError::OutOfMemory)
-    }
-
-    /// The place of a folio of 2^`order` pages around `page`, if it fits into the VMA, into one
-    /// table, and nothing seems to stand there.
-    fn window(&self, vma: &Vma, page: VirtAddr, order: u8, node: Node) -> Option<VirtRange> {
-        let size = PAGE_SIZE << order;
-        let window = VirtRange::from_len(page.align_down(size), size)?;
-        let huge = arch::order_of_level::<P::Arch>(2);
-        if order > huge || !vma.range().covers(window) {
-            return None;
-        }
-        if node.level > 1 {
-            return Some(window);
-        }
-        let _section = ReadSection::enter(self.platform());
-        let first = arch::index_of::<P::Arch>(window.start(), 1);
-        let vacant = || run::empty(self.table.slots(node.table), first, 1 << order) == 1 << order;
-        (order < huge && vacant()).then_some(window)
     }
 
     fn map_folio(&self, vma: &Vma, window: VirtRange, folio: Folio) -> Result<Step, FaultError> {
@@ -231,12 +228,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     fn map_zero_page(&self, vma: &Vma, page: VirtAddr) -> Result<Step, FaultError> {
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         let mut cursor = self.table.cursor(range, Depth::Floor(1));
+        if !cursor.entry_at(page).2.is_empty() {
+            // Another CPU was faster; what it mapped may be huge and must not be cut.
+            return Ok(Step::Again);
+        }
         let supply = &mut Supply::Frames;
         let table = cursor.table_at(page, 1, supply).map_err(|_| FaultError::OutOfMemory)?;
         let index = arch::index_of::<P::Arch>(page, 1);
-        if !run::load(self.table.slots(table), index).is_empty() {
-            return Ok(Step::Again);
-        }
         let permissions = vma.protection().permissions() - Permissions::WRITE;
         let attributes = Attributes { accessed: true, ..user_attributes(permissions) };
         let entry = P::Arch::leaf(self.table.memory.zero_frame, 1, attributes);
@@ -371,26 +369,42 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let span = arch::span::<P::Arch>(node.level);
             if arch::kind::<P::Arch>(raw, node.level) == Kind::Leaf {
                 let entry = if node.level == 1 { P::Arch::unblock(raw, index) } else { raw };
-                let frame = P::Arch::frame(entry);
-                let inside = frame.0.wrapping_sub(folio.head.0) < folio.pages();
-                ours += if inside { 1 << arch::order_of_level::<P::Arch>(node.level) } else { 0 };
+                // Asked again, now that the entry is locked and keeps its folio alive: the one
+                // that was seen before may have been freed, and its frames be something else.
+                if frames.folio_of(P::Arch::frame(entry)) == Some(folio) {
+                    ours += 1 << arch::order_of_level::<P::Arch>(node.level);
+                }
             }
             at = VirtAddr((at.0 & !(span - 1)).saturating_add(span));
         }
-        let alone = frames.mappings(folio) == ours && frames.references(folio) == 0;
+        let alone = ours > 0 && frames.is_mapped_only(folio, ours);
         if alone {
             frames.set_exclusive(folio, 0, folio.pages());
         }
         alone
     }
 
-    /// Gives the exclusive pages in `window` the permissions of the VMA.
-    fn reuse(&self, vma: &Vma, window: VirtRange) -> Result<Resolved, FaultError> {
+    /// Gives the exclusive pages in `window` the permissions of the VMA, and records the write to
+    /// `page`.
+    fn reuse(
+        &self,
+        vma: &Vma,
+        page: VirtAddr,
+        window: VirtRange,
+    ) -> Result<Resolved, FaultError> {
         let mut gather = Gather::new();
         let permissions = vma.protection().permissions();
         let done = self.table.protect(window, permissions, &mut gather);
         self.table.finish(gather);
         done.map_err(|_| FaultError::OutOfMemory)?;
+        let mut cursor =
+            self.table.cursor(VirtRange::raw(page.0, page.0 + PAGE_SIZE), Depth::Floor(1));
+        let (node, index, raw) = cursor.entry_at(page);
+        let writable = P::Arch::attributes(raw).permissions.contains(Permissions::WRITE);
+        if writable && arch::kind::<P::Arch>(raw, node.level) == Kind::Leaf {
+            self.record_access(&mut cursor, node, index, Access::Write);
+        }
+        drop(cursor);
         self.platform().publish_entries();
         self.forget_locally(window);
         Ok(Resolved::MadeWritable)
@@ -402,7 +416,6 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         &self,
         vma: &Vma,
         page: VirtAddr,
-        counts: &mut Counts,
     ) -> Result<Option<Resolved>, FaultError> {
         let frames = &self.table.memory.frames;
         let copy = frames.new_folio(0).ok_or(FaultError::OutOfMemory)?;
@@ -412,8 +425,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             replace_page(&mut cursor, vma, range, copy)
         };
         match copied {
-            Ok(Some(old)) => {
-                self.table.memory.unmap_frames(old, 1, false, counts);
+            Ok(Some((old, dirty))) => {
+                let mut counts = Counts::default();
+                self.table.memory.unmap_frames(old, 1, dirty, &mut counts);
+                self.table.stats.add(&counts);
                 self.published(range);
                 Ok(Some(Resolved::Copied))
             }
@@ -427,6 +442,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             }
         }
     }
+}
+
+/// Where a folio of 2^`order` pages around `page` would stand.
+fn folio_place(page: VirtAddr, order: u8) -> Option<VirtRange> {
+    let size = PAGE_SIZE << order;
+    VirtRange::from_len(page.align_down(size), size)
 }
 
 /// Where the pages of `folio` stand around `page`, its page `number`, as far as the VMA reaches.
@@ -445,9 +466,9 @@ fn map_folio_locked<P: Platform>(
     reserve: Option<Frame>,
 ) -> Result<Step, FaultError> {
     let tables = cursor.tables;
-    let (node, _, _) = cursor.entry_at(window.start());
-    if node.level < level {
-        // A table has come between: the folio does not fit any more.
+    let (node, _, entry) = cursor.entry_at(window.start());
+    if node.level < level || !entry.is_empty() {
+        // A table or a page has come between: the folio does not fit any more.
         return Ok(Step::Again);
     }
     let table = cursor
@@ -484,13 +505,13 @@ fn map_folio_locked<P: Platform>(
 }
 
 /// Replaces the read-only page of `range` by `copy`, by break-before-make, and returns the old
-/// frame; `None` where no read-only page stands there any more.
+/// frame and whether it is known to be dirty; `None` where no read-only page stands there any more.
 fn replace_page<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     vma: &Vma,
     range: VirtRange,
     copy: Folio,
-) -> Result<Option<Frame>, FaultError> {
+) -> Result<Option<(Frame, bool)>, FaultError> {
     let tables = cursor.tables;
     let (node, _, raw) = cursor.entry_at(range.start());
     if arch::kind::<P::Arch>(raw, node.level) != Kind::Leaf
@@ -528,7 +549,7 @@ fn replace_page<P: Platform>(
     tables.memory.frames.first_map(copy, 1);
     slot.store(P::Arch::leaf(copy.head, 1, attributes).0, Ordering::Release);
     cursor.counts.entries_written += 2;
-    Ok(Some(old))
+    Ok(Some((old, P::Arch::attributes(entry).dirty)))
 }
 
 const _: () = assert!(MAX_FOLIO_ORDER < u16::BITS as u8, "orders fit into a bit set");

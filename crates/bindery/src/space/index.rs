@@ -209,7 +209,9 @@ impl<T: Indexed> Index<T> {
         self.measure_path(&path, Some(node));
     }
 
-    /// Writer: takes `node` out. Its forward links stay, for the readers that stand on it.
+    /// Writer: takes `node` out, and returns the pointer that was inserted: `node` may stem from a
+    /// reference, which gives no right to free it. Its forward links stay, for the readers that
+    /// stand on it.
     ///
     /// # Safety
     ///
@@ -220,16 +222,19 @@ impl<T: Indexed> Index<T> {
     ///    may: a writer that merges may first lower the next node's start, then remove this).
     /// 3. The node's start stays as it is, and the node is neither freed nor inserted anywhere,
     ///    until a grace period has passed.
-    pub(crate) unsafe fn remove(&self, node: NonNull<T>) {
+    pub(crate) unsafe fn remove(&self, node: NonNull<T>) -> NonNull<T> {
         let path = self.path_to(node);
         let links = self.links(Some(node));
+        let mut inserted = node;
         for level in (0..links.height()).rev() {
             let before = self.links(path[level]);
             debug_assert_eq!(before.next(level), Some(node));
+            inserted = before.next(level).unwrap_or(node);
             before.set_next(level, links.next(level));
         }
         self.count.store(self.len() - 1, Ordering::Relaxed);
         self.measure_path(&path, None);
+        inserted
     }
 
     /// Writer: tells the index that `node`'s start or end has changed in place, without passing a

@@ -108,20 +108,20 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
     }
 
+    /// The range at a fixed place; `length` is at most the limit. In Linux's order.
     fn fixed_range(&self, start: VirtAddr, length: u64) -> Result<VirtRange, Error> {
+        let limit = self.limit();
+        if start.0 > limit.0 - length {
+            return Err(Error::OutOfRange { limit });
+        }
         if !start.is_aligned(PAGE_SIZE) {
             return Err(Error::Unaligned(start));
-        }
-        let limit = self.limit();
-        let range = VirtRange::from_len(start, length).ok_or(Error::OutOfRange { limit })?;
-        if range.end() > limit {
-            return Err(Error::OutOfRange { limit });
         }
         let minimum = self.options.minimum_address;
         if start < minimum {
             return Err(Error::BelowMinimum { minimum });
         }
-        Ok(range)
+        Ok(VirtRange::raw(start.0, start.0 + length))
     }
 
     fn free_range(&self, length: u64) -> Result<VirtRange, Error> {

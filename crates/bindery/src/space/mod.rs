@@ -190,10 +190,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Takes a VMA, whose lock for writing is held, out of the index and puts it on the list.
     fn remove(&self, vma: &Vma, removed: &mut Removed) {
         vma.mark_removed();
-        let node = NonNull::from(vma);
         // SAFETY: 1. callers hold the mutex; 2. the VMA is in the index, where starts differ;
         // 3. it goes back to the slab only in `finish`, after a grace period.
-        unsafe { self.vmas.remove(node) };
+        let node = unsafe { self.vmas.remove(NonNull::from(vma)) };
         let next = removed.first.map_or(core::ptr::null_mut(), NonNull::as_ptr);
         vma.next_removed.store(next, Ordering::Relaxed);
         removed.first = Some(node);

@@ -69,8 +69,12 @@ impl<P: Platform> AddressSpace<'_, P> {
                 vma = self.split(vma, part.start())?;
             }
             if part.end().0 < vma.end() {
-                self.room_for(1)?;
-                self.split(vma, part.end())?;
+                let cut = self.room_for(1).and_then(|()| self.split(vma, part.end()));
+                if let Err(error) = cut {
+                    // Nothing has changed here: what was cut off below belongs to it again.
+                    self.merge_around(vma, removed);
+                    return Err(error);
+                }
             }
             vma.write(self.platform());
             vma.set_protection(protection);

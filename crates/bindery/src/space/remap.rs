@@ -36,11 +36,13 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// # Errors
     /// In Linux's order: [`Error::Unaligned`], [`Error::ZeroLength`] (the new length),
-    /// [`Error::OutOfRange`], [`Error::Overlap`], [`Error::BelowMinimum`], [`Error::TooManyMappings`],
+    /// [`Error::OutOfRange`], [`Error::Overlap`], [`Error::TooManyMappings`],
     /// [`Error::NotMapped`], [`Error::NotShared`] (an old length of zero),
-    /// [`Error::CrossesMapping`], [`Error::NoRoom`], [`Error::OutOfMemory`]. Nothing is changed
-    /// then, with one exception, as on Linux: what was mapped at a destination that the caller
-    /// chose may be gone when a mapping has to be cut and memory runs out for it.
+    /// [`Error::CrossesMapping`], [`Error::BelowMinimum`], [`Error::NoRoom`],
+    /// [`Error::OutOfMemory`]. Nothing is changed
+    /// then, with one exception, as on Linux: when memory runs out, what was mapped at a
+    /// destination that the caller chose may be gone, and what a smaller length leaves out of a
+    /// mapping that was to move there.
     ///
     /// Complexity: one entry for each table that moves whole; of the rest, the base pages that are
     /// moved. One invalidation for at most 64 tables.
@@ -101,15 +103,10 @@ impl<P: Platform> AddressSpace<'_, P> {
         if target.0 > limit.0 - length {
             return Err(Error::OutOfRange { limit });
         }
-        // Compared without sums, which could wrap: the old range is not checked yet.
-        let overlap =
-            if target >= old { target.0 - old.0 < old_length } else { old.0 - target.0 < length };
-        if overlap {
+        // As Linux, whose sum may wrap too: the old range is not checked yet.
+        let old_end = old.0.wrapping_add(old_length);
+        if old_end > target.0 && target.0 + length > old.0 {
             return Err(Error::Overlap);
-        }
-        let minimum = self.options.minimum_address;
-        if target < minimum {
-            return Err(Error::BelowMinimum { minimum });
         }
         Ok(())
     }
@@ -137,6 +134,10 @@ impl<P: Platform> AddressSpace<'_, P> {
         if let Remap::To(target) = remap {
             let kept = old_length.min(length);
             let source = self.source_in(vma, old, kept)?;
+            let minimum = self.options.minimum_address;
+            if target < minimum {
+                return Err(Error::BelowMinimum { minimum });
+            }
             if length < old_length {
                 let tail = self.unmap_range(VirtAddr(old.0 + length), old_length - length)?;
                 self.unmap_locked(tail, gather, removed)?;
@@ -240,14 +241,16 @@ impl<P: Platform> AddressSpace<'_, P> {
         };
         let outer = vma.range();
         let to = target.start();
+        // From here on faults in the source wait, and find themselves outside of the VMA
+        // afterwards: a fault between the count and the move could need one more table.
+        vma.write(self.platform());
         let probe = Move { source, to, hull: source };
         let missing = self.table.tables_for_move(&probe);
         let Ok(mut pool) = TablePool::fill(self.table.memory, missing) else {
+            vma.end_write();
             return Err(self.give_back([Some(moved), upper], Error::OutOfMemory));
         };
-        // From here on nothing can fail. Faults in the source wait for the VMA's lock, and find
-        // themselves outside of it afterwards; in the target nothing is mapped yet.
-        vma.write(self.platform());
+        // From here on nothing can fail. In the target nothing is mapped yet.
         if source.covers(outer) {
             self.remove(vma, removed);
         } else {
@@ -259,7 +262,9 @@ impl<P: Platform> AddressSpace<'_, P> {
             self.vmas.bounds_changed(NonNull::from(vma));
         }
         match upper {
-            Some(upper) if source.end() < outer.end() => {
+            // Not where the target was all in front of the source: then the VMA itself is what
+            // is left above.
+            Some(upper) if outer.start() < source.start() && source.end() < outer.end() => {
                 self.vma(upper).set_end(outer.end().0);
                 self.insert(upper);
             }

@@ -71,17 +71,36 @@ impl<'m, P: Platform> PageTable<'m, P> {
         }
     }
 
-    /// The pieces of `range` that a cursor may lock at once: at most
-    /// [`lock::CHUNK_TABLES`] leaf tables each.
-    pub(crate) fn chunks(&self, range: VirtRange) -> impl Iterator<Item = VirtRange> + use<'m, P> {
+    /// The pieces of `range` that a cursor may lock at once, at most [`lock::CHUNK_TABLES`] leaf
+    /// tables each; stretches under which there is no table are passed over in one step, whatever
+    /// their size. The caller keeps new tables out of the range.
+    pub(crate) fn chunks(&self, range: VirtRange) -> impl Iterator<Item = VirtRange> {
         let size = lock::CHUNK_TABLES * arch::table_span::<P::Arch>(1);
+        let end = range.end().0;
         let mut start = range.start().0;
         core::iter::from_fn(move || {
-            let end = (start & !(size - 1)).saturating_add(size).min(range.end().0);
-            let chunk = (start < end).then(|| VirtRange::raw(start, end));
-            start = end;
+            start = self.first_table(start, end);
+            let stop = (start & !(size - 1)).saturating_add(size).min(end);
+            let chunk = (start < stop).then(|| VirtRange::raw(start, stop));
+            start = stop;
             chunk
         })
+    }
+
+    /// The first address from `start` on under which something stands, or `end`.
+    fn first_table(&self, mut start: u64, end: u64) -> u64 {
+        let mut counts = Counts::default();
+        let _section = ReadSection::enter(&self.memory.platform);
+        while start < end {
+            let (node, _, entry) = self.peek(VirtAddr(start), &mut counts);
+            if node.level == 1 || !entry.is_empty() {
+                break;
+            }
+            let last = start | (arch::span::<P::Arch>(node.level) - 1);
+            start = last.saturating_add(1);
+        }
+        self.stats.add(&counts);
+        start.min(end)
     }
 }
 
@@ -237,6 +256,11 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     ) -> Result<Frame, OutOfMemory> {
         let (tables, cover) = (self.tables, self.cover);
         table_under(tables, &mut self.locks, &mut self.counts, cover, addr, level, supply)
+    }
+
+    /// The part of the range whose runs were yielded.
+    pub(crate) fn passed(&self) -> VirtRange {
+        VirtRange::raw(self.range.start().0, self.at.min(self.range.end().0))
     }
 
     /// The table under which all of the range lies.

@@ -4,7 +4,7 @@
 //! set. Without the middle step a TLB may hold both sizes at once, which AArch64 answers with a
 //! conflict abort (Arm ARM DDI 0487, D8.16) and every architecture with whichever it likes.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Attributes, Entry, Equal, Permissions, absent};
@@ -60,6 +60,9 @@ impl<P: Platform> PageTable<'_, P> {
         count: u32,
         counts: &mut Counts,
     ) {
+        // Whoever sees a leaf must see what was written to the page before, not what the frame
+        // held in an earlier life. One fence serves all stores below.
+        fence(Ordering::Release);
         let slots = self.slots(table);
         let mut entry = first;
         let end = index + count;

@@ -38,8 +38,9 @@ pub(crate) const CHUNK_TABLES: u64 = 64;
 
 /// A move locks at most `CHUNK_TABLES` source tables, one more destination table (the two need not
 /// be congruent), and on each of at most four levels above two tables for either side. Tables that
-/// it creates in the destination are among these.
-const CAPACITY: usize = 2 * CHUNK_TABLES as usize + 1 + 4 * 4;
+/// it creates in the destination are among these. The last piece of a move may hold up to 16 emptied
+/// tables above them (`relocate`).
+const CAPACITY: usize = 2 * CHUNK_TABLES as usize + 1 + 4 * 4 + 16;
 
 /// What the protocol needs to know of a tree of tables.
 pub(crate) trait Tree {

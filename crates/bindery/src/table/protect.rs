@@ -1,7 +1,7 @@
 //! What `mprotect` does to entries: rewrite runs in place, hide them where nothing is allowed, show
 //! them again.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::VirtRange;
 use crate::arch::{self, Arch, Attributes, Entry, Equal, Permissions, Write, absent};
@@ -75,7 +75,8 @@ fn protect_leaves<P: Platform>(
     gather: &mut Gather,
 ) {
     loop {
-        let (exclusive, alike) = if permissions.contains(Permissions::WRITE) {
+        let watched = P::Arch::attributes(first).userfault;
+        let (exclusive, alike) = if permissions.contains(Permissions::WRITE) && !watched {
             exclusive_part(cursor, &run, first)
         } else {
             (false, run.count)
@@ -185,38 +186,45 @@ fn hide<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, gather: &mut Gat
     for index in run.index..run.index + run.count {
         let slot = &slots[index as usize];
         let raw = Entry(slot.load(Ordering::Relaxed));
-        // Of a block, any entry may hold accessed and dirty of all.
+        if run.node.level > 1 {
+            replace::<P::Arch>(slot, raw, hidden::<P::Arch>);
+            continue;
+        }
         if P::Arch::is_block(raw) && index & (P::Arch::BLOCK - 1) == 0 {
-            gathered = Some(
-                run::leaves::<P::Arch>(
-                    slots,
-                    index,
-                    P::Arch::BLOCK,
-                    Equal::empty(),
-                    P::Arch::STEP,
-                    0,
-                )
-                .1,
-            );
+            gathered = Some(suspend_block::<P::Arch>(slots, index));
         } else if !P::Arch::is_block(raw) {
             gathered = None;
         }
-        replace::<P::Arch>(slot, raw, |entry| {
-            let entry = if run.node.level == 1 { P::Arch::unblock(entry, index) } else { entry };
-            let entry = gathered.map_or(entry, |all| P::Arch::gather(entry, all));
-            let attributes = P::Arch::attributes(entry);
-            absent::encode::<P::Arch>(absent::Absent::Hidden {
-                frame: P::Arch::frame(entry),
-                accessed: attributes.accessed,
-                dirty: attributes.dirty,
-                soft_dirty: attributes.soft_dirty,
-                userfault: attributes.userfault,
-            })
+        replace::<P::Arch>(slot, Entry(slot.load(Ordering::Relaxed)), |entry| {
+            let entry = Entry(entry.0 | P::Arch::PRESENT);
+            let entry = P::Arch::unblock(entry, index);
+            hidden::<P::Arch>(gathered.map_or(entry, |all| P::Arch::gather(entry, all)))
         });
     }
     cursor.counts.entries_read += u64::from(run.count);
     cursor.counts.entries_written += u64::from(run.count);
     gather.stale(run.range::<P::Arch>(), run.node.level);
+}
+
+/// Takes the valid bit from all entries of a contiguous block, and only then gathers accessed and
+/// dirty: while one entry is valid, the MMU may set them there for any page of the block.
+fn suspend_block<A: Arch>(slots: &[AtomicU64], index: u32) -> Entry {
+    for slot in &slots[index as usize..(index + A::BLOCK) as usize] {
+        slot.fetch_and(!A::PRESENT, Ordering::Relaxed);
+    }
+    run::leaves::<A>(slots, index, A::BLOCK, Equal::empty(), A::STEP, A::PRESENT).1
+}
+
+/// The hidden form of an unblocked leaf.
+fn hidden<A: Arch>(leaf: Entry) -> Entry {
+    let attributes = A::attributes(leaf);
+    absent::encode::<A>(absent::Absent::Hidden {
+        frame: A::frame(leaf),
+        accessed: attributes.accessed,
+        dirty: attributes.dirty,
+        soft_dirty: attributes.soft_dirty,
+        userfault: attributes.userfault,
+    })
 }
 
 /// Makes leaves of the run's hidden ones, and blocks where alignment allows; other absent entries

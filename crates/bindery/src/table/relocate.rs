@@ -31,6 +31,10 @@ use super::lock::{self, CHUNK_TABLES, LockSet, Node};
 use super::run;
 use super::{PageTable, Reach, ReadSection, TablePool};
 
+/// A move whose source has at most so many tables of level 2 takes those that it empties in the
+/// flush of its last piece.
+const UPPER_TABLES: u64 = 8;
+
 /// A part of a move that is done under one set of locks: entries of one level.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Piece {
@@ -65,7 +69,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 level += 1;
             }
             let (node, _, entry) = self.peek(VirtAddr(at), counts);
-            if entry.is_empty() && node.level > level.max(1) {
+            if entry.is_empty() && node.level > level {
                 let slot_end = (at | (arch::span::<P::Arch>(node.level) - 1)).saturating_add(1);
                 offset += (slot_end - at).min(left);
                 continue;
@@ -150,25 +154,28 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let mut gather = Gather::new();
         let mut counts = Counts::default();
         let mut offset = 0;
-        let mut reached_end = false;
+        let mut whole = false;
+        let moderate = what.source.len() <= UPPER_TABLES * arch::table_span::<P::Arch>(2);
         while let Some(piece) = self.next_piece(what, offset, &mut counts) {
             let first = offset == 0;
             offset = piece.offset + piece.len;
-            reached_end = offset == what.source.len();
+            let reached_end = offset == what.source.len();
             let begin = what.source.start().0 + piece.offset;
-            // The last piece takes all of the hull, and with it the tables above.
-            let cleared = if reached_end {
+            // The last piece of a move of moderate size takes all of the hull, and with it the
+            // tables above; those of a larger one would be too many to lock.
+            let cleared = if reached_end && moderate {
+                whole = true;
                 what.hull
-            } else if first {
-                VirtRange::raw(what.hull.start().0, begin + piece.len)
             } else {
-                VirtRange::raw(begin, begin + piece.len)
+                let start = if first { what.hull.start().0 } else { begin };
+                let end = if reached_end { what.hull.end().0 } else { begin + piece.len };
+                VirtRange::raw(start, end)
             };
             self.relocate_piece(what, piece, cleared, pool, &mut gather);
         }
         self.stats.add(&counts);
-        if !reached_end && what.hull != what.source {
-            // The end of the source was empty: tables above what moved may be left.
+        if !whole {
+            // Tables above what moved may be left.
             // Nothing is mapped there any more, so there is nothing to split and no failure.
             let emptied = self.zap(what.hull, what.hull, &mut gather);
             debug_assert!(emptied.is_ok(), "an empty range has no leaf to split");
@@ -408,10 +415,18 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             };
             let from = arch::index_of::<P::Arch>(VirtAddr(source + offset), 1);
             let to = arch::index_of::<P::Arch>(VirtAddr(target + offset), 1);
-            let Some(target_table) = self.target(target + offset) else { return };
             let left = (len - offset) >> PAGE_SHIFT;
             let entries = arch::entries::<P::Arch>();
             let count = u64::from(entries - from).min(left) as u32;
+            // Where nothing stands, no target table was counted: what lives in this table may
+            // have arrived with this very move, whose target can end in the source's last table.
+            let vacant = run::empty(self.tables.slots(table), from, count);
+            if vacant > 0 {
+                self.counts.entries_read += u64::from(vacant);
+                offset += u64::from(vacant) * PAGE_SIZE;
+                continue;
+            }
+            let Some(target_table) = self.target(target + offset) else { return };
             let count = count.min(self.tables.longest_run());
             let moved = if congruent {
                 let count = count.min(entries - to);

@@ -160,7 +160,8 @@ fn zap_locked<P: Platform>(
         tables.flush(gather, &mut cursor.counts);
         let node = cursor.cover();
         let base = range.start().align_down(arch::table_span::<P::Arch>(node.level));
-        drop_suspended(cursor, node, base, range);
+        // What was not reached was not suspended either.
+        drop_suspended(cursor, node, base, cursor.passed());
     }
     failed
 }
