@@ -103,7 +103,7 @@ pub enum Wait {
 /// 1. **Window.** [`Platform::window`] returns, for every frame in the ranges that were handed to
 ///    [`crate::Memory::new`], a pointer at which the frame's 4,096 bytes can be read and written
 ///    for as long as the platform lives; different frames never overlap, and the pointers of
-///    consecutive frames in one range are consecutive. Nothing else uses those bytes but user
+///    consecutive frames in one range are consecutive multiples of 4,096. Nothing else uses those bytes but user
 ///    programs through the tables that the core builds, and the MMU.
 /// 2. **Invalidation.** When [`Platform::invalidate`] returns, no CPU in the set uses or holds a
 ///    translation (with [`Tables::Changed`], nor an intermediate entry) that it read before the
@@ -126,24 +126,29 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// Where the core reads and writes `frame` (the "direct map"). Constant time.
     fn window(&self, frame: Frame) -> NonNull<u8>;
 
-    /// Fills `count` consecutive frames with zeroes, by the machine's fastest means.
+    /// Fills `count` consecutive frames with zeroes, by the machine's fastest means. A release
+    /// fence of the caller orders it before later stores; where the means are not ordered so
+    /// (non-temporal stores), the platform orders them.
     fn zero(&self, first: Frame, count: u32);
 
-    /// Copies `count` consecutive frames from `from` to `to`; the two do not overlap.
+    /// Copies `count` consecutive frames from `from` to `to`; the two do not overlap. Ordered as
+    /// [`Platform::zero`].
     fn copy(&self, from: Frame, to: Frame, count: u32);
 
     /// Makes the CPUs in `cpus` (the caller's among them, or not) forget translations of the
     /// address space whose root table is `root`, and waits until they have. The entries were
-    /// written before the call. May be called with table locks held: it must not wait for
-    /// anything but the other CPUs' hardware or interrupt handlers.
+    /// written before the call. Called with table locks held: it must not wait for anything but
+    /// the other CPUs' hardware or interrupt handlers, and those CPUs may be spinning in
+    /// [`Platform::relax`] for one of these locks. So either they spin with interrupts on (verbs
+    /// and faults are entered so), or `relax` serves invalidations.
     fn invalidate(&self, root: Frame, cpus: &CpuSet, what: &Invalidation);
 
     /// As [`Platform::invalidate`], on the caller's CPU alone and for a fault that turned out to
     /// have a valid entry: the CPU remembered an older, narrower one.
     fn invalidate_local(&self, root: Frame, what: &Invalidation);
 
-    /// Makes entry writes visible to the walkers of all CPUs before any later access of the
-    /// caller (AArch64: `dsb ishst; isb`; x86-64: nothing).
+    /// Makes entry writes visible to the walkers of all CPUs before any later access or walk of
+    /// the caller (AArch64: `dsb ishst; isb`; x86-64: nothing).
     fn publish_entries(&self);
 
     /// The CPU that the caller runs on. Only asked while it cannot change: inside a read section.

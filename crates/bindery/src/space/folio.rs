@@ -88,8 +88,13 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut mapped: Mapped = [0; _];
         let mut at = window.start();
         while at < window.end() {
-            // Splits a huge leaf, whose table is in reserve; creates nothing, since at least the
-            // page in question stands there.
+            let (node, _, raw) = cursor.entry_at(at);
+            if raw.is_empty() {
+                let last = at.0 | (arch::span::<P::Arch>(node.level) - 1);
+                at = VirtAddr(last.saturating_add(1));
+                continue;
+            }
+            // Splits a huge leaf, whose table is in reserve, and else creates nothing.
             let supply = &mut Supply::Frames;
             let table = cursor.table_at(at, 1, supply).map_err(|_| FolioError::OutOfMemory)?;
             let index = arch::index_of::<P::Arch>(at, 1);
@@ -165,11 +170,13 @@ impl<P: Platform> AddressSpace<'_, P> {
         })
     }
 
-    /// Whether the leaf at `page` is known to be dirty, by its entry or by its folio.
+    /// Whether the leaf at `page` is known to be dirty, by its entry or by its folio. Waits for
+    /// verbs that are under way.
     pub fn is_dirty(&self, page: VirtAddr) -> bool {
         if page >= self.limit() {
             return false;
         }
+        let _guard = self.mutex.lock();
         let page = page.align_down(PAGE_SIZE);
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         let mut cursor = self.table.cursor(range, Depth::Floor(1));

@@ -43,11 +43,13 @@ pub struct Mapping {
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// What the page table says about the page of `addr`; empty for addresses outside of user
-    /// space. Constant time.
+    /// space. Waits for verbs that are under way. Constant time.
     pub fn inspect(&self, addr: VirtAddr) -> Inspection {
         if addr >= self.limit() {
             return Inspection::Empty;
         }
+        // A table that is on its way to another place would answer for the wrong address.
+        let _guard = self.mutex.lock();
         let page = addr.align_down(crate::addr::PAGE_SIZE);
         let range = VirtRange::raw(page.0, page.0 + crate::addr::PAGE_SIZE);
         let mut cursor = self.table.cursor(range, Depth::Floor(1));

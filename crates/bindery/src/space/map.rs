@@ -1,5 +1,7 @@
 //! `mmap(2)` of anonymous private memory.
 
+use core::ptr::NonNull;
+
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch;
 use crate::error::Error;
@@ -16,7 +18,8 @@ pub enum Place {
     /// Wherever there is room.
     #[default]
     Anywhere,
-    /// There if it is free (rounded down to a page), else anywhere.
+    /// There if it is free (rounded down to a page, or up to the lowest address that may be
+    /// mapped), else anywhere. Null means anywhere.
     Near(VirtAddr),
     /// Exactly there; what is mapped there goes (`MAP_FIXED`).
     Fixed(VirtAddr),
@@ -62,6 +65,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         let guard = self.mutex.lock();
         self.room_for(1)?;
         let range = self.find_place(length, request.place)?;
+        if self.extend_neighbour(range, request.protection) {
+            return Ok(range.start());
+        }
         let node =
             self.new_vma(Vma::new(range, request.protection, range.start().0 >> PAGE_SHIFT))?;
         let (mut gather, mut removed) = (Gather::new(), Removed::default());
@@ -83,6 +89,38 @@ impl<P: Platform> AddressSpace<'_, P> {
         Ok(range.start())
     }
 
+    /// Lets the VMA below or above a free `range` grow over it, where it would be its continuation
+    /// and does not reach a third one. Needs no memory and no grace period.
+    fn extend_neighbour(&self, range: VirtRange, protection: Protection) -> bool {
+        let offset = range.start().0 >> PAGE_SHIFT;
+        let next = self.first_behind(range.start().0);
+        if next.is_some_and(|next| next.start() < range.end().0) {
+            return false;
+        }
+        let previous = match next {
+            Some(next) => self.vmas.previous(NonNull::from(next)),
+            None => self.vmas.find_at_or_before(range.start().0),
+        };
+        let previous = previous.map(|node| self.vma(node));
+        let alike = |vma: &&Vma| vma.protection() == protection;
+        let below = previous.filter(alike).filter(|vma| {
+            vma.end() == range.start().0 && vma.page_offset_of(range.start()) == offset
+        });
+        let above = next.filter(alike).filter(|vma| {
+            vma.start() == range.end().0 && vma.page_offset() == offset + range.pages()
+        });
+        let (vma, grow): (_, fn(&Vma, VirtRange)) = match (below, above) {
+            (Some(vma), None) => (vma, |vma, range| vma.set_end(range.end().0)),
+            (None, Some(vma)) => (vma, |vma, range| vma.set_start(range.start().0)),
+            _ => return false,
+        };
+        vma.write(self.platform());
+        grow(vma, range);
+        self.vmas.bounds_changed(NonNull::from(vma));
+        vma.end_write();
+        true
+    }
+
     fn find_place(&self, length: u64, place: Place) -> Result<VirtRange, Error> {
         match place {
             Place::Fixed(start) => self.fixed_range(start, length),
@@ -95,8 +133,10 @@ impl<P: Platform> AddressSpace<'_, P> {
                     _ => Ok(range),
                 }
             }
+            Place::Near(hint) if hint.0 < PAGE_SIZE => self.free_range(length),
             Place::Near(hint) => {
-                let start = hint.align_down(PAGE_SIZE);
+                // As Linux: what lies too low is tried at the lowest address that may be.
+                let start = hint.align_down(PAGE_SIZE).max(self.lowest());
                 if let Ok(range) = self.fixed_range(start, length)
                     && self.first_behind(start.0).is_none_or(|vma| vma.start() >= range.end().0)
                 {
@@ -124,6 +164,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         Ok(VirtRange::raw(start.0, start.0 + length))
     }
 
+    /// The lowest address that the search may choose: never null, whatever may be mapped there.
+    fn lowest(&self) -> VirtAddr {
+        let minimum = self.options.minimum_address.0.max(PAGE_SIZE);
+        VirtAddr(minimum.checked_next_multiple_of(PAGE_SIZE).unwrap_or(minimum))
+    }
+
     fn free_range(&self, length: u64) -> Result<VirtRange, Error> {
         let table = arch::table_span::<P::Arch>(1);
         let aligned = (length >= table).then(|| self.find_free(length, table, 0)).flatten();
@@ -133,7 +179,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// The highest free range of `length` bytes below the top that begins `congruent` bytes behind
     /// a multiple of `align`.
     pub(super) fn find_free(&self, length: u64, align: u64, congruent: u64) -> Option<VirtRange> {
-        let low = self.options.minimum_address.0;
+        let low = self.lowest().0;
         let high = self.search_top();
         let below = self.vmas.find_gap_top_down(length, align, congruent, low, high);
         // As Linux: when all below the chosen top is taken, what lies above is better than none.

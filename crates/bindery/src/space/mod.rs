@@ -107,6 +107,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     pub fn enter(&self) {
         let section = ReadSection::enter(self.platform());
         self.table.presence.enter(self.platform().cpu());
+        // The mark must be out before this CPU's walker reads its first entry.
+        self.platform().publish_entries();
         drop(section);
     }
 

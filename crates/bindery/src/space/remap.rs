@@ -122,7 +122,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Result<VirtAddr, Error> {
         if matches!(remap, Remap::To(_)) {
             // As Linux, before anything is looked at: source and destination may each be cut.
-            self.room_for(3)?;
+            self.room_for(6)?;
         }
         let vma = self
             .first_behind(old.0)
@@ -159,7 +159,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if remap == Remap::InPlace {
             return Err(Error::NoRoom);
         }
-        self.room_for(2)?;
+        self.room_for(4)?;
         let target = self.congruent_place(source, length).ok_or(Error::NoRoom)?;
         self.move_mapping(source, target, gather, removed)
     }
@@ -278,8 +278,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             vma.end_write();
         }
         self.insert(moved);
+        pool.give_back();
         self.table.stats.add(&pool.counts);
-        drop(pool);
         self.merge_around(self.vma(moved), removed);
         Ok(to)
     }

@@ -285,11 +285,18 @@ impl<'m, P: Platform> TablePool<'m, P> {
     }
 }
 
-impl<P: Platform> Drop for TablePool<'_, P> {
-    fn drop(&mut self) {
+impl<P: Platform> TablePool<'_, P> {
+    /// Frees the tables that were not needed.
+    pub(crate) fn give_back(&mut self) {
         while let Some(table) = self.take(1) {
             free_table(self.memory, table, &mut self.counts);
         }
+    }
+}
+
+impl<P: Platform> Drop for TablePool<'_, P> {
+    fn drop(&mut self) {
+        self.give_back();
     }
 }
 

@@ -1,0 +1,117 @@
+//! The loop of system 1, to count the instructions of a call:
+//!
+//! ```text
+//! cargo build --release -p bindery-cli --example mremap_loop
+//! valgrind --tool=callgrind --callgrind-out-file=callgrind.out \
+//!     --toggle-collect='*AddressSpace*::mremap' target/release/examples/mremap_loop 100 64k
+//! callgrind_annotate --inclusive=yes --auto=no callgrind.out
+//! ```
+//!
+//! "Collected" divided by the iterations is what one call of `AddressSpace::mremap` takes. The
+//! hosted machine's invalidation is in it; its share stands in the line of `machine.rs` that ends
+//! with `Platform>::invalidate`. For another call put its name in the place of `mremap`: `mmap`,
+//! `fault`, `munmap`.
+//!
+//! Arguments: ITERATIONS (100), FOLIO (64k; 4k to 2m), REACH (table; page, folio), ARCH (x86-64),
+//! DISTANCE in KiB that the mapping moves by (1024).
+
+use std::error::Error;
+
+use bindery::addr::VirtAddr;
+use bindery::platform::Cpu;
+use bindery::{
+    Access, AddressSpace, Counts, FrameRange, Leftovers, MapRequest, Memory, Place, Protection,
+    Reach, Remap, Resolved, SizeMode, SpaceOptions,
+};
+use bindery_hosted::{ArchitectureName, Config, Machine, TlbKind, Visitor, Walk, dispatch};
+
+const SOURCE: VirtAddr = VirtAddr(1 << 30);
+const LENGTH: u64 = 1 << 20;
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// The loop, for an architecture that is known by name.
+struct Loop {
+    iterations: u64,
+    order: u8,
+    reach: Reach,
+    target: VirtAddr,
+}
+
+impl Visitor for Loop {
+    type Output = Result<()>;
+
+    fn visit<A: Walk>(self) -> Result<()> {
+        let config = Config { tlb: TlbKind::Plain, ..Config::default() };
+        let machine = Machine::<A>::new(config);
+        let (first, count) = machine.frames();
+        let memory = Memory::new(machine.clone(), &[FrameRange { first, count }])
+            .map_err(|error| format!("{error:?}"))?;
+        if self.order > 0 {
+            memory.folio_policy().set(self.order, SizeMode::Always);
+        }
+        let _on_cpu = machine.bind(Cpu(0));
+        let options = SpaceOptions { reach: self.reach, ..SpaceOptions::default() };
+        let space = AddressSpace::new(&memory, options)?;
+        space.enter();
+        let mut moves = Counts::default();
+        for _ in 0..self.iterations {
+            moves += once(&space, self.target)?;
+        }
+        space.leave(Leftovers::Flushed);
+        println!(
+            "{} calls of mremap: {} entries read, {} written, {} invalidations",
+            self.iterations, moves.entries_read, moves.entries_written, moves.invalidations
+        );
+        Ok(())
+    }
+}
+
+/// Maps, touches, moves and unmaps; returns what the move counted.
+fn once<A: Walk>(space: &AddressSpace<'_, Machine<A>>, target: VirtAddr) -> Result<Counts> {
+    let protection = Protection::READ | Protection::WRITE;
+    space.mmap(&MapRequest { length: LENGTH, protection, place: Place::Fixed(SOURCE) })?;
+    let mut at = SOURCE;
+    while at.0 < SOURCE.0 + LENGTH {
+        at = match space.fault(at, Access::Write)? {
+            Resolved::New(range) => range.end(),
+            other => return Err(format!("a first touch at {at} found {other:?}").into()),
+        };
+    }
+    let before = space.counts();
+    space.mremap(SOURCE, LENGTH, LENGTH, Remap::To(target))?;
+    let moved = space.counts() - before;
+    space.munmap(target, LENGTH)?;
+    Ok(moved)
+}
+
+fn order(folio: &str) -> Result<u8> {
+    const SIZES: [&str; 10] = ["4k", "8k", "16k", "32k", "64k", "128k", "256k", "512k", "1m", "2m"];
+    let order = SIZES.iter().position(|size| *size == folio);
+    let order = order.ok_or_else(|| format!("{folio:?} is none of {}", SIZES.join(", ")))?;
+    Ok(order as u8)
+}
+
+fn reach(name: &str) -> Result<Reach> {
+    match name {
+        "page" => Ok(Reach::Page),
+        "folio" => Ok(Reach::Folio),
+        "table" => Ok(Reach::Table),
+        _ => Err(format!("{name:?} is none of page, folio, table").into()),
+    }
+}
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let argument = |position: usize, default: &'static str| {
+        arguments.get(position).map_or(default, String::as_str)
+    };
+    let distance = argument(4, "1024").parse::<u64>()? << 10;
+    let what = Loop {
+        iterations: argument(0, "100").parse()?,
+        order: order(argument(1, "64k"))?,
+        reach: reach(argument(2, "table"))?,
+        target: VirtAddr(SOURCE.0 + distance),
+    };
+    dispatch(argument(3, "x86-64").parse::<ArchitectureName>()?, what)
+}

@@ -1,0 +1,181 @@
+//! The engine as a subject: an address space on a hosted machine.
+
+use bindery::addr::{PAGE_SIZE, VirtAddr};
+use bindery::platform::{Cpu, CpuSet, Invalidation, Platform, Tables};
+use bindery::{
+    Access, AddressSpace, FrameRange, Leftovers, MapRequest, Memory, Place, Protection, Reach,
+    Remap, Resolved, SizeMode, SpaceOptions,
+};
+use bindery_hosted::{Config, Machine, TlbKind, Walk};
+
+use super::linux::Linux;
+use super::measure::{Candidate, Clock, Outcome, Subject, Tally, measure};
+use super::size::{FolioSize, GIB, MAX_ORDER, MIB};
+use super::workload::{self, Call, Script};
+
+/// The three who are compared, in the order of [`Comparison::outcomes`].
+pub const PAGE: usize = 0;
+pub const FULL: usize = 1;
+pub const LINUX: usize = 2;
+
+/// One script, run by all three.
+#[derive(Clone, Debug)]
+pub struct Comparison {
+    pub outcomes: [Outcome; 3],
+    /// Nanoseconds that the hosted machine takes to invalidate 1 MiB in its one TLB. They are in
+    /// the engine's times, once for each invalidation.
+    pub invalidation: u64,
+}
+
+/// Scripts that share a machine.
+pub struct Bench<'a> {
+    pub scripts: &'a [Script],
+    /// Bytes of memory that the machine has.
+    pub memory: u64,
+    /// Why Linux is left out, if it is.
+    pub linux: Result<(), String>,
+    pub clock: Clock,
+}
+
+impl Bench<'_> {
+    /// Runs all scripts on one hosted machine, at [`Reach::Page`] and at full reach, and on Linux.
+    /// `tick` is called as [`measure`] says, `done` with the figures of each script.
+    ///
+    /// # Errors
+    /// What kept the engine from working at all, or what `done` returned. What happens to a single
+    /// subject is in its outcome.
+    pub fn run<A: Walk>(
+        &self,
+        tick: impl Fn(),
+        mut done: impl FnMut(&Script, Comparison) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let config =
+            Config { memory: self.memory, cpus: 1, tlb: TlbKind::Plain, ..Config::default() };
+        let machine = Machine::<A>::new(config);
+        let (first, count) = machine.frames();
+        let memory = Memory::new(machine.clone(), &[FrameRange { first, count }])
+            .map_err(|error| format!("the engine refused the machine's memory: {error:?}"))?;
+        // The thread stays on the CPU, as in a kernel: else each call would take the seat again.
+        let _on_cpu = machine.bind(Cpu(0));
+        touch_all(&memory)
+            .map_err(|error| format!("the engine failed before the workload: {error}"))?;
+        let invalidation = time_invalidation(&machine, self.clock);
+        for script in self.scripts {
+            use_folios(&memory, script.folio);
+            let engine = |reach| -> Candidate<'_> {
+                let mut engine = Engine::new(&machine, &memory, reach)?;
+                // Once for nothing: Linux's code and data are warm as well.
+                script.steps.iter().try_for_each(|step| engine.perform(step.call))?;
+                Ok(Box::new(engine))
+            };
+            let linux = self.linux.clone().and_then(|()| Linux::new(script));
+            let linux = linux.map(|linux| Box::new(linux) as _);
+            let candidates = [engine(Reach::Page), engine(Reach::Table), linux];
+            let outcomes = measure(script, candidates, self.clock, &tick);
+            done(script, Comparison { outcomes, invalidation })?;
+        }
+        Ok(())
+    }
+}
+
+fn time_invalidation<A: Walk>(machine: &Machine<A>, clock: Clock) -> u64 {
+    let range = workload::range(GIB, MIB);
+    let what = Invalidation { range, stride: PAGE_SIZE, tables: Tables::Unchanged };
+    let mut cpus = CpuSet::EMPTY;
+    cpus.insert(Cpu(0));
+    let (root, _) = machine.frames();
+    clock.median(1_001, || machine.invalidate(root, &cpus, &what))
+}
+
+/// Lets first touches take folios of that size, and of no other, wherever they fit.
+fn use_folios<A: Walk>(memory: &Memory<Machine<A>>, folio: FolioSize) {
+    for order in 1..=MAX_ORDER {
+        let mode = if order == folio.order() { SizeMode::Always } else { SizeMode::Never };
+        memory.folio_policy().set(order, mode);
+    }
+}
+
+/// Uses all of the machine's memory once, so that the host has given it to this process before
+/// anything is measured.
+fn touch_all<A: Walk>(memory: &Memory<Machine<A>>) -> Result<(), bindery::Error> {
+    let space = AddressSpace::new(memory, SpaceOptions::default())?;
+    let length = memory.free_frames() * PAGE_SIZE;
+    let start = space.mmap(&request(length, Place::Anywhere))?;
+    let mut at = start;
+    // It ends when memory has run out: tables take some, too.
+    while let Ok(Resolved::New(range)) = space.fault(at, Access::Write) {
+        at = range.end();
+        if at.0 >= start.0 + length {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn request(length: u64, place: Place) -> MapRequest {
+    MapRequest { length, protection: Protection::READ | Protection::WRITE, place }
+}
+
+/// An address space that is loaded on the machine's CPU.
+struct Engine<'m, A: Walk> {
+    machine: &'m Machine<A>,
+    space: AddressSpace<'m, Machine<A>>,
+}
+
+impl<'m, A: Walk> Engine<'m, A> {
+    fn new(
+        machine: &'m Machine<A>,
+        memory: &'m Memory<Machine<A>>,
+        reach: Reach,
+    ) -> Result<Self, String> {
+        let options = SpaceOptions { reach, ..SpaceOptions::default() };
+        let space = AddressSpace::new(memory, options).map_err(|error| error.to_string())?;
+        // From here on invalidations are really sent.
+        space.enter();
+        Ok(Self { machine, space })
+    }
+
+    /// Faults where the hardware would fault next: behind what the last fault mapped.
+    fn touch(&self, mut at: VirtAddr, end: VirtAddr) -> Result<(), String> {
+        while at < end {
+            at = match self.space.fault(at, Access::Write) {
+                Ok(Resolved::New(range)) => range.end(),
+                Ok(other) => return Err(format!("a first touch at {at} found {other:?}")),
+                Err(error) => return Err(format!("a first touch at {at}: {error}")),
+            };
+        }
+        Ok(())
+    }
+}
+
+impl<A: Walk> Drop for Engine<'_, A> {
+    fn drop(&mut self) {
+        // The TLB holds nothing: the workloads make no access through the MMU.
+        self.space.leave(Leftovers::Flushed);
+    }
+}
+
+impl<A: Walk> Subject for Engine<'_, A> {
+    fn perform(&mut self, call: Call) -> Result<(), String> {
+        let result = match call {
+            // The policy of the whole machine says it already.
+            Call::Advise(_) => Ok(()),
+            Call::Map(at) => {
+                let request = request(at.len(), Place::FixedNoReplace(at.start()));
+                self.space.mmap(&request).map(|_| ())
+            }
+            Call::Touch(at) => return self.touch(at.start(), at.end()),
+            Call::Move { from, to } => {
+                let length = from.len();
+                self.space.mremap(from.start(), length, length, Remap::To(to)).map(|_| ())
+            }
+            Call::Unmap(at) => self.space.munmap(at.start(), at.len()),
+        };
+        result.map_err(|error| format!("{}: {error}", call.name()))
+    }
+
+    fn tally(&self) -> Option<Tally> {
+        let local_invalidations = self.machine.statistics().local_invalidations;
+        Some(Tally { counts: self.space.counts(), local_invalidations })
+    }
+}

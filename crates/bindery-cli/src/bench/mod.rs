@@ -1,0 +1,262 @@
+//! `bindery bench`: workloads on the engine, page by page and at full reach, and on Linux.
+//!
+//! | file | what |
+//! |---|---|
+//! | `workload` | the workloads, as lists of calls |
+//! | `floor` | the fewest entry writes and invalidations that a call needs |
+//! | `engine`, `linux` | who makes the calls |
+//! | `measure` | running a list of calls, and what each cost |
+//! | `statistics` | what many measurements say together |
+//! | `host` | what it all ran on |
+//! | `report`, `json` | the figures for people, and for programs |
+//! | `size` | sizes in bytes, as users type and read them |
+
+mod engine;
+mod floor;
+mod host;
+mod json;
+mod linux;
+mod measure;
+mod report;
+mod size;
+mod statistics;
+mod workload;
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use bindery::arch::Arch;
+use bindery_hosted::{ArchitectureName, Visitor, Walk, dispatch};
+use clap::ValueEnum;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use engine::{Bench, Comparison};
+use floor::Geometry;
+use host::Host;
+use measure::{Clock, ticks};
+use size::{FolioSize, MIB};
+use workload::{Script, Workload};
+
+const HELP: &str = "\
+Workloads
+  remap-1m  { mmap 1 MiB at 1 GiB, write to each page, mremap, munmap }, the loop of system 1. Each
+            of the four calls is timed apart. The mapping moves by 1 MiB, and in a second table by
+            4 KiB more, so that no folio keeps its alignment. Folios of 64k and 4k.
+  remap-1g  1 GiB of touched memory is moved (system 2). The destination is congruent with the
+            source modulo 1 GiB (one entry moves), modulo 2 MiB (512 tables), off by 64 KiB and off
+            by 4 KiB (262,144 pages). Folios of 4k are moved back, not timed, and used again; larger
+            ones are touched anew for each move, as it may have split them, so that caches are cold
+            and small times are larger. Folios of 4k and 64k.
+
+Figures
+  Time is the median with the 10th and 90th percentile (nearest rank). The same calls are made by
+  the engine page by page (Reach::Page, our baseline), by the engine at full reach (Reach::Table),
+  and by the host's Linux. The engine is called as a library; Linux's figures include what a system
+  call costs. A first touch on the engine calls fault() where the hardware would fault next; the
+  MMU itself is not timed. On Linux it stores one byte to each page. The host's settings for
+  transparent huge pages are stated and not changed; where folios of the wanted size are off, Linux
+  has base pages.
+  Counts need no clock and do not depend on the host: entries read and written where the operation
+  works, entries read on the way down from the root, tables that were new, freed, or moved by the
+  one entry that names them, invalidations sent and the base pages that they covered. The floor is
+  the fewest entry writes and invalidations that the call needs.
+
+Examples
+  bindery bench                              everything, in less than a minute
+  bindery bench remap-1m --folio 4k,2m       one workload, other folios
+  bindery bench --quick --arch aarch64 --json figures.json
+
+The JSON
+  host; architecture; results[]: workload, variant, folio_bytes, phases[]: phase, floor
+  {entries_written, tables_hooked, invalidations}, and for each of page, table, linux: nanoseconds
+  {samples, minimum, p10, median, p90, maximum}, counts {entries_read, entries_written, ...};
+  ratio_page, ratio_linux (medians, to table), ratio_floor (entries written, to the floor).";
+
+/// Run workloads on the engine, page by page and at full reach, and on the host's Linux
+///
+/// Without arguments: all workloads, on a hosted x86-64 machine. Nothing needs to be installed, and
+/// nothing outside of this process is changed.
+#[derive(clap::Args)]
+#[command(after_long_help = HELP, after_help = "More, with examples: bindery bench --help")]
+pub struct Arguments {
+    /// What to run; everything if left out
+    #[arg(value_name = "WORKLOAD")]
+    workloads: Vec<Workload>,
+
+    /// The architecture whose page tables the hosted machine has: x86-64, x86-64-la57, aarch64,
+    /// riscv64 (riscv64-sv48) or riscv64-sv39
+    #[arg(long, value_name = "ARCH", default_value = "x86-64", value_parser = parse_architecture)]
+    arch: ArchitectureName,
+
+    /// The folio sizes that first touches take on the engine: powers of two from 4k to 2m, with
+    /// commas between them; each workload has its own defaults
+    #[arg(long, value_name = "SIZE", value_delimiter = ',')]
+    folio: Vec<FolioSize>,
+
+    /// Write all figures to a file, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// Repeat less, and run remap-1g with folios of 4k alone: some seconds in all, wider spreads
+    #[arg(long)]
+    quick: bool,
+}
+
+fn parse_architecture(name: &str) -> Result<ArchitectureName, String> {
+    match name.parse() {
+        Ok(ArchitectureName::Tiny) => {
+            Err("tiny has 256 KiB of addresses, and every workload needs more; use x86-64"
+                .to_owned())
+        }
+        Ok(name) => Ok(name),
+        Err(unknown) => Err(format!("{unknown}")),
+    }
+}
+
+/// Runs what the arguments ask for.
+///
+/// # Errors
+/// What to tell the user.
+pub fn run(arguments: &Arguments) -> Result<(), String> {
+    // Before the work, so that a wrong name costs no minute.
+    let file = arguments.json.as_deref().map(create).transpose()?;
+    let (host, clock) = (Host::look(), Clock::calibrate());
+    show(&report::heading(&host, arguments.arch, clock))?;
+    let mut document = json::Document::new(host, arguments.arch, arguments.quick, clock);
+    let plan = plan(arguments);
+    let progress = progress(&plan);
+    let mut problems = Vec::new();
+    for group in &plan {
+        progress.set_message(group.workload.name());
+        let results = &mut document.results;
+        let run = Run { group, clock, progress: &progress, results };
+        problems.extend(dispatch(arguments.arch, run).err());
+    }
+    progress.finish_and_clear();
+    show(report::LEGEND)?;
+    if let Some((path, mut file)) = file {
+        let text = serde_json::to_string_pretty(&document).map_err(|error| error.to_string())?;
+        writeln!(file, "{text}").map_err(|error| cannot_write(path, &error))?;
+    }
+    if problems.is_empty() { Ok(()) } else { Err(problems.join("\nerror: ")) }
+}
+
+fn create(path: &Path) -> Result<(&Path, File), String> {
+    match File::create(path) {
+        Ok(file) => Ok((path, file)),
+        Err(error) => Err(cannot_write(path, &error)),
+    }
+}
+
+fn cannot_write(path: &Path, error: &io::Error) -> String {
+    format!(
+        "cannot write {}: {error}; give --json a file in a directory that exists and is yours",
+        path.display()
+    )
+}
+
+/// All that is asked for of one workload. It shares a machine.
+struct Group {
+    workload: Workload,
+    scripts: Vec<Script>,
+}
+
+fn plan(arguments: &Arguments) -> Vec<Group> {
+    let geometry = dispatch(arguments.arch, GeometryOf);
+    let workloads = match &*arguments.workloads {
+        [] => Workload::value_variants(),
+        chosen => chosen,
+    };
+    let group = |workload: &Workload| {
+        let defaults = workload.default_folios(arguments.quick);
+        let folios = if arguments.folio.is_empty() { defaults } else { &arguments.folio };
+        let scripts =
+            folios.iter().flat_map(|folio| workload.scripts(*folio, geometry, arguments.quick));
+        Group { workload: *workload, scripts: scripts.collect() }
+    };
+    workloads.iter().map(group).collect()
+}
+
+/// The geometry of an architecture that is known by name.
+struct GeometryOf;
+
+impl Visitor for GeometryOf {
+    type Output = Geometry;
+
+    fn visit<A: Walk>(self) -> Geometry {
+        Geometry { levels: A::LEVELS, index_bits: <A as Arch>::INDEX_BITS }
+    }
+}
+
+/// A group, to be run on an architecture that is known by name.
+struct Run<'a> {
+    group: &'a Group,
+    clock: Clock,
+    progress: &'a ProgressBar,
+    results: &'a mut Vec<json::Table>,
+}
+
+impl Visitor for Run<'_> {
+    type Output = Result<(), String>;
+
+    fn visit<A: Walk>(self) -> Self::Output {
+        let Self { group, clock, progress, results } = self;
+        let Group { workload, scripts } = group;
+        let memory = workload.memory();
+        enough_memory(memory)
+            .map_err(|problem| format!("{} was left out: {problem}", workload.name()))?;
+        let linux = enough_memory(memory + workload.data());
+        let bench = Bench { scripts, memory, linux, clock };
+        let done = |script: &Script, comparison| {
+            progress.suspend(|| show(&report::tables(script, &comparison)))?;
+            results.push(json::Table::new(script, &comparison));
+            match engine_problem(&comparison) {
+                None => Ok(()),
+                Some(problem) => {
+                    Err(format!("the engine failed in {}: {problem}", workload.name()))
+                }
+            }
+        };
+        bench.run::<A>(|| progress.inc(1), done)
+    }
+}
+
+/// Refuses what would drive the host into swapping or worse.
+fn enough_memory(needed: u64) -> Result<(), String> {
+    /// For the program itself, and for comfort.
+    const SPARE: u64 = 64 * MIB;
+    let needed = needed + SPARE;
+    match Host::available_memory() {
+        Some(available) if available < needed => Err(format!(
+            "it takes {} MiB of free memory, and the host has {} MiB",
+            needed / MIB,
+            available / MIB
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn engine_problem(comparison: &Comparison) -> Option<&str> {
+    let outcome = |who: usize| comparison.outcomes[who].problem.as_deref();
+    outcome(engine::PAGE).or_else(|| outcome(engine::FULL))
+}
+
+/// A bar on standard error; indicatif hides it where that is no terminal.
+fn progress(plan: &[Group]) -> ProgressBar {
+    let scripts = plan.iter().flat_map(|group| &group.scripts);
+    let length: usize = scripts.map(|script| ticks(script, 3)).sum();
+    let style = ProgressStyle::with_template("{msg:8} [{bar:40}] {percent:>3} %  {eta} left");
+    ProgressBar::new(length as u64).with_style(style.expect("the template is a constant"))
+}
+
+/// Prints to standard output. A reader who has seen enough (`| head`) is no error.
+fn show(text: &str) -> Result<(), String> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(format!("cannot write to standard output: {error}"))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,310 @@
+//! The workloads, as lists of calls: the same list goes to the engine and to Linux.
+
+use bindery::addr::{VirtAddr, VirtRange};
+use clap::ValueEnum;
+
+use super::floor::{Floor, Geometry};
+use super::size::{FolioSize, GIB, KIB, MIB, show_bytes};
+
+/// Workloads by the names that users type.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Workload {
+    /// mmap 1 MiB, touch it, mremap it, munmap it, again and again (system 1)
+    #[value(name = "remap-1m")]
+    Remap1m,
+    /// mremap of 1 GiB of touched memory to four kinds of places, and its munmap (system 2)
+    #[value(name = "remap-1g")]
+    Remap1g,
+}
+
+/// One call to a memory manager. A script has at most one mapping at a time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Call {
+    /// Map anonymous private memory there.
+    Map(VirtRange),
+    /// Say which folios are wanted there (Linux alone has to be told for each mapping).
+    Advise(VirtRange),
+    /// Write to each page for the first time.
+    Touch(VirtRange),
+    /// Move the mapping.
+    Move { from: VirtRange, to: VirtAddr },
+    /// Unmap it.
+    Unmap(VirtRange),
+}
+
+impl Call {
+    /// The name that error messages and tables give it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Map(_) => "mmap",
+            Self::Advise(_) => "madvise",
+            Self::Touch(_) => "first touch",
+            Self::Move { .. } => "mremap",
+            Self::Unmap(_) => "munmap",
+        }
+    }
+
+    /// The addresses at which something is mapped after the call or before it.
+    pub fn ranges(self) -> [VirtRange; 2] {
+        match self {
+            Self::Map(at) | Self::Advise(at) | Self::Touch(at) | Self::Unmap(at) => [at, at],
+            Self::Move { from, to } => [from, range(to.0, from.len())],
+        }
+    }
+}
+
+/// What is measured: one row of the table. All calls of a phase have equal floors.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Phase {
+    pub name: String,
+    pub floor: Floor,
+}
+
+/// A call, and the number of the phase that its cost counts for; it is not measured without one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Step {
+    pub call: Call,
+    pub phase: Option<usize>,
+}
+
+/// A workload in one variant: what is called in one round. It leaves nothing mapped.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Script {
+    pub workload: Workload,
+    pub variant: String,
+    pub folio: FolioSize,
+    pub steps: Vec<Step>,
+    pub phases: Vec<Phase>,
+    /// Whether the phases, each made once, are the loop that was published as a whole.
+    pub is_loop: bool,
+    pub effort: Effort,
+    geometry: Geometry,
+}
+
+/// How often a script is run. Each of `turns` the subjects take turns, in which each runs the script
+/// `repeats` times, so that a slow spell of the host does not hit one of them alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Effort {
+    pub turns: usize,
+    pub repeats: usize,
+}
+
+impl Effort {
+    /// A tenth of the turns and half of the repeats.
+    fn least(self) -> Self {
+        Self { turns: self.turns.div_ceil(10), repeats: self.repeats.div_ceil(2) }
+    }
+}
+
+/// Where the mapping is at first, and how far it moves.
+const SOURCE_1M: u64 = GIB;
+const SOURCE_1G: u64 = 64 * GIB;
+const FAR: u64 = 64 * GIB;
+
+impl Workload {
+    /// The name that users type.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Remap1m => "remap-1m",
+            Self::Remap1g => "remap-1g",
+        }
+    }
+
+    /// The folio sizes that are shown where the user asks for none.
+    pub fn default_folios(self, quick: bool) -> &'static [FolioSize] {
+        match self {
+            Self::Remap1m => &[FolioSize::KIB_64, FolioSize::BASE],
+            // To touch 1 GiB takes Linux a large part of a second.
+            Self::Remap1g if quick => &[FolioSize::BASE],
+            Self::Remap1g => &[FolioSize::BASE, FolioSize::KIB_64],
+        }
+    }
+
+    /// Bytes of physical memory that the machine needs: data, tables, metadata, and some to spare.
+    pub fn memory(self) -> u64 {
+        match self {
+            Self::Remap1m => 64 * MIB,
+            Self::Remap1g => GIB + 256 * MIB,
+        }
+    }
+
+    /// Bytes that are mapped at a time.
+    pub fn data(self) -> u64 {
+        match self {
+            Self::Remap1m => MIB,
+            Self::Remap1g => GIB,
+        }
+    }
+
+    /// The workload's variants; with few repetitions if it shall be `quick`.
+    pub fn scripts(self, folio: FolioSize, geometry: Geometry, quick: bool) -> Vec<Script> {
+        let mut scripts = match self {
+            Self::Remap1m => [MIB, MIB + 4 * KIB].map(|by| remap_1m(by, folio, geometry)).into(),
+            Self::Remap1g => vec![remap_1g(folio, geometry)],
+        };
+        if quick {
+            scripts.iter_mut().for_each(|script| script.effort = script.effort.least());
+        }
+        scripts
+    }
+}
+
+/// The loop of system 1.
+fn remap_1m(by: u64, folio: FolioSize, geometry: Geometry) -> Script {
+    let source = range(SOURCE_1M, MIB);
+    let target = range(SOURCE_1M + by, MIB);
+    let variant = format!("1 MiB at 1 GiB, moved by {}", show_distance(by, MIB));
+    let mut script = Script::new(Workload::Remap1m, variant, folio, geometry);
+    script.is_loop = true;
+    script.effort = Effort { turns: 40, repeats: 100 };
+    script.timed("mmap", Call::Map(source));
+    script.untimed(Call::Advise(source));
+    script.timed("first touch", Call::Touch(source));
+    script.timed("mremap", Call::Move { from: source, to: target.start() });
+    script.timed("munmap", Call::Unmap(target));
+    script
+}
+
+/// System 2. To touch 1 GiB anew for every move would take most of the time, so base pages are
+/// moved and, not measured, moved back. Larger folios cannot be used again: a move may split them,
+/// or take contiguous blocks apart.
+fn remap_1g(folio: FolioSize, geometry: Geometry) -> Script {
+    let source = range(SOURCE_1G, GIB);
+    let reusable = folio == FolioSize::BASE;
+    let moves = if reusable { 4 } else { 1 };
+    let variant = "1 GiB at 64 GiB, moved by 64 GiB and a bit".to_owned();
+    let mut script = Script::new(Workload::Remap1g, variant, folio, geometry);
+    script.effort = Effort { turns: if reusable { 5 } else { 3 }, repeats: 1 };
+    let targets = [
+        ("mremap by 1 GiB", 0),
+        ("mremap by 2 MiB", 2 * MIB),
+        ("mremap off by 64 KiB", 64 * KIB),
+        ("mremap off by 4 KiB", 4 * KIB),
+    ];
+    script.fill(source);
+    for (name, off) in targets {
+        let target = range(SOURCE_1G + FAR + off, GIB);
+        for _ in 0..moves {
+            script.timed(name, Call::Move { from: source, to: target.start() });
+            script.untimed(Call::Move { from: target, to: source.start() });
+        }
+        if !reusable {
+            script.untimed(Call::Unmap(source));
+            script.fill(source);
+        }
+    }
+    script.timed("munmap", Call::Unmap(source));
+    script
+}
+
+impl Script {
+    fn new(workload: Workload, variant: String, folio: FolioSize, geometry: Geometry) -> Self {
+        let (steps, phases) = (Vec::new(), Vec::new());
+        let effort = Effort { turns: 1, repeats: 1 };
+        Self { workload, variant, folio, steps, phases, is_loop: false, effort, geometry }
+    }
+
+    /// Maps, and touches as a measured phase.
+    fn fill(&mut self, range: VirtRange) {
+        self.untimed(Call::Map(range));
+        self.untimed(Call::Advise(range));
+        self.timed("first touch", Call::Touch(range));
+    }
+
+    fn untimed(&mut self, call: Call) {
+        self.steps.push(Step { call, phase: None });
+    }
+
+    fn timed(&mut self, name: &str, call: Call) {
+        let known = self.phases.iter().position(|phase| phase.name == name);
+        let phase = known.unwrap_or_else(|| {
+            let floor = Floor::of(call, self.folio, self.geometry);
+            self.phases.push(Phase { name: name.to_owned(), floor });
+            self.phases.len() - 1
+        });
+        self.steps.push(Step { call, phase: Some(phase) });
+    }
+
+    /// All addresses that the script uses.
+    pub fn ranges(&self) -> impl Iterator<Item = VirtRange> {
+        self.steps.iter().flat_map(|step| step.call.ranges())
+    }
+}
+
+/// The range of `len` bytes at `start`; both are constants of this module, far below 2^64.
+pub fn range(start: u64, len: u64) -> VirtRange {
+    VirtRange::from_len(VirtAddr(start), len).expect("workloads stay inside user space")
+}
+
+/// `by` as a multiple of `unit` and the rest.
+fn show_distance(by: u64, unit: u64) -> String {
+    match by % unit {
+        0 => show_bytes(by),
+        rest => format!("{} + {}", show_bytes(by - rest), show_bytes(rest)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GEOMETRY: Geometry = Geometry { levels: 4, index_bits: 9 };
+
+    fn all() -> Vec<Script> {
+        let scripts = |workload: &Workload| {
+            let sizes = [FolioSize::BASE, FolioSize::KIB_64].into_iter();
+            sizes.flat_map(|folio| workload.scripts(folio, GEOMETRY, false)).collect::<Vec<_>>()
+        };
+        Workload::value_variants().iter().flat_map(scripts).collect()
+    }
+
+    #[test]
+    fn every_script_works_on_its_one_mapping_and_leaves_none() {
+        for script in all() {
+            let mut mapped = None;
+            for step in &script.steps {
+                mapped = match step.call {
+                    Call::Map(at) => {
+                        assert_eq!(mapped, None);
+                        Some(at)
+                    }
+                    Call::Move { from, to } => {
+                        let target = range(to.0, from.len());
+                        assert_eq!(mapped, Some(from));
+                        assert!(!from.overlaps(target));
+                        Some(target)
+                    }
+                    Call::Unmap(at) => {
+                        assert_eq!(mapped, Some(at));
+                        None
+                    }
+                    Call::Touch(at) | Call::Advise(at) => {
+                        assert_eq!(mapped, Some(at));
+                        mapped
+                    }
+                };
+            }
+            assert_eq!(mapped, None, "{}", script.variant);
+        }
+    }
+
+    #[test]
+    fn calls_of_one_phase_have_its_floor() {
+        for script in all() {
+            for step in &script.steps {
+                if let Some(phase) = step.phase {
+                    let floor = Floor::of(step.call, script.folio, GEOMETRY);
+                    assert_eq!(script.phases[phase].floor, floor);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn users_type_the_names_that_tables_show() {
+        for workload in Workload::value_variants() {
+            let typed = workload.to_possible_value().map(|value| value.get_name().to_owned());
+            assert_eq!(typed.as_deref(), Some(workload.name()));
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! What a user of `bindery bench` sees. Counts are checked, times never.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::{env, fs, process};
+
+use serde_json::Value;
+
+fn bench(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_bindery"))
+        .arg("bench")
+        .args(arguments)
+        .output()
+        .expect("the program starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("the program writes UTF-8")
+}
+
+/// A file that is removed when the test is over.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        Self(env::temp_dir().join(format!("bindery-test-{}-{name}", process::id())))
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().expect("the path is UTF-8")
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // It may not have been written.
+        let _missing = fs::remove_file(&self.0);
+    }
+}
+
+/// Runs a workload and returns its standard output and its figures.
+fn figures(name: &str, arguments: &[&str]) -> (String, Value) {
+    let file = Scratch::new(name);
+    let output = bench(&[arguments, &["--quick", "--json", file.path()]].concat());
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{err}");
+    let json = fs::read_to_string(Path::new(file.path())).expect("the file is written");
+    (out, serde_json::from_str(&json).expect("it is JSON"))
+}
+
+fn phase<'a>(result: &'a Value, name: &str) -> &'a Value {
+    let phases = result["phases"].as_array().expect("there are phases");
+    phases.iter().find(|phase| phase["phase"] == name).unwrap_or_else(|| panic!("no phase {name}"))
+}
+
+/// Some counts of one phase, in the order that was asked for.
+fn counts<const N: usize>(result: &Value, name: &str, who: &str, of: [&str; N]) -> [u64; N] {
+    let counts = &phase(result, name)[who]["counts"];
+    of.map(|field| counts[field].as_u64().unwrap_or_else(|| panic!("{name} {who} has no {field}")))
+}
+
+fn narrow(out: &str) {
+    for line in out.lines() {
+        assert!(line.chars().count() <= 120, "more than 120 columns: {line}");
+    }
+}
+
+const MOVE: [&str; 4] = ["entries_read", "entries_written", "invalidations", "pages_invalidated"];
+
+fn results(document: &Value) -> &[Value] {
+    document["results"].as_array().expect("there are results")
+}
+
+/// Checks all counts of one table of `remap-1m`.
+fn check_loop(result: &Value, what: &str, has_blocks: bool) {
+    // Off by 4 KiB, the last page needs a table of its own.
+    let off = result["variant"].as_str().is_some_and(|variant| variant.contains('+'));
+    let moved = [256, 512 + u64::from(off), 1, 256];
+    assert_eq!(counts(result, "mremap", "table", MOVE), moved, "{what}");
+    // Page by page, contiguous blocks fall apart: an invalidation each.
+    let blocks = if has_blocks { result["folio_bytes"].as_u64() == Some(65_536) } else { false };
+    let [invalidations] = counts(result, "mremap", "page", ["invalidations"]);
+    assert_eq!(invalidations, if blocks { 1 + 16 } else { 1 }, "{what}");
+    for who in ["page", "table"] {
+        assert_eq!(counts(result, "mmap", who, ["entries_written"]), [0], "{what}");
+        let hooks = phase(result, "first touch")["floor"]["tables_hooked"].as_u64().unwrap_or(0);
+        let touched = counts(result, "first touch", who, ["entries_written", "tables_allocated"]);
+        assert_eq!(touched, [256 + hooks, hooks], "{what}, {who}");
+        for phase in result["phases"].as_array().expect("there are phases") {
+            assert_eq!(phase[who]["counts_steady"], true, "{what}, {who}: {phase}");
+        }
+    }
+    let unmap = counts(result, "munmap", "table", ["entries_written", "invalidations"]);
+    assert_eq!(unmap, [1, 1], "{what}");
+}
+
+#[test]
+fn the_loop_of_system_1_counts_the_same_on_every_architecture() {
+    let blocks = ["aarch64", "riscv64", "riscv64-sv39"].map(|arch| (arch, true));
+    for (arch, has_blocks) in [("x86-64", false), ("x86-64-la57", false)].into_iter().chain(blocks)
+    {
+        let (out, document) = figures(&format!("loop-{arch}"), &["remap-1m", "--arch", arch]);
+        narrow(&out);
+        assert_eq!(results(&document).len(), 4, "two folio sizes, two distances");
+        for result in results(&document) {
+            let what = format!("{arch}, {} in {}", result["variant"], result["folio_bytes"]);
+            check_loop(result, &what, has_blocks);
+        }
+    }
+}
+
+#[test]
+fn tables_fit_into_120_columns_and_say_what_was_compared() {
+    let (out, document) = figures("columns", &["remap-1m", "--folio", "4k"]);
+    narrow(&out);
+    for word in ["page by page", "whole tables", "Linux", "floor", "published", "first touch"] {
+        assert!(out.contains(word), "{word} is missing in {out}");
+    }
+    let kernel = document["host"]["kernel"].as_str().expect("the host has a kernel");
+    assert!(out.contains(kernel), "{kernel} is missing in {out}");
+    assert_eq!((&document["architecture"], &document["quick"]), (&"x86-64".into(), &true.into()));
+}
+
+#[test]
+#[ignore = "touches 1 GiB on the machine and on Linux: run it with --release -- --ignored"]
+fn a_gigabyte_moves_by_as_few_entries_as_its_addresses_allow() {
+    let (out, document) = figures("gigabyte", &["remap-1g", "--folio", "4k,64k"]);
+    narrow(&out);
+    for result in results(&document) {
+        assert_eq!(counts(result, "mremap by 1 GiB", "table", MOVE), [1, 2, 1, 262_144]);
+        let moved = counts(result, "mremap by 2 MiB", "table", ["tables_moved", "entries_read"]);
+        assert_eq!(moved, [512, 512]);
+        for name in ["mremap off by 64 KiB", "mremap off by 4 KiB"] {
+            let floor = &phase(result, name)["floor"];
+            assert_eq!(
+                (floor["entries_written"].as_u64(), floor["invalidations"].as_u64()),
+                (Some(524_288), Some(1))
+            );
+            let [written] = counts(result, name, "table", ["entries_written"]);
+            assert!(written < 524_288 + 1_500, "{name}: {written} entries written");
+        }
+        assert_eq!(counts(result, "munmap", "table", ["entries_written", "invalidations"]), [1, 1]);
+    }
+}
+
+/// Checks that the command line is refused, and that the message has all of `words` in it.
+fn refused(arguments: &[&str], words: &[&str]) {
+    let output = bench(arguments);
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {err}");
+    for word in words {
+        assert!(err.contains(word), "{arguments:?}: {word:?} is missing in {err}");
+    }
+    assert!(output.stdout.is_empty(), "nothing runs before the command line is understood");
+}
+
+#[test]
+fn a_wrong_command_line_is_refused_with_what_would_be_right() {
+    refused(&["remap-2m"], &["remap-2m", "remap-1m", "remap-1g"]);
+    refused(&["--folio", "3k"], &["3k", "powers of two", "64k"]);
+    refused(&["--folio", "4m"], &["4m", "2m"]);
+    refused(&["--arch", "vax"], &["vax", "aarch64", "riscv64"]);
+    refused(&["--arch", "tiny"], &["tiny", "x86-64"]);
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_noticed_before_the_work() {
+    let output = bench(&["remap-1m", "--quick", "--json", "/nowhere/at/all.json"]);
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(err.contains("/nowhere/at/all.json") && err.contains("directory"), "{err}");
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn help_tells_what_the_workloads_do_and_what_the_figures_mean() {
+    let output = bench(&["--help"]);
+    let out = text(&output.stdout);
+    assert!(output.status.success());
+    for word in ["remap-1m", "remap-1g", "floor", "MMU", "p10", "median", "--quick"] {
+        assert!(out.contains(word), "{word} is missing in {out}");
+    }
+}
