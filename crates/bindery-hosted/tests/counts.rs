@@ -85,3 +85,19 @@ fn page_by_page_is_the_same_work_in_smaller_pieces() {
     assert_eq!(cost.invalidations, 17, "{cost:?}");
     audit(&machine, &memory, &[&space]);
 }
+
+#[test]
+fn protecting_and_forking_an_empty_reservation_costs_nothing_for_its_size() {
+    let (machine, memory) = strict::<bindery::arch::X86_64>(64 * MIB);
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    let program = Program::new(&machine, &space);
+    let length = 64 << 40;
+    let start = space.mmap(&common::anywhere(length)).unwrap();
+    program.store(VirtAddr(start.0 + length / 2), 1).unwrap();
+    let before = space.counts();
+    space.mprotect(start, length, bindery::Protection::READ).unwrap();
+    drop(space.fork().unwrap());
+    let cost = space.counts() - before;
+    assert!(cost.entries_read + cost.entries_descended < 10_000, "{cost:?}");
+    audit(&machine, &memory, &[&space]);
+}

@@ -386,12 +386,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     /// Gives the exclusive pages in `window` the permissions of the VMA, and records the write to
     /// `page`.
-    fn reuse(
-        &self,
-        vma: &Vma,
-        page: VirtAddr,
-        window: VirtRange,
-    ) -> Result<Resolved, FaultError> {
+    fn reuse(&self, vma: &Vma, page: VirtAddr, window: VirtRange) -> Result<Resolved, FaultError> {
         let mut gather = Gather::new();
         let permissions = vma.protection().permissions();
         let done = self.table.protect(window, permissions, &mut gather);
@@ -412,11 +407,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     /// Puts a copy in the place of the page, or a new page of zeroes in the place of the zero
     /// page. `None` where the page has changed in between.
-    fn copy(
-        &self,
-        vma: &Vma,
-        page: VirtAddr,
-    ) -> Result<Option<Resolved>, FaultError> {
+    fn copy(&self, vma: &Vma, page: VirtAddr) -> Result<Option<Resolved>, FaultError> {
         let frames = &self.table.memory.frames;
         let copy = frames.new_folio(0).ok_or(FaultError::OutOfMemory)?;
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);

@@ -68,17 +68,14 @@ impl<P: Platform> AddressSpace<'_, P> {
                     contiguous: node.level == 1 && P::Arch::is_block(raw),
                 }
             }
-            Kind::Absent => {
-                match absent::decode::<P::Arch>(raw) {
-                    Some(Absent::Hidden { frame, accessed, dirty, soft_dirty, userfault }) => {
-                        let frame = frame.plus(inside as u32);
-                        let hidden =
-                            Absent::Hidden { frame, accessed, dirty, soft_dirty, userfault };
-                        Inspection::Absent(hidden)
-                    }
-                    absent => absent.map_or(Inspection::Empty, Inspection::Absent),
+            Kind::Absent => match absent::decode::<P::Arch>(raw) {
+                Some(Absent::Hidden { frame, accessed, dirty, soft_dirty, userfault }) => {
+                    let frame = frame.plus(inside as u32);
+                    let hidden = Absent::Hidden { frame, accessed, dirty, soft_dirty, userfault };
+                    Inspection::Absent(hidden)
                 }
-            }
+                absent => absent.map_or(Inspection::Empty, Inspection::Absent),
+            },
         }
     }
 

@@ -75,7 +75,11 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// tables each; stretches under which there is no table are passed over in one step, whatever
     /// their size. The caller keeps new tables out of the range.
     pub(crate) fn chunks(&self, range: VirtRange) -> impl Iterator<Item = VirtRange> {
-        let size = lock::CHUNK_TABLES * arch::table_span::<P::Arch>(1);
+        self.chunks_of(range, lock::CHUNK_TABLES * arch::table_span::<P::Arch>(1))
+    }
+
+    /// As [`PageTable::chunks`], of `size` bytes each, a power of two.
+    pub(crate) fn chunks_of(&self, range: VirtRange, size: u64) -> impl Iterator<Item = VirtRange> {
         let end = range.end().0;
         let mut start = range.start().0;
         core::iter::from_fn(move || {
@@ -114,6 +118,7 @@ impl<P: Platform> Drop for Cursor<'_, '_, P> {
 impl<'m, P: Platform> Cursor<'_, 'm, P> {
     /// The next run, whose leaves agree in what `equal` names; `None` at the end of the range.
     /// Fails where a huge leaf has to be split and its reserve is missing.
+    #[inline]
     pub(crate) fn next_run(
         &mut self,
         equal: Equal,
@@ -164,6 +169,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
 
     /// How many whole slots at `level` lie between the position and the end of its table or of
     /// the range.
+    #[inline]
     fn limit(&self, level: u8, index: u32) -> u32 {
         let left = (self.range.end().0 - self.at) >> arch::span_shift::<P::Arch>(level);
         let table = arch::entries::<P::Arch>() - index;
@@ -172,6 +178,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
 
     /// Goes behind the run. An empty slot above level 1 may reach over the range's end or begin
     /// before the position.
+    #[inline]
     fn pass(&mut self, found: Run) -> Run {
         let shift = arch::span_shift::<P::Arch>(found.node.level);
         let begin = self.at >> shift << shift;
@@ -181,6 +188,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         found
     }
 
+    #[inline]
     fn level_one_run(
         &mut self,
         node: Node,
@@ -202,7 +210,13 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                     tables.unfold(node.table, index, VirtAddr(self.at), &mut self.counts);
                     return None;
                 }
-                let frame = P::Arch::frame(P::Arch::unblock(entry, index));
+                let single = P::Arch::unblock(entry, index);
+                if limit == 1 {
+                    self.counts.entries_read += 1;
+                    let (at, what) = (VirtAddr(self.at), What::Leaf(single));
+                    return Some(Run { at, node, index, count: 1, what });
+                }
+                let frame = P::Arch::frame(single);
                 let (limit, step) = tables.memory.folio_limit(frame, limit);
                 let (mut count, first) =
                     run::leaves::<P::Arch>(slots, index, limit, equal, step, 0);

@@ -67,6 +67,15 @@ impl<P: Platform> PageTable<'_, P> {
         let mut entry = first;
         let end = index + count;
         let mut at = index;
+        // Frames and slots rise together, so blocks fit everywhere or nowhere.
+        let congruent = (P::Arch::frame(first).0 ^ index) & (P::Arch::BLOCK - 1) == 0;
+        if P::Arch::BLOCK == 1 || !congruent {
+            for slot in &slots[index as usize..end as usize] {
+                slot.store(entry.0, Ordering::Relaxed);
+                entry = Entry(entry.0.wrapping_add(P::Arch::STEP));
+            }
+            at = end;
+        }
         while at < end {
             let fold = end - at >= P::Arch::BLOCK && arch::may_fold::<P::Arch>(entry, at);
             let piece = if fold { P::Arch::BLOCK } else { 1 };
@@ -84,17 +93,22 @@ impl<P: Platform> PageTable<'_, P> {
     /// Clears the whole contiguous block at `index` (its first entry), and returns its first
     /// entry, unblocked, with accessed and dirty of all.
     pub(crate) fn take_block(&self, table: Frame, index: u32, counts: &mut Counts) -> Entry {
-        let slots = self.slots(table);
-        let mut gathered = P::Arch::unblock(run::load(slots, index), index);
-        for at in index..index + P::Arch::BLOCK {
-            let slot = &slots[at as usize];
-            let old = Entry(slot.load(Ordering::Relaxed));
-            let old = replace::<P::Arch>(slot, old, |_| Entry::EMPTY);
-            gathered = P::Arch::gather(gathered, P::Arch::unblock(old, at));
+        let slots = &self.slots(table)[index as usize..(index + P::Arch::BLOCK) as usize];
+        let first = P::Arch::unblock(run::load(slots, 0), index);
+        let (mut any, mut all) = (0, u64::MAX);
+        for slot in slots {
+            let mut raw = slot.load(Ordering::Relaxed);
+            if P::Arch::SETTLED.is(Entry(raw)) {
+                slot.store(0, Ordering::Relaxed);
+            } else {
+                raw = slot.swap(0, Ordering::Relaxed);
+            }
+            any |= raw;
+            all &= raw;
         }
         counts.entries_read += u64::from(P::Arch::BLOCK);
         counts.entries_written += u64::from(P::Arch::BLOCK);
-        gathered
+        P::Arch::gather_run(first, any, all)
     }
 
     /// Makes single pages of the contiguous block that the entry at `index`, for address `addr`,
@@ -241,7 +255,7 @@ fn collapse_locked<P: Platform>(
     parent_slot.store(leaf.0, Ordering::Release);
     tables.push_reserve(parent.table, reserve);
     cursor.counts.entries_written += 2 + u64::from(entries);
-    tables.gather_subtree(node, 1, gather);
+    tables.gather_subtree(node, 1, gather, &mut cursor.counts);
     true
 }
 

@@ -177,7 +177,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         if !whole {
             // Tables above what moved may be left.
             // Nothing is mapped there any more, so there is nothing to split and no failure.
-            let emptied = self.zap(what.hull, what.hull, &mut gather);
+            let emptied = self.zap(what.source, what.hull, &mut gather);
             debug_assert!(emptied.is_ok(), "an empty range has no leaf to split");
         }
         gather
@@ -205,6 +205,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
             from,
             to,
             from_base: cleared.start().align_down(arch::table_span::<P::Arch>(from.level)),
+            moved: what.source,
             level: piece.level,
             source_table: None,
             target_table: None,
@@ -222,23 +223,53 @@ impl<'m, P: Platform> PageTable<'m, P> {
     }
 }
 
-/// Moves an entry that is empty, absent, or one to which the MMU may still add; returns 1 for one
-/// that is empty.
-fn move_unsettled<A: Arch>(slot: &AtomicU64, there: &AtomicU64, entry: Entry) -> u32 {
-    if entry.is_empty() {
-        return 1;
+/// What stands in the source of a move.
+enum Source {
+    /// A table of the level that moves.
+    Table(Frame),
+    /// Nothing, up to this address.
+    EmptyTo(u64),
+    /// A leaf of level 2 in a move of single pages: its table, index and entry.
+    Huge(Frame, u32, Entry),
+}
+
+/// Entries of a run that are not plain settled leaves.
+struct Others {
+    empty: u32,
+    /// No TLB knows these, so moving them needs no flush.
+    absent: u32,
+}
+
+impl Others {
+    /// Moves a run: nothing has to be known of its entries but whether the MMU may still write to
+    /// them.
+    #[inline]
+    fn move_run<A: Arch>(&mut self, from: &[AtomicU64], to: &[AtomicU64]) {
+        for (slot, there) in from.iter().zip(to) {
+            let entry = Entry(slot.load(Ordering::Relaxed));
+            if A::SETTLED.is(entry) {
+                slot.store(0, Ordering::Relaxed);
+                there.store(entry.0 | A::SOFT_DIRTY, Ordering::Relaxed);
+            } else {
+                self.take::<A>(slot, there, entry);
+            }
+        }
     }
-    let marked = if entry.0 & A::PRESENT == 0 {
-        slot.store(0, Ordering::Relaxed);
-        absent::mark_soft_dirty::<A>(entry)
-    } else if A::is_settled(entry) {
-        slot.store(0, Ordering::Relaxed);
-        Entry(entry.0 | A::SOFT_DIRTY)
-    } else {
-        Entry(slot.swap(0, Ordering::Relaxed) | A::SOFT_DIRTY)
-    };
-    there.store(marked.0, Ordering::Relaxed);
-    0
+
+    /// Moves an entry that is empty, absent, or one to which the MMU may still add.
+    fn take<A: Arch>(&mut self, slot: &AtomicU64, there: &AtomicU64, entry: Entry) {
+        let moved = if entry.is_empty() {
+            self.empty += 1;
+            return;
+        } else if entry.0 & A::PRESENT == 0 {
+            self.absent += 1;
+            slot.store(0, Ordering::Relaxed);
+            absent::mark_soft_dirty::<A>(entry).0
+        } else {
+            replace::<A>(slot, entry, |_| Entry::EMPTY).0 | A::SOFT_DIRTY
+        };
+        there.store(moved, Ordering::Relaxed);
+    }
 }
 
 /// Which missing tables were counted already: the last one on each level, as addresses rise.
@@ -255,6 +286,8 @@ struct Pair<'a, 'm, 'p, P: Platform> {
     from: Node,
     to: Node,
     from_base: VirtAddr,
+    /// All that the move moves, of which this piece is a part.
+    moved: VirtRange,
     /// The level of the entries that move.
     level: u8,
     /// The tables of `level` in use: where they begin, and which.
@@ -273,13 +306,14 @@ impl<P: Platform> Drop for Pair<'_, '_, '_, P> {
 }
 
 impl<P: Platform> Pair<'_, '_, '_, P> {
-    /// The source table for `at`, or the end of the empty stretch that `at` lies in.
-    fn source(&mut self, at: u64) -> Result<Frame, u64> {
+    /// What stands in the source at `at`; a huge leaf or its like is yielded if it ends at `end` or
+    /// before, and else split.
+    fn source(&mut self, at: u64, end: u64) -> Source {
         let base = at & !(arch::table_span::<P::Arch>(self.level) - 1);
         if let Some((start, table)) = self.source_table
             && start == base
         {
-            return Ok(table);
+            return Source::Table(table);
         }
         let mut node = self.from;
         while node.level > self.level {
@@ -290,7 +324,12 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 Kind::Table => P::Arch::frame(entry),
                 Kind::Empty => {
                     let last = at | (arch::span::<P::Arch>(node.level) - 1);
-                    return Err(last.saturating_add(1));
+                    return Source::EmptyTo(last.saturating_add(1));
+                }
+                Kind::Leaf
+                    if node.level == 2 && at == base && end - at >= arch::span::<P::Arch>(2) =>
+                {
+                    return Source::Huge(node.table, index, entry);
                 }
                 Kind::Leaf | Kind::Absent => {
                     let start = VirtAddr(at).align_down(arch::span::<P::Arch>(node.level));
@@ -301,7 +340,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                         }
                         Err(_) => {
                             debug_assert!(false, "a huge leaf has lost its reserve");
-                            return Err((at | (arch::span::<P::Arch>(node.level) - 1)) + 1);
+                            let last = at | (arch::span::<P::Arch>(node.level) - 1);
+                            return Source::EmptyTo(last + 1);
                         }
                     }
                 }
@@ -309,7 +349,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             node = Node { table, level: node.level - 1 };
         }
         self.source_table = Some((base, node.table));
-        Ok(node.table)
+        Source::Table(node.table)
     }
 
     /// The target table for `at`, hooked in if it is missing.
@@ -340,10 +380,15 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let span = arch::span::<P::Arch>(self.level);
         let mut offset = 0;
         while offset < len {
-            let table = match self.source(source + offset) {
-                Ok(table) => table,
-                Err(end) => {
+            let table = match self.source(source + offset, source + offset) {
+                Source::Table(table) => table,
+                Source::EmptyTo(end) => {
                     offset = end - source;
+                    continue;
+                }
+                Source::Huge(..) => {
+                    // Leaves above the level that moves are not asked for.
+                    offset += span;
                     continue;
                 }
             };
@@ -363,7 +408,9 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                     if let Some(reserve) = self.tables.pop_reserve(table) {
                         self.tables.push_reserve(to, reserve);
                     }
-                    self.gather.stale(range, self.level);
+                    if entry.0 & P::Arch::PRESENT != 0 {
+                        self.gather.stale(range, self.level);
+                    }
                 }
             }
             offset += span;
@@ -401,15 +448,22 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let congruent = (source ^ target) & block_mask == 0;
         let mut offset = 0;
         while offset < len {
-            let table = match self.source(source + offset) {
-                Ok(table) if self.tables.live(table) > 0 => table,
-                Ok(_) => {
+            let whole = self.tables.longest_run() > 1;
+            let end = if whole { source + len } else { source + offset };
+            let table = match self.source(source + offset, end) {
+                Source::Table(table) if self.tables.live(table) > 0 => table,
+                Source::Table(_) => {
                     let last = (source + offset) | (arch::table_span::<P::Arch>(1) - 1);
                     offset = last + 1 - source;
                     continue;
                 }
-                Err(end) => {
+                Source::EmptyTo(end) => {
                     offset = end - source;
+                    continue;
+                }
+                Source::Huge(holder, index, leaf) => {
+                    self.move_huge(holder, index, leaf, source + offset, target + offset);
+                    offset += arch::span::<P::Arch>(2);
                     continue;
                 }
             };
@@ -427,57 +481,74 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 continue;
             }
             let Some(target_table) = self.target(target + offset) else { return };
-            let count = count.min(self.tables.longest_run());
             let moved = if congruent {
                 let count = count.min(entries - to);
-                self.uncut_blocks(table, from, count, source + offset);
-                self.move_run((table, from), (target_table, to), count);
+                self.move_congruent((table, from), (target_table, to), count);
                 count
             } else {
+                let count = count.min(self.tables.longest_run());
                 self.move_shifted(table, from, count, source + offset, target + offset)
             };
             offset += u64::from(moved) * PAGE_SIZE;
         }
     }
 
-    /// Unfolds the contiguous blocks that the run would cut at its ends.
-    fn uncut_blocks(&mut self, table: Frame, from: u32, count: u32, source: u64) {
-        if P::Arch::BLOCK == 1 {
-            return;
+    /// Moves a huge leaf to where none can stand: as single pages, written at their new place at
+    /// once. Nothing is broken and made, since the old place stays empty.
+    fn move_huge(&mut self, holder: Frame, index: u32, leaf: Entry, source: u64, target: u64) {
+        let slot = &self.tables.slots(holder)[index as usize];
+        let old = replace::<P::Arch>(slot, leaf, |_| Entry::EMPTY);
+        self.counts.entries_read += 1;
+        self.counts.entries_written += 1;
+        self.tables.change_live(holder, 0, 1);
+        let range = VirtRange::raw(source, source + arch::span::<P::Arch>(2));
+        self.gather.stale(range, 2);
+        if let Some(reserve) = self.tables.pop_reserve(holder) {
+            super::free_table(self.tables.memory, reserve, &mut self.counts);
         }
+        let first = P::Arch::leaf(P::Arch::frame(old), 1, P::Arch::attributes(old));
+        self.arrive(first, arch::entries::<P::Arch>(), target);
+    }
+
+    /// Unfolds the contiguous blocks that the run would cut at its ends.
+    fn uncut_blocks(&mut self, table: Frame, from: u32, count: u32) {
         let mask = P::Arch::BLOCK - 1;
         let last = from + count - 1;
         for (index, cut) in [(from, from & mask != 0 || count <= mask), (last, last & mask != mask)]
         {
-            if cut && P::Arch::is_block(run::load(self.tables.slots(table), index)) {
-                let at = VirtAddr(source + u64::from(index - from) * PAGE_SIZE);
+            if cut
+                && P::Arch::is_block(run::load(self.tables.slots(table), index))
+                && let Some((base, _)) = self.source_table
+            {
+                let at = VirtAddr(base + u64::from(index) * PAGE_SIZE);
                 self.tables.unfold(table, index, at, &mut self.counts);
             }
         }
     }
 
-    /// Moves `count` entries whose blocks, if any, stay blocks: nothing has to be known of them
-    /// but whether the MMU may still write to them.
-    fn move_run(&mut self, source: (Frame, u32), target: (Frame, u32), count: u32) {
+    /// Moves `count` entries, in parts as long as a run may be. Their blocks, if any, stay blocks.
+    fn move_congruent(&mut self, source: (Frame, u32), target: (Frame, u32), count: u32) {
         let range = |index: u32| index as usize..(index + count) as usize;
+        let longest = self.tables.longest_run().min(count);
         let from = &self.tables.slots(source.0)[range(source.1)];
         let to = &self.tables.slots(target.0)[range(target.1)];
-        let mut empty = 0;
-        for (slot, there) in from.iter().zip(to) {
-            let entry = Entry(slot.load(Ordering::Relaxed));
-            if P::Arch::SETTLED.is(entry) {
-                slot.store(0, Ordering::Relaxed);
-                there.store(entry.0 | P::Arch::SOFT_DIRTY, Ordering::Relaxed);
-            } else {
-                empty += move_unsettled::<P::Arch>(slot, there, entry);
+        let mut others = Others { empty: 0, absent: 0 };
+        let mut index = source.1;
+        for (part, there) in from.chunks(longest as usize).zip(to.chunks(longest as usize)) {
+            if P::Arch::BLOCK > 1 {
+                self.uncut_blocks(source.0, index, part.len() as u32);
+                index += part.len() as u32;
             }
+            others.move_run::<P::Arch>(part, there);
         }
-        let moved = count - empty;
+        let moved = count - others.empty;
         self.counts.entries_read += u64::from(count);
         self.counts.entries_written += 2 * u64::from(moved);
         if moved > 0 {
             self.tables.change_live(source.0, 0, moved);
             self.tables.change_live(target.0, moved, 0);
+        }
+        if moved > others.absent {
             self.stale_leaves(source.0, source.1, count);
         }
     }
@@ -508,7 +579,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         if P::Arch::is_block(raw) {
             if from & (size - 1) == 0 && count >= size {
                 let first = self.tables.take_block(table, from, &mut self.counts);
-                self.arrive(table, from, first, size, target);
+                self.take_along(table, from, first, size, target);
                 return size;
             }
             self.tables.unfold(table, from, VirtAddr(source), &mut self.counts);
@@ -522,21 +593,26 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             let (alike, _) = run::leaves::<P::Arch>(slots, from, limit, equal, step, 0);
             if alike == size && step != 0 {
                 let first = self.tables.take_block(table, from, &mut self.counts);
-                self.arrive(table, from, first, size, target);
+                self.take_along(table, from, first, size, target);
                 return size;
             }
         }
         if let Some(target_table) = self.target(target) {
-            self.move_run((table, from), (target_table, to), 1);
+            self.move_congruent((table, from), (target_table, to), 1);
         }
         1
     }
 
-    /// Writes `count` pages that were taken from `index` of the source `table`; the target may
-    /// lie in two tables.
-    fn arrive(&mut self, table: Frame, index: u32, first: Entry, count: u32, target: u64) {
+    /// Counts `count` pages out that were taken from `index` of the source `table`, and writes
+    /// them.
+    fn take_along(&mut self, table: Frame, index: u32, first: Entry, count: u32, target: u64) {
         self.tables.change_live(table, 0, count);
         self.stale_leaves(table, index, count);
+        self.arrive(first, count, target);
+    }
+
+    /// Writes `count` pages that have left the source; the target may lie in two tables.
+    fn arrive(&mut self, first: Entry, count: u32, target: u64) {
         let mut entry = Entry(first.0 | P::Arch::SOFT_DIRTY);
         let mut done = 0;
         while done < count {
@@ -585,8 +661,9 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             tables.slots(node.table)[index as usize].store(0, Ordering::Relaxed);
             tables.change_live(node.table, 0, 1);
             self.counts.entries_written += 1;
-            self.gather.stale_tables(slot);
-            tables.gather_subtree(child, self.level, self.gather);
+            // Beyond the source nothing was mapped, so no walker has been below this table there.
+            self.gather.stale_tables(slot.intersection(self.moved));
+            tables.gather_subtree(child, self.level, self.gather, &mut self.counts);
         }
     }
 }

@@ -45,15 +45,22 @@ impl<P: Platform> PageTable<'_, P> {
         hull: VirtRange,
         gather: &mut Gather,
     ) -> Result<(), OutOfMemory> {
+        let many = UNHOOKED_AT_ONCE * arch::table_span::<P::Arch>(2);
         if self.reach != Reach::Table {
             // The baseline looks at every leaf first, and finds the tables empty afterwards.
             for chunk in self.chunks(range) {
                 let mut cursor = self.cursor(chunk, Depth::Floor(1));
-                zap_locked(&mut cursor, chunk, Whole::Enter, gather)?;
+                zap_locked(&mut cursor, chunk, range, Whole::Enter, gather)?;
+            }
+        } else if range.len() > many {
+            // One entry could unhook it all, but each table is marked under the same locks.
+            for chunk in self.chunks_of(range, many) {
+                let mut cursor = self.cursor(chunk, Depth::Edges);
+                zap_locked(&mut cursor, chunk, range, Whole::Yield, gather)?;
             }
         }
         let mut cursor = self.cursor(hull, Depth::Edges);
-        zap_locked(&mut cursor, hull, Whole::Yield, gather)
+        zap_locked(&mut cursor, hull, range, Whole::Yield, gather)
     }
 
     /// Unhooks the tables for `addr` that are empty, from the lowest up: each is locked again from
@@ -74,15 +81,17 @@ impl<P: Platform> PageTable<'_, P> {
             }
             let what = What::Table(table);
             let run = Run { at: slot.start(), node, index, count: 1, what };
-            self.unhook(&run, table, level - 1, gather, &mut cursor.counts);
+            self.unhook(&run, table, slot, level - 1, gather, &mut cursor.counts);
         }
     }
 
-    /// Unhooks the table of `run`; it is freed when the gather is finished.
-    pub(crate) fn unhook(
+    /// Unhooks the table of `run`, in which at most `mapped` was mapped; it is freed when the
+    /// gather is finished.
+    fn unhook(
         &self,
         run: &Run,
         table: Frame,
+        mapped: VirtRange,
         held: u8,
         gather: &mut Gather,
         counts: &mut Counts,
@@ -90,14 +99,24 @@ impl<P: Platform> PageTable<'_, P> {
         self.slots(run.node.table)[run.index as usize].store(0, Ordering::Relaxed);
         counts.entries_written += 1;
         self.change_live(run.node.table, 0, 1);
-        gather.stale_tables(run.range::<P::Arch>());
-        self.gather_subtree(Node { table, level: run.node.level - 1 }, held, gather);
+        // Where nothing was mapped, there was no table for a walker to remember.
+        gather.stale_tables(run.range::<P::Arch>().intersection(mapped));
+        let node = Node { table, level: run.node.level - 1 };
+        self.gather_subtree(node, held, gather, counts);
     }
 
     /// Marks the unhooked table of `node` and all below it, and puts each on the gather's list, so
     /// that dropping them is no search. Tables at `held` and above are locked by the caller.
-    pub(crate) fn gather_subtree(&self, node: Node, held: u8, gather: &mut Gather) {
+    pub(crate) fn gather_subtree(
+        &self,
+        node: Node,
+        held: u8,
+        gather: &mut Gather,
+        counts: &mut Counts,
+    ) {
         mark_subtree_stray(self, node, held, &mut |table, children| {
+            counts.entries_descended += u64::from(children);
+            counts.tables_locked += 1;
             // The children are on the list themselves.
             self.change_live(table, 0, children);
             gather_table(self.memory, gather, table);
@@ -105,12 +124,16 @@ impl<P: Platform> PageTable<'_, P> {
     }
 }
 
+/// Tables of level 2 that are unhooked under one set of locks, with all that hangs in them.
+const UNHOOKED_AT_ONCE: u64 = 8;
+
 /// No level is as high: none of the tables to be marked is locked.
 const NONE_HELD: u8 = u8::MAX;
 
 fn zap_locked<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     range: VirtRange,
+    mapped: VirtRange,
     whole: Whole,
     gather: &mut Gather,
 ) -> Result<(), OutOfMemory> {
@@ -129,7 +152,7 @@ fn zap_locked<P: Platform>(
         match run.what {
             What::Empty => {}
             What::Table(table) => {
-                tables.unhook(&run, table, NONE_HELD, gather, &mut cursor.counts);
+                tables.unhook(&run, table, mapped, NONE_HELD, gather, &mut cursor.counts);
             }
             What::Leaf(_) => {
                 let slots = tables.slots(run.node.table);
@@ -252,8 +275,7 @@ fn drop_leaves<P: Platform>(
             let frame = P::Arch::frame(P::Arch::unblock(entry, index));
             let (limit, step) = memory.folio_limit(frame, end - index);
             let equal = Equal::empty();
-            let (alike, first) =
-                run::leaves::<P::Arch>(slots, index, limit, equal, step, restored);
+            let (alike, first) = run::leaves::<P::Arch>(slots, index, limit, equal, step, restored);
             memory.unmap_pages(first, alike, counts);
             count = alike;
         } else {

@@ -107,6 +107,7 @@ impl Gather {
     }
 
     /// Translations in `range`, of entries at `level`, are stale now.
+    #[inline]
     pub(crate) fn stale(&mut self, range: VirtRange, level: u8) {
         self.level = self.level.min(level);
         self.range = Some(match self.range {

@@ -1,0 +1,174 @@
+//! What sequences of calls share: the calls, the model that they are compared with, and looking at
+//! memory past the MMU.
+
+#![allow(dead_code)]
+
+mod model;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bindery::addr::{Frame, VirtAddr};
+use bindery::arch::Absent;
+use bindery::platform::Platform;
+use bindery::{
+    AddressSpace, Error, FaultError, Inspection, MapRequest, Memory, Place, Protection, Remap,
+};
+use bindery_hosted::{Machine, Program, Walk};
+
+pub use model::{Area, Rules, Shadow, Words};
+
+/// One call or one access of a program; addresses and lengths in bytes.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Op {
+    Map(Place, u64, Protection),
+    Unmap(u64, u64),
+    Protect(u64, u64, Protection),
+    /// Old address, old length, new length.
+    Remap(u64, u64, u64, Remap),
+    Discard(u64, u64),
+    Read(u64),
+    Write(u64, u64),
+    /// Fills whole pages with one byte.
+    Fill(u64, u64, u8),
+    Execute(u64),
+    /// Cut the folio there, down to an order. Changes nothing that a program sees.
+    SplitFolio(u64, u8),
+    /// Make one huge leaf there. Changes nothing that a program sees.
+    Collapse(u64),
+}
+
+/// What came of it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Outcome {
+    /// The address of a mapping, the word that was read, 0 for all else.
+    Done(u64),
+    Refused(Error),
+    Signal(FaultError),
+}
+
+impl<T: Into<VirtAddr>> From<Result<T, Error>> for Outcome {
+    fn from(result: Result<T, Error>) -> Self {
+        match result {
+            Ok(at) => Self::Done(at.into().0),
+            Err(error) => Self::Refused(error),
+        }
+    }
+}
+
+fn done(result: Result<(), Error>) -> Outcome {
+    result.map(|()| VirtAddr(0)).into()
+}
+
+fn signal(result: Result<u64, FaultError>) -> Outcome {
+    result.map_or_else(Outcome::Signal, Outcome::Done)
+}
+
+/// Does `op` in `space`.
+pub fn run<A: Walk>(machine: &Machine<A>, space: &AddressSpace<'_, Machine<A>>, op: Op) -> Outcome {
+    let program = Program::new(machine, space);
+    match op {
+        Op::Map(place, length, protection) => {
+            space.mmap(&MapRequest { length, protection, place }).into()
+        }
+        Op::Unmap(at, length) => done(space.munmap(VirtAddr(at), length)),
+        Op::Protect(at, length, to) => done(space.mprotect(VirtAddr(at), length, to)),
+        Op::Remap(old, old_length, length, remap) => {
+            space.mremap(VirtAddr(old), old_length, length, remap).into()
+        }
+        Op::Discard(at, length) => match space.discard(VirtAddr(at), length) {
+            // Of several holes, any may be named.
+            Err(Error::NotMapped(_)) => Outcome::Refused(Error::NotMapped(VirtAddr(0))),
+            result => done(result),
+        },
+        Op::Read(at) => signal(program.load(VirtAddr(at))),
+        Op::Write(at, value) => signal(program.store(VirtAddr(at), value).map(|()| 0)),
+        Op::Fill(at, length, byte) => signal(program.fill(VirtAddr(at), length, byte).map(|()| 0)),
+        Op::Execute(at) => signal(program.execute(VirtAddr(at)).map(|()| 0)),
+        Op::SplitFolio(at, order) => {
+            let _ = space.split_folio(VirtAddr(at), order);
+            Outcome::Done(0)
+        }
+        Op::Collapse(at) => {
+            let _ = space.collapse(VirtAddr(at));
+            Outcome::Done(0)
+        }
+    }
+}
+
+impl Shadow {
+    /// Compares the mappings and all contents with `space`, without any access of a program.
+    pub fn compare<A: Walk>(&self, machine: &Machine<A>, space: &AddressSpace<'_, Machine<A>>) {
+        assert_eq!(areas(space), self.areas, "the mappings differ");
+        for (page, words) in &self.pages {
+            assert_eq!(look(machine, space, *page), *words, "the content at {page:#x} differs");
+            if *words != Words::default() {
+                assert!(space.is_dirty(VirtAddr(*page)), "{page:#x} was written and is clean");
+            }
+        }
+    }
+
+    /// As [`Shadow::compare`], for pages that were never written: they hold zeroes.
+    pub fn compare_zeroes<A: Walk>(
+        &self,
+        machine: &Machine<A>,
+        space: &AddressSpace<'_, Machine<A>>,
+        pages: impl Iterator<Item = u64>,
+    ) {
+        for page in pages.filter(|page| !self.pages.contains_key(page)) {
+            assert_eq!(look(machine, space, page), Words::default(), "{page:#x} is not zero");
+        }
+    }
+}
+
+/// The mappings of `space`.
+pub fn areas<A: Walk>(space: &AddressSpace<'_, Machine<A>>) -> BTreeMap<u64, Area> {
+    let mut areas = BTreeMap::new();
+    space.for_each_mapping(|mapping| {
+        let (start, end) = (mapping.range.start().0, mapping.range.end().0);
+        let (protection, birth) = (mapping.protection, mapping.page_offset);
+        areas.insert(start, Area { end, protection, birth });
+    });
+    areas
+}
+
+/// The frame that the table names for a page, if any; the MMU need not see it.
+pub fn frame_of(inspection: Inspection) -> Option<Frame> {
+    match inspection {
+        Inspection::Page { frame, .. } | Inspection::Absent(Absent::Hidden { frame, .. }) => {
+            Some(frame)
+        }
+        _ => None,
+    }
+}
+
+/// What stands in memory for a page, seen past the MMU.
+pub fn look<A: Walk>(
+    machine: &Machine<A>,
+    space: &AddressSpace<'_, Machine<A>>,
+    page: u64,
+) -> Words {
+    let Some(frame) = frame_of(space.inspect(VirtAddr(page))) else { return Words::default() };
+    let window = machine.window(frame).cast::<AtomicU64>();
+    let word = |index: usize| {
+        // SAFETY: the frame is one of the machine, whose window shows 512 aligned words that
+        // everybody accesses as atomics; the machine outlives the reference.
+        unsafe { window.add(index).as_ref() }.load(Ordering::Relaxed)
+    };
+    Words { first: word(0), last: word(511) }
+}
+
+/// Audits the core and the TLBs; `scratch` is kept between calls.
+#[track_caller]
+pub fn audit<A: Walk>(
+    machine: &Machine<A>,
+    memory: &Memory<Machine<A>>,
+    spaces: &[&AddressSpace<'_, Machine<A>>],
+    scratch: &mut Vec<u32>,
+) {
+    machine.assert_clean();
+    scratch.resize(bindery::check::scratch_words(memory), 0);
+    if let Err(violation) = bindery::check::check(memory, spaces, scratch) {
+        panic!("the audit found: {violation}");
+    }
+}
