@@ -242,6 +242,13 @@ impl Settled {
     pub const fn is(self, entry: Entry) -> bool {
         entry.0 & self.mask == self.value
     }
+
+    /// Whether all of them are.
+    #[inline]
+    pub fn are<const N: usize>(self, entries: [Entry; N]) -> bool {
+        let differ = entries.iter().fold(0, |all, entry| all | (entry.0 ^ self.value));
+        differ & self.mask == 0
+    }
 }
 
 /// Whether a permission to write comes with a write that happens at once.

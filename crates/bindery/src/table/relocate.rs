@@ -245,14 +245,26 @@ impl Others {
     /// them.
     #[inline]
     fn move_run<A: Arch>(&mut self, from: &[AtomicU64], to: &[AtomicU64]) {
-        for (slot, there) in from.iter().zip(to) {
-            let entry = Entry(slot.load(Ordering::Relaxed));
-            if A::SETTLED.is(entry) {
-                slot.store(0, Ordering::Relaxed);
-                there.store(entry.0 | A::SOFT_DIRTY, Ordering::Relaxed);
+        let (fours, rest) = from.as_chunks::<4>();
+        let (fours_there, rest_there) = to.as_chunks::<4>();
+        for (slots, there) in fours.iter().zip(fours_there) {
+            let entries = slots.each_ref().map(|slot| Entry(slot.load(Ordering::Relaxed)));
+            // One branch for four entries: nearly all are settled.
+            if A::SETTLED.are(entries) {
+                for ((slot, there), entry) in slots.iter().zip(there).zip(entries) {
+                    slot.store(0, Ordering::Relaxed);
+                    there.store(entry.0 | A::SOFT_DIRTY, Ordering::Relaxed);
+                }
             } else {
-                self.take::<A>(slot, there, entry);
+                self.take_each::<A>(slots, there);
             }
+        }
+        self.take_each::<A>(rest, rest_there);
+    }
+
+    fn take_each<A: Arch>(&mut self, from: &[AtomicU64], to: &[AtomicU64]) {
+        for (slot, there) in from.iter().zip(to) {
+            self.take::<A>(slot, there, Entry(slot.load(Ordering::Relaxed)));
         }
     }
 
