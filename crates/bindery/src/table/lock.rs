@@ -16,6 +16,13 @@
 //! 2. CPU B moves from Y to X: locks Y;
 //! 3. each waits for the other.
 //!
+//! There is one exception: tables that are unhooked are locked one at a time only to be marked, and
+//! may lie before an edge that is held already. So whoever unhooks keeps every move out of the
+//! range, by holding its VMAs for writing:
+//! 1. CPU A unmaps pages up to an edge in table Y, and holds Y;
+//! 2. CPU B moves from X, in the middle of A's range, to Y: holds X, waits for Y;
+//! 3. CPU A unhooks X and waits for B to mark it.
+//!
 //! # How the cover is found
 //! Without locks, inside a read section, so that no table is freed under the descent. The cover is
 //! locked and, if it was unhooked in between, it says so (*stray*) and the descent starts again:

@@ -1,0 +1,388 @@
+//! The CPUs of the models, which work on tables as `cursor`, `zap`, `relocate` and `space` do.
+
+use std::rc::Rc;
+use std::vec::Vec;
+
+use loom::sync::atomic::Ordering;
+
+use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Entry, Kind, Tiny};
+use crate::table::lock::{self, Depth, LockSet, Node, Tree};
+
+use super::world::{
+    Inside, Life, Omit, ROOT, STANDING, Table, World, count, index_of, page, pages,
+};
+
+/// Bits of a table's state, as in `frame::meta`.
+const LOCK: u32 = 1;
+const STRAY: u32 = 2;
+/// Should be stray: what the model knows, even where it leaves out the mark.
+const GONE: u32 = 4;
+/// Of the VMA's lock, as in `space::vma`; the bits below count readers.
+const WRITER: u32 = 1 << 31;
+
+/// A CPU at work. What the protocol asks of a tree it does with the orderings of `PageTable`.
+pub(super) struct Cpu {
+    world: Rc<World>,
+    number: usize,
+}
+
+impl Tree for Cpu {
+    type Arch = Tiny;
+
+    fn lock(&self, table: Frame) {
+        while self.table(table).state.fetch_or(LOCK, Ordering::Acquire) & LOCK != 0 {
+            count(&self.world.seen.waits);
+            self.world.sleep(&self.table(table).state);
+        }
+    }
+
+    fn unlock(&self, table: Frame) {
+        let state = &self.table(table).state;
+        state.fetch_and(!LOCK, Ordering::Release);
+        self.world.wake(state);
+    }
+
+    fn is_stray(&self, table: Frame) -> bool {
+        let stray = self.table(table).state.load(Ordering::Relaxed) & STRAY != 0;
+        if !stray || self.world.omit == Omit::StrayCheck {
+            return false;
+        }
+        count(&self.world.seen.restarts);
+        true
+    }
+
+    fn mark_stray(&self, table: Frame) {
+        let table = self.table(table);
+        let told = self.world.omit != Omit::StrayBelow || table.level > 1;
+        table.state.fetch_or(if told { STRAY | GONE } else { GONE }, Ordering::Relaxed);
+    }
+
+    fn live(&self, table: Frame) -> u32 {
+        self.table(table).inside(|inside| inside.live)
+    }
+
+    fn child(&self, table: Frame, level: u8, index: u32) -> Option<Frame> {
+        let entry = Entry(self.table(table).entries[index as usize].load(Ordering::Acquire));
+        (arch::kind::<Tiny>(entry, level) == Kind::Table).then(|| Tiny::frame(entry))
+    }
+}
+
+/// How a CPU gets at tables.
+impl Cpu {
+    pub(super) fn new(world: &Rc<World>, number: usize) -> Self {
+        Self { world: Rc::clone(world), number }
+    }
+
+    /// The table, which must not have been freed. Whatever a CPU does to a table begins here.
+    fn table(&self, table: Frame) -> &Table {
+        let table = &self.world.tables[table.0 as usize];
+        // SAFETY: loom panics if the table may be created or freed at the same time.
+        table.life.with(|life| assert_eq!(unsafe { *life }, Life::Used, "touched a freed table"));
+        table
+    }
+
+    fn touch(&self, table: Frame) {
+        self.table(table);
+    }
+
+    /// Does `work` in a read section. (No guard: dropped by a panic, it would call loom again.)
+    fn in_section<R>(&self, work: impl FnOnce(&mut LockSet) -> R) -> R {
+        let mut locks = LockSet::new();
+        let slot = &self.world.reading[self.number];
+        slot.swap(1, Ordering::AcqRel);
+        let result = work(&mut locks);
+        locks.release(self);
+        slot.swap(0, Ordering::Release);
+        self.world.wake(slot);
+        result
+    }
+
+    /// `Platform::synchronize`. An exchange stands for its barrier: a section that this one does
+    /// not see began later, and sees what was unhooked before.
+    fn synchronize(&self) {
+        if self.world.omit == Omit::Readers {
+            return;
+        }
+        for slot in &self.world.reading {
+            while slot.fetch_or(0, Ordering::AcqRel) != 0 {
+                self.world.sleep(slot);
+            }
+        }
+    }
+
+    /// Goes down from `node`, a locked table, to page `at`, and counts the visit there. What is
+    /// missing is created, as `cursor::table_under` does.
+    fn visit(&self, mut node: Node, at: VirtAddr, locks: &mut LockSet) {
+        while node.level > 1 {
+            let index = arch::index_of::<Tiny>(at, node.level);
+            let child = self.child(node.table, node.level, index);
+            let table = child.unwrap_or_else(|| self.create(node, at, locks));
+            node = Node { table, level: node.level - 1 };
+        }
+        let table = self.table(node.table);
+        let state = table.state.load(Ordering::Relaxed);
+        assert_eq!(state & GONE, 0, "wrote into a stray table");
+        let place = at.align_down(arch::table_span::<Tiny>(1));
+        // SAFETY: loom panics if the table may be moved at the same time.
+        table.place.with(|known| assert_eq!(unsafe { *known }, place, "wrote to an old address"));
+        table.inside(|inside| inside.visits[index_of(at, 1)] += 1);
+    }
+
+    /// A new table for `at`, hooked in below `node` and locked.
+    fn create(&self, node: Node, at: VirtAddr, locks: &mut LockSet) -> Frame {
+        let level = node.level - 1;
+        let own = STANDING.len() + 2 * self.number;
+        let frame = Frame((own + usize::from(level) - 1) as u32);
+        let table = &self.world.tables[frame.0 as usize];
+        table.set_life(Life::Used);
+        table.set_place(at.align_down(arch::table_span::<Tiny>(level)));
+        if self.world.omit != Omit::LockedBirth {
+            table.state.store(LOCK, Ordering::Release);
+            locks.push(frame);
+        }
+        self.hook(node, at, frame);
+        frame
+    }
+
+    /// Lets the entry of `node` for `at` name `table`.
+    fn hook(&self, node: Node, at: VirtAddr, table: Frame) {
+        let parent = self.table(node.table);
+        let released = self.world.omit != Omit::Release;
+        let order = if released { Ordering::Release } else { Ordering::Relaxed };
+        parent.entries[index_of(at, node.level)].store(Tiny::table(table).0, order);
+        parent.inside(|inside| inside.live += 1);
+    }
+
+    /// Clears the entry of `node` for `at`, and returns the table that it named.
+    fn unhook(&self, node: Node, at: VirtAddr) -> Option<Frame> {
+        let index = arch::index_of::<Tiny>(at, node.level);
+        let table = self.child(node.table, node.level, index)?;
+        let parent = self.table(node.table);
+        parent.entries[index as usize].store(0, Ordering::Relaxed);
+        parent.inside(|inside| inside.live -= 1);
+        Some(table)
+    }
+
+    /// As `PageTable::gather_subtree`. Counts are changed without the lock: nobody else may be in
+    /// a table that is marked.
+    fn gather_subtree(&self, node: Node, held: u8, gathered: &mut Vec<Frame>) {
+        lock::mark_subtree_stray(self, node, held, &mut |table, children| {
+            self.table(table).inside(|inside| inside.live -= children);
+            gathered.push(table);
+        });
+    }
+
+    /// Waits for readers, and frees.
+    fn finish(&self, gathered: Vec<Frame>) {
+        self.synchronize();
+        for frame in gathered {
+            let table = self.table(frame);
+            assert_eq!(table.inside(|inside| inside.live), 0, "a table below was not gathered");
+            table.set_life(Life::Freed);
+        }
+    }
+}
+
+/// The operations.
+impl Cpu {
+    /// An operation on `range`: as a cursor, with the first page and the last visited.
+    pub(super) fn operate(&self, range: VirtRange) {
+        self.in_section(|locks| {
+            let cover = lock::lock_range(self, ROOT, range, Depth::Floor(1), locks);
+            assert!(cover.level > 1 || locks.len() == 1, "kept a lock when it started again");
+            self.visit(cover, range.start(), locks);
+            if range.pages() > 1 {
+                self.visit(cover, VirtAddr(range.end().0 - PAGE_SIZE), locks);
+            }
+        });
+    }
+
+    /// Looks for the lowest table of page `number` without locks, as `PageTable::peek`, and then
+    /// at what stands there.
+    pub(super) fn peek(&self, number: u64) {
+        let find = || {
+            let (mut table, mut level) = (ROOT, Tiny::LEVELS);
+            while level > 1
+                && let Some(child) = self.child(table, level, index_of(page(number), level) as u32)
+            {
+                (table, level) = (child, level - 1);
+            }
+            table
+        };
+        if self.world.omit == Omit::OneSection {
+            let table = self.in_section(|_| find());
+            self.in_section(|_| self.touch(table));
+        } else {
+            self.in_section(|_| self.touch(find()));
+        }
+    }
+
+    /// A move of `count` pages, as `relocate` does it with pieces of level 1. It visits the first
+    /// page of the source and the last of the target.
+    pub(super) fn transfer(&self, from: u64, to: u64, count: u64) {
+        let (from, to) = (pages(from, count), pages(to, count));
+        self.in_section(|locks| {
+            let (source, target) = if self.world.omit == Omit::OnePass {
+                let source = lock::lock_range(self, ROOT, from, Depth::Floor(1), locks);
+                (source, lock::lock_range(self, ROOT, to, Depth::Floor(1), locks))
+            } else {
+                lock::lock_pair(self, ROOT, from, to, 1, locks)
+            };
+            self.visit(source, from.start(), locks);
+            self.visit(target, VirtAddr(to.end().0 - PAGE_SIZE), locks);
+        });
+    }
+
+    /// As `zap`: unhooks the tables that `range` covers whole, works in those at its edges (all
+    /// hang in the cover), and frees what it has unhooked.
+    pub(super) fn zap(&self, range: VirtRange) {
+        let mut gathered = Vec::new();
+        self.in_section(|locks| {
+            let cover = lock::lock_range(self, ROOT, range, Depth::Edges, locks);
+            let span = arch::span::<Tiny>(cover.level);
+            let mut at = range.start();
+            while at < range.end() {
+                let start = at.align_down(span);
+                let slot = VirtRange::raw(start.0, start.0 + span);
+                let index = arch::index_of::<Tiny>(at, cover.level);
+                if !range.covers(slot) {
+                    if self.child(cover.table, cover.level, index).is_some() {
+                        self.visit(cover, at, locks);
+                    }
+                } else if let Some(table) = self.unhook(cover, at) {
+                    // None of the tables that go is locked, as `zap::NONE_HELD` says.
+                    let node = Node { table, level: cover.level - 1 };
+                    self.gather_subtree(node, u8::MAX, &mut gathered);
+                }
+                at = slot.end();
+            }
+        });
+        self.finish(gathered);
+    }
+
+    /// As `PageTable::prune`: unhooks the tables for page `number` that are empty, from the lowest
+    /// up, each under its own lock and that of the table above.
+    pub(super) fn prune(&self, number: u64) {
+        let mut gathered = Vec::new();
+        for level in 2..=Tiny::LEVELS {
+            let span = arch::span::<Tiny>(level);
+            let start = page(number).align_down(span);
+            let slot = VirtRange::raw(start.0, start.0 + span);
+            let pruned = self.in_section(|locks| {
+                let cover = lock::lock_range(self, ROOT, slot, Depth::Floor(level - 1), locks);
+                // No test prunes where a table above is missing.
+                assert_eq!(cover.level, level);
+                let index = arch::index_of::<Tiny>(start, level);
+                let Some(table) = self.child(cover.table, level, index) else { return true };
+                let empty = |inside: &mut Inside| inside.live == 0 && inside.visits == [0; 4];
+                if !self.table(table).inside(empty) {
+                    return false;
+                }
+                self.unhook(cover, start);
+                self.gather_subtree(Node { table, level: level - 1 }, level - 1, &mut gathered);
+                true
+            });
+            if !pruned {
+                break;
+            }
+        }
+        self.finish(gathered);
+    }
+
+    /// A move to page `to` which leaves nothing in `hull`, a whole slot, so that its table goes:
+    /// as `unhook_emptied`, with what goes locked already.
+    pub(super) fn empty(&self, hull: VirtRange, to: u64) {
+        let mut gathered = Vec::new();
+        self.in_section(|locks| {
+            let (source, target) = lock::lock_pair(self, ROOT, hull, pages(to, 1), 1, locks);
+            self.visit(target, page(to), locks);
+            if let Some(table) = self.unhook(source, hull.start()) {
+                let node = Node { table, level: source.level - 1 };
+                self.gather_subtree(node, 1, &mut gathered);
+            }
+        });
+        self.finish(gathered);
+    }
+
+    /// A fault at page `number`.
+    pub(super) fn fault(&self, number: u64) {
+        self.with_vma(number, || self.operate(pages(number, 1)));
+    }
+
+    /// `munmap` of the VMA, with what lies around it in `range`.
+    pub(super) fn unmap(&self, range: VirtRange) {
+        self.change_vma(pages(0, 0), || self.zap(range));
+    }
+
+    /// `mremap` of a VMA that fills a slot of `level`, whose parents alone are locked.
+    pub(super) fn move_table(&self, from: VirtRange, to: VirtRange, level: u8) {
+        self.change_vma(to, || {
+            self.in_section(|locks| {
+                let (source, target) = lock::lock_pair(self, ROOT, from, to, level, locks);
+                assert_eq!((source.level, target.level), (level, level));
+                let Some(table) = self.unhook(source, from.start()) else { return };
+                self.tell_place(table, to.start());
+                self.hook(target, to.start(), table);
+            });
+        });
+    }
+
+    /// Tells the tables from `frame` down where they stand now. Only the model asks.
+    fn tell_place(&self, frame: Frame, place: VirtAddr) {
+        let table = self.table(frame);
+        table.set_place(place);
+        for index in 0..table.entries.len() as u32 {
+            if let Some(child) = self.child(frame, table.level, index) {
+                let offset = u64::from(index) * arch::span::<Tiny>(table.level);
+                self.tell_place(child, place.offset(offset));
+            }
+        }
+    }
+
+    /// Does `work` with the VMA locked for reading, if it holds page `number`. Waits for a writer
+    /// as `lock_vma` does by the mutex.
+    pub(super) fn with_vma(&self, number: u64, work: impl FnOnce()) {
+        let world = &*self.world;
+        let gate = world.omit != Omit::Gate;
+        let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
+        let mut state = 0;
+        while gate
+            && let Err(newer) = world.vma.compare_exchange(state, state + 1, acquire, relaxed)
+        {
+            if newer & WRITER != 0 {
+                world.sleep(&world.vma);
+            }
+            state = newer & !WRITER;
+        }
+        let start = world.vma_start.load(Ordering::Relaxed);
+        if start <= page(number).0 && page(number).0 < world.vma_end.load(Ordering::Relaxed) {
+            work();
+        } else {
+            count(&world.seen.refusals);
+        }
+        if gate {
+            world.vma.fetch_sub(1, Ordering::Release);
+            world.wake(&world.vma);
+        }
+    }
+
+    /// Does `work` with the VMA, which gets new bounds, locked for writing.
+    fn change_vma(&self, bounds: VirtRange, work: impl FnOnce()) {
+        let world = &*self.world;
+        let gate = world.omit != Omit::Gate;
+        if gate {
+            world.vma.fetch_or(WRITER, Ordering::Acquire);
+            while world.vma.fetch_or(0, Ordering::Acquire) & !WRITER != 0 {
+                world.sleep(&world.vma);
+            }
+        }
+        world.vma_start.store(bounds.start().0, Ordering::Relaxed);
+        world.vma_end.store(bounds.end().0, Ordering::Relaxed);
+        work();
+        if gate {
+            world.vma.fetch_and(!WRITER, Ordering::Release);
+            world.wake(&world.vma);
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! The world of the models: a small tree of tables, and what notices if the CPUs break it.
+//!
+//! ```text
+//! page     0     4     8     12    16    20    24   ...     pages of 4 KiB, tables of 4 entries
+//! level 3  |      ROOT, slot 0     |      slot 1       ...
+//! level 2  |          LEFT         |       RIGHT       ...
+//! level 1  |  X  |  Y  |  -  |  -  |  -  |  Z  |  -    ...  -: to be created
+//! ```
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::vec::Vec;
+
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use loom::thread::{self, Thread};
+
+use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Entry, Tiny};
+
+const CPUS: usize = 3;
+
+/// The tables that stand when a model begins: their levels and first pages, by frame.
+pub(super) const STANDING: [(u8, u64); 6] = [(3, 0), (2, 0), (2, 16), (1, 0), (1, 4), (1, 20)];
+pub(super) const ROOT: Frame = Frame(0);
+/// Who hangs where: parent, child.
+const HOOKED: [(usize, usize); 5] = [(0, 1), (0, 2), (1, 3), (1, 4), (2, 5)];
+
+/// A rule that a model leaves out, to show that it is needed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Omit {
+    Nothing,
+    /// Who has locked a table does not ask whether it is stray.
+    StrayCheck,
+    /// Only the unhooked table is marked, not those of level 1 below it.
+    StrayBelow,
+    /// Tables are freed without waiting for readers.
+    Readers,
+    /// A table that was found in one read section is used in the next.
+    OneSection,
+    /// A move locks its source, then its target.
+    OnePass,
+    /// Nobody holds the VMA's lock: not who moves or unmaps, not who faults.
+    Gate,
+    /// New tables are hooked in unlocked.
+    LockedBirth,
+    /// Tables are hooked in by a relaxed store.
+    Release,
+}
+
+/// What happened in any of the executions of a model.
+#[derive(Default)]
+pub(super) struct Seen {
+    pub(super) waits: AtomicUsize,
+    pub(super) restarts: AtomicUsize,
+    /// Faults that found the VMA elsewhere.
+    pub(super) refusals: AtomicUsize,
+}
+
+pub(super) fn count(seen: &AtomicUsize) {
+    seen.fetch_add(1, Relaxed);
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Life {
+    Unborn,
+    Used,
+    Freed,
+}
+
+/// What only the holder of a table's lock may touch.
+#[derive(Default)]
+pub(super) struct Inside {
+    /// Entries that name a table.
+    pub(super) live: u32,
+    /// How often each page was visited, at level 1.
+    pub(super) visits: [u32; 4],
+}
+
+pub(super) struct Table {
+    pub(super) level: u8,
+    pub(super) state: AtomicU32,
+    /// None at level 1, where nothing is read without the lock.
+    pub(super) entries: Vec<AtomicU64>,
+    pub(super) life: UnsafeCell<Life>,
+    inside: UnsafeCell<Inside>,
+    /// The address that the table stands for. Who moves it does not hold its lock.
+    pub(super) place: UnsafeCell<VirtAddr>,
+}
+
+pub(super) struct World {
+    /// Those that stand, and for each CPU one of level 1 and one of level 2 that it may create.
+    pub(super) tables: Vec<Table>,
+    /// One a CPU: read sections must not order the CPUs among themselves.
+    pub(super) reading: [AtomicU32; CPUS],
+    /// The lock and the bounds of the VMA that stands at X in the beginning.
+    pub(super) vma: AtomicU32,
+    pub(super) vma_start: AtomicU64,
+    pub(super) vma_end: AtomicU64,
+    pub(super) omit: Omit,
+    /// On which word, and who.
+    sleepers: RefCell<Vec<(*const AtomicU32, Thread)>>,
+    pub(super) seen: Arc<Seen>,
+}
+
+/// The range of `count` pages that begins with page number `first`.
+pub(super) fn pages(first: u64, count: u64) -> VirtRange {
+    VirtRange::raw(first << PAGE_SHIFT, (first + count) << PAGE_SHIFT)
+}
+
+pub(super) fn page(number: u64) -> VirtAddr {
+    VirtAddr(number << PAGE_SHIFT)
+}
+
+pub(super) fn index_of(addr: VirtAddr, level: u8) -> usize {
+    arch::index_of::<Tiny>(addr, level) as usize
+}
+
+impl Table {
+    fn new(level: u8, life: Life, place: VirtAddr) -> Self {
+        let entries = if level > 1 { arch::entries::<Tiny>() } else { 0 };
+        Self {
+            level,
+            state: AtomicU32::new(0),
+            entries: (0..entries).map(|_| AtomicU64::new(0)).collect(),
+            life: UnsafeCell::new(life),
+            inside: UnsafeCell::new(Inside::default()),
+            place: UnsafeCell::new(place),
+        }
+    }
+
+    pub(super) fn inside<R>(&self, work: impl FnOnce(&mut Inside) -> R) -> R {
+        // SAFETY: loom panics if anybody else may be inside at the same time.
+        self.inside.with_mut(|inside| work(unsafe { &mut *inside }))
+    }
+
+    pub(super) fn set_life(&self, life: Life) {
+        // SAFETY: loom panics if there is an access which this CPU does not know to be over.
+        self.life.with_mut(|old| unsafe { *old = life });
+    }
+
+    pub(super) fn set_place(&self, place: VirtAddr) {
+        // SAFETY: loom panics if the table may be visited at the same time.
+        self.place.with_mut(|old| unsafe { *old = place });
+    }
+}
+
+impl World {
+    pub(super) fn new(omit: Omit, seen: &Arc<Seen>) -> Self {
+        let standing = STANDING.map(|(level, first)| Table::new(level, Life::Used, page(first)));
+        let unborn = [1, 2].repeat(CPUS);
+        let unborn = unborn.into_iter().map(|level| Table::new(level, Life::Unborn, page(0)));
+        let tables: Vec<Table> = standing.into_iter().chain(unborn).collect();
+        for (parent, child) in HOOKED {
+            let (level, first) = STANDING[child];
+            let slot = &tables[parent].entries[index_of(page(first), level + 1)];
+            slot.store(Tiny::table(Frame(child as u32)).0, Ordering::Relaxed);
+            tables[parent].inside(|inside| inside.live += 1);
+        }
+        Self {
+            tables,
+            reading: core::array::from_fn(|_| AtomicU32::new(0)),
+            vma: AtomicU32::new(0),
+            vma_start: AtomicU64::new(page(0).0),
+            vma_end: AtomicU64::new(page(4).0),
+            omit,
+            sleepers: RefCell::default(),
+            seen: Arc::clone(seen),
+        }
+    }
+
+    /// Waits until somebody changes `word`, in which the caller has just read that it must wait.
+    ///
+    /// Not `yield_now`: two CPUs that wait for a third would be explored taking turns for ever. And
+    /// when all sleep, loom says "deadlock".
+    pub(super) fn sleep(&self, word: &AtomicU32) {
+        self.sleepers.borrow_mut().push((word, thread::current()));
+        thread::park();
+    }
+
+    pub(super) fn wake(&self, word: &AtomicU32) {
+        for (_, sleeper) in self.sleepers.borrow_mut().extract_if(.., |(on, _)| *on == word) {
+            sleeper.unpark();
+        }
+    }
+
+    /// All visits, also those in tables that were freed with them.
+    pub(super) fn visits(&self) -> u32 {
+        let sum = |inside: &mut Inside| inside.visits.iter().sum::<u32>();
+        self.tables.iter().map(|table| table.inside(sum)).sum()
+    }
+
+    /// The visits in the table that stands for page `number` now.
+    pub(super) fn visits_at(&self, number: u64) -> u32 {
+        let mut at = ROOT;
+        loop {
+            let table = &self.tables[at.0 as usize];
+            if table.level == 1 {
+                return table.inside(|inside| inside.visits[index_of(page(number), 1)]);
+            }
+            let entry = table.entries[index_of(page(number), table.level)].load(Ordering::Relaxed);
+            if entry == 0 {
+                return 0;
+            }
+            at = Tiny::frame(Entry(entry));
+        }
+    }
+
+    /// How many tables were created.
+    pub(super) fn born(&self) -> usize {
+        let unborn = &self.tables[STANDING.len()..];
+        // SAFETY: loom panics if the table may be created or freed at the same time.
+        unborn
+            .iter()
+            .filter(|table| table.life.with(|life| unsafe { *life } != Life::Unborn))
+            .count()
+    }
+
+    /// After all CPUs are done: nothing is locked, what hangs in the tree is alive and in its
+    /// place, and what does not is freed.
+    pub(super) fn audit(&self) {
+        let reached = self.audit_below(ROOT, page(0));
+        // SAFETY: as in `born`.
+        let used = |table: &&Table| table.life.with(|life| unsafe { *life } == Life::Used);
+        assert_eq!(self.tables.iter().filter(used).count(), reached, "a table leaks or is shared");
+    }
+
+    fn audit_below(&self, at: Frame, place: VirtAddr) -> usize {
+        let table = &self.tables[at.0 as usize];
+        assert_eq!(table.state.load(Ordering::Relaxed), 0, "locked or stray, but in the tree");
+        // SAFETY: as in `born`.
+        table.life.with(|life| assert_eq!(unsafe { *life }, Life::Used));
+        // SAFETY: loom panics if the table may be moved at the same time.
+        table.place.with(|known| assert_eq!(unsafe { *known }, place));
+        let (mut live, mut reached) = (0, 1);
+        for (index, slot) in (0..).zip(&table.entries) {
+            let entry = slot.load(Ordering::Relaxed);
+            if entry != 0 {
+                live += 1;
+                let place = place.offset(index * arch::span::<Tiny>(table.level));
+                reached += self.audit_below(Tiny::frame(Entry(entry)), place);
+            }
+        }
+        assert_eq!(table.inside(|inside| inside.live), live, "the live count is wrong");
+        reached
+    }
+}
