@@ -122,7 +122,6 @@ fn tables_fit_into_120_columns_and_say_what_was_compared() {
 }
 
 #[test]
-#[ignore = "touches 1 GiB on the machine and on Linux: run it with --release -- --ignored"]
 fn a_gigabyte_moves_by_as_few_entries_as_its_addresses_allow() {
     let (out, document) = figures("gigabyte", &["remap-1g", "--folio", "4k,64k"]);
     narrow(&out);

@@ -13,7 +13,7 @@
 //!
 //! That is about 400,000 sequences for each of the eight tests. A sequence is done again from the
 //! beginning for each of its continuations. `BINDERY_DEEPER=1` makes all of them one longer,
-//! which takes a quarter of an hour for each test.
+//! which takes ten minutes for each test.
 
 mod common;
 mod shadow;
