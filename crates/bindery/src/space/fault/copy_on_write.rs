@@ -1,0 +1,167 @@
+//! Writes to pages that may not be written: they become ours, or are copied.
+
+use core::sync::atomic::Ordering;
+
+use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Attributes, Kind, Permissions};
+use crate::error::FaultError;
+use crate::frame::Folio;
+use crate::platform::Platform;
+use crate::space::AddressSpace;
+use crate::space::vma::Vma;
+use crate::stats::Counts;
+use crate::table::cursor::{Cursor, Supply};
+use crate::table::leaf::user_attributes;
+use crate::table::lock::Depth;
+use crate::table::run;
+use crate::tlb::Gather;
+
+use super::{Access, Resolved};
+
+impl<P: Platform> AddressSpace<'_, P> {
+    pub(super) fn exclusive_whole(&self, folio: Folio) -> bool {
+        let pages = folio.pages();
+        self.table.memory.frames.exclusive_run(folio, 0, pages) == (true, pages)
+    }
+
+    /// If all mappings of the folio are here, it is nobody else's: marks it exclusive.
+    pub(super) fn claim(&self, window: VirtRange, folio: Folio) -> bool {
+        let frames = &self.table.memory.frames;
+        let mut cursor = self.table.cursor(window, Depth::Floor(1));
+        let mut ours = 0;
+        let mut at = window.start();
+        while at < window.end() {
+            let (node, index, raw) = cursor.entry_at(at);
+            let span = arch::span::<P::Arch>(node.level);
+            if arch::kind::<P::Arch>(raw, node.level) == Kind::Leaf {
+                let entry = if node.level == 1 { P::Arch::unblock(raw, index) } else { raw };
+                // Asked again, now that the entry is locked and keeps its folio alive: the one
+                // that was seen before may have been freed, and its frames be something else.
+                if frames.folio_of(P::Arch::frame(entry)) == Some(folio) {
+                    ours += 1 << arch::order_of_level::<P::Arch>(node.level);
+                }
+            }
+            at = VirtAddr((at.0 & !(span - 1)).saturating_add(span));
+        }
+        let alone = ours > 0 && frames.is_mapped_only(folio, ours);
+        if alone {
+            frames.set_exclusive(folio, 0, folio.pages());
+        }
+        alone
+    }
+
+    /// Gives the exclusive pages in `window` the permissions of the VMA, and records the write to
+    /// `page`.
+    pub(super) fn reuse(
+        &self,
+        vma: &Vma,
+        page: VirtAddr,
+        window: VirtRange,
+    ) -> Result<Resolved, FaultError> {
+        let mut gather = Gather::new();
+        let permissions = vma.protection().permissions();
+        let done = self.table.protect(window, permissions, &mut gather);
+        self.table.finish(gather);
+        done.map_err(|_| FaultError::OutOfMemory)?;
+        let mut cursor =
+            self.table.cursor(VirtRange::raw(page.0, page.0 + PAGE_SIZE), Depth::Floor(1));
+        let (node, index, raw) = cursor.entry_at(page);
+        let writable = P::Arch::attributes(raw).permissions.contains(Permissions::WRITE);
+        if writable && arch::kind::<P::Arch>(raw, node.level) == Kind::Leaf {
+            self.record_access(&mut cursor, node, index, Access::Write);
+        }
+        drop(cursor);
+        self.platform().publish_entries();
+        self.forget_locally(window);
+        Ok(Resolved::MadeWritable)
+    }
+
+    /// Puts a copy in the place of the page, or a new page of zeroes in the place of the zero
+    /// page. `None` where the page has changed in between.
+    pub(super) fn copy(&self, vma: &Vma, page: VirtAddr) -> Result<Option<Resolved>, FaultError> {
+        let frames = &self.table.memory.frames;
+        let copy = frames.new_folio(0).ok_or(FaultError::OutOfMemory)?;
+        let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
+        let copied = {
+            let mut cursor = self.table.cursor(range, Depth::Floor(1));
+            replace_page(&mut cursor, vma, range, copy)
+        };
+        match copied {
+            Ok(Some((old, dirty))) => {
+                let mut counts = Counts::default();
+                self.table.memory.unmap_frames(old, 1, dirty, &mut counts);
+                self.table.stats.add(&counts);
+                self.published(range);
+                Ok(Some(Resolved::Copied))
+            }
+            Ok(None) => {
+                frames.release(self.platform(), copy);
+                Ok(None)
+            }
+            Err(error) => {
+                frames.release(self.platform(), copy);
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Where the pages of `folio` stand around `page`, its page `number`, as far as the VMA reaches.
+pub(in crate::space) fn folio_window(
+    vma: &Vma,
+    page: VirtAddr,
+    number: u32,
+    folio: Folio,
+) -> VirtRange {
+    let start = page.0.saturating_sub(u64::from(number) << PAGE_SHIFT);
+    let after = u64::from(folio.pages() - number) << PAGE_SHIFT;
+    VirtRange::raw(start, page.0.saturating_add(after)).intersection(vma.range())
+}
+
+/// Replaces the read-only page of `range` by `copy`, by break-before-make, and returns the old
+/// frame and whether it is known to be dirty; `None` where no read-only page stands there any more.
+fn replace_page<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    vma: &Vma,
+    range: VirtRange,
+    copy: Folio,
+) -> Result<Option<(Frame, bool)>, FaultError> {
+    let tables = cursor.tables;
+    let (node, _, raw) = cursor.entry_at(range.start());
+    if arch::kind::<P::Arch>(raw, node.level) != Kind::Leaf
+        || P::Arch::attributes(raw).permissions.contains(Permissions::WRITE)
+    {
+        return Ok(None);
+    }
+    // Splits a huge leaf.
+    let table = cursor
+        .table_at(range.start(), 1, &mut Supply::Frames)
+        .map_err(|_| FaultError::OutOfMemory)?;
+    let index = arch::index_of::<P::Arch>(range.start(), 1);
+    if P::Arch::is_block(run::load(tables.slots(table), index)) {
+        tables.unfold(table, index, range.start(), &mut cursor.counts);
+    }
+    let slot = &tables.slots(table)[index as usize];
+    let entry = run::load(tables.slots(table), index);
+    let old = P::Arch::frame(entry);
+    if old == tables.memory.zero_frame {
+        tables.memory.platform.zero(copy.head, 1);
+        cursor.counts.bytes_zeroed += PAGE_SIZE;
+    } else {
+        tables.memory.platform.copy(old, copy.head, 1);
+        cursor.counts.bytes_copied += PAGE_SIZE;
+    }
+    // Read-only, so nothing but accessed can come in between, and the new entry has that anyway.
+    slot.store(0, Ordering::Relaxed);
+    tables.invalidate_now(range, 1, &mut cursor.counts);
+    let attributes = Attributes {
+        accessed: true,
+        dirty: true,
+        soft_dirty: true,
+        ..user_attributes(vma.protection().permissions())
+    };
+    tables.memory.frames.first_map(copy, 1);
+    slot.store(P::Arch::leaf(copy.head, 1, attributes).0, Ordering::Release);
+    cursor.counts.entries_written += 2;
+    Ok(Some((old, P::Arch::attributes(entry).dirty)))
+}

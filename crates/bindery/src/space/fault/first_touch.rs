@@ -1,0 +1,183 @@
+//! First touches: the largest folio that fits, or the page of zeroes.
+
+use core::sync::atomic::Ordering;
+
+use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Attributes, Permissions};
+use crate::error::FaultError;
+use crate::frame::{Folio, MAX_FOLIO_ORDER};
+use crate::platform::Platform;
+use crate::space::AddressSpace;
+use crate::space::vma::Vma;
+use crate::stats::Counts;
+use crate::table::cursor::{Cursor, Supply};
+use crate::table::leaf::user_attributes;
+use crate::table::lock::Depth;
+use crate::table::{ReadSection, new_table, run};
+
+use super::{Access, Resolved, Step};
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// The sizes of folios, one bit for each order, that would fit around `page`: into the VMA,
+    /// into one table, and where nothing seems to stand. `None` where something stands at `page`.
+    /// Looks without locks, so whoever acts on it looks again.
+    pub(super) fn vacant_orders(&self, vma: &Vma, page: VirtAddr, access: Access) -> Option<u16> {
+        let mut counts = Counts::default();
+        let _section = ReadSection::enter(self.platform());
+        let (node, _, hint) = self.table.peek(page, &mut counts);
+        self.table.stats.add(&counts);
+        if !hint.is_empty() {
+            return None;
+        }
+        let wanted = match access {
+            Access::Write => self.table.memory.folio_policy().orders() | 1,
+            Access::Read | Access::Execute => 1,
+        };
+        let huge = arch::order_of_level::<P::Arch>(2);
+        let fits = |order: u8| {
+            let window = folio_place(page, order).filter(|window| vma.range().covers(*window));
+            let Some(window) = window.filter(|_| order <= huge) else { return false };
+            let first = arch::index_of::<P::Arch>(window.start(), 1);
+            let slots = self.table.slots(node.table);
+            // Above level 1, the empty entry stands for all of the window.
+            node.level > 1 || order < huge && run::empty(slots, first, 1 << order) == 1 << order
+        };
+        let orders = (0..=MAX_FOLIO_ORDER).filter(|order| wanted & 1 << order != 0);
+        Some(orders.filter(|order| fits(*order)).fold(0, |set, order| set | 1 << order))
+    }
+
+    /// Nothing stood at `page` when it was looked at; `orders` would fit.
+    pub(super) fn first_touch(
+        &self,
+        vma: &Vma,
+        page: VirtAddr,
+        access: Access,
+        mut orders: u16,
+    ) -> Result<Step, FaultError> {
+        if access != Access::Write {
+            return self.map_zero_page(vma, page);
+        }
+        if orders == 0 {
+            return Ok(Step::Again);
+        }
+        while orders != 0 {
+            let order = (u16::BITS - 1 - orders.leading_zeros()) as u8;
+            orders &= !(1 << order);
+            let Some(window) = folio_place(page, order) else { continue };
+            let Some(folio) = self.table.memory.frames.new_folio(order) else { continue };
+            self.platform().zero(folio.head, folio.pages());
+            let step = self.map_folio(vma, window, folio);
+            if !matches!(step, Ok(Step::Done(_))) {
+                self.table.memory.frames.release(self.platform(), folio);
+            }
+            if matches!(step, Err(FaultError::OutOfMemory)) && order > 0 {
+                // A smaller one needs no table in reserve.
+                continue;
+            }
+            return step;
+        }
+        Err(FaultError::OutOfMemory)
+    }
+
+    pub(super) fn map_folio(
+        &self,
+        vma: &Vma,
+        window: VirtRange,
+        folio: Folio,
+    ) -> Result<Step, FaultError> {
+        let memory = self.table.memory;
+        let huge = folio.order == arch::order_of_level::<P::Arch>(2) && folio.order > 0;
+        let level = if huge { 2 } else { 1 };
+        let mut counts = Counts::default();
+        let reserve = if huge {
+            // Before the locks: whoever splits the leaf later must not fail.
+            Some(new_table(memory, 1, &mut counts).ok_or(FaultError::OutOfMemory)?)
+        } else {
+            None
+        };
+        let mut cursor = self.table.cursor(window, Depth::Floor(1));
+        let mapped = map_folio_locked(&mut cursor, vma, window, folio, level, reserve);
+        counts.bytes_zeroed += window.len();
+        if !matches!(mapped, Ok(Step::Done(_)))
+            && let Some(reserve) = reserve
+        {
+            crate::table::free_table(memory, reserve, &mut counts);
+        }
+        cursor.counts += counts;
+        self.published(window);
+        mapped
+    }
+
+    pub(super) fn map_zero_page(&self, vma: &Vma, page: VirtAddr) -> Result<Step, FaultError> {
+        let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
+        let mut cursor = self.table.cursor(range, Depth::Floor(1));
+        if !cursor.entry_at(page).2.is_empty() {
+            // Another CPU was faster; what it mapped may be huge and must not be cut.
+            return Ok(Step::Again);
+        }
+        let supply = &mut Supply::Frames;
+        let table = cursor.table_at(page, 1, supply).map_err(|_| FaultError::OutOfMemory)?;
+        let index = arch::index_of::<P::Arch>(page, 1);
+        let permissions = vma.protection().permissions() - Permissions::WRITE;
+        let attributes = Attributes { accessed: true, ..user_attributes(permissions) };
+        let entry = P::Arch::leaf(self.table.memory.zero_frame, 1, attributes);
+        self.table.fill(table, index, entry, 1, &mut cursor.counts);
+        self.published(range);
+        Ok(Step::Done(Resolved::ZeroPage))
+    }
+}
+
+/// Where a folio of 2^`order` pages around `page` would stand.
+fn folio_place(page: VirtAddr, order: u8) -> Option<VirtRange> {
+    let size = PAGE_SIZE << order;
+    VirtRange::from_len(page.align_down(size), size)
+}
+
+fn map_folio_locked<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    vma: &Vma,
+    window: VirtRange,
+    folio: Folio,
+    level: u8,
+    reserve: Option<Frame>,
+) -> Result<Step, FaultError> {
+    let tables = cursor.tables;
+    let (node, _, entry) = cursor.entry_at(window.start());
+    if node.level < level || !entry.is_empty() {
+        // A table or a page has come between: the folio does not fit any more.
+        return Ok(Step::Again);
+    }
+    let table = cursor
+        .table_at(window.start(), level, &mut Supply::Frames)
+        .map_err(|_| FaultError::OutOfMemory)?;
+    let index = arch::index_of::<P::Arch>(window.start(), level);
+    let count = if level == 1 { folio.pages() } else { 1 };
+    let vacant = run::empty(tables.slots(table), index, count);
+    cursor.counts.entries_read += u64::from(vacant);
+    if vacant != count {
+        return Ok(Step::Again);
+    }
+    let attributes = Attributes {
+        accessed: true,
+        dirty: true,
+        soft_dirty: true,
+        ..user_attributes(vma.protection().permissions())
+    };
+    let entry = P::Arch::leaf(folio.head, level, attributes);
+    tables.memory.frames.first_map(folio, folio.pages());
+    cursor.counts.folios_touched += 1;
+    if level == 1 {
+        tables.fill(table, index, entry, count, &mut cursor.counts);
+    } else {
+        let slot = &tables.slots(table)[index as usize];
+        slot.store(entry.0, Ordering::Release);
+        cursor.counts.entries_written += 1;
+        tables.change_live(table, 1, 0);
+        if let Some(reserve) = reserve {
+            tables.push_reserve(table, reserve);
+        }
+    }
+    Ok(Step::Done(Resolved::New(window)))
+}
+
+const _: () = assert!(MAX_FOLIO_ORDER < u16::BITS as u8, "orders fit into a bit set");

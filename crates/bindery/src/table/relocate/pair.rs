@@ -1,0 +1,464 @@
+//! One piece of a move, with the tables of both ranges locked.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Entry, Equal, Kind, absent};
+use crate::platform::Platform;
+use crate::stats::Counts;
+use crate::table::cursor::{Supply, table_under};
+use crate::table::leaf::replace;
+use crate::table::lock::{self, LockSet, Node};
+use crate::table::{PageTable, ReadSection, TablePool, run};
+use crate::tlb::Gather;
+
+/// Both ranges of a piece, locked.
+pub(super) struct Pair<'a, 'm, 'p, P: Platform> {
+    pub(super) tables: &'a PageTable<'m, P>,
+    pub(super) locks: LockSet,
+    pub(super) counts: Counts,
+    pub(super) from: Node,
+    pub(super) to: Node,
+    pub(super) from_base: VirtAddr,
+    /// All that the move moves, of which this piece is a part.
+    pub(super) moved: VirtRange,
+    /// The level of the entries that move.
+    pub(super) level: u8,
+    /// The tables of `level` in use: where they begin, and which.
+    pub(super) source_table: Option<(u64, Frame)>,
+    pub(super) target_table: Option<(u64, Frame)>,
+    pub(super) pool: &'p mut TablePool<'m, P>,
+    pub(super) gather: &'p mut Gather,
+    pub(super) _section: ReadSection<'m, P>,
+}
+
+impl<P: Platform> Drop for Pair<'_, '_, '_, P> {
+    fn drop(&mut self) {
+        self.locks.release(self.tables);
+        self.tables.stats.add(&self.counts);
+    }
+}
+
+impl<P: Platform> Pair<'_, '_, '_, P> {
+    /// What stands in the source at `at`; a huge leaf or its like is yielded if it ends at `end` or
+    /// before, and else split.
+    fn source(&mut self, at: u64, end: u64) -> Source {
+        let base = at & !(arch::table_span::<P::Arch>(self.level) - 1);
+        if let Some((start, table)) = self.source_table
+            && start == base
+        {
+            return Source::Table(table);
+        }
+        let mut node = self.from;
+        while node.level > self.level {
+            let index = arch::index_of::<P::Arch>(VirtAddr(at), node.level);
+            let entry = run::load(self.tables.slots(node.table), index);
+            self.counts.entries_descended += 1;
+            let table = match arch::kind::<P::Arch>(entry, node.level) {
+                Kind::Table => P::Arch::frame(entry),
+                Kind::Empty => {
+                    let last = at | (arch::span::<P::Arch>(node.level) - 1);
+                    return Source::EmptyTo(last.saturating_add(1));
+                }
+                Kind::Leaf
+                    if node.level == 2 && at == base && end - at >= arch::span::<P::Arch>(2) =>
+                {
+                    return Source::Huge(node.table, index, entry);
+                }
+                Kind::Leaf | Kind::Absent => {
+                    let start = VirtAddr(at).align_down(arch::span::<P::Arch>(node.level));
+                    match self.tables.split(node, index, start, &mut self.counts) {
+                        Ok(table) => {
+                            self.locks.push(table);
+                            table
+                        }
+                        Err(_) => {
+                            debug_assert!(false, "a huge leaf has lost its reserve");
+                            let last = at | (arch::span::<P::Arch>(node.level) - 1);
+                            return Source::EmptyTo(last + 1);
+                        }
+                    }
+                }
+            };
+            node = Node { table, level: node.level - 1 };
+        }
+        self.source_table = Some((base, node.table));
+        Source::Table(node.table)
+    }
+
+    /// The target table for `at`, hooked in if it is missing.
+    fn target(&mut self, at: u64) -> Option<Frame> {
+        let base = at & !(arch::table_span::<P::Arch>(self.level) - 1);
+        if let Some((start, table)) = self.target_table
+            && start == base
+        {
+            return Some(table);
+        }
+        let table = table_under(
+            self.tables,
+            &mut self.locks,
+            &mut self.counts,
+            self.to,
+            VirtAddr(at),
+            self.level,
+            &mut Supply::Pool(&mut *self.pool),
+        );
+        // The pool was filled for this very move.
+        debug_assert!(table.is_ok(), "the pool holds too few tables for the move");
+        self.target_table = Some((base, table.ok()?));
+        table.ok()
+    }
+
+    /// Moves the entries of a level above 1: tables, huge leaves, and absent entries.
+    pub(super) fn move_slots(&mut self, source: u64, target: u64, len: u64) {
+        let span = arch::span::<P::Arch>(self.level);
+        let mut offset = 0;
+        while offset < len {
+            let table = match self.source(source + offset, source + offset) {
+                Source::Table(table) => table,
+                Source::EmptyTo(end) => {
+                    offset = end - source;
+                    continue;
+                }
+                Source::Huge(..) => {
+                    // Leaves above the level that moves are not asked for.
+                    offset += span;
+                    continue;
+                }
+            };
+            let index = arch::index_of::<P::Arch>(VirtAddr(source + offset), self.level);
+            let slot = &self.tables.slots(table)[index as usize];
+            let entry = Entry(slot.load(Ordering::Relaxed));
+            self.counts.entries_read += 1;
+            if !entry.is_empty()
+                && let Some(to) = self.target(target + offset)
+            {
+                self.move_slot(table, index, entry, to, target + offset);
+                let range = VirtRange::raw(source + offset, source + offset + span);
+                if arch::kind::<P::Arch>(entry, self.level) == Kind::Table {
+                    self.counts.tables_moved += 1;
+                    self.gather.stale_tables(range);
+                } else {
+                    if let Some(reserve) = self.tables.pop_reserve(table) {
+                        self.tables.push_reserve(to, reserve);
+                    }
+                    if entry.0 & P::Arch::PRESENT != 0 {
+                        self.gather.stale(range, self.level);
+                    }
+                }
+            }
+            offset += span;
+        }
+    }
+
+    fn move_slot(&mut self, table: Frame, index: u32, entry: Entry, to: Frame, target: u64) {
+        let slot = &self.tables.slots(table)[index as usize];
+        let there = arch::index_of::<P::Arch>(VirtAddr(target), self.level);
+        let there = &self.tables.slots(to)[there as usize];
+        debug_assert_eq!(there.load(Ordering::Relaxed), 0, "the target is mapped");
+        let moved = match arch::kind::<P::Arch>(entry, self.level) {
+            Kind::Table => {
+                slot.store(0, Ordering::Relaxed);
+                entry
+            }
+            Kind::Leaf => {
+                let old = replace::<P::Arch>(slot, entry, |_| Entry::EMPTY);
+                Entry(old.0 | P::Arch::SOFT_DIRTY)
+            }
+            _ => {
+                slot.store(0, Ordering::Relaxed);
+                absent::mark_soft_dirty::<P::Arch>(entry)
+            }
+        };
+        there.store(moved.0, Ordering::Release);
+        self.counts.entries_written += 2;
+        self.tables.change_live(table, 0, 1);
+        self.tables.change_live(to, 1, 0);
+    }
+
+    /// Moves entries of level 1.
+    pub(super) fn move_leaves(&mut self, source: u64, target: u64, len: u64) {
+        let block_mask = (u64::from(P::Arch::BLOCK) << PAGE_SHIFT) - 1;
+        let congruent = (source ^ target) & block_mask == 0;
+        let mut offset = 0;
+        while offset < len {
+            let whole = self.tables.longest_run() > 1;
+            let end = if whole { source + len } else { source + offset };
+            let table = match self.source(source + offset, end) {
+                Source::Table(table) if self.tables.live(table) > 0 => table,
+                Source::Table(_) => {
+                    let last = (source + offset) | (arch::table_span::<P::Arch>(1) - 1);
+                    offset = last + 1 - source;
+                    continue;
+                }
+                Source::EmptyTo(end) => {
+                    offset = end - source;
+                    continue;
+                }
+                Source::Huge(holder, index, leaf) => {
+                    self.move_huge(holder, index, leaf, source + offset, target + offset);
+                    offset += arch::span::<P::Arch>(2);
+                    continue;
+                }
+            };
+            let from = arch::index_of::<P::Arch>(VirtAddr(source + offset), 1);
+            let to = arch::index_of::<P::Arch>(VirtAddr(target + offset), 1);
+            let left = (len - offset) >> PAGE_SHIFT;
+            let entries = arch::entries::<P::Arch>();
+            let count = u64::from(entries - from).min(left) as u32;
+            // Where nothing stands, no target table was counted: what lives in this table may
+            // have arrived with this very move, whose target can end in the source's last table.
+            let vacant = run::empty(self.tables.slots(table), from, count);
+            if vacant > 0 {
+                self.counts.entries_read += u64::from(vacant);
+                offset += u64::from(vacant) * PAGE_SIZE;
+                continue;
+            }
+            let Some(target_table) = self.target(target + offset) else { return };
+            let moved = if congruent {
+                let count = count.min(entries - to);
+                self.move_congruent((table, from), (target_table, to), count);
+                count
+            } else {
+                let count = count.min(self.tables.longest_run());
+                self.move_shifted(table, from, count, source + offset, target + offset)
+            };
+            offset += u64::from(moved) * PAGE_SIZE;
+        }
+    }
+
+    /// Moves a huge leaf to where none can stand: as single pages, written at their new place at
+    /// once. Nothing is broken and made, since the old place stays empty.
+    fn move_huge(&mut self, holder: Frame, index: u32, leaf: Entry, source: u64, target: u64) {
+        let slot = &self.tables.slots(holder)[index as usize];
+        let old = replace::<P::Arch>(slot, leaf, |_| Entry::EMPTY);
+        self.counts.entries_read += 1;
+        self.counts.entries_written += 1;
+        self.tables.change_live(holder, 0, 1);
+        let range = VirtRange::raw(source, source + arch::span::<P::Arch>(2));
+        self.gather.stale(range, 2);
+        if let Some(reserve) = self.tables.pop_reserve(holder) {
+            crate::table::free_table(self.tables.memory, reserve, &mut self.counts);
+        }
+        let first = P::Arch::leaf(P::Arch::frame(old), 1, P::Arch::attributes(old));
+        self.arrive(first, arch::entries::<P::Arch>(), target);
+    }
+
+    /// Unfolds the contiguous blocks that the run would cut at its ends.
+    fn uncut_blocks(&mut self, table: Frame, from: u32, count: u32) {
+        let mask = P::Arch::BLOCK - 1;
+        let last = from + count - 1;
+        for (index, cut) in [(from, from & mask != 0 || count <= mask), (last, last & mask != mask)]
+        {
+            if cut
+                && P::Arch::is_block(run::load(self.tables.slots(table), index))
+                && let Some((base, _)) = self.source_table
+            {
+                let at = VirtAddr(base + u64::from(index) * PAGE_SIZE);
+                self.tables.unfold(table, index, at, &mut self.counts);
+            }
+        }
+    }
+
+    /// Moves `count` entries, in parts as long as a run may be. Their blocks, if any, stay blocks.
+    fn move_congruent(&mut self, source: (Frame, u32), target: (Frame, u32), count: u32) {
+        let range = |index: u32| index as usize..(index + count) as usize;
+        let longest = self.tables.longest_run().min(count);
+        let from = &self.tables.slots(source.0)[range(source.1)];
+        let to = &self.tables.slots(target.0)[range(target.1)];
+        let mut others = Others { empty: 0, absent: 0 };
+        let mut index = source.1;
+        for (part, there) in from.chunks(longest as usize).zip(to.chunks(longest as usize)) {
+            if P::Arch::BLOCK > 1 {
+                self.uncut_blocks(source.0, index, part.len() as u32);
+                index += part.len() as u32;
+            }
+            others.move_run::<P::Arch>(part, there);
+        }
+        let moved = count - others.empty;
+        self.counts.entries_read += u64::from(count);
+        self.counts.entries_written += 2 * u64::from(moved);
+        if moved > 0 {
+            self.tables.change_live(source.0, 0, moved);
+            self.tables.change_live(target.0, moved, 0);
+        }
+        if moved > others.absent {
+            self.stale_leaves(source.0, source.1, count);
+        }
+    }
+
+    fn stale_leaves(&mut self, table: Frame, index: u32, count: u32) {
+        if let Some((base, known)) = self.source_table
+            && known == table
+        {
+            let start = base + u64::from(index) * PAGE_SIZE;
+            self.gather.stale(VirtRange::raw(start, start + u64::from(count) * PAGE_SIZE), 1);
+        }
+    }
+
+    /// Moves one contiguous block, or the pages that become one, or one entry, where source and
+    /// target are not congruent modulo the block; returns how many entries that was. (Pages that
+    /// would make a block but stand in two source tables stay single: one block in 2 MiB.)
+    fn move_shifted(
+        &mut self,
+        table: Frame,
+        from: u32,
+        count: u32,
+        source: u64,
+        target: u64,
+    ) -> u32 {
+        let slots = self.tables.slots(table);
+        let raw = run::load(slots, from);
+        let size = P::Arch::BLOCK;
+        if P::Arch::is_block(raw) {
+            if from & (size - 1) == 0 && count >= size {
+                let first = self.tables.take_block(table, from, &mut self.counts);
+                self.take_along(table, from, first, size, target);
+                return size;
+            }
+            self.tables.unfold(table, from, VirtAddr(source), &mut self.counts);
+            return 0;
+        }
+        let to = arch::index_of::<P::Arch>(VirtAddr(target), 1);
+        let present = raw.0 & P::Arch::PRESENT != 0;
+        if present && count >= size && arch::may_fold::<P::Arch>(raw, to) {
+            let (limit, step) = self.tables.memory.folio_limit(P::Arch::frame(raw), size);
+            let equal = Equal::WRITABLE;
+            let (alike, _) = run::leaves::<P::Arch>(slots, from, limit, equal, step, 0);
+            if alike == size && step != 0 {
+                let first = self.tables.take_block(table, from, &mut self.counts);
+                self.take_along(table, from, first, size, target);
+                return size;
+            }
+        }
+        if let Some(target_table) = self.target(target) {
+            self.move_congruent((table, from), (target_table, to), 1);
+        }
+        1
+    }
+
+    /// Counts `count` pages out that were taken from `index` of the source `table`, and writes
+    /// them.
+    fn take_along(&mut self, table: Frame, index: u32, first: Entry, count: u32, target: u64) {
+        self.tables.change_live(table, 0, count);
+        self.stale_leaves(table, index, count);
+        self.arrive(first, count, target);
+    }
+
+    /// Writes `count` pages that have left the source; the target may lie in two tables.
+    fn arrive(&mut self, first: Entry, count: u32, target: u64) {
+        let mut entry = Entry(first.0 | P::Arch::SOFT_DIRTY);
+        let mut done = 0;
+        while done < count {
+            let at = target + u64::from(done) * PAGE_SIZE;
+            let to = arch::index_of::<P::Arch>(VirtAddr(at), 1);
+            let part = (count - done).min(arch::entries::<P::Arch>() - to);
+            let Some(target_table) = self.target(at) else { return };
+            self.tables.fill(target_table, to, entry, part, &mut self.counts);
+            let step = P::Arch::STEP.wrapping_mul(u64::from(part));
+            entry = Entry(entry.0.wrapping_add(step));
+            done += part;
+        }
+    }
+
+    /// Unhooks the tables that `cleared` covers whole: all that stood in them has moved.
+    pub(super) fn unhook_emptied(&mut self, node: Node, base: VirtAddr, cleared: VirtRange) {
+        if node.level <= self.level {
+            return;
+        }
+        let tables = self.tables;
+        let span = arch::span::<P::Arch>(node.level);
+        let Some(own) = VirtRange::from_len(base, arch::table_span::<P::Arch>(node.level)) else {
+            return;
+        };
+        let part = own.intersection(cleared);
+        if part.is_empty() {
+            return;
+        }
+        let first = arch::index_of::<P::Arch>(part.start(), node.level);
+        let last = arch::index_of::<P::Arch>(VirtAddr(part.end().0 - 1), node.level);
+        // The edges are looked at one by one; between them the live count says when to stop.
+        for index in first..=last {
+            if tables.live(node.table) == 0 {
+                break;
+            }
+            let Some(table) = lock::Tree::child(tables, node.table, node.level, index) else {
+                continue;
+            };
+            let start = base.offset(u64::from(index) * span);
+            let slot = VirtRange::raw(start.0, start.0 + span);
+            let child = Node { table, level: node.level - 1 };
+            if !cleared.covers(slot) {
+                self.unhook_emptied(child, start, cleared);
+                continue;
+            }
+            tables.slots(node.table)[index as usize].store(0, Ordering::Relaxed);
+            tables.change_live(node.table, 0, 1);
+            self.counts.entries_written += 1;
+            // Beyond the source nothing was mapped, so no walker has been below this table there.
+            self.gather.stale_tables(slot.intersection(self.moved));
+            tables.gather_subtree(child, self.level, self.gather, &mut self.counts);
+        }
+    }
+}
+
+/// What stands in the source of a move.
+enum Source {
+    /// A table of the level that moves.
+    Table(Frame),
+    /// Nothing, up to this address.
+    EmptyTo(u64),
+    /// A leaf of level 2 in a move of single pages: its table, index and entry.
+    Huge(Frame, u32, Entry),
+}
+
+/// Entries of a run that are not plain settled leaves.
+struct Others {
+    empty: u32,
+    /// No TLB knows these, so moving them needs no flush.
+    absent: u32,
+}
+
+impl Others {
+    /// Moves a run: nothing has to be known of its entries but whether the MMU may still write to
+    /// them.
+    #[inline]
+    fn move_run<A: Arch>(&mut self, from: &[AtomicU64], to: &[AtomicU64]) {
+        let (fours, rest) = from.as_chunks::<4>();
+        let (fours_there, rest_there) = to.as_chunks::<4>();
+        for (slots, there) in fours.iter().zip(fours_there) {
+            let entries = slots.each_ref().map(|slot| Entry(slot.load(Ordering::Relaxed)));
+            // One branch for four entries: nearly all are settled.
+            if A::SETTLED.are(entries) {
+                for ((slot, there), entry) in slots.iter().zip(there).zip(entries) {
+                    slot.store(0, Ordering::Relaxed);
+                    there.store(entry.0 | A::SOFT_DIRTY, Ordering::Relaxed);
+                }
+            } else {
+                self.take_each::<A>(slots, there);
+            }
+        }
+        self.take_each::<A>(rest, rest_there);
+    }
+
+    fn take_each<A: Arch>(&mut self, from: &[AtomicU64], to: &[AtomicU64]) {
+        for (slot, there) in from.iter().zip(to) {
+            self.take::<A>(slot, there, Entry(slot.load(Ordering::Relaxed)));
+        }
+    }
+
+    /// Moves an entry that is empty, absent, or one to which the MMU may still add.
+    fn take<A: Arch>(&mut self, slot: &AtomicU64, there: &AtomicU64, entry: Entry) {
+        let moved = if entry.is_empty() {
+            self.empty += 1;
+            return;
+        } else if entry.0 & A::PRESENT == 0 {
+            self.absent += 1;
+            slot.store(0, Ordering::Relaxed);
+            absent::mark_soft_dirty::<A>(entry).0
+        } else {
+            replace::<A>(slot, entry, |_| Entry::EMPTY).0 | A::SOFT_DIRTY
+        };
+        there.store(moved, Ordering::Relaxed);
+    }
+}
