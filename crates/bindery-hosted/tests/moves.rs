@@ -57,6 +57,51 @@ fn a_move_leaves_no_table_where_the_end_of_the_source_was_empty() {
     audit(&machine, &memory, &[&space]);
 }
 
+#[test]
+fn a_move_that_ends_in_a_whole_gibibyte_frees_the_tables_of_its_beginning() {
+    let (machine, memory) = strict::<AArch64>(64 * MIB);
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    let program = Program::new(&machine, &space);
+    // By leaves, then by tables of level 1, then one of level 2.
+    let from = 2 * GIB - 4 * MIB - 4 * KIB;
+    let length = 3 * GIB - from;
+    space.mmap(&fixed(from, length)).unwrap();
+    for at in [from, 2 * GIB - 4 * MIB, 2 * GIB, 3 * GIB - 4 * KIB] {
+        program.store(VirtAddr(at), at).unwrap();
+    }
+    let to = VirtAddr(from + 8 * GIB);
+    assert_eq!(space.mremap(VirtAddr(from), length, length, Remap::To(to)), Ok(to));
+    audit(&machine, &memory, &[&space]);
+    // Whatever was left there would be in the way now.
+    let whole = VirtAddr(64 * GIB);
+    space.mmap(&fixed(whole.0, GIB)).unwrap();
+    program.store(whole, 5).unwrap();
+    let there = VirtAddr(GIB);
+    assert_eq!(space.mremap(whole, GIB, GIB, Remap::To(there)), Ok(there));
+    assert_eq!(program.load(there), Ok(5));
+    assert_eq!(program.load(VirtAddr(2 * GIB + 8 * GIB)), Ok(2 * GIB));
+    audit(&machine, &memory, &[&space]);
+}
+
+#[test]
+fn a_table_that_is_pruned_is_forgotten_before_a_neighbour_hooks_another() {
+    let (machine, memory) = strict::<AArch64>(64 * MIB);
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    let program = Program::new(&machine, &space);
+    space.mmap(&fixed(GIB, 64 * KIB)).unwrap();
+    space.mmap(&fixed(GIB + MIB, 64 * KIB)).unwrap();
+    program.fill(VirtAddr(GIB), 64 * KIB, 1).unwrap();
+    let before = space.counts();
+    space.discard(VirtAddr(GIB), 64 * KIB).unwrap();
+    let cost = space.counts() - before;
+    // The leaves, then the table of each level above that was left empty.
+    assert_eq!(cost.tables_freed, 3, "{cost:?}");
+    assert_eq!(cost.invalidations, 4, "{cost:?}");
+    program.store(VirtAddr(GIB + MIB), 2).unwrap();
+    assert_eq!(program.load(VirtAddr(GIB)), Ok(0));
+    audit(&machine, &memory, &[&space]);
+}
+
 fn shift_huge<A: Walk>() {
     let (machine, memory) = strict::<A>(128 * MIB);
     use_order(&memory, 9);

@@ -147,7 +147,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// holds the VMAs of both ranges for writing; nothing is mapped in the target.
     ///
     /// Reads and writes the entries that are moved: one for each table that moves whole, one for
-    /// each base page else. One invalidation a piece.
+    /// each base page else. One invalidation a piece, and one for each contiguous block or huge
+    /// leaf that its ends cut; emptied tables that no piece could take are in the gather.
     pub(crate) fn relocate(&self, what: &Move, pool: &mut TablePool<'m, P>) -> Gather {
         let mut gather = Gather::new();
         let mut counts = Counts::default();
@@ -155,17 +156,19 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let mut whole = false;
         let moderate = what.source.len() <= UPPER_TABLES * arch::table_span::<P::Arch>(2);
         while let Some(piece) = self.next_piece(what, offset, &mut counts) {
-            let first = offset == 0;
             offset = piece.offset + piece.len;
             let reached_end = offset == what.source.len();
             let begin = what.source.start().0 + piece.offset;
             // The last piece of a move of moderate size takes all of the hull, and with it the
-            // tables above; those of a larger one would be too many to lock.
-            let cleared = if reached_end && moderate {
+            // tables above; those of a larger one would be too many to lock. A piece of level 3
+            // sees no table of level 2 that an earlier piece has emptied in part, so it may do so
+            // only where there was no earlier one.
+            let complete = piece.level <= 2 || piece.offset == 0;
+            let cleared = if reached_end && moderate && complete {
                 whole = true;
                 what.hull
             } else {
-                let start = if first { what.hull.start().0 } else { begin };
+                let start = if piece.offset == 0 { what.hull.start().0 } else { begin };
                 let end = if reached_end { what.hull.end().0 } else { begin + piece.len };
                 VirtRange::raw(start, end)
             };

@@ -82,6 +82,9 @@ impl<P: Platform> PageTable<'_, P> {
             let what = What::Table(table);
             let run = Run { at: slot.start(), node, index, count: 1, what };
             self.unhook(&run, table, slot, level - 1, gather, &mut cursor.counts);
+            // Under the lock: the neighbour's next fault may hook another table in its place, and
+            // no walker may then remember the old one.
+            self.flush(gather, &mut cursor.counts);
         }
     }
 
