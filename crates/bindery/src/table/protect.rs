@@ -142,6 +142,10 @@ fn rewrite<P: Platform>(
     }
     for slot in entries {
         let entry = Entry(slot.load(Ordering::Relaxed));
+        debug_assert!(
+            !P::Arch::needs_break(entry, change(entry), run.node.level),
+            "a change in place that the architecture wants broken first"
+        );
         replace::<P::Arch>(slot, entry, change);
     }
     cursor.counts.entries_read += u64::from(run.count);
