@@ -1,12 +1,9 @@
 //! `fork(2)`, the memory part.
 
-use crate::addr::VirtRange;
-use crate::arch::Arch;
 use crate::error::Error;
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
-use super::index::Indexed;
 use super::vma::Vma;
 use super::{AddressSpace, Removed};
 
@@ -46,8 +43,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let copy = Vma::new(vma.range(), vma.protection(), vma.page_offset());
             let copy = child.new_vma(copy)?;
             child.insert(copy);
-            let range = VirtRange::raw(vma.start(), vma.end().min(P::Arch::USER_END));
-            self.table.copy_to(&child.table, range, gather).map_err(|_| Error::OutOfMemory)?;
+            self.table
+                .copy_to(&child.table, vma.range(), gather)
+                .map_err(|_| Error::OutOfMemory)?;
         }
         Ok(())
     }

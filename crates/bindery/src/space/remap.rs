@@ -29,7 +29,8 @@ pub enum Remap {
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Resizes or moves the mapping of `old_length` bytes at `old` to `new_length` bytes (both
-    /// rounded up to pages), contents included, and returns its address.
+    /// rounded up to pages), contents included, and returns its address. The range lies in one
+    /// mapping; what is cut off by a smaller length may reach over several.
     ///
     /// Where the destination is ours to choose, it is congruent with the source modulo the largest
     /// table that the range covers, so that whole tables move by one entry each.
