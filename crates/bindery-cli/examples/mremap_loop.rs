@@ -70,7 +70,12 @@ impl Visitor for Loop {
 /// Maps, touches, moves and unmaps; returns what the move counted.
 fn once<A: Walk>(space: &AddressSpace<'_, Machine<A>>, target: VirtAddr) -> Result<Counts> {
     let protection = Protection::READ | Protection::WRITE;
-    space.mmap(&MapRequest { length: LENGTH, protection, place: Place::Fixed(SOURCE) })?;
+    space.mmap(&MapRequest {
+        length: LENGTH,
+        protection,
+        place: Place::Fixed(SOURCE),
+        ..MapRequest::default()
+    })?;
     let mut at = SOURCE;
     while at.0 < SOURCE.0 + LENGTH {
         at = match space.fault(at, Access::Write)? {

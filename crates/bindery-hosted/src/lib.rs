@@ -6,6 +6,7 @@
 //! | CPUs | threads ([`Machine::on_cpu`]) |
 //! | MMU | a walker of the real table formats, written from the manuals ([`Walk`]) |
 //! | TLB | as bad as the architecture allows ([`TlbKind::Strict`]), or fast ([`TlbKind::Plain`]) |
+//! | files | in the memory of this process ([`MemoryFiles`]) |
 //!
 //! Whatever the core gets wrong between tables and TLBs shows up as a [`Violation`]: a missing
 //! flush, a broken break-before-make, a frame reused too early, a reserved bit.
@@ -23,6 +24,7 @@
 mod access;
 mod cpu;
 mod dispatch;
+mod files;
 mod machine;
 mod memory;
 mod mmu;
@@ -33,6 +35,7 @@ mod violation;
 
 pub use cpu::OnCpu;
 pub use dispatch::{ArchitectureName, UnknownArchitecture, Visitor, dispatch};
+pub use files::{MemoryFiles, PagerCounts};
 pub use machine::{Config, Machine};
 pub use mmu::{
     AccessKind, Denial, InvalidEntries, Leaf, Meaning, MmuFault, Rules, Translation, Walk,

@@ -2,82 +2,37 @@
 //! the right reason, and nothing has changed, not even a counter.
 
 mod common;
+mod refusal;
 mod stage;
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{Absent, Marker, X86_64};
 use bindery::check;
 use bindery::{
-    Access, AddressSpace, Counts, Errno, Error, FaultError, FolioError, Inspection, MapRequest,
-    Mapping, Place, Protection, Remap, SpaceOptions, Verb, testing,
+    Access, AddressSpace, Errno, Error, FaultError, FolioError, Inspection, MapRequest, Place,
+    Protection, Remap, SpaceOptions, Verb, testing,
 };
 use bindery_hosted::{Machine, Walk};
-use common::{GIB, MIB, READ_WRITE, audit, fixed, options, strict};
+use common::{MIB, READ_WRITE, audit, fixed, options, strict};
+use refusal::{AT, MINIMUM, PAGE, State, nowhere, out_of_range, refused, scene, state};
 use stage::{Stage, layout, on_stage};
-
-const PAGE: u64 = 4096;
-const AT: u64 = GIB;
-/// The lowest address that may be mapped.
-const MINIMUM: VirtAddr = VirtAddr(0x1_0000);
 
 on_every_architecture! {
     a_mapping_that_cannot_be_is_refused => map;
     an_unmapping_that_cannot_be_is_refused => unmap;
     a_discard_that_cannot_be_is_refused => discard;
     a_protection_that_cannot_be_is_refused => protect;
-    a_resizing_that_cannot_be_is_refused => resize;
-    a_move_that_cannot_be_is_refused => move_to;
     a_fault_at_an_address_that_is_none_is_a_segmentation_fault => fault;
     looking_at_an_address_that_is_none_finds_nothing => look;
     the_last_page_of_user_space_is_a_page_as_any_other => last_page;
     a_hint_that_makes_no_sense_is_no_error => hint;
 }
 
-/// Sixteen pages read-write, of which one was written; behind them sixteen read-only.
-fn scene<A: Walk>(play: impl FnOnce(&Stage<'_, '_, A>, u64)) {
-    on_stage::<A>(0, |stage| {
-        stage.space.mmap(&fixed(AT, 16 * PAGE)).unwrap();
-        let read_only =
-            MapRequest { protection: Protection::READ, ..fixed(AT + 16 * PAGE, 16 * PAGE) };
-        stage.space.mmap(&read_only).unwrap();
-        stage.fill(AT, 1);
-        play(stage, A::USER_END);
-        stage.assert_filled(AT, 1, AT);
-    });
-}
-
-/// Everything about an address space that a refused call could have changed.
-fn state<A: Walk>(space: &AddressSpace<'_, Machine<A>>) -> (Vec<Mapping>, Counts, u64, usize) {
-    (layout(space), space.counts(), space.memory().free_frames(), space.mapping_count())
-}
-
-/// Makes a call that must be refused so, and change nothing.
-#[track_caller]
-fn refused<A: Walk, T, E: Copy + PartialEq + core::fmt::Debug>(
-    stage: &Stage<'_, '_, A>,
-    expected: E,
-    call: impl FnOnce(&AddressSpace<'_, Machine<A>>) -> Result<T, E>,
-) {
-    let before = state(stage.space);
-    let result = call(stage.space).err();
-    assert_eq!(result, Some(expected));
-    assert_eq!(state(stage.space), before);
-}
-
-fn out_of_range(end: u64) -> Error {
-    Error::OutOfRange { limit: VirtAddr(end) }
-}
-
-/// Addresses that no user program has.
-fn nowhere(end: u64) -> [u64; 7] {
-    let kernel = 0xffff_8000_0000_0000;
-    [end, end + PAGE, 1 << 57, 1 << 63, kernel, u64::MAX - 2 * PAGE + 1, u64::MAX - PAGE + 1]
-}
-
 fn map<A: Walk>() {
     scene::<A>(|stage, end| {
         let map = |place, length, expected| {
-            let request = MapRequest { length, protection: READ_WRITE, place };
+            let request =
+                MapRequest { length, protection: READ_WRITE, place, ..MapRequest::default() };
             refused(stage, expected, |space| space.mmap(&request));
         };
         let place = |at| [Place::Fixed(VirtAddr(at)), Place::FixedNoReplace(VirtAddr(at))];
@@ -113,8 +68,8 @@ fn map<A: Walk>() {
     });
 }
 
-/// What `munmap` and `discard` refuse alike.
-fn bad_ranges(end: u64) -> Vec<(u64, u64, Error)> {
+/// Ranges that `munmap` refuses.
+fn not_to_unmap(end: u64) -> Vec<(u64, u64, Error)> {
     let mut ranges = vec![
         (AT + 1, PAGE, Error::Unaligned(VirtAddr(AT + 1))),
         (AT + PAGE - 1, 0, Error::Unaligned(VirtAddr(AT + PAGE - 1))),
@@ -135,7 +90,7 @@ fn bad_ranges(end: u64) -> Vec<(u64, u64, Error)> {
 
 fn unmap<A: Walk>() {
     scene::<A>(|stage, end| {
-        for (start, length, expected) in bad_ranges(end) {
+        for (start, length, expected) in not_to_unmap(end) {
             refused(stage, expected, |space| space.munmap(VirtAddr(start), length));
         }
         for start in [0, AT, end - PAGE, end] {
@@ -149,48 +104,74 @@ fn unmap<A: Walk>() {
     });
 }
 
+/// What `mprotect` and `discard` refuse alike, before they change anything. Only a range that wraps
+/// is out of range; any other has a beginning where nothing is.
+fn not_mapped_ranges(end: u64) -> Vec<(u64, u64, Error)> {
+    let mut ranges = vec![
+        (AT + 1, PAGE, Error::Unaligned(VirtAddr(AT + 1))),
+        (AT + 1, 0, Error::Unaligned(VirtAddr(AT + 1))),
+        (AT + PAGE - 1, 0, Error::Unaligned(VirtAddr(AT + PAGE - 1))),
+        (u64::MAX, 1, Error::Unaligned(VirtAddr(u64::MAX))),
+        (u64::MAX, u64::MAX, Error::Unaligned(VirtAddr(u64::MAX))),
+        (AT, u64::MAX, out_of_range(end)),
+        (AT, u64::MAX - AT + 1, out_of_range(end)),
+        (AT, u64::MAX - PAGE + 2, out_of_range(end)),
+        (0, u64::MAX, out_of_range(end)),
+        (u64::MAX - PAGE + 1, PAGE, out_of_range(end)),
+        (end - PAGE, PAGE + 1, Error::NotMapped(VirtAddr(end - PAGE))),
+        (AT + 32 * PAGE, end, Error::NotMapped(VirtAddr(AT + 32 * PAGE))),
+        (AT + 32 * PAGE, 1 << 63, Error::NotMapped(VirtAddr(AT + 32 * PAGE))),
+    ];
+    let inside = nowhere(end).into_iter().filter(|at| *at != u64::MAX - PAGE + 1);
+    let holes = [0, AT - PAGE, AT + 32 * PAGE, end - PAGE];
+    ranges.extend(inside.chain(holes).map(|at| (at, PAGE, Error::NotMapped(VirtAddr(at)))));
+    ranges
+}
+
+/// No call about nothing is wrong.
+fn nothing<A: Walk>(
+    stage: &Stage<'_, '_, A>,
+    end: u64,
+    call: impl Fn(VirtAddr) -> Result<(), Error>,
+) {
+    let before = state(stage.space);
+    for at in [0, AT, end, u64::MAX - PAGE + 1] {
+        assert_eq!(call(VirtAddr(at)), Ok(()));
+    }
+    assert_eq!(state(stage.space), before);
+}
+
 fn discard<A: Walk>() {
     scene::<A>(|stage, end| {
-        for (start, length, expected) in bad_ranges(end) {
+        for (start, length, expected) in not_mapped_ranges(end) {
             refused(stage, expected, |space| space.discard(VirtAddr(start), length));
         }
-        let hole = VirtAddr(AT + 32 * PAGE);
-        refused(stage, Error::NotMapped(hole), |space| space.discard(hole, PAGE));
-        let before = state(stage.space);
-        assert_eq!(stage.space.discard(VirtAddr(AT), 0), Ok(()));
-        assert_eq!(state(stage.space), before);
+        nothing(stage, end, |at| stage.space.discard(at, 0));
+        for (start, length, hole) in [
+            (AT, 33 * PAGE, AT + 32 * PAGE),
+            (AT, end - AT + PAGE, AT + 32 * PAGE),
+            (AT - PAGE, 40 * PAGE, AT - PAGE),
+        ] {
+            let hole = Error::NotMapped(VirtAddr(hole));
+            assert_eq!(stage.space.discard(VirtAddr(start), length), Err(hole));
+            assert_eq!(stage.program.load(VirtAddr(AT)), Ok(0), "what is mapped is dropped");
+            stage.fill(AT, 1);
+        }
     });
 }
 
 fn protect<A: Walk>() {
     scene::<A>(|stage, end| {
-        let protect = |start, length, expected| {
+        let longer = [0, AT - PAGE, AT + 32 * PAGE, end - PAGE];
+        let longer = longer.map(|at| (at, 64 * MIB, Error::NotMapped(VirtAddr(at))));
+        for (start, length, expected) in not_mapped_ranges(end).into_iter().chain(longer) {
             for protection in [Protection::empty(), Protection::READ, Protection::all()] {
                 refused(stage, expected, |space| {
                     space.mprotect(VirtAddr(start), length, protection)
                 });
             }
-        };
-        protect(AT + 1, PAGE, Error::Unaligned(VirtAddr(AT + 1)));
-        protect(AT + 1, 0, Error::Unaligned(VirtAddr(AT + 1)));
-        protect(u64::MAX, 1, Error::Unaligned(VirtAddr(u64::MAX)));
-        // Only a range that wraps is out of range; any other has a beginning where nothing is.
-        for length in [u64::MAX, u64::MAX - AT + 1, u64::MAX - PAGE + 2] {
-            protect(AT, length, out_of_range(end));
         }
-        protect(u64::MAX - PAGE + 1, PAGE, out_of_range(end));
-        for at in nowhere(end).into_iter().filter(|at| *at != u64::MAX - PAGE + 1) {
-            protect(at, PAGE, Error::NotMapped(VirtAddr(at)));
-        }
-        for at in [0, AT - PAGE, AT + 32 * PAGE, end - PAGE] {
-            protect(at, PAGE, Error::NotMapped(VirtAddr(at)));
-            protect(at, 64 * MIB, Error::NotMapped(VirtAddr(at)));
-        }
-        let before = state(stage.space);
-        for at in [0, AT, end, u64::MAX - PAGE + 1] {
-            assert_eq!(stage.space.mprotect(VirtAddr(at), 0, Protection::READ), Ok(()));
-        }
-        assert_eq!(state(stage.space), before);
+        nothing(stage, end, |at| stage.space.mprotect(at, 0, Protection::READ));
     });
 }
 
@@ -200,90 +181,31 @@ fn a_protection_of_a_range_with_a_hole_is_refused_behind_what_it_has_done() {
         let hole = Error::NotMapped(VirtAddr(AT + 32 * PAGE));
         let (at, all) = (VirtAddr(AT), end - AT);
         assert_eq!(stage.space.mprotect(at, all, Protection::READ), Err(hole));
-        let [whole] = stage.layout()[..] else { panic!("{:?}", stage.layout()) };
-        assert_eq!((whole.range.len(), whole.protection), (32 * PAGE, Protection::READ));
+        let layout = stage.layout();
+        let [written, read_only] = layout[..] else { panic!("{layout:?}") };
+        // The one that was written still counts as promised memory: they stay two.
+        for (part, at) in [(written, AT), (read_only, AT + 16 * PAGE)] {
+            assert_eq!((part.range.start(), part.range.len()), (VirtAddr(at), 16 * PAGE));
+            assert_eq!(part.protection, Protection::READ);
+        }
+        assert_eq!(stage.space.usage().committed, 16);
     });
 }
 
-fn resize<A: Walk>() {
-    scene::<A>(|stage, end| {
-        for remap in [Remap::InPlace, Remap::MayMove] {
-            let resize = |old, old_length, length, expected| {
-                refused(stage, expected, |space| {
-                    space.mremap(VirtAddr(old), old_length, length, remap)
-                });
-            };
-            for at in [AT + 1, AT + PAGE - 1, u64::MAX] {
-                resize(at, PAGE, PAGE, Error::Unaligned(VirtAddr(at)));
-            }
-            // A length that wraps when it is rounded up is zero.
-            for length in [0, u64::MAX, u64::MAX - PAGE + 2] {
-                resize(AT, PAGE, length, Error::ZeroLength);
-                resize(end, length, length, Error::ZeroLength);
-            }
-            for length in [end + 1, 1 << 57, 1 << 63, u64::MAX - PAGE + 1] {
-                resize(AT, 16 * PAGE, length, out_of_range(end));
-            }
-            for at in nowhere(end).into_iter().chain([0, AT - PAGE, AT + 32 * PAGE]) {
-                resize(at, PAGE, 2 * PAGE, Error::NotMapped(VirtAddr(at)));
-                resize(at, 0, PAGE, Error::NotMapped(VirtAddr(at)));
-            }
-            resize(AT, 0, PAGE, Error::NotShared);
-            let crossing = Error::CrossesMapping { end: VirtAddr(AT + 16 * PAGE) };
-            resize(AT, 17 * PAGE, 18 * PAGE, crossing);
-            resize(AT + 15 * PAGE, 2 * PAGE, 3 * PAGE, crossing);
-            resize(AT, 16 * PAGE, end, Error::NoRoom);
-        }
-        let in_place = |old, old_length| {
-            refused(stage, Error::NoRoom, |space| {
-                space.mremap(VirtAddr(old), old_length, old_length + PAGE, Remap::InPlace)
-            });
-        };
-        in_place(AT, 16 * PAGE);
-        in_place(AT, 3 * PAGE);
-        // Shrinking what ends beyond user space would unmap there.
-        for tail in [1 << 63, u64::MAX - PAGE + 1] {
-            refused(stage, out_of_range(end), |space| {
-                space.mremap(VirtAddr(AT), tail, PAGE, Remap::InPlace)
-            });
-        }
-    });
-}
-
-fn move_to<A: Walk>() {
-    scene::<A>(|stage, end| {
-        let old = AT + 2 * PAGE;
-        let move_to = |old_length, length, to, expected| {
-            refused(stage, expected, |space| {
-                space.mremap(VirtAddr(old), old_length, length, Remap::To(VirtAddr(to)))
-            });
-        };
-        for to in [1, AT + 64 * PAGE + 1, end - 1] {
-            move_to(PAGE, PAGE, to, Error::Unaligned(VirtAddr(to)));
-        }
-        for to in nowhere(end) {
-            move_to(PAGE, PAGE, to, out_of_range(end));
-        }
-        move_to(PAGE, 2 * PAGE, end - PAGE, out_of_range(end));
-        move_to(PAGE, end, PAGE, out_of_range(end));
-        move_to(PAGE, end + 1, AT, out_of_range(end));
-        move_to(PAGE, 0, AT + 64 * PAGE, Error::ZeroLength);
-        move_to(2 * PAGE, 2 * PAGE, old, Error::Overlap);
-        move_to(2 * PAGE, 2 * PAGE, old + PAGE, Error::Overlap);
-        move_to(2 * PAGE, 2 * PAGE, old - PAGE, Error::Overlap);
-        move_to(PAGE, 3 * PAGE, old - 2 * PAGE, Error::Overlap);
-        move_to(0, PAGE, AT + 64 * PAGE, Error::NotShared);
-        let crossing = Error::CrossesMapping { end: VirtAddr(AT + 16 * PAGE) };
-        move_to(15 * PAGE, 16 * PAGE, AT + 64 * PAGE, crossing);
-        for to in [0, PAGE, MINIMUM.0 - PAGE] {
-            move_to(PAGE, PAGE, to, Error::BelowMinimum { minimum: MINIMUM });
-            move_to(8 * PAGE, PAGE, to, Error::BelowMinimum { minimum: MINIMUM });
-        }
-        for at in nowhere(end).into_iter().chain([0, AT - PAGE, AT + 32 * PAGE]) {
-            let to = Remap::To(VirtAddr(AT + 64 * PAGE));
-            let expected = Error::NotMapped(VirtAddr(at));
-            refused(stage, expected, |space| space.mremap(VirtAddr(at), PAGE, PAGE, to));
-        }
+#[test]
+fn what_was_never_written_is_one_mapping_with_what_was_always_read_only() {
+    scene::<X86_64<4>>(|stage, _| {
+        let at = AT + 64 * PAGE;
+        stage.space.mmap(&fixed(at, 16 * PAGE)).unwrap();
+        let protection = Protection::READ;
+        let above = fixed(at + 16 * PAGE, 16 * PAGE);
+        stage.space.mmap(&MapRequest { protection, ..above }).unwrap();
+        assert_eq!(stage.program.load(VirtAddr(at)), Ok(0));
+        stage.space.mprotect(VirtAddr(at), 32 * PAGE, protection).unwrap();
+        let layout = stage.layout();
+        let [_, _, whole] = layout[..] else { panic!("{layout:?}") };
+        assert_eq!((whole.range.start(), whole.range.len()), (VirtAddr(at), 32 * PAGE));
+        assert_eq!(stage.space.usage().committed, 16, "what nobody can write is not promised");
     });
 }
 
@@ -320,7 +242,8 @@ fn look<A: Walk>() {
             assert_eq!(stage.space.inspect(at), Inspection::Empty);
             assert!(!stage.space.is_dirty(at));
         }
-        assert_eq!((before.0, before.2), (stage.layout(), stage.memory.free_frames()));
+        let State { layout, free_frames, .. } = before;
+        assert_eq!((layout, free_frames), (stage.layout(), stage.memory.free_frames()));
         for at in nowhere(end).into_iter().chain([0, AT - 1, AT + 32 * PAGE, u64::MAX]) {
             refused(stage, FolioError::NotMapped, |space| space.collapse(VirtAddr(at)));
             refused(stage, FolioError::NotMapped, |space| space.split_folio(VirtAddr(at), 0));
@@ -351,7 +274,12 @@ fn hint<A: Walk>() {
     scene::<A>(|stage, end| {
         for hint in nowhere(end).into_iter().chain([0, 1, AT, AT + PAGE + 1, end - 1, u64::MAX]) {
             let place = Place::Near(VirtAddr(hint));
-            let request = MapRequest { length: PAGE + 1, protection: READ_WRITE, place };
+            let request = MapRequest {
+                length: PAGE + 1,
+                protection: READ_WRITE,
+                place,
+                ..MapRequest::default()
+            };
             let at = stage.space.mmap(&request).unwrap();
             assert!(at >= MINIMUM && at.0 + 2 * PAGE <= end && at.is_aligned(PAGE));
             assert_eq!(stage.layout().len(), 3, "a mapping of its own at {at}");
@@ -372,7 +300,11 @@ fn a_mapping_too_many_is_refused_by_every_verb_and_changes_nothing() {
     assert_eq!(space.mmap(&fixed(8 * AT, PAGE)).err(), too_many);
     assert_eq!(space.munmap(middle, PAGE).err(), too_many);
     assert_eq!(space.mprotect(middle, PAGE, Protection::READ).err(), too_many);
-    assert_eq!(space.mremap(middle, PAGE, PAGE, Remap::To(VirtAddr(8 * AT))).err(), too_many);
+    let elsewhere = VirtAddr(8 * AT);
+    let there = [Remap::To(elsewhere), Remap::Leave(elsewhere), Remap::LeaveTo(elsewhere)];
+    for remap in there.into_iter().chain([Remap::Leave(VirtAddr(0))]) {
+        assert_eq!(space.mremap(middle, PAGE, PAGE, remap).err(), too_many, "{remap:?}");
+    }
     assert_eq!(space.mremap(VirtAddr(AT), 2 * PAGE, PAGE, Remap::InPlace).err(), too_many);
     assert_eq!(space.mremap(VirtAddr(AT), PAGE, 2 * PAGE, Remap::MayMove).err(), too_many);
     assert_eq!(state(&space), before);
@@ -425,7 +357,7 @@ fn what_stands_where_a_page_was_answers_a_touch_as_linux_does() {
 
 #[test]
 fn every_refusal_has_the_errno_of_its_verb() {
-    use Errno::{EEXIST, EFAULT, EINVAL, ENOMEM, EPERM};
+    use Errno::{EACCES, EAGAIN, EEXIST, EFAULT, EINVAL, ENOMEM, EPERM};
     let at = VirtAddr(AT);
     let verbs = [Verb::Mmap, Verb::Munmap, Verb::Mprotect, Verb::Mremap];
     let table = [
@@ -442,6 +374,13 @@ fn every_refusal_has_the_errno_of_its_verb() {
         (Error::NoRoom, [ENOMEM; 4]),
         (Error::OutOfMemory, [ENOMEM; 4]),
         (Error::NotShared, [EINVAL; 4]),
+        (Error::Invalid, [EINVAL; 4]),
+        (Error::Sealed(at), [EPERM; 4]),
+        (Error::AccessDenied, [EACCES; 4]),
+        (Error::LimitReached, [ENOMEM; 4]),
+        (Error::Overcommitted, [ENOMEM; 4]),
+        (Error::LockLimit, [EAGAIN; 4]),
+        (Error::LockForbidden, [EPERM; 4]),
     ];
     for (error, expected) in table {
         assert_eq!(verbs.map(|verb| error.errno(verb)), expected, "{error:?}");

@@ -15,8 +15,8 @@
 mod common;
 
 use std::ffi::c_void;
-use std::fs;
 use std::sync::{Mutex, PoisonError};
+use std::{fs, io};
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{Arch, X86_64};
@@ -113,7 +113,7 @@ impl Call {
     fn chooses(self) -> bool {
         match self {
             Self::Map { place, .. } => matches!(place, Place::Anywhere | Place::Near(_)),
-            Self::Remap { remap, .. } => remap == Remap::MayMove,
+            Self::Remap { remap, .. } => matches!(remap, Remap::MayMove | Remap::Leave(_)),
             _ => false,
         }
     }
@@ -121,7 +121,9 @@ impl Call {
     fn make(self, space: &Space<'_>) -> Result<u64, Error> {
         match self {
             Self::Map { place, length } => {
-                space.mmap(&MapRequest { length, protection: READ_WRITE, place }).map(|at| at.0)
+                let request =
+                    MapRequest { length, protection: READ_WRITE, place, ..MapRequest::default() };
+                space.mmap(&request).map(|at| at.0)
             }
             Self::Unmap { start, length } => space.munmap(VirtAddr(start), length).map(|()| 0),
             Self::Protect { start, length, protection } => {
@@ -170,6 +172,29 @@ impl Call {
                             mm::mremap_fixed(old, old_length, length, flags, pointer(to.0))
                                 .map(address)
                         }
+                        Remap::LeaveTo(to) => {
+                            let flags = flags | MremapFlags::DONTUNMAP;
+                            mm::mremap_fixed(old, old_length, length, flags, pointer(to.0))
+                                .map(address)
+                        }
+                        Remap::Leave(hint) => {
+                            let flags = (flags | MremapFlags::DONTUNMAP).bits();
+                            // rustix has no call with a hint.
+                            let at = libc::syscall(
+                                libc::SYS_mremap,
+                                old,
+                                old_length,
+                                length,
+                                flags as usize,
+                                hint.0,
+                            );
+                            match at {
+                                -1 => {
+                                    return Err(io::Error::last_os_error().raw_os_error().unwrap());
+                                }
+                                at => Ok(at as u64),
+                            }
+                        }
                     }
                 }
             }
@@ -193,26 +218,14 @@ impl Call {
             }
             Self::Remap { old, old_length, length, remap } => {
                 let shrinks_elsewhere = old_length > length && !free(old, old_length);
-                let replaces_elsewhere = matches!(remap, Remap::To(to) if !free(to.0, length));
-                !shrinks_elsewhere && !replaces_elsewhere && !self.moves_several_mappings()
+                let to = match remap {
+                    Remap::To(to) | Remap::LeaveTo(to) => Some(to),
+                    Remap::InPlace | Remap::MayMove | Remap::Leave(_) => None,
+                };
+                let replaces_elsewhere = to.is_some_and(|to| !free(to.0, length));
+                !shrinks_elsewhere && !replaces_elsewhere
             }
         }
-    }
-}
-
-impl Call {
-    /// Linux 6.17 and later moves several mappings at once, where none is resized; we do not yet.
-    fn moves_several_mappings(self) -> bool {
-        let Self::Remap { old, old_length, length, remap: Remap::To(_) } = self else {
-            return false;
-        };
-        let rounded = |length: u64| length.checked_next_multiple_of(PAGE);
-        let same = rounded(old_length).is_some() && rounded(old_length) == rounded(length);
-        let mapping = PARTS.iter().find(|(first, pages, _)| {
-            (WINDOW + first * PAGE..WINDOW + (first + pages) * PAGE).contains(&old)
-        });
-        same && mapping
-            .is_some_and(|(first, pages, _)| old_length > WINDOW + (first + pages) * PAGE - old)
     }
 }
 
@@ -408,16 +421,13 @@ fn mremap_refuses_what_linux_refuses() {
         .into_iter()
         .flat_map(|old_length| LENGTHS.into_iter().map(move |length| (old_length, length)));
     let few = [0, PAGE, 8 * PAGE, 9 * PAGE, u64::MAX];
-    let targets = || ADDRESSES.into_iter().map(|to| Remap::To(VirtAddr(to)));
+    let kinds = |to| [Remap::To(to), Remap::LeaveTo(to), Remap::Leave(to)];
+    let targets = move || ADDRESSES.into_iter().map(VirtAddr).flat_map(kinds);
     let remaps = move || targets().chain([Remap::InPlace, Remap::MayMove]);
     let in_place = lengths.flat_map(move |(old_length, length)| {
-        let to = Remap::To(VirtAddr(WINDOW + 24 * PAGE));
-        [Remap::InPlace, Remap::MayMove, to].map(|remap| Call::Remap {
-            old: WINDOW,
-            old_length,
-            length,
-            remap,
-        })
+        let elsewhere = kinds(VirtAddr(WINDOW + 24 * PAGE));
+        let remaps = [Remap::InPlace, Remap::MayMove].into_iter().chain(elsewhere);
+        remaps.map(move |remap| Call::Remap { old: WINDOW, old_length, length, remap })
     });
     let elsewhere = ADDRESSES.into_iter().flat_map(move |old| {
         few.into_iter().flat_map(move |old_length| {

@@ -38,12 +38,11 @@ on_every_architecture! {
 }
 
 fn new<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        stage.memory.fail_allocations_after(Some(0));
-        let refused = AddressSpace::new(stage.memory, options()).err();
-        stage.memory.fail_allocations_after(None);
-        assert_eq!(refused, Some(Error::OutOfMemory));
+    let points = at_every_point::<A>(&Case {
+        verb: |space| AddressSpace::new(space.memory(), options()).map(|_| (0, None)),
+        ..two_tables()
     });
+    assert_eq!(points, 2, "the root, and the tree's state");
 }
 
 #[test]
@@ -182,8 +181,9 @@ fn touch<A: Walk>() {
             space.fault(VirtAddr(AT + 5 * PAGE), Access::Write).map_err(no_memory)?;
             Ok((0, None))
         });
-        // The folio, and the tables down to it; a huge one needs one in reserve instead.
-        assert_eq!(points, u64::from(A::LEVELS), "order {order}");
+        // The mapping's group, the folio, and the tables down to it; a huge one needs one in
+        // reserve instead.
+        assert_eq!(points, 1 + u64::from(A::LEVELS), "order {order}");
     }
 }
 
@@ -209,7 +209,7 @@ fn write_over_zero<A: Walk>() {
         after: |_| vec![zero(AT, 4)],
         ..two_tables()
     });
-    assert_eq!(points, 1, "the page");
+    assert_eq!(points, 2, "the mapping's group, and the page");
 }
 
 fn copy<A: Walk>() {
@@ -239,8 +239,9 @@ fn fork<A: Walk>() {
             verb: |space| Ok((0, Some(space.fork()?))),
             ..set_up
         });
-        // The root, the VMA, a table on each level between, and those of level 1; or a reserve.
-        assert_eq!(points, 2 + u64::from(A::LEVELS - 2) + tables, "order {order}");
+        // The tree's state and root, the VMA and its group, a table on each level between, and those
+        // of level 1; or a reserve.
+        assert_eq!(points, 4 + u64::from(A::LEVELS - 2) + tables, "order {order}");
     }
 }
 

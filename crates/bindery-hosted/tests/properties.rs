@@ -36,6 +36,8 @@ enum Length {
     Fixed(u64),
     /// As far as the mapping goes.
     Rest,
+    /// As far as the mapping goes that is so many behind it, gaps included.
+    Through(u8),
 }
 
 /// Where a mapping goes.
@@ -45,6 +47,17 @@ enum Target {
     Anywhere,
     To(At),
     /// There, but congruent with the source modulo 2 MiB.
+    Congruent(At),
+    /// The source stays.
+    Leaving(Leaving),
+}
+
+/// Where the contents of a mapping go that stays.
+#[derive(Clone, Copy, Debug)]
+enum Leaving {
+    Anywhere,
+    Near(At),
+    To(At),
     Congruent(At),
 }
 
@@ -113,7 +126,11 @@ fn long() -> impl Strategy<Value = u64> {
 }
 
 fn length() -> impl Strategy<Value = Length> {
-    prop_oneof![3 => long().prop_map(Length::Fixed), 2 => Just(Length::Rest)]
+    prop_oneof![
+        3 => long().prop_map(Length::Fixed),
+        2 => Just(Length::Rest),
+        1 => (1..=3_u8).prop_map(Length::Through),
+    ]
 }
 
 fn protection() -> impl Strategy<Value = Protection> {
@@ -141,6 +158,16 @@ fn target() -> impl Strategy<Value = Target> {
         2 => Just(Target::Anywhere),
         3 => address().prop_map(Target::To),
         3 => address().prop_map(Target::Congruent),
+        3 => leaving().prop_map(Target::Leaving),
+    ]
+}
+
+fn leaving() -> impl Strategy<Value = Leaving> {
+    prop_oneof![
+        1 => Just(Leaving::Anywhere),
+        1 => address().prop_map(Leaving::Near),
+        2 => address().prop_map(Leaving::To),
+        2 => address().prop_map(Leaving::Congruent),
     ]
 }
 
@@ -153,7 +180,11 @@ fn action() -> impl Strategy<Value = Action> {
         2 => (address(), length()).prop_map(|(at, l)| Action::Unmap(at, l)),
         4 => (address(), length(), protection()).prop_map(|(at, l, p)| Action::Protect(at, l, p)),
         6 => (address(), length(), prop::option::of(long()), target())
-            .prop_map(|(at, old, new, to)| Action::Remap(at, old, new, to)),
+            .prop_map(|(at, old, new, to)| {
+                // A source that stays has the length of its contents.
+                let new = new.filter(|_| !matches!(to, Target::Leaving(_)));
+                Action::Remap(at, old, new, to)
+            }),
         1 => (address(), length()).prop_map(|(at, l)| Action::Discard(at, l)),
         3 => address().prop_map(Action::Read),
         8 => address().prop_map(Action::Write),
@@ -198,6 +229,10 @@ fn extent(at: u64, length: Length, model: &Shadow) -> u64 {
     match length {
         Length::Fixed(length) => length,
         Length::Rest => model.area(at).map_or(PAGE_SIZE, |(_, area)| area.end - at),
+        Length::Through(count) => {
+            let ends = model.areas.values().map(|area| area.end).filter(|end| *end > at);
+            ends.take(usize::from(count) + 1).last().map_or(PAGE_SIZE, |end| end - at)
+        }
     }
 }
 
@@ -228,14 +263,18 @@ fn operation(action: Action, model: &Shadow, stamp: u64) -> Option<Op> {
         }
         Action::Remap(at, length, new, target) => {
             let (at, length) = stretch(at, length);
+            let mask = 2 * MIB - 1;
+            let there = |to| VirtAddr(place(to));
+            let congruent = |to| VirtAddr(place(to) & !mask | at & mask);
             let target = match target {
                 Target::InPlace => Remap::InPlace,
                 Target::Anywhere => Remap::MayMove,
-                Target::To(to) => Remap::To(VirtAddr(place(to))),
-                Target::Congruent(to) => {
-                    let mask = 2 * MIB - 1;
-                    Remap::To(VirtAddr(place(to) & !mask | at & mask))
-                }
+                Target::To(to) => Remap::To(there(to)),
+                Target::Congruent(to) => Remap::To(congruent(to)),
+                Target::Leaving(Leaving::Anywhere) => Remap::Leave(VirtAddr(0)),
+                Target::Leaving(Leaving::Near(to)) => Remap::Leave(there(to)),
+                Target::Leaving(Leaving::To(to)) => Remap::LeaveTo(there(to)),
+                Target::Leaving(Leaving::Congruent(to)) => Remap::LeaveTo(congruent(to)),
             };
             Op::Remap(at, length, new.unwrap_or(length), target)
         }
@@ -268,8 +307,16 @@ impl<A: Walk> Family<'_, A> {
             Some(child) if by_child => child,
             _ => &mut self.parent,
         };
+        model.adopt(space);
         if let Some(op) = operation(action, model, stamp) {
+            let written = match op {
+                Op::Remap(old, length, ..) => model.pages.range(old..old.saturating_add(length)),
+                _ => model.pages.range(0..0),
+            };
+            let written: Vec<u64> = written.map(|(page, _)| *page).collect();
             assert_eq!(run(self.machine, space, op), model.expect(op), "{op:x?}");
+            // What has gone has gone, above all where the source stays.
+            model.compare_zeroes(self.machine, space, written.into_iter());
             return;
         }
         match action {

@@ -19,6 +19,7 @@ on_every_architecture! {
     programs_fault_beside_a_thread_that_changes_mappings => beside;
     a_range_is_touched_while_it_moves => while_it_moves;
     a_range_is_touched_while_it_is_replaced => while_it_is_replaced;
+    a_range_is_touched_while_its_contents_leave => while_contents_leave;
     a_child_is_frozen_while_the_parent_writes => while_it_forks;
     two_threads_change_neighbouring_mappings => two_changers;
 }
@@ -279,6 +280,75 @@ fn while_it_is_replaced<A: Walk>() {
         assert!(seen.load(Ordering::Relaxed) > 0, "nobody ever met a page that was written");
     });
 }
+
+/// The contents of a mapping that stays leave, again and again. What was stored before such a call
+/// began is at the destination when it has returned; at the source there are zeroes, or what came
+/// later. Each page belongs to one CPU, which says which of its stores was over last.
+fn while_contents_leave<A: Walk>() {
+    const LEFT: u64 = 1100;
+    let length = LEFT * PAGE_SIZE;
+    // Congruent, so that a table goes whole; by a block; by a page.
+    let places = [4 * GIB, 2 * GIB + 64 * KIB, 2 * GIB + 5 * MIB + PAGE_SIZE];
+    on_four_cpus::<A>(|machine, _, space| {
+        // How many calls have returned.
+        let calls = AtomicU64::new(0);
+        // The last store to each page: how many calls had returned before it began, and its number;
+        // how many when it was over.
+        let stored: Vec<_> = (0..LEFT).map(|_| AtomicU64::new(0)).collect();
+        let over: Vec<_> = (0..LEFT).map(|_| AtomicU64::new(0)).collect();
+        let (seen, met) = (AtomicU64::new(0), AtomicU64::new(0));
+        space.mmap(&fixed(AREA, length)).unwrap();
+        // A few pages here and there, so that they are met again; the middle ones in a whole table.
+        let page_of = |cpu: u64, number: u64| number * (LEFT / 8) + cpu;
+        let touch = |cpu: u64, numbers: &mut Numbers| {
+            let page = page_of(cpu, numbers.below(8));
+            let (at, program) = (VirtAddr(AREA + page * PAGE_SIZE), Program::new(machine, space));
+            let (stored, over) = (&stored[page as usize], &over[page as usize]);
+            let (last, returned) = (stored.load(Ordering::Relaxed), calls.load(Ordering::Acquire));
+            let word = program.load(at).unwrap();
+            if word != 0 {
+                seen.fetch_add(1, Ordering::Relaxed);
+                assert_eq!(word, last, "{at} holds what nobody stored");
+                // Over after call n had returned; call n + 1 may have been under way.
+                let over = over.load(Ordering::Relaxed);
+                assert!(over + 1 >= returned, "{at} is from {over}, and it is {returned}");
+            }
+            let next = returned * MANY + last % MANY + 1;
+            program.store(at, next).unwrap();
+            over.store(calls.load(Ordering::Acquire), Ordering::Relaxed);
+            stored.store(next, Ordering::Release);
+        };
+        let change = |wait: &dyn Fn(u64)| {
+            let program = Program::new(machine, space);
+            for round in 0..rounds(120) {
+                wait(40);
+                let known: Vec<_> =
+                    stored.iter().map(|word| word.load(Ordering::Acquire)).collect();
+                let to = VirtAddr(places[round as usize % places.len()]);
+                space.mremap(VirtAddr(AREA), length, length, Remap::LeaveTo(to)).unwrap();
+                for page in (1..4).flat_map(|cpu| (0..8).map(move |number| page_of(cpu, number))) {
+                    let there = program.load(VirtAddr(to.0 + page * PAGE_SIZE)).unwrap();
+                    let before = known[page as usize];
+                    // Stored since the call before this one.
+                    if before != 0 && before / MANY == round {
+                        met.fetch_add(1, Ordering::Relaxed);
+                        assert!(
+                            there >= before,
+                            "the store {before:#x} to {page} is lost: {there:#x}"
+                        );
+                    }
+                }
+                calls.store(round + 1, Ordering::Release);
+            }
+        };
+        until_changed(machine, change, touch);
+        assert!(seen.load(Ordering::Relaxed) > 0, "nobody ever met what was stored");
+        assert!(met.load(Ordering::Relaxed) > 0, "nothing was ever stored between two calls");
+    });
+}
+
+/// More stores than there are to one page.
+const MANY: u64 = 1 << 32;
 
 /// Forks while others write rising numbers: what a child has seen never changes.
 fn while_it_forks<A: Walk>() {

@@ -43,6 +43,39 @@ pub enum Error {
     OutOfMemory,
     /// Duplicating a mapping by a length of zero works for shared mappings only.
     NotShared,
+    /// The process would have more address space or data than its limit allows.
+    LimitReached,
+    /// The process would have more locked memory than its limit allows.
+    LockLimit,
+    /// The process may lock no memory at all.
+    LockForbidden,
+    /// More memory would be promised than there is ([`crate::Overcommit`]).
+    Overcommitted,
+    /// A mapping in the range is sealed.
+    Sealed(VirtAddr),
+    /// What backs the mapping does not allow the access, or its seals forbid it.
+    AccessDenied,
+    /// An argument, or a combination of arguments, that means nothing, or nothing for such a
+    /// mapping.
+    Invalid,
+    /// The object's seals forbid it.
+    SealForbids,
+    /// Somebody uses what would have to change; later may be better.
+    Busy,
+    /// The pages are locked into memory.
+    Locked(VirtAddr),
+    /// The content could not be read from what backs the mapping, or written to it.
+    InputOutput,
+    /// The offset or length is more than an object can have.
+    TooLarge,
+    /// What backs the object has no room for more.
+    NoSpace,
+    /// What backs the object cannot do such a thing.
+    NotSupported,
+    /// A touch of the page would be a signal.
+    Fault(VirtAddr),
+    /// The pages that were asked for could not be had now.
+    TryAgain,
 }
 
 /// Error numbers of Linux on all three architectures (`asm-generic/errno-base.h` values).
@@ -51,14 +84,42 @@ pub enum Error {
 pub enum Errno {
     /// Operation not permitted.
     EPERM = 1,
+    /// No such process.
+    ESRCH = 3,
+    /// Interrupted by a signal.
+    EINTR = 4,
+    /// Input or output failed.
+    EIO = 5,
+    /// Bad file descriptor.
+    EBADF = 9,
+    /// Try again.
+    EAGAIN = 11,
     /// Out of memory or address space.
     ENOMEM = 12,
+    /// Permission denied.
+    EACCES = 13,
     /// Bad address.
     EFAULT = 14,
+    /// Busy.
+    EBUSY = 16,
     /// File exists.
     EEXIST = 17,
+    /// No such device.
+    ENODEV = 19,
     /// Invalid argument.
     EINVAL = 22,
+    /// File too large.
+    EFBIG = 27,
+    /// No space left.
+    ENOSPC = 28,
+    /// No such call.
+    ENOSYS = 38,
+    /// The offset does not fit.
+    EOVERFLOW = 75,
+    /// Not supported.
+    EOPNOTSUPP = 95,
+    /// The page's content is lost.
+    EHWPOISON = 133,
 }
 
 impl Error {
@@ -69,8 +130,8 @@ impl Error {
                 Errno::EINVAL
             }
             Self::OutOfRange { .. } | Self::TooLong => match verb {
-                Verb::Mmap | Verb::Mprotect => Errno::ENOMEM,
-                Verb::Munmap | Verb::Mremap => Errno::EINVAL,
+                Verb::Mmap | Verb::Mprotect | Verb::Msync => Errno::ENOMEM,
+                _ => Errno::EINVAL,
             },
             Self::BelowMinimum { .. } => Errno::EPERM,
             Self::Exists(_) => Errno::EEXIST,
@@ -79,7 +140,36 @@ impl Error {
                 _ => Errno::ENOMEM,
             },
             Self::CrossesMapping { .. } => Errno::EFAULT,
-            Self::TooManyMappings | Self::NoRoom | Self::OutOfMemory => Errno::ENOMEM,
+            Self::TooManyMappings
+            | Self::NoRoom
+            | Self::OutOfMemory
+            | Self::LimitReached
+            | Self::Overcommitted => Errno::ENOMEM,
+            Self::LockLimit => match verb {
+                Verb::Mlock => Errno::ENOMEM,
+                _ => Errno::EAGAIN,
+            },
+            Self::LockForbidden | Self::Sealed(_) | Self::SealForbids => Errno::EPERM,
+            Self::AccessDenied => Errno::EACCES,
+            Self::Invalid => Errno::EINVAL,
+            Self::Busy => Errno::EBUSY,
+            Self::Locked(_) => match verb {
+                Verb::Msync => Errno::EBUSY,
+                _ => Errno::EINVAL,
+            },
+            Self::InputOutput => Errno::EIO,
+            Self::NoSpace => Errno::ENOSPC,
+            Self::NotSupported => Errno::EOPNOTSUPP,
+            Self::TooLarge => match verb {
+                Verb::Mmap => Errno::EOVERFLOW,
+                _ => Errno::EFBIG,
+            },
+            Self::Fault(_) => match verb {
+                // mlock(2): pages that cannot be had are as if nothing were mapped.
+                Verb::Mlock => Errno::ENOMEM,
+                _ => Errno::EFAULT,
+            },
+            Self::TryAgain => Errno::EAGAIN,
         }
     }
 }
@@ -95,6 +185,20 @@ pub enum Verb {
     Mprotect,
     /// `mremap(2)`.
     Mremap,
+    /// `madvise(2)`.
+    Madvise,
+    /// `brk(2)`.
+    Brk,
+    /// `mlock(2)` and its kin.
+    Mlock,
+    /// `mincore(2)`.
+    Mincore,
+    /// `msync(2)`.
+    Msync,
+    /// `mseal(2)`.
+    Mseal,
+    /// What is done to an object: `ftruncate(2)`, `fallocate(2)`, `fcntl(2)`.
+    Object,
 }
 
 impl fmt::Display for Error {
@@ -119,6 +223,22 @@ impl fmt::Display for Error {
             Self::NoRoom => write!(f, "there is no room for the mapping"),
             Self::OutOfMemory => write!(f, "physical memory ran out"),
             Self::NotShared => write!(f, "only shared mappings can be duplicated"),
+            Self::LimitReached => write!(f, "the process may not have more memory"),
+            Self::LockLimit => write!(f, "the process may not lock more memory"),
+            Self::LockForbidden => write!(f, "the process may not lock memory"),
+            Self::Overcommitted => write!(f, "more memory would be promised than there is"),
+            Self::Sealed(at) => write!(f, "the mapping at {at} is sealed"),
+            Self::AccessDenied => write!(f, "what backs the mapping does not allow that access"),
+            Self::Invalid => write!(f, "the arguments mean nothing for such a mapping"),
+            Self::SealForbids => write!(f, "a seal of the object forbids it"),
+            Self::Busy => write!(f, "somebody uses what would have to change"),
+            Self::Locked(at) => write!(f, "the mapping at {at} is locked into memory"),
+            Self::InputOutput => write!(f, "the content could not be read or written"),
+            Self::TooLarge => write!(f, "the offset or length is too large"),
+            Self::NoSpace => write!(f, "what backs the object has no room for more"),
+            Self::NotSupported => write!(f, "what backs the object cannot do that"),
+            Self::Fault(at) => write!(f, "a touch of {at} would be a signal"),
+            Self::TryAgain => write!(f, "the pages cannot be had now"),
         }
     }
 }

@@ -42,11 +42,17 @@ extern crate std;
 
 pub mod addr;
 pub mod arch;
+mod bytes;
 pub mod check;
+mod commit;
 mod error;
 mod frame;
+mod gate;
+pub mod linux;
 mod memory;
+mod object;
 pub mod platform;
+mod rmap;
 mod space;
 mod stats;
 mod table;
@@ -54,13 +60,17 @@ mod table;
 pub mod testing;
 mod tlb;
 
+pub use commit::{Commitment, Overcommit};
 pub use error::{Errno, Error, FaultError, Verb};
 pub use frame::{FrameRange, FramesError};
-pub use memory::{FolioPolicy, Memory, SizeMode};
+pub use memory::{FolioPolicy, FrameKind, Memory, SizeMode};
+pub use object::{Accounting, Growth, Object, Pager, PagerError, Sealing, Seals};
 pub use platform::Platform;
 pub use space::{
-    Access, AddressSpace, FolioError, Inspection, MapRequest, Mapping, Place, Protection, Remap,
-    Resolved, SpaceOptions,
+    Access, AddressSpace, Advice, CollapseLimits, FileAccess, FolioError, Inspection, Limits,
+    LockAll, LockPages, Locking, MapFlags, MapObject, MapRequest, Mapping, MappingFlags, PinTime,
+    Pinned, Place, ProtectFrom, Protection, Remap, Residence, Resolved, Sharing, SpaceOptions,
+    SyncFlags, Usage,
 };
 pub use stats::Counts;
 pub use table::Reach;

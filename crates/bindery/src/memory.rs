@@ -4,13 +4,17 @@ use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SIZE};
 use crate::arch::{self, Arch, Entry};
+use crate::commit::Commitment;
 use crate::frame::meta;
 use crate::frame::slab::Slab;
 use crate::frame::{FrameRange, Frames, FramesError, MAX_FOLIO_ORDER};
+use crate::object::{self, ObjectState};
 use crate::platform::Platform;
+use crate::rmap::AnonGroup;
+use crate::space::MappingFlags;
 use crate::space::vma::Vma;
 use crate::stats::Counts;
-use crate::table::OutOfMemory;
+use crate::table::{OutOfMemory, TreeState};
 
 /// The machine's memory under Bindery's care: frames, their metadata, the zero page, the folio
 /// policy. One for a system; every [`crate::AddressSpace`] borrows it.
@@ -19,7 +23,15 @@ pub struct Memory<P: Platform> {
     pub(crate) frames: Frames<P>,
     pub(crate) zero_frame: Frame,
     pub(crate) vmas: Slab<Vma, P>,
+    pub(crate) trees: Slab<TreeState, P>,
+    pub(crate) groups: Slab<AnonGroup, P>,
+    pub(crate) objects: Slab<ObjectState, P>,
+    pub(crate) object_nodes: Slab<object::index::Node, P>,
+    pub(crate) registry: object::Registry<P>,
     policy: FolioPolicy,
+    shared_policy: FolioPolicy,
+    file_policy: FolioPolicy,
+    commitment: Commitment,
 }
 
 impl<P: Platform> Memory<P> {
@@ -35,7 +47,22 @@ impl<P: Platform> Memory<P> {
         let zero_frame = frames.allocate(0).ok_or(FramesError::TooSmall)?;
         platform.zero(zero_frame, 1);
         frames.meta(zero_frame).state.store(meta::Kind::Zero as u32, Ordering::Relaxed);
-        Ok(Self { platform, frames, zero_frame, vmas: Slab::new(), policy: FolioPolicy::new() })
+        let commitment = Commitment::new(frames.total_frames());
+        Ok(Self {
+            platform,
+            frames,
+            zero_frame,
+            vmas: Slab::new(),
+            trees: Slab::new(),
+            groups: Slab::new(),
+            objects: Slab::new(),
+            object_nodes: Slab::new(),
+            registry: object::Registry::new(),
+            policy: FolioPolicy::new(),
+            shared_policy: FolioPolicy::new(),
+            file_policy: FolioPolicy::new(),
+            commitment,
+        })
     }
 
     /// The platform that was handed to [`Memory::new`].
@@ -43,9 +70,36 @@ impl<P: Platform> Memory<P> {
         &self.platform
     }
 
-    /// Which folio sizes faults may use; may be changed at any time.
+    /// Which folio sizes faults may use in anonymous memory; may be changed at any time.
     pub fn folio_policy(&self) -> &FolioPolicy {
         &self.policy
+    }
+
+    /// As [`Memory::folio_policy`], for shared memory (Linux: `shmem_enabled`).
+    pub fn shared_folio_policy(&self) -> &FolioPolicy {
+        &self.shared_policy
+    }
+
+    /// As [`Memory::folio_policy`], for files.
+    pub fn file_folio_policy(&self) -> &FolioPolicy {
+        &self.file_policy
+    }
+
+    /// How much memory has been promised, and what is refused.
+    pub fn commitment(&self) -> &Commitment {
+        &self.commitment
+    }
+
+    /// What a frame is to those who map it.
+    pub fn frame_kind(&self, frame: Frame) -> FrameKind {
+        if frame == self.zero_frame {
+            return FrameKind::Zero;
+        }
+        match self.frames.folio_of(frame) {
+            Some(folio) if self.frames.is_anonymous(folio) => FrameKind::Anonymous,
+            Some(folio) if self.frames.is_of_object(folio) => FrameKind::Object,
+            _ => FrameKind::Other,
+        }
     }
 
     /// Frames that nobody uses, in base pages.
@@ -61,6 +115,10 @@ impl<P: Platform> Memory<P> {
     /// Gives back the frames that caches keep for later. O(1).
     pub fn trim(&self) {
         self.vmas.trim(&self.frames, &self.platform);
+        self.trees.trim(&self.frames, &self.platform);
+        self.groups.trim(&self.frames, &self.platform);
+        self.objects.trim(&self.frames, &self.platform);
+        self.object_nodes.trim(&self.frames, &self.platform);
     }
 
     /// Makes the frame allocator fail: the `n`-th allocation from now on and all later ones, or
@@ -134,6 +192,19 @@ impl<P: Platform> Memory<P> {
     }
 }
 
+/// What a frame is to those who map it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FrameKind {
+    /// The page of zeroes that all share.
+    Zero,
+    /// Anonymous memory.
+    Anonymous,
+    /// A page of shared memory or of a file.
+    Object,
+    /// Nothing that is mapped, or not ours.
+    Other,
+}
+
 /// When folios of one size are used, as Linux's files under
 /// `/sys/kernel/mm/transparent_hugepage/hugepages-*kB/enabled` say it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -167,6 +238,8 @@ pub struct FolioPolicy {
     global: AtomicU8,
     /// The orders that are `Always` in the end; bit n for order n. What faults read.
     always: AtomicU16,
+    /// The orders that are `Madvise` in the end.
+    advised: AtomicU16,
 }
 
 impl FolioPolicy {
@@ -175,6 +248,7 @@ impl FolioPolicy {
             modes: [const { AtomicU8::new(0) }; MAX_FOLIO_ORDER as usize + 1],
             global: AtomicU8::new(0),
             always: AtomicU16::new(0),
+            advised: AtomicU16::new(0),
         }
     }
 
@@ -200,22 +274,32 @@ impl FolioPolicy {
 
     fn recompute(&self) {
         let global = SizeMode::from_number(self.global.load(Ordering::Relaxed));
-        let mut always = 0;
+        let (mut always, mut advised) = (0, 0);
         for order in 1..=MAX_FOLIO_ORDER {
             let mode = match self.get(order) {
                 SizeMode::Inherit => global,
                 mode => mode,
             };
-            if mode == SizeMode::Always {
-                always |= 1 << order;
+            match mode {
+                SizeMode::Always => always |= 1 << order,
+                SizeMode::Madvise => advised |= 1 << order,
+                SizeMode::Never | SizeMode::Inherit => {}
             }
         }
         self.always.store(always, Ordering::Relaxed);
+        self.advised.store(advised, Ordering::Relaxed);
     }
 
-    /// The orders that a fault may use where the program has asked for nothing.
+    /// The orders above 0 that a fault may use in a mapping with these flags.
     #[inline]
-    pub(crate) fn orders(&self) -> u16 {
-        self.always.load(Ordering::Relaxed)
+    pub(crate) fn orders(&self, flags: MappingFlags) -> u16 {
+        if flags.contains(MappingFlags::NO_HUGE) {
+            return 0;
+        }
+        let always = self.always.load(Ordering::Relaxed);
+        if flags.contains(MappingFlags::HUGE) {
+            return always | self.advised.load(Ordering::Relaxed);
+        }
+        always
     }
 }

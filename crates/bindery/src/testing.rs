@@ -23,8 +23,10 @@ use core::sync::atomic::Ordering::Relaxed;
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Attributes, Entry, Kind, absent};
 use crate::frame::meta;
+pub use crate::object::damage::{ObjectDamage, damage_object};
 use crate::platform::Platform;
-use crate::space::vma::Vma;
+use crate::space::MappingFlags;
+use crate::space::vma::{Purpose, Vma};
 use crate::stats::Counts;
 use crate::table::cursor::Supply;
 use crate::table::leaf::replace;
@@ -223,7 +225,10 @@ pub fn damage_mapping<P: Platform>(
     let vma = space.first_behind(at.0).filter(|vma| vma.range().contains(at));
     let vma: &Vma = vma.unwrap_or_else(|| panic!("no mapping at {at}"));
     match damage {
-        MappingDamage::Protection(protection) => vma.set_protection(protection),
+        MappingDamage::Protection(protection) => {
+            let flags = vma.flags() - MappingFlags::PROTECTION;
+            vma.set_flags(flags | MappingFlags::of(protection));
+        }
         MappingDamage::End(end) => {
             vma.set_end(end.0);
             space.vmas.bounds_changed(NonNull::from(vma));
@@ -296,7 +301,8 @@ pub fn damage_memory<P: Platform>(memory: &Memory<P>, damage: MemoryDamage) {
             frames.free(platform, frame, 0);
         }
         MemoryDamage::LeakMapping => {
-            let vma = Vma::new(VirtRange::raw(0, PAGE_SIZE), Protection::READ, 0);
+            let range = VirtRange::raw(0, PAGE_SIZE);
+            let vma = Vma::new(range, Purpose::default(), 0, NonNull::dangling());
             memory.vmas.allocate(frames, platform, vma).expect("memory for a VMA");
         }
     }

@@ -10,8 +10,8 @@ use bindery_hosted::{Config, Machine, TlbKind, Walk};
 
 use super::linux::Linux;
 use super::measure::{Candidate, Clock, Outcome, Subject, Tally, measure};
-use super::size::{FolioSize, GIB, MAX_ORDER, MIB};
 use super::workload::{self, Call, Script};
+use crate::size::{FolioSize, GIB, MAX_ORDER, MIB};
 
 /// The three who are compared, in the order of [`Comparison::outcomes`].
 pub const PAGE: usize = 0;
@@ -113,7 +113,12 @@ fn touch_all<A: Walk>(memory: &Memory<Machine<A>>) -> Result<(), bindery::Error>
 }
 
 fn request(length: u64, place: Place) -> MapRequest {
-    MapRequest { length, protection: Protection::READ | Protection::WRITE, place }
+    MapRequest {
+        length,
+        protection: Protection::READ | Protection::WRITE,
+        place,
+        ..MapRequest::default()
+    }
 }
 
 /// An address space that is loaded on the machine's CPU.

@@ -15,8 +15,8 @@ use std::collections::BTreeSet;
 use bindery::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange};
 use serde::Serialize;
 
-use super::size::FolioSize;
 use super::workload::Call;
+use crate::size::FolioSize;
 
 /// How an architecture cuts addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -158,8 +158,8 @@ mod tests {
     use bindery::addr::VirtAddr;
 
     use super::*;
-    use crate::bench::size::{GIB, KIB, MIB};
     use crate::bench::workload::range;
+    use crate::size::{GIB, KIB, MIB};
 
     const FOUR_LEVELS: Geometry = Geometry { levels: 4, index_bits: 9 };
     const THREE_LEVELS: Geometry = Geometry { levels: 3, index_bits: 9 };

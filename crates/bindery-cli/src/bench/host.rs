@@ -7,7 +7,7 @@ use std::thread;
 use rustix::param::page_size;
 use serde::Serialize;
 
-use super::size::{FolioSize, KIB, MIB};
+use crate::size::{FolioSize, KIB, MIB};
 
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";
 

@@ -12,8 +12,8 @@ use rustix::param::page_size;
 
 use super::host::{HostFolios, host_folios};
 use super::measure::{Subject, Tally};
-use super::size::{FolioSize, show_bytes};
 use super::workload::{Call, Script};
+use crate::size::{FolioSize, show_bytes};
 
 /// A stretch of this process's addresses in which a script runs.
 pub struct Linux {

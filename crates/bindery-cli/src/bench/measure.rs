@@ -166,8 +166,8 @@ fn round(
 mod tests {
     use super::*;
     use crate::bench::floor::Geometry;
-    use crate::bench::size::FolioSize;
     use crate::bench::workload::Workload;
+    use crate::size::FolioSize;
 
     /// Counts calls, and refuses those from a given number on.
     struct Fake {

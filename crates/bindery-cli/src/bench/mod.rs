@@ -9,7 +9,6 @@
 //! | `statistics` | what many measurements say together |
 //! | `host` | what it all ran on |
 //! | `report`, `json` | the figures for people, and for programs |
-//! | `size` | sizes in bytes, as users type and read them |
 
 mod engine;
 mod floor;
@@ -18,7 +17,6 @@ mod json;
 mod linux;
 mod measure;
 mod report;
-mod size;
 mod statistics;
 mod workload;
 
@@ -31,11 +29,11 @@ use bindery_hosted::{ArchitectureName, Visitor, Walk, dispatch};
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::size::{FolioSize, MIB};
 use engine::{Bench, Comparison};
 use floor::Geometry;
 use host::Host;
 use measure::{Clock, ticks};
-use size::{FolioSize, MIB};
 use workload::{Script, Workload};
 
 const HELP: &str = "\

@@ -4,7 +4,7 @@ use bindery::addr::{VirtAddr, VirtRange};
 use clap::ValueEnum;
 
 use super::floor::{Floor, Geometry};
-use super::size::{FolioSize, GIB, KIB, MIB, show_bytes};
+use crate::size::{FolioSize, GIB, KIB, MIB, show_bytes};
 
 /// Workloads by the names that users type.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]

@@ -157,7 +157,7 @@ impl<A: Walk> Strict<A> {
         if let Some(leaf) = self.space(root).leaf(addr) {
             self.forget_leaf(root, &leaf);
         }
-        self.forget_tables(root, addr, addr + 1);
+        self.forget_tables(root, addr, addr.saturating_add(1));
     }
 
     pub(crate) fn invalidate(&mut self, world: World<'_>, root: Frame, what: &Invalidation) {

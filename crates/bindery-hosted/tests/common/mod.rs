@@ -5,7 +5,8 @@
 use bindery::addr::{Frame, VirtAddr};
 use bindery::check::{self, Report};
 use bindery::{
-    AddressSpace, FrameRange, MapRequest, Memory, Place, Protection, SizeMode, SpaceOptions,
+    AddressSpace, FrameRange, MapRequest, Memory, Overcommit, Place, Protection, SizeMode,
+    SpaceOptions,
 };
 use bindery_hosted::{Config, Machine, Walk};
 
@@ -20,6 +21,8 @@ pub fn memory_with<A: Walk>(config: Config) -> (Machine<A>, Memory<Machine<A>>) 
     let machine = Machine::<A>::new(config);
     let (first, count) = machine.frames();
     let memory = Memory::new(machine.clone(), &[FrameRange { first, count }]).expect("memory");
+    // The machines are small, and most stories map more than they touch.
+    memory.commitment().set_mode(Overcommit::Always);
     (machine, memory)
 }
 
@@ -36,11 +39,16 @@ pub fn use_order<A: Walk>(memory: &Memory<Machine<A>>, order: u8) {
 }
 
 pub fn fixed(at: u64, length: u64) -> MapRequest {
-    MapRequest { length, protection: READ_WRITE, place: Place::Fixed(VirtAddr(at)) }
+    MapRequest {
+        length,
+        protection: READ_WRITE,
+        place: Place::Fixed(VirtAddr(at)),
+        ..MapRequest::default()
+    }
 }
 
 pub fn anywhere(length: u64) -> MapRequest {
-    MapRequest { length, protection: READ_WRITE, place: Place::Anywhere }
+    MapRequest { length, protection: READ_WRITE, place: Place::Anywhere, ..MapRequest::default() }
 }
 
 pub fn options() -> SpaceOptions {

@@ -9,13 +9,25 @@ use bindery::{Error, FaultError, Place, Protection, Remap};
 
 use super::{Op, Outcome, done, signal};
 
-/// A stretch of addresses with one protection; its start is its key.
+/// A mapping; its start is its key.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Area {
     pub end: u64,
     pub protection: Protection,
-    /// Where its first page was born, in pages.
-    pub birth: u64,
+}
+
+/// The areas, where those that touch and allow the same are one.
+pub fn joined(areas: &BTreeMap<u64, Area>) -> Vec<(u64, Area)> {
+    let mut joined: Vec<(u64, Area)> = Vec::with_capacity(areas.len());
+    for (start, area) in areas {
+        match joined.last_mut() {
+            Some((_, last)) if last.end == *start && last.protection == area.protection => {
+                last.end = area.end;
+            }
+            _ => joined.push((*start, *area)),
+        }
+    }
+    joined
 }
 
 /// The first and the last word of a page.
@@ -67,6 +79,8 @@ fn aligned(at: u64) -> Result<(), Error> {
 #[derive(Clone, Debug)]
 pub struct Shadow {
     rules: Rules,
+    /// Of neighbours that allow the same the model does not know whether they are one mapping; who
+    /// asks for something that depends on it says so before ([`Shadow::adopt`]).
     pub areas: BTreeMap<u64, Area>,
     /// What was written, by page; all else is zero.
     pub pages: BTreeMap<u64, Words>,
@@ -141,27 +155,8 @@ impl Shadow {
     fn cut(&mut self, at: u64) {
         if let Some((start, area)) = self.area(at).filter(|(start, _)| *start < at) {
             self.areas.insert(start, Area { end: at, ..area });
-            let birth = area.birth.wrapping_add((at - start) / PAGE_SIZE);
-            self.areas.insert(at, Area { birth, ..area });
+            self.areas.insert(at, area);
         }
-    }
-
-    /// Joins areas that continue each other.
-    fn join(&mut self) {
-        let mut joined: Vec<(u64, Area)> = Vec::with_capacity(self.areas.len());
-        for (start, area) in &self.areas {
-            match joined.last_mut() {
-                Some((low, last))
-                    if last.end == *start
-                        && last.protection == area.protection
-                        && last.birth.wrapping_add((last.end - *low) / PAGE_SIZE) == area.birth =>
-                {
-                    last.end = area.end;
-                }
-                _ => joined.push((*start, *area)),
-            }
-        }
-        self.areas = joined.into_iter().collect();
     }
 
     fn forget(&mut self, start: u64, end: u64) {
@@ -224,19 +219,11 @@ impl Shadow {
                 }
                 start
             }
-            Place::Near(at) => {
-                let at = at.0 & !(PAGE_SIZE - 1);
-                match self.fixed(at, length) {
-                    Ok(start) if self.is_free(start, start + length) => start,
-                    _ => self.anywhere(length)?,
-                }
-            }
+            Place::Near(at) => self.near(at.0, length)?,
             Place::Anywhere => self.anywhere(length)?,
         };
         self.clear(start, start + length);
-        let birth = start / PAGE_SIZE;
-        self.areas.insert(start, Area { end: start + length, protection, birth });
-        self.join();
+        self.areas.insert(start, Area { end: start + length, protection });
         Ok(VirtAddr(start))
     }
 
@@ -250,6 +237,14 @@ impl Shadow {
             return Err(Error::BelowMinimum { minimum: VirtAddr(minimum) });
         }
         Ok(at)
+    }
+
+    fn near(&self, hint: u64, length: u64) -> Result<u64, Error> {
+        let at = (hint & !(PAGE_SIZE - 1)).max(self.rules.minimum);
+        match self.fixed(at, length) {
+            Ok(start) if hint >= PAGE_SIZE && self.is_free(start, start + length) => Ok(start),
+            _ => self.anywhere(length),
+        }
     }
 
     fn anywhere(&self, length: u64) -> Result<u64, Error> {
@@ -276,37 +271,39 @@ impl Shadow {
         }
     }
 
-    fn protect(&mut self, at: u64, length: u64, protection: Protection) -> Result<(), Error> {
+    /// Of calls for which nothing but a range that wraps is out of range.
+    fn unwrapped(&self, at: u64, length: u64) -> Result<u64, Error> {
         aligned(at)?;
         let limit = VirtAddr(self.rules.limit);
         let end = round(length).and_then(|length| at.checked_add(length));
-        let end = end.ok_or(Error::OutOfRange { limit })?;
-        self.cut(at);
-        self.cut(end);
-        let mut next = at;
-        while next < end
-            && let Some(area) = self.areas.get_mut(&next)
-        {
-            area.protection = protection;
-            next = area.end;
-        }
-        self.join();
-        if next < end { Err(Error::NotMapped(VirtAddr(next))) } else { Ok(()) }
+        end.ok_or(Error::OutOfRange { limit })
     }
 
-    fn discard(&mut self, at: u64, length: u64) -> Result<(), Error> {
-        if length == 0 && aligned(at).is_ok() {
-            return Ok(());
-        }
-        let (start, end) = self.bounds(at, length)?;
-        self.forget(start, end);
-        let mut next = start;
+    /// The first address from `at` to `end` where nothing is mapped.
+    fn hole(&self, at: u64, end: u64) -> Result<(), Error> {
+        let mut next = at;
         while next < end
             && let Some((_, area)) = self.area(next)
         {
             next = area.end;
         }
-        if next < end { Err(Error::NotMapped(VirtAddr(0))) } else { Ok(()) }
+        if next < end { Err(Error::NotMapped(VirtAddr(next))) } else { Ok(()) }
+    }
+
+    fn protect(&mut self, at: u64, length: u64, protection: Protection) -> Result<(), Error> {
+        let end = self.unwrapped(at, length)?;
+        self.cut(at);
+        self.cut(end);
+        let whole = self.hole(at, end);
+        let stop = if let Err(Error::NotMapped(hole)) = whole { hole.0 } else { end };
+        self.areas.range_mut(at..stop).for_each(|(_, area)| area.protection = protection);
+        whole
+    }
+
+    fn discard(&mut self, at: u64, length: u64) -> Result<(), Error> {
+        let end = self.unwrapped(at, length)?;
+        self.forget(at, end);
+        self.hole(at, end)
     }
 
     fn remap(
@@ -325,10 +322,15 @@ impl Shadow {
             _ if length > limit => return Err(out_of_range),
             _ => {}
         }
-        if let Remap::To(VirtAddr(target)) = remap {
+        let stays = matches!(remap, Remap::Leave(_) | Remap::LeaveTo(_));
+        if let Remap::To(target) | Remap::Leave(target) | Remap::LeaveTo(target) = remap {
+            let target = target.0;
             aligned(target)?;
             if target > limit - length {
                 return Err(out_of_range);
+            }
+            if stays && old_length != length {
+                return Err(Error::Invalid);
             }
             let ends = |start: u64, length: u64| u128::from(start) + u128::from(length);
             if u128::from(target) < ends(old, old_length) && u128::from(old) < ends(target, length)
@@ -336,32 +338,80 @@ impl Shadow {
                 return Err(Error::Overlap);
             }
         }
+        match remap {
+            Remap::To(target) | Remap::LeaveTo(target) if old_length == length => {
+                self.move_all(old, length, target.0, stays)
+            }
+            _ => self.remap_one(old, old_length, length, remap),
+        }
+    }
+
+    /// The parts of `start..end` that lie in one mapping each.
+    fn parts(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let overlaps = |(at, area): (&u64, &Area)| (start.max(*at), end.min(area.end));
+        let first = self.area(start).map_or(start, |(at, _)| at);
+        self.areas.range(first..end.max(first)).map(overlaps).collect()
+    }
+
+    /// Moves each mapping of the range to the same distance.
+    fn move_all(
+        &mut self,
+        old: u64,
+        length: u64,
+        target: u64,
+        stays: bool,
+    ) -> Result<VirtAddr, Error> {
+        let parts = self.parts(old, old.saturating_add(length));
+        if parts.first().is_none_or(|(start, _)| *start > old) {
+            return Err(Error::NotMapped(VirtAddr(old)));
+        }
+        self.not_too_low(target)?;
+        for (start, end) in parts {
+            let to = start - old + target;
+            self.clear(to, to + (end - start));
+            self.transfer(start, end - start, to, end - start, stays);
+        }
+        Ok(VirtAddr(target))
+    }
+
+    fn not_too_low(&self, target: u64) -> Result<(), Error> {
+        let minimum = VirtAddr(self.rules.minimum);
+        if target < minimum.0 { Err(Error::BelowMinimum { minimum }) } else { Ok(()) }
+    }
+
+    fn remap_one(
+        &mut self,
+        old: u64,
+        old_length: u64,
+        length: u64,
+        remap: Remap,
+    ) -> Result<VirtAddr, Error> {
         let (_, area) = self.area(old).ok_or(Error::NotMapped(VirtAddr(old)))?;
         if old_length == 0 {
             return Err(Error::NotShared);
         }
         let kept = old_length.min(length);
-        let moves = matches!(remap, Remap::To(_));
+        let moves = !matches!(remap, Remap::InPlace | Remap::MayMove);
         if (moves || length > old_length) && kept > area.end - old {
             return Err(Error::CrossesMapping { end: VirtAddr(area.end) });
         }
-        let minimum = VirtAddr(self.rules.minimum);
-        if matches!(remap, Remap::To(target) if target < minimum) {
-            return Err(Error::BelowMinimum { minimum });
+        if let Remap::To(target) = remap {
+            self.not_too_low(target.0)?;
+            // Gone, even where the tail cannot go.
+            self.clear(target.0, target.0 + length);
         }
         if length < old_length {
             self.unmap(old + length, old_length - length)?;
         }
         let target = match remap {
-            Remap::To(target) => {
-                self.clear(target.0, target.0 + length);
-                target.0
-            }
-            _ if length <= old_length => return Ok(VirtAddr(old)),
-            _ => {
+            Remap::To(target) | Remap::LeaveTo(target) => target.0,
+            Remap::Leave(VirtAddr(0)) => self.congruent(old, kept, length).ok_or(Error::NoRoom)?,
+            Remap::Leave(hint) => self.near(hint.0, length)?,
+            Remap::InPlace | Remap::MayMove if length <= old_length => return Ok(VirtAddr(old)),
+            Remap::InPlace | Remap::MayMove => {
                 let end = old.saturating_add(length);
                 let free = area.end == old + old_length && self.is_free(area.end, end);
-                if free && end <= limit {
+                if free && end <= self.rules.limit {
                     self.grow(old, end);
                     return Ok(VirtAddr(old));
                 }
@@ -371,14 +421,13 @@ impl Shadow {
                 self.congruent(old, old_length, length).ok_or(Error::NoRoom)?
             }
         };
-        self.transfer(old, kept, target, length);
+        self.transfer(old, kept, target, length, matches!(remap, Remap::Leave(_)));
         Ok(VirtAddr(target))
     }
 
     fn grow(&mut self, at: u64, end: u64) {
         let (start, area) = self.area(at).expect("just looked at");
         self.areas.insert(start, Area { end, ..area });
-        self.join();
     }
 
     /// The place for a mapping that moves: congruent modulo the largest table of which it covers a
@@ -390,14 +439,17 @@ impl Shadow {
         covered.chain(smaller).find_map(|align| self.highest(length, align, old % align))
     }
 
-    fn transfer(&mut self, old: u64, kept: u64, target: u64, length: u64) {
-        self.cut(old);
-        let area = self.areas[&old];
+    /// Moves contents to a new mapping; what they come from goes, or stays without them.
+    fn transfer(&mut self, old: u64, kept: u64, target: u64, length: u64, stays: bool) {
+        let (_, area) = self.area(old).expect("it is mapped");
         let moved: Vec<_> = self.pages.range(old..old + kept).map(|(p, w)| (*p, *w)).collect();
-        self.clear(old, old + kept);
+        if stays {
+            self.forget(old, old + kept);
+        } else {
+            self.clear(old, old + kept);
+        }
         self.areas.insert(target, Area { end: target + length, ..area });
         self.pages.extend(moved.iter().map(|(page, words)| (page - old + target, *words)));
-        self.join();
     }
 
     /// Where `op` may have come when it ran out of memory: to nothing, or to a part of what its
@@ -412,16 +464,25 @@ impl Shadow {
                     states.push(half);
                 }
             }
+            Op::Remap(old, old_length, length, Remap::To(target) | Remap::LeaveTo(target))
+                if old_length == length =>
+            {
+                let stays = matches!(op, Op::Remap(.., Remap::LeaveTo(_)));
+                let mut half = self.clone();
+                for (start, end) in self.parts(old, old + length) {
+                    let to = start - old + target.0;
+                    half.clear(to, to + (end - start));
+                    states.push(half.clone());
+                    half.transfer(start, end - start, to, end - start, stays);
+                    states.push(half.clone());
+                }
+            }
             Op::Remap(old, old_length, length, Remap::To(target)) => {
-                if length < old_length {
-                    let mut half = self.clone();
-                    half.clear(old + length, old + old_length);
-                    states.push(half);
-                }
-                for mut half in states.clone() {
-                    half.clear(target.0, target.0 + length);
-                    states.push(half);
-                }
+                let mut half = self.clone();
+                half.clear(target.0, target.0 + length);
+                states.push(half.clone());
+                half.clear(old + length, old + old_length.max(length));
+                states.push(half);
             }
             _ => {}
         }

@@ -150,7 +150,7 @@ fn perform<'m, A: Walk>(
     child: Option<&AddressSpace<'m, Machine<A>>>,
     failing: Failing,
 ) -> Failed {
-    let check = |given: Option<&AddressSpace<'_, Machine<A>>>| {
+    let check = |given: Option<&AddressSpace<'m, Machine<A>>>| {
         let spaces: Vec<_> = [Some(stage.space), child, given].into_iter().flatten().collect();
         audit(stage.machine, stage.memory, &spaces);
     };

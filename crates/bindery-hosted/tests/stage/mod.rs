@@ -37,7 +37,7 @@ pub fn on_stage<A: Walk>(order: u8, play: impl FnOnce(&Stage<'_, '_, A>)) {
     assert_eq!(memory.free_frames(), free, "frames have leaked");
 }
 
-impl<A: Walk> Stage<'_, '_, A> {
+impl<'m, A: Walk> Stage<'_, 'm, A> {
     /// Writes to every page a value that tells it from all others.
     pub fn fill(&self, at: u64, pages: u64) {
         for page in 0..pages {
@@ -65,7 +65,7 @@ impl<A: Walk> Stage<'_, '_, A> {
 
     /// What the auditor says now of this address space and `others`.
     #[track_caller]
-    pub fn broken(&self, others: &[&AddressSpace<'_, Machine<A>>]) -> Violation {
+    pub fn broken(&self, others: &[&AddressSpace<'m, Machine<A>>]) -> Violation {
         let mut spaces = vec![self.space];
         spaces.extend(others);
         let mut scratch = vec![0; check::scratch_words(self.memory)];

@@ -17,7 +17,7 @@ const KIND_MASK: u64 = 0b11 << KIND_SHIFT;
 const SWAP: u64 = 1 << KIND_SHIFT;
 const MARKER: u64 = 2 << KIND_SHIFT;
 const HIDDEN: u64 = 3 << KIND_SHIFT;
-const SOFT_DIRTY: u64 = 1 << 3;
+pub(crate) const SOFT_DIRTY: u64 = 1 << 3;
 const USERFAULT: u64 = 1 << 4;
 /// Swap entries: exclusive. Hidden leaves: dirty.
 const EXCLUSIVE: u64 = 1 << 5;

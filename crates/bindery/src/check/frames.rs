@@ -40,8 +40,14 @@ impl<P: Platform> Audit<'_, '_, P> {
             }
         });
         result?;
-        if slabs != vmas.frames() {
-            return Err(Violation::LeakedMappings { allocated: slabs, used: vmas.frames() });
+        let memory = self.memory;
+        let used = vmas.frames()
+            + memory.trees.frames()
+            + memory.groups.frames()
+            + memory.objects.frames()
+            + memory.object_nodes.frames();
+        if slabs != used {
+            return Err(Violation::LeakedMappings { allocated: slabs, used });
         }
         Ok(())
     }
@@ -49,11 +55,15 @@ impl<P: Platform> Audit<'_, '_, P> {
     fn folio(&mut self, folio: Folio) -> Result<(), Violation> {
         let frames = &self.memory.frames;
         let says = frames.mappings(folio);
-        let mut holds = 0;
+        let (mut holds, mut names) = (0, 0);
         for page in 0..folio.pages() {
             let frame = folio.head.plus(page);
-            let mappings = self.count(frame).map_or(0, |count| *count);
+            let (mappings, named) = self.uses(frame);
+            if mappings > 0 && !self.may_be_mapped(folio, page, named) {
+                return Err(Violation::DroppedButMapped(frame));
+            }
             holds += mappings;
+            names += u32::from(named);
             if mappings > 1 && frames.exclusive_run(folio, page, 1).0 {
                 return Err(Violation::ExclusiveButShared { frame, mappings });
             }
@@ -62,10 +72,10 @@ impl<P: Platform> Audit<'_, '_, P> {
         if says != holds {
             return Err(Violation::Mappings { folio: folio.head, says, holds });
         }
-        if references != 0 {
+        if references != names || !self.may_be_named(folio, names) {
             return Err(Violation::References { folio: folio.head, says: references });
         }
-        if says == 0 {
+        if says == 0 && names == 0 {
             return Err(Violation::Leaked(folio.head));
         }
         self.report.folios += 1;

@@ -10,11 +10,14 @@
 //! | 4: contiguous blocks are all or nothing, aligned, equal | `tree` |
 //! | 7: VMAs and tables agree; permissions never wider | `tree` |
 //! | live counts, reserves, locks, stray marks of tables | `tree` |
+//! | objects: what they name, who maps them, what is promised | `objects` |
 //!
 //! Invariants 1, 2 and 5 are about TLBs and the past; the hosted machine's strict TLB and the
 //! shadowed contents of the tests watch over those.
 
 mod frames;
+mod objects;
+mod owners;
 mod tree;
 
 use core::fmt;
@@ -138,6 +141,56 @@ pub enum Violation {
     FreeLists(Frame),
     /// So many frees, unmaps or releases were refused, as nothing was there to be freed.
     Refused(u64),
+    /// The reverse map does not lead to what is mapped at the address.
+    WrongOwner(VirtAddr),
+    /// An address space's accounts are not the sums over its VMAs.
+    Accounts {
+        /// What they say.
+        says: crate::Usage,
+        /// The sums.
+        holds: crate::Usage,
+    },
+    /// Groups of anonymous memory, or states of address spaces, that nobody can reach.
+    LeakedGroups {
+        /// How many are allocated.
+        allocated: u64,
+        /// How many were met.
+        used: u64,
+    },
+    /// The index of the object with this number is out of order, or the object is not at rest.
+    ObjectIndex(u64),
+    /// What an object names for a page is not a page of a folio of its own, or named twice.
+    ObjectPage {
+        /// The object's number.
+        object: u64,
+        /// The page's.
+        page: u64,
+    },
+    /// The object with this number lists mappings that are none of it, or counts them wrongly.
+    ObjectMappers(u64),
+    /// Mappings of objects are missing in the objects' lists, or too many are there.
+    Unlisted {
+        /// VMAs in the lists.
+        listed: u64,
+        /// VMAs that map objects.
+        mapping: u64,
+    },
+    /// More or less counts as promised than should.
+    Promised {
+        /// What does.
+        says: u64,
+        /// What should.
+        holds: u64,
+    },
+    /// A page is mapped that its object does not have any more.
+    DroppedButMapped(Frame),
+    /// Objects, or nodes of their indexes, that nobody can reach.
+    LeakedObjects {
+        /// How many are allocated.
+        allocated: u64,
+        /// How many were met.
+        used: u64,
+    },
     /// VMAs that are in no address space, or too few of them.
     LeakedMappings {
         /// VMAs that are allocated.
@@ -201,6 +254,30 @@ impl fmt::Display for Violation {
             Self::Leaked(frame) => write!(f, "{frame:?} is allocated and nobody can reach it"),
             Self::FreeLists(frame) => write!(f, "the free lists are wrong at {frame:?}"),
             Self::Refused(count) => write!(f, "{count} frees of something that was not there"),
+            Self::WrongOwner(at) => write!(f, "the reverse map does not lead to {at}"),
+            Self::Accounts { says, holds } => {
+                write!(f, "an address space accounts for {says:?} and has {holds:?}")
+            }
+            Self::LeakedGroups { allocated, used } => {
+                write!(f, "{allocated} groups or trees are allocated and {used} in use")
+            }
+            Self::ObjectIndex(object) => write!(f, "the index of object {object} is out of order"),
+            Self::ObjectPage { object, page } => {
+                write!(f, "object {object} names for page {page} what is not its own")
+            }
+            Self::ObjectMappers(object) => write!(f, "the mappings of object {object} are wrong"),
+            Self::Unlisted { listed, mapping } => {
+                write!(f, "{mapping} VMAs map objects and {listed} are listed")
+            }
+            Self::Promised { says, holds } => {
+                write!(f, "{says} pages count as promised instead of {holds}")
+            }
+            Self::DroppedButMapped(frame) => {
+                write!(f, "{frame:?} is mapped and its object has dropped it")
+            }
+            Self::LeakedObjects { allocated, used } => {
+                write!(f, "{allocated} objects or nodes are allocated and {used} in use")
+            }
             Self::LeakedMappings { allocated, used } => {
                 write!(f, "{allocated} VMAs are allocated and {used} in use")
             }
@@ -221,6 +298,10 @@ pub struct Report {
     pub pages: u64,
     /// Folios.
     pub folios: u64,
+    /// Objects: shared memory and files.
+    pub objects: u64,
+    /// Pages of objects that are in memory.
+    pub object_pages: u64,
     /// Free frames.
     pub free_frames: u64,
 }
@@ -247,11 +328,24 @@ pub fn check<P: Platform>(
         return Err(Violation::ScratchTooSmall { needed });
     };
     tally.fill(0);
-    let mut audit =
-        Audit { memory, first: memory.frames.span().0, tally, report: Report::default() };
+    let mut audit = Audit {
+        memory,
+        first: memory.frames.span().0,
+        tally,
+        groups: 0,
+        report: Report::default(),
+    };
     for space in spaces {
         audit.space(space)?;
+        audit.accounts(space)?;
     }
+    let trees = (memory.trees.objects(), spaces.len() as u64);
+    for (allocated, used) in [(memory.groups.objects(), audit.groups), trees] {
+        if allocated != used {
+            return Err(Violation::LeakedGroups { allocated, used });
+        }
+    }
+    audit.objects(spaces)?;
     audit.frames()?;
     Ok(audit.report)
 }
@@ -263,6 +357,8 @@ struct Audit<'a, 'm, P: Platform> {
     first: Frame,
     /// For each frame, how many entries map it; for tables, how often they were met.
     tally: &'a mut [u32],
+    /// Groups of anonymous memory that were met.
+    groups: u64,
     report: Report,
 }
 

@@ -7,8 +7,8 @@ use crate::arch::{self, Absent, Arch, Entry, Kind, Permissions, absent};
 use crate::frame::meta;
 use crate::platform::Platform;
 use crate::space::AddressSpace;
-use crate::space::Protection;
 use crate::space::index::Indexed;
+use crate::space::vma::Vma;
 use crate::table::lock::Node;
 use crate::table::{level_of, link, run};
 
@@ -60,7 +60,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         let root = node.level == P::Arch::LEVELS;
         let span = arch::table_span::<P::Arch>(node.level);
         let last = base.0.saturating_add(span - 1);
-        let mapped = |vma: &crate::space::vma::Vma| vma.start() <= last;
+        let mapped = |vma: &Vma| vma.start() <= last;
         if !root && !space.first_behind(base.0).is_some_and(mapped) {
             return Err(Violation::TableOutsideMappings { table, at });
         }
@@ -121,7 +121,8 @@ impl<P: Platform> Audit<'_, '_, P> {
     ) -> Result<(), Violation> {
         let at = range.start();
         let entry = if node.level == 1 { P::Arch::unblock(raw, index) } else { raw };
-        let protection = self.mapping(space, range)?;
+        let vma = self.mapping(space, range)?;
+        let protection = vma.protection();
         let attributes = P::Arch::attributes(entry);
         // What the architecture implies when it is asked for the VMA's permissions.
         let widest = protection.permissions();
@@ -136,13 +137,13 @@ impl<P: Platform> Audit<'_, '_, P> {
         let writable = attributes.permissions.contains(Permissions::WRITE);
         let found = Found { range, level: node.level, frame: P::Arch::frame(entry) };
         let exclusive = self.page(&found)?;
-        if writable && !exclusive {
+        if writable && !exclusive && !vma.is_shared() {
             return Err(Violation::WritableButShared(at));
         }
         if node.level == 1 && P::Arch::is_block(raw) && !self.block_is_whole(node, index) {
             return Err(Violation::BrokenBlock(at));
         }
-        Ok(())
+        self.owned(vma, &found)
     }
 
     fn absent(
@@ -153,31 +154,38 @@ impl<P: Platform> Audit<'_, '_, P> {
         range: VirtRange,
     ) -> Result<(), Violation> {
         let at = range.start();
-        let protection = self.mapping(space, range)?;
+        let vma = self.mapping(space, range)?;
         match absent::decode::<P::Arch>(entry) {
             None => Err(Violation::BadAbsent(at)),
             Some(Absent::Hidden { frame, .. }) => {
-                if !protection.is_empty() {
+                if !vma.protection().is_empty() {
                     return Err(Violation::WronglyHidden(at));
                 }
-                self.page(&Found { range, level, frame }).map(|_| ())
+                let found = Found { range, level, frame };
+                self.page(&found)?;
+                self.owned(vma, &found)
             }
             Some(Absent::Swap { .. } | Absent::Marker(_)) => Ok(()),
         }
     }
 
-    /// The protection of the VMA that `range`, which is mapped, lies in.
-    fn mapping(
+    /// The VMA that `range`, which is mapped, lies in.
+    fn mapping<'s>(
         &self,
-        space: &AddressSpace<'_, P>,
+        space: &'s AddressSpace<'_, P>,
         range: VirtRange,
-    ) -> Result<Protection, Violation> {
+    ) -> Result<&'s Vma, Violation> {
         let at = range.start();
         space
             .first_behind(at.0)
             .filter(|vma| vma.range().covers(range))
-            .map(|vma| vma.protection())
             .ok_or(Violation::OutsideMappings(at))
+    }
+
+    /// Whether the reverse map knows of the leaf; the zero page is nobody's.
+    fn owned(&self, vma: &Vma, found: &Found) -> Result<(), Violation> {
+        let Some(folio) = self.memory.frames.folio_of(found.frame) else { return Ok(()) };
+        self.owner(vma, found.range.start(), folio, found.frame.0 - folio.head.0)
     }
 
     /// Counts the pages of a leaf, and says whether they are exclusive.
@@ -197,6 +205,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         if number + pages > folio.pages() {
             return Err(broken);
         }
+
         for page in 0..pages {
             if let Some(count) = self.count(found.frame.plus(page)) {
                 *count += 1;

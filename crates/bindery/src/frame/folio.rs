@@ -24,7 +24,7 @@
 use core::sync::atomic::{AtomicU64, Ordering, Ordering::Relaxed, fence};
 
 use super::Frames;
-use super::meta::{DIRTY, EXCLUSIVE, Kind, LOCK, kind_in, order_in, state_of};
+use super::meta::{DIRTY, EXCLUSIVE, Kind, LAZY, LOCK, kind_in, order_in, state_of};
 use crate::addr::Frame;
 use crate::platform::Platform;
 
@@ -34,6 +34,11 @@ pub const MAX_FOLIO_ORDER: u8 = 9;
 /// Mappings stand in the upper half of `count`.
 pub(super) const MAPPING: u64 = 1 << 32;
 pub(super) const REFERENCE: u64 = 1;
+/// Pins stand in the upper half of the references: holders that read or write the pages behind the
+/// back of the page tables.
+const PIN: u64 = 1 << 16;
+/// More pins than this are refused, which leaves every CPU room to add some and find out.
+const TOO_MANY_PINS: u32 = 1 << 15;
 /// A folio has fewer mappings than this, which leaves every CPU room to add some and find out.
 const TOO_MANY_MAPPINGS: u32 = 1 << 31;
 
@@ -202,7 +207,21 @@ impl<P: Platform> Frames<P> {
     pub(crate) fn hold(&self, folio: Folio) {
         let before = self.meta(folio.head).count.fetch_add(REFERENCE, Relaxed);
         debug_assert_ne!(before, 0, "{folio:?} was free");
-        debug_assert_ne!(before as u32, u32::MAX, "{folio:?} has too many references");
+        debug_assert_ne!(before as u16, u16::MAX, "{folio:?} has too many references");
+    }
+
+    /// Adds `count` references, one for each page that an object keeps of the folio. The caller has
+    /// one already.
+    pub(crate) fn hold_pages(&self, folio: Folio, count: u32) {
+        let before = self.meta(folio.head).count.fetch_add(u64::from(count), Relaxed);
+        debug_assert_ne!(before, 0, "{folio:?} was free");
+    }
+
+    /// Takes away `count` references at once, as [`Frames::release`] does with one.
+    pub(crate) fn release_pages(&self, platform: &P, folio: Folio, count: u32) -> Freed {
+        let taken = u64::from(count);
+        let before = self.meta(folio.head).count.fetch_sub(taken, Ordering::Release);
+        self.after_taking(platform, folio, before, taken, u32::from(before as u16) >= count)
     }
 
     /// Takes away a reference; the folio is freed with the last one if it is not mapped. A
@@ -210,7 +229,7 @@ impl<P: Platform> Frames<P> {
     #[inline]
     pub(crate) fn release(&self, platform: &P, folio: Folio) -> Freed {
         let before = self.meta(folio.head).count.fetch_sub(REFERENCE, Ordering::Release);
-        self.after_taking(platform, folio, before, REFERENCE, before as u32 != 0)
+        self.after_taking(platform, folio, before, REFERENCE, before as u16 != 0)
     }
 
     #[inline]
@@ -237,10 +256,34 @@ impl<P: Platform> Frames<P> {
         Freed::Yes
     }
 
-    /// How many hold the folio without mapping it. Old news unless the caller keeps others out.
+    /// How many hold the folio without mapping or pinning it. Old news unless the caller keeps
+    /// others out.
     #[inline]
     pub(crate) fn references(&self, folio: Folio) -> u32 {
-        self.meta(folio.head).count.load(Relaxed) as u32
+        self.meta(folio.head).count.load(Relaxed) as u32 & (PIN as u32 - 1)
+    }
+
+    /// Pins the folio: it stays where it is until it is unpinned. The caller keeps it mapped
+    /// meanwhile. Says whether that was possible.
+    pub(crate) fn pin(&self, folio: Folio) -> bool {
+        let before = self.meta(folio.head).count.fetch_add(PIN, Ordering::AcqRel);
+        if pins_in(before) >= TOO_MANY_PINS {
+            self.meta(folio.head).count.fetch_sub(PIN, Relaxed);
+            return false;
+        }
+        true
+    }
+
+    /// Takes back a pin; the folio is freed with the last if nobody else has it.
+    pub(crate) fn unpin(&self, platform: &P, folio: Folio) -> Freed {
+        let before = self.meta(folio.head).count.fetch_sub(PIN, Ordering::Release);
+        self.after_taking(platform, folio, before, PIN, pins_in(before) > 0)
+    }
+
+    /// How many have pinned the folio.
+    #[inline]
+    pub(crate) fn pins(&self, folio: Folio) -> u32 {
+        pins_in(self.meta(folio.head).count.load(Relaxed))
     }
 
     /// How many pairs of a page and an entry that maps it. Old news unless the caller keeps
@@ -351,6 +394,23 @@ impl<P: Platform> Frames<P> {
         self.meta(folio.head).state.load(Relaxed) & DIRTY != 0
     }
 
+    /// Notes that the folio's content may be dropped as long as nobody writes it (`MADV_FREE`).
+    pub(crate) fn mark_lazy(&self, folio: Folio) {
+        self.change_state_flag(folio, DIRTY, false);
+        self.change_state_flag(folio, LAZY, true);
+    }
+
+    /// Whether the folio's content may be dropped, unless it was written since
+    /// [`Frames::mark_lazy`].
+    pub(crate) fn is_lazy(&self, folio: Folio) -> bool {
+        self.meta(folio.head).state.load(Relaxed) & LAZY != 0
+    }
+
+    /// Whether the folio is mapped more often than it has pages: by several processes, for certain.
+    pub(crate) fn is_shared(&self, folio: Folio) -> bool {
+        self.mappings(folio) > folio.pages()
+    }
+
     /// Forgets that the folio was written: its content is about to be saved, and writes from now
     /// on are new.
     #[inline]
@@ -374,6 +434,12 @@ impl<P: Platform> Frames<P> {
         let before = self.meta(folio.head).state.fetch_and(!LOCK, Ordering::Release);
         debug_assert_ne!(before & LOCK, 0, "{folio:?} was not locked");
     }
+}
+
+/// The pins in a value of `count`.
+#[inline]
+const fn pins_in(count: u64) -> u32 {
+    count as u32 >> 16
 }
 
 /// The mappings in a value of `count`.

@@ -11,15 +11,15 @@
 //! | Free: block of the buddy allocator | order | the free list of its order | | | |
 //! | Raw: allocated, no meaning yet | order | [`NONE`] | 0 | 0 | 0 |
 //! | Table: node of a page table | level, [`LOCK`], [`STRAY`] | `next`: link in a gather or reserve list | first of the reserve list | live entries | |
-//! | Folio: head of user memory | order, [`LOCK`], [`DIRTY`], [`EXCLUSIVE`] (order 0) | the LRU list | handle of the anonymous group or object, 0 for none | low half references, high half mappings | index of the first page in the owner |
+//! | Folio: head of user memory | order, [`LOCK`], [`DIRTY`], [`EXCLUSIVE`] (order 0) | the LRU list | with `word`: the anonymous group or object, see [`super::owner`] | low half references and pins, high half mappings | kind of owner, index of the first page there |
 //! | Tail of a folio | order of the head | | number of the head | | of `head + 1` to `head + 8`: anon-exclusive bits |
 //! | Tail of another block | unspecified | | unspecified | | |
 //! | Slab: frame full of small objects | order 0 | list of frames with room | | objects in use | free slots, see [`super::slab`] |
 //! | Zero: the shared zero page | order 0 | | | never counted | |
 //!
 //! ```text
-//! state   31 ........ 12  11         10     9      8     7 .. 4          3 .. 0
-//!         spare           EXCLUSIVE  DIRTY  STRAY  LOCK  order or level  kind
+//! state   31 .. 13  12    11         10     9      8     7 .. 4          3 .. 0
+//!         spare     LAZY  EXCLUSIVE  DIRTY  STRAY  LOCK  order or level  kind
 //! ```
 //!
 //! **References and mappings** share one word, so that a batch of any size changes them by one
@@ -52,6 +52,8 @@ pub(crate) const LOCK: u32 = 1 << 8;
 pub(crate) const STRAY: u32 = 1 << 9;
 /// The folio was written since its content was last saved.
 pub(crate) const DIRTY: u32 = 1 << 10;
+/// The content may be dropped unless it is written again.
+pub(crate) const LAZY: u32 = 1 << 12;
 /// The anon-exclusive bit of a folio of order 0.
 pub(crate) const EXCLUSIVE: u32 = 1 << 11;
 

@@ -6,6 +6,7 @@
 //! | `buddy` | the allocator of blocks of 2^order frames |
 //! | `folio` | [`Folio`]: memory that users map; references, mappings, anon-exclusive, dirty |
 //! | `split` | one folio into several |
+//! | `owner` | whom a folio belongs to |
 //! | `slab` | `Slab`: small objects of the core's own, carved from frames |
 //! | `inject` | allocations that fail on purpose, for tests |
 //!
@@ -19,10 +20,11 @@ pub(crate) mod folio;
 #[cfg(any(test, feature = "testing"))]
 mod inject;
 pub(crate) mod meta;
+pub(crate) mod owner;
 pub(crate) mod slab;
 pub(crate) mod split;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -38,6 +40,7 @@ pub use folio::{Folio, MAX_FOLIO_ORDER};
 #[allow(unused_imports, reason = "the layers above name those that they need")]
 pub(crate) use {
     folio::{Freed, TooManyMappings},
+    owner::Owner,
     split::SplitError,
 };
 

@@ -32,6 +32,14 @@ struct Header {
     frame: u32,
 }
 
+/// The frame in which an object of a slab lies.
+pub(crate) fn frame_of(object: NonNull<u8>) -> Frame {
+    let page = object.as_ptr().map_addr(|address| address & !(PAGE_SIZE as usize - 1));
+    // SAFETY: callers pass live objects of a slab, whose frame begins aligned to a page with a
+    // header that nobody changes while the frame has objects.
+    Frame(unsafe { page.cast::<Header>().read() }.frame)
+}
+
 /// The free-slot number that means "none".
 const NO_SLOT: u16 = u16::MAX;
 

@@ -19,7 +19,7 @@ use crate::arch::X86_64;
 use crate::platform::{Cpu, CpuSet, Invalidation, Platform, Wait};
 
 /// A lock that spins.
-pub(super) struct Spin(AtomicBool);
+pub(crate) struct Spin(AtomicBool);
 
 // SAFETY: only who turned the flag from false to true has the lock, until it turns it back.
 unsafe impl lock_api::RawMutex for Spin {
@@ -51,7 +51,7 @@ unsafe impl lock_api::RawMutex for Spin {
 }
 
 /// Memory of `count` frames from `first`, all filled with rubbish at first.
-pub(super) struct Machine {
+pub(crate) struct Machine {
     memory: NonNull<u8>,
     first: Frame,
     count: u32,
@@ -146,7 +146,7 @@ unsafe impl Platform for Machine {
 }
 
 /// A machine of `count` frames from frame 0x100, and the allocator over all of them.
-pub(super) fn machine(count: u32) -> (Machine, Frames<Machine>) {
+pub(crate) fn machine(count: u32) -> (Machine, Frames<Machine>) {
     let machine = Machine::new(0x100, count);
     let frames = Frames::new(&machine, &[machine.whole()]).unwrap();
     (machine, frames)
@@ -165,7 +165,7 @@ pub(super) fn blocks(frames: &Frames<Machine>, kind: Kind) -> Vec<(Frame, u8)> {
 
 /// Nothing is allocated, lost or out of order.
 #[track_caller]
-pub(super) fn assert_all_free(frames: &Frames<Machine>) {
+pub(crate) fn assert_all_free(frames: &Frames<Machine>) {
     assert_eq!(frames.check_free_lists(), Ok(()));
     assert_eq!(frames.free_frames(), frames.total_frames());
     let free: u64 = blocks(frames, Kind::Free).iter().map(|(_, order)| 1u64 << order).sum();

@@ -2,6 +2,7 @@
 
 mod copy_on_write;
 mod first_touch;
+mod object;
 
 use core::sync::atomic::Ordering;
 
@@ -11,6 +12,7 @@ use crate::error::FaultError;
 use crate::platform::{Invalidation, Platform, Tables};
 use crate::table::cursor::Cursor;
 use crate::table::lock::{Depth, Node};
+use crate::table::protect::{Watched, Writable};
 use crate::table::{ReadSection, run};
 
 use super::AddressSpace;
@@ -31,7 +33,7 @@ pub enum Access {
 }
 
 impl Access {
-    fn permission(self) -> Permissions {
+    pub(super) fn permission(self) -> Permissions {
         match self {
             Self::Read => Permissions::READ,
             Self::Write => Permissions::WRITE,
@@ -50,7 +52,10 @@ pub enum Resolved {
     ZeroPage,
     /// The page was copied, since others see it too.
     Copied,
-    /// The page is nobody else's, and may be written now.
+    /// Pages of the object that backs the mapping are mapped in this range, which holds the
+    /// address.
+    Mapped(VirtRange),
+    /// The page is nobody else's, or shared on purpose, and may be written now.
     MadeWritable,
     /// The entry allows the access: the TLB remembered an older one, or another CPU was faster.
     Spurious,
@@ -61,14 +66,22 @@ enum Step {
     Done(Resolved),
     /// Nothing stands there any more: begin again.
     Again,
-    /// Every page here that is exclusive may become writable.
+    /// Every page here that is exclusive, or shared on purpose, may become writable.
     Reuse(VirtRange),
+    /// This page may become writable, and it has to be noted that it was written.
+    Note,
     /// The page must be copied.
     Copy,
 }
 
 /// A VMA that is locked for reading.
-struct LockedVma<'a>(&'a Vma);
+pub(super) struct LockedVma<'a>(&'a Vma);
+
+impl<'a> LockedVma<'a> {
+    pub(super) fn vma(&self) -> &'a Vma {
+        self.0
+    }
+}
 
 impl Drop for LockedVma<'_> {
     fn drop(&mut self) {
@@ -80,8 +93,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Resolves a fault at `addr`, so that the access can be tried again.
     ///
     /// A first write takes the largest folio that the policy, the mapping and its neighbours
-    /// allow; a first read maps the page of zeroes. A write to a page that others see too copies
-    /// it.
+    /// allow; a first read maps the page of zeroes, or what the object has there and around it. A
+    /// write to a private page that others see too copies it. A touch just below a mapping that
+    /// grows down makes it longer.
     ///
     /// # Errors
     /// As [`FaultError`] says; nothing is changed then. May sleep; not for interrupt context.
@@ -92,23 +106,63 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return Err(FaultError::NotMapped);
         }
         let page = addr.align_down(PAGE_SIZE);
-        let locked = self.lock_vma(page).ok_or(FaultError::NotMapped)?;
-        let vma = locked.0;
-        let allowed = vma.protection();
-        // What the entries of such a mapping say: they may imply more than was asked for.
-        let implied = arch::implied::<P::Arch>(allowed.permissions() | Permissions::USER);
-        if !implied.contains(access.permission()) {
-            return Err(FaultError::Protection);
+        loop {
+            let Some(locked) = self.lock_vma(page) else {
+                self.grow_down_to(page)?;
+                continue;
+            };
+            let vma = locked.0;
+            let allowed = vma.protection();
+            // What the entries of such a mapping say: they may imply more than was asked for.
+            let implied = arch::implied::<P::Arch>(allowed.permissions() | Permissions::USER);
+            if !implied.contains(access.permission()) {
+                return Err(FaultError::Protection);
+            }
+            if access == Access::Write && !vma.is_shared() && vma.group_pointer().is_none() {
+                // Once for each mapping: who owns its pages is settled under the mutex.
+                drop(locked);
+                self.prepare_group(page).map_err(|_| FaultError::OutOfMemory)?;
+                continue;
+            }
+            let Some(object) = vma.object() else {
+                return self.resolve(
+                    vma,
+                    page,
+                    |orders| self.first_touch(vma, page, access, orders),
+                    access,
+                );
+            };
+            // Keeps the object's pages where they are until they are mapped.
+            object.gate.read(self.platform());
+            let resolved =
+                self.resolve(vma, page, |_| self.map_object(vma, object, page, access), access);
+            object.gate.end_read();
+            return resolved;
         }
+    }
+
+    /// Resolves a fault in a locked VMA; `fill` maps what is missing.
+    fn resolve(
+        &self,
+        vma: &Vma,
+        page: VirtAddr,
+        fill: impl Fn(u16) -> Result<Step, FaultError>,
+        access: Access,
+    ) -> Result<Resolved, FaultError> {
         loop {
             let step = match self.vacant_orders(vma, page, access) {
-                Some(orders) => self.first_touch(vma, page, access, orders)?,
+                Some(orders) => fill(orders)?,
                 None => self.look_again(vma, page, access)?,
             };
             match step {
                 Step::Done(resolved) => return Ok(resolved),
                 Step::Again => {}
                 Step::Reuse(window) => return self.reuse(vma, page, window),
+                Step::Note => {
+                    if let Some(resolved) = self.note_write(vma, page)? {
+                        return Ok(resolved);
+                    }
+                }
                 Step::Copy => {
                     if let Some(resolved) = self.copy(vma, page)? {
                         return Ok(resolved);
@@ -119,7 +173,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// The VMA that holds `addr`, locked for reading.
-    fn lock_vma(&self, addr: VirtAddr) -> Option<LockedVma<'_>> {
+    pub(super) fn lock_vma(&self, addr: VirtAddr) -> Option<LockedVma<'_>> {
         {
             let _section = ReadSection::enter(self.platform());
             if let Some(node) = self.vmas.find_at_or_before(addr.0) {
@@ -186,12 +240,25 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         };
         let number = frame.0 - folio.head.0;
         let window = folio_window(vma, page, number, folio);
+        let change = vma.change();
+        match change.writable {
+            Writable::Noticed => return Ok(Step::Note),
+            Writable::All if change.watched == Watched::SoftDirty => return Ok(Step::Note),
+            Writable::All => return Ok(Step::Reuse(window)),
+            // What an object has is never a private mapping's to write to.
+            Writable::Exclusive if !self.table.memory.frames.is_anonymous(folio) => {
+                return Ok(Step::Copy);
+            }
+            Writable::Exclusive => {}
+        }
+        let reuse =
+            if change.watched == Watched::SoftDirty { Step::Note } else { Step::Reuse(window) };
         let (exclusive, _) = self.table.memory.frames.exclusive_run(folio, number, 1);
         if exclusive && (node.level == 1 || self.exclusive_whole(folio)) {
-            return Ok(Step::Reuse(window));
+            return Ok(reuse);
         }
         drop(cursor);
-        if self.claim(window, folio) { Ok(Step::Reuse(window)) } else { Ok(Step::Copy) }
+        if self.claim(vma, window, folio) { Ok(reuse) } else { Ok(Step::Copy) }
     }
 
     /// An absent entry stands where the program went.
@@ -223,7 +290,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// The entry allows the access, and the fault came all the same: the MMU may be one that
     /// leaves accessed and dirty to software. A contiguous block is answered from any of its
     /// entries, so all of them say it.
-    fn record_access(
+    pub(super) fn record_access(
         &self,
         cursor: &mut Cursor<'_, 'm, P>,
         node: Node,

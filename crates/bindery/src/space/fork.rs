@@ -1,26 +1,37 @@
 //! `fork(2)`, the memory part.
 
+use crate::addr::VirtRange;
 use crate::error::Error;
 use crate::platform::Platform;
+use crate::rmap::Groups;
+use crate::table::copy::{Copied, Copy};
 use crate::tlb::Gather;
 
-use super::vma::Vma;
-use super::{AddressSpace, Removed};
+use super::AddressSpace;
+use super::change::Removed;
+use super::vma::{MappingFlags, Purpose, Vma};
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
-    /// A copy of the address space: the same mappings with the same contents. Pages are shared
-    /// until one side writes.
+    /// A copy of the address space: the same mappings with the same contents. Private pages are
+    /// shared until one side writes, but for those that are pinned, of which the child gets copies;
+    /// shared mappings stay shared. The child has no locked memory, nothing of what
+    /// `MADV_DONTFORK` was said about, and empty mappings where `MADV_WIPEONFORK` was.
+    ///
+    /// Where a mapping never had a private page or a guard, nothing is copied: the child's faults
+    /// find what the parent's would.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`]: there is no copy, and this address space is as it was, but that
-    /// its next writes may ask once more for their permission.
+    /// [`Error::OutOfMemory`], [`Error::Overcommitted`]: there is no copy, and this address space is
+    /// as it was, but that its next writes may ask once more for their permission.
     ///
-    /// Complexity: in the mappings and runs; one write to a folio's counts for each run, one
-    /// invalidation.
+    /// Complexity: in the mappings and the runs of those that have private pages; one write to a
+    /// folio's counts for each run, one invalidation.
     pub fn fork(&self) -> Result<Self, Error> {
         let child = Self::new(self.table.memory, self.options)?;
+        child.set_limits(&self.limits());
         let mut gather = Gather::new();
         let guard = self.mutex.lock();
+        child.program_break.copy_from(&self.program_break);
         // All VMAs stay locked until the flush: a fault that made one page writable again before
         // it would let the parent write to what the child shares.
         let result = self.copy_vmas(&child, &mut gather);
@@ -38,15 +49,50 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         for node in self.vmas.iter() {
             self.vma(node).write(self.platform());
         }
+        let _reservation = self.table.memory.commitment().reserve(self.usage().committed)?;
         for node in self.vmas.iter() {
             let vma = self.vma(node);
-            let copy = Vma::new(vma.range(), vma.protection(), vma.page_offset());
-            let copy = child.new_vma(copy)?;
-            child.insert(copy);
-            self.table
-                .copy_to(&child.table, vma.range(), gather)
-                .map_err(|_| Error::OutOfMemory)?;
+            if vma.has(MappingFlags::DONT_FORK) {
+                continue;
+            }
+            self.copy_vma(child, vma, vma.range(), gather)?;
         }
         Ok(())
+    }
+
+    fn copy_vma(
+        &self,
+        child: &Self,
+        vma: &Vma,
+        range: VirtRange,
+        gather: &mut Gather,
+    ) -> Result<(), Error> {
+        let wiped = vma.has(MappingFlags::WIPE_ON_FORK);
+        let parent = vma.group().filter(|_| !wiped);
+        let group = match parent {
+            None => None,
+            Some(parent) => {
+                let memory = self.table.memory;
+                Some(Groups::create(memory, Some(parent)).ok_or(Error::OutOfMemory)?)
+            }
+        };
+        let flags = vma.flags() - (MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT);
+        let purpose = Purpose { flags, object: vma.object_pointer(), group };
+        match child.new_vma(range, purpose, vma.page_offset()) {
+            Ok(node) => child.insert(node),
+            Err(error) => {
+                if let Some(group) = group {
+                    Groups::discard(self.table.memory, group);
+                }
+                return Err(error);
+            }
+        }
+        let guarded = vma.has(MappingFlags::MAYBE_GUARDS);
+        if wiped || group.is_none() && !guarded {
+            return Ok(());
+        }
+        let copied = if vma.is_shared() { Copied::Shared } else { Copied::Private };
+        let what = Copy { range, copied, group, page_offset: vma.page_offset() };
+        self.table.copy_to(&child.table, &what, gather).map_err(|_| Error::OutOfMemory)
     }
 }

@@ -1,13 +1,17 @@
-//! Looking at what is mapped, for tests, debuggers and `/proc`.
+//! Looking at what is mapped and how it was used, for tests, debuggers and `/proc`.
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Attributes, Kind, absent};
+use crate::error::Error;
+use crate::object::ObjectState;
 use crate::platform::Platform;
+use crate::table::age::Forget;
 use crate::table::lock::Depth;
+use crate::tlb::Gather;
 
 use super::AddressSpace;
-use super::index::Indexed;
-use super::vma::Protection;
+use super::change::Removed;
+use super::vma::{MappingFlags, Protection, Vma};
 
 /// What the page table says about one page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,6 +43,22 @@ pub struct Mapping {
     pub protection: Protection,
     /// Where it begins in what backs it, in pages; for anonymous memory its address at birth.
     pub page_offset: u64,
+    /// Everything that is true of all of it.
+    pub flags: MappingFlags,
+    /// What backs it, by [`crate::Object::identity`]; `None` for anonymous memory.
+    pub object: Option<u64>,
+}
+
+impl Mapping {
+    pub(crate) fn of(vma: &Vma) -> Self {
+        Self {
+            range: vma.range(),
+            protection: vma.protection(),
+            page_offset: vma.page_offset(),
+            flags: vma.flags(),
+            object: vma.object().map(ObjectState::identity),
+        }
+    }
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
@@ -84,12 +104,45 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub fn for_each_mapping(&self, mut f: impl FnMut(Mapping)) {
         let _guard = self.mutex.lock();
         for node in self.vmas.iter() {
-            let vma = self.vma(node);
-            f(Mapping {
-                range: VirtRange::raw(vma.start(), vma.end()),
-                protection: vma.protection(),
-                page_offset: vma.page_offset(),
-            });
+            f(Mapping::of(self.vma(node)));
         }
+    }
+
+    /// Looks at the first mapping that ends behind `at`, with the mutex held; `None` where there is
+    /// none. Who lists all mappings asks again from the end of the last, so that others get the
+    /// mutex in between.
+    pub(crate) fn look_behind<R>(&self, at: VirtAddr, look: impl FnOnce(&Vma) -> R) -> Option<R> {
+        let _guard = self.mutex.lock();
+        self.first_behind(at.0).map(look)
+    }
+
+    /// Lets all leaves of the mappings that `concerned` names forget; with [`Forget::SoftDirty`],
+    /// the mappings too. When it returns, every CPU has forgotten.
+    pub(crate) fn forget_in(
+        &self,
+        forget: Forget,
+        concerned: impl Fn(&Vma) -> bool,
+    ) -> Result<(), Error> {
+        let mut gather = Gather::new();
+        let guard = self.mutex.lock();
+        let mut result = Ok(());
+        for node in self.vmas.iter() {
+            let vma = self.vma(node);
+            if result.is_err() || !concerned(vma) {
+                continue;
+            }
+            vma.write(self.platform());
+            if forget == Forget::SoftDirty {
+                self.change_flags(vma, vma.flags() - MappingFlags::SOFT_DIRTY);
+            }
+            result = self.table.forget(vma.range(), forget, &mut gather, |_, _| {});
+            vma.end_write();
+        }
+        // One for all, and before the mutex goes (`flush` tells why). A store that slips through
+        // before it is as if it had come before the call.
+        self.flush(&mut gather);
+        drop(guard);
+        self.finish(gather, Removed::default());
+        result.map_err(|_| Error::OutOfMemory)
     }
 }

@@ -10,20 +10,34 @@
 //! A fault that cannot take its VMA's lock waits for the mutex, never the other way round: who
 //! holds the mutex waits for faults to leave, and faults inside wait only for table locks.
 
-mod discard;
+mod advise;
+mod change;
+mod collapse;
 mod fault;
 mod folio;
 mod fork;
+mod grow;
+mod guard;
 pub(crate) mod index;
 mod inspect;
+mod limits;
+mod lock;
 mod map;
+mod pin;
+mod populate;
+mod program_break;
 mod protect;
 mod remap;
+mod residence;
+mod seal;
+mod sync;
 mod unmap;
+mod user;
 pub(crate) mod vma;
 
+use core::marker::PhantomData;
 use core::ptr::NonNull;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use lock_api::Mutex;
 
@@ -31,20 +45,36 @@ use crate::Memory;
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch};
 use crate::error::Error;
+use crate::object::{self, Object};
 use crate::platform::Platform;
+use crate::rmap::Groups;
 use crate::stats::Counts;
 use crate::table::{PageTable, Reach, ReadSection};
 use crate::tlb::{Gather, Leftovers};
 
+pub use advise::Advice;
+pub use collapse::CollapseLimits;
 pub use fault::{Access, Resolved};
 pub use folio::FolioError;
 pub use inspect::{Inspection, Mapping};
-pub use map::{MapRequest, Place};
+pub use limits::{Limits, Locking, Usage};
+pub use lock::{LockAll, LockPages};
+pub use map::{FileAccess, MapFlags, MapObject, MapRequest, Place, Sharing};
+pub use pin::{PinTime, Pinned};
+pub use protect::ProtectFrom;
 pub use remap::Remap;
-pub use vma::Protection;
+pub use residence::Residence;
+pub use sync::SyncFlags;
+pub use vma::{MappingFlags, Protection};
 
+use change::Removed;
 use index::{Index, Indexed};
+use limits::Account;
+use program_break::ProgramBreak;
 use vma::Vma;
+
+/// What a mapping that grows down keeps free below itself, in bytes (Linux: `stack_guard_gap`).
+pub(crate) const STACK_GUARD_GAP: u64 = 256 * PAGE_SIZE;
 
 /// What an embedder may choose for an address space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,6 +110,13 @@ pub struct AddressSpace<'m, P: Platform> {
     pub(crate) vmas: Index<Vma>,
     mutex: Mutex<P::Mutex, ()>,
     options: SpaceOptions,
+    account: Account,
+    program_break: ProgramBreak,
+    /// The locks of mappings to come (`mlockall`).
+    future: AtomicU32,
+    /// The pagers of the files that it maps live for `'m`, so it must not pass for one with a
+    /// shorter life ([`crate::Memory::file`]).
+    _pagers: PhantomData<fn(&'m ()) -> &'m ()>,
 }
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
@@ -93,6 +130,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             vmas: Index::new(),
             mutex: Mutex::new(()),
             options,
+            account: Account::new(&Limits::default()),
+            program_break: ProgramBreak::default(),
+            future: AtomicU32::new(0),
+            _pagers: PhantomData,
         })
     }
 
@@ -164,65 +205,30 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         unsafe { node.as_ref() }
     }
 
+    /// The VMAs that have a part in `range`, in rising order. The mutex is held; the VMA that was
+    /// yielded last may be changed.
+    pub(crate) fn vmas_in(&self, range: VirtRange) -> impl Iterator<Item = &Vma> {
+        let mut next = self.vmas.first_ending_after(range.start().0);
+        core::iter::from_fn(move || {
+            let vma = next.map(|node| self.vma(node)).filter(|vma| vma.start() < range.end().0)?;
+            next = self.vmas.next(NonNull::from(vma));
+            Some(vma)
+        })
+    }
+
+    /// A handle to what backs the VMA, if it is not anonymous.
+    pub(crate) fn object_of(&self, vma: &Vma) -> Option<Object<'m, P>> {
+        vma.object_pointer().map(|state| Object::of_mapping(self.table.memory, state))
+    }
+
+    /// The VMA around `addr`; the mutex is held.
+    pub(crate) fn vma_at(&self, addr: VirtAddr) -> Option<&Vma> {
+        self.first_behind(addr.0).filter(|vma| vma.start() <= addr.0)
+    }
+
     /// The first VMA that ends behind `addr`; the mutex is held.
     pub(crate) fn first_behind(&self, addr: u64) -> Option<&Vma> {
         self.vmas.first_ending_after(addr).map(|node| self.vma(node))
-    }
-
-    fn new_vma(&self, vma: Vma) -> Result<NonNull<Vma>, Error> {
-        let memory = self.table.memory;
-        memory.vmas.allocate(&memory.frames, &memory.platform, vma).ok_or(Error::OutOfMemory)
-    }
-
-    /// Refuses where `more` VMAs would be too many.
-    fn room_for(&self, more: usize) -> Result<(), Error> {
-        if self.vmas.len() + more > self.options.maximum_mappings {
-            return Err(Error::TooManyMappings);
-        }
-        Ok(())
-    }
-
-    fn insert(&self, node: NonNull<Vma>) {
-        // SAFETY: 1. callers hold the mutex; 2. and 3. the node is fresh from the slab, which
-        // gives it back only in `finish`, after a grace period; 4. all callers of the index are in
-        // this module, which uses it under the mutex or in a read section.
-        unsafe { self.vmas.insert(node) };
-    }
-
-    /// Takes a VMA, whose lock for writing is held, out of the index and puts it on the list.
-    fn remove(&self, vma: &Vma, removed: &mut Removed) {
-        vma.mark_removed();
-        // SAFETY: 1. callers hold the mutex; 2. the VMA is in the index, where starts differ;
-        // 3. it goes back to the slab only in `finish`, after a grace period.
-        let node = unsafe { self.vmas.remove(NonNull::from(vma)) };
-        let next = removed.first.map_or(core::ptr::null_mut(), NonNull::as_ptr);
-        vma.next_removed.store(next, Ordering::Relaxed);
-        removed.first = Some(node);
-    }
-
-    /// Joins `vma` with its neighbours where they continue each other in every respect.
-    fn merge_around(&self, vma: &Vma, removed: &mut Removed) {
-        let node = NonNull::from(vma);
-        if let Some(next) = self.vmas.next(node)
-            && vma.continues_in(self.vma(next))
-        {
-            self.join(vma, self.vma(next), removed);
-        }
-        if let Some(previous) = self.vmas.previous(node)
-            && self.vma(previous).continues_in(vma)
-        {
-            self.join(self.vma(previous), vma, removed);
-        }
-    }
-
-    fn join(&self, low: &Vma, high: &Vma, removed: &mut Removed) {
-        low.write(self.platform());
-        high.write(self.platform());
-        let end = high.end();
-        self.remove(high, removed);
-        low.set_end(end);
-        self.vmas.bounds_changed(NonNull::from(low));
-        low.end_write();
     }
 
     /// `range`, in which nothing is mapped any more, and around it whole table spans in which
@@ -280,21 +286,34 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         self.table.stats.add(&counts);
     }
 
-    /// Flushes, waits for readers, and frees what was taken out. Called without locks on VMAs or
-    /// tables.
+    /// Flushes, gives back what was unmapped, waits for readers, and frees the tables and VMAs that
+    /// were taken out. Called without locks on VMAs or tables.
+    ///
+    /// Mappings are counted down before the wait, groups and objects let go after it: whoever
+    /// comes through the reverse map in a read section and sees that a folio is mapped may rely on
+    /// its owner (`rmap`).
     fn finish(&self, mut gather: Gather, removed: Removed) {
         let memory = self.table.memory;
         self.flush(&mut gather);
+        self.table.drop_contents(&gather);
         if gather.unhooked.is_some() || removed.first.is_some() {
             self.platform().synchronize();
         }
         self.table.free_unhooked(gather);
         let mut next = removed.first;
         while let Some(node) = next {
-            next = NonNull::new(self.vma(node).next_removed.load(Ordering::Relaxed));
+            let vma = self.vma(node);
+            next = NonNull::new(vma.next_removed.load(Ordering::Relaxed));
+            let (object, group, flags) = (vma.object_pointer(), vma.group_pointer(), vma.flags());
             // SAFETY: the VMA came from this slab (`new_vma`), was taken out of the index, and
             // the grace period above has ended every lookup that may have met it.
             unsafe { memory.vmas.free(&memory.frames, self.platform(), node) };
+            if let Some(group) = group {
+                Groups::release(memory, group);
+            }
+            if let Some(object) = object {
+                object::map_removed(memory, object, flags);
+            }
         }
     }
 }
@@ -314,10 +333,4 @@ impl<P: Platform> Drop for AddressSpace<'_, P> {
         self.finish(gather, removed);
         self.table.free_root();
     }
-}
-
-/// VMAs that were taken out of the index and wait for the grace period.
-#[derive(Default)]
-struct Removed {
-    first: Option<NonNull<Vma>>,
 }

@@ -1,18 +1,20 @@
-//! `mremap(2)` of private memory: shrink, grow, move.
+//! `mremap(2)`: shrink, grow, move, duplicate.
+
+mod relocation;
 
 use core::ptr::NonNull;
 
-use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch};
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::error::Error;
 use crate::platform::Platform;
-use crate::table::TablePool;
-use crate::table::relocate::Move;
 use crate::tlb::Gather;
 
+use super::AddressSpace;
+use super::change::Removed;
 use super::index::Indexed;
-use super::vma::Vma;
-use super::{AddressSpace, Removed};
+use super::map::Place;
+use super::vma::{MappingFlags, Vma};
+use relocation::{Relocation, Source};
 
 /// Where a mapping may go when it is resized.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -25,25 +27,55 @@ pub enum Remap {
     /// Exactly there, even if it need not move; what is mapped there goes
     /// (`MREMAP_MAYMOVE | MREMAP_FIXED`).
     To(VirtAddr),
+    /// Its pages go there if it is free, else anywhere (null: anywhere), and the source stays
+    /// mapped, empty (`MREMAP_MAYMOVE | MREMAP_DONTUNMAP`).
+    Leave(VirtAddr),
+    /// Its pages go exactly there, and the source stays mapped, empty
+    /// (`MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP`).
+    LeaveTo(VirtAddr),
+}
+
+impl Remap {
+    fn target(self) -> Option<VirtAddr> {
+        match self {
+            Self::InPlace | Self::MayMove => None,
+            Self::To(target) | Self::Leave(target) | Self::LeaveTo(target) => Some(target),
+        }
+    }
+
+    fn is_fixed(self) -> bool {
+        matches!(self, Self::To(_) | Self::LeaveTo(_))
+    }
+
+    fn source(self) -> Source {
+        match self {
+            Self::Leave(_) | Self::LeaveTo(_) => Source::Stays,
+            Self::InPlace | Self::MayMove | Self::To(_) => Source::Goes,
+        }
+    }
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Resizes or moves the mapping of `old_length` bytes at `old` to `new_length` bytes (both
-    /// rounded up to pages), contents included, and returns its address. The range lies in one
-    /// mapping; what is cut off by a smaller length may reach over several.
+    /// rounded up to pages), contents included, and returns its address. What is cut off by a
+    /// smaller length may reach over several mappings. A move to a given place without a change of
+    /// length takes all mappings of the range along, with the gaps between them; it goes one by one,
+    /// and what went before an error stays there. An old length of zero maps what a shared mapping
+    /// shows a second time.
     ///
     /// Where the destination is ours to choose, it is congruent with the source modulo the largest
     /// table that the range covers, so that whole tables move by one entry each.
     ///
     /// # Errors
     /// In Linux's order: [`Error::Unaligned`], [`Error::ZeroLength`] (the new length),
-    /// [`Error::OutOfRange`], [`Error::Overlap`], [`Error::TooManyMappings`],
-    /// [`Error::NotMapped`], [`Error::NotShared`] (an old length of zero),
-    /// [`Error::CrossesMapping`], [`Error::BelowMinimum`], [`Error::NoRoom`],
-    /// [`Error::OutOfMemory`]. Nothing is changed
-    /// then, with one exception, as on Linux: when memory runs out, what was mapped at a
-    /// destination that the caller chose may be gone, and what a smaller length leaves out of a
-    /// mapping that was to move there.
+    /// [`Error::OutOfRange`], [`Error::Invalid`] (a source that stays and another length),
+    /// [`Error::Overlap`], [`Error::TooManyMappings`], [`Error::NotMapped`], [`Error::Sealed`],
+    /// [`Error::NotShared`] (an old length of zero), [`Error::CrossesMapping`],
+    /// [`Error::LockLimit`], [`Error::LimitReached`], [`Error::BelowMinimum`], [`Error::NoRoom`],
+    /// [`Error::Overcommitted`], [`Error::OutOfMemory`]. Nothing is changed then, with exceptions as
+    /// on Linux: what was mapped at a destination that the caller chose may be gone, and what a
+    /// smaller length leaves out of a mapping that was to move there; and of several mappings some
+    /// may have moved.
     ///
     /// Complexity: one entry for each table that moves whole; of the rest, the base pages that are
     /// moved. One invalidation for at most 64 tables; one more for each contiguous block that an
@@ -56,16 +88,21 @@ impl<P: Platform> AddressSpace<'_, P> {
         remap: Remap,
     ) -> Result<VirtAddr, Error> {
         let (old_length, new_length) = self.check_lengths(old, old_length, new_length)?;
-        if let Remap::To(target) = remap {
-            self.check_target(old, old_length, target, new_length)?;
+        if let Some(target) = remap.target() {
+            self.check_target(old, old_length, target, new_length, remap.source())?;
         }
         let (mut gather, mut removed) = (Gather::new(), Removed::default());
         let guard = self.mutex.lock();
-        let result =
-            self.remap_locked(old, old_length, new_length, remap, &mut gather, &mut removed);
+        let mut call = Call { remap, gather: &mut gather, removed: &mut removed, grown: None };
+        let result = self.remap_locked(old, old_length, new_length, &mut call);
+        let grown = call.grown.filter(|_| result.is_ok());
         self.flush(&mut gather);
         drop(guard);
         self.finish(gather, removed);
+        if let Some(range) = grown {
+            // As Linux: what was to be locked is there if it can be had.
+            let _ = self.populate(range);
+        }
         result
     }
 
@@ -97,13 +134,17 @@ impl<P: Platform> AddressSpace<'_, P> {
         old_length: u64,
         target: VirtAddr,
         length: u64,
+        source: Source,
     ) -> Result<(), Error> {
+        let limit = self.limit();
         if !target.is_aligned(PAGE_SIZE) {
             return Err(Error::Unaligned(target));
         }
-        let limit = self.limit();
         if target.0 > limit.0 - length {
             return Err(Error::OutOfRange { limit });
+        }
+        if source == Source::Stays && old_length != length {
+            return Err(Error::Invalid);
         }
         // As Linux, whose sum may wrap too: the old range is not checked yet.
         let old_end = old.0.wrapping_add(old_length);
@@ -118,185 +159,201 @@ impl<P: Platform> AddressSpace<'_, P> {
         old: VirtAddr,
         old_length: u64,
         length: u64,
-        remap: Remap,
-        gather: &mut Gather,
-        removed: &mut Removed,
+        call: &mut Call<'_>,
     ) -> Result<VirtAddr, Error> {
-        if matches!(remap, Remap::To(_)) {
+        if call.remap.target().is_some() {
             // As Linux, before anything is looked at: source and destination may each be cut.
             self.room_for(6)?;
         }
-        let vma = self
-            .first_behind(old.0)
-            .filter(|vma| vma.start() <= old.0)
-            .ok_or(Error::NotMapped(old))?;
-        if old_length == 0 {
+        match call.remap {
+            Remap::To(target) | Remap::LeaveTo(target) if old_length == length => {
+                self.move_all(old, length, target, call)
+            }
+            _ => {
+                let vma = self.vma_at(old).ok_or(Error::NotMapped(old))?;
+                self.remap_one(vma, old, old_length, length, call)
+            }
+        }
+    }
+
+    /// Moves all mappings of the range, each to the same distance from where it was.
+    fn move_all(
+        &self,
+        old: VirtAddr,
+        length: u64,
+        target: VirtAddr,
+        call: &mut Call<'_>,
+    ) -> Result<VirtAddr, Error> {
+        let end = old.0.saturating_add(length);
+        let mut at = old.0;
+        let mut seen = false;
+        while let Some(vma) = self.first_behind(at).filter(|vma| vma.start() < end) {
+            if !seen && vma.start() > at {
+                break;
+            }
+            seen = true;
+            let start = at.max(vma.start());
+            let stop = end.min(vma.end());
+            let to = VirtAddr(target.0 + (start - old.0));
+            call.remap = match call.remap {
+                Remap::LeaveTo(_) => Remap::LeaveTo(to),
+                _ => Remap::To(to),
+            };
+            let length = stop - start;
+            self.remap_one(vma, VirtAddr(start), length, length, call)?;
+            at = stop;
+            if at >= end {
+                break;
+            }
+        }
+        if seen { Ok(target) } else { Err(Error::NotMapped(old)) }
+    }
+
+    /// Resizes or moves what begins at `old`, in `vma`.
+    fn remap_one(
+        &self,
+        vma: &Vma,
+        old: VirtAddr,
+        old_length: u64,
+        length: u64,
+        call: &mut Call<'_>,
+    ) -> Result<VirtAddr, Error> {
+        if vma.has(MappingFlags::SEALED) {
+            return Err(Error::Sealed(old));
+        }
+        if call.remap.target().is_none() && length <= old_length {
+            return self.shrink(old, old_length, length, call).map(|()| old);
+        }
+        if old_length == 0 && !vma.is_shared() {
             return Err(Error::NotShared);
         }
-        if let Remap::To(target) = remap {
-            let kept = old_length.min(length);
-            let source = self.source_in(vma, old, kept)?;
+        let source = source_in(vma, old, old_length.min(length))?;
+        let grown = length.saturating_sub(old_length) >> PAGE_SHIFT;
+        if grown > 0 {
+            if vma.page_offset_of(old).checked_add(length >> PAGE_SHIFT).is_none() {
+                return Err(Error::Invalid);
+            }
+            if vma.has(MappingFlags::LOCKED) {
+                self.may_lock(grown)?;
+            }
+            self.may_expand(vma.flags(), grown)?;
+        }
+        match call.remap.target() {
+            Some(_) => self.remap_to(vma, source, old_length, length, call),
+            None => self.expand(vma, source, length, call),
+        }
+    }
+
+    fn shrink(
+        &self,
+        old: VirtAddr,
+        old_length: u64,
+        length: u64,
+        call: &mut Call<'_>,
+    ) -> Result<(), Error> {
+        if length < old_length {
+            let tail = self.unmap_range(VirtAddr(old.0 + length), old_length - length)?;
+            self.unmap_locked(tail, call.gather, call.removed)?;
+        }
+        Ok(())
+    }
+
+    /// Moves `source`, the part of one VMA that is kept, to where the caller wants it.
+    fn remap_to(
+        &self,
+        vma: &Vma,
+        source: VirtRange,
+        old_length: u64,
+        length: u64,
+        call: &mut Call<'_>,
+    ) -> Result<VirtAddr, Error> {
+        let remap = call.remap;
+        let target = remap.target().unwrap_or_default();
+        if remap.is_fixed() {
             let minimum = self.options.minimum_address;
             if target < minimum {
                 return Err(Error::BelowMinimum { minimum });
             }
-            if length < old_length {
-                let tail = self.unmap_range(VirtAddr(old.0 + length), old_length - length)?;
-                self.unmap_locked(tail, gather, removed)?;
-            }
-            let target = VirtRange::raw(target.0, target.0 + length);
-            return self.move_mapping(source, target, gather, removed);
         }
-        if length <= old_length {
-            if length < old_length {
-                let tail = self.unmap_range(VirtAddr(old.0 + length), old_length - length)?;
-                self.unmap_locked(tail, gather, removed)?;
+        let mut vma = vma;
+        if remap.is_fixed() {
+            // In Linux's order: what is there goes before anything else can be refused.
+            let range = VirtRange::raw(target.0, target.0 + length);
+            if self.vmas_in(range).next().is_some() {
+                self.unmap_locked(range, call.gather, call.removed)?;
+                self.flush(call.gather);
+                // It may have been a part of the same VMA, which is shorter now.
+                vma = self.vma_at(source.start()).ok_or(Error::NotMapped(source.start()))?;
+            }
+        }
+        self.shrink(source.start(), old_length, length.min(old_length), call)?;
+        let target = if remap.is_fixed() {
+            VirtRange::raw(target.0, target.0 + length)
+        } else if target.0 == 0 {
+            self.congruent_place(source, length).ok_or(Error::NoRoom)?
+        } else {
+            self.find_place(length, Place::Near(target))?
+        };
+        if remap.source() == Source::Stays {
+            // What the target replaces is not taken off: Linux counts before it unmaps.
+            self.may_expand(vma.flags(), source.pages())?;
+        }
+        self.relocate(vma, &Relocation { source, target, fate: remap.source() }, call)
+    }
+
+    /// Makes the mapping longer, in place if it can be.
+    fn expand(
+        &self,
+        vma: &Vma,
+        source: VirtRange,
+        length: u64,
+        call: &mut Call<'_>,
+    ) -> Result<VirtAddr, Error> {
+        let old = source.start();
+        let locked = vma.has(MappingFlags::LOCKED) && !vma.has(MappingFlags::LOCK_ON_FAULT);
+        if vma.end() == source.end().0 && !source.is_empty() && self.can_grow(vma, old.0, length) {
+            let added = length - source.len();
+            let accounted = vma.has(MappingFlags::ACCOUNT);
+            let promised = if accounted { added >> PAGE_SHIFT } else { 0 };
+            let _reservation = self.table.memory.commitment().reserve(promised)?;
+            vma.write(self.platform());
+            self.resize(vma, vma.start(), old.0 + length);
+            vma.end_write();
+            self.merge_around(vma, call.removed);
+            if locked {
+                call.grown = Some(VirtRange::raw(source.end().0, old.0 + length));
             }
             return Ok(old);
         }
-        let source = self.source_in(vma, old, old_length)?;
-        if vma.end() == source.end().0 && self.grow_in_place(vma, old.0, length, removed) {
-            return Ok(old);
-        }
-        if remap == Remap::InPlace {
+        if call.remap == Remap::InPlace {
             return Err(Error::NoRoom);
         }
         self.room_for(4)?;
         let target = self.congruent_place(source, length).ok_or(Error::NoRoom)?;
-        self.move_mapping(source, target, gather, removed)
+        self.relocate(vma, &Relocation { source, target, fate: Source::Goes }, call)
     }
 
-    fn source_in(&self, vma: &Vma, old: VirtAddr, length: u64) -> Result<VirtRange, Error> {
-        let end = VirtAddr(vma.end());
-        if length > end.0 - old.0 {
-            return Err(Error::CrossesMapping { end });
-        }
-        Ok(VirtRange::raw(old.0, old.0 + length))
-    }
-
-    fn grow_in_place(&self, vma: &Vma, start: u64, length: u64, removed: &mut Removed) -> bool {
+    fn can_grow(&self, vma: &Vma, start: u64, length: u64) -> bool {
         let Some(end) = start.checked_add(length) else { return false };
         let next = self.vmas.next(NonNull::from(vma));
         let ceiling = next.map_or(self.limit().0, |next| self.vma(next).start());
-        if end > ceiling {
-            return false;
-        }
-        vma.write(self.platform());
-        vma.set_end(end);
-        self.vmas.bounds_changed(NonNull::from(vma));
-        vma.end_write();
-        self.merge_around(vma, removed);
-        true
+        end <= ceiling
     }
+}
 
-    /// A free range of `length` bytes, congruent with `source` modulo the largest entry span that
-    /// fits into it twice (so that at least one slot is covered whole), else modulo the contiguous
-    /// block.
-    fn congruent_place(&self, source: VirtRange, length: u64) -> Option<VirtRange> {
-        let start = source.start().0;
-        let spans = (2..=P::Arch::LEVELS).rev().map(arch::span::<P::Arch>);
-        let whole = spans.filter(|span| {
-            let first = start.next_multiple_of(*span);
-            first.saturating_add(*span) <= source.end().0
-        });
-        let block = u64::from(P::Arch::BLOCK) * PAGE_SIZE;
-        whole
-            .chain([arch::table_span::<P::Arch>(1), block, PAGE_SIZE])
-            .find_map(|align| self.find_free(length, align, start & (align - 1)))
-    }
+/// One call, as it goes down.
+struct Call<'a> {
+    remap: Remap,
+    gather: &'a mut Gather,
+    removed: &'a mut Removed,
+    /// Locked pages that are new.
+    grown: Option<VirtRange>,
+}
 
-    /// Moves what `source`, a part of one VMA, maps to the beginning of `target`, which becomes
-    /// one VMA. Everything that can fail is done before anything is moved.
-    fn move_mapping(
-        &self,
-        source: VirtRange,
-        target: VirtRange,
-        gather: &mut Gather,
-        removed: &mut Removed,
-    ) -> Result<VirtAddr, Error> {
-        let locate = || {
-            let vma = self.first_behind(source.start().0);
-            vma.filter(|vma| vma.range().covers(source)).ok_or(Error::NotMapped(source.start()))
-        };
-        let vma = locate()?;
-        let page_offset = vma.page_offset_of(source.start());
-        let moved = self.new_vma(Vma::new(target, vma.protection(), page_offset))?;
-        // Cut out of the middle, the VMA leaves two parts.
-        let upper = if vma.start() < source.start().0 && source.end().0 < vma.end() {
-            let range = VirtRange::raw(source.end().0, vma.end());
-            let offset = vma.page_offset_of(source.end());
-            match self.new_vma(Vma::new(range, vma.protection(), offset)) {
-                Ok(node) => Some(node),
-                Err(error) => return Err(self.give_back([Some(moved), None], error)),
-            }
-        } else {
-            None
-        };
-        if let Err(error) = self.unmap_locked(target, gather, removed) {
-            return Err(self.give_back([Some(moved), upper], error));
-        }
-        self.flush(gather);
-        // The target may have been a part of the same VMA, which is shorter now.
-        let vma = match locate() {
-            Ok(vma) => vma,
-            Err(error) => return Err(self.give_back([Some(moved), upper], error)),
-        };
-        let outer = vma.range();
-        let to = target.start();
-        // From here on faults in the source wait, and find themselves outside of the VMA
-        // afterwards: a fault between the count and the move could need one more table.
-        vma.write(self.platform());
-        let probe = Move { source, to, hull: source };
-        let missing = self.table.tables_for_move(&probe);
-        let Ok(mut pool) = TablePool::fill(self.table.memory, missing) else {
-            vma.end_write();
-            return Err(self.give_back([Some(moved), upper], Error::OutOfMemory));
-        };
-        // From here on nothing can fail. In the target nothing is mapped yet.
-        if source.covers(outer) {
-            self.remove(vma, removed);
-        } else {
-            if outer.start() < source.start() {
-                vma.set_end(source.start().0);
-            } else {
-                vma.set_start(source.end().0);
-            }
-            self.vmas.bounds_changed(NonNull::from(vma));
-        }
-        match upper {
-            // Not where the target was all in front of the source: then the VMA itself is what
-            // is left above.
-            Some(upper) if outer.start() < source.start() && source.end() < outer.end() => {
-                self.vma(upper).set_end(outer.end().0);
-                self.insert(upper);
-            }
-            Some(upper) => self.free_unused(upper),
-            None => {}
-        }
-        let hull = self.hull(source, target);
-        let emptied = self.table.relocate(&Move { source, to, hull }, &mut pool);
-        gather.absorb(self.table.memory, emptied);
-        if !source.covers(outer) {
-            vma.end_write();
-        }
-        self.insert(moved);
-        pool.give_back();
-        self.table.stats.add(&pool.counts);
-        self.merge_around(self.vma(moved), removed);
-        Ok(to)
+fn source_in(vma: &Vma, old: VirtAddr, length: u64) -> Result<VirtRange, Error> {
+    let end = VirtAddr(vma.end());
+    if length > end.0 - old.0 {
+        return Err(Error::CrossesMapping { end });
     }
-
-    /// Frees VMAs that were never in the index, and hands the error on.
-    pub(super) fn give_back(&self, nodes: [Option<NonNull<Vma>>; 2], error: Error) -> Error {
-        nodes.into_iter().flatten().for_each(|node| self.free_unused(node));
-        error
-    }
-
-    /// Frees a VMA that was never in the index.
-    fn free_unused(&self, node: NonNull<Vma>) {
-        let memory = self.table.memory;
-        // SAFETY: the node came from this slab (`new_vma`), was never put into the index, and so
-        // is known to nobody else.
-        unsafe { memory.vmas.free(&memory.frames, self.platform(), node) };
-    }
+    Ok(VirtRange::raw(old.0, old.0 + length))
 }

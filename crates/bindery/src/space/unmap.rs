@@ -1,15 +1,14 @@
 //! `munmap(2)`.
 
-use core::ptr::NonNull;
-
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::error::Error;
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
+use super::AddressSpace;
+use super::change::Removed;
 use super::index::Indexed;
-use super::vma::Vma;
-use super::{AddressSpace, Removed};
+use super::vma::MappingFlags;
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Unmaps `length` bytes (rounded up to pages) at `start`. Mappings that reach over the ends
@@ -17,7 +16,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// # Errors
     /// [`Error::Unaligned`], [`Error::ZeroLength`], [`Error::OutOfRange`];
-    /// [`Error::TooManyMappings`] or [`Error::OutOfMemory`] where a mapping would be cut in two
+    /// [`Error::Sealed`]; [`Error::TooManyMappings`] or [`Error::OutOfMemory`] where a mapping would be cut in two
     /// and there is no room for the second. Nothing is changed then.
     ///
     /// Complexity: in the mappings and tables that go, plus the runs in the two tables at the
@@ -59,10 +58,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         gather: &mut Gather,
         removed: &mut Removed,
     ) -> Result<(), Error> {
-        let Some(first) = self.first_behind(range.start().0) else { return Ok(()) };
-        if first.start() >= range.end().0 {
-            return Ok(());
-        }
+        let Some(first) = self.vmas_in(range).next() else { return Ok(()) };
+        self.refuse_sealed(range)?;
         if first.start() < range.start().0 && range.end().0 < first.end() {
             self.room_for(1)?;
             self.split(first, range.end())?;
@@ -74,6 +71,14 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.table.zap(range, hull, gather).map_err(|_| Error::OutOfMemory)
     }
 
+    /// Refuses a range with a part of a sealed VMA.
+    pub(super) fn refuse_sealed(&self, range: VirtRange) -> Result<(), Error> {
+        match self.vmas_in(range).find(|vma| vma.has(MappingFlags::SEALED)) {
+            Some(vma) => Err(Error::Sealed(VirtAddr(vma.start()))),
+            None => Ok(()),
+        }
+    }
+
     /// Lets no VMA reach into `range`: those inside go, those at the ends are cut. None reaches
     /// over both ends.
     pub(super) fn cut_out(&self, range: VirtRange, removed: &mut Removed) {
@@ -83,27 +88,14 @@ impl<P: Platform> AddressSpace<'_, P> {
             }
             vma.write(self.platform());
             if vma.start() < range.start().0 {
-                vma.set_end(range.start().0);
+                self.resize(vma, vma.start(), range.start().0);
             } else if vma.end() > range.end().0 {
-                vma.set_start(range.end().0);
+                self.resize(vma, range.end().0, vma.end());
             } else {
                 self.remove(vma, removed);
                 continue;
             }
-            self.vmas.bounds_changed(NonNull::from(vma));
             vma.end_write();
         }
-    }
-
-    /// Cuts a VMA in two at `at`, an address inside, and returns the upper part.
-    pub(super) fn split(&self, vma: &Vma, at: VirtAddr) -> Result<&Vma, Error> {
-        let upper = VirtRange::raw(at.0, vma.end());
-        let node = self.new_vma(Vma::new(upper, vma.protection(), vma.page_offset_of(at)))?;
-        vma.write(self.platform());
-        vma.set_end(at.0);
-        self.vmas.bounds_changed(NonNull::from(vma));
-        self.insert(node);
-        vma.end_write();
-        Ok(self.vma(node))
     }
 }

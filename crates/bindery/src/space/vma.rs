@@ -8,13 +8,18 @@
 //! 2. in between, `munmap` may have taken the VMA out or cut it: the fault looks again whether it
 //!    is still there and still holds the address, and otherwise asks again under the mutex.
 
+use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use bitflags::bitflags;
 
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::Permissions;
-use crate::platform::{Platform, Wait};
+use crate::gate::Gate;
+use crate::object::ObjectState;
+use crate::platform::Platform;
+use crate::rmap::{AnonGroup, ListLinks};
+use crate::table::TreeState;
 
 use super::index::{Indexed, Links};
 
@@ -43,10 +48,99 @@ impl Protection {
     }
 }
 
-/// Somebody changes the VMA, or waits until the readers have gone.
-const WRITER: u32 = 1 << 31;
-/// The VMA is no longer in the index.
-const REMOVED: u32 = 1 << 30;
+bitflags! {
+    /// Everything that is true of all of a mapping (Linux: `vm_flags`, the letters of `VmFlags` in
+    /// `/proc/self/smaps`).
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+    pub struct MappingFlags: u32 {
+        /// Loads are allowed (`rd`).
+        const READ = 1 << 0;
+        /// Stores are allowed (`wr`).
+        const WRITE = 1 << 1;
+        /// Instruction fetches are allowed (`ex`).
+        const EXECUTE = 1 << 2;
+        /// `mprotect` may allow loads (`mr`).
+        const MAY_READ = 1 << 3;
+        /// `mprotect` may allow stores (`mw`).
+        const MAY_WRITE = 1 << 4;
+        /// `mprotect` may allow fetches (`me`).
+        const MAY_EXECUTE = 1 << 5;
+        /// What is written is seen by all who map the same object (`MAP_SHARED`, `ms`).
+        const SHARED = 1 << 6;
+        /// A touch just below makes it longer (`MAP_GROWSDOWN`, `gd`).
+        const GROWS_DOWN = 1 << 7;
+        /// Its pages stay in memory (`mlock`, `lo`).
+        const LOCKED = 1 << 8;
+        /// Locked, but pages come with their first touch (`MLOCK_ONFAULT`).
+        const LOCK_ON_FAULT = 1 << 9;
+        /// Not counted as committed (`MAP_NORESERVE`, `nr`).
+        const NO_RESERVE = 1 << 10;
+        /// Counted as committed (`ac`).
+        const ACCOUNT = 1 << 11;
+        /// A child does not get it (`MADV_DONTFORK`, `dc`).
+        const DONT_FORK = 1 << 12;
+        /// A child gets it empty (`MADV_WIPEONFORK`, `wf`).
+        const WIPE_ON_FORK = 1 << 13;
+        /// Large folios are wanted (`MADV_HUGEPAGE`, `hg`).
+        const HUGE = 1 << 14;
+        /// Large folios are not wanted (`MADV_NOHUGEPAGE`, `nh`).
+        const NO_HUGE = 1 << 15;
+        /// It cannot be changed or removed any more (`mseal`, `sl`).
+        const SEALED = 1 << 16;
+        /// Pages are used in order (`MADV_SEQUENTIAL`, `sr`).
+        const SEQUENTIAL = 1 << 17;
+        /// Pages are used in no order (`MADV_RANDOM`, `rr`).
+        const RANDOM = 1 << 18;
+        /// Not part of a core dump (`MADV_DONTDUMP`, `dd`).
+        const DONT_DUMP = 1 << 19;
+        /// All of it counts as written since soft-dirty was last cleared (`sd`).
+        const SOFT_DIRTY = 1 << 20;
+        /// Its pages may vanish when memory is short (`MAP_DROPPABLE`, `dp`).
+        const DROPPABLE = 1 << 21;
+        /// There may be guard pages in it (`MADV_GUARD_INSTALL`, `gu`).
+        const MAYBE_GUARDS = 1 << 22;
+    }
+}
+
+impl MappingFlags {
+    /// All three kinds of access may be allowed later.
+    pub const MAY_ALL: Self = Self::MAY_READ.union(Self::MAY_WRITE).union(Self::MAY_EXECUTE);
+    /// What [`Protection`] says.
+    pub const PROTECTION: Self = Self::READ.union(Self::WRITE).union(Self::EXECUTE);
+
+    /// What does not matter when two mappings might be one: what is joined has it if either had.
+    pub(crate) const STICKY: Self = Self::SOFT_DIRTY.union(Self::MAYBE_GUARDS);
+
+    /// The flags that say the same as `protection`.
+    pub(crate) fn of(protection: Protection) -> Self {
+        Self::from_bits_truncate(u32::from(protection.bits()))
+    }
+
+    /// What a program may do.
+    pub fn protection(self) -> Protection {
+        Protection::from_bits_truncate((self & Self::PROTECTION).bits() as u8)
+    }
+
+    /// Whether the mapping counts as promised memory (Linux: `accountable_mapping`).
+    pub(crate) fn is_accountable(self) -> bool {
+        self & (Self::NO_RESERVE | Self::SHARED | Self::WRITE) == Self::WRITE
+    }
+
+    /// Whether the pages are counted as this process' data: private and writable.
+    pub(crate) fn is_data(self) -> bool {
+        self & (Self::WRITE | Self::SHARED | Self::GROWS_DOWN) == Self::WRITE
+    }
+}
+
+/// What a mapping is for: all that two neighbours must agree in to be one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Purpose {
+    pub(crate) flags: MappingFlags,
+    /// What backs it; `None` for anonymous memory.
+    pub(crate) object: Option<NonNull<ObjectState>>,
+    /// To whom its anonymous pages belong; `None` as long as it never had one.
+    pub(crate) group: Option<NonNull<AnonGroup>>,
+}
 
 /// A mapping. All fields but the lock change only with the mutex of the address space and the lock
 /// for writing held.
@@ -54,12 +148,17 @@ pub(crate) struct Vma {
     links: Links<Self>,
     start: AtomicU64,
     end: AtomicU64,
-    /// The low bits count readers.
-    lock: AtomicU32,
-    protection: AtomicU32,
+    gate: Gate,
+    flags: AtomicU32,
     /// Where the mapping begins in what backs it, in pages. Anonymous memory takes the address
-    /// at birth; a move keeps it, so that the index of every page stays what it was.
+    /// at birth; a move keeps it once there are pages, so that the index of every page stays what
+    /// it was.
     page_offset: AtomicU64,
+    object: AtomicPtr<ObjectState>,
+    group: AtomicPtr<AnonGroup>,
+    tree: AtomicPtr<TreeState>,
+    pub(crate) object_links: ListLinks,
+    pub(crate) group_links: ListLinks,
     /// The next in a list of VMAs to be freed.
     pub(crate) next_removed: AtomicPtr<Self>,
 }
@@ -78,16 +177,31 @@ impl Indexed for Vma {
     }
 }
 
+fn raw<T>(pointer: Option<NonNull<T>>) -> *mut T {
+    pointer.map_or(ptr::null_mut(), NonNull::as_ptr)
+}
+
 impl Vma {
-    pub(crate) fn new(range: VirtRange, protection: Protection, page_offset: u64) -> Self {
+    /// A VMA of the address space whose tree is `tree`. It is in no list yet, and holds nothing.
+    pub(crate) fn new(
+        range: VirtRange,
+        purpose: Purpose,
+        page_offset: u64,
+        tree: NonNull<TreeState>,
+    ) -> Self {
         Self {
             links: Links::new(),
             start: AtomicU64::new(range.start().0),
             end: AtomicU64::new(range.end().0),
-            lock: AtomicU32::new(0),
-            protection: AtomicU32::new(u32::from(protection.bits())),
+            gate: Gate::new(),
+            flags: AtomicU32::new(purpose.flags.bits()),
             page_offset: AtomicU64::new(page_offset),
-            next_removed: AtomicPtr::new(core::ptr::null_mut()),
+            object: AtomicPtr::new(raw(purpose.object)),
+            group: AtomicPtr::new(raw(purpose.group)),
+            tree: AtomicPtr::new(tree.as_ptr()),
+            object_links: ListLinks::new(),
+            group_links: ListLinks::new(),
+            next_removed: AtomicPtr::new(ptr::null_mut()),
         }
     }
 
@@ -95,12 +209,76 @@ impl Vma {
         VirtRange::raw(self.start(), self.end().max(self.start()))
     }
 
-    pub(crate) fn protection(&self) -> Protection {
-        Protection::from_bits_truncate(self.protection.load(Ordering::Relaxed) as u8)
+    pub(crate) fn pages(&self) -> u64 {
+        self.range().pages()
     }
 
-    pub(crate) fn set_protection(&self, protection: Protection) {
-        self.protection.store(u32::from(protection.bits()), Ordering::Relaxed);
+    #[inline]
+    pub(crate) fn flags(&self) -> MappingFlags {
+        MappingFlags::from_bits_truncate(self.flags.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_flags(&self, flags: MappingFlags) {
+        self.flags.store(flags.bits(), Ordering::Relaxed);
+    }
+
+    pub(crate) fn has(&self, flags: MappingFlags) -> bool {
+        self.flags().contains(flags)
+    }
+
+    pub(crate) fn protection(&self) -> Protection {
+        self.flags().protection()
+    }
+
+    pub(crate) fn is_shared(&self) -> bool {
+        self.has(MappingFlags::SHARED)
+    }
+
+    pub(crate) fn is_anonymous(&self) -> bool {
+        self.object.load(Ordering::Relaxed).is_null()
+    }
+
+    pub(crate) fn purpose(&self) -> Purpose {
+        Purpose { flags: self.flags(), object: self.object_pointer(), group: self.group_pointer() }
+    }
+
+    pub(crate) fn object_pointer(&self) -> Option<NonNull<ObjectState>> {
+        NonNull::new(self.object.load(Ordering::Relaxed))
+    }
+
+    /// What backs the mapping, if it is not anonymous.
+    pub(crate) fn object(&self) -> Option<&ObjectState> {
+        // SAFETY: a VMA holds its object from before it is inserted until it is freed
+        // (`AddressSpace::insert`, `AddressSpace::finish`).
+        self.object_pointer().map(|object| unsafe { object.as_ref() })
+    }
+
+    pub(crate) fn group_pointer(&self) -> Option<NonNull<AnonGroup>> {
+        // Acquire: a fault may meet a group that was made by another fault just now.
+        NonNull::new(self.group.load(Ordering::Acquire))
+    }
+
+    /// To whom its anonymous pages belong.
+    pub(crate) fn group(&self) -> Option<&AnonGroup> {
+        // SAFETY: as for the object; a VMA that leaves its group earlier says so first (`set_group`).
+        self.group_pointer().map(|group| unsafe { group.as_ref() })
+    }
+
+    /// Changes to whom the anonymous pages belong. The VMA stands in no group's list.
+    pub(crate) fn set_group(&self, group: Option<NonNull<AnonGroup>>) {
+        self.group.store(raw(group), Ordering::Release);
+    }
+
+    /// Whether the VMA is in the lists of all that it names. For the auditor; linear in the lists.
+    pub(crate) fn is_listed(&self) -> bool {
+        let here = |vma: &Self| ptr::eq(vma, self);
+        self.object().is_none_or(|object| object.mappers.iter().any(here))
+            && self.group().is_none_or(|group| group.vmas.iter().any(here))
+    }
+
+    /// The tree of the address space.
+    pub(crate) fn tree(&self) -> NonNull<TreeState> {
+        NonNull::new(self.tree.load(Ordering::Relaxed)).unwrap_or(NonNull::dangling())
     }
 
     pub(crate) fn page_offset(&self) -> u64 {
@@ -124,50 +302,31 @@ impl Vma {
         self.start.store(start, Ordering::Relaxed);
     }
 
-    /// Whether `next`, which begins where this one ends, continues it in every respect.
-    pub(crate) fn continues_in(&self, next: &Self) -> bool {
-        self.end() == next.start()
-            && self.protection() == next.protection()
-            && self.page_offset_of(VirtAddr(self.end())) == next.page_offset()
-    }
-
     /// Takes the lock for reading, unless somebody writes or the VMA was removed.
+    #[inline]
     pub(crate) fn try_read(&self) -> bool {
-        let mut state = self.lock.load(Ordering::Relaxed);
-        while state & (WRITER | REMOVED) == 0 {
-            match self.lock.compare_exchange_weak(
-                state,
-                state + 1,
-                Ordering::Acquire,
-                Ordering::Relaxed,
-            ) {
-                Ok(_) => return true,
-                Err(newer) => state = newer,
-            }
-        }
-        false
+        self.gate.try_read()
     }
 
+    #[inline]
     pub(crate) fn end_read(&self) {
-        self.lock.fetch_sub(1, Ordering::Release);
+        self.gate.end_read();
     }
 
     /// Takes the lock for writing: keeps new faults out and waits for those inside. The caller
     /// holds the mutex of the address space, so it is the only one to write.
+    #[inline]
     pub(crate) fn write<P: Platform>(&self, platform: &P) {
-        let before = self.lock.fetch_or(WRITER, Ordering::Acquire);
-        debug_assert_eq!(before & WRITER, 0, "the mutex lets one writer in");
-        while self.lock.load(Ordering::Acquire) & !(WRITER | REMOVED) != 0 {
-            platform.relax(Wait::Long);
-        }
+        self.gate.write(platform);
     }
 
+    #[inline]
     pub(crate) fn end_write(&self) {
-        self.lock.fetch_and(!WRITER, Ordering::Release);
+        self.gate.end_write();
     }
 
     /// Says to those who still find the VMA that it is gone. Called with the lock for writing.
     pub(crate) fn mark_removed(&self) {
-        self.lock.fetch_or(REMOVED, Ordering::Release);
+        self.gate.close();
     }
 }

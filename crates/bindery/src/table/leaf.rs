@@ -12,9 +12,10 @@ use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
 
+use super::cursor::Supply;
 use super::lock::{Depth, Node};
 use super::run;
-use super::{OutOfMemory, PageTable, init_table, new_table};
+use super::{OutOfMemory, PageTable, ReadSection, init_table, new_table};
 
 /// Replaces `old`, just read from `slot`, by what `change` makes of it, and returns what was there
 /// with everything that the MMU added.
@@ -88,6 +89,28 @@ impl<P: Platform> PageTable<'_, P> {
         }
         counts.entries_written += u64::from(count);
         self.change_live(table, count, 0);
+    }
+
+    /// Lets no entry stand for addresses on both sides of `at`, a multiple of the page size: VMAs
+    /// meet there. A huge leaf or absent entry that does is split, with the tables in reserve.
+    pub(crate) fn cut(&self, at: VirtAddr) {
+        let (node, _, entry) = {
+            let _section = ReadSection::enter(&self.memory.platform);
+            self.peek(at, &mut Counts::default())
+        };
+        let whole = at.is_aligned(arch::span::<P::Arch>(node.level));
+        if node.level > 1 && !entry.is_empty() && !whole {
+            let range = VirtRange::raw(at.0, at.0 + PAGE_SIZE);
+            let mut cursor = self.cursor(range, Depth::Floor(1));
+            let table = cursor.table_at(at, 1, &mut Supply::Frames);
+            debug_assert!(table.is_ok(), "a huge leaf has lost its reserve");
+        }
+    }
+
+    /// Writes one leaf above level 1 into an empty entry.
+    pub(crate) fn publish_leaf(&self, table: Frame, index: u32, leaf: Entry) {
+        self.slots(table)[index as usize].store(leaf.0, Ordering::Release);
+        self.change_live(table, 1, 0);
     }
 
     /// Clears the whole contiguous block at `index` (its first entry), and returns its first

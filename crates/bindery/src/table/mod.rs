@@ -21,20 +21,30 @@
 //! | `run` | the longest stretch that can be treated as one |
 //! | `cursor` | a locked range that yields runs |
 //! | `leaf` | writing leaves: fold, unfold, split, collapse |
-//! | `zap` | unmapping: whole tables by one entry, the rest in runs |
+//! | `zap`, `spare` | unmapping: whole tables by one entry, the rest in runs; with exceptions |
+//! | `look` | what is mapped, without changing it |
+//! | `collapse` | one huge leaf for a table of small ones |
+//! | `age`, `marker` | accessed, dirty and soft-dirty forgotten; markers set and taken out |
 //! | `protect`, `copy`, `relocate` | what `mprotect`, `fork` and `mremap` do to entries |
 
+pub(crate) mod age;
+pub(crate) mod collapse;
 pub(crate) mod copy;
 pub(crate) mod cursor;
 pub(crate) mod leaf;
 pub(crate) mod lock;
+pub(crate) mod look;
 #[cfg(all(test, loom))]
 mod loom_model;
+pub(crate) mod marker;
 pub(crate) mod protect;
 pub(crate) mod relocate;
 pub(crate) mod run;
+pub(crate) mod spare;
 pub(crate) mod zap;
 
+use core::ops::Deref;
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Memory;
@@ -79,13 +89,39 @@ impl<P: Platform> Drop for ReadSection<'_, P> {
     }
 }
 
-/// One tree of tables and what is known about it.
-pub(crate) struct PageTable<'m, P: Platform> {
-    pub(crate) memory: &'m Memory<P>,
+/// What is known about one tree. It stays where it is for as long as the tree lives, so that what
+/// is mapped can be found from the other side too (`rmap`).
+pub(crate) struct TreeState {
     pub(crate) root: Frame,
     pub(crate) presence: Presence,
     pub(crate) stats: Stats,
     pub(crate) reach: Reach,
+}
+
+/// One tree of tables: a handle, of which an address space has one and whoever comes through the
+/// reverse map makes another.
+pub(crate) struct PageTable<'m, P: Platform> {
+    pub(crate) memory: &'m Memory<P>,
+    pub(crate) root: Frame,
+    state: NonNull<TreeState>,
+}
+
+// SAFETY: `TreeState` holds atomics and what never changes; sharing and sending the pointer is as
+// good as sharing and sending a reference to it.
+unsafe impl<P: Platform> Send for PageTable<'_, P> {}
+// SAFETY: as above.
+unsafe impl<P: Platform> Sync for PageTable<'_, P> {}
+
+impl<P: Platform> Deref for PageTable<'_, P> {
+    type Target = TreeState;
+
+    #[inline]
+    fn deref(&self) -> &TreeState {
+        // SAFETY: the state is freed by `free_root` alone, when the address space is dropped; the
+        // handles that are made of a VMA are dropped before that VMA is out of all lists
+        // (obligation 1 of `from_state`).
+        unsafe { self.state.as_ref() }
+    }
 }
 
 impl<'m, P: Platform> PageTable<'m, P> {
@@ -93,8 +129,12 @@ impl<'m, P: Platform> PageTable<'m, P> {
     pub(crate) fn new(memory: &'m Memory<P>, reach: Reach) -> Option<Self> {
         let mut counts = Counts::default();
         let root = new_table(memory, P::Arch::LEVELS, &mut counts)?;
-        let table =
-            Self { memory, root, presence: Presence::new(), stats: Stats::default(), reach };
+        let state = TreeState { root, presence: Presence::new(), stats: Stats::default(), reach };
+        let Some(state) = memory.trees.allocate(&memory.frames, &memory.platform, state) else {
+            free_table(memory, root, &mut counts);
+            return None;
+        };
+        let table = Self { memory, root, state };
         if let Some(kernel) = memory.platform.kernel_root() {
             let half = arch::entries::<P::Arch>() / 2;
             for index in half..arch::entries::<P::Arch>() {
@@ -105,6 +145,22 @@ impl<'m, P: Platform> PageTable<'m, P> {
         table.meta(root).state.fetch_and(!meta::LOCK, Ordering::Release);
         table.stats.add(&counts);
         Some(table)
+    }
+
+    /// The tree whose state this is.
+    ///
+    /// # Safety
+    /// 1. The handle is dropped before the address space is: whoever holds the lock of a list in
+    ///    which a VMA of the address space stands knows that.
+    pub(crate) unsafe fn from_state(memory: &'m Memory<P>, state: NonNull<TreeState>) -> Self {
+        // SAFETY: the state lives (the caller's obligation).
+        let root = unsafe { state.as_ref() }.root;
+        Self { memory, root, state }
+    }
+
+    /// What VMAs keep to find the tree.
+    pub(crate) fn state(&self) -> NonNull<TreeState> {
+        self.state
     }
 
     #[inline]
@@ -143,28 +199,47 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let mut counts = Counts::default();
         self.flush(&mut gather, &mut counts);
         self.stats.add(&counts);
+        self.drop_contents(&gather);
         if gather.unhooked.is_some() {
             self.memory.platform.synchronize();
         }
         self.free_unhooked(gather);
     }
 
-    /// Frees the unhooked tables and all that stands in them, after the flush and the last
-    /// reader.
-    pub(crate) fn free_unhooked(&self, mut gather: Gather) {
-        debug_assert!(!gather.is_stale(), "freed before it was flushed");
+    /// Gives back what stands in the unhooked tables, after the flush.
+    pub(crate) fn drop_contents(&self, gather: &Gather) {
+        debug_assert!(!gather.is_stale(), "given back before it was flushed");
+        if gather.unhooked.is_none() {
+            return;
+        }
         let mut counts = Counts::default();
-        while let Some(table) = gather.unhooked {
-            gather.unhooked = link(self.meta(table).next.load(Ordering::Relaxed));
-            zap::drop_table(self.memory, table, &mut counts);
+        let mut next = gather.unhooked;
+        while let Some(table) = next {
+            next = link(self.meta(table).next.load(Ordering::Relaxed));
+            zap::drop_contents(self.memory, table, &mut counts);
         }
         self.stats.add(&counts);
     }
 
-    /// Frees the root, under which nothing is left. Nobody uses the tree any more.
-    pub(crate) fn free_root(&self) {
+    /// Frees the unhooked tables, after the last reader.
+    pub(crate) fn free_unhooked(&self, mut gather: Gather) {
+        let mut counts = Counts::default();
+        while let Some(table) = gather.unhooked {
+            gather.unhooked = link(self.meta(table).next.load(Ordering::Relaxed));
+            free_table(self.memory, table, &mut counts);
+        }
+        self.stats.add(&counts);
+    }
+
+    /// Frees the root, under which nothing is left, and the state. Nobody uses the tree any more,
+    /// and this was its last handle.
+    pub(crate) fn free_root(&mut self) {
         debug_assert_eq!(self.live(self.root), 0);
-        free_table(self.memory, self.root, &mut Counts::default());
+        let memory = self.memory;
+        free_table(memory, self.root, &mut Counts::default());
+        // SAFETY: the state came from this slab; the caller is the address space's drop, after
+        // which no handle is left.
+        unsafe { memory.trees.free(&memory.frames, &memory.platform, self.state) };
     }
 
     /// The lowest entry that stands for `addr`, read without locks: a hint, unless the caller

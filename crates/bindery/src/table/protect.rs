@@ -14,19 +14,50 @@ use super::lock::Depth;
 use super::run::{self, Run, What};
 use super::{OutOfMemory, PageTable};
 
+/// Which pages may become writable at once, where the mapping allows stores. The others do so with
+/// the next store, which faults.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Writable {
+    /// Those that nobody else maps: private memory.
+    Exclusive,
+    /// All: shared memory.
+    All,
+    /// None: the first store has to be noticed.
+    Noticed,
+}
+
+/// What is to be done to leaves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Change {
+    /// What the mapping allows.
+    pub(crate) permissions: Permissions,
+    /// Which pages may become writable at once.
+    pub(crate) writable: Writable,
+    /// Whether only pages that are soft-dirty may: somebody watches for the first store to each.
+    pub(crate) watched: Watched,
+}
+
+/// Whether soft-dirty is looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Watched {
+    /// All of the mapping counts as soft-dirty anyway.
+    No,
+    /// A store to a page that is not soft-dirty has to be noticed.
+    SoftDirty,
+}
+
 impl<P: Platform> PageTable<'_, P> {
-    /// Gives every page in `range` the `permissions`; a private page becomes writable only where
-    /// it is exclusive to this address space, others on the next write. What is stale afterwards
-    /// is in the gather. The caller keeps faults out of the range.
+    /// Gives every page in `range` the permissions of `change`. What is stale afterwards is in the
+    /// gather. The caller keeps faults out of the range.
     pub(crate) fn protect(
         &self,
         range: VirtRange,
-        permissions: Permissions,
+        change: &Change,
         gather: &mut Gather,
     ) -> Result<(), OutOfMemory> {
         for chunk in self.chunks(range) {
             let mut cursor = self.cursor(chunk, Depth::Floor(1));
-            protect_locked(&mut cursor, permissions, gather)?;
+            protect_locked(&mut cursor, change, gather)?;
         }
         Ok(())
     }
@@ -34,27 +65,39 @@ impl<P: Platform> PageTable<'_, P> {
 
 fn protect_locked<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
-    permissions: Permissions,
+    change: &Change,
     gather: &mut Gather,
 ) -> Result<(), OutOfMemory> {
-    while let Some(run) = cursor.next_run(Equal::WRITABLE, Whole::Enter)? {
+    let equal = match change.watched {
+        Watched::No => Equal::WRITABLE,
+        Watched::SoftDirty => Equal::WRITABLE | Equal::SOFT_DIRTY,
+    };
+    while let Some(run) = cursor.next_run(equal, Whole::Enter)? {
         match run.what {
             What::Empty | What::Table(_) => {}
-            What::Leaf(_) if permissions.is_empty() => hide(cursor, &run, gather),
-            What::Leaf(first) => protect_leaves(cursor, run, first, permissions, gather),
-            What::Absent(_) if !permissions.is_empty() => {
-                show(cursor, &run, permissions);
-            }
+            What::Leaf(_) if change.permissions.is_empty() => hide(cursor, &run, gather),
+            What::Leaf(first) => protect_leaves(cursor, run, first, change, gather),
+            What::Absent(_) if !change.permissions.is_empty() => show(cursor, &run, change),
             What::Absent(_) => {}
         }
     }
     Ok(())
 }
 
-/// How many of the run's entries, from the first on, are alike in exclusivity, and whether they
-/// are exclusive. The zero page is nobody's.
-fn exclusive_part<P: Platform>(cursor: &Cursor<'_, '_, P>, run: &Run, first: Entry) -> (bool, u32) {
+/// How many of the run's entries, from the first on, are alike in whether they may become writable,
+/// and whether they may. The zero page is nobody's.
+fn writable_part<P: Platform>(
+    cursor: &Cursor<'_, '_, P>,
+    run: &Run,
+    first: Entry,
+    change: &Change,
+) -> (bool, u32) {
     let memory = cursor.tables.memory;
+    match change.writable {
+        Writable::Exclusive => {}
+        Writable::All => return (true, run.count),
+        Writable::Noticed => return (false, run.count),
+    }
     let frame = P::Arch::frame(first);
     let Some(folio) = memory.frames.folio_of(frame) else { return (false, run.count) };
     let pages = run.pages::<P::Arch>();
@@ -71,20 +114,23 @@ fn protect_leaves<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     mut run: Run,
     mut first: Entry,
-    permissions: Permissions,
+    change: &Change,
     gather: &mut Gather,
 ) {
+    let permissions = change.permissions;
     loop {
-        let watched = P::Arch::attributes(first).userfault;
-        let (exclusive, alike) = if permissions.contains(Permissions::WRITE) && !watched {
-            exclusive_part(cursor, &run, first)
+        let attributes = P::Arch::attributes(first);
+        let noticed =
+            attributes.userfault || change.watched == Watched::SoftDirty && !attributes.soft_dirty;
+        let (writable, alike) = if permissions.contains(Permissions::WRITE) && !noticed {
+            writable_part(cursor, &run, first, change)
         } else {
             (false, run.count)
         };
         let mut part = run;
         part.count = alike;
         let part_first = first;
-        let allowed = if exclusive { permissions } else { permissions - Permissions::WRITE };
+        let allowed = if writable { permissions } else { permissions - Permissions::WRITE };
         rewrite(cursor, &part, part_first, allowed, gather);
         if alike == run.count {
             return;
@@ -233,16 +279,18 @@ fn hidden<A: Arch>(leaf: Entry) -> Entry {
 
 /// Makes leaves of the run's hidden ones, and blocks where alignment allows; other absent entries
 /// stay as they are. Nothing has to be broken: what was hidden is in no TLB.
-fn show<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, permissions: Permissions) {
+fn show<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, change: &Change) {
+    let permissions = change.permissions;
     let mut run = *run;
     while run.count > 0 {
         let slots = cursor.tables.slots(run.node.table);
         let hidden = absent::decode::<P::Arch>(run::load(slots, run.index));
         let Some(absent::Absent::Hidden { frame, userfault, .. }) = hidden else { return };
         let probe = P::Arch::leaf(frame, run.node.level, user_attributes(Permissions::READ));
-        let (exclusive, alike) = exclusive_part(cursor, &run, probe);
-        let allowed =
-            if exclusive && !userfault { permissions } else { permissions - Permissions::WRITE };
+        let (writable, alike) = writable_part(cursor, &run, probe, change);
+        // Soft-dirty may differ within the run, so who watches it waits for the store.
+        let writable = writable && !userfault && change.watched == Watched::No;
+        let allowed = if writable { permissions } else { permissions - Permissions::WRITE };
         show_part(cursor, &run, alike, allowed);
         run.at = run.at.offset(u64::from(alike) << arch::span_shift::<P::Arch>(run.node.level));
         run.index += alike;

@@ -158,17 +158,7 @@ fn zap_locked<P: Platform>(
                 tables.unhook(&run, table, mapped, NONE_HELD, gather, &mut cursor.counts);
             }
             What::Leaf(_) => {
-                let slots = tables.slots(run.node.table);
-                for slot in &slots[run.index as usize..(run.index + run.count) as usize] {
-                    let raw = slot.load(Ordering::Relaxed);
-                    if P::Arch::is_settled(Entry(raw)) {
-                        slot.store(raw & !P::Arch::PRESENT, Ordering::Relaxed);
-                    } else {
-                        slot.fetch_and(!P::Arch::PRESENT, Ordering::Relaxed);
-                    }
-                }
-                cursor.counts.entries_written += u64::from(run.count);
-                gather.stale(run.range::<P::Arch>(), run.node.level);
+                suspend(cursor, &run, gather);
                 suspended = true;
             }
             What::Absent(first) => {
@@ -192,8 +182,23 @@ fn zap_locked<P: Platform>(
     failed
 }
 
+/// Phase 1: takes the valid bit from the leaves of the run.
+pub(super) fn suspend<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, gather: &mut Gather) {
+    let slots = cursor.tables.slots(run.node.table);
+    for slot in &slots[run.index as usize..(run.index + run.count) as usize] {
+        let raw = slot.load(Ordering::Relaxed);
+        if P::Arch::is_settled(Entry(raw)) {
+            slot.store(raw & !P::Arch::PRESENT, Ordering::Relaxed);
+        } else {
+            slot.fetch_and(!P::Arch::PRESENT, Ordering::Relaxed);
+        }
+    }
+    cursor.counts.entries_written += u64::from(run.count);
+    gather.stale(run.range::<P::Arch>(), run.node.level);
+}
+
 /// Phase 2: gives back what the suspended entries of `range` name, and clears them.
-fn drop_suspended<P: Platform>(
+pub(super) fn drop_suspended<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     node: Node,
     base: VirtAddr,
@@ -299,7 +304,7 @@ fn drop_leaves<P: Platform>(
 
 /// Gives back what a run of `count` absent entries of the table of `node` stands for. (Swap slots
 /// have no counts yet: the swap layer will put them here.)
-fn drop_absent<P: Platform>(
+pub(super) fn drop_absent<P: Platform>(
     memory: &Memory<P>,
     node: Node,
     first: Entry,
@@ -315,7 +320,11 @@ fn drop_absent<P: Platform>(
     }
 }
 
-fn free_one_reserve<P: Platform>(memory: &Memory<P>, holder: Frame, counts: &mut Counts) {
+pub(super) fn free_one_reserve<P: Platform>(
+    memory: &Memory<P>,
+    holder: Frame,
+    counts: &mut Counts,
+) {
     let head = &memory.frames.meta(holder).owner;
     if let Some(table) = link(head.load(Ordering::Relaxed)) {
         let next = memory.frames.meta(table).next.load(Ordering::Relaxed);
@@ -331,13 +340,13 @@ pub(crate) fn gather_table<P: Platform>(memory: &Memory<P>, gather: &mut Gather,
     gather.unhooked = Some(table);
 }
 
-/// Drops all that stands in an unhooked table but the tables below it, and the table. After the
-/// flush and after the last reader. The live count tells when the rest is empty.
-pub(crate) fn drop_table<P: Platform>(memory: &Memory<P>, table: Frame, counts: &mut Counts) {
+/// Drops all that stands in an unhooked table but the tables below it, after the flush. Readers may
+/// still see the entries, and know that they are only hints. The live count tells when the rest is
+/// empty.
+pub(crate) fn drop_contents<P: Platform>(memory: &Memory<P>, table: Frame, counts: &mut Counts) {
     let level = level_of(memory.frames.meta(table));
     if level == 1 {
         drop_leaves(memory, table, 0, arch::entries::<P::Arch>(), Suspended::No, counts);
-        free_table(memory, table, counts);
         return;
     }
     let mut live = memory.frames.meta(table).count.load(Ordering::Relaxed);
@@ -360,5 +369,4 @@ pub(crate) fn drop_table<P: Platform>(memory: &Memory<P>, table: Frame, counts: 
     while memory.frames.meta(table).owner.load(Ordering::Relaxed) != meta::NONE {
         free_one_reserve(memory, table, counts);
     }
-    free_table(memory, table, counts);
 }

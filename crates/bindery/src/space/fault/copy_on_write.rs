@@ -3,17 +3,18 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Attributes, Kind, Permissions};
+use crate::arch::{self, Arch, Attributes, Entry, Kind, Permissions};
 use crate::error::FaultError;
-use crate::frame::Folio;
+use crate::frame::{Folio, Owner};
+use crate::object::pages;
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::space::vma::Vma;
 use crate::stats::Counts;
 use crate::table::cursor::{Cursor, Supply};
-use crate::table::leaf::user_attributes;
+use crate::table::leaf::{replace, user_attributes};
 use crate::table::lock::Depth;
-use crate::table::run;
+use crate::table::{ReadSection, run};
 use crate::tlb::Gather;
 
 use super::{Access, Resolved};
@@ -24,8 +25,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.table.memory.frames.exclusive_run(folio, 0, pages) == (true, pages)
     }
 
-    /// If all mappings of the folio are here, it is nobody else's: marks it exclusive.
-    pub(super) fn claim(&self, window: VirtRange, folio: Folio) -> bool {
+    /// If all mappings of the folio are here, it is nobody else's: marks it exclusive, and lets it
+    /// belong to this VMA's group, so that the reverse map need not look at those above any more.
+    pub(super) fn claim(&self, vma: &Vma, window: VirtRange, folio: Folio) -> bool {
         let frames = &self.table.memory.frames;
         let mut cursor = self.table.cursor(window, Depth::Floor(1));
         let mut ours = 0;
@@ -46,6 +48,10 @@ impl<P: Platform> AddressSpace<'_, P> {
         let alone = ours > 0 && frames.is_mapped_only(folio, ours);
         if alone {
             frames.set_exclusive(folio, 0, folio.pages());
+            if let Some(group) = vma.group_pointer() {
+                let (_, index) = frames.owner(self.platform(), folio);
+                frames.set_owner(folio, Owner::Group(group), index);
+            }
         }
         alone
     }
@@ -59,8 +65,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         window: VirtRange,
     ) -> Result<Resolved, FaultError> {
         let mut gather = Gather::new();
-        let permissions = vma.protection().permissions();
-        let done = self.table.protect(window, permissions, &mut gather);
+        let done = self.table.protect(window, &vma.change(), &mut gather);
         self.table.finish(gather);
         done.map_err(|_| FaultError::OutOfMemory)?;
         let mut cursor =
@@ -76,11 +81,50 @@ impl<P: Platform> AddressSpace<'_, P> {
         Ok(Resolved::MadeWritable)
     }
 
+    /// Lets one page be written, and notes that it is: somebody wants to know of each page's first
+    /// write. A huge leaf is noted whole. `None` where the page has changed in between.
+    pub(super) fn note_write(
+        &self,
+        vma: &Vma,
+        page: VirtAddr,
+    ) -> Result<Option<Resolved>, FaultError> {
+        let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
+        let hint = {
+            let _section = ReadSection::enter(self.platform());
+            self.table.peek(page, &mut Counts::default()).0
+        };
+        let span = arch::span::<P::Arch>(hint.level);
+        if let Some(object) = vma.object().filter(|object| object.notices_writes()) {
+            // Before the tables are locked: it may have to wait until the page is saved.
+            let first = vma.page_offset_of(page.align_down(span));
+            pages::mark_dirty(self.table.memory, object, first, span >> PAGE_SHIFT);
+        }
+        let mut cursor = self.table.cursor(range, Depth::Floor(1));
+        let (node, index, raw) = cursor.entry_at(page);
+        if node.level != hint.level || arch::kind::<P::Arch>(raw, node.level) != Kind::Leaf {
+            return Ok(None);
+        }
+        if node.level == 1 && P::Arch::is_block(raw) {
+            self.table.unfold(node.table, index, page, &mut cursor.counts);
+        }
+        let slot = &self.table.slots(node.table)[index as usize];
+        let entry = Entry(slot.load(Ordering::Relaxed));
+        replace::<P::Arch>(slot, entry, |entry| P::Arch::make_writable(entry, arch::Write::Now));
+        cursor.counts.entries_written += 1;
+        drop(cursor);
+        self.platform().publish_entries();
+        self.forget_locally(VirtRange::raw(
+            page.align_down(span).0,
+            page.align_down(span).0 + span,
+        ));
+        Ok(Some(Resolved::MadeWritable))
+    }
+
     /// Puts a copy in the place of the page, or a new page of zeroes in the place of the zero
     /// page. `None` where the page has changed in between.
     pub(super) fn copy(&self, vma: &Vma, page: VirtAddr) -> Result<Option<Resolved>, FaultError> {
         let frames = &self.table.memory.frames;
-        let copy = frames.new_folio(0).ok_or(FaultError::OutOfMemory)?;
+        let copy = self.own_folio(vma, page, 0).ok_or(FaultError::OutOfMemory)?;
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         let copied = {
             let mut cursor = self.table.cursor(range, Depth::Floor(1));
@@ -103,6 +147,17 @@ impl<P: Platform> AddressSpace<'_, P> {
                 Err(error)
             }
         }
+    }
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// A fresh folio of 2^`order` pages that belongs to the VMA's group, for the pages from `start`.
+    pub(super) fn own_folio(&self, vma: &Vma, start: VirtAddr, order: u8) -> Option<Folio> {
+        let frames = &self.table.memory.frames;
+        let folio = frames.new_folio(order)?;
+        let owner = vma.group_pointer().map_or(Owner::Nobody, Owner::Group);
+        frames.set_owner(folio, owner, vma.page_offset_of(start));
+        Some(folio)
     }
 }
 

@@ -30,7 +30,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             return None;
         }
         let wanted = match access {
-            Access::Write => self.table.memory.folio_policy().orders() | 1,
+            Access::Write => self.table.memory.folio_policy().orders(vma.flags()) | 1,
             Access::Read | Access::Execute => 1,
         };
         let huge = arch::order_of_level::<P::Arch>(2);
@@ -64,7 +64,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let order = (u16::BITS - 1 - orders.leading_zeros()) as u8;
             orders &= !(1 << order);
             let Some(window) = folio_place(page, order) else { continue };
-            let Some(folio) = self.table.memory.frames.new_folio(order) else { continue };
+            let Some(folio) = self.own_folio(vma, window.start(), order) else { continue };
             self.platform().zero(folio.head, folio.pages());
             let step = self.map_folio(vma, window, folio);
             if !matches!(step, Ok(Step::Done(_))) {

@@ -57,7 +57,7 @@ impl fmt::Display for FolioSize {
 }
 
 /// `64k`, `64K`, `64kB` and `64KiB` are all 65,536; a bare number counts bytes.
-fn parse_bytes(text: &str) -> Option<u64> {
+pub fn parse_bytes(text: &str) -> Option<u64> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);

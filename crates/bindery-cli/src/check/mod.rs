@@ -1,0 +1,278 @@
+//! `bindery check`: a script of calls, run on a hosted machine and audited.
+//!
+//! | file | what |
+//! |---|---|
+//! | `script.pest`, `syntax` | the grammar of a line, and what to say where it is not followed |
+//! | `mistake` | what is wrong in a script, shown with the line and a caret |
+//! | `usage` | every statement in one line |
+//! | `words`, `number`, `failure` | flags, sums, names of errno and signals |
+//! | `scope` | what names stand for, before anything runs |
+//! | `script`, `read` | what a script says, and how that is made of its text |
+//! | `stage` | processes and files on one machine |
+//! | `perform` | what each statement does there |
+//! | `outcome` | how it ended, and whether that was expected |
+//! | `layout`, `audit` | what is mapped, and what is broken |
+//! | `show` | numbers and bytes as `strace` shows them |
+//! | `report` | what happened, for people and for programs |
+
+mod audit;
+mod failure;
+mod layout;
+mod mistake;
+mod number;
+mod outcome;
+mod perform;
+mod read;
+mod report;
+mod scope;
+mod script;
+mod show;
+mod stage;
+mod syntax;
+mod usage;
+mod words;
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use bindery::platform::Cpu;
+use bindery::{FrameRange, Memory};
+use bindery_hosted::{ArchitectureName, Config, Machine, MemoryFiles, Visitor, Walk, dispatch};
+
+use crate::Problem;
+use crate::size::{FolioSize, GIB, KIB, parse_bytes};
+use mistake::{Mistake, Source};
+use outcome::Outcome;
+use report::Report;
+use script::{Action, MAIN, Script};
+use stage::{Stage, Stop};
+
+/// Run a script of memory calls on a hosted machine with a strict TLB, and audit what it leaves
+///
+/// Prints what each call returned, as strace does, then the layout, as /proc/self/maps does, and
+/// what the audit found. Exit status: 0 if all was well, 1 if an expectation was not met or the
+/// audit found something, 2 if the script is wrong.
+#[derive(clap::Args)]
+#[command(after_long_help = usage::help(), after_help = "The format of scripts: bindery help check")]
+pub struct Arguments {
+    /// The script; - for standard input
+    #[arg(long, value_name = "FILE")]
+    script: PathBuf,
+
+    /// The architecture of the hosted machine: x86-64, x86-64-la57, aarch64, riscv64
+    /// (riscv64-sv48), riscv64-sv39, or tiny, which has 64 pages of addresses
+    #[arg(long, value_name = "ARCH", default_value = "x86-64")]
+    arch: ArchitectureName,
+
+    /// How much memory the machine has, from 256k to 16g
+    #[arg(long, value_name = "SIZE", default_value = "256m", value_parser = memory_size)]
+    memory: u64,
+
+    /// Folio sizes that first touches may take, with commas between them, from 8k to 2m: as `policy
+    /// SIZE always` for all kinds of memory
+    #[arg(long, value_name = "SIZE", value_delimiter = ',')]
+    folios: Vec<FolioSize>,
+
+    /// Write all that happened to a file, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+fn memory_size(text: &str) -> Result<u64, String> {
+    let bytes = parse_bytes(text).filter(|bytes| (256 * KIB..=16 * GIB).contains(bytes));
+    bytes.ok_or_else(|| {
+        format!("the machine's memory is from 256k to 16g, for example 256m; {text:?} is not")
+    })
+}
+
+/// Mistakes that are shown; further ones are counted.
+const SHOWN_MISTAKES: usize = 20;
+
+/// Runs the script.
+///
+/// # Errors
+/// What to tell the user.
+pub fn run(arguments: &Arguments) -> Result<(), Problem> {
+    let source = source(&arguments.script).map_err(Problem::Wrong)?;
+    let script = read::script(source).map_err(|(source, mistakes)| wrong(&source, &mistakes))?;
+    let json = arguments.json.as_deref().map(create).transpose().map_err(Problem::Failed)?;
+    let memory = arguments.memory;
+    let mut report = Report::new(&script.source.name, arguments.arch.to_string(), memory);
+    let line = Cell::new(0);
+    let run = Run { script: &script, arguments, report: &mut report, line: &line };
+    // What panics is the engine: its assertions are part of what is checked.
+    let ended = catch_unwind(AssertUnwindSafe(|| dispatch(arguments.arch, run)));
+    let result = match ended {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(Halt::Script(Stop::Lost(mistake)))) => {
+            report.stopped = Some(script.source.show(&mistake));
+            Ok(())
+        }
+        Ok(Err(Halt::Script(Stop::Wrong(mistake)))) => {
+            report.stopped = Some(mistake.message.clone());
+            Err(wrong(&script.source, &[mistake]))
+        }
+        Ok(Err(Halt::Machine(problem))) => {
+            report.stopped = Some(problem);
+            Ok(())
+        }
+        Err(_) if line.get() == 0 => {
+            report.stopped = Some("the machine could not be built; try less --memory".to_owned());
+            Ok(())
+        }
+        Err(_) => {
+            report.stopped = Some(format!(
+                "Bindery panicked in line {}; please report that, with the script",
+                line.get()
+            ));
+            Ok(())
+        }
+    };
+    if let Some((path, mut file)) = json {
+        let text = serde_json::to_string_pretty(&report).map_err(|error| error.to_string());
+        let written = text
+            .and_then(|text| writeln!(file, "{text}").map_err(|error| cannot_write(path, &error)));
+        written.map_err(Problem::Failed)?;
+    }
+    result?;
+    report.problem().map_or(Ok(()), |problem| Err(Problem::Failed(problem)))
+}
+
+fn source(path: &Path) -> Result<Source, String> {
+    let name = if path == Path::new("-") { "standard input" } else { &*path.to_string_lossy() };
+    let mut bytes = Vec::new();
+    let read = if path == Path::new("-") {
+        io::stdin().lock().read_to_end(&mut bytes)
+    } else {
+        File::open(path).and_then(|mut file| file.read_to_end(&mut bytes))
+    };
+    read.map_err(|error| format!("cannot read {name}: {error}"))?;
+    let text = String::from_utf8(bytes).map_err(|_| format!("{name} is no text in UTF-8"))?;
+    Ok(Source::new(name, &text))
+}
+
+fn wrong(source: &Source, mistakes: &[Mistake]) -> Problem {
+    let shown: Vec<_> =
+        mistakes.iter().take(SHOWN_MISTAKES).map(|mistake| source.show(mistake)).collect();
+    let mut text = shown.join("\n\nerror: ");
+    if let Some(more @ 1..) = mistakes.len().checked_sub(SHOWN_MISTAKES) {
+        text.push_str(&format!("\n\nerror: {more} more lines are wrong"));
+    }
+    Problem::Wrong(text)
+}
+
+fn create(path: &Path) -> Result<(&Path, File), String> {
+    match File::create(path) {
+        Ok(file) => Ok((path, file)),
+        Err(error) => Err(cannot_write(path, &error)),
+    }
+}
+
+fn cannot_write(path: &Path, error: &io::Error) -> String {
+    format!(
+        "cannot write {}: {error}; give --json a file in a directory that exists and is yours",
+        path.display()
+    )
+}
+
+/// Why a run did not come to its end.
+enum Halt {
+    Script(Stop),
+    /// The machine could not be set up, or the output not be written.
+    Machine(String),
+}
+
+impl From<Stop> for Halt {
+    fn from(stop: Stop) -> Self {
+        Self::Script(stop)
+    }
+}
+
+impl From<String> for Halt {
+    fn from(problem: String) -> Self {
+        Self::Machine(problem)
+    }
+}
+
+/// How far a script came.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    /// To its last line.
+    Last,
+    /// Not so far.
+    Early,
+}
+
+/// A script, to be run on an architecture that is known by name.
+struct Run<'a> {
+    script: &'a Script,
+    arguments: &'a Arguments,
+    report: &'a mut Report,
+    /// The line that runs.
+    line: &'a Cell<usize>,
+}
+
+impl Visitor for Run<'_> {
+    type Output = Result<(), Halt>;
+
+    fn visit<A: Walk>(mut self) -> Self::Output {
+        let disk = MemoryFiles::new();
+        let machine =
+            Machine::<A>::new(Config { memory: self.arguments.memory, ..Config::default() });
+        let (first, count) = machine.frames();
+        let memory = Memory::new(machine.clone(), &[FrameRange { first, count }])
+            .map_err(|error| format!("the machine has too little memory: {error}"))?;
+        let free = memory.free_frames();
+        // The thread stays on the CPU, as in a kernel.
+        let _on_cpu = machine.bind(Cpu(0));
+        let mut stage = Stage::new(&machine, &memory, &disk)
+            .map_err(|error| format!("the machine has too little memory: {error}"))?;
+        for folio in &self.arguments.folios {
+            stage.use_folios(folio.order());
+        }
+        let ended = self.statements(&mut stage);
+        let ending = if ended.is_ok() { Ending::Last } else { Ending::Early };
+        self.epilogue(&stage, ending)?;
+        let findings = stage.finish(free);
+        if !findings.violations.is_empty() {
+            self.report.epilogue(MAIN, "after the end", Outcome::Audit(findings))?;
+        }
+        ended
+    }
+}
+
+impl Run<'_> {
+    fn statements<A: Walk>(&mut self, stage: &mut Stage<'_, A>) -> Result<(), Halt> {
+        for statement in &self.script.statements {
+            let line = statement.place.line;
+            self.line.set(line);
+            let performed = stage.perform(statement)?;
+            self.report.statement(line, &statement.process, performed)?;
+        }
+        Ok(())
+    }
+
+    /// The layout of all processes, unless the script says where; the audit, unless it has just
+    /// been.
+    fn epilogue<A: Walk>(&mut self, stage: &Stage<'_, A>, ending: Ending) -> Result<(), Halt> {
+        let is = |wanted: fn(&Action) -> bool| move |s: &script::Statement| wanted(&s.action);
+        // What stands behind the end was not done.
+        let statements = match ending {
+            Ending::Last => &*self.script.statements,
+            Ending::Early => &[],
+        };
+        if !statements.iter().any(is(|action| matches!(action, Action::Layout))) {
+            for (index, process) in stage.processes().enumerate() {
+                let mappings = stage.layout(index);
+                self.report.epilogue(&process.name, "layout()", Outcome::Layout { mappings })?;
+            }
+        }
+        if !statements.last().is_some_and(is(|action| matches!(action, Action::Audit))) {
+            self.report.epilogue(MAIN, "audit()", Outcome::Audit(stage.audit()))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,133 @@
+//! From the text of a script to what it says: line by line, with the names so far at hand. All
+//! mistakes are collected, so that a script can be put right in one go.
+
+use pest::iterators::Pair;
+
+use super::mistake::{Mistake, Place, Source};
+use super::scope::{Kind, Scope};
+use super::script::{Action, Awaitable, Endings, Expectation, MAIN, Script, Statement};
+use super::syntax::{self, Rule};
+
+mod action;
+mod argument;
+mod expectation;
+
+/// Reads a whole script.
+///
+/// # Errors
+/// All mistakes, by line.
+pub fn script(source: Source) -> Result<Script, (Source, Vec<Mistake>)> {
+    let mut scope = Scope::new();
+    let (mut statements, mut mistakes) = (Vec::new(), Vec::new());
+    for (index, text) in source.lines.iter().enumerate() {
+        match line(&mut scope, index + 1, text) {
+            Ok(statement) => statements.extend(statement),
+            Err(mistake) => {
+                // One mistake is enough: what the line would have named is not missed below.
+                scope.assume(text, index + 1);
+                mistakes.push(mistake);
+            }
+        }
+    }
+    if mistakes.is_empty() { Ok(Script { source, statements }) } else { Err((source, mistakes)) }
+}
+
+fn line(scope: &mut Scope, line: usize, text: &str) -> Result<Option<Statement>, Mistake> {
+    let Some(pair) = syntax::statement(text, line)? else { return Ok(None) };
+    let mut reader = Reader { scope, line };
+    reader.statement(pair).map(Some)
+}
+
+/// What is known while one line is read.
+struct Reader<'s> {
+    scope: &'s mut Scope,
+    line: usize,
+}
+
+impl Reader<'_> {
+    fn place(&self, pair: &Pair<'_, Rule>) -> Place {
+        syntax::place(pair, self.line)
+    }
+
+    fn statement(&mut self, pair: Pair<'_, Rule>) -> Result<Statement, Mistake> {
+        let place = self.place(&pair);
+        let mut process = MAIN.to_owned();
+        let mut named = None;
+        let (mut action, mut expectation) = (None, None);
+        for part in flatten(pair) {
+            match part.as_rule() {
+                Rule::in_process => process = self.acting(&part)?,
+                Rule::name => named = Some((part.as_str().to_owned(), self.place(&part))),
+                Rule::constant => action = Some(Action::Constant(self.value(&part)?)),
+                Rule::action => (action, expectation) = self.action(part)?,
+                _ => {}
+            }
+        }
+        if process == MAIN {
+            self.scope.expect(MAIN, Kind::Process, place)?;
+        }
+        let action = action.ok_or_else(|| Mistake::new(place, "a statement was expected"))?;
+        if let Some(expectation) = &expectation {
+            check_ending(expectation, action.endings())?;
+        }
+        if let Some((name, place)) = &named {
+            self.name_result(name, *place, &action)?;
+        }
+        match &action {
+            Action::Exit => self.scope.exit(&process, self.line),
+            Action::Fork(child, place) => self.scope.define(child, Kind::Process, *place)?,
+            _ => {}
+        }
+        let name = named.map(|(name, _)| name);
+        Ok(Statement { place, process, name, action, expectation })
+    }
+
+    /// Who does it: `in child:`.
+    fn acting(&mut self, pair: &Pair<'_, Rule>) -> Result<String, Mistake> {
+        let inner = pair.clone().into_inner();
+        let process = inner.into_iter().find(|part| part.as_rule() == Rule::process);
+        let process = process.unwrap_or_else(|| pair.clone());
+        self.scope.expect(process.as_str(), Kind::Process, self.place(&process))?;
+        Ok(process.as_str().to_owned())
+    }
+
+    fn name_result(&mut self, name: &str, place: Place, action: &Action) -> Result<(), Mistake> {
+        if !action.endings().value {
+            let message = "this statement has no result that could have a name";
+            return Err(Mistake::new(place, message).help("leave `let` out"));
+        }
+        self.scope.define(name, Kind::Number, place)
+    }
+}
+
+/// The parts of a statement, wherever `let` has put them.
+fn flatten(pair: Pair<'_, Rule>) -> impl Iterator<Item = Pair<'_, Rule>> {
+    pair.into_inner().flat_map(|part| match part.as_rule() {
+        Rule::binding => part.into_inner().collect(),
+        _ => vec![part],
+    })
+}
+
+/// Refuses to expect what cannot be.
+fn check_ending(expectation: &Expectation, endings: Endings) -> Result<(), Mistake> {
+    let possible = match &expectation.outcome {
+        Awaitable::Success | Awaitable::Seals(_) | Awaitable::Counts(_) => true,
+        Awaitable::Failure(awaited) if awaited.signal => endings.signal,
+        Awaitable::Failure(_) => endings.errno,
+        Awaitable::Value(_) => endings.value,
+        Awaitable::Bytes(_) | Awaitable::All(_) => endings.bytes,
+    };
+    if possible {
+        return Ok(());
+    }
+    let mut kinds = vec!["ok"];
+    let all = [
+        (endings.value, "a value"),
+        (endings.bytes, "bytes"),
+        (endings.errno, "an errno"),
+        (endings.signal, "a signal"),
+    ];
+    kinds.extend(all.into_iter().filter_map(|(possible, kind)| possible.then_some(kind)));
+    let message = "this statement never ends so";
+    Err(Mistake::new(expectation.place, message).help(format!("it ends with {}", kinds.join(", "))))
+}

@@ -1,0 +1,133 @@
+//! Every statement in one line, for `bindery help check` and for mistakes.
+
+/// How a statement is written, and what it does.
+pub struct Usage {
+    /// The word that it begins with.
+    pub word: &'static str,
+    pub arguments: &'static str,
+    pub what: &'static str,
+}
+
+const fn usage(word: &'static str, arguments: &'static str, what: &'static str) -> Usage {
+    Usage { word, arguments, what }
+}
+
+/// Statements that belong together, under a heading.
+pub const GROUPS: &[(&str, &[Usage])] = &[
+    (
+        "Calls of Linux, with the numbers that Linux has",
+        &[
+            usage("mmap", "ADDRESS LENGTH PROT FLAGS [FILE [OFFSET]]", "without FILE: anonymous"),
+            usage("munmap", "ADDRESS LENGTH", ""),
+            usage("mremap", "ADDRESS LENGTH NEW_LENGTH [FLAGS [NEW_ADDRESS]]", ""),
+            usage("mprotect", "ADDRESS LENGTH PROT", ""),
+            usage("brk", "ADDRESS", "returns where the heap ends"),
+            usage("mseal", "ADDRESS LENGTH [FLAGS]", ""),
+            usage("madvise", "ADDRESS LENGTH ADVICE", ""),
+            usage("process_madvise", "PROCESS VECTOR COUNT ADVICE [FLAGS]", "VECTOR is an address"),
+            usage("mlock", "ADDRESS LENGTH", ""),
+            usage("mlock2", "ADDRESS LENGTH FLAGS", ""),
+            usage("munlock", "ADDRESS LENGTH", ""),
+            usage("mlockall", "FLAGS", ""),
+            usage("munlockall", "", ""),
+            usage("mincore", "ADDRESS LENGTH VECTOR", "a byte for each page, at VECTOR"),
+            usage("msync", "ADDRESS LENGTH FLAGS", ""),
+        ],
+    ),
+    (
+        "Shared memory and files",
+        &[
+            usage("memfd", "NAME [FLAGS]", "memfd_create, with allow_sealing"),
+            usage("file", "NAME [LENGTH]", "a file on a disk, of zeroes"),
+            usage("open", "NAME FILE r|w|rw", "opens a file once more"),
+            usage("close", "FILE", ""),
+            usage("truncate", "FILE LENGTH", ""),
+            usage("allocate", "FILE OFFSET LENGTH [FLAGS]", "fallocate"),
+            usage("punch", "FILE OFFSET LENGTH", "fallocate of a hole"),
+            usage("seal", "FILE SEALS", ""),
+            usage("seals", "FILE", "which seals there are"),
+            usage("pread", "FILE OFFSET [LENGTH]", "8 bytes, or LENGTH"),
+            usage("pwrite", "FILE OFFSET VALUE...", "8 bytes for each VALUE"),
+        ],
+    ),
+    (
+        "What a program does, through its MMU",
+        &[
+            usage("read", "ADDRESS [LENGTH]", "8 bytes, or LENGTH"),
+            usage("write", "ADDRESS VALUE...", "8 bytes for each VALUE"),
+            usage("fetch", "ADDRESS", "an instruction"),
+            usage("fill", "ADDRESS LENGTH BYTE", ""),
+            usage("fork", "NAME", "the child is called NAME"),
+            usage("exit", "", ""),
+        ],
+    ),
+    (
+        "What is set for it",
+        &[
+            usage("heap", "ADDRESS", "where brk begins"),
+            usage("limit", "memlock|as|data|stack LENGTH|unlimited", ""),
+            usage("policy", "SIZE,... always|madvise|never [shared|file]", "sizes of folios"),
+            usage("overcommit", "heuristic|always|never [LENGTH]", "and how much at most"),
+        ],
+    ),
+    (
+        "What is shown",
+        &[
+            usage("layout", "", "as /proc/self/maps; returns how many mappings"),
+            usage("counts", "", "work on page tables since the last one"),
+            usage("audit", "", "all invariants, and the TLB"),
+        ],
+    ),
+];
+
+/// All statements.
+pub fn all() -> impl Iterator<Item = &'static Usage> {
+    GROUPS.iter().flat_map(|(_, group)| *group)
+}
+
+impl Usage {
+    /// `munmap ADDRESS LENGTH`.
+    pub fn line(&self) -> String {
+        format!("{} {}", self.word, self.arguments).trim_end().to_owned()
+    }
+}
+
+/// The format of scripts, in short.
+pub fn help() -> String {
+    let mut help = String::from(
+        "Scripts
+  One statement a line; # begins a comment. Before a statement `in PROCESS:` says who does it (the
+  first process is called main), `let NAME =` gives a name to the result. Behind it `expect` says
+  how it must end:
+    expect VALUE         with that number      expect bytes B B ...  with these bytes
+    expect ok            without a failure     expect all B          with bytes that are all B
+    expect EINVAL        with that errno       expect SIGSEGV        SEGV_MAPERR, SIGBUS, OOM
+  Numbers are decimal with K, M, G or T, or hexadecimal; ADDRESS and all others may be sums of
+  numbers and names: a+2M-4K. Flags are words or numbers, joined by commas or bars: private,fixed.
+",
+    );
+    for (heading, group) in GROUPS {
+        help.push_str(&format!("\n{heading}\n"));
+        for usage in *group {
+            let line = usage.line();
+            let text = match usage.what {
+                "" => format!("  {line}\n"),
+                what => format!("  {line:<51}  {what}\n"),
+            };
+            help.push_str(&text);
+        }
+    }
+    help.push_str(
+        "
+Example
+  let a = mmap 0x40000000 2M rw private,fixed
+  write a 5
+  fork child
+  in child: write a 6
+  read a expect 5
+  munmap a+1 4K expect EINVAL
+
+All of it, with an example for every statement: docs/script.md",
+    );
+    help
+}

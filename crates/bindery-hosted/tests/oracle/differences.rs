@@ -1,0 +1,132 @@
+//! Where the core differs from Linux by intent, each with its reason. What follows such a difference
+//! stands on other ground, so a sequence is compared up to there.
+//!
+//! # A refused call leaves no trace
+//! Linux cuts mappings at the ends of a range before it knows whether the call will be refused (by
+//! a limit, or by a seal further on), and does not join them again; `mremap` has unmapped its
+//! destination by then. The core looks first, and refuses before it has changed anything.
+//!
+//! # What was locked is not counted for ever
+//! `mremap` with `MREMAP_DONTUNMAP` unlocks the mapping that it leaves behind. Linux forgets to count
+//! its pages down, and counts them as locked until the process ends. Where what arrives was joined
+//! with what is left, Linux unlocks both.
+//!
+//! # Pages that `fallocate` takes are pages
+//! Linux takes them, counts them (`st_blocks`), and leaves clearing them to the first touch; until
+//! then `mincore` does not see them and no neighbour's fault maps them. The core clears them at
+//! once.
+
+use super::names::{FALLOC_FL_PUNCH_HOLE, MREMAP_DONTUNMAP};
+use super::observation::{
+    ANONYMOUS, Area, Observation, Outcome, Presence, Snapshot, Stretch, letter,
+};
+use super::operation::{Operation, Verb};
+use super::place::PAGE;
+
+/// Cuts both off where they differ first, if that is by intent.
+pub fn level(operations: &[Operation], linux: &mut Vec<Observation>, ours: &mut Vec<Observation>) {
+    let differs = linux.iter().zip(ours.iter()).position(|(linux, ours)| linux != ours);
+    let Some(place) = differs else { return };
+    let (theirs, now) = (&linux[place], &ours[place]);
+    let Some(operation) = operations.get(theirs.step) else { return };
+    if theirs.outcome != now.outcome {
+        return;
+    }
+    let before = ours[..place].iter().rev().find(|before| before.process == now.process);
+    let by_intent = leaves_a_trace(operation, theirs, now, before)
+        || counts_what_is_unlocked(operation, theirs, now)
+        || allocated_before(operations, &linux[..place]) && sees_less(theirs, now);
+    if by_intent {
+        linux.truncate(place);
+        ours.truncate(place);
+    }
+}
+
+/// Whether both have refused the same, and Linux differs by what it has done before.
+fn leaves_a_trace(
+    operation: &Operation,
+    theirs: &Observation,
+    now: &Observation,
+    before: Option<&Observation>,
+) -> bool {
+    let refused = match theirs.outcome {
+        Outcome::Returned(-4095..0) => true,
+        // It refuses by returning what was there before.
+        Outcome::Returned(end) => {
+            operation.verb == Verb::Brk && end as u64 != operation.arguments[0]
+        }
+        _ => false,
+    };
+    let unchanged = before.is_some_and(|before| before.snapshot == now.snapshot);
+    let only_cut = joined(&theirs.snapshot.areas) == joined(&now.snapshot.areas)
+        && Snapshot { areas: now.snapshot.areas.clone(), ..theirs.snapshot.clone() }
+            == now.snapshot;
+    refused && (only_cut || unchanged && operation.verb == Verb::Mremap)
+}
+
+/// Whether the only difference is that Linux counts more as locked, after a call that unlocks.
+fn counts_what_is_unlocked(operation: &Operation, theirs: &Observation, now: &Observation) -> bool {
+    let unlocks = operation.verb == Verb::Mremap && operation.arguments[3] & MREMAP_DONTUNMAP != 0;
+    let unlocked = |areas: &[Area]| {
+        let lock = letter(b"lo");
+        let all = areas.iter().map(|area| Area { letters: area.letters & !lock, ..*area });
+        joined(&all.collect::<Vec<_>>())
+    };
+    let (linux, ours) = (&theirs.snapshot, &now.snapshot);
+    let more = linux.counters.locked > ours.counters.locked;
+    let mut corrected = linux.clone();
+    corrected.counters.locked = ours.counters.locked;
+    if linux.areas != ours.areas && unlocked(&linux.areas) == unlocked(&ours.areas) {
+        corrected.areas.clone_from(&ours.areas);
+    }
+    unlocks && more && corrected == *ours
+}
+
+/// Whether pages were taken in advance.
+fn allocated_before(operations: &[Operation], linux: &[Observation]) -> bool {
+    linux.iter().filter(|seen| seen.outcome == Outcome::Returned(0)).any(|seen| {
+        operations.get(seen.step).is_some_and(|operation| {
+            let hole = operation.arguments[1] & FALLOC_FL_PUNCH_HOLE != 0;
+            operation.verb == Verb::Fallocate && !hole
+        })
+    })
+}
+
+/// Whether the only difference is that Linux has or tells of fewer pages of objects.
+fn sees_less(theirs: &Observation, now: &Observation) -> bool {
+    let pages = |stretches: &[Stretch]| -> Vec<(u64, Presence)> {
+        let all = stretches.iter().flat_map(|stretch| {
+            let addresses = (stretch.start..stretch.end).step_by(PAGE as usize);
+            addresses.map(|at| (at, stretch.presence))
+        });
+        all.collect()
+    };
+    let (linux_has, we_have) = (pages(&theirs.snapshot.stretches), pages(&now.snapshot.stretches));
+    let more = we_have.iter().filter(|page| !linux_has.contains(page));
+    let fewer_pages = linux_has.iter().all(|page| we_have.contains(page))
+        && more.into_iter().all(|(_, presence)| *presence == Presence::Object);
+    let fewer_bits = theirs.data.len() == now.data.len()
+        && theirs.data.iter().zip(&now.data).all(|(theirs, ours)| theirs & !ours == 0);
+    let else_alike =
+        Snapshot { stretches: now.snapshot.stretches.clone(), ..theirs.snapshot.clone() }
+            == now.snapshot;
+    fewer_pages && fewer_bits && else_alike
+}
+
+/// Mappings without the borders between those that are alike.
+fn joined(areas: &[Area]) -> Vec<Area> {
+    let mut joined: Vec<Area> = Vec::new();
+    for area in areas {
+        match joined.last_mut() {
+            Some(last) if continues(last, area) => last.end = area.end,
+            _ => joined.push(*area),
+        }
+    }
+    joined
+}
+
+fn continues(low: &Area, high: &Area) -> bool {
+    let alike = (low.letters, low.backing) == (high.letters, high.backing);
+    let offset = low.offset + (low.end - low.start);
+    low.end == high.start && alike && (low.backing == ANONYMOUS || offset == high.offset)
+}

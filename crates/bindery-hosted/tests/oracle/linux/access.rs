@@ -1,0 +1,96 @@
+//! Loads and stores that may end in a signal. The handler lets the program go on behind the access,
+//! and tells it the signal's number and code: nothing is jumped over but the access itself.
+
+use std::arch::asm;
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::ptr;
+
+use libc::{REG_R10, REG_RDI, REG_RDX, REG_RIP, siginfo_t, ucontext_t};
+
+use super::super::observation::Signal;
+
+/// In `r8` during an access, so that the handler knows one from a crash of ours.
+const ACCESSING: u64 = 0x6269_6e64_6572_7921;
+
+/// How many bytes the handler's stack has.
+const STACK: usize = 64 << 10;
+
+/// Loads eight bytes.
+pub fn load(at: u64) -> Result<u64, Signal> {
+    let value: u64;
+    let signal: u64;
+    // SAFETY: the address is a program's, where this process keeps nothing of its own, or it is
+    // `SCRATCH`, which holds plain words; a load changes nothing. Where it cannot be made, the
+    // handler comes back to the label.
+    unsafe {
+        asm!(
+            "lea r10, [rip + 2f]",
+            "xor edx, edx",
+            "mov rax, [rdi]",
+            "2:",
+            in("rdi") at, in("r8") ACCESSING, out("rax") value, out("rdx") signal, out("r10") _,
+            options(nostack),
+        );
+    }
+    if signal == 0 { Ok(value) } else { Err(decode(signal)) }
+}
+
+/// Stores eight bytes.
+pub fn store(at: u64, value: u64) -> Result<(), Signal> {
+    let signal: u64;
+    // SAFETY: as above; what is overwritten is a program's, and no reference to it exists.
+    unsafe {
+        asm!(
+            "lea r10, [rip + 2f]",
+            "xor edx, edx",
+            "mov [rdi], rax",
+            "2:",
+            in("rdi") at, in("r8") ACCESSING, in("rax") value, out("rdx") signal, out("r10") _,
+            options(nostack),
+        );
+    }
+    if signal == 0 { Ok(()) } else { Err(decode(signal)) }
+}
+
+fn decode(signal: u64) -> Signal {
+    Signal::from_numbers((signal >> 16) as i32, i32::from(signal as u16))
+}
+
+/// What is called for `SIGSEGV` and `SIGBUS`.
+extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel hands over both, to be read and written until the handler returns.
+    let (info, context) = unsafe { (&*info, &mut *context.cast::<ucontext_t>()) };
+    let registers = &mut context.uc_mcontext.gregs;
+    // SAFETY: both signals carry an address.
+    let address = unsafe { info.si_addr() } as u64;
+    let accessed = registers[REG_RDI as usize] as u64;
+    let ours = registers[libc::REG_R8 as usize] as u64 == ACCESSING;
+    if !ours || !(accessed..accessed.saturating_add(8)).contains(&address) {
+        // A crash of the worker: it happens again, and ends the process.
+        // SAFETY: restoring the default concerns no memory.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+        return;
+    }
+    registers[REG_RDX as usize] = i64::from(signal) << 16 | i64::from(info.si_code as u16);
+    registers[REG_RIP as usize] = registers[REG_R10 as usize];
+}
+
+/// Lets the handler handle both signals, on a stack of its own.
+pub fn handle_signals() {
+    let stack = Box::leak(vec![0_u8; STACK].into_boxed_slice());
+    let stack = libc::stack_t { ss_sp: stack.as_mut_ptr().cast(), ss_flags: 0, ss_size: STACK };
+    // SAFETY: the stack lives for ever, and nobody else uses it.
+    let installed = unsafe { libc::sigaltstack(&stack, ptr::null_mut()) };
+    assert_eq!(installed, 0, "sigaltstack");
+    for signal in [libc::SIGSEGV, libc::SIGBUS] {
+        // SAFETY: all zeroes is a valid action: no flags, no mask, the default.
+        let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
+        action.sa_sigaction = on_signal as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        // SAFETY: the handler does only what may be done in one, and leaves all else to the
+        // default; see there.
+        let installed = unsafe { libc::sigaction(signal, &action, ptr::null_mut()) };
+        assert_eq!(installed, 0, "sigaction");
+    }
+}

@@ -1,0 +1,194 @@
+//! The core's calls, by name: what the rest of this test asks of it, and nothing else. If the core's
+//! interface changes, this file does.
+
+use bindery::addr::VirtAddr;
+use bindery::check::Violation;
+use bindery::linux::{self, OpenFile};
+use bindery::{
+    AddressSpace, FileAccess, Limits, Locking, MapRequest, Memory, Object, Overcommit, Place,
+    Protection, SizeMode, SpaceOptions,
+};
+use bindery_hosted::{Machine, Walk};
+
+use super::super::names::{
+    F_SEAL_EXEC, F_SEAL_FUTURE_WRITE, F_SEAL_GROW, F_SEAL_SHRINK, F_SEAL_WRITE, RLIMIT_AS,
+    RLIMIT_DATA, UNLIMITED,
+};
+use super::super::operation::Verb;
+use super::super::place::{BREAK, FILES, FIRST_PROCESS, READ_ONLY, WRITE_ONLY, page};
+use super::Theatre;
+
+type Space<'m, A> = AddressSpace<'m, Machine<A>>;
+
+/// What a mapping outside of the region is for.
+pub enum Use {
+    ReadWrite,
+    None,
+}
+
+/// The order of a folio of 2 MiB.
+const HUGE: u8 = 9;
+
+/// Sets what Linux has set below us: large folios where the program asks for them.
+pub fn prepare<A: Walk>(memory: &Memory<Machine<A>>) {
+    memory.folio_policy().set(HUGE, SizeMode::Madvise);
+    // The machine is small, and limits are what is to be tried.
+    memory.commitment().set_mode(Overcommit::Always);
+}
+
+/// The four files; the third cannot be sealed.
+pub fn files<A: Walk>(memory: &Memory<Machine<A>>) -> Vec<Object<'_, Machine<A>>> {
+    const MFD_ALLOW_SEALING: u32 = 2;
+    [MFD_ALLOW_SEALING, MFD_ALLOW_SEALING, 0, MFD_ALLOW_SEALING]
+        .map(|flags| linux::memfd_create(memory, flags).expect("memory for a file"))
+        .into()
+}
+
+/// The first process: it may lock as much as it likes, until it is limited.
+pub fn space<A: Walk>(memory: &Memory<Machine<A>>, most_locked: u64) -> Space<'_, A> {
+    let space = AddressSpace::new(memory, SpaceOptions::default()).expect("an address space");
+    space.set_break_start(VirtAddr(page(BREAK)));
+    space.set_limits(&Limits {
+        locked: most_locked,
+        locking: Locking::Privileged,
+        ..Limits::default()
+    });
+    space
+}
+
+/// Maps private anonymous memory.
+pub fn map_private<A: Walk>(space: &Space<'_, A>, at: u64, length: u64, purpose: Use) {
+    let protection = match purpose {
+        Use::ReadWrite => Protection::READ | Protection::WRITE,
+        Use::None => Protection::empty(),
+    };
+    let place = Place::Fixed(VirtAddr(at));
+    let request = MapRequest { length, protection, place, ..MapRequest::default() };
+    space.mmap(&request).expect("room outside of the region");
+}
+
+/// Sets a limit. `bytes` says how many there are, given what is used; `most_locked` is what the
+/// limit of locked memory can at most be.
+pub fn limit<A: Walk>(
+    space: &Space<'_, A>,
+    resource: u64,
+    pages: u64,
+    bytes: impl Fn(u64) -> u64,
+    most_locked: u64,
+) {
+    let (mut limits, usage) = (space.limits(), space.usage());
+    match resource {
+        RLIMIT_AS => limits.address_space = bytes(usage.total),
+        RLIMIT_DATA => limits.data = bytes(usage.data),
+        _ => {
+            let unlimited = pages == UNLIMITED;
+            limits.locking = if unlimited { Locking::Privileged } else { Locking::Limited };
+            limits.locked = bytes(usage.locked).min(most_locked);
+        }
+    }
+    space.set_limits(&limits);
+}
+
+/// What the core sees of the process that calls.
+struct Caller<'t, 'm, A: Walk>(&'t Theatre<'m, A>);
+
+impl<'m, A: Walk> Caller<'_, 'm, A> {
+    fn open_file(&self, descriptor: u64) -> Option<OpenFile<'m, Machine<A>>> {
+        let both = FileAccess::READ | FileAccess::WRITE;
+        let (index, access) = match descriptor {
+            READ_ONLY => (3, FileAccess::READ),
+            WRITE_ONLY => (3, FileAccess::WRITE),
+            other => (FILES.iter().position(|file| *file == other)?, both),
+        };
+        Some(OpenFile { object: self.0.files[index].clone(), access })
+    }
+}
+
+impl<'m, A: Walk> linux::Process<'m, Machine<A>> for Caller<'_, 'm, A> {
+    fn space(&self) -> &Space<'m, A> {
+        self.0.space()
+    }
+
+    fn file(&self, descriptor: i32) -> Option<OpenFile<'m, Machine<A>>> {
+        self.open_file(i64::from(descriptor) as u64)
+    }
+
+    fn process(&self, descriptor: i32) -> Option<&Space<'m, A>> {
+        let first = self.0.processes[0].as_ref().map(|process| &process.space);
+        first.filter(|_| descriptor == FIRST_PROCESS as i32)
+    }
+}
+
+const EBADF: i64 = -9;
+const EINVAL: i64 = -22;
+
+/// Makes a call with raw arguments.
+pub fn call<A: Walk>(theatre: &Theatre<'_, A>, verb: Verb, a: [u64; 6], buffer: &mut [u8]) -> i64 {
+    let caller = Caller(theatre);
+    let call = match verb {
+        Verb::Mmap => linux::Call::Mmap,
+        Verb::Munmap => linux::Call::Munmap,
+        Verb::Mremap => linux::Call::Mremap,
+        Verb::Mprotect => linux::Call::Mprotect,
+        Verb::Madvise => linux::Call::Madvise,
+        Verb::ProcessMadvise => linux::Call::ProcessMadvise,
+        Verb::Brk => linux::Call::Brk,
+        Verb::Mlock => linux::Call::Mlock,
+        Verb::Mlock2 => linux::Call::Mlock2,
+        Verb::Munlock => linux::Call::Munlock,
+        Verb::Mlockall => linux::Call::Mlockall,
+        Verb::Munlockall => linux::Call::Munlockall,
+        Verb::Mincore => linux::Call::Mincore,
+        Verb::Msync => linux::Call::Msync,
+        Verb::Mseal => linux::Call::Mseal,
+        _ => return file_call(caller.open_file(a[0]), verb, a, buffer),
+    };
+    linux::call(&caller, call, a)
+}
+
+/// What is done to a file by its descriptor.
+fn file_call<A: Walk>(
+    file: Option<OpenFile<'_, Machine<A>>>,
+    verb: Verb,
+    a: [u64; 6],
+    buffer: &mut [u8],
+) -> i64 {
+    let negative =
+        matches!(verb, Verb::Ftruncate | Verb::ReadAt | Verb::WriteAt) && a[1] >> 63 == 1;
+    if negative {
+        // Linux looks at these before it looks for the descriptor, and so does a kernel.
+        return EINVAL;
+    }
+    let Some(file) = file else { return EBADF };
+    let length = (a[2] as usize).min(buffer.len());
+    match verb {
+        Verb::Ftruncate => linux::ftruncate(&file, a[1] as i64),
+        Verb::Fallocate => linux::fallocate(&file, a[1] as i32, a[2] as i64, a[3] as i64),
+        Verb::AddSeals => linux::add_seals(&file, with_all_that_follow(a[1] as u32)),
+        Verb::GetSeals => linux::get_seals(&file),
+        Verb::ReadAt => linux::pread(&file, &mut buffer[..length], a[1] as i64),
+        Verb::WriteAt => linux::pwrite(&file, &buffer[..length], a[1] as i64),
+        other => unreachable!("{other:?} is no call about files"),
+    }
+}
+
+/// What a kernel adds to a seal of the file's mode, which only it knows: a file that may be executed,
+/// as those of `memfd_create` may, cannot be written any more.
+fn with_all_that_follow(seals: u32) -> u32 {
+    let follows = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_FUTURE_WRITE;
+    if u64::from(seals) & F_SEAL_EXEC != 0 { seals | follows as u32 } else { seals }
+}
+
+/// Reads an object past all rules; how much there was.
+pub fn read_object<A: Walk>(object: &Object<'_, Machine<A>>, at: u64, into: &mut [u8]) -> usize {
+    object.read(at, into).expect("shared memory can be read")
+}
+
+/// Verifies every invariant.
+pub fn check<A: Walk>(
+    memory: &Memory<Machine<A>>,
+    spaces: &[&Space<'_, A>],
+    scratch: &mut [u32],
+) -> Result<(), Violation> {
+    bindery::check::check(memory, spaces, scratch).map(|_| ())
+}

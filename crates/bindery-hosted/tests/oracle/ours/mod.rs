@@ -1,0 +1,283 @@
+//! The hosted machine: the same sequences, played by the core. The order of what happens and of
+//! what is seen is that of [`super::linux`].
+//!
+//! `core.rs` is all that knows the core's calls; `look.rs` all that looks at its insides.
+
+mod core;
+mod look;
+
+use bindery::addr::VirtAddr;
+use bindery::check;
+use bindery::{AddressSpace, FaultError, FrameRange, Memory, Object, Usage};
+use bindery_hosted::{Config, Machine, Program, Walk};
+
+use super::names::{NOTHING, UNLIMITED};
+use super::observation::{
+    Counters, FILE_PAGES_LOOKED_AT, LONGEST, Observation, Outcome, Signal, digest_of_bytes,
+    put_bytes, significant, stamped,
+};
+use super::operation::{Operation, Verb};
+use super::place::{PAGE, SCRATCH, SCRATCH_PAGES, in_region};
+
+/// The machine's memory in bytes: enough for all that a sequence can touch.
+const MEMORY: u64 = 64 << 20;
+
+/// What stands for all that a process on Linux has besides the region.
+const BALLAST: u64 = 0x1000_0000_0000;
+
+/// A process: its address space and what it has open.
+pub struct Process<'m, A: Walk> {
+    space: AddressSpace<'m, Machine<A>>,
+}
+
+/// All that a sequence plays with.
+pub struct Theatre<'m, A: Walk> {
+    machine: &'m Machine<A>,
+    memory: &'m Memory<Machine<A>>,
+    files: Vec<Object<'m, Machine<A>>>,
+    /// The first process and its child.
+    processes: [Option<Process<'m, A>>; 2],
+    /// Which of them acts.
+    acting: usize,
+    /// What the process had before the play, and the most that it may lock if it is limited.
+    before: Counters,
+    /// What the process had here.
+    base: Usage,
+    observations: Vec<Observation>,
+    scratch: Vec<u32>,
+}
+
+/// Plays a sequence; `before` is what the process on Linux began with.
+pub fn play<A: Walk>(operations: &[Operation], before: &Counters) -> Vec<Observation> {
+    let config = Config { memory: MEMORY, ..Config::default() };
+    let machine = Machine::<A>::new(config);
+    let (first, count) = machine.frames();
+    let memory = Memory::new(machine.clone(), &[FrameRange { first, count }]).expect("memory");
+    core::prepare(&memory);
+    let free = memory.free_frames();
+    let observations = {
+        let mut theatre = Theatre::new(&machine, &memory, *before);
+        for (step, operation) in operations.iter().enumerate() {
+            theatre.act(step, operations.len(), operation);
+            theatre.audit();
+        }
+        theatre.finish(operations.len());
+        theatre.audit();
+        std::mem::take(&mut theatre.observations)
+    };
+    machine.assert_clean();
+    memory.trim();
+    assert_eq!(memory.free_frames(), free, "frames have leaked");
+    observations
+}
+
+impl<'m, A: Walk> Theatre<'m, A> {
+    fn new(machine: &'m Machine<A>, memory: &'m Memory<Machine<A>>, before: Counters) -> Self {
+        let files = core::files(memory);
+        let space = core::space(memory, before.locked * PAGE);
+        let mut theatre = Self {
+            machine,
+            memory,
+            files,
+            processes: [Some(Process { space }), None],
+            acting: 0,
+            before,
+            base: Usage::default(),
+            observations: Vec::new(),
+            scratch: vec![0; check::scratch_words(memory)],
+        };
+        core::map_private(theatre.space(), SCRATCH, SCRATCH_PAGES * PAGE, core::Use::ReadWrite);
+        let rest = (before.mapped - SCRATCH_PAGES) * PAGE;
+        core::map_private(theatre.space(), BALLAST, rest, core::Use::None);
+        for number in 0..SCRATCH_PAGES {
+            theatre.store(SCRATCH + number * PAGE, 0).expect("the scratch pages");
+        }
+        theatre.base = theatre.space().usage();
+        theatre
+    }
+
+    /// The address space of the process that acts.
+    fn space(&self) -> &AddressSpace<'m, Machine<A>> {
+        &self.processes[self.acting].as_ref().expect("who acts lives").space
+    }
+
+    fn program(&self) -> Program<'_, 'm, A> {
+        Program::new(self.machine, self.space())
+    }
+
+    fn act(&mut self, step: usize, end: usize, operation: &Operation) {
+        let nothing = Outcome::Returned(0);
+        match operation.verb {
+            Verb::Fork => {
+                if self.processes[1].is_none() {
+                    let space = self.space().fork().expect("memory for a child");
+                    self.processes[1] = Some(Process { space });
+                }
+                self.observe(step, nothing, Vec::new());
+            }
+            Verb::Switch => {
+                self.observe(step, nothing, Vec::new());
+                if self.processes[1].is_some() {
+                    self.acting ^= 1;
+                }
+            }
+            Verb::Exit => {
+                self.end_the_child(end);
+                self.observe(step, nothing, Vec::new());
+            }
+            _ => {
+                let mut buffer = vec![0; LONGEST as usize];
+                let outcome = self.perform(operation, &mut buffer);
+                let data = self.what_it_read(operation, outcome, &buffer);
+                self.observe(step, outcome, data);
+            }
+        }
+    }
+
+    /// The play is over: the child looks and exits, then the parent looks.
+    fn finish(&mut self, end: usize) {
+        self.end_the_child(end);
+        self.look_at_contents(end);
+    }
+
+    fn end_the_child(&mut self, end: usize) {
+        if self.processes[1].is_some() {
+            self.acting = 1;
+            self.look_at_contents(end);
+            self.processes[1] = None;
+        }
+        self.acting = 0;
+    }
+
+    fn observe(&mut self, step: usize, outcome: Outcome, data: Vec<u64>) {
+        let snapshot = look::snapshot(self.space(), &self.files, &self.base);
+        let process = self.acting as u64;
+        self.observations.push(Observation { step, process, outcome, data, snapshot });
+    }
+
+    fn look_at_contents(&mut self, step: usize) {
+        let mut data = Vec::new();
+        for area in look::areas(self.space(), &self.files) {
+            for at in (area.start..area.end).step_by(PAGE as usize) {
+                data.extend([at, self.digest(at)]);
+            }
+        }
+        for (number, file) in (0..).zip(&self.files) {
+            for page in 0..FILE_PAGES_LOOKED_AT {
+                let mut bytes = [0; PAGE as usize];
+                if core::read_object(file, page * PAGE, &mut bytes) > 0 {
+                    data.extend([(number << 32) | (page * PAGE), digest_of_bytes(&bytes)]);
+                }
+            }
+        }
+        self.observe(step, Outcome::Looked, data);
+    }
+
+    /// What a page holds as the program sees it.
+    fn digest(&self, at: u64) -> u64 {
+        let mut bytes = [0; PAGE as usize];
+        match self.program().read(VirtAddr(at), &mut bytes) {
+            Ok(()) => digest_of_bytes(&bytes),
+            Err(error) => super::observation::digest(|_| Err(signal(error))),
+        }
+    }
+
+    fn store(&self, at: u64, value: u64) -> Result<u64, Signal> {
+        self.program().store(VirtAddr(at), value).map(|()| 0).map_err(signal)
+    }
+
+    fn perform(&mut self, operation: &Operation, buffer: &mut [u8]) -> Outcome {
+        let a = operation.arguments;
+        match operation.verb {
+            Verb::Load => self.program().load(VirtAddr(a[0])).map_err(signal).into(),
+            Verb::Store => self.store(a[0], a[1]).into(),
+            Verb::Mmap => self.map(operation, a[1]),
+            Verb::Mremap => self.map(operation, a[2]),
+            Verb::ProcessMadvise => {
+                for (at, (start, length)) in (SCRATCH..).step_by(16).zip(&operation.ranges) {
+                    for (at, word) in [(at, *start), (at + 8, *length)] {
+                        self.store(at, word).expect("the vector is written");
+                    }
+                }
+                let count = operation.ranges.len() as u64;
+                let given = [a[0], SCRATCH, count, a[1], a[2], 0];
+                Outcome::Returned(core::call(self, operation.verb, given, buffer))
+            }
+            Verb::WriteAt => {
+                for (index, byte) in buffer.iter_mut().enumerate() {
+                    *byte = stamped(a[3], index);
+                }
+                Outcome::Returned(core::call(self, operation.verb, a, buffer))
+            }
+            Verb::Limit => self.limit(a[0], a[1]),
+            verb => Outcome::Returned(core::call(self, verb, a, buffer)),
+        }
+    }
+
+    /// A call that may put a mapping anywhere: what lies outside of the region is unmapped.
+    fn map(&self, operation: &Operation, length: u64) -> Outcome {
+        let at = core::call(self, operation.verb, operation.arguments, &mut []);
+        if at < 0 || in_region(at as u64) {
+            return Outcome::Returned(at);
+        }
+        let length = length.next_multiple_of(PAGE);
+        core::call(self, Verb::Munmap, [at as u64, length, 0, 0, 0, 0], &mut []);
+        Outcome::Elsewhere
+    }
+
+    fn limit(&self, resource: u64, pages: u64) -> Outcome {
+        let bytes = |used: u64| match pages {
+            UNLIMITED => u64::MAX,
+            NOTHING => 0,
+            more => (used + more) * PAGE,
+        };
+        core::limit(self.space(), resource, pages, bytes, self.before.locked * PAGE);
+        Outcome::Returned(0)
+    }
+
+    fn what_it_read(&self, operation: &Operation, outcome: Outcome, buffer: &[u8]) -> Vec<u64> {
+        let mut data = Vec::new();
+        let Outcome::Returned(value @ 0..) = outcome else { return data };
+        let a = operation.arguments;
+        match operation.verb {
+            Verb::Mincore if a[2] == SCRATCH => {
+                let bytes = a[1].div_ceil(PAGE);
+                for at in (SCRATCH..SCRATCH + bytes).step_by(8) {
+                    let word = self.program().load(VirtAddr(at)).unwrap_or_default();
+                    data.push(significant(word, SCRATCH + bytes - at));
+                }
+            }
+            Verb::ReadAt => put_bytes(&buffer[..value as usize], |word| data.push(word)),
+            _ => {}
+        }
+        data
+    }
+
+    /// Panics with what is broken.
+    fn audit(&mut self) {
+        self.machine.assert_clean();
+        let spaces: Vec<_> = self.processes.iter().flatten().map(|p| &p.space).collect();
+        if let Err(violation) = core::check(self.memory, &spaces, &mut self.scratch) {
+            panic!("the audit found: {violation}");
+        }
+    }
+}
+
+impl<A: Walk> Drop for Theatre<'_, A> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // The core has failed in the middle of something; taking it down would fail again.
+            std::mem::forget(std::mem::take(&mut self.processes));
+            std::mem::forget(std::mem::take(&mut self.files));
+        }
+    }
+}
+
+fn signal(error: FaultError) -> Signal {
+    match error {
+        FaultError::NotMapped => Signal::NotMapped,
+        FaultError::Protection => Signal::Denied,
+        FaultError::Bus => Signal::Bus,
+        other => panic!("a fault ended with {other:?}"),
+    }
+}

@@ -1,0 +1,308 @@
+//! What random sequences found once, in its simplest form: in each of these the core did something
+//! else than Linux.
+
+use super::names::*;
+use super::operation::*;
+use super::place::{
+    CLOSED, FILES, FIRST_PROCESS, NO_FILE, READ_ONLY, SCRATCH, WRITE_ONLY, page, pages,
+};
+use super::run::agrees;
+
+const RW: u64 = PROT_READ | PROT_WRITE;
+const PRIVATE: u64 = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+const SHARED: u64 = MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED;
+/// Moves, and leaves the source mapped and empty.
+const DUPLICATE: u64 = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
+
+/// Anonymous memory of one's own.
+fn private(first: u64, count: u64) -> Operation {
+    mmap(page(first), pages(count), RW, PRIVATE, NO_FILE, 0)
+}
+
+/// Anonymous memory that a child shares.
+fn shared(first: u64, count: u64) -> Operation {
+    mmap(page(first), pages(count), RW, SHARED, NO_FILE, 0)
+}
+
+#[test]
+fn a_mapping_for_a_stack_wants_no_large_folios() {
+    agrees(&[mmap(page(500), pages(1), RW, PRIVATE | MAP_STACK, NO_FILE, 0)]);
+}
+
+#[test]
+fn the_heap_is_not_joined_with_a_mapping_just_below_its_beginning() {
+    agrees(&[private(501, 35), brk(page(536) + 1)]);
+}
+
+#[test]
+fn sealing_an_executable_file_against_becoming_executable_seals_its_content() {
+    agrees(&[add_seals(FILES[0], F_SEAL_EXEC)]);
+    let map = mmap(page(500), pages(1), RW, MAP_SHARED | MAP_FIXED, FILES[0], 0);
+    agrees(&[map, add_seals(FILES[0], F_SEAL_EXEC)]);
+}
+
+#[test]
+fn what_is_mapped_around_a_fault_begins_no_earlier_than_the_mapping_and_is_no_shorter_for_it() {
+    agrees(&[
+        mmap(page(489), pages(20), RW, MAP_SHARED | MAP_FIXED, FILES[0], 0),
+        write_at(FILES[0], pages(7), 1, 1),
+        load(page(489)),
+    ]);
+    agrees(&[shared(518, 11), fork(), exit(), madvise(page(518), pages(1), MADV_POPULATE_READ)]);
+    agrees(&[
+        mmap(page(490), pages(20), RW, MAP_SHARED | MAP_FIXED, FILES[0], 0),
+        ftruncate(FILES[0], pages(7)),
+        load(page(500)),
+    ]);
+}
+
+#[test]
+fn locked_private_memory_that_becomes_writable_is_copied_at_once() {
+    agrees(&[
+        mmap(page(505), pages(1), PROT_READ, PRIVATE | MAP_LOCKED, NO_FILE, 0),
+        mprotect(page(505), pages(1), RW),
+    ]);
+    agrees(&[
+        mmap(page(518), pages(2), PROT_READ, MAP_PRIVATE | MAP_FIXED | MAP_LOCKED, FILES[0], 0),
+        ftruncate(FILES[0], pages(2)),
+        mprotect(page(518), pages(1), RW),
+    ]);
+    agrees(&[
+        mmap(page(502), pages(30), 0, PRIVATE | MAP_LOCKED, NO_FILE, 0),
+        mprotect(page(505), pages(1), PROT_READ),
+        mprotect(page(507), pages(1), RW),
+        mprotect(page(502), pages(5), RW),
+    ]);
+    // What was writable before stays as it is.
+    agrees(&[
+        private(487, 29),
+        mmap(page(514), pages(1), PROT_READ, PRIVATE, NO_FILE, 0),
+        mlock(page(507), pages(10)),
+        mprotect(page(500), pages(15), RW),
+    ]);
+}
+
+#[test]
+fn what_a_move_leaves_behind_is_unlocked_and_stays_by_itself() {
+    agrees(&[
+        private(484, 47),
+        mlock(page(522), pages(1)),
+        mremap(page(514), pages(9), pages(9), DUPLICATE, page(464)),
+    ]);
+}
+
+#[test]
+fn a_copy_of_a_locked_shared_mapping_has_its_pages_at_once() {
+    agrees(&[
+        mlockall(MCL_FUTURE),
+        shared(513, 10),
+        mremap(page(513), 0, pages(1), MREMAP_MAYMOVE | MREMAP_FIXED, page(500)),
+    ]);
+}
+
+#[test]
+fn what_a_move_replaces_no_longer_counts_against_the_limit() {
+    agrees(&[
+        private(480, 40),
+        limit(RLIMIT_AS, 0),
+        mremap(page(500), pages(1), pages(1), DUPLICATE, page(510)),
+    ]);
+}
+
+#[test]
+fn a_limit_of_no_data_at_all_is_no_limit() {
+    agrees(&[limit(RLIMIT_DATA, NOTHING), private(500, 1)]);
+    agrees(&[limit(RLIMIT_DATA, NOTHING), brk(page(540))]);
+    agrees(&[private(480, 33), limit(RLIMIT_DATA, NOTHING), brk(page(537))]);
+}
+
+#[test]
+fn pages_that_may_only_be_written_cannot_be_populated_for_reading() {
+    agrees(&[
+        mmap(page(501), pages(8), PROT_WRITE, PRIVATE, NO_FILE, 0),
+        madvise(page(501), pages(1), MADV_POPULATE_READ),
+    ]);
+    agrees(&[
+        private(488, 29),
+        mprotect(page(502), pages(12), PROT_WRITE),
+        madvise(page(500), pages(3), MADV_POPULATE_READ),
+    ]);
+    agrees(&[
+        mmap(page(509), pages(2), PROT_WRITE, MAP_SHARED | MAP_FIXED, FILES[0], pages(6)),
+        madvise(page(509), pages(1), MADV_POPULATE_READ),
+    ]);
+}
+
+#[test]
+fn shared_memory_is_not_collapsed_where_it_may_have_no_large_folios() {
+    agrees(&[shared(2559, 528), madvise(page(2561), pages(511), MADV_COLLAPSE)]);
+    agrees(&[shared(2064, 1024), madvise(page(2048), pages(512), MADV_COLLAPSE)]);
+}
+
+#[test]
+fn a_sealed_mapping_of_a_file_may_be_dropped() {
+    let map =
+        |protection| mmap(page(500), pages(13), protection, MAP_PRIVATE | MAP_FIXED, FILES[0], 0);
+    let seal = mseal(page(500), pages(4), 0);
+    agrees(&[map(PROT_READ), seal.clone(), madvise(page(500), pages(3), MADV_DONTNEED)]);
+    agrees(&[map(RW), seal.clone(), madvise(page(500), pages(3), MADV_DONTNEED)]);
+    agrees(&[map(PROT_READ), seal.clone(), madvise(page(500), pages(1), MADV_FREE)]);
+    agrees(&[map(PROT_READ), seal, madvise(page(469), pages(32), MADV_DONTNEED_LOCKED)]);
+}
+
+#[test]
+fn ranges_of_no_length_are_not_looked_at_by_process_madvise() {
+    agrees(&[process_madvise(FIRST_PROCESS, &[(page(500) + 1, 0)], MADV_DONTNEED, 0)]);
+    agrees(&[process_madvise(FIRST_PROCESS, &[], 5, 0)]);
+    let ranges = [(page(2048), pages(1)), (page(500) + 1, 0), (page(2048), pages(1))];
+    agrees(&[private(2048, 512), process_madvise(FIRST_PROCESS, &ranges, MADV_DONTNEED, 0)]);
+    // Unless there is something to do, and it is the first.
+    let ranges = [(page(500) + 1, 0), (page(500), pages(1))];
+    agrees(&[process_madvise(FIRST_PROCESS, &ranges, MADV_DONTNEED, 0)]);
+    agrees(&[private(480, 35), process_madvise(FIRST_PROCESS, &ranges, MADV_DONTNEED, 0)]);
+    agrees(&[private(480, 35), process_madvise(FIRST_PROCESS, &ranges, MADV_POPULATE_READ, 0)]);
+}
+
+#[test]
+fn mmap_looks_for_what_is_mapped_there_before_it_looks_at_the_file() {
+    let there = private(500, 4);
+    let no_replace = MAP_SHARED | MAP_FIXED_NOREPLACE;
+    agrees(&[there.clone(), mmap(page(500), pages(1), RW, no_replace, READ_ONLY, 0)]);
+    agrees(&[there, mmap(page(500), pages(1), RW, no_replace | MAP_GROWSDOWN, FILES[0], 0)]);
+}
+
+#[test]
+fn mmap_refuses_in_the_order_of_linux() {
+    let fixed = |at, flags, file, offset| mmap(at, pages(1), RW, flags | MAP_FIXED, file, offset);
+    agrees(&[fixed(page(500) + 1, MAP_SHARED, READ_ONLY, 0)]);
+    agrees(&[fixed(page(500), MAP_SHARED | MAP_GROWSDOWN, READ_ONLY, 0)]);
+    let huge = 0x7fff_ffff_ffff_f000;
+    agrees(&[fixed(page(500), 0, FILES[0], huge)]);
+    agrees(&[limit(RLIMIT_MEMLOCK, 0), fixed(page(500), MAP_PRIVATE | MAP_LOCKED, WRITE_ONLY, 0)]);
+    agrees(&[
+        mlockall(MCL_FUTURE),
+        limit(RLIMIT_MEMLOCK, NOTHING),
+        fixed(page(500), 0, FILES[0], 0),
+    ]);
+    agrees(&[fixed(page(500), MAP_SHARED, CLOSED, 0)]);
+}
+
+#[test]
+fn a_file_ends_where_offsets_do_not_fit_in_63_bits() {
+    let map = |offset| mmap(page(500), pages(2), RW, MAP_SHARED | MAP_FIXED, FILES[0], offset);
+    agrees(&[map(0x7fff_ffff_ffff_f000)]);
+    agrees(&[map(0x8000_0000_0000_0000)]);
+    agrees(&[map(0xffff_ffff_ffff_f000)]);
+}
+
+#[test]
+fn flags_that_are_validated_and_mean_nothing_for_the_file_are_refused_first() {
+    let both = MAP_SHARED | MAP_PRIVATE;
+    let map = |flags, file| mmap(page(500), pages(1), RW, both | flags, file, 0);
+    agrees(&[map(MAP_SYNC | MAP_FIXED, FILES[0])]);
+    agrees(&[map(MAP_FIXED | MAP_FIXED_NOREPLACE, FILES[0])]);
+    agrees(&[map(MAP_SYNC | MAP_FIXED, READ_ONLY)]);
+    agrees(&[map(MAP_GROWSDOWN | MAP_FIXED_NOREPLACE, FILES[0])]);
+    agrees(&[limit(RLIMIT_AS, NOTHING), map(MAP_FIXED | MAP_FIXED_NOREPLACE, FILES[0])]);
+}
+
+#[test]
+fn calls_about_nothing_that_is_mapped_say_so_before_anything_else() {
+    agrees(&[mprotect(page(500), pages(1), PROT_READ | PROT_GROWSUP)]);
+    agrees(&[msync(page(500), 0xffff_ffff_ffff_f000, 0)]);
+    agrees(&[limit(RLIMIT_MEMLOCK, 1), mlock(page(500), 0xffff_ffff_ffff_e000)]);
+    agrees(&[limit(RLIMIT_MEMLOCK, 1), mlock2(page(500), 0xffff_ffff_ffff_e000, 0)]);
+}
+
+#[test]
+fn fallocate_looks_at_descriptor_and_range_before_it_looks_at_the_mode() {
+    agrees(&[fallocate(READ_ONLY, FALLOC_FL_COLLAPSE_RANGE, 0, pages(1))]);
+    agrees(&[fallocate(FILES[0], FALLOC_FL_ZERO_RANGE, 0x7fff_ffff_ffff_ffff, pages(1))]);
+}
+
+#[test]
+fn a_child_joins_its_own_mappings_only() {
+    agrees(&[
+        private(489, 28),
+        mlock2(page(500), pages(1), MLOCK_ONFAULT),
+        store(page(500), 1),
+        fork(),
+        switch(),
+        munlockall(),
+    ]);
+    agrees(&[private(2063, 511), mlock(page(2064), pages(511)), fork(), switch(), munlockall()]);
+    agrees(&[
+        private(480, 38),
+        mlock2(page(500), pages(1), MLOCK_ONFAULT),
+        fork(),
+        switch(),
+        mremap(page(500), pages(1), pages(1), DUPLICATE, page(501)),
+    ]);
+}
+
+#[test]
+fn a_guard_in_shared_memory_keeps_no_child_from_joining_mappings() {
+    agrees(&[
+        shared(480, 40),
+        mprotect(page(501), pages(8), PROT_READ),
+        madvise(page(500), pages(2), MADV_GUARD_INSTALL),
+        fork(),
+        switch(),
+        mprotect(page(505), pages(4), RW),
+    ]);
+    agrees(&[
+        mmap(page(516), pages(7), RW, MAP_SHARED | MAP_FIXED, FILES[0], 0),
+        madvise(page(516), pages(1), MADV_GUARD_INSTALL),
+        mlock2(page(516), pages(1), 0),
+        fork(),
+        switch(),
+        mlockall(MCL_CURRENT),
+    ]);
+}
+
+#[test]
+fn an_unlocked_mapping_joins_both_neighbours_though_only_one_has_pages_of_its_own() {
+    agrees(&[
+        mmap(page(480), pages(29), RW, MAP_PRIVATE | MAP_FIXED, FILES[0], 0),
+        mlock(page(500), pages(1)),
+        madvise(page(501), pages(1), MADV_GUARD_INSTALL),
+        munlockall(),
+    ]);
+}
+
+#[test]
+fn guards_over_a_whole_table_are_cut_with_their_mapping() {
+    agrees(&[
+        private(2048, 512),
+        madvise(page(2048), pages(512), MADV_GUARD_INSTALL),
+        madvise(page(2048), pages(1), MADV_HUGEPAGE),
+    ]);
+}
+
+#[test]
+fn mincore_answers_mapping_by_mapping_even_where_its_answer_changes_what_it_is_about() {
+    agrees(&[
+        private(480, 28),
+        mprotect(page(505), pages(2), PROT_READ),
+        mincore(page(504), pages(4), page(507)),
+    ]);
+}
+
+#[test]
+fn a_stack_that_may_only_be_written_grows_page_by_page_even_where_it_is_locked() {
+    agrees(&[
+        mmap(page(504), pages(1), PROT_WRITE, PRIVATE | MAP_GROWSDOWN, NO_FILE, 0),
+        mlockall(MCL_CURRENT | MCL_FUTURE),
+        store(page(464), 1),
+    ]);
+}
+
+#[test]
+fn pages_taken_in_advance_are_seen_when_they_were_touched() {
+    agrees(&[
+        mmap(page(486), pages(20), RW, MAP_SHARED | MAP_FIXED, FILES[0], 0),
+        fallocate(FILES[0], 0, pages(13), pages(5)),
+        store(page(500), 1),
+        mincore(page(500), pages(1), SCRATCH),
+    ]);
+}

@@ -1,0 +1,81 @@
+//! Sequences and observations as words, for the way between processes. Writing needs no memory of
+//! its own: the process that writes must not change while it is looked at.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Where words are written.
+pub trait Sink {
+    /// Writes one word.
+    fn put(&mut self, word: u64);
+
+    /// Writes a count and so many words.
+    fn put_all(&mut self, words: &[u64]) {
+        self.put(words.len() as u64);
+        for word in words {
+            self.put(*word);
+        }
+    }
+}
+
+impl Sink for Vec<u64> {
+    fn put(&mut self, word: u64) {
+        self.push(word);
+    }
+}
+
+/// Memory that processes share: the first word counts the words behind it that are written.
+#[derive(Clone, Copy)]
+pub struct Shared<'a>(pub &'a [AtomicU64]);
+
+impl Shared<'_> {
+    /// How many words are written.
+    pub fn len(&self) -> usize {
+        self.0[0].load(Ordering::SeqCst) as usize
+    }
+
+    /// Forgets all words.
+    pub fn clear(&self) {
+        self.0[0].store(0, Ordering::SeqCst);
+    }
+
+    /// All words that are written.
+    pub fn read(&self) -> Vec<u64> {
+        self.0[1..=self.len()].iter().map(|word| word.load(Ordering::SeqCst)).collect()
+    }
+
+    /// Writes a word again that was written already.
+    pub fn amend(&self, index: usize, word: u64) {
+        self.0[1 + index].store(word, Ordering::SeqCst);
+    }
+}
+
+impl Sink for Shared<'_> {
+    fn put(&mut self, word: u64) {
+        let index = self.len();
+        self.amend(index, word);
+        self.0[0].store(index as u64 + 1, Ordering::SeqCst);
+    }
+}
+
+/// Where words are read.
+pub struct Source<'a>(pub &'a [u64]);
+
+impl Source<'_> {
+    /// The next word. Panics where there is none: both ends are this program.
+    pub fn take(&mut self) -> u64 {
+        let (first, rest) = self.0.split_first().expect("a word");
+        self.0 = rest;
+        *first
+    }
+
+    /// What [`Sink::put_all`] wrote.
+    pub fn take_all(&mut self) -> Vec<u64> {
+        let count = self.take() as usize;
+        self.take_many(count, Self::take)
+    }
+
+    /// So many of what `one` reads.
+    pub fn take_many<T>(&mut self, count: usize, mut one: impl FnMut(&mut Self) -> T) -> Vec<T> {
+        (0..count).map(|_| one(self)).collect()
+    }
+}

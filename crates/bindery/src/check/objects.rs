@@ -1,0 +1,165 @@
+//! Objects: what their indexes name, who maps them, and what is promised for them.
+
+use core::ptr::{self, NonNull};
+
+use crate::addr::Frame;
+use crate::frame::{Folio, Owner};
+use crate::object::{Accounting, ObjectState};
+use crate::platform::Platform;
+use crate::space::index::Indexed;
+use crate::space::vma::Vma;
+use crate::space::{AddressSpace, MappingFlags};
+
+use super::{Audit, Violation};
+
+/// In the tally of a frame: an object's index names it.
+const NAMED: u32 = 1 << 31;
+
+impl<P: Platform> Audit<'_, '_, P> {
+    /// Looks at all objects, and notes which frames they name.
+    pub(super) fn objects(&mut self, spaces: &[&AddressSpace<'_, P>]) -> Result<(), Violation> {
+        let memory = self.memory;
+        let (mut used, mut nodes, mut listed, mut promised) = (0, 0, 0, 0);
+        for object in memory.registry.iter() {
+            used += 1;
+            nodes += self.index(object)?;
+            listed += self.mappers(object, spaces)?;
+            promised += Self::promise(object)?;
+        }
+        let allocated = memory.objects.objects();
+        if allocated != used {
+            return Err(Violation::LeakedObjects { allocated, used });
+        }
+        let allocated = memory.object_nodes.objects();
+        if allocated != nodes {
+            return Err(Violation::LeakedObjects { allocated, used: nodes });
+        }
+        // Each VMA stands in one list at the most, so where the numbers agree, so do the sets.
+        let vmas = |space: &&AddressSpace<'_, P>| {
+            let mapping = |node: &NonNull<Vma>| !space.vma(*node).is_anonymous();
+            space.vmas.iter().filter(mapping).count() as u64
+        };
+        let mapping = spaces.iter().map(vmas).sum();
+        if listed != mapping {
+            return Err(Violation::Unlisted { listed, mapping });
+        }
+        let committed: u64 = spaces.iter().map(|space| space.usage().committed).sum();
+        let (says, holds) = (memory.commitment().promised(), committed + promised);
+        if says != holds {
+            return Err(Violation::Promised { says, holds });
+        }
+        Ok(())
+    }
+
+    /// Looks at the index of an object, and says how many nodes it has.
+    fn index(&mut self, object: &ObjectState) -> Result<u64, Violation> {
+        let memory = self.memory;
+        let broken = Violation::ObjectIndex(object.identity());
+        let look = |from| {
+            object.pages.look(&memory.platform, |index| {
+                (index.check(), index.node_count(), index.next_run(from, u64::MAX))
+            })
+        };
+        let (sound, nodes, mut next) = look(0);
+        if !sound || object.is_being_saved() || object.holders() == 0 {
+            return Err(broken);
+        }
+        let mut pages = 0;
+        while let Some(run) = next {
+            for number in 0..run.count {
+                self.name(object, run.page + u64::from(number), run.frame.plus(number))?;
+            }
+            pages += u64::from(run.count);
+            next = look(run.page + u64::from(run.count)).2;
+        }
+        if pages != object.pages.resident() {
+            return Err(broken);
+        }
+        self.report.objects += 1;
+        self.report.object_pages += pages;
+        Ok(nodes)
+    }
+
+    /// Notes that the object names `frame` for `page`; only one may, and it must know.
+    fn name(&mut self, object: &ObjectState, page: u64, frame: Frame) -> Result<(), Violation> {
+        let frames = &self.memory.frames;
+        let broken = Violation::ObjectPage { object: object.identity(), page };
+        if !frames.manages(frame) {
+            return Err(broken);
+        }
+        let folio = frames.folio_of(frame).ok_or(broken)?;
+        let (owner, first) = frames.owner(&self.memory.platform, folio);
+        let place = first + u64::from(frame.0 - folio.head.0);
+        if owner != Owner::Object(NonNull::from(object)) || place != page {
+            return Err(broken);
+        }
+        match self.count(frame) {
+            Some(count) if *count & NAMED == 0 => *count |= NAMED,
+            _ => return Err(broken),
+        }
+        Ok(())
+    }
+
+    /// Whether the VMAs in the object's list are mappings of it in one of the address spaces. Says
+    /// how many there are.
+    fn mappers(
+        &self,
+        object: &ObjectState,
+        spaces: &[&AddressSpace<'_, P>],
+    ) -> Result<u64, Violation> {
+        let broken = Violation::ObjectMappers(object.identity());
+        let writable = MappingFlags::SHARED | MappingFlags::MAY_WRITE;
+        let (mut listed, mut writers) = (0, 0);
+        for vma in object.mappers.iter() {
+            let found = spaces
+                .iter()
+                .filter(|space| space.table.state() == vma.tree())
+                .any(|space| space.first_behind(vma.start()).is_some_and(|own| ptr::eq(own, vma)));
+            if !found || vma.object_pointer() != Some(NonNull::from(object)) {
+                return Err(broken);
+            }
+            listed += 1;
+            writers += u32::from(vma.has(writable));
+        }
+        if writers != object.writable_mappings() || listed > object.holders() {
+            return Err(broken);
+        }
+        Ok(listed)
+    }
+
+    /// Whether as much is promised for the object as should be, and how much.
+    fn promise(object: &ObjectState) -> Result<u64, Violation> {
+        let should = match object.accounting() {
+            Accounting::Whole => object.size_in_pages(),
+            Accounting::PerPage => object.pages.resident(),
+            Accounting::None => 0,
+        };
+        let promised = object.promised();
+        if promised == should {
+            Ok(promised)
+        } else {
+            Err(Violation::Promised { says: promised, holds: should })
+        }
+    }
+
+    /// How many entries map `frame`, and whether an object names it.
+    pub(super) fn uses(&mut self, frame: Frame) -> (u32, bool) {
+        let count = self.count(frame).map_or(0, |count| *count);
+        (count & !NAMED, count & NAMED != 0)
+    }
+
+    /// Whether the page of `folio` may be mapped: where it is an object's, that has it still, within
+    /// its size.
+    pub(super) fn may_be_mapped(&self, folio: Folio, page: u32, named: bool) -> bool {
+        let (owner, first) = self.memory.frames.owner(&self.memory.platform, folio);
+        let Owner::Object(object) = owner else { return true };
+        // SAFETY: an object names the page, and `name` has compared it with the owner; nobody frees
+        // objects now.
+        named && first + u64::from(page) < unsafe { object.as_ref() }.size_in_pages()
+    }
+
+    /// Whether `folio`, of which objects name `named` pages, may have those names.
+    pub(super) fn may_be_named(&self, folio: Folio, named: u32) -> bool {
+        named == 0 || self.memory.frames.is_of_object(folio)
+    }
+}

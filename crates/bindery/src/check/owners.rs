@@ -1,0 +1,73 @@
+//! Whether the reverse map leads from every folio to the entries that map it.
+
+use crate::addr::VirtAddr;
+use crate::frame::{Folio, Owner};
+use crate::platform::Platform;
+use crate::rmap::AnonGroup;
+use crate::space::index::Indexed;
+use crate::space::vma::Vma;
+use crate::space::{AddressSpace, MappingFlags};
+
+use super::{Audit, Violation};
+
+impl<P: Platform> Audit<'_, '_, P> {
+    /// Whether who owns `folio`, whose page `number` is mapped at `at`, would find that entry.
+    pub(super) fn owner(
+        &self,
+        vma: &Vma,
+        at: VirtAddr,
+        folio: Folio,
+        number: u32,
+    ) -> Result<(), Violation> {
+        let memory = self.memory;
+        let (owner, first) = memory.frames.owner(&memory.platform, folio);
+        let index = first.wrapping_add(u64::from(number));
+        let found = match owner {
+            Owner::Nobody => false,
+            // SAFETY: the folio is mapped, so one of the VMAs below the group holds it.
+            Owner::Group(group) => unsafe { group.as_ref() }.leads_to(vma),
+            Owner::Object(object) => vma.object_pointer() == Some(object),
+        };
+        // A word has room for 52 bits of the index.
+        let same = (index ^ vma.page_offset_of(at)) & ((1 << 52) - 1) == 0;
+        if found && same && vma.is_listed() { Ok(()) } else { Err(Violation::WrongOwner(at)) }
+    }
+
+    /// Whether the address space's accounts are the sums over its VMAs.
+    pub(super) fn accounts(&mut self, space: &AddressSpace<'_, P>) -> Result<(), Violation> {
+        let mut sums = crate::Usage::default();
+        for node in space.vmas.iter() {
+            let vma = space.vma(node);
+            let (flags, pages) = (vma.flags(), vma.pages());
+            sums.total += pages;
+            sums.data += if flags.is_data() { pages } else { 0 };
+            sums.locked += if flags.contains(MappingFlags::LOCKED) { pages } else { 0 };
+            sums.committed += if flags.contains(MappingFlags::ACCOUNT) { pages } else { 0 };
+            if !vma.is_listed() {
+                return Err(Violation::WrongOwner(VirtAddr(vma.start())));
+            }
+            if let Some(group) = vma.group().filter(|group| group.is_first(vma)) {
+                self.groups += counted_with(group);
+            }
+        }
+        if sums != space.usage() {
+            return Err(Violation::Accounts { says: space.usage(), holds: sums });
+        }
+        Ok(())
+    }
+}
+
+/// The group, and those above it of which it is the only trace: they have no VMAs, and it comes
+/// first among their children.
+fn counted_with(group: &AnonGroup) -> u64 {
+    let mut count = 1;
+    let mut at = group;
+    while let Some(parent) = at.parent() {
+        if !parent.is_traced_by(at) {
+            break;
+        }
+        count += 1;
+        at = parent;
+    }
+    count
+}

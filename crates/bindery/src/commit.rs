@@ -1,0 +1,98 @@
+//! How much memory has been promised, and how much may be (`vm.overcommit_memory`).
+
+use core::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
+
+use crate::error::Error;
+
+/// What is done about promises that memory could not keep.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum Overcommit {
+    /// Only a single request for more than all memory is refused (0).
+    #[default]
+    Heuristic = 0,
+    /// Nothing is refused (1).
+    Always = 1,
+    /// What is promised in all stays below [`Commitment::limit`] (2).
+    Never = 2,
+}
+
+/// The promises of a machine: private writable mappings and shared memory, in base pages.
+pub struct Commitment {
+    promised: AtomicI64,
+    limit: AtomicU64,
+    total: u64,
+    mode: AtomicU8,
+}
+
+impl Commitment {
+    pub(crate) const fn new(total: u64) -> Self {
+        Self {
+            promised: AtomicI64::new(0),
+            // As Linux's vm.overcommit_ratio: half of memory, until the embedder says otherwise.
+            limit: AtomicU64::new(total / 2),
+            total,
+            mode: AtomicU8::new(Overcommit::Heuristic as u8),
+        }
+    }
+
+    /// Chooses what is refused from now on.
+    pub fn set_mode(&self, mode: Overcommit) {
+        self.mode.store(mode as u8, Ordering::Relaxed);
+    }
+
+    /// What is refused.
+    pub fn mode(&self) -> Overcommit {
+        match self.mode.load(Ordering::Relaxed) {
+            1 => Overcommit::Always,
+            2 => Overcommit::Never,
+            _ => Overcommit::Heuristic,
+        }
+    }
+
+    /// The most pages that [`Overcommit::Never`] lets be promised (`CommitLimit`).
+    pub fn limit(&self) -> u64 {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    /// Sets what [`Commitment::limit`] says.
+    pub fn set_limit(&self, pages: u64) {
+        self.limit.store(pages, Ordering::Relaxed);
+    }
+
+    /// Pages promised (`Committed_AS`).
+    pub fn promised(&self) -> u64 {
+        self.promised.load(Ordering::Relaxed).max(0) as u64
+    }
+
+    pub(crate) fn add(&self, pages: i64) {
+        self.promised.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    /// Promises `pages` for as long as the guard lives, or refuses: who wants them to stay promised
+    /// adds them before it drops the guard, so two processes are never promised the same pages.
+    pub(crate) fn reserve(&self, pages: u64) -> Result<Reservation<'_>, Error> {
+        let pages = pages.min(1 << 52) as i64;
+        let after = self.promised.fetch_add(pages, Ordering::Relaxed) + pages;
+        let reservation = Reservation { commitment: self, pages };
+        let refused = match self.mode() {
+            Overcommit::Always => false,
+            Overcommit::Heuristic => pages as u64 > self.total,
+            // Who asks for nothing gets it, however much is promised already.
+            Overcommit::Never => pages > 0 && after > self.limit().min(i64::MAX as u64) as i64,
+        };
+        if refused { Err(Error::Overcommitted) } else { Ok(reservation) }
+    }
+}
+
+/// Pages that are promised for now.
+pub(crate) struct Reservation<'a> {
+    commitment: &'a Commitment,
+    pages: i64,
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        self.commitment.add(-self.pages);
+    }
+}

@@ -1,0 +1,87 @@
+//! Whom a folio belongs to: the anchor of the reverse map.
+//!
+//! ```text
+//! owner (32 bits)  the frame of the slab in which the owner stands
+//! word   63..62  61..54                      53..52  51 ..................... 0
+//!        kind    where in that frame, by 16          index of the folio's first page
+//! ```
+
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::folio::Folio;
+use super::{Frames, slab};
+use crate::addr::{Frame, PAGE_SIZE};
+use crate::object::ObjectState;
+use crate::platform::Platform;
+use crate::rmap::AnonGroup;
+
+const INDEX_BITS: u32 = 52;
+const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
+const PLACE_SHIFT: u32 = 54;
+const KIND_SHIFT: u32 = 62;
+/// Owners are aligned to so many bytes.
+const ALIGN: u64 = 16;
+
+const _: () = assert!(align_of::<AnonGroup>() as u64 >= ALIGN);
+const _: () = assert!(align_of::<ObjectState>() as u64 >= ALIGN);
+const _: () = assert!(PAGE_SIZE / ALIGN <= 1 << (KIND_SHIFT - PLACE_SHIFT));
+
+/// Whom a folio belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Owner {
+    /// Nobody yet.
+    Nobody,
+    /// Anonymous memory.
+    Group(NonNull<AnonGroup>),
+    /// Shared memory or a file.
+    Object(NonNull<ObjectState>),
+}
+
+impl<P: Platform> Frames<P> {
+    /// Notes whom the folio belongs to, and the index of its first page there. Its owner outlives
+    /// its mappings.
+    pub(crate) fn set_owner(&self, folio: Folio, owner: Owner, index: u64) {
+        let (kind, address) = match owner {
+            Owner::Nobody => (0, None),
+            Owner::Group(group) => (1, Some(group.cast::<u8>())),
+            Owner::Object(object) => (2, Some(object.cast::<u8>())),
+        };
+        let (frame, place) = address.map_or((0, 0), |address| {
+            let inside = address.addr().get() as u64 & (PAGE_SIZE - 1);
+            (slab::frame_of(address).0, inside / ALIGN)
+        });
+        let head = self.meta(folio.head);
+        head.owner.store(frame, Relaxed);
+        head.word.store(kind << KIND_SHIFT | place << PLACE_SHIFT | index & INDEX_MASK, Relaxed);
+    }
+
+    /// Whom the folio belongs to, and the index of its first page there.
+    pub(crate) fn owner(&self, platform: &P, folio: Folio) -> (Owner, u64) {
+        let head = self.meta(folio.head);
+        let word = head.word.load(Relaxed);
+        let address = || {
+            let place = word >> PLACE_SHIFT & (PAGE_SIZE / ALIGN - 1);
+            let page = platform.window(Frame(head.owner.load(Relaxed)));
+            page.map_addr(|page| page.saturating_add((place * ALIGN) as usize))
+        };
+        let owner = match word >> KIND_SHIFT {
+            1 => Owner::Group(address().cast()),
+            2 => Owner::Object(address().cast()),
+            _ => Owner::Nobody,
+        };
+        (owner, word & INDEX_MASK)
+    }
+
+    /// Whether the folio is anonymous memory, which only its group may map.
+    #[inline]
+    pub(crate) fn is_anonymous(&self, folio: Folio) -> bool {
+        self.meta(folio.head).word.load(Relaxed) >> KIND_SHIFT == 1
+    }
+
+    /// Whether the folio belongs to an object.
+    #[inline]
+    pub(crate) fn is_of_object(&self, folio: Folio) -> bool {
+        self.meta(folio.head).word.load(Relaxed) >> KIND_SHIFT == 2
+    }
+}

@@ -1,0 +1,117 @@
+//! `madvise` and `process_madvise`.
+
+use linux_raw_sys::general as raw;
+
+use crate::addr::{PAGE_SIZE, VirtAddr};
+use crate::error::{Errno, Verb};
+use crate::platform::Platform;
+use crate::space::{AddressSpace, Advice};
+
+use super::{Outcome, Process, errno};
+
+/// The most ranges of one call (`UIO_MAXIOV`).
+const MOST_RANGES: u64 = 1024;
+/// The most bytes of one call, as Linux cuts them (`MAX_RW_COUNT`).
+const MOST_BYTES: u64 = i32::MAX as u64 & !(PAGE_SIZE - 1);
+
+fn advice(number: i32) -> Option<Advice> {
+    Some(match u32::try_from(number).ok()? {
+        raw::MADV_NORMAL => Advice::Normal,
+        raw::MADV_RANDOM => Advice::Random,
+        raw::MADV_SEQUENTIAL => Advice::Sequential,
+        raw::MADV_WILLNEED => Advice::WillNeed,
+        raw::MADV_DONTNEED => Advice::DontNeed,
+        raw::MADV_DONTNEED_LOCKED => Advice::DontNeedLocked,
+        raw::MADV_FREE => Advice::Free,
+        raw::MADV_COLD => Advice::Cold,
+        raw::MADV_PAGEOUT => Advice::PageOut,
+        raw::MADV_REMOVE => Advice::Remove,
+        raw::MADV_DONTFORK => Advice::DontFork,
+        raw::MADV_DOFORK => Advice::DoFork,
+        raw::MADV_WIPEONFORK => Advice::WipeOnFork,
+        raw::MADV_KEEPONFORK => Advice::KeepOnFork,
+        raw::MADV_DONTDUMP => Advice::DontDump,
+        raw::MADV_DODUMP => Advice::DoDump,
+        raw::MADV_HUGEPAGE => Advice::Huge,
+        raw::MADV_NOHUGEPAGE => Advice::NoHuge,
+        raw::MADV_COLLAPSE => Advice::Collapse,
+        raw::MADV_POPULATE_READ => Advice::PopulateRead,
+        raw::MADV_POPULATE_WRITE => Advice::PopulateWrite,
+        raw::MADV_GUARD_INSTALL => Advice::GuardInstall,
+        raw::MADV_GUARD_REMOVE => Advice::GuardRemove,
+        _ => return None,
+    })
+}
+
+/// Whether one process may give the advice about another's memory.
+fn is_for_others(advice: Advice) -> bool {
+    matches!(advice, Advice::Cold | Advice::PageOut | Advice::WillNeed | Advice::Collapse)
+}
+
+pub(super) fn madvise<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    addr: u64,
+    length: u64,
+    number: i32,
+) -> Outcome {
+    let advice = advice(number).ok_or(Errno::EINVAL)?;
+    space.madvise(VirtAddr(addr), length, advice).map(|()| 0).map_err(errno(Verb::Madvise))
+}
+
+/// The ranges stand in the caller's memory, address and length of 64 bits each.
+pub(super) fn process_madvise<'m, P: Platform>(
+    process: &impl Process<'m, P>,
+    [pidfd, vector, count, number, flags, _]: [u64; 6],
+) -> Outcome {
+    if flags as u32 != 0 || count > MOST_RANGES {
+        return Err(Errno::EINVAL);
+    }
+    let range_at = |index: u64| {
+        let mut bytes = [0; 16];
+        let at = vector.checked_add(index * 16).ok_or(Errno::EFAULT)?;
+        process.space().read_user(VirtAddr(at), &mut bytes).map_err(|_| Errno::EFAULT)?;
+        let (addr, length) = bytes.split_at(8);
+        let word =
+            |bytes: &[u8]| bytes.iter().rev().fold(0, |all, byte| all << 8 | u64::from(*byte));
+        Ok((word(addr), word(length)))
+    };
+    // All of the vector is looked at before anything is done.
+    let (mut left, mut skewed) = (false, false);
+    for index in 0..count {
+        let (addr, length) = range_at(index)?;
+        skewed |= index == 0 && length == 0 && !addr.is_multiple_of(PAGE_SIZE);
+        if length > i64::MAX as u64 {
+            return Err(Errno::EINVAL);
+        }
+        left |= length > 0;
+    }
+    let target = process.process(pidfd as i32).ok_or(Errno::EBADF)?;
+    let advice = advice(number as i32);
+    let own = core::ptr::eq(target, process.space());
+    if !own && !advice.is_some_and(is_for_others) {
+        return Err(Errno::EINVAL);
+    }
+    // As Linux: of nothing, everything may be said.
+    let Some(advice) = advice else {
+        return if left { Err(Errno::EINVAL) } else { Ok(0) };
+    };
+    if left && skewed {
+        // As Linux, which looks at the first range even if there is nothing in it.
+        return Err(Errno::EINVAL);
+    }
+    let mut done = 0;
+    for index in 0..count {
+        let (addr, length) = range_at(index)?;
+        let length = length.min(MOST_BYTES - done);
+        if length == 0 {
+            continue;
+        }
+        match target.madvise(VirtAddr(addr), length, advice) {
+            Ok(()) => done += length,
+            Err(error) if done == 0 => return Err(error.errno(Verb::Madvise)),
+            // Those before were advised: that is what the caller is told.
+            Err(_) => break,
+        }
+    }
+    Ok(done)
+}

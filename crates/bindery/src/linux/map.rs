@@ -1,0 +1,181 @@
+//! `mmap`, `munmap`, `mremap`, `mprotect`, `mseal`.
+
+use linux_raw_sys::general as raw;
+
+use crate::addr::{PAGE_SIZE, VirtAddr};
+use crate::error::{Errno, Verb};
+use crate::platform::Platform;
+use crate::space::{
+    AddressSpace, MapFlags, MapObject, MapRequest, Place, ProtectFrom, Protection, Remap, Sharing,
+};
+
+use super::{Outcome, Process, errno};
+
+/// The kinds of mapping, which stand in the low bits of the flags.
+const MAP_TYPE: u32 = 0xf;
+
+/// The flags that programs may rely on being obeyed or ignored; a mapping with
+/// `MAP_SHARED_VALIDATE` refuses all others.
+const LEGACY_FLAGS: u32 = MAP_TYPE & raw::MAP_SHARED_VALIDATE
+    | raw::MAP_FIXED
+    | raw::MAP_ANONYMOUS
+    | raw::MAP_DENYWRITE
+    | raw::MAP_EXECUTABLE
+    | raw::MAP_UNINITIALIZED
+    | raw::MAP_GROWSDOWN
+    | raw::MAP_LOCKED
+    | raw::MAP_NORESERVE
+    | raw::MAP_POPULATE
+    | raw::MAP_NONBLOCK
+    | raw::MAP_STACK
+    | raw::MAP_HUGETLB
+    | MAP_32BIT
+    | MAP_ABOVE4G
+    | raw::MAP_HUGE_2MB
+    | raw::MAP_HUGE_1GB;
+
+/// x86-64 alone has these; elsewhere they mean nothing.
+const MAP_32BIT: u32 = 0x40;
+const MAP_ABOVE4G: u32 = 0x80;
+
+fn protection(bits: u64) -> Protection {
+    Protection::from_bits_truncate(bits as u8)
+}
+
+pub(super) fn mmap<'m, P: Platform>(
+    process: &impl Process<'m, P>,
+    [addr, length, bits, flags, descriptor, offset]: [u64; 6],
+) -> Outcome {
+    if !offset.is_multiple_of(PAGE_SIZE) {
+        return Err(Errno::EINVAL);
+    }
+    let flags = flags as u32;
+    let has = |flag: u32| flags & flag != 0;
+    let file = if has(raw::MAP_ANONYMOUS) {
+        None
+    } else {
+        Some(process.file(descriptor as i32).ok_or(Errno::EBADF)?)
+    };
+    if has(raw::MAP_HUGETLB) {
+        // There is no pool of huge pages.
+        return Err(Errno::EINVAL);
+    }
+    let place = if has(raw::MAP_FIXED_NOREPLACE) {
+        Place::FixedNoReplace(VirtAddr(addr))
+    } else if has(raw::MAP_FIXED) {
+        Place::Fixed(VirtAddr(addr))
+    } else {
+        Place::Near(VirtAddr(addr))
+    };
+    let mut asked = MapFlags::empty();
+    asked.set(MapFlags::LOCKED, has(raw::MAP_LOCKED));
+    asked.set(MapFlags::NO_RESERVE, has(raw::MAP_NORESERVE));
+    asked.set(MapFlags::GROWS_DOWN, has(raw::MAP_GROWSDOWN));
+    asked.set(MapFlags::STACK, has(raw::MAP_STACK));
+    let populates = flags & (raw::MAP_POPULATE | raw::MAP_NONBLOCK) == raw::MAP_POPULATE;
+    asked.set(MapFlags::POPULATE, populates);
+    let mut request = MapRequest {
+        length,
+        protection: protection(bits),
+        place,
+        sharing: Sharing::Private,
+        flags: asked,
+    };
+    let space = process.space();
+    let kind = flags & MAP_TYPE;
+    match kind {
+        raw::MAP_PRIVATE => {}
+        raw::MAP_SHARED => request.sharing = Sharing::Shared,
+        raw::MAP_SHARED_VALIDATE if file.is_some() && flags & !LEGACY_FLAGS != 0 => {
+            // As Linux, which looks for a place first.
+            space.check_place(&request).map_err(errno(Verb::Mmap))?;
+            let beyond = offset.saturating_add(length) > i64::MAX as u64;
+            return Err(if beyond { Errno::EOVERFLOW } else { Errno::EOPNOTSUPP });
+        }
+        raw::MAP_SHARED_VALIDATE if file.is_some() => request.sharing = Sharing::Shared,
+        raw::MAP_DROPPABLE if file.is_none() => request.flags |= MapFlags::DROPPABLE,
+        _ => {
+            // As Linux, which looks for a place first.
+            space.check_place(&request).map_err(errno(Verb::Mmap))?;
+            let beyond = offset.saturating_add(length) > i64::MAX as u64;
+            return Err(if file.is_some() && beyond { Errno::EOVERFLOW } else { Errno::EINVAL });
+        }
+    }
+    let mapped = match &file {
+        None => space.mmap(&request),
+        Some(file) => {
+            let source = MapObject { object: &file.object, offset, access: file.access };
+            space.mmap_object(&request, &source)
+        }
+    };
+    mapped.map(|at| at.0).map_err(errno(Verb::Mmap))
+}
+
+pub(super) fn munmap<P: Platform>(space: &AddressSpace<'_, P>, addr: u64, length: u64) -> Outcome {
+    space.munmap(VirtAddr(addr), length).map(|()| 0).map_err(errno(Verb::Munmap))
+}
+
+pub(super) fn mremap<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    [old, old_length, length, flags, target, _]: [u64; 6],
+) -> Outcome {
+    let [may_move, fixed, stays] =
+        [raw::MREMAP_MAYMOVE, raw::MREMAP_FIXED, raw::MREMAP_DONTUNMAP].map(u64::from);
+    if flags & !(may_move | fixed | stays) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let target = VirtAddr(target);
+    let remap = match (flags & may_move != 0, flags & fixed != 0, flags & stays != 0) {
+        (false, false, false) => Remap::InPlace,
+        (true, false, false) => Remap::MayMove,
+        (true, true, false) => Remap::To(target),
+        (true, false, true) => Remap::Leave(target),
+        (true, true, true) => Remap::LeaveTo(target),
+        // All that could be refused before this is refused with the same errno.
+        (false, ..) => return Err(Errno::EINVAL),
+    };
+    let moved = space.mremap(VirtAddr(old), old_length, length, remap);
+    moved.map(|at| at.0).map_err(errno(Verb::Mremap))
+}
+
+pub(super) fn mprotect<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    addr: u64,
+    length: u64,
+    bits: u64,
+) -> Outcome {
+    let (down, up) = (u64::from(raw::PROT_GROWSDOWN), u64::from(raw::PROT_GROWSUP));
+    if bits & down != 0 && bits & up != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let known = raw::PROT_READ | raw::PROT_WRITE | raw::PROT_EXEC | raw::PROT_SEM;
+    if bits & !(down | up) & !u64::from(known) != 0 {
+        // As Linux, which looks at the range first.
+        let aligned = addr.is_multiple_of(PAGE_SIZE);
+        let end = length.checked_next_multiple_of(PAGE_SIZE).and_then(|n| addr.checked_add(n));
+        return match end {
+            _ if aligned && length == 0 => Ok(0),
+            None if aligned => Err(Errno::ENOMEM),
+            _ => Err(Errno::EINVAL),
+        };
+    }
+    let from = match (bits & down != 0, bits & up != 0) {
+        (true, _) => ProtectFrom::GrowingStart,
+        (_, true) => ProtectFrom::GrowingEnd,
+        _ => ProtectFrom::Address,
+    };
+    let done = space.mprotect_from(VirtAddr(addr), length, protection(bits), from);
+    done.map(|()| 0).map_err(errno(Verb::Mprotect))
+}
+
+pub(super) fn mseal<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    addr: u64,
+    length: u64,
+    flags: u64,
+) -> Outcome {
+    if flags != 0 {
+        return Err(Errno::EINVAL);
+    }
+    space.mseal(VirtAddr(addr), length).map(|()| 0).map_err(errno(Verb::Mseal))
+}

@@ -1,0 +1,111 @@
+//! The Linux face: system calls as programs make them, numbers and flags in, a result or a negative
+//! errno out.
+//!
+//! A kernel that runs Linux programs hands the calls about memory over as they come:
+//!
+//! ```text
+//! program   syscall(number, six arguments)
+//! kernel    Call::from_number(table, number)     not ours: its own business
+//!           linux::call(&process, call, arguments)
+//! core      flags to types, the verb, its Error to the errno that Linux gives
+//! ```
+//!
+//! What only the kernel knows, descriptors and other processes, it answers through [`Process`].
+//! Constants come from `linux-raw-sys`; those used here are the same on all three architectures.
+//!
+//! | file | what |
+//! |---|---|
+//! | `number` | [`Call`] and its numbers |
+//! | `map` | `mmap`, `munmap`, `mremap`, `mprotect`, `brk`, `mseal` |
+//! | `advice` | `madvise`, `process_madvise` |
+//! | `lock` | `mlock` and its kin, `mincore`, `msync` |
+//! | `file` | what programs do to shared memory by descriptor |
+//! | `proc` | what `/proc/self` shows |
+
+mod advice;
+mod file;
+mod lock;
+mod map;
+mod number;
+pub mod proc;
+
+use crate::addr::VirtAddr;
+use crate::error::{Errno, Error, Verb};
+use crate::object::Object;
+use crate::platform::Platform;
+use crate::space::{AddressSpace, FileAccess};
+
+pub use file::{add_seals, fallocate, ftruncate, get_seals, memfd_create, pread, pwrite};
+pub use number::{Call, Numbers};
+
+/// An open file that can be mapped.
+#[derive(Debug, Clone)]
+pub struct OpenFile<'m, P: Platform> {
+    /// What backs it.
+    pub object: Object<'m, P>,
+    /// How it was opened.
+    pub access: FileAccess,
+}
+
+/// The process that makes a call, as the core has to know it.
+pub trait Process<'m, P: Platform> {
+    /// Its memory.
+    fn space(&self) -> &AddressSpace<'m, P>;
+
+    /// The file behind a descriptor; `None` where there is none (`EBADF`). A file that cannot be
+    /// mapped is the kernel's own business: it refuses (`ENODEV`) before it calls.
+    fn file(&self, descriptor: i32) -> Option<OpenFile<'m, P>>;
+
+    /// The memory of the process behind a pidfd; `None` where there is none.
+    fn process(&self, descriptor: i32) -> Option<&AddressSpace<'m, P>>;
+}
+
+/// What a call returns: a value, or the errno.
+type Outcome = Result<u64, Errno>;
+
+/// Makes a call for a process: raw arguments in, the raw result out, which is `-errno` for an
+/// error. May sleep.
+///
+/// Complexity: that of the verb.
+pub fn call<'m, P: Platform>(
+    process: &impl Process<'m, P>,
+    call: Call,
+    arguments: [u64; 6],
+) -> i64 {
+    let space = process.space();
+    let [a, b, c, ..] = arguments;
+    let outcome = match call {
+        Call::Mmap => map::mmap(process, arguments),
+        Call::Munmap => map::munmap(space, a, b),
+        Call::Mremap => map::mremap(space, arguments),
+        Call::Mprotect => map::mprotect(space, a, b, c),
+        Call::Brk => Ok(space.set_break(VirtAddr(a)).0),
+        Call::Mseal => map::mseal(space, a, b, c),
+        Call::Madvise => advice::madvise(space, a, b, c as i32),
+        Call::ProcessMadvise => advice::process_madvise(process, arguments),
+        Call::Mlock => lock::mlock(space, a, b, 0),
+        Call::Mlock2 => lock::mlock(space, a, b, c as i32),
+        Call::Munlock => lock::munlock(space, a, b),
+        Call::Mlockall => lock::mlockall(space, a as i32),
+        Call::Munlockall => {
+            space.munlockall();
+            Ok(0)
+        }
+        Call::Mincore => lock::mincore(space, a, b, c),
+        Call::Msync => lock::msync(space, a, b, c as i32),
+    };
+    raw(outcome)
+}
+
+/// The raw result of a call.
+fn raw(outcome: Outcome) -> i64 {
+    match outcome {
+        Ok(value) => value as i64,
+        Err(errno) => -i64::from(errno as i32),
+    }
+}
+
+/// The errno of a verb's refusal.
+fn errno(verb: Verb) -> impl Fn(Error) -> Errno {
+    move |error| error.errno(verb)
+}

@@ -1,0 +1,82 @@
+//! `/proc/self/clear_refs`: forgetting which pages were used or written.
+//!
+//! Who wants to know which pages a program writes asks twice:
+//!
+//! ```text
+//! clear_refs <- 4     every page and mapping forgets that it was written, and may not be written
+//! (the program runs)  the first store to each page faults, which notes it, and lets it be written
+//! pagemap             bit 55: written since
+//! ```
+//!
+//! A huge leaf is noted as a whole, a contiguous block by single pages. What is mapped later counts
+//! as written: new mappings, and pages that a fault made.
+
+use crate::error::{Errno, Verb};
+use crate::platform::Platform;
+use crate::space::AddressSpace;
+use crate::space::vma::Vma;
+use crate::table::age::Forget;
+
+/// What a write to `/proc/self/clear_refs` asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(i32)]
+pub enum ClearRefs {
+    /// That all pages count as not used (1).
+    All = 1,
+    /// That pages of anonymous mappings do (2).
+    Anonymous = 2,
+    /// That pages of mappings with an object do: files and shared memory (3).
+    Mapped = 3,
+    /// That all pages count as not written (4).
+    SoftDirty = 4,
+    /// That the peak of resident memory is what it is now (5). The core keeps no peaks.
+    PeakResident = 5,
+}
+
+impl ClearRefs {
+    /// What a program wrote into the file: a number, with white space around it or not.
+    ///
+    /// # Errors
+    /// [`Errno::EINVAL`] for what is no number, or none of the five.
+    pub fn parse(text: &str) -> Result<Self, Errno> {
+        match text.trim().parse() {
+            Ok(number) => Self::from_number(number),
+            Err(_) => Err(Errno::EINVAL),
+        }
+    }
+
+    /// What the number asks for.
+    ///
+    /// # Errors
+    /// [`Errno::EINVAL`] where it means nothing.
+    pub fn from_number(number: i32) -> Result<Self, Errno> {
+        match number {
+            1 => Ok(Self::All),
+            2 => Ok(Self::Anonymous),
+            3 => Ok(Self::Mapped),
+            4 => Ok(Self::SoftDirty),
+            5 => Ok(Self::PeakResident),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+}
+
+/// Does what a write to `/proc/self/clear_refs` asks for. A store that is under way meanwhile may
+/// count as earlier. May sleep.
+///
+/// # Errors
+/// [`Errno::ENOMEM`] where a huge leaf that two mappings share cannot be split; the mappings before
+/// it have forgotten.
+///
+/// Complexity: in the entries of all mappings concerned, with the address space's mutex held, as on
+/// Linux; one invalidation.
+pub fn clear_refs<P: Platform>(space: &AddressSpace<'_, P>, what: ClearRefs) -> Result<(), Errno> {
+    let done = match what {
+        ClearRefs::All => space.forget_in(Forget::Accessed, |_| true),
+        ClearRefs::Anonymous => space.forget_in(Forget::Accessed, Vma::is_anonymous),
+        ClearRefs::Mapped => space.forget_in(Forget::Accessed, |vma| !vma.is_anonymous()),
+        ClearRefs::SoftDirty => space.forget_in(Forget::SoftDirty, |_| true),
+        ClearRefs::PeakResident => Ok(()),
+    };
+    done.map_err(|error| error.errno(Verb::Madvise))
+}

@@ -1,0 +1,79 @@
+//! What the embedder knows of the objects that are mapped: [`Naming`].
+
+use core::fmt::{self, Write};
+
+use crate::addr::VirtAddr;
+use crate::object::{Accounting, ObjectState};
+
+/// What kind of object backs a mapping, as far as the core can tell.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Backing {
+    /// Shared memory that counts as promised as a whole, or not at all: what a shared anonymous
+    /// mapping is made of.
+    SharedAnonymous,
+    /// Shared memory that counts page by page: a memfd.
+    SharedMemory,
+    /// A file behind a pager.
+    File,
+}
+
+impl Backing {
+    pub(super) fn of(object: &ObjectState) -> Self {
+        if object.is_file() {
+            Self::File
+        } else if object.accounting() == Accounting::PerPage {
+            Self::SharedMemory
+        } else {
+            Self::SharedAnonymous
+        }
+    }
+}
+
+/// The numbers by which programs tell files apart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FileId {
+    /// The device's major number.
+    pub major: u32,
+    /// The device's minor number.
+    pub minor: u32,
+    /// The inode's number.
+    pub inode: u64,
+}
+
+/// What an embedder knows of mapped objects, each named by its [`identity`](crate::Object::identity).
+/// All functions have an answer for embedders that know nothing. They are called with no lock held.
+pub trait Naming {
+    /// Where the object's file lives. By default shared memory has device 0:1, as on Linux, files
+    /// have none, and the inode is the identity.
+    fn file_id(&self, identity: u64, backing: Backing) -> FileId {
+        let minor = u32::from(backing != Backing::File);
+        FileId { major: 0, minor, inode: identity }
+    }
+
+    /// Writes the path of the object's file; Linux adds ` (deleted)` where it has none any more. A
+    /// line feed in it is shown as `\012`. By default shared anonymous memory is
+    /// `/dev/zero (deleted)` as on Linux, a memfd `/memfd: (deleted)`, and a file
+    /// `file:[identity]`.
+    ///
+    /// # Errors
+    /// Those of `out`, which end the listing.
+    fn write_path(&self, identity: u64, backing: Backing, out: &mut dyn Write) -> fmt::Result {
+        match backing {
+            Backing::SharedAnonymous => out.write_str("/dev/zero (deleted)"),
+            Backing::SharedMemory => out.write_str("/memfd: (deleted)"),
+            Backing::File => write!(out, "file:[{identity}]"),
+        }
+    }
+
+    /// An address in the stack that the program began with, if there is one: the mapping around it
+    /// is `[stack]`.
+    fn stack(&self) -> Option<VirtAddr> {
+        None
+    }
+}
+
+/// The names of an embedder that knows none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Unnamed;
+
+impl Naming for Unnamed {}

@@ -1,0 +1,180 @@
+//! `/proc/self/pagemap`: a word for each page of the address space.
+//!
+//! ```text
+//! 63       62       61    60..59  58     57             56         55          54 ............ 0
+//! present  swapped  file  -       guard  write-protect  exclusive  soft-dirty  frame, or device and slot
+//! ```
+
+use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::arch::{self, Absent, Arch, Attributes, Marker};
+use crate::frame::Folio;
+use crate::platform::Platform;
+use crate::space::vma::Vma;
+use crate::space::{AddressSpace, MappingFlags};
+use crate::table::look::Standing;
+
+use super::sharing::for_each_shared;
+
+const FRAME_MASK: u64 = (1 << 55) - 1;
+const SOFT_DIRTY: u64 = 1 << 55;
+/// No other entry maps the page.
+const EXCLUSIVE: u64 = 1 << 56;
+const WRITE_PROTECTED: u64 = 1 << 57;
+const GUARD: u64 = 1 << 58;
+/// Of a file or shared memory.
+const FILE: u64 = 1 << 61;
+const SWAPPED: u64 = 1 << 62;
+const PRESENT: u64 = 1 << 63;
+
+/// Swapped pages have their device in so many low bits of the frame, and the slot above.
+const DEVICE_BITS: u32 = 5;
+/// The device that markers pretend to be on.
+const MARKERS: u64 = 31;
+
+/// Whether programs are told where in physical memory their pages are. (Linux: only those with
+/// `CAP_SYS_ADMIN`.)
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum PhysicalAddresses {
+    /// They are not: the field reads as zero.
+    #[default]
+    Withheld,
+    /// They are.
+    Shown,
+}
+
+impl PhysicalAddresses {
+    fn field(self, value: u64) -> u64 {
+        if self == Self::Shown { value & FRAME_MASK } else { 0 }
+    }
+}
+
+/// Fills `into` with what `/proc/self/pagemap` has for the pages from number `first_page` (an
+/// address divided by 4,096) on, and returns for how many: fewer than asked for only at the end of
+/// user space, where the file ends. Pages in no mapping read as zero.
+///
+/// Complexity: in the words that are filled; what stands in the page table is read in runs. The
+/// address space's mutex is held for 512 pages at a time.
+pub fn pagemap<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    first_page: u64,
+    addresses: PhysicalAddresses,
+    into: &mut [u64],
+) -> usize {
+    let pages = (P::Arch::USER_END >> PAGE_SHIFT).saturating_sub(first_page);
+    let count = usize::try_from(pages).map_or(into.len(), |pages| pages.min(into.len()));
+    let into = &mut into[..count];
+    let mut done = 0;
+    while done < count {
+        let words = &mut into[done..];
+        let start = VirtAddr((first_page + done as u64) << PAGE_SHIFT);
+        let end = start.offset((words.len() as u64) << PAGE_SHIFT);
+        let asked = VirtRange::raw(start.0, end.0);
+        let told = space.look_behind(start, |vma| {
+            let gap = VirtRange::raw(start.0, vma.range().start().clamp(start, end).0);
+            if !gap.is_empty() {
+                return fill_gap(words, gap.pages());
+            }
+            let part = vma.range().intersection(asked);
+            let part = VirtRange::raw(start.0, part.end().min(next_table::<P::Arch>(start)).0);
+            Told { space, vma, addresses, part }.fill(&mut words[..part.pages() as usize])
+        });
+        done += told.unwrap_or_else(|| fill_gap(&mut into[done..], u64::MAX));
+    }
+    count
+}
+
+/// No more than what one table of level 1 stands for is told with the mutex held.
+fn next_table<A: Arch>(at: VirtAddr) -> VirtAddr {
+    VirtAddr((at.0 | (arch::table_span::<A>(1) - 1)).saturating_add(1))
+}
+
+/// Nothing is mapped in the first `pages` pages. Returns how many words that are.
+fn fill_gap(words: &mut [u64], pages: u64) -> usize {
+    let count = usize::try_from(pages).map_or(words.len(), |pages| pages.min(words.len()));
+    words[..count].fill(0);
+    count
+}
+
+/// A part of a mapping that is told.
+struct Told<'a, 'm, P: Platform> {
+    space: &'a AddressSpace<'m, P>,
+    vma: &'a Vma,
+    addresses: PhysicalAddresses,
+    part: VirtRange,
+}
+
+impl<P: Platform> Told<'_, '_, P> {
+    /// Fills the words of the part, and returns how many there are. The mutex is held.
+    fn fill(&self, words: &mut [u64]) -> usize {
+        // What is said of the mapping holds where nothing stands, too.
+        let everywhere = if self.vma.has(MappingFlags::SOFT_DIRTY) { SOFT_DIRTY } else { 0 };
+        words.fill(everywhere);
+        self.space.table.survey(self.part, |stretch| {
+            let first = (stretch.range.start().0 - self.part.start().0) >> PAGE_SHIFT;
+            let first = first as usize;
+            let words = &mut words[first..first + stretch.range.pages() as usize];
+            match stretch.what {
+                Standing::Pages { first, folio, attributes } => {
+                    self.tell_pages(words, first, folio, attributes);
+                }
+                Standing::Absent(absent) => self.tell_absent(words, absent),
+            }
+            if self.vma.has(MappingFlags::SOFT_DIRTY) {
+                words.iter_mut().for_each(|word| *word |= SOFT_DIRTY);
+            }
+        });
+        words.len()
+    }
+
+    fn tell_pages(
+        &self,
+        words: &mut [u64],
+        first: Frame,
+        folio: Option<Folio>,
+        attributes: Attributes,
+    ) {
+        let memory = self.space.table.memory;
+        let flag = |set: bool, bit: u64| if set { bit } else { 0 };
+        let common = PRESENT
+            | flag(attributes.soft_dirty, SOFT_DIRTY)
+            | flag(attributes.userfault, WRITE_PROTECTED);
+        let Some(folio) = folio else {
+            // The page of zeroes is the same everywhere.
+            return words.fill(common | self.addresses.field(u64::from(first.0)));
+        };
+        let common = common | flag(memory.frames.is_of_object(folio), FILE);
+        for_each_shared(memory, folio, first, words.len() as u64, |shared| {
+            let common = common | flag(shared.is_private(), EXCLUSIVE);
+            let pages = shared.first..shared.first + shared.pages;
+            for (page, word) in pages.clone().zip(&mut words[shared.first as usize..]) {
+                *word = common | self.addresses.field(u64::from(first.0) + page);
+            }
+        });
+    }
+
+    fn tell_absent(&self, words: &mut [u64], absent: Absent) {
+        match absent {
+            Absent::Swap { device, slot, soft_dirty, userfault, .. } => {
+                let flag = |set: bool, bit: u64| if set { bit } else { 0 };
+                let common =
+                    SWAPPED | flag(soft_dirty, SOFT_DIRTY) | flag(userfault, WRITE_PROTECTED);
+                for (slot, word) in (slot..).zip(words) {
+                    let place = u64::from(device) | slot << DEVICE_BITS;
+                    *word = common | self.addresses.field(place);
+                }
+            }
+            Absent::Marker(marker) => {
+                // As Linux numbers its markers.
+                let (number, flag) = match marker {
+                    Marker::UserfaultWriteProtect => (1, WRITE_PROTECTED),
+                    Marker::Poison => (2, 0),
+                    Marker::Guard => (4, GUARD),
+                };
+                let place = self.addresses.field(MARKERS | number << DEVICE_BITS);
+                words.fill(SWAPPED | flag | place);
+            }
+            // A survey tells hidden pages as pages.
+            Absent::Hidden { .. } => {}
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! `/proc/self/smaps` and `/proc/self/smaps_rollup`: what mappings have in memory.
+
+use core::fmt::{self, Write};
+
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::platform::Platform;
+use crate::space::vma::Vma;
+use crate::space::{AddressSpace, MappingFlags};
+
+use super::maps::{Line, Shown};
+use super::naming::{FileId, Naming};
+use super::tally::{Extent, Tally, write_size};
+
+/// Writes what `/proc/self/smaps` shows: for each mapping its line of `maps`, and what it has in
+/// memory. [The module](super) says which of the numbers are estimated.
+///
+/// # Errors
+/// Those of `out` alone; nothing more is written then.
+///
+/// Complexity: for each mapping, in its entries; what has no table costs nothing. Verbs of the
+/// address space wait while one mapping is looked at; faults wait for 64 tables at most.
+pub fn smaps<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    naming: &dyn Naming,
+    out: &mut dyn Write,
+) -> fmt::Result {
+    let mut at = VirtAddr(0);
+    let look = |vma: &Vma| {
+        let mut tally = Tally::default();
+        tally.add(space, vma, vma.range());
+        (Shown::of(space, vma), tally, may_be_huge(space, vma))
+    };
+    while let Some((shown, tally, huge)) = space.look_behind(at, look) {
+        shown.write_line(naming, out)?;
+        write_size(out, "Size:", shown.mapping.range.len())?;
+        write_size(out, "KernelPageSize:", PAGE_SIZE)?;
+        write_size(out, "MMUPageSize:", PAGE_SIZE)?;
+        tally.write(Extent::Mapping, out)?;
+        writeln!(out, "{:<16}{:>8}", "THPeligible:", u8::from(huge))?;
+        write_flags(shown.mapping.flags, out)?;
+        at = shown.mapping.range.end();
+    }
+    Ok(())
+}
+
+/// Writes what `/proc/self/smaps_rollup` shows: the sums of all mappings.
+///
+/// # Errors
+/// Those of `out` alone.
+///
+/// Complexity: as [`smaps()`].
+pub fn smaps_rollup<P: Platform>(space: &AddressSpace<'_, P>, out: &mut dyn Write) -> fmt::Result {
+    let mut tally = Tally::default();
+    let mut whole: Option<VirtRange> = None;
+    let mut at = VirtAddr(0);
+    let mut look = |at: VirtAddr| {
+        space.look_behind(at, |vma| {
+            // A mapping that has grown meanwhile is counted from where the last one ended.
+            let range = VirtRange::raw(vma.range().start().max(at).0, vma.range().end().0);
+            tally.add(space, vma, range);
+            range
+        })
+    };
+    while let Some(range) = look(at) {
+        let start = whole.map_or(range.start(), VirtRange::start);
+        whole = Some(VirtRange::raw(start.0, range.end().0));
+        at = range.end();
+    }
+    let mut line = Line::new(out);
+    let nowhere = FileId { major: 0, minor: 0, inode: 0 };
+    line.write_columns(whole.unwrap_or_default(), MappingFlags::empty(), 0, nowhere)?;
+    line.write_name("[rollup]")?;
+    line.end()?;
+    tally.write(Extent::All, out)
+}
+
+/// The letters of flags, in Linux's order: that of the bits in its `vm_flags`.
+const LETTERS: [(MappingFlags, &str); 24] = [
+    (MappingFlags::READ, "rd"),
+    (MappingFlags::WRITE, "wr"),
+    (MappingFlags::EXECUTE, "ex"),
+    // On Linux, that the descriptor could be written; here it shows as what `mprotect` may allow, so
+    // a mapping that only a seal keeps from being written lacks it.
+    (MappingFlags::SHARED.union(MappingFlags::MAY_WRITE), "sh"),
+    (MappingFlags::MAY_READ, "mr"),
+    (MappingFlags::MAY_WRITE, "mw"),
+    (MappingFlags::MAY_EXECUTE, "me"),
+    (MappingFlags::SHARED, "ms"),
+    (MappingFlags::GROWS_DOWN, "gd"),
+    (MappingFlags::MAYBE_GUARDS, "gu"),
+    (MappingFlags::LOCKED, "lo"),
+    (MappingFlags::SEQUENTIAL, "sr"),
+    (MappingFlags::RANDOM, "rr"),
+    (MappingFlags::DONT_FORK, "dc"),
+    (MappingFlags::LOCK_ON_FAULT, "lf"),
+    (MappingFlags::ACCOUNT, "ac"),
+    (MappingFlags::NO_RESERVE, "nr"),
+    (MappingFlags::WIPE_ON_FORK, "wf"),
+    (MappingFlags::DONT_DUMP, "dd"),
+    (MappingFlags::SOFT_DIRTY, "sd"),
+    (MappingFlags::HUGE, "hg"),
+    (MappingFlags::NO_HUGE, "nh"),
+    (MappingFlags::DROPPABLE, "dp"),
+    (MappingFlags::SEALED, "sl"),
+];
+
+fn write_flags(flags: MappingFlags, out: &mut dyn Write) -> fmt::Result {
+    out.write_str("VmFlags: ")?;
+    for (flag, letters) in LETTERS {
+        if flags.contains(flag) {
+            write!(out, "{letters} ")?;
+        }
+    }
+    out.write_char('\n')
+}
+
+/// Whether a fault could use a folio above order 0 somewhere in the mapping: the policy allows one
+/// that fits.
+fn may_be_huge<P: Platform>(space: &AddressSpace<'_, P>, vma: &Vma) -> bool {
+    let memory = space.table.memory;
+    let orders = match vma.object() {
+        Some(object) => object.orders(memory, vma.flags()),
+        None => memory.folio_policy().orders(vma.flags()),
+    };
+    let range = vma.range();
+    let fits = |order: u32| {
+        let size = PAGE_SIZE << order;
+        // Pages of an object stand where its index puts them.
+        let shift = (range.start().0 >> PAGE_SHIFT).wrapping_sub(vma.page_offset());
+        let congruent = vma.is_anonymous() || shift.trailing_zeros() >= order;
+        let last = range.end().0 & !(size - 1);
+        congruent && last.checked_sub(size).is_some_and(|first| first >= range.start().0)
+    };
+    (1..u16::BITS).any(|order| orders & 1 << order != 0 && fits(order))
+}

@@ -1,0 +1,226 @@
+//! The sums that `smaps` shows of a mapping, or of all.
+
+use core::fmt::{self, Write};
+
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{Absent, Attributes};
+use crate::frame::Folio;
+use crate::object::index::PageFlags;
+use crate::platform::Platform;
+use crate::space::vma::Vma;
+use crate::space::{AddressSpace, MappingFlags};
+use crate::table::look::{Standing, Stretch};
+
+use super::sharing::{PART_SHIFT, Shared, for_each_shared};
+
+/// To whom a page belongs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Owner {
+    /// The processes that map it: anonymous memory.
+    Anonymous,
+    /// A file.
+    File,
+    /// Shared memory.
+    Memory,
+}
+
+impl Owner {
+    /// That of a folio that the mapping maps.
+    pub(super) fn of<P: Platform>(space: &AddressSpace<'_, P>, vma: &Vma, folio: Folio) -> Self {
+        if !space.table.memory.frames.is_of_object(folio) {
+            Self::Anonymous
+        } else if vma.object().is_some_and(|object| object.is_file()) {
+            Self::File
+        } else {
+            Self::Memory
+        }
+    }
+}
+
+/// Sums in bytes; those whose name begins with `part` are of the parts that are the process' own
+/// share, times 2^[`PART_SHIFT`].
+#[derive(Clone, Copy, Default)]
+pub(super) struct Tally {
+    resident: u64,
+    part: u64,
+    part_dirty: u64,
+    part_anonymous: u64,
+    part_file: u64,
+    part_memory: u64,
+    part_locked: u64,
+    shared_clean: u64,
+    shared_dirty: u64,
+    private_clean: u64,
+    private_dirty: u64,
+    referenced: u64,
+    anonymous: u64,
+    lazy: u64,
+    huge_anonymous: u64,
+    huge_memory: u64,
+    huge_file: u64,
+    swapped: u64,
+    part_swapped: u64,
+}
+
+/// Whether the sums are of one mapping or of all.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Extent {
+    Mapping,
+    All,
+}
+
+/// Whether a page was written since its content was saved.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Saved {
+    Clean,
+    Dirty,
+}
+
+impl Tally {
+    /// Adds what stands in `range`, a part of the mapping. The address space's mutex is held.
+    pub(super) fn add<P: Platform>(
+        &mut self,
+        space: &AddressSpace<'_, P>,
+        vma: &Vma,
+        range: VirtRange,
+    ) {
+        space.table.survey(range, |stretch| match stretch.what {
+            Standing::Pages { folio: Some(folio), attributes, .. } => {
+                self.add_pages(space, vma, stretch, folio, attributes);
+            }
+            // The page of zeroes, and what is not ours, is nobody's.
+            Standing::Pages { folio: None, .. } => {}
+            Standing::Absent(Absent::Swap { .. }) => {
+                self.swapped += stretch.range.len();
+                // Slots have no counts yet.
+                self.part_swapped += stretch.range.len() << PART_SHIFT;
+            }
+            Standing::Absent(_) => {}
+        });
+    }
+
+    fn add_pages<P: Platform>(
+        &mut self,
+        space: &AddressSpace<'_, P>,
+        vma: &Vma,
+        stretch: &Stretch,
+        folio: Folio,
+        attributes: Attributes,
+    ) {
+        let Standing::Pages { first, .. } = stretch.what else { return };
+        let memory = space.table.memory;
+        let frames = &memory.frames;
+        let owner = Owner::of(space, vma, folio);
+        let bytes = stretch.range.len();
+        let written = attributes.dirty || frames.is_dirty(folio);
+        self.resident += bytes;
+        if attributes.accessed {
+            self.referenced += bytes;
+        }
+        if owner == Owner::Anonymous {
+            self.anonymous += bytes;
+            if frames.is_lazy(folio) && !written {
+                self.lazy += bytes;
+            }
+        }
+        if stretch.level > 1 {
+            match owner {
+                Owner::Anonymous => self.huge_anonymous += bytes,
+                Owner::Memory => self.huge_memory += bytes,
+                Owner::File => self.huge_file += bytes,
+            }
+        }
+        let locked = vma.has(MappingFlags::LOCKED);
+        for_each_shared(memory, folio, first, stretch.range.pages(), |shared| {
+            let part = shared.part();
+            self.part += part;
+            if locked {
+                self.part_locked += part;
+            }
+            match owner {
+                Owner::Anonymous => self.part_anonymous += part,
+                Owner::File => self.part_file += part,
+                Owner::Memory => self.part_memory += part,
+            }
+            if owner == Owner::File && !attributes.dirty {
+                // The file knows which of its pages were written, whoever mapped them then.
+                let at = stretch.range.start().offset(shared.first << PAGE_SHIFT);
+                let dirty = dirty_pages(space, vma, at, shared.pages);
+                self.add_saved(&shared, dirty, Saved::Dirty);
+                self.add_saved(&shared, shared.pages - dirty, Saved::Clean);
+            } else {
+                let saved = if written { Saved::Dirty } else { Saved::Clean };
+                self.add_saved(&shared, shared.pages, saved);
+            }
+        });
+    }
+
+    /// Adds `pages` pages of `shared` to those that are alike.
+    fn add_saved(&mut self, shared: &Shared, pages: u64, saved: Saved) {
+        let bytes = pages * PAGE_SIZE;
+        *match (shared.is_private(), saved) {
+            (true, Saved::Clean) => &mut self.private_clean,
+            (true, Saved::Dirty) => &mut self.private_dirty,
+            (false, Saved::Clean) => &mut self.shared_clean,
+            (false, Saved::Dirty) => &mut self.shared_dirty,
+        } += bytes;
+        if saved == Saved::Dirty {
+            self.part_dirty += shared.part() / shared.pages.max(1) * pages;
+        }
+    }
+
+    /// Writes the lines that listings of one mapping and of all have in common.
+    pub(super) fn write(&self, extent: Extent, out: &mut dyn Write) -> fmt::Result {
+        let whole = |part: u64| part >> PART_SHIFT;
+        write_size(out, "Rss:", self.resident)?;
+        write_size(out, "Pss:", whole(self.part))?;
+        write_size(out, "Pss_Dirty:", whole(self.part_dirty))?;
+        if extent == Extent::All {
+            write_size(out, "Pss_Anon:", whole(self.part_anonymous))?;
+            write_size(out, "Pss_File:", whole(self.part_file))?;
+            write_size(out, "Pss_Shmem:", whole(self.part_memory))?;
+        }
+        write_size(out, "Shared_Clean:", self.shared_clean)?;
+        write_size(out, "Shared_Dirty:", self.shared_dirty)?;
+        write_size(out, "Private_Clean:", self.private_clean)?;
+        write_size(out, "Private_Dirty:", self.private_dirty)?;
+        write_size(out, "Referenced:", self.referenced)?;
+        write_size(out, "Anonymous:", self.anonymous)?;
+        write_size(out, "KSM:", 0)?;
+        write_size(out, "LazyFree:", self.lazy)?;
+        write_size(out, "AnonHugePages:", self.huge_anonymous)?;
+        write_size(out, "ShmemPmdMapped:", self.huge_memory)?;
+        write_size(out, "FilePmdMapped:", self.huge_file)?;
+        write_size(out, "Shared_Hugetlb:", 0)?;
+        // Its name is one longer than Linux's column.
+        writeln!(out, "{:<17}{:>7} kB", "Private_Hugetlb:", 0)?;
+        write_size(out, "Swap:", self.swapped)?;
+        write_size(out, "SwapPss:", whole(self.part_swapped))?;
+        write_size(out, "Locked:", whole(self.part_locked))
+    }
+}
+
+/// Writes a line that tells a number of bytes.
+pub(super) fn write_size(out: &mut dyn Write, name: &str, bytes: u64) -> fmt::Result {
+    writeln!(out, "{name:<16}{:>8} kB", bytes >> 10)
+}
+
+/// How many of `pages` pages of the mapping's file from `at` on were written and not saved.
+fn dirty_pages<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    vma: &Vma,
+    at: VirtAddr,
+    pages: u64,
+) -> u64 {
+    let Some(object) = vma.object() else { return 0 };
+    let mut from = vma.page_offset_of(at);
+    let end = from.saturating_add(pages);
+    object.pages.look(&space.table.memory.platform, |index| {
+        let mut dirty = 0;
+        while let Some(run) = index.next_run_with(PageFlags::DIRTY, from, end) {
+            dirty += u64::from(run.count);
+            from = run.page + u64::from(run.count);
+        }
+        dirty
+    })
+}

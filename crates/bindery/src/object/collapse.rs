@@ -1,0 +1,135 @@
+//! Many folios of an object become one large one (Linux: `collapse_file`).
+
+use core::ptr::NonNull;
+
+use crate::Memory;
+use crate::arch;
+use crate::error::Error;
+use crate::frame::{Folio, MAX_FOLIO_ORDER, Owner};
+use crate::platform::Platform;
+
+use super::ObjectState;
+use super::fetch::{Wanted, obtain};
+use super::mappings::{self, Copies};
+use super::pages;
+use super::state::Accounting;
+
+/// Puts the pages that a huge leaf maps, from `first` on, into one folio; those that are not in
+/// memory are brought in. They are unmapped everywhere, and come back large with the next touch.
+/// Nothing to do where they are in one folio already. May sleep; called without locks on VMAs.
+///
+/// # Errors
+/// [`Error::Invalid`] where the pages do not begin at a multiple of their number, or reach over the
+/// object's end; [`Error::TryAgain`] where one is pinned; [`Error::OutOfMemory`],
+/// [`Error::NoSpace`], and for a file what the pager says. The pages stay as they are then.
+pub(crate) fn collapse<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    first: u64,
+) -> Result<(), Error> {
+    let platform = &memory.platform;
+    let order = arch::order_of_level::<P::Arch>(2).min(MAX_FOLIO_ORDER);
+    let end = first.saturating_add(1 << order);
+    object.changes.alone(platform, || {
+        if !first.is_multiple_of(1 << order) || end > object.size_in_pages() {
+            return Err(Error::Invalid);
+        }
+        if object.is_file() {
+            // What the storage has comes before anybody is kept out.
+            for page in first..end {
+                let ahead = end - page;
+                obtain(memory, object, page, &Wanted { ahead, ..Wanted::one(0, end) })?;
+            }
+        }
+        object.saving.alone(platform, || {
+            object.gate.alone(platform, || collapse_alone(memory, object, first, order))
+        })
+    })
+}
+
+/// All locks of the object are held.
+fn collapse_alone<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    first: u64,
+    order: u8,
+) -> Result<(), Error> {
+    let frames = &memory.frames;
+    let count = 1_u64 << order;
+    let (found, run) = pages::run_at(memory, object, first, count);
+    let folio = found.and_then(|frame| frames.folio_of(frame));
+    if run == count && folio.is_some_and(|folio| folio.order == order) {
+        return Ok(());
+    }
+    let folio = frames.new_folio(order).ok_or(Error::OutOfMemory)?;
+    let missing = count - present(memory, object, first, first + count);
+    let promised = if object.accounting() == Accounting::PerPage { missing } else { 0 };
+    let ready = object.promise(memory, promised).map_err(|_| Error::NoSpace).and_then(|()| {
+        let prepared =
+            object.pages.change(memory, |index, nodes| (index.prepare(first, count, nodes), 0));
+        prepared.map_err(|_| {
+            object.unpromise(memory, promised);
+            Error::OutOfMemory
+        })
+    });
+    if let Err(error) = ready {
+        frames.release(&memory.platform, folio);
+        return Err(error);
+    }
+    mappings::unmap(memory, object, first, count, Copies::Kept);
+    // Pins come through mappings, so there can be no more of them now.
+    if pages::any_folio(memory, object, first, first + count, |folio| frames.pins(folio) > 0) {
+        object.pages.change(memory, |index, nodes| (index.prune(first, count, nodes), 0));
+        object.unpromise(memory, promised);
+        frames.release(&memory.platform, folio);
+        return Err(Error::TryAgain);
+    }
+    replace(memory, object, first, folio);
+    Ok(())
+}
+
+/// How many pages from `first` to `end` are in memory.
+fn present<P: Platform>(memory: &Memory<P>, object: &ObjectState, first: u64, end: u64) -> u64 {
+    let (mut present, mut from) = (0, first);
+    while let Some(run) = object.pages.look(&memory.platform, |index| index.next_run(from, end)) {
+        present += u64::from(run.count);
+        from = run.page + u64::from(run.count);
+    }
+    present
+}
+
+/// Puts `folio`, which is fresh, into the place of all pages from `first` on, which are mapped
+/// nowhere. Cannot fail: the index is prepared.
+fn replace<P: Platform>(memory: &Memory<P>, object: &ObjectState, first: u64, folio: Folio) {
+    let (frames, platform) = (&memory.frames, &memory.platform);
+    let end = first + u64::from(folio.pages());
+    frames.set_owner(folio, Owner::Object(NonNull::from(object)), first);
+    frames.clear_exclusive(folio, 0, folio.pages());
+    frames.hold_pages(folio, folio.pages() - 1);
+    let mut from = first;
+    while from < end {
+        // Of one folio, so at most as many pages as ours has.
+        let (found, run) = pages::run_at(memory, object, from, end - from);
+        let (to, count) = (folio.head.plus((from - first) as u32), run.max(1) as u32);
+        let old = found.and_then(|frame| Some((frame, frames.folio_of(frame)?)));
+        match old {
+            Some((frame, _)) => platform.copy(frame, to, count),
+            None => platform.zero(to, count),
+        }
+        object.pages.change(memory, |index, _| {
+            if old.is_some() {
+                index.replace(from, to, count);
+                return ((), 0);
+            }
+            index.set(from, to, count);
+            ((), i64::from(count))
+        });
+        if let Some((_, old)) = old {
+            if frames.is_dirty(old) {
+                frames.mark_dirty(folio);
+            }
+            frames.release_pages(platform, old, count);
+        }
+        from += u64::from(count);
+    }
+}

@@ -1,0 +1,46 @@
+//! Objects with something wrong, for tests of the auditor.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use crate::platform::Platform;
+
+use super::{Object, pages};
+
+/// What can be wrong with an object.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ObjectDamage {
+    /// The number of pages that count as promised for it is off by so much.
+    Promised(i64),
+    /// One shared mapping more may be written than there is.
+    MoreWriters,
+    /// One fewer.
+    FewerWriters,
+    /// Two pages lie where the other one does. Does itself undo.
+    Swap(u64, u64),
+    /// The page is dropped, though it may be mapped.
+    Drop(u64),
+    /// So many pages are being saved, and never will be; none are with 0.
+    Saving(u64),
+}
+
+/// Damages an object. Panics where pages to be swapped are not there.
+pub fn damage_object<P: Platform>(object: &Object<'_, P>, damage: ObjectDamage) {
+    let (memory, state) = (object.memory, object.state());
+    match damage {
+        ObjectDamage::Promised(by) => {
+            let promised = state.promised().wrapping_add_signed(by);
+            state.promised.store(promised, Relaxed);
+        }
+        ObjectDamage::MoreWriters => state.seals.writable_added(),
+        ObjectDamage::FewerWriters => state.seals.writable_removed(),
+        ObjectDamage::Swap(first, second) => state.pages.change(memory, |index, _| {
+            let frame = |page| index.get(page).expect("a page").frame;
+            let (one, two) = (frame(first), frame(second));
+            index.replace(first, two, 1);
+            index.replace(second, one, 1);
+            ((), 0)
+        }),
+        ObjectDamage::Drop(page) => pages::drop_pages(memory, state, page, page + 1),
+        ObjectDamage::Saving(pages) => state.being_saved.begin(0, pages),
+    }
+}

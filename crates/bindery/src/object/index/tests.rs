@@ -1,0 +1,442 @@
+//! The index beside a `BTreeMap`, and out of memory at every point.
+
+extern crate std;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::frame::Frames;
+use crate::frame::slab::Slab;
+use crate::frame::tests::{Machine, assert_all_free, machine};
+
+/// A machine with the slab that the nodes of one index live in.
+struct World {
+    index: PageIndex,
+    slab: Slab<Node, Machine>,
+    frames: Frames<Machine>,
+    machine: Machine,
+}
+
+impl World {
+    fn new() -> Self {
+        let (machine, frames) = machine(512);
+        Self { index: PageIndex::new(), slab: Slab::new(), frames, machine }
+    }
+
+    /// The index, and where its nodes come from.
+    fn parts(&mut self) -> (&mut PageIndex, Nodes<'_, Machine>) {
+        // SAFETY: 1. a world has one index, one slab and one machine.
+        let nodes = unsafe { Nodes::new(&self.slab, &self.frames, &self.machine) };
+        (&mut self.index, nodes)
+    }
+
+    fn prepare(&mut self, first: u64, count: u64) -> Result<(), OutOfMemory> {
+        let (index, nodes) = self.parts();
+        index.prepare(first, count, &nodes)
+    }
+
+    fn add(&mut self, first: u64, frame: u32, count: u32) {
+        assert_eq!(self.prepare(first, count.into()), Ok(()));
+        self.index.set(first, Frame(frame), count);
+    }
+
+    fn take(&mut self, from: u64, end: u64) -> Option<Run> {
+        let (index, nodes) = self.parts();
+        index.take_run(from, end, &nodes)
+    }
+
+    fn prune(&mut self, first: u64, count: u64) {
+        let (index, nodes) = self.parts();
+        index.prune(first, count, &nodes);
+    }
+
+    fn clear(&mut self) {
+        let (index, nodes) = self.parts();
+        index.clear(&nodes);
+    }
+
+    /// All runs of pages that have `flags`.
+    fn runs_with(&self, flags: PageFlags) -> Vec<Run> {
+        let next = |from| self.index.next_run_with(flags, from, u64::MAX);
+        let behind = |run: &Run| next(run.page + u64::from(run.count));
+        std::iter::successors(next(0), behind).collect()
+    }
+
+    fn runs(&self) -> Vec<Run> {
+        self.runs_with(PageFlags::empty())
+    }
+
+    /// Nothing is lost: no node, no frame.
+    fn finish(mut self) {
+        self.clear();
+        assert!(self.index.check());
+        assert_eq!((self.index.node_count(), self.slab.objects()), (0, 0));
+        self.slab.trim(&self.frames, &self.machine);
+        assert_all_free(&self.frames);
+    }
+}
+
+fn run(page: u64, frame: u32, count: u32) -> Run {
+    Run { page, frame: Frame(frame), count }
+}
+
+/// How many nodes the pages need.
+fn nodes_for<'a>(pages: impl Iterator<Item = &'a u64> + Clone) -> u64 {
+    let Some(highest) = pages.clone().max() else { return 0 };
+    let beneath = |level| pages.clone().map(move |page| page >> (6 * (level + 1)));
+    let levels = (0..=8).take_while(|level| *level == 0 || highest >> (6 * level) > 0);
+    levels.map(|level| beneath(level).collect::<BTreeSet<_>>().len() as u64).sum()
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// Writes the absent ones of the pages, in frames that begin with the second number.
+    Set(u64, u32, u32),
+    /// As `Set`, but with so many allocations left.
+    SetWithout(u64, u32, u32, u64),
+    /// Prepares pages and prunes them again.
+    Abandon(u64, u32),
+    Take(u64, u64),
+    TakeAll(u64, u64),
+    SetFlags(u64, u64),
+    ClearFlags(u64, u64),
+    Clear,
+}
+
+/// Page numbers close to where levels, nodes and the numbers themselves end.
+fn page() -> impl Strategy<Value = u64> {
+    let ends = [6, 12, 18, 30, 36, 48, 52].map(|bits| 1_u64 << bits);
+    let around = (prop::sample::select(ends.to_vec()), 0..200_u64)
+        .prop_map(|(end, by)| (end + 100).saturating_sub(by).min(PAGE_LIMIT - 1));
+    prop_oneof![3 => 0..300_u64, 3 => around, 1 => 0..PAGE_LIMIT]
+}
+
+/// A range of pages: mostly short, sometimes nearly all.
+fn range() -> impl Strategy<Value = (u64, u64)> {
+    (page(), prop_oneof![3 => 0..200_u64, 1 => 0..PAGE_LIMIT, 1 => Just(u64::MAX)])
+        .prop_map(|(from, count)| (from, from.saturating_add(count)))
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let set = || (page(), 0..4_u32, 1..150_u32).prop_map(|(page, f, n)| (page, f * 50, n));
+    prop_oneof![
+        8 => set().prop_map(|(page, frame, count)| Step::Set(page, frame, count)),
+        3 => (set(), 0..12_u64).prop_map(|((page, f, n), left)| Step::SetWithout(page, f, n, left)),
+        1 => (page(), 1..150_u32).prop_map(|(page, count)| Step::Abandon(page, count)),
+        5 => range().prop_map(|(from, end)| Step::Take(from, end)),
+        1 => range().prop_map(|(from, end)| Step::TakeAll(from, end)),
+        3 => range().prop_map(|(from, end)| Step::SetFlags(from, end - from)),
+        2 => range().prop_map(|(from, end)| Step::ClearFlags(from, end - from)),
+        1 => Just(Step::Clear),
+    ]
+}
+
+/// An index, and what it should hold.
+struct Pair {
+    world: World,
+    model: BTreeMap<u64, Slot>,
+}
+
+impl Pair {
+    fn new() -> Self {
+        Self { world: World::new(), model: BTreeMap::new() }
+    }
+
+    /// The first run of pages with `flags` in the range, page by page.
+    fn next_run(&self, flags: PageFlags, from: u64, end: u64) -> Option<Run> {
+        let fits = |slot: &Slot| slot.flags.contains(flags);
+        let mut range = self.model.range(from..end.max(from)).filter(|(_, slot)| fits(slot));
+        let (&page, Slot { frame, .. }) = range.next()?;
+        let follows = |n: &u32| {
+            let next = page + u64::from(*n);
+            let slot = self.model.get(&next).filter(|slot| fits(slot) && next < end);
+            slot.is_some_and(|slot| slot.frame == frame.plus(*n))
+        };
+        Some(Run { page, frame: *frame, count: 1 + (1..).take_while(follows).count() as u32 })
+    }
+
+    /// Writes the absent pages among `count` from `first` on, which are prepared.
+    fn set(&mut self, first: u64, frame: u32, count: u32) {
+        let mut n = 0;
+        while n < count {
+            let page = first + u64::from(n);
+            let absent = |n: &u32| !self.model.contains_key(&(first + u64::from(*n)));
+            let length = (n..count).take_while(absent).count() as u32;
+            let first_frame = Frame(frame + n);
+            self.world.index.set(page, first_frame, length);
+            for by in 0..length {
+                let slot = Slot { frame: first_frame.plus(by), flags: PageFlags::empty() };
+                self.model.insert(page + u64::from(by), slot);
+            }
+            n += length.max(1);
+        }
+    }
+
+    fn take(&mut self, from: u64, end: u64) -> bool {
+        let expected = self.next_run(PageFlags::empty(), from, end);
+        assert_eq!(self.world.take(from, end), expected);
+        let Some(run) = expected else { return false };
+        for n in 0..u64::from(run.count) {
+            self.model.remove(&(run.page + n));
+        }
+        true
+    }
+
+    fn apply(&mut self, step: Step) {
+        match step {
+            Step::Set(first, frame, count) => {
+                let count = u64::from(count).min(PAGE_LIMIT - first) as u32;
+                assert_eq!(self.world.prepare(first, count.into()), Ok(()));
+                self.set(first, frame, count);
+            }
+            Step::SetWithout(first, frame, count, left) => {
+                let count = u64::from(count).min(PAGE_LIMIT - first) as u32;
+                self.world.frames.fail_after(Some(left));
+                let prepared = self.world.prepare(first, count.into());
+                self.world.frames.fail_after(None);
+                assert_eq!(prepared.is_err(), self.world.frames.failed_on_purpose() > 0);
+                if prepared.is_ok() {
+                    self.set(first, frame, count);
+                }
+            }
+            Step::Abandon(first, count) => {
+                let count = u64::from(count).min(PAGE_LIMIT - first);
+                assert_eq!(self.world.prepare(first, count), Ok(()));
+                self.compare_runs();
+                self.world.prune(first, count);
+            }
+            Step::Take(from, end) => _ = self.take(from, end),
+            Step::TakeAll(from, end) => while self.take(from, end) {},
+            Step::SetFlags(first, count) => {
+                self.world.index.set_flags(first, count, PageFlags::DIRTY);
+                let range = self.model.range_mut(first..first.saturating_add(count));
+                range.for_each(|(_, slot)| slot.flags = PageFlags::DIRTY);
+            }
+            Step::ClearFlags(first, count) => {
+                self.world.index.clear_flags(first, count, PageFlags::DIRTY);
+                let range = self.model.range_mut(first..first.saturating_add(count));
+                range.for_each(|(_, slot)| slot.flags = PageFlags::empty());
+            }
+            Step::Clear => {
+                self.world.clear();
+                self.model.clear();
+            }
+        }
+    }
+
+    fn compare_runs(&self) {
+        for flags in [PageFlags::empty(), PageFlags::DIRTY] {
+            let next = |from| self.next_run(flags, from, u64::MAX);
+            let behind = |run: &Run| next(run.page + u64::from(run.count));
+            assert!(std::iter::successors(next(0), behind).eq(self.world.runs_with(flags)));
+        }
+    }
+
+    fn compare(&self, page: u64, end: u64) {
+        let index = &self.world.index;
+        assert!(index.check());
+        assert_eq!(index.node_count(), nodes_for(self.model.keys()));
+        assert_eq!(index.node_count(), self.world.slab.objects());
+        assert_eq!(index.get(page), self.model.get(&page).copied());
+        let limit = end - page;
+        let expected = match self.next_run(PageFlags::empty(), page, u64::MAX) {
+            None => Stretch::Empty(limit),
+            Some(next) if next.page > page => Stretch::Empty(limit.min(next.page - page)),
+            Some(next) => Stretch::Frames(next.frame, limit.min(next.count.into()) as u32),
+        };
+        assert_eq!(index.run(page, limit), expected);
+        for flags in [PageFlags::empty(), PageFlags::DIRTY] {
+            assert_eq!(index.next_run_with(flags, page, end), self.next_run(flags, page, end));
+        }
+        assert_eq!(index.next_run(page, end), self.next_run(PageFlags::empty(), page, end));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn the_index_answers_as_a_btree_map_does_with_no_node_too_many(
+        steps in prop::collection::vec((step(), range()), 1..60),
+    ) {
+        let mut pair = Pair::new();
+        for (step, (from, end)) in steps {
+            pair.apply(step);
+            pair.compare(from, end);
+            pair.compare_runs();
+        }
+        pair.world.finish();
+    }
+}
+
+#[test]
+fn an_index_without_pages_is_empty_without_end_and_has_no_node() {
+    const INDEX: PageIndex = PageIndex::new();
+    assert_eq!(INDEX.run(0, u64::MAX), Stretch::Empty(u64::MAX));
+    assert_eq!(INDEX.run(u64::MAX, 5), Stretch::Empty(5));
+    assert_eq!((INDEX.get(0), INDEX.get(u64::MAX)), (None, None));
+    assert_eq!(INDEX.next_run(0, u64::MAX), None);
+    assert!(INDEX.check() && INDEX.node_count() == 0);
+}
+
+#[test]
+fn seven_nodes_fit_in_a_frame() {
+    assert_eq!(Slab::<Node, Machine>::PER_FRAME, 7);
+}
+
+#[test]
+fn an_index_may_be_shared_and_sent_between_cpus() {
+    fn shared<T: Send + Sync>() {}
+    shared::<PageIndex>();
+}
+
+#[test]
+fn a_page_in_frame_zero_is_present() {
+    let mut world = World::new();
+    world.add(3, 0, 1);
+    let slot = Slot { frame: Frame(0), flags: PageFlags::empty() };
+    assert_eq!((world.index.get(3), world.index.get(4)), (Some(slot), None));
+    world.finish();
+}
+
+#[test]
+fn two_folios_in_adjacent_frames_are_one_run_across_nodes() {
+    let mut world = World::new();
+    world.add(512, 0x200, 512);
+    world.add(1024, 0x400, 16);
+    world.add(1040, 0x800, 1);
+    assert_eq!(world.runs(), [run(512, 0x200, 528), run(1040, 0x800, 1)]);
+    assert_eq!(world.index.run(600, 10_000), Stretch::Frames(Frame(0x258), 440));
+    assert_eq!(world.index.run(600, 7), Stretch::Frames(Frame(0x258), 7));
+    world.finish();
+}
+
+#[test]
+fn the_last_page_of_the_largest_file_is_found_at_once_from_the_first() {
+    let mut world = World::new();
+    let last = PAGE_LIMIT - 1;
+    world.add(0, 7, 1);
+    world.add(last, 9, 1);
+    assert_eq!(world.index.node_count(), 17, "they share the root of nine levels");
+    assert_eq!(world.index.run(1, u64::MAX), Stretch::Empty(last - 1));
+    assert_eq!(world.index.next_run(1, last), None);
+    assert_eq!(world.index.next_run(1, u64::MAX), Some(run(last, 9, 1)));
+    assert_eq!(world.index.run(PAGE_LIMIT, 10), Stretch::Empty(10));
+    assert_eq!(world.take(1, u64::MAX), Some(run(last, 9, 1)));
+    assert_eq!(world.index.node_count(), 1, "and the root sinks again");
+    world.finish();
+}
+
+#[test]
+fn pages_beyond_the_limit_are_refused() {
+    let mut world = World::new();
+    for (first, count) in [(PAGE_LIMIT, 1), (PAGE_LIMIT - 1, 2), (u64::MAX, 1), (1, u64::MAX)] {
+        assert_eq!(world.prepare(first, count), Err(OutOfMemory));
+    }
+    assert_eq!(world.prepare(PAGE_LIMIT, 0), Ok(()));
+    assert_eq!(world.slab.objects(), 0);
+    world.finish();
+}
+
+#[test]
+fn a_hole_punched_into_a_folio_leaves_both_its_ends() {
+    let mut world = World::new();
+    world.add(0, 0x1000, 512);
+    assert_eq!(world.take(100, 300), Some(run(100, 0x1064, 200)));
+    assert_eq!(world.take(100, 300), None);
+    assert_eq!(world.runs(), [run(0, 0x1000, 100), run(300, 0x112c, 212)]);
+    assert_eq!(world.index.run(100, 1000), Stretch::Empty(200));
+    assert_eq!(world.index.node_count(), 1 + 6, "two of eight nodes were emptied");
+    world.finish();
+}
+
+#[test]
+fn a_dirty_part_of_a_run_is_found_and_its_neighbours_are_not() {
+    let mut world = World::new();
+    world.add(60, 0x100, 100);
+    world.add(1 << 40, 0x300, 1);
+    world.index.set_flags(70, 60, PageFlags::DIRTY);
+    let runs = [run(60, 0x100, 100), run(1 << 40, 0x300, 1)];
+    assert_eq!(world.runs(), runs, "flags do not cut runs");
+    assert_eq!(world.runs_with(PageFlags::DIRTY), [run(70, 0x10a, 60)]);
+    let slot = Slot { frame: Frame(0x10a), flags: PageFlags::DIRTY };
+    assert_eq!(world.index.get(70), Some(slot));
+    world.index.clear_flags(80, u64::MAX, PageFlags::DIRTY);
+    assert_eq!(world.runs_with(PageFlags::DIRTY), [run(70, 0x10a, 10)]);
+    assert_eq!(world.runs(), runs);
+    world.index.set_flags(0, u64::MAX, PageFlags::DIRTY);
+    assert_eq!(world.runs_with(PageFlags::DIRTY), runs);
+    world.finish();
+}
+
+#[test]
+fn a_page_that_comes_back_has_no_flag_of_the_one_before() {
+    let mut world = World::new();
+    world.add(5, 0x100, 2);
+    world.index.set_flags(0, 100, PageFlags::DIRTY);
+    assert_eq!(world.take(5, 6), Some(run(5, 0x100, 1)));
+    world.add(5, 0x200, 1);
+    assert_eq!(world.runs_with(PageFlags::DIRTY), [run(6, 0x101, 1)]);
+    world.finish();
+}
+
+#[test]
+fn prepared_pages_stay_absent_and_searches_pass_them() {
+    let mut world = World::new();
+    world.add(0, 1, 1);
+    assert_eq!(world.prepare(100, 1000), Ok(()));
+    world.add(5000, 2, 1);
+    assert_eq!(world.index.run(1, u64::MAX), Stretch::Empty(4999));
+    assert_eq!(world.runs(), [run(0, 1, 1), run(5000, 2, 1)]);
+    assert!(!world.index.check(), "nodes without pages count as lost until they are pruned");
+    world.prune(100, 1000);
+    assert!(world.index.check());
+    world.finish();
+}
+
+#[test]
+fn clearing_frees_prepared_nodes_too() {
+    let mut world = World::new();
+    world.add(1 << 20, 1, 1);
+    assert_eq!(world.prepare(1 << 50, 300), Ok(()));
+    world.finish();
+}
+
+#[test]
+fn memory_that_runs_out_at_any_point_leaves_the_index_as_it_was() {
+    // Into an empty index, below and above what is there, and beside it.
+    let before = [&[][..], &[(0, 1)], &[(1 << 30, 1)], &[(0, 70), (1 << 51, 3)]];
+    let new = [(0, 1), (63, 2), (4000, 200), ((1 << 36) - 2, 4), (PAGE_LIMIT - 130, 130)];
+    for (before, (first, count)) in before.iter().flat_map(|b| new.map(|new| (*b, new))) {
+        let mut world = World::new();
+        before.iter().for_each(|(first, count)| world.add(*first, 0x50, *count));
+        let (runs, nodes) = (world.runs(), world.index.node_count());
+        for left in 0.. {
+            world.frames.fail_after(Some(left));
+            let prepared = world.prepare(first, count);
+            world.frames.fail_after(None);
+            if prepared.is_ok() {
+                break;
+            }
+            assert_eq!(world.frames.failed_on_purpose(), 1, "it stops at the first failure");
+            assert!(world.index.check());
+            assert_eq!((world.runs(), world.index.node_count()), (runs.clone(), nodes));
+            assert_eq!(world.slab.objects(), nodes);
+        }
+        world.finish();
+    }
+}
+
+#[test]
+fn memory_that_is_really_full_is_reported_and_all_of_it_comes_back() {
+    let mut world = World::new();
+    world.add(9, 1, 1);
+    assert_eq!(world.prepare(0, PAGE_LIMIT), Err(OutOfMemory));
+    assert!(world.index.check());
+    assert_eq!(world.runs(), [run(9, 1, 1)]);
+    assert_eq!(world.index.node_count(), 1);
+    world.finish();
+}

@@ -1,0 +1,231 @@
+//! What backs a mapping that is not anonymous: shared memory, or a file behind a pager.
+//!
+//! An *object* has pages by number, whoever maps them. It lives as long as somebody has a handle
+//! ([`Object`]) or maps it; what is not in memory is zeroes, or with the pager ([`Pager`]).
+//!
+//! | file | what |
+//! |---|---|
+//! | `state` | `ObjectState`: what is known about an object, who holds it, what is promised |
+//! | `index` | which frame holds which page |
+//! | `pages` | pages found, marked dirty, dropped |
+//! | `fetch` | pages brought in |
+//! | `content` | reading and writing it from outside of mappings |
+//! | `collapse` | one large folio for small ones |
+//! | `resize` | its size, holes, pages in advance |
+//! | `save` | what was written to a file goes to its pager |
+//! | `seals` | what nobody may do any more |
+//! | `pager` | [`Pager`]: where files live |
+//! | `mappings` | what becomes of mappings when pages go or are saved |
+//! | `registry` | all objects of a memory |
+//!
+//! # Folios
+//! A folio belongs to one object, and has one reference for each page that the index names. So a
+//! hole in the middle of a large folio needs no split: its pages leave the index with their
+//! references, and the frames come back when neither page nor mapping is left.
+//!
+//! ```text
+//! index        | 0  1  2  3  4  5  6  7 |          | 0  1  .  .  .  5  6  7 |
+//! folio        |f0 f1 f2 f3 f4 f5 f6 f7 |  punched |f0 f1 f2 f3 f4 f5 f6 f7 |
+//! references               8            |   ---->               5           |
+//! ```
+//!
+//! # Locks
+//! - *Changes*: one writer, resizer or sealer at a time (Linux: the inode's lock). Faults do not
+//!   take it.
+//! - *Saving*: one `sync` at a time, and nobody drops pages meanwhile.
+//! - The *gate*: faults pass it together while they look a page up and map it; whoever takes pages
+//!   or permissions away passes it alone, so no fault maps a page that is on its way out:
+//!   1. CPU A looks page 3 up; 2. CPU B cuts the object to two pages, unmaps page 3 everywhere and
+//!      frees it; 3. CPU A maps it.
+//! - The *mappers' gate*: guards the list of VMAs (`rmap`).
+//! - The *pages' gate*: guards the index, for the length of one look or change. Nothing but the
+//!   spin locks of frames and slabs is taken inside.
+//!
+//! Order: the address space's mutex, a VMA's lock, changes, saving, the gate, the mappers' gate,
+//! table locks, the pages' gate.
+
+mod collapse;
+mod content;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod damage;
+mod fetch;
+pub(crate) mod index;
+mod mappings;
+mod pager;
+pub(crate) mod pages;
+mod registry;
+mod resize;
+mod save;
+mod seals;
+mod state;
+
+use core::fmt;
+use core::marker::PhantomData;
+use core::ptr::NonNull;
+
+use crate::Memory;
+use crate::error::Error;
+use crate::platform::Platform;
+
+use state::Backing;
+
+pub use pager::{Pager, PagerError};
+pub use resize::Growth;
+pub use seals::{Sealing, Seals};
+pub use state::Accounting;
+pub(crate) use {
+    collapse::collapse,
+    registry::Registry,
+    seals::WritableMapping,
+    state::{ObjectState, map_removed},
+};
+
+/// The most bytes that an object can have, as on Linux.
+pub(crate) const MAX_SIZE: u64 = i64::MAX as u64;
+
+/// A handle to shared memory or a file: what an open file description is to a kernel. Clones are
+/// handles to the same object. It lives as long as there is a handle or a mapping; with the last of
+/// them its memory is freed.
+///
+/// All methods take `&self` and may be called from several CPUs at once; none may be called from
+/// interrupt context.
+pub struct Object<'m, P: Platform> {
+    pub(crate) memory: &'m Memory<P>,
+    pub(crate) state: NonNull<ObjectState>,
+    /// A file's pager lives as long as `'m`.
+    pager: PhantomData<&'m dyn Pager>,
+}
+
+// SAFETY: a handle is a counted reference to a state of atomics and what locks guard; who has it
+// may use the state from any CPU and let it go there. Pagers are `Send` and `Sync`.
+unsafe impl<P: Platform> Send for Object<'_, P> {}
+// SAFETY: as above.
+unsafe impl<P: Platform> Sync for Object<'_, P> {}
+
+impl<P: Platform> Memory<P> {
+    /// Shared memory of `size` bytes, all zeroes; memory comes with the first touch of each page.
+    /// (Linux: `memfd_create(2)`, or what a shared anonymous mapping is made of.)
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] above 2^63 - 1 bytes; [`Error::Overcommitted`] where all of the size
+    /// counts as promised and that is too much; [`Error::OutOfMemory`].
+    pub fn shared_memory(
+        &self,
+        size: u64,
+        sealing: Sealing,
+        accounting: Accounting,
+    ) -> Result<Object<'_, P>, Error> {
+        let seals = match sealing {
+            Sealing::Allowed => Seals::empty(),
+            Sealing::Forbidden => Seals::SEAL,
+        };
+        let object = self.add_object(Backing::Memory(accounting), size, seals)?;
+        // If it is refused, the handle goes, and the object with it.
+        object.state().promise_size(self, size)?;
+        Ok(object)
+    }
+
+    /// A file of `size` bytes that lives with `pager`, under the number `file`; its pages come into
+    /// memory when they are touched or read. There is one object for each file at a time: two would
+    /// each have pages of their own.
+    ///
+    /// The pager outlives the object, whoever holds it: handles and address spaces cannot pass for
+    /// ones with a shorter life.
+    ///
+    /// ```compile_fail
+    /// # use bindery::{AddressSpace, FileAccess, MapObject, MapRequest, Object, Platform};
+    /// fn keep<'long, 'short, P: Platform>(
+    ///     space: &AddressSpace<'long, P>, object: &Object<'short, P>,
+    /// ) where 'long: 'short {
+    ///     let source = MapObject { object, offset: 0, access: FileAccess::READ };
+    ///     let _ = space.mmap_object(&MapRequest::default(), &source);
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] above 2^63 - 1 bytes; [`Error::OutOfMemory`].
+    pub fn file<'m>(
+        &'m self,
+        pager: &'m dyn Pager,
+        file: u64,
+        size: u64,
+    ) -> Result<Object<'m, P>, Error> {
+        let pager: NonNull<dyn Pager + 'm> = NonNull::from(pager);
+        // SAFETY: the two types differ in a lifetime only, which a raw pointer does not promise
+        // anything about. It is followed by holders of the object alone: handles and address spaces
+        // with the lifetime 'm, which end before the pager does.
+        let pager: NonNull<dyn Pager> = unsafe { core::mem::transmute(pager) };
+        self.add_object(Backing::File { pager, file }, size, Seals::empty())
+    }
+
+    fn add_object(
+        &self,
+        backing: Backing,
+        size: u64,
+        seals: Seals,
+    ) -> Result<Object<'_, P>, Error> {
+        if size > MAX_SIZE {
+            return Err(Error::TooLarge);
+        }
+        let state = ObjectState::new(self.registry.new_identity(), backing, size, seals);
+        let state =
+            self.objects.allocate(&self.frames, &self.platform, state).ok_or(Error::OutOfMemory)?;
+        self.registry.add(state);
+        Ok(Object { memory: self, state, pager: PhantomData })
+    }
+}
+
+impl<'m, P: Platform> Object<'m, P> {
+    pub(crate) fn state(&self) -> &ObjectState {
+        // SAFETY: the handle is a holder, and the state is freed with the last (`state::release`).
+        unsafe { self.state.as_ref() }
+    }
+
+    /// Another handle to the object that a VMA maps, which holds it as long as the caller keeps the
+    /// VMA.
+    pub(crate) fn of_mapping(memory: &'m Memory<P>, state: NonNull<ObjectState>) -> Self {
+        // SAFETY: the VMA is a holder.
+        unsafe { state.as_ref() }.hold();
+        Self { memory, state, pager: PhantomData }
+    }
+
+    /// A number that no other object of the memory has or had: an inode's, to a kernel.
+    pub fn identity(&self) -> u64 {
+        self.state().identity()
+    }
+
+    /// The size in bytes.
+    pub fn size(&self) -> u64 {
+        self.state().size()
+    }
+
+    /// How many of its pages are in memory, those behind its end included (`st_blocks`, in base
+    /// pages). Old news unless the caller keeps others out.
+    pub fn resident_pages(&self) -> u64 {
+        self.state().pages.resident()
+    }
+}
+
+impl<P: Platform> Clone for Object<'_, P> {
+    fn clone(&self) -> Self {
+        self.state().hold();
+        Self { memory: self.memory, state: self.state, pager: PhantomData }
+    }
+}
+
+impl<P: Platform> Drop for Object<'_, P> {
+    fn drop(&mut self) {
+        state::release(self.memory, self.state);
+    }
+}
+
+impl<P: Platform> fmt::Debug for Object<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Object")
+            .field("identity", &self.identity())
+            .field("size", &self.size())
+            .field("resident_pages", &self.resident_pages())
+            .field("seals", &self.seals())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,94 @@
+//! Where the content of files comes from, and goes to: [`Pager`].
+
+use core::fmt;
+
+use crate::error::Error;
+
+/// Why a pager did not do what it was asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum PagerError {
+    /// The content could not be read or written (`EIO`).
+    InputOutput,
+    /// The storage is full (`ENOSPC`).
+    NoSpace,
+    /// Memory ran out; it may be tried again.
+    OutOfMemory,
+    /// The storage cannot do such a thing (`EOPNOTSUPP`).
+    NotSupported,
+}
+
+impl From<PagerError> for Error {
+    fn from(error: PagerError) -> Self {
+        match error {
+            PagerError::InputOutput => Self::InputOutput,
+            PagerError::NoSpace => Self::NoSpace,
+            PagerError::OutOfMemory => Self::OutOfMemory,
+            PagerError::NotSupported => Self::NotSupported,
+        }
+    }
+}
+
+impl fmt::Display for PagerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Error::from(*self).fmt(f)
+    }
+}
+
+impl core::error::Error for PagerError {}
+
+/// Storage that files live in, as the embedder's file systems know it: it fills pages of memory
+/// that are read, and takes back what was written.
+///
+/// Files have numbers that are the pager's own affair. An [`crate::Object`] of a file caches its
+/// pages; there is at most one for each file at a time, which all who open the file share.
+///
+/// All methods may sleep, and are called from faults and verbs, on any CPU, for different files
+/// and different pages of one file at the same time. They must not come back to the core with the
+/// same object or touch memory that maps it: locks of the object are held.
+pub trait Pager: Send + Sync {
+    /// Fills all of `into`, one piece after the other, with consecutive pages of a file from
+    /// `first_page` on. What lies behind the end of the file is zeroes.
+    ///
+    /// Asked for as many pages at once as are known to be needed, in as few pieces as there are
+    /// folios that they go into: at most 32, of 1 to 512 pages each.
+    ///
+    /// # Errors
+    /// As [`PagerError`] says; whatever is in `into` then is not used. Where more than one page was
+    /// asked for, fewer may be asked for next.
+    fn read(&self, file: u64, first_page: u64, into: &mut [&mut [u8]]) -> Result<(), PagerError>;
+
+    /// Stores consecutive pages of a file from `first_page` on: the bytes of all of `from`, one
+    /// piece after the other. All pieces but the last are whole pages; the last ends with the file
+    /// if that is not a multiple of the page size. Nobody changes these bytes meanwhile, unless a
+    /// device does that has pinned them.
+    ///
+    /// Called with as many pages as were written next to each other, in as few pieces as their
+    /// frames allow, at most 32.
+    ///
+    /// # Errors
+    /// As [`PagerError`] says; the pages remain to be written then, and may be stored in part.
+    fn write(&self, file: u64, first_page: u64, from: &[&[u8]]) -> Result<(), PagerError>;
+
+    /// The file has `size` bytes now. What is cut off is gone: should the file grow again, it
+    /// reads as zeroes.
+    ///
+    /// # Errors
+    /// As [`PagerError`] says; the file keeps its size then.
+    fn resize(&self, file: u64, size: u64) -> Result<(), PagerError>;
+
+    /// So many whole pages of the file from `first_page` on read as zeroes from now on, and need no
+    /// storage (Linux: `FALLOC_FL_PUNCH_HOLE`).
+    ///
+    /// # Errors
+    /// As [`PagerError`] says; the pages keep their content then. [`PagerError::NotSupported`]
+    /// unless the pager says more.
+    fn discard(&self, file: u64, first_page: u64, pages: u64) -> Result<(), PagerError> {
+        let _ = (file, first_page, pages);
+        Err(PagerError::NotSupported)
+    }
+
+    /// Nobody has the object of this file any more: neither handles nor mappings. What was written
+    /// has been stored, unless [`Pager::write`] refused it.
+    fn removed(&self, file: u64);
+}

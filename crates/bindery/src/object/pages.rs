@@ -1,0 +1,248 @@
+//! The pages of an object: found, marked, dropped (`fetch` brings them in).
+//!
+//! Who looks a page up and does something with its frame has passed the object's *gate* together
+//! with others, or holds its *changes* or its *saving*; who drops pages holds all of these. So a
+//! frame that was found stays the page's until the caller lets go.
+
+use crate::Memory;
+use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE};
+use crate::error::{Error, FaultError};
+use crate::frame::Folio;
+use crate::platform::{Platform, Wait};
+
+use super::ObjectState;
+use super::fetch::{Wanted, obtain};
+use super::index::{PageFlags, Run, Stretch};
+use super::state::Accounting;
+use crate::bytes;
+
+/// What stands at `page`, and how far it goes on, at most `limit` pages: a run in consecutive
+/// frames of one folio, which the first one names, or pages that are not in memory. What lies
+/// behind the object's end is not there, though it may be in memory already.
+pub(crate) fn resident_run<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    page: u64,
+    limit: u64,
+) -> (Option<Frame>, u64) {
+    let within = object.size_in_pages().saturating_sub(page);
+    if within == 0 {
+        return (None, limit);
+    }
+    match run_at(memory, object, page, limit.min(within)) {
+        (None, count) if count == within => (None, limit),
+        found => found,
+    }
+}
+
+/// As [`resident_run`], whatever the size.
+pub(super) fn run_at<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    page: u64,
+    limit: u64,
+) -> (Option<Frame>, u64) {
+    match object.pages.look(&memory.platform, |index| index.run(page, limit)) {
+        Stretch::Empty(count) => (None, count),
+        Stretch::Frames(frame, count) => {
+            (Some(frame), u64::from(memory.folio_limit(frame, count).0))
+        }
+    }
+}
+
+/// The pages around `page`, which `frame` holds, that stand in the same folio without a gap, at
+/// most `below` before it and `above` from it on: how many before it, and how many in all. Parts of
+/// the folio that were dropped end the run.
+///
+/// ```text
+/// folio    |f0 f1 f2 f3 f4 f5 f6 f7|
+/// index    | 0  1  .  3  4  5  6  .|        around page 4: 1 before it, 4 in all
+/// ```
+pub(crate) fn run_around<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    page: u64,
+    frame: Frame,
+    below: u64,
+    above: u64,
+) -> (u64, u64) {
+    let inside = memory.frames.folio_of(frame).map_or(0, |folio| frame.0 - folio.head.0);
+    let below = below.min(u64::from(inside)).min(page);
+    let before = object.pages.look(&memory.platform, |index| {
+        let same = |distance: u64| {
+            let slot = index.get(page - distance);
+            slot.is_some_and(|slot| u64::from(slot.frame.0) + distance == u64::from(frame.0))
+        };
+        (1..=below).take_while(|distance| same(*distance)).count() as u64
+    });
+    let (_, behind) = resident_run(memory, object, page, above.max(1));
+    (before, before + behind)
+}
+
+/// The frame that holds `page`, which lies within the object's size. If the page is not in memory,
+/// brings it in, in a folio of the largest of `orders` (bit n: order n; order 0 always) that fits:
+/// into the object's size, between what is there, and into memory. May sleep where the object is a
+/// file.
+///
+/// # Errors
+/// [`FaultError::OutOfMemory`], and [`FaultError::Bus`] where the content cannot be had, or nothing
+/// more may be promised. Nothing is changed then.
+pub(crate) fn get<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    page: u64,
+    orders: u16,
+) -> Result<Frame, FaultError> {
+    let wanted = Wanted::one(orders, object.size_in_pages());
+    obtain(memory, object, page, &wanted).map_err(|error| match error {
+        Error::OutOfMemory => FaultError::OutOfMemory,
+        _ => FaultError::Bus,
+    })
+}
+
+/// Notes that `count` pages from `page` on are, or will be, written. Those of a file are saved by
+/// the next `sync` then; before it was called, no entry may let them be written.
+///
+/// While one of the pages is being saved, waits until it is: called without locks on tables, with
+/// the object's gate held for reading, which it stays until the pages are writable:
+/// 1. CPU A marks page 3;
+/// 2. CPU B saves the object: clears the mark, takes write permission away, stores the page;
+/// 3. CPU A lets page 3 be written, and nobody will save that.
+pub(crate) fn mark_dirty<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    page: u64,
+    count: u64,
+) {
+    if object.notices_writes() {
+        while object.being_saved.overlaps(page, count) {
+            memory.platform.relax(Wait::Long);
+        }
+        let known = object.pages.look(&memory.platform, |index| {
+            let run = index.next_run_with(PageFlags::DIRTY, page, page.saturating_add(count));
+            run.is_some_and(|run| run.page == page && u64::from(run.count) == count)
+        });
+        if !known {
+            object.pages.change(memory, |index, _| {
+                index.set_flags(page, count, PageFlags::DIRTY);
+                ((), 0)
+            });
+        }
+        return;
+    }
+    // Memory is not saved anywhere yet; reclaim will ask the folios.
+    any_folio(memory, object, page, page.saturating_add(count), |folio| {
+        memory.frames.mark_dirty(folio);
+        false
+    });
+}
+
+/// Drops the pages from `first` to `end`, which are mapped nowhere: the frames are free unless
+/// somebody else holds them. The gate is held for writing, or the object has no holder.
+///
+/// Complexity: in the runs, and O(height of the index) for each 64 pages.
+pub(super) fn drop_pages<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    first: u64,
+    end: u64,
+) {
+    loop {
+        let taken = object.pages.change(memory, |index, nodes| {
+            let run = index.take_run(first, end, nodes);
+            (run, run.map_or(0, |run| -i64::from(run.count)))
+        });
+        let Some(run) = taken else { return };
+        for_each_part(memory, run, |_, frame, folio, count| {
+            debug_assert!(frame.0 >= folio.head.0);
+            memory.frames.release_pages(&memory.platform, folio, count);
+            true
+        });
+        if object.accounting() == Accounting::PerPage {
+            object.unpromise(memory, u64::from(run.count));
+        }
+    }
+}
+
+/// Drops those of the pages from `first` to `end` that nobody has written or mapped since they came,
+/// so that they are zeroes with or without us. The gate is held for writing.
+pub(super) fn drop_untouched<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    first: u64,
+    end: u64,
+) {
+    let mut from = first;
+    while let Some(run) = object.pages.look(&memory.platform, |index| index.next_run(from, end)) {
+        from = run.page + u64::from(run.count);
+        for_each_part(memory, run, |page, _, folio, count| {
+            let frames = &memory.frames;
+            if frames.mappings(folio) == 0 && frames.pins(folio) == 0 && !frames.is_dirty(folio) {
+                drop_pages(memory, object, page, page + u64::from(count));
+            }
+            true
+        });
+    }
+}
+
+/// Asks `f` about each folio that has pages from `first` to `end`, until it says yes. A folio of
+/// which pages were dropped may be asked about more than once.
+pub(super) fn any_folio<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    first: u64,
+    end: u64,
+    mut f: impl FnMut(Folio) -> bool,
+) -> bool {
+    let mut from = first;
+    while let Some(run) = object.pages.look(&memory.platform, |index| index.next_run(from, end)) {
+        from = run.page + u64::from(run.count);
+        if !for_each_part(memory, run, |_, _, folio, _| !f(folio)) {
+            return true;
+        }
+    }
+    false
+}
+
+/// Cuts a run where folios meet, and calls `f` with the first page, its frame, the folio and how
+/// many pages of it, as long as it says to go on. Says whether that was to the end.
+fn for_each_part<P: Platform>(
+    memory: &Memory<P>,
+    run: Run,
+    mut f: impl FnMut(u64, Frame, Folio, u32) -> bool,
+) -> bool {
+    let mut done = 0;
+    while done < run.count {
+        let frame = run.frame.plus(done);
+        let (count, _) = memory.folio_limit(frame, run.count - done);
+        // What stands in an index is a folio.
+        let Some(folio) = memory.frames.folio_of(frame) else { return true };
+        if !f(run.page + u64::from(done), frame, folio, count.max(1)) {
+            return false;
+        }
+        done += count.max(1);
+    }
+    true
+}
+
+/// Fills the bytes from `start` to `end` of the object, which lie in one page, with zeroes; if the
+/// page is not in memory, nothing happens. Called with the gate passed and without locks on tables.
+pub(super) fn zero_part<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    start: u64,
+    end: u64,
+) {
+    let page = start >> PAGE_SHIFT;
+    if start >= end {
+        return;
+    }
+    while object.being_saved.overlaps(page, 1) {
+        memory.platform.relax(Wait::Long);
+    }
+    let found = object.pages.look(&memory.platform, |index| index.get(page));
+    if let Some(slot) = found {
+        let inside = |at: u64| (at - (page << PAGE_SHIFT)).min(PAGE_SIZE) as usize;
+        bytes::zero(&memory.platform, slot.frame, inside(start)..inside(end));
+    }
+}

@@ -1,0 +1,89 @@
+//! All objects of a memory: so that the auditor (and one day reclaim) finds them, and that each has
+//! a number of its own.
+
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
+
+use crate::platform::Platform;
+
+use super::ObjectState;
+
+/// An object's place in the list.
+pub(super) struct Links {
+    next: AtomicPtr<ObjectState>,
+    previous: AtomicPtr<ObjectState>,
+}
+
+impl Links {
+    pub(super) const fn new() -> Self {
+        Self { next: AtomicPtr::new(ptr::null_mut()), previous: AtomicPtr::new(ptr::null_mut()) }
+    }
+}
+
+/// The list of all objects, in no order. Its lock is held for a constant number of steps, and is
+/// below all others of an object.
+pub(crate) struct Registry<P: Platform> {
+    first: lock_api::Mutex<P::SpinLock, AtomicPtr<ObjectState>>,
+    last_identity: AtomicU64,
+}
+
+impl<P: Platform> Registry<P> {
+    pub(crate) const fn new() -> Self {
+        Self {
+            first: lock_api::Mutex::new(AtomicPtr::new(ptr::null_mut())),
+            last_identity: AtomicU64::new(0),
+        }
+    }
+
+    /// A number that no other object of this memory has or had.
+    pub(super) fn new_identity(&self) -> u64 {
+        self.last_identity.fetch_add(1, Relaxed) + 1
+    }
+
+    /// Adds an object that is in no list.
+    pub(super) fn add(&self, node: NonNull<ObjectState>) {
+        let list = self.first.lock();
+        let links = Self::links(node);
+        let first = list.load(Relaxed);
+        links.next.store(first, Relaxed);
+        links.previous.store(ptr::null_mut(), Relaxed);
+        if let Some(first) = NonNull::new(first) {
+            Self::links(first).previous.store(node.as_ptr(), Relaxed);
+        }
+        list.store(node.as_ptr(), Relaxed);
+    }
+
+    /// Takes out an object that is in the list.
+    pub(super) fn take(&self, node: NonNull<ObjectState>) {
+        let list = self.first.lock();
+        let links = Self::links(node);
+        let (next, previous) = (links.next.load(Relaxed), links.previous.load(Relaxed));
+        match NonNull::new(previous) {
+            Some(previous) => Self::links(previous).next.store(next, Relaxed),
+            None => list.store(next, Relaxed),
+        }
+        if let Some(next) = NonNull::new(next) {
+            Self::links(next).previous.store(previous, Relaxed);
+        }
+    }
+
+    /// All objects. For a quiet system: none comes or goes while the iterator and what it yields
+    /// are used.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &ObjectState> {
+        let mut next = self.first.lock().load(Relaxed);
+        core::iter::from_fn(move || {
+            let node = NonNull::new(next)?;
+            next = Self::links(node).next.load(Relaxed);
+            // SAFETY: objects leave the list before they are freed, and the caller keeps them from
+            // that.
+            Some(unsafe { node.as_ref() })
+        })
+    }
+
+    fn links<'a>(node: NonNull<ObjectState>) -> &'a Links {
+        // SAFETY: callers hold the lock (or keep the system quiet) and name objects that are in the
+        // list, or are being added or taken by somebody who holds them; so they are not freed
+        // before the reference, which no caller keeps, is gone.
+        unsafe { &node.as_ref().links }
+    }
+}

@@ -1,0 +1,212 @@
+//! Size, holes, and pages in advance (`ftruncate(2)`, `fallocate(2)`).
+
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE};
+use crate::error::Error;
+use crate::platform::Platform;
+use crate::space::MappingFlags;
+
+use super::fetch::{Wanted, obtain};
+use super::index::PAGE_LIMIT;
+use super::mappings::{self, Copies};
+use super::seals::Seals;
+use super::state::pages_of;
+use super::{MAX_SIZE, Object, pages};
+
+/// Whether an object may become larger when pages are allocated behind its end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Growth {
+    /// It reaches as far as the pages then.
+    #[default]
+    Allowed,
+    /// It keeps its size; the pages wait there until it grows (`FALLOC_FL_KEEP_SIZE`).
+    Forbidden,
+}
+
+impl<P: Platform> Object<'_, P> {
+    /// Lets the object have `bytes` bytes (Linux: `ftruncate(2)`). What is cut off is unmapped
+    /// everywhere, copies that private mappings made of it included, and gone; a touch of it is
+    /// refused from then on ([`crate::FaultError::Bus`]). What is added is zeroes. May sleep.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] above 2^63 - 1; [`Error::SealForbids`]; [`Error::Overcommitted`] where
+    /// all of the size counts as promised; for a file, what the pager says. Nothing is changed
+    /// then.
+    ///
+    /// Complexity: in the runs that go, the mappings of the object, and what is mapped of them.
+    pub fn set_size(&self, bytes: u64) -> Result<(), Error> {
+        if bytes > MAX_SIZE {
+            return Err(Error::TooLarge);
+        }
+        let (memory, object) = (self.memory, self.state());
+        object.changes.alone(&memory.platform, || {
+            let old = object.size();
+            if bytes > old {
+                object.seals.forbid(Seals::GROW)?;
+                object.before_growth(memory, bytes)?;
+                object.set_size(bytes);
+                return Ok(());
+            }
+            if bytes < old {
+                object.seals.forbid(Seals::SHRINK)?;
+            }
+            object.saving.alone(&memory.platform, || self.cut(old, bytes))
+        })
+    }
+
+    /// Drops what lies behind `bytes`, which is not more than the size. Changes and saving are
+    /// held.
+    fn cut(&self, old: u64, bytes: u64) -> Result<(), Error> {
+        let (memory, object) = (self.memory, self.state());
+        object.gate.alone(&memory.platform, || {
+            if let Some((pager, file)) = object.file().filter(|_| bytes != old) {
+                pager.resize(file, bytes)?;
+            }
+            // Less than before can always be promised.
+            let _ = object.promise_size(memory, bytes);
+            object.set_size(bytes);
+            let first = pages_of(bytes);
+            mappings::unmap(memory, object, first, PAGE_LIMIT - first, Copies::Dropped);
+            pages::drop_pages(memory, object, first, PAGE_LIMIT);
+            pages::zero_part(memory, object, bytes, first << PAGE_SHIFT);
+            Ok(())
+        })
+    }
+
+    /// Makes `length` bytes from `offset` on read as zeroes, and frees the whole pages among them;
+    /// the size stays (Linux: `fallocate(2)` with `FALLOC_FL_PUNCH_HOLE`). Shared mappings see
+    /// zeroes; copies that private mappings have made stay. May sleep.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a length of zero, or where offset or length do not fit in 63 bits;
+    /// [`Error::TooLarge`] where their sum does not; [`Error::SealForbids`]; for a file, what the
+    /// pager says, [`Error::NotSupported`] among it, and [`Error::OutOfMemory`]. Nothing is changed
+    /// then.
+    ///
+    /// Complexity: as [`Object::set_size`].
+    pub fn punch_hole(&self, offset: u64, length: u64) -> Result<(), Error> {
+        let end = end_of(offset, length)?;
+        let (memory, object) = (self.memory, self.state());
+        object.changes.alone(&memory.platform, || {
+            object.seals.forbid_writing()?;
+            object.saving.alone(&memory.platform, || {
+                if object.is_file() {
+                    self.punch_file(offset, end.min(object.size()))
+                } else {
+                    object.gate.alone(&memory.platform, || self.punch(offset, end));
+                    Ok(())
+                }
+            })
+        })
+    }
+
+    /// Changes and saving are held.
+    fn punch_file(&self, offset: u64, end: u64) -> Result<(), Error> {
+        let (memory, object) = (self.memory, self.state());
+        let Some((pager, file)) = object.file().filter(|_| offset < end) else { return Ok(()) };
+        // At the end of the file, what is behind it is zeroes already.
+        let end = if end == object.size() { end.next_multiple_of(PAGE_SIZE) } else { end };
+        let cuts = [offset, end].into_iter().filter(|cut| !cut.is_multiple_of(PAGE_SIZE));
+        // What is zeroed in part must be there, so that the rest of it is saved with it.
+        for page in cuts.clone().map(|cut| cut >> PAGE_SHIFT) {
+            obtain(memory, object, page, &Wanted::one(0, object.size_in_pages()))?;
+        }
+        let (first, behind) = (pages_of(offset), end >> PAGE_SHIFT);
+        if first < behind {
+            pager.discard(file, first, behind - first)?;
+        }
+        object.gate.alone(&memory.platform, || {
+            for page in cuts.map(|cut| cut >> PAGE_SHIFT) {
+                pages::mark_dirty(memory, object, page, 1);
+            }
+            self.punch(offset, end);
+        });
+        Ok(())
+    }
+
+    /// Drops the whole pages from `offset` to `end` and zeroes the parts. The gate is held for
+    /// writing.
+    fn punch(&self, offset: u64, end: u64) {
+        let (memory, object) = (self.memory, self.state());
+        let (first, behind) = (pages_of(offset), end >> PAGE_SHIFT);
+        if first > behind {
+            // Both ends lie in one page.
+            pages::zero_part(memory, object, offset, end);
+            return;
+        }
+        if first < behind {
+            mappings::unmap(memory, object, first, behind - first, Copies::Kept);
+            pages::drop_pages(memory, object, first, behind);
+        }
+        pages::zero_part(memory, object, offset, first << PAGE_SHIFT);
+        pages::zero_part(memory, object, behind << PAGE_SHIFT, end);
+    }
+
+    /// Brings in all pages of `length` bytes from `offset` on, so that writing them later needs no
+    /// memory, and lets the object grow over them (Linux: `fallocate(2)`). Only for shared memory.
+    /// May sleep.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] and [`Error::TooLarge`] as [`Object::punch_hole`];
+    /// [`Error::NotSupported`] for files; [`Error::SealForbids`] where the end lies behind the
+    /// object's, whatever `growth` says; [`Error::Overcommitted`] and [`Error::NoSpace`] where no
+    /// more may be promised; [`Error::OutOfMemory`]. The content and size are as before then, and
+    /// so is the memory that it takes, unless somebody has used the new pages already.
+    ///
+    /// Complexity: in the pages.
+    pub fn allocate(&self, offset: u64, length: u64, growth: Growth) -> Result<(), Error> {
+        let end = end_of(offset, length)?;
+        let (memory, object) = (self.memory, self.state());
+        if object.is_file() {
+            return Err(Error::NotSupported);
+        }
+        object.changes.alone(&memory.platform, || {
+            let grows = end > object.size();
+            if grows {
+                object.seals.forbid(Seals::GROW)?;
+            }
+            let grows = grows && growth == Growth::Allowed;
+            if grows {
+                object.before_growth(memory, end)?;
+            }
+            let allocated = self.allocate_pages(offset >> PAGE_SHIFT, pages_of(end));
+            if grows {
+                if allocated.is_ok() {
+                    object.set_size(end);
+                }
+                object.after_growth(memory, end);
+            }
+            allocated
+        })
+    }
+
+    fn allocate_pages(&self, first: u64, end: u64) -> Result<(), Error> {
+        let (memory, object) = (self.memory, self.state());
+        let orders = object.orders(memory, MappingFlags::empty());
+        let limit = end.max(object.size_in_pages());
+        let mut page = first;
+        while page < end {
+            // The changes are held, so no page goes meanwhile.
+            let (found, count) = pages::run_at(memory, object, page, end - page);
+            if found.is_some() {
+                page += count;
+                continue;
+            }
+            if let Err(error) = obtain(memory, object, page, &Wanted::one(orders, limit)) {
+                object.gate.alone(&memory.platform, || {
+                    pages::drop_untouched(memory, object, first, page);
+                });
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where a range of bytes ends that an object may have.
+fn end_of(offset: u64, length: u64) -> Result<u64, Error> {
+    if length == 0 || length > MAX_SIZE || offset > MAX_SIZE {
+        return Err(Error::Invalid);
+    }
+    let end = offset + length;
+    if end > MAX_SIZE { Err(Error::TooLarge) } else { Ok(end) }
+}

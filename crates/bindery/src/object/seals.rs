@@ -1,0 +1,178 @@
+//! Seals: what nobody may do to an object any more (`fcntl(2)`, `F_ADD_SEALS`).
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use bitflags::bitflags;
+
+use crate::error::Error;
+use crate::platform::Platform;
+
+use super::index::PAGE_LIMIT;
+use super::{Object, ObjectState, pages};
+
+bitflags! {
+    /// Promises about an object that cannot be taken back; the bits are those of Linux's
+    /// `F_SEAL_*`.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+    pub struct Seals: u32 {
+        /// No further seal can be added (`F_SEAL_SEAL`).
+        const SEAL = 1 << 0;
+        /// It cannot become smaller (`F_SEAL_SHRINK`).
+        const SHRINK = 1 << 1;
+        /// It cannot become larger (`F_SEAL_GROW`).
+        const GROW = 1 << 2;
+        /// Its content cannot change (`F_SEAL_WRITE`).
+        const WRITE = 1 << 3;
+        /// Its content cannot change but through mappings that are there (`F_SEAL_FUTURE_WRITE`).
+        const FUTURE_WRITE = 1 << 4;
+        /// Whether it is executable cannot change (`F_SEAL_EXEC`). Only noted: who keeps the mode
+        /// of the file keeps it unchanged, and adds what Linux adds to it for an executable one
+        /// ([`Seals::SHRINK`], [`Seals::GROW`], [`Seals::WRITE`], [`Seals::FUTURE_WRITE`]).
+        const EXECUTE = 1 << 5;
+    }
+}
+
+impl Seals {
+    /// Either of the two that forbid new writing.
+    const WRITING: Self = Self::WRITE.union(Self::FUTURE_WRITE);
+}
+
+/// Whether seals can be added to a new object.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Sealing {
+    /// They can (`MFD_ALLOW_SEALING`).
+    Allowed,
+    /// It is born with [`Seals::SEAL`].
+    #[default]
+    Forbidden,
+}
+
+/// Which seals there are, and how many shared mappings keep [`Seals::WRITE`] away.
+pub(super) struct SealState {
+    seals: AtomicU32,
+    /// Shared mappings that are or may become writable; [`DENIED`] once there can be no more.
+    writable: AtomicU32,
+}
+
+/// No shared mapping may be writable from now on.
+const DENIED: u32 = 1 << 31;
+
+impl SealState {
+    pub(super) const fn new(seals: Seals) -> Self {
+        Self { seals: AtomicU32::new(seals.bits()), writable: AtomicU32::new(0) }
+    }
+
+    pub(super) fn get(&self) -> Seals {
+        Seals::from_bits_truncate(self.seals.load(Ordering::Acquire))
+    }
+
+    /// Refuses where one of `seals` is there.
+    pub(super) fn forbid(&self, seals: Seals) -> Result<(), Error> {
+        if self.get().intersects(seals) { Err(Error::SealForbids) } else { Ok(()) }
+    }
+
+    /// Refuses where the content may not be changed from outside of mappings.
+    pub(super) fn forbid_writing(&self) -> Result<(), Error> {
+        self.forbid(Seals::WRITING)
+    }
+
+    /// One shared mapping more that may be written.
+    pub(super) fn writable_added(&self) {
+        self.writable.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn writable_removed(&self) {
+        self.writable.fetch_sub(1, Ordering::Release);
+    }
+
+    /// How many shared mappings may be written.
+    pub(crate) fn writable(&self) -> u32 {
+        self.writable.load(Ordering::Relaxed) & !DENIED
+    }
+
+    /// Lets no shared mapping be writable from now on; refuses where one is.
+    fn deny_writable(&self) -> Result<(), Error> {
+        let denied = self.writable.compare_exchange(0, DENIED, Ordering::AcqRel, Ordering::Relaxed);
+        denied.map(|_| ()).map_err(|_| Error::Busy)
+    }
+
+    fn allow_writable(&self) {
+        self.writable.fetch_and(!DENIED, Ordering::Release);
+    }
+}
+
+/// Keeps [`Seals::WRITE`] away as a mapping does, until the mapping is there and does it itself.
+pub(crate) struct WritableMapping<'a>(&'a SealState);
+
+impl Drop for WritableMapping<'_> {
+    fn drop(&mut self) {
+        self.0.writable_removed();
+    }
+}
+
+impl ObjectState {
+    /// Lets a shared mapping be made that may be written, or refuses because a seal is in the way.
+    /// Asking for the seals alone does not do:
+    /// 1. CPU A wants to map, and sees no seal;
+    /// 2. CPU B adds [`Seals::WRITE`], as nobody maps the object;
+    /// 3. CPU A maps, and writes.
+    pub(crate) fn admit_writable(&self) -> Result<WritableMapping<'_>, Error> {
+        self.seals.forbid_writing()?;
+        let admit = |count: u32| (count & DENIED == 0).then_some(count + 1);
+        let admitted = self.seals.writable.fetch_update(Ordering::AcqRel, Ordering::Relaxed, admit);
+        admitted.map(|_| WritableMapping(&self.seals)).map_err(|_| Error::SealForbids)
+    }
+}
+
+impl<P: Platform> Object<'_, P> {
+    /// The seals that were added so far; none for files (Linux: `F_GET_SEALS`).
+    pub fn seals(&self) -> Seals {
+        self.state().seals.get()
+    }
+
+    /// Whether no new shared mapping may be written.
+    pub fn is_sealed_for_writing(&self) -> bool {
+        self.seals().intersects(Seals::WRITING)
+    }
+
+    /// Adds seals (Linux: `fcntl(2)` with `F_ADD_SEALS`). May sleep.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for unknown bits and for files; [`Error::SealForbids`] where
+    /// [`Seals::SEAL`] is there; [`Error::Busy`] for [`Seals::WRITE`] while somebody maps the
+    /// object shared in a way that may be written, or has pages pinned. Nothing is added then.
+    ///
+    /// Complexity: constant; for [`Seals::WRITE`] linear in the resident pages.
+    pub fn add_seals(&self, seals: Seals) -> Result<(), Error> {
+        let object = self.state();
+        if seals.bits() & !Seals::all().bits() != 0 || object.is_file() {
+            return Err(Error::Invalid);
+        }
+        object.changes.alone(&self.memory.platform, || {
+            object.seals.forbid(Seals::SEAL)?;
+            let had = object.seals.get();
+            if seals.contains(Seals::WRITE) && !had.contains(Seals::WRITE) {
+                object.seals.deny_writable()?;
+                if let Err(error) = self.refuse_pinned() {
+                    object.seals.allow_writable();
+                    return Err(error);
+                }
+            }
+            object.seals.seals.fetch_or(seals.bits(), Ordering::Release);
+            Ok(())
+        })
+    }
+
+    /// Refuses where somebody may write pages behind the back of all tables.
+    fn refuse_pinned(&self) -> Result<(), Error> {
+        let (memory, object) = (self.memory, self.state());
+        // Whoever pinned a page to write it came through a shared mapping that may be written, and
+        // there can be none any more.
+        object.gate.alone(&memory.platform, || {
+            let pinned = pages::any_folio(memory, object, 0, PAGE_LIMIT, |folio| {
+                memory.frames.pins(folio) > 0
+            });
+            if pinned { Err(Error::Busy) } else { Ok(()) }
+        })
+    }
+}

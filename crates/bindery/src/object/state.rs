@@ -1,0 +1,311 @@
+//! What is known about an object, and who keeps it alive.
+
+use core::cell::UnsafeCell;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::Memory;
+use crate::addr::PAGE_SIZE;
+use crate::error::Error;
+use crate::gate::Gate;
+use crate::platform::Platform;
+use crate::rmap::{Membership, VmaList};
+use crate::space::MappingFlags;
+
+use super::index::{Nodes, PAGE_LIMIT, PageIndex};
+use super::pager::Pager;
+use super::registry::Links;
+use super::save::BeingSaved;
+use super::seals::{SealState, Seals};
+use super::{pages, save};
+
+/// How the memory of an object counts as promised ([`crate::Commitment`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Accounting {
+    /// All of its size, from the beginning: a shared anonymous mapping.
+    Whole,
+    /// Each page as it comes: a memfd, or a mapping with `MAP_NORESERVE`.
+    PerPage,
+    /// Not at all.
+    None,
+}
+
+/// Where an object's content is kept when it is not in memory.
+#[derive(Clone, Copy)]
+pub(super) enum Backing {
+    /// Nowhere: what is not in memory is zeroes.
+    Memory(Accounting),
+    /// With a pager.
+    File {
+        /// Outlives all who hold the object (`Memory::file`).
+        pager: NonNull<dyn Pager>,
+        /// The pager's number for it.
+        file: u64,
+    },
+}
+
+/// What is known about an object.
+#[repr(align(16))]
+pub(crate) struct ObjectState {
+    /// Handles and VMAs. Never wraps, even if a program forgets handles for as long as it lives.
+    holders: AtomicU64,
+    identity: u64,
+    pub(super) backing: Backing,
+    /// In bytes. Shrinks only with the gate passed alone.
+    size: AtomicU64,
+    /// Pages that count as promised.
+    pub(super) promised: AtomicU64,
+    pub(super) seals: SealState,
+    pub(super) changes: Gate,
+    pub(super) saving: Gate,
+    pub(super) being_saved: BeingSaved,
+    pub(crate) gate: Gate,
+    pub(crate) pages: Pages,
+    pub(crate) mappers_gate: Gate,
+    pub(crate) mappers: VmaList,
+    pub(super) links: Links,
+}
+
+/// The index of an object's pages, and its lock.
+pub(crate) struct Pages {
+    gate: Gate,
+    index: UnsafeCell<PageIndex>,
+    /// How many pages the index has; to be read without the lock.
+    resident: AtomicU64,
+}
+
+impl Pages {
+    const fn new() -> Self {
+        Self {
+            gate: Gate::new(),
+            index: UnsafeCell::new(PageIndex::new()),
+            resident: AtomicU64::new(0),
+        }
+    }
+
+    /// Looks at the index, together with others. `work` takes no lock.
+    pub(crate) fn look<P: Platform, R>(
+        &self,
+        platform: &P,
+        work: impl FnOnce(&PageIndex) -> R,
+    ) -> R {
+        self.gate.together(platform, || {
+            // SAFETY: changes pass the gate alone (`change`), so there is none meanwhile.
+            work(unsafe { &*self.index.get() })
+        })
+    }
+
+    /// Changes the index, alone. `work` takes no lock but those of the frames and slabs. It says by
+    /// how many pages there are more or fewer.
+    pub(super) fn change<P: Platform, R>(
+        &self,
+        memory: &Memory<P>,
+        work: impl FnOnce(&mut PageIndex, &Nodes<'_, P>) -> (R, i64),
+    ) -> R {
+        // SAFETY: 1. the index belongs to one object, which belongs to one memory, whose slab,
+        // frames and platform these are.
+        let nodes = unsafe { Nodes::new(&memory.object_nodes, &memory.frames, &memory.platform) };
+        self.gate.alone(&memory.platform, || {
+            // SAFETY: everyone else who uses the index passes the gate, which we have passed alone.
+            let (result, by) = work(unsafe { &mut *self.index.get() }, &nodes);
+            let resident = self.resident.load(Ordering::Relaxed);
+            self.resident.store(resident.wrapping_add_signed(by), Ordering::Relaxed);
+            result
+        })
+    }
+
+    /// How many pages there are.
+    pub(crate) fn resident(&self) -> u64 {
+        self.resident.load(Ordering::Relaxed)
+    }
+}
+
+/// The whole pages that so many bytes touch.
+pub(super) fn pages_of(bytes: u64) -> u64 {
+    bytes.div_ceil(PAGE_SIZE)
+}
+
+impl ObjectState {
+    pub(super) fn new(identity: u64, backing: Backing, size: u64, seals: Seals) -> Self {
+        Self {
+            holders: AtomicU64::new(1),
+            identity,
+            backing,
+            size: AtomicU64::new(size),
+            promised: AtomicU64::new(0),
+            seals: SealState::new(seals),
+            changes: Gate::new(),
+            saving: Gate::new(),
+            being_saved: BeingSaved::nothing(),
+            gate: Gate::new(),
+            pages: Pages::new(),
+            mappers_gate: Gate::new(),
+            mappers: VmaList::new(Membership::Object),
+            links: Links::new(),
+        }
+    }
+
+    /// A number that no other object of the memory has or had.
+    pub(crate) fn identity(&self) -> u64 {
+        self.identity
+    }
+
+    /// In bytes.
+    pub(crate) fn size(&self) -> u64 {
+        // Acquire: whoever sees a byte within the size sees what was written there before.
+        self.size.load(Ordering::Acquire)
+    }
+
+    /// The pages that the object has in whole or in part; those at or behind that number are
+    /// beyond its end.
+    pub(crate) fn size_in_pages(&self) -> u64 {
+        pages_of(self.size())
+    }
+
+    pub(super) fn set_size(&self, bytes: u64) {
+        self.size.store(bytes, Ordering::Release);
+    }
+
+    /// The pager and its number for the file, if the object is one.
+    pub(super) fn file(&self) -> Option<(&dyn Pager, u64)> {
+        match self.backing {
+            Backing::Memory(_) => None,
+            // SAFETY: the pager outlives all who hold the object (`Memory::file`), and whoever has
+            // a reference to the state is or knows a holder.
+            Backing::File { pager, file } => Some((unsafe { pager.as_ref() }, file)),
+        }
+    }
+
+    pub(crate) fn is_file(&self) -> bool {
+        matches!(self.backing, Backing::File { .. })
+    }
+
+    /// Whether a page must be marked before an entry lets it be written ([`pages::mark_dirty`]).
+    pub(crate) fn notices_writes(&self) -> bool {
+        self.is_file()
+    }
+
+    /// The orders above 0 that folios for a mapping with these flags may have.
+    pub(crate) fn orders<P: Platform>(&self, memory: &Memory<P>, flags: MappingFlags) -> u16 {
+        let policy = match self.backing {
+            Backing::Memory(_) => memory.shared_folio_policy(),
+            Backing::File { .. } => memory.file_folio_policy(),
+        };
+        policy.orders(flags)
+    }
+
+    /// How the memory counts as promised.
+    pub(crate) fn accounting(&self) -> Accounting {
+        match self.backing {
+            Backing::Memory(accounting) => accounting,
+            // It can always be had again from the storage.
+            Backing::File { .. } => Accounting::None,
+        }
+    }
+
+    /// Pages that count as promised.
+    pub(crate) fn promised(&self) -> u64 {
+        self.promised.load(Ordering::Relaxed)
+    }
+
+    /// Promises `pages` more.
+    pub(super) fn promise<P: Platform>(&self, memory: &Memory<P>, pages: u64) -> Result<(), Error> {
+        let _reservation = memory.commitment().reserve(pages)?;
+        memory.commitment().add(pages as i64);
+        self.promised.fetch_add(pages, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Takes back a promise of `pages`.
+    pub(super) fn unpromise<P: Platform>(&self, memory: &Memory<P>, pages: u64) {
+        memory.commitment().add(-(pages as i64));
+        self.promised.fetch_sub(pages, Ordering::Relaxed);
+    }
+
+    /// Where all of the size counts as promised, lets it be that of `bytes`.
+    pub(super) fn promise_size<P: Platform>(
+        &self,
+        memory: &Memory<P>,
+        bytes: u64,
+    ) -> Result<(), Error> {
+        if self.accounting() != Accounting::Whole {
+            return Ok(());
+        }
+        let (now, then) = (self.promised(), pages_of(bytes));
+        if then > now {
+            return self.promise(memory, then - now);
+        }
+        self.unpromise(memory, now - then);
+        Ok(())
+    }
+
+    /// One handle more. The caller has one, or knows a VMA that has.
+    pub(super) fn hold(&self) {
+        self.holders.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether a batch of pages is being saved.
+    pub(crate) fn is_being_saved(&self) -> bool {
+        self.being_saved.overlaps(0, u64::MAX)
+    }
+
+    /// How many handles and VMAs there are.
+    pub(crate) fn holders(&self) -> u64 {
+        self.holders.load(Ordering::Relaxed)
+    }
+
+    /// Shared mappings that may be written.
+    pub(crate) fn writable_mappings(&self) -> u32 {
+        self.seals.writable()
+    }
+
+    /// A VMA with these flags maps the object from now on.
+    pub(crate) fn map_added(&self, flags: MappingFlags) {
+        self.hold();
+        if is_writable(flags) {
+            self.seals.writable_added();
+        }
+    }
+}
+
+fn is_writable(flags: MappingFlags) -> bool {
+    flags.contains(MappingFlags::SHARED | MappingFlags::MAY_WRITE)
+}
+
+/// A VMA with these flags is gone: nothing of it is mapped, and no walker knows it. Frees the
+/// object with the last holder; may sleep.
+pub(crate) fn map_removed<P: Platform>(
+    memory: &Memory<P>,
+    node: NonNull<ObjectState>,
+    flags: MappingFlags,
+) {
+    // SAFETY: the VMA was a holder, and is counted until `release`.
+    let object = unsafe { node.as_ref() };
+    if is_writable(flags) {
+        object.seals.writable_removed();
+    }
+    release(memory, node);
+}
+
+/// One holder less; the object and all its pages go with the last. What is dirty is saved before;
+/// if that fails, it is lost, as there is nobody left to be told.
+pub(super) fn release<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectState>) {
+    // SAFETY: the caller's holder is one of those counted, so the object lives until it is taken
+    // away here.
+    let object = unsafe { node.as_ref() };
+    if object.holders.fetch_sub(1, Ordering::AcqRel) != 1 {
+        return;
+    }
+    let _ = save::save(memory, object, 0, PAGE_LIMIT);
+    memory.registry.take(node);
+    pages::drop_pages(memory, object, 0, PAGE_LIMIT);
+    object.unpromise(memory, object.promised());
+    if let Some((pager, file)) = object.file() {
+        pager.removed(file);
+    }
+    debug_assert!(object.mappers.is_empty(), "an object without holders is mapped");
+    // SAFETY: the node came from this slab (`Memory::add_object`); it has no holder and is in no
+    // list, so nobody can reach it any more; walkers of the reverse map that met it in a folio
+    // have left (`AddressSpace::finish`).
+    unsafe { memory.objects.free(&memory.frames, &memory.platform, node) };
+}

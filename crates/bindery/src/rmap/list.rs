@@ -1,0 +1,94 @@
+//! Lists of VMAs: who maps an object, who belongs to a group of anonymous memory.
+
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::space::vma::Vma;
+
+/// A VMA's place in one list.
+pub(crate) struct ListLinks {
+    next: AtomicPtr<Vma>,
+    previous: AtomicPtr<Vma>,
+}
+
+impl ListLinks {
+    pub(crate) const fn new() -> Self {
+        Self { next: AtomicPtr::new(ptr::null_mut()), previous: AtomicPtr::new(ptr::null_mut()) }
+    }
+}
+
+/// Which of a VMA's two places a list uses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Membership {
+    /// The list of an object.
+    Object,
+    /// The list of a group of anonymous memory.
+    Group,
+}
+
+/// VMAs in no order. The lock of whoever has the list guards it and the VMAs' places in it.
+pub(crate) struct VmaList {
+    first: AtomicPtr<Vma>,
+    membership: Membership,
+}
+
+impl VmaList {
+    pub(crate) const fn new(membership: Membership) -> Self {
+        Self { first: AtomicPtr::new(ptr::null_mut()), membership }
+    }
+
+    fn links<'a>(&self, vma: &'a Vma) -> &'a ListLinks {
+        match self.membership {
+            Membership::Object => &vma.object_links,
+            Membership::Group => &vma.group_links,
+        }
+    }
+
+    /// Adds a VMA that is in no list of this kind. The lock is held.
+    pub(crate) fn add(&self, vma: &Vma) {
+        let node = ptr::from_ref(vma).cast_mut();
+        let first = self.first.load(Ordering::Relaxed);
+        let links = self.links(vma);
+        links.next.store(first, Ordering::Relaxed);
+        links.previous.store(ptr::null_mut(), Ordering::Relaxed);
+        if let Some(first) = self.vma(first) {
+            self.links(first).previous.store(node, Ordering::Relaxed);
+        }
+        self.first.store(node, Ordering::Relaxed);
+    }
+
+    /// Takes out a VMA that is in the list. The lock is held.
+    pub(crate) fn take(&self, vma: &Vma) {
+        let links = self.links(vma);
+        let next = links.next.load(Ordering::Relaxed);
+        let previous = links.previous.load(Ordering::Relaxed);
+        match self.vma(previous) {
+            Some(previous) => self.links(previous).next.store(next, Ordering::Relaxed),
+            None => self.first.store(next, Ordering::Relaxed),
+        }
+        if let Some(next) = self.vma(next) {
+            self.links(next).previous.store(previous, Ordering::Relaxed);
+        }
+    }
+
+    /// The VMAs. The lock is held as long as the iterator and what it yields are used.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Vma> {
+        let mut next = self.first.load(Ordering::Relaxed);
+        core::iter::from_fn(move || {
+            let vma = self.vma(next)?;
+            next = self.links(vma).next.load(Ordering::Relaxed);
+            Some(vma)
+        })
+    }
+
+    /// Whether nobody is in the list.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first.load(Ordering::Relaxed).is_null()
+    }
+
+    fn vma(&self, node: *mut Vma) -> Option<&Vma> {
+        // SAFETY: the list names only VMAs that are in it, which leave it before they are freed;
+        // the list's lock, which the callers hold, keeps them from leaving now.
+        NonNull::new(node).map(|node| unsafe { node.as_ref() })
+    }
+}

@@ -1,0 +1,306 @@
+//! `madvise(2)`.
+
+use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::error::Error;
+use crate::frame::Folio;
+use crate::platform::Platform;
+use crate::table::age::Forget;
+use crate::table::spare::Spared;
+use crate::tlb::Gather;
+
+use super::AddressSpace;
+use super::change::Removed;
+use super::index::Indexed;
+use super::populate::Want;
+use super::vma::{MappingFlags, Protection, Vma};
+
+/// What a program says about a range of its memory, or asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[non_exhaustive]
+pub enum Advice {
+    /// Nothing special (`MADV_NORMAL`).
+    Normal,
+    /// Pages are used in no order (`MADV_RANDOM`).
+    Random,
+    /// Pages are used in order (`MADV_SEQUENTIAL`).
+    Sequential,
+    /// Pages are used soon (`MADV_WILLNEED`).
+    WillNeed,
+    /// The contents are not needed any more (`MADV_DONTNEED`).
+    DontNeed,
+    /// As `DontNeed`, of locked memory too (`MADV_DONTNEED_LOCKED`).
+    DontNeedLocked,
+    /// The contents are not needed any more, unless they are written again before memory is short
+    /// (`MADV_FREE`).
+    Free,
+    /// The contents are not used for a while (`MADV_COLD`).
+    Cold,
+    /// The contents are not used for a while, and may leave memory now (`MADV_PAGEOUT`).
+    PageOut,
+    /// The contents of the object are not needed any more (`MADV_REMOVE`).
+    Remove,
+    /// A child does not get it (`MADV_DONTFORK`).
+    DontFork,
+    /// A child gets it (`MADV_DOFORK`).
+    DoFork,
+    /// A child gets it empty (`MADV_WIPEONFORK`).
+    WipeOnFork,
+    /// A child gets it with its contents (`MADV_KEEPONFORK`).
+    KeepOnFork,
+    /// It is no part of a core dump (`MADV_DONTDUMP`).
+    DontDump,
+    /// It is part of a core dump (`MADV_DODUMP`).
+    DoDump,
+    /// Large folios are wanted (`MADV_HUGEPAGE`).
+    Huge,
+    /// Large folios are not wanted (`MADV_NOHUGEPAGE`).
+    NoHuge,
+    /// Large folios are wanted now (`MADV_COLLAPSE`).
+    Collapse,
+    /// All pages are to be readable without a fault (`MADV_POPULATE_READ`).
+    PopulateRead,
+    /// All pages are to be writable without a fault (`MADV_POPULATE_WRITE`).
+    PopulateWrite,
+    /// A touch shall be a signal, whatever the protection says (`MADV_GUARD_INSTALL`).
+    GuardInstall,
+    /// Guards are taken away again (`MADV_GUARD_REMOVE`).
+    GuardRemove,
+}
+
+impl Advice {
+    /// Whether it throws contents away, or what a child would get of them.
+    fn discards(self) -> bool {
+        matches!(
+            self,
+            Self::DontNeed
+                | Self::DontNeedLocked
+                | Self::Free
+                | Self::Remove
+                | Self::DontFork
+                | Self::WipeOnFork
+                | Self::GuardInstall
+        )
+    }
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Takes advice about `length` bytes (rounded up to pages) at `start`.
+    ///
+    /// # Errors
+    /// [`Error::Unaligned`]; [`Error::OutOfRange`] where the range wraps; [`Error::Invalid`] where a
+    /// mapping is not of the kind that the advice is about, or locked; [`Error::AccessDenied`] for
+    /// [`Advice::Remove`] of what may not be written; [`Error::Sealed`]; [`Error::NotMapped`] where
+    /// the range has holes, after the mapped parts have been dealt with; [`Error::TryAgain`] where a
+    /// mapping cannot be cut; those of [`AddressSpace::collapse_range`]; [`Error::Fault`] and
+    /// [`Error::OutOfMemory`] where a page cannot be had. What lies before an error is done.
+    ///
+    /// Complexity: in the mappings and runs of the range; contents are dropped by whole tables.
+    pub fn madvise(&self, start: VirtAddr, length: u64, advice: Advice) -> Result<(), Error> {
+        if !start.is_aligned(PAGE_SIZE) {
+            return Err(Error::Unaligned(start));
+        }
+        let limit = self.limit();
+        let rounded = length.checked_next_multiple_of(PAGE_SIZE);
+        let range = rounded
+            .and_then(|length| VirtRange::from_len(start, length))
+            .ok_or(Error::OutOfRange { limit })?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        match advice {
+            Advice::PopulateRead => return self.populate_as(range, Want::Readable),
+            Advice::PopulateWrite => return self.populate_as(range, Want::Writable),
+            Advice::Remove => return self.remove_contents(range),
+            Advice::Collapse => return self.collapse_range(range),
+            _ => {}
+        }
+        let (mut gather, mut removed) = (Gather::new(), Removed::default());
+        let guard = self.mutex.lock();
+        let result = self.advise_locked(range, advice, &mut gather, &mut removed);
+        self.flush(&mut gather);
+        drop(guard);
+        self.finish(gather, removed);
+        result
+    }
+
+    /// Drops the contents of `length` bytes (rounded up to pages) at `start`: what is mapped there
+    /// reads as zeroes again, or as what its object has. Tables that become empty are freed.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::madvise`] with [`Advice::DontNeed`].
+    ///
+    /// Complexity: in the mappings and whole tables, plus the runs of the tables at the edges.
+    pub fn discard(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
+        self.madvise(start, length, Advice::DontNeed)
+    }
+
+    fn advise_locked(
+        &self,
+        range: VirtRange,
+        advice: Advice,
+        gather: &mut Gather,
+        removed: &mut Removed,
+    ) -> Result<(), Error> {
+        let mut hole = None;
+        let mut at = range.start();
+        while at < range.end() {
+            let Some(vma) = self.first_behind(at.0).filter(|vma| vma.start() < range.end().0)
+            else {
+                hole = hole.or(Some(at));
+                break;
+            };
+            if vma.start() > at.0 {
+                hole = hole.or(Some(at));
+            }
+            let part = vma.range().intersection(range);
+            at = part.end();
+            if !may_be_advised(vma, advice) {
+                return Err(Error::Sealed(part.start()));
+            }
+            self.advise(vma, part, advice, gather, removed)?;
+        }
+        hole.map_or(Ok(()), |at| Err(Error::NotMapped(at)))
+    }
+
+    fn advise(
+        &self,
+        vma: &Vma,
+        part: VirtRange,
+        advice: Advice,
+        gather: &mut Gather,
+        removed: &mut Removed,
+    ) -> Result<(), Error> {
+        let locked = vma.has(MappingFlags::LOCKED);
+        match advice {
+            Advice::WillNeed => Ok(()),
+            Advice::DontNeed if locked => Err(Error::Invalid),
+            Advice::DontNeed | Advice::DontNeedLocked => self.drop_contents(vma, part, gather),
+            Advice::Free if locked || !vma.is_anonymous() => Err(Error::Invalid),
+            Advice::Free => self.forget_contents(vma, part, Forget::Use, gather),
+            Advice::Cold | Advice::PageOut if locked => Err(Error::Invalid),
+            Advice::Cold | Advice::PageOut => {
+                self.forget_contents(vma, part, Forget::Accessed, gather)
+            }
+            Advice::GuardInstall => self.install_guards(vma, part, gather),
+            Advice::GuardRemove => self.remove_guards(vma, part),
+            _ => {
+                let flags = advised_flags(vma, advice)?;
+                if flags == vma.flags() {
+                    return Ok(());
+                }
+                // As Linux: a mapping that cannot be cut now may be cut later.
+                self.with_flags(vma, part, flags, removed, |_| Ok(())).map_err(|_| Error::TryAgain)
+            }
+        }
+    }
+
+    pub(super) fn drop_contents(
+        &self,
+        vma: &Vma,
+        part: VirtRange,
+        gather: &mut Gather,
+    ) -> Result<(), Error> {
+        vma.write(self.platform());
+        let zapped = if vma.has(MappingFlags::MAYBE_GUARDS) {
+            self.table.zap_sparing(part, Spared::Guards, gather)
+        } else {
+            let zapped = self.table.zap(part, part, gather);
+            self.table.prune(part.start(), gather);
+            self.table.prune(VirtAddr(part.end().0 - 1), gather);
+            zapped
+        };
+        // Before a fault is let in: it would map a new page while others still use the old.
+        self.flush(gather);
+        vma.end_write();
+        zapped.map_err(|_| Error::OutOfMemory)
+    }
+
+    fn forget_contents(
+        &self,
+        vma: &Vma,
+        part: VirtRange,
+        forget: Forget,
+        gather: &mut Gather,
+    ) -> Result<(), Error> {
+        let frames = &self.table.memory.frames;
+        let lazily = |folio: Option<Folio>| {
+            if let Some(folio) =
+                folio.filter(|folio| forget == Forget::Use && !frames.is_shared(*folio))
+            {
+                frames.mark_lazy(folio);
+            }
+        };
+        vma.write(self.platform());
+        let done = self.table.forget(part, forget, gather, |folio, _| lazily(folio));
+        self.flush(gather);
+        vma.end_write();
+        done.map_err(|_| Error::OutOfMemory)
+    }
+
+    /// Throws away what objects have in the range (`MADV_REMOVE`).
+    fn remove_contents(&self, range: VirtRange) -> Result<(), Error> {
+        let mut hole = None;
+        let mut at = range.start();
+        while at < range.end() {
+            let (object, offset, length) = {
+                let _guard = self.mutex.lock();
+                let Some(vma) = self.first_behind(at.0).filter(|vma| vma.start() < range.end().0)
+                else {
+                    hole = hole.or(Some(at));
+                    break;
+                };
+                if vma.start() > at.0 {
+                    hole = hole.or(Some(at));
+                }
+                let part = vma.range().intersection(range);
+                at = part.end();
+                if !may_be_advised(vma, Advice::Remove) {
+                    return Err(Error::Sealed(part.start()));
+                }
+                if vma.has(MappingFlags::LOCKED) {
+                    return Err(Error::Invalid);
+                }
+                let object = self.object_of(vma).ok_or(Error::Invalid)?;
+                if !vma.has(MappingFlags::SHARED | MappingFlags::MAY_WRITE) {
+                    return Err(Error::AccessDenied);
+                }
+                (object, vma.page_offset_of(part.start()) * PAGE_SIZE, part.len())
+            };
+            object.punch_hole(offset, length)?;
+        }
+        hole.map_or(Ok(()), |at| Err(Error::NotMapped(at)))
+    }
+}
+
+/// Whether a sealed mapping stands the advice: anonymous contents that the program could not
+/// overwrite anyway must not vanish (mseal(2)).
+fn may_be_advised(vma: &Vma, advice: Advice) -> bool {
+    !vma.has(MappingFlags::SEALED)
+        || !advice.discards()
+        || !vma.is_anonymous()
+        || vma.protection().contains(Protection::WRITE)
+}
+
+/// The flags that a mapping has after the advice.
+fn advised_flags(vma: &Vma, advice: Advice) -> Result<MappingFlags, Error> {
+    let flags = vma.flags();
+    let order = MappingFlags::SEQUENTIAL | MappingFlags::RANDOM;
+    Ok(match advice {
+        Advice::Normal => flags - order,
+        Advice::Random => (flags - order) | MappingFlags::RANDOM,
+        Advice::Sequential => (flags - order) | MappingFlags::SEQUENTIAL,
+        Advice::DontFork => flags | MappingFlags::DONT_FORK,
+        Advice::DoFork => flags - MappingFlags::DONT_FORK,
+        Advice::WipeOnFork if !vma.is_anonymous() => return Err(Error::Invalid),
+        Advice::WipeOnFork => flags | MappingFlags::WIPE_ON_FORK,
+        Advice::KeepOnFork | Advice::DoDump if vma.has(MappingFlags::DROPPABLE) => {
+            return Err(Error::Invalid);
+        }
+        Advice::KeepOnFork => flags - MappingFlags::WIPE_ON_FORK,
+        Advice::DontDump => flags | MappingFlags::DONT_DUMP,
+        Advice::DoDump => flags - MappingFlags::DONT_DUMP,
+        Advice::Huge => (flags - MappingFlags::NO_HUGE) | MappingFlags::HUGE,
+        Advice::NoHuge => (flags - MappingFlags::HUGE) | MappingFlags::NO_HUGE,
+        _ => return Err(Error::Invalid),
+    })
+}

@@ -1,0 +1,290 @@
+//! Changes of the set of VMAs: all of them go through here, so that the index, the lists of the
+//! reverse map and the accounts always agree. The mutex is held throughout.
+
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
+
+use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::error::Error;
+use crate::platform::Platform;
+use crate::rmap::{self, AnonGroup, Groups, Held};
+
+use super::AddressSpace;
+use super::index::Indexed;
+use super::vma::{MappingFlags, Purpose, Vma};
+
+/// VMAs that were taken out of the index and wait for the grace period.
+#[derive(Default)]
+pub(super) struct Removed {
+    pub(super) first: Option<NonNull<Vma>>,
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// A VMA that is in no list yet.
+    pub(super) fn new_vma(
+        &self,
+        range: VirtRange,
+        purpose: Purpose,
+        page_offset: u64,
+    ) -> Result<NonNull<Vma>, Error> {
+        let memory = self.table.memory;
+        let vma = Vma::new(range, purpose, page_offset, self.table.state());
+        memory.vmas.allocate(&memory.frames, &memory.platform, vma).ok_or(Error::OutOfMemory)
+    }
+
+    /// Refuses where `more` VMAs would be too many.
+    pub(super) fn room_for(&self, more: usize) -> Result<(), Error> {
+        if self.vmas.len() + more > self.options.maximum_mappings {
+            return Err(Error::TooManyMappings);
+        }
+        Ok(())
+    }
+
+    /// Puts a new VMA into the index, the lists and the accounts. It holds what it names from here
+    /// on, until [`AddressSpace::finish`] frees it.
+    pub(super) fn insert(&self, node: NonNull<Vma>) {
+        let vma = self.vma(node);
+        self.hold_for(vma);
+        rmap::link(self.platform(), vma);
+        self.insert_linked(node);
+    }
+
+    /// As [`AddressSpace::insert`], with the lists of a VMA of the same purpose locked.
+    pub(super) fn insert_held(&self, node: NonNull<Vma>, held: &Held<'_>) {
+        let vma = self.vma(node);
+        self.hold_for(vma);
+        held.add(vma);
+        self.insert_linked(node);
+    }
+
+    fn insert_linked(&self, node: NonNull<Vma>) {
+        let vma = self.vma(node);
+        self.account(vma.flags(), vma.pages() as i64);
+        // SAFETY: 1. callers hold the mutex; 2. and 3. the node is fresh from the slab, which
+        // gives it back only in `finish`, after a grace period; 4. all callers of the index are in
+        // this module and its parent, which use it under the mutex or in a read section.
+        unsafe { self.vmas.insert(node) };
+    }
+
+    /// Takes a VMA, whose lock for writing is held, out of the index and puts it on the list.
+    pub(super) fn remove(&self, vma: &Vma, removed: &mut Removed) {
+        rmap::unlink(self.platform(), vma);
+        self.remove_unlinked(vma, removed);
+    }
+
+    /// As [`AddressSpace::remove`], with the VMA's lists locked.
+    pub(super) fn remove_held(&self, vma: &Vma, held: &Held<'_>, removed: &mut Removed) {
+        held.take();
+        self.remove_unlinked(vma, removed);
+    }
+
+    fn remove_unlinked(&self, vma: &Vma, removed: &mut Removed) {
+        self.account(vma.flags(), -(vma.pages() as i64));
+        vma.mark_removed();
+        // SAFETY: 1. callers hold the mutex; 2. the VMA is in the index, where starts differ;
+        // 3. it goes back to the slab only in `finish`, after a grace period.
+        let node = unsafe { self.vmas.remove(NonNull::from(vma)) };
+        let next = removed.first.map_or(core::ptr::null_mut(), NonNull::as_ptr);
+        vma.next_removed.store(next, Ordering::Relaxed);
+        removed.first = Some(node);
+    }
+
+    /// Lets the VMA, whose lock for writing is held, begin at `start` and end at `end`; what it
+    /// maps stays where it is.
+    pub(super) fn resize(&self, vma: &Vma, start: u64, end: u64) {
+        self.resize_held(vma, start, end, &Held::new(self.platform(), vma));
+    }
+
+    /// As [`AddressSpace::resize`], with the VMA's lists locked.
+    pub(super) fn resize_held(&self, vma: &Vma, start: u64, end: u64, _held: &Held<'_>) {
+        let before = vma.pages() as i64;
+        if vma.start() != start {
+            vma.set_start(start);
+        }
+        vma.set_end(end);
+        self.vmas.bounds_changed(NonNull::from(vma));
+        self.account(vma.flags(), vma.pages() as i64 - before);
+    }
+
+    /// Changes the flags of a VMA whose lock for writing is held.
+    pub(super) fn change_flags(&self, vma: &Vma, flags: MappingFlags) {
+        let pages = vma.pages() as i64;
+        self.account(vma.flags(), -pages);
+        vma.set_flags(flags);
+        self.account(flags, pages);
+    }
+
+    /// Cuts a VMA in two at `at`, an address inside, and returns the upper part.
+    pub(super) fn split(&self, vma: &Vma, at: VirtAddr) -> Result<&Vma, Error> {
+        let node =
+            self.new_vma(VirtRange::raw(at.0, vma.end()), vma.purpose(), vma.page_offset_of(at))?;
+        vma.write(self.platform());
+        self.table.cut(at);
+        self.split_with(vma, at, node);
+        vma.end_write();
+        Ok(self.vma(node))
+    }
+
+    /// Cuts a VMA, whose lock for writing is held, in two at `at`; `node` is the upper part.
+    ///
+    /// The upper part is in the lists before the lower one lets go, so a walker of the reverse map
+    /// sees the upper pages once or twice, never not at all.
+    pub(super) fn split_with(&self, vma: &Vma, at: VirtAddr, node: NonNull<Vma>) {
+        let upper = self.vma(node);
+        self.hold_for(upper);
+        rmap::link(self.platform(), upper);
+        {
+            let _held = Held::new(self.platform(), vma);
+            vma.set_end(at.0);
+        }
+        self.vmas.bounds_changed(NonNull::from(vma));
+        // SAFETY: as in `insert`. The accounts stay: the pages are those of one VMA before.
+        unsafe { self.vmas.insert(node) };
+    }
+
+    /// Lets the VMA hold what it names.
+    fn hold_for(&self, vma: &Vma) {
+        if let Some(object) = vma.object() {
+            object.map_added(vma.flags());
+        }
+        if let Some(group) = vma.group() {
+            group.hold();
+        }
+    }
+
+    /// Whether `high`, which begins where `low` ends, continues it in every respect (Linux:
+    /// `can_vma_merge_after` and its siblings).
+    ///
+    /// A VMA without a group of anonymous pages may take over its neighbour's, unless that one is
+    /// inherited: the pages of a group above would be looked for in places where they cannot be.
+    fn continues(&self, low: &Vma, high: &Vma) -> bool {
+        let alike = |flags: MappingFlags| flags - MappingFlags::STICKY;
+        low.end() == high.start()
+            && alike(low.flags()) == alike(high.flags())
+            && low.object_pointer() == high.object_pointer()
+            && low.page_offset_of(VirtAddr(low.end())) == high.page_offset()
+            && match (low.group(), high.group()) {
+                (None, None) => true,
+                (Some(group), None) | (None, Some(group)) => !group.is_inherited(),
+                (Some(low), Some(high)) => core::ptr::eq(low, high),
+            }
+    }
+
+    /// Joins `vma` with its neighbours where they continue each other in every respect, and
+    /// returns what it has become.
+    pub(super) fn merge_around<'a>(&'a self, vma: &'a Vma, removed: &mut Removed) -> &'a Vma {
+        let mut vma = vma;
+        // As Linux: where both neighbours fit but not to each other, the lower one wins.
+        if let Some(previous) = self.vmas.previous(NonNull::from(vma))
+            && self.continues(self.vma(previous), vma)
+        {
+            self.join(self.vma(previous), vma, removed);
+            vma = self.vma(previous);
+        }
+        if let Some(next) = self.vmas.next(NonNull::from(vma))
+            && self.continues(vma, self.vma(next))
+        {
+            self.join(vma, self.vma(next), removed);
+        }
+        vma
+    }
+
+    fn join(&self, low: &Vma, high: &Vma, removed: &mut Removed) {
+        low.write(self.platform());
+        high.write(self.platform());
+        if low.group_pointer().is_none()
+            && let Some(group) = high.group_pointer()
+        {
+            self.adopt(low, group);
+        }
+        let end = high.end();
+        let pages = high.pages() as i64;
+        low.set_flags(low.flags() | high.flags());
+        {
+            let _held = Held::new(self.platform(), low);
+            low.set_end(end);
+        }
+        rmap::unlink(self.platform(), high);
+        self.remove_unlinked(high, removed);
+        self.account(low.flags(), pages);
+        self.vmas.bounds_changed(NonNull::from(low));
+        low.end_write();
+    }
+
+    /// Lets a VMA without a group belong to `group`, one of this address space.
+    pub(super) fn adopt(&self, vma: &Vma, group: NonNull<AnonGroup>) {
+        debug_assert!(vma.group_pointer().is_none(), "a VMA belongs to one group");
+        // SAFETY: the caller found the group in a VMA of this address space, which holds it, and
+        // the mutex keeps that VMA; or it is fresh and nobody but the caller could free it.
+        let state = unsafe { group.as_ref() };
+        state.hold();
+        state.join(self.platform(), vma, group);
+    }
+
+    /// Lets a VMA, whose lock for writing is held, belong to no group any more; nothing of the
+    /// group is mapped in it. Another VMA of this address space belongs to the group.
+    pub(super) fn leave_group(&self, vma: &Vma) {
+        let Some(group) = vma.group_pointer() else { return };
+        if let Some(state) = vma.group() {
+            state.leave(self.platform(), vma);
+        }
+        // Not the last holder, so nothing is freed that a walker could know.
+        Groups::release(self.table.memory, group);
+    }
+
+    /// Gives the VMA around `addr` a group for its anonymous pages: that of a neighbour with which
+    /// it could be one VMA, or a new one (Linux: `anon_vma_prepare`). Takes the mutex.
+    pub(super) fn prepare_group(&self, addr: VirtAddr) -> Result<(), Error> {
+        let _guard = self.mutex.lock();
+        let found = self.first_behind(addr.0).filter(|vma| vma.start() <= addr.0);
+        let Some(vma) = found else { return Ok(()) };
+        self.prepare_group_locked(vma)
+    }
+
+    /// As [`AddressSpace::prepare_group`], with the mutex held.
+    pub(super) fn prepare_group_locked(&self, vma: &Vma) -> Result<(), Error> {
+        if vma.group_pointer().is_some() {
+            return Ok(());
+        }
+        let node = NonNull::from(vma);
+        let next = self.vmas.next(node).map(|next| self.vma(next));
+        let previous = self.vmas.previous(node).map(|previous| self.vma(previous));
+        let mut group = next.and_then(|next| self.shared_group(vma, next, next));
+        if group.is_none() {
+            group = previous.and_then(|previous| self.shared_group(previous, vma, previous));
+        }
+        let group = match group {
+            Some(group) => group,
+            None => Groups::create(self.table.memory, None).ok_or(Error::OutOfMemory)?,
+        };
+        self.adopt(vma, group);
+        Ok(())
+    }
+
+    /// The group of `owner`, one of the two, if `low` and `high` could be one VMA but for their
+    /// protection, which may be changed back.
+    fn shared_group(&self, low: &Vma, high: &Vma, owner: &Vma) -> Option<NonNull<AnonGroup>> {
+        let ignored = MappingFlags::PROTECTION | MappingFlags::STICKY;
+        let fits = low.end() == high.start()
+            && low.flags() - ignored == high.flags() - ignored
+            && low.object_pointer() == high.object_pointer()
+            && high.page_offset()
+                == low.page_offset().wrapping_add((high.start() - low.start()) >> PAGE_SHIFT);
+        let group = owner.group().filter(|group| fits && !group.is_inherited());
+        group.and(owner.group_pointer())
+    }
+
+    /// Frees VMAs that were never in the index, and hands the error on.
+    pub(super) fn give_back(&self, nodes: [Option<NonNull<Vma>>; 2], error: Error) -> Error {
+        nodes.into_iter().flatten().for_each(|node| self.free_unused(node));
+        error
+    }
+
+    /// Frees a VMA that was never in the index.
+    pub(super) fn free_unused(&self, node: NonNull<Vma>) {
+        let memory = self.table.memory;
+        // SAFETY: the node came from this slab (`new_vma`), was never put into the index, and so
+        // is known to nobody else.
+        unsafe { memory.vmas.free(&memory.frames, self.platform(), node) };
+    }
+}

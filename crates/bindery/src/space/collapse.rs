@@ -1,0 +1,265 @@
+//! Large folios where small ones are: on demand (`MADV_COLLAPSE`) and in the background.
+
+use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Attributes, Kind, absent};
+use crate::error::Error;
+use crate::frame::{MAX_FOLIO_ORDER, Owner};
+use crate::object;
+use crate::platform::Platform;
+use crate::stats::Counts;
+use crate::table::collapse::Replacement;
+use crate::table::leaf::{CollapseError, user_attributes};
+use crate::table::{free_table, new_table};
+use crate::tlb::Gather;
+
+use super::AddressSpace;
+use super::index::Indexed;
+use super::vma::{MappingFlags, Vma};
+
+/// What the background collapser leaves alone (Linux: `khugepaged/max_ptes_none`,
+/// `max_ptes_shared`), in pages of a table's span.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CollapseLimits {
+    /// At most so many pages may be missing: memory that is used up for nothing.
+    pub missing: u32,
+    /// At most so many may be mapped elsewhere too: they are copied.
+    pub shared: u32,
+}
+
+impl Default for CollapseLimits {
+    fn default() -> Self {
+        Self { missing: 511, shared: 256 }
+    }
+}
+
+/// What stands under one entry of level 2.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Census {
+    huge: bool,
+    present: u32,
+    shared: u32,
+    pinned: bool,
+    /// Something that is no leaf stands there.
+    absent: bool,
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Makes large folios, mapped by huge leaves, of all whole table spans in `range`, whatever the
+    /// policy says (Linux: `madvise(2)` with `MADV_COLLAPSE`).
+    ///
+    /// # Errors
+    /// [`Error::NotMapped`] for holes; [`Error::Invalid`] where a mapping is too small or has said
+    /// that it wants no large folios, or nothing is there to be collapsed, or what is there cannot
+    /// be; [`Error::TryAgain`] where somebody has pinned a page; [`Error::OutOfMemory`] where there
+    /// is no folio of that size. What could be collapsed is.
+    ///
+    /// Complexity: linear in the pages.
+    pub fn collapse_range(&self, range: VirtRange) -> Result<(), Error> {
+        let mut hole = None;
+        let mut at = range.start();
+        while at < range.end() {
+            let part = {
+                let _guard = self.mutex.lock();
+                let Some(vma) = self.first_behind(at.0).filter(|vma| vma.start() < range.end().0)
+                else {
+                    hole = hole.or(Some(at));
+                    break;
+                };
+                if vma.start() > at.0 {
+                    hole = hole.or(Some(at));
+                }
+                if !may_collapse::<P>(vma) {
+                    return Err(Error::Invalid);
+                }
+                vma.range().intersection(range)
+            };
+            at = part.end();
+            self.collapse_part(part)?;
+        }
+        hole.map_or(Ok(()), |at| Err(Error::NotMapped(at)))
+    }
+
+    /// Collapses the whole table spans of a part of one mapping.
+    fn collapse_part(&self, part: VirtRange) -> Result<(), Error> {
+        let span = arch::table_span::<P::Arch>(1);
+        let first = part.start().0.next_multiple_of(span);
+        let end = part.end().0 & !(span - 1);
+        if first > end {
+            // As Linux: a range inside of one span is an error, one that touches its edge is not.
+            return Err(Error::Invalid);
+        }
+        let mut result = Ok(());
+        for base in (first..end).step_by(span as usize) {
+            match self.collapse_span(VirtAddr(base), None) {
+                Err(Error::OutOfMemory) => return Err(Error::OutOfMemory),
+                Err(error) => result = Err(error),
+                Ok(()) => {}
+            }
+        }
+        result
+    }
+
+    /// Looks at up to `spans` table spans from `from` on, and collapses those that the policy and
+    /// `limits` allow. Returns how many were collapsed and where to go on; null after the last
+    /// mapping. For a thread of the embedder's that has nothing better to do (Linux: `khugepaged`).
+    ///
+    /// Complexity: linear in the entries looked at.
+    pub fn collapse_some(
+        &self,
+        from: VirtAddr,
+        spans: u32,
+        limits: &CollapseLimits,
+    ) -> (u32, VirtAddr) {
+        let span = arch::table_span::<P::Arch>(1);
+        let mut at = from.0;
+        let mut collapsed = 0;
+        for _ in 0..spans {
+            let next = {
+                let _guard = self.mutex.lock();
+                self.next_candidate(at)
+            };
+            let Some(base) = next else { return (collapsed, VirtAddr(0)) };
+            collapsed += u32::from(self.collapse_span(VirtAddr(base), Some(limits)).is_ok());
+            at = base + span;
+        }
+        (collapsed, VirtAddr(at))
+    }
+
+    /// The first table span from `at` on that lies whole in a mapping whose policy wants it.
+    fn next_candidate(&self, at: u64) -> Option<u64> {
+        let span = arch::table_span::<P::Arch>(1);
+        let order = arch::order_of_level::<P::Arch>(2);
+        let policy = self.table.memory.folio_policy();
+        let mut at = at;
+        loop {
+            let vma = self.first_behind(at)?;
+            let base = at.max(vma.start()).next_multiple_of(span);
+            let wanted = vma.is_anonymous() && policy.orders(vma.flags()) & 1 << order != 0;
+            if wanted && may_collapse::<P>(vma) && base + span <= vma.end() {
+                return Some(base);
+            }
+            at = vma.end();
+        }
+    }
+
+    fn collapse_span(&self, base: VirtAddr, limits: Option<&CollapseLimits>) -> Result<(), Error> {
+        let span = arch::table_span::<P::Arch>(1);
+        let range = VirtRange::raw(base.0, base.0 + span);
+        let mut gather = Gather::new();
+        let guard = self.mutex.lock();
+        let vma = self.vma_at(base).filter(|vma| vma.range().covers(range));
+        let vma = vma.ok_or(Error::NotMapped(base))?;
+        let object = self.object_of(vma).filter(|_| vma.is_shared());
+        if let Some(object) = object {
+            let first = vma.page_offset_of(base);
+            drop(guard);
+            object::collapse(self.table.memory, object.state(), first)?;
+            // As Linux: the huge leaf is there when the call returns, if it can be had.
+            let _ = self.populate(range);
+            return Ok(());
+        }
+        vma.write(self.platform());
+        let result = self.collapse_locked(vma, range, limits, &mut gather);
+        self.flush(&mut gather);
+        vma.end_write();
+        drop(guard);
+        self.finish(gather, super::change::Removed::default());
+        result
+    }
+
+    fn collapse_locked(
+        &self,
+        vma: &Vma,
+        range: VirtRange,
+        limits: Option<&CollapseLimits>,
+        gather: &mut Gather,
+    ) -> Result<(), Error> {
+        let census = self.census(range);
+        if census.huge {
+            // Nothing was done, as far as the background is concerned.
+            return if limits.is_some() { Err(Error::Busy) } else { Ok(()) };
+        }
+        if census.present == 0 || census.absent {
+            return Err(Error::Invalid);
+        }
+        let missing = range.pages() as u32 - census.present;
+        if limits.is_some_and(|limits| missing > limits.missing || census.shared > limits.shared) {
+            return Err(Error::Busy);
+        }
+        match self.table.collapse(range.start()) {
+            Ok(()) => return Ok(()),
+            Err(CollapseError::OutOfMemory) => return Err(Error::OutOfMemory),
+            Err(CollapseError::NotUniform) => {}
+        }
+        if census.pinned {
+            return Err(Error::TryAgain);
+        }
+        let memory = self.table.memory;
+        let order = arch::order_of_level::<P::Arch>(2).min(MAX_FOLIO_ORDER);
+        let mut counts = Counts::default();
+        let reserve = new_table(memory, 1, &mut counts).ok_or(Error::OutOfMemory)?;
+        let Some(folio) = memory.frames.new_folio(order) else {
+            free_table(memory, reserve, &mut counts);
+            self.table.stats.add(&counts);
+            return Err(Error::OutOfMemory);
+        };
+        let owner = vma.group_pointer().map_or(Owner::Nobody, Owner::Group);
+        memory.frames.set_owner(folio, owner, vma.page_offset_of(range.start()));
+        let attributes = Attributes {
+            accessed: true,
+            dirty: true,
+            soft_dirty: true,
+            ..user_attributes(vma.protection().permissions())
+        };
+        let what = Replacement { base: range.start(), folio, attributes, reserve };
+        let done = self.table.replace_by_copy(&what, gather);
+        if !done {
+            memory.frames.release(self.platform(), folio);
+            free_table(memory, reserve, &mut counts);
+        }
+        self.table.stats.add(&counts);
+        if done { Ok(()) } else { Err(Error::Invalid) }
+    }
+
+    /// What stands in the span; its VMA is locked for writing.
+    fn census(&self, range: VirtRange) -> Census {
+        let frames = &self.table.memory.frames;
+        let mut census = Census::default();
+        self.table.look(range, |looked| {
+            match arch::kind::<P::Arch>(looked.raw, looked.node.level) {
+                Kind::Leaf if looked.node.level > 1 => census.huge = true,
+                Kind::Leaf => {
+                    let frame = P::Arch::frame(looked.entry);
+                    census.present += 1;
+                    if let Some(folio) = frames.folio_of(frame) {
+                        let number = frame.0 - folio.head.0;
+                        census.shared += u32::from(!frames.exclusive_run(folio, number, 1).0);
+                        census.pinned |= frames.pins(folio) > 0;
+                    }
+                }
+                Kind::Absent => {
+                    let hidden = absent::is_hidden::<P::Arch>(looked.raw);
+                    census.absent = true;
+                    census.present += u32::from(hidden);
+                }
+                Kind::Empty | Kind::Table => {}
+            }
+            true
+        });
+        census
+    }
+}
+
+/// Whether large folios may be made in a mapping: it has room for one at its end, as Linux asks it,
+/// and a page of its own.
+fn may_collapse<P: Platform>(vma: &Vma) -> bool {
+    let span = arch::table_span::<P::Arch>(1);
+    let last = vma.end() & !(span - 1);
+    let fits = last >= span && last - span >= vma.start();
+    // Pages of an object have to stand where huge leaves could.
+    let skew = (vma.start() >> PAGE_SHIFT).wrapping_sub(vma.page_offset());
+    let aligned = vma.is_anonymous() || skew.is_multiple_of(span >> PAGE_SHIFT);
+    fits && aligned
+        && !vma.has(MappingFlags::NO_HUGE)
+        && (!vma.is_anonymous() || vma.group_pointer().is_some())
+}

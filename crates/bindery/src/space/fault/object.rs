@@ -1,0 +1,227 @@
+//! Faults where an object has the pages: shared memory and files.
+
+use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Attributes, Permissions};
+use crate::error::FaultError;
+use crate::frame::Folio;
+use crate::object::{ObjectState, pages};
+use crate::platform::Platform;
+use crate::space::AddressSpace;
+use crate::space::index::Indexed;
+use crate::space::vma::Vma;
+use crate::stats::Counts;
+use crate::table::cursor::Supply;
+use crate::table::leaf::user_attributes;
+use crate::table::lock::Depth;
+use crate::table::protect::{Watched, Writable};
+use crate::table::{new_table, run};
+
+use super::{Access, Resolved, Step};
+
+/// A read maps what the object has in a window of so many bytes around the address (Linux:
+/// `fault_around_bytes`).
+const FAULT_AROUND: u64 = 16 * PAGE_SIZE;
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Nothing stood at `page` when it was looked at: maps what the object has there, or a copy of
+    /// it. The object's gate is held for reading.
+    pub(super) fn map_object(
+        &self,
+        vma: &Vma,
+        object: &ObjectState,
+        page: VirtAddr,
+        access: Access,
+    ) -> Result<Step, FaultError> {
+        let memory = self.table.memory;
+        let index = vma.page_offset_of(page);
+        if index >= object.size_in_pages() {
+            if access != Access::Write {
+                // As Linux, which looks around first.
+                self.map_around(vma, object, VirtRange::raw(page.0, page.0 + PAGE_SIZE), page)?;
+            }
+            return Err(FaultError::Bus);
+        }
+        let orders = object.orders(memory, vma.flags()) | 1;
+        let frame = pages::get(memory, object, index, orders)?;
+        if access == Access::Write && !vma.is_shared() {
+            return self.map_copy(vma, page, frame);
+        }
+        let noticed = vma.change().writable == Writable::Noticed;
+        let folio = memory.frames.folio_of(frame).ok_or(FaultError::Bus)?;
+        let mut window = self.folio_part(vma, object, page, frame, folio);
+        if access == Access::Write {
+            if noticed {
+                window = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
+            }
+            pages::mark_dirty(memory, object, index, 1);
+            let step = self.map_frames(vma, window, frame_at(frame, page, window), access)?;
+            self.published(window);
+            return Ok(step);
+        }
+        self.map_around(vma, object, window, page)
+    }
+
+    /// Maps what the object has in `window`, a stretch around `page`, and in the pages around that.
+    fn map_around(
+        &self,
+        vma: &Vma,
+        object: &ObjectState,
+        window: VirtRange,
+        page: VirtAddr,
+    ) -> Result<Step, FaultError> {
+        let memory = self.table.memory;
+        // As Linux: what the mapping's beginning cuts off is added at the end.
+        let table = arch::table_span::<P::Arch>(1);
+        let first = page.align_down(FAULT_AROUND).0.max(vma.start());
+        let last = (first + FAULT_AROUND).min((page.0 & !(table - 1)).saturating_add(table));
+        let around = VirtRange::raw(first, last.min(vma.end()));
+        let start = window.start().min(around.start());
+        let end = window.end().max(around.end());
+        let whole = VirtRange::raw(start.0, end.0);
+        let mut mapped = Step::Again;
+        let mut at = whole.start();
+        while at < whole.end() {
+            let limit = (whole.end().0 - at.0) >> PAGE_SHIFT;
+            let (found, count) = pages::resident_run(memory, object, vma.page_offset_of(at), limit);
+            let end = at.offset(count.clamp(1, limit) << PAGE_SHIFT);
+            if let Some(first) = found {
+                let part = VirtRange::raw(at.0, end.0);
+                let step = self.map_frames(vma, part, first, Access::Read)?;
+                if part.contains(page) {
+                    mapped = step;
+                }
+            }
+            at = end;
+        }
+        self.published(whole);
+        Ok(mapped)
+    }
+
+    /// Where the pages of `folio`, of which `frame` is to be mapped at `page`, may stand at once:
+    /// in the VMA, under one entry of level 2, and only those around `page` that the object has
+    /// still.
+    fn folio_part(
+        &self,
+        vma: &Vma,
+        object: &ObjectState,
+        page: VirtAddr,
+        frame: Frame,
+        folio: Folio,
+    ) -> VirtRange {
+        let window = super::folio_window(vma, page, frame.0 - folio.head.0, folio);
+        let table = arch::table_span::<P::Arch>(1);
+        let slot = VirtRange::from_len(page.align_down(table), table);
+        let window = slot.map_or(window, |slot| window.intersection(slot));
+        let below = (page.0 - window.start().0) >> PAGE_SHIFT;
+        let above = (window.end().0 - page.0) >> PAGE_SHIFT;
+        let index = vma.page_offset_of(page);
+        let (before, count) =
+            pages::run_around(self.table.memory, object, index, frame, below, above);
+        let start = page.0 - (before << PAGE_SHIFT);
+        VirtRange::raw(start, start + (count << PAGE_SHIFT))
+    }
+
+    /// Maps consecutive frames of one folio from `first` on in `range`, wherever nothing stands.
+    fn map_frames(
+        &self,
+        vma: &Vma,
+        range: VirtRange,
+        first: Frame,
+        access: Access,
+    ) -> Result<Step, FaultError> {
+        let memory = self.table.memory;
+        let folio = memory.frames.folio_of(first).ok_or(FaultError::Bus)?;
+        let attributes = object_attributes(vma, access);
+        let huge = range.len() == arch::table_span::<P::Arch>(1)
+            && first.is_aligned(arch::order_of_level::<P::Arch>(2));
+        let mut counts = Counts::default();
+        let mut reserve = if huge { new_table(memory, 1, &mut counts) } else { None };
+        let mut cursor = self.table.cursor(range, Depth::Floor(1));
+        let (node, _, entry) = cursor.entry_at(range.start());
+        if node.level >= 2
+            && entry.is_empty()
+            && let Some(table) = reserve.take()
+        {
+            let Ok(holder) = cursor.table_at(range.start(), 2, &mut Supply::Frames) else {
+                crate::table::free_table(memory, table, &mut counts);
+                return Err(FaultError::OutOfMemory);
+            };
+            let index = arch::index_of::<P::Arch>(range.start(), 2);
+            let leaf = P::Arch::leaf(first, 2, attributes);
+            let mapped = memory.frames.map(folio, range.pages() as u32);
+            if mapped.is_err() {
+                crate::table::free_table(memory, table, &mut counts);
+                return Err(FaultError::OutOfMemory);
+            }
+            self.table.publish_leaf(holder, index, leaf);
+            self.table.push_reserve(holder, table);
+            counts.entries_written += 1;
+            counts.folios_touched += 1;
+            cursor.counts += counts;
+            return Ok(Step::Done(Resolved::Mapped(range)));
+        }
+        if let Some(table) = reserve {
+            crate::table::free_table(memory, table, &mut counts);
+        }
+        cursor.counts += counts;
+        if node.level > 1 && !entry.is_empty() {
+            // A huge leaf has come between.
+            return Ok(Step::Again);
+        }
+        let table = cursor
+            .table_at(range.start(), 1, &mut Supply::Frames)
+            .map_err(|_| FaultError::OutOfMemory)?;
+        let begin = arch::index_of::<P::Arch>(range.start(), 1);
+        let end = begin + range.pages() as u32;
+        let mut at = begin;
+        while at < end {
+            let vacant = run::empty(self.table.slots(table), at, end - at);
+            cursor.counts.entries_read += u64::from(vacant.max(1));
+            if vacant == 0 {
+                at += 1;
+                continue;
+            }
+            memory.frames.map(folio, vacant).map_err(|_| FaultError::OutOfMemory)?;
+            cursor.counts.folios_touched += 1;
+            let leaf = P::Arch::leaf(first.plus(at - begin), 1, attributes);
+            self.table.fill(table, at, leaf, vacant, &mut cursor.counts);
+            at += vacant;
+        }
+        Ok(Step::Done(Resolved::Mapped(range)))
+    }
+
+    /// Maps a copy of the object's page, which is the program's own.
+    fn map_copy(&self, vma: &Vma, page: VirtAddr, frame: Frame) -> Result<Step, FaultError> {
+        let memory = self.table.memory;
+        let copy = self.own_folio(vma, page, 0).ok_or(FaultError::OutOfMemory)?;
+        memory.platform.copy(frame, copy.head, 1);
+        let counts = Counts { bytes_copied: PAGE_SIZE, ..Counts::default() };
+        self.table.stats.add(&counts);
+        let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
+        let step = self.map_folio(vma, range, copy);
+        match step {
+            Ok(Step::Done(_)) => Ok(Step::Done(Resolved::Copied)),
+            step => {
+                memory.frames.release(self.platform(), copy);
+                step
+            }
+        }
+    }
+}
+
+/// The frame that belongs at the beginning of `window`, given the one at `page`.
+fn frame_at(frame: Frame, page: VirtAddr, window: VirtRange) -> Frame {
+    Frame(frame.0 - ((page.0 - window.start().0) >> PAGE_SHIFT) as u32)
+}
+
+/// What entries say that map an object's pages for the first time.
+fn object_attributes(vma: &Vma, access: Access) -> Attributes {
+    let change = vma.change();
+    let write = access == Access::Write;
+    let mut permissions = change.permissions;
+    let at_once = change.writable == Writable::All && change.watched == Watched::No;
+    if !write && !at_once || change.writable == Writable::Exclusive {
+        permissions -= Permissions::WRITE;
+    }
+    Attributes { accessed: true, dirty: write, soft_dirty: write, ..user_attributes(permissions) }
+}

@@ -1,0 +1,45 @@
+//! Guard pages (`MADV_GUARD_INSTALL`, `MADV_GUARD_REMOVE`): a touch is a signal, and no mapping had
+//! to be cut for it.
+
+use crate::addr::VirtRange;
+use crate::arch::Marker;
+use crate::error::Error;
+use crate::platform::Platform;
+use crate::tlb::Gather;
+
+use super::AddressSpace;
+use super::vma::{MappingFlags, Vma};
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Throws the contents of `part` away and guards it. A stretch of level 2 that is covered whole
+    /// is one entry.
+    pub(super) fn install_guards(
+        &self,
+        vma: &Vma,
+        part: VirtRange,
+        gather: &mut Gather,
+    ) -> Result<(), Error> {
+        if vma.has(MappingFlags::LOCKED) {
+            return Err(Error::Invalid);
+        }
+        if vma.is_anonymous() {
+            // As Linux, which joins mappings by it.
+            self.prepare_group_locked(vma)?;
+        }
+        vma.write(self.platform());
+        self.change_flags(vma, vma.flags() | MappingFlags::MAYBE_GUARDS);
+        let zapped = self.table.zap(part, part, gather);
+        self.flush(gather);
+        let done = zapped.and_then(|()| self.table.mark(part, Marker::Guard));
+        vma.end_write();
+        done.map_err(|_| Error::OutOfMemory)
+    }
+
+    /// Takes the guards of `part` away; what is touched then is new.
+    pub(super) fn remove_guards(&self, vma: &Vma, part: VirtRange) -> Result<(), Error> {
+        vma.write(self.platform());
+        let done = self.table.unmark(part, Marker::Guard);
+        vma.end_write();
+        done.map_err(|_| Error::OutOfMemory)
+    }
+}

@@ -1,0 +1,179 @@
+//! What an address space may use, and what it uses.
+
+use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE};
+use crate::error::Error;
+use crate::platform::Platform;
+
+use super::AddressSpace;
+use super::vma::MappingFlags;
+
+/// The limits of a process (`getrlimit(2)`), in bytes; `u64::MAX` is none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// All mappings together (`RLIMIT_AS`).
+    pub address_space: u64,
+    /// Private writable mappings, and the heap (`RLIMIT_DATA`); 0 forbids a heap and nothing else.
+    pub data: u64,
+    /// Locked memory (`RLIMIT_MEMLOCK`).
+    pub locked: u64,
+    /// How far a mapping that grows down may grow (`RLIMIT_STACK`).
+    pub stack: u64,
+    /// Whether the limit of locked memory counts for this process.
+    pub locking: Locking,
+}
+
+/// Whether a process may lock as much memory as it likes (`CAP_IPC_LOCK`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Locking {
+    /// As much as its limit says.
+    #[default]
+    Limited,
+    /// Without limit.
+    Privileged,
+}
+
+impl Default for Limits {
+    /// No limits but those that Linux begins with: 8 MiB of locked memory, 8 MiB of stack.
+    fn default() -> Self {
+        Self {
+            address_space: u64::MAX,
+            data: u64::MAX,
+            locked: 8 << 20,
+            stack: 8 << 20,
+            locking: Locking::Limited,
+        }
+    }
+}
+
+/// What an address space uses, in base pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Usage {
+    /// All mappings together (`VmSize`).
+    pub total: u64,
+    /// Private writable mappings that do not grow down (`VmData` without the stack).
+    pub data: u64,
+    /// Mappings that are locked (`VmLck`).
+    pub locked: u64,
+    /// Mappings that count as committed.
+    pub committed: u64,
+}
+
+/// The accounts and limits, readable at any time; usage changes with the mutex held.
+pub(super) struct Account {
+    total: AtomicI64,
+    data: AtomicI64,
+    locked: AtomicI64,
+    committed: AtomicI64,
+    address_space_limit: AtomicU64,
+    data_limit: AtomicU64,
+    locked_limit: AtomicU64,
+    stack_limit: AtomicU64,
+    privileged: AtomicBool,
+}
+
+impl Account {
+    pub(super) fn new(limits: &Limits) -> Self {
+        let account = Self {
+            total: AtomicI64::new(0),
+            data: AtomicI64::new(0),
+            locked: AtomicI64::new(0),
+            committed: AtomicI64::new(0),
+            address_space_limit: AtomicU64::new(0),
+            data_limit: AtomicU64::new(0),
+            locked_limit: AtomicU64::new(0),
+            stack_limit: AtomicU64::new(0),
+            privileged: AtomicBool::new(false),
+        };
+        account.set_limits(limits);
+        account
+    }
+
+    fn set_limits(&self, limits: &Limits) {
+        self.address_space_limit.store(limits.address_space, Ordering::Relaxed);
+        self.data_limit.store(limits.data, Ordering::Relaxed);
+        self.locked_limit.store(limits.locked, Ordering::Relaxed);
+        self.stack_limit.store(limits.stack, Ordering::Relaxed);
+        self.privileged.store(limits.locking == Locking::Privileged, Ordering::Relaxed);
+    }
+
+    fn limits(&self) -> Limits {
+        let privileged = self.privileged.load(Ordering::Relaxed);
+        Limits {
+            address_space: self.address_space_limit.load(Ordering::Relaxed),
+            data: self.data_limit.load(Ordering::Relaxed),
+            locked: self.locked_limit.load(Ordering::Relaxed),
+            stack: self.stack_limit.load(Ordering::Relaxed),
+            locking: if privileged { Locking::Privileged } else { Locking::Limited },
+        }
+    }
+}
+
+fn add(counter: &AtomicI64, pages: i64) {
+    // One writer at a time: the mutex is held.
+    counter.store(counter.load(Ordering::Relaxed) + pages, Ordering::Relaxed);
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// The limits that hold from now on; what is there already stays.
+    pub fn set_limits(&self, limits: &Limits) {
+        self.account.set_limits(limits);
+    }
+
+    /// The limits as they are.
+    pub fn limits(&self) -> Limits {
+        self.account.limits()
+    }
+
+    /// What the address space uses.
+    pub fn usage(&self) -> Usage {
+        let read = |counter: &AtomicI64| counter.load(Ordering::Relaxed).max(0) as u64;
+        Usage {
+            total: read(&self.account.total),
+            data: read(&self.account.data),
+            locked: read(&self.account.locked),
+            committed: read(&self.account.committed),
+        }
+    }
+
+    /// `pages` more (or fewer) of a mapping with these flags. The mutex is held.
+    pub(super) fn account(&self, flags: MappingFlags, pages: i64) {
+        add(&self.account.total, pages);
+        if flags.is_data() {
+            add(&self.account.data, pages);
+        }
+        if flags.contains(MappingFlags::LOCKED) {
+            add(&self.account.locked, pages);
+        }
+        if flags.contains(MappingFlags::ACCOUNT) {
+            add(&self.account.committed, pages);
+            self.table.memory.commitment().add(pages);
+        }
+    }
+
+    /// Refuses where `pages` more with these flags are more than the process may have (Linux:
+    /// `may_expand_vm`).
+    pub(super) fn may_expand(&self, flags: MappingFlags, pages: u64) -> Result<(), Error> {
+        let (usage, limits) = (self.usage(), self.limits());
+        let exceeds = |used: u64, limit: u64| used.saturating_add(pages) > limit >> PAGE_SHIFT;
+        // As Linux: a limit of nothing is none, since programs set it that use no heap.
+        let limits_data = flags.is_data() && limits.data > 0;
+        if exceeds(usage.total, limits.address_space)
+            || limits_data && exceeds(usage.data, limits.data)
+        {
+            return Err(Error::LimitReached);
+        }
+        Ok(())
+    }
+
+    /// Refuses where `pages` more locked pages are more than the process may have.
+    pub(super) fn may_lock(&self, pages: u64) -> Result<(), Error> {
+        let limits = self.limits();
+        let after = self.usage().locked.saturating_add(pages);
+        if limits.locking == Locking::Limited && after > limits.locked / PAGE_SIZE {
+            return Err(Error::LockLimit);
+        }
+        Ok(())
+    }
+}

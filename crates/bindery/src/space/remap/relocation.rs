@@ -1,0 +1,189 @@
+//! Moving a part of one VMA to a place of its own.
+
+use core::ptr::NonNull;
+
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Arch};
+use crate::error::Error;
+use crate::platform::Platform;
+use crate::rmap::Held;
+use crate::space::AddressSpace;
+use crate::space::index::Indexed;
+use crate::space::vma::{MappingFlags, Vma};
+use crate::table::TablePool;
+use crate::table::relocate::Move;
+
+use super::Call;
+
+/// What becomes of the source of a move.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Source {
+    /// It is unmapped.
+    Goes,
+    /// It stays mapped, empty (`MREMAP_DONTUNMAP`).
+    Stays,
+}
+
+/// A move of `source`, a part of one VMA, to the beginning of `target`, which becomes one VMA. An
+/// empty source is a duplicate: a second view of what a shared mapping shows.
+pub(super) struct Relocation {
+    pub(super) source: VirtRange,
+    pub(super) target: VirtRange,
+    pub(super) fate: Source,
+}
+
+impl<'m, P: Platform> AddressSpace<'m, P> {
+    /// A free range of `length` bytes, congruent with `source` modulo the largest entry span that
+    /// fits into it twice (so that at least one slot is covered whole), else modulo the contiguous
+    /// block.
+    pub(super) fn congruent_place(&self, source: VirtRange, length: u64) -> Option<VirtRange> {
+        let start = source.start().0;
+        let spans = (2..=P::Arch::LEVELS).rev().map(arch::span::<P::Arch>);
+        let whole = spans.filter(|span| {
+            let first = start.next_multiple_of(*span);
+            first.saturating_add(*span) <= source.end().0
+        });
+        let block = u64::from(P::Arch::BLOCK) * PAGE_SIZE;
+        whole
+            .chain([arch::table_span::<P::Arch>(1), block, PAGE_SIZE])
+            .find_map(|align| self.find_free(length, align, start & (align - 1)))
+    }
+
+    /// Moves what the source, a part of `vma`, maps. Nothing is mapped in the target. Everything that can fail is done before anything is moved.
+    pub(super) fn relocate(
+        &self,
+        vma: &Vma,
+        what: &Relocation,
+        call: &mut Call<'_>,
+    ) -> Result<VirtAddr, Error> {
+        let (source, target) = (what.source, what.target);
+        let stays = what.fate == Source::Stays || source.is_empty();
+        let promised = match what.fate {
+            _ if !vma.has(MappingFlags::ACCOUNT) => 0,
+            Source::Stays => target.pages(),
+            Source::Goes => target.pages() - source.pages(),
+        };
+        let _reservation = self.table.memory.commitment().reserve(promised)?;
+        // As Linux: what has no page yet may forget where it was born, and merge where it goes.
+        let newborn = vma.is_anonymous() && vma.group_pointer().is_none();
+        let page_offset = if newborn {
+            target.start().0 >> PAGE_SHIFT
+        } else {
+            vma.page_offset_of(source.start())
+        };
+        let purpose = vma.purpose();
+        let mut arriving = purpose;
+        if source.len() >= arch::table_span::<P::Arch>(1) {
+            // Tables that move whole carry entries along that are not looked at, and all that moves
+            // counts as written.
+            arriving.flags |= MappingFlags::SOFT_DIRTY;
+        }
+        let moved = self.new_vma(target, arriving, page_offset)?;
+        // Cut out of the middle, the VMA leaves two parts.
+        let upper = if !stays && vma.start() < source.start().0 && source.end().0 < vma.end() {
+            let range = VirtRange::raw(source.end().0, vma.end());
+            match self.new_vma(range, purpose, vma.page_offset_of(source.end())) {
+                Ok(node) => Some(node),
+                Err(error) => return Err(self.give_back([Some(moved), None], error)),
+            }
+        } else {
+            None
+        };
+        let locked = MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT;
+        if purpose.flags & locked == MappingFlags::LOCKED && target.len() > source.len() {
+            call.grown = Some(VirtRange::raw(target.start().0 + source.len(), target.end().0));
+        }
+        if source.is_empty() {
+            self.insert(moved);
+            self.merge_around(self.vma(moved), call.removed);
+            return Ok(target.start());
+        }
+        // From here on faults in the source wait, and find themselves outside of the VMA
+        // afterwards: a fault between the count and the move could need one more table.
+        vma.write(self.platform());
+        let to = target.start();
+        let missing = self.table.tables_for_move(&Move { source, to, hull: source });
+        let Ok(pool) = TablePool::fill(self.table.memory, missing) else {
+            vma.end_write();
+            return Err(self.give_back([Some(moved), upper], Error::OutOfMemory));
+        };
+        let whole = source.covers(vma.range());
+        self.move_held(vma, what, Nodes { moved, upper }, pool, call);
+        if stays {
+            if whole {
+                // Its next page begins a life of its own.
+                self.leave_group(vma);
+            }
+            self.change_flags(vma, vma.flags() - locked);
+        }
+        if stays || !whole {
+            vma.end_write();
+        }
+        // As Linux: what stays is not joined with its neighbours, though it may fit them now.
+        self.merge_around(self.vma(moved), call.removed);
+        Ok(to)
+    }
+
+    /// The move itself, which cannot fail. The lists of the reverse map are locked throughout, so
+    /// that a walker finds each page at its old or at its new place.
+    fn move_held(
+        &self,
+        vma: &Vma,
+        what: &Relocation,
+        nodes: Nodes,
+        mut pool: TablePool<'m, P>,
+        call: &mut Call<'_>,
+    ) {
+        let (source, target) = (what.source, what.target);
+        let held = Held::new(self.platform(), vma);
+        let hull = if what.fate == Source::Stays {
+            source
+        } else {
+            self.cut_away(vma, source, nodes.upper, &held, call);
+            self.hull(source, target)
+        };
+        let to = target.start();
+        let emptied = self.table.relocate(&Move { source, to, hull }, &mut pool);
+        call.gather.absorb(self.table.memory, emptied);
+        self.insert_held(nodes.moved, &held);
+        drop(held);
+        pool.give_back();
+        self.table.stats.add(&pool.counts);
+    }
+
+    /// Takes `source` out of its VMA.
+    fn cut_away(
+        &self,
+        vma: &Vma,
+        source: VirtRange,
+        upper: Option<NonNull<Vma>>,
+        held: &Held<'_>,
+        call: &mut Call<'_>,
+    ) {
+        let outer = vma.range();
+        if source.covers(outer) {
+            self.remove_held(vma, held, call.removed);
+        } else if outer.start() < source.start() {
+            self.resize_held(vma, outer.start().0, source.start().0, held);
+        } else {
+            self.resize_held(vma, source.end().0, outer.end().0, held);
+        }
+        match upper {
+            // Not where the target was all in front of the source: then the VMA itself is what
+            // is left above.
+            Some(upper) if outer.start() < source.start() && source.end() < outer.end() => {
+                self.vma(upper).set_end(outer.end().0);
+                self.insert_held(upper, held);
+            }
+            Some(upper) => self.free_unused(upper),
+            None => {}
+        }
+    }
+}
+
+/// The new VMAs of a move.
+struct Nodes {
+    moved: NonNull<Vma>,
+    /// What is left above the source, where it is cut out of the middle.
+    upper: Option<NonNull<Vma>>,
+}

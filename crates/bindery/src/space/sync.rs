@@ -1,0 +1,77 @@
+//! `msync(2)`.
+
+use bitflags::bitflags;
+
+use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::error::Error;
+use crate::platform::Platform;
+
+use super::AddressSpace;
+use super::index::Indexed;
+use super::vma::MappingFlags;
+
+bitflags! {
+    /// What `msync` shall do.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+    pub struct SyncFlags: u8 {
+        /// Begin to save (`MS_ASYNC`); since what is written is known to the object anyway, nothing
+        /// is left to do.
+        const ASYNC = 1 << 0;
+        /// Other mappings of the object shall see what was written (`MS_INVALIDATE`); they always do.
+        const INVALIDATE = 1 << 1;
+        /// Save, and wait for it (`MS_SYNC`).
+        const SYNC = 1 << 2;
+    }
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Saves what was written to the shared file mappings in `length` bytes (rounded up to pages) at
+    /// `start`. May wait for storage.
+    ///
+    /// # Errors
+    /// [`Error::Unaligned`]; [`Error::Invalid`] for both kinds at once; [`Error::OutOfRange`];
+    /// [`Error::Locked`] where [`SyncFlags::INVALIDATE`] meets locked memory; [`Error::InputOutput`];
+    /// [`Error::NotMapped`] where the range has holes, after the rest is saved.
+    ///
+    /// Complexity: in the runs that were written.
+    pub fn msync(&self, start: VirtAddr, length: u64, flags: SyncFlags) -> Result<(), Error> {
+        if !start.is_aligned(PAGE_SIZE) {
+            return Err(Error::Unaligned(start));
+        }
+        if flags.contains(SyncFlags::ASYNC | SyncFlags::SYNC) {
+            return Err(Error::Invalid);
+        }
+        let limit = self.limit();
+        // As Linux: a length that wraps when it is rounded up becomes zero.
+        let length = length.wrapping_add(PAGE_SIZE - 1) & !(PAGE_SIZE - 1);
+        let range = VirtRange::from_len(start, length).ok_or(Error::OutOfRange { limit })?;
+        let mut hole = None;
+        let mut at = range.start();
+        while at < range.end() {
+            let (object, offset, length) = {
+                let _guard = self.mutex.lock();
+                let Some(vma) = self.first_behind(at.0).filter(|vma| vma.start() < range.end().0)
+                else {
+                    hole = hole.or(Some(at));
+                    break;
+                };
+                if vma.start() > at.0 {
+                    hole = hole.or(Some(at));
+                }
+                let part = vma.range().intersection(range);
+                at = part.end();
+                if flags.contains(SyncFlags::INVALIDATE) && vma.has(MappingFlags::LOCKED) {
+                    return Err(Error::Locked(part.start()));
+                }
+                let object = self.object_of(vma).filter(|_| vma.is_shared());
+                (object, vma.page_offset_of(part.start()) * PAGE_SIZE, part.len())
+            };
+            if let Some(object) = object
+                && flags.contains(SyncFlags::SYNC)
+            {
+                object.sync(offset, length)?;
+            }
+        }
+        hole.map_or(Ok(()), |at| Err(Error::NotMapped(at)))
+    }
+}

@@ -1,0 +1,120 @@
+//! Changing what leaves say about their use: accessed, dirty, soft-dirty, and the permission to
+//! write that goes with watching for the next store.
+
+use core::sync::atomic::Ordering;
+
+use crate::addr::VirtRange;
+use crate::arch::{self, Arch, Attributes, Entry, Equal, absent};
+use crate::frame::Folio;
+use crate::platform::Platform;
+use crate::tlb::Gather;
+
+use super::cursor::{Cursor, Whole};
+use super::leaf::replace;
+use super::lock::Depth;
+use super::run::{Run, What};
+use super::{OutOfMemory, PageTable};
+
+/// What leaves shall forget.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Forget {
+    /// That they were used (`MADV_COLD`).
+    Accessed,
+    /// That they were used and written (`MADV_FREE`).
+    Use,
+    /// That they were written since, and that they may be (`clear_refs`): the next store faults.
+    SoftDirty,
+    /// That they were written, and that they may be: before the content is saved.
+    Dirty,
+}
+
+impl Forget {
+    fn of(self, old: Attributes) -> Attributes {
+        let mut new = old;
+        match self {
+            Self::Accessed => new.accessed = false,
+            Self::Use => (new.accessed, new.dirty) = (false, false),
+            Self::SoftDirty => {
+                new.soft_dirty = false;
+                new.permissions -= arch::Permissions::WRITE;
+            }
+            Self::Dirty => {
+                new.dirty = false;
+                new.permissions -= arch::Permissions::WRITE;
+            }
+        }
+        new
+    }
+}
+
+impl<P: Platform> PageTable<'_, P> {
+    /// Lets all leaves of `range` forget; `seen` is told of each run of one folio with what its
+    /// leaves said before. What is stale afterwards is in the gather.
+    pub(crate) fn forget(
+        &self,
+        range: VirtRange,
+        forget: Forget,
+        gather: &mut Gather,
+        mut seen: impl FnMut(Option<Folio>, Attributes),
+    ) -> Result<(), OutOfMemory> {
+        for chunk in self.chunks(range) {
+            let mut cursor = self.cursor(chunk, Depth::Floor(1));
+            while let Some(run) = cursor.next_run(Equal::empty(), Whole::Enter)? {
+                match run.what {
+                    What::Leaf(first) => {
+                        let folio = self.memory.frames.folio_of(P::Arch::frame(first));
+                        seen(folio, P::Arch::attributes(first));
+                        forget_leaves(&mut cursor, &run, forget, gather);
+                    }
+                    What::Absent(first) if forget == Forget::SoftDirty => {
+                        forget_absent(&mut cursor, &run, first);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn forget_leaves<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run,
+    forget: Forget,
+    gather: &mut Gather,
+) {
+    let level = run.node.level;
+    let slots = cursor.tables.slots(run.node.table);
+    let mut changed = 0;
+    for index in run.index..run.index + run.count {
+        let slot = &slots[index as usize];
+        let raw = Entry(slot.load(Ordering::Relaxed));
+        let change = |raw: Entry| {
+            let block = level == 1 && P::Arch::is_block(raw);
+            let entry = if level == 1 { P::Arch::unblock(raw, index) } else { raw };
+            let attributes = forget.of(P::Arch::attributes(entry));
+            let leaf = P::Arch::leaf(P::Arch::frame(entry), level, attributes);
+            if block { P::Arch::block(leaf, index) } else { leaf }
+        };
+        if change(raw) != raw {
+            replace::<P::Arch>(slot, raw, change);
+            changed += 1;
+        }
+    }
+    cursor.counts.entries_read += u64::from(run.count);
+    cursor.counts.entries_written += changed;
+    if changed > 0 {
+        gather.stale(run.range::<P::Arch>(), level);
+    }
+}
+
+fn forget_absent<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, first: Entry) {
+    if matches!(absent::decode::<P::Arch>(first), Some(absent::Absent::Marker(_)) | None) {
+        return;
+    }
+    let slots = cursor.tables.slots(run.node.table);
+    for slot in &slots[run.index as usize..(run.index + run.count) as usize] {
+        slot.fetch_and(!absent::SOFT_DIRTY, Ordering::Relaxed);
+    }
+    cursor.counts.entries_written += u64::from(run.count);
+}

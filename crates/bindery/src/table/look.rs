@@ -1,0 +1,224 @@
+//! Looking at what is mapped without changing it: no split, no unfolding. [`PageTable::look`] takes
+//! no lock, so its answers are hints unless the caller keeps everyone else out;
+//! [`PageTable::survey`] locks, and tells pages in runs.
+
+use core::sync::atomic::Ordering;
+
+use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Absent, Arch, Attributes, Entry, Kind, Permissions, absent};
+use crate::frame::Folio;
+use crate::platform::Platform;
+use crate::stats::Counts;
+
+use super::lock::{Depth, Node};
+use super::{PageTable, ReadSection, run};
+
+/// A stretch of equal looks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Looked {
+    /// The entry, unblocked: of a huge leaf and of nothing, the one entry that stands for it all.
+    pub(crate) entry: Entry,
+    /// As it stands in memory.
+    pub(crate) raw: Entry,
+    pub(crate) node: Node,
+    pub(crate) index: u32,
+    /// What it stands for, as far as the range reaches.
+    pub(crate) range: VirtRange,
+}
+
+/// What stands in a stretch of addresses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Standing {
+    /// Pages that are equal in all that their entries say; those that are mapped with no permission
+    /// are among them.
+    Pages {
+        /// The frame of the first page.
+        first: Frame,
+        /// The folio of which the pages are a run; `None` for the page of zeroes, which stands at
+        /// each address of the stretch, and for single pages that are not ours.
+        folio: Option<Folio>,
+        /// With accessed and dirty of the whole contiguous block, where they are in one.
+        attributes: Attributes,
+    },
+    /// Pages that were swapped out, or markers.
+    Absent(Absent),
+}
+
+/// A stretch of addresses in which the same stands everywhere.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Stretch {
+    pub(crate) range: VirtRange,
+    /// Of its entries.
+    pub(crate) level: u8,
+    pub(crate) what: Standing,
+}
+
+impl<P: Platform> PageTable<'_, P> {
+    /// Calls `f` for every entry that stands for a part of `range`, in rising order, until it says
+    /// false. One call for each leaf, absent entry, and empty entry of the lowest table that
+    /// exists.
+    pub(crate) fn look(&self, range: VirtRange, mut f: impl FnMut(Looked) -> bool) {
+        let mut counts = Counts::default();
+        let mut at = range.start();
+        while at < range.end() {
+            // One table at a time, so that no read section lasts long.
+            let _section = ReadSection::enter(&self.memory.platform);
+            let (node, first, entry) = self.peek(at, &mut counts);
+            let span = arch::span::<P::Arch>(node.level);
+            let slots = self.slots(node.table);
+            let mut index = first;
+            let mut raw = entry;
+            loop {
+                let slot = at.0 & !(span - 1);
+                let end = slot.saturating_add(span).min(range.end().0);
+                let leaf = arch::kind::<P::Arch>(raw, node.level) == Kind::Leaf;
+                let entry =
+                    if leaf && node.level == 1 { P::Arch::unblock(raw, index) } else { raw };
+                let part = VirtRange::raw(at.0, end);
+                if !f(Looked { entry, raw, node, index, range: part }) {
+                    self.stats.add(&counts);
+                    return;
+                }
+                at = VirtAddr(end);
+                index += 1;
+                if at >= range.end() || index >= arch::entries::<P::Arch>() {
+                    break;
+                }
+                raw = Entry(slots[index as usize].load(Ordering::Acquire));
+                if arch::kind::<P::Arch>(raw, node.level) == Kind::Table {
+                    break;
+                }
+            }
+        }
+        self.stats.add(&counts);
+    }
+
+    /// The first address of `range` that is not mapped with `permission`, or its end.
+    pub(crate) fn skip_present(&self, range: VirtRange, permission: Permissions) -> VirtAddr {
+        let mut at = range.end();
+        self.look(range, |looked| {
+            let leaf = arch::kind::<P::Arch>(looked.raw, looked.node.level) == Kind::Leaf;
+            let allowed =
+                leaf && P::Arch::attributes(looked.entry).permissions.contains(permission);
+            if !allowed {
+                at = looked.range.start();
+            }
+            allowed
+        });
+        debug_assert!(at.is_aligned(PAGE_SIZE));
+        at
+    }
+
+    /// Calls `f` for every stretch of `range` in which something stands, in rising order: once for
+    /// a run of pages of one folio, a run of equal markers, or a page that is swapped out.
+    ///
+    /// The tables are locked meanwhile, at most 64 at a time, so what `f` is told is so, and folios
+    /// stay. `f` takes no lock but those that may be taken inside. The caller keeps moves of tables
+    /// out of the range.
+    pub(crate) fn survey(&self, range: VirtRange, mut f: impl FnMut(&Stretch)) {
+        for chunk in self.chunks(range) {
+            let cursor = self.cursor(chunk, Depth::Floor(1));
+            let mut run: Option<Stretch> = None;
+            self.look(chunk, |looked| {
+                if let Some(next) = self.standing(&looked) {
+                    let next =
+                        Stretch { range: looked.range, level: looked.node.level, what: next };
+                    self.lengthen(&mut run, next, &mut f);
+                }
+                true
+            });
+            if let Some(run) = run {
+                f(&run);
+            }
+            drop(cursor);
+        }
+    }
+
+    /// What the entry says, its folio apart; `None` where nothing stands.
+    fn standing(&self, looked: &Looked) -> Option<Standing> {
+        let level = looked.node.level;
+        // A huge entry names the first of its pages.
+        let inside = looked.range.start().0 & (arch::span::<P::Arch>(level) - 1);
+        let inside = inside >> PAGE_SHIFT;
+        let pages = |frame: Frame, attributes| Standing::Pages {
+            first: frame.plus(inside as u32),
+            folio: None,
+            attributes,
+        };
+        match arch::kind::<P::Arch>(looked.raw, level) {
+            Kind::Empty | Kind::Table => None,
+            Kind::Leaf => {
+                let entry = self.gathered(looked);
+                Some(pages(P::Arch::frame(entry), P::Arch::attributes(entry)))
+            }
+            Kind::Absent => Some(match absent::decode::<P::Arch>(looked.raw)? {
+                Absent::Hidden { frame, accessed, dirty, soft_dirty, userfault } => {
+                    let permissions = Permissions::empty();
+                    let attributes =
+                        Attributes { permissions, accessed, dirty, soft_dirty, userfault };
+                    pages(frame, attributes)
+                }
+                Absent::Swap { device, slot, exclusive, soft_dirty, userfault } => {
+                    let slot = slot + inside;
+                    let swap = Absent::Swap { device, slot, exclusive, soft_dirty, userfault };
+                    Standing::Absent(swap)
+                }
+                marker @ Absent::Marker(_) => Standing::Absent(marker),
+            }),
+        }
+    }
+
+    /// The leaf, with accessed and dirty of all entries of its contiguous block: the MMU may have
+    /// set them in any.
+    fn gathered(&self, looked: &Looked) -> Entry {
+        if looked.node.level > 1 || !P::Arch::is_block(looked.raw) {
+            return looked.entry;
+        }
+        let slots = self.slots(looked.node.table);
+        let first = looked.index & !(P::Arch::BLOCK - 1);
+        (first..first + P::Arch::BLOCK)
+            .map(|index| run::load(slots, index))
+            .fold(looked.entry, P::Arch::gather)
+    }
+
+    /// Lets `next` continue the run, or hands the run to `f` and begins another.
+    fn lengthen(&self, run: &mut Option<Stretch>, mut next: Stretch, f: &mut impl FnMut(&Stretch)) {
+        if let Some(run) = run
+            && run.range.end() == next.range.start()
+            && run.level == next.level
+            && self.continues(run, &next.what)
+        {
+            run.range = VirtRange::raw(run.range.start().0, next.range.end().0);
+            return;
+        }
+        if let Standing::Pages { first, folio, .. } = &mut next.what {
+            *folio = self.memory.frames.folio_of(*first);
+        }
+        if let Some(run) = run.replace(next) {
+            f(&run);
+        }
+    }
+
+    /// Whether `next` is what would stand behind the run.
+    fn continues(&self, run: &Stretch, next: &Standing) -> bool {
+        match (&run.what, next) {
+            (
+                Standing::Pages { first, folio, attributes },
+                Standing::Pages { first: frame, attributes: others, .. },
+            ) => {
+                let placed = match folio {
+                    Some(folio) => {
+                        frame.0.wrapping_sub(first.0) == run.range.pages() as u32
+                            && frame.0.wrapping_sub(folio.head.0) < folio.pages()
+                    }
+                    None => frame == first && *frame == self.memory.zero_frame,
+                };
+                placed && attributes == others
+            }
+            (Standing::Absent(Absent::Marker(one)), Standing::Absent(Absent::Marker(other))) => {
+                one == other
+            }
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Markers: entries that stand where there is no page, and say something all the same.
+
+use core::sync::atomic::Ordering;
+
+use crate::addr::VirtRange;
+use crate::arch::{self, Absent, Entry, Equal, Kind, Marker, absent};
+use crate::platform::Platform;
+
+use super::cursor::{Cursor, Supply, Whole};
+use super::lock::Depth;
+use super::run::{self, What};
+use super::zap::free_one_reserve;
+use super::{OutOfMemory, PageTable, new_table};
+
+impl<P: Platform> PageTable<'_, P> {
+    /// Puts `marker` everywhere in `range`, in which nothing stands. One entry for each slot of
+    /// level 2 that is covered whole, with a table in reserve, one for each page else. On failure
+    /// what lies before is marked.
+    pub(crate) fn mark(&self, range: VirtRange, marker: Marker) -> Result<(), OutOfMemory> {
+        let entry = absent::encode::<P::Arch>(Absent::Marker(marker));
+        let table = arch::table_span::<P::Arch>(1);
+        let mut at = range.start();
+        while at < range.end() {
+            let end = (at.0 & !(table - 1)).saturating_add(table).min(range.end().0);
+            let part = VirtRange::raw(at.0, end);
+            let mut cursor = self.cursor(part, Depth::Floor(1));
+            let whole = part.len() == table;
+            let (node, _, found) = cursor.entry_at(part.start());
+            if whole && node.level > 1 && found.is_empty() {
+                mark_slot(&mut cursor, part, entry)?;
+            } else {
+                mark_pages(&mut cursor, part, entry)?;
+            }
+            at = part.end();
+        }
+        Ok(())
+    }
+
+    /// Takes all of `marker` out of `range`.
+    pub(crate) fn unmark(&self, range: VirtRange, marker: Marker) -> Result<(), OutOfMemory> {
+        let wanted = Some(Absent::Marker(marker));
+        for chunk in self.chunks(range) {
+            let mut cursor = self.cursor(chunk, Depth::Floor(1));
+            while let Some(run) = cursor.next_run(Equal::empty(), Whole::Enter)? {
+                let What::Absent(first) = run.what else { continue };
+                if absent::decode::<P::Arch>(first) != wanted {
+                    continue;
+                }
+                let slots = self.slots(run.node.table);
+                for slot in &slots[run.index as usize..(run.index + run.count) as usize] {
+                    slot.store(0, Ordering::Relaxed);
+                }
+                cursor.counts.entries_written += u64::from(run.count);
+                self.change_live(run.node.table, 0, run.count);
+                if run.node.level > 1 {
+                    free_one_reserve(self.memory, run.node.table, &mut cursor.counts);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn mark_slot<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    part: VirtRange,
+    entry: Entry,
+) -> Result<(), OutOfMemory> {
+    let tables = cursor.tables;
+    let table = cursor.table_at(part.start(), 2, &mut Supply::Frames)?;
+    let reserve = new_table(tables.memory, 1, &mut cursor.counts).ok_or(OutOfMemory)?;
+    let index = arch::index_of::<P::Arch>(part.start(), 2);
+    tables.push_reserve(table, reserve);
+    tables.publish_leaf(table, index, entry);
+    cursor.counts.entries_written += 1;
+    Ok(())
+}
+
+fn mark_pages<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    part: VirtRange,
+    entry: Entry,
+) -> Result<(), OutOfMemory> {
+    let tables = cursor.tables;
+    let table = cursor.table_at(part.start(), 1, &mut Supply::Frames)?;
+    let first = arch::index_of::<P::Arch>(part.start(), 1);
+    let count = part.pages() as u32;
+    let slots = tables.slots(table);
+    debug_assert_eq!(arch::kind::<P::Arch>(run::load(slots, first), 1), Kind::Empty);
+    for slot in &slots[first as usize..(first + count) as usize] {
+        slot.store(entry.0, Ordering::Relaxed);
+    }
+    cursor.counts.entries_written += u64::from(count);
+    tables.change_live(table, count, 0);
+    Ok(())
+}
