@@ -6,9 +6,8 @@
 //! - *plain*: all sequences of up to 3 operations, from nothing and from two written mappings,
 //!   which take 3 more;
 //! - *distinct*: of up to 4 operations, where a sequence that leads to a state that was seen before
-//!   is not continued. The state is all that can be seen without an access: the mappings and what
-//!   of them is counted, every entry, the TLB's translations, dirty pages, the number of free
-//!   frames;
+//!   is not continued. The state is all that can be seen without an access: the mappings with
+//!   their flags, every entry, the TLB's translations, dirty pages, the number of free frames;
 //! - *scarce*: all of up to 3 operations, where of the allocations of the last one all from the
 //!   n-th on fail, for each n.
 //!
@@ -346,10 +345,8 @@ impl Scope {
             let (Some(space), Some(model)) = (space, model) else { continue };
             space.for_each_mapping(|mapping| {
                 let (start, end) = (mapping.range.start(), mapping.range.end());
-                (start, end, mapping.protection, mapping.page_offset).hash(&mut hasher);
+                (start, end, mapping.flags.bits(), mapping.page_offset).hash(&mut hasher);
             });
-            let usage = space.usage();
-            (usage.data, usage.committed).hash(&mut hasher);
             for page in (0..PAGES).map(at) {
                 let found = space.inspect(VirtAddr(page));
                 shadow::frame_of(found).map(|frame| name(frame.0)).hash(&mut hasher);

@@ -6,7 +6,8 @@ mod stage;
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
 use bindery::{
-    Counts, Error, FaultError, LockPages, MapRequest, Protection, Remap, SpaceOptions, Usage,
+    Counts, Error, FaultError, LockPages, MapRequest, MappingFlags, Protection, Remap,
+    SpaceOptions, Usage,
 };
 use bindery_hosted::{Program, Walk};
 use common::{GIB, MIB, READ_WRITE, audit, fixed, strict, use_order};
@@ -355,5 +356,27 @@ fn a_source_that_stays_whole_is_as_if_it_were_never_written() {
         assert_eq!(stage.layout().len(), 2, "{:?}", stage.layout());
         assert_eq!(stage.program.load(to), Ok(0));
         stage.assert_filled(TO, 4, AT);
+    });
+}
+
+#[test]
+fn a_source_that_stays_is_not_joined_with_a_neighbour_that_is_like_it_now() {
+    on_stage::<X86_64<4>>(0, |stage| {
+        stage.space.mmap(&fixed(AT, 8 * PAGE)).unwrap();
+        // The lock is all that tells the two apart, and it goes with the contents.
+        stage.space.mlock(VirtAddr(AT), 4 * PAGE, LockPages::OnFault).unwrap();
+        stage.fill(AT + 4 * PAGE, 4);
+        let remap = Remap::LeaveTo(VirtAddr(TO));
+        stage.space.mremap(VirtAddr(AT), 8 * PAGE, 8 * PAGE, remap).unwrap();
+        let starts: Vec<u64> = stage.layout().iter().map(|part| part.range.start().0).collect();
+        assert_eq!(starts, [AT, AT + 4 * PAGE, TO, TO + 4 * PAGE]);
+        let flags: Vec<_> = stage.layout().iter().map(|part| part.flags).collect();
+        assert_eq!(flags[0], flags[1]);
+        assert_eq!(flags[2] - flags[3], MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT);
+        // So each was left whole, and is as if it were never written.
+        let to = VirtAddr(2 * TO);
+        stage.space.mremap(VirtAddr(AT + 4 * PAGE), PAGE, PAGE, Remap::To(to)).unwrap();
+        let last = stage.layout().pop().unwrap();
+        assert_eq!((last.range.start(), last.page_offset), (to, to.0 / PAGE));
     });
 }
