@@ -78,8 +78,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// may have moved.
     ///
     /// Complexity: one entry for each table that moves whole; of the rest, the base pages that are
-    /// moved. One invalidation for each mapping and at most 64 tables; one more for each contiguous block that an
-    /// end of the range cuts, and for the upper tables that a large move leaves empty.
+    /// moved. One invalidation for each mapping and at most 64 tables; one more for each contiguous
+    /// block that an end of the range cuts, and for the upper tables that a large move leaves empty.
     pub fn mremap(
         &self,
         old: VirtAddr,
