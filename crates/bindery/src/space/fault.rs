@@ -17,7 +17,7 @@ use crate::table::{ReadSection, run};
 
 use super::AddressSpace;
 use super::index::Indexed;
-use super::vma::Vma;
+use super::vma::{MappingFlags, Vma};
 
 pub(super) use copy_on_write::folio_window;
 
@@ -119,6 +119,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 return Err(FaultError::Protection);
             }
             if access == Access::Write && !vma.is_shared() && vma.group_pointer().is_none() {
+                if vma.has(MappingFlags::MAYBE_GUARDS) && self.is_guarded(page) {
+                    // As Linux: a guard leaves no trace of who ran into it.
+                    return Err(FaultError::NotMapped);
+                }
                 // Once for each mapping: who owns its pages is settled under the mutex.
                 drop(locked);
                 self.prepare_group(page).map_err(|_| FaultError::OutOfMemory)?;
@@ -170,6 +174,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 }
             }
         }
+    }
+
+    /// Whether a guard stands at `page`, whose VMA is locked.
+    fn is_guarded(&self, page: VirtAddr) -> bool {
+        let _section = ReadSection::enter(self.platform());
+        let (node, _, entry) = self.table.peek(page, &mut crate::stats::Counts::default());
+        arch::kind::<P::Arch>(entry, node.level) == Kind::Absent
+            && absent::decode::<P::Arch>(entry) == Some(Absent::Marker(Marker::Guard))
     }
 
     /// The VMA that holds `addr`, locked for reading.
