@@ -1,5 +1,7 @@
 //! `mprotect(2)`.
 
+use arrayvec::ArrayVec;
+
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::error::Error;
 use crate::platform::Platform;
@@ -95,7 +97,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             .filter(|range| !range.is_empty())
             .ok_or(Error::OutOfRange { limit })?;
         let (mut gather, mut removed) = (Gather::new(), Removed::default());
-        let mut unlocked = None;
+        let mut unlocked = ArrayVec::new();
         let guard = self.mutex.lock();
         let result = self.protected_range(range, from).and_then(|range| {
             let mut call = Call { protection, gather: &mut gather, removed: &mut removed };
@@ -104,7 +106,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.flush(&mut gather);
         drop(guard);
         self.finish(gather, removed);
-        if let Some(range) = unlocked {
+        for range in unlocked {
             self.populate_writable(range);
         }
         result
@@ -150,7 +152,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         &self,
         range: VirtRange,
         call: &mut Call<'_>,
-        unlocked: &mut Option<VirtRange>,
+        unlocked: &mut ArrayVec<VirtRange, 16>,
     ) -> Result<(), Error> {
         let Call { protection, gather, removed } = call;
         let mut at = range.start();
@@ -201,8 +203,13 @@ impl<P: Platform> AddressSpace<'_, P> {
                 if let Some(vma) = self.vma_at(part.start()) {
                     let _ = self.prepare_group_locked(vma);
                 }
-                let start = unlocked.map_or(part.start().0, |range| range.start().0);
-                *unlocked = Some(VirtRange::raw(start, part.end().0));
+                // Where there are too many to remember, what lies between them is looked at too.
+                let start = if unlocked.is_full() {
+                    unlocked.pop().map_or(part.start(), |last: VirtRange| last.start())
+                } else {
+                    part.start()
+                };
+                unlocked.push(VirtRange::raw(start.0, part.end().0));
             }
         }
         Ok(())
