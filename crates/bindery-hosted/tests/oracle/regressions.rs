@@ -306,3 +306,26 @@ fn pages_taken_in_advance_are_seen_when_they_were_touched() {
         mincore(page(500), pages(1), SCRATCH),
     ]);
 }
+
+#[test]
+fn a_store_into_a_guard_settles_nothing_about_whose_pages_a_mapping_has() {
+    agrees(&[
+        mmap(page(480), pages(39), RW, MAP_PRIVATE | MAP_FIXED, FILES[0], 0),
+        madvise(page(508), pages(2), MADV_GUARD_INSTALL),
+        mlock(page(510), pages(1)),
+        store(page(508), 1),
+        munlockall(),
+    ]);
+}
+
+#[test]
+fn mprotect_populates_what_it_made_writable_and_nothing_between() {
+    agrees(&[
+        private(480, 26),
+        mmap(page(503), pages(1), PROT_READ, PRIVATE, NO_FILE, 0),
+        private(505, 3),
+        mmap(page(505), pages(1), PROT_READ, MAP_PRIVATE | MAP_FIXED, FILES[0], 0),
+        mlock(page(500), 0x4000000000000),
+        mprotect(page(500), pages(6), RW),
+    ]);
+}

@@ -10,7 +10,7 @@ use crate::tlb::Gather;
 
 use super::AddressSpace;
 use super::change::Removed;
-use super::index::Indexed;
+use super::parts::Parts;
 use super::populate::Want;
 use super::vma::{MappingFlags, Protection, Vma};
 
@@ -141,25 +141,14 @@ impl<P: Platform> AddressSpace<'_, P> {
         gather: &mut Gather,
         removed: &mut Removed,
     ) -> Result<(), Error> {
-        let mut hole = None;
-        let mut at = range.start();
-        while at < range.end() {
-            let Some(vma) = self.first_behind(at.0).filter(|vma| vma.start() < range.end().0)
-            else {
-                hole = hole.or(Some(at));
-                break;
-            };
-            if vma.start() > at.0 {
-                hole = hole.or(Some(at));
-            }
-            let part = vma.range().intersection(range);
-            at = part.end();
+        let mut parts = Parts::of(range);
+        while let Some((vma, part)) = parts.next(self) {
             if !may_be_advised(vma, advice) {
                 return Err(Error::Sealed(part.start()));
             }
             self.advise(vma, part, advice, gather, removed)?;
         }
-        hole.map_or(Ok(()), |at| Err(Error::NotMapped(at)))
+        parts.end()
     }
 
     fn advise(
@@ -239,21 +228,11 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Throws away what objects have in the range (`MADV_REMOVE`).
     fn remove_contents(&self, range: VirtRange) -> Result<(), Error> {
-        let mut hole = None;
-        let mut at = range.start();
-        while at < range.end() {
+        let mut parts = Parts::of(range);
+        loop {
             let (object, offset, length) = {
                 let _guard = self.mutex.lock();
-                let Some(vma) = self.first_behind(at.0).filter(|vma| vma.start() < range.end().0)
-                else {
-                    hole = hole.or(Some(at));
-                    break;
-                };
-                if vma.start() > at.0 {
-                    hole = hole.or(Some(at));
-                }
-                let part = vma.range().intersection(range);
-                at = part.end();
+                let Some((vma, part)) = parts.next(self) else { break };
                 if !may_be_advised(vma, Advice::Remove) {
                     return Err(Error::Sealed(part.start()));
                 }
@@ -268,7 +247,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             };
             object.punch_hole(offset, length)?;
         }
-        hole.map_or(Ok(()), |at| Err(Error::NotMapped(at)))
+        parts.end()
     }
 }
 

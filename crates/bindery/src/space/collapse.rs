@@ -14,6 +14,7 @@ use crate::tlb::Gather;
 
 use super::AddressSpace;
 use super::index::Indexed;
+use super::parts::Parts;
 use super::vma::{MappingFlags, Vma};
 
 /// What the background collapser leaves alone (Linux: `khugepaged/max_ptes_none`,
@@ -55,28 +56,19 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// Complexity: linear in the pages.
     pub fn collapse_range(&self, range: VirtRange) -> Result<(), Error> {
-        let mut hole = None;
-        let mut at = range.start();
-        while at < range.end() {
+        let mut parts = Parts::of(range);
+        loop {
             let part = {
                 let _guard = self.mutex.lock();
-                let Some(vma) = self.first_behind(at.0).filter(|vma| vma.start() < range.end().0)
-                else {
-                    hole = hole.or(Some(at));
-                    break;
-                };
-                if vma.start() > at.0 {
-                    hole = hole.or(Some(at));
-                }
+                let Some((vma, part)) = parts.next(self) else { break };
                 if !may_collapse::<P>(vma) {
                     return Err(Error::Invalid);
                 }
-                vma.range().intersection(range)
+                part
             };
-            at = part.end();
             self.collapse_part(part)?;
         }
-        hole.map_or(Ok(()), |at| Err(Error::NotMapped(at)))
+        parts.end()
     }
 
     /// Collapses the whole table spans of a part of one mapping.

@@ -23,6 +23,7 @@ mod inspect;
 mod limits;
 mod lock;
 mod map;
+mod parts;
 mod pin;
 mod populate;
 mod program_break;

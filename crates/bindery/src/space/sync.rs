@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::platform::Platform;
 
 use super::AddressSpace;
-use super::index::Indexed;
+use super::parts::Parts;
 use super::vma::MappingFlags;
 
 bitflags! {
@@ -45,21 +45,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         // As Linux: a length that wraps when it is rounded up becomes zero.
         let length = length.wrapping_add(PAGE_SIZE - 1) & !(PAGE_SIZE - 1);
         let range = VirtRange::from_len(start, length).ok_or(Error::OutOfRange { limit })?;
-        let mut hole = None;
-        let mut at = range.start();
-        while at < range.end() {
+        let mut parts = Parts::of(range);
+        loop {
             let (object, offset, length) = {
                 let _guard = self.mutex.lock();
-                let Some(vma) = self.first_behind(at.0).filter(|vma| vma.start() < range.end().0)
-                else {
-                    hole = hole.or(Some(at));
-                    break;
-                };
-                if vma.start() > at.0 {
-                    hole = hole.or(Some(at));
-                }
-                let part = vma.range().intersection(range);
-                at = part.end();
+                let Some((vma, part)) = parts.next(self) else { break };
                 if flags.contains(SyncFlags::INVALIDATE) && vma.has(MappingFlags::LOCKED) {
                     return Err(Error::Locked(part.start()));
                 }
@@ -72,6 +62,6 @@ impl<P: Platform> AddressSpace<'_, P> {
                 object.sync(offset, length)?;
             }
         }
-        hole.map_or(Ok(()), |at| Err(Error::NotMapped(at)))
+        parts.end()
     }
 }
