@@ -1,0 +1,57 @@
+/*
+ * Marks: where a phase of a workload begins and ends.
+ *
+ * A mark is one instruction that changes nothing on any machine: on x86-64 a long NOP whose 32-bit
+ * displacement carries a number, on AArch64 a move of a 16-bit number to the zero register. A kernel
+ * cannot tell a marked program from another; the QEMU plugin under tools/count knows the encodings
+ * and counts what the machine executes between the two marks of a phase.
+ *
+ *      x86-64    nopl 0x4D41nnnn(%rax,%rax,1)      0f 1f 84 00 nn nn 41 4d
+ *      AArch64   movz xzr, #0x5nnn
+ *
+ *      nnn       bit 11: the phase ends (else it begins); bits 0 to 10: the phase
+ */
+#ifndef BINDERY_MARK_H
+#define BINDERY_MARK_H
+
+#define MARK_ENDS 0x800
+
+#if defined(__x86_64__)
+#define MARK(number)                                                                               \
+    __asm__ volatile(".byte 0x0f, 0x1f, 0x84, 0x00\n\t.long %c0" ::"i"(0x4D410000 | (number))      \
+                     : "memory")
+#elif defined(__aarch64__)
+#define MARK(number) __asm__ volatile("movz xzr, #%c0" ::"i"(0x5000 | (number)) : "memory")
+#else
+#error "no mark is defined for this architecture"
+#endif
+
+/* The phase must be a constant: it is part of the instruction. */
+#define MARK_BEGIN(phase) MARK(phase)
+#define MARK_END(phase) MARK(MARK_ENDS | (phase))
+
+/*
+ * Phases. `bindery compare` has the same numbers in crates/bindery-cli/src/compare/rows.rs.
+ * Reserved: 32 to 47 for system 3, 48 to 63 for system 4, 64 to 95 for system 5.
+ */
+enum phase {
+    /* System 1. The whole loop, and each of its calls. */
+    PHASE_LOOP = 1,
+    PHASE_MMAP = 2,
+    PHASE_FIRST_TOUCH = 3,
+    PHASE_MREMAP = 4,
+    PHASE_MUNMAP = 5,
+
+    /* System 2. */
+    PHASE_MOVE_BY_1G = 16,
+    PHASE_MOVE_BY_2M = 17,
+    PHASE_MOVE_OFF_64K = 18,
+    PHASE_MOVE_OFF_4K = 19,
+    PHASE_POPULATE_1G = 20,
+    PHASE_MUNMAP_1G = 21,
+
+    /* Added to a phase of system 1 when the destination is not congruent with the source. */
+    PHASE_OFFSET = 256,
+};
+
+#endif
