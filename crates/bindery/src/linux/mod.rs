@@ -39,12 +39,19 @@ pub use file::{add_seals, fallocate, ftruncate, get_seals, memfd_create, pread, 
 pub use number::{Call, Numbers};
 
 /// An open file that can be mapped.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct OpenFile<'m, P: Platform> {
     /// What backs it.
     pub object: Object<'m, P>,
     /// How it was opened.
     pub access: FileAccess,
+}
+
+// Derived, it would ask the platform to be `Clone`.
+impl<P: Platform> Clone for OpenFile<'_, P> {
+    fn clone(&self) -> Self {
+        Self { object: self.object.clone(), access: self.access }
+    }
 }
 
 /// The process that makes a call, as the core has to know it.

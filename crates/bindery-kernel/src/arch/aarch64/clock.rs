@@ -1,0 +1,64 @@
+//! Time: the counter and the virtual timer of the CPU, and the machine's clock (PL031).
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use aarch64_cpu::registers::{
+    CNTFRQ_EL0, CNTKCTL_EL1, CNTV_CTL_EL0, CNTV_CVAL_EL0, CNTVCT_EL0, Readable, Writeable,
+};
+
+use super::tables;
+use crate::time::SECOND;
+
+/// Bits behind the point of [`NANOSECONDS_PER_TICK`]: enough for frequencies from 1 MHz.
+const NANOSECONDS_SHIFT: u32 = 52;
+/// Bits behind the point of [`TICKS_PER_NANOSECOND`]: enough for frequencies up to 16 GHz.
+const TICKS_SHIFT: u32 = 60;
+
+static NANOSECONDS_PER_TICK: AtomicU64 = AtomicU64::new(0);
+static TICKS_PER_NANOSECOND: AtomicU64 = AtomicU64::new(0);
+
+/// The physical address of the PL031; 0 where there is none.
+static CALENDAR: AtomicU64 = AtomicU64::new(0);
+
+/// Takes the counter's frequency from the CPU, and `calendar` for the time of day.
+pub fn begin(calendar: Option<u64>) {
+    let frequency = CNTFRQ_EL0.get();
+    assert!((1_000_000..16_000_000_000).contains(&frequency), "a counter of {frequency} Hz");
+    let nanoseconds = (u128::from(SECOND) << NANOSECONDS_SHIFT) / u128::from(frequency);
+    let ticks = (u128::from(frequency) << TICKS_SHIFT) / u128::from(SECOND);
+    NANOSECONDS_PER_TICK.store(nanoseconds as u64, Ordering::Relaxed);
+    TICKS_PER_NANOSECOND.store(ticks as u64, Ordering::Relaxed);
+    CALENDAR.store(calendar.unwrap_or(0), Ordering::Relaxed);
+    CNTV_CTL_EL0.set(0);
+    // Programs may read the virtual counter (and its frequency), and nothing else.
+    CNTKCTL_EL1.write(CNTKCTL_EL1::EL0VCTEN::SET);
+}
+
+/// Nanoseconds since power-on.
+#[inline]
+pub fn nanoseconds() -> u64 {
+    let scale = NANOSECONDS_PER_TICK.load(Ordering::Relaxed);
+    (u128::from(CNTVCT_EL0.get()) * u128::from(scale) >> NANOSECONDS_SHIFT) as u64
+}
+
+/// Seconds since 1970; since power-on where the machine has no clock.
+pub fn real_time() -> u64 {
+    let calendar = CALENDAR.load(Ordering::Relaxed);
+    if calendar == 0 {
+        return nanoseconds() / SECOND;
+    }
+    // SAFETY: the data register, mapped when the device was found.
+    u64::from(unsafe { tables::direct(calendar).cast::<u32>().read_volatile() })
+}
+
+/// Sets the next timer interrupt of this CPU, or none.
+pub fn set_timer(at: Option<u64>) {
+    let Some(at) = at else {
+        return CNTV_CTL_EL0.set(0);
+    };
+    let scale = TICKS_PER_NANOSECOND.load(Ordering::Relaxed);
+    let ticks = u128::from(at) * u128::from(scale) >> TICKS_SHIFT;
+    // One tick later than rounded down, so that the time has come when the interrupt does.
+    CNTV_CVAL_EL0.set(u64::try_from(ticks).map_or(u64::MAX, |ticks| ticks.saturating_add(1)));
+    CNTV_CTL_EL0.write(CNTV_CTL_EL0::ENABLE::SET);
+}

@@ -1,0 +1,152 @@
+//! What the device tree tells.
+
+use bindery::platform::MAX_CPUS;
+use fdt::Fdt;
+use fdt::node::FdtNode;
+use spin::Once;
+
+use crate::boot::{Information, Stretch};
+
+use super::firmware::{self, Conduit};
+use super::tables::{self, Kind};
+use super::{clock, entry, interrupts, serial};
+
+static TREE: Once<Fdt<'static>> = Once::new();
+
+/// The number of the first interrupt of a CPU's own (PPI).
+const FIRST_PRIVATE_INTERRUPT: u32 = 16;
+
+/// Reads the tree at a physical address: maps memory and the devices that are used, and begins to
+/// use them.
+///
+/// # Panics
+/// Where something is missing that the kernel cannot do without.
+pub fn read(physical: u64) -> Information {
+    let Some(bytes) = tables::map_device_tree(physical) else {
+        panic!("no device tree at {physical:#x}");
+    };
+    let tree = TREE.call_once(|| match Fdt::new(bytes) {
+        Ok(tree) => tree,
+        Err(problem) => panic!("the device tree cannot be read: {problem}"),
+    });
+    begin_console(tree);
+    let mut information = Information::EMPTY;
+    let image = Stretch {
+        start: tables::physical(&raw const entry::_start),
+        end: tables::physical(&raw const entry::__image_end),
+    };
+    let tree_itself = Stretch { start: physical, end: physical + bytes.len() as u64 };
+    information.initramfs = initramfs(tree);
+    let mut reserved = [image, tree_itself, information.initramfs].into_iter().chain(
+        tree.memory_reservations().map(|area| stretch(area.address() as u64, area.size() as u64)),
+    );
+    for (place, area) in information.reserved.iter_mut().zip(&mut reserved) {
+        *place = area;
+    }
+    assert!(reserved.next().is_none(), "too many reservations of memory");
+    for (place, area) in information.memory.iter_mut().zip(memory(tree)) {
+        *place = area;
+        // The image has its own mapping, with the permissions of its sections.
+        map(area.start, area.end.min(image.start));
+        map(area.start.max(image.end), area.end);
+    }
+    information.command_line =
+        tree.find_node("/chosen").and_then(|node| node.property("bootargs")?.as_str()).unwrap_or("");
+    information.cpus = cpus().count();
+    begin_devices(tree);
+    information
+}
+
+fn map(start: u64, end: u64) {
+    if start < end {
+        tables::map_direct(start, end, Kind::Memory);
+    }
+}
+
+fn stretch(start: u64, size: u64) -> Stretch {
+    Stretch { start, end: start.saturating_add(size) }
+}
+
+fn memory(tree: &'static Fdt<'static>) -> impl Iterator<Item = Stretch> {
+    let is_memory = |node: &FdtNode<'_, '_>| {
+        node.property("device_type").and_then(|kind| kind.as_str()) == Some("memory")
+    };
+    tree.all_nodes().filter(is_memory).flat_map(registers)
+}
+
+/// The areas of a node's `reg`.
+fn registers(node: FdtNode<'_, 'static>) -> impl Iterator<Item = Stretch> {
+    node.reg()
+        .into_iter()
+        .flatten()
+        .map(|area| stretch(area.starting_address as u64, area.size.unwrap_or(0) as u64))
+}
+
+fn initramfs(tree: &Fdt<'_>) -> Stretch {
+    let chosen = tree.find_node("/chosen");
+    let address = |name| chosen?.property(name)?.as_usize();
+    match (address("linux,initrd-start"), address("linux,initrd-end")) {
+        (Some(start), Some(end)) if start < end => Stretch { start: start as u64, end: end as u64 },
+        _ => Stretch::default(),
+    }
+}
+
+/// The affinities of the machine's CPUs.
+pub fn cpus() -> impl Iterator<Item = u64> {
+    let tree = TREE.get().into_iter();
+    tree.flat_map(|tree| tree.cpus()).map(|cpu| cpu.ids().first() as u64).take(MAX_CPUS)
+}
+
+/// The first area of a device's registers, mapped.
+fn device(tree: &'static Fdt<'static>, compatible: &str) -> Option<Stretch> {
+    let area = registers(tree.find_compatible(&[compatible])?).next()?;
+    tables::map_direct(area.start, area.end, Kind::Device);
+    Some(area)
+}
+
+fn begin_console(tree: &'static Fdt<'static>) {
+    if let Some(area) = device(tree, "arm,pl011") {
+        serial::begin(area.start);
+    }
+}
+
+fn begin_devices(tree: &'static Fdt<'static>) {
+    let method = tree.find_compatible(&["arm,psci-1.0", "arm,psci-0.2"]).and_then(|node| {
+        let method = node.property("method")?;
+        method.as_str()
+    });
+    firmware::begin(match method {
+        Some("smc") => Conduit::SecureMonitor,
+        _ => Conduit::Hypervisor,
+    });
+    clock::begin(device(tree, "arm,pl031").map(|area| area.start));
+
+    let Some(controller) = tree.find_compatible(&["arm,gic-v3"]) else {
+        panic!("the machine has no GICv3 (QEMU: -M virt,gic-version=3)");
+    };
+    let mut areas = registers(controller);
+    let (Some(distributor), Some(redistributors)) = (areas.next(), areas.next()) else {
+        panic!("the interrupt controller has no registers");
+    };
+    tables::map_direct(distributor.start, distributor.end, Kind::Device);
+    tables::map_direct(redistributors.start, redistributors.end, Kind::Device);
+    interrupts::begin(
+        distributor.start,
+        (redistributors.start, redistributors.end),
+        timer_interrupt(tree),
+    );
+}
+
+/// The virtual timer's: the third of the timer's interrupts, which are three numbers each: kind,
+/// number, flags (Linux, Documentation/devicetree/bindings/timer/arm,arch_timer.yaml).
+fn timer_interrupt(tree: &Fdt<'_>) -> u32 {
+    let number = || {
+        let interrupts = tree.find_compatible(&["arm,armv8-timer"])?.property("interrupts")?;
+        let number = interrupts.value.chunks_exact(4).nth(2 * 3 + 1)?;
+        Some(FIRST_PRIVATE_INTERRUPT + u32::from_be_bytes(number.try_into().ok()?))
+    };
+    match number() {
+        Some(number @ FIRST_PRIVATE_INTERRUPT..32) => number,
+        _ => panic!("the device tree has no virtual timer"),
+    }
+}

@@ -1,0 +1,151 @@
+//! Interrupts: a GICv3 (Arm IHI 0069), of which the timer of each CPU is all that is used.
+//!
+//! The CPU's side is reached by system registers; distributor and redistributors are asked once, at
+//! boot. That is less code than to adapt a driver to it.
+
+use core::arch::asm;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use aarch64_cpu::registers::{MPIDR_EL1, Readable};
+
+use crate::trap;
+
+use super::registers::Registers;
+use super::tables;
+
+/// The timer's interrupt.
+static TIMER: AtomicU32 = AtomicU32::new(0);
+/// Physical address and end of the redistributors.
+static REDISTRIBUTORS: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
+
+/// Of the distributor.
+mod distributor {
+    pub const CONTROL: u64 = 0;
+    pub const GROUP_1: u32 = 1 << 1;
+    pub const AFFINITY_ROUTING: u32 = 1 << 4;
+    pub const WRITE_PENDING: u32 = 1 << 31;
+}
+
+/// Of a redistributor: two pages of 64 KiB, two more where it has virtual interrupts.
+mod redistributor {
+    pub const TYPE: u64 = 0x8;
+    pub const TYPE_VIRTUAL: u32 = 1 << 1;
+    pub const TYPE_LAST: u32 = 1 << 4;
+    pub const AFFINITY: u64 = 0xc;
+    pub const WAKER: u64 = 0x14;
+    pub const ASLEEP: u32 = 1 << 1;
+    pub const CHILDREN_ASLEEP: u32 = 1 << 2;
+    pub const GROUP: u64 = 0x1_0080;
+    pub const ENABLE: u64 = 0x1_0100;
+    pub const PRIORITY: u64 = 0x1_0400;
+}
+
+/// Numbers from here on mean that there is no interrupt.
+const NONE: u32 = 1020;
+
+fn register(physical: u64) -> *mut u32 {
+    tables::direct(physical).cast()
+}
+
+fn read(physical: u64) -> u32 {
+    // SAFETY: a register of the interrupt controller, mapped when it was found.
+    unsafe { register(physical).read_volatile() }
+}
+
+fn write(physical: u64, value: u32) {
+    // SAFETY: as in `read`; what is written concerns only interrupts, which are off.
+    unsafe { register(physical).write_volatile(value) };
+}
+
+/// Uses the controller whose registers are mapped at these physical addresses.
+pub fn begin(at: u64, redistributors: (u64, u64), timer: u32) {
+    TIMER.store(timer, Ordering::Relaxed);
+    REDISTRIBUTORS[0].store(redistributors.0, Ordering::Relaxed);
+    REDISTRIBUTORS[1].store(redistributors.1, Ordering::Relaxed);
+    write(at + distributor::CONTROL, distributor::AFFINITY_ROUTING | distributor::GROUP_1);
+    while read(at + distributor::CONTROL) & distributor::WRITE_PENDING != 0 {
+        core::hint::spin_loop();
+    }
+    begin_cpu();
+}
+
+/// Makes the CPU that asks get its timer's interrupt.
+///
+/// # Panics
+/// Where no redistributor belongs to the CPU.
+pub fn begin_cpu() {
+    use redistributor as r;
+    let own = own_redistributor().expect("each CPU has a redistributor");
+    write(own + r::WAKER, read(own + r::WAKER) & !r::ASLEEP);
+    while read(own + r::WAKER) & r::CHILDREN_ASLEEP != 0 {
+        core::hint::spin_loop();
+    }
+    let timer = TIMER.load(Ordering::Relaxed);
+    write(own + r::GROUP, u32::MAX);
+    // SAFETY: as in `write`; priorities are bytes.
+    unsafe { register(own + r::PRIORITY).cast::<u8>().add(timer as usize).write_volatile(0x80) };
+    write(own + r::ENABLE, 1 << timer);
+    // SAFETY: the CPU's own interface, while interrupts are off: system registers instead of
+    // memory, all priorities, group 1. By number, since ICC_IGRPEN1_EL1 and the others are newer
+    // than the target's baseline: ICC_SRE_EL1, ICC_PMR_EL1, ICC_IGRPEN1_EL1.
+    unsafe {
+        asm!(
+            "mrs {register}, s3_0_c12_c12_5",
+            "orr {register}, {register}, #1",
+            "msr s3_0_c12_c12_5, {register}",
+            "isb",
+            "msr s3_0_c4_c6_0, {all}",
+            "msr s3_0_c12_c12_7, {on}",
+            "isb",
+            register = out(reg) _, all = in(reg) 0xff_u64, on = in(reg) 1_u64,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+fn own_redistributor() -> Option<u64> {
+    use redistributor as r;
+    let cpu = MPIDR_EL1.get();
+    // Affinities 3 to 0, one byte each, as the redistributor has them.
+    let affinity = (cpu >> 8 & 0xff00_0000 | cpu & 0x00ff_ffff) as u32;
+    let mut at = REDISTRIBUTORS[0].load(Ordering::Relaxed);
+    while at < REDISTRIBUTORS[1].load(Ordering::Relaxed) {
+        let kind = read(at + r::TYPE);
+        if read(at + r::AFFINITY) == affinity {
+            return Some(at);
+        }
+        if kind & r::TYPE_LAST != 0 {
+            break;
+        }
+        at += if kind & r::TYPE_VIRTUAL != 0 { 256 << 10 } else { 128 << 10 };
+    }
+    None
+}
+
+/// Serves one interrupt, if there is one: of the program with these registers, or of the idle loop.
+pub fn serve(registers: Option<&mut Registers>) {
+    let number: u64;
+    // SAFETY: takes the interrupt, ICC_IAR1_EL1, and says at once that it is served,
+    // ICC_EOIR1_EL1: another thread may run before this function returns. The timer goes on asking
+    // until it is set anew, which `trap::timer` does.
+    unsafe {
+        asm!(
+            "mrs {number}, s3_0_c12_c12_0",
+            "msr s3_0_c12_c12_1, {number}",
+            "isb",
+            number = out(reg) number, options(nostack, preserves_flags)
+        );
+    }
+    match number as u32 {
+        timer if timer == TIMER.load(Ordering::Relaxed) => trap::timer(registers),
+        NONE.. => {}
+        _ => trap::interrupt(registers),
+    }
+}
+
+/// Sleeps until an interrupt comes, and serves it. It is taken with interrupts off: `WFI` wakes
+/// all the same, so none can slip in between the last look for work and the sleep.
+pub fn wait_for_interrupt() {
+    aarch64_cpu::asm::wfi();
+    serve(None);
+}

@@ -1,0 +1,67 @@
+//! The other CPUs: each is started with a stack of its own, says so, and is idle from then on.
+
+use alloc::alloc::Layout;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use aarch64_cpu::registers::{MPIDR_EL1, Readable, TPIDR_EL1, Writeable};
+
+use crate::{heap, log};
+
+use super::{device_tree, entry, firmware, interrupts, tables};
+
+const STACK_SIZE: usize = 16 << 10;
+
+/// Bits of `MPIDR_EL1` that name a CPU.
+const AFFINITY: u64 = 0xff_00ff_ffff;
+
+/// CPUs that run.
+static RUNNING: AtomicUsize = AtomicUsize::new(1);
+
+/// The CPU that asks.
+#[inline]
+pub fn cpu() -> u16 {
+    TPIDR_EL1.get() as u16
+}
+
+/// Starts the others, one by one, so that their lines do not mix.
+pub fn start_other_cpus(_count: usize) {
+    let own = MPIDR_EL1.get() & AFFINITY;
+    let others = device_tree::cpus().filter(|affinity| *affinity != own);
+    for (affinity, number) in others.zip(1_usize..bindery::platform::MAX_CPUS) {
+        let Some(stack) = Layout::from_size_align(STACK_SIZE, 16).ok().and_then(heap::try_allocate)
+        else {
+            log!("no memory for CPU {number}");
+            return;
+        };
+        // SAFETY: the end of what was just allocated, less one aligned place, which the entry code
+        // reads the number from.
+        let top = unsafe {
+            let top = stack.as_ptr().add(STACK_SIZE - 16);
+            top.cast::<usize>().write(number);
+            top
+        };
+        let begin = tables::physical(entry::secondary_start as *const u8);
+        match firmware::start_cpu(affinity, begin, top.addr() as u64) {
+            Ok(()) => {
+                while RUNNING.load(Ordering::Acquire) <= number {
+                    core::hint::spin_loop();
+                }
+            }
+            Err(refused) => {
+                log!("CPU {number} does not start: PSCI says {refused}");
+                return;
+            }
+        }
+    }
+}
+
+/// Where another CPU's entry code ends.
+pub extern "C" fn secondary(number: usize) -> ! {
+    TPIDR_EL1.set(number as u64);
+    interrupts::begin_cpu();
+    log!("CPU {number} is up");
+    RUNNING.store(number + 1, Ordering::Release);
+    loop {
+        aarch64_cpu::asm::wfi();
+    }
+}

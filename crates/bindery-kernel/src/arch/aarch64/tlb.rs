@@ -1,0 +1,130 @@
+//! The tables of programs (`TTBR0_EL1`), and what the TLBs remember of them.
+//!
+//! All programs have address-space identifier 0, so loading other tables forgets everything that is
+//! not global; only the kernel's own translations stay.
+
+use core::arch::asm;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use aarch64_cpu::registers::{ID_AA64ISAR0_EL1, Readable};
+use bindery::addr::Frame;
+use bindery::platform::{Invalidation, Tables};
+
+use super::{entry, tables};
+
+/// Whether the CPU invalidates whole ranges (FEAT_TLBIRANGE).
+static RANGES: AtomicBool = AtomicBool::new(false);
+
+/// Single pages that are invalidated one by one, where there are no ranges; more are too dear.
+const MOST_SINGLE: u64 = 64;
+
+/// Asks the CPU what it can do.
+pub fn begin() {
+    let tlb = ID_AA64ISAR0_EL1.get() >> 56 & 0xf;
+    RANGES.store(tlb >= 2, Ordering::Relaxed);
+}
+
+/// Separate roots: nothing is copied.
+#[inline]
+pub fn kernel_root() -> Option<Frame> {
+    None
+}
+
+/// Loads the tables of a program.
+pub fn load_root(root: Frame) {
+    load(u64::from(root.0) << 12);
+}
+
+/// Loads the tables of no program.
+pub fn unload_root() {
+    load(tables::physical(&raw const entry::NO_PROGRAM));
+}
+
+fn load(root: u64) {
+    // SAFETY: a root of the core's, or the empty one. Between the first two steps the CPU may still
+    // remember something of the old tables, but the kernel touches no address of a program.
+    unsafe {
+        asm!(
+            "msr ttbr0_el1, {root}",
+            "isb",
+            "tlbi aside1, xzr",
+            "dsb nsh",
+            "isb",
+            root = in(reg) root, options(nostack, preserves_flags)
+        );
+    }
+}
+
+/// Makes all CPUs forget translations of programs. The tables that are loaded are the only ones
+/// that any CPU can remember, so the root does not matter.
+#[inline]
+pub fn invalidate(_root: Frame, what: &Invalidation) {
+    let (start, end) = (what.range.start().0 >> 12, (what.range.end().0 + 0xfff) >> 12);
+    // SAFETY: barriers: what was written before the call is seen by walks after it.
+    unsafe { asm!("dsb ishst", options(nostack, preserves_flags)) };
+    if what.range.len() <= what.stride {
+        one(start, what.tables);
+    } else {
+        several(start, end, what);
+    }
+    // SAFETY: as above: all CPUs are done, and this one walks anew.
+    unsafe { asm!("dsb ish", "isb", options(nostack, preserves_flags)) };
+}
+
+#[inline]
+fn one(page: u64, tables: Tables) {
+    // SAFETY: forgetting a translation changes nothing but speed. Bits 43:0 are the page, the
+    // address-space identifier above them is 0; a program's page has no higher bits.
+    unsafe {
+        match tables {
+            Tables::Unchanged => asm!("tlbi vale1is, {}", in(reg) page, options(nostack, preserves_flags)),
+            Tables::Changed => asm!("tlbi vae1is, {}", in(reg) page, options(nostack, preserves_flags)),
+        }
+    }
+}
+
+fn several(start: u64, end: u64, what: &Invalidation) {
+    if RANGES.load(Ordering::Relaxed)
+        && let Some(operand) = range_operand(start, end - start)
+    {
+        // SAFETY: as in `one`. The names of these instructions are newer than the target's
+        // baseline, so they stand by number: RVALE1IS and RVAE1IS.
+        unsafe {
+            match what.tables {
+                Tables::Unchanged => {
+                    asm!("sys #0, c8, c2, #5, {}", in(reg) operand, options(nostack, preserves_flags));
+                }
+                Tables::Changed => {
+                    asm!("sys #0, c8, c2, #1, {}", in(reg) operand, options(nostack, preserves_flags));
+                }
+            }
+        }
+        return;
+    }
+    let stride = what.stride >> 12;
+    if (end - start).div_ceil(stride) <= MOST_SINGLE {
+        (start..end).step_by(stride as usize).for_each(|page| one(page, what.tables));
+    } else {
+        // SAFETY: as in `one`.
+        unsafe { asm!("tlbi aside1is, xzr", options(nostack, preserves_flags)) };
+    }
+}
+
+/// The operand of a range instruction for at least these pages; `None` where they are too many.
+///
+/// A range is (NUM + 1) * 2^(5 * SCALE + 1) pages, NUM below 32 and SCALE below 4 (Arm ARM, "TLBI
+/// RVAE1IS"): a coarser scale rounds up. Bits 36:0 are the page, 43:39 NUM, 45:44 SCALE, and 01 in
+/// 47:46 says 4 KiB.
+fn range_operand(start: u64, pages: u64) -> Option<u64> {
+    (0..4).find_map(|scale: u64| {
+        let number = pages.div_ceil(1 << (5 * scale + 1)) - 1;
+        (number < 32).then_some(start | number << 39 | scale << 44 | 1 << 46)
+    })
+}
+
+/// Makes entries that were written visible to the walkers of all CPUs.
+#[inline]
+pub fn publish_entries() {
+    // SAFETY: barriers.
+    unsafe { asm!("dsb ishst", "isb", options(nostack, preserves_flags)) };
+}

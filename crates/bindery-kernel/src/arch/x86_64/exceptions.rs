@@ -1,0 +1,138 @@
+//! What an exception means: for a program a fault or a signal, for the kernel its end.
+
+use core::arch::asm;
+
+use bindery::Access;
+use linux_raw_sys::general::{
+    BUS_ADRALN, FPE_FLTDIV, FPE_FLTINV, FPE_FLTOVF, FPE_FLTRES, FPE_FLTUND, FPE_INTDIV, ILL_ILLOPN,
+    SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGTRAP, TRAP_BRKPT, TRAP_TRACE,
+};
+use x86_64::registers::debug::{Dr6, Dr6Flags};
+
+use crate::files::symbols;
+use crate::{log, trap};
+
+use super::entry::Registers;
+use super::interrupts::{self, FALSE_ALARM, TIMER};
+
+const DEBUG: u64 = 1;
+const PAGE_FAULT: u64 = 14;
+
+/// Bits of a page fault's error code.
+const WRITE: u64 = 1 << 1;
+const RESERVED: u64 = 1 << 3;
+const FETCH: u64 = 1 << 4;
+
+/// `si_code` of a signal that says nothing further.
+const SI_KERNEL: u32 = 0x80;
+
+/// The address that a page fault was about.
+#[inline]
+pub(super) fn fault_address() -> u64 {
+    let address;
+    // SAFETY: reads a register.
+    unsafe { asm!("mov {}, cr2", out(reg) address, options(nomem, nostack, preserves_flags)) };
+    address
+}
+
+/// An exception or an interrupt of a program.
+pub extern "C" fn exception(registers: &mut Registers) {
+    if registers.vector == PAGE_FAULT {
+        let access = match registers.error & (FETCH | WRITE) {
+            0 => Access::Read,
+            FETCH => Access::Execute,
+            _ => Access::Write,
+        };
+        if registers.error & RESERVED != 0 {
+            die(registers);
+        }
+        return trap::page_fault(registers, fault_address(), access);
+    }
+    let here = registers.rip;
+    // As Linux does it; where it gives no address, it says so with `SI_KERNEL`.
+    let (signal, code, address) = match registers.vector {
+        TIMER => {
+            interrupts::served();
+            return trap::timer(Some(registers));
+        }
+        FALSE_ALARM => return trap::interrupt(Some(registers)),
+        0 => (SIGFPE, FPE_INTDIV, here),
+        DEBUG => (SIGTRAP, step_or_breakpoint(), here),
+        3 => (SIGTRAP, SI_KERNEL, 0),
+        6 => (SIGILL, ILL_ILLOPN, here),
+        16 => (SIGFPE, x87_code(), here),
+        17 => (SIGBUS, BUS_ADRALN, 0),
+        19 => (SIGFPE, sse_code(), here),
+        4 | 5 | 10 | 13 => (SIGSEGV, SI_KERNEL, 0),
+        11 | 12 => (SIGBUS, SI_KERNEL, 0),
+        // Double fault, machine check, non-maskable interrupt, and what nobody has asked for.
+        _ => die(registers),
+    };
+    trap::exception(registers, signal, code as i32, address);
+}
+
+/// An exception or an interrupt of the kernel; interrupts come in the idle loop alone.
+pub extern "C" fn exception_in_kernel(registers: &mut Registers) {
+    match registers.vector {
+        TIMER => {
+            interrupts::served();
+            trap::timer(None);
+        }
+        FALSE_ALARM => trap::interrupt(None),
+        _ => die(registers),
+    }
+}
+
+#[cold]
+fn die(registers: &Registers) -> ! {
+    let Registers { vector, error, rip, cs, flags, rsp, rax, rbx, rcx, rdx, .. } = registers;
+    let Registers { rsi, rdi, rbp, r8, r9, r10, r11, r12, r13, r14, r15, .. } = registers;
+    log!("rax {rax:016x} rbx {rbx:016x} rcx {rcx:016x} rdx {rdx:016x}");
+    log!("rsi {rsi:016x} rdi {rdi:016x} rbp {rbp:016x} rsp {rsp:016x}");
+    log!(" r8 {r8:016x}  r9 {r9:016x} r10 {r10:016x} r11 {r11:016x}");
+    log!("r12 {r12:016x} r13 {r13:016x} r14 {r14:016x} r15 {r15:016x}");
+    log!("cs {cs:#x} flags {flags:#x} cr2 {:016x}", fault_address());
+    let (name, offset) = symbols::name(*rip).unwrap_or(("?", 0));
+    panic!("exception {vector} (error code {error:#x}) at {rip:#x} {name}+{offset:#x}");
+}
+
+/// Why a debug exception came, from a register that the kernel has to clear.
+fn step_or_breakpoint() -> u32 {
+    let step = Dr6::read_raw() & Dr6Flags::STEP.bits() != 0;
+    // SAFETY: clears what the processor has noted; the bits above are always set.
+    unsafe {
+        asm!("mov dr6, {}", in(reg) 0xffff_0ff0_u64, options(nomem, nostack, preserves_flags))
+    };
+    if step { TRAP_TRACE } else { TRAP_BRKPT }
+}
+
+fn x87_code() -> u32 {
+    let (status, control): (u16, u16);
+    let mut word = 0_u16;
+    // SAFETY: both instructions look and change nothing but `word`, and raise nothing.
+    unsafe {
+        asm!("fnstsw ax", out("ax") status, options(nomem, nostack, preserves_flags));
+        asm!("fnstcw [{}]", in(reg) &raw mut word, options(nostack, preserves_flags));
+    }
+    control = word;
+    floating_point_code(u32::from(status & !control))
+}
+
+fn sse_code() -> u32 {
+    let mut mxcsr = 0_u32;
+    // SAFETY: writes `mxcsr`.
+    unsafe { asm!("stmxcsr [{}]", in(reg) &raw mut mxcsr, options(nostack, preserves_flags)) };
+    floating_point_code(mxcsr & !(mxcsr >> 7))
+}
+
+/// The bits of both units mean the same; the first one that was raised and not masked counts.
+fn floating_point_code(raised: u32) -> u32 {
+    match raised & 0x3f {
+        bits if bits & 1 != 0 => FPE_FLTINV,
+        bits if bits & 4 != 0 => FPE_FLTDIV,
+        bits if bits & 8 != 0 => FPE_FLTOVF,
+        bits if bits & 0x12 != 0 => FPE_FLTUND,
+        bits if bits & 0x20 != 0 => FPE_FLTRES,
+        _ => 0,
+    }
+}

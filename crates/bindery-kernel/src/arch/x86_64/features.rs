@@ -1,0 +1,58 @@
+//! What of the processor is switched on, on each CPU alike.
+
+use core::arch::x86_64::{__cpuid, __cpuid_count, CpuidResult};
+
+use x86_64::registers::control::{Cr4, Cr4Flags};
+use x86_64::registers::model_specific::{Efer, EferFlags};
+
+use super::floating_point;
+
+/// A leaf of CPUID; zeroes where there is none.
+#[allow(unused_unsafe, reason = "the intrinsic is safe from Rust 1.96 on")]
+pub fn leaf(number: u32, count: u32) -> CpuidResult {
+    // SAFETY: every x86-64 processor has the instruction.
+    let highest = unsafe { __cpuid(number & 0x8000_0000) }.eax;
+    if number > highest {
+        return CpuidResult { eax: 0, ebx: 0, ecx: 0, edx: 0 };
+    }
+    // SAFETY: as above.
+    unsafe { __cpuid_count(number, count) }
+}
+
+/// Whether supervisor-mode access prevention is there.
+pub fn has_smap() -> bool {
+    leaf(7, 0).ebx & 1 << 20 != 0
+}
+
+/// Whether pages of 1 GiB are there.
+pub fn has_giant_pages() -> bool {
+    leaf(0x8000_0001, 0).edx & 1 << 26 != 0
+}
+
+/// Switches everything on that the processor has and the kernel wants.
+pub fn enable() {
+    let (basic, extended) = (leaf(1, 0), leaf(7, 0));
+    let mut flags = Cr4Flags::PHYSICAL_ADDRESS_EXTENSION
+        | Cr4Flags::PAGE_GLOBAL
+        | Cr4Flags::MACHINE_CHECK_EXCEPTION
+        | Cr4Flags::OSFXSR
+        | Cr4Flags::OSXMMEXCPT_ENABLE;
+    for (register, bit, flag) in [
+        (basic.ecx, 26, Cr4Flags::OSXSAVE),
+        (extended.ebx, 0, Cr4Flags::FSGSBASE),
+        (extended.ebx, 7, Cr4Flags::SUPERVISOR_MODE_EXECUTION_PROTECTION),
+        (extended.ebx, 20, Cr4Flags::SUPERVISOR_MODE_ACCESS_PREVENTION),
+        (extended.ecx, 2, Cr4Flags::USER_MODE_INSTRUCTION_PREVENTION),
+    ] {
+        flags.set(flag, register & 1 << bit != 0);
+    }
+    // SAFETY: paging stays as it is (four levels, PAE); the other bits restrict the kernel, which
+    // neither runs nor touches programs' pages, or concern instructions of programs.
+    unsafe {
+        Cr4::write(flags);
+        Efer::update(|efer| {
+            efer.insert(EferFlags::SYSTEM_CALL_EXTENSIONS | EferFlags::NO_EXECUTE_ENABLE);
+        });
+    }
+    floating_point::enable();
+}

@@ -1,0 +1,152 @@
+//! The floating-point state: x87, SSE, and AVX where there is AVX. AVX-512 and protection keys stay
+//! switched off.
+//!
+//! The kernel itself computes without any of it, so the state of a program stays in the processor
+//! until another thread runs.
+
+use core::arch::asm;
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use x86_64::VirtAddr;
+use x86_64::registers::control::{Cr4, Cr4Flags};
+use x86_64::registers::model_specific::KernelGsBase;
+use x86_64::registers::xcontrol::{XCr0, XCr0Flags};
+
+use super::features;
+
+/// What `FXSAVE` stores.
+pub const LEGACY_SIZE: usize = 512;
+/// The header that `XSAVE` puts behind that.
+pub const HEADER_SIZE: usize = 64;
+/// With AVX: the most that is ever stored.
+pub const MOST: usize = LEGACY_SIZE + HEADER_SIZE + 256;
+
+/// Where the image has the x87 control word, MXCSR, and the bits of MXCSR that may be set.
+const CONTROL_WORD: usize = 0;
+const MXCSR: usize = 24;
+const MXCSR_MASK: usize = 28;
+
+/// x87 and SSE, in the bits of the header.
+const LEGACY_PARTS: u64 = 3;
+
+/// The bits of MXCSR that may be set; this is what a processor has that does not say.
+static MXCSR_ALLOWED: AtomicU32 = AtomicU32::new(0xffbf);
+
+/// How many bytes this processor stores; [`LEGACY_SIZE`] where it has no `XSAVE`.
+static SIZE: AtomicUsize = AtomicUsize::new(LEGACY_SIZE);
+
+/// How many bytes of an image have a meaning.
+pub fn size() -> usize {
+    SIZE.load(Ordering::Relaxed)
+}
+
+/// Whether images are those of `XSAVE`.
+pub fn has_header() -> bool {
+    size() != LEGACY_SIZE
+}
+
+/// The parts that an image can have, in the processor's bits.
+pub fn parts() -> u64 {
+    if size() == MOST { LEGACY_PARTS | 4 } else { LEGACY_PARTS }
+}
+
+/// Switches on what there is. Part of [`features::enable`].
+pub(super) fn enable() {
+    let mut state = FloatingPoint::new();
+    // `FXSAVE`, as long as nothing else is known.
+    state.save();
+    let allowed = u32::from_le_bytes(state.word(MXCSR_MASK));
+    if allowed != 0 {
+        MXCSR_ALLOWED.store(allowed, Ordering::Relaxed);
+    }
+    if !Cr4::read().contains(Cr4Flags::OSXSAVE) {
+        return;
+    }
+    let basic = XCr0Flags::X87 | XCr0Flags::SSE;
+    let avx = features::leaf(1, 0).ecx & 1 << 28 != 0;
+    // SAFETY: the processor has the parts; the kernel uses none.
+    unsafe { XCr0::write(if avx { basic | XCr0Flags::AVX } else { basic }) };
+    let size = features::leaf(13, 0).ebx as usize;
+    assert!(size <= MOST, "the processor stores AVX elsewhere than all others do");
+    SIZE.store(size, Ordering::Relaxed);
+}
+
+/// Floating-point state, as it lies in memory, and the base of GS, which is switched with it.
+#[derive(Clone)]
+#[repr(C, align(64))]
+pub struct FloatingPoint {
+    image: [u8; MOST],
+    gs_base: u64,
+}
+
+impl FloatingPoint {
+    /// That of a new program: all exceptions masked, 64 bits of precision, to the nearest.
+    pub fn new() -> Self {
+        let mut image = [0; MOST];
+        image[CONTROL_WORD..][..2].copy_from_slice(&0x37f_u16.to_le_bytes());
+        image[MXCSR..][..4].copy_from_slice(&0x1f80_u32.to_le_bytes());
+        Self { image, gs_base: 0 }
+    }
+
+    /// Stores the CPU's state here.
+    pub fn save(&mut self) {
+        let at = self.image.as_mut_ptr();
+        // SAFETY: the image is aligned to 64 and as long as what is stored (see `enable`).
+        unsafe {
+            if has_header() {
+                asm!("xsave64 [{}]", in(reg) at, in("eax") u32::MAX, in("edx") u32::MAX,
+                    options(nostack, preserves_flags));
+            } else {
+                asm!("fxsave64 [{}]", in(reg) at, options(nostack, preserves_flags));
+            }
+        }
+        self.gs_base = KernelGsBase::read().as_u64();
+    }
+
+    /// Loads the CPU's state from here.
+    pub fn restore(&self) {
+        self.restore_image();
+        KernelGsBase::write(VirtAddr::new_truncate(self.gs_base));
+    }
+
+    /// As [`FloatingPoint::restore`], but for GS.
+    pub(super) fn restore_image(&self) {
+        let at = self.image.as_ptr();
+        // SAFETY: the image came from `save`, `new` or `from_program`, so the processor takes it.
+        unsafe {
+            if has_header() {
+                asm!("xrstor64 [{}]", in(reg) at, in("eax") u32::MAX, in("edx") u32::MAX,
+                    options(nostack, readonly, preserves_flags));
+            } else {
+                asm!("fxrstor64 [{}]", in(reg) at, options(nostack, readonly, preserves_flags));
+            }
+        }
+    }
+
+    /// The bytes, as many as have a meaning.
+    pub(super) fn image(&self) -> &[u8] {
+        &self.image[..size()]
+    }
+
+    /// Takes bytes that a program has written: what the processor would refuse is taken out, so
+    /// that it cannot fault in the kernel. Without `parts` there is no header but the old part
+    /// alone; what the bytes lack is as at the beginning.
+    pub(super) fn from_program(bytes: &[u8], parts: Option<u64>) -> Self {
+        let mut new = Self::new();
+        new.image[..bytes.len()].copy_from_slice(bytes);
+        let mxcsr = u32::from_le_bytes(new.word(MXCSR)) & MXCSR_ALLOWED.load(Ordering::Relaxed);
+        new.image[MXCSR..][..4].copy_from_slice(&mxcsr.to_le_bytes());
+        // Of the header only the first word, which says what is there, may be other than zero.
+        let given = u64::from_le_bytes(new.word(LEGACY_SIZE));
+        new.image[LEGACY_SIZE..][..HEADER_SIZE].fill(0);
+        let present = parts.map_or(LEGACY_PARTS, |parts| given & parts);
+        new.image[LEGACY_SIZE..][..8].copy_from_slice(&present.to_le_bytes());
+        new
+    }
+
+    fn word<const N: usize>(&self, at: usize) -> [u8; N] {
+        let mut word = [0; N];
+        word.copy_from_slice(&self.image[at..][..N]);
+        word
+    }
+}

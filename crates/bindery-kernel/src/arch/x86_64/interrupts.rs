@@ -1,0 +1,91 @@
+//! The local APIC: it has the timer, and starts the other CPUs. Nothing else interrupts.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::boot::Stretch;
+
+use super::acpi::Machine;
+use super::paging::{Kind, Tables, window};
+
+/// The vector of the timer.
+pub const TIMER: u64 = 32;
+/// The vector of an interrupt that went away before it could be delivered.
+pub const FALSE_ALARM: u64 = 47;
+
+const ID: u64 = 0x20;
+const END_OF_INTERRUPT: u64 = 0xb0;
+const FALSE_ALARM_VECTOR: u64 = 0xf0;
+const COMMAND_LOW: u64 = 0x300;
+const COMMAND_HIGH: u64 = 0x310;
+const TIMER_VECTOR: u64 = 0x320;
+const INITIAL_COUNT: u64 = 0x380;
+const CURRENT_COUNT: u64 = 0x390;
+const DIVISOR: u64 = 0x3e0;
+
+/// In [`FALSE_ALARM_VECTOR`]: the local APIC works.
+const ENABLED: u32 = 1 << 8;
+/// In [`COMMAND_LOW`]: the last command has not been accepted yet.
+const PENDING: u32 = 1 << 12;
+/// In [`DIVISOR`].
+const BY_ONE: u32 = 0b1011;
+
+/// Where the registers are in the direct map.
+static REGISTERS: AtomicU64 = AtomicU64::new(0);
+
+fn register(offset: u64) -> *mut u32 {
+    (REGISTERS.load(Ordering::Relaxed) + offset) as *mut u32
+}
+
+fn read(offset: u64) -> u32 {
+    // SAFETY: `begin` has mapped the registers; reading these changes nothing.
+    unsafe { register(offset).read_volatile() }
+}
+
+fn write(offset: u64, value: u32) {
+    // SAFETY: as in `read`; the writes of this file touch no memory.
+    unsafe { register(offset).write_volatile(value) }
+}
+
+/// Maps the registers and sets up that of the first CPU.
+pub fn begin(tables: &mut Tables, machine: &Machine) {
+    let at = machine.local_apic;
+    tables.map(Stretch { start: at, end: at + 4096 }, Kind::Device);
+    REGISTERS.store(window(at).as_ptr() as u64, Ordering::Relaxed);
+    begin_here();
+}
+
+/// Sets up the local APIC of this CPU.
+pub fn begin_here() {
+    write(FALSE_ALARM_VECTOR, ENABLED | FALSE_ALARM as u32);
+    write(DIVISOR, BY_ONE);
+    write(TIMER_VECTOR, TIMER as u32); // one shot
+}
+
+/// The number of this CPU's local APIC.
+pub fn id() -> u32 {
+    read(ID) >> 24
+}
+
+/// Says that an interrupt has been served.
+pub fn served() {
+    write(END_OF_INTERRUPT, 0);
+}
+
+/// Has the timer interrupt after so many ticks; never after 0.
+pub fn start_timer(ticks: u32) {
+    write(INITIAL_COUNT, ticks);
+}
+
+/// The ticks left.
+pub fn timer_count() -> u32 {
+    read(CURRENT_COUNT)
+}
+
+/// Sends a command to another CPU's local APIC: the lower half of the command register.
+pub fn send(to: u32, command: u32) {
+    write(COMMAND_HIGH, to << 24);
+    write(COMMAND_LOW, command);
+    while read(COMMAND_LOW) & PENDING != 0 {
+        core::hint::spin_loop();
+    }
+}

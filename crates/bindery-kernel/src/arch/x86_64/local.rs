@@ -1,0 +1,188 @@
+//! What each CPU has of its own: segments, the task state with its stacks, and the block that GS
+//! points to in the kernel.
+
+use core::arch::asm;
+use core::mem::offset_of;
+
+use x86_64::PrivilegeLevel;
+use x86_64::VirtAddr;
+use x86_64::instructions::tables::{lgdt, lidt, load_tss};
+use x86_64::registers::model_specific::{GsBase, KernelGsBase, LStar, SFMask, Star};
+use x86_64::registers::rflags::RFlags;
+use x86_64::registers::segmentation::{CS, DS, ES, SS, Segment};
+use x86_64::structures::DescriptorTablePointer;
+use x86_64::structures::gdt::{Descriptor, DescriptorFlags, SegmentSelector};
+use x86_64::structures::tss::TaskStateSegment;
+
+use super::entry;
+
+/// The selectors, where Linux has them: programs see theirs.
+pub const KERNEL_CODE: u16 = 2 << 3;
+const KERNEL_DATA: u16 = 3 << 3;
+/// The data of programs.
+pub const USER_DATA: u16 = 5 << 3 | 3;
+/// The code of programs.
+pub const USER_CODE: u16 = 6 << 3 | 3;
+const TASK: u16 = 7 << 3;
+
+/// Vectors that can be taken: 32 exceptions, the timer, and the local APIC's false alarm.
+pub const VECTORS: usize = 48;
+
+/// A stack.
+#[repr(C, align(16))]
+pub struct Stack<const SIZE: usize>([u8; SIZE]);
+
+impl<const SIZE: usize> Stack<SIZE> {
+    /// One that nobody uses.
+    pub const fn new() -> Self {
+        Self([0; SIZE])
+    }
+}
+
+/// What GS points to. The entry code knows the first two by their offsets.
+#[repr(C)]
+pub struct Local {
+    /// Where the kernel stack of the running thread begins.
+    kernel_stack: u64,
+    /// A program's stack pointer, for a moment.
+    user_stack: u64,
+    number: u64,
+    task: TaskStateSegment,
+    segments: [u64; 9],
+    /// For a double fault, and for what cannot be masked: the stack pointer may be anything.
+    stacks: [Stack<16384>; 2],
+}
+
+const _: () = assert!(offset_of!(Local, kernel_stack) == entry::KERNEL_STACK);
+const _: () = assert!(offset_of!(Local, user_stack) == entry::USER_STACK);
+
+static mut FIRST: Local = Local::new(0);
+
+/// The gates of exceptions and interrupts, the same for all CPUs; made by the first one.
+static mut GATES: [u128; VECTORS] = [0; VECTORS];
+
+impl Local {
+    /// That of CPU `number`.
+    pub const fn new(number: u64) -> Self {
+        Self {
+            kernel_stack: 0,
+            user_stack: 0,
+            number,
+            task: TaskStateSegment::new(),
+            segments: [0; 9],
+            stacks: [const { Stack::new() }; 2],
+        }
+    }
+
+    /// Makes the running CPU use it: from here on exceptions are caught, and [`cpu`] works.
+    ///
+    /// # Safety
+    /// It stays there for ever, nobody else uses it, and the gates are made.
+    pub unsafe fn load(this: *mut Self) {
+        // SAFETY: the caller's promise; the descriptors and stacks belong to the block.
+        unsafe {
+            for index in 0..2 {
+                let top = (&raw mut (*this).stacks[index]).add(1);
+                (*this).task.interrupt_stack_table[index] = VirtAddr::new(top as u64);
+            }
+            let (low, high) = match Descriptor::tss_segment_unchecked(&raw const (*this).task) {
+                Descriptor::SystemSegment(low, high) => (low, high),
+                Descriptor::UserSegment(_) => unreachable!("a task state is a system segment"),
+            };
+            // Where Linux has the 32-bit code of programs (4) there is nothing: no program gets
+            // into 32-bit mode.
+            (*this).segments = [
+                0,
+                0,
+                DescriptorFlags::KERNEL_CODE64.bits(),
+                DescriptorFlags::KERNEL_DATA.bits(),
+                0,
+                DescriptorFlags::USER_DATA.bits(),
+                DescriptorFlags::USER_CODE64.bits(),
+                low,
+                high,
+            ];
+            lgdt(&pointer(&raw const (*this).segments));
+            lidt(&pointer(&raw const GATES));
+            CS::set_reg(SegmentSelector(KERNEL_CODE));
+            SS::set_reg(SegmentSelector(KERNEL_DATA));
+            DS::set_reg(SegmentSelector::NULL);
+            ES::set_reg(SegmentSelector::NULL);
+            load_tss(SegmentSelector(TASK));
+            GsBase::write(VirtAddr::from_ptr(this));
+            KernelGsBase::write(VirtAddr::zero());
+            // SYSRET is not used, so its base stays 0.
+            Star::write_raw(0, KERNEL_CODE);
+        }
+        LStar::write(VirtAddr::new(entry::system_call_entry as *const () as u64));
+        SFMask::write(
+            RFlags::INTERRUPT_FLAG
+                | RFlags::TRAP_FLAG
+                | RFlags::DIRECTION_FLAG
+                | RFlags::ALIGNMENT_CHECK
+                | RFlags::NESTED_TASK,
+        );
+    }
+}
+
+fn pointer<T>(table: *const T) -> DescriptorTablePointer {
+    DescriptorTablePointer { limit: (size_of::<T>() - 1) as u16, base: VirtAddr::from_ptr(table) }
+}
+
+/// Makes the gates and sets the first CPU up.
+pub fn begin() {
+    const BREAKPOINT: usize = 3;
+    const DOUBLE_FAULT: usize = 8;
+    const NON_MASKABLE: usize = 2;
+    const MACHINE_CHECK: usize = 18;
+    let gates = core::array::from_fn(|vector| {
+        let privilege =
+            if vector == BREAKPOINT { PrivilegeLevel::Ring3 } else { PrivilegeLevel::Ring0 };
+        let stack = match vector {
+            DOUBLE_FAULT => 1,
+            NON_MASKABLE | MACHINE_CHECK => 2,
+            _ => 0,
+        };
+        gate(entry::exception_entry(vector), stack, privilege)
+    });
+    // SAFETY: this early nobody else runs.
+    unsafe { GATES = gates };
+    // SAFETY: a static that nobody else uses, and the gates are there.
+    unsafe { Local::load(&raw mut FIRST) };
+}
+
+/// An interrupt gate (Intel SDM volume 3A, "64-Bit Mode IDT").
+fn gate(handler: u64, stack: u64, privilege: PrivilegeLevel) -> u128 {
+    const INTERRUPT_GATE: u64 = 0xe;
+    let low = handler & 0xffff
+        | u64::from(KERNEL_CODE) << 16
+        | stack << 32
+        | INTERRUPT_GATE << 40
+        | (privilege as u64) << 45
+        | 1 << 47
+        | (handler >> 16 & 0xffff) << 48;
+    u128::from(low) | u128::from(handler >> 32) << 64
+}
+
+/// The CPU that asks.
+#[inline]
+pub fn cpu() -> u16 {
+    let number: u32;
+    // SAFETY: in the kernel GS points to this CPU's block.
+    unsafe {
+        asm!("mov {:e}, gs:[{}]", out(reg) number, const offset_of!(Local, number),
+            options(pure, readonly, nostack, preserves_flags));
+    }
+    number as u16
+}
+
+/// Where this CPU enters the kernel from a program: by system calls, and by exceptions.
+pub fn set_kernel_stack(top: *mut u8) {
+    const STACK_0: usize =
+        offset_of!(Local, task) + offset_of!(TaskStateSegment, privilege_stack_table);
+    // SAFETY: as in `cpu`; both words are there for this.
+    unsafe {
+        asm!("mov gs:[{}], {top}", "mov gs:[{}], {top}", const entry::KERNEL_STACK, const STACK_0,
+            top = in(reg) top, options(nostack, preserves_flags));
+    }
+}

@@ -1,0 +1,168 @@
+//! Starting the other CPUs. They run no programs; each gets what a CPU needs, says that it is up,
+//! and is idle.
+//!
+//! Such a CPU begins in 16-bit mode, in a page below 1 MiB that the first CPU names. The code there
+//! goes straight to 64-bit mode with tables that map that page where it lies; the tables are left at
+//! once, so that no program's root and not the kernel's ever has them.
+
+use alloc::boxed::Box;
+use core::arch::global_asm;
+use core::ops::Range;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::boot::Stretch;
+use crate::log;
+
+use super::local::{Local, Stack};
+use super::{acpi, features, interrupts, nanoseconds, paging};
+
+/// Where the first page is.
+pub const FIRST_PAGE: Range<u64> = 0x8000..0x9000;
+
+const STACK_SIZE: usize = 16 << 10;
+
+/// How long a CPU may take to come up, in nanoseconds; it is told to twice.
+const PATIENCE: u64 = 100_000_000;
+
+/// Commands of the local APIC (Intel SDM volume 3A, "Local Interrupt Command Register").
+const INIT: u32 = 0x4500;
+const START_UP: u32 = 0x4600 | (FIRST_PAGE.start >> 12) as u32;
+
+global_asm!(r#"
+.section .rodata
+.global first_page_code
+first_page_code:
+.code16
+    cli
+    cld
+    mov ax, cs
+    mov ds, ax
+    .set place, first_page_pointer - first_page_code
+    lgdtd [place]
+    .set place, first_page_root - first_page_code
+    mov eax, [place]
+    mov cr3, eax
+    mov eax, 0x20                   // PAE
+    mov cr4, eax
+    mov ecx, 0xc0000080             // EFER: LME, NXE
+    rdmsr
+    or eax, 0x900
+    wrmsr
+    mov eax, 0x80050033             // PE, MP, ET, NE, WP, AM, PG
+    mov cr0, eax
+    .byte 0x66, 0xea                // a far jump
+    .long {first_page} + (1f - first_page_code)
+    .word 8
+.code64
+1:  xor eax, eax
+    mov ds, eax
+    mov es, eax
+    mov ss, eax
+    mov fs, eax
+    mov gs, eax
+    xor ebp, ebp
+    mov rsp, [rip + first_page_stack]
+    mov rdi, [rip + first_page_local]
+    movabs rax, offset {arrived}
+    call rax
+    ud2
+    .balign 8
+first_page_segments:
+    .quad 0, 0x00209a0000000000
+first_page_pointer:
+    .word 15
+    .long {first_page} + (first_page_segments - first_page_code)
+    .balign 8
+.global first_page_data
+first_page_data:
+first_page_root: .quad 0
+first_page_stack: .quad 0
+first_page_local: .quad 0
+.global first_page_end
+first_page_end:
+.text
+"#, first_page = const FIRST_PAGE.start, arrived = sym arrived);
+
+unsafe extern "C" {
+    static first_page_code: u8;
+    static first_page_data: u8;
+    static first_page_end: u8;
+}
+
+/// The root that maps the first page where it lies.
+static ROOT: AtomicU64 = AtomicU64::new(0);
+
+/// How many CPUs have come up.
+static UP: AtomicU32 = AtomicU32::new(0);
+
+/// Makes the tables that other CPUs begin with.
+pub fn begin(tables: &mut paging::Tables) {
+    let page = Stretch { start: FIRST_PAGE.start, end: FIRST_PAGE.end };
+    ROOT.store(tables.root_with_identity(page), Ordering::Relaxed);
+}
+
+/// Starts `count` CPUs with the one that runs, one after the other.
+pub fn start_other_cpus(count: usize) {
+    let own = interrupts::id();
+    let others = acpi::machine().cpus().iter().copied().filter(|id| *id != own);
+    for (id, number) in others.zip(1..count as u32) {
+        if !start(id, number) {
+            // Should it come after all, it may find the first page as it is.
+            log!("CPU {number} does not come up; no further one is started");
+            break;
+        }
+        log!("CPU {number} is up");
+    }
+}
+
+/// Starts one; `false` where it does not answer.
+fn start(id: u32, number: u32) -> bool {
+    let local = Box::leak(Box::new(Local::new(u64::from(number))));
+    let stack = Box::leak(Box::new(Stack::<STACK_SIZE>::new()));
+    let (code, data) = (&raw const first_page_code, &raw const first_page_data);
+    let page = paging::window(FIRST_PAGE.start).as_ptr();
+    // SAFETY: the page is kept out of free memory, and no other CPU is in it: each has left before
+    // the next is started. The code is shorter than the page.
+    unsafe {
+        page.copy_from_nonoverlapping(code, first_page_end_offset());
+        let data = page.add(data as usize - code as usize).cast::<[u64; 3]>();
+        let stack = core::ptr::from_mut(stack).add(1) as u64;
+        data.write_unaligned([ROOT.load(Ordering::Relaxed), stack, &raw mut *local as u64]);
+    }
+    interrupts::send(id, INIT);
+    wait(10_000, || false);
+    // The second time is for processors that miss the first.
+    (0..2).any(|_| {
+        interrupts::send(id, START_UP);
+        wait(PATIENCE, || UP.load(Ordering::Acquire) >= number)
+    })
+}
+
+fn first_page_end_offset() -> usize {
+    &raw const first_page_end as usize - &raw const first_page_code as usize
+}
+
+/// Waits until `done`, for so many nanoseconds; says whether it is. Sleeps meanwhile: an emulator that
+/// runs one CPU at a time goes on with the others then.
+fn wait(patience: u64, done: impl Fn() -> bool) -> bool {
+    const PIECE: u64 = 10_000;
+    let until = nanoseconds() + patience;
+    while !done() && nanoseconds() < until {
+        super::set_timer(Some(nanoseconds() + PIECE));
+        super::wait_for_interrupt();
+    }
+    done()
+}
+
+/// Where another CPU begins in 64-bit mode.
+extern "C" fn arrived(local: *mut Local) -> ! {
+    paging::unload_root();
+    // SAFETY: `start` made the block for this CPU, and the first CPU has made the gates.
+    unsafe { Local::load(local) };
+    features::enable();
+    interrupts::begin_here();
+    UP.fetch_add(1, Ordering::Release);
+    loop {
+        super::wait_for_interrupt();
+    }
+}

@@ -1,0 +1,294 @@
+//! The kernel's own tables, and the TLB.
+//!
+//! ```text
+//! 0000000000000000 .. 00007ffffffff000   a program's (the core builds it)
+//! ffff800000000000 + physical            the direct map: all memory, and the devices in use
+//! ffffffff80000000 + physical            the kernel's image, part by part
+//! ```
+//! No page can be written and executed: the direct map is never executable, and shows the image's
+//! code and constants read-only. Every program's root shares the upper half's two entries, which
+//! are never changed after boot. All its leaves are global.
+
+use core::arch::asm;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use bindery::FrameRange;
+use bindery::addr::Frame;
+use bindery::platform::Invalidation;
+
+use crate::boot::{Information, MAX_RANGES, Stretch};
+
+use super::features;
+
+const WINDOW: u64 = 0xffff_8000_0000_0000;
+const IMAGE: u64 = 0xffff_ffff_8000_0000;
+
+/// What the boot tables reach, and so where new tables have to lie.
+const REACH: u64 = 1 << 30;
+
+/// The most memory that the direct map has room for: one entry of the root.
+const MOST: u64 = 1 << 39;
+
+const PAGE: u64 = 4096;
+const PRESENT: u64 = 1 << 0;
+const WRITABLE: u64 = 1 << 1;
+const WRITE_THROUGH: u64 = 1 << 3;
+const CACHE_DISABLED: u64 = 1 << 4;
+const ACCESSED_AND_DIRTY: u64 = 3 << 5;
+const LARGE: u64 = 1 << 7;
+const GLOBAL: u64 = 1 << 8;
+const NO_EXECUTE: u64 = 1 << 63;
+const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+
+/// What may be done with a mapping of the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Code.
+    Code,
+    /// Constants.
+    Constants,
+    /// Anything in memory that changes.
+    Data,
+    /// A device's registers.
+    Device,
+}
+
+impl Kind {
+    fn bits(self) -> u64 {
+        PRESENT
+            | ACCESSED_AND_DIRTY
+            | GLOBAL
+            | match self {
+                Self::Code => 0,
+                Self::Constants => NO_EXECUTE,
+                Self::Data => NO_EXECUTE | WRITABLE,
+                Self::Device => NO_EXECUTE | WRITABLE | CACHE_DISABLED | WRITE_THROUGH,
+            }
+    }
+}
+
+/// The physical address of the kernel's root table.
+static ROOT: AtomicU64 = AtomicU64::new(0);
+
+unsafe extern "C" {
+    static image_start: u8;
+    static text_start: u8;
+    static rodata_start: u8;
+    static data_start: u8;
+    static image_end: u8;
+}
+
+/// The physical address of something in the image's upper part.
+fn physical(symbol: *const u8) -> u64 {
+    symbol as u64 - IMAGE
+}
+
+/// Where the image lies, with its low part.
+pub fn image() -> Stretch {
+    Stretch { start: (&raw const image_start) as u64, end: physical(&raw const image_end) }
+}
+
+/// The direct map.
+#[inline]
+pub fn window(at: u64) -> NonNull<u8> {
+    // SAFETY: the window does not begin at address 0.
+    unsafe {
+        NonNull::new_unchecked(core::ptr::with_exposed_provenance_mut((WINDOW + at) as usize))
+    }
+}
+
+/// Tables in the making; used at boot alone.
+pub struct Tables {
+    root: u64,
+    free: Stretch,
+    giant_pages: bool,
+}
+
+impl Tables {
+    fn new_table(&mut self) -> u64 {
+        let table = self.free.start;
+        assert!(table < self.free.end, "too little memory for the kernel's tables");
+        self.free.start += PAGE;
+        // SAFETY: the frame is free memory that was taken for tables, and is mapped.
+        unsafe { super::zero(window(table).as_ptr(), PAGE as usize) };
+        table
+    }
+
+    /// Maps whole pages around `memory` at `WINDOW`, in the largest pieces; what is mapped already
+    /// stays as it is.
+    pub fn map(&mut self, memory: Stretch, kind: Kind) {
+        self.map_at(WINDOW, memory, kind);
+    }
+
+    fn map_at(&mut self, base: u64, memory: Stretch, kind: Kind) {
+        let mut at = memory.start & !(PAGE - 1);
+        let end = memory.end.next_multiple_of(PAGE);
+        while at < end {
+            at = self.map_piece(base + at, at, end - at, kind);
+        }
+    }
+
+    /// Maps one piece, at most `length` long; gives the physical address behind it.
+    fn map_piece(&mut self, address: u64, at: u64, length: u64, kind: Kind) -> u64 {
+        let (mut table, mut level) = (self.root, 4);
+        loop {
+            let size = 1 << (12 + 9 * (level - 1));
+            let entry = entry(table, address, level);
+            // SAFETY: `entry` points into a table of ours.
+            let value = unsafe { entry.read() };
+            let is_leaf_size = level <= 2 || level == 3 && self.giant_pages;
+            if value == 0 && is_leaf_size && (address | at).is_multiple_of(size) && length >= size {
+                let large = if level > 1 { LARGE } else { 0 };
+                // SAFETY: as above; nothing was mapped there.
+                unsafe { entry.write(at | large | kind.bits()) };
+                return at + size;
+            }
+            if value != 0 && (level == 1 || value & LARGE != 0) {
+                return (at | (size - 1)) + 1;
+            }
+            table = if value == 0 {
+                let new = self.new_table();
+                // SAFETY: as above.
+                unsafe { entry.write(new | PRESENT | WRITABLE | (ACCESSED_AND_DIRTY & !(1 << 6))) };
+                new
+            } else {
+                value & ADDRESS
+            };
+            level -= 1;
+        }
+    }
+
+    /// A root of its own with the kernel and one page of code where it lies: what a CPU needs that
+    /// switches paging on there.
+    pub fn root_with_identity(&mut self, page: Stretch) -> u64 {
+        let kernel = self.root;
+        self.root = self.new_table();
+        // SAFETY: both are tables of ours.
+        unsafe { super::copy(window(kernel).as_ptr(), window(self.root).as_ptr(), PAGE as usize) };
+        self.map_at(0, page, Kind::Code);
+        core::mem::replace(&mut self.root, kernel)
+    }
+}
+
+/// The entry for `address` in a table of `level`.
+fn entry(table: u64, address: u64, level: u32) -> *mut u64 {
+    let index = address >> (12 + 9 * (level - 1)) & 511;
+    window(table + index * 8).cast().as_ptr()
+}
+
+/// Lays the kernel's tables and loads them. Takes memory for them, and says so in `reserved`.
+pub fn begin(information: &mut Information) -> Tables {
+    for memory in &mut information.memory {
+        memory.end = memory.end.min(MOST);
+        memory.start = memory.start.min(memory.end);
+    }
+    let giant_pages = features::has_giant_pages();
+    let end = information.memory.iter().map(|memory| memory.end).max().unwrap_or(0);
+    // The edges of each stretch take a table of two levels each, the image and the devices a few.
+    let large = if giant_pages { 0 } else { end >> 30 };
+    let size = (large + 48) * PAGE;
+    let mut ranges = [FrameRange { first: Frame(0), count: 0 }; MAX_RANGES];
+    let count = information.free_memory(Stretch::default(), &mut ranges);
+    let place = ranges[..count].iter().map(|range| {
+        let start = u64::from(range.first.0) * PAGE;
+        Stretch { start, end: start + u64::from(range.count) * PAGE }
+    });
+    let Some(place) = place.into_iter().find(|place| place.start + size <= place.end.min(REACH))
+    else {
+        panic!("no room for the kernel's tables");
+    };
+    let free = Stretch { start: place.start, end: place.start + size };
+    information.reserved[4] = free;
+
+    let mut tables = Tables { root: 0, free, giant_pages };
+    tables.root = tables.new_table();
+    let [code, constants, data, end] = [
+        &raw const text_start,
+        &raw const rodata_start,
+        &raw const data_start,
+        &raw const image_end,
+    ]
+    .map(physical);
+    tables.map_at(IMAGE, Stretch { start: code, end: constants }, Kind::Code);
+    tables.map_at(IMAGE, Stretch { start: constants, end: data }, Kind::Constants);
+    tables.map_at(IMAGE, Stretch { start: data, end }, Kind::Data);
+    // First what has to be read-only: it stays so when the memory around it follows.
+    tables.map(Stretch { start: code, end: data }, Kind::Constants);
+    for memory in information.memory {
+        tables.map(memory, Kind::Data);
+    }
+    ROOT.store(tables.root, Ordering::Relaxed);
+    unload_root();
+    tables
+}
+
+/// The table whose upper half every program's root shares.
+#[inline]
+pub fn kernel_root() -> Option<Frame> {
+    Some(Frame((ROOT.load(Ordering::Relaxed) >> 12) as u32))
+}
+
+/// Loads a program's tables; the TLB forgets everything that is not the kernel's.
+#[inline]
+pub fn load_root(root: Frame) {
+    load(u64::from(root.0) << 12);
+}
+
+/// Loads the tables of no program.
+pub fn unload_root() {
+    load(ROOT.load(Ordering::Relaxed));
+}
+
+#[inline]
+fn load(root: u64) {
+    // SAFETY: every root has the kernel in its upper half.
+    unsafe { asm!("mov cr3, {}", in(reg) root, options(nostack, preserves_flags)) };
+}
+
+/// How many addresses are invalidated one by one; beyond, everything goes at once.
+const FEW: u64 = 8;
+
+/// Makes this CPU's TLB forget. Any one invalidation drops all cached intermediate entries too.
+#[inline]
+pub fn invalidate(_root: Frame, what: &Invalidation) {
+    let stride = what.stride;
+    let mut at = what.range.start().0 & !(stride - 1);
+    let end = what.range.end().0;
+    if end - at > stride * FEW {
+        // SAFETY: loads what is loaded.
+        unsafe {
+            asm!("mov {root}, cr3", "mov cr3, {root}", root = out(reg) _,
+                options(nostack, preserves_flags));
+        }
+        return;
+    }
+    loop {
+        // SAFETY: an entry that is forgotten is read anew.
+        unsafe { asm!("invlpg [{}]", in(reg) at, options(nostack, preserves_flags)) };
+        at += stride;
+        if at >= end {
+            break;
+        }
+    }
+}
+
+/// Whether an address of the kernel is mapped.
+pub fn is_mapped(address: u64) -> bool {
+    let mut table = ROOT.load(Ordering::Relaxed);
+    if address < WINDOW || table == 0 {
+        return false;
+    }
+    for level in [4, 3, 2, 1] {
+        // SAFETY: a table of the kernel, which lies in the direct map.
+        let value = unsafe { entry(table, address, level).read_volatile() };
+        if value & PRESENT == 0 {
+            return false;
+        }
+        if value & LARGE != 0 {
+            return true;
+        }
+        table = value & ADDRESS;
+    }
+    true
+}

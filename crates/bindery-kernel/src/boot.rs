@@ -1,0 +1,70 @@
+//! What the boot protocol told, in one form for all architectures.
+
+use bindery::FrameRange;
+
+/// The most stretches of memory that are taken from the boot protocol; further ones are left alone.
+pub const MAX_RANGES: usize = 32;
+
+/// A stretch of physical memory, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Stretch {
+    /// Where it begins.
+    pub start: u64,
+    /// Where it ends, exclusive.
+    pub end: u64,
+}
+
+/// What an architecture's entry code hands to [`crate::start`].
+#[derive(Clone, Copy, Debug)]
+pub struct Information {
+    /// Usable memory as the firmware tells; the kernel's image, the initramfs and what else is in
+    /// use lie in it and are taken out by [`Information::free_memory`].
+    pub memory: [Stretch; MAX_RANGES],
+    /// What of `memory` is in use: the image, the initramfs, boot data that is still read, the
+    /// trampoline.
+    pub reserved: [Stretch; 8],
+    /// The initramfs; empty where there is none.
+    pub initramfs: Stretch,
+    /// The command line, in memory that stays.
+    pub command_line: &'static str,
+    /// CPUs that the machine has.
+    pub cpus: usize,
+}
+
+impl Information {
+    /// Nothing yet.
+    pub const EMPTY: Self = Self {
+        memory: [Stretch { start: 0, end: 0 }; MAX_RANGES],
+        reserved: [Stretch { start: 0, end: 0 }; 8],
+        initramfs: Stretch { start: 0, end: 0 },
+        command_line: "",
+        cpus: 1,
+    };
+
+    /// Whole free frames, in rising order. `taken` is one more stretch that is in use (the heap).
+    pub fn free_memory(&self, taken: Stretch, out: &mut [FrameRange; MAX_RANGES]) -> usize {
+        let mut count = 0;
+        let mut memory = self.memory;
+        memory.sort_unstable_by_key(|stretch| stretch.start);
+        for stretch in memory {
+            let mut at = stretch.start.next_multiple_of(4096);
+            let end = stretch.end & !4095;
+            while at < end && count < MAX_RANGES {
+                let used = || self.reserved.iter().chain([&taken]).filter(|used| used.start < used.end);
+                if let Some(inside) = used().find(|used| used.start <= at && at < used.end) {
+                    at = inside.end.next_multiple_of(4096);
+                    continue;
+                }
+                let next = used().filter(|used| used.start > at).map(|used| used.start & !4095);
+                let until = next.min().unwrap_or(end).min(end);
+                if until > at {
+                    let first = bindery::addr::Frame((at >> 12) as u32);
+                    out[count] = FrameRange { first, count: ((until - at) >> 12) as u32 };
+                    count += 1;
+                }
+                at = until.max(at + 4096);
+            }
+        }
+        count
+    }
+}

@@ -1,0 +1,53 @@
+//! System calls: by number to whoever serves them.
+//!
+//! | file | what |
+//! |---|---|
+//! | `memory` | the core's calls, by `bindery::linux` |
+//! | [`crate::process::calls`] | processes, threads, signals, time, limits |
+//! | [`crate::files::calls`] | everything with a descriptor or a path |
+//! | [`crate::arch::call`] | what one architecture alone has |
+
+mod memory;
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::arch::{self, Registers};
+use crate::errno::{Errno, Outcome};
+use crate::{files, log, options, process};
+
+/// Makes the call that stands in the registers. `None` where the registers are as the program
+/// shall have them (a return from a signal handler, a new program).
+pub fn dispatch(registers: &mut Registers) -> Option<Outcome> {
+    let (number, arguments) = (registers.number(), registers.arguments());
+    if let Some(outcome) = memory::call(number, arguments) {
+        return Some(logged(number, arguments, outcome));
+    }
+    let Ok(known) = u32::try_from(number) else {
+        return Some(unknown(number));
+    };
+    if let Some(result) = process::calls::call(known, arguments, registers) {
+        return result.map(|outcome| logged(number, arguments, outcome));
+    }
+    let outcome = files::calls::call(known, arguments).or_else(|| arch::call(known, arguments));
+    Some(logged(number, arguments, outcome.unwrap_or_else(|| unknown(number))))
+}
+
+fn logged(number: u64, arguments: [u64; 6], outcome: Outcome) -> Outcome {
+    if options::LOG_CALLS.load(Ordering::Relaxed) {
+        let thread = process::current().id();
+        log!("thread {thread}: call {number} {arguments:x?} = {outcome:x?}");
+    }
+    outcome
+}
+
+/// The unknown calls that were logged; the last bit stands for all numbers that are larger.
+static LOGGED: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
+
+fn unknown(number: u64) -> Outcome {
+    let index = number.min(511) as usize;
+    let bit = 1 << (index % 64);
+    if LOGGED[index / 64].fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+        log!("thread {}: no system call {number}", process::current().id());
+    }
+    Err(Errno::ENOSYS)
+}

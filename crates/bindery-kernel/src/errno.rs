@@ -1,0 +1,56 @@
+//! What a call refuses with.
+
+use core::fmt;
+
+use linux_raw_sys::errno;
+
+/// An error number of Linux.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Errno(pub u32);
+
+/// What a system call gives: a value for the program, or why not.
+pub type Outcome = Result<u64, Errno>;
+
+macro_rules! names {
+    ($($name:ident)*) => {
+        #[allow(missing_docs, reason = "the names are those of errno(3)")]
+        impl Errno {
+            $(pub const $name: Self = Self(errno::$name);)*
+        }
+    };
+}
+
+names! {
+    E2BIG EACCES EADDRINUSE EAGAIN EBADF EBUSY ECHILD EDEADLK EDOM EEXIST EFAULT EFBIG EINTR EINVAL EIO
+    EISDIR ELOOP EMFILE EMLINK ENAMETOOLONG ENFILE ENODEV ENOENT ENOEXEC ENOMEM ENOSPC ENOSYS
+    ENOTDIR ENOTEMPTY ENOTTY ENXIO EOPNOTSUPP EOVERFLOW EPERM EPIPE ERANGE EROFS ESPIPE
+    ESRCH ETIMEDOUT EXDEV
+}
+
+impl Errno {
+    /// The call was interrupted by a signal before it did anything: it is made again after the
+    /// handler where the handler allows that (`SA_RESTART`), and else fails with `EINTR`. Never
+    /// reaches a program.
+    pub const RESTART: Self = Self(512);
+
+    /// As [`Errno::RESTART`], but only where no handler runs: else it fails with `EINTR`
+    /// (`nanosleep`, `poll`, `futex` with a timeout and the like).
+    pub const RESTART_WITHOUT_HANDLER: Self = Self(514);
+}
+
+impl From<bindery::Errno> for Errno {
+    fn from(errno: bindery::Errno) -> Self {
+        Self(errno as u32)
+    }
+}
+
+impl fmt::Debug for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "errno {}", self.0)
+    }
+}
+
+/// The raw result of the core's Linux face as an outcome.
+pub fn from_raw(result: i64) -> Outcome {
+    if result < 0 { Err(Errno(result.unsigned_abs() as u32)) } else { Ok(result as u64) }
+}

@@ -1,0 +1,25 @@
+//! What happens when the kernel itself fails: a panic with a backtrace, and the machine ends.
+
+use core::panic::PanicInfo;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use crate::arch::{self, Ended};
+use crate::files::symbols;
+use crate::{control, log};
+
+static PANICKING: AtomicBool = AtomicBool::new(false);
+
+#[panic_handler]
+fn panic(information: &PanicInfo<'_>) -> ! {
+    // A panic inside of this one must not begin again.
+    if !PANICKING.swap(true, Ordering::Relaxed) {
+        control::send(format_args!("panic {}", information.message()));
+        log!("{information}");
+        log!("backtrace:");
+        arch::return_addresses(|address| match symbols::name(address) {
+            Some((name, offset)) => log!("  {address:#018x} {name}+{offset:#x}"),
+            None => log!("  {address:#018x}"),
+        });
+    }
+    arch::power_off(Ended::Failed)
+}

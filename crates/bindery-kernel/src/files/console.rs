@@ -1,0 +1,222 @@
+//! The console: the serial line as a terminal.
+//!
+//! Nothing tells the kernel that a byte has come: whoever waits for one has the line looked at every
+//! ten milliseconds.
+
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use linux_raw_sys::general::{
+    ECHO, ICANON, ICRNL, ISIG, O_RDWR, POLLIN, POLLOUT, SIGINT, SIGQUIT, termios,
+};
+use linux_raw_sys::ioctl::{
+    FIONREAD, TCGETS, TCSETS, TCSETSF, TCSETSW, TIOCGPGRP, TIOCGWINSZ, TIOCSCTTY, TIOCSPGRP,
+    TIOCSWINSZ,
+};
+
+use crate::errno::{Errno, Outcome};
+use crate::process::{Interrupted, WaitQueue, signal};
+use crate::sync::Mutex;
+use crate::time::{self, Event};
+use crate::{arch, console, user};
+
+use super::descriptor::Description;
+use super::node::{Attributes, Kind, Node, Patience, Place};
+use super::poll;
+
+/// How often the line is looked at while somebody waits, in nanoseconds.
+const INTERVAL: u64 = 10_000_000;
+
+/// The most that is kept of what nobody reads.
+const TYPED_AHEAD: usize = 4096;
+
+const END_OF_FILE: u8 = 4; // ^D
+const INTERRUPT: u8 = 3; // ^C
+const QUIT: u8 = 28; // ^\
+const ERASE: [u8; 2] = [8, 127];
+
+struct Line {
+    /// What can be read; `None` is an end of file that was typed.
+    ready: VecDeque<Option<u8>>,
+    /// The line that is being typed.
+    typing: VecDeque<u8>,
+    settings: termios,
+    size: [u16; 4],
+}
+
+static LINE: Mutex<Option<Line>> = Mutex::new(None);
+static ARRIVED: WaitQueue = WaitQueue::new();
+static IS_WATCHED: AtomicBool = AtomicBool::new(false);
+static GROUP: AtomicU32 = AtomicU32::new(1);
+
+/// Makes the console a terminal with the usual settings.
+pub fn begin() {
+    let settings = termios {
+        c_iflag: ICRNL,
+        c_oflag: 0,
+        c_cflag: 0o2277, // 115,200 baud, 8 bits, receiver on
+        c_lflag: ICANON | ECHO | ISIG,
+        c_line: 0,
+        c_cc: [3, 28, 127, 21, 4, 0, 1, 0, 17, 19, 26, 0, 18, 15, 23, 22, 0, 0, 0],
+    };
+    let (ready, typing) = (VecDeque::new(), VecDeque::new());
+    *LINE.lock() = Some(Line { ready, typing, settings, size: [24, 80, 0, 0] });
+}
+
+/// The console's node.
+pub fn node() -> Arc<dyn Node> {
+    Arc::new(Console)
+}
+
+/// The console, opened for a program.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn open() -> Result<Arc<Description>, Errno> {
+    Description::new(Place::alone(node(), b"/dev/console"), node(), O_RDWR)
+}
+
+struct Console;
+
+impl Line {
+    fn accept(&mut self, byte: u8) {
+        let (input, local) = (self.settings.c_iflag, self.settings.c_lflag);
+        let byte = if byte == b'\r' && input & ICRNL != 0 { b'\n' } else { byte };
+        if local & ISIG != 0 && (byte == INTERRUPT || byte == QUIT) {
+            self.typing.clear();
+            let signal = if byte == INTERRUPT { SIGINT } else { SIGQUIT };
+            signal::send_to_group(GROUP.load(Ordering::Relaxed), signal);
+            return;
+        }
+        if self.ready.len() + self.typing.len() >= TYPED_AHEAD {
+            return;
+        }
+        if local & ICANON == 0 {
+            self.ready.push_back(Some(byte));
+        } else if ERASE.contains(&byte) {
+            if self.typing.pop_back().is_some() && local & ECHO != 0 {
+                console::write(b"\x08 \x08");
+            }
+            return;
+        } else if byte == END_OF_FILE {
+            let ends = self.typing.is_empty();
+            self.ready.extend(self.typing.drain(..).map(Some));
+            if ends {
+                self.ready.push_back(None);
+            }
+            return;
+        } else {
+            self.typing.push_back(byte);
+            if byte == b'\n' {
+                self.ready.extend(self.typing.drain(..).map(Some));
+            }
+        }
+        if local & ECHO != 0 {
+            console::write(&[byte]);
+        }
+    }
+}
+
+/// Takes what has come over the line.
+fn pump() {
+    let mut line = LINE.lock();
+    let Some(line) = &mut *line else { return };
+    while let Some(byte) = arch::read_console() {
+        line.accept(byte);
+    }
+}
+
+/// Has the line looked at, and everybody who waits for it woken, after a while.
+fn watch() {
+    if IS_WATCHED.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let look = || {
+        IS_WATCHED.store(false, Ordering::Relaxed);
+        ARRIVED.wake_all();
+        poll::changed();
+    };
+    time::schedule(time::now() + INTERVAL, Event::Call(Box::new(look)));
+}
+
+fn has_input() -> bool {
+    pump();
+    let some = LINE.lock().as_ref().is_some_and(|line| !line.ready.is_empty());
+    if !some {
+        watch();
+    }
+    some
+}
+
+impl Node for Console {
+    fn kind(&self) -> Kind {
+        Kind::Device
+    }
+
+    fn attributes(&self) -> Attributes {
+        Attributes { device: (5, 1), ..Attributes::plain(1, 0o620) }
+    }
+
+    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
+        Ok(self)
+    }
+
+    fn read(&self, _: u64, into: &mut [u8], patience: Patience) -> Result<usize, Errno> {
+        if patience == Patience::None && !has_input() {
+            return Err(Errno::EAGAIN);
+        }
+        match ARRIVED.wait(None, || has_input().then_some(())) {
+            Ok(()) => {}
+            Err(Interrupted::Signal | Interrupted::Deadline) => return Err(Errno::RESTART),
+        }
+        let mut line = LINE.lock();
+        let Some(line) = &mut *line else { return Ok(0) };
+        let by_line = line.settings.c_lflag & ICANON != 0;
+        let mut count = 0;
+        while count < into.len() {
+            match line.ready.front() {
+                Some(Some(byte)) => into[count] = *byte,
+                // An end of file is read by itself.
+                Some(None) if count == 0 => {
+                    line.ready.pop_front();
+                    break;
+                }
+                Some(None) | None => break,
+            }
+            line.ready.pop_front();
+            count += 1;
+            if by_line && into[count - 1] == b'\n' {
+                break;
+            }
+        }
+        Ok(count)
+    }
+
+    fn write(&self, _: u64, from: &[u8], _: Patience) -> Result<usize, Errno> {
+        console::write(from);
+        Ok(from.len())
+    }
+
+    fn ready(&self) -> u32 {
+        POLLOUT | if has_input() { POLLIN } else { 0 }
+    }
+
+    fn control(&self, request: u32, argument: u64) -> Outcome {
+        let mut line = LINE.lock();
+        let Some(line) = &mut *line else { return Err(Errno::EIO) };
+        match request {
+            TCGETS => user::write(argument, &line.settings)?,
+            TCSETS | TCSETSW | TCSETSF => line.settings = user::read(argument)?,
+            TIOCGWINSZ => user::write(argument, &line.size)?,
+            TIOCSWINSZ => line.size = user::read(argument)?,
+            TIOCGPGRP => user::write(argument, &GROUP.load(Ordering::Relaxed))?,
+            TIOCSPGRP => GROUP.store(user::read(argument)?, Ordering::Relaxed),
+            TIOCSCTTY => {}
+            FIONREAD => user::write(argument, &(line.ready.len() as u32))?,
+            _ => return Err(Errno::ENOTTY),
+        }
+        Ok(0)
+    }
+}

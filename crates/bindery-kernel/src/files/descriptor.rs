@@ -1,0 +1,358 @@
+//! Descriptors: what a process has open.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use bindery::linux::OpenFile;
+use linux_raw_sys::general::{O_APPEND, O_NONBLOCK, O_PATH};
+
+use crate::errno::Errno;
+use crate::heap;
+use crate::platform::Machine;
+use crate::sync::{Mutex, SleepingMutex};
+
+use super::node::{Mappable, Node, Patience, Place, file_access, may_read, may_write};
+
+/// How many descriptors a process may have in the beginning (`RLIMIT_NOFILE`).
+pub const DEFAULT_LIMIT: u64 = 1024;
+
+/// The most that it may ever have.
+pub const HARD_LIMIT: u64 = 4096;
+
+/// One opening of a node: what descriptors share after `dup` and `fork`.
+pub struct Description {
+    /// Where it was found.
+    pub place: Arc<Place>,
+    /// What is read and written.
+    pub node: Arc<dyn Node>,
+    /// Where the next read or write begins; locked for as long as one lasts.
+    pub position: SleepingMutex<u64>,
+    flags: AtomicU32,
+}
+
+/// The flags that `fcntl` can change.
+const CHANGEABLE: u32 = O_APPEND | O_NONBLOCK;
+
+impl Description {
+    /// Of a node that was opened.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn new(place: Arc<Place>, node: Arc<dyn Node>, flags: u32) -> Result<Arc<Self>, Errno> {
+        heap::room(512)?;
+        let position = SleepingMutex::new(0);
+        Ok(Arc::new(Self { place, node, position, flags: AtomicU32::new(flags) }))
+    }
+
+    /// How it was opened.
+    pub fn flags(&self) -> u32 {
+        self.flags.load(Ordering::Relaxed)
+    }
+
+    /// Changes what can be changed of the flags (`F_SETFL`).
+    pub fn set_flags(&self, flags: u32) {
+        let kept = self.flags() & !CHANGEABLE;
+        self.flags.store(kept | flags & CHANGEABLE, Ordering::Relaxed);
+    }
+
+    /// Whether its transfers may sleep.
+    pub fn patience(&self) -> Patience {
+        if self.flags() & O_NONBLOCK != 0 { Patience::None } else { Patience::Wait }
+    }
+
+    /// The node, if it can be read.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub fn readable(&self) -> Result<&dyn Node, Errno> {
+        let flags = self.flags();
+        if flags & O_PATH == 0 && may_read(flags) { Ok(&*self.node) } else { Err(Errno::EBADF) }
+    }
+
+    /// The node, if it can be written.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub fn writable(&self) -> Result<&dyn Node, Errno> {
+        let flags = self.flags();
+        if flags & O_PATH == 0 && may_write(flags) { Ok(&*self.node) } else { Err(Errno::EBADF) }
+    }
+
+    /// Its object with what may be done to it.
+    ///
+    /// # Errors
+    /// `EINVAL` where it has none.
+    pub fn open_file(&self) -> Result<OpenFile<'static, Machine>, Errno> {
+        let object = self.node.object().ok_or(Errno::EINVAL)?.clone();
+        Ok(OpenFile { object, access: file_access(self.flags()) })
+    }
+}
+
+impl Drop for Description {
+    fn drop(&mut self) {
+        if self.flags() & O_PATH == 0 {
+            self.node.closed(self.flags());
+        }
+    }
+}
+
+/// What becomes of a descriptor at `exec`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AtExec {
+    /// It stays open.
+    Kept,
+    /// It is closed (`O_CLOEXEC`).
+    Closed,
+}
+
+#[derive(Clone)]
+struct Slot {
+    description: Arc<Description>,
+    at_exec: AtExec,
+}
+
+/// The descriptors of a process, its current folder and its umask.
+pub struct Files {
+    descriptors: Arc<Descriptors>,
+    surroundings: Arc<Surroundings>,
+}
+
+/// What processes share with `CLONE_FILES`.
+struct Descriptors {
+    table: Mutex<Vec<Option<Slot>>>,
+    limit: AtomicU64,
+}
+
+/// What processes share with `CLONE_FS`.
+struct Surroundings {
+    directory: Mutex<Arc<Place>>,
+    umask: AtomicU32,
+}
+
+/// Whether a child gets what its parent has, or a copy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Inherited {
+    /// The same.
+    Shared,
+    /// A copy.
+    Copied,
+}
+
+impl Files {
+    /// Those of the first program: 0, 1 and 2 are the console.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn new() -> Result<Self, Errno> {
+        let files = Self {
+            descriptors: Arc::new(Descriptors {
+                table: Mutex::new(Vec::new()),
+                limit: AtomicU64::new(DEFAULT_LIMIT),
+            }),
+            surroundings: Arc::new(Surroundings {
+                directory: Mutex::new(super::root()),
+                umask: AtomicU32::new(0o022),
+            }),
+        };
+        let console = super::console::open()?;
+        for _ in 0..3 {
+            files.insert(console.clone(), AtExec::Kept)?;
+        }
+        Ok(files)
+    }
+
+    /// As `clone` gives them to a child: the descriptors (`CLONE_FILES`), and the current folder with
+    /// the umask (`CLONE_FS`).
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn inherit(&self, descriptors: Inherited, surroundings: Inherited) -> Result<Self, Errno> {
+        let descriptors = match descriptors {
+            Inherited::Shared => self.descriptors.clone(),
+            Inherited::Copied => {
+                let table = self.descriptors.table.lock();
+                heap::room(size_of::<Option<Slot>>() * table.len() + 256)?;
+                let limit = self.descriptors.limit.load(Ordering::Relaxed);
+                let (table, limit) = (Mutex::new(table.clone()), AtomicU64::new(limit));
+                Arc::new(Descriptors { table, limit })
+            }
+        };
+        let surroundings = match surroundings {
+            Inherited::Shared => self.surroundings.clone(),
+            Inherited::Copied => Arc::new(Surroundings {
+                directory: Mutex::new(self.directory()),
+                umask: AtomicU32::new(self.umask()),
+            }),
+        };
+        Ok(Self { descriptors, surroundings })
+    }
+
+    /// Whether another process has the same descriptors.
+    pub fn are_shared(&self) -> bool {
+        Arc::strong_count(&self.descriptors) > 1
+    }
+
+    /// Closes what is to be closed at `exec`.
+    pub fn close_on_exec(&self) {
+        let mut closed = Vec::new();
+        for slot in self.descriptors.table.lock().iter_mut() {
+            closed.extend(slot.take_if(|slot| slot.at_exec == AtExec::Closed));
+        }
+    }
+
+    /// Sets how many there may be (`RLIMIT_NOFILE`).
+    pub fn set_limit(&self, limit: u64) {
+        self.descriptors.limit.store(limit.min(HARD_LIMIT), Ordering::Relaxed);
+    }
+
+    /// The current folder.
+    pub fn directory(&self) -> Arc<Place> {
+        self.surroundings.directory.lock().clone()
+    }
+
+    /// Changes the current folder.
+    pub fn set_directory(&self, place: Arc<Place>) {
+        let old = core::mem::replace(&mut *self.surroundings.directory.lock(), place);
+        drop(old);
+    }
+
+    /// The bits that new files do not get.
+    pub fn umask(&self) -> u32 {
+        self.surroundings.umask.load(Ordering::Relaxed)
+    }
+
+    /// Changes the umask; gives the old one.
+    pub fn set_umask(&self, umask: u32) -> u32 {
+        self.surroundings.umask.swap(umask & 0o777, Ordering::Relaxed)
+    }
+
+    /// What a descriptor names.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub fn get(&self, descriptor: i32) -> Result<Arc<Description>, Errno> {
+        let index = usize::try_from(descriptor).map_err(|_| Errno::EBADF)?;
+        match self.descriptors.table.lock().get(index) {
+            Some(Some(slot)) => Ok(slot.description.clone()),
+            _ => Err(Errno::EBADF),
+        }
+    }
+
+    /// The lowest free descriptor for a description.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENOMEM`.
+    pub fn insert(&self, description: Arc<Description>, at_exec: AtExec) -> Result<i32, Errno> {
+        self.insert_from(0, description, at_exec)
+    }
+
+    /// The lowest free descriptor from `first` on.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENOMEM`; `EINVAL` where `first` is beyond the limit.
+    pub fn insert_from(
+        &self,
+        first: u64,
+        description: Arc<Description>,
+        at_exec: AtExec,
+    ) -> Result<i32, Errno> {
+        let limit = self.descriptors.limit.load(Ordering::Relaxed);
+        if first >= limit {
+            return Err(if first == 0 { Errno::EMFILE } else { Errno::EINVAL });
+        }
+        let mut table = self.descriptors.table.lock();
+        let first = first as usize;
+        let free = (first..).find(|at| table.get(*at).is_none_or(Option::is_none));
+        let free = free.filter(|at| (*at as u64) < limit).ok_or(Errno::EMFILE)?;
+        put(&mut table, free, Slot { description, at_exec })?;
+        Ok(free as i32)
+    }
+
+    /// Puts a description at a descriptor; what was there is closed.
+    ///
+    /// # Errors
+    /// `EBADF` beyond the limit, `ENOMEM`.
+    pub fn set(
+        &self,
+        descriptor: i32,
+        description: Arc<Description>,
+        at_exec: AtExec,
+    ) -> Result<(), Errno> {
+        let at = usize::try_from(descriptor).map_err(|_| Errno::EBADF)?;
+        if at as u64 >= self.descriptors.limit.load(Ordering::Relaxed) {
+            return Err(Errno::EBADF);
+        }
+        let old = put(&mut self.descriptors.table.lock(), at, Slot { description, at_exec })?;
+        drop(old);
+        Ok(())
+    }
+
+    /// Closes a descriptor.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub fn close(&self, descriptor: i32) -> Result<(), Errno> {
+        let index = usize::try_from(descriptor).map_err(|_| Errno::EBADF)?;
+        let slot = self.descriptors.table.lock().get_mut(index).and_then(Option::take);
+        // Dropped here, without the lock: the last one may wake others.
+        slot.map(drop).ok_or(Errno::EBADF)
+    }
+
+    /// What becomes of a descriptor at `exec`.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub fn at_exec(&self, descriptor: i32) -> Result<AtExec, Errno> {
+        let index = usize::try_from(descriptor).map_err(|_| Errno::EBADF)?;
+        match self.descriptors.table.lock().get(index) {
+            Some(Some(slot)) => Ok(slot.at_exec),
+            _ => Err(Errno::EBADF),
+        }
+    }
+
+    /// Changes what becomes of a descriptor at `exec`.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub fn set_at_exec(&self, descriptor: i32, at_exec: AtExec) -> Result<(), Errno> {
+        let index = usize::try_from(descriptor).map_err(|_| Errno::EBADF)?;
+        match self.descriptors.table.lock().get_mut(index) {
+            Some(Some(slot)) => {
+                slot.at_exec = at_exec;
+                Ok(())
+            }
+            _ => Err(Errno::EBADF),
+        }
+    }
+
+    /// The descriptors that are open, in rising order.
+    pub fn open_descriptors(&self) -> Vec<i32> {
+        let table = self.descriptors.table.lock();
+        (0..table.len()).filter(|at| table[*at].is_some()).map(|at| at as i32).collect()
+    }
+
+    /// What `mmap` can do with a descriptor.
+    ///
+    /// # Errors
+    /// `EBADF`; `ENODEV` for what cannot be mapped.
+    pub fn mappable(&self, descriptor: i32) -> Result<Mappable, Errno> {
+        let description = self.get(descriptor)?;
+        if description.flags() & O_PATH != 0 {
+            return Err(Errno::EBADF);
+        }
+        if description.node.is_zeroes() {
+            return Ok(Mappable::Zeroes);
+        }
+        description.open_file().map(Mappable::File).map_err(|_| Errno::ENODEV)
+    }
+}
+
+/// Puts a slot into the table, which grows as needed; gives what was there.
+fn put(table: &mut Vec<Option<Slot>>, at: usize, slot: Slot) -> Result<Option<Slot>, Errno> {
+    if at >= table.len() {
+        heap::room((at + 1) * size_of::<Option<Slot>>() * 2)?;
+        table.resize(at + 1, None);
+    }
+    Ok(table[at].replace(slot))
+}

@@ -1,0 +1,84 @@
+//! `/dev`: null, zero, full, random, the console.
+
+use alloc::sync::Arc;
+
+use crate::errno::Errno;
+use crate::process;
+
+use super::memory::{Folder, Link, new_number};
+use super::node::{Attributes, Kind, Node, Patience, Place};
+use super::{console, folder_at};
+
+/// A device of memory's family.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sort {
+    Null,
+    Zero,
+    Full,
+    Random,
+}
+
+struct Device {
+    number: u64,
+    sort: Sort,
+    minor: u32,
+}
+
+impl Node for Device {
+    fn kind(&self) -> Kind {
+        Kind::Device
+    }
+
+    fn attributes(&self) -> Attributes {
+        Attributes { device: (1, self.minor), ..Attributes::plain(self.number, 0o666) }
+    }
+
+    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
+        Ok(self)
+    }
+
+    fn read(&self, _: u64, into: &mut [u8], _: Patience) -> Result<usize, Errno> {
+        match self.sort {
+            Sort::Null => return Ok(0),
+            Sort::Zero | Sort::Full => into.fill(0),
+            Sort::Random => process::random::fill(into),
+        }
+        Ok(into.len())
+    }
+
+    fn write(&self, _: u64, from: &[u8], _: Patience) -> Result<usize, Errno> {
+        if self.sort == Sort::Full { Err(Errno::ENOSPC) } else { Ok(from.len()) }
+    }
+
+    fn is_zeroes(&self) -> bool {
+        self.sort == Sort::Zero
+    }
+
+    fn is_seekable(&self) -> bool {
+        true
+    }
+}
+
+/// Fills `/dev`.
+pub fn begin(root: &Arc<Place>) -> Result<(), Errno> {
+    let place = folder_at(root, b"dev", 0o755)?;
+    let folder = place.node.folder().ok_or(Errno::ENOTDIR)?;
+    let devices = [
+        ("null", Sort::Null, 3),
+        ("zero", Sort::Zero, 5),
+        ("full", Sort::Full, 7),
+        ("random", Sort::Random, 8),
+        ("urandom", Sort::Random, 9),
+    ];
+    for (name, sort, minor) in devices {
+        folder.insert(name.as_bytes(), Arc::new(Device { number: new_number(), sort, minor }))?;
+    }
+    for name in ["console", "tty"] {
+        folder.insert(name.as_bytes(), console::node())?;
+    }
+    folder.insert(b"shm", Folder::new(0o1777)?)?;
+    folder.insert(b"fd", Link::new(b"/proc/self/fd")?)?;
+    folder.insert(b"stdin", Link::new(b"/proc/self/fd/0")?)?;
+    folder.insert(b"stdout", Link::new(b"/proc/self/fd/1")?)?;
+    folder.insert(b"stderr", Link::new(b"/proc/self/fd/2")?)
+}

@@ -1,0 +1,154 @@
+//! Descriptors without contents: `eventfd(2)` and `pidfd_open(2)`.
+
+use alloc::sync::Arc;
+
+use linux_raw_sys::general::{O_RDWR, POLLIN, POLLOUT};
+
+use crate::errno::Errno;
+use crate::heap;
+use crate::process::{self, Interrupted, WaitQueue};
+use crate::sync::Mutex;
+
+use super::descriptor::Description;
+use super::memory::new_number;
+use super::node::{Attributes, Kind, Node, Patience, Place};
+use super::poll;
+
+/// How an eventfd's counter is read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reading {
+    /// All of it at once.
+    Whole,
+    /// One at a time (`EFD_SEMAPHORE`).
+    ByOne,
+}
+
+/// A counter.
+pub struct EventCounter {
+    number: u64,
+    count: Mutex<u64>,
+    reading: Reading,
+    changed: WaitQueue,
+}
+
+impl EventCounter {
+    /// A description of a new counter.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn describe(count: u32, reading: Reading, flags: u32) -> Result<Arc<Description>, Errno> {
+        heap::room(256)?;
+        let count = Mutex::new(count.into());
+        let node = Arc::new(Self { number: new_number(), count, reading, changed: WaitQueue::new() });
+        let place = Place::alone(node.clone(), b"anon_inode:[eventfd]");
+        Description::new(place, node, O_RDWR | flags)
+    }
+
+    fn wait<T>(
+        &self,
+        patience: Patience,
+        mut ready: impl FnMut(&mut u64) -> Option<T>,
+    ) -> Result<T, Errno> {
+        let result = if patience == Patience::None {
+            ready(&mut self.count.lock()).ok_or(Errno::EAGAIN)
+        } else {
+            let waited = self.changed.wait(None, || ready(&mut self.count.lock()));
+            waited.map_err(|(Interrupted::Signal | Interrupted::Deadline)| Errno::RESTART)
+        }?;
+        self.changed.wake_all();
+        poll::changed();
+        Ok(result)
+    }
+}
+
+impl Node for EventCounter {
+    fn kind(&self) -> Kind {
+        Kind::Anonymous
+    }
+
+    fn attributes(&self) -> Attributes {
+        Attributes::plain(self.number, 0o600)
+    }
+
+    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
+        Ok(self)
+    }
+
+    fn read(&self, _: u64, into: &mut [u8], patience: Patience) -> Result<usize, Errno> {
+        let slot = into.get_mut(..8).ok_or(Errno::EINVAL)?;
+        let value = self.wait(patience, |count| {
+            let taken = match self.reading {
+                Reading::Whole => *count,
+                Reading::ByOne => (*count).min(1),
+            };
+            *count -= taken;
+            (taken > 0).then_some(taken)
+        })?;
+        slot.copy_from_slice(&value.to_ne_bytes());
+        Ok(8)
+    }
+
+    fn write(&self, _: u64, from: &[u8], patience: Patience) -> Result<usize, Errno> {
+        let value = from.get(..8).and_then(|bytes| bytes.try_into().ok());
+        let value = u64::from_ne_bytes(value.ok_or(Errno::EINVAL)?);
+        if value == u64::MAX {
+            return Err(Errno::EINVAL);
+        }
+        self.wait(patience, |count| {
+            let sum = count.checked_add(value).filter(|sum| *sum < u64::MAX)?;
+            *count = sum;
+            Some(())
+        })?;
+        Ok(8)
+    }
+
+    fn ready(&self) -> u32 {
+        let count = *self.count.lock();
+        let readable = if count > 0 { POLLIN } else { 0 };
+        let writable = if count < u64::MAX - 1 { POLLOUT } else { 0 };
+        readable | writable
+    }
+}
+
+/// A process by descriptor.
+pub struct ProcessHandle {
+    number: u64,
+    process: u32,
+}
+
+impl ProcessHandle {
+    /// A description of a process.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn describe(process: u32, flags: u32) -> Result<Arc<Description>, Errno> {
+        heap::room(256)?;
+        let node = Arc::new(Self { number: new_number(), process });
+        let place = Place::alone(node.clone(), b"anon_inode:[pidfd]");
+        Description::new(place, node, O_RDWR | flags)
+    }
+}
+
+impl Node for ProcessHandle {
+    fn kind(&self) -> Kind {
+        Kind::Anonymous
+    }
+
+    fn attributes(&self) -> Attributes {
+        Attributes::plain(self.number, 0o600)
+    }
+
+    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
+        Ok(self)
+    }
+
+    fn process(&self) -> Option<u32> {
+        Some(self.process)
+    }
+
+    fn ready(&self) -> u32 {
+        // Readable once the process has ended.
+        let lives = process::find(self.process).is_some_and(|process| process.try_space().is_some());
+        if lives { 0 } else { POLLIN }
+    }
+}

@@ -1,0 +1,166 @@
+//! Files whose text is made when it is read: `/proc` and `/sys`.
+//!
+//! Nothing is kept: each read makes the text anew and takes its part of it, so that a long text
+//! costs no memory of the kernel.
+
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt::{self, Write};
+
+use linux_raw_sys::general::O_ACCMODE;
+
+use crate::errno::Errno;
+
+use super::memory::new_number;
+use super::node::{Attributes, Entry, Kind, Node, Patience};
+
+/// Takes a part of what is written to it.
+pub struct Window<'a> {
+    /// Bytes still to be left out.
+    skip: u64,
+    into: &'a mut [u8],
+    filled: usize,
+}
+
+impl<'a> Window<'a> {
+    /// The part that begins at `at`, as long as `into`.
+    pub fn new(at: u64, into: &'a mut [u8]) -> Self {
+        Self { skip: at, into, filled: 0 }
+    }
+
+    /// How much of the part there was.
+    pub fn filled(&self) -> usize {
+        self.filled
+    }
+
+    /// Adds bytes; refuses once the part is full, so that no more is made.
+    pub fn push(&mut self, bytes: &[u8]) -> fmt::Result {
+        let skipped = self.skip.min(bytes.len() as u64);
+        self.skip -= skipped;
+        let bytes = &bytes[skipped as usize..];
+        let count = bytes.len().min(self.into.len() - self.filled);
+        self.into[self.filled..self.filled + count].copy_from_slice(&bytes[..count]);
+        self.filled += count;
+        if count < bytes.len() { Err(fmt::Error) } else { Ok(()) }
+    }
+}
+
+impl Write for Window<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.push(text.as_bytes())
+    }
+}
+
+/// What makes a text. It may stop at the first error of the writer: the part is full then.
+pub type Make = fn(&mut Window<'_>) -> fmt::Result;
+
+/// What takes a text that is written.
+pub type Take = fn(&str) -> Result<(), Errno>;
+
+/// A file with a text.
+pub struct Text {
+    number: u64,
+    make: Make,
+    take: Option<Take>,
+}
+
+impl Text {
+    /// A file that can only be read.
+    pub fn new(make: Make) -> Arc<Self> {
+        Arc::new(Self { number: new_number(), make, take: None })
+    }
+
+    /// A file that can be written too.
+    pub fn writable(make: Make, take: Take) -> Arc<Self> {
+        Arc::new(Self { number: new_number(), make, take: Some(take) })
+    }
+}
+
+impl Node for Text {
+    fn kind(&self) -> Kind {
+        Kind::Regular
+    }
+
+    fn attributes(&self) -> Attributes {
+        Attributes::plain(self.number, if self.take.is_some() { 0o644 } else { 0o444 })
+    }
+
+    fn open(self: Arc<Self>, flags: u32) -> Result<Arc<dyn Node>, Errno> {
+        if flags & O_ACCMODE != 0 && self.take.is_none() {
+            return Err(Errno::EACCES);
+        }
+        Ok(self)
+    }
+
+    fn read(&self, at: u64, into: &mut [u8], _: Patience) -> Result<usize, Errno> {
+        let mut window = Window::new(at, into);
+        let _ = (self.make)(&mut window); // an error means that the window is full
+        Ok(window.filled())
+    }
+
+    fn write(&self, _: u64, from: &[u8], _: Patience) -> Result<usize, Errno> {
+        let take = self.take.ok_or(Errno::EINVAL)?;
+        take(core::str::from_utf8(from).map_err(|_| Errno::EINVAL)?.trim())?;
+        Ok(from.len())
+    }
+
+    fn is_seekable(&self) -> bool {
+        true
+    }
+}
+
+/// A folder whose names never change.
+pub struct Shelf {
+    number: u64,
+    entries: Vec<(String, Arc<dyn Node>)>,
+}
+
+impl Shelf {
+    /// A folder with these.
+    pub fn new(entries: Vec<(String, Arc<dyn Node>)>) -> Arc<Self> {
+        Arc::new(Self { number: new_number(), entries })
+    }
+
+    /// As [`Shelf::new`], with names that are known.
+    pub fn of<const N: usize>(entries: [(&str, Arc<dyn Node>); N]) -> Arc<Self> {
+        Self::new(entries.into_iter().map(|(name, node)| (name.into(), node)).collect())
+    }
+}
+
+impl Node for Shelf {
+    fn kind(&self) -> Kind {
+        Kind::Folder
+    }
+
+    fn attributes(&self) -> Attributes {
+        Attributes { links: 2, ..Attributes::plain(self.number, 0o555) }
+    }
+
+    fn child(&self, name: &[u8]) -> Result<Arc<dyn Node>, Errno> {
+        let found = self.entries.iter().find(|(known, _)| known.as_bytes() == name);
+        found.map(|(_, node)| node.clone()).ok_or(Errno::ENOENT)
+    }
+
+    fn children(&self) -> Result<Vec<Entry>, Errno> {
+        let entry = |(index, (name, node)): (usize, &(String, Arc<dyn Node>))| Entry {
+            name: name.clone().into_bytes(),
+            number: node.attributes().number,
+            kind: node.kind(),
+            cookie: index as u64 + 3,
+        };
+        Ok(self.entries.iter().enumerate().map(entry).collect())
+    }
+
+    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
+        Ok(self)
+    }
+
+    fn read(&self, _: u64, _: &mut [u8], _: Patience) -> Result<usize, Errno> {
+        Err(Errno::EISDIR)
+    }
+
+    fn is_seekable(&self) -> bool {
+        true
+    }
+}

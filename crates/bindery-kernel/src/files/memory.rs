@@ -1,0 +1,374 @@
+//! The file system in memory: folders, regular files whose contents are objects of the core,
+//! symbolic links. Everything that does not stand in `/proc`, `/sys` or `/dev` is here.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use bindery::{Accounting, Object, Sealing, linux};
+
+use crate::errno::{Errno, from_raw};
+use crate::memory::memory;
+use crate::platform::Machine;
+use crate::sync::Mutex;
+use crate::{heap, time};
+
+use super::node::{Attributes, Change, Entry, Kind, Node, Patience, file_access};
+use linux_raw_sys::general::{O_RDWR, O_TRUNC};
+
+/// What making a node takes of the heap at most, in bytes.
+const NODE_SIZE: usize = 1024;
+
+/// Regular files have the identity of their object, which counts from 1.
+static NUMBERS: AtomicU64 = AtomicU64::new(1 << 32);
+
+/// A new inode number.
+pub fn new_number() -> u64 {
+    NUMBERS.fetch_add(1, Ordering::Relaxed)
+}
+
+/// What all nodes here have.
+pub struct Common {
+    number: u64,
+    links: AtomicU32,
+    changeable: Mutex<Changeable>,
+}
+
+#[derive(Clone, Copy)]
+struct Changeable {
+    mode: u32,
+    owner: (u32, u32),
+    times: [u64; 3],
+}
+
+impl Common {
+    fn new(number: u64, mode: u32) -> Result<Self, Errno> {
+        heap::room(NODE_SIZE)?;
+        let changeable = Changeable { mode, owner: (0, 0), times: [time::real_time(); 3] };
+        Ok(Self {
+            number,
+            links: AtomicU32::new(1),
+            changeable: Mutex::new(changeable),
+        })
+    }
+
+    fn attributes(&self, size: u64, blocks: u64) -> Attributes {
+        let Changeable { mode, owner, times } = *self.changeable.lock();
+        let links = self.links.load(Ordering::Relaxed);
+        Attributes { number: self.number, mode, links, owner, size, blocks, times, device: (0, 0) }
+    }
+
+    fn change(&self, change: &Change) {
+        let mut changeable = self.changeable.lock();
+        if let Some(mode) = change.mode {
+            changeable.mode = mode & 0o7777;
+        }
+        if let Some(owner) = change.owner.0 {
+            changeable.owner.0 = owner;
+        }
+        if let Some(group) = change.owner.1 {
+            changeable.owner.1 = group;
+        }
+        for (slot, new) in changeable.times.iter_mut().zip(change.times) {
+            if let Some(new) = new {
+                *slot = new;
+            }
+        }
+        changeable.times[2] = time::real_time();
+    }
+
+    fn written(&self) {
+        let now = time::real_time();
+        let mut changeable = self.changeable.lock();
+        changeable.times[1] = now;
+        changeable.times[2] = now;
+    }
+}
+
+/// A regular file.
+pub struct Regular {
+    common: Common,
+    object: Object<'static, Machine>,
+}
+
+impl Regular {
+    /// An empty file.
+    pub fn new(mode: u32) -> Result<Arc<Self>, Errno> {
+        let object = memory()
+            .shared_memory(0, Sealing::Forbidden, Accounting::PerPage)
+            .map_err(|_| Errno::ENOMEM)?;
+        Self::of(object, mode)
+    }
+
+    /// A file of an object that exists (`memfd_create`).
+    pub fn of(object: Object<'static, Machine>, mode: u32) -> Result<Arc<Self>, Errno> {
+        Ok(Arc::new(Self { common: Common::new(object.identity(), mode)?, object }))
+    }
+
+    /// Whether it has a name.
+    pub fn is_named(&self) -> bool {
+        self.common.links.load(Ordering::Relaxed) > 0
+    }
+
+    fn opened(&self, flags: u32) -> linux::OpenFile<'static, Machine> {
+        linux::OpenFile { object: self.object.clone(), access: file_access(flags) }
+    }
+}
+
+impl Node for Regular {
+    fn kind(&self) -> Kind {
+        Kind::Regular
+    }
+
+    fn attributes(&self) -> Attributes {
+        self.common.attributes(self.object.size(), self.object.resident_pages() * 8)
+    }
+
+    fn change(&self, change: &Change) -> Result<(), Errno> {
+        self.common.change(change);
+        Ok(())
+    }
+
+    fn open(self: Arc<Self>, flags: u32) -> Result<Arc<dyn Node>, Errno> {
+        if flags & O_TRUNC != 0 {
+            from_raw(linux::ftruncate(&self.opened(O_RDWR), 0))?;
+            self.common.written();
+        }
+        Ok(self)
+    }
+
+    fn read(&self, at: u64, into: &mut [u8], _: Patience) -> Result<usize, Errno> {
+        let at = i64::try_from(at).map_err(|_| Errno::EINVAL)?;
+        Ok(from_raw(linux::pread(&self.opened(O_RDWR), into, at))? as usize)
+    }
+
+    fn write(&self, at: u64, from: &[u8], _: Patience) -> Result<usize, Errno> {
+        let at = i64::try_from(at).map_err(|_| Errno::EINVAL)?;
+        let count = from_raw(linux::pwrite(&self.opened(O_RDWR), from, at))? as usize;
+        self.common.written();
+        Ok(count)
+    }
+
+    fn object(&self) -> Option<&Object<'static, Machine>> {
+        Some(&self.object)
+    }
+
+    fn links(&self) -> Option<&Common> {
+        Some(&self.common)
+    }
+
+    fn is_seekable(&self) -> bool {
+        true
+    }
+}
+
+/// A symbolic link.
+pub struct Link {
+    common: Common,
+    target: Vec<u8>,
+}
+
+impl Link {
+    /// A link to a path.
+    pub fn new(target: &[u8]) -> Result<Arc<Self>, Errno> {
+        Ok(Arc::new(Self { common: Common::new(new_number(), 0o777)?, target: target.into() }))
+    }
+}
+
+impl Node for Link {
+    fn kind(&self) -> Kind {
+        Kind::Link
+    }
+
+    fn attributes(&self) -> Attributes {
+        self.common.attributes(self.target.len() as u64, 0)
+    }
+
+    fn change(&self, change: &Change) -> Result<(), Errno> {
+        self.common.change(change);
+        Ok(())
+    }
+
+    fn target(&self) -> Result<Vec<u8>, Errno> {
+        Ok(self.target.clone())
+    }
+
+    fn links(&self) -> Option<&Common> {
+        Some(&self.common)
+    }
+
+    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
+        Err(Errno::ELOOP)
+    }
+}
+
+struct Named {
+    node: Arc<dyn Node>,
+    cookie: u64,
+}
+
+/// A folder.
+pub struct Folder {
+    common: Common,
+    entries: Mutex<BTreeMap<Vec<u8>, Named>>,
+    cookies: AtomicU64,
+    /// Taken away (`rmdir`): nothing can be made in it any more.
+    removed: core::sync::atomic::AtomicBool,
+}
+
+impl Folder {
+    /// An empty folder.
+    pub fn new(mode: u32) -> Result<Arc<Self>, Errno> {
+        Ok(Arc::new(Self {
+            common: Common::new(new_number(), mode)?,
+            entries: Mutex::new(BTreeMap::new()),
+            cookies: AtomicU64::new(3),
+            removed: false.into(),
+        }))
+    }
+
+    /// Puts a node under a name that is free.
+    ///
+    /// # Errors
+    /// `EEXIST`; `ENOENT` where the folder itself has been removed; `ENOMEM`.
+    pub fn insert(&self, name: &[u8], node: Arc<dyn Node>) -> Result<(), Errno> {
+        heap::room(NODE_SIZE)?;
+        let mut entries = self.entries.lock();
+        if self.removed.load(Ordering::Relaxed) {
+            return Err(Errno::ENOENT);
+        }
+        if entries.contains_key(name) {
+            return Err(Errno::EEXIST);
+        }
+        entries.insert(name.into(), self.named(node));
+        drop(entries);
+        self.common.written();
+        Ok(())
+    }
+
+    /// Another name for a node.
+    pub fn link(&self, name: &[u8], node: &Arc<dyn Node>) -> Result<(), Errno> {
+        self.insert(name, node.clone())?;
+        count_links(node, 1);
+        Ok(())
+    }
+
+    /// Takes a name away that `allowed` agrees to.
+    ///
+    /// # Errors
+    /// `ENOENT`, or what `allowed` says.
+    pub fn remove(
+        &self,
+        name: &[u8],
+        allowed: impl FnOnce(&dyn Node) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let mut entries = self.entries.lock();
+        allowed(&*entries.get(name).ok_or(Errno::ENOENT)?.node)?;
+        let node = entries.remove(name);
+        drop(entries);
+        if let Some(named) = node {
+            count_links(&named.node, -1);
+        }
+        self.common.written();
+        Ok(())
+    }
+
+    /// Marks an empty folder as taken away.
+    ///
+    /// # Errors
+    /// `ENOTEMPTY`.
+    pub fn retire(&self) -> Result<(), Errno> {
+        if !self.entries.lock().is_empty() {
+            return Err(Errno::ENOTEMPTY);
+        }
+        self.removed.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Puts `node` under `name`, whatever stood there; gives that back.
+    pub fn replace(&self, name: &[u8], node: Arc<dyn Node>) -> Option<Arc<dyn Node>> {
+        let named = self.named(node);
+        let old = self.entries.lock().insert(name.into(), named);
+        self.common.written();
+        old.map(|named| named.node)
+    }
+
+    /// Moves all nodes out.
+    pub fn empty_into(&self, out: &mut Vec<Arc<dyn Node>>) {
+        let entries = core::mem::take(&mut *self.entries.lock());
+        out.extend(entries.into_values().map(|named| named.node));
+    }
+
+    /// Takes a name out without counting links (`rename`).
+    pub fn take(&self, name: &[u8]) -> Option<Arc<dyn Node>> {
+        self.common.written();
+        self.entries.lock().remove(name).map(|named| named.node)
+    }
+
+    fn named(&self, node: Arc<dyn Node>) -> Named {
+        Named { node, cookie: self.cookies.fetch_add(1, Ordering::Relaxed) }
+    }
+}
+
+/// Counts a node's names.
+pub fn count_links(node: &Arc<dyn Node>, by: i32) {
+    if let Some(common) = node.links() {
+        common.links.fetch_add(by as u32, Ordering::Relaxed);
+        common.changeable.lock().times[2] = time::real_time();
+    }
+}
+
+impl Node for Folder {
+    fn kind(&self) -> Kind {
+        Kind::Folder
+    }
+
+    fn attributes(&self) -> Attributes {
+        let entries = self.entries.lock();
+        let folders = entries.values().filter(|named| named.node.kind() == Kind::Folder).count();
+        let size = 40 + entries.len() as u64 * 20;
+        drop(entries);
+        let links = 2 + folders as u32;
+        Attributes { links, ..self.common.attributes(size, 0) }
+    }
+
+    fn change(&self, change: &Change) -> Result<(), Errno> {
+        self.common.change(change);
+        Ok(())
+    }
+
+    fn child(&self, name: &[u8]) -> Result<Arc<dyn Node>, Errno> {
+        self.entries.lock().get(name).map(|named| named.node.clone()).ok_or(Errno::ENOENT)
+    }
+
+    fn children(&self) -> Result<Vec<Entry>, Errno> {
+        let entries = self.entries.lock();
+        heap::room(entries.len() * 96)?;
+        let entry = |(name, named): (&Vec<u8>, &Named)| Entry {
+            name: name.clone(),
+            number: named.node.attributes().number,
+            kind: named.node.kind(),
+            cookie: named.cookie,
+        };
+        let mut entries: Vec<_> = entries.iter().map(entry).collect();
+        entries.sort_unstable_by_key(|entry| entry.cookie);
+        Ok(entries)
+    }
+
+    fn folder(&self) -> Option<&Folder> {
+        Some(self)
+    }
+
+    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
+        Ok(self)
+    }
+
+    fn read(&self, _: u64, _: &mut [u8], _: Patience) -> Result<usize, Errno> {
+        Err(Errno::EISDIR)
+    }
+
+    fn is_seekable(&self) -> bool {
+        true
+    }
+}

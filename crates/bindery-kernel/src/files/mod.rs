@@ -1,0 +1,188 @@
+//! Files: an in-memory file system that begins with what the initramfs holds, and what else has a
+//! descriptor.
+//!
+//! | file | what |
+//! |---|---|
+//! | [`node`] | what stands in the file system, and where |
+//! | [`memory`] | folders, regular files, symbolic links |
+//! | [`path`] | from a path to a node |
+//! | [`descriptor`] | descriptors and what they share |
+//! | [`console`], [`device`], [`pipe`], [`event`], [`epoll`] | what is read and written otherwise |
+//! | [`generated`], [`proc`], [`sys`] | files whose text is made when it is read |
+//! | [`calls`], [`transfer`], [`names`], [`status`], [`poll`] | the system calls |
+
+pub mod calls;
+mod console;
+mod descriptor;
+mod device;
+mod epoll;
+mod event;
+mod generated;
+mod memory;
+mod names;
+mod node;
+mod path;
+mod pipe;
+mod poll;
+mod proc;
+mod status;
+pub mod symbols;
+mod sys;
+mod transfer;
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use bindery::Object;
+
+use crate::boot::Stretch;
+use crate::errno::Errno;
+use crate::platform::Machine;
+use crate::sync::Mutex;
+use crate::{arch, log};
+
+use memory::{Folder, Link, Regular};
+use node::{Change, Kind, Node, Patience, Place};
+use path::LastLink;
+
+pub use descriptor::{Files, Inherited};
+pub use node::Mappable;
+
+static ROOT: Mutex<Option<Arc<Place>>> = Mutex::new(None);
+
+/// The root of the file system.
+fn root() -> Arc<Place> {
+    // `begin` has made it before there was anybody to ask; nobody asks after `end`.
+    ROOT.lock().clone().expect("there is a root between boot and the end")
+}
+
+/// Where the kernel's symbols stand in the initramfs.
+const SYMBOLS: &str = ".bindery/symbols";
+
+/// Unpacks the initramfs into the root file system.
+///
+/// # Panics
+/// Where it does not fit into memory.
+pub fn begin(initramfs: Stretch) {
+    let root = Folder::new(0o755).expect("there is memory for a root");
+    let place = Place::alone(root, b"");
+    *ROOT.lock() = Some(place.clone());
+    let length = (initramfs.end - initramfs.start) as usize;
+    // SAFETY: the boot protocol says that the initramfs lies there; nothing else uses that memory
+    // (`boot::Information::free_memory`).
+    let archive: &'static [u8] =
+        unsafe { core::slice::from_raw_parts(arch::window(initramfs.start).as_ptr(), length) };
+    for entry in cpio_reader::iter_files(archive) {
+        if entry.name() == SYMBOLS {
+            symbols::begin(entry.file());
+        } else if let Err(errno) = unpack(&place, &entry) {
+            panic!("{} of the initramfs cannot be unpacked: {errno:?}", entry.name());
+        }
+    }
+    for name in [&b"dev"[..], b"proc", b"sys", b"tmp"] {
+        folder_at(&place, name, 0o755).expect("there is memory for a few folders");
+    }
+    device::begin(&place).expect("there is memory for the devices");
+    let top = place.node.folder().expect("the root is a folder");
+    top.replace(b"proc", proc::root());
+    top.replace(b"sys", sys::root());
+    console::begin();
+}
+
+/// Drops the whole file system.
+pub fn end() {
+    let Some(root) = ROOT.lock().take() else { return };
+    // Folders in folders are not taken apart by recursion: they may be deep.
+    let mut left: Vec<Arc<dyn Node>> = [root.node.clone()].into();
+    drop(root);
+    while let Some(node) = left.pop() {
+        if let Some(folder) = node.folder() {
+            folder.empty_into(&mut left);
+        }
+    }
+}
+
+/// The folder of this name, made if it is not there.
+fn folder_at(above: &Arc<Place>, name: &[u8], mode: u32) -> Result<Arc<Place>, Errno> {
+    if let Ok(node) = above.node.child(name) {
+        return if node.kind() == Kind::Folder { Ok(above.below(node, name)) } else { Err(Errno::ENOTDIR) };
+    }
+    let folder: Arc<dyn Node> = Folder::new(mode)?;
+    above.node.folder().ok_or(Errno::ENOTDIR)?.insert(name, folder.clone())?;
+    Ok(above.below(folder, name))
+}
+
+fn unpack(root: &Arc<Place>, entry: &cpio_reader::Entry<'_>) -> Result<(), Errno> {
+    let mut names: Vec<&[u8]> = entry.name().as_bytes().split(|byte| *byte == b'/').collect();
+    names.retain(|name| !name.is_empty() && name != b".");
+    let Some(last) = names.pop() else { return Ok(()) };
+    let mut above = root.clone();
+    for name in names {
+        above = folder_at(&above, name, 0o755)?;
+    }
+    let mode = entry.mode();
+    let permissions = mode.bits() & 0o7777;
+    let node: Arc<dyn Node> = match mode.bits() & 0o170_000 {
+        0o040_000 => {
+            let change = Change { mode: Some(permissions), ..Change::default() };
+            return folder_at(&above, last, permissions)?.node.change(&change);
+        }
+        0o100_000 => {
+            let file = Regular::new(permissions)?;
+            let content = entry.file();
+            if file.write(0, content, Patience::Wait)? < content.len() {
+                return Err(Errno::ENOMEM);
+            }
+            file
+        }
+        0o120_000 => Link::new(entry.file())?,
+        // Devices are ours; the archive's have no meaning here.
+        _ => {
+            log!("{} of the initramfs is left out: it is a device or the like", entry.name());
+            return Ok(());
+        }
+    };
+    above.node.folder().ok_or(Errno::ENOTDIR)?.insert(last, node)
+}
+
+/// A program to be run.
+pub struct Program {
+    /// Its contents.
+    pub object: Object<'static, Machine>,
+    /// Its permission bits.
+    pub mode: u32,
+    /// Its absolute path.
+    pub path: Vec<u8>,
+    /// Where it stands, for `/proc/PID/exe`.
+    pub place: Arc<Place>,
+}
+
+/// Finds a program.
+///
+/// # Errors
+/// As [`path::look_up`]; `EACCES` for what is no regular file or has no execute permission.
+pub fn open_program(files: &Files, folder: i32, path: &[u8]) -> Result<Program, Errno> {
+    let place = path::look_up(path::beginning(files, folder, path)?, path, LastLink::Followed)?;
+    program(place)
+}
+
+/// As [`open_program`], by descriptor (`execveat` with `AT_EMPTY_PATH`).
+///
+/// # Errors
+/// `EBADF`, `EACCES`.
+pub fn program_of(files: &Files, descriptor: i32) -> Result<Program, Errno> {
+    program(files.get(descriptor)?.place.clone())
+}
+
+fn program(place: Arc<Place>) -> Result<Program, Errno> {
+    let mode = place.node.attributes().mode;
+    let object = place.node.object().cloned();
+    match object {
+        Some(object) if place.node.kind() == Kind::Regular && mode & 0o111 != 0 => {
+            Ok(Program { object, mode, path: place.path(), place })
+        }
+        _ => Err(Errno::EACCES),
+    }
+}
+
+pub use calls::{insert_process, process_behind};

@@ -1,0 +1,341 @@
+//! Calls that make names and take them away.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use linux_raw_sys::general::{
+    AT_EMPTY_PATH, AT_FDCWD, AT_REMOVEDIR, AT_SYMLINK_FOLLOW, O_ACCMODE, O_CLOEXEC, O_CREAT,
+    O_DIRECTORY, O_EXCL, O_NOFOLLOW, O_PATH, O_TMPFILE, O_TRUNC, RENAME_EXCHANGE,
+    RENAME_NOREPLACE, S_IFIFO, S_IFMT, S_IFREG,
+};
+
+use crate::errno::{Errno, Outcome};
+use crate::{process, user};
+
+use super::descriptor::{AtExec, Description};
+use super::memory::{Folder, Link, Regular, count_links};
+use super::node::{Kind, Node, Place, may_write};
+use super::path::{self, LastLink, user_name, user_place};
+use super::pipe::Pipe;
+
+/// What a descriptor's flags say about `exec`.
+pub fn at_exec(flags: u32) -> AtExec {
+    if flags & O_CLOEXEC != 0 { AtExec::Closed } else { AtExec::Kept }
+}
+
+/// `openat(2)`.
+pub fn open(folder: i32, path: u64, flags: u32, mode: u32) -> Outcome {
+    let files = process::current().process.files();
+    let path = path::from_user(path)?;
+    let start = path::beginning(&files, folder, &path)?;
+    if flags & O_TMPFILE == O_TMPFILE {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let last = if flags & O_NOFOLLOW != 0 || flags & O_CREAT != 0 && flags & O_EXCL != 0 {
+        LastLink::Taken
+    } else {
+        LastLink::Followed
+    };
+    let place = match path::look_up(start.clone(), &path, last) {
+        Ok(_) if flags & (O_CREAT | O_EXCL) == O_CREAT | O_EXCL => return Err(Errno::EEXIST),
+        Ok(place) => place,
+        Err(Errno::ENOENT) if flags & O_CREAT != 0 => create(start, &path, mode & !files.umask())?,
+        Err(errno) => return Err(errno),
+    };
+    let kind = place.node.kind();
+    if flags & O_PATH != 0 {
+        if flags & O_DIRECTORY != 0 && kind != Kind::Folder {
+            return Err(Errno::ENOTDIR);
+        }
+        let description = Description::new(place.clone(), place.node.clone(), O_PATH)?;
+        return Ok(files.insert(description, at_exec(flags))? as u64);
+    }
+    match kind {
+        Kind::Link => return Err(Errno::ELOOP),
+        Kind::Folder if flags & O_ACCMODE != 0 || flags & O_CREAT != 0 => return Err(Errno::EISDIR),
+        Kind::Folder => {}
+        _ if flags & O_DIRECTORY != 0 => return Err(Errno::ENOTDIR),
+        _ => {}
+    }
+    // Truncating asks for the right to write, whatever else is asked for.
+    let truncates = flags & O_TRUNC != 0 && may_write(flags) && kind == Kind::Regular;
+    let flags = if truncates { flags } else { flags & !O_TRUNC };
+    let node = place.node.clone().open(flags)?;
+    super::proc::remember(&place);
+    let description = Description::new(place, node, flags & !(O_CREAT | O_EXCL | O_TRUNC | O_CLOEXEC))?;
+    Ok(files.insert(description, at_exec(flags))? as u64)
+}
+
+/// Makes the regular file that a path names; the path may end in a link that leads nowhere.
+fn create(start: Arc<Place>, path: &[u8], mode: u32) -> Result<Arc<Place>, Errno> {
+    let (mut start, mut path) = (start, Vec::from(path));
+    for _ in 0..8 {
+        let name = path::look_up_name(start, &path)?;
+        if name.for_folder {
+            return Err(Errno::EISDIR);
+        }
+        match name.above.node.child(&name.name) {
+            Ok(node) if node.kind() == Kind::Link => {
+                path = node.target()?;
+                start = if path.first() == Some(&b'/') { super::root() } else { name.above };
+            }
+            Ok(node) => return Ok(name.above.below(node, &name.name)),
+            Err(_) => {
+                let file: Arc<dyn Node> = Regular::new(mode & 0o7777)?;
+                name.folder()?.insert(&name.name, file.clone())?;
+                return Ok(name.above.below(file, &name.name));
+            }
+        }
+    }
+    Err(Errno::ELOOP)
+}
+
+/// `mkdirat(2)`.
+pub fn make_folder(folder: i32, path: u64, mode: u32) -> Outcome {
+    let name = existing_is_refused(user_name(folder, path))?;
+    let umask = process::current().process.files().umask();
+    if name.above.node.child(&name.name).is_ok() {
+        return Err(Errno::EEXIST);
+    }
+    name.folder()?.insert(&name.name, Folder::new(mode & 0o1777 & !umask)?)?;
+    Ok(0)
+}
+
+/// A path that ends in `.` or `..` exists.
+fn existing_is_refused(name: Result<path::Name, Errno>) -> Result<path::Name, Errno> {
+    name.map_err(|errno| if errno == Errno::EINVAL { Errno::EEXIST } else { errno })
+}
+
+/// `mknodat(2)`: regular files and pipes.
+pub fn make_node(folder: i32, path: u64, mode: u32) -> Outcome {
+    let name = existing_is_refused(user_name(folder, path))?;
+    let umask = process::current().process.files().umask();
+    if name.for_folder {
+        return Err(Errno::ENOENT);
+    }
+    let node: Arc<dyn Node> = match mode & S_IFMT {
+        0 | S_IFREG => Regular::new(mode & 0o7777 & !umask)?,
+        S_IFIFO => Pipe::new()?,
+        _ => return Err(Errno::EPERM),
+    };
+    name.folder()?.insert(&name.name, node)?;
+    Ok(0)
+}
+
+/// `symlinkat(2)`.
+pub fn make_link(target: u64, folder: i32, path: u64) -> Outcome {
+    let target = path::from_user(target)?;
+    if target.is_empty() {
+        return Err(Errno::ENOENT);
+    }
+    let name = existing_is_refused(user_name(folder, path))?;
+    if name.for_folder {
+        return Err(Errno::ENOENT);
+    }
+    name.folder()?.insert(&name.name, Link::new(&target)?)?;
+    Ok(0)
+}
+
+/// `linkat(2)`.
+pub fn link(from: (i32, u64), to: (i32, u64), flags: u32) -> Outcome {
+    if flags & !(AT_SYMLINK_FOLLOW | AT_EMPTY_PATH) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let last = if flags & AT_SYMLINK_FOLLOW != 0 { LastLink::Followed } else { LastLink::Taken };
+    let place = user_place(from.0, from.1, last)?;
+    if place.node.kind() == Kind::Folder {
+        return Err(Errno::EPERM);
+    }
+    if place.node.links().is_none() {
+        return Err(Errno::EXDEV);
+    }
+    let name = existing_is_refused(user_name(to.0, to.1))?;
+    if name.for_folder {
+        return Err(Errno::ENOENT);
+    }
+    name.folder()?.link(&name.name, &place.node)?;
+    Ok(0)
+}
+
+/// `unlinkat(2)`, and `rmdir(2)` with its flag.
+pub fn unlink(folder: i32, path: u64, flags: u32) -> Outcome {
+    if flags & !AT_REMOVEDIR != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let removes_folder = flags & AT_REMOVEDIR != 0;
+    let text = path::from_user(path)?;
+    let name = user_name(folder, path).map_err(|errno| match errno {
+        // The root, `.` and `..`.
+        Errno::EEXIST if removes_folder => Errno::EBUSY,
+        Errno::EEXIST => Errno::EISDIR,
+        Errno::EINVAL if removes_folder && text.ends_with(b"..") => Errno::ENOTEMPTY,
+        Errno::EINVAL if !removes_folder => Errno::EISDIR,
+        other => other,
+    })?;
+    name.above.node.child(&name.name)?;
+    name.folder()?.remove(&name.name, |node| {
+        let is_folder = node.kind() == Kind::Folder;
+        match (removes_folder, is_folder) {
+            (true, true) => node.folder().ok_or(Errno::EBUSY)?.retire(),
+            (true, false) => Err(Errno::ENOTDIR),
+            (false, true) => Err(Errno::EISDIR),
+            (false, false) if name.for_folder => Err(Errno::ENOTDIR),
+            (false, false) => Ok(()),
+        }
+    })?;
+    Ok(0)
+}
+
+/// `renameat2(2)`.
+pub fn rename(from: (i32, u64), to: (i32, u64), flags: u32) -> Outcome {
+    if flags & !(RENAME_NOREPLACE | RENAME_EXCHANGE) != 0
+        || flags == RENAME_NOREPLACE | RENAME_EXCHANGE
+    {
+        return Err(Errno::EINVAL);
+    }
+    let busy = |errno| {
+        if errno == Errno::EEXIST || errno == Errno::EINVAL { Errno::EBUSY } else { errno }
+    };
+    let source = user_name(from.0, from.1).map_err(busy)?;
+    let target = user_name(to.0, to.1).map_err(busy)?;
+    let node = source.above.node.child(&source.name)?;
+    let is_folder = node.kind() == Kind::Folder;
+    let (source_folder, target_folder) = (source.folder()?, target.folder()?);
+    if !is_folder && (source.for_folder || target.for_folder) {
+        return Err(Errno::ENOTDIR);
+    }
+    // A folder cannot become a part of itself.
+    if is_folder && (is_inside(&target.above, &node)) {
+        return Err(Errno::EINVAL);
+    }
+    let there = target.above.node.child(&target.name).ok();
+    if flags & RENAME_EXCHANGE != 0 {
+        let there = there.ok_or(Errno::ENOENT)?;
+        if there.kind() == Kind::Folder && is_inside(&source.above, &there) {
+            return Err(Errno::EINVAL);
+        }
+        source_folder.replace(&source.name, there);
+        target_folder.replace(&target.name, node);
+        return Ok(0);
+    }
+    if let Some(there) = there {
+        if flags & RENAME_NOREPLACE != 0 {
+            return Err(Errno::EEXIST);
+        }
+        if Arc::ptr_eq(&there, &node) {
+            return Ok(0);
+        }
+        match (is_folder, there.kind() == Kind::Folder) {
+            (true, false) => return Err(Errno::ENOTDIR),
+            (false, true) => return Err(Errno::EISDIR),
+            (true, true) => {
+                if is_inside(&source.above, &there) {
+                    return Err(Errno::ENOTEMPTY);
+                }
+                there.folder().ok_or(Errno::EBUSY)?.retire()?;
+            }
+            (false, false) => {}
+        }
+        count_links(&there, -1);
+    }
+    source_folder.take(&source.name);
+    target_folder.replace(&target.name, node);
+    Ok(0)
+}
+
+/// Whether a place is `folder`, or below it.
+fn is_inside(place: &Arc<Place>, folder: &Arc<dyn Node>) -> bool {
+    let mut place = Some(place);
+    while let Some(here) = place {
+        if Arc::ptr_eq(&here.node, folder) {
+            return true;
+        }
+        place = here.above.as_ref();
+    }
+    false
+}
+
+/// `readlinkat(2)`.
+pub fn read_link(folder: i32, path: u64, at: u64, size: i32) -> Outcome {
+    if size <= 0 {
+        return Err(Errno::EINVAL);
+    }
+    let text = path::from_user(path)?;
+    let place = if text.is_empty() && folder != AT_FDCWD {
+        process::current().process.files().get(folder)?.place.clone()
+    } else {
+        user_place(folder, path, LastLink::Taken)?
+    };
+    let target = place.node.target()?;
+    let count = target.len().min(size as usize);
+    user::write_bytes(at, &target[..count])?;
+    Ok(count as u64)
+}
+
+/// `getcwd(2)`.
+pub fn current_folder(at: u64, size: u64) -> Outcome {
+    let mut path = process::current().process.files().directory().path();
+    path.push(0);
+    if size < path.len() as u64 {
+        return Err(if size == 0 { Errno::EINVAL } else { Errno::ERANGE });
+    }
+    user::write_bytes(at, &path)?;
+    Ok(path.len() as u64)
+}
+
+/// `chdir(2)`.
+pub fn change_folder(path: u64) -> Outcome {
+    enter(user_place(AT_FDCWD, path, LastLink::Followed)?)
+}
+
+/// `fchdir(2)`.
+pub fn change_folder_to(descriptor: i32) -> Outcome {
+    enter(process::current().process.files().get(descriptor)?.place.clone())
+}
+
+fn enter(place: Arc<Place>) -> Outcome {
+    if place.node.kind() != Kind::Folder {
+        return Err(Errno::ENOTDIR);
+    }
+    process::current().process.files().set_directory(place);
+    Ok(0)
+}
+
+/// `getdents64(2)`. A position in a folder is the cookie of the last name that was read, so that names
+/// may be taken away meanwhile.
+pub fn read_folder(descriptor: i32, at: u64, size: u64) -> Outcome {
+    let description = process::current().process.files().get(descriptor)?;
+    let node = description.readable()?;
+    if node.kind() != Kind::Folder {
+        return Err(Errno::ENOTDIR);
+    }
+    let mut position = description.position.lock();
+    let number = node.attributes().number;
+    let above = description.place.above.as_ref();
+    let above_number = above.map_or(number, |above| above.node.attributes().number);
+    let entries = node.children()?;
+    let own = [(&b"."[..], number, Kind::Folder, 1), (b"..", above_number, Kind::Folder, 2)];
+    let others = entries.iter().map(|entry| (&entry.name[..], entry.number, entry.kind, entry.cookie));
+    let all = own.into_iter().chain(others);
+    let (mut done, mut last) = (0, *position);
+    for (name, number, kind, cookie) in all.filter(|entry| entry.3 > *position) {
+        let length = (19 + name.len() + 1).next_multiple_of(8);
+        if done + length as u64 > size {
+            if done == 0 {
+                return Err(Errno::EINVAL);
+            }
+            break;
+        }
+        let mut record = alloc::vec![0_u8; length];
+        record[..8].copy_from_slice(&number.to_ne_bytes());
+        record[8..16].copy_from_slice(&cookie.to_ne_bytes());
+        record[16..18].copy_from_slice(&(length as u16).to_ne_bytes());
+        record[18] = kind.entry_type();
+        record[19..19 + name.len()].copy_from_slice(name);
+        user::write_bytes(at.wrapping_add(done), &record)?;
+        done += length as u64;
+        last = cookie;
+    }
+    *position = last;
+    Ok(done)
+}

@@ -1,0 +1,299 @@
+//! What stands in the file system: a [`Node`], whatever is behind it, and where it stands: a
+//! [`Place`].
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use bindery::linux::OpenFile;
+use bindery::{FileAccess, Object};
+use linux_raw_sys::general::{
+    O_ACCMODE, O_RDONLY, O_RDWR, O_WRONLY, POLLIN, POLLOUT, S_IFCHR, S_IFDIR, S_IFIFO, S_IFLNK,
+    S_IFREG,
+};
+
+use crate::errno::{Errno, Outcome};
+use crate::platform::Machine;
+
+/// What kind of node it is, as `stat` tells.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A regular file.
+    Regular,
+    /// A folder.
+    Folder,
+    /// A symbolic link.
+    Link,
+    /// A device.
+    Device,
+    /// A pipe.
+    Pipe,
+    /// What has a descriptor and no more: eventfd, pidfd, epoll.
+    Anonymous,
+}
+
+impl Kind {
+    /// The type bits of `st_mode`.
+    pub fn mode(self) -> u32 {
+        match self {
+            Self::Regular => S_IFREG,
+            Self::Folder => S_IFDIR,
+            Self::Link => S_IFLNK,
+            Self::Device => S_IFCHR,
+            Self::Pipe => S_IFIFO,
+            Self::Anonymous => 0,
+        }
+    }
+
+    /// The type of a folder's entry (`d_type`).
+    pub fn entry_type(self) -> u8 {
+        (self.mode() >> 12) as u8
+    }
+}
+
+/// What `stat` tells of a node.
+#[derive(Clone, Copy, Debug)]
+pub struct Attributes {
+    /// The inode's number.
+    pub number: u64,
+    /// Permission bits.
+    pub mode: u32,
+    /// How many names it has.
+    pub links: u32,
+    /// Owner and group.
+    pub owner: (u32, u32),
+    /// In bytes.
+    pub size: u64,
+    /// In units of 512 bytes.
+    pub blocks: u64,
+    /// Last access, change of contents, change of attributes: nanoseconds since 1970.
+    pub times: [u64; 3],
+    /// Major and minor number of the device that it is.
+    pub device: (u32, u32),
+}
+
+impl Attributes {
+    /// Those of something that only has a number and permissions.
+    pub fn plain(number: u64, mode: u32) -> Self {
+        Self {
+            number,
+            mode,
+            links: 1,
+            owner: (0, 0),
+            size: 0,
+            blocks: 0,
+            times: [0; 3],
+            device: (0, 0),
+        }
+    }
+}
+
+/// What is changed of a node's attributes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Change {
+    /// Permission bits.
+    pub mode: Option<u32>,
+    /// Owner, group.
+    pub owner: (Option<u32>, Option<u32>),
+    /// Last access, change of contents.
+    pub times: [Option<u64>; 2],
+}
+
+/// A name in a folder.
+pub struct Entry {
+    /// The name.
+    pub name: Vec<u8>,
+    /// The inode's number.
+    pub number: u64,
+    /// What it is.
+    pub kind: Kind,
+    /// Stands for it in positions: rising, and the same for as long as the name is there; from 3 on.
+    pub cookie: u64,
+}
+
+/// Whether a transfer may sleep.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Patience {
+    /// Until there is something.
+    Wait,
+    /// `EAGAIN` instead (`O_NONBLOCK`).
+    None,
+}
+
+/// What `mmap` finds behind a descriptor.
+pub enum Mappable {
+    /// A file with an object.
+    File(OpenFile<'static, Machine>),
+    /// `/dev/zero`.
+    Zeroes,
+}
+
+/// Anything with a name or a descriptor. What a node does not do is refused, by default as Linux
+/// refuses it.
+pub trait Node: Send + Sync {
+    /// What it is.
+    fn kind(&self) -> Kind;
+
+    /// What `stat` tells.
+    fn attributes(&self) -> Attributes;
+
+    /// Changes attributes.
+    fn change(&self, _change: &Change) -> Result<(), Errno> {
+        Err(Errno::EPERM)
+    }
+
+    /// The node of this name in the folder.
+    fn child(&self, _name: &[u8]) -> Result<Arc<dyn Node>, Errno> {
+        Err(Errno::ENOTDIR)
+    }
+
+    /// The folder's entries, without `.` and `..`, by rising cookie.
+    fn children(&self) -> Result<Vec<Entry>, Errno> {
+        Err(Errno::ENOTDIR)
+    }
+
+    /// The folder, where names can be made and taken away.
+    fn folder(&self) -> Option<&super::memory::Folder> {
+        None
+    }
+
+    /// Where its names are counted.
+    fn links(&self) -> Option<&super::memory::Common> {
+        None
+    }
+
+    /// Where a symbolic link leads.
+    fn target(&self) -> Result<Vec<u8>, Errno> {
+        Err(Errno::EINVAL)
+    }
+
+    /// The place that a link of `/proc` leads to without a path.
+    fn jump(&self) -> Option<Arc<Place>> {
+        None
+    }
+
+    /// Called by `open`: gives the node that is read and written from then on.
+    fn open(self: Arc<Self>, _flags: u32) -> Result<Arc<dyn Node>, Errno>;
+
+    /// Called when the last descriptor of one opening is closed.
+    fn closed(&self, _flags: u32) {}
+
+    /// Reads; 0 at the end.
+    fn read(&self, _at: u64, _into: &mut [u8], _patience: Patience) -> Result<usize, Errno> {
+        Err(Errno::EINVAL)
+    }
+
+    /// Writes.
+    fn write(&self, _at: u64, _from: &[u8], _patience: Patience) -> Result<usize, Errno> {
+        Err(Errno::EINVAL)
+    }
+
+    /// The object that holds a regular file's contents.
+    fn object(&self) -> Option<&Object<'static, Machine>> {
+        None
+    }
+
+    /// Whether there are positions in it.
+    fn is_seekable(&self) -> bool {
+        false
+    }
+
+    /// Whether it is `/dev/zero`.
+    fn is_zeroes(&self) -> bool {
+        false
+    }
+
+    /// What can be done without waiting: bits of `poll(2)`.
+    fn ready(&self) -> u32 {
+        POLLIN | POLLOUT
+    }
+
+    /// `ioctl(2)`.
+    fn control(&self, _request: u32, _argument: u64) -> Outcome {
+        Err(Errno::ENOTTY)
+    }
+
+    /// The process that a pidfd names.
+    fn process(&self) -> Option<u32> {
+        None
+    }
+
+    /// An epoll instance, a pipe: what few calls have to know.
+    fn special(&self) -> Special<'_> {
+        Special::None
+    }
+}
+
+/// Nodes that calls of their own work on.
+pub enum Special<'a> {
+    /// None.
+    None,
+    /// A pipe.
+    Pipe(&'a super::pipe::Pipe),
+    /// An epoll instance.
+    Epoll(&'a super::epoll::Epoll),
+}
+
+/// A node, and the way that led to it.
+pub struct Place {
+    /// The node.
+    pub node: Arc<dyn Node>,
+    /// Its name in the folder above; empty for the root.
+    pub name: Vec<u8>,
+    /// The folder above; `None` for the root and for what has no path.
+    pub above: Option<Arc<Place>>,
+}
+
+impl Place {
+    /// The root, or something without a path whose description is `name`.
+    pub fn alone(node: Arc<dyn Node>, name: &[u8]) -> Arc<Self> {
+        Arc::new(Self { node, name: name.into(), above: None })
+    }
+
+    /// A place below this one.
+    pub fn below(self: &Arc<Self>, node: Arc<dyn Node>, name: &[u8]) -> Arc<Self> {
+        Arc::new(Self { node, name: name.into(), above: Some(self.clone()) })
+    }
+
+    /// The absolute path.
+    pub fn path(&self) -> Vec<u8> {
+        let mut names: Vec<&[u8]> = Vec::new();
+        let mut place = self;
+        while let Some(above) = &place.above {
+            names.push(&place.name);
+            place = above;
+        }
+        if names.is_empty() {
+            return if place.name.is_empty() { b"/".to_vec() } else { place.name.clone() };
+        }
+        names.iter().rev().flat_map(|name| b"/".iter().chain(name.iter())).copied().collect()
+    }
+}
+
+impl Drop for Place {
+    /// A chain as long as a path may be is not taken apart by recursion.
+    fn drop(&mut self) {
+        let mut above = self.above.take();
+        while let Some(place) = above {
+            above = Arc::into_inner(place).and_then(|mut place| place.above.take());
+        }
+    }
+}
+
+/// What flags of `open` allow to do with an object.
+pub fn file_access(flags: u32) -> FileAccess {
+    match flags & O_ACCMODE {
+        O_RDONLY => FileAccess::READ,
+        O_WRONLY => FileAccess::WRITE,
+        _ => FileAccess::READ | FileAccess::WRITE,
+    }
+}
+
+/// Whether flags of `open` allow reading.
+pub fn may_read(flags: u32) -> bool {
+    matches!(flags & O_ACCMODE, O_RDONLY | O_RDWR)
+}
+
+/// Whether flags of `open` allow writing.
+pub fn may_write(flags: u32) -> bool {
+    matches!(flags & O_ACCMODE, O_WRONLY | O_RDWR)
+}

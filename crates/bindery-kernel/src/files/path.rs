@@ -1,0 +1,190 @@
+//! From a path to a node.
+
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use linux_raw_sys::general::AT_FDCWD;
+
+use crate::errno::Errno;
+use crate::{process, user};
+
+use super::descriptor::Files;
+use super::memory::Folder;
+use super::node::{Kind, Place};
+
+/// The longest path, in bytes, with the zero at its end.
+pub const PATH_MAX: usize = 4096;
+
+/// The longest name.
+pub const NAME_MAX: usize = 255;
+
+/// How many symbolic links a path may lead through.
+const LINKS_MAX: usize = 40;
+
+/// What is done with a symbolic link at the end of a path.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LastLink {
+    /// It is followed.
+    Followed,
+    /// It is what is meant.
+    Taken,
+}
+
+/// Where a name is to be made or taken away.
+pub struct Name {
+    /// The folder.
+    pub above: Arc<Place>,
+    /// The name in it; not `.`, `..` or empty.
+    pub name: Vec<u8>,
+    /// Whether a slash stood behind it: it can only be a folder's.
+    pub for_folder: bool,
+}
+
+impl Name {
+    /// The folder, if names can be made in it.
+    ///
+    /// # Errors
+    /// `ENOTDIR`; `EROFS` in `/proc` and the like.
+    pub fn folder(&self) -> Result<&Folder, Errno> {
+        match self.above.node.kind() {
+            Kind::Folder => self.above.node.folder().ok_or(Errno::EROFS),
+            _ => Err(Errno::ENOTDIR),
+        }
+    }
+}
+
+/// Reads a path of the running program.
+///
+/// # Errors
+/// `EFAULT`, `ENAMETOOLONG`.
+pub fn from_user(at: u64) -> Result<Vec<u8>, Errno> {
+    user::text(at, PATH_MAX)
+}
+
+/// Where a path that does not begin with a slash begins.
+///
+/// # Errors
+/// `EBADF`; `ENOTDIR` where the descriptor names no folder.
+pub fn beginning(files: &Files, folder: i32, path: &[u8]) -> Result<Arc<Place>, Errno> {
+    if path.first() == Some(&b'/') {
+        return Ok(super::root());
+    }
+    if folder == AT_FDCWD {
+        return Ok(files.directory());
+    }
+    let place = files.get(folder)?.place.clone();
+    if !path.is_empty() && place.node.kind() != Kind::Folder {
+        return Err(Errno::ENOTDIR);
+    }
+    Ok(place)
+}
+
+/// The place that a path leads to.
+///
+/// # Errors
+/// `ENOENT`, `ENOTDIR`, `ELOOP`, `ENAMETOOLONG`.
+pub fn look_up(start: Arc<Place>, path: &[u8], last: LastLink) -> Result<Arc<Place>, Errno> {
+    if path.is_empty() {
+        return Err(Errno::ENOENT);
+    }
+    let folder_meant = path.last() == Some(&b'/');
+    let mut names = split(path);
+    let place = walk(start, &mut names, if folder_meant { LastLink::Followed } else { last })?;
+    if folder_meant && place.node.kind() != Kind::Folder {
+        return Err(Errno::ENOTDIR);
+    }
+    Ok(place)
+}
+
+/// The folder that a path's last name stands in, and the name.
+///
+/// # Errors
+/// As [`look_up`]; `EEXIST` for the root, `EINVAL` for `.` and `..`.
+pub fn look_up_name(start: Arc<Place>, path: &[u8]) -> Result<Name, Errno> {
+    if path.is_empty() {
+        return Err(Errno::ENOENT);
+    }
+    let for_folder = path.last() == Some(&b'/');
+    let mut names = split(path);
+    let Some(name) = names.pop_back() else { return Err(Errno::EEXIST) };
+    if name == b"." || name == b".." {
+        return Err(Errno::EINVAL);
+    }
+    if name.len() > NAME_MAX {
+        return Err(Errno::ENAMETOOLONG);
+    }
+    let above = walk(start, &mut names, LastLink::Followed)?;
+    if above.node.kind() != Kind::Folder {
+        return Err(Errno::ENOTDIR);
+    }
+    Ok(Name { above, name, for_folder })
+}
+
+/// As [`look_up`], with a path in the running program's memory.
+pub fn user_place(folder: i32, at: u64, last: LastLink) -> Result<Arc<Place>, Errno> {
+    let path = from_user(at)?;
+    let files = process::current().process.files();
+    look_up(beginning(&files, folder, &path)?, &path, last)
+}
+
+/// As [`look_up_name`], with a path in the running program's memory.
+pub fn user_name(folder: i32, at: u64) -> Result<Name, Errno> {
+    let path = from_user(at)?;
+    let files = process::current().process.files();
+    look_up_name(beginning(&files, folder, &path)?, &path)
+}
+
+fn split(path: &[u8]) -> VecDeque<Vec<u8>> {
+    path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()).map(Vec::from).collect()
+}
+
+fn walk(
+    start: Arc<Place>,
+    names: &mut VecDeque<Vec<u8>>,
+    last: LastLink,
+) -> Result<Arc<Place>, Errno> {
+    let mut place = start;
+    let mut links = 0;
+    while let Some(name) = names.pop_front() {
+        if place.node.kind() != Kind::Folder {
+            return Err(Errno::ENOTDIR);
+        }
+        match &name[..] {
+            b"." => continue,
+            b".." => {
+                if let Some(above) = place.above.clone() {
+                    place = above;
+                }
+                continue;
+            }
+            name if name.len() > NAME_MAX => return Err(Errno::ENAMETOOLONG),
+            _ => {}
+        }
+        let node = place.node.child(&name)?;
+        if node.kind() != Kind::Link || names.is_empty() && last == LastLink::Taken {
+            place = place.below(node, &name);
+            continue;
+        }
+        links += 1;
+        if links > LINKS_MAX {
+            return Err(Errno::ELOOP);
+        }
+        if let Some(there) = node.jump() {
+            place = there;
+            continue;
+        }
+        let target = node.target()?;
+        if target.first() == Some(&b'/') {
+            place = super::root();
+        }
+        let ahead = split(&target);
+        if target.is_empty() || names.len() + ahead.len() > PATH_MAX {
+            return Err(if target.is_empty() { Errno::ENOENT } else { Errno::ENAMETOOLONG });
+        }
+        for name in ahead.into_iter().rev() {
+            names.push_front(name);
+        }
+    }
+    Ok(place)
+}

@@ -1,0 +1,177 @@
+//! Waiting for several descriptors: `poll`, `select`.
+//!
+//! Whoever makes something readable or writable calls [`changed`], which wakes everybody who polls:
+//! each looks again at what it waits for. That is more looking than needed, and simple.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use linux_raw_sys::general::{
+    POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDNORM, POLLWRNORM, pollfd,
+};
+
+use crate::errno::{Errno, Outcome};
+use crate::process::{self, Interrupted, WaitQueue};
+use crate::{heap, time, user};
+
+use super::descriptor::{Description, HARD_LIMIT};
+use super::node::{may_read, may_write};
+
+static CHANGED: WaitQueue = WaitQueue::new();
+
+/// Something may have become ready.
+pub fn changed() {
+    CHANGED.wake_all();
+}
+
+/// Sleeps until `ready` gives something, which is asked after every [`changed`].
+///
+/// # Errors
+/// As [`WaitQueue::wait`].
+pub fn wait<T>(deadline: Option<u64>, ready: impl FnMut() -> Option<T>) -> Result<T, Interrupted> {
+    CHANGED.wait(deadline, ready)
+}
+
+/// What a wait that a signal has ended refuses with.
+fn interrupted(deadline: Option<u64>) -> Errno {
+    deadline.map_or(Errno::RESTART_WITHOUT_HANDLER, process::interrupted_until)
+}
+
+/// What of a description is ready.
+pub fn ready(description: &Description) -> u32 {
+    let flags = description.flags();
+    let mut ready = description.node.ready();
+    if !may_read(flags) {
+        ready &= !(POLLIN | POLLHUP);
+    }
+    if !may_write(flags) {
+        ready &= !(POLLOUT | POLLERR);
+    }
+    let also = |bit: u32, other: u32| if ready & bit != 0 { other } else { 0 };
+    ready | also(POLLIN, POLLRDNORM) | also(POLLOUT, POLLWRNORM)
+}
+
+/// `poll(2)` until `deadline`.
+pub fn poll(at: u64, count: u64, deadline: Option<u64>) -> Outcome {
+    if count > HARD_LIMIT {
+        return Err(Errno::EINVAL);
+    }
+    heap::room(count as usize * 32)?;
+    let size = size_of::<pollfd>() as u64;
+    let files = process::current().process.files();
+    let mut asked: Vec<pollfd> = Vec::with_capacity(count as usize);
+    let mut descriptions: Vec<Option<Arc<Description>>> = Vec::with_capacity(count as usize);
+    for index in 0..count {
+        let one: pollfd = user::read(at.wrapping_add(index * size))?;
+        descriptions.push(files.get(one.fd).ok());
+        asked.push(one);
+    }
+    let look = |asked: &mut [pollfd]| {
+        let mut found = 0;
+        for (one, description) in asked.iter_mut().zip(&descriptions) {
+            let wanted = u32::from(one.events as u16) | POLLERR | POLLHUP;
+            let ready = match description {
+                _ if one.fd < 0 => 0,
+                None => POLLNVAL,
+                Some(description) => ready(description) & wanted,
+            };
+            one.revents = ready as i16;
+            found += u64::from(ready != 0);
+        }
+        found
+    };
+    let found = match wait(deadline, || Some(look(&mut asked)).filter(|found| *found > 0)) {
+        Ok(found) => found,
+        Err(Interrupted::Deadline) => 0,
+        Err(Interrupted::Signal) => return Err(interrupted(deadline)),
+    };
+    for (index, one) in asked.iter().enumerate() {
+        user::write(at.wrapping_add(index as u64 * size), one)?;
+    }
+    Ok(found)
+}
+
+/// The bits of `select(2)`'s three sets that mean something for a descriptor.
+const SETS: [u32; 3] = [POLLIN | POLLHUP | POLLERR, POLLOUT | POLLERR, POLLPRI];
+
+/// `select(2)` until `deadline`.
+pub fn select(count: u64, sets: [u64; 3], deadline: Option<u64>) -> Outcome {
+    if count as i32 as i64 != count as i64 || (count as i32) < 0 {
+        return Err(Errno::EINVAL);
+    }
+    let count = count.min(HARD_LIMIT);
+    let words = count.div_ceil(64) as usize;
+    let read = |at: u64| -> Result<Vec<u64>, Errno> {
+        let word = |index| if at == 0 { Ok(0) } else { user::read(at.wrapping_add(index * 8)) };
+        (0..words as u64).map(word).collect()
+    };
+    let asked = [read(sets[0])?, read(sets[1])?, read(sets[2])?];
+    let files = process::current().process.files();
+    let mut descriptions = Vec::new();
+    for descriptor in 0..count {
+        let (word, bit) = ((descriptor / 64) as usize, 1 << (descriptor % 64));
+        if asked.iter().any(|set| set[word] & bit != 0) {
+            descriptions.push((descriptor, files.get(descriptor as i32)?));
+        }
+    }
+    let mut found = [const { Vec::new() }; 3];
+    let mut look = || {
+        found = core::array::from_fn(|_| alloc::vec![0_u64; words]);
+        let mut bits = 0;
+        for (descriptor, description) in &descriptions {
+            let (word, bit) = ((descriptor / 64) as usize, 1 << (descriptor % 64));
+            let ready = ready(description);
+            for ((asked, found), meaning) in asked.iter().zip(&mut found).zip(SETS) {
+                if asked[word] & bit != 0 && ready & meaning != 0 {
+                    found[word] |= bit;
+                    bits += 1;
+                }
+            }
+        }
+        Some(bits).filter(|bits| *bits > 0)
+    };
+    let bits = match wait(deadline, &mut look) {
+        Ok(bits) => bits,
+        Err(Interrupted::Deadline) => 0,
+        Err(Interrupted::Signal) => return Err(interrupted(deadline)),
+    };
+    for (at, set) in sets.into_iter().zip(&found) {
+        for (index, word) in set.iter().enumerate() {
+            if at != 0 {
+                user::write(at.wrapping_add(index as u64 * 8), word)?;
+            }
+        }
+    }
+    Ok(bits)
+}
+
+/// A timeout of the running program, in nanoseconds from now, as a deadline; `None` for ever.
+///
+/// # Errors
+/// `EFAULT`; `EINVAL` for a negative time or a fraction beyond a second.
+pub fn deadline(at: u64, unit: Fraction) -> Result<Option<u64>, Errno> {
+    if at == 0 {
+        return Ok(None);
+    }
+    let [seconds, fraction]: [i64; 2] = user::read(at)?;
+    let (limit, scale) = match unit {
+        Fraction::Nanoseconds => (1_000_000_000, 1),
+        Fraction::Microseconds => (1_000_000, 1000),
+    };
+    // As Linux: `select` takes any number of microseconds, all others are strict.
+    if seconds < 0 || fraction < 0 || unit == Fraction::Nanoseconds && fraction >= limit {
+        return Err(Errno::EINVAL);
+    }
+    let wait = (seconds as u64).saturating_mul(time::SECOND);
+    let wait = wait.saturating_add((fraction as u64).saturating_mul(scale));
+    Ok(Some(process::deadline_of_call(wait)))
+}
+
+/// What the second half of a time counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fraction {
+    /// `struct timespec`.
+    Nanoseconds,
+    /// `struct timeval`.
+    Microseconds,
+}

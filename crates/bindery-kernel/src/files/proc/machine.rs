@@ -1,0 +1,125 @@
+//! What `/proc` tells of the machine as a whole, and `/proc/sys`.
+
+use alloc::sync::Arc;
+use core::fmt::{self, Write};
+
+use bindery::Overcommit;
+
+use crate::errno::Errno;
+use crate::memory::memory;
+use crate::{options, process, time};
+
+use super::super::generated::{Shelf, Take, Text, Window};
+
+/// The files and folders of `/proc` that are nobody's.
+pub fn shelf() -> Arc<Shelf> {
+    let vm = Shelf::of([
+        ("drop_caches", Text::writable(|out| out.write_str("0\n"), |_| Ok(())) as _),
+        ("max_map_count", Text::new(|out| out.write_str("65530\n"))),
+        ("mmap_min_addr", Text::new(|out| out.write_str("65536\n"))),
+        ("nr_hugepages", Text::new(|out| out.write_str("0\n"))),
+        ("overcommit_memory", Text::writable(make_overcommit, take_overcommit)),
+        ("overcommit_ratio", Text::new(|out| out.write_str("50\n"))),
+        ("page-cluster", Text::writable(|out| out.write_str("0\n"), |_| Ok(()))),
+        ("unprivileged_userfaultfd", Text::new(|out| out.write_str("0\n"))),
+    ]);
+    let kernel = Shelf::of([
+        ("hostname", Text::new(|out| out.write_str("bindery\n")) as _),
+        ("ostype", Text::new(|out| out.write_str("Linux\n"))),
+        ("osrelease", Text::new(|out| writeln!(out, "{}", options::RELEASE))),
+        ("pid_max", Text::new(|out| out.write_str("32768\n"))),
+        ("randomize_va_space", Text::new(|out| out.write_str("0\n"))),
+        ("printk", Text::writable(|out| out.write_str("7\t4\t1\t7\n"), ignore())),
+    ]);
+    Shelf::of([
+        ("cpuinfo", Text::new(|out| out.write_str("processor\t: 0\n\n")) as _),
+        ("filesystems", Text::new(make_filesystems)),
+        ("loadavg", Text::new(|out| out.write_str("0.00 0.00 0.00 1/1 1\n"))),
+        ("meminfo", Text::new(make_meminfo)),
+        ("mounts", Text::new(mounts)),
+        ("stat", Text::new(make_stat)),
+        ("uptime", Text::new(make_uptime)),
+        ("version", Text::new(|out| writeln!(out, "Linux version {}", options::RELEASE))),
+        ("sys", Shelf::of([("kernel", kernel as _), ("vm", vm)])),
+    ])
+}
+
+fn ignore() -> Take {
+    |_| Ok(())
+}
+
+/// `mounts`, of the machine and of each process.
+pub fn mounts(out: &mut Window<'_>) -> fmt::Result {
+    out.write_str(
+        "rootfs / tmpfs rw 0 0\n\
+         proc /proc proc rw 0 0\n\
+         sysfs /sys sysfs rw 0 0\n\
+         devtmpfs /dev devtmpfs rw 0 0\n\
+         tmpfs /dev/shm tmpfs rw 0 0\n",
+    )
+}
+
+fn make_filesystems(out: &mut Window<'_>) -> fmt::Result {
+    for name in ["sysfs", "tmpfs", "proc", "devtmpfs"] {
+        writeln!(out, "nodev\t{name}")?;
+    }
+    Ok(())
+}
+
+fn make_meminfo(out: &mut Window<'_>) -> fmt::Result {
+    let memory = memory();
+    let commitment = memory.commitment();
+    let (total, free) = (memory.total_frames() * 4, memory.free_frames() * 4);
+    let lines = [
+        ("MemTotal", total),
+        ("MemFree", free),
+        ("MemAvailable", free),
+        ("Buffers", 0),
+        ("Cached", 0),
+        ("SwapCached", 0),
+        ("SwapTotal", 0),
+        ("SwapFree", 0),
+        ("CommitLimit", total / 2),
+        ("Committed_AS", commitment.promised() * 4),
+        ("HugePages_Total", 0),
+        ("HugePages_Free", 0),
+        ("Hugepagesize", 2048),
+    ];
+    for (name, value) in lines {
+        let unit = if name.starts_with("HugePages") { "" } else { " kB" };
+        writeln!(out, "{:<16}{value:>8}{unit}", alloc::format!("{name}:"))?;
+    }
+    Ok(())
+}
+
+fn make_stat(out: &mut Window<'_>) -> fmt::Result {
+    let uptime = time::now() / (time::SECOND / 100);
+    let started = (time::real_time() - time::now()) / time::SECOND;
+    writeln!(out, "cpu  0 0 0 {uptime} 0 0 0 0 0 0\ncpu0 0 0 0 {uptime} 0 0 0 0 0 0")?;
+    writeln!(out, "btime {started}\nprocesses {}", process::all().len())
+}
+
+fn make_uptime(out: &mut Window<'_>) -> fmt::Result {
+    let (seconds, rest) = (time::now() / time::SECOND, time::now() % time::SECOND);
+    writeln!(out, "{seconds}.{:02} 0.00", rest / 10_000_000)
+}
+
+fn make_overcommit(out: &mut Window<'_>) -> fmt::Result {
+    let mode = match memory().commitment().mode() {
+        Overcommit::Heuristic => 0,
+        Overcommit::Always => 1,
+        Overcommit::Never => 2,
+    };
+    writeln!(out, "{mode}")
+}
+
+fn take_overcommit(text: &str) -> Result<(), Errno> {
+    let mode = match text {
+        "0" => Overcommit::Heuristic,
+        "1" => Overcommit::Always,
+        "2" => Overcommit::Never,
+        _ => return Err(Errno::EINVAL),
+    };
+    memory().commitment().set_mode(mode);
+    Ok(())
+}

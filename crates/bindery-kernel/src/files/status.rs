@@ -1,0 +1,209 @@
+//! What programs learn of files: `stat` and its kin, `statfs`, permissions, times.
+
+use alloc::sync::Arc;
+
+use linux_raw_sys::general::{
+    AT_EMPTY_PATH, AT_FDCWD, AT_SYMLINK_NOFOLLOW, R_OK, STATX_BASIC_STATS, UTIME_NOW, UTIME_OMIT,
+    W_OK, X_OK, stat, statfs64, statx, statx_timestamp,
+};
+
+use crate::errno::{Errno, Outcome};
+use crate::memory::memory;
+use crate::{process, time, user};
+
+use super::node::{Attributes, Change, Kind, Node, Place};
+use super::path::{self, LastLink};
+
+/// The device number of the file system in memory, and of what is generated.
+const DEVICE: u64 = 1;
+
+/// The size of a transfer that is good, in bytes.
+const BLOCK_SIZE: u32 = 4096;
+
+/// The place that a descriptor and a path name together, as the `*at` calls have it.
+fn place_at(folder: i32, path: u64, flags: u32) -> Result<Arc<Place>, Errno> {
+    let text = if path == 0 && flags & AT_EMPTY_PATH != 0 { [].into() } else { path::from_user(path)? };
+    let files = process::current().process.files();
+    if text.is_empty() && flags & AT_EMPTY_PATH != 0 {
+        return if folder == AT_FDCWD {
+            Ok(files.directory())
+        } else {
+            Ok(files.get(folder)?.place.clone())
+        };
+    }
+    let followed = flags & AT_SYMLINK_NOFOLLOW == 0;
+    let last = if followed { LastLink::Followed } else { LastLink::Taken };
+    path::look_up(path::beginning(&files, folder, &text)?, &text, last)
+}
+
+fn number((major, minor): (u32, u32)) -> u64 {
+    let (major, minor) = (u64::from(major), u64::from(minor));
+    (minor & 0xff) | (major & 0xfff) << 8 | (minor & !0xff) << 12 | (major & !0xfff) << 32
+}
+
+fn split(nanoseconds: u64) -> (u64, u64) {
+    (nanoseconds / time::SECOND, nanoseconds % time::SECOND)
+}
+
+fn write_stat(at: u64, node: &dyn Node) -> Outcome {
+    let attributes = node.attributes();
+    // SAFETY: a structure of numbers, for which zeroes are values.
+    let mut out: stat = unsafe { core::mem::zeroed() };
+    out.st_dev = DEVICE as _;
+    out.st_ino = attributes.number as _;
+    out.st_nlink = attributes.links as _;
+    out.st_mode = node.kind().mode() | attributes.mode;
+    (out.st_uid, out.st_gid) = attributes.owner;
+    out.st_rdev = number(attributes.device) as _;
+    out.st_size = attributes.size as _;
+    out.st_blksize = BLOCK_SIZE as _;
+    out.st_blocks = attributes.blocks as _;
+    let [accessed, modified, changed] = attributes.times.map(split);
+    (out.st_atime, out.st_atime_nsec) = (accessed.0 as _, accessed.1 as _);
+    (out.st_mtime, out.st_mtime_nsec) = (modified.0 as _, modified.1 as _);
+    (out.st_ctime, out.st_ctime_nsec) = (changed.0 as _, changed.1 as _);
+    user::write(at, &out)?;
+    Ok(0)
+}
+
+/// `newfstatat(2)`.
+pub fn stat_at(folder: i32, path: u64, at: u64, flags: u32) -> Outcome {
+    const NO_AUTOMOUNT: u32 = 0x800;
+    if flags & !(AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW | NO_AUTOMOUNT) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    write_stat(at, &*place_at(folder, path, flags)?.node)
+}
+
+/// `fstat(2)`.
+pub fn stat_of(descriptor: i32, at: u64) -> Outcome {
+    write_stat(at, &*process::current().process.files().get(descriptor)?.node)
+}
+
+/// `statx(2)`: the basic facts, whatever is asked for.
+pub fn stat_extended(folder: i32, path: u64, flags: u32, at: u64) -> Outcome {
+    let place = place_at(folder, path, flags)?;
+    let Attributes { number, mode, links, owner, size, blocks, times, device } =
+        place.node.attributes();
+    let moment = |at: u64| {
+        let (seconds, fraction) = split(at);
+        statx_timestamp { tv_sec: seconds as i64, tv_nsec: fraction as u32, __reserved: 0 }
+    };
+    // SAFETY: a structure of numbers, for which zeroes are values.
+    let mut out: statx = unsafe { core::mem::zeroed() };
+    out.stx_mask = STATX_BASIC_STATS;
+    out.stx_blksize = BLOCK_SIZE;
+    out.stx_nlink = links;
+    (out.stx_uid, out.stx_gid) = owner;
+    out.stx_mode = (place.node.kind().mode() | mode) as u16;
+    out.stx_ino = number;
+    out.stx_size = size;
+    out.stx_blocks = blocks;
+    out.stx_atime = moment(times[0]);
+    out.stx_mtime = moment(times[1]);
+    out.stx_ctime = moment(times[2]);
+    (out.stx_rdev_major, out.stx_rdev_minor) = device;
+    out.stx_dev_minor = DEVICE as u32;
+    user::write(at, &out)?;
+    Ok(0)
+}
+
+/// `faccessat2(2)`: everybody is the superuser, who may do anything but run what nobody may run.
+pub fn access(folder: i32, path: u64, wanted: u32, flags: u32) -> Outcome {
+    if wanted & !(R_OK | W_OK | X_OK) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let node = &place_at(folder, path, flags)?.node;
+    let runs = node.kind() == Kind::Folder || node.attributes().mode & 0o111 != 0;
+    if wanted & X_OK != 0 && !runs { Err(Errno::EACCES) } else { Ok(0) }
+}
+
+/// `fchmodat(2)`.
+pub fn change_mode(folder: i32, path: u64, mode: u32) -> Outcome {
+    let change = Change { mode: Some(mode & 0o7777), ..Change::default() };
+    place_at(folder, path, 0)?.node.change(&change).map(|()| 0)
+}
+
+/// `fchmod(2)`.
+pub fn change_mode_of(descriptor: i32, mode: u32) -> Outcome {
+    let change = Change { mode: Some(mode & 0o7777), ..Change::default() };
+    process::current().process.files().get(descriptor)?.node.change(&change).map(|()| 0)
+}
+
+fn owners(owner: u32, group: u32) -> Change {
+    let given = |id: u32| Some(id).filter(|id| *id != u32::MAX);
+    Change { owner: (given(owner), given(group)), ..Change::default() }
+}
+
+/// `fchownat(2)`.
+pub fn change_owner(folder: i32, path: u64, owner: u32, group: u32, flags: u32) -> Outcome {
+    place_at(folder, path, flags)?.node.change(&owners(owner, group)).map(|()| 0)
+}
+
+/// `fchown(2)`.
+pub fn change_owner_of(descriptor: i32, owner: u32, group: u32) -> Outcome {
+    let description = process::current().process.files().get(descriptor)?;
+    description.node.change(&owners(owner, group)).map(|()| 0)
+}
+
+/// `utimensat(2)`.
+pub fn change_times(folder: i32, path: u64, times: u64, flags: u32) -> Outcome {
+    let moment = |[seconds, fraction]: [i64; 2]| match fraction {
+        fraction if fraction == UTIME_OMIT.into() => Ok(None),
+        fraction if fraction == UTIME_NOW.into() => Ok(Some(time::real_time())),
+        0..=999_999_999 => {
+            let seconds = u64::try_from(seconds).map_err(|_| Errno::EINVAL)?;
+            Ok(Some(seconds.saturating_mul(time::SECOND).saturating_add(fraction as u64)))
+        }
+        _ => Err(Errno::EINVAL),
+    };
+    let new = if times == 0 {
+        [Some(time::real_time()); 2]
+    } else {
+        let [accessed, modified]: [[i64; 2]; 2] = user::read(times)?;
+        [moment(accessed)?, moment(modified)?]
+    };
+    let change = Change { times: new, ..Change::default() };
+    if path == 0 {
+        let description = process::current().process.files().get(folder)?;
+        return description.node.change(&change).map(|()| 0);
+    }
+    place_at(folder, path, flags)?.node.change(&change).map(|()| 0)
+}
+
+fn write_statfs(at: u64, place: &Place) -> Outcome {
+    const MEMORY: i64 = 0x0102_1994; // TMPFS_MAGIC, see statfs(2)
+    const PROC: i64 = 0x9fa0;
+    const SYS: i64 = 0x6265_6572;
+    let path = place.path();
+    let kind = |name: &[u8]| path == name || path.starts_with(name) && path[name.len()] == b'/';
+    // SAFETY: a structure of numbers, for which zeroes are values.
+    let mut out: statfs64 = unsafe { core::mem::zeroed() };
+    out.f_type = if kind(b"/proc") {
+        PROC
+    } else if kind(b"/sys") {
+        SYS
+    } else {
+        MEMORY
+    } as _;
+    out.f_bsize = BLOCK_SIZE as _;
+    out.f_frsize = BLOCK_SIZE as _;
+    out.f_namelen = path::NAME_MAX as _;
+    if out.f_type == MEMORY as _ {
+        out.f_blocks = memory().total_frames() as _;
+        out.f_bfree = memory().free_frames() as _;
+        out.f_bavail = out.f_bfree;
+    }
+    user::write(at, &out)?;
+    Ok(0)
+}
+
+/// `statfs(2)`.
+pub fn statfs(path: u64, at: u64) -> Outcome {
+    write_statfs(at, &*path::user_place(AT_FDCWD, path, LastLink::Followed)?)
+}
+
+/// `fstatfs(2)`.
+pub fn statfs_of(descriptor: i32, at: u64) -> Outcome {
+    write_statfs(at, &process::current().process.files().get(descriptor)?.place)
+}

@@ -1,0 +1,274 @@
+//! Reading and writing: between a program's memory and a node, in pieces.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use linux_raw_sys::general::{O_APPEND, SEEK_CUR, SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET};
+
+use crate::errno::{Errno, Outcome};
+use crate::{heap, process, user};
+
+use super::descriptor::Description;
+use super::node::{Kind, Node, Patience};
+
+/// The most that one call moves, in bytes (as Linux: `INT_MAX` rounded down to a page).
+const CALL_MAX: u64 = 0x7fff_f000;
+
+/// The most memory of the kernel that a call takes, in bytes.
+const PIECE: usize = 64 << 10;
+
+/// The most pieces of memory that a call can name (`IOV_MAX`).
+const SEGMENTS_MAX: u64 = 1024;
+
+/// Where in a program's memory bytes come from or go to.
+pub struct Segments {
+    /// Addresses and lengths, in bytes.
+    list: Vec<(u64, u64)>,
+}
+
+impl Segments {
+    /// One stretch.
+    pub fn one(at: u64, length: u64) -> Self {
+        Self { list: alloc::vec![(at, length.min(CALL_MAX))] }
+    }
+
+    /// Those of an array of `struct iovec`.
+    ///
+    /// # Errors
+    /// `EFAULT`; `EINVAL` for too many, or too much altogether.
+    pub fn many(at: u64, count: u64) -> Result<Self, Errno> {
+        if count > SEGMENTS_MAX {
+            return Err(Errno::EINVAL);
+        }
+        let mut list = Vec::new();
+        let mut left = CALL_MAX;
+        for index in 0..count {
+            let [base, length]: [u64; 2] = user::read(at.wrapping_add(index * 16))?;
+            if length > i64::MAX as u64 {
+                return Err(Errno::EINVAL);
+            }
+            list.push((base, length.min(left)));
+            left -= length.min(left);
+        }
+        Ok(Self { list })
+    }
+
+    fn total(&self) -> u64 {
+        self.list.iter().map(|(_, length)| length).sum()
+    }
+
+    /// Calls `each` with an address and a part of `piece` for all of it, `skip` bytes further on.
+    fn spread(
+        &self,
+        mut skip: u64,
+        length: usize,
+        mut each: impl FnMut(u64, core::ops::Range<usize>) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let mut done = 0;
+        for (at, all) in &self.list {
+            let skipped = skip.min(*all);
+            skip -= skipped;
+            let count = (all - skipped).min((length - done) as u64) as usize;
+            if count > 0 {
+                each(at.wrapping_add(skipped), done..done + count)?;
+                done += count;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How long to wait for the next piece: what cannot be found again is not waited for twice.
+fn next_patience(node: &dyn Node, done: u64, first: Patience) -> Patience {
+    if done > 0 && !node.is_seekable() { Patience::None } else { first }
+}
+
+/// Reads from a node at `at` into a program's memory; gives the count.
+fn fill(node: &dyn Node, at: u64, segments: &Segments, patience: Patience) -> Outcome {
+    let total = segments.total();
+    let mut piece = buffer(total)?;
+    let mut done = 0;
+    loop {
+        let length = ((total - done) as usize).min(piece.len());
+        let now = next_patience(node, done, patience);
+        let read = node.read(at.saturating_add(done), &mut piece[..length], now);
+        let count = match read {
+            Ok(count) => count,
+            Err(_) if done > 0 => break,
+            Err(errno) => return Err(errno),
+        };
+        let copied = segments.spread(done, count, |at, part| user::write_bytes(at, &piece[part]));
+        match copied {
+            Ok(()) => done += count as u64,
+            Err(_) if done > 0 => break,
+            Err(errno) => return Err(errno),
+        }
+        if count < length || done == total {
+            break;
+        }
+    }
+    Ok(done)
+}
+
+/// Writes a program's memory to a node at `at`; gives the count.
+fn drain(node: &dyn Node, at: u64, segments: &Segments, patience: Patience) -> Outcome {
+    let total = segments.total();
+    let mut piece = buffer(total)?;
+    let mut done = 0;
+    loop {
+        let length = ((total - done) as usize).min(piece.len());
+        let target = &mut piece[..length];
+        let copied = segments.spread(done, length, |at, part| user::read_bytes(at, &mut target[part]));
+        let written = copied.and_then(|()| node.write(at.saturating_add(done), target, patience));
+        match written {
+            Ok(count) => {
+                done += count as u64;
+                if count < length || done == total {
+                    break;
+                }
+            }
+            Err(_) if done > 0 => break,
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(done)
+}
+
+fn buffer(total: u64) -> Result<Vec<u8>, Errno> {
+    let length = (total as usize).min(PIECE);
+    heap::room(length)?;
+    Ok(alloc::vec![0; length])
+}
+
+fn description(descriptor: i32) -> Result<Arc<Description>, Errno> {
+    process::current().process.files().get(descriptor)
+}
+
+/// `read(2)` and `readv(2)`: from the position, which moves.
+pub fn read(descriptor: i32, segments: &Segments) -> Outcome {
+    let description = description(descriptor)?;
+    let node = description.readable()?;
+    if !node.is_seekable() {
+        return fill(node, 0, segments, description.patience());
+    }
+    let mut position = description.position.lock();
+    let count = fill(node, *position, segments, description.patience())?;
+    *position += count;
+    Ok(count)
+}
+
+/// `write(2)` and `writev(2)`.
+pub fn write(descriptor: i32, segments: &Segments) -> Outcome {
+    let description = description(descriptor)?;
+    let node = description.writable()?;
+    if !node.is_seekable() {
+        return drain(node, 0, segments, description.patience());
+    }
+    let mut position = description.position.lock();
+    if description.flags() & O_APPEND != 0 {
+        *position = node.attributes().size;
+    }
+    let count = drain(node, *position, segments, description.patience())?;
+    *position += count;
+    Ok(count)
+}
+
+fn seekable(node: &dyn Node, at: i64) -> Result<u64, Errno> {
+    if !node.is_seekable() {
+        return Err(Errno::ESPIPE);
+    }
+    u64::try_from(at).map_err(|_| Errno::EINVAL)
+}
+
+/// `pread(2)` and `preadv(2)`.
+pub fn read_at(descriptor: i32, segments: &Segments, at: i64) -> Outcome {
+    let description = description(descriptor)?;
+    let node = description.readable()?;
+    fill(node, seekable(node, at)?, segments, description.patience())
+}
+
+/// `pwrite(2)` and `pwritev(2)`.
+pub fn write_at(descriptor: i32, segments: &Segments, at: i64) -> Outcome {
+    let description = description(descriptor)?;
+    let node = description.writable()?;
+    let at = seekable(node, at)?;
+    // As Linux: a file opened for appending is appended to wherever one asks to write.
+    let append = description.flags() & O_APPEND != 0;
+    let at = if append { node.attributes().size } else { at };
+    drain(node, at, segments, description.patience())
+}
+
+/// `lseek(2)`.
+pub fn seek(descriptor: i32, offset: i64, from: u32) -> Outcome {
+    let description = description(descriptor)?;
+    let node = &description.node;
+    if !node.is_seekable() {
+        return Err(Errno::ESPIPE);
+    }
+    let mut position = description.position.lock();
+    let size = node.attributes().size;
+    let new = match from {
+        SEEK_SET => Some(offset),
+        SEEK_CUR => (*position as i64).checked_add(offset),
+        SEEK_END => (size as i64).checked_add(offset),
+        // Holes are not told apart: all is data, and behind it a hole.
+        SEEK_DATA | SEEK_HOLE if offset < 0 || offset as u64 >= size => return Err(Errno::ENXIO),
+        SEEK_DATA => Some(offset),
+        SEEK_HOLE => Some(size as i64),
+        _ => return Err(Errno::EINVAL),
+    };
+    let new = new.ok_or(Errno::EOVERFLOW)?;
+    *position = u64::try_from(new).map_err(|_| Errno::EINVAL)?;
+    Ok(*position)
+}
+
+/// Copies up to `count` bytes from one description to another (`sendfile`, `copy_file_range`). Where
+/// an address of an offset is given, it counts instead of the position, and is moved on.
+pub fn copy(
+    from: (&Description, u64),
+    to: (&Description, u64),
+    count: u64,
+) -> Outcome {
+    let (source, target) = (from.0.readable()?, to.0.writable()?);
+    if source.kind() == Kind::Folder {
+        return Err(Errno::EINVAL);
+    }
+    let start = |(description, offset): (&Description, u64)| -> Result<u64, Errno> {
+        if offset == 0 {
+            return Ok(*description.position.lock());
+        }
+        seekable(&*description.node, user::read(offset)?)
+    };
+    let (source_at, target_at) = (start(from)?, start(to)?);
+    let count = count.min(CALL_MAX);
+    let mut piece = buffer(count)?;
+    let mut done = 0;
+    while done < count {
+        let length = ((count - done) as usize).min(piece.len());
+        let patience = next_patience(source, done, from.0.patience());
+        let moved = source.read(source_at + done, &mut piece[..length], patience).and_then(|read| {
+            if read == 0 {
+                return Ok(0);
+            }
+            target.write(target_at + done, &piece[..read], to.0.patience())
+        });
+        match moved {
+            Ok(0) => break,
+            Ok(moved) => done += moved as u64,
+            Err(_) if done > 0 => break,
+            Err(errno) => return Err(errno),
+        }
+    }
+    let finish = |(description, offset): (&Description, u64), start: u64| {
+        if offset != 0 {
+            return user::write(offset, &(start + done));
+        }
+        if description.node.is_seekable() {
+            *description.position.lock() = start + done;
+        }
+        Ok(())
+    };
+    finish(from, source_at)?;
+    finish(to, target_at)?;
+    Ok(done)
+}

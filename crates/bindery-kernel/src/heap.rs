@@ -1,0 +1,60 @@
+//! The kernel's own heap: a fixed share of memory, taken at boot.
+//!
+//! The Rust library's collections cannot be told that memory has run out. So every call that makes
+//! a lasting object asks [`room`] first, which keeps a margin that no single call can use up, and
+//! refuses with `ENOMEM` beyond it.
+
+use core::alloc::Layout;
+
+use talc::TalcLock;
+use talc::source::Manual;
+
+use crate::arch;
+use crate::boot::{Information, Stretch};
+use crate::errno::Errno;
+
+#[global_allocator]
+static HEAP: TalcLock<spin::Mutex<()>, Manual> = TalcLock::new(Manual);
+
+/// What stays free for calls that have begun, in bytes.
+const MARGIN: usize = 1 << 20;
+
+/// The share of memory: one part in so many, between 8 and 64 MiB.
+const SHARE: u64 = 16;
+
+/// Takes the heap from the end of the largest free stretch; says what it took.
+pub fn begin(information: &Information) -> Stretch {
+    let mut ranges = [bindery::FrameRange { first: bindery::addr::Frame(0), count: 0 }; crate::boot::MAX_RANGES];
+    let count = information.free_memory(Stretch::default(), &mut ranges);
+    let all: u64 = ranges[..count].iter().map(|range| u64::from(range.count) << 12).sum();
+    let size = (all / SHARE).clamp(8 << 20, 64 << 20) & !0xfff;
+    let Some(largest) = ranges[..count].iter().max_by_key(|range| range.count) else {
+        panic!("the boot protocol tells of no free memory");
+    };
+    let end = (u64::from(largest.first.0) + u64::from(largest.count)) << 12;
+    assert!(u64::from(largest.count) << 12 > size, "too little memory for a heap");
+    let taken = Stretch { start: end - size, end };
+    // SAFETY: the stretch is free memory, told so by the boot protocol, mapped in the window, and
+    // kept out of what the core gets (`memory::begin`).
+    let claimed = unsafe { HEAP.lock().claim(arch::window(taken.start).as_ptr(), size as usize) };
+    assert!(claimed.is_some(), "the heap cannot be used");
+    taken
+}
+
+/// Refuses where the heap cannot take `bytes` more with the margin left.
+pub fn room(bytes: usize) -> Result<(), Errno> {
+    let free = HEAP.lock().counters().available_bytes;
+    if free < bytes.saturating_add(MARGIN) { Err(Errno::ENOMEM) } else { Ok(()) }
+}
+
+/// Bytes in use, for the check at power-off and for `/proc/meminfo`.
+pub fn used() -> usize {
+    HEAP.lock().counters().allocated_bytes
+}
+
+/// Memory with a layout, refused instead of fatal where there is none.
+pub fn try_allocate(layout: Layout) -> Option<core::ptr::NonNull<u8>> {
+    room(layout.size()).ok()?;
+    // SAFETY: callers ask for layouts of some size (kernel stacks).
+    core::ptr::NonNull::new(unsafe { alloc::alloc::alloc(layout) })
+}

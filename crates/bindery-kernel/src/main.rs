@@ -1,0 +1,48 @@
+//! The reference kernel of Bindery: boots in QEMU, runs static Linux programs unmodified, and leaves
+//! all memory management to the crate `bindery`, of which it uses the public interface alone.
+//!
+//! It is an embedder like any other. What such a kernel has to bring stands in [`platform`]; the
+//! rest are processes ([`process`]), files ([`files`]), and what a machine needs ([`arch`]).
+//!
+//! # One rule that makes it small
+//! Threads run on the first CPU; the others are started and idle. In the kernel interrupts are off
+//! and nothing is preempted: a thread gives the CPU away where it sleeps ([`process::scheduler`]),
+//! or on its way back to its program. So a read section of the core needs no bookkeeping, and a
+//! fault in the kernel is always a defect of the kernel.
+
+#![no_std]
+#![no_main]
+
+extern crate alloc;
+
+mod arch;
+mod boot;
+mod calls;
+mod console;
+mod control;
+mod errno;
+mod failure;
+mod files;
+mod heap;
+mod memory;
+mod options;
+mod platform;
+mod process;
+mod sync;
+mod time;
+mod trap;
+mod user;
+
+use boot::Information;
+
+/// Where every architecture's entry code ends: the MMU is on, the kernel runs where it was linked,
+/// on a stack of its own, with exceptions caught and interrupts off.
+fn start(information: &Information) -> ! {
+    options::read(information.command_line);
+    let taken = heap::begin(information);
+    memory::begin(information, taken);
+    time::begin();
+    files::begin(information.initramfs);
+    arch::start_other_cpus(information.cpus);
+    process::run_first()
+}

@@ -1,0 +1,84 @@
+//! The kernel's command line: `key=value` words, then ` -- ` and the words of the first program.
+//! Each word may have bytes written as `%XX`.
+
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use spin::Once;
+
+/// The release that programs are told: that of the Linux whose calls are served.
+pub const RELEASE: &str = "6.18.0-bindery";
+
+static LINE: Once<&'static str> = Once::new();
+
+/// Whether every process that ends is followed by an audit.
+pub static CHECK_AT_EXIT: AtomicBool = AtomicBool::new(false);
+
+/// Whether every system call is logged.
+pub static LOG_CALLS: AtomicBool = AtomicBool::new(false);
+
+/// How many processes there may be.
+pub static PROCESSES: AtomicUsize = AtomicUsize::new(512);
+
+/// Reads the command line; called once, before there is a heap.
+pub fn read(line: &'static str) {
+    LINE.call_once(|| line);
+    for (key, value) in pairs() {
+        match (key, value) {
+            ("check", "exit") => CHECK_AT_EXIT.store(true, Ordering::Relaxed),
+            ("log", "calls") => LOG_CALLS.store(true, Ordering::Relaxed),
+            ("processes", number) => {
+                if let Ok(number) = number.parse() {
+                    PROCESSES.store(number, Ordering::Relaxed);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+fn parts() -> (&'static str, &'static str) {
+    let line = LINE.get().copied().unwrap_or("");
+    line.split_once(" -- ").or(line.strip_prefix("-- ").map(|rest| ("", rest))).unwrap_or((line, ""))
+}
+
+fn pairs() -> impl Iterator<Item = (&'static str, &'static str)> {
+    parts().0.split_whitespace().filter_map(|word| word.split_once('='))
+}
+
+/// The program to begin with: `init=`, else the first word behind `--`, else `/init`.
+pub fn first_program() -> Vec<u8> {
+    let named = pairs().find(|(key, _)| *key == "init").map(|(_, value)| value);
+    decode(named.or(parts().1.split_whitespace().next()).unwrap_or("/init"))
+}
+
+/// What the first program is called with, its own name first.
+pub fn arguments() -> Vec<Vec<u8>> {
+    let words: Vec<_> = parts().1.split_whitespace().map(decode).collect();
+    if words.is_empty() { [first_program()].into() } else { words }
+}
+
+/// The first program's environment.
+pub fn environment() -> Vec<Vec<u8>> {
+    pairs().filter(|(key, _)| *key == "env").map(|(_, value)| decode(value)).collect()
+}
+
+/// A word with `%XX` replaced by the byte; what is no such thing stays as it is.
+fn decode(word: &str) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(word.len());
+    let mut rest = word.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let digit = |at: usize| tail.get(at).and_then(|byte| (*byte as char).to_digit(16));
+        match (first, digit(0), digit(1)) {
+            (b'%', Some(high), Some(low)) => {
+                bytes.push((high << 4 | low) as u8);
+                rest = &tail[2..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    bytes
+}

@@ -1,0 +1,92 @@
+//! What the core asks of the machine: the whole of what an embedder brings.
+
+use core::ptr::NonNull;
+
+use bindery::addr::Frame;
+use bindery::platform::{Cpu, CpuSet, Invalidation, Wait};
+use bindery::Platform;
+
+use crate::arch;
+use crate::process::scheduler;
+use crate::sync::{RawSleepingLock, RawSpinLock};
+
+/// The machine that the kernel runs on.
+pub struct Machine;
+
+// SAFETY:
+// 1. The window is the direct map, which the entry code lays over all memory and nothing takes
+//    away; the frames are the free memory of the boot protocol, without image, heap and initramfs.
+// 2. Programs run on the first CPU alone, so its TLB is the only one that can hold a translation of
+//    a program's address; `arch::invalidate` waits until it has forgotten.
+// 3. No thread is preempted in the kernel, and none sleeps in a read section: whoever calls
+//    `synchronize` runs on the only CPU that enters sections, outside of any.
+// 4. `arch::cpu` reads the CPU's own register.
+// 5. Both locks exclude (see `sync`).
+unsafe impl Platform for Machine {
+    type Arch = arch::EntryFormat;
+    type Mutex = RawSleepingLock;
+    type SpinLock = RawSpinLock;
+
+    #[inline]
+    fn window(&self, frame: Frame) -> NonNull<u8> {
+        arch::window(u64::from(frame.0) << 12)
+    }
+
+    #[inline]
+    fn zero(&self, first: Frame, count: u32) {
+        let length = (count as usize) << 12;
+        // SAFETY: the core owns the frames that it asks to be zeroed (`Platform::window`).
+        unsafe { arch::zero(self.window(first).as_ptr(), length) }
+    }
+
+    #[inline]
+    fn copy(&self, from: Frame, to: Frame, count: u32) {
+        let length = (count as usize) << 12;
+        // SAFETY: the core owns both, and says that they do not overlap.
+        unsafe { arch::copy(self.window(from).as_ptr(), self.window(to).as_ptr(), length) }
+    }
+
+    #[inline]
+    fn invalidate(&self, root: Frame, cpus: &CpuSet, what: &Invalidation) {
+        // Only this CPU runs programs; the set says whether it has loaded this root at all.
+        if cpus.contains(self.cpu()) {
+            arch::invalidate(root, what);
+        }
+    }
+
+    #[inline]
+    fn invalidate_local(&self, root: Frame, what: &Invalidation) {
+        arch::invalidate(root, what);
+    }
+
+    #[inline]
+    fn publish_entries(&self) {
+        arch::publish_entries();
+    }
+
+    #[inline]
+    fn cpu(&self) -> Cpu {
+        Cpu(arch::cpu())
+    }
+
+    fn relax(&self, wait: Wait) {
+        match wait {
+            Wait::Short => core::hint::spin_loop(),
+            Wait::Long => scheduler::yield_now(),
+        }
+    }
+
+    #[inline]
+    fn enter_read(&self) {}
+
+    #[inline]
+    fn leave_read(&self) {}
+
+    #[inline]
+    fn synchronize(&self) {}
+
+    #[inline]
+    fn kernel_root(&self) -> Option<Frame> {
+        arch::kernel_root()
+    }
+}

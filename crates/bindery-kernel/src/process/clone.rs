@@ -1,0 +1,267 @@
+//! `fork`, `vfork`, `clone` and `clone3`: new processes and threads.
+
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+
+use bindery::Verb;
+use linux_raw_sys::general::{
+    CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID, CLONE_DETACHED, CLONE_FILES, CLONE_FS, CLONE_IO,
+    CLONE_PARENT, CLONE_PARENT_SETTID, CLONE_PIDFD, CLONE_SETTLS, CLONE_SIGHAND, CLONE_SYSVSEM,
+    CLONE_THREAD, CLONE_UNTRACED, CLONE_VFORK, CLONE_VM, CSIGNAL, RLIMIT_NPROC, SIGCHLD,
+};
+
+use crate::arch::{self, FloatingPoint, Registers};
+use crate::errno::{Errno, Outcome};
+use crate::files::{self, Inherited};
+use crate::{heap, user};
+
+use super::signal::{Alternate, MAXIMUM, ThreadSignals};
+use super::table::{self, Counted};
+use super::{Process, ProcessParts, State, Thread, end, program, scheduler};
+
+/// Drops all handlers of the child (`clone3`).
+const CLONE_CLEAR_SIGHAND: u64 = 1 << 32;
+
+/// What a new thread is to share, and where it begins.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Wanted {
+    pub flags: u64,
+    pub exit_signal: u32,
+    /// The stack pointer; 0 for that of the caller.
+    pub stack: u64,
+    pub thread_pointer: u64,
+    pub parent_id_at: u64,
+    pub child_id_at: u64,
+    pub descriptor_at: u64,
+}
+
+impl Wanted {
+    /// `fork(2)`.
+    pub(super) fn fork() -> Self {
+        Self { exit_signal: SIGCHLD, ..Self::default() }
+    }
+
+    /// `vfork(2)`.
+    pub(super) fn vfork() -> Self {
+        Self { flags: u64::from(CLONE_VM | CLONE_VFORK), ..Self::fork() }
+    }
+
+    /// The arguments of `clone(2)`, the last two of which differ in order.
+    pub(super) fn of_clone(arguments: [u64; 6]) -> Self {
+        let [flags, stack, parent_id_at, fourth, fifth, _] = arguments;
+        let (child_id_at, thread_pointer) =
+            if cfg!(target_arch = "x86_64") { (fourth, fifth) } else { (fifth, fourth) };
+        Self {
+            flags: flags & !u64::from(CSIGNAL) & 0xffff_ffff,
+            exit_signal: flags as u32 & CSIGNAL,
+            stack,
+            thread_pointer,
+            parent_id_at,
+            child_id_at,
+            descriptor_at: parent_id_at,
+        }
+    }
+
+    /// The structure of `clone3(2)`.
+    pub(super) fn of_clone3(at: u64, size: u64) -> Result<Self, Errno> {
+        // Flags, descriptor, child's and parent's place, exit signal, stack and its size, thread
+        // pointer; then numbers to choose and a control group, which there are none of.
+        const KNOWN: usize = 11;
+        if !(64..=8 * KNOWN as u64).contains(&size) || !size.is_multiple_of(8) {
+            return Err(if size > 8 * KNOWN as u64 { Errno::E2BIG } else { Errno::EINVAL });
+        }
+        let mut words = [0; KNOWN];
+        for (index, word) in words.iter_mut().enumerate().take(size as usize / 8) {
+            *word = user::read::<u64>(at.checked_add(8 * index as u64).ok_or(Errno::EFAULT)?)?;
+        }
+        let [
+            flags,
+            descriptor_at,
+            child_id_at,
+            parent_id_at,
+            signal,
+            base,
+            length,
+            thread_pointer,
+            rest @ ..,
+        ] = words;
+        let stack = base.checked_add(length).ok_or(Errno::EINVAL)?;
+        let misplaced = (base == 0) != (length == 0) || flags & u64::from(CSIGNAL) != 0;
+        if rest != [0; 3] || misplaced || signal > u64::from(MAXIMUM) {
+            return Err(Errno::EINVAL);
+        }
+        let exit_signal = signal as u32;
+        Ok(Self {
+            flags,
+            exit_signal,
+            stack,
+            thread_pointer,
+            parent_id_at,
+            child_id_at,
+            descriptor_at,
+        })
+    }
+
+    fn has(&self, flag: u32) -> bool {
+        self.flags & u64::from(flag) != 0
+    }
+
+    fn check(&self) -> Result<(), Errno> {
+        let known = CLONE_VM
+            | CLONE_FS
+            | CLONE_FILES
+            | CLONE_SIGHAND
+            | CLONE_PIDFD
+            | CLONE_VFORK
+            | CLONE_PARENT
+            | CLONE_THREAD
+            | CLONE_SYSVSEM
+            | CLONE_SETTLS
+            | CLONE_PARENT_SETTID
+            | CLONE_CHILD_CLEARTID
+            | CLONE_DETACHED
+            | CLONE_UNTRACED
+            | CLONE_CHILD_SETTID
+            | CLONE_IO;
+        let unknown = self.flags & !(u64::from(known) | CLONE_CLEAR_SIGHAND) != 0;
+        let without_memory = self.has(CLONE_SIGHAND) && !self.has(CLONE_VM);
+        // A thread of ours has the descriptors of its process.
+        let half_thread = self.has(CLONE_THREAD)
+            && !(self.has(CLONE_SIGHAND) && self.has(CLONE_FILES) && self.has(CLONE_FS));
+        let odd = self.has(CLONE_PIDFD) && (self.has(CLONE_THREAD) || self.has(CLONE_DETACHED))
+            || self.has(CLONE_SIGHAND) && self.flags & CLONE_CLEAR_SIGHAND != 0;
+        let signal = self.exit_signal > MAXIMUM;
+        if unknown || without_memory || half_thread || odd || signal {
+            Err(Errno::EINVAL)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// Makes a thread, of this process or of a new one. Gives its number.
+pub(super) fn clone(wanted: Wanted, registers: &Registers) -> Outcome {
+    wanted.check()?;
+    let parent = scheduler::current_thread();
+    if wanted.has(CLONE_THREAD) {
+        let id = table::new_id(Counted::Thread)?;
+        let thread = new_thread(&parent, &parent.process, id, &wanted, registers)?;
+        begin(&parent, &thread, &wanted)?;
+        return Ok(u64::from(id));
+    }
+    let limit = parent.process.limit(RLIMIT_NPROC).current;
+    if table::all().len() as u64 >= limit {
+        return Err(Errno::EAGAIN);
+    }
+    let id = table::new_id(Counted::Process).or_else(|errno| {
+        end::bury_orphans();
+        if errno == Errno::EAGAIN { table::new_id(Counted::Process) } else { Err(errno) }
+    })?;
+    let process = new_process(&parent.process, id, &wanted)?;
+    let thread = new_thread(&parent, &process, id, &wanted, registers)?;
+    if wanted.has(CLONE_PIDFD) {
+        let descriptor = files::insert_process(id, 0)? as i32;
+        if let Err(errno) = user::write(wanted.descriptor_at, &descriptor) {
+            parent.process.files().close(descriptor)?;
+            return Err(errno);
+        }
+    }
+    let above = process.parent();
+    table::add_process(&process);
+    if let Some(above) = above {
+        above.state.lock().children.push(process.clone());
+    }
+    begin(&parent, &thread, &wanted)?;
+    drop(thread);
+    if wanted.has(CLONE_VFORK) {
+        // An end is seen on the way back.
+        let _ = process
+            .life_changed
+            .wait_to_the_end(|| process.has_own_memory.load(Ordering::Relaxed).then_some(()));
+    }
+    Ok(u64::from(id))
+}
+
+fn new_process(parent: &Arc<Process>, id: u32, wanted: &Wanted) -> Result<Arc<Process>, Errno> {
+    heap::room(16 << 10)?;
+    let files = parent.files();
+    let of = |flag| if wanted.has(flag) { Inherited::Shared } else { Inherited::Copied };
+    let files = Arc::new(files.inherit(of(CLONE_FILES), of(CLONE_FS))?);
+    let actions = parent.actions();
+    let actions = if wanted.has(CLONE_SIGHAND) {
+        actions
+    } else if wanted.flags & CLONE_CLEAR_SIGHAND != 0 {
+        actions.without_handlers()
+    } else {
+        actions.duplicate()
+    };
+    let above = if wanted.has(CLONE_PARENT) { parent.parent() } else { Some(parent.clone()) };
+    let above = above.ok_or(Errno::EINVAL)?;
+    let exit_signal =
+        if wanted.has(CLONE_PARENT) { parent.state.lock().exit_signal } else { wanted.exit_signal };
+    let mut state = State::new(Some(&above), exit_signal);
+    {
+        let of = parent.state.lock();
+        (state.group, state.session, state.name) = (of.group, of.session, of.name);
+    }
+    let limits = parent.limits.lock().clone();
+    let facts = parent.facts();
+    let space = parent.space();
+    let space = if wanted.has(CLONE_VM) {
+        space
+    } else {
+        program::known(space.fork().map_err(|error| error.errno(Verb::Mmap))?)?
+    };
+    Ok(Process::new(id, ProcessParts { space, files, actions, state, facts, limits }))
+}
+
+fn new_thread(
+    parent: &Arc<Thread>,
+    process: &Arc<Process>,
+    id: u32,
+    wanted: &Wanted,
+    registers: &Registers,
+) -> Result<Arc<Thread>, Errno> {
+    let mut registers = registers.clone();
+    registers.set_result(0);
+    if wanted.stack != 0 {
+        registers.set_stack_pointer(wanted.stack);
+    }
+    let signals = {
+        let signals = parent.signals.lock();
+        let kept = !wanted.has(CLONE_VM) || wanted.has(CLONE_VFORK);
+        let alternate = if kept { signals.alternate } else { Alternate::default() };
+        ThreadSignals::new(signals.blocked, alternate)
+    };
+    let thread_pointer =
+        if wanted.has(CLONE_SETTLS) { wanted.thread_pointer } else { arch::thread_pointer() };
+    let mut floating_point = FloatingPoint::new();
+    floating_point.save();
+    Thread::new(id, process.clone(), &registers, floating_point, thread_pointer, signals)
+}
+
+/// Writes the number where it is wanted, and lets the thread run.
+fn begin(parent: &Arc<Thread>, thread: &Arc<Thread>, wanted: &Wanted) -> Result<(), Errno> {
+    let id = thread.id();
+    // As Linux: what cannot be written there is not missed.
+    if wanted.has(CLONE_PARENT_SETTID) {
+        let _ = user::write(wanted.parent_id_at, &id);
+    }
+    if wanted.has(CLONE_CHILD_SETTID) {
+        let space = thread.process.space();
+        let _ = user::write_bytes_of(&space, wanted.child_id_at, &id.to_le_bytes());
+    }
+    if wanted.has(CLONE_CHILD_CLEARTID) {
+        thread.clear_child_id.store(wanted.child_id_at, Ordering::Relaxed);
+    }
+    let mut state = thread.process.state.lock();
+    if Arc::ptr_eq(&parent.process, &thread.process) && state.status.is_some() {
+        // The process ends: no thread joins it.
+        return Err(Errno::RESTART);
+    }
+    state.threads.push(thread.clone());
+    drop(state);
+    table::add_thread(thread);
+    scheduler::wake(thread);
+    Ok(())
+}

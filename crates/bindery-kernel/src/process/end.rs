@@ -1,0 +1,274 @@
+//! How threads, processes and the machine end.
+//!
+//! A thread ends itself, on its way back to the program or in `exit`; whoever wants another's end
+//! marks it ([`work::END`]) and wakes it. The last thread ends the process; the end of the first
+//! process is that of the machine.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+
+use linux_raw_sys::general::{SA_NOCLDWAIT, SIGCHLD, SIGKILL};
+
+use crate::arch::{self, Ended};
+use crate::memory::{self, memory};
+use crate::sync::Mutex;
+use crate::{control, files, log, options, time};
+
+use super::signal::{self, Information, code};
+use super::thread::work;
+use super::{Process, ProgramFacts, futex, scheduler, table, timer};
+
+/// How long the processes that are left may take to end with the machine, in nanoseconds.
+const PATIENCE: u64 = 60 * time::SECOND;
+
+/// Ends all threads of a process (`exit_group`, or a deadly signal); the first who does so says how.
+pub(super) fn end_group(process: &Process, status: u32) {
+    let threads = {
+        let mut state = process.state.lock();
+        state.status.get_or_insert(status);
+        state.stopped = None;
+        state.threads.clone()
+    };
+    for thread in threads {
+        thread.work.fetch_or(work::END, Ordering::Relaxed);
+        scheduler::wake(&thread);
+    }
+}
+
+/// Kills a process (`SIGKILL`).
+pub fn kill_group(process: &Process) {
+    end_group(process, SIGKILL);
+}
+
+/// Ends the other threads of the running thread's process, and waits until they are gone.
+///
+/// # Errors
+/// Where the running thread has to end itself.
+pub(super) fn end_other_threads() -> Result<(), super::Interrupted> {
+    let this = scheduler::current_thread();
+    let process = &this.process;
+    for thread in process.threads().iter().filter(|thread| !Arc::ptr_eq(thread, &this)) {
+        thread.work.fetch_or(work::END, Ordering::Relaxed);
+        scheduler::wake(thread);
+    }
+    process.life_changed.wait_to_the_end(|| (process.threads().len() == 1).then_some(()))
+}
+
+/// `exit(2)`: ends the running thread alone.
+pub(super) fn exit_thread(code: u64) -> ! {
+    let thread = scheduler::current_thread();
+    if thread.id() == thread.process.id {
+        thread.process.state.lock().first_thread_status = status_of(code);
+    }
+    drop(thread);
+    end_thread()
+}
+
+/// `exit_group(2)`.
+pub(super) fn exit_group(code: u64) -> ! {
+    let process = scheduler::current().process.clone();
+    end_group(&process, status_of(code));
+    drop(process);
+    end_thread()
+}
+
+const fn status_of(code: u64) -> u32 {
+    (code as u32 & 0xff) << 8
+}
+
+/// Ends the running thread.
+pub(super) fn end_thread() -> ! {
+    let thread = scheduler::current_thread();
+    futex::thread_ends(&thread);
+    let process = thread.process.clone();
+    process.ended_threads_time.fetch_add(thread.processor_time(), Ordering::Relaxed);
+    table::remove_thread(thread.id());
+    let is_last = {
+        let mut state = process.state.lock();
+        state.threads.retain(|other| !Arc::ptr_eq(other, &thread));
+        state.threads.is_empty()
+    };
+    drop(thread);
+    if is_last {
+        end_process(&process);
+    } else {
+        process.life_changed.wake_all();
+        signal::tell_others(&process);
+    }
+    drop(process);
+    scheduler::exit()
+}
+
+/// The last thread of a process ends it.
+fn end_process(process: &Arc<Process>) {
+    timer::cancel_all(process);
+    let space = process.space.lock().take();
+    scheduler::unload_space();
+    drop(space);
+    lend_back(process);
+    let files = process.files.lock().take();
+    drop(files);
+    *process.facts.lock() = ProgramFacts::default();
+    give_children_away(process);
+    let status = {
+        let mut state = process.state.lock();
+        state.is_ended = true;
+        let status = state.status.unwrap_or(state.first_thread_status);
+        state.status = Some(status);
+        status
+    };
+    if options::CHECK_AT_EXIT.load(Ordering::Relaxed) {
+        audit();
+    }
+    if process.id == 1 {
+        end_machine(status);
+    }
+    tell_parent(process, status);
+}
+
+/// Says that a process does not use the memory any more that `vfork` lent it.
+pub(super) fn lend_back(process: &Process) {
+    process.has_own_memory.store(true, Ordering::Relaxed);
+    process.life_changed.wake_all();
+}
+
+/// The children of a process that has ended become those of the first.
+fn give_children_away(process: &Arc<Process>) {
+    let children = core::mem::take(&mut process.state.lock().children);
+    let Some(first) = table::first().filter(|first| !Arc::ptr_eq(first, process)) else { return };
+    for child in children {
+        let (signal, is_ended) = {
+            let mut state = child.state.lock();
+            state.parent = Arc::downgrade(&first);
+            state.exit_signal = SIGCHLD;
+            state.is_orphan = true;
+            (state.parent_end_signal, state.is_ended)
+        };
+        first.state.lock().children.push(child.clone());
+        if signal != 0 {
+            signal::send(&child, signal);
+        }
+        if is_ended {
+            let status = child.state.lock().status.unwrap_or(0);
+            tell_parent(&child, status);
+        }
+    }
+}
+
+/// Tells the parent of a process that it has ended; where the parent does not want to know, nothing
+/// is left of the process.
+fn tell_parent(process: &Arc<Process>, status: u32) {
+    let Some(parent) = process.parent() else { return };
+    let exit_signal = process.state.lock().exit_signal;
+    if exit_signal != 0 {
+        let action = parent.actions().get(exit_signal);
+        let ignored = action.handler == signal::IGNORE;
+        let unwanted = ignored || action.flags & u64::from(SA_NOCLDWAIT) != 0;
+        if exit_signal == SIGCHLD && unwanted {
+            bury(process);
+        }
+        let information = about_end(process, exit_signal, status);
+        // Standard signals find room; a real-time one that does not is lost, as on Linux.
+        let _ = signal::send_information(&parent, None, information);
+    }
+    parent.children_changed.wake_all();
+}
+
+/// What `SIGCHLD` and `waitid` tell of a process that has ended.
+pub(super) fn about_end(process: &Process, signal: u32, status: u32) -> Information {
+    let (code, value) = match status & 0x7f {
+        0 => (code::EXITED, status >> 8),
+        signal => (code::KILLED, signal),
+    };
+    let time = process.processor_time() / (time::SECOND / 100);
+    Information { signal, code, fields: [u64::from(process.id), u64::from(value), time, 0] }
+}
+
+/// Removes what is left of a process that has ended.
+pub(super) fn bury(process: &Arc<Process>) {
+    if let Some(parent) = process.parent() {
+        parent.state.lock().children.retain(|child| !Arc::ptr_eq(child, process));
+    }
+    table::remove_process(process.id);
+}
+
+/// Removes the ended children of the first process that it did not have itself and has not waited
+/// for: called when there is no room for more processes.
+pub(super) fn bury_orphans() {
+    let Some(first) = table::first() else { return };
+    let children = first.state.lock().children.clone();
+    for child in &children {
+        let (is_ended, is_orphan) = {
+            let state = child.state.lock();
+            (state.is_ended, state.is_orphan)
+        };
+        if is_ended && is_orphan {
+            bury(child);
+        }
+    }
+}
+
+/// The first process has ended: the machine ends with this status.
+fn end_machine(status: u32) -> ! {
+    let code = match status & 0x7f {
+        0 => (status >> 8) as u8,
+        signal => 128 + signal as u8,
+    };
+    control::send(format_args!("status {code}"));
+    end_all_others();
+    table::remove_process(1);
+    files::end();
+    memory().trim();
+    let (before, after) = (memory::free_at_boot(), memory().free_frames());
+    if options::CHECK_AT_EXIT.load(Ordering::Relaxed) && before != after {
+        panic!("{} frames leaked", before as i64 - after as i64);
+    }
+    arch::power_off(Ended::Program(code))
+}
+
+/// Switches the machine off (`reboot`): as if the first process had ended well.
+pub(super) fn power_off() -> ! {
+    if let Some(first) = table::first() {
+        end_group(&first, 0);
+        let this = scheduler::current().process.clone();
+        end_group(&this, 0);
+    }
+    end_thread()
+}
+
+fn end_all_others() {
+    let deadline = time::now() + PATIENCE;
+    loop {
+        let others: Vec<_> = table::all().into_iter().filter(|process| process.id != 1).collect();
+        let Some(left) = others.first() else { return };
+        assert!(time::now() < deadline, "process {} does not end", left.id);
+        for process in &others {
+            if process.state.lock().is_ended {
+                bury(process);
+            } else {
+                kill_group(process);
+            }
+        }
+        drop(others);
+        scheduler::yield_now();
+    }
+}
+
+/// Memory for audits, taken once: an audit must not depend on what is free.
+static SCRATCH: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+
+/// Has the core verify all its invariants.
+///
+/// # Panics
+/// Where one is broken.
+fn audit() {
+    let spaces = table::spaces();
+    let spaces: Vec<_> = spaces.iter().map(|space| &**space).collect();
+    let mut scratch = SCRATCH.lock();
+    scratch.resize(bindery::check::scratch_words(memory()), 0);
+    if let Err(violation) = bindery::check::check(memory(), &spaces, &mut scratch) {
+        log!("the audit has found a broken invariant");
+        panic!("audit: {violation}");
+    }
+}

@@ -1,0 +1,212 @@
+//! `execve`, and the first program.
+//!
+//! Everything that can fail is done before anything is lost: the new program lies in an address space
+//! of its own until the other threads have ended.
+
+use alloc::sync::Arc;
+
+use linux_raw_sys::general::{AT_EMPTY_PATH, AT_FDCWD, AT_SYMLINK_NOFOLLOW};
+
+use crate::arch::{self, FloatingPoint, Registers};
+use crate::errno::Errno;
+use crate::files::{self, Files, Inherited, Program};
+use crate::{control, heap, options, time, user};
+
+use super::program::{Loaded, Texts, Words, load};
+use super::signal::{Actions, Alternate, ThreadSignals};
+use super::table::{self, Counted};
+use super::{Process, ProcessParts, State, Thread, end, futex, limits, scheduler, timer};
+
+/// The longest text that a program may be called with, its zero included.
+const LONGEST_TEXT: usize = 128 << 10;
+
+/// How often `#!` may lead to another program.
+const MAXIMUM_SCRIPTS: usize = 4;
+
+/// The most of a script's first line that is looked at.
+const SCRIPT_LINE: usize = 256;
+
+/// Starts the first program, and never comes back: the machine ends with it.
+///
+/// # Panics
+/// Where it cannot be started.
+pub fn run_first() -> ! {
+    let path = options::first_program();
+    match first_process(&path) {
+        Ok(thread) => scheduler::wake(&thread),
+        Err(errno) => panic!("{} cannot be started: {errno:?}", path.escape_ascii()),
+    }
+    scheduler::idle()
+}
+
+fn first_process(path: &[u8]) -> Result<Arc<Thread>, Errno> {
+    let files = Arc::new(Files::new()?);
+    let mut words =
+        Words { path: path.into(), arguments: Texts::default(), environment: Texts::default() };
+    options::arguments().iter().try_for_each(|word| words.arguments.push(word))?;
+    options::environment().iter().try_for_each(|word| words.environment.push(word))?;
+    let limits = limits::Limits::default();
+    let program = files::open_program(&files, AT_FDCWD, path)?;
+    let loaded = prepare(&files, program, &mut words, &limits)?;
+    let id = table::new_id(Counted::Process)?;
+    let process = Process::new(
+        id,
+        ProcessParts {
+            space: loaded.space,
+            files,
+            actions: Actions::new(),
+            state: State::new(None, 0),
+            facts: loaded.facts,
+            limits,
+        },
+    );
+    process.set_name(base_name(path));
+    let registers = Registers::new(loaded.entry, loaded.stack_pointer);
+    let signals = ThreadSignals::default();
+    let thread = Thread::new(id, process.clone(), &registers, FloatingPoint::new(), 0, signals)?;
+    process.state.lock().threads.push(thread.clone());
+    table::add_process(&process);
+    table::add_thread(&thread);
+    control::send(format_args!("first-user-instruction {}", time::now()));
+    Ok(thread)
+}
+
+/// `execve(2)` and `execveat(2)`.
+///
+/// # Errors
+/// As execve(2); the running program is as it was then.
+pub(super) fn execute(
+    folder: i32,
+    [path_at, arguments_at, environment_at, flags]: [u64; 4],
+    registers: &mut Registers,
+) -> Result<(), Errno> {
+    let thread = scheduler::current_thread();
+    let process = thread.process.clone();
+    let (loaded, name) = {
+        if flags as u32 & !(AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let path = user::text(path_at, 4096)?;
+        let files = process.files();
+        let program = if path.is_empty() && flags as u32 & AT_EMPTY_PATH != 0 {
+            files::program_of(&files, folder)?
+        } else {
+            files::open_program(&files, folder, &path)?
+        };
+        let path = if path.is_empty() { program.path.clone() } else { path };
+        let name = base_name(&path).to_vec();
+        let mut arguments = read_texts(arguments_at)?;
+        if arguments.is_empty() {
+            // As Linux: no program has to live without a name.
+            arguments.push(b"")?;
+        }
+        let environment = read_texts(environment_at)?;
+        let limits = process.limits.lock().clone();
+        let mut words = Words { path, arguments, environment };
+        (prepare(&files, program, &mut words, &limits)?, name)
+    };
+    let shared = process.files();
+    let files = if shared.are_shared() {
+        Arc::new(shared.inherit(Inherited::Copied, Inherited::Shared)?)
+    } else {
+        shared
+    };
+    // Whoever is interrupted here ends on the way back.
+    end::end_other_threads().map_err(|_| Errno::EINTR)?;
+    become_program(&thread, &process, loaded, files, registers);
+    process.set_name(&name);
+    Ok(())
+}
+
+/// Loads a program, or the one that its first line names.
+fn prepare(
+    files: &Files,
+    mut program: Program,
+    words: &mut Words,
+    limits: &limits::Limits,
+) -> Result<Loaded, Errno> {
+    for _ in 0..=MAXIMUM_SCRIPTS {
+        let mut line = [0; SCRIPT_LINE];
+        let length = program.object.read(0, &mut line).map_err(|_| Errno::EIO)?;
+        let Some(line) = line[..length].strip_prefix(b"#!") else {
+            return load(&program, words, limits);
+        };
+        let end = line.iter().position(|byte| *byte == b'\n').unwrap_or(line.len());
+        let line = line[..end].trim_ascii();
+        let space = line.iter().position(u8::is_ascii_whitespace).unwrap_or(line.len());
+        let (interpreter, argument) = (&line[..space], line[space..].trim_ascii());
+        if interpreter.is_empty() {
+            return Err(Errno::ENOEXEC);
+        }
+        let first = [interpreter, argument, &words.path];
+        let first = if argument.is_empty() { &[first[0], first[2]][..] } else { &first[..] };
+        words.arguments = words.arguments.behind(first)?;
+        words.path = interpreter.to_vec();
+        program = files::open_program(files, AT_FDCWD, interpreter)?;
+    }
+    Err(Errno::ELOOP)
+}
+
+/// Reads a list of texts that ends with a null pointer; null itself is an empty list.
+fn read_texts(at: u64) -> Result<Texts, Errno> {
+    let mut texts = Texts::default();
+    for index in 0.. {
+        let place = at.checked_add(8 * index).ok_or(Errno::EFAULT)?;
+        let text = if at == 0 { 0 } else { user::read::<u64>(place)? };
+        if text == 0 {
+            break;
+        }
+        heap::room(2 * LONGEST_TEXT)?;
+        let text = user::text(text, LONGEST_TEXT);
+        texts
+            .push(&text.map_err(|errno| {
+                if errno == Errno::ENAMETOOLONG { Errno::E2BIG } else { errno }
+            })?)?;
+    }
+    Ok(texts)
+}
+
+/// The point of no return: the running thread, the only one of its process, is the new program.
+fn become_program(
+    thread: &Arc<Thread>,
+    process: &Arc<Process>,
+    loaded: Loaded,
+    files: Arc<Files>,
+    registers: &mut Registers,
+) {
+    futex::thread_ends(thread);
+    if thread.id() != process.id {
+        table::remove_thread(thread.id());
+        thread.become_first();
+        table::add_thread(thread);
+    }
+    let old = process.space.lock().replace(loaded.space);
+    scheduler::reload_space();
+    drop(old);
+    end::lend_back(process);
+    // Others who share either keep theirs.
+    let actions = process.actions().without_handlers();
+    *process.actions.lock() = actions;
+    let old = process.files.lock().replace(files.clone());
+    drop(old);
+    files.close_on_exec();
+    timer::cancel_created(process);
+    {
+        let mut signals = thread.signals.lock();
+        signals.alternate = Alternate::default();
+    }
+    process.state.lock().has_executed = true;
+    *process.facts.lock() = loaded.facts;
+    // SAFETY: the running thread's own place; nothing else looks at it while it runs.
+    unsafe {
+        let saved = thread.saved();
+        (*saved).floating_point = FloatingPoint::new();
+        (*saved).floating_point.restore();
+    }
+    arch::set_thread_pointer(0);
+    *registers = Registers::new(loaded.entry, loaded.stack_pointer);
+}
+
+fn base_name(path: &[u8]) -> &[u8] {
+    path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
+}

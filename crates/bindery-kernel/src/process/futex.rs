@@ -1,0 +1,315 @@
+//! Futexes: sleeping until somebody says that a word of memory has changed.
+//!
+//! A word has a name by which all who see it agree: in a shared mapping the object behind it and the
+//! place in that, else the address space and the address. No thread is preempted in the kernel, so
+//! looking at the word and going to sleep happen at once, and so does `FUTEX_WAKE_OP`'s change.
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use bindery::MappingFlags;
+use bindery::addr::VirtAddr;
+use linux_raw_sys::general::{
+    FUTEX_BITSET_MATCH_ANY, FUTEX_CLOCK_REALTIME, FUTEX_CMP_REQUEUE, FUTEX_OP_ADD, FUTEX_OP_ANDN,
+    FUTEX_OP_CMP_EQ, FUTEX_OP_CMP_GE, FUTEX_OP_CMP_GT, FUTEX_OP_CMP_LE, FUTEX_OP_CMP_LT,
+    FUTEX_OP_CMP_NE, FUTEX_OP_OPARG_SHIFT, FUTEX_OP_OR, FUTEX_OP_SET, FUTEX_OP_XOR,
+    FUTEX_OWNER_DIED, FUTEX_PRIVATE_FLAG, FUTEX_REQUEUE, FUTEX_TID_MASK, FUTEX_WAIT,
+    FUTEX_WAIT_BITSET, FUTEX_WAITERS, FUTEX_WAKE, FUTEX_WAKE_BITSET, FUTEX_WAKE_OP,
+};
+
+use crate::errno::{Errno, Outcome};
+use crate::memory::Space;
+use crate::sync::Mutex;
+use crate::{heap, user};
+
+use super::{Interrupted, Thread, WaitQueue, scheduler, timer};
+
+/// What all who see a word call it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Name {
+    /// An object's identity and the offset in it.
+    Shared(u64, u64),
+    /// An address space, by where the kernel keeps it, and the address. Who waits keeps it alive.
+    Private(usize, u64),
+}
+
+/// A thread that waits for a word; who wakes it takes it out of the list.
+struct Waiter {
+    bits: u32,
+    is_woken: AtomicBool,
+    queue: WaitQueue,
+    name: Mutex<Name>,
+}
+
+static WAITERS: Mutex<BTreeMap<Name, VecDeque<Arc<Waiter>>>> = Mutex::new(BTreeMap::new());
+
+/// Whether words of shared mappings may be meant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Scope {
+    Private,
+    Any,
+}
+
+/// `futex(2)`.
+pub(super) fn futex(arguments: [u64; 6]) -> Outcome {
+    let [at, operation, value, fourth, second, third] = arguments;
+    let operation = operation as u32;
+    let (value, third) = (value as u32, third as u32);
+    let scope = if operation & FUTEX_PRIVATE_FLAG != 0 { Scope::Private } else { Scope::Any };
+    let realtime = operation & FUTEX_CLOCK_REALTIME != 0;
+    let command = operation & !(FUTEX_PRIVATE_FLAG | FUTEX_CLOCK_REALTIME);
+    if realtime && command != FUTEX_WAIT_BITSET && command != FUTEX_WAIT {
+        return Err(Errno::ENOSYS);
+    }
+    let count = |value: u32| usize::try_from(value as i32).map_err(|_| Errno::EINVAL);
+    match command {
+        FUTEX_WAIT => {
+            let deadline = match fourth {
+                0 => None,
+                at => Some(timer::deadline_of_call(timer::read_time(at)?)),
+            };
+            wait(at, scope, value, FUTEX_BITSET_MATCH_ANY, deadline).map_err(|errno| {
+                match (errno, deadline) {
+                    (Errno::RESTART, Some(at)) => timer::interrupted_until(at),
+                    _ => errno,
+                }
+            })
+        }
+        FUTEX_WAIT_BITSET => {
+            let deadline = match fourth {
+                0 => None,
+                at if realtime => Some(timer::of_real_time(timer::read_time(at)?)),
+                at => Some(timer::read_time(at)?),
+            };
+            wait(at, scope, value, third, deadline)
+        }
+        FUTEX_WAKE => Ok(wake(name(at, scope)?, value as i32, FUTEX_BITSET_MATCH_ANY)),
+        FUTEX_WAKE_BITSET if third == 0 => Err(Errno::EINVAL),
+        FUTEX_WAKE_BITSET => Ok(wake(name(at, scope)?, value as i32, third)),
+        FUTEX_REQUEUE | FUTEX_CMP_REQUEUE => {
+            let (wakes, moves) = (count(value)?, count(fourth as u32)?);
+            let (from, to) = (name(at, scope)?, name(second, scope)?);
+            if command == FUTEX_CMP_REQUEUE && user::read::<u32>(at)? != third {
+                return Err(Errno::EAGAIN);
+            }
+            let woken =
+                if wakes == 0 { 0 } else { wake(from, wakes as i32, FUTEX_BITSET_MATCH_ANY) };
+            Ok(woken + requeue(from, to, moves))
+        }
+        FUTEX_WAKE_OP => {
+            let (first, other) = (name(at, scope)?, name(second, scope)?);
+            let both = change(second, third)?;
+            let woken = wake(first, value as i32, FUTEX_BITSET_MATCH_ANY);
+            let more = if both { wake(other, fourth as i32, FUTEX_BITSET_MATCH_ANY) } else { 0 };
+            Ok(woken + more)
+        }
+        _ => Err(Errno::ENOSYS),
+    }
+}
+
+fn name(at: u64, scope: Scope) -> Result<Name, Errno> {
+    if !at.is_multiple_of(4) {
+        return Err(Errno::EINVAL);
+    }
+    scheduler::with_space(|space| name_in(space, at, scope))
+}
+
+fn name_in(space: &Space, at: u64, scope: Scope) -> Result<Name, Errno> {
+    let private = Name::Private(core::ptr::from_ref(space) as usize, at);
+    if scope == Scope::Private {
+        return Ok(private);
+    }
+    let mut found = None;
+    space.for_each_mapping(|mapping| {
+        if mapping.range.start() <= VirtAddr(at) && VirtAddr(at) < mapping.range.end() {
+            found = Some(mapping);
+        }
+    });
+    let mapping = found.ok_or(Errno::EFAULT)?;
+    Ok(match mapping.object {
+        Some(object) if mapping.flags.contains(MappingFlags::SHARED) => {
+            Name::Shared(object, (mapping.page_offset << 12) + (at - mapping.range.start().0))
+        }
+        _ => private,
+    })
+}
+
+fn wait(at: u64, scope: Scope, value: u32, bits: u32, deadline: Option<u64>) -> Outcome {
+    if bits == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let name = name(at, scope)?;
+    heap::room(512)?;
+    if user::read::<u32>(at)? != value {
+        return Err(Errno::EAGAIN);
+    }
+    let waiter = Arc::new(Waiter {
+        bits,
+        is_woken: AtomicBool::new(false),
+        queue: WaitQueue::new(),
+        name: Mutex::new(name),
+    });
+    WAITERS.lock().entry(name).or_default().push_back(waiter.clone());
+    let woken = || waiter.is_woken.load(Ordering::Relaxed).then_some(0);
+    let outcome = waiter.queue.wait(deadline, woken);
+    outcome.map_err(|interrupted| {
+        forget(&waiter);
+        match interrupted {
+            Interrupted::Signal => Errno::RESTART,
+            Interrupted::Deadline => Errno::ETIMEDOUT,
+        }
+    })
+}
+
+fn forget(waiter: &Arc<Waiter>) {
+    let name = *waiter.name.lock();
+    let mut waiters = WAITERS.lock();
+    if let Some(queue) = waiters.get_mut(&name) {
+        queue.retain(|other| !Arc::ptr_eq(other, waiter));
+        if queue.is_empty() {
+            waiters.remove(&name);
+        }
+    }
+}
+
+/// Wakes up to `count` of those who wait with one of `bits`, but one at least; says how many.
+fn wake(name: Name, count: i32, bits: u32) -> u64 {
+    let mut woken = VecDeque::new();
+    let mut waiters = WAITERS.lock();
+    let Some(queue) = waiters.get_mut(&name) else { return 0 };
+    let count = usize::try_from(count).unwrap_or(0).max(1);
+    queue.retain(|waiter| {
+        let wanted = woken.len() < count && waiter.bits & bits != 0;
+        if wanted {
+            woken.push_back(waiter.clone());
+        }
+        !wanted
+    });
+    if queue.is_empty() {
+        waiters.remove(&name);
+    }
+    drop(waiters);
+    for waiter in &woken {
+        waiter.is_woken.store(true, Ordering::Relaxed);
+        waiter.queue.wake_all();
+    }
+    woken.len() as u64
+}
+
+/// Has up to `count` of those who wait for one word wait for another; says how many.
+fn requeue(from: Name, to: Name, count: usize) -> u64 {
+    let mut waiters = WAITERS.lock();
+    let Some(mut queue) = waiters.remove(&from) else { return 0 };
+    let moved = queue.len().min(count);
+    let rest = queue.split_off(moved);
+    if !rest.is_empty() {
+        waiters.insert(from, rest);
+    }
+    if !queue.is_empty() {
+        queue.iter().for_each(|waiter| *waiter.name.lock() = to);
+        waiters.entry(to).or_default().append(&mut queue);
+    }
+    moved as u64
+}
+
+/// Changes the word as `FUTEX_WAKE_OP` says; gives whether its old value compares as it says.
+fn change(at: u64, encoded: u32) -> Result<bool, Errno> {
+    let operation = encoded >> 28 & 7;
+    let comparison = encoded >> 24 & 15;
+    let signed = |bits: u32| (bits << 20) as i32 >> 20;
+    let (mut operand, against) = (signed(encoded >> 12 & 0xfff), signed(encoded & 0xfff));
+    if encoded >> 28 & FUTEX_OP_OPARG_SHIFT != 0 {
+        operand = 1_i32.wrapping_shl(operand as u32);
+    }
+    let old = user::read::<u32>(at)? as i32;
+    let new = match operation {
+        FUTEX_OP_SET => operand,
+        FUTEX_OP_ADD => old.wrapping_add(operand),
+        FUTEX_OP_OR => old | operand,
+        FUTEX_OP_ANDN => old & !operand,
+        FUTEX_OP_XOR => old ^ operand,
+        _ => return Err(Errno::ENOSYS),
+    };
+    let holds = match comparison {
+        FUTEX_OP_CMP_EQ => old == against,
+        FUTEX_OP_CMP_NE => old != against,
+        FUTEX_OP_CMP_LT => old < against,
+        FUTEX_OP_CMP_LE => old <= against,
+        FUTEX_OP_CMP_GT => old > against,
+        FUTEX_OP_CMP_GE => old >= against,
+        _ => return Err(Errno::ENOSYS),
+    };
+    user::write(at, &new)?;
+    Ok(holds)
+}
+
+/// What a thread leaves to others when it ends, or runs a new program: its robust futexes, and the
+/// word that says that it lives.
+pub(super) fn thread_ends(thread: &Thread) {
+    // A program that has spoilt its own list only hurts itself.
+    let _ = let_go_of_robust(thread);
+    let at = thread.clear_child_id.swap(0, Ordering::Relaxed);
+    if at != 0 && user::write(at, &0_u32).is_ok() {
+        let _ = name(at, Scope::Any).map(|name| wake(name, 1, FUTEX_BITSET_MATCH_ANY));
+    }
+}
+
+/// The most robust futexes that are looked at: the list may be a ring.
+const ROBUST_LIMIT: usize = 2048;
+
+fn let_go_of_robust(thread: &Thread) -> Result<(), Errno> {
+    let head = thread.robust_list.swap(0, Ordering::Relaxed);
+    if head == 0 {
+        return Ok(());
+    }
+    let [mut entry, offset, pending] = user::read::<[u64; 3]>(head)?;
+    for _ in 0..ROBUST_LIMIT {
+        // The lowest bit says that priorities are inherited, which there are none of here.
+        let at = entry & !1;
+        if at == head {
+            break;
+        }
+        let next = user::read::<u64>(at)?;
+        if at != pending & !1 {
+            owner_ends(thread, at.wrapping_add(offset))?;
+        }
+        entry = next;
+    }
+    if pending & !1 != 0 {
+        owner_ends(thread, (pending & !1).wrapping_add(offset))?;
+    }
+    Ok(())
+}
+
+fn owner_ends(thread: &Thread, at: u64) -> Result<(), Errno> {
+    let name = name(at, Scope::Any)?;
+    let value = user::read::<u32>(at)?;
+    if value & FUTEX_TID_MASK == thread.id() {
+        user::write(at, &(value & FUTEX_WAITERS | FUTEX_OWNER_DIED))?;
+        if value & FUTEX_WAITERS != 0 {
+            wake(name, 1, FUTEX_BITSET_MATCH_ANY);
+        }
+    }
+    Ok(())
+}
+
+/// `set_robust_list(2)`.
+pub(super) fn set_robust_list(head: u64, length: u64) -> Outcome {
+    if length != 24 {
+        return Err(Errno::EINVAL);
+    }
+    scheduler::current().robust_list.store(head, Ordering::Relaxed);
+    Ok(0)
+}
+
+/// `get_robust_list(2)`.
+pub(super) fn get_robust_list(id: u64, head_at: u64, length_at: u64) -> Outcome {
+    let thread = match id as u32 {
+        0 => scheduler::current_thread(),
+        id => super::table::find_thread(id).ok_or(Errno::ESRCH)?,
+    };
+    user::write(length_at, &24_u64)?;
+    user::write(head_at, &thread.robust_list.load(Ordering::Relaxed))?;
+    Ok(0)
+}

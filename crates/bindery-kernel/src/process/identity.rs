@@ -1,0 +1,221 @@
+//! Who a process is: groups, sessions, names; and what the machine is to it.
+
+use alloc::sync::Arc;
+
+use linux_raw_sys::general::{SCHED_BATCH, SCHED_IDLE, SCHED_NORMAL};
+use linux_raw_sys::prctl::{
+    PR_GET_DUMPABLE, PR_GET_NAME, PR_GET_NO_NEW_PRIVS, PR_GET_PDEATHSIG, PR_SET_DUMPABLE,
+    PR_SET_NAME, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG,
+};
+
+use crate::arch::PLATFORM_NAME;
+use crate::errno::{Errno, Outcome};
+use crate::files;
+use crate::memory::{Space, memory};
+use crate::{time, user};
+
+use super::signal::MAXIMUM;
+use super::{Process, all, find, scheduler, table};
+
+/// The version of Linux whose calls this kernel has.
+pub const RELEASE: &str = "6.18.0-bindery";
+
+/// The memory of the process that a pidfd names.
+///
+/// # Errors
+/// `EBADF`; `ESRCH` where the process has ended.
+pub fn space_behind(descriptor: i32) -> Result<Arc<Space>, Errno> {
+    let process = find(files::process_behind(descriptor)?).ok_or(Errno::ESRCH)?;
+    process.try_space().ok_or(Errno::ESRCH)
+}
+
+/// The process of that number, or the running one for 0.
+fn process(id: u64) -> Result<Arc<Process>, Errno> {
+    match id as u32 {
+        0 => Ok(scheduler::current().process.clone()),
+        id => find(id).ok_or(Errno::ESRCH),
+    }
+}
+
+/// `getpgid(2)`.
+pub(super) fn getpgid(id: u64) -> Outcome {
+    Ok(u64::from(process(id)?.group()))
+}
+
+/// `getsid(2)`.
+pub(super) fn getsid(id: u64) -> Outcome {
+    Ok(u64::from(process(id)?.session()))
+}
+
+/// `setpgid(2)`.
+pub(super) fn setpgid(id: u64, group: u64) -> Outcome {
+    if (group as i32) < 0 {
+        return Err(Errno::EINVAL);
+    }
+    let caller = scheduler::current().process.clone();
+    let target = process(id)?;
+    let is_own = Arc::ptr_eq(&target, &caller);
+    let is_child = target.parent().is_some_and(|parent| Arc::ptr_eq(&parent, &caller));
+    if !is_own && !is_child {
+        return Err(Errno::ESRCH);
+    }
+    let session = target.session();
+    if is_child && target.state.lock().has_executed {
+        return Err(Errno::EACCES);
+    }
+    if session != caller.session() || session == target.id {
+        return Err(Errno::EPERM);
+    }
+    let group = if group == 0 { target.id } else { group as u32 };
+    let is_there = all().iter().any(|other| other.group() == group && other.session() == session);
+    if group != target.id && !is_there {
+        return Err(Errno::EPERM);
+    }
+    target.state.lock().group = group;
+    Ok(0)
+}
+
+/// `setsid(2)`.
+pub(super) fn setsid() -> Outcome {
+    let process = scheduler::current().process.clone();
+    if all().iter().any(|other| other.group() == process.id) {
+        return Err(Errno::EPERM);
+    }
+    let mut state = process.state.lock();
+    (state.group, state.session) = (process.id, process.id);
+    Ok(u64::from(process.id))
+}
+
+/// `prctl(2)`.
+pub(super) fn prctl(what: u64, argument: u64) -> Outcome {
+    let process = scheduler::current().process.clone();
+    match what as u32 {
+        PR_SET_NAME => {
+            let mut name = [0; 16];
+            for (index, byte) in name.iter_mut().enumerate().take(15) {
+                *byte = user::read::<u8>(argument.checked_add(index as u64).ok_or(Errno::EFAULT)?)?;
+                if *byte == 0 {
+                    break;
+                }
+            }
+            process.state.lock().name = name;
+        }
+        PR_GET_NAME => {
+            let name = process.state.lock().name;
+            user::write(argument, &name)?;
+        }
+        PR_SET_PDEATHSIG if argument <= u64::from(MAXIMUM) => {
+            process.state.lock().parent_end_signal = argument as u32;
+        }
+        PR_GET_PDEATHSIG => {
+            let signal = process.state.lock().parent_end_signal;
+            user::write(argument, &signal)?;
+        }
+        PR_GET_DUMPABLE | PR_GET_NO_NEW_PRIVS => {}
+        PR_SET_DUMPABLE if argument <= 1 => {}
+        PR_SET_NO_NEW_PRIVS if argument == 1 => {}
+        _ => return Err(Errno::EINVAL),
+    }
+    Ok(0)
+}
+
+/// `uname(2)`: six texts of 65 bytes.
+pub(super) fn uname(at: u64) -> Outcome {
+    let mut bytes = [0; 6 * 65];
+    let version = concat!("#1 Bindery ", env!("CARGO_PKG_VERSION"));
+    let texts = ["Linux", "bindery", RELEASE, version, PLATFORM_NAME, "(none)"];
+    for (place, text) in bytes.chunks_mut(65).zip(texts) {
+        place[..text.len()].copy_from_slice(text.as_bytes());
+    }
+    user::write(at, &bytes)?;
+    Ok(0)
+}
+
+/// `sysinfo(2)`.
+pub(super) fn sysinfo(at: u64) -> Outcome {
+    let (total, free) = (memory().total_frames() << 12, memory().free_frames() << 12);
+    let processes = all().len() as u64;
+    // Uptime, three loads, total, free, shared, buffers, swap total and free, processes (16 bits),
+    // high memory total and free, the unit (32 bits).
+    let words = [time::now() / time::SECOND, 0, 0, 0, total, free, 0, 0, 0, 0, processes, 0, 0, 1];
+    user::write(at, &words)?;
+    Ok(0)
+}
+
+/// Whether a thread of that number is there; 0 is the running one.
+fn thread_is_there(id: u64) -> Result<(), Errno> {
+    let id = id as i32;
+    let there = id == 0 || id > 0 && table::find_thread(id as u32).is_some();
+    if id < 0 {
+        Err(Errno::EINVAL)
+    } else if there {
+        Ok(())
+    } else {
+        Err(Errno::ESRCH)
+    }
+}
+
+/// `sched_getaffinity(2)`: programs run on the first CPU.
+pub(super) fn sched_getaffinity(id: u64, length: u64, at: u64) -> Outcome {
+    if (length as u32) < 8 || !length.is_multiple_of(8) {
+        return Err(Errno::EINVAL);
+    }
+    thread_is_there(id)?;
+    user::write(at, &1_u64)?;
+    Ok(8)
+}
+
+/// `sched_setaffinity(2)`: any set with the first CPU in it.
+pub(super) fn sched_setaffinity(id: u64, length: u64, at: u64) -> Outcome {
+    thread_is_there(id)?;
+    let first = if length == 0 { 0 } else { user::read::<u8>(at)? };
+    if first & 1 == 0 { Err(Errno::EINVAL) } else { Ok(0) }
+}
+
+/// `sched_getscheduler(2)`: there is one way of taking turns.
+pub(super) fn sched_getscheduler(id: u64) -> Outcome {
+    thread_is_there(id).map(|()| 0)
+}
+
+/// `sched_setscheduler(2)`.
+pub(super) fn sched_setscheduler(id: u64, policy: u64, at: u64) -> Outcome {
+    thread_is_there(id)?;
+    let priority = user::read::<i32>(at)?;
+    match policy as u32 {
+        SCHED_NORMAL | SCHED_BATCH | SCHED_IDLE if priority == 0 => Ok(0),
+        // No thread may go before all others.
+        1 | 2 => Err(Errno::EPERM),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// `sched_getparam(2)`.
+pub(super) fn sched_getparam(id: u64, at: u64) -> Outcome {
+    thread_is_there(id)?;
+    user::write(at, &0_i32)?;
+    Ok(0)
+}
+
+/// `sched_get_priority_min(2)` and `sched_get_priority_max(2)`.
+pub(super) fn priority_limit(policy: u64, real_time: u64) -> Outcome {
+    match policy as u32 {
+        1 | 2 => Ok(real_time),
+        SCHED_NORMAL | SCHED_BATCH | SCHED_IDLE => Ok(0),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// `getcpu(2)`.
+pub(super) fn getcpu(cpu_at: u64, node_at: u64) -> Outcome {
+    for at in [cpu_at, node_at] {
+        if at != 0 {
+            user::write(at, &0_u32)?;
+        }
+    }
+    Ok(0)
+}
+
+/// The users and groups of a process (`getresuid`): root everywhere.
+pub(super) fn three_zeroes(places: &[u64]) -> Outcome {
+    places.iter().try_for_each(|at| user::write(*at, &0_u32)).map(|()| 0)
+}

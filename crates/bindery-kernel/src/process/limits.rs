@@ -1,0 +1,155 @@
+//! Limits (`getrlimit`), and what a process has used (`getrusage`, `times`).
+
+use bindery::linux::proc;
+use bindery::{Limits as SpaceLimits, Locking};
+use linux_raw_sys::general::{
+    RLIMIT_AS, RLIMIT_CORE, RLIMIT_DATA, RLIMIT_MEMLOCK, RLIMIT_MSGQUEUE, RLIMIT_NICE,
+    RLIMIT_NOFILE, RLIMIT_NPROC, RLIMIT_RTPRIO, RLIMIT_SIGPENDING, RLIMIT_STACK, RUSAGE_CHILDREN,
+    RUSAGE_SELF, RUSAGE_THREAD,
+};
+
+use crate::errno::{Errno, Outcome};
+use crate::memory::Space;
+use crate::{time, user};
+
+use super::{Process, find, scheduler, table};
+
+/// A limit, in the unit of what it limits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limit {
+    /// What counts; `u64::MAX` is none.
+    pub current: u64,
+    /// What `current` may be raised to.
+    pub maximum: u64,
+}
+
+/// The limits of a process.
+#[derive(Clone)]
+pub(super) struct Limits([Limit; COUNT]);
+
+const COUNT: usize = 16;
+const NONE: u64 = u64::MAX;
+
+/// The most descriptors that a process may ever have.
+const DESCRIPTORS: u64 = 4096;
+
+impl Default for Limits {
+    /// Those that Linux gives to the first process, but for what this kernel does not have.
+    fn default() -> Self {
+        let mut limits = Self([Limit { current: NONE, maximum: NONE }; COUNT]);
+        let both = |value| Limit { current: value, maximum: value };
+        for (resource, limit) in [
+            (RLIMIT_STACK, Limit { current: 8 << 20, maximum: NONE }),
+            (RLIMIT_NOFILE, Limit { current: 1024, maximum: DESCRIPTORS }),
+            (RLIMIT_CORE, Limit { current: 0, maximum: NONE }),
+            (RLIMIT_MEMLOCK, both(8 << 20)),
+            (RLIMIT_SIGPENDING, both(1024)),
+            (
+                RLIMIT_NPROC,
+                both(crate::options::PROCESSES.load(core::sync::atomic::Ordering::Relaxed) as u64),
+            ),
+            (RLIMIT_MSGQUEUE, both(819_200)),
+            (RLIMIT_NICE, both(0)),
+            (RLIMIT_RTPRIO, both(0)),
+        ] {
+            limits.0[resource as usize] = limit;
+        }
+        limits
+    }
+}
+
+impl Limits {
+    /// A limit; none for a resource that is not known.
+    pub(super) fn get(&self, resource: u32) -> Limit {
+        self.0.get(resource as usize).copied().unwrap_or(Limit { current: NONE, maximum: NONE })
+    }
+
+    /// Tells the core those that are about memory.
+    pub(super) fn apply(&self, space: &Space) {
+        space.set_limits(&SpaceLimits {
+            address_space: self.get(RLIMIT_AS).current,
+            data: self.get(RLIMIT_DATA).current,
+            locked: self.get(RLIMIT_MEMLOCK).current,
+            stack: self.get(RLIMIT_STACK).current,
+            // All programs are root's.
+            locking: Locking::Privileged,
+        });
+    }
+}
+
+/// `prlimit64(2)`; a resource and two places.
+pub(super) fn prlimit(id: u64, resource: u64, new: u64, old: u64) -> Outcome {
+    let process = by_id(id)?;
+    let index =
+        usize::try_from(resource).ok().filter(|index| *index < COUNT).ok_or(Errno::EINVAL)?;
+    let was = process.limits.lock().0[index];
+    if new != 0 {
+        let [current, maximum] = user::read::<[u64; 2]>(new)?;
+        if current > maximum || index == RLIMIT_NOFILE as usize && maximum > DESCRIPTORS {
+            return Err(if current > maximum { Errno::EINVAL } else { Errno::EPERM });
+        }
+        let changed = {
+            let mut limits = process.limits.lock();
+            limits.0[index] = Limit { current, maximum };
+            limits.clone()
+        };
+        if let Some(space) = process.try_space() {
+            changed.apply(&space);
+        }
+        if let Some(files) = process.try_files().filter(|_| index == RLIMIT_NOFILE as usize) {
+            files.set_limit(current);
+        }
+    }
+    if old != 0 {
+        user::write(old, &[was.current, was.maximum])?;
+    }
+    Ok(0)
+}
+
+fn by_id(id: u64) -> Result<alloc::sync::Arc<Process>, Errno> {
+    match id as u32 {
+        0 => Ok(scheduler::current().process.clone()),
+        id => {
+            find(id).or_else(|| Some(table::find_thread(id)?.process.clone())).ok_or(Errno::ESRCH)
+        }
+    }
+}
+
+/// `struct rusage` for so much time and memory: all time counts as the program's own.
+pub(super) fn usage(nanoseconds: u64, resident_kilobytes: u64) -> [u64; 18] {
+    let mut usage = [0; 18];
+    usage[0] = nanoseconds / time::SECOND;
+    usage[1] = nanoseconds % time::SECOND / 1000;
+    usage[4] = resident_kilobytes;
+    usage
+}
+
+/// `getrusage(2)`.
+pub(super) fn getrusage(who: u64, at: u64) -> Outcome {
+    let thread = scheduler::current();
+    let process = &thread.process;
+    let used = match who as i32 {
+        who if who == RUSAGE_CHILDREN => usage(process.children_time(), 0),
+        who if who == RUSAGE_SELF as i32 => usage(process.processor_time(), resident(process)),
+        who if who == RUSAGE_THREAD as i32 => usage(thread.processor_time(), resident(process)),
+        _ => return Err(Errno::EINVAL),
+    };
+    user::write(at, &used)?;
+    Ok(0)
+}
+
+/// What of a process is in memory, in kilobytes.
+fn resident(process: &Process) -> u64 {
+    process.try_space().map_or(0, |space| proc::resident(&space).total() * 4)
+}
+
+/// `times(2)`, in hundredths of a second.
+pub(super) fn times(at: u64) -> Outcome {
+    const TICK: u64 = time::SECOND / 100;
+    let process = &scheduler::current().process;
+    if at != 0 {
+        let times = [process.processor_time() / TICK, 0, process.children_time() / TICK, 0];
+        user::write(at, &times)?;
+    }
+    Ok(time::now() / TICK)
+}

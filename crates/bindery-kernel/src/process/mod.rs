@@ -1,0 +1,306 @@
+//! Processes and threads.
+//!
+//! | file | what |
+//! |---|---|
+//! | [`thread`] | a thread and its kernel stack |
+//! | [`scheduler`] | who runs |
+//! | [`wait_queue`] | sleeping until something happens |
+//! | [`table`] | all processes and threads, by number |
+//! | [`program`] | an ELF program becomes an address space |
+//! | [`execute`] | `execve`, and the first program |
+//! | [`clone`] | `fork`, `vfork`, `clone` |
+//! | [`end`] | how threads, processes and the machine end |
+//! | [`wait`] | `wait4` and `waitid` |
+//! | [`futex`] | waiting for a word of memory |
+//! | [`signal`], [`deliver`] | signals: sent, waiting; and what comes of them |
+//! | [`timer`] | clocks, sleeping, and timers that send signals |
+//! | [`limits`] | `getrlimit`, and what a process has used |
+//! | [`identity`] | groups, sessions, users, names |
+//! | [`memory_shortage`] | who goes when memory runs out |
+//! | [`random`] | random numbers |
+//! | [`calls`] | the system calls, by number |
+//!
+//! # What may be relied on
+//! The kernel is not preempted, so that what happens between two sleeps happens at once. The locks of
+//! this folder guard against nothing but their own holder: none is held across a sleep, or while
+//! another function takes the same lock.
+
+pub mod calls;
+mod clone;
+mod deliver;
+mod end;
+mod execute;
+mod futex;
+mod identity;
+mod limits;
+mod memory_shortage;
+mod program;
+pub mod random;
+pub mod scheduler;
+pub mod signal;
+mod table;
+pub mod thread;
+mod timer;
+mod wait;
+pub mod wait_queue;
+
+use alloc::collections::BTreeMap;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::files::Files;
+use crate::memory::Space;
+use crate::sync::Mutex;
+use crate::time;
+
+pub use deliver::do_work;
+pub use execute::run_first;
+pub use limits::Limit;
+pub use memory_shortage::memory_ran_out;
+pub use identity::space_behind;
+pub use program::ProgramFacts;
+pub use scheduler::{current, with_space};
+pub use table::{all, find};
+pub use thread::Thread;
+pub use timer::{arrived, deadline_of_call, interrupted_until};
+pub use wait_queue::{Interrupted, WaitQueue};
+
+/// A process (Linux: a thread group).
+pub struct Process {
+    /// Its number (`getpid`).
+    pub id: u32,
+    /// When it began, in nanoseconds since power-on.
+    pub start_time: u64,
+    space: Mutex<Option<Arc<Space>>>,
+    files: Mutex<Option<Arc<Files>>>,
+    actions: Mutex<Arc<signal::Actions>>,
+    /// Signals that any of its threads may take.
+    pending: Mutex<signal::Pending>,
+    state: Mutex<State>,
+    facts: Mutex<ProgramFacts>,
+    limits: Mutex<limits::Limits>,
+    timers: Mutex<BTreeMap<i32, timer::Timer>>,
+    processor_timers: Mutex<timer::ProcessorTimers>,
+    /// Those who wait for one of its children.
+    children_changed: WaitQueue,
+    /// Set when it no longer uses the memory that `vfork` lent it.
+    has_own_memory: AtomicBool,
+    /// Those who wait for it to continue, to let go of memory, or to have one thread.
+    life_changed: WaitQueue,
+    /// Nanoseconds that its ended threads have run.
+    ended_threads_time: AtomicU64,
+}
+
+/// What changes in the life of a process.
+struct State {
+    parent: Weak<Process>,
+    children: Vec<Arc<Process>>,
+    threads: Vec<Arc<Thread>>,
+    group: u32,
+    session: u32,
+    name: [u8; 16],
+    /// The signal that tells its parent of its end; 0 for none.
+    exit_signal: u32,
+    /// The signal that it gets when its parent ends; 0 for none.
+    parent_end_signal: u32,
+    /// How it ends, as `wait4` tells it; set when the end begins.
+    status: Option<u32>,
+    /// The status that its first thread ended with: that of the process, unless all end at once.
+    first_thread_status: u32,
+    /// Whether nothing of it is left but its status.
+    is_ended: bool,
+    /// The signal that has stopped it.
+    stopped: Option<u32>,
+    /// What `wait4` has not told yet.
+    report: Option<Report>,
+    /// Nanoseconds that the children that were waited for had run.
+    children_time: u64,
+    has_executed: bool,
+    /// Whether its parent has ended, so that it became the first process's child.
+    is_orphan: bool,
+}
+
+/// News of a process that has not ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Report {
+    Stopped(u32),
+    Continued,
+}
+
+impl Process {
+    /// Its memory.
+    ///
+    /// # Panics
+    /// Where the process has ended: whoever asks for another process uses [`Process::try_space`].
+    pub fn space(&self) -> Arc<Space> {
+        self.try_space().expect("a running process has memory")
+    }
+
+    /// Its memory; `None` once it has ended.
+    pub fn try_space(&self) -> Option<Arc<Space>> {
+        self.space.lock().clone()
+    }
+
+    /// Its descriptors.
+    ///
+    /// # Panics
+    /// Where the process has ended: whoever asks for another process uses [`Process::try_files`].
+    pub fn files(&self) -> Arc<Files> {
+        self.try_files().expect("a running process has files")
+    }
+
+    /// Its descriptors; `None` once it has ended.
+    pub fn try_files(&self) -> Option<Arc<Files>> {
+        self.files.lock().clone()
+    }
+
+    /// The program that it runs.
+    pub fn facts(&self) -> ProgramFacts {
+        self.facts.lock().clone()
+    }
+
+    /// Its short name (`comm`), without the zero.
+    pub fn name(&self) -> Vec<u8> {
+        let name = self.state.lock().name;
+        name.iter().copied().take_while(|byte| *byte != 0).collect()
+    }
+
+    /// Changes the short name, which is cut to 15 bytes.
+    pub fn set_name(&self, name: &[u8]) {
+        let length = name.len().min(15);
+        let mut cut = [0; 16];
+        cut[..length].copy_from_slice(&name[..length]);
+        self.state.lock().name = cut;
+    }
+
+    /// Its parent's number; 0 for the first process.
+    pub fn parent_id(&self) -> u32 {
+        self.parent().map_or(0, |parent| parent.id)
+    }
+
+    /// The number of its group.
+    pub fn group(&self) -> u32 {
+        self.state.lock().group
+    }
+
+    /// The number of its session.
+    pub fn session(&self) -> u32 {
+        self.state.lock().session
+    }
+
+    /// What it does, as `/proc/PID/stat` shows it: `R`, `S`, `T` or `Z`.
+    pub fn letter(&self) -> char {
+        let state = self.state.lock();
+        let sleeps = |thread: &Arc<Thread>| thread.asleep.load(Ordering::Relaxed);
+        match &*state {
+            State { is_ended: true, .. } => 'Z',
+            State { stopped: Some(_), .. } => 'T',
+            State { threads, .. } if threads.iter().all(sleeps) => 'S',
+            _ => 'R',
+        }
+    }
+
+    /// The numbers of its threads.
+    pub fn thread_ids(&self) -> Vec<u32> {
+        self.state.lock().threads.iter().map(|thread| thread.id()).collect()
+    }
+
+    /// Nanoseconds that its threads have run, those that have ended among them.
+    pub fn processor_time(&self) -> u64 {
+        let running: u64 = self.state.lock().threads.iter().map(|thread| thread.processor_time()).sum();
+        self.ended_threads_time.load(Ordering::Relaxed) + running
+    }
+
+    /// As [`Process::processor_time`], of the children that were waited for.
+    pub fn children_time(&self) -> u64 {
+        self.state.lock().children_time
+    }
+
+    /// A limit (`RLIMIT_*`).
+    pub fn limit(&self, resource: u32) -> Limit {
+        self.limits.lock().get(resource)
+    }
+
+    /// The signals that wait for the process as a whole, are blocked by its first thread, are
+    /// ignored, and are caught.
+    pub fn signal_sets(&self) -> [u64; 4] {
+        let blocked = self.threads().first().map_or(0, |thread| thread.signals.lock().blocked);
+        let (ignored, caught) = self.actions.lock().sets();
+        [self.pending.lock().set(), blocked, ignored, caught]
+    }
+
+    fn threads(&self) -> Vec<Arc<Thread>> {
+        self.state.lock().threads.clone()
+    }
+
+    fn parent(&self) -> Option<Arc<Process>> {
+        self.state.lock().parent.upgrade()
+    }
+
+    fn actions(&self) -> Arc<signal::Actions> {
+        self.actions.lock().clone()
+    }
+
+    /// A process without threads, which nobody knows yet.
+    fn new(id: u32, of: ProcessParts) -> Arc<Self> {
+        Arc::new(Self {
+            id,
+            start_time: time::now(),
+            space: Mutex::new(Some(of.space)),
+            files: Mutex::new(Some(of.files)),
+            actions: Mutex::new(of.actions),
+            pending: Mutex::default(),
+            state: Mutex::new(of.state),
+            facts: Mutex::new(of.facts),
+            limits: Mutex::new(of.limits),
+            timers: Mutex::default(),
+            processor_timers: Mutex::default(),
+            children_changed: WaitQueue::new(),
+            has_own_memory: AtomicBool::new(false),
+            life_changed: WaitQueue::new(),
+            ended_threads_time: AtomicU64::new(0),
+        })
+    }
+}
+
+/// What a new process is made of.
+struct ProcessParts {
+    space: Arc<Space>,
+    files: Arc<Files>,
+    actions: Arc<signal::Actions>,
+    state: State,
+    facts: ProgramFacts,
+    limits: limits::Limits,
+}
+
+impl State {
+    /// That of a child of `parent`, or of the first process.
+    fn new(parent: Option<&Arc<Process>>, exit_signal: u32) -> Self {
+        let (group, session, name) = match parent {
+            Some(parent) => {
+                let state = parent.state.lock();
+                (state.group, state.session, state.name)
+            }
+            None => (1, 1, [0; 16]),
+        };
+        Self {
+            parent: parent.map(Arc::downgrade).unwrap_or_default(),
+            children: Vec::new(),
+            threads: Vec::new(),
+            group,
+            session,
+            name,
+            exit_signal,
+            parent_end_signal: 0,
+            status: None,
+            first_thread_status: 0,
+            is_ended: false,
+            stopped: None,
+            report: None,
+            children_time: 0,
+            has_executed: false,
+            is_orphan: false,
+        }
+    }
+}

@@ -1,0 +1,422 @@
+//! An ELF program becomes an address space.
+//!
+//! Everything lies where it always lies, on purpose: the same program finds the same addresses each
+//! time (Linux: `personality(ADDR_NO_RANDOMIZE)`).
+//!
+//! ```text
+//! 0x5555_5555_4000  a program that can lie anywhere (AArch64: 0xaaaa_aaaa_0000)
+//!                   the heap behind its last segment
+//!                   mappings, downwards from some way below the stack
+//! USER_END          the stack, downwards (AArch64: 64 KiB lower, with a page for the return from
+//!                   signal handlers above)
+//! ```
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use bindery::addr::VirtAddr;
+use bindery::arch::Arch;
+use bindery::{
+    AddressSpace, Error, FileAccess, MapFlags, MapObject, MapRequest, Place, Protection,
+    SpaceOptions, Verb,
+};
+use elf::abi::{ET_DYN, ET_EXEC, PF_R, PF_W, PF_X, PT_GNU_STACK, PT_INTERP, PT_LOAD};
+use elf::endian::LittleEndian;
+use elf::file::{Class, FileHeader, parse_ident};
+use elf::segment::{ProgramHeader, SegmentTable};
+use linux_raw_sys::auxvec::{
+    AT_BASE, AT_CLKTCK, AT_EGID, AT_ENTRY, AT_EUID, AT_EXECFN, AT_FLAGS, AT_GID, AT_HWCAP,
+    AT_HWCAP2, AT_MINSIGSTKSZ, AT_NULL, AT_PAGESZ, AT_PHDR, AT_PHENT, AT_PHNUM, AT_PLATFORM,
+    AT_RANDOM, AT_SECURE, AT_UID,
+};
+use linux_raw_sys::general::RLIMIT_STACK;
+
+use crate::arch::{EntryFormat, PLATFORM_NAME, hardware_capabilities};
+use crate::errno::Errno;
+use crate::files::Program;
+use crate::heap;
+use crate::memory::{Space, memory};
+use crate::user;
+
+use super::limits::Limits;
+use super::{random, table};
+
+const PAGE: u64 = 4096;
+
+#[cfg(target_arch = "x86_64")]
+mod layout {
+    pub const MACHINE: u16 = elf::abi::EM_X86_64;
+    pub const FREE_PROGRAM: u64 = 0x5555_5555_4000;
+    pub const ABOVE_STACK: u64 = 0;
+    pub const SIGNAL_RETURN: Option<[u8; 8]> = None;
+    pub const SIGNAL_STACK: u64 = 3632;
+}
+
+#[cfg(target_arch = "aarch64")]
+mod layout {
+    pub const MACHINE: u16 = elf::abi::EM_AARCH64;
+    pub const FREE_PROGRAM: u64 = 0xaaaa_aaaa_0000;
+    pub const ABOVE_STACK: u64 = 0x1_0000;
+    pub const SIGNAL_RETURN: Option<[u8; 8]> = Some(crate::arch::signal::TRAMPOLINE);
+    pub const SIGNAL_STACK: u64 = 4720;
+}
+
+const STACK_END: u64 = EntryFormat::USER_END - layout::ABOVE_STACK;
+
+/// Where programs find the instructions that return from a signal handler, where their C library
+/// leaves them to the kernel.
+pub(super) const SIGNAL_RETURN: u64 =
+    if layout::SIGNAL_RETURN.is_some() { EntryFormat::USER_END - PAGE } else { 0 };
+
+/// The stack that is mapped at once, besides what the program's words take.
+const FIRST_STACK: u64 = 128 << 10;
+
+/// What is known of the program that a process runs.
+#[derive(Clone, Default)]
+pub struct ProgramFacts {
+    /// The path of the file.
+    pub path: Vec<u8>,
+    /// The addresses of the arguments' texts, one behind the other.
+    pub arguments: Range<u64>,
+    /// The addresses of the environment's texts.
+    pub environment: Range<u64>,
+    /// An address in the stack that the program began with.
+    pub stack: u64,
+    /// The addresses of the program's code.
+    pub code: Range<u64>,
+}
+
+/// Texts, each ended by a zero byte.
+#[derive(Default)]
+pub(super) struct Texts {
+    bytes: Vec<u8>,
+    count: usize,
+}
+
+/// The most bytes that the words of a program may take, whatever its stack.
+const MAXIMUM_WORDS: u64 = 1 << 20;
+
+impl Texts {
+    /// Adds one behind the others.
+    ///
+    /// # Errors
+    /// `E2BIG`, `ENOMEM`.
+    pub(super) fn push(&mut self, text: &[u8]) -> Result<(), Errno> {
+        if self.size() + text.len() as u64 > MAXIMUM_WORDS {
+            return Err(Errno::E2BIG);
+        }
+        heap::room(self.bytes.len() + text.len())?;
+        self.bytes.extend_from_slice(text);
+        self.bytes.push(0);
+        self.count += 1;
+        Ok(())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Those of `first`, then all but the first of these: what `#!` makes of arguments.
+    pub(super) fn behind(&self, first: &[&[u8]]) -> Result<Self, Errno> {
+        let mut texts = Self::default();
+        for text in first.iter().copied().chain(self.iter().skip(1)) {
+            texts.push(text)?;
+        }
+        Ok(texts)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        self.bytes.split(|byte| *byte == 0).take(self.count)
+    }
+
+    /// What they take in a stack, their addresses included.
+    fn size(&self) -> u64 {
+        (self.bytes.len() + 8 * self.count) as u64
+    }
+
+    /// Where each is, if the first is at `at`.
+    fn addresses(&self, mut at: u64) -> impl Iterator<Item = u64> {
+        self.iter().map(move |text| {
+            let this = at;
+            at += text.len() as u64 + 1;
+            this
+        })
+    }
+}
+
+/// What a program is called with.
+pub(super) struct Words {
+    pub path: Vec<u8>,
+    pub arguments: Texts,
+    pub environment: Texts,
+}
+
+/// A program that could begin.
+pub(super) struct Loaded {
+    pub space: Arc<Space>,
+    pub entry: u64,
+    pub stack_pointer: u64,
+    pub facts: ProgramFacts,
+}
+
+fn refused(error: Error) -> Errno {
+    Errno::from(error.errno(Verb::Mmap))
+}
+
+/// A new address space that the audit knows.
+pub(super) fn known(space: Space) -> Result<Arc<Space>, Errno> {
+    heap::room(4096)?;
+    let space = Arc::new(space);
+    table::add_space(&space);
+    Ok(space)
+}
+
+/// Loads a program into an address space of its own.
+///
+/// # Errors
+/// `ENOEXEC`, `E2BIG`, `ENOMEM`.
+pub(super) fn load(program: &Program, words: &Words, limits: &Limits) -> Result<Loaded, Errno> {
+    let stack_limit = limits.get(RLIMIT_STACK).current;
+    let size = words.arguments.size() + words.environment.size();
+    if size > (stack_limit / 4).max(32 * PAGE) {
+        return Err(Errno::E2BIG);
+    }
+    let (header, segments) = read_headers(program)?;
+    // As Linux: between 128 MiB and five sixths of everything for the stack, and a gap.
+    let gap = stack_limit.saturating_add(1 << 20).clamp(128 << 20, STACK_END / 6 * 5);
+    let options = SpaceOptions {
+        search_top: Some(VirtAddr((STACK_END - gap) & !(PAGE - 1))),
+        ..SpaceOptions::default()
+    };
+    let space = known(AddressSpace::new(memory(), options).map_err(refused)?)?;
+    limits.apply(&space);
+    let shift = place(&header, &segments)?;
+    let mut facts = ProgramFacts { path: program.path.clone(), ..ProgramFacts::default() };
+    let mut end = 0;
+    for segment in segments.iter().filter(|segment| segment.p_type == PT_LOAD) {
+        let range = map_segment(&space, program, segment, shift)?;
+        end = end.max(range.end);
+        if segment.p_flags & PF_X != 0 && facts.code.is_empty() {
+            facts.code = range;
+        }
+    }
+    space.set_break_start(VirtAddr(end.next_multiple_of(PAGE)));
+    if let Some(code) = layout::SIGNAL_RETURN {
+        map_signal_return(&space, &code)?;
+    }
+    let executable_stack = segments
+        .iter()
+        .any(|segment| segment.p_type == PT_GNU_STACK && segment.p_flags & PF_X != 0);
+    let mut protection = Protection::READ | Protection::WRITE;
+    protection.set(Protection::EXECUTE, executable_stack);
+    let length = (size + words.path.len() as u64 + FIRST_STACK).next_multiple_of(PAGE);
+    let request = MapRequest {
+        length,
+        protection,
+        place: Place::FixedNoReplace(VirtAddr(STACK_END - length)),
+        flags: MapFlags::GROWS_DOWN | MapFlags::STACK,
+        ..MapRequest::default()
+    };
+    space.mmap(&request).map_err(refused)?;
+    let entry = header.e_entry.wrapping_add(shift);
+    let program_headers = address_of_headers(&header, &segments).wrapping_add(shift);
+    let stack_pointer = write_stack(
+        &space,
+        words,
+        &mut facts,
+        &[
+            (AT_PHDR, program_headers),
+            (AT_PHENT, u64::from(header.e_phentsize)),
+            (AT_PHNUM, u64::from(header.e_phnum)),
+            (AT_ENTRY, entry),
+        ],
+    )?;
+    Ok(Loaded { space, entry, stack_pointer, facts })
+}
+
+/// Reads and checks what stands at a file's beginning.
+fn read_headers(
+    program: &Program,
+) -> Result<(FileHeader<LittleEndian>, Vec<ProgramHeader>), Errno> {
+    let mut start = [0; 64];
+    read_exactly(program, 0, &mut start)?;
+    let not_ours = |_| Errno::ENOEXEC;
+    let ident = parse_ident::<LittleEndian>(&start[..16]).map_err(not_ours)?;
+    let header = FileHeader::parse_tail(ident, &start[16..]).map_err(not_ours)?;
+    let size = usize::from(header.e_phnum) * usize::from(header.e_phentsize);
+    if header.class != Class::ELF64
+        || header.e_machine != layout::MACHINE
+        || header.e_type != ET_EXEC && header.e_type != ET_DYN
+        || header.e_phentsize != 56
+        || size == 0
+        || size as u64 > PAGE
+    {
+        return Err(Errno::ENOEXEC);
+    }
+    let mut table = alloc::vec![0; size];
+    read_exactly(program, header.e_phoff, &mut table)?;
+    let segments: Vec<_> = SegmentTable::new(LittleEndian, Class::ELF64, &table).iter().collect();
+    // Programs that need another to load them are not for this kernel.
+    if segments.iter().any(|segment| segment.p_type == PT_INTERP) {
+        return Err(Errno::ENOEXEC);
+    }
+    Ok((header, segments))
+}
+
+fn read_exactly(program: &Program, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
+    let read = program.object.read(offset, into).map_err(|_| Errno::EIO)?;
+    if read == into.len() { Ok(()) } else { Err(Errno::ENOEXEC) }
+}
+
+/// How far the segments are moved from where the file says: not at all, or to where programs lie
+/// that can lie anywhere.
+fn place(header: &FileHeader<LittleEndian>, segments: &[ProgramHeader]) -> Result<u64, Errno> {
+    let loads = || segments.iter().filter(|segment| segment.p_type == PT_LOAD);
+    let lowest = loads().map(|segment| segment.p_vaddr).min().ok_or(Errno::ENOEXEC)?;
+    for segment in loads() {
+        let end =
+            segment.p_vaddr.checked_add(segment.p_memsz).and_then(|end| end.checked_add(PAGE));
+        let file_end = segment.p_offset.checked_add(segment.p_filesz);
+        let congruent = segment.p_vaddr % PAGE == segment.p_offset % PAGE;
+        let too_high = end.is_none_or(|end| end > STACK_END);
+        if too_high || file_end.is_none() || !congruent || segment.p_filesz > segment.p_memsz {
+            return Err(Errno::ENOEXEC);
+        }
+    }
+    if header.e_type == ET_EXEC {
+        return Ok(0);
+    }
+    let aligned = loads().map(|segment| segment.p_align).max().unwrap_or(PAGE).clamp(PAGE, 1 << 30);
+    let base = layout::FREE_PROGRAM.next_multiple_of(aligned.next_power_of_two());
+    Ok(base.wrapping_sub(lowest & !(PAGE - 1)))
+}
+
+/// Maps a segment; gives the addresses that it asked for.
+fn map_segment(
+    space: &Space,
+    program: &Program,
+    segment: &ProgramHeader,
+    shift: u64,
+) -> Result<Range<u64>, Errno> {
+    let start = segment.p_vaddr.wrapping_add(shift);
+    let (end, file_end) = (start.checked_add(segment.p_memsz), start.checked_add(segment.p_filesz));
+    let (Some(end), Some(file_end)) = (end, file_end) else { return Err(Errno::ENOEXEC) };
+    let mut protection = Protection::empty();
+    protection.set(Protection::READ, segment.p_flags & PF_R != 0);
+    protection.set(Protection::WRITE, segment.p_flags & PF_W != 0);
+    protection.set(Protection::EXECUTE, segment.p_flags & PF_X != 0);
+    let request = |from: u64, to: u64| MapRequest {
+        length: to - from,
+        protection,
+        place: Place::FixedNoReplace(VirtAddr(from)),
+        ..MapRequest::default()
+    };
+    let first_page = start & !(PAGE - 1);
+    let mut mapped_to = first_page;
+    if segment.p_filesz > 0 {
+        mapped_to = file_end.next_multiple_of(PAGE);
+        let offset = segment.p_offset & !(PAGE - 1);
+        let source = MapObject { object: &program.object, offset, access: FileAccess::READ };
+        space.mmap_object(&request(first_page, mapped_to), &source).map_err(refused)?;
+        // What follows in the file is not the program's, where it may be seen as zeroes.
+        if segment.p_flags & PF_W != 0 && end > file_end {
+            let zeroes = [0; PAGE as usize];
+            let rest = (mapped_to - file_end) as usize;
+            user::write_bytes_of(space, file_end, &zeroes[..rest])?;
+        }
+    }
+    let last_page = end.next_multiple_of(PAGE);
+    if last_page > mapped_to {
+        space.mmap(&request(mapped_to, last_page)).map_err(refused)?;
+    }
+    Ok(start..end)
+}
+
+/// Where the program finds its own headers: in the segment that holds that part of the file.
+fn address_of_headers(header: &FileHeader<LittleEndian>, segments: &[ProgramHeader]) -> u64 {
+    let holds = |segment: &&ProgramHeader| {
+        let inside = header.e_phoff.wrapping_sub(segment.p_offset);
+        segment.p_type == PT_LOAD && header.e_phoff >= segment.p_offset && inside < segment.p_filesz
+    };
+    segments
+        .iter()
+        .find(holds)
+        .map_or(0, |segment| segment.p_vaddr + (header.e_phoff - segment.p_offset))
+}
+
+fn map_signal_return(space: &Space, code: &[u8]) -> Result<(), Errno> {
+    let request = MapRequest {
+        length: PAGE,
+        protection: Protection::READ | Protection::WRITE,
+        place: Place::FixedNoReplace(VirtAddr(SIGNAL_RETURN)),
+        ..MapRequest::default()
+    };
+    space.mmap(&request).map_err(refused)?;
+    user::write_bytes_of(space, SIGNAL_RETURN, code)?;
+    let readable = Protection::READ | Protection::EXECUTE;
+    space.mprotect(VirtAddr(SIGNAL_RETURN), PAGE, readable).map_err(refused)
+}
+
+/// Writes what a program finds on its stack: the words, and what it learns of itself and of the
+/// machine. Gives the stack pointer.
+///
+/// ```text
+/// sp ->  argc | argv, 0 | envp, 0 | auxiliary vector, 0 | random bytes | platform |
+///        arguments' texts | environment's texts | path | 0    <- STACK_END
+/// ```
+fn write_stack(
+    space: &Space,
+    words: &Words,
+    facts: &mut ProgramFacts,
+    own: &[(u32, u64)],
+) -> Result<u64, Errno> {
+    let mut at = STACK_END - 8;
+    let mut put = |bytes: &[u8], zeroes: u64| {
+        at -= bytes.len() as u64 + zeroes;
+        user::write_bytes_of(space, at, bytes).map(|()| at)
+    };
+    let path = put(&words.path, 1)?;
+    let environment = put(&words.environment.bytes, 0)?;
+    let arguments = put(&words.arguments.bytes, 0)?;
+    let platform = put(PLATFORM_NAME.as_bytes(), 1)?;
+    let mut bytes = [0; 16];
+    random::fill(&mut bytes);
+    let random = put(&bytes, 0)?;
+    facts.arguments = arguments..environment;
+    facts.environment = environment..path;
+
+    let mut vector = Vec::new();
+    vector.push(words.arguments.count as u64);
+    vector.extend(words.arguments.addresses(arguments));
+    vector.push(0);
+    vector.extend(words.environment.addresses(environment));
+    vector.push(0);
+    let capabilities = hardware_capabilities();
+    let of_machine = [
+        (AT_PAGESZ, PAGE),
+        (AT_BASE, 0),
+        (AT_FLAGS, 0),
+        (AT_UID, 0),
+        (AT_EUID, 0),
+        (AT_GID, 0),
+        (AT_EGID, 0),
+        (AT_SECURE, 0),
+        (AT_CLKTCK, 100),
+        (AT_HWCAP, capabilities[0]),
+        (AT_HWCAP2, capabilities[1]),
+        (AT_MINSIGSTKSZ, layout::SIGNAL_STACK),
+        (AT_PLATFORM, platform),
+        (AT_RANDOM, random),
+        (AT_EXECFN, path),
+        (AT_NULL, 0),
+    ];
+    for (kind, value) in own.iter().chain(&of_machine) {
+        vector.extend([u64::from(*kind), *value]);
+    }
+    let stack_pointer = (random - 8 * vector.len() as u64) & !15;
+    let bytes: Vec<u8> = vector.iter().flat_map(|word| word.to_le_bytes()).collect();
+    user::write_bytes_of(space, stack_pointer, &bytes)?;
+    facts.stack = stack_pointer;
+    Ok(stack_pointer)
+}

@@ -1,0 +1,321 @@
+//! Who runs: one queue, turns of ten milliseconds, no preemption in the kernel.
+//!
+//! A thread goes to sleep in three steps, so that no wake-up is lost: it says where it can be found
+//! (a queue, a timer), looks once more whether there is something to wait for, and sleeps. Interrupts
+//! are off meanwhile, and a wake-up before the sleep makes the sleep return at once.
+
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use core::cell::UnsafeCell;
+use core::ops::Deref;
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+use bindery::Leftovers;
+
+use crate::memory::Space;
+use crate::sync::Mutex;
+use crate::time;
+use crate::{arch, process};
+
+use super::thread::{Saved, Thread, work};
+
+/// How long a turn is while others wait, in nanoseconds.
+const TURN: u64 = 10_000_000;
+
+static READY: Mutex<VecDeque<Arc<Thread>>> = Mutex::new(VecDeque::new());
+
+/// The running thread; null in the idle loop. Points into the [`Arc`] of [`Running`].
+static CURRENT: AtomicPtr<Thread> = AtomicPtr::new(ptr::null_mut());
+
+/// When the running thread began to run.
+static RUNS_SINCE: AtomicU64 = AtomicU64::new(0);
+
+/// When the running thread's turn ends.
+static TURN_ENDS: AtomicU64 = AtomicU64::new(u64::MAX);
+
+/// What the first CPU runs, and whose tables it has loaded.
+struct Running {
+    thread: Option<Arc<Thread>>,
+    /// The last thread, which must not be dropped while we still stand on its stack.
+    previous: Option<Arc<Thread>>,
+    space: Option<Arc<Space>>,
+    idle: arch::Context,
+}
+
+struct FirstCpu(UnsafeCell<Running>);
+
+// SAFETY: touched by the first CPU alone, in the kernel, which nothing preempts.
+unsafe impl Sync for FirstCpu {}
+
+static FIRST_CPU: FirstCpu = FirstCpu(UnsafeCell::new(Running {
+    thread: None,
+    previous: None,
+    space: None,
+    idle: arch::Context::EMPTY,
+}));
+
+/// The running thread, as long as it does not give the CPU away for ever.
+pub struct Current(&'static Thread, core::marker::PhantomData<*const ()>);
+
+impl Deref for Current {
+    type Target = Thread;
+
+    #[inline]
+    fn deref(&self) -> &Thread {
+        self.0
+    }
+}
+
+/// The running thread.
+///
+/// # Panics
+/// In the idle loop, where nobody runs.
+#[inline]
+pub fn current() -> Current {
+    let thread = CURRENT.load(Ordering::Relaxed);
+    assert!(!thread.is_null(), "no thread runs");
+    // SAFETY: `FIRST_CPU` holds the thread's `Arc` as long as it runs, and who asks is that thread:
+    // `Current` can be sent to no other.
+    Current(unsafe { &*thread }, core::marker::PhantomData)
+}
+
+/// As [`current`], to keep.
+pub fn current_thread() -> Arc<Thread> {
+    let thread = current();
+    // SAFETY: the pointer came from an `Arc` that lives (see `current`).
+    unsafe {
+        Arc::increment_strong_count(ptr::from_ref(thread.0));
+        Arc::from_raw(ptr::from_ref(thread.0))
+    }
+}
+
+/// Whether a thread runs (and not the idle loop, or the boot).
+pub fn is_in_thread() -> bool {
+    !CURRENT.load(Ordering::Relaxed).is_null()
+}
+
+/// Nanoseconds since the thread got the CPU; 0 for one that does not have it.
+pub(super) fn time_of_this_run(thread: &Thread) -> u64 {
+    if ptr::eq(CURRENT.load(Ordering::Relaxed), thread) {
+        time::now().saturating_sub(RUNS_SINCE.load(Ordering::Relaxed))
+    } else {
+        0
+    }
+}
+
+/// Whether a thread of the process runs.
+pub(super) fn is_running(process: &process::Process) -> bool {
+    is_in_thread() && ptr::eq(Arc::as_ptr(&current().process), process)
+}
+
+/// The address space whose tables are loaded: that of the running thread.
+#[inline]
+pub fn with_space<T>(use_it: impl FnOnce(&Space) -> T) -> T {
+    // SAFETY: see `FirstCpu`; the reference ends before anything else runs.
+    let space = match unsafe { &(*FIRST_CPU.0.get()).space } {
+        Some(space) => Arc::as_ptr(space),
+        None => panic!("no address space is loaded"),
+    };
+    // SAFETY: the `Arc` may be replaced while `use_it` sleeps, but the running thread's process keeps
+    // its space for as long as the thread is in a call.
+    let space: &Space = unsafe { &*space };
+    use_it(space)
+}
+
+/// Makes a thread ready, if it sleeps.
+pub fn wake(thread: &Arc<Thread>) {
+    if thread.asleep.swap(false, Ordering::AcqRel) {
+        READY.lock().push_back(thread.clone());
+        // The running thread had the machine to itself: from now on it has turns.
+        if TURN_ENDS.load(Ordering::Relaxed) == u64::MAX && is_in_thread() {
+            TURN_ENDS.store(time::now() + TURN, Ordering::Relaxed);
+            time::set_timer();
+        }
+    }
+}
+
+/// When the running thread's turn ends, if anybody waits for it.
+pub fn turn_ends() -> Option<u64> {
+    Some(TURN_ENDS.load(Ordering::Relaxed)).filter(|at| *at != u64::MAX)
+}
+
+/// Called by the timer's interrupt in a program: a turn that is over is marked.
+pub fn tick() {
+    if turn_ends().is_some_and(|at| at <= time::now()) {
+        current().work.fetch_or(work::RESCHEDULE, Ordering::Relaxed);
+        TURN_ENDS.store(u64::MAX, Ordering::Relaxed);
+        time::set_timer();
+    }
+}
+
+/// Says that the running thread is about to sleep: from here on [`wake`] counts. Followed by a last
+/// look at what it waits for, and by [`sleep`] or [`stay_awake`].
+pub fn prepare_to_sleep() {
+    current().asleep.store(true, Ordering::Release);
+}
+
+/// Takes [`prepare_to_sleep`] back.
+pub fn stay_awake() {
+    let thread = current();
+    if !thread.asleep.swap(false, Ordering::AcqRel) {
+        // Woken already, and so in the queue: out again.
+        READY.lock().retain(|ready| !ptr::eq(&**ready, thread.0));
+    }
+}
+
+/// Gives the CPU away until [`wake`].
+pub fn sleep() {
+    switch();
+}
+
+/// Lets the others go first. Does nothing in the idle loop and at boot.
+pub fn yield_now() {
+    if is_in_thread() && !READY.lock().is_empty() {
+        let thread = current_thread();
+        READY.lock().push_back(thread);
+        switch();
+    }
+}
+
+/// Ends the running thread: it is never run again, and freed once nobody else holds it. The caller
+/// holds nothing that would have to be dropped.
+pub fn exit() -> ! {
+    current().asleep.store(true, Ordering::Release);
+    switch();
+    unreachable!("a thread that has ended was woken");
+}
+
+/// Loads the tables of the running thread's process anew, where they are not loaded: after `exec`.
+pub fn reload_space() {
+    let space = current().process.space();
+    load(Some(space));
+}
+
+/// Loads no program's tables, so that an address space can be dropped.
+pub fn unload_space() {
+    load(None);
+}
+
+fn load(space: Option<Arc<Space>>) {
+    // SAFETY: see `FirstCpu`; the reference ends before anything else runs.
+    let loaded = unsafe { &mut (*FIRST_CPU.0.get()).space };
+    if let (Some(new), Some(old)) = (&space, &*loaded)
+        && Arc::ptr_eq(new, old)
+    {
+        return;
+    }
+    match &space {
+        Some(new) => {
+            new.enter();
+            arch::load_root(new.root());
+        }
+        None => arch::unload_root(),
+    }
+    let old = core::mem::replace(loaded, space);
+    if let Some(old) = old {
+        // Loading another root makes the TLB forget what was not global (`arch::load_root`).
+        old.leave(Leftovers::Flushed);
+    }
+}
+
+/// The idle loop, on the boot stack of the first CPU.
+pub fn idle() -> ! {
+    loop {
+        if READY.lock().is_empty() {
+            arch::wait_for_interrupt();
+        } else {
+            switch();
+        }
+    }
+}
+
+/// Runs the next thread; the running one is in the queue, asleep, or at its end.
+fn switch() {
+    let next = READY.lock().pop_front();
+    let cpu = FIRST_CPU.0.get();
+    // SAFETY: see `FirstCpu`; all references here end before the switch.
+    let (from, to) = unsafe {
+        let running = &mut *cpu;
+        if let (Some(next), Some(now)) = (&next, &running.thread)
+            && Arc::ptr_eq(next, now)
+        {
+            begin_turn();
+            return;
+        }
+        let previous = running.thread.take();
+        let from = match &previous {
+            Some(thread) => {
+                thread.check_stack();
+                save(thread);
+                &raw mut (*thread.saved()).context
+            }
+            None => &raw mut running.idle,
+        };
+        if previous.is_none() && next.is_none() {
+            return;
+        }
+        let to = match &next {
+            Some(thread) => {
+                restore(thread);
+                &raw const (*thread.saved()).context
+            }
+            None => &raw const running.idle,
+        };
+        let pointer = next.as_ref().map_or(ptr::null(), Arc::as_ptr);
+        CURRENT.store(pointer.cast_mut(), Ordering::Relaxed);
+        RUNS_SINCE.store(time::now(), Ordering::Relaxed);
+        running.thread = next;
+        running.previous = previous;
+        (from, to)
+    };
+    begin_turn();
+    // SAFETY: both contexts live: the one in the idle place, or in a thread that `thread` or
+    // `previous` holds; interrupts are off.
+    unsafe { arch::switch(from, to) };
+    finish_switch();
+}
+
+/// What the thread that a switch has led to does first: whoever ran before may be dropped now. A
+/// new thread calls it from its first instruction in the kernel (`arch::prepare`).
+pub extern "C" fn finish_switch() {
+    // SAFETY: see `FirstCpu`.
+    let previous = unsafe { (*FIRST_CPU.0.get()).previous.take() };
+    drop(previous);
+    if is_in_thread() {
+        process::arrived();
+    }
+}
+
+fn begin_turn() {
+    let contended = !READY.lock().is_empty();
+    let ends = if contended && is_in_thread() { time::now() + TURN } else { u64::MAX };
+    TURN_ENDS.store(ends, Ordering::Relaxed);
+    time::set_timer();
+}
+
+/// # Safety
+/// `thread` is the one that runs, about to stop.
+unsafe fn save(thread: &Thread) {
+    thread.run_time.fetch_add(time_of_this_run(thread), Ordering::Relaxed);
+    let saved: *mut Saved = thread.saved();
+    // SAFETY: the thread's own place (see `Thread`).
+    unsafe {
+        (*saved).floating_point.save();
+        (*saved).thread_pointer = arch::thread_pointer();
+    }
+}
+
+/// # Safety
+/// `thread` is the one that runs next.
+unsafe fn restore(thread: &Thread) {
+    let saved: *mut Saved = thread.saved();
+    // A thread that ends its process has no memory any more.
+    load(thread.process.try_space());
+    arch::set_kernel_stack(thread.stack_top());
+    // SAFETY: the thread's own place (see `Thread`).
+    unsafe {
+        (*saved).floating_point.restore();
+        arch::set_thread_pointer((*saved).thread_pointer);
+    }
+}

@@ -1,0 +1,415 @@
+//! Signals: what is sent, where it waits, and who blocks it. What comes of them is decided on the way
+//! back to the program ([`super::deliver`]).
+
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+
+use linux_raw_sys::general::{
+    RLIMIT_SIGPENDING, SA_NOCLDSTOP, SIGBUS, SIGCHLD, SIGCONT, SIGFPE, SIGILL, SIGKILL, SIGSEGV,
+    SIGSTOP, SIGSYS, SIGTRAP, SIGTSTP, SIGTTIN, SIGTTOU, SIGURG, SIGWINCH,
+};
+
+use crate::sync::Mutex;
+
+use super::thread::{Thread, work};
+use super::{Process, Report, all, end, scheduler};
+
+/// The highest signal.
+pub const MAXIMUM: u32 = 64;
+
+/// The first signal of which several can wait (`SIGRTMIN` of the kernel).
+const FIRST_REAL_TIME: u32 = 32;
+
+/// The most real-time signals that wait, whatever the limit of a process.
+const MAXIMUM_QUEUED: u64 = 4096;
+
+/// The handler of a signal that is left to its default, and of one that is ignored.
+pub(super) const DEFAULT: u64 = 0;
+pub(super) const IGNORE: u64 = 1;
+
+/// Who has sent a signal (`si_code`).
+pub(super) mod code {
+    pub const USER: i32 = 0;
+    pub const KERNEL: i32 = 128;
+    pub const TIMER: i32 = -2;
+    pub const THREAD: i32 = -6;
+    pub const EXITED: i32 = 1;
+    pub const KILLED: i32 = 2;
+    pub const STOPPED: i32 = 5;
+    pub const CONTINUED: i32 = 6;
+}
+
+/// The set that holds one signal.
+pub(super) const fn bit(signal: u32) -> u64 {
+    1 << (signal - 1)
+}
+
+const fn set_of(signals: &[u32]) -> u64 {
+    let (mut set, mut index) = (0, 0);
+    while index < signals.len() {
+        set |= bit(signals[index]);
+        index += 1;
+    }
+    set
+}
+
+/// Those that cannot be blocked, caught or ignored.
+pub(super) const UNBLOCKABLE: u64 = set_of(&[SIGKILL, SIGSTOP]);
+/// Those whose default is to do nothing.
+const DEFAULT_IGNORED: u64 = set_of(&[SIGCHLD, SIGCONT, SIGURG, SIGWINCH]);
+/// Those whose default is to stop.
+pub(super) const STOPPING: u64 = set_of(&[SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU]);
+/// Those that an instruction of the thread itself has caused: they come first.
+const SYNCHRONOUS: u64 = set_of(&[SIGSEGV, SIGBUS, SIGILL, SIGTRAP, SIGFPE, SIGSYS]);
+
+/// What a signal tells: the beginning of `siginfo_t`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Information {
+    pub signal: u32,
+    pub code: i32,
+    /// The bytes from offset 16 on: what they mean depends on the signal and the code.
+    pub fields: [u64; 4],
+}
+
+impl Information {
+    /// From the kernel, about nothing in particular.
+    pub(super) fn of_kernel(signal: u32) -> Self {
+        Self { signal, code: code::KERNEL, fields: [0; 4] }
+    }
+
+    /// From the running process.
+    pub(super) fn of_program(signal: u32, code: i32) -> Self {
+        let sender = scheduler::current().process.id;
+        Self { signal, code, fields: [u64::from(sender), 0, 0, 0] }
+    }
+
+    /// As programs see it.
+    pub(super) fn bytes(&self) -> [u8; 128] {
+        let mut bytes = [0; 128];
+        bytes[..4].copy_from_slice(&self.signal.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.code.to_le_bytes());
+        for (index, field) in self.fields.iter().enumerate() {
+            bytes[16 + 8 * index..24 + 8 * index].copy_from_slice(&field.to_le_bytes());
+        }
+        bytes
+    }
+}
+
+/// Signals that wait.
+#[derive(Default)]
+pub(super) struct Pending {
+    set: u64,
+    queue: VecDeque<Information>,
+}
+
+impl Pending {
+    pub(super) fn set(&self) -> u64 {
+        self.set
+    }
+
+    fn add(&mut self, information: Information, limit: u64) -> Sent {
+        let signal = information.signal;
+        if signal < FIRST_REAL_TIME && self.set & bit(signal) != 0 {
+            return Sent::Done;
+        }
+        if signal >= FIRST_REAL_TIME && self.queue.len() as u64 >= limit {
+            return Sent::QueueFull;
+        }
+        self.set |= bit(signal);
+        self.queue.push_back(information);
+        Sent::Done
+    }
+
+    fn remove(&mut self, set: u64) {
+        self.set &= !set;
+        self.queue.retain(|information| bit(information.signal) & set == 0);
+    }
+
+    fn take(&mut self, allowed: u64) -> Option<Information> {
+        let ready = self.set & allowed;
+        let first = if ready & SYNCHRONOUS != 0 { ready & SYNCHRONOUS } else { ready };
+        if first == 0 {
+            return None;
+        }
+        let signal = first.trailing_zeros() + 1;
+        let at = self.queue.iter().position(|information| information.signal == signal)?;
+        let information = self.queue.remove(at);
+        if !self.queue.iter().any(|information| information.signal == signal) {
+            self.set &= !bit(signal);
+        }
+        information
+    }
+}
+
+/// What became of a signal that was sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub(super) enum Sent {
+    Done,
+    /// As many wait as may.
+    QueueFull,
+}
+
+/// What a process does about a signal (`struct sigaction` of the kernel).
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Action {
+    pub handler: u64,
+    pub flags: u64,
+    pub restorer: u64,
+    pub mask: u64,
+}
+
+/// What a process does about all signals; shared with `CLONE_SIGHAND`.
+pub(super) struct Actions(Mutex<[Action; MAXIMUM as usize]>);
+
+impl Actions {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self(Mutex::new([Action::default(); MAXIMUM as usize])))
+    }
+
+    /// A copy, as `fork` makes one.
+    pub(super) fn duplicate(&self) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(*self.0.lock())))
+    }
+
+    /// A copy without handlers, as `exec` makes one: what is ignored stays so.
+    pub(super) fn without_handlers(&self) -> Arc<Self> {
+        let mut actions = *self.0.lock();
+        for action in &mut actions {
+            let handler = if action.handler == IGNORE { IGNORE } else { DEFAULT };
+            *action = Action { handler, ..Action::default() };
+        }
+        Arc::new(Self(Mutex::new(actions)))
+    }
+
+    pub(super) fn get(&self, signal: u32) -> Action {
+        self.0.lock()[signal as usize - 1]
+    }
+
+    pub(super) fn set(&self, signal: u32, action: Action) {
+        self.0.lock()[signal as usize - 1] = action;
+    }
+
+    fn ignores(&self, signal: u32) -> bool {
+        match self.get(signal).handler {
+            IGNORE => true,
+            DEFAULT => DEFAULT_IGNORED & bit(signal) != 0,
+            _ => false,
+        }
+    }
+
+    /// The signals that are ignored, and those that have a handler.
+    pub(super) fn sets(&self) -> (u64, u64) {
+        let actions = self.0.lock();
+        let those = |wanted: fn(u64) -> bool| {
+            let signals = actions.iter().enumerate().filter(|(_, action)| wanted(action.handler));
+            signals.map(|(index, _)| 1 << index).sum()
+        };
+        (those(|handler| handler == IGNORE), those(|handler| handler > IGNORE))
+    }
+}
+
+/// The stack for signal handlers (`sigaltstack`); no size where there is none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Alternate {
+    pub base: u64,
+    pub size: u64,
+    pub flags: u32,
+}
+
+/// The signals of one thread: blocked, and sent to it alone.
+#[derive(Default)]
+pub struct ThreadSignals {
+    pub(super) blocked: u64,
+    pub(super) pending: Pending,
+    /// The mask to come back to, where a call has its own for as long as it lasts.
+    pub(super) mask_after_call: Option<u64>,
+    /// What `sigtimedwait` waits for although it is blocked.
+    pub(super) awaited: u64,
+    pub(super) alternate: Alternate,
+}
+
+impl ThreadSignals {
+    /// Those of a thread that begins with this mask.
+    pub(super) fn new(blocked: u64, alternate: Alternate) -> Self {
+        Self { blocked, alternate, ..Self::default() }
+    }
+}
+
+/// An exception of the running thread becomes a signal, which it cannot block: where it would, and
+/// where it ignores the signal, the process ends.
+pub fn exception(signal: u32, code: i32, address: u64) {
+    let thread = scheduler::current();
+    let actions = thread.process.actions();
+    let mut signals = thread.signals.lock();
+    let action = actions.get(signal);
+    if signals.blocked & bit(signal) != 0 || action.handler == IGNORE {
+        actions.set(signal, Action::default());
+        signals.blocked &= !bit(signal);
+    }
+    signals.pending.remove(bit(signal));
+    let information = Information { signal, code, fields: [address, 0, 0, 0] };
+    let _ = signals.pending.add(information, u64::MAX); // none of its kind waits
+    thread.work.fetch_or(work::SIGNAL, Ordering::Relaxed);
+}
+
+/// Sends a signal of the kernel's own to a process (`SIGPIPE` to the running one, say).
+pub fn send(process: &Arc<Process>, signal: u32) {
+    // A standard signal always finds room.
+    let _ = send_information(process, None, Information::of_kernel(signal));
+}
+
+/// Sends a signal of the kernel's own to all processes of a group (the console's `SIGINT`).
+pub fn send_to_group(group: u32, signal: u32) {
+    for process in all().iter().filter(|process| process.group() == group) {
+        send(process, signal);
+    }
+}
+
+/// Sends a signal to a process, or to one of its threads.
+pub(super) fn send_information(
+    process: &Arc<Process>,
+    thread: Option<&Arc<Thread>>,
+    information: Information,
+) -> Sent {
+    let signal = information.signal;
+    let threads = process.threads();
+    let Some(first) = threads.first() else { return Sent::Done };
+    if signal == SIGKILL {
+        end::kill_group(process);
+        return Sent::Done;
+    }
+    if bit(signal) & STOPPING != 0 {
+        forget(process, bit(SIGCONT));
+    } else if signal == SIGCONT {
+        forget(process, STOPPING);
+        continue_process(process);
+    }
+    let blocked = thread.unwrap_or(first).signals.lock().blocked & bit(signal) != 0;
+    if !blocked && process.actions().ignores(signal) {
+        return Sent::Done;
+    }
+    let limit = process.limit(RLIMIT_SIGPENDING).current.min(MAXIMUM_QUEUED);
+    let sent = match thread {
+        Some(thread) => thread.signals.lock().pending.add(information, limit),
+        None => process.pending.lock().add(information, limit),
+    };
+    match thread {
+        Some(thread) => _ = tell(thread, bit(signal)),
+        None => _ = threads.iter().find(|thread| tell(thread, bit(signal))),
+    }
+    sent
+}
+
+/// Has the thread look at its signals if it would take one of these; says whether it would.
+fn tell(thread: &Arc<Thread>, set: u64) -> bool {
+    let signals = thread.signals.lock();
+    let takes = set & (!signals.blocked | signals.awaited) != 0;
+    drop(signals);
+    if takes {
+        thread.work.fetch_or(work::SIGNAL, Ordering::Relaxed);
+        scheduler::wake(thread);
+    }
+    takes
+}
+
+/// Has all threads look whether they take what waits for the process: after the one that was told
+/// has ended, or blocks it now.
+pub(super) fn tell_others(process: &Process) {
+    let set = process.pending.lock().set;
+    if set != 0 {
+        process.threads().iter().for_each(|thread| _ = tell(thread, set));
+    }
+}
+
+/// Drops what waits of these, for the process and for its threads.
+pub(super) fn forget(process: &Process, set: u64) {
+    process.pending.lock().remove(set);
+    for thread in process.threads() {
+        thread.signals.lock().pending.remove(set);
+    }
+}
+
+/// The next signal of `allowed` that waits for the thread or its process.
+pub(super) fn take(thread: &Thread, allowed: u64) -> Option<Information> {
+    let own = thread.signals.lock().pending.take(allowed);
+    own.or_else(|| thread.process.pending.lock().take(allowed))
+}
+
+/// Whether the thread has a signal to look at, or has to stop or to end.
+pub fn is_waiting(thread: &Thread) -> bool {
+    if thread.work.load(Ordering::Relaxed) & (work::SIGNAL | work::END) == 0 {
+        return false;
+    }
+    let signals = thread.signals.lock();
+    let set = signals.pending.set | thread.process.pending.lock().set;
+    must_end(thread) || set & !signals.blocked != 0 || thread.process.state.lock().stopped.is_some()
+}
+
+/// Whether the thread has to end.
+pub(super) fn must_end(thread: &Thread) -> bool {
+    thread.work.load(Ordering::Relaxed) & work::END != 0
+}
+
+/// Makes `mask` the blocked signals of the running thread until the call is over, that is until a
+/// handler has been chosen (`ppoll`, `pselect6`).
+pub fn block_for_call(mask: u64) {
+    let thread = scheduler::current();
+    let mut signals = thread.signals.lock();
+    signals.mask_after_call = Some(signals.blocked);
+    signals.blocked = mask & !UNBLOCKABLE;
+    thread.work.fetch_or(work::SIGNAL, Ordering::Relaxed);
+}
+
+/// Changes the blocked signals of the running thread.
+pub(super) fn set_blocked(mask: u64) {
+    let thread = scheduler::current();
+    thread.signals.lock().blocked = mask & !UNBLOCKABLE;
+    thread.work.fetch_or(work::SIGNAL, Ordering::Relaxed);
+    tell_others(&thread.process);
+}
+
+/// Whether a process ends by the signal where it neither catches nor ignores it.
+pub(super) fn ends_by_default(signal: u32) -> bool {
+    bit(signal) & (DEFAULT_IGNORED | STOPPING) == 0
+}
+
+/// Stops a process: its threads come to rest on their way back to the program.
+pub(super) fn stop_process(process: &Arc<Process>, signal: u32) {
+    {
+        let mut state = process.state.lock();
+        if state.stopped.is_some() || state.status.is_some() {
+            return;
+        }
+        state.stopped = Some(signal);
+        state.report = Some(Report::Stopped(signal));
+    }
+    for thread in process.threads() {
+        thread.work.fetch_or(work::SIGNAL, Ordering::Relaxed);
+        scheduler::wake(&thread);
+    }
+    tell_parent_of_stop(process, code::STOPPED, signal);
+}
+
+fn continue_process(process: &Arc<Process>) {
+    {
+        let mut state = process.state.lock();
+        if state.stopped.take().is_none() {
+            return;
+        }
+        state.report = Some(Report::Continued);
+    }
+    process.life_changed.wake_all();
+    tell_parent_of_stop(process, code::CONTINUED, SIGCONT);
+}
+
+fn tell_parent_of_stop(process: &Process, code: i32, status: u32) {
+    let Some(parent) = process.parent() else { return };
+    parent.children_changed.wake_all();
+    if parent.actions().get(SIGCHLD).flags & u64::from(SA_NOCLDSTOP) == 0 {
+        let fields = [u64::from(process.id), u64::from(status), 0, 0];
+        let information = Information { signal: SIGCHLD, code, fields };
+        let _ = send_information(&parent, None, information); // a standard signal finds room
+    }
+}

@@ -1,0 +1,128 @@
+//! All processes and threads, by number. A process has the number of its first thread.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+
+use crate::errno::Errno;
+use crate::memory::Space;
+use crate::sync::Mutex;
+use crate::{heap, options};
+
+use super::{Process, Thread};
+
+/// Numbers are smaller than this (`/proc/sys/kernel/pid_max`).
+pub const MAXIMUM_ID: u32 = 32_768;
+
+/// Numbers that are used again only after a whole round begin here.
+const FIRST_OF_ROUND: u32 = 300;
+
+/// How many threads there may be for each process.
+const THREADS_PER_PROCESS: usize = 4;
+
+static TABLE: Mutex<Table> = Mutex::new(Table {
+    processes: BTreeMap::new(),
+    threads: BTreeMap::new(),
+    spaces: Vec::new(),
+    last_id: 0,
+});
+
+struct Table {
+    processes: BTreeMap<u32, Arc<Process>>,
+    threads: BTreeMap<u32, Weak<Thread>>,
+    /// All address spaces, those too that no process has yet.
+    spaces: Vec<Weak<Space>>,
+    last_id: u32,
+}
+
+/// The process of that number, if there is one; one that has ended and was not waited for counts.
+pub fn find(id: u32) -> Option<Arc<Process>> {
+    TABLE.lock().processes.get(&id).cloned()
+}
+
+/// All processes, by rising number; those too that have ended and were not waited for.
+pub fn all() -> Vec<Arc<Process>> {
+    TABLE.lock().processes.values().cloned().collect()
+}
+
+/// The first process.
+pub(super) fn first() -> Option<Arc<Process>> {
+    find(1)
+}
+
+/// The thread of that number.
+pub(super) fn find_thread(id: u32) -> Option<Arc<Thread>> {
+    TABLE.lock().threads.get(&id)?.upgrade()
+}
+
+/// Takes a number for a thread, or for a process and its first thread.
+///
+/// # Errors
+/// `EAGAIN` at the limits; `ENOMEM`.
+pub(super) fn new_id(what: Counted) -> Result<u32, Errno> {
+    heap::room(4096)?;
+    let processes = options::PROCESSES.load(Ordering::Relaxed);
+    let mut table = TABLE.lock();
+    if what == Counted::Process && table.processes.len() >= processes
+        || table.threads.len() >= processes.saturating_mul(THREADS_PER_PROCESS)
+    {
+        return Err(Errno::EAGAIN);
+    }
+    // Groups and sessions keep the numbers of their leaders.
+    let groups: Vec<_> =
+        table.processes.values().map(|process| (process.group(), process.session())).collect();
+    let used = |table: &Table, id| {
+        table.processes.contains_key(&id)
+            || table.threads.contains_key(&id)
+            || groups.iter().any(|(group, session)| *group == id || *session == id)
+    };
+    let mut id = table.last_id;
+    for _ in 0..MAXIMUM_ID {
+        id += 1;
+        if id >= MAXIMUM_ID {
+            id = FIRST_OF_ROUND;
+        }
+        if !used(&table, id) {
+            table.last_id = id;
+            return Ok(id);
+        }
+    }
+    Err(Errno::EAGAIN)
+}
+
+/// What a new number is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Counted {
+    Process,
+    Thread,
+}
+
+pub(super) fn add_process(process: &Arc<Process>) {
+    TABLE.lock().processes.insert(process.id, process.clone());
+}
+
+pub(super) fn remove_process(id: u32) {
+    let removed = TABLE.lock().processes.remove(&id);
+    drop(removed);
+}
+
+pub(super) fn add_thread(thread: &Arc<Thread>) {
+    TABLE.lock().threads.insert(thread.id(), Arc::downgrade(thread));
+}
+
+pub(super) fn remove_thread(id: u32) {
+    TABLE.lock().threads.remove(&id);
+}
+
+/// Makes an address space known to the audit.
+pub(super) fn add_space(space: &Arc<Space>) {
+    let mut table = TABLE.lock();
+    table.spaces.retain(|known| known.strong_count() > 0);
+    table.spaces.push(Arc::downgrade(space));
+}
+
+/// All address spaces.
+pub(super) fn spaces() -> Vec<Arc<Space>> {
+    TABLE.lock().spaces.iter().filter_map(Weak::upgrade).collect()
+}

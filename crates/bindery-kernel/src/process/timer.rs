@@ -1,0 +1,491 @@
+//! Clocks, sleeping, and timers that send signals.
+//!
+//! All of a thread's time on the CPU counts as its program's own: telling the kernel's part apart
+//! would cost a look at the clock on each way in and out.
+
+use alloc::boxed::Box;
+use alloc::sync::{Arc, Weak};
+use core::sync::atomic::Ordering;
+
+use linux_raw_sys::general::{
+    CLOCK_BOOTTIME, CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE, CLOCK_MONOTONIC_RAW,
+    CLOCK_PROCESS_CPUTIME_ID, CLOCK_REALTIME, CLOCK_REALTIME_COARSE, CLOCK_TAI,
+    CLOCK_THREAD_CPUTIME_ID, ITIMER_PROF, ITIMER_REAL, ITIMER_VIRTUAL, SIGALRM, SIGEV_NONE,
+    SIGEV_SIGNAL, SIGEV_THREAD_ID, SIGPROF, SIGVTALRM, TIMER_ABSTIME,
+};
+
+use crate::errno::{Errno, Outcome};
+use crate::time::{self, Event, EventId, SECOND};
+use crate::{heap, user};
+
+use super::signal::{self, Information, bit, code};
+use super::{Interrupted, Process, WaitQueue, find, scheduler, table};
+
+/// The deadline of a call that waits `timeout` nanoseconds, in [`time::now`]: where the call is made
+/// again after an interruption, that of the first time.
+pub fn deadline_of_call(timeout: u64) -> u64 {
+    match scheduler::current().deadline_of_restart.swap(0, Ordering::Relaxed) {
+        0 => time::now().saturating_add(timeout),
+        deadline => deadline,
+    }
+}
+
+/// What a call with a relative timeout refuses with when a signal ends its wait: it is made again
+/// with the same deadline where no handler runs, and fails with `EINTR` else.
+pub fn interrupted_until(deadline: u64) -> Errno {
+    scheduler::current().deadline_of_restart.store(deadline.max(1), Ordering::Relaxed);
+    Errno::RESTART_WITHOUT_HANDLER
+}
+
+/// Reads a `timespec`, in nanoseconds; what is too far away to count is the end of time.
+pub(super) fn read_time(at: u64) -> Result<u64, Errno> {
+    nanoseconds(user::read::<[i64; 2]>(at)?, SECOND)
+}
+
+/// Seconds and parts of a second, in nanoseconds.
+fn nanoseconds([seconds, parts]: [i64; 2], parts_of_second: u64) -> Result<u64, Errno> {
+    let whole = u64::try_from(seconds).map_err(|_| Errno::EINVAL)?;
+    let parts = u64::try_from(parts).ok().filter(|parts| *parts < parts_of_second);
+    let rest = parts.ok_or(Errno::EINVAL)? * (SECOND / parts_of_second);
+    Ok(whole.saturating_mul(SECOND).saturating_add(rest))
+}
+
+fn write_time(at: u64, time: u64) -> Result<(), Errno> {
+    user::write(at, &[time / SECOND, time % SECOND])
+}
+
+/// When the time of day is `at`, in [`time::now`].
+pub(super) fn of_real_time(at: u64) -> u64 {
+    at.saturating_sub(time::real_time() - time::now())
+}
+
+/// What a clock shows.
+fn clock(id: u64) -> Result<u64, Errno> {
+    let id = id as i32;
+    if id < 0 {
+        return processor_clock(id);
+    }
+    let thread = scheduler::current();
+    Ok(match id as u32 {
+        CLOCK_REALTIME | CLOCK_REALTIME_COARSE | CLOCK_TAI => time::real_time(),
+        CLOCK_MONOTONIC | CLOCK_MONOTONIC_RAW | CLOCK_MONOTONIC_COARSE | CLOCK_BOOTTIME => {
+            time::now()
+        }
+        CLOCK_PROCESS_CPUTIME_ID => thread.process.processor_time(),
+        CLOCK_THREAD_CPUTIME_ID => thread.processor_time(),
+        _ => return Err(Errno::EINVAL),
+    })
+}
+
+/// The clock of another process or thread, whose number is part of the clock's.
+fn processor_clock(id: i32) -> Result<u64, Errno> {
+    const OF_THREAD: i32 = 4;
+    let number = !(id >> 3) as u32;
+    if id & OF_THREAD != 0 {
+        return Ok(table::find_thread(number).ok_or(Errno::EINVAL)?.processor_time());
+    }
+    Ok(find(number).ok_or(Errno::EINVAL)?.processor_time())
+}
+
+/// `clock_gettime(2)`.
+pub(super) fn clock_gettime(id: u64, at: u64) -> Outcome {
+    write_time(at, clock(id)?)?;
+    Ok(0)
+}
+
+/// `clock_getres(2)`.
+pub(super) fn clock_getres(id: u64, at: u64) -> Outcome {
+    clock(id)?;
+    if at != 0 {
+        write_time(at, 1)?;
+    }
+    Ok(0)
+}
+
+/// `clock_settime(2)`: of the time of day alone.
+pub(super) fn clock_settime(id: u64, at: u64) -> Outcome {
+    let time = read_time(at)?;
+    if id as u32 != CLOCK_REALTIME {
+        return Err(Errno::EINVAL);
+    }
+    time::set_real_time(time.min(i64::MAX as u64));
+    Ok(0)
+}
+
+/// `gettimeofday(2)`.
+pub(super) fn gettimeofday(at: u64, zone_at: u64) -> Outcome {
+    let now = time::real_time();
+    if at != 0 {
+        user::write(at, &[now / SECOND, now % SECOND / 1000])?;
+    }
+    if zone_at != 0 {
+        user::write(zone_at, &0_u64)?;
+    }
+    Ok(0)
+}
+
+/// `time(2)`.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn time_of_day(at: u64) -> Outcome {
+    let seconds = time::real_time() / SECOND;
+    if at != 0 {
+        user::write(at, &seconds)?;
+    }
+    Ok(seconds)
+}
+
+/// `nanosleep(2)`.
+pub(super) fn nanosleep(wanted_at: u64, rest_at: u64) -> Outcome {
+    let deadline = deadline_of_call(read_time(wanted_at)?);
+    sleep_until(deadline).map_err(|_| {
+        if rest_at != 0
+            && let Err(errno) = write_time(rest_at, deadline.saturating_sub(time::now()))
+        {
+            return errno;
+        }
+        interrupted_until(deadline)
+    })
+}
+
+/// `clock_nanosleep(2)`.
+pub(super) fn clock_nanosleep(id: u64, flags: u64, wanted_at: u64, rest_at: u64) -> Outcome {
+    let wanted = read_time(wanted_at)?;
+    let deadline = match id as u32 {
+        CLOCK_REALTIME | CLOCK_TAI => of_real_time(wanted),
+        CLOCK_MONOTONIC | CLOCK_BOOTTIME => wanted,
+        CLOCK_THREAD_CPUTIME_ID => return Err(Errno::EINVAL),
+        _ => return clock(id).and(Err(Errno::EOPNOTSUPP)),
+    };
+    if flags as u32 & TIMER_ABSTIME == 0 {
+        return nanosleep(wanted_at, rest_at);
+    }
+    sleep_until(deadline).map_err(|_| Errno::RESTART_WITHOUT_HANDLER)
+}
+
+fn sleep_until(deadline: u64) -> Result<u64, Interrupted> {
+    match WaitQueue::new().wait(Some(deadline), || None::<u64>) {
+        Err(Interrupted::Deadline) => Ok(0),
+        other => other,
+    }
+}
+
+/// The shortest time between two signals of a timer, in nanoseconds: a timer must not be due again
+/// while the kernel still deals with it.
+const SHORTEST: u64 = 100_000;
+
+/// A timer that sends a signal.
+pub(super) struct Timer {
+    event: Option<EventId>,
+    /// When it is due; 0 where it is not running.
+    at: u64,
+    interval: u64,
+    clock: u32,
+    signal: u32,
+    code: i32,
+    /// The thread that gets the signal, if not any of the process.
+    thread: Option<u32>,
+    value: u64,
+    overrun: u64,
+}
+
+/// The timer of `setitimer` among those of a process, which count from 0.
+const REAL: i32 = -1;
+
+/// Sets a timer that is there.
+fn arm(process: &Arc<Process>, key: i32, at: u64, interval: u64) {
+    let mut timers = process.timers.lock();
+    let Some(timer) = timers.get_mut(&key) else { return };
+    if let Some(event) = timer.event.take() {
+        time::cancel(event);
+    }
+    (timer.at, timer.interval) = (at, interval);
+    if at != 0 {
+        let process = Arc::downgrade(process);
+        timer.event = Some(time::schedule(at, Event::Call(Box::new(move || fire(&process, key)))));
+    }
+}
+
+/// A timer is due.
+fn fire(process: &Weak<Process>, key: i32) {
+    let Some(process) = process.upgrade() else { return };
+    let (information, thread, next, interval) = {
+        let mut timers = process.timers.lock();
+        let Some(timer) = timers.get_mut(&key) else { return };
+        timer.event = None;
+        let missed = (time::now() - timer.at).checked_div(timer.interval).unwrap_or(0);
+        let next = match timer.interval {
+            0 => 0,
+            interval => timer.at.saturating_add(interval.saturating_mul(missed + 1)),
+        };
+        let next = if next == 0 { 0 } else { next.max(time::now() + SHORTEST) };
+        timer.overrun = missed;
+        let fields = match key {
+            REAL => [0; 4],
+            key => [key as u64 | missed << 32, timer.value, 0, 0],
+        };
+        let information = Information { signal: timer.signal, code: timer.code, fields };
+        (information, timer.thread, next, timer.interval)
+    };
+    arm(&process, key, next, interval);
+    if information.signal == 0 {
+        return;
+    }
+    let thread = thread.and_then(table::find_thread);
+    let waits = match &thread {
+        Some(thread) => thread.signals.lock().pending.set(),
+        None => process.pending.lock().set(),
+    };
+    if waits & bit(information.signal) == 0 {
+        let _ = signal::send_information(&process, thread.as_ref(), information); // nothing waits
+    }
+}
+
+/// How long until a timer is due, and its interval.
+fn rest(process: &Process, key: i32) -> Option<(u64, u64)> {
+    let timers = process.timers.lock();
+    let timer = timers.get(&key)?;
+    let rest = if timer.at == 0 { 0 } else { timer.at.saturating_sub(time::now()).max(1) };
+    Some((rest, timer.interval))
+}
+
+/// Takes back all timers of a process that ends.
+pub(super) fn cancel_all(process: &Process) {
+    let timers = core::mem::take(&mut *process.timers.lock());
+    let event = core::mem::take(&mut *process.processor_timers.lock()).event;
+    timers
+        .values()
+        .filter_map(|timer| timer.event)
+        .chain(event)
+        .for_each(|event| _ = time::cancel(event));
+}
+
+/// A new program has the timers of `setitimer` alone.
+pub(super) fn cancel_created(process: &Process) {
+    process.timers.lock().retain(|key, timer| {
+        if *key != REAL
+            && let Some(event) = timer.event
+        {
+            time::cancel(event);
+        }
+        *key == REAL
+    });
+}
+
+fn set_real(process: &Arc<Process>, value: u64, interval: u64) {
+    process.timers.lock().entry(REAL).or_insert(Timer {
+        event: None,
+        at: 0,
+        interval: 0,
+        clock: CLOCK_MONOTONIC,
+        signal: SIGALRM,
+        code: code::KERNEL,
+        thread: None,
+        value: 0,
+        overrun: 0,
+    });
+    let at = if value == 0 { 0 } else { time::now().saturating_add(value) };
+    arm(process, REAL, at, interval);
+}
+
+/// `alarm(2)`.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn alarm(seconds: u64) -> Outcome {
+    let process = scheduler::current().process.clone();
+    let (rest, _) = rest(&process, REAL).unwrap_or((0, 0));
+    set_real(&process, u64::from(seconds as u32) * SECOND, 0);
+    // An alarm that runs is never told as 0.
+    Ok(if rest == 0 { 0 } else { ((rest + SECOND / 2) / SECOND).max(1) })
+}
+
+/// The timers of `setitimer` that count a process's time on the CPU.
+#[derive(Default)]
+pub(super) struct ProcessorTimers {
+    /// When each is due, in the process's time; 0 where it is not running. And its interval.
+    timers: [(u64, u64); 2],
+    event: Option<EventId>,
+}
+
+/// The signal of each.
+const PROCESSOR_SIGNALS: [u32; 2] = [SIGVTALRM, SIGPROF];
+
+/// Called when a thread begins to run, or goes on: the timers that count its time run again.
+pub fn arrived() {
+    look_at_processor_timers(&scheduler::current().process);
+}
+
+/// Sends the signals of those that are due, and comes back when the next is, if the process runs.
+fn look_at_processor_timers(process: &Arc<Process>) {
+    let mut timers = process.processor_timers.lock();
+    if let Some(event) = timers.event.take() {
+        time::cancel(event);
+    }
+    if timers.timers.iter().all(|(at, _)| *at == 0) {
+        return;
+    }
+    let now = process.processor_time();
+    let (mut due, mut next) = (0, u64::MAX);
+    for ((at, interval), signal) in timers.timers.iter_mut().zip(PROCESSOR_SIGNALS) {
+        if *at != 0 && *at <= now {
+            due |= bit(signal);
+            *at = if *interval == 0 { 0 } else { now.saturating_add(*interval) };
+        }
+        if *at != 0 {
+            next = next.min((*at - now).max(SHORTEST));
+        }
+    }
+    if next != u64::MAX && scheduler::is_running(process) {
+        let process = Arc::downgrade(process);
+        let look = move || _ = process.upgrade().map(|process| look_at_processor_timers(&process));
+        timers.event =
+            Some(time::schedule(time::now().saturating_add(next), Event::Call(Box::new(look))));
+    }
+    drop(timers);
+    for signal in PROCESSOR_SIGNALS.into_iter().filter(|signal| due & bit(*signal) != 0) {
+        signal::send(process, signal);
+    }
+}
+
+/// `getitimer(2)`.
+pub(super) fn getitimer(which: u64, at: u64) -> Outcome {
+    let process = scheduler::current().process.clone();
+    let (rest, interval) = match which as u32 {
+        ITIMER_REAL => rest(&process, REAL).unwrap_or((0, 0)),
+        ITIMER_VIRTUAL | ITIMER_PROF => {
+            let now = process.processor_time();
+            let (at, interval) = process.processor_timers.lock().timers[which as usize - 1];
+            (if at == 0 { 0 } else { at.saturating_sub(now).max(1000) }, interval)
+        }
+        _ => return Err(Errno::EINVAL),
+    };
+    let micro = |time: u64| [time / SECOND, time % SECOND / 1000];
+    user::write(at, &[micro(interval), micro(rest)])?;
+    Ok(0)
+}
+
+/// `setitimer(2)`.
+pub(super) fn setitimer(which: u64, new: u64, old: u64) -> Outcome {
+    let [interval, value] = match new {
+        0 => [[0; 2]; 2],
+        at => user::read::<[[i64; 2]; 2]>(at)?,
+    };
+    let (interval, value) = (nanoseconds(interval, 1_000_000)?, nanoseconds(value, 1_000_000)?);
+    if which as u32 > ITIMER_PROF {
+        return Err(Errno::EINVAL);
+    }
+    if old != 0 {
+        getitimer(which, old)?;
+    }
+    let process = scheduler::current().process.clone();
+    if which as u32 == ITIMER_REAL {
+        set_real(&process, value, interval);
+    } else {
+        let at = if value == 0 { 0 } else { process.processor_time().saturating_add(value) };
+        process.processor_timers.lock().timers[which as usize - 1] = (at, interval);
+        look_at_processor_timers(&process);
+    }
+    Ok(0)
+}
+
+/// The most timers that a process can create.
+const MAXIMUM_TIMERS: usize = 64;
+
+/// `timer_create(2)`.
+pub(super) fn timer_create(clock_id: u64, event_at: u64, id_at: u64) -> Outcome {
+    clock(clock_id)?;
+    let process = scheduler::current().process.clone();
+    let mut timers = process.timers.lock();
+    let key = (0..).find(|key| !timers.contains_key(key)).ok_or(Errno::EAGAIN)?;
+    if timers.len() > MAXIMUM_TIMERS {
+        return Err(Errno::EAGAIN);
+    }
+    drop(timers);
+    heap::room(1024)?;
+    // struct sigevent: the value; the signal and the kind; the thread.
+    let [value, both, thread] = match event_at {
+        0 => [key as u64, u64::from(SIGALRM), 0],
+        at => user::read::<[u64; 3]>(at)?,
+    };
+    let (signal, kind) = (both as u32, (both >> 32) as u32);
+    let thread = match kind {
+        SIGEV_NONE | SIGEV_SIGNAL => None,
+        SIGEV_THREAD_ID => {
+            let thread = table::find_thread(thread as u32).ok_or(Errno::EINVAL)?;
+            if !Arc::ptr_eq(&thread.process, &process) {
+                return Err(Errno::EINVAL);
+            }
+            Some(thread.id())
+        }
+        _ => return Err(Errno::EINVAL),
+    };
+    if kind != SIGEV_NONE && !(1..=signal::MAXIMUM).contains(&signal) {
+        return Err(Errno::EINVAL);
+    }
+    user::write(id_at, &key)?;
+    timers = process.timers.lock();
+    timers.insert(
+        key,
+        Timer {
+            event: None,
+            at: 0,
+            interval: 0,
+            clock: clock_id as u32,
+            signal: if kind == SIGEV_NONE { 0 } else { signal },
+            code: code::TIMER,
+            thread,
+            value,
+            overrun: 0,
+        },
+    );
+    Ok(0)
+}
+
+/// `timer_gettime(2)`.
+pub(super) fn timer_gettime(id: u64, at: u64) -> Outcome {
+    let key = created(id)?;
+    let (rest, interval) = rest(&scheduler::current().process, key).ok_or(Errno::EINVAL)?;
+    user::write(at, &[[interval / SECOND, interval % SECOND], [rest / SECOND, rest % SECOND]])?;
+    Ok(0)
+}
+
+/// `timer_settime(2)`.
+pub(super) fn timer_settime(id: u64, flags: u64, new: u64, old: u64) -> Outcome {
+    let key = created(id)?;
+    let [interval, value] = user::read::<[[i64; 2]; 2]>(new)?;
+    let (interval, value) = (nanoseconds(interval, SECOND)?, nanoseconds(value, SECOND)?);
+    let process = scheduler::current().process.clone();
+    let clock = process.timers.lock().get(&key).ok_or(Errno::EINVAL)?.clock;
+    if old != 0 {
+        timer_gettime(id, old)?;
+    }
+    let at = match value {
+        0 => 0,
+        value if flags as u32 & TIMER_ABSTIME == 0 => time::now().saturating_add(value),
+        value if clock == CLOCK_REALTIME => of_real_time(value).max(1),
+        value => value,
+    };
+    arm(&process, key, at, interval);
+    Ok(0)
+}
+
+/// `timer_getoverrun(2)`.
+pub(super) fn timer_getoverrun(id: u64) -> Outcome {
+    let key = created(id)?;
+    let process = &scheduler::current().process;
+    let timers = process.timers.lock();
+    Ok(timers.get(&key).ok_or(Errno::EINVAL)?.overrun.min(i32::MAX as u64))
+}
+
+/// `timer_delete(2)`.
+pub(super) fn timer_delete(id: u64) -> Outcome {
+    let key = created(id)?;
+    let timer = scheduler::current().process.timers.lock().remove(&key).ok_or(Errno::EINVAL)?;
+    if let Some(event) = timer.event {
+        time::cancel(event);
+    }
+    Ok(0)
+}
+
+/// The key of a created timer; never that of `setitimer`.
+fn created(id: u64) -> Result<i32, Errno> {
+    Some(id as i32).filter(|id| *id >= 0).ok_or(Errno::EINVAL)
+}

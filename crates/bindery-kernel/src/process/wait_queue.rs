@@ -1,0 +1,112 @@
+//! Sleeping until something has happened.
+
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+
+use crate::sync::Mutex;
+use crate::time;
+
+use super::thread::Thread;
+use super::{scheduler, signal};
+
+/// Why a wait ended before what it was for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Interrupted {
+    /// A signal that the thread has to look at.
+    Signal,
+    /// The deadline.
+    Deadline,
+}
+
+/// The threads that wait for one thing.
+pub struct WaitQueue(Mutex<VecDeque<Arc<Thread>>>);
+
+impl WaitQueue {
+    /// A queue of nobody.
+    pub const fn new() -> Self {
+        Self(Mutex::new(VecDeque::new()))
+    }
+
+    /// Sleeps until `ready` gives something. It is asked at once, and after every wake-up; it must
+    /// not sleep itself.
+    ///
+    /// # Errors
+    /// As [`Interrupted`] says; `ready` was asked once more before.
+    pub fn wait<T>(
+        &self,
+        deadline: Option<u64>,
+        ready: impl FnMut() -> Option<T>,
+    ) -> Result<T, Interrupted> {
+        self.wait_unless(deadline, signal::is_waiting, ready)
+    }
+
+    /// As [`WaitQueue::wait`], but only its own end interrupts the thread: for waits that a program
+    /// must not see.
+    ///
+    /// # Errors
+    /// The end.
+    pub(super) fn wait_to_the_end<T>(
+        &self,
+        ready: impl FnMut() -> Option<T>,
+    ) -> Result<T, Interrupted> {
+        self.wait_unless(None, signal::must_end, ready)
+    }
+
+    fn wait_unless<T>(
+        &self,
+        deadline: Option<u64>,
+        interrupted: impl Fn(&Thread) -> bool,
+        mut ready: impl FnMut() -> Option<T>,
+    ) -> Result<T, Interrupted> {
+        if let Some(value) = ready() {
+            return Ok(value);
+        }
+        let thread = scheduler::current_thread();
+        let alarm = deadline.map(|at| time::wake_at(at, &thread));
+        let result = loop {
+            scheduler::prepare_to_sleep();
+            self.0.lock().push_back(thread.clone());
+            let outcome = match ready() {
+                Some(value) => Some(Ok(value)),
+                None if interrupted(&thread) => Some(Err(Interrupted::Signal)),
+                None if deadline.is_some_and(|at| at <= time::now()) => {
+                    Some(Err(Interrupted::Deadline))
+                }
+                None => None,
+            };
+            if outcome.is_none() {
+                scheduler::sleep();
+            } else {
+                scheduler::stay_awake();
+            }
+            self.forget(&thread);
+            if let Some(outcome) = outcome {
+                break outcome;
+            }
+        };
+        if let Some(alarm) = alarm {
+            time::cancel(alarm);
+        }
+        result
+    }
+
+    /// Wakes everybody.
+    pub fn wake_all(&self) {
+        self.wake(usize::MAX);
+    }
+
+    /// Wakes the `count` that have waited longest; says how many there were.
+    pub fn wake(&self, count: usize) -> usize {
+        let mut woken = 0;
+        while woken < count {
+            let Some(thread) = self.0.lock().pop_front() else { break };
+            scheduler::wake(&thread);
+            woken += 1;
+        }
+        woken
+    }
+
+    fn forget(&self, thread: &Arc<Thread>) {
+        self.0.lock().retain(|waiting| !Arc::ptr_eq(waiting, thread));
+    }
+}

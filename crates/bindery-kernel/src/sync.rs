@@ -1,0 +1,86 @@
+//! Locks.
+//!
+//! Interrupts are off in the kernel, so a spinning lock needs no care for them. A lock that is held
+//! across a sleep must be a [`SleepingMutex`].
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use crate::process::scheduler;
+
+/// A lock that spins.
+pub struct RawSpinLock(AtomicBool);
+
+// SAFETY: only one caller at a time gets from the exchange to the store.
+unsafe impl lock_api::RawMutex for RawSpinLock {
+    #[allow(clippy::declare_interior_mutable_const, reason = "the trait asks for it")]
+    const INIT: Self = Self(AtomicBool::new(false));
+
+    type Guard = lock_api::GuardSend;
+
+    #[inline]
+    fn lock(&self) -> Self::Guard {
+        loop {
+            if let Some(guard) = self.try_lock() {
+                return guard;
+            }
+            core::hint::spin_loop();
+        }
+    }
+
+    #[inline]
+    fn try_lock(&self) -> Option<Self::Guard> {
+        (!self.0.swap(true, Ordering::Acquire)).then(lock_api::GuardSend::new)
+    }
+
+    #[inline]
+    unsafe fn unlock(&self, _guard: Self::Guard) {
+        self.0.store(false, Ordering::Release);
+    }
+
+    #[inline]
+    fn is_locked(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A lock whose waiter lets others run.
+pub struct RawSleepingLock(AtomicBool);
+
+// SAFETY: as above.
+unsafe impl lock_api::RawMutex for RawSleepingLock {
+    #[allow(clippy::declare_interior_mutable_const, reason = "the trait asks for it")]
+    const INIT: Self = Self(AtomicBool::new(false));
+
+    type Guard = lock_api::GuardSend;
+
+    #[inline]
+    fn lock(&self) -> Self::Guard {
+        loop {
+            if let Some(guard) = self.try_lock() {
+                return guard;
+            }
+            scheduler::yield_now();
+        }
+    }
+
+    #[inline]
+    fn try_lock(&self) -> Option<Self::Guard> {
+        (!self.0.swap(true, Ordering::Acquire)).then(lock_api::GuardSend::new)
+    }
+
+    #[inline]
+    unsafe fn unlock(&self, _guard: Self::Guard) {
+        self.0.store(false, Ordering::Release);
+    }
+
+    #[inline]
+    fn is_locked(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// For what is held for a moment, never across a sleep or a copy to or from a program.
+pub type Mutex<T> = lock_api::Mutex<RawSpinLock, T>;
+
+/// For what may be held across a sleep.
+pub type SleepingMutex<T> = lock_api::Mutex<RawSleepingLock, T>;

@@ -1,0 +1,104 @@
+//! Clocks and what is to happen at a time.
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::sync::{Arc, Weak};
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::arch;
+use crate::process::{Thread, scheduler};
+use crate::sync::Mutex;
+
+/// Nanoseconds in a second.
+pub const SECOND: u64 = 1_000_000_000;
+
+/// What happens at a time.
+pub enum Event {
+    /// A thread wakes up.
+    Wake(Weak<Thread>),
+    /// Anything else; runs with interrupts off, in whatever thread is there.
+    Call(Box<dyn FnOnce() + Send>),
+}
+
+/// Names an event, so that it can be taken back.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct EventId {
+    at: u64,
+    serial: u64,
+}
+
+static EVENTS: Mutex<BTreeMap<EventId, Event>> = Mutex::new(BTreeMap::new());
+static SERIAL: AtomicU64 = AtomicU64::new(0);
+
+/// What to add to the time since power-on for the time of day, in nanoseconds.
+static REAL_TIME_OFFSET: AtomicU64 = AtomicU64::new(0);
+
+/// Reads the time of day.
+pub fn begin() {
+    let offset = arch::real_time() * SECOND - arch::nanoseconds();
+    REAL_TIME_OFFSET.store(offset, Ordering::Relaxed);
+}
+
+/// Nanoseconds since power-on.
+pub fn now() -> u64 {
+    arch::nanoseconds()
+}
+
+/// Nanoseconds since 1970.
+pub fn real_time() -> u64 {
+    now() + REAL_TIME_OFFSET.load(Ordering::Relaxed)
+}
+
+/// Sets the time of day.
+pub fn set_real_time(nanoseconds: u64) {
+    REAL_TIME_OFFSET.store(nanoseconds.saturating_sub(now()), Ordering::Relaxed);
+}
+
+/// Has `event` happen when [`now`] is `at`, or soon after.
+pub fn schedule(at: u64, event: Event) -> EventId {
+    let id = EventId { at, serial: SERIAL.fetch_add(1, Ordering::Relaxed) };
+    EVENTS.lock().insert(id, event);
+    set_timer();
+    id
+}
+
+/// Takes an event back; `false` where it has happened already.
+pub fn cancel(id: EventId) -> bool {
+    EVENTS.lock().remove(&id).is_some()
+}
+
+/// Called by the timer's interrupt: everything whose time has come happens.
+pub fn expired() {
+    loop {
+        let event = {
+            let mut events = EVENTS.lock();
+            match events.first_key_value() {
+                Some((id, _)) if id.at <= now() => events.pop_first(),
+                _ => None,
+            }
+        };
+        match event {
+            Some((_, Event::Wake(thread))) => {
+                if let Some(thread) = thread.upgrade() {
+                    scheduler::wake(&thread);
+                }
+            }
+            Some((_, Event::Call(call))) => call(),
+            None => break,
+        }
+    }
+    set_timer();
+}
+
+/// Sets the timer for the next event, or for the end of the running thread's turn. A machine with
+/// one thread and no event gets no interrupt at all.
+pub fn set_timer() {
+    let event = EVENTS.lock().first_key_value().map(|(id, _)| id.at);
+    let turn = scheduler::turn_ends();
+    arch::set_timer([event, turn].into_iter().flatten().min());
+}
+
+/// Wakes the thread at `at`.
+pub fn wake_at(at: u64, thread: &Arc<Thread>) -> EventId {
+    schedule(at, Event::Wake(Arc::downgrade(thread)))
+}

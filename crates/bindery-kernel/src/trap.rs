@@ -1,0 +1,110 @@
+//! What brings a CPU into the kernel from a program: system calls, faults, other exceptions,
+//! interrupts. The architectures' entry code saves the registers and calls one of these; what they
+//! have in common is [`leave`], on the way back.
+
+use core::sync::atomic::Ordering;
+
+use bindery::addr::VirtAddr;
+use bindery::{Access, FaultError};
+use linux_raw_sys::general::{BUS_ADRERR, SEGV_ACCERR, SEGV_MAPERR, SIGBUS, SIGSEGV};
+
+use crate::arch::Registers;
+use crate::process::{self, scheduler, signal};
+use crate::{calls, time};
+
+/// A system call. The result stands in the registers afterwards.
+pub fn system_call(registers: &mut Registers) {
+    let Some(outcome) = calls::dispatch(registers) else {
+        // The registers are a program's own: what looks like a result is none.
+        return leave(registers, From::Exception);
+    };
+    registers.set_result(match outcome {
+        Ok(value) => value as i64,
+        Err(errno) => -i64::from(errno.0),
+    });
+    leave(registers, From::SystemCall);
+}
+
+/// A fault at `address` that a program ran into.
+#[inline]
+pub fn page_fault(registers: &mut Registers, address: u64, access: Access) {
+    if let Err(problem) = process::with_space(|space| space.fault(VirtAddr(address), access)) {
+        unresolved(address, access, problem);
+    }
+    leave(registers, From::Exception);
+}
+
+/// What a fault comes to that the core has not resolved: room is made, or the program gets a signal.
+#[cold]
+#[inline(never)]
+fn unresolved(address: u64, access: Access, mut problem: FaultError) {
+    loop {
+        let (signal, code) = match problem {
+            FaultError::OutOfMemory => {
+                if process::memory_ran_out() {
+                    return;
+                }
+                match process::with_space(|space| space.fault(VirtAddr(address), access)) {
+                    Ok(_) => return,
+                    Err(again) => {
+                        problem = again;
+                        continue;
+                    }
+                }
+            }
+            FaultError::NotMapped => (SIGSEGV, SEGV_MAPERR),
+            FaultError::Protection => (SIGSEGV, SEGV_ACCERR),
+            _ => (SIGBUS, BUS_ADRERR),
+        };
+        return signal::exception(signal, code as i32, address);
+    }
+}
+
+/// Another exception of a program: the signal that tells it, with `si_code` and `si_addr`.
+pub fn exception(registers: &mut Registers, signal: u32, code: i32, address: u64) {
+    signal::exception(signal, code, address);
+    leave(registers, From::Exception);
+}
+
+/// A timer interrupt; in a program if there are registers, else in the idle loop.
+pub fn timer(registers: Option<&mut Registers>) {
+    time::expired();
+    if let Some(registers) = registers {
+        scheduler::tick();
+        leave(registers, From::Exception);
+    }
+}
+
+/// An interrupt that means nothing else: the thread may have to do something before it goes on.
+pub fn interrupt(registers: Option<&mut Registers>) {
+    if let Some(registers) = registers {
+        leave(registers, From::Exception);
+    }
+}
+
+/// Where a thread comes from when it leaves the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum From {
+    /// From a system call, which may have to be made again.
+    SystemCall,
+    /// From anything else: the registers are the program's own.
+    Exception,
+}
+
+/// Does what a thread has to do before it goes back to its program: give the CPU away, end, or run
+/// a signal handler.
+#[inline(always)]
+pub fn leave(registers: &mut Registers, from: From) {
+    if process::current().work.load(Ordering::Relaxed) != 0
+        || from == From::SystemCall && registers.is_restart()
+    {
+        work(registers, from);
+    }
+}
+
+/// The rare part of [`leave`], kept out of the frequent one.
+#[cold]
+#[inline(never)]
+fn work(registers: &mut Registers, from: From) {
+    process::do_work(registers, from);
+}
