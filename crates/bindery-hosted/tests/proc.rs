@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::fmt::{self, Write};
 
 use bindery::addr::VirtAddr;
-use bindery::linux::proc::{self, FileId, Unnamed};
+use bindery::linux::proc::{self, ClearRefs, FileId, Unnamed};
 use bindery::{Advice, LockPages, MapFlags, MapRequest, Place, Protection, Sharing};
 use bindery_hosted::Walk;
 use common::{GIB, MIB, fixed};
@@ -374,18 +374,36 @@ fn told_by_status<A: Walk>() {
         assert_eq!(text, "36 8 3 17 0 20 0\n");
         let mut text = String::new();
         proc::status(&space, &mut text).unwrap();
-        let expected = "\
+        let counts = space.counts();
+        let tables = (counts.tables_allocated - counts.tables_freed) * 4;
+        let expected = format!(
+            "\
+VmPeak:\t     144 kB
 VmSize:\t     144 kB
 VmLck:\t       4 kB
+VmHWM:\t      32 kB
 VmRSS:\t      32 kB
 RssAnon:\t      20 kB
 RssFile:\t       4 kB
 RssShmem:\t       8 kB
 VmData:\t      68 kB
 VmStk:\t      12 kB
+VmPTE:\t{tables:>8} kB
 VmSwap:\t       0 kB
-";
+"
+        );
         assert_eq!(text, expected);
+        // What was once there is remembered, until it is forgotten on purpose.
+        space.munmap(VirtAddr(AT), 2 * PAGE).unwrap();
+        let status = |space: &_| {
+            let mut text = String::new();
+            proc::status(space, &mut text).unwrap();
+            text
+        };
+        assert!(status(&space).contains("VmPeak:\t     144 kB\nVmSize:\t     136 kB\n"));
+        assert!(status(&space).contains("VmHWM:\t      32 kB\nVmRSS:\t      24 kB\n"));
+        proc::clear_refs(&space, ClearRefs::PeakResident).unwrap();
+        assert!(status(&space).contains("VmHWM:\t      24 kB\nVmRSS:\t      24 kB\n"));
     });
 }
 

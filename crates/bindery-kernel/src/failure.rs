@@ -16,8 +16,9 @@ fn panic(information: &PanicInfo<'_>) -> ! {
         control::send(format_args!("panic {}", information.message()));
         log!("{information}");
         log!("backtrace:");
-        arch::return_addresses(|address| match symbols::name(address) {
-            Some((name, offset)) => log!("  {address:#018x} {name}+{offset:#x}"),
+        // Behind a call that never returns, another function may begin: the call itself is named.
+        arch::return_addresses(|address| match symbols::name(address - 1) {
+            Some((name, offset)) => log!("  {address:#018x} {name}+{:#x}", offset + 1),
             None => log!("  {address:#018x}"),
         });
     }

@@ -6,7 +6,7 @@
 use alloc::vec::Vec;
 use core::mem::{MaybeUninit, size_of};
 
-use bindery::FaultError;
+use bindery::{Access, FaultError};
 use bindery::addr::VirtAddr;
 use linux_raw_sys::general;
 
@@ -34,11 +34,26 @@ plain!(general::pollfd, general::stat, general::statfs64, general::statx, genera
 // SAFETY: each element is.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
-fn refused(problem: FaultError) -> Errno {
-    match problem {
-        FaultError::OutOfMemory => Errno::ENOMEM,
-        _ => Errno::EFAULT,
+/// Does something that may fault. Where there is no memory for that, room is made, as for a fault of
+/// the program itself.
+fn attempt(mut act: impl FnMut() -> Result<(), FaultError>) -> Result<(), Errno> {
+    loop {
+        match act() {
+            Ok(()) => return Ok(()),
+            Err(FaultError::OutOfMemory) if process::memory_ran_out() => return Err(Errno::ENOMEM),
+            Err(FaultError::OutOfMemory) => {}
+            Err(_) => return Err(Errno::EFAULT),
+        }
     }
+}
+
+/// Refuses where the program could not write the byte at an address.
+///
+/// # Errors
+/// `EFAULT`.
+pub fn check_writable(at: u64) -> Result<(), Errno> {
+    let fault = |space: &Space| space.fault(VirtAddr(at), Access::Write).map(|_| ());
+    process::with_space(|space| attempt(|| fault(space)))
 }
 
 /// Reads bytes of the running program.
@@ -53,12 +68,12 @@ pub fn write_bytes(at: u64, from: &[u8]) -> Result<(), Errno> {
 
 /// As [`read_bytes`], of any address space.
 pub fn read_bytes_of(space: &Space, at: u64, into: &mut [u8]) -> Result<(), Errno> {
-    space.read_user(VirtAddr(at), into).map_err(refused)
+    attempt(|| space.read_user(VirtAddr(at), into))
 }
 
 /// As [`write_bytes`], of any address space.
 pub fn write_bytes_of(space: &Space, at: u64, from: &[u8]) -> Result<(), Errno> {
-    space.write_user(VirtAddr(at), from).map_err(refused)
+    attempt(|| space.write_user(VirtAddr(at), from))
 }
 
 /// Reads a value.

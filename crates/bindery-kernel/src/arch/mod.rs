@@ -28,6 +28,7 @@
 //! | `signal` | `push` and `pop` of signal frames as the C libraries know them |
 //! | `call` | system calls that only this architecture has |
 //! | `hardware_capabilities() -> [u64; 2]`, `PLATFORM_NAME` | what programs learn of the CPU: `AT_HWCAP`, `AT_HWCAP2`, `AT_PLATFORM` |
+//! | `random_word() -> Option<u64>` | from the CPU's generator, if it has one |
 //! | `return_addresses(FnMut(u64))` | the frames above the caller, for a panic |
 
 #[cfg(target_arch = "aarch64")]

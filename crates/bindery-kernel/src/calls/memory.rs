@@ -31,8 +31,34 @@ impl linux::Process<'static, Machine> for Caller<'_> {
 }
 
 /// Makes a call about memory; `None` where the number is another call's.
-pub fn call(number: u64, mut arguments: [u64; 6]) -> Option<Outcome> {
+#[inline]
+pub fn call(number: u64, arguments: &[u64; 6]) -> Option<Outcome> {
+    const WITH_MORE: u32 = MAP_ANONYMOUS | MAP_POPULATE | MAP_LOCKED;
     let call = Call::from_number(const { numbers() }, number)?;
+    let more = match call {
+        Call::Mmap => arguments[3] as u32 & WITH_MORE != MAP_ANONYMOUS,
+        Call::ProcessMadvise => true,
+        _ => false,
+    };
+    Some(if more { with_more(call, *arguments) } else { make(call, *arguments, None, None) })
+}
+
+#[inline]
+fn make(
+    call: Call,
+    arguments: [u64; 6],
+    file: Option<OpenFile<'static, Machine>>,
+    other: Option<&Space>,
+) -> Outcome {
+    process::with_space(|space| {
+        from_raw(linux::call(&Caller { space, file, other }, call, arguments))
+    })
+}
+
+/// A call that needs a descriptor, or may run out of memory without saying so. Apart, so that the
+/// others are quick.
+#[inline(never)]
+fn with_more(call: Call, mut arguments: [u64; 6]) -> Outcome {
     let (mut file, mut other) = (None, None);
     match call {
         Call::Mmap if arguments[3] as u32 & MAP_ANONYMOUS == 0 => {
@@ -42,21 +68,18 @@ pub fn call(number: u64, mut arguments: [u64; 6]) -> Option<Outcome> {
                 Ok(Mappable::Zeroes) => arguments[3] |= u64::from(MAP_ANONYMOUS),
                 // The core's own checks of the arguments come first, as on Linux.
                 Err(Errno::EBADF) => {}
-                Err(errno) => return Some(Err(errno)),
+                Err(errno) => return Err(errno),
             }
         }
         Call::ProcessMadvise => match process::space_behind(arguments[0] as i32) {
             Ok(space) => other = Some(space),
             // As above.
             Err(Errno::EBADF) => {}
-            Err(errno) => return Some(Err(errno)),
+            Err(errno) => return Err(errno),
         },
         _ => {}
     }
-    let outcome = process::with_space(|space| {
-        let caller = Caller { space, file, other: other.as_deref() };
-        from_raw(linux::call(&caller, call, arguments))
-    });
+    let outcome = make(call, arguments, file, other.as_deref());
     // As Linux: `mmap` does not tell that there was no memory for pages in advance, but somebody has
     // to make room.
     if call == Call::Mmap
@@ -65,7 +88,7 @@ pub fn call(number: u64, mut arguments: [u64; 6]) -> Option<Outcome> {
     {
         process::memory_ran_out();
     }
-    Some(outcome)
+    outcome
 }
 
 /// So few free frames mean that pages in advance were not all there.

@@ -17,27 +17,37 @@ use crate::{files, log, options, process};
 
 /// Makes the call that stands in the registers. `None` where the registers are as the program
 /// shall have them (a return from a signal handler, a new program).
+#[inline]
 pub fn dispatch(registers: &mut Registers) -> Option<Outcome> {
     let (number, arguments) = (registers.number(), registers.arguments());
-    if let Some(outcome) = memory::call(number, arguments) {
-        return Some(logged(number, arguments, outcome));
+    let outcome = match memory::call(number, &arguments) {
+        Some(outcome) => outcome,
+        None => other(number, arguments, registers)?,
+    };
+    if options::LOG_CALLS.load(Ordering::Relaxed) {
+        log_call(number, arguments, outcome);
     }
+    Some(outcome)
+}
+
+/// Any other call. Apart, so that those about memory are quick.
+#[inline(never)]
+fn other(number: u64, arguments: [u64; 6], registers: &mut Registers) -> Option<Outcome> {
     let Ok(known) = u32::try_from(number) else {
         return Some(unknown(number));
     };
     if let Some(result) = process::calls::call(known, arguments, registers) {
-        return result.map(|outcome| logged(number, arguments, outcome));
+        return result;
     }
     let outcome = files::calls::call(known, arguments).or_else(|| arch::call(known, arguments));
-    Some(logged(number, arguments, outcome.unwrap_or_else(|| unknown(number))))
+    Some(outcome.unwrap_or_else(|| unknown(number)))
 }
 
-fn logged(number: u64, arguments: [u64; 6], outcome: Outcome) -> Outcome {
-    if options::LOG_CALLS.load(Ordering::Relaxed) {
-        let thread = process::current().id();
-        log!("thread {thread}: call {number} {arguments:x?} = {outcome:x?}");
-    }
-    outcome
+#[cold]
+#[inline(never)]
+fn log_call(number: u64, arguments: [u64; 6], outcome: Outcome) {
+    let thread = process::current().id();
+    log!("thread {thread}: call {number} {arguments:x?} = {outcome:x?}");
 }
 
 /// The unknown calls that were logged; the last bit stands for all numbers that are larger.

@@ -94,11 +94,15 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
         nr::__NR_statfs => status::statfs(a, b),
         nr::__NR_fstatfs => status::statfs_of(descriptor, b),
         nr::__NR_truncate => truncate(a, b as i64),
-        nr::__NR_ftruncate => with_object(descriptor, |file| linux::ftruncate(file, b as i64)),
-        nr::__NR_fallocate => {
-            with_object(descriptor, |file| linux::fallocate(file, b as i32, c as i64, d as i64))
+        nr::__NR_ftruncate => {
+            with_object(descriptor, Pipes::Invalid, |file| linux::ftruncate(file, b as i64))
         }
-        nr::__NR_fsync | nr::__NR_fdatasync | nr::__NR_syncfs => get(descriptor).map(|_| 0),
+        nr::__NR_fallocate => {
+            let act = |file: &_| linux::fallocate(file, b as i32, c as i64, d as i64);
+            with_object(descriptor, Pipes::CannotSeek, act)
+        }
+        nr::__NR_fsync | nr::__NR_fdatasync => synchronize(descriptor),
+        nr::__NR_syncfs => get(descriptor).map(|_| 0),
         nr::__NR_fadvise64 | nr::__NR_readahead => get(descriptor).map(|_| 0),
         nr::__NR_sync => Ok(0),
         nr::__NR_umask => Ok(process::current().process.files().set_umask(a as u32).into()),
@@ -181,8 +185,27 @@ fn with_epoll(descriptor: i32, act: impl FnOnce(&super::epoll::Epoll) -> Outcome
     }
 }
 
+/// What a call that needs an object says of pipes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Pipes {
+    /// `EINVAL`.
+    Invalid,
+    /// `ESPIPE`.
+    CannotSeek,
+}
+
+fn is_pipe(description: &Description) -> bool {
+    matches!(description.node.special(), Special::Pipe(_))
+}
+
+/// `fsync(2)`: all contents are in memory anyway.
+fn synchronize(descriptor: i32) -> Outcome {
+    if is_pipe(&*get(descriptor)?) { Err(Errno::EINVAL) } else { Ok(0) }
+}
+
 fn with_object(
     descriptor: i32,
+    pipes: Pipes,
     act: impl FnOnce(&linux::OpenFile<'static, crate::platform::Machine>) -> i64,
 ) -> Outcome {
     let description = get(descriptor)?;
@@ -191,7 +214,7 @@ fn with_object(
     }
     match description.open_file() {
         Ok(file) => from_raw(act(&file)),
-        Err(_) if matches!(description.node.special(), Special::Pipe(_)) => Err(Errno::ESPIPE),
+        Err(_) if pipes == Pipes::CannotSeek && is_pipe(&description) => Err(Errno::ESPIPE),
         Err(_) => Err(Errno::EINVAL),
     }
 }

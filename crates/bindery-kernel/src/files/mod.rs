@@ -177,6 +177,7 @@ pub fn program_of(files: &Files, descriptor: i32) -> Result<Program, Errno> {
 fn program(place: Arc<Place>) -> Result<Program, Errno> {
     let mode = place.node.attributes().mode;
     let object = place.node.object().cloned();
+    proc::remember(&place);
     match object {
         Some(object) if place.node.kind() == Kind::Regular && mode & 0o111 != 0 => {
             Ok(Program { object, mode, path: place.path(), place })

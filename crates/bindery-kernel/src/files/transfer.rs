@@ -53,6 +53,12 @@ impl Segments {
         Ok(Self { list })
     }
 
+    /// Refuses where the first byte could not be written.
+    fn check_first(&self) -> Result<(), Errno> {
+        let first = self.list.iter().find(|(_, length)| *length > 0);
+        first.map_or(Ok(()), |(at, _)| user::check_writable(*at))
+    }
+
     fn total(&self) -> u64 {
         self.list.iter().map(|(_, length)| length).sum()
     }
@@ -88,6 +94,10 @@ fn fill(node: &dyn Node, at: u64, segments: &Segments, patience: Patience) -> Ou
     let total = segments.total();
     let mut piece = buffer(total)?;
     let mut done = 0;
+    if !node.is_seekable() {
+        // What is taken out of a pipe cannot be put back.
+        segments.check_first()?;
+    }
     loop {
         let length = ((total - done) as usize).min(piece.len());
         let now = next_patience(node, done, patience);
@@ -211,10 +221,17 @@ pub fn seek(descriptor: i32, offset: i64, from: u32) -> Outcome {
         SEEK_SET => Some(offset),
         SEEK_CUR => (*position as i64).checked_add(offset),
         SEEK_END => (size as i64).checked_add(offset),
-        // Holes are not told apart: all is data, and behind it a hole.
         SEEK_DATA | SEEK_HOLE if offset < 0 || offset as u64 >= size => return Err(Errno::ENXIO),
-        SEEK_DATA => Some(offset),
-        SEEK_HOLE => Some(size as i64),
+        SEEK_DATA | SEEK_HOLE => {
+            let data = from == SEEK_DATA;
+            let found = match node.object() {
+                Some(object) if data => object.next_data(offset as u64),
+                Some(object) => object.next_hole(offset as u64),
+                // What has no object has no holes.
+                None => Some(if data { offset as u64 } else { size }),
+            };
+            Some(found.ok_or(Errno::ENXIO)? as i64)
+        }
         _ => return Err(Errno::EINVAL),
     };
     let new = new.ok_or(Errno::EOVERFLOW)?;

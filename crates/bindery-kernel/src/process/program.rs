@@ -7,8 +7,8 @@
 //! 0x5555_5555_4000  a program that can lie anywhere (AArch64: 0xaaaa_aaaa_0000)
 //!                   the heap behind its last segment
 //!                   mappings, downwards from some way below the stack
-//! USER_END          the stack, downwards (AArch64: 64 KiB lower, with a page for the return from
-//!                   signal handlers above)
+//!                   the stack, downwards from 64 KiB below the end
+//! USER_END          AArch64: just below, a page for the return from signal handlers
 //! ```
 
 use alloc::sync::Arc;
@@ -48,7 +48,6 @@ const PAGE: u64 = 4096;
 mod layout {
     pub const MACHINE: u16 = elf::abi::EM_X86_64;
     pub const FREE_PROGRAM: u64 = 0x5555_5555_4000;
-    pub const ABOVE_STACK: u64 = 0;
     pub const SIGNAL_RETURN: Option<[u8; 8]> = None;
     pub const SIGNAL_STACK: u64 = 3632;
 }
@@ -57,12 +56,14 @@ mod layout {
 mod layout {
     pub const MACHINE: u16 = elf::abi::EM_AARCH64;
     pub const FREE_PROGRAM: u64 = 0xaaaa_aaaa_0000;
-    pub const ABOVE_STACK: u64 = 0x1_0000;
     pub const SIGNAL_RETURN: Option<[u8; 8]> = Some(crate::arch::signal::TRAMPOLINE);
     pub const SIGNAL_STACK: u64 = 4720;
 }
 
-const STACK_END: u64 = EntryFormat::USER_END - layout::ABOVE_STACK;
+/// What stays free above the stack, in bytes: whoever runs over its upper end finds nothing.
+const ABOVE_STACK: u64 = 0x1_0000;
+
+const STACK_END: u64 = EntryFormat::USER_END - ABOVE_STACK;
 
 /// Where programs find the instructions that return from a signal handler, where their C library
 /// leaves them to the kernel.

@@ -1,12 +1,13 @@
-//! Random numbers: ChaCha, seeded once from what differs between machines and moments.
+//! Random numbers: ChaCha, seeded once by the CPU's own generator and the clocks.
 //!
-//! A machine under `-icount` with a fixed clock gives the same numbers each time, on purpose.
+//! A machine under `-icount` with a fixed clock and a seeded generator gives the same numbers each
+//! time, on purpose.
 
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
 use crate::sync::Mutex;
-use crate::time;
+use crate::{arch, time};
 
 static GENERATOR: Mutex<Option<ChaCha12Rng>> = Mutex::new(None);
 
@@ -17,9 +18,13 @@ pub fn fill(into: &mut [u8]) {
 }
 
 fn seeded() -> ChaCha12Rng {
+    let mut words = [time::real_time(), time::now(), 0, 0];
+    for word in &mut words {
+        *word ^= arch::random_word().unwrap_or(0);
+    }
     let mut seed = [0; 32];
-    for (index, word) in [time::real_time(), time::now()].into_iter().enumerate() {
-        seed[8 * index..8 * index + 8].copy_from_slice(&word.to_le_bytes());
+    for (place, word) in seed.chunks_mut(8).zip(words) {
+        place.copy_from_slice(&word.to_le_bytes());
     }
     ChaCha12Rng::from_seed(seed)
 }

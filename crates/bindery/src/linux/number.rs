@@ -32,7 +32,17 @@ macro_rules! calls {
 
             /// The call that has this number; `None` where it is none about memory.
             pub fn from_number(numbers: Numbers, number: u64) -> Option<Self> {
-                Self::ALL.iter().copied().find(|call| call.number(numbers) == number)
+                // Written so that the compiler makes a table of it: kernels ask this of every call.
+                match numbers {
+                    Numbers::X86_64 => match number {
+                        $($x86 => Some(Self::$name),)*
+                        _ => None,
+                    },
+                    Numbers::Generic => match number {
+                        $($generic => Some(Self::$name),)*
+                        _ => None,
+                    },
+                }
             }
 
             /// The call's number.

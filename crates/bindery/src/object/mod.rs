@@ -39,7 +39,8 @@
 //!      frees it; 3. CPU A maps it.
 //! - The *mappers' gate*: guards the list of VMAs (`rmap`).
 //! - The *pages' gate*: guards the index, for the length of one look or change. Nothing but the
-//!   spin locks of frames and slabs is taken inside.
+//!   spin locks of frames and slabs is taken inside; who has passed it is in a read section, so
+//!   waiters spin, and it may be passed with tables locked.
 //!
 //! Order: the address space's mutex, a VMA's lock, changes, saving, the gate, the mappers' gate,
 //! table locks, the pages' gate.
@@ -49,6 +50,7 @@ mod content;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod damage;
 mod fetch;
+mod holes;
 pub(crate) mod index;
 mod mappings;
 mod pager;

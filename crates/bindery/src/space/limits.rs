@@ -63,6 +63,9 @@ pub struct Usage {
 /// The accounts and limits, readable at any time; usage changes with the mutex held.
 pub(super) struct Account {
     total: AtomicI64,
+    peak: AtomicI64,
+    /// The most resident pages that anybody has seen; see `observe_resident`.
+    resident_peak: AtomicU64,
     data: AtomicI64,
     locked: AtomicI64,
     committed: AtomicI64,
@@ -77,6 +80,8 @@ impl Account {
     pub(super) fn new(limits: &Limits) -> Self {
         let account = Self {
             total: AtomicI64::new(0),
+            peak: AtomicI64::new(0),
+            resident_peak: AtomicU64::new(0),
             data: AtomicI64::new(0),
             locked: AtomicI64::new(0),
             committed: AtomicI64::new(0),
@@ -126,6 +131,22 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.account.limits()
     }
 
+    /// The most pages that all mappings together have had (`VmPeak`).
+    pub(crate) fn peak_total(&self) -> u64 {
+        self.account.peak.load(Ordering::Relaxed).max(0) as u64
+    }
+
+    /// Notes how many pages are resident, and gives the most that was ever noted: resident pages are
+    /// counted when somebody asks, not when they come and go.
+    pub(crate) fn observe_resident(&self, pages: u64) -> u64 {
+        self.account.resident_peak.fetch_max(pages, Ordering::Relaxed).max(pages)
+    }
+
+    /// Forgets what [`AddressSpace::observe_resident`] has noted.
+    pub(crate) fn reset_resident_peak(&self) {
+        self.account.resident_peak.store(0, Ordering::Relaxed);
+    }
+
     /// What the address space uses.
     pub fn usage(&self) -> Usage {
         let read = |counter: &AtomicI64| counter.load(Ordering::Relaxed).max(0) as u64;
@@ -140,6 +161,10 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// `pages` more (or fewer) of a mapping with these flags. The mutex is held.
     pub(super) fn account(&self, flags: MappingFlags, pages: i64) {
         add(&self.account.total, pages);
+        let total = self.account.total.load(Ordering::Relaxed);
+        if total > self.account.peak.load(Ordering::Relaxed) {
+            self.account.peak.store(total, Ordering::Relaxed);
+        }
         if flags.is_data() {
             add(&self.account.data, pages);
         }

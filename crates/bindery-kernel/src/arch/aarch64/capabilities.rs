@@ -4,8 +4,11 @@
 //! pointer authentication or branch targets, and no reading of identification registers (a program
 //! that tries gets `SIGILL`).
 
+use core::arch::asm;
+
 use aarch64_cpu::registers::{
-    ID_AA64ISAR0_EL1, ID_AA64ISAR1_EL1, ID_AA64MMFR2_EL1, ID_AA64PFR0_EL1, ID_AA64PFR1_EL1, Readable,
+    ID_AA64ISAR0_EL1, ID_AA64ISAR1_EL1, ID_AA64MMFR2_EL1, ID_AA64PFR0_EL1, ID_AA64PFR1_EL1,
+    Readable,
 };
 
 /// A field of an identification register: its lowest bit, the least value that means the
@@ -13,21 +16,21 @@ use aarch64_cpu::registers::{
 type Field = (u32, u64, u32);
 
 const INSTRUCTIONS_0: [Field; 16] = [
-    (4, 1, 3),   // AES
-    (4, 2, 4),   // PMULL
-    (8, 1, 5),   // SHA1
-    (12, 1, 6),  // SHA2
-    (12, 2, 21), // SHA512
-    (16, 1, 7),  // CRC32
-    (20, 2, 8),  // ATOMICS
-    (28, 1, 12), // ASIMDRDM
-    (32, 1, 17), // SHA3
-    (36, 1, 18), // SM3
-    (40, 1, 19), // SM4
-    (44, 1, 20), // ASIMDDP
-    (48, 1, 23), // ASIMDFHM
-    (52, 1, 27), // FLAGM
-    (52, 2, 32 + 7), // FLAGM2
+    (4, 1, 3),        // AES
+    (4, 2, 4),        // PMULL
+    (8, 1, 5),        // SHA1
+    (12, 1, 6),       // SHA2
+    (12, 2, 21),      // SHA512
+    (16, 1, 7),       // CRC32
+    (20, 2, 8),       // ATOMICS
+    (28, 1, 12),      // ASIMDRDM
+    (32, 1, 17),      // SHA3
+    (36, 1, 18),      // SM3
+    (40, 1, 19),      // SM4
+    (44, 1, 20),      // ASIMDDP
+    (48, 1, 23),      // ASIMDFHM
+    (52, 1, 27),      // FLAGM
+    (52, 2, 32 + 7),  // FLAGM2
     (60, 1, 32 + 16), // RNG
 ];
 
@@ -66,4 +69,19 @@ pub fn hardware_capabilities() -> [u64; 2] {
     add(ID_AA64MMFR2_EL1.get(), &[(32, 1, 25)]); // USCAT
     // The upper half of each word belongs to the other list.
     [capabilities & 0xffff_ffff, capabilities >> 32]
+}
+
+/// A number of the processor's own generator; `None` where it has none, or none at hand.
+pub fn random_word() -> Option<u64> {
+    if ID_AA64ISAR0_EL1.get() >> 60 & 0xf == 0 {
+        return None;
+    }
+    let (word, good): (u64, u64);
+    // SAFETY: the processor has the register (RNDR), whose reading changes two registers and the
+    // flags.
+    unsafe {
+        asm!("mrs {word}, s3_3_c2_c4_0", "cset {good}, ne", word = out(reg) word, good = out(reg) good,
+            options(nomem, nostack));
+    }
+    (good != 0).then_some(word)
 }

@@ -50,8 +50,10 @@ pub fn read(physical: u64) -> Information {
         map(area.start, area.end.min(image.start));
         map(area.start.max(image.end), area.end);
     }
-    information.command_line =
-        tree.find_node("/chosen").and_then(|node| node.property("bootargs")?.as_str()).unwrap_or("");
+    information.command_line = tree
+        .find_node("/chosen")
+        .and_then(|node| node.property("bootargs")?.as_str())
+        .unwrap_or("");
     information.cpus = cpus().count();
     begin_devices(tree);
     information

@@ -48,7 +48,7 @@ use aarch64_cpu::registers::{PAR_EL1, Readable, TPIDR_EL0, TPIDR_EL1, Writeable}
 
 use crate::errno::Outcome;
 
-pub use capabilities::hardware_capabilities;
+pub use capabilities::{hardware_capabilities, random_word};
 pub use clock::{nanoseconds, real_time, set_timer};
 pub use firmware::{power_off, write_control};
 pub use frames::{copy, zero};

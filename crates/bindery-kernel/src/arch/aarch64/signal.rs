@@ -12,8 +12,8 @@ use crate::user::{self, Plain};
 
 use super::{FloatingPoint, Registers};
 
-/// `mov x8, #139; svc #0`: what a handler returns to where the C library names nothing (glibc, musl
-/// for the newest calls): `rt_sigreturn`. It is mapped into every program.
+/// `mov x8, #139; svc #0`: `rt_sigreturn`, what a handler returns to where the C library names
+/// nothing, as glibc does. It is mapped into every program.
 pub const TRAMPOLINE: [u8; 8] = [0x68, 0x11, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4];
 
 /// What a handler is told.

@@ -77,8 +77,12 @@ fn one(page: u64, tables: Tables) {
     // address-space identifier above them is 0; a program's page has no higher bits.
     unsafe {
         match tables {
-            Tables::Unchanged => asm!("tlbi vale1is, {}", in(reg) page, options(nostack, preserves_flags)),
-            Tables::Changed => asm!("tlbi vae1is, {}", in(reg) page, options(nostack, preserves_flags)),
+            Tables::Unchanged => {
+                asm!("tlbi vale1is, {}", in(reg) page, options(nostack, preserves_flags))
+            }
+            Tables::Changed => {
+                asm!("tlbi vae1is, {}", in(reg) page, options(nostack, preserves_flags))
+            }
         }
     }
 }

@@ -19,7 +19,9 @@ const DEBUG: u64 = 1;
 const PAGE_FAULT: u64 = 14;
 
 /// Bits of a page fault's error code.
+const PRESENT: u64 = 1 << 0;
 const WRITE: u64 = 1 << 1;
+const USER: u64 = 1 << 2;
 const RESERVED: u64 = 1 << 3;
 const FETCH: u64 = 1 << 4;
 
@@ -43,6 +45,12 @@ pub extern "C" fn exception(registers: &mut Registers) {
             FETCH => Access::Execute,
             _ => Access::Write,
         };
+        if registers.error & (PRESENT | USER) == PRESENT {
+            // QEMU reads what `iretq` of a program pops with the rights of the kernel, and says so; a
+            // processor never tells of a program's access like this. Nothing in a mapping could
+            // allow it.
+            return trap::exception(registers, SIGSEGV, SI_KERNEL as i32, 0);
+        }
         if registers.error & RESERVED != 0 {
             die(registers);
         }

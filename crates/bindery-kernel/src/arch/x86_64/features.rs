@@ -1,5 +1,6 @@
 //! What of the processor is switched on, on each CPU alike.
 
+use core::arch::asm;
 use core::arch::x86_64::{__cpuid, __cpuid_count, CpuidResult};
 
 use x86_64::registers::control::{Cr4, Cr4Flags};
@@ -27,6 +28,20 @@ pub fn has_smap() -> bool {
 /// Whether pages of 1 GiB are there.
 pub fn has_giant_pages() -> bool {
     leaf(0x8000_0001, 0).edx & 1 << 26 != 0
+}
+
+/// A number of the processor's own generator; `None` where it has none, or none at hand.
+pub fn random_word() -> Option<u64> {
+    if leaf(1, 0).ecx & 1 << 30 == 0 {
+        return None;
+    }
+    let (word, good): (u64, u8);
+    // SAFETY: the processor has the instruction, which changes two registers and the flags.
+    unsafe {
+        asm!("rdrand {word}", "setc {good}", word = out(reg) word, good = out(reg_byte) good,
+            options(nomem, nostack));
+    }
+    (good != 0).then_some(word)
 }
 
 /// Switches everything on that the processor has and the kernel wants.

@@ -50,7 +50,7 @@ pub struct Local {
     task: TaskStateSegment,
     segments: [u64; 9],
     /// For a double fault, and for what cannot be masked: the stack pointer may be anything.
-    stacks: [Stack<16384>; 2],
+    stacks: [Stack<8192>; 2],
 }
 
 const _: () = assert!(offset_of!(Local, kernel_stack) == entry::KERNEL_STACK);

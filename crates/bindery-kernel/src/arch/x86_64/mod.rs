@@ -46,6 +46,7 @@ use crate::user;
 
 pub use devices::{power_off, read_console, write_console, write_control};
 pub use entry::{Context, Registers, prepare, switch};
+pub use features::random_word;
 pub use floating_point::FloatingPoint;
 pub use local::{cpu, set_kernel_stack};
 pub use other_cpus::start_other_cpus;
@@ -140,14 +141,18 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
 }
 
 /// Gives the addresses to which the functions above the caller return, the nearest first. Follows
-/// the frame pointers as far as they lead through mapped memory of the kernel, upwards.
+/// the frame pointers as far as they lead through mapped memory of the kernel; from the stack of a
+/// double fault they lead to another one.
 pub fn return_addresses(mut each: impl FnMut(u64)) {
     const MOST: usize = 64;
     let mut frame: u64;
     // SAFETY: reads a register.
     unsafe { asm!("mov {}, rbp", out(reg) frame, options(nomem, nostack, preserves_flags)) };
     for _ in 0..MOST {
-        if !frame.is_multiple_of(8) || !paging::is_mapped(frame) || !paging::is_mapped(frame + 8) {
+        if !frame.is_multiple_of(8)
+            || !paging::is_mapped(frame)
+            || !paging::is_mapped(frame.wrapping_add(8))
+        {
             break;
         }
         // SAFETY: both words lie in pages that are mapped, and are only looked at.
@@ -156,9 +161,6 @@ pub fn return_addresses(mut each: impl FnMut(u64)) {
             break;
         }
         each(address);
-        if next <= frame {
-            break;
-        }
         frame = next;
     }
 }

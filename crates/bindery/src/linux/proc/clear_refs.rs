@@ -76,7 +76,10 @@ pub fn clear_refs<P: Platform>(space: &AddressSpace<'_, P>, what: ClearRefs) -> 
         ClearRefs::Anonymous => space.forget_in(Forget::Accessed, Vma::is_anonymous),
         ClearRefs::Mapped => space.forget_in(Forget::Accessed, |vma| !vma.is_anonymous()),
         ClearRefs::SoftDirty => space.forget_in(Forget::SoftDirty, |_| true),
-        ClearRefs::PeakResident => Ok(()),
+        ClearRefs::PeakResident => {
+            space.reset_resident_peak();
+            Ok(())
+        }
     };
     done.map_err(|error| error.errno(Verb::Madvise))
 }

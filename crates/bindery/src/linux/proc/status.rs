@@ -82,7 +82,9 @@ pub fn statm<P: Platform>(
 }
 
 /// Writes those lines about memory in `/proc/self/status` that the core knows, in Linux's order:
-/// `VmSize`, `VmLck`, `VmRSS`, `RssAnon`, `RssFile`, `RssShmem`, `VmData`, `VmStk`, `VmSwap`.
+/// `VmPeak`, `VmSize`, `VmLck`, `VmHWM`, `VmRSS`, `RssAnon`, `RssFile`, `RssShmem`, `VmData`, `VmStk`,
+/// `VmPTE`, `VmSwap`. `VmHWM` is the most that was resident whenever this was asked: nothing counts
+/// resident pages as they come and go.
 ///
 /// # Errors
 /// Those of `out` alone.
@@ -91,15 +93,20 @@ pub fn statm<P: Platform>(
 pub fn status<P: Platform>(space: &AddressSpace<'_, P>, out: &mut dyn Write) -> fmt::Result {
     let (resident, stack) = look_at_all(space);
     let usage = space.usage();
+    let counts = space.counts();
     let lines = [
+        ("VmPeak", space.peak_total()),
         ("VmSize", usage.total),
         ("VmLck", usage.locked),
+        ("VmHWM", space.observe_resident(resident.total())),
         ("VmRSS", resident.total()),
         ("RssAnon", resident.anonymous),
         ("RssFile", resident.file),
         ("RssShmem", resident.shared),
         ("VmData", usage.data),
         ("VmStk", stack),
+        // One frame each.
+        ("VmPTE", counts.tables_allocated.saturating_sub(counts.tables_freed)),
         ("VmSwap", 0),
     ];
     lines.into_iter().try_for_each(|(name, pages)| {

@@ -1,0 +1,45 @@
+//! Where an object has pages, and where it has none (`lseek(2)` with `SEEK_DATA` and `SEEK_HOLE`).
+
+use crate::addr::PAGE_SHIFT;
+use crate::platform::Platform;
+
+use super::Object;
+
+impl<P: Platform> Object<'_, P> {
+    /// The first byte at or behind `offset`, in bytes, that is in a page which is there; `None` where
+    /// nothing but a hole follows. What of a file is not in memory may be data in its storage, so all
+    /// of a file is data.
+    ///
+    /// Complexity: the height of the index.
+    pub fn next_data(&self, offset: u64) -> Option<u64> {
+        let (memory, object) = (self.memory, self.state());
+        let size = object.size();
+        if offset >= size || object.is_file() {
+            return Some(offset).filter(|offset| *offset < size);
+        }
+        let (page, end) = (offset >> PAGE_SHIFT, object.size_in_pages());
+        let run = object.pages.look(&memory.platform, |index| index.next_run(page, end))?;
+        Some(offset.max(run.page << PAGE_SHIFT))
+    }
+
+    /// The first byte at or behind `offset`, in bytes, that is in no page which is there; the size
+    /// where there is none before, and `None` where `offset` is not below the size.
+    ///
+    /// Complexity: in the runs up to there.
+    pub fn next_hole(&self, offset: u64) -> Option<u64> {
+        let (memory, object) = (self.memory, self.state());
+        let size = object.size();
+        if offset >= size {
+            return None;
+        }
+        if object.is_file() {
+            return Some(size);
+        }
+        let (mut page, end) = (offset >> PAGE_SHIFT, object.size_in_pages());
+        let next = |page| object.pages.look(&memory.platform, |index| index.next_run(page, end));
+        while let Some(run) = next(page).filter(|run| run.page == page) {
+            page += u64::from(run.count);
+        }
+        Some(offset.max(page << PAGE_SHIFT).min(size))
+    }
+}
