@@ -3,10 +3,15 @@
 
 mod bench;
 mod check;
-mod size;
+mod compare;
+mod conformance;
+mod doctor;
+mod run;
+mod setup;
 
 use std::process::ExitCode;
 
+use bindery_cli::{guest, size};
 use clap::{Parser, Subcommand};
 
 const AFTER_HELP: &str = "\
@@ -26,6 +31,11 @@ struct Cli {
 enum Command {
     Bench(bench::Arguments),
     Check(check::Arguments),
+    Run(run::Arguments),
+    Compare(compare::Arguments),
+    Conformance(conformance::Arguments),
+    Doctor(doctor::Arguments),
+    Setup(setup::Arguments),
 }
 
 /// Why the program ends with another exit status than 0.
@@ -36,14 +46,30 @@ enum Problem {
     Wrong(String),
 }
 
+impl From<guest::Problem> for Problem {
+    fn from(problem: guest::Problem) -> Self {
+        match problem {
+            guest::Problem::Wrong(text) => Self::Wrong(text),
+            guest::Problem::Missing(text) | guest::Problem::Failed(text) => Self::Failed(text),
+        }
+    }
+}
+
 fn main() -> ExitCode {
     let Cli { command } = Cli::parse();
     let result = match command {
-        Command::Bench(arguments) => bench::run(&arguments).map_err(Problem::Failed),
-        Command::Check(arguments) => check::run(&arguments),
+        Command::Bench(arguments) => {
+            bench::run(&arguments).map_err(Problem::Failed).map(|()| ExitCode::SUCCESS)
+        }
+        Command::Check(arguments) => check::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Run(arguments) => run::run(&arguments).map_err(Problem::from),
+        Command::Compare(arguments) => compare::run(&arguments).map_err(Problem::from),
+        Command::Conformance(arguments) => conformance::run(&arguments).map_err(Problem::from),
+        Command::Doctor(arguments) => doctor::run(&arguments).map_err(Problem::from),
+        Command::Setup(arguments) => setup::run(&arguments).map_err(Problem::from),
     };
     let (status, problem) = match result {
-        Ok(()) => return ExitCode::SUCCESS,
+        Ok(status) => return status,
         Err(Problem::Failed(problem)) => (ExitCode::FAILURE, problem),
         Err(Problem::Wrong(problem)) => (ExitCode::from(2), problem),
     };

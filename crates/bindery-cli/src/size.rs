@@ -5,8 +5,11 @@ use std::str::FromStr;
 
 use bindery::addr::{PAGE_SHIFT, PAGE_SIZE};
 
+/// A kibibyte.
 pub const KIB: u64 = 1 << 10;
+/// A mebibyte.
 pub const MIB: u64 = 1 << 20;
+/// A gibibyte.
 pub const GIB: u64 = 1 << 30;
 
 /// The largest order that folios have.
@@ -19,14 +22,19 @@ pub struct FolioSize {
 }
 
 impl FolioSize {
+    /// One base page.
     pub const BASE: Self = Self { order: 0 };
+    /// 64 KiB.
     pub const KIB_64: Self = Self { order: 4 };
+    /// 2 MiB.
+    pub const MIB_2: Self = Self { order: MAX_ORDER };
 
     /// The base-2 logarithm of the base pages in it.
     pub fn order(self) -> u8 {
         self.order
     }
 
+    /// Its size in bytes.
     pub fn bytes(self) -> u64 {
         PAGE_SIZE << self.order
     }

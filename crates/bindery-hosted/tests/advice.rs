@@ -153,6 +153,24 @@ fn a_stack_grows_to_its_limit_and_keeps_its_distance<A: Walk>() {
     audit(&machine, &memory, &[&space]);
 }
 
+fn what_may_vanish_vanishes_when_it_is_to_leave_memory<A: Walk>() {
+    let (machine, memory) = strict::<A>(64 << 20);
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    let droppable = MapRequest { flags: MapFlags::DROPPABLE, ..fixed(AT.0, 2 * MIB) };
+    space.mmap(&droppable).unwrap();
+    space.mmap(&fixed(AT.0 + 2 * MIB, MIB)).unwrap();
+    let program = Program::new(&machine, &space);
+    program.fill(AT, 3 * MIB, 7).unwrap();
+    let free = memory.free_frames();
+    space.madvise(AT, 3 * MIB, Advice::PageOut).unwrap();
+    assert!(memory.free_frames() >= free + 512, "its frames are free");
+    for number in [0, 1, 511] {
+        assert_eq!(program.load(page(number)), Ok(0));
+    }
+    assert_eq!(program.load(page(512)), Ok(0x0707_0707_0707_0707), "what may not stays");
+    audit(&machine, &memory, &[&space]);
+}
+
 fn ranges_without_a_whole_span_are_refused_as_on_linux<A: Walk>() {
     let (machine, memory) = strict::<A>(64 << 20);
     let space = AddressSpace::new(&memory, options()).unwrap();
@@ -174,5 +192,6 @@ on_every_architecture! {
     in_the_background => the_background_collapser_keeps_to_policy_and_limits;
     forking => children_get_what_the_advice_says;
     growing => a_stack_grows_to_its_limit_and_keeps_its_distance;
+    vanishing => what_may_vanish_vanishes_when_it_is_to_leave_memory;
     refusing => ranges_without_a_whole_span_are_refused_as_on_linux;
 }

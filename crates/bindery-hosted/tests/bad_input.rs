@@ -291,13 +291,16 @@ fn hint<A: Walk>() {
 #[test]
 fn a_mapping_too_many_is_refused_by_every_verb_and_changes_nothing() {
     let (machine, memory) = strict::<X86_64<4>>(16 * MIB);
+    // As on Linux, the first that is too many can be made.
     let few = SpaceOptions { maximum_mappings: 1, ..options() };
     let space = AddressSpace::new(&memory, few).unwrap();
     space.mmap(&fixed(AT, 16 * PAGE)).unwrap();
+    space.mmap(&fixed(4 * AT, 16 * PAGE)).unwrap();
     let before = state(&space);
     let too_many = Some(Error::TooManyMappings);
     let middle = VirtAddr(AT + 4 * PAGE);
     assert_eq!(space.mmap(&fixed(8 * AT, PAGE)).err(), too_many);
+    assert_eq!(space.mmap(&fixed(AT + 16 * PAGE, PAGE)).err(), too_many, "though it would join");
     assert_eq!(space.munmap(middle, PAGE).err(), too_many);
     assert_eq!(space.mprotect(middle, PAGE, Protection::READ).err(), too_many);
     let elsewhere = VirtAddr(8 * AT);

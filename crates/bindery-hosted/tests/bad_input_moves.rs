@@ -6,9 +6,13 @@ mod refusal;
 mod stage;
 
 use bindery::addr::VirtAddr;
-use bindery::{Error, FaultError, Remap};
+use bindery::arch::X86_64;
+use bindery::{
+    Accounting, AddressSpace, Advice, Error, FaultError, FileAccess, MapObject, MapRequest, Place,
+    Protection, Remap, Sealing, Sharing, SpaceOptions, SyncFlags,
+};
 use bindery_hosted::Walk;
-use common::{GIB, fixed};
+use common::{GIB, MIB, audit, fixed, options, strict};
 use refusal::{AT, MINIMUM, PAGE, nowhere, out_of_range, refused, scene};
 
 on_every_architecture! {
@@ -196,4 +200,35 @@ fn no_room<A: Walk>() {
         }
         stage.assert_filled(large, 2, large);
     });
+}
+
+/// As Linux, a mapping may grow and be duplicated beyond all that an object can have, until the
+/// number of a page does not fit any more.
+#[test]
+fn a_mapping_may_reach_behind_all_that_an_object_can_have() {
+    const STEP: u64 = 1 << 54;
+    let (machine, memory) = strict::<X86_64<5>>(64 * MIB);
+    let object = memory.shared_memory(PAGE, Sealing::Allowed, Accounting::PerPage).unwrap();
+    let search_top = Some(VirtAddr((1 << 56) - PAGE));
+    let space = AddressSpace::new(&memory, SpaceOptions { search_top, ..options() }).unwrap();
+    let request = MapRequest {
+        length: PAGE,
+        protection: Protection::READ | Protection::WRITE,
+        place: Place::Fixed(VirtAddr(AT)),
+        sharing: Sharing::Shared,
+        ..MapRequest::default()
+    };
+    let access = FileAccess::READ | FileAccess::WRITE;
+    let source = MapObject { object: &object, offset: (1 << 63) - 2 * PAGE, access };
+    let mut at = space.mmap_object(&request, &source).unwrap();
+    for _ in 0..1100 {
+        let view = space.mremap(at, 0, STEP, Remap::MayMove).unwrap();
+        space.munmap(at, PAGE).unwrap();
+        at = VirtAddr(view.0 + STEP - PAGE);
+        space.munmap(view, STEP - PAGE).unwrap();
+        assert_eq!(space.msync(at, PAGE, SyncFlags::SYNC), Ok(()));
+        assert_eq!(space.madvise(at, PAGE, Advice::Remove), Err(Error::Invalid));
+        assert_eq!(space.fault(at, bindery::Access::Read), Err(FaultError::Bus));
+    }
+    audit(&machine, &memory, &[&space]);
 }

@@ -10,8 +10,9 @@ use std::thread;
 use bindery::addr::{VirtAddr, VirtRange};
 use bindery::platform::Cpu;
 use bindery::{
-    Access, Accounting, AddressSpace, Error, FaultError, FileAccess, Growth, MapObject, MapRequest,
-    PinTime, Place, Protection, Sealing, Seals, Sharing, testing,
+    Access, Accounting, AddressSpace, Advice, CollapseLimits, Error, FaultError, FileAccess,
+    Growth, MapObject, MapRequest, PinTime, Place, Protection, Sealing, Seals, Sharing, SizeMode,
+    testing,
 };
 use bindery_hosted::{Config, Program, TlbKind, Walk};
 use common::{MIB, READ_WRITE, audit, memory_with, options};
@@ -26,6 +27,7 @@ on_every_architecture! {
     pages_that_wait_behind_the_end_are_not_mapped => waiting_pages;
     a_mapping_outlives_the_handle => outlives;
     small_folios_become_a_large_one_with_all_they_hold => collapse;
+    a_private_mapping_keeps_what_it_shows_of_the_object_and_is_not_collapsed => collapse_private;
     pinned_pages_keep_seals_and_collapsing_away_and_outlive_their_place => pinned;
     sealing_against_writing_needs_writers_to_be_gone => sealing;
     programs_touch_while_the_size_changes => touch_while_resizing;
@@ -229,6 +231,34 @@ fn collapse<A: Walk>() {
             programs[1].store(at(3), 5).unwrap();
             assert_eq!(programs[0].load(at(3)), Ok(5));
             stage.audit(&spaces.each_ref());
+        });
+    }
+}
+
+fn collapse_private<A: Walk>() {
+    for touched in [1, 512] {
+        on_stage::<A>(0, |stage| {
+            let object = memfd(stage.memory, 2 * MIB);
+            for page in 0..512 {
+                object.write(page * PAGE, &[page as u8 | 1]).unwrap();
+            }
+            let space = stage.space();
+            map(&space, &object, AT, 2 * MIB, Sharing::Private).unwrap();
+            let program = Program::new(stage.machine, &space);
+            for page in 0..touched {
+                program.load(VirtAddr(AT + page * PAGE)).unwrap();
+            }
+            program.store(VirtAddr(AT), 7).unwrap();
+            let collapsed = space.madvise(VirtAddr(AT), 2 * MIB, Advice::Collapse);
+            assert_eq!(collapsed, Err(Error::Invalid));
+            stage.memory.folio_policy().set(9, SizeMode::Always);
+            let (collapsed, _) = space.collapse_some(VirtAddr(0), 8, &CollapseLimits::default());
+            assert_eq!(collapsed, 0, "nor in the background");
+            for page in 0..512 {
+                let expected = if page == 0 { 7 } else { u64::from(page as u8 | 1) };
+                assert_eq!(program.load(VirtAddr(AT + page * PAGE)), Ok(expected));
+            }
+            stage.audit(&[&space]);
         });
     }
 }

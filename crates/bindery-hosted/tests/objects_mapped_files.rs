@@ -9,9 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 
 use bindery::addr::{VirtAddr, VirtRange};
-use bindery::platform::Cpu;
-use bindery::{AddressSpace, Error, FaultError, Object, Pager, PagerError, Sharing};
-use bindery_hosted::{Config, MemoryFiles, PagerCounts, Program, TlbKind, Walk};
+use bindery::platform::{Cpu, Platform as _};
+use bindery::{
+    Access, AddressSpace, Error, FaultError, Object, Pager, PagerError, PinTime, Pinned, Sharing,
+};
+use bindery_hosted::{Config, Machine, MemoryFiles, PagerCounts, Program, TlbKind, Walk};
 use common::{MIB, audit, memory_with, options};
 use objects_common::{Failing, PAGE, content, memfd, use_object_order};
 use objects_stage::{AT, map, on_stage};
@@ -24,6 +26,7 @@ on_every_architecture! {
     what_is_written_after_saving_is_saved_again => saved_again;
     a_huge_mapping_of_a_file_is_saved_and_cut => huge_file;
     the_last_mapping_saves_what_is_dirty => last_mapping;
+    what_was_written_through_a_pin_is_saved_once_it_is_dropped => saved_after_a_pin;
     many_programs_write_while_a_file_is_saved => write_while_saving;
 }
 
@@ -217,6 +220,45 @@ fn huge_file<A: Walk>() {
         assert_eq!(files.content(1), content(&file));
         stage.audit(&[&space]);
     });
+}
+
+/// Writes behind the back of the page tables, as a device does.
+fn write_as_a_device<A: Walk>(machine: &Machine<A>, pinned: &Pinned<'_, Machine<A>>, byte: u8) {
+    // SAFETY: the window shows the page, which is pinned, and no program writes to it now.
+    unsafe { machine.window(pinned.first()).as_ptr().write(byte) };
+}
+
+fn saved_after_a_pin<A: Walk>() {
+    let files = MemoryFiles::new();
+    on_stage::<A>(0, |stage| {
+        let files = &files;
+        let file = stage.memory.file(files, 1, 2 * PAGE).unwrap();
+        let space = stage.space();
+        map(&space, &file, AT, 2 * PAGE, Sharing::Shared).unwrap();
+        let pin = |page: u64, access| {
+            space.pin(VirtAddr(AT + page * PAGE), 1, access, PinTime::Short).unwrap()
+        };
+        let pinned = pin(0, Access::Write);
+        file.sync(0, 2 * PAGE).unwrap();
+        write_as_a_device(stage.machine, &pinned, 99);
+        drop(pinned);
+        file.sync(0, 2 * PAGE).unwrap();
+        assert_eq!(files.content(1)[0], 99);
+        // Who only reads leaves nothing to be saved.
+        let writes = files.counts().writes;
+        drop(pin(1, Access::Read));
+        file.sync(0, 2 * PAGE).unwrap();
+        assert_eq!(files.counts().writes, writes);
+        // The file is there until what was written is saved, whoever has let go of it.
+        let pinned = pin(1, Access::Write);
+        file.sync(0, 2 * PAGE).unwrap();
+        drop((space, file));
+        write_as_a_device(stage.machine, &pinned, 98);
+        assert_eq!(files.counts().removed, 0);
+        drop(pinned);
+        assert_eq!(files.counts().removed, 1);
+    });
+    assert_eq!(files.content(1)[PAGE as usize], 98);
 }
 
 fn last_mapping<A: Walk>() {

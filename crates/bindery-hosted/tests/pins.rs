@@ -3,7 +3,10 @@
 mod common;
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
-use bindery::{Access, AddressSpace, Advice, Error, FaultError, FolioError, PinTime, Remap};
+use bindery::{
+    Access, AddressSpace, Advice, Error, FaultError, FolioError, Inspection, MapRequest, PinTime,
+    Protection, Remap,
+};
 use bindery_hosted::{Machine, Program, Walk};
 use common::{GIB, KIB, MIB, READ_WRITE, audit, fixed, options, strict, use_order};
 
@@ -33,7 +36,7 @@ fn a_fork_gives_the_child_copies_of_what_is_pinned<A: Walk>() {
     let before = space.counts();
     Program::new(&machine, &space).store(AT, 77).unwrap();
     assert_eq!((space.counts() - before).bytes_copied, 0);
-    let bindery::Inspection::Page { frame, .. } = space.inspect(AT) else { panic!("no page") };
+    let Inspection::Page { frame, .. } = space.inspect(AT) else { panic!("no page") };
     assert_eq!(frame, pinned.first());
     assert_eq!(Program::new(&machine, &child).load(AT), Ok(0), "the child has what was there");
     assert_eq!(Program::new(&machine, &space).load(AT), Ok(77));
@@ -48,7 +51,7 @@ fn a_move_takes_pinned_pages_along<A: Walk>() {
     let pinned = space.pin(AT, 4, Access::Write, PinTime::Short).unwrap();
     let to = VirtAddr(AT.0 + MIB);
     space.mremap(AT, 4 * PAGE_SIZE, 4 * PAGE_SIZE, Remap::To(to)).unwrap();
-    let bindery::Inspection::Page { frame, .. } = space.inspect(to) else { panic!("no page") };
+    let Inspection::Page { frame, .. } = space.inspect(to) else { panic!("no page") };
     assert_eq!(frame, pinned.first());
     drop(pinned);
     audit(&machine, &memory, &[&space]);
@@ -60,6 +63,7 @@ fn pinned_pages_outlive_their_mapping<A: Walk>() {
     let pinned = space.pin(AT, 1, Access::Read, PinTime::Short).unwrap();
     space.munmap(AT, PAGE_SIZE).unwrap();
     let without = memory.free_frames();
+    audit(&machine, &memory, &[&space]);
     drop(pinned);
     assert_eq!(memory.free_frames(), without + 1);
     audit(&machine, &memory, &[&space]);
@@ -89,10 +93,10 @@ fn a_pin_makes_a_shared_page_the_programs_own_first<A: Walk>() {
     let space = written(&memory, &machine, PAGE_SIZE);
     let child = space.fork().unwrap();
     let pinned = child.pin(AT, 1, Access::Read, PinTime::Long).unwrap();
-    let bindery::Inspection::Page { frame, .. } = space.inspect(AT) else { panic!("no page") };
+    let Inspection::Page { frame, .. } = space.inspect(AT) else { panic!("no page") };
     assert_ne!(frame, pinned.first(), "the pin would not follow the child's next store");
     Program::new(&machine, &child).store(AT, 5).unwrap();
-    let bindery::Inspection::Page { frame, .. } = child.inspect(AT) else { panic!("no page") };
+    let Inspection::Page { frame, .. } = child.inspect(AT) else { panic!("no page") };
     assert_eq!(frame, pinned.first());
     drop(pinned);
     audit(&machine, &memory, &[&space, &child]);
@@ -105,7 +109,7 @@ fn a_pin_that_cannot_be_is_refused<A: Walk>() {
     assert_eq!(refused(0, Access::Read), Some(FaultError::NotMapped));
     assert_eq!(refused(u64::MAX, Access::Read), Some(FaultError::NotMapped));
     assert_eq!(refused(A::USER_END, Access::Write), Some(FaultError::NotMapped));
-    space.mprotect(AT, PAGE_SIZE, bindery::Protection::READ).unwrap();
+    space.mprotect(AT, PAGE_SIZE, Protection::READ).unwrap();
     assert_eq!(refused(AT.0, Access::Write), Some(FaultError::Protection));
     let pinned = space.pin(AT, 0, Access::Read, PinTime::Short).unwrap();
     assert_eq!(pinned.pages(), 1);
@@ -114,7 +118,76 @@ fn a_pin_that_cannot_be_is_refused<A: Walk>() {
     audit(&machine, &memory, &[&space]);
 }
 
+fn a_fork_copies_what_is_pinned_and_hidden<A: Walk>() {
+    for (order, length) in [(0, 4 * PAGE_SIZE), (4, 64 * KIB), (9, 2 * MIB)] {
+        let (machine, memory) = strict::<A>(64 << 20);
+        use_order(&memory, order);
+        let space = written(&memory, &machine, length);
+        let pinned = space.pin(AT, 1, Access::Write, PinTime::Long).unwrap();
+        space.mprotect(AT, length, Protection::empty()).unwrap();
+        let child = space.fork().unwrap();
+        audit(&machine, &memory, &[&space, &child]);
+        for one in [&space, &child] {
+            one.mprotect(AT, length, READ_WRITE).unwrap();
+        }
+        Program::new(&machine, &space).store(AT, 77).unwrap();
+        let Inspection::Page { frame, .. } = space.inspect(AT) else { panic!("no page") };
+        assert_eq!(frame, pinned.first(), "the pin does not see the store");
+        for page in 0..length / PAGE_SIZE {
+            let at = VirtAddr(AT.0 + page * PAGE_SIZE);
+            assert_eq!(Program::new(&machine, &child).load(at), Ok(page));
+        }
+        drop(pinned);
+        audit(&machine, &memory, &[&space, &child]);
+    }
+}
+
+fn memory_that_may_not_be_written_is_the_programs_own_once_it_is_pinned<A: Walk>() {
+    for touched in [false, true] {
+        let (machine, memory) = strict::<A>(64 << 20);
+        let space = AddressSpace::new(&memory, options()).unwrap();
+        let read_only = MapRequest { protection: Protection::READ, ..fixed(AT.0, PAGE_SIZE) };
+        space.mmap(&read_only).unwrap();
+        let program = Program::new(&machine, &space);
+        if touched {
+            assert_eq!(program.load(AT), Ok(0));
+        }
+        let pinned = space.pin(AT, 1, Access::Read, PinTime::Short).unwrap();
+        assert_eq!(program.load(AT), Ok(0));
+        assert_eq!(program.store(AT, 1), Err(FaultError::Protection));
+        space.mprotect(AT, PAGE_SIZE, READ_WRITE).unwrap();
+        program.store(AT, 1).unwrap();
+        let Inspection::Page { frame, .. } = space.inspect(AT) else { panic!("no page") };
+        assert_eq!(frame, pinned.first(), "the pin does not see the store");
+        drop(pinned);
+        audit(&machine, &memory, &[&space]);
+    }
+}
+
+fn a_page_that_a_child_shares_is_copied_for_the_one_who_pins_it_to_read<A: Walk>() {
+    let (machine, memory) = strict::<A>(64 << 20);
+    let space = written(&memory, &machine, 2 * PAGE_SIZE);
+    let child = space.fork().unwrap();
+    space.mprotect(AT, 2 * PAGE_SIZE, Protection::READ).unwrap();
+    let second = VirtAddr(AT.0 + PAGE_SIZE);
+    let pinned = space.pin(second, 1, Access::Read, PinTime::Long).unwrap();
+    let Inspection::Page { frame, .. } = child.inspect(second) else { panic!("no page") };
+    assert_ne!(frame, pinned.first(), "the pin would not follow this side's next store");
+    assert_eq!(Program::new(&machine, &space).load(second), Ok(1));
+    audit(&machine, &memory, &[&space, &child]);
+    drop(pinned);
+    // Alone again, it need not be copied.
+    drop(child);
+    let copied = space.counts().bytes_copied;
+    drop(space.pin(AT, 1, Access::Read, PinTime::Long).unwrap());
+    assert_eq!(space.counts().bytes_copied, copied);
+    audit(&machine, &memory, &[&space]);
+}
+
 on_every_architecture! {
+    hidden => a_fork_copies_what_is_pinned_and_hidden;
+    unshared => memory_that_may_not_be_written_is_the_programs_own_once_it_is_pinned;
+    unshared_of_a_child => a_page_that_a_child_shares_is_copied_for_the_one_who_pins_it_to_read;
     forking => a_fork_gives_the_child_copies_of_what_is_pinned;
     moving => a_move_takes_pinned_pages_along;
     unmapping => pinned_pages_outlive_their_mapping;

@@ -50,7 +50,8 @@ impl Information {
             let mut at = stretch.start.next_multiple_of(4096);
             let end = stretch.end & !4095;
             while at < end && count < MAX_RANGES {
-                let used = || self.reserved.iter().chain([&taken]).filter(|used| used.start < used.end);
+                let used =
+                    || self.reserved.iter().chain([&taken]).filter(|used| used.start < used.end);
                 if let Some(inside) = used().find(|used| used.start <= at && at < used.end) {
                     at = inside.end.next_multiple_of(4096);
                     continue;

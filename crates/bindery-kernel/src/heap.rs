@@ -24,7 +24,8 @@ const SHARE: u64 = 16;
 
 /// Takes the heap from the end of the largest free stretch; says what it took.
 pub fn begin(information: &Information) -> Stretch {
-    let mut ranges = [bindery::FrameRange { first: bindery::addr::Frame(0), count: 0 }; crate::boot::MAX_RANGES];
+    let mut ranges =
+        [bindery::FrameRange { first: bindery::addr::Frame(0), count: 0 }; crate::boot::MAX_RANGES];
     let count = information.free_memory(Stretch::default(), &mut ranges);
     let all: u64 = ranges[..count].iter().map(|range| u64::from(range.count) << 12).sum();
     let size = (all / SHARE).clamp(8 << 20, 64 << 20) & !0xfff;
@@ -45,11 +46,6 @@ pub fn begin(information: &Information) -> Stretch {
 pub fn room(bytes: usize) -> Result<(), Errno> {
     let free = HEAP.lock().counters().available_bytes;
     if free < bytes.saturating_add(MARGIN) { Err(Errno::ENOMEM) } else { Ok(()) }
-}
-
-/// Bytes in use, for the check at power-off and for `/proc/meminfo`.
-pub fn used() -> usize {
-    HEAP.lock().counters().allocated_bytes
 }
 
 /// Memory with a layout, refused instead of fatal where there is none.

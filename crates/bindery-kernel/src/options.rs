@@ -39,7 +39,9 @@ pub fn read(line: &'static str) {
 
 fn parts() -> (&'static str, &'static str) {
     let line = LINE.get().copied().unwrap_or("");
-    line.split_once(" -- ").or(line.strip_prefix("-- ").map(|rest| ("", rest))).unwrap_or((line, ""))
+    line.split_once(" -- ")
+        .or(line.strip_prefix("-- ").map(|rest| ("", rest)))
+        .unwrap_or((line, ""))
 }
 
 fn pairs() -> impl Iterator<Item = (&'static str, &'static str)> {

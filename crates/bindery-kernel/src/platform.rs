@@ -2,9 +2,9 @@
 
 use core::ptr::NonNull;
 
+use bindery::Platform;
 use bindery::addr::Frame;
 use bindery::platform::{Cpu, CpuSet, Invalidation, Wait};
-use bindery::Platform;
 
 use crate::arch;
 use crate::process::scheduler;

@@ -6,8 +6,8 @@
 use alloc::vec::Vec;
 use core::mem::{MaybeUninit, size_of};
 
-use bindery::{Access, FaultError};
 use bindery::addr::VirtAddr;
+use bindery::{Access, FaultError};
 use linux_raw_sys::general;
 
 use crate::errno::Errno;
@@ -80,7 +80,8 @@ pub fn write_bytes_of(space: &Space, at: u64, from: &[u8]) -> Result<(), Errno> 
 pub fn read<T: Plain>(at: u64) -> Result<T, Errno> {
     let mut value = MaybeUninit::<T>::zeroed();
     // SAFETY: the bytes belong to `value`, and are initialised (zeroes).
-    let bytes = unsafe { core::slice::from_raw_parts_mut(value.as_mut_ptr().cast(), size_of::<T>()) };
+    let bytes =
+        unsafe { core::slice::from_raw_parts_mut(value.as_mut_ptr().cast(), size_of::<T>()) };
     read_bytes(at, bytes)?;
     // SAFETY: `Plain` says that any bytes make a value.
     Ok(unsafe { value.assume_init() })

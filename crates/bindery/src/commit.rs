@@ -83,6 +83,14 @@ impl Commitment {
         };
         if refused { Err(Error::Overcommitted) } else { Ok(reservation) }
     }
+
+    /// Promises `pages` for as long as the guard lives, which were promised before and are about to
+    /// be given back: so nobody else is promised them in between.
+    pub(crate) fn keep(&self, pages: u64) -> Reservation<'_> {
+        let pages = pages.min(1 << 52) as i64;
+        self.add(pages);
+        Reservation { commitment: self, pages }
+    }
 }
 
 /// Pages that are promised for now.

@@ -2,8 +2,8 @@
 //!
 //! The core's objects are not generic over the embedder's locks, so that they can be small and
 //! named by plain pointers; this is their lock. Waiting is [`Platform::relax`] with [`Wait::Long`],
-//! so an embedder's scheduler may run whoever is waited for. A waiting writer keeps new readers
-//! out.
+//! so an embedder's scheduler may run whoever is waited for; or [`Wait::Short`], for a gate that is
+//! passed in read sections and held for moments alone. A waiting writer keeps new readers out.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -43,8 +43,13 @@ impl Gate {
 
     /// Enters together with other readers, after the writer has left.
     pub(crate) fn read<P: Platform>(&self, platform: &P) {
+        self.read_after(platform, Wait::Long);
+    }
+
+    #[inline]
+    fn read_after<P: Platform>(&self, platform: &P, wait: Wait) {
         while !self.try_read() {
-            platform.relax(Wait::Long);
+            platform.relax(wait);
         }
     }
 
@@ -56,13 +61,18 @@ impl Gate {
     /// Enters alone: keeps others out and waits for those inside.
     #[inline]
     pub(crate) fn write<P: Platform>(&self, platform: &P) {
+        self.write_after(platform, Wait::Long);
+    }
+
+    #[inline]
+    fn write_after<P: Platform>(&self, platform: &P, wait: Wait) {
         while self.0.fetch_or(WRITER, Ordering::Acquire) & WRITER != 0 {
             while self.0.load(Ordering::Relaxed) & WRITER != 0 {
-                platform.relax(Wait::Long);
+                platform.relax(wait);
             }
         }
         while self.0.load(Ordering::Acquire) & !(WRITER | CLOSED) != 0 {
-            platform.relax(Wait::Long);
+            platform.relax(wait);
         }
     }
 
@@ -92,6 +102,38 @@ impl Gate {
         self.write(platform);
         let result = work();
         self.end_write();
+        result
+    }
+
+    /// As [`Gate::together`], for work that takes moments, wherever a read section may be.
+    #[inline]
+    pub(crate) fn together_shortly<P: Platform, R>(
+        &self,
+        platform: &P,
+        work: impl FnOnce() -> R,
+    ) -> R {
+        // Whoever is inside is not interrupted by a waiter that spins on the same CPU.
+        platform.enter_read();
+        self.read_after(platform, Wait::Short);
+        let result = work();
+        self.end_read();
+        platform.leave_read();
+        result
+    }
+
+    /// As [`Gate::alone`], for work that takes moments. The gate is passed in no other way than
+    /// this and [`Gate::together_shortly`].
+    #[inline]
+    pub(crate) fn alone_shortly<P: Platform, R>(
+        &self,
+        platform: &P,
+        work: impl FnOnce() -> R,
+    ) -> R {
+        platform.enter_read();
+        self.write_after(platform, Wait::Short);
+        let result = work();
+        self.end_write();
+        platform.leave_read();
         result
     }
 }

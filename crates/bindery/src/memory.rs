@@ -7,7 +7,7 @@ use crate::arch::{self, Arch, Entry};
 use crate::commit::Commitment;
 use crate::frame::meta;
 use crate::frame::slab::Slab;
-use crate::frame::{FrameRange, Frames, FramesError, MAX_FOLIO_ORDER};
+use crate::frame::{FrameRange, Frames, FramesError, FreeBatch, MAX_FOLIO_ORDER};
 use crate::object::{self, ObjectState};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
@@ -119,6 +119,7 @@ impl<P: Platform> Memory<P> {
         self.groups.trim(&self.frames, &self.platform);
         self.objects.trim(&self.frames, &self.platform);
         self.object_nodes.trim(&self.frames, &self.platform);
+        self.frames.trim();
     }
 
     /// Makes the frame allocator fail: the `n`-th allocation from now on and all later ones, or
@@ -157,16 +158,28 @@ impl<P: Platform> Memory<P> {
         }
     }
 
+    /// For whoever unmaps many pages: what becomes free goes back with its neighbours.
+    pub(crate) fn free_batch(&self) -> FreeBatch<'_, P> {
+        FreeBatch::new(&self.frames, &self.platform)
+    }
+
     /// Drops the mappings of `pages` pages of one folio, the first of which `first` names; it
     /// holds accessed and dirty of them all.
-    #[inline]
-    pub(crate) fn unmap_pages(&self, first: Entry, pages: u32, counts: &mut Counts) {
-        let dirty = P::Arch::attributes(first).dirty;
-        self.unmap_frames(P::Arch::frame(first), pages, dirty, counts);
+    pub(crate) fn unmap_pages(
+        &self,
+        first: Entry,
+        pages: u32,
+        batch: &mut FreeBatch<'_, P>,
+        counts: &mut Counts,
+    ) {
+        // The zero page, and frames that are not ours, have no counts.
+        let Some(folio) = self.frames.folio_of(P::Arch::frame(first)) else { return };
+        counts.folios_touched += 1;
+        let dirty = || P::Arch::attributes(first).dirty;
+        self.frames.unmap_into(batch, &self.platform, folio, pages, dirty);
     }
 
     pub(crate) fn unmap_frames(&self, first: Frame, pages: u32, dirty: bool, counts: &mut Counts) {
-        // The zero page, and frames that are not ours, have no counts.
         let Some(folio) = self.frames.folio_of(first) else { return };
         if dirty {
             // Before the mapping goes: afterwards the folio may be somebody else's.

@@ -31,7 +31,9 @@ macro_rules! counts {
         }
 
         impl Stats {
-            /// Adds what one operation counted in registers; zeroes cost nothing.
+            /// Adds what one operation counted in registers; zeroes cost nothing, and those that
+            /// the compiler knows not even a look.
+            #[inline(always)]
             pub(crate) fn add(&self, counts: &Counts) {
                 $(if counts.$name != 0 {
                     self.$name.fetch_add(counts.$name, Ordering::Relaxed);

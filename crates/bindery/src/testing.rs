@@ -290,7 +290,8 @@ pub fn damage_memory<P: Platform>(memory: &Memory<P>, damage: MemoryDamage) {
             // The damaged block itself may no longer look free, or be passed over.
             let mut found = None;
             frames.for_each_block(|frame, _, kind| {
-                found = found.or((kind == meta::Kind::Free).then_some(frame));
+                let listed = kind == meta::Kind::Free && frames.meta(frame).kind() == kind;
+                found = found.or(listed.then_some(frame));
             });
             let block = found.expect("a free block");
             frames.meta(block).state.fetch_xor(1 << meta::ORDER_SHIFT, Relaxed);

@@ -3,11 +3,13 @@
 //! | file | what |
 //! |---|---|
 //! | `memory` | the core's calls, by `bindery::linux` |
+//! | `nodes` | memory nodes, of which there is one |
 //! | [`crate::process::calls`] | processes, threads, signals, time, limits |
 //! | [`crate::files::calls`] | everything with a descriptor or a path |
 //! | [`crate::arch::call`] | what one architecture alone has |
 
 mod memory;
+mod nodes;
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -39,7 +41,9 @@ fn other(number: u64, arguments: [u64; 6], registers: &mut Registers) -> Option<
     if let Some(result) = process::calls::call(known, arguments, registers) {
         return result;
     }
-    let outcome = files::calls::call(known, arguments).or_else(|| arch::call(known, arguments));
+    let outcome = files::calls::call(known, arguments)
+        .or_else(|| nodes::call(known, arguments))
+        .or_else(|| arch::call(known, arguments));
     Some(outcome.unwrap_or_else(|| unknown(number)))
 }
 

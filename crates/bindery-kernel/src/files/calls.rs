@@ -1,13 +1,15 @@
 //! The calls with a descriptor or a path, by number.
 
+use alloc::sync::Arc;
+
 use linux_raw_sys::general as nr;
 use linux_raw_sys::general::{
-    AT_FDCWD, AT_SYMLINK_NOFOLLOW, EFD_SEMAPHORE,
-    F_ADD_SEALS, F_DUPFD, F_DUPFD_CLOEXEC, F_GET_SEALS, F_GETFD, F_GETFL, F_GETLK, F_GETPIPE_SZ,
-    F_SETFD, F_SETFL, F_SETLK, F_SETLKW, F_SETPIPE_SZ, F_UNLCK, FD_CLOEXEC, MFD_CLOEXEC, O_CLOEXEC,
-    O_NONBLOCK, O_RDWR,
+    AT_FDCWD, AT_SYMLINK_NOFOLLOW, EFD_SEMAPHORE, F_ADD_SEALS, F_DUPFD, F_DUPFD_CLOEXEC,
+    F_GET_SEALS, F_GETFD, F_GETFL, F_GETLK, F_GETPIPE_SZ, F_SETFD, F_SETFL, F_SETLK, F_SETLKW,
+    F_SETPIPE_SZ, F_UNLCK, FD_CLOEXEC, MFD_CLOEXEC, O_CLOEXEC, O_NONBLOCK, O_RDWR,
 };
 use linux_raw_sys::ioctl::{FIOCLEX, FIONBIO, FIONCLEX, FIONREAD};
+use linux_raw_sys::net::{AF_UNIX, SOCK_SEQPACKET, SOCK_STREAM};
 
 use bindery::linux;
 
@@ -15,13 +17,14 @@ use crate::errno::{Errno, Outcome, from_raw};
 use crate::memory::memory;
 use crate::{process, user};
 
-use super::descriptor::{AtExec, Description};
+use super::descriptor::{AtExec, Description, Files};
 use super::event::{EventCounter, ProcessHandle, Reading};
 use super::memory::Regular;
 use super::names::{self, at_exec};
 use super::node::{Place, Special};
 use super::path::{LastLink, user_place};
 use super::poll::{self, Fraction, deadline};
+use super::socket::{self, Boundaries};
 use super::transfer::{self, Segments};
 use super::{pipe, status};
 
@@ -67,9 +70,9 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
             epoll.and_then(|epoll| insert(epoll, at_exec(a as u32)))
         }
         nr::__NR_epoll_ctl => with_epoll(descriptor, |epoll| epoll.change(b as u32, c as i32, d)),
-        nr::__NR_epoll_pwait => masked(e, || {
-            with_epoll(descriptor, |epoll| epoll.wait(b, c as i32, milliseconds(d)))
-        }),
+        nr::__NR_epoll_pwait => {
+            masked(e, || with_epoll(descriptor, |epoll| epoll.wait(b, c as i32, milliseconds(d))))
+        }
         nr::__NR_mkdirat => names::make_folder(descriptor, b, c as u32),
         nr::__NR_mknodat => names::make_node(descriptor, b, c as u32),
         nr::__NR_unlinkat => names::unlink(descriptor, b, c as u32),
@@ -109,7 +112,9 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
         nr::__NR_mount => mount(b, c),
         nr::__NR_umount2 => user_place(AT_FDCWD, a, LastLink::Followed).map(|_| 0),
         nr::__NR_chroot => Err(Errno::EPERM),
-        nr::__NR_socket | nr::__NR_socketpair => Err(Errno(97)), // EAFNOSUPPORT: there is no network
+        nr::__NR_socketpair => make_socket_pair(a as u32, b as u32, c as u32, d),
+        // There is no network.
+        nr::__NR_socket => Err(Errno::EAFNOSUPPORT),
         _ => return old_call(number, arguments),
     };
     Some(outcome)
@@ -286,7 +291,9 @@ fn control(descriptor: i32, command: u32, argument: u64) -> Outcome {
             let closes = command == F_DUPFD_CLOEXEC;
             duplicate(descriptor, first, if closes { AtExec::Closed } else { AtExec::Kept })
         }
-        F_GETFD => Ok(if files.at_exec(descriptor)? == AtExec::Closed { FD_CLOEXEC } else { 0 }.into()),
+        F_GETFD => {
+            Ok(if files.at_exec(descriptor)? == AtExec::Closed { FD_CLOEXEC } else { 0 }.into())
+        }
         F_SETFD => {
             let closes = argument as u32 & FD_CLOEXEC != 0;
             let at_exec = if closes { AtExec::Closed } else { AtExec::Kept };
@@ -330,17 +337,48 @@ fn device_control(descriptor: i32, request: u32, argument: u64) -> Outcome {
     }
 }
 
+/// Closes what was just opened. Another thread may have done it first: that is no error.
+fn close_again(files: &Files, descriptor: i32) {
+    let _ = files.close(descriptor);
+}
+
 fn make_pipe(at: u64, flags: u32) -> Outcome {
     if flags & !(O_CLOEXEC | O_NONBLOCK | nr::O_DIRECT) != 0 {
         return Err(Errno::EINVAL);
     }
+    insert_both(pipe::both_ends(flags & O_NONBLOCK)?, at_exec(flags), at)
+}
+
+fn make_socket_pair(family: u32, kind: u32, protocol: u32, at: u64) -> Outcome {
+    if family != AF_UNIX {
+        return Err(Errno::EAFNOSUPPORT);
+    }
+    // The flags beside a socket's type are those of `open`.
+    const TYPE: u32 = 0xf;
+    let flags = kind & !TYPE;
+    if flags & !(O_CLOEXEC | O_NONBLOCK) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let boundaries = match kind & TYPE {
+        SOCK_STREAM => Boundaries::Lost,
+        SOCK_SEQPACKET => Boundaries::Kept,
+        _ => return Err(Errno::ESOCKTNOSUPPORT),
+    };
+    if protocol != 0 && protocol != AF_UNIX {
+        return Err(Errno::EPROTONOSUPPORT);
+    }
+    insert_both(socket::pair(boundaries, flags & O_NONBLOCK)?, at_exec(flags), at)
+}
+
+/// Gives the running process two descriptors, and writes their numbers to `at`.
+fn insert_both(both: [Arc<Description>; 2], at_exec: AtExec, at: u64) -> Outcome {
     let files = process::current().process.files();
-    let [read, write] = pipe::both_ends(flags & O_NONBLOCK)?;
-    let read = files.insert(read, at_exec(flags))?;
-    let both = files.insert(write, at_exec(flags)).and_then(|write| {
-        user::write(at, &[read, write]).inspect_err(|_| drop(files.close(write)))
+    let [first, second] = both;
+    let first = files.insert(first, at_exec)?;
+    let both = files.insert(second, at_exec).and_then(|second| {
+        user::write(at, &[first, second]).inspect_err(|_| close_again(&files, second))
     });
-    both.inspect_err(|_| drop(files.close(read))).map(|()| 0)
+    both.inspect_err(|_| close_again(&files, first)).map(|()| 0)
 }
 
 fn event_counter(count: u32, flags: u32) -> Outcome {
@@ -357,14 +395,18 @@ const MEMFD_NAME_MAX: usize = 249;
 fn make_memfd(name: u64, flags: u32) -> Outcome {
     let object = linux::memfd_create(memory(), flags)?;
     let name = user::text(name, MEMFD_NAME_MAX + 1);
-    let name = name.map_err(|errno| if errno == Errno::ENAMETOOLONG { Errno::EINVAL } else { errno })?;
+    let name =
+        name.map_err(|errno| if errno == Errno::ENAMETOOLONG { Errno::EINVAL } else { errno })?;
     let executable = flags & nr::MFD_NOEXEC_SEAL == 0;
     let file = Regular::of(object, if executable { 0o777 } else { 0o666 })?;
     let path = [&b"/memfd:"[..], &name, b" (deleted)"].concat();
     let place = Place::alone(file.clone(), &path);
     super::proc::remember(&place);
     let closes = flags & MFD_CLOEXEC != 0;
-    insert(Description::new(place, file, O_RDWR)?, if closes { AtExec::Closed } else { AtExec::Kept })
+    insert(
+        Description::new(place, file, O_RDWR)?,
+        if closes { AtExec::Closed } else { AtExec::Kept },
+    )
 }
 
 fn truncate(path: u64, length: i64) -> Outcome {

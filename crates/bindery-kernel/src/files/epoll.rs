@@ -117,7 +117,8 @@ impl Epoll {
 
     fn is_ready(&self) -> bool {
         self.watched.lock().values().any(|one| {
-            let ready = one.description.upgrade().map_or(0, |description| poll::ready(&description));
+            let ready =
+                one.description.upgrade().map_or(0, |description| poll::ready(&description));
             ready & (one.events | POLLERR | POLLHUP) != 0
         })
     }

@@ -39,7 +39,8 @@ impl EventCounter {
     pub fn describe(count: u32, reading: Reading, flags: u32) -> Result<Arc<Description>, Errno> {
         heap::room(256)?;
         let count = Mutex::new(count.into());
-        let node = Arc::new(Self { number: new_number(), count, reading, changed: WaitQueue::new() });
+        let node =
+            Arc::new(Self { number: new_number(), count, reading, changed: WaitQueue::new() });
         let place = Place::alone(node.clone(), b"anon_inode:[eventfd]");
         Description::new(place, node, O_RDWR | flags)
     }
@@ -148,7 +149,8 @@ impl Node for ProcessHandle {
 
     fn ready(&self) -> u32 {
         // Readable once the process has ended.
-        let lives = process::find(self.process).is_some_and(|process| process.try_space().is_some());
+        let lives =
+            process::find(self.process).is_some_and(|process| process.try_space().is_some());
         if lives { 0 } else { POLLIN }
     }
 }

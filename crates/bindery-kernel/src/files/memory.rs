@@ -46,11 +46,7 @@ impl Common {
     fn new(number: u64, mode: u32) -> Result<Self, Errno> {
         heap::room(NODE_SIZE)?;
         let changeable = Changeable { mode, owner: (0, 0), times: [time::real_time(); 3] };
-        Ok(Self {
-            number,
-            links: AtomicU32::new(1),
-            changeable: Mutex::new(changeable),
-        })
+        Ok(Self { number, links: AtomicU32::new(1), changeable: Mutex::new(changeable) })
     }
 
     fn attributes(&self, size: u64, blocks: u64) -> Attributes {
@@ -104,11 +100,6 @@ impl Regular {
     /// A file of an object that exists (`memfd_create`).
     pub fn of(object: Object<'static, Machine>, mode: u32) -> Result<Arc<Self>, Errno> {
         Ok(Arc::new(Self { common: Common::new(object.identity(), mode)?, object }))
-    }
-
-    /// Whether it has a name.
-    pub fn is_named(&self) -> bool {
-        self.common.links.load(Ordering::Relaxed) > 0
     }
 
     fn opened(&self, flags: u32) -> linux::OpenFile<'static, Machine> {

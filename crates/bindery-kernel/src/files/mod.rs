@@ -7,7 +7,7 @@
 //! | [`memory`] | folders, regular files, symbolic links |
 //! | [`path`] | from a path to a node |
 //! | [`descriptor`] | descriptors and what they share |
-//! | [`console`], [`device`], [`pipe`], [`event`], [`epoll`] | what is read and written otherwise |
+//! | [`console`], [`device`], [`pipe`], [`socket`], [`event`], [`epoll`] | what is read and written otherwise |
 //! | [`generated`], [`proc`], [`sys`] | files whose text is made when it is read |
 //! | [`calls`], [`transfer`], [`names`], [`status`], [`poll`] | the system calls |
 
@@ -25,6 +25,7 @@ mod path;
 mod pipe;
 mod poll;
 mod proc;
+mod socket;
 mod status;
 pub mod symbols;
 mod sys;
@@ -105,7 +106,11 @@ pub fn end() {
 /// The folder of this name, made if it is not there.
 fn folder_at(above: &Arc<Place>, name: &[u8], mode: u32) -> Result<Arc<Place>, Errno> {
     if let Ok(node) = above.node.child(name) {
-        return if node.kind() == Kind::Folder { Ok(above.below(node, name)) } else { Err(Errno::ENOTDIR) };
+        return if node.kind() == Kind::Folder {
+            Ok(above.below(node, name))
+        } else {
+            Err(Errno::ENOTDIR)
+        };
     }
     let folder: Arc<dyn Node> = Folder::new(mode)?;
     above.node.folder().ok_or(Errno::ENOTDIR)?.insert(name, folder.clone())?;
@@ -149,12 +154,8 @@ fn unpack(root: &Arc<Place>, entry: &cpio_reader::Entry<'_>) -> Result<(), Errno
 pub struct Program {
     /// Its contents.
     pub object: Object<'static, Machine>,
-    /// Its permission bits.
-    pub mode: u32,
     /// Its absolute path.
     pub path: Vec<u8>,
-    /// Where it stands, for `/proc/PID/exe`.
-    pub place: Arc<Place>,
 }
 
 /// Finds a program.
@@ -180,7 +181,7 @@ fn program(place: Arc<Place>) -> Result<Program, Errno> {
     proc::remember(&place);
     match object {
         Some(object) if place.node.kind() == Kind::Regular && mode & 0o111 != 0 => {
-            Ok(Program { object, mode, path: place.path(), place })
+            Ok(Program { object, path: place.path() })
         }
         _ => Err(Errno::EACCES),
     }

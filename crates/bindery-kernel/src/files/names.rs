@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 
 use linux_raw_sys::general::{
     AT_EMPTY_PATH, AT_FDCWD, AT_REMOVEDIR, AT_SYMLINK_FOLLOW, O_ACCMODE, O_CLOEXEC, O_CREAT,
-    O_DIRECTORY, O_EXCL, O_NOFOLLOW, O_PATH, O_TMPFILE, O_TRUNC, RENAME_EXCHANGE,
-    RENAME_NOREPLACE, S_IFIFO, S_IFMT, S_IFREG,
+    O_DIRECTORY, O_EXCL, O_NOFOLLOW, O_PATH, O_TMPFILE, O_TRUNC, RENAME_EXCHANGE, RENAME_NOREPLACE,
+    S_IFIFO, S_IFMT, S_IFREG,
 };
 
 use crate::errno::{Errno, Outcome};
@@ -52,7 +52,9 @@ pub fn open(folder: i32, path: u64, flags: u32, mode: u32) -> Outcome {
     }
     match kind {
         Kind::Link => return Err(Errno::ELOOP),
-        Kind::Folder if flags & O_ACCMODE != 0 || flags & O_CREAT != 0 => return Err(Errno::EISDIR),
+        Kind::Folder if flags & O_ACCMODE != 0 || flags & O_CREAT != 0 => {
+            return Err(Errno::EISDIR);
+        }
         Kind::Folder => {}
         _ if flags & O_DIRECTORY != 0 => return Err(Errno::ENOTDIR),
         _ => {}
@@ -62,7 +64,8 @@ pub fn open(folder: i32, path: u64, flags: u32, mode: u32) -> Outcome {
     let flags = if truncates { flags } else { flags & !O_TRUNC };
     let node = place.node.clone().open(flags)?;
     super::proc::remember(&place);
-    let description = Description::new(place, node, flags & !(O_CREAT | O_EXCL | O_TRUNC | O_CLOEXEC))?;
+    let description =
+        Description::new(place, node, flags & !(O_CREAT | O_EXCL | O_TRUNC | O_CLOEXEC))?;
     Ok(files.insert(description, at_exec(flags))? as u64)
 }
 
@@ -315,7 +318,8 @@ pub fn read_folder(descriptor: i32, at: u64, size: u64) -> Outcome {
     let above_number = above.map_or(number, |above| above.node.attributes().number);
     let entries = node.children()?;
     let own = [(&b"."[..], number, Kind::Folder, 1), (b"..", above_number, Kind::Folder, 2)];
-    let others = entries.iter().map(|entry| (&entry.name[..], entry.number, entry.kind, entry.cookie));
+    let others =
+        entries.iter().map(|entry| (&entry.name[..], entry.number, entry.kind, entry.cookie));
     let all = own.into_iter().chain(others);
     let (mut done, mut last) = (0, *position);
     for (name, number, kind, cookie) in all.filter(|entry| entry.3 > *position) {

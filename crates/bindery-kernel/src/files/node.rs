@@ -8,7 +8,7 @@ use bindery::linux::OpenFile;
 use bindery::{FileAccess, Object};
 use linux_raw_sys::general::{
     O_ACCMODE, O_RDONLY, O_RDWR, O_WRONLY, POLLIN, POLLOUT, S_IFCHR, S_IFDIR, S_IFIFO, S_IFLNK,
-    S_IFREG,
+    S_IFREG, S_IFSOCK,
 };
 
 use crate::errno::{Errno, Outcome};
@@ -27,6 +27,8 @@ pub enum Kind {
     Device,
     /// A pipe.
     Pipe,
+    /// A socket.
+    Socket,
     /// What has a descriptor and no more: eventfd, pidfd, epoll.
     Anonymous,
 }
@@ -40,6 +42,7 @@ impl Kind {
             Self::Link => S_IFLNK,
             Self::Device => S_IFCHR,
             Self::Pipe => S_IFIFO,
+            Self::Socket => S_IFSOCK,
             Self::Anonymous => 0,
         }
     }

@@ -5,7 +5,7 @@ use alloc::format;
 use alloc::sync::Arc;
 
 use linux_raw_sys::general::{
-    O_RDONLY, O_WRONLY, POLLERR, POLLHUP, POLLIN, POLLOUT, SIGPIPE,
+    O_NONBLOCK, O_RDONLY, O_WRONLY, POLLERR, POLLHUP, POLLIN, POLLOUT, SIGPIPE,
 };
 
 use crate::errno::Errno;
@@ -36,6 +36,9 @@ struct State {
     bytes: VecDeque<u8>,
     readers: u32,
     writers: u32,
+    /// How often it was opened for reading, for writing: who waits for the other side may wake when
+    /// that has come and gone.
+    openings: [u64; 2],
 }
 
 impl Pipe {
@@ -52,6 +55,18 @@ impl Pipe {
     /// How many bytes wait to be read.
     pub fn waiting(&self) -> usize {
         self.state.lock().bytes.len()
+    }
+
+    /// Counts an opening.
+    fn join(&self, flags: u32) {
+        let mut state = self.state.lock();
+        let (reads, writes) = (may_read(flags), may_write(flags));
+        state.readers += u32::from(reads);
+        state.writers += u32::from(writes);
+        state.openings[0] += u64::from(reads);
+        state.openings[1] += u64::from(writes);
+        drop(state);
+        self.tell();
     }
 
     fn tell(&self) {
@@ -85,10 +100,22 @@ impl Node for Pipe {
     }
 
     fn open(self: Arc<Self>, flags: u32) -> Result<Arc<dyn Node>, Errno> {
-        let mut state = self.state.lock();
-        state.readers += u32::from(may_read(flags));
-        state.writers += u32::from(may_write(flags));
-        drop(state);
+        // A pipe with a name: each side waits for the other (see fifo(7)).
+        let waits = flags & O_NONBLOCK == 0;
+        let (reads, writes) = (may_read(flags), may_write(flags));
+        if writes && !reads && !waits && self.state.lock().readers == 0 {
+            return Err(Errno::ENXIO);
+        }
+        let seen = self.state.lock().openings;
+        self.join(flags);
+        if waits && reads != writes {
+            let met = self.wait(Patience::Wait, |state| {
+                let others = if reads { state.writers } else { state.readers };
+                let other = usize::from(reads);
+                (others > 0 || state.openings[other] != seen[other]).then_some(Ok(()))
+            });
+            met.inspect_err(|_| self.closed(flags))?;
+        }
         Ok(self)
     }
 
@@ -183,8 +210,9 @@ pub fn both_ends(flags: u32) -> Result<[Arc<Description>; 2], Errno> {
     let pipe = Pipe::new()?;
     let place = Place::alone(pipe.clone(), format!("pipe:[{}]", pipe.number).as_bytes());
     let end = |access: u32| {
-        let node = pipe.clone().open(access)?;
-        Description::new(place.clone(), node, access | flags)
+        pipe.join(access);
+        let end = Description::new(place.clone(), pipe.clone(), access | flags);
+        end.inspect_err(|_| pipe.closed(access))
     };
     Ok([end(O_RDONLY)?, end(O_WRONLY)?])
 }

@@ -147,7 +147,8 @@ impl Node for Root {
 
     fn children(&self) -> Result<Vec<Entry>, Errno> {
         let mut entries = self.machine.children()?;
-        let link = Entry { name: b"self".into(), number: number(0, 1), kind: Kind::Link, cookie: 999 };
+        let link =
+            Entry { name: b"self".into(), number: number(0, 1), kind: Kind::Link, cookie: 999 };
         entries.push(link);
         entries.extend(process::all().iter().map(|process| Entry {
             name: format!("{}", process.id).into_bytes(),

@@ -22,7 +22,8 @@ const BLOCK_SIZE: u32 = 4096;
 
 /// The place that a descriptor and a path name together, as the `*at` calls have it.
 fn place_at(folder: i32, path: u64, flags: u32) -> Result<Arc<Place>, Errno> {
-    let text = if path == 0 && flags & AT_EMPTY_PATH != 0 { [].into() } else { path::from_user(path)? };
+    let text =
+        if path == 0 && flags & AT_EMPTY_PATH != 0 { [].into() } else { path::from_user(path)? };
     let files = process::current().process.files();
     if text.is_empty() && flags & AT_EMPTY_PATH != 0 {
         return if folder == AT_FDCWD {

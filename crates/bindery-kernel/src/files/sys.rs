@@ -74,7 +74,11 @@ const SHARED_SIZE_WORDS: [(&str, SizeMode); 5] = [
 fn write_words(words: &[&str], chosen: usize, out: &mut Window<'_>) -> fmt::Result {
     for (index, word) in words.iter().enumerate() {
         let space = if index > 0 { " " } else { "" };
-        if index == chosen { write!(out, "{space}[{word}]")? } else { write!(out, "{space}{word}")? }
+        if index == chosen {
+            write!(out, "{space}[{word}]")?
+        } else {
+            write!(out, "{space}{word}")?
+        }
     }
     out.write_str("\n")
 }
@@ -215,7 +219,10 @@ pub fn root() -> Arc<dyn Node> {
     let mut entries: Vec<(String, Arc<dyn Node>)> = alloc::vec![
         ("enabled".into(), Text::writable(make_enabled, take_enabled) as _),
         ("shmem_enabled".into(), Text::writable(make_shared, take_shared)),
-        ("defrag".into(), Text::new(|out| out.write_str("always defer defer+madvise madvise [never]\n"))),
+        (
+            "defrag".into(),
+            Text::new(|out| out.write_str("always defer defer+madvise madvise [never]\n"))
+        ),
         ("use_zero_page".into(), Text::new(|out| out.write_str("0\n"))),
         ("hpage_pmd_size".into(), Text::new(|out| out.write_str("2097152\n"))),
         ("khugepaged".into(), khugepaged),

@@ -128,7 +128,8 @@ fn drain(node: &dyn Node, at: u64, segments: &Segments, patience: Patience) -> O
     loop {
         let length = ((total - done) as usize).min(piece.len());
         let target = &mut piece[..length];
-        let copied = segments.spread(done, length, |at, part| user::read_bytes(at, &mut target[part]));
+        let copied =
+            segments.spread(done, length, |at, part| user::read_bytes(at, &mut target[part]));
         let written = copied.and_then(|()| node.write(at.saturating_add(done), target, patience));
         match written {
             Ok(count) => {
@@ -241,11 +242,7 @@ pub fn seek(descriptor: i32, offset: i64, from: u32) -> Outcome {
 
 /// Copies up to `count` bytes from one description to another (`sendfile`, `copy_file_range`). Where
 /// an address of an offset is given, it counts instead of the position, and is moved on.
-pub fn copy(
-    from: (&Description, u64),
-    to: (&Description, u64),
-    count: u64,
-) -> Outcome {
+pub fn copy(from: (&Description, u64), to: (&Description, u64), count: u64) -> Outcome {
     let (source, target) = (from.0.readable()?, to.0.writable()?);
     if source.kind() == Kind::Folder {
         return Err(Errno::EINVAL);
@@ -263,12 +260,13 @@ pub fn copy(
     while done < count {
         let length = ((count - done) as usize).min(piece.len());
         let patience = next_patience(source, done, from.0.patience());
-        let moved = source.read(source_at + done, &mut piece[..length], patience).and_then(|read| {
-            if read == 0 {
-                return Ok(0);
-            }
-            target.write(target_at + done, &piece[..read], to.0.patience())
-        });
+        let moved =
+            source.read(source_at + done, &mut piece[..length], patience).and_then(|read| {
+                if read == 0 {
+                    return Ok(0);
+                }
+                target.write(target_at + done, &piece[..read], to.0.patience())
+            });
         match moved {
             Ok(0) => break,
             Ok(moved) => done += moved as u64,

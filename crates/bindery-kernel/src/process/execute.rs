@@ -158,10 +158,13 @@ fn read_texts(at: u64) -> Result<Texts, Errno> {
         }
         heap::room(2 * LONGEST_TEXT)?;
         let text = user::text(text, LONGEST_TEXT);
-        texts
-            .push(&text.map_err(|errno| {
-                if errno == Errno::ENAMETOOLONG { Errno::E2BIG } else { errno }
-            })?)?;
+        texts.push(
+            &text.map_err(
+                |errno| {
+                    if errno == Errno::ENAMETOOLONG { Errno::E2BIG } else { errno }
+                },
+            )?,
+        )?;
     }
     Ok(texts)
 }

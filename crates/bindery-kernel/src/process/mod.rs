@@ -56,9 +56,9 @@ use crate::time;
 
 pub use deliver::do_work;
 pub use execute::run_first;
+pub use identity::space_behind;
 pub use limits::Limit;
 pub use memory_shortage::memory_ran_out;
-pub use identity::space_behind;
 pub use program::ProgramFacts;
 pub use scheduler::{current, with_space};
 pub use table::{all, find};
@@ -208,7 +208,8 @@ impl Process {
 
     /// Nanoseconds that its threads have run, those that have ended among them.
     pub fn processor_time(&self) -> u64 {
-        let running: u64 = self.state.lock().threads.iter().map(|thread| thread.processor_time()).sum();
+        let running: u64 =
+            self.state.lock().threads.iter().map(|thread| thread.processor_time()).sum();
         self.ended_threads_time.load(Ordering::Relaxed) + running
     }
 

@@ -187,6 +187,8 @@ pub(super) fn load(program: &Program, words: &Words, limits: &Limits) -> Result<
     // As Linux: between 128 MiB and five sixths of everything for the stack, and a gap.
     let gap = stack_limit.saturating_add(1 << 20).clamp(128 << 20, STACK_END / 6 * 5);
     let options = SpaceOptions {
+        // All programs are root's, who may map any address (Linux: CAP_SYS_RAWIO).
+        minimum_address: VirtAddr(0),
         search_top: Some(VirtAddr((STACK_END - gap) & !(PAGE - 1))),
         ..SpaceOptions::default()
     };

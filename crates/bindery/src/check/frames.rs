@@ -75,7 +75,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         if references != names || !self.may_be_named(folio, names) {
             return Err(Violation::References { folio: folio.head, says: references });
         }
-        if says == 0 && names == 0 {
+        if says == 0 && names == 0 && frames.pins(folio) == 0 {
             return Err(Violation::Leaked(folio.head));
         }
         self.report.folios += 1;

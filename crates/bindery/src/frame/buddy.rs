@@ -12,9 +12,15 @@
 //! metadata of the blocks' heads, so the allocator needs no memory. Blocks that were freed last
 //! are used first: they are in the cache.
 //!
+//! Single frames are what is asked for most, and halving a block for each would be most of the
+//! work. So a block of up to [`READY_ORDER`] leaves the lists whole, and single frames are counted
+//! off it: they are *ready*. What is left of it joins its buddies again when a larger block is
+//! wanted and none is there.
+//!
 //! What is kept at all times: a free block's head is [`Kind::Free`] and on the list of its order,
 //! its other frames are [`Kind::Tail`]; no two buddies are both free; a frame that is `Free` is on
-//! a list. Everything here runs under the one lock in [`super::Frames`].
+//! a list; frames that are ready are `Tail`. Everything here runs under the one lock in
+//! [`super::Frames`].
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -26,6 +32,9 @@ pub const MAX_ORDER: u8 = 10;
 
 const ORDERS: usize = MAX_ORDER as usize + 1;
 
+/// The largest block that single frames are counted off: 64 frames.
+const READY_ORDER: u8 = 6;
+
 /// Why a block was not taken back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct NotAllocated;
@@ -35,15 +44,25 @@ pub(super) struct Buddy {
     heads: [u32; ORDERS],
     /// Bit n is set where the list of order n has a block.
     occupied: u32,
+    /// Frames in the lists and those that are ready.
     free_frames: u64,
+    ready: Ready,
+}
+
+/// What is left of a block that single frames are counted off, by frame number.
+#[derive(Clone, Copy)]
+struct Ready {
+    first: u32,
+    end: u32,
 }
 
 impl Buddy {
     pub(super) const fn new() -> Self {
-        Self { heads: [NONE; ORDERS], occupied: 0, free_frames: 0 }
+        let ready = Ready { first: 0, end: 0 };
+        Self { heads: [NONE; ORDERS], occupied: 0, free_frames: 0, ready }
     }
 
-    /// Frames in all free blocks.
+    /// Frames that can be allocated.
     pub(super) fn free_frames(&self) -> u64 {
         self.free_frames
     }
@@ -54,19 +73,62 @@ impl Buddy {
         for frame in 0..count {
             metas.get(first.plus(frame)).state.store(state_of(Kind::Tail, 0), Relaxed);
         }
-        let mut done = 0;
-        while done < count {
-            let block = first.plus(done);
-            let aligned = block.0.trailing_zeros();
-            let fits = (count - done).ilog2();
-            let order = aligned.min(fits).min(u32::from(MAX_ORDER)) as u8;
-            self.give_back(metas, block, order);
-            done += 1 << order;
-        }
+        self.give_back_run(metas, first, count);
     }
 
-    /// Takes a block of `order` off the lists; its head is [`Kind::Raw`].
+    /// Takes a block of `order`; its head is [`Kind::Raw`].
+    #[inline]
     pub(super) fn allocate(&mut self, metas: MetaArray, order: u8) -> Option<Frame> {
+        let frame = if order == 0 {
+            if self.ready.first == self.ready.end {
+                self.make_ready(metas)?;
+            }
+            let frame = Frame(self.ready.first);
+            self.ready.first += 1;
+            frame
+        } else {
+            self.take_or_join(metas, order)?
+        };
+        metas.get(frame).reset(Kind::Raw, order);
+        self.free_frames -= 1 << order;
+        Some(frame)
+    }
+
+    /// Finds frames to be ready: the smallest block there is, so that large ones stay.
+    #[cold]
+    fn make_ready(&mut self, metas: MetaArray) -> Option<()> {
+        let smallest = self.occupied.trailing_zeros() as u8;
+        let order = smallest.min(READY_ORDER);
+        let block = self.take(metas, order)?;
+        metas.get(block).state.store(state_of(Kind::Tail, 0), Relaxed);
+        self.ready = Ready { first: block.0, end: block.0 + (1 << order) };
+        Some(())
+    }
+
+    fn take_or_join(&mut self, metas: MetaArray, order: u8) -> Option<Frame> {
+        self.take(metas, order).or_else(|| {
+            self.join_ready(metas);
+            self.take(metas, order)
+        })
+    }
+
+    /// Puts what is ready on the lists, joined with its buddies.
+    pub(super) fn join_ready(&mut self, metas: MetaArray) {
+        let Ready { first, end } = self.ready;
+        self.ready.first = end;
+        // They counted as free all the while.
+        self.free_frames -= u64::from(end - first);
+        self.give_back_run(metas, Frame(first), end - first);
+    }
+
+    /// The frames that are ready: the first, and how many.
+    pub(super) fn ready(&self) -> (Frame, u32) {
+        (Frame(self.ready.first), self.ready.end - self.ready.first)
+    }
+
+    /// Takes a block of `order` off the lists; its head is still [`Kind::Free`], and it still
+    /// counts as free.
+    fn take(&mut self, metas: MetaArray, order: u8) -> Option<Frame> {
         if order > MAX_ORDER {
             return None;
         }
@@ -81,8 +143,6 @@ impl Buddy {
             found -= 1;
             self.link(metas, frame.plus(1 << found), found);
         }
-        metas.get(frame).reset(Kind::Raw, order);
-        self.free_frames -= 1 << order;
         Some(frame)
     }
 
@@ -113,6 +173,20 @@ impl Buddy {
         }
         self.give_back(metas, first, order);
         Ok(())
+    }
+
+    /// Puts `count` frames from `first`, all of them [`Kind::Tail`] and nobody's, on the lists, in
+    /// the largest blocks that their alignment allows, joined with their buddies.
+    pub(super) fn give_back_run(&mut self, metas: MetaArray, first: Frame, count: u32) {
+        let mut done = 0;
+        while done < count {
+            let block = first.plus(done);
+            let aligned = block.0.trailing_zeros();
+            let fits = (count - done).ilog2();
+            let order = aligned.min(fits).min(u32::from(MAX_ORDER)) as u8;
+            self.give_back(metas, block, order);
+            done += 1 << order;
+        }
     }
 
     /// Puts the block on the lists, joined with its buddies.
@@ -195,6 +269,14 @@ impl Buddy {
                 link = metas.get(block).next.load(Relaxed);
             }
         }
+        let Ready { first: ready, end } = self.ready;
+        let stranger = |frame: &u32| {
+            !metas.covers(Frame(*frame)) || metas.get(Frame(*frame)).kind() != Kind::Tail
+        };
+        if let Some(stranger) = (ready..end).find(stranger) {
+            return Err(Frame(stranger));
+        }
+        listed_frames += u64::from(end.saturating_sub(ready));
         let free = (0..count).filter(|frame| metas.get(first.plus(*frame)).kind() == Kind::Free);
         if free.count() as u64 != listed_blocks || listed_frames != self.free_frames {
             return Err(first);

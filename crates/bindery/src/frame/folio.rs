@@ -23,8 +23,8 @@
 
 use core::sync::atomic::{AtomicU64, Ordering, Ordering::Relaxed, fence};
 
-use super::Frames;
-use super::meta::{DIRTY, EXCLUSIVE, Kind, LAZY, LOCK, kind_in, order_in, state_of};
+use super::meta::{DIRTY, EXCLUSIVE, Kind, LAZY, LOCK, is_kind, order_in, state_of};
+use super::{Frames, FreeBatch};
 use crate::addr::Frame;
 use crate::platform::Platform;
 
@@ -143,11 +143,13 @@ impl<P: Platform> Frames<P> {
         }
         let meta = self.meta(frame);
         let state = meta.state.load(Relaxed);
-        match kind_in(state) {
-            Kind::Folio => Some(Folio { head: frame, order: order_in(state) }),
-            Kind::Tail => self.folio_of_tail(frame, Frame(meta.owner.load(Relaxed))),
-            _ => None,
+        if is_kind(state, Kind::Folio) {
+            return Some(Folio { head: frame, order: order_in(state) });
         }
+        if is_kind(state, Kind::Tail) {
+            return self.folio_of_tail(frame, Frame(meta.owner.load(Relaxed)));
+        }
+        None
     }
 
     /// A tail may be left over from a folio that was freed, with whatever in its `owner`. But a
@@ -159,7 +161,7 @@ impl<P: Platform> Frames<P> {
         }
         let state = self.meta(head).state.load(Relaxed);
         let folio = Folio { head, order: order_in(state) };
-        let reaches = kind_in(state) == Kind::Folio && frame.0.wrapping_sub(head.0) < folio.pages();
+        let reaches = is_kind(state, Kind::Folio) && frame.0.wrapping_sub(head.0) < folio.pages();
         reaches.then_some(folio)
     }
 
@@ -200,6 +202,36 @@ impl<P: Platform> Frames<P> {
         let taken = u64::from(pages) * MAPPING;
         let before = self.meta(folio.head).count.fetch_sub(taken, Ordering::Release);
         self.after_taking(platform, folio, before, taken, mappings_in(before) >= pages)
+    }
+
+    /// As [`Frames::unmap`], for whoever unmaps many: a folio that becomes free goes into the batch.
+    /// With `dirty`, whoever has the folio from now on is told that it was written.
+    ///
+    /// No atomic instruction where the mappings are all that keep the folio. Nobody else can come
+    /// by it then: who adds a mapping or a reference has one already, which would count, or holds
+    /// the lock of a table that maps it, and the caller's is unhooked or locked.
+    #[inline]
+    pub(crate) fn unmap_into(
+        &self,
+        batch: &mut FreeBatch<'_, P>,
+        platform: &P,
+        folio: Folio,
+        pages: u32,
+        dirty: impl FnOnce() -> bool,
+    ) {
+        let head = self.meta(folio.head);
+        // What others did to the folio before they let go comes before its next use.
+        if head.count.load(Ordering::Acquire) == u64::from(pages) * MAPPING {
+            head.count.store(0, Relaxed);
+            head.state.store(state_of(Kind::Tail, 0), Relaxed);
+            batch.push(folio.head, folio.pages());
+            return;
+        }
+        if dirty() {
+            // Before the mapping goes: afterwards the folio may be somebody else's.
+            self.mark_dirty(folio);
+        }
+        self.unmap(platform, folio, pages);
     }
 
     /// Adds a reference. The caller has one, or knows by a table's lock that a mapping stays.

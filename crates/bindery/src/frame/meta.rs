@@ -100,6 +100,12 @@ pub(crate) const fn kind_in(state: u32) -> Kind {
     }
 }
 
+/// Whether a value of `state` is that of this kind: cheaper than to ask which kind it is.
+#[inline]
+pub(crate) const fn is_kind(state: u32, kind: Kind) -> bool {
+    state & KIND_MASK == kind as u32
+}
+
 /// The order in a value of `state`, or the level of a table.
 #[inline]
 pub(crate) const fn order_in(state: u32) -> u8 {

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `meta` | `FrameMeta`: 32 bytes about each frame, one layout for each use |
 //! | `buddy` | the allocator of blocks of 2^order frames |
+//! | `batch` | frames that go back together |
 //! | `folio` | [`Folio`]: memory that users map; references, mappings, anon-exclusive, dirty |
 //! | `split` | one folio into several |
 //! | `owner` | whom a folio belongs to |
@@ -15,6 +16,7 @@
 //! What a frame's metadata means belongs to whoever allocated the frame: plain stores while it has
 //! one owner, atomic instructions once tables name it.
 
+mod batch;
 mod buddy;
 pub(crate) mod folio;
 #[cfg(any(test, feature = "testing"))]
@@ -35,6 +37,7 @@ use crate::platform::Platform;
 use buddy::Buddy;
 use meta::{FrameMeta, Kind, META_SIZE, MetaArray, NONE};
 
+pub(crate) use batch::FreeBatch;
 pub use buddy::MAX_ORDER;
 pub use folio::{Folio, MAX_FOLIO_ORDER};
 #[allow(unused_imports, reason = "the layers above name those that they need")]
@@ -210,6 +213,20 @@ impl<P: Platform> Frames<P> {
         }
     }
 
+    /// Gives back `count` consecutive frames that are [`Kind::Tail`] and that nobody has any more.
+    fn free_run(&self, platform: &P, first: Frame, count: u32) {
+        platform.frames_released(first, count);
+        let mut buddy = self.buddy.lock();
+        buddy.give_back_run(self.metas, first, count);
+        self.free.store(buddy.free_frames(), Relaxed);
+    }
+
+    /// Lets free frames that are kept ready for single allocations join the large blocks. O(log
+    /// frames).
+    pub(crate) fn trim(&self) {
+        self.buddy.lock().join_ready(self.metas);
+    }
+
     /// Frames that are free now, of any order. Does not wait for the lock.
     pub fn free_frames(&self) -> u64 {
         self.free.load(Relaxed)
@@ -231,16 +248,19 @@ impl<P: Platform> Frames<P> {
     }
 
     /// Shows `f` every block: its head, its order (0 for tables, whose level stands there, and for
-    /// single reserved frames), its kind. A frame that is shown as [`Kind::Tail`] belongs to no
+    /// single reserved frames), its kind. Frames that are ready are shown as single free ones. A frame that is shown as [`Kind::Tail`] belongs to no
     /// block: something is broken. For a quiet system; O(frames).
     pub(crate) fn for_each_block(&self, mut f: impl FnMut(Frame, u8, Kind)) {
         let (first, count) = self.metas.span();
+        let (ready, kept) = self.buddy.lock().ready();
         let mut at = 0;
         while at < count {
             let frame = first.plus(at);
             let meta = self.metas.get(frame);
-            let kind = meta.kind();
+            let is_ready = frame.0.wrapping_sub(ready.0) < kept;
+            let kind = if is_ready { Kind::Free } else { meta.kind() };
             let order = match kind {
+                _ if is_ready => 0,
                 Kind::Reserved | Kind::Tail | Kind::Table => 0,
                 Kind::Free | Kind::Raw | Kind::Folio | Kind::Slab | Kind::Zero => meta.order(),
             };

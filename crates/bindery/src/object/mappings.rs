@@ -6,7 +6,7 @@ use crate::rmap::for_each_sight;
 use crate::space::MappingFlags;
 use crate::table::age::Forget;
 use crate::table::spare::Spared;
-use crate::tlb::Gather;
+use crate::tlb::{Flush, Gather};
 
 use super::ObjectState;
 
@@ -38,10 +38,11 @@ pub(super) fn unmap<P: Platform>(
         };
         let zapped = match spared {
             Some(spared) => sight.table.zap_sparing(sight.range, spared, &mut gather),
-            None => sight.table.zap(sight.range, sight.range, &mut gather),
+            None => sight.table.zap(sight.range, sight.range, Flush::Later, &mut gather),
         };
         // A huge leaf without its reserve is a broken invariant, which the auditor reports.
         debug_assert!(zapped.is_ok(), "a huge leaf has lost its reserve");
+        sight.table.settle(sight.range);
         sight.table.finish(gather);
     });
 }
@@ -61,6 +62,7 @@ pub(super) fn write_protect<P: Platform>(
         let mut gather = Gather::new();
         let done = sight.table.forget(sight.range, Forget::Dirty, &mut gather, |_, _| {});
         debug_assert!(done.is_ok(), "a huge leaf has lost its reserve");
+        sight.table.settle(sight.range);
         sight.table.finish(gather);
     });
 }

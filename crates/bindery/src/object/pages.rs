@@ -137,6 +137,18 @@ pub(crate) fn mark_dirty<P: Platform>(
     });
 }
 
+/// Notes that `count` pages from `page` on may have been written behind the back of the page tables:
+/// by whoever had pinned them. What the object has lost since is passed over. May sleep; called
+/// without locks.
+pub(crate) fn mark_written<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    page: u64,
+    count: u64,
+) {
+    object.gate.together(&memory.platform, || mark_dirty(memory, object, page, count));
+}
+
 /// Drops the pages from `first` to `end`, which are mapped nowhere: the frames are free unless
 /// somebody else holds them. The gate is held for writing, or the object has no holder.
 ///

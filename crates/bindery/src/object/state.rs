@@ -66,7 +66,8 @@ pub(crate) struct ObjectState {
     pub(super) links: Links,
 }
 
-/// The index of an object's pages, and its lock.
+/// The index of an object's pages, and its lock, for which waiters spin: it is asked in read
+/// sections and with tables locked.
 pub(crate) struct Pages {
     gate: Gate,
     index: UnsafeCell<PageIndex>,
@@ -89,7 +90,7 @@ impl Pages {
         platform: &P,
         work: impl FnOnce(&PageIndex) -> R,
     ) -> R {
-        self.gate.together(platform, || {
+        self.gate.together_shortly(platform, || {
             // SAFETY: changes pass the gate alone (`change`), so there is none meanwhile.
             work(unsafe { &*self.index.get() })
         })
@@ -105,7 +106,7 @@ impl Pages {
         // SAFETY: 1. the index belongs to one object, which belongs to one memory, whose slab,
         // frames and platform these are.
         let nodes = unsafe { Nodes::new(&memory.object_nodes, &memory.frames, &memory.platform) };
-        self.gate.alone(&memory.platform, || {
+        self.gate.alone_shortly(&memory.platform, || {
             // SAFETY: everyone else who uses the index passes the gate, which we have passed alone.
             let (result, by) = work(unsafe { &mut *self.index.get() }, &nodes);
             let resident = self.resident.load(Ordering::Relaxed);

@@ -26,15 +26,28 @@ pub(crate) enum Membership {
     Group,
 }
 
-/// VMAs in no order. The lock of whoever has the list guards it and the VMAs' places in it.
+/// VMAs in the order in which they came. The lock of whoever has the list guards it and the VMAs'
+/// places in it.
+///
+/// The order matters to `fork`, which copies entries while a walker may be on its way: a child's VMA
+/// comes behind its parent's, so that the walker meets what is copied after it has passed it by. In
+/// the other order:
+/// 1. CPU A cuts an object off, and has found nothing in the child's VMA yet;
+/// 2. CPU B copies a page of the parent's into the child;
+/// 3. CPU A unmaps the page from the parent, and drops it. The child maps it still.
 pub(crate) struct VmaList {
     first: AtomicPtr<Vma>,
+    last: AtomicPtr<Vma>,
     membership: Membership,
 }
 
 impl VmaList {
     pub(crate) const fn new(membership: Membership) -> Self {
-        Self { first: AtomicPtr::new(ptr::null_mut()), membership }
+        Self {
+            first: AtomicPtr::new(ptr::null_mut()),
+            last: AtomicPtr::new(ptr::null_mut()),
+            membership,
+        }
     }
 
     fn links<'a>(&self, vma: &'a Vma) -> &'a ListLinks {
@@ -44,17 +57,18 @@ impl VmaList {
         }
     }
 
-    /// Adds a VMA that is in no list of this kind. The lock is held.
+    /// Adds a VMA that is in no list of this kind, behind all others. The lock is held.
     pub(crate) fn add(&self, vma: &Vma) {
         let node = ptr::from_ref(vma).cast_mut();
-        let first = self.first.load(Ordering::Relaxed);
+        let last = self.last.load(Ordering::Relaxed);
         let links = self.links(vma);
-        links.next.store(first, Ordering::Relaxed);
-        links.previous.store(ptr::null_mut(), Ordering::Relaxed);
-        if let Some(first) = self.vma(first) {
-            self.links(first).previous.store(node, Ordering::Relaxed);
+        links.next.store(ptr::null_mut(), Ordering::Relaxed);
+        links.previous.store(last, Ordering::Relaxed);
+        match self.vma(last) {
+            Some(last) => self.links(last).next.store(node, Ordering::Relaxed),
+            None => self.first.store(node, Ordering::Relaxed),
         }
-        self.first.store(node, Ordering::Relaxed);
+        self.last.store(node, Ordering::Relaxed);
     }
 
     /// Takes out a VMA that is in the list. The lock is held.
@@ -66,8 +80,9 @@ impl VmaList {
             Some(previous) => self.links(previous).next.store(next, Ordering::Relaxed),
             None => self.first.store(next, Ordering::Relaxed),
         }
-        if let Some(next) = self.vma(next) {
-            self.links(next).previous.store(previous, Ordering::Relaxed);
+        match self.vma(next) {
+            Some(next) => self.links(next).previous.store(previous, Ordering::Relaxed),
+            None => self.last.store(previous, Ordering::Relaxed),
         }
     }
 

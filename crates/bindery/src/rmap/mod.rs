@@ -28,6 +28,14 @@
 //! 2. CPU B moves the entry from the source to the destination;
 //! 3. CPU A looks at the source: nothing there any more, and takes the page for unmapped.
 //!
+//! Two verbs change entries without the lists' locks, and keep to an order instead. `fork` copies
+//! entries into VMAs that stand behind their parents in the list of the object ([`VmaList`]), and in
+//! groups that a walk reaches behind the parents' own: a walker that has passed the parent before
+//! the copy meets the child after it. Whoever takes entries away does so while their VMA is in the
+//! lists, and makes the TLBs forget them before the locks of the tables are given back
+//! ([`crate::tlb::Flush`]): a walker that finds nothing, and asks under those locks
+//! ([`PageTable::settle`](crate::table::PageTable::settle)), may rely on it.
+//!
 //! Order: the address space's mutex, the VMA's lock, the object's list, the family of groups, table
 //! locks.
 

@@ -19,7 +19,7 @@ pub(crate) struct Sight<'a, 'm, P: Platform> {
 }
 
 /// Calls `f` for each VMA that maps pages `first` to `first + count` of `object`, with the lock of
-/// the object's list held. Complexity: in the VMAs that map the object.
+/// the object's list held; for parents before their children. Complexity: in the VMAs that map the object.
 pub(crate) fn for_each_sight<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,

@@ -167,6 +167,10 @@ impl<P: Platform> AddressSpace<'_, P> {
             Advice::Free if locked || !vma.is_anonymous() => Err(Error::Invalid),
             Advice::Free => self.forget_contents(vma, part, Forget::Use, gather),
             Advice::Cold | Advice::PageOut if locked => Err(Error::Invalid),
+            // What may vanish when memory is short vanishes: there is no need of a place for it.
+            Advice::PageOut if vma.has(MappingFlags::DROPPABLE) => {
+                self.drop_contents(vma, part, gather)
+            }
             Advice::Cold | Advice::PageOut => {
                 self.forget_contents(vma, part, Forget::Accessed, gather)
             }
@@ -193,7 +197,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let zapped = if vma.has(MappingFlags::MAYBE_GUARDS) {
             self.table.zap_sparing(part, Spared::Guards, gather)
         } else {
-            let zapped = self.table.zap(part, part, gather);
+            let zapped = self.table.zap(part, part, vma.flush(), gather);
             self.table.prune(part.start(), gather);
             self.table.prune(VirtAddr(part.end().0 - 1), gather);
             zapped
@@ -243,7 +247,9 @@ impl<P: Platform> AddressSpace<'_, P> {
                 if !vma.has(MappingFlags::SHARED | MappingFlags::MAY_WRITE) {
                     return Err(Error::AccessDenied);
                 }
-                (object, vma.page_offset_of(part.start()) * PAGE_SIZE, part.len())
+                // Behind all that an object can have, where that is too much: `Invalid`, as on Linux.
+                let offset = vma.page_offset_of(part.start()).saturating_mul(PAGE_SIZE);
+                (object, offset, part.len())
             };
             object.punch_hole(offset, length)?;
         }

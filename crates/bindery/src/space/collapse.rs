@@ -49,8 +49,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// policy says (Linux: `madvise(2)` with `MADV_COLLAPSE`).
     ///
     /// # Errors
-    /// [`Error::NotMapped`] for holes; [`Error::Invalid`] where a mapping is too small or has said
-    /// that it wants no large folios, or nothing is there to be collapsed, or what is there cannot
+    /// [`Error::NotMapped`] for holes; [`Error::Invalid`] where a mapping is too small, has said
+    /// that it wants no large folios, or is a private one of an object, or nothing is there to be collapsed, or what is there cannot
     /// be; [`Error::TryAgain`] where somebody has pinned a page; [`Error::OutOfMemory`] where there
     /// is no folio of that size. What could be collapsed is.
     ///
@@ -140,7 +140,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut gather = Gather::new();
         let guard = self.mutex.lock();
         let vma = self.vma_at(base).filter(|vma| vma.range().covers(range));
+        // Asked again: the mutex was free since, and another mapping may be here.
         let vma = vma.ok_or(Error::NotMapped(base))?;
+        if !may_collapse::<P>(vma) {
+            return Err(Error::Invalid);
+        }
         let object = self.object_of(vma).filter(|_| vma.is_shared());
         if let Some(object) = object {
             let first = vma.page_offset_of(base);
@@ -251,7 +255,11 @@ fn may_collapse<P: Platform>(vma: &Vma) -> bool {
     // Pages of an object have to stand where huge leaves could.
     let skew = (vma.start() >> PAGE_SHIFT).wrapping_sub(vma.page_offset());
     let aligned = vma.is_anonymous() || skew.is_multiple_of(span >> PAGE_SHIFT);
+    // A folio that collapsing makes belongs to the object, or to a group of anonymous pages. What a
+    // private mapping shows is a mixture of both, which no large folio can be.
+    let uniform = vma.is_anonymous() || vma.is_shared();
     fits && aligned
+        && uniform
         && !vma.has(MappingFlags::NO_HUGE)
         && (!vma.is_anonymous() || vma.group_pointer().is_some())
 }

@@ -17,7 +17,7 @@ use crate::table::{ReadSection, run};
 
 use super::AddressSpace;
 use super::index::Indexed;
-use super::vma::{MappingFlags, Vma};
+use super::vma::{MappingFlags, Protection, Vma};
 
 pub(super) use copy_on_write::folio_window;
 
@@ -33,6 +33,14 @@ pub enum Access {
 }
 
 impl Access {
+    fn protection(self) -> Protection {
+        match self {
+            Self::Read => Protection::READ,
+            Self::Write => Protection::WRITE,
+            Self::Execute => Protection::EXECUTE,
+        }
+    }
+
     pub(super) fn permission(self) -> Permissions {
         match self {
             Self::Read => Permissions::READ,
@@ -112,21 +120,32 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 continue;
             };
             let vma = locked.0;
-            let allowed = vma.protection();
-            // What the entries of such a mapping say: they may imply more than was asked for.
-            let implied = arch::implied::<P::Arch>(allowed.permissions() | Permissions::USER);
-            if !implied.contains(access.permission()) {
-                return Err(FaultError::Protection);
-            }
-            if access == Access::Write && !vma.is_shared() && vma.group_pointer().is_none() {
-                if vma.has(MappingFlags::MAYBE_GUARDS) && self.is_guarded(page) {
-                    // As Linux: a guard leaves no trace of who ran into it.
-                    return Err(FaultError::NotMapped);
+            let flags = vma.flags();
+            let allowed = flags.protection();
+            if !allowed.contains(access.protection()) {
+                // What the entries of such a mapping say may imply more than was asked for.
+                let permissions = allowed.permissions() | Permissions::USER;
+                if !arch::implied::<P::Arch>(permissions).contains(access.permission()) {
+                    return Err(FaultError::Protection);
                 }
-                // Once for each mapping: who owns its pages is settled under the mutex.
-                drop(locked);
-                self.prepare_group(page).map_err(|_| FaultError::OutOfMemory)?;
-                continue;
+            }
+            let private = !flags.contains(MappingFlags::SHARED);
+            if access == Access::Write && private {
+                if vma.group_pointer().is_none() {
+                    if vma.has(MappingFlags::MAYBE_GUARDS) && self.is_guarded(page) {
+                        // As Linux: a guard leaves no trace of who ran into it.
+                        return Err(FaultError::NotMapped);
+                    }
+                    // Once for each mapping: who owns its pages is settled under the mutex.
+                    drop(locked);
+                    self.prepare_group(page).map_err(|_| FaultError::OutOfMemory)?;
+                    continue;
+                }
+                if vma.is_anonymous()
+                    && let Some(touched) = self.touch_small(vma, page, flags)
+                {
+                    return touched;
+                }
             }
             let Some(object) = vma.object() else {
                 return self.resolve(

@@ -49,12 +49,15 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         for node in self.vmas.iter() {
             self.vma(node).write(self.platform());
         }
-        let _reservation = self.table.memory.commitment().reserve(self.usage().committed)?;
         for node in self.vmas.iter() {
             let vma = self.vma(node);
             if vma.has(MappingFlags::DONT_FORK) {
                 continue;
             }
+            // As Linux, which asks for each mapping by itself: heuristics refuse what is too much
+            // at once. What was promised for the mappings before stands in the child's account.
+            let promised = if vma.has(MappingFlags::ACCOUNT) { vma.pages() } else { 0 };
+            let _reservation = self.table.memory.commitment().reserve(promised)?;
             self.copy_vma(child, vma, vma.range(), gather)?;
         }
         Ok(())
@@ -79,6 +82,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let flags = vma.flags() - (MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT);
         let purpose = Purpose { flags, object: vma.object_pointer(), group };
         match child.new_vma(range, purpose, vma.page_offset()) {
+            // Before anything is copied, and behind this side's in the lists (`rmap`).
             Ok(node) => child.insert(node),
             Err(error) => {
                 if let Some(group) = group {

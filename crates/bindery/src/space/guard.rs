@@ -28,7 +28,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         vma.write(self.platform());
         self.change_flags(vma, vma.flags() | MappingFlags::MAYBE_GUARDS);
-        let zapped = self.table.zap(part, part, gather);
+        let zapped = self.table.zap(part, part, vma.flush(), gather);
         self.flush(gather);
         let done = zapped.and_then(|()| self.table.mark(part, Marker::Guard));
         vma.end_write();

@@ -62,6 +62,8 @@ use core::iter;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
+use super::gap::Wanted;
+
 /// The height of the tallest tower. One node in four reaches each further level, so that searches
 /// stay logarithmic up to some 4^8 = 65,536 nodes, which is also Linux's limit of mappings.
 pub(crate) const HEIGHT: usize = 8;
@@ -73,7 +75,10 @@ pub(crate) struct Links<T> {
     /// The widest gap beneath the link of level 1, 2, and so on. Only the writer looks here. The
     /// gap at level 0 is not stored, it follows from the bounds.
     widest: [AtomicU64; HEIGHT - 1],
-    /// Levels in which this node takes part. Only the writer looks here.
+    /// Levels in which this node takes part; of the head, levels that any node ever had part in,
+    /// at least two, so that there is always a stored gap for the auditor to compare. Readers begin
+    /// there: one that knows of too few finds the same node, since each level holds all nodes of
+    /// those above it.
     height: AtomicU8,
 }
 
@@ -136,7 +141,7 @@ impl<T: Indexed> Index<T> {
     /// the seed could unmap all but the flat towers, and slow down its own address space.
     pub(crate) const fn with_seed(seed: u64) -> Self {
         Self {
-            head: Links::new(),
+            head: Links { height: AtomicU8::new(2), ..Links::new() },
             count: AtomicUsize::new(0),
             // A xorshift generator never leaves zero.
             random: AtomicU64::new(if seed == 0 { 1 } else { seed }),
@@ -150,12 +155,12 @@ impl<T: Indexed> Index<T> {
     /// the caller validates under the VMA's lock and falls back to the mutex (see the module).
     #[inline]
     pub(crate) fn find_at_or_before(&self, addr: u64) -> Option<NonNull<T>> {
-        self.path(|node| node.start() <= addr)[0]
+        self.last(|node| node.start() <= addr)
     }
 
     /// Writer: the first node whose end is above `addr`.
     pub(crate) fn first_ending_after(&self, addr: u64) -> Option<NonNull<T>> {
-        let before = self.path(|node| node.end() <= addr)[0];
+        let before = self.last(|node| node.end() <= addr);
         self.links(before).next(0)
     }
 
@@ -166,7 +171,8 @@ impl<T: Indexed> Index<T> {
 
     /// Writer: the node in front of `node`.
     pub(crate) fn previous(&self, node: NonNull<T>) -> Option<NonNull<T>> {
-        self.path_to(node)[0]
+        let start = self.node(node).start();
+        self.last(|other| other.start() < start)
     }
 
     /// How many nodes the index holds; exact for the writer.
@@ -193,9 +199,12 @@ impl<T: Indexed> Index<T> {
     /// 4. As long as the index holds a node, its methods are called in read sections or with the
     ///    writer lock held, and every node passed to them is in it, or was and is not yet freed.
     pub(crate) unsafe fn insert(&self, node: NonNull<T>) {
+        let height = self.draw_height();
+        if height > self.levels() {
+            self.head.height.store(height as u8, Ordering::Relaxed);
+        }
         let path = self.path_to(node);
         let links = self.links(Some(node));
-        let height = self.draw_height();
         links.height.store(height as u8, Ordering::Relaxed);
         for (level, place) in path.iter().enumerate().take(height) {
             let next = self.links(*place).next(level);
@@ -282,7 +291,7 @@ impl<T: Indexed> Index<T> {
     ) -> Option<u64> {
         let wanted = Wanted::new(len, align, congruent, low, high)?;
         let mut place = None;
-        let mut level = HEIGHT - 1;
+        let mut level = self.levels() - 1;
         while self.end(place) <= wanted.last {
             let next = self.links(place).next(level);
             if self.is_candidate(place, level, &wanted) {
@@ -307,10 +316,12 @@ impl<T: Indexed> Index<T> {
     pub(crate) fn check(&self) -> bool {
         let ordered = self.iter().all(|node| {
             let (next, node) = (self.next(node), self.node(node));
-            let bounded = (1..=HEIGHT).contains(&node.links().height());
+            let bounded = (1..=self.levels()).contains(&node.links().height());
             bounded && node.start() < node.end() && node.end() <= self.start(next)
         });
-        ordered && self.iter().count() == self.len() && (1..HEIGHT).all(|l| self.check_level(l))
+        ordered
+            && self.iter().count() == self.len()
+            && (1..self.levels()).all(|l| self.check_level(l))
     }
 
     /// Whether `level` links exactly the towers that reach it, with the right gaps.
@@ -331,12 +342,34 @@ impl<T: Indexed> Index<T> {
         }
     }
 
+    /// How many levels a search has to look at.
+    #[inline]
+    fn levels(&self) -> usize {
+        self.head.height().min(HEIGHT)
+    }
+
+    /// The last node that a search reaches whose nodes to pass over `passes` tells.
+    #[inline]
+    fn last(&self, passes: impl Fn(&T) -> bool) -> Place<T> {
+        let mut place = None;
+        let mut links = &self.head;
+        for level in (0..self.levels()).rev() {
+            while let Some(next) = links.next(level)
+                && passes(self.node(next))
+            {
+                place = Some(next);
+                links = self.node(next).links();
+            }
+        }
+        place
+    }
+
     /// On each level, the last place that a search reaches whose nodes to pass over `passes` tells.
     #[inline]
     fn path(&self, passes: impl Fn(&T) -> bool) -> [Place<T>; HEIGHT] {
         let mut path = [None; HEIGHT];
         let mut place = None;
-        for level in (0..HEIGHT).rev() {
+        for level in (0..self.levels()).rev() {
             while let Some(next) = self.links(place).next(level)
                 && passes(self.node(next))
             {
@@ -357,7 +390,7 @@ impl<T: Indexed> Index<T> {
     fn last_candidate(&self, wanted: &Wanted) -> Place<T> {
         let mut place = None;
         let mut until = None;
-        for level in (0..HEIGHT).rev() {
+        for level in (0..self.levels()).rev() {
             let mut last = None;
             let mut at = place;
             while self.end(at) <= wanted.last {
@@ -395,7 +428,7 @@ impl<T: Indexed> Index<T> {
     /// Measures again, from the bottom up, all links of `path` and all links of `node`.
     fn measure_path(&self, path: &[Place<T>; HEIGHT], node: Option<NonNull<T>>) {
         let height = node.map_or(0, |node| self.node(node).links().height());
-        for (level, place) in path.iter().enumerate().skip(1) {
+        for (level, place) in path.iter().enumerate().take(self.levels()).skip(1) {
             self.measure(*place, level);
             if level < height {
                 self.measure(node, level);
@@ -450,46 +483,6 @@ impl<T: Indexed> Index<T> {
         // alone, whose obligations 3 and 4 say that they are valid for shared access while a
         // caller of any method can reach them, and that only such nodes are passed in.
         unsafe { node.as_ref() }
-    }
-}
-
-/// What a search for a gap asks for.
-struct Wanted {
-    len: u64,
-    align: u64,
-    congruent: u64,
-    low: u64,
-    /// The highest address that leaves room for the length.
-    last: u64,
-}
-
-impl Wanted {
-    /// `None` where the bounds alone leave no room.
-    fn new(len: u64, align: u64, congruent: u64, low: u64, high: u64) -> Option<Self> {
-        debug_assert!(align.is_power_of_two() && congruent < align);
-        let last = high.checked_sub(len)?;
-        (len > 0 && low <= last).then_some(Self { len, align, congruent, low, last })
-    }
-
-    /// The first and the last address in a gap that leave room, whatever their alignment.
-    fn clip(&self, from: u64, to: u64) -> Option<(u64, u64)> {
-        let first = u64::max(from, self.low);
-        let last = u64::min(to.checked_sub(self.len)?, self.last);
-        (first <= last).then_some((first, last))
-    }
-
-    /// The highest address that does, in the gap `from..to`.
-    fn highest_in(&self, from: u64, to: u64) -> Option<u64> {
-        let (first, last) = self.clip(from, to)?;
-        let excess = last.wrapping_sub(self.congruent) & (self.align - 1);
-        (excess <= last - first).then(|| last - excess)
-    }
-
-    /// The lowest address that does, in the gap `from..to`.
-    fn lowest_in(&self, from: u64, to: u64) -> Option<u64> {
-        let (first, last) = self.clip(from, to)?;
-        let missing = self.congruent.wrapping_sub(first) & (self.align - 1);
-        (missing <= last - first).then(|| first + missing)
     }
 }
 

@@ -185,7 +185,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     pub(crate) fn check_place(&self, request: &MapRequest) -> Result<(), Error> {
         let length = self.map_length(request)?;
         let _guard = self.mutex.lock();
-        self.room_for(1)?;
+        // As Linux, which lets a new mapping be the first that is too many.
+        self.room_for(0)?;
         self.find_place(length, request.place)?;
         let locked = request.flags.contains(MapFlags::LOCKED);
         if locked {
@@ -210,8 +211,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     fn may_skip_reserve(&self, request: &MapRequest) -> bool {
-        request.flags.intersects(MapFlags::NO_RESERVE | MapFlags::DROPPABLE)
-            && self.table.memory.commitment().mode() != Overcommit::Never
+        // As Linux: what may be dropped need not be promised, whatever the mode.
+        request.flags.contains(MapFlags::DROPPABLE)
+            || request.flags.contains(MapFlags::NO_RESERVE)
+                && self.table.memory.commitment().mode() != Overcommit::Never
     }
 
     /// The flags of a mapping that is asked for.
@@ -265,7 +268,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         gather: &mut Gather,
         removed: &mut Removed,
     ) -> Result<(VirtRange, MappingFlags), Error> {
-        self.room_for(1)?;
+        // As Linux, which lets a new mapping be the first that is too many.
+        self.room_for(0)?;
         let range = self.find_place(length, request.place)?;
         let flags = self.map_flags(request, backing);
         if request.flags.contains(MapFlags::LOCKED) {
@@ -282,10 +286,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         {
             return Err(Error::Invalid);
         }
-        let replaced = self.pages_mapped(range)?;
+        let (replaced, given_back) = self.pages_mapped(range)?;
         self.may_expand(flags, range.pages() - replaced)?;
         let promised = if flags.contains(MappingFlags::ACCOUNT) { range.pages() } else { 0 };
-        let _reservation = self.table.memory.commitment().reserve(promised)?;
+        // As Linux: what is replaced was promised already.
+        let kept = given_back.min(promised);
+        let commitment = self.table.memory.commitment();
+        let _reservation = commitment.reserve(promised - kept)?;
+        let _kept = commitment.keep(kept);
         let offset = backing.offset.unwrap_or(range.start().0 >> PAGE_SHIFT);
         let purpose = Purpose { flags, object: backing.object, group: None };
         if replaced == 0 && self.extend_neighbour(range, &purpose, offset) {
@@ -303,16 +311,19 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Ok((range, flags))
     }
 
-    /// How many pages of `range` are mapped; none of them may be sealed.
-    fn pages_mapped(&self, range: VirtRange) -> Result<u64, Error> {
-        let mut pages = 0;
+    /// How many pages of `range` are mapped, and how many of those count as promised; none of them
+    /// may be sealed.
+    fn pages_mapped(&self, range: VirtRange) -> Result<(u64, u64), Error> {
+        let (mut pages, mut promised) = (0, 0);
         for vma in self.vmas_in(range) {
             if vma.has(MappingFlags::SEALED) {
                 return Err(Error::Sealed(VirtAddr(vma.start())));
             }
-            pages += vma.range().intersection(range).pages();
+            let part = vma.range().intersection(range).pages();
+            pages += part;
+            promised += if vma.has(MappingFlags::ACCOUNT) { part } else { 0 };
         }
-        Ok(pages)
+        Ok((pages, promised))
     }
 
     /// Lets the VMA below or above a free `range` grow over it, where it would be its continuation

@@ -16,6 +16,7 @@ mod collapse;
 mod fault;
 mod folio;
 mod fork;
+mod gap;
 mod grow;
 mod guard;
 pub(crate) mod index;
@@ -51,7 +52,7 @@ use crate::platform::Platform;
 use crate::rmap::Groups;
 use crate::stats::Counts;
 use crate::table::{PageTable, Reach, ReadSection};
-use crate::tlb::{Gather, Leftovers};
+use crate::tlb::{Flush, Gather, Leftovers};
 
 pub use advise::Advice;
 pub use collapse::CollapseLimits;
@@ -87,7 +88,8 @@ pub struct SpaceOptions {
     /// Where the search for free addresses begins, downwards; `None` for the end of user space,
     /// but below 2^47 on x86-64 with five levels, as programs that never heard of it expect.
     pub search_top: Option<VirtAddr>,
-    /// The most VMAs that there may be (Linux: `vm.max_map_count`).
+    /// The most VMAs that there may be (Linux: `vm.max_map_count`). As there, `mmap` and `brk` refuse
+    /// only where there are more already, so they may make one more; cuts and moves may not.
     pub maximum_mappings: usize,
 }
 
@@ -232,7 +234,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         self.vmas.first_ending_after(addr).map(|node| self.vma(node))
     }
 
-    /// `range`, in which nothing is mapped any more, and around it whole table spans in which
+    /// `range`, in which nothing will be mapped any more, and around it whole table spans in which
     /// nothing is mapped either: what the page table may lose with it. `occupied` counts as
     /// mapped. The mutex is held.
     ///
@@ -243,12 +245,20 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// ```
     fn hull(&self, range: VirtRange, occupied: VirtRange) -> VirtRange {
         let next = self.first_behind(range.start().0);
-        let mut ceiling = next.map_or(u64::MAX, Indexed::start);
+        let begins = next.map_or(u64::MAX, Indexed::start);
+        let mut ceiling = begins;
+        if begins < range.end().0 {
+            let above = self.first_behind(range.end().0);
+            ceiling = above.map_or(u64::MAX, |vma| vma.start().max(range.end().0));
+        }
         let previous = match next {
             Some(next) => self.vmas.previous(NonNull::from(next)),
             None => self.vmas.find_at_or_before(range.start().0),
         };
         let mut floor = previous.map_or(0, |previous| self.vma(previous).end());
+        if begins < range.start().0 {
+            floor = range.start().0;
+        }
         if !occupied.is_empty() {
             if occupied.start() >= range.end() {
                 ceiling = ceiling.min(occupied.start().0);
@@ -282,6 +292,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// 2. CPU B forks: the page is read-only already, so nothing is flushed, and the child has it;
     /// 3. CPU C writes to it through what its TLB remembers, and the child sees the write.
     fn flush(&self, gather: &mut Gather) {
+        if !gather.is_stale() {
+            return;
+        }
         let mut counts = Counts::default();
         self.table.flush(gather, &mut counts);
         self.table.stats.add(&counts);
@@ -328,8 +341,9 @@ impl<P: Platform> Drop for AddressSpace<'_, P> {
         let mut gather = Gather::new();
         let end = arch::span::<P::Arch>(P::Arch::LEVELS);
         let everything = VirtRange::raw(0, P::Arch::USER_END.next_multiple_of(end));
-        // All tables are covered whole, so no leaf has to be split and nothing can fail.
-        let zapped = self.table.zap(everything, everything, &mut gather);
+        // No CPU has the root loaded, so what leaves the lists before it leaves the TLBs hurts
+        // nobody. All tables are covered whole, so no leaf has to be split and nothing can fail.
+        let zapped = self.table.zap(everything, everything, Flush::Later, &mut gather);
         debug_assert!(zapped.is_ok(), "unmapping everything splits no leaf");
         self.finish(gather, removed);
         self.table.free_root();

@@ -8,11 +8,13 @@ use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Kind};
 use crate::error::FaultError;
 use crate::frame::Folio;
+use crate::object::{Object, pages};
 use crate::platform::Platform;
 use crate::table::lock::Depth;
 
-use super::AddressSpace;
 use super::fault::Access;
+use super::vma::Vma;
+use super::{AddressSpace, Protection};
 
 /// How long pages will be pinned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,11 +29,18 @@ pub enum PinTime {
 /// Pinned pages of one folio: they keep their frames, and with them what the program sees, until
 /// this is dropped. `fork` gives the child copies of them; collapsing leaves them alone; moves take
 /// them along.
+///
+/// Pages that were pinned for writing count as written when this is dropped, though they may have
+/// been saved meanwhile. A file lives until then, whoever else has let go of it, so that what was
+/// written can be saved: the drop of such a pin may sleep.
 pub struct Pinned<'m, P: Platform> {
     memory: &'m Memory<P>,
     folio: Folio,
     first: Frame,
     pages: u32,
+    access: Access,
+    /// The file that has to know what was written, and the number of the first page there.
+    file: Option<(Object<'m, P>, u64)>,
 }
 
 impl<P: Platform> Pinned<'_, P> {
@@ -48,6 +57,12 @@ impl<P: Platform> Pinned<'_, P> {
 
 impl<P: Platform> Drop for Pinned<'_, P> {
     fn drop(&mut self) {
+        if self.access == Access::Write {
+            self.memory.frames.mark_dirty(self.folio);
+        }
+        if let Some((file, page)) = &self.file {
+            pages::mark_written(self.memory, file.state(), *page, u64::from(self.pages));
+        }
         self.memory.frames.unpin(&self.memory.platform, self.folio);
     }
 }
@@ -62,8 +77,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Pins the page at `at` and as many of the at most `pages` behind it as lie in the same folio,
     /// mapped in a row with the same permissions. The page is made the program's own before, where
     /// the pin could not be kept otherwise: for writing, and for reading anonymous memory that is
-    /// shared with another process until one of them writes. May sleep. (Linux:
-    /// `pin_user_pages`.)
+    /// shared with another process until one of them writes, or was never written. May sleep.
+    /// (Linux: `pin_user_pages`.)
     ///
     /// # Errors
     /// The fault that the access would have had; [`FaultError::OutOfMemory`] also where the folio
@@ -89,24 +104,25 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 .map_or(VirtRange::raw(page.0, page.0 + PAGE_SIZE), |range| {
                     range.intersection(vma.range())
                 });
-            if let Some(pinned) = self.pin_present(range, access, own)? {
+            if let Some(pinned) = self.pin_present(vma, range, access, own)? {
                 return Ok(pinned);
             }
+            // A page of its own comes with a write, where that is allowed.
+            let writable = vma.protection().contains(Protection::WRITE);
             drop(locked);
-            // A page of its own comes with a write; who may not write shares nothing for long.
-            let writable = self.may_write(page);
             let needed = if own && writable { Access::Write } else { access };
             self.fault(page, needed)?;
             if own && !writable {
-                return self.pin_read_only(page, access);
+                self.unshare(page)?;
             }
         }
     }
 
     /// Pins what is mapped from the beginning of `range` on, if it allows the access and, with
-    /// `own`, is nobody else's.
+    /// `own`, is nobody else's. The VMA is locked.
     fn pin_present(
         &self,
+        vma: &Vma,
         range: VirtRange,
         access: Access,
         own: bool,
@@ -146,18 +162,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return Err(FaultError::OutOfMemory);
         }
         self.record_access(&mut cursor, node, index, access);
-        Ok(Some(Pinned { memory, folio, first, pages }))
-    }
-
-    fn may_write(&self, page: VirtAddr) -> bool {
-        self.lock_vma(page)
-            .is_some_and(|locked| locked.vma().protection().contains(super::Protection::WRITE))
-    }
-
-    /// The last resort of a mapping that may not be written: its page as it is.
-    fn pin_read_only(&self, page: VirtAddr, access: Access) -> Result<Pinned<'m, P>, FaultError> {
-        let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-        let _locked = self.lock_vma(page).ok_or(FaultError::NotMapped)?;
-        self.pin_present(range, access, false)?.ok_or(FaultError::Protection)
+        let noticed = vma.object().is_some_and(|object| object.notices_writes());
+        let file = if access == Access::Write && shared_object && noticed {
+            self.object_of(vma).map(|object| (object, vma.page_offset_of(at)))
+        } else {
+            None
+        };
+        Ok(Some(Pinned { memory, folio, first, pages, access, file }))
     }
 }

@@ -121,6 +121,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             self.may_lock(range.pages())?;
         }
         self.may_expand(flags, range.pages())?;
+        // As Linux, which lets a new mapping be the first that is too many.
+        self.room_for(0)?;
         let _reservation = self.table.memory.commitment().reserve(range.pages())?;
         let offset = range.start().0 >> PAGE_SHIFT;
         let purpose = Purpose { flags, object: None, group: None };
@@ -129,7 +131,6 @@ impl<P: Platform> AddressSpace<'_, P> {
         let heap = VirtRange::raw(start.min(range.start().0), range.start().0);
         let has_heap = self.vmas_in(heap).next().is_some();
         if !(has_heap && self.extend_below(range, &purpose, offset)) {
-            self.room_for(1)?;
             let node = self.new_vma(range, purpose, offset)?;
             self.insert(node);
         }

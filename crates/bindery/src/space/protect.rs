@@ -47,6 +47,7 @@ impl Vma {
             permissions: self.protection().permissions(),
             writable,
             watched: if soft_dirty { Watched::No } else { Watched::SoftDirty },
+            flush: self.flush(),
         }
     }
 }

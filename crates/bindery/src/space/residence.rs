@@ -21,7 +21,8 @@ pub enum Residence {
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Says which pages of `length` bytes (rounded up) at `start` are in memory: calls `tell` with
-    /// stretches of equal answers and their lengths in pages, in rising order.
+    /// stretches of equal answers and their lengths in pages, in rising order. `tell` is called in a
+    /// read section: it neither sleeps nor touches the program's memory.
     ///
     /// # Errors
     /// [`Error::Unaligned`]; [`Error::OutOfRange`]; [`Error::NotMapped`] at the first hole, after the

@@ -54,7 +54,9 @@ impl<P: Platform> AddressSpace<'_, P> {
                     return Err(Error::Locked(part.start()));
                 }
                 let object = self.object_of(vma).filter(|_| vma.is_shared());
-                (object, vma.page_offset_of(part.start()) * PAGE_SIZE, part.len())
+                // As Linux, `mremap` lets a mapping reach behind all that an object can have.
+                let offset = vma.page_offset_of(part.start()).saturating_mul(PAGE_SIZE);
+                (object, offset, part.len())
             };
             if let Some(object) = object
                 && flags.contains(SyncFlags::SYNC)

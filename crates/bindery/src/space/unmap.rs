@@ -3,7 +3,7 @@
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::error::Error;
 use crate::platform::Platform;
-use crate::tlb::Gather;
+use crate::tlb::{Flush, Gather};
 
 use super::AddressSpace;
 use super::change::Removed;
@@ -21,7 +21,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// Complexity: in the mappings and tables that go, plus the runs in the two tables at the
     /// edges where something else stays mapped. One invalidation, two where an edge is shared
-    /// (three beyond 8 GiB), and one for each contiguous block or huge leaf that an end cuts.
+    /// (three beyond 8 GiB; one for each 8 GiB where objects are mapped), and one for each contiguous block or huge leaf that an end cuts.
     pub fn munmap(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         let range = self.unmap_range(start, length)?;
         let (mut gather, mut removed) = (Gather::new(), Removed::default());
@@ -64,11 +64,19 @@ impl<P: Platform> AddressSpace<'_, P> {
             self.room_for(1)?;
             self.split(first, range.end())?;
         }
-        self.cut_out(range, removed);
+        let mut flush = Flush::Later;
+        for vma in self.vmas_in(range) {
+            vma.write(self.platform());
+            if vma.flush() == Flush::AtOnce {
+                flush = Flush::AtOnce;
+            }
+        }
         let hull = self.hull(range, VirtRange::default());
         // A huge leaf without its reserve cannot be split. That is a broken invariant, which the
         // auditor reports; what could not be unmapped stays in the table.
-        self.table.zap(range, hull, gather).map_err(|_| Error::OutOfMemory)
+        let zapped = self.table.zap(range, hull, flush, gather);
+        self.cut_out(range, removed);
+        zapped.map_err(|_| Error::OutOfMemory)
     }
 
     /// Refuses a range with a part of a sealed VMA.
@@ -80,13 +88,17 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Lets no VMA reach into `range`: those inside go, those at the ends are cut. None reaches
-    /// over both ends.
-    pub(super) fn cut_out(&self, range: VirtRange, removed: &mut Removed) {
+    /// over both ends; all are locked for writing, and no TLB remembers any more what they mapped in
+    /// the range. The other way round, whoever saves a file would not find them:
+    /// 1. CPU A takes a VMA out of the file's list;
+    /// 2. CPU B saves the file, and makes all that the list names forget that they may write;
+    /// 3. CPU C writes through the VMA's entries, which nobody will save;
+    /// 4. CPU A takes the entries away.
+    fn cut_out(&self, range: VirtRange, removed: &mut Removed) {
         while let Some(vma) = self.first_behind(range.start().0) {
             if vma.start() >= range.end().0 {
                 break;
             }
-            vma.write(self.platform());
             if vma.start() < range.start().0 {
                 self.resize(vma, vma.start(), range.start().0);
             } else if vma.end() > range.end().0 {

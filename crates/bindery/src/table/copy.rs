@@ -4,8 +4,8 @@
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
-use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange};
-use crate::arch::{self, Arch, Attributes, Entry, Equal, absent};
+use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtRange};
+use crate::arch::{self, Absent, Arch, Attributes, Entry, Equal, Permissions, absent};
 use crate::frame::Owner;
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
@@ -38,10 +38,10 @@ pub(crate) struct Copy {
 
 impl<P: Platform> PageTable<'_, P> {
     /// Copies what the range maps into `child`, a tree that nobody else can reach yet, and
-    /// write-protects both sides where writes are private. Pinned pages of this side are copied for
-    /// the other, and stay as they are: who pinned them must go on seeing this side's writes. What
-    /// is stale here afterwards is in the gather. The caller keeps faults out of the range. One pass
-    /// over the runs; a folio is counted up once a run.
+    /// write-protects both sides where writes are private. Pinned pages of this side, hidden ones
+    /// too, are copied for the other, and stay as they are: who pinned them must go on seeing this
+    /// side's writes. What is stale here afterwards is in the gather. The caller keeps faults out of
+    /// the range. One pass over the runs; a folio is counted up once a run.
     ///
     /// On failure `child` has a part, and the pages of that part are write-protected here; the
     /// next write gets its permission back.
@@ -57,13 +57,28 @@ impl<P: Platform> PageTable<'_, P> {
             while let Some(run) = source.next_run(Equal::empty(), Whole::Enter)? {
                 match run.what {
                     What::Empty | What::Table(_) => {}
-                    What::Leaf(first) if is_pinned(&source, first, what) => {
-                        copy_pages(&mut source, &mut target, &run, first, what)?;
+                    What::Leaf(first) if is_pinned(&source, P::Arch::frame(first), what) => {
+                        let permissions = P::Arch::attributes(first).permissions;
+                        let page = |frame| shown::<P::Arch>(frame, permissions);
+                        copy_pages(
+                            &mut source,
+                            &mut target,
+                            &run,
+                            P::Arch::frame(first),
+                            page,
+                            what,
+                        )?;
                     }
                     What::Leaf(first) => {
                         copy_leaves(&mut source, &mut target, &run, first, what.copied, gather)?;
                     }
-                    What::Absent(first) => copy_absent(&mut source, &mut target, &run, first)?,
+                    What::Absent(first) => match absent::decode::<P::Arch>(first) {
+                        Some(Absent::Hidden { frame, .. }) if is_pinned(&source, frame, what) => {
+                            let page = hidden::<P::Arch>;
+                            copy_pages(&mut source, &mut target, &run, frame, page, what)?;
+                        }
+                        _ => copy_absent(&mut source, &mut target, &run, first)?,
+                    },
                 }
             }
         }
@@ -75,7 +90,7 @@ impl<P: Platform> PageTable<'_, P> {
 fn target_table<P: Platform>(
     target: &mut Cursor<'_, '_, P>,
     run: &Run,
-) -> Result<crate::addr::Frame, OutOfMemory> {
+) -> Result<Frame, OutOfMemory> {
     let table = target.table_at(run.at, run.node.level, &mut Supply::Frames)?;
     if run.node.level > 1 {
         let tables = target.tables;
@@ -125,25 +140,44 @@ fn copy_leaves<P: Platform>(
     Ok(())
 }
 
-/// Whether somebody has pinned the folio of the run, a private one of this side alone.
-fn is_pinned<P: Platform>(source: &Cursor<'_, '_, P>, first: Entry, what: &Copy) -> bool {
+/// Whether somebody has pinned the folio of a run that begins with `first`, a private one of this
+/// side alone.
+fn is_pinned<P: Platform>(source: &Cursor<'_, '_, P>, first: Frame, what: &Copy) -> bool {
     let frames = &source.tables.memory.frames;
-    let folio = frames.folio_of(P::Arch::frame(first));
+    let folio = frames.folio_of(first);
     what.copied == Copied::Private
         && folio.is_some_and(|folio| frames.pins(folio) > 0 && frames.is_anonymous(folio))
 }
 
-/// Gives the child pages of its own, with what is in this side's.
+/// The child's entry for a page of its own.
+fn shown<A: Arch>(frame: Frame, permissions: Permissions) -> Entry {
+    let attributes =
+        Attributes { permissions, accessed: true, dirty: true, soft_dirty: true, userfault: false };
+    A::leaf(frame, 1, attributes)
+}
+
+/// The child's entry for a page of its own, where the mapping allows nothing.
+fn hidden<A: Arch>(frame: Frame) -> Entry {
+    absent::encode::<A>(Absent::Hidden {
+        frame,
+        accessed: true,
+        dirty: true,
+        soft_dirty: true,
+        userfault: false,
+    })
+}
+
+/// Gives the child pages of its own, with what is in this side's from `old` on; `entry` makes the
+/// child's entries.
 fn copy_pages<P: Platform>(
     source: &mut Cursor<'_, '_, P>,
     target: &mut Cursor<'_, '_, P>,
     run: &Run,
-    first: Entry,
+    old: Frame,
+    entry: impl Fn(Frame) -> Entry,
     what: &Copy,
 ) -> Result<(), OutOfMemory> {
     let memory = source.tables.memory;
-    let permissions = P::Arch::attributes(first).permissions;
-    let old = P::Arch::frame(first);
     for page in 0..run.pages::<P::Arch>() {
         let at = run.at.offset(u64::from(page) * PAGE_SIZE);
         let table = target.table_at(at, 1, &mut Supply::Frames)?;
@@ -153,15 +187,8 @@ fn copy_pages<P: Platform>(
         let index = what.page_offset + ((at.0 - what.range.start().0) >> PAGE_SHIFT);
         memory.frames.set_owner(copy, what.group.map_or(Owner::Nobody, Owner::Group), index);
         memory.frames.first_map(copy, 1);
-        let attributes = Attributes {
-            permissions,
-            accessed: true,
-            dirty: true,
-            soft_dirty: true,
-            userfault: false,
-        };
-        let leaf = P::Arch::leaf(copy.head, 1, attributes);
-        target.tables.fill(table, arch::index_of::<P::Arch>(at, 1), leaf, 1, &mut target.counts);
+        let index = arch::index_of::<P::Arch>(at, 1);
+        target.tables.fill(table, index, entry(copy.head), 1, &mut target.counts);
     }
     Ok(())
 }
@@ -177,7 +204,7 @@ fn copy_absent<P: Platform>(
     }
     let table = target_table(target, run)?;
     let memory = source.tables.memory;
-    if let Some(absent::Absent::Hidden { frame, .. }) = absent::decode::<P::Arch>(first) {
+    if let Some(Absent::Hidden { frame, .. }) = absent::decode::<P::Arch>(first) {
         let pages = run.pages::<P::Arch>();
         if let Err(error) = memory.share_frames(frame, pages, &mut source.counts) {
             drop_target_reserve(target, run, table);
@@ -197,11 +224,7 @@ fn copy_absent<P: Platform>(
     Ok(())
 }
 
-fn drop_target_reserve<P: Platform>(
-    target: &mut Cursor<'_, '_, P>,
-    run: &Run,
-    table: crate::addr::Frame,
-) {
+fn drop_target_reserve<P: Platform>(target: &mut Cursor<'_, '_, P>, run: &Run, table: Frame) {
     if run.node.level > 1
         && let Some(reserve) = target.tables.pop_reserve(table)
     {

@@ -91,6 +91,34 @@ impl<'m, P: Platform> PageTable<'m, P> {
         })
     }
 
+    /// Waits until the TLBs have forgotten what others have taken out of `range` and flush at once
+    /// ([`crate::tlb::Flush`]). For whoever comes through the reverse map, after it has done what it
+    /// does to all that is mapped in the range: stretches under which there is no table are passed
+    /// over without a lock ([`PageTable::chunks`]), and a table may have been unhooked only just now.
+    ///
+    /// Where an entry above level 1 is empty, who has emptied it holds the lock of its table until
+    /// the flush. Once is enough for each table: what is unhooked later was dealt with before.
+    pub(crate) fn settle(&self, range: VirtRange) {
+        let mut counts = Counts::default();
+        let mut at = range.start().0;
+        let mut settled = None;
+        while at < range.end().0 {
+            let _section = ReadSection::enter(&self.memory.platform);
+            let (node, _, entry) = self.peek(VirtAddr(at), &mut counts);
+            if node.level > 1 && entry.is_empty() && settled != Some(node) {
+                if !lock::lock_found(self, node.table) {
+                    continue;
+                }
+                lock::Tree::unlock(self, node.table);
+                counts.tables_locked += 1;
+                settled = Some(node);
+            }
+            let passed = arch::span::<P::Arch>(node.level.max(2));
+            at = (at | (passed - 1)).saturating_add(1);
+        }
+        self.stats.add(&counts);
+    }
+
     /// The first address from `start` on under which something stands, or `end`.
     fn first_table(&self, mut start: u64, end: u64) -> u64 {
         let mut counts = Counts::default();

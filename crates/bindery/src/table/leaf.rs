@@ -61,6 +61,13 @@ impl<P: Platform> PageTable<'_, P> {
         count: u32,
         counts: &mut Counts,
     ) {
+        self.write_leaves(table, index, first, count);
+        counts.entries_written += u64::from(count);
+    }
+
+    /// As [`PageTable::fill`], for a caller that counts itself.
+    #[inline]
+    pub(crate) fn write_leaves(&self, table: Frame, index: u32, first: Entry, count: u32) {
         // Whoever sees a leaf must see what was written to the page before, not what the frame
         // held in an earlier life. One fence serves all stores below.
         fence(Ordering::Release);
@@ -87,7 +94,6 @@ impl<P: Platform> PageTable<'_, P> {
             }
             at += piece;
         }
-        counts.entries_written += u64::from(count);
         self.change_live(table, count, 0);
     }
 

@@ -198,6 +198,18 @@ fn lock_below<T: Tree>(
     }
 }
 
+/// Locks a cover that was found without locks. `false` where it was unhooked in between: it is not
+/// locked then, and the descent starts again. Called inside the read section of the descent.
+#[inline]
+pub(crate) fn lock_found<T: Tree>(tree: &T, table: Frame) -> bool {
+    tree.lock(table);
+    if tree.is_stray(table) {
+        tree.unlock(table);
+        return false;
+    }
+    true
+}
+
 /// Locks what an operation on `range` needs, and returns the cover. Called inside a read section.
 pub(crate) fn lock_range<T: Tree>(
     tree: &T,
@@ -208,13 +220,12 @@ pub(crate) fn lock_range<T: Tree>(
 ) -> Node {
     loop {
         let cover = find_cover(tree, root, range, depth.floor());
-        set.acquire(tree, cover.table);
-        if !tree.is_stray(cover.table) {
+        if lock_found(tree, cover.table) {
+            set.push(cover.table);
             let base = base_of::<T::Arch>(cover, range);
             lock_below(tree, cover, base, &[range], depth, set);
             return cover;
         }
-        set.release(tree);
     }
 }
 

@@ -213,16 +213,20 @@ impl<'m, P: Platform> PageTable<'m, P> {
             return;
         }
         let mut counts = Counts::default();
+        let mut batch = self.memory.free_batch();
         let mut next = gather.unhooked;
         while let Some(table) = next {
             next = link(self.meta(table).next.load(Ordering::Relaxed));
-            zap::drop_contents(self.memory, table, &mut counts);
+            zap::drop_contents(self.memory, table, &mut batch, &mut counts);
         }
         self.stats.add(&counts);
     }
 
     /// Frees the unhooked tables, after the last reader.
     pub(crate) fn free_unhooked(&self, mut gather: Gather) {
+        if gather.unhooked.is_none() {
+            return;
+        }
         let mut counts = Counts::default();
         while let Some(table) = gather.unhooked {
             gather.unhooked = link(self.meta(table).next.load(Ordering::Relaxed));
@@ -255,6 +259,17 @@ impl<'m, P: Platform> PageTable<'m, P> {
             }
             node = Node { table: P::Arch::frame(entry), level: node.level - 1 };
         }
+    }
+
+    /// The table of level 1 that stands for `addr`, found without locks, and how many entries were
+    /// read on the way. Called inside a read section.
+    #[inline]
+    pub(crate) fn leaf_table(&self, addr: VirtAddr) -> Option<(Frame, u64)> {
+        let mut table = self.root;
+        for level in (2..=P::Arch::LEVELS).rev() {
+            table = self.child(table, level, arch::index_of::<P::Arch>(addr, level))?;
+        }
+        Some((table, u64::from(P::Arch::LEVELS) - 1))
     }
 
     /// Changes the live count of a table whose lock the caller holds.
@@ -393,7 +408,10 @@ impl<P: Platform> Tree for PageTable<'_, P> {
 
     #[inline]
     fn unlock(&self, table: Frame) {
-        self.meta(table).state.fetch_and(!meta::LOCK, Ordering::Release);
+        // A plain store: the holder alone changes the other bits, and those who wait for the lock
+        // set nothing but the lock, which they then do not have.
+        let state = &self.meta(table).state;
+        state.store(state.load(Ordering::Relaxed) & !meta::LOCK, Ordering::Release);
     }
 
     #[inline]

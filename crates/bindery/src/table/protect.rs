@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::addr::VirtRange;
 use crate::arch::{self, Arch, Attributes, Entry, Equal, Permissions, Write, absent};
 use crate::platform::Platform;
-use crate::tlb::Gather;
+use crate::tlb::{Flush, Gather};
 
 use super::cursor::{Cursor, Whole};
 use super::leaf::{replace, user_attributes};
@@ -35,6 +35,9 @@ pub(crate) struct Change {
     pub(crate) writable: Writable,
     /// Whether only pages that are soft-dirty may: somebody watches for the first store to each.
     pub(crate) watched: Watched,
+    /// When the TLBs forget pages that are hidden. Leaves that only allow less need no haste: they
+    /// still say that they were written, so who saves them makes the TLBs forget them.
+    pub(crate) flush: Flush,
 }
 
 /// Whether soft-dirty is looked at.
@@ -57,7 +60,11 @@ impl<P: Platform> PageTable<'_, P> {
     ) -> Result<(), OutOfMemory> {
         for chunk in self.chunks(range) {
             let mut cursor = self.cursor(chunk, Depth::Floor(1));
-            protect_locked(&mut cursor, change, gather)?;
+            let done = protect_locked(&mut cursor, change, gather);
+            if change.permissions.is_empty() && change.flush == Flush::AtOnce {
+                self.flush(gather, &mut cursor.counts);
+            }
+            done?;
         }
         Ok(())
     }

@@ -18,12 +18,13 @@
 //! piece.
 
 mod pair;
+mod shifted;
 
 use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{self, Arch};
 use crate::platform::Platform;
 use crate::stats::Counts;
-use crate::tlb::Gather;
+use crate::tlb::{Flush, Gather};
 
 use super::lock::{self, CHUNK_TABLES, LockSet};
 use super::{PageTable, Reach, ReadSection, TablePool};
@@ -90,34 +91,32 @@ impl<'m, P: Platform> PageTable<'m, P> {
 
     /// How many tables the target of a move lacks. The caller keeps everyone else out of both
     /// ranges until the move. Reads a few entries for each source table.
-    pub(crate) fn tables_for_move(&self, what: &Move) -> u64 {
+    pub(crate) fn tables_for_move(&self, what: &Move, counts: &mut Counts) -> u64 {
         let _section = ReadSection::enter(&self.memory.platform);
-        let mut counts = Counts::default();
         let mut missing = Missing { last: [None; 8], count: 0 };
         let mut offset = 0;
-        while let Some(piece) = self.next_piece(what, offset, &mut counts) {
+        while let Some(piece) = self.next_piece(what, offset, counts) {
             let source = what.source.start().0 + piece.offset;
             let target = what.to.0 + piece.offset;
             if piece.level > 1 {
-                self.missing(&mut missing, target, piece.len, piece.level, &mut counts);
+                self.missing(&mut missing, target, piece.len, piece.level, counts);
             } else {
                 let mut at = source;
                 while at < source + piece.len {
                     let slot_end = (at | (arch::table_span::<P::Arch>(1) - 1)) + 1;
                     let end = slot_end.min(source + piece.len);
-                    let (node, _, entry) = self.peek(VirtAddr(at), &mut counts);
+                    let (node, _, entry) = self.peek(VirtAddr(at), counts);
                     let filled =
                         if node.level == 1 { self.live(node.table) > 0 } else { !entry.is_empty() };
                     if filled {
                         let target = target + (at - source);
-                        self.missing(&mut missing, target, end - at, 1, &mut counts);
+                        self.missing(&mut missing, target, end - at, 1, counts);
                     }
                     at = end;
                 }
             }
             offset = piece.offset + piece.len;
         }
-        self.stats.add(&counts);
         missing.count
     }
 
@@ -149,13 +148,17 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// Reads and writes the entries that are moved: one for each table that moves whole, one for
     /// each base page else. One invalidation a piece, and one for each contiguous block or huge
     /// leaf that its ends cut; emptied tables that no piece could take are in the gather.
-    pub(crate) fn relocate(&self, what: &Move, pool: &mut TablePool<'m, P>) -> Gather {
+    pub(crate) fn relocate(
+        &self,
+        what: &Move,
+        pool: &mut TablePool<'m, P>,
+        counts: &mut Counts,
+    ) -> Gather {
         let mut gather = Gather::new();
-        let mut counts = Counts::default();
         let mut offset = 0;
         let mut whole = false;
         let moderate = what.source.len() <= UPPER_TABLES * arch::table_span::<P::Arch>(2);
-        while let Some(piece) = self.next_piece(what, offset, &mut counts) {
+        while let Some(piece) = self.next_piece(what, offset, counts) {
             offset = piece.offset + piece.len;
             let reached_end = offset == what.source.len();
             let begin = what.source.start().0 + piece.offset;
@@ -172,13 +175,12 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 let end = if reached_end { what.hull.end().0 } else { begin + piece.len };
                 VirtRange::raw(start, end)
             };
-            self.relocate_piece(what, piece, cleared, pool, &mut gather);
+            self.relocate_piece(what, piece, cleared, pool, &mut gather, counts);
         }
-        self.stats.add(&counts);
         if !whole {
             // Tables above what moved may be left.
             // Nothing is mapped there any more, so there is nothing to split and no failure.
-            let emptied = self.zap(what.source, what.hull, &mut gather);
+            let emptied = self.zap(what.source, what.hull, Flush::Later, &mut gather);
             debug_assert!(emptied.is_ok(), "an empty range has no leaf to split");
         }
         gather
@@ -191,13 +193,14 @@ impl<'m, P: Platform> PageTable<'m, P> {
         cleared: VirtRange,
         pool: &mut TablePool<'m, P>,
         gather: &mut Gather,
+        counts: &mut Counts,
     ) {
         let section = ReadSection::enter(&self.memory.platform);
         let mut locks = LockSet::new();
         let target = what.to.0 + piece.offset;
         let target = VirtRange::raw(target, target + piece.len);
         let (from, to) = lock::lock_pair(self, self.root, cleared, target, piece.level, &mut locks);
-        let counts = Counts { tables_locked: locks.len() as u64, ..Counts::default() };
+        counts.tables_locked += locks.len() as u64;
         let source = what.source.start().0 + piece.offset;
         let mut pair = Pair {
             tables: self,
@@ -220,7 +223,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
             pair.move_leaves(source, target.start().0, piece.len);
         }
         pair.unhook_emptied(from, pair.from_base, cleared);
-        self.flush(pair.gather, &mut pair.counts);
+        self.flush(pair.gather, pair.counts);
     }
 }
 

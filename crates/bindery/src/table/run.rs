@@ -58,6 +58,15 @@ pub(crate) fn empty(slots: &[AtomicU64], index: u32, limit: u32) -> u32 {
     filled.map_or(limit, |index| index as u32)
 }
 
+/// Whether all entries of `slots` are empty, in one pass without a branch an entry.
+#[inline]
+pub(crate) fn are_empty(slots: &[AtomicU64]) -> bool {
+    if let [slot] = slots {
+        return slot.load(Ordering::Relaxed) == 0;
+    }
+    slots.iter().fold(0, |any, slot| any | slot.load(Ordering::Relaxed)) == 0
+}
+
 /// How many of the `limit` level-1 leaves from `index` on continue the first, `step` more each;
 /// and the first with accessed and dirty of them all. `restored` is set in every entry before it
 /// is looked at (the valid bit, of entries that are being taken out).
@@ -90,6 +99,27 @@ pub(crate) fn leaves<A: Arch>(
         count += 1;
     }
     (count, A::gather_run(first, any, all))
+}
+
+/// Whether all entries of `slots` (at least one) continue the first, which stands at `index` of its
+/// level-1 table, by `step` each, and agree as runs do that are dropped. One pass without a branch
+/// an entry.
+#[inline]
+pub(crate) fn are_leaves<A: Arch>(
+    slots: &[AtomicU64],
+    index: u32,
+    step: u64,
+    restored: u64,
+) -> bool {
+    let entry =
+        |raw: &AtomicU64, index| A::unblock(Entry(raw.load(Ordering::Relaxed) | restored), index).0;
+    let mut expected = entry(&slots[0], index);
+    let mut differ = 0;
+    for (slot, index) in slots.iter().zip(index..) {
+        differ |= entry(slot, index) ^ expected;
+        expected = expected.wrapping_add(step);
+    }
+    differ & A::compare_mask(Equal::empty()) == 0
 }
 
 /// As [`leaves`], for absent entries.

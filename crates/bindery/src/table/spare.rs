@@ -111,5 +111,7 @@ fn drop_until<P: Platform>(
     cursor.tables.flush(gather, &mut cursor.counts);
     let node = cursor.cover();
     let base = chunk.start().align_down(arch::table_span::<P::Arch>(node.level));
-    drop_suspended(cursor, node, base, VirtRange::raw(from.0, end.0.max(from.0)));
+    let range = VirtRange::raw(from.0, end.0.max(from.0));
+    let mut batch = cursor.tables.memory.free_batch();
+    drop_suspended(cursor, node, base, range, &mut batch);
 }

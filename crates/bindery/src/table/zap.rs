@@ -16,16 +16,19 @@
 //! keep all others. So the MMU no longer sees them, nothing is allocated to remember them, and the
 //! second phase finds in them what it has to give back. Everyone else keeps out, since the table's
 //! lock is held all the while.
+//!
+//! Where there are no edges, the caller flushes, without the locks; or not, where somebody may look
+//! for the pages who comes through the reverse map ([`Flush`]).
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Memory;
 use crate::addr::{Frame, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Equal, Kind, absent};
-use crate::frame::meta;
+use crate::frame::{FreeBatch, meta};
 use crate::platform::Platform;
 use crate::stats::Counts;
-use crate::tlb::Gather;
+use crate::tlb::{Flush, Gather};
 
 use super::cursor::{Cursor, Whole};
 use super::lock::{Depth, Node, mark_subtree_stray};
@@ -35,7 +38,8 @@ use super::{OutOfMemory, PageTable, Reach, free_table, level_of, link};
 impl<P: Platform> PageTable<'_, P> {
     /// Unmaps everything in `range`, and frees the tables that `hull` covers, the range with what
     /// is free around it. They end up in the gather; the rest is flushed and given back already.
-    /// The caller keeps faults out of the range.
+    /// The caller keeps faults out of the range, and says by `flush` whether others look for what is
+    /// mapped there.
     ///
     /// Reads the runs of the edges and one entry for each whole table. Fails only where a huge
     /// leaf that must be split has no reserve; the runs before it are unmapped then.
@@ -43,6 +47,7 @@ impl<P: Platform> PageTable<'_, P> {
         &self,
         range: VirtRange,
         hull: VirtRange,
+        flush: Flush,
         gather: &mut Gather,
     ) -> Result<(), OutOfMemory> {
         let many = UNHOOKED_AT_ONCE * arch::table_span::<P::Arch>(2);
@@ -50,17 +55,17 @@ impl<P: Platform> PageTable<'_, P> {
             // The baseline looks at every leaf first, and finds the tables empty afterwards.
             for chunk in self.chunks(range) {
                 let mut cursor = self.cursor(chunk, Depth::Floor(1));
-                zap_locked(&mut cursor, chunk, range, Whole::Enter, gather)?;
+                zap_locked(&mut cursor, chunk, range, Whole::Enter, flush, gather)?;
             }
         } else if range.len() > many {
             // One entry could unhook it all, but each table is marked under the same locks.
             for chunk in self.chunks_of(range, many) {
                 let mut cursor = self.cursor(chunk, Depth::Edges);
-                zap_locked(&mut cursor, chunk, range, Whole::Yield, gather)?;
+                zap_locked(&mut cursor, chunk, range, Whole::Yield, flush, gather)?;
             }
         }
         let mut cursor = self.cursor(hull, Depth::Edges);
-        zap_locked(&mut cursor, hull, range, Whole::Yield, gather)
+        zap_locked(&mut cursor, hull, range, Whole::Yield, flush, gather)
     }
 
     /// Unhooks the tables for `addr` that are empty, from the lowest up: each is locked again from
@@ -138,6 +143,7 @@ fn zap_locked<P: Platform>(
     range: VirtRange,
     mapped: VirtRange,
     whole: Whole,
+    flush: Flush,
     gather: &mut Gather,
 ) -> Result<(), OutOfMemory> {
     let tables = cursor.tables;
@@ -172,12 +178,15 @@ fn zap_locked<P: Platform>(
             }
         }
     }
-    if suspended {
+    if suspended || flush == Flush::AtOnce {
         tables.flush(gather, &mut cursor.counts);
+    }
+    if suspended {
         let node = cursor.cover();
         let base = range.start().align_down(arch::table_span::<P::Arch>(node.level));
         // What was not reached was not suspended either.
-        drop_suspended(cursor, node, base, cursor.passed());
+        let range = cursor.passed();
+        drop_suspended(cursor, node, base, range, &mut tables.memory.free_batch());
     }
     failed
 }
@@ -203,6 +212,7 @@ pub(super) fn drop_suspended<P: Platform>(
     node: Node,
     base: VirtAddr,
     range: VirtRange,
+    batch: &mut FreeBatch<'_, P>,
 ) {
     let tables = cursor.tables;
     let Some(span) = VirtRange::from_len(base, arch::table_span::<P::Arch>(node.level)) else {
@@ -215,14 +225,9 @@ pub(super) fn drop_suspended<P: Platform>(
     let first = arch::index_of::<P::Arch>(part.start(), node.level);
     let last = arch::index_of::<P::Arch>(VirtAddr(part.end().0 - 1), node.level);
     if node.level == 1 {
-        let dropped = drop_leaves(
-            tables.memory,
-            node.table,
-            first,
-            last + 1,
-            Suspended::Yes,
-            &mut cursor.counts,
-        );
+        let range = (first, last + 1);
+        let counts = &mut cursor.counts;
+        let dropped = drop_leaves(tables.memory, node.table, range, Suspended::Yes, batch, counts);
         tables.change_live(node.table, 0, dropped);
         return;
     }
@@ -233,7 +238,7 @@ pub(super) fn drop_suspended<P: Platform>(
         match arch::kind::<P::Arch>(entry, node.level) {
             Kind::Table => {
                 let child = Node { table: P::Arch::frame(entry), level: node.level - 1 };
-                drop_suspended(cursor, child, start, range);
+                drop_suspended(cursor, child, start, range, batch);
             }
             Kind::Absent => {
                 let leaf = Entry(entry.0 | P::Arch::PRESENT);
@@ -242,7 +247,7 @@ pub(super) fn drop_suspended<P: Platform>(
                 cursor.counts.entries_written += 1;
                 tables.change_live(node.table, 0, 1);
                 free_one_reserve(tables.memory, node.table, &mut cursor.counts);
-                tables.memory.unmap_pages(leaf, pages, &mut cursor.counts);
+                tables.memory.unmap_pages(leaf, pages, batch, &mut cursor.counts);
             }
             Kind::Empty | Kind::Leaf => {}
         }
@@ -256,50 +261,82 @@ enum Suspended {
     No,
 }
 
-/// Drops the mappings of the level-1 leaves (and absent entries) from `first` to `end`. Returns
-/// how many entries that were.
+/// Drops the mappings of the level-1 leaves (and absent entries) of `range`. Returns how many
+/// entries that were.
 fn drop_leaves<P: Platform>(
     memory: &Memory<P>,
     table: Frame,
-    first: u32,
-    end: u32,
+    range: (u32, u32),
     suspended: Suspended,
+    batch: &mut FreeBatch<'_, P>,
     counts: &mut Counts,
 ) -> u32 {
-    let slots = memory.slots(table);
     let restored = if suspended == Suspended::Yes { P::Arch::PRESENT } else { 0 };
     let live = memory.frames.meta(table).count.load(Ordering::Relaxed) as u32;
+    let (first, end) = range;
+    let slots = &memory.slots(table)[..end as usize];
     let (mut index, mut dropped) = (first, 0);
-    while index < end && dropped < live {
-        let empty = run::empty(slots, index, end - index);
-        counts.entries_read += u64::from(empty);
-        index += empty;
-        if index == end {
-            break;
+    while dropped < live
+        && let Some(slot) = slots.get(index as usize)
+    {
+        let raw = slot.load(Ordering::Relaxed);
+        if raw == 0 {
+            index += 1;
+            continue;
         }
-        let entry = Entry(run::load(slots, index).0 | restored);
-        let mut count = 1;
-        if entry.0 & P::Arch::PRESENT != 0 {
-            let frame = P::Arch::frame(P::Arch::unblock(entry, index));
-            let (limit, step) = memory.folio_limit(frame, end - index);
-            let equal = Equal::empty();
-            let (alike, first) = run::leaves::<P::Arch>(slots, index, limit, equal, step, restored);
-            memory.unmap_pages(first, alike, counts);
-            count = alike;
+        let entry = Entry(raw | restored);
+        let count = if entry.0 & P::Arch::PRESENT != 0 {
+            drop_run(memory, slots, index, entry, restored, batch, counts)
         } else {
             drop_absent(memory, Node { table, level: 1 }, entry, 1, counts);
-        }
+            1
+        };
         if suspended == Suspended::Yes {
             for slot in &slots[index as usize..(index + count) as usize] {
                 slot.store(0, Ordering::Relaxed);
             }
             counts.entries_written += u64::from(count);
         }
-        counts.entries_read += u64::from(count);
         dropped += count;
         index += count;
     }
+    counts.entries_read += u64::from(index - first);
     dropped
+}
+
+/// Drops the run of leaves that begins at `index` with `entry`; `restored` is missing in the
+/// entries as they stand. Returns how many that were.
+#[inline]
+fn drop_run<P: Platform>(
+    memory: &Memory<P>,
+    slots: &[AtomicU64],
+    index: u32,
+    entry: Entry,
+    restored: u64,
+    batch: &mut FreeBatch<'_, P>,
+    counts: &mut Counts,
+) -> u32 {
+    let entry = P::Arch::unblock(entry, index);
+    let frame = P::Arch::frame(entry);
+    // The zero page, and frames that are not ours, have no counts.
+    let Some(folio) = memory.frames.folio_of(frame) else { return 1 };
+    counts.folios_touched += 1;
+    let left = folio.head.0 + folio.pages() - frame.0;
+    let limit = left.min(slots.len() as u32 - index);
+    let (mut count, mut first) = (limit, entry);
+    if limit > 1 {
+        let stretch = &slots[index as usize..(index + limit) as usize];
+        // A folio of which these are all mappings takes nothing along of what they say.
+        let last = memory.frames.is_mapped_only(folio, limit)
+            && run::are_leaves::<P::Arch>(stretch, index, P::Arch::STEP, restored);
+        if !last {
+            let (equal, step) = (Equal::empty(), P::Arch::STEP);
+            (count, first) = run::leaves::<P::Arch>(slots, index, limit, equal, step, restored);
+        }
+    }
+    let dirty = || P::Arch::attributes(first).dirty;
+    memory.frames.unmap_into(batch, &memory.platform, folio, count, dirty);
+    count
 }
 
 /// Gives back what a run of `count` absent entries of the table of `node` stands for. (Swap slots
@@ -343,10 +380,16 @@ pub(crate) fn gather_table<P: Platform>(memory: &Memory<P>, gather: &mut Gather,
 /// Drops all that stands in an unhooked table but the tables below it, after the flush. Readers may
 /// still see the entries, and know that they are only hints. The live count tells when the rest is
 /// empty.
-pub(crate) fn drop_contents<P: Platform>(memory: &Memory<P>, table: Frame, counts: &mut Counts) {
+pub(crate) fn drop_contents<P: Platform>(
+    memory: &Memory<P>,
+    table: Frame,
+    batch: &mut FreeBatch<'_, P>,
+    counts: &mut Counts,
+) {
     let level = level_of(memory.frames.meta(table));
     if level == 1 {
-        drop_leaves(memory, table, 0, arch::entries::<P::Arch>(), Suspended::No, counts);
+        let all = (0, arch::entries::<P::Arch>());
+        drop_leaves(memory, table, all, Suspended::No, batch, counts);
         return;
     }
     let mut live = memory.frames.meta(table).count.load(Ordering::Relaxed);
@@ -360,7 +403,7 @@ pub(crate) fn drop_contents<P: Platform>(memory: &Memory<P>, table: Frame, count
             Kind::Empty | Kind::Table => continue,
             Kind::Leaf => {
                 let pages = 1 << arch::order_of_level::<P::Arch>(level);
-                memory.unmap_pages(entry, pages, counts);
+                memory.unmap_pages(entry, pages, batch, counts);
             }
             Kind::Absent => drop_absent(memory, Node { table, level }, entry, 1, counts),
         }

@@ -90,6 +90,26 @@ pub(crate) fn invalidate<P: Platform>(
     platform.invalidate(root, &cpus, what);
 }
 
+/// When the TLBs forget what a verb takes out of its tables.
+///
+/// Anonymous memory waits for the end of the verb: whoever else looks for its pages takes the
+/// address space's mutex first. Who takes pages away from an object, or saves them, comes through
+/// the reverse map with no lock of the address space but those of its tables, and believes what it
+/// reads there. So what is in no table any more must be in no TLB by the time the table's lock is
+/// given back:
+/// 1. CPU A hides or unhooks a file's page and gives the lock back without a flush;
+/// 2. CPU B saves the file: the page is mapped nowhere, so nobody need forget it, and is stored;
+/// 3. CPU C writes to it through what its TLB remembers. Nobody will save that.
+///
+/// (With a truncation for CPU B, the page belongs to somebody else by then.)
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Flush {
+    /// When the caller flushes the gather.
+    Later,
+    /// Before the locks of the tables are given back ([`crate::table::PageTable::settle`]).
+    AtOnce,
+}
+
 /// What is still to be invalidated, and the tables that may be freed afterwards.
 #[must_use = "what was gathered has to be flushed and finished"]
 pub(crate) struct Gather {

@@ -31,6 +31,7 @@ fn every_frame_is_given_out_once_and_all_join_again() {
     for frame in got {
         frames.free(&machine, frame, 0);
     }
+    frames.trim();
     assert_eq!(blocks(&frames, Kind::Free), before);
     assert_all_free(&frames);
 }
@@ -254,6 +255,7 @@ proptest! {
         for (block, order) in model {
             frames.free(&machine, block, order);
         }
+        frames.trim();
         prop_assert_eq!(blocks(&frames, Kind::Free), before);
         assert_all_free(&frames);
     }

@@ -9,7 +9,7 @@ use crate::frame::{Folio, Owner};
 use crate::object::pages;
 use crate::platform::Platform;
 use crate::space::AddressSpace;
-use crate::space::vma::Vma;
+use crate::space::vma::{Protection, Vma};
 use crate::stats::Counts;
 use crate::table::cursor::{Cursor, Supply};
 use crate::table::leaf::{replace, user_attributes};
@@ -151,6 +151,54 @@ impl<P: Platform> AddressSpace<'_, P> {
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
+    /// Makes the page that `page`, in a private mapping that may not be written, shows just now the
+    /// program's own: a copy of the page of zeroes, of what the object has, or of what another
+    /// process shares; read-only as it was. Nothing to do where it is its own, or where nothing
+    /// stands there any more. (Linux: `FAULT_FLAG_UNSHARE`.)
+    pub(in crate::space) fn unshare(&self, page: VirtAddr) -> Result<(), FaultError> {
+        loop {
+            let locked = self.lock_vma(page).ok_or(FaultError::NotMapped)?;
+            let vma = locked.vma();
+            if vma.is_shared() || vma.protection().contains(Protection::WRITE) {
+                // It was changed meanwhile.
+                return Ok(());
+            }
+            if vma.group_pointer().is_none() {
+                drop(locked);
+                self.prepare_group(page).map_err(|_| FaultError::OutOfMemory)?;
+                continue;
+            }
+            let Some(object) = vma.object() else {
+                return self.unshare_locked(vma, page);
+            };
+            // Keeps the object's pages where they are until they are copied.
+            return object.gate.together(self.platform(), || self.unshare_locked(vma, page));
+        }
+    }
+
+    fn unshare_locked(&self, vma: &Vma, page: VirtAddr) -> Result<(), FaultError> {
+        let frames = &self.table.memory.frames;
+        let shown = {
+            let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
+            let mut cursor = self.table.cursor(range, Depth::Floor(1));
+            let (node, index, raw) = cursor.entry_at(page);
+            if arch::kind::<P::Arch>(raw, node.level) != Kind::Leaf {
+                return Ok(());
+            }
+            let entry = if node.level == 1 { P::Arch::unblock(raw, index) } else { raw };
+            let inside = (page.0 & (arch::span::<P::Arch>(node.level) - 1)) >> PAGE_SHIFT;
+            let frame = P::Arch::frame(entry).plus(inside as u32);
+            frames.folio_of(frame).map(|folio| (folio, frame.0 - folio.head.0))
+        };
+        if let Some((folio, number)) = shown.filter(|(folio, _)| frames.is_anonymous(*folio))
+            && (frames.exclusive_run(folio, number, 1).0
+                || self.claim(vma, folio_window(vma, page, number, folio), folio))
+        {
+            return Ok(());
+        }
+        self.copy(vma, page).map(|_| ())
+    }
+
     /// A fresh folio of 2^`order` pages that belongs to the VMA's group, for the pages from `start`.
     pub(super) fn own_folio(&self, vma: &Vma, start: VirtAddr, order: u8) -> Option<Folio> {
         let frames = &self.table.memory.frames;

@@ -10,6 +10,7 @@ use crate::rmap::Held;
 use crate::space::AddressSpace;
 use crate::space::index::Indexed;
 use crate::space::vma::{MappingFlags, Vma};
+use crate::stats::Counts;
 use crate::table::TablePool;
 use crate::table::relocate::Move;
 
@@ -102,13 +103,15 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         // afterwards: a fault between the count and the move could need one more table.
         vma.write(self.platform());
         let to = target.start();
-        let missing = self.table.tables_for_move(&Move { source, to, hull: source });
+        let mut counts = Counts::default();
+        let missing = self.table.tables_for_move(&Move { source, to, hull: source }, &mut counts);
         let Ok(pool) = TablePool::fill(self.table.memory, missing) else {
+            self.table.stats.add(&counts);
             vma.end_write();
             return Err(self.give_back([Some(moved), upper], Error::OutOfMemory));
         };
         let whole = source.covers(vma.range());
-        self.move_held(vma, what, Nodes { moved, upper }, pool, call);
+        self.move_held(vma, what, Nodes { moved, upper }, pool, counts, call);
         if stays {
             if whole {
                 // Its next page begins a life of its own.
@@ -132,6 +135,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         what: &Relocation,
         nodes: Nodes,
         mut pool: TablePool<'m, P>,
+        mut counts: Counts,
         call: &mut Call<'_>,
     ) {
         let (source, target) = (what.source, what.target);
@@ -143,12 +147,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             self.hull(source, target)
         };
         let to = target.start();
-        let emptied = self.table.relocate(&Move { source, to, hull }, &mut pool);
+        let emptied = self.table.relocate(&Move { source, to, hull }, &mut pool, &mut counts);
         call.gather.absorb(self.table.memory, emptied);
         self.insert_held(nodes.moved, &held);
         drop(held);
         pool.give_back();
-        self.table.stats.add(&pool.counts);
+        counts += pool.counts;
+        self.table.stats.add(&counts);
     }
 
     /// Takes `source` out of its VMA.

@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Equal, Kind, absent};
+use crate::arch::{self, Arch, Entry, Kind, absent};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::table::cursor::{Supply, table_under};
@@ -16,7 +16,7 @@ use crate::tlb::Gather;
 pub(super) struct Pair<'a, 'm, 'p, P: Platform> {
     pub(super) tables: &'a PageTable<'m, P>,
     pub(super) locks: LockSet,
-    pub(super) counts: Counts,
+    pub(super) counts: &'p mut Counts,
     pub(super) from: Node,
     pub(super) to: Node,
     pub(super) from_base: VirtAddr,
@@ -35,7 +35,6 @@ pub(super) struct Pair<'a, 'm, 'p, P: Platform> {
 impl<P: Platform> Drop for Pair<'_, '_, '_, P> {
     fn drop(&mut self) {
         self.locks.release(self.tables);
-        self.tables.stats.add(&self.counts);
     }
 }
 
@@ -67,7 +66,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 }
                 Kind::Leaf | Kind::Absent => {
                     let start = VirtAddr(at).align_down(arch::span::<P::Arch>(node.level));
-                    match self.tables.split(node, index, start, &mut self.counts) {
+                    match self.tables.split(node, index, start, self.counts) {
                         Ok(table) => {
                             self.locks.push(table);
                             table
@@ -87,7 +86,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     }
 
     /// The target table for `at`, hooked in if it is missing.
-    fn target(&mut self, at: u64) -> Option<Frame> {
+    pub(super) fn target(&mut self, at: u64) -> Option<Frame> {
         let base = at & !(arch::table_span::<P::Arch>(self.level) - 1);
         if let Some((start, table)) = self.target_table
             && start == base
@@ -97,7 +96,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let table = table_under(
             self.tables,
             &mut self.locks,
-            &mut self.counts,
+            self.counts,
             self.to,
             VirtAddr(at),
             self.level,
@@ -127,6 +126,12 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 }
             };
             let index = arch::index_of::<P::Arch>(VirtAddr(source + offset), self.level);
+            let left = (len - offset) >> arch::span_shift::<P::Arch>(self.level);
+            let moved = self.move_tables((table, index), source + offset, target + offset, left);
+            if moved > 0 {
+                offset += moved * span;
+                continue;
+            }
             let slot = &self.tables.slots(table)[index as usize];
             let entry = Entry(slot.load(Ordering::Relaxed));
             self.counts.entries_read += 1;
@@ -135,20 +140,48 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             {
                 self.move_slot(table, index, entry, to, target + offset);
                 let range = VirtRange::raw(source + offset, source + offset + span);
-                if arch::kind::<P::Arch>(entry, self.level) == Kind::Table {
-                    self.counts.tables_moved += 1;
-                    self.gather.stale_tables(range);
-                } else {
-                    if let Some(reserve) = self.tables.pop_reserve(table) {
-                        self.tables.push_reserve(to, reserve);
-                    }
-                    if entry.0 & P::Arch::PRESENT != 0 {
-                        self.gather.stale(range, self.level);
-                    }
+                if let Some(reserve) = self.tables.pop_reserve(table) {
+                    self.tables.push_reserve(to, reserve);
+                }
+                if entry.0 & P::Arch::PRESENT != 0 {
+                    self.gather.stale(range, self.level);
                 }
             }
             offset += span;
         }
+    }
+
+    /// Moves the tables that stand side by side from the given entry on, at most `left`, as far as
+    /// both tables of this level reach. Returns how many that were.
+    fn move_tables(&mut self, from: (Frame, u32), source: u64, target: u64, left: u64) -> u64 {
+        let (table, index) = from;
+        let level = self.level;
+        let first = run::load(self.tables.slots(table), index);
+        if arch::kind::<P::Arch>(first, level) != Kind::Table {
+            return 0;
+        }
+        let Some(to) = self.target(target) else { return 0 };
+        let there = arch::index_of::<P::Arch>(VirtAddr(target), level);
+        let slots = self.tables.slots(table)[index as usize..].iter();
+        let mut moved = 0;
+        for (slot, there) in slots.zip(&self.tables.slots(to)[there as usize..]) {
+            let entry = Entry(slot.load(Ordering::Relaxed));
+            if moved == left || arch::kind::<P::Arch>(entry, level) != Kind::Table {
+                break;
+            }
+            debug_assert_eq!(there.load(Ordering::Relaxed), 0, "the target is mapped");
+            slot.store(0, Ordering::Relaxed);
+            there.store(entry.0, Ordering::Release);
+            moved += 1;
+        }
+        self.counts.entries_read += moved;
+        self.counts.entries_written += 2 * moved;
+        self.counts.tables_moved += moved;
+        self.tables.change_live(table, 0, moved as u32);
+        self.tables.change_live(to, moved as u32, 0);
+        let len = moved << arch::span_shift::<P::Arch>(level);
+        self.gather.stale_tables(VirtRange::raw(source, source + len));
+        moved
     }
 
     fn move_slot(&mut self, table: Frame, index: u32, entry: Entry, to: Frame, target: u64) {
@@ -157,10 +190,6 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let there = &self.tables.slots(to)[there as usize];
         debug_assert_eq!(there.load(Ordering::Relaxed), 0, "the target is mapped");
         let moved = match arch::kind::<P::Arch>(entry, self.level) {
-            Kind::Table => {
-                slot.store(0, Ordering::Relaxed);
-                entry
-            }
             Kind::Leaf => {
                 let old = replace::<P::Arch>(slot, entry, |_| Entry::EMPTY);
                 Entry(old.0 | P::Arch::SOFT_DIRTY)
@@ -238,7 +267,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let range = VirtRange::raw(source, source + arch::span::<P::Arch>(2));
         self.gather.stale(range, 2);
         if let Some(reserve) = self.tables.pop_reserve(holder) {
-            crate::table::free_table(self.tables.memory, reserve, &mut self.counts);
+            crate::table::free_table(self.tables.memory, reserve, self.counts);
         }
         let first = P::Arch::leaf(P::Arch::frame(old), 1, P::Arch::attributes(old));
         self.arrive(first, arch::entries::<P::Arch>(), target);
@@ -255,13 +284,18 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 && let Some((base, _)) = self.source_table
             {
                 let at = VirtAddr(base + u64::from(index) * PAGE_SIZE);
-                self.tables.unfold(table, index, at, &mut self.counts);
+                self.tables.unfold(table, index, at, self.counts);
             }
         }
     }
 
     /// Moves `count` entries, in parts as long as a run may be. Their blocks, if any, stay blocks.
-    fn move_congruent(&mut self, source: (Frame, u32), target: (Frame, u32), count: u32) {
+    pub(super) fn move_congruent(
+        &mut self,
+        source: (Frame, u32),
+        target: (Frame, u32),
+        count: u32,
+    ) {
         let range = |index: u32| index as usize..(index + count) as usize;
         let longest = self.tables.longest_run().min(count);
         let from = &self.tables.slots(source.0)[range(source.1)];
@@ -287,77 +321,12 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         }
     }
 
-    fn stale_leaves(&mut self, table: Frame, index: u32, count: u32) {
+    pub(super) fn stale_leaves(&mut self, table: Frame, index: u32, count: u32) {
         if let Some((base, known)) = self.source_table
             && known == table
         {
             let start = base + u64::from(index) * PAGE_SIZE;
             self.gather.stale(VirtRange::raw(start, start + u64::from(count) * PAGE_SIZE), 1);
-        }
-    }
-
-    /// Moves one contiguous block, or the pages that become one, or one entry, where source and
-    /// target are not congruent modulo the block; returns how many entries that was. (Pages that
-    /// would make a block but stand in two source tables stay single: one block in 2 MiB.)
-    fn move_shifted(
-        &mut self,
-        table: Frame,
-        from: u32,
-        count: u32,
-        source: u64,
-        target: u64,
-    ) -> u32 {
-        let slots = self.tables.slots(table);
-        let raw = run::load(slots, from);
-        let size = P::Arch::BLOCK;
-        if P::Arch::is_block(raw) {
-            if from & (size - 1) == 0 && count >= size {
-                let first = self.tables.take_block(table, from, &mut self.counts);
-                self.take_along(table, from, first, size, target);
-                return size;
-            }
-            self.tables.unfold(table, from, VirtAddr(source), &mut self.counts);
-            return 0;
-        }
-        let to = arch::index_of::<P::Arch>(VirtAddr(target), 1);
-        let present = raw.0 & P::Arch::PRESENT != 0;
-        if present && count >= size && arch::may_fold::<P::Arch>(raw, to) {
-            let (limit, step) = self.tables.memory.folio_limit(P::Arch::frame(raw), size);
-            let equal = Equal::WRITABLE;
-            let (alike, _) = run::leaves::<P::Arch>(slots, from, limit, equal, step, 0);
-            if alike == size && step != 0 {
-                let first = self.tables.take_block(table, from, &mut self.counts);
-                self.take_along(table, from, first, size, target);
-                return size;
-            }
-        }
-        if let Some(target_table) = self.target(target) {
-            self.move_congruent((table, from), (target_table, to), 1);
-        }
-        1
-    }
-
-    /// Counts `count` pages out that were taken from `index` of the source `table`, and writes
-    /// them.
-    fn take_along(&mut self, table: Frame, index: u32, first: Entry, count: u32, target: u64) {
-        self.tables.change_live(table, 0, count);
-        self.stale_leaves(table, index, count);
-        self.arrive(first, count, target);
-    }
-
-    /// Writes `count` pages that have left the source; the target may lie in two tables.
-    fn arrive(&mut self, first: Entry, count: u32, target: u64) {
-        let mut entry = Entry(first.0 | P::Arch::SOFT_DIRTY);
-        let mut done = 0;
-        while done < count {
-            let at = target + u64::from(done) * PAGE_SIZE;
-            let to = arch::index_of::<P::Arch>(VirtAddr(at), 1);
-            let part = (count - done).min(arch::entries::<P::Arch>() - to);
-            let Some(target_table) = self.target(at) else { return };
-            self.tables.fill(target_table, to, entry, part, &mut self.counts);
-            let step = P::Arch::STEP.wrapping_mul(u64::from(part));
-            entry = Entry(entry.0.wrapping_add(step));
-            done += part;
         }
     }
 
@@ -397,7 +366,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             self.counts.entries_written += 1;
             // Beyond the source nothing was mapped, so no walker has been below this table there.
             self.gather.stale_tables(slot.intersection(self.moved));
-            tables.gather_subtree(child, self.level, self.gather, &mut self.counts);
+            tables.gather_subtree(child, self.level, self.gather, self.counts);
         }
     }
 }

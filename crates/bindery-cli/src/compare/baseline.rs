@@ -1,0 +1,201 @@
+//! Recorded figures of Linux, and the targets that were set from them.
+//!
+//! Linux 7.2.13 of Debian's cloud flavour, QEMU 7.2, the same workloads, musl on both
+//! architectures, the command lines of `docs/compare.md`: kernel instructions (string iterations
+//! apart) and TLB invalidations, the mean of all operations. The targets (T) are kernel
+//! instructions and invalidations too; they were set before the kernel was written, from minimal
+//! compiled loops and fixed costs.
+
+use bindery_cli::guest::Architecture;
+
+use crate::size::{FolioSize, MIB};
+
+/// Instructions, and invalidations where they were recorded or set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
+pub struct Figure {
+    /// Kernel instructions.
+    pub instructions: u64,
+    /// TLB invalidations.
+    pub invalidations: Option<u64>,
+}
+
+/// Where one recorded row applies.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Folios {
+    Any,
+    Base,
+    Kib64,
+    UpToKib64,
+    Mib2,
+}
+
+impl Folios {
+    fn contain(self, folio: FolioSize) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Base => folio == FolioSize::BASE,
+            Self::Kib64 => folio == FolioSize::KIB_64,
+            Self::UpToKib64 => folio == FolioSize::BASE || folio == FolioSize::KIB_64,
+            Self::Mib2 => folio.bytes() == 2 * MIB,
+        }
+    }
+}
+
+/// The key of the operation, the folios, and for x86-64 and AArch64 what was recorded and the
+/// target: instructions, invalidations.
+struct Entry(&'static str, Folios, [(u64, Option<u64>); 2], [(u64, Option<u64>); 2]);
+
+const NONE: Option<u64> = None;
+
+const ENTRIES: &[Entry] = &[
+    Entry(
+        "mremap-1m",
+        Folios::Base,
+        [(20_108, Some(1)), (24_161, Some(1))],
+        [(5_000, Some(1)), (5_000, Some(1))],
+    ),
+    Entry(
+        "mremap-1m",
+        Folios::Kib64,
+        [(20_097, Some(1)), (26_273, Some(1))],
+        [(5_000, Some(1)), (5_000, Some(1))],
+    ),
+    Entry(
+        "mremap-1m-off-4k",
+        Folios::Kib64,
+        [(21_971, Some(2)), (29_387, Some(5))],
+        [(6_000, Some(1)), (6_000, Some(1))],
+    ),
+    Entry(
+        "touch-1m",
+        Folios::Base,
+        [(710_386, NONE), (804_592, NONE)],
+        [(250_000, NONE), (250_000, NONE)],
+    ),
+    Entry(
+        "touch-1m",
+        Folios::Kib64,
+        [(82_925, NONE), (133_105, NONE)],
+        [(25_000, NONE), (60_000, NONE)],
+    ),
+    Entry(
+        "munmap-1m",
+        Folios::Base,
+        [(227_372, Some(1)), (248_944, Some(2))],
+        [(60_000, Some(1)), (60_000, Some(1))],
+    ),
+    Entry(
+        "munmap-1m",
+        Folios::Kib64,
+        [(40_980, Some(1)), (43_646, Some(2))],
+        [(8_000, Some(1)), (8_000, Some(1))],
+    ),
+    Entry(
+        "mremap-1g",
+        Folios::Any,
+        [(9_244, Some(1)), (10_210, Some(1))],
+        [(2_000, Some(1)), (2_000, Some(1))],
+    ),
+    Entry(
+        "mremap-1g-by-2m",
+        Folios::UpToKib64,
+        [(391_094, Some(514)), (312_101, Some(513))],
+        [(40_000, Some(8)), (40_000, Some(8))],
+    ),
+    Entry(
+        "mremap-1g-by-2m",
+        Folios::Mib2,
+        [(469_244, Some(514)), (379_695, Some(513))],
+        [(40_000, Some(8)), (40_000, Some(8))],
+    ),
+    Entry(
+        "mremap-1g-off-64k",
+        Folios::Base,
+        [(12_725_025, Some(8_706)), (15_547_310, Some(1_540))],
+        [(5_000_000, Some(9)), (5_000_000, Some(9))],
+    ),
+    Entry(
+        "mremap-1g-off-64k",
+        Folios::Kib64,
+        [(12_613_483, Some(8_706)), (17_689_976, Some(1_540))],
+        [(5_000_000, Some(9)), (5_000_000, Some(9))],
+    ),
+    Entry(
+        "mremap-1g-off-4k",
+        Folios::Kib64,
+        [(12_338_625, Some(1_026)), (26_387_471, Some(10_500))],
+        [(5_000_000, Some(9)), (5_000_000, Some(9))],
+    ),
+    Entry(
+        "munmap-1g",
+        Folios::Base,
+        [(314_045_738, Some(29)), (315_357_356, Some(87))],
+        [(70_000_000, Some(8)), (70_000_000, Some(8))],
+    ),
+    Entry(
+        "munmap-1g",
+        Folios::Kib64,
+        [(34_773_499, Some(5)), (36_575_553, Some(19))],
+        [(6_000_000, Some(8)), (6_000_000, Some(8))],
+    ),
+];
+
+/// What was recorded of Linux for an operation.
+pub fn recorded(key: &str, folio: FolioSize, architecture: Architecture) -> Option<Figure> {
+    let Entry(_, _, recorded, _) = entry(key, folio)?;
+    Some(figure(recorded, architecture))
+}
+
+/// The target for an operation.
+pub fn target(key: &str, folio: FolioSize, architecture: Architecture) -> Option<Figure> {
+    let Entry(_, _, _, target) = entry(key, folio)?;
+    Some(figure(target, architecture))
+}
+
+fn entry(key: &str, folio: FolioSize) -> Option<&'static Entry> {
+    ENTRIES.iter().find(|Entry(row, folios, ..)| *row == key && folios.contain(folio))
+}
+
+fn figure(pair: &[(u64, Option<u64>); 2], architecture: Architecture) -> Figure {
+    let (instructions, invalidations) = match architecture {
+        Architecture::X86_64 => pair[0],
+        Architecture::AArch64 => pair[1],
+    };
+    Figure { instructions, invalidations }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rows::{FOLIOS, ROWS, Row};
+    use super::*;
+
+    #[test]
+    fn every_recorded_figure_belongs_to_an_operation_and_is_above_its_target() {
+        for Entry(key, _, recorded, target) in ENTRIES {
+            Row::from_key(key).unwrap();
+            for (recorded, target) in recorded.iter().zip(target) {
+                assert!(recorded.0 > target.0, "{key}");
+                assert_eq!(recorded.1.is_some(), target.1.is_some(), "{key}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_operation_has_two_entries_for_one_folio_size() {
+        for (row, folio) in ROWS.iter().flat_map(|row| FOLIOS.map(|folio| (row, folio))) {
+            let fits = |Entry(key, folios, ..): &&Entry| *key == row.key && folios.contain(folio);
+            assert!(ENTRIES.iter().filter(fits).count() <= 1, "{} {folio}", row.key);
+        }
+    }
+
+    #[test]
+    fn figures_are_looked_up_by_operation_folio_and_architecture() {
+        let touch = |architecture| target("touch-1m", FolioSize::KIB_64, architecture);
+        let instructions = |figure: Option<Figure>| figure.unwrap().instructions;
+        assert_eq!(instructions(touch(Architecture::X86_64)), 25_000);
+        assert_eq!(instructions(touch(Architecture::AArch64)), 60_000);
+        let moved = recorded("mremap-1g-by-2m", FolioSize::MIB_2, Architecture::AArch64).unwrap();
+        assert_eq!(moved, Figure { instructions: 379_695, invalidations: Some(513) });
+        assert_eq!(target("mmap-1m", FolioSize::BASE, Architecture::X86_64), None);
+    }
+}

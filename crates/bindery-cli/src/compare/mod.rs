@@ -1,0 +1,276 @@
+//! `bindery compare`: the same programs on our kernel and on Linux, counted by the same instrument.
+//!
+//! | file | what |
+//! |---|---|
+//! | `rows` | the workloads, and the operations in them |
+//! | `baseline` | recorded figures of Linux, and our targets |
+//! | `plugin` | the QEMU plugin that counts, built at use |
+//! | `programs` | the workloads, built |
+//! | `script` | what the first program of both kernels does |
+//! | `guests` | one kernel, one workload, one folio size: a machine is run |
+//! | `cache` | machines that were run before |
+//! | `counts` | what the plugin has counted |
+//! | `measure` | all machines, several at a time |
+//! | `results` | both kernels side by side, and the verdict |
+//! | `report`, `json` | the figures for people, and for programs |
+//! | `profile` | where the instructions of one operation go |
+
+mod baseline;
+mod cache;
+mod counts;
+mod guests;
+mod json;
+mod measure;
+mod plugin;
+mod profile;
+mod programs;
+mod report;
+mod results;
+mod rows;
+mod script;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use bindery_cli::guest::{Architecture, Problem, busybox, kernel, linux};
+use clap::ValueEnum;
+
+use crate::size::FolioSize;
+use guests::{Bench, Kernel, Repeat};
+use measure::Plan;
+use plugin::Emulator;
+use results::Comparison;
+use rows::{FOLIOS, Row, Workload};
+
+const HELP: &str = "\
+Workloads
+  system1   { mmap 1 MiB at 1 GiB, memset, mremap by 1 MiB, munmap } 1,000 times, and again with the
+            destination off by 4 KiB.
+  system2   1 GiB is touched and moved four times by a distance of 1 GiB, of 2 MiB, off by 64 KiB, and
+            off by 4 KiB, and unmapped.
+  Each runs in a machine of its own for each kernel, architecture and folio size: one CPU, 3 GiB, a
+  clock that counts instructions. Folio sizes are set as on any Linux, by
+  /sys/kernel/mm/transparent_hugepage.
+
+What is needed
+  QEMU, compilers and BusyBox (`bindery doctor`). Linux is Debian's newest kernel, fetched with
+  apt-get and kept under target/guest (nothing is installed); --linux takes another one. Where it
+  cannot be fetched, recorded figures are shown, and called recorded.
+  A machine that ran before, with the same QEMU, kernel and programs, would do exactly the same, so
+  what was counted then is shown; --again starts it anyhow.
+
+Examples
+  bindery compare                                       everything, some minutes
+  bindery compare system1 --arch x86-64 --folio 64k     one row of machines
+  bindery compare --no-linux --json figures.json        our kernel beside recorded figures
+  bindery compare --profile mremap-1m --folio 64k       the hottest functions of our kernel";
+
+/// Run the same programs on our kernel and on Linux, and count what each kernel needs
+#[derive(clap::Args)]
+#[command(after_long_help = HELP, after_help = "More, with examples: bindery compare --help")]
+pub struct Arguments {
+    /// What to run; everything if left out
+    #[arg(value_name = "WORKLOAD")]
+    workloads: Vec<Workload>,
+
+    /// The architectures, with commas between them; all if left out
+    #[arg(long, value_name = "ARCH", value_delimiter = ',')]
+    arch: Vec<Architecture>,
+
+    /// The folio sizes: powers of two from 4k to 2m, with commas between them
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', default_values_t = FOLIOS)]
+    folio: Vec<FolioSize>,
+
+    /// Write all figures to a file, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// A kernel image to compare with instead of Debian's; for one architecture
+    #[arg(long, value_name = "FILE", conflicts_with = "no_linux")]
+    linux: Option<PathBuf>,
+
+    /// Do not run Linux: show recorded figures in its place
+    #[arg(long)]
+    no_linux: bool,
+
+    /// Start machines again that were measured before
+    #[arg(long)]
+    again: bool,
+
+    /// Show instead which functions of our kernel take the instructions of one operation
+    #[arg(long, value_name = "OPERATION", value_parser = Row::from_key,
+          conflicts_with_all = ["workloads", "json", "linux", "no_linux", "again"])]
+    profile: Option<Row>,
+}
+
+/// Runs what the arguments ask for.
+///
+/// # Errors
+/// Something is missing, or a machine failed.
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
+    let architectures = match &*arguments.arch {
+        [] => Architecture::ALL.to_vec(),
+        chosen => chosen.to_vec(),
+    };
+    if arguments.linux.is_some() && architectures.len() != 1 {
+        let text = "--linux is an image for one architecture; say which with --arch";
+        return Err(Problem::Wrong(text.to_owned()));
+    }
+    if let Some(row) = arguments.profile {
+        return profiles(row, &architectures, &arguments.folio);
+    }
+    // Before the work, so that a wrong name costs no minute.
+    let file = arguments.json.as_deref().map(create).transpose()?;
+    let mut document =
+        json::Document { bindery: env!("CARGO_PKG_VERSION"), architectures: Vec::new() };
+    let mut problems = Vec::new();
+    for architecture in architectures {
+        document.architectures.push(compare(arguments, architecture, &mut problems)?);
+    }
+    show(report::LEGEND)?;
+    if let Some((path, mut file)) = file {
+        let text = serde_json::to_string_pretty(&document)
+            .map_err(|error| Problem::Failed(error.to_string()))?;
+        writeln!(file, "{text}").map_err(|error| Problem::io("write", path, &error))?;
+    }
+    match &*problems {
+        [] => Ok(ExitCode::SUCCESS),
+        problems => {
+            let texts: Vec<String> = problems.iter().map(Problem::to_string).collect();
+            Err(Problem::Failed(texts.join("\nerror: ")))
+        }
+    }
+}
+
+/// Measures both kernels on one architecture and shows the table.
+fn compare(
+    arguments: &Arguments,
+    architecture: Architecture,
+    problems: &mut Vec<Problem>,
+) -> Result<json::ArchitectureResults, Problem> {
+    let workloads = match &*arguments.workloads {
+        [] => Workload::value_variants(),
+        chosen => chosen,
+    };
+    let (bench, c_library) = prepare(architecture, workloads)?;
+    let plan = Plan {
+        bindery: ours(architecture).map_err(|problem| problems.push(problem)).ok(),
+        linux: theirs(arguments, architecture),
+        workloads,
+        folios: &arguments.folio,
+        repeat: if arguments.again { Repeat::Always } else { Repeat::Never },
+    };
+    let pairs = measure::all(&bench, &plan, problems);
+    let comparisons = Comparison::all(architecture, &pairs);
+    let name = |pick: fn(&results::Pair) -> &Option<guests::Measurement>| {
+        pairs.iter().find_map(|pair| pick(pair).as_ref().map(|found| found.kernel.clone()))
+    };
+    let (bindery_kernel, linux_kernel) = (name(|pair| &pair.bindery), name(|pair| &pair.linux));
+    let emulator = &bench.emulator;
+    show(&format!(
+        "\n{architecture}, QEMU {emulator}, workloads linked with {c_library}\n\
+         Bindery  {}\nLinux    {}\n\n{}\n\n{}",
+        bindery_kernel.as_deref().unwrap_or("not measured"),
+        linux_kernel.as_deref().unwrap_or("not measured; recorded figures of Linux 7.2.13"),
+        report::table(&comparisons),
+        report::conclusion(&comparisons),
+    ))?;
+    Ok(json::ArchitectureResults {
+        architecture: architecture.to_string(),
+        qemu: emulator.clone(),
+        c_library,
+        bindery_kernel,
+        linux_kernel,
+        operations: comparisons.iter().map(json::Operation::new).collect(),
+        other_phases: pairs.iter().flat_map(json::other_phases).collect(),
+    })
+}
+
+/// Builds what both kernels need; the second value is the C library in the workloads.
+fn prepare(architecture: Architecture, workloads: &[Workload]) -> Result<(Bench, String), Problem> {
+    let emulator = Emulator::installed(architecture)?;
+    let mut programs = BTreeMap::new();
+    let mut library = String::new();
+    for &workload in workloads {
+        let program = programs::build(architecture, workload)?;
+        programs.insert(workload, program.path);
+        library = program.library;
+    }
+    let bench = Bench {
+        architecture,
+        plugin: plugin::build(&emulator)?,
+        emulator: emulator.version,
+        busybox: busybox::program(architecture)?,
+        programs,
+    };
+    Ok((bench, library))
+}
+
+fn ours(architecture: Architecture) -> Result<Kernel, Problem> {
+    let kernel::Kernel { image, symbols, .. } = kernel::build(architecture)?;
+    Ok(Kernel::Bindery { image, symbols })
+}
+
+/// Linux, if it is wanted and to be had; if it is not, a sentence on standard error says why.
+fn theirs(arguments: &Arguments, architecture: Architecture) -> Option<Kernel> {
+    if arguments.no_linux {
+        return None;
+    }
+    let image = match &arguments.linux {
+        Some(image) => Ok(image.clone()),
+        None => linux::newest(architecture),
+    };
+    match image {
+        Ok(image) => Some(Kernel::Linux { image }),
+        Err(problem) => {
+            eprintln!("bindery: Linux is not run, and recorded figures are shown: {problem}");
+            None
+        }
+    }
+}
+
+/// Shows where our kernel's instructions go.
+fn profiles(
+    row: Row,
+    architectures: &[Architecture],
+    folios: &[FolioSize],
+) -> Result<ExitCode, Problem> {
+    for &architecture in architectures {
+        let (bench, _) = prepare(architecture, &[row.workload])?;
+        let Kernel::Bindery { image, symbols } = ours(architecture)? else { continue };
+        let kernel = Kernel::Bindery { image, symbols: symbols.clone() };
+        for &folio in folios {
+            let profile = bench.profile(&kernel, row, folio)?;
+            show(&format!(
+                "\n{}, folios of {folio}, {architecture}: one occurrence, everything warm\n\n{}\n",
+                row.name,
+                profile::table(&profile, &symbols)?
+            ))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn create(path: &Path) -> Result<(&Path, File), Problem> {
+    match File::create(path) {
+        Ok(file) => Ok((path, file)),
+        Err(error) => Err(Problem::Wrong(format!(
+            "cannot write {}: {error}; give --json a file in a directory that exists and is yours",
+            path.display()
+        ))),
+    }
+}
+
+/// Prints to standard output. A reader who has seen enough (`| head`) is no error.
+fn show(text: &str) -> Result<(), Problem> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Problem::Failed(format!("cannot write to standard output: {error}")))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,116 @@
+//! The first program of both kernels: a shell script that sets the folio size, runs a workload, and
+//! says on the console how it went.
+//!
+//! Lines for the host begin with [`TO_HOST`]; all else on the console is the kernel's and the
+//! workload's own.
+
+use std::fmt::Write;
+
+use bindery_cli::guest::Problem;
+
+use super::rows::Workload;
+use crate::size::{FolioSize, KIB};
+
+const TO_HOST: &str = "compare: ";
+
+/// The script. Linux gets three seconds for the work that goes on after its boot.
+pub fn text(workload: Workload, folio: FolioSize) -> String {
+    let mut script = String::from(
+        r#"#!/bin/busybox sh
+box=/bin/busybox
+$box mount -t proc proc /proc
+$box mount -t sysfs sysfs /sys
+$box mount -t devtmpfs devtmpfs /dev
+# A kernel shows a choice as one of several words, in brackets.
+choose() {
+    echo "$1" > "$2"
+    $box grep -qF "[$1]" "$2" || echo "compare: refused $1 > $2"
+}
+sizes=/sys/kernel/mm/transparent_hugepage
+for size in $sizes/hugepages-*kB/enabled; do choose never $size; done
+choose never $sizes/enabled
+[ ! -e $sizes/khugepaged/defrag ] || echo 0 > $sizes/khugepaged/defrag
+"#,
+    );
+    let mut line = |text: &str| writeln!(script, "{text}").expect("a string takes all");
+    if folio != FolioSize::BASE {
+        line(&format!("choose always $sizes/hugepages-{}kB/enabled", folio.bytes() / KIB));
+    }
+    line("$box sleep 3");
+    line(&format!("echo \"{TO_HOST}kernel $($box uname -srv)\""));
+    for arguments in workload.runs() {
+        line(&format!("/bin/{} {}", workload.name(), arguments.join(" ")));
+        line(&format!("echo \"{TO_HOST}status $?\""));
+    }
+    line("$box poweroff -f");
+    script
+}
+
+/// What the script has told: the kernel's name and version.
+///
+/// # Errors
+/// A setting was refused, a run of the workload failed or did not come to its end.
+pub fn judge(console: &str, workload: Workload) -> Result<String, Problem> {
+    let mut kernel = None;
+    let mut successes = 0;
+    // A message of the kernel may stand before it on the line.
+    let told = console.lines().filter_map(|line| Some(line.split_once(TO_HOST)?.1.trim_end()));
+    for line in told {
+        match line.split_once(' ') {
+            Some(("kernel", name)) => kernel = Some(name.to_owned()),
+            Some(("status", "0")) => successes += 1,
+            _ => return Err(failed(line, console)),
+        }
+    }
+    match kernel {
+        Some(kernel) if successes == workload.runs().len() => Ok(kernel),
+        _ => Err(failed("it did not come to its end", console)),
+    }
+}
+
+/// With the end of the console, where the reason most likely is.
+fn failed(what: &str, console: &str) -> Problem {
+    const LINES: usize = 12;
+    let lines: Vec<&str> = console.lines().collect();
+    let end = lines[lines.len().saturating_sub(LINES)..].join("\n");
+    Problem::Failed(format!("{what}; the console ends with:\n{end}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    const GOOD: &str = "[    0.1] noise\r\ncompare: kernel Linux 7.2.13 #1 SMP\r\n\
+                        compare: status 0\r\n[ 9.9] x compare: status 0\r\n";
+
+    #[test]
+    fn a_workload_that_succeeds_every_time_names_its_kernel() {
+        assert_eq!(judge(GOOD, Workload::System1).unwrap(), "Linux 7.2.13 #1 SMP");
+    }
+
+    #[test]
+    fn anything_less_is_a_failure_that_shows_the_console() {
+        let once = GOOD.replacen("status 0", "status 1", 1);
+        let short = GOOD.rsplit_once("compare").unwrap().0.to_owned();
+        let refused = format!("compare: refused always > x\n{GOOD}");
+        let nameless = GOOD.replace("kernel Linux", "kernel");
+        for console in
+            [once, short, refused, nameless.replace("compare: kernel", ""), String::new()]
+        {
+            let problem = judge(&console, Workload::System1).unwrap_err().to_string();
+            assert!(problem.contains(console.lines().last().unwrap_or_default()), "{problem}");
+        }
+    }
+
+    #[test]
+    fn the_script_is_one_for_a_shell_and_sets_the_folio_size() {
+        let script = text(Workload::System1, FolioSize::KIB_64);
+        assert!(script.contains("choose always $sizes/hugepages-64kB/enabled"));
+        assert!(!text(Workload::System2, FolioSize::BASE).contains("always"));
+        assert_eq!(script.matches("/bin/system1 --iterations").count(), 2);
+        let checked = Command::new("sh").args(["-n", "-c", &script]).status().unwrap();
+        assert!(checked.success());
+    }
+}

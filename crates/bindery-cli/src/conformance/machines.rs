@@ -1,0 +1,215 @@
+//! Machines that run the tests: on our kernel one for each test, so that a test that brings the
+//! kernel down spoils no other; on Linux one for all, since it takes a while to boot.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bindery_cli::guest::command_line::CommandLine;
+use bindery_cli::guest::initramfs::{EXECUTABLE, Initramfs, PLAIN};
+use bindery_cli::guest::kernel::SYMBOLS_PATH;
+use bindery_cli::guest::machine::{Machine, Outcome, Output, TimedOut};
+use bindery_cli::guest::{Architecture, Problem, busybox, kernel};
+
+use super::programs;
+use super::script::{self, Told};
+use super::source::Source;
+use super::suite::{TESTS, Test};
+use super::tap::{self, Report};
+use crate::size::GIB;
+
+/// Of all machines: tests map 2 GiB, and are to see that it is not refused.
+const MEMORY: u64 = 3 * GIB;
+
+/// What a machine may take beside its tests.
+const BOOT: Duration = Duration::from_secs(240);
+
+/// What machines of one architecture start with, whichever kernel they boot.
+#[derive(Clone, Debug)]
+pub struct Bench {
+    architecture: Architecture,
+    initramfs: Vec<u8>,
+}
+
+/// What a kernel made of a test.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Run {
+    /// What the test told.
+    pub report: Report,
+    /// How it ended.
+    pub end: End,
+}
+
+/// How a test ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum End {
+    /// By itself, with this exit status.
+    Status(i32),
+    /// Otherwise; the text says why.
+    Broken(String),
+}
+
+/// What one machine had to tell.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Results {
+    /// The kernel, as it names itself.
+    pub kernel: Option<String>,
+    /// By the tests' names.
+    pub runs: BTreeMap<&'static str, Run>,
+}
+
+impl Bench {
+    /// Builds all tests, and gathers what the machines start with.
+    ///
+    /// # Errors
+    /// A compiler or BusyBox is missing, or a test does not compile.
+    pub fn prepare(
+        architecture: Architecture,
+        source: &Source,
+        kernel: &kernel::Kernel,
+    ) -> Result<Self, Problem> {
+        let mut files = Initramfs::new();
+        for directory in ["/dev", "/proc", "/sys", "/tmp"] {
+            files.directory(directory)?;
+        }
+        files.host_file("/bin/busybox", &busybox::program(architecture)?)?;
+        // For tests that call a shell.
+        files.symlink("/bin/sh", "busybox")?;
+        files.symlink("/bin/cat", "busybox")?;
+        for test in &TESTS {
+            let program = programs::build(source, architecture, test)?;
+            files.host_file(&format!("{}/{}", script::DIRECTORY, test.name), &program)?;
+        }
+        files.file("/init", EXECUTABLE, script::text())?;
+        // Linux leaves it alone; it is there so that both boot the same archive.
+        files.file(SYMBOLS_PATH, PLAIN, kernel.symbols.as_str())?;
+        Ok(Self { architecture, initramfs: files.archive() })
+    }
+
+    /// Runs tests on our kernel, in one machine.
+    ///
+    /// # Errors
+    /// QEMU is not there or does not start.
+    pub fn on_bindery(
+        &self,
+        kernel: &kernel::Kernel,
+        tests: &[&'static Test],
+    ) -> Result<Results, Problem> {
+        let mut line = CommandLine::new();
+        line.argument("/bin/busybox").argument("sh").argument("/init");
+        for test in tests {
+            line.argument(test.name);
+        }
+        self.run(kernel.image.clone(), line.to_string(), tests)
+    }
+
+    /// Runs tests on Linux, in one machine.
+    ///
+    /// # Errors
+    /// As [`Self::on_bindery`].
+    pub fn on_linux(&self, image: PathBuf, tests: &[&'static Test]) -> Result<Results, Problem> {
+        let console = match self.architecture {
+            Architecture::X86_64 => "ttyS0",
+            Architecture::AArch64 => "ttyAMA0",
+        };
+        let names: Vec<&str> = tests.iter().map(|test| test.name).collect();
+        let line = format!("console={console} quiet loglevel=1 panic=-1 -- {}", names.join(" "));
+        self.run(image, line, tests)
+    }
+
+    fn run(
+        &self,
+        image: PathBuf,
+        command_line: String,
+        tests: &[&'static Test],
+    ) -> Result<Results, Problem> {
+        let mut machine = Machine::new(self.architecture, image);
+        machine.memory = MEMORY;
+        machine.initramfs = self.initramfs.clone();
+        machine.command_line = command_line;
+        let seconds = tests.iter().map(|test| test.seconds).sum();
+        machine.timeout = Some(BOOT + Duration::from_secs(seconds));
+        let outcome = machine.run(Output::Capture)?;
+        Ok(results(&outcome, tests))
+    }
+}
+
+fn results(outcome: &Outcome, tests: &[&'static Test]) -> Results {
+    let console = String::from_utf8_lossy(&outcome.console);
+    let (kernel, mut told) = script::read(&console);
+    let run = |test: &&'static Test| {
+        let told = told.remove(test.name).unwrap_or_default();
+        (test.name, Run { report: tap::read(&told.text), end: end(&told, test, outcome) })
+    };
+    let runs = tests.iter().map(run).collect();
+    Results { kernel, runs }
+}
+
+fn end(told: &Told, test: &Test, outcome: &Outcome) -> End {
+    /// What the shell gives for a program that a signal has ended, less the signal.
+    const SIGNALLED: i32 = 128;
+    /// As `timeout` sends it.
+    const SIGKILL: i32 = 9;
+    End::Broken(match (told.status, &outcome.panic) {
+        (Some(status), _) if status < SIGNALLED => return End::Status(status),
+        (Some(status), _) if status == SIGNALLED + SIGKILL => {
+            format!("it was killed, or took more than {} s", test.seconds)
+        }
+        (Some(status), _) => format!("signal {} ended it", status - SIGNALLED),
+        (None, Some(panic)) => format!("the kernel died: {panic}"),
+        (None, None) => match outcome.timed_out {
+            TimedOut::After(time) => format!("it hung; ended after {} s", time.as_secs()),
+            TimedOut::No if told.text.is_empty() => "it did not begin".to_owned(),
+            TimedOut::No => "the machine ended in its middle".to_owned(),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(console: &str) -> Outcome {
+        Outcome {
+            status: Some(0),
+            first_user_instruction: None,
+            panic: None,
+            console: console.as_bytes().to_vec(),
+            log: Vec::new(),
+            timed_out: TimedOut::No,
+            emulator_messages: String::new(),
+        }
+    }
+
+    #[test]
+    fn every_test_has_a_run_whatever_came_out_of_the_console() {
+        let tests: Vec<&Test> = TESTS.iter().take(2).collect();
+        let console = "conformance: kernel Linux 7\nconformance: begin mremap_test\nok 1 a\n\
+                       conformance: end 0\n";
+        let found = results(&outcome(console), &tests);
+        assert_eq!(found.kernel.as_deref(), Some("Linux 7"));
+        assert_eq!(found.runs["mremap_test"].end, End::Status(0));
+        assert_eq!(found.runs["mremap_test"].report.cases.len(), 1);
+        let second = &found.runs["mremap_dontunmap"];
+        assert_eq!(second.end, End::Broken("it did not begin".to_owned()));
+    }
+
+    #[test]
+    fn a_test_that_did_not_end_well_says_why() {
+        let test = &TESTS[0];
+        let told = |text: &str, status| Told { text: text.to_owned(), status };
+        let why = |told: &Told, outcome: &Outcome| match end(told, test, outcome) {
+            End::Broken(why) => why,
+            End::Status(status) => panic!("it ended with {status}"),
+        };
+        let fine = outcome("");
+        assert_eq!(end(&told("ok 1 a\n", Some(1)), test, &fine), End::Status(1));
+        assert_eq!(why(&told("", Some(139)), &fine), "signal 11 ended it");
+        assert!(why(&told("", Some(137)), &fine).contains("300 s"));
+        assert!(why(&told("ok 1 a\n", None), &fine).contains("in its middle"));
+        let died = Outcome { panic: Some("bad".to_owned()), ..fine.clone() };
+        assert_eq!(why(&told("ok 1 a\n", None), &died), "the kernel died: bad");
+        let hung = Outcome { timed_out: TimedOut::After(Duration::from_secs(9)), ..fine };
+        assert!(why(&told("ok 1 a\n", None), &hung).contains("9 s"));
+    }
+}

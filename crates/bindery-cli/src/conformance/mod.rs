@@ -1,0 +1,228 @@
+//! `bindery conformance`: Linux's own tests on our kernel, and on Linux beside it.
+//!
+//! | file | what |
+//! |---|---|
+//! | `suite` | the tests, and the cases that are set apart |
+//! | `source` | where they come from |
+//! | `programs` | the tests, built |
+//! | `script` | what the first program of both kernels does |
+//! | `machines` | a kernel runs tests |
+//! | `tap` | what a test tells |
+//! | `results` | both kernels side by side, and the verdict |
+//! | `report`, `json` | the results for people, and for programs |
+
+mod json;
+mod machines;
+mod programs;
+mod report;
+mod results;
+mod script;
+mod source;
+mod suite;
+mod tap;
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use bindery_cli::guest::requirements::Requirement;
+use bindery_cli::guest::{Architecture, Problem, kernel, linux};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use machines::{Bench, Results};
+use results::Comparison;
+use source::Source;
+use suite::{TESTS, Test};
+
+const HELP: &str = "\
+The tests
+  mremap_test, mremap_dontunmap, map_fixed_noreplace, map_populate, mlock2-tests, droppable,
+  madv_populate, mkdirty and mseal_test: Linux's own, from tools/testing/selftests/mm of the source
+  of Debian's newest kernel. The same static programs run on that kernel, in the same machine.
+  A case that passes on Linux and not here has failed, and one that is skipped here as well. Cases
+  that need what other issues bring (userfaultfd) are set apart, and listed with the reason.
+
+What is needed
+  QEMU, compilers and BusyBox (`bindery doctor`). Debian's packages with Linux's source (160 MB),
+  its headers and its kernel are fetched with apt-get and kept under target/guest; nothing is
+  installed.
+
+Exit status
+  0 if all is as good as on Linux, 1 if not or if something is missing.
+
+Examples
+  bindery conformance                                     everything, a few minutes
+  bindery conformance mremap_test --arch x86-64           one test, one architecture
+  bindery conformance --no-linux --json results.json      our kernel alone";
+
+/// Run Linux's own tests on our kernel, and on Linux beside it
+#[derive(clap::Args)]
+#[command(after_long_help = HELP, after_help = "More, with examples: bindery conformance --help")]
+pub struct Arguments {
+    /// What to run; all tests if left out
+    #[arg(value_name = "TEST", value_parser = Test::from_name)]
+    tests: Vec<&'static Test>,
+
+    /// The architectures, with commas between them; all if left out
+    #[arg(long, value_name = "ARCH", value_delimiter = ',')]
+    arch: Vec<Architecture>,
+
+    /// Do not run Linux beside: each case must pass by itself
+    #[arg(long)]
+    no_linux: bool,
+
+    /// Write all results to a file, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Runs what the arguments ask for.
+///
+/// # Errors
+/// Something is missing, or a machine could not be started.
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
+    let architectures = match &*arguments.arch {
+        [] => Architecture::ALL.to_vec(),
+        chosen => chosen.to_vec(),
+    };
+    let tests: Vec<&'static Test> = match &*arguments.tests {
+        [] => TESTS.iter().collect(),
+        chosen => TESTS.iter().filter(|test| chosen.contains(test)).collect(),
+    };
+    // Before the work, so that a wrong name costs no minute.
+    let file = arguments.json.as_deref().map(create).transpose()?;
+    for &architecture in &architectures {
+        Requirement::Emulator(architecture).demand()?;
+    }
+    let source = Source::newest()?;
+    let mut document = json::Document {
+        bindery: env!("CARGO_PKG_VERSION"),
+        tests_of_linux: source.release.clone(),
+        architectures: Vec::new(),
+    };
+    let mut is_good = true;
+    for architecture in architectures {
+        let (comparisons, results) = compare(arguments, architecture, &source, &tests)?;
+        is_good &= comparisons.iter().all(Comparison::is_good);
+        document.architectures.push(results);
+    }
+    if let Some((path, mut file)) = file {
+        let text = serde_json::to_string_pretty(&document)
+            .map_err(|error| Problem::Failed(error.to_string()))?;
+        writeln!(file, "{text}").map_err(|error| Problem::io("write", path, &error))?;
+    }
+    Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Runs the tests on both kernels of one architecture, and shows the table.
+fn compare(
+    arguments: &Arguments,
+    architecture: Architecture,
+    source: &Source,
+    tests: &[&'static Test],
+) -> Result<(Vec<Comparison>, json::ArchitectureResults), Problem> {
+    let kernel = kernel::build(architecture)?;
+    let bench = Bench::prepare(architecture, source, &kernel)?;
+    let image = if arguments.no_linux { None } else { linux_image(architecture) };
+    let progress = progress(architecture, tests.len() + usize::from(image.is_some()));
+    let (ours, theirs) = thread::scope(|scope| {
+        let linux = image.map(|image| {
+            scope.spawn(|| {
+                let results = bench.on_linux(image, tests);
+                progress.inc(1);
+                results
+            })
+        });
+        let ours = on_bindery(&bench, &kernel, tests, &progress);
+        let linux = linux.map(|thread| {
+            thread.join().unwrap_or_else(|_| {
+                Err(Problem::Failed("the thread that waited for Linux died".to_owned()))
+            })
+        });
+        (ours, linux.transpose())
+    });
+    progress.finish_and_clear();
+    let (ours, theirs) = (ours?, theirs?);
+    let compare = |&test: &&'static Test| {
+        let linux = theirs.as_ref().and_then(|results| results.runs.get(test.name));
+        Comparison::new(test, ours.runs.get(test.name), linux)
+    };
+    let comparisons: Vec<Comparison> = tests.iter().map(compare).collect();
+    let results = json::ArchitectureResults {
+        architecture: architecture.to_string(),
+        bindery_kernel: ours.kernel,
+        linux_kernel: theirs.and_then(|results| results.kernel),
+        tests: comparisons.iter().map(json::TestResults::new).collect(),
+    };
+    show(&format!(
+        "\n{architecture}, tests of Linux {}\nBindery  {}\nLinux    {}\n\n{}\n\n{}\n{}\n",
+        source.release,
+        results.bindery_kernel.as_deref().unwrap_or("did not come so far as to name itself"),
+        results.linux_kernel.as_deref().unwrap_or("not run"),
+        report::table(&comparisons),
+        report::remarks(&comparisons),
+        report::conclusion(&comparisons),
+    ))?;
+    Ok((comparisons, results))
+}
+
+/// Linux, if it is to be had; if it is not, a sentence on standard error says why.
+fn linux_image(architecture: Architecture) -> Option<PathBuf> {
+    match linux::newest(architecture) {
+        Ok(image) => Some(image),
+        Err(problem) => {
+            eprintln!("bindery: Linux is not run beside: {problem}");
+            None
+        }
+    }
+}
+
+fn on_bindery(
+    bench: &Bench,
+    kernel: &kernel::Kernel,
+    tests: &[&'static Test],
+    progress: &ProgressBar,
+) -> Result<Results, Problem> {
+    let mut all = Results::default();
+    for test in tests {
+        let Results { kernel, runs } = bench.on_bindery(kernel, &[test])?;
+        all.kernel = all.kernel.or(kernel);
+        all.runs.extend(runs);
+        progress.inc(1);
+    }
+    Ok(all)
+}
+
+/// A bar on standard error; indicatif hides it where that is no terminal.
+fn progress(architecture: Architecture, machines: usize) -> ProgressBar {
+    let template = "{msg:8} [{bar:40}] {pos} of {len} machines  {elapsed}";
+    let style = ProgressStyle::with_template(template).expect("the template is a constant");
+    let progress = ProgressBar::new(machines as u64).with_style(style);
+    progress.set_message(architecture.name());
+    progress.enable_steady_tick(Duration::from_secs(1));
+    progress
+}
+
+fn create(path: &Path) -> Result<(&Path, File), Problem> {
+    match File::create(path) {
+        Ok(file) => Ok((path, file)),
+        Err(error) => Err(Problem::Wrong(format!(
+            "cannot write {}: {error}; give --json a file in a directory that exists and is yours",
+            path.display()
+        ))),
+    }
+}
+
+/// Prints to standard output. A reader who has seen enough (`| head`) is no error.
+fn show(text: &str) -> Result<(), Problem> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Problem::Failed(format!("cannot write to standard output: {error}")))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,50 @@
+//! The tests as programs.
+//!
+//! They are linked with glibc on both architectures: they look for free addresses, count mappings
+//! and lock all of them, as what glibc maps at its start lets them.
+
+use std::env;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use bindery_cli::guest::requirements::Requirement;
+use bindery_cli::guest::{Architecture, Problem, process, programs, workspace};
+
+use super::source::Source;
+use super::suite::Test;
+
+/// What tests share, in the directory of the tests; each is linked with it.
+const COMMON: &str = "vm_util.c";
+
+/// Builds a test, unless it is there and newer than its source and this program.
+///
+/// # Errors
+/// There is no compiler for it, or it does not compile.
+pub fn build(source: &Source, architecture: Architecture, test: &Test) -> Result<PathBuf, Problem> {
+    let directory = source.tests();
+    let inputs = [directory.join(format!("{}.c", test.name)), directory.join(COMMON)];
+    let place = format!("programs/{}/selftests", architecture.directory());
+    let place = workspace::target(&place)?;
+    let program = place.join(test.name);
+    let made_from: Vec<PathBuf> = inputs.iter().cloned().chain(env::current_exe().ok()).collect();
+    if programs::is_newer(&program, &made_from) {
+        return Ok(program);
+    }
+    let requirement = Requirement::GlibcCompiler(architecture);
+    requirement.demand()?;
+    let failed = |error| Problem::io("write", &program, &error);
+    let aside = tempfile::tempdir_in(&place).map_err(failed)?;
+    let built = aside.path().join("program");
+    let mut compiler = Command::new(requirement.program());
+    // As Linux's own Makefile, but quiet.
+    compiler.args(["-static", "-O2", "-w", "-U_FORTIFY_SOURCE", "-D_GNU_SOURCE=", "-pthread"]);
+    for headers in source.headers(architecture) {
+        compiler.arg("-isystem").arg(headers);
+    }
+    compiler.arg("-I").arg(source.shared()).arg("-I").arg(&directory);
+    compiler.arg("-o").arg(&built).args(&inputs).args(["-lrt", "-lm"]);
+    process::output(&mut compiler)?;
+    fs::rename(&built, &program).map_err(failed)?;
+    Ok(program)
+}

@@ -1,0 +1,253 @@
+//! Both kernels side by side, case by case.
+//!
+//! Linux is the judge: what passes there must pass here, and a test that finds something missing
+//! here and skips the case counts as failed. Where Linux was not run, each case must pass.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::machines::{End, Run};
+use super::suite::{self, Reason, Test};
+use super::tap::{Case, Outcome};
+
+/// What is to be said of a case.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// It passes.
+    Passed,
+    /// Linux does not pass it either.
+    NoWorse,
+    /// It does not pass, for a known reason that is none of this test's.
+    SetApart(Reason),
+    /// It passes on Linux and not here.
+    Failed,
+}
+
+/// One case on both kernels; a kernel's outcome is missing where the test did not come that far.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Compared {
+    /// Its number in the test.
+    pub number: u32,
+    /// Its name: Linux's, if Linux was run, since a name may tell what went wrong.
+    pub name: String,
+    /// What our kernel made of it.
+    pub bindery: Option<Outcome>,
+    /// What Linux made of it.
+    pub linux: Option<Outcome>,
+    /// What is to be said of it.
+    pub verdict: Verdict,
+}
+
+/// A test on both kernels.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Comparison {
+    /// The test's name.
+    pub test: &'static str,
+    /// Its cases.
+    pub cases: Vec<Compared>,
+    /// What went wrong with the test as a whole.
+    pub problem: Option<String>,
+    /// Whether Linux was run.
+    pub has_linux: bool,
+}
+
+/// How often each outcome occurs.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
+pub struct Tally {
+    /// Cases that passed.
+    pub passed: usize,
+    /// Cases that failed.
+    pub failed: usize,
+    /// Cases that were skipped.
+    pub skipped: usize,
+}
+
+impl Tally {
+    /// Counts outcomes.
+    pub fn of(outcomes: impl Iterator<Item = Outcome>) -> Self {
+        let mut tally = Self::default();
+        for outcome in outcomes {
+            *match outcome {
+                Outcome::Passed => &mut tally.passed,
+                Outcome::Failed => &mut tally.failed,
+                Outcome::Skipped => &mut tally.skipped,
+            } += 1;
+        }
+        tally
+    }
+}
+
+impl Comparison {
+    /// Compares what two kernels made of a test.
+    pub fn new(test: &'static Test, bindery: Option<&Run>, linux: Option<&Run>) -> Self {
+        let [ours, theirs] =
+            [bindery, linux].map(|run| by_number(run.map(|run| &*run.report.cases)));
+        let planned = [linux, bindery].into_iter().flatten().find_map(|run| run.report.planned);
+        let last = [ours.keys().max(), theirs.keys().max()].into_iter().flatten().max().copied();
+        let count = planned.unwrap_or(0).max(last.unwrap_or(0));
+        let compare = |number: u32| {
+            let (ours, theirs) = (ours.get(&number).copied(), theirs.get(&number).copied());
+            let name = theirs.or(ours).map_or("", |case| &*case.name);
+            let outcomes = [ours, theirs].map(|case| case.map(|case| case.outcome));
+            let verdict = verdict(outcomes, linux.is_some(), suite::set_apart(test, name));
+            let [bindery, linux] = outcomes;
+            Compared { number, name: name.to_owned(), bindery, linux, verdict }
+        };
+        let cases: Vec<Compared> = (1..=count).map(compare).collect();
+        let problem = problem(&cases, bindery, linux);
+        Self { test: test.name, cases, problem, has_linux: linux.is_some() }
+    }
+
+    /// What our kernel made of all cases.
+    pub fn bindery(&self) -> Tally {
+        Tally::of(self.cases.iter().filter_map(|case| case.bindery))
+    }
+
+    /// What Linux made of all cases, if it was run.
+    pub fn linux(&self) -> Option<Tally> {
+        self.has_linux.then(|| Tally::of(self.cases.iter().filter_map(|case| case.linux)))
+    }
+
+    /// The cases that fail here and must not.
+    pub fn failed(&self) -> impl Iterator<Item = &Compared> {
+        self.cases.iter().filter(|case| case.verdict == Verdict::Failed)
+    }
+
+    /// Whether all that Linux passes passes here, apart from what is set apart.
+    pub fn is_good(&self) -> bool {
+        self.problem.is_none() && self.failed().next().is_none()
+    }
+}
+
+/// What is wrong with how the test ended, apart from what its cases tell.
+fn problem(cases: &[Compared], bindery: Option<&Run>, linux: Option<&Run>) -> Option<String> {
+    let Some(Run { end, report }) = bindery else { return Some("it was not run".to_owned()) };
+    let status = match end {
+        End::Broken(why) => return Some(why.clone()),
+        End::Status(status) => *status,
+    };
+    let came_to_all = cases.iter().all(|case| case.bindery.is_some()) && !cases.is_empty();
+    let is_told = cases.iter().any(|case| case.bindery != Some(Outcome::Passed));
+    let is_as_linux = linux.is_some_and(|linux| linux.end == *end);
+    if came_to_all && (status == 0 || is_told || is_as_linux) {
+        return None;
+    }
+    Some(match &report.gave_up {
+        Some(reason) => format!("it ended with {status}: {reason}"),
+        None if came_to_all => format!("all cases passed, but it ended with {status}"),
+        None => format!("it ended with {status} before all of its cases were run"),
+    })
+}
+
+/// The cases by their numbers; if a number occurs twice, the case that failed.
+fn by_number(cases: Option<&[Case]>) -> BTreeMap<u32, &Case> {
+    let mut numbered: BTreeMap<u32, &Case> = BTreeMap::new();
+    for case in cases.unwrap_or_default() {
+        let known = numbered.entry(case.number).or_insert(case);
+        if case.outcome == Outcome::Failed {
+            *known = case;
+        }
+    }
+    numbered
+}
+
+fn verdict(
+    [ours, theirs]: [Option<Outcome>; 2],
+    has_linux: bool,
+    reason: Option<Reason>,
+) -> Verdict {
+    match (ours, theirs) {
+        (Some(Outcome::Passed), _) => Verdict::Passed,
+        (_, Some(Outcome::Passed)) => reason.map_or(Verdict::Failed, Verdict::SetApart),
+        _ if has_linux => Verdict::NoWorse,
+        _ => reason.map_or(Verdict::Failed, Verdict::SetApart),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::suite::TESTS;
+    use super::super::tap;
+    use super::*;
+
+    fn run(text: &str) -> Run {
+        ended(text, End::Status(0))
+    }
+
+    fn ended(text: &str, end: End) -> Run {
+        Run { report: tap::read(text), end }
+    }
+
+    fn verdicts(comparison: &Comparison) -> Vec<Verdict> {
+        comparison.cases.iter().map(|case| case.verdict).collect()
+    }
+
+    const LINUX: &str = "1..5\nok 1 a\nok 2 b\nnot ok 3 c\nok 4 # SKIP d\nok 5 e\n";
+
+    #[test]
+    fn what_passes_on_linux_must_pass_here_and_not_be_skipped() {
+        let (linux, ours) = (run(LINUX), run("1..5\nok 1 a\nok 2 # SKIP b\nok 3 c\n"));
+        let comparison = Comparison::new(&TESTS[1], Some(&ours), Some(&linux));
+        use Verdict::{Failed, NoWorse, Passed};
+        assert_eq!(verdicts(&comparison), [Passed, Failed, Passed, NoWorse, Failed]);
+        assert_eq!(comparison.bindery(), Tally { passed: 2, failed: 0, skipped: 1 });
+        assert_eq!(comparison.linux(), Some(Tally { passed: 3, failed: 1, skipped: 1 }));
+        assert!(!comparison.is_good());
+    }
+
+    #[test]
+    fn the_same_as_linux_is_good_even_where_both_fail() {
+        let linux = ended(LINUX, End::Status(1));
+        let comparison = Comparison::new(&TESTS[1], Some(&linux), Some(&linux));
+        assert!(comparison.is_good(), "{comparison:?}");
+    }
+
+    #[test]
+    fn a_test_that_dies_after_its_last_case_is_not_good() {
+        let text = "1..1\nok 1 a\n";
+        let problem = |ours: Option<&Run>, linux: &Run| {
+            let comparison = Comparison::new(&TESTS[1], ours, Some(linux));
+            assert_eq!(comparison.is_good(), comparison.problem.is_none());
+            comparison.problem
+        };
+        let (good, bad) = (run(text), ended(text, End::Status(1)));
+        let dead = ended(text, End::Broken("died".to_owned()));
+        assert_eq!(problem(Some(&dead), &good).as_deref(), Some("died"));
+        assert_eq!(problem(Some(&dead), &bad).as_deref(), Some("died"));
+        assert!(problem(Some(&bad), &good).is_some());
+        assert_eq!(problem(Some(&bad), &bad), None);
+        assert!(problem(None, &good).is_some(), "not run at all");
+        assert!(problem(Some(&run("")), &run("")).is_some(), "nothing was told");
+        let gave_up = ended("Bail out! mmap\n", End::Status(1));
+        assert_eq!(problem(Some(&gave_up), &bad).as_deref(), Some("it ended with 1: mmap"));
+    }
+
+    #[test]
+    fn cases_that_wait_for_userfaultfd_are_set_apart() {
+        let text = |outcome: &str| format!("1..1\n{outcome} 1 mremap move multiple invalid vmas\n");
+        let (linux, ours) = (run(&text("ok")), run(&text("not ok")));
+        let set_apart = [Verdict::SetApart(Reason::Userfaultfd)];
+        for linux in [Some(&linux), None] {
+            let comparison = Comparison::new(&TESTS[0], Some(&ours), linux);
+            assert_eq!(verdicts(&comparison), set_apart);
+            assert!(comparison.is_good());
+        }
+    }
+
+    #[test]
+    fn without_linux_every_case_must_pass() {
+        let ours = run(LINUX);
+        let comparison = Comparison::new(&TESTS[1], Some(&ours), None);
+        use Verdict::{Failed, Passed};
+        assert_eq!(verdicts(&comparison), [Passed, Passed, Failed, Failed, Passed]);
+        assert_eq!(comparison.linux(), None);
+    }
+
+    #[test]
+    fn a_case_that_is_told_twice_has_failed_if_one_of_them_has() {
+        let ours = run("1..1\nnot ok 1 a\nok 1 a\n");
+        let comparison = Comparison::new(&TESTS[1], Some(&ours), None);
+        assert_eq!(verdicts(&comparison), [Verdict::Failed]);
+    }
+}

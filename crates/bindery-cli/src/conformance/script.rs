@@ -1,0 +1,118 @@
+//! The first program of both kernels: a shell script that runs the tests that its arguments name.
+//!
+//! Lines for the host begin with [`TO_HOST`]; all else on the console is the tests' own.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use super::suite::TESTS;
+
+/// Where the programs are in the machine.
+pub const DIRECTORY: &str = "/selftests";
+
+const TO_HOST: &str = "conformance: ";
+
+/// The script. Huge pages are as on a Linux that just booted, on both kernels.
+pub fn text() -> String {
+    let mut script = String::from(
+        r#"#!/bin/busybox sh
+box=/bin/busybox
+$box mount -t proc proc /proc
+$box mount -t sysfs sysfs /sys
+$box mount -t devtmpfs devtmpfs /dev
+$box mount -t tmpfs tmpfs /tmp
+sizes=/sys/kernel/mm/transparent_hugepage
+echo always > $sizes/enabled
+echo inherit > $sizes/hugepages-2048kB/enabled
+run() {
+    name=$1 seconds=$2
+    shift 2
+    echo "conformance: begin $name"
+    $box timeout -s KILL $seconds "/selftests/$name" "$@" 2>&1
+    status=$?
+    echo
+    echo "conformance: end $status"
+}
+echo "conformance: kernel $($box uname -srv)"
+for test in "$@"; do
+    case $test in
+"#,
+    );
+    for test in &TESTS {
+        let arguments = test.arguments.join(" ");
+        writeln!(script, "    {0}) run {0} {1} {arguments} ;;", test.name, test.seconds)
+            .expect("a string takes all");
+    }
+    script.push_str("    esac\ndone\n$box poweroff -f\n");
+    script
+}
+
+/// What one test wrote, and how it ended.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Told {
+    /// All that it wrote.
+    pub text: String,
+    /// Its exit status; none if the machine ended before it did.
+    pub status: Option<i32>,
+}
+
+/// What came out of the console, by the tests' names, and the kernel as it names itself.
+pub fn read(console: &str) -> (Option<String>, BTreeMap<String, Told>) {
+    let mut kernel = None;
+    let mut tests: BTreeMap<String, Told> = BTreeMap::new();
+    let mut current: Option<String> = None;
+    for line in console.lines() {
+        let told = line.split_once(TO_HOST).and_then(|(_, told)| told.trim_end().split_once(' '));
+        match (told, &current) {
+            (Some(("kernel", name)), _) => kernel = Some(name.to_owned()),
+            (Some(("begin", name)), _) => {
+                tests.insert(name.to_owned(), Told::default());
+                current = Some(name.to_owned());
+            }
+            (Some(("end", status)), Some(name)) => {
+                if let Some(test) = tests.get_mut(name) {
+                    test.status = status.parse().ok();
+                }
+                current = None;
+            }
+            (_, Some(name)) => {
+                if let Some(test) = tests.get_mut(name) {
+                    test.text.push_str(line);
+                    test.text.push('\n');
+                }
+            }
+            _ => {}
+        }
+    }
+    (kernel, tests)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn what_each_test_wrote_is_told_apart() {
+        let console = "noise\r\nconformance: kernel Linux 7.2\r\nconformance: begin a\r\nok 1\r\n\
+                       \r\nconformance: end 0\r\nnoise\r\nconformance: begin b\r\nnot ok 1\r\n";
+        let (kernel, tests) = read(console);
+        assert_eq!(kernel.as_deref(), Some("Linux 7.2"));
+        assert_eq!(tests["a"], Told { text: "ok 1\n\n".to_owned(), status: Some(0) });
+        assert_eq!(tests["b"], Told { text: "not ok 1\n".to_owned(), status: None });
+        assert_eq!(read(""), (None, BTreeMap::new()));
+    }
+
+    #[test]
+    fn the_script_is_one_for_a_shell_and_knows_all_tests() {
+        let script = text();
+        for test in &TESTS {
+            assert!(script.contains(&format!("run {} ", test.name)), "{}", test.name);
+        }
+        assert!(script.contains(DIRECTORY));
+        assert_eq!(script.matches(TO_HOST).count(), 3);
+        let checked = Command::new("sh").args(["-n", "-c", &script]).status().unwrap();
+        assert!(checked.success());
+    }
+}

@@ -1,0 +1,162 @@
+//! What a test tells on standard output: lines of the Test Anything Protocol, as Linux's tests
+//! write it.
+//!
+//! ```text
+//! 1..3
+//! # [INFO] Page migration
+//! ok 1 SIGSEGV generated, page not modified
+//! not ok 2 write() failed
+//! ok 3 # SKIP mbind() failed
+//! ```
+
+use serde::Serialize;
+
+/// How a case ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// What was expected happened; a refusal that the test expected (`XFAIL`) is that as well.
+    Passed,
+    /// Something else happened.
+    Failed,
+    /// The test found that the kernel lacks what the case needs.
+    Skipped,
+}
+
+/// One case of a test.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Case {
+    /// Its number, from 1.
+    pub number: u32,
+    /// What the test says of it, behind the heading that it stands under, if there is one.
+    pub name: String,
+    /// How it ended.
+    pub outcome: Outcome,
+}
+
+/// What a test told.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Report {
+    /// How many cases it meant to run, if it said so.
+    pub planned: Option<u32>,
+    /// Those that it ran.
+    pub cases: Vec<Case>,
+    /// Why it gave up, if it did.
+    pub gave_up: Option<String>,
+}
+
+/// No test has more cases; a larger number is not one that a test wrote.
+const MOST_CASES: u32 = 10_000;
+
+/// Headings are comments that begin with one of these.
+const HEADINGS: [&str; 2] = ["# [INFO] ", "# [RUN] "];
+
+/// Reads what a test wrote.
+pub fn read(text: &str) -> Report {
+    let mut report = Report::default();
+    let mut heading = None;
+    for line in text.lines().map(str::trim_end) {
+        if let Some(text) = HEADINGS.iter().find_map(|start| line.strip_prefix(start)) {
+            heading = Some(text);
+        } else if let Some(plan) = line.strip_prefix("1..") {
+            report.planned = plan.parse().ok().filter(|count| *count <= MOST_CASES);
+        } else if let Some(reason) = line.strip_prefix("Bail out!") {
+            report.gave_up = Some(reason.trim().to_owned());
+        } else if let Some(case) = case(line, heading) {
+            report.cases.push(case);
+        }
+    }
+    report
+}
+
+fn case(line: &str, heading: Option<&str>) -> Option<Case> {
+    let (rest, is_ok) = match line.strip_prefix("not ok ") {
+        Some(rest) => (rest, false),
+        None => (line.strip_prefix("ok ")?, true),
+    };
+    let (number, text) = rest.split_once(' ').unwrap_or((rest, ""));
+    let number = number.parse().ok().filter(|number| (1..=MOST_CASES).contains(number))?;
+    let (directive, text) = directive(text);
+    let outcome = match (is_ok, directive) {
+        (true, "SKIP") => Outcome::Skipped,
+        (true, _) => Outcome::Passed,
+        (false, _) => Outcome::Failed,
+    };
+    let name = match heading {
+        Some(heading) => format!("{heading}: {text}"),
+        None => text.to_owned(),
+    };
+    Some(Case { number, name, outcome })
+}
+
+/// The directive in a case's text, and the text without it: Linux's tests write it before the text
+/// or behind it.
+fn directive(text: &str) -> (&str, String) {
+    let (before, behind) = match text.strip_prefix("# ") {
+        Some(behind) => ("", behind),
+        None => match text.split_once(" # ") {
+            Some(parts) => parts,
+            None => return ("", text.to_owned()),
+        },
+    };
+    let (word, reason) = behind.split_once(' ').unwrap_or((behind, ""));
+    if !matches!(word, "SKIP" | "XFAIL" | "XPASS" | "error") {
+        return ("", text.to_owned());
+    }
+    let parts = [before, reason].map(str::trim);
+    let text = parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(": ");
+    (word, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcomes(text: &str) -> Vec<(u32, String, Outcome)> {
+        let cases = read(text).cases.into_iter();
+        cases.map(|case| (case.number, case.name, case.outcome)).collect()
+    }
+
+    #[test]
+    fn cases_pass_fail_or_are_skipped() {
+        let text = "TAP version 13\r\n1..4\r\nok 1 one\r\n\tmremap time: 5ns\r\nnot ok 2 two\r\n\
+                    ok 3 # SKIP three\r\nok 4 # XFAIL four\r\n# Totals: pass:1\r\n";
+        assert_eq!(
+            outcomes(text),
+            [
+                (1, "one".to_owned(), Outcome::Passed),
+                (2, "two".to_owned(), Outcome::Failed),
+                (3, "three".to_owned(), Outcome::Skipped),
+                (4, "four".to_owned(), Outcome::Passed),
+            ]
+        );
+        assert_eq!(read(text).planned, Some(4));
+        assert_eq!(read(text).gave_up, None);
+    }
+
+    #[test]
+    fn a_directive_may_stand_behind_the_name() {
+        let text = "ok 1 name # SKIP no such thing\nnot ok 2 # error what\nok 3 a # b\n";
+        let expected = [
+            (1, "name: no such thing".to_owned(), Outcome::Skipped),
+            (2, "what".to_owned(), Outcome::Failed),
+            (3, "a # b".to_owned(), Outcome::Passed),
+        ];
+        assert_eq!(outcomes(text), expected);
+    }
+
+    #[test]
+    fn a_case_is_named_with_the_heading_that_it_stands_under() {
+        let text = "# [INFO] PTRACE\nok 1 same\n# [RUN] other\n# a remark\nok 2 same\n";
+        let names: Vec<String> = read(text).cases.into_iter().map(|case| case.name).collect();
+        assert_eq!(names, ["PTRACE: same", "other: same"]);
+    }
+
+    #[test]
+    fn other_lines_are_no_cases() {
+        let text = "1..4000000000\nok 4000000000 a\nok 0 b\nokay 1\nok one\nnot ok\nnot 1\nok\nok 1x\nBail out! mmap failed\n";
+        assert_eq!(outcomes(text), []);
+        assert_eq!(read(text).planned, None);
+        assert_eq!(read(text).gave_up.as_deref(), Some("mmap failed"));
+    }
+}

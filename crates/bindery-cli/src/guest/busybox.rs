@@ -1,0 +1,51 @@
+//! Debian's static BusyBox: a shell and all that scripts call, in one program.
+//!
+//! The host's own is taken where it is static and for the right architecture; for others Debian's
+//! package is fetched and unpacked aside, once, with nothing installed.
+
+use std::path::{Path, PathBuf};
+
+use super::packages::PackageList;
+use super::{Architecture, Problem, executable, workspace};
+
+/// The package that has it.
+pub const PACKAGE: &str = "busybox-static";
+
+/// Where the package has the program.
+const PROGRAM: &str = "bin/busybox";
+
+/// The program, fetched if need be.
+///
+/// # Errors
+/// It is not installed, or cannot be fetched.
+pub fn program(architecture: Architecture) -> Result<PathBuf, Problem> {
+    if let Some(path) = present(architecture)? {
+        return Ok(path);
+    }
+    if Architecture::host() == Some(architecture) {
+        return Err(Problem::Missing(format!(
+            "Debian's static BusyBox is not installed; on Debian, run\n\
+             \n    apt-get install {PACKAGE}\n"
+        )));
+    }
+    let directory = unpacked(architecture)?;
+    eprintln!("bindery: fetching {PACKAGE} for {architecture} (once)");
+    PackageList::of_this_debian(architecture)?.unpack(PACKAGE, &directory)?;
+    let path = directory.join(PROGRAM);
+    executable::read_static(&path)?;
+    Ok(path)
+}
+
+/// The program, if it is on this host already.
+///
+/// # Errors
+/// Bindery's repository is not to be found.
+pub fn present(architecture: Architecture) -> Result<Option<PathBuf>, Problem> {
+    let candidates = [Path::new("/").join(PROGRAM), unpacked(architecture)?.join(PROGRAM)];
+    let fits = |path: &PathBuf| executable::read_static(path) == Ok(architecture);
+    Ok(candidates.into_iter().find(fits))
+}
+
+fn unpacked(architecture: Architecture) -> Result<PathBuf, Problem> {
+    Ok(workspace::target("guest/busybox")?.join(architecture.debian()))
+}

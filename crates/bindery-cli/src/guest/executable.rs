@@ -1,0 +1,119 @@
+//! What an ELF file says about itself: the architecture it is for, and whether the kernel can
+//! start it alone.
+
+use std::fs;
+use std::path::Path;
+
+use object::Endianness;
+use object::elf::{EM_AARCH64, EM_X86_64, ET_DYN, ET_EXEC, FileHeader64, PT_INTERP};
+use object::read::elf::{FileHeader, ProgramHeader};
+
+use super::{Architecture, Problem};
+
+/// How a program comes by its libraries.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Linkage {
+    /// They are in it.
+    Static,
+    /// It asks for this program to load them.
+    Dynamic {
+        /// The path of that program.
+        interpreter: String,
+    },
+}
+
+/// What matters of a program.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Executable {
+    /// The architecture that it is for.
+    pub architecture: Architecture,
+    /// How it comes by its libraries.
+    pub linkage: Linkage,
+}
+
+/// Reads a program from a file.
+///
+/// # Errors
+/// It cannot be read, or is no program for an architecture that machines have.
+pub fn read(path: &Path) -> Result<Executable, Problem> {
+    let bytes = fs::read(path).map_err(|error| Problem::io("read", path, &error))?;
+    parse(&bytes).map_err(|why| Problem::Wrong(format!("{} {why}", path.display())))
+}
+
+/// Reads a static program from a file.
+///
+/// # Errors
+/// As [`read`], or it is dynamic.
+pub fn read_static(path: &Path) -> Result<Architecture, Problem> {
+    let executable = read(path)?;
+    match executable.linkage {
+        Linkage::Static => Ok(executable.architecture),
+        Linkage::Dynamic { interpreter } => Err(Problem::Wrong(format!(
+            "{} is a dynamic program (it asks for {interpreter}), and the kernel starts static \
+             ones: link it with -static",
+            path.display()
+        ))),
+    }
+}
+
+fn parse(bytes: &[u8]) -> Result<Executable, String> {
+    let no_elf = |_| "is no ELF program of 64 bits".to_owned();
+    let damaged = || "is a damaged ELF file".to_owned();
+    let header = FileHeader64::<Endianness>::parse(bytes).map_err(no_elf)?;
+    let endian = header.endian().map_err(no_elf)?;
+    let architecture = match (header.e_machine(endian), endian) {
+        (EM_X86_64, Endianness::Little) => Architecture::X86_64,
+        (EM_AARCH64, Endianness::Little) => Architecture::AArch64,
+        (other, _) => {
+            return Err(format!("is for a machine (ELF number {other}) that the kernel has not"));
+        }
+    };
+    if !matches!(header.e_type(endian), ET_EXEC | ET_DYN) {
+        return Err("is an ELF file, but no program".to_owned());
+    }
+    let mut linkage = Linkage::Static;
+    for segment in header.program_headers(endian, bytes).map_err(|_| damaged())? {
+        if segment.p_type(endian) == PT_INTERP {
+            let data = segment.data(endian, bytes).map_err(|()| damaged())?;
+            let name = data.split(|&byte| byte == 0).next().unwrap_or(data);
+            let interpreter = String::from_utf8_lossy(name).into_owned();
+            linkage = Linkage::Dynamic { interpreter };
+        }
+    }
+    Ok(Executable { architecture, linkage })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own() -> Vec<u8> {
+        fs::read(std::env::current_exe().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn this_test_is_a_dynamic_program_of_the_hosts_architecture() {
+        let executable = parse(&own()).unwrap();
+        assert_eq!(Some(executable.architecture), Architecture::host());
+        let Linkage::Dynamic { interpreter } = executable.linkage else { panic!("it is dynamic") };
+        assert!(interpreter.starts_with("/lib") && interpreter.contains("ld"), "{interpreter}");
+        let problem = read_static(&std::env::current_exe().unwrap()).unwrap_err();
+        let text = problem.to_string();
+        assert!(text.contains(&interpreter) && text.contains("-static"), "{text}");
+    }
+
+    #[test]
+    fn what_is_no_program_is_refused() {
+        assert!(parse(b"").unwrap_err().contains("no ELF"));
+        assert!(parse(b"#!/bin/sh\n").unwrap_err().contains("no ELF"));
+        let mut object = own();
+        object[16] = 1;
+        assert!(parse(&object).unwrap_err().contains("no program"));
+        let mut riscv = own();
+        riscv[18] = 243;
+        assert!(parse(&riscv).unwrap_err().contains("243"));
+        assert!(parse(&own()[..64]).unwrap_err().contains("damaged"));
+        let missing = read(Path::new("/nonexistent")).unwrap_err().to_string();
+        assert!(missing.contains("/nonexistent"), "{missing}");
+    }
+}

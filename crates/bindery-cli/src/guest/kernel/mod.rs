@@ -1,0 +1,62 @@
+//! The kernel: built, made bootable, and its symbols.
+
+pub mod image;
+pub mod symbols;
+
+use std::fs;
+use std::path::PathBuf;
+
+use super::toolchain::{self, Toolchain};
+use super::{Architecture, Problem, process, workspace};
+
+/// The package of the kernel, and the name of its program.
+const PACKAGE: &str = "bindery-kernel";
+
+/// Where the kernel looks for its symbols.
+pub const SYMBOLS_PATH: &str = "/.bindery/symbols";
+
+/// A kernel that a machine can boot.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// Its architecture.
+    pub architecture: Architecture,
+    /// What QEMU boots.
+    pub image: PathBuf,
+    /// The ELF file that the image was made from; on x86-64 the same file.
+    pub elf: PathBuf,
+    /// The text of the file at [`SYMBOLS_PATH`].
+    pub symbols: String,
+    /// How it was built.
+    pub toolchain: Toolchain,
+}
+
+/// Builds the kernel, or what of it has changed since it was last built. One line on standard
+/// error says how.
+///
+/// # Errors
+/// There is no Rust that builds it, or it does not build.
+pub fn build(architecture: Architecture) -> Result<Kernel, Problem> {
+    let target = architecture.kernel_target();
+    let toolchain = toolchain::choose(target)?;
+    let directory = workspace::root()?.join("crates").join(PACKAGE);
+    if !directory.join("Cargo.toml").is_file() {
+        return Err(Problem::Failed(format!("there is no kernel at {}", directory.display())));
+    }
+    eprintln!("bindery: the kernel for {architecture} is built with {toolchain}");
+    let built = workspace::target("kernel")?;
+    let mut cargo = toolchain.cargo("build", target, &directory)?;
+    cargo.args(["--quiet", "--locked", "--target-dir"]).arg(&built);
+    process::output(&mut cargo)?;
+    let elf = built.join(target).join("release").join(PACKAGE);
+    let bytes = fs::read(&elf).map_err(|error| Problem::io("read", &elf, &error))?;
+    let symbols = symbols::text(&bytes)?;
+    let image = match architecture {
+        Architecture::X86_64 => elf.clone(),
+        Architecture::AArch64 => {
+            let image = elf.with_extension("image");
+            workspace::write_if_changed(&image, &image::flat(&bytes)?)?;
+            image
+        }
+    };
+    Ok(Kernel { architecture, image, elf, symbols, toolchain })
+}

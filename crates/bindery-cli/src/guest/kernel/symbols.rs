@@ -1,0 +1,61 @@
+//! The kernel's symbols, as the kernel itself reads them when it dies.
+//!
+//! One line for each function, `HEXADDRESS NAME`, sorted by address. Names are as in the source;
+//! where several stand at one address, the shortest is kept.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use object::{Object, ObjectSymbol, SymbolKind};
+use rustc_demangle::demangle;
+
+use crate::guest::Problem;
+
+/// The symbols of an ELF file.
+///
+/// # Errors
+/// It is no ELF file.
+pub fn text(elf: &[u8]) -> Result<String, Problem> {
+    let file = object::File::parse(elf)
+        .map_err(|error| Problem::Failed(format!("the kernel is no ELF file: {error}")))?;
+    let mut names: BTreeMap<u64, String> = BTreeMap::new();
+    for symbol in file.symbols() {
+        if symbol.kind() != SymbolKind::Text || !symbol.is_definition() {
+            continue;
+        }
+        let Ok(name) = symbol.name() else { continue };
+        let name = format!("{:#}", demangle(name));
+        let kept = names.entry(symbol.address()).or_insert_with(|| name.clone());
+        if (name.len(), &name) < (kept.len(), kept) {
+            *kept = name;
+        }
+    }
+    let mut text = String::new();
+    for (address, name) in names {
+        writeln!(text, "{address:x} {name}").expect("writing to a string does not fail");
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_symbols_of_this_test_are_sorted_and_as_in_the_source() {
+        let elf = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let text = text(&elf).unwrap();
+        let addresses: Vec<u64> = text
+            .lines()
+            .map(|line| u64::from_str_radix(line.split_once(' ').unwrap().0, 16).unwrap())
+            .collect();
+        assert!(addresses.len() > 100 && addresses.is_sorted_by(|a, b| a < b));
+        let own = text.lines().find(|line| line.ends_with("kernel::symbols::text"));
+        assert!(own.is_some(), "this module's own function is there, without a hash");
+    }
+
+    #[test]
+    fn what_is_no_elf_file_is_refused() {
+        assert!(text(b"no ELF").is_err());
+    }
+}

@@ -1,0 +1,91 @@
+//! The control channel: what the kernel tells the host apart from what programs print.
+//!
+//! It is a file of lines that QEMU writes for the kernel:
+//!
+//! | line | meaning |
+//! |---|---|
+//! | `first-user-instruction NANOSECONDS` | the machine's clock when the first program began |
+//! | `status NUMBER` | the first program's exit status; 128 and the signal that killed it |
+//! | `panic TEXT` | the kernel died; further lines belong to the text |
+//!
+//! Any other line is a message of the kernel's log.
+
+/// What the kernel told the host.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Report {
+    /// The first program's exit status, from 0 to 255.
+    pub status: Option<i32>,
+    /// The machine's clock at the first instruction of the first program, in nanoseconds; under
+    /// a counted clock, instructions.
+    pub first_user_instruction: Option<u64>,
+    /// Why the kernel died, and where.
+    pub panic: Option<String>,
+    /// Messages of the kernel's log.
+    pub log: Vec<String>,
+}
+
+/// Reads what came over the channel. What is no UTF-8 is replaced: a dying kernel's words count.
+pub fn read(bytes: &[u8]) -> Report {
+    let mut report = Report::default();
+    for line in String::from_utf8_lossy(bytes).lines() {
+        report.take(line.trim_end());
+    }
+    report
+}
+
+impl Report {
+    fn take(&mut self, line: &str) {
+        if let Some(panic) = &mut self.panic {
+            panic.push('\n');
+            panic.push_str(line);
+            return;
+        }
+        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        match (word, rest.parse::<u64>()) {
+            ("status", Ok(status @ 0..=255)) => self.status = Some(status as i32),
+            ("first-user-instruction", Ok(time)) => self.first_user_instruction = Some(time),
+            ("panic", _) => {
+                self.panic = Some(rest.to_owned());
+                // A status that came before says nothing about how the machine ended.
+                self.status = None;
+            }
+            ("", _) => {}
+            _ => self.log.push(line.to_owned()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_ends_well_tells_its_time_and_its_status() {
+        let report = read(b"first-user-instruction 52000123\nstatus 3\n");
+        assert_eq!(report.status, Some(3));
+        assert_eq!(report.first_user_instruction, Some(52_000_123));
+        assert_eq!((report.panic, report.log.len()), (None, 0));
+    }
+
+    #[test]
+    fn all_that_follows_a_panic_is_part_of_it() {
+        let report = read(b"status 0\npanic a frame leaked\n  at check\nstatus 0\n");
+        assert_eq!(report.panic.as_deref(), Some("a frame leaked\n  at check\nstatus 0"));
+        assert_eq!(report.status, None, "a panic after the last program is no success");
+    }
+
+    #[test]
+    fn lines_that_mean_nothing_are_log_messages() {
+        let report = read(b"unknown call 451\n\nstatus 256\nstatus many\r\nstatus -1\n");
+        let log = ["unknown call 451", "status 256", "status many", "status -1"];
+        assert_eq!(report.log, log);
+        assert_eq!(report.status, None);
+    }
+
+    #[test]
+    fn a_channel_cut_off_in_a_line_or_a_character_is_read_as_far_as_it_goes() {
+        assert_eq!(read(b"").status, None);
+        assert_eq!(read(b"status 1").status, Some(1));
+        assert_eq!(read(b"panic \xe2\x82").panic.as_deref(), Some("\u{fffd}"));
+    }
+}

@@ -1,0 +1,228 @@
+//! A machine inside QEMU: started, watched, judged.
+//!
+//! The machine has a console, which is QEMU's standard input and output, and a control channel
+//! (see [`control`]), by which the kernel tells the host how the first program ended. A machine
+//! whose kernel has not told is one whose kernel died, whatever QEMU's own exit status says.
+
+pub mod control;
+
+mod emulator;
+mod watch;
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use super::requirements::Requirement;
+use super::{Architecture, Problem};
+use control::Report;
+use watch::{End, Ended, Watched};
+
+/// What drives the machine's clock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Clock {
+    /// The host's clock.
+    Host,
+    /// The instructions that the machine has executed, one nanosecond each: the same run gives the
+    /// same times and the same order of events every time.
+    Instructions,
+}
+
+/// A plugin that QEMU loads.
+#[derive(Clone, Debug)]
+pub struct Plugin {
+    /// The shared object.
+    pub path: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<(String, OsString)>,
+}
+
+/// A machine, and what it starts with.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// Its architecture.
+    pub architecture: Architecture,
+    /// How many CPUs it has.
+    pub processors: u32,
+    /// Its memory in bytes; rounded up to a whole KiB.
+    pub memory: u64,
+    /// What drives its clock.
+    pub clock: Clock,
+    /// What QEMU loads beside.
+    pub plugin: Option<Plugin>,
+    /// What QEMU boots: on x86-64 an ELF file with a PVH note or a bzImage, on AArch64 a flat
+    /// image.
+    pub kernel: PathBuf,
+    /// The archive of the initial file system.
+    pub initramfs: Vec<u8>,
+    /// The kernel's command line.
+    pub command_line: String,
+    /// When to end it; never if left out.
+    pub timeout: Option<Duration>,
+}
+
+/// Where the machine's console goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Output {
+    /// To this process's standard output, as it comes; the console reads its standard input.
+    PassThrough,
+    /// Into [`Outcome::console`]; the console reads nothing.
+    Capture,
+}
+
+/// How a machine ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Outcome {
+    /// The first program's exit status, from 0 to 255; none if the kernel has not told.
+    pub status: Option<i32>,
+    /// The machine's clock at the first instruction of the first program, in nanoseconds.
+    pub first_user_instruction: Option<u64>,
+    /// Why the kernel died, if it said so.
+    pub panic: Option<String>,
+    /// What came out of the console, if it was captured.
+    pub console: Vec<u8>,
+    /// Messages of the kernel's log.
+    pub log: Vec<String>,
+    /// Whether it was ended because its time was up.
+    pub timed_out: TimedOut,
+    /// What QEMU itself wrote to standard error.
+    pub emulator_messages: String,
+}
+
+/// Whether a machine was ended because its time was up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TimedOut {
+    /// It ended by itself.
+    No,
+    /// It was ended after this time.
+    After(Duration),
+}
+
+impl Machine {
+    /// A machine with one CPU and 256 MiB that boots `kernel` with nothing else.
+    #[must_use]
+    pub fn new(architecture: Architecture, kernel: PathBuf) -> Self {
+        Self {
+            architecture,
+            processors: 1,
+            memory: 256 << 20,
+            clock: Clock::Host,
+            plugin: None,
+            kernel,
+            initramfs: Vec::new(),
+            command_line: String::new(),
+            timeout: None,
+        }
+    }
+
+    /// Starts the machine and waits until it has ended. It also ends when this process does.
+    ///
+    /// # Errors
+    /// QEMU is not installed, or does not start the machine.
+    pub fn run(&self, output: Output) -> Result<Outcome, Problem> {
+        Requirement::emulator(self.architecture).demand()?;
+        let directory = tempfile::Builder::new().prefix("bindery-").tempdir().map_err(|error| {
+            Problem::Failed(format!("cannot make a temporary directory: {error}"))
+        })?;
+        let initramfs = directory.path().join("initramfs");
+        let control = directory.path().join("control");
+        fs::write(&initramfs, &self.initramfs)
+            .map_err(|error| Problem::io("write", &initramfs, &error))?;
+        let files = emulator::Files { initramfs: &initramfs, control: &control };
+        let mut command = emulator::command(self, &files);
+        command.stderr(Stdio::piped());
+        match output {
+            Output::PassThrough => {}
+            Output::Capture => {
+                command.stdin(Stdio::null()).stdout(Stdio::piped());
+            }
+        }
+        let ended = Watched::start(&mut command)?.wait(self.timeout)?;
+        self.judge(ended, &control)
+    }
+
+    fn judge(&self, ended: Ended, control: &Path) -> Result<Outcome, Problem> {
+        let emulator_messages = String::from_utf8_lossy(&ended.messages).trim_end().to_owned();
+        let channel = fs::read(control).unwrap_or_default();
+        let timed_out = match ended.end {
+            End::Stopped(time) => TimedOut::After(time),
+            End::Exited(status) if channel.is_empty() && refused(status, &emulator_messages) => {
+                return Err(Problem::Failed(emulator_messages));
+            }
+            End::Exited(_) => TimedOut::No,
+        };
+        let Report { status, first_user_instruction, panic, log } = control::read(&channel);
+        Ok(Outcome {
+            status,
+            first_user_instruction,
+            panic,
+            console: ended.output,
+            log,
+            timed_out,
+            emulator_messages,
+        })
+    }
+}
+
+/// Whether QEMU did not start the machine. Its exit status alone does not tell, since a kernel can
+/// choose the same; but then it has nothing to say, or warnings only.
+fn refused(status: ExitStatus, messages: &str) -> bool {
+    let complains = messages
+        .lines()
+        .any(|line| !line.contains(": warning: ") && !line.contains(": terminating on signal "));
+    status.code() == Some(1) && complains
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    fn ended(code: i32, messages: &str) -> Ended {
+        let end = End::Exited(ExitStatus::from_raw(code << 8));
+        Ended { end, output: b"hello".to_vec(), messages: messages.as_bytes().to_vec() }
+    }
+
+    fn judged(ended: Ended, channel: Option<&str>) -> Result<Outcome, Problem> {
+        let directory = tempfile::tempdir().unwrap();
+        let control = directory.path().join("control");
+        if let Some(channel) = channel {
+            fs::write(&control, channel).unwrap();
+        }
+        Machine::new(Architecture::X86_64, PathBuf::from("kernel")).judge(ended, &control)
+    }
+
+    #[test]
+    fn what_the_kernel_says_counts_and_not_the_exit_status_of_the_emulator() {
+        for code in [0, 1, 3] {
+            let outcome = judged(ended(code, ""), Some("status 7\n")).unwrap();
+            assert_eq!((outcome.status, outcome.console.as_slice()), (Some(7), &b"hello"[..]));
+            let outcome = judged(ended(code, ""), Some("")).unwrap();
+            assert_eq!((outcome.status, outcome.timed_out), (None, TimedOut::No));
+        }
+    }
+
+    #[test]
+    fn an_emulator_that_complains_has_not_started_the_machine() {
+        let complaint = "qemu-system-x86_64: could not load kernel 'kernel'";
+        for channel in [None, Some("")] {
+            let problem = judged(ended(1, complaint), channel).unwrap_err();
+            assert_eq!(problem, Problem::Failed(complaint.to_owned()));
+        }
+        let warning = "qemu-system-x86_64: warning: no active timers\n";
+        let outcome = judged(ended(1, warning), Some("")).unwrap();
+        assert_eq!(outcome.emulator_messages, warning.trim_end());
+    }
+
+    #[test]
+    fn a_machine_whose_time_is_up_keeps_what_it_said() {
+        let end = End::Stopped(Duration::from_secs(3));
+        let stopped = Ended { end, output: Vec::new(), messages: Vec::new() };
+        let outcome = judged(stopped, Some("first-user-instruction 5\n")).unwrap();
+        assert_eq!(outcome.timed_out, TimedOut::After(Duration::from_secs(3)));
+        assert_eq!((outcome.status, outcome.first_user_instruction), (None, Some(5)));
+    }
+}

@@ -1,0 +1,135 @@
+//! Packages of Debian's that are fetched and unpacked aside, for another architecture or from
+//! another suite, with nothing installed.
+//!
+//! Apt is run with a list of sources, a state and a cache of its own under `target/guest/apt`. The
+//! system's lists are neither read nor changed, so no root is needed; its trusted keys and its
+//! settings for the network are used.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{Architecture, Problem, process, workspace};
+
+const MIRROR: &str = "http://deb.debian.org/debian";
+const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// One suite of Debian's packages for one architecture.
+#[derive(Debug)]
+pub struct PackageList {
+    directory: PathBuf,
+    architecture: Architecture,
+}
+
+impl PackageList {
+    /// The packages of a suite (`bookworm`, `sid`) for an architecture, as they are today.
+    ///
+    /// # Errors
+    /// This is no Debian, or the list cannot be fetched.
+    pub fn new(architecture: Architecture, suite: &str) -> Result<Self, Problem> {
+        let name = format!("guest/apt/{suite}-{}", architecture.debian());
+        let list = Self { directory: workspace::target(&name)?, architecture };
+        for part in ["state/lists/partial", "cache/archives/partial", "fetched"] {
+            let path = list.directory.join(part);
+            fs::create_dir_all(&path).map_err(|error| Problem::io("make", &path, &error))?;
+        }
+        let source = format!(
+            "deb [arch={} signed-by={KEYS}] {MIRROR} {suite} main\n",
+            architecture.debian()
+        );
+        workspace::write_if_changed(&list.directory.join("sources.list"), source.as_bytes())?;
+        workspace::write_if_changed(&list.directory.join("state/status"), b"")?;
+        process::output(list.command("apt-get").args(["-qq", "update"]))?;
+        Ok(list)
+    }
+
+    /// The packages of the Debian that this host runs.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn of_this_debian(architecture: Architecture) -> Result<Self, Problem> {
+        let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
+        let suite = debian_suite(&release).ok_or_else(|| {
+            Problem::Missing(
+                "packages of Debian's are fetched with apt-get, and this host is no Debian"
+                    .to_owned(),
+            )
+        })?;
+        Self::new(architecture, suite)
+    }
+
+    /// One of apt's programs, with this list; the words of what it is to do are still to come.
+    #[must_use]
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(self.directory.join("fetched")).env("LC_ALL", "C");
+        let architecture = self.architecture.debian();
+        let option =
+            |name: &str, part: &str| format!("-o{name}={}", self.directory.join(part).display());
+        command.args([
+            option("Dir::Etc::SourceList", "sources.list"),
+            option("Dir::Etc::SourceParts", "no-sources"),
+            option("Dir::Etc::PreferencesParts", "no-preferences"),
+            option("Dir::State", "state"),
+            option("Dir::State::status", "state/status"),
+            option("Dir::Cache", "cache"),
+            format!("-oAPT::Architecture={architecture}"),
+            format!("-oAPT::Architectures={architecture}"),
+            // Root may fetch into a directory that the user `_apt` cannot enter.
+            "-oAPT::Sandbox::User=root".to_owned(),
+        ]);
+        command
+    }
+
+    /// Fetches a package and unpacks its files below a directory. What it depends on is left.
+    ///
+    /// # Errors
+    /// There is no such package, or it cannot be fetched or unpacked.
+    pub fn unpack(&self, package: &str, directory: &Path) -> Result<(), Problem> {
+        let fetched = self.directory.join("fetched");
+        let failed = |error| Problem::io("read", &fetched, &error);
+        process::output(self.command("apt-get").args(["-qq", "download", package]))?;
+        let start = format!("{package}_");
+        let archives = fs::read_dir(&fetched).map_err(failed)?.flatten().map(|entry| entry.path());
+        let mut archives = archives.filter(|path| {
+            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&start))
+        });
+        let archive = archives.next().ok_or_else(|| {
+            Problem::Failed(format!("apt-get fetched no {package} to {}", fetched.display()))
+        })?;
+        fs::create_dir_all(directory).map_err(|error| Problem::io("make", directory, &error))?;
+        process::output(Command::new("dpkg").arg("-x").arg(&archive).arg(directory))?;
+        fs::remove_file(&archive).map_err(|error| Problem::io("remove", &archive, &error))
+    }
+}
+
+/// Debian's name for the suite that an `os-release` describes.
+fn debian_suite(release: &str) -> Option<&str> {
+    let value = |key: &str| {
+        let line = release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='))?;
+        Some(line.trim_matches('"'))
+    };
+    // Testing and unstable have no number, and testing's list serves both.
+    (value("ID")? == "debian").then(|| value("VERSION_CODENAME").unwrap_or("testing"))
+}
+
+/// Whether this host runs Debian.
+#[must_use]
+pub fn is_debian() -> bool {
+    debian_suite(&fs::read_to_string("/etc/os-release").unwrap_or_default()).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_suite_is_read_from_what_a_debian_says_of_itself() {
+        let bookworm = "NAME=\"Debian\"\nVERSION_CODENAME=bookworm\nID=debian\n";
+        assert_eq!(debian_suite(bookworm), Some("bookworm"));
+        assert_eq!(debian_suite("ID=debian\n"), Some("testing"));
+        assert_eq!(debian_suite("ID=fedora\nVERSION_CODENAME=bookworm\n"), None);
+        assert_eq!(debian_suite("ID_LIKE=debian\n"), None);
+        assert_eq!(debian_suite(""), None);
+    }
+}

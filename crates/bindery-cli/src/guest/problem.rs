@@ -1,0 +1,32 @@
+//! Why a machine could not be built or started.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+
+/// Why a machine could not be built or started, in a sentence for the user.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Problem {
+    /// Something must be installed first; the sentence says what, and how.
+    Missing(String),
+    /// What the user asked for means nothing.
+    Wrong(String),
+    /// Something else went wrong.
+    Failed(String),
+}
+
+impl Problem {
+    /// `what` failed with an input or output error on `path`.
+    pub fn io(what: &str, path: &Path, error: &io::Error) -> Self {
+        Self::Failed(format!("cannot {what} {}: {error}", path.display()))
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Missing(text) | Self::Wrong(text) | Self::Failed(text)) = self;
+        f.write_str(text)
+    }
+}
+
+impl std::error::Error for Problem {}

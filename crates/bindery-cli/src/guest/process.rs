@@ -1,0 +1,72 @@
+//! Host programs that do a step of the work and end.
+
+use std::io::ErrorKind;
+use std::process::{Command, Stdio};
+
+use super::Problem;
+
+/// Runs a command with nothing to read, and gives what it wrote to standard output.
+///
+/// # Errors
+/// It cannot be started, or it fails: then the problem holds what it wrote to standard error.
+pub fn output(command: &mut Command) -> Result<String, Problem> {
+    let program = command.get_program().display().to_string();
+    let output = command.stdin(Stdio::null()).output().map_err(|error| match error.kind() {
+        ErrorKind::NotFound => Problem::Missing(format!("{program} is not installed")),
+        _ => Problem::Failed(format!("cannot start {program}: {error}")),
+    })?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let messages = String::from_utf8_lossy(&output.stderr);
+    let messages = messages.trim_end();
+    Err(Problem::Failed(format!("{} ended with {}:\n{messages}", shown(command), output.status)))
+}
+
+/// The command as one could type it.
+fn shown(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.display().to_string()).collect::<Vec<_>>().join(" ")
+}
+
+/// Takes from a command what a cargo or rustc around this process has put into the environment and
+/// that would change what the command builds.
+pub fn without_cargo_settings(command: &mut Command) -> &mut Command {
+    for name in [
+        "CARGO_BUILD_RUSTFLAGS",
+        "CARGO_BUILD_TARGET",
+        "CARGO_ENCODED_RUSTFLAGS",
+        "CARGO_TARGET_DIR",
+        "LD_LIBRARY_PATH",
+        "RUSTC",
+        "RUSTC_BOOTSTRAP",
+        "RUSTC_WORKSPACE_WRAPPER",
+        "RUSTC_WRAPPER",
+        "RUSTFLAGS",
+    ] {
+        command.env_remove(name);
+    }
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_is_given_and_failures_tell_what_the_program_said() {
+        assert_eq!(output(Command::new("echo").arg("word")).unwrap(), "word\n");
+        let problem = output(Command::new("sh").args(["-c", "echo reason >&2; exit 3"]));
+        let text = problem.unwrap_err().to_string();
+        assert!(
+            text.contains("reason") && text.contains('3') && text.starts_with("sh -c"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_missing() {
+        let problem = output(&mut Command::new("bindery-has-no-such-program")).unwrap_err();
+        assert!(matches!(problem, Problem::Missing(_)), "{problem}");
+    }
+}

@@ -1,0 +1,83 @@
+//! Where the sources stand, and where what is built from them goes.
+//!
+//! The kernel and the C programs are built at use, so `bindery` must find the repository: the one
+//! that it was built from, or, if that has gone, the one that the current directory lies in.
+
+use std::env;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use super::Problem;
+
+/// What marks a directory as the repository.
+const MARK: &str = "crates/bindery-cli/Cargo.toml";
+
+/// The root of the repository.
+///
+/// # Errors
+/// It is nowhere to be found.
+pub fn root() -> Result<PathBuf, Problem> {
+    let built_from = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
+    let current = env::current_dir().ok();
+    let candidates = built_from.into_iter().chain(current.iter().flat_map(|path| path.ancestors()));
+    candidates.map(Path::to_owned).find(|path| path.join(MARK).is_file()).ok_or_else(|| {
+        Problem::Failed(
+            "the kernel is built from source, and Bindery's repository is not here; \
+             run bindery inside of it"
+                .to_owned(),
+        )
+    })
+}
+
+/// The directory for what is built, of the given name under `target/`; it is made if need be.
+///
+/// # Errors
+/// The repository is not to be found, or the directory cannot be made.
+pub fn target(name: &str) -> Result<PathBuf, Problem> {
+    let path = root()?.join("target").join(name);
+    fs::create_dir_all(&path).map_err(|error| Problem::io("make", &path, &error))?;
+    Ok(path)
+}
+
+/// Writes a file, unless it has these contents already. Whoever reads it meanwhile sees the old
+/// contents or the new ones.
+///
+/// # Errors
+/// It cannot be written.
+pub fn write_if_changed(path: &Path, contents: &[u8]) -> Result<(), Problem> {
+    if fs::read(path).is_ok_and(|present| present == contents) {
+        return Ok(());
+    }
+    let failed = |error| Problem::io("write", path, &error);
+    let directory = path.parent().unwrap_or(Path::new("."));
+    let mut file = tempfile::NamedTempFile::new_in(directory).map_err(failed)?;
+    file.write_all(contents).map_err(failed)?;
+    file.persist(path).map_err(|error| failed(error.error))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_only_by_other_contents() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        write_if_changed(&path, b"first").unwrap();
+        let inode = |path| std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).unwrap());
+        let first = inode(&path);
+        write_if_changed(&path, b"first").unwrap();
+        assert_eq!(inode(&path), first);
+        write_if_changed(&path, b"second").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"second");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "nothing else remains");
+    }
+
+    #[test]
+    fn the_repository_that_the_program_was_built_from_is_found() {
+        let root = root().unwrap();
+        assert!(root.join("crates/bindery/Cargo.toml").is_file(), "{}", root.display());
+    }
+}

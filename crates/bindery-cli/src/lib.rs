@@ -1,0 +1,10 @@
+//! What the program `bindery` and its tests share: building a kernel and programs for a machine
+//! inside QEMU, starting it, and judging how it went.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`guest`] | kernel, programs, initial file system and machine |
+//! | [`size`] | sizes in bytes, as users type and read them |
+
+pub mod guest;
+pub mod size;

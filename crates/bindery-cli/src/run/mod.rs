@@ -1,0 +1,179 @@
+//! `bindery run`: one program on the reference kernel, in QEMU.
+
+mod stage;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::builder::ValueParser;
+
+use crate::guest::machine::{Clock, Machine, Outcome, Output, TimedOut};
+use crate::guest::{Architecture, Problem, kernel};
+use crate::size::{KIB, parse_bytes};
+use stage::{AddedFile, Stage};
+
+/// The exit status if the kernel died.
+const KERNEL_DIED: u8 = 101;
+/// The exit status if the time was up, as `timeout` has it.
+const TIME_WAS_UP: u8 = 124;
+
+const HELP: &str = "\
+The program
+  A static ELF program of this host's files; the architecture is read from it. A file that ends in
+  .c is built first, for --arch or the host's architecture. If there is no file of the name
+  `busybox`, it is Debian's static BusyBox. The machine has nothing but what is given: the program
+  in /bin, files added by --file, and /dev, /proc, /sys and /tmp from the kernel.
+
+Exit status
+  The program's own; 128 and the number of the signal if one killed it; 101 if the kernel died
+  (what it said is on standard error); 124 if the time was up; 1 if something is missing; 2 if the
+  command line was wrong.
+
+Examples
+  bindery run programs/tests/start.c
+  bindery run --arch aarch64 busybox sh -c 'cat /proc/self/maps'
+  bindery run --file script.sh:/script.sh busybox sh /script.sh
+  bindery run --icount --check ./my-static-program argument";
+
+/// Run a static Linux program on the reference kernel, in QEMU
+///
+/// The kernel is built if need be. The program's output is passed through, and so is its exit
+/// status.
+#[derive(clap::Args)]
+#[command(after_long_help = HELP, after_help = "More, with examples: bindery run --help")]
+pub struct Arguments {
+    /// The machine's architecture, x86-64 or aarch64; if left out, the program's
+    #[arg(long, value_name = "ARCH")]
+    arch: Option<Architecture>,
+
+    /// How many CPUs the machine has
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=64))]
+    cpus: u32,
+
+    /// The machine's memory
+    #[arg(long, value_name = "SIZE", default_value = "256m", value_parser = parse_memory)]
+    memory: u64,
+
+    /// Let the machine's clock count instructions: the same run repeats exactly
+    #[arg(long)]
+    icount: bool,
+
+    /// Add a file of the host; it becomes /NAME, or TARGET if that is given
+    #[arg(long = "file", value_name = "PATH[:TARGET]", value_parser = ValueParser::new(stage::parse_file))]
+    files: Vec<AddedFile>,
+
+    /// Set a variable of the program's environment
+    #[arg(long = "env", value_name = "NAME=VALUE", value_parser = parse_pair)]
+    environment: Vec<String>,
+
+    /// Audit all invariants at the exit of every process, and look for leaked frames at the end; the
+    /// kernel panics if it finds something
+    #[arg(long)]
+    check: bool,
+
+    /// Log every call that a program makes
+    #[arg(long)]
+    log_calls: bool,
+
+    /// Give the kernel another option
+    #[arg(long = "option", value_name = "KEY=VALUE", value_parser = parse_pair)]
+    options: Vec<String>,
+
+    /// End the machine after this time
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    timeout: Option<u64>,
+
+    /// The program: a static ELF file, a C file, or `busybox`
+    #[arg(value_name = "PROGRAM")]
+    program: PathBuf,
+
+    /// Its arguments
+    #[arg(value_name = "ARG", trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
+
+fn parse_memory(text: &str) -> Result<u64, String> {
+    match parse_bytes(text) {
+        Some(bytes) if bytes >= KIB && bytes.is_multiple_of(KIB) => Ok(bytes),
+        Some(_) => Err("memory comes in whole KiB".to_owned()),
+        None => Err("sizes are written as in 256m or 2g".to_owned()),
+    }
+}
+
+fn parse_pair(text: &str) -> Result<String, String> {
+    match text.split_once('=') {
+        Some((name, _)) if !name.is_empty() => Ok(text.to_owned()),
+        _ => Err("this is written NAME=VALUE".to_owned()),
+    }
+}
+
+/// Runs the program, and gives its exit status.
+///
+/// # Errors
+/// What to tell the user; the machine was not started then.
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
+    let stage = Stage::prepare(arguments)?;
+    let kernel = kernel::build(stage.architecture)?;
+    let mut files = stage.files;
+    files.file(kernel::SYMBOLS_PATH, crate::guest::initramfs::PLAIN, kernel.symbols)?;
+    let mut machine = Machine::new(stage.architecture, kernel.image);
+    machine.processors = arguments.cpus;
+    machine.memory = arguments.memory;
+    machine.clock = if arguments.icount { Clock::Instructions } else { Clock::Host };
+    machine.initramfs = files.archive();
+    machine.command_line = stage.command_line.to_string();
+    machine.timeout = arguments.timeout.map(Duration::from_secs);
+    let outcome = machine.run(Output::PassThrough)?;
+    Ok(report(&outcome, machine.clock))
+}
+
+/// Tells what is to be told on standard error, and gives the exit status.
+fn report(outcome: &Outcome, clock: Clock) -> ExitCode {
+    for line in &outcome.log {
+        eprintln!("kernel: {line}");
+    }
+    if let (Some(time), Clock::Instructions) = (outcome.first_user_instruction, clock) {
+        eprintln!("bindery: the program began after {time} instructions");
+    }
+    if let Some(panic) = &outcome.panic {
+        eprintln!("error: the kernel died: {panic}");
+        return ExitCode::from(KERNEL_DIED);
+    }
+    match (outcome.status.map(u8::try_from), outcome.timed_out) {
+        (Some(Ok(status)), _) => ExitCode::from(status),
+        (_, TimedOut::After(time)) => {
+            eprintln!("error: the machine was ended after {} s", time.as_secs());
+            ExitCode::from(TIME_WAS_UP)
+        }
+        _ => {
+            eprintln!("error: the kernel died without a word");
+            if !outcome.emulator_messages.is_empty() {
+                eprintln!("{}", outcome.emulator_messages);
+            }
+            ExitCode::from(KERNEL_DIED)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_a_size_in_whole_kibibytes() {
+        assert_eq!(parse_memory("256m"), Ok(256 << 20));
+        for wrong in ["", "0", "1000", "much", "-1m"] {
+            assert!(parse_memory(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn variables_and_options_have_a_name_and_a_value() {
+        assert_eq!(parse_pair("A=b=c"), Ok("A=b=c".to_owned()));
+        assert_eq!(parse_pair("A="), Ok("A=".to_owned()));
+        assert!(parse_pair("A").is_err() && parse_pair("=b").is_err());
+    }
+}

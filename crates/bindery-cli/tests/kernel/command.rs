@@ -1,0 +1,82 @@
+//! The command `bindery run` itself: what it passes through, and how it ends.
+
+use std::fs;
+use std::process::{Command, Output};
+
+use bindery_cli::guest::Architecture;
+use bindery_cli::guest::requirements::Requirement;
+use libtest_mimic::{Completion, Failed, Trial};
+
+use crate::guest::is_required;
+
+/// What is to come of a command.
+struct Expected {
+    status: i32,
+    output: Option<&'static str>,
+    message: &'static str,
+}
+
+/// The trials for one architecture.
+pub fn trials(architecture: Architecture) -> Vec<Trial> {
+    let name = |what: &str| format!("{}::run_{what}", architecture.directory());
+    let passes = move || {
+        let directory = tempfile::tempdir()?;
+        let file = directory.path().join("file");
+        fs::write(&file, "from the host\n")?;
+        let added = format!("{}:/data/added", file.display());
+        let script = "cat /data/added; echo \"$NAME $0 $1\"; exit 3";
+        let arguments =
+            ["--file", &added, "--env", "NAME=a b", "busybox", "sh", "-c", script, "%20", ""];
+        let output = Some("from the host\na b %20 \n");
+        run(architecture, &arguments, &Expected { status: 3, output, message: "bindery: " })
+    };
+    let time_is_up = move || {
+        let arguments = ["--timeout", "4", "busybox", "sleep", "1000"];
+        let message = "error: the machine was ended after 4 s";
+        run(architecture, &arguments, &Expected { status: 124, output: None, message })
+    };
+    let killed = move || {
+        let arguments = ["--check", "busybox", "sh", "-c", "kill -KILL $$"];
+        run(architecture, &arguments, &Expected { status: 137, output: Some(""), message: "" })
+    };
+    let kernel_dies = move || {
+        let arguments = ["--option", "init=/nonexistent", "busybox"];
+        let message = "error: the kernel died";
+        run(architecture, &arguments, &Expected { status: 101, output: None, message })
+    };
+    vec![
+        Trial::ignorable_test(name("passes_files_words_output_and_status"), passes),
+        Trial::ignorable_test(name("ends_the_machine_when_the_time_is_up"), time_is_up),
+        Trial::ignorable_test(name("gives_128_and_the_signal_of_a_killed_program"), killed),
+        Trial::ignorable_test(name("tells_that_the_kernel_died"), kernel_dies),
+    ]
+}
+
+fn run(
+    architecture: Architecture,
+    arguments: &[&str],
+    expected: &Expected,
+) -> Result<Completion, Failed> {
+    let needed = [Requirement::Emulator, Requirement::Rust, Requirement::BusyBox];
+    for requirement in needed.map(|requirement| requirement(architecture)) {
+        match requirement.demand() {
+            Err(problem) if !is_required() => return Ok(Completion::ignored_with(problem)),
+            other => other?,
+        }
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bindery"));
+    command.args(["run", "--arch", architecture.name()]).args(arguments);
+    let Output { status, stdout, stderr } = command.output()?;
+    let (output, messages) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    let right = status.code() == Some(expected.status)
+        && expected.output.is_none_or(|expected| output == expected)
+        && messages.contains(expected.message);
+    if right {
+        return Ok(Completion::Completed);
+    }
+    Err(Failed::from(format!(
+        "expected status {} and {:?} and {:?}; it ended with {status}\n\
+         --- output ---\n{output}\n--- messages ---\n{messages}",
+        expected.status, expected.output, expected.message
+    )))
+}

@@ -1,0 +1,27 @@
+//! Programs on the reference kernel, in QEMU, on every architecture: the test programs of
+//! `programs/tests`, BusyBox with a script, and the workloads with their contents verified. At the
+//! exit of every process the kernel audits all invariants, and at the end it looks for leaked
+//! frames; it panics if it finds something, and the trial fails.
+//!
+//! Where QEMU or a compiler is missing, trials are ignored, and the reason is shown. With
+//! `BINDERY_REQUIRE_KERNEL=1` in the environment they fail then. One trial runs for each CPU of the
+//! host; each has a machine of its own.
+
+mod command;
+mod guest;
+mod trials;
+
+use std::process::ExitCode;
+
+use libtest_mimic::Arguments;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    match trials::all() {
+        Ok(trials) => libtest_mimic::run(&arguments, trials).exit_code(),
+        Err(problem) => {
+            eprintln!("error: {problem}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! The list of trials: what lies under `programs/`, for each architecture.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use bindery_cli::guest::directives::{self, Directives};
+use bindery_cli::guest::{Architecture, workspace};
+use libtest_mimic::Trial;
+
+use crate::command;
+use crate::guest::{Program, stem, trial};
+
+/// The arguments with which each workload verifies contents, in a short time and little memory.
+const WORKLOADS: [(&str, &[&str]); 2] = [
+    ("system1", &["--verify", "--iterations", "8"]),
+    ("system2", &["--verify", "--mib", "48", "--moves", "2"]),
+];
+
+/// The program that is also run on a machine with a second CPU.
+const ON_TWO_PROCESSORS: &str = "threads";
+
+/// All trials.
+///
+/// # Errors
+/// What lies under `programs/` cannot be read, or says nonsense about how it is run.
+pub fn all() -> Result<Vec<Trial>, String> {
+    let programs = workspace::root().map_err(|problem| problem.to_string())?.join("programs");
+    let mut trials = Vec::new();
+    for source in sources(&programs.join("tests"))? {
+        let text = fs::read_to_string(&source).map_err(|error| unreadable(&source, &error))?;
+        let mut directives =
+            directives::read(&text).map_err(|why| format!("{}: {why}", source.display()))?;
+        let name = stem(&source);
+        add(&mut trials, &name, &Program::C(source.clone()), &directives);
+        if name == ON_TWO_PROCESSORS {
+            directives.processors = 2;
+            add(&mut trials, "two_processors", &Program::C(source), &directives);
+        }
+    }
+    let script = programs.join("tests/busybox.sh");
+    add(&mut trials, "busybox", &Program::Script(script), &Directives::default());
+    for source in sources(&programs.join("workloads"))? {
+        let name = stem(&source);
+        let arguments = WORKLOADS.iter().find(|(workload, _)| *workload == name);
+        let (_, arguments) = arguments
+            .ok_or_else(|| format!("{name}: with which arguments does this workload verify?"))?;
+        let arguments = arguments.iter().map(|&word| word.to_owned()).collect();
+        let directives = Directives { arguments, ..Directives::default() };
+        add(&mut trials, &format!("workload_{name}"), &Program::C(source), &directives);
+    }
+    trials.extend(Architecture::ALL.into_iter().flat_map(command::trials));
+    Ok(trials)
+}
+
+fn add(trials: &mut Vec<Trial>, name: &str, program: &Program, directives: &Directives) {
+    for architecture in Architecture::ALL {
+        let (program, directives) = (program.clone(), directives.clone());
+        let name = format!("{}::{name}", architecture.directory());
+        trials
+            .push(Trial::ignorable_test(name, move || trial(architecture, &program, &directives)));
+    }
+}
+
+/// The C files of a directory, sorted. There must be some: without, nothing would be tested.
+fn sources(directory: &Path) -> Result<Vec<PathBuf>, String> {
+    let entries = fs::read_dir(directory).map_err(|error| unreadable(directory, &error))?;
+    let paths = entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<_>, _>>();
+    let mut paths = paths.map_err(|error| unreadable(directory, &error))?;
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "c"));
+    paths.sort();
+    if paths.is_empty() {
+        return Err(format!("there are no programs in {}", directory.display()));
+    }
+    Ok(paths)
+}
+
+fn unreadable(path: &Path, error: &std::io::Error) -> String {
+    format!("cannot read {}: {error}", path.display())
+}

@@ -1,0 +1,56 @@
+//! Frames that go back to the allocator together.
+//!
+//! Who unmaps a range meets the frames one by one, and mostly in order, since first touches took
+//! them in order. A batch remembers one stretch of consecutive frames and gives it back whole, as
+//! few large blocks, instead of letting each frame join its buddy and the two join theirs.
+
+use super::Frames;
+use super::buddy::MAX_ORDER;
+use crate::addr::Frame;
+use crate::platform::Platform;
+
+/// Frames that nobody has any more, on their way back; they arrive when it is dropped, at the
+/// latest.
+pub(crate) struct FreeBatch<'a, P: Platform> {
+    frames: &'a Frames<P>,
+    platform: &'a P,
+    first: u32,
+    count: u32,
+}
+
+/// A batch of this size goes back at once, so that the allocator's lock is held for a few steps.
+const FULL: u32 = 1 << MAX_ORDER;
+
+impl<'a, P: Platform> FreeBatch<'a, P> {
+    pub(crate) fn new(frames: &'a Frames<P>, platform: &'a P) -> Self {
+        Self { frames, platform, first: 0, count: 0 }
+    }
+
+    /// Takes over `count` frames from `first`, all of them tails in their metadata.
+    #[inline]
+    pub(super) fn push(&mut self, first: Frame, count: u32) {
+        if self.first + self.count == first.0 && self.count < FULL {
+            self.count += count;
+        } else if first.0 + count == self.first && self.count < FULL {
+            self.first = first.0;
+            self.count += count;
+        } else {
+            self.give_back();
+            (self.first, self.count) = (first.0, count);
+        }
+    }
+
+    #[inline(never)]
+    fn give_back(&mut self) {
+        if self.count > 0 {
+            self.frames.free_run(self.platform, Frame(self.first), self.count);
+            self.count = 0;
+        }
+    }
+}
+
+impl<P: Platform> Drop for FreeBatch<'_, P> {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}

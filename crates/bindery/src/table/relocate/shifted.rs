@@ -1,0 +1,121 @@
+//! Level-1 entries whose two places are not congruent modulo the contiguous block: blocks come
+//! apart, and others form.
+
+use core::sync::atomic::Ordering;
+
+use crate::addr::{Frame, PAGE_SIZE, VirtAddr};
+use crate::arch::{self, Arch, Entry, Equal, Settled};
+use crate::platform::Platform;
+use crate::table::run;
+
+use super::pair::Pair;
+
+impl<P: Platform> Pair<'_, '_, '_, P> {
+    /// Moves contiguous blocks, the pages that become one, or entries up to where the next may begin,
+    /// where source and target are not congruent modulo the block; returns how many entries that
+    /// was. (Pages that would make a block but stand in two source tables stay single: one block in
+    /// 2 MiB.)
+    pub(super) fn move_shifted(
+        &mut self,
+        table: Frame,
+        from: u32,
+        count: u32,
+        source: u64,
+        target: u64,
+    ) -> u32 {
+        let slots = self.tables.slots(table);
+        let raw = run::load(slots, from);
+        let size = P::Arch::BLOCK;
+        let to = arch::index_of::<P::Arch>(VirtAddr(target), 1);
+        if P::Arch::is_block(raw) {
+            if from & (size - 1) == 0 && count >= size {
+                let moved = self.scatter_blocks((table, from), to, count, target);
+                if moved > 0 {
+                    return moved;
+                }
+                let first = self.tables.take_block(table, from, self.counts);
+                self.take_along(table, from, first, size, target);
+                return size;
+            }
+            self.tables.unfold(table, from, VirtAddr(source), self.counts);
+            return 0;
+        }
+        let present = raw.0 & P::Arch::PRESENT != 0;
+        if present && count >= size && arch::may_fold::<P::Arch>(raw, to) {
+            let (limit, step) = self.tables.memory.folio_limit(P::Arch::frame(raw), size);
+            let equal = Equal::WRITABLE;
+            let (alike, _) = run::leaves::<P::Arch>(slots, from, limit, equal, step, 0);
+            if alike == size && step != 0 {
+                let first = self.tables.take_block(table, from, self.counts);
+                self.take_along(table, from, first, size, target);
+                return size;
+            }
+        }
+        // No block begins before the next multiple of its size, in the source or in the target.
+        let up_to = |index: u32| size - (index & (size - 1));
+        let count = count.min(up_to(from)).min(up_to(to));
+        if let Some(target_table) = self.target(target) {
+            self.move_congruent((table, from), (target_table, to), count);
+        }
+        count
+    }
+
+    /// Moves the contiguous blocks from the given entry on as single pages, as long as the MMU has
+    /// nothing to add to any of their entries, and as far as the target's table reaches. Returns
+    /// how many entries that were.
+    fn scatter_blocks(&mut self, from: (Frame, u32), to: u32, count: u32, target: u64) -> u32 {
+        let (table, index) = from;
+        let Some(target_table) = self.target(target) else { return 0 };
+        let size = P::Arch::BLOCK as usize;
+        let slots = &self.tables.slots(table)[index as usize..(index + count) as usize];
+        let there = &self.tables.slots(target_table)[to as usize..];
+        let mut at = index;
+        for (block, pages) in slots.chunks_exact(size).zip(there.chunks_exact(size)) {
+            let Settled { mask, value } = P::Arch::SETTLED;
+            let differ =
+                block.iter().fold(0, |all, slot| all | slot.load(Ordering::Relaxed) ^ value);
+            if differ & mask != 0 || !P::Arch::is_block(run::load(block, 0)) {
+                break;
+            }
+            for (slot, page) in block.iter().zip(pages) {
+                let entry = P::Arch::unblock(Entry(slot.load(Ordering::Relaxed)), at);
+                slot.store(0, Ordering::Relaxed);
+                page.store(entry.0 | P::Arch::SOFT_DIRTY, Ordering::Relaxed);
+                at += 1;
+            }
+        }
+        let moved = at - index;
+        if moved > 0 {
+            self.counts.entries_read += u64::from(moved);
+            self.counts.entries_written += 2 * u64::from(moved);
+            self.tables.change_live(table, 0, moved);
+            self.tables.change_live(target_table, moved, 0);
+            self.stale_leaves(table, index, moved);
+        }
+        moved
+    }
+
+    /// Counts `count` pages out that were taken from `index` of the source `table`, and writes
+    /// them.
+    fn take_along(&mut self, table: Frame, index: u32, first: Entry, count: u32, target: u64) {
+        self.tables.change_live(table, 0, count);
+        self.stale_leaves(table, index, count);
+        self.arrive(first, count, target);
+    }
+
+    /// Writes `count` pages that have left the source; the target may lie in two tables.
+    pub(super) fn arrive(&mut self, first: Entry, count: u32, target: u64) {
+        let mut entry = Entry(first.0 | P::Arch::SOFT_DIRTY);
+        let mut done = 0;
+        while done < count {
+            let at = target + u64::from(done) * PAGE_SIZE;
+            let to = arch::index_of::<P::Arch>(VirtAddr(at), 1);
+            let part = (count - done).min(arch::entries::<P::Arch>() - to);
+            let Some(target_table) = self.target(at) else { return };
+            self.tables.fill(target_table, to, entry, part, self.counts);
+            let step = P::Arch::STEP.wrapping_mul(u64::from(part));
+            entry = Entry(entry.0.wrapping_add(step));
+            done += part;
+        }
+    }
+}
