@@ -113,13 +113,33 @@ pub(crate) fn are_leaves<A: Arch>(
 ) -> bool {
     let entry =
         |raw: &AtomicU64, index| A::unblock(Entry(raw.load(Ordering::Relaxed) | restored), index).0;
-    let mut expected = entry(&slots[0], index);
+    let first = entry(&slots[0], index);
     let mut differ = 0;
-    for (slot, index) in slots.iter().zip(index..) {
-        differ |= entry(slot, index) ^ expected;
-        expected = expected.wrapping_add(step);
+    let mut compare = |slots: &[AtomicU64], passed: usize| {
+        let (index, expected) = (index + passed as u32, first.wrapping_add(step * passed as u64));
+        for (count, slot) in slots.iter().enumerate() {
+            let expected = expected.wrapping_add(step * count as u64);
+            differ |= entry(slot, index + count as u32) ^ expected;
+        }
+    };
+    // Of a length that the compiler knows, so that what is expected is one addition for each.
+    let (chunks, rest) = slots.as_chunks::<8>();
+    for (passed, chunk) in chunks.iter().enumerate() {
+        compare(chunk, passed * 8);
     }
+    compare(rest, chunks.len() * 8);
     differ & A::compare_mask(Equal::empty()) == 0
+}
+
+/// How many entries at the beginning of `slots` are empty, the first of which is known to be.
+/// Stops short of the next that is not by up to seven.
+#[inline]
+pub(crate) fn empty_ahead(slots: &[AtomicU64]) -> u32 {
+    let (chunks, _) = slots.as_chunks::<8>();
+    let is_empty = |chunk: &&[AtomicU64; 8]| {
+        chunk.iter().fold(0, |any, slot| any | slot.load(Ordering::Relaxed)) == 0
+    };
+    (chunks.iter().take_while(is_empty).count() as u32 * 8).max(1)
 }
 
 /// As [`leaves`], for absent entries.

@@ -281,7 +281,7 @@ fn drop_leaves<P: Platform>(
     {
         let raw = slot.load(Ordering::Relaxed);
         if raw == 0 {
-            index += 1;
+            index += run::empty_ahead(&slots[index as usize..]);
             continue;
         }
         let entry = Entry(raw | restored);
