@@ -26,7 +26,7 @@ pub fn call(number: u32, [a, b, c, d, e, f]: [u64; 6]) -> Option<Outcome> {
 }
 
 fn bind(start: u64, length: u64, mode: u32, nodes: u64, count: u64, flags: u32) -> Outcome {
-    if flags & !MPOL_MF_VALID != 0 || start % PAGE_SIZE != 0 {
+    if flags & !MPOL_MF_VALID != 0 || !start.is_multiple_of(PAGE_SIZE) {
         return Err(Errno::EINVAL);
     }
     let length = length.checked_next_multiple_of(PAGE_SIZE).unwrap_or(0);

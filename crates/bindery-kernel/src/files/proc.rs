@@ -26,7 +26,10 @@ use super::node::{Attributes, Entry, Kind, Node, Patience, Place};
 mod machine;
 
 /// The paths by which files were opened, for `maps`; by the identity of the object.
-static PATHS: Mutex<BTreeMap<u64, (Weak<dyn Node>, Vec<u8>)>> = Mutex::new(BTreeMap::new());
+static PATHS: Mutex<BTreeMap<u64, Found>> = Mutex::new(BTreeMap::new());
+
+/// A file, and the path that it was found by.
+type Found = (Weak<dyn Node>, Vec<u8>);
 
 /// The most paths that are remembered.
 const PATHS_MAX: usize = 4096;
@@ -500,7 +503,7 @@ impl Node for File {
 
 /// `pagemap`: eight bytes for each page, read in whole words.
 fn read_pagemap(space: &Space, at: u64, into: &mut [u8]) -> Result<usize, Errno> {
-    if at % 8 != 0 || into.len() % 8 != 0 {
+    if !at.is_multiple_of(8) || !into.len().is_multiple_of(8) {
         return Err(Errno::EINVAL);
     }
     let (mut words, mut done) = ([0_u64; 64], 0);
