@@ -70,17 +70,27 @@ fn at_once<T>(
     })
 }
 
+/// Pages so far apart that a walk over them takes its time.
+const CHUNK: u64 = 128 * MIB;
+const CHUNKS: u64 = 64;
+
+fn chunk(number: u64) -> VirtAddr {
+    VirtAddr(AT + number * CHUNK)
+}
+
 #[test]
 fn what_is_cut_off_while_it_is_being_hidden_is_in_no_tlb() {
     const OBJECT: u64 = 64 * PAGE;
-    const MORE: u64 = 32 * MIB;
+    const MORE: u64 = CHUNKS * CHUNK;
     let (machine, memory) = stage(2);
     let object = memfd(&memory, OBJECT);
     let space = AddressSpace::new(&memory, options()).unwrap();
     let program = Program::new(&machine, &space);
-    // Behind the object, so that hiding goes on for a while after its pages.
+    // Behind the object, so that hiding goes on for a while after its pages, under other locks.
     space.mmap(&fixed(AT + OBJECT, MORE)).unwrap();
-    program.fill(VirtAddr(AT + OBJECT), MORE, 1).unwrap();
+    for number in 1..CHUNKS {
+        program.store(chunk(number), 1).unwrap();
+    }
     map(&space, &object, AT, OBJECT, Sharing::Shared).unwrap();
     again_and_again(|round| {
         object.set_size(OBJECT).unwrap();
@@ -93,14 +103,6 @@ fn what_is_cut_off_while_it_is_being_hidden_is_in_no_tlb() {
         machine.assert_clean();
     });
     audit(&machine, &memory, &[&space]);
-}
-
-/// Pages so far apart that a walk over them takes its time.
-const CHUNK: u64 = 128 * MIB;
-const CHUNKS: u64 = 64;
-
-fn chunk(number: u64) -> VirtAddr {
-    VirtAddr(AT + number * CHUNK)
 }
 
 /// A mapping of which `fork` copies the entries.

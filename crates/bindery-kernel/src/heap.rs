@@ -42,10 +42,24 @@ pub fn begin(information: &Information) -> Stretch {
     taken
 }
 
-/// Refuses where the heap cannot take `bytes` more with the margin left.
+/// The largest block that a collection asks for when it grows beside others, in bytes: free memory
+/// in smaller pieces is none.
+const LARGEST_GROWTH: usize = 128 << 10;
+
+/// Refuses where the heap cannot take `bytes` more with the margin left, or not in one piece.
 pub fn room(bytes: usize) -> Result<(), Errno> {
-    let free = HEAP.lock().counters().available_bytes;
-    if free < bytes.saturating_add(MARGIN) { Err(Errno::ENOMEM) } else { Ok(()) }
+    let mut heap = HEAP.lock();
+    if heap.counters().available_bytes < bytes.saturating_add(MARGIN) {
+        return Err(Errno::ENOMEM);
+    }
+    let block = Layout::from_size_align(bytes.max(LARGEST_GROWTH), 4096);
+    let block = block.map_err(|_| Errno::ENOMEM)?;
+    // SAFETY: a layout of some size; the block is given back as it was got.
+    unsafe {
+        let found = heap.allocate(block).ok_or(Errno::ENOMEM)?;
+        heap.deallocate(found.as_ptr(), block);
+    }
+    Ok(())
 }
 
 /// Memory with a layout, refused instead of fatal where there is none.

@@ -1,11 +1,13 @@
 //! The calls about memory: the core answers them; descriptors are ours.
 
+use bindery::addr::VirtAddr;
 use bindery::linux::{self, Call, Numbers, OpenFile};
+use bindery::{Access, FaultError};
 use linux_raw_sys::general::{MAP_ANONYMOUS, MAP_LOCKED, MAP_POPULATE};
 
 use crate::errno::{Errno, Outcome, from_raw};
 use crate::files::Mappable;
-use crate::memory::{Space, memory};
+use crate::memory::Space;
 use crate::platform::Machine;
 use crate::process;
 
@@ -84,15 +86,16 @@ fn with_more(call: Call, mut arguments: [u64; 6]) -> Outcome {
     // to make room.
     if call == Call::Mmap
         && arguments[3] as u32 & (MAP_POPULATE | MAP_LOCKED) != 0
-        && memory().free_frames() < NEARLY_NONE
+        && let Ok(start) = outcome
     {
-        process::memory_ran_out();
+        let last = VirtAddr(start.saturating_add(arguments[1].saturating_sub(1)));
+        let missing = process::with_space(|space| space.fault(last, Access::Read));
+        if missing == Err(FaultError::OutOfMemory) {
+            process::memory_ran_out();
+        }
     }
     outcome
 }
-
-/// So few free frames mean that pages in advance were not all there.
-const NEARLY_NONE: u64 = 64;
 
 const fn numbers() -> Numbers {
     if cfg!(target_arch = "x86_64") { Numbers::X86_64 } else { Numbers::Generic }

@@ -204,17 +204,26 @@ impl Node for Console {
     }
 
     fn control(&self, request: u32, argument: u64) -> Outcome {
-        let mut line = LINE.lock();
-        let Some(line) = &mut *line else { return Err(Errno::EIO) };
+        // The lock is not held while a program's memory is touched, which may sleep.
+        let (settings, size, waiting) = match &*LINE.lock() {
+            Some(line) => (line.settings, line.size, line.ready.len() as u32),
+            None => return Err(Errno::EIO),
+        };
         match request {
-            TCGETS => user::write(argument, &line.settings)?,
-            TCSETS | TCSETSW | TCSETSF => line.settings = user::read(argument)?,
-            TIOCGWINSZ => user::write(argument, &line.size)?,
-            TIOCSWINSZ => line.size = user::read(argument)?,
+            TCGETS => user::write(argument, &settings)?,
+            TCSETS | TCSETSW | TCSETSF => {
+                let new = user::read(argument)?;
+                LINE.lock().as_mut().ok_or(Errno::EIO)?.settings = new;
+            }
+            TIOCGWINSZ => user::write(argument, &size)?,
+            TIOCSWINSZ => {
+                let new = user::read(argument)?;
+                LINE.lock().as_mut().ok_or(Errno::EIO)?.size = new;
+            }
             TIOCGPGRP => user::write(argument, &GROUP.load(Ordering::Relaxed))?,
             TIOCSPGRP => GROUP.store(user::read(argument)?, Ordering::Relaxed),
             TIOCSCTTY => {}
-            FIONREAD => user::write(argument, &(line.ready.len() as u32))?,
+            FIONREAD => user::write(argument, &waiting)?,
             _ => return Err(Errno::ENOTTY),
         }
         Ok(0)

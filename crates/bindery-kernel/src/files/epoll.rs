@@ -32,7 +32,8 @@ struct Watched {
 /// An epoll instance.
 pub struct Epoll {
     number: u64,
-    watched: Mutex<BTreeMap<i32, Watched>>,
+    /// By descriptor and what it named then: the descriptor may name something else by now.
+    watched: Mutex<BTreeMap<(i32, usize), Watched>>,
 }
 
 impl Epoll {
@@ -63,16 +64,17 @@ impl Epoll {
             let (events, data) = (user::read(event)?, user::read(event.wrapping_add(DATA_OFFSET))?);
             Some(Watched { description: Arc::downgrade(&description), events, data })
         };
+        let key = (descriptor, Arc::as_ptr(&description).addr());
         let mut watched = self.watched.lock();
         watched.retain(|_, one| one.description.strong_count() > 0);
-        match (operation, new, watched.contains_key(&descriptor)) {
+        match (operation, new, watched.contains_key(&key)) {
             (EPOLL_CTL_ADD, _, true) => return Err(Errno::EEXIST),
             (EPOLL_CTL_ADD, Some(new), false) | (EPOLL_CTL_MOD, Some(new), true) => {
-                watched.insert(descriptor, new);
+                watched.insert(key, new);
             }
             (EPOLL_CTL_MOD | EPOLL_CTL_DEL, _, false) => return Err(Errno::ENOENT),
             (EPOLL_CTL_DEL, ..) => {
-                watched.remove(&descriptor);
+                watched.remove(&key);
             }
             _ => return Err(Errno::EINVAL),
         }
@@ -119,7 +121,7 @@ impl Epoll {
         self.watched.lock().values().any(|one| {
             let ready =
                 one.description.upgrade().map_or(0, |description| poll::ready(&description));
-            ready & (one.events | POLLERR | POLLHUP) != 0
+            one.events & !EPOLLONESHOT != 0 && ready & (one.events | POLLERR | POLLHUP) != 0
         })
     }
 }

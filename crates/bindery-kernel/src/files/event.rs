@@ -149,8 +149,7 @@ impl Node for ProcessHandle {
 
     fn ready(&self) -> u32 {
         // Readable once the process has ended.
-        let lives =
-            process::find(self.process).is_some_and(|process| process.try_space().is_some());
+        let lives = process::find(self.process).is_some_and(|process| process.letter() != 'Z');
         if lives { 0 } else { POLLIN }
     }
 }

@@ -285,6 +285,22 @@ impl Folder {
         old.map(|named| named.node)
     }
 
+    /// Refuses where no name can be added.
+    ///
+    /// # Errors
+    /// `ENOENT` where the folder has been removed; `ENOMEM`.
+    pub fn check_room(&self) -> Result<(), Errno> {
+        heap::room(NODE_SIZE)?;
+        if self.removed.load(Ordering::Relaxed) { Err(Errno::ENOENT) } else { Ok(()) }
+    }
+
+    /// Adds the folders in it to `out`.
+    pub fn folders_into(&self, out: &mut Vec<Arc<dyn Node>>) {
+        let entries = self.entries.lock();
+        let nodes = entries.values().map(|named| &named.node);
+        out.extend(nodes.filter(|node| node.kind() == Kind::Folder).cloned());
+    }
+
     /// Moves all nodes out.
     pub fn empty_into(&self, out: &mut Vec<Arc<dyn Node>>) {
         let entries = core::mem::take(&mut *self.entries.lock());
@@ -335,7 +351,7 @@ impl Node for Folder {
 
     fn children(&self) -> Result<Vec<Entry>, Errno> {
         let entries = self.entries.lock();
-        heap::room(entries.len() * 96)?;
+        heap::room(entries.keys().map(|name| name.len() + 96).sum::<usize>() * 2)?;
         let entry = |(name, named): (&Vec<u8>, &Named)| Entry {
             name: name.clone(),
             number: named.node.attributes().number,

@@ -48,6 +48,7 @@ use path::LastLink;
 
 pub use descriptor::{Files, Inherited};
 pub use node::Mappable;
+pub use poll::changed;
 
 static ROOT: Mutex<Option<Arc<Place>>> = Mutex::new(None);
 

@@ -64,8 +64,10 @@ pub fn open(folder: i32, path: u64, flags: u32, mode: u32) -> Outcome {
     let flags = if truncates { flags } else { flags & !O_TRUNC };
     let node = place.node.clone().open(flags)?;
     super::proc::remember(&place);
+    let opened = node.clone();
     let description =
-        Description::new(place, node, flags & !(O_CREAT | O_EXCL | O_TRUNC | O_CLOEXEC))?;
+        Description::new(place, node, flags & !(O_CREAT | O_EXCL | O_TRUNC | O_CLOEXEC))
+            .inspect_err(|_| opened.closed(flags))?;
     Ok(files.insert(description, at_exec(flags))? as u64)
 }
 
@@ -204,6 +206,7 @@ pub fn rename(from: (i32, u64), to: (i32, u64), flags: u32) -> Outcome {
     let node = source.above.node.child(&source.name)?;
     let is_folder = node.kind() == Kind::Folder;
     let (source_folder, target_folder) = (source.folder()?, target.folder()?);
+    target_folder.check_room()?;
     if !is_folder && (source.for_folder || target.for_folder) {
         return Err(Errno::ENOTDIR);
     }
@@ -246,14 +249,17 @@ pub fn rename(from: (i32, u64), to: (i32, u64), flags: u32) -> Outcome {
     Ok(0)
 }
 
-/// Whether a place is `folder`, or below it.
+/// Whether a place is `folder`, or below it. Looks at the folders themselves: a place tells the way
+/// that was taken, and they may have been renamed since.
 fn is_inside(place: &Arc<Place>, folder: &Arc<dyn Node>) -> bool {
-    let mut place = Some(place);
-    while let Some(here) = place {
-        if Arc::ptr_eq(&here.node, folder) {
+    let mut left = alloc::vec![folder.clone()];
+    while let Some(node) = left.pop() {
+        if Arc::ptr_eq(&node, &place.node) {
             return true;
         }
-        place = here.above.as_ref();
+        if let Some(folder) = node.folder() {
+            folder.folders_into(&mut left);
+        }
     }
     false
 }
@@ -277,7 +283,11 @@ pub fn read_link(folder: i32, path: u64, at: u64, size: i32) -> Outcome {
 
 /// `getcwd(2)`.
 pub fn current_folder(at: u64, size: u64) -> Outcome {
-    let mut path = process::current().process.files().directory().path();
+    let directory = process::current().process.files().directory();
+    if directory.path_length() >= path::PATH_MAX {
+        return Err(Errno::ENAMETOOLONG);
+    }
+    let mut path = directory.path();
     path.push(0);
     if size < path.len() as u64 {
         return Err(if size == 0 { Errno::EINVAL } else { Errno::ERANGE });

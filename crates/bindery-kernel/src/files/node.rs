@@ -257,8 +257,21 @@ impl Place {
         Arc::new(Self { node, name: name.into(), above: Some(self.clone()) })
     }
 
-    /// The absolute path.
+    /// How long the path is, in bytes. Folders may be nested deeper than a path can tell.
+    pub fn path_length(&self) -> usize {
+        let (mut place, mut length) = (self, 1);
+        while let Some(above) = &place.above {
+            length += place.name.len() + 1;
+            place = above;
+        }
+        length
+    }
+
+    /// The absolute path; `(unreachable)`, as Linux writes it, where it is longer than paths may be.
     pub fn path(&self) -> Vec<u8> {
+        if self.path_length() > super::path::PATH_MAX {
+            return b"(unreachable)".to_vec();
+        }
         let mut names: Vec<&[u8]> = Vec::new();
         let mut place = self;
         while let Some(above) = &place.above {

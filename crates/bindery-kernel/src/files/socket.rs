@@ -166,7 +166,8 @@ impl Node for Socket {
                     return Some(Err(Errno::EPIPE));
                 }
                 let free = CAPACITY - state.bytes;
-                if free == 0 || whole && free < rest.len() {
+                let many = state.messages.len() >= MESSAGES_MAX;
+                if free == 0 || many || whole && free < rest.len() {
                     return None;
                 }
                 Some(state.put(&rest[..free.min(rest.len())]))
@@ -196,12 +197,16 @@ impl Node for Socket {
         }
         drop(incoming);
         let outgoing = self.outgoing.state.lock();
-        if outgoing.bytes < CAPACITY || outgoing.is_closed {
+        let room = outgoing.bytes < CAPACITY && outgoing.messages.len() < MESSAGES_MAX;
+        if room || outgoing.is_closed {
             ready |= POLLOUT;
         }
         ready
     }
 }
+
+/// The most messages that wait on one side; each costs something beside its bytes.
+const MESSAGES_MAX: usize = 256;
 
 /// Two connected sockets.
 ///

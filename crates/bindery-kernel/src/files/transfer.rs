@@ -63,24 +63,32 @@ impl Segments {
         self.list.iter().map(|(_, length)| length).sum()
     }
 
-    /// Calls `each` with an address and a part of `piece` for all of it, `skip` bytes further on.
+    /// Calls `each` with an address and a part of a piece for all of it, `skip` bytes further on. Gives
+    /// how much of it `each` took before it refused; its refusal where it took nothing.
     fn spread(
         &self,
         mut skip: u64,
         length: usize,
         mut each: impl FnMut(u64, core::ops::Range<usize>) -> Result<(), Errno>,
-    ) -> Result<(), Errno> {
+    ) -> Result<usize, Errno> {
         let mut done = 0;
         for (at, all) in &self.list {
             let skipped = skip.min(*all);
             skip -= skipped;
-            let count = (all - skipped).min((length - done) as u64) as usize;
-            if count > 0 {
-                each(at.wrapping_add(skipped), done..done + count)?;
-                done += count;
+            let mut at = at.wrapping_add(skipped);
+            let end = done + (all - skipped).min((length - done) as u64) as usize;
+            while done < end {
+                // By pages, so that what lies before a hole counts.
+                let count = (4096 - (at % 4096) as usize).min(end - done);
+                match each(at, done..done + count) {
+                    Ok(()) => done += count,
+                    Err(errno) if done == 0 => return Err(errno),
+                    Err(_) => return Ok(done),
+                }
+                at = at.wrapping_add(count as u64);
             }
         }
-        Ok(())
+        Ok(done)
     }
 }
 
@@ -109,7 +117,12 @@ fn fill(node: &dyn Node, at: u64, segments: &Segments, patience: Patience) -> Ou
         };
         let copied = segments.spread(done, count, |at, part| user::write_bytes(at, &piece[part]));
         match copied {
-            Ok(()) => done += count as u64,
+            Ok(copied) => {
+                done += copied as u64;
+                if copied < count {
+                    break;
+                }
+            }
             Err(_) if done > 0 => break,
             Err(errno) => return Err(errno),
         }
@@ -130,7 +143,8 @@ fn drain(node: &dyn Node, at: u64, segments: &Segments, patience: Patience) -> O
         let target = &mut piece[..length];
         let copied =
             segments.spread(done, length, |at, part| user::read_bytes(at, &mut target[part]));
-        let written = copied.and_then(|()| node.write(at.saturating_add(done), target, patience));
+        let write = |copied| node.write(at.saturating_add(done), &target[..copied], patience);
+        let written = copied.and_then(write);
         match written {
             Ok(count) => {
                 done += count as u64;

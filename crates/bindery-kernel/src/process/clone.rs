@@ -17,7 +17,7 @@ use crate::{heap, user};
 
 use super::signal::{Alternate, MAXIMUM, ThreadSignals};
 use super::table::{self, Counted};
-use super::{Process, ProcessParts, State, Thread, end, program, scheduler};
+use super::{Process, ProcessParts, State, Thread, end, program, scheduler, signal};
 
 /// Drops all handlers of the child (`clone3`).
 const CLONE_CLEAR_SIGHAND: u64 = 1 << 32;
@@ -146,7 +146,8 @@ pub(super) fn clone(wanted: Wanted, registers: &Registers) -> Outcome {
     if wanted.has(CLONE_THREAD) {
         let id = table::new_id(Counted::Thread)?;
         let thread = new_thread(&parent, &parent.process, id, &wanted, registers)?;
-        begin(&parent, &thread, &wanted)?;
+        announce(&thread, &wanted);
+        begin(&parent, &thread)?;
         return Ok(u64::from(id));
     }
     let limit = parent.process.limit(RLIMIT_NPROC).current;
@@ -166,12 +167,13 @@ pub(super) fn clone(wanted: Wanted, registers: &Registers) -> Outcome {
             return Err(errno);
         }
     }
+    announce(&thread, &wanted);
     let above = process.parent();
     table::add_process(&process);
     if let Some(above) = above {
         above.state.lock().children.push(process.clone());
     }
-    begin(&parent, &thread, &wanted)?;
+    begin(&parent, &thread)?;
     drop(thread);
     if wanted.has(CLONE_VFORK) {
         // An end is seen on the way back.
@@ -240,8 +242,9 @@ fn new_thread(
     Thread::new(id, process.clone(), &registers, floating_point, thread_pointer, signals)
 }
 
-/// Writes the number where it is wanted, and lets the thread run.
-fn begin(parent: &Arc<Thread>, thread: &Arc<Thread>, wanted: &Wanted) -> Result<(), Errno> {
+/// Writes the thread's number where it is wanted. May sleep, so the process is in no table yet: one
+/// without a thread could neither run nor end.
+fn announce(thread: &Arc<Thread>, wanted: &Wanted) {
     let id = thread.id();
     // As Linux: what cannot be written there is not missed.
     if wanted.has(CLONE_PARENT_SETTID) {
@@ -254,9 +257,14 @@ fn begin(parent: &Arc<Thread>, thread: &Arc<Thread>, wanted: &Wanted) -> Result<
     if wanted.has(CLONE_CHILD_CLEARTID) {
         thread.clear_child_id.store(wanted.child_id_at, Ordering::Relaxed);
     }
+}
+
+/// Lets the thread run.
+fn begin(parent: &Arc<Thread>, thread: &Arc<Thread>) -> Result<(), Errno> {
     let mut state = thread.process.state.lock();
-    if Arc::ptr_eq(&parent.process, &thread.process) && state.status.is_some() {
-        // The process ends: no thread joins it.
+    let joins = Arc::ptr_eq(&parent.process, &thread.process);
+    if joins && (state.status.is_some() || signal::must_end(parent)) {
+        // The process ends, or becomes another program: no thread joins it.
         return Err(Errno::RESTART);
     }
     state.threads.push(thread.clone());

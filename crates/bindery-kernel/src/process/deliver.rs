@@ -116,7 +116,9 @@ fn run_handler(
     };
     let at = registers.stack_pointer();
     let wanted = action.flags & u64::from(SA_ONSTACK) != 0 && alternate.size != 0;
-    let stack = if wanted && !is_on(&alternate, at) { alternate.base + alternate.size } else { at };
+    // A forged frame may have left any numbers here.
+    let top = alternate.base.checked_add(alternate.size);
+    let stack = if wanted && !is_on(&alternate, at) { top.unwrap_or(at) } else { at };
     let restorer = if action.flags & u64::from(SA_RESTORER) != 0 {
         action.restorer
     } else {

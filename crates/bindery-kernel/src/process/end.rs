@@ -47,6 +47,10 @@ pub fn kill_group(process: &Process) {
 /// Where the running thread has to end itself.
 pub(super) fn end_other_threads() -> Result<(), super::Interrupted> {
     let this = scheduler::current_thread();
+    if signal::must_end(&this) {
+        // Another thread was first.
+        return Err(super::Interrupted::Signal);
+    }
     let process = &this.process;
     for thread in process.threads().iter().filter(|thread| !Arc::ptr_eq(thread, &this)) {
         thread.work.fetch_or(work::END, Ordering::Relaxed);
@@ -118,6 +122,8 @@ fn end_process(process: &Arc<Process>) {
         state.status = Some(status);
         status
     };
+    // Whoever polls a descriptor of the process is to see its end.
+    files::changed();
     if options::CHECK_AT_EXIT.load(Ordering::Relaxed) {
         audit();
     }

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use bindery::linux::proc;
 
-use crate::log;
+use crate::{log, time};
 
 use super::{Process, all, end, scheduler, signal};
 
@@ -30,7 +30,13 @@ pub fn memory_ran_out() -> bool {
         log!("memory has run out: process {} ({}) is killed", victim.id, name.escape_ascii());
         end::kill_group(&victim);
     }
+    // The victim may wait for something that the running thread holds: after a while the thread goes
+    // back instead, and tries again from the beginning.
+    let patience = time::now() + time::SECOND;
     while victim.try_space().is_some() && !signal::must_end(&thread) {
+        if time::now() > patience {
+            return true;
+        }
         scheduler::yield_now();
     }
     signal::must_end(&thread)

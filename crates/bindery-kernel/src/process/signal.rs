@@ -10,6 +10,7 @@ use linux_raw_sys::general::{
     SIGSTOP, SIGSYS, SIGTRAP, SIGTSTP, SIGTTIN, SIGTTOU, SIGURG, SIGWINCH,
 };
 
+use crate::heap;
 use crate::sync::Mutex;
 
 use super::thread::{Thread, work};
@@ -96,6 +97,9 @@ impl Information {
     }
 }
 
+/// The most signals that wait for one thread or process, whatever its limit.
+const QUEUE_MAX: usize = 512;
+
 /// Signals that wait.
 #[derive(Default)]
 pub(super) struct Pending {
@@ -113,7 +117,9 @@ impl Pending {
         if signal < FIRST_REAL_TIME && self.set & bit(signal) != 0 {
             return Sent::Done;
         }
-        if signal >= FIRST_REAL_TIME && self.queue.len() as u64 >= limit {
+        let queued = self.queue.len();
+        let full = queued as u64 >= limit || queued >= QUEUE_MAX || heap::room(1 << 12).is_err();
+        if signal >= FIRST_REAL_TIME && full {
             return Sent::QueueFull;
         }
         self.set |= bit(signal);

@@ -19,7 +19,7 @@ use crate::time::{self, Event, EventId, SECOND};
 use crate::{heap, user};
 
 use super::signal::{self, Information, bit, code};
-use super::{Interrupted, Process, WaitQueue, find, scheduler, table};
+use super::{Interrupted, Process, Thread, WaitQueue, find, scheduler, table};
 
 /// The deadline of a call that waits `timeout` nanoseconds, in [`time::now`]: where the call is made
 /// again after an interruption, that of the first time.
@@ -230,7 +230,13 @@ fn fire(process: &Weak<Process>, key: i32) {
     if information.signal == 0 {
         return;
     }
-    let thread = thread.and_then(table::find_thread);
+    let meant = thread;
+    let thread = meant.and_then(table::find_thread);
+    let ours = |thread: &Arc<Thread>| Arc::ptr_eq(&thread.process, &process);
+    if meant.is_some() && !thread.as_ref().is_some_and(ours) {
+        // The thread that was to be told has ended.
+        return;
+    }
     let waits = match &thread {
         Some(thread) => thread.signals.lock().pending.set(),
         None => process.pending.lock().set(),

@@ -121,6 +121,12 @@ pub(crate) trait Indexed: Sized {
 /// Where a search stands: on a node, or with `None` on the head, in front of the first.
 type Place<T> = Option<NonNull<T>>;
 
+/// Where a node stands in an [`Index`]; right until any node is inserted or removed.
+pub(crate) struct Spot<T> {
+    /// On each level, the place whose link leads to the node or across it.
+    path: [Place<T>; HEIGHT],
+}
+
 /// Nodes by address: lookups without a lock, one writer, free addresses in logarithmic time.
 ///
 /// The obligations that make the use of the index sound are those of [`Index::insert`]; the
@@ -246,10 +252,26 @@ impl<T: Indexed> Index<T> {
         inserted
     }
 
+    /// Writer: where `node` stands.
+    pub(crate) fn spot(&self, node: NonNull<T>) -> Spot<T> {
+        Spot { path: self.path_to(node) }
+    }
+
+    /// Writer: what lies between the neighbours of `node`, which stands at `spot`: the end of the
+    /// one in front and the start of the one behind.
+    pub(crate) fn between_neighbours(&self, spot: &Spot<T>, node: NonNull<T>) -> (u64, u64) {
+        (self.end(spot.path[0]), self.start(self.links(Some(node)).next(0)))
+    }
+
     /// Writer: tells the index that `node`'s start or end has changed in place, without passing a
     /// neighbour's. Searches for gaps are right again when it was told of each node that changed.
     pub(crate) fn bounds_changed(&self, node: NonNull<T>) {
-        self.measure_path(&self.path_to(node), Some(node));
+        self.bounds_changed_at(&self.spot(node), node);
+    }
+
+    /// Writer: as [`Index::bounds_changed`], for a node whose spot is known.
+    pub(crate) fn bounds_changed_at(&self, spot: &Spot<T>, node: NonNull<T>) {
+        self.measure_path(&spot.path, Some(node));
     }
 
     /// Writer: the highest address `a` with `a % align == congruent` such that `a..a + len` lies
@@ -428,7 +450,7 @@ impl<T: Indexed> Index<T> {
     /// Measures again, from the bottom up, all links of `path` and all links of `node`.
     fn measure_path(&self, path: &[Place<T>; HEIGHT], node: Option<NonNull<T>>) {
         let height = node.map_or(0, |node| self.node(node).links().height());
-        for (level, place) in path.iter().enumerate().take(self.levels()).skip(1) {
+        for (place, level) in path[1..self.levels()].iter().zip(1..) {
             self.measure(*place, level);
             if level < height {
                 self.measure(node, level);

@@ -259,6 +259,16 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         if begins < range.start().0 {
             floor = range.start().0;
         }
+        Self::hull_between(range, floor, ceiling, occupied)
+    }
+
+    /// As [`AddressSpace::hull`], where nothing else is mapped from `floor` to `ceiling`.
+    fn hull_between(
+        range: VirtRange,
+        mut floor: u64,
+        mut ceiling: u64,
+        occupied: VirtRange,
+    ) -> VirtRange {
         if !occupied.is_empty() {
             if occupied.start() >= range.end() {
                 ceiling = ceiling.min(occupied.start().0);

@@ -308,6 +308,14 @@ impl Vma {
         self.start.store(start, Ordering::Relaxed);
     }
 
+    /// Lets the mapping be at `range` and show what it is mapped to from `page_offset` on; what it
+    /// maps has moved along.
+    pub(crate) fn set_place(&self, range: VirtRange, page_offset: u64) {
+        self.page_offset.store(page_offset, Ordering::Relaxed);
+        self.start.store(range.start().0, Ordering::Relaxed);
+        self.end.store(range.end().0, Ordering::Relaxed);
+    }
+
     /// Takes the lock for reading, unless somebody writes or the VMA was removed.
     #[inline]
     pub(crate) fn try_read(&self) -> bool {

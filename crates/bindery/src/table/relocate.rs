@@ -14,8 +14,7 @@
 //! 3. CPU C still writes through its translation of the old address, into the reused frame.
 //!
 //! A move never fails half-way: the tables that the target needs are allocated before the first
-//! entry moves ([`PageTable::tables_for_move`]). Emptied source tables go with the flush of their
-//! piece.
+//! entry moves ([`PageTable::plan_move`]). Emptied source tables go with the flush of their piece.
 
 mod pair;
 mod shifted;
@@ -36,11 +35,19 @@ const UPPER_TABLES: u64 = 8;
 
 /// A part of a move that is done under one set of locks: entries of one level.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Piece {
+pub(crate) struct Piece {
     level: u8,
     /// Bytes from the beginning of the move.
     offset: u64,
     len: u64,
+}
+
+/// What a move needs.
+pub(crate) struct Plan {
+    /// How many tables the target lacks.
+    pub(crate) tables: u64,
+    /// The piece to begin with.
+    pub(crate) first: Option<Piece>,
 }
 
 /// A move of `source` to `to`; the two do not overlap.
@@ -54,7 +61,14 @@ pub(crate) struct Move {
 
 impl<'m, P: Platform> PageTable<'m, P> {
     /// The first piece at or behind `offset` in which something may be mapped.
-    fn next_piece(&self, what: &Move, mut offset: u64, counts: &mut Counts) -> Option<Piece> {
+    #[inline]
+    fn next_piece(&self, what: &Move, offset: u64, counts: &mut Counts) -> Option<Piece> {
+        // Most moves are one piece: that there is no second costs no call.
+        if offset < what.source.len() { self.find_piece(what, offset, counts) } else { None }
+    }
+
+    #[inline(never)]
+    fn find_piece(&self, what: &Move, mut offset: u64, counts: &mut Counts) -> Option<Piece> {
         let (source, delta) = (what.source, what.to.0 ^ what.source.start().0);
         while offset < source.len() {
             let at = source.start().0 + offset;
@@ -81,7 +95,13 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 let tables = if congruent { 1 } else { CHUNK_TABLES };
                 (at & !(above - 1)).saturating_add(tables * above) - at
             } else {
-                (CHUNK_TABLES * span).min((at & !(above - 1)).saturating_add(above) - at)
+                let next = (at & !(above - 1)).saturating_add(above);
+                let rises = self.reach == Reach::Table
+                    && level < P::Arch::LEVELS
+                    && delta & (above - 1) == 0
+                    && source.end().0.saturating_sub(next) >= above;
+                let cut = if rises { next - at } else { u64::MAX };
+                (CHUNK_TABLES * span).min(cut)
             };
             let len = len.min(left) & !(span - 1);
             return Some(Piece { level, offset, len });
@@ -89,13 +109,15 @@ impl<'m, P: Platform> PageTable<'m, P> {
         None
     }
 
-    /// How many tables the target of a move lacks. The caller keeps everyone else out of both
-    /// ranges until the move. Reads a few entries for each source table.
-    pub(crate) fn tables_for_move(&self, what: &Move, counts: &mut Counts) -> u64 {
+    /// What a move will need. The caller keeps everyone else out of both ranges until the move.
+    /// Reads a few entries for each source table.
+    pub(crate) fn plan_move(&self, what: &Move, counts: &mut Counts) -> Plan {
         let _section = ReadSection::enter(&self.memory.platform);
         let mut missing = Missing { last: [None; 8], count: 0 };
         let mut offset = 0;
-        while let Some(piece) = self.next_piece(what, offset, counts) {
+        let first = self.next_piece(what, offset, counts);
+        let mut next = first;
+        while let Some(piece) = next {
             let source = what.source.start().0 + piece.offset;
             let target = what.to.0 + piece.offset;
             if piece.level > 1 {
@@ -116,8 +138,9 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 }
             }
             offset = piece.offset + piece.len;
+            next = self.next_piece(what, offset, counts);
         }
-        missing.count
+        Plan { tables: missing.count, first }
     }
 
     /// Counts the tables down to `level` that are missing for `len` bytes at `target`.
@@ -142,8 +165,9 @@ impl<'m, P: Platform> PageTable<'m, P> {
         }
     }
 
-    /// Moves everything. `pool` holds at least [`PageTable::tables_for_move`] tables. The caller
-    /// holds the VMAs of both ranges for writing; nothing is mapped in the target.
+    /// Moves everything. `first` is the first piece of the plan, and `pool` holds at least as many
+    /// tables as the plan asks for. The caller holds the VMAs of both ranges for writing; nothing is
+    /// mapped in the target.
     ///
     /// Reads and writes the entries that are moved: one for each table that moves whole, one for
     /// each base page else. One invalidation a piece, and one for each contiguous block or huge
@@ -151,15 +175,16 @@ impl<'m, P: Platform> PageTable<'m, P> {
     pub(crate) fn relocate(
         &self,
         what: &Move,
+        first: Option<Piece>,
         pool: &mut TablePool<'m, P>,
         counts: &mut Counts,
     ) -> Gather {
         let mut gather = Gather::new();
-        let mut offset = 0;
+        let mut next = first;
         let mut whole = false;
         let moderate = what.source.len() <= UPPER_TABLES * arch::table_span::<P::Arch>(2);
-        while let Some(piece) = self.next_piece(what, offset, counts) {
-            offset = piece.offset + piece.len;
+        while let Some(piece) = next {
+            let offset = piece.offset + piece.len;
             let reached_end = offset == what.source.len();
             let begin = what.source.start().0 + piece.offset;
             // The last piece of a move of moderate size takes all of the hull, and with it the
@@ -176,6 +201,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 VirtRange::raw(start, end)
             };
             self.relocate_piece(what, piece, cleared, pool, &mut gather, counts);
+            next = self.next_piece(what, offset, counts);
         }
         if !whole {
             // Tables above what moved may be left.
@@ -204,7 +230,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let source = what.source.start().0 + piece.offset;
         let mut pair = Pair {
             tables: self,
-            locks,
+            locks: &mut locks,
             counts,
             from,
             to,

@@ -100,7 +100,9 @@ impl FloatingPoint {
                 asm!("fxsave64 [{}]", in(reg) at, options(nostack, preserves_flags));
             }
         }
-        self.gs_base = KernelGsBase::read().as_u64();
+        // SAFETY: the register exists. Read raw: a program may have written any number to it
+        // (`wrgsbase`), where the emulator lets it.
+        self.gs_base = unsafe { KernelGsBase::MSR.read() };
     }
 
     /// Loads the CPU's state from here.

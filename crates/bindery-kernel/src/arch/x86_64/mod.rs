@@ -111,7 +111,9 @@ pub fn wait_for_interrupt() {
 
 /// The base of FS: where the running program has its thread-local storage.
 pub fn thread_pointer() -> u64 {
-    FsBase::read().as_u64()
+    // SAFETY: the register exists. Read raw: a program may have written any number to it
+    // (`wrfsbase`), where the emulator lets it.
+    unsafe { FsBase::MSR.read() }
 }
 
 /// Sets [`thread_pointer`]; an address that is none is taken for 0.
@@ -134,8 +136,12 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
         ARCH_SET_FS => base().map(FsBase::write).map(|()| 0),
         // In the kernel the program's GS is the other one (`swapgs`).
         ARCH_SET_GS => base().map(KernelGsBase::write).map(|()| 0),
-        ARCH_GET_FS => user::write(address, &FsBase::read().as_u64()).map(|()| 0),
-        ARCH_GET_GS => user::write(address, &KernelGsBase::read().as_u64()).map(|()| 0),
+        ARCH_GET_FS => user::write(address, &thread_pointer()).map(|()| 0),
+        ARCH_GET_GS => {
+            // SAFETY: as for FS.
+            let base: u64 = unsafe { KernelGsBase::MSR.read() };
+            user::write(address, &base).map(|()| 0)
+        }
         _ => Err(Errno::EINVAL),
     })
 }

@@ -8,11 +8,11 @@ use crate::error::Error;
 use crate::platform::Platform;
 use crate::rmap::Held;
 use crate::space::AddressSpace;
-use crate::space::index::Indexed;
+use crate::space::index::{Indexed, Spot};
 use crate::space::vma::{MappingFlags, Vma};
 use crate::stats::Counts;
 use crate::table::TablePool;
-use crate::table::relocate::Move;
+use crate::table::relocate::{Move, Piece};
 
 use super::Call;
 
@@ -50,7 +50,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             .find_map(|align| self.find_free(length, align, start & (align - 1)))
     }
 
-    /// Moves what the source, a part of `vma`, maps. Nothing is mapped in the target. Everything that can fail is done before anything is moved.
+    /// Moves what the source, a part of `vma`, maps. Nothing is mapped in the
+    /// target. Everything that can fail is done before anything is moved.
     pub(super) fn relocate(
         &self,
         vma: &Vma,
@@ -79,6 +80,18 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             // counts as written.
             arriving.flags |= MappingFlags::SOFT_DIRTY;
         }
+        let locked = MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT;
+        if purpose.flags & locked == MappingFlags::LOCKED && target.len() > source.len() {
+            call.grown = Some(VirtRange::raw(target.start().0 + source.len(), target.end().0));
+        }
+        if !stays && source.covers(vma.range()) {
+            let spot = self.vmas.spot(NonNull::from(vma));
+            let (floor, ceiling) = self.vmas.between_neighbours(&spot, NonNull::from(vma));
+            if floor <= target.start().0 && target.end().0 <= ceiling {
+                let slide = Slide { spot, floor, ceiling, flags: arriving.flags, page_offset };
+                return self.slide(vma, what, &slide, call);
+            }
+        }
         let moved = self.new_vma(target, arriving, page_offset)?;
         // Cut out of the middle, the VMA leaves two parts.
         let upper = if !stays && vma.start() < source.start().0 && source.end().0 < vma.end() {
@@ -90,10 +103,6 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         } else {
             None
         };
-        let locked = MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT;
-        if purpose.flags & locked == MappingFlags::LOCKED && target.len() > source.len() {
-            call.grown = Some(VirtRange::raw(target.start().0 + source.len(), target.end().0));
-        }
         if source.is_empty() {
             self.insert(moved);
             self.merge_around(self.vma(moved), call.removed);
@@ -104,14 +113,15 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         vma.write(self.platform());
         let to = target.start();
         let mut counts = Counts::default();
-        let missing = self.table.tables_for_move(&Move { source, to, hull: source }, &mut counts);
-        let Ok(pool) = TablePool::fill(self.table.memory, missing) else {
+        let plan = self.table.plan_move(&Move { source, to, hull: source }, &mut counts);
+        let Ok(pool) = TablePool::fill(self.table.memory, plan.tables) else {
             self.table.stats.add(&counts);
             vma.end_write();
             return Err(self.give_back([Some(moved), upper], Error::OutOfMemory));
         };
         let whole = source.covers(vma.range());
-        self.move_held(vma, what, Nodes { moved, upper }, pool, counts, call);
+        let nodes = Nodes { moved, upper, first: plan.first };
+        self.move_held(vma, what, nodes, pool, counts, call);
         if stays {
             if whole {
                 // Its next page begins a life of its own.
@@ -147,13 +157,57 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             self.hull(source, target)
         };
         let to = target.start();
-        let emptied = self.table.relocate(&Move { source, to, hull }, &mut pool, &mut counts);
+        let moved = Move { source, to, hull };
+        let emptied = self.table.relocate(&moved, nodes.first, &mut pool, &mut counts);
         call.gather.absorb(self.table.memory, emptied);
         self.insert_held(nodes.moved, &held);
         drop(held);
         pool.give_back();
         counts += pool.counts;
         self.table.stats.add(&counts);
+    }
+
+    /// Moves all of a VMA to where it passes none of its neighbours: the index keeps its node where
+    /// it is. The locks are those of any other move.
+    fn slide(
+        &self,
+        vma: &Vma,
+        what: &Relocation,
+        slide: &Slide,
+        call: &mut Call<'_>,
+    ) -> Result<VirtAddr, Error> {
+        let (source, target) = (what.source, what.target);
+        vma.write(self.platform());
+        let hull = Self::hull_between(source, slide.floor, slide.ceiling, target);
+        let what = Move { source, to: target.start(), hull };
+        let mut counts = Counts::default();
+        let plan = self.table.plan_move(&what, &mut counts);
+        let Ok(mut pool) = TablePool::fill(self.table.memory, plan.tables) else {
+            self.table.stats.add(&counts);
+            vma.end_write();
+            return Err(Error::OutOfMemory);
+        };
+        let held = Held::new(self.platform(), vma);
+        let emptied = self.table.relocate(&what, plan.first, &mut pool, &mut counts);
+        call.gather.absorb(self.table.memory, emptied);
+        vma.set_place(target, slide.page_offset);
+        vma.set_flags(slide.flags);
+        self.vmas.bounds_changed_at(&slide.spot, NonNull::from(vma));
+        drop(held);
+        if target.len() > source.len() {
+            self.account(slide.flags, (target.pages() - source.pages()) as i64);
+        }
+        pool.give_back();
+        // A pool of none has counted nothing.
+        if plan.tables > 0 {
+            counts += pool.counts;
+        }
+        self.table.stats.add(&counts);
+        vma.end_write();
+        if slide.floor == target.start().0 || slide.ceiling == target.end().0 {
+            self.merge_around(vma, call.removed);
+        }
+        Ok(target.start())
     }
 
     /// Takes `source` out of its VMA.
@@ -186,9 +240,22 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 }
 
-/// The new VMAs of a move.
+/// A move of a whole VMA between its neighbours.
+struct Slide {
+    /// Where the VMA stands in the index, before and after.
+    spot: Spot<Vma>,
+    /// Where the neighbour in front ends and the one behind begins.
+    floor: u64,
+    ceiling: u64,
+    /// What the VMA's flags and offset are to be.
+    flags: MappingFlags,
+    page_offset: u64,
+}
+
+/// The new VMAs of a move, and where it begins.
 struct Nodes {
     moved: NonNull<Vma>,
     /// What is left above the source, where it is cut out of the middle.
     upper: Option<NonNull<Vma>>,
+    first: Option<Piece>,
 }

@@ -15,7 +15,7 @@ use crate::tlb::Gather;
 /// Both ranges of a piece, locked.
 pub(super) struct Pair<'a, 'm, 'p, P: Platform> {
     pub(super) tables: &'a PageTable<'m, P>,
-    pub(super) locks: LockSet,
+    pub(super) locks: &'a mut LockSet,
     pub(super) counts: &'p mut Counts,
     pub(super) from: Node,
     pub(super) to: Node,
@@ -95,7 +95,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         }
         let table = table_under(
             self.tables,
-            &mut self.locks,
+            self.locks,
             self.counts,
             self.to,
             VirtAddr(at),
