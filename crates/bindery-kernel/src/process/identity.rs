@@ -12,13 +12,11 @@ use crate::arch::PLATFORM_NAME;
 use crate::errno::{Errno, Outcome};
 use crate::files;
 use crate::memory::{Space, memory};
+use crate::options::RELEASE;
 use crate::{time, user};
 
 use super::signal::MAXIMUM;
 use super::{Process, all, find, scheduler, table};
-
-/// The version of Linux whose calls this kernel has.
-pub const RELEASE: &str = "6.18.0-bindery";
 
 /// The memory of the process that a pidfd names.
 ///
