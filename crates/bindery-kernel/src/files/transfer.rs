@@ -3,8 +3,10 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use bindery::arch::Arch;
 use linux_raw_sys::general::{O_APPEND, SEEK_CUR, SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET};
 
+use crate::arch::EntryFormat;
 use crate::errno::{Errno, Outcome};
 use crate::{heap, process, user};
 
@@ -24,12 +26,21 @@ const SEGMENTS_MAX: u64 = 1024;
 pub struct Segments {
     /// Addresses and lengths, in bytes.
     list: Vec<(u64, u64)>,
+    /// Whether some of it lies outside of what a program can have at all. As Linux, that is refused
+    /// before anything is moved.
+    outside: bool,
+}
+
+/// Whether a stretch lies outside of a program's addresses.
+fn is_outside(at: u64, length: u64) -> bool {
+    at.checked_add(length).is_none_or(|end| end > EntryFormat::USER_END)
 }
 
 impl Segments {
     /// One stretch.
     pub fn one(at: u64, length: u64) -> Self {
-        Self { list: alloc::vec![(at, length.min(CALL_MAX))] }
+        let list = alloc::vec![(at, length.min(CALL_MAX))];
+        Self { list, outside: is_outside(at, length) }
     }
 
     /// Those of an array of `struct iovec`.
@@ -40,23 +51,28 @@ impl Segments {
         if count > SEGMENTS_MAX {
             return Err(Errno::EINVAL);
         }
-        let mut list = Vec::new();
+        let (mut list, mut outside) = (Vec::new(), false);
         let mut left = CALL_MAX;
         for index in 0..count {
             let [base, length]: [u64; 2] = user::read(at.wrapping_add(index * 16))?;
             if length > i64::MAX as u64 {
                 return Err(Errno::EINVAL);
             }
+            outside |= is_outside(base, length);
             list.push((base, length.min(left)));
             left -= length.min(left);
         }
-        Ok(Self { list })
+        Ok(Self { list, outside })
     }
 
     /// Refuses where the first byte could not be written.
     fn check_first(&self) -> Result<(), Errno> {
         let first = self.list.iter().find(|(_, length)| *length > 0);
         first.map_or(Ok(()), |(at, _)| user::check_writable(*at))
+    }
+
+    fn check(&self) -> Result<(), Errno> {
+        if self.outside { Err(Errno::EFAULT) } else { Ok(()) }
     }
 
     fn total(&self) -> u64 {
@@ -99,6 +115,7 @@ fn next_patience(node: &dyn Node, done: u64, first: Patience) -> Patience {
 
 /// Reads from a node at `at` into a program's memory; gives the count.
 fn fill(node: &dyn Node, at: u64, segments: &Segments, patience: Patience) -> Outcome {
+    segments.check()?;
     let total = segments.total();
     let mut piece = buffer(total)?;
     let mut done = 0;
@@ -135,6 +152,7 @@ fn fill(node: &dyn Node, at: u64, segments: &Segments, patience: Patience) -> Ou
 
 /// Writes a program's memory to a node at `at`; gives the count.
 fn drain(node: &dyn Node, at: u64, segments: &Segments, patience: Patience) -> Outcome {
+    segments.check()?;
     let total = segments.total();
     let mut piece = buffer(total)?;
     let mut done = 0;
