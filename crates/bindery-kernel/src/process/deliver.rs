@@ -10,7 +10,7 @@ use linux_raw_sys::general::{
 };
 
 use crate::arch::Registers;
-use crate::arch::signal::{Delivery, pop, push};
+use crate::arch::signal::{pop, push};
 use crate::errno::Errno;
 use crate::trap::From;
 
@@ -19,6 +19,29 @@ use super::signal::{
 };
 use super::thread::{Thread, work};
 use super::{end, program, scheduler, signal};
+
+/// What a signal handler is told, and where: all that the architecture's signal frame is made of.
+pub struct Delivery {
+    /// The signal's number.
+    pub signal: u32,
+    /// The bytes of `siginfo_t`.
+    pub information: [u8; 128],
+    /// The handler's address.
+    pub handler: u64,
+    /// What the handler returns to: `sa_restorer`; 0 if there is none (x86-64), or the address of
+    /// the trampoline (AArch64).
+    pub restorer: u64,
+    /// Whether the handler has asked for `information` (`SA_SIGINFO`).
+    pub with_information: bool,
+    /// The mask of signals to come back to.
+    pub mask: u64,
+    /// The top of the stack to use: the alternate one, or the program's stack pointer.
+    pub stack: u64,
+    /// What `uc_stack` tells of the alternate stack: base, flags, size.
+    pub alternate: (u64, u32, u64),
+    /// The address that the signal is about; 0 where it is about none.
+    pub fault: u64,
+}
 
 /// The slow part of [`crate::trap::leave`].
 pub fn do_work(registers: &mut Registers, mut from: From) {

@@ -54,7 +54,7 @@ use crate::memory::Space;
 use crate::sync::Mutex;
 use crate::time;
 
-pub use deliver::do_work;
+pub use deliver::{Delivery, do_work};
 pub use execute::run_first;
 pub use identity::space_behind;
 pub use limits::Limit;

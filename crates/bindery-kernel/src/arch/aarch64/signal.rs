@@ -8,6 +8,7 @@
 //! The last two words are a frame record, so that backtraces go on behind the handler.
 
 use crate::errno::Errno;
+use crate::process::Delivery;
 use crate::user::{self, Plain};
 
 use super::{FloatingPoint, Registers};
@@ -15,28 +16,6 @@ use super::{FloatingPoint, Registers};
 /// `mov x8, #139; svc #0`: `rt_sigreturn`, what a handler returns to where the C library names
 /// nothing, as glibc does. It is mapped into every program.
 pub const TRAMPOLINE: [u8; 8] = [0x68, 0x11, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4];
-
-/// What a handler is told.
-pub struct Delivery {
-    /// The signal's number.
-    pub signal: u32,
-    /// `siginfo_t`.
-    pub information: [u8; 128],
-    /// The handler's address.
-    pub handler: u64,
-    /// What the handler returns to: `sa_restorer`, or the address of [`TRAMPOLINE`].
-    pub restorer: u64,
-    /// Whether the handler takes three arguments (`SA_SIGINFO`).
-    pub with_information: bool,
-    /// The mask to come back to.
-    pub mask: u64,
-    /// The top of the stack to use: the alternate one, or the program's stack pointer.
-    pub stack: u64,
-    /// The alternate stack as it is told in `uc_stack`: base, flags, size.
-    pub alternate: (u64, u32, u64),
-    /// The address of the fault that the signal tells, 0 for others.
-    pub fault: u64,
-}
 
 /// The floating-point record, `struct fpsimd_context`.
 #[repr(C)]

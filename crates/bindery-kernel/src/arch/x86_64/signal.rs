@@ -14,33 +14,12 @@
 use core::mem::{offset_of, size_of};
 
 use crate::errno::Errno;
+use crate::process::Delivery;
 use crate::user::{self, Plain};
 
 use super::entry::Registers;
 use super::floating_point::{self, FloatingPoint, LEGACY_SIZE};
 use super::local::{USER_CODE, USER_DATA};
-
-/// What a handler is told, and where.
-pub struct Delivery {
-    /// The signal's number.
-    pub signal: u32,
-    /// The bytes of `siginfo_t`.
-    pub information: [u8; 128],
-    /// The handler's address.
-    pub handler: u64,
-    /// `sa_restorer`: where the handler returns to; 0 if there is none.
-    pub restorer: u64,
-    /// Whether the handler has asked for `information` (`SA_SIGINFO`).
-    pub with_information: bool,
-    /// The mask of signals to come back to.
-    pub mask: u64,
-    /// Where the frame goes: the top of the stack to use, the alternate one or the program's own.
-    pub stack: u64,
-    /// What `uc_stack` tells of the alternate stack: base, flags, size.
-    pub alternate: (u64, u32, u64),
-    /// The address that the signal is about.
-    pub fault: u64,
-}
 
 /// `struct sigcontext`, the C libraries' `mcontext_t`.
 #[derive(Clone, Copy, Default)]
