@@ -1,12 +1,15 @@
-//! What user programs do: load, store, fetch. Each access is made on the CPU of the calling
-//! thread, page by page, through its MMU; what the MMU refuses is given to a fault handler, and
-//! tried again.
+//! What programs and the kernel do: load, store, fetch. Each access is made on the CPU of the
+//! calling thread, page by page, through its MMU. What the MMU refuses to a program is given to a
+//! fault handler, and tried again; what it refuses to the kernel is the end of it.
+//!
+//! Where there is no memory behind a translation there is a bus on which nobody answers: loads
+//! read all ones, stores are lost. (Only types of memory that devices have lead there.)
 
 use bindery::addr::{Frame, PAGE_SIZE, PhysAddr, VirtAddr};
 
 use crate::machine::Machine;
 use crate::memory::Window;
-use crate::mmu::{AccessKind, MmuFault, Translation, Walk};
+use crate::mmu::{Access, AccessKind, MmuFault, Mode, Translation, Walk};
 use crate::tlb::Refusal;
 
 /// How often one page may fault in one access. A fault that is resolved can recur when another
@@ -25,7 +28,52 @@ impl<A: Walk> Machine<A> {
         addr: VirtAddr,
         access: AccessKind,
     ) -> Result<PhysAddr, MmuFault> {
-        self.once(root, addr, access, |_, leaf| leaf.translate(addr.0))
+        self.translate_as(Mode::User, root, addr, access)
+    }
+
+    /// As [`Machine::translate`], in the kernel: pages of user mode are closed to it. Where the
+    /// address is mapped to no memory but to a device, this is the device's address.
+    pub fn translate_kernel(
+        &self,
+        root: Frame,
+        addr: VirtAddr,
+        access: AccessKind,
+    ) -> Result<PhysAddr, MmuFault> {
+        self.translate_as(Mode::Kernel, root, addr, access)
+    }
+
+    fn translate_as(
+        &self,
+        mode: Mode,
+        root: Frame,
+        addr: VirtAddr,
+        kind: AccessKind,
+    ) -> Result<PhysAddr, MmuFault> {
+        self.once(root, addr, Access { kind, mode }, |_, leaf| leaf.translate(addr.0))
+    }
+
+    /// Loads bytes in the kernel.
+    ///
+    /// # Errors
+    /// The first fault; what lies before it was read.
+    pub fn read_kernel(&self, root: Frame, at: VirtAddr, into: &mut [u8]) -> Result<(), MmuFault> {
+        self.read(Mode::Kernel, root, at, into, Err)
+    }
+
+    /// Stores bytes in the kernel.
+    ///
+    /// # Errors
+    /// The first fault; what lies before it was written.
+    pub fn write_kernel(&self, root: Frame, at: VirtAddr, from: &[u8]) -> Result<(), MmuFault> {
+        self.write(Mode::Kernel, root, at, from, Err)
+    }
+
+    /// Fetches the instruction at an address in the kernel.
+    ///
+    /// # Errors
+    /// The fault.
+    pub fn execute_kernel(&self, root: Frame, at: VirtAddr) -> Result<(), MmuFault> {
+        self.translate_kernel(root, at, AccessKind::Execute).map(|_| ())
     }
 
     /// Loads bytes.
@@ -36,11 +84,26 @@ impl<A: Walk> Machine<A> {
         into: &mut [u8],
         on_fault: impl FnMut(MmuFault) -> Result<(), E>,
     ) -> Result<(), E> {
+        self.read(Mode::User, root, at, into, on_fault)
+    }
+
+    fn read<E>(
+        &self,
+        mode: Mode,
+        root: Frame,
+        at: VirtAddr,
+        into: &mut [u8],
+        on_fault: impl FnMut(MmuFault) -> Result<(), E>,
+    ) -> Result<(), E> {
         let len = into.len() as u64;
-        let read = |window: &Window, (frame, offset): At, done: usize, len: usize| {
-            window.read(frame, offset, &mut into[done..done + len]);
+        let read = |window: &Window, at: Option<At>, done: usize, len: usize| {
+            let into = &mut into[done..done + len];
+            match at {
+                Some((frame, offset)) => window.read(frame, offset, into),
+                None => into.fill(0xff),
+            }
         };
-        self.each_page(root, at, len, AccessKind::Read, on_fault, read)
+        self.each_page(root, at, len, Access { kind: AccessKind::Read, mode }, on_fault, read)
     }
 
     /// Stores bytes.
@@ -51,11 +114,24 @@ impl<A: Walk> Machine<A> {
         from: &[u8],
         on_fault: impl FnMut(MmuFault) -> Result<(), E>,
     ) -> Result<(), E> {
+        self.write(Mode::User, root, at, from, on_fault)
+    }
+
+    fn write<E>(
+        &self,
+        mode: Mode,
+        root: Frame,
+        at: VirtAddr,
+        from: &[u8],
+        on_fault: impl FnMut(MmuFault) -> Result<(), E>,
+    ) -> Result<(), E> {
         let len = from.len() as u64;
-        let write = |window: &Window, (frame, offset): At, done: usize, len: usize| {
-            window.write(frame, offset, &from[done..done + len]);
+        let write = |window: &Window, at: Option<At>, done: usize, len: usize| {
+            if let Some((frame, offset)) = at {
+                window.write(frame, offset, &from[done..done + len]);
+            }
         };
-        self.each_page(root, at, len, AccessKind::Write, on_fault, write)
+        self.each_page(root, at, len, Access { kind: AccessKind::Write, mode }, on_fault, write)
     }
 
     /// Stores one byte again and again.
@@ -67,10 +143,13 @@ impl<A: Walk> Machine<A> {
         byte: u8,
         on_fault: impl FnMut(MmuFault) -> Result<(), E>,
     ) -> Result<(), E> {
-        let fill = |window: &Window, (frame, offset): At, _: usize, len: usize| {
-            window.fill(frame, offset, len, byte);
+        let fill = |window: &Window, at: Option<At>, _: usize, len: usize| {
+            if let Some((frame, offset)) = at {
+                window.fill(frame, offset, len, byte);
+            }
         };
-        self.each_page(root, at, len, AccessKind::Write, on_fault, fill)
+        let access = Access { kind: AccessKind::Write, mode: Mode::User };
+        self.each_page(root, at, len, access, on_fault, fill)
     }
 
     /// Loads eight bytes; in one piece where `at` is a multiple of 8.
@@ -103,19 +182,20 @@ impl<A: Walk> Machine<A> {
         at: VirtAddr,
         on_fault: impl FnMut(MmuFault) -> Result<(), E>,
     ) -> Result<(), E> {
-        self.each_page(root, at, 1, AccessKind::Execute, on_fault, |_, _, _, _| {})
+        let access = Access { kind: AccessKind::Execute, mode: Mode::User };
+        self.each_page(root, at, 1, access, on_fault, |_, _, _, _| {})
     }
 
-    /// Cuts an access at page boundaries and makes each piece. `work` gets the place in memory,
-    /// the bytes done before and the length of the piece.
+    /// Cuts an access at page boundaries and makes each piece. `work` gets the place in memory
+    /// (`None` where there is none), the bytes done before and the length of the piece.
     fn each_page<E>(
         &self,
         root: Frame,
         at: VirtAddr,
         len: u64,
-        access: AccessKind,
+        access: Access,
         mut on_fault: impl FnMut(MmuFault) -> Result<(), E>,
-        mut work: impl FnMut(&Window, At, usize, usize),
+        mut work: impl FnMut(&Window, Option<At>, usize, usize),
     ) -> Result<(), E> {
         let mut done = 0;
         while done < len {
@@ -126,7 +206,9 @@ impl<A: Walk> Machine<A> {
             let mut faults = 0;
             while let Err(fault) = self.once(root, addr, access, |window, leaf| {
                 let frame = Frame((leaf.translate(addr.0).0 / PAGE_SIZE) as u32);
-                work(window, (frame, offset as usize), done as usize, piece as usize);
+                let memory = window.holds(u64::from(frame.0), 1);
+                let at = memory.then_some((frame, offset as usize));
+                work(window, at, done as usize, piece as usize);
             }) {
                 faults += 1;
                 assert!(
@@ -147,14 +229,17 @@ impl<A: Walk> Machine<A> {
         &self,
         root: Frame,
         addr: VirtAddr,
-        access: AccessKind,
+        access: Access,
         work: impl FnOnce(&Window, &Translation) -> R,
     ) -> Result<R, MmuFault> {
         let occupied = self.shared.seats.occupy();
         let mut tlb = self.tlb(occupied.cpu()).lock();
         match tlb.translate(self.world(), root, addr.0, access) {
             Ok(leaf) => Ok(work(&self.window, &leaf)),
-            Err(refusal) => Err(MmuFault { addr, access, present: refusal == Refusal::Denied }),
+            Err(refusal) => {
+                let present = refusal == Refusal::Denied;
+                Err(MmuFault { addr, access: access.kind, present })
+            }
         }
     }
 }
@@ -195,7 +280,8 @@ mod tests {
                 thread::sleep(Duration::from_millis(50));
                 finished.store(true, Ordering::SeqCst);
             };
-            let store = || machine.once(root, VirtAddr(0), AccessKind::Write, slow_store);
+            let access = Access { kind: AccessKind::Write, mode: Mode::User };
+            let store = || machine.once(root, VirtAddr(0), access, slow_store);
             thread::scope(|scope| {
                 scope.spawn(|| machine.on_cpu(Cpu(1), store).unwrap());
                 begun.wait();

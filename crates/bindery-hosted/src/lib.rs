@@ -38,7 +38,8 @@ pub use dispatch::{ArchitectureName, UnknownArchitecture, Visitor, dispatch};
 pub use files::{MemoryFiles, PagerCounts};
 pub use machine::{Config, Machine};
 pub use mmu::{
-    AccessKind, Denial, InvalidEntries, Leaf, Meaning, MmuFault, Rules, Translation, Walk,
+    AccessKind, Denial, Fetches, InvalidEntries, Leaf, Meaning, MmuFault, Mode, Rights, Rules,
+    Translation, Walk,
 };
 pub use program::Program;
 pub use stats::Statistics;

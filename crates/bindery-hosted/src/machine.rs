@@ -174,10 +174,10 @@ impl<A: Walk> Machine<A> {
 // SAFETY: the promises of `Platform`, by number.
 // 1. `Window::at` gives each frame its own page of the region, in order, and checks that the
 //    frame is in it; the region lives as long as any clone of the machine, and this crate touches
-//    it only on behalf of user programs and as the MMU.
-// 2. `invalidate` takes the lock of each CPU's TLB, under which every access is made from
-//    translation to last byte, and removes what the contract names; a CPU's walk that begins
-//    later synchronizes with it through the lock and so sees the entries as written.
+//    it only on behalf of programs, of a kernel that uses its mappings, and as the MMU.
+// 2. `invalidate` and `invalidate_kernel` take the lock of each CPU's TLB, under which every access
+//    is made from translation to last byte, and remove what the contract names; a CPU's walk that
+//    begins later synchronizes with it through the lock and so sees the entries as written.
 // 3. `Seats::synchronize` waits for every section that was announced before; see there.
 // 4. `Seats` lets a thread have a seat only when no other has it, and there are at most `MAX_CPUS`.
 // 5. `parking_lot::RawMutex` is a mutual exclusion lock.
@@ -217,6 +217,17 @@ unsafe impl<A: Walk> Platform for Machine<A> {
     fn invalidate_local(&self, root: Frame, what: &Invalidation) {
         self.tlb(self.cpu()).lock().invalidate(self.world(), root, what);
         self.shared.requests.local(what.range.pages());
+    }
+
+    fn invalidate_kernel(&self, root: Frame, what: &Invalidation) {
+        // Nothing shares the kernel's tables here (`Platform::kernel_root` names none), so what is
+        // cached of them is cached under their own root.
+        for cpu in (0..self.cpus()).map(Cpu) {
+            self.tlb(cpu).lock().invalidate(self.world(), root, what);
+        }
+        // The caller's own CPU needs no message.
+        let messages = u64::from(self.cpus()) - 1;
+        self.shared.requests.invalidation(messages, what.range.pages());
     }
 
     #[inline]

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use bindery::addr::Frame;
-use bindery::arch::Permissions;
+use bindery::arch::{MemoryType, Permissions};
 use bindery::platform::Cpu;
 use parking_lot::Mutex;
 
@@ -37,7 +37,7 @@ pub enum Violation {
         /// The rule that it breaks.
         why: &'static str,
     },
-    /// An entry names frames where the machine has no memory.
+    /// An entry names frames where the machine has no memory, as a table or as normal memory.
     NoMemory {
         /// Where the MMU met it.
         place: Place,
@@ -145,7 +145,8 @@ impl fmt::Display for Translation {
             f,
             "{:#x}..{:#x} -> frame {:#x} {}{}{}{}{}{}",
             self.start,
-            self.end(),
+            // Of the last page of all, 2^64.
+            u128::from(self.start) + u128::from(self.bytes()),
             self.frame,
             has(Permissions::READ, 'r'),
             has(Permissions::WRITE, 'w'),
@@ -153,7 +154,11 @@ impl fmt::Display for Translation {
             has(Permissions::USER, 'u'),
             if self.accessed { " accessed" } else { "" },
             if self.dirty { " dirty" } else { "" },
-        )
+        )?;
+        match self.memory {
+            MemoryType::Normal => Ok(()),
+            other => write!(f, " {other:?}"),
+        }
     }
 }
 

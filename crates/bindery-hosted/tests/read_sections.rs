@@ -85,6 +85,10 @@ unsafe impl Platform for Watching {
         self.machine.invalidate(root, cpus, what);
     }
 
+    fn invalidate_kernel(&self, root: Frame, what: &Invalidation) {
+        self.machine.invalidate_kernel(root, what);
+    }
+
     fn invalidate_local(&self, root: Frame, what: &Invalidation) {
         self.machine.invalidate_local(root, what);
     }

@@ -59,6 +59,11 @@ unsafe impl Platform for Machine {
         arch::invalidate(root, what);
     }
 
+    fn invalidate_kernel(&self, root: Frame, what: &Invalidation) {
+        // No kernel map is made yet.
+        arch::invalidate(root, what);
+    }
+
     #[inline]
     fn publish_entries(&self) {
         arch::publish_entries();

@@ -25,11 +25,13 @@
 //! | anon-exclusive | no other address space maps this anonymous page: a write needs no copy |
 //! | gather | what must be flushed before it may be freed |
 //! | stray | a table that was unhooked from its tree |
+//! | area | a stretch of the kernel's addresses with one purpose ([`KernelMap`]) |
+//! | purge | freed areas become free: one flush for all of them |
 //!
 //! # Layers
 //!
 //! Lower never imports higher: [`addr`], [`arch`], [`platform`], `frame`, `table` with `tlb`,
-//! `space`, [`check`].
+//! `space`, `kernel_map`, [`check`].
 
 #![no_std]
 #![cfg_attr(
@@ -48,6 +50,7 @@ mod commit;
 mod error;
 mod frame;
 mod gate;
+mod kernel_map;
 pub mod linux;
 mod memory;
 mod object;
@@ -63,6 +66,10 @@ mod tlb;
 pub use commit::{Commitment, Overcommit};
 pub use error::{Errno, Error, FaultError, Verb};
 pub use frame::{FrameRange, FramesError};
+pub use kernel_map::{
+    AreaKind, Content, KernelAddress, KernelArea, KernelMap, KernelMapError, KernelPiece, Pauses,
+    Pieces, Resolution, UnmapTime, VmallocOptions, VmapOptions,
+};
 pub use memory::{FolioPolicy, FrameKind, Memory, SizeMode};
 pub use object::{Accounting, Growth, Object, Pager, PagerError, Sealing, Seals};
 pub use platform::Platform;

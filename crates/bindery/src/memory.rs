@@ -27,6 +27,7 @@ pub struct Memory<P: Platform> {
     pub(crate) groups: Slab<AnonGroup, P>,
     pub(crate) objects: Slab<ObjectState, P>,
     pub(crate) object_nodes: Slab<object::index::Node, P>,
+    pub(crate) kernel_areas: Slab<crate::kernel_map::Area, P>,
     pub(crate) registry: object::Registry<P>,
     policy: FolioPolicy,
     shared_policy: FolioPolicy,
@@ -57,6 +58,7 @@ impl<P: Platform> Memory<P> {
             groups: Slab::new(),
             objects: Slab::new(),
             object_nodes: Slab::new(),
+            kernel_areas: Slab::new(),
             registry: object::Registry::new(),
             policy: FolioPolicy::new(),
             shared_policy: FolioPolicy::new(),
@@ -119,6 +121,7 @@ impl<P: Platform> Memory<P> {
         self.groups.trim(&self.frames, &self.platform);
         self.objects.trim(&self.frames, &self.platform);
         self.object_nodes.trim(&self.frames, &self.platform);
+        self.kernel_areas.trim(&self.frames, &self.platform);
         self.frames.trim();
     }
 

@@ -108,6 +108,7 @@ pub enum Wait {
 /// 2. **Invalidation.** When [`Platform::invalidate`] returns, no CPU in the set uses or holds a
 ///    translation (with [`Tables::Changed`], nor an intermediate entry) that it read before the
 ///    call for an address in the range, and all accesses through such translations are finished.
+///    When [`Platform::invalidate_kernel`] returns, the same holds of every CPU that runs.
 /// 3. **Read sections.** [`Platform::synchronize`] returns only after every read section that was
 ///    entered before the call has been left.
 /// 4. **CPUs.** [`Platform::cpu`] returns the CPU that the caller runs on, below [`MAX_CPUS`].
@@ -146,6 +147,15 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// As [`Platform::invalidate`], on the caller's CPU alone and for a fault that turned out to
     /// have a valid entry: the CPU remembered an older, narrower one.
     fn invalidate_local(&self, root: Frame, what: &Invalidation);
+
+    /// Makes every CPU of the machine forget translations of the kernel's addresses in the range,
+    /// whichever root and whichever ASID or PCID it has loaded, and waits until they have. `root`
+    /// is [`crate::KernelMap::root`]. The entries were written before the call, which may come from
+    /// inside a lock of type [`Platform::SpinLock`] that no CPU waits for otherwise than by
+    /// [`Platform::relax`]; the rest is as for [`Platform::invalidate`].
+    ///
+    /// Only asked by [`crate::KernelMap`]: a platform that makes none need do nothing.
+    fn invalidate_kernel(&self, root: Frame, what: &Invalidation);
 
     /// Makes entry writes visible to the walkers of all CPUs before any later access or walk of
     /// the caller (AArch64: `dsb ishst; isb`; x86-64: nothing).

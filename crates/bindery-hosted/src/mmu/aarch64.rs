@@ -1,19 +1,26 @@
-//! AArch64, EL0 through TTBR0: 4 KiB granule, 48-bit input and output addresses, FEAT_HAFDBS with
-//! `TCR_EL1.HA` and `HD` set, hierarchical permissions on. Arm Architecture Reference Manual
-//! (DDI 0487), chapter D8: descriptor formats (D8.3), access permissions (D8.4), hardware updates
-//! (D8.5), the Contiguous bit (D8.7), TLB maintenance and break-before-make (D8.16, D8.17).
+//! AArch64, EL0 and EL1: 4 KiB granule, 48-bit input and output addresses, FEAT_HAFDBS with
+//! `TCR_EL1.HA` and `HD` set, hierarchical permissions on, `PSTATE.PAN` set. Arm Architecture
+//! Reference Manual (DDI 0487), chapter D8: descriptor formats (D8.3), access permissions (D8.4),
+//! hardware updates (D8.5), "Memory region attributes", the Contiguous bit (D8.7), TLB
+//! maintenance and break-before-make (D8.16, D8.17).
+//!
+//! Addresses with bits 63:48 clear go through TTBR0, with all of them set through TTBR1; which of
+//! the two a root is loaded in follows from the address. `TCR_EL1.E0PD1` is set: for EL0 there is
+//! nothing behind TTBR1. `MAIR_EL1` is programmed as the core's documentation demands, with
+//! attributes 0 to 4.
 //!
 //! Our level 4 is the manual's level 0, our level 1 its level 3.
 
-use bindery::arch::{AArch64, Permissions};
+use bindery::arch::{AArch64, MemoryType, Permissions};
 
-use super::{Denial, InvalidEntries, Leaf, Meaning, Rules, Walk};
+use super::{Denial, Fetches, InvalidEntries, Leaf, Meaning, Mode, Rights, Rules, Walk};
 
 /// Bits \[1:0\]: what the descriptor is.
 const TYPE: u64 = 0b11;
 const TYPE_BLOCK: u64 = 0b01;
 const TYPE_TABLE_OR_PAGE: u64 = 0b11;
 
+/// Which attribute of `MAIR_EL1`.
 const ATTR_INDEX: u64 = 7 << 2;
 const NS: u64 = 1 << 5;
 /// AP\[2:1\] are bits 7 and 6.
@@ -29,6 +36,7 @@ const PXN: u64 = 1 << 53;
 const UXN: u64 = 1 << 54;
 
 // In table descriptors: limits for all that lies below.
+const PXN_TABLE: u64 = 1 << 59;
 const UXN_TABLE: u64 = 1 << 60;
 const AP_TABLE_NO_EL0: u64 = 1 << 61;
 const AP_TABLE_READ_ONLY: u64 = 1 << 62;
@@ -45,11 +53,17 @@ impl Walk for AArch64 {
         denial: Denial::Report,
         // A translation that gives a Translation fault is never held in a TLB.
         invalid: InvalidEntries::NotCached,
+        // "Device memory" (B2.7.2): speculative fetches are kept away by execute-never alone.
+        fetches: Fetches::Ahead,
     };
 
-    fn translates(addr: u64) -> bool {
-        // T0SZ is 16; what lies above is TTBR1's or nobody's.
-        addr >> 48 == 0
+    fn translates(addr: u64, mode: Mode) -> bool {
+        // T0SZ and T1SZ are 16, TBI0 and TBI1 clear.
+        match addr >> 48 {
+            0 => true,
+            0xffff => mode == Mode::Kernel,
+            _ => false,
+        }
     }
 
     fn decode(entry: u64, level: u8, index: u32) -> Meaning {
@@ -78,11 +92,13 @@ impl Walk for AArch64 {
 }
 
 fn table(entry: u64) -> Meaning {
-    let mut permissions = Permissions::all();
-    permissions.set(Permissions::EXECUTE, entry & UXN_TABLE == 0);
-    permissions.set(Permissions::USER, entry & AP_TABLE_NO_EL0 == 0);
-    permissions.set(Permissions::WRITE, entry & AP_TABLE_READ_ONLY == 0);
-    Meaning::Table { frame: (entry & ADDRESS) >> 12, permissions, accessed: true }
+    let mut rights = Rights::all();
+    rights.user.set(Permissions::EXECUTE, entry & UXN_TABLE == 0);
+    rights.user.set(Permissions::USER, entry & AP_TABLE_NO_EL0 == 0);
+    rights.user.set(Permissions::WRITE, entry & AP_TABLE_READ_ONLY == 0);
+    rights.kernel.set(Permissions::EXECUTE, entry & PXN_TABLE == 0);
+    rights.kernel.set(Permissions::WRITE, entry & AP_TABLE_READ_ONLY == 0);
+    Meaning::Table { frame: (entry & ADDRESS) >> 12, rights, accessed: true }
 }
 
 fn leaf(entry: u64, level: u8, index: u32) -> Meaning {
@@ -99,19 +115,39 @@ fn leaf(entry: u64, level: u8, index: u32) -> Meaning {
             "a user page is global: it would survive in every address space",
         );
     }
+    if user && entry & PXN == 0 {
+        return Meaning::Malformed(
+            "a user page without PXN: the kernel could be led to execute it",
+        );
+    }
+    if !user && entry & UXN == 0 {
+        // EL0 executes whatever UXN allows; AP is about loads and stores.
+        return Meaning::Malformed("a page of the kernel without UXN: user mode may execute it");
+    }
+    let memory = match (entry & ATTR_INDEX) >> ATTR_INDEX.trailing_zeros() {
+        0 => MemoryType::Normal,
+        1 => MemoryType::Device,
+        2 => MemoryType::WriteCombining,
+        3 => MemoryType::Uncached,
+        4 => MemoryType::WriteThrough,
+        _ => return Meaning::Malformed("AttrIndx names an attribute that MAIR_EL1 has not"),
+    };
     let block = if entry & CONTIGUOUS != 0 { 4 } else { 0 };
     let frame = (entry & ADDRESS) >> 12;
     if block > 0 && (frame >> (size - 12)) & 15 != u64::from(index) & 15 {
         return Meaning::Malformed("the Contiguous bit, and an output address that is not aligned");
     }
-    let mut permissions = Permissions::READ;
+    let mut kernel = Permissions::READ;
     // With DBM the hardware may clear AP[2], so that a store is allowed either way.
-    permissions.set(Permissions::WRITE, entry & AP2_READ_ONLY == 0 || entry & DBM != 0);
-    permissions.set(Permissions::EXECUTE, entry & UXN == 0);
-    permissions.set(Permissions::USER, user);
+    kernel.set(Permissions::WRITE, entry & AP2_READ_ONLY == 0 || entry & DBM != 0);
+    let mut to_user = kernel;
+    kernel.set(Permissions::EXECUTE, entry & PXN == 0);
+    to_user.set(Permissions::EXECUTE, entry & UXN == 0);
+    to_user.set(Permissions::USER, user);
     Meaning::Leaf(Leaf {
         frame,
-        permissions,
+        rights: Rights { user: to_user, kernel },
+        memory,
         accessed: entry & AF != 0,
         dirty: entry & AP2_READ_ONLY == 0,
         block,

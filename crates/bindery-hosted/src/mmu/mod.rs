@@ -1,4 +1,5 @@
-//! The MMU: what the hardware does with page tables.
+//! The MMU: what the hardware does with page tables, for programs ([`Mode::User`]) and for the
+//! kernel.
 //!
 //! [`Walk`] says what the bits of one architecture mean **to the hardware**. The definitions are
 //! written from the architecture manuals and share nothing with the core's [`Arch`]: if both made
@@ -7,47 +8,16 @@
 pub(crate) mod walk;
 
 mod aarch64;
+mod rights;
 mod riscv64;
 mod tiny;
 mod x86_64;
 
-use bindery::addr::{PAGE_SHIFT, PAGE_SIZE, PhysAddr, VirtAddr};
-use bindery::arch::{Arch, Permissions};
+use bindery::addr::{PAGE_SHIFT, PAGE_SIZE, PhysAddr};
+use bindery::arch::{Arch, MemoryType, Permissions};
 
-/// What a program does with memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-pub enum AccessKind {
-    /// A load.
-    Read,
-    /// A store.
-    Write,
-    /// An instruction fetch.
-    Execute,
-}
-
-impl AccessKind {
-    /// The permission that it takes.
-    #[inline]
-    fn needs(self) -> Permissions {
-        match self {
-            Self::Read => Permissions::READ,
-            Self::Write => Permissions::WRITE,
-            Self::Execute => Permissions::EXECUTE,
-        }
-    }
-}
-
-/// The MMU refused an access: the page fault that the kernel gets to see.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct MmuFault {
-    /// The address that was used.
-    pub addr: VirtAddr,
-    /// How.
-    pub access: AccessKind,
-    /// There is a translation, and it does not allow the access (or it is malformed). Otherwise
-    /// there is none.
-    pub present: bool,
-}
+pub(crate) use rights::Access;
+pub use rights::{AccessKind, MmuFault, Mode, Rights};
 
 /// A translation as the hardware holds it, in a TLB or on the way there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,8 +28,12 @@ pub struct Translation {
     pub order: u8,
     /// The first frame; aligned to the order.
     pub frame: u32,
-    /// What it allows, with the restrictions of the tables above.
+    /// What it allows, with the restrictions of the tables above: to user mode where it has
+    /// [`Permissions::USER`], else to the kernel.
     pub permissions: Permissions,
+    /// How what it maps may be accessed. Of types that the architecture cannot tell apart, the
+    /// strictest.
+    pub memory: MemoryType,
     /// The hardware need not record a use.
     pub accessed: bool,
     /// The hardware need not record a write.
@@ -73,7 +47,14 @@ impl Translation {
         PAGE_SIZE << self.order
     }
 
-    /// The address behind the last one that it covers.
+    /// The last address that it covers.
+    #[inline]
+    pub const fn last(&self) -> u64 {
+        // Aligned to its size, so that this cannot overflow, unlike the address behind it.
+        self.start | (self.bytes() - 1)
+    }
+
+    /// The address behind the last one that it covers; 0 where that is the last of all.
     #[inline]
     pub const fn end(&self) -> u64 {
         self.start.wrapping_add(self.bytes())
@@ -91,16 +72,23 @@ impl Translation {
         PhysAddr(((self.frame as u64) << PAGE_SHIFT) + (addr - self.start))
     }
 
-    /// Whether a program in user mode may do this.
+    /// Whether this may be done.
     #[inline]
-    pub(crate) fn allows(&self, access: AccessKind) -> bool {
-        self.permissions.contains(access.needs() | Permissions::USER)
+    pub(crate) fn allows(&self, access: Access) -> bool {
+        access.is_allowed(self.permissions)
     }
 
-    /// Whether it does so without recording anything in the table.
+    /// Whether it may be without recording anything in the table.
     #[inline]
-    pub(crate) fn serves(&self, access: AccessKind) -> bool {
-        self.allows(access) && (self.dirty || access != AccessKind::Write)
+    pub(crate) fn serves(&self, access: Access) -> bool {
+        self.allows(access) && (self.dirty || !access.is_write())
+    }
+
+    /// Whether the two send the same addresses to the same place in the same way. Otherwise a TLB
+    /// must not hold both: it may use either for an address that both cover.
+    pub(crate) fn agrees(&self, other: &Self) -> bool {
+        let place = |leaf: &Self| (leaf.start, leaf.order, leaf.frame, leaf.memory);
+        place(self) == place(other)
     }
 }
 
@@ -114,7 +102,7 @@ pub enum Meaning {
         /// The frame of the table.
         frame: u64,
         /// What it allows to everything below it.
-        permissions: Permissions,
+        rights: Rights,
         /// The hardware need not record a use.
         accessed: bool,
     },
@@ -130,7 +118,9 @@ pub struct Leaf {
     /// The first frame; of an entry in a contiguous block, that of the entry alone.
     pub frame: u64,
     /// What it allows.
-    pub permissions: Permissions,
+    pub rights: Rights,
+    /// The type of memory that its bits choose.
+    pub memory: MemoryType,
     /// The hardware need not record a use.
     pub accessed: bool,
     /// The hardware need not record a write.
@@ -159,6 +149,16 @@ pub enum InvalidEntries {
     Cached,
 }
 
+/// Whether the hardware may fetch instructions that no program asked for, from wherever it may
+/// execute.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fetches {
+    /// Never from the registers of a device.
+    OnDemand,
+    /// From the registers of a device too, so that they must not be executable.
+    Ahead,
+}
+
 /// The rules of an architecture that are not in the bits of an entry.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
@@ -170,6 +170,8 @@ pub struct Rules {
     pub denial: Denial,
     /// Whether invalid entries are cached.
     pub invalid: InvalidEntries,
+    /// Whether instructions are fetched ahead from devices.
+    pub fetches: Fetches,
 }
 
 impl Rules {
@@ -184,6 +186,12 @@ impl Rules {
     pub(crate) const fn start(&self, addr: u64, level: u8) -> u64 {
         let shift = self.shift(level);
         addr >> shift << shift
+    }
+
+    /// The last address that the entry at `level` covers whose first is `start`.
+    #[inline]
+    pub(crate) const fn last(&self, start: u64, level: u8) -> u64 {
+        start | ((1 << self.shift(level)) - 1)
     }
 
     /// The position of the entry for `addr` in its table at `level`.
@@ -202,8 +210,10 @@ pub trait Walk: Arch {
     /// What is not in the bits.
     const RULES: Rules;
 
-    /// Whether the root translates `addr` at all (canonical, within the translated size).
-    fn translates(addr: u64) -> bool;
+    /// Whether the root translates `addr` at all for the mode (canonical, within the translated
+    /// size). Where each half of the addresses has a root of its own (AArch64), the root of a walk
+    /// is that of the half.
+    fn translates(addr: u64, mode: Mode) -> bool;
 
     /// What the entry at `index` of a table of `level` says.
     fn decode(entry: u64, level: u8, index: u32) -> Meaning;

@@ -1,10 +1,11 @@
-//! RISC-V Sv39 and Sv48 in U-mode, with Svadu (`menvcfg.ADUE` set) and Svnapot, without Svpbmt.
-//! Privileged specification: 4.3.1 (the entry), 4.3.2 (the algorithm, cited by its steps), 4.4
-//! and 4.5 (Sv39, Sv48), chapter "Svnapot", 4.2.1 (`SFENCE.VMA`: what may be cached).
+//! RISC-V Sv39 and Sv48 in U-mode and S-mode, with Svadu (`menvcfg.ADUE` set), Svnapot and Svpbmt
+//! (`menvcfg.PBMTE` set); `sstatus.SUM` and `MXR` are clear. Privileged specification: 4.3.1 (the
+//! entry), 4.3.2 (the algorithm, cited by its steps), 4.4 and 4.5 (Sv39, Sv48), chapters "Svnapot"
+//! and "Svpbmt", 4.2.1 (`SFENCE.VMA`: what may be cached).
 
-use bindery::arch::{Permissions, Riscv64};
+use bindery::arch::{MemoryType, Permissions, Riscv64};
 
-use super::{Denial, InvalidEntries, Leaf, Meaning, Rules, Walk};
+use super::{Denial, Fetches, InvalidEntries, Leaf, Meaning, Mode, Rights, Rules, Walk};
 
 /// Positions of the flags.
 const V: u32 = 0;
@@ -15,6 +16,8 @@ const U: u32 = 4;
 const G: u32 = 5;
 const A: u32 = 6;
 const D: u32 = 7;
+/// PBMT is bits 62:61.
+const PBMT: u32 = 61;
 const N: u32 = 63;
 
 /// The PPN is bits 53:10.
@@ -28,9 +31,11 @@ impl<const LEVELS: u8> Walk for Riscv64<LEVELS> {
         denial: Denial::Report,
         // 4.2.1: implicit reads may be made early and their results kept, whatever they found.
         invalid: InvalidEntries::Cached,
+        // Where may be fetched from is said by the physical address (PMAs), not by the entry.
+        fetches: Fetches::OnDemand,
     };
 
-    fn translates(addr: u64) -> bool {
+    fn translates(addr: u64, _mode: Mode) -> bool {
         // Bits above the translated ones repeat the highest of those.
         let translated = if LEVELS == 4 { 48 } else { 39 };
         let upper = (addr as i64) >> (translated - 1);
@@ -45,13 +50,21 @@ impl<const LEVELS: u8> Walk for Riscv64<LEVELS> {
         if flag(W) && !flag(R) {
             return Meaning::Malformed("writable but not readable, which is reserved (step 3)");
         }
-        if entry << 1 >> (1 + PPN + PPN_BITS) != 0 {
-            return Meaning::Malformed("reserved bits 62:54 are set (step 3)");
+        if entry & ((1 << PBMT) - (1 << (PPN + PPN_BITS))) != 0 {
+            return Meaning::Malformed(
+                "bits of 62:54 are set that are reserved: those below the memory type (step 3)",
+            );
         }
         let ppn = entry << (64 - PPN - PPN_BITS) >> (64 - PPN_BITS);
         if !flag(R) && !flag(X) {
             return table(entry, level, ppn);
         }
+        let memory = match entry >> PBMT & 3 {
+            0 => MemoryType::Normal,
+            1 => MemoryType::WriteCombining,
+            2 => MemoryType::Uncached,
+            _ => return Meaning::Malformed("PBMT is 3, which is reserved (Svpbmt)"),
+        };
         let mut permissions = Permissions::empty();
         permissions.set(Permissions::READ, flag(R));
         permissions.set(Permissions::WRITE, flag(W));
@@ -77,7 +90,8 @@ impl<const LEVELS: u8> Walk for Riscv64<LEVELS> {
         };
         Meaning::Leaf(Leaf {
             frame,
-            permissions,
+            rights: Rights::same(permissions),
+            memory,
             accessed: flag(A),
             dirty: flag(D),
             block,
@@ -104,5 +118,8 @@ fn table(entry: u64, level: u8, ppn: u64) -> Meaning {
     if entry >> N & 1 == 1 {
         return Meaning::Malformed("N in a pointer to a table, which is reserved");
     }
-    Meaning::Table { frame: ppn, permissions: Permissions::all(), accessed: true }
+    if entry >> PBMT & 3 != 0 {
+        return Meaning::Malformed("PBMT in a pointer to a table, which is reserved (Svpbmt)");
+    }
+    Meaning::Table { frame: ppn, rights: Rights::all(), accessed: true }
 }

@@ -1,9 +1,9 @@
 //! The architecture that no machine has; its manual is the documentation of
 //! [`Tiny`](bindery::arch::Tiny).
 
-use bindery::arch::{Permissions, Tiny};
+use bindery::arch::{MemoryType, Permissions, Tiny};
 
-use super::{Denial, InvalidEntries, Leaf, Meaning, Rules, Walk};
+use super::{Denial, Fetches, InvalidEntries, Leaf, Meaning, Mode, Rights, Rules, Walk};
 
 impl Walk for Tiny {
     const RULES: Rules = Rules {
@@ -11,9 +11,11 @@ impl Walk for Tiny {
         index_bits: 2,
         denial: Denial::Report,
         invalid: InvalidEntries::NotCached,
+        fetches: Fetches::OnDemand,
     };
 
-    fn translates(addr: u64) -> bool {
+    fn translates(addr: u64, _mode: Mode) -> bool {
+        // One half for both; a kernel's pages lie among those of user mode.
         addr < 0x4_0000
     }
 
@@ -28,7 +30,7 @@ impl Walk for Tiny {
         if entry & 2 != 0 {
             return match level {
                 1 => Meaning::Malformed("a table at level 1"),
-                _ => Meaning::Table { frame, permissions: Permissions::all(), accessed: true },
+                _ => Meaning::Table { frame, rights: Rights::all(), accessed: true },
             };
         }
         if level == 3 {
@@ -47,7 +49,8 @@ impl Walk for Tiny {
         permissions.set(Permissions::USER, entry & 0x10 != 0);
         Meaning::Leaf(Leaf {
             frame,
-            permissions,
+            rights: Rights::same(permissions),
+            memory: MemoryType::Normal,
             accessed: entry & 0x20 != 0,
             dirty: entry & 0x40 != 0,
             block,

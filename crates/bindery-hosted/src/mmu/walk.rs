@@ -12,9 +12,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bindery::addr::Frame;
-use bindery::arch::Permissions;
+use bindery::arch::{MemoryType, Permissions};
 
-use super::{AccessKind, Leaf, Meaning, Rules, Translation, Walk};
+use super::{Access, Fetches, Leaf, Meaning, Rights, Rules, Translation, Walk};
 use crate::memory::Window;
 use crate::violation::{Log, Place, Violation};
 
@@ -26,21 +26,21 @@ pub(crate) const MAX_LEVELS: usize = 6;
 pub(crate) enum Effect {
     /// Nothing: software looks.
     None,
-    /// A program in user mode does this; the number chooses among entries of a block.
-    Use(AccessKind, u64),
+    /// This is done; the number chooses among entries of a block.
+    Use(Access, u64),
 }
 
 /// A table, and what the entries above it allow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Table {
     pub(crate) frame: Frame,
-    pub(crate) permissions: Permissions,
+    pub(crate) rights: Rights,
 }
 
 impl Table {
     /// The root of an address space; nothing above it restricts.
     pub(crate) fn root(frame: Frame) -> Self {
-        Self { frame, permissions: Permissions::all() }
+        Self { frame, rights: Rights::all() }
     }
 }
 
@@ -136,7 +136,7 @@ impl At<'_> {
         match A::decode(entry, self.level, index) {
             Meaning::Invalid => Step::End(End::Invalid(self.level)),
             Meaning::Malformed(why) => Step::End(self.malformed(entry, why)),
-            Meaning::Table { frame, permissions, accessed } => {
+            Meaning::Table { frame, rights, accessed } => {
                 if self.level == 1 {
                     return Step::End(self.malformed(entry, "a table below level 1"));
                 }
@@ -149,8 +149,8 @@ impl At<'_> {
                         return Step::Again;
                     }
                 }
-                let permissions = self.table.permissions & permissions;
-                Step::Down(Table { frame: Frame(frame as u32), permissions })
+                let rights = self.table.rights.both(rights);
+                Step::Down(Table { frame: Frame(frame as u32), rights })
             }
             Meaning::Leaf(leaf) => self.leaf::<A>(index, entry, leaf, effect),
         }
@@ -165,17 +165,24 @@ impl At<'_> {
     fn leaf<A: Walk>(&self, index: u32, entry: u64, leaf: Leaf, effect: Effect) -> Step {
         let rules = A::RULES;
         let frames = 1_u64 << (rules.index_bits * (u32::from(self.level) - 1));
-        if !self.world.memory.holds(leaf.frame, frames) {
+        if !self.may_map(leaf.frame, frames, leaf.memory) {
             return Step::End(self.no_memory(entry, leaf.frame));
         }
         if leaf.frame & (frames - 1) != 0 {
             return Step::End(self.malformed(entry, "a frame not aligned to the leaf's size"));
         }
         let mut found = self.translation(&rules, leaf);
+        if rules.fetches == Fetches::Ahead
+            && matches!(leaf.memory, MemoryType::Device | MemoryType::Uncached)
+            && found.permissions.contains(Permissions::EXECUTE)
+        {
+            let why = "executable, and a device: a fetch ahead of the program would read it";
+            return Step::End(self.malformed(entry, why));
+        }
         if leaf.block > 0 {
             let base = u64::from(found.frame);
             if base & ((frames << leaf.block) - 1) != 0
-                || !self.world.memory.holds(base, frames << leaf.block)
+                || !self.may_map(base, frames << leaf.block, leaf.memory)
             {
                 return Step::End(self.malformed(entry, "a contiguous block that is misaligned"));
             }
@@ -189,7 +196,7 @@ impl At<'_> {
             Effect::None => Step::End(End::Leaf(found)),
             Effect::Use(access, _) if !found.allows(access) => Step::End(End::Denied(found)),
             Effect::Use(access, choice) => {
-                let write = access == AccessKind::Write;
+                let write = access.is_write();
                 if (!found.accessed || write && !found.dirty)
                     && !self.record::<A>(index, entry, leaf, write, choice)
                 {
@@ -202,6 +209,13 @@ impl At<'_> {
         }
     }
 
+    /// Whether leaves of this type may map the frames. Outside of memory there may be devices,
+    /// which are not to be cached; the numbers of their frames fit 32 bits, as all do.
+    fn may_map(&self, first: u64, count: u64, memory: MemoryType) -> bool {
+        self.world.memory.holds(first, count)
+            || memory != MemoryType::Normal && first + count <= 1 << u32::BITS
+    }
+
     /// The translation that the leaf, or the block that it belongs to, gives.
     fn translation(&self, rules: &Rules, leaf: Leaf) -> Translation {
         let order = rules.index_bits * (u32::from(self.level) - 1);
@@ -212,7 +226,8 @@ impl At<'_> {
             start,
             order: order as u8 + leaf.block,
             frame: (leaf.frame - (position >> bindery::addr::PAGE_SHIFT)) as u32,
-            permissions: self.table.permissions & leaf.permissions,
+            permissions: self.table.rights.both(leaf.rights).permissions(),
+            memory: leaf.memory,
             accessed: leaf.accessed,
             dirty: leaf.dirty,
         }
@@ -241,10 +256,12 @@ impl At<'_> {
                 Meaning::Leaf(other) if other.frame != expected => {
                     Some("its frame is not the next")
                 }
-                Meaning::Leaf(other) if other.attributes != leaf.attributes => {
+                Meaning::Leaf(other)
+                    if (other.attributes, other.memory) != (leaf.attributes, leaf.memory) =>
+                {
                     Some("its attributes differ")
                 }
-                Meaning::Leaf(other) if strict && other.permissions != leaf.permissions => {
+                Meaning::Leaf(other) if strict && other.rights != leaf.rights => {
                     Some("its permissions differ")
                 }
                 Meaning::Leaf(other) => {
@@ -285,9 +302,8 @@ impl At<'_> {
             let chosen = first + (choice & ((1 << leaf.block) - 1)) as u32;
             if let Some(cell) = self.cell(chosen).filter(|_| chosen != index) {
                 let other = cell.load(Ordering::Acquire);
-                let same = |decoded: &Leaf| {
-                    decoded.block == leaf.block && decoded.permissions == leaf.permissions
-                };
+                let same =
+                    |decoded: &Leaf| decoded.block == leaf.block && decoded.rights == leaf.rights;
                 if let Meaning::Leaf(decoded) = A::decode(other, self.level, chosen)
                     && same(&decoded)
                 {

@@ -1,17 +1,26 @@
-//! x86-64 with four or five levels, no protection keys, no-execute on. Intel 64 SDM volume 3A:
-//! sections 4.5.4 (formats), 4.6 (access rights), 4.8 (accessed and dirty), 4.10 (caching).
+//! x86-64 with four or five levels, no protection keys; no-execute, CR0.WP, SMEP and SMAP on.
+//! Intel 64 SDM volume 3A: sections 4.5.4 (formats), 4.6 (access rights), 4.8 (accessed and
+//! dirty), 4.9.2 (the memory type by the PAT), 4.10 (caching).
+//!
+//! `IA32_PAT` is programmed as the core's documentation demands: entries 0 to 3 are write-back,
+//! write-combining, write-through, uncacheable. The others are not used.
 
-use bindery::arch::{Permissions, X86_64};
+use bindery::arch::{MemoryType, Permissions, X86_64};
 
-use super::{Denial, InvalidEntries, Leaf, Meaning, Rules, Walk};
+use super::{Denial, Fetches, InvalidEntries, Leaf, Meaning, Mode, Rights, Rules, Walk};
 
 const P: u64 = 0x1;
 const RW: u64 = 0x2;
 const US: u64 = 0x4;
+const PWT: u64 = 0x8;
+const PCD: u64 = 0x10;
 const A: u64 = 0x20;
 const D: u64 = 0x40;
 const PS: u64 = 0x80;
 const G: u64 = 0x100;
+/// In leaves of level 1; above, bit 12.
+const PAT: u64 = 0x80;
+const PAT_LARGE: u64 = 0x1000;
 const XD: u64 = 0x8000_0000_0000_0000;
 /// MAXPHYADDR of this processor; the address bits above it are reserved.
 const MAX_PHYSICAL_BITS: u32 = 46;
@@ -29,9 +38,12 @@ impl<const LEVELS: u8> Walk for X86_64<LEVELS> {
         denial: Denial::ReadAgain,
         // Section 4.10.2.2 and 4.10.3: nothing is cached for an entry whose P flag is 0.
         invalid: InvalidEntries::NotCached,
+        // Volume 3A, "Methods of caching available": nothing is fetched ahead from memory of type
+        // uncacheable.
+        fetches: Fetches::OnDemand,
     };
 
-    fn translates(addr: u64) -> bool {
+    fn translates(addr: u64, _mode: Mode) -> bool {
         // Canonical: all bits from the highest translated one on are equal.
         let unused = if LEVELS == 5 { 64 - 57 } else { 64 - 48 };
         (((addr << unused) as i64) >> unused) as u64 == addr
@@ -51,7 +63,7 @@ impl<const LEVELS: u8> Walk for X86_64<LEVELS> {
         let accessed = entry & A != 0;
         if level > 1 && entry & PS == 0 {
             let frame = (entry & bits(12, MAX_PHYSICAL_BITS)) >> 12;
-            return Meaning::Table { frame, permissions, accessed };
+            return Meaning::Table { frame, rights: Rights::same(permissions), accessed };
         }
         if level > 3 {
             return Meaning::Malformed("the PS flag is reserved above level 3");
@@ -61,6 +73,17 @@ impl<const LEVELS: u8> Walk for X86_64<LEVELS> {
         if level > 1 && entry & bits(13, low) != 0 {
             return Meaning::Malformed("address bits below the size of the large page are set");
         }
+        if entry & (if level == 1 { PAT } else { PAT_LARGE }) != 0 {
+            return Meaning::Malformed(
+                "the PAT bit chooses an entry of IA32_PAT that is not set up",
+            );
+        }
+        let memory = match (entry & PCD != 0, entry & PWT != 0) {
+            (false, false) => MemoryType::Normal,
+            (false, true) => MemoryType::WriteCombining,
+            (true, false) => MemoryType::WriteThrough,
+            (true, true) => MemoryType::Uncached,
+        };
         if entry & US != 0 && entry & G != 0 {
             return Meaning::Malformed(
                 "a user page is global: it would survive in every address space",
@@ -71,7 +94,8 @@ impl<const LEVELS: u8> Walk for X86_64<LEVELS> {
         }
         Meaning::Leaf(Leaf {
             frame: (entry & bits(low, MAX_PHYSICAL_BITS)) >> 12,
-            permissions,
+            rights: Rights::same(permissions),
+            memory,
             accessed,
             dirty: entry & D != 0,
             block: 0,

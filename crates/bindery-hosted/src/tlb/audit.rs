@@ -55,7 +55,7 @@ impl<A: Walk> Strict<A> {
         let why = match now {
             None => "the entry names no table",
             Some(now) if now.frame != cached.frame => "the entry names another table",
-            Some(now) if !now.permissions.contains(cached.permissions) => "its permissions shrank",
+            Some(now) if !now.rights.contains(cached.rights) => "its permissions shrank",
             Some(_) => return,
         };
         let place = Place { cpu: self.cpu, root, addr: start };
@@ -71,6 +71,8 @@ fn disagreement(cached: &Translation, now: &Translation, addr: u64) -> Option<&'
         Some("the permissions shrank")
     } else if cached.order != now.order {
         Some("the size is another: a translation of the new size would be in conflict")
+    } else if cached.memory != now.memory {
+        Some("the memory type is another: accesses of both kinds would meet")
     } else if cached.dirty && !now.dirty {
         Some("the entry is clean, so that a write would not be recorded")
     } else {

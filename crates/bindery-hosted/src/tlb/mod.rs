@@ -12,7 +12,7 @@ use bindery::addr::Frame;
 use bindery::platform::{Cpu, Invalidation};
 
 use crate::mmu::walk::World;
-use crate::mmu::{AccessKind, Translation, Walk};
+use crate::mmu::{Access, Translation, Walk};
 use crate::stats::MmuCounts;
 
 use plain::Plain;
@@ -60,16 +60,16 @@ impl<A: Walk> Tlb<A> {
         Self { kind, counts: MmuCounts::default() }
     }
 
-    /// Translates as the hardware does, in user mode.
+    /// Translates as the hardware does.
     #[inline]
     pub(crate) fn translate(
         &mut self,
         world: World<'_>,
         root: Frame,
         addr: u64,
-        access: AccessKind,
+        access: Access,
     ) -> Result<Translation, Refusal> {
-        if !A::translates(addr) {
+        if !A::translates(addr, access.mode) {
             self.counts.faults += 1;
             return Err(Refusal::Absent);
         }

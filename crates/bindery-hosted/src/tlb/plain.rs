@@ -7,7 +7,7 @@ use bindery::platform::{Cpu, Invalidation};
 
 use super::Refusal;
 use crate::mmu::walk::{Effect, End, Table, World, walk};
-use crate::mmu::{AccessKind, Translation, Walk};
+use crate::mmu::{Access, Translation, Walk};
 use crate::stats::MmuCounts;
 use crate::violation::Place;
 
@@ -38,6 +38,7 @@ impl<A: Walk> Plain<A> {
             order: 0,
             frame: 0,
             permissions: Default::default(),
+            memory: Default::default(),
             accessed: false,
             dirty: false,
         };
@@ -58,7 +59,7 @@ impl<A: Walk> Plain<A> {
         counts: &mut MmuCounts,
         root: Frame,
         addr: u64,
-        access: AccessKind,
+        access: Access,
     ) -> Result<Translation, Refusal> {
         let page = addr >> PAGE_SHIFT;
         let slot = self.slot(root, page);

@@ -23,10 +23,11 @@ impl Space {
         leaf.covers(addr).then_some(*leaf)
     }
 
-    /// The translations that overlap the range.
-    pub(crate) fn leaves_in(&self, start: u64, end: u64) -> impl Iterator<Item = Translation> {
+    /// The translations that overlap `start..=last`. (Ranges go by their last address here: the one
+    /// behind it may be 2^64.)
+    pub(crate) fn leaves_in(&self, start: u64, last: u64) -> impl Iterator<Item = Translation> {
         let from = self.leaf(start).map_or(start, |leaf| leaf.start);
-        self.leaves.range(from..end.max(from)).map(|(_, leaf)| *leaf)
+        self.leaves.range(from..=last).map(|(_, leaf)| *leaf)
     }
 
     /// The nearest table to a leaf that is remembered on the way to `addr`, with its own level.
@@ -43,23 +44,23 @@ impl Space {
             .any(|level| self.invalid[usize::from(level)].contains(&rules.start(addr, level)))
     }
 
-    /// The intermediate entries that overlap the range: their levels and first addresses.
-    pub(crate) fn tables_in(&self, rules: &Rules, start: u64, end: u64) -> Vec<(u8, u64, Table)> {
+    /// The intermediate entries that overlap `start..=last`: their levels and first addresses.
+    pub(crate) fn tables_in(&self, rules: &Rules, start: u64, last: u64) -> Vec<(u8, u64, Table)> {
         let mut found = Vec::new();
         for level in 2..=rules.levels {
             let from = rules.start(start, level);
-            let tables = self.tables[usize::from(level)].range(from..end.max(from));
+            let tables = self.tables[usize::from(level)].range(from..=last);
             found.extend(tables.map(|(start, table)| (level, *start, *table)));
         }
         found
     }
 
-    /// The entries remembered as invalid that overlap the range.
-    pub(crate) fn invalid_in(&self, rules: &Rules, start: u64, end: u64) -> Vec<(u8, u64)> {
+    /// The entries remembered as invalid that overlap `start..=last`.
+    pub(crate) fn invalid_in(&self, rules: &Rules, start: u64, last: u64) -> Vec<(u8, u64)> {
         let mut found = Vec::new();
         for level in 1..=rules.levels {
             let from = rules.start(start, level);
-            let entries = self.invalid[usize::from(level)].range(from..end.max(from));
+            let entries = self.invalid[usize::from(level)].range(from..=last);
             found.extend(entries.map(|start| (level, *start)));
         }
         found
@@ -67,18 +68,74 @@ impl Space {
 }
 
 /// Whether an invalidation that goes from address to address by the stride, as real ones do,
-/// names an address in `start..end`.
+/// names an address in `start..=last`. The range is not empty.
 ///
 /// ```text
 /// range           |=======================|
 /// named       *       *       *       *        (multiples of the stride)
-/// start..end             |-|                   not named: the stride was too large
+/// start..=last           |-|                   not named: the stride was too large
 /// ```
-pub(crate) fn names(what: &Invalidation, start: u64, end: u64) -> bool {
+pub(crate) fn names(what: &Invalidation, start: u64, last: u64) -> bool {
     assert!(what.stride.is_power_of_two(), "a stride of {:#x} bytes", what.stride);
     let first = what.range.start().align_down(what.stride).0;
     let Some(next) = start.checked_next_multiple_of(what.stride) else {
+        // No multiple follows below 2^64.
         return false;
     };
-    next.max(first) < end.min(what.range.end().0)
+    next.max(first) <= last.min(what.range.end().0 - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use bindery::addr::{VirtAddr, VirtRange};
+    use bindery::platform::Tables;
+
+    use super::*;
+
+    const PAGE: u64 = 4096;
+    const LAST_PAGE: u64 = 0u64.wrapping_sub(PAGE);
+    const LAST_MIB2: u64 = 0u64.wrapping_sub(2 << 20);
+
+    fn what(start: u64, end: u64, stride: u64) -> Invalidation {
+        let range = VirtRange::new(VirtAddr(start), VirtAddr(end)).unwrap();
+        Invalidation { range, stride, tables: Tables::Unchanged }
+    }
+
+    fn leaf(start: u64, order: u8) -> Translation {
+        Translation {
+            start,
+            order,
+            frame: 0,
+            permissions: Default::default(),
+            memory: Default::default(),
+            accessed: true,
+            dirty: true,
+        }
+    }
+
+    #[test]
+    fn what_reaches_to_the_end_of_all_is_named_by_its_pages() {
+        assert!(names(&what(LAST_PAGE - PAGE, LAST_PAGE, PAGE), LAST_MIB2, u64::MAX));
+        assert!(names(&what(LAST_PAGE, u64::MAX, PAGE), LAST_MIB2, u64::MAX));
+        assert!(names(&what(LAST_PAGE, u64::MAX, PAGE), LAST_PAGE, u64::MAX));
+        assert!(names(&what(LAST_PAGE, u64::MAX, 2 << 20), LAST_MIB2, u64::MAX));
+        // Whoever steps by 2 MiB names the first page alone.
+        assert!(!names(&what(LAST_MIB2, u64::MAX, 2 << 20), LAST_PAGE, u64::MAX));
+        assert!(!names(&what(LAST_PAGE - PAGE, LAST_PAGE, PAGE), LAST_PAGE, u64::MAX));
+        assert!(!names(&what(0, PAGE, PAGE), LAST_MIB2, u64::MAX));
+    }
+
+    #[test]
+    fn what_reaches_to_the_end_of_all_overlaps_what_lies_there() {
+        let mut space = Space::default();
+        let huge = leaf(LAST_MIB2, 9);
+        space.leaves.insert(huge.start, huge);
+        assert_eq!((huge.last(), huge.end()), (u64::MAX, 0));
+        let overlap = |start, last| space.leaves_in(start, last).count();
+        assert_eq!(overlap(LAST_PAGE, u64::MAX), 1);
+        assert_eq!(overlap(LAST_MIB2 - PAGE, u64::MAX), 1);
+        assert_eq!(overlap(LAST_MIB2 - PAGE, LAST_MIB2), 1);
+        assert_eq!(overlap(LAST_MIB2 - PAGE, LAST_MIB2 - 1), 0);
+        assert_eq!(overlap(0, u64::MAX), 1);
+    }
 }

@@ -26,7 +26,7 @@ use super::Refusal;
 use super::frames::FrameIndex;
 use super::space::{Space, names};
 use crate::mmu::walk::{Effect, End, Table, Walked, World, walk};
-use crate::mmu::{AccessKind, Denial, InvalidEntries, Translation, Walk};
+use crate::mmu::{Access, Denial, InvalidEntries, Translation, Walk};
 use crate::stats::MmuCounts;
 use crate::violation::{Place, Violation};
 
@@ -52,7 +52,7 @@ impl<A: Walk> Strict<A> {
         counts: &mut MmuCounts,
         root: Frame,
         addr: u64,
-        access: AccessKind,
+        access: Access,
     ) -> Result<Translation, Refusal> {
         let space = self.spaces.entry(root.0).or_default();
         match space.leaf(addr) {
@@ -102,7 +102,7 @@ impl<A: Walk> Strict<A> {
         self.spaces.entry(root.0).or_default()
     }
 
-    fn walk(&mut self, world: World<'_>, root: Frame, addr: u64, access: AccessKind) -> Walked {
+    fn walk(&mut self, world: World<'_>, root: Frame, addr: u64, access: Access) -> Walked {
         // Any generator will do that visits all residues; this one is Knuth's.
         self.choice = self.choice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let effect = Effect::Use(access, self.choice >> 32);
@@ -127,11 +127,9 @@ impl<A: Walk> Strict<A> {
     /// Caches a translation. What it overlaps must be the same one with other permissions.
     fn fill(&mut self, world: World<'_>, place: Place, leaf: Translation) {
         let overlapping: Vec<_> =
-            self.space(place.root).leaves_in(leaf.start, leaf.end()).collect();
+            self.space(place.root).leaves_in(leaf.start, leaf.last()).collect();
         for cached in overlapping {
-            let same =
-                (cached.start, cached.order, cached.frame) == (leaf.start, leaf.order, leaf.frame);
-            if !same {
+            if !cached.agrees(&leaf) {
                 world.log.report(Violation::Conflict { place, cached, now: leaf });
             }
             self.forget_leaf(place.root, &cached);
@@ -145,8 +143,8 @@ impl<A: Walk> Strict<A> {
         self.frames.remove_leaf(root, leaf);
     }
 
-    fn forget_tables(&mut self, root: Frame, start: u64, end: u64) {
-        for (level, start, table) in self.space(root).tables_in(&A::RULES, start, end) {
+    fn forget_tables(&mut self, root: Frame, start: u64, last: u64) {
+        for (level, start, table) in self.space(root).tables_in(&A::RULES, start, last) {
             self.space(root).tables[usize::from(level)].remove(&start);
             self.frames.remove_table(root, level, start, table.frame);
         }
@@ -157,28 +155,28 @@ impl<A: Walk> Strict<A> {
         if let Some(leaf) = self.space(root).leaf(addr) {
             self.forget_leaf(root, &leaf);
         }
-        self.forget_tables(root, addr, addr.saturating_add(1));
+        self.forget_tables(root, addr, addr);
     }
 
     pub(crate) fn invalidate(&mut self, world: World<'_>, root: Frame, what: &Invalidation) {
         let Some(space) = self.spaces.get(&root.0) else {
             return;
         };
-        let (start, end) = (what.range.start().0, what.range.end().0);
-        if start == end {
+        if what.range.is_empty() {
             return;
         }
+        let (start, last) = (what.range.start().0, what.range.end().0 - 1);
         let leaves: Vec<_> = space
-            .leaves_in(start, end)
-            .filter(|leaf| names(what, leaf.start, leaf.end()))
+            .leaves_in(start, last)
+            .filter(|leaf| names(what, leaf.start, leaf.last()))
             .collect();
         for leaf in leaves {
             self.forget_leaf(root, &leaf);
         }
         if what.tables == Tables::Changed {
-            self.forget_tables(root, start, end);
+            self.forget_tables(root, start, last);
         }
-        for (level, start) in self.space(root).invalid_in(&A::RULES, start, end) {
+        for (level, start) in self.space(root).invalid_in(&A::RULES, start, last) {
             if self.forgets_invalid(world, root, what, level, start) {
                 self.space(root).invalid[usize::from(level)].remove(&start);
             }
@@ -195,7 +193,7 @@ impl<A: Walk> Strict<A> {
         start: u64,
     ) -> bool {
         what.tables == Tables::Changed
-            || names(what, start, start.saturating_add(1 << A::RULES.shift(level)))
+            || names(what, start, A::RULES.last(start, level))
                 && self.look(world, root, start).table(level).is_none()
     }
 

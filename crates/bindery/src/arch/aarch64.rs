@@ -16,13 +16,13 @@
 //! | 0 | 1 | 0 | not writable, clean |
 //! | 0 | 1 | 1 | not writable, dirty |
 
-use super::{Arch, Attributes, Entry, Equal, Permissions, Settled, Write};
+use super::{Arch, Attributes, Entry, Equal, MemoryType, Permissions, Settled, Write};
 use crate::addr::{Frame, PAGE_SHIFT};
 
 const VALID: u64 = 1 << 0;
 /// In valid entries: a table (levels 2 to 4) or a page (level 1); clear in a block.
 const TABLE_OR_PAGE: u64 = 1 << 1;
-/// Index into `MAIR_EL1`: the memory type. Ours is always 0.
+/// Index into `MAIR_EL1`: the memory type. 0 in user tables.
 const ATTRIBUTE_INDEX: u64 = 0b111 << 2;
 /// AP\[1\]: EL0 may use it.
 const USER: u64 = 1 << 6;
@@ -54,7 +54,11 @@ const SAVE_SHIFT: u32 = SAVED_DIRTY.trailing_zeros() - READ_ONLY.trailing_zeros(
 /// AArch64 with 4 KiB pages and 48-bit addresses.
 ///
 /// The embedder programs the machine so:
-/// - Attribute 0 of `MAIR_EL1` is normal memory, inner and outer write-back.
+/// - `MAIR_EL1` (Arm ARM D17.2, "MAIR_EL1"): attribute 0 is normal memory, inner and outer
+///   write-back (0xff). Where the kernel maps other types by [`crate::KernelMap`]: attribute 1 is
+///   Device-nGnRE (0x04, [`MemoryType::Device`]), 2 normal non-cacheable (0x44,
+///   [`MemoryType::WriteCombining`]), 3 Device-nGnRnE (0x00, [`MemoryType::Uncached`]), 4 normal
+///   write-through (0xbb, [`MemoryType::WriteThrough`]).
 /// - `TCR_EL1` has 48-bit addresses, the 4 KiB granule, and `HPDn` clear or set as it likes: our
 ///   tables restrict nothing.
 /// - `TCR_EL1.HA` and `HD` are set where the processor has FEAT_HAFDBS. Without them nothing
@@ -69,6 +73,7 @@ impl Arch for AArch64 {
     // The whole lower half: TTBR0 has 48 bits of its own.
     const USER_END: u64 = 1 << 48;
     const BLOCK: u32 = 16;
+    const LARGEST_BLOCK_LEVEL: u8 = 2;
     const STEP: u64 = 1 << PAGE_SHIFT;
     const SOFT_DIRTY: u64 = SOFT_DIRTY;
     const USERFAULT: u64 = USERFAULT;
@@ -203,6 +208,28 @@ impl Arch for AArch64 {
     #[inline]
     fn unblock(entry: Entry, _index: u32) -> Entry {
         Entry(entry.0 & !CONTIGUOUS)
+    }
+
+    #[inline]
+    fn memory_type(memory: MemoryType) -> Option<u64> {
+        let attribute = match memory {
+            MemoryType::Normal => 0,
+            MemoryType::Device => 1,
+            MemoryType::WriteCombining => 2,
+            MemoryType::Uncached => 3,
+            MemoryType::WriteThrough => 4,
+        };
+        Some(attribute << ATTRIBUTE_INDEX.trailing_zeros())
+    }
+
+    fn memory_type_of(entry: Entry) -> MemoryType {
+        match (entry.0 & ATTRIBUTE_INDEX) >> ATTRIBUTE_INDEX.trailing_zeros() {
+            0 => MemoryType::Normal,
+            1 => MemoryType::Device,
+            2 => MemoryType::WriteCombining,
+            4 => MemoryType::WriteThrough,
+            _ => MemoryType::Uncached,
+        }
     }
 
     fn needs_break(old: Entry, new: Entry, _level: u8) -> bool {

@@ -85,6 +85,36 @@ pub struct Attributes {
     pub userfault: bool,
 }
 
+/// How the processor may treat accesses to what a leaf maps. Only the kernel's own mappings
+/// ([`crate::KernelMap`]) have another type than [`MemoryType::Normal`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+pub enum MemoryType {
+    /// Memory: cached, written back.
+    #[default]
+    Normal,
+    /// Cached for loads; stores go to memory at once.
+    WriteThrough,
+    /// Not cached; stores may be merged and delayed (frame buffers).
+    WriteCombining,
+    /// Not cached; accesses are made as they stand in the program, one by one, and a store is
+    /// finished when the device has it.
+    Uncached,
+    /// A device's registers: as [`MemoryType::Uncached`], but a store may be finished early.
+    /// Architectures that know no difference take `Uncached`.
+    Device,
+}
+
+impl MemoryType {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Normal,
+        Self::WriteThrough,
+        Self::WriteCombining,
+        Self::Uncached,
+        Self::Device,
+    ];
+}
+
 /// One page-table entry as it stands in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(transparent)]
@@ -137,6 +167,9 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
     const LARGEST_LEAF: u8 = 3;
     /// Level-1 entries in a contiguous block, a power of two; 1 where there are none.
     const BLOCK: u32 = 1;
+    /// The highest level at which [`Arch::BLOCK`] leaves may form a contiguous block; 0 where there
+    /// are none. User tables have blocks at level 1 alone; the kernel's, at each.
+    const LARGEST_BLOCK_LEVEL: u8 = if Self::BLOCK > 1 { 1 } else { 0 };
     /// The MMU may remember that an entry was invalid, so that a new entry is seen for certain
     /// only after an invalidation (RISC-V privileged specification 1.12, section 4.2.1
     /// `SFENCE.VMA`).
@@ -221,6 +254,14 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
     fn unblock(entry: Entry, _index: u32) -> Entry {
         entry
     }
+
+    /// The bits that make a leaf, at whatever level, one of this type of memory; none are set for
+    /// [`MemoryType::Normal`]. `None` where the architecture has no such type.
+    fn memory_type(memory: MemoryType) -> Option<u64>;
+
+    /// The type of memory of a leaf. Of types that the architecture cannot tell apart, the
+    /// strictest.
+    fn memory_type_of(entry: Entry) -> MemoryType;
 
     /// Whether `old` may be replaced by `new` only by break-before-make: clear, invalidate, set.
     /// Takes entries of `level` as they stand in memory. Accessed and dirty never matter.

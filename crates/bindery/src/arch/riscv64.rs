@@ -10,7 +10,7 @@
 //! Both bits that the format leaves to software (RSW) are spoken for. Linux spends one on
 //! "special" leaves, which have no folio; here that follows from the frame's range.
 
-use super::{Arch, Attributes, Entry, Equal, Permissions, Settled, Write};
+use super::{Arch, Attributes, Entry, Equal, MemoryType, Permissions, Settled, Write};
 use crate::addr::Frame;
 
 const VALID: u64 = 1 << 0;
@@ -25,6 +25,10 @@ const ACCESSED: u64 = 1 << 6;
 const DIRTY: u64 = 1 << 7;
 const SOFT_DIRTY: u64 = 1 << 8;
 const USERFAULT: u64 = 1 << 9;
+/// Svpbmt: non-cacheable, idempotent, weakly ordered memory.
+const NON_CACHEABLE: u64 = 1 << 61;
+/// Svpbmt: a device's registers.
+const DEVICE: u64 = 1 << 62;
 /// Svnapot: one of the sixteen entries of a 64 KiB region.
 const NAPOT: u64 = 1 << 63;
 const FRAME_SHIFT: u32 = 10;
@@ -43,6 +47,10 @@ const NAPOT_FRAME_SIZE: u64 = 0b1000 << FRAME_SHIFT;
 /// With Svadu the MMU sets accessed and dirty. Without it (Svade) the first use and the first
 /// write are page faults, and [`Arch::mark_accessed`] and [`Arch::make_writable`] with
 /// [`Write::Now`] record them.
+///
+/// Memory that is not normal ([`MemoryType`]) needs Svpbmt (its chapter in the privileged
+/// specification); without it the physical address alone decides, and kernels map everything as
+/// normal memory. There is no write-through.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Riscv64<const LEVELS: u8>;
 
@@ -188,6 +196,24 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
         // A region is aligned in both address spaces, so index and frame agree in their low bits.
         let low = u64::from(index & (BLOCK - 1)) << FRAME_SHIFT;
         Entry((entry.0 & !(NAPOT | NAPOT_FRAME_MASK)) | low)
+    }
+
+    #[inline]
+    fn memory_type(memory: MemoryType) -> Option<u64> {
+        match memory {
+            MemoryType::Normal => Some(0),
+            MemoryType::WriteThrough => None,
+            MemoryType::WriteCombining => Some(NON_CACHEABLE),
+            MemoryType::Uncached | MemoryType::Device => Some(DEVICE),
+        }
+    }
+
+    fn memory_type_of(entry: Entry) -> MemoryType {
+        match entry.0 & (DEVICE | NON_CACHEABLE) {
+            0 => MemoryType::Normal,
+            NON_CACHEABLE => MemoryType::WriteCombining,
+            _ => MemoryType::Uncached,
+        }
     }
 
     fn needs_break(old: Entry, new: Entry, level: u8) -> bool {

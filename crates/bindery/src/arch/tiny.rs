@@ -11,7 +11,7 @@
 //! as on AArch64 (a hosted MMU may hold a whole block, and misbehaves on the same changes), dirty
 //! and accessed set by hardware, pages of the kernel that are global.
 
-use super::{Arch, Attributes, Entry, Equal, Permissions, Settled, Write};
+use super::{Arch, Attributes, Entry, Equal, MemoryType, Permissions, Settled, Write};
 use crate::addr::{Frame, PAGE_SHIFT};
 
 const VALID: u64 = 1 << 0;
@@ -159,6 +159,14 @@ impl Arch for Tiny {
     #[inline]
     fn unblock(entry: Entry, _index: u32) -> Entry {
         Entry(entry.0 & !CONTIGUOUS)
+    }
+
+    fn memory_type(memory: MemoryType) -> Option<u64> {
+        (memory == MemoryType::Normal).then_some(0)
+    }
+
+    fn memory_type_of(_entry: Entry) -> MemoryType {
+        MemoryType::Normal
     }
 
     fn needs_break(old: Entry, new: Entry, _level: u8) -> bool {

@@ -2,12 +2,15 @@
 //! had as chapter 4 (later editions renumber it): tables 4-14 to 4-20 (formats), section 4.6
 //! (shadow stacks), section 4.8 (accessed and dirty), section 4.10.4 (invalidation).
 
-use super::{Arch, Attributes, Entry, Equal, Permissions, Settled, Write};
+use super::{Arch, Attributes, Entry, Equal, MemoryType, Permissions, Settled, Write};
 use crate::addr::{Frame, PAGE_SHIFT};
 
 const PRESENT: u64 = 1 << 0;
 const WRITABLE: u64 = 1 << 1;
 const USER: u64 = 1 << 2;
+/// PWT and PCD: with the PAT bit clear, the two choose among the first four entries of `IA32_PAT`.
+const WRITE_THROUGH: u64 = 1 << 3;
+const CACHE_DISABLE: u64 = 1 << 4;
 const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
 /// In entries of level 2 and 3: the entry is a leaf.
@@ -24,6 +27,12 @@ const NO_EXECUTE: u64 = 1 << 63;
 const FRAME_MASK: u64 = 0x000f_ffff_ffff_f000;
 
 /// x86-64 with `LEVELS` table levels: 4, or 5 where the processor has LA57 and it is switched on.
+///
+/// Where the kernel maps other memory than normal by [`crate::KernelMap`], the embedder programs
+/// `IA32_PAT` (SDM volume 3A, "Page Attribute Table") so that entries 0 to 3 are write-back (6),
+/// write-combining (1), write-through (4), uncacheable (0); 4 to 7 are not used. As the processor
+/// starts, entry 1 is write-through and entry 2 UC-, so that only speed is lost where this was
+/// forgotten.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct X86_64<const LEVELS: u8 = 4>;
 
@@ -151,6 +160,25 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
     #[inline]
     fn mark_accessed(entry: Entry) -> Entry {
         Entry(entry.0 | ACCESSED)
+    }
+
+    #[inline]
+    fn memory_type(memory: MemoryType) -> Option<u64> {
+        Some(match memory {
+            MemoryType::Normal => 0,
+            MemoryType::WriteCombining => WRITE_THROUGH,
+            MemoryType::WriteThrough => CACHE_DISABLE,
+            MemoryType::Uncached | MemoryType::Device => CACHE_DISABLE | WRITE_THROUGH,
+        })
+    }
+
+    fn memory_type_of(entry: Entry) -> MemoryType {
+        match (entry.0 & CACHE_DISABLE != 0, entry.0 & WRITE_THROUGH != 0) {
+            (false, false) => MemoryType::Normal,
+            (false, true) => MemoryType::WriteCombining,
+            (true, false) => MemoryType::WriteThrough,
+            (true, true) => MemoryType::Uncached,
+        }
     }
 
     fn needs_break(old: Entry, new: Entry, level: u8) -> bool {

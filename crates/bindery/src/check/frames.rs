@@ -29,6 +29,9 @@ impl<P: Platform> Audit<'_, '_, P> {
                     Kind::Table if self.count(frame).copied() != Some(1) => {
                         Err(Violation::Leaked(frame))
                     }
+                    Kind::Kernel if self.count(frame).copied() != Some(1) => {
+                        Err(Violation::Leaked(frame))
+                    }
                     Kind::Raw | Kind::Tail => Err(Violation::Leaked(frame)),
                     _ => Ok(()),
                 };
@@ -45,7 +48,8 @@ impl<P: Platform> Audit<'_, '_, P> {
             + memory.trees.frames()
             + memory.groups.frames()
             + memory.objects.frames()
-            + memory.object_nodes.frames();
+            + memory.object_nodes.frames()
+            + memory.kernel_areas.frames();
         if slabs != used {
             return Err(Violation::LeakedMappings { allocated: slabs, used });
         }

@@ -11,21 +11,23 @@
 //! | 7: VMAs and tables agree; permissions never wider | `tree` |
 //! | live counts, reserves, locks, stray marks of tables | `tree` |
 //! | objects: what they name, who maps them, what is promised | `objects` |
+//! | kernel maps: areas, their frames, their tables | `kernel` |
 //!
 //! Invariants 1, 2 and 5 are about TLBs and the past; the hosted machine's strict TLB and the
 //! shadowed contents of the tests watch over those.
 
 mod frames;
+mod kernel;
 mod objects;
 mod owners;
 mod tree;
 
 use core::fmt;
 
-use crate::Memory;
 use crate::addr::{Frame, VirtAddr};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
+use crate::{KernelMap, Memory};
 
 /// What the auditor found broken; the first thing that it met.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -184,6 +186,15 @@ pub enum Violation {
     },
     /// A page is mapped that its object does not have any more.
     DroppedButMapped(Frame),
+    /// An area of the kernel has no mapping at the address, or another than its frames.
+    AreaPage(VirtAddr),
+    /// Areas of the kernel that are in no map, or too few of them.
+    LeakedAreas {
+        /// Areas that are allocated.
+        allocated: u64,
+        /// Areas in the maps.
+        used: u64,
+    },
     /// Objects, or nodes of their indexes, that nobody can reach.
     LeakedObjects {
         /// How many are allocated.
@@ -275,6 +286,10 @@ impl fmt::Display for Violation {
             Self::DroppedButMapped(frame) => {
                 write!(f, "{frame:?} is mapped and its object has dropped it")
             }
+            Self::AreaPage(at) => write!(f, "the kernel's area at {at} does not have its page"),
+            Self::LeakedAreas { allocated, used } => {
+                write!(f, "{allocated} areas of the kernel are allocated and {used} in use")
+            }
             Self::LeakedObjects { allocated, used } => {
                 write!(f, "{allocated} objects or nodes are allocated and {used} in use")
             }
@@ -323,6 +338,21 @@ pub fn check<P: Platform>(
     spaces: &[&AddressSpace<'_, P>],
     scratch: &mut [u32],
 ) -> Result<Report, Violation> {
+    check_with_kernel(memory, spaces, &[], scratch)
+}
+
+/// As [`check`], for a system with kernel maps: `kernel` are all of them.
+///
+/// # Errors
+/// The first violation.
+///
+/// Complexity: as [`check`]; and linear in the pages of all areas.
+pub fn check_with_kernel<P: Platform>(
+    memory: &Memory<P>,
+    spaces: &[&AddressSpace<'_, P>],
+    kernel: &[&KernelMap<'_, P>],
+    scratch: &mut [u32],
+) -> Result<Report, Violation> {
     let needed = scratch_words(memory);
     let Some(tally) = scratch.get_mut(..needed) else {
         return Err(Violation::ScratchTooSmall { needed });
@@ -344,6 +374,14 @@ pub fn check<P: Platform>(
         if allocated != used {
             return Err(Violation::LeakedGroups { allocated, used });
         }
+    }
+    let mut areas = 0;
+    for map in kernel {
+        areas += audit.kernel_map(map)?;
+    }
+    let allocated = memory.kernel_areas.objects();
+    if allocated != areas {
+        return Err(Violation::LeakedAreas { allocated, used: areas });
     }
     audit.objects(spaces)?;
     audit.frames()?;

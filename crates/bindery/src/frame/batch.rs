@@ -28,7 +28,7 @@ impl<'a, P: Platform> FreeBatch<'a, P> {
 
     /// Takes over `count` frames from `first`, all of them tails in their metadata.
     #[inline]
-    pub(super) fn push(&mut self, first: Frame, count: u32) {
+    pub(crate) fn push(&mut self, first: Frame, count: u32) {
         if self.first + self.count == first.0 && self.count < FULL {
             self.count += count;
         } else if first.0 + count == self.first && self.count < FULL {

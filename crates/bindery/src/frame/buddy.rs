@@ -105,6 +105,22 @@ impl Buddy {
         Some(())
     }
 
+    /// Takes a block of 2^`order` frames, or the largest that there is where none is so large; says
+    /// of which order it is.
+    pub(super) fn allocate_up_to(&mut self, metas: MetaArray, order: u8) -> Option<(Frame, u8)> {
+        let order = order.min(MAX_ORDER);
+        if self.occupied >> order == 0 {
+            // What is ready may be what is missing.
+            self.join_ready(metas);
+        }
+        let order = match self.occupied {
+            0 => return None,
+            occupied if occupied >> order != 0 => order,
+            occupied => occupied.ilog2() as u8,
+        };
+        Some((self.allocate(metas, order)?, order))
+    }
+
     fn take_or_join(&mut self, metas: MetaArray, order: u8) -> Option<Frame> {
         self.take(metas, order).or_else(|| {
             self.join_ready(metas);
@@ -163,7 +179,9 @@ impl Buddy {
         }
         let state = metas.get(first).state.load(Relaxed);
         let allocated = match kind_in(state) {
-            Kind::Raw | Kind::Folio | Kind::Slab | Kind::Zero => order_in(state) == order,
+            Kind::Raw | Kind::Folio | Kind::Slab | Kind::Zero | Kind::Kernel => {
+                order_in(state) == order
+            }
             // A table has its level where others have the order, and is always one frame.
             Kind::Table => order == 0,
             Kind::Reserved | Kind::Free | Kind::Tail => false,

@@ -16,6 +16,7 @@
 //! | Tail of another block | unspecified | | unspecified | | |
 //! | Slab: frame full of small objects | order 0 | list of frames with room | | objects in use | free slots, see [`super::slab`] |
 //! | Zero: the shared zero page | order 0 | | | never counted | |
+//! | Kernel: block of an area of the kernel | order | `next`: the next block of the area | | | |
 //!
 //! ```text
 //! state   31 .. 13  12    11         10     9      8     7 .. 4          3 .. 0
@@ -77,6 +78,8 @@ pub(crate) enum Kind {
     Slab,
     /// The shared zero page.
     Zero,
+    /// Head of a block that an area of the kernel owns.
+    Kernel,
 }
 
 /// The value of `state` for a `kind` of an order (or of a level, for tables), with no flag set.
@@ -96,6 +99,7 @@ pub(crate) const fn kind_in(state: u32) -> Kind {
         5 => Kind::Tail,
         6 => Kind::Slab,
         7 => Kind::Zero,
+        8 => Kind::Kernel,
         _ => Kind::Reserved,
     }
 }

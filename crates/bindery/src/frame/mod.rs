@@ -184,6 +184,18 @@ impl<P: Platform> Frames<P> {
         self.take(order)
     }
 
+    /// A block of 2^`order` frames, or the largest that there is where none is so large, and its
+    /// order. `None` where no frame is free. Does not sleep. O([`MAX_ORDER`]).
+    pub(crate) fn allocate_up_to(&self, order: u8) -> Option<(Frame, u8)> {
+        if self.fails_on_purpose() {
+            return None;
+        }
+        let mut buddy = self.buddy.lock();
+        let block = buddy.allocate_up_to(self.metas, order);
+        self.free.store(buddy.free_frames(), Relaxed);
+        block
+    }
+
     /// [`Frames::allocate`], for callers that have asked [`Frames::fails_on_purpose`] themselves.
     fn take(&self, order: u8) -> Option<Frame> {
         let mut buddy = self.buddy.lock();
@@ -262,7 +274,12 @@ impl<P: Platform> Frames<P> {
             let order = match kind {
                 _ if is_ready => 0,
                 Kind::Reserved | Kind::Tail | Kind::Table => 0,
-                Kind::Free | Kind::Raw | Kind::Folio | Kind::Slab | Kind::Zero => meta.order(),
+                Kind::Free
+                | Kind::Raw
+                | Kind::Folio
+                | Kind::Slab
+                | Kind::Zero
+                | Kind::Kernel => meta.order(),
             };
             f(frame, order, kind);
             at = at.saturating_add(1 << order);

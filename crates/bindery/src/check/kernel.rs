@@ -1,0 +1,160 @@
+//! Whether the areas of a kernel map, their frames and their tables agree.
+
+use core::sync::atomic::Ordering;
+
+use crate::KernelMap;
+use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Entry, Kind, Permissions};
+use crate::frame::meta;
+use crate::platform::Platform;
+use crate::table::{level_of, run};
+
+use super::{Audit, Violation};
+
+impl<P: Platform> Audit<'_, '_, P> {
+    /// Looks at everything in a kernel map; says how many areas it has.
+    pub(super) fn kernel_map(&mut self, map: &KernelMap<'_, P>) -> Result<u64, Violation> {
+        if !map.index_is_sound() {
+            return Err(Violation::MappingIndex);
+        }
+        let mut areas = 0;
+        for area in map.areas() {
+            areas += 1;
+            let mut at = area.range().start();
+            for (head, order) in area.frames(self.memory) {
+                let is_block = self.memory.frames.meta(head).kind() == meta::Kind::Kernel;
+                let Some(count) = self.count(head).filter(|_| is_block) else {
+                    return Err(Violation::AreaPage(at));
+                };
+                *count += 1;
+                for page in 0..1 << order {
+                    let expected = head.plus(page).start();
+                    if area.is_live() && map.physical(at) != Some(expected) {
+                        return Err(Violation::AreaPage(at));
+                    }
+                    at = at.offset(1 << PAGE_SHIFT);
+                }
+            }
+            if area.is_live() {
+                self.every_page_is_mapped(map, area.range())?;
+            }
+        }
+        self.kernel_root(map)?;
+        Ok(areas)
+    }
+
+    fn every_page_is_mapped(
+        &self,
+        map: &KernelMap<'_, P>,
+        range: VirtRange,
+    ) -> Result<(), Violation> {
+        let mut end = range.start();
+        map.for_each_piece(range, |piece| {
+            if piece.range.start() == end {
+                end = piece.range.end();
+            }
+        });
+        if end == range.end() { Ok(()) } else { Err(Violation::AreaPage(end)) }
+    }
+
+    fn kernel_root(&mut self, map: &KernelMap<'_, P>) -> Result<(), Violation> {
+        let root = map.root();
+        let window = map.window();
+        if map.owns_root() {
+            self.meet_table(root, window.start())?;
+        }
+        let level = P::Arch::LEVELS;
+        let span = arch::span::<P::Arch>(level);
+        let mut at = window.start().align_down(span);
+        while at < window.end() {
+            let index = arch::index_of::<P::Arch>(at, level);
+            let entry = run::load(self.memory.slots(root), index);
+            if arch::kind::<P::Arch>(entry, level) != Kind::Table {
+                return Err(Violation::NotATable { table: root, at });
+            }
+            self.kernel_table(map, P::Arch::frame(entry), level - 1, at)?;
+            let Some(next) = at.checked_add(span) else { break };
+            at = next;
+        }
+        Ok(())
+    }
+
+    fn kernel_table(
+        &mut self,
+        map: &KernelMap<'_, P>,
+        table: Frame,
+        level: u8,
+        base: VirtAddr,
+    ) -> Result<(), Violation> {
+        let known = self.memory.frames.manages(table) && {
+            let meta = self.memory.frames.meta(table);
+            meta.kind() == meta::Kind::Table && level_of(meta) == level
+        };
+        if !known {
+            return Err(Violation::NotATable { table, at: base });
+        }
+        self.meet_table(table, base)?;
+        let top = level + 1 == P::Arch::LEVELS;
+        if !top && !map.has_area_under(base, arch::table_span::<P::Arch>(level)) {
+            return Err(Violation::TableOutsideMappings { table, at: base });
+        }
+        if level == 1 {
+            let says = self.memory.frames.meta(table).count.load(Ordering::Relaxed) as u32;
+            let slots = self.memory.slots(table).iter();
+            let holds = slots.filter(|slot| slot.load(Ordering::Relaxed) != 0).count() as u32;
+            if says != holds {
+                return Err(Violation::LiveCount { table, says, holds });
+            }
+        }
+        for index in 0..arch::entries::<P::Arch>() {
+            let at = base.offset(u64::from(index) << arch::span_shift::<P::Arch>(level));
+            let entry = run::load(self.memory.slots(table), index);
+            match arch::kind::<P::Arch>(entry, level) {
+                Kind::Empty => {}
+                Kind::Table => self.kernel_table(map, P::Arch::frame(entry), level - 1, at)?,
+                Kind::Absent => return Err(Violation::BadAbsent(at)),
+                Kind::Leaf => self.kernel_leaf(map, table, level, index, at)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn kernel_leaf(
+        &mut self,
+        map: &KernelMap<'_, P>,
+        table: Frame,
+        level: u8,
+        index: u32,
+        at: VirtAddr,
+    ) -> Result<(), Violation> {
+        let slots = self.memory.slots(table);
+        let entry = run::load(slots, index);
+        let single = P::Arch::unblock(entry, index);
+        if map.owner_of(at).is_none() {
+            return Err(Violation::OutsideMappings(at));
+        }
+        if P::Arch::attributes(single).permissions.contains(Permissions::USER) {
+            return Err(Violation::TooWide(at));
+        }
+        if P::Arch::is_block(entry) {
+            let first = index & !(P::Arch::BLOCK - 1);
+            let step = P::Arch::STEP << arch::order_of_level::<P::Arch>(level);
+            let head = P::Arch::unblock(run::load(slots, first), first).0;
+            let continues = |ahead: u32| {
+                let other = run::load(slots, first + ahead);
+                let expected = Entry(head.wrapping_add(step * u64::from(ahead)));
+                P::Arch::is_block(other) && P::Arch::unblock(other, first + ahead) == expected
+            };
+            let frames = u32::from(arch::order_of_level::<P::Arch>(level));
+            let aligned = P::Arch::frame(Entry(head)).0 >> frames & (P::Arch::BLOCK - 1) == 0;
+            if level > P::Arch::LARGEST_BLOCK_LEVEL
+                || !aligned
+                || !(0..P::Arch::BLOCK).all(continues)
+            {
+                return Err(Violation::BrokenBlock(at));
+            }
+        }
+        self.report.pages += 1 << arch::order_of_level::<P::Arch>(level);
+        Ok(())
+    }
+}

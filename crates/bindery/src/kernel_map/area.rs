@@ -1,0 +1,316 @@
+//! Areas: stretches of addresses, each with one owner.
+//!
+//! All areas stand in one index by address ([`crate::space::index`]): who looks for free addresses
+//! finds the lowest gap that does in logarithmic time, who has an address finds its area. The lock
+//! of the freed list is the index's writer lock; it is held for one search.
+
+use core::ptr::{self, NonNull};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64};
+
+use crate::Memory;
+use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::MemoryType;
+use crate::platform::{Platform, Wait};
+use crate::space::index::{Indexed, Links};
+
+use super::block::Blocks;
+use super::request::{AreaKind, KernelArea, Pauses, Pieces};
+use super::{KernelMap, KernelMapError};
+
+/// What is known of an area. Fields that change are written by the caller that has the area busy,
+/// or under the lock.
+pub(crate) struct Area {
+    links: Links<Self>,
+    start: AtomicU64,
+    /// With the guard page, and what a smaller size has left.
+    end: AtomicU64,
+    /// Pages that are mapped, or are to be.
+    pages: AtomicU64,
+    state: AtomicU8,
+    pub(super) kind: AreaKind,
+    pub(super) pieces: Pieces,
+    pub(super) pauses: Pauses,
+    pub(super) memory: MemoryType,
+    /// The frames that it owns.
+    pub(super) blocks: Blocks,
+    /// The next in the freed list, or in a purge.
+    next: AtomicPtr<Self>,
+}
+
+/// Who has an area.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(super) enum State {
+    /// A caller that changes it.
+    Busy,
+    /// Whoever was given the address.
+    Live,
+    /// Nobody; it waits for a purge.
+    Freed,
+    /// The purge.
+    Purging,
+    /// The purge, which has seen what lies around it.
+    Surveyed,
+}
+
+impl Indexed for Area {
+    #[inline]
+    fn links(&self) -> &Links<Self> {
+        &self.links
+    }
+
+    #[inline]
+    fn start(&self) -> u64 {
+        self.start.load(Relaxed)
+    }
+
+    #[inline]
+    fn end(&self) -> u64 {
+        self.end.load(Relaxed)
+    }
+}
+
+impl Area {
+    /// An area that a caller is about to make, nowhere yet.
+    pub(super) fn new(
+        kind: AreaKind,
+        pieces: Pieces,
+        pauses: Pauses,
+        memory: MemoryType,
+    ) -> Self {
+        Self {
+            links: Links::new(),
+            start: AtomicU64::new(0),
+            end: AtomicU64::new(0),
+            pages: AtomicU64::new(0),
+            state: AtomicU8::new(State::Busy as u8),
+            kind,
+            pieces,
+            pauses,
+            memory,
+            blocks: Blocks::new(),
+            next: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    /// Its addresses, without the guard page.
+    pub(crate) fn range(&self) -> VirtRange {
+        VirtRange::raw(self.start(), self.start() + self.pages() * PAGE_SIZE)
+    }
+
+    /// Pages that are mapped, or are to be.
+    pub(super) fn pages(&self) -> u64 {
+        self.pages.load(Relaxed)
+    }
+
+    pub(super) fn set_pages(&self, pages: u64) {
+        self.pages.store(pages, Relaxed);
+    }
+
+    pub(super) fn set_end(&self, end: u64) {
+        self.end.store(end, Relaxed);
+    }
+
+    pub(super) fn state(&self) -> State {
+        match self.state.load(Acquire) {
+            0 => State::Busy,
+            1 => State::Live,
+            2 => State::Freed,
+            3 => State::Purging,
+            _ => State::Surveyed,
+        }
+    }
+
+    pub(super) fn set_state(&self, state: State) {
+        // Release: who claims the area sees what was done to it.
+        self.state.store(state as u8, Release);
+    }
+
+    pub(super) fn next(&self) -> Option<NonNull<Self>> {
+        NonNull::new(self.next.load(Relaxed))
+    }
+
+    pub(super) fn set_next(&self, next: Option<NonNull<Self>>) {
+        self.next.store(next.map_or(ptr::null_mut(), NonNull::as_ptr), Relaxed);
+    }
+
+    /// Whether somebody was given its address.
+    pub(crate) fn is_live(&self) -> bool {
+        self.state() == State::Live
+    }
+
+    /// The blocks of frames that it owns: heads and orders. For the auditor.
+    pub(crate) fn frames<'a, P: Platform>(
+        &'a self,
+        memory: &'a Memory<P>,
+    ) -> impl Iterator<Item = (Frame, u8)> + 'a {
+        self.blocks.iter(memory)
+    }
+
+    /// What users are told of it.
+    pub(super) fn describe(&self) -> KernelArea {
+        KernelArea { range: self.range(), kind: self.kind }
+    }
+}
+
+/// The areas that wait for a purge, the last first.
+pub(super) struct FreedList {
+    pub(super) first: Option<NonNull<Area>>,
+    /// Pages of their ranges.
+    pub(super) pages: u64,
+}
+
+// SAFETY: the pointer leads to an `Area`, which is made of atomics and of what never changes; the
+// areas belong to the map, and any CPU may work on them.
+unsafe impl Send for FreedList {}
+
+impl FreedList {
+    pub(super) const fn new() -> Self {
+        Self { first: None, pages: 0 }
+    }
+}
+
+/// Where an area may lie.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Placement {
+    /// Without the guard page.
+    pub(super) pages: u64,
+    /// The start's remainder by `align`, a power of two, is `congruent`.
+    pub(super) align: u64,
+    pub(super) congruent: u64,
+}
+
+/// An area that the caller has busy: nobody else changes or frees it.
+#[derive(Clone, Copy)]
+pub(super) struct Claim(pub(super) NonNull<Area>);
+
+impl<P: Platform> KernelMap<'_, P> {
+    #[inline]
+    pub(super) fn area(&self, area: NonNull<Area>) -> &Area {
+        // SAFETY: areas are freed by the purge alone, after it has taken them out of the index and
+        // all read sections of that time have ended. Callers hold the lock of the freed list, are in
+        // a read section, have claimed the area, or are the purge.
+        unsafe { area.as_ref() }
+    }
+
+    /// Takes free addresses for a new area, which begins busy.
+    pub(super) fn reserve(
+        &self,
+        placement: Placement,
+        make: impl Fn() -> Area,
+    ) -> Result<Claim, KernelMapError> {
+        let memory = self.memory;
+        let mut area = None;
+        // Freed areas may hold what is missing: addresses, and memory.
+        for attempt in [Attempt::First, Attempt::AfterPurge] {
+            if attempt == Attempt::AfterPurge {
+                self.purge();
+            }
+            let allocate =
+                || memory.kernel_areas.allocate(&memory.frames, &memory.platform, make());
+            area = area.or_else(allocate);
+            if let Some(area) = area
+                && self.insert(area, &placement)
+            {
+                return Ok(Claim(area));
+            }
+        }
+        let Some(area) = area else { return Err(KernelMapError::OutOfMemory) };
+        // SAFETY: it came from this slab and was in no index, so nobody has seen it.
+        unsafe { memory.kernel_areas.free(&memory.frames, &memory.platform, area) };
+        Err(KernelMapError::OutOfAddresses)
+    }
+
+    /// Puts the area at the lowest place that does.
+    fn insert(&self, area: NonNull<Area>, placement: &Placement) -> bool {
+        let Placement { pages, align, congruent } = *placement;
+        let length = (pages + 1) * PAGE_SIZE;
+        let (low, high) = (self.window.start().0, self.window.end().0);
+        let _writer = self.freed.lock();
+        let Some(start) = self.index.find_gap_bottom_up(length, align, congruent, low, high) else {
+            return false;
+        };
+        let place = self.area(area);
+        place.start.store(start, Relaxed);
+        place.end.store(start + length, Relaxed);
+        place.set_pages(pages);
+        // SAFETY: 1. The lock is held. 2. The area is new. 3. The purge frees it after a grace
+        // period. 4. Nothing but what is in this map's index is ever passed to it.
+        unsafe { self.index.insert(area) };
+        true
+    }
+
+    /// Takes the live area around `at` from everybody else. `fits` says whether it is one that the
+    /// caller can do something with.
+    pub(super) fn claim(
+        &self,
+        at: VirtAddr,
+        fits: impl Fn(&Area) -> Result<(), KernelMapError>,
+    ) -> Result<Claim, KernelMapError> {
+        loop {
+            {
+                let _writer = self.freed.lock();
+                let found = self.index.find_at_or_before(at.0);
+                let found = found.filter(|node| at.0 < self.area(*node).end());
+                let node = found.ok_or(KernelMapError::NotAnArea(at))?;
+                let area = self.area(node);
+                match area.state() {
+                    State::Live => {
+                        fits(area)?;
+                        area.set_state(State::Busy);
+                        return Ok(Claim(node));
+                    }
+                    State::Busy => {}
+                    State::Freed | State::Purging | State::Surveyed => {
+                        return Err(KernelMapError::Freed { area: area.describe() });
+                    }
+                }
+            }
+            self.memory.platform.relax(Wait::Long);
+        }
+    }
+
+    /// As [`KernelMap::claim`], for the area of this kind that starts at `start`.
+    pub(super) fn claim_start(
+        &self,
+        start: VirtAddr,
+        expected: AreaKind,
+    ) -> Result<Claim, KernelMapError> {
+        self.claim(start, |area| {
+            let told = area.describe();
+            if area.kind != expected {
+                Err(KernelMapError::WrongKind { area: told, expected })
+            } else if told.range.start() != start {
+                Err(KernelMapError::NotTheStart { area: told })
+            } else {
+                Ok(())
+            }
+        })
+    }
+
+    /// Hands a claimed area to whoever knows its address.
+    pub(super) fn release(&self, claim: Claim) {
+        // Without the lock: of a busy area, nobody else changes the state.
+        self.area(claim.0).set_state(State::Live);
+    }
+
+    /// Leaves a claimed area, whose entries are empty now, to the next purge. Says how many pages
+    /// wait for it.
+    pub(super) fn put_off(&self, claim: Claim) -> u64 {
+        let area = self.area(claim.0);
+        let mut freed = self.freed.lock();
+        area.set_state(State::Freed);
+        area.set_next(freed.first);
+        freed.first = Some(claim.0);
+        freed.pages += area.range().pages();
+        freed.pages
+    }
+}
+
+/// How often something was tried.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Attempt {
+    First,
+    AfterPurge,
+}

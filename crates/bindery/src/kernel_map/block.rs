@@ -1,0 +1,136 @@
+//! The frames that an area owns: blocks of 2^order frames, linked through their metadata.
+//!
+//! ```text
+//! area.blocks -> head 0x400 (order 9) -> head 0x37 (order 0) -> head 0x80 (order 4) -> none
+//! ```
+//!
+//! The list is in the order of the addresses, so that the tables need not be read to give the
+//! frames back, and neighbours in memory go back as one.
+
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use crate::Memory;
+use crate::addr::Frame;
+use crate::frame::meta::{Kind, NONE, state_of};
+use crate::platform::Platform;
+use crate::table::link;
+
+/// A list of blocks. Used by whoever has the area busy, or by the purge.
+pub(super) struct Blocks {
+    first: AtomicU32,
+    last: AtomicU32,
+}
+
+impl Blocks {
+    pub(super) const fn new() -> Self {
+        Self { first: AtomicU32::new(NONE), last: AtomicU32::new(NONE) }
+    }
+
+    /// Adds a block, fresh from the allocator, behind the others.
+    pub(super) fn push<P: Platform>(&self, memory: &Memory<P>, head: Frame, order: u8) {
+        let meta = memory.frames.meta(head);
+        meta.state.store(state_of(Kind::Kernel, order), Relaxed);
+        meta.next.store(NONE, Relaxed);
+        match link(self.last.load(Relaxed)) {
+            Some(last) => memory.frames.meta(last).next.store(head.0, Relaxed),
+            None => self.first.store(head.0, Relaxed),
+        }
+        self.last.store(head.0, Relaxed);
+    }
+
+    /// Takes over the blocks of another list, in front of its own.
+    pub(super) fn prepend<P: Platform>(&self, memory: &Memory<P>, other: &Self) {
+        let Some(last) = link(other.last.swap(NONE, Relaxed)) else { return };
+        let own = self.first.swap(other.first.swap(NONE, Relaxed), Relaxed);
+        memory.frames.meta(last).next.store(own, Relaxed);
+        if own == NONE {
+            self.last.store(last.0, Relaxed);
+        }
+    }
+
+    /// The blocks: heads and orders.
+    pub(super) fn iter<'a, P: Platform>(
+        &'a self,
+        memory: &'a Memory<P>,
+    ) -> impl Iterator<Item = (Frame, u8)> + 'a {
+        let mut next = link(self.first.load(Relaxed));
+        core::iter::from_fn(move || {
+            let head = next?;
+            let meta = memory.frames.meta(head);
+            next = link(meta.next.load(Relaxed));
+            Some((head, meta.order()))
+        })
+    }
+
+    /// Cuts the list behind `pages` pages; a block that lies across the cut becomes several, of
+    /// which the front ones stay. What is behind is the result.
+    pub(super) fn cut<P: Platform>(&self, memory: &Memory<P>, pages: u64) -> Self {
+        let behind = Self::new();
+        let mut left = pages;
+        let mut last = NONE;
+        let mut next = link(self.first.load(Relaxed));
+        while let Some(head) = next {
+            let meta = memory.frames.meta(head);
+            let size = 1 << meta.order();
+            if left < size {
+                break;
+            }
+            left -= size;
+            last = head.0;
+            next = link(meta.next.load(Relaxed));
+        }
+        let Some(cut) = next else { return behind };
+        behind.first.store(cut.0, Relaxed);
+        behind.last.store(self.last.load(Relaxed), Relaxed);
+        self.last.store(last, Relaxed);
+        match link(last) {
+            Some(last) => memory.frames.meta(last).next.store(NONE, Relaxed),
+            None => self.first.store(NONE, Relaxed),
+        }
+        if left > 0 {
+            self.split_first(memory, &behind, left as u32);
+        }
+        behind
+    }
+
+    /// Moves the first `pages` frames of the first block of `behind` to this list.
+    fn split_first<P: Platform>(&self, memory: &Memory<P>, behind: &Self, pages: u32) {
+        let Some(block) = link(behind.first.load(Relaxed)) else { return };
+        let meta = memory.frames.meta(block);
+        let (end, next) = (1 << meta.order(), meta.next.load(Relaxed));
+        let rest = Self::new();
+        let mut at = 0;
+        while at < end {
+            let limit = if at < pages { pages } else { end };
+            let aligned = if at == 0 { u32::MAX } else { at.trailing_zeros() };
+            let order = aligned.min((limit - at).ilog2()) as u8;
+            let list = if at < pages { self } else { &rest };
+            list.push(memory, block.plus(at), order);
+            at += 1 << order;
+        }
+        // What was behind the block is behind its rest.
+        match link(rest.last.load(Relaxed)) {
+            Some(last) => memory.frames.meta(last).next.store(next, Relaxed),
+            None => rest.first.store(next, Relaxed),
+        }
+        if next == NONE {
+            behind.last.store(rest.last.load(Relaxed), Relaxed);
+        }
+        behind.first.store(rest.first.load(Relaxed), Relaxed);
+    }
+
+    /// Gives all frames back. No TLB knows them any more.
+    pub(super) fn free<P: Platform>(&self, memory: &Memory<P>) {
+        let mut batch = memory.free_batch();
+        let mut next = link(self.first.swap(NONE, Relaxed));
+        self.last.store(NONE, Relaxed);
+        while let Some(head) = next {
+            let meta = memory.frames.meta(head);
+            next = link(meta.next.load(Relaxed));
+            let order = meta.order();
+            // Neighbours join it, and a head inside of what is free would be none.
+            meta.state.store(state_of(Kind::Tail, 0), Relaxed);
+            batch.push(head, 1 << order);
+        }
+    }
+}

@@ -1,0 +1,357 @@
+//! The protocol of the tables, apart from what areas are, so that the very same code runs under a
+//! model checker (`loom_model`). The module's text ([`super`]) tells the rules.
+//!
+//! ```text
+//! a table    made ── offered ──────> hooked in ── unhooked ── flushed ── addresses back ── freed
+//!                 └─ another's won ─> freed         (lock)     (TLBs)       (lock)         (readers)
+//! a leaf     stored ── paused: valid bit clear ── flushed ── replaced
+//! ```
+
+use core::ops::Range;
+use core::sync::atomic::Ordering;
+
+use crate::addr::{Frame, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Entry, Kind};
+use crate::platform::{Platform, Wait};
+use crate::stats::Counts;
+use crate::table::free_table;
+
+use super::KernelMap;
+use super::walk::Stop;
+
+/// What the protocol needs to know of a tree of tables.
+pub(super) trait Tree {
+    type Arch: Arch;
+    /// The table of the highest level.
+    fn top(&self) -> Frame;
+    /// Reads an entry.
+    fn load(&self, table: Frame, index: u32, order: Ordering) -> Entry;
+    /// Writes an entry that the caller owns.
+    fn store(&self, table: Frame, index: u32, entry: Entry, order: Ordering);
+    /// Writes an entry if it is empty, and says what stands there otherwise.
+    fn offer(
+        &self,
+        table: Frame,
+        index: u32,
+        entry: Entry,
+        order: (Ordering, Ordering),
+    ) -> Result<(), Entry>;
+    /// An empty table, which nobody else knows.
+    fn make_table(&self, level: u8, counts: &mut Counts) -> Option<Frame>;
+    /// Takes a table back that nobody else has seen.
+    fn drop_table(&self, table: Frame, counts: &mut Counts);
+    /// Whether a TLB may remember a table that is unhooked.
+    fn is_unflushed(&self, order: Ordering) -> bool;
+    /// Says whether one may.
+    fn set_unflushed(&self, unflushed: bool, order: Ordering);
+    /// Called again and again by who waits for a flush.
+    fn relax(&self);
+}
+
+/// The lowest table that exists for an address.
+pub(super) struct Lowest {
+    pub(super) table: Frame,
+    pub(super) level: u8,
+    pub(super) index: u32,
+    /// What stands there; of a second look, nobody knows whether it is about the same.
+    pub(super) entry: Entry,
+}
+
+/// What a walk without a claim found for an address.
+pub(super) struct Found {
+    /// Empty or a leaf; of one that is paused, with its valid bit.
+    pub(super) entry: Entry,
+    pub(super) level: u8,
+    pub(super) index: u32,
+    pub(super) paused: bool,
+}
+
+/// The table that the entry at `index` of `table`, of `level`, names; one is made where the entry is
+/// empty. Called by who owns an address under the entry.
+#[inline]
+pub(super) fn child<T: Tree>(
+    tree: &T,
+    table: Frame,
+    level: u8,
+    index: u32,
+    counts: &mut Counts,
+) -> Result<Frame, Stop> {
+    // Acquire: of the table, we see that it is empty, or what others have stored since.
+    let entry = tree.load(table, index, Ordering::Acquire);
+    counts.entries_descended += 1;
+    match arch::kind::<T::Arch>(entry, level) {
+        Kind::Table => Ok(T::Arch::frame(entry)),
+        Kind::Empty => make_child(tree, table, level, index, counts),
+        Kind::Leaf | Kind::Absent => Err(Stop::Occupied(0)),
+    }
+}
+
+#[inline(never)]
+fn make_child<T: Tree>(
+    tree: &T,
+    table: Frame,
+    level: u8,
+    index: u32,
+    counts: &mut Counts,
+) -> Result<Frame, Stop> {
+    let new = tree.make_table(level - 1, counts).ok_or(Stop::OutOfMemory)?;
+    // The entry may have named a table that was unhooked just now, and our addresses lay free under
+    // it. A CPU that remembers that table finds none of what we map: see the module's text.
+    // Acquire: what the flush has done comes before our table can be found.
+    while tree.is_unflushed(Ordering::Acquire) {
+        tree.relax();
+    }
+    // Release: who finds the table by this entry sees it empty. Acquire: so do we, of another's.
+    let order = (Ordering::AcqRel, Ordering::Acquire);
+    match tree.offer(table, index, T::Arch::table(new), order) {
+        Ok(()) => {
+            counts.entries_written += 1;
+            Ok(new)
+        }
+        Err(other) => {
+            tree.drop_table(new, counts);
+            match arch::kind::<T::Arch>(other, level) {
+                Kind::Table => Ok(T::Arch::frame(other)),
+                _ => Err(Stop::Occupied(0)),
+            }
+        }
+    }
+}
+
+/// Goes down to the lowest table that exists for `at`. Called by who owns the address, or in a read
+/// section.
+#[inline]
+pub(super) fn descend<T: Tree>(tree: &T, at: VirtAddr, counts: &mut Counts) -> Lowest {
+    let (mut table, mut level) = (tree.top(), T::Arch::LEVELS);
+    loop {
+        let index = arch::index_of::<T::Arch>(at, level);
+        let entry = tree.load(table, index, Ordering::Acquire);
+        counts.entries_descended += 1;
+        if arch::kind::<T::Arch>(entry, level) != Kind::Table {
+            return Lowest { table, level, index, entry };
+        }
+        table = T::Arch::frame(entry);
+        level -= 1;
+    }
+}
+
+/// What the tables say of `at`. Called in a read section.
+///
+/// Each entry is looked at once. Were the last one read again, it could be a table by then:
+/// 1. a dump finds a huge leaf and remembers its level;
+/// 2. a cut replaces the leaf by a table;
+/// 3. the dump reads the entry again, finds no leaf, and goes on behind the table: a hole.
+pub(super) fn find<T: Tree>(tree: &T, at: VirtAddr) -> Found {
+    let Lowest { level, index, entry, .. } = descend(tree, at, &mut Counts::default());
+    let paused = !entry.is_empty() && entry.0 & T::Arch::PRESENT == 0;
+    Found { entry: whole::<T::Arch>(entry), level, index, paused }
+}
+
+/// An entry as it is when it is not paused.
+#[inline]
+pub(super) fn whole<A: Arch>(entry: Entry) -> Entry {
+    Entry(if entry.is_empty() { 0 } else { entry.0 | A::PRESENT })
+}
+
+/// Empties the leaves at the beginning of `indices`, up to a table; says how many entries it has
+/// passed, at least one. Called by who owns an address under each of them.
+///
+/// An entry that is empty is left alone: it may stand for addresses of others too, and what names
+/// their table would be gone:
+/// 1. A, which never got a table here, reads the entry: it is empty;
+/// 2. B, whose area begins under the same entry, hooks in a table;
+/// 3. A stores an empty entry.
+pub(super) fn clear_leaves<T: Tree>(
+    tree: &T,
+    table: Frame,
+    level: u8,
+    indices: Range<u32>,
+    counts: &mut Counts,
+) -> u32 {
+    let mut passed = 0;
+    for index in indices {
+        let entry = tree.load(table, index, Ordering::Relaxed);
+        match arch::kind::<T::Arch>(entry, level) {
+            Kind::Table => break,
+            Kind::Empty => {}
+            Kind::Leaf | Kind::Absent => {
+                tree.store(table, index, Entry::EMPTY, Ordering::Relaxed);
+                counts.entries_written += 1;
+            }
+        }
+        passed += 1;
+    }
+    // What became a table since the caller's look holds nothing of the caller's.
+    passed.max(1)
+}
+
+/// Unhooks the highest tables that stand for a part of `own` and for nothing outside of `free`, and
+/// shows them to `met`. The root's entries stay. Called with the lock of the areas held.
+pub(super) fn unhook<T: Tree>(
+    tree: &T,
+    own: VirtRange,
+    free: VirtRange,
+    counts: &mut Counts,
+    mut met: impl FnMut(Frame),
+) {
+    let mut at = own.start();
+    while at < own.end() {
+        let (mut table, mut level) = (tree.top(), T::Arch::LEVELS);
+        let span = loop {
+            let span = arch::span::<T::Arch>(level);
+            let index = arch::index_of::<T::Arch>(at, level);
+            let entry = tree.load(table, index, Ordering::Acquire);
+            counts.entries_descended += 1;
+            if arch::kind::<T::Arch>(entry, level) != Kind::Table {
+                break span;
+            }
+            let child = T::Arch::frame(entry);
+            let start = at.align_down(span).0;
+            // Saturating: behind the table of the highest addresses, all is free.
+            let end = start.saturating_add(span);
+            if free.start().0 <= start && end <= free.end().0 && level < T::Arch::LEVELS {
+                // Relaxed: the lock tells who is given addresses under it from now on.
+                tree.set_unflushed(true, Ordering::Relaxed);
+                tree.store(table, index, Entry::EMPTY, Ordering::Relaxed);
+                counts.entries_written += 1;
+                met(child);
+                break span;
+            }
+            if level == 2 {
+                // A table of leaves that stays.
+                break span;
+            }
+            (table, level) = (child, level - 1);
+        };
+        let Some(next) = at.align_down(span).checked_add(span) else { break };
+        at = next;
+    }
+}
+
+/// The steps of a purge. The module's text says what each is for.
+pub(super) trait Purge: Tree {
+    type Batch;
+    /// Takes what was freed, and unhooks tables ([`unhook`]).
+    fn take(&self, counts: &mut Counts) -> Option<Self::Batch>;
+    /// Makes all TLBs forget it.
+    fn flush(&self, batch: &Self::Batch, counts: &mut Counts);
+    /// Gives the addresses back.
+    fn give_back(&self, batch: &Self::Batch);
+    /// Waits for the read sections that exist.
+    fn wait_for_readers(&self);
+    /// Frees frames, tables and areas.
+    fn free(&self, batch: Self::Batch, counts: &mut Counts);
+}
+
+/// A purge, in the one order that does. Only one CPU is at it.
+pub(super) fn purge<T: Purge>(tree: &T, counts: &mut Counts) {
+    let Some(batch) = tree.take(counts) else { return };
+    tree.flush(&batch, counts);
+    // Release: who makes a table from here on makes it after the flush.
+    tree.set_unflushed(false, Ordering::Release);
+    tree.give_back(&batch);
+    tree.wait_for_readers();
+    tree.free(batch, counts);
+}
+
+/// Stores what stands at `indices` afterwards; says whether anything changed.
+pub(super) fn write<T: Tree>(
+    tree: &T,
+    table: Frame,
+    indices: Range<u32>,
+    new: &impl Fn(u32) -> Entry,
+    counts: &mut Counts,
+) -> bool {
+    let mut changed = false;
+    for index in indices {
+        let new = new(index);
+        if tree.load(table, index, Ordering::Relaxed) != new {
+            // Release: of a table, its entries come first.
+            tree.store(table, index, new, Ordering::Release);
+            counts.entries_written += 1;
+            changed = true;
+        }
+    }
+    changed
+}
+
+/// As [`write`], for entries of which some have to be broken before they are replaced, as `breaks`
+/// says of the old and the new one. `new` does not mind the valid bit of what stands there.
+pub(super) fn replace<T: Tree>(
+    tree: &T,
+    table: Frame,
+    indices: Range<u32>,
+    new: &impl Fn(u32) -> Entry,
+    breaks: impl Fn(Entry, Entry) -> bool,
+    flush: impl FnOnce(&mut Counts),
+    counts: &mut Counts,
+) {
+    for index in indices.clone() {
+        let old = whole::<T::Arch>(tree.load(table, index, Ordering::Relaxed));
+        let new = new(index);
+        // What needs no break is new at once, so that one invalidation does for both. What is broken
+        // keeps all its other bits: by them, software sees what is mapped.
+        let paused = Entry(old.0 & !T::Arch::PRESENT);
+        let now = if breaks(old, new) { paused } else { new };
+        if old != now {
+            tree.store(table, index, now, Ordering::Release);
+            counts.entries_written += 1;
+        }
+    }
+    flush(counts);
+    write(tree, table, indices, new, counts);
+}
+
+impl<P: Platform> Tree for KernelMap<'_, P> {
+    type Arch = P::Arch;
+
+    #[inline]
+    fn top(&self) -> Frame {
+        self.root
+    }
+
+    #[inline]
+    fn load(&self, table: Frame, index: u32, order: Ordering) -> Entry {
+        Entry(self.memory.slots(table)[index as usize].load(order))
+    }
+
+    #[inline]
+    fn store(&self, table: Frame, index: u32, entry: Entry, order: Ordering) {
+        self.memory.slots(table)[index as usize].store(entry.0, order);
+    }
+
+    #[inline]
+    fn offer(
+        &self,
+        table: Frame,
+        index: u32,
+        entry: Entry,
+        (success, failure): (Ordering, Ordering),
+    ) -> Result<(), Entry> {
+        let slot = &self.memory.slots(table)[index as usize];
+        slot.compare_exchange(0, entry.0, success, failure).map(drop).map_err(Entry)
+    }
+
+    fn make_table(&self, level: u8, counts: &mut Counts) -> Option<Frame> {
+        self.new_table(level, counts)
+    }
+
+    fn drop_table(&self, table: Frame, counts: &mut Counts) {
+        free_table(self.memory, table, counts);
+    }
+
+    #[inline]
+    fn is_unflushed(&self, order: Ordering) -> bool {
+        self.unflushed.load(order)
+    }
+
+    #[inline]
+    fn set_unflushed(&self, unflushed: bool, order: Ordering) {
+        self.unflushed.store(unflushed, order);
+    }
+
+    fn relax(&self) {
+        // The flush itself waits for nobody, but the purge may have to wait for its CPU.
+        self.memory.platform.relax(Wait::Long);
+    }
+}

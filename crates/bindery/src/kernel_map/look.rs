@@ -1,0 +1,172 @@
+//! What is mapped where: lookups, faults, dumps. Nothing here takes a claim.
+
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, PhysAddr, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Kind, Permissions};
+use crate::platform::{Platform, Wait};
+use crate::space::index::Indexed;
+use crate::table::ReadSection;
+
+use super::KernelMap;
+use super::area::State;
+use super::hooks::{self, Found};
+use super::request::{KernelAddress, KernelArea, KernelPiece, Resolution};
+
+impl<P: Platform> KernelMap<'_, P> {
+    /// What the tables say of `at`; called in a read section.
+    fn find(&self, at: VirtAddr) -> Found {
+        hooks::find(self, at)
+    }
+
+    /// What `at` leads to, if it is mapped (Linux: `vmalloc_to_page`, `vmalloc_to_pfn`, and the same
+    /// for all other areas). Constant time; takes no lock.
+    pub fn physical(&self, at: VirtAddr) -> Option<PhysAddr> {
+        if !self.window.contains(at) {
+            return None;
+        }
+        let _section = ReadSection::enter(&self.memory.platform);
+        let found = self.find(at);
+        if arch::kind::<P::Arch>(found.entry, found.level) != Kind::Leaf {
+            return None;
+        }
+        let leaf = self.whole_leaf(&found);
+        let offset = at.0 & (arch::span::<P::Arch>(found.level) - 1);
+        Some(PhysAddr(leaf.0 + offset))
+    }
+
+    /// Where a leaf leads.
+    fn whole_leaf(&self, found: &Found) -> PhysAddr {
+        let single = P::Arch::unblock(found.entry, found.index);
+        P::Arch::frame(single).start()
+    }
+
+    /// What `at` is (for messages about faults, and debuggers).
+    ///
+    /// Takes the lock of the areas. Complexity: logarithmic in the areas.
+    pub fn explain(&self, at: VirtAddr) -> KernelAddress {
+        if !self.window.contains(at) {
+            return KernelAddress::Outside;
+        }
+        let found: Option<(KernelArea, State)> = {
+            let _writer = self.freed.lock();
+            let node = self.index.find_at_or_before(at.0);
+            let area = node.map(|node| self.area(node)).filter(|area| at.0 < area.end());
+            area.map(|area| (area.describe(), area.state()))
+        };
+        match found {
+            None => KernelAddress::Free,
+            Some((area, State::Freed | State::Purging | State::Surveyed)) => KernelAddress::Freed { area },
+            Some((area, _)) if !area.range.contains(at) => KernelAddress::Guard { area },
+            Some((area, _)) => match self.physical(at) {
+                Some(to) => KernelAddress::Mapped { area, to },
+                None => KernelAddress::Unmapped { area },
+            },
+        }
+    }
+
+    /// What a fault handler of the kernel does with a fault at `at`, for an access that needs
+    /// `needed`: waits while the address is paused, and says whether to try again.
+    ///
+    /// Takes no lock, and waits by [`Platform::relax`] with [`Wait::Short`] only; may be called with
+    /// interrupts off. (Whoever pauses an address runs on, on another CPU.)
+    pub fn resolve(&self, at: VirtAddr, needed: Permissions) -> Resolution {
+        if !self.window.contains(at) {
+            return Resolution::NotMapped;
+        }
+        loop {
+            let found = {
+                let _section = ReadSection::enter(&self.memory.platform);
+                self.find(at)
+            };
+            if found.paused {
+                self.memory.platform.relax(Wait::Short);
+                continue;
+            }
+            return match arch::kind::<P::Arch>(found.entry, found.level) {
+                Kind::Leaf => {
+                    let allowed = P::Arch::attributes(found.entry).permissions;
+                    if allowed.contains(needed) { Resolution::Retry } else { Resolution::Denied }
+                }
+                Kind::Empty | Kind::Table | Kind::Absent => Resolution::NotMapped,
+            };
+        }
+    }
+
+    /// All areas that are in use, in rising order (Linux: `/proc/vmallocinfo`).
+    ///
+    /// `f` is called without a lock, so that it may do anything but wait for a purge; areas that come
+    /// and go meanwhile may be missed. Complexity: linear in the areas, times their logarithm.
+    pub fn for_each_area(&self, mut f: impl FnMut(KernelArea)) {
+        let mut from = 0;
+        loop {
+            let found = {
+                let _writer = self.freed.lock();
+                self.index.first_ending_after(from).map(|node| {
+                    let area = self.area(node);
+                    (area.describe(), area.state(), area.end())
+                })
+            };
+            let Some((area, state, end)) = found else { break };
+            if matches!(state, State::Live | State::Busy) {
+                f(area);
+            }
+            from = end;
+        }
+    }
+
+    /// All pieces that are mapped in `range`, in rising order, neighbours that agree joined (Linux:
+    /// `/sys/kernel/debug/kernel_page_tables`).
+    ///
+    /// Walks the tables as they are, with no lock, while others change them: what is mapped and
+    /// unmapped meanwhile may be told or not, or in part. Complexity: linear in the entries that are
+    /// read; empty tables cost one each.
+    pub fn for_each_piece(&self, range: VirtRange, mut f: impl FnMut(KernelPiece)) {
+        let range = range.intersection(self.window);
+        let (mut at, end) = (range.start(), range.end());
+        let mut joined: Option<KernelPiece> = None;
+        while at < end {
+            let (next, piece) = self.next_piece(at, end);
+            if let Some(piece) = piece {
+                match &mut joined {
+                    Some(last) if last.continues(&piece) => {
+                        last.range = VirtRange::raw(last.range.start().0, piece.range.end().0);
+                    }
+                    last => {
+                        if let Some(done) = last.replace(piece) {
+                            f(done);
+                        }
+                    }
+                }
+            }
+            let Some(next) = next else { break };
+            at = next;
+        }
+        if let Some(last) = joined {
+            f(last);
+        }
+    }
+
+    /// The leaf at `at`, if there is one, and where to look next. `None` behind the last address.
+    fn next_piece(&self, at: VirtAddr, end: VirtAddr) -> (Option<VirtAddr>, Option<KernelPiece>) {
+        let found = {
+            let _section = ReadSection::enter(&self.memory.platform);
+            self.find(at)
+        };
+        let span = arch::span::<P::Arch>(found.level);
+        let next = at.align_down(span).checked_add(span);
+        if arch::kind::<P::Arch>(found.entry, found.level) != Kind::Leaf {
+            return (next, None);
+        }
+        let until = next.map_or(end.0, |next| next.0.min(end.0));
+        let offset = at.0 & (span - 1);
+        let single = P::Arch::unblock(found.entry, found.index);
+        let block = P::Arch::is_block(found.entry);
+        let piece = KernelPiece {
+            range: VirtRange::raw(at.0, until),
+            to: PhysAddr((u64::from(P::Arch::frame(single).0) << PAGE_SHIFT) + offset),
+            size: if block { span * u64::from(P::Arch::BLOCK) } else { span.max(PAGE_SIZE) },
+            permissions: P::Arch::attributes(single).permissions,
+            memory: P::Arch::memory_type_of(single),
+        };
+        (next, Some(piece))
+    }
+}

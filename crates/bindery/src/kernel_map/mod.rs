@@ -1,0 +1,306 @@
+//! The kernel's own mappings: [`KernelMap`], with `vmalloc`, `vmap` and `ioremap` in the largest
+//! pieces that addresses and frames allow.
+//!
+//! ```text
+//! window   |  area            |g|  area     |g|  free          | freed |g|  area ...
+//!          | 2 MiB | 64K | 4K |   | 4K | 4K |                              g: guard page
+//! ```
+//!
+//! # The protocol
+//!
+//! **An address has one owner.** A stretch of addresses belongs to one *area* from the moment it
+//! is reserved until a purge has given it back. Only the area's owner writes the entries that its
+//! addresses cover, so leaves need no lock. An area is in one of four states:
+//!
+//! | state | who has it | entries |
+//! |---|---|---|
+//! | busy | the caller that maps it, changes its protection or its size | change |
+//! | live | whoever was given the address | stay |
+//! | freed | nobody: it waits for a purge | empty; TLBs may remember what stood there |
+//! | purging | the purge | empty |
+//!
+//! **Tables are hooked in by compare-exchange and unhooked by the purge alone.** Two areas may lie
+//! under one table. Whoever misses a table makes one and offers it; of two, one wins and the other
+//! takes its own back. A table goes when all addresses under it are free: the purge sees that under
+//! the lock of the areas, so that no area can come to lie there meanwhile. Who owns an address
+//! under a table therefore never loses the table, and needs no lock to walk to it. Whoever makes a
+//! table waits for the flush of those that were unhooked (2 below). Otherwise:
+//! 1. a purge unhooks table T, under which one area lay; the addresses beside that were free before;
+//! 2. another area is reserved there, and hooks in a table where T was;
+//! 3. a CPU that remembers T uses the new area, walks from T, and finds nothing.
+//!
+//! **Walkers without a claim** ([`KernelMap::physical`], [`KernelMap::for_each_piece`]) walk in
+//! read sections. The order of a purge is for them, and for the hardware's walkers:
+//! 1. it unhooks the tables under which nothing is left;
+//! 2. it invalidates, once for all areas: no TLB names the frames or tables any more;
+//! 3. it gives the addresses back: from here on something else may be mapped there, a huge leaf
+//!    where the table was;
+//! 4. it waits for the read sections that exist;
+//! 5. it frees frames, tables and areas.
+//!
+//! With 3 before 2, a CPU could use what its TLB remembers of the old area for the new one. With 5
+//! before 4, this happens:
+//! 1. a dump reads the entry that names table T, and is about to read T;
+//! 2. the purge unhooks T and frees its frame; a huge leaf replaces T's entry;
+//! 3. somebody writes data into the frame; the dump takes it for entries.
+//!
+//! **Live leaves are never folded.** Contiguous blocks are written into empty entries, whole.
+//!
+//! **A cut pauses.** To change the protection of a part of a huge leaf or of a contiguous block, the
+//! larger piece has to be replaced by smaller ones, and architectures demand that it is broken
+//! first: its valid bits are cleared, every TLB forgets it, then the new entries are written. A CPU
+//! that uses the address in between faults. Its handler asks [`KernelMap::resolve`], which waits for
+//! the end of the pause. The entry keeps all its other bits meanwhile, so walkers by software never
+//! see a hole. Who cannot take a fault (a stack, on which the fault itself would be handled) asks for
+//! [`Pauses::Never`], and changes that would need one are refused. A pause is short: one table of
+//! entries, one invalidation, with interrupts off as far as [`Platform::SpinLock`] does that.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `request` | what callers ask for, and what they are told |
+//! | `error` | why it was refused |
+//! | `area` | stretches of addresses: reserved, claimed, found |
+//! | `block` | the frames that an area owns |
+//! | `hooks` | the protocol of the tables, as the model checker runs it too |
+//! | `walk` | the one walk: tables found or made, runs of leaves written and cleared |
+//! | `vmalloc`, `resize` | frames and addresses at once; larger and smaller |
+//! | `vmap` | frames of the caller; device registers |
+//! | `protect` | permissions of a part: cuts |
+//! | `purge` | freed areas become free |
+//! | `look` | what is mapped where |
+
+mod area;
+mod block;
+mod error;
+mod hooks;
+mod look;
+#[cfg(all(test, loom))]
+mod loom_model;
+mod protect;
+mod purge;
+mod request;
+mod resize;
+mod vmalloc;
+mod vmap;
+mod walk;
+
+use core::ops::RangeInclusive;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::Memory;
+use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Arch};
+use crate::frame::meta;
+use crate::platform::{Platform, Tables};
+use crate::space::index::Index;
+use crate::stats::{Counts, Stats};
+use crate::table::{Reach, free_table, new_table, run};
+
+pub(crate) use area::Area;
+use area::FreedList;
+pub use error::KernelMapError;
+pub use request::{
+    AreaKind, Content, KernelAddress, KernelArea, KernelPiece, Pauses, Pieces, Resolution,
+    UnmapTime, VmallocOptions, VmapOptions,
+};
+
+/// The kernel's part of the addresses, and what is mapped there: `vmalloc`, `vmap`, `ioremap`.
+///
+/// All functions take `&self` and may be called on all CPUs at the same time. Those that change
+/// something may wait for each other ([`Platform::relax`]), so they are not for interrupt handlers;
+/// [`KernelMap::resolve`] and what only looks ([`KernelMap::physical`]) are.
+///
+/// An address that was handed out may be used until it is given back, by whoever knows that the
+/// permissions allow it; the core itself never touches what is mapped. Every area has an unmapped
+/// guard page behind it.
+pub struct KernelMap<'m, P: Platform> {
+    memory: &'m Memory<P>,
+    root: Frame,
+    ownership: Ownership,
+    window: VirtRange,
+    reach: Reach,
+    /// All areas; its writer lock is that of `freed`.
+    index: Index<Area>,
+    freed: lock_api::Mutex<P::SpinLock, FreedList>,
+    /// Held by who purges.
+    purging: lock_api::Mutex<P::Mutex, ()>,
+    /// Held while something is paused.
+    pausing: lock_api::Mutex<P::SpinLock, ()>,
+    /// A purge has unhooked tables that a TLB may remember.
+    unflushed: AtomicBool,
+    /// Freed pages beyond which a purge is due.
+    limit: AtomicU64,
+    stats: Stats,
+}
+
+/// Whose table the root is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ownership {
+    Own,
+    Adopted,
+}
+
+/// Freed pages that may wait for a purge, unless [`KernelMap::set_purge_limit`] says otherwise: 32
+/// MiB, or a 64th of the memory where that is less.
+const PURGE_LIMIT: u64 = 8192;
+
+impl<'m, P: Platform> KernelMap<'m, P> {
+    /// A kernel map with a root table of its own ([`KernelMap::root`]), for machines where kernel
+    /// and user space have separate roots (AArch64: `TTBR1_EL1`), and for tests.
+    ///
+    /// `window` are the addresses to hand out, whole pages. `reach` is [`Reach::Table`]; with
+    /// [`Reach::Page`], every page is mapped by an entry of its own, one by one.
+    ///
+    /// # Errors
+    /// [`KernelMapError::BadWindow`], [`KernelMapError::OutOfMemory`].
+    pub fn new(
+        memory: &'m Memory<P>,
+        window: VirtRange,
+        reach: Reach,
+    ) -> Result<Self, KernelMapError> {
+        let mut counts = Counts::default();
+        let root = new_table(memory, P::Arch::LEVELS, &mut counts);
+        let root = root.ok_or(KernelMapError::OutOfMemory)?;
+        let map = Self::with_ownership(memory, root, Ownership::Own, window, reach);
+        map.stats.add(&counts);
+        map.begin()
+    }
+
+    /// A kernel map under a root table that exists: the one whose upper half all address spaces
+    /// share ([`Platform::kernel_root`]), laid by boot code perhaps. The entries of the root that
+    /// stand for `window` are empty and become the map's; it fills them now and never changes them
+    /// again, so that roots that are copied from now on share everything.
+    ///
+    /// # Errors
+    /// As [`KernelMap::new`]; [`KernelMapError::BadWindow`] also where an entry of the root is in use.
+    ///
+    /// # Safety
+    /// 1. `root` is a table of [`Platform::Arch`]'s highest level, in the format of the architecture,
+    ///    which [`Platform::window`] shows for as long as the map lives.
+    /// 2. Nobody else changes its entries for `window`, or copied them before.
+    pub unsafe fn with_root(
+        memory: &'m Memory<P>,
+        root: Frame,
+        window: VirtRange,
+        reach: Reach,
+    ) -> Result<Self, KernelMapError> {
+        let map = Self::with_ownership(memory, root, Ownership::Adopted, window, reach);
+        map.begin()
+    }
+
+    fn with_ownership(
+        memory: &'m Memory<P>,
+        root: Frame,
+        ownership: Ownership,
+        window: VirtRange,
+        reach: Reach,
+    ) -> Self {
+        Self {
+            memory,
+            root,
+            ownership,
+            window,
+            reach,
+            index: Index::new(),
+            freed: lock_api::Mutex::new(FreedList::new()),
+            purging: lock_api::Mutex::new(()),
+            pausing: lock_api::Mutex::new(()),
+            unflushed: AtomicBool::new(false),
+            limit: AtomicU64::new(PURGE_LIMIT.min(memory.total_frames() / 64)),
+            stats: Stats::default(),
+        }
+    }
+
+    /// Fills the root's entries for the window with tables.
+    fn begin(mut self) -> Result<Self, KernelMapError> {
+        let window = self.window;
+        // Until the entries are the map's, it has none to empty when it is dropped.
+        self.window = VirtRange::raw(window.start().0, window.start().0);
+        let slots = self.memory.slots(self.root);
+        let indices = Self::root_indices(window).ok_or(KernelMapError::BadWindow)?;
+        if indices.clone().any(|index| !run::load(slots, index).is_empty()) {
+            return Err(KernelMapError::BadWindow);
+        }
+        let mut counts = Counts::default();
+        for index in indices.clone() {
+            let Some(table) = new_table(self.memory, P::Arch::LEVELS - 1, &mut counts) else {
+                self.empty_root_entries(*indices.start()..=index);
+                return Err(KernelMapError::OutOfMemory);
+            };
+            self.memory.frames.meta(table).state.fetch_and(!meta::LOCK, Ordering::Relaxed);
+            slots[index as usize].store(P::Arch::table(table).0, Ordering::Release);
+            counts.entries_written += 1;
+        }
+        self.memory.platform.publish_entries();
+        self.stats.add(&counts);
+        self.window = window;
+        Ok(self)
+    }
+
+    /// The positions in the root that stand for a window; `None` where it is no window.
+    fn root_indices(window: VirtRange) -> Option<RangeInclusive<u32>> {
+        let (start, last) = (window.start(), VirtAddr(window.end().0.wrapping_sub(1)));
+        let level = P::Arch::LEVELS;
+        let top = arch::span_shift::<P::Arch>(level) + P::Arch::INDEX_BITS;
+        let under_one_root = start.0.checked_shr(top) == last.0.checked_shr(top);
+        let whole_pages = start.is_aligned(PAGE_SIZE) && window.end().is_aligned(PAGE_SIZE);
+        let useful = under_one_root && whole_pages && window.len() >= 2 * PAGE_SIZE;
+        let index = |at| arch::index_of::<P::Arch>(at, level);
+        useful.then(|| index(start)..=index(last))
+    }
+
+    /// Empties entries of the root, under which nothing is left.
+    fn empty_root_entries(&self, indices: RangeInclusive<u32>) {
+        let slots = self.memory.slots(self.root);
+        let mut counts = Counts::default();
+        for index in indices {
+            let entry = run::load(slots, index);
+            if !entry.is_empty() {
+                slots[index as usize].store(0, Ordering::Relaxed);
+                free_table(self.memory, P::Arch::frame(entry), &mut counts);
+            }
+        }
+    }
+
+    /// The root table: what AArch64 loads into `TTBR1_EL1`, and what
+    /// [`Platform::invalidate_kernel`] is told.
+    pub fn root(&self) -> Frame {
+        self.root
+    }
+
+    /// The addresses that are handed out.
+    pub fn window(&self) -> VirtRange {
+        self.window
+    }
+
+    /// How much the tables were worked on.
+    pub fn counts(&self) -> Counts {
+        self.stats.read()
+    }
+
+    /// Sets how many freed pages may wait for a purge; with 0, every free is followed by one.
+    pub fn set_purge_limit(&self, pages: u64) {
+        self.limit.store(pages, Ordering::Relaxed);
+    }
+
+    /// The largest level at which leaves may stand: not in the root, which is copied.
+    fn largest_leaf() -> u8 {
+        P::Arch::LARGEST_LEAF.min(P::Arch::LEVELS - 1)
+    }
+}
+
+impl<P: Platform> Drop for KernelMap<'_, P> {
+    /// Gives everything back: frames, tables, areas. Nobody uses any of the addresses any more.
+    fn drop(&mut self) {
+        if let Some(indices) = Self::root_indices(self.window) {
+            self.free_everything();
+            // Whoever used a freed address since the last purge may have left tables in a cache.
+            let mut counts = Counts::default();
+            self.invalidate(self.window, 1, Tables::Changed, &mut counts);
+            self.empty_root_entries(indices);
+        }
+        if self.ownership == Ownership::Own {
+            free_table(self.memory, self.root, &mut Counts::default());
+        }
+    }
+}

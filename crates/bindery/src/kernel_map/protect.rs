@@ -1,0 +1,383 @@
+//! Permissions of a part of a mapping; and the cuts that this takes.
+//!
+//! ```text
+//! before   |              2 MiB               |  2 MiB  |64K|64K|64K|
+//! change              |#######################################|          end inside a block
+//! after    |4K|...|64K|64K: new | ... 4K: new |2 MiB:new|64K|4K..|4K..|
+//! ```
+//!
+//! A table's entries are changed in one go (a *stretch*). Entries that keep their size get their new
+//! permissions by plain stores, and one invalidation follows at the end. Where a huge leaf or a
+//! contiguous block is cut, or a block changes, the entries are paused; see the module's text. What
+//! replaces a huge leaf is built before, with the new permissions in it, and may be folded: nobody
+//! walks it yet.
+
+use core::sync::atomic::Ordering;
+
+use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Entry, Kind, Permissions};
+use crate::frame::meta;
+use crate::platform::{Platform, Tables, Wait};
+use crate::stats::Counts;
+use crate::table::TablePool;
+
+use super::area::{Area, Claim};
+use super::hooks;
+use super::request::Pauses;
+use super::walk::{Leaves, check_executable};
+use super::{KernelMap, KernelMapError};
+
+/// What is to be changed.
+#[derive(Clone, Copy)]
+struct Change {
+    range: VirtRange,
+    /// `None`: nothing but that no piece lies across the range's bounds.
+    permissions: Option<Permissions>,
+}
+
+/// Entries of one table that are, or may have to be, changed together.
+struct Stretch {
+    table: Frame,
+    level: u8,
+    /// The first entry, and the one behind the last.
+    from: u32,
+    until: u32,
+    /// The address of the first.
+    base: u64,
+}
+
+/// How an entry lies to the range.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Position {
+    Inside,
+    Outside,
+    Across,
+}
+
+/// Tables that replace huge leaves at the range's bounds: positions in the stretch's table, and
+/// entries.
+type Cuts = [Option<(u32, Entry)>; 2];
+
+impl Change {
+    fn position(&self, range: VirtRange) -> Position {
+        if self.range.covers(range) {
+            Position::Inside
+        } else if self.range.overlaps(range) {
+            Position::Across
+        } else {
+            Position::Outside
+        }
+    }
+}
+
+impl<P: Platform> KernelMap<'_, P> {
+    /// Changes what may be done with a part of an area, or all of it (Linux: `set_memory_ro`,
+    /// `set_memory_rw`, `set_memory_x`, `set_memory_nx`). When it returns, no CPU has the old
+    /// permissions.
+    ///
+    /// Pieces that lie across the bounds are cut; what is cut is never made one again. While that
+    /// happens, accesses to the piece pause ([`KernelMap::resolve`]); the area's [`Pauses`] say
+    /// whether they may.
+    ///
+    /// # Errors
+    /// [`KernelMapError::Empty`], [`KernelMapError::Unaligned`], [`KernelMapError::BadPermissions`],
+    /// [`KernelMapError::NotAnArea`], [`KernelMapError::Freed`], [`KernelMapError::CrossesArea`],
+    /// [`KernelMapError::WouldPause`], [`KernelMapError::OutOfMemory`] where a table is missing.
+    ///
+    /// May sleep. Complexity: linear in the entries; one invalidation for all that keeps its size,
+    /// and one for each table in which something is paused.
+    pub fn protect(
+        &self,
+        range: VirtRange,
+        permissions: Permissions,
+    ) -> Result<(), KernelMapError> {
+        if range.is_empty() {
+            return Err(KernelMapError::Empty);
+        }
+        for at in [range.start(), range.end()] {
+            if !at.is_aligned(PAGE_SIZE) {
+                return Err(KernelMapError::Unaligned(at));
+            }
+        }
+        if permissions.is_empty() || permissions.contains(Permissions::USER) {
+            return Err(KernelMapError::BadPermissions);
+        }
+        let claim = self.claim(range.start(), |area| {
+            check_executable(permissions, area.memory)?;
+            let inside = area.range().covers(range);
+            let crosses = || KernelMapError::CrossesArea { area: area.describe() };
+            inside.then_some(()).ok_or_else(crosses)
+        })?;
+        let change = Change { range, permissions: Some(permissions) };
+        let result = self.change(self.area(claim.0), &change);
+        self.release(claim);
+        result
+    }
+
+    /// Sees to it that no piece of a claimed area lies across `at`.
+    pub(super) fn cut(&self, claim: Claim, at: VirtAddr) -> Result<(), KernelMapError> {
+        let area = self.area(claim.0);
+        let range = VirtRange::raw(at.0, area.range().end().0);
+        self.change(area, &Change { range, permissions: None })
+    }
+
+    fn change(&self, area: &Area, change: &Change) -> Result<(), KernelMapError> {
+        let mut counts = Counts::default();
+        if area.pauses == Pauses::Never && self.would_pause(change, &mut counts) {
+            self.stats.add(&counts);
+            return Err(KernelMapError::WouldPause { area: area.describe() });
+        }
+        let needed = self.tables_for(change, &mut counts);
+        let pool = TablePool::fill(self.memory, needed).or_else(|_| {
+            // What was freed may wait for a purge.
+            self.purge();
+            TablePool::fill(self.memory, needed)
+        });
+        let mut pool = pool.map_err(|_| KernelMapError::OutOfMemory)?;
+        let mut plain = None;
+        self.for_each_stretch(change, &mut counts, |stretch, counts| {
+            let mut cuts = Cuts::default();
+            for (cut, index) in cuts.iter_mut().zip(self.across(stretch, change)) {
+                let Some(index) = index else { continue };
+                let single = P::Arch::unblock(self.entry(stretch, index), index);
+                let base = self.range_of(stretch, index).start();
+                let table = self.build(&mut pool, single, stretch.level, base, change, counts);
+                *cut = table.map(|table| (index, P::Arch::table(table)));
+            }
+            if self.needs_pause(stretch, change, &cuts) {
+                self.change_paused(stretch, change, &cuts, counts);
+            } else if self.store(stretch, change, &cuts, counts) {
+                plain = Some(plain.map_or(stretch.level, |level: u8| level.min(stretch.level)));
+            }
+        });
+        if let Some(lowest) = plain {
+            self.invalidate(change.range, lowest, Tables::Unchanged, &mut counts);
+        }
+        pool.give_back();
+        counts += pool.counts;
+        self.stats.add(&counts);
+        Ok(())
+    }
+
+    /// Walks over all stretches of a range. What lies before and behind the range in a contiguous
+    /// block that it cuts is part of the stretch.
+    fn for_each_stretch(
+        &self,
+        change: &Change,
+        counts: &mut Counts,
+        mut f: impl FnMut(&Stretch, &mut Counts),
+    ) {
+        let (mut at, end) = (change.range.start(), change.range.end());
+        while at < end {
+            let (table, level, index) = self.lowest(at, counts);
+            let shift = arch::span_shift::<P::Arch>(level);
+            let base = at.align_down(1 << shift).0;
+            let left = (end.0 - base).div_ceil(1 << shift);
+            let room = left.min(u64::from(arch::entries::<P::Arch>() - index)) as u32;
+            let is_leaf =
+                |index: u32| arch::kind::<P::Arch>(self.raw(table, index), level) == Kind::Leaf;
+            // A table among huge leaves is looked into by the next round.
+            let count = (index..index + room).take_while(|index| is_leaf(*index)).count() as u32;
+            if count > 0 {
+                let mask = P::Arch::BLOCK - 1;
+                let is_block = |index: u32| P::Arch::is_block(self.raw(table, index));
+                let from = if is_block(index) { index & !mask } else { index };
+                let last = index + count - 1;
+                let until = if is_block(last) { (last | mask) + 1 } else { last + 1 };
+                let base = base - (u64::from(index - from) << shift);
+                counts.entries_read += u64::from(until - from);
+                f(&Stretch { table, level, from, until, base }, counts);
+            }
+            let next = base.checked_add(u64::from(count.max(1)) << shift);
+            let Some(next) = next else { break };
+            at = VirtAddr(next);
+        }
+    }
+
+    fn raw(&self, table: Frame, index: u32) -> Entry {
+        Entry(self.memory.slots(table)[index as usize].load(Ordering::Relaxed))
+    }
+
+    /// The leaf at a position, as it is when nothing is paused.
+    fn entry(&self, stretch: &Stretch, index: u32) -> Entry {
+        hooks::whole::<P::Arch>(self.raw(stretch.table, index))
+    }
+
+    fn range_of(&self, stretch: &Stretch, index: u32) -> VirtRange {
+        let shift = arch::span_shift::<P::Arch>(stretch.level);
+        let start = stretch.base + (u64::from(index - stretch.from) << shift);
+        VirtRange::raw(start, start + (1 << shift))
+    }
+
+    /// The entries of a stretch that lie across the bounds of the change; one that lies across both
+    /// comes once.
+    fn across(&self, stretch: &Stretch, change: &Change) -> [Option<u32>; 2] {
+        let shift = arch::span_shift::<P::Arch>(stretch.level);
+        let last = VirtAddr(change.range.end().0 - 1);
+        let at = |at: VirtAddr| {
+            let index = stretch.from + (at.0.checked_sub(stretch.base)? >> shift) as u32;
+            let inside = index < stretch.until;
+            let across = |index| change.position(self.range_of(stretch, index)) == Position::Across;
+            (inside && across(index)).then_some(index)
+        };
+        let (first, last) = (at(change.range.start()), at(last));
+        [first, last.filter(|last| first != Some(*last))]
+    }
+
+    /// What stands at a position afterwards.
+    fn new_entry(&self, stretch: &Stretch, index: u32, change: &Change, cuts: &Cuts) -> Entry {
+        let old = self.entry(stretch, index);
+        let single = P::Arch::unblock(old, index);
+        let range = self.range_of(stretch, index);
+        let whole_block = P::Arch::is_block(old) && {
+            let first = index & !(P::Arch::BLOCK - 1);
+            let first = self.range_of(stretch, first);
+            let bytes = first.len() * u64::from(P::Arch::BLOCK);
+            change.range.covers(VirtRange::raw(first.start().0, first.start().0 + bytes))
+        };
+        match change.position(range) {
+            Position::Outside => single,
+            Position::Inside => {
+                let new = self.changed(single, stretch.level, change.permissions);
+                if whole_block { P::Arch::block(new, index) } else { new }
+            }
+            Position::Across => {
+                let cut = cuts.iter().flatten().find(|(position, _)| *position == index);
+                // Every piece across a bound has its table, or the change was not begun.
+                cut.map_or(old, |(_, entry)| *entry)
+            }
+        }
+    }
+
+    /// A leaf with other permissions.
+    fn changed(&self, leaf: Entry, level: u8, permissions: Option<Permissions>) -> Entry {
+        match permissions {
+            None => leaf,
+            Some(permissions) => {
+                let memory = P::Arch::memory_type_of(leaf);
+                let leaves = Leaves::of::<P>(permissions, memory);
+                self.leaf(P::Arch::frame(leaf), level, &leaves)
+            }
+        }
+    }
+
+    /// Whether a change of the entry takes a pause.
+    fn breaks(old: Entry, new: Entry, level: u8) -> bool {
+        old != new && (P::Arch::is_block(old) || P::Arch::needs_break(old, new, level))
+    }
+
+    fn needs_pause(&self, stretch: &Stretch, change: &Change, cuts: &Cuts) -> bool {
+        (stretch.from..stretch.until).any(|index| {
+            let old = self.entry(stretch, index);
+            Self::breaks(old, self.new_entry(stretch, index, change, cuts), stretch.level)
+        })
+    }
+
+    /// Whether any stretch would take a pause: asked beforehand.
+    fn would_pause(&self, change: &Change, counts: &mut Counts) -> bool {
+        let mut pauses = false;
+        self.for_each_stretch(change, counts, |stretch, _| {
+            pauses |= self.across(stretch, change).iter().any(Option::is_some)
+                || self.needs_pause(stretch, change, &Cuts::default());
+        });
+        pauses
+    }
+
+    /// How many tables the cuts may take: for a leaf of level n, one of each level below.
+    fn tables_for(&self, change: &Change, counts: &mut Counts) -> u64 {
+        let mut needed = 0;
+        self.for_each_stretch(change, counts, |stretch, _| {
+            let across = self.across(stretch, change).into_iter().flatten().count() as u64;
+            needed += 2 * across * u64::from(stretch.level - 1);
+        });
+        needed
+    }
+
+    /// Stores what stands there afterwards; says whether anything changed.
+    fn store(
+        &self,
+        stretch: &Stretch,
+        change: &Change,
+        cuts: &Cuts,
+        counts: &mut Counts,
+    ) -> bool {
+        let new = |index| self.new_entry(stretch, index, change, cuts);
+        hooks::write(self, stretch.table, stretch.from..stretch.until, &new, counts)
+    }
+
+    /// Breaks what has to be broken, makes every TLB forget it, and makes it anew.
+    fn change_paused(
+        &self,
+        stretch: &Stretch,
+        change: &Change,
+        cuts: &Cuts,
+        counts: &mut Counts,
+    ) {
+        let first = self.range_of(stretch, stretch.from).start();
+        let last = self.range_of(stretch, stretch.until - 1).end();
+        let range = VirtRange::raw(first.0, last.0);
+        // Nobody waits for the lock with interrupts off: whoever is interrupted by the invalidation
+        // must be able to answer.
+        let _pausing = loop {
+            if let Some(pausing) = self.pausing.try_lock() {
+                break pausing;
+            }
+            self.memory.platform.relax(Wait::Short);
+        };
+        let indices = stretch.from..stretch.until;
+        let new = |index| self.new_entry(stretch, index, change, cuts);
+        let breaks = |old, new| Self::breaks(old, new, stretch.level);
+        let flush = |counts: &mut Counts| {
+            self.invalidate(range, stretch.level, Tables::Unchanged, counts);
+        };
+        hooks::replace(self, stretch.table, indices, &new, breaks, flush, counts);
+        self.publish(range, counts);
+    }
+
+    /// A table that stands for the huge `leaf` of `level` at `base`, with the change in it.
+    fn build(
+        &self,
+        pool: &mut TablePool<'_, P>,
+        leaf: Entry,
+        level: u8,
+        base: VirtAddr,
+        change: &Change,
+        counts: &mut Counts,
+    ) -> Option<Frame> {
+        let below = level - 1;
+        let table = pool.take(below)?;
+        self.memory.frames.meta(table).state.fetch_and(!meta::LOCK, Ordering::Relaxed);
+        let (shift, order) =
+            (arch::span_shift::<P::Arch>(below), arch::order_of_level::<P::Arch>(below));
+        let leaves =
+            Leaves::of::<P>(P::Arch::attributes(leaf).permissions, P::Arch::memory_type_of(leaf));
+        let slots = self.memory.slots(table);
+        let part = |index: u32, count: u32| {
+            let start = base.0 + (u64::from(index) << shift);
+            VirtRange::raw(start, start + (u64::from(count) << shift))
+        };
+        for index in 0..arch::entries::<P::Arch>() {
+            let frame = P::Arch::frame(leaf).plus(index << order);
+            let old = self.leaf(frame, below, &leaves);
+            let entry = match change.position(part(index, 1)) {
+                Position::Outside => old,
+                Position::Inside => self.changed(old, below, change.permissions),
+                Position::Across => {
+                    let start = part(index, 1).start();
+                    P::Arch::table(self.build(pool, old, below, start, change, counts)?)
+                }
+            };
+            let block = P::Arch::BLOCK;
+            let folds = below <= P::Arch::LARGEST_BLOCK_LEVEL
+                && change.position(part(index & !(block - 1), block)) != Position::Across;
+            let entry = if folds { P::Arch::block(entry, index) } else { entry };
+            slots[index as usize].store(entry.0, Ordering::Relaxed);
+        }
+        let entries = u64::from(arch::entries::<P::Arch>());
+        counts.entries_written += entries;
+        if below == 1 {
+            self.memory.frames.meta(table).count.store(entries, Ordering::Relaxed);
+        }
+        Some(table)
+    }
+}

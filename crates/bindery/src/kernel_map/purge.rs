@@ -1,0 +1,247 @@
+//! Freed areas become free: unhook, flush once, give the addresses back, wait, free. The module's
+//! text says why in this order.
+
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
+
+use crate::addr::{Frame, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Entry, Kind};
+use crate::platform::{Platform, Tables};
+use crate::space::index::Indexed;
+use crate::stats::Counts;
+use crate::table::{free_table, link};
+
+use super::area::{Area, State};
+use super::hooks::{self, Purge};
+use super::walk::Holes;
+use super::{KernelMap, meta};
+
+/// What a purge works on.
+pub(super) struct Batch {
+    /// Its areas, linked.
+    first: NonNull<Area>,
+    /// From the lowest to the highest.
+    hull: VirtRange,
+    /// Tables that were unhooked, linked through their metadata, each with what hangs below it.
+    unhooked: Option<Frame>,
+}
+
+impl<P: Platform> KernelMap<'_, P> {
+    /// Makes what was freed free again: every TLB forgets it, once for all areas; addresses, frames
+    /// and tables can be used from then on. When it returns, this is true of everything that was
+    /// freed before the call.
+    ///
+    /// The map does so itself when much waits, or when memory or addresses run out for itself. An
+    /// embedder that is short of memory for something else calls it, or [`KernelMap::vunmap`]
+    /// with [`super::UnmapTime::Now`].
+    ///
+    /// May sleep; never called in a read section. Complexity: linear in the freed areas, times the
+    /// logarithm of all areas.
+    pub fn purge(&self) {
+        let _purging = self.purging.lock();
+        self.purge_now();
+    }
+
+    /// As [`KernelMap::purge`], unless another CPU is at it.
+    pub(super) fn purge_unless_under_way(&self) {
+        if let Some(_purging) = self.purging.try_lock() {
+            self.purge_now();
+        }
+    }
+
+    /// Pages that wait for a purge.
+    pub fn freed_pages(&self) -> u64 {
+        self.freed.lock().pages
+    }
+
+    pub(super) fn purge_limit(&self) -> u64 {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    fn purge_now(&self) {
+        let mut counts = Counts::default();
+        hooks::purge(self, &mut counts);
+        self.stats.add(&counts);
+    }
+
+    /// Takes all freed areas, and unhooks the tables under which nothing is left.
+    fn take_batch(&self, counts: &mut Counts) -> Option<Batch> {
+        let mut freed = self.freed.lock();
+        let first = freed.first.take()?;
+        freed.pages = 0;
+        let range = self.area(first).range();
+        let mut batch = Batch { first, hull: range, unhooked: None };
+        let (mut low, mut high) = (range.start().0, range.end().0);
+        self.for_each_in(&batch, |node| {
+            let area = self.area(node);
+            area.set_state(State::Purging);
+            low = low.min(area.start());
+            high = high.max(area.end());
+        });
+        batch.hull = VirtRange::raw(low, high);
+        let mut unhooked: Option<Frame> = None;
+        self.for_each_in(&batch, |node| {
+            if self.area(node).state() == State::Purging {
+                let (own, free) = self.survey(node);
+                hooks::unhook(self, own, free, counts, |table| {
+                    let next = unhooked.map_or(meta::NONE, |table: Frame| table.0);
+                    self.memory.frames.meta(table).next.store(next, Ordering::Relaxed);
+                    unhooked = Some(table);
+                });
+            }
+        });
+        batch.unhooked = unhooked;
+        Some(batch)
+    }
+
+    fn for_each_in(&self, batch: &Batch, mut f: impl FnMut(NonNull<Area>)) {
+        let mut next = Some(batch.first);
+        while let Some(node) = next {
+            next = self.area(node).next();
+            f(node);
+        }
+    }
+
+    /// The areas next to each other that are being purged, of which `node` is one: all their
+    /// addresses; and those up to the nearest areas that stay, at which nothing is left either. The
+    /// areas are surveyed then. Called with the lock held.
+    fn survey(&self, node: NonNull<Area>) -> (VirtRange, VirtRange) {
+        let is_purged = |node: &NonNull<Area>| self.area(*node).state() == State::Purging;
+        let mut first = node;
+        let mut before = self.index.previous(first);
+        while let Some(other) = before.filter(is_purged) {
+            first = other;
+            before = self.index.previous(first);
+        }
+        let mut last = first;
+        let behind = loop {
+            self.area(last).set_state(State::Surveyed);
+            match self.index.next(last) {
+                Some(other) if is_purged(&other) => last = other,
+                behind => break behind,
+            }
+        };
+        let own = VirtRange::raw(self.area(first).start(), self.area(last).end());
+        let low = before.map_or(0, |other| self.area(other).end());
+        let high = behind.map_or(u64::MAX, |other| self.area(other).start());
+        (own, VirtRange::raw(low, high))
+    }
+
+    /// Frees everything that a purge has taken, after flush and grace period.
+    fn free_batch(&self, batch: &Batch, counts: &mut Counts) {
+        let memory = self.memory;
+        let mut next = batch.unhooked;
+        while let Some(table) = next {
+            let meta = memory.frames.meta(table);
+            next = link(meta.next.load(Ordering::Relaxed));
+            self.free_below(table, crate::table::level_of(meta), counts);
+        }
+        self.for_each_in(batch, |node| {
+            self.area(node).blocks.free(memory);
+            // SAFETY: 1. It came from this slab. 2. It is in no list any more but this batch's, whose
+            // next link was read before, and the grace period is over.
+            unsafe { memory.kernel_areas.free(&memory.frames, &memory.platform, node) };
+        });
+    }
+
+    /// Frees a table and those below it. Their leaves were cleared by those who owned them.
+    fn free_below(&self, table: Frame, level: u8, counts: &mut Counts) {
+        if level > 1 {
+            for slot in self.memory.slots(table) {
+                let entry = Entry(slot.load(Ordering::Relaxed));
+                if arch::kind::<P::Arch>(entry, level) == Kind::Table {
+                    // As deep as there are levels.
+                    self.free_below(P::Arch::frame(entry), level - 1, counts);
+                }
+            }
+        }
+        free_table(self.memory, table, counts);
+    }
+
+    /// Empties the map: all areas go, whoever has them. For its drop.
+    pub(super) fn free_everything(&mut self) {
+        let mut counts = Counts::default();
+        while let Some(node) = self.index.first_ending_after(0) {
+            // Areas that wait for a purge are still in the index; `put_off` of one would list it
+            // twice.
+            let mut at = Some(node);
+            while let Some(node) = at {
+                let area = self.area(node);
+                at = self.index.next(node);
+                if matches!(area.state(), State::Live | State::Busy) {
+                    self.clear(area.range(), Holes::Perhaps, &mut counts);
+                    self.put_off(super::area::Claim(node));
+                }
+            }
+            self.purge();
+        }
+        self.stats.add(&counts);
+        debug_assert!(self.window.is_empty() || self.index.len() == 0);
+    }
+
+    /// The areas' addresses are right, and nobody has them busy. For the auditor.
+    pub(crate) fn index_is_sound(&self) -> bool {
+        let in_window = |node: NonNull<Area>| {
+            let area = self.area(node);
+            let whole = VirtRange::raw(area.start(), area.end());
+            let guarded = area.range().end() < whole.end();
+            self.window.covers(whole) && guarded && area.state() != State::Busy
+        };
+        let _writer = self.freed.lock();
+        self.index.check() && self.index.iter().all(in_window)
+    }
+
+    /// The areas, in rising order. For the auditor: nothing runs.
+    pub(crate) fn areas(&self) -> impl Iterator<Item = &Area> {
+        self.index.iter().map(|node| self.area(node))
+    }
+
+    /// Whether the root is the map's own. For the auditor.
+    pub(crate) fn owns_root(&self) -> bool {
+        self.ownership == super::Ownership::Own
+    }
+
+    /// Whether any area lies in the `bytes` from `start` on. For the auditor.
+    pub(crate) fn has_area_under(&self, start: VirtAddr, bytes: u64) -> bool {
+        let node = self.index.first_ending_after(start.0);
+        node.is_some_and(|node| self.area(node).start() - start.0.min(self.area(node).start()) < bytes)
+    }
+
+    /// Whether something may be mapped at `at`: it lies in an area that is in use. For the auditor.
+    pub(crate) fn owner_of(&self, at: VirtAddr) -> Option<&Area> {
+        let node = self.index.find_at_or_before(at.0)?;
+        let area = self.area(node);
+        (area.state() == State::Live && area.range().contains(at)).then_some(area)
+    }
+}
+
+impl<P: Platform> Purge for KernelMap<'_, P> {
+    type Batch = Batch;
+
+    fn take(&self, counts: &mut Counts) -> Option<Batch> {
+        self.take_batch(counts)
+    }
+
+    fn flush(&self, batch: &Batch, counts: &mut Counts) {
+        let tables = if batch.unhooked.is_some() { Tables::Changed } else { Tables::Unchanged };
+        self.invalidate(batch.hull, 1, tables, counts);
+    }
+
+    fn give_back(&self, batch: &Batch) {
+        let _writer = self.freed.lock();
+        self.for_each_in(batch, |node| {
+            // SAFETY: 1. The lock is held. 2. The area is in the index, since a purge takes it
+            // out once, and no two areas have the same start. 3. It is freed by this purge, after
+            // the grace period.
+            unsafe { self.index.remove(node) };
+        });
+    }
+
+    fn wait_for_readers(&self) {
+        self.memory.platform.synchronize();
+    }
+
+    fn free(&self, batch: Batch, counts: &mut Counts) {
+        self.free_batch(&batch, counts);
+    }
+}

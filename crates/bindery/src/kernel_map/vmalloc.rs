@@ -1,0 +1,183 @@
+//! Frames and addresses at once: `vmalloc` and `vfree`.
+
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr};
+use crate::arch::{self, Arch, MemoryType};
+use crate::frame::MAX_ORDER;
+use crate::platform::Platform;
+use crate::table::Reach;
+
+use super::area::{Area, Claim, Placement};
+use super::request::{AreaKind, Content, Pieces, UnmapTime, VmallocOptions};
+use super::walk::{Holes, Leaves, Stop, Walk};
+use super::{KernelMap, KernelMapError};
+
+impl<P: Platform> KernelMap<'_, P> {
+    /// Allocates `size` bytes, rounded up to pages, and maps them at consecutive addresses (Linux:
+    /// `vmalloc`, `vzalloc`, `vmalloc_huge`). Gives the first address.
+    ///
+    /// The frames are taken in the largest blocks that there are, and no larger than what is
+    /// missing: sizes are not rounded up to those of large pieces. Where a large block cannot be
+    /// had, that part alone is made of smaller ones. The memory is the caller's until
+    /// [`KernelMap::vfree`].
+    ///
+    /// # Errors
+    /// [`KernelMapError::Empty`], [`KernelMapError::TooLarge`], [`KernelMapError::BadAlignment`],
+    /// [`KernelMapError::BadPermissions`]; [`KernelMapError::OutOfAddresses`] and
+    /// [`KernelMapError::OutOfMemory`] after a purge did not help.
+    ///
+    /// May sleep. Complexity: linear in the blocks of frames, plus one store for each entry written.
+    pub fn vmalloc(
+        &self,
+        size: u64,
+        options: &VmallocOptions,
+    ) -> Result<VirtAddr, KernelMapError> {
+        let (pages, leaves) = self.check_vmalloc(size, options)?;
+        let piece = self.largest_piece(pages, &leaves) << PAGE_SHIFT;
+        let make = || {
+            let kind = AreaKind::Vmalloc;
+            Area::new(kind, options.pieces, options.pauses, MemoryType::Normal)
+        };
+        let place = |align| Placement { pages, align, congruent: 0 };
+        let claim = match self.reserve(place(options.align.max(piece)), make) {
+            Err(KernelMapError::OutOfAddresses) if piece > options.align => {
+                self.reserve(place(options.align), make)?
+            }
+            result => result?,
+        };
+        let mut walk = Walk::new(self);
+        if let Err(stop) = self.populate(claim, 0, pages, &leaves, options.content, &mut walk) {
+            self.stats.add(&walk.counts);
+            self.abandon(claim);
+            return Err(stop.into());
+        }
+        let range = self.area(claim.0).range();
+        self.publish(range, &mut walk.counts);
+        self.stats.add(&walk.counts);
+        self.release(claim);
+        Ok(range.start())
+    }
+
+    /// What can be said of a request before anything is taken.
+    pub(super) fn check_vmalloc(
+        &self,
+        size: u64,
+        options: &VmallocOptions,
+    ) -> Result<(u64, Leaves), KernelMapError> {
+        let pages = self.pages(size)?;
+        if !options.align.is_power_of_two() || options.align < PAGE_SIZE {
+            return Err(KernelMapError::BadAlignment);
+        }
+        let leaves = self.leaves(options.permissions, MemoryType::Normal, options.pieces)?;
+        Ok((pages, leaves))
+    }
+
+    /// How many pages `size` bytes take, if the window has room for so many and a guard page.
+    pub(super) fn pages(&self, size: u64) -> Result<u64, KernelMapError> {
+        match size.div_ceil(PAGE_SIZE) {
+            0 => Err(KernelMapError::Empty),
+            pages if pages >= self.window.pages() => Err(KernelMapError::TooLarge),
+            pages => Ok(pages),
+        }
+    }
+
+    /// Pages of the largest piece that fits into `pages`.
+    pub(super) fn largest_piece(&self, pages: u64, leaves: &Leaves) -> u64 {
+        let fits = |piece: &u64| *piece <= pages;
+        self.piece_sizes(leaves).find(fits).unwrap_or(1)
+    }
+
+    /// Takes frames for pages `from..until` of a claimed area, and maps them.
+    ///
+    /// # Errors
+    /// The area has some of it then.
+    pub(super) fn populate(
+        &self,
+        claim: Claim,
+        from: u64,
+        until: u64,
+        leaves: &Leaves,
+        content: Content,
+        walk: &mut Walk,
+    ) -> Result<(), Stop> {
+        let memory = self.memory;
+        let area = self.area(claim.0);
+        let start = area.range().start().0;
+        let mut at = from;
+        while at < until {
+            let mut order = (until - at).ilog2().min(u32::from(MAX_ORDER)) as u8;
+            if area.pieces == Pieces::Largest && at > 0 {
+                // A large block at an address that is not aligned to it would be cut into pages.
+                order = order.min(at.trailing_zeros() as u8);
+            }
+            if self.reach == Reach::Page {
+                order = 0;
+            }
+            let block = memory.frames.allocate_up_to(order).or_else(|| {
+                // What was freed may wait for a purge.
+                self.purge();
+                memory.frames.allocate_up_to(order)
+            });
+            let (head, order) = block.ok_or(Stop::OutOfMemory)?;
+            area.blocks.push(memory, head, order);
+            let pages = 1_u64 << order;
+            if content == Content::Zeroes {
+                memory.platform.zero(head, 1 << order);
+                walk.counts.bytes_zeroed += pages << PAGE_SHIFT;
+            }
+            self.map_run(walk, start + (at << PAGE_SHIFT), head, pages, leaves)?;
+            at += pages;
+        }
+        Ok(())
+    }
+
+    /// Takes a claimed area apart that could not be finished.
+    pub(super) fn abandon(&self, claim: Claim) {
+        self.unmap(claim, Holes::Perhaps);
+        // Memory or addresses are short.
+        self.purge();
+    }
+
+    /// Gives memory back that came from [`KernelMap::vmalloc`] at `start` (Linux: `vfree`). Its
+    /// frames and addresses are used again after the next purge, which the call makes itself when
+    /// enough waits for it.
+    ///
+    /// # Errors
+    /// [`KernelMapError::NotAnArea`], [`KernelMapError::NotTheStart`], [`KernelMapError::Freed`],
+    /// [`KernelMapError::WrongKind`].
+    ///
+    /// May sleep. Complexity: one store for each entry.
+    pub fn vfree(&self, start: VirtAddr) -> Result<(), KernelMapError> {
+        let claim = self.claim_start(start, AreaKind::Vmalloc)?;
+        self.finish_unmap(claim, UnmapTime::Later);
+        Ok(())
+    }
+
+    /// Unmaps a claimed area, and purges if it is time.
+    pub(super) fn finish_unmap(&self, claim: Claim, time: UnmapTime) {
+        let waiting = self.unmap(claim, Holes::None);
+        match time {
+            UnmapTime::Now => self.purge(),
+            UnmapTime::Later if waiting > self.purge_limit() => self.purge_unless_under_way(),
+            UnmapTime::Later => {}
+        }
+    }
+
+    /// Empties the entries of a claimed area and leaves it to the next purge; says how many pages
+    /// wait for that.
+    fn unmap(&self, claim: Claim, holes: Holes) -> u64 {
+        let mut counts = crate::Counts::default();
+        self.clear(self.area(claim.0).range(), holes, &mut counts);
+        self.stats.add(&counts);
+        self.put_off(claim)
+    }
+
+    /// The sizes of pieces above a page, in pages, from the largest on.
+    pub(super) fn piece_sizes(&self, leaves: &Leaves) -> impl Iterator<Item = u64> + use<P> {
+        let (largest, largest_block) = (leaves.largest(), leaves.largest_block());
+        (1..=largest).rev().flat_map(move |level| {
+            let pages = 1_u64 << arch::order_of_level::<P::Arch>(level);
+            let block = (level <= largest_block).then_some(pages * u64::from(P::Arch::BLOCK));
+            block.into_iter().chain((level > 1).then_some(pages))
+        })
+    }
+}

@@ -1,0 +1,260 @@
+//! Frames of the caller, and the registers of devices: `vmap`, `vunmap`, `ioremap`, `iounmap`.
+
+use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, PhysAddr, VirtAddr};
+use crate::arch::{self, MemoryType, Permissions};
+use crate::frame::FrameRange;
+use crate::platform::Platform;
+use crate::table::Reach;
+
+use super::area::{Area, Claim, Placement};
+use super::request::{AreaKind, Pauses, Pieces, UnmapTime, VmapOptions};
+use super::walk::{Leaves, Stop, Walk};
+use super::{KernelMap, KernelMapError};
+
+impl<P: Platform> KernelMap<'_, P> {
+    /// Maps single frames at consecutive addresses, in the order of the list (Linux: `vmap`). Gives
+    /// the first address.
+    ///
+    /// Frames that follow each other are found and mapped in the largest pieces; the start is chosen
+    /// so that the largest of them can be. The frames stay the caller's, who may only let go of them
+    /// after [`KernelMap::vunmap`] (see [`UnmapTime`]).
+    ///
+    /// # Errors
+    /// [`KernelMapError::Empty`], [`KernelMapError::TooLarge`], [`KernelMapError::BadPermissions`],
+    /// [`KernelMapError::NoSuchMemoryType`], [`KernelMapError::OutOfAddresses`],
+    /// [`KernelMapError::OutOfMemory`].
+    ///
+    /// May sleep. Complexity: linear in the list; a run costs one search and a store for each entry.
+    pub fn vmap(&self, pages: &[Frame], options: &VmapOptions) -> Result<VirtAddr, KernelMapError> {
+        let leaves = self.leaves(options.permissions, options.memory, options.pieces)?;
+        let count = self.pages((pages.len() as u64) << PAGE_SHIFT)?;
+        let (align, congruent) = self.place_of_list(pages, &leaves);
+        let place = Placement { pages: count, align, congruent };
+        self.map_at(AreaKind::Vmap, place, options, |walk, at| {
+            self.map_list(walk, at, pages, &leaves)
+        })
+    }
+
+    /// As [`KernelMap::vmap`], for ranges of frames: folios of any orders.
+    ///
+    /// # Errors
+    /// As [`KernelMap::vmap`]; [`KernelMapError::BadFrames`] where a range ends beyond 2^32 frames.
+    ///
+    /// May sleep. Complexity: linear in the ranges, plus a store for each entry.
+    pub fn vmap_ranges(
+        &self,
+        ranges: &[FrameRange],
+        options: &VmapOptions,
+    ) -> Result<VirtAddr, KernelMapError> {
+        let leaves = self.leaves(options.permissions, options.memory, options.pieces)?;
+        let mut pages = 0_u64;
+        let mut longest = (0, 0, Frame(0));
+        for range in ranges {
+            if u64::from(range.first.0) + u64::from(range.count) > 1 << u32::BITS {
+                return Err(KernelMapError::BadFrames);
+            }
+            if range.count > longest.0 {
+                longest = (range.count, pages, range.first);
+            }
+            pages += u64::from(range.count);
+        }
+        let pages = self.pages(pages.saturating_mul(PAGE_SIZE))?;
+        let (count, offset, first) = longest;
+        let piece = self.largest_piece(u64::from(count), &leaves);
+        let congruent = u64::from(first.0).wrapping_sub(offset) & (piece - 1);
+        let place =
+            Placement { pages, align: piece << PAGE_SHIFT, congruent: congruent << PAGE_SHIFT };
+        self.map_at(AreaKind::Vmap, place, options, |walk, mut at| {
+            for range in ranges {
+                self.map_run(walk, at, range.first, u64::from(range.count), &leaves)?;
+                at += u64::from(range.count) << PAGE_SHIFT;
+            }
+            Ok(())
+        })
+    }
+
+    /// Unmaps what [`KernelMap::vmap`] or [`KernelMap::vmap_ranges`] mapped at `start` (Linux:
+    /// `vunmap`).
+    ///
+    /// # Errors
+    /// As [`KernelMap::vfree`].
+    ///
+    /// May sleep. Complexity: one store for each entry.
+    pub fn vunmap(&self, start: VirtAddr, time: UnmapTime) -> Result<(), KernelMapError> {
+        let claim = self.claim_start(start, AreaKind::Vmap)?;
+        self.finish_unmap(claim, time);
+        Ok(())
+    }
+
+    /// Maps `size` bytes of physical addresses from `from` on, memory or not, to read and write
+    /// (Linux: `ioremap`, `ioremap_wc`, `ioremap_cache`, ...). Gives the address for `from`, which
+    /// need not be at the start of a page: whole pages around the bytes are mapped.
+    ///
+    /// The address is congruent to the physical one modulo the size rounded up to a power of two, at
+    /// most that of the largest leaf; so it is aligned where `from` is, and pieces are as large as
+    /// they can be.
+    ///
+    /// # Errors
+    /// [`KernelMapError::Empty`], [`KernelMapError::TooLarge`], [`KernelMapError::BadFrames`] where
+    /// it ends beyond the physical addresses (2^44), [`KernelMapError::NoSuchMemoryType`],
+    /// [`KernelMapError::OutOfAddresses`], [`KernelMapError::OutOfMemory`].
+    ///
+    /// May sleep. Complexity: a store for each entry.
+    pub fn ioremap(
+        &self,
+        from: PhysAddr,
+        size: u64,
+        memory: MemoryType,
+    ) -> Result<VirtAddr, KernelMapError> {
+        let options = VmapOptions {
+            permissions: Permissions::READ | Permissions::WRITE,
+            memory,
+            pieces: Pieces::Largest,
+            pauses: Pauses::Allowed,
+        };
+        let leaves = self.leaves(options.permissions, memory, options.pieces)?;
+        if size == 0 {
+            return Err(KernelMapError::Empty);
+        }
+        let offset = from.0 % PAGE_SIZE;
+        let end = from.0.checked_add(size).ok_or(KernelMapError::BadFrames)?;
+        let pages = self.pages(size.saturating_add(offset))?;
+        if end > 1 << (u32::BITS + PAGE_SHIFT) {
+            return Err(KernelMapError::BadFrames);
+        }
+        let align = match self.reach {
+            Reach::Page => PAGE_SIZE,
+            _ => (pages << PAGE_SHIFT)
+                .next_power_of_two()
+                .min(arch::span::<P::Arch>(Self::largest_leaf())),
+        };
+        let base = from.0 - offset;
+        let place = Placement { pages, align, congruent: base & (align - 1) };
+        let first = Frame((base >> PAGE_SHIFT) as u32);
+        let start = self.map_at(AreaKind::Ioremap, place, &options, |walk, at| {
+            self.map_run(walk, at, first, pages, &leaves)
+        })?;
+        Ok(start.offset(offset))
+    }
+
+    /// Unmaps what [`KernelMap::ioremap`] mapped; `at` is what it gave (Linux: `iounmap`).
+    ///
+    /// # Errors
+    /// As [`KernelMap::vfree`].
+    ///
+    /// May sleep. Complexity: one store for each entry.
+    pub fn iounmap(&self, at: VirtAddr) -> Result<(), KernelMapError> {
+        let claim = self.claim_start(at.align_down(PAGE_SIZE), AreaKind::Ioremap)?;
+        self.finish_unmap(claim, UnmapTime::Later);
+        Ok(())
+    }
+
+    /// Reserves an area at the best place, else at any, and lets `map` fill it.
+    fn map_at(
+        &self,
+        kind: AreaKind,
+        place: Placement,
+        options: &VmapOptions,
+        map: impl FnOnce(&mut Walk, u64) -> Result<(), Stop>,
+    ) -> Result<VirtAddr, KernelMapError> {
+        let make = || Area::new(kind, options.pieces, options.pauses, options.memory);
+        let anywhere = Placement { align: PAGE_SIZE, congruent: 0, ..place };
+        let claim: Claim = match self.reserve(place, make) {
+            Err(KernelMapError::OutOfAddresses) if place.align > PAGE_SIZE => {
+                self.reserve(anywhere, make)?
+            }
+            result => result?,
+        };
+        let range = self.area(claim.0).range();
+        let mut walk = Walk::new(self);
+        if let Err(stop) = map(&mut walk, range.start().0) {
+            self.stats.add(&walk.counts);
+            self.abandon(claim);
+            return Err(stop.into());
+        }
+        self.publish(range, &mut walk.counts);
+        self.stats.add(&walk.counts);
+        self.release(claim);
+        Ok(range.start())
+    }
+
+    /// Maps a list of frames: where a large piece can begin, a look whether one does; all else a
+    /// table at a time.
+    ///
+    /// ```text
+    /// addresses  | 2 MiB           | 2 MiB           | 2 MiB           |
+    ///            ^ a run?          ^ a run?          ^ a run?            one comparison each
+    ///             64 KiB? 64 KiB? ...                                    and here
+    /// ```
+    /// So a list that has turned small costs a comparison for each place where something large
+    /// could begin, and a later large piece is still found.
+    fn map_list(
+        &self,
+        walk: &mut Walk,
+        mut at: u64,
+        mut pages: &[Frame],
+        leaves: &Leaves,
+    ) -> Result<(), Stop> {
+        while !pages.is_empty() {
+            let large = self.large_run(at, pages, leaves);
+            let count = if large > 0 {
+                self.map_run(walk, at, pages[0], large as u64, leaves)?;
+                large
+            } else {
+                let index = arch::index_of::<P::Arch>(VirtAddr(at), 1);
+                let room = match self.reach {
+                    Reach::Page => 1,
+                    _ => (arch::entries::<P::Arch>() - index) as usize,
+                };
+                let count = room.min(pages.len());
+                self.map_pages(walk, at, &pages[..count], leaves)?;
+                count
+            };
+            at += (count as u64) << PAGE_SHIFT;
+            pages = &pages[count..];
+        }
+        Ok(())
+    }
+
+    /// How many of the pages are, from `at` on, whole huge leaves.
+    fn large_run(&self, at: u64, pages: &[Frame], leaves: &Leaves) -> usize {
+        let huge = arch::entries::<P::Arch>() as usize;
+        let first = pages[0].0;
+        let may_be = leaves.largest() > 1
+            && (at >> PAGE_SHIFT | u64::from(first)) & (huge as u64 - 1) == 0
+            && pages.get(huge - 1).is_some_and(|last| last.0.wrapping_sub(first) as usize == huge - 1);
+        if may_be { run_length(pages) & !(huge - 1) } else { 0 }
+    }
+
+    /// How a list wants its start aligned, in bytes: so that the first large piece in it that is
+    /// complete can be one. A piece of n pages shows in the list by two entries that are n/2 - 1
+    /// apart in place and in value; only every n/2-th place need be looked at.
+    fn place_of_list(&self, pages: &[Frame], leaves: &Leaves) -> (u64, u64) {
+        for piece in self.piece_sizes(leaves).filter(|piece| *piece <= pages.len() as u64) {
+            let (size, half) = (piece as usize, (piece as usize / 2).max(1));
+            for (chunk, place) in pages.chunks_exact(half).zip((0..).step_by(half)) {
+                let first = chunk[0].0;
+                if chunk[half - 1].0.wrapping_sub(first) as usize != half - 1 {
+                    continue;
+                }
+                // Where the piece that this is a part of begins in the list.
+                let Some(begin) = usize::checked_sub(place, first as usize & (size - 1)) else {
+                    continue;
+                };
+                let ends = pages.get(begin).zip(pages.get(begin + size - 1));
+                if ends.is_some_and(|(a, b)| b.0.wrapping_sub(a.0) as usize == size - 1) {
+                    let congruent = (pages[begin].0 as usize).wrapping_sub(begin) & (size - 1);
+                    return (piece << PAGE_SHIFT, (congruent as u64) << PAGE_SHIFT);
+                }
+            }
+        }
+        (PAGE_SIZE, 0)
+    }
+}
+
+/// How many frames at the beginning of `pages` follow each other.
+fn run_length(pages: &[Frame]) -> usize {
+    let first = pages[0].0;
+    let follows = |(page, ahead): &(&Frame, u32)| first.checked_add(*ahead) == Some(page.0);
+    pages.iter().zip(0..).take_while(follows).count()
+}
