@@ -106,13 +106,8 @@ pub enum MemoryType {
 
 impl MemoryType {
     /// All of them.
-    pub const ALL: [Self; 5] = [
-        Self::Normal,
-        Self::WriteThrough,
-        Self::WriteCombining,
-        Self::Uncached,
-        Self::Device,
-    ];
+    pub const ALL: [Self; 5] =
+        [Self::Normal, Self::WriteThrough, Self::WriteCombining, Self::Uncached, Self::Device];
 }
 
 /// One page-table entry as it stands in memory.

@@ -73,12 +73,7 @@ impl Indexed for Area {
 
 impl Area {
     /// An area that a caller is about to make, nowhere yet.
-    pub(super) fn new(
-        kind: AreaKind,
-        pieces: Pieces,
-        pauses: Pauses,
-        memory: MemoryType,
-    ) -> Self {
+    pub(super) fn new(kind: AreaKind, pieces: Pieces, pauses: Pauses, memory: MemoryType) -> Self {
         Self {
             links: Links::new(),
             start: AtomicU64::new(0),
@@ -159,15 +154,27 @@ pub(super) struct FreedList {
     pub(super) first: Option<NonNull<Area>>,
     /// Pages of their ranges.
     pub(super) pages: u64,
+    /// Those that the purge under way has still to look at.
+    pub(super) detached: Option<NonNull<Area>>,
+    /// Where the last search for free addresses ended; forgotten when any become free.
+    pub(super) last_found: Option<Found>,
 }
 
-// SAFETY: the pointer leads to an `Area`, which is made of atomics and of what never changes; the
+/// A stretch that was found: below it, there is none that would have done.
+pub(super) struct Found {
+    area: NonNull<Area>,
+    length: u64,
+    align: u64,
+    congruent: u64,
+}
+
+// SAFETY: the pointers lead to an `Area`, which is made of atomics and of what never changes; the
 // areas belong to the map, and any CPU may work on them.
 unsafe impl Send for FreedList {}
 
 impl FreedList {
     pub(super) const fn new() -> Self {
-        Self { first: None, pages: 0 }
+        Self { first: None, pages: 0, detached: None, last_found: None }
     }
 }
 
@@ -227,10 +234,19 @@ impl<P: Platform> KernelMap<'_, P> {
         let Placement { pages, align, congruent } = *placement;
         let length = (pages + 1) * PAGE_SIZE;
         let (low, high) = (self.window.start().0, self.window.end().0);
-        let _writer = self.freed.lock();
-        let Some(start) = self.index.find_gap_bottom_up(length, align, congruent, low, high) else {
+        let mut freed = self.freed.lock();
+        // What did not do for the last does not do for one that asks for as much. (Mostly, areas of
+        // one kind are made one after the other.)
+        let behind = freed.last_found.as_ref().and_then(|found| {
+            let alike = (found.align, found.congruent) == (align, congruent);
+            let behind = || self.index.find_gap_behind(found.area, length, align, congruent, high);
+            (alike && found.length <= length).then(behind)?
+        });
+        let anywhere = || self.index.find_gap_bottom_up(length, align, congruent, low, high);
+        let Some(start) = behind.or_else(anywhere) else {
             return false;
         };
+        freed.last_found = Some(Found { area, length, align, congruent });
         let place = self.area(area);
         place.start.store(start, Relaxed);
         place.end.store(start + length, Relaxed);

@@ -94,7 +94,9 @@ impl fmt::Display for KernelMapError {
             Self::BadWindow => write!(f, "the window cannot be used for kernel mappings"),
             Self::Empty => write!(f, "nothing to map"),
             Self::TooLarge => write!(f, "more than the kernel's window has room for"),
-            Self::BadAlignment => write!(f, "an alignment that is no power of two, or below a page"),
+            Self::BadAlignment => {
+                write!(f, "an alignment that is no power of two, or below a page")
+            }
             Self::Unaligned(at) => write!(f, "{at} is not at the start of a page"),
             Self::BadFrames => write!(f, "frames beyond the physical addresses"),
             Self::BadPermissions => write!(f, "permissions for nobody, or for user mode"),

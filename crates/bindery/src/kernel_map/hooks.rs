@@ -243,15 +243,16 @@ pub(super) trait Purge: Tree {
     fn free(&self, batch: Self::Batch, counts: &mut Counts);
 }
 
-/// A purge, in the one order that does. Only one CPU is at it.
-pub(super) fn purge<T: Purge>(tree: &T, counts: &mut Counts) {
-    let Some(batch) = tree.take(counts) else { return };
+/// A purge, in the one order that does; says whether there was anything. Only one CPU is at it.
+pub(super) fn purge<T: Purge>(tree: &T, counts: &mut Counts) -> bool {
+    let Some(batch) = tree.take(counts) else { return false };
     tree.flush(&batch, counts);
     // Release: who makes a table from here on makes it after the flush.
     tree.set_unflushed(false, Ordering::Release);
     tree.give_back(&batch);
     tree.wait_for_readers();
     tree.free(batch, counts);
+    true
 }
 
 /// Stores what stands at `indices` afterwards; says whether anything changed.

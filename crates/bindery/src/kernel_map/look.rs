@@ -54,7 +54,9 @@ impl<P: Platform> KernelMap<'_, P> {
         };
         match found {
             None => KernelAddress::Free,
-            Some((area, State::Freed | State::Purging | State::Surveyed)) => KernelAddress::Freed { area },
+            Some((area, State::Freed | State::Purging | State::Surveyed)) => {
+                KernelAddress::Freed { area }
+            }
             Some((area, _)) if !area.range.contains(at) => KernelAddress::Guard { area },
             Some((area, _)) => match self.physical(at) {
                 Some(to) => KernelAddress::Mapped { area, to },

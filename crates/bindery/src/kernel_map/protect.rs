@@ -294,25 +294,13 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// Stores what stands there afterwards; says whether anything changed.
-    fn store(
-        &self,
-        stretch: &Stretch,
-        change: &Change,
-        cuts: &Cuts,
-        counts: &mut Counts,
-    ) -> bool {
+    fn store(&self, stretch: &Stretch, change: &Change, cuts: &Cuts, counts: &mut Counts) -> bool {
         let new = |index| self.new_entry(stretch, index, change, cuts);
         hooks::write(self, stretch.table, stretch.from..stretch.until, &new, counts)
     }
 
     /// Breaks what has to be broken, makes every TLB forget it, and makes it anew.
-    fn change_paused(
-        &self,
-        stretch: &Stretch,
-        change: &Change,
-        cuts: &Cuts,
-        counts: &mut Counts,
-    ) {
+    fn change_paused(&self, stretch: &Stretch, change: &Change, cuts: &Cuts, counts: &mut Counts) {
         let first = self.range_of(stretch, stretch.from).start();
         let last = self.range_of(stretch, stretch.until - 1).end();
         let range = VirtRange::raw(first.0, last.0);

@@ -26,8 +26,12 @@ pub(super) struct Batch {
     unhooked: Option<Frame>,
 }
 
+/// Areas that are purged together: as many as may be looked at under a spin lock. A table that stands
+/// for areas of several rounds goes with the last of them.
+const ROUND: usize = 256;
+
 impl<P: Platform> KernelMap<'_, P> {
-    /// Makes what was freed free again: every TLB forgets it, once for all areas; addresses, frames
+    /// Makes what was freed free again: every TLB forgets it, once for up to 256 areas; addresses, frames
     /// and tables can be used from then on. When it returns, this is true of everything that was
     /// freed before the call.
     ///
@@ -60,15 +64,28 @@ impl<P: Platform> KernelMap<'_, P> {
 
     fn purge_now(&self) {
         let mut counts = Counts::default();
-        hooks::purge(self, &mut counts);
+        {
+            let mut freed = self.freed.lock();
+            freed.detached = freed.first.take();
+            freed.pages = 0;
+        }
+        while hooks::purge(self, &mut counts) {}
         self.stats.add(&counts);
     }
 
-    /// Takes all freed areas, and unhooks the tables under which nothing is left.
+    /// Takes freed areas, as many as a round has, and unhooks the tables under which nothing is left.
     fn take_batch(&self, counts: &mut Counts) -> Option<Batch> {
         let mut freed = self.freed.lock();
-        let first = freed.first.take()?;
-        freed.pages = 0;
+        let first = freed.detached?;
+        let mut last = first;
+        for _ in 1..ROUND {
+            match self.area(last).next() {
+                Some(next) => last = next,
+                None => break,
+            }
+        }
+        freed.detached = self.area(last).next();
+        self.area(last).set_next(None);
         let range = self.area(first).range();
         let mut batch = Batch { first, hull: range, unhooked: None };
         let (mut low, mut high) = (range.start().0, range.end().0);
@@ -204,7 +221,9 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Whether any area lies in the `bytes` from `start` on. For the auditor.
     pub(crate) fn has_area_under(&self, start: VirtAddr, bytes: u64) -> bool {
         let node = self.index.first_ending_after(start.0);
-        node.is_some_and(|node| self.area(node).start() - start.0.min(self.area(node).start()) < bytes)
+        node.is_some_and(|node| {
+            self.area(node).start() - start.0.min(self.area(node).start()) < bytes
+        })
     }
 
     /// Whether something may be mapped at `at`: it lies in an area that is in use. For the auditor.
@@ -228,7 +247,8 @@ impl<P: Platform> Purge for KernelMap<'_, P> {
     }
 
     fn give_back(&self, batch: &Batch) {
-        let _writer = self.freed.lock();
+        let mut freed = self.freed.lock();
+        freed.last_found = None;
         self.for_each_in(batch, |node| {
             // SAFETY: 1. The lock is held. 2. The area is in the index, since a purge takes it
             // out once, and no two areas have the same start. 3. It is freed by this purge, after

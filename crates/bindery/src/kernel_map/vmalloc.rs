@@ -26,11 +26,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// [`KernelMapError::OutOfMemory`] after a purge did not help.
     ///
     /// May sleep. Complexity: linear in the blocks of frames, plus one store for each entry written.
-    pub fn vmalloc(
-        &self,
-        size: u64,
-        options: &VmallocOptions,
-    ) -> Result<VirtAddr, KernelMapError> {
+    pub fn vmalloc(&self, size: u64, options: &VmallocOptions) -> Result<VirtAddr, KernelMapError> {
         let (pages, leaves) = self.check_vmalloc(size, options)?;
         let piece = self.largest_piece(pages, &leaves) << PAGE_SHIFT;
         let make = || {

@@ -222,7 +222,9 @@ impl<P: Platform> KernelMap<'_, P> {
         let first = pages[0].0;
         let may_be = leaves.largest() > 1
             && (at >> PAGE_SHIFT | u64::from(first)) & (huge as u64 - 1) == 0
-            && pages.get(huge - 1).is_some_and(|last| last.0.wrapping_sub(first) as usize == huge - 1);
+            && pages
+                .get(huge - 1)
+                .is_some_and(|last| last.0.wrapping_sub(first) as usize == huge - 1);
         if may_be { run_length(pages) & !(huge - 1) } else { 0 }
     }
 

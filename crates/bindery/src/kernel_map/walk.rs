@@ -261,7 +261,8 @@ impl<P: Platform> KernelMap<'_, P> {
         let (folded, behind) = rest.split_at(blocks as usize);
         let at = |ahead: u32| leaf.wrapping_add(step * u64::from(ahead));
         store_run(before, leaf, step);
-        for (slots, ahead) in folded.chunks_exact(block as usize).zip((head..).step_by(block as usize))
+        for (slots, ahead) in
+            folded.chunks_exact(block as usize).zip((head..).step_by(block as usize))
         {
             store_block::<P::Arch>(slots, index + ahead, at(ahead), step);
         }
@@ -442,9 +443,8 @@ fn store_run(slots: &[AtomicU64], mut leaf: u64, step: u64) {
 /// Stores a contiguous block, of which `leaf` is the first as a page of its own, at `index`.
 #[inline]
 fn store_block<A: Arch>(slots: &[AtomicU64], index: u32, leaf: u64, step: u64) {
-    let entry = |ahead: u32| {
-        A::block(Entry(leaf.wrapping_add(step * u64::from(ahead))), index + ahead).0
-    };
+    let entry =
+        |ahead: u32| A::block(Entry(leaf.wrapping_add(step * u64::from(ahead))), index + ahead).0;
     // What neighbours differ by is the same throughout: the frame, or nothing (Svnapot).
     store_run(slots, entry(0), entry(1).wrapping_sub(entry(0)));
 }

@@ -333,6 +333,20 @@ impl<T: Indexed> Index<T> {
         None
     }
 
+    /// Writer: as [`Index::find_gap_bottom_up`], in the gap right behind `node` alone. O(1).
+    pub(crate) fn find_gap_behind(
+        &self,
+        node: NonNull<T>,
+        len: u64,
+        align: u64,
+        congruent: u64,
+        high: u64,
+    ) -> Option<u64> {
+        let place = Some(node);
+        let wanted = Wanted::new(len, align, congruent, self.end(place), high)?;
+        wanted.lowest_in(self.end(place), self.start(self.links(place).next(0)))
+    }
+
     /// Writer: whether order, count, towers and gaps are what they should be, by looking at every
     /// node. For tests and the auditor.
     pub(crate) fn check(&self) -> bool {

@@ -64,9 +64,8 @@ pub(crate) fn are_empty(slots: &[AtomicU64]) -> bool {
     if let [slot] = slots {
         return slot.load(Ordering::Relaxed) == 0;
     }
-    let any = |slots: &[AtomicU64]| {
-        slots.iter().fold(0, |any, slot| any | slot.load(Ordering::Relaxed))
-    };
+    let any =
+        |slots: &[AtomicU64]| slots.iter().fold(0, |any, slot| any | slot.load(Ordering::Relaxed));
     // Of a length that the compiler knows, so that one instruction for each is left.
     let (chunks, rest) = slots.as_chunks::<8>();
     chunks.iter().fold(any(rest), |all, chunk| all | any(chunk)) == 0
