@@ -150,9 +150,14 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
 
     /// Makes every CPU of the machine forget translations of the kernel's addresses in the range,
     /// whichever root and whichever ASID or PCID it has loaded, and waits until they have. `root`
-    /// is [`crate::KernelMap::root`]. The entries were written before the call, which may come from
-    /// inside a lock of type [`Platform::SpinLock`] that no CPU waits for otherwise than by
-    /// [`Platform::relax`]; the rest is as for [`Platform::invalidate`].
+    /// is [`crate::KernelMap::root`]. The entries were written before the call.
+    ///
+    /// It may be called with interrupts off (inside a lock of type [`Platform::SpinLock`], which no
+    /// CPU waits for otherwise than by [`Platform::relax`]). So while it waits, for its turn or for
+    /// answers, it answers the invalidations of others itself; and so does `relax`, if
+    /// [`crate::KernelMap::resolve`] is called with interrupts off:
+    /// 1. CPU A, interrupts off, waits until B has invalidated;
+    /// 2. B, interrupts off, waits for A, to invalidate something else or for a pause of A's to end.
     ///
     /// Only asked by [`crate::KernelMap`]: a platform that makes none need do nothing.
     fn invalidate_kernel(&self, root: Frame, what: &Invalidation);

@@ -122,6 +122,8 @@ unsafe impl Platform for Machine {
 
     fn invalidate(&self, _root: Frame, _cpus: &CpuSet, _what: &Invalidation) {}
 
+    fn invalidate_kernel(&self, _root: Frame, _what: &Invalidation) {}
+
     fn invalidate_local(&self, _root: Frame, _what: &Invalidation) {}
 
     fn publish_entries(&self) {}

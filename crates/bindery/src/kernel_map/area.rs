@@ -156,6 +156,8 @@ pub(super) struct FreedList {
     pub(super) pages: u64,
     /// Those that the purge under way has still to look at.
     pub(super) detached: Option<NonNull<Area>>,
+    /// From the lowest address to the highest of those, until the TLBs have forgotten them.
+    pub(super) detached_hull: Option<VirtRange>,
     /// Where the last search for free addresses ended; forgotten when any become free.
     pub(super) last_found: Option<Found>,
 }
@@ -174,7 +176,7 @@ unsafe impl Send for FreedList {}
 
 impl FreedList {
     pub(super) const fn new() -> Self {
-        Self { first: None, pages: 0, detached: None, last_found: None }
+        Self { first: None, pages: 0, detached: None, detached_hull: None, last_found: None }
     }
 }
 

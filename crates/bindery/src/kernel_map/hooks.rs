@@ -2,9 +2,10 @@
 //! model checker (`loom_model`). The module's text ([`super`]) tells the rules.
 //!
 //! ```text
-//! a table    made ── offered ──────> hooked in ── unhooked ── flushed ── addresses back ── freed
-//!                 └─ another's won ─> freed         (lock)     (TLBs)       (lock)         (readers)
-//! a leaf     stored ── paused: valid bit clear ── flushed ── replaced
+//! a table   made - offered -----> hooked in - unhooked - flushed - addresses back - freed
+//!                    |             (the areas' lock)       (TLBs)        (lock)       (readers)
+//!                    '- another was faster: taken back
+//! a leaf    stored - paused: its valid bit clear - flushed - replaced
 //! ```
 
 use core::ops::Range;
@@ -66,8 +67,8 @@ pub(super) struct Found {
     pub(super) paused: bool,
 }
 
-/// The table that the entry at `index` of `table`, of `level`, names; one is made where the entry is
-/// empty. Called by who owns an address under the entry.
+/// The table that the entry at `index` of `table`, of `level`, names; one is made where the entry
+/// is empty. Called by who owns an address under the entry.
 #[inline]
 pub(super) fn child<T: Tree>(
     tree: &T,
@@ -98,8 +99,8 @@ fn make_child<T: Tree>(
     // The entry may have named a table that was unhooked just now, and our addresses lay free under
     // it. A CPU that remembers that table finds none of what we map: see the module's text.
     // Acquire: what the flush has done comes before our table can be found.
-    while tree.is_unflushed(Ordering::Acquire) {
-        tree.relax();
+    if tree.is_unflushed(Ordering::Acquire) {
+        wait_for_flush(tree);
     }
     // Release: who finds the table by this entry sees it empty. Acquire: so do we, of another's.
     let order = (Ordering::AcqRel, Ordering::Acquire);
@@ -115,6 +116,13 @@ fn make_child<T: Tree>(
                 _ => Err(Stop::Occupied(0)),
             }
         }
+    }
+}
+
+#[cold]
+fn wait_for_flush<T: Tree>(tree: &T) {
+    while tree.is_unflushed(Ordering::Acquire) {
+        tree.relax();
     }
 }
 
@@ -290,8 +298,8 @@ pub(super) fn replace<T: Tree>(
     for index in indices.clone() {
         let old = whole::<T::Arch>(tree.load(table, index, Ordering::Relaxed));
         let new = new(index);
-        // What needs no break is new at once, so that one invalidation does for both. What is broken
-        // keeps all its other bits: by them, software sees what is mapped.
+        // What needs no break is new at once, so that one invalidation does for both. What is
+        // broken keeps all its other bits: by them, software sees what is mapped.
         let paused = Entry(old.0 & !T::Arch::PRESENT);
         let now = if breaks(old, new) { paused } else { new };
         if old != now {

@@ -41,13 +41,14 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// What `at` is (for messages about faults, and debuggers).
     ///
-    /// Takes the lock of the areas. Complexity: logarithmic in the areas.
+    /// Takes no lock, so that it can be asked in the midst of anything; areas that come and go
+    /// meanwhile may be missed. Complexity: logarithmic in the areas.
     pub fn explain(&self, at: VirtAddr) -> KernelAddress {
         if !self.window.contains(at) {
             return KernelAddress::Outside;
         }
         let found: Option<(KernelArea, State)> = {
-            let _writer = self.freed.lock();
+            let _section = ReadSection::enter(&self.memory.platform);
             let node = self.index.find_at_or_before(at.0);
             let area = node.map(|node| self.area(node)).filter(|area| at.0 < area.end());
             area.map(|area| (area.describe(), area.state()))
@@ -67,6 +68,9 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// What a fault handler of the kernel does with a fault at `at`, for an access that needs
     /// `needed`: waits while the address is paused, and says whether to try again.
+    ///
+    /// Asked only for faults that tables explain: nothing mapped, or no permission. (An alignment
+    /// fault or an external abort of AArch64 would be told to try again, for ever.)
     ///
     /// Takes no lock, and waits by [`Platform::relax`] with [`Wait::Short`] only; may be called with
     /// interrupts off. (Whoever pauses an address runs on, on another CPU.)

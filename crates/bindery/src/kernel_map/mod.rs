@@ -94,7 +94,7 @@ use crate::frame::meta;
 use crate::platform::{Platform, Tables};
 use crate::space::index::Index;
 use crate::stats::{Counts, Stats};
-use crate::table::{Reach, free_table, new_table, run};
+use crate::table::{Reach, free_table, link, new_table, run};
 
 pub(crate) use area::Area;
 use area::FreedList;
@@ -178,6 +178,8 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     /// 1. `root` is a table of [`Platform::Arch`]'s highest level, in the format of the architecture,
     ///    which [`Platform::window`] shows for as long as the map lives.
     /// 2. Nobody else changes its entries for `window`, or copied them before.
+    /// 3. The map is dropped only when no root that was copied from this one is left: their entries
+    ///    would name what is free then. (Most kernels never drop it.)
     pub unsafe fn with_root(
         memory: &'m Memory<P>,
         root: Frame,
@@ -224,7 +226,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         let mut counts = Counts::default();
         for index in indices.clone() {
             let Some(table) = new_table(self.memory, P::Arch::LEVELS - 1, &mut counts) else {
-                self.empty_root_entries(*indices.start()..=index);
+                self.empty_root_entries(window, *indices.start()..=index);
                 return Err(KernelMapError::OutOfMemory);
             };
             self.memory.frames.meta(table).state.fetch_and(!meta::LOCK, Ordering::Relaxed);
@@ -245,20 +247,37 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         let under_one_root = start.0.checked_shr(top) == last.0.checked_shr(top);
         let whole_pages = start.is_aligned(PAGE_SIZE) && window.end().is_aligned(PAGE_SIZE);
         let useful = under_one_root && whole_pages && window.len() >= 2 * PAGE_SIZE;
+        // The bits above the table's are copies of the highest one, where the halves are one root's;
+        // where user space has the lower half of all addresses to itself, anything but zero.
+        let above = start.0.checked_shr(top).unwrap_or(0);
+        let ones = u64::MAX.checked_shr(top).unwrap_or(0);
+        let upper =
+            above == ones && (start.0 >> (top - 1) & 1 == 1 || P::Arch::USER_END >> top != 0);
+        let lower = above == 0 && start.0 != 0 && last.0 < P::Arch::USER_END;
         let index = |at| arch::index_of::<P::Arch>(at, level);
-        useful.then(|| index(start)..=index(last))
+        (useful && (upper || lower)).then(|| index(start)..=index(last))
     }
 
-    /// Empties entries of the root, under which nothing is left.
-    fn empty_root_entries(&self, indices: RangeInclusive<u32>) {
+    /// Empties entries of the root, under which nothing is left, and frees the tables that they name:
+    /// after every walker of the hardware has forgotten them, and every reader has left them.
+    fn empty_root_entries(&self, window: VirtRange, indices: RangeInclusive<u32>) {
         let slots = self.memory.slots(self.root);
         let mut counts = Counts::default();
+        let mut unhooked = meta::NONE;
         for index in indices {
             let entry = run::load(slots, index);
             if !entry.is_empty() {
                 slots[index as usize].store(0, Ordering::Relaxed);
-                free_table(self.memory, P::Arch::frame(entry), &mut counts);
+                let table = P::Arch::frame(entry);
+                self.memory.frames.meta(table).next.store(unhooked, Ordering::Relaxed);
+                unhooked = table.0;
             }
+        }
+        self.invalidate(window, 1, Tables::Changed, &mut counts);
+        self.memory.platform.synchronize();
+        while let Some(table) = link(unhooked) {
+            unhooked = self.memory.frames.meta(table).next.load(Ordering::Relaxed);
+            free_table(self.memory, table, &mut counts);
         }
     }
 
@@ -294,10 +313,7 @@ impl<P: Platform> Drop for KernelMap<'_, P> {
     fn drop(&mut self) {
         if let Some(indices) = Self::root_indices(self.window) {
             self.free_everything();
-            // Whoever used a freed address since the last purge may have left tables in a cache.
-            let mut counts = Counts::default();
-            self.invalidate(self.window, 1, Tables::Changed, &mut counts);
-            self.empty_root_entries(indices);
+            self.empty_root_entries(self.window, indices);
         }
         if self.ownership == Ownership::Own {
             free_table(self.memory, self.root, &mut Counts::default());

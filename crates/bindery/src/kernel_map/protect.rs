@@ -12,6 +12,7 @@
 //! replaces a huge leaf is built before, with the new permissions in it, and may be folded: nobody
 //! walks it yet.
 
+use core::ops::Range;
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
@@ -44,6 +45,10 @@ struct Stretch {
     until: u32,
     /// The address of the first.
     base: u64,
+    /// The entries whose addresses all lie in the range of the change.
+    inside: Range<u32>,
+    /// What leaves inside become, but for their frames, if permissions change.
+    new: Option<Entry>,
 }
 
 /// How an entry lies to the range.
@@ -186,7 +191,20 @@ impl<P: Platform> KernelMap<'_, P> {
                 let until = if is_block(last) { (last | mask) + 1 } else { last + 1 };
                 let base = base - (u64::from(index - from) << shift);
                 counts.entries_read += u64::from(until - from);
-                f(&Stretch { table, level, from, until, base }, counts);
+                let mut stretch =
+                    Stretch { table, level, from, until, base, inside: 0..0, new: None };
+                let inside = |index: &u32| {
+                    change.position(self.range_of(&stretch, *index)) == Position::Inside
+                };
+                let first = (index..until).find(inside).unwrap_or(until);
+                let behind =
+                    (first..index + count).rev().find(inside).map_or(first, |last| last + 1);
+                stretch.inside = first..behind;
+                stretch.new = change.permissions.map(|permissions| {
+                    let memory = P::Arch::memory_type_of(self.entry(&stretch, index));
+                    self.leaf(Frame(0), level, &Leaves::of::<P>(permissions, memory))
+                });
+                f(&stretch, counts);
             }
             let next = base.checked_add(u64::from(count.max(1)) << shift);
             let Some(next) = next else { break };
@@ -215,7 +233,8 @@ impl<P: Platform> KernelMap<'_, P> {
         let shift = arch::span_shift::<P::Arch>(stretch.level);
         let last = VirtAddr(change.range.end().0 - 1);
         let at = |at: VirtAddr| {
-            let index = stretch.from + (at.0.checked_sub(stretch.base)? >> shift) as u32;
+            let ahead = at.0.checked_sub(stretch.base)? >> shift;
+            let index = u32::try_from(ahead).ok()?.checked_add(stretch.from)?;
             let inside = index < stretch.until;
             let across = |index| change.position(self.range_of(stretch, index)) == Position::Across;
             (inside && across(index)).then_some(index)
@@ -228,25 +247,23 @@ impl<P: Platform> KernelMap<'_, P> {
     fn new_entry(&self, stretch: &Stretch, index: u32, change: &Change, cuts: &Cuts) -> Entry {
         let old = self.entry(stretch, index);
         let single = P::Arch::unblock(old, index);
-        let range = self.range_of(stretch, index);
-        let whole_block = P::Arch::is_block(old) && {
+        if stretch.inside.contains(&index) {
+            let new = match stretch.new {
+                None => single,
+                Some(new) => Entry(new.0 + P::Arch::STEP * u64::from(P::Arch::frame(single).0)),
+            };
             let first = index & !(P::Arch::BLOCK - 1);
-            let first = self.range_of(stretch, first);
-            let bytes = first.len() * u64::from(P::Arch::BLOCK);
-            change.range.covers(VirtRange::raw(first.start().0, first.start().0 + bytes))
-        };
-        match change.position(range) {
-            Position::Outside => single,
-            Position::Inside => {
-                let new = self.changed(single, stretch.level, change.permissions);
-                if whole_block { P::Arch::block(new, index) } else { new }
-            }
-            Position::Across => {
-                let cut = cuts.iter().flatten().find(|(position, _)| *position == index);
-                // Every piece across a bound has its table, or the change was not begun.
-                cut.map_or(old, |(_, entry)| *entry)
-            }
+            let last = first | (P::Arch::BLOCK - 1);
+            let inside = stretch.inside.contains(&first) && stretch.inside.contains(&last);
+            let whole_block = P::Arch::is_block(old) && inside;
+            return if whole_block { P::Arch::block(new, index) } else { new };
         }
+        if change.position(self.range_of(stretch, index)) == Position::Outside {
+            return single;
+        }
+        let cut = cuts.iter().flatten().find(|(position, _)| *position == index);
+        // Every piece across a bound has its table, or the change was not begun.
+        cut.map_or(old, |(_, entry)| *entry)
     }
 
     /// A leaf with other permissions.

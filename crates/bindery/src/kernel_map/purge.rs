@@ -20,8 +20,9 @@ use super::{KernelMap, meta};
 pub(super) struct Batch {
     /// Its areas, linked.
     first: NonNull<Area>,
-    /// From the lowest to the highest.
-    hull: VirtRange,
+    /// What the TLBs have to forget. The first round has all areas of all rounds: one of them may
+    /// have owned frames that TLBs know by the addresses of another, which it left for its own.
+    hull: Option<VirtRange>,
     /// Tables that were unhooked, linked through their metadata, each with what hangs below it.
     unhooked: Option<Frame>,
 }
@@ -31,8 +32,9 @@ pub(super) struct Batch {
 const ROUND: usize = 256;
 
 impl<P: Platform> KernelMap<'_, P> {
-    /// Makes what was freed free again: every TLB forgets it, once for up to 256 areas; addresses, frames
-    /// and tables can be used from then on. When it returns, this is true of everything that was
+    /// Makes what was freed free again: every TLB forgets it, once for all areas (and again for
+    /// each further 256 of them if tables are unhooked there); addresses, frames and tables can be
+    /// used from then on. When it returns, this is true of everything that was
     /// freed before the call.
     ///
     /// The map does so itself when much waits, or when memory or addresses run out for itself. An
@@ -46,9 +48,10 @@ impl<P: Platform> KernelMap<'_, P> {
         self.purge_now();
     }
 
-    /// As [`KernelMap::purge`], unless another CPU is at it.
-    pub(super) fn purge_unless_under_way(&self) {
-        if let Some(_purging) = self.purging.try_lock() {
+    /// Purges while too much waits, unless another CPU is at it, which looks again when it is done.
+    pub(super) fn purge_if_due(&self) {
+        while self.freed_pages() > self.purge_limit() {
+            let Some(_purging) = self.purging.try_lock() else { return };
             self.purge_now();
         }
     }
@@ -64,10 +67,18 @@ impl<P: Platform> KernelMap<'_, P> {
 
     fn purge_now(&self) {
         let mut counts = Counts::default();
+        let first = {
+            let mut freed = self.freed.lock();
+            freed.pages = 0;
+            freed.first.take()
+        };
+        let Some(first) = first else { return };
+        // Nobody else has the list now.
+        let hull = self.hull(first);
         {
             let mut freed = self.freed.lock();
-            freed.detached = freed.first.take();
-            freed.pages = 0;
+            freed.detached = Some(first);
+            freed.detached_hull = Some(hull);
         }
         while hooks::purge(self, &mut counts) {}
         self.stats.add(&counts);
@@ -86,18 +97,11 @@ impl<P: Platform> KernelMap<'_, P> {
         }
         freed.detached = self.area(last).next();
         self.area(last).set_next(None);
-        let range = self.area(first).range();
-        let mut batch = Batch { first, hull: range, unhooked: None };
-        let (mut low, mut high) = (range.start().0, range.end().0);
-        self.for_each_in(&batch, |node| {
-            let area = self.area(node);
-            area.set_state(State::Purging);
-            low = low.min(area.start());
-            high = high.max(area.end());
-        });
-        batch.hull = VirtRange::raw(low, high);
+        let hull = freed.detached_hull.take();
+        let mut batch = Batch { first, hull, unhooked: None };
+        self.for_each_in(first, |node| self.area(node).set_state(State::Purging));
         let mut unhooked: Option<Frame> = None;
-        self.for_each_in(&batch, |node| {
+        self.for_each_in(first, |node| {
             if self.area(node).state() == State::Purging {
                 let (own, free) = self.survey(node);
                 hooks::unhook(self, own, free, counts, |table| {
@@ -108,11 +112,24 @@ impl<P: Platform> KernelMap<'_, P> {
             }
         });
         batch.unhooked = unhooked;
+        if unhooked.is_some() {
+            batch.hull = batch.hull.or(Some(self.hull(first)));
+        }
         Some(batch)
     }
 
-    fn for_each_in(&self, batch: &Batch, mut f: impl FnMut(NonNull<Area>)) {
-        let mut next = Some(batch.first);
+    /// From the lowest address to the highest of the areas in a list.
+    fn hull(&self, first: NonNull<Area>) -> VirtRange {
+        let (mut low, mut high) = (u64::MAX, 0);
+        self.for_each_in(first, |node| {
+            low = low.min(self.area(node).start());
+            high = high.max(self.area(node).end());
+        });
+        VirtRange::raw(low.min(high), high)
+    }
+
+    fn for_each_in(&self, first: NonNull<Area>, mut f: impl FnMut(NonNull<Area>)) {
+        let mut next = Some(first);
         while let Some(node) = next {
             next = self.area(node).next();
             f(node);
@@ -153,7 +170,7 @@ impl<P: Platform> KernelMap<'_, P> {
             next = link(meta.next.load(Ordering::Relaxed));
             self.free_below(table, crate::table::level_of(meta), counts);
         }
-        self.for_each_in(batch, |node| {
+        self.for_each_in(batch.first, |node| {
             self.area(node).blocks.free(memory);
             // SAFETY: 1. It came from this slab. 2. It is in no list any more but this batch's, whose
             // next link was read before, and the grace period is over.
@@ -243,13 +260,15 @@ impl<P: Platform> Purge for KernelMap<'_, P> {
 
     fn flush(&self, batch: &Batch, counts: &mut Counts) {
         let tables = if batch.unhooked.is_some() { Tables::Changed } else { Tables::Unchanged };
-        self.invalidate(batch.hull, 1, tables, counts);
+        if let Some(hull) = batch.hull {
+            self.invalidate(hull, 1, tables, counts);
+        }
     }
 
     fn give_back(&self, batch: &Batch) {
         let mut freed = self.freed.lock();
         freed.last_found = None;
-        self.for_each_in(batch, |node| {
+        self.for_each_in(batch.first, |node| {
             // SAFETY: 1. The lock is held. 2. The area is in the index, since a purge takes it
             // out once, and no two areas have the same start. 3. It is freed by this purge, after
             // the grace period.

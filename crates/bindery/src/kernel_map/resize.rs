@@ -28,7 +28,8 @@ impl<P: Platform> KernelMap<'_, P> {
     ///
     /// # Errors
     /// Those of [`KernelMap::vmalloc`] and [`KernelMap::vfree`]; [`KernelMapError::WouldPause`] where
-    /// a huge piece would have to be cut. The area is as it was then, at its old address.
+    /// a huge piece would have to be cut. The area is as it was then, at its old address (it may keep
+    /// addresses behind it, and tables for them, until it is freed).
     ///
     /// May sleep. Complexity: as [`KernelMap::vmalloc`] for the difference, as
     /// [`KernelMap::vmap`] where it moves.

@@ -64,6 +64,10 @@ impl<P: Platform> KernelMap<'_, P> {
             return Err(KernelMapError::BadAlignment);
         }
         let leaves = self.leaves(options.permissions, MemoryType::Normal, options.pieces)?;
+        if pages > self.memory.total_frames() {
+            // Before all others are left without.
+            return Err(KernelMapError::OutOfMemory);
+        }
         Ok((pages, leaves))
     }
 
@@ -153,7 +157,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let waiting = self.unmap(claim, Holes::None);
         match time {
             UnmapTime::Now => self.purge(),
-            UnmapTime::Later if waiting > self.purge_limit() => self.purge_unless_under_way(),
+            UnmapTime::Later if waiting > self.purge_limit() => self.purge_if_due(),
             UnmapTime::Later => {}
         }
     }

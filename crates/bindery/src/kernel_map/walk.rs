@@ -12,7 +12,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Attributes, Entry, Kind, MemoryType, Permissions};
+use crate::arch::{self, Arch, Attributes, Entry, MemoryType, Permissions};
 use crate::frame::meta;
 use crate::platform::{Invalidation, Platform, Tables};
 use crate::stats::Counts;
@@ -197,13 +197,44 @@ impl<P: Platform> KernelMap<'_, P> {
                 Reach::Page => 1,
                 _ => (count >> order).min(u64::from(room)) as u32,
             };
-            self.write_run(walk, table, level, index, entries, first, leaves)
-                .map_err(|()| Stop::Occupied(at))?;
+            let written = self.write_run(walk, table, level, index, entries, first, leaves);
+            if written.is_err() {
+                self.map_among_tables(walk, at, first, (level, entries), leaves)?;
+            }
             let pages = entries << order;
             at = at.wrapping_add(u64::from(pages) << PAGE_SHIFT);
             count -= u64::from(pages);
             // Behind the last run there need not be another frame.
             first = Frame(first.0.wrapping_add(pages));
+        }
+        Ok(())
+    }
+
+    /// Maps a run of entries of a level of which some name tables: those that an area has kept since
+    /// it was smaller pieces. They stay, as a leaf in their place would take a flush; nothing is in
+    /// them.
+    #[cold]
+    fn map_among_tables(
+        &self,
+        walk: &mut Walk,
+        at: u64,
+        first: Frame,
+        (level, entries): (u8, u32),
+        leaves: &Leaves,
+    ) -> Result<(), Stop> {
+        if level == 1 {
+            return Err(Stop::Occupied(at));
+        }
+        let order = arch::order_of_level::<P::Arch>(level);
+        let smaller = Leaves { largest: level - 1, ..*leaves };
+        for entry in 0..entries {
+            let pages = entry << order;
+            let (at, first) = (at + (u64::from(pages) << PAGE_SHIFT), first.plus(pages));
+            let table = walk.table(self, at, level)?;
+            let index = arch::index_of::<P::Arch>(VirtAddr(at), level);
+            if self.write_run(walk, table, level, index, 1, first, leaves).is_err() {
+                self.map_run(walk, at, first, 1 << order, &smaller)?;
+            }
         }
         Ok(())
     }
@@ -373,8 +404,8 @@ impl<P: Platform> KernelMap<'_, P> {
             let left = (end - at).div_ceil(1 << shift);
             let room = u64::from(arch::entries::<P::Arch>() - index).min(left);
             let room = if self.reach == Reach::Page { 1 } else { room as usize };
-            let slots = &self.memory.slots(table)[index as usize..][..room];
             let passed = if level == 1 {
+                let slots = &self.memory.slots(table)[index as usize..][..room];
                 let is_used = |slot: &&AtomicU64| slot.load(Ordering::Relaxed) != 0;
                 let used = match holes {
                     Holes::None => slots.len(),
@@ -389,22 +420,8 @@ impl<P: Platform> KernelMap<'_, P> {
                 counts.entries_written += slots.len() as u64;
                 slots.len()
             } else {
-                // A table next to a huge leaf is looked into by the next round. An empty entry may
-                // stand for addresses of others too, who are about to fill it: it is let alone.
-                let mut passed = 0;
-                for slot in slots {
-                    let entry = Entry(slot.load(Ordering::Relaxed));
-                    match arch::kind::<P::Arch>(entry, level) {
-                        Kind::Table => break,
-                        Kind::Empty => {}
-                        Kind::Leaf | Kind::Absent => {
-                            slot.store(0, Ordering::Relaxed);
-                            counts.entries_written += 1;
-                        }
-                    }
-                    passed += 1;
-                }
-                passed.max(1)
+                // A table next to a huge leaf is looked into by the next round.
+                hooks::clear_leaves(self, table, level, index..index + room as u32, counts) as usize
             };
             let next = (at >> shift) + passed as u64;
             if next >> (u64::BITS - shift) != 0 {

@@ -1,0 +1,379 @@
+//! The protocol of the kernel's tables under loom: the code of [`super::hooks`] itself, over tables
+//! and TLBs whose accesses loom schedules in every way, and whose loads it answers with every value
+//! that the memory model allows.
+//!
+//! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib loom_model`.
+//!
+//! # How a broken protocol shows
+//! | wrong | what notices |
+//! |---|---|
+//! | a table or frame is freed under somebody | its life is a loom cell: read at access, written |
+//! | somebody comes after the freeing | the life says `Freed` |
+//! | a table is found before it is made | its life is written before; a race |
+//! | a TLB remembers what is gone, and uses it | who uses an address knows its frame |
+//! | a TLB walks from a table that was unhooked | a live page faults |
+//! | a TLB remembers what a cut has replaced | after each execution, TLBs agree with the tables |
+//! | a table leaks, or is lost with what is in it | so do lives and tree, areas and leaves |
+//! | a walker without a claim sees a hole | dumps know what must be there |
+//!
+//! The last tests leave out one rule each ([`Omit`]) and must fail. And lest a model pass because
+//! loom never came to its point, the others ask whether the point was [`Seen`].
+//!
+//! # What is bounded
+//! Two CPUs are explored completely; three with at most [`PREEMPTIONS`] preemptions in one
+//! execution (that a CPU waits or ends is none). The hardware's walkers are strict: what they
+//! walked through they remember until they are told to forget it, guesses among it. Frames are
+//! never used a second time. Areas stand in a plain list without guard pages, whose lock is the
+//! model's: the index, and how a purge looks for neighbours in it, are not modelled. Neither are
+//! entries remembered as invalid (RISC-V), unhooked tables that have tables below them, and a
+//! purge in rounds.
+
+mod cpu;
+mod world;
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::vec::Vec;
+
+use loom::model::Builder;
+use loom::thread;
+
+use crate::addr::Frame;
+
+use cpu::Cpu;
+use world::{Omit, Seen, World, count, frame, pages};
+
+const PREEMPTIONS: usize = 3;
+
+/// What stands before the CPUs begin, done by each of them in turn.
+type Setup = fn(&[Cpu]);
+
+/// Explores what the operations of several CPUs may do to each other, and looks at what each
+/// execution leaves.
+fn explore<const N: usize>(omit: Omit, setup: Setup, work: [fn(&Cpu); N]) -> Arc<Seen> {
+    let seen = Arc::new(Seen::default());
+    let shared = Arc::clone(&seen);
+    let mut builder = Builder::new();
+    builder.preemption_bound = (N > 2).then_some(PREEMPTIONS);
+    builder.check(move || {
+        count(&shared.executions);
+        let world = Rc::new(World::new(omit, N, &shared));
+        let mut cpus: Vec<Cpu> = (0..N).map(|number| Cpu::new(&world, number)).collect();
+        setup(&cpus);
+        let others = cpus.drain(1..).zip(&work[1..]);
+        let others: Vec<_> = others
+            .map(|(cpu, work)| {
+                let work = *work;
+                thread::spawn(move || work(&cpu))
+            })
+            .collect();
+        work[0](&cpus[0]);
+        others.into_iter().for_each(|cpu| cpu.join().unwrap());
+        world.audit();
+    });
+    std::println!("{} executions", seen.executions.load(Relaxed));
+    seen
+}
+
+/// The whole protocol.
+fn hold<const N: usize>(setup: Setup, work: [fn(&Cpu); N]) -> Arc<Seen> {
+    explore(Omit::Nothing, setup, work)
+}
+
+/// An area at page 0 that has frame 0, used by all CPUs.
+fn one_area(cpus: &[Cpu]) {
+    cpus[0].map(pages(0, 1), frame(0));
+    cpus.iter().for_each(|cpu| cpu.access(0, frame(0)));
+}
+
+/// Two areas under one table, the second at page 1 with frame 1.
+fn two_areas(cpus: &[Cpu]) {
+    one_area(cpus);
+    cpus[0].map(pages(1, 1), frame(1));
+    cpus.iter().for_each(|cpu| cpu.access(1, frame(1)));
+}
+
+/// A huge leaf at pages 0 to 3, of frames 0 to 3.
+fn huge_area(cpus: &[Cpu]) {
+    cpus[0].map(pages(0, 4), frame(0));
+    cpus.iter().for_each(|cpu| cpu.access(2, frame(2)));
+}
+
+/// A contiguous block of pages 0 and 1.
+fn block_area(cpus: &[Cpu]) {
+    cpus[0].map(pages(0, 2), frame(0));
+    cpus[0].fold(0);
+    cpus.iter().for_each(|cpu| cpu.access(1, frame(1)));
+}
+
+fn give_back(cpu: &Cpu) {
+    cpu.unmap(pages(0, 1));
+    cpu.purge();
+}
+
+/// Maps page `number` and uses it.
+fn use_page(cpu: &Cpu, number: u64, frame: Frame) {
+    if cpu.map(pages(number, 1), frame) {
+        assert_eq!(cpu.physical(number), Some(frame));
+        cpu.access(number, frame);
+    }
+}
+
+/// A dump of pages 0 to 7; each is as one of the lists says.
+fn dump(cpu: &Cpu, allowed: &[&[u32]]) {
+    for (number, found) in cpu.dump(pages(0, 8)).into_iter().enumerate() {
+        let Some(found) = found else { continue };
+        let fits = |list: &&[u32]| list.get(number).is_some_and(|known| frame(*known) == found);
+        assert!(allowed.iter().any(fits), "a dump found what was never mapped there");
+    }
+}
+
+/// A dump of the first `count` pages, which are all mapped.
+fn dump_whole(cpu: &Cpu, count: u32) {
+    let whole: Vec<_> = (0..count).map(|number| Some(frame(number))).collect();
+    assert_eq!(cpu.dump(pages(0, u64::from(count))), whole, "a hole in a live area");
+}
+
+// Tables that come.
+
+#[test]
+fn two_areas_that_miss_the_same_table_get_one_and_none_leaks() {
+    let work: [fn(&Cpu); 2] = [|cpu| use_page(cpu, 0, frame(0)), |cpu| use_page(cpu, 1, frame(1))];
+    let seen = hold(|_| {}, work);
+    assert!(seen.lost.load(Relaxed) > 0);
+    let seen = hold(|_| {}, [work[0], work[1], |cpu| use_page(cpu, 3, frame(3))]);
+    assert!(seen.lost.load(Relaxed) > 0);
+}
+
+#[test]
+fn two_areas_under_two_tables_never_meet() {
+    let work: [fn(&Cpu); 2] = [|cpu| use_page(cpu, 0, frame(0)), |cpu| use_page(cpu, 4, frame(1))];
+    let seen = hold(|_| {}, work);
+    assert_eq!(seen.lost.load(Relaxed), 0);
+}
+
+#[test]
+fn a_map_that_fails_leaves_the_table_that_its_neighbour_hooks_in() {
+    hold(|_| {}, [|cpu| cpu.fail_to_map(pages(0, 1)), |cpu| use_page(cpu, 1, frame(1))]);
+}
+
+#[test]
+fn a_dump_beside_a_map_sees_nothing_or_what_is_mapped() {
+    hold(|_| {}, [|cpu| use_page(cpu, 1, frame(1)), |cpu| dump(cpu, &[&[0, 1]])]);
+    hold(
+        |_| {},
+        [|cpu| assert!(cpu.map(pages(0, 4), frame(0))), |cpu| dump(cpu, &[&[0, 1, 2, 3]])],
+    );
+}
+
+// Tables that go.
+
+#[test]
+fn a_map_beside_the_purge_of_its_neighbour_has_a_table_that_stays() {
+    let seen = hold(one_area, [give_back, |cpu| use_page(cpu, 1, frame(1))]);
+    assert!(seen.waits.load(Relaxed) > 0);
+}
+
+#[test]
+fn an_area_is_there_while_its_neighbour_is_purged() {
+    hold(
+        two_areas,
+        [give_back, |cpu| {
+            assert_eq!(cpu.physical(1), Some(frame(1)));
+            cpu.access(1, frame(1));
+        }],
+    );
+}
+
+#[test]
+fn two_neighbours_that_are_given_back_at_once_take_their_table_along() {
+    hold(
+        two_areas,
+        [give_back, |cpu| {
+            cpu.unmap(pages(1, 1));
+            cpu.purge();
+        }],
+    );
+}
+
+#[test]
+fn an_address_that_is_mapped_again_leads_to_the_new_area_alone() {
+    let seen = hold(one_area, [give_back, |cpu| use_page(cpu, 0, frame(1))]);
+    assert!(seen.refusals.load(Relaxed) > 0);
+}
+
+#[test]
+fn a_cpu_that_guesses_never_touches_what_is_freed() {
+    hold(one_area, [give_back, |cpu| cpu.guess(0)]);
+    hold(
+        one_area,
+        [give_back, |cpu| {
+            cpu.guess(1);
+            use_page(cpu, 0, frame(1));
+        }],
+    );
+}
+
+#[test]
+fn a_dump_never_meets_a_freed_table() {
+    let seen = hold(one_area, [give_back, |cpu| dump(cpu, &[&[0]])]);
+    assert!(seen.absences.load(Relaxed) > 0);
+}
+
+#[test]
+fn a_huge_leaf_replaces_an_unhooked_table_under_a_dump() {
+    let replace = |cpu: &Cpu| {
+        give_back(cpu);
+        assert!(cpu.map(pages(0, 4), frame(4)));
+        cpu.access(0, frame(4));
+    };
+    let seen = hold(one_area, [replace, |cpu| dump(cpu, &[&[0], &[4, 5, 6, 7]])]);
+    assert!(seen.absences.load(Relaxed) > 0);
+}
+
+#[test]
+fn purge_map_and_dump_are_in_order_on_three_cpus() {
+    let work: [fn(&Cpu); 3] =
+        [give_back, |cpu| use_page(cpu, 1, frame(1)), |cpu| dump(cpu, &[&[0, 1]])];
+    let seen = hold(one_area, work);
+    assert!(seen.waits.load(Relaxed) > 0 && seen.lost.load(Relaxed) == 0);
+}
+
+#[test]
+fn two_maps_beside_the_purge_of_their_neighbour_share_a_table_that_stays() {
+    let work: [fn(&Cpu); 3] =
+        [give_back, |cpu| use_page(cpu, 1, frame(1)), |cpu| use_page(cpu, 2, frame(2))];
+    let seen = hold(one_area, work);
+    assert!(seen.waits.load(Relaxed) > 0 && seen.lost.load(Relaxed) > 0);
+}
+
+// Cuts.
+
+#[test]
+fn lookups_never_miss_what_a_cut_pauses() {
+    let seen =
+        hold(huge_area, [|cpu| cpu.cut(1), |cpu| assert_eq!(cpu.physical(2), Some(frame(2)))]);
+    assert!(seen.pauses.load(Relaxed) > 0);
+    let seen = hold(
+        block_area,
+        [|cpu| cpu.cut_block(0), |cpu| assert_eq!(cpu.physical(1), Some(frame(1)))],
+    );
+    assert!(seen.pauses.load(Relaxed) > 0);
+}
+
+#[test]
+fn accesses_wait_while_a_cut_pauses_them() {
+    let seen = hold(huge_area, [|cpu| cpu.cut(1), |cpu| cpu.access_paused(2, frame(2))]);
+    assert!(seen.pauses.load(Relaxed) > 0);
+    let seen = hold(
+        huge_area,
+        [
+            |cpu| cpu.cut(1),
+            |cpu| {
+                cpu.access_paused(1, frame(1));
+                cpu.access_paused(1, frame(1));
+            },
+        ],
+    );
+    assert!(seen.pauses.load(Relaxed) > 0);
+    let seen = hold(block_area, [|cpu| cpu.cut_block(0), |cpu| cpu.access_paused(0, frame(0))]);
+    assert!(seen.pauses.load(Relaxed) > 0);
+}
+
+#[test]
+fn a_dump_sees_no_hole_where_a_cut_pauses() {
+    let seen = hold(huge_area, [|cpu| cpu.cut(1), |cpu| dump_whole(cpu, 4)]);
+    assert!(seen.pauses.load(Relaxed) > 0);
+    let seen = hold(block_area, [|cpu| cpu.cut_block(0), |cpu| dump_whole(cpu, 2)]);
+    assert!(seen.pauses.load(Relaxed) > 0);
+}
+
+#[test]
+fn a_cut_an_access_and_a_dump_are_in_order_on_three_cpus() {
+    let work: [fn(&Cpu); 3] =
+        [|cpu| cpu.cut(1), |cpu| cpu.access_paused(2, frame(2)), |cpu| dump_whole(cpu, 4)];
+    let seen = hold(huge_area, work);
+    assert!(seen.pauses.load(Relaxed) > 0);
+}
+
+// Each rule is needed: without it, one of the models above fails.
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn who_does_not_wait_for_readers_frees_a_table_under_a_dump() {
+    explore(Omit::Readers, one_area, [give_back, |cpu| dump(cpu, &[&[0]])]);
+}
+
+#[test]
+#[should_panic(expected = "reached what another area had mapped")]
+fn who_gives_addresses_back_before_the_flush_lets_a_cpu_use_the_old_area_for_the_new() {
+    let work: [fn(&Cpu); 2] = [give_back, |cpu| use_page(cpu, 0, frame(1))];
+    explore(Omit::FlushBeforeAddresses, one_area, work);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn who_frees_before_the_flush_lets_a_cpu_touch_what_is_freed() {
+    explore(Omit::FlushBeforeFree, one_area, [give_back, |cpu| cpu.guess(0)]);
+}
+
+#[test]
+#[should_panic(expected = "a live page faulted")]
+fn who_makes_a_table_before_the_flush_of_the_last_one_maps_what_a_cpu_does_not_find() {
+    let work: [fn(&Cpu); 2] = [give_back, |cpu| use_page(cpu, 1, frame(1))];
+    explore(Omit::WaitForFlush, one_area, work);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn who_hooks_in_a_table_without_release_shows_it_half_made() {
+    let work: [fn(&Cpu); 2] = [|cpu| use_page(cpu, 0, frame(0)), |cpu| use_page(cpu, 1, frame(1))];
+    explore(Omit::Release, |_| {}, work);
+}
+
+#[test]
+#[should_panic]
+fn who_hooks_in_a_table_by_a_plain_store_loses_another() {
+    let work: [fn(&Cpu); 2] = [|cpu| use_page(cpu, 0, frame(0)), |cpu| use_page(cpu, 1, frame(1))];
+    explore(Omit::Exchange, |_| {}, work);
+}
+
+#[test]
+#[should_panic(expected = "assertion `left == right` failed")]
+fn who_unhooks_a_table_that_is_not_free_takes_it_from_a_live_area() {
+    let work: [fn(&Cpu); 2] = [give_back, |cpu| assert_eq!(cpu.physical(1), Some(frame(1)))];
+    explore(Omit::AskWhetherFree, two_areas, work);
+}
+
+#[test]
+#[should_panic]
+fn who_empties_an_empty_entry_once_more_loses_a_table_of_its_neighbour() {
+    let work: [fn(&Cpu); 2] =
+        [|cpu| cpu.fail_to_map(pages(0, 1)), |cpu| use_page(cpu, 1, frame(1))];
+    explore(Omit::LeaveEmpty, |_| {}, work);
+}
+
+#[test]
+#[should_panic(expected = "a hole in a live area")]
+fn who_looks_twice_finds_a_hole_where_a_cut_has_hooked_in_a_table() {
+    explore(Omit::OneLook, huge_area, [|cpu| cpu.cut(1), |cpu| dump_whole(cpu, 4)]);
+}
+
+#[test]
+#[should_panic(expected = "a hole in a live area")]
+fn who_empties_an_entry_to_pause_it_shows_a_hole_to_dumps() {
+    explore(Omit::KeepBits, huge_area, [|cpu| cpu.cut(1), |cpu| dump_whole(cpu, 4)]);
+}
+
+#[test]
+#[should_panic(expected = "a hole in a live area")]
+fn who_empties_an_entry_to_pause_it_lets_accesses_fail() {
+    explore(Omit::KeepBits, huge_area, [|cpu| cpu.cut(1), |cpu| cpu.access_paused(2, frame(2))]);
+}
+
+#[test]
+#[should_panic(expected = "a TLB remembers what was replaced")]
+fn who_cuts_without_a_pause_leaves_the_huge_leaf_in_a_tlb() {
+    explore(Omit::Pause, huge_area, [|cpu| cpu.cut(1), |cpu| cpu.access_paused(2, frame(2))]);
+}

@@ -1,0 +1,495 @@
+//! The CPUs of the models, which work as `vmap`, `protect`, `purge` and `look` do; and their MMUs.
+
+use std::rc::Rc;
+use std::vec::Vec;
+
+use loom::sync::atomic::Ordering;
+
+use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Attributes, Entry, Kind, Permissions, Tiny};
+use crate::kernel_map::hooks::{self, Purge, Tree};
+use crate::platform::Tables;
+use crate::stats::Counts;
+
+use super::world::{Area, Life, Omit, ROOT, State, Tlb, World, count, page, pages};
+
+/// A CPU at work.
+pub(super) struct Cpu {
+    world: Rc<World>,
+    number: usize,
+}
+
+/// What a purge works on.
+pub(super) struct Batch {
+    areas: Vec<Area>,
+    hull: VirtRange,
+    unhooked: Vec<Frame>,
+}
+
+impl Tree for Cpu {
+    type Arch = Tiny;
+
+    fn top(&self) -> Frame {
+        ROOT
+    }
+
+    fn load(&self, table: Frame, index: u32, order: Ordering) -> Entry {
+        Entry(self.world.table(table).entries[index as usize].load(order))
+    }
+
+    fn store(&self, table: Frame, index: u32, entry: Entry, order: Ordering) {
+        let paused = !entry.is_empty() && entry.0 & Tiny::PRESENT == 0;
+        let entry = match self.world.omit {
+            Omit::Pause if paused => return,
+            Omit::KeepBits if paused => Entry::EMPTY,
+            _ => entry,
+        };
+        self.world.table(table).entries[index as usize].store(entry.0, order);
+    }
+
+    fn offer(
+        &self,
+        table: Frame,
+        index: u32,
+        entry: Entry,
+        (success, failure): (Ordering, Ordering),
+    ) -> Result<(), Entry> {
+        let slot = &self.world.table(table).entries[index as usize];
+        let relaxed = self.world.omit == Omit::Release;
+        let success = if relaxed { Ordering::Relaxed } else { success };
+        if self.world.omit == Omit::Exchange {
+            slot.store(entry.0, Ordering::Release);
+            return Ok(());
+        }
+        let result = slot.compare_exchange(0, entry.0, success, failure);
+        result.map(drop).map_err(|other| {
+            count(&self.world.seen.lost);
+            Entry(other)
+        })
+    }
+
+    fn make_table(&self, _level: u8, _counts: &mut Counts) -> Option<Frame> {
+        let table = self.world.unborn(self.number);
+        self.world.set_life(table, Life::Used);
+        Some(table)
+    }
+
+    fn drop_table(&self, table: Frame, _counts: &mut Counts) {
+        self.world.set_life(table, Life::Freed);
+    }
+
+    fn is_unflushed(&self, order: Ordering) -> bool {
+        self.world.omit != Omit::WaitForFlush && self.world.unflushed.load(order) != 0
+    }
+
+    fn set_unflushed(&self, unflushed: bool, order: Ordering) {
+        // An exchange, since loom knows no order of a plain store and the exchange of a waiter.
+        self.world.unflushed.swap(u32::from(unflushed), order);
+        self.world.wake(&self.world.unflushed);
+    }
+
+    fn relax(&self) {
+        // An exchange, since what was read before need not be the last that was written.
+        if self.world.unflushed.fetch_or(0, Ordering::Relaxed) != 0 {
+            count(&self.world.seen.waits);
+            self.world.sleep(&self.world.unflushed);
+        }
+    }
+}
+
+impl Purge for Cpu {
+    type Batch = Batch;
+
+    fn take(&self, counts: &mut Counts) -> Option<Batch> {
+        let (omit, mut unhooked) = (self.world.omit, Vec::new());
+        let areas = self.world.with(&self.world.areas, |areas| {
+            for area in areas.iter_mut().filter(|area| area.state == State::Freed) {
+                area.state = State::Purging;
+            }
+            let (batch, others): (Vec<Area>, Vec<Area>) =
+                areas.iter().partition(|area| area.state == State::Purging);
+            for area in &batch {
+                let own = area.range;
+                let before = others.iter().map(|other| other.range.end().0);
+                let behind = others.iter().map(|other| other.range.start().0);
+                let low = before.filter(|end| *end <= own.start().0).max().unwrap_or(0);
+                let high = behind.filter(|start| *start >= own.end().0).min().unwrap_or(u64::MAX);
+                let asked = omit != Omit::AskWhetherFree;
+                let (low, high) = if asked { (low, high) } else { (0, u64::MAX) };
+                let free = VirtRange::raw(low, high);
+                hooks::unhook(self, own, free, counts, |table| unhooked.push(table));
+            }
+            batch
+        });
+        let low = areas.iter().map(|area| area.range.start().0).min()?;
+        let high = areas.iter().map(|area| area.range.end().0).max()?;
+        Some(Batch { areas, hull: VirtRange::raw(low, high), unhooked })
+    }
+
+    fn flush(&self, batch: &Batch, _counts: &mut Counts) {
+        if !matches!(self.world.omit, Omit::FlushBeforeAddresses | Omit::FlushBeforeFree) {
+            self.flush_batch(batch);
+        }
+    }
+
+    fn give_back(&self, batch: &Batch) {
+        if self.world.omit != Omit::FlushBeforeFree {
+            self.give_areas_back(batch);
+        }
+        if self.world.omit == Omit::FlushBeforeAddresses {
+            self.flush_batch(batch);
+        }
+    }
+
+    /// `Platform::synchronize`. An exchange stands for its barrier: a section that this one does
+    /// not see began later, and sees what was unhooked before.
+    fn wait_for_readers(&self) {
+        if self.world.omit == Omit::Readers {
+            return;
+        }
+        for slot in &self.world.reading {
+            while slot.fetch_or(0, Ordering::AcqRel) != 0 {
+                self.world.sleep(slot);
+            }
+        }
+    }
+
+    fn free(&self, batch: Batch, _counts: &mut Counts) {
+        for table in &batch.unhooked {
+            self.world.set_life(*table, Life::Freed);
+        }
+        for area in &batch.areas {
+            for offset in 0..area.range.pages() {
+                self.world.set_life(area.first.plus(offset as u32), Life::Freed);
+            }
+        }
+        if self.world.omit == Omit::FlushBeforeFree {
+            self.flush_batch(&batch);
+            self.give_areas_back(&batch);
+        }
+    }
+}
+
+impl Cpu {
+    pub(super) fn new(world: &Rc<World>, number: usize) -> Self {
+        Self { world: Rc::clone(world), number }
+    }
+
+    fn flush_batch(&self, batch: &Batch) {
+        let changed = !batch.unhooked.is_empty();
+        let tables = if changed { Tables::Changed } else { Tables::Unchanged };
+        self.invalidate(batch.hull, tables);
+    }
+
+    fn give_areas_back(&self, batch: &Batch) {
+        let purged = |area: &Area| batch.areas.iter().any(|other| other.range == area.range);
+        self.world.with(&self.world.areas, |areas| areas.retain(|area| !purged(area)));
+    }
+
+    /// `Platform::invalidate_kernel`: a CPU is asked between two accesses, never inside one.
+    fn invalidate(&self, range: VirtRange, tables: Tables) {
+        for tlb in &self.world.tlbs {
+            self.world.with(tlb, |tlb| {
+                tlb.leaves.retain(|(known, _)| !known.overlaps(range));
+                if tables == Tables::Changed {
+                    tlb.tables.retain(|(known, _)| !known.overlaps(range));
+                }
+            });
+        }
+    }
+
+    /// Does `work` in a read section. (No guard: dropped by a panic, it would call loom again.)
+    fn in_section<R>(&self, work: impl FnOnce() -> R) -> R {
+        let slot = &self.world.reading[self.number];
+        slot.swap(1, Ordering::AcqRel);
+        let result = work();
+        slot.swap(0, Ordering::Release);
+        self.world.wake(slot);
+        result
+    }
+}
+
+/// A leaf as the kernel has them.
+fn leaf(frame: Frame, level: u8, permissions: Permissions) -> Entry {
+    let attributes =
+        Attributes { permissions, accessed: true, dirty: true, ..Attributes::default() };
+    Tiny::leaf(frame, level, attributes)
+}
+
+/// The contiguous block that a leaf is in, or itself: addresses, and the first entry.
+fn whole_block(range: VirtRange, entry: Entry, index: u32) -> (VirtRange, Entry) {
+    if !Tiny::is_block(entry) {
+        return (range, entry);
+    }
+    let before = u64::from(index % Tiny::BLOCK);
+    let start = range.start().0 - before * range.len();
+    let whole = VirtRange::raw(start, start + u64::from(Tiny::BLOCK) * range.len());
+    (whole, Entry(entry.0 - before * Tiny::STEP))
+}
+
+const READ_WRITE: Permissions = Permissions::READ.union(Permissions::WRITE);
+
+/// Who maps and unmaps.
+impl Cpu {
+    /// Takes the addresses, unless somebody has them.
+    fn reserve(&self, range: VirtRange, first: Frame) -> bool {
+        let done = self.world.with(&self.world.areas, |areas| {
+            let free = areas.iter().all(|area| !area.range.overlaps(range));
+            if free {
+                areas.push(Area { range, first, state: State::Busy });
+            }
+            free
+        });
+        if !done {
+            count(&self.world.seen.refusals);
+        }
+        done
+    }
+
+    fn set_state(&self, range: VirtRange, state: State) {
+        self.world.with(&self.world.areas, |areas| {
+            areas.iter_mut().filter(|area| area.range == range).for_each(|area| area.state = state);
+        });
+    }
+
+    /// Maps frames from `first` on, by one huge leaf where it fits. Says whether the addresses were
+    /// free.
+    pub(super) fn map(&self, range: VirtRange, first: Frame) -> bool {
+        if !self.reserve(range, first) {
+            return false;
+        }
+        let (mut at, mut frame) = (range.start(), first);
+        while at < range.end() {
+            let left = (range.end().0 - at.0) >> PAGE_SHIFT;
+            let fits = |number: u64| number.is_multiple_of(4);
+            let huge = left >= 4 && fits(at.0 >> PAGE_SHIFT) && fits(u64::from(frame.0));
+            let level = if huge { 2 } else { 1 };
+            let (mut table, mut have) = (ROOT, Tiny::LEVELS);
+            while have > level {
+                let index = arch::index_of::<Tiny>(at, have);
+                let child = hooks::child(self, table, have, index, &mut Counts::default());
+                (table, have) = (child.expect("somebody else's leaf"), have - 1);
+            }
+            let index = arch::index_of::<Tiny>(at, level);
+            let old = self.load(table, index, Ordering::Relaxed);
+            assert!(old.is_empty(), "mapped over something");
+            self.store(table, index, leaf(frame, level, READ_WRITE), Ordering::Relaxed);
+            let pages = 1 << arch::order_of_level::<Tiny>(level);
+            (at, frame) = (at.offset(u64::from(pages) << PAGE_SHIFT), frame.plus(pages));
+        }
+        self.set_state(range, State::Live);
+        true
+    }
+
+    /// Unmaps what lies in `range`, an area that is live or was reserved, and leaves it to a purge.
+    pub(super) fn unmap(&self, range: VirtRange) {
+        self.set_state(range, State::Busy);
+        self.clear(range);
+        self.set_state(range, State::Freed);
+    }
+
+    /// As `KernelMap::clear`.
+    fn clear(&self, range: VirtRange) {
+        let (mut at, counts) = (range.start(), &mut Counts::default());
+        while at < range.end() {
+            let lowest = hooks::descend(self, at, counts);
+            let (table, level, index) = (lowest.table, lowest.level, lowest.index);
+            let span = arch::span::<Tiny>(level);
+            let passed = if level == 1 || self.world.omit == Omit::LeaveEmpty {
+                self.store(table, index, Entry::EMPTY, Ordering::Relaxed);
+                1
+            } else {
+                hooks::clear_leaves(self, table, level, index..index + 1, counts)
+            };
+            at = VirtAddr(at.align_down(span).0 + u64::from(passed) * span);
+        }
+    }
+
+    pub(super) fn purge(&self) {
+        self.world.with(&self.world.purging, |()| hooks::purge(self, &mut Counts::default()));
+    }
+
+    /// A map that fails for want of a table.
+    pub(super) fn fail_to_map(&self, range: VirtRange) {
+        if self.reserve(range, Frame(0)) {
+            self.clear(range);
+            self.world.with(&self.world.areas, |areas| areas.retain(|area| area.range != range));
+        }
+    }
+
+    /// Write-protects one page of a huge leaf of four, which is cut.
+    pub(super) fn cut(&self, number: u64) {
+        let first = page(number).align_down(arch::span::<Tiny>(2));
+        let counts = &mut Counts::default();
+        let parent = hooks::descend(self, first, counts);
+        assert_eq!(parent.level, 2);
+        let below = self.make_table(1, counts).expect("the model has tables enough");
+        for index in 0..arch::entries::<Tiny>() {
+            let at = first.offset(u64::from(index) << PAGE_SHIFT);
+            let single = self.part(parent.entry, index, at == page(number));
+            self.store(below, index, single, Ordering::Relaxed);
+        }
+        self.replace(parent.table, parent.index, 1, pages(first.0 >> PAGE_SHIFT, 4), 2, &|_| {
+            Tiny::table(below)
+        });
+    }
+
+    /// Write-protects the first page of a contiguous block of two, which is cut.
+    pub(super) fn cut_block(&self, number: u64) {
+        let lowest = hooks::descend(self, page(number), &mut Counts::default());
+        assert!(lowest.level == 1 && Tiny::is_block(lowest.entry));
+        let first = Tiny::unblock(lowest.entry, lowest.index);
+        let new = |index| self.part(first, index - lowest.index, index == lowest.index);
+        self.replace(lowest.table, lowest.index, 2, pages(number, 2), 1, &new);
+    }
+
+    /// The leaf of level 1 for a part of a larger one.
+    fn part(&self, whole: Entry, offset: u32, protected: bool) -> Entry {
+        let permissions = if protected { Permissions::READ } else { READ_WRITE };
+        leaf(Tiny::frame(whole).plus(offset), 1, permissions)
+    }
+
+    fn replace(
+        &self,
+        table: Frame,
+        index: u32,
+        entries: u32,
+        range: VirtRange,
+        level: u8,
+        new: &impl Fn(u32) -> Entry,
+    ) {
+        let breaks =
+            |old, new| old != new && (Tiny::is_block(old) || Tiny::needs_break(old, new, level));
+        self.world.with(&self.world.pausing, |()| {
+            let (flush, counts) = (
+                |_: &mut Counts| self.invalidate(range, Tables::Unchanged),
+                &mut Counts::default(),
+            );
+            hooks::replace(self, table, index..index + entries, new, breaks, flush, counts);
+        });
+    }
+
+    /// Makes a contiguous block of two leaves. Nothing else runs.
+    pub(super) fn fold(&self, number: u64) {
+        for number in [number, number + 1] {
+            let lowest = hooks::descend(self, page(number), &mut Counts::default());
+            let block = Tiny::block(lowest.entry, lowest.index);
+            self.store(lowest.table, lowest.index, block, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Who looks.
+impl Cpu {
+    /// As `KernelMap::physical`.
+    pub(super) fn physical(&self, number: u64) -> Option<Frame> {
+        self.look(page(number)).0
+    }
+
+    /// What `at` leads to, and where to look next.
+    fn look(&self, at: VirtAddr) -> (Option<Frame>, VirtAddr) {
+        let mut found = self.in_section(|| hooks::find(self, at));
+        if found.paused {
+            count(&self.world.seen.pauses);
+        }
+        if self.world.omit == Omit::OneLook {
+            let again = self.in_section(|| hooks::find(self, at));
+            found.entry = if again.level == found.level { again.entry } else { Entry::EMPTY };
+        }
+        let span = arch::span::<Tiny>(found.level);
+        let next = VirtAddr(at.align_down(span).0 + span);
+        match arch::kind::<Tiny>(found.entry, found.level) {
+            Kind::Leaf => {
+                let single = Tiny::frame(Tiny::unblock(found.entry, found.index));
+                let offset = (at.0 & (span - 1)) >> PAGE_SHIFT;
+                (Some(single.plus(offset as u32)), next)
+            }
+            Kind::Empty => {
+                count(&self.world.seen.absences);
+                (None, next)
+            }
+            kind => panic!("a walk ended at a {kind:?}"),
+        }
+    }
+
+    /// As `KernelMap::for_each_piece`: what each page of `range` leads to.
+    pub(super) fn dump(&self, range: VirtRange) -> Vec<Option<Frame>> {
+        let (mut at, mut told) = (range.start(), Vec::new());
+        while at < range.end() {
+            let (found, next) = self.look(at);
+            let pages = (next.0.min(range.end().0) - at.0) >> PAGE_SHIFT;
+            told.extend((0..pages).map(|page| found.map(|frame| frame.plus(page as u32))));
+            at = next;
+        }
+        told
+    }
+
+    /// Reads a page that is known to be mapped to `frame`, and that nobody pauses.
+    pub(super) fn access(&self, number: u64, frame: Frame) {
+        let reached = self.read(number);
+        assert!(reached.is_some(), "a live page faulted");
+        assert_eq!(reached, Some(frame), "reached what another area had mapped");
+    }
+
+    /// As [`Cpu::access`], where somebody may pause the page: handles the faults.
+    pub(super) fn access_paused(&self, number: u64, frame: Frame) {
+        loop {
+            if let Some(reached) = self.read(number) {
+                assert_eq!(reached, frame, "reached something else");
+                return;
+            }
+            // As `KernelMap::resolve`.
+            let found = self.in_section(|| hooks::find(self, page(number)));
+            assert!(!found.entry.is_empty(), "a hole in a live area");
+            if found.paused {
+                count(&self.world.seen.pauses);
+                self.world.wait_for(&self.world.pausing);
+            }
+        }
+    }
+
+    /// Reads whatever the MMU finds, as processors do that guess. A fault has no effect.
+    pub(super) fn guess(&self, number: u64) {
+        self.read(number);
+    }
+
+    /// One access, from TLB or tables to the frame: an invalidation waits for all of it.
+    fn read(&self, number: u64) -> Option<Frame> {
+        self.world.with(&self.world.tlbs[self.number], |tlb| {
+            let frame = self.translate(tlb, page(number));
+            frame.inspect(|frame| self.world.touch(*frame))
+        })
+    }
+
+    fn translate(&self, tlb: &mut Tlb, at: VirtAddr) -> Option<Frame> {
+        let to = |range: VirtRange, entry: Entry| {
+            Tiny::frame(entry).plus(((at.0 - range.start().0) >> PAGE_SHIFT) as u32)
+        };
+        if let Some((range, entry)) = tlb.leaves.iter().find(|(range, _)| range.contains(at)) {
+            return Some(to(*range, *entry));
+        }
+        let known = tlb.tables.iter().find(|(range, _)| range.contains(at));
+        let (mut table, mut level) = known.map_or((ROOT, Tiny::LEVELS), |(_, table)| (*table, 1));
+        loop {
+            let index = arch::index_of::<Tiny>(at, level);
+            // Acquire: what a walk reads of a table depends on what it has read above.
+            let entry = self.load(table, index, Ordering::Acquire);
+            let span = arch::span::<Tiny>(level);
+            let range = VirtRange::from_len(at.align_down(span), span)?;
+            match arch::kind::<Tiny>(entry, level) {
+                Kind::Leaf => {
+                    let (range, first) = whole_block(range, entry, index);
+                    tlb.leaves.push((range, first));
+                    return Some(to(range, first));
+                }
+                Kind::Table => {
+                    (table, level) = (Tiny::frame(entry), level - 1);
+                    if level == 1 {
+                        tlb.tables.push((range, table));
+                    }
+                }
+                Kind::Empty | Kind::Absent => return None,
+            }
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! The world of the models: a small tree of tables, areas, TLBs, and what notices if the CPUs break
+//! the protocol.
+//!
+//! ```text
+//! page     0    1    2    3    4     8     12    16        pages of 4 KiB, tables of 4 entries
+//! level 3  |             ROOT, slot 0            | -
+//! level 2  |                MIDDLE               |         stands, like all under the root
+//! level 1  | -                 | -   | -   | -   |         -: to be made, or a huge leaf
+//! ```
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::vec::Vec;
+
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use loom::thread::{self, Thread};
+
+use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Entry, Kind, Tiny};
+
+pub(super) const ROOT: Frame = Frame(0);
+const MIDDLE: Frame = Frame(1);
+/// Tables that each CPU may make.
+const OWN: usize = 2;
+/// The first frame that is no table; there are [`FRAMES`].
+const FIRST: u32 = 16;
+const FRAMES: usize = 24;
+
+/// A rule that a model leaves out, to show that it is needed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Omit {
+    Nothing,
+    /// What was unhooked is freed without waiting for readers.
+    Readers,
+    /// Addresses are given back first, then TLBs forget them.
+    FlushBeforeAddresses,
+    /// Frames and tables are freed first, then TLBs forget them.
+    FlushBeforeFree,
+    /// Nobody who makes a table waits for the flush of one that was unhooked.
+    WaitForFlush,
+    /// Tables are hooked in by a relaxed exchange.
+    Release,
+    /// Tables are hooked in by a plain store.
+    Exchange,
+    /// Tables are unhooked whatever lies under them.
+    AskWhetherFree,
+    /// Empty entries are emptied once more.
+    LeaveEmpty,
+    /// Walkers without a claim look twice: for the level, and for the leaf.
+    OneLook,
+    /// What is paused is empty.
+    KeepBits,
+    /// Nothing is paused.
+    Pause,
+}
+
+/// What happened in any of the executions of a model.
+#[derive(Default)]
+pub(super) struct Seen {
+    pub(super) executions: AtomicUsize,
+    /// Tables that were offered where another stood by then.
+    pub(super) lost: AtomicUsize,
+    /// Makers of tables that waited for a flush.
+    pub(super) waits: AtomicUsize,
+    /// Areas that were refused, since their addresses were not free yet.
+    pub(super) refusals: AtomicUsize,
+    /// Walkers that met something paused, and CPUs that faulted there.
+    pub(super) pauses: AtomicUsize,
+    /// Walkers that found an empty entry where something was mapped before or afterwards.
+    pub(super) absences: AtomicUsize,
+}
+
+pub(super) fn count(seen: &AtomicUsize) {
+    seen.fetch_add(1, Relaxed);
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Life {
+    Unborn,
+    Used,
+    Freed,
+}
+
+pub(super) struct Table {
+    pub(super) entries: Vec<AtomicU64>,
+    life: UnsafeCell<Life>,
+}
+
+/// As in `area`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum State {
+    Busy,
+    Live,
+    Freed,
+    Purging,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Area {
+    pub(super) range: VirtRange,
+    /// The first of its frames, which follow each other.
+    pub(super) first: Frame,
+    pub(super) state: State,
+}
+
+/// What a TLB remembers, as long as nobody makes it forget: all that it ever walked through.
+#[derive(Default)]
+pub(super) struct Tlb {
+    /// Leaves as they stand in memory.
+    pub(super) leaves: Vec<(VirtRange, Entry)>,
+    /// Tables of level 1.
+    pub(super) tables: Vec<(VirtRange, Frame)>,
+}
+
+/// Something that only the holder of a lock may touch.
+pub(super) struct Locked<T> {
+    word: AtomicU32,
+    content: RefCell<T>,
+}
+
+pub(super) struct World {
+    /// Those that stand, and for each CPU those that it may make.
+    pub(super) tables: Vec<Table>,
+    frames: Vec<UnsafeCell<Life>>,
+    pub(super) areas: Locked<Vec<Area>>,
+    pub(super) purging: Locked<()>,
+    pub(super) pausing: Locked<()>,
+    pub(super) unflushed: AtomicU32,
+    /// One a CPU: read sections must not order the CPUs among themselves.
+    pub(super) reading: Vec<AtomicU32>,
+    pub(super) tlbs: Vec<Locked<Tlb>>,
+    pub(super) omit: Omit,
+    /// On which word, and who.
+    sleepers: RefCell<Vec<(*const AtomicU32, Thread)>>,
+    pub(super) seen: Arc<Seen>,
+}
+
+/// The range of `count` pages that begins with page number `first`.
+pub(super) fn pages(first: u64, count: u64) -> VirtRange {
+    VirtRange::raw(first << PAGE_SHIFT, (first + count) << PAGE_SHIFT)
+}
+
+pub(super) fn page(number: u64) -> VirtAddr {
+    VirtAddr(number << PAGE_SHIFT)
+}
+
+/// The frame that the models know by this number, from 0 on.
+pub(super) fn frame(number: u32) -> Frame {
+    Frame(FIRST + number)
+}
+
+impl<T> Locked<T> {
+    fn new(content: T) -> Self {
+        Self { word: AtomicU32::new(0), content: RefCell::new(content) }
+    }
+}
+
+impl World {
+    pub(super) fn new(omit: Omit, cpus: usize, seen: &Arc<Seen>) -> Self {
+        let table = |life| Table {
+            entries: (0..arch::entries::<Tiny>()).map(|_| AtomicU64::new(0)).collect(),
+            life: UnsafeCell::new(life),
+        };
+        let lives = [Life::Used; 2].into_iter().chain([Life::Unborn].repeat(OWN * cpus));
+        let tables: Vec<Table> = lives.map(table).collect();
+        tables[0].entries[0].store(Tiny::table(MIDDLE).0, Ordering::Relaxed);
+        Self {
+            tables,
+            frames: (0..FRAMES).map(|_| UnsafeCell::new(Life::Used)).collect(),
+            areas: Locked::new(Vec::new()),
+            purging: Locked::new(()),
+            pausing: Locked::new(()),
+            unflushed: AtomicU32::new(0),
+            reading: (0..cpus).map(|_| AtomicU32::new(0)).collect(),
+            tlbs: (0..cpus).map(|_| Locked::new(Tlb::default())).collect(),
+            omit,
+            sleepers: RefCell::default(),
+            seen: Arc::clone(seen),
+        }
+    }
+
+    /// A table that the CPU has not made before.
+    pub(super) fn unborn(&self, cpu: usize) -> Frame {
+        let own = 2 + OWN * cpu..2 + OWN * (cpu + 1);
+        let frame = own.map(|number| Frame(number as u32)).find(|frame| {
+            let life = &self.tables[frame.0 as usize].life;
+            // SAFETY: none but this CPU makes the table, and loom panics if somebody frees it now.
+            life.with(|life| unsafe { *life == Life::Unborn })
+        });
+        frame.expect("a CPU makes more tables than it has")
+    }
+
+    /// The table, which must not have been freed. Whatever is done to a table begins here.
+    pub(super) fn table(&self, frame: Frame) -> &Table {
+        let table = &self.tables[frame.0 as usize];
+        // SAFETY: loom panics if the table may be made or freed at the same time.
+        table.life.with(|life| assert_eq!(unsafe { *life }, Life::Used, "touched a freed table"));
+        table
+    }
+
+    /// Reads or writes a frame, which must not have been freed.
+    pub(super) fn touch(&self, frame: Frame) {
+        let life = &self.frames[(frame.0 - FIRST) as usize];
+        // SAFETY: loom panics if the frame may be freed at the same time.
+        life.with(|life| assert_eq!(unsafe { *life }, Life::Used, "touched a freed frame"));
+    }
+
+    pub(super) fn set_life(&self, frame: Frame, life: Life) {
+        let cell = match frame.0.checked_sub(FIRST) {
+            Some(number) => &self.frames[number as usize],
+            None => &self.tables[frame.0 as usize].life,
+        };
+        // SAFETY: loom panics if there is an access which this CPU does not know to be over.
+        cell.with_mut(|old| unsafe { *old = life });
+    }
+
+    /// Waits until somebody changes `word`, in which the caller has just read, by an exchange, that
+    /// it must wait. (See the world of `table::loom_model`: why not `yield_now`.)
+    pub(super) fn sleep(&self, word: &AtomicU32) {
+        self.sleepers.borrow_mut().push((word, thread::current()));
+        thread::park();
+    }
+
+    pub(super) fn wake(&self, word: &AtomicU32) {
+        for (_, sleeper) in self.sleepers.borrow_mut().extract_if(.., |(on, _)| *on == word) {
+            sleeper.unpark();
+        }
+    }
+
+    /// Does `work` with the lock held. (No guard: dropped by a panic, it would call loom again.)
+    pub(super) fn with<T, R>(&self, lock: &Locked<T>, work: impl FnOnce(&mut T) -> R) -> R {
+        while lock.word.swap(1, Ordering::Acquire) != 0 {
+            self.sleep(&lock.word);
+        }
+        let result = work(&mut lock.content.borrow_mut());
+        lock.word.swap(0, Ordering::Release);
+        self.wake(&lock.word);
+        result
+    }
+
+    /// Waits while somebody holds the lock.
+    pub(super) fn wait_for<T>(&self, lock: &Locked<T>) {
+        while lock.word.fetch_or(0, Ordering::AcqRel) != 0 {
+            self.sleep(&lock.word);
+        }
+    }
+
+    /// What stands at a page, by the tables: the leaf's frame there, the leaf, and how many pages
+    /// it or its block has. Nothing runs.
+    fn mapped(&self, number: u64) -> Option<(Frame, Entry, u64)> {
+        let (mut at, mut level) = (ROOT, Tiny::LEVELS);
+        loop {
+            let index = arch::index_of::<Tiny>(page(number), level);
+            let entry = Entry(self.table(at).entries[index as usize].load(Ordering::Relaxed));
+            match arch::kind::<Tiny>(entry, level) {
+                Kind::Table => (at, level) = (Tiny::frame(entry), level - 1),
+                Kind::Leaf => {
+                    let pages = 1 << arch::order_of_level::<Tiny>(level);
+                    let offset = (number & (pages - 1)) as u32;
+                    let block = if Tiny::is_block(entry) { u64::from(Tiny::BLOCK) } else { 1 };
+                    return Some((Tiny::frame(entry).plus(offset), entry, pages * block));
+                }
+                Kind::Empty => return None,
+                Kind::Absent => panic!("something stays paused"),
+            }
+        }
+    }
+
+    /// After all CPUs are done: what is alive hangs in the tree, what hangs there is alive, live
+    /// areas and nothing else are mapped, and no TLB remembers anything else of them.
+    pub(super) fn audit(&self) {
+        let reached = self.reached(ROOT, Tiny::LEVELS);
+        // SAFETY: loom panics if the table may be made or freed at the same time.
+        let used = |table: &&Table| table.life.with(|life| unsafe { *life == Life::Used });
+        assert_eq!(self.tables.iter().filter(used).count(), reached, "a table leaks");
+        for number in 0..16 {
+            let at = page(number);
+            let areas = self.areas.content.borrow();
+            let area = areas.iter().find(|area| area.range.contains(at));
+            let live = area.filter(|area| area.state == State::Live);
+            let mapped = self.mapped(number);
+            let wanted = live
+                .map(|area| area.first.plus(((at.0 - area.range.start().0) >> PAGE_SHIFT) as u32));
+            assert_eq!(
+                mapped.map(|(frame, ..)| frame),
+                wanted,
+                "a page is mapped to something else"
+            );
+            let Some((frame, leaf, pages)) = mapped else { continue };
+            self.touch(frame);
+            for tlb in &self.tlbs {
+                let tlb = tlb.content.borrow();
+                for (range, known) in tlb.leaves.iter().filter(|(range, _)| range.contains(at)) {
+                    let same = Tiny::attributes(*known) == Tiny::attributes(leaf);
+                    assert!(same && range.pages() == pages, "a TLB remembers what was replaced");
+                }
+            }
+        }
+    }
+
+    fn reached(&self, at: Frame, level: u8) -> usize {
+        let entries = self.table(at).entries.iter();
+        let entries = entries.map(|entry| Entry(entry.load(Ordering::Relaxed)));
+        let children = entries.filter(|entry| arch::kind::<Tiny>(*entry, level) == Kind::Table);
+        1 + children.map(|entry| self.reached(Tiny::frame(entry), level - 1)).sum::<usize>()
+    }
+}
