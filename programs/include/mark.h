@@ -4,7 +4,8 @@
  * A mark is one instruction that changes nothing on any machine: on x86-64 a long NOP whose 32-bit
  * displacement carries a number, on AArch64 a move of a 16-bit number to the zero register. A kernel
  * cannot tell a marked program from another; the QEMU plugin under tools/count knows the encodings
- * and counts what the machine executes between the two marks of a phase.
+ * and counts what the machine executes between the two marks of a phase. A kernel that works for
+ * itself (system 5) has the marks in its own code.
  *
  *      x86-64    nopl 0x4D41nnnn(%rax,%rax,1)      0f 1f 84 00 nn nn 41 4d
  *      AArch64   movz xzr, #0x5nnn
@@ -32,7 +33,7 @@
 
 /*
  * Phases. `bindery compare` has the same numbers in crates/bindery-cli/src/compare/rows.rs.
- * Reserved: 32 to 47 for system 3, 48 to 63 for system 4, 64 to 95 for system 5.
+ * Reserved: 32 to 47 for system 3, 48 to 63 for system 4, 80 to 95 for system 5.
  */
 enum phase {
     /* System 1. The whole loop, and each of its calls. */
@@ -49,6 +50,24 @@ enum phase {
     PHASE_MOVE_OFF_4K = 19,
     PHASE_POPULATE_1G = 20,
     PHASE_MUNMAP_1G = 21,
+
+    /* System 5: 1 MiB for the kernel itself, or 16 MiB where it says so. */
+    PHASE_VMALLOC = 64,
+    PHASE_VFREE = 65,
+    PHASE_VMALLOC_HUGE = 66,
+    PHASE_VFREE_HUGE = 67,
+    PHASE_VMAP = 68,
+    PHASE_VUNMAP = 69,
+    PHASE_VMAP_ORDER_4 = 70,
+    PHASE_VUNMAP_ORDER_4 = 71,
+    PHASE_VMAP_ORDER_8 = 72,
+    PHASE_VUNMAP_ORDER_8 = 73,
+    PHASE_IOREMAP = 74,
+    PHASE_IOUNMAP = 75,
+    PHASE_IOREMAP_OFF_64K = 76,
+    PHASE_IOUNMAP_OFF_64K = 77,
+    PHASE_VMALLOC_HUGE_16M = 78,
+    PHASE_VFREE_HUGE_16M = 79,
 
     /* Added to a phase of system 1 when the destination is not congruent with the source. */
     PHASE_OFFSET = 256,

@@ -6,6 +6,7 @@ mod check;
 mod compare;
 mod conformance;
 mod doctor;
+mod output;
 mod run;
 mod setup;
 

@@ -142,6 +142,62 @@ fn a_gigabyte_moves_by_as_few_entries_as_its_addresses_allow() {
     }
 }
 
+/// Checks all counts of `kernel-map`, each beside its floor.
+fn check_kernel_map(result: &Value, what: &str, has_blocks: bool) {
+    let work = ["entries_written", "invalidations", "tables_freed"];
+    for phase in result["phases"].as_array().expect("there are phases") {
+        let name = phase["phase"].as_str().expect("phases have names");
+        let what = format!("{what}, {name}");
+        let floor = |field: &str| phase["floor"][field].as_u64().expect("the floor is a number");
+        let [entries, hooks] = ["entries_written", "tables_hooked"].map(floor);
+        for who in ["page", "table"] {
+            assert_eq!(phase[who]["counts_steady"], true, "{what}, {who}");
+        }
+        let [written, invalidations, freed] = counts(result, name, "table", work);
+        // The purge takes tables along, by an entry for the highest of them.
+        assert!(
+            (entries + hooks..=entries + hooks + freed).contains(&written),
+            "{what}: {written}"
+        );
+        assert!(freed == 0 || written > entries, "{what}: tables are unhooked one by one");
+        let fewest = floor("invalidations");
+        if name == "protect, huge" && has_blocks {
+            // One for each table in which something pauses: 1 MiB may lie in two.
+            assert!((fewest..=2 * fewest).contains(&invalidations), "{what}: {invalidations}");
+        } else {
+            assert_eq!(invalidations, fewest, "{what}");
+            assert_eq!(counts(result, name, "page", ["invalidations"]), [fewest], "{what}");
+        }
+        assert_eq!(phase["linux"]["nanoseconds"], Value::Null, "{what}");
+    }
+    // Page by page there are no huge leaves: a page has an entry of its own.
+    let name = "vmalloc 16 MiB, huge";
+    assert_eq!(phase(result, name)["calls"], 2, "{what}");
+    assert_eq!(phase(result, name)["floor"]["entries_written"], 16, "{what}");
+    let [written, allocated] =
+        counts(result, name, "page", ["entries_written", "tables_allocated"]);
+    assert_eq!(written, 8_192 + allocated, "{what}");
+}
+
+#[test]
+fn the_kernels_mappings_take_no_more_than_their_floor_on_every_architecture() {
+    let blocks = ["aarch64", "riscv64", "riscv64-sv39"].map(|arch| (arch, true));
+    for (arch, has_blocks) in [("x86-64", false), ("x86-64-la57", false)].into_iter().chain(blocks)
+    {
+        // Folios are of user memory: the size changes nothing.
+        let arguments = ["kernel-map", "--folio", "64k,2m", "--arch", arch];
+        let (out, document) = figures(&format!("kernel-{arch}"), &arguments);
+        narrow(&out);
+        for word in ["none: kernel-internal", "published", "vmap 100 MiB, order 8", "x 32"] {
+            assert!(out.contains(word), "{arch}: {word} is missing in {out}");
+        }
+        let [result] = results(&document) else { panic!("{arch}: not one table") };
+        assert_eq!(result["linux_problem"], "none: kernel-internal");
+        assert_eq!(phase(result, "vmap 1 MiB, order 8")["ratio_published"], 5.6);
+        check_kernel_map(result, arch, has_blocks);
+    }
+}
+
 /// Checks that the command line is refused, and that the message has all of `words` in it.
 fn refused(arguments: &[&str], words: &[&str]) {
     let output = bench(arguments);
@@ -155,7 +211,7 @@ fn refused(arguments: &[&str], words: &[&str]) {
 
 #[test]
 fn a_wrong_command_line_is_refused_with_what_would_be_right() {
-    refused(&["remap-2m"], &["remap-2m", "remap-1m", "remap-1g"]);
+    refused(&["remap-2m"], &["remap-2m", "remap-1m", "remap-1g", "kernel-map"]);
     refused(&["--folio", "3k"], &["3k", "powers of two", "64k"]);
     refused(&["--folio", "4m"], &["4m", "2m"]);
     refused(&["--arch", "vax"], &["vax", "aarch64", "riscv64"]);
@@ -176,7 +232,7 @@ fn help_tells_what_the_workloads_do_and_what_the_figures_mean() {
     let output = bench(&["--help"]);
     let out = text(&output.stdout);
     assert!(output.status.success());
-    for word in ["remap-1m", "remap-1g", "floor", "MMU", "p10", "median", "--quick"] {
+    for word in ["remap-1m", "remap-1g", "kernel-map", "floor", "MMU", "p10", "median", "--quick"] {
         assert!(out.contains(word), "{word} is missing in {out}");
     }
 }

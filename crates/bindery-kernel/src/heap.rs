@@ -61,10 +61,3 @@ pub fn room(bytes: usize) -> Result<(), Errno> {
     }
     Ok(())
 }
-
-/// Memory with a layout, refused instead of fatal where there is none.
-pub fn try_allocate(layout: Layout) -> Option<core::ptr::NonNull<u8>> {
-    room(layout.size()).ok()?;
-    // SAFETY: callers ask for layouts of some size (kernel stacks).
-    core::ptr::NonNull::new(unsafe { alloc::alloc::alloc(layout) })
-}

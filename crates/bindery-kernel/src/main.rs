@@ -32,6 +32,7 @@ mod sync;
 mod time;
 mod trap;
 mod user;
+mod workload;
 
 use boot::Information;
 
@@ -41,8 +42,12 @@ fn start(information: &Information) -> ! {
     options::read(information.command_line);
     let taken = heap::begin(information);
     memory::begin(information, taken);
+    arch::begin_devices();
+    process::prepare_audits();
+    memory::boot_is_over();
     time::begin();
     files::begin(information.initramfs);
     arch::start_other_cpus(information.cpus);
+    workload::run();
     process::run_first()
 }

@@ -1,34 +1,69 @@
-//! The one [`Memory`] of the machine.
+//! The one [`Memory`] of the machine, and the one [`KernelMap`]: what the kernel maps for itself.
 
 use alloc::boxed::Box;
+use core::fmt;
+use core::ptr::NonNull;
+use core::slice;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use bindery::addr::Frame;
-use bindery::{AddressSpace, FrameRange, Memory};
+use bindery::addr::{Frame, PhysAddr, VirtAddr, VirtRange};
+use bindery::arch::{MemoryType, Permissions};
+use bindery::{
+    AddressSpace, FrameRange, KernelAddress, KernelMap, Memory, Reach, Resolution, VmallocOptions,
+};
 use spin::Once;
 
+use crate::arch;
 use crate::boot::{Information, MAX_RANGES, Stretch};
+use crate::errno::Errno;
 use crate::platform::Machine;
 
 /// An address space of a program.
 pub type Space = AddressSpace<'static, Machine>;
 
-/// Frames that were free before anything was made of them.
+/// Where the kernel map's addresses begin, on all architectures: they are all that one entry of the
+/// root stands for, and no other mapping of the kernel is near.
+const MAP_START: VirtAddr = VirtAddr(0xffff_c000_0000_0000);
+/// How many there are, in bytes.
+const MAP_SIZE: u64 = 1 << 39;
+
+/// What was unmapped may keep one frame in so many until the TLBs are made to forget it.
+const PURGE_SHARE: u64 = 256;
+
+/// Frames that were free when the boot was over.
 static FREE_AT_BOOT: AtomicU64 = AtomicU64::new(0);
 
 static MEMORY: Once<&'static Memory<Machine>> = Once::new();
+static MAP: Once<&'static KernelMap<'static, Machine>> = Once::new();
 
-/// Hands all free memory to the core.
+/// Hands all free memory to the core, and makes the kernel map.
 pub fn begin(information: &Information, heap: Stretch) {
     let mut ranges = [FrameRange { first: Frame(0), count: 0 }; MAX_RANGES];
     let count = information.free_memory(heap, &mut ranges);
-    match Memory::new(Machine, &ranges[..count]) {
-        Ok(memory) => {
-            FREE_AT_BOOT.store(memory.free_frames(), Ordering::Relaxed);
-            MEMORY.call_once(|| Box::leak(Box::new(memory)))
-        }
+    let memory = match Memory::new(Machine, &ranges[..count]) {
+        Ok(memory) => *MEMORY.call_once(|| Box::leak(Box::new(memory))),
         Err(problem) => panic!("the core refuses the machine's memory: {problem}"),
     };
+    let window = VirtRange::from_len(MAP_START, MAP_SIZE).expect("the constants are a range");
+    // SAFETY: 1. The root is the one that the CPUs have loaded for the kernel's addresses; the
+    // direct map shows it, and it stays. 2. The boot code has left the entry of the window empty, no
+    // program has a root yet, and the root that other CPUs begin with (x86-64) is left before they
+    // use anything in the window.
+    let map = unsafe { KernelMap::with_root(memory, arch::own_root(), window, Reach::Table) };
+    match map {
+        Ok(map) => {
+            let map = map.with_largest_leaf(arch::largest_leaf());
+            map.set_purge_limit(memory.total_frames() / PURGE_SHARE);
+            MAP.call_once(|| Box::leak(Box::new(map)))
+        }
+        Err(problem) => panic!("no kernel map: {problem}"),
+    };
+}
+
+/// Notes how many frames are free: as many must be at the end. What the kernel has taken until now,
+/// it keeps.
+pub fn boot_is_over() {
+    FREE_AT_BOOT.store(free_frames(), Ordering::Relaxed);
 }
 
 /// The memory of the machine.
@@ -38,7 +73,126 @@ pub fn memory() -> &'static Memory<Machine> {
     MEMORY.get().expect("memory is set up at boot")
 }
 
-/// Frames that were free before anything was made of them: as many must be free at the end.
-pub fn free_at_boot() -> u64 {
-    FREE_AT_BOOT.load(Ordering::Relaxed)
+/// What the kernel maps for itself.
+#[inline]
+pub fn kernel_map() -> &'static KernelMap<'static, Machine> {
+    MAP.get().expect("the kernel map is made at boot")
+}
+
+/// How many frames have leaked, if nothing is left of what came after the boot.
+pub fn leaked_frames() -> i64 {
+    FREE_AT_BOOT.load(Ordering::Relaxed) as i64 - free_frames() as i64
+}
+
+/// Frames that are free, those that wait in caches and for a purge among them, and the tables of
+/// the kernel map: it may keep one, empty, for the guard page behind an area that stays.
+fn free_frames() -> u64 {
+    kernel_map().purge();
+    memory().trim();
+    let counts = kernel_map().counts();
+    memory().free_frames() + counts.tables_allocated - counts.tables_freed
+}
+
+/// Maps the registers of a device, for good.
+///
+/// # Panics
+/// Where there is no memory for that: at boot, which cannot go on without.
+pub fn map_device(from: u64, length: u64) -> *mut u8 {
+    match kernel_map().ioremap(PhysAddr(from), length, MemoryType::Device) {
+        Ok(at) => core::ptr::with_exposed_provenance_mut(at.0 as usize),
+        Err(problem) => panic!("the device at {from:#x} cannot be mapped: {problem}"),
+    }
+}
+
+/// Whether an access of the kernel that faulted at `address` is good now: what is mapped there was
+/// being changed.
+pub fn is_resolved(address: u64, needed: Permissions) -> bool {
+    let resolve = |map: &&KernelMap<'_, Machine>| map.resolve(VirtAddr(address), needed);
+    MAP.get().map(resolve) == Some(Resolution::Retry)
+}
+
+/// What the kernel map has at an address, for a message.
+pub struct Explained(pub u64);
+
+impl fmt::Display for Explained {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(address) = self;
+        match MAP.get().map(|map| map.explain(VirtAddr(*address))) {
+            None | Some(KernelAddress::Outside) => Ok(()),
+            Some(KernelAddress::Free) => write!(f, "; {address:#x} belongs to nobody"),
+            Some(KernelAddress::Mapped { area, .. }) => write!(f, "; {address:#x} is in {area}"),
+            Some(KernelAddress::Unmapped { area }) => {
+                write!(f, "; {address:#x} is in {area}, which is not finished")
+            }
+            Some(KernelAddress::Guard { area }) => {
+                write!(f, "; {address:#x} is in the guard page behind {area}")
+            }
+            Some(KernelAddress::Freed { area }) => {
+                write!(f, "; {address:#x} is in {area}, which was given back")
+            }
+        }
+    }
+}
+
+/// Memory of the kernel's own in whole pages (`vmalloc`). An unmapped page follows it, and another
+/// lies in front of it.
+///
+/// The page in front is unmapped because each area of the kernel map, live or freed, ends with a
+/// guard page that is never mapped. So what lies directly in front of an area is the guard page of
+/// another, free, or in front of the window; nothing is mapped at free addresses, and nothing in
+/// the stretch of the root's entry in front of the window.
+pub struct Pages {
+    start: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: the memory is the value's alone, and mapped on all CPUs.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// Memory of `length` bytes, a multiple of the page size.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn new(length: usize, options: &VmallocOptions) -> Result<Self, Errno> {
+        let start = kernel_map().vmalloc(length as u64, options).map_err(|_| Errno::ENOMEM)?;
+        let start = core::ptr::with_exposed_provenance_mut(start.0 as usize);
+        NonNull::new(start).map(|start| Self { start, length }).ok_or(Errno::ENOMEM)
+    }
+
+    /// The address behind the last byte.
+    pub fn end(&self) -> *mut u8 {
+        // SAFETY: one past the end of the area.
+        unsafe { self.start.as_ptr().add(self.length) }
+    }
+
+    /// Whether an address is in the unmapped page in front.
+    pub fn is_right_in_front(&self, address: u64) -> bool {
+        let start = self.start.as_ptr().addr() as u64;
+        (start - 4096..start).contains(&address)
+    }
+
+    /// The bytes; whatever they held before, at first.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: mapped to read and write until the drop, the value's alone, and memory always
+        // holds some bytes.
+        unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.length) }
+    }
+
+    /// The same, as words.
+    pub fn words(&mut self) -> &mut [u32] {
+        // SAFETY: as for the bytes; pages are aligned, and all bits are words.
+        unsafe { slice::from_raw_parts_mut(self.start.cast().as_ptr(), self.length / 4) }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        let start = VirtAddr(self.start.as_ptr().expose_provenance() as u64);
+        if let Err(problem) = kernel_map().vfree(start) {
+            panic!("memory of the kernel cannot be given back: {problem}");
+        }
+    }
 }

@@ -37,6 +37,11 @@ pub fn read(line: &'static str) {
     }
 }
 
+/// The value of a key that is rarely asked for.
+pub fn value(key: &str) -> Option<&'static str> {
+    pairs().find(|(other, _)| *other == key).map(|(_, value)| value)
+}
+
 fn parts() -> (&'static str, &'static str) {
     let line = LINE.get().copied().unwrap_or("");
     line.split_once(" -- ")
@@ -50,8 +55,7 @@ fn pairs() -> impl Iterator<Item = (&'static str, &'static str)> {
 
 /// The program to begin with: `init=`, else the first word behind `--`, else `/init`.
 pub fn first_program() -> Vec<u8> {
-    let named = pairs().find(|(key, _)| *key == "init").map(|(_, value)| value);
-    decode(named.or(parts().1.split_whitespace().next()).unwrap_or("/init"))
+    decode(value("init").or(parts().1.split_whitespace().next()).unwrap_or("/init"))
 }
 
 /// What the first program is called with, its own name first.

@@ -17,7 +17,9 @@ pub struct Machine;
 // 1. The window is the direct map, which the entry code lays over all memory and nothing takes
 //    away; the frames are the free memory of the boot protocol, without image, heap and initramfs.
 // 2. Programs run on the first CPU alone, so its TLB is the only one that can hold a translation of
-//    a program's address; `arch::invalidate` waits until it has forgotten.
+//    a program's address; `arch::invalidate` waits until it has forgotten. The kernel's own
+//    addresses are the same for all CPUs, and each may have looked them up ahead of any use:
+//    `arch::invalidate_kernel` makes every CPU forget that runs, idle or not, and waits for all.
 // 3. No thread is preempted in the kernel, and none sleeps in a read section: whoever calls
 //    `synchronize` runs on the only CPU that enters sections, outside of any.
 // 4. `arch::cpu` reads the CPU's own register.
@@ -59,9 +61,8 @@ unsafe impl Platform for Machine {
         arch::invalidate(root, what);
     }
 
-    fn invalidate_kernel(&self, root: Frame, what: &Invalidation) {
-        // No kernel map is made yet.
-        arch::invalidate(root, what);
+    fn invalidate_kernel(&self, _root: Frame, what: &Invalidation) {
+        arch::invalidate_kernel(what);
     }
 
     #[inline]

@@ -104,6 +104,34 @@ impl<P: Platform> Memory<P> {
         }
     }
 
+    /// Takes 2^`order` consecutive frames, aligned to their size, for the embedder's own use: to be
+    /// mapped by [`crate::KernelMap::vmap`], or given to a device. Their content is whatever it was.
+    /// `None` where there is no such block, or `order` is above 10.
+    ///
+    /// Does not sleep. Constant time.
+    pub fn allocate_frames(&self, order: u8) -> Option<FrameRange> {
+        let first = self.frames.allocate(order)?;
+        let state = meta::state_of(meta::Kind::Embedder, order);
+        self.frames.meta(first).state.store(state, Ordering::Relaxed);
+        Some(FrameRange { first, count: 1 << order })
+    }
+
+    /// Gives back what [`Memory::allocate_frames`] gave, all of it. No TLB names the frames any more.
+    /// Whether it was so: anything else is left alone.
+    ///
+    /// Does not sleep. Constant time.
+    pub fn give_back_frames(&self, frames: FrameRange) -> bool {
+        let order = frames.count.trailing_zeros() as u8;
+        let known = frames.count.is_power_of_two()
+            && self.frames.manages(frames.first)
+            && self.frames.meta(frames.first).state.load(Ordering::Relaxed)
+                == meta::state_of(meta::Kind::Embedder, order);
+        if known {
+            self.frames.free(&self.platform, frames.first, order);
+        }
+        known
+    }
+
     /// Frames that nobody uses, in base pages.
     pub fn free_frames(&self) -> u64 {
         self.frames.free_frames()

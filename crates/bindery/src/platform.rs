@@ -108,7 +108,8 @@ pub enum Wait {
 /// 2. **Invalidation.** When [`Platform::invalidate`] returns, no CPU in the set uses or holds a
 ///    translation (with [`Tables::Changed`], nor an intermediate entry) that it read before the
 ///    call for an address in the range, and all accesses through such translations are finished.
-///    When [`Platform::invalidate_kernel`] returns, the same holds of every CPU that runs.
+///    When [`Platform::invalidate_kernel`] returns, the same holds of every CPU that runs; one that
+///    comes up later counts as running from before it loads the kernel's tables.
 /// 3. **Read sections.** [`Platform::synchronize`] returns only after every read section that was
 ///    entered before the call has been left.
 /// 4. **CPUs.** [`Platform::cpu`] returns the CPU that the caller runs on, below [`MAX_CPUS`].

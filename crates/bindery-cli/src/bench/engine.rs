@@ -8,9 +8,10 @@ use bindery::{
 };
 use bindery_hosted::{Config, Machine, TlbKind, Walk};
 
+use super::kernel::{self, KernelEngine};
 use super::linux::Linux;
 use super::measure::{Candidate, Clock, Outcome, Subject, Tally, measure};
-use super::workload::{self, Call, Script};
+use super::workload::{self, Call, Script, Workload};
 use crate::size::{FolioSize, GIB, MAX_ORDER, MIB};
 
 /// The three who are compared, in the order of [`Comparison::outcomes`].
@@ -61,13 +62,14 @@ impl Bench<'_> {
             .map_err(|error| format!("the engine failed before the workload: {error}"))?;
         let invalidation = time_invalidation(&machine, self.clock);
         for script in self.scripts {
+            if script.workload == Workload::KernelMap {
+                let outcomes = self.run_kernel(&memory, script, &tick)?;
+                done(script, Comparison { outcomes, invalidation })?;
+                continue;
+            }
             use_folios(&memory, script.folio);
-            let engine = |reach| -> Candidate<'_> {
-                let mut engine = Engine::new(&machine, &memory, reach)?;
-                // Once for nothing: Linux's code and data are warm as well.
-                script.steps.iter().try_for_each(|step| engine.perform(step.call))?;
-                Ok(Box::new(engine))
-            };
+            let engine =
+                |reach| -> Candidate<'_> { warmed(script, Engine::new(&machine, &memory, reach)?) };
             let linux = self.linux.clone().and_then(|()| Linux::new(script));
             let linux = linux.map(|linux| Box::new(linux) as _);
             let candidates = [engine(Reach::Page), engine(Reach::Table), linux];
@@ -76,6 +78,27 @@ impl Bench<'_> {
         }
         Ok(())
     }
+
+    /// Runs a script of calls to the kernel's maps, of which the host's Linux shows us none.
+    fn run_kernel<A: Walk>(
+        &self,
+        memory: &Memory<Machine<A>>,
+        script: &Script,
+        tick: &impl Fn(),
+    ) -> Result<[Outcome; 3], String> {
+        let frames = kernel::Frames::take(memory, script)?;
+        let engine =
+            |reach| -> Candidate<'_> { warmed(script, KernelEngine::new(memory, &frames, reach)?) };
+        let linux = Err(kernel::NO_LINUX.to_owned());
+        let candidates = [engine(Reach::Page), engine(Reach::Table), linux];
+        Ok(measure(script, candidates, self.clock, tick))
+    }
+}
+
+/// A subject that has run the script once for nothing: Linux's code and data are warm as well.
+fn warmed<'a>(script: &Script, mut subject: impl Subject + 'a) -> Candidate<'a> {
+    script.steps.iter().try_for_each(|step| subject.perform(step.call))?;
+    Ok(Box::new(subject))
 }
 
 fn time_invalidation<A: Walk>(machine: &Machine<A>, clock: Clock) -> u64 {
@@ -175,6 +198,7 @@ impl<A: Walk> Subject for Engine<'_, A> {
                 self.space.mremap(from.start(), length, length, Remap::To(to)).map(|_| ())
             }
             Call::Unmap(at) => self.space.munmap(at.start(), at.len()),
+            Call::Kernel(_) => return Err(format!("{}: not a call of a user's", call.name())),
         };
         result.map_err(|error| format!("{}: {error}", call.name()))
     }

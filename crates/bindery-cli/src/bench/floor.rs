@@ -15,6 +15,7 @@ use std::collections::BTreeSet;
 use bindery::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange};
 use serde::Serialize;
 
+use super::kernel;
 use super::workload::Call;
 use crate::size::FolioSize;
 
@@ -25,11 +26,30 @@ pub struct Geometry {
     pub levels: u8,
     /// Base-2 logarithm of the entries in a table.
     pub index_bits: u32,
+    /// The highest level at which leaves stand in the kernel's tables.
+    pub largest_leaf: u8,
+    /// Leaves in a contiguous block; 1 where there are none.
+    pub block: u32,
+    /// The highest level of leaves that form such blocks; 0 where there are none.
+    pub largest_block: u8,
+    /// Whether the MMU may remember that an entry was invalid.
+    pub remembers_invalid: bool,
 }
 
 impl Geometry {
+    /// That of x86-64.
+    #[cfg(test)]
+    pub const FOUR_LEVELS: Self = Self {
+        levels: 4,
+        index_bits: 9,
+        largest_leaf: 3,
+        block: 1,
+        largest_block: 0,
+        remembers_invalid: false,
+    };
+
     /// Bytes that one entry at `level` covers.
-    fn span(self, level: u8) -> u64 {
+    pub fn span(self, level: u8) -> u64 {
         1 << (PAGE_SHIFT + self.index_bits * (u32::from(level) - 1))
     }
 
@@ -84,6 +104,7 @@ impl Floor {
                     invalidations: 1,
                 }
             }
+            Call::Kernel(call) => kernel::floor(call, geometry),
         }
     }
 
@@ -91,7 +112,7 @@ impl Floor {
         let mut hooks = Hooks::default();
         // The tables that the source stands in are there, and may be the target's too.
         for level in leaves..geometry.levels {
-            hooks.there.extend(geometry.slots(from, level + 1).map(|slot| (level, slot)));
+            hooks.are_there(from, level, geometry);
         }
         let pieces = pieces(from, delta, geometry.levels, geometry);
         let set = pieces.len() as u64;
@@ -111,14 +132,14 @@ impl Floor {
 }
 
 /// A part of a range that one entry can name, at both of its addresses.
-struct Piece {
-    at: u64,
-    level: u8,
+pub struct Piece {
+    pub at: u64,
+    pub level: u8,
 }
 
 /// `range`, cut into the largest pieces whose entries, at most at level `top`, stand equally well
 /// `delta` bytes further on.
-fn pieces(range: VirtRange, delta: u64, top: u8, geometry: Geometry) -> Vec<Piece> {
+pub fn pieces(range: VirtRange, delta: u64, top: u8, geometry: Geometry) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let (mut at, end) = (range.start().0, range.end().0);
     while at < end {
@@ -135,20 +156,26 @@ fn pieces(range: VirtRange, delta: u64, top: u8, geometry: Geometry) -> Vec<Piec
 
 /// Tables by level and number.
 #[derive(Default)]
-struct Hooks {
+pub struct Hooks {
     there: BTreeSet<(u8, u64)>,
     needed: BTreeSet<(u8, u64)>,
 }
 
 impl Hooks {
+    /// The tables of `level` that stand for `range` exist.
+    pub fn are_there(&mut self, range: VirtRange, level: u8, geometry: Geometry) {
+        self.there.extend(geometry.slots(range, level + 1).map(|slot| (level, slot)));
+    }
+
     /// An entry at `level` will be set for `addr`, so the tables from that level up must be there.
-    fn need(&mut self, addr: u64, level: u8, geometry: Geometry) {
+    pub fn need(&mut self, addr: u64, level: u8, geometry: Geometry) {
         for level in level..geometry.levels {
             self.needed.insert((level, addr / geometry.span(level + 1)));
         }
     }
 
-    fn count(&self) -> u64 {
+    /// How many tables are missing.
+    pub fn count(&self) -> u64 {
         self.needed.difference(&self.there).count() as u64
     }
 }
@@ -161,8 +188,8 @@ mod tests {
     use crate::bench::workload::range;
     use crate::size::{GIB, KIB, MIB};
 
-    const FOUR_LEVELS: Geometry = Geometry { levels: 4, index_bits: 9 };
-    const THREE_LEVELS: Geometry = Geometry { levels: 3, index_bits: 9 };
+    const FOUR_LEVELS: Geometry = Geometry::FOUR_LEVELS;
+    const THREE_LEVELS: Geometry = Geometry { levels: 3, ..FOUR_LEVELS };
 
     fn floor(call: Call, folio: &str, geometry: Geometry) -> (u64, u64, u64) {
         let Floor { entries_written, tables_hooked, invalidations } =

@@ -7,10 +7,11 @@ use serde::Serialize;
 use super::engine::{Comparison, FULL, LINUX, PAGE};
 use super::floor::Floor;
 use super::host::Host;
+use super::kernel::NO_LINUX;
 use super::linux::describe_folios;
 use super::measure::{Clock, Samples, Tally};
 use super::statistics::{Summary, ratio};
-use super::workload::Script;
+use super::workload::{self, Script, Workload};
 
 /// One run of `bindery bench`.
 #[derive(Debug, Serialize)]
@@ -57,7 +58,9 @@ pub struct Table {
 pub struct Phase {
     /// Its name.
     pub phase: String,
-    /// The least that the call must do to a page table.
+    /// Calls that were measured together: times are those of one, counts and floor those of all.
+    pub calls: u64,
+    /// The least that the calls must do to a page table.
     pub floor: Floor,
     /// The engine, page by page (`Reach::Page`).
     pub page: Measurement,
@@ -71,6 +74,8 @@ pub struct Phase {
     pub ratio_linux: Option<f64>,
     /// Entries that `table` wrote, divided by the floor's two kinds of entries.
     pub ratio_floor: Option<f64>,
+    /// What others have published in the place of `ratio_page`, or null.
+    pub ratio_published: Option<f64>,
 }
 
 /// What a call cost.
@@ -125,13 +130,16 @@ impl Table {
         let problem = |who: usize| outcomes[who].problem.clone();
         let phases = script.phases.iter().enumerate().map(|(number, phase)| {
             let samples = outcomes.each_ref().map(|outcome| &outcome.phases[number]);
-            Phase::new(phase.name.clone(), phase.floor, samples)
+            Phase::new(phase, samples)
         });
         Self {
             workload: script.workload.name(),
             variant: script.variant.clone(),
             folio_bytes: script.folio.bytes(),
-            linux_folios: describe_folios(script.folio),
+            linux_folios: match script.workload {
+                Workload::KernelMap => NO_LINUX.to_owned(),
+                Workload::Remap1m | Workload::Remap1g => describe_folios(script.folio),
+            },
             invalidation_nanoseconds: comparison.invalidation,
             phases: phases.collect(),
             page_problem: problem(PAGE),
@@ -142,17 +150,20 @@ impl Table {
 }
 
 impl Phase {
-    fn new(phase: String, floor: Floor, samples: [&Samples; 3]) -> Self {
+    fn new(phase: &workload::Phase, samples: [&Samples; 3]) -> Self {
+        let workload::Phase { name, floor, repetitions, published } = phase;
         let [page, table, linux] = samples.map(Measurement::from);
         let median = |of: &Measurement| of.nanoseconds.map(|summary| summary.median);
         let to_table = |of: &Measurement| ratio(median(of)?, median(&table)?);
         let least = floor.entries_written + floor.tables_hooked;
         Self {
-            phase,
-            floor,
+            phase: name.clone(),
+            calls: *repetitions,
+            floor: *floor,
             ratio_page: to_table(&page),
             ratio_linux: to_table(&linux),
             ratio_floor: table.counts.as_ref().and_then(|work| ratio(work.entries_written, least)),
+            ratio_published: *published,
             page,
             table,
             linux,

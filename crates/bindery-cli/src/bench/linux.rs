@@ -11,8 +11,9 @@ use rustix::mm::{
 use rustix::param::page_size;
 
 use super::host::{HostFolios, host_folios};
+use super::kernel::NO_LINUX;
 use super::measure::{Subject, Tally};
-use super::workload::{Call, Script};
+use super::workload::{Call, Script, range};
 use crate::size::{FolioSize, show_bytes};
 
 /// A stretch of this process's addresses in which a script runs.
@@ -112,8 +113,9 @@ impl Subject for Linux {
             Call::Map(range) => self.map(range),
             Call::Advise(range) => self.advise(range),
             Call::Touch(range) => self.touch(range),
-            Call::Move { from, .. } => self.remap(from, call.ranges()[1]),
+            Call::Move { from, to } => self.remap(from, range(to.0, from.len())),
             Call::Unmap(range) => self.unmap(range),
+            Call::Kernel(_) => Err(NO_LINUX.to_owned()),
         }
     }
 
@@ -160,11 +162,11 @@ mod tests {
 
     use super::*;
     use crate::bench::floor::Geometry;
-    use crate::bench::workload::{Workload, range};
+    use crate::bench::workload::Workload;
 
     #[test]
     fn the_loop_runs_and_what_is_not_mapped_is_left_alone() {
-        let geometry = Geometry { levels: 4, index_bits: 9 };
+        let geometry = Geometry::FOUR_LEVELS;
         let script = Workload::Remap1m.scripts(FolioSize::BASE, geometry, true).swap_remove(0);
         let mut linux = Linux::new(&script).unwrap();
         for step in &script.steps {

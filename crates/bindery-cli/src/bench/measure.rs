@@ -156,6 +156,7 @@ fn round(
         let before = subject.tally();
         let (nanoseconds, result) = clock.time(|| subject.perform(step.call));
         result?;
+        let nanoseconds = nanoseconds / script.phases[phase].repetitions;
         let tally = subject.tally().zip(before).map(|(after, before)| after.since(before));
         samples[phase].push(nanoseconds, tally);
     }
@@ -188,7 +189,7 @@ mod tests {
     }
 
     fn run(limits: [u64; 2]) -> [Outcome; 2] {
-        let geometry = Geometry { levels: 4, index_bits: 9 };
+        let geometry = Geometry::FOUR_LEVELS;
         let mut script = Workload::Remap1m.scripts(FolioSize::BASE, geometry, true).swap_remove(0);
         script.effort = Effort { turns: 3, repeats: 2 };
         let candidates =

@@ -5,6 +5,7 @@
 //! | `workload` | the workloads, as lists of calls |
 //! | `floor` | the fewest entry writes and invalidations that a call needs |
 //! | `engine`, `linux` | who makes the calls |
+//! | `kernel` | the same for `kernel-map`, whose calls are of another kind |
 //! | `measure` | running a list of calls, and what each cost |
 //! | `statistics` | what many measurements say together |
 //! | `host` | what it all ran on |
@@ -14,6 +15,7 @@ mod engine;
 mod floor;
 mod host;
 mod json;
+mod kernel;
 mod linux;
 mod measure;
 mod report;
@@ -46,6 +48,13 @@ Workloads
             by 4 KiB (262,144 pages). Folios of 4k are moved back, not timed, and used again; larger
             ones are touched anew for each move, as it may have split them, so that caches are cold
             and small times are larger. Folios of 4k and 64k.
+  kernel-map
+            Areas in the kernel's half of the addresses (system 5): ioremap, vmalloc, vmap of 1 MiB,
+            vmap of 100 MiB, vmalloc of 16 MiB, and their ends. \"base\" allows base pages alone,
+            \"huge\" the largest pieces; \"mapping alone\" is vmalloc without its frames; order n is
+            a list of pages made of blocks of 2^n, of which none continues the one before. Frees are
+            lazy: one purge is for 32 MiB, the calls of that many areas are timed together, and
+            each has its share of the purge. Programs cannot make these calls: no figures of Linux.
 
 Figures
   Time is the median with the 10th and 90th percentile (nearest rank). The same calls are made by
@@ -69,7 +78,9 @@ The JSON
   host; architecture; results[]: workload, variant, folio_bytes, phases[]: phase, floor
   {entries_written, tables_hooked, invalidations}, and for each of page, table, linux: nanoseconds
   {samples, minimum, p10, median, p90, maximum}, counts {entries_read, entries_written, ...};
-  ratio_page, ratio_linux (medians, to table), ratio_floor (entries written, to the floor).";
+  ratio_page, ratio_linux (medians, to table), ratio_floor (entries written, to the floor),
+  ratio_published; calls: how many were measured together. Times are those of one call, floor and
+  counts those of all.";
 
 /// Run workloads on the engine, page by page and at full reach, and on the host's Linux
 ///
@@ -88,7 +99,7 @@ pub struct Arguments {
     arch: ArchitectureName,
 
     /// The folio sizes that first touches take on the engine: powers of two from 4k to 2m, with
-    /// commas between them; each workload has its own defaults
+    /// commas between them; each workload has its own defaults, and kernel-map has none
     #[arg(long, value_name = "SIZE", value_delimiter = ',')]
     folio: Vec<FolioSize>,
 
@@ -168,7 +179,8 @@ fn plan(arguments: &Arguments) -> Vec<Group> {
     };
     let group = |workload: &Workload| {
         let defaults = workload.default_folios(arguments.quick);
-        let folios = if arguments.folio.is_empty() { defaults } else { &arguments.folio };
+        let chosen = workload.has_folios() && !arguments.folio.is_empty();
+        let folios = if chosen { &*arguments.folio } else { defaults };
         let scripts =
             folios.iter().flat_map(|folio| workload.scripts(*folio, geometry, arguments.quick));
         Group { workload: *workload, scripts: scripts.collect() }
@@ -183,7 +195,15 @@ impl Visitor for GeometryOf {
     type Output = Geometry;
 
     fn visit<A: Walk>(self) -> Geometry {
-        Geometry { levels: A::LEVELS, index_bits: <A as Arch>::INDEX_BITS }
+        Geometry {
+            levels: A::LEVELS,
+            index_bits: <A as Arch>::INDEX_BITS,
+            // Not in the root, which may be copied.
+            largest_leaf: A::LARGEST_LEAF.min(A::LEVELS - 1),
+            block: A::BLOCK,
+            largest_block: A::LARGEST_BLOCK_LEVEL,
+            remembers_invalid: A::INVALID_MAY_BE_CACHED,
+        }
     }
 }
 

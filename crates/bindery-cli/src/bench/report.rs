@@ -6,10 +6,12 @@ use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 use super::engine::{Comparison, FULL, LINUX, PAGE};
 use super::floor::Floor;
 use super::host::Host;
+use super::kernel::NO_LINUX;
 use super::linux::describe_folios;
 use super::measure::{Clock, Outcome, Samples};
 use super::statistics::{Summary, ratio};
-use super::workload::Script;
+use super::workload::{Script, Workload};
+use crate::output::thousands;
 
 /// What is known before anything is measured.
 pub fn heading(host: &Host, arch: ArchitectureName, clock: Clock) -> String {
@@ -26,17 +28,20 @@ pub fn heading(host: &Host, arch: ArchitectureName, clock: Clock) -> String {
 pub fn tables(script: &Script, comparison: &Comparison) -> String {
     let Script { workload, variant, folio, .. } = script;
     let outcomes = &comparison.outcomes;
+    let (what, linux) = match workload {
+        Workload::KernelMap => (String::new(), NO_LINUX.to_owned()),
+        _ => (format!(", folios of {folio}"), describe_folios(*folio)),
+    };
     let mut text = format!(
-        "\n{}, folios of {folio}: {variant}\n\
-         (Linux: {}; engine: {} ns of its times are for each invalidation)\n\n{}\n\n{}\n",
+        "\n{}{what}: {variant}\n\
+         (Linux: {linux}; engine: {} ns of its times are for each invalidation)\n\n{}\n\n{}\n",
         workload.name(),
-        describe_folios(*folio),
         comparison.invalidation,
         times(script, outcomes).trim_fmt(),
         counts(script, outcomes).trim_fmt(),
     );
     for (who, outcome) in ["page by page", "whole tables", "Linux"].iter().zip(outcomes) {
-        if let Some(problem) = &outcome.problem {
+        if let Some(problem) = outcome.problem.as_ref().filter(|problem| *problem != NO_LINUX) {
             text.push_str(&format!("{who}: not measured further: {problem}\n"));
         }
         let names = script.phases.iter().zip(&outcome.phases);
@@ -71,7 +76,8 @@ fn table(header: &[&str], left: usize) -> Table {
 }
 
 fn times(script: &Script, outcomes: &[Outcome; 3]) -> Table {
-    let header = ["time", "page by page", "whole tables", "Linux", "page/whole", "Linux/whole"];
+    let last = if published(script) { "published" } else { "Linux/whole" };
+    let header = ["time", "page by page", "whole tables", "Linux", "page/whole", last];
     let mut table = table(&header, 1);
     let mut sums = [Some(0); 3];
     for (number, phase) in script.phases.iter().enumerate() {
@@ -85,7 +91,11 @@ fn times(script: &Script, outcomes: &[Outcome; 3]) -> Table {
             None => absence(outcome),
         }));
         let medians = samples.map(|summary| summary.map(|summary| summary.median));
-        row.extend(ratios(medians));
+        let [page, linux] = ratios(medians);
+        let times = |ratio: f64| format!("{ratio:.1} x");
+        let last =
+            if published(script) { phase.published.map_or_else(String::new, times) } else { linux };
+        row.extend([page, last]);
         table.add_row(row);
     }
     if script.is_loop {
@@ -95,6 +105,11 @@ fn times(script: &Script, outcomes: &[Outcome; 3]) -> Table {
         table.add_row(row);
     }
     table
+}
+
+/// Whether others have published what large pieces are worth in its phases.
+fn published(script: &Script) -> bool {
+    script.phases.iter().any(|phase| phase.published.is_some())
 }
 
 /// Page by page, and Linux, each as a multiple of whole tables.
@@ -121,7 +136,11 @@ fn counts(script: &Script, outcomes: &[Outcome; 3]) -> Table {
     let mut table = table(&header, 2);
     for (number, phase) in script.phases.iter().enumerate() {
         for (reach, who, name) in [("page", PAGE, &*phase.name), ("whole", FULL, "")] {
-            let mut row = vec![name.to_owned(), reach.to_owned()];
+            let together = match phase.repetitions {
+                repetitions if name.is_empty() || repetitions == 1 => String::new(),
+                repetitions => format!(" x {repetitions}"),
+            };
+            let mut row = vec![format!("{name}{together}"), reach.to_owned()];
             row.extend(counts_of(&outcomes[who].phases[number], phase.floor));
             table.add_row(row);
         }
@@ -159,7 +178,11 @@ fn show_floor(floor: Floor) -> String {
 }
 
 fn absence(outcome: &Outcome) -> String {
-    if outcome.problem.is_some() { "not measured".to_owned() } else { "-".to_owned() }
+    match outcome.problem.as_deref() {
+        Some(NO_LINUX) => NO_LINUX.to_owned(),
+        Some(_) => "not measured".to_owned(),
+        None => "-".to_owned(),
+    }
 }
 
 fn show_summary(summary: Summary) -> String {
@@ -193,18 +216,6 @@ fn three_digits(value: f64) -> String {
     if decimals == 0 { thousands(value.round() as u64) } else { format!("{value:.decimals$}") }
 }
 
-fn thousands(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (position, digit) in digits.chars().enumerate() {
-        if position > 0 && (digits.len() - position).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 /// How to read the tables; printed after them.
 pub const LEGEND: &str = "
 How to read this
@@ -216,12 +227,17 @@ How to read this
                  would notice at most, not how good Linux's page tables are. Its entries cannot be counted from here.
   floor          the fewest entry writes that the work needs on any system: an entry that moves is cleared once and set
                  once, plus (+n) missing tables hooked. x floor: how close we are; 1.00 is perfect, and less means that
-                 entries were dropped with their table instead of being cleared.
+                 entries were dropped with their table instead of being cleared, or, page by page, that there are no
+                 contiguous blocks, which must be broken before they change.
   counts         descended: entries read on the way down from the root. +/-/moved: tables allocated, freed, and moved
                  by the one entry that names them. invalid.: invalidations sent, (their floor), and +n on the faulting
                  CPU alone; pages: base pages that those covered.
   published      system 1, 64 KiB folios in one batch: the loop of remap-1m took 1.9 s and then 1.2 s, 1.6 x (Apple
                  M3, AArch64). System 2, whole tables: mremap of 1 GiB 3.4 ms and then 160 us, 20 x (x86-64).
+                 System 5, the last column of kernel-map: Linux with large pieces, to Linux as it is (RK3588, AArch64).
+                 That baseline is another: its loop stays in a table, ours page by page enters the walk for each page.
+  x 32           so many calls share a purge. They are timed together: times are those of one call, counts and floor
+                 those of all.
   not timed      the MMU itself. Counts do not depend on the host: compare them first. Times vary by 30 % from run
                  to run on a shared machine.
 ";
@@ -251,11 +267,6 @@ mod tests {
             maximum: 20_000,
         };
         assert_eq!(show_summary(summary), "1.20 us (0.95-15.0)");
-    }
-
-    #[test]
-    fn thousands_are_set_apart() {
-        assert_eq!([0, 999, 1_000, 524_288].map(thousands), ["0", "999", "1,000", "524,288"]);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use bindery::addr::{VirtAddr, VirtRange};
 use clap::ValueEnum;
 
 use super::floor::{Floor, Geometry};
+use super::kernel::{self, KernelCall};
 use crate::size::{FolioSize, GIB, KIB, MIB, show_bytes};
 
 /// Workloads by the names that users type.
@@ -15,9 +16,12 @@ pub enum Workload {
     /// mremap of 1 GiB of touched memory to four kinds of places, and its munmap (system 2)
     #[value(name = "remap-1g")]
     Remap1g,
+    /// vmalloc, vmap and ioremap of 1 MiB, and of more, in the kernel's half (system 5)
+    #[value(name = "kernel-map")]
+    KernelMap,
 }
 
-/// One call to a memory manager. A script has at most one mapping at a time.
+/// One call to a memory manager. A script has at most one mapping of user memory at a time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Call {
     /// Map anonymous private memory there.
@@ -30,6 +34,8 @@ pub enum Call {
     Move { from: VirtRange, to: VirtAddr },
     /// Unmap it.
     Unmap(VirtRange),
+    /// Make, change or take back areas of the kernel's.
+    Kernel(KernelCall),
 }
 
 impl Call {
@@ -41,23 +47,37 @@ impl Call {
             Self::Touch(_) => "first touch",
             Self::Move { .. } => "mremap",
             Self::Unmap(_) => "munmap",
+            Self::Kernel(call) => call.name(),
         }
     }
 
-    /// The addresses at which something is mapped after the call or before it.
-    pub fn ranges(self) -> [VirtRange; 2] {
+    /// The user addresses at which something is mapped after the call or before it.
+    pub fn ranges(self) -> Vec<VirtRange> {
         match self {
-            Self::Map(at) | Self::Advise(at) | Self::Touch(at) | Self::Unmap(at) => [at, at],
-            Self::Move { from, to } => [from, range(to.0, from.len())],
+            Self::Map(at) | Self::Advise(at) | Self::Touch(at) | Self::Unmap(at) => vec![at],
+            Self::Move { from, to } => vec![from, range(to.0, from.len())],
+            Self::Kernel(_) => Vec::new(),
+        }
+    }
+
+    /// How many calls it stands for.
+    pub fn repetitions(self) -> u64 {
+        match self {
+            Self::Kernel(call) => call.areas(),
+            _ => 1,
         }
     }
 }
 
 /// What is measured: one row of the table. All calls of a phase have equal floors.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Phase {
     pub name: String,
     pub floor: Floor,
+    /// Calls that are measured together: the time is that of one, floor and counts are those of all.
+    pub repetitions: u64,
+    /// How many times faster others have found it with large pieces than without.
+    pub published: Option<f64>,
 }
 
 /// A call, and the number of the phase that its cost counts for; it is not measured without one.
@@ -68,7 +88,7 @@ pub struct Step {
 }
 
 /// A workload in one variant: what is called in one round. It leaves nothing mapped.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Script {
     pub workload: Workload,
     pub variant: String,
@@ -107,13 +127,21 @@ impl Workload {
         match self {
             Self::Remap1m => "remap-1m",
             Self::Remap1g => "remap-1g",
+            Self::KernelMap => "kernel-map",
         }
+    }
+
+    /// Whether it works on user memory, which is made of folios.
+    pub fn has_folios(self) -> bool {
+        self != Self::KernelMap
     }
 
     /// The folio sizes that are shown where the user asks for none.
     pub fn default_folios(self, quick: bool) -> &'static [FolioSize] {
         match self {
             Self::Remap1m => &[FolioSize::KIB_64, FolioSize::BASE],
+            // A list of one, for one table.
+            Self::KernelMap => &[FolioSize::BASE],
             // To touch 1 GiB takes Linux a large part of a second.
             Self::Remap1g if quick => &[FolioSize::BASE],
             Self::Remap1g => &[FolioSize::BASE, FolioSize::KIB_64],
@@ -125,6 +153,7 @@ impl Workload {
         match self {
             Self::Remap1m => 64 * MIB,
             Self::Remap1g => GIB + 256 * MIB,
+            Self::KernelMap => 192 * MIB,
         }
     }
 
@@ -133,6 +162,8 @@ impl Workload {
         match self {
             Self::Remap1m => MIB,
             Self::Remap1g => GIB,
+            // Linux takes no part.
+            Self::KernelMap => 0,
         }
     }
 
@@ -141,6 +172,7 @@ impl Workload {
         let mut scripts = match self {
             Self::Remap1m => [MIB, MIB + 4 * KIB].map(|by| remap_1m(by, folio, geometry)).into(),
             Self::Remap1g => vec![remap_1g(folio, geometry)],
+            Self::KernelMap => vec![kernel::script(geometry)],
         };
         if quick {
             scripts.iter_mut().for_each(|script| script.effort = script.effort.least());
@@ -198,7 +230,12 @@ fn remap_1g(folio: FolioSize, geometry: Geometry) -> Script {
 }
 
 impl Script {
-    fn new(workload: Workload, variant: String, folio: FolioSize, geometry: Geometry) -> Self {
+    pub(super) fn new(
+        workload: Workload,
+        variant: String,
+        folio: FolioSize,
+        geometry: Geometry,
+    ) -> Self {
         let (steps, phases) = (Vec::new(), Vec::new());
         let effort = Effort { turns: 1, repeats: 1 };
         Self { workload, variant, folio, steps, phases, is_loop: false, effort, geometry }
@@ -211,21 +248,22 @@ impl Script {
         self.timed("first touch", Call::Touch(range));
     }
 
-    fn untimed(&mut self, call: Call) {
+    pub(super) fn untimed(&mut self, call: Call) {
         self.steps.push(Step { call, phase: None });
     }
 
-    fn timed(&mut self, name: &str, call: Call) {
+    pub(super) fn timed(&mut self, name: &str, call: Call) {
         let known = self.phases.iter().position(|phase| phase.name == name);
         let phase = known.unwrap_or_else(|| {
             let floor = Floor::of(call, self.folio, self.geometry);
-            self.phases.push(Phase { name: name.to_owned(), floor });
+            let repetitions = call.repetitions();
+            self.phases.push(Phase { name: name.to_owned(), floor, repetitions, published: None });
             self.phases.len() - 1
         });
         self.steps.push(Step { call, phase: Some(phase) });
     }
 
-    /// All addresses that the script uses.
+    /// All user addresses that the script uses.
     pub fn ranges(&self) -> impl Iterator<Item = VirtRange> {
         self.steps.iter().flat_map(|step| step.call.ranges())
     }
@@ -247,8 +285,9 @@ fn show_distance(by: u64, unit: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::kernel::Verb;
 
-    const GEOMETRY: Geometry = Geometry { levels: 4, index_bits: 9 };
+    const GEOMETRY: Geometry = Geometry::FOUR_LEVELS;
 
     fn all() -> Vec<Script> {
         let scripts = |workload: &Workload| {
@@ -262,6 +301,7 @@ mod tests {
     fn every_script_works_on_its_one_mapping_and_leaves_none() {
         for script in all() {
             let mut mapped = None;
+            let mut areas = None;
             for step in &script.steps {
                 mapped = match step.call {
                     Call::Map(at) => {
@@ -282,9 +322,15 @@ mod tests {
                         assert_eq!(mapped, Some(at));
                         mapped
                     }
+                    Call::Kernel(call) => {
+                        let before = (call.verb != Verb::Map).then_some(call.area);
+                        assert_eq!(areas, before, "{call:?}");
+                        areas = (call.verb != Verb::Unmap).then_some(call.area);
+                        mapped
+                    }
                 };
             }
-            assert_eq!(mapped, None, "{}", script.variant);
+            assert_eq!((mapped, areas), (None, None), "{}", script.variant);
         }
     }
 
@@ -294,7 +340,8 @@ mod tests {
             for step in &script.steps {
                 if let Some(phase) = step.phase {
                     let floor = Floor::of(step.call, script.folio, GEOMETRY);
-                    assert_eq!(script.phases[phase].floor, floor);
+                    let phase = &script.phases[phase];
+                    assert_eq!((phase.floor, phase.repetitions), (floor, step.call.repetitions()));
                 }
             }
         }

@@ -14,7 +14,7 @@ use bindery_cli::guest::{Architecture, Problem};
 
 use super::cache::{self, Record};
 use super::counts::{self, Summary};
-use super::rows::{Row, Workload};
+use super::rows::{Row, Runner, Workload};
 use super::script;
 use crate::size::{FolioSize, GIB};
 
@@ -41,7 +41,19 @@ pub enum Kernel {
     Linux {
         /// What QEMU boots.
         image: PathBuf,
+        /// For workloads of the kernel: the modules that are to be had.
+        modules: BTreeMap<Workload, PathBuf>,
     },
+}
+
+impl Kernel {
+    /// Whether this kernel has what the workload takes.
+    pub fn can_run(&self, workload: Workload) -> bool {
+        match (self, workload.runner()) {
+            (Self::Linux { modules, .. }, Runner::Kernel) => modules.contains_key(&workload),
+            _ => true,
+        }
+    }
 }
 
 /// All that the machines of one architecture have in common.
@@ -52,6 +64,7 @@ pub struct Bench {
     pub emulator: String,
     pub plugin: PathBuf,
     pub busybox: PathBuf,
+    /// The workloads that are programs.
     pub programs: BTreeMap<Workload, PathBuf>,
 }
 
@@ -59,7 +72,8 @@ pub struct Bench {
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
     pub workload: Workload,
-    pub folio: FolioSize,
+    /// None where folios have no part.
+    pub folio: Option<FolioSize>,
 }
 
 /// Whether a machine that was measured before is started again.
@@ -94,18 +108,16 @@ impl Bench {
         let machine = self.machine(kernel, job, vec![("out".to_owned(), counts.clone().into())])?;
         let place = cache::place(&machine, &self.emulator)?;
         let known = if repeat == Repeat::Always { None } else { cache::read(&place) };
-        let record = match known {
-            Some(record) => record,
-            None => {
-                let kernel = run(&machine, job)?;
-                let counts = fs::read_to_string(&counts)
-                    .map_err(|error| Problem::io("read", &counts, &error))?;
-                let record = Record { kernel, counts };
-                cache::write(&place, &record)?;
-                record
-            }
-        };
-        Ok(Measurement { kernel: record.kernel, phases: counts::read(&record.counts)? })
+        if let Some(record) = known {
+            return measurement(record, job);
+        }
+        let kernel = run(&machine, job)?;
+        let counts =
+            fs::read_to_string(&counts).map_err(|error| Problem::io("read", &counts, &error))?;
+        let record = Record { kernel, counts };
+        let measurement = measurement(record.clone(), job)?;
+        cache::write(&place, &record)?;
+        Ok(measurement)
     }
 
     /// Boots the kernel and counts each of its instructions in one occurrence of a phase: lines of
@@ -113,7 +125,12 @@ impl Bench {
     ///
     /// # Errors
     /// As [`Self::measure`].
-    pub fn profile(&self, kernel: &Kernel, row: Row, folio: FolioSize) -> Result<String, Problem> {
+    pub fn profile(
+        &self,
+        kernel: &Kernel,
+        row: Row,
+        folio: Option<FolioSize>,
+    ) -> Result<String, Problem> {
         let directory = temporary_directory()?;
         let [counts, profile] = ["counts", "profile"].map(|name| directory.path().join(name));
         let job = Job { workload: row.workload, folio };
@@ -138,18 +155,29 @@ impl Bench {
             files.directory(directory)?;
         }
         files.host_file("/bin/busybox", &self.busybox)?;
-        let program = self
-            .programs
-            .get(&job.workload)
-            .ok_or_else(|| Problem::Failed(format!("{} was not built", job.workload.name())))?;
-        let program = fs::read(program).map_err(|error| Problem::io("read", program, &error))?;
-        files.file(&format!("/bin/{}", job.workload.name()), EXECUTABLE, program)?;
-        files.file("/init", EXECUTABLE, script::text(job.workload, job.folio))?;
+        let Job { workload, folio } = job;
+        let not_built = || Problem::Failed(format!("{} was not built", workload.name()));
+        if let Runner::Program(_) = workload.runner() {
+            let program = self.programs.get(&workload).ok_or_else(not_built)?;
+            let program =
+                fs::read(program).map_err(|error| Problem::io("read", program, &error))?;
+            files.file(&format!("/bin/{}", workload.name()), EXECUTABLE, program)?;
+        }
+        files.file("/init", EXECUTABLE, script::text(workload, folio))?;
         let (image, command_line) = match kernel {
-            Kernel::Linux { image } => (image, lean_command_line(self.architecture)),
+            Kernel::Linux { image, modules } => {
+                if workload.runner() == Runner::Kernel {
+                    let module = modules.get(&workload).ok_or_else(not_built)?;
+                    files.host_file(script::MODULE, module)?;
+                }
+                (image, lean_command_line(self.architecture))
+            }
             Kernel::Bindery { image, symbols } => {
                 files.file(SYMBOLS_PATH, PLAIN, symbols.as_str())?;
                 let mut line = CommandLine::new();
+                if workload.runner() == Runner::Kernel {
+                    line.option("workload", workload.name());
+                }
                 line.argument("/bin/busybox").argument("sh").argument("/init");
                 (image, line.to_string())
             }
@@ -184,7 +212,8 @@ fn run(machine: &Machine, job: Job) -> Result<String, Problem> {
     let Job { workload, folio } = job;
     let failed = |problem: &dyn std::fmt::Display| {
         let (name, architecture) = (workload.name(), machine.architecture);
-        Problem::Failed(format!("{name} with folios of {folio} on {architecture}: {problem}"))
+        let folios = folio.map_or_else(String::new, |folio| format!(" with folios of {folio}"));
+        Problem::Failed(format!("{name}{folios} on {architecture}: {problem}"))
     };
     if let Some(panic) = outcome.panic {
         return Err(failed(&format!("the kernel died: {panic}")));
@@ -196,9 +225,62 @@ fn run(machine: &Machine, job: Job) -> Result<String, Problem> {
     script::judge(&console, workload).map_err(|problem| failed(&problem))
 }
 
+/// What a record tells.
+///
+/// # Errors
+/// An operation of the workload was never made: then the kernel does not know the workload, or has
+/// marks of another numbering.
+fn measurement(record: Record, job: Job) -> Result<Measurement, Problem> {
+    let phases = counts::read(&record.counts)?;
+    let mut missing = job.workload.rows().filter(|row| !phases.contains_key(&row.phase));
+    match missing.next() {
+        None => Ok(Measurement { kernel: record.kernel, phases }),
+        Some(Row { name, phase, .. }) => Err(Problem::Failed(format!(
+            "{}, {}: nothing was counted for {name:?} (phase {phase})",
+            record.kernel,
+            job.workload.name()
+        ))),
+    }
+}
+
 fn temporary_directory() -> Result<tempfile::TempDir, Problem> {
     tempfile::Builder::new()
         .prefix("bindery-")
         .tempdir()
         .map_err(|error| Problem::Failed(format!("cannot make a temporary directory: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rows::ROWS;
+    use super::*;
+
+    fn record(phases: impl Iterator<Item = u16>) -> Record {
+        let mut counts = format!("phase\t{}\n", counts::NAMES.join("\t"));
+        for phase in phases {
+            counts += &format!("{phase}{}\n", "\t1".repeat(counts::NAMES.len()));
+        }
+        Record { kernel: "Kernel 1".to_owned(), counts }
+    }
+
+    #[test]
+    fn a_kernel_that_does_not_make_an_operation_was_not_measured() {
+        let job = Job { workload: Workload::KernelMap, folio: None };
+        let all = ROWS.iter().map(|row| row.phase);
+        assert_eq!(measurement(record(all.clone()), job).unwrap().kernel, "Kernel 1");
+        let problem = measurement(record(all.filter(|phase| *phase != 68)), job).unwrap_err();
+        assert!(problem.to_string().contains("phase 68"), "{problem}");
+    }
+
+    #[test]
+    fn linux_runs_a_workload_of_the_kernel_if_it_has_the_module() {
+        let image = PathBuf::from("vmlinuz");
+        let modules = BTreeMap::new();
+        let mut linux = Kernel::Linux { image: image.clone(), modules };
+        assert!(linux.can_run(Workload::System1) && !linux.can_run(Workload::KernelMap));
+        let modules = BTreeMap::from([(Workload::KernelMap, PathBuf::from("kernel_map.ko"))]);
+        linux = Kernel::Linux { image: image.clone(), modules };
+        assert!(linux.can_run(Workload::KernelMap));
+        assert!(Kernel::Bindery { image, symbols: String::new() }.can_run(Workload::KernelMap));
+    }
 }

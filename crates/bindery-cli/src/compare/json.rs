@@ -6,6 +6,7 @@ use super::baseline::Figure;
 use super::counts::Summary;
 use super::results::{Comparison, Pair, Verdict};
 use super::rows::ROWS;
+use crate::size::FolioSize;
 
 /// One run of `bindery compare`.
 #[derive(Debug, Serialize)]
@@ -23,8 +24,8 @@ pub struct ArchitectureResults {
     pub architecture: String,
     /// QEMU's version.
     pub qemu: String,
-    /// The C library in the workloads.
-    pub c_library: String,
+    /// The C library in the workloads; null if none of them is a program.
+    pub c_library: Option<String>,
     /// Our kernel, as it names itself; null if it was not measured.
     pub bindery_kernel: Option<String>,
     /// Linux, as it names itself; null if it was not measured.
@@ -44,8 +45,8 @@ pub struct Operation {
     pub name: &'static str,
     /// The workload that it is in.
     pub workload: &'static str,
-    /// The folio size.
-    pub folio_bytes: u64,
+    /// The folio size; null where folios have no part.
+    pub folio_bytes: Option<u64>,
     /// What our kernel needed; null if it was not measured.
     pub bindery: Option<Summary>,
     /// What Linux needed; null if it was not measured.
@@ -67,8 +68,8 @@ pub struct Phase {
     pub phase: u16,
     /// The workload that it is in.
     pub workload: &'static str,
-    /// The folio size.
-    pub folio_bytes: u64,
+    /// The folio size; null where folios have no part.
+    pub folio_bytes: Option<u64>,
     /// What our kernel needed; null if it was not measured.
     pub bindery: Option<Summary>,
     /// What Linux needed; null if it was not measured.
@@ -82,7 +83,7 @@ impl Operation {
             operation: row.key,
             name: row.name,
             workload: row.workload.name(),
-            folio_bytes: folio.bytes(),
+            folio_bytes: folio.map(FolioSize::bytes),
             bindery: comparison.bindery.cloned(),
             linux: comparison.linux.cloned(),
             linux_recorded: comparison.recorded,
@@ -108,7 +109,7 @@ pub fn other_phases(pair: &Pair) -> Vec<Phase> {
         Phase {
             phase: number,
             workload: pair.workload.name(),
-            folio_bytes: pair.folio.bytes(),
+            folio_bytes: pair.folio.map(FolioSize::bytes),
             bindery: summary(&pair.bindery),
             linux: summary(&pair.linux),
         }
@@ -123,12 +124,11 @@ mod tests {
     use super::super::results::tests::measurement;
     use super::super::rows::Workload;
     use super::*;
-    use crate::size::FolioSize;
 
     fn pair(phase: u16) -> Pair {
         Pair {
             workload: Workload::System1,
-            folio: FolioSize::BASE,
+            folio: Some(FolioSize::BASE),
             bindery: Some(measurement(phase, 100)),
             linux: None,
         }

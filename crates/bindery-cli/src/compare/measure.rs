@@ -41,17 +41,18 @@ enum Who {
 
 /// Runs all machines. One that fails leaves its place empty and a problem.
 pub fn all(bench: &Bench, plan: &Plan<'_>, problems: &mut Vec<Problem>) -> Vec<Pair> {
-    let jobs = plan
-        .workloads
-        .iter()
-        .flat_map(|&workload| plan.folios.iter().map(move |&folio| Job { workload, folio }));
+    let jobs = plan.workloads.iter().flat_map(|&workload| {
+        let folios = workload.folios(plan.folios).into_iter();
+        folios.map(move |folio| Job { workload, folio })
+    });
     let jobs: Vec<Job> = jobs.collect();
     let mut tasks = Vec::new();
     // The machines that take longest first.
     for (pair, &job) in jobs.iter().enumerate().rev() {
         let kernels = [(Who::Linux, &plan.linux), (Who::Bindery, &plan.bindery)];
         for (who, kernel) in kernels {
-            tasks.extend(kernel.iter().map(|kernel| Task { pair, job, who, kernel }));
+            let able = kernel.iter().filter(|kernel| kernel.can_run(job.workload));
+            tasks.extend(able.map(|kernel| Task { pair, job, who, kernel }));
         }
     }
     let mut pairs: Vec<Pair> = jobs

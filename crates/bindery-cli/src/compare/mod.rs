@@ -1,11 +1,11 @@
-//! `bindery compare`: the same programs on our kernel and on Linux, counted by the same instrument.
+//! `bindery compare`: the same work on our kernel and on Linux, counted by the same instrument.
 //!
 //! | file | what |
 //! |---|---|
 //! | `rows` | the workloads, and the operations in them |
 //! | `baseline` | recorded figures of Linux, and our targets |
 //! | `plugin` | the QEMU plugin that counts, built at use |
-//! | `programs` | the workloads, built |
+//! | `programs` | the workloads that are programs, built |
 //! | `script` | what the first program of both kernels does |
 //! | `guests` | one kernel, one workload, one folio size: a machine is run |
 //! | `cache` | machines that were run before |
@@ -30,45 +30,50 @@ mod rows;
 mod script;
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, ErrorKind, Write};
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use bindery_cli::guest::{Architecture, Problem, busybox, kernel, linux};
 use clap::ValueEnum;
 
+use crate::output::{create, show};
 use crate::size::FolioSize;
 use guests::{Bench, Kernel, Repeat};
 use measure::Plan;
 use plugin::Emulator;
 use results::Comparison;
-use rows::{FOLIOS, Row, Workload};
+use rows::{FOLIOS, Row, Runner, Workload};
 
 const HELP: &str = "\
 Workloads
-  system1   { mmap 1 MiB at 1 GiB, memset, mremap by 1 MiB, munmap } 1,000 times, and again with the
-            destination off by 4 KiB.
-  system2   1 GiB is touched and moved four times by a distance of 1 GiB, of 2 MiB, off by 64 KiB, and
-            off by 4 KiB, and unmapped.
+  system1     { mmap 1 MiB at 1 GiB, memset, mremap by 1 MiB, munmap } 1,000 times, and again
+              with the destination off by 4 KiB.
+  system2     1 GiB is touched and moved four times by a distance of 1 GiB, of 2 MiB, off by
+              64 KiB, and off by 4 KiB, and unmapped.
+  kernel-map  The kernel maps 1 MiB for itself and unmaps it, 100 times each: vmalloc, with huge
+              mappings too (and 16 MiB), vmap of single and of larger pages, ioremap. Linux does
+              it in a module of ours, our kernel at boot. Folio sizes have no part in it.
   Each runs in a machine of its own for each kernel, architecture and folio size: one CPU, 3 GiB, a
   clock that counts instructions. Folio sizes are set as on any Linux, by
   /sys/kernel/mm/transparent_hugepage.
 
 What is needed
   QEMU, compilers and BusyBox (`bindery doctor`). Linux is Debian's newest kernel, fetched with
-  apt-get and kept under target/guest (nothing is installed); --linux takes another one. Where it
-  cannot be fetched, recorded figures are shown, and called recorded.
+  apt-get and kept under target/guest (nothing is installed); --linux takes another one. For
+  kernel-map, its headers and the compiler that built it are fetched as well (70 MB for each
+  architecture). What cannot be fetched is not run: recorded figures are shown, and called recorded.
   A machine that ran before, with the same QEMU, kernel and programs, would do exactly the same, so
   what was counted then is shown; --again starts it anyhow.
 
 Examples
   bindery compare                                       everything, some minutes
   bindery compare system1 --arch x86-64 --folio 64k     one row of machines
+  bindery compare kernel-map                            mappings of the kernel, both architectures
   bindery compare --no-linux --json figures.json        our kernel beside recorded figures
   bindery compare --profile mremap-1m --folio 64k       the hottest functions of our kernel";
 
-/// Run the same programs on our kernel and on Linux, and count what each kernel needs
+/// Run the same work on our kernel and on Linux, and count what each kernel needs
 #[derive(clap::Args)]
 #[command(after_long_help = HELP, after_help = "More, with examples: bindery compare --help")]
 pub struct Arguments {
@@ -158,7 +163,7 @@ fn compare(
     let (bench, c_library) = prepare(architecture, workloads)?;
     let plan = Plan {
         bindery: ours(architecture).map_err(|problem| problems.push(problem)).ok(),
-        linux: theirs(arguments, architecture),
+        linux: theirs(arguments, architecture, workloads),
         workloads,
         folios: &arguments.folio,
         repeat: if arguments.again { Repeat::Always } else { Repeat::Never },
@@ -170,8 +175,10 @@ fn compare(
     };
     let (bindery_kernel, linux_kernel) = (name(|pair| &pair.bindery), name(|pair| &pair.linux));
     let emulator = &bench.emulator;
+    let linked = c_library.as_ref().map(|library| format!(", workloads linked with {library}"));
+    let linked = linked.unwrap_or_default();
     show(&format!(
-        "\n{architecture}, QEMU {emulator}, workloads linked with {c_library}\n\
+        "\n{architecture}, QEMU {emulator}{linked}\n\
          Bindery  {}\nLinux    {}\n\n{}\n\n{}",
         bindery_kernel.as_deref().unwrap_or("not measured"),
         linux_kernel.as_deref().unwrap_or("not measured; recorded figures of Linux 7.2.13"),
@@ -189,15 +196,21 @@ fn compare(
     })
 }
 
-/// Builds what both kernels need; the second value is the C library in the workloads.
-fn prepare(architecture: Architecture, workloads: &[Workload]) -> Result<(Bench, String), Problem> {
+/// Builds what both kernels need; the second value is the C library in the workloads that are
+/// programs.
+fn prepare(
+    architecture: Architecture,
+    workloads: &[Workload],
+) -> Result<(Bench, Option<String>), Problem> {
     let emulator = Emulator::installed(architecture)?;
     let mut programs = BTreeMap::new();
-    let mut library = String::new();
+    let mut library = None;
     for &workload in workloads {
-        let program = programs::build(architecture, workload)?;
-        programs.insert(workload, program.path);
-        library = program.library;
+        if let Runner::Program(_) = workload.runner() {
+            let program = programs::build(architecture, workload)?;
+            programs.insert(workload, program.path);
+            library = Some(program.library);
+        }
     }
     let bench = Bench {
         architecture,
@@ -215,7 +228,11 @@ fn ours(architecture: Architecture) -> Result<Kernel, Problem> {
 }
 
 /// Linux, if it is wanted and to be had; if it is not, a sentence on standard error says why.
-fn theirs(arguments: &Arguments, architecture: Architecture) -> Option<Kernel> {
+fn theirs(
+    arguments: &Arguments,
+    architecture: Architecture,
+    workloads: &[Workload],
+) -> Option<Kernel> {
     if arguments.no_linux {
         return None;
     }
@@ -223,12 +240,37 @@ fn theirs(arguments: &Arguments, architecture: Architecture) -> Option<Kernel> {
         Some(image) => Ok(image.clone()),
         None => linux::newest(architecture),
     };
-    match image {
-        Ok(image) => Some(Kernel::Linux { image }),
-        Err(problem) => {
+    let image = image
+        .map_err(|problem| {
             eprintln!("bindery: Linux is not run, and recorded figures are shown: {problem}");
-            None
+        })
+        .ok()?;
+    let mut modules = BTreeMap::new();
+    for &workload in workloads.iter().filter(|workload| workload.runner() == Runner::Kernel) {
+        match module(arguments, architecture, workload) {
+            Ok(module) => drop(modules.insert(workload, module)),
+            Err(problem) => eprintln!(
+                "bindery: {} is not run on Linux, and recorded figures are shown: {problem}",
+                workload.name()
+            ),
         }
+    }
+    Some(Kernel::Linux { image, modules })
+}
+
+/// The module that is a workload on Linux.
+fn module(
+    arguments: &Arguments,
+    architecture: Architecture,
+    workload: Workload,
+) -> Result<PathBuf, Problem> {
+    match &arguments.linux {
+        // It has to be built for the very kernel.
+        Some(image) => Err(Problem::Missing(format!(
+            "it is a module, and the headers of {} are not known",
+            image.display()
+        ))),
+        None => linux::module::build(architecture, &workload.name().replace('-', "_")),
     }
 }
 
@@ -242,35 +284,15 @@ fn profiles(
         let (bench, _) = prepare(architecture, &[row.workload])?;
         let Kernel::Bindery { image, symbols } = ours(architecture)? else { continue };
         let kernel = Kernel::Bindery { image, symbols: symbols.clone() };
-        for &folio in folios {
+        for folio in row.workload.folios(folios) {
             let profile = bench.profile(&kernel, row, folio)?;
+            let folios = folio.map_or_else(String::new, |folio| format!(", folios of {folio}"));
             show(&format!(
-                "\n{}, folios of {folio}, {architecture}: one occurrence, everything warm\n\n{}\n",
+                "\n{}{folios}, {architecture}: one occurrence, everything warm\n\n{}\n",
                 row.name,
                 profile::table(&profile, &symbols)?
             ))?;
         }
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn create(path: &Path) -> Result<(&Path, File), Problem> {
-    match File::create(path) {
-        Ok(file) => Ok((path, file)),
-        Err(error) => Err(Problem::Wrong(format!(
-            "cannot write {}: {error}; give --json a file in a directory that exists and is yours",
-            path.display()
-        ))),
-    }
-}
-
-/// Prints to standard output. A reader who has seen enough (`| head`) is no error.
-fn show(text: &str) -> Result<(), Problem> {
-    let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(Problem::Failed(format!("cannot write to standard output: {error}")))
-        }
-        _ => Ok(()),
-    }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use bindery_cli::guest::Problem;
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 
-use super::report::thousands;
+use crate::output::thousands;
 
 /// How many functions are shown.
 const SHOWN: usize = 40;

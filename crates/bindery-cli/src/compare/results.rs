@@ -13,7 +13,8 @@ use crate::size::FolioSize;
 #[derive(Clone, Debug)]
 pub struct Pair {
     pub workload: Workload,
-    pub folio: FolioSize,
+    /// None where folios have no part.
+    pub folio: Option<FolioSize>,
     pub bindery: Option<Measurement>,
     pub linux: Option<Measurement>,
 }
@@ -22,7 +23,8 @@ pub struct Pair {
 #[derive(Clone, Debug)]
 pub struct Comparison<'a> {
     pub row: Row,
-    pub folio: FolioSize,
+    /// None where folios have no part.
+    pub folio: Option<FolioSize>,
     pub architecture: Architecture,
     pub bindery: Option<&'a Summary>,
     pub linux: Option<&'a Summary>,
@@ -129,7 +131,7 @@ pub mod tests {
     fn pair(phase: u16, ours: u64, linux: Option<u64>) -> [Pair; 1] {
         [Pair {
             workload: Workload::System1,
-            folio: FolioSize::KIB_64,
+            folio: Some(FolioSize::KIB_64),
             bindery: Some(measurement(phase, ours)),
             linux: linux.map(|linux| measurement(phase, linux)),
         }]

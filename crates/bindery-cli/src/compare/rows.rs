@@ -4,8 +4,8 @@ use clap::ValueEnum;
 
 use crate::size::FolioSize;
 
-/// A program under `programs/workloads`. Each runs in a machine of its own, so that its figures do
-/// not depend on what else was asked for.
+/// What a kernel is measured with. Each runs in a machine of its own, so that its figures do not
+/// depend on what else was asked for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Debug)]
 pub enum Workload {
     /// 1 MiB is mapped, written, moved and unmapped, again and again
@@ -14,25 +14,54 @@ pub enum Workload {
     /// 1 GiB of touched memory is moved, in four ways, and unmapped
     #[value(name = "system2")]
     System2,
+    /// the kernel maps memory and devices for itself: vmalloc, vmap, ioremap
+    #[value(name = "kernel-map")]
+    KernelMap,
+}
+
+/// What runs a workload.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Runner {
+    /// A program under `programs/workloads`, once for each list of arguments.
+    Program(&'static [&'static [&'static str]]),
+    /// The kernel, by code of its own: ours does so at boot, on Linux a module does.
+    Kernel,
 }
 
 impl Workload {
-    /// Its name on the command line, which is that of its source too.
+    /// Its name on the command lines of this program and of our kernel; a program's source is
+    /// called so too.
     pub fn name(self) -> &'static str {
         match self {
             Self::System1 => "system1",
             Self::System2 => "system2",
+            Self::KernelMap => "kernel-map",
         }
     }
 
-    /// What it is run with: one list of arguments for each time.
-    pub fn runs(self) -> &'static [&'static [&'static str]] {
-        match self {
+    /// What runs it.
+    pub fn runner(self) -> Runner {
+        Runner::Program(match self {
             Self::System1 => {
                 &[&["--iterations", "1000"], &["--iterations", "1000", "--offset", "4096"]]
             }
             Self::System2 => &[&["--mib", "1024", "--moves", "4"]],
+            Self::KernelMap => return Runner::Kernel,
+        })
+    }
+
+    /// With which folio sizes it is run: with each of the given ones, or once, if folios have no
+    /// part in it.
+    pub fn folios(self, chosen: &[FolioSize]) -> Vec<Option<FolioSize>> {
+        match self.runner() {
+            Runner::Program(_) => chosen.iter().copied().map(Some).collect(),
+            Runner::Kernel => vec![None],
         }
+    }
+
+    /// Its operations.
+    pub fn rows(self) -> impl Iterator<Item = &'static Row> {
+        ROWS.iter().filter(move |row| row.workload == self)
     }
 }
 
@@ -73,6 +102,22 @@ pub const ROWS: &[Row] = &[
     row(Workload::System2, 18, "mremap-1g-off-64k", "mremap 1 GiB, off by 64 KiB"),
     row(Workload::System2, 19, "mremap-1g-off-4k", "mremap 1 GiB, off by 4 KiB"),
     row(Workload::System2, 21, "munmap-1g", "munmap 1 GiB"),
+    row(Workload::KernelMap, 64, "vmalloc-1m", "vmalloc 1 MiB"),
+    row(Workload::KernelMap, 65, "vfree-1m", "vfree 1 MiB"),
+    row(Workload::KernelMap, 66, "vmalloc-1m-huge", "vmalloc 1 MiB, huge mappings allowed"),
+    row(Workload::KernelMap, 67, "vfree-1m-huge", "vfree 1 MiB, huge mappings allowed"),
+    row(Workload::KernelMap, 78, "vmalloc-16m-huge", "vmalloc 16 MiB, huge mappings allowed"),
+    row(Workload::KernelMap, 79, "vfree-16m-huge", "vfree 16 MiB, huge mappings allowed"),
+    row(Workload::KernelMap, 68, "vmap-1m", "vmap 1 MiB, order-0 pages"),
+    row(Workload::KernelMap, 69, "vunmap-1m", "vunmap 1 MiB, order-0 pages"),
+    row(Workload::KernelMap, 70, "vmap-1m-order-4", "vmap 1 MiB, order-4 pages"),
+    row(Workload::KernelMap, 71, "vunmap-1m-order-4", "vunmap 1 MiB, order-4 pages"),
+    row(Workload::KernelMap, 72, "vmap-1m-order-8", "vmap 1 MiB, order-8 pages"),
+    row(Workload::KernelMap, 73, "vunmap-1m-order-8", "vunmap 1 MiB, order-8 pages"),
+    row(Workload::KernelMap, 74, "ioremap-1m", "ioremap 1 MiB"),
+    row(Workload::KernelMap, 75, "iounmap-1m", "iounmap 1 MiB"),
+    row(Workload::KernelMap, 76, "ioremap-1m-off-64k", "ioremap 1 MiB, off by 64 KiB"),
+    row(Workload::KernelMap, 77, "iounmap-1m-off-64k", "iounmap 1 MiB, off by 64 KiB"),
 ];
 
 const fn row(workload: Workload, phase: u16, key: &'static str, name: &'static str) -> Row {
@@ -93,6 +138,16 @@ mod tests {
             assert!(ROWS[..number].iter().all(|other| other.phase != row.phase), "{}", row.name);
         }
         assert!(Row::from_key("swap").unwrap_err().contains("mremap-1g-by-2m"));
+    }
+
+    #[test]
+    fn a_workload_of_the_kernel_runs_once_whatever_the_folio_sizes() {
+        assert_eq!(Workload::KernelMap.folios(&FOLIOS), [None]);
+        assert_eq!(
+            Workload::System1.folios(&FOLIOS[1..]),
+            FOLIOS[1..].iter().copied().map(Some).collect::<Vec<_>>()
+        );
+        assert_eq!(Workload::KernelMap.rows().count(), 16);
     }
 
     #[test]
@@ -117,6 +172,22 @@ mod tests {
             ("mremap-1g-off-64k", number_of("PHASE_MOVE_OFF_64K")),
             ("mremap-1g-off-4k", number_of("PHASE_MOVE_OFF_4K")),
             ("munmap-1g", number_of("PHASE_MUNMAP_1G")),
+            ("vmalloc-1m", number_of("PHASE_VMALLOC")),
+            ("vfree-1m", number_of("PHASE_VFREE")),
+            ("vmalloc-1m-huge", number_of("PHASE_VMALLOC_HUGE")),
+            ("vfree-1m-huge", number_of("PHASE_VFREE_HUGE")),
+            ("vmalloc-16m-huge", number_of("PHASE_VMALLOC_HUGE_16M")),
+            ("vfree-16m-huge", number_of("PHASE_VFREE_HUGE_16M")),
+            ("vmap-1m", number_of("PHASE_VMAP")),
+            ("vunmap-1m", number_of("PHASE_VUNMAP")),
+            ("vmap-1m-order-4", number_of("PHASE_VMAP_ORDER_4")),
+            ("vunmap-1m-order-4", number_of("PHASE_VUNMAP_ORDER_4")),
+            ("vmap-1m-order-8", number_of("PHASE_VMAP_ORDER_8")),
+            ("vunmap-1m-order-8", number_of("PHASE_VUNMAP_ORDER_8")),
+            ("ioremap-1m", number_of("PHASE_IOREMAP")),
+            ("iounmap-1m", number_of("PHASE_IOUNMAP")),
+            ("ioremap-1m-off-64k", number_of("PHASE_IOREMAP_OFF_64K")),
+            ("iounmap-1m-off-64k", number_of("PHASE_IOUNMAP_OFF_64K")),
         ] {
             assert_eq!(Row::from_key(key).unwrap().phase, phase, "{key}");
         }

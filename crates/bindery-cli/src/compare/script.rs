@@ -1,5 +1,6 @@
 //! The first program of both kernels: a shell script that sets the folio size, runs a workload, and
-//! says on the console how it went.
+//! says on the console how it went. A workload of the kernel is run by a module on Linux; our
+//! kernel has run it when this script begins.
 //!
 //! Lines for the host begin with [`TO_HOST`]; all else on the console is the kernel's and the
 //! workload's own.
@@ -8,13 +9,16 @@ use std::fmt::Write;
 
 use bindery_cli::guest::Problem;
 
-use super::rows::Workload;
+use super::rows::{Runner, Workload};
 use crate::size::{FolioSize, KIB};
 
 const TO_HOST: &str = "compare: ";
 
+/// Where a kernel that needs one finds the module that is its workload.
+pub const MODULE: &str = "/workload.ko";
+
 /// The script. Linux gets three seconds for the work that goes on after its boot.
-pub fn text(workload: Workload, folio: FolioSize) -> String {
+pub fn text(workload: Workload, folio: Option<FolioSize>) -> String {
     let mut script = String::from(
         r#"#!/bin/busybox sh
 box=/bin/busybox
@@ -33,14 +37,19 @@ choose never $sizes/enabled
 "#,
     );
     let mut line = |text: &str| writeln!(script, "{text}").expect("a string takes all");
-    if folio != FolioSize::BASE {
+    if let Some(folio) = folio.filter(|folio| *folio != FolioSize::BASE) {
         line(&format!("choose always $sizes/hugepages-{}kB/enabled", folio.bytes() / KIB));
     }
     line("$box sleep 3");
     line(&format!("echo \"{TO_HOST}kernel $($box uname -srv)\""));
-    for arguments in workload.runs() {
-        line(&format!("/bin/{} {}", workload.name(), arguments.join(" ")));
-        line(&format!("echo \"{TO_HOST}status $?\""));
+    let mut run = |command: &str| line(&format!("{command}\necho \"{TO_HOST}status $?\""));
+    match workload.runner() {
+        Runner::Program(runs) => {
+            for arguments in runs {
+                run(&format!("/bin/{} {}", workload.name(), arguments.join(" ")));
+            }
+        }
+        Runner::Kernel => run(&format!("[ ! -e {MODULE} ] || $box insmod {MODULE}")),
     }
     line("$box poweroff -f");
     script
@@ -53,6 +62,10 @@ choose never $sizes/enabled
 pub fn judge(console: &str, workload: Workload) -> Result<String, Problem> {
     let mut kernel = None;
     let mut successes = 0;
+    let runs = match workload.runner() {
+        Runner::Program(runs) => runs.len(),
+        Runner::Kernel => 1,
+    };
     // A message of the kernel may stand before it on the line.
     let told = console.lines().filter_map(|line| Some(line.split_once(TO_HOST)?.1.trim_end()));
     for line in told {
@@ -63,7 +76,7 @@ pub fn judge(console: &str, workload: Workload) -> Result<String, Problem> {
         }
     }
     match kernel {
-        Some(kernel) if successes == workload.runs().len() => Ok(kernel),
+        Some(kernel) if successes == runs => Ok(kernel),
         _ => Err(failed("it did not come to its end", console)),
     }
 }
@@ -106,11 +119,25 @@ mod tests {
 
     #[test]
     fn the_script_is_one_for_a_shell_and_sets_the_folio_size() {
-        let script = text(Workload::System1, FolioSize::KIB_64);
+        let script = text(Workload::System1, Some(FolioSize::KIB_64));
         assert!(script.contains("choose always $sizes/hugepages-64kB/enabled"));
-        assert!(!text(Workload::System2, FolioSize::BASE).contains("always"));
+        assert!(!text(Workload::System2, Some(FolioSize::BASE)).contains("always"));
         assert_eq!(script.matches("/bin/system1 --iterations").count(), 2);
-        let checked = Command::new("sh").args(["-n", "-c", &script]).status().unwrap();
+        check(&script);
+    }
+
+    #[test]
+    fn a_workload_of_the_kernel_is_a_module_where_there_is_one() {
+        let script = text(Workload::KernelMap, None);
+        assert!(script.contains("insmod /workload.ko") && !script.contains("always"), "{script}");
+        check(&script);
+        let once = GOOD.lines().take(3).collect::<Vec<_>>().join("\n");
+        assert_eq!(judge(&once, Workload::KernelMap).unwrap(), "Linux 7.2.13 #1 SMP");
+        assert!(judge(GOOD, Workload::KernelMap).is_err());
+    }
+
+    fn check(script: &str) {
+        let checked = Command::new("sh").args(["-n", "-c", script]).status().unwrap();
         assert!(checked.success());
     }
 }

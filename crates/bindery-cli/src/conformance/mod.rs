@@ -21,9 +21,8 @@ mod source;
 mod suite;
 mod tap;
 
-use std::fs::File;
-use std::io::{self, ErrorKind, Write};
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
@@ -32,6 +31,7 @@ use bindery_cli::guest::requirements::Requirement;
 use bindery_cli::guest::{Architecture, Problem, kernel, linux};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::output::{create, show};
 use machines::{Bench, Results};
 use results::Comparison;
 use source::Source;
@@ -204,25 +204,4 @@ fn progress(architecture: Architecture, machines: usize) -> ProgressBar {
     progress.set_message(architecture.name());
     progress.enable_steady_tick(Duration::from_secs(1));
     progress
-}
-
-fn create(path: &Path) -> Result<(&Path, File), Problem> {
-    match File::create(path) {
-        Ok(file) => Ok((path, file)),
-        Err(error) => Err(Problem::Wrong(format!(
-            "cannot write {}: {error}; give --json a file in a directory that exists and is yours",
-            path.display()
-        ))),
-    }
-}
-
-/// Prints to standard output. A reader who has seen enough (`| head`) is no error.
-fn show(text: &str) -> Result<(), Problem> {
-    let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(Problem::Failed(format!("cannot write to standard output: {error}")))
-        }
-        _ => Ok(()),
-    }
 }

@@ -101,6 +101,30 @@ impl PackageList {
         process::output(Command::new("dpkg").arg("-x").arg(&archive).arg(directory))?;
         fs::remove_file(&archive).map_err(|error| Problem::io("remove", &archive, &error))
     }
+
+    /// Fetches packages and all that they depend on, and unpacks their files below a directory.
+    ///
+    /// # Errors
+    /// As [`Self::unpack`].
+    pub fn unpack_with_dependencies(
+        &self,
+        packages: &[&str],
+        directory: &Path,
+    ) -> Result<(), Problem> {
+        // What an earlier attempt has left there may be of another day.
+        process::output(self.command("apt-get").arg("clean"))?;
+        let mut fetch = self.command("apt-get");
+        fetch.args(["-qq", "--yes", "--no-install-recommends", "--download-only", "install"]);
+        process::output(fetch.args(packages))?;
+        let fetched = self.directory.join("cache/archives");
+        let failed = |error| Problem::io("read", &fetched, &error);
+        fs::create_dir_all(directory).map_err(|error| Problem::io("make", directory, &error))?;
+        let files = fs::read_dir(&fetched).map_err(failed)?.flatten().map(|entry| entry.path());
+        for archive in files.filter(|path| path.extension().is_some_and(|name| name == "deb")) {
+            process::output(Command::new("dpkg").arg("-x").arg(&archive).arg(directory))?;
+        }
+        process::output(self.command("apt-get").arg("clean")).map(drop)
+    }
 }
 
 /// Debian's name for the suite that an `os-release` describes.

@@ -19,6 +19,8 @@ pub enum Requirement {
     GlibcCompiler(Architecture),
     /// Debian's static BusyBox.
     BusyBox(Architecture),
+    /// GNU make.
+    Make,
     /// Valgrind.
     Valgrind,
 }
@@ -44,7 +46,7 @@ impl Requirement {
         for kind in kinds {
             all.extend(Architecture::ALL.map(kind));
         }
-        all.push(Self::Valgrind);
+        all.extend([Self::Make, Self::Valgrind]);
         all
     }
 
@@ -64,6 +66,7 @@ impl Requirement {
             Self::GlibcCompiler(Architecture::X86_64) => "gcc",
             Self::GlibcCompiler(Architecture::AArch64) => "aarch64-linux-gnu-gcc",
             Self::BusyBox(_) => "busybox",
+            Self::Make => "make",
             Self::Valgrind => "valgrind",
         }
     }
@@ -78,6 +81,7 @@ impl Requirement {
             Self::CCompiler(architecture) => format!("C compiler for {architecture}"),
             Self::GlibcCompiler(architecture) => format!("static glibc for {architecture}"),
             Self::BusyBox(architecture) => format!("static BusyBox for {architecture}"),
+            Self::Make => "GNU make".to_owned(),
             Self::Valgrind => "Valgrind".to_owned(),
         }
     }
@@ -92,6 +96,7 @@ impl Requirement {
             Self::GlibcCompiler(Architecture::X86_64) => "counting plugin, some C programs",
             Self::GlibcCompiler(Architecture::AArch64) => "some C programs",
             Self::BusyBox(_) => "run busybox, compare",
+            Self::Make => "compare kernel-map on Linux",
             Self::Valgrind => "scripts/callgrind",
         }
     }
@@ -100,7 +105,7 @@ impl Requirement {
     #[must_use]
     pub fn version(self) -> Option<String> {
         match self {
-            Self::Emulator(_) | Self::Valgrind => first_line(self.program()),
+            Self::Emulator(_) | Self::Make | Self::Valgrind => first_line(self.program()),
             Self::CCompiler(_) | Self::GlibcCompiler(_) => {
                 has_static_library(self.program()).then(|| first_line(self.program())).flatten()
             }
@@ -145,6 +150,7 @@ impl Requirement {
                 &[busybox::PACKAGE]
             }
             Self::BusyBox(_) => return Remedy::OnDebian,
+            Self::Make => &["make"],
             Self::Valgrind => &["valgrind"],
         })
     }
@@ -158,7 +164,7 @@ impl Requirement {
             Self::Rust(architecture) => {
                 return toolchain::choose(architecture.kernel_target()).map(drop);
             }
-            Self::Emulator(_) | Self::Valgrind => which::which(self.program()).is_ok(),
+            Self::Emulator(_) | Self::Make | Self::Valgrind => which::which(self.program()).is_ok(),
             Self::CCompiler(_) | Self::GlibcCompiler(_) => has_static_library(self.program()),
             Self::BusyBox(_) => self.version().is_some(),
         };

@@ -44,11 +44,30 @@ pub fn trials(architecture: Architecture) -> Vec<Trial> {
         let message = "error: the kernel died";
         run(architecture, &arguments, &Expected { status: 101, output: None, message })
     };
+    let stack_runs_over = move || {
+        let arguments = ["--option", "provoke=stack-overflow", "busybox", "true"];
+        let message = "error: the kernel died: the kernel stack of thread 1 has run over";
+        run(architecture, &arguments, &Expected { status: 101, output: None, message })
+    };
+    let use_after_free = move || {
+        let arguments = ["--option", "provoke=use-after-free", "busybox", "true"];
+        let message = ", which was given back";
+        run(architecture, &arguments, &Expected { status: 101, output: None, message })
+    };
+    let kernel_mappings = move || {
+        let option = "workload=kernel-map";
+        let arguments = ["--check", "--cpus", "2", "--option", option, "busybox", "true"];
+        let message = "";
+        run(architecture, &arguments, &Expected { status: 0, output: None, message })
+    };
     vec![
         Trial::ignorable_test(name("passes_files_words_output_and_status"), passes),
         Trial::ignorable_test(name("ends_the_machine_when_the_time_is_up"), time_is_up),
         Trial::ignorable_test(name("gives_128_and_the_signal_of_a_killed_program"), killed),
         Trial::ignorable_test(name("tells_that_the_kernel_died"), kernel_dies),
+        Trial::ignorable_test(name("tells_that_a_kernel_stack_has_run_over"), stack_runs_over),
+        Trial::ignorable_test(name("tells_whose_address_the_kernel_used"), use_after_free),
+        Trial::ignorable_test(name("maps_for_the_kernel_itself"), kernel_mappings),
     ]
 }
 

@@ -7,8 +7,12 @@
 //! | `window(physical) -> NonNull<u8>` | the direct map |
 //! | `zero`, `copy` | the fastest plain instructions |
 //! | `kernel_root() -> Option<Frame>` | the table whose upper half new roots copy; `None` with separate roots |
+//! | `own_root() -> Frame` | the table of the highest level for the kernel's own addresses |
+//! | `largest_leaf() -> u8` | the highest level of a leaf that the processor takes |
+//! | `begin_devices()` | maps and sets up what needs memory to be mapped; time works afterwards |
 //! | `load_root(Frame)`, `unload_root()` | the tables of a program; those of none |
 //! | `invalidate(root, &Invalidation)` | this CPU's TLB (AArch64: all CPUs') |
+//! | `invalidate_kernel(&Invalidation)` | all CPUs' TLBs, for addresses of the kernel |
 //! | `publish_entries()` | makes table writes visible to walkers |
 //! | `cpu() -> u16` | the CPU that asks |
 //! | `start_other_cpus(count)` | starts them; each says so on the console, and is idle from then on |
@@ -29,6 +33,7 @@
 //! | `call` | system calls that only this architecture has |
 //! | `hardware_capabilities() -> [u64; 2]`, `PLATFORM_NAME` | what programs learn of the CPU: `AT_HWCAP`, `AT_HWCAP2`, `AT_PLATFORM` |
 //! | `random_word() -> Option<u64>` | from the CPU's generator, if it has one |
+//! | `mark_begin`, `mark_end` | what does nothing, and is known to who counts instructions |
 //! | `return_addresses(FnMut(u64))` | the frames above the caller, for a panic |
 
 #[cfg(target_arch = "aarch64")]

@@ -1,15 +1,16 @@
 //! Pipes.
 
-use alloc::collections::VecDeque;
 use alloc::format;
 use alloc::sync::Arc;
 
+use bindery::VmallocOptions;
 use linux_raw_sys::general::{
     O_NONBLOCK, O_RDONLY, O_WRONLY, POLLERR, POLLHUP, POLLIN, POLLOUT, SIGPIPE,
 };
 
 use crate::errno::Errno;
 use crate::heap;
+use crate::memory::Pages;
 use crate::process::{self, Interrupted, WaitQueue, signal};
 use crate::sync::Mutex;
 
@@ -33,12 +34,50 @@ pub struct Pipe {
 
 #[derive(Default)]
 struct State {
-    bytes: VecDeque<u8>,
+    bytes: Ring,
     readers: u32,
     writers: u32,
     /// How often it was opened for reading, for writing: who waits for the other side may wake when
     /// that has come and gone.
     openings: [u64; 2],
+}
+
+/// Bytes that wait, at most [`CAPACITY`]. There is memory for them from the first write on.
+#[derive(Default)]
+struct Ring {
+    memory: Option<Pages>,
+    first: usize,
+    length: usize,
+}
+
+impl Ring {
+    fn free(&self) -> usize {
+        CAPACITY - self.length
+    }
+
+    /// Appends bytes for which there is room.
+    fn push(&mut self, bytes: &[u8]) -> Result<(), Errno> {
+        let Some(memory) = &mut self.memory else { return Err(Errno::ENOMEM) };
+        let at = (self.first + self.length) % CAPACITY;
+        let (before_end, rest) = bytes.split_at(bytes.len().min(CAPACITY - at));
+        memory.bytes()[at..][..before_end.len()].copy_from_slice(before_end);
+        memory.bytes()[..rest.len()].copy_from_slice(rest);
+        self.length += bytes.len();
+        Ok(())
+    }
+
+    /// Takes as many bytes as there are, or fit; says how many.
+    fn pop(&mut self, into: &mut [u8]) -> usize {
+        let count = into.len().min(self.length);
+        let Some(memory) = &mut self.memory else { return 0 };
+        let (before_end, rest) = into[..count].split_at_mut(count.min(CAPACITY - self.first));
+        before_end.copy_from_slice(&memory.bytes()[self.first..][..before_end.len()]);
+        rest.copy_from_slice(&memory.bytes()[..rest.len()]);
+        self.length -= count;
+        // From the beginning again where it can be: few bytes stay in few pages.
+        self.first = if self.length == 0 { 0 } else { (self.first + count) % CAPACITY };
+        count
+    }
 }
 
 impl Pipe {
@@ -47,14 +86,14 @@ impl Pipe {
     /// # Errors
     /// `ENOMEM`.
     pub fn new() -> Result<Arc<Self>, Errno> {
-        heap::room(CAPACITY)?;
+        heap::room(1024)?;
         let state = Mutex::new(State::default());
         Ok(Arc::new(Self { number: new_number(), state, changed: WaitQueue::new() }))
     }
 
     /// How many bytes wait to be read.
     pub fn waiting(&self) -> usize {
-        self.state.lock().bytes.len()
+        self.state.lock().bytes.length
     }
 
     /// Counts an opening.
@@ -131,21 +170,24 @@ impl Node for Pipe {
         if into.is_empty() {
             return Ok(0);
         }
-        let count = self.wait(patience, |state| {
-            if state.bytes.is_empty() {
-                return (state.writers == 0).then_some(Ok(0));
-            }
-            let count = into.len().min(state.bytes.len());
-            for (slot, byte) in into.iter_mut().zip(state.bytes.drain(..count)) {
-                *slot = byte;
-            }
-            Some(Ok(count))
+        let count = self.wait(patience, |state| match state.bytes.pop(into) {
+            0 => (state.writers == 0).then_some(Ok(0)),
+            count => Some(Ok(count)),
         })?;
         self.tell();
         Ok(count)
     }
 
     fn write(&self, _: u64, from: &[u8], patience: Patience) -> Result<usize, Errno> {
+        if !from.is_empty() && self.state.lock().bytes.memory.is_none() {
+            // Without the lock, since whoever takes memory may sleep.
+            let mut memory = Some(Pages::new(CAPACITY, &VmallocOptions::default())?);
+            let mut state = self.state.lock();
+            if state.bytes.memory.is_none() {
+                state.bytes.memory = memory.take();
+            }
+            drop(state);
+        }
         let mut done = 0;
         while done < from.len() {
             let rest = &from[done..];
@@ -153,17 +195,13 @@ impl Node for Pipe {
                 if state.readers == 0 {
                     return Some(Err(Errno::EPIPE));
                 }
-                let free = CAPACITY - state.bytes.len();
+                let free = state.bytes.free();
                 let needed = if from.len() <= ATOMIC { rest.len() } else { 1 };
                 if free < needed {
                     return None;
                 }
                 let count = free.min(rest.len());
-                if let Err(errno) = heap::room(count) {
-                    return Some(Err(errno));
-                }
-                state.bytes.extend(&rest[..count]);
-                Some(Ok(count))
+                Some(state.bytes.push(&rest[..count]).map(|()| count))
             });
             match count {
                 Ok(count) => done += count,
@@ -182,10 +220,10 @@ impl Node for Pipe {
     fn ready(&self) -> u32 {
         let state = self.state.lock();
         let mut ready = 0;
-        if !state.bytes.is_empty() {
+        if state.bytes.length > 0 {
             ready |= POLLIN;
         }
-        if CAPACITY - state.bytes.len() >= ATOMIC {
+        if state.bytes.free() >= ATOMIC {
             ready |= POLLOUT;
         }
         if state.writers == 0 {

@@ -6,18 +6,19 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU32, Ordering};
 
+use bindery::VmallocOptions;
 use linux_raw_sys::general::{SA_NOCLDWAIT, SIGCHLD, SIGKILL};
 
 use crate::arch::{self, Ended};
-use crate::memory::{self, memory};
+use crate::memory::{self, Pages, kernel_map, memory};
 use crate::sync::Mutex;
 use crate::{control, files, log, options, time};
 
 use super::signal::{self, Information, code};
 use super::thread::work;
-use super::{Process, ProgramFacts, futex, scheduler, table, timer};
+use super::{Process, ProgramFacts, futex, provoke, scheduler, table, thread, timer};
 
 /// How long the processes that are left may take to end with the machine, in nanoseconds.
 const PATIENCE: u64 = 60 * time::SECOND;
@@ -74,6 +75,7 @@ pub(super) fn exit_group(code: u64) -> ! {
     let process = scheduler::current().process.clone();
     end_group(&process, status_of(code));
     drop(process);
+    provoke::as_asked();
     end_thread()
 }
 
@@ -129,8 +131,9 @@ fn end_process(process: &Arc<Process>) {
     }
     if process.id == 1 {
         end_machine(status);
+    } else {
+        tell_parent(process, status);
     }
-    tell_parent(process, status);
 }
 
 /// Says that a process does not use the memory any more that `vfork` lent it.
@@ -215,8 +218,11 @@ pub(super) fn bury_orphans() {
     }
 }
 
-/// The first process has ended: the machine ends with this status.
-fn end_machine(status: u32) -> ! {
+/// How the machine ends, once the first process has; `u32::MAX` before.
+static MACHINE_STATUS: AtomicU32 = AtomicU32::new(u32::MAX);
+
+/// The first process has ended: the machine ends with this status when its last thread is gone.
+fn end_machine(status: u32) {
     let code = match status & 0x7f {
         0 => (status >> 8) as u8,
         signal => 128 + signal as u8,
@@ -225,10 +231,18 @@ fn end_machine(status: u32) -> ! {
     end_all_others();
     table::remove_process(1);
     files::end();
-    memory().trim();
-    let (before, after) = (memory::free_at_boot(), memory().free_frames());
-    if options::CHECK_AT_EXIT.load(Ordering::Relaxed) && before != after {
-        panic!("{} frames leaked", before as i64 - after as i64);
+    MACHINE_STATUS.store(code.into(), Ordering::Relaxed);
+}
+
+/// Called by the idle loop: ends the machine if its time has come. Nothing of what came after the
+/// boot may be left then.
+pub(super) fn end_machine_if_due() {
+    let Ok(code) = u8::try_from(MACHINE_STATUS.load(Ordering::Relaxed)) else { return };
+    if options::CHECK_AT_EXIT.load(Ordering::Relaxed) {
+        thread::forget_spare_stacks();
+        audit();
+        let leaked = memory::leaked_frames();
+        assert!(leaked == 0, "{leaked} frames leaked");
     }
     arch::power_off(Ended::Program(code))
 }
@@ -261,19 +275,29 @@ fn end_all_others() {
     }
 }
 
-/// Memory for audits, taken once: an audit must not depend on what is free.
-static SCRATCH: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+/// Memory for audits, taken at boot: an audit must not depend on what is free.
+static SCRATCH: Mutex<Option<Pages>> = Mutex::new(None);
+
+/// Takes memory for audits, if there are to be any.
+pub fn prepare_audits() {
+    if options::CHECK_AT_EXIT.load(Ordering::Relaxed) {
+        let bytes = bindery::check::scratch_words(memory()) * size_of::<u32>();
+        let pages = Pages::new(bytes.next_multiple_of(4096), &VmallocOptions::huge());
+        *SCRATCH.lock() = pages.ok();
+    }
+}
 
 /// Has the core verify all its invariants.
 ///
 /// # Panics
 /// Where one is broken.
-fn audit() {
+pub fn audit() {
     let spaces = table::spaces();
     let spaces: Vec<_> = spaces.iter().map(|space| &**space).collect();
     let mut scratch = SCRATCH.lock();
-    scratch.resize(bindery::check::scratch_words(memory()), 0);
-    if let Err(violation) = bindery::check::check(memory(), &spaces, &mut scratch) {
+    let scratch = scratch.as_mut().expect("there was memory for audits at boot").words();
+    let kernel = [kernel_map()];
+    if let Err(violation) = bindery::check::check_with_kernel(memory(), &spaces, &kernel, scratch) {
         log!("the audit has found a broken invariant");
         panic!("audit: {violation}");
     }

@@ -5,13 +5,20 @@ use alloc::vec::Vec;
 
 use bindery::linux::proc;
 
+use crate::memory::kernel_map;
 use crate::{log, time};
 
-use super::{Process, all, end, scheduler, signal};
+use super::{Process, all, end, scheduler, signal, thread};
 
-/// Makes room when a fault found no memory: ends the process that has the most. `true` where the
-/// running thread is to end itself.
+/// Makes room when a fault found no memory: takes back what the kernel has unmapped, and where that
+/// is nothing, ends the process that has the most. `true` where the running thread is to end
+/// itself.
 pub fn memory_ran_out() -> bool {
+    thread::forget_spare_stacks();
+    if kernel_map().freed_pages() > 0 {
+        kernel_map().purge();
+        return false;
+    }
     let thread = scheduler::current_thread();
     if signal::must_end(&thread) {
         return true;

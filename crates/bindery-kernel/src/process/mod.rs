@@ -9,6 +9,7 @@
 //! | [`program`] | an ELF program becomes an address space |
 //! | [`execute`] | `execve`, and the first program |
 //! | [`clone`] | `fork`, `vfork`, `clone` |
+//! | [`provoke`] | defects on purpose |
 //! | [`end`] | how threads, processes and the machine end |
 //! | [`wait`] | `wait4` and `waitid` |
 //! | [`futex`] | waiting for a word of memory |
@@ -35,6 +36,7 @@ mod identity;
 mod limits;
 mod memory_shortage;
 mod program;
+mod provoke;
 pub mod random;
 pub mod scheduler;
 pub mod signal;
@@ -55,6 +57,7 @@ use crate::sync::Mutex;
 use crate::time;
 
 pub use deliver::{Delivery, do_work};
+pub use end::{audit, prepare_audits};
 pub use execute::run_first;
 pub use identity::space_behind;
 pub use limits::Limit;

@@ -18,6 +18,7 @@ use crate::sync::Mutex;
 use crate::time;
 use crate::{arch, process};
 
+use super::end;
 use super::thread::{Saved, Thread, work};
 
 /// How long a turn is while others wait, in nanoseconds.
@@ -93,6 +94,14 @@ pub fn current_thread() -> Arc<Thread> {
 /// Whether a thread runs (and not the idle loop, or the boot).
 pub fn is_in_thread() -> bool {
     !CURRENT.load(Ordering::Relaxed).is_null()
+}
+
+/// Panics where `address`, which cannot be used, says that the running thread's kernel stack has
+/// run over.
+pub fn check_stack(address: u64) {
+    if is_in_thread() {
+        current().check_stack(address);
+    }
 }
 
 /// Nanoseconds since the thread got the CPU; 0 for one that does not have it.
@@ -219,10 +228,12 @@ fn load(space: Option<Arc<Space>>) {
     }
 }
 
-/// The idle loop, on the boot stack of the first CPU.
+/// The idle loop, on the boot stack of the first CPU; the machine's end too, when nothing is left
+/// of any thread.
 pub fn idle() -> ! {
     loop {
         if READY.lock().is_empty() {
+            end::end_machine_if_due();
             arch::wait_for_interrupt();
         } else {
             switch();
@@ -246,7 +257,6 @@ fn switch() {
         let previous = running.thread.take();
         let from = match &previous {
             Some(thread) => {
-                thread.check_stack();
                 save(thread);
                 &raw mut (*thread.saved()).context
             }

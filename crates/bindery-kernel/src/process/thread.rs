@@ -1,14 +1,15 @@
 //! A thread: a kernel stack, the registers of its program, and what it waits for.
 
 use alloc::sync::Arc;
-use core::alloc::Layout;
 use core::cell::UnsafeCell;
-use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use bindery::{Pauses, VmallocOptions};
 
 use crate::arch::{self, Registers};
 use crate::errno::Errno;
 use crate::heap;
+use crate::memory::Pages;
 use crate::sync::Mutex;
 
 use super::signal::ThreadSignals;
@@ -27,45 +28,41 @@ pub mod work {
 /// The size of a kernel stack, in bytes.
 const STACK_SIZE: usize = 32 << 10;
 
-/// Stands at the lower end of each kernel stack; gone where the stack was too short.
-const CANARY: u64 = 0x6b63_6174_735f_6f6e;
+/// How many stacks are kept for the next threads: one that ends is often followed by another.
+const SPARES: usize = 4;
 
-/// A kernel stack.
-struct KernelStack(NonNull<u8>);
+static SPARE_STACKS: Mutex<[Option<Pages>; SPARES]> = Mutex::new([const { None }; SPARES]);
 
-// SAFETY: the memory belongs to the stack alone.
-unsafe impl Send for KernelStack {}
-// SAFETY: nothing can be done with a shared reference but learn the address.
-unsafe impl Sync for KernelStack {}
+/// Gives the stacks back that are kept for the next threads.
+pub(super) fn forget_spare_stacks() {
+    let stacks = core::mem::take(&mut *SPARE_STACKS.lock());
+    drop(stacks);
+}
+
+/// A kernel stack; there is one until the drop.
+struct KernelStack(Option<Pages>);
 
 impl KernelStack {
-    const LAYOUT: Layout = match Layout::from_size_align(STACK_SIZE, 4096) {
-        Ok(layout) => layout,
-        Err(_) => panic!("a constant"),
-    };
-
     fn new() -> Result<Self, Errno> {
-        let stack = heap::try_allocate(Self::LAYOUT).ok_or(Errno::ENOMEM)?;
-        // SAFETY: the lowest word of what was just allocated.
-        unsafe { stack.cast::<u64>().write(CANARY) };
-        Ok(Self(stack))
+        if let Some(stack) = SPARE_STACKS.lock().iter_mut().find_map(Option::take) {
+            return Ok(Self(Some(stack)));
+        }
+        // A fault on the stack would be handled on the stack.
+        let options = VmallocOptions { pauses: Pauses::Never, ..VmallocOptions::default() };
+        Pages::new(STACK_SIZE, &options).map(|stack| Self(Some(stack)))
     }
 
     fn top(&self) -> *mut u8 {
-        // SAFETY: one past the end of the allocation.
-        unsafe { self.0.as_ptr().add(STACK_SIZE) }
-    }
-
-    fn is_whole(&self) -> bool {
-        // SAFETY: the lowest word of the allocation; nobody writes there as long as all is well.
-        unsafe { self.0.cast::<u64>().read_volatile() == CANARY }
+        self.0.as_ref().map_or(core::ptr::null_mut(), Pages::end)
     }
 }
 
 impl Drop for KernelStack {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout; the thread that ran on it is gone.
-        unsafe { alloc::alloc::dealloc(self.0.as_ptr(), Self::LAYOUT) };
+        let mut spares = SPARE_STACKS.lock();
+        if let Some(place) = spares.iter_mut().find(|place| place.is_none()) {
+            *place = self.0.take();
+        }
     }
 }
 
@@ -119,8 +116,9 @@ impl Thread {
         thread_pointer: u64,
         signals: ThreadSignals,
     ) -> Result<Arc<Self>, Errno> {
+        heap::room(size_of::<Self>())?;
         let stack = KernelStack::new()?;
-        // SAFETY: the stack is new, large enough, and nobody runs on it.
+        // SAFETY: the stack is large enough, and nobody runs on it.
         let context = unsafe { arch::prepare(stack.top(), registers) };
         Ok(Arc::new(Self {
             id: AtomicU32::new(id),
@@ -161,8 +159,10 @@ impl Thread {
     }
 
     /// # Panics
-    /// Where the kernel stack has run over: a defect of the kernel.
-    pub(super) fn check_stack(&self) {
-        assert!(self.stack.is_whole(), "the kernel stack of thread {} has run over", self.id());
+    /// Where `address`, which cannot be used, says that the kernel stack has run over: a defect of
+    /// the kernel. Takes no lock: whoever ran over may hold any.
+    pub fn check_stack(&self, address: u64) {
+        let runs_over = self.stack.0.as_ref().is_some_and(|stack| stack.is_right_in_front(address));
+        assert!(!runs_over, "the kernel stack of thread {} has run over", self.id());
     }
 }

@@ -35,6 +35,9 @@ impl<P: Platform> Audit<'_, '_, P> {
                     at = at.offset(1 << PAGE_SHIFT);
                 }
             }
+            if area.is_live() && area.owns_frames() && at != area.range().end() {
+                return Err(Violation::AreaPage(at));
+            }
             if area.is_live() {
                 self.every_page_is_mapped(map, area.range())?;
             }
@@ -130,8 +133,13 @@ impl<P: Platform> Audit<'_, '_, P> {
         let slots = self.memory.slots(table);
         let entry = run::load(slots, index);
         let single = P::Arch::unblock(entry, index);
-        if map.owner_of(at).is_none() {
+        let span = arch::span::<P::Arch>(level);
+        let whole = VirtRange::raw(at.0, at.0 + span);
+        let Some(area) = map.owner_of(at).filter(|area| area.range().covers(whole)) else {
             return Err(Violation::OutsideMappings(at));
+        };
+        if !area.allows(level, P::Arch::is_block(entry), P::Arch::memory_type_of(single)) {
+            return Err(Violation::TooWide(at));
         }
         if P::Arch::attributes(single).permissions.contains(Permissions::USER) {
             return Err(Violation::TooWide(at));

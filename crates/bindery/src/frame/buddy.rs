@@ -179,7 +179,7 @@ impl Buddy {
         }
         let state = metas.get(first).state.load(Relaxed);
         let allocated = match kind_in(state) {
-            Kind::Raw | Kind::Folio | Kind::Slab | Kind::Zero | Kind::Kernel => {
+            Kind::Raw | Kind::Folio | Kind::Slab | Kind::Zero | Kind::Kernel | Kind::Embedder => {
                 order_in(state) == order
             }
             // A table has its level where others have the order, and is always one frame.

@@ -16,6 +16,7 @@
 //! | Tail of another block | unspecified | | unspecified | | |
 //! | Slab: frame full of small objects | order 0 | list of frames with room | | objects in use | free slots, see [`super::slab`] |
 //! | Zero: the shared zero page | order 0 | | | never counted | |
+//! | Embedder: block that the embedder asked for | order | | | | |
 //! | Kernel: block of an area of the kernel | order | `next`: the next block of the area | | | |
 //!
 //! ```text
@@ -80,6 +81,8 @@ pub(crate) enum Kind {
     Zero,
     /// Head of a block that an area of the kernel owns.
     Kernel,
+    /// Head of a block that the embedder uses for itself.
+    Embedder,
 }
 
 /// The value of `state` for a `kind` of an order (or of a level, for tables), with no flag set.
@@ -100,6 +103,7 @@ pub(crate) const fn kind_in(state: u32) -> Kind {
         6 => Kind::Slab,
         7 => Kind::Zero,
         8 => Kind::Kernel,
+        9 => Kind::Embedder,
         _ => Kind::Reserved,
     }
 }

@@ -274,9 +274,13 @@ impl<P: Platform> Frames<P> {
             let order = match kind {
                 _ if is_ready => 0,
                 Kind::Reserved | Kind::Tail | Kind::Table => 0,
-                Kind::Free | Kind::Raw | Kind::Folio | Kind::Slab | Kind::Zero | Kind::Kernel => {
-                    meta.order()
-                }
+                Kind::Free
+                | Kind::Raw
+                | Kind::Folio
+                | Kind::Slab
+                | Kind::Zero
+                | Kind::Kernel
+                | Kind::Embedder => meta.order(),
             };
             f(frame, order, kind);
             at = at.saturating_add(1 << order);

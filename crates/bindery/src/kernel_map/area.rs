@@ -135,6 +135,20 @@ impl Area {
         self.state() == State::Live
     }
 
+    /// Whether its frames are its own. For the auditor.
+    pub(crate) fn owns_frames(&self) -> bool {
+        self.kind == AreaKind::Vmalloc
+    }
+
+    /// Whether a leaf of `level`, in a block or not, of this type may stand in it. For the auditor.
+    pub(crate) fn allows(&self, level: u8, block: bool, memory: MemoryType) -> bool {
+        let single = level == 1 && !block;
+        // Some architectures know fewer types.
+        let strict = |memory| matches!(memory, MemoryType::Device | MemoryType::Uncached);
+        let same = self.memory == memory || strict(self.memory) && strict(memory);
+        same && (single || self.pieces == Pieces::Largest)
+    }
+
     /// The blocks of frames that it owns: heads and orders. For the auditor.
     pub(crate) fn frames<'a, P: Platform>(
         &'a self,
@@ -311,6 +325,22 @@ impl<P: Platform> KernelMap<'_, P> {
     pub(super) fn release(&self, claim: Claim) {
         // Without the lock: of a busy area, nobody else changes the state.
         self.area(claim.0).set_state(State::Live);
+    }
+
+    /// Takes the addresses from `end` on from a claimed area, of which nothing is left there; `rest`, an
+    /// area that is nowhere yet, leaves them to the next purge.
+    pub(super) fn put_off_rest(&self, claim: Claim, end: u64, rest: NonNull<Area>) {
+        let (area, tail) = (self.area(claim.0), self.area(rest));
+        let mut freed = self.freed.lock();
+        tail.start.store(end, Relaxed);
+        tail.end.store(area.end(), Relaxed);
+        tail.set_state(State::Freed);
+        tail.set_next(freed.first);
+        area.set_end(end);
+        self.index.bounds_changed(claim.0);
+        // SAFETY: as in `insert`.
+        unsafe { self.index.insert(rest) };
+        freed.first = Some(rest);
     }
 
     /// Leaves a claimed area, whose entries are empty now, to the next purge. Says how many pages

@@ -247,20 +247,30 @@ pub(super) trait Purge: Tree {
     fn give_back(&self, batch: &Self::Batch);
     /// Waits for the read sections that exist.
     fn wait_for_readers(&self);
+    /// Puts two batches together, of which the addresses were given back.
+    fn join(&self, done: Self::Batch, batch: Self::Batch) -> Self::Batch;
     /// Frees frames, tables and areas.
     fn free(&self, batch: Self::Batch, counts: &mut Counts);
 }
 
-/// A purge, in the one order that does; says whether there was anything. Only one CPU is at it.
-pub(super) fn purge<T: Purge>(tree: &T, counts: &mut Counts) -> bool {
-    let Some(batch) = tree.take(counts) else { return false };
-    tree.flush(&batch, counts);
-    // Release: who makes a table from here on makes it after the flush.
-    tree.set_unflushed(false, Ordering::Release);
-    tree.give_back(&batch);
-    tree.wait_for_readers();
-    tree.free(batch, counts);
-    true
+/// A purge, in the one order that does: in rounds, so that no lock is held for long, and with one wait
+/// for readers. Only one CPU is at it.
+pub(super) fn purge<T: Purge>(tree: &T, counts: &mut Counts) {
+    let mut done = None;
+    while let Some(batch) = tree.take(counts) {
+        tree.flush(&batch, counts);
+        // Release: who makes a table from here on makes it after the flush.
+        tree.set_unflushed(false, Ordering::Release);
+        tree.give_back(&batch);
+        done = Some(match done {
+            None => batch,
+            Some(done) => tree.join(done, batch),
+        });
+    }
+    if let Some(done) = done {
+        tree.wait_for_readers();
+        tree.free(done, counts);
+    }
 }
 
 /// Stores what stands at `indices` afterwards; says whether anything changed.

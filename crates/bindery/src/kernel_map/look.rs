@@ -1,14 +1,17 @@
 //! What is mapped where: lookups, faults, dumps. Nothing here takes a claim.
 
-use crate::addr::{PAGE_SHIFT, PAGE_SIZE, PhysAddr, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Kind, Permissions};
-use crate::platform::{Platform, Wait};
+use core::sync::atomic::Ordering;
+
+use crate::addr::{PAGE_SIZE, PhysAddr, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Entry, Kind, Permissions};
+use crate::platform::{Invalidation, Platform, Tables, Wait};
 use crate::space::index::Indexed;
+use crate::stats::Counts;
 use crate::table::ReadSection;
 
 use super::KernelMap;
 use super::area::State;
-use super::hooks::{self, Found};
+use super::hooks::{self, Found, Lowest};
 use super::request::{KernelAddress, KernelArea, KernelPiece, Resolution};
 
 impl<P: Platform> KernelMap<'_, P> {
@@ -90,17 +93,36 @@ impl<P: Platform> KernelMap<'_, P> {
             return match arch::kind::<P::Arch>(found.entry, found.level) {
                 Kind::Leaf => {
                     let allowed = P::Arch::attributes(found.entry).permissions;
-                    if allowed.contains(needed) { Resolution::Retry } else { Resolution::Denied }
+                    if !allowed.contains(needed) {
+                        return Resolution::Denied;
+                    }
+                    self.forget_invalid(at);
+                    Resolution::Retry
                 }
                 Kind::Empty | Kind::Table | Kind::Absent => Resolution::NotMapped,
             };
         }
     }
 
+    /// Makes this CPU forget that there was nothing at `at`. Whoever has mapped it makes all CPUs do
+    /// so, but may be waiting for this very CPU, whose fault handler runs with interrupts off:
+    /// 1. CPU A pauses an entry; B uses the address, and its MMU remembers the invalid entry;
+    /// 2. A makes the entry anew, and asks B to forget;
+    /// 3. B finds a good entry, tries again, and faults by what it remembers, for ever.
+    fn forget_invalid(&self, at: VirtAddr) {
+        if P::Arch::INVALID_MAY_BE_CACHED {
+            let start = at.align_down(PAGE_SIZE).0;
+            let range = VirtRange::raw(start, start + PAGE_SIZE);
+            let what = Invalidation { range, stride: PAGE_SIZE, tables: Tables::Changed };
+            self.memory.platform.invalidate_local(self.root, &what);
+            self.memory.platform.relax(Wait::Short);
+        }
+    }
+
     /// All areas that are in use, in rising order (Linux: `/proc/vmallocinfo`).
     ///
-    /// `f` is called without a lock, so that it may do anything but wait for a purge; areas that come
-    /// and go meanwhile may be missed. Complexity: linear in the areas, times their logarithm.
+    /// `f` is called without a lock, so that it may do anything; areas that come and go meanwhile may be
+    /// missed. Complexity: linear in the areas, times their logarithm.
     pub fn for_each_area(&self, mut f: impl FnMut(KernelArea)) {
         let mut from = 0;
         loop {
@@ -124,7 +146,7 @@ impl<P: Platform> KernelMap<'_, P> {
     ///
     /// Walks the tables as they are, with no lock, while others change them: what is mapped and
     /// unmapped meanwhile may be told or not, or in part. Complexity: linear in the entries that are
-    /// read; empty tables cost one each.
+    /// read.
     pub fn for_each_piece(&self, range: VirtRange, mut f: impl FnMut(KernelPiece)) {
         let range = range.intersection(self.window);
         let (mut at, end) = (range.start(), range.end());
@@ -133,9 +155,7 @@ impl<P: Platform> KernelMap<'_, P> {
             let (next, piece) = self.next_piece(at, end);
             if let Some(piece) = piece {
                 match &mut joined {
-                    Some(last) if last.continues(&piece) => {
-                        last.range = VirtRange::raw(last.range.start().0, piece.range.end().0);
-                    }
+                    Some(last) if last.continues(&piece) => last.extend(&piece),
                     last => {
                         if let Some(done) = last.replace(piece) {
                             f(done);
@@ -151,28 +171,53 @@ impl<P: Platform> KernelMap<'_, P> {
         }
     }
 
-    /// The leaf at `at`, if there is one, and where to look next. `None` behind the last address.
+    /// The first leaves from `at` on that belong together, of one table, and where to look next. `None`
+    /// behind the last address.
     fn next_piece(&self, at: VirtAddr, end: VirtAddr) -> (Option<VirtAddr>, Option<KernelPiece>) {
-        let found = {
-            let _section = ReadSection::enter(&self.memory.platform);
-            self.find(at)
-        };
-        let span = arch::span::<P::Arch>(found.level);
-        let next = at.align_down(span).checked_add(span);
-        if arch::kind::<P::Arch>(found.entry, found.level) != Kind::Leaf {
-            return (next, None);
+        let _section = ReadSection::enter(&self.memory.platform);
+        let lowest = hooks::descend(self, at, &mut Counts::default());
+        let Lowest { table, level, mut index, mut entry } = lowest;
+        let span = arch::span::<P::Arch>(level);
+        let (mut at, mut joined) = (at, None::<KernelPiece>);
+        loop {
+            let next = at.align_down(span).checked_add(span);
+            entry = hooks::whole::<P::Arch>(entry);
+            match arch::kind::<P::Arch>(entry, level) {
+                // A leaf that was cut meanwhile: to be looked into.
+                Kind::Table => return (Some(at), joined),
+                Kind::Leaf => {
+                    let until = next.map_or(end.0, |next| next.0.min(end.0));
+                    let piece = Self::piece(entry, level, index, VirtRange::raw(at.0, until));
+                    match &mut joined {
+                        None => joined = Some(piece),
+                        Some(last) if last.continues(&piece) => last.extend(&piece),
+                        Some(_) => return (Some(at), joined),
+                    }
+                }
+                Kind::Empty | Kind::Absent if joined.is_some() => return (next, joined),
+                Kind::Empty | Kind::Absent => {}
+            }
+            index += 1;
+            let stays = index < arch::entries::<P::Arch>();
+            let Some(next) = next.filter(|next| stays && *next < end) else {
+                return (next, joined);
+            };
+            at = next;
+            entry = hooks::Tree::load(self, table, index, Ordering::Acquire);
         }
-        let until = next.map_or(end.0, |next| next.0.min(end.0));
-        let offset = at.0 & (span - 1);
-        let single = P::Arch::unblock(found.entry, found.index);
-        let block = P::Arch::is_block(found.entry);
-        let piece = KernelPiece {
-            range: VirtRange::raw(at.0, until),
-            to: PhysAddr((u64::from(P::Arch::frame(single).0) << PAGE_SHIFT) + offset),
-            size: if block { span * u64::from(P::Arch::BLOCK) } else { span.max(PAGE_SIZE) },
+    }
+
+    /// What a leaf at `index` of a table says of a part of its addresses.
+    fn piece(leaf: Entry, level: u8, index: u32, range: VirtRange) -> KernelPiece {
+        let span = arch::span::<P::Arch>(level);
+        let single = P::Arch::unblock(leaf, index);
+        let entries = if P::Arch::is_block(leaf) { u64::from(P::Arch::BLOCK) } else { 1 };
+        KernelPiece {
+            range,
+            to: PhysAddr(P::Arch::frame(single).start().0 + (range.start().0 & (span - 1))),
+            size: span * entries,
             permissions: P::Arch::attributes(single).permissions,
             memory: P::Arch::memory_type_of(single),
-        };
-        (next, Some(piece))
+        }
     }
 }

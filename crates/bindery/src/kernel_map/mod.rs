@@ -51,7 +51,8 @@
 //! first: its valid bits are cleared, every TLB forgets it, then the new entries are written. A CPU
 //! that uses the address in between faults. Its handler asks [`KernelMap::resolve`], which waits for
 //! the end of the pause. The entry keeps all its other bits meanwhile, so walkers by software never
-//! see a hole. Who cannot take a fault (a stack, on which the fault itself would be handled) asks for
+//! see a hole. (So it names its frame to a processor that speculates beyond the valid bit, as the leaf
+//! did a moment ago, to the same kernel.) Who cannot take a fault (a stack, on which the fault itself would be handled) asks for
 //! [`Pauses::Never`], and changes that would need one are refused. A pause is short: one table of
 //! entries, one invalidation, with interrupts off as far as [`Platform::SpinLock`] does that.
 //!
@@ -119,6 +120,8 @@ pub struct KernelMap<'m, P: Platform> {
     ownership: Ownership,
     window: VirtRange,
     reach: Reach,
+    largest_leaf: u8,
+    largest_block: u8,
     /// All areas; its writer lock is that of `freed`.
     index: Index<Area>,
     freed: lock_api::Mutex<P::SpinLock, FreedList>,
@@ -203,6 +206,9 @@ impl<'m, P: Platform> KernelMap<'m, P> {
             ownership,
             window,
             reach,
+            // Not in the root, which is copied.
+            largest_leaf: P::Arch::LARGEST_LEAF.min(P::Arch::LEVELS - 1),
+            largest_block: P::Arch::LARGEST_BLOCK_LEVEL,
             index: Index::new(),
             freed: lock_api::Mutex::new(FreedList::new()),
             purging: lock_api::Mutex::new(()),
@@ -292,19 +298,33 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         self.window
     }
 
+    /// The map with no leaves above `level`: for machines whose processors cannot have them (x86-64
+    /// without 1 GiB pages: 2).
+    #[must_use]
+    pub fn with_largest_leaf(self, level: u8) -> Self {
+        let largest_leaf = level.clamp(1, self.largest_leaf);
+        let mut map = self;
+        map.largest_leaf = largest_leaf;
+        map
+    }
+
+    /// The map without contiguous blocks: for machines that have none (RISC-V without Svnapot).
+    #[must_use]
+    pub fn without_blocks(self) -> Self {
+        let mut map = self;
+        map.largest_block = 0;
+        map
+    }
+
     /// How much the tables were worked on.
     pub fn counts(&self) -> Counts {
         self.stats.read()
     }
 
-    /// Sets how many freed pages may wait for a purge; with 0, every free is followed by one.
+    /// Sets about how many freed pages may wait for a purge; with 0, every free is followed by one,
+    /// unless another CPU purges just then.
     pub fn set_purge_limit(&self, pages: u64) {
         self.limit.store(pages, Ordering::Relaxed);
-    }
-
-    /// The largest level at which leaves may stand: not in the root, which is copied.
-    fn largest_leaf() -> u8 {
-        P::Arch::LARGEST_LEAF.min(P::Arch::LEVELS - 1)
     }
 }
 

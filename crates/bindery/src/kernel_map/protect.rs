@@ -373,7 +373,7 @@ impl<P: Platform> KernelMap<'_, P> {
                 }
             };
             let block = P::Arch::BLOCK;
-            let folds = below <= P::Arch::LARGEST_BLOCK_LEVEL
+            let folds = below <= self.largest_block
                 && change.position(part(index & !(block - 1), block)) != Position::Across;
             let entry = if folds { P::Arch::block(entry, index) } else { entry };
             slots[index as usize].store(entry.0, Ordering::Relaxed);

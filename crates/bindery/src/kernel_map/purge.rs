@@ -18,22 +18,24 @@ use super::{KernelMap, meta};
 
 /// What a purge works on.
 pub(super) struct Batch {
-    /// Its areas, linked.
+    /// Its areas, linked: the first and the last.
     first: NonNull<Area>,
+    last: NonNull<Area>,
     /// What the TLBs have to forget. The first round has all areas of all rounds: one of them may
     /// have owned frames that TLBs know by the addresses of another, which it left for its own.
     hull: Option<VirtRange>,
-    /// Tables that were unhooked, linked through their metadata, each with what hangs below it.
-    unhooked: Option<Frame>,
+    /// Tables that were unhooked, linked through their metadata, each with what hangs below it: the
+    /// first and the last.
+    unhooked: Option<(Frame, Frame)>,
 }
 
 /// Areas that are purged together: as many as may be looked at under a spin lock. A table that stands
 /// for areas of several rounds goes with the last of them.
-const ROUND: usize = 256;
+const ROUND: usize = 32;
 
 impl<P: Platform> KernelMap<'_, P> {
     /// Makes what was freed free again: every TLB forgets it, once for all areas (and again for
-    /// each further 256 of them if tables are unhooked there); addresses, frames and tables can be
+    /// each further 32 of them if tables are unhooked there); addresses, frames and tables can be
     /// used from then on. When it returns, this is true of everything that was
     /// freed before the call.
     ///
@@ -48,9 +50,13 @@ impl<P: Platform> KernelMap<'_, P> {
         self.purge_now();
     }
 
-    /// Purges while too much waits, unless another CPU is at it, which looks again when it is done.
+    /// Purges if too much waits, unless another CPU is at it; and once more if too much came meanwhile,
+    /// whose CPUs found this one at it.
     pub(super) fn purge_if_due(&self) {
-        while self.freed_pages() > self.purge_limit() {
+        for _ in 0..2 {
+            if self.freed_pages() <= self.purge_limit() {
+                return;
+            }
             let Some(_purging) = self.purging.try_lock() else { return };
             self.purge_now();
         }
@@ -80,7 +86,7 @@ impl<P: Platform> KernelMap<'_, P> {
             freed.detached = Some(first);
             freed.detached_hull = Some(hull);
         }
-        while hooks::purge(self, &mut counts) {}
+        hooks::purge(self, &mut counts);
         self.stats.add(&counts);
     }
 
@@ -98,16 +104,16 @@ impl<P: Platform> KernelMap<'_, P> {
         freed.detached = self.area(last).next();
         self.area(last).set_next(None);
         let hull = freed.detached_hull.take();
-        let mut batch = Batch { first, hull, unhooked: None };
+        let mut batch = Batch { first, last, hull, unhooked: None };
         self.for_each_in(first, |node| self.area(node).set_state(State::Purging));
-        let mut unhooked: Option<Frame> = None;
+        let mut unhooked: Option<(Frame, Frame)> = None;
         self.for_each_in(first, |node| {
             if self.area(node).state() == State::Purging {
                 let (own, free) = self.survey(node);
                 hooks::unhook(self, own, free, counts, |table| {
-                    let next = unhooked.map_or(meta::NONE, |table: Frame| table.0);
+                    let next = unhooked.map_or(meta::NONE, |(first, _)| first.0);
                     self.memory.frames.meta(table).next.store(next, Ordering::Relaxed);
-                    unhooked = Some(table);
+                    unhooked = Some((table, unhooked.map_or(table, |(_, last)| last)));
                 });
             }
         });
@@ -164,7 +170,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Frees everything that a purge has taken, after flush and grace period.
     fn free_batch(&self, batch: &Batch, counts: &mut Counts) {
         let memory = self.memory;
-        let mut next = batch.unhooked;
+        let mut next = batch.unhooked.map(|(first, _)| first);
         while let Some(table) = next {
             let meta = memory.frames.meta(table);
             next = link(meta.next.load(Ordering::Relaxed));
@@ -274,6 +280,18 @@ impl<P: Platform> Purge for KernelMap<'_, P> {
             // the grace period.
             unsafe { self.index.remove(node) };
         });
+    }
+
+    fn join(&self, done: Batch, batch: Batch) -> Batch {
+        self.area(done.last).set_next(Some(batch.first));
+        let unhooked = match (done.unhooked, batch.unhooked) {
+            (Some((first, last)), Some((next, end))) => {
+                self.memory.frames.meta(last).next.store(next.0, Ordering::Relaxed);
+                Some((first, end))
+            }
+            (done, batch) => done.or(batch),
+        };
+        Batch { first: done.first, last: batch.last, hull: None, unhooked }
     }
 
     fn wait_for_readers(&self) {

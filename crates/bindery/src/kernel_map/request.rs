@@ -192,6 +192,11 @@ impl KernelPiece {
                 == (next.size, next.permissions, next.memory)
     }
 
+    /// Adds one that continues it.
+    pub(super) fn extend(&mut self, next: &Self) {
+        self.range = VirtRange::raw(self.range.start().0, next.range.end().0);
+    }
+
     /// What `at`, one of its addresses, leads to.
     pub fn translate(&self, at: VirtAddr) -> PhysAddr {
         PhysAddr(self.to.0 + (at.0 - self.range.start().0))

@@ -6,7 +6,8 @@
 //! moved     |(freed)  |g|    ...    |  the same frames  | new frames |g|
 //! ```
 
-use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::MemoryType;
 use crate::platform::{Platform, Tables};
 use crate::space::index::Indexed;
 use crate::stats::Counts;
@@ -22,14 +23,13 @@ impl<P: Platform> KernelMap<'_, P> {
     ///
     /// What lies within both sizes keeps its content; it is never copied: where the addresses behind
     /// the area are taken, the same frames are mapped elsewhere, and the old address is given back.
-    /// New pages are as `options` say; where the area moves, all its pages have the permissions of
-    /// `options`. What a smaller size leaves over is free when the call returns, but for its
+    /// New pages have the content and permissions that `options` say; pieces and pauses stay those of the
+    /// area. What a smaller size leaves over is free when the call returns, but for its
     /// addresses.
     ///
     /// # Errors
     /// Those of [`KernelMap::vmalloc`] and [`KernelMap::vfree`]; [`KernelMapError::WouldPause`] where
-    /// a huge piece would have to be cut. The area is as it was then, at its old address (it may keep
-    /// addresses behind it, and tables for them, until it is freed).
+    /// a huge piece would have to be cut. The area is as it was then, at its old address.
     ///
     /// May sleep. Complexity: as [`KernelMap::vmalloc`] for the difference, as
     /// [`KernelMap::vmap`] where it moves.
@@ -39,9 +39,11 @@ impl<P: Platform> KernelMap<'_, P> {
         size: u64,
         options: &VmallocOptions,
     ) -> Result<VirtAddr, KernelMapError> {
-        let (pages, leaves) = self.check_vmalloc(size, options)?;
+        let (pages, _) = self.check_vmalloc(size, options)?;
         let claim = self.claim_start(start, AreaKind::Vmalloc)?;
         let old = self.area(claim.0).pages();
+        let pieces = self.area(claim.0).pieces;
+        let leaves = self.leaves(options.permissions, MemoryType::Normal, pieces)?;
         let misaligned = !start.is_aligned(options.align);
         if pages < old && !misaligned {
             let result = self.shrink(claim, pages);
@@ -52,13 +54,16 @@ impl<P: Platform> KernelMap<'_, P> {
             self.release(claim);
             return Ok(start);
         }
-        if !misaligned && self.extend(claim, pages) {
-            let result = self.grow(claim, old, pages, &leaves, options);
-            self.release(claim);
-            return result.map(|()| start);
-        }
-        match self.move_area(claim, pages, &leaves, options) {
-            Ok(moved) => Ok(moved),
+        let result =
+            if misaligned { Ok(None) } else { self.grow_in_place(claim, pages, &leaves, options) };
+        match result {
+            Ok(None) => self.move_area(claim, pages, &leaves, options).inspect_err(|_| {
+                self.release(claim);
+            }),
+            Ok(Some(())) => {
+                self.release(claim);
+                Ok(start)
+            }
             Err(problem) => {
                 self.release(claim);
                 Err(problem)
@@ -88,6 +93,31 @@ impl<P: Platform> KernelMap<'_, P> {
         area.set_pages(pages);
         area.blocks.cut(self.memory, pages).free(self.memory);
         self.stats.add(&counts);
+    }
+
+    /// Makes a claimed area larger where it is. `None` where the addresses behind it are taken.
+    fn grow_in_place(
+        &self,
+        claim: Claim,
+        pages: u64,
+        leaves: &Leaves,
+        options: &VmallocOptions,
+    ) -> Result<Option<()>, KernelMapError> {
+        let (memory, area) = (self.memory, self.area(claim.0));
+        // What gives the addresses back if the memory runs out.
+        let make = || Area::new(area.kind, area.pieces, area.pauses, area.memory);
+        let spare = memory.kernel_areas.allocate(&memory.frames, &memory.platform, make());
+        let spare = spare.ok_or(KernelMapError::OutOfMemory)?;
+        let (old, end) = (area.pages(), area.end());
+        let grown =
+            self.extend(claim, pages).then(|| self.grow(claim, old, pages, leaves, options));
+        if matches!(grown, Some(Err(_))) && area.end() > end {
+            self.put_off_rest(claim, end, spare);
+        } else {
+            // SAFETY: it came from this slab, and nobody has seen it.
+            unsafe { memory.kernel_areas.free(&memory.frames, &memory.platform, spare) };
+        }
+        grown.transpose()
     }
 
     /// Makes room for `pages` pages and a guard page behind a claimed area's start, if the addresses
@@ -154,14 +184,16 @@ impl<P: Platform> KernelMap<'_, P> {
         let new = self.area(new_claim.0);
         let range = new.range();
         let mut walk = Walk::new(self);
-        let mut done = 0;
+        let from = old.range().start().0;
+        let kept_range = VirtRange::raw(from, from + (kept << PAGE_SHIFT));
         let mut result = Ok(());
-        for (head, order) in old.blocks.iter(self.memory) {
-            let count = u64::min(1 << order, kept - done);
-            let at = range.start().0 + (done << PAGE_SHIFT);
-            result = result.and_then(|()| self.map_run(&mut walk, at, head, count, leaves));
-            done += count;
-        }
+        self.for_each_piece(kept_range, |piece| {
+            let leaves = Leaves::like(leaves, piece.permissions);
+            let at = range.start().0 + (piece.range.start().0 - from);
+            let first = Frame((piece.to.0 >> PAGE_SHIFT) as u32);
+            let count = piece.range.pages();
+            result = result.and_then(|()| self.map_run(&mut walk, at, first, count, &leaves));
+        });
         let result = result.and_then(|()| {
             self.populate(new_claim, kept, pages, leaves, options.content, &mut walk)
         });

@@ -1,6 +1,6 @@
 //! Frames and addresses at once: `vmalloc` and `vfree`.
 
-use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr};
+use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr};
 use crate::arch::{self, Arch, MemoryType};
 use crate::frame::MAX_ORDER;
 use crate::platform::Platform;
@@ -10,6 +10,13 @@ use super::area::{Area, Claim, Placement};
 use super::request::{AreaKind, Content, Pieces, UnmapTime, VmallocOptions};
 use super::walk::{Holes, Leaves, Stop, Walk};
 use super::{KernelMap, KernelMapError};
+
+/// Frames that follow each other, and the page of the area at which they begin.
+struct Run {
+    at: u64,
+    first: Frame,
+    count: u64,
+}
 
 impl<P: Platform> KernelMap<'_, P> {
     /// Allocates `size` bytes, rounded up to pages, and maps them at consecutive addresses (Linux:
@@ -103,6 +110,8 @@ impl<P: Platform> KernelMap<'_, P> {
         let area = self.area(claim.0);
         let start = area.range().start().0;
         let mut at = from;
+        // Blocks that follow each other in memory are mapped as one.
+        let mut run = Run { at, first: Frame(0), count: 0 };
         while at < until {
             let mut order = (until - at).ilog2().min(u32::from(MAX_ORDER)) as u8;
             if area.pieces == Pieces::Largest && at > 0 {
@@ -124,10 +133,14 @@ impl<P: Platform> KernelMap<'_, P> {
                 memory.platform.zero(head, 1 << order);
                 walk.counts.bytes_zeroed += pages << PAGE_SHIFT;
             }
-            self.map_run(walk, start + (at << PAGE_SHIFT), head, pages, leaves)?;
+            if u64::from(run.first.0) + run.count != u64::from(head.0) {
+                self.map_run(walk, start + (run.at << PAGE_SHIFT), run.first, run.count, leaves)?;
+                run = Run { at, first: head, count: 0 };
+            }
+            run.count += pages;
             at += pages;
         }
-        Ok(())
+        self.map_run(walk, start + (run.at << PAGE_SHIFT), run.first, run.count, leaves)
     }
 
     /// Takes a claimed area apart that could not be finished.

@@ -17,7 +17,12 @@ impl<P: Platform> KernelMap<'_, P> {
     ///
     /// Frames that follow each other are found and mapped in the largest pieces; the start is chosen
     /// so that the largest of them can be. The frames stay the caller's, who may only let go of them
-    /// after [`KernelMap::vunmap`] (see [`UnmapTime`]).
+    /// after [`KernelMap::vunmap`] (see [`UnmapTime`]); they come from [`crate::Memory::allocate_frames`],
+    /// from a pin, from another area, or from beyond the memory that the core knows.
+    ///
+    /// Frames that are mapped elsewhere with another type of memory (by [`crate::Platform::window`]!)
+    /// are mapped with anything but [`MemoryType::Normal`] only by who cleans the caches first, as the
+    /// architecture wants it (Arm ARM, "Mismatched memory attributes"; SDM, "Programming the PAT").
     ///
     /// # Errors
     /// [`KernelMapError::Empty`], [`KernelMapError::TooLarge`], [`KernelMapError::BadPermissions`],
@@ -35,7 +40,8 @@ impl<P: Platform> KernelMap<'_, P> {
         })
     }
 
-    /// As [`KernelMap::vmap`], for ranges of frames: folios of any orders.
+    /// As [`KernelMap::vmap`], for ranges of frames: folios of any orders. Those that follow each
+    /// other in memory are one.
     ///
     /// # Errors
     /// As [`KernelMap::vmap`]; [`KernelMapError::BadFrames`] where a range ends beyond 2^32 frames.
@@ -47,27 +53,29 @@ impl<P: Platform> KernelMap<'_, P> {
         options: &VmapOptions,
     ) -> Result<VirtAddr, KernelMapError> {
         let leaves = self.leaves(options.permissions, options.memory, options.pieces)?;
+        let is_beyond =
+            |range: &FrameRange| u64::from(range.first.0) + u64::from(range.count) > 1 << u32::BITS;
+        if ranges.iter().any(is_beyond) {
+            return Err(KernelMapError::BadFrames);
+        }
         let mut pages = 0_u64;
         let mut longest = (0, 0, Frame(0));
-        for range in ranges {
-            if u64::from(range.first.0) + u64::from(range.count) > 1 << u32::BITS {
-                return Err(KernelMapError::BadFrames);
+        for (first, count) in joined(ranges) {
+            if count > longest.0 {
+                longest = (count, pages, first);
             }
-            if range.count > longest.0 {
-                longest = (range.count, pages, range.first);
-            }
-            pages += u64::from(range.count);
+            pages = pages.saturating_add(count);
         }
         let pages = self.pages(pages.saturating_mul(PAGE_SIZE))?;
         let (count, offset, first) = longest;
-        let piece = self.largest_piece(u64::from(count), &leaves);
+        let piece = self.largest_piece(count, &leaves);
         let congruent = u64::from(first.0).wrapping_sub(offset) & (piece - 1);
         let place =
             Placement { pages, align: piece << PAGE_SHIFT, congruent: congruent << PAGE_SHIFT };
         self.map_at(AreaKind::Vmap, place, options, |walk, mut at| {
-            for range in ranges {
-                self.map_run(walk, at, range.first, u64::from(range.count), &leaves)?;
-                at += u64::from(range.count) << PAGE_SHIFT;
+            for (first, count) in joined(ranges) {
+                self.map_run(walk, at, first, count, &leaves)?;
+                at += count << PAGE_SHIFT;
             }
             Ok(())
         })
@@ -92,7 +100,7 @@ impl<P: Platform> KernelMap<'_, P> {
     ///
     /// The address is congruent to the physical one modulo the size rounded up to a power of two, at
     /// most that of the largest leaf; so it is aligned where `from` is, and pieces are as large as
-    /// they can be.
+    /// they can be. (On x86-64, with other types than uncached, all of it has one type by the MTRRs.)
     ///
     /// # Errors
     /// [`KernelMapError::Empty`], [`KernelMapError::TooLarge`], [`KernelMapError::BadFrames`] where
@@ -126,7 +134,7 @@ impl<P: Platform> KernelMap<'_, P> {
             Reach::Page => PAGE_SIZE,
             _ => (pages << PAGE_SHIFT)
                 .next_power_of_two()
-                .min(arch::span::<P::Arch>(Self::largest_leaf())),
+                .min(arch::span::<P::Arch>(self.largest_leaf)),
         };
         let base = from.0 - offset;
         let place = Placement { pages, align, congruent: base & (align - 1) };
@@ -252,6 +260,21 @@ impl<P: Platform> KernelMap<'_, P> {
         }
         (PAGE_SIZE, 0)
     }
+}
+
+/// The ranges, those joined of which one continues the one before: first frames and counts.
+fn joined(ranges: &[FrameRange]) -> impl Iterator<Item = (Frame, u64)> {
+    let mut ranges = ranges.iter().filter(|range| range.count > 0).peekable();
+    core::iter::from_fn(move || {
+        let FrameRange { first, count } = *ranges.next()?;
+        let mut count = u64::from(count);
+        let continues =
+            |next: &&FrameRange, count: u64| u64::from(first.0) + count == u64::from(next.first.0);
+        while let Some(next) = ranges.next_if(|next| continues(next, count)) {
+            count += u64::from(next.count);
+        }
+        Some((first, count))
+    })
 }
 
 /// How many frames at the beginning of `pages` follow each other.

@@ -43,6 +43,11 @@ impl Leaves {
         Self { permissions, memory, largest: 1, largest_block: 0 }
     }
 
+    /// As `other`, with other permissions.
+    pub(super) fn like(other: &Self, permissions: Permissions) -> Self {
+        Self { permissions, ..*other }
+    }
+
     pub(super) fn largest(&self) -> u8 {
         self.largest
     }
@@ -148,7 +153,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let memory = P::Arch::memory_type(memory).ok_or(KernelMapError::NoSuchMemoryType)?;
         let single = pieces == Pieces::Base || self.reach == Reach::Page;
         let (largest, largest_block) =
-            if single { (1, 0) } else { (Self::largest_leaf(), P::Arch::LARGEST_BLOCK_LEVEL) };
+            if single { (1, 0) } else { (self.largest_leaf, self.largest_block) };
         Ok(Leaves { permissions, memory, largest, largest_block })
     }
 

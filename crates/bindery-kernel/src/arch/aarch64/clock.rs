@@ -6,7 +6,6 @@ use aarch64_cpu::registers::{
     CNTFRQ_EL0, CNTKCTL_EL1, CNTV_CTL_EL0, CNTV_CVAL_EL0, CNTVCT_EL0, Readable, Writeable,
 };
 
-use super::tables;
 use crate::time::SECOND;
 
 /// Bits behind the point of [`NANOSECONDS_PER_TICK`]: enough for frequencies from 1 MHz.
@@ -17,7 +16,7 @@ const TICKS_SHIFT: u32 = 60;
 static NANOSECONDS_PER_TICK: AtomicU64 = AtomicU64::new(0);
 static TICKS_PER_NANOSECOND: AtomicU64 = AtomicU64::new(0);
 
-/// The physical address of the PL031; 0 where there is none.
+/// Where the registers of the PL031 are; 0 where there is none.
 static CALENDAR: AtomicU64 = AtomicU64::new(0);
 
 /// Takes the counter's frequency from the CPU, and `calendar` for the time of day.
@@ -47,8 +46,9 @@ pub fn real_time() -> u64 {
     if calendar == 0 {
         return nanoseconds() / SECOND;
     }
+    let data = core::ptr::with_exposed_provenance::<u32>(calendar as usize);
     // SAFETY: the data register, mapped when the device was found.
-    u64::from(unsafe { tables::direct(calendar).cast::<u32>().read_volatile() })
+    u64::from(unsafe { data.read_volatile() })
 }
 
 /// Sets the next timer interrupt of this CPU, or none.

@@ -6,6 +6,7 @@ use fdt::node::FdtNode;
 use spin::Once;
 
 use crate::boot::{Information, Stretch};
+use crate::memory::map_device;
 
 use super::firmware::{self, Conduit};
 use super::tables::{self, Kind};
@@ -16,8 +17,7 @@ static TREE: Once<Fdt<'static>> = Once::new();
 /// The number of the first interrupt of a CPU's own (PPI).
 const FIRST_PRIVATE_INTERRUPT: u32 = 16;
 
-/// Reads the tree at a physical address: maps memory and the devices that are used, and begins to
-/// use them.
+/// Reads the tree at a physical address: maps memory and the console, and begins to use both.
 ///
 /// # Panics
 /// Where something is missing that the kernel cannot do without.
@@ -55,7 +55,7 @@ pub fn read(physical: u64) -> Information {
         .and_then(|node| node.property("bootargs")?.as_str())
         .unwrap_or("");
     information.cpus = cpus().count();
-    begin_devices(tree);
+    begin_firmware(tree);
     information
 }
 
@@ -99,20 +99,19 @@ pub fn cpus() -> impl Iterator<Item = u64> {
     tree.flat_map(|tree| tree.cpus()).map(|cpu| cpu.ids().first() as u64).take(MAX_CPUS)
 }
 
-/// The first area of a device's registers, mapped.
+/// The first area of a device's registers.
 fn device(tree: &'static Fdt<'static>, compatible: &str) -> Option<Stretch> {
-    let area = registers(tree.find_compatible(&[compatible])?).next()?;
-    tables::map_direct(area.start, area.end, Kind::Device);
-    Some(area)
+    registers(tree.find_compatible(&[compatible])?).next()
 }
 
 fn begin_console(tree: &'static Fdt<'static>) {
     if let Some(area) = device(tree, "arm,pl011") {
+        tables::map_direct(area.start, area.end, Kind::Device);
         serial::begin(area.start);
     }
 }
 
-fn begin_devices(tree: &'static Fdt<'static>) {
+fn begin_firmware(tree: &'static Fdt<'static>) {
     let method = tree.find_compatible(&["arm,psci-1.0", "arm,psci-0.2"]).and_then(|node| {
         let method = node.property("method")?;
         method.as_str()
@@ -121,8 +120,16 @@ fn begin_devices(tree: &'static Fdt<'static>) {
         Some("smc") => Conduit::SecureMonitor,
         _ => Conduit::Hypervisor,
     });
-    clock::begin(device(tree, "arm,pl031").map(|area| area.start));
+}
 
+/// Maps the other devices that are used, and begins to use them.
+///
+/// # Panics
+/// Where one is missing that the kernel cannot do without.
+pub fn begin_devices() {
+    let tree = TREE.get().expect("the device tree is read first");
+    let mapped = |area: Stretch| map_device(area.start, area.end - area.start).addr() as u64;
+    clock::begin(device(tree, "arm,pl031").map(mapped));
     let Some(controller) = tree.find_compatible(&["arm,gic-v3"]) else {
         panic!("the machine has no GICv3 (QEMU: -M virt,gic-version=3)");
     };
@@ -130,11 +137,11 @@ fn begin_devices(tree: &'static Fdt<'static>) {
     let (Some(distributor), Some(redistributors)) = (areas.next(), areas.next()) else {
         panic!("the interrupt controller has no registers");
     };
-    tables::map_direct(distributor.start, distributor.end, Kind::Device);
-    tables::map_direct(redistributors.start, redistributors.end, Kind::Device);
+    let end = redistributors.end - redistributors.start;
+    let redistributors = mapped(redistributors);
     interrupts::begin(
-        distributor.start,
-        (redistributors.start, redistributors.end),
+        mapped(distributor),
+        (redistributors, redistributors + end),
         timer_interrupt(tree),
     );
 }

@@ -63,9 +63,9 @@ const SYSTEM_CONTROL: u64 = 1 << 0
 /// The same with the MMU and the caches off: the bits that are 1 alone.
 const SYSTEM_CONTROL_OFF: u64 = 1 << 11 | 1 << 20 | 1 << 22 | 1 << 23 | 1 << 28 | 1 << 29;
 
-/// `MAIR_EL1`: attribute 0 normal write-back memory, as the core's entries have it; attribute 1
-/// Device-nGnRE.
-const MEMORY_TYPES: u64 = 0x04ff;
+/// `MAIR_EL1`, as the core's entries have it: attribute 0 normal write-back memory, 1 Device-nGnRE,
+/// 2 normal memory that is not cached, 3 Device-nGnRnE, 4 normal write-through memory.
+const MEMORY_TYPES: u64 = 0xbb_0044_04ff;
 
 /// `TCR_EL1` without what depends on the CPU: 48 bits and 4 KiB pages in both halves, walks inner
 /// shareable and write-back. No tagged addresses (TBI0 is off): a program that uses them faults.

@@ -3,15 +3,16 @@
 use core::arch::global_asm;
 use core::mem::{offset_of, size_of};
 
-use aarch64_cpu::registers::{FAR_EL1, Readable};
+use aarch64_cpu::registers::{ELR_EL1, FAR_EL1, Readable};
 use bindery::Access;
+use bindery::arch::Permissions;
 use linux_raw_sys::general::{
     BUS_ADRALN, BUS_ADRERR, BUS_OBJERR, FPE_FLTDIV, FPE_FLTINV, FPE_FLTOVF, FPE_FLTRES, FPE_FLTUND,
     FPE_FLTUNK, ILL_ILLOPC, SIGBUS, SIGFPE, SIGILL, SIGTRAP, TRAP_BRKPT, TRAP_HWBKPT, TRAP_TRACE,
 };
 
 use crate::process::scheduler;
-use crate::{log, trap};
+use crate::{log, memory, trap};
 
 use super::{Registers, firmware, interrupts};
 
@@ -64,8 +65,28 @@ global_asm!(
     b       return_to_program
     .endm
 
+    // A fault on a stack that has run over would only fault again: first the MMU is asked whether
+    // there is a place right below the stack pointer, which may be the stack's end, and further down. SP_EL0 is free meanwhile, a program's stands
+    // in its registers; PAR_EL1 is nobody's.
     .macro  from_kernel number
     .balign 128
+    msr     sp_el0, x0
+    sub     x0, sp, #16
+    at      s1e1w, x0
+    isb
+    mrs     x0, par_el1
+    tbnz    x0, #0, run_over
+    sub     x0, sp, #({size} + 16)
+    at      s1e1w, x0
+    isb
+    mrs     x0, par_el1
+    tbnz    x0, #0, run_over
+    mrs     x0, sp_el0
+    b       from_kernel_\number
+    .endm
+
+    .macro  from_kernel_behind number
+from_kernel_\number:
     save
     mov     x1, #\number
     stp     x29, x2, [sp, #-16]!    // a frame record, so that backtraces show where it was
@@ -96,6 +117,19 @@ vectors:
     from_kernel 14
     from_kernel 15
 
+    .irp number, 0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12, 13, 14, 15
+    from_kernel_behind \number
+    .endr
+
+    // Whoever ran over its stack dies on another one, which the CPUs share.
+run_over:
+    mov     x0, sp
+    adrp    x1, {last_stack}
+    add     x1, x1, :lo12:{last_stack}
+    add     sp, x1, #{last_stack_size}
+    bl      {has_run_over}
+    brk     #0
+
     .global return_to_program
 return_to_program:
     ldp     x30, x1, [sp, #240]
@@ -125,7 +159,30 @@ return_to_program:
     synchronous = sym synchronous,
     interrupt = sym interrupt,
     kernel = sym kernel,
+    last_stack = sym LAST_STACK,
+    last_stack_size = const LAST_STACK_SIZE,
+    has_run_over = sym has_run_over,
 );
+
+const LAST_STACK_SIZE: usize = 16 << 10;
+
+#[repr(align(16))]
+struct LastStack(#[expect(dead_code, reason = "a stack")] [u8; LAST_STACK_SIZE]);
+
+/// For the message of a CPU whose stack has run over.
+static mut LAST_STACK: LastStack = LastStack([0; LAST_STACK_SIZE]);
+
+/// Where an exception in the kernel ends that has no place on the stack.
+extern "C" fn has_run_over(stack_pointer: u64) -> ! {
+    // The pointer stands in the guard page, or right above where nothing fits any more.
+    scheduler::check_stack(stack_pointer);
+    scheduler::check_stack(stack_pointer - (SIZE + 16) as u64);
+    panic!(
+        "an exception of the kernel at {:#x} finds no stack at {stack_pointer:#x}{}",
+        ELR_EL1.get(),
+        memory::Explained(stack_pointer)
+    );
+}
 
 /// Exception classes, `ESR_EL1.EC` (Arm ARM, D24 "ESR_EL1").
 mod class {
@@ -133,8 +190,10 @@ mod class {
     pub const WAIT: u64 = 0x01;
     pub const SYSTEM_CALL: u64 = 0x15;
     pub const INSTRUCTION_ABORT: u64 = 0x20;
+    pub const INSTRUCTION_ABORT_OF_KERNEL: u64 = 0x21;
     pub const PROGRAM_COUNTER: u64 = 0x22;
     pub const DATA_ABORT: u64 = 0x24;
+    pub const DATA_ABORT_OF_KERNEL: u64 = 0x25;
     pub const STACK_POINTER: u64 = 0x26;
     pub const FLOATING_POINT: u64 = 0x2c;
     pub const HARDWARE_BREAKPOINT: u64 = 0x30;
@@ -211,15 +270,35 @@ extern "C" fn interrupt(registers: &mut Registers) {
     interrupts::serve(Some(registers));
 }
 
+/// Whether an abort is a translation or permission fault of a known address. All others (alignment,
+/// external aborts) would come again for ever, whatever the tables say.
+fn is_about_tables(syndrome: u64) -> bool {
+    const ADDRESS_UNKNOWN: u64 = 1 << 10;
+    const TRANSLATION: u64 = 0b00_0100;
+    const PERMISSION: u64 = 0b00_1100;
+    let kind = syndrome & 0b11_1100;
+    syndrome & ADDRESS_UNKNOWN == 0 && (kind == TRANSLATION || kind == PERMISSION)
+}
+
 /// Any other exception is a defect of the kernel, or of the machine; but for the semihosting call
-/// where nobody listens.
+/// where nobody listens, and a fault where the kernel map was just changing what is there.
 extern "C" fn kernel(registers: &mut Registers, number: u64) {
     const KINDS: [&str; 4] = ["exception", "interrupt", "fast interrupt", "system error"];
     const SYNCHRONOUS: u64 = 4;
-    if number == SYNCHRONOUS
-        && registers.syndrome >> 26 == class::UNKNOWN
-        && firmware::is_absent_semihosting(registers)
-    {
+    let address = FAR_EL1.get();
+    let is_resolved =
+        |needed| is_about_tables(registers.syndrome) && memory::is_resolved(address, needed);
+    let is_served = number == SYNCHRONOUS
+        && match registers.syndrome >> 26 {
+            class::UNKNOWN => firmware::is_absent_semihosting(registers),
+            class::INSTRUCTION_ABORT_OF_KERNEL => is_resolved(Permissions::EXECUTE),
+            class::DATA_ABORT_OF_KERNEL if registers.syndrome & 1 << 6 != 0 => {
+                is_resolved(Permissions::WRITE)
+            }
+            class::DATA_ABORT_OF_KERNEL => is_resolved(Permissions::READ),
+            _ => false,
+        };
+    if is_served {
         return;
     }
     let kind = KINDS[number as usize % 4];
@@ -227,10 +306,11 @@ extern "C" fn kernel(registers: &mut Registers, number: u64) {
         log!("x{:<2} {:016x?}", index * 2, pair);
     }
     panic!(
-        "{kind} in the kernel (vector {number}): syndrome {:#x}, address {:#x}, at {:#x}, state {:#x}",
+        "{kind} in the kernel (vector {number}): syndrome {:#x}, address {address:#x}, at {:#x}, \
+         state {:#x}{}",
         registers.syndrome,
-        FAR_EL1.get(),
         registers.program_counter,
         registers.state,
+        memory::Explained(address),
     );
 }

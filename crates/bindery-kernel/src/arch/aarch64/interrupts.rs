@@ -11,11 +11,10 @@ use aarch64_cpu::registers::{MPIDR_EL1, Readable};
 use crate::trap;
 
 use super::registers::Registers;
-use super::tables;
 
 /// The timer's interrupt.
 static TIMER: AtomicU32 = AtomicU32::new(0);
-/// Physical address and end of the redistributors.
+/// Where the redistributors are, and their end.
 static REDISTRIBUTORS: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 
 /// Of the distributor.
@@ -43,21 +42,21 @@ mod redistributor {
 /// Numbers from here on mean that there is no interrupt.
 const NONE: u32 = 1020;
 
-fn register(physical: u64) -> *mut u32 {
-    tables::direct(physical).cast()
+fn register(at: u64) -> *mut u32 {
+    core::ptr::with_exposed_provenance_mut(at as usize)
 }
 
-fn read(physical: u64) -> u32 {
+fn read(at: u64) -> u32 {
     // SAFETY: a register of the interrupt controller, mapped when it was found.
-    unsafe { register(physical).read_volatile() }
+    unsafe { register(at).read_volatile() }
 }
 
-fn write(physical: u64, value: u32) {
+fn write(at: u64, value: u32) {
     // SAFETY: as in `read`; what is written concerns only interrupts, which are off.
-    unsafe { register(physical).write_volatile(value) };
+    unsafe { register(at).write_volatile(value) };
 }
 
-/// Uses the controller whose registers are mapped at these physical addresses.
+/// Uses the controller whose registers are mapped at these addresses.
 pub fn begin(at: u64, redistributors: (u64, u64), timer: u32) {
     TIMER.store(timer, Ordering::Relaxed);
     REDISTRIBUTORS[0].store(redistributors.0, Ordering::Relaxed);

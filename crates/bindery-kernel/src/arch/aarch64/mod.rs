@@ -50,13 +50,22 @@ use crate::errno::Outcome;
 
 pub use capabilities::{hardware_capabilities, random_word};
 pub use clock::{nanoseconds, real_time, set_timer};
+pub use device_tree::begin_devices;
 pub use firmware::{power_off, write_control};
 pub use frames::{copy, zero};
 pub use interrupts::wait_for_interrupt;
 pub use processors::{cpu, start_other_cpus};
 pub use registers::{Context, FloatingPoint, Registers, prepare, set_kernel_stack, switch};
 pub use serial::{read_console, write_console};
-pub use tlb::{invalidate, kernel_root, load_root, publish_entries, unload_root};
+pub use tables::own_root;
+pub use tlb::{
+    invalidate, invalidate_kernel, kernel_root, load_root, publish_entries, unload_root,
+};
+
+/// The highest level of a leaf that the processor takes.
+pub fn largest_leaf() -> u8 {
+    3
+}
 
 /// The tables that the MMU walks: four levels, 4 KiB pages.
 pub type EntryFormat = bindery::arch::AArch64;
@@ -81,6 +90,21 @@ pub fn window(physical: u64) -> NonNull<u8> {
     unsafe { NonNull::new_unchecked(tables::direct(physical)) }
 }
 
+/// Tells who counts instructions that a phase begins: a move to the zero register
+/// (programs/include/mark.h).
+#[inline(always)]
+pub fn mark_begin<const PHASE: u32>() {
+    // SAFETY: does nothing.
+    unsafe { asm!("movz xzr, #{}", const 0x5000 | PHASE, options(nostack, preserves_flags)) };
+}
+
+/// Tells that it ends.
+#[inline(always)]
+pub fn mark_end<const PHASE: u32>() {
+    // SAFETY: does nothing.
+    unsafe { asm!("movz xzr, #{}", const 0x5800 | PHASE, options(nostack, preserves_flags)) };
+}
+
 /// `TPIDR_EL0`: where the running program has its thread-local storage.
 pub fn thread_pointer() -> u64 {
     TPIDR_EL0.get()
@@ -97,7 +121,8 @@ pub fn call(_number: u32, _arguments: [u64; 6]) -> Option<Outcome> {
 }
 
 /// Gives the addresses to which the functions above the caller return, the nearest first. Follows
-/// the frame pointers as far as they lead through mapped memory of the kernel, upwards.
+/// the frame pointers as far as they lead through mapped memory of the kernel; from the stack for
+/// those that have run over they lead to another one.
 pub fn return_addresses(mut each: impl FnMut(u64)) {
     const MOST: usize = 64;
     let mut frame: usize;
@@ -115,9 +140,6 @@ pub fn return_addresses(mut each: impl FnMut(u64)) {
             break;
         }
         each(address as u64);
-        if next <= frame {
-            break;
-        }
         frame = next;
     }
 }

@@ -1,15 +1,16 @@
 //! The other CPUs: each is started with a stack of its own, says so, and is idle from then on.
 
-use alloc::alloc::Layout;
+use alloc::boxed::Box;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use aarch64_cpu::registers::{MPIDR_EL1, Readable, TPIDR_EL1, Writeable};
 
-use crate::{heap, log};
+use crate::log;
 
 use super::{device_tree, entry, firmware, interrupts, tables};
 
-const STACK_SIZE: usize = 16 << 10;
+#[repr(align(16))]
+struct Stack([u8; 16 << 10]);
 
 /// Bits of `MPIDR_EL1` that name a CPU.
 const AFFINITY: u64 = 0xff_00ff_ffff;
@@ -28,18 +29,11 @@ pub fn start_other_cpus(_count: usize) {
     let own = MPIDR_EL1.get() & AFFINITY;
     let others = device_tree::cpus().filter(|affinity| *affinity != own);
     for (affinity, number) in others.zip(1_usize..bindery::platform::MAX_CPUS) {
-        let Some(stack) = Layout::from_size_align(STACK_SIZE, 16).ok().and_then(heap::try_allocate)
-        else {
-            log!("no memory for CPU {number}");
-            return;
-        };
-        // SAFETY: the end of what was just allocated, less one aligned place, which the entry code
-        // reads the number from.
-        let top = unsafe {
-            let top = stack.as_ptr().add(STACK_SIZE - 16);
-            top.cast::<usize>().write(number);
-            top
-        };
+        let stack = Box::leak(Box::new(Stack([0; size_of::<Stack>()])));
+        // One aligned place at the end, which the entry code reads the number from.
+        let [.., place] = stack.0.as_chunks_mut::<16>().0 else { return };
+        place[..size_of::<usize>()].copy_from_slice(&number.to_le_bytes());
+        let top = place.as_ptr();
         let begin = tables::physical(entry::secondary_start as *const u8);
         match firmware::start_cpu(affinity, begin, top.addr() as u64) {
             Ok(()) => {

@@ -2,15 +2,20 @@
 //!
 //! | addresses | what |
 //! |---|---|
-//! | `0xffff_0000_0000_0000` + physical | all memory but the image, and device registers; never executable |
+//! | `0xffff_0000_0000_0000` + physical | memory, the console's registers; never executable |
+//! | `0xffff_c000_0000_0000`, 512 GiB | what the kernel maps for itself (`memory::kernel_map`) |
 //! | `0xffff_ff00_0000_0000` | the device tree, read-only |
 //! | `0xffff_ffff_8000_0000` | the image, by sections (see [`entry`](super::entry)) |
 //!
-//! Everything is mapped once at boot and stays; only empty entries are ever filled, so no
-//! break-before-make is needed.
+//! Of the image, the direct map has the root table alone. What stands here is mapped once at boot and
+//! stays; only empty entries are ever filled, so no break-before-make is needed. The console is among
+//! it, since it must speak before there is memory to map anything with; other devices are mapped by
+//! the kernel map.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicUsize, Ordering};
+
+use bindery::addr::Frame;
 
 use super::entry;
 
@@ -142,6 +147,13 @@ unsafe fn slot(at: u64, level: u32) -> *mut u64 {
 pub fn map_direct(start: u64, end: u64, kind: Kind) {
     let (start, end) = (start & !0xfff, end.next_multiple_of(4096));
     map(DIRECT + start, start, end, kind);
+}
+
+/// The root table of the upper half. It lies in the image; the direct map shows it from here on.
+pub fn own_root() -> Frame {
+    let root = physical(&raw const entry::ROOT);
+    map_direct(root, root + size_of::<Table>() as u64, Kind::Memory);
+    Frame((root >> 12) as u32)
 }
 
 /// Where physical memory is mapped.

@@ -114,6 +114,36 @@ fn several(start: u64, end: u64, what: &Invalidation) {
     }
 }
 
+/// Makes all CPUs forget translations of the kernel's own addresses, which are global.
+pub fn invalidate_kernel(what: &Invalidation) {
+    /// Bits of an address that the instructions take: of a page, and of the first of a range.
+    const PAGE: u64 = (1 << 44) - 1;
+    const RANGE: u64 = (1 << 37) - 1;
+    let (start, end) = (what.range.start().0 >> 12, what.range.end().0 >> 12);
+    let range = range_operand(start & RANGE, end - start);
+    // SAFETY: forgetting a translation changes nothing but speed; barriers. RVAALE1IS and RVAAE1IS
+    // stand by number, as above.
+    unsafe {
+        asm!("dsb ishst", options(nostack, preserves_flags));
+        match (range.filter(|_| RANGES.load(Ordering::Relaxed)), what.tables) {
+            (Some(operand), Tables::Unchanged) => {
+                asm!("sys #0, c8, c2, #7, {}", in(reg) operand, options(nostack, preserves_flags));
+            }
+            (Some(operand), Tables::Changed) => {
+                asm!("sys #0, c8, c2, #3, {}", in(reg) operand, options(nostack, preserves_flags));
+            }
+            (None, _) if end - start <= MOST_SINGLE => {
+                for page in start..end {
+                    let page = page & PAGE;
+                    asm!("tlbi vaae1is, {}", in(reg) page, options(nostack, preserves_flags));
+                }
+            }
+            (None, _) => asm!("tlbi vmalle1is", options(nostack, preserves_flags)),
+        }
+        asm!("dsb ish", "isb", options(nostack, preserves_flags));
+    }
+}
+
 /// The operand of a range instruction for at least these pages; `None` where they are too many.
 ///
 /// A range is (NUM + 1) * 2^(5 * SCALE + 1) pages, NUM below 32 and SCALE below 4 (Arm ARM, "TLBI

@@ -11,7 +11,7 @@ use core::arch::global_asm;
 use crate::boot::{Information, MAX_RANGES, Stretch};
 
 use super::local::Stack;
-use super::{acpi, devices, entry, features, interrupts, local, other_cpus, paging, time};
+use super::{acpi, devices, entry, features, local, other_cpus, paging};
 
 static mut BOOT_STACK: Stack<65536> = Stack::new();
 
@@ -138,8 +138,6 @@ extern "C" fn entered(start_info: u64) -> ! {
     entry::adapt();
     let mut tables = paging::begin(&mut information);
     let machine = acpi::begin(&mut tables, start.rsdp);
-    interrupts::begin(&mut tables, machine);
-    time::calibrate(machine);
     information.cpus = machine.cpus().len();
     other_cpus::begin(&mut tables);
     crate::start(&information)

@@ -3,6 +3,7 @@
 use core::arch::asm;
 
 use bindery::Access;
+use bindery::arch::Permissions;
 use linux_raw_sys::general::{
     BUS_ADRALN, FPE_FLTDIV, FPE_FLTINV, FPE_FLTOVF, FPE_FLTRES, FPE_FLTUND, FPE_INTDIV, ILL_ILLOPN,
     SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGTRAP, TRAP_BRKPT, TRAP_TRACE,
@@ -10,12 +11,15 @@ use linux_raw_sys::general::{
 use x86_64::registers::debug::{Dr6, Dr6Flags};
 
 use crate::files::symbols;
-use crate::{log, trap};
+use crate::process::scheduler;
+use crate::{log, memory, trap};
 
 use super::entry::Registers;
-use super::interrupts::{self, FALSE_ALARM, TIMER};
+use super::interrupts::{self, FALSE_ALARM, FORGET, TIMER};
+use super::other_cpus;
 
 const DEBUG: u64 = 1;
+const DOUBLE_FAULT: u64 = 8;
 const PAGE_FAULT: u64 = 14;
 
 /// Bits of a page fault's error code.
@@ -79,7 +83,8 @@ pub extern "C" fn exception(registers: &mut Registers) {
     trap::exception(registers, signal, code as i32, address);
 }
 
-/// An exception or an interrupt of the kernel; interrupts come in the idle loop alone.
+/// An exception or an interrupt of the kernel; interrupts come in the idle loop alone. A page fault
+/// is no defect where the kernel map was just changing what is there.
 pub extern "C" fn exception_in_kernel(registers: &mut Registers) {
     match registers.vector {
         TIMER => {
@@ -87,8 +92,23 @@ pub extern "C" fn exception_in_kernel(registers: &mut Registers) {
             trap::timer(None);
         }
         FALSE_ALARM => trap::interrupt(None),
+        FORGET => {
+            other_cpus::forget();
+            interrupts::served();
+        }
+        PAGE_FAULT if is_resolved(registers.error) => {}
         _ => die(registers),
     }
+}
+
+#[cold]
+fn is_resolved(error: u64) -> bool {
+    let needed = match error & (FETCH | WRITE) {
+        0 => Permissions::READ,
+        FETCH => Permissions::EXECUTE,
+        _ => Permissions::WRITE,
+    };
+    error & RESERVED == 0 && memory::is_resolved(fault_address(), needed)
 }
 
 #[cold]
@@ -100,8 +120,16 @@ fn die(registers: &Registers) -> ! {
     log!(" r8 {r8:016x}  r9 {r9:016x} r10 {r10:016x} r11 {r11:016x}");
     log!("r12 {r12:016x} r13 {r13:016x} r14 {r14:016x} r15 {r15:016x}");
     log!("cs {cs:#x} flags {flags:#x} cr2 {:016x}", fault_address());
+    let has_address = matches!(*vector, DOUBLE_FAULT | PAGE_FAULT);
+    let address = if has_address { fault_address() } else { 0 };
+    // Where the stack has run over, the exception has no place there either, and becomes a double
+    // fault, which has a stack of its own.
+    scheduler::check_stack(address);
     let (name, offset) = symbols::name(*rip).unwrap_or(("?", 0));
-    panic!("exception {vector} (error code {error:#x}) at {rip:#x} {name}+{offset:#x}");
+    panic!(
+        "exception {vector} (error code {error:#x}) at {rip:#x} {name}+{offset:#x}{}",
+        memory::Explained(address)
+    );
 }
 
 /// Why a debug exception came, from a register that the kernel has to clear.

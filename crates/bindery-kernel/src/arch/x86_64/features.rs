@@ -4,9 +4,16 @@ use core::arch::asm;
 use core::arch::x86_64::{__cpuid, __cpuid_count, CpuidResult};
 
 use x86_64::registers::control::{Cr4, Cr4Flags};
-use x86_64::registers::model_specific::{Efer, EferFlags};
+use x86_64::registers::model_specific::{Efer, EferFlags, Msr};
 
 use super::floating_point;
+
+/// The number of `IA32_PAT`.
+const PAGE_ATTRIBUTES: u32 = 0x277;
+
+/// The types of memory that entries of tables choose from, as the core's have them: write-back (6),
+/// write-combining (1), write-through (4), uncacheable (0), and the same again.
+const PAGE_ATTRIBUTE_TABLE: u64 = 0x0004_0106_0004_0106;
 
 /// A leaf of CPUID; zeroes where there is none.
 #[allow(unused_unsafe, reason = "the intrinsic is safe from Rust 1.96 on")]
@@ -65,6 +72,8 @@ pub fn enable() {
     // neither runs nor touches programs' pages, or concern instructions of programs.
     unsafe {
         Cr4::write(flags);
+        // Entries 0 and 3, the only ones that anything is mapped with by now, stay as they were.
+        Msr::new(PAGE_ATTRIBUTES).write(PAGE_ATTRIBUTE_TABLE);
         Efer::update(|efer| {
             efer.insert(EferFlags::SYSTEM_CALL_EXTENSIONS | EferFlags::NO_EXECUTE_ENABLE);
         });

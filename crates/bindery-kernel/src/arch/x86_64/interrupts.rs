@@ -1,14 +1,16 @@
-//! The local APIC: it has the timer, and starts the other CPUs. Nothing else interrupts.
+//! The local APIC: it has the timer, and starts the other CPUs. It also carries
+//! interrupts between CPUs. Nothing else interrupts.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::boot::Stretch;
+use crate::memory;
 
 use super::acpi::Machine;
-use super::paging::{Kind, Tables, window};
 
 /// The vector of the timer.
 pub const TIMER: u64 = 32;
+/// The vector by which other CPUs are made to forget what the kernel has unmapped.
+pub const FORGET: u64 = 33;
 /// The vector of an interrupt that went away before it could be delivered.
 pub const FALSE_ALARM: u64 = 47;
 
@@ -29,7 +31,7 @@ const PENDING: u32 = 1 << 12;
 /// In [`DIVISOR`].
 const BY_ONE: u32 = 0b1011;
 
-/// Where the registers are in the direct map.
+/// Where the registers are mapped.
 static REGISTERS: AtomicU64 = AtomicU64::new(0);
 
 fn register(offset: u64) -> *mut u32 {
@@ -47,10 +49,9 @@ fn write(offset: u64, value: u32) {
 }
 
 /// Maps the registers and sets up that of the first CPU.
-pub fn begin(tables: &mut Tables, machine: &Machine) {
-    let at = machine.local_apic;
-    tables.map(Stretch { start: at, end: at + 4096 }, Kind::Device);
-    REGISTERS.store(window(at).as_ptr() as u64, Ordering::Relaxed);
+pub fn begin(machine: &Machine) {
+    let registers = memory::map_device(machine.local_apic, 4096);
+    REGISTERS.store(registers as u64, Ordering::Relaxed);
     begin_here();
 }
 
@@ -84,6 +85,17 @@ pub fn timer_count() -> u32 {
 /// Sends a command to another CPU's local APIC: the lower half of the command register.
 pub fn send(to: u32, command: u32) {
     write(COMMAND_HIGH, to << 24);
+    send_low(command);
+}
+
+/// Interrupts all other CPUs; those whose local APIC is not set up do not hear it.
+pub fn send_to_others(vector: u64) {
+    const ALL_BUT_THIS: u32 = 0b11 << 18;
+    const ASSERT: u32 = 1 << 14;
+    send_low(ALL_BUT_THIS | ASSERT | vector as u32);
+}
+
+fn send_low(command: u32) {
     write(COMMAND_LOW, command);
     while read(COMMAND_LOW) & PENDING != 0 {
         core::hint::spin_loop();

@@ -25,7 +25,8 @@ pub const USER_DATA: u16 = 5 << 3 | 3;
 pub const USER_CODE: u16 = 6 << 3 | 3;
 const TASK: u16 = 7 << 3;
 
-/// Vectors that can be taken: 32 exceptions, the timer, and the local APIC's false alarm.
+/// Vectors that can be taken: 32 exceptions, the timer, one CPU's interrupt of the others, and the
+/// local APIC's false alarm.
 pub const VECTORS: usize = 48;
 
 /// A stack.

@@ -50,7 +50,10 @@ pub use features::random_word;
 pub use floating_point::FloatingPoint;
 pub use local::{cpu, set_kernel_stack};
 pub use other_cpus::start_other_cpus;
-pub use paging::{invalidate, kernel_root, load_root, unload_root, window};
+pub use paging::{
+    invalidate, invalidate_kernel, kernel_root, largest_leaf, load_root, own_root, unload_root,
+    window,
+};
 pub use time::{nanoseconds, real_time, set_timer};
 
 /// The tables that the MMU walks: four levels.
@@ -101,6 +104,33 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
 /// Nothing to do: walkers see writes in the order in which they were made, at once.
 #[inline]
 pub fn publish_entries() {}
+
+/// Sets up what has registers in memory, and the clocks.
+pub fn begin_devices() {
+    let machine = acpi::machine();
+    interrupts::begin(machine);
+    time::calibrate(machine);
+}
+
+/// Tells who counts instructions that a phase begins: a long NOP (programs/include/mark.h).
+#[inline(always)]
+pub fn mark_begin<const PHASE: u32>() {
+    // SAFETY: does nothing.
+    unsafe {
+        asm!(".byte 0x0f, 0x1f, 0x84, 0x00", ".long {}", const 0x4d41_0000 | PHASE,
+            options(nostack, preserves_flags));
+    }
+}
+
+/// Tells that it ends.
+#[inline(always)]
+pub fn mark_end<const PHASE: u32>() {
+    // SAFETY: does nothing.
+    unsafe {
+        asm!(".byte 0x0f, 0x1f, 0x84, 0x00", ".long {}", const 0x4d41_0800 | PHASE,
+            options(nostack, preserves_flags));
+    }
+}
 
 /// Sleeps until an interrupt has come, and been served.
 pub fn wait_for_interrupt() {

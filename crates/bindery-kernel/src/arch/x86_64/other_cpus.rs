@@ -13,7 +13,10 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::boot::Stretch;
 use crate::log;
 
-use super::local::{Local, Stack};
+use bindery::platform::MAX_CPUS;
+
+use super::interrupts::FORGET;
+use super::local::{Local, Stack, cpu};
 use super::{acpi, features, interrupts, nanoseconds, paging};
 
 /// Where the first page is.
@@ -95,6 +98,11 @@ static ROOT: AtomicU64 = AtomicU64::new(0);
 /// How many CPUs have come up.
 static UP: AtomicU32 = AtomicU32::new(0);
 
+/// How often the others were made to forget what the kernel has unmapped, and which time each of
+/// them, by number, has done so last.
+static TIMES: AtomicU32 = AtomicU32::new(0);
+static DONE: [AtomicU32; MAX_CPUS] = [const { AtomicU32::new(0) }; MAX_CPUS];
+
 /// Makes the tables that other CPUs begin with.
 pub fn begin(tables: &mut paging::Tables) {
     let page = Stretch { start: FIRST_PAGE.start, end: FIRST_PAGE.end };
@@ -161,8 +169,33 @@ extern "C" fn arrived(local: *mut Local) -> ! {
     unsafe { Local::load(local) };
     features::enable();
     interrupts::begin_here();
-    UP.fetch_add(1, Ordering::Release);
+    UP.fetch_add(1, Ordering::AcqRel);
+    // What it has looked up before it was counted.
+    paging::forget_everything();
     loop {
         super::wait_for_interrupt();
     }
+}
+
+/// Makes the TLBs of the CPUs that are up forget everything, and waits until they have. They are
+/// idle, with interrupts on or about to be.
+pub fn make_forget() {
+    let up = UP.load(Ordering::Acquire) as usize;
+    if up == 0 {
+        return;
+    }
+    let time = TIMES.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
+    interrupts::send_to_others(FORGET);
+    for done in &DONE[1..=up] {
+        while done.load(Ordering::Acquire) != time {
+            core::hint::spin_loop();
+        }
+    }
+}
+
+/// What another CPU does then.
+pub fn forget() {
+    let time = TIMES.load(Ordering::Acquire);
+    paging::forget_everything();
+    DONE[usize::from(cpu())].store(time, Ordering::Release);
 }

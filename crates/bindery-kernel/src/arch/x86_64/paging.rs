@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! 0000000000000000 .. 00007ffffffff000   a program's (the core builds it)
-//! ffff800000000000 + physical            the direct map: all memory, and the devices in use
+//! ffff800000000000 + physical            the direct map: all memory, and the firmware's tables
+//! ffffc00000000000 .. ffffc07fffffffff   what the kernel maps for itself (`memory::kernel_map`)
 //! ffffffff80000000 + physical            the kernel's image, part by part
 //! ```
 //! No page can be written and executed: the direct map is never executable, and shows the image's
-//! code and constants read-only. Every program's root shares the upper half's two entries, which
-//! are never changed after boot. All its leaves are global.
+//! code and constants read-only. Every program's root shares the upper half's three entries,
+//! which are never changed after boot. All leaves there are global.
 
 use core::arch::asm;
 use core::ptr::NonNull;
@@ -19,7 +20,7 @@ use bindery::platform::Invalidation;
 
 use crate::boot::{Information, MAX_RANGES, Stretch};
 
-use super::features;
+use super::{features, other_cpus};
 
 const WINDOW: u64 = 0xffff_8000_0000_0000;
 const IMAGE: u64 = 0xffff_ffff_8000_0000;
@@ -33,8 +34,6 @@ const MOST: u64 = 1 << 39;
 const PAGE: u64 = 4096;
 const PRESENT: u64 = 1 << 0;
 const WRITABLE: u64 = 1 << 1;
-const WRITE_THROUGH: u64 = 1 << 3;
-const CACHE_DISABLED: u64 = 1 << 4;
 const ACCESSED_AND_DIRTY: u64 = 3 << 5;
 const LARGE: u64 = 1 << 7;
 const GLOBAL: u64 = 1 << 8;
@@ -50,8 +49,6 @@ pub enum Kind {
     Constants,
     /// Anything in memory that changes.
     Data,
-    /// A device's registers.
-    Device,
 }
 
 impl Kind {
@@ -63,7 +60,6 @@ impl Kind {
                 Self::Code => 0,
                 Self::Constants => NO_EXECUTE,
                 Self::Data => NO_EXECUTE | WRITABLE,
-                Self::Device => NO_EXECUTE | WRITABLE | CACHE_DISABLED | WRITE_THROUGH,
             }
     }
 }
@@ -226,7 +222,17 @@ pub fn begin(information: &mut Information) -> Tables {
 /// The table whose upper half every program's root shares.
 #[inline]
 pub fn kernel_root() -> Option<Frame> {
-    Some(Frame((ROOT.load(Ordering::Relaxed) >> 12) as u32))
+    Some(own_root())
+}
+
+/// The same table, under which the kernel's own addresses lie.
+pub fn own_root() -> Frame {
+    Frame((ROOT.load(Ordering::Relaxed) >> 12) as u32)
+}
+
+/// The highest level of a leaf that the processor takes.
+pub fn largest_leaf() -> u8 {
+    if features::has_giant_pages() { 3 } else { 2 }
 }
 
 /// Loads a program's tables; the TLB forgets everything that is not the kernel's.
@@ -252,23 +258,50 @@ const FEW: u64 = 8;
 /// Makes this CPU's TLB forget. Any one invalidation drops all cached intermediate entries too.
 #[inline]
 pub fn invalidate(_root: Frame, what: &Invalidation) {
-    let stride = what.stride;
-    let mut at = what.range.start().0 & !(stride - 1);
-    let end = what.range.end().0;
-    if end - at > stride * FEW {
+    if !invalidate_one_by_one(what) {
         // SAFETY: loads what is loaded.
         unsafe {
             asm!("mov {root}, cr3", "mov cr3, {root}", root = out(reg) _,
                 options(nostack, preserves_flags));
         }
-        return;
+    }
+}
+
+/// Makes the TLBs of all CPUs forget addresses of the kernel.
+pub fn invalidate_kernel(what: &Invalidation) {
+    if !invalidate_one_by_one(what) {
+        forget_everything();
+    }
+    other_cpus::make_forget();
+}
+
+/// Makes this CPU's TLB forget everything, what is global too (Intel SDM volume 3A, section
+/// 4.10.4.1: a change of `CR4.PGE`).
+pub fn forget_everything() {
+    const GLOBAL_PAGES: u64 = 1 << 7;
+    // SAFETY: the bit decides what outlives a load of CR3, and is as before in the end.
+    unsafe {
+        asm!("mov {value}, cr4", "xor {value}, {bit}", "mov cr4, {value}", "xor {value}, {bit}",
+            "mov cr4, {value}", value = out(reg) _, bit = const GLOBAL_PAGES, options(nostack));
+    }
+}
+
+/// Invalidates address by address, global translations too, where that is soon done; `false` where
+/// nothing was.
+#[inline]
+fn invalidate_one_by_one(what: &Invalidation) -> bool {
+    let stride = what.stride;
+    let mut at = what.range.start().0 & !(stride - 1);
+    let end = what.range.end().0;
+    if end - at > stride * FEW {
+        return false;
     }
     loop {
         // SAFETY: an entry that is forgotten is read anew.
         unsafe { asm!("invlpg [{}]", in(reg) at, options(nostack, preserves_flags)) };
         at += stride;
         if at >= end {
-            break;
+            return true;
         }
     }
 }

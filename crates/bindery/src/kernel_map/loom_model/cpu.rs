@@ -141,6 +141,12 @@ impl Purge for Cpu {
         }
     }
 
+    fn join(&self, mut done: Batch, batch: Batch) -> Batch {
+        done.areas.extend(batch.areas);
+        done.unhooked.extend(batch.unhooked);
+        done
+    }
+
     /// `Platform::synchronize`. An exchange stands for its barrier: a section that this one does
     /// not see began later, and sees what was unhooked before.
     fn wait_for_readers(&self) {

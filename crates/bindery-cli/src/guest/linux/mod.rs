@@ -2,6 +2,14 @@
 //!
 //! The suite `sid` has the newest release of Linux that Debian ships (candidates for the next one
 //! are in `experimental`). The cloud flavour is taken: it has no drivers that these machines lack.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`module`] | modules for it |
+//! | `borrowed` | programs of a newer Debian, for a host with older libraries |
+
+mod borrowed;
+pub mod module;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,7 +37,7 @@ pub fn newest(architecture: Architecture) -> Result<PathBuf, Problem> {
         return Ok(image);
     }
     let list = packages(architecture)?;
-    let flavour = format!("-cloud-{}", architecture.debian());
+    let flavour = flavour(architecture);
     let mut search = list.command("apt-cache");
     search.args(["search", "--names-only", &format!("^linux-binary-[0-9].*{flavour}$")]);
     let found = process::output(&mut search)?;
@@ -45,6 +53,11 @@ pub fn newest(architecture: Architecture) -> Result<PathBuf, Problem> {
     fs::rename(aside.keep(), &directory)
         .map_err(|error| Problem::io("make", &directory, &error))?;
     present(&directory).ok_or_else(|| Problem::Failed(format!("{package} has no kernel image")))
+}
+
+/// The end of the names of all packages of the flavour.
+fn flavour(architecture: Architecture) -> String {
+    format!("-cloud-{}", architecture.debian())
 }
 
 /// `usr/lib/modules/RELEASE/vmlinuz` below a directory.

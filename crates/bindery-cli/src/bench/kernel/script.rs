@@ -1,0 +1,83 @@
+//! What `kernel-map` calls.
+
+use bindery::Pieces;
+use bindery::addr::PhysAddr;
+
+use super::{Area, KernelCall, Source, Verb};
+use crate::bench::floor::Geometry;
+use crate::bench::workload::{Call, Effort, Script, Workload};
+use crate::size::{FolioSize, KIB, MIB};
+
+/// Where no memory is: registers of a device.
+const DEVICE: u64 = 0x3_0000_0000;
+
+/// System 5: areas of 1 MiB in every way that there is, and two larger ones.
+pub fn script(geometry: Geometry) -> Script {
+    let variant = "areas in the kernel's half, which is empty else".to_owned();
+    let mut script = Script::new(Workload::KernelMap, variant, FolioSize::BASE, geometry);
+    script.effort = Effort { turns: 40, repeats: 10 };
+    let device = |from| Area { bytes: MIB, source: Source::Device(PhysAddr(from)) };
+    let new = |bytes, pieces| Area { bytes, source: Source::New(pieces) };
+    let pages = |bytes, order| Area { bytes, source: Source::Pages { order } };
+    let frames_alone = |pieces| Area { bytes: MIB, source: Source::Ranges { order: 8, pieces } };
+
+    script.of(device(DEVICE), [("ioremap 1 MiB", Verb::Map), ("iounmap", Verb::Unmap)]);
+    script.publish("ioremap 1 MiB", 1.2);
+    script.of(
+        device(DEVICE + 64 * KIB),
+        [("ioremap off by 64 KiB", Verb::Map), ("iounmap off by 64 KiB", Verb::Unmap)],
+    );
+
+    let base = [
+        ("vmalloc 1 MiB, base", Verb::Map),
+        ("protect, base", Verb::Protect),
+        ("vfree, base", Verb::Unmap),
+    ];
+    script.of(new(MIB, Pieces::Base), base);
+    let huge = [
+        ("vmalloc 1 MiB, huge", Verb::Map),
+        ("protect, huge", Verb::Protect),
+        ("vfree, huge", Verb::Unmap),
+    ];
+    script.of(new(MIB, Pieces::Largest), huge);
+    script.of(frames_alone(Pieces::Base), [("mapping alone, base", Verb::Map)]);
+    script
+        .untimed(Call::Kernel(KernelCall { verb: Verb::Unmap, area: frames_alone(Pieces::Base) }));
+    script.of(frames_alone(Pieces::Largest), [("mapping alone, huge", Verb::Map)]);
+    script.publish("mapping alone, huge", 1.5);
+    let unmap = KernelCall { verb: Verb::Unmap, area: frames_alone(Pieces::Largest) };
+    script.untimed(Call::Kernel(unmap));
+    let large = [("vmalloc 16 MiB, huge", Verb::Map), ("vfree 16 MiB, huge", Verb::Unmap)];
+    script.of(new(16 * MIB, Pieces::Largest), large);
+
+    let orders = [
+        (0, "vmap 1 MiB, order 0", "vunmap, order 0"),
+        (4, "vmap 1 MiB, order 4", "vunmap, order 4"),
+        (8, "vmap 1 MiB, order 8", "vunmap, order 8"),
+    ];
+    for (order, map, unmap) in orders {
+        script.of(pages(MIB, order), [(map, Verb::Map), (unmap, Verb::Unmap)]);
+    }
+    script.publish("vmap 1 MiB, order 0", 1.0);
+    script.publish("vmap 1 MiB, order 8", 5.6);
+    let all = [("vmap 100 MiB, order 8", Verb::Map), ("vunmap 100 MiB", Verb::Unmap)];
+    script.of(pages(100 * MIB, 8), all);
+    script.publish("vmap 100 MiB, order 8", 8.3);
+    script
+}
+
+impl Script {
+    /// Calls for areas of one kind, each a phase.
+    fn of<const N: usize>(&mut self, area: Area, calls: [(&str, Verb); N]) {
+        for (name, verb) in calls {
+            self.timed(name, Call::Kernel(KernelCall { verb, area }));
+        }
+    }
+
+    /// States how many times faster others have found the phase with large pieces.
+    fn publish(&mut self, name: &str, ratio: f64) {
+        if let Some(phase) = self.phases.iter_mut().find(|phase| phase.name == name) {
+            phase.published = Some(ratio);
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! What several commands do with their results: print them, and write them to a file.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
+use std::path::Path;
+
+use crate::guest::Problem;
+
+/// Makes the file that `--json` names.
+///
+/// # Errors
+/// It cannot be written; the problem is the user's.
+pub fn create(path: &Path) -> Result<(&Path, File), Problem> {
+    match File::create(path) {
+        Ok(file) => Ok((path, file)),
+        Err(error) => Err(Problem::Wrong(format!(
+            "cannot write {}: {error}; give --json a file in a directory that exists and is yours",
+            path.display()
+        ))),
+    }
+}
+
+/// Prints to standard output. A reader who has seen enough (`| head`) is no error.
+///
+/// # Errors
+/// It cannot be printed.
+pub fn show(text: &str) -> Result<(), Problem> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Problem::Failed(format!("cannot write to standard output: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A number with commas between its thousands.
+pub fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (position, digit) in digits.chars().enumerate() {
+        if position > 0 && (digits.len() - position).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thousands_are_set_apart() {
+        assert_eq!([0, 999, 1_000, 524_288].map(thousands), ["0", "999", "1,000", "524,288"]);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_made_is_a_mistake_of_the_user() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(create(&directory.path().join("figures.json")).is_ok());
+        let problem = create(&directory.path().join("none/figures.json")).unwrap_err();
+        assert!(matches!(&problem, Problem::Wrong(text) if text.contains("--json")), "{problem}");
+    }
+}

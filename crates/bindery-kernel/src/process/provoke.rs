@@ -1,0 +1,36 @@
+//! Defects of the kernel on purpose (`provoke=...`), when the first program ends: so that what
+//! comes of them can be tried.
+
+use core::hint::black_box;
+
+use bindery::VmallocOptions;
+
+use crate::memory::Pages;
+use crate::options;
+
+/// Does what the command line asks for, if anything.
+pub fn as_asked() {
+    match options::value("provoke") {
+        Some("stack-overflow") => {
+            run_over(0);
+        }
+        Some("use-after-free") => use_after_free(),
+        _ => {}
+    }
+}
+
+/// Runs over the kernel stack.
+#[expect(unconditional_recursion, reason = "that is what it is for")]
+fn run_over(depth: usize) -> usize {
+    let frame = black_box([depth; 32]);
+    run_over(depth + 1) + black_box(frame)[0]
+}
+
+/// Reads memory that was given back, and was never read before: no TLB knows it.
+fn use_after_free() {
+    let Ok(mut pages) = Pages::new(4096, &VmallocOptions::default()) else { return };
+    let at = pages.bytes().as_ptr();
+    drop(pages);
+    // SAFETY: none. The MMU refuses.
+    black_box(unsafe { at.read_volatile() });
+}
