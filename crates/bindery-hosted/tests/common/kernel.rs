@@ -148,6 +148,12 @@ impl Numbers {
             self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % limit
     }
+
+    /// At least 1, below 2^`bits`, of each number of bits as often.
+    pub fn of_any_size(&mut self, bits: u64) -> u64 {
+        let bits = self.below(bits);
+        (1 << bits) + self.below(1 << bits)
+    }
 }
 
 /// Sets the flag when it is dropped, so that nobody waits for a thread that has panicked.

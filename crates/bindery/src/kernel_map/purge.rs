@@ -31,11 +31,13 @@ pub(super) struct Batch {
 
 /// Areas that are purged together: as many as may be looked at under a spin lock. A table that stands
 /// for areas of several rounds goes with the last of them.
-const ROUND: usize = 32;
+const ROUND: usize = 128;
+/// Areas that are taken out of the index under the lock at a time.
+const CHUNK: usize = 32;
 
 impl<P: Platform> KernelMap<'_, P> {
     /// Makes what was freed free again: every TLB forgets it, once for all areas (and again for
-    /// each further 32 of them if tables are unhooked there); addresses, frames and tables can be
+    /// each further 128 of them if tables are unhooked there); addresses, frames and tables can be
     /// used from then on. When it returns, this is true of everything that was
     /// freed before the call.
     ///
@@ -272,14 +274,19 @@ impl<P: Platform> Purge for KernelMap<'_, P> {
     }
 
     fn give_back(&self, batch: &Batch) {
-        let mut freed = self.freed.lock();
-        freed.last_found = None;
-        self.for_each_in(batch.first, |node| {
-            // SAFETY: 1. The lock is held. 2. The area is in the index, since a purge takes it
-            // out once, and no two areas have the same start. 3. It is freed by this purge, after
-            // the grace period.
-            unsafe { self.index.remove(node) };
-        });
+        let mut next = Some(batch.first);
+        while next.is_some() {
+            let mut freed = self.freed.lock();
+            freed.last_found = None;
+            for _ in 0..CHUNK {
+                let Some(node) = next else { break };
+                next = self.area(node).next();
+                // SAFETY: 1. The lock is held. 2. The area is in the index, since a purge takes it
+                // out once, and no two areas have the same start. 3. It is freed by this purge,
+                // after the grace period.
+                unsafe { self.index.remove(node) };
+            }
+        }
     }
 
     fn join(&self, done: Batch, batch: Batch) -> Batch {

@@ -43,7 +43,8 @@ impl<P: Platform> KernelMap<'_, P> {
         let claim = self.claim_start(start, AreaKind::Vmalloc)?;
         let old = self.area(claim.0).pages();
         let pieces = self.area(claim.0).pieces;
-        let leaves = self.leaves(options.permissions, MemoryType::Normal, pieces)?;
+        let leaves = self.leaves(options.permissions, MemoryType::Normal, pieces);
+        let leaves = leaves.inspect_err(|_| self.release(claim))?;
         let misaligned = !start.is_aligned(options.align);
         if pages < old && !misaligned {
             let result = self.shrink(claim, pages);

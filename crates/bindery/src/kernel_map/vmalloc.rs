@@ -30,7 +30,8 @@ impl<P: Platform> KernelMap<'_, P> {
     /// # Errors
     /// [`KernelMapError::Empty`], [`KernelMapError::TooLarge`], [`KernelMapError::BadAlignment`],
     /// [`KernelMapError::BadPermissions`]; [`KernelMapError::OutOfAddresses`] and
-    /// [`KernelMapError::OutOfMemory`] after a purge did not help.
+    /// [`KernelMapError::OutOfMemory`] after a purge did not help (the latter at once for more than
+    /// there is in all).
     ///
     /// May sleep. Complexity: linear in the blocks of frames, plus one store for each entry written.
     pub fn vmalloc(&self, size: u64, options: &VmallocOptions) -> Result<VirtAddr, KernelMapError> {

@@ -103,11 +103,11 @@ impl Purge for Cpu {
     fn take(&self, counts: &mut Counts) -> Option<Batch> {
         let (omit, mut unhooked) = (self.world.omit, Vec::new());
         let areas = self.world.with(&self.world.areas, |areas| {
+            let (batch, others): (Vec<Area>, Vec<Area>) =
+                areas.iter().partition(|area| area.state == State::Freed);
             for area in areas.iter_mut().filter(|area| area.state == State::Freed) {
                 area.state = State::Purging;
             }
-            let (batch, others): (Vec<Area>, Vec<Area>) =
-                areas.iter().partition(|area| area.state == State::Purging);
             for area in &batch {
                 let own = area.range;
                 let before = others.iter().map(|other| other.range.end().0);

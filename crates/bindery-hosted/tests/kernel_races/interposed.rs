@@ -1,0 +1,137 @@
+//! The hosted machine with a gate in front of its invalidations of kernel mappings: at a chosen
+//! one, the caller stands still, and others do what they want to do at just that moment.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bindery::addr::Frame;
+use bindery::platform::{Cpu, CpuSet, Invalidation, Wait};
+use bindery::{FrameRange, Memory, Platform};
+use bindery_hosted::{Config, Machine, Walk};
+
+/// How long an invalidation waits for somebody who may rightly wait for it in turn.
+const PATIENCE: Duration = Duration::from_millis(40);
+
+/// A place where an invalidation can be stopped, once.
+#[derive(Default)]
+pub struct Gate {
+    armed: AtomicBool,
+    stopped: AtomicBool,
+    opened: AtomicBool,
+}
+
+impl Gate {
+    /// The next invalidation stops.
+    pub fn arm(&self) {
+        self.stopped.store(false, SeqCst);
+        self.opened.store(false, SeqCst);
+        self.armed.store(true, SeqCst);
+    }
+
+    /// Waits until it has.
+    pub fn wait(&self) {
+        while !self.stopped.load(SeqCst) {
+            thread::yield_now();
+        }
+    }
+
+    /// It may go on.
+    pub fn open(&self) {
+        self.opened.store(true, SeqCst);
+    }
+
+    /// Whether it stands still.
+    pub fn is_shut(&self) -> bool {
+        !self.opened.load(SeqCst)
+    }
+
+    fn pass(&self) {
+        if self.armed.swap(false, SeqCst) {
+            self.stopped.store(true, SeqCst);
+            let until = Instant::now() + PATIENCE;
+            while self.is_shut() && Instant::now() < until {
+                thread::yield_now();
+            }
+            self.open();
+        }
+    }
+}
+
+#[derive(Clone)]
+pub struct Interposed<A: Walk> {
+    pub machine: Machine<A>,
+    pub gate: Arc<Gate>,
+}
+
+/// A machine of two CPUs with a gate.
+pub fn interposed<A: Walk>() -> (Interposed<A>, Memory<Interposed<A>>) {
+    let machine = Machine::new(Config { memory: 32 << 20, cpus: 2, ..Config::default() });
+    let (first, count) = machine.frames();
+    let platform = Interposed { machine, gate: Arc::default() };
+    let memory = Memory::new(platform.clone(), &[FrameRange { first, count }]).unwrap();
+    (platform, memory)
+}
+
+// SAFETY: all is the hosted machine's doing, which keeps the promises; an invalidation that begins
+// later than it might is still over when the call returns.
+unsafe impl<A: Walk> Platform for Interposed<A> {
+    type Arch = A;
+    type Mutex = <Machine<A> as Platform>::Mutex;
+    type SpinLock = <Machine<A> as Platform>::SpinLock;
+
+    fn window(&self, frame: Frame) -> NonNull<u8> {
+        self.machine.window(frame)
+    }
+
+    fn zero(&self, first: Frame, count: u32) {
+        self.machine.zero(first, count);
+    }
+
+    fn copy(&self, from: Frame, to: Frame, count: u32) {
+        self.machine.copy(from, to, count);
+    }
+
+    fn invalidate(&self, root: Frame, cpus: &CpuSet, what: &Invalidation) {
+        self.machine.invalidate(root, cpus, what);
+    }
+
+    fn invalidate_local(&self, root: Frame, what: &Invalidation) {
+        self.machine.invalidate_local(root, what);
+    }
+
+    fn invalidate_kernel(&self, root: Frame, what: &Invalidation) {
+        self.gate.pass();
+        self.machine.invalidate_kernel(root, what);
+    }
+
+    fn publish_entries(&self) {
+        self.machine.publish_entries();
+    }
+
+    fn cpu(&self) -> Cpu {
+        self.machine.cpu()
+    }
+
+    fn relax(&self, wait: Wait) {
+        self.machine.relax(wait);
+    }
+
+    fn enter_read(&self) {
+        self.machine.enter_read();
+    }
+
+    fn leave_read(&self) {
+        self.machine.leave_read();
+    }
+
+    fn synchronize(&self) {
+        self.machine.synchronize();
+    }
+
+    fn frames_released(&self, first: Frame, count: u32) {
+        self.machine.frames_released(first, count);
+    }
+}
