@@ -96,7 +96,7 @@ impl<P: Platform> KernelMap<'_, P> {
                     if !allowed.contains(needed) {
                         return Resolution::Denied;
                     }
-                    self.forget_invalid(at);
+                    self.forget(at);
                     Resolution::Retry
                 }
                 Kind::Empty | Kind::Table | Kind::Absent => Resolution::NotMapped,
@@ -104,19 +104,20 @@ impl<P: Platform> KernelMap<'_, P> {
         }
     }
 
-    /// Makes this CPU forget that there was nothing at `at`. Whoever has mapped it makes all CPUs do
-    /// so, but may be waiting for this very CPU, whose fault handler runs with interrupts off:
+    /// Makes this CPU forget what it remembers of `at`: that there was nothing, or fewer permissions.
+    /// Whoever has mapped it makes all CPUs do so, but may not have come to it yet, or may be waiting
+    /// for this very CPU, whose fault handler runs with interrupts off:
     /// 1. CPU A pauses an entry; B uses the address, and its MMU remembers the invalid entry;
     /// 2. A makes the entry anew, and asks B to forget;
     /// 3. B finds a good entry, tries again, and faults by what it remembers, for ever.
-    fn forget_invalid(&self, at: VirtAddr) {
-        if P::Arch::INVALID_MAY_BE_CACHED {
-            let start = at.align_down(PAGE_SIZE).0;
-            let range = VirtRange::raw(start, start + PAGE_SIZE);
-            let what = Invalidation { range, stride: PAGE_SIZE, tables: Tables::Changed };
-            self.memory.platform.invalidate_local(self.root, &what);
-            self.memory.platform.relax(Wait::Short);
-        }
+    fn forget(&self, at: VirtAddr) {
+        let start = at.align_down(PAGE_SIZE).0;
+        let range = VirtRange::raw(start, start + PAGE_SIZE);
+        let tables =
+            if P::Arch::INVALID_MAY_BE_CACHED { Tables::Changed } else { Tables::Unchanged };
+        let what = Invalidation { range, stride: PAGE_SIZE, tables };
+        self.memory.platform.invalidate_local(self.root, &what);
+        self.memory.platform.relax(Wait::Short);
     }
 
     /// All areas that are in use, in rising order (Linux: `/proc/vmallocinfo`).
