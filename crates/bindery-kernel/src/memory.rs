@@ -48,7 +48,7 @@ pub fn begin(information: &Information, heap: Stretch) {
     // SAFETY: 1. The root is the one that the CPUs have loaded for the kernel's addresses; the
     // direct map shows it, and it stays. 2. The boot code has left the entry of the window empty, no
     // program has a root yet, and the root that other CPUs begin with (x86-64) is left before they
-    // use anything in the window.
+    // use anything in the window. 3. The map is never dropped.
     let map = unsafe { KernelMap::with_root(memory, arch::own_root(), window, Reach::Table) };
     match map {
         Ok(map) => {

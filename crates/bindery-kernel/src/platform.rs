@@ -58,7 +58,7 @@ unsafe impl Platform for Machine {
 
     #[inline]
     fn invalidate_local(&self, root: Frame, what: &Invalidation) {
-        arch::invalidate(root, what);
+        arch::invalidate_local(root, what);
     }
 
     fn invalidate_kernel(&self, _root: Frame, what: &Invalidation) {

@@ -7,7 +7,7 @@ use crate::arch::{self, Arch, Entry};
 use crate::commit::Commitment;
 use crate::frame::meta;
 use crate::frame::slab::Slab;
-use crate::frame::{FrameRange, Frames, FramesError, FreeBatch, MAX_FOLIO_ORDER};
+use crate::frame::{FrameRange, Frames, FramesError, FreeBatch, MAX_FOLIO_ORDER, MAX_ORDER};
 use crate::object::{self, ObjectState};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
@@ -122,10 +122,18 @@ impl<P: Platform> Memory<P> {
     /// Does not sleep. Constant time.
     pub fn give_back_frames(&self, frames: FrameRange) -> bool {
         let order = frames.count.trailing_zeros() as u8;
-        let known = frames.count.is_power_of_two()
-            && self.frames.manages(frames.first)
-            && self.frames.meta(frames.first).state.load(Ordering::Relaxed)
-                == meta::state_of(meta::Kind::Embedder, order);
+        if !frames.count.is_power_of_two()
+            || order > MAX_ORDER
+            || !self.frames.manages(frames.first)
+        {
+            return false;
+        }
+        let taken = meta::state_of(meta::Kind::Embedder, order);
+        let raw = meta::state_of(meta::Kind::Raw, order);
+        // In one step: of two who give the same frames back, one does.
+        let state = &self.frames.meta(frames.first).state;
+        let known =
+            state.compare_exchange(taken, raw, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         if known {
             self.frames.free(&self.platform, frames.first, order);
         }

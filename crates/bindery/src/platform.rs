@@ -146,7 +146,8 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     fn invalidate(&self, root: Frame, cpus: &CpuSet, what: &Invalidation);
 
     /// As [`Platform::invalidate`], on the caller's CPU alone and for a fault that turned out to
-    /// have a valid entry: the CPU remembered an older, narrower one.
+    /// have a valid entry: the CPU remembered an older, narrower one. [`crate::KernelMap::resolve`]
+    /// asks with its own root, about entries that are global (RISC-V: no ASID in the fence).
     fn invalidate_local(&self, root: Frame, what: &Invalidation);
 
     /// Makes every CPU of the machine forget translations of the kernel's addresses in the range,

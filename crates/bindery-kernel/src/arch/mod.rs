@@ -13,6 +13,7 @@
 //! | `load_root(Frame)`, `unload_root()` | the tables of a program; those of none |
 //! | `invalidate(root, &Invalidation)` | this CPU's TLB (AArch64: all CPUs') |
 //! | `invalidate_kernel(&Invalidation)` | all CPUs' TLBs, for addresses of the kernel |
+//! | `invalidate_local(root, &Invalidation)` | this CPU's TLB, of a program's or the kernel's few addresses |
 //! | `publish_entries()` | makes table writes visible to walkers |
 //! | `cpu() -> u16` | the CPU that asks |
 //! | `start_other_cpus(count)` | starts them; each says so on the console, and is idle from then on |

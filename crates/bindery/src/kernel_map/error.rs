@@ -11,8 +11,8 @@ use super::request::{AreaKind, KernelArea};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum KernelMapError {
-    /// The window is no whole pages, has no room for a page and its guard, does not fit under one
-    /// root, or the root has entries there.
+    /// The window is no whole pages, begins at 0, has no room for a page and its guard, is none that
+    /// the MMU translates, does not fit under one root, or the root has entries there.
     BadWindow,
     /// A size of zero, or an empty list.
     Empty,

@@ -51,10 +51,11 @@
 //! first: its valid bits are cleared, every TLB forgets it, then the new entries are written. A CPU
 //! that uses the address in between faults. Its handler asks [`KernelMap::resolve`], which waits for
 //! the end of the pause. The entry keeps all its other bits meanwhile, so walkers by software never
-//! see a hole. (So it names its frame to a processor that speculates beyond the valid bit, as the leaf
-//! did a moment ago, to the same kernel.) Who cannot take a fault (a stack, on which the fault itself would be handled) asks for
-//! [`Pauses::Never`], and changes that would need one are refused. A pause is short: one table of
-//! entries, one invalidation, with interrupts off as far as [`Platform::SpinLock`] does that.
+//! see a hole. (So it names its frame to a processor that speculates beyond the valid bit, as the
+//! leaf did a moment ago, to the same kernel.) Who cannot take a fault (a stack, on which the fault
+//! itself would be handled) asks for [`Pauses::Never`], and changes that would need one are refused.
+//! A pause is short: one table of entries, one invalidation, with interrupts off as far as
+//! [`Platform::SpinLock`] does that.
 //!
 //! | file | idea |
 //! |---|---|
@@ -114,6 +115,18 @@ pub use request::{
 /// An address that was handed out may be used until it is given back, by whoever knows that the
 /// permissions allow it; the core itself never touches what is mapped. Every area has an unmapped
 /// guard page behind it.
+///
+/// # What the embedder does
+///
+/// | what | how |
+/// |---|---|
+/// | chooses a window | whole root entries of its own, in the half that all roots share |
+/// | makes the map | before the first address space copies the root ([`KernelMap::with_root`]), or with a root of its own that is loaded for the kernel's half ([`KernelMap::new`]) |
+/// | programs the types of memory | `IA32_PAT`, `MAIR_EL1`: as [`crate::arch::X86_64`] and [`crate::arch::AArch64`] say |
+/// | invalidates on all CPUs | [`Platform::invalidate_kernel`]; entries of the kernel are global |
+/// | asks in its fault handler | [`KernelMap::resolve`]; [`KernelMap::explain`] for the message where it says no |
+/// | purges when memory is short | [`KernelMap::purge`] |
+/// | looks after caches | before memory is mapped with another type, and instruction caches when it becomes executable (AArch64 `IC IVAU`, RISC-V `FENCE.I` on all CPUs): the core executes no such instruction |
 pub struct KernelMap<'m, P: Platform> {
     memory: &'m Memory<P>,
     root: Frame,

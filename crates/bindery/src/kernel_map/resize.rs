@@ -107,13 +107,19 @@ impl<P: Platform> KernelMap<'_, P> {
         let (memory, area) = (self.memory, self.area(claim.0));
         // What gives the addresses back if the memory runs out.
         let make = || Area::new(area.kind, area.pieces, area.pauses, area.memory);
-        let spare = memory.kernel_areas.allocate(&memory.frames, &memory.platform, make());
+        let allocate = || memory.kernel_areas.allocate(&memory.frames, &memory.platform, make());
+        let spare = allocate().or_else(|| {
+            self.purge();
+            allocate()
+        });
         let spare = spare.ok_or(KernelMapError::OutOfMemory)?;
         let (old, end) = (area.pages(), area.end());
         let grown =
             self.extend(claim, pages).then(|| self.grow(claim, old, pages, leaves, options));
         if matches!(grown, Some(Err(_))) && area.end() > end {
             self.put_off_rest(claim, end, spare);
+            // Memory is short, and tables wait there.
+            self.purge();
         } else {
             // SAFETY: it came from this slab, and nobody has seen it.
             unsafe { memory.kernel_areas.free(&memory.frames, &memory.platform, spare) };

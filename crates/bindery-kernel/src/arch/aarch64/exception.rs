@@ -66,8 +66,8 @@ global_asm!(
     .endm
 
     // A fault on a stack that has run over would only fault again: first the MMU is asked whether
-    // there is a place right below the stack pointer, which may be the stack's end, and further down. SP_EL0 is free meanwhile, a program's stands
-    // in its registers; PAR_EL1 is nobody's.
+    // there is a place right below the stack pointer, which may be the stack's end, and further
+    // down. SP_EL0 is free meanwhile, a program's stands in its registers; PAR_EL1 is nobody's.
     .macro  from_kernel number
     .balign 128
     msr     sp_el0, x0

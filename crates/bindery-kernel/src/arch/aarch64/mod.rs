@@ -59,7 +59,8 @@ pub use registers::{Context, FloatingPoint, Registers, prepare, set_kernel_stack
 pub use serial::{read_console, write_console};
 pub use tables::own_root;
 pub use tlb::{
-    invalidate, invalidate_kernel, kernel_root, load_root, publish_entries, unload_root,
+    invalidate, invalidate_kernel, invalidate_local, kernel_root, load_root, publish_entries,
+    unload_root,
 };
 
 /// The highest level of a leaf that the processor takes.

@@ -71,6 +71,16 @@ pub fn invalidate(_root: Frame, what: &Invalidation) {
     unsafe { asm!("dsb ish", "isb", options(nostack, preserves_flags)) };
 }
 
+/// As [`invalidate`], of addresses of a program or of the kernel's own. (That other CPUs forget, too,
+/// costs nothing to wait for.)
+pub fn invalidate_local(root: Frame, what: &Invalidation) {
+    if what.range.start().0 >> 63 == 0 {
+        invalidate(root, what);
+    } else {
+        invalidate_kernel(what);
+    }
+}
+
 #[inline]
 fn one(page: u64, tables: Tables) {
     // SAFETY: forgetting a translation changes nothing but speed. Bits 43:0 are the page, the

@@ -51,8 +51,8 @@ pub use floating_point::FloatingPoint;
 pub use local::{cpu, set_kernel_stack};
 pub use other_cpus::start_other_cpus;
 pub use paging::{
-    invalidate, invalidate_kernel, kernel_root, largest_leaf, load_root, own_root, unload_root,
-    window,
+    invalidate, invalidate_kernel, invalidate_local, kernel_root, largest_leaf, load_root,
+    own_root, unload_root, window,
 };
 pub use time::{nanoseconds, real_time, set_timer};
 

@@ -252,6 +252,11 @@ fn load(root: u64) {
     unsafe { asm!("mov cr3, {}", in(reg) root, options(nostack, preserves_flags)) };
 }
 
+/// As [`invalidate`]: INVLPG and its kin are about this CPU alone, and about global entries too.
+pub fn invalidate_local(root: Frame, what: &Invalidation) {
+    invalidate(root, what);
+}
+
 /// How many addresses are invalidated one by one; beyond, everything goes at once.
 const FEW: u64 = 8;
 
