@@ -94,7 +94,7 @@ fn beside_a_purge<A: Walk>() {
             },
             |scene, at| {
                 scene.map.vfree(at).unwrap();
-                scene.gate.arm();
+                scene.gate.arm_for_a_while();
                 scene.map.purge();
             },
             |scene, old| {
@@ -189,7 +189,7 @@ fn fault_during_cut<A: Walk>() {
         },
         |scene, at| {
             let part = pages(VirtAddr(at.0 + 5 * PAGE_SIZE), 2);
-            scene.gate.arm();
+            scene.gate.arm_for_a_while();
             scene.map.protect(part, Permissions::READ).unwrap();
         },
         |scene, at| {

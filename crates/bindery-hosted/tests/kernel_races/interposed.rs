@@ -14,6 +14,8 @@ use bindery_hosted::{Config, Machine, Walk};
 
 /// How long an invalidation waits for somebody who may rightly wait for it in turn.
 const PATIENCE: Duration = Duration::from_millis(40);
+/// How long for somebody who must not: beyond, it hangs.
+const LONG: Duration = Duration::from_secs(60);
 
 /// A place where an invalidation can be stopped, once.
 #[derive(Default)]
@@ -21,11 +23,22 @@ pub struct Gate {
     armed: AtomicBool,
     stopped: AtomicBool,
     opened: AtomicBool,
+    patient: AtomicBool,
 }
 
 impl Gate {
-    /// The next invalidation stops.
+    /// The next invalidation stops, until it may go on.
     pub fn arm(&self) {
+        self.stop(true);
+    }
+
+    /// The next invalidation stops, for a while at most: who lets it go on may wait for it.
+    pub fn arm_for_a_while(&self) {
+        self.stop(false);
+    }
+
+    fn stop(&self, patient: bool) {
+        self.patient.store(patient, SeqCst);
         self.stopped.store(false, SeqCst);
         self.opened.store(false, SeqCst);
         self.armed.store(true, SeqCst);
@@ -51,7 +64,8 @@ impl Gate {
     fn pass(&self) {
         if self.armed.swap(false, SeqCst) {
             self.stopped.store(true, SeqCst);
-            let until = Instant::now() + PATIENCE;
+            let patience = if self.patient.load(SeqCst) { LONG } else { PATIENCE };
+            let until = Instant::now() + patience;
             while self.is_shut() && Instant::now() < until {
                 thread::yield_now();
             }
