@@ -11,7 +11,7 @@
 //! `vunmap`, `ioremap`, `iounmap`.
 //!
 //! Arguments: ITERATIONS (100), KIND (base; huge, and for vmap: order0, order4, order8), ARCH
-//! (x86-64).
+//! (x86-64), REACH (table; page).
 
 use std::error::Error;
 
@@ -28,6 +28,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 struct Loop {
     iterations: u64,
     kind: String,
+    reach: Reach,
 }
 
 impl Visitor for Loop {
@@ -40,7 +41,7 @@ impl Visitor for Loop {
         memory.trim();
         let start = VirtAddr(!0 << (11 + 9 * u32::from(A::LEVELS)));
         let window = VirtRange::from_len(start, 1 << 34).ok_or("no window")?;
-        let map = KernelMap::new(&memory, window, Reach::Table)?;
+        let map = KernelMap::new(&memory, window, self.reach)?;
         map.set_purge_limit(8192);
         let options = match self.kind.as_str() {
             "huge" => VmallocOptions::huge(),
@@ -89,7 +90,10 @@ fn main() -> Result<()> {
     let argument = |position: usize, default: &'static str| {
         arguments.get(position).map_or(default, String::as_str)
     };
-    let what =
-        Loop { iterations: argument(0, "100").parse()?, kind: argument(1, "base").to_owned() };
+    let what = Loop {
+        iterations: argument(0, "100").parse()?,
+        kind: argument(1, "base").to_owned(),
+        reach: if argument(3, "table") == "page" { Reach::Page } else { Reach::Table },
+    };
     dispatch(argument(2, "x86-64").parse::<ArchitectureName>()?, what)
 }

@@ -235,7 +235,7 @@ How to read this
   published      system 1, 64 KiB folios in one batch: the loop of remap-1m took 1.9 s and then 1.2 s, 1.6 x (Apple
                  M3, AArch64). System 2, whole tables: mremap of 1 GiB 3.4 ms and then 160 us, 20 x (x86-64).
                  System 5, the last column of kernel-map: Linux with large pieces, to Linux as it is (RK3588, AArch64).
-                 That baseline is another: its loop stays in a table, ours page by page enters the walk for each page.
+                 There, each entry of the kernel is stored with barriers of its own; here nobody times barriers.
   x 32           so many calls share a purge. They are timed together: times are those of one call, counts and floor
                  those of all.
   not timed      the MMU itself. Counts do not depend on the host: compare them first. Times vary by 30 % from run

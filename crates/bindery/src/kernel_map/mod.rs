@@ -165,7 +165,8 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     /// and user space have separate roots (AArch64: `TTBR1_EL1`), and for tests.
     ///
     /// `window` are the addresses to hand out, whole pages. `reach` is [`Reach::Table`]; with
-    /// [`Reach::Page`], every page is mapped by an entry of its own, one by one.
+    /// [`Reach::Page`], every page has a frame and an entry of its own, looked at, made and stored one
+    /// by one, as benchmarks compare with.
     ///
     /// # Errors
     /// [`KernelMapError::BadWindow`], [`KernelMapError::OutOfMemory`].

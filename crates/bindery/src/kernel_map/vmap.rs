@@ -210,10 +210,7 @@ impl<P: Platform> KernelMap<'_, P> {
                 large
             } else {
                 let index = arch::index_of::<P::Arch>(VirtAddr(at), 1);
-                let room = match self.reach {
-                    Reach::Page => 1,
-                    _ => (arch::entries::<P::Arch>() - index) as usize,
-                };
+                let room = (arch::entries::<P::Arch>() - index) as usize;
                 let count = room.min(pages.len());
                 self.map_pages(walk, at, &pages[..count], leaves)?;
                 count

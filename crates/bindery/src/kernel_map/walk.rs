@@ -198,10 +198,7 @@ impl<P: Platform> KernelMap<'_, P> {
             let table = walk.table(self, at, level)?;
             let index = arch::index_of::<P::Arch>(VirtAddr(at), level);
             let room = arch::entries::<P::Arch>() - index;
-            let entries = match self.reach {
-                Reach::Page => 1,
-                _ => (count >> order).min(u64::from(room)) as u32,
-            };
+            let entries = (count >> order).min(u64::from(room)) as u32;
             let written = self.write_run(walk, table, level, index, entries, first, leaves);
             if written.is_err() {
                 self.map_among_tables(walk, at, first, (level, entries), leaves)?;
@@ -279,6 +276,14 @@ impl<P: Platform> KernelMap<'_, P> {
         };
         if !free {
             return Err(());
+        }
+        if self.reach == Reach::Page {
+            // Each looked at, each made, each stored.
+            for (slot, frame) in slots.iter().zip(first.0..) {
+                slot.store(self.leaf(Frame(frame), level, leaves).0, Ordering::Relaxed);
+            }
+            walk.counts.entries_written += u64::from(entries);
+            return Ok(());
         }
         let leaf = self.leaf(first, level, leaves).0;
         let order = arch::order_of_level::<P::Arch>(level);
@@ -389,11 +394,14 @@ impl<P: Platform> KernelMap<'_, P> {
     fn count_in(&self, table: Frame, slots: &[AtomicU64], counts: &mut Counts) -> bool {
         let count = &self.memory.frames.meta(table).count;
         let entries = slots.len() as u64;
-        if count.fetch_add(entries, Ordering::Acquire) == 0 {
-            return true;
-        }
+        let before = count.fetch_add(entries, Ordering::Acquire);
+        let is_empty = |slot: &AtomicU64| slot.load(Ordering::Relaxed) == 0;
+        let free = match self.reach {
+            Reach::Page => slots.iter().all(is_empty),
+            _ if before == 0 => return true,
+            _ => run::are_empty(slots),
+        };
         counts.entries_read += entries;
-        let free = run::are_empty(slots);
         if !free {
             count.fetch_sub(entries, Ordering::Relaxed);
         }
@@ -408,9 +416,8 @@ impl<P: Platform> KernelMap<'_, P> {
             let shift = arch::span_shift::<P::Arch>(level);
             let left = (end - at).div_ceil(1 << shift);
             let room = u64::from(arch::entries::<P::Arch>() - index).min(left);
-            let room = if self.reach == Reach::Page { 1 } else { room as usize };
             let passed = if level == 1 {
-                let slots = &self.memory.slots(table)[index as usize..][..room];
+                let slots = &self.memory.slots(table)[index as usize..][..room as usize];
                 let is_used = |slot: &&AtomicU64| slot.load(Ordering::Relaxed) != 0;
                 let used = match holes {
                     Holes::None => slots.len(),
