@@ -241,3 +241,16 @@ fn pages_that_are_mapped_page_by_page_are_mapped_all_the_same() {
     map.vfree(at).unwrap();
     audit(&machine, &memory, &[&map]);
 }
+
+#[test]
+fn the_last_frame_of_all_can_be_mapped_page_by_page_too() {
+    let (_, memory) = strict::<X86_64<4>>(16 * MIB);
+    for reach in [Reach::Table, Reach::Page] {
+        let map = map_with(&memory, 1 << 33, reach);
+        let from = PhysAddr((1 << 44) - 3 * PAGE_SIZE);
+        let at = map.ioremap(from, 3 * PAGE_SIZE, MemoryType::Device).unwrap();
+        let last = VirtAddr(at.0 + 2 * PAGE_SIZE);
+        assert_eq!(map.physical(last), Some(PhysAddr((1 << 44) - PAGE_SIZE)));
+        map.iounmap(at).unwrap();
+    }
+}

@@ -218,7 +218,7 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// Takes free addresses for a new area, which begins busy.
-    pub(super) fn reserve(
+    fn reserve(
         &self,
         placement: Placement,
         make: impl Fn() -> Area,
@@ -243,6 +243,21 @@ impl<P: Platform> KernelMap<'_, P> {
         // SAFETY: it came from this slab and was in no index, so nobody has seen it.
         unsafe { memory.kernel_areas.free(&memory.frames, &memory.platform, area) };
         Err(KernelMapError::OutOfAddresses)
+    }
+
+    /// As [`KernelMap::reserve`] at the best place, else where only `least` is asked for, in bytes.
+    pub(super) fn reserve_at_best(
+        &self,
+        best: Placement,
+        least: u64,
+        make: impl Fn() -> Area,
+    ) -> Result<Claim, KernelMapError> {
+        match self.reserve(best, &make) {
+            Err(KernelMapError::OutOfAddresses) if best.align > least => {
+                self.reserve(Placement { align: least, congruent: 0, ..best }, make)
+            }
+            result => result,
+        }
     }
 
     /// Puts the area at the lowest place that does.

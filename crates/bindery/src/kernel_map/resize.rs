@@ -181,13 +181,8 @@ impl<P: Platform> KernelMap<'_, P> {
         let kept = pages.min(old.pages());
         let piece = self.largest_piece(pages, leaves) << PAGE_SHIFT;
         let make = || Area::new(old.kind, old.pieces, old.pauses, old.memory);
-        let place = |align| Placement { pages, align, congruent: 0 };
-        let new_claim = match self.reserve(place(options.align.max(piece)), make) {
-            Err(KernelMapError::OutOfAddresses) if piece > options.align => {
-                self.reserve(place(options.align), make)?
-            }
-            result => result?,
-        };
+        let best = Placement { pages, align: options.align.max(piece), congruent: 0 };
+        let new_claim = self.reserve_at_best(best, options.align, make)?;
         let new = self.area(new_claim.0);
         let range = new.range();
         let mut walk = Walk::new(self);

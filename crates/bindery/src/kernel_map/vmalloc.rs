@@ -41,13 +41,8 @@ impl<P: Platform> KernelMap<'_, P> {
             let kind = AreaKind::Vmalloc;
             Area::new(kind, options.pieces, options.pauses, MemoryType::Normal)
         };
-        let place = |align| Placement { pages, align, congruent: 0 };
-        let claim = match self.reserve(place(options.align.max(piece)), make) {
-            Err(KernelMapError::OutOfAddresses) if piece > options.align => {
-                self.reserve(place(options.align), make)?
-            }
-            result => result?,
-        };
+        let best = Placement { pages, align: options.align.max(piece), congruent: 0 };
+        let claim = self.reserve_at_best(best, options.align, make)?;
         let mut walk = Walk::new(self);
         if let Err(stop) = self.populate(claim, 0, pages, &leaves, options.content, &mut walk) {
             self.stats.add(&walk.counts);

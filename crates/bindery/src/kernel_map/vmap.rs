@@ -6,7 +6,7 @@ use crate::frame::FrameRange;
 use crate::platform::Platform;
 use crate::table::Reach;
 
-use super::area::{Area, Claim, Placement};
+use super::area::{Area, Placement};
 use super::request::{AreaKind, Pauses, Pieces, UnmapTime, VmapOptions};
 use super::walk::{Leaves, Stop, Walk};
 use super::{KernelMap, KernelMapError};
@@ -166,13 +166,7 @@ impl<P: Platform> KernelMap<'_, P> {
         map: impl FnOnce(&mut Walk, u64) -> Result<(), Stop>,
     ) -> Result<VirtAddr, KernelMapError> {
         let make = || Area::new(kind, options.pieces, options.pauses, options.memory);
-        let anywhere = Placement { align: PAGE_SIZE, congruent: 0, ..place };
-        let claim: Claim = match self.reserve(place, make) {
-            Err(KernelMapError::OutOfAddresses) if place.align > PAGE_SIZE => {
-                self.reserve(anywhere, make)?
-            }
-            result => result?,
-        };
+        let claim = self.reserve_at_best(place, PAGE_SIZE, make)?;
         let range = self.area(claim.0).range();
         let mut walk = Walk::new(self);
         if let Err(stop) = map(&mut walk, range.start().0) {

@@ -279,8 +279,8 @@ impl<P: Platform> KernelMap<'_, P> {
         }
         if self.reach == Reach::Page {
             // Each looked at, each made, each stored.
-            for (slot, frame) in slots.iter().zip(first.0..) {
-                slot.store(self.leaf(Frame(frame), level, leaves).0, Ordering::Relaxed);
+            for (slot, ahead) in slots.iter().zip(0..) {
+                slot.store(self.leaf(first.plus(ahead), level, leaves).0, Ordering::Relaxed);
             }
             walk.counts.entries_written += u64::from(entries);
             return Ok(());
