@@ -195,6 +195,11 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// Told when frames return to the allocator; a checking platform looks whether a TLB still
     /// holds them. Does nothing by default.
     fn frames_released(&self, _first: Frame, _count: u32) {}
+
+    /// Called each time the core has released the lock of a page table, inside a read section. A
+    /// test holds the CPU here while another call runs. Does nothing by default.
+    #[cfg(any(test, feature = "testing"))]
+    fn table_unlocked(&self) {}
 }
 
 #[cfg(test)]

@@ -412,6 +412,8 @@ impl<P: Platform> Tree for PageTable<'_, P> {
         // set nothing but the lock, which they then do not have.
         let state = &self.meta(table).state;
         state.store(state.load(Ordering::Relaxed) & !meta::LOCK, Ordering::Release);
+        #[cfg(any(test, feature = "testing"))]
+        self.memory.platform.table_unlocked();
     }
 
     #[inline]
