@@ -260,6 +260,13 @@ unsafe impl<A: Walk> Platform for Machine<A> {
         self.shared.seats.synchronize();
     }
 
+    fn allocation_may_wait(&self) {
+        assert!(
+            !self.shared.seats.inside(),
+            "an allocation that may wait for memory inside a read section"
+        );
+    }
+
     fn frames_released(&self, first: Frame, count: u32) {
         for tlb in &self.shared.tlbs {
             tlb.0.lock().released(self.world(), first, count);

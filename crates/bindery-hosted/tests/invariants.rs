@@ -137,6 +137,23 @@ fn a_table_that_somebody_forgot_to_unlock_is_found() {
 }
 
 #[test]
+fn a_table_whose_flush_was_forgotten_is_found() {
+    let (found, table) = table_damaged(TableDamage::Pending(1), TableDamage::Pending(-1), 1);
+    assert_eq!(found, Violation::PendingFlush { table, at: AT });
+}
+
+#[test]
+fn a_guard_of_which_its_table_does_not_know_is_found() {
+    two_tables::<X86>(0, |stage| {
+        let guard = VirtAddr(AT.0 + 9 * PAGE);
+        stage.space.madvise(guard, PAGE, Advice::GuardInstall).unwrap();
+        testing::damage_table(stage.space, AT, 1, TableDamage::ToggleGuards);
+        assert_eq!(stage.broken(&[]), Violation::UnknownGuard(guard));
+        testing::damage_table(stage.space, AT, 1, TableDamage::ToggleGuards);
+    });
+}
+
+#[test]
 fn a_table_that_hangs_in_two_places_is_found_at_the_second() {
     two_tables::<X86>(0, |stage| {
         let first = testing::raw_entry(stage.space, AT, 2).unwrap();

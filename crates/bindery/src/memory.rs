@@ -180,6 +180,15 @@ impl<P: Platform> Memory<P> {
         unsafe { core::slice::from_raw_parts(window.as_ptr(), arch::entries::<P::Arch>() as usize) }
     }
 
+    /// To be called before an allocation that may wait for memory: not under a table lock, and not in
+    /// a read section, where whoever has to give memory up could wait for the caller. There, an
+    /// allocation is only tried; where that fails, the caller lets everything go, allocates outside,
+    /// and looks again ([`crate::table::TablePool`]).
+    #[inline]
+    pub(crate) fn may_wait(&self) {
+        self.platform.allocation_may_wait();
+    }
+
     /// How far a run that begins with `frame` may go, at most `limit` pages, and what neighbours
     /// differ by: the rest of the folio; neighbours that all map the zero page count as one run
     /// too.

@@ -196,6 +196,11 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// holds them. Does nothing by default.
     fn frames_released(&self, _first: Frame, _count: u32) {}
 
+    /// Told before an allocation that may wait for memory: no table lock and no read section is
+    /// held, while VMAs and the mutex of an address space may be. A checking platform looks whether
+    /// that is so. Does nothing by default.
+    fn allocation_may_wait(&self) {}
+
     /// Called each time the core has released the lock of a page table, inside a read section. A
     /// test holds the CPU here while another call runs. Does nothing by default.
     #[cfg(any(test, feature = "testing"))]

@@ -28,10 +28,9 @@ use crate::platform::Platform;
 use crate::space::MappingFlags;
 use crate::space::vma::{Purpose, Vma};
 use crate::stats::Counts;
-use crate::table::cursor::Supply;
 use crate::table::leaf::replace;
 use crate::table::lock::{Depth, Node};
-use crate::table::{free_table, new_table, run};
+use crate::table::{TablePool, free_table, new_table, run};
 use crate::{AddressSpace, Memory, Protection};
 
 /// Writes `count` absent entries from `at` on, the first of which is `first` and each later one
@@ -69,7 +68,8 @@ fn plant_one<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, level: u8, 
     let tables = &space.table;
     let range = VirtRange::raw(at.0, at.0 + arch::span::<P::Arch>(level));
     let mut cursor = tables.cursor(range, Depth::Floor(1));
-    let table = cursor.table_at(at, level, &mut Supply::Frames).expect("memory for the tables");
+    let pool = &mut TablePool::new(tables.memory);
+    let table = cursor.table_at(at, level, pool).expect("memory for the tables");
     let index = arch::index_of::<P::Arch>(at, level);
     let slot = &tables.slots(table)[index as usize];
     assert_eq!(slot.load(Relaxed), 0, "something stands at {at}");
@@ -77,6 +77,7 @@ fn plant_one<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, level: u8, 
         let reserve = new_table(tables.memory, level - 1, &mut cursor.counts);
         tables.push_reserve(table, reserve.expect("memory for the reserve"));
     }
+    tables.note_guards(table);
     slot.store(entry.0, Relaxed);
     tables.change_live(table, 1, 0);
 }
@@ -168,6 +169,10 @@ pub enum TableDamage {
     ToggleLock,
     /// The level in the metadata is off by one in its lowest bit.
     ToggleLevel,
+    /// The count of pending flushes is off by so much.
+    Pending(i32),
+    /// The mark that guards may stand in it is the opposite of what it was.
+    ToggleGuards,
     /// One of the tables in reserve is gone (and freed).
     LessReserve,
     /// There is one more table in reserve.
@@ -194,6 +199,10 @@ pub fn damage_table<P: Platform>(
         TableDamage::ToggleStray => _ = state.fetch_xor(meta::STRAY, Relaxed),
         TableDamage::ToggleLock => _ = state.fetch_xor(meta::LOCK, Relaxed),
         TableDamage::ToggleLevel => _ = state.fetch_xor(1 << meta::ORDER_SHIFT, Relaxed),
+        TableDamage::Pending(by) => {
+            _ = tables.meta(table).previous.fetch_add(by as u32, Relaxed);
+        }
+        TableDamage::ToggleGuards => _ = state.fetch_xor(meta::GUARDS, Relaxed),
         TableDamage::LessReserve => {
             let reserve = tables.pop_reserve(table).expect("a table in reserve");
             free_table(tables.memory, reserve, &mut counts);

@@ -9,7 +9,7 @@
 //! | 3: references and mappings equal what tables hold; nothing leaks | `frames` |
 //! | 4: contiguous blocks are all or nothing, aligned, equal | `tree` |
 //! | 7: VMAs and tables agree; permissions never wider | `tree` |
-//! | live counts, reserves, locks, stray marks of tables | `tree` |
+//! | live counts, reserves, locks, stray marks, pending flushes and guard marks of tables | `tree` |
 //! | objects: what they name, who maps them, what is promised | `objects` |
 //! | kernel maps: areas, their frames, their tables | `kernel` |
 //!
@@ -63,6 +63,15 @@ pub enum Violation {
         /// The first address that it stands for.
         at: VirtAddr,
     },
+    /// A table is marked for a flush that is pending though nothing runs.
+    PendingFlush {
+        /// The table.
+        table: Frame,
+        /// The first address that it stands for.
+        at: VirtAddr,
+    },
+    /// A guard marker stands in a table that does not know of any.
+    UnknownGuard(VirtAddr),
     /// A table hangs in two places.
     TableTwice {
         /// The table.
@@ -227,6 +236,12 @@ impl fmt::Display for Violation {
             }
             Self::LockedTable { table, at } => {
                 write!(f, "the table {table:?} at {at} is still locked")
+            }
+            Self::PendingFlush { table, at } => {
+                write!(f, "the table {table:?} at {at} still waits for a flush")
+            }
+            Self::UnknownGuard(at) => {
+                write!(f, "the table of the guard at {at} does not know that it has one")
             }
             Self::TableTwice { table, at } => {
                 write!(f, "the table {table:?} hangs at {at} and elsewhere")

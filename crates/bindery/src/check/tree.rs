@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Arch, Entry, Kind, Permissions, absent};
+use crate::arch::{self, Absent, Arch, Entry, Kind, Marker, Permissions, absent};
 use crate::frame::meta;
 use crate::platform::Platform;
 use crate::space::AddressSpace;
@@ -57,6 +57,9 @@ impl<P: Platform> Audit<'_, '_, P> {
         if state & meta::LOCK != 0 {
             return Err(Violation::LockedTable { table, at });
         }
+        if meta.previous.load(Ordering::Relaxed) != 0 {
+            return Err(Violation::PendingFlush { table, at });
+        }
         let root = node.level == P::Arch::LEVELS;
         let span = arch::table_span::<P::Arch>(node.level);
         let last = base.0.saturating_add(span - 1);
@@ -87,7 +90,13 @@ impl<P: Platform> Audit<'_, '_, P> {
                     self.table(space, child, start)?;
                 }
                 Kind::Leaf => self.leaf(space, node, index, entry, range)?,
-                Kind::Absent => self.absent(space, node.level, entry, range)?,
+                Kind::Absent => {
+                    let guard = Some(Absent::Marker(Marker::Guard));
+                    if absent::decode::<P::Arch>(entry) == guard && state & meta::GUARDS == 0 {
+                        return Err(Violation::UnknownGuard(start));
+                    }
+                    self.absent(space, node.level, entry, range)?;
+                }
             }
         }
         let says = space.table.live(table);

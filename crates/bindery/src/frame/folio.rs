@@ -438,11 +438,6 @@ impl<P: Platform> Frames<P> {
         self.meta(folio.head).state.load(Relaxed) & LAZY != 0
     }
 
-    /// Whether the folio is mapped more often than it has pages: by several processes, for certain.
-    pub(crate) fn is_shared(&self, folio: Folio) -> bool {
-        self.mappings(folio) > folio.pages()
-    }
-
     /// Forgets that the folio was written: its content is about to be saved, and writes from now
     /// on are new.
     #[inline]

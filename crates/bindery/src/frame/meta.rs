@@ -10,7 +10,7 @@
 //! | Reserved: a hole, or the array itself | | | | | |
 //! | Free: block of the buddy allocator | order | the free list of its order | | | |
 //! | Raw: allocated, no meaning yet | order | [`NONE`] | 0 | 0 | 0 |
-//! | Table: node of a page table | level, [`LOCK`], [`STRAY`] | `next`: link in a gather or reserve list | first of the reserve list | live entries | |
+//! | Table: node of a page table | level, [`LOCK`], [`STRAY`], [`GUARDS`] | `next`: link in a gather or reserve list; `previous`: pending flushes, see `table::pending` | first of the reserve list | live entries | |
 //! | Folio: head of user memory | order, [`LOCK`], [`DIRTY`], [`EXCLUSIVE`] (order 0) | the LRU list | with `word`: the anonymous group or object, see [`super::owner`] | low half references and pins, high half mappings | kind of owner, index of the first page there |
 //! | Tail of a folio | order of the head | | number of the head | | of `head + 1` to `head + 8`: anon-exclusive bits |
 //! | Tail of another block | unspecified | | unspecified | | |
@@ -20,8 +20,8 @@
 //! | Kernel: block of an area of the kernel | order | `next`: the next block of the area | | | |
 //!
 //! ```text
-//! state   31 .. 13  12    11         10     9      8     7 .. 4          3 .. 0
-//!         spare     LAZY  EXCLUSIVE  DIRTY  STRAY  LOCK  order or level  kind
+//! state   31 .. 14  13      12    11         10     9      8     7 .. 4          3 .. 0
+//!         spare     GUARDS  LAZY  EXCLUSIVE  DIRTY  STRAY  LOCK  order or level  kind
 //! ```
 //!
 //! **References and mappings** share one word, so that a batch of any size changes them by one
@@ -52,6 +52,8 @@ pub(crate) const ORDER_MASK: u32 = 0xf << ORDER_SHIFT;
 pub(crate) const LOCK: u32 = 1 << 8;
 /// The table was detached; whoever finds it starts again from the root.
 pub(crate) const STRAY: u32 = 1 << 9;
+/// A guard marker may stand in the table. Set under the table's lock, and never cleared.
+pub(crate) const GUARDS: u32 = 1 << 13;
 /// The folio was written since its content was last saved.
 pub(crate) const DIRTY: u32 = 1 << 10;
 /// The content may be dropped unless it is written again.

@@ -350,7 +350,7 @@ impl<P: Platform> KernelMap<'_, P> {
         counts: &mut Counts,
     ) -> Option<Frame> {
         let below = level - 1;
-        let table = pool.take(below)?;
+        let table = pool.take(below, counts).ok()?;
         self.memory.frames.meta(table).state.fetch_and(!meta::LOCK, Ordering::Relaxed);
         let (shift, order) =
             (arch::span_shift::<P::Arch>(below), arch::order_of_level::<P::Arch>(below));

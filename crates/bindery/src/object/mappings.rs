@@ -3,10 +3,9 @@
 use crate::Memory;
 use crate::platform::Platform;
 use crate::rmap::for_each_sight;
-use crate::space::MappingFlags;
 use crate::table::age::Forget;
 use crate::table::spare::Spared;
-use crate::tlb::{Flush, Gather};
+use crate::tlb::Gather;
 
 use super::ObjectState;
 
@@ -32,17 +31,12 @@ pub(super) fn unmap<P: Platform>(
         let mut gather = Gather::new();
         let private = !sight.vma.is_shared();
         let spared = match copies {
-            Copies::Kept if private => Some(Spared::GuardsAndCopies),
-            _ if sight.vma.has(MappingFlags::MAYBE_GUARDS) => Some(Spared::Guards),
-            _ => None,
+            Copies::Kept if private => Spared::GuardsAndCopies,
+            _ => Spared::Guards,
         };
-        let zapped = match spared {
-            Some(spared) => sight.table.zap_sparing(sight.range, spared, &mut gather),
-            None => sight.table.zap(sight.range, sight.range, Flush::Later, &mut gather),
-        };
+        let zapped = sight.table.zap_sparing(sight.range, spared, &mut gather);
         // A huge leaf without its reserve is a broken invariant, which the auditor reports.
         debug_assert!(zapped.is_ok(), "a huge leaf has lost its reserve");
-        sight.table.settle(sight.range);
         sight.table.finish(gather);
     });
 }
@@ -60,9 +54,8 @@ pub(super) fn write_protect<P: Platform>(
             return;
         }
         let mut gather = Gather::new();
-        let done = sight.table.forget(sight.range, Forget::Dirty, &mut gather, |_, _| {});
+        let done = sight.table.forget(sight.range, Forget::Dirty, &mut gather, |_, _| true);
         debug_assert!(done.is_ok(), "a huge leaf has lost its reserve");
-        sight.table.settle(sight.range);
         sight.table.finish(gather);
     });
 }

@@ -6,6 +6,7 @@ use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::table::age::Forget;
 use crate::table::spare::Spared;
+use crate::table::zap::Flush;
 use crate::tlb::Gather;
 
 use super::AddressSpace;
@@ -31,7 +32,8 @@ pub enum Advice {
     /// As `DontNeed`, of locked memory too (`MADV_DONTNEED_LOCKED`).
     DontNeedLocked,
     /// The contents are not needed any more, unless they are written again before memory is short
-    /// (`MADV_FREE`).
+    /// (`MADV_FREE`). Large folios that the range covers in part, or that another process maps or
+    /// somebody has pinned, are left alone.
     Free,
     /// The contents are not used for a while (`MADV_COLD`).
     Cold,
@@ -197,7 +199,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let zapped = if vma.has(MappingFlags::MAYBE_GUARDS) {
             self.table.zap_sparing(part, Spared::Guards, gather)
         } else {
-            let zapped = self.table.zap(part, part, vma.flush(), gather);
+            let zapped = self.table.zap(part, part, Flush::BeforeUnlock, gather);
             self.table.prune(part.start(), gather);
             self.table.prune(VirtAddr(part.end().0 - 1), gather);
             zapped
@@ -216,15 +218,22 @@ impl<P: Platform> AddressSpace<'_, P> {
         gather: &mut Gather,
     ) -> Result<(), Error> {
         let frames = &self.table.memory.frames;
-        let lazily = |folio: Option<Folio>| {
-            if let Some(folio) =
-                folio.filter(|folio| forget == Forget::Use && !frames.is_shared(*folio))
-            {
-                frames.mark_lazy(folio);
+        // What becomes lazy becomes so as a whole: pages that the call does not name, or that others
+        // map or write, keep their contents, and then so does the rest of the folio.
+        let concerned = |folio: Option<Folio>, pages: u32| match (forget, folio) {
+            (Forget::Use, Some(folio)) => {
+                let whole = pages == folio.pages()
+                    && frames.mappings(folio) == pages
+                    && frames.pins(folio) == 0;
+                if whole {
+                    frames.mark_lazy(folio);
+                }
+                whole
             }
+            _ => true,
         };
         vma.write(self.platform());
-        let done = self.table.forget(part, forget, gather, |folio, _| lazily(folio));
+        let done = self.table.forget(part, forget, gather, concerned);
         self.flush(gather);
         vma.end_write();
         done.map_err(|_| Error::OutOfMemory)

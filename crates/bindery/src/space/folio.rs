@@ -8,10 +8,10 @@ use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Entry, Kind, absent};
 use crate::frame::{Folio, MAX_FOLIO_ORDER};
 use crate::platform::Platform;
-use crate::table::cursor::{Cursor, Supply};
+use crate::table::cursor::Cursor;
 use crate::table::leaf::CollapseError;
 use crate::table::lock::Depth;
-use crate::table::run;
+use crate::table::{TablePool, run};
 
 use super::AddressSpace;
 use super::fault::folio_window;
@@ -95,8 +95,8 @@ impl<P: Platform> AddressSpace<'_, P> {
                 continue;
             }
             // Splits a huge leaf, whose table is in reserve, and else creates nothing.
-            let supply = &mut Supply::Frames;
-            let table = cursor.table_at(at, 1, supply).map_err(|_| FolioError::OutOfMemory)?;
+            let pool = &mut TablePool::new(self.table.memory);
+            let table = cursor.table_at(at, 1, pool).map_err(|_| FolioError::OutOfMemory)?;
             let index = arch::index_of::<P::Arch>(at, 1);
             let small = u32::from(order) < P::Arch::BLOCK.trailing_zeros();
             if small && P::Arch::is_block(run::load(self.table.slots(table), index)) {

@@ -5,6 +5,7 @@ use crate::addr::VirtRange;
 use crate::arch::Marker;
 use crate::error::Error;
 use crate::platform::Platform;
+use crate::table::zap::Flush;
 use crate::tlb::Gather;
 
 use super::AddressSpace;
@@ -28,7 +29,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         vma.write(self.platform());
         self.change_flags(vma, vma.flags() | MappingFlags::MAYBE_GUARDS);
-        let zapped = self.table.zap(part, part, vma.flush(), gather);
+        let zapped = self.table.zap(part, part, Flush::BeforeUnlock, gather);
         self.flush(gather);
         let done = zapped.and_then(|()| self.table.mark(part, Marker::Guard));
         vma.end_write();

@@ -135,7 +135,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             if forget == Forget::SoftDirty {
                 self.change_flags(vma, vma.flags() - MappingFlags::SOFT_DIRTY);
             }
-            result = self.table.forget(vma.range(), forget, &mut gather, |_, _| {});
+            result = self.table.forget(vma.range(), forget, &mut gather, |_, _| true);
             vma.end_write();
         }
         // One for all, and before the mutex goes (`flush` tells why). A store that slips through

@@ -51,8 +51,9 @@ use crate::object::{self, Object};
 use crate::platform::Platform;
 use crate::rmap::Groups;
 use crate::stats::Counts;
+use crate::table::zap::Flush;
 use crate::table::{PageTable, Reach, ReadSection};
-use crate::tlb::{Flush, Gather, Leftovers};
+use crate::tlb::{Gather, Leftovers};
 
 pub use advise::Advice;
 pub use collapse::CollapseLimits;
@@ -353,7 +354,7 @@ impl<P: Platform> Drop for AddressSpace<'_, P> {
         let everything = VirtRange::raw(0, P::Arch::USER_END.next_multiple_of(end));
         // No CPU has the root loaded, so what leaves the lists before it leaves the TLBs hurts
         // nobody. All tables are covered whole, so no leaf has to be split and nothing can fail.
-        let zapped = self.table.zap(everything, everything, Flush::Later, &mut gather);
+        let zapped = self.table.zap(everything, everything, Flush::AtEnd, &mut gather);
         debug_assert!(zapped.is_ok(), "unmapping everything splits no leaf");
         self.finish(gather, removed);
         self.table.free_root();

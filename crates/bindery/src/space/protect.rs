@@ -47,7 +47,6 @@ impl Vma {
             permissions: self.protection().permissions(),
             writable,
             watched: if soft_dirty { Watched::No } else { Watched::SoftDirty },
-            flush: self.flush(),
         }
     }
 }

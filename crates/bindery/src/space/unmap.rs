@@ -3,7 +3,8 @@
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::error::Error;
 use crate::platform::Platform;
-use crate::tlb::{Flush, Gather};
+use crate::table::zap::Flush;
+use crate::tlb::Gather;
 
 use super::AddressSpace;
 use super::change::Removed;
@@ -64,17 +65,13 @@ impl<P: Platform> AddressSpace<'_, P> {
             self.room_for(1)?;
             self.split(first, range.end())?;
         }
-        let mut flush = Flush::Later;
         for vma in self.vmas_in(range) {
             vma.write(self.platform());
-            if vma.flush() == Flush::AtOnce {
-                flush = Flush::AtOnce;
-            }
         }
         let hull = self.hull(range, VirtRange::default());
         // A huge leaf without its reserve cannot be split. That is a broken invariant, which the
         // auditor reports; what could not be unmapped stays in the table.
-        let zapped = self.table.zap(range, hull, flush, gather);
+        let zapped = self.table.zap(range, hull, Flush::BeforeUnlock, gather);
         self.cut_out(range, removed);
         zapped.map_err(|_| Error::OutOfMemory)
     }

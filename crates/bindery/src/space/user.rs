@@ -52,7 +52,11 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Calls `work` once with the frame of the page at `at` and the offset in it, after the access is
-    /// allowed and recorded. The table is locked meanwhile, so the page stays.
+    /// allowed and recorded. The table is locked meanwhile, so the page stays; and the VMA is held for
+    /// reading, so the bytes land where the address leads when the call returns:
+    /// 1. CPU A, writing to X, waits for the lock of the page's table;
+    /// 2. CPU B moves that table to Y, and `mremap` returns;
+    /// 3. CPU A writes to what is at Y now.
     fn with_page(
         &self,
         at: VirtAddr,
@@ -64,7 +68,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         let page = at.align_down(PAGE_SIZE);
         loop {
-            {
+            if let Some(locked) = self.lock_vma(page) {
                 let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
                 let mut cursor = self.table.cursor(range, Depth::Floor(1));
                 let (node, index, raw) = cursor.entry_at(page);
@@ -80,6 +84,9 @@ impl<P: Platform> AddressSpace<'_, P> {
                         return Ok(());
                     }
                 }
+                drop(cursor);
+                // A fault waits for whoever changes the VMA, and who changes it waits for its readers.
+                drop(locked);
             }
             self.fault(at, access)?;
         }

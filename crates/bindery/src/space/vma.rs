@@ -20,7 +20,6 @@ use crate::object::ObjectState;
 use crate::platform::Platform;
 use crate::rmap::{AnonGroup, ListLinks};
 use crate::table::TreeState;
-use crate::tlb::Flush;
 
 use super::index::{Indexed, Links};
 
@@ -237,11 +236,6 @@ impl Vma {
 
     pub(crate) fn is_anonymous(&self) -> bool {
         self.object.load(Ordering::Relaxed).is_null()
-    }
-
-    /// When the TLBs forget what is taken out of its tables.
-    pub(crate) fn flush(&self) -> Flush {
-        if self.is_anonymous() { Flush::Later } else { Flush::AtOnce }
     }
 
     pub(crate) fn purpose(&self) -> Purpose {

@@ -48,23 +48,25 @@ impl Forget {
 }
 
 impl<P: Platform> PageTable<'_, P> {
-    /// Lets all leaves of `range` forget; `seen` is told of each run of one folio with what its
-    /// leaves said before. What is stale afterwards is in the gather.
+    /// Lets the leaves of `range` forget. `concerned` is asked about each run of one folio, with the
+    /// number of its pages, and says whether they shall. What is stale afterwards is in the gather.
     pub(crate) fn forget(
         &self,
         range: VirtRange,
         forget: Forget,
         gather: &mut Gather,
-        mut seen: impl FnMut(Option<Folio>, Attributes),
+        mut concerned: impl FnMut(Option<Folio>, u32) -> bool,
     ) -> Result<(), OutOfMemory> {
-        for chunk in self.chunks(range) {
-            let mut cursor = self.cursor(chunk, Depth::Floor(1));
+        let mut chunks = self.chunks_beside(range);
+        while let Some(chunk) = chunks.next(self, Some(&*gather)) {
+            let mut cursor = self.cursor_beside(chunk, Depth::Floor(1), Some(&*gather));
             while let Some(run) = cursor.next_run(Equal::empty(), Whole::Enter)? {
                 match run.what {
                     What::Leaf(first) => {
                         let folio = self.memory.frames.folio_of(P::Arch::frame(first));
-                        seen(folio, P::Arch::attributes(first));
-                        forget_leaves(&mut cursor, &run, forget, gather);
+                        if concerned(folio, run.pages::<P::Arch>()) {
+                            forget_leaves(&mut cursor, &run, forget, gather);
+                        }
                     }
                     What::Absent(first) if forget == Forget::SoftDirty => {
                         forget_absent(&mut cursor, &run, first);
@@ -84,7 +86,8 @@ fn forget_leaves<P: Platform>(
     gather: &mut Gather,
 ) {
     let level = run.node.level;
-    let slots = cursor.tables.slots(run.node.table);
+    let tables = cursor.tables;
+    let slots = tables.slots(run.node.table);
     let mut changed = 0;
     for index in run.index..run.index + run.count {
         let slot = &slots[index as usize];
@@ -97,6 +100,7 @@ fn forget_leaves<P: Platform>(
             if block { P::Arch::block(leaf, index) } else { leaf }
         };
         if change(raw) != raw {
+            tables.mark_pending(run.node.table, gather, &mut cursor.counts);
             replace::<P::Arch>(slot, raw, change);
             changed += 1;
         }

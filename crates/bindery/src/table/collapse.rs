@@ -49,7 +49,8 @@ impl<P: Platform> PageTable<'_, P> {
             return false;
         }
         let parent_slot = &self.slots(parent.table)[index as usize];
-        parent_slot.store(0, Ordering::Relaxed);
+        // Release: who reads the entry as empty finds its table locked, or the flush done.
+        parent_slot.store(0, Ordering::Release);
         gather.stale_tables(range);
         self.flush(gather, &mut cursor.counts);
         let mut index = 0;

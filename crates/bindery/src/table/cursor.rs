@@ -18,10 +18,11 @@ use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Equal, Kind, absent};
 use crate::platform::Platform;
 use crate::stats::Counts;
+use crate::tlb::Gather;
 
 use super::lock::{self, Depth, LockSet, Node};
 use super::run::{self, Run, What};
-use super::{OutOfMemory, PageTable, ReadSection, TablePool, new_table};
+use super::{OutOfMemory, PageTable, ReadSection, TablePool};
 
 /// What a cursor does at a table that its range covers whole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,14 +31,6 @@ pub(crate) enum Whole {
     Yield,
     /// Goes into it: the operation concerns every leaf.
     Enter,
-}
-
-/// Where new tables come from while locks are held.
-pub(crate) enum Supply<'s, 'm, P: Platform> {
-    /// The frame allocator, which may refuse.
-    Frames,
-    /// Tables allocated beforehand, enough for the whole operation.
-    Pool(&'s mut TablePool<'m, P>),
 }
 
 /// A locked range. The locks and the read section end when it is dropped.
@@ -54,14 +47,29 @@ pub(crate) struct Cursor<'a, 'm, P: Platform> {
 }
 
 impl<'m, P: Platform> PageTable<'m, P> {
-    /// Locks `range`, which is not empty.
+    /// Locks `range`, which is not empty. Where somebody else's flush is pending, makes it first: so
+    /// what the entries of the range say, and the TLBs may do, is the same.
     pub(crate) fn cursor(&self, range: VirtRange, depth: Depth) -> Cursor<'_, 'm, P> {
+        self.cursor_beside(range, depth, None)
+    }
+
+    /// As [`PageTable::cursor`]; what is pending for `own` stays so, since its flush is the caller's.
+    pub(crate) fn cursor_beside(
+        &self,
+        range: VirtRange,
+        depth: Depth,
+        own: Option<&Gather>,
+    ) -> Cursor<'_, 'm, P> {
         let section = ReadSection::enter(&self.memory.platform);
         let mut locks = LockSet::new();
         let cover = lock::lock_range(self, self.root, range, depth, &mut locks);
+        let mut counts = Counts { tables_locked: locks.len() as u64, ..Counts::default() };
+        if locks.is_pending() {
+            self.honour_pending(range, &locks, own, &mut counts);
+        }
         Cursor {
             tables: self,
-            counts: Counts { tables_locked: locks.len() as u64, ..Counts::default() },
+            counts,
             locks,
             cover,
             range,
@@ -80,47 +88,18 @@ impl<'m, P: Platform> PageTable<'m, P> {
 
     /// As [`PageTable::chunks`], of `size` bytes each, a power of two.
     pub(crate) fn chunks_of(&self, range: VirtRange, size: u64) -> impl Iterator<Item = VirtRange> {
-        let end = range.end().0;
-        let mut start = range.start().0;
-        core::iter::from_fn(move || {
-            start = self.first_table(start, end);
-            let stop = (start & !(size - 1)).saturating_add(size).min(end);
-            let chunk = (start < stop).then(|| VirtRange::raw(start, stop));
-            start = stop;
-            chunk
-        })
+        let mut chunks = Chunks { range, size };
+        core::iter::from_fn(move || chunks.next(self, None))
     }
 
-    /// Waits until the TLBs have forgotten what others have taken out of `range` and flush at once
-    /// ([`crate::tlb::Flush`]). For whoever comes through the reverse map, after it has done what it
-    /// does to all that is mapped in the range: stretches under which there is no table are passed
-    /// over without a lock ([`PageTable::chunks`]), and a table may have been unhooked only just now.
-    ///
-    /// Where an entry above level 1 is empty, who has emptied it holds the lock of its table until
-    /// the flush. Once is enough for each table: what is unhooked later was dealt with before.
-    pub(crate) fn settle(&self, range: VirtRange) {
-        let mut counts = Counts::default();
-        let mut at = range.start().0;
-        let mut settled = None;
-        while at < range.end().0 {
-            let _section = ReadSection::enter(&self.memory.platform);
-            let (node, _, entry) = self.peek(VirtAddr(at), &mut counts);
-            if node.level > 1 && entry.is_empty() && settled != Some(node) {
-                if !lock::lock_found(self, node.table) {
-                    continue;
-                }
-                lock::Tree::unlock(self, node.table);
-                counts.tables_locked += 1;
-                settled = Some(node);
-            }
-            let passed = arch::span::<P::Arch>(node.level.max(2));
-            at = (at | (passed - 1)).saturating_add(1);
-        }
-        self.stats.add(&counts);
+    /// As [`PageTable::chunks`], for whoever marks tables as pending meanwhile.
+    pub(crate) fn chunks_beside(&self, range: VirtRange) -> Chunks {
+        Chunks { range, size: lock::CHUNK_TABLES * arch::table_span::<P::Arch>(1) }
     }
 
-    /// The first address from `start` on under which something stands, or `end`.
-    fn first_table(&self, mut start: u64, end: u64) -> u64 {
+    /// The first address from `start` on under which something stands, or `end`. What is passed over
+    /// is in no TLB any more.
+    fn first_table(&self, mut start: u64, end: u64, own: Option<&Gather>) -> u64 {
         let mut counts = Counts::default();
         let _section = ReadSection::enter(&self.memory.platform);
         while start < end {
@@ -128,11 +107,36 @@ impl<'m, P: Platform> PageTable<'m, P> {
             if node.level == 1 || !entry.is_empty() {
                 break;
             }
+            if !lock::is_settled(self, node.table) {
+                self.settle(node, VirtAddr(start), own);
+            }
             let last = start | (arch::span::<P::Arch>(node.level) - 1);
             start = last.saturating_add(1);
         }
         self.stats.add(&counts);
         start.min(end)
+    }
+}
+
+/// What is left of a range that is locked piece by piece ([`PageTable::chunks_beside`]).
+pub(crate) struct Chunks {
+    range: VirtRange,
+    /// Bytes of a piece, a power of two.
+    size: u64,
+}
+
+impl Chunks {
+    /// The next piece. What is pending for `own` alone is not waited for.
+    pub(crate) fn next<P: Platform>(
+        &mut self,
+        tables: &PageTable<'_, P>,
+        own: Option<&Gather>,
+    ) -> Option<VirtRange> {
+        let end = self.range.end().0;
+        let start = tables.first_table(self.range.start().0, end, own);
+        let stop = (start & !(self.size - 1)).saturating_add(self.size).min(end);
+        self.range = VirtRange::raw(stop.max(start), end);
+        (start < stop).then(|| VirtRange::raw(start, stop))
     }
 }
 
@@ -294,10 +298,10 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         &mut self,
         addr: VirtAddr,
         level: u8,
-        supply: &mut Supply<'_, 'm, P>,
+        pool: &mut TablePool<'m, P>,
     ) -> Result<Frame, OutOfMemory> {
         let (tables, cover) = (self.tables, self.cover);
-        table_under(tables, &mut self.locks, &mut self.counts, cover, addr, level, supply)
+        table_under(tables, &mut self.locks, &mut self.counts, cover, addr, level, pool)
     }
 
     /// The part of the range whose runs were yielded.
@@ -356,7 +360,8 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
 }
 
 /// The table at `level` that stands for `addr`, from `node` down, a locked table that spans it.
-/// What is missing is created, locked; what stands in the way is split.
+/// What is missing is created, locked; what stands in the way is split. Fails where the pool is empty
+/// and the allocator has no table at once; what was created until then stays.
 pub(crate) fn table_under<'m, P: Platform>(
     tables: &PageTable<'m, P>,
     locks: &mut LockSet,
@@ -364,7 +369,7 @@ pub(crate) fn table_under<'m, P: Platform>(
     mut node: Node,
     addr: VirtAddr,
     level: u8,
-    supply: &mut Supply<'_, 'm, P>,
+    pool: &mut TablePool<'m, P>,
 ) -> Result<Frame, OutOfMemory> {
     while node.level > level {
         let index = arch::index_of::<P::Arch>(addr, node.level);
@@ -373,11 +378,7 @@ pub(crate) fn table_under<'m, P: Platform>(
         let table = match arch::kind::<P::Arch>(entry, node.level) {
             Kind::Table => P::Arch::frame(entry),
             Kind::Empty => {
-                let table = match supply {
-                    Supply::Frames => new_table(tables.memory, node.level - 1, counts),
-                    Supply::Pool(pool) => pool.take(node.level - 1),
-                };
-                let table = table.ok_or(OutOfMemory)?;
+                let table = pool.take(node.level - 1, counts)?;
                 // Release: who finds the table by this entry sees it empty.
                 let slot = &tables.slots(node.table)[index as usize];
                 slot.store(P::Arch::table(table).0, Ordering::Release);

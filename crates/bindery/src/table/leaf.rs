@@ -12,10 +12,9 @@ use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
 
-use super::cursor::Supply;
 use super::lock::{Depth, Node};
 use super::run;
-use super::{OutOfMemory, PageTable, ReadSection, init_table, new_table};
+use super::{OutOfMemory, PageTable, ReadSection, TablePool, init_table, new_table};
 
 /// Replaces `old`, just read from `slot`, by what `change` makes of it, and returns what was there
 /// with everything that the MMU added.
@@ -108,7 +107,8 @@ impl<P: Platform> PageTable<'_, P> {
         if node.level > 1 && !entry.is_empty() && !whole {
             let range = VirtRange::raw(at.0, at.0 + PAGE_SIZE);
             let mut cursor = self.cursor(range, Depth::Floor(1));
-            let table = cursor.table_at(at, 1, &mut Supply::Frames);
+            // From the reserve: the pool is not asked.
+            let table = cursor.table_at(at, 1, &mut TablePool::new(self.memory));
             debug_assert!(table.is_ok(), "a huge leaf has lost its reserve");
         }
     }
@@ -195,6 +195,7 @@ impl<P: Platform> PageTable<'_, P> {
                 self.write_steps(table, first, step, counts);
             }
         } else {
+            self.inherit_guards(node.table, table);
             let step = absent::step::<P::Arch>(old);
             let shift = arch::order_of_level::<P::Arch>(level);
             self.write_steps(table, old, step.wrapping_shl(u32::from(shift)), counts);
@@ -223,7 +224,7 @@ impl<P: Platform> PageTable<'_, P> {
         let memory = self.memory;
         let range = VirtRange::raw(base.0, base.0 + arch::table_span::<P::Arch>(1));
         let mut counts = Counts::default();
-        // Not from under the locks: what an allocation may have to wait for.
+        memory.may_wait();
         let reserve = new_table(memory, 1, &mut counts).ok_or(CollapseError::OutOfMemory)?;
         let mut gather = Gather::new();
         let mut cursor = self.cursor(range, Depth::Floor(1));
@@ -270,7 +271,8 @@ fn collapse_locked<P: Platform>(
     // The table hangs in the table above it, which the cursor holds: the range is its whole slot.
     let Some((parent, index)) = cursor.parent_of(base, 1) else { return false };
     let parent_slot = &tables.slots(parent.table)[index as usize];
-    parent_slot.store(0, Ordering::Relaxed);
+    // Release: who reads the entry as empty finds its table locked, or the flush done.
+    parent_slot.store(0, Ordering::Release);
     let range = VirtRange::raw(base.0, base.0 + arch::table_span::<P::Arch>(1));
     gather.stale_tables(range);
     tables.flush(gather, &mut cursor.counts);

@@ -25,14 +25,28 @@
 //!
 //! # How the cover is found
 //! Without locks, inside a read section, so that no table is freed under the descent. The cover is
-//! locked and, if it was unhooked in between, it says so (*stray*) and the descent starts again:
+//! locked and, if it was detached in between, it says so (*stray*) and the descent starts again:
 //! 1. CPU A descends to table X and is about to lock it;
-//! 2. CPU B, holding X's parent, unhooks X, locks it, marks it stray, unlocks it;
+//! 2. CPU B, holding X's parent, detaches X, locks it, marks it stray, unlocks it;
 //! 3. CPU A locks X. Without the mark it would now map pages where no walker comes.
 //!
-//! A table that is *moved* is not marked: it stays part of the tree at another address. Who moves
-//! holds the VMAs of both places for writing, and every other operation on those addresses holds
-//! them for reading, so nobody is on the way down to it.
+//! A table that is *moved* is not marked: it stays part of the tree at another address. So whoever
+//! has locked the cover descends once more, and starts again unless the table still stands there:
+//! 1. CPU A, writing to a program's memory at X, descends to the table of X and waits for its lock;
+//! 2. CPU B moves the table from X to Y, and returns; another page is mapped at X;
+//! 3. CPU A gets the lock. Without the second descent it would write to the page that is now at Y.
+//!
+//! The answer lasts while the lock is held, if every mover locks what it carries or keeps lockers
+//! out. A mover that holds the VMAs of both places for writing, and the rmap locks of what they map,
+//! locks the parents alone, and may carry tables of any level. Any other mover also locks each table
+//! that it carries, which must therefore be of level 1: a table of level 2 may have 512 others below
+//! it, which it does not lock.
+//!
+//! A move itself needs no second descent: it holds the VMAs of both places for writing.
+//!
+//! # Pending flushes
+//! Whoever takes a lock learns whether the table is pending ([`crate::tlb`]), and flushes its own
+//! range before it acts. [`LockSet`] remembers that for all tables of an operation.
 
 use arrayvec::ArrayVec;
 
@@ -58,14 +72,46 @@ pub(crate) trait Tree {
     fn unlock(&self, table: Frame);
     /// Whether the table was unhooked. Asked with its lock held.
     fn is_stray(&self, table: Frame) -> bool;
+    /// Whether somebody holds the table's lock. With acquire.
+    fn is_locked(&self, table: Frame) -> bool;
+    /// Whether somebody has narrowed entries of the table and not flushed yet ([`crate::tlb`]). With
+    /// acquire.
+    fn is_pending(&self, table: Frame) -> bool;
     /// Marks the table as unhooked. Called with its lock held.
     fn mark_stray(&self, table: Frame);
+    /// Takes that mark back. Called with its lock held.
+    fn clear_stray(&self, table: Frame);
+    /// Whether a guard marker may stand in the table. Asked with its lock held.
+    fn has_guards(&self, _table: Frame) -> bool {
+        false
+    }
     /// How many entries of the table are not empty, where that is known: a scan may stop there.
     fn live(&self, _table: Frame) -> u32 {
         u32::MAX
     }
     /// The table that the entry names, if it names one. Called inside a read section.
     fn child(&self, table: Frame, level: u8, index: u32) -> Option<Frame>;
+    /// Whether `node` is the table of its level that stands for `addr`. Called inside a read section.
+    fn stands(&self, root: Frame, node: Node, addr: VirtAddr) -> bool {
+        let mut table = root;
+        for level in (node.level + 1..=Self::Arch::LEVELS).rev() {
+            match self.child(table, level, arch::index_of::<Self::Arch>(addr, level)) {
+                Some(child) => table = child,
+                None => return false,
+            }
+        }
+        table == node.table
+    }
+}
+
+/// Whether no flush is outstanding for an entry of `table` that was just read as empty, without a
+/// lock and with acquire. Called inside the read section of that load.
+///
+/// Whoever cleared the entry did so by a release store with the lock held. So the caller sees the
+/// lock held; or released, and then the flush is over or the count is above zero.
+#[inline]
+pub(crate) fn is_settled<T: Tree>(tree: &T, table: Frame) -> bool {
+    !tree.is_locked(table) && !tree.is_pending(table)
 }
 
 /// How far down locks are taken.
@@ -97,11 +143,24 @@ pub(crate) struct Node {
 /// The locks that an operation holds.
 pub(crate) struct LockSet {
     tables: ArrayVec<Frame, CAPACITY>,
+    /// One of them was pending when it was locked.
+    pending: bool,
 }
 
 impl LockSet {
     pub(crate) const fn new() -> Self {
-        Self { tables: ArrayVec::new_const() }
+        Self { tables: ArrayVec::new_const(), pending: false }
+    }
+
+    /// Whether one of the tables was pending when it was locked: the caller flushes before it acts.
+    #[inline]
+    pub(crate) fn is_pending(&self) -> bool {
+        self.pending
+    }
+
+    /// The tables that are locked.
+    pub(crate) fn tables(&self) -> &[Frame] {
+        &self.tables
     }
 
     /// Takes over the lock of `table`, which the caller has locked.
@@ -122,6 +181,12 @@ impl LockSet {
 
     fn acquire<T: Tree>(&mut self, tree: &T, table: Frame) {
         tree.lock(table);
+        self.admit(tree, table);
+    }
+
+    /// Takes over the lock of a table that hangs in the tree.
+    fn admit<T: Tree>(&mut self, tree: &T, table: Frame) {
+        self.pending |= tree.is_pending(table);
         self.tables.push(table);
     }
 }
@@ -198,12 +263,13 @@ fn lock_below<T: Tree>(
     }
 }
 
-/// Locks a cover that was found without locks. `false` where it was unhooked in between: it is not
-/// locked then, and the descent starts again. Called inside the read section of the descent.
+/// Locks a table that was found without locks. `false` where it was detached, or moved to where
+/// `stands` does not find it, in between: it is not locked then, and the descent starts again. Called
+/// inside the read section of the descent.
 #[inline]
-pub(crate) fn lock_found<T: Tree>(tree: &T, table: Frame) -> bool {
+pub(crate) fn lock_found<T: Tree>(tree: &T, table: Frame, stands: impl FnOnce() -> bool) -> bool {
     tree.lock(table);
-    if tree.is_stray(table) {
+    if tree.is_stray(table) || !stands() {
         tree.unlock(table);
         return false;
     }
@@ -220,8 +286,8 @@ pub(crate) fn lock_range<T: Tree>(
 ) -> Node {
     loop {
         let cover = find_cover(tree, root, range, depth.floor());
-        if lock_found(tree, cover.table) {
-            set.push(cover.table);
+        if lock_found(tree, cover.table, || tree.stands(root, cover, range.start())) {
+            set.admit(tree, cover.table);
             let base = base_of::<T::Arch>(cover, range);
             lock_below(tree, cover, base, &[range], depth, set);
             return cover;
@@ -277,6 +343,75 @@ pub(crate) fn lock_pair<T: Tree>(
         let base = base_of::<T::Arch>(high_cover, high);
         lock_below(tree, high_cover, base, &[high], depth, set);
         return (low_cover, high_cover);
+    }
+}
+
+/// Whether the tables of a subtree may be detached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Keep {
+    /// All of them, whatever they hold.
+    Nothing,
+    /// Not if a guard marker may stand in one.
+    Guards,
+}
+
+/// Marks the tables of `node` and below as stray, as [`mark_subtree_stray`] does, unless one of them
+/// has to be kept: then none is marked, and `false` is returned. The subtree still hangs in the tree,
+/// so whoever meets the mark descends to it again until the caller, who holds the parent, has cleared
+/// the entry or the mark.
+///
+/// The mark comes before the entry is cleared, so that a guard is never lost:
+/// 1. CPU A, truncating, clears the entry that names table X, in which no guard stands;
+/// 2. CPU B locks X, which it had found before, puts a guard into it, and returns;
+/// 3. CPU A marks X stray, and drops what stands in it.
+pub(crate) fn try_mark_stray<T: Tree>(tree: &T, node: Node, keep: Keep) -> bool {
+    if keep == Keep::Nothing {
+        return true;
+    }
+    tree.lock(node.table);
+    let free = !tree.has_guards(node.table);
+    if free {
+        tree.mark_stray(node.table);
+    }
+    tree.unlock(node.table);
+    if !free || node.level == 1 {
+        return free;
+    }
+    let (live, mut children) = (tree.live(node.table), 0);
+    for index in 0..arch::entries::<T::Arch>() {
+        if children == live {
+            break;
+        }
+        let Some(table) = tree.child(node.table, node.level, index) else { continue };
+        children += 1;
+        let child = Node { table, level: node.level - 1 };
+        if !try_mark_stray(tree, child, keep) {
+            for index in 0..index {
+                if let Some(table) = tree.child(node.table, node.level, index) {
+                    unmark_subtree(tree, Node { table, level: node.level - 1 });
+                }
+            }
+            unmark(tree, node.table);
+            return false;
+        }
+    }
+    true
+}
+
+fn unmark<T: Tree>(tree: &T, table: Frame) {
+    tree.lock(table);
+    tree.clear_stray(table);
+    tree.unlock(table);
+}
+
+fn unmark_subtree<T: Tree>(tree: &T, node: Node) {
+    unmark(tree, node.table);
+    if node.level > 1 {
+        for index in 0..arch::entries::<T::Arch>() {
+            if let Some(table) = tree.child(node.table, node.level, index) {
+                unmark_subtree(tree, Node { table, level: node.level - 1 });
+            }
+        }
     }
 }
 

@@ -14,6 +14,7 @@
 //! | a write under an old address | where a table stands is a loom cell too: moves write, visits read |
 //! | waiting in a circle | all CPUs sleep, and loom says "deadlock" |
 //! | an operation gets lost | the visits that each execution leaves are counted |
+//! | a call returns before a TLB has forgotten what it revoked | the model has one TLB, and each call looks |
 //! | a table leaks, or is freed twice | after each execution, what is alive is what hangs in the tree |
 //!
 //! The last tests leave out one rule each ([`Omit`]) and must fail. And lest a model pass because
@@ -25,6 +26,7 @@
 //! used a second time, so that whatever comes too late is noticed.
 
 mod cpu;
+mod flush;
 mod world;
 
 use std::rc::Rc;

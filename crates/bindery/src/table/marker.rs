@@ -6,11 +6,11 @@ use crate::addr::VirtRange;
 use crate::arch::{self, Absent, Entry, Equal, Kind, Marker, absent};
 use crate::platform::Platform;
 
-use super::cursor::{Cursor, Supply, Whole};
+use super::cursor::{Cursor, Whole};
 use super::lock::Depth;
 use super::run::{self, What};
 use super::zap::free_one_reserve;
-use super::{OutOfMemory, PageTable, new_table};
+use super::{OutOfMemory, PageTable, TablePool};
 
 impl<P: Platform> PageTable<'_, P> {
     /// Puts `marker` everywhere in `range`, in which nothing stands. One entry for each slot of
@@ -23,14 +23,16 @@ impl<P: Platform> PageTable<'_, P> {
         while at < range.end() {
             let end = (at.0 & !(table - 1)).saturating_add(table).min(range.end().0);
             let part = VirtRange::raw(at.0, end);
-            let mut cursor = self.cursor(part, Depth::Floor(1));
-            let whole = part.len() == table;
-            let (node, _, found) = cursor.entry_at(part.start());
-            if whole && node.level > 1 && found.is_empty() {
-                mark_slot(&mut cursor, part, entry)?;
-            } else {
-                mark_pages(&mut cursor, part, entry)?;
-            }
+            self.with_tables(|pool| {
+                let mut cursor = self.cursor(part, Depth::Floor(1));
+                let whole = part.len() == table;
+                let (node, _, found) = cursor.entry_at(part.start());
+                if whole && node.level > 1 && found.is_empty() {
+                    mark_slot(&mut cursor, part, entry, pool)
+                } else {
+                    mark_pages(&mut cursor, part, entry, pool)
+                }
+            })?;
             at = part.end();
         }
         Ok(())
@@ -61,32 +63,37 @@ impl<P: Platform> PageTable<'_, P> {
     }
 }
 
-fn mark_slot<P: Platform>(
-    cursor: &mut Cursor<'_, '_, P>,
+fn mark_slot<'m, P: Platform>(
+    cursor: &mut Cursor<'_, 'm, P>,
     part: VirtRange,
     entry: Entry,
+    pool: &mut TablePool<'m, P>,
 ) -> Result<(), OutOfMemory> {
     let tables = cursor.tables;
-    let table = cursor.table_at(part.start(), 2, &mut Supply::Frames)?;
-    let reserve = new_table(tables.memory, 1, &mut cursor.counts).ok_or(OutOfMemory)?;
+    let table = cursor.table_at(part.start(), 2, pool)?;
+    let reserve = pool.take(1, &mut cursor.counts)?;
     let index = arch::index_of::<P::Arch>(part.start(), 2);
     tables.push_reserve(table, reserve);
+    tables.note_guards(table);
     tables.publish_leaf(table, index, entry);
     cursor.counts.entries_written += 1;
     Ok(())
 }
 
-fn mark_pages<P: Platform>(
-    cursor: &mut Cursor<'_, '_, P>,
+fn mark_pages<'m, P: Platform>(
+    cursor: &mut Cursor<'_, 'm, P>,
     part: VirtRange,
     entry: Entry,
+    pool: &mut TablePool<'m, P>,
 ) -> Result<(), OutOfMemory> {
     let tables = cursor.tables;
-    let table = cursor.table_at(part.start(), 1, &mut Supply::Frames)?;
+    let table = cursor.table_at(part.start(), 1, pool)?;
     let first = arch::index_of::<P::Arch>(part.start(), 1);
     let count = part.pages() as u32;
     let slots = tables.slots(table);
     debug_assert_eq!(arch::kind::<P::Arch>(run::load(slots, first), 1), Kind::Empty);
+    // Before the first marker: who detaches tables asks for it under the table's lock.
+    tables.note_guards(table);
     for slot in &slots[first as usize..(first + count) as usize] {
         slot.store(entry.0, Ordering::Relaxed);
     }

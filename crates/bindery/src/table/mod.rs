@@ -18,6 +18,7 @@
 //! | file | idea |
 //! |---|---|
 //! | `lock` | which locks, in which order |
+//! | `pending` | flushes that come after the lock is released |
 //! | `run` | the longest stretch that can be treated as one |
 //! | `cursor` | a locked range that yields runs |
 //! | `leaf` | writing leaves: fold, unfold, split, collapse |
@@ -37,6 +38,7 @@ pub(crate) mod look;
 #[cfg(all(test, loom))]
 mod loom_model;
 pub(crate) mod marker;
+mod pending;
 pub(crate) mod protect;
 pub(crate) mod relocate;
 pub(crate) mod run;
@@ -48,14 +50,15 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Memory;
-use crate::addr::{Frame, VirtAddr, VirtRange};
+use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Kind};
 use crate::frame::meta::{self, FrameMeta};
 use crate::platform::{Invalidation, Platform, Tables, Wait};
 use crate::stats::{Counts, Stats};
 use crate::tlb::{self, Gather, Presence};
 
-use lock::{Node, Tree};
+use lock::{Depth, LockSet, Node, Tree};
+use pending::Last;
 
 /// How far a run may reach: the one place where "page by page" is chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -189,8 +192,85 @@ impl<'m, P: Platform> PageTable<'m, P> {
         tlb::invalidate(&self.memory.platform, self.root, &self.presence, &what, counts);
     }
 
+    /// Makes every TLB forget what is stale, and lowers the pending counts that waited for it.
     pub(crate) fn flush(&self, gather: &mut Gather, counts: &mut Counts) {
         gather.flush(&self.memory.platform, self.root, &self.presence, counts);
+        while let Some(table) = gather.take_mark() {
+            self.lower_pending(table, counts);
+        }
+    }
+
+    /// Raises the pending count of `table`, whose lock the caller holds and in which it is about to
+    /// narrow an entry: the gather's flush comes after the lock is released ([`crate::tlb`]).
+    #[inline]
+    pub(crate) fn mark_pending(&self, table: Frame, gather: &mut Gather, counts: &mut Counts) {
+        if gather.has_just_marked(table) {
+            return;
+        }
+        if !gather.has_room_for_mark() {
+            self.flush(gather, counts);
+        }
+        pending::raise(&self.meta(table).previous);
+        gather.note_mark(table);
+    }
+
+    /// Lowers the pending count of a table after the flush. The table may have been detached
+    /// meanwhile; the last one frees it then.
+    fn lower_pending(&self, table: Frame, counts: &mut Counts) {
+        if pending::lower(&self.meta(table).previous) == Last::Yes {
+            free_table(self.memory, table, counts);
+        }
+    }
+
+    /// Frees a detached table that no reader can reach any more, or leaves that to whoever lowers
+    /// its pending count to zero.
+    fn release_table(&self, table: Frame, counts: &mut Counts) {
+        if pending::release(&self.meta(table).previous) == Last::Yes {
+            free_table(self.memory, table, counts);
+        }
+    }
+
+    /// Flushes `range` for whoever has locked the tables in `locks` and found one of them pending.
+    /// The marks of `own`, the caller's gather, are its own affair.
+    #[cold]
+    pub(crate) fn honour_pending(
+        &self,
+        range: VirtRange,
+        locks: &LockSet,
+        own: Option<&Gather>,
+        counts: &mut Counts,
+    ) {
+        let others = |table: &Frame| {
+            let pending = pending::count(&self.meta(*table).previous);
+            pending > own.map_or(0, |own| own.marks_of(*table))
+        };
+        let pending = locks.tables().iter().filter(|table| others(table));
+        let Some(level) = pending.map(|table| level_of(self.meta(*table))).max() else { return };
+        // What was below one of the table's slots may be anywhere in it.
+        let span = arch::span::<P::Arch>(level);
+        let start = range.start().align_down(span);
+        let end = range.end().0.checked_next_multiple_of(span).unwrap_or(range.end().0);
+        let what = Invalidation {
+            range: VirtRange::raw(start.0, end),
+            stride: PAGE_SIZE,
+            tables: Tables::Changed,
+        };
+        tlb::invalidate(&self.memory.platform, self.root, &self.presence, &what, counts);
+    }
+
+    /// Waits for the flush of what stood in the slot of `node` around `at`, which was read as empty
+    /// without a lock, or makes it. What is pending for `own` alone is the caller's affair.
+    #[cold]
+    pub(crate) fn settle(&self, node: Node, at: VirtAddr, own: Option<&Gather>) {
+        let pending = pending::count(&self.meta(node.table).previous);
+        if !self.is_locked(node.table) && pending == own.map_or(0, |own| own.marks_of(node.table)) {
+            return;
+        }
+        let span = arch::span::<P::Arch>(node.level);
+        let slot = at.align_down(span);
+        let range = VirtRange::raw(slot.0, slot.0.saturating_add(span));
+        // The cursor waits for the lock, and looks at the count.
+        drop(self.cursor_beside(range, Depth::Floor(node.level), own));
     }
 
     /// Flushes what is left, waits for readers and frees what was gathered. Called without locks,
@@ -230,9 +310,43 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let mut counts = Counts::default();
         while let Some(table) = gather.unhooked {
             gather.unhooked = link(self.meta(table).next.load(Ordering::Relaxed));
-            free_table(self.memory, table, &mut counts);
+            self.release_table(table, &mut counts);
         }
         self.stats.add(&counts);
+    }
+
+    /// Does `work`, which takes its locks anew each time, until there are tables for it. Called
+    /// without table locks and outside of read sections.
+    #[inline]
+    pub(crate) fn with_tables<R>(
+        &self,
+        mut work: impl FnMut(&mut TablePool<'m, P>) -> Result<R, OutOfMemory>,
+    ) -> Result<R, OutOfMemory> {
+        let mut pool = TablePool::new(self.memory);
+        match work(&mut pool) {
+            Err(OutOfMemory) => self.with_more_tables(pool, work),
+            done => done,
+        }
+    }
+
+    #[cold]
+    fn with_more_tables<R>(
+        &self,
+        mut pool: TablePool<'m, P>,
+        mut work: impl FnMut(&mut TablePool<'m, P>) -> Result<R, OutOfMemory>,
+    ) -> Result<R, OutOfMemory> {
+        let result = loop {
+            if pool.refill().is_err() {
+                break Err(OutOfMemory);
+            }
+            let done = work(&mut pool);
+            if done.is_ok() {
+                break done;
+            }
+        };
+        pool.give_back();
+        self.stats.add(&pool.counts);
+        result
     }
 
     /// Frees the root, under which nothing is left, and the state. Nobody uses the tree any more,
@@ -261,15 +375,32 @@ impl<'m, P: Platform> PageTable<'m, P> {
         }
     }
 
-    /// The table of level 1 that stands for `addr`, found without locks, and how many entries were
-    /// read on the way. Called inside a read section.
+    /// The table of level 1 that stands for `addr`, found without locks. Called inside a read section.
     #[inline]
-    pub(crate) fn leaf_table(&self, addr: VirtAddr) -> Option<(Frame, u64)> {
-        let mut table = self.root;
+    pub(crate) fn leaf_table(&self, addr: VirtAddr) -> Option<LeafTable> {
+        let mut found = LeafTable { parent: self.root, table: self.root };
         for level in (2..=P::Arch::LEVELS).rev() {
-            table = self.child(table, level, arch::index_of::<P::Arch>(addr, level))?;
+            let child = self.child(found.table, level, arch::index_of::<P::Arch>(addr, level))?;
+            found = LeafTable { parent: found.table, table: child };
         }
-        Some((table, u64::from(P::Arch::LEVELS) - 1))
+        Some(found)
+    }
+
+    /// Locks a table that was found for `addr`, if nothing has happened to it since: it is neither
+    /// detached nor moved, and no flush is pending. For whoever holds a VMA around `addr` for
+    /// reading, which keeps out the moves that carry the parent along.
+    #[inline]
+    pub(crate) fn try_lock_leaf_table(&self, addr: VirtAddr, found: &LeafTable) -> bool {
+        let index = arch::index_of::<P::Arch>(addr, 2);
+        let stands = || self.child(found.parent, 2, index) == Some(found.table);
+        if !lock::lock_found(self, found.table, stands) {
+            return false;
+        }
+        if self.is_pending(found.table) {
+            self.unlock(found.table);
+            return false;
+        }
+        true
     }
 
     /// Changes the live count of a table whose lock the caller holds.
@@ -286,6 +417,21 @@ impl<'m, P: Platform> PageTable<'m, P> {
         self.meta(table).count.load(Ordering::Relaxed) as u32
     }
 
+    /// Notes that a guard marker may stand in the table, whose lock the caller holds, from now on.
+    pub(crate) fn note_guards(&self, table: Frame) {
+        let state = &self.meta(table).state;
+        if state.load(Ordering::Relaxed) & meta::GUARDS == 0 {
+            state.fetch_or(meta::GUARDS, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that entries of `from` may have come to `to`; the caller holds both locks.
+    pub(crate) fn inherit_guards(&self, from: Frame, to: Frame) {
+        if Tree::has_guards(self, from) {
+            self.note_guards(to);
+        }
+    }
+
     /// Puts an empty table into the reserve of `holder`, whose lock the caller holds.
     pub(crate) fn push_reserve(&self, holder: Frame, table: Frame) {
         let head = &self.meta(holder).owner;
@@ -300,6 +446,12 @@ impl<'m, P: Platform> PageTable<'m, P> {
         head.store(self.meta(table).next.load(Ordering::Relaxed), Ordering::Relaxed);
         Some(table)
     }
+}
+
+/// A table of level 1, and the one in which it hangs.
+pub(crate) struct LeafTable {
+    parent: Frame,
+    pub(crate) table: Frame,
 }
 
 /// The frame that a link in the metadata names, if it names one.
@@ -324,6 +476,7 @@ pub(crate) fn new_table<P: Platform>(
 pub(crate) fn init_table<P: Platform>(memory: &Memory<P>, table: Frame, level: u8) {
     let meta = memory.frames.meta(table);
     meta.next.store(meta::NONE, Ordering::Relaxed);
+    meta.previous.store(0, Ordering::Relaxed);
     meta.owner.store(meta::NONE, Ordering::Relaxed);
     meta.count.store(0, Ordering::Relaxed);
     let state = meta::Kind::Table as u32 | u32::from(level) << meta::ORDER_SHIFT | meta::LOCK;
@@ -341,7 +494,15 @@ pub(crate) fn free_table<P: Platform>(memory: &Memory<P>, table: Frame, counts: 
     counts.tables_freed += 1;
 }
 
-/// Tables allocated before an operation that must not fail half-way.
+/// Where new tables come from while locks are held: from those that were allocated beforehand, else
+/// from the allocator if it has one at once.
+///
+/// Nothing waits for memory under a table lock or in a read section:
+/// 1. CPU A holds a table's lock, finds no free frame, and waits for memory;
+/// 2. CPU B reclaims, chooses a page of that table, and waits for its lock.
+///
+/// So where the try fails, the operation lets its locks go, fills the pool outside, and looks again
+/// ([`PageTable::with_tables`]).
 pub(crate) struct TablePool<'m, P: Platform> {
     memory: &'m Memory<P>,
     first: Option<Frame>,
@@ -349,44 +510,67 @@ pub(crate) struct TablePool<'m, P: Platform> {
 }
 
 impl<'m, P: Platform> TablePool<'m, P> {
-    /// A pool of `count` tables.
+    /// A pool of no tables.
+    #[inline]
+    pub(crate) fn new(memory: &'m Memory<P>) -> Self {
+        Self { memory, first: None, counts: Counts::default() }
+    }
+
+    /// A pool of `count` tables. May wait for memory.
     pub(crate) fn fill(memory: &'m Memory<P>, count: u64) -> Result<Self, OutOfMemory> {
-        let mut pool = Self { memory, first: None, counts: Counts::default() };
-        for _ in 0..count {
-            // On failure the pool is dropped, and gives back what it has.
-            let table = new_table(memory, 1, &mut pool.counts).ok_or(OutOfMemory)?;
-            pool.put(table);
-        }
+        let mut pool = Self::new(memory);
+        // On failure the pool is dropped, and gives back what it has.
+        pool.add(count)?;
         Ok(pool)
     }
 
-    fn put(&mut self, table: Frame) {
+    /// Adds as many tables as one place of the tree can need: one on each level, and one in reserve.
+    /// May wait for memory.
+    pub(crate) fn refill(&mut self) -> Result<(), OutOfMemory> {
+        self.add(u64::from(P::Arch::LEVELS))
+    }
+
+    fn add(&mut self, count: u64) -> Result<(), OutOfMemory> {
+        for _ in 0..count {
+            self.memory.may_wait();
+            let table = new_table(self.memory, 1, &mut self.counts).ok_or(OutOfMemory)?;
+            self.put(table);
+        }
+        Ok(())
+    }
+
+    /// Takes an empty table that nobody else knows.
+    pub(crate) fn put(&mut self, table: Frame) {
         let next = self.first.map_or(meta::NONE, |first| first.0);
         self.memory.frames.meta(table).next.store(next, Ordering::Relaxed);
         self.first = Some(table);
     }
 
-    /// A locked, empty table for `level`.
-    pub(crate) fn take(&mut self, level: u8) -> Option<Frame> {
-        let table = self.first?;
+    /// A locked, empty table for `level`; counts it where it comes from the allocator.
+    pub(crate) fn take(&mut self, level: u8, counts: &mut Counts) -> Result<Frame, OutOfMemory> {
+        let Some(table) = self.first else {
+            return new_table(self.memory, level, counts).ok_or(OutOfMemory);
+        };
         self.first = link(self.memory.frames.meta(table).next.load(Ordering::Relaxed));
         init_table(self.memory, table, level);
-        Some(table)
+        Ok(table)
     }
-}
 
-impl<P: Platform> TablePool<'_, P> {
     /// Frees the tables that were not needed.
     pub(crate) fn give_back(&mut self) {
-        while let Some(table) = self.take(1) {
+        while let Some(table) = self.first {
+            self.first = link(self.memory.frames.meta(table).next.load(Ordering::Relaxed));
             free_table(self.memory, table, &mut self.counts);
         }
     }
 }
 
 impl<P: Platform> Drop for TablePool<'_, P> {
+    #[inline]
     fn drop(&mut self) {
-        self.give_back();
+        if self.first.is_some() {
+            self.give_back();
+        }
     }
 }
 
@@ -422,8 +606,26 @@ impl<P: Platform> Tree for PageTable<'_, P> {
     }
 
     #[inline]
+    fn is_locked(&self, table: Frame) -> bool {
+        self.meta(table).state.load(Ordering::Acquire) & meta::LOCK != 0
+    }
+
+    #[inline]
+    fn is_pending(&self, table: Frame) -> bool {
+        pending::count(&self.meta(table).previous) != 0
+    }
+
+    #[inline]
     fn mark_stray(&self, table: Frame) {
         self.meta(table).state.fetch_or(meta::STRAY, Ordering::Relaxed);
+    }
+
+    fn clear_stray(&self, table: Frame) {
+        self.meta(table).state.fetch_and(!meta::STRAY, Ordering::Relaxed);
+    }
+
+    fn has_guards(&self, table: Frame) -> bool {
+        self.meta(table).state.load(Ordering::Relaxed) & meta::GUARDS != 0
     }
 
     #[inline]

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::addr::VirtRange;
 use crate::arch::{self, Arch, Attributes, Entry, Equal, Permissions, Write, absent};
 use crate::platform::Platform;
-use crate::tlb::{Flush, Gather};
+use crate::tlb::Gather;
 
 use super::cursor::{Cursor, Whole};
 use super::leaf::{replace, user_attributes};
@@ -35,9 +35,6 @@ pub(crate) struct Change {
     pub(crate) writable: Writable,
     /// Whether only pages that are soft-dirty may: somebody watches for the first store to each.
     pub(crate) watched: Watched,
-    /// When the TLBs forget pages that are hidden. Leaves that only allow less need no haste: they
-    /// still say that they were written, so who saves them makes the TLBs forget them.
-    pub(crate) flush: Flush,
 }
 
 /// Whether soft-dirty is looked at.
@@ -58,13 +55,10 @@ impl<P: Platform> PageTable<'_, P> {
         change: &Change,
         gather: &mut Gather,
     ) -> Result<(), OutOfMemory> {
-        for chunk in self.chunks(range) {
-            let mut cursor = self.cursor(chunk, Depth::Floor(1));
-            let done = protect_locked(&mut cursor, change, gather);
-            if change.permissions.is_empty() && change.flush == Flush::AtOnce {
-                self.flush(gather, &mut cursor.counts);
-            }
-            done?;
+        let mut chunks = self.chunks_beside(range);
+        while let Some(chunk) = chunks.next(self, Some(&*gather)) {
+            let mut cursor = self.cursor_beside(chunk, Depth::Floor(1), Some(&*gather));
+            protect_locked(&mut cursor, change, gather)?;
         }
         Ok(())
     }
@@ -193,6 +187,12 @@ fn rewrite<P: Platform>(
         break_and_make(cursor, run, change);
         return;
     }
+    let seen = P::Arch::attributes(template(old)).permissions;
+    let left = P::Arch::attributes(template(new)).permissions;
+    let narrowed = !left.contains(seen);
+    if narrowed {
+        tables.mark_pending(run.node.table, gather, &mut cursor.counts);
+    }
     for slot in entries {
         let entry = Entry(slot.load(Ordering::Relaxed));
         debug_assert!(
@@ -203,13 +203,11 @@ fn rewrite<P: Platform>(
     }
     cursor.counts.entries_read += u64::from(run.count);
     cursor.counts.entries_written += u64::from(run.count);
-    let seen = P::Arch::attributes(template(old)).permissions;
-    let left = P::Arch::attributes(template(new)).permissions;
-    if left.contains(seen) {
+    if narrowed {
+        gather.stale(run.range::<P::Arch>(), run.node.level);
+    } else {
         // Entries only allow more: a TLB that remembers less raises a fault, which looks again.
         cursor.counts.invalidations_saved += 1;
-    } else {
-        gather.stale(run.range::<P::Arch>(), run.node.level);
     }
 }
 
@@ -239,6 +237,7 @@ fn break_and_make<P: Platform>(
 fn hide<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, gather: &mut Gather) {
     let tables = cursor.tables;
     let slots = tables.slots(run.node.table);
+    tables.mark_pending(run.node.table, gather, &mut cursor.counts);
     let mut gathered = None;
     for index in run.index..run.index + run.count {
         let slot = &slots[index as usize];

@@ -13,20 +13,21 @@
 //! 2. CPU B swaps the page out through its new place, flushes that address, reuses the frame;
 //! 3. CPU C still writes through its translation of the old address, into the reused frame.
 //!
-//! A move never fails half-way: the tables that the target needs are allocated before the first
-//! entry moves ([`PageTable::plan_move`]). Emptied source tables go with the flush of their piece.
+//! A move never fails half-way: the tables that the target needs are laid before the first entry
+//! moves ([`PageTable::relocate`]). Emptied source tables go with the flush of their piece.
 
 mod pair;
 mod shifted;
 
 use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{self, Arch};
-use crate::platform::Platform;
+use crate::platform::{Platform, Wait};
 use crate::stats::Counts;
-use crate::tlb::{Flush, Gather};
+use crate::tlb::Gather;
 
 use super::lock::{self, CHUNK_TABLES, LockSet};
-use super::{PageTable, Reach, ReadSection, TablePool};
+use super::zap::Flush;
+use super::{OutOfMemory, PageTable, Reach, ReadSection, TablePool};
 use pair::Pair;
 
 /// A move whose source has at most so many tables of level 2 takes those that it empties in the
@@ -40,14 +41,6 @@ pub(crate) struct Piece {
     /// Bytes from the beginning of the move.
     offset: u64,
     len: u64,
-}
-
-/// What a move needs.
-pub(crate) struct Plan {
-    /// How many tables the target lacks.
-    pub(crate) tables: u64,
-    /// The piece to begin with.
-    pub(crate) first: Option<Piece>,
 }
 
 /// A move of `source` to `to`; the two do not overlap.
@@ -64,7 +57,11 @@ impl<'m, P: Platform> PageTable<'m, P> {
     #[inline]
     fn next_piece(&self, what: &Move, offset: u64, counts: &mut Counts) -> Option<Piece> {
         // Most moves are one piece: that there is no second costs no call.
-        if offset < what.source.len() { self.find_piece(what, offset, counts) } else { None }
+        if offset >= what.source.len() {
+            return None;
+        }
+        let _section = ReadSection::enter(&self.memory.platform);
+        self.find_piece(what, offset, counts)
     }
 
     #[inline(never)]
@@ -83,6 +80,9 @@ impl<'m, P: Platform> PageTable<'m, P> {
             }
             let (node, _, entry) = self.peek(VirtAddr(at), counts);
             if entry.is_empty() && node.level > level {
+                if !lock::is_settled(self, node.table) {
+                    self.settle(node, VirtAddr(at), None);
+                }
                 let slot_end = (at | (arch::span::<P::Arch>(node.level) - 1)).saturating_add(1);
                 offset += (slot_end - at).min(left);
                 continue;
@@ -109,76 +109,75 @@ impl<'m, P: Platform> PageTable<'m, P> {
         None
     }
 
-    /// What a move will need. The caller keeps everyone else out of both ranges until the move.
-    /// Reads a few entries for each source table.
-    pub(crate) fn plan_move(&self, what: &Move, counts: &mut Counts) -> Plan {
-        let _section = ReadSection::enter(&self.memory.platform);
-        let mut missing = Missing { last: [None; 8], count: 0 };
-        let mut offset = 0;
-        let first = self.next_piece(what, offset, counts);
-        let mut next = first;
-        while let Some(piece) = next {
-            let source = what.source.start().0 + piece.offset;
-            let target = what.to.0 + piece.offset;
-            if piece.level > 1 {
-                self.missing(&mut missing, target, piece.len, piece.level, counts);
-            } else {
-                let mut at = source;
-                while at < source + piece.len {
-                    let slot_end = (at | (arch::table_span::<P::Arch>(1) - 1)) + 1;
-                    let end = slot_end.min(source + piece.len);
-                    let (node, _, entry) = self.peek(VirtAddr(at), counts);
-                    let filled =
-                        if node.level == 1 { self.live(node.table) > 0 } else { !entry.is_empty() };
-                    if filled {
-                        let target = target + (at - source);
-                        self.missing(&mut missing, target, end - at, 1, counts);
-                    }
-                    at = end;
-                }
-            }
-            offset = piece.offset + piece.len;
-            next = self.next_piece(what, offset, counts);
-        }
-        Plan { tables: missing.count, first }
-    }
-
-    /// Counts the tables down to `level` that are missing for `len` bytes at `target`.
-    fn missing(
-        &self,
-        missing: &mut Missing,
-        target: u64,
-        len: u64,
-        level: u8,
-        counts: &mut Counts,
-    ) {
-        for addr in [target, target + len - 1] {
-            let (node, _, _) = self.peek(VirtAddr(addr), counts);
-            for lacking in level..node.level {
-                let base = addr & !(arch::table_span::<P::Arch>(lacking) - 1);
-                let last = &mut missing.last[usize::from(lacking) % 8];
-                if *last != Some(base) {
-                    *last = Some(base);
-                    missing.count += 1;
-                }
-            }
-        }
-    }
-
-    /// Moves everything. `first` is the first piece of the plan, and `pool` holds at least as many
-    /// tables as the plan asks for. The caller holds the VMAs of both ranges for writing; nothing is
-    /// mapped in the target.
+    /// Moves everything, or nothing where memory runs out. The caller holds the VMAs of both ranges
+    /// for writing, and the rmap locks of the source; nothing is mapped in the target. May wait for
+    /// memory.
     ///
     /// Reads and writes the entries that are moved: one for each table that moves whole, one for
     /// each base page else. One invalidation a piece, and one for each contiguous block or huge
     /// leaf that its ends cut; emptied tables that no piece could take are in the gather.
-    pub(crate) fn relocate(
+    pub(crate) fn relocate(&self, what: &Move, counts: &mut Counts) -> Result<Gather, OutOfMemory> {
+        let mut pool = TablePool::new(self.memory);
+        let first = self.next_piece(what, 0, counts);
+        let done = match first {
+            // A single piece lays its own tables.
+            Some(piece) if piece.offset + piece.len < what.source.len() => {
+                self.lay_all(what, first, &mut pool, counts)
+            }
+            _ => Ok(()),
+        };
+        let done = done.and_then(|()| self.relocate_from(what, first, &mut pool, counts));
+        if done.is_err() {
+            self.take_laid(what);
+        }
+        pool.give_back();
+        *counts += pool.counts;
+        done
+    }
+
+    /// Creates all tables that the target lacks, so that no piece fails behind one that has moved:
+    /// nobody takes an empty table out of a range whose VMAs are held.
+    fn lay_all(
         &self,
         what: &Move,
         first: Option<Piece>,
         pool: &mut TablePool<'m, P>,
         counts: &mut Counts,
-    ) -> Gather {
+    ) -> Result<(), OutOfMemory> {
+        let mut next = first;
+        let mut unused = Gather::new();
+        while let Some(piece) = next {
+            let start = what.source.start().0 + piece.offset;
+            let source = VirtRange::raw(start, start + piece.len);
+            let lay =
+                |pair: &mut Pair<'_, 'm, '_, P>, source, target, len| pair.lay(source, target, len);
+            let mut locked = Locked { pool: &mut *pool, gather: &mut unused, counts: &mut *counts };
+            while self.with_pair(what, piece, source, &mut locked, lay).is_err() {
+                locked.pool.refill()?;
+            }
+            next = self.next_piece(what, piece.offset + piece.len, counts);
+        }
+        Ok(())
+    }
+
+    /// Takes the empty tables out again that a move has left in its target.
+    #[cold]
+    fn take_laid(&self, what: &Move) {
+        let mut gather = Gather::new();
+        let span = arch::table_span::<P::Arch>(1);
+        let (start, end) = (what.to.0, what.to.0 + what.source.len());
+        let slots = (start & !(span - 1)..end).step_by(span as usize);
+        slots.for_each(|at| self.prune(VirtAddr(at), &mut gather));
+        self.finish(gather);
+    }
+
+    fn relocate_from(
+        &self,
+        what: &Move,
+        first: Option<Piece>,
+        pool: &mut TablePool<'m, P>,
+        counts: &mut Counts,
+    ) -> Result<Gather, OutOfMemory> {
         let mut gather = Gather::new();
         let mut next = first;
         let mut whole = false;
@@ -200,16 +199,27 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 let end = if reached_end { what.hull.end().0 } else { begin + piece.len };
                 VirtRange::raw(start, end)
             };
-            self.relocate_piece(what, piece, cleared, pool, &mut gather, counts);
+            while self.relocate_piece(what, piece, cleared, pool, &mut gather, counts).is_err() {
+                if pool.refill().is_err() {
+                    if next == first {
+                        // Nothing has moved.
+                        return Err(OutOfMemory);
+                    }
+                    debug_assert!(false, "a table that was laid is gone");
+                    // Rather wait for ever than tear the mapping apart.
+                    self.memory.platform.relax(Wait::Long);
+                }
+            }
             next = self.next_piece(what, offset, counts);
         }
         if !whole {
             // Tables above what moved may be left.
             // Nothing is mapped there any more, so there is nothing to split and no failure.
-            let emptied = self.zap(what.source, what.hull, Flush::Later, &mut gather);
+            let flush = Flush::BeforeUnlock;
+            let emptied = self.zap(what.source, what.hull, flush, &mut gather);
             debug_assert!(emptied.is_ok(), "an empty range has no leaf to split");
         }
-        gather
+        Ok(gather)
     }
 
     fn relocate_piece(
@@ -220,41 +230,67 @@ impl<'m, P: Platform> PageTable<'m, P> {
         pool: &mut TablePool<'m, P>,
         gather: &mut Gather,
         counts: &mut Counts,
-    ) {
+    ) -> Result<(), OutOfMemory> {
+        let mut locked = Locked { pool, gather, counts };
+        self.with_pair(what, piece, cleared, &mut locked, |pair, source, target, len| {
+            pair.lay(source, target, len)?;
+            if piece.level > 1 {
+                pair.move_slots(source, target, len);
+            } else {
+                pair.move_leaves(source, target, len);
+            }
+            pair.unhook_emptied(pair.from, pair.from_base, cleared);
+            self.flush(pair.gather, pair.counts);
+            Ok(())
+        })
+    }
+
+    /// Does `work` with the tables of `locked_source` and of the piece's target locked; it gets the
+    /// two addresses and the length of the piece.
+    #[inline]
+    fn with_pair(
+        &self,
+        what: &Move,
+        piece: Piece,
+        locked_source: VirtRange,
+        locked: &mut Locked<'_, 'm, P>,
+        work: impl FnOnce(&mut Pair<'_, 'm, '_, P>, u64, u64, u64) -> Result<(), OutOfMemory>,
+    ) -> Result<(), OutOfMemory> {
         let section = ReadSection::enter(&self.memory.platform);
         let mut locks = LockSet::new();
-        let target = what.to.0 + piece.offset;
-        let target = VirtRange::raw(target, target + piece.len);
-        let (from, to) = lock::lock_pair(self, self.root, cleared, target, piece.level, &mut locks);
-        counts.tables_locked += locks.len() as u64;
-        let source = what.source.start().0 + piece.offset;
+        let to = what.to.0 + piece.offset;
+        let target = VirtRange::raw(to, to + piece.len);
+        let (source_cover, target_cover) =
+            lock::lock_pair(self, self.root, locked_source, target, piece.level, &mut locks);
+        locked.counts.tables_locked += locks.len() as u64;
+        if locks.is_pending() {
+            // Before anything is carried away: the flush of this move would name the old place alone.
+            self.honour_pending(locked_source, &locks, None, locked.counts);
+            self.honour_pending(target, &locks, None, locked.counts);
+        }
+        let from_span = arch::table_span::<P::Arch>(source_cover.level);
         let mut pair = Pair {
             tables: self,
             locks: &mut locks,
-            counts,
-            from,
-            to,
-            from_base: cleared.start().align_down(arch::table_span::<P::Arch>(from.level)),
+            counts: &mut *locked.counts,
+            from: source_cover,
+            to: target_cover,
+            from_base: locked_source.start().align_down(from_span),
             moved: what.source,
             level: piece.level,
             source_table: None,
             target_table: None,
-            pool,
-            gather,
+            pool: &mut *locked.pool,
+            gather: &mut *locked.gather,
             _section: section,
         };
-        if piece.level > 1 {
-            pair.move_slots(source, target.start().0, piece.len);
-        } else {
-            pair.move_leaves(source, target.start().0, piece.len);
-        }
-        pair.unhook_emptied(from, pair.from_base, cleared);
-        self.flush(pair.gather, pair.counts);
+        work(&mut pair, what.source.start().0 + piece.offset, to, piece.len)
     }
 }
 
-/// Which missing tables were counted already: the last one on each level, as addresses rise.
-struct Missing {
-    last: [Option<u64>; 8],
-    count: u64,
+/// What a piece needs while its tables are locked.
+struct Locked<'a, 'm, P: Platform> {
+    pool: &'a mut TablePool<'m, P>,
+    gather: &'a mut Gather,
+    counts: &'a mut Counts,
 }

@@ -8,10 +8,10 @@ use crate::platform::Platform;
 use crate::tlb::Gather;
 
 use super::cursor::{Cursor, Whole};
-use super::lock::Depth;
+use super::lock::{CHUNK_TABLES, Depth, Keep, Node, try_mark_stray};
 use super::run::{Run, What};
-use super::zap::{drop_absent, drop_suspended, suspend};
-use super::{OutOfMemory, PageTable};
+use super::zap::{NONE_HELD, UNHOOKED_AT_ONCE, drop_absent, drop_suspended, suspend};
+use super::{OutOfMemory, PageTable, Reach};
 
 /// What stays.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,30 +22,76 @@ pub(crate) enum Spared {
     GuardsAndCopies,
 }
 
+/// Whether whole tables may go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Pass {
+    /// Tables that the range covers and in which no guard may stand go whole; others are left.
+    Tables,
+    /// Every entry is looked at.
+    Entries,
+}
+
 impl<P: Platform> PageTable<'_, P> {
-    /// As `zap`, but some things stay, and no table is freed. One invalidation for each stretch
-    /// without exceptions.
+    /// As `zap`, but some things stay. One invalidation for each chunk of tables without exceptions,
+    /// and for each stretch between two exceptions.
+    ///
+    /// Whether a guard stands in a table is asked under that table's lock: the flag of the VMA
+    /// ([`crate::space::MappingFlags::MAYBE_GUARDS`]) may come after the caller has looked.
     pub(crate) fn zap_sparing(
         &self,
         range: VirtRange,
         spared: Spared,
         gather: &mut Gather,
     ) -> Result<(), OutOfMemory> {
-        for chunk in self.chunks(range) {
-            let mut cursor = self.cursor(chunk, Depth::Floor(1));
+        let tables = spared == Spared::Guards && self.reach == Reach::Table;
+        if tables && !self.zap_sparing_in(range, spared, Pass::Tables, gather)? {
+            return Ok(());
+        }
+        self.zap_sparing_in(range, spared, Pass::Entries, gather).map(|_| ())
+    }
+
+    /// Says whether tables were left.
+    fn zap_sparing_in(
+        &self,
+        range: VirtRange,
+        spared: Spared,
+        pass: Pass,
+        gather: &mut Gather,
+    ) -> Result<bool, OutOfMemory> {
+        let (size, depth, whole) = match pass {
+            Pass::Tables => {
+                (UNHOOKED_AT_ONCE * arch::table_span::<P::Arch>(2), Depth::Edges, Whole::Yield)
+            }
+            Pass::Entries => {
+                (CHUNK_TABLES * arch::table_span::<P::Arch>(1), Depth::Floor(1), Whole::Enter)
+            }
+        };
+        let mut left = false;
+        for chunk in self.chunks_of(range, size) {
+            let mut cursor = self.cursor(chunk, depth);
             // From here to the cursor's position leaves are suspended.
             let mut from = None;
             loop {
-                let run = match cursor.next_run(Equal::empty(), Whole::Enter) {
+                let run = match cursor.next_run(Equal::empty(), whole) {
                     Ok(Some(run)) => run,
                     Ok(None) => break,
                     Err(error) => {
                         drop_stretch(&mut cursor, from.take(), chunk, gather);
+                        self.flush(gather, &mut cursor.counts);
                         return Err(error);
                     }
                 };
                 match run.what {
-                    What::Empty | What::Table(_) => {}
+                    What::Empty => {}
+                    What::Table(table) => {
+                        let node = Node { table, level: run.node.level - 1 };
+                        if try_mark_stray(self, node, Keep::Guards) {
+                            let held = NONE_HELD;
+                            self.unhook(&run, table, range, held, gather, &mut cursor.counts);
+                        } else {
+                            left = true;
+                        }
+                    }
                     _ if self.is_spared(&run, spared) => {
                         let stretch = from.take().map(|from: VirtAddr| (from, run.at));
                         drop_until(&mut cursor, stretch, chunk, gather);
@@ -67,8 +113,9 @@ impl<P: Platform> PageTable<'_, P> {
                 }
             }
             drop_stretch(&mut cursor, from.take(), chunk, gather);
+            self.flush(gather, &mut cursor.counts);
         }
-        Ok(())
+        Ok(left)
     }
 
     fn is_spared(&self, run: &Run, spared: Spared) -> bool {

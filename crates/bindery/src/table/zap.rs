@@ -17,8 +17,8 @@
 //! second phase finds in them what it has to give back. Everyone else keeps out, since the table's
 //! lock is held all the while.
 //!
-//! Where there are no edges, the caller flushes, without the locks; or not, where somebody may look
-//! for the pages who comes through the reverse map ([`Flush`]).
+//! The flush comes before the locks are released, edges or not ([`crate::tlb`]): a table that is
+//! detached leaves an empty entry, from which others conclude that nothing is mapped.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -28,18 +28,27 @@ use crate::arch::{self, Arch, Entry, Equal, Kind, absent};
 use crate::frame::{FreeBatch, meta};
 use crate::platform::Platform;
 use crate::stats::Counts;
-use crate::tlb::{Flush, Gather};
+use crate::tlb::Gather;
 
 use super::cursor::{Cursor, Whole};
 use super::lock::{Depth, Node, mark_subtree_stray};
 use super::run::{self, Run, What};
 use super::{OutOfMemory, PageTable, Reach, free_table, level_of, link};
 
+/// When the TLBs forget what is unmapped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Flush {
+    /// Before the locks of the tables are released.
+    BeforeUnlock,
+    /// When the gather is finished, once for everything: no CPU has the root loaded or will load it,
+    /// and no reverse map leads here any more.
+    AtEnd,
+}
+
 impl<P: Platform> PageTable<'_, P> {
     /// Unmaps everything in `range`, and frees the tables that `hull` covers, the range with what
-    /// is free around it. They end up in the gather; the rest is flushed and given back already.
-    /// The caller keeps faults out of the range, and says by `flush` whether others look for what is
-    /// mapped there.
+    /// is free around it. They end up in the gather, flushed; the rest is given back already. The
+    /// caller keeps faults out of the range.
     ///
     /// Reads the runs of the edges and one entry for each whole table. Fails only where a huge
     /// leaf that must be split has no reserve; the runs before it are unmapped then.
@@ -95,7 +104,7 @@ impl<P: Platform> PageTable<'_, P> {
 
     /// Unhooks the table of `run`, in which at most `mapped` was mapped; it is freed when the
     /// gather is finished.
-    fn unhook(
+    pub(super) fn unhook(
         &self,
         run: &Run,
         table: Frame,
@@ -104,7 +113,8 @@ impl<P: Platform> PageTable<'_, P> {
         gather: &mut Gather,
         counts: &mut Counts,
     ) {
-        self.slots(run.node.table)[run.index as usize].store(0, Ordering::Relaxed);
+        // Release: who reads the entry as empty finds its table locked, or the flush done.
+        self.slots(run.node.table)[run.index as usize].store(0, Ordering::Release);
         counts.entries_written += 1;
         self.change_live(run.node.table, 0, 1);
         // Where nothing was mapped, there was no table for a walker to remember.
@@ -133,10 +143,10 @@ impl<P: Platform> PageTable<'_, P> {
 }
 
 /// Tables of level 2 that are unhooked under one set of locks, with all that hangs in them.
-const UNHOOKED_AT_ONCE: u64 = 8;
+pub(super) const UNHOOKED_AT_ONCE: u64 = 8;
 
 /// No level is as high: none of the tables to be marked is locked.
-const NONE_HELD: u8 = u8::MAX;
+pub(super) const NONE_HELD: u8 = u8::MAX;
 
 fn zap_locked<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
@@ -178,7 +188,7 @@ fn zap_locked<P: Platform>(
             }
         }
     }
-    if suspended || flush == Flush::AtOnce {
+    if suspended || flush == Flush::BeforeUnlock {
         tables.flush(gather, &mut cursor.counts);
     }
     if suspended {

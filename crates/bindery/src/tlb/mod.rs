@@ -2,24 +2,61 @@
 //!
 //! An address space remembers the CPUs that have loaded it ([`Presence`]). What an operation takes
 //! out of a table collects in a [`Gather`]: the addresses to invalidate and the tables that were
-//! unhooked. The gather's promise is the order:
+//! detached. The gather promises an order:
 //!
-//! 1. entries are cleared (the caller, under the table locks);
+//! 1. the operation clears or narrows entries under the table locks;
 //! 2. [`Gather::flush`] makes every CPU that may hold the old entries forget them;
-//! 3. only then [`Gather::finish`] waits for readers without locks, and gives back what was
-//!    unhooked.
+//! 3. only then `PageTable::finish` waits for readers without locks, and gives back what was
+//!    detached.
 //!
-//! Step 2 before step 3 is what invariant 1 stands on. Without it:
+//! Step 2 before step 3 is what invariant 1 rests on. Without it:
 //! 1. CPU A unmaps a page and frees its frame; CPU B's TLB still has the translation;
 //! 2. CPU A hands the frame to another process;
 //! 3. CPU B's program writes to the old address, into the other process' memory.
+//!
+//! # Pending flushes
+//! A table's entries say less than the TLBs from the first narrowing store until the flush. Nobody
+//! may draw a conclusion from such an entry alone:
+//! 1. CPU A saves a file: it write-protects the entry of a page, and releases the table's lock;
+//! 2. CPU B calls `mprotect(PROT_READ)`, finds the entry read-only, flushes nothing, and returns;
+//! 3. CPU C stores through the writable translation that its TLB still holds.
+//!
+//! So one rule holds for every operation, whatever it narrows. **Whoever releases a table's lock has
+//! flushed what it narrowed under it, or has raised the table's *pending count* before the first
+//! narrowing store, and lowers it after the flush. Whoever takes the lock later and finds the count
+//! above zero flushes its own range before it acts.** A count, not a flag: one flusher cannot clear
+//! another's mark. The flush by the later locker needs no help from the first one, which may be
+//! waiting for a lock that the later one holds.
+//!
+//! | operation | flush |
+//! |---|---|
+//! | unmapping, discarding, truncation | before it releases the locks, so it needs no mark |
+//! | a move | before it releases the locks of either end |
+//! | `mprotect`, write-protection, aging, `fork` | marks up to 64 tables; one flush for all of them |
+//! | copy on write, fold, split, collapse | between break and make, under the lock |
+//!
+//! A detached table is pending in its parent, which alone names it: the parent's lock is held from
+//! the cleared entry to the flush. An operation that passes over an empty entry without a lock looks
+//! whether the table is locked or pending after it has read the entry, and if so takes the lock
+//! (`PageTable::settle`):
+//! 1. CPU A punches a hole: under the lock of table P it clears the entry that names table C;
+//! 2. CPU B calls `mprotect(PROT_NONE)`, finds nothing below P, and would return;
+//! 3. CPU C stores through its translation, which came from table C.
+//!
+//! The store that clears the entry is a release: who sees it sees P locked, or the flush done.
+//!
+//! A table that is detached while its count is above zero stays allocated until the count is zero:
+//! whoever lowers it must not meet another table in the same frame.
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
+
+use arrayvec::ArrayVec;
 
 use crate::addr::{Frame, VirtRange};
 use crate::arch::{self, Arch};
 use crate::platform::{Cpu, CpuSet, Invalidation, MAX_CPUS, Platform, Tables};
 use crate::stats::Counts;
+use crate::table::lock::CHUNK_TABLES;
 
 /// What a CPU's TLB holds of an address space after the CPU has switched away from it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,26 +127,6 @@ pub(crate) fn invalidate<P: Platform>(
     platform.invalidate(root, &cpus, what);
 }
 
-/// When the TLBs forget what a verb takes out of its tables.
-///
-/// Anonymous memory waits for the end of the verb: whoever else looks for its pages takes the
-/// address space's mutex first. Who takes pages away from an object, or saves them, comes through
-/// the reverse map with no lock of the address space but those of its tables, and believes what it
-/// reads there. So what is in no table any more must be in no TLB by the time the table's lock is
-/// given back:
-/// 1. CPU A hides or unhooks a file's page and gives the lock back without a flush;
-/// 2. CPU B saves the file: the page is mapped nowhere, so nobody need forget it, and is stored;
-/// 3. CPU C writes to it through what its TLB remembers. Nobody will save that.
-///
-/// (With a truncation for CPU B, the page belongs to somebody else by then.)
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Flush {
-    /// When the caller flushes the gather.
-    Later,
-    /// Before the locks of the tables are given back ([`crate::table::PageTable::settle`]).
-    AtOnce,
-}
-
 /// What is still to be invalidated, and the tables that may be freed afterwards.
 #[must_use = "what was gathered has to be flushed and finished"]
 pub(crate) struct Gather {
@@ -117,13 +134,25 @@ pub(crate) struct Gather {
     /// The lowest level at which a translation changed.
     level: u8,
     tables: Tables,
+    /// Tables that this gather has marked as pending; the flush lowers their counts. A table that
+    /// was marked twice is here twice.
+    marks: ArrayVec<Frame, MARKS>,
     /// Unhooked tables, linked through their metadata; what stands in them still counts as mapped.
     pub(crate) unhooked: Option<Frame>,
 }
 
+/// The most marks that one flush carries.
+const MARKS: usize = CHUNK_TABLES as usize;
+
 impl Gather {
     pub(crate) const fn new() -> Self {
-        Self { range: None, level: u8::MAX, tables: Tables::Unchanged, unhooked: None }
+        Self {
+            range: None,
+            level: u8::MAX,
+            tables: Tables::Unchanged,
+            marks: ArrayVec::new_const(),
+            unhooked: None,
+        }
     }
 
     /// Translations in `range`, of entries at `level`, are stale now.
@@ -145,7 +174,36 @@ impl Gather {
         self.tables = Tables::Changed;
     }
 
-    /// Makes every TLB forget what is stale; nothing where nothing is.
+    /// Notes that this gather has raised the pending count of `table`. Called after
+    /// [`Gather::has_room_for_mark`].
+    pub(crate) fn note_mark(&mut self, table: Frame) {
+        self.marks.push(table);
+    }
+
+    /// Whether another mark fits.
+    #[inline]
+    pub(crate) fn has_room_for_mark(&self) -> bool {
+        !self.marks.is_full()
+    }
+
+    /// Whether `table` is the one that was marked last.
+    #[inline]
+    pub(crate) fn has_just_marked(&self, table: Frame) -> bool {
+        self.marks.last() == Some(&table)
+    }
+
+    /// How much of the pending count of `table` is this gather's.
+    pub(crate) fn marks_of(&self, table: Frame) -> u32 {
+        self.marks.iter().filter(|marked| **marked == table).count() as u32
+    }
+
+    /// A table whose pending count is to be lowered after the flush.
+    pub(crate) fn take_mark(&mut self) -> Option<Frame> {
+        self.marks.pop()
+    }
+
+    /// Makes every TLB forget what is stale; nothing where nothing is. The marks stay: the caller
+    /// lowers them ([`crate::table::PageTable::flush`]).
     pub(crate) fn flush<P: Platform>(
         &mut self,
         platform: &P,
@@ -165,12 +223,14 @@ impl Gather {
         }
     }
 
+    /// Whether a flush has something to do.
     pub(crate) fn is_stale(&self) -> bool {
-        self.range.is_some()
+        self.range.is_some() || !self.marks.is_empty()
     }
 
     /// Takes over what another gather holds.
     pub(crate) fn absorb<P: Platform>(&mut self, memory: &crate::Memory<P>, other: Self) {
+        debug_assert!(other.marks.is_empty(), "a mark would wait for the wrong flush");
         if let Some(range) = other.range {
             self.stale(range, other.level);
             if other.tables == Tables::Changed {

@@ -11,10 +11,10 @@ use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::space::vma::{Protection, Vma};
 use crate::stats::Counts;
-use crate::table::cursor::{Cursor, Supply};
+use crate::table::cursor::Cursor;
 use crate::table::leaf::{replace, user_attributes};
 use crate::table::lock::Depth;
-use crate::table::{ReadSection, run};
+use crate::table::{ReadSection, TablePool, run};
 use crate::tlb::Gather;
 
 use super::{Access, Resolved};
@@ -124,6 +124,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// page. `None` where the page has changed in between.
     pub(super) fn copy(&self, vma: &Vma, page: VirtAddr) -> Result<Option<Resolved>, FaultError> {
         let frames = &self.table.memory.frames;
+        self.table.memory.may_wait();
         let copy = self.own_folio(vma, page, 0).ok_or(FaultError::OutOfMemory)?;
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         let copied = {
@@ -236,9 +237,9 @@ fn replace_page<P: Platform>(
     {
         return Ok(None);
     }
-    // Splits a huge leaf.
+    // Splits a huge leaf, whose reserve is the table.
     let table = cursor
-        .table_at(range.start(), 1, &mut Supply::Frames)
+        .table_at(range.start(), 1, &mut TablePool::new(tables.memory))
         .map_err(|_| FaultError::OutOfMemory)?;
     let index = arch::index_of::<P::Arch>(range.start(), 1);
     if P::Arch::is_block(run::load(tables.slots(table), index)) {

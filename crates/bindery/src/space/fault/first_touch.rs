@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Attributes, Permissions};
 use crate::error::FaultError;
 use crate::frame::{Folio, MAX_FOLIO_ORDER};
@@ -10,10 +10,10 @@ use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::space::vma::{MappingFlags, Protection, Vma};
 use crate::stats::Counts;
-use crate::table::cursor::{Cursor, Supply};
+use crate::table::cursor::Cursor;
 use crate::table::leaf::user_attributes;
-use crate::table::lock::{Depth, Tree, lock_found};
-use crate::table::{ReadSection, new_table, run};
+use crate::table::lock::{Depth, Tree};
+use crate::table::{OutOfMemory, ReadSection, TablePool, run};
 
 use super::{Access, Resolved, Step};
 
@@ -31,7 +31,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Option<Result<Resolved, FaultError>> {
         let memory = self.table.memory;
         let _section = ReadSection::enter(self.platform());
-        let (table, descended) = self.table.leaf_table(page)?;
+        let found = self.table.leaf_table(page)?;
+        let table = found.table;
         let slots = self.table.slots(table);
         let mut orders = memory.folio_policy().orders(flags) | 1;
         while orders != 0 {
@@ -50,14 +51,10 @@ impl<P: Platform> AddressSpace<'_, P> {
             if order > ZEROED_IN_SECTION {
                 return None;
             }
-            let Some(folio) = self.own_folio(vma, window.start(), order) else {
-                if order == 0 {
-                    return Some(Err(FaultError::OutOfMemory));
-                }
-                continue;
-            };
+            // Where there is none at once, the slow way waits for one outside of the read section.
+            let folio = self.own_folio(vma, window.start(), order)?;
             self.platform().zero(folio.head, folio.pages());
-            let locked = lock_found(&self.table, table);
+            let locked = self.table.try_lock_leaf_table(page, &found);
             if !locked || !run::are_empty(stretch) {
                 if locked {
                     self.table.unlock(table);
@@ -70,7 +67,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             self.table.write_leaves(table, first, entry, folio.pages());
             self.table.unlock(table);
             self.table.stats.add(&Counts {
-                entries_descended: descended,
+                entries_descended: u64::from(P::Arch::LEVELS) - 1,
                 entries_read: u64::from(folio.pages()),
                 entries_written: u64::from(folio.pages()),
                 tables_locked: 1,
@@ -130,6 +127,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let order = (u16::BITS - 1 - orders.leading_zeros()) as u8;
             orders &= !(1 << order);
             let Some(window) = folio_place(page, order) else { continue };
+            self.table.memory.may_wait();
             let Some(folio) = self.own_folio(vma, window.start(), order) else { continue };
             self.platform().zero(folio.head, folio.pages());
             let step = self.map_folio(vma, window, folio);
@@ -151,45 +149,36 @@ impl<P: Platform> AddressSpace<'_, P> {
         window: VirtRange,
         folio: Folio,
     ) -> Result<Step, FaultError> {
-        let memory = self.table.memory;
         let huge = folio.order == arch::order_of_level::<P::Arch>(2) && folio.order > 0;
         let level = if huge { 2 } else { 1 };
-        let mut counts = Counts::default();
-        let reserve = if huge {
-            // Before the locks: whoever splits the leaf later must not fail.
-            Some(new_table(memory, 1, &mut counts).ok_or(FaultError::OutOfMemory)?)
-        } else {
-            None
-        };
-        let mut cursor = self.table.cursor(window, Depth::Floor(1));
-        let mapped = map_folio_locked(&mut cursor, vma, window, folio, level, reserve);
-        counts.bytes_zeroed += window.len();
-        if !matches!(mapped, Ok(Step::Done(_)))
-            && let Some(reserve) = reserve
-        {
-            crate::table::free_table(memory, reserve, &mut counts);
-        }
-        cursor.counts += counts;
+        let mapped = self.table.with_tables(|pool| {
+            let mut cursor = self.table.cursor(window, Depth::Floor(1));
+            map_folio_locked(&mut cursor, vma, window, folio, level, pool)
+        });
+        let zeroed = Counts { bytes_zeroed: window.len(), ..Counts::default() };
+        self.table.stats.add(&zeroed);
         self.published(window);
-        mapped
+        mapped.map_err(|_| FaultError::OutOfMemory)
     }
 
     pub(super) fn map_zero_page(&self, vma: &Vma, page: VirtAddr) -> Result<Step, FaultError> {
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-        let mut cursor = self.table.cursor(range, Depth::Floor(1));
-        if !cursor.entry_at(page).2.is_empty() {
-            // Another CPU was faster; what it mapped may be huge and must not be cut.
-            return Ok(Step::Again);
-        }
-        let supply = &mut Supply::Frames;
-        let table = cursor.table_at(page, 1, supply).map_err(|_| FaultError::OutOfMemory)?;
-        let index = arch::index_of::<P::Arch>(page, 1);
-        let permissions = vma.protection().permissions() - Permissions::WRITE;
-        let attributes = Attributes { accessed: true, ..user_attributes(permissions) };
-        let entry = P::Arch::leaf(self.table.memory.zero_frame, 1, attributes);
-        self.table.fill(table, index, entry, 1, &mut cursor.counts);
+        let mapped = self.table.with_tables(|pool| {
+            let mut cursor = self.table.cursor(range, Depth::Floor(1));
+            if !cursor.entry_at(page).2.is_empty() {
+                // Another CPU was faster; what it mapped may be huge and must not be cut.
+                return Ok(Step::Again);
+            }
+            let table = cursor.table_at(page, 1, pool)?;
+            let index = arch::index_of::<P::Arch>(page, 1);
+            let permissions = vma.protection().permissions() - Permissions::WRITE;
+            let attributes = Attributes { accessed: true, ..user_attributes(permissions) };
+            let entry = P::Arch::leaf(self.table.memory.zero_frame, 1, attributes);
+            self.table.fill(table, index, entry, 1, &mut cursor.counts);
+            Ok(Step::Done(Resolved::ZeroPage))
+        });
         self.published(range);
-        Ok(Step::Done(Resolved::ZeroPage))
+        mapped.map_err(|_| FaultError::OutOfMemory)
     }
 }
 
@@ -214,23 +203,21 @@ fn folio_place(page: VirtAddr, order: u8) -> Option<VirtRange> {
     VirtRange::from_len(page.align_down(size), size)
 }
 
-fn map_folio_locked<P: Platform>(
-    cursor: &mut Cursor<'_, '_, P>,
+fn map_folio_locked<'m, P: Platform>(
+    cursor: &mut Cursor<'_, 'm, P>,
     vma: &Vma,
     window: VirtRange,
     folio: Folio,
     level: u8,
-    reserve: Option<Frame>,
-) -> Result<Step, FaultError> {
+    pool: &mut TablePool<'m, P>,
+) -> Result<Step, OutOfMemory> {
     let tables = cursor.tables;
     let (node, _, entry) = cursor.entry_at(window.start());
     if node.level < level || !entry.is_empty() {
         // A table or a page has come between: the folio does not fit any more.
         return Ok(Step::Again);
     }
-    let table = cursor
-        .table_at(window.start(), level, &mut Supply::Frames)
-        .map_err(|_| FaultError::OutOfMemory)?;
+    let table = cursor.table_at(window.start(), level, pool)?;
     let index = arch::index_of::<P::Arch>(window.start(), level);
     let count = if level == 1 { folio.pages() } else { 1 };
     let vacant = run::empty(tables.slots(table), index, count);
@@ -238,6 +225,8 @@ fn map_folio_locked<P: Platform>(
     if vacant != count {
         return Ok(Step::Again);
     }
+    // Whoever splits a huge leaf later must not fail.
+    let reserve = if level > 1 { Some(pool.take(1, &mut cursor.counts)?) } else { None };
     let entry = P::Arch::leaf(folio.head, level, written_attributes(vma.protection()));
     tables.memory.frames.first_map(folio, folio.pages());
     cursor.counts.folios_touched += 1;

@@ -1,7 +1,7 @@
 //! Faults where an object has the pages: shared memory and files.
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Attributes, Permissions};
+use crate::arch::{self, Arch, Attributes, Entry, Permissions};
 use crate::error::FaultError;
 use crate::frame::Folio;
 use crate::object::{ObjectState, pages};
@@ -10,11 +10,10 @@ use crate::space::AddressSpace;
 use crate::space::index::Indexed;
 use crate::space::vma::Vma;
 use crate::stats::Counts;
-use crate::table::cursor::Supply;
 use crate::table::leaf::user_attributes;
 use crate::table::lock::Depth;
 use crate::table::protect::{Watched, Writable};
-use crate::table::{new_table, run};
+use crate::table::{OutOfMemory, TablePool, run};
 
 use super::{Access, Resolved, Step};
 
@@ -22,7 +21,7 @@ use super::{Access, Resolved, Step};
 /// `fault_around_bytes`).
 const FAULT_AROUND: u64 = 16 * PAGE_SIZE;
 
-impl<P: Platform> AddressSpace<'_, P> {
+impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Nothing stood at `page` when it was looked at: maps what the object has there, or a copy of
     /// it. The object's gate is held for reading.
     pub(super) fn map_object(
@@ -129,48 +128,69 @@ impl<P: Platform> AddressSpace<'_, P> {
         first: Frame,
         access: Access,
     ) -> Result<Step, FaultError> {
-        let memory = self.table.memory;
-        let folio = memory.frames.folio_of(first).ok_or(FaultError::Bus)?;
+        let folio = self.table.memory.frames.folio_of(first).ok_or(FaultError::Bus)?;
         let attributes = object_attributes(vma, access);
         let huge = range.len() == arch::table_span::<P::Arch>(1)
             && first.is_aligned(arch::order_of_level::<P::Arch>(2));
-        let mut counts = Counts::default();
-        let mut reserve = if huge { new_table(memory, 1, &mut counts) } else { None };
+        if huge {
+            let leaf = P::Arch::leaf(first, 2, attributes);
+            let mapped = self.table.with_tables(|pool| self.map_huge(range, folio, leaf, pool));
+            // Where there is no table for its reserve, small leaves will do.
+            if let Ok(Some(mapped)) = mapped {
+                return mapped;
+            }
+        }
+        let leaf = P::Arch::leaf(first, 1, attributes);
+        let mapped = self.table.with_tables(|pool| self.map_small(range, folio, leaf, pool));
+        mapped.map_err(|_| FaultError::OutOfMemory)?
+    }
+
+    /// Maps `leaf`, all of `folio`, as one huge leaf; `None` where there is a table already.
+    fn map_huge(
+        &self,
+        range: VirtRange,
+        folio: Folio,
+        leaf: Entry,
+        pool: &mut TablePool<'m, P>,
+    ) -> Result<Option<Result<Step, FaultError>>, OutOfMemory> {
         let mut cursor = self.table.cursor(range, Depth::Floor(1));
         let (node, _, entry) = cursor.entry_at(range.start());
-        if node.level >= 2
-            && entry.is_empty()
-            && let Some(table) = reserve.take()
-        {
-            let Ok(holder) = cursor.table_at(range.start(), 2, &mut Supply::Frames) else {
-                crate::table::free_table(memory, table, &mut counts);
-                return Err(FaultError::OutOfMemory);
-            };
-            let index = arch::index_of::<P::Arch>(range.start(), 2);
-            let leaf = P::Arch::leaf(first, 2, attributes);
-            let mapped = memory.frames.map(folio, range.pages() as u32);
-            if mapped.is_err() {
-                crate::table::free_table(memory, table, &mut counts);
-                return Err(FaultError::OutOfMemory);
-            }
-            self.table.publish_leaf(holder, index, leaf);
-            self.table.push_reserve(holder, table);
-            counts.entries_written += 1;
-            counts.folios_touched += 1;
-            cursor.counts += counts;
-            return Ok(Step::Done(Resolved::Mapped(range)));
+        if node.level < 2 {
+            return Ok(None);
         }
-        if let Some(table) = reserve {
-            crate::table::free_table(memory, table, &mut counts);
+        if !entry.is_empty() {
+            // A huge leaf has come between.
+            return Ok(Some(Ok(Step::Again)));
         }
-        cursor.counts += counts;
+        let holder = cursor.table_at(range.start(), 2, pool)?;
+        let reserve = pool.take(1, &mut cursor.counts)?;
+        if self.table.memory.frames.map(folio, range.pages() as u32).is_err() {
+            pool.put(reserve);
+            return Ok(Some(Err(FaultError::OutOfMemory)));
+        }
+        let index = arch::index_of::<P::Arch>(range.start(), 2);
+        self.table.publish_leaf(holder, index, leaf);
+        self.table.push_reserve(holder, reserve);
+        cursor.counts.entries_written += 1;
+        cursor.counts.folios_touched += 1;
+        Ok(Some(Ok(Step::Done(Resolved::Mapped(range)))))
+    }
+
+    /// Maps the pages of `folio` that continue `leaf` one by one, wherever nothing stands.
+    fn map_small(
+        &self,
+        range: VirtRange,
+        folio: Folio,
+        leaf: Entry,
+        pool: &mut TablePool<'m, P>,
+    ) -> Result<Result<Step, FaultError>, OutOfMemory> {
+        let mut cursor = self.table.cursor(range, Depth::Floor(1));
+        let (node, _, entry) = cursor.entry_at(range.start());
         if node.level > 1 && !entry.is_empty() {
             // A huge leaf has come between.
-            return Ok(Step::Again);
+            return Ok(Ok(Step::Again));
         }
-        let table = cursor
-            .table_at(range.start(), 1, &mut Supply::Frames)
-            .map_err(|_| FaultError::OutOfMemory)?;
+        let table = cursor.table_at(range.start(), 1, pool)?;
         let begin = arch::index_of::<P::Arch>(range.start(), 1);
         let end = begin + range.pages() as u32;
         let mut at = begin;
@@ -181,13 +201,16 @@ impl<P: Platform> AddressSpace<'_, P> {
                 at += 1;
                 continue;
             }
-            memory.frames.map(folio, vacant).map_err(|_| FaultError::OutOfMemory)?;
+            if self.table.memory.frames.map(folio, vacant).is_err() {
+                return Ok(Err(FaultError::OutOfMemory));
+            }
             cursor.counts.folios_touched += 1;
-            let leaf = P::Arch::leaf(first.plus(at - begin), 1, attributes);
-            self.table.fill(table, at, leaf, vacant, &mut cursor.counts);
+            let offset = P::Arch::STEP.wrapping_mul(u64::from(at - begin));
+            let part = Entry(leaf.0.wrapping_add(offset));
+            self.table.fill(table, at, part, vacant, &mut cursor.counts);
             at += vacant;
         }
-        Ok(Step::Done(Resolved::Mapped(range)))
+        Ok(Ok(Step::Done(Resolved::Mapped(range))))
     }
 
     /// Maps a copy of the object's page, which is the program's own.

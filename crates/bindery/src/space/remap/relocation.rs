@@ -11,8 +11,8 @@ use crate::space::AddressSpace;
 use crate::space::index::{Indexed, Spot};
 use crate::space::vma::{MappingFlags, Vma};
 use crate::stats::Counts;
-use crate::table::TablePool;
-use crate::table::relocate::{Move, Piece};
+use crate::table::OutOfMemory;
+use crate::table::relocate::Move;
 
 use super::Call;
 
@@ -108,20 +108,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             self.merge_around(self.vma(moved), call.removed);
             return Ok(target.start());
         }
-        // From here on faults in the source wait, and find themselves outside of the VMA
-        // afterwards: a fault between the count and the move could need one more table.
+        // From here on faults in the source wait, and find themselves outside of the VMA afterwards.
         vma.write(self.platform());
         let to = target.start();
-        let mut counts = Counts::default();
-        let plan = self.table.plan_move(&Move { source, to, hull: source }, &mut counts);
-        let Ok(pool) = TablePool::fill(self.table.memory, plan.tables) else {
-            self.table.stats.add(&counts);
+        let whole = source.covers(vma.range());
+        if self.move_held(vma, what, &Nodes { moved, upper }, call).is_err() {
             vma.end_write();
             return Err(self.give_back([Some(moved), upper], Error::OutOfMemory));
-        };
-        let whole = source.covers(vma.range());
-        let nodes = Nodes { moved, upper, first: plan.first };
-        self.move_held(vma, what, nodes, pool, counts, call);
+        }
         if stays {
             if whole {
                 // Its next page begins a life of its own.
@@ -137,34 +131,29 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Ok(to)
     }
 
-    /// The move itself, which cannot fail. The lists of the reverse map are locked throughout, so
-    /// that a walker finds each page at its old or at its new place.
+    /// The move itself; nothing has changed where it fails. The lists of the reverse map are locked
+    /// throughout, so that a walker finds each page at its old or at its new place.
     fn move_held(
         &self,
         vma: &Vma,
         what: &Relocation,
-        nodes: Nodes,
-        mut pool: TablePool<'m, P>,
-        mut counts: Counts,
+        nodes: &Nodes,
         call: &mut Call<'_>,
-    ) {
+    ) -> Result<(), OutOfMemory> {
         let (source, target) = (what.source, what.target);
         let held = Held::new(self.platform(), vma);
-        let hull = if what.fate == Source::Stays {
-            source
-        } else {
-            self.cut_away(vma, source, nodes.upper, &held, call);
-            self.hull(source, target)
-        };
-        let to = target.start();
-        let moved = Move { source, to, hull };
-        let emptied = self.table.relocate(&moved, nodes.first, &mut pool, &mut counts);
-        call.gather.absorb(self.table.memory, emptied);
-        self.insert_held(nodes.moved, &held);
-        drop(held);
-        pool.give_back();
-        counts += pool.counts;
+        let stays = what.fate == Source::Stays;
+        let hull = if stays { source } else { self.hull(source, target) };
+        let mut counts = Counts::default();
+        let moved = Move { source, to: target.start(), hull };
+        let emptied = self.table.relocate(&moved, &mut counts);
         self.table.stats.add(&counts);
+        call.gather.absorb(self.table.memory, emptied?);
+        if !stays {
+            self.cut_away(vma, source, nodes.upper, &held, call);
+        }
+        self.insert_held(nodes.moved, &held);
+        Ok(())
     }
 
     /// Moves all of a VMA to where it passes none of its neighbours: the index keeps its node where
@@ -181,14 +170,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let hull = Self::hull_between(source, slide.floor, slide.ceiling, target);
         let what = Move { source, to: target.start(), hull };
         let mut counts = Counts::default();
-        let plan = self.table.plan_move(&what, &mut counts);
-        let Ok(mut pool) = TablePool::fill(self.table.memory, plan.tables) else {
-            self.table.stats.add(&counts);
+        let held = Held::new(self.platform(), vma);
+        let emptied = self.table.relocate(&what, &mut counts);
+        self.table.stats.add(&counts);
+        let Ok(emptied) = emptied else {
+            drop(held);
             vma.end_write();
             return Err(Error::OutOfMemory);
         };
-        let held = Held::new(self.platform(), vma);
-        let emptied = self.table.relocate(&what, plan.first, &mut pool, &mut counts);
         call.gather.absorb(self.table.memory, emptied);
         vma.set_place(target, slide.page_offset);
         vma.set_flags(slide.flags);
@@ -197,12 +186,6 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         if target.len() > source.len() {
             self.account(slide.flags, (target.pages() - source.pages()) as i64);
         }
-        pool.give_back();
-        // A pool of none has counted nothing.
-        if plan.tables > 0 {
-            counts += pool.counts;
-        }
-        self.table.stats.add(&counts);
         vma.end_write();
         if slide.floor == target.start().0 || slide.ceiling == target.end().0 {
             self.merge_around(vma, call.removed);
@@ -252,10 +235,9 @@ struct Slide {
     page_offset: u64,
 }
 
-/// The new VMAs of a move, and where it begins.
+/// The new VMAs of a move.
 struct Nodes {
     moved: NonNull<Vma>,
     /// What is left above the source, where it is cut out of the middle.
     upper: Option<NonNull<Vma>>,
-    first: Option<Piece>,
 }

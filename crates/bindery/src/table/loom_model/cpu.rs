@@ -8,6 +8,7 @@ use loom::sync::atomic::Ordering;
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Kind, Tiny};
 use crate::table::lock::{self, Depth, LockSet, Node, Tree};
+use crate::table::pending::{self, Last};
 
 use super::world::{
     Inside, Life, Omit, ROOT, STANDING, Table, World, count, index_of, page, pages,
@@ -23,7 +24,7 @@ const WRITER: u32 = 1 << 31;
 
 /// A CPU at work. What the protocol asks of a tree it does with the orderings of `PageTable`.
 pub(super) struct Cpu {
-    world: Rc<World>,
+    pub(super) world: Rc<World>,
     number: usize,
 }
 
@@ -58,6 +59,32 @@ impl Tree for Cpu {
         table.state.fetch_or(if told { STRAY | GONE } else { GONE }, Ordering::Relaxed);
     }
 
+    fn clear_stray(&self, table: Frame) {
+        self.table(table).state.fetch_and(!(STRAY | GONE), Ordering::Relaxed);
+    }
+
+    fn is_locked(&self, table: Frame) -> bool {
+        self.table(table).state.load(Ordering::Acquire) & LOCK != 0
+    }
+
+    fn is_pending(&self, table: Frame) -> bool {
+        pending::count(&self.table(table).pending) != 0
+    }
+
+    fn stands(&self, root: Frame, node: Node, addr: VirtAddr) -> bool {
+        if self.world.omit == Omit::SecondDescent {
+            return true;
+        }
+        let mut found = Some(root);
+        for level in (node.level + 1..=Tiny::LEVELS).rev() {
+            found = found.and_then(|table| self.child(table, level, index_of(addr, level) as u32));
+        }
+        if found != Some(node.table) {
+            count(&self.world.seen.restarts);
+        }
+        found == Some(node.table)
+    }
+
     fn live(&self, table: Frame) -> u32 {
         self.table(table).inside(|inside| inside.live)
     }
@@ -75,7 +102,7 @@ impl Cpu {
     }
 
     /// The table, which must not have been freed. Whatever a CPU does to a table begins here.
-    fn table(&self, table: Frame) -> &Table {
+    pub(super) fn table(&self, table: Frame) -> &Table {
         let table = &self.world.tables[table.0 as usize];
         // SAFETY: loom panics if the table may be created or freed at the same time.
         table.life.with(|life| assert_eq!(unsafe { *life }, Life::Used, "touched a freed table"));
@@ -87,7 +114,7 @@ impl Cpu {
     }
 
     /// Does `work` in a read section. (No guard: dropped by a panic, it would call loom again.)
-    fn in_section<R>(&self, work: impl FnOnce(&mut LockSet) -> R) -> R {
+    pub(super) fn in_section<R>(&self, work: impl FnOnce(&mut LockSet) -> R) -> R {
         let mut locks = LockSet::new();
         let slot = &self.world.reading[self.number];
         slot.swap(1, Ordering::AcqRel);
@@ -146,7 +173,7 @@ impl Cpu {
     }
 
     /// Lets the entry of `node` for `at` name `table`.
-    fn hook(&self, node: Node, at: VirtAddr, table: Frame) {
+    pub(super) fn hook(&self, node: Node, at: VirtAddr, table: Frame) {
         let parent = self.table(node.table);
         let released = self.world.omit != Omit::Release;
         let order = if released { Ordering::Release } else { Ordering::Relaxed };
@@ -155,18 +182,20 @@ impl Cpu {
     }
 
     /// Clears the entry of `node` for `at`, and returns the table that it named.
-    fn unhook(&self, node: Node, at: VirtAddr) -> Option<Frame> {
+    pub(super) fn unhook(&self, node: Node, at: VirtAddr) -> Option<Frame> {
         let index = arch::index_of::<Tiny>(at, node.level);
         let table = self.child(node.table, node.level, index)?;
         let parent = self.table(node.table);
-        parent.entries[index as usize].store(0, Ordering::Relaxed);
+        let released = self.world.omit != Omit::ReleaseClear;
+        let order = if released { Ordering::Release } else { Ordering::Relaxed };
+        parent.entries[index as usize].store(0, order);
         parent.inside(|inside| inside.live -= 1);
         Some(table)
     }
 
     /// As `PageTable::gather_subtree`. Counts are changed without the lock: nobody else may be in
     /// a table that is marked.
-    fn gather_subtree(&self, node: Node, held: u8, gathered: &mut Vec<Frame>) {
+    pub(super) fn gather_subtree(&self, node: Node, held: u8, gathered: &mut Vec<Frame>) {
         lock::mark_subtree_stray(self, node, held, &mut |table, children| {
             self.table(table).inside(|inside| inside.live -= children);
             gathered.push(table);
@@ -174,12 +203,15 @@ impl Cpu {
     }
 
     /// Waits for readers, and frees.
-    fn finish(&self, gathered: Vec<Frame>) {
+    pub(super) fn finish(&self, gathered: Vec<Frame>) {
         self.synchronize();
         for frame in gathered {
             let table = self.table(frame);
             assert_eq!(table.inside(|inside| inside.live), 0, "a table below was not gathered");
-            table.set_life(Life::Freed);
+            let kept = self.world.omit != Omit::KeepPending;
+            if !kept || pending::release(&table.pending) == Last::Yes {
+                table.set_life(Life::Freed);
+            }
         }
     }
 }
@@ -329,7 +361,7 @@ impl Cpu {
     }
 
     /// Tells the tables from `frame` down where they stand now. Only the model asks.
-    fn tell_place(&self, frame: Frame, place: VirtAddr) {
+    pub(super) fn tell_place(&self, frame: Frame, place: VirtAddr) {
         let table = self.table(frame);
         table.set_place(place);
         for index in 0..table.entries.len() as u32 {

@@ -47,6 +47,22 @@ pub(super) enum Omit {
     LockedBirth,
     /// Tables are hooked in by a relaxed store.
     Release,
+    /// Who has locked a table does not descend again.
+    SecondDescent,
+    /// A mover that does not hold the VMA does not lock the table that it carries.
+    LockCarried,
+    /// Who narrows an entry leaves no mark.
+    Mark,
+    /// Who meets a mark does not flush.
+    Honour,
+    /// The mark is a flag, which every flusher clears.
+    Count,
+    /// Who passes over an empty entry does not ask for its table's lock and marks.
+    Settle,
+    /// The entry of a detached table is cleared by a relaxed store.
+    ReleaseClear,
+    /// A detached table is freed though a flush is pending for it.
+    KeepPending,
 }
 
 /// What happened in any of the executions of a model.
@@ -76,11 +92,15 @@ pub(super) struct Inside {
     pub(super) live: u32,
     /// How often each page was visited, at level 1.
     pub(super) visits: [u32; 4],
+    /// Pages that may not be written any more, at level 1.
+    pub(super) narrowed: [bool; 4],
 }
 
 pub(super) struct Table {
     pub(super) level: u8,
     pub(super) state: AtomicU32,
+    /// As in `table::pending`.
+    pub(super) pending: AtomicU32,
     /// None at level 1, where nothing is read without the lock.
     pub(super) entries: Vec<AtomicU64>,
     pub(super) life: UnsafeCell<Life>,
@@ -98,6 +118,8 @@ pub(super) struct World {
     pub(super) vma: AtomicU32,
     pub(super) vma_start: AtomicU64,
     pub(super) vma_end: AtomicU64,
+    /// What the TLB of another CPU still allows: one bit for each of the first pages.
+    pub(super) tlb: AtomicU32,
     pub(super) omit: Omit,
     /// On which word, and who.
     sleepers: RefCell<Vec<(*const AtomicU32, Thread)>>,
@@ -123,6 +145,7 @@ impl Table {
         Self {
             level,
             state: AtomicU32::new(0),
+            pending: AtomicU32::new(0),
             entries: (0..entries).map(|_| AtomicU64::new(0)).collect(),
             life: UnsafeCell::new(life),
             inside: UnsafeCell::new(Inside::default()),
@@ -164,6 +187,7 @@ impl World {
             vma: AtomicU32::new(0),
             vma_start: AtomicU64::new(page(0).0),
             vma_end: AtomicU64::new(page(4).0),
+            tlb: AtomicU32::new(u32::MAX),
             omit,
             sleepers: RefCell::default(),
             seen: Arc::clone(seen),
@@ -229,6 +253,7 @@ impl World {
     fn audit_below(&self, at: Frame, place: VirtAddr) -> usize {
         let table = &self.tables[at.0 as usize];
         assert_eq!(table.state.load(Ordering::Relaxed), 0, "locked or stray, but in the tree");
+        assert_eq!(table.pending.load(Ordering::Relaxed), 0, "a mark was left behind");
         // SAFETY: as in `born`.
         table.life.with(|life| assert_eq!(unsafe { *life }, Life::Used));
         // SAFETY: loom panics if the table may be moved at the same time.

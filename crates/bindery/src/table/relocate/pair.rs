@@ -6,10 +6,10 @@ use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Kind, absent};
 use crate::platform::Platform;
 use crate::stats::Counts;
-use crate::table::cursor::{Supply, table_under};
+use crate::table::cursor::table_under;
 use crate::table::leaf::replace;
 use crate::table::lock::{self, LockSet, Node};
-use crate::table::{PageTable, ReadSection, TablePool, run};
+use crate::table::{OutOfMemory, PageTable, ReadSection, TablePool, run};
 use crate::tlb::Gather;
 
 /// Both ranges of a piece, locked.
@@ -85,26 +85,72 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         Source::Table(node.table)
     }
 
-    /// The target table for `at`, hooked in if it is missing.
-    pub(super) fn target(&mut self, at: u64) -> Option<Frame> {
+    /// Creates the tables that the target lacks for `len` bytes from `source` on, before anything is
+    /// taken from there. Fails where there is no table at once; what was created stays, empty.
+    pub(super) fn lay(&mut self, source: u64, target: u64, len: u64) -> Result<(), OutOfMemory> {
+        let span = arch::table_span::<P::Arch>(self.level);
+        let end = source + len;
+        let mut at = source;
+        while at < end {
+            let (node, entry) = self.look(at);
+            if entry.is_empty() && node.level > self.level {
+                let last = at | (arch::span::<P::Arch>(node.level) - 1);
+                at = last.saturating_add(1);
+                continue;
+            }
+            // As far as one table reaches, on either side.
+            let to = target + (at - source);
+            let stop = ((at | (span - 1)) + 1).min(at + (to | (span - 1)) + 1 - to).min(end);
+            if node.level > self.level || self.is_occupied(node.table, at, stop) {
+                self.laid_target(to)?;
+            }
+            at = stop;
+        }
+        Ok(())
+    }
+
+    /// The entry of the source at `at`: that of the level that moves, or the one above it that has no
+    /// table below it.
+    fn look(&self, at: u64) -> (Node, Entry) {
+        let mut node = self.from;
+        loop {
+            let index = arch::index_of::<P::Arch>(VirtAddr(at), node.level);
+            let entry = run::load(self.tables.slots(node.table), index);
+            let below = arch::kind::<P::Arch>(entry, node.level) == Kind::Table;
+            if node.level == self.level || !below {
+                return (node, entry);
+            }
+            node = Node { table: P::Arch::frame(entry), level: node.level - 1 };
+        }
+    }
+
+    /// Whether something stands in `table`, one of the level that moves, from `at` to `stop`.
+    fn is_occupied(&self, table: Frame, at: u64, stop: u64) -> bool {
+        let shift = arch::span_shift::<P::Arch>(self.level);
+        let count = ((stop - at) >> shift) as u32;
+        let first = arch::index_of::<P::Arch>(VirtAddr(at), self.level);
+        run::empty(self.tables.slots(table), first, count) < count
+    }
+
+    fn laid_target(&mut self, at: u64) -> Result<Frame, OutOfMemory> {
         let base = at & !(arch::table_span::<P::Arch>(self.level) - 1);
         if let Some((start, table)) = self.target_table
             && start == base
         {
-            return Some(table);
+            return Ok(table);
         }
-        let table = table_under(
-            self.tables,
-            self.locks,
-            self.counts,
-            self.to,
-            VirtAddr(at),
-            self.level,
-            &mut Supply::Pool(&mut *self.pool),
-        );
-        // The pool was filled for this very move.
-        debug_assert!(table.is_ok(), "the pool holds too few tables for the move");
-        self.target_table = Some((base, table.ok()?));
+        let to = VirtAddr(at);
+        let (tables, level) = (self.tables, self.level);
+        let table =
+            table_under(tables, self.locks, self.counts, self.to, to, level, &mut *self.pool)?;
+        self.target_table = Some((base, table));
+        Ok(table)
+    }
+
+    /// The target table for `at`, which [`Pair::lay`] has created under these very locks.
+    pub(super) fn target(&mut self, at: u64) -> Option<Frame> {
+        let table = self.laid_target(at);
+        debug_assert!(table.is_ok(), "a table of the target was not laid");
         table.ok()
     }
 
@@ -170,7 +216,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 break;
             }
             debug_assert_eq!(there.load(Ordering::Relaxed), 0, "the target is mapped");
-            slot.store(0, Ordering::Relaxed);
+            // Release: who reads the entry as empty finds its table locked, or the flush done.
+            slot.store(0, Ordering::Release);
             there.store(entry.0, Ordering::Release);
             moved += 1;
         }
@@ -195,6 +242,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 Entry(old.0 | P::Arch::SOFT_DIRTY)
             }
             _ => {
+                self.tables.inherit_guards(table, to);
                 slot.store(0, Ordering::Relaxed);
                 absent::mark_soft_dirty::<P::Arch>(entry)
             }
@@ -309,6 +357,9 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             }
             others.move_run::<P::Arch>(part, there);
         }
+        if others.absent > 0 {
+            self.tables.inherit_guards(source.0, target.0);
+        }
         let moved = count - others.empty;
         self.counts.entries_read += u64::from(count);
         self.counts.entries_written += 2 * u64::from(moved);
@@ -361,7 +412,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 self.unhook_emptied(child, start, cleared);
                 continue;
             }
-            tables.slots(node.table)[index as usize].store(0, Ordering::Relaxed);
+            tables.slots(node.table)[index as usize].store(0, Ordering::Release);
             tables.change_live(node.table, 0, 1);
             self.counts.entries_written += 1;
             // Beyond the source nothing was mapped, so no walker has been below this table there.

@@ -1,0 +1,252 @@
+//! Flushes that come after the lock is released, and tables that are carried away from lockers.
+//!
+//! The model has one more CPU, which does nothing but remember: its TLB allows stores to every page
+//! until somebody flushes. Each call that revokes looks at that TLB when it returns.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::vec::Vec;
+
+use loom::sync::atomic::Ordering;
+
+use crate::addr::VirtRange;
+use crate::arch::{self, Arch, Tiny};
+use crate::table::lock::{self, Depth, Node, Tree};
+use crate::table::pending::{self, Last};
+
+use super::cpu::Cpu;
+use super::world::{Life, Omit, ROOT, index_of, page, pages};
+use super::{explore, hold, without};
+
+impl Cpu {
+    /// `Platform::invalidate` of the pages from `first` to `end`.
+    fn flush(&self, first: u64, end: u64) {
+        let bits = (first..end).fold(0, |bits, page| bits | 1 << page);
+        self.world.tlb.fetch_and(!bits, Ordering::SeqCst);
+    }
+
+    /// What every call promises that takes page `number` away, or the permission to write it.
+    fn promise(&self, number: u64) {
+        let allows = self.world.tlb.fetch_or(0, Ordering::SeqCst) & 1 << number != 0;
+        assert!(!allows, "a TLB still allows what the call has revoked");
+    }
+
+    /// Takes the permission to write page `number`: as `mprotect`, and as whoever saves a file, with
+    /// the flush behind the lock. `rest` is what the call has still to do, elsewhere, before it.
+    fn narrow_and(&self, number: u64, rest: impl FnOnce()) {
+        let (omit, mut marked) = (self.world.omit, None);
+        self.in_section(|locks| {
+            let cover = lock::lock_range(self, ROOT, pages(number, 1), Depth::Floor(1), locks);
+            if locks.is_pending() && omit != Omit::Honour {
+                self.flush(number, number + 1);
+            }
+            if cover.level > 1 {
+                return;
+            }
+            let table = self.table(cover.table);
+            let narrowed = |inside: &mut super::world::Inside| {
+                core::mem::replace(&mut inside.narrowed[index_of(page(number), 1)], true)
+            };
+            if table.inside(narrowed) {
+                return;
+            }
+            marked = Some(cover.table);
+            match omit {
+                Omit::Mark => {}
+                Omit::Count => table.pending.store(1, Ordering::Relaxed),
+                _ => pending::raise(&table.pending),
+            }
+        });
+        rest();
+        if let Some(frame) = marked {
+            self.flush(number, number + 1);
+            match omit {
+                Omit::Mark => {}
+                Omit::Count => self.table(frame).pending.store(0, Ordering::Release),
+                _ => {
+                    let table = self.table(frame);
+                    if pending::lower(&table.pending) == Last::Yes {
+                        table.set_life(Life::Freed);
+                    }
+                }
+            }
+        }
+        self.promise(number);
+    }
+
+    fn narrow(&self, number: u64) {
+        self.narrow_and(number, || {});
+    }
+
+    /// As `mprotect` of a range under which there may be no table: what is empty is passed over
+    /// without a lock, unless its table is locked or pending.
+    fn narrow_past(&self, number: u64) {
+        let passed = self.in_section(|locks| {
+            let mut node = Node { table: ROOT, level: Tiny::LEVELS };
+            while node.level > 1
+                && let Some(table) =
+                    self.child(node.table, node.level, index_of(page(number), node.level) as u32)
+            {
+                node = Node { table, level: node.level - 1 };
+            }
+            if node.level == 1 {
+                return false;
+            }
+            if self.world.omit != Omit::Settle && !lock::is_settled(self, node.table) {
+                let span = arch::span::<Tiny>(node.level);
+                let start = page(number).align_down(span);
+                let slot = VirtRange::raw(start.0, start.0 + span);
+                lock::lock_range(self, ROOT, slot, Depth::Floor(node.level), locks);
+                if locks.is_pending() {
+                    self.flush(number, number + 1);
+                }
+            }
+            true
+        });
+        if passed {
+            self.promise(number);
+        } else {
+            self.narrow(number);
+        }
+    }
+
+    /// As a truncation: takes the table of pages 0 to 3 away, and flushes before it releases the
+    /// parent's lock.
+    fn punch(&self) {
+        let mut gathered = Vec::new();
+        self.in_section(|locks| {
+            let range = pages(0, 4);
+            let cover = lock::lock_range(self, ROOT, range, Depth::Edges, locks);
+            if let Some(table) = self.unhook(cover, range.start()) {
+                let node = Node { table, level: cover.level - 1 };
+                self.gather_subtree(node, u8::MAX, &mut gathered);
+                self.flush(0, 4);
+            }
+        });
+        (0..4).for_each(|page| self.promise(page));
+        self.finish(gathered);
+    }
+
+    /// A move of the table of `from` by a mover that does not hold the VMA for writing: it locks the
+    /// table that it carries, too.
+    fn carry(&self, from: VirtRange, to: VirtRange) {
+        self.in_section(|locks| {
+            let floor = if self.world.omit == Omit::LockCarried { 2 } else { 1 };
+            let (source, target) = lock::lock_pair(self, ROOT, from, to, floor, locks);
+            let index = index_of(to.start(), target.level) as u32;
+            if self.child(target.table, target.level, index).is_some() {
+                return;
+            }
+            let Some(table) = self.unhook(source, from.start()) else { return };
+            self.tell_place(table, to.start());
+            self.hook(target, to.start(), table);
+        });
+    }
+}
+
+#[test]
+fn of_two_who_revoke_the_same_neither_returns_before_the_flush() {
+    hold([|cpu| cpu.narrow(1), |cpu| cpu.narrow(1)], 0);
+}
+
+#[test]
+fn a_flusher_lowers_no_mark_but_its_own() {
+    hold([|cpu| cpu.narrow(1), |cpu| cpu.narrow(2), |cpu| cpu.narrow(1)], 0);
+}
+
+#[test]
+fn who_revokes_where_a_table_was_just_detached_waits_for_the_flush() {
+    hold([|cpu| cpu.punch(), |cpu| cpu.narrow_past(1)], 0);
+    hold([|cpu| cpu.punch(), |cpu| cpu.narrow(1)], 0);
+}
+
+#[test]
+fn a_table_that_is_detached_while_a_flush_is_pending_is_freed_once_and_not_before() {
+    hold([|cpu| cpu.narrow(1), |cpu| cpu.punch()], 0);
+    hold([|cpu| cpu.narrow(1), |cpu| cpu.narrow(2), |cpu| cpu.punch()], 0);
+}
+
+#[test]
+fn two_pending_flushes_that_wait_for_each_others_tables_end() {
+    // Each has a mark in one table, and locks the other's before it flushes.
+    hold(
+        [
+            |cpu| cpu.narrow_and(1, || cpu.operate(pages(5, 1))),
+            |cpu| cpu.narrow_and(5, || cpu.operate(pages(1, 1))),
+        ],
+        2,
+    );
+}
+
+#[test]
+fn who_comes_late_to_a_table_that_was_carried_away_starts_again() {
+    let seen = explore(
+        Omit::Nothing,
+        [|cpu| cpu.operate(pages(1, 1)), |cpu| cpu.carry(pages(0, 4), pages(8, 4))],
+        |world| assert_eq!(world.visits(), 1),
+    );
+    assert!(seen.restarts.load(Relaxed) > 0);
+    // There and back again.
+    explore(
+        Omit::Nothing,
+        [
+            |cpu| cpu.operate(pages(1, 1)),
+            |cpu| cpu.carry(pages(0, 4), pages(8, 4)),
+            |cpu| cpu.carry(pages(8, 4), pages(0, 4)),
+        ],
+        |world| assert_eq!(world.visits(), 1),
+    );
+}
+
+#[test]
+#[should_panic(expected = "a TLB still allows what the call has revoked")]
+fn who_leaves_no_mark_lets_the_next_return_too_early() {
+    without(Omit::Mark, [|cpu| cpu.narrow(1), |cpu| cpu.narrow(1)]);
+}
+
+#[test]
+#[should_panic(expected = "a TLB still allows what the call has revoked")]
+fn who_does_not_honour_a_mark_returns_too_early() {
+    without(Omit::Honour, [|cpu| cpu.narrow(1), |cpu| cpu.narrow(1)]);
+}
+
+#[test]
+#[should_panic(expected = "a TLB still allows what the call has revoked")]
+fn a_flag_instead_of_a_count_is_cleared_by_the_wrong_flusher() {
+    without(Omit::Count, [|cpu| cpu.narrow(1), |cpu| cpu.narrow(2), |cpu| cpu.narrow(1)]);
+}
+
+#[test]
+#[should_panic(expected = "a TLB still allows what the call has revoked")]
+fn who_passes_over_an_empty_entry_unasked_returns_too_early() {
+    without(Omit::Settle, [|cpu| cpu.punch(), |cpu| cpu.narrow_past(1)]);
+}
+
+#[test]
+#[should_panic(expected = "a TLB still allows what the call has revoked")]
+fn who_clears_an_entry_without_release_hides_that_its_table_is_locked() {
+    without(Omit::ReleaseClear, [|cpu| cpu.punch(), |cpu| cpu.narrow_past(1)]);
+}
+
+#[test]
+#[should_panic(expected = "ausality violation")]
+fn who_frees_a_detached_table_with_a_pending_flush_frees_it_under_the_flusher() {
+    without(Omit::KeepPending, [|cpu| cpu.narrow(1), |cpu| cpu.punch()]);
+}
+
+#[test]
+#[should_panic(expected = "wrote to an old address")]
+fn who_does_not_descend_again_writes_into_a_carried_table() {
+    without(
+        Omit::SecondDescent,
+        [|cpu| cpu.operate(pages(1, 1)), |cpu| cpu.carry(pages(0, 4), pages(8, 4))],
+    );
+}
+
+#[test]
+#[should_panic(expected = "ausality violation")]
+fn who_does_not_lock_what_it_carries_moves_it_under_an_operation() {
+    without(
+        Omit::LockCarried,
+        [|cpu| cpu.operate(pages(1, 1)), |cpu| cpu.carry(pages(0, 4), pages(8, 4))],
+    );
+}

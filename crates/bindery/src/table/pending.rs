@@ -1,0 +1,92 @@
+//! The count of pending flushes of one table, apart from where it is kept, so that the very same code
+//! runs under a model checker (`loom_model`). [`crate::tlb`] tells what it is for.
+//!
+//! ```text
+//! raise     under the table's lock, before the first narrowing store     0 -> 1
+//! lower     after the flush, with no lock                                1 -> 0
+//! release   the table was detached, and no reader can reach it           1 -> RELEASED | 1
+//! lower     the last one frees the table                                 RELEASED | 1 -> freed
+//! ```
+//!
+//! Nobody raises the count of a detached table: who has its lock finds it stray. So a count that was
+//! seen at zero by whoever releases the table stays zero.
+
+use core::sync::atomic::Ordering;
+
+/// In the count: whoever lowers it to zero frees the table.
+const RELEASED: u32 = 1 << 31;
+
+/// What the protocol needs of an atomic word.
+pub(crate) trait Word {
+    fn load(&self, order: Ordering) -> u32;
+    fn fetch_add(&self, value: u32, order: Ordering) -> u32;
+    fn fetch_sub(&self, value: u32, order: Ordering) -> u32;
+    fn fetch_or(&self, value: u32, order: Ordering) -> u32;
+}
+
+macro_rules! word {
+    ($word:ty) => {
+        impl Word for $word {
+            fn load(&self, order: Ordering) -> u32 {
+                <$word>::load(self, order)
+            }
+
+            fn fetch_add(&self, value: u32, order: Ordering) -> u32 {
+                <$word>::fetch_add(self, value, order)
+            }
+
+            fn fetch_sub(&self, value: u32, order: Ordering) -> u32 {
+                <$word>::fetch_sub(self, value, order)
+            }
+
+            fn fetch_or(&self, value: u32, order: Ordering) -> u32 {
+                <$word>::fetch_or(self, value, order)
+            }
+        }
+    };
+}
+
+word!(core::sync::atomic::AtomicU32);
+#[cfg(all(test, loom))]
+word!(loom::sync::atomic::AtomicU32);
+
+/// Whether the caller frees the table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub(crate) enum Last {
+    /// Somebody else still uses it.
+    No,
+    /// Nobody knows it any more.
+    Yes,
+}
+
+/// How many flushes are pending.
+#[inline]
+pub(crate) fn count(word: &impl Word) -> u32 {
+    // Acquire: who finds zero comes after the flushes.
+    word.load(Ordering::Acquire) & !RELEASED
+}
+
+/// One flush more is pending. Called with the table's lock held.
+#[inline]
+pub(crate) fn raise(word: &impl Word) {
+    // Relaxed: the release of the lock publishes it, and so does the store that clears an entry.
+    word.fetch_add(1, Ordering::Relaxed);
+}
+
+/// One flush is over.
+pub(crate) fn lower(word: &impl Word) -> Last {
+    // Release: who finds zero comes after the flush. Acquire: who frees comes after all others.
+    let before = word.fetch_sub(1, Ordering::AcqRel);
+    debug_assert_ne!(before & !RELEASED, 0, "no flush was pending");
+    if before == RELEASED | 1 { Last::Yes } else { Last::No }
+}
+
+/// The table was detached, and no reader can reach it any more.
+#[inline]
+pub(crate) fn release(word: &impl Word) -> Last {
+    if word.load(Ordering::Acquire) == 0 || word.fetch_or(RELEASED, Ordering::AcqRel) == 0 {
+        return Last::Yes;
+    }
+    Last::No
+}
