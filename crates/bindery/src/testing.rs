@@ -189,7 +189,7 @@ pub fn damage_table<P: Platform>(
     match damage {
         TableDamage::LiveCount(by) => {
             let live = i64::from(tables.live(table)) + by;
-            tables.meta(table).count.store(live as u64, Relaxed);
+            tables.meta(table).word.store(live as u64, Relaxed);
         }
         TableDamage::ToggleStray => _ = state.fetch_xor(meta::STRAY, Relaxed),
         TableDamage::ToggleLock => _ = state.fetch_xor(meta::LOCK, Relaxed),

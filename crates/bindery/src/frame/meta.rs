@@ -10,7 +10,7 @@
 //! | Reserved: a hole, or the array itself | | | | | |
 //! | Free: block of the buddy allocator | order | the free list of its order | | | |
 //! | Raw: allocated, no meaning yet | order | [`NONE`] | 0 | 0 | 0 |
-//! | Table: node of a page table | level, [`LOCK`], [`STRAY`] | `next`: link in a gather or reserve list | first of the reserve list | live entries | |
+//! | Table: node of a page table | level, [`LOCK`], [`STRAY`] | `next`: link in a gather or reserve list | first of the reserve list | 0 | live entries |
 //! | Folio: head of user memory | order, [`LOCK`], [`DIRTY`], [`EXCLUSIVE`] (order 0) | the LRU list | with `word`: the anonymous group or object, see [`super::owner`] | low half references and pins, high half mappings | kind of owner, index of the first page there |
 //! | Tail of a folio | order of the head | | number of the head | | of `head + 1` to `head + 8`: anon-exclusive bits |
 //! | Tail of another block | unspecified | | unspecified | | |

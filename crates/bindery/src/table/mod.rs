@@ -275,7 +275,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// Changes the live count of a table whose lock the caller holds.
     #[inline]
     pub(crate) fn change_live(&self, table: Frame, added: u32, removed: u32) {
-        let count = &self.meta(table).count;
+        let count = &self.meta(table).word;
         let live = count.load(Ordering::Relaxed);
         count.store(live + u64::from(added) - u64::from(removed), Ordering::Relaxed);
     }
@@ -283,7 +283,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// How many entries of the table are not empty.
     #[inline]
     pub(crate) fn live(&self, table: Frame) -> u32 {
-        self.meta(table).count.load(Ordering::Relaxed) as u32
+        self.meta(table).word.load(Ordering::Relaxed) as u32
     }
 
     /// Puts an empty table into the reserve of `holder`, whose lock the caller holds.
@@ -325,7 +325,7 @@ pub(crate) fn init_table<P: Platform>(memory: &Memory<P>, table: Frame, level: u
     let meta = memory.frames.meta(table);
     meta.next.store(meta::NONE, Ordering::Relaxed);
     meta.owner.store(meta::NONE, Ordering::Relaxed);
-    meta.count.store(0, Ordering::Relaxed);
+    meta.word.store(0, Ordering::Relaxed);
     let state = meta::Kind::Table as u32 | u32::from(level) << meta::ORDER_SHIFT | meta::LOCK;
     meta.state.store(state, Ordering::Release);
 }

@@ -272,7 +272,7 @@ fn drop_leaves<P: Platform>(
     counts: &mut Counts,
 ) -> u32 {
     let restored = if suspended == Suspended::Yes { P::Arch::PRESENT } else { 0 };
-    let live = memory.frames.meta(table).count.load(Ordering::Relaxed) as u32;
+    let live = memory.frames.meta(table).word.load(Ordering::Relaxed) as u32;
     let (first, end) = range;
     let slots = &memory.slots(table)[..end as usize];
     let (mut index, mut dropped) = (first, 0);
@@ -392,7 +392,7 @@ pub(crate) fn drop_contents<P: Platform>(
         drop_leaves(memory, table, all, Suspended::No, batch, counts);
         return;
     }
-    let mut live = memory.frames.meta(table).count.load(Ordering::Relaxed);
+    let mut live = memory.frames.meta(table).word.load(Ordering::Relaxed);
     for slot in memory.slots(table) {
         if live == 0 {
             break;
