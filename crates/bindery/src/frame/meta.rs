@@ -14,7 +14,7 @@
 //! | Folio: head of user memory | order, [`LOCK`], [`DIRTY`], [`EXCLUSIVE`] (order 0) | the LRU list | with `word`: the anonymous group or object, see [`super::owner`] | low half references and pins, high half mappings | kind of owner, index of the first page there |
 //! | Tail of a folio | order of the head | | number of the head | | of `head + 1` to `head + 8`: anon-exclusive bits |
 //! | Tail of another block | unspecified | | unspecified | | |
-//! | Slab: frame full of small objects | order 0 | list of frames with room | | objects in use | free slots, see [`super::slab`] |
+//! | Slab: frame full of small objects | order 0 | list of frames with room | | 0 | free slots and objects in use, see [`super::slab`] |
 //! | Zero: the shared zero page | order 0 | | | never counted | |
 //! | Embedder: block that the embedder asked for | order | | | | |
 //! | Kernel: block of an area of the kernel | order | `next`: the next block of the area | | | |
