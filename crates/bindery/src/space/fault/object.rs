@@ -202,7 +202,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         match step {
             Ok(Step::Done(_)) => Ok(Step::Done(Resolved::Copied)),
             step => {
-                memory.frames.release(self.platform(), copy);
+                memory.frames.discard(self.platform(), copy);
                 step
             }
         }
