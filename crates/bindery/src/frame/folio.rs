@@ -24,8 +24,8 @@
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::Frames;
-use super::meta::{DIRTY, EXCLUSIVE, Kind, LAZY, is_kind, order_in, state_of};
+use super::meta::{DIRTY, EXCLUSIVE, Kind, LAZY, state_of};
+use super::{Frames, reference};
 use crate::addr::Frame;
 use crate::platform::Platform;
 
@@ -135,31 +135,7 @@ impl<P: Platform> Frames<P> {
     /// The answer lasts only while the caller keeps the folio from being freed or split.
     #[inline]
     pub(crate) fn folio_of(&self, frame: Frame) -> Option<Folio> {
-        if !self.metas.covers(frame) {
-            return None;
-        }
-        let meta = self.meta(frame);
-        let state = meta.state.load(Relaxed);
-        if is_kind(state, Kind::Folio) {
-            return Some(Folio { head: frame, order: order_in(state) });
-        }
-        if is_kind(state, Kind::Tail) {
-            return self.folio_of_tail(frame, Frame(meta.owner.load(Relaxed)));
-        }
-        None
-    }
-
-    /// A tail may be left over from a folio that was freed, with whatever in its `owner`. But a
-    /// folio that does reach to `frame` has written its head there.
-    #[inline]
-    fn folio_of_tail(&self, frame: Frame, head: Frame) -> Option<Folio> {
-        if !self.metas.covers(head) {
-            return None;
-        }
-        let state = self.meta(head).state.load(Relaxed);
-        let folio = Folio { head, order: order_in(state) };
-        let reaches = is_kind(state, Kind::Folio) && frame.0.wrapping_sub(head.0) < folio.pages();
-        reaches.then_some(folio)
+        reference::guess(self, frame)
     }
 
     /// Whether `page` (an index in the folio) is anon-exclusive, and how many of the `count`

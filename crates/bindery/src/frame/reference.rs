@@ -26,18 +26,50 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use super::Frames;
 use super::count::{self, NotThere, REFERENCE, Word, references_in};
 use super::folio::{Folio, Freed};
+use super::meta::{Kind, is_kind, order_in};
 use crate::addr::Frame;
 use crate::platform::Platform;
 
 /// What a reference from nothing looks at: the metadata, or loom's.
 pub(super) trait Heads {
     type Count: Word<u64>;
-    /// The folio that the frame seems to be a page of.
-    fn guess(&self, frame: Frame) -> Option<Folio>;
-    /// The count of the folio with this head.
-    fn count(&self, head: Frame) -> &Self::Count;
-    /// The folio with this head, of which the caller has a reference.
-    fn held(&self, head: Frame) -> Folio;
+    /// Whether there is metadata of the frame.
+    fn covers(&self, frame: Frame) -> bool;
+    /// The `state` of the frame.
+    fn state(&self, frame: Frame) -> u32;
+    /// What the metadata of a tail says to be its head.
+    fn head(&self, tail: Frame) -> Frame;
+    /// The `count` of the frame.
+    fn count(&self, frame: Frame) -> &Self::Count;
+}
+
+/// The folio that the frame seems to be a page of. Whoever does not keep it guesses.
+#[inline]
+pub(super) fn guess(heads: &impl Heads, frame: Frame) -> Option<Folio> {
+    if !heads.covers(frame) {
+        return None;
+    }
+    let state = heads.state(frame);
+    if is_kind(state, Kind::Folio) {
+        return Some(Folio { head: frame, order: order_in(state) });
+    }
+    if is_kind(state, Kind::Tail) {
+        return guess_from_tail(heads, frame, heads.head(frame));
+    }
+    None
+}
+
+/// A tail may be left over from a folio that was freed, with whatever for its head. But a folio that
+/// does reach to `frame` has written its head there.
+#[inline]
+fn guess_from_tail(heads: &impl Heads, frame: Frame, head: Frame) -> Option<Folio> {
+    if !heads.covers(head) {
+        return None;
+    }
+    let state = heads.state(head);
+    let folio = Folio { head, order: order_in(state) };
+    let reaches = is_kind(state, Kind::Folio) && frame.0.wrapping_sub(head.0) < folio.pages();
+    reaches.then_some(folio)
 }
 
 /// A reference was added to a folio that does not have the frame: it has to go back.
@@ -47,11 +79,13 @@ pub(super) struct Mistaken(pub(super) Folio);
 /// Adds a reference to the folio around `frame`, if there is any on it already.
 #[inline]
 pub(super) fn from_nothing(heads: &impl Heads, frame: Frame) -> Result<Option<Folio>, Mistaken> {
-    let Some(guess) = heads.guess(frame) else { return Ok(None) };
-    if !count::refer(heads.count(guess.head)) {
+    let Some(Folio { head, .. }) = guess(heads, frame) else { return Ok(None) };
+    if !count::refer(heads.count(head)) {
         return Ok(None);
     }
-    let folio = heads.held(guess.head);
+    let state = heads.state(head);
+    debug_assert!(is_kind(state, Kind::Folio), "{head:?} has a count");
+    let folio = Folio { head, order: order_in(state) };
     if frame.0.wrapping_sub(folio.head.0) < folio.pages() {
         Ok(Some(folio))
     } else {
@@ -63,19 +97,23 @@ impl<P: Platform> Heads for Frames<P> {
     type Count = AtomicU64;
 
     #[inline]
-    fn guess(&self, frame: Frame) -> Option<Folio> {
-        self.folio_of(frame)
+    fn covers(&self, frame: Frame) -> bool {
+        self.metas.covers(frame)
     }
 
     #[inline]
-    fn count(&self, head: Frame) -> &AtomicU64 {
-        &self.meta(head).count
+    fn state(&self, frame: Frame) -> u32 {
+        self.meta(frame).state.load(Relaxed)
     }
 
     #[inline]
-    fn held(&self, head: Frame) -> Folio {
-        debug_assert_eq!(self.meta(head).kind(), super::Kind::Folio, "{head:?} has a count");
-        Folio { head, order: self.meta(head).order() }
+    fn head(&self, tail: Frame) -> Frame {
+        Frame(self.meta(tail).owner.load(Relaxed))
+    }
+
+    #[inline]
+    fn count(&self, frame: Frame) -> &AtomicU64 {
+        &self.meta(frame).count
     }
 }
 
