@@ -194,7 +194,7 @@ pub fn damage_table<P: Platform>(
     match damage {
         TableDamage::LiveCount(by) => {
             let live = i64::from(tables.live(table)) + by;
-            tables.meta(table).count.store(live as u64, Relaxed);
+            tables.meta(table).word.store(live as u64, Relaxed);
         }
         TableDamage::ToggleStray => _ = state.fetch_xor(meta::STRAY, Relaxed),
         TableDamage::ToggleLock => _ = state.fetch_xor(meta::LOCK, Relaxed),
@@ -278,6 +278,23 @@ pub fn damage_folio<P: Platform>(memory: &Memory<P>, page: Frame, damage: FolioD
             }
         }
     }
+}
+
+/// Takes a reference from nothing to the folio around `frame`, whatever that is used for by now, as a
+/// walker does that has found the number in a list; calls `f` with the folio's first frame and how
+/// many pages it has, and releases the reference. Where the folio's lock is free, `f` is called with
+/// it held, and the owner has been read under it. `None` where there is no folio.
+pub fn with_reference<P: Platform, R>(
+    memory: &Memory<P>,
+    frame: Frame,
+    f: impl FnOnce(Frame, u32) -> R,
+) -> Option<R> {
+    let reference = memory.frames.try_hold(&memory.platform, frame)?;
+    let lock = reference.try_lock();
+    if let Some(lock) = &lock {
+        core::hint::black_box(lock.owner(&memory.platform));
+    }
+    Some(f(reference.head, reference.pages()))
 }
 
 /// What can be wrong with the memory as a whole.

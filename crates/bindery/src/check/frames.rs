@@ -1,8 +1,8 @@
 //! What the frames' metadata says, against what the trees were found to hold.
 
 use crate::addr::Frame;
-use crate::frame::Folio;
 use crate::frame::meta::Kind;
+use crate::frame::{Folio, Owner};
 use crate::platform::Platform;
 
 use super::{Audit, Violation};
@@ -81,6 +81,10 @@ impl<P: Platform> Audit<'_, '_, P> {
         }
         if says == 0 && names == 0 && frames.pins(folio) == 0 {
             return Err(Violation::Leaked(folio.head));
+        }
+        if says == 0 && names == 0 && frames.owner(&self.memory.platform, folio).0 != Owner::Nobody
+        {
+            return Err(Violation::StaleOwner(folio.head));
         }
         self.report.folios += 1;
         Ok(())

@@ -102,7 +102,7 @@ impl<P: Platform> Audit<'_, '_, P> {
             return Err(Violation::TableOutsideMappings { table, at: base });
         }
         if level == 1 {
-            let says = self.memory.frames.meta(table).count.load(Ordering::Relaxed) as u32;
+            let says = self.memory.frames.meta(table).word.load(Ordering::Relaxed) as u32;
             let slots = self.memory.slots(table).iter();
             let holds = slots.filter(|slot| slot.load(Ordering::Relaxed) != 0).count() as u32;
             if says != holds {

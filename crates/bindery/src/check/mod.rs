@@ -148,6 +148,8 @@ pub enum Violation {
     },
     /// A frame is allocated, and nobody can reach it.
     Leaked(Frame),
+    /// A folio that nobody maps and no object has names an owner all the same, who may be gone.
+    StaleOwner(Frame),
     /// The free lists contradict the frames' metadata.
     FreeLists(Frame),
     /// So many frees, unmaps or releases were refused, as nothing was there to be freed.
@@ -276,6 +278,9 @@ impl fmt::Display for Violation {
             }
             Self::ExclusiveButShared { frame, mappings } => {
                 write!(f, "{frame:?} is exclusive and mapped {mappings} times")
+            }
+            Self::StaleOwner(frame) => {
+                write!(f, "{frame:?} heads a folio without mappings that names an owner")
             }
             Self::Leaked(frame) => write!(f, "{frame:?} is allocated and nobody can reach it"),
             Self::FreeLists(frame) => write!(f, "the free lists are wrong at {frame:?}"),

@@ -1,46 +1,36 @@
 //! Folios: memory that users map, in blocks of 1 to 512 pages that live and die together.
 //!
-//! A folio is freed by whoever takes away its last mapping or reference. The count is one word
-//! ([`super::meta`]), so that is exactly one caller, and the caller knows:
+//! A folio is freed by whoever takes away its last mapping, reference or pin. The count is one word
+//! ([`super::count`]), so that is exactly one caller, and the caller knows:
 //!
 //! ```text
 //!            references  mappings
-//! new_folio       1          0      the fault that asked for it holds it
-//! first_map       0         16      ... and maps all 16 pages: a plain store, nobody else knows it
+//! new_folio       0          0      fresh: the fault that asked for it knows it, and nobody else
+//! first_map       0         16      ... and maps all 16 pages
 //! map             0         32      fork: the child maps them too
-//! hold            1         32      reclaim looks at it
+//! try_hold        1         32      reclaim found it by its number
 //! unmap           1         16      the child exits
-//! unmap           1          0      the parent exits; not freed
+//! unmap           1          0      the parent exits; not freed, but the owner goes
 //! release         0          0      freed
 //! ```
 //!
-//! Whoever adds a mapping or a reference has one already, or holds the lock of a table that has:
-//! the count never rises from zero. Taking away releases what the caller did to the folio's bytes,
-//! and the one who frees acquires it, so the next owner's writes come after all of it.
+//! A fresh folio that is not wanted after all goes back by [`Frames::discard`]. For as long as the
+//! count is zero its metadata is its maker's, who uses plain stores; from then on all is atomic.
 //!
-//! Mappings are taken away only after the flush that revoked them, so that freed frames are in no
-//! TLB (invariant 1); see `tlb/`.
+//! Whoever adds a mapping or a reference has one already, or holds the lock of a table that has, or
+//! adds it to what is not zero ([`super::reference`]): the count never rises from zero but by the one
+//! store that shows a fresh folio. Taking away releases what the caller did to the folio's bytes, and
+//! the one who frees acquires it, so the next owner's writes come after all of it.
 
-use core::sync::atomic::{AtomicU64, Ordering, Ordering::Relaxed, fence};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::meta::{DIRTY, EXCLUSIVE, Kind, LAZY, LOCK, is_kind, order_in, state_of};
-use super::{Frames, FreeBatch};
+use super::meta::{DIRTY, EXCLUSIVE, Kind, LAZY, state_of};
+use super::{Frames, reference};
 use crate::addr::Frame;
 use crate::platform::Platform;
 
 /// The largest order of a folio: 512 pages, 2 MiB.
 pub const MAX_FOLIO_ORDER: u8 = 9;
-
-/// Mappings stand in the upper half of `count`.
-pub(super) const MAPPING: u64 = 1 << 32;
-pub(super) const REFERENCE: u64 = 1;
-/// Pins stand in the upper half of the references: holders that read or write the pages behind the
-/// back of the page tables.
-const PIN: u64 = 1 << 16;
-/// More pins than this are refused, which leaves every CPU room to add some and find out.
-const TOO_MANY_PINS: u32 = 1 << 15;
-/// A folio has fewer mappings than this, which leaves every CPU room to add some and find out.
-const TOO_MANY_MAPPINGS: u32 = 1 << 31;
 
 /// Pages in one word of anon-exclusive bits.
 pub(super) const WORD_PAGES: u32 = u64::BITS;
@@ -78,10 +68,6 @@ pub(crate) enum Freed {
     Yes,
 }
 
-/// The folio would have 2^31 mappings; none was added.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct TooManyMappings;
-
 /// `count` bits from bit `first`; `count` is 1 to 64, and both fit in the word.
 #[inline]
 pub(super) const fn bits(first: u32, count: u32) -> u64 {
@@ -89,9 +75,10 @@ pub(super) const fn bits(first: u32, count: u32) -> u64 {
 }
 
 impl<P: Platform> Frames<P> {
-    /// A fresh folio with one reference, the caller's, and no mapping; not dirty, not locked,
-    /// every page anon-exclusive, contents unspecified. `None` where there is no memory, or
-    /// `order` is above [`MAX_FOLIO_ORDER`].
+    /// A fresh folio, which only the caller knows: its count stays zero until it is mapped
+    /// ([`Frames::first_map`]) or published ([`Frames::publish`]); one that is not goes back by
+    /// [`Frames::discard`]. Not dirty, not locked, every page anon-exclusive, contents unspecified.
+    /// `None` where there is no memory, or `order` is above [`MAX_FOLIO_ORDER`].
     ///
     /// Does not sleep. O(pages): each tail learns its head.
     pub(crate) fn new_folio(&self, order: u8) -> Option<Folio> {
@@ -101,11 +88,21 @@ impl<P: Platform> Frames<P> {
         let folio = Folio { head: self.allocate(order)?, order };
         let head = self.meta(folio.head);
         let exclusive = if order == 0 { EXCLUSIVE } else { 0 };
-        head.count.store(REFERENCE, Relaxed);
         self.write_tails(folio);
         self.write_words(folio, |_| bits(0, folio.pages().min(WORD_PAGES)));
         head.state.store(state_of(Kind::Folio, order) | exclusive, Relaxed);
         Some(folio)
+    }
+
+    /// Gives a fresh folio back, which was neither mapped nor published.
+    pub(crate) fn discard(&self, platform: &P, folio: Folio) {
+        let count = self.meta(folio.head).count.load(Relaxed);
+        debug_assert_eq!(count, 0, "{folio:?} is not fresh");
+        if count == 0 {
+            self.free(platform, folio.head, folio.order);
+        } else {
+            self.refuse();
+        }
     }
 
     pub(super) fn write_tails(&self, folio: Folio) {
@@ -138,196 +135,7 @@ impl<P: Platform> Frames<P> {
     /// The answer lasts only while the caller keeps the folio from being freed or split.
     #[inline]
     pub(crate) fn folio_of(&self, frame: Frame) -> Option<Folio> {
-        if !self.metas.covers(frame) {
-            return None;
-        }
-        let meta = self.meta(frame);
-        let state = meta.state.load(Relaxed);
-        if is_kind(state, Kind::Folio) {
-            return Some(Folio { head: frame, order: order_in(state) });
-        }
-        if is_kind(state, Kind::Tail) {
-            return self.folio_of_tail(frame, Frame(meta.owner.load(Relaxed)));
-        }
-        None
-    }
-
-    /// A tail may be left over from a folio that was freed, with whatever in its `owner`. But a
-    /// folio that does reach to `frame` has written its head there.
-    #[inline]
-    fn folio_of_tail(&self, frame: Frame, head: Frame) -> Option<Folio> {
-        if !self.metas.covers(head) {
-            return None;
-        }
-        let state = self.meta(head).state.load(Relaxed);
-        let folio = Folio { head, order: order_in(state) };
-        let reaches = is_kind(state, Kind::Folio) && frame.0.wrapping_sub(head.0) < folio.pages();
-        reaches.then_some(folio)
-    }
-
-    /// Turns the one reference of a folio fresh from [`Frames::new_folio`] into `pages` mappings.
-    /// The caller is its only owner, so this is a plain store.
-    #[inline]
-    pub(crate) fn first_map(&self, folio: Folio, pages: u32) {
-        let count = &self.meta(folio.head).count;
-        debug_assert_eq!(count.load(Relaxed), REFERENCE, "{folio:?} is not fresh");
-        debug_assert!(pages >= 1 && pages <= folio.pages());
-        count.store(u64::from(pages) * MAPPING, Relaxed);
-    }
-
-    /// Adds `pages` mappings, at most as many as the folio has pages. One atomic instruction.
-    ///
-    /// # Errors
-    ///
-    /// [`TooManyMappings`] where the folio would have 2^31 or more; nothing has changed.
-    #[inline]
-    pub(crate) fn map(&self, folio: Folio, pages: u32) -> Result<(), TooManyMappings> {
-        debug_assert!(pages <= folio.pages());
-        let count = &self.meta(folio.head).count;
-        let added = u64::from(pages) * MAPPING;
-        let before = count.fetch_add(added, Relaxed);
-        debug_assert_ne!(before, 0, "{folio:?} was free");
-        if mappings_in(before) >= TOO_MANY_MAPPINGS - pages {
-            count.fetch_sub(added, Relaxed);
-            return Err(TooManyMappings);
-        }
-        Ok(())
-    }
-
-    /// Takes away `pages` mappings; the folio is freed with the last one if nobody holds a
-    /// reference. One atomic instruction where it is not. Mappings that the folio does not have
-    /// are not taken away but counted in [`Frames::refused`].
-    #[inline]
-    pub(crate) fn unmap(&self, platform: &P, folio: Folio, pages: u32) -> Freed {
-        let taken = u64::from(pages) * MAPPING;
-        let before = self.meta(folio.head).count.fetch_sub(taken, Ordering::Release);
-        self.after_taking(platform, folio, before, taken, mappings_in(before) >= pages)
-    }
-
-    /// As [`Frames::unmap`], for whoever unmaps many: a folio that becomes free goes into the batch.
-    /// With `dirty`, whoever has the folio from now on is told that it was written.
-    ///
-    /// No atomic instruction where the mappings are all that keep the folio. Nobody else can come
-    /// by it then: who adds a mapping or a reference has one already, which would count, or holds
-    /// the lock of a table that maps it, and the caller's is unhooked or locked.
-    #[inline]
-    pub(crate) fn unmap_into(
-        &self,
-        batch: &mut FreeBatch<'_, P>,
-        platform: &P,
-        folio: Folio,
-        pages: u32,
-        dirty: impl FnOnce() -> bool,
-    ) {
-        let head = self.meta(folio.head);
-        // What others did to the folio before they let go comes before its next use.
-        if head.count.load(Ordering::Acquire) == u64::from(pages) * MAPPING {
-            head.count.store(0, Relaxed);
-            head.state.store(state_of(Kind::Tail, 0), Relaxed);
-            batch.push(folio.head, folio.pages());
-            return;
-        }
-        if dirty() {
-            // Before the mapping goes: afterwards the folio may be somebody else's.
-            self.mark_dirty(folio);
-        }
-        self.unmap(platform, folio, pages);
-    }
-
-    /// Adds a reference. The caller has one, or knows by a table's lock that a mapping stays.
-    #[inline]
-    pub(crate) fn hold(&self, folio: Folio) {
-        let before = self.meta(folio.head).count.fetch_add(REFERENCE, Relaxed);
-        debug_assert_ne!(before, 0, "{folio:?} was free");
-        debug_assert_ne!(before as u16, u16::MAX, "{folio:?} has too many references");
-    }
-
-    /// Adds `count` references, one for each page that an object keeps of the folio. The caller has
-    /// one already.
-    pub(crate) fn hold_pages(&self, folio: Folio, count: u32) {
-        let before = self.meta(folio.head).count.fetch_add(u64::from(count), Relaxed);
-        debug_assert_ne!(before, 0, "{folio:?} was free");
-    }
-
-    /// Takes away `count` references at once, as [`Frames::release`] does with one.
-    pub(crate) fn release_pages(&self, platform: &P, folio: Folio, count: u32) -> Freed {
-        let taken = u64::from(count);
-        let before = self.meta(folio.head).count.fetch_sub(taken, Ordering::Release);
-        self.after_taking(platform, folio, before, taken, u32::from(before as u16) >= count)
-    }
-
-    /// Takes away a reference; the folio is freed with the last one if it is not mapped. A
-    /// reference that the folio does not have is counted in [`Frames::refused`].
-    #[inline]
-    pub(crate) fn release(&self, platform: &P, folio: Folio) -> Freed {
-        let before = self.meta(folio.head).count.fetch_sub(REFERENCE, Ordering::Release);
-        self.after_taking(platform, folio, before, REFERENCE, before as u16 != 0)
-    }
-
-    #[inline]
-    fn after_taking(
-        &self,
-        platform: &P,
-        folio: Folio,
-        before: u64,
-        taken: u64,
-        was_there: bool,
-    ) -> Freed {
-        if !was_there {
-            // A bug elsewhere. Put it back, so that the halves do not borrow from each other.
-            self.meta(folio.head).count.fetch_add(taken, Relaxed);
-            self.refuse();
-            return Freed::No;
-        }
-        if before != taken {
-            return Freed::No;
-        }
-        // What others did to the folio before they let go comes before its next use.
-        fence(Ordering::Acquire);
-        self.free(platform, folio.head, folio.order);
-        Freed::Yes
-    }
-
-    /// How many hold the folio without mapping or pinning it. Old news unless the caller keeps
-    /// others out.
-    #[inline]
-    pub(crate) fn references(&self, folio: Folio) -> u32 {
-        self.meta(folio.head).count.load(Relaxed) as u32 & (PIN as u32 - 1)
-    }
-
-    /// Pins the folio: it stays where it is until it is unpinned. The caller keeps it mapped
-    /// meanwhile. Says whether that was possible.
-    pub(crate) fn pin(&self, folio: Folio) -> bool {
-        let before = self.meta(folio.head).count.fetch_add(PIN, Ordering::AcqRel);
-        if pins_in(before) >= TOO_MANY_PINS {
-            self.meta(folio.head).count.fetch_sub(PIN, Relaxed);
-            return false;
-        }
-        true
-    }
-
-    /// Takes back a pin; the folio is freed with the last if nobody else has it.
-    pub(crate) fn unpin(&self, platform: &P, folio: Folio) -> Freed {
-        let before = self.meta(folio.head).count.fetch_sub(PIN, Ordering::Release);
-        self.after_taking(platform, folio, before, PIN, pins_in(before) > 0)
-    }
-
-    /// How many have pinned the folio.
-    #[inline]
-    pub(crate) fn pins(&self, folio: Folio) -> u32 {
-        pins_in(self.meta(folio.head).count.load(Relaxed))
-    }
-
-    /// How many pairs of a page and an entry that maps it. Old news unless the caller keeps
-    /// others out.
-    #[inline]
-    pub(crate) fn mappings(&self, folio: Folio) -> u32 {
-        mappings_in(self.meta(folio.head).count.load(Relaxed))
-    }
-
-    /// Whether exactly `mappings` entries map pages of the folio, and nobody holds it.
-    pub(crate) fn is_mapped_only(&self, folio: Folio, mappings: u32) -> bool {
-        self.meta(folio.head).count.load(Relaxed) == u64::from(mappings) * MAPPING
+        reference::guess(self, frame)
     }
 
     /// Whether `page` (an index in the folio) is anon-exclusive, and how many of the `count`
@@ -359,8 +167,8 @@ impl<P: Platform> Frames<P> {
     }
 
     /// Marks `count` pages from `page` (an index in the folio) anon-exclusive; pages behind the
-    /// folio's end are ignored. One store or atomic instruction for each 64 pages, none where
-    /// they are so already.
+    /// folio's end are ignored. One atomic instruction for each 64 pages, none where they are so
+    /// already.
     pub(crate) fn set_exclusive(&self, folio: Folio, page: u32, count: u32) {
         self.change_exclusive(folio, page, count, u64::MAX);
     }
@@ -389,9 +197,6 @@ impl<P: Platform> Frames<P> {
             let old = word.load(Relaxed);
             if (old ^ to) & mask == 0 {
                 // As it should be: leave the cache line alone.
-            } else if pages == folio.pages().min(WORD_PAGES) {
-                // Every page of the word is the caller's, so nobody else changes any of it.
-                word.store(to & mask, Relaxed);
             } else if to == 0 {
                 word.fetch_and(!mask, Relaxed);
             } else {
@@ -445,32 +250,4 @@ impl<P: Platform> Frames<P> {
     pub(crate) fn clear_dirty(&self, folio: Folio) {
         self.change_state_flag(folio, DIRTY, false);
     }
-
-    /// Takes the folio's lock, unless somebody has it. Never waits.
-    #[inline]
-    #[must_use]
-    #[cfg_attr(not(test), expect(dead_code, reason = "reclaim will need it"))]
-    pub(crate) fn try_lock_folio(&self, folio: Folio) -> bool {
-        self.meta(folio.head).state.fetch_or(LOCK, Ordering::Acquire) & LOCK == 0
-    }
-
-    /// Gives back the folio's lock, which the caller holds.
-    #[inline]
-    #[cfg_attr(not(test), expect(dead_code, reason = "reclaim will need it"))]
-    pub(crate) fn unlock_folio(&self, folio: Folio) {
-        let before = self.meta(folio.head).state.fetch_and(!LOCK, Ordering::Release);
-        debug_assert_ne!(before & LOCK, 0, "{folio:?} was not locked");
-    }
-}
-
-/// The pins in a value of `count`.
-#[inline]
-const fn pins_in(count: u64) -> u32 {
-    count as u32 >> 16
-}
-
-/// The mappings in a value of `count`.
-#[inline]
-pub(super) const fn mappings_in(count: u64) -> u32 {
-    (count >> 32) as u32
 }

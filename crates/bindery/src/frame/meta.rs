@@ -10,19 +10,23 @@
 //! | Reserved: a hole, or the array itself | | | | | |
 //! | Free: block of the buddy allocator | order | the free list of its order | | | |
 //! | Raw: allocated, no meaning yet | order | [`NONE`] | 0 | 0 | 0 |
-//! | Table: node of a page table | level, [`LOCK`], [`STRAY`], [`GUARDS`] | `next`: link in a gather or reserve list; `previous`: pending flushes, see `table::pending` | first of the reserve list | live entries | |
-//! | Folio: head of user memory | order, [`LOCK`], [`DIRTY`], [`EXCLUSIVE`] (order 0) | the LRU list | with `word`: the anonymous group or object, see [`super::owner`] | low half references and pins, high half mappings | kind of owner, index of the first page there |
-//! | Tail of a folio | order of the head | | number of the head | | of `head + 1` to `head + 8`: anon-exclusive bits |
+//! | Table: node of a page table | level, [`LOCK`], [`STRAY`], [`GUARDS`] | `next`: link in a gather or reserve list; `previous`: pending flushes, see `table::pending` | first of the reserve list | 0 | live entries |
+//! | Folio: head of user memory | order, [`FOLIO_LOCK`], [`ORPHAN`], [`DIRTY`], [`LAZY`], [`EXCLUSIVE`] (order 0) | the LRU list | with `word`: the anonymous group or object, see [`super::owner`] | references, pins, mappings, see [`super::count`]; 0 while fresh | kind of owner, index of the first page there |
+//! | Tail of a folio | order of the head | | number of the head | 0 | of `head + 1` to `head + 8`: anon-exclusive bits |
 //! | Tail of another block | unspecified | | unspecified | | |
-//! | Slab: frame full of small objects | order 0 | list of frames with room | | objects in use | free slots, see [`super::slab`] |
-//! | Zero: the shared zero page | order 0 | | | never counted | |
+//! | Slab: frame full of small objects | order 0 | list of frames with room | | 0 | free slots and objects in use, see [`super::slab`] |
+//! | Zero: the shared zero page | order 0 | | | 0: never counted | |
 //! | Embedder: block that the embedder asked for | order | | | | |
 //! | Kernel: block of an area of the kernel | order | `next`: the next block of the area | | | |
 //!
 //! ```text
-//! state   31 .. 14  13      12    11         10     9      8     7 .. 4          3 .. 0
-//!         spare     GUARDS  LAZY  EXCLUSIVE  DIRTY  STRAY  LOCK  order or level  kind
+//! state   31          30      29 .. 14  13      12    11         10     9      8     7 .. 4          3 .. 0
+//!         FOLIO_LOCK  ORPHAN  spare     GUARDS  LAZY  EXCLUSIVE  DIRTY  STRAY  LOCK  order or level  kind
 //! ```
+//!
+//! `count` is zero for everything but the head of a folio that others may know: so a walker that has
+//! no more than a frame's number, and perhaps looks at a folio's head that has become a table since,
+//! changes nothing there.
 //!
 //! **References and mappings** share one word, so that a batch of any size changes them by one
 //! atomic instruction and sees in its result whether the folio is now unused: the whole word is
@@ -48,7 +52,7 @@ const KIND_MASK: u32 = 0xf;
 pub(crate) const ORDER_SHIFT: u32 = 4;
 /// The bits of `state` that hold the order, or a table's level.
 pub(crate) const ORDER_MASK: u32 = 0xf << ORDER_SHIFT;
-/// Bit lock of a table or folio.
+/// Bit lock of a table.
 pub(crate) const LOCK: u32 = 1 << 8;
 /// The table was detached; whoever finds it starts again from the root.
 pub(crate) const STRAY: u32 = 1 << 9;
@@ -60,6 +64,11 @@ pub(crate) const DIRTY: u32 = 1 << 10;
 pub(crate) const LAZY: u32 = 1 << 12;
 /// The anon-exclusive bit of a folio of order 0.
 pub(crate) const EXCLUSIVE: u32 = 1 << 11;
+
+/// Bit lock of a folio. Not that of tables: only who has a reference or a mapping sets it.
+pub(crate) const FOLIO_LOCK: u32 = 1 << 31;
+/// The folio's owner goes when the lock is given back; only ever set together with that.
+pub(crate) const ORPHAN: u32 = 1 << 30;
 
 /// What a frame is used for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

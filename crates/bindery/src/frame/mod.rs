@@ -5,7 +5,11 @@
 //! | `meta` | `FrameMeta`: 32 bytes about each frame, one layout for each use |
 //! | `buddy` | the allocator of blocks of 2^order frames |
 //! | `batch` | frames that go back together |
-//! | `folio` | [`Folio`]: memory that users map; references, mappings, anon-exclusive, dirty |
+//! | `folio` | [`Folio`]: memory that users map; fresh ones, anon-exclusive, dirty |
+//! | `count` | the word of references, pins and mappings, and its transitions |
+//! | `mapping` | mappings and pins |
+//! | `reference` | references, also by who knows no more than a frame's number |
+//! | `lock` | the lock of a folio |
 //! | `split` | one folio into several |
 //! | `owner` | whom a folio belongs to |
 //! | `slab` | `Slab`: small objects of the core's own, carved from frames |
@@ -15,14 +19,36 @@
 //! held for a number of steps bounded by [`MAX_ORDER`] and is below every other lock of the core.
 //! What a frame's metadata means belongs to whoever allocated the frame: plain stores while it has
 //! one owner, atomic instructions once tables name it.
+//!
+//! # Who may have what of a folio
+//! | what | who takes it | what it keeps | under what |
+//! |---|---|---|---|
+//! | a fresh folio | who asked for it | everything: nobody can find it | nothing; plain stores |
+//! | a mapping | who writes the entry; fork and moves, from one that there is | frame, contents, kind of owner | the lock of the table with the entry |
+//! | a pin | who keeps a mapping meanwhile | frame, contents | that table's lock |
+//! | a reference | who has a mapping or a reference; an object's index, one a page; a walker, from nothing | frame, order, kind | nothing |
+//! | the lock | who has a reference or keeps a mapping | owner and index | nothing; below the gates of objects, above those of anonymous families; tried, not waited for, under a table's lock and in a read section |
+//!
+//! The last of them to go frees the folio. A walker's reference may come at any time, so nobody may
+//! conclude from a look at the count that it is alone, unless it freezes the count by the same step
+//! (`count`): then all that follows is plain again. What a walker may conclude: while it has the
+//! reference, the folio is a folio, of this order. While it has the lock besides, the owner is the
+//! owner. That the folio is mapped, and that no entry is found, means that it is busy: entries come
+//! and go on their way between tables.
 
 mod batch;
 mod buddy;
+mod count;
 pub(crate) mod folio;
 #[cfg(any(test, feature = "testing"))]
 mod inject;
+mod lock;
+#[cfg(all(test, loom))]
+mod loom_model;
+mod mapping;
 pub(crate) mod meta;
 pub(crate) mod owner;
+mod reference;
 pub(crate) mod slab;
 pub(crate) mod split;
 #[cfg(test)]
@@ -42,8 +68,7 @@ pub use buddy::MAX_ORDER;
 pub use folio::{Folio, MAX_FOLIO_ORDER};
 #[allow(unused_imports, reason = "the layers above name those that they need")]
 pub(crate) use {
-    folio::{Freed, TooManyMappings},
-    owner::Owner,
+    count::TooManyMappings, folio::Freed, lock::FolioLock, owner::Owner, reference::Reference,
     split::SplitError,
 };
 

@@ -5,6 +5,10 @@
 //! word   63..62  61..54                      53..52  51 ..................... 0
 //!        kind    where in that frame, by 16          index of the folio's first page
 //! ```
+//!
+//! Owner and index are two words. They change and are read under the folio's lock ([`super::lock`]),
+//! except while the folio is fresh. Of the second word alone, whoever keeps a mapping or a reference
+//! may ask for the kind without the lock: a folio that is mapped does not change it.
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
@@ -39,9 +43,16 @@ pub(crate) enum Owner {
 }
 
 impl<P: Platform> Frames<P> {
-    /// Notes whom the folio belongs to, and the index of its first page there. Its owner outlives
-    /// its mappings.
-    pub(crate) fn set_owner(&self, folio: Folio, owner: Owner, index: u64) {
+    /// Notes whom a fresh folio belongs to, and the index of its first page there. Its owner outlives
+    /// its mappings. Of any other folio, [`super::FolioLock::set_owner`] does.
+    #[inline]
+    pub(crate) fn set_fresh_owner(&self, folio: Folio, owner: Owner, index: u64) {
+        debug_assert_eq!(self.meta(folio.head).count.load(Relaxed), 0, "{folio:?} is not fresh");
+        self.write_owner(folio, owner, index);
+    }
+
+    /// The folio is fresh, or the caller has its lock.
+    pub(super) fn write_owner(&self, folio: Folio, owner: Owner, index: u64) {
         let (kind, address) = match owner {
             Owner::Nobody => (0, None),
             Owner::Group(group) => (1, Some(group.cast::<u8>())),
@@ -56,7 +67,8 @@ impl<P: Platform> Frames<P> {
         head.word.store(kind << KIND_SHIFT | place << PLACE_SHIFT | index & INDEX_MASK, Relaxed);
     }
 
-    /// Whom the folio belongs to, and the index of its first page there.
+    /// Whom the folio belongs to, and the index of its first page there. For who has the folio's lock,
+    /// and for the auditor of a quiet system; for anybody else the answer is a guess.
     pub(crate) fn owner(&self, platform: &P, folio: Folio) -> (Owner, u64) {
         let head = self.meta(folio.head);
         let word = head.word.load(Relaxed);
@@ -73,10 +85,11 @@ impl<P: Platform> Frames<P> {
         (owner, word & INDEX_MASK)
     }
 
-    /// Whether the folio is anonymous memory, which only its group may map.
+    /// Whether the folio is anonymous memory, which only its group may map. One that nobody maps any
+    /// more is not.
     #[inline]
     pub(crate) fn is_anonymous(&self, folio: Folio) -> bool {
-        self.meta(folio.head).word.load(Relaxed) >> KIND_SHIFT == 1
+        is_anonymous(self.meta(folio.head).word.load(Relaxed))
     }
 
     /// Whether the folio belongs to an object.
@@ -84,4 +97,10 @@ impl<P: Platform> Frames<P> {
     pub(crate) fn is_of_object(&self, folio: Folio) -> bool {
         self.meta(folio.head).word.load(Relaxed) >> KIND_SHIFT == 2
     }
+}
+
+/// Whether the `word` of a folio's head says that a group owns it.
+#[inline]
+pub(super) const fn is_anonymous(word: u64) -> bool {
+    word >> KIND_SHIFT == 1
 }

@@ -6,9 +6,10 @@
 //! ```
 //!
 //! An object's frame is found by rounding its address down to a page and reading the header
-//! there. The frame's metadata holds the rest: `count` the objects in use, `word` the first free
-//! slot (low 16 bits, all ones for none) and the number of slots that were ever used (next 16), so
-//! that a new frame need not be threaded. A free slot begins with the number of the next free one.
+//! there. The frame's metadata holds the rest, in `word`: the first free slot (low 16 bits, all ones
+//! for none), the number of slots that were ever used (next 16), so that a new frame need not be
+//! threaded, and the objects in use (next 16). A free slot begins with the number of the next free
+//! one.
 //! Frames with both room and objects are on a list through `next` and `previous`; full frames are
 //! on none. One empty frame is kept as a spare, the others go back to the allocator.
 //!
@@ -68,18 +69,21 @@ struct Slots {
     free: u16,
     /// Slots from here on were never used.
     used: u16,
+    /// Slots that hold an object.
+    objects: u16,
 }
 
 impl Slots {
-    const EMPTY: Self = Self { free: NO_SLOT, used: 0 };
+    const EMPTY: Self = Self { free: NO_SLOT, used: 0, objects: 0 };
 
     fn load(meta: &FrameMeta) -> Self {
         let word = meta.word.load(Relaxed);
-        Self { free: word as u16, used: (word >> 16) as u16 }
+        Self { free: word as u16, used: (word >> 16) as u16, objects: (word >> 32) as u16 }
     }
 
     fn store(self, meta: &FrameMeta) {
-        meta.word.store(u64::from(self.free) | u64::from(self.used) << 16, Relaxed);
+        let slots = u64::from(self.free) | u64::from(self.used) << 16;
+        meta.word.store(slots | u64::from(self.objects) << 32, Relaxed);
     }
 }
 
@@ -174,10 +178,9 @@ impl<T, P: Platform> Slab<T, P> {
             slot = Self::slot(platform, frame, slots.used);
             slots.used += 1;
         }
+        slots.objects += 1;
         slots.store(meta);
-        let objects = meta.count.load(Relaxed) + 1;
-        meta.count.store(objects, Relaxed);
-        if objects == u64::from(Self::PER_FRAME) {
+        if slots.objects == Self::PER_FRAME {
             Self::unlink(lists, frames, frame);
         }
         slot
@@ -209,14 +212,13 @@ impl<T, P: Platform> Slab<T, P> {
         // SAFETY: the slot is aligned for the number and, since the object is gone, belongs to us.
         unsafe { Self::slot(platform, frame, index).cast::<u16>().write(slots.free) };
         slots.free = index;
+        slots.objects -= 1;
         slots.store(meta);
         lists.objects -= 1;
-        let objects = meta.count.load(Relaxed) - 1;
-        meta.count.store(objects, Relaxed);
-        if objects + 1 == u64::from(Self::PER_FRAME) {
+        if slots.objects + 1 == Self::PER_FRAME {
             Self::link(&mut lists, frames, frame);
         }
-        if objects > 0 {
+        if slots.objects > 0 {
             return;
         }
         Self::unlink(&mut lists, frames, frame);

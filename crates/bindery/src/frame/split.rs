@@ -3,8 +3,10 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::Frames;
-use super::folio::{Folio, MAPPING, MAX_WORDS, REFERENCE, WORD_PAGES, bits, mappings_in};
+use super::count::{self, MAPPING, REFERENCE, mappings_in};
+use super::folio::{Folio, MAX_WORDS, WORD_PAGES, bits};
 use super::meta::{DIRTY, EXCLUSIVE, Kind, ORDER_MASK, state_of};
+use super::owner::is_anonymous;
 use crate::platform::Platform;
 
 /// Why a folio was not split; it is as it was.
@@ -27,13 +29,21 @@ impl<P: Platform> Frames<P> {
     /// after   | order 2: 1, 4 | order 2: 1, 4 | order 2: 1, 0 | order 2: 1, 0 |
     /// ```
     ///
-    /// The caller holds the only reference, and keeps everyone else from mapping, unmapping,
-    /// holding or changing the folio meanwhile (by the locks of all tables that map it).
-    /// `mappings_of` says how many entries map a page, by its index; it is asked twice.
+    /// The caller holds the only reference, and keeps everyone else from mapping, unmapping or
+    /// changing the folio meanwhile (by the locks of all tables that map it). `mappings_of` says how
+    /// many entries map a page, by its index; it is asked twice.
+    ///
+    /// References from nothing are not kept out by any lock:
+    /// 1. CPU A reads the count: one reference, its own;
+    /// 2. CPU B, which knows a frame's number, adds one, and works on a folio of 16 pages;
+    /// 3. CPU A cuts that into four.
+    ///
+    /// So the count is frozen at zero first, by a compare-exchange that fails after step 2; it comes
+    /// back part by part, each when all of its metadata is written.
     ///
     /// Each part inherits dirty, its pages' anon-exclusive bits, and the owner with its own first
-    /// index. The first part keeps the folio's lock and place on the LRU list; the others have
-    /// neither. O(pages).
+    /// index; an anonymous part that nobody maps belongs to nobody. The first part keeps the folio's
+    /// lock and place on the LRU list; the others have neither. O(pages).
     ///
     /// # Errors
     ///
@@ -56,6 +66,9 @@ impl<P: Platform> Frames<P> {
         if sum != u64::from(mappings_in(count)) {
             return Err(SplitError::Mappings);
         }
+        if !count::take_all(&head.count, count) {
+            return Err(SplitError::References);
+        }
 
         // The parts' words overwrite the folio's.
         let mut exclusive = [0u64; MAX_WORDS];
@@ -75,7 +88,7 @@ impl<P: Platform> Frames<P> {
             let flag = if order == 0 && mine(0) != 0 { EXCLUSIVE } else { 0 };
             let meta = self.meta(part.head);
             if first == 0 {
-                // Others may try the lock at any time.
+                // The caller may have the lock.
                 let change = |state: u32| state & !ORDER_MASK | state_of(Kind::Folio, order) | flag;
                 let _ = head.state.fetch_update(Relaxed, Relaxed, |state| Some(change(state)));
             } else {
@@ -84,9 +97,13 @@ impl<P: Platform> Frames<P> {
                 meta.owner.store(owner, Relaxed);
                 meta.word.store(index.wrapping_add(u64::from(first)), Relaxed);
             }
-            meta.count.store(mapped * MAPPING + REFERENCE, Relaxed);
+            if mapped == 0 && is_anonymous(index) {
+                meta.owner.store(0, Relaxed);
+                meta.word.store(0, Relaxed);
+            }
             self.write_tails(part);
             self.write_words(part, mine);
+            count::publish(&meta.count, mapped * MAPPING + REFERENCE);
         }
         Ok(())
     }

@@ -381,7 +381,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let entries = u64::from(arch::entries::<P::Arch>());
         counts.entries_written += entries;
         if below == 1 {
-            self.memory.frames.meta(table).count.store(entries, Ordering::Relaxed);
+            self.memory.frames.meta(table).word.store(entries, Ordering::Relaxed);
         }
         Some(table)
     }

@@ -392,7 +392,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// it takes them off the count.
     #[inline]
     fn count_in(&self, table: Frame, slots: &[AtomicU64], counts: &mut Counts) -> bool {
-        let count = &self.memory.frames.meta(table).count;
+        let count = &self.memory.frames.meta(table).word;
         let entries = slots.len() as u64;
         let before = count.fetch_add(entries, Ordering::Acquire);
         let is_empty = |slot: &AtomicU64| slot.load(Ordering::Relaxed) == 0;
@@ -427,7 +427,7 @@ impl<P: Platform> KernelMap<'_, P> {
                     slot.store(0, Ordering::Relaxed);
                 }
                 // Release: see `count_in`.
-                let count = &self.memory.frames.meta(table).count;
+                let count = &self.memory.frames.meta(table).word;
                 count.fetch_sub(used as u64, Ordering::Release);
                 counts.entries_written += slots.len() as u64;
                 slots.len()

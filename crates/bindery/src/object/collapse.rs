@@ -73,7 +73,7 @@ fn collapse_alone<P: Platform>(
         })
     });
     if let Err(error) = ready {
-        frames.release(&memory.platform, folio);
+        frames.discard(&memory.platform, folio);
         return Err(error);
     }
     mappings::unmap(memory, object, first, count, Copies::Kept);
@@ -81,7 +81,7 @@ fn collapse_alone<P: Platform>(
     if pages::any_folio(memory, object, first, first + count, |folio| frames.pins(folio) > 0) {
         object.pages.change(memory, |index, nodes| (index.prune(first, count, nodes), 0));
         object.unpromise(memory, promised);
-        frames.release(&memory.platform, folio);
+        frames.discard(&memory.platform, folio);
         return Err(Error::TryAgain);
     }
     replace(memory, object, first, folio);
@@ -103,9 +103,10 @@ fn present<P: Platform>(memory: &Memory<P>, object: &ObjectState, first: u64, en
 fn replace<P: Platform>(memory: &Memory<P>, object: &ObjectState, first: u64, folio: Folio) {
     let (frames, platform) = (&memory.frames, &memory.platform);
     let end = first + u64::from(folio.pages());
-    frames.set_owner(folio, Owner::Object(NonNull::from(object)), first);
+    frames.set_fresh_owner(folio, Owner::Object(NonNull::from(object)), first);
     frames.clear_exclusive(folio, 0, folio.pages());
-    frames.hold_pages(folio, folio.pages() - 1);
+    // All at once: only a folio that is frozen or fresh may be found with less than the index names.
+    frames.publish(folio, folio.pages());
     let mut from = first;
     while from < end {
         // Of one folio, so at most as many pages as ours has.
@@ -124,11 +125,12 @@ fn replace<P: Platform>(memory: &Memory<P>, object: &ObjectState, first: u64, fo
             index.set(from, to, count);
             ((), i64::from(count))
         });
-        if let Some((_, old)) = old {
+        if let Some((frame, old)) = old {
+            let old_first = from - u64::from(frame.0 - old.head.0);
             if frames.is_dirty(old) {
                 frames.mark_dirty(folio);
             }
-            frames.release_pages(platform, old, count);
+            pages::let_go(memory, object, old_first, old, count);
         }
         from += u64::from(count);
     }

@@ -208,7 +208,7 @@ fn promised(object: &ObjectState, order: u8) -> u64 {
     if object.accounting() == Accounting::PerPage { 1 << order } else { 0 }
 }
 
-/// A folio that nobody else knows, promised, with one reference.
+/// A folio that nobody else knows, promised.
 fn allocate<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -225,7 +225,7 @@ fn allocate<P: Platform>(
 
 /// Undoes [`allocate`].
 fn give_back<P: Platform>(memory: &Memory<P>, object: &ObjectState, folio: Folio) {
-    memory.frames.release(&memory.platform, folio);
+    memory.frames.discard(&memory.platform, folio);
     object.unpromise(memory, promised(object, folio.order));
 }
 
@@ -282,22 +282,19 @@ fn add<P: Platform>(
     let Fresh { first, folio } = *fresh;
     let pages = folio.pages();
     let count = u64::from(pages);
-    frames.set_owner(folio, Owner::Object(NonNull::from(object)), first);
+    frames.set_fresh_owner(folio, Owner::Object(NonNull::from(object)), first);
     frames.clear_exclusive(folio, 0, pages);
-    // One for each page that the index will name.
-    frames.hold_pages(folio, pages - 1);
-    let added = object.pages.change(memory, |index, nodes| {
+    object.pages.change(memory, |index, nodes| {
         if index.run(first, count) != Stretch::Empty(count) {
             return (Ok(Added::No), 0);
         }
         if index.prepare(first, count, nodes).is_err() {
             return (Err(Error::OutOfMemory), 0);
         }
+        // Nothing can fail any more. One reference for each page that the index will name, before
+        // anybody finds it there.
+        frames.publish(folio, pages);
         index.set(first, folio.head, pages);
         (Ok(Added::Yes), count as i64)
-    });
-    if added != Ok(Added::Yes) && pages > 1 {
-        frames.release_pages(&memory.platform, folio, pages - 1);
-    }
-    added
+    })
 }

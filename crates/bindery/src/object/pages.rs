@@ -7,7 +7,7 @@
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE};
 use crate::error::{Error, FaultError};
-use crate::frame::Folio;
+use crate::frame::{Folio, Freed, Owner};
 use crate::platform::{Platform, Wait};
 
 use super::ObjectState;
@@ -165,15 +165,50 @@ pub(super) fn drop_pages<P: Platform>(
             (run, run.map_or(0, |run| -i64::from(run.count)))
         });
         let Some(run) = taken else { return };
-        for_each_part(memory, run, |_, frame, folio, count| {
+        for_each_part(memory, run, |page, frame, folio, count| {
             debug_assert!(frame.0 >= folio.head.0);
-            memory.frames.release_pages(&memory.platform, folio, count);
+            let first = page - u64::from(frame.0 - folio.head.0);
+            let_go(memory, object, first, folio, count);
             true
         });
         if object.accounting() == Accounting::PerPage {
             object.unpromise(memory, u64::from(run.count));
         }
     }
+}
+
+/// Gives the references to `count` pages of `folio` back, which the index named until now; its first
+/// page belongs at `first`. If it names no page of the folio any more, and somebody else holds it, the
+/// folio belongs to nobody. The gate is held for writing, or the object has no holder: so no page of
+/// the folio comes or goes. May wait for the folio's lock.
+pub(super) fn let_go<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    first: u64,
+    folio: Folio,
+    count: u32,
+) {
+    let (frames, platform) = (&memory.frames, &memory.platform);
+    if frames.release_last(platform, folio, count) == Freed::Yes {
+        return;
+    }
+    if !names(memory, object, first, folio) {
+        frames.lock_folio(platform, folio).set_owner(Owner::Nobody, 0);
+    }
+    frames.release_pages(platform, folio, count);
+}
+
+/// Whether the index names a page of `folio`, whose first page belongs at `first`.
+fn names<P: Platform>(memory: &Memory<P>, object: &ObjectState, first: u64, folio: Folio) -> bool {
+    let (mut from, end) = (first, first + u64::from(folio.pages()));
+    while let Some(run) = object.pages.look(&memory.platform, |index| index.next_run(from, end)) {
+        // What was dropped may have come back in another folio.
+        if run.frame == folio.head.plus((run.page - first) as u32) {
+            return true;
+        }
+        from = run.page + u64::from(run.count);
+    }
+    false
 }
 
 /// Drops those of the pages from `first` to `end` that nobody has written or mapped since they came,

@@ -200,7 +200,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Err(Error::OutOfMemory);
         };
         let owner = vma.group_pointer().map_or(Owner::Nobody, Owner::Group);
-        memory.frames.set_owner(folio, owner, vma.page_offset_of(range.start()));
+        memory.frames.set_fresh_owner(folio, owner, vma.page_offset_of(range.start()));
         let attributes = Attributes {
             accessed: true,
             dirty: true,
@@ -210,7 +210,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let what = Replacement { base: range.start(), folio, attributes, reserve };
         let done = self.table.replace_by_copy(&what, gather);
         if !done {
-            memory.frames.release(self.platform(), folio);
+            memory.frames.discard(self.platform(), folio);
             free_table(memory, reserve, &mut counts);
         }
         self.table.stats.add(&counts);

@@ -109,7 +109,9 @@ impl<P: Platform> AddressSpace<'_, P> {
             }
             at = at.offset(PAGE_SIZE);
         }
-        frames.hold(folio);
+        if !frames.hold(folio) {
+            return Err(FolioError::Busy);
+        }
         let holds = |page: u32| (mapped[page as usize / 64] >> (page % 64) & 1) as u32;
         let result = frames.split(folio, order, holds);
         match result {

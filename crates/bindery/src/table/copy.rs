@@ -272,7 +272,7 @@ fn copy_pages<'m, P: Platform>(
         memory.platform.copy(old.plus(page), copy.head, 1);
         target.counts.bytes_copied += PAGE_SIZE;
         let index = what.page_offset + ((at.0 - what.range.start().0) >> PAGE_SHIFT);
-        memory.frames.set_owner(copy, what.group.map_or(Owner::Nobody, Owner::Group), index);
+        memory.frames.set_fresh_owner(copy, what.group.map_or(Owner::Nobody, Owner::Group), index);
         memory.frames.first_map(copy, 1);
         let index = arch::index_of::<P::Arch>(at, 1);
         target.tables.fill(table, index, entry(copy.head), 1, &mut target.counts);

@@ -406,7 +406,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// Changes the live count of a table whose lock the caller holds.
     #[inline]
     pub(crate) fn change_live(&self, table: Frame, added: u32, removed: u32) {
-        let count = &self.meta(table).count;
+        let count = &self.meta(table).word;
         let live = count.load(Ordering::Relaxed);
         count.store(live + u64::from(added) - u64::from(removed), Ordering::Relaxed);
     }
@@ -414,7 +414,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// How many entries of the table are not empty.
     #[inline]
     pub(crate) fn live(&self, table: Frame) -> u32 {
-        self.meta(table).count.load(Ordering::Relaxed) as u32
+        self.meta(table).word.load(Ordering::Relaxed) as u32
     }
 
     /// Notes that a guard marker may stand in the table, whose lock the caller holds, from now on.
@@ -478,7 +478,7 @@ pub(crate) fn init_table<P: Platform>(memory: &Memory<P>, table: Frame, level: u
     meta.next.store(meta::NONE, Ordering::Relaxed);
     meta.previous.store(0, Ordering::Relaxed);
     meta.owner.store(meta::NONE, Ordering::Relaxed);
-    meta.count.store(0, Ordering::Relaxed);
+    meta.word.store(0, Ordering::Relaxed);
     let state = meta::Kind::Table as u32 | u32::from(level) << meta::ORDER_SHIFT | meta::LOCK;
     meta.state.store(state, Ordering::Release);
 }

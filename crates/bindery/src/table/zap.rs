@@ -282,7 +282,7 @@ fn drop_leaves<P: Platform>(
     counts: &mut Counts,
 ) -> u32 {
     let restored = if suspended == Suspended::Yes { P::Arch::PRESENT } else { 0 };
-    let live = memory.frames.meta(table).count.load(Ordering::Relaxed) as u32;
+    let live = memory.frames.meta(table).word.load(Ordering::Relaxed) as u32;
     let (first, end) = range;
     let slots = &memory.slots(table)[..end as usize];
     let (mut index, mut dropped) = (first, 0);
@@ -334,17 +334,24 @@ fn drop_run<P: Platform>(
     let left = folio.head.0 + folio.pages() - frame.0;
     let limit = left.min(slots.len() as u32 - index);
     let (mut count, mut first) = (limit, entry);
+    let mut last = false;
     if limit > 1 {
         let stretch = &slots[index as usize..(index + limit) as usize];
         // A folio of which these are all mappings takes nothing along of what they say.
-        let last = memory.frames.is_mapped_only(folio, limit)
+        last = memory.frames.is_mapped_only(folio, limit)
             && run::are_leaves::<P::Arch>(stretch, index, P::Arch::STEP, restored);
         if !last {
             let (equal, step) = (Equal::empty(), P::Arch::STEP);
             (count, first) = run::leaves::<P::Arch>(slots, index, limit, equal, step, restored);
         }
     }
-    let dirty = || P::Arch::attributes(first).dirty;
+    let is_dirty = |entry| P::Arch::attributes(entry).dirty;
+    let dirty = || {
+        // Unless somebody has come to hold it since, and it stays.
+        let stretch = &slots[index as usize..(index + count) as usize];
+        let mut entries = stretch.iter().map(|slot| Entry(slot.load(Ordering::Relaxed)));
+        is_dirty(first) || last && entries.any(is_dirty)
+    };
     memory.frames.unmap_into(batch, &memory.platform, folio, count, dirty);
     count
 }
@@ -402,7 +409,7 @@ pub(crate) fn drop_contents<P: Platform>(
         drop_leaves(memory, table, all, Suspended::No, batch, counts);
         return;
     }
-    let mut live = memory.frames.meta(table).count.load(Ordering::Relaxed);
+    let mut live = memory.frames.meta(table).word.load(Ordering::Relaxed);
     for slot in memory.slots(table) {
         if live == 0 {
             break;

@@ -8,26 +8,29 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
-use super::super::folio::{Folio, Freed, MAX_FOLIO_ORDER, TooManyMappings};
-use super::super::meta::{EXCLUSIVE, LOCK, state_of};
+use super::super::count::TooManyMappings;
+use super::super::folio::{Folio, Freed, MAX_FOLIO_ORDER};
+use super::super::meta::{EXCLUSIVE, FOLIO_LOCK, state_of};
 use super::super::split::SplitError;
 use super::super::{Frames, Kind};
 use super::{Machine, assert_all_free, blocks, machine};
 use crate::addr::Frame;
 
 #[test]
-fn a_fresh_folio_has_one_reference_and_is_exclusive_all_over() {
+fn a_fresh_folio_is_its_makers_alone_and_exclusive_all_over() {
     for order in 0..=MAX_FOLIO_ORDER {
         let (machine, frames) = machine(2048);
         let folio = frames.new_folio(order).unwrap();
-        assert_eq!((frames.references(folio), frames.mappings(folio)), (1, 0));
+        assert_eq!((frames.references(folio), frames.mappings(folio)), (0, 0));
+        assert!(frames.try_hold(&machine, folio.head).is_none());
         assert_eq!(frames.exclusive_run(folio, 0, folio.pages()), (true, folio.pages()));
         assert!(!frames.is_dirty(folio));
         for page in 0..folio.pages() {
             assert_eq!(frames.folio_of(folio.head.plus(page)), Some(folio));
         }
-        assert_eq!(frames.release(&machine, folio), Freed::Yes);
+        frames.discard(&machine, folio);
         assert_all_free(&frames);
+        assert_eq!(frames.refused(), 0);
     }
     assert!(machine(4096).1.new_folio(MAX_FOLIO_ORDER + 1).is_none());
 }
@@ -40,7 +43,7 @@ fn the_last_mapping_or_reference_frees() {
     frames.first_map(folio, 16);
     assert_eq!(counts(), (0, 16));
     frames.map(folio, 16).unwrap();
-    frames.hold(folio);
+    assert!(frames.hold(folio));
     assert_eq!(counts(), (1, 32));
     assert_eq!(frames.unmap(&machine, folio, 16), Freed::No);
     assert_eq!(frames.unmap(&machine, folio, 16), Freed::No);
@@ -60,7 +63,7 @@ fn only_pages_of_live_folios_have_a_folio() {
     let folio = frames.new_folio(4).unwrap();
     // From now on this is the only memory.
     while frames.allocate(0).is_some() {}
-    frames.release(&machine, folio);
+    frames.discard(&machine, folio);
     let nothing = |frame: Frame| assert_eq!(frames.folio_of(frame), None, "{frame:?}");
     (0..16).map(|page| folio.head.plus(page)).for_each(nothing);
     nothing(Frame(0));
@@ -99,8 +102,10 @@ fn too_many_mappings_are_refused() {
 fn taking_away_what_is_not_there_changes_nothing_and_is_counted() {
     let (machine, frames) = machine(64);
     let folio = frames.new_folio(1).unwrap();
+    frames.publish(folio, 1);
     assert_eq!(frames.unmap(&machine, folio, 1), Freed::No);
-    frames.first_map(folio, 2);
+    frames.map(folio, 2).unwrap();
+    assert_eq!(frames.release(&machine, folio), Freed::No);
     assert_eq!(frames.release(&machine, folio), Freed::No);
     assert_eq!(frames.refused(), 2);
     assert_eq!((frames.references(folio), frames.mappings(folio)), (0, 2));
@@ -118,7 +123,7 @@ fn of_many_threads_exactly_one_frees() {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    frames.hold(folio);
+                    assert!(frames.hold(folio));
                     let ends = [frames.unmap(&machine, folio, 8), frames.release(&machine, folio)];
                     freed.fetch_add(
                         ends.iter().filter(|e| **e == Freed::Yes).count() as u32,
@@ -136,13 +141,17 @@ fn of_many_threads_exactly_one_frees() {
 fn dirty_and_the_lock_do_not_disturb_each_other() {
     let (_machine, frames) = machine(64);
     let folio = frames.new_folio(0).unwrap();
-    assert!(frames.try_lock_folio(folio) && !frames.try_lock_folio(folio));
+    frames.publish(folio, 1);
+    let lock = frames.try_lock_folio(folio).unwrap();
+    assert!(frames.try_lock_folio(folio).is_none());
     frames.mark_dirty(folio);
     frames.clear_exclusive(folio, 0, 1);
-    frames.unlock_folio(folio);
-    assert!(frames.is_dirty(folio) && frames.try_lock_folio(folio));
+    drop(lock);
+    let lock = frames.try_lock_folio(folio).unwrap();
+    assert!(frames.is_dirty(folio));
     frames.clear_dirty(folio);
-    assert!(!frames.is_dirty(folio) && !frames.try_lock_folio(folio));
+    assert!(!frames.is_dirty(folio) && frames.try_lock_folio(folio).is_none());
+    drop(lock);
     assert_eq!(frames.exclusive_run(folio, 0, 9), (false, 1));
 }
 
@@ -150,10 +159,11 @@ fn dirty_and_the_lock_do_not_disturb_each_other() {
 fn a_split_is_refused_with_the_reason_and_changes_nothing() {
     let (_machine, frames) = machine(64);
     let folio = frames.new_folio(3).unwrap();
+    frames.publish(folio, 1);
     let split = |order, each| frames.split(folio, order, |_| each);
     assert_eq!(split(3, 0), Err(SplitError::Order));
     assert_eq!(split(0, 1), Err(SplitError::Mappings));
-    frames.hold(folio);
+    assert!(frames.hold(folio));
     assert_eq!(split(0, 0), Err(SplitError::References));
     frames.meta(folio.head).count.store(8 << 32, Relaxed);
     assert_eq!(split(0, 1), Err(SplitError::References));
@@ -216,6 +226,7 @@ proptest! {
         }
         let exclusive = exclusive_pages(&frames, folio);
         let mapped = &mapped[..pages as usize];
+        frames.publish(folio, 1);
         mapped.iter().for_each(|entries| frames.map(folio, *entries).unwrap());
         let head = frames.meta(folio.head);
         head.owner.store(77, Relaxed);
@@ -224,7 +235,8 @@ proptest! {
         if dirty {
             frames.mark_dirty(folio);
         }
-        prop_assert!(!locked || frames.try_lock_folio(folio));
+        // Held until the parts are released.
+        let lock = locked.then(|| frames.try_lock_folio(folio).unwrap());
 
         prop_assert_eq!(frames.split(folio, part, |page| mapped[page as usize]), Ok(()));
 
@@ -246,11 +258,12 @@ proptest! {
             prop_assert_eq!(frames.mappings(*piece), mapped[range].iter().sum::<u32>());
             prop_assert_eq!(frames.references(*piece), 1);
             prop_assert_eq!(frames.is_dirty(*piece), dirty);
-            let is_locked = frames.meta(piece.head).state.load(Relaxed) & LOCK != 0;
+            let is_locked = frames.meta(piece.head).state.load(Relaxed) & FOLIO_LOCK != 0;
             prop_assert_eq!(is_locked, locked && n == 0);
             prop_assert_eq!(frames.meta(piece.head).owner.load(Relaxed), 77);
             prop_assert_eq!(frames.meta(piece.head).word.load(Relaxed), 1000 + u64::from(first));
         }
+        drop(lock);
         for piece in parts {
             let mapped = frames.mappings(piece);
             let kept = frames.release(&machine, piece);

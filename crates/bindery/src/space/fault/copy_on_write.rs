@@ -48,9 +48,13 @@ impl<P: Platform> AddressSpace<'_, P> {
         let alone = ours > 0 && frames.is_mapped_only(folio, ours);
         if alone {
             frames.set_exclusive(folio, 0, folio.pages());
-            if let Some(group) = vma.group_pointer() {
-                let (_, index) = frames.owner(self.platform(), folio);
-                frames.set_owner(folio, Owner::Group(group), index);
+            // The tables are locked, so the folio's lock is only tried. Where somebody has it, the
+            // owner stays the group above, from where the reverse map comes by here too.
+            if let Some(group) = vma.group_pointer()
+                && let Some(lock) = frames.try_lock_folio(folio)
+            {
+                let (_, index) = lock.owner(self.platform());
+                lock.set_owner(Owner::Group(group), index);
             }
         }
         alone
@@ -140,11 +144,11 @@ impl<P: Platform> AddressSpace<'_, P> {
                 Ok(Some(Resolved::Copied))
             }
             Ok(None) => {
-                frames.release(self.platform(), copy);
+                frames.discard(self.platform(), copy);
                 Ok(None)
             }
             Err(error) => {
-                frames.release(self.platform(), copy);
+                frames.discard(self.platform(), copy);
                 Err(error)
             }
         }
@@ -205,7 +209,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let frames = &self.table.memory.frames;
         let folio = frames.new_folio(order)?;
         let owner = vma.group_pointer().map_or(Owner::Nobody, Owner::Group);
-        frames.set_owner(folio, owner, vma.page_offset_of(start));
+        frames.set_fresh_owner(folio, owner, vma.page_offset_of(start));
         Some(folio)
     }
 }

@@ -59,7 +59,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 if locked {
                     self.table.unlock(table);
                 }
-                memory.frames.release(self.platform(), folio);
+                memory.frames.discard(self.platform(), folio);
                 return None;
             }
             let entry = P::Arch::leaf(folio.head, 1, written_attributes(flags.protection()));
@@ -132,7 +132,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             self.platform().zero(folio.head, folio.pages());
             let step = self.map_folio(vma, window, folio);
             if !matches!(step, Ok(Step::Done(_))) {
-                self.table.memory.frames.release(self.platform(), folio);
+                self.table.memory.frames.discard(self.platform(), folio);
             }
             if matches!(step, Err(FaultError::OutOfMemory)) && order > 0 {
                 // A smaller one needs no table in reserve.

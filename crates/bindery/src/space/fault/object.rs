@@ -225,7 +225,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         match step {
             Ok(Step::Done(_)) => Ok(Step::Done(Resolved::Copied)),
             step => {
-                memory.frames.release(self.platform(), copy);
+                memory.frames.discard(self.platform(), copy);
                 step
             }
         }

@@ -1,0 +1,432 @@
+//! The world of the models: four frames, one anonymous group, and what notices if somebody takes a
+//! frame for what it is not.
+//!
+//! ```text
+//! frame   0     1     2     3
+//!         | folio 0/1 |  -  |  -     when a model begins: order 1, mapped by two pages
+//! ```
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::vec::Vec;
+
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, Ordering::Relaxed};
+
+use crate::addr::Frame;
+use crate::frame::count::{self, Left, MAPPING, PIN, REFERENCE, Word, mappings_in, references_in};
+use crate::frame::folio::Folio;
+use crate::frame::lock;
+use crate::frame::meta::{FOLIO_LOCK, Kind, LOCK, ORPHAN, state_of};
+use crate::frame::reference::{self, Heads, Mistaken};
+
+/// A rule that a model leaves out, to show that it is needed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Omit {
+    Nothing,
+    /// A fresh folio is published by a relaxed store.
+    Release,
+    /// A reference from nothing is added without acquiring.
+    Acquire,
+    /// A reference is added to zero too.
+    NeverFromZero,
+    /// Who has a reference from nothing does not look again.
+    LookAgain,
+    /// Who takes the last mapping away stores zero without looking at what it replaces.
+    Freeze,
+    /// Who cuts a folio does not freeze it.
+    FreezeToCut,
+    /// Tables count their entries in the field of references.
+    CountElsewhere,
+    /// Who takes the last away does not acquire what the others did.
+    AcquireLast,
+    /// Who finds a folio by number locks it without a reference.
+    LockReferenced,
+    /// Who changes the owner does not have the lock.
+    LockOwner,
+    /// Who takes the last mapping away leaves the owner.
+    Orphan,
+    /// The mark of an orphan is asked for before the lock is given back, not together with it.
+    MarkWithLock,
+    /// Who takes the last mapping away keeps no reference while it takes the owner away.
+    KeepToOrphan,
+}
+
+/// What happened in any of the executions of a model.
+#[derive(Default)]
+pub(super) struct Seen {
+    pub(super) held: AtomicUsize,
+    pub(super) refused: AtomicUsize,
+    pub(super) mistaken: AtomicUsize,
+    pub(super) busy: AtomicUsize,
+    pub(super) left_to_the_other: AtomicUsize,
+}
+
+pub(super) fn note(counter: &AtomicUsize) {
+    counter.fetch_add(1, Relaxed);
+}
+
+/// What a frame is, as who made it that knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Life {
+    Free,
+    Folio(Folio),
+    Table,
+    Slab,
+}
+
+/// A count word, which may be weaker than the one outside.
+pub(super) struct Count {
+    word: AtomicU64,
+    omit: Omit,
+}
+
+crate::frame::count::word!(AtomicU32, u32);
+
+impl Word<u64> for Count {
+    fn load(&self, order: Ordering) -> u64 {
+        self.word.load(if self.omit == Omit::AcquireLast { Relaxed } else { order })
+    }
+
+    fn store(&self, value: u64, order: Ordering) {
+        self.word.store(value, if self.omit == Omit::Release { Relaxed } else { order });
+    }
+
+    fn exchange(&self, from: u64, to: u64, order: Ordering, failure: Ordering) -> Result<u64, u64> {
+        let adds = to == from + REFERENCE;
+        match self.omit {
+            Omit::Acquire if adds => self.word.compare_exchange(from, to, Relaxed, Relaxed),
+            Omit::AcquireLast if to == 0 => self.word.compare_exchange(from, to, Relaxed, Relaxed),
+            Omit::Freeze if to == 0 => {
+                self.word.store(0, Relaxed);
+                Ok(from)
+            }
+            _ => self.word.compare_exchange(from, to, order, failure),
+        }
+    }
+
+    fn add(&self, value: u64, order: Ordering) -> u64 {
+        self.word.fetch_add(value, order)
+    }
+
+    fn sub(&self, value: u64, order: Ordering) -> u64 {
+        self.word.fetch_sub(value, order)
+    }
+
+    fn set(&self, bits: u64, order: Ordering) -> u64 {
+        self.word.fetch_or(bits, order)
+    }
+}
+
+struct Meta {
+    state: AtomicU32,
+    head: AtomicU32,
+    count: Count,
+    /// Entries of a table, objects of a slab.
+    word: AtomicU64,
+    /// The number of the group that owns the folio; none for zero.
+    owner: UnsafeCell<u32>,
+    life: UnsafeCell<Life>,
+}
+
+pub(super) struct World {
+    metas: Vec<Meta>,
+    pub(super) omit: Omit,
+    pub(super) seen: Arc<Seen>,
+}
+
+impl Heads for World {
+    type Count = Count;
+
+    fn covers(&self, frame: Frame) -> bool {
+        (frame.0 as usize) < self.metas.len()
+    }
+
+    fn state(&self, frame: Frame) -> u32 {
+        self.meta(frame).state.load(Relaxed)
+    }
+
+    fn head(&self, tail: Frame) -> Frame {
+        Frame(self.meta(tail).head.load(Relaxed))
+    }
+
+    fn count(&self, frame: Frame) -> &Count {
+        &self.meta(frame).count
+    }
+}
+
+pub(super) const FIRST: Folio = Folio { head: Frame(0), order: 1 };
+
+impl World {
+    /// A world whose first folio has two mappings, and is owned by group 1.
+    pub(super) fn new(omit: Omit, seen: &Arc<Seen>) -> Rc<Self> {
+        let meta = |_| Meta {
+            state: AtomicU32::new(state_of(Kind::Free, 0)),
+            head: AtomicU32::new(0),
+            count: Count { word: AtomicU64::new(0), omit },
+            word: AtomicU64::new(0),
+            owner: UnsafeCell::new(0),
+            life: UnsafeCell::new(Life::Free),
+        };
+        let metas = (0..4).map(meta).collect();
+        let world = Rc::new(Self { metas, omit, seen: Arc::clone(seen) });
+        world.make_folio(FIRST, 2 * MAPPING);
+        world
+    }
+
+    fn meta(&self, frame: Frame) -> &Meta {
+        &self.metas[frame.0 as usize]
+    }
+
+    fn frames(folio: Folio) -> impl Iterator<Item = Frame> {
+        (0..folio.pages()).map(move |page| folio.head.plus(page))
+    }
+
+    fn set_life(&self, frame: Frame, life: Life) {
+        // SAFETY: loom panics if there is an access which this CPU does not know to be over.
+        self.meta(frame).life.with_mut(|old| unsafe { *old = life });
+    }
+
+    pub(super) fn life(&self, frame: Frame) -> Life {
+        // SAFETY: loom panics if somebody may be writing.
+        self.meta(frame).life.with(|life| unsafe { *life })
+    }
+
+    fn set_owner(&self, folio: Folio, owner: u32) {
+        // SAFETY: loom panics if there is an access which this CPU does not know to be over.
+        self.meta(folio.head).owner.with_mut(|old| unsafe { *old = owner });
+    }
+
+    pub(super) fn owner(&self, folio: Folio) -> u32 {
+        // SAFETY: loom panics if somebody may be writing.
+        self.meta(folio.head).owner.with(|owner| unsafe { *owner })
+    }
+
+    /// Makes a folio of frames that are the caller's, as `new_folio` and `first_map` do.
+    pub(super) fn make_folio(&self, folio: Folio, count: u64) {
+        for frame in Self::frames(folio) {
+            self.set_life(frame, Life::Folio(folio));
+        }
+        for tail in Self::frames(folio).skip(1) {
+            self.meta(tail).head.store(folio.head.0, Relaxed);
+            self.meta(tail).state.store(state_of(Kind::Tail, folio.order), Relaxed);
+        }
+        self.meta(folio.head).state.store(state_of(Kind::Folio, folio.order), Relaxed);
+        self.set_owner(folio, 1);
+        count::publish(&self.meta(folio.head).count, count);
+    }
+
+    /// Makes a table with two entries of a frame that is the caller's, and takes one out again under
+    /// its lock.
+    pub(super) fn make_table(&self, frame: Frame) {
+        let meta = self.meta(frame);
+        self.set_life(frame, Life::Table);
+        let table = state_of(Kind::Table, 1);
+        meta.state.store(table | LOCK, Relaxed);
+        let entries = if self.omit == Omit::CountElsewhere { &meta.count.word } else { &meta.word };
+        entries.store(2, Relaxed);
+        let live = entries.load(Relaxed);
+        entries.store(live - 1, Relaxed);
+        meta.state.fetch_and(!LOCK, Ordering::Release);
+    }
+
+    /// Makes a slab with one object.
+    pub(super) fn make_slab(&self, frame: Frame) {
+        self.set_life(frame, Life::Slab);
+        self.meta(frame).word.store(1, Relaxed);
+        self.meta(frame).state.store(state_of(Kind::Slab, 0), Relaxed);
+    }
+
+    fn free(&self, folio: Folio) {
+        for frame in Self::frames(folio) {
+            assert_eq!(self.life(frame), Life::Folio(folio), "freed what is not this folio");
+            self.set_life(frame, Life::Free);
+        }
+        let state = self.meta(folio.head).state.load(Relaxed);
+        assert_eq!(state & (FOLIO_LOCK | ORPHAN), 0, "freed a locked folio");
+        self.meta(folio.head).state.store(state_of(Kind::Tail, 0), Relaxed);
+    }
+
+    fn release_some(&self, folio: Folio, taken: u64, field: fn(u64) -> u32) -> bool {
+        let last = count::take(&self.meta(folio.head).count, taken, field).expect("was there");
+        if last {
+            self.free(folio);
+        }
+        last
+    }
+
+    pub(super) fn release(&self, folio: Folio) -> bool {
+        self.release_some(folio, REFERENCE, references_in)
+    }
+
+    pub(super) fn unpin(&self, folio: Folio) -> bool {
+        self.release_some(folio, PIN, count::pins_in)
+    }
+
+    /// As `Frames::unmap_into`. Says whether the frames are the caller's now.
+    pub(super) fn unmap(&self, folio: Folio, pages: u32) -> bool {
+        let count = &self.meta(folio.head).count;
+        if count::take_all(count, u64::from(pages) * MAPPING) {
+            self.free(folio);
+            return true;
+        }
+        if self.omit == Omit::KeepToOrphan {
+            let last = self.release_some(folio, u64::from(pages) * MAPPING, mappings_in);
+            if !last && mappings_in(count.word.load(Relaxed)) == 0 {
+                self.orphan(folio);
+            }
+            return last;
+        }
+        match count::unmap_owned(count, pages).expect("was mapped") {
+            Left::Mapped => false,
+            Left::Nothing => {
+                self.free(folio);
+                true
+            }
+            Left::Held => {
+                if self.omit != Omit::Orphan {
+                    self.orphan(folio);
+                }
+                self.release(folio)
+            }
+        }
+    }
+
+    fn disown(&self, folio: Folio) {
+        if mappings_in(self.meta(folio.head).count.word.load(Relaxed)) == 0 {
+            self.set_owner(folio, 0);
+        }
+    }
+
+    fn orphan(&self, folio: Folio) {
+        let state = &self.meta(folio.head).state;
+        if state.load(Relaxed) & FOLIO_LOCK != 0 {
+            note(&self.seen.left_to_the_other);
+        }
+        lock::orphan(state, || self.disown(folio));
+    }
+
+    /// Calls `f` with the folio's lock, unless somebody has it.
+    pub(super) fn with_lock(&self, folio: Folio, f: impl FnOnce()) {
+        let state = &self.meta(folio.head).state;
+        if self.omit == Omit::LockOwner {
+            return f();
+        }
+        if !lock::try_lock(state) {
+            return note(&self.seen.busy);
+        }
+        f();
+        if self.omit == Omit::MarkWithLock {
+            if state.load(Ordering::Acquire) & ORPHAN != 0 {
+                self.disown(folio);
+            }
+            state.fetch_and(!(FOLIO_LOCK | ORPHAN), Ordering::Release);
+            return;
+        }
+        lock::unlock(state, || self.disown(folio));
+    }
+
+    /// A reference from nothing: `f` sees what it got.
+    pub(super) fn walk(&self, frame: Frame, f: impl FnOnce(Folio)) {
+        let found = match self.omit {
+            Omit::LookAgain => reference::guess(self, frame)
+                .filter(|guess| count::refer(&self.meta(guess.head).count)),
+            Omit::NeverFromZero => reference::guess(self, frame).inspect(|guess| {
+                self.meta(guess.head).count.add(REFERENCE, Ordering::Acquire);
+            }),
+            Omit::LockReferenced => {
+                if let Some(guess) = reference::guess(self, frame) {
+                    self.with_lock(guess, || {});
+                }
+                return;
+            }
+            _ => match reference::from_nothing(self, frame) {
+                Ok(found) => found,
+                Err(Mistaken(folio)) => {
+                    note(&self.seen.mistaken);
+                    self.check(folio);
+                    self.release(folio);
+                    return;
+                }
+            },
+        };
+        let Some(folio) = found else { return note(&self.seen.refused) };
+        note(&self.seen.held);
+        if self.omit != Omit::CountElsewhere {
+            // Else it would notice, and never come to the table's count.
+            self.check(folio);
+            f(folio);
+        }
+        self.release(folio);
+    }
+
+    /// Whether what is held is the folio that it is held for.
+    pub(super) fn check(&self, folio: Folio) {
+        for frame in Self::frames(folio) {
+            assert_eq!(self.life(frame), Life::Folio(folio), "held what is not this folio");
+        }
+    }
+
+    /// Cuts the first folio, of which the caller has all mappings and takes a reference, into single
+    /// pages, as `Frames::split` does. Both are mapped afterwards. Says whether it did.
+    pub(super) fn cut(&self) -> bool {
+        let count = &self.meta(FIRST.head).count;
+        assert!(count::refer(count));
+        let all = 2 * MAPPING + REFERENCE;
+        let seen = Word::load(count, Relaxed);
+        let frozen = match self.omit {
+            Omit::FreezeToCut => seen == all,
+            _ => seen == all && count::take_all(count, all),
+        };
+        if !frozen {
+            note(&self.seen.busy);
+            self.release(FIRST);
+            return false;
+        }
+        for frame in Self::frames(FIRST) {
+            let part = Folio { head: frame, order: 0 };
+            let meta = self.meta(frame);
+            self.set_life(frame, Life::Folio(part));
+            meta.state.store(state_of(Kind::Folio, 0), Relaxed);
+            Word::store(&meta.count, MAPPING + REFERENCE, Ordering::Release);
+        }
+        for frame in Self::frames(FIRST) {
+            self.release(Folio { head: frame, order: 0 });
+        }
+        true
+    }
+
+    /// Changes the owner, if the lock can be had: the caller keeps a mapping.
+    pub(super) fn claim(&self, folio: Folio, owner: u32) {
+        self.with_lock(folio, || self.set_owner(folio, owner));
+    }
+
+    /// After all CPUs are done: what is free has no count, no lock and no mark, tables and slabs are
+    /// as they were made, and no folio without mappings has an owner.
+    pub(super) fn audit(&self) {
+        for number in 0..self.metas.len() as u32 {
+            let (frame, meta) = (Frame(number), self.meta(Frame(number)));
+            let (state, count) = (meta.state.load(Relaxed), meta.count.word.load(Relaxed));
+            match self.life(frame) {
+                Life::Free => assert_eq!(count, 0, "a free frame has a count"),
+                Life::Table => {
+                    let entries = if self.omit == Omit::CountElsewhere { count } else { 0 };
+                    assert_eq!(entries.max(meta.word.load(Relaxed)), 1, "a table's entries");
+                    assert_eq!(state, state_of(Kind::Table, 1), "a table was locked by a stranger");
+                }
+                Life::Slab => {
+                    assert_eq!((count, meta.word.load(Relaxed)), (0, 1), "a slab's objects");
+                }
+                Life::Folio(folio) if folio.head == frame => {
+                    assert_ne!(count, 0, "a folio that nobody has leaks");
+                    assert_eq!(references_in(count), 0, "a reference got lost");
+                    assert_eq!(state & (FOLIO_LOCK | ORPHAN), 0, "a folio stays locked");
+                    let owner = self.owner(folio);
+                    assert!(mappings_in(count) > 0 || owner == 0, "an owner dangles");
+                }
+                Life::Folio(_) => assert_eq!(count, 0, "a tail has a count"),
+            }
+        }
+    }
+}

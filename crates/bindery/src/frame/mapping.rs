@@ -1,0 +1,117 @@
+//! Mappings and pins of folios.
+//!
+//! Mappings are taken away only after the flush that revoked them, so that freed frames are in no
+//! TLB (invariant 1); see `tlb/`.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::count::{self, Left, MAPPING, PIN, TooManyMappings, mappings_in, pins_in};
+use super::folio::{Folio, Freed};
+use super::meta::{Kind, state_of};
+use super::{Frames, FreeBatch};
+use crate::platform::Platform;
+
+impl<P: Platform> Frames<P> {
+    /// Shows a folio fresh from [`Frames::new_folio`] to everybody, with `pages` mappings. One store.
+    #[inline]
+    pub(crate) fn first_map(&self, folio: Folio, pages: u32) {
+        debug_assert!(pages >= 1 && pages <= folio.pages());
+        count::publish(&self.meta(folio.head).count, u64::from(pages) * MAPPING);
+    }
+
+    /// Adds `pages` mappings, at most as many as the folio has pages. One atomic instruction.
+    ///
+    /// # Errors
+    ///
+    /// [`TooManyMappings`] where the folio would have 2^31 or more; nothing has changed.
+    #[inline]
+    pub(crate) fn map(&self, folio: Folio, pages: u32) -> Result<(), TooManyMappings> {
+        debug_assert!(pages <= folio.pages());
+        count::map(&self.meta(folio.head).count, pages)
+    }
+
+    /// Takes away `pages` mappings; the folio is freed with the last one if nobody holds a
+    /// reference. One atomic instruction where it is not. Mappings that the folio does not have
+    /// are not taken away but counted in [`Frames::refused`].
+    ///
+    /// An anonymous folio that nobody maps any more, but somebody holds, loses its owner: nothing
+    /// keeps that alive.
+    #[inline]
+    pub(crate) fn unmap(&self, platform: &P, folio: Folio, pages: u32) -> Freed {
+        let count = &self.meta(folio.head).count;
+        let result = if self.is_anonymous(folio) {
+            count::unmap_owned(count, pages).map(|left| {
+                if left == Left::Held {
+                    self.orphan(folio);
+                    return None;
+                }
+                Some(left == Left::Nothing)
+            })
+        } else {
+            count::take(count, u64::from(pages) * MAPPING, mappings_in).map(Some)
+        };
+        match result.transpose() {
+            Some(result) => self.after_taking(platform, folio, result),
+            // What was our mapping is a reference now.
+            None => self.release(platform, folio),
+        }
+    }
+
+    /// As [`Frames::unmap`], for whoever unmaps many: a folio that becomes free goes into the batch.
+    /// With `dirty`, whoever has the folio from now on is told that it was written.
+    ///
+    /// Where the mappings are all that keep the folio, one compare-exchange freezes it, so that
+    /// nobody comes by it any more, not even by its number.
+    #[inline]
+    pub(crate) fn unmap_into(
+        &self,
+        batch: &mut FreeBatch<'_, P>,
+        platform: &P,
+        folio: Folio,
+        pages: u32,
+        dirty: impl FnOnce() -> bool,
+    ) {
+        let head = self.meta(folio.head);
+        if count::take_all(&head.count, u64::from(pages) * MAPPING) {
+            head.state.store(state_of(Kind::Tail, 0), Relaxed);
+            batch.push(folio.head, folio.pages());
+            return;
+        }
+        if dirty() {
+            // Before the mapping goes: afterwards the folio may be somebody else's.
+            self.mark_dirty(folio);
+        }
+        self.unmap(platform, folio, pages);
+    }
+
+    /// Pins the folio: it stays where it is until it is unpinned. The caller keeps it mapped
+    /// meanwhile. Says whether that was possible.
+    pub(crate) fn pin(&self, folio: Folio) -> bool {
+        count::pin(&self.meta(folio.head).count)
+    }
+
+    /// Takes back a pin; the folio is freed with the last if nobody else has it.
+    pub(crate) fn unpin(&self, platform: &P, folio: Folio) -> Freed {
+        let result = count::take(&self.meta(folio.head).count, PIN, pins_in);
+        self.after_taking(platform, folio, result)
+    }
+
+    /// How many have pinned the folio.
+    #[inline]
+    pub(crate) fn pins(&self, folio: Folio) -> u32 {
+        pins_in(self.meta(folio.head).count.load(Relaxed))
+    }
+
+    /// How many pairs of a page and an entry that maps it. Old news unless the caller keeps
+    /// others out.
+    #[inline]
+    pub(crate) fn mappings(&self, folio: Folio) -> u32 {
+        mappings_in(self.meta(folio.head).count.load(Relaxed))
+    }
+
+    /// Whether exactly `mappings` entries map pages of the folio, and nobody holds it. Somebody may
+    /// from the next moment on, by its number.
+    pub(crate) fn is_mapped_only(&self, folio: Folio, mappings: u32) -> bool {
+        self.meta(folio.head).count.load(Relaxed) == u64::from(mappings) * MAPPING
+    }
+}

@@ -1,0 +1,244 @@
+//! References: holders of a folio that neither map nor pin it.
+//!
+//! Most come from somebody who has one already, or a mapping. A walker that knows no more than the
+//! number of a frame (from a list, or since it goes by all memory) takes one *from nothing*:
+//!
+//! 1. the metadata says which folio the frame is a page of. That is a guess: the folio may be freed
+//!    or cut at any time;
+//! 2. a reference is added at the head, unless the count is zero ([`count::refer`]). If it was, there
+//!    is no folio: free, fresh, frozen, a table, a slab;
+//! 3. *now* something stays: a folio with this head. Its metadata was published with the count. If the
+//!    guess is not what is there, the frame may belong to something else: the reference goes back. It
+//!    may be the last by now, then giving it back frees the folio.
+//!
+//! What step 3 prevents:
+//! 1. CPU A, looking for frame 0x47, reads in its tail: head 0x40, order 4;
+//! 2. CPU B unmaps that folio; its frames become a page at 0x40 and a table at 0x47;
+//! 3. CPU A takes a reference at 0x40, and would hold the table for a page of a folio.
+//!
+//! Between, whoever wants the folio for itself sees a reference more than it knows of: a cut says
+//! that the folio is busy, a write to a page that was shared copies it. Both may happen at any time.
+
+use core::fmt;
+use core::ops::Deref;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::Frames;
+use super::count::{self, NotThere, REFERENCE, Word, references_in};
+use super::folio::{Folio, Freed};
+use super::meta::{Kind, is_kind, order_in};
+use crate::addr::Frame;
+use crate::platform::Platform;
+
+/// What a reference from nothing looks at: the metadata, or loom's.
+pub(super) trait Heads {
+    type Count: Word<u64>;
+    /// Whether there is metadata of the frame.
+    fn covers(&self, frame: Frame) -> bool;
+    /// The `state` of the frame.
+    fn state(&self, frame: Frame) -> u32;
+    /// What the metadata of a tail says to be its head.
+    fn head(&self, tail: Frame) -> Frame;
+    /// The `count` of the frame.
+    fn count(&self, frame: Frame) -> &Self::Count;
+}
+
+/// The folio that the frame seems to be a page of. Whoever does not keep it guesses.
+#[inline]
+pub(super) fn guess(heads: &impl Heads, frame: Frame) -> Option<Folio> {
+    if !heads.covers(frame) {
+        return None;
+    }
+    let state = heads.state(frame);
+    if is_kind(state, Kind::Folio) {
+        return Some(Folio { head: frame, order: order_in(state) });
+    }
+    if is_kind(state, Kind::Tail) {
+        return guess_from_tail(heads, frame, heads.head(frame));
+    }
+    None
+}
+
+/// A tail may be left over from a folio that was freed, with whatever for its head. But a folio that
+/// does reach to `frame` has written its head there.
+#[inline]
+fn guess_from_tail(heads: &impl Heads, frame: Frame, head: Frame) -> Option<Folio> {
+    if !heads.covers(head) {
+        return None;
+    }
+    let state = heads.state(head);
+    let folio = Folio { head, order: order_in(state) };
+    let reaches = is_kind(state, Kind::Folio) && frame.0.wrapping_sub(head.0) < folio.pages();
+    reaches.then_some(folio)
+}
+
+/// A reference was added to a folio that does not have the frame: it has to go back.
+#[derive(Debug)]
+pub(super) struct Mistaken(pub(super) Folio);
+
+/// Adds a reference to the folio around `frame`, if there is any on it already.
+#[inline]
+pub(super) fn from_nothing(heads: &impl Heads, frame: Frame) -> Result<Option<Folio>, Mistaken> {
+    let Some(Folio { head, .. }) = guess(heads, frame) else { return Ok(None) };
+    if !count::refer(heads.count(head)) {
+        return Ok(None);
+    }
+    let state = heads.state(head);
+    debug_assert!(is_kind(state, Kind::Folio), "{head:?} has a count");
+    let folio = Folio { head, order: order_in(state) };
+    if frame.0.wrapping_sub(folio.head.0) < folio.pages() {
+        Ok(Some(folio))
+    } else {
+        Err(Mistaken(folio))
+    }
+}
+
+impl<P: Platform> Heads for Frames<P> {
+    type Count = AtomicU64;
+
+    #[inline]
+    fn covers(&self, frame: Frame) -> bool {
+        self.metas.covers(frame)
+    }
+
+    #[inline]
+    fn state(&self, frame: Frame) -> u32 {
+        self.meta(frame).state.load(Relaxed)
+    }
+
+    #[inline]
+    fn head(&self, tail: Frame) -> Frame {
+        Frame(self.meta(tail).owner.load(Relaxed))
+    }
+
+    #[inline]
+    fn count(&self, frame: Frame) -> &AtomicU64 {
+        &self.meta(frame).count
+    }
+}
+
+/// A reference, released when this is dropped; the folio that it keeps is neither freed nor cut.
+pub(crate) struct Reference<'a, P: Platform> {
+    frames: &'a Frames<P>,
+    platform: &'a P,
+    folio: Folio,
+}
+
+impl<'a, P: Platform> Reference<'a, P> {
+    pub(super) fn frames(&self) -> &'a Frames<P> {
+        self.frames
+    }
+}
+
+impl<P: Platform> Deref for Reference<'_, P> {
+    type Target = Folio;
+
+    fn deref(&self) -> &Folio {
+        &self.folio
+    }
+}
+
+impl<P: Platform> Drop for Reference<'_, P> {
+    fn drop(&mut self) {
+        self.frames.release(self.platform, self.folio);
+    }
+}
+
+impl<P: Platform> fmt::Debug for Reference<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Reference").field(&self.folio).finish()
+    }
+}
+
+impl<P: Platform> Frames<P> {
+    /// A reference to the folio that `frame` is a page of, whatever the frame is used for meanwhile.
+    /// `None` where it is in no folio, in one that only its maker knows, or in one that has too many
+    /// references. Two loads and an atomic instruction; takes no lock.
+    #[cfg_attr(
+        not(any(test, feature = "testing")),
+        expect(dead_code, reason = "reclaim will need it")
+    )]
+    pub(crate) fn try_hold<'a>(
+        &'a self,
+        platform: &'a P,
+        frame: Frame,
+    ) -> Option<Reference<'a, P>> {
+        match from_nothing(self, frame) {
+            Ok(folio) => folio.map(|folio| Reference { frames: self, platform, folio }),
+            Err(Mistaken(folio)) => {
+                self.release(platform, folio);
+                None
+            }
+        }
+    }
+
+    /// Shows a fresh folio to everybody, with `references` references: one for each page that an
+    /// object keeps of it. One store.
+    #[inline]
+    pub(crate) fn publish(&self, folio: Folio, references: u32) {
+        debug_assert!(references >= 1 && references <= folio.pages());
+        count::publish(&self.meta(folio.head).count, u64::from(references) * REFERENCE);
+    }
+
+    /// Adds a reference, unless there are too many; says whether it did. The caller has one, or
+    /// knows by a table's lock that a mapping stays.
+    #[inline]
+    #[must_use]
+    pub(crate) fn hold(&self, folio: Folio) -> bool {
+        debug_assert_ne!(self.meta(folio.head).count.load(Relaxed), 0, "{folio:?} was free");
+        count::refer(&self.meta(folio.head).count)
+    }
+
+    /// Takes away a reference; the folio is freed with the last one if nobody maps or pins it. A
+    /// reference that the folio does not have is counted in [`Frames::refused`].
+    #[inline]
+    pub(crate) fn release(&self, platform: &P, folio: Folio) -> Freed {
+        self.release_pages(platform, folio, 1)
+    }
+
+    /// Takes away `count` references at once, as [`Frames::release`] does with one.
+    #[inline]
+    pub(crate) fn release_pages(&self, platform: &P, folio: Folio, count: u32) -> Freed {
+        let taken = u64::from(count) * REFERENCE;
+        let result = count::take(&self.meta(folio.head).count, taken, references_in);
+        self.after_taking(platform, folio, result)
+    }
+
+    /// Frees the folio if `count` references, the caller's, are all that keeps it.
+    #[inline]
+    pub(crate) fn release_last(&self, platform: &P, folio: Folio, count: u32) -> Freed {
+        if !count::take_all(&self.meta(folio.head).count, u64::from(count) * REFERENCE) {
+            return Freed::No;
+        }
+        self.free(platform, folio.head, folio.order);
+        Freed::Yes
+    }
+
+    /// Frees the folio after its last was taken away, or counts what was not there.
+    #[inline]
+    pub(super) fn after_taking(
+        &self,
+        platform: &P,
+        folio: Folio,
+        result: Result<bool, NotThere>,
+    ) -> Freed {
+        match result {
+            Ok(false) => Freed::No,
+            Ok(true) => {
+                self.free(platform, folio.head, folio.order);
+                Freed::Yes
+            }
+            Err(NotThere) => {
+                self.refuse();
+                Freed::No
+            }
+        }
+    }
+
+    /// How many hold the folio without mapping or pinning it. Old news unless the caller keeps
+    /// others out.
+    #[inline]
+    pub(crate) fn references(&self, folio: Folio) -> u32 {
+        references_in(self.meta(folio.head).count.load(Relaxed))
+    }
+}
