@@ -5,12 +5,12 @@
 mod common;
 mod stage;
 
-use bindery::Protection;
 use bindery::addr::{Frame, VirtAddr};
 use bindery::arch::{AArch64, Absent, Arch, Attributes, Entry, Marker, Riscv64, X86_64};
 use bindery::arch::{Permissions, absent};
 use bindery::check::{self, Violation};
 use bindery::testing::{self, FolioDamage, MappingDamage, MemoryDamage, TableDamage};
+use bindery::{Advice, Protection};
 use bindery_hosted::Walk;
 use common::{GIB, MIB, READ_WRITE, fixed};
 use stage::{Stage, on_stage};

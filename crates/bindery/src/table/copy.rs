@@ -118,7 +118,7 @@ impl<'m, P: Platform> Supplies<'m, P> {
 
     fn give_back(mut self, tables: &PageTable<'m, P>) {
         if let Some(page) = self.page {
-            tables.memory.frames.release(&tables.memory.platform, page);
+            tables.memory.frames.discard(&tables.memory.platform, page);
         }
         self.tables.give_back();
         tables.stats.add(&self.tables.counts);
