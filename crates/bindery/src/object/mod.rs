@@ -169,6 +169,7 @@ impl<P: Platform> Memory<P> {
         if size > MAX_SIZE {
             return Err(Error::TooLarge);
         }
+        self.may_wait();
         let state = ObjectState::new(self.registry.new_identity(), backing, size, seals);
         let state =
             self.objects.allocate(&self.frames, &self.platform, state).ok_or(Error::OutOfMemory)?;

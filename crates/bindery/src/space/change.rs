@@ -29,6 +29,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Result<NonNull<Vma>, Error> {
         let memory = self.table.memory;
         let vma = Vma::new(range, purpose, page_offset, self.table.state());
+        memory.may_wait();
         memory.vmas.allocate(&memory.frames, &memory.platform, vma).ok_or(Error::OutOfMemory)
     }
 

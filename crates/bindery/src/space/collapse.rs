@@ -193,6 +193,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let memory = self.table.memory;
         let order = arch::order_of_level::<P::Arch>(2).min(MAX_FOLIO_ORDER);
         let mut counts = Counts::default();
+        memory.may_wait();
         let reserve = new_table(memory, 1, &mut counts).ok_or(Error::OutOfMemory)?;
         let Some(folio) = memory.frames.new_folio(order) else {
             free_table(memory, reserve, &mut counts);

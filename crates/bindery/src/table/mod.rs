@@ -131,6 +131,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// A tree that maps nothing but the kernel, where the platform has one to copy.
     pub(crate) fn new(memory: &'m Memory<P>, reach: Reach) -> Option<Self> {
         let mut counts = Counts::default();
+        memory.may_wait();
         let root = new_table(memory, P::Arch::LEVELS, &mut counts)?;
         let state = TreeState { root, presence: Presence::new(), stats: Stats::default(), reach };
         let Some(state) = memory.trees.allocate(&memory.frames, &memory.platform, state) else {

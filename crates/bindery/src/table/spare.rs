@@ -89,6 +89,9 @@ impl<P: Platform> PageTable<'_, P> {
                             let held = NONE_HELD;
                             self.unhook(&run, table, range, held, gather, &mut cursor.counts);
                         } else {
+                            // Nothing in it is suspended: a stretch must not reach over it.
+                            let stretch = from.take().map(|from: VirtAddr| (from, run.at));
+                            drop_until(&mut cursor, stretch, chunk, gather);
                             left = true;
                         }
                     }
