@@ -5,6 +5,7 @@ extern crate std;
 
 mod buddy;
 mod folio;
+mod reference;
 mod slab;
 
 use core::ptr::NonNull;

@@ -1,0 +1,58 @@
+//! References from nothing.
+
+use super::super::Kind;
+use super::super::count::TOO_MANY_REFERENCES;
+use super::super::folio::Freed;
+use super::super::slab::Slab;
+use super::{Machine, assert_all_free, machine};
+use crate::addr::Frame;
+
+#[test]
+fn only_a_folio_that_others_may_know_is_referenced_from_nothing() {
+    let (machine, frames) = machine(64);
+    let folio = frames.new_folio(2).unwrap();
+    let raw = frames.allocate(0).unwrap();
+    let slab: Slab<u64, Machine> = Slab::new();
+    let object = slab.allocate(&frames, &machine, 7).unwrap();
+    let holds = |frame| frames.try_hold(&machine, frame).map(|held| *held);
+    assert!((0..64).all(|frame| holds(Frame(0x100 + frame)).is_none()));
+    assert_eq!((holds(Frame(0)), holds(Frame(u32::MAX))), (None, None));
+
+    frames.first_map(folio, 4);
+    assert!((0..4).all(|page| holds(folio.head.plus(page)) == Some(folio)));
+    let held = frames.try_hold(&machine, folio.head.plus(3)).unwrap();
+    assert_eq!(frames.unmap(&machine, folio, 4), Freed::No);
+    assert_eq!(frames.meta(folio.head).kind(), Kind::Folio);
+    drop(held);
+    assert_eq!(holds(folio.head), None);
+
+    // SAFETY: 1. allocated above. 2. nobody uses it.
+    unsafe { slab.free(&frames, &machine, object) };
+    slab.trim(&frames, &machine);
+    frames.free(&machine, raw, 0);
+    assert_all_free(&frames);
+}
+
+#[test]
+fn references_do_not_overflow_into_pins() {
+    let (machine, frames) = machine(64);
+    let folio = frames.new_folio(0).unwrap();
+    frames.publish(folio, 1);
+    (1..TOO_MANY_REFERENCES).for_each(|_| assert!(frames.hold(folio)));
+    assert!(!frames.hold(folio) && frames.try_hold(&machine, folio.head).is_none());
+    assert_eq!((frames.references(folio), frames.pins(folio)), (TOO_MANY_REFERENCES, 0));
+    assert_eq!(frames.release_last(&machine, folio, 1), Freed::No);
+    assert_eq!(frames.release_last(&machine, folio, TOO_MANY_REFERENCES), Freed::Yes);
+    assert_all_free(&frames);
+}
+
+#[test]
+fn a_folio_that_is_held_from_nothing_is_not_cut() {
+    let (machine, frames) = machine(64);
+    let folio = frames.new_folio(1).unwrap();
+    frames.publish(folio, 1);
+    let held = frames.try_hold(&machine, folio.head).unwrap();
+    assert!(frames.split(folio, 0, |_| 0).is_err());
+    drop(held);
+    assert_eq!(frames.split(folio, 0, |_| 0), Ok(()));
+}
