@@ -454,14 +454,12 @@ impl<P: Platform> Frames<P> {
     /// Takes the folio's lock, unless somebody has it. Never waits.
     #[inline]
     #[must_use]
-    #[cfg_attr(not(test), expect(dead_code, reason = "reclaim will need it"))]
     pub(crate) fn try_lock_folio(&self, folio: Folio) -> bool {
         self.meta(folio.head).state.fetch_or(LOCK, Ordering::Acquire) & LOCK == 0
     }
 
     /// Gives back the folio's lock, which the caller holds.
     #[inline]
-    #[cfg_attr(not(test), expect(dead_code, reason = "reclaim will need it"))]
     pub(crate) fn unlock_folio(&self, folio: Folio) {
         let before = self.meta(folio.head).state.fetch_and(!LOCK, Ordering::Release);
         debug_assert_ne!(before & LOCK, 0, "{folio:?} was not locked");
