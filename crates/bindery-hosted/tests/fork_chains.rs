@@ -3,7 +3,11 @@
 
 mod common;
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread;
+
 use bindery::addr::{PAGE_SIZE, VirtAddr};
+use bindery::platform::Cpu;
 use bindery::testing::{self, AnonymousWalk, anon_groups, walk_anonymous};
 use bindery::{Access, AddressSpace, Advice, Error, Inspection, Memory, PinTime, Protection};
 use bindery_hosted::{Config, Machine, Program, TlbKind, Walk};
@@ -15,6 +19,8 @@ on_every_architecture! {
     star_after_chain => a_walk_in_a_star_after_a_chain_visits_who_can_map_the_page;
     chain_below_star => a_walk_in_a_chain_below_a_star_visits_who_can_map_the_page;
     sister => children_that_live_keep_what_the_parent_does_not_map_any_more;
+    group_with_children => a_group_with_children_does_not_contract;
+    walker => a_walker_meets_a_chain_that_contracts;
     hidden => pages_without_permission_are_found_in_a_chain;
     split => parts_of_a_split_vma_contract_together;
     group_of_several => several_vmas_of_one_group_are_all_surveyed;
@@ -229,6 +235,76 @@ fn children_that_live_keep_what_the_parent_does_not_map_any_more<A: Walk>() {
     assert!(anon_groups(&memory) <= 16, "{} groups", anon_groups(&memory));
 }
 
+/// Groups that die when a group below has children already: what they own may be mapped by those
+/// children alone.
+fn a_group_with_children_does_not_contract<A: Walk>() {
+    let (machine, memory) = strict::<A>(64 * MIB);
+    let mut line = vec![new_space(&memory, 4)];
+    for _ in 0..6 {
+        let child = line.last().unwrap().fork().unwrap();
+        Program::new(&machine, &child).store(page(0), line.len() as u64).unwrap();
+        child.discard(page(1), PAGE_SIZE).unwrap();
+        line.push(child);
+    }
+    let last = line.pop().unwrap();
+    // The child maps what belongs to the last of the line's parent.
+    let space = last.fork().unwrap();
+    drop(last);
+    let child = space.fork().unwrap();
+    drop(line);
+    space.discard(page(0), PAGE_SIZE).unwrap();
+    let groups = anon_groups(&memory);
+    let second = space.fork().unwrap();
+    assert_eq!(anon_groups(&memory), groups + 1);
+    assert_eq!(assert_walk(&child, page(0), 3).found, 1);
+    audit(&machine, &memory, &[&space, &child, &second]);
+    drop(space);
+    drop(second);
+    assert_eq!(assert_walk(&child, page(0), 1).found, 1);
+    assert_eq!(Program::new(&machine, &child).load(page(0)), Ok(6));
+    // As soon as the child is alone, it does.
+    let grandchild = child.fork().unwrap();
+    drop(child);
+    assert_eq!(anon_groups(&memory), 3, "the root, the child's, the grandchild's");
+    assert_eq!(assert_walk(&grandchild, page(0), 1).found, 1);
+    audit(&machine, &memory, &[&grandchild]);
+}
+
+/// A walker goes by a page that all generations of a chain share, while they come and go.
+fn a_walker_meets_a_chain_that_contracts<A: Walk>() {
+    let config = Config { memory: 64 * MIB, cpus: 2, ..Config::default() };
+    let (machine, memory) = memory_with::<A>(config);
+    let sister = new_space(&memory, 4);
+    write(&sister, 2);
+    let mut space = sister.fork().unwrap();
+    let walks = AtomicU64::new(0);
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            machine.on_cpu(Cpu(1), || {
+                while !over.load(Relaxed) {
+                    if let Some(walk) = walk_anonymous(&sister, page(0)) {
+                        assert!(walk.found >= 1, "the sister maps it: {walk:?}");
+                    }
+                    walks.fetch_add(1, Relaxed);
+                }
+            });
+        });
+        machine.on_cpu(Cpu(0), || {
+            let mut generations = 0;
+            while generations < 200 || walks.load(Relaxed) < 200 {
+                let child = space.fork().unwrap();
+                child.fault(page(1), Access::Write).unwrap();
+                space = child;
+                generations += 1;
+            }
+            over.store(true, Relaxed);
+        });
+    });
+    audit(&machine, &memory, &[&sister, &space]);
+    assert!(anon_groups(&memory) <= 12, "{} groups", anon_groups(&memory));
+}
+
 fn pages_without_permission_are_found_in_a_chain<A: Walk>() {
     let (machine, memory) = strict::<A>(64 * MIB);
     let mut space = new_space(&memory, 4);
@@ -324,7 +400,10 @@ fn a_folio_that_is_locked_puts_the_contraction_off<A: Walk>() {
     let (machine, memory) = strict::<A>(64 * MIB);
     let mut space = new_space(&memory, 4);
     write(&space, 1);
-    for _ in 0..5 {
+    // The page belongs to the group of a generation in between.
+    space = next(space);
+    write(&space, 1);
+    for _ in 0..4 {
         space = next(space);
     }
     let Inspection::Page { frame, .. } = space.inspect(page(0)) else { panic!("no page") };

@@ -47,6 +47,7 @@
 //! contracted group has pages of its own VMAs alone.
 
 use core::cell::Cell;
+use core::ptr::{self, NonNull};
 
 use crate::Memory;
 use crate::frame::Owner;
@@ -126,19 +127,22 @@ fn reown<P: Platform>(
     let complete = Cell::new(true);
     table.survey(vma.range(), |stretch: &Stretch| {
         let Standing::Pages { folio: Some(folio), .. } = stretch.what else { return };
-        if !complete.get() || !frames.is_anonymous(folio) {
+        // Read without the folio's lock: an owner is changed by those who have locked all tables
+        // that map the folio, and one of these is locked here. So a folio that stays as it is does
+        // not put the contraction off because somebody walks to it.
+        let (owner, index) = frames.owner(&memory.platform, folio);
+        let dead = match owner {
+            Owner::Group(owner) => is_above(group, owner.as_ptr(), count),
+            Owner::Nobody | Owner::Object(_) => false,
+        };
+        if !dead || !complete.get() {
             return;
         }
         if !frames.try_lock_folio(folio) {
             complete.set(false);
             return;
         }
-        let (owner, index) = frames.owner(&memory.platform, folio);
-        if let Owner::Group(owner) = owner
-            && is_above(group, owner.as_ptr(), count)
-        {
-            frames.set_owner(folio, Owner::Group(core::ptr::NonNull::from(group)), index);
-        }
+        frames.set_owner(folio, Owner::Group(NonNull::from(group)), index);
         frames.unlock_folio(folio);
     });
     complete.get()
@@ -149,7 +153,7 @@ fn is_above(group: &AnonGroup, owner: *const AnonGroup, count: u32) -> bool {
     let mut at = group.parent();
     for _ in 0..count {
         let Some(above) = at else { return false };
-        if core::ptr::eq(above, owner) {
+        if ptr::eq(above, owner) {
             return true;
         }
         at = above.parent();
