@@ -61,28 +61,23 @@ use super::group::{AnonGroup, Retired};
 /// So many dead unary groups in a row are contracted.
 const LONGEST: u32 = 4;
 
+/// Whether there may be enough dead groups above that of `vma`. Takes no lock: a wrong answer costs no
+/// more than a contraction that is not tried, or not done. The caller holds the mutex of the VMA's
+/// address space.
+#[inline]
+pub(crate) fn may_contract(vma: &Vma) -> bool {
+    // The root is above the dead ones, so it is not counted among them.
+    let deep = |group: &&AnonGroup| group.depth() > LONGEST;
+    vma.group().filter(deep).and_then(AnonGroup::parent).is_some_and(|above| above.vmas.is_empty())
+}
+
 /// Contracts the dead groups above that of `vma`, if `vma` is the first of its group, there are
 /// enough of them, and the group has no children. Nothing where a folio's lock is taken: the next
 /// fork tries again. Allocates nothing.
 ///
 /// The caller holds the mutex of the VMA's address space and all its VMAs for writing.
-#[inline]
 pub(crate) fn contract<P: Platform>(table: &PageTable<'_, P>, vma: &Vma) -> Option<Retired> {
-    let group = vma.group()?;
-    // Without the gate: a parent that has VMAs is the common case, and a wrong answer costs no more
-    // than a contraction that is not tried or not done.
-    if group.depth() <= LONGEST || !group.parent()?.vmas.is_empty() {
-        return None;
-    }
-    contract_long(table, vma, group)
-}
-
-#[cold]
-fn contract_long<P: Platform>(
-    table: &PageTable<'_, P>,
-    vma: &Vma,
-    group: &AnonGroup,
-) -> Option<Retired> {
+    let group = vma.group().filter(|_| may_contract(vma))?;
     let memory = table.memory;
     let count =
         group.family_gate().together(&memory.platform, || dead_above(group, group.is_first(vma)));

@@ -54,7 +54,7 @@ use core::ptr::NonNull;
 use crate::platform::Platform;
 use crate::space::vma::Vma;
 
-pub(crate) use chain::contract;
+pub(crate) use chain::{contract, may_contract};
 pub(crate) use group::{AnonGroup, Groups, Retired};
 pub(crate) use list::{ListLinks, Membership, VmaList};
 pub(crate) use walk::for_each_sight;

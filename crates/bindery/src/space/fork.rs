@@ -46,10 +46,15 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     fn copy_vmas(&self, child: &Self, gather: &mut Gather) -> Result<(), Error> {
+        let mut chains = false;
         for node in self.vmas.iter() {
-            self.vma(node).write(self.platform());
+            let vma = self.vma(node);
+            vma.write(self.platform());
+            chains |= rmap::may_contract(vma);
         }
-        self.contract_groups();
+        if chains {
+            self.contract_groups();
+        }
         for node in self.vmas.iter() {
             let vma = self.vma(node);
             if vma.has(MappingFlags::DONT_FORK) {
@@ -71,6 +76,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     /// Takes dead groups out of the families, before the child's make their chains longer. All VMAs
     /// are locked.
+    #[cold]
     fn contract_groups(&self) {
         for node in self.vmas.iter() {
             if let Some(groups) = rmap::contract(&self.table, self.vma(node)) {
