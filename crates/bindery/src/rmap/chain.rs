@@ -33,12 +33,16 @@
 //! ends C's read section.
 //!
 //! # The bound
-//! A group without children has at most [`LONGEST`] - 1 dead unary groups right above it after its
-//! fork. So where each generation forks after its parent's exit, a family has at most [`LONGEST`] + 2
-//! groups for each VMA, and as many wait to be freed. Of the dead groups that stay, one with several
-//! children is not more than one for each group below (a tree has fewer branchings than leaves).
-//! A fork contracts nothing while the parent has children, or while a living group stands between
-//! it and the dead ones.
+//! A group without children has fewer than [`LONGEST`] dead unary groups right above it after a
+//! fork of its VMAs, if nobody had a folio locked. So where each generation forks after its parent's
+//! exit, a family has at most [`LONGEST`] + 3 groups for each living VMA (root, dead ones, the
+//! parent's, the child's), and at most [`LONGEST`] + 1 wait for the parent's end. Dead groups with
+//! several children are fewer than the groups without any, as in every tree.
+//!
+//! It does not hold where each parent exits only after its child has forked: a living group then
+//! stands between the one that forks and the dead ones, at each fork. To contract those, the fork
+//! would have to survey VMAs of other address spaces, and to know that none of these has folios
+//! detached and not yet counted down.
 //!
 //! # Why groups are not shared instead
 //! Linux lets a child take a dead ancestor's `anon_vma` for its own pages. With a tree it would have

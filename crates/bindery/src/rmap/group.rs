@@ -58,7 +58,11 @@ impl AnonGroup {
 
     /// Whether a walk for pages of this group comes by `vma`. For the auditor.
     pub(crate) fn leads_to(&self, vma: &Vma) -> bool {
+        // A walk holds the group first, which it cannot do with a contracted one.
         let mut found = false;
+        if self.holders.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
         self.for_each_below(|group| found |= group.vmas.iter().any(|one| ptr::eq(one, vma)));
         found
     }
