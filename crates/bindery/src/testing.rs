@@ -12,6 +12,7 @@
 //! | [`table_at`], [`damage_table`] | a table's metadata and reserve |
 //! | [`damage_mapping`] | a VMA without its tables |
 //! | [`damage_folio`], [`damage_memory`], [`leak_frame`] | counts, free lists, lost frames |
+//! | [`walk_anonymous`], [`anon_groups`] | the reverse map, as a reclaimer will walk it |
 //! | [`fail_one_allocation`], [`failed_allocations`] | the one allocation that fails, and whether any did |
 //!
 //! Nothing else may run on the address space meanwhile. All of it exists only with the feature
@@ -25,11 +26,13 @@ use crate::arch::{self, Absent, Arch, Attributes, Entry, Kind, absent};
 use crate::frame::meta;
 pub use crate::object::damage::{ObjectDamage, damage_object};
 use crate::platform::Platform;
+use crate::rmap::{self, Walked};
 use crate::space::MappingFlags;
 use crate::space::vma::{Purpose, Vma};
 use crate::stats::Counts;
 use crate::table::leaf::replace;
 use crate::table::lock::{Depth, Node};
+use crate::table::look::Standing;
 use crate::table::{TablePool, free_table, new_table, run};
 use crate::{AddressSpace, Memory, Protection};
 
@@ -344,6 +347,73 @@ pub fn leak_frame<P: Platform>(memory: &Memory<P>) -> Frame {
 /// whole again, any other to damage it.
 pub fn free_frame<P: Platform>(memory: &Memory<P>, frame: Frame) {
     memory.frames.free(&memory.platform, frame, 0);
+}
+
+/// What a walk of the reverse map saw.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AnonymousWalk {
+    /// VMAs that it looked at.
+    pub visited: u64,
+    /// Pages of the folio that it found mapped, those with no permission included; a page that is
+    /// mapped twice counts twice.
+    pub found: u64,
+    /// The folio's count of mappings.
+    pub mappings: u64,
+}
+
+/// Walks the reverse map for the folio of anonymous memory that is mapped at `at`. `None` where the
+/// folio is busy. Panics where none is mapped.
+pub fn walk_anonymous<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    at: VirtAddr,
+) -> Option<AnonymousWalk> {
+    let memory = space.memory();
+    let frames = &memory.frames;
+    let page = VirtRange::raw(at.0, at.0 + PAGE_SIZE);
+    let mut folio = None;
+    space.table.survey(page, |stretch| {
+        if let Standing::Pages { folio: Some(there), .. } = stretch.what {
+            assert!(frames.hold(there), "too many references");
+            folio = Some(there);
+        }
+    });
+    let folio = folio.unwrap_or_else(|| panic!("no folio at {at}"));
+    let locked = frames.try_lock_folio(folio);
+    let mut found = 0;
+    let walked = locked.as_ref().map(|_| {
+        rmap::for_each_anonymous_sight(memory, folio, |sight| {
+            sight.table.survey(sight.range, |stretch| {
+                if let Standing::Pages { folio: Some(there), .. } = stretch.what {
+                    found += if there == folio { stretch.range.pages() } else { 0 };
+                }
+            });
+        })
+    });
+    let mappings = u64::from(frames.mappings(folio));
+    drop(locked);
+    frames.release(&memory.platform, folio);
+    match walked {
+        Some(Walked::Visited(visited)) => Some(AnonymousWalk { visited, found, mappings }),
+        Some(Walked::NotMapped) => panic!("no anonymous folio is mapped at {at}"),
+        Some(Walked::Busy) | None => None,
+    }
+}
+
+/// How many anon groups there are, those that wait to be freed included.
+pub fn anon_groups<P: Platform>(memory: &Memory<P>) -> u64 {
+    memory.groups.objects()
+}
+
+/// Does `work` with the lock of the folio held that `page` belongs to. Panics where that is none, or
+/// somebody has its lock.
+pub fn with_folio_locked<P: Platform, R>(
+    memory: &Memory<P>,
+    page: Frame,
+    work: impl FnOnce() -> R,
+) -> R {
+    let folio = memory.frames.folio_of(page).unwrap_or_else(|| panic!("{page:?} is in no folio"));
+    let _lock = memory.frames.try_lock_folio(folio).expect("a folio that nobody has locked");
+    work()
 }
 
 /// Lets the next `after` allocations (frames, folios, VMAs; each counts as one) succeed, the one

@@ -50,6 +50,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                 self.groups += counted_with(group);
             }
         }
+        self.groups += space.retired_groups();
         if sums != space.usage() {
             return Err(Violation::Accounts { says: space.usage(), holds: sums });
         }

@@ -1,4 +1,8 @@
 //! Groups of anonymous memory (Linux: `anon_vma`).
+//!
+//! A group outlives its VMAs while it has children: folios may name it as their owner, and a walk
+//! from it has to reach the VMAs below. So a process that forks and exits leaves a *dead* group
+//! behind. [`super::chain`] takes dead groups out of the tree and says how many stay.
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -22,15 +26,17 @@ pub(crate) struct AnonGroup {
     next_sibling: AtomicPtr<Self>,
     previous_sibling: AtomicPtr<Self>,
     pub(crate) vmas: VmaList,
-    /// VMAs and children.
+    /// VMAs, children, and walkers; 0 in a group that was contracted.
     holders: AtomicU32,
+    /// How many groups stand above it. Written under the family's gate.
+    depth: AtomicU32,
     gate: Gate,
 }
 
 impl AnonGroup {
     fn follow(&self, link: &AtomicPtr<Self>) -> Option<&Self> {
-        // SAFETY: a group holds its parent, and with it the root, for as long as it lives; children
-        // and siblings take themselves out of the lists, under the family's gate, before they are
+        // SAFETY: a group holds its parent, and with it the root, for as long as it is in the tree,
+        // and nobody follows the links of one that was contracted; children and siblings take themselves out of the lists, under the family's gate, before they are
         // freed, and callers that follow those hold the gate.
         NonNull::new(link.load(Ordering::Relaxed)).map(|group| unsafe { group.as_ref() })
     }
@@ -52,7 +58,11 @@ impl AnonGroup {
 
     /// Whether a walk for pages of this group comes by `vma`. For the auditor.
     pub(crate) fn leads_to(&self, vma: &Vma) -> bool {
+        // A walk holds the group first, which it cannot do with a contracted one.
         let mut found = false;
+        if self.holders.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
         self.for_each_below(|group| found |= group.vmas.iter().any(|one| ptr::eq(one, vma)));
         found
     }
@@ -66,6 +76,83 @@ impl AnonGroup {
     pub(crate) fn is_traced_by(&self, child: &Self) -> bool {
         let first = self.follow(&self.first_child).is_some_and(|first| ptr::eq(first, child));
         self.vmas.is_empty() && first
+    }
+
+    /// How many groups stand above it. A hint for those who do not keep the family as it is.
+    #[inline]
+    pub(super) fn depth(&self) -> u32 {
+        self.depth.load(Ordering::Relaxed)
+    }
+
+    /// Whether the group is kept by one child alone: it has no VMA, not even one that waits for its
+    /// grace period, and no walker. It stays so until the child leaves. The family's gate is held.
+    pub(super) fn is_dead_and_unary(&self) -> bool {
+        // Acquire: what the holders before did to the group has happened.
+        self.holders.load(Ordering::Acquire) == 1 && self.vmas.is_empty() && !self.is_childless()
+    }
+
+    /// Whether no group was forked from this one, or none is left. The family's gate is held, or no
+    /// fork of its VMAs runs and a stale "no" does no harm.
+    pub(super) fn is_childless(&self) -> bool {
+        self.first_child.load(Ordering::Relaxed).is_null()
+    }
+
+    /// Lets nobody hold the group any more, if its one child is all that does.
+    fn freeze(&self) -> bool {
+        self.holders.compare_exchange(1, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Takes up to `count` dead groups right above this one out of the tree, and returns them as a
+    /// list. Where one has got a walker meanwhile, it and those above it stay.
+    pub(super) fn detach_above<P: Platform>(&self, platform: &P, count: u32) -> Option<Retired> {
+        self.family_gate().alone(platform, || {
+            let mut kept = self.parent()?;
+            let mut retired = Retired::default();
+            let mut top = None;
+            for _ in 0..count {
+                let Some(above) = kept.parent() else { break };
+                if !kept.is_dead_and_unary() || !kept.freeze() {
+                    break;
+                }
+                top = Some(kept);
+                kept = above;
+            }
+            let top = top?;
+            let mut at = self.parent();
+            // This group takes the place of the topmost among the children of the one that stays.
+            self.replace_child(top, kept);
+            while let Some(group) = at {
+                at = if ptr::eq(group, top) { None } else { group.parent() };
+                retired.push(NonNull::from(group));
+            }
+            self.depth.store(kept.depth() + 1, Ordering::Relaxed);
+            Some(retired)
+        })
+    }
+
+    /// Stands where `old` stood among the children of `parent`. The family's gate is held.
+    fn replace_child(&self, old: &Self, parent: &Self) {
+        let node = ptr::from_ref(self).cast_mut();
+        self.parent.store(ptr::from_ref(parent).cast_mut(), Ordering::Relaxed);
+        let after = old.next_sibling.load(Ordering::Relaxed);
+        let before = old.previous_sibling.load(Ordering::Relaxed);
+        self.next_sibling.store(after, Ordering::Relaxed);
+        self.previous_sibling.store(before, Ordering::Relaxed);
+        match self.follow(&self.previous_sibling) {
+            Some(before) => before.next_sibling.store(node, Ordering::Relaxed),
+            None => parent.first_child.store(node, Ordering::Relaxed),
+        }
+        if let Some(after) = self.follow(&self.next_sibling) {
+            after.previous_sibling.store(node, Ordering::Relaxed);
+        }
+    }
+
+    /// One walker more, unless nobody holds the group any more. The caller is in a read section in
+    /// which it saw a mapped folio name the group, so the group's memory is still one.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn try_hold(&self) -> bool {
+        let more = |holders| if holders == 0 { None } else { Some(holders + 1) };
+        self.holders.fetch_update(Ordering::Acquire, Ordering::Relaxed, more).is_ok()
     }
 
     /// One VMA or child more.
@@ -114,6 +201,57 @@ impl AnonGroup {
     }
 }
 
+/// Groups that were taken out of the tree and wait until nobody can know them.
+#[derive(Default)]
+pub(crate) struct Retired {
+    /// Linked by `next_sibling`.
+    first: Option<NonNull<AnonGroup>>,
+}
+
+impl Retired {
+    fn push(&mut self, node: NonNull<AnonGroup>) {
+        let next = self.first.map_or(ptr::null_mut(), NonNull::as_ptr);
+        // SAFETY: the group was detached by the caller, and is freed by `Groups::free_retired`
+        // alone.
+        unsafe { node.as_ref() }.next_sibling.store(next, Ordering::Relaxed);
+        self.first = Some(node);
+    }
+
+    /// Takes over what the other has.
+    pub(crate) fn append(&mut self, mut other: Self) {
+        while let Some(node) = other.pop() {
+            self.push(node);
+        }
+    }
+
+    fn pop(&mut self) -> Option<NonNull<AnonGroup>> {
+        let node = self.first?;
+        // SAFETY: what is on the list was not freed yet.
+        self.first = NonNull::new(unsafe { node.as_ref() }.next_sibling.load(Ordering::Relaxed));
+        Some(node)
+    }
+
+    /// Whether nothing waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    /// How many wait. For the auditor.
+    pub(crate) fn count(&self) -> u64 {
+        let (mut count, mut next) = (0, self.first);
+        while let Some(node) = next {
+            // SAFETY: what is on the list was not freed yet.
+            next = NonNull::new(unsafe { node.as_ref() }.next_sibling.load(Ordering::Relaxed));
+            count += 1;
+        }
+        count
+    }
+}
+
+// SAFETY: the groups on the list belong to it alone but for walkers, which share nothing but atomics
+// with it.
+unsafe impl Send for Retired {}
+
 /// Making and freeing groups.
 pub(crate) struct Groups;
 
@@ -136,6 +274,7 @@ impl Groups {
             previous_sibling: null(),
             vmas: VmaList::new(Membership::Group),
             holders: AtomicU32::new(0),
+            depth: AtomicU32::new(parent.map_or(0, |parent| parent.depth() + 1)),
             gate: Gate::new(),
         };
         let node = memory.groups.allocate(&memory.frames, &memory.platform, group)?;
@@ -162,7 +301,17 @@ impl Groups {
         Self::release(memory, node);
     }
 
-    /// One VMA less; frees the group with the last, and then perhaps those above it. No VMA that
+    /// Frees what was contracted. A grace period has passed since the last folio that named one of
+    /// the groups was counted as mapped.
+    pub(crate) fn free_retired<P: Platform>(memory: &Memory<P>, mut retired: Retired) {
+        while let Some(node) = retired.pop() {
+            // SAFETY: it came from this slab, stands in no tree, and was frozen, so that no walker
+            // holds it; those that saw it named have left (the caller's promise).
+            unsafe { memory.groups.free(&memory.frames, &memory.platform, node) };
+        }
+    }
+
+    /// One VMA or walker less; frees the group with the last, and then perhaps those above it. No VMA that
     /// is still in the group's list calls this, and no walker may still know the group: a grace
     /// period has passed since the VMA left the list.
     pub(crate) fn release<P: Platform>(memory: &Memory<P>, node: NonNull<AnonGroup>) {

@@ -20,6 +20,11 @@
 //! groups above it instead, so its fork takes one more allocation for each generation; the folios
 //! that a walk has to look at are the same.
 //!
+//! A walk from a group visits the VMAs of the group and of those below: each of them can map the
+//! group's pages, but for the parts of a VMA that was split, which share one group. Dead groups,
+//! which a chain of forks leaves behind, are contracted; [`chain`] says how and what bounds their
+//! number.
+//!
 //! # Locks
 //! The list of an object has a lock, and a family of groups has one, in its root. Whoever changes
 //! which entries a VMA in the list is responsible for (its bounds, its offset, a move of its
@@ -39,6 +44,7 @@
 //! Order: the address space's mutex, the VMA's lock, the object's list, the family of groups, table
 //! locks.
 
+mod chain;
 mod group;
 mod list;
 mod walk;
@@ -48,9 +54,12 @@ use core::ptr::NonNull;
 use crate::platform::Platform;
 use crate::space::vma::Vma;
 
-pub(crate) use group::{AnonGroup, Groups};
+pub(crate) use chain::{contract, may_contract};
+pub(crate) use group::{AnonGroup, Groups, Retired};
 pub(crate) use list::{ListLinks, Membership, VmaList};
 pub(crate) use walk::for_each_sight;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use walk::{Walked, for_each_anonymous_sight};
 
 /// The locks of all lists in which a VMA stands, held until the guard is dropped.
 pub(crate) struct Held<'a> {

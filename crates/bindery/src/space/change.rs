@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering;
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::error::Error;
 use crate::platform::Platform;
-use crate::rmap::{self, AnonGroup, Groups, Held};
+use crate::rmap::{self, AnonGroup, Groups, Held, Retired};
 
 use super::AddressSpace;
 use super::index::Indexed;
@@ -17,6 +17,8 @@ use super::vma::{MappingFlags, Purpose, Vma};
 #[derive(Default)]
 pub(super) struct Removed {
     pub(super) first: Option<NonNull<Vma>>,
+    /// Groups that were contracted.
+    pub(super) groups: Retired,
 }
 
 impl<P: Platform> AddressSpace<'_, P> {

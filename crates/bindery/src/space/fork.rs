@@ -3,7 +3,7 @@
 use crate::addr::VirtRange;
 use crate::error::Error;
 use crate::platform::Platform;
-use crate::rmap::Groups;
+use crate::rmap::{self, Groups};
 use crate::table::copy::{Copied, Copy};
 use crate::tlb::Gather;
 
@@ -46,8 +46,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     fn copy_vmas(&self, child: &Self, gather: &mut Gather) -> Result<(), Error> {
+        let mut chains = false;
         for node in self.vmas.iter() {
-            self.vma(node).write(self.platform());
+            let vma = self.vma(node);
+            vma.write(self.platform());
+            chains |= rmap::may_contract(vma);
+        }
+        if chains {
+            self.contract_groups();
         }
         for node in self.vmas.iter() {
             let vma = self.vma(node);
@@ -61,6 +67,22 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             self.copy_vma(child, vma, vma.range(), gather)?;
         }
         Ok(())
+    }
+
+    /// How many groups wait for the address space's end. For the auditor.
+    pub(crate) fn retired_groups(&self) -> u64 {
+        self.retired.lock().count()
+    }
+
+    /// Takes dead groups out of the families, before the child's make their chains longer. All VMAs
+    /// are locked.
+    #[cold]
+    fn contract_groups(&self) {
+        for node in self.vmas.iter() {
+            if let Some(groups) = rmap::contract(&self.table, self.vma(node)) {
+                self.retired.lock().append(groups);
+            }
+        }
     }
 
     fn copy_vma(

@@ -49,7 +49,7 @@ use crate::arch::{self, Arch};
 use crate::error::Error;
 use crate::object::{self, Object};
 use crate::platform::Platform;
-use crate::rmap::Groups;
+use crate::rmap::{Groups, Retired};
 use crate::stats::Counts;
 use crate::table::zap::Flush;
 use crate::table::{PageTable, Reach, ReadSection};
@@ -118,6 +118,8 @@ pub struct AddressSpace<'m, P: Platform> {
     program_break: ProgramBreak,
     /// The locks of mappings to come (`mlockall`).
     future: AtomicU32,
+    /// Groups that its forks have contracted; they go with it.
+    retired: Mutex<P::SpinLock, Retired>,
     /// The pagers of the files that it maps live for `'m`, so it must not pass for one with a
     /// shorter life ([`crate::Memory::file`]).
     _pagers: PhantomData<fn(&'m ()) -> &'m ()>,
@@ -137,6 +139,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             account: Account::new(&Limits::default()),
             program_break: ProgramBreak::default(),
             future: AtomicU32::new(0),
+            retired: Mutex::new(Retired::default()),
             _pagers: PhantomData,
         })
     }
@@ -321,7 +324,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let memory = self.table.memory;
         self.flush(&mut gather);
         self.table.drop_contents(&gather);
-        if gather.unhooked.is_some() || removed.first.is_some() {
+        if gather.unhooked.is_some() || removed.first.is_some() || !removed.groups.is_empty() {
             self.platform().synchronize();
         }
         self.table.free_unhooked(gather);
@@ -340,12 +343,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 object::map_removed(memory, object, flags);
             }
         }
+        Groups::free_retired(memory, removed.groups);
     }
 }
 
 impl<P: Platform> Drop for AddressSpace<'_, P> {
     fn drop(&mut self) {
-        let mut removed = Removed::default();
+        let groups = core::mem::take(self.retired.get_mut());
+        let mut removed = Removed { first: None, groups };
         while let Some(node) = self.vmas.first_ending_after(0) {
             self.remove(self.vma(node), &mut removed);
         }
