@@ -21,11 +21,13 @@
 //! | `world`, `operations` | what a run begins with, and the calls |
 //! | `promises`, `run` | what is audited; one run |
 //! | `plan`, `blocked` | which runs are made; pairs that never succeed |
+//! | `named` | meetings that went wrong once |
 
 mod common;
 #[path = "step_in"]
 mod step_in {
     pub mod blocked;
+    mod named;
     pub mod operations;
     pub mod plan;
     pub mod promises;
