@@ -1,0 +1,97 @@
+//! Meetings that went wrong once, each told by itself. All steps of the first call are tried, so
+//! that the tests hold wherever the core flushes and locks.
+
+use bindery::arch::{AArch64, Riscv64, X86_64};
+use bindery_hosted::Walk;
+
+use super::operations::{Operation, operations};
+use super::run::{At, Outcome, Verdict, run};
+use super::stops::Step;
+
+fn operation<A: Walk>(name: &str) -> Operation<A> {
+    operations().into_iter().find(|operation| operation.name == name).unwrap()
+}
+
+/// Whether the second call must be able to return while the first is held.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Waits {
+    Sometimes,
+    MayAlways,
+}
+
+/// Holds `held` at each of its steps, lets `stepped_in` run, and panics with what went wrong.
+fn meet<A: Walk>(held: &str, stepped_in: &str, folio_order: u8, waits: Waits) {
+    let (a, b) = (operation::<A>(held), operation::<A>(stepped_in));
+    let steps = run(&a, &b, At::Nowhere, folio_order).steps;
+    let places = (0..steps).map(At::Step).chain([At::Contended]);
+    let outcomes: Vec<_> = places.map(|at| (at, run(&a, &b, at, folio_order))).collect();
+    let audited =
+        outcomes.iter().filter(|(_, outcome)| outcome.verdict == Verdict::Audited).count();
+    let wrong: Vec<_> =
+        outcomes.iter().filter(|(_, outcome)| !outcome.problems.is_empty()).collect();
+    let name = A::NAME;
+    println!("{name}: {held} held at {steps} steps, {stepped_in} meanwhile: {audited} audited");
+    for (at, Outcome { step, problems, .. }) in &wrong {
+        println!("  {at:?} ({step:?}): {problems:#?}");
+    }
+    assert!(wrong.is_empty(), "{name}: wrong at {} steps of {held}", wrong.len());
+    assert!(waits == Waits::MayAlways || audited > 0, "{stepped_in} never returned");
+}
+
+fn meet_everywhere(held: &str, stepped_in: &str) {
+    meet::<X86_64<4>>(held, stepped_in, 0, Waits::Sometimes);
+    meet::<AArch64>(held, stepped_in, 4, Waits::Sometimes);
+    meet::<Riscv64<3>>(held, stepped_in, 0, Waits::Sometimes);
+}
+
+/// 1. A truncation looks which tables it may detach whole, before it locks them;
+/// 2. a guard is installed in one of them, and the call returns;
+/// 3. the truncation detaches the table, and the guard with it.
+#[test]
+fn a_guard_that_is_installed_while_a_truncation_passes_stands() {
+    meet_everywhere("truncate", "guard install in file");
+}
+
+/// 1. A truncation detaches a table, gives its locks back, and has not flushed yet;
+/// 2. a guard is installed there, which needs a table: it stands where the old one stood;
+/// 3. a TLB still walks the old one.
+#[test]
+fn no_table_replaces_another_before_its_flush() {
+    meet::<AArch64>("truncate", "guard install in file", 0, Waits::Sometimes);
+    meet::<AArch64>("truncate", "guard install in file", 4, Waits::Sometimes);
+}
+
+/// 1. `write_user(X)` has found X's table and waits for its lock;
+/// 2. `mremap` moves the table to Y, and returns;
+/// 3. `write_user` gets the lock, and writes: to Y.
+#[test]
+fn a_late_write_user_never_lands_at_the_new_place() {
+    for held in ["write_user to anon", "write_user to file"] {
+        for moved in ["move anon, congruent", "move anon", "move file, congruent", "move file"] {
+            meet::<X86_64<4>>(held, moved, 0, Waits::MayAlways);
+            meet::<AArch64>(held, moved, 4, Waits::MayAlways);
+        }
+    }
+    // That it waits for a table lock is what the rest rests upon.
+    let (a, b) = (operation::<X86_64<4>>("write_user to anon"), operation("move anon, congruent"));
+    let outcome = run(&a, &b, At::Contended, 0);
+    assert_eq!(outcome.step, Some(Step::Relax), "it met no lock: {outcome:?}");
+}
+
+/// 1. A sync has taken the permission to write from the entry, gives the lock back, and has not
+///    flushed yet;
+/// 2. `mprotect` finds an entry that is narrow enough, flushes nothing, and returns;
+/// 3. another CPU stores with what its TLB remembers.
+#[test]
+fn no_store_after_mprotect_read_returned_while_a_sync_runs() {
+    meet_everywhere("sync", "mprotect read");
+}
+
+/// As with a sync, but the entries are gone: `mprotect` finds nothing there.
+#[test]
+fn no_store_after_mprotect_none_returned_while_a_hole_is_punched() {
+    for hole in ["punch", "punch all"] {
+        meet_everywhere(hole, "mprotect none");
+        meet_everywhere(hole, "mprotect none, one table");
+    }
+}

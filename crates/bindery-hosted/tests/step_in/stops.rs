@@ -1,0 +1,258 @@
+//! Who stands where: the calls of one run, which of them is held, and which of them waits.
+//!
+//! A thread plays one of three roles. Its call passes numbered *steps*: every outermost
+//! `enter_read` and `leave_read`, every `invalidate`, every release of a table lock and of a
+//! mutex, and every `relax`. At the chosen one it is held until the conductor lets it go on.
+//!
+//! Whether a call waits for a held one is counted, not timed: while one call is held, the other
+//! one is the only call that runs, so a lock that it does not get is the held call's.
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::abort;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Rounds of `relax` after which a call counts as waiting for the one that is held.
+const PATIENCE: u32 = 256;
+/// The conductor's patience with calls that neither end nor wait: beyond, they hang.
+const HANGS: Duration = Duration::from_secs(120);
+
+/// What a call passes on its way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    EnterRead,
+    LeaveRead,
+    Invalidate,
+    TableUnlocked,
+    MutexUnlocked,
+    Relax,
+}
+
+/// Where a call is held.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HoldAt {
+    Nowhere,
+    /// At the step of this number, from 0.
+    Number(u32),
+    /// At the first step of this kind.
+    First(Step),
+}
+
+/// The part that a thread plays.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// Call A, which is held.
+    Held,
+    /// Call B, which runs meanwhile.
+    Meanwhile,
+    /// Call C, which holds a table lock until call A waits for it.
+    Obstacle,
+}
+
+/// How far a call is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Phase {
+    #[default]
+    Running,
+    Held,
+    /// It has waited for another call.
+    Waiting,
+    Finished,
+}
+
+#[derive(Default)]
+struct Actor {
+    phase: Phase,
+    /// Held inside a read section.
+    inside: bool,
+    go_on: bool,
+    step: Option<Step>,
+    steps: u32,
+}
+
+/// The state of one run.
+#[derive(Default)]
+pub struct Stops {
+    actors: Mutex<[Actor; 3]>,
+    changed: Condvar,
+}
+
+/// What a thread knows of its role.
+struct Here {
+    stops: Arc<Stops>,
+    role: Role,
+    hold_at: HoldAt,
+    passed: u32,
+    relaxed: u32,
+    depth: u32,
+}
+
+thread_local! {
+    static HERE: RefCell<Option<Here>> = const { RefCell::new(None) };
+}
+
+impl Stops {
+    /// Plays `role` on this thread. `None` where the call panicked.
+    pub fn play<R>(
+        self: &Arc<Self>,
+        role: Role,
+        hold_at: HoldAt,
+        call: impl FnOnce() -> R,
+    ) -> Option<R> {
+        let here = Here { stops: Arc::clone(self), role, hold_at, passed: 0, relaxed: 0, depth: 0 };
+        HERE.set(Some(here));
+        let result = catch_unwind(AssertUnwindSafe(call));
+        let steps = HERE.take().map_or(0, |here| here.passed);
+        self.change(role, |actor| {
+            actor.phase = Phase::Finished;
+            if actor.step.is_none() {
+                actor.steps = steps;
+            }
+        });
+        result.ok()
+    }
+
+    fn change(&self, role: Role, change: impl FnOnce(&mut Actor)) {
+        let mut actors = self.actors.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut actors[role as usize]);
+        drop(actors);
+        self.changed.notify_all();
+    }
+
+    /// Waits until the call is held, waits itself, or is over.
+    pub fn wait_for(&self, role: Role) -> Phase {
+        let actors = self.actors.lock().unwrap_or_else(PoisonError::into_inner);
+        let (actors, timeout) = self
+            .changed
+            .wait_timeout_while(actors, HANGS, |actors| {
+                actors[role as usize].phase == Phase::Running
+            })
+            .unwrap_or_else(PoisonError::into_inner);
+        if timeout.timed_out() {
+            eprintln!("the call of role {role:?} hangs");
+            abort();
+        }
+        actors[role as usize].phase
+    }
+
+    /// Lets the call go on, and never holds it again.
+    pub fn release(&self, role: Role) {
+        self.change(role, |actor| {
+            actor.go_on = true;
+            if actor.phase == Phase::Held {
+                actor.phase = Phase::Running;
+            }
+        });
+    }
+
+    /// Where the call was held, and how many steps it passed before or, if it never was, in all.
+    pub fn steps(&self, role: Role) -> (Option<Step>, u32) {
+        let actors = self.actors.lock().unwrap_or_else(PoisonError::into_inner);
+        (actors[role as usize].step, actors[role as usize].steps)
+    }
+
+    fn hold(&self, role: Role, step: Step, number: u32, inside: bool) {
+        let mut actors = self.actors.lock().unwrap_or_else(PoisonError::into_inner);
+        let actor = &mut actors[role as usize];
+        if actor.go_on {
+            return;
+        }
+        (actor.phase, actor.inside) = (Phase::Held, inside);
+        (actor.step, actor.steps) = (Some(step), number);
+        self.changed.notify_all();
+        let actors = self.changed.wait_while(actors, |actors| !actors[role as usize].go_on);
+        drop(actors);
+    }
+
+    fn waits(&self, role: Role) {
+        self.change(role, |actor| actor.phase = Phase::Waiting);
+    }
+
+    fn somebody_is_held_inside(&self) -> bool {
+        let actors = self.actors.lock().unwrap_or_else(PoisonError::into_inner);
+        actors.iter().any(|actor| actor.phase == Phase::Held && actor.inside)
+    }
+}
+
+/// The calling thread passes a step, and is held there if it is the chosen one.
+pub fn pass(step: Step) {
+    let chosen = HERE.with_borrow_mut(|here| {
+        let here = here.as_mut()?;
+        let number = here.passed;
+        here.passed += 1;
+        let chosen = match here.hold_at {
+            HoldAt::Nowhere => false,
+            HoldAt::Number(chosen) => chosen == number,
+            HoldAt::First(chosen) => chosen == step,
+        };
+        if !chosen {
+            return None;
+        }
+        here.hold_at = HoldAt::Nowhere;
+        Some((Arc::clone(&here.stops), here.role, number, here.depth > 0))
+    });
+    if let Some((stops, role, number, inside)) = chosen {
+        stops.hold(role, step, number, inside);
+    }
+}
+
+/// The calling thread enters a read section.
+pub fn enters() {
+    if depth() == 0 {
+        pass(Step::EnterRead);
+    }
+    change_depth(1);
+}
+
+/// The calling thread has left a read section.
+pub fn left() {
+    change_depth(-1);
+    if depth() == 0 {
+        pass(Step::LeaveRead);
+    }
+}
+
+fn depth() -> u32 {
+    HERE.with_borrow(|here| here.as_ref().map_or(0, |here| here.depth))
+}
+
+fn change_depth(by: i32) {
+    HERE.with_borrow_mut(|here| {
+        if let Some(here) = here {
+            here.depth = here.depth.wrapping_add_signed(by);
+        }
+    });
+}
+
+/// Who plays on this thread, and in which run.
+fn playing() -> Option<(Arc<Stops>, Role)> {
+    HERE.with_borrow(|here| here.as_ref().map(|here| (Arc::clone(&here.stops), here.role)))
+}
+
+/// The calling thread waits one round.
+pub fn relaxes() {
+    pass(Step::Relax);
+    let waiting = HERE.with_borrow_mut(|here| {
+        let here = here.as_mut()?;
+        here.relaxed += 1;
+        (here.relaxed == PATIENCE).then(|| (Arc::clone(&here.stops), here.role))
+    });
+    if let Some((stops, role)) = waiting {
+        stops.waits(role);
+    }
+}
+
+/// The calling thread found a lock taken, and is about to sleep until it gets it.
+pub fn blocks() {
+    if let Some((stops, role)) = playing() {
+        stops.waits(role);
+    }
+}
+
+/// The calling thread is about to wait for a grace period.
+pub fn synchronizes() {
+    if let Some((stops, role)) = playing().filter(|(stops, _)| stops.somebody_is_held_inside()) {
+        stops.waits(role);
+    }
+}
