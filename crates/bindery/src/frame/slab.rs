@@ -11,7 +11,8 @@
 //! threaded, and the objects in use (next 16). A free slot begins with the number of the next free
 //! one.
 //! Frames with both room and objects are on a list through `next` and `previous`; full frames are
-//! on none. One empty frame is kept as a spare, the others go back to the allocator.
+//! on none. One empty frame is kept as a spare, the others go back to the allocator; more are kept
+//! where somebody has asked for them beforehand ([`Slab::stock`]).
 //!
 //! One spin lock for each slab, held for a constant number of steps; the allocator's lock is taken
 //! below it.
@@ -57,7 +58,7 @@ pub(crate) struct Slab<T, P: Platform> {
 struct Lists {
     /// The first of the frames with room and objects.
     partial: u32,
-    /// A frame without objects.
+    /// The first of the frames without objects.
     spare: u32,
     objects: u64,
     frames: u64,
@@ -146,22 +147,53 @@ impl<T, P: Platform> Slab<T, P> {
         if lists.partial != NONE {
             return Some(Frame(lists.partial));
         }
-        let frame = if lists.spare != NONE {
-            Frame(core::mem::replace(&mut lists.spare, NONE))
-        } else {
-            let frame = frames.take(0)?;
-            let meta = frames.meta(frame);
-            meta.reset(Kind::Slab, 0);
-            Slots::EMPTY.store(meta);
-            let header = platform.window(frame).cast::<Header>();
-            // SAFETY: the window's promise lets us write the frame's bytes, which are aligned to a
-            // page (`Frames::new` checked it), and the frame is fresh from the allocator.
-            unsafe { header.write(Header { frame: frame.0 }) };
-            lists.frames += 1;
-            frame
+        let frame = match Self::take_spare(lists, frames) {
+            Some(spare) => spare,
+            None => {
+                let frame = frames.take(0)?;
+                Self::make_empty(frames, platform, frame);
+                lists.frames += 1;
+                frame
+            }
         };
         Self::link(lists, frames, frame);
         Some(frame)
+    }
+
+    /// Makes an empty frame of the slab's of one that is fresh from the allocator.
+    fn make_empty(frames: &Frames<P>, platform: &P, frame: Frame) {
+        let meta = frames.meta(frame);
+        meta.reset(Kind::Slab, 0);
+        Slots::EMPTY.store(meta);
+        let header = platform.window(frame).cast::<Header>();
+        // SAFETY: the window's promise lets us write the frame's bytes, which are aligned to a
+        // page (`Frames::new` checked it), and the frame is fresh from the allocator.
+        unsafe { header.write(Header { frame: frame.0 }) };
+    }
+
+    fn take_spare(lists: &mut Lists, frames: &Frames<P>) -> Option<Frame> {
+        let spare = Frame(lists.spare);
+        if lists.spare == NONE {
+            return None;
+        }
+        lists.spare = frames.meta(spare).next.load(Relaxed);
+        Some(spare)
+    }
+
+    /// Adds empty frames for `objects` objects more, for an allocation that has failed where it could
+    /// not wait for memory: the caller calls this where it can, and tries again. `false` where there
+    /// is no memory; frames that were added stay until [`Slab::trim`].
+    #[cold]
+    pub(crate) fn stock(&self, frames: &Frames<P>, platform: &P, objects: u16) -> bool {
+        (0..objects.div_ceil(Self::PER_FRAME)).all(|_| {
+            let Some(frame) = frames.allocate(0) else { return false };
+            Self::make_empty(frames, platform, frame);
+            let mut lists = self.lists.lock();
+            frames.meta(frame).next.store(lists.spare, Relaxed);
+            lists.spare = frame.0;
+            lists.frames += 1;
+            true
+        })
     }
 
     /// Takes a slot of a frame on the partial list.
@@ -231,16 +263,15 @@ impl<T, P: Platform> Slab<T, P> {
         frames.free(platform, frame, 0);
     }
 
-    /// Returns the spare frame, if there is one, to the allocator.
+    /// Returns the spare frames to the allocator.
     pub(crate) fn trim(&self, frames: &Frames<P>, platform: &P) {
-        let mut lists = self.lists.lock();
-        if lists.spare == NONE {
-            return;
+        loop {
+            let mut lists = self.lists.lock();
+            let Some(spare) = Self::take_spare(&mut lists, frames) else { return };
+            lists.frames -= 1;
+            drop(lists);
+            frames.free(platform, spare, 0);
         }
-        let spare = Frame(core::mem::replace(&mut lists.spare, NONE));
-        lists.frames -= 1;
-        drop(lists);
-        frames.free(platform, spare, 0);
     }
 
     /// How many objects live.
@@ -248,7 +279,7 @@ impl<T, P: Platform> Slab<T, P> {
         self.lists.lock().objects
     }
 
-    /// How many frames the slab has, its spare included.
+    /// How many frames the slab has, spare ones included.
     pub(crate) fn frames(&self) -> u64 {
         self.lists.lock().frames
     }

@@ -61,12 +61,14 @@ fn collapse_alone<P: Platform>(
     if run == count && folio.is_some_and(|folio| folio.order == order) {
         return Ok(());
     }
+    memory.may_wait();
     let folio = frames.new_folio(order).ok_or(Error::OutOfMemory)?;
     let missing = count - present(memory, object, first, first + count);
     let promised = if object.accounting() == Accounting::PerPage { missing } else { 0 };
     let ready = object.promise(memory, promised).map_err(|_| Error::NoSpace).and_then(|()| {
-        let prepared =
-            object.pages.change(memory, |index, nodes| (index.prepare(first, count, nodes), 0));
+        let prepared = object
+            .pages
+            .change_with_nodes(memory, |index, nodes| (index.prepare(first, count, nodes), 0));
         prepared.map_err(|_| {
             object.unpromise(memory, promised);
             Error::OutOfMemory

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use crate::platform::Platform;
 
-use super::{Object, pages};
+use super::{Accounting, Object};
 
 /// What can be wrong with an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,7 +40,19 @@ pub fn damage_object<P: Platform>(object: &Object<'_, P>, damage: ObjectDamage) 
             index.replace(second, one, 1);
             ((), 0)
         }),
-        ObjectDamage::Drop(page) => pages::drop_pages(memory, state, page, page + 1),
+        ObjectDamage::Drop(page) => {
+            let frame = state.pages.look(&memory.platform, |index| index.get(page));
+            let frame = frame.expect("a page").frame;
+            let folio = memory.frames.folio_of(frame).expect("a folio");
+            state.pages.change(memory, |index, nodes| {
+                let run = index.take_run(page, page + 1, nodes);
+                ((), run.map_or(0, |run| -i64::from(run.count)))
+            });
+            if state.accounting() == Accounting::PerPage {
+                state.unpromise(memory, 1);
+            }
+            memory.frames.release_pages(&memory.platform, folio, 1);
+        }
         ObjectDamage::Saving(pages) => state.being_saved.begin(0, pages),
     }
 }

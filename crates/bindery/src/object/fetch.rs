@@ -216,6 +216,7 @@ fn allocate<P: Platform>(
 ) -> Result<Folio, Error> {
     let promised = promised(object, order);
     object.promise(memory, promised).map_err(|_| Error::NoSpace)?;
+    memory.may_wait();
     let folio = memory.frames.new_folio(order);
     if folio.is_none() {
         object.unpromise(memory, promised);
@@ -284,17 +285,18 @@ fn add<P: Platform>(
     let count = u64::from(pages);
     frames.set_fresh_owner(folio, Owner::Object(NonNull::from(object)), first);
     frames.clear_exclusive(folio, 0, pages);
-    object.pages.change(memory, |index, nodes| {
+    let added = object.pages.change_with_nodes(memory, |index, nodes| {
         if index.run(first, count) != Stretch::Empty(count) {
             return (Ok(Added::No), 0);
         }
-        if index.prepare(first, count, nodes).is_err() {
-            return (Err(Error::OutOfMemory), 0);
+        if let Err(error) = index.prepare(first, count, nodes) {
+            return (Err(error), 0);
         }
         // Nothing can fail any more. One reference for each page that the index will name, before
         // anybody finds it there.
         frames.publish(folio, pages);
         index.set(first, folio.head, pages);
         (Ok(Added::Yes), count as i64)
-    })
+    });
+    added.map_err(|_| Error::OutOfMemory)
 }

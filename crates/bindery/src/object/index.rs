@@ -43,7 +43,7 @@ use node::{
     HEIGHT, Link, PRESENT, SLOTS, Slots, Words, first_page, frame_in, has, leaf_end, level_of,
     mask, pieces, slot, word_of,
 };
-pub(crate) use node::{Node, Nodes};
+pub(crate) use node::{NODES_OF_A_FOLIO, Node, Nodes};
 
 /// Pages have numbers below this: a file may have 2^64 bytes.
 pub(crate) const PAGE_LIMIT: u64 = 1 << (u64::BITS - PAGE_SHIFT);

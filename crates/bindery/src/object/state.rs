@@ -11,8 +11,9 @@ use crate::gate::Gate;
 use crate::platform::Platform;
 use crate::rmap::{Membership, VmaList};
 use crate::space::MappingFlags;
+use crate::table::OutOfMemory;
 
-use super::index::{Nodes, PAGE_LIMIT, PageIndex};
+use super::index::{NODES_OF_A_FOLIO, Nodes, PAGE_LIMIT, PageIndex};
 use super::pager::Pager;
 use super::registry::Links;
 use super::save::BeingSaved;
@@ -113,6 +114,24 @@ impl Pages {
             self.resident.store(resident.wrapping_add_signed(by), Ordering::Relaxed);
             result
         })
+    }
+
+    /// As [`Pages::change`], where `work` prepares the index for pages of one folio and may find no
+    /// memory for the nodes: then lets the gate go, waits for memory, and does it once more.
+    pub(super) fn change_with_nodes<P: Platform, R>(
+        &self,
+        memory: &Memory<P>,
+        mut work: impl FnMut(&mut PageIndex, &Nodes<'_, P>) -> (Result<R, OutOfMemory>, i64),
+    ) -> Result<R, OutOfMemory> {
+        if let Ok(done) = self.change(memory, &mut work) {
+            return Ok(done);
+        }
+        memory.may_wait();
+        let nodes = NODES_OF_A_FOLIO;
+        if !memory.object_nodes.stock(&memory.frames, &memory.platform, nodes) {
+            return Err(OutOfMemory);
+        }
+        self.change(memory, work)
     }
 
     /// How many pages there are.

@@ -196,6 +196,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         gather: &mut Gather,
     ) -> Result<(), Error> {
         vma.write(self.platform());
+        gather.vma_stays();
         let zapped = if vma.has(MappingFlags::MAYBE_GUARDS) {
             self.table.zap_sparing(part, Spared::Guards, gather)
         } else {

@@ -155,6 +155,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Ok(());
         }
         vma.write(self.platform());
+        gather.vma_stays();
         let result = self.collapse_locked(vma, range, limits, &mut gather);
         self.flush(&mut gather);
         vma.end_write();

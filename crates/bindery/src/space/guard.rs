@@ -28,6 +28,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             self.prepare_group_locked(vma)?;
         }
         vma.write(self.platform());
+        gather.vma_stays();
         self.change_flags(vma, vma.flags() | MappingFlags::MAYBE_GUARDS);
         let zapped = self.table.zap(part, part, Flush::BeforeUnlock, gather);
         self.flush(gather);

@@ -300,18 +300,18 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         VirtRange::raw(start, end)
     }
 
-    /// Makes every TLB forget what is stale, before others may build upon the change: with the
-    /// mutex held, and in ranges that are mapped anew, before the new VMA can be found.
-    /// 1. CPU A write-protects a page (`mprotect`) and lets go of the mutex without a flush;
-    /// 2. CPU B forks: the page is read-only already, so nothing is flushed, and the child has it;
-    /// 3. CPU C writes to it through what its TLB remembers, and the child sees the write.
+    /// Makes every TLB forget what is stale, and counts down what was taken from VMAs that stay. Called
+    /// by every verb before it releases the mutex. (Nobody else relies on that for the flush: whoever
+    /// takes a table's lock meets the mark of the pending one, see [`crate::tlb`].)
     fn flush(&self, gather: &mut Gather) {
-        if !gather.is_stale() {
-            return;
+        if gather.is_stale() {
+            let mut counts = Counts::default();
+            self.table.flush(gather, &mut counts);
+            self.table.stats.add(&counts);
         }
-        let mut counts = Counts::default();
-        self.table.flush(gather, &mut counts);
-        self.table.stats.add(&counts);
+        if gather.take_stays() {
+            self.table.drop_contents(gather);
+        }
     }
 
     /// Flushes, gives back what was unmapped, waits for readers, and frees the tables and VMAs that
@@ -323,8 +323,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     fn finish(&self, mut gather: Gather, removed: Removed) {
         let memory = self.table.memory;
         self.flush(&mut gather);
-        self.table.drop_contents(&gather);
-        if gather.unhooked.is_some() || removed.first.is_some() || !removed.groups.is_empty() {
+        self.table.drop_contents(&mut gather);
+        if gather.emptied.is_some() || removed.first.is_some() || !removed.groups.is_empty() {
             self.platform().synchronize();
         }
         self.table.free_unhooked(gather);

@@ -72,7 +72,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         // A huge leaf without its reserve cannot be split. That is a broken invariant, which the
         // auditor reports; what could not be unmapped stays in the table.
         let zapped = self.table.zap(range, hull, Flush::BeforeUnlock, gather);
-        self.cut_out(range, removed);
+        if self.cut_out(range, removed) {
+            gather.vma_stays();
+        }
         zapped.map_err(|_| Error::OutOfMemory)
     }
 
@@ -91,7 +93,10 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// 2. CPU B saves the file, and makes all that the list names forget that they may write;
     /// 3. CPU C writes through the VMA's entries, which nobody will save;
     /// 4. CPU A takes the entries away.
-    fn cut_out(&self, range: VirtRange, removed: &mut Removed) {
+    ///
+    /// Says whether a VMA was cut, and stays.
+    fn cut_out(&self, range: VirtRange, removed: &mut Removed) -> bool {
+        let mut cut = false;
         while let Some(vma) = self.first_behind(range.start().0) {
             if vma.start() >= range.end().0 {
                 break;
@@ -104,7 +109,9 @@ impl<P: Platform> AddressSpace<'_, P> {
                 self.remove(vma, removed);
                 continue;
             }
+            cut = true;
             vma.end_write();
         }
+        cut
     }
 }

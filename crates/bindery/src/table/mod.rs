@@ -280,37 +280,40 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let mut counts = Counts::default();
         self.flush(&mut gather, &mut counts);
         self.stats.add(&counts);
-        self.drop_contents(&gather);
-        if gather.unhooked.is_some() {
+        self.drop_contents(&mut gather);
+        if gather.emptied.is_some() {
             self.memory.platform.synchronize();
         }
         self.free_unhooked(gather);
     }
 
     /// Gives back what stands in the unhooked tables, after the flush.
-    pub(crate) fn drop_contents(&self, gather: &Gather) {
+    pub(crate) fn drop_contents(&self, gather: &mut Gather) {
         debug_assert!(!gather.is_stale(), "given back before it was flushed");
         if gather.unhooked.is_none() {
             return;
         }
         let mut counts = Counts::default();
         let mut batch = self.memory.free_batch();
-        let mut next = gather.unhooked;
-        while let Some(table) = next {
-            next = link(self.meta(table).next.load(Ordering::Relaxed));
+        while let Some(table) = gather.unhooked {
+            let next = &self.meta(table).next;
+            gather.unhooked = link(next.load(Ordering::Relaxed));
             zap::drop_contents(self.memory, table, &mut batch, &mut counts);
+            next.store(gather.emptied.map_or(meta::NONE, |table| table.0), Ordering::Relaxed);
+            gather.emptied = Some(table);
         }
         self.stats.add(&counts);
     }
 
     /// Frees the unhooked tables, after the last reader.
     pub(crate) fn free_unhooked(&self, mut gather: Gather) {
-        if gather.unhooked.is_none() {
+        debug_assert!(gather.unhooked.is_none(), "freed before it was given back");
+        if gather.emptied.is_none() {
             return;
         }
         let mut counts = Counts::default();
-        while let Some(table) = gather.unhooked {
-            gather.unhooked = link(self.meta(table).next.load(Ordering::Relaxed));
+        while let Some(table) = gather.emptied {
+            gather.emptied = link(self.meta(table).next.load(Ordering::Relaxed));
             self.release_table(table, &mut counts);
         }
         self.stats.add(&counts);

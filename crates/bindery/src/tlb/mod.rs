@@ -139,6 +139,17 @@ pub(crate) struct Gather {
     marks: ArrayVec<Frame, MARKS>,
     /// Unhooked tables, linked through their metadata; what stands in them still counts as mapped.
     pub(crate) unhooked: Option<Frame>,
+    /// Unhooked tables of which nothing counts as mapped any more: they wait for readers.
+    pub(crate) emptied: Option<Frame>,
+    /// Whether what the tables hold must be counted down with the mutex held.
+    stays: Stays,
+}
+
+/// Whether a VMA outlives the pages that were taken out of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stays {
+    No,
+    Yes,
 }
 
 /// The most marks that one flush carries.
@@ -152,6 +163,8 @@ impl Gather {
             tables: Tables::Unchanged,
             marks: ArrayVec::new_const(),
             unhooked: None,
+            emptied: None,
+            stays: Stays::No,
         }
     }
 
@@ -223,6 +236,22 @@ impl Gather {
         }
     }
 
+    /// Notes that the VMA stays from which pages were taken: another verb may remove it, and with it
+    /// their owner, as soon as the mutex is free. So they are counted down before:
+    /// 1. CPU A discards pages, whose tables are detached, and releases the mutex;
+    /// 2. CPU B unmaps the VMA; a grace period later their anon group is freed;
+    /// 3. CPU C finds one of the folios by its number: it is mapped, and names the group.
+    ///
+    /// A VMA that is removed keeps its group until its pages are counted down.
+    pub(crate) fn vma_stays(&mut self) {
+        self.stays = Stays::Yes;
+    }
+
+    /// Whether that was noted since it was asked last.
+    pub(crate) fn take_stays(&mut self) -> bool {
+        core::mem::replace(&mut self.stays, Stays::No) == Stays::Yes
+    }
+
     /// Whether a flush has something to do.
     pub(crate) fn is_stale(&self) -> bool {
         self.range.is_some() || !self.marks.is_empty()
@@ -237,6 +266,10 @@ impl Gather {
                 self.tables = Tables::Changed;
             }
         }
+        if other.stays == Stays::Yes {
+            self.stays = Stays::Yes;
+        }
+        debug_assert!(other.emptied.is_none(), "what was finished in part is absorbed");
         let mut next = other.unhooked;
         while let Some(table) = next {
             next = crate::table::link(memory.frames.meta(table).next.load(Ordering::Relaxed));

@@ -5,8 +5,8 @@ use core::ptr::NonNull;
 
 use super::{PAGE_LIMIT, PageFlags};
 use crate::addr::{Frame, PAGE_SHIFT};
-use crate::frame::Frames;
 use crate::frame::slab::Slab;
+use crate::frame::{Frames, MAX_FOLIO_ORDER};
 use crate::platform::Platform;
 
 /// Base-2 logarithm of [`SLOTS`].
@@ -22,6 +22,9 @@ pub(super) const PRESENT: u64 = 1;
 
 /// What the slots of a bottom node hold: frame number, flags, [`PRESENT`]; or 0.
 pub(super) type Words = [u64; SLOTS];
+
+/// The most nodes that the pages of one folio take: leaves, and two ways to the root.
+pub(crate) const NODES_OF_A_FOLIO: u16 = ((1 << MAX_FOLIO_ORDER) / SLOTS + 1 + 2 * HEIGHT) as u16;
 
 /// A node of the tree. It lives in the slab that [`Nodes`] names.
 pub(crate) struct Node {
