@@ -37,12 +37,15 @@
 //! entries into VMAs that stand behind their parents in the list of the object ([`VmaList`]), and in
 //! groups that a walk reaches behind the parents' own: a walker that has passed the parent before
 //! the copy meets the child after it. Whoever takes entries away does so while their VMA is in the
-//! lists, and makes the TLBs forget them before the locks of the tables are given back
-//! ([`crate::tlb::Flush`]): a walker that finds nothing, and asks under those locks
-//! ([`PageTable::settle`](crate::table::PageTable::settle)), may rely on it.
+//! lists, and flushes before it releases the tables' locks, or leaves a mark ([`crate::tlb`]). So a
+//! walker that finds nothing, in a table that is not pending, may rely on it: no TLB has it either.
 //!
-//! Order: the address space's mutex, the VMA's lock, the object's list, the family of groups, table
-//! locks.
+//! A walker that finds fewer entries than the folio has mappings takes the folio for *busy*, never
+//! for unmapped. A verb may have detached a table and not counted down yet, or have counted up and
+//! not yet written its entries.
+//!
+//! Order: the address space's mutex, the VMA's lock, the folio's lock, the object's list, the family
+//! of groups, table locks.
 
 mod chain;
 mod group;

@@ -25,15 +25,15 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// as it was, but that its next writes may ask once more for their permission.
     ///
     /// Complexity: in the mappings and the runs of those that have private pages; one write to a
-    /// folio's counts for each run, one invalidation.
+    /// folio's counts for each run, one invalidation for each 64 tables.
     pub fn fork(&self) -> Result<Self, Error> {
         let child = Self::new(self.table.memory, self.options)?;
         child.set_limits(&self.limits());
         let mut gather = Gather::new();
         let guard = self.mutex.lock();
         child.program_break.copy_from(&self.program_break);
-        // All VMAs stay locked until the flush: a fault that made one page writable again before
-        // it would let the parent write to what the child shares.
+        // All VMAs stay locked until the flush, which is one for up to 64 tables: a fault would meet
+        // the mark of the pending flush, and make one of its own.
         let result = self.copy_vmas(&child, &mut gather);
         self.flush(&mut gather);
         for node in self.vmas.iter() {

@@ -138,8 +138,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             result = self.table.forget(vma.range(), forget, &mut gather, |_, _| true);
             vma.end_write();
         }
-        // One for all, and before the mutex goes (`flush` tells why). A store that slips through
-        // before it is as if it had come before the call.
+        // One for up to 64 tables. A store that slips through before it is as if it had come before
+        // the call.
         self.flush(&mut gather);
         drop(guard);
         self.finish(gather, Removed::default());

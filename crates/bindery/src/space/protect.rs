@@ -62,7 +62,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// ([`Error::LimitReached`], [`Error::Overcommitted`]) or cannot be cut
     /// ([`Error::TooManyMappings`], [`Error::OutOfMemory`]), what lies before it is changed.
     ///
-    /// Complexity: in the runs of the range. One invalidation at the end, none where the range
+    /// Complexity: in the runs of the range. One invalidation for each 64 tables, none where the range
     /// only allows more than before.
     pub fn mprotect(
         &self,

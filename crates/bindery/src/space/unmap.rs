@@ -21,8 +21,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// and there is no room for the second. Nothing is changed then.
     ///
     /// Complexity: in the mappings and tables that go, plus the runs in the two tables at the
-    /// edges where something else stays mapped. One invalidation, two where an edge is shared
-    /// (three beyond 8 GiB; one for each 8 GiB where objects are mapped), and one for each contiguous block or huge leaf that an end cuts.
+    /// edges where something else stays mapped. One invalidation for each 8 GiB in which something is
+    /// mapped, and one for each contiguous block or huge leaf that an end cuts.
     pub fn munmap(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         let range = self.unmap_range(start, length)?;
         let (mut gather, mut removed) = (Gather::new(), Removed::default());
