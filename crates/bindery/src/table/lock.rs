@@ -70,6 +70,8 @@ pub(crate) trait Tree {
     fn lock(&self, table: Frame);
     /// Gives the table's lock back.
     fn unlock(&self, table: Frame);
+    /// Called each time a descent starts again.
+    fn start_again(&self) {}
     /// Whether the table was unhooked. Asked with its lock held.
     fn is_stray(&self, table: Frame) -> bool;
     /// Whether somebody holds the table's lock. With acquire.
@@ -292,6 +294,7 @@ pub(crate) fn lock_range<T: Tree>(
             lock_below(tree, cover, base, &[range], depth, set);
             return cover;
         }
+        tree.start_again();
     }
 }
 
@@ -327,6 +330,7 @@ pub(crate) fn lock_pair<T: Tree>(
         set.acquire(tree, low_cover.table);
         if tree.is_stray(low_cover.table) {
             set.release(tree);
+            tree.start_again();
             continue;
         }
         let base = base_of::<T::Arch>(low_cover, low);
@@ -338,6 +342,7 @@ pub(crate) fn lock_pair<T: Tree>(
         set.acquire(tree, high_cover.table);
         if tree.is_stray(high_cover.table) {
             set.release(tree);
+            tree.start_again();
             continue;
         }
         let base = base_of::<T::Arch>(high_cover, high);
@@ -357,8 +362,8 @@ pub(crate) enum Keep {
 
 /// Marks the tables of `node` and below as stray, as [`mark_subtree_stray`] does, unless one of them
 /// has to be kept: then none is marked, and `false` is returned. The subtree still hangs in the tree,
-/// so whoever meets the mark descends to it again until the caller, who holds the parent, has cleared
-/// the entry or the mark.
+/// so whoever meets the mark descends to it again, as one who waits for a lock, until the caller, who
+/// holds the parent, has cleared the entry or the mark.
 ///
 /// The mark comes before the entry is cleared, so that a guard is never lost:
 /// 1. CPU A, truncating, clears the entry that names table X, in which no guard stands;

@@ -604,6 +604,11 @@ impl<P: Platform> Tree for PageTable<'_, P> {
         self.memory.platform.table_unlocked();
     }
 
+    fn start_again(&self) {
+        // The table may still hang in the tree: who has marked it is about to clear the entry.
+        self.memory.platform.relax(Wait::Short);
+    }
+
     #[inline]
     fn is_stray(&self, table: Frame) -> bool {
         self.meta(table).state.load(Ordering::Relaxed) & meta::STRAY != 0
