@@ -5,7 +5,7 @@ mod common;
 use bindery::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use bindery::{
     Access, AddressSpace, Advice, CollapseLimits, Error, FaultError, Inspection, MapFlags,
-    MapRequest, Place, SizeMode,
+    MapRequest, PinTime, Place, SizeMode, testing,
 };
 use bindery_hosted::{Program, Walk};
 use common::{GIB, MIB, audit, fixed, options, strict};
@@ -46,6 +46,36 @@ fn guards_stand_until_they_are_lifted<A: Walk>() {
     drop(child);
     space.madvise(AT, 4 * MIB, Advice::GuardRemove).unwrap();
     program.fill(AT, 4 * MIB, 1).unwrap();
+    audit(&machine, &memory, &[&space]);
+}
+
+/// What becomes lazy becomes so as a whole folio: the other pages keep their contents, and a page that
+/// a device has written stays dirty.
+fn a_folio_is_lazy_as_a_whole_or_not_at_all<A: Walk>() {
+    let (machine, memory) = strict::<A>(64 << 20);
+    common::use_order(&memory, 4);
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    space.mmap(&fixed(AT.0, MIB)).unwrap();
+    let program = Program::new(&machine, &space);
+    program.fill(AT, MIB, 7).unwrap();
+    // Nobody has written since the content was saved, but for a device.
+    testing::clear_accessed_and_dirty(&space, AT, 16);
+    drop(space.pin(page(5), 1, Access::Write, PinTime::Short).unwrap());
+    space.madvise(page(3), PAGE_SIZE, Advice::Free).unwrap();
+    assert!(space.is_dirty(page(5)), "what the device wrote would be lost");
+    assert!(!testing::is_lazy(&space, page(3)), "15 pages would go that nobody gave up");
+    // Nor where a pin may write at any moment, or another process maps the folio.
+    let pinned = space.pin(page(5), 1, Access::Write, PinTime::Short).unwrap();
+    space.madvise(AT, 16 * PAGE_SIZE, Advice::Free).unwrap();
+    assert!(!testing::is_lazy(&space, AT));
+    drop(pinned);
+    let child = space.fork().unwrap();
+    space.madvise(AT, 16 * PAGE_SIZE, Advice::Free).unwrap();
+    assert!(!testing::is_lazy(&space, AT));
+    drop(child);
+    space.madvise(AT, 16 * PAGE_SIZE, Advice::Free).unwrap();
+    assert!(testing::is_lazy(&space, AT));
+    assert!(!space.is_dirty(page(5)));
     audit(&machine, &memory, &[&space]);
 }
 
@@ -187,6 +217,7 @@ fn ranges_without_a_whole_span_are_refused_as_on_linux<A: Walk>() {
 
 on_every_architecture! {
     guarding => guards_stand_until_they_are_lifted;
+    freeing_lazily => a_folio_is_lazy_as_a_whole_or_not_at_all;
     collapsing => collapsing_makes_one_huge_leaf_with_the_same_contents;
     collapsing_shared => collapsing_what_a_child_shares_copies_it;
     in_the_background => the_background_collapser_keeps_to_policy_and_limits;

@@ -249,6 +249,19 @@ pub fn damage_mapping<P: Platform>(
     }
 }
 
+/// Whether the content of the folio that is mapped at `at` may be dropped (`MADV_FREE`). Panics where
+/// none is mapped.
+pub fn is_lazy<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr) -> bool {
+    let page = VirtRange::raw(at.0, at.0 + PAGE_SIZE);
+    let mut lazy = None;
+    space.table.survey(page, |stretch| {
+        if let Standing::Pages { folio: Some(folio), .. } = stretch.what {
+            lazy = Some(space.memory().frames.is_lazy(folio));
+        }
+    });
+    lazy.unwrap_or_else(|| panic!("no folio at {at}"))
+}
+
 /// What can be wrong with a folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FolioDamage {
