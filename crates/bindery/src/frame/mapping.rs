@@ -57,11 +57,22 @@ impl<P: Platform> Frames<P> {
         }
     }
 
+    /// Frees the folio into the batch, if so many mappings, the caller's, are all that keep it. Says
+    /// whether that was so; else nothing has changed. One compare-exchange freezes the folio, so that
+    /// nobody comes by it any more, not even by its number.
+    #[inline]
+    pub(crate) fn free_into(&self, batch: &mut FreeBatch<'_, P>, folio: Folio, pages: u32) -> bool {
+        let head = self.meta(folio.head);
+        let freed = count::take_all(&head.count, u64::from(pages) * MAPPING);
+        if freed {
+            head.state.store(state_of(Kind::Tail, 0), Relaxed);
+            batch.push(folio.head, folio.pages());
+        }
+        freed
+    }
+
     /// As [`Frames::unmap`], for whoever unmaps many: a folio that becomes free goes into the batch.
     /// With `dirty`, whoever has the folio from now on is told that it was written.
-    ///
-    /// Where the mappings are all that keep the folio, one compare-exchange freezes it, so that
-    /// nobody comes by it any more, not even by its number.
     #[inline]
     pub(crate) fn unmap_into(
         &self,
@@ -71,10 +82,7 @@ impl<P: Platform> Frames<P> {
         pages: u32,
         dirty: impl FnOnce() -> bool,
     ) {
-        let head = self.meta(folio.head);
-        if count::take_all(&head.count, u64::from(pages) * MAPPING) {
-            head.state.store(state_of(Kind::Tail, 0), Relaxed);
-            batch.push(folio.head, folio.pages());
+        if self.free_into(batch, folio, pages) {
             return;
         }
         if dirty() {

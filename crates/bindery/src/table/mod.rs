@@ -560,6 +560,11 @@ impl<'m, P: Platform> TablePool<'m, P> {
         Ok(table)
     }
 
+    /// Whether tables were allocated beforehand.
+    pub(crate) fn is_used(&self) -> bool {
+        self.counts.tables_allocated > 0
+    }
+
     /// Frees the tables that were not needed.
     pub(crate) fn give_back(&mut self) {
         while let Some(table) = self.first {

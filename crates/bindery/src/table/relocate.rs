@@ -115,8 +115,13 @@ impl<'m, P: Platform> PageTable<'m, P> {
     ///
     /// Reads and writes the entries that are moved: one for each table that moves whole, one for
     /// each base page else. One invalidation a piece, and one for each contiguous block or huge
-    /// leaf that its ends cut; emptied tables that no piece could take are in the gather.
-    pub(crate) fn relocate(&self, what: &Move, counts: &mut Counts) -> Result<Gather, OutOfMemory> {
+    /// leaf that its ends cut; emptied tables are in the gather.
+    pub(crate) fn relocate(
+        &self,
+        what: &Move,
+        gather: &mut Gather,
+        counts: &mut Counts,
+    ) -> Result<(), OutOfMemory> {
         let mut pool = TablePool::new(self.memory);
         let first = self.next_piece(what, 0, counts);
         let done = match first {
@@ -126,17 +131,21 @@ impl<'m, P: Platform> PageTable<'m, P> {
             }
             _ => Ok(()),
         };
-        let done = done.and_then(|()| self.relocate_from(what, first, &mut pool, counts));
+        let mut locked = Locked { pool: &mut pool, gather, counts: &mut *counts };
+        let done = done.and_then(|()| self.relocate_from(what, first, &mut locked));
         if done.is_err() {
             self.take_laid(what);
         }
-        pool.give_back();
-        *counts += pool.counts;
+        if pool.is_used() {
+            pool.give_back();
+            *counts += pool.counts;
+        }
         done
     }
 
     /// Creates all tables that the target lacks, so that no piece fails behind one that has moved:
     /// nobody takes an empty table out of a range whose VMAs are held.
+    #[inline(never)]
     fn lay_all(
         &self,
         what: &Move,
@@ -151,6 +160,10 @@ impl<'m, P: Platform> PageTable<'m, P> {
             let source = VirtRange::raw(start, start + piece.len);
             let lay =
                 |pair: &mut Pair<'_, 'm, '_, P>, source, target, len| pair.lay(source, target, len);
+            if self.is_laid(what, piece, counts) {
+                next = self.next_piece(what, piece.offset + piece.len, counts);
+                continue;
+            }
             let mut locked = Locked { pool: &mut *pool, gather: &mut unused, counts: &mut *counts };
             while self.with_pair(what, piece, source, &mut locked, lay).is_err() {
                 locked.pool.refill()?;
@@ -158,6 +171,16 @@ impl<'m, P: Platform> PageTable<'m, P> {
             next = self.next_piece(what, piece.offset + piece.len, counts);
         }
         Ok(())
+    }
+
+    /// Whether the target has all tables that the piece could need. Looks without locks: nobody takes
+    /// a table out of a range whose VMAs are held, so the answer "yes" lasts.
+    fn is_laid(&self, what: &Move, piece: Piece, counts: &mut Counts) -> bool {
+        let _section = ReadSection::enter(&self.memory.platform);
+        let span = arch::table_span::<P::Arch>(piece.level);
+        let start = what.to.0 + piece.offset;
+        let mut slots = (start & !(span - 1)..start + piece.len).step_by(span as usize);
+        slots.all(|at| self.peek(VirtAddr(at), counts).0.level <= piece.level)
     }
 
     /// Takes the empty tables out again that a move has left in its target.
@@ -175,10 +198,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
         &self,
         what: &Move,
         first: Option<Piece>,
-        pool: &mut TablePool<'m, P>,
-        counts: &mut Counts,
-    ) -> Result<Gather, OutOfMemory> {
-        let mut gather = Gather::new();
+        locked: &mut Locked<'_, 'm, P>,
+    ) -> Result<(), OutOfMemory> {
         let mut next = first;
         let mut whole = false;
         let moderate = what.source.len() <= UPPER_TABLES * arch::table_span::<P::Arch>(2);
@@ -199,8 +220,12 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 let end = if reached_end { what.hull.end().0 } else { begin + piece.len };
                 VirtRange::raw(start, end)
             };
-            while self.relocate_piece(what, piece, cleared, pool, &mut gather, counts).is_err() {
-                if pool.refill().is_err() {
+            // A single piece lays its tables under the same locks.
+            let several = piece.offset > 0 || !reached_end;
+            let laid = several && self.is_laid(what, piece, locked.counts);
+            let laid = if laid { Laid::All } else { Laid::Unknown };
+            while self.relocate_piece(what, piece, cleared, laid, locked).is_err() {
+                if locked.pool.refill().is_err() {
                     if next == first {
                         // Nothing has moved.
                         return Err(OutOfMemory);
@@ -210,30 +235,32 @@ impl<'m, P: Platform> PageTable<'m, P> {
                     self.memory.platform.relax(Wait::Long);
                 }
             }
-            next = self.next_piece(what, offset, counts);
+            next = self.next_piece(what, offset, locked.counts);
         }
         if !whole {
             // Tables above what moved may be left.
             // Nothing is mapped there any more, so there is nothing to split and no failure.
             let flush = Flush::BeforeUnlock;
-            let emptied = self.zap(what.source, what.hull, flush, &mut gather);
+            let emptied = self.zap(what.source, what.hull, flush, locked.gather);
             debug_assert!(emptied.is_ok(), "an empty range has no leaf to split");
         }
-        Ok(gather)
+        Ok(())
     }
 
+    #[inline]
     fn relocate_piece(
         &self,
         what: &Move,
         piece: Piece,
         cleared: VirtRange,
-        pool: &mut TablePool<'m, P>,
-        gather: &mut Gather,
-        counts: &mut Counts,
+        laid: Laid,
+        locked: &mut Locked<'_, 'm, P>,
     ) -> Result<(), OutOfMemory> {
-        let mut locked = Locked { pool, gather, counts };
-        self.with_pair(what, piece, cleared, &mut locked, |pair, source, target, len| {
-            pair.lay(source, target, len)?;
+        self.with_pair(what, piece, cleared, locked, |pair, source, target, len| {
+            // A cover of the level that moves is the one table of the target.
+            if laid == Laid::Unknown && pair.to.level > piece.level {
+                pair.lay(source, target, len)?;
+            }
             if piece.level > 1 {
                 pair.move_slots(source, target, len);
             } else {
@@ -247,7 +274,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
 
     /// Does `work` with the tables of `locked_source` and of the piece's target locked; it gets the
     /// two addresses and the length of the piece.
-    #[inline]
+    #[inline(always)]
     fn with_pair(
         &self,
         what: &Move,
@@ -279,13 +306,20 @@ impl<'m, P: Platform> PageTable<'m, P> {
             moved: what.source,
             level: piece.level,
             source_table: None,
-            target_table: None,
+            target_tables: [None; 2],
             pool: &mut *locked.pool,
             gather: &mut *locked.gather,
             _section: section,
         };
         work(&mut pair, what.source.start().0 + piece.offset, to, piece.len)
     }
+}
+
+/// Which tables of a piece's target are there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Laid {
+    All,
+    Unknown,
 }
 
 /// What a piece needs while its tables are locked.

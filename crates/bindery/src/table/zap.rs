@@ -25,7 +25,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::Memory;
 use crate::addr::{Frame, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Equal, Kind, absent};
-use crate::frame::{FreeBatch, meta};
+use crate::frame::{Folio, FreeBatch, meta};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
@@ -331,27 +331,45 @@ fn drop_run<P: Platform>(
     // The zero page, and frames that are not ours, have no counts.
     let Some(folio) = memory.frames.folio_of(frame) else { return 1 };
     counts.folios_touched += 1;
+    // Nearly all folios of one page end here.
+    if folio.order == 0 && memory.frames.free_into(batch, folio, 1) {
+        return 1;
+    }
     let left = folio.head.0 + folio.pages() - frame.0;
     let limit = left.min(slots.len() as u32 - index);
-    let (mut count, mut first) = (limit, entry);
-    let mut last = false;
-    if limit > 1 {
-        let stretch = &slots[index as usize..(index + limit) as usize];
-        // A folio of which these are all mappings takes nothing along of what they say.
-        last = memory.frames.is_mapped_only(folio, limit)
-            && run::are_leaves::<P::Arch>(stretch, index, P::Arch::STEP, restored);
-        if !last {
-            let (equal, step) = (Equal::empty(), P::Arch::STEP);
-            (count, first) = run::leaves::<P::Arch>(slots, index, limit, equal, step, restored);
-        }
+    // A folio of which these are all mappings takes nothing along of what they say.
+    let last = folio.order > 0
+        && memory.frames.is_mapped_only(folio, limit)
+        && run::are_leaves::<P::Arch>(
+            &slots[index as usize..(index + limit) as usize],
+            index,
+            P::Arch::STEP,
+            restored,
+        );
+    if last && memory.frames.free_into(batch, folio, limit) {
+        return limit;
     }
-    let is_dirty = |entry| P::Arch::attributes(entry).dirty;
-    let dirty = || {
-        // Unless somebody has come to hold it since, and it stays.
-        let stretch = &slots[index as usize..(index + count) as usize];
-        let mut entries = stretch.iter().map(|slot| Entry(slot.load(Ordering::Relaxed)));
-        is_dirty(first) || last && entries.any(is_dirty)
-    };
+    drop_shared(memory, &slots[..(index + limit) as usize], index, (folio, entry), restored, batch)
+}
+
+/// Drops the mappings of the pages of `folio` that begin at `index` with `entry`, unblocked, and end
+/// with the slots at the latest: others map or hold the folio, too.
+#[inline(never)]
+fn drop_shared<P: Platform>(
+    memory: &Memory<P>,
+    slots: &[AtomicU64],
+    index: u32,
+    (folio, entry): (Folio, Entry),
+    restored: u64,
+    batch: &mut FreeBatch<'_, P>,
+) -> u32 {
+    let limit = slots.len() as u32 - index;
+    let (mut count, mut first) = (limit, entry);
+    if limit > 1 {
+        let (equal, step) = (Equal::empty(), P::Arch::STEP);
+        (count, first) = run::leaves::<P::Arch>(slots, index, limit, equal, step, restored);
+    }
+    let dirty = || P::Arch::attributes(first).dirty;
     memory.frames.unmap_into(batch, &memory.platform, folio, count, dirty);
     count
 }

@@ -256,24 +256,4 @@ impl Gather {
     pub(crate) fn is_stale(&self) -> bool {
         self.range.is_some() || !self.marks.is_empty()
     }
-
-    /// Takes over what another gather holds.
-    pub(crate) fn absorb<P: Platform>(&mut self, memory: &crate::Memory<P>, other: Self) {
-        debug_assert!(other.marks.is_empty(), "a mark would wait for the wrong flush");
-        if let Some(range) = other.range {
-            self.stale(range, other.level);
-            if other.tables == Tables::Changed {
-                self.tables = Tables::Changed;
-            }
-        }
-        if other.stays == Stays::Yes {
-            self.stays = Stays::Yes;
-        }
-        debug_assert!(other.emptied.is_none(), "what was finished in part is absorbed");
-        let mut next = other.unhooked;
-        while let Some(table) = next {
-            next = crate::table::link(memory.frames.meta(table).next.load(Ordering::Relaxed));
-            crate::table::zap::gather_table(memory, self, table);
-        }
-    }
 }

@@ -146,9 +146,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let hull = if stays { source } else { self.hull(source, target) };
         let mut counts = Counts::default();
         let moved = Move { source, to: target.start(), hull };
-        let emptied = self.table.relocate(&moved, &mut counts);
+        let done = self.table.relocate(&moved, call.gather, &mut counts);
         self.table.stats.add(&counts);
-        call.gather.absorb(self.table.memory, emptied?);
+        done?;
         if !stays {
             self.cut_away(vma, source, nodes.upper, &held, call);
         }
@@ -171,14 +171,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let what = Move { source, to: target.start(), hull };
         let mut counts = Counts::default();
         let held = Held::new(self.platform(), vma);
-        let emptied = self.table.relocate(&what, &mut counts);
+        let done = self.table.relocate(&what, call.gather, &mut counts);
         self.table.stats.add(&counts);
-        let Ok(emptied) = emptied else {
+        if done.is_err() {
             drop(held);
             vma.end_write();
             return Err(Error::OutOfMemory);
-        };
-        call.gather.absorb(self.table.memory, emptied);
+        }
         vma.set_place(target, slide.page_offset);
         vma.set_flags(slide.flags);
         self.vmas.bounds_changed_at(&slide.spot, NonNull::from(vma));

@@ -24,9 +24,9 @@ pub(super) struct Pair<'a, 'm, 'p, P: Platform> {
     pub(super) moved: VirtRange,
     /// The level of the entries that move.
     pub(super) level: u8,
-    /// The tables of `level` in use: where they begin, and which.
+    /// The tables of `level` in use: where they begin, and which; the last first.
     pub(super) source_table: Option<(u64, Frame)>,
-    pub(super) target_table: Option<(u64, Frame)>,
+    pub(super) target_tables: [Option<(u64, Frame)>; 2],
     pub(super) pool: &'p mut TablePool<'m, P>,
     pub(super) gather: &'p mut Gather,
     pub(super) _section: ReadSection<'m, P>,
@@ -93,6 +93,9 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let mut at = source;
         while at < end {
             let (node, entry) = self.look(at);
+            if node.level == self.level {
+                self.source_table = Some((at & !(span - 1), node.table));
+            }
             if entry.is_empty() && node.level > self.level {
                 let last = at | (arch::span::<P::Arch>(node.level) - 1);
                 at = last.saturating_add(1);
@@ -132,22 +135,32 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         run::empty(self.tables.slots(table), first, count) < count
     }
 
+    #[inline]
     fn laid_target(&mut self, at: u64) -> Result<Frame, OutOfMemory> {
         let base = at & !(arch::table_span::<P::Arch>(self.level) - 1);
-        if let Some((start, table)) = self.target_table
-            && start == base
-        {
-            return Ok(table);
+        match self.target_tables[0] {
+            Some((start, table)) if start == base => Ok(table),
+            _ => self.other_target(at, base),
         }
-        let to = VirtAddr(at);
-        let (tables, level) = (self.tables, self.level);
-        let table =
-            table_under(tables, self.locks, self.counts, self.to, to, level, &mut *self.pool)?;
-        self.target_table = Some((base, table));
+    }
+
+    #[inline(never)]
+    fn other_target(&mut self, at: u64, base: u64) -> Result<Frame, OutOfMemory> {
+        let [last, other] = self.target_tables;
+        let table = match other {
+            Some((start, table)) if start == base => table,
+            _ => {
+                let (tables, level, to) = (self.tables, self.level, VirtAddr(at));
+                table_under(tables, self.locks, self.counts, self.to, to, level, &mut *self.pool)?
+            }
+        };
+        // Two are in use where the ends are not congruent.
+        self.target_tables = [Some((base, table)), last];
         Ok(table)
     }
 
     /// The target table for `at`, which [`Pair::lay`] has created under these very locks.
+    #[inline]
     pub(super) fn target(&mut self, at: u64) -> Option<Frame> {
         let table = self.laid_target(at);
         debug_assert!(table.is_ok(), "a table of the target was not laid");
