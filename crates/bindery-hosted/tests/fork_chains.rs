@@ -437,6 +437,7 @@ fn a_fork_that_contracts_may_run_out_of_memory<A: Walk>() {
         testing::fail_one_allocation(&memory, Some(point));
         let forked = space.fork();
         testing::fail_one_allocation(&memory, None);
+        let reached = testing::failed_allocations(&memory) > 0;
         let spaces: Vec<_> = std::iter::once(&space).chain(&forked).collect();
         audit(&machine, &memory, &spaces);
         assert_walk(&space, page(0), 2);
@@ -456,7 +457,8 @@ fn a_fork_that_contracts_may_run_out_of_memory<A: Walk>() {
         drop(child);
         audit(&machine, &memory, &[]);
         assert_eq!(free(&memory), frames, "frames have leaked");
-        if point > failures {
+        // A table is asked for once more, where there was none at once: not every failure shows.
+        if !reached {
             break;
         }
     }
