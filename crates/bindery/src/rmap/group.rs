@@ -404,7 +404,7 @@ impl Groups {
             // SAFETY: the caller's holder, or the child's below, is one of those counted, so the
             // group lives until it is taken away here.
             let group = unsafe { node.as_ref() };
-            if group.vmas.is_empty() && !group.is_childless() {
+            if !group.is_childless() && group.vmas.is_empty() {
                 // A guess, of those who wait for dead groups: it may have been dead before.
                 group.tick();
             }
