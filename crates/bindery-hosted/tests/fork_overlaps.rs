@@ -20,7 +20,8 @@ on_every_architecture! {
     by_one => generations_that_overlap_by_one_take_constant_memory;
     by_three => generations_that_overlap_by_three_take_constant_memory;
     walks => walks_among_overlapping_generations_visit_who_can_map_the_page;
-    not_forked => overlapping_generations_with_a_vma_that_no_child_gets;
+    not_forked => a_vma_that_no_child_gets_is_surveyed;
+    inherited => an_idle_child_of_a_surveyed_parent_keeps_nothing;
     idle => a_child_that_never_forks_keeps_what_it_maps;
     out_of_memory => a_fork_of_overlapping_generations_may_run_out_of_memory;
     exits => overlapping_generations_exit_while_others_fork;
@@ -62,8 +63,8 @@ fn free<A: Walk>(memory: &Memory<Machine<A>>) -> u64 {
     memory.free_frames()
 }
 
-/// Generations that overlap: each exits after its child has forked, and so have `overlap - 1` more. Calls `each`
-/// for every new generation, and `then` with all that live.
+/// Generations that overlap: each exits after its child has forked, and `overlap - 1` more after that
+/// one. Calls `each` for every new generation, and `then` with all that live.
 fn overlapping<'m, A: Walk>(
     first: Space<'m, A>,
     (overlap, generations): (usize, u32),
@@ -184,35 +185,49 @@ fn walks_among_overlapping_generations_visit_who_can_map_the_page<A: Walk>() {
     }
 }
 
-/// Two VMAs of one group, of which a child gets one: both are surveyed, or the page that the other
-/// maps would lose its owner.
-fn overlapping_generations_with_a_vma_that_no_child_gets<A: Walk>() {
+/// Three VMAs of one group, of which a child gets two: all are surveyed, or the page that no child
+/// gets would name a group that is gone.
+fn a_vma_that_no_child_gets_is_surveyed<A: Walk>() {
     let (machine, memory) = strict::<A>(64 * MIB);
-    let mut space = new_space(&memory, 8);
-    write(&space, 8);
-    let mut line = VecDeque::new();
-    for _ in 0..12 {
-        let child = space.fork().unwrap();
-        write(&child, 2);
-        line.push_back(std::mem::replace(&mut space, child));
-        if line.len() > 1 {
-            line.pop_front();
+    let first = new_space(&memory, 8);
+    write(&first, 8);
+    let each = |generation, child: &Space<'_, A>| {
+        if generation == 2 {
+            write(child, 8);
         }
-    }
+    };
+    let mut line = overlapping(first, (6, 6), each, |_, _| ());
+    let space = line.pop_back().unwrap();
     space.mprotect(page(4), 2 * PAGE_SIZE, Protection::READ).unwrap();
     space.madvise(page(4), 2 * PAGE_SIZE, Advice::DontFork).unwrap();
-    let mut children = Vec::new();
-    for _ in 0..8 {
-        children.push(space.fork().unwrap());
-        let spaces: Vec<_> = line.iter().chain([&space]).chain(&children).collect();
-        audit(&machine, &memory, &spaces);
-        for number in 0..8 {
-            let walk = walk_anonymous(&space, page(number)).unwrap();
-            assert_eq!(walk.found, walk.mappings, "page {number}");
-        }
-        line.clear();
+    line.clear();
+    let child = space.fork().unwrap();
+    audit(&machine, &memory, &[&space, &child]);
+    for number in 0..8 {
+        let walk = walk_anonymous(&space, page(number)).unwrap();
+        assert_eq!(walk.found, walk.mappings, "page {number}");
     }
-    assert!(anon_groups(&memory) <= 40, "{} groups", anon_groups(&memory));
+    drop(space);
+    assert_eq!(anon_groups(&memory), 4, "the root, the parent's, and the child's two");
+    audit(&machine, &memory, &[&child]);
+}
+
+/// A child is forked by a parent that has done its part already: it keeps no dead group.
+fn an_idle_child_of_a_surveyed_parent_keeps_nothing<A: Walk>() {
+    let (machine, memory) = strict::<A>(64 * MIB);
+    let first = new_space(&memory, 4);
+    let mut line = overlapping(first, (30, 30), |_, child| write(child, 1), |_, _| ());
+    // The parent lives, and has not been surveyed.
+    let parent = line.remove(line.len() - 2).unwrap();
+    let space = line.pop_back().unwrap();
+    line.clear();
+    let idle = space.fork().unwrap();
+    assert!(anon_groups(&memory) > 30, "the parent may have pages of all of them");
+    drop(parent);
+    let line = overlapping(space, (1, 20), |_, child| write(child, 1), |_, _| ());
+    let spaces: Vec<_> = line.iter().chain([&idle]).collect();
+    audit(&machine, &memory, &spaces);
+    assert!(anon_groups(&memory) < 25, "{} groups", anon_groups(&memory));
 }
 
 /// A child that does not fork keeps what it may map, until it is gone.
