@@ -436,8 +436,8 @@ fn a_fork_that_contracts_may_run_out_of_memory<A: Walk>() {
         }
         testing::fail_one_allocation(&memory, Some(point));
         let forked = space.fork();
-        let failed = testing::failed_allocations(&memory);
         testing::fail_one_allocation(&memory, None);
+        let reached = testing::failed_allocations(&memory) > 0;
         let spaces: Vec<_> = std::iter::once(&space).chain(&forked).collect();
         audit(&machine, &memory, &spaces);
         assert_walk(&space, page(0), 2);
@@ -457,10 +457,10 @@ fn a_fork_that_contracts_may_run_out_of_memory<A: Walk>() {
         drop(child);
         audit(&machine, &memory, &[]);
         assert_eq!(free(&memory), frames, "frames have leaked");
-        if failed == 0 {
+        // A table is asked for once more, where there was none at once: not every failure shows.
+        if !reached {
             break;
         }
     }
-    // Where a table was missing, the fork has waited for one and gone on.
     assert!(failures >= 6, "{failures}: root and state, and a group and a VMA for each of two");
 }

@@ -9,7 +9,7 @@ use crate::addr::PAGE_SIZE;
 use crate::error::Error;
 use crate::gate::Gate;
 use crate::platform::Platform;
-use crate::rmap::{Membership, VmaList};
+use crate::rmap::ObjectList;
 use crate::space::MappingFlags;
 use crate::table::OutOfMemory;
 
@@ -63,7 +63,7 @@ pub(crate) struct ObjectState {
     pub(crate) gate: Gate,
     pub(crate) pages: Pages,
     pub(crate) mappers_gate: Gate,
-    pub(crate) mappers: VmaList,
+    pub(crate) mappers: ObjectList,
     pub(super) links: Links,
 }
 
@@ -160,7 +160,7 @@ impl ObjectState {
             gate: Gate::new(),
             pages: Pages::new(),
             mappers_gate: Gate::new(),
-            mappers: VmaList::new(Membership::Object),
+            mappers: ObjectList::new(),
             links: Links::new(),
         }
     }

@@ -2,47 +2,67 @@
 //!
 //! A daemon that forks and exits, over and over, leaves a chain of dead groups, one for each
 //! generation and VMA: folios may still name each of them. So a `fork` first looks above each group
-//! of the parent. Where at least [`LONGEST`] groups stand in a row that are *dead and unary* (no
-//! VMA, one child, not the root), it contracts them into the group:
+//! of the parent. Where at least [`LONGEST`] groups there are *dead and unary* (no VMA, one child,
+//! not the root), it takes their folios over, as far as its VMAs map them:
 //!
 //! ```text
-//! before   root -- dead -- dead -- dead -- dead -- g        pages of all six in g's VMAs
-//! after    root ---------------------------------- g        pages of root and g
+//! before   root -- dead 1 -- dead 2 -- p -- dead 3 -- g      p, g: living, or with several children
+//! after    root ---------------------- p ------------ g
+//!          what belonged to 1 and 2 belongs to p, what belonged to 3 to g
 //! ```
 //!
-//! 1. *Re-own.* The VMAs of the group are surveyed, and each folio there that belongs to one of the
-//!    dead groups gets this one for its owner. Its index stays: offsets are the family's.
-//! 2. *Detach.* Under the family's gate the group takes the place of the topmost dead one. A dead
-//!    group that a walker holds stays, and so do those above it.
-//! 3. *Free*, when the address space ends ([`Retired`]): see below.
+//! 1. *Look.* Under the family's gate each dead group gets the family's clock as its *stamp*, and the
+//!    first group below that is not dead and unary as its *heir*.
+//! 2. *Survey.* Each folio in `g`'s VMAs that belongs to a dead group gets its heir for an owner.
+//!    Its index stays: offsets are the family's. If no folio was locked, and none may be counted as
+//!    mapped that the survey did not see, the stamp of `g` says what the clock said in step 1: *no
+//!    page in these VMAs belongs to a group that was found dead up to then*. A child inherits the
+//!    stamp, since it maps what its parent maps.
+//! 3. *Detach.* Under the family's gate each dead group is taken out for which all groups below that
+//!    have VMAs have its stamp, or a later one. One that a walker holds stays.
+//! 4. *Free*, when the address space ends ([`Retired`]).
+//!
+//! So where each parent exits only after its child has forked, the children that inherit the stamp
+//! let the groups go, as soon as the elder generations have exited.
+//!
+//! # Why a folio may change hands
+//! A page of a dead and unary group is mapped below the group's one child alone, and thus below its
+//! heir: a walk from either comes by the same VMAs. It stays so, since the group gets no VMA and no
+//! second child any more.
 //!
 //! # Why no folio is missed
-//! A page of a dead group is mapped in VMAs below that group, and all of these are VMAs of `g`:
-//! each dead group has one child, and `g` has none. `g`'s VMAs are those of one address space,
-//! whose mutex `fork` holds, and it holds them for writing. So no fault, no fork and no move runs in
-//! them. Where `g` has children, they may map what `g` does not map any more, and nothing is done;
-//! they contract, as soon as `g` is dead too.
+//! `fork` holds the mutex of the address space, and its VMAs for writing: no fault, no fork, and no
+//! move runs there. What may be counted as mapped, and stand in no table, is this:
+//! - *A VMA that is being removed.* It holds its group until its pages are counted down. So a group
+//!   that more VMAs hold than its list has gets no stamp, and a group without VMAs in its list, but
+//!   with such holders, counts as one that has VMAs.
+//! - *A part of a VMA, or its contents.* They are counted down before the mutex is released.
+//! - *Private copies of an object's pages*, which a truncation drops without the mutex. It holds the
+//!   lock of the object's list until they are counted down, and the survey passes that lock.
+//!
+//! After the survey no page of a dead group comes to the VMAs. New pages belong to their own group;
+//! what is claimed does, too. And nobody makes a dead group an owner again, since there is one survey
+//! at a time in a family. With two:
+//! 1. CPU A surveys, and has seen that a folio is to go to `p`, which lives;
+//! 2. `p` dies; CPU B finds it dead, surveys, and comes by the folio, which is not `p`'s yet;
+//! 3. CPU A gives the folio to `p`; CPU B, in whose VMAs it is too, has `p` freed.
+//!
+//! That also is why an owner may be read there without the folio's lock: otherwise it is changed by
+//! those alone who have locked all tables that map the folio, and one of these is locked here.
 //!
 //! # Why the groups are not freed at once
-//! 1. CPU A unmaps a part of a VMA: the tables are detached, the mutex is free, the folios are still
-//!    counted as mapped.
-//! 2. CPU B forks. The survey does not see those folios, and the dead group is contracted.
-//! 3. CPU C has found one of the folios on a list: it is mapped, and names the dead group.
-//!
-//! CPU A's operation borrows the address space, so it is over when that ends; the grace period then
-//! ends C's read section.
+//! A walker may have found one in a read section, before the folio changed hands. The grace period
+//! at the end of the address space is one that is waited for anyway.
 //!
 //! # The bound
-//! A group without children has fewer than [`LONGEST`] dead unary groups right above it after a
-//! fork of its VMAs, if nobody had a folio locked. So where each generation forks after its parent's
-//! exit, a family has at most [`LONGEST`] + 3 groups for each living VMA (root, dead ones, the
-//! parent's, the child's), and at most [`LONGEST`] + 1 wait for the parent's end. Dead groups with
-//! several children are fewer than the groups without any, as in every tree.
-//!
-//! It does not hold where each parent exits only after its child has forked: a living group then
-//! stands between the one that forks and the dead ones, at each fork. To contract those, the fork
-//! would have to survey VMAs of other address spaces, and to know that none of these has folios
-//! detached and not yet counted down.
+//! A fork looks for dead groups when [`LONGEST`] groups with children have died in the family since
+//! the stamp. The survey fails only where somebody has one of the folios locked. So a chain in which
+//! each generation lives as long as `k` later ones has about `k` + 3 [`LONGEST`] groups for a VMA, and
+//! at most as many wait for the end of an address space. A process that lives on without a fork keeps the dead groups
+//! that were above it when it was forked, or whose death came later, and no group that is made
+//! afterwards. To look for all that could go may cost more than it is worth, in families with many
+//! members; so it is done for at most [`BELOW`] groups for each dead one. Dead groups with several
+//! children are fewer than the groups without any, as in every tree.
 //!
 //! # Why groups are not shared instead
 //! Linux lets a child take a dead ancestor's `anon_vma` for its own pages. With a tree it would have
@@ -51,6 +71,7 @@
 //! contracted group has pages of its own VMAs alone.
 
 use core::cell::Cell;
+use core::ops::ControlFlow;
 use core::ptr::{self, NonNull};
 
 use crate::Memory;
@@ -62,98 +83,151 @@ use crate::table::look::{Standing, Stretch};
 
 use super::group::{AnonGroup, Retired};
 
-/// So many dead unary groups in a row are contracted.
+/// So many dead unary groups are worth a survey.
 const LONGEST: u32 = 4;
+/// For each dead group, so many groups below are looked at.
+const BELOW: u32 = 16;
 
 /// Whether there may be enough dead groups above that of `vma`. Takes no lock: a wrong answer costs no
 /// more than a contraction that is not tried, or not done. The caller holds the mutex of the VMA's
 /// address space.
 #[inline]
 pub(crate) fn may_contract(vma: &Vma) -> bool {
-    // The root is above the dead ones, so it is not counted among them.
-    let deep = |group: &&AnonGroup| group.depth() > LONGEST;
-    vma.group().filter(deep).and_then(AnonGroup::parent).is_some_and(|above| above.vmas.is_empty())
+    vma.group().is_some_and(|group| {
+        group.is_inherited() && group.now().saturating_sub(group.stamp()) >= u64::from(LONGEST)
+    })
 }
 
-/// Contracts the dead groups above that of `vma`, if `vma` is the first of its group, there are
-/// enough of them, and the group has no children. Nothing where a folio's lock is taken: the next
-/// fork tries again. Allocates nothing.
+/// Takes over the folios of dead groups above that of `vma`, if `vma` is the first of its group and
+/// there are enough of them, and contracts those that have none left. The next fork tries again
+/// where a folio's lock is taken. Allocates nothing.
 ///
 /// The caller holds the mutex of the VMA's address space and all its VMAs for writing.
 pub(crate) fn contract<P: Platform>(table: &PageTable<'_, P>, vma: &Vma) -> Option<Retired> {
     let group = vma.group().filter(|_| may_contract(vma))?;
-    let memory = table.memory;
-    let count =
-        group.family_gate().together(&memory.platform, || dead_above(group, group.is_first(vma)));
-    if count < LONGEST {
-        return None;
-    }
-    // The list is this address space's, and its mutex is held; the dead groups stay, since their
-    // one child does.
-    for vma in group.vmas.iter() {
-        if !reown(memory, table, vma, group, count) {
+    let (memory, gate) = (table.memory, group.family_gate());
+    let look = gate.alone(&memory.platform, || look(group, vma))?;
+    // The list is this address space's, and its mutex is held.
+    let complete = group.vmas.iter().fold(true, |complete, vma| {
+        let survey = || take_over(memory, table, vma);
+        complete
+            & match vma.object() {
+                Some(object) => object.mappers_gate.together(&memory.platform, survey),
+                None => survey(),
+            }
+    });
+    gate.alone(&memory.platform, || {
+        group.end_survey();
+        let listed = group.vmas.iter().count() as u32;
+        if !complete || group.tenants() != listed {
             return None;
         }
-    }
-    group.detach_above(&memory.platform, count)
+        group.set_stamp(look.now);
+        detach_above(group, BELOW * look.dead)
+    })
 }
 
-/// How many dead unary groups stand in a row right above the group; the root is not one. 0 where the
-/// group has children, or the caller does not come for its first VMA. The family's gate is held.
-fn dead_above(group: &AnonGroup, first: bool) -> u32 {
-    if !first || !group.is_childless() {
-        return 0;
-    }
-    let mut count = 0;
-    let mut at = group.parent();
-    while let Some(above) = at.filter(|above| above.is_inherited() && above.is_dead_and_unary()) {
-        count += 1;
-        at = above.parent();
-    }
-    count
+/// What stands above a group.
+struct Look {
+    /// What the clock said.
+    now: u64,
+    /// How many dead unary groups there are.
+    dead: u32,
 }
 
-/// Lets the folios that the VMA maps and that belong to one of the `count` groups above `group`
-/// belong to `group`. Says whether it could lock them all.
-fn reown<P: Platform>(
-    memory: &Memory<P>,
-    table: &PageTable<'_, P>,
-    vma: &Vma,
-    group: &AnonGroup,
-    count: u32,
-) -> bool {
+/// Finds the dead groups above `group`, and names their heirs. `None` where they are not worth a
+/// survey, another one runs, or the caller does not come for the group's first VMA. The family's gate
+/// is held by the caller alone.
+fn look(group: &AnonGroup, vma: &Vma) -> Option<Look> {
+    if !group.is_first(vma) {
+        return None;
+    }
+    let dead = ancestors(group).filter(|above| above.is_dead()).count() as u32;
+    if dead == 0 {
+        // There is nothing whose pages could be in the VMAs.
+        group.set_stamp(group.now());
+    }
+    if dead < LONGEST || !group.begin_survey() {
+        return None;
+    }
+    let now = group.tick();
+    let mut heir = group;
+    for above in ancestors(group) {
+        if above.is_dead() {
+            above.bequeath(heir, now);
+        } else {
+            heir = above;
+        }
+    }
+    Some(Look { now, dead })
+}
+
+/// The groups above, from the next one up. The family's gate is held.
+fn ancestors(group: &AnonGroup) -> impl Iterator<Item = &AnonGroup> {
+    core::iter::successors(group.parent(), |above| above.parent())
+}
+
+/// Lets the folios that the VMA maps and that belong to dead groups belong to their heirs. Says
+/// whether it could lock them all.
+fn take_over<P: Platform>(memory: &Memory<P>, table: &PageTable<'_, P>, vma: &Vma) -> bool {
     let frames = &memory.frames;
     let complete = Cell::new(true);
     table.survey(vma.range(), |stretch: &Stretch| {
         let Standing::Pages { folio: Some(folio), .. } = stretch.what else { return };
-        // Read without the folio's lock: an owner is changed by those who have locked all tables
-        // that map the folio, and one of these is locked here. So a folio that stays as it is does
-        // not put the contraction off because somebody walks to it.
-        let (owner, index) = frames.owner(&memory.platform, folio);
-        let dead = match owner {
-            Owner::Group(owner) => is_above(group, owner.as_ptr(), count),
-            Owner::Nobody | Owner::Object(_) => false,
-        };
-        if !dead || !complete.get() {
-            return;
-        }
+        // Read without the folio's lock ("why no folio is missed"). So a folio that stays as it is
+        // does not put the contraction off because somebody walks to it.
+        let (Owner::Group(owner), index) = frames.owner(&memory.platform, folio) else { return };
+        // SAFETY: the folio is mapped, so its owner is the VMA's group or one above. Those stay: the
+        // group holds them, and no other survey, which could contract them, runs in the family.
+        let Some(heir) = (unsafe { owner.as_ref() }).heir() else { return };
         match frames.try_lock_folio(folio) {
-            Some(lock) => lock.set_owner(Owner::Group(NonNull::from(group)), index),
+            Some(lock) => lock.set_owner(Owner::Group(NonNull::from(heir)), index),
             None => complete.set(false),
         }
     });
     complete.get()
 }
 
-/// Whether `owner` is one of the `count` groups above `group`.
-fn is_above(group: &AnonGroup, owner: *const AnonGroup, count: u32) -> bool {
-    let mut at = group.parent();
-    for _ in 0..count {
-        let Some(above) = at else { return false };
-        if ptr::eq(above, owner) {
-            return true;
+/// Takes each dead group above `group` out of the tree to which nothing below has pages any more.
+/// Gives up after `left` groups below. The family's gate is held by the caller alone.
+fn detach_above(group: &AnonGroup, mut left: u32) -> Option<Retired> {
+    let mut retired = Retired::default();
+    // Up to when all VMAs below the next group are clear of pages of dead groups.
+    let mut clear = clear_below(group, &mut left);
+    let mut at = group;
+    while let Some(since) = clear
+        && let Some(above) = at.parent().filter(|above| above.is_inherited())
+    {
+        let known = above.has_heir();
+        if known && above.stamp() <= since && above.detach(at, &mut retired) {
+            continue;
         }
-        at = above.parent();
+        if !known {
+            clear = above
+                .children()
+                .filter(|child| !ptr::eq(*child, at))
+                .try_fold(clear_alone(above).min(since), |clear, child| {
+                    Some(clear.min(clear_below(child, &mut left)?))
+                });
+        }
+        at = above;
     }
-    false
+    (!retired.is_empty()).then_some(retired)
+}
+
+/// Up to when all VMAs of the group and of those below are clear of pages of dead groups. `None` after
+/// `left` groups.
+fn clear_below(group: &AnonGroup, left: &mut u32) -> Option<u64> {
+    let mut clear = u64::MAX;
+    let seen = group.try_for_each_below(|below| {
+        clear = clear.min(clear_alone(below));
+        *left = left.saturating_sub(1);
+        if *left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    seen.is_continue().then_some(clear)
+}
+
+/// As [`clear_below`], of the group alone.
+fn clear_alone(group: &AnonGroup) -> u64 {
+    if group.has_heir() || group.tenants() == 0 { u64::MAX } else { group.stamp() }
 }

@@ -4,15 +4,16 @@
 //! from it has to reach the VMAs below. So a process that forks and exits leaves a *dead* group
 //! behind. [`super::chain`] takes dead groups out of the tree and says how many stay.
 
+use core::ops::ControlFlow;
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use crate::Memory;
 use crate::gate::Gate;
 use crate::platform::Platform;
 use crate::space::vma::Vma;
 
-use super::list::{Membership, VmaList};
+use super::list::GroupList;
 
 /// VMAs of one address space whose anonymous pages may belong together: parts of what was one
 /// VMA, or could have been.
@@ -25,11 +26,16 @@ pub(crate) struct AnonGroup {
     first_child: AtomicPtr<Self>,
     next_sibling: AtomicPtr<Self>,
     previous_sibling: AtomicPtr<Self>,
-    pub(crate) vmas: VmaList,
+    pub(crate) vmas: GroupList,
+    /// Of a group that was found dead and unary: the first group below that is not, to which the
+    /// pages go. In the root: the group whose VMAs are being surveyed. Written under the family's
+    /// gate; see [`super::chain`].
+    heir: AtomicPtr<Self>,
+    /// In the root: the family's clock. Of a group that was found dead: when it was. Of any other:
+    /// no page in its VMAs belongs to a group that was found dead up to then.
+    stamp: AtomicU64,
     /// VMAs, children, and walkers; 0 in a group that was contracted.
     holders: AtomicU32,
-    /// How many groups stand above it. Written under the family's gate.
-    depth: AtomicU32,
     gate: Gate,
 }
 
@@ -78,22 +84,103 @@ impl AnonGroup {
         self.vmas.is_empty() && first
     }
 
-    /// How many groups stand above it. A hint for those who do not keep the family as it is.
+    fn root(&self) -> &Self {
+        self.follow(&self.root).unwrap_or(self)
+    }
+
+    /// What the family's clock says. It goes forward when a group dies that has children, and when
+    /// dead groups are found.
     #[inline]
-    pub(super) fn depth(&self) -> u32 {
-        self.depth.load(Ordering::Relaxed)
+    pub(super) fn now(&self) -> u64 {
+        self.root().stamp.load(Ordering::Relaxed)
+    }
+
+    /// Lets the family's clock go forward, and says what it shows.
+    pub(super) fn tick(&self) -> u64 {
+        self.root().stamp.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// When the group was found dead, or up to when its VMAs are clear of pages of dead groups.
+    #[inline]
+    pub(super) fn stamp(&self) -> u64 {
+        self.stamp.load(Ordering::Relaxed)
+    }
+
+    /// Notes up to when the VMAs are clear. The address space's mutex is held.
+    pub(super) fn set_stamp(&self, now: u64) {
+        self.stamp.store(now, Ordering::Relaxed);
+    }
+
+    /// Whether the group was found dead and unary.
+    pub(super) fn has_heir(&self) -> bool {
+        self.is_inherited() && !self.heir.load(Ordering::Relaxed).is_null()
+    }
+
+    /// To whom the pages go of a group that was found dead and unary. The caller surveys VMAs below
+    /// the group: the heir was named for that, and is above these VMAs or theirs.
+    pub(super) fn heir(&self) -> Option<&Self> {
+        if self.is_inherited() { self.follow(&self.heir) } else { None }
+    }
+
+    /// Whether the group is dead and unary for good. Not so the root, which has the gate. The
+    /// family's gate is held.
+    pub(super) fn is_dead(&self) -> bool {
+        self.is_inherited() && (self.has_heir() || self.is_dead_and_unary())
+    }
+
+    /// Notes that the group was found dead, unless that is known, and who has its pages now. The
+    /// family's gate is held.
+    pub(super) fn bequeath(&self, heir: &Self, now: u64) {
+        if !self.has_heir() {
+            self.stamp.store(now, Ordering::Relaxed);
+        }
+        self.heir.store(ptr::from_ref(heir).cast_mut(), Ordering::Relaxed);
+    }
+
+    /// Claims the survey of the family for this group, unless another has it. The family's gate is
+    /// held.
+    pub(super) fn begin_survey(&self) -> bool {
+        let surveyor = &self.root().heir;
+        let free = surveyor.load(Ordering::Relaxed).is_null();
+        if free {
+            surveyor.store(ptr::from_ref(self).cast_mut(), Ordering::Relaxed);
+        }
+        free
+    }
+
+    /// Ends the group's survey. The family's gate is held.
+    pub(super) fn end_survey(&self) {
+        debug_assert!(ptr::eq(self.root().heir.load(Ordering::Relaxed), self));
+        self.root().heir.store(ptr::null_mut(), Ordering::Relaxed);
+    }
+
+    /// The groups forked from this one. The family's gate is held.
+    pub(super) fn children(&self) -> impl Iterator<Item = &Self> {
+        let mut next = self.follow(&self.first_child);
+        core::iter::from_fn(move || {
+            let child = next?;
+            next = child.follow(&child.next_sibling);
+            Some(child)
+        })
+    }
+
+    /// How many VMAs and walkers hold the group. Those that were taken out of the list and whose
+    /// pages may still count as mapped are among them. The family's gate is held.
+    pub(super) fn tenants(&self) -> u32 {
+        // Acquire: what the holders before did to the group has happened.
+        self.holders.load(Ordering::Acquire).saturating_sub(self.children().count() as u32)
     }
 
     /// Whether the group is kept by one child alone: it has no VMA, not even one that waits for its
     /// grace period, and no walker. It stays so until the child leaves. The family's gate is held.
-    pub(super) fn is_dead_and_unary(&self) -> bool {
+    fn is_dead_and_unary(&self) -> bool {
         // Acquire: what the holders before did to the group has happened.
         self.holders.load(Ordering::Acquire) == 1 && self.vmas.is_empty() && !self.is_childless()
     }
 
     /// Whether no group was forked from this one, or none is left. The family's gate is held, or no
     /// fork of its VMAs runs and a stale "no" does no harm.
-    pub(super) fn is_childless(&self) -> bool {
+    fn is_childless(&self) -> bool {
         self.first_child.load(Ordering::Relaxed).is_null()
     }
 
@@ -102,32 +189,16 @@ impl AnonGroup {
         self.holders.compare_exchange(1, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Takes up to `count` dead groups right above this one out of the tree, and returns them as a
-    /// list. Where one has got a walker meanwhile, it and those above it stay.
-    pub(super) fn detach_above<P: Platform>(&self, platform: &P, count: u32) -> Option<Retired> {
-        self.family_gate().alone(platform, || {
-            let mut kept = self.parent()?;
-            let mut retired = Retired::default();
-            let mut top = None;
-            for _ in 0..count {
-                let Some(above) = kept.parent() else { break };
-                if !kept.is_dead_and_unary() || !kept.freeze() {
-                    break;
-                }
-                top = Some(kept);
-                kept = above;
-            }
-            let top = top?;
-            let mut at = self.parent();
-            // This group takes the place of the topmost among the children of the one that stays.
-            self.replace_child(top, kept);
-            while let Some(group) = at {
-                at = if ptr::eq(group, top) { None } else { group.parent() };
-                retired.push(NonNull::from(group));
-            }
-            self.depth.store(kept.depth() + 1, Ordering::Relaxed);
-            Some(retired)
-        })
+    /// Takes this dead group, whose one child is `child`, out of the tree. Not so where a walker holds
+    /// it. The family's gate is held by the caller alone.
+    pub(super) fn detach(&self, child: &Self, retired: &mut Retired) -> bool {
+        let Some(parent) = self.parent() else { return false };
+        if !self.is_dead_and_unary() || !self.freeze() {
+            return false;
+        }
+        child.replace_child(self, parent);
+        retired.push(NonNull::from(self));
+        true
     }
 
     /// Stands where `old` stood among the children of `parent`. The family's gate is held.
@@ -176,25 +247,36 @@ impl AnonGroup {
         });
     }
 
-    /// Calls `f` for this group and all below it. The family's gate is held. Loops instead of
-    /// recursing: families may be as deep as programs fork.
+    /// Calls `f` for this group and all below it. The family's gate is held.
     pub(super) fn for_each_below(&self, mut f: impl FnMut(&Self)) {
+        let _ = self.try_for_each_below(|group| {
+            f(group);
+            ControlFlow::Continue(())
+        });
+    }
+
+    /// As [`AnonGroup::for_each_below`], until `f` breaks off. Loops instead of recursing: families
+    /// may be as deep as programs fork.
+    pub(super) fn try_for_each_below(
+        &self,
+        mut f: impl FnMut(&Self) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
         let mut at = self;
         loop {
-            f(at);
+            f(at)?;
             if let Some(child) = at.follow(&at.first_child) {
                 at = child;
                 continue;
             }
             loop {
                 if ptr::eq(at, self) {
-                    return;
+                    return ControlFlow::Continue(());
                 }
                 if let Some(sibling) = at.follow(&at.next_sibling) {
                     at = sibling;
                     break;
                 }
-                let Some(parent) = at.parent() else { return };
+                let Some(parent) = at.parent() else { return ControlFlow::Continue(()) };
                 at = parent;
             }
         }
@@ -272,9 +354,11 @@ impl Groups {
             first_child: null(),
             next_sibling: null(),
             previous_sibling: null(),
-            vmas: VmaList::new(Membership::Group),
+            vmas: GroupList::new(),
+            heir: null(),
+            // Of the root's children too: no group above them can be found dead.
+            stamp: AtomicU64::new(parent.map_or(0, AnonGroup::stamp)),
             holders: AtomicU32::new(0),
-            depth: AtomicU32::new(parent.map_or(0, |parent| parent.depth() + 1)),
             gate: Gate::new(),
         };
         let node = memory.groups.allocate(&memory.frames, &memory.platform, group)?;
@@ -320,6 +404,10 @@ impl Groups {
             // SAFETY: the caller's holder, or the child's below, is one of those counted, so the
             // group lives until it is taken away here.
             let group = unsafe { node.as_ref() };
+            if !group.is_childless() && group.vmas.is_empty() {
+                // A guess, of those who wait for dead groups: it may have been dead before.
+                group.tick();
+            }
             if group.holders.fetch_sub(1, Ordering::AcqRel) != 1 {
                 return;
             }

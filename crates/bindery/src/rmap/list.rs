@@ -1,5 +1,6 @@
 //! Lists of VMAs: who maps an object, who belongs to a group of anonymous memory.
 
+use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
@@ -18,13 +19,33 @@ impl ListLinks {
 }
 
 /// Which of a VMA's two places a list uses.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Membership {
-    /// The list of an object.
-    Object,
-    /// The list of a group of anonymous memory.
-    Group,
+pub(crate) trait Membership {
+    /// The place.
+    fn links(vma: &Vma) -> &ListLinks;
 }
+
+/// In the list of an object.
+pub(crate) struct OfObject;
+
+impl Membership for OfObject {
+    fn links(vma: &Vma) -> &ListLinks {
+        &vma.object_links
+    }
+}
+
+/// In the list of a group of anonymous memory.
+pub(crate) struct OfGroup;
+
+impl Membership for OfGroup {
+    fn links(vma: &Vma) -> &ListLinks {
+        &vma.group_links
+    }
+}
+
+/// The VMAs that map an object.
+pub(crate) type ObjectList = VmaList<OfObject>;
+/// The VMAs of a group of anonymous memory.
+pub(crate) type GroupList = VmaList<OfGroup>;
 
 /// VMAs in the order in which they came. The lock of whoever has the list guards it and the VMAs'
 /// places in it.
@@ -35,25 +56,18 @@ pub(crate) enum Membership {
 /// 1. CPU A cuts an object off, and has found nothing in the child's VMA yet;
 /// 2. CPU B copies a page of the parent's into the child;
 /// 3. CPU A unmaps the page from the parent, and drops it. The child maps it still.
-pub(crate) struct VmaList {
+pub(crate) struct VmaList<M> {
     first: AtomicPtr<Vma>,
     last: AtomicPtr<Vma>,
-    membership: Membership,
+    membership: PhantomData<M>,
 }
 
-impl VmaList {
-    pub(crate) const fn new(membership: Membership) -> Self {
+impl<M: Membership> VmaList<M> {
+    pub(crate) const fn new() -> Self {
         Self {
             first: AtomicPtr::new(ptr::null_mut()),
             last: AtomicPtr::new(ptr::null_mut()),
-            membership,
-        }
-    }
-
-    fn links<'a>(&self, vma: &'a Vma) -> &'a ListLinks {
-        match self.membership {
-            Membership::Object => &vma.object_links,
-            Membership::Group => &vma.group_links,
+            membership: PhantomData,
         }
     }
 
@@ -61,11 +75,11 @@ impl VmaList {
     pub(crate) fn add(&self, vma: &Vma) {
         let node = ptr::from_ref(vma).cast_mut();
         let last = self.last.load(Ordering::Relaxed);
-        let links = self.links(vma);
+        let links = M::links(vma);
         links.next.store(ptr::null_mut(), Ordering::Relaxed);
         links.previous.store(last, Ordering::Relaxed);
         match self.vma(last) {
-            Some(last) => self.links(last).next.store(node, Ordering::Relaxed),
+            Some(last) => M::links(last).next.store(node, Ordering::Relaxed),
             None => self.first.store(node, Ordering::Relaxed),
         }
         self.last.store(node, Ordering::Relaxed);
@@ -73,15 +87,15 @@ impl VmaList {
 
     /// Takes out a VMA that is in the list. The lock is held.
     pub(crate) fn take(&self, vma: &Vma) {
-        let links = self.links(vma);
+        let links = M::links(vma);
         let next = links.next.load(Ordering::Relaxed);
         let previous = links.previous.load(Ordering::Relaxed);
         match self.vma(previous) {
-            Some(previous) => self.links(previous).next.store(next, Ordering::Relaxed),
+            Some(previous) => M::links(previous).next.store(next, Ordering::Relaxed),
             None => self.first.store(next, Ordering::Relaxed),
         }
         match self.vma(next) {
-            Some(next) => self.links(next).previous.store(previous, Ordering::Relaxed),
+            Some(next) => M::links(next).previous.store(previous, Ordering::Relaxed),
             None => self.last.store(previous, Ordering::Relaxed),
         }
     }
@@ -91,7 +105,7 @@ impl VmaList {
         let mut next = self.first.load(Ordering::Relaxed);
         core::iter::from_fn(move || {
             let vma = self.vma(next)?;
-            next = self.links(vma).next.load(Ordering::Relaxed);
+            next = M::links(vma).next.load(Ordering::Relaxed);
             Some(vma)
         })
     }

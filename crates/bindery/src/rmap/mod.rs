@@ -34,7 +34,7 @@
 //! 3. CPU A looks at the source: nothing there any more, and takes the page for unmapped.
 //!
 //! Two verbs change entries without the lists' locks, and keep to an order instead. `fork` copies
-//! entries into VMAs that stand behind their parents in the list of the object ([`VmaList`]), and in
+//! entries into VMAs that stand behind their parents in the list of the object ([`list::VmaList`]), and in
 //! groups that a walk reaches behind the parents' own: a walker that has passed the parent before
 //! the copy meets the child after it. Whoever takes entries away does so while their VMA is in the
 //! lists, and flushes before it releases the tables' locks, or leaves a mark ([`crate::tlb`]). So a
@@ -59,7 +59,7 @@ use crate::space::vma::Vma;
 
 pub(crate) use chain::{contract, may_contract};
 pub(crate) use group::{AnonGroup, Groups, Retired};
-pub(crate) use list::{ListLinks, Membership, VmaList};
+pub(crate) use list::{ListLinks, ObjectList};
 pub(crate) use walk::for_each_sight;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use walk::{Walked, for_each_anonymous_sight};

@@ -150,8 +150,10 @@ pub(crate) struct LockSet {
 }
 
 impl LockSet {
-    pub(crate) const fn new() -> Self {
-        Self { tables: ArrayVec::new_const(), pending: false }
+    // Not `const`: a constant would be copied whole, room for tables and all.
+    #[inline(always)]
+    pub(crate) fn new() -> Self {
+        Self { tables: ArrayVec::new(), pending: false }
     }
 
     /// Whether one of the tables was pending when it was locked: the caller flushes before it acts.

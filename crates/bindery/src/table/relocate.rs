@@ -19,13 +19,16 @@
 mod pair;
 mod shifted;
 
+use core::sync::atomic::Ordering;
+
 use crate::addr::{VirtAddr, VirtRange};
-use crate::arch::{self, Arch};
+use crate::arch::{self, Arch, Entry, Kind};
 use crate::platform::{Platform, Wait};
 use crate::stats::Counts;
 use crate::tlb::Gather;
 
-use super::lock::{self, CHUNK_TABLES, LockSet};
+use super::lock::{self, CHUNK_TABLES, Depth, LockSet, Node};
+use super::run;
 use super::zap::Flush;
 use super::{OutOfMemory, PageTable, Reach, ReadSection, TablePool};
 use pair::Pair;
@@ -124,14 +127,14 @@ impl<'m, P: Platform> PageTable<'m, P> {
     ) -> Result<(), OutOfMemory> {
         let mut pool = TablePool::new(self.memory);
         let first = self.next_piece(what, 0, counts);
+        let mut locked = Locked { pool: &mut pool, gather, counts: &mut *counts };
         let done = match first {
             // A single piece lays its own tables.
             Some(piece) if piece.offset + piece.len < what.source.len() => {
-                self.lay_all(what, first, &mut pool, counts)
+                self.lay_all(what, first, &mut locked)
             }
             _ => Ok(()),
         };
-        let mut locked = Locked { pool: &mut pool, gather, counts: &mut *counts };
         let done = done.and_then(|()| self.relocate_from(what, first, &mut locked));
         if done.is_err() {
             self.take_laid(what);
@@ -144,43 +147,70 @@ impl<'m, P: Platform> PageTable<'m, P> {
     }
 
     /// Creates all tables that the target lacks, so that no piece fails behind one that has moved:
-    /// nobody takes an empty table out of a range whose VMAs are held.
+    /// nobody takes an empty table out of a range whose VMAs are held. Nor does anybody fill what is
+    /// empty in the source, so it is looked at without locks.
     #[inline(never)]
     fn lay_all(
         &self,
         what: &Move,
         first: Option<Piece>,
-        pool: &mut TablePool<'m, P>,
-        counts: &mut Counts,
+        locked: &mut Locked<'_, 'm, P>,
     ) -> Result<(), OutOfMemory> {
         let mut next = first;
-        let mut unused = Gather::new();
         while let Some(piece) = next {
-            let start = what.source.start().0 + piece.offset;
-            let source = VirtRange::raw(start, start + piece.len);
-            let lay =
-                |pair: &mut Pair<'_, 'm, '_, P>, source, target, len| pair.lay(source, target, len);
-            if self.is_laid(what, piece, counts) {
-                next = self.next_piece(what, piece.offset + piece.len, counts);
-                continue;
+            if piece.level == 1 || !self.is_laid(what, piece, locked.counts) {
+                while self.lay_piece(what, piece, locked.pool).is_err() {
+                    locked.pool.refill()?;
+                }
             }
-            let mut locked = Locked { pool: &mut *pool, gather: &mut unused, counts: &mut *counts };
-            while self.with_pair(what, piece, source, &mut locked, lay).is_err() {
-                locked.pool.refill()?;
-            }
-            next = self.next_piece(what, piece.offset + piece.len, counts);
+            next = self.next_piece(what, piece.offset + piece.len, locked.counts);
         }
         Ok(())
     }
 
-    /// Whether the target has all tables that the piece could need. Looks without locks: nobody takes
-    /// a table out of a range whose VMAs are held, so the answer "yes" lasts.
+    fn lay_piece(
+        &self,
+        what: &Move,
+        piece: Piece,
+        pool: &mut TablePool<'m, P>,
+    ) -> Result<(), OutOfMemory> {
+        let (source, target) = (what.source.start().0 + piece.offset, what.to.0 + piece.offset);
+        let range = VirtRange::raw(target, target + piece.len);
+        let mut cursor = self.cursor(range, Depth::Floor(piece.level));
+        let root = Node { table: self.root, level: P::Arch::LEVELS };
+        let look = |at| self.look_under(root, at, piece.level);
+        let mut last = None;
+        for_each_target(self, (source, target, piece.len), piece.level, look, |to| {
+            let base = to & !(arch::table_span::<P::Arch>(piece.level) - 1);
+            if last != Some(base) {
+                cursor.table_at(VirtAddr(to), piece.level, pool)?;
+                last = Some(base);
+            }
+            Ok(())
+        })
+    }
+
+    /// The entry at `at` under `node`: that of `level`, or the one above it that has no table below
+    /// it. In a read section, or with the tables locked.
+    fn look_under(&self, mut node: Node, at: u64, level: u8) -> (Node, Entry) {
+        loop {
+            let index = arch::index_of::<P::Arch>(VirtAddr(at), node.level);
+            let entry = Entry(self.slots(node.table)[index as usize].load(Ordering::Acquire));
+            let below = arch::kind::<P::Arch>(entry, node.level) == Kind::Table;
+            if node.level == level || !below {
+                return (node, entry);
+            }
+            node = Node { table: P::Arch::frame(entry), level: node.level - 1 };
+        }
+    }
+
+    /// Whether the target has the tables of a level above 1 that the piece could need: one or two.
     fn is_laid(&self, what: &Move, piece: Piece, counts: &mut Counts) -> bool {
         let _section = ReadSection::enter(&self.memory.platform);
-        let span = arch::table_span::<P::Arch>(piece.level);
         let start = what.to.0 + piece.offset;
-        let mut slots = (start & !(span - 1)..start + piece.len).step_by(span as usize);
-        slots.all(|at| self.peek(VirtAddr(at), counts).0.level <= piece.level)
+        [start, start + piece.len - 1]
+            .into_iter()
+            .all(|at| self.peek(VirtAddr(at), counts).0.level <= piece.level)
     }
 
     /// Takes the empty tables out again that a move has left in its target.
@@ -221,10 +251,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 VirtRange::raw(start, end)
             };
             // A single piece lays its tables under the same locks.
-            let several = piece.offset > 0 || !reached_end;
-            let laid = several && self.is_laid(what, piece, locked.counts);
-            let laid = if laid { Laid::All } else { Laid::Unknown };
-            while self.relocate_piece(what, piece, cleared, laid, locked).is_err() {
+            let single = piece.offset == 0 && reached_end;
+            while self.relocate_piece(what, piece, cleared, single, locked).is_err() {
                 if locked.pool.refill().is_err() {
                     if next == first {
                         // Nothing has moved.
@@ -253,22 +281,24 @@ impl<'m, P: Platform> PageTable<'m, P> {
         what: &Move,
         piece: Piece,
         cleared: VirtRange,
-        laid: Laid,
+        single: bool,
         locked: &mut Locked<'_, 'm, P>,
     ) -> Result<(), OutOfMemory> {
         self.with_pair(what, piece, cleared, locked, |pair, source, target, len| {
             // A cover of the level that moves is the one table of the target.
-            if laid == Laid::Unknown && pair.to.level > piece.level {
+            if single && pair.to.level > piece.level {
                 pair.lay(source, target, len)?;
             }
-            if piece.level > 1 {
-                pair.move_slots(source, target, len);
+            let moved = if piece.level > 1 {
+                pair.move_slots(source, target, len)
             } else {
-                pair.move_leaves(source, target, len);
+                pair.move_leaves(source, target, len)
+            };
+            if moved.is_ok() {
+                pair.unhook_emptied(pair.from, pair.from_base, cleared);
             }
-            pair.unhook_emptied(pair.from, pair.from_base, cleared);
             self.flush(pair.gather, pair.counts);
-            Ok(())
+            moved
         })
     }
 
@@ -315,16 +345,47 @@ impl<'m, P: Platform> PageTable<'m, P> {
     }
 }
 
-/// Which tables of a piece's target are there.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Laid {
-    All,
-    Unknown,
-}
-
 /// What a piece needs while its tables are locked.
 struct Locked<'a, 'm, P: Platform> {
     pool: &'a mut TablePool<'m, P>,
     gather: &'a mut Gather,
     counts: &'a mut Counts,
+}
+
+/// Calls `f` for an address of each target table that something of the source goes to: `len` bytes
+/// from `source` on, which go to `target` and behind it. `look` finds the entry of the source at an
+/// address, of `level` or above it.
+fn for_each_target<P: Platform>(
+    tables: &PageTable<'_, P>,
+    (source, target, len): (u64, u64, u64),
+    level: u8,
+    look: impl Fn(u64) -> (Node, Entry),
+    mut f: impl FnMut(u64) -> Result<(), OutOfMemory>,
+) -> Result<(), OutOfMemory> {
+    let span = arch::table_span::<P::Arch>(level);
+    let end = source + len;
+    let mut at = source;
+    while at < end {
+        let (node, entry) = look(at);
+        if entry.is_empty() && node.level > level {
+            let last = at | (arch::span::<P::Arch>(node.level) - 1);
+            at = last.saturating_add(1);
+            continue;
+        }
+        let table_end = ((at | (span - 1)) + 1).min(end);
+        while at < table_end {
+            // As far as one table of the target reaches.
+            let to = target + (at - source);
+            let stop = (at + (to | (span - 1)) + 1 - to).min(table_end);
+            let count = ((stop - at) >> arch::span_shift::<P::Arch>(level)) as u32;
+            let first = arch::index_of::<P::Arch>(VirtAddr(at), level);
+            let occupied =
+                node.level > level || run::empty(tables.slots(node.table), first, count) < count;
+            if occupied {
+                f(to)?;
+            }
+            at = stop;
+        }
+    }
+    Ok(())
 }

@@ -156,12 +156,14 @@ enum Stays {
 const MARKS: usize = CHUNK_TABLES as usize;
 
 impl Gather {
-    pub(crate) const fn new() -> Self {
+    // Not `const`: a constant would be copied whole, room for marks and all.
+    #[inline(always)]
+    pub(crate) fn new() -> Self {
         Self {
             range: None,
             level: u8::MAX,
             tables: Tables::Unchanged,
-            marks: ArrayVec::new_const(),
+            marks: ArrayVec::new(),
             unhooked: None,
             emptied: None,
             stays: Stays::No,

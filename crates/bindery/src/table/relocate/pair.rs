@@ -9,6 +9,7 @@ use crate::stats::Counts;
 use crate::table::cursor::table_under;
 use crate::table::leaf::replace;
 use crate::table::lock::{self, LockSet, Node};
+use crate::table::relocate::for_each_target;
 use crate::table::{OutOfMemory, PageTable, ReadSection, TablePool, run};
 use crate::tlb::Gather;
 
@@ -88,55 +89,17 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     /// Creates the tables that the target lacks for `len` bytes from `source` on, before anything is
     /// taken from there. Fails where there is no table at once; what was created stays, empty.
     pub(super) fn lay(&mut self, source: u64, target: u64, len: u64) -> Result<(), OutOfMemory> {
-        let span = arch::table_span::<P::Arch>(self.level);
-        let end = source + len;
-        let mut at = source;
-        while at < end {
-            let (node, entry) = self.look(at);
-            if node.level == self.level {
-                self.source_table = Some((at & !(span - 1), node.table));
-            }
-            if entry.is_empty() && node.level > self.level {
-                let last = at | (arch::span::<P::Arch>(node.level) - 1);
-                at = last.saturating_add(1);
-                continue;
-            }
-            // As far as one table reaches, on either side.
-            let to = target + (at - source);
-            let stop = ((at | (span - 1)) + 1).min(at + (to | (span - 1)) + 1 - to).min(end);
-            if node.level > self.level || self.is_occupied(node.table, at, stop) {
-                self.laid_target(to)?;
-            }
-            at = stop;
-        }
-        Ok(())
+        let (tables, from, level) = (self.tables, self.from, self.level);
+        let look = |at| tables.look_under(from, at, level);
+        for_each_target(tables, (source, target, len), level, look, |to| {
+            self.target(to).map(|_| ())
+        })
     }
 
-    /// The entry of the source at `at`: that of the level that moves, or the one above it that has no
-    /// table below it.
-    fn look(&self, at: u64) -> (Node, Entry) {
-        let mut node = self.from;
-        loop {
-            let index = arch::index_of::<P::Arch>(VirtAddr(at), node.level);
-            let entry = run::load(self.tables.slots(node.table), index);
-            let below = arch::kind::<P::Arch>(entry, node.level) == Kind::Table;
-            if node.level == self.level || !below {
-                return (node, entry);
-            }
-            node = Node { table: P::Arch::frame(entry), level: node.level - 1 };
-        }
-    }
-
-    /// Whether something stands in `table`, one of the level that moves, from `at` to `stop`.
-    fn is_occupied(&self, table: Frame, at: u64, stop: u64) -> bool {
-        let shift = arch::span_shift::<P::Arch>(self.level);
-        let count = ((stop - at) >> shift) as u32;
-        let first = arch::index_of::<P::Arch>(VirtAddr(at), self.level);
-        run::empty(self.tables.slots(table), first, count) < count
-    }
-
+    /// The target table for `at`, created where it is missing. Asked before anything is taken that
+    /// shall go there; fails where there is no table at once.
     #[inline]
-    fn laid_target(&mut self, at: u64) -> Result<Frame, OutOfMemory> {
+    pub(super) fn target(&mut self, at: u64) -> Result<Frame, OutOfMemory> {
         let base = at & !(arch::table_span::<P::Arch>(self.level) - 1);
         match self.target_tables[0] {
             Some((start, table)) if start == base => Ok(table),
@@ -159,16 +122,20 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         Ok(table)
     }
 
-    /// The target table for `at`, which [`Pair::lay`] has created under these very locks.
-    #[inline]
-    pub(super) fn target(&mut self, at: u64) -> Option<Frame> {
-        let table = self.laid_target(at);
-        debug_assert!(table.is_ok(), "a table of the target was not laid");
-        table.ok()
+    /// Makes sure of the one or two target tables for `count` pages from `at` on.
+    pub(super) fn targets(&mut self, at: u64, count: u32) -> Result<(), OutOfMemory> {
+        self.target(at + u64::from(count - 1) * PAGE_SIZE)?;
+        self.target(at).map(|_| ())
     }
 
-    /// Moves the entries of a level above 1: tables, huge leaves, and absent entries.
-    pub(super) fn move_slots(&mut self, source: u64, target: u64, len: u64) {
+    /// Moves the entries of a level above 1: tables, huge leaves, and absent entries. Fails as
+    /// [`Pair::move_leaves`].
+    pub(super) fn move_slots(
+        &mut self,
+        source: u64,
+        target: u64,
+        len: u64,
+    ) -> Result<(), OutOfMemory> {
         let span = arch::span::<P::Arch>(self.level);
         let mut offset = 0;
         while offset < len {
@@ -186,7 +153,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             };
             let index = arch::index_of::<P::Arch>(VirtAddr(source + offset), self.level);
             let left = (len - offset) >> arch::span_shift::<P::Arch>(self.level);
-            let moved = self.move_tables((table, index), source + offset, target + offset, left);
+            let moved = self.move_tables((table, index), source + offset, target + offset, left)?;
             if moved > 0 {
                 offset += moved * span;
                 continue;
@@ -194,9 +161,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             let slot = &self.tables.slots(table)[index as usize];
             let entry = Entry(slot.load(Ordering::Relaxed));
             self.counts.entries_read += 1;
-            if !entry.is_empty()
-                && let Some(to) = self.target(target + offset)
-            {
+            if !entry.is_empty() {
+                let to = self.target(target + offset)?;
                 self.move_slot(table, index, entry, to, target + offset);
                 let range = VirtRange::raw(source + offset, source + offset + span);
                 if let Some(reserve) = self.tables.pop_reserve(table) {
@@ -208,18 +174,25 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             }
             offset += span;
         }
+        Ok(())
     }
 
     /// Moves the tables that stand side by side from the given entry on, at most `left`, as far as
     /// both tables of this level reach. Returns how many that were.
-    fn move_tables(&mut self, from: (Frame, u32), source: u64, target: u64, left: u64) -> u64 {
+    fn move_tables(
+        &mut self,
+        from: (Frame, u32),
+        source: u64,
+        target: u64,
+        left: u64,
+    ) -> Result<u64, OutOfMemory> {
         let (table, index) = from;
         let level = self.level;
         let first = run::load(self.tables.slots(table), index);
         if arch::kind::<P::Arch>(first, level) != Kind::Table {
-            return 0;
+            return Ok(0);
         }
-        let Some(to) = self.target(target) else { return 0 };
+        let to = self.target(target)?;
         let there = arch::index_of::<P::Arch>(VirtAddr(target), level);
         let slots = self.tables.slots(table)[index as usize..].iter();
         let mut moved = 0;
@@ -241,7 +214,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         self.tables.change_live(to, moved as u32, 0);
         let len = moved << arch::span_shift::<P::Arch>(level);
         self.gather.stale_tables(VirtRange::raw(source, source + len));
-        moved
+        Ok(moved)
     }
 
     fn move_slot(&mut self, table: Frame, index: u32, entry: Entry, to: Frame, target: u64) {
@@ -266,8 +239,14 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         self.tables.change_live(to, 1, 0);
     }
 
-    /// Moves entries of level 1.
-    pub(super) fn move_leaves(&mut self, source: u64, target: u64, len: u64) {
+    /// Moves entries of level 1. Where there is no table at once, what went before has moved, and the
+    /// rest is as it was.
+    pub(super) fn move_leaves(
+        &mut self,
+        source: u64,
+        target: u64,
+        len: u64,
+    ) -> Result<(), OutOfMemory> {
         let block_mask = (u64::from(P::Arch::BLOCK) << PAGE_SHIFT) - 1;
         let congruent = (source ^ target) & block_mask == 0;
         let mut offset = 0;
@@ -286,6 +265,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                     continue;
                 }
                 Source::Huge(holder, index, leaf) => {
+                    self.targets(target + offset, arch::entries::<P::Arch>())?;
                     self.move_huge(holder, index, leaf, source + offset, target + offset);
                     offset += arch::span::<P::Arch>(2);
                     continue;
@@ -304,17 +284,18 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 offset += u64::from(vacant) * PAGE_SIZE;
                 continue;
             }
-            let Some(target_table) = self.target(target + offset) else { return };
+            let target_table = self.target(target + offset)?;
             let moved = if congruent {
                 let count = count.min(entries - to);
                 self.move_congruent((table, from), (target_table, to), count);
                 count
             } else {
                 let count = count.min(self.tables.longest_run());
-                self.move_shifted(table, from, count, source + offset, target + offset)
+                self.move_shifted(table, from, count, source + offset, target + offset)?
             };
             offset += u64::from(moved) * PAGE_SIZE;
         }
+        Ok(())
     }
 
     /// Moves a huge leaf to where none can stand: as single pages, written at their new place at

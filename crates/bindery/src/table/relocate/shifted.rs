@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr};
 use crate::arch::{self, Arch, Entry, Equal, Settled};
 use crate::platform::Platform;
-use crate::table::run;
+use crate::table::{OutOfMemory, run};
 
 use super::pair::Pair;
 
@@ -22,23 +22,24 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         count: u32,
         source: u64,
         target: u64,
-    ) -> u32 {
+    ) -> Result<u32, OutOfMemory> {
         let slots = self.tables.slots(table);
         let raw = run::load(slots, from);
         let size = P::Arch::BLOCK;
         let to = arch::index_of::<P::Arch>(VirtAddr(target), 1);
         if P::Arch::is_block(raw) {
             if from & (size - 1) == 0 && count >= size {
-                let moved = self.scatter_blocks((table, from), to, count, target);
+                let moved = self.scatter_blocks((table, from), to, count, target)?;
                 if moved > 0 {
-                    return moved;
+                    return Ok(moved);
                 }
+                self.targets(target, size)?;
                 let first = self.tables.take_block(table, from, self.counts);
                 self.take_along(table, from, first, size, target);
-                return size;
+                return Ok(size);
             }
             self.tables.unfold(table, from, VirtAddr(source), self.counts);
-            return 0;
+            return Ok(0);
         }
         let present = raw.0 & P::Arch::PRESENT != 0;
         if present && count >= size && arch::may_fold::<P::Arch>(raw, to) {
@@ -46,26 +47,32 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             let equal = Equal::WRITABLE;
             let (alike, _) = run::leaves::<P::Arch>(slots, from, limit, equal, step, 0);
             if alike == size && step != 0 {
+                self.targets(target, size)?;
                 let first = self.tables.take_block(table, from, self.counts);
                 self.take_along(table, from, first, size, target);
-                return size;
+                return Ok(size);
             }
         }
         // No block begins before the next multiple of its size, in the source or in the target.
         let up_to = |index: u32| size - (index & (size - 1));
         let count = count.min(up_to(from)).min(up_to(to));
-        if let Some(target_table) = self.target(target) {
-            self.move_congruent((table, from), (target_table, to), count);
-        }
-        count
+        let target_table = self.target(target)?;
+        self.move_congruent((table, from), (target_table, to), count);
+        Ok(count)
     }
 
     /// Moves the contiguous blocks from the given entry on as single pages, as long as the MMU has
     /// nothing to add to any of their entries, and as far as the target's table reaches. Returns
     /// how many entries that were.
-    fn scatter_blocks(&mut self, from: (Frame, u32), to: u32, count: u32, target: u64) -> u32 {
+    fn scatter_blocks(
+        &mut self,
+        from: (Frame, u32),
+        to: u32,
+        count: u32,
+        target: u64,
+    ) -> Result<u32, OutOfMemory> {
         let (table, index) = from;
-        let Some(target_table) = self.target(target) else { return 0 };
+        let target_table = self.target(target)?;
         let size = P::Arch::BLOCK as usize;
         let slots = &self.tables.slots(table)[index as usize..(index + count) as usize];
         let there = &self.tables.slots(target_table)[to as usize..];
@@ -92,7 +99,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             self.tables.change_live(target_table, moved, 0);
             self.stale_leaves(table, index, moved);
         }
-        moved
+        Ok(moved)
     }
 
     /// Counts `count` pages out that were taken from `index` of the source `table`, and writes
@@ -103,7 +110,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         self.arrive(first, count, target);
     }
 
-    /// Writes `count` pages that have left the source; the target may lie in two tables.
+    /// Writes `count` pages that have left the source; the target may lie in two tables, both of which
+    /// are there ([`Pair::targets`]).
     pub(super) fn arrive(&mut self, first: Entry, count: u32, target: u64) {
         let mut entry = Entry(first.0 | P::Arch::SOFT_DIRTY);
         let mut done = 0;
@@ -111,7 +119,10 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             let at = target + u64::from(done) * PAGE_SIZE;
             let to = arch::index_of::<P::Arch>(VirtAddr(at), 1);
             let part = (count - done).min(arch::entries::<P::Arch>() - to);
-            let Some(target_table) = self.target(at) else { return };
+            let Ok(target_table) = self.target(at) else {
+                debug_assert!(false, "pages were taken before there was a table for them");
+                return;
+            };
             self.tables.fill(target_table, to, entry, part, self.counts);
             let step = P::Arch::STEP.wrapping_mul(u64::from(part));
             entry = Entry(entry.0.wrapping_add(step));
