@@ -157,10 +157,18 @@ impl<'m, P: Platform> PageTable<'m, P> {
         locked: &mut Locked<'_, 'm, P>,
     ) -> Result<(), OutOfMemory> {
         let mut next = first;
+        // Up to where there are tables of that level.
+        let mut laid = (0, 0);
         while let Some(piece) = next {
-            if piece.level == 1 || !self.is_laid(what, piece, locked.counts) {
-                while self.lay_piece(what, piece, locked.pool).is_err() {
-                    locked.pool.refill()?;
+            let behind = what.to.0 + piece.offset + piece.len;
+            if laid.0 != piece.level || laid.1 < behind {
+                if piece.level > 1 && self.is_laid(what, piece, locked.counts) {
+                    let last = (behind - 1) | (arch::table_span::<P::Arch>(piece.level) - 1);
+                    laid = (piece.level, last.saturating_add(1));
+                } else {
+                    while self.lay_piece(what, piece, locked.pool).is_err() {
+                        locked.pool.refill()?;
+                    }
                 }
             }
             next = self.next_piece(what, piece.offset + piece.len, locked.counts);

@@ -194,11 +194,13 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         }
         let to = self.target(target)?;
         let there = arch::index_of::<P::Arch>(VirtAddr(target), level);
-        let slots = self.tables.slots(table)[index as usize..].iter();
+        let slots = &self.tables.slots(table)[index as usize..];
+        let there = &self.tables.slots(to)[there as usize..];
+        let count = slots.len().min(there.len()).min(left as usize);
         let mut moved = 0;
-        for (slot, there) in slots.zip(&self.tables.slots(to)[there as usize..]) {
+        for (slot, there) in slots[..count].iter().zip(&there[..count]) {
             let entry = Entry(slot.load(Ordering::Relaxed));
-            if moved == left || arch::kind::<P::Arch>(entry, level) != Kind::Table {
+            if arch::kind::<P::Arch>(entry, level) != Kind::Table {
                 break;
             }
             debug_assert_eq!(there.load(Ordering::Relaxed), 0, "the target is mapped");
@@ -438,11 +440,11 @@ impl Others {
     /// them.
     #[inline]
     fn move_run<A: Arch>(&mut self, from: &[AtomicU64], to: &[AtomicU64]) {
-        let (fours, rest) = from.as_chunks::<4>();
-        let (fours_there, rest_there) = to.as_chunks::<4>();
-        for (slots, there) in fours.iter().zip(fours_there) {
+        let (eights, rest) = from.as_chunks::<8>();
+        let (eights_there, rest_there) = to.as_chunks::<8>();
+        for (slots, there) in eights.iter().zip(eights_there) {
             let entries = slots.each_ref().map(|slot| Entry(slot.load(Ordering::Relaxed)));
-            // One branch for four entries: nearly all are settled.
+            // One branch for eight entries: nearly all are settled.
             if A::SETTLED.are(entries) {
                 for ((slot, there), entry) in slots.iter().zip(there).zip(entries) {
                     slot.store(0, Ordering::Relaxed);
