@@ -37,7 +37,7 @@ pub(super) fn unmap<P: Platform>(
         let zapped = sight.table.zap_sparing(sight.range, spared, &mut gather);
         // A huge leaf without its reserve is a broken invariant, which the auditor reports.
         debug_assert!(zapped.is_ok(), "a huge leaf has lost its reserve");
-        sight.table.finish(gather);
+        sight.table.finish(&mut gather);
     });
 }
 
@@ -56,6 +56,6 @@ pub(super) fn write_protect<P: Platform>(
         let mut gather = Gather::new();
         let done = sight.table.forget(sight.range, Forget::Dirty, &mut gather, |_, _| true);
         debug_assert!(done.is_ok(), "a huge leaf has lost its reserve");
-        sight.table.finish(gather);
+        sight.table.finish(&mut gather);
     });
 }

@@ -121,7 +121,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let result = self.advise_locked(range, advice, &mut gather, &mut removed);
         self.flush(&mut gather);
         drop(guard);
-        self.finish(gather, removed);
+        self.finish(&mut gather, removed);
         result
     }
 

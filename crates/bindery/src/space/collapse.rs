@@ -160,7 +160,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.flush(&mut gather);
         vma.end_write();
         drop(guard);
-        self.finish(gather, super::change::Removed::default());
+        self.finish(&mut gather, super::change::Removed::default());
         result
     }
 

@@ -40,7 +40,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             self.vma(node).end_write();
         }
         drop(guard);
-        self.finish(gather, Removed::default());
+        self.finish(&mut gather, Removed::default());
         // On failure the drop of the child gives back what it has.
         result.map(|()| child)
     }

@@ -142,7 +142,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         // the call.
         self.flush(&mut gather);
         drop(guard);
-        self.finish(gather, Removed::default());
+        self.finish(&mut gather, Removed::default());
         result.map_err(|_| Error::OutOfMemory)
     }
 }

@@ -71,7 +71,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             .may_lock_range(range)
             .and_then(|()| self.lock_mappings(range, flags, &mut removed));
         drop(guard);
-        self.finish(crate::tlb::Gather::new(), removed);
+        self.finish(&mut crate::tlb::Gather::new(), removed);
         result?;
         self.populate(range).map_err(|error| match error {
             Error::OutOfMemory => Error::TryAgain,
@@ -91,7 +91,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let guard = self.mutex.lock();
         let result = self.lock_mappings(range, MappingFlags::empty(), &mut removed);
         drop(guard);
-        self.finish(crate::tlb::Gather::new(), removed);
+        self.finish(&mut crate::tlb::Gather::new(), removed);
         result
     }
 
@@ -149,7 +149,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             }
         }
         drop(guard);
-        self.finish(crate::tlb::Gather::new(), removed);
+        self.finish(&mut crate::tlb::Gather::new(), removed);
     }
 
     /// Populates all mappings, as far as pages can be had.

@@ -250,7 +250,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let result = self.map_locked(request, length, &backing, &mut gather, &mut removed);
         self.flush(&mut gather);
         drop(guard);
-        self.finish(gather, removed);
+        self.finish(&mut gather, removed);
         let (range, flags) = result?;
         let locked = flags & (MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT);
         if request.flags.contains(MapFlags::POPULATE) || locked == MappingFlags::LOCKED {

@@ -320,10 +320,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Mappings are counted down before the wait, groups and objects let go after it: whoever
     /// comes through the reverse map in a read section and sees that a folio is mapped may rely on
     /// its owner (`rmap`).
-    fn finish(&self, mut gather: Gather, removed: Removed) {
+    fn finish(&self, gather: &mut Gather, removed: Removed) {
         let memory = self.table.memory;
-        self.flush(&mut gather);
-        self.table.drop_contents(&mut gather);
+        self.flush(gather);
+        self.table.drop_contents(gather);
         if gather.emptied.is_some() || removed.first.is_some() || !removed.groups.is_empty() {
             self.platform().synchronize();
         }
@@ -361,7 +361,7 @@ impl<P: Platform> Drop for AddressSpace<'_, P> {
         // nobody. All tables are covered whole, so no leaf has to be split and nothing can fail.
         let zapped = self.table.zap(everything, everything, Flush::AtEnd, &mut gather);
         debug_assert!(zapped.is_ok(), "unmapping everything splits no leaf");
-        self.finish(gather, removed);
+        self.finish(&mut gather, removed);
         self.table.free_root();
     }
 }

@@ -56,7 +56,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let now = VirtAddr(self.program_break.end.load(Ordering::Relaxed));
         self.flush(&mut gather);
         drop(guard);
-        self.finish(gather, removed);
+        self.finish(&mut gather, removed);
         if let Ok(Some(range)) = moved {
             let _ = self.populate(range);
         }

@@ -105,7 +105,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         });
         self.flush(&mut gather);
         drop(guard);
-        self.finish(gather, removed);
+        self.finish(&mut gather, removed);
         for range in unlocked {
             self.populate_writable(range);
         }

@@ -98,7 +98,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let grown = call.grown.filter(|_| result.is_ok());
         self.flush(&mut gather);
         drop(guard);
-        self.finish(gather, removed);
+        self.finish(&mut gather, removed);
         if let Some(range) = grown {
             // As Linux: what was to be locked is there if it can be had.
             let _ = self.populate(range);

@@ -46,7 +46,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             Ok(())
         });
         drop(guard);
-        self.finish(Gather::new(), removed);
+        self.finish(&mut Gather::new(), removed);
         result
     }
 

@@ -30,7 +30,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let result = self.unmap_locked(range, &mut gather, &mut removed);
         self.flush(&mut gather);
         drop(guard);
-        self.finish(gather, removed);
+        self.finish(&mut gather, removed);
         result
     }
 

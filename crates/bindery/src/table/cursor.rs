@@ -49,34 +49,37 @@ pub(crate) struct Cursor<'a, 'm, P: Platform> {
 impl<'m, P: Platform> PageTable<'m, P> {
     /// Locks `range`, which is not empty. Where somebody else's flush is pending, makes it first: so
     /// what the entries of the range say, and the TLBs may do, is the same.
+    // Always: returned from a function of its own, the set of locks would be copied.
+    #[inline(always)]
     pub(crate) fn cursor(&self, range: VirtRange, depth: Depth) -> Cursor<'_, 'm, P> {
         self.cursor_beside(range, depth, None)
     }
 
     /// As [`PageTable::cursor`]; what is pending for `own` stays so, since its flush is the caller's.
+    #[inline(always)]
     pub(crate) fn cursor_beside(
         &self,
         range: VirtRange,
         depth: Depth,
         own: Option<&Gather>,
     ) -> Cursor<'_, 'm, P> {
-        let section = ReadSection::enter(&self.memory.platform);
-        let mut locks = LockSet::new();
-        let cover = lock::lock_range(self, self.root, range, depth, &mut locks);
-        let mut counts = Counts { tables_locked: locks.len() as u64, ..Counts::default() };
-        if locks.is_pending() {
-            self.honour_pending(range, &locks, own, &mut counts);
-        }
-        Cursor {
+        // In place: the set of locks is large.
+        let mut cursor = Cursor {
             tables: self,
-            counts,
-            locks,
-            cover,
+            counts: Counts::default(),
+            locks: LockSet::new(),
+            cover: Node { table: self.root, level: P::Arch::LEVELS },
             range,
             at: range.start().0,
             position: None,
-            _section: section,
+            _section: ReadSection::enter(&self.memory.platform),
+        };
+        cursor.cover = lock::lock_range(self, self.root, range, depth, &mut cursor.locks);
+        cursor.counts.tables_locked = cursor.locks.len() as u64;
+        if cursor.locks.is_pending() {
+            self.honour_pending(range, &cursor.locks, own, &mut cursor.counts);
         }
+        cursor
     }
 
     /// The pieces of `range` that a cursor may lock at once, at most [`lock::CHUNK_TABLES`] leaf

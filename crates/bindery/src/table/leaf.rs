@@ -234,7 +234,7 @@ impl<P: Platform> PageTable<'_, P> {
             super::free_table(memory, reserve, &mut counts);
         }
         self.stats.add(&counts);
-        self.finish(gather);
+        self.finish(&mut gather);
         if done { Ok(()) } else { Err(CollapseError::NotUniform) }
     }
 }

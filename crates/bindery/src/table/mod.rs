@@ -276,11 +276,11 @@ impl<'m, P: Platform> PageTable<'m, P> {
 
     /// Flushes what is left, waits for readers and frees what was gathered. Called without locks,
     /// outside of read sections.
-    pub(crate) fn finish(&self, mut gather: Gather) {
+    pub(crate) fn finish(&self, gather: &mut Gather) {
         let mut counts = Counts::default();
-        self.flush(&mut gather, &mut counts);
+        self.flush(gather, &mut counts);
         self.stats.add(&counts);
-        self.drop_contents(&mut gather);
+        self.drop_contents(gather);
         if gather.emptied.is_some() {
             self.memory.platform.synchronize();
         }
@@ -306,7 +306,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     }
 
     /// Frees the unhooked tables, after the last reader.
-    pub(crate) fn free_unhooked(&self, mut gather: Gather) {
+    pub(crate) fn free_unhooked(&self, gather: &mut Gather) {
         debug_assert!(gather.unhooked.is_none(), "freed before it was given back");
         if gather.emptied.is_none() {
             return;
@@ -626,7 +626,7 @@ impl<P: Platform> Tree for PageTable<'_, P> {
 
     #[inline]
     fn is_pending(&self, table: Frame) -> bool {
-        pending::count(&self.meta(table).previous) != 0
+        pending::is_any(&self.meta(table).previous)
     }
 
     #[inline]

@@ -67,6 +67,12 @@ pub(crate) fn count(word: &impl Word) -> u32 {
     word.load(Ordering::Acquire) & !RELEASED
 }
 
+/// Whether a flush is pending for a table that hangs in the tree.
+#[inline]
+pub(crate) fn is_any(word: &impl Word) -> bool {
+    word.load(Ordering::Acquire) != 0
+}
+
 /// One flush more is pending. Called with the table's lock held.
 #[inline]
 pub(crate) fn raise(word: &impl Word) {

@@ -67,6 +67,11 @@ impl<'m, P: Platform> PageTable<'m, P> {
         self.find_piece(what, offset, counts)
     }
 
+    /// As [`PageTable::next_piece`], in a read section.
+    fn piece_behind(&self, what: &Move, offset: u64, counts: &mut Counts) -> Option<Piece> {
+        if offset < what.source.len() { self.find_piece(what, offset, counts) } else { None }
+    }
+
     #[inline(never)]
     fn find_piece(&self, what: &Move, mut offset: u64, counts: &mut Counts) -> Option<Piece> {
         let (source, delta) = (what.source, what.to.0 ^ what.source.start().0);
@@ -159,21 +164,21 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let mut next = first;
         // Up to where there are tables of that level.
         let mut laid = (0, 0);
-        while let Some(piece) = next {
-            let behind = what.to.0 + piece.offset + piece.len;
-            if laid.0 != piece.level || laid.1 < behind {
-                if piece.level > 1 && self.is_laid(what, piece, locked.counts) {
-                    let last = (behind - 1) | (arch::table_span::<P::Arch>(piece.level) - 1);
-                    laid = (piece.level, last.saturating_add(1));
-                } else {
-                    while self.lay_piece(what, piece, locked.pool).is_err() {
-                        locked.pool.refill()?;
-                    }
+        loop {
+            {
+                let _section = ReadSection::enter(&self.memory.platform);
+                while let Some(piece) = next
+                    && self.is_laid(what, piece, &mut laid, locked.counts)
+                {
+                    next = self.piece_behind(what, piece.offset + piece.len, locked.counts);
                 }
+            }
+            let Some(piece) = next else { return Ok(()) };
+            while self.lay_piece(what, piece, locked.pool).is_err() {
+                locked.pool.refill()?;
             }
             next = self.next_piece(what, piece.offset + piece.len, locked.counts);
         }
-        Ok(())
     }
 
     fn lay_piece(
@@ -212,13 +217,31 @@ impl<'m, P: Platform> PageTable<'m, P> {
         }
     }
 
-    /// Whether the target has the tables of a level above 1 that the piece could need: one or two.
-    fn is_laid(&self, what: &Move, piece: Piece, counts: &mut Counts) -> bool {
-        let _section = ReadSection::enter(&self.memory.platform);
+    /// Whether the target has all tables that a piece of a level above 1 could need: one or two.
+    /// `laid` says up to where there are tables of which level. Called in a read section.
+    fn is_laid(
+        &self,
+        what: &Move,
+        piece: Piece,
+        laid: &mut (u8, u64),
+        counts: &mut Counts,
+    ) -> bool {
         let start = what.to.0 + piece.offset;
-        [start, start + piece.len - 1]
-            .into_iter()
-            .all(|at| self.peek(VirtAddr(at), counts).0.level <= piece.level)
+        let last = start + piece.len - 1;
+        if piece.level == 1 {
+            return false;
+        }
+        if laid.0 == piece.level && last < laid.1 {
+            return true;
+        }
+        let there =
+            |at: u64, counts: &mut Counts| self.peek(VirtAddr(at), counts).0.level <= piece.level;
+        let all = there(start, counts) && there(last, counts);
+        if all {
+            let span = arch::table_span::<P::Arch>(piece.level);
+            *laid = (piece.level, (last | (span - 1)).saturating_add(1));
+        }
+        all
     }
 
     /// Takes the empty tables out again that a move has left in its target.
@@ -229,7 +252,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let (start, end) = (what.to.0, what.to.0 + what.source.len());
         let slots = (start & !(span - 1)..end).step_by(span as usize);
         slots.for_each(|at| self.prune(VirtAddr(at), &mut gather));
-        self.finish(gather);
+        self.finish(&mut gather);
     }
 
     fn relocate_from(

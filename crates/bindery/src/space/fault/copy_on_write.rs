@@ -70,7 +70,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Result<Resolved, FaultError> {
         let mut gather = Gather::new();
         let done = self.table.protect(window, &vma.change(), &mut gather);
-        self.table.finish(gather);
+        self.table.finish(&mut gather);
         done.map_err(|_| FaultError::OutOfMemory)?;
         let mut cursor =
             self.table.cursor(VirtRange::raw(page.0, page.0 + PAGE_SIZE), Depth::Floor(1));

@@ -101,24 +101,20 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     #[inline]
     pub(super) fn target(&mut self, at: u64) -> Result<Frame, OutOfMemory> {
         let base = at & !(arch::table_span::<P::Arch>(self.level) - 1);
-        match self.target_tables[0] {
-            Some((start, table)) if start == base => Ok(table),
-            _ => self.other_target(at, base),
+        // Two are in use where the ends are not congruent.
+        let [last, before] = self.target_tables;
+        match (last, before) {
+            (Some((start, table)), _) | (_, Some((start, table))) if start == base => Ok(table),
+            _ => self.new_target(at, base),
         }
     }
 
     #[inline(never)]
-    fn other_target(&mut self, at: u64, base: u64) -> Result<Frame, OutOfMemory> {
-        let [last, other] = self.target_tables;
-        let table = match other {
-            Some((start, table)) if start == base => table,
-            _ => {
-                let (tables, level, to) = (self.tables, self.level, VirtAddr(at));
-                table_under(tables, self.locks, self.counts, self.to, to, level, &mut *self.pool)?
-            }
-        };
-        // Two are in use where the ends are not congruent.
-        self.target_tables = [Some((base, table)), last];
+    fn new_target(&mut self, at: u64, base: u64) -> Result<Frame, OutOfMemory> {
+        let (tables, level, to) = (self.tables, self.level, VirtAddr(at));
+        let table =
+            table_under(tables, self.locks, self.counts, self.to, to, level, &mut *self.pool)?;
+        self.target_tables = [Some((base, table)), self.target_tables[0]];
         Ok(table)
     }
 
@@ -440,11 +436,26 @@ impl Others {
     /// them.
     #[inline]
     fn move_run<A: Arch>(&mut self, from: &[AtomicU64], to: &[AtomicU64]) {
-        let (eights, rest) = from.as_chunks::<8>();
-        let (eights_there, rest_there) = to.as_chunks::<8>();
-        for (slots, there) in eights.iter().zip(eights_there) {
+        if from.len() < 4 {
+            return self.take_each::<A>(from, to);
+        }
+        let (rest, rest_there) = self.move_chunks::<A, 8>(from, to);
+        let (rest, rest_there) = self.move_chunks::<A, 4>(rest, rest_there);
+        self.take_each::<A>(rest, rest_there);
+    }
+
+    /// Moves as many entries as there are whole chunks, and returns the others.
+    #[inline]
+    fn move_chunks<'s, A: Arch, const N: usize>(
+        &mut self,
+        from: &'s [AtomicU64],
+        to: &'s [AtomicU64],
+    ) -> (&'s [AtomicU64], &'s [AtomicU64]) {
+        let (chunks, rest) = from.as_chunks::<N>();
+        let (chunks_there, rest_there) = to.as_chunks::<N>();
+        for (slots, there) in chunks.iter().zip(chunks_there) {
             let entries = slots.each_ref().map(|slot| Entry(slot.load(Ordering::Relaxed)));
-            // One branch for eight entries: nearly all are settled.
+            // One branch for all entries: nearly all are settled.
             if A::SETTLED.are(entries) {
                 for ((slot, there), entry) in slots.iter().zip(there).zip(entries) {
                     slot.store(0, Ordering::Relaxed);
@@ -454,7 +465,7 @@ impl Others {
                 self.take_each::<A>(slots, there);
             }
         }
-        self.take_each::<A>(rest, rest_there);
+        (rest, rest_there)
     }
 
     fn take_each<A: Arch>(&mut self, from: &[AtomicU64], to: &[AtomicU64]) {

@@ -33,10 +33,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 if moved > 0 {
                     return Ok(moved);
                 }
-                self.targets(target, size)?;
-                let first = self.tables.take_block(table, from, self.counts);
-                self.take_along(table, from, first, size, target);
-                return Ok(size);
+                return self.move_block(table, from, target, to);
             }
             self.tables.unfold(table, from, VirtAddr(source), self.counts);
             return Ok(0);
@@ -47,10 +44,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             let equal = Equal::WRITABLE;
             let (alike, _) = run::leaves::<P::Arch>(slots, from, limit, equal, step, 0);
             if alike == size && step != 0 {
-                self.targets(target, size)?;
-                let first = self.tables.take_block(table, from, self.counts);
-                self.take_along(table, from, first, size, target);
-                return Ok(size);
+                return self.move_block(table, from, target, to);
             }
         }
         // No block begins before the next multiple of its size, in the source or in the target.
@@ -102,8 +96,35 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         Ok(moved)
     }
 
+    /// Moves the pages of a contiguous block, or those that become one, as single pages or as a block,
+    /// whichever fits. Returns how many they are.
+    #[inline]
+    fn move_block(
+        &mut self,
+        table: Frame,
+        from: u32,
+        target: u64,
+        to: u32,
+    ) -> Result<u32, OutOfMemory> {
+        let size = P::Arch::BLOCK;
+        if to + size > arch::entries::<P::Arch>() {
+            self.targets(target, size)?;
+            let first = self.tables.take_block(table, from, self.counts);
+            self.take_along(table, from, first, size, target);
+            return Ok(size);
+        }
+        let target_table = self.target(target)?;
+        let first = self.tables.take_block(table, from, self.counts);
+        self.tables.change_live(table, 0, size);
+        self.stale_leaves(table, from, size);
+        let first = Entry(first.0 | P::Arch::SOFT_DIRTY);
+        self.tables.fill(target_table, to, first, size, self.counts);
+        Ok(size)
+    }
+
     /// Counts `count` pages out that were taken from `index` of the source `table`, and writes
     /// them.
+    #[inline(never)]
     fn take_along(&mut self, table: Frame, index: u32, first: Entry, count: u32, target: u64) {
         self.tables.change_live(table, 0, count);
         self.stale_leaves(table, index, count);
