@@ -18,7 +18,8 @@
 //! | file | idea |
 //! |---|---|
 //! | `lock` | which locks, in which order |
-//! | `pending` | flushes that come after the lock is released |
+//! | `flush`, `pending` | flushes, and marks of those that come after the lock is released |
+//! | `pool` | where tables come from while locks are held |
 //! | `run` | the longest stretch that can be treated as one |
 //! | `cursor` | a locked range that yields runs |
 //! | `leaf` | writing leaves: fold, unfold, split, collapse |
@@ -32,6 +33,7 @@ pub(crate) mod age;
 pub(crate) mod collapse;
 pub(crate) mod copy;
 pub(crate) mod cursor;
+mod flush;
 pub(crate) mod leaf;
 pub(crate) mod lock;
 pub(crate) mod look;
@@ -39,6 +41,7 @@ pub(crate) mod look;
 mod loom_model;
 pub(crate) mod marker;
 mod pending;
+mod pool;
 pub(crate) mod protect;
 pub(crate) mod relocate;
 pub(crate) mod run;
@@ -50,15 +53,16 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Memory;
-use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Frame, VirtAddr};
 use crate::arch::{self, Arch, Entry, Kind};
 use crate::frame::meta::{self, FrameMeta};
-use crate::platform::{Invalidation, Platform, Tables, Wait};
+use crate::platform::{Platform, Wait};
 use crate::stats::{Counts, Stats};
-use crate::tlb::{self, Gather, Presence};
+use crate::tlb::Presence;
 
-use lock::{Depth, LockSet, Node, Tree};
-use pending::Last;
+use lock::{Node, Tree};
+
+pub(crate) use pool::TablePool;
 
 /// How far a run may reach: the one place where "page by page" is chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -184,173 +188,6 @@ impl<'m, P: Platform> PageTable<'m, P> {
             Reach::Page => 1,
             Reach::Folio | Reach::Table => u32::MAX,
         }
-    }
-
-    /// Invalidates at once, between breaking an entry and making the new one.
-    pub(crate) fn invalidate_now(&self, range: VirtRange, level: u8, counts: &mut Counts) {
-        let what =
-            Invalidation { range, stride: arch::span::<P::Arch>(level), tables: Tables::Unchanged };
-        tlb::invalidate(&self.memory.platform, self.root, &self.presence, &what, counts);
-    }
-
-    /// Makes every TLB forget what is stale, and lowers the pending counts that waited for it.
-    pub(crate) fn flush(&self, gather: &mut Gather, counts: &mut Counts) {
-        gather.flush(&self.memory.platform, self.root, &self.presence, counts);
-        while let Some(table) = gather.take_mark() {
-            self.lower_pending(table, counts);
-        }
-    }
-
-    /// Raises the pending count of `table`, whose lock the caller holds and in which it is about to
-    /// narrow an entry: the gather's flush comes after the lock is released ([`crate::tlb`]).
-    #[inline]
-    pub(crate) fn mark_pending(&self, table: Frame, gather: &mut Gather, counts: &mut Counts) {
-        if gather.has_just_marked(table) {
-            return;
-        }
-        if !gather.has_room_for_mark() {
-            self.flush(gather, counts);
-        }
-        pending::raise(&self.meta(table).previous);
-        gather.note_mark(table);
-    }
-
-    /// Lowers the pending count of a table after the flush. The table may have been detached
-    /// meanwhile; the last one frees it then.
-    fn lower_pending(&self, table: Frame, counts: &mut Counts) {
-        if pending::lower(&self.meta(table).previous) == Last::Yes {
-            free_table(self.memory, table, counts);
-        }
-    }
-
-    /// Frees a detached table that no reader can reach any more, or leaves that to whoever lowers
-    /// its pending count to zero.
-    fn release_table(&self, table: Frame, counts: &mut Counts) {
-        if pending::release(&self.meta(table).previous) == Last::Yes {
-            free_table(self.memory, table, counts);
-        }
-    }
-
-    /// Flushes `range` for whoever has locked the tables in `locks` and found one of them pending.
-    /// The marks of `own`, the caller's gather, are its own affair.
-    #[cold]
-    pub(crate) fn honour_pending(
-        &self,
-        range: VirtRange,
-        locks: &LockSet,
-        own: Option<&Gather>,
-        counts: &mut Counts,
-    ) {
-        let others = |table: &Frame| {
-            let pending = pending::count(&self.meta(*table).previous);
-            pending > own.map_or(0, |own| own.marks_of(*table))
-        };
-        let pending = locks.tables().iter().filter(|table| others(table));
-        let Some(level) = pending.map(|table| level_of(self.meta(*table))).max() else { return };
-        // What was below one of the table's slots may be anywhere in it.
-        let span = arch::span::<P::Arch>(level);
-        let start = range.start().align_down(span);
-        let end = range.end().0.checked_next_multiple_of(span).unwrap_or(range.end().0);
-        let what = Invalidation {
-            range: VirtRange::raw(start.0, end),
-            stride: PAGE_SIZE,
-            tables: Tables::Changed,
-        };
-        tlb::invalidate(&self.memory.platform, self.root, &self.presence, &what, counts);
-    }
-
-    /// Waits for the flush of what stood in the slot of `node` around `at`, which was read as empty
-    /// without a lock, or makes it. What is pending for `own` alone is the caller's affair.
-    #[cold]
-    pub(crate) fn settle(&self, node: Node, at: VirtAddr, own: Option<&Gather>) {
-        let pending = pending::count(&self.meta(node.table).previous);
-        if !self.is_locked(node.table) && pending == own.map_or(0, |own| own.marks_of(node.table)) {
-            return;
-        }
-        let span = arch::span::<P::Arch>(node.level);
-        let slot = at.align_down(span);
-        let range = VirtRange::raw(slot.0, slot.0.saturating_add(span));
-        // The cursor waits for the lock, and looks at the count.
-        drop(self.cursor_beside(range, Depth::Floor(node.level), own));
-    }
-
-    /// Flushes what is left, waits for readers and frees what was gathered. Called without locks,
-    /// outside of read sections.
-    pub(crate) fn finish(&self, gather: &mut Gather) {
-        let mut counts = Counts::default();
-        self.flush(gather, &mut counts);
-        self.stats.add(&counts);
-        self.drop_contents(gather);
-        if gather.emptied.is_some() {
-            self.memory.platform.synchronize();
-        }
-        self.free_unhooked(gather);
-    }
-
-    /// Gives back what stands in the unhooked tables, after the flush.
-    pub(crate) fn drop_contents(&self, gather: &mut Gather) {
-        debug_assert!(!gather.is_stale(), "given back before it was flushed");
-        if gather.unhooked.is_none() {
-            return;
-        }
-        let mut counts = Counts::default();
-        let mut batch = self.memory.free_batch();
-        while let Some(table) = gather.unhooked {
-            let next = &self.meta(table).next;
-            gather.unhooked = link(next.load(Ordering::Relaxed));
-            zap::drop_contents(self.memory, table, &mut batch, &mut counts);
-            next.store(gather.emptied.map_or(meta::NONE, |table| table.0), Ordering::Relaxed);
-            gather.emptied = Some(table);
-        }
-        self.stats.add(&counts);
-    }
-
-    /// Frees the unhooked tables, after the last reader.
-    pub(crate) fn free_unhooked(&self, gather: &mut Gather) {
-        debug_assert!(gather.unhooked.is_none(), "freed before it was given back");
-        if gather.emptied.is_none() {
-            return;
-        }
-        let mut counts = Counts::default();
-        while let Some(table) = gather.emptied {
-            gather.emptied = link(self.meta(table).next.load(Ordering::Relaxed));
-            self.release_table(table, &mut counts);
-        }
-        self.stats.add(&counts);
-    }
-
-    /// Does `work`, which takes its locks anew each time, until there are tables for it. Called
-    /// without table locks and outside of read sections.
-    #[inline]
-    pub(crate) fn with_tables<R>(
-        &self,
-        mut work: impl FnMut(&mut TablePool<'m, P>) -> Result<R, OutOfMemory>,
-    ) -> Result<R, OutOfMemory> {
-        let mut pool = TablePool::new(self.memory);
-        match work(&mut pool) {
-            Err(OutOfMemory) => self.with_more_tables(pool, work),
-            done => done,
-        }
-    }
-
-    #[cold]
-    fn with_more_tables<R>(
-        &self,
-        mut pool: TablePool<'m, P>,
-        mut work: impl FnMut(&mut TablePool<'m, P>) -> Result<R, OutOfMemory>,
-    ) -> Result<R, OutOfMemory> {
-        let result = loop {
-            if pool.refill().is_err() {
-                break Err(OutOfMemory);
-            }
-            let done = work(&mut pool);
-            if done.is_ok() {
-                break done;
-            }
-        };
-        pool.give_back();
-        self.stats.add(&pool.counts);
-        result
     }
 
     /// Frees the root, under which nothing is left, and the state. Nobody uses the tree any more,
@@ -496,91 +333,6 @@ pub(crate) fn level_of(meta: &FrameMeta) -> u8 {
 pub(crate) fn free_table<P: Platform>(memory: &Memory<P>, table: Frame, counts: &mut Counts) {
     memory.frames.free(&memory.platform, table, 0);
     counts.tables_freed += 1;
-}
-
-/// Where new tables come from while locks are held: from those that were allocated beforehand, else
-/// from the allocator if it has one at once.
-///
-/// Nothing waits for memory under a table lock or in a read section:
-/// 1. CPU A holds a table's lock, finds no free frame, and waits for memory;
-/// 2. CPU B reclaims, chooses a page of that table, and waits for its lock.
-///
-/// So where the try fails, the operation lets its locks go, fills the pool outside, and looks again
-/// ([`PageTable::with_tables`]).
-pub(crate) struct TablePool<'m, P: Platform> {
-    memory: &'m Memory<P>,
-    first: Option<Frame>,
-    pub(crate) counts: Counts,
-}
-
-impl<'m, P: Platform> TablePool<'m, P> {
-    /// A pool of no tables.
-    #[inline]
-    pub(crate) fn new(memory: &'m Memory<P>) -> Self {
-        Self { memory, first: None, counts: Counts::default() }
-    }
-
-    /// A pool of `count` tables. May wait for memory.
-    pub(crate) fn fill(memory: &'m Memory<P>, count: u64) -> Result<Self, OutOfMemory> {
-        let mut pool = Self::new(memory);
-        // On failure the pool is dropped, and gives back what it has.
-        pool.add(count)?;
-        Ok(pool)
-    }
-
-    /// Adds as many tables as one place of the tree can need: one on each level, and one in reserve.
-    /// May wait for memory.
-    pub(crate) fn refill(&mut self) -> Result<(), OutOfMemory> {
-        self.add(u64::from(P::Arch::LEVELS))
-    }
-
-    fn add(&mut self, count: u64) -> Result<(), OutOfMemory> {
-        for _ in 0..count {
-            self.memory.may_wait();
-            let table = new_table(self.memory, 1, &mut self.counts).ok_or(OutOfMemory)?;
-            self.put(table);
-        }
-        Ok(())
-    }
-
-    /// Takes an empty table that nobody else knows.
-    pub(crate) fn put(&mut self, table: Frame) {
-        let next = self.first.map_or(meta::NONE, |first| first.0);
-        self.memory.frames.meta(table).next.store(next, Ordering::Relaxed);
-        self.first = Some(table);
-    }
-
-    /// A locked, empty table for `level`; counts it where it comes from the allocator.
-    pub(crate) fn take(&mut self, level: u8, counts: &mut Counts) -> Result<Frame, OutOfMemory> {
-        let Some(table) = self.first else {
-            return new_table(self.memory, level, counts).ok_or(OutOfMemory);
-        };
-        self.first = link(self.memory.frames.meta(table).next.load(Ordering::Relaxed));
-        init_table(self.memory, table, level);
-        Ok(table)
-    }
-
-    /// Whether tables were allocated beforehand.
-    pub(crate) fn is_used(&self) -> bool {
-        self.counts.tables_allocated > 0
-    }
-
-    /// Frees the tables that were not needed.
-    pub(crate) fn give_back(&mut self) {
-        while let Some(table) = self.first {
-            self.first = link(self.memory.frames.meta(table).next.load(Ordering::Relaxed));
-            free_table(self.memory, table, &mut self.counts);
-        }
-    }
-}
-
-impl<P: Platform> Drop for TablePool<'_, P> {
-    #[inline]
-    fn drop(&mut self) {
-        if self.first.is_some() {
-            self.give_back();
-        }
-    }
 }
 
 impl<P: Platform> Tree for PageTable<'_, P> {

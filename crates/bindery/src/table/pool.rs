@@ -1,0 +1,133 @@
+//! Tables for an operation that holds locks.
+
+use core::sync::atomic::Ordering;
+
+use crate::Memory;
+use crate::addr::Frame;
+use crate::arch::Arch;
+use crate::frame::meta;
+use crate::platform::Platform;
+use crate::stats::Counts;
+
+use super::{OutOfMemory, PageTable, free_table, init_table, link, new_table};
+
+/// Where new tables come from while locks are held: from those that were allocated beforehand, else
+/// from the allocator if it has one at once.
+///
+/// Nothing waits for memory under a table lock or in a read section:
+/// 1. CPU A holds a table's lock, finds no free frame, and waits for memory;
+/// 2. CPU B reclaims, chooses a page of that table, and waits for its lock.
+///
+/// So where the try fails, the operation lets its locks go, fills the pool outside, and looks again
+/// ([`PageTable::with_tables`]).
+pub(crate) struct TablePool<'m, P: Platform> {
+    memory: &'m Memory<P>,
+    first: Option<Frame>,
+    pub(crate) counts: Counts,
+}
+
+impl<'m, P: Platform> TablePool<'m, P> {
+    /// A pool of no tables.
+    #[inline]
+    pub(crate) fn new(memory: &'m Memory<P>) -> Self {
+        Self { memory, first: None, counts: Counts::default() }
+    }
+
+    /// A pool of `count` tables. May wait for memory.
+    pub(crate) fn fill(memory: &'m Memory<P>, count: u64) -> Result<Self, OutOfMemory> {
+        let mut pool = Self::new(memory);
+        // On failure the pool is dropped, and gives back what it has.
+        pool.add(count)?;
+        Ok(pool)
+    }
+
+    /// Adds as many tables as one place of the tree can need: one on each level, and one in reserve.
+    /// May wait for memory.
+    pub(crate) fn refill(&mut self) -> Result<(), OutOfMemory> {
+        self.add(u64::from(P::Arch::LEVELS))
+    }
+
+    fn add(&mut self, count: u64) -> Result<(), OutOfMemory> {
+        for _ in 0..count {
+            self.memory.may_wait();
+            let table = new_table(self.memory, 1, &mut self.counts).ok_or(OutOfMemory)?;
+            self.put(table);
+        }
+        Ok(())
+    }
+
+    /// Takes an empty table that nobody else knows.
+    pub(crate) fn put(&mut self, table: Frame) {
+        let next = self.first.map_or(meta::NONE, |first| first.0);
+        self.memory.frames.meta(table).next.store(next, Ordering::Relaxed);
+        self.first = Some(table);
+    }
+
+    /// A locked, empty table for `level`; counts it where it comes from the allocator.
+    pub(crate) fn take(&mut self, level: u8, counts: &mut Counts) -> Result<Frame, OutOfMemory> {
+        let Some(table) = self.first else {
+            return new_table(self.memory, level, counts).ok_or(OutOfMemory);
+        };
+        self.first = link(self.memory.frames.meta(table).next.load(Ordering::Relaxed));
+        init_table(self.memory, table, level);
+        Ok(table)
+    }
+
+    /// Whether tables were allocated beforehand.
+    pub(crate) fn is_used(&self) -> bool {
+        self.counts.tables_allocated > 0
+    }
+
+    /// Frees the tables that were not needed.
+    pub(crate) fn give_back(&mut self) {
+        while let Some(table) = self.first {
+            self.first = link(self.memory.frames.meta(table).next.load(Ordering::Relaxed));
+            free_table(self.memory, table, &mut self.counts);
+        }
+    }
+}
+
+impl<P: Platform> Drop for TablePool<'_, P> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.first.is_some() {
+            self.give_back();
+        }
+    }
+}
+
+impl<'m, P: Platform> PageTable<'m, P> {
+    /// Does `work`, which takes its locks anew each time, until there are tables for it. Called
+    /// without table locks and outside of read sections.
+    #[inline]
+    pub(crate) fn with_tables<R>(
+        &self,
+        mut work: impl FnMut(&mut TablePool<'m, P>) -> Result<R, OutOfMemory>,
+    ) -> Result<R, OutOfMemory> {
+        let mut pool = TablePool::new(self.memory);
+        match work(&mut pool) {
+            Err(OutOfMemory) => self.with_more_tables(pool, work),
+            done => done,
+        }
+    }
+
+    #[cold]
+    fn with_more_tables<R>(
+        &self,
+        mut pool: TablePool<'m, P>,
+        mut work: impl FnMut(&mut TablePool<'m, P>) -> Result<R, OutOfMemory>,
+    ) -> Result<R, OutOfMemory> {
+        let result = loop {
+            if pool.refill().is_err() {
+                break Err(OutOfMemory);
+            }
+            let done = work(&mut pool);
+            if done.is_ok() {
+                break done;
+            }
+        };
+        pool.give_back();
+        self.stats.add(&pool.counts);
+        result
+    }
+}
