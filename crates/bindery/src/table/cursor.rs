@@ -63,8 +63,15 @@ impl<'m, P: Platform> PageTable<'m, P> {
         depth: Depth,
         own: Option<&Gather>,
     ) -> Cursor<'_, 'm, P> {
-        // In place: the set of locks is large.
-        let mut cursor = Cursor {
+        let mut cursor = self.unlocked_cursor(range);
+        cursor.lock(depth, own);
+        cursor
+    }
+
+    /// A cursor that holds no lock yet ([`Cursor::lock`]).
+    #[inline(always)]
+    pub(super) fn unlocked_cursor(&self, range: VirtRange) -> Cursor<'_, 'm, P> {
+        Cursor {
             tables: self,
             counts: Counts::default(),
             locks: LockSet::new(),
@@ -73,13 +80,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
             at: range.start().0,
             position: None,
             _section: ReadSection::enter(&self.memory.platform),
-        };
-        cursor.cover = lock::lock_range(self, self.root, range, depth, &mut cursor.locks);
-        cursor.counts.tables_locked = cursor.locks.len() as u64;
-        if cursor.locks.is_pending() {
-            self.honour_pending(range, &cursor.locks, own, &mut cursor.counts);
         }
-        cursor
     }
 
     /// The pieces of `range` that a cursor may lock at once, at most [`lock::CHUNK_TABLES`] leaf
@@ -151,6 +152,18 @@ impl<P: Platform> Drop for Cursor<'_, '_, P> {
 }
 
 impl<'m, P: Platform> Cursor<'_, 'm, P> {
+    /// Locks the range, once. Apart from the making of the cursor, so that the set of locks, which is
+    /// large, need not be copied to where the cursor stays.
+    #[inline(always)]
+    pub(super) fn lock(&mut self, depth: Depth, own: Option<&Gather>) {
+        let (tables, range) = (self.tables, self.range);
+        self.cover = lock::lock_range(tables, tables.root, range, depth, &mut self.locks);
+        self.counts.tables_locked = self.locks.len() as u64;
+        if self.locks.is_pending() {
+            tables.honour_pending(range, &self.locks, own, &mut self.counts);
+        }
+    }
+
     /// The next run, whose leaves agree in what `equal` names; `None` at the end of the range.
     /// Fails where a huge leaf has to be split and its reserve is missing.
     #[inline]

@@ -189,7 +189,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
     ) -> Result<(), OutOfMemory> {
         let (source, target) = (what.source.start().0 + piece.offset, what.to.0 + piece.offset);
         let range = VirtRange::raw(target, target + piece.len);
-        let mut cursor = self.cursor(range, Depth::Floor(piece.level));
+        let mut cursor = self.unlocked_cursor(range);
+        cursor.lock(Depth::Floor(piece.level), None);
         let root = Node { table: self.root, level: P::Arch::LEVELS };
         let look = |at| self.look_under(root, at, piece.level);
         let mut last = None;
