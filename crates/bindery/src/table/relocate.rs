@@ -283,7 +283,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 VirtRange::raw(start, end)
             };
             // A single piece lays its tables under the same locks.
-            let single = piece.offset == 0 && reached_end;
+            let single = next == first && reached_end;
             while self.relocate_piece(what, piece, cleared, single, locked).is_err() {
                 if locked.pool.refill().is_err() {
                     if next == first {
