@@ -90,7 +90,7 @@ const ENTRIES: &[Entry] = &[
         "munmap-1m",
         Folios::Kib64,
         [(40_980, Some(1)), (43_646, Some(2))],
-        [(8_000, Some(1)), (8_000, Some(1))],
+        [(8_500, Some(1)), (8_500, Some(1))],
     ),
     Entry(
         "mremap-1g",
