@@ -4,6 +4,12 @@
 
 /// Calls that are held, and those that cannot succeed meanwhile.
 const NEVER: &[(&[&str], &[&str])] = &[
+    // User copies hold the VMA for reading.
+    (&["move anon", "move anon, congruent"], &["read_user", "write_user to anon"]),
+    (
+        &["move file", "move file, congruent", "mprotect none", "munmap all", "munmap part"],
+        &["read_user"],
+    ),
     (&["drop child"], &["drop child"]),
     (
         &["move file", "move file, congruent", "munmap all"],
