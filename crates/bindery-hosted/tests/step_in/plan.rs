@@ -1,4 +1,4 @@
-//! Which calls meet at which steps, and what came of it, in a table.
+//! The pairs of calls and the steps at which they meet, with the outcomes in a table.
 
 use std::collections::BTreeMap;
 use std::env;

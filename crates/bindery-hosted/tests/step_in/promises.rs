@@ -168,7 +168,7 @@ impl<A: Walk> Audit<'_, '_, A> {
         }
     }
 
-    /// Whether one of the two calls may change what stands there.
+    /// Whether one of the two calls may change the contents there.
     fn loses(&self, probe: Probe) -> bool {
         let mut lost = self.held.loses.iter().chain(&self.stepped_in.loses);
         lost.any(|(start, end)| *start <= probe.at && probe.at < *end)

@@ -70,7 +70,7 @@ pub enum Violation {
         /// The first address that it stands for.
         at: VirtAddr,
     },
-    /// A guard marker stands in a table that does not know of any.
+    /// A table holds a guard marker but is not marked as holding any.
     UnknownGuard(VirtAddr),
     /// A table hangs in two places.
     TableTwice {

@@ -32,7 +32,7 @@ pub(super) const REFERENCE: u64 = 1;
 /// Pins stand above the references: holders that read or write the pages behind the back of the
 /// page tables.
 pub(super) const PIN: u64 = 1 << 16;
-/// Mappings stand in the upper half.
+/// The upper half counts mappings.
 pub(super) const MAPPING: u64 = 1 << 32;
 
 /// Nobody adds a reference to so many.

@@ -1,7 +1,7 @@
 //! The lock of a folio: a bit of its `state`, apart from that of tables, so that a late locker of the
 //! one kind cannot disturb the other.
 //!
-//! Only who has a reference or keeps a mapping takes it; so nobody has it when the folio is freed,
+//! Only a holder of a reference or a mapping takes the lock; so nobody has it when the folio is freed,
 //! and no frame that becomes something else has a locker. It protects the owner and the index.
 //!
 //! # Who may wait for it
