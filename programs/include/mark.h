@@ -69,6 +69,13 @@ enum phase {
     PHASE_VMALLOC_HUGE_16M = 78,
     PHASE_VFREE_HUGE_16M = 79,
 
+    /* What /proc tells of a process' memory. */
+    PHASE_MAPS = 96,
+    PHASE_MAPS_IN_PIECES = 97,
+    PHASE_SMAPS = 98,
+    PHASE_STATM = 99,
+    PHASE_MAP_QUERY = 100,
+
     /* Added to a phase of system 1 when the destination is not congruent with the source. */
     PHASE_OFFSET = 256,
 };

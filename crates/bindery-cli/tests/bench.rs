@@ -198,6 +198,71 @@ fn the_kernels_mappings_take_no_more_than_their_floor_on_every_architecture() {
     }
 }
 
+#[test]
+fn latency_says_which_calls_go_beyond_the_bounds_and_fails_if_any_does() {
+    for arch in ["x86-64", "aarch64", "riscv64"] {
+        let file = Scratch::new(&format!("latency-{arch}"));
+        let arguments = ["latency", "--quick", "--arch", arch, "--json", file.path()];
+        let output = bench(&arguments);
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        narrow(&out);
+        let json = fs::read_to_string(Path::new(file.path())).expect("the file is written");
+        let document: Value = serde_json::from_str(&json).expect("it is JSON");
+        let bounds = &document["bounds"];
+        let measures = ["entries", "tables_marked", "bytes", "reverse_map_entries"];
+        let limits = measures.map(|field| bounds[field].as_u64().expect("a number"));
+        assert_eq!(limits, [1024, 512, 65_536, 1152]);
+        let mut beyond = 0;
+        for row in results(&document) {
+            let call = row["call"].as_str().expect("a name");
+            assert!(out.contains(call), "{arch}: {call} is missing in {out}");
+            let longest = measures.map(|field| row["longest"][field].as_u64().expect("a number"));
+            let within = longest.iter().zip(limits).all(|(most, limit)| *most <= limit);
+            assert_eq!(row["within_bounds"], within, "{arch}: {row}");
+            beyond += u64::from(!within);
+        }
+        assert_eq!(output.status.code(), Some(i32::from(beyond > 0)), "{arch}: {err}");
+        for call in ["mmap over it", "mremap, off by 4 KiB", "fork, pinned folios", "truncate"] {
+            assert!(out.contains(call), "{arch}: nobody has called {call}");
+        }
+    }
+}
+
+#[test]
+fn scale_shows_that_no_call_grows_faster_than_a_logarithm() {
+    for arch in ["x86-64", "aarch64"] {
+        let file = Scratch::new(&format!("scale-{arch}"));
+        let arguments = ["scale", "--quick", "--arch", arch, "--json", file.path()];
+        let output = bench(&arguments);
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        assert_eq!(output.status.code(), Some(0), "{arch}: {err}{out}");
+        narrow(&out);
+        let json = fs::read_to_string(Path::new(file.path())).expect("the file is written");
+        let document: Value = serde_json::from_str(&json).expect("it is JSON");
+        let calls = [
+            ("space", &["mmap", "fault", "fork", "munmap"][..]),
+            ("object", &["mmap", "fault", "fork", "punch a page", "truncate", "munmap", "sync"]),
+        ];
+        let mut met = 0;
+        for (scene, calls) in calls {
+            for call in calls {
+                let row = results(&document)
+                    .iter()
+                    .find(|row| row["scene"] == scene && row["call"] == *call)
+                    .unwrap_or_else(|| panic!("{arch}: nobody has called {call} of a {scene}"));
+                let samples = row["samples"].as_array().expect("a list");
+                let mappings = samples.iter().map(|sample| sample["mappings"].as_u64());
+                assert!(mappings.is_sorted() && samples.len() == 3, "{arch}: {row}");
+                let steps = |sample: &Value| sample["steps"].as_u64().expect("a number");
+                assert!(steps(&samples[2]) > 0, "{arch}: {row}");
+                assert_eq!(row["logarithmic"], true, "{arch}: {row}");
+                met += 1;
+            }
+        }
+        assert_eq!(met, results(&document).len());
+    }
+}
+
 /// Checks that the command line is refused, and that the message has all of `words` in it.
 fn refused(arguments: &[&str], words: &[&str]) {
     let output = bench(arguments);
@@ -216,6 +281,7 @@ fn a_wrong_command_line_is_refused_with_what_would_be_right() {
     refused(&["--folio", "4m"], &["4m", "2m"]);
     refused(&["--arch", "vax"], &["vax", "aarch64", "riscv64"]);
     refused(&["--arch", "tiny"], &["tiny", "x86-64"]);
+    refused(&["latency", "--arch", "vax"], &["vax", "aarch64", "riscv64"]);
 }
 
 #[test]

@@ -5,12 +5,14 @@
 //! of one read section or one access. Two threads that are the same CPU at the same time are a
 //! mistake of the program around the machine, and panic.
 //!
-//! Each seat counts the read sections on it: odd while its thread is inside one. Who
-//! synchronizes looks at every seat once and waits until each odd count has changed.
+//! The machine has a clock that goes forward with each grace period that somebody begins to count.
+//! Each seat says what it showed when its thread entered the read section that it is in, or 0. A
+//! grace period is over when no seat shows a time before its own.
 //!
 //! ```text
-//! section   0 | 1 (inside) | 2 | 3 (inside ...
-//!                  ^ synchronize saw 1: waits for a number other than 1
+//! clock      7   | 8 (grace period 8 begins)
+//! section    0   7 (inside) ............. 0   8 (inside)
+//!                    not over             over, whoever is inside now
 //! ```
 
 use std::cell::{Cell, RefCell};
@@ -19,14 +21,17 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 use std::thread;
 
-use bindery::platform::{Cpu, Wait};
+use bindery::platform::{Cpu, GracePeriod};
 
-/// Rounds that a short wait spins before it lets another thread run: the lock's holder may be
+/// Rounds that a waiter spins before it lets another thread run: the lock's holder may be
 /// a thread that the host has preempted.
 const SPINS: u32 = 64;
 
 /// The number that no thread has.
 const NOBODY: u64 = 0;
+
+/// What a seat shows outside of read sections. The clock begins above.
+const OUTSIDE: u64 = 0;
 
 /// Where this thread is on the machine that it used last.
 #[derive(Clone, Copy)]
@@ -64,7 +69,7 @@ struct Seat {
     owner: AtomicU64,
     /// How deep read sections are nested. Only the owner uses it.
     depth: AtomicU32,
-    /// Odd inside a read section.
+    /// What the clock showed when the read section was entered, or [`OUTSIDE`].
     section: AtomicU64,
 }
 
@@ -74,13 +79,20 @@ pub(crate) struct Seats {
     /// The machine's number; never given to another.
     machine: u64,
     seats: Box<[Seat]>,
+    /// Grace periods that were begun. Alone in its cache lines, since every section reads it.
+    clock: Clock,
 }
+
+#[repr(align(128))]
+#[derive(Debug)]
+struct Clock(AtomicU64);
 
 impl Seats {
     pub(crate) fn new(cpus: u16) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let seats = (0..cpus).map(|_| Seat::default()).collect();
-        Self { machine: NEXT.fetch_add(1, Ordering::Relaxed), seats }
+        let clock = Clock(AtomicU64::new(OUTSIDE + 1));
+        Self { machine: NEXT.fetch_add(1, Ordering::Relaxed), seats, clock }
     }
 
     /// How many CPUs there are.
@@ -172,7 +184,8 @@ impl Seats {
         let depth = seat.depth.load(Ordering::Relaxed);
         seat.depth.store(depth + 1, Ordering::Relaxed);
         if depth == 0 {
-            announce(&seat.section);
+            // Acquire: who sees a grace period's time sees what was unlinked before it.
+            announce(&seat.section, self.clock.0.load(Ordering::Acquire));
         }
     }
 
@@ -184,8 +197,7 @@ impl Seats {
         assert!(depth > 0, "left a read section that was never entered");
         seat.depth.store(depth - 1, Ordering::Relaxed);
         if depth == 1 {
-            let section = seat.section.load(Ordering::Relaxed);
-            seat.section.store(section + 1, Ordering::Release);
+            seat.section.store(OUTSIDE, Ordering::Release);
             if !here.bound {
                 seat.owner.store(NOBODY, Ordering::Release);
             }
@@ -199,36 +211,71 @@ impl Seats {
             "synchronize inside a read section on CPU {}: it would wait for itself for ever",
             self.cpu().0
         );
-        fence(Ordering::SeqCst);
+        let GracePeriod(began) = self.grace_period();
         for seat in &self.seats {
-            let seen = seat.section.load(Ordering::Acquire);
-            while seen % 2 == 1 && seat.section.load(Ordering::Acquire) == seen {
-                relax(Wait::Short);
+            while seat.is_inside_since(began) {
+                relax();
             }
         }
         fence(Ordering::SeqCst);
     }
+
+    /// Begins to count a grace period.
+    ///
+    /// Of a section that is being entered at the same time, either its seat shows an earlier time to
+    /// whoever asks, or it sees all that the caller has unlinked. The fence pairs with the one in
+    /// `announce`:
+    /// 1. CPU A reads the clock;
+    /// 2. CPU B unlinks a VMA, lets the clock go forward, and finds CPU A's seat outside;
+    /// 3. CPU A announces the old time, and then, behind its fence, finds the VMA gone.
+    #[inline]
+    pub(crate) fn grace_period(&self) -> GracePeriod {
+        let period = GracePeriod(self.clock.0.fetch_add(1, Ordering::SeqCst) + 1);
+        fence(Ordering::SeqCst);
+        period
+    }
+
+    /// Whether no section is left that existed when the grace period began.
+    #[inline]
+    pub(crate) fn is_over(&self, period: GracePeriod) -> bool {
+        assert!(
+            !self.inside(),
+            "a grace period asked after inside a read section on CPU {}: it may be its own",
+            self.cpu().0
+        );
+        !self.seats.iter().any(|seat| seat.is_inside_since(period.0))
+    }
 }
 
-/// Makes the section's count odd, before any later load of this thread.
+impl Seat {
+    /// Whether the thread is in a section that it entered before the clock showed `time`.
+    #[inline]
+    fn is_inside_since(&self, time: u64) -> bool {
+        // Acquire: what was read in the section was read before whatever comes now.
+        let section = self.section.load(Ordering::Acquire);
+        section != OUTSIDE && section < time
+    }
+}
+
+/// Says that a section was entered at `time`, before any later load of this thread.
 #[inline]
-fn announce(section: &AtomicU64) {
-    let inside = section.load(Ordering::Relaxed) + 1;
+fn announce(section: &AtomicU64, inside: u64) {
     if cfg!(target_arch = "x86_64") {
         // A locked exchange keeps later loads behind it, and costs half of what a fence does.
         section.swap(inside, Ordering::SeqCst);
         compiler_fence(Ordering::SeqCst);
     } else {
-        section.store(inside, Ordering::Relaxed);
+        // Release, as the exchange is: who sees this section sees what was read in the one before.
+        section.store(inside, Ordering::Release);
         fence(Ordering::SeqCst);
     }
 }
 
-/// One round of waiting.
-pub(crate) fn relax(wait: Wait) {
+/// One round of spinning.
+pub(crate) fn relax() {
     let spun = SPUN.get().wrapping_add(1);
     SPUN.set(spun);
-    if wait == Wait::Long || spun.is_multiple_of(SPINS) {
+    if spun.is_multiple_of(SPINS) {
         thread::yield_now();
     } else {
         hint::spin_loop();
@@ -281,7 +328,7 @@ impl Drop for OnCpu<'_> {
             let seat = self.seats.seat(self.cpu);
             if seat.depth.swap(0, Ordering::Relaxed) > 0 {
                 // Whoever synchronizes must not wait for a thread that has gone.
-                seat.section.fetch_add(1, Ordering::Release);
+                seat.section.store(OUTSIDE, Ordering::Release);
                 seat.owner.store(NOBODY, Ordering::Release);
                 let mistake = !thread::panicking();
                 assert!(!mistake, "a thread left CPU {} inside a read section", self.cpu.0);

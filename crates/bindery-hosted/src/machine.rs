@@ -1,18 +1,20 @@
 //! [`Machine`]: memory, CPUs and MMUs put together, and the core's [`Platform`].
 
 use std::fmt;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use bindery::addr::{Frame, PAGE_SHIFT};
-use bindery::platform::{Cpu, CpuSet, Invalidation, MAX_CPUS, Platform, Wait};
+use bindery::platform::{Cpu, CpuSet, GracePeriod, Invalidation, MAX_CPUS, Platform};
 use parking_lot::Mutex;
+use parking_lot_core::{DEFAULT_PARK_TOKEN, DEFAULT_UNPARK_TOKEN};
 
 use crate::cpu::{self, OnCpu, Seats};
 use crate::memory::{PhysicalMemory, Window};
 use crate::mmu::walk::World;
 use crate::mmu::{Translation, Walk};
+use crate::signals::Signals;
 use crate::stats::{Requests, Statistics};
 use crate::tlb::{Tlb, TlbKind};
 use crate::violation::{Log, Violation};
@@ -29,11 +31,23 @@ pub struct Config {
     /// The number of the first frame. Not 0 by default, so that a frame number that is mistaken
     /// for an offset, or a zero for a frame, is noticed.
     pub first_frame: Frame,
+    /// What [`Platform::seed`] says. Always the same by default, so that a test that failed fails
+    /// again.
+    pub seed: u64,
+    /// What [`Platform::protection_keys`] says: 1, so none to choose from, by default.
+    pub protection_keys: u8,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { memory: 64 << 20, cpus: 1, tlb: TlbKind::Strict, first_frame: Frame(0x8_0000) }
+        Self {
+            memory: 64 << 20,
+            cpus: 1,
+            tlb: TlbKind::Strict,
+            first_frame: Frame(0x8_0000),
+            seed: 0,
+            protection_keys: 1,
+        }
     }
 }
 
@@ -69,6 +83,9 @@ pub(crate) struct Shared<A: Walk> {
     pub(crate) tlbs: Box<[Padded<Mutex<Tlb<A>>>]>,
     pub(crate) log: Log,
     requests: Requests,
+    signals: Signals,
+    seed: u64,
+    protection_keys: u8,
     /// Lives as long as any clone, and so do the windows into it.
     memory: PhysicalMemory,
 }
@@ -80,7 +97,7 @@ pub(crate) struct Padded<T>(pub(crate) T);
 impl<A: Walk> Machine<A> {
     /// Builds a machine. Its memory is all zeroes.
     pub fn new(config: Config) -> Self {
-        let Config { memory, cpus, tlb, first_frame } = config;
+        let Config { memory, cpus, tlb, first_frame, seed, protection_keys } = config;
         assert!((1..=MAX_CPUS).contains(&usize::from(cpus)), "a machine with {cpus} CPUs");
         let frames = u32::try_from(memory >> PAGE_SHIFT).ok().filter(|frames| *frames > 0);
         let frames = frames.unwrap_or_else(|| panic!("a machine with {memory} bytes of memory"));
@@ -92,6 +109,9 @@ impl<A: Walk> Machine<A> {
             tlbs,
             log: Log::default(),
             requests: Requests::default(),
+            signals: Signals::default(),
+            seed,
+            protection_keys,
             memory,
         };
         Self { window: shared.memory.window(), shared: Arc::new(shared) }
@@ -161,6 +181,12 @@ impl<A: Walk> Machine<A> {
         self.tlb(cpu).lock().cached(root)
     }
 
+    /// Lets a fatal signal come, for whoever runs: [`Platform::fatal_signal`] says "no" so many times
+    /// more, and "yes" from then on. `None` takes it back.
+    pub fn fatal_signal_after(&self, questions: Option<u64>) {
+        self.shared.signals.set(questions);
+    }
+
     pub(crate) fn world(&self) -> World<'_> {
         World { memory: &self.window, log: &self.shared.log }
     }
@@ -178,7 +204,8 @@ impl<A: Walk> Machine<A> {
 // 2. `invalidate` and `invalidate_kernel` take the lock of each CPU's TLB, under which every access
 //    is made from translation to last byte, and remove what the contract names; a CPU's walk that
 //    begins later synchronizes with it through the lock and so sees the entries as written.
-// 3. `Seats::synchronize` waits for every section that was announced before; see there.
+// 3. `Seats::synchronize` and `Seats::is_over` know every section that was announced before; see
+//    there.
 // 4. `Seats` lets a thread have a seat only when no other has it, and there are at most `MAX_CPUS`.
 // 5. `parking_lot::RawMutex` is a mutual exclusion lock.
 unsafe impl<A: Walk> Platform for Machine<A> {
@@ -242,8 +269,31 @@ unsafe impl<A: Walk> Platform for Machine<A> {
     }
 
     #[inline]
-    fn relax(&self, wait: Wait) {
-        cpu::relax(wait);
+    fn relax(&self) {
+        cpu::relax();
+    }
+
+    fn park(&self, word: &AtomicU32, expected: u32) {
+        assert!(
+            !self.shared.seats.inside(),
+            "a thread sleeps inside a read section on CPU {}",
+            self.cpu().0
+        );
+        // Acquire: whoever finds the word changed comes after what was done before the change.
+        let unchanged = || word.load(Ordering::Acquire) == expected;
+        let key = ptr::from_ref(word).addr();
+        // SAFETY: 1. The key is the address of a word that is there, in which no lock of the crate's
+        // lies, and which others use as a key through `unpark` alone. 2. The closures neither panic
+        // nor come back to the crate.
+        unsafe {
+            parking_lot_core::park(key, unchanged, || (), |_, _| (), DEFAULT_PARK_TOKEN, None);
+        }
+    }
+
+    fn unpark(&self, word: *const AtomicU32) {
+        // SAFETY: as in `park`. If the word is gone, whoever waits under its address for something
+        // else looks again.
+        unsafe { parking_lot_core::unpark_all(word.addr(), DEFAULT_UNPARK_TOKEN) };
     }
 
     #[inline]
@@ -258,6 +308,29 @@ unsafe impl<A: Walk> Platform for Machine<A> {
 
     fn synchronize(&self) {
         self.shared.seats.synchronize();
+    }
+
+    fn fatal_signal(&self) -> bool {
+        assert!(!self.shared.seats.inside(), "a call that would stop inside a read section");
+        self.shared.signals.waits()
+    }
+
+    fn seed(&self) -> u64 {
+        self.shared.seed
+    }
+
+    fn protection_keys(&self) -> u8 {
+        self.shared.protection_keys
+    }
+
+    #[inline]
+    fn grace_period(&self) -> GracePeriod {
+        self.shared.seats.grace_period()
+    }
+
+    #[inline]
+    fn is_over(&self, period: GracePeriod) -> bool {
+        self.shared.seats.is_over(period)
     }
 
     fn allocation_may_wait(&self) {

@@ -128,6 +128,47 @@ fn synchronize_does_not_wait_for_sections_that_come_later() {
 }
 
 #[test]
+fn a_grace_period_is_over_when_the_sections_of_its_beginning_are() {
+    let machine = machine(3);
+    let before = machine.grace_period();
+    assert!(machine.is_over(before), "nobody is inside");
+    let step = Barrier::new(2);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            machine.on_cpu(Cpu(1), || {
+                machine.enter_read();
+                step.wait();
+                step.wait();
+                machine.leave_read();
+                machine.enter_read();
+                step.wait();
+                step.wait();
+                machine.leave_read();
+            });
+        });
+        step.wait();
+        let inside = machine.grace_period();
+        assert!(machine.is_over(before), "the section began later");
+        assert!(!machine.is_over(inside));
+        step.wait();
+        step.wait();
+        assert!(machine.is_over(inside), "that section was left, though another was entered");
+        assert!(!machine.is_over(machine.grace_period()));
+        step.wait();
+    });
+    assert!(machine.is_over(machine.grace_period()));
+}
+
+#[test]
+#[should_panic(expected = "asked after inside a read section")]
+fn to_ask_inside_a_section_whether_a_grace_period_is_over_is_a_mistake() {
+    let machine = machine(1);
+    let period = machine.grace_period();
+    machine.enter_read();
+    machine.is_over(period);
+}
+
+#[test]
 #[should_panic(expected = "synchronize inside a read section")]
 fn synchronize_inside_a_section_is_a_mistake() {
     let machine = machine(1);

@@ -19,41 +19,21 @@ use bindery::{
 };
 use bindery_hosted::{Config, Machine, MemoryFiles, Program, Walk};
 use common::{GIB, MIB, READ_WRITE, audit, fixed, memory_with, options, use_order};
-use objects_common::{PAGE, memfd, use_object_order};
+use objects_common::{Chance, PAGE, memfd, use_object_order};
 
 const AT: u64 = GIB;
 const SPAN: u64 = 16 * MIB;
 const OBJECT: u64 = 4 * MIB;
 const CPUS: u16 = 4;
 
-/// Numbers without an order that matters.
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % limit
+/// A range of pages: small, large, or of whole tables.
+fn range(chance: &mut Chance) -> (VirtAddr, u64) {
+    let pages = chance.one_of(&[16, OBJECT / PAGE]);
+    let (at, length) = (chance.page(), (chance.below(pages) + 1) * PAGE);
+    if chance.below(4) == 0 {
+        return (at.align_down(2 * MIB), length.next_multiple_of(2 * MIB));
     }
-
-    fn one_of<T: Copy>(&mut self, these: &[T]) -> T {
-        these[self.below(these.len() as u64) as usize]
-    }
-
-    fn page(&mut self) -> VirtAddr {
-        VirtAddr(AT + self.below(SPAN / PAGE) * PAGE)
-    }
-
-    /// A range of pages: small, large, or of whole tables.
-    fn range(&mut self) -> (VirtAddr, u64) {
-        let pages = self.one_of(&[16, OBJECT / PAGE]);
-        let (at, length) = (self.page(), (self.below(pages) + 1) * PAGE);
-        if self.below(4) == 0 {
-            return (at.align_down(2 * MIB), length.next_multiple_of(2 * MIB));
-        }
-        (at, length)
-    }
+    (at, length)
 }
 
 /// What one CPU has in hand.
@@ -92,7 +72,7 @@ impl<A: Walk> Player<'_, '_, A> {
         let one = self.one_space();
         let space = self.children.get(one).unwrap_or(self.space);
         let chance = &mut self.chance;
-        let (at, length) = chance.range();
+        let (at, length) = range(chance);
         match chance.below(12) {
             0..=2 => {
                 let sharing = chance.one_of(&[Sharing::Shared, Sharing::Private]);
@@ -139,7 +119,7 @@ impl<A: Walk> Player<'_, '_, A> {
     fn advise(&mut self) {
         let one = self.one_space();
         let space = self.children.get(one).unwrap_or(self.space);
-        let (at, length) = self.chance.range();
+        let (at, length) = range(&mut self.chance);
         let advice = self.chance.one_of(&[
             Advice::DontNeed,
             Advice::Free,
@@ -197,7 +177,7 @@ impl<A: Walk> Player<'_, '_, A> {
     fn look(&mut self) {
         let one = self.one_space();
         let space = self.children.get(one).unwrap_or(self.space);
-        let (at, length) = self.chance.range();
+        let (at, length) = range(&mut self.chance);
         let _ = space.mincore(at, length, |_, _| ());
         let _ = space.msync(at, length, SyncFlags::SYNC);
         match self.chance.below(8) {
@@ -251,7 +231,8 @@ fn play<A: Walk>(seed: u64, backed: Backed, order: u8, bytes: u64, time: Duratio
                 let (machine, space, object) = (&machine, &space, &object);
                 scope.spawn(move || {
                     machine.on_cpu(Cpu(cpu), || {
-                        let chance = Chance((seed + 1) * 7919 + u64::from(cpu) * 104_729);
+                        let chance =
+                            Chance::new((seed + 1) * 7919 + u64::from(cpu) * 104_729, (AT, SPAN));
                         let (pins, children) = (Vec::new(), Vec::new());
                         let mut player = Player { machine, space, object, chance, pins, children };
                         while Instant::now() < end {

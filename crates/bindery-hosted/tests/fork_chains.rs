@@ -2,16 +2,18 @@
 //! page can be and nowhere else.
 
 mod common;
+mod families;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 
-use bindery::addr::{PAGE_SIZE, VirtAddr};
+use bindery::addr::PAGE_SIZE;
 use bindery::platform::Cpu;
-use bindery::testing::{self, AnonymousWalk, anon_groups, walk_anonymous};
+use bindery::testing::{self, anon_groups, walk_anonymous};
 use bindery::{Access, AddressSpace, Advice, Error, Inspection, Memory, PinTime, Protection};
 use bindery_hosted::{Config, Machine, Program, TlbKind, Walk};
-use common::{GIB, MIB, READ_WRITE, audit, fixed, memory_with, options, strict};
+use common::{MIB, READ_WRITE, audit, fixed, memory_with, options, strict};
+use families::{Space, X, assert_walk, free, new_space, page, write};
 
 on_every_architecture! {
     chain => a_walk_in_a_chain_visits_one_vma;
@@ -29,50 +31,14 @@ on_every_architecture! {
     out_of_memory => a_fork_that_contracts_may_run_out_of_memory;
 }
 
-type X = bindery::arch::X86_64<4>;
-type Space<'m, A> = AddressSpace<'m, Machine<A>>;
-
-const AT: VirtAddr = VirtAddr(GIB);
-
 /// Not the strict TLB: it makes 20,000 generations long.
 fn plain(bytes: u64) -> (Machine<X>, Memory<Machine<X>>) {
     memory_with(Config { memory: bytes, tlb: TlbKind::Plain, ..Config::default() })
 }
 
-fn page(number: u64) -> VirtAddr {
-    VirtAddr(AT.0 + number * PAGE_SIZE)
-}
-
-fn write<A: Walk>(space: &Space<'_, A>, pages: u64) {
-    for number in 0..pages {
-        space.fault(page(number), Access::Write).unwrap();
-    }
-}
-
-fn new_space<A: Walk>(memory: &Memory<Machine<A>>, pages: u64) -> Space<'_, A> {
-    let space = AddressSpace::new(memory, options()).unwrap();
-    space.mmap(&fixed(AT.0, pages * PAGE_SIZE)).unwrap();
-    space
-}
-
 /// The child, after the parent has gone.
 fn next<A: Walk>(space: Space<'_, A>) -> Space<'_, A> {
     space.fork().unwrap()
-}
-
-/// The walk for the page finds all entries, and looks at no more than twice as many VMAs as can map
-/// it.
-#[track_caller]
-fn assert_walk<A: Walk>(space: &Space<'_, A>, at: VirtAddr, can_map: u64) -> AnonymousWalk {
-    let walk = walk_anonymous(space, at).expect("nothing runs");
-    assert_eq!(walk.found, walk.mappings, "{walk:?}");
-    assert!(walk.visited <= 2 * can_map, "{can_map} VMAs can map the page: {walk:?}");
-    walk
-}
-
-fn free<A: Walk>(memory: &Memory<Machine<A>>) -> u64 {
-    memory.trim();
-    memory.free_frames()
 }
 
 #[test]
@@ -110,11 +76,11 @@ fn a_daemon_of_500_mappings_takes_no_more_memory_after_400_generations() {
         space
     };
     // The cycle of contractions has a length that divides 60.
-    for _ in 0..60 {
+    for _ in 0..240 {
         space = generation(space);
     }
     let early = free(&memory);
-    for _ in 0..420 {
+    for _ in 0..240 {
         space = generation(space);
     }
     assert_eq!(free(&memory), early, "frames are lost");
@@ -363,16 +329,17 @@ fn several_vmas_of_one_group_are_all_surveyed<A: Walk>() {
     // Five generations deep, and three VMAs of one group: the next fork contracts.
     space.mprotect(page(2), 3 * PAGE_SIZE, Protection::READ).unwrap();
     space.madvise(page(2), 3 * PAGE_SIZE, Advice::DontFork).unwrap();
-    let groups = anon_groups(&memory);
+    assert_eq!(anon_groups(&memory), 6);
     let child = space.fork().unwrap();
-    assert_eq!(anon_groups(&memory), groups + 2, "one for each VMA that the child has");
+    let left = "the root, the parent's, and the child's two, one for each VMA";
+    assert_eq!(anon_groups(&memory), 2 + 1 + 1, "{left}");
     audit(&machine, &memory, &[&space, &child]);
     for number in 0..8 {
         let walk = walk_anonymous(&space, page(number)).unwrap();
         assert_eq!(walk.found, walk.mappings, "page {number}");
     }
     drop(space);
-    assert_eq!(anon_groups(&memory), 2 + 1 + 1, "the root, the parent's, and the child's two");
+    assert_eq!(anon_groups(&memory), 2 + 1 + 1, "{left}");
     audit(&machine, &memory, &[&child]);
 }
 

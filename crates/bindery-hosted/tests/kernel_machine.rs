@@ -59,8 +59,7 @@ fn root<A: Walk>() -> Frame {
 
 /// A machine with tables down to the last 2 MiB of all; in a table, entry 511 is the last.
 fn stage_with<A: Format>(tlb: TlbKind) -> Machine<A> {
-    let machine =
-        Machine::new(Config { cpus: 3, memory: 2 << 30, tlb, first_frame: Frame(0x8_0000) });
+    let machine = Machine::new(Config { cpus: 3, memory: 2 << 30, tlb, ..Config::default() });
     for level in 1..u32::from(A::LEVELS) {
         set(&machine, Frame(0x8_0001 + level), 511, A::names(Frame(0x8_0000 + level)));
     }

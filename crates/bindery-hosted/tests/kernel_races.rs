@@ -12,7 +12,6 @@ mod kernel;
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread;
-use std::time::Duration;
 
 use bindery::addr::{PAGE_SIZE, PhysAddr, VirtAddr};
 use bindery::arch::Permissions;
@@ -211,7 +210,7 @@ fn fault_during_cut<A: Walk>() {
 }
 
 /// A walk that began before a purge may still be about to read a table that the purge has unhooked.
-/// The addresses are given back all the same; the frames are not.
+/// The addresses and the area's own frames are given back all the same; the tables are not.
 fn walkers<A: Walk>() {
     let (machine, memory) =
         memory_with::<A>(Config { memory: 32 * MIB, cpus: 2, ..Config::default() });
@@ -219,7 +218,7 @@ fn walkers<A: Walk>() {
     map.set_purge_limit(u64::MAX);
     let at = machine.on_cpu(Cpu(0), || map.vmalloc(MIB, &VmallocOptions::default()).unwrap());
     let free = memory.free_frames();
-    let inside = AtomicU64::new(0);
+    let (inside, purged) = (AtomicU64::new(0), AtomicU64::new(0));
     thread::scope(|scope| {
         scope.spawn(|| {
             machine.on_cpu(Cpu(1), || {
@@ -228,9 +227,11 @@ fn walkers<A: Walk>() {
                 while map.explain(at) != KernelAddress::Free {
                     thread::yield_now();
                 }
-                // Long enough for a purge that does not wait to be over.
-                thread::sleep(Duration::from_millis(5));
-                assert_eq!(memory.free_frames(), free, "freed too early");
+                while purged.load(SeqCst) == 0 {
+                    thread::yield_now();
+                }
+                assert!(memory.deferred().tables > 0, "{:?}", memory.deferred());
+                assert_eq!(memory.free_frames(), free + 256, "a table was freed too early");
                 machine.leave_read();
             });
         });
@@ -239,10 +240,13 @@ fn walkers<A: Walk>() {
         }
         machine.on_cpu(Cpu(0), || {
             map.vfree(at).unwrap();
+            // It does not wait for the walk.
             map.purge();
+            purged.store(1, SeqCst);
         });
     });
-    assert!(memory.free_frames() >= free + 256);
+    memory.drain_deferred();
+    assert!(memory.free_frames() > free + 256, "the tables have come back, too");
     audit(&machine, &memory, &[&map]);
 }
 

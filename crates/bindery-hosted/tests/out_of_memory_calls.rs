@@ -7,13 +7,13 @@ mod stage;
 
 use bindery::addr::VirtAddr;
 use bindery::{
-    Advice, Error, LockAll, LockPages, MapFlags, MapRequest, PinTime, Protection, Remap, Sharing,
+    Advice, Error, FaultError, LockAll, LockPages, MapFlags, MapRequest, PinError, PinTime,
+    Protection, Remap, Sharing,
 };
 use bindery_hosted::Walk;
 use common::{GIB, MIB, anywhere, fixed};
 use shortage::{
-    AT, CROSSING, Case, Folios, Layout, at_every_point, filled, huge, moved, no_memory, two_tables,
-    zero,
+    AT, CROSSING, Case, Folios, Layout, at_every_point, filled, huge, moved, two_tables, zero,
 };
 
 const PAGE: u64 = 4096;
@@ -278,6 +278,12 @@ fn grow_heap<A: Walk>() {
     assert_eq!(points, 1, "the VMA");
 }
 
+/// The error of a pin, if it is that there was no memory.
+fn no_memory_to_pin(error: PinError) -> Error {
+    assert_eq!(error, PinError::Fault(FaultError::OutOfMemory));
+    Error::OutOfMemory
+}
+
 fn pin_shared<A: Walk>() {
     let points = at_every_point::<A>(&Case {
         folios: Folios::SharedWithChild,
@@ -285,11 +291,11 @@ fn pin_shared<A: Walk>() {
             space
                 .pin(VirtAddr(CROSSING), 1, bindery::Access::Read, PinTime::Long)
                 .map(|_| (0, None))
-                .map_err(no_memory)
+                .map_err(no_memory_to_pin)
         },
         ..two_tables()
     });
-    assert_eq!(points, 1, "a page of its own");
+    assert_eq!(points, 2, "the count of pins, and a page of its own");
 }
 
 fn fork_pinned<A: Walk>() {

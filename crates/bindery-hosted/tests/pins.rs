@@ -4,8 +4,8 @@ mod common;
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::{
-    Access, AddressSpace, Advice, Error, FaultError, FolioError, Inspection, MapRequest, PinTime,
-    Protection, Remap,
+    Access, AddressSpace, Advice, Error, FaultError, FolioError, Inspection, MapRequest, PinError,
+    PinTime, Protection, Remap,
 };
 use bindery_hosted::{Machine, Program, Walk};
 use common::{GIB, KIB, MIB, READ_WRITE, audit, fixed, options, strict, use_order};
@@ -106,11 +106,12 @@ fn a_pin_that_cannot_be_is_refused<A: Walk>() {
     let (machine, memory) = strict::<A>(64 << 20);
     let space = written(&memory, &machine, PAGE_SIZE);
     let refused = |at: u64, access| space.pin(VirtAddr(at), 1, access, PinTime::Short).err();
-    assert_eq!(refused(0, Access::Read), Some(FaultError::NotMapped));
-    assert_eq!(refused(u64::MAX, Access::Read), Some(FaultError::NotMapped));
-    assert_eq!(refused(A::USER_END, Access::Write), Some(FaultError::NotMapped));
+    let fault = |error| Some(PinError::Fault(error));
+    assert_eq!(refused(0, Access::Read), fault(FaultError::NotMapped));
+    assert_eq!(refused(u64::MAX, Access::Read), fault(FaultError::NotMapped));
+    assert_eq!(refused(A::USER_END, Access::Write), fault(FaultError::NotMapped));
     space.mprotect(AT, PAGE_SIZE, Protection::READ).unwrap();
-    assert_eq!(refused(AT.0, Access::Write), Some(FaultError::Protection));
+    assert_eq!(refused(AT.0, Access::Write), fault(FaultError::Protection));
     let pinned = space.pin(AT, 0, Access::Read, PinTime::Short).unwrap();
     assert_eq!(pinned.pages(), 1);
     drop(pinned);

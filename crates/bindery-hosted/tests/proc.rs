@@ -381,6 +381,7 @@ fn told_by_status<A: Walk>() {
 VmPeak:\t     144 kB
 VmSize:\t     144 kB
 VmLck:\t       4 kB
+VmPin:\t       0 kB
 VmHWM:\t      32 kB
 VmRSS:\t      32 kB
 RssAnon:\t      20 kB

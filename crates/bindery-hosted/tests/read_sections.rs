@@ -3,19 +3,18 @@
 mod common;
 
 use std::cell::Cell;
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bindery::addr::{Frame, VirtAddr};
+use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
 use bindery::linux::proc::{self, Unnamed};
-use bindery::platform::{Cpu, CpuSet, Invalidation, Platform, Wait};
+use bindery::platform::{Cpu, Platform};
 use bindery::{
     Access, AddressSpace, FileAccess, FrameRange, MapObject, MapRequest, Memory, Place, Sharing,
 };
-use bindery_hosted::{Config, Machine, MemoryFiles};
+use bindery_hosted::{Config, Machine, MemoryFiles, pass_on};
 use common::{GIB, MIB, READ_WRITE, options};
 use parking_lot::lock_api::RawMutex;
 
@@ -69,44 +68,19 @@ unsafe impl Platform for Watching {
     type Mutex = parking_lot::RawMutex;
     type SpinLock = Slow;
 
-    fn window(&self, frame: Frame) -> NonNull<u8> {
-        self.machine.window(frame)
+    pass_on! { machine:
+        window zero copy invalidate invalidate_local invalidate_kernel publish_entries cpu unpark
+        grace_period is_over seed fatal_signal allocation_may_wait frames_released
     }
 
-    fn zero(&self, first: Frame, count: u32) {
-        self.machine.zero(first, count);
+    fn relax(&self) {
+        self.spins.fetch_add(1, Relaxed);
+        self.machine.relax();
     }
 
-    fn copy(&self, from: Frame, to: Frame, count: u32) {
-        self.machine.copy(from, to, count);
-    }
-
-    fn invalidate(&self, root: Frame, cpus: &CpuSet, what: &Invalidation) {
-        self.machine.invalidate(root, cpus, what);
-    }
-
-    fn invalidate_kernel(&self, root: Frame, what: &Invalidation) {
-        self.machine.invalidate_kernel(root, what);
-    }
-
-    fn invalidate_local(&self, root: Frame, what: &Invalidation) {
-        self.machine.invalidate_local(root, what);
-    }
-
-    fn publish_entries(&self) {
-        self.machine.publish_entries();
-    }
-
-    fn cpu(&self) -> Cpu {
-        self.machine.cpu()
-    }
-
-    fn relax(&self, wait: Wait) {
-        match wait {
-            Wait::Long => self.wrong.fetch_add(u64::from(INSIDE.get() > 0), Relaxed),
-            Wait::Short => self.spins.fetch_add(1, Relaxed),
-        };
-        self.machine.relax(wait);
+    fn park(&self, word: &AtomicU32, expected: u32) {
+        self.wrong.fetch_add(u64::from(INSIDE.get() > 0), Relaxed);
+        self.machine.park(word, expected);
     }
 
     fn enter_read(&self) {
@@ -122,10 +96,6 @@ unsafe impl Platform for Watching {
     fn synchronize(&self) {
         assert_eq!(INSIDE.get(), 0, "nobody waits for the end of their own section");
         self.machine.synchronize();
-    }
-
-    fn frames_released(&self, first: Frame, count: u32) {
-        self.machine.frames_released(first, count);
     }
 }
 

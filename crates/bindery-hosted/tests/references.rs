@@ -16,29 +16,13 @@ use bindery::{
 };
 use bindery_hosted::{Config, Machine, Program, Walk};
 use common::{GIB, MIB, READ_WRITE, audit, fixed, memory_with, options, use_order};
-use objects_common::{PAGE, memfd, use_object_order};
+use objects_common::{Chance, PAGE, memfd, use_object_order};
 
 const AT: u64 = GIB;
 const SPAN: u64 = 8 * MIB;
 const OBJECT: u64 = 4 * MIB;
 const WORKERS: u16 = 2;
 const STEPS: u32 = 6_000;
-
-/// Numbers without an order that matters.
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % limit
-    }
-
-    fn page(&mut self) -> VirtAddr {
-        VirtAddr(AT + self.below(SPAN / PAGE) * PAGE)
-    }
-}
 
 /// Changes what frames are used for. Most of it is refused for some reason, which is as good.
 fn change<'m, A: Walk>(
@@ -122,7 +106,8 @@ fn play<A: Walk>(seed: u64, order: u8) -> u64 {
         let object = memfd(&memory, OBJECT);
         let space = AddressSpace::new(&memory, options()).unwrap();
         let working = AtomicU32::new(u32::from(WORKERS));
-        let chance = |cpu: u16| Chance((seed + 1) * 7919 + u64::from(cpu) * 104_729);
+        let chance =
+            |cpu: u16| Chance::new((seed + 1) * 7919 + u64::from(cpu) * 104_729, (AT, SPAN));
         thread::scope(|scope| {
             let (machine, memory, space, object) = (&machine, &memory, &space, &object);
             let (working, held) = (&working, &held);

@@ -87,7 +87,7 @@ fn guards_wait_for_tables<A: Walk>() {
     );
 }
 
-fn a_fork_waits_for_tables_and_copies_of_pinned_pages<A: Walk>() {
+fn a_fork_waits_for_tables_and_copies_pinned_pages_outside<A: Walk>() {
     let levels = u32::from(A::LEVELS);
     let (failures, recovered) = fail_each::<A, bindery::Error>(
         &bindery::Error::OutOfMemory,
@@ -97,14 +97,18 @@ fn a_fork_waits_for_tables_and_copies_of_pinned_pages<A: Walk>() {
             space.fault(VirtAddr(AT.0 + PAGE_SIZE), Access::Write).unwrap();
         },
         |space, _| {
-            let pinned = space.pin(AT, 1, Access::Write, PinTime::Short).unwrap();
+            let pinned = space.pin(AT, 1, Access::Write, PinTime::Short);
+            let pinned = pinned.map_err(|_| bindery::Error::OutOfMemory)?;
             let child = space.fork().map(drop);
             drop(pinned);
             child
         },
     );
-    assert_eq!(failures, 4, "the root and its state, a group, a VMA");
-    assert_eq!(recovered, levels - 1 + 1, "tables, and the copy of the pinned page");
+    assert_eq!(
+        failures, 6,
+        "the count of pins, the root and its state, a group, a VMA, the copy of the pinned page"
+    );
+    assert_eq!(recovered, levels - 1, "tables");
 }
 
 fn shared_memory_waits_for_the_nodes_of_its_index<A: Walk>() {
@@ -137,6 +141,6 @@ on_every_architecture! {
     reading => a_read_fault_waits_for_tables;
     touching => a_first_touch_waits_for_its_folio;
     guarding => guards_wait_for_tables;
-    forking => a_fork_waits_for_tables_and_copies_of_pinned_pages;
+    forking => a_fork_waits_for_tables_and_copies_pinned_pages_outside;
     sharing => shared_memory_waits_for_the_nodes_of_its_index;
 }

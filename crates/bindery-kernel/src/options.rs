@@ -2,7 +2,7 @@
 //! Each word may have bytes written as `%XX`.
 
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use spin::Once;
 
@@ -20,6 +20,9 @@ pub static LOG_CALLS: AtomicBool = AtomicBool::new(false);
 /// How many processes there may be.
 pub static PROCESSES: AtomicUsize = AtomicUsize::new(512);
 
+/// What decides the shapes of the core's lists and trees, instead of chance; 0 for chance.
+pub static SEED: AtomicU64 = AtomicU64::new(0);
+
 /// Reads the command line; called once, before there is a heap.
 pub fn read(line: &'static str) {
     LINE.call_once(|| line);
@@ -30,6 +33,11 @@ pub fn read(line: &'static str) {
             ("processes", number) => {
                 if let Ok(number) = number.parse() {
                     PROCESSES.store(number, Ordering::Relaxed);
+                }
+            }
+            ("seed", number) => {
+                if let Ok(number) = number.parse() {
+                    SEED.store(number, Ordering::Relaxed);
                 }
             }
             _ => {}

@@ -1,14 +1,15 @@
 //! What the core asks of the machine: the whole of what an embedder brings.
 
 use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use bindery::Platform;
 use bindery::addr::Frame;
-use bindery::platform::{Cpu, CpuSet, Invalidation, Wait};
+use bindery::platform::{Cpu, CpuSet, GracePeriod, Invalidation};
 
-use crate::arch;
-use crate::process::scheduler;
+use crate::process::{parking, scheduler, signal};
 use crate::sync::{RawSleepingLock, RawSpinLock};
+use crate::{arch, options, time};
 
 /// The machine that the kernel runs on.
 pub struct Machine;
@@ -21,7 +22,7 @@ pub struct Machine;
 //    addresses are the same for all CPUs, and each may have looked them up ahead of any use:
 //    `arch::invalidate_kernel` makes every CPU forget that runs, idle or not, and waits for all.
 // 3. No thread is preempted in the kernel, and none sleeps in a read section: whoever calls
-//    `synchronize` runs on the only CPU that enters sections, outside of any.
+//    `synchronize` or `is_over` runs on the only CPU that enters sections, outside of any.
 // 4. `arch::cpu` reads the CPU's own register.
 // 5. Both locks exclude (see `sync`).
 unsafe impl Platform for Machine {
@@ -75,11 +76,17 @@ unsafe impl Platform for Machine {
         Cpu(arch::cpu())
     }
 
-    fn relax(&self, wait: Wait) {
-        match wait {
-            Wait::Short => core::hint::spin_loop(),
-            Wait::Long => scheduler::yield_now(),
-        }
+    fn relax(&self) {
+        core::hint::spin_loop();
+    }
+
+    fn park(&self, word: &AtomicU32, expected: u32) {
+        parking::park(word, expected);
+    }
+
+    #[inline]
+    fn unpark(&self, word: *const AtomicU32) {
+        parking::unpark(word);
     }
 
     #[inline]
@@ -90,6 +97,30 @@ unsafe impl Platform for Machine {
 
     #[inline]
     fn synchronize(&self) {}
+
+    /// The CPU's own generator; without one, the time, which programs may guess.
+    fn seed(&self) -> u64 {
+        match options::SEED.load(Ordering::Relaxed) {
+            0 => arch::random_word().unwrap_or_else(time::now),
+            chosen => chosen,
+        }
+    }
+
+    #[inline]
+    fn protection_keys(&self) -> u8 {
+        arch::protection_keys()
+    }
+
+    #[inline]
+    fn fatal_signal(&self) -> bool {
+        scheduler::is_in_thread() && signal::is_fatal_waiting(&scheduler::current())
+    }
+
+    #[inline]
+    fn is_over(&self, _period: GracePeriod) -> bool {
+        // Whoever asks is outside of sections, and so is everybody else (3).
+        true
+    }
 
     #[inline]
     fn kernel_root(&self) -> Option<Frame> {

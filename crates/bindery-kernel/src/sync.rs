@@ -3,42 +3,17 @@
 //! Interrupts are off in the kernel, so a spinning lock needs no care for them. A lock that is held
 //! across a sleep must be a [`SleepingMutex`].
 
-use core::marker::PhantomData;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crate::process::scheduler;
+use crate::process::parking;
 
-/// What a waiter does before it looks again.
-pub trait Waiting {
-    /// Once.
-    fn wait();
-}
-
-/// Nothing: the lock is about to be free.
-pub struct Spin;
-
-impl Waiting for Spin {
-    fn wait() {
-        core::hint::spin_loop();
-    }
-}
-
-/// It lets others run.
-pub struct LetOthersRun;
-
-impl Waiting for LetOthersRun {
-    fn wait() {
-        scheduler::yield_now();
-    }
-}
-
-/// A lock whose waiters wait as `W` says.
-pub struct RawLock<W>(AtomicBool, PhantomData<fn() -> W>);
+/// A lock that spins.
+pub struct RawSpinLock(AtomicBool);
 
 // SAFETY: only one caller at a time gets from the exchange to the store.
-unsafe impl<W: Waiting> lock_api::RawMutex for RawLock<W> {
+unsafe impl lock_api::RawMutex for RawSpinLock {
     #[allow(clippy::declare_interior_mutable_const, reason = "the trait asks for it")]
-    const INIT: Self = Self(AtomicBool::new(false), PhantomData);
+    const INIT: Self = Self(AtomicBool::new(false));
 
     type Guard = lock_api::GuardSend;
 
@@ -48,7 +23,7 @@ unsafe impl<W: Waiting> lock_api::RawMutex for RawLock<W> {
             if let Some(guard) = self.try_lock() {
                 return guard;
             }
-            W::wait();
+            core::hint::spin_loop();
         }
     }
 
@@ -68,11 +43,53 @@ unsafe impl<W: Waiting> lock_api::RawMutex for RawLock<W> {
     }
 }
 
-/// A lock that spins.
-pub type RawSpinLock = RawLock<Spin>;
+/// Nobody has the lock.
+const FREE: u32 = 0;
+/// Somebody has it.
+const TAKEN: u32 = 1;
+/// Somebody has it, and others may be parked on the word.
+const WANTED: u32 = 2;
 
-/// A lock whose waiter lets others run.
-pub type RawSleepingLock = RawLock<LetOthersRun>;
+/// A lock whose waiters sleep.
+pub struct RawSleepingLock(AtomicU32);
+
+// SAFETY: the word leaves `FREE` by one exchange at a time, and the holder alone brings it back.
+unsafe impl lock_api::RawMutex for RawSleepingLock {
+    #[allow(clippy::declare_interior_mutable_const, reason = "the trait asks for it")]
+    const INIT: Self = Self(AtomicU32::new(FREE));
+
+    type Guard = lock_api::GuardSend;
+
+    #[inline]
+    fn lock(&self) -> Self::Guard {
+        if let Some(guard) = self.try_lock() {
+            return guard;
+        }
+        // Whoever takes the lock here does not know who else waits: it says that somebody does.
+        while self.0.swap(WANTED, Ordering::Acquire) != FREE {
+            parking::park(&self.0, WANTED);
+        }
+        lock_api::GuardSend::new()
+    }
+
+    #[inline]
+    fn try_lock(&self) -> Option<Self::Guard> {
+        let taken = self.0.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed);
+        taken.is_ok().then(lock_api::GuardSend::new)
+    }
+
+    #[inline]
+    unsafe fn unlock(&self, _guard: Self::Guard) {
+        if self.0.swap(FREE, Ordering::Release) == WANTED {
+            parking::unpark(&self.0);
+        }
+    }
+
+    #[inline]
+    fn is_locked(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != FREE
+    }
+}
 
 /// For what is held for a moment, never across a sleep or a copy to or from a program.
 pub type Mutex<T> = lock_api::Mutex<RawSpinLock, T>;

@@ -2,13 +2,13 @@
 //! interrupts. The architectures' entry code saves the registers and calls one of these; what they
 //! have in common is [`leave`], on the way back.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use bindery::addr::VirtAddr;
-use bindery::{Access, FaultError};
+use bindery::{Access, FaultError, Resolved};
 use linux_raw_sys::general::{BUS_ADRERR, SEGV_ACCERR, SEGV_MAPERR, SIGBUS, SIGSEGV};
 
-use crate::arch::Registers;
+use crate::arch::{self, Registers};
 use crate::process::{self, scheduler, signal};
 use crate::{calls, time};
 
@@ -25,13 +25,30 @@ pub fn system_call(registers: &mut Registers) {
     leave(registers, From::SystemCall);
 }
 
+/// How many faults programs have run into.
+static PAGE_FAULTS: AtomicU64 = AtomicU64::new(0);
+
+/// How many faults programs have run into so far.
+pub fn page_faults() -> u64 {
+    PAGE_FAULTS.load(Ordering::Relaxed)
+}
+
 /// A fault at `address` that a program ran into.
 #[inline]
 pub fn page_fault(registers: &mut Registers, address: u64, access: Access) {
-    if let Err(problem) = process::with_space(|space| space.fault(VirtAddr(address), access)) {
+    // Programs run on one CPU, and nothing interrupts the kernel: no atomic addition is needed.
+    PAGE_FAULTS.store(PAGE_FAULTS.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    if let Err(problem) = fault(address, access) {
         unresolved(address, access, problem);
     }
     leave(registers, From::Exception);
+}
+
+/// Resolves a fault with the rights that the running thread has.
+#[inline]
+fn fault(address: u64, access: Access) -> Result<Resolved, FaultError> {
+    let keys = arch::key_rights();
+    process::with_space(|space| space.fault_with_keys(VirtAddr(address), access, keys))
 }
 
 /// What a fault comes to that the core has not resolved: room is made, or the program gets a signal.
@@ -44,7 +61,7 @@ fn unresolved(address: u64, access: Access, mut problem: FaultError) {
                 if process::memory_ran_out() {
                     return;
                 }
-                match process::with_space(|space| space.fault(VirtAddr(address), access)) {
+                match fault(address, access) {
                     Ok(_) => return,
                     Err(again) => {
                         problem = again;
@@ -54,6 +71,7 @@ fn unresolved(address: u64, access: Access, mut problem: FaultError) {
             }
             FaultError::NotMapped => (SIGSEGV, SEGV_MAPERR),
             FaultError::Protection => (SIGSEGV, SEGV_ACCERR),
+            FaultError::ProtectionKey(key) => return signal::key_violation(address, key),
             _ => (SIGBUS, BUS_ADRERR),
         };
         return signal::exception(signal, code as i32, address);

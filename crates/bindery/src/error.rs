@@ -3,6 +3,7 @@
 use core::fmt;
 
 use crate::addr::VirtAddr;
+use crate::arch::ProtectionKey;
 
 /// Why a call was refused. Whatever is refused has changed nothing, unless the verb says otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,6 +77,9 @@ pub enum Error {
     Fault(VirtAddr),
     /// The pages that were asked for could not be had now.
     TryAgain,
+    /// The thread is about to be killed ([`crate::Platform::fatal_signal`]). What was done before stays
+    /// done, unless the call's documentation says otherwise.
+    Interrupted,
 }
 
 /// Error numbers of Linux on all three architectures (`asm-generic/errno-base.h` values).
@@ -84,12 +88,16 @@ pub enum Error {
 pub enum Errno {
     /// Operation not permitted.
     EPERM = 1,
+    /// No such file, or no such mapping.
+    ENOENT = 2,
     /// No such process.
     ESRCH = 3,
     /// Interrupted by a signal.
     EINTR = 4,
     /// Input or output failed.
     EIO = 5,
+    /// The argument is too long.
+    E2BIG = 7,
     /// Bad file descriptor.
     EBADF = 9,
     /// Try again.
@@ -112,6 +120,8 @@ pub enum Errno {
     EFBIG = 27,
     /// No space left.
     ENOSPC = 28,
+    /// The name is too long.
+    ENAMETOOLONG = 36,
     /// No such call.
     ENOSYS = 38,
     /// The offset does not fit.
@@ -170,6 +180,7 @@ impl Error {
                 _ => Errno::EFAULT,
             },
             Self::TryAgain => Errno::EAGAIN,
+            Self::Interrupted => Errno::EINTR,
         }
     }
 }
@@ -239,6 +250,7 @@ impl fmt::Display for Error {
             Self::NotSupported => write!(f, "what backs the object cannot do that"),
             Self::Fault(at) => write!(f, "a touch of {at} would be a signal"),
             Self::TryAgain => write!(f, "the pages cannot be had now"),
+            Self::Interrupted => write!(f, "a fatal signal ended the call"),
         }
     }
 }
@@ -253,6 +265,9 @@ pub enum FaultError {
     NotMapped,
     /// The mapping does not allow the access (SIGSEGV, `SEGV_ACCERR`).
     Protection,
+    /// The thread has shut itself off from memory of this key (SIGSEGV, `SEGV_PKUERR`, the key in
+    /// `si_pkey`).
+    ProtectionKey(ProtectionKey),
     /// The page's content is lost or cannot be had (SIGBUS).
     Bus,
     /// Physical memory ran out; nothing has changed, and the access may be tried again.
@@ -264,6 +279,7 @@ impl fmt::Display for FaultError {
         f.write_str(match self {
             Self::NotMapped => "nothing is mapped at the address",
             Self::Protection => "the mapping does not allow the access",
+            Self::ProtectionKey(_) => "the thread's rights to the protection key forbid the access",
             Self::Bus => "the page's content is lost",
             Self::OutOfMemory => "physical memory ran out",
         })
@@ -271,3 +287,46 @@ impl fmt::Display for FaultError {
 }
 
 impl core::error::Error for FaultError {}
+
+/// Why nothing was pinned ([`crate::AddressSpace::pin`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum PinError {
+    /// The access would be refused, or there is no memory for the page.
+    Fault(FaultError),
+    /// The address space would have more memory pinned than its limit allows
+    /// ([`crate::Limits::pinned`]).
+    LimitReached,
+    /// The folio has as many pins as it may have of such an address space.
+    FolioLimit,
+}
+
+impl PinError {
+    /// The errno that Linux has for it (`pin_user_pages`, and who counts what it pins).
+    pub fn errno(self) -> Errno {
+        match self {
+            Self::Fault(FaultError::OutOfMemory) | Self::LimitReached | Self::FolioLimit => {
+                Errno::ENOMEM
+            }
+            Self::Fault(_) => Errno::EFAULT,
+        }
+    }
+}
+
+impl From<FaultError> for PinError {
+    fn from(error: FaultError) -> Self {
+        Self::Fault(error)
+    }
+}
+
+impl fmt::Display for PinError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fault(error) => error.fmt(f),
+            Self::LimitReached => f.write_str("the process may not have more memory pinned"),
+            Self::FolioLimit => f.write_str("the folio may not be pinned more often"),
+        }
+    }
+}
+
+impl core::error::Error for PinError {}

@@ -47,13 +47,17 @@ pub mod arch;
 mod bytes;
 pub mod check;
 mod commit;
+mod deferred;
 mod error;
+mod events;
 mod frame;
 mod gate;
+mod interrupt;
 mod kernel_map;
 pub mod linux;
 mod memory;
 mod object;
+mod parking;
 pub mod platform;
 mod rmap;
 mod space;
@@ -62,22 +66,25 @@ mod table;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod tlb;
+mod word;
 
 pub use commit::{Commitment, Overcommit};
-pub use error::{Errno, Error, FaultError, Verb};
-pub use frame::{FrameRange, FramesError};
+pub use deferred::Deferred;
+pub use error::{Errno, Error, FaultError, PinError, Verb};
+pub use events::Events;
+pub use frame::{FrameRange, FrameUsage, FrameUse, FrameView, FramesError};
 pub use kernel_map::{
     AreaKind, Content, KernelAddress, KernelArea, KernelMap, KernelMapError, KernelPiece, Pauses,
     Pieces, Resolution, UnmapTime, VmallocOptions, VmapOptions,
 };
 pub use memory::{FolioPolicy, FrameKind, Memory, SizeMode};
-pub use object::{Accounting, Growth, Object, Pager, PagerError, Sealing, Seals};
+pub use object::{Accounting, Growth, Object, Pager, PagerError, Quota, Sealing, Seals};
 pub use platform::Platform;
 pub use space::{
-    Access, AddressSpace, Advice, CollapseLimits, FileAccess, FolioError, Inspection, Limits,
-    LockAll, LockPages, Locking, MapFlags, MapObject, MapRequest, Mapping, MappingFlags, PinTime,
-    Pinned, Place, ProtectFrom, Protection, Remap, Residence, Resolved, Sharing, SpaceOptions,
-    SyncFlags, Usage,
+    Access, AddressSpace, Advice, CollapseLimits, ExecGain, FileAccess, FolioError, Inspection,
+    LargeFolios, Limits, LockAll, LockPages, Locking, MapFlags, MapObject, MapRequest, Mapping,
+    MappingFlags, PinTime, Pinned, Place, ProtectFrom, Protection, Remap, Residence, Resolved,
+    Sharing, SpaceOptions, SyncFlags, Usage,
 };
 pub use stats::Counts;
 pub use table::Reach;

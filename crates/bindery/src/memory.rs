@@ -5,14 +5,18 @@ use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 use crate::addr::{Frame, PAGE_SIZE};
 use crate::arch::{self, Arch, Entry};
 use crate::commit::Commitment;
+use crate::deferred::Deferral;
+use crate::events::{Events, RareEvents};
 use crate::frame::meta;
 use crate::frame::slab::Slab;
-use crate::frame::{FrameRange, Frames, FramesError, FreeBatch, MAX_FOLIO_ORDER, MAX_ORDER};
+use crate::frame::{
+    FrameRange, FrameUsage, FrameView, Frames, FramesError, FreeBatch, MAX_FOLIO_ORDER, MAX_ORDER,
+};
 use crate::object::{self, ObjectState};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
-use crate::space::MappingFlags;
 use crate::space::vma::Vma;
+use crate::space::{MappingFlags, PinCount};
 use crate::stats::Counts;
 use crate::table::{OutOfMemory, TreeState};
 
@@ -28,11 +32,15 @@ pub struct Memory<P: Platform> {
     pub(crate) objects: Slab<ObjectState, P>,
     pub(crate) object_nodes: Slab<object::index::Node, P>,
     pub(crate) kernel_areas: Slab<crate::kernel_map::Area, P>,
+    pub(crate) pin_counts: Slab<PinCount, P>,
     pub(crate) registry: object::Registry<P>,
+    pub(crate) deferred: Deferral<P>,
     policy: FolioPolicy,
     shared_policy: FolioPolicy,
     file_policy: FolioPolicy,
     commitment: Commitment,
+    fault_reserve: AtomicU64,
+    pub(crate) rare: RareEvents,
 }
 
 impl<P: Platform> Memory<P> {
@@ -49,6 +57,7 @@ impl<P: Platform> Memory<P> {
         platform.zero(zero_frame, 1);
         frames.meta(zero_frame).state.store(meta::Kind::Zero as u32, Ordering::Relaxed);
         let commitment = Commitment::new(frames.total_frames());
+        let deferred = Deferral::new(frames.total_frames());
         Ok(Self {
             platform,
             frames,
@@ -59,11 +68,15 @@ impl<P: Platform> Memory<P> {
             objects: Slab::new(),
             object_nodes: Slab::new(),
             kernel_areas: Slab::new(),
+            pin_counts: Slab::new(),
             registry: object::Registry::new(),
+            deferred,
             policy: FolioPolicy::new(),
             shared_policy: FolioPolicy::new(),
             file_policy: FolioPolicy::new(),
             commitment,
+            fault_reserve: AtomicU64::new(0),
+            rare: RareEvents::default(),
         })
     }
 
@@ -92,6 +105,21 @@ impl<P: Platform> Memory<P> {
         &self.commitment
     }
 
+    /// Reserves `frames` frames for faults; 0 at first. [`Object::write`] and [`Object::allocate`] fail
+    /// with [`crate::Error::NoSpace`] where they would take one of them. A program that fills all memory
+    /// gets that error, and its faults still find frames.
+    ///
+    /// [`Object::write`]: crate::Object::write
+    /// [`Object::allocate`]: crate::Object::allocate
+    pub fn set_fault_reserve(&self, frames: u64) {
+        self.fault_reserve.store(frames, Ordering::Relaxed);
+    }
+
+    /// What [`Memory::set_fault_reserve`] has set, in frames.
+    pub fn fault_reserve(&self) -> u64 {
+        self.fault_reserve.load(Ordering::Relaxed)
+    }
+
     /// What a frame is to those who map it.
     pub fn frame_kind(&self, frame: Frame) -> FrameKind {
         if frame == self.zero_frame {
@@ -104,9 +132,39 @@ impl<P: Platform> Memory<P> {
         }
     }
 
+    /// What is known of a frame. Whatever number it has: frames that are not the memory's are told as
+    /// such. Does not sleep, and locks nothing but the allocator for a moment. Constant time.
+    pub fn frame_view(&self, frame: Frame) -> FrameView {
+        self.frames.view(frame)
+    }
+
+    /// The frames from the lowest to the highest that the memory was given, holes included.
+    pub fn frame_span(&self) -> FrameRange {
+        let (first, count) = self.frames.span();
+        FrameRange { first, count }
+    }
+
+    /// How many frames are used for what: looked up, so what changes meanwhile is counted as it was or
+    /// as it is. Does not sleep. Linear in the blocks of frames.
+    pub fn frame_usage(&self) -> FrameUsage {
+        self.frames.usage(self.huge_order())
+    }
+
+    /// The order of folios that one entry above level 1 maps.
+    pub(crate) fn huge_order(&self) -> u8 {
+        arch::order_of_level::<P::Arch>(2)
+    }
+
+    /// What has happened so far that is worth counting.
+    pub fn events(&self) -> Events {
+        let (taken, returned) = self.frames.traffic();
+        self.rare.read(taken, returned)
+    }
+
     /// Takes 2^`order` consecutive frames, aligned to their size, for the embedder's own use: to be
     /// mapped by [`crate::KernelMap::vmap`], or given to a device. Their content is whatever it was.
-    /// `None` where there is no such block, or `order` is above 10.
+    /// `None` where there is no such block, or `order` is above 10; [`Memory::drain_deferred`] may help
+    /// against the first.
     ///
     /// Does not sleep. Constant time.
     pub fn allocate_frames(&self, order: u8) -> Option<FrameRange> {
@@ -150,14 +208,17 @@ impl<P: Platform> Memory<P> {
         self.frames.total_frames()
     }
 
-    /// Gives back the frames that caches keep for later. O(1).
+    /// Gives back the frames that caches keep for later, and what has waited for readers of whom none
+    /// is left ([`Memory::deferred`]). Waits for nobody. Linear in the latter.
     pub fn trim(&self) {
+        self.free_ripe(u32::MAX);
         self.vmas.trim(&self.frames, &self.platform);
         self.trees.trim(&self.frames, &self.platform);
         self.groups.trim(&self.frames, &self.platform);
         self.objects.trim(&self.frames, &self.platform);
         self.object_nodes.trim(&self.frames, &self.platform);
         self.kernel_areas.trim(&self.frames, &self.platform);
+        self.pin_counts.trim(&self.frames, &self.platform);
         self.frames.trim();
     }
 
@@ -187,6 +248,14 @@ impl<P: Platform> Memory<P> {
     #[inline]
     pub(crate) fn may_wait(&self) {
         self.platform.allocation_may_wait();
+    }
+
+    /// Tells a measuring platform what was done in a read section or with locks held.
+    #[inline(always)]
+    pub(crate) fn worked(&self, _entries: u64, _tables_marked: u64) {
+        #[cfg(any(test, feature = "measure"))]
+        self.platform
+            .worked(crate::platform::Work { entries: _entries, tables_marked: _tables_marked });
     }
 
     /// How far a run that begins with `frame` may go, at most `limit` pages, and what neighbours
@@ -223,6 +292,7 @@ impl<P: Platform> Memory<P> {
         // The zero page, and frames that are not ours, have no counts.
         let Some(folio) = self.frames.folio_of(P::Arch::frame(first)) else { return };
         counts.folios_touched += 1;
+        counts.unmapped(self.frames.owner_kind(folio), pages);
         let dirty = || P::Arch::attributes(first).dirty;
         self.frames.unmap_into(batch, &self.platform, folio, pages, dirty);
     }
@@ -234,21 +304,24 @@ impl<P: Platform> Memory<P> {
             self.frames.mark_dirty(folio);
         }
         counts.folios_touched += 1;
+        counts.unmapped(self.frames.owner_kind(folio), pages);
         self.frames.unmap(&self.platform, folio, pages);
     }
 
-    /// Adds mappings of `pages` pages of one folio to another address space: nobody is exclusive
-    /// any more.
+    /// Adds mappings of `pages` pages of one folio to another address space, whose counts are
+    /// `theirs`: nobody is exclusive any more.
     pub(crate) fn share_frames(
         &self,
         first: Frame,
         pages: u32,
         counts: &mut Counts,
+        theirs: &mut Counts,
     ) -> Result<(), OutOfMemory> {
         let Some(folio) = self.frames.folio_of(first) else { return Ok(()) };
         self.frames.map(folio, pages).map_err(|_| OutOfMemory)?;
         self.frames.clear_exclusive(folio, first.0 - folio.head.0, pages);
         counts.folios_touched += 1;
+        theirs.mapped(self.frames.owner_kind(folio), pages);
         Ok(())
     }
 }

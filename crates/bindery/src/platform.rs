@@ -5,6 +5,7 @@
 //! the bare machine.
 
 use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use lock_api::RawMutex;
 
@@ -85,13 +86,20 @@ pub enum Tables {
     Changed,
 }
 
-/// What a waiter waits for, so that an embedder may choose how.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Wait {
-    /// A lock that is held for a bounded stretch of entries, with preemption off: spin.
-    Short,
-    /// A fault or a system call of another thread: the scheduler may run somebody else.
-    Long,
+/// A point in time from which on a grace period is counted: [`Platform::grace_period`] gives it, and
+/// [`Platform::is_over`] asks after it. The number is the platform's own affair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct GracePeriod(pub u64);
+
+/// What was done in a read section, told to [`Platform::worked`].
+#[cfg(any(test, feature = "measure"))]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Work {
+    /// Page-table entries, slots of an object's index, and VMAs that were looked at; one that is
+    /// looked at twice while the same locks are held counts once.
+    pub entries: u64,
+    /// Page tables that were marked as detached.
+    pub tables_marked: u64,
 }
 
 /// The machine under the core.
@@ -111,7 +119,8 @@ pub enum Wait {
 ///    When [`Platform::invalidate_kernel`] returns, the same holds of every CPU that runs; one that
 ///    comes up later counts as running from before it loads the kernel's tables.
 /// 3. **Read sections.** [`Platform::synchronize`] returns only after every read section that was
-///    entered before the call has been left.
+///    entered before the call has been left; [`Platform::is_over`] says yes only after every read
+///    section that was entered before the matching [`Platform::grace_period`] has been left.
 /// 4. **CPUs.** [`Platform::cpu`] returns the CPU that the caller runs on, below [`MAX_CPUS`].
 /// 5. **Locks.** The two lock types provide mutual exclusion.
 pub unsafe trait Platform: Sized + Send + Sync + 'static {
@@ -171,8 +180,36 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// The CPU that the caller runs on. Only asked while it cannot change: inside a read section.
     fn cpu(&self) -> Cpu;
 
-    /// Called again and again by a waiter.
-    fn relax(&self, wait: Wait);
+    /// Called again and again by who spins: for a lock that is held for a bounded stretch of entries
+    /// with preemption off, or an answer of another CPU. It may be called in a read section, with
+    /// locks held, and with interrupts off: it never gives the CPU to another thread. (Linux:
+    /// `cpu_relax`.) Whoever may have to wait for longer calls [`Platform::park`].
+    fn relax(&self);
+
+    /// Waits until somebody calls [`Platform::unpark`] for the same `word`. Returns at once if the
+    /// word does not hold `expected`; a platform that lets the caller sleep looks once more after the
+    /// caller has been queued, so that no wake-up is lost:
+    /// 1. CPU A reads the word, finds the lock taken, and is about to sleep;
+    /// 2. CPU B releases the lock, changes the word, and finds nobody to wake;
+    /// 3. CPU A sleeps for ever.
+    ///
+    /// May return early: the caller asks again. Never called in a read section or with a lock held
+    /// for which others spin; the mutex of an address space, VMAs and objects may be locked. (Linux:
+    /// `futex(2)` with `FUTEX_WAIT`.)
+    ///
+    /// The provided one spins, which is enough for an embedder without a scheduler. With one, it is
+    /// not: among threads of strict priorities, one that spins never lets the one run that it waits
+    /// for.
+    fn park(&self, word: &AtomicU32, expected: u32) {
+        while word.load(Ordering::Acquire) == expected {
+            self.relax();
+        }
+    }
+
+    /// Wakes all who have been parked on `word`, which was changed before the call. The word may
+    /// belong to somebody else by now: only its address is looked at. May be called anywhere, with
+    /// table locks and in read sections, so it never waits for more than a spin lock.
+    fn unpark(&self, _word: *const AtomicU32) {}
 
     /// Begins a read section: until the matching [`Platform::leave_read`], no table or VMA that
     /// the caller can reach is freed. Nests. A section never sleeps; a kernel disables
@@ -182,8 +219,44 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// Ends a read section.
     fn leave_read(&self);
 
-    /// Waits until all read sections that exist now are left. Never called inside one.
+    /// Waits until all read sections that exist now are left. Never called inside one, and never
+    /// with a lock held.
     fn synchronize(&self);
+
+    /// Begins to count a grace period: it is over when all read sections that exist now are left.
+    /// Does not wait. (Linux: `start_poll_synchronize_rcu`.)
+    fn grace_period(&self) -> GracePeriod {
+        GracePeriod::default()
+    }
+
+    /// Whether the grace period is over. Never called inside a read section. Does not wait. (Linux:
+    /// `poll_state_synchronize_rcu`.) A platform that cannot tell keeps the provided answer, "not
+    /// known to be": what is to be freed collects then up to [`crate::Memory::deferred_limit`], when
+    /// [`Platform::synchronize`] is due. May be asked with locks held.
+    fn is_over(&self, _period: GracePeriod) -> bool {
+        false
+    }
+
+    /// A number that programs can neither know nor choose, asked for once for each address space and
+    /// each kernel map: it decides the shape of the list in which they keep their areas. With the
+    /// provided one, which is always the same, a program may choose the shape; a search stays
+    /// logarithmic all the same, with a larger factor.
+    fn seed(&self) -> u64 {
+        0
+    }
+
+    /// Whether the thread that runs is about to be killed, so that a long call had better end (Linux:
+    /// `fatal_signal_pending`). Asked by the calls whose documentation says so; they stop where they
+    /// are, with [`crate::Error::Interrupted`].
+    fn fatal_signal(&self) -> bool {
+        false
+    }
+
+    /// How many protection keys the machine heeds (x86-64: 16 where CR4.PKE is set). Always the same
+    /// answer. More than entries can name ([`Arch::PROTECTION_KEYS`]) mean nothing.
+    fn protection_keys(&self) -> u8 {
+        1
+    }
 
     /// A table whose upper half every new root copies, so that the kernel is mapped in every
     /// address space; `None` where kernel and user have separate roots (AArch64) or the kernel
@@ -205,6 +278,20 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// test holds the CPU here while another call runs. Does nothing by default.
     #[cfg(any(test, feature = "testing"))]
     fn table_unlocked(&self) {}
+
+    /// Told, inside a read section or with a lock of the reverse map held, of work done there. A
+    /// measuring platform adds it up from one end of the section to the other. Does nothing by
+    /// default.
+    #[cfg(any(test, feature = "measure"))]
+    fn worked(&self, _work: Work) {}
+
+    /// Told that the caller has taken a lock of the reverse map. Does nothing by default.
+    #[cfg(any(test, feature = "measure"))]
+    fn tree_locked(&self) {}
+
+    /// Told that the caller is about to release a lock of the reverse map. Does nothing by default.
+    #[cfg(any(test, feature = "measure"))]
+    fn tree_unlocked(&self) {}
 }
 
 #[cfg(test)]

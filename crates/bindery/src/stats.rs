@@ -2,6 +2,8 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use crate::frame::OwnerKind;
+
 macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// How much an address space's page table was worked on. Differences between two readings
@@ -40,6 +42,15 @@ macro_rules! counts {
                 })*
             }
 
+            /// How many base pages are mapped; negative where an unmapping was counted before the
+            /// mapping that it undid.
+            #[inline]
+            pub(crate) fn mapped_pages(&self) -> i64 {
+                let levels = [&self.anonymous_pages, &self.file_pages, &self.shared_pages];
+                let sum = levels.map(|level| level.load(Ordering::Relaxed));
+                sum.into_iter().fold(0, u64::wrapping_add) as i64
+            }
+
             pub(crate) fn read(&self) -> Counts {
                 Counts { $($name: self.$name.load(Ordering::Relaxed),)* }
             }
@@ -76,4 +87,45 @@ counts! {
     bytes_zeroed,
     /// Bytes copied.
     bytes_copied,
+    /// Base pages of anonymous memory that are mapped: a level, which unmapping lowers, so that the
+    /// difference of two readings wraps where it has fallen. So are the next two.
+    anonymous_pages,
+    /// Mapped base pages of files.
+    file_pages,
+    /// Mapped base pages of shared memory.
+    shared_pages,
+}
+
+impl Counts {
+    /// Counts `pages` pages that were mapped, of a folio with this sort of owner.
+    #[inline]
+    pub(crate) fn mapped(&mut self, owner: OwnerKind, pages: u32) {
+        let level = self.level(owner);
+        *level = level.wrapping_add(u64::from(pages));
+    }
+
+    /// Counts `pages` pages that were unmapped, of a folio with this sort of owner.
+    #[inline]
+    pub(crate) fn unmapped(&mut self, owner: OwnerKind, pages: u32) {
+        let level = self.level(owner);
+        *level = level.wrapping_sub(u64::from(pages));
+    }
+
+    #[inline]
+    fn level(&mut self, owner: OwnerKind) -> &mut u64 {
+        match owner {
+            OwnerKind::Anonymous => &mut self.anonymous_pages,
+            OwnerKind::File => &mut self.file_pages,
+            OwnerKind::SharedMemory => &mut self.shared_pages,
+        }
+    }
+}
+
+/// Adds to a counter that measurements read. Takes no atomic addition, which would be much of what
+/// is measured: what several CPUs add at once may be lost.
+#[cfg(any(test, feature = "measure"))]
+#[inline]
+pub(crate) fn count_roughly(counter: &core::sync::atomic::AtomicU64, by: u64) {
+    use core::sync::atomic::Ordering::Relaxed;
+    counter.store(counter.load(Relaxed).wrapping_add(by), Relaxed);
 }

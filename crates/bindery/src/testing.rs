@@ -12,7 +12,7 @@
 //! | [`table_at`], [`damage_table`] | a table's metadata and reserve |
 //! | [`damage_mapping`] | a VMA without its tables |
 //! | [`damage_folio`], [`damage_memory`], [`leak_frame`] | counts, free lists, lost frames |
-//! | [`walk_anonymous`], [`anon_groups`] | the reverse map, as a reclaimer will walk it |
+//! | [`walk_anonymous`], [`UnmapWalk`], [`anon_groups`] | the reverse map, as walkers will use it |
 //! | [`fail_one_allocation`], [`failed_allocations`] | the one allocation that fails, and whether any did |
 //!
 //! Nothing else may run on the address space meanwhile. All of it exists only with the feature
@@ -26,15 +26,16 @@ use crate::arch::{self, Absent, Arch, Attributes, Entry, Kind, absent};
 use crate::frame::meta;
 pub use crate::object::damage::{ObjectDamage, damage_object};
 use crate::platform::Platform;
-use crate::rmap::{self, Walked};
+use crate::rmap::{self, HOLD, Locking, Rekeyed, Seen, Walked};
 use crate::space::MappingFlags;
 use crate::space::vma::{Purpose, Vma};
 use crate::stats::Counts;
 use crate::table::leaf::replace;
 use crate::table::lock::{Depth, Node};
 use crate::table::look::Standing;
+use crate::table::spare::Spared;
 use crate::table::{TablePool, free_table, new_table, run};
-use crate::{AddressSpace, Memory, Protection};
+use crate::{AddressSpace, Memory, Object, Protection};
 
 /// Writes `count` absent entries from `at` on, the first of which is `first` and each later one
 /// its successor (the next slot; markers are all alike).
@@ -242,10 +243,10 @@ pub fn damage_mapping<P: Platform>(
             vma.set_flags(flags | MappingFlags::of(protection));
         }
         MappingDamage::End(end) => {
-            vma.set_end(end.0);
+            vma.set_end(end.0, &Rekeyed::unseen());
             space.vmas.bounds_changed(NonNull::from(vma));
         }
-        MappingDamage::EndUnseen(end) => vma.set_end(end.0),
+        MappingDamage::EndUnseen(end) => vma.set_end(end.0, &Rekeyed::unseen()),
     }
 }
 
@@ -374,6 +375,42 @@ pub struct AnonymousWalk {
     pub mappings: u64,
 }
 
+/// A walk over the mappings of an object that unmaps one page, and lets everything go: what a
+/// truncation does, step by step, so that a test can put other calls in between.
+pub struct UnmapWalk<'a, 'm, P: Platform> {
+    memory: &'m Memory<P>,
+    walk: rmap::ObjectWalk<'a>,
+}
+
+impl<'a, 'm, P: Platform> UnmapWalk<'a, 'm, P> {
+    /// A walk for `ranges`, each the number of a first page and how many. They rise and do not
+    /// overlap. The caller keeps the pages from being mapped anew while the walk is under way.
+    pub fn new(object: &'a Object<'m, P>, ranges: &'a [(u64, u64)]) -> Self {
+        Self { memory: object.memory, walk: rmap::ObjectWalk::new(object.state(), ranges) }
+    }
+
+    /// Unmaps the next page, or passes a hole. Calls `inside` with the lock of the object's mappings
+    /// held. Says whether the walk is done. `None` where the lock is held by somebody who changes
+    /// the set of mappings: it is only tried.
+    pub fn step(&mut self, mut inside: impl FnMut(VirtAddr)) -> Option<bool> {
+        let done = self.walk.hold(self.memory, Locking::Try, &mut |sight, gather| {
+            inside(sight.range.start());
+            let Some(rest) = sight.table.first_part(sight.range, PAGE_SIZE) else {
+                return Seen { until: sight.range.end(), entries: 1 };
+            };
+            let zapped = sight.table.zap_sparing(rest, Spared::Guards, gather);
+            assert!(zapped.is_ok(), "a huge leaf has lost its reserve");
+            Seen { until: rest.end(), entries: HOLD }
+        });
+        done.ok()
+    }
+
+    /// To how many mappings it has come, those counted twice that it came to twice.
+    pub fn visited(&self) -> u64 {
+        self.walk.visited()
+    }
+}
+
 /// Walks the reverse map for the folio of anonymous memory that is mapped at `at`. `None` where the
 /// folio is busy. Panics where none is mapped.
 pub fn walk_anonymous<P: Platform>(
@@ -391,15 +428,16 @@ pub fn walk_anonymous<P: Platform>(
         }
     });
     let folio = folio.unwrap_or_else(|| panic!("no folio at {at}"));
-    let locked = frames.try_lock_folio(folio);
+    let locked = frames.try_lock_folio(&memory.platform, folio);
     let mut found = 0;
     let walked = locked.as_ref().map(|_| {
-        rmap::for_each_anonymous_sight(memory, folio, |sight| {
+        rmap::for_each_anonymous_sight(memory, folio, Locking::Try, |sight, _| {
             sight.table.survey(sight.range, |stretch| {
                 if let Standing::Pages { folio: Some(there), .. } = stretch.what {
                     found += if there == folio { stretch.range.pages() } else { 0 };
                 }
             });
+            Seen { until: sight.range.end(), entries: sight.range.pages() }
         })
     });
     let mappings = u64::from(frames.mappings(folio));
@@ -425,7 +463,10 @@ pub fn with_folio_locked<P: Platform, R>(
     work: impl FnOnce() -> R,
 ) -> R {
     let folio = memory.frames.folio_of(page).unwrap_or_else(|| panic!("{page:?} is in no folio"));
-    let _lock = memory.frames.try_lock_folio(folio).expect("a folio that nobody has locked");
+    let _lock = memory
+        .frames
+        .try_lock_folio(&memory.platform, folio)
+        .expect("a folio that nobody has locked");
     work()
 }
 

@@ -200,6 +200,8 @@ impl<A: Walk> Subject for Engine<'_, A> {
             Call::Unmap(at) => self.space.munmap(at.start(), at.len()),
             Call::Kernel(_) => return Err(format!("{}: not a call of a user's", call.name())),
         };
+        // What the call has put off counts as its work.
+        self.space.memory().drain_deferred();
         result.map_err(|error| format!("{}: {error}", call.name()))
     }
 

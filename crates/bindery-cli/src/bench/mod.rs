@@ -6,6 +6,8 @@
 //! | `floor` | the fewest entry writes and invalidations that a call needs |
 //! | `engine`, `linux` | who makes the calls |
 //! | `kernel` | the same for `kernel-map`, whose calls are of another kind |
+//! | `latency` | `bindery bench latency`: how much each call does at once |
+//! | `scale` | `bindery bench scale`: calls among very many mappings |
 //! | `measure` | running a list of calls, and what each cost |
 //! | `statistics` | what many measurements say together |
 //! | `host` | what it all ran on |
@@ -16,9 +18,11 @@ mod floor;
 mod host;
 mod json;
 mod kernel;
+mod latency;
 mod linux;
 mod measure;
 mod report;
+mod scale;
 mod statistics;
 mod workload;
 
@@ -88,7 +92,11 @@ The JSON
 /// nothing outside of this process is changed.
 #[derive(clap::Args)]
 #[command(after_long_help = HELP, after_help = "More, with examples: bindery bench --help")]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Arguments {
+    #[command(subcommand)]
+    counts: Option<Counts>,
+
     /// What to run; everything if left out
     #[arg(value_name = "WORKLOAD")]
     workloads: Vec<Workload>,
@@ -112,6 +120,13 @@ pub struct Arguments {
     quick: bool,
 }
 
+/// What counts tell: no Linux beside it.
+#[derive(clap::Subcommand)]
+enum Counts {
+    Latency(latency::Arguments),
+    Scale(scale::Arguments),
+}
+
 fn parse_architecture(name: &str) -> Result<ArchitectureName, String> {
     match name.parse() {
         Ok(ArchitectureName::Tiny) => {
@@ -128,6 +143,11 @@ fn parse_architecture(name: &str) -> Result<ArchitectureName, String> {
 /// # Errors
 /// What to tell the user.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
+    match &arguments.counts {
+        Some(Counts::Latency(arguments)) => return latency::run(arguments),
+        Some(Counts::Scale(arguments)) => return scale::run(arguments),
+        None => {}
+    }
     // Before the work, so that a wrong name costs no minute.
     let file = arguments.json.as_deref().map(create).transpose()?;
     let (host, clock) = (Host::look(), Clock::calibrate());

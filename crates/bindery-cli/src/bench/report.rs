@@ -63,7 +63,7 @@ const STYLE: TableStyle =
     TableStyle::new().header_separator(LineStyle::none().fill('-').junction('-'));
 
 /// A table whose first `left` columns are words, the others numbers.
-fn table(header: &[&str], left: usize) -> Table {
+pub fn table(header: &[&str], left: usize) -> Table {
     let mut table = Table::new();
     table.load_style(STYLE).set_header(header);
     for (number, column) in table.column_iter_mut().enumerate() {

@@ -83,7 +83,7 @@ impl Failure {
     pub fn of_fault(fault: FaultError) -> Self {
         match fault {
             FaultError::NotMapped => NOT_MAPPED,
-            FaultError::Protection => DENIED,
+            FaultError::Protection | FaultError::ProtectionKey(_) => DENIED,
             FaultError::OutOfMemory => OUT_OF_MEMORY,
             _ => BUS,
         }

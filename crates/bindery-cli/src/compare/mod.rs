@@ -54,6 +54,8 @@ Workloads
   kernel-map  The kernel maps 1 MiB for itself and unmaps it, 100 times each: vmalloc, with huge
               mappings too (and 16 MiB), vmap of single and of larger pages, ioremap. Linux does
               it in a module of ours, our kernel at boot. Folio sizes have no part in it.
+  proc        A process reads /proc/self/maps of 30,000 mappings, of 2,000 by 1 KiB, smaps of 1,000,
+              statm while pages come and go, and asks for mappings by PROCMAP_QUERY. Base pages.
   Each runs in a machine of its own for each kernel, architecture and folio size: one CPU, 3 GiB, a
   clock that counts instructions. Folio sizes are set as on any Linux, by
   /sys/kernel/mm/transparent_hugepage.

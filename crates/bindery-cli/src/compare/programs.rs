@@ -65,7 +65,11 @@ fn musl(architecture: Architecture) -> Result<Musl, Problem> {
     };
     if !musl.libraries.join("libc.a").is_file() {
         eprintln!("bindery: fetching {PACKAGE} for {architecture} (once)");
-        linux::packages(architecture)?.unpack(PACKAGE, &directory)?;
+        let list = linux::packages(architecture)?;
+        // Another process may have fetched it while this one waited for the list.
+        if !musl.libraries.join("libc.a").is_file() {
+            list.unpack(PACKAGE, &directory)?;
+        }
     }
     Ok(musl)
 }

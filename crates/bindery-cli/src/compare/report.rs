@@ -117,11 +117,23 @@ pub fn conclusion(comparisons: &[Comparison<'_>]) -> String {
     let (reached, missed) = (count(Verdict::Reached), count(Verdict::Missed));
     let ratios = comparisons.iter().filter_map(Comparison::ratio);
     let dearer = ratios.filter(|ratio| *ratio < 1.0).count();
+    let worst = worst(comparisons).map_or_else(String::new, |(comparison, ratio)| {
+        let folios =
+            comparison.folio.map_or_else(String::new, |folio| format!(", folios of {folio}"));
+        format!("The worst row against Linux is {}{folios}: {ratio:.2} x.\n", comparison.row.name)
+    });
     format!(
         "T is reached in {reached} of {} rows that have one; \
-         more instructions than Linux in {dearer} rows.\n",
+         more instructions than Linux in {dearer} rows.\n{worst}",
         reached + missed
     )
+}
+
+/// The row in which Linux needs least in comparison with us, and by how much it needs more.
+fn worst<'a, 'b>(comparisons: &'a [Comparison<'b>]) -> Option<(&'a Comparison<'b>, f64)> {
+    let ratios =
+        comparisons.iter().filter_map(|comparison| Some((comparison, comparison.ratio()?)));
+    ratios.min_by(|(_, one), (_, other)| one.total_cmp(other))
 }
 
 fn rounded(mean: f64) -> String {
@@ -153,7 +165,7 @@ How to read this
 mod tests {
     use super::super::results::Pair;
     use super::super::results::tests::measurement;
-    use super::super::rows::Workload;
+    use super::super::rows::{self, Workload};
     use super::*;
 
     fn pairs(linux: Option<u64>) -> [Pair; 1] {
@@ -179,6 +191,18 @@ mod tests {
         line(&text, &["Linux", "80,000", "55"]);
         assert!(text.lines().all(|line| line.len() <= 150), "{text}");
         assert!(conclusion(&comparisons).contains("1 of 1 rows"), "{}", conclusion(&comparisons));
+    }
+
+    #[test]
+    fn the_row_that_is_worst_against_linux_is_named() {
+        let pair = |folio, linux| Pair { folio: Some(folio), ..pairs(Some(linux))[0].clone() };
+        let pairs = [pair(FolioSize::KIB_64, 80_000), pair(FolioSize::MIB_2, 10_000)];
+        let text = conclusion(&Comparison::all(Architecture::X86_64, &pairs));
+        let name = rows::ROWS.iter().find(|row| row.phase == 3).unwrap().name;
+        line(&text, &["worst", name, "folios of 2 MiB", "0.50 x"]);
+        line(&text, &["more instructions than Linux in 1 rows"]);
+        let nothing = conclusion(&[]);
+        assert!(!nothing.contains("worst"), "{nothing}");
     }
 
     #[test]

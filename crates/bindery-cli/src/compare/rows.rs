@@ -17,6 +17,9 @@ pub enum Workload {
     /// the kernel maps memory and devices for itself: vmalloc, vmap, ioremap
     #[value(name = "kernel-map")]
     KernelMap,
+    /// a process reads what /proc tells of its memory: maps, smaps, statm, PROCMAP_QUERY
+    #[value(name = "proc")]
+    Proc,
 }
 
 /// What runs a workload.
@@ -36,6 +39,7 @@ impl Workload {
             Self::System1 => "system1",
             Self::System2 => "system2",
             Self::KernelMap => "kernel-map",
+            Self::Proc => "proc",
         }
     }
 
@@ -46,6 +50,7 @@ impl Workload {
                 &[&["--iterations", "1000"], &["--iterations", "1000", "--offset", "4096"]]
             }
             Self::System2 => &[&["--mib", "1024", "--moves", "4"]],
+            Self::Proc => &[&["--rounds", "10"]],
             Self::KernelMap => return Runner::Kernel,
         })
     }
@@ -53,9 +58,9 @@ impl Workload {
     /// With which folio sizes it is run: with each of the given ones, or once, if folios have no
     /// part in it.
     pub fn folios(self, chosen: &[FolioSize]) -> Vec<Option<FolioSize>> {
-        match self.runner() {
-            Runner::Program(_) => chosen.iter().copied().map(Some).collect(),
-            Runner::Kernel => vec![None],
+        match self {
+            Self::System1 | Self::System2 => chosen.iter().copied().map(Some).collect(),
+            Self::KernelMap | Self::Proc => vec![None],
         }
     }
 
@@ -96,6 +101,8 @@ pub const ROWS: &[Row] = &[
     row(Workload::System1, 260, "mremap-1m-off-4k", "mremap 1 MiB, off by 4 KiB"),
     row(Workload::System1, 5, "munmap-1m", "munmap 1 MiB"),
     row(Workload::System1, 261, "munmap-1m-off-4k", "munmap 1 MiB, moved off by 4 KiB"),
+    row(Workload::System1, 1, "loop-1m", "1,000 times all four"),
+    row(Workload::System1, 257, "loop-1m-off-4k", "1,000 times all four, off by 4 KiB"),
     row(Workload::System2, 20, "touch-1g", "mmap and first touch of 1 GiB"),
     row(Workload::System2, 16, "mremap-1g", "mremap 1 GiB, congruent by 1 GiB"),
     row(Workload::System2, 17, "mremap-1g-by-2m", "mremap 1 GiB, congruent by 2 MiB"),
@@ -118,6 +125,11 @@ pub const ROWS: &[Row] = &[
     row(Workload::KernelMap, 75, "iounmap-1m", "iounmap 1 MiB"),
     row(Workload::KernelMap, 76, "ioremap-1m-off-64k", "ioremap 1 MiB, off by 64 KiB"),
     row(Workload::KernelMap, 77, "iounmap-1m-off-64k", "iounmap 1 MiB, off by 64 KiB"),
+    row(Workload::Proc, 96, "maps-30000", "/proc/self/maps, 30,000 mappings"),
+    row(Workload::Proc, 97, "maps-2000-by-1k", "maps, 2,000 mappings, read by 1 KiB"),
+    row(Workload::Proc, 98, "smaps-1000", "/proc/self/smaps, 1,000 mappings"),
+    row(Workload::Proc, 99, "statm", "/proc/self/statm, 16 MiB resident"),
+    row(Workload::Proc, 100, "map-query", "PROCMAP_QUERY among 30,000 mappings"),
 ];
 
 const fn row(workload: Workload, phase: u16, key: &'static str, name: &'static str) -> Row {
@@ -141,8 +153,9 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_of_the_kernel_runs_once_whatever_the_folio_sizes() {
+    fn a_workload_without_folios_runs_once_whatever_their_sizes() {
         assert_eq!(Workload::KernelMap.folios(&FOLIOS), [None]);
+        assert_eq!(Workload::Proc.folios(&FOLIOS), [None]);
         assert_eq!(
             Workload::System1.folios(&FOLIOS[1..]),
             FOLIOS[1..].iter().copied().map(Some).collect::<Vec<_>>()
@@ -166,6 +179,8 @@ mod tests {
             ("mremap-1m-off-4k", number_of("PHASE_MREMAP") + offset),
             ("munmap-1m", number_of("PHASE_MUNMAP")),
             ("munmap-1m-off-4k", number_of("PHASE_MUNMAP") + offset),
+            ("loop-1m", number_of("PHASE_LOOP")),
+            ("loop-1m-off-4k", number_of("PHASE_LOOP") + offset),
             ("touch-1g", number_of("PHASE_POPULATE_1G")),
             ("mremap-1g", number_of("PHASE_MOVE_BY_1G")),
             ("mremap-1g-by-2m", number_of("PHASE_MOVE_BY_2M")),
@@ -188,6 +203,11 @@ mod tests {
             ("iounmap-1m", number_of("PHASE_IOUNMAP")),
             ("ioremap-1m-off-64k", number_of("PHASE_IOREMAP_OFF_64K")),
             ("iounmap-1m-off-64k", number_of("PHASE_IOUNMAP_OFF_64K")),
+            ("maps-30000", number_of("PHASE_MAPS")),
+            ("maps-2000-by-1k", number_of("PHASE_MAPS_IN_PIECES")),
+            ("smaps-1000", number_of("PHASE_SMAPS")),
+            ("statm", number_of("PHASE_STATM")),
+            ("map-query", number_of("PHASE_MAP_QUERY")),
         ] {
             assert_eq!(Row::from_key(key).unwrap().phase, phase, "{key}");
         }

@@ -30,7 +30,12 @@ pub fn program(architecture: Architecture) -> Result<PathBuf, Problem> {
     }
     let directory = unpacked(architecture)?;
     eprintln!("bindery: fetching {PACKAGE} for {architecture} (once)");
-    PackageList::of_this_debian(architecture)?.unpack(PACKAGE, &directory)?;
+    let list = PackageList::of_this_debian(architecture)?;
+    if let Some(path) = present(architecture)? {
+        // Another process has fetched it while this one waited for the list.
+        return Ok(path);
+    }
+    list.unpack(PACKAGE, &directory)?;
     let path = directory.join(PROGRAM);
     executable::read_static(&path)?;
     Ok(path)

@@ -1,11 +1,15 @@
 //! Packages of Debian's that are fetched and unpacked aside, for another architecture or from
 //! another suite, with nothing installed.
 //!
+//! One process at a time uses a list: apt has locks of its own, but does not wait for them, and who
+//! is late would take its refusal for a package that cannot be had. Who has waited looks again
+//! whether what he wants is there.
+//!
 //! Apt is run with a list of sources, a state and a cache of its own under `target/guest/apt`. The
 //! system's lists are neither read nor changed, so no root is needed; its trusted keys and its
 //! settings for the network are used.
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -19,16 +23,21 @@ const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 pub struct PackageList {
     directory: PathBuf,
     architecture: Architecture,
+    /// Held for as long as the list is used; the system lets it go, however the process ends.
+    _lock: File,
 }
 
 impl PackageList {
-    /// The packages of a suite (`bookworm`, `sid`) for an architecture, as they are today.
+    /// The packages of a suite (`bookworm`, `sid`) for an architecture, as they are today. Waits
+    /// until no other process uses them.
     ///
     /// # Errors
     /// This is no Debian, or the list cannot be fetched.
     pub fn new(architecture: Architecture, suite: &str) -> Result<Self, Problem> {
         let name = format!("guest/apt/{suite}-{}", architecture.debian());
-        let list = Self { directory: workspace::target(&name)?, architecture };
+        let directory = workspace::target(&name)?;
+        let lock = lock(&directory.join("lock"))?;
+        let list = Self { directory, architecture, _lock: lock };
         for part in ["state/lists/partial", "cache/archives/partial", "fetched"] {
             let path = list.directory.join(part);
             fs::create_dir_all(&path).map_err(|error| Problem::io("make", &path, &error))?;
@@ -127,6 +136,21 @@ impl PackageList {
     }
 }
 
+/// Locks a file, which is made if need be; says so where that has to wait.
+fn lock(path: &Path) -> Result<File, Problem> {
+    let failed = |error| Problem::io("lock", path, &error);
+    let file = File::create(path).map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            eprintln!("bindery: waiting for another bindery that fetches packages");
+            file.lock().map_err(failed)?;
+        }
+        Err(TryLockError::Error(error)) => return Err(failed(error)),
+    }
+    Ok(file)
+}
+
 /// Debian's name for the suite that an `os-release` describes.
 fn debian_suite(release: &str) -> Option<&str> {
     let value = |key: &str| {
@@ -146,6 +170,29 @@ pub fn is_debian() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_that_another_uses_is_waited_for() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lock");
+        let first = lock(&path).unwrap();
+        let given_back = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| {
+                let second = lock(&path).unwrap();
+                assert!(given_back.load(Ordering::SeqCst), "both have it");
+                drop(second);
+            });
+            // Time for a lock that does not wait to be had, or refused, before this one is free.
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            given_back.store(true, Ordering::SeqCst);
+            drop(first);
+            second.join().expect("the second has waited");
+        });
+        assert!(lock(&path).is_ok());
+    }
 
     #[test]
     fn the_suite_is_read_from_what_a_debian_says_of_itself() {

@@ -150,6 +150,7 @@ fn leaf(entry: u64, level: u8, index: u32) -> Meaning {
         memory,
         accessed: entry & AF != 0,
         dirty: entry & AP2_READ_ONLY == 0,
+        key: 0,
         block,
         attributes: entry & (ATTR_INDEX | NS | SH | NOT_GLOBAL | PXN),
     })

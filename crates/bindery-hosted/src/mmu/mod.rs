@@ -38,6 +38,8 @@ pub struct Translation {
     pub accessed: bool,
     /// The hardware need not record a write.
     pub dirty: bool,
+    /// The protection key; 0 where the architecture has none.
+    pub key: u8,
 }
 
 impl Translation {
@@ -125,6 +127,8 @@ pub struct Leaf {
     pub accessed: bool,
     /// The hardware need not record a write.
     pub dirty: bool,
+    /// The protection key; 0 where the architecture has none.
+    pub key: u8,
     /// Base-2 logarithm of the entries that form one translation with it; 0 where it stands alone.
     pub block: u8,
     /// Further bits in which the entries of a block must agree.

@@ -94,6 +94,7 @@ impl<const LEVELS: u8> Walk for Riscv64<LEVELS> {
             memory,
             accessed: flag(A),
             dirty: flag(D),
+            key: 0,
             block,
             attributes: u64::from(flag(G)),
         })

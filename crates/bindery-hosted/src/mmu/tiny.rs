@@ -53,6 +53,7 @@ impl Walk for Tiny {
             memory: MemoryType::Normal,
             accessed: entry & 0x20 != 0,
             dirty: entry & 0x40 != 0,
+            key: 0,
             block,
             attributes: 0,
         })

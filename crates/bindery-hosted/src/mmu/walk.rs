@@ -230,6 +230,7 @@ impl At<'_> {
             memory: leaf.memory,
             accessed: leaf.accessed,
             dirty: leaf.dirty,
+            key: leaf.key,
         }
     }
 

@@ -1,4 +1,5 @@
-//! x86-64 with four or five levels, no protection keys; no-execute, CR0.WP, SMEP and SMAP on.
+//! x86-64 with four or five levels; no-execute, CR0.WP, SMEP and SMAP on. CR4.PKE is on as well,
+//! and PKRU is 0 for ever: TLBs hold the keys of leaves, and no key forbids anything.
 //! Intel 64 SDM volume 3A: sections 4.5.4 (formats), 4.6 (access rights), 4.8 (accessed and
 //! dirty), 4.9.2 (the memory type by the PAT), 4.10 (caching).
 //!
@@ -98,6 +99,7 @@ impl<const LEVELS: u8> Walk for X86_64<LEVELS> {
             memory,
             accessed,
             dirty: entry & D != 0,
+            key: (entry >> 59 & 0xf) as u8,
             block: 0,
             attributes: 0,
         })

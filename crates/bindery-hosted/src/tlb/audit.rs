@@ -73,6 +73,8 @@ fn disagreement(cached: &Translation, now: &Translation, addr: u64) -> Option<&'
         Some("the size is another: a translation of the new size would be in conflict")
     } else if cached.memory != now.memory {
         Some("the memory type is another: accesses of both kinds would meet")
+    } else if cached.key != now.key {
+        Some("the protection key is another")
     } else if cached.dirty && !now.dirty {
         Some("the entry is clean, so that a write would not be recorded")
     } else {

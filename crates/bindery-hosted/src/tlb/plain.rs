@@ -41,6 +41,7 @@ impl<A: Walk> Plain<A> {
             memory: Default::default(),
             accessed: false,
             dirty: false,
+            key: 0,
         };
         let slots = vec![Slot { page: EMPTY, root: 0, leaf }; SLOTS].into_boxed_slice();
         Self { cpu, slots, arch: PhantomData }

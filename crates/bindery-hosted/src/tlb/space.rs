@@ -110,6 +110,7 @@ mod tests {
             memory: Default::default(),
             accessed: true,
             dirty: true,
+            key: 0,
         }
     }
 

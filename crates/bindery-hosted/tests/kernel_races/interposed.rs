@@ -1,16 +1,15 @@
 //! The hosted machine with a gate in front of its invalidations of kernel mappings: at a chosen
 //! one, the caller stands still, and others do what they want to do at just that moment.
 
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use bindery::addr::Frame;
-use bindery::platform::{Cpu, CpuSet, Invalidation, Wait};
+use bindery::platform::Invalidation;
 use bindery::{FrameRange, Memory, Platform};
-use bindery_hosted::{Config, Machine, Walk};
+use bindery_hosted::{Config, Machine, Walk, pass_on};
 
 /// How long an invalidation waits for somebody who may rightly wait for it in turn.
 const PATIENCE: Duration = Duration::from_millis(40);
@@ -96,56 +95,14 @@ unsafe impl<A: Walk> Platform for Interposed<A> {
     type Mutex = <Machine<A> as Platform>::Mutex;
     type SpinLock = <Machine<A> as Platform>::SpinLock;
 
-    fn window(&self, frame: Frame) -> NonNull<u8> {
-        self.machine.window(frame)
-    }
-
-    fn zero(&self, first: Frame, count: u32) {
-        self.machine.zero(first, count);
-    }
-
-    fn copy(&self, from: Frame, to: Frame, count: u32) {
-        self.machine.copy(from, to, count);
-    }
-
-    fn invalidate(&self, root: Frame, cpus: &CpuSet, what: &Invalidation) {
-        self.machine.invalidate(root, cpus, what);
-    }
-
-    fn invalidate_local(&self, root: Frame, what: &Invalidation) {
-        self.machine.invalidate_local(root, what);
+    pass_on! { machine:
+        window zero copy invalidate invalidate_local publish_entries cpu relax park unpark
+        enter_read leave_read synchronize grace_period is_over seed fatal_signal
+        allocation_may_wait frames_released
     }
 
     fn invalidate_kernel(&self, root: Frame, what: &Invalidation) {
         self.gate.pass();
         self.machine.invalidate_kernel(root, what);
-    }
-
-    fn publish_entries(&self) {
-        self.machine.publish_entries();
-    }
-
-    fn cpu(&self) -> Cpu {
-        self.machine.cpu()
-    }
-
-    fn relax(&self, wait: Wait) {
-        self.machine.relax(wait);
-    }
-
-    fn enter_read(&self) {
-        self.machine.enter_read();
-    }
-
-    fn leave_read(&self) {
-        self.machine.leave_read();
-    }
-
-    fn synchronize(&self) {
-        self.machine.synchronize();
-    }
-
-    fn frames_released(&self, first: Frame, count: u32) {
-        self.machine.frames_released(first, count);
     }
 }

@@ -5,6 +5,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
 use bindery::check::Report;
 use bindery::{
@@ -29,6 +30,35 @@ pub fn in_memory(play: impl FnOnce(&Memory<Machine<X86_64<4>>>, &dyn Fn() -> Rep
     memory.trim();
     assert_eq!(memory.free_frames(), free, "frames have leaked");
     assert_eq!(memory.commitment().promised(), 0);
+}
+
+/// Numbers without an order that matters, and pages of a range.
+pub struct Chance {
+    state: u64,
+    range: (u64, u64),
+}
+
+impl Chance {
+    /// Pages are those of the `span` bytes at `at`. The seed is not 0.
+    pub fn new(seed: u64, (at, span): (u64, u64)) -> Self {
+        Self { state: seed, range: (at, span) }
+    }
+
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        (self.state >> 11) % limit
+    }
+
+    pub fn one_of<T: Copy>(&mut self, these: &[T]) -> T {
+        these[self.below(these.len() as u64) as usize]
+    }
+
+    pub fn page(&mut self) -> VirtAddr {
+        let (at, span) = self.range;
+        VirtAddr(at + self.below(span / PAGE) * PAGE)
+    }
 }
 
 /// What is done to an object.

@@ -11,12 +11,24 @@
 //! its pages down, and counts them as locked until the process ends. Where what arrives was joined
 //! with what is left, Linux unlocks both.
 //!
+//! # What nobody may access is not collapsed
+//! Linux makes huge pages of memory with no permissions too. No TLB has anything of it, so nothing is
+//! won; the core refuses, as it does where nothing was ever touched.
+//!
+//! # Advice that there is not is refused
+//! `process_madvise` of no bytes accepts any number on Linux 6.18. Linux 7.2 refuses what it does not
+//! know, and so does the core.
+//!
+//! # A huge leaf that is cut leaves small ones
+//! Linux unmaps a huge page of shared memory as a whole where a part of it is changed, and lets faults
+//! map the rest again. The core leaves the rest mapped.
+//!
 //! # Pages that `fallocate` takes are pages
 //! Linux takes them, counts them (`st_blocks`), and leaves clearing them to the first touch; until
 //! then `mincore` does not see them and no neighbour's fault maps them. The core clears them at
 //! once.
 
-use super::names::{FALLOC_FL_PUNCH_HOLE, MREMAP_DONTUNMAP};
+use super::names::{ADVICE, FALLOC_FL_PUNCH_HOLE, MADV_COLLAPSE, MREMAP_DONTUNMAP};
 use super::observation::{
     ANONYMOUS, Area, Observation, Outcome, Presence, Snapshot, Stretch, letter,
 };
@@ -29,13 +41,17 @@ pub fn level(operations: &[Operation], linux: &mut Vec<Observation>, ours: &mut 
     let Some(place) = differs else { return };
     let (theirs, now) = (&linux[place], &ours[place]);
     let Some(operation) = operations.get(theirs.step) else { return };
-    if theirs.outcome != now.outcome {
+    let before = ours[..place].iter().rev().find(|before| before.process == now.process);
+    let refuses = collapses_hidden(operation, before) || advises_of_nothing(operation);
+    if theirs.outcome != now.outcome && !refuses {
         return;
     }
-    let before = ours[..place].iter().rev().find(|before| before.process == now.process);
-    let by_intent = leaves_a_trace(operation, theirs, now, before)
+    let by_intent = refuses
+        || leaves_a_trace(operation, theirs, now, before)
         || counts_what_is_unlocked(operation, theirs, now)
-        || allocated_before(operations, &linux[..place]) && sees_less(theirs, now);
+        || (allocated_before(operations, &linux[..place])
+            || collapsed_before(operations, theirs.step))
+            && sees_less(theirs, now);
     if by_intent {
         linux.truncate(place);
         ours.truncate(place);
@@ -64,6 +80,31 @@ fn leaves_a_trace(
     refused && (only_cut || unchanged && operation.verb == Verb::Mremap)
 }
 
+/// Whether it is advice unknown to Linux about no bytes.
+fn advises_of_nothing(operation: &Operation) -> bool {
+    let known = ADVICE.iter().any(|(advice, _)| *advice == operation.arguments[1]);
+    let nothing = operation.ranges.iter().all(|(_, length)| *length == 0);
+    operation.verb == Verb::ProcessMadvise && nothing && !known
+}
+
+/// The advice that an operation gives.
+fn advice_of(operation: &Operation) -> Option<u64> {
+    match operation.verb {
+        Verb::Madvise => Some(operation.arguments[2]),
+        Verb::ProcessMadvise => Some(operation.arguments[1]),
+        _ => None,
+    }
+}
+
+/// Whether something may have been collapsed that cannot be accessed.
+fn collapses_hidden(operation: &Operation, before: Option<&Observation>) -> bool {
+    let accessible = letter(b"rd") | letter(b"wr") | letter(b"ex");
+    let is_hidden = |area: &Area| area.letters & accessible == 0;
+    let areas = before.map(|before| &before.snapshot.areas);
+    advice_of(operation) == Some(MADV_COLLAPSE)
+        && areas.is_some_and(|areas| areas.iter().any(is_hidden))
+}
+
 /// Whether the only difference is that Linux counts more as locked, after a call that unlocks.
 fn counts_what_is_unlocked(operation: &Operation, theirs: &Observation, now: &Observation) -> bool {
     let unlocks = operation.verb == Verb::Mremap && operation.arguments[3] & MREMAP_DONTUNMAP != 0;
@@ -90,6 +131,11 @@ fn allocated_before(operations: &[Operation], linux: &[Observation]) -> bool {
             operation.verb == Verb::Fallocate && !hole
         })
     })
+}
+
+/// Whether there may be a huge leaf of shared memory.
+fn collapsed_before(operations: &[Operation], step: usize) -> bool {
+    operations.iter().take(step).any(|operation| advice_of(operation) == Some(MADV_COLLAPSE))
 }
 
 /// Whether the only difference is that Linux has or tells of fewer pages of objects.

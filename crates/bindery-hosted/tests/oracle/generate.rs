@@ -18,7 +18,7 @@ use super::names::*;
 use super::operation::{self as op, Operation};
 use super::place::{
     BREAK, CLOSED, FILES, FIRST_PROCESS, HIGH, LOW, NO_FILE, PAGE, READ_ONLY, SCRATCH, WRITE_ONLY,
-    page, pages,
+    ZEROES, page, pages,
 };
 
 /// A page of the region, and how many pages a call there may be about.
@@ -132,13 +132,16 @@ fn placement() -> impl Strategy<Value = u64> {
     prop_oneof![8 => Just(MAP_FIXED), 3 => Just(MAP_FIXED_NOREPLACE), 2 => Just(0)]
 }
 
-/// Anonymous, private or shared; then what is private; files with offsets.
+/// Anonymous, private or shared; files with offsets; `/dev/zero`, shared and opened for writing.
+/// (Linux shows its other mappings as a file, and joins them with nothing else; to the core they
+/// are memory as any other.)
 fn mmap() -> impl Strategy<Value = Operation> {
     let kind = prop_oneof![
         6 => Just((MAP_PRIVATE | MAP_ANONYMOUS, NO_FILE, 0)),
         3 => Just((MAP_SHARED | MAP_ANONYMOUS, NO_FILE, 0)),
         3 => (any_file(), offset()).prop_map(|(file, offset)| (MAP_SHARED, file, offset)),
         3 => (any_file(), offset()).prop_map(|(file, offset)| (MAP_PRIVATE, file, offset)),
+        1 => offset().prop_map(|offset| (MAP_SHARED, ZEROES[0], offset)),
     ];
     let usual = (range(), protection(), kind, placement(), extra_map_flags()).prop_map(
         |((at, length), protection, (kind, file, offset), place, extra)| {
@@ -150,7 +153,12 @@ fn mmap() -> impl Strategy<Value = Operation> {
     let odd = (odd, odd_offset()).prop_map(
         |(((at, length), protection, kind, place, extra, file), offset)| {
             // What two types say together is another type.
-            let extra = extra & !(MAP_SHARED | MAP_PRIVATE | MAP_DROPPABLE);
+            let mut extra = extra & !(MAP_SHARED | MAP_PRIVATE | MAP_DROPPABLE);
+            if kind != MAP_SHARED | MAP_PRIVATE {
+                // Where it is not validated, Linux remembers it, and joins with nothing that has
+                // not asked for it; the core ignores it.
+                extra &= !MAP_SYNC;
+            }
             op::mmap(at, length, protection, kind | place | extra, file, offset)
         },
     );
@@ -199,6 +207,18 @@ fn advice() -> impl Strategy<Value = u64> {
         8 => select(ADVICE.iter().map(|(advice, _)| *advice).collect::<Vec<_>>()),
         1 => select(vec![5, 6, 7, 26, 104, 1000]),
     ]
+}
+
+/// What decides whether memory of one's own and of others can be collapsed: the whole tables of the
+/// high area, and guards in them.
+fn collapse() -> impl Strategy<Value = Operation> {
+    let whole = select(vec![(0, 512_u64), (512, 512), (0, 1024)]);
+    let part = (0..1024_u64, 1..=4_u64).prop_map(|(first, count)| (first, count));
+    let guards = select(vec![MADV_GUARD_INSTALL, MADV_GUARD_INSTALL, MADV_GUARD_REMOVE]);
+    let about = prop_oneof![2 => (whole, Just(MADV_COLLAPSE)), 1 => (part, guards)];
+    about.prop_map(|((first, count), advice)| {
+        op::madvise(page(HIGH.0 + first), pages(count), advice)
+    })
 }
 
 fn process_madvise() -> impl Strategy<Value = Operation> {
@@ -284,6 +304,7 @@ fn operation() -> impl Strategy<Value = Operation> {
             .prop_map(|((at, length), p)| op::mprotect(at, length, p)),
         16 => mremap(),
         16 => (gentle_range(), advice()).prop_map(|((at, length), a)| op::madvise(at, length, a)),
+        2 => collapse(),
         3 => process_madvise(),
         3 => brk(),
         8 => locks(),
@@ -313,8 +334,10 @@ fn beginning() -> impl Strategy<Value = Vec<Operation>> {
     let low = (480..=504_u64, 20..=64_u64, kind).prop_map(|(first, count, (kind, file))| {
         op::mmap(page(first), pages(count), PROT_READ | PROT_WRITE, kind | MAP_FIXED, file, 0)
     });
-    let high = (select(vec![512_u64, 600, 1024]), protection()).prop_map(|(count, protection)| {
-        let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+    let sharing = prop_oneof![2 => Just(MAP_PRIVATE), 1 => Just(MAP_SHARED)];
+    let sizes_of_high = select(vec![512_u64, 600, 1024]);
+    let high = (sizes_of_high, protection(), sharing).prop_map(|(count, protection, sharing)| {
+        let flags = sharing | MAP_ANONYMOUS | MAP_FIXED;
         op::mmap(page(HIGH.0), pages(count), protection, flags, NO_FILE, 0)
     });
     let first = (weighted(0.8, sizes), weighted(0.9, low), weighted(0.4, high), vec(mmap(), 0..4));

@@ -4,7 +4,8 @@
 use std::fmt::{self, Formatter};
 
 use super::place::{
-    CLOSED, FILES, FIRST_PROCESS, NO_FILE, PAGE, READ_ONLY, REGION, REGION_END, SCRATCH, WRITE_ONLY,
+    CLOSED, FILES, FIRST_PROCESS, NO_FILE, PAGE, READ_ONLY, REGION, REGION_END, SCRATCH,
+    WRITE_ONLY, ZEROES,
 };
 
 /// Numbers with their names.
@@ -181,8 +182,10 @@ fn write_rest(rest: u64, f: &mut Formatter<'_>) -> fmt::Result {
 }
 
 fn write_descriptor(descriptor: u64, f: &mut Formatter<'_>) -> fmt::Result {
-    if let Some(index) = FILES.iter().position(|file| *file == descriptor) {
-        return write!(f, "FILES[{index}]");
+    for (name, files) in [("FILES", &FILES[..]), ("ZEROES", &ZEROES)] {
+        if let Some(index) = files.iter().position(|file| *file == descriptor) {
+            return write!(f, "{name}[{index}]");
+        }
     }
     match descriptor {
         NO_FILE => f.write_str("NO_FILE"),

@@ -72,5 +72,8 @@ pub const ALL_FILES: [u64; 4] = [FILES[0], FILES[1], FILES[2], READ_ONLY];
 /// A descriptor that is not open.
 pub const CLOSED: u64 = 205;
 
+/// `/dev/zero`, opened for reading and writing, and for reading.
+pub const ZEROES: [u64; 2] = [207, 208];
+
 /// The process with which the sequence begins.
 pub const FIRST_PROCESS: u64 = 206;

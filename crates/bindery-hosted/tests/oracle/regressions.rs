@@ -4,7 +4,7 @@
 use super::names::*;
 use super::operation::*;
 use super::place::{
-    CLOSED, FILES, FIRST_PROCESS, NO_FILE, READ_ONLY, SCRATCH, WRITE_ONLY, page, pages,
+    CLOSED, FILES, FIRST_PROCESS, NO_FILE, READ_ONLY, SCRATCH, WRITE_ONLY, ZEROES, page, pages,
 };
 use super::run::agrees;
 
@@ -327,5 +327,44 @@ fn mprotect_populates_what_it_made_writable_and_nothing_between() {
         mmap(page(505), pages(1), PROT_READ, MAP_PRIVATE | MAP_FIXED, FILES[0], 0),
         mlock(page(500), 0x4000000000000),
         mprotect(page(500), pages(6), RW),
+    ]);
+}
+
+#[test]
+fn shared_memory_with_guards_is_collapsed_and_the_call_fails() {
+    let guarded = madvise(page(2051), pages(1), MADV_GUARD_INSTALL);
+    let collapse = madvise(page(2048), pages(512), MADV_COLLAPSE);
+    let begin = [shared(2048, 512), store(page(2048), 1), guarded];
+    agrees(&[&begin[..], &[collapse.clone(), collapse.clone()]].concat());
+    let lifted = madvise(page(2051), pages(1), MADV_GUARD_REMOVE);
+    agrees(&[&begin[..], &[lifted, collapse]].concat());
+}
+
+#[test]
+fn zeroes_opened_for_reading_cannot_be_made_writable() {
+    let map =
+        |kind, file, offset| mmap(page(500), pages(2), PROT_READ, kind | MAP_FIXED, file, offset);
+    agrees(&[
+        map(MAP_SHARED, ZEROES[1], 0),
+        mprotect(page(500), pages(1), RW),
+        mprotect(page(500), pages(2), PROT_READ | PROT_EXEC),
+    ]);
+    agrees(&[map(MAP_SHARED, ZEROES[0], 0), mprotect(page(500), pages(1), RW)]);
+    agrees(&[map(MAP_SHARED, ZEROES[0], pages(1)), load(page(500)), load(page(501))]);
+    agrees(&[mmap(page(500), pages(1), RW, MAP_SHARED | MAP_FIXED, ZEROES[1], 0)]);
+    agrees(&[map(MAP_PRIVATE | MAP_GROWSDOWN, ZEROES[0], 0)]);
+}
+
+#[test]
+fn shared_memory_without_a_page_is_not_collapsed() {
+    agrees(&[shared(2048, 1024), madvise(page(2048), pages(512), MADV_COLLAPSE)]);
+}
+
+#[test]
+fn what_may_be_dropped_counts_against_the_limit_of_what_is_locked_in_future() {
+    agrees(&[
+        mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT),
+        limit(RLIMIT_MEMLOCK, NOTHING),
+        mmap(page(500), pages(1), RW, MAP_DROPPABLE | MAP_FIXED | MAP_ANONYMOUS, NO_FILE, 0),
     ]);
 }

@@ -196,8 +196,8 @@ impl<A: Walk> Audit<'_, '_, A> {
         }
     }
 
-    /// Where break-before-make is asked for, no table and no page stands in the place of another
-    /// that a TLB still knows, even while a call is under way.
+    /// An architecture may demand break-before-make. There no entry names another table or page than
+    /// the one that a TLB still holds for it, even while a call is under way.
     fn breaks_were_made(&mut self) {
         self.world.machine.audit();
         for violation in self.world.machine.take_violations() {

@@ -8,11 +8,11 @@ use std::thread;
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::platform::Cpu;
 use bindery::{Access, check};
-use bindery_hosted::{MemoryFiles, Walk};
+use bindery_hosted::Walk;
 
 use super::operations::Operation;
 use super::promises::{Audit, WATCHER, WHILE_HELD};
-use super::stepped::stepped;
+use super::stepped::{Readers, SteppedFiles, stepped};
 use super::stops::{HoldAt, Phase, Role, Step, Stops};
 use super::world::{ANON, World};
 use crate::common::MIB;
@@ -68,8 +68,14 @@ pub fn run<A: Walk>(
     at: At,
     folio_order: u8,
 ) -> Outcome {
-    let (machine, memory) = stepped::<A>(MEMORY);
-    let files = MemoryFiles::new();
+    // In every other run, what is unlinked waits for readers though there are none: whoever still
+    // finds it then finds it as it was left.
+    let readers = match at {
+        At::Step(number) if !number.is_multiple_of(2) => Readers::NotTold,
+        _ => Readers::Told,
+    };
+    let (machine, memory) = stepped::<A>(MEMORY, readers);
+    let files = SteppedFiles::default();
     let _watcher = machine.bind(WATCHER);
     let world = World::new(&machine, &memory, &files, folio_order);
     let stops = Arc::new(Stops::default());

@@ -1,26 +1,67 @@
 //! The hosted machine with a step in front of what a call does to locks, sections and TLBs.
 
-use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use bindery::addr::Frame;
-use bindery::platform::{Cpu, CpuSet, Invalidation, Platform, Wait};
-use bindery::{FrameRange, Memory, Overcommit};
-use bindery_hosted::{Config, Machine, TlbKind, Walk};
+use bindery::platform::{CpuSet, GracePeriod, Invalidation, Platform};
+use bindery::{FrameRange, Memory, Overcommit, Pager, PagerError};
+use bindery_hosted::{Config, Machine, MemoryFiles, TlbKind, Walk, pass_on};
 use parking_lot::lock_api::RawMutex;
 
 use super::stops::{self, Step};
 
 /// A machine whose calls can be held.
-pub struct Stepped<A: Walk>(Machine<A>);
+pub struct Stepped<A: Walk>(Machine<A>, Readers);
+
+/// Whether the machine says when read sections are over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Readers {
+    /// It does, so that what was unlinked is freed at once where nobody is inside.
+    Told,
+    /// It never does, so that all that was unlinked waits.
+    NotTold,
+}
 
 /// A strict machine of four CPUs, with the core on it.
-pub fn stepped<A: Walk>(bytes: u64) -> (Machine<A>, Memory<Stepped<A>>) {
+pub fn stepped<A: Walk>(bytes: u64, readers: Readers) -> (Machine<A>, Memory<Stepped<A>>) {
     let config = Config { memory: bytes, cpus: 4, tlb: TlbKind::Strict, ..Config::default() };
     let machine = Machine::<A>::new(config);
     let (first, count) = machine.frames();
-    let memory = Memory::new(Stepped(machine.clone()), &[FrameRange { first, count }]).unwrap();
+    let memory =
+        Memory::new(Stepped(machine.clone(), readers), &[FrameRange { first, count }]).unwrap();
     memory.commitment().set_mode(Overcommit::Always);
     (machine, memory)
+}
+
+/// Files in memory. A call can be held in the pager: with what it has read, or before it stores.
+#[derive(Default)]
+pub struct SteppedFiles(MemoryFiles);
+
+impl Pager for SteppedFiles {
+    fn read(&self, file: u64, first_page: u64, into: &mut [&mut [u8]]) -> Result<(), PagerError> {
+        self.0.read(file, first_page, into)?;
+        stops::pass(Step::Pager);
+        Ok(())
+    }
+
+    fn write(&self, file: u64, first_page: u64, from: &[&[u8]]) -> Result<(), PagerError> {
+        stops::pass(Step::Pager);
+        self.0.write(file, first_page, from)
+    }
+
+    fn resize(&self, file: u64, size: u64) -> Result<(), PagerError> {
+        stops::pass(Step::Pager);
+        self.0.resize(file, size)
+    }
+
+    fn discard(&self, file: u64, first_page: u64, pages: u64) -> Result<(), PagerError> {
+        stops::pass(Step::Pager);
+        self.0.discard(file, first_page, pages)
+    }
+
+    fn removed(&self, file: u64) {
+        self.0.removed(file);
+    }
 }
 
 /// A lock that says when somebody has to wait for it. A call can be held behind a mutex; not behind
@@ -67,16 +108,9 @@ unsafe impl<A: Walk> Platform for Stepped<A> {
     type Mutex = SteppedLock<true>;
     type SpinLock = SteppedLock<false>;
 
-    fn window(&self, frame: Frame) -> NonNull<u8> {
-        self.0.window(frame)
-    }
-
-    fn zero(&self, first: Frame, count: u32) {
-        self.0.zero(first, count);
-    }
-
-    fn copy(&self, from: Frame, to: Frame, count: u32) {
-        self.0.copy(from, to, count);
+    pass_on! { 0:
+        window zero copy invalidate_local invalidate_kernel publish_entries cpu unpark
+        grace_period seed fatal_signal allocation_may_wait frames_released
     }
 
     fn invalidate(&self, root: Frame, cpus: &CpuSet, what: &Invalidation) {
@@ -84,25 +118,14 @@ unsafe impl<A: Walk> Platform for Stepped<A> {
         self.0.invalidate(root, cpus, what);
     }
 
-    fn invalidate_local(&self, root: Frame, what: &Invalidation) {
-        self.0.invalidate_local(root, what);
-    }
-
-    fn invalidate_kernel(&self, root: Frame, what: &Invalidation) {
-        self.0.invalidate_kernel(root, what);
-    }
-
-    fn publish_entries(&self) {
-        self.0.publish_entries();
-    }
-
-    fn cpu(&self) -> Cpu {
-        self.0.cpu()
-    }
-
-    fn relax(&self, wait: Wait) {
+    fn relax(&self) {
         stops::relaxes();
-        self.0.relax(wait);
+        self.0.relax();
+    }
+
+    fn park(&self, word: &AtomicU32, expected: u32) {
+        stops::parks(|| word.load(Ordering::Acquire) == expected);
+        self.0.park(word, expected);
     }
 
     fn enter_read(&self) {
@@ -120,8 +143,8 @@ unsafe impl<A: Walk> Platform for Stepped<A> {
         self.0.synchronize();
     }
 
-    fn frames_released(&self, first: Frame, count: u32) {
-        self.0.frames_released(first, count);
+    fn is_over(&self, period: GracePeriod) -> bool {
+        self.0.is_over(period) && self.1 == Readers::Told
     }
 
     fn table_unlocked(&self) {

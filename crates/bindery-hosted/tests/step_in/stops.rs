@@ -2,7 +2,8 @@
 //!
 //! A thread plays one of three roles. Its call passes numbered *steps*: every outermost
 //! `enter_read` and `leave_read`, every `invalidate`, every release of a table lock and of a
-//! mutex, and every `relax`. At the chosen one it is held until the conductor lets it go on.
+//! mutex, every `relax` and every `park`, and every call of the pager. At the chosen one
+//! it is held until the conductor lets it go on.
 //!
 //! Whether a call waits for a held one is counted, not timed: while one call is held, the other
 //! one is the only call that runs, so a lock that it does not get is the held call's.
@@ -27,6 +28,8 @@ pub enum Step {
     TableUnlocked,
     MutexUnlocked,
     Relax,
+    Park,
+    Pager,
 }
 
 /// Where a call is held.
@@ -240,6 +243,14 @@ pub fn relaxes() {
     });
     if let Some((stops, role)) = waiting {
         stops.waits(role);
+    }
+}
+
+/// The calling thread is about to sleep, if `unchanged` still says so once it may.
+pub fn parks(unchanged: impl Fn() -> bool) {
+    pass(Step::Park);
+    if unchanged() {
+        blocks();
     }
 }
 

@@ -20,9 +20,9 @@ use bindery::{
     Access, AddressSpace, Advice, FileAccess, MapObject, MapRequest, Memory, Object, Place,
     Sharing, SizeMode,
 };
-use bindery_hosted::{Machine, MemoryFiles, Walk};
+use bindery_hosted::{Machine, Walk};
 
-use super::stepped::Stepped;
+use super::stepped::{Stepped, SteppedFiles};
 use crate::common::{GIB, MIB, READ_WRITE, fixed, options};
 
 pub const FILE: u64 = GIB;
@@ -89,7 +89,7 @@ pub const FILE_PAGES: [u64; 4] = [0, 1, 513, 769];
 
 pub struct World<'m, A: Walk> {
     pub machine: Machine<A>,
-    pub files: &'m MemoryFiles,
+    pub files: &'m SteppedFiles,
     pub space: AddressSpace<'m, Stepped<A>>,
     pub other: AddressSpace<'m, Stepped<A>>,
     pub file: Object<'m, Stepped<A>>,
@@ -102,7 +102,7 @@ impl<'m, A: Walk> World<'m, A> {
     pub fn new(
         machine: &Machine<A>,
         memory: &'m Memory<Stepped<A>>,
-        files: &'m MemoryFiles,
+        files: &'m SteppedFiles,
         folio_order: u8,
     ) -> Self {
         if folio_order > 0 {

@@ -30,6 +30,8 @@
 //! | `prepare(stack_top, &Registers) -> Context` | a thread that begins in its program with those |
 //! | `set_kernel_stack(top)` | where this CPU enters the kernel from a program |
 //! | `thread_pointer()`, `set_thread_pointer(u64)` | the TLS register of the running thread |
+//! | `protection_keys() -> u8` | how many there are; 1 where there are none |
+//! | `key_rights() -> KeyRights`, `set_key_rights` | what the running thread may do with each |
 //! | `signal` | `push` and `pop` of signal frames as the C libraries know them |
 //! | `call` | system calls that only this architecture has |
 //! | `hardware_capabilities() -> [u64; 2]`, `PLATFORM_NAME` | what programs learn of the CPU: `AT_HWCAP`, `AT_HWCAP2`, `AT_PLATFORM` |

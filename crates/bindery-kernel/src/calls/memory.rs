@@ -1,10 +1,12 @@
 //! The calls about memory: the core answers them; descriptors are ours.
 
 use bindery::addr::VirtAddr;
+use bindery::arch::ProtectionKey;
 use bindery::linux::{self, Call, Numbers, OpenFile};
-use bindery::{Access, FaultError};
+use bindery::{Access, FaultError, FileAccess};
 use linux_raw_sys::general::{MAP_ANONYMOUS, MAP_LOCKED, MAP_POPULATE};
 
+use crate::arch;
 use crate::errno::{Errno, Outcome, from_raw};
 use crate::files::Mappable;
 use crate::memory::Space;
@@ -14,7 +16,7 @@ use crate::process;
 /// The running process, as the core has to know it.
 struct Caller<'a> {
     space: &'a Space,
-    file: Option<OpenFile<'static, Machine>>,
+    file: Option<Mappable>,
     other: Option<&'a Space>,
 }
 
@@ -24,7 +26,21 @@ impl linux::Process<'static, Machine> for Caller<'_> {
     }
 
     fn file(&self, _descriptor: i32) -> Option<OpenFile<'static, Machine>> {
-        self.file.clone()
+        match &self.file {
+            Some(Mappable::File(file)) => Some(file.clone()),
+            _ => None,
+        }
+    }
+
+    fn zeroes(&self, _descriptor: i32) -> Option<FileAccess> {
+        match &self.file {
+            Some(Mappable::Zeroes(access)) => Some(*access),
+            _ => None,
+        }
+    }
+
+    fn set_key_rights(&self, key: ProtectionKey, forbidden: u32) {
+        arch::set_key_rights(arch::key_rights().with(key, forbidden));
     }
 
     fn process(&self, _descriptor: i32) -> Option<&Space> {
@@ -46,12 +62,7 @@ pub fn call(number: u64, arguments: &[u64; 6]) -> Option<Outcome> {
 }
 
 #[inline]
-fn make(
-    call: Call,
-    arguments: [u64; 6],
-    file: Option<OpenFile<'static, Machine>>,
-    other: Option<&Space>,
-) -> Outcome {
+fn make(call: Call, arguments: [u64; 6], file: Option<Mappable>, other: Option<&Space>) -> Outcome {
     process::with_space(|space| {
         from_raw(linux::call(&Caller { space, file, other }, call, arguments))
     })
@@ -60,14 +71,12 @@ fn make(
 /// A call that needs a descriptor, or may run out of memory without saying so. Apart, so that the
 /// others are quick.
 #[inline(never)]
-fn with_more(call: Call, mut arguments: [u64; 6]) -> Outcome {
+fn with_more(call: Call, arguments: [u64; 6]) -> Outcome {
     let (mut file, mut other) = (None, None);
     match call {
         Call::Mmap if arguments[3] as u32 & MAP_ANONYMOUS == 0 => {
             match process::current().process.files().mappable(arguments[4] as i32) {
-                Ok(Mappable::File(open)) => file = Some(open),
-                // As Linux: a mapping of /dev/zero is anonymous, shared or not.
-                Ok(Mappable::Zeroes) => arguments[3] |= u64::from(MAP_ANONYMOUS),
+                Ok(open) => file = Some(open),
                 // The core's own checks of the arguments come first, as on Linux.
                 Err(Errno::EBADF) => {}
                 Err(errno) => return Err(errno),

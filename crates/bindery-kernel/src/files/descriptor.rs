@@ -342,7 +342,7 @@ impl Files {
             return Err(Errno::EBADF);
         }
         if description.node.is_zeroes() {
-            return Ok(Mappable::Zeroes);
+            return Ok(Mappable::Zeroes(file_access(description.flags())));
         }
         description.open_file().map(Mappable::File).map_err(|_| Errno::ENODEV)
     }

@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use bindery::{Accounting, Object, Sealing, linux};
+use bindery::{Accounting, Object, Quota, Sealing, linux};
 
 use crate::errno::{Errno, from_raw};
 use crate::memory::memory;
@@ -22,6 +22,25 @@ const NODE_SIZE: usize = 1024;
 
 /// Regular files have the identity of their object, which counts from 1.
 static NUMBERS: AtomicU64 = AtomicU64::new(1 << 32);
+
+/// What regular files may have together. Without limit while the initramfs is unpacked.
+static QUOTA: Quota = Quota::new(u64::MAX);
+
+/// One frame in so many is kept from writers, for faults.
+const FAULT_RESERVE_SHARE: u64 = 64;
+
+/// Gives the file system its size, once the initramfs is unpacked: half of memory (as Linux's
+/// tmpfs), and what it has already.
+pub fn begin() {
+    let memory = memory();
+    QUOTA.set_limit(QUOTA.used() + memory.total_frames() / 2);
+    memory.set_fault_reserve(memory.total_frames() / FAULT_RESERVE_SHARE);
+}
+
+/// The size of the file system, and what of it is free, in pages.
+pub fn size_and_free() -> (u64, u64) {
+    (QUOTA.limit(), QUOTA.limit().saturating_sub(QUOTA.used()))
+}
 
 /// A new inode number.
 pub fn new_number() -> u64 {
@@ -92,7 +111,7 @@ impl Regular {
     /// An empty file.
     pub fn new(mode: u32) -> Result<Arc<Self>, Errno> {
         let object = memory()
-            .shared_memory(0, Sealing::Forbidden, Accounting::PerPage)
+            .shared_memory_within(&QUOTA, 0, Sealing::Forbidden, Accounting::PerPage)
             .map_err(|_| Errno::ENOMEM)?;
         Self::of(object, mode)
     }

@@ -18,6 +18,7 @@ mod device;
 mod epoll;
 mod event;
 mod generated;
+mod listing;
 mod memory;
 mod names;
 mod node;
@@ -81,6 +82,7 @@ pub fn begin(initramfs: Stretch) {
             panic!("{} of the initramfs cannot be unpacked: {errno:?}", entry.name());
         }
     }
+    memory::begin();
     for name in [&b"dev"[..], b"proc", b"sys", b"tmp"] {
         folder_at(&place, name, 0o755).expect("there is memory for a few folders");
     }

@@ -126,8 +126,8 @@ pub enum Patience {
 pub enum Mappable {
     /// A file with an object.
     File(OpenFile<'static, Machine>),
-    /// `/dev/zero`.
-    Zeroes,
+    /// `/dev/zero`, opened so.
+    Zeroes(FileAccess),
 }
 
 /// Anything with a name or a descriptor. What a node does not do is refused, by default as Linux
@@ -198,6 +198,11 @@ pub trait Node: Send + Sync {
     /// Whether there are positions in it.
     fn is_seekable(&self) -> bool {
         false
+    }
+
+    /// Whether `lseek` can tell where its end is.
+    fn has_end(&self) -> bool {
+        true
     }
 
     /// Whether it is `/dev/zero`.
@@ -295,13 +300,14 @@ impl Drop for Place {
     }
 }
 
-/// What flags of `open` allow to do with an object.
+/// What flags of `open` allow to do with an object. All programs are root's, and so are all files.
 pub fn file_access(flags: u32) -> FileAccess {
-    match flags & O_ACCMODE {
+    let opened = match flags & O_ACCMODE {
         O_RDONLY => FileAccess::READ,
         O_WRONLY => FileAccess::WRITE,
         _ => FileAccess::READ | FileAccess::WRITE,
-    }
+    };
+    opened | FileAccess::OWNER
 }
 
 /// Whether flags of `open` allow reading.

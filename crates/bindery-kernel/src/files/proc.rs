@@ -7,29 +7,37 @@ use alloc::string::String;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::fmt::{self, Write};
+use core::ops::Range;
 
 use bindery::addr::VirtAddr;
 use bindery::linux::proc::{
-    Backing, ClearRefs, Naming, PhysicalAddresses, clear_refs, maps, pagemap, smaps, smaps_rollup,
-    statm, status,
+    Backing, ClearRefs, Naming, PhysicalAddresses, clear_refs, maps_entry, pagemap, procmap_query,
+    smaps_entry, smaps_rollup, statm, status,
 };
+use linux_raw_sys::general::procmap_query as MapsQuery;
 
-use crate::errno::Errno;
+use crate::errno::{Errno, Outcome};
 use crate::memory::Space;
 use crate::process::{self, Process};
 use crate::sync::Mutex;
 use crate::{heap, time, user};
 
 use super::generated::{Shelf, Window};
+use super::listing::{EntryText, Reader};
 use super::node::{Attributes, Entry, Kind, Node, Patience, Place};
 
+mod frames;
 mod machine;
 
 /// The paths by which files were opened, for `maps`; by the identity of the object.
 static PATHS: Mutex<BTreeMap<u64, Found>> = Mutex::new(BTreeMap::new());
 
 /// A file, and the path that it was found by.
-type Found = (Weak<dyn Node>, Vec<u8>);
+type Found = (Weak<dyn Node>, Arc<[u8]>);
+
+/// `PROCMAP_QUERY`: as `_IOWR('f', 17, struct procmap_query)` has it.
+const PROCMAP_QUERY: u32 =
+    3 << 30 | (size_of::<MapsQuery>() as u32) << 16 | (b'f' as u32) << 8 | 17;
 
 /// The most paths that are remembered.
 const PATHS_MAX: usize = 4096;
@@ -42,7 +50,7 @@ pub fn remember(place: &Arc<Place>) {
         paths.retain(|_, (node, _)| node.strong_count() > 0);
     }
     if paths.len() < PATHS_MAX && heap::room(1024).is_ok() {
-        paths.insert(object.identity(), (Arc::downgrade(&place.node), place.path()));
+        paths.insert(object.identity(), (Arc::downgrade(&place.node), place.path().into()));
     }
 }
 
@@ -51,11 +59,18 @@ struct Names {
     stack: u64,
 }
 
+impl Names {
+    fn of(process: &Process) -> Self {
+        Self { stack: process.with_facts(|facts| facts.stack) }
+    }
+}
+
 impl Naming for Names {
     fn write_path(&self, identity: u64, backing: Backing, out: &mut dyn Write) -> fmt::Result {
         if backing == Backing::SharedAnonymous {
             return out.write_str("/dev/zero (deleted)");
         }
+        // What may be the last handle of a file is let go without the lock.
         let known = PATHS.lock().get(&identity).cloned();
         let Some((node, path)) = known else { return out.write_str("/memfd: (deleted)") };
         out.write_str(&String::from_utf8_lossy(&path))?;
@@ -267,7 +282,7 @@ impl Node for Folder {
                 _ => {
                     let found = FILES.iter().position(|(known, _)| *known == text);
                     let index = found.ok_or(Errno::ENOENT)?;
-                    Ok(Arc::new(File { process: id, index, sort: FILES[index].1 }))
+                    Ok(Arc::new(File::new(id, index, Weak::new())))
                 }
             },
         }
@@ -314,30 +329,57 @@ impl Node for Folder {
     }
 }
 
+/// A file of a process; opened, it has a reader.
 struct File {
     process: u32,
     index: usize,
     sort: Sort,
+    /// The memory that the process had when the file was opened. As on Linux, files about memory tell
+    /// of that, and are empty when it is gone, by `exec` or otherwise.
+    space: Weak<Space>,
+    reader: Reader,
 }
 
 impl File {
+    fn new(process: u32, index: usize, space: Weak<Space>) -> Self {
+        Self { process, index, sort: FILES[index].1, space, reader: Reader::new() }
+    }
+
     fn process(&self) -> Result<Arc<Process>, Errno> {
         process::find(self.process).ok_or(Errno::ESRCH)
     }
 
-    /// Writes the text, as far as `out` wants it.
-    fn make(&self, process: &Process, space: Option<&Space>, out: &mut Window<'_>) -> fmt::Result {
-        let facts = process.facts();
-        let names = Names { stack: facts.stack };
+    /// Reads a text that is made entry by entry, or as one entry.
+    fn read_text(&self, process: &Process, at: u64, into: &mut [u8]) -> Result<usize, Errno> {
+        let names = Names::of(process);
+        let space = match self.sort {
+            Sort::Maps | Sort::Smaps | Sort::SmapsRollup => self.space.upgrade(),
+            _ => process.try_space(),
+        };
+        // Texts of the kernel's own heap refuse nothing.
+        let failed = |_| Errno::ENOMEM;
+        self.reader.read(at, into, |key, out| {
+            let address = VirtAddr(key);
+            match (self.sort, &space) {
+                (Sort::Maps | Sort::Smaps | Sort::SmapsRollup | Sort::Statm, None) => Ok(None),
+                (Sort::Maps, Some(space)) => maps_entry(space, &names, address, out)
+                    .map_or_else(|error| Err(failed(error)), |next| Ok(next.map(|at| at.0))),
+                (Sort::Smaps, Some(space)) => smaps_entry(space, &names, address, out)
+                    .map_or_else(|error| Err(failed(error)), |next| Ok(next.map(|at| at.0))),
+                _ if key > 0 => Ok(None),
+                _ => self.make(process, space.as_deref(), out).map_err(failed).map(|()| Some(1)),
+            }
+        })
+    }
+
+    /// Writes a text that is one entry.
+    fn make(&self, process: &Process, space: Option<&Space>, out: &mut EntryText) -> fmt::Result {
         match (self.sort, space) {
-            (Sort::Maps, Some(space)) => maps(space, &names, out),
-            (Sort::Smaps, Some(space)) => smaps(space, &names, out),
             (Sort::SmapsRollup, Some(space)) => smaps_rollup(space, out),
             (Sort::Statm, Some(space)) => {
-                statm(space, (facts.code.end - facts.code.start).div_ceil(4096), out)
+                let code = process.with_facts(|facts| facts.code.end - facts.code.start);
+                statm(space, code.div_ceil(4096), out)
             }
-            (Sort::Arguments, Some(space)) => texts(space, facts.arguments, out),
-            (Sort::Environment, Some(space)) => texts(space, facts.environment, out),
             (Sort::Name, _) => {
                 out.push(&process.name())?;
                 out.write_str("\n")
@@ -345,7 +387,6 @@ impl File {
             (Sort::Status, _) => self.make_status(process, space, out),
             (Sort::Stat, _) => make_stat(process, space, out),
             (Sort::Limits, _) => make_limits(process, out),
-            (Sort::Mounts, _) => machine::mounts(out),
             (Sort::KillScore, _) => out.write_str("0\n"),
             _ => Ok(()),
         }
@@ -355,7 +396,7 @@ impl File {
         &self,
         process: &Process,
         space: Option<&Space>,
-        out: &mut Window<'_>,
+        out: &mut EntryText,
     ) -> fmt::Result {
         out.write_str("Name:\t")?;
         out.push(&process.name())?;
@@ -385,21 +426,16 @@ fn state_name(letter: char) -> &'static str {
     }
 }
 
-/// The texts in a range of a program's memory, as they stand there.
-fn texts(space: &Space, range: core::ops::Range<u64>, out: &mut Window<'_>) -> fmt::Result {
-    let mut piece = [0; 256];
-    let mut at = range.start;
-    while at < range.end {
-        let length = (range.end - at).min(256) as usize;
-        user::read_bytes_of(space, at, &mut piece[..length]).map_err(|_| fmt::Error)?;
-        out.push(&piece[..length])?;
-        at += length as u64;
-    }
-    Ok(())
+/// Reads the texts in a range of a program's memory, as they stand there.
+fn read_texts(space: &Space, range: &Range<u64>, at: u64, into: &mut [u8]) -> usize {
+    let start = range.start.saturating_add(at).min(range.end);
+    let length = into.len().min((range.end - start) as usize);
+    // What is not mapped any more reads as nothing.
+    read_memory(space, start, &mut into[..length]).unwrap_or(0)
 }
 
 /// `stat`: one line of numbers; those that mean nothing here are 0 (see proc_pid_stat(5)).
-fn make_stat(process: &Process, space: Option<&Space>, out: &mut Window<'_>) -> fmt::Result {
+fn make_stat(process: &Process, space: Option<&Space>, out: &mut EntryText) -> fmt::Result {
     const TICK: u64 = time::SECOND / 100;
     let (usage, resident) = match space {
         Some(space) => (space.usage().total << 12, bindery::linux::proc::resident(space).total()),
@@ -420,7 +456,7 @@ fn make_stat(process: &Process, space: Option<&Space>, out: &mut Window<'_>) -> 
     writeln!(out, "{} {} 0", environment.start, environment.end)
 }
 
-fn make_limits(process: &Process, out: &mut Window<'_>) -> fmt::Result {
+fn make_limits(process: &Process, out: &mut EntryText) -> fmt::Result {
     const NAMES: [(&str, u32, &str); 9] = [
         ("Max cpu time", 0, "seconds"),
         ("Max file size", 1, "bytes"),
@@ -459,23 +495,54 @@ impl Node for File {
     }
 
     fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
-        self.process()?;
-        Ok(self)
+        let space = self.process()?.try_space();
+        let space = space.as_ref().map_or(Weak::new(), Arc::downgrade);
+        Ok(Arc::new(Self::new(self.process, self.index, space)))
     }
 
     fn read(&self, at: u64, into: &mut [u8], _: Patience) -> Result<usize, Errno> {
         let process = self.process()?;
-        let space = process.try_space();
-        match (self.sort, &space) {
-            (Sort::Pagemap, Some(space)) => read_pagemap(space, at, into),
-            (Sort::Memory, Some(space)) => read_memory(space, at, into),
-            _ => {
+        let opened = || self.space.upgrade();
+        match self.sort {
+            Sort::Pagemap => opened().map_or(Ok(0), |space| {
+                frames::read_words(at, into, |first, words| {
+                    pagemap(&space, first, PhysicalAddresses::Shown, words)
+                })
+            }),
+            Sort::Memory => opened().map_or(Ok(0), |space| read_memory(&space, at, into)),
+            Sort::Environment => {
+                let range = process.with_facts(|facts| facts.environment.clone());
+                Ok(opened().map_or(0, |space| read_texts(&space, &range, at, into)))
+            }
+            Sort::Arguments => {
+                let range = process.with_facts(|facts| facts.arguments.clone());
+                let space = process.try_space();
+                Ok(space.map_or(0, |space| read_texts(&space, &range, at, into)))
+            }
+            Sort::Mounts => {
                 let mut window = Window::new(at, into);
                 // An error means that the window is full.
-                let _ = self.make(&process, space.as_deref(), &mut window);
+                let _ = machine::mounts(&mut window);
                 Ok(window.filled())
             }
+            _ => self.read_text(&process, at, into),
         }
+    }
+
+    fn control(&self, request: u32, argument: u64) -> Outcome {
+        if self.sort != Sort::Maps || request != PROCMAP_QUERY {
+            return Err(Errno::ENOTTY);
+        }
+        let names = process::find(self.process).map_or(Names { stack: 0 }, |it| Names::of(&it));
+        let space = self.space.upgrade();
+        process::with_space(|caller| {
+            procmap_query(space.as_deref(), caller, argument, &names)?;
+            Ok(0)
+        })
+    }
+
+    fn has_end(&self) -> bool {
+        false
     }
 
     fn write(&self, at: u64, from: &[u8], _: Patience) -> Result<usize, Errno> {
@@ -499,27 +566,6 @@ impl Node for File {
     fn is_seekable(&self) -> bool {
         true
     }
-}
-
-/// `pagemap`: eight bytes for each page, read in whole words.
-fn read_pagemap(space: &Space, at: u64, into: &mut [u8]) -> Result<usize, Errno> {
-    if !at.is_multiple_of(8) || !into.len().is_multiple_of(8) {
-        return Err(Errno::EINVAL);
-    }
-    let (mut words, mut done) = ([0_u64; 64], 0);
-    while done < into.len() {
-        let count = ((into.len() - done) / 8).min(words.len());
-        let first = (at + done as u64) / 8;
-        let filled = pagemap(space, first, PhysicalAddresses::Shown, &mut words[..count]);
-        for word in &words[..filled] {
-            into[done..done + 8].copy_from_slice(&word.to_ne_bytes());
-            done += 8;
-        }
-        if filled < count {
-            break;
-        }
-    }
-    Ok(done)
 }
 
 /// `mem`: a program's memory by address, as far as it can be read.

@@ -8,9 +8,9 @@ use linux_raw_sys::general::{
 };
 
 use crate::errno::{Errno, Outcome};
-use crate::memory::memory;
 use crate::{process, time, user};
 
+use super::memory::size_and_free;
 use super::node::{Attributes, Change, Kind, Node, Place};
 use super::path::{self, LastLink};
 
@@ -191,9 +191,10 @@ fn write_statfs(at: u64, place: &Place) -> Outcome {
     out.f_frsize = BLOCK_SIZE as _;
     out.f_namelen = path::NAME_MAX as _;
     if out.f_type == MEMORY as _ {
-        out.f_blocks = memory().total_frames() as _;
-        out.f_bfree = memory().free_frames() as _;
-        out.f_bavail = out.f_bfree;
+        let (size, free) = size_and_free();
+        out.f_blocks = size as _;
+        out.f_bfree = free as _;
+        out.f_bavail = free as _;
     }
     user::write(at, &out)?;
     Ok(0)

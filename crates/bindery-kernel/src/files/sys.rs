@@ -236,9 +236,17 @@ pub fn root() -> Arc<dyn Node> {
         entries.push((format!("hugepages-{}kB", 4_u32 << order), size));
     }
     let hugepages = Shelf::new(entries);
-    let mm = Shelf::of([("transparent_hugepage", hugepages as _)]);
+    let pools = Shelf::of([]);
+    let mm = Shelf::of([("transparent_hugepage", hugepages as _), ("hugepages", pools)]);
     let kernel = Shelf::of([("mm", mm as _)]);
-    let cpus = Shelf::of([("online", Text::new(|out| out.write_str("0\n")) as _)]);
+    // Programs run on one CPU.
+    let cpu = || Text::new(|out| out.write_str("0\n")) as _;
+    let cpus = Shelf::of([
+        ("possible", cpu()),
+        ("present", cpu()),
+        ("online", cpu()),
+        ("cpu0", Shelf::of([]) as _),
+    ]);
     let system = Shelf::of([("cpu", cpus as _)]);
     let devices = Shelf::of([("system", system as _)]);
     Shelf::of([("kernel", kernel as _), ("devices", devices)])

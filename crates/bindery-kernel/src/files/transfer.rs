@@ -248,6 +248,9 @@ pub fn seek(descriptor: i32, offset: i64, from: u32) -> Outcome {
     if !node.is_seekable() {
         return Err(Errno::ESPIPE);
     }
+    if !node.has_end() && !matches!(from, SEEK_SET | SEEK_CUR) {
+        return Err(Errno::EINVAL);
+    }
     let mut position = description.position.lock();
     let size = node.attributes().size;
     let new = match from {

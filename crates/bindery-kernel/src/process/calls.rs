@@ -113,7 +113,7 @@ fn times(number: u32, [a, b, c, d, ..]: [u64; 6]) -> Option<Outcome> {
     })
 }
 
-fn identities(number: u32, [a, b, c, ..]: [u64; 6]) -> Option<Outcome> {
+fn identities(number: u32, [a, b, c, d, e, _]: [u64; 6]) -> Option<Outcome> {
     let thread = scheduler::current();
     Some(match number {
         nr::__NR_getpid => Ok(u64::from(thread.process.id)),
@@ -142,7 +142,7 @@ fn identities(number: u32, [a, b, c, ..]: [u64; 6]) -> Option<Outcome> {
         nr::__NR_setpgid => id::setpgid(a, b),
         nr::__NR_getsid => id::getsid(a),
         nr::__NR_setsid => id::setsid(),
-        nr::__NR_prctl => id::prctl(a, b),
+        nr::__NR_prctl => id::prctl(a, [b, c, d, e]),
         nr::__NR_uname => id::uname(a),
         nr::__NR_sysinfo => id::sysinfo(a),
         nr::__NR_getrandom => getrandom(a, b, c),

@@ -244,6 +244,9 @@ pub(super) fn end_machine_if_due() {
         let leaked = memory::leaked_frames();
         assert!(leaked == 0, "{leaked} frames leaked");
     }
+    // What was measured has freed itself what it had unlinked (`Platform::is_over`).
+    let deferred = memory().deferred();
+    assert!(deferred.ever == 0, "something waited for readers: {deferred:?}");
     arch::power_off(Ended::Program(code))
 }
 

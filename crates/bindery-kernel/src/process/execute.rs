@@ -10,6 +10,7 @@ use linux_raw_sys::general::{AT_EMPTY_PATH, AT_FDCWD, AT_SYMLINK_NOFOLLOW};
 use crate::arch::{self, FloatingPoint, Registers};
 use crate::errno::Errno;
 use crate::files::{self, Files, Inherited, Program};
+use crate::memory::Space;
 use crate::{control, heap, options, time, user};
 
 use super::program::{Loaded, Texts, Words, load};
@@ -47,7 +48,7 @@ fn first_process(path: &[u8]) -> Result<Arc<Thread>, Errno> {
     options::environment().iter().try_for_each(|word| words.environment.push(word))?;
     let limits = limits::Limits::default();
     let program = files::open_program(&files, AT_FDCWD, path)?;
-    let loaded = prepare(&files, program, &mut words, &limits)?;
+    let loaded = prepare(&files, program, &mut words, &limits, None)?;
     let id = table::new_id(Counted::Process)?;
     let process = Process::new(
         id,
@@ -103,7 +104,7 @@ pub(super) fn execute(
         let environment = read_texts(environment_at)?;
         let limits = process.limits.lock().clone();
         let mut words = Words { path, arguments, environment };
-        (prepare(&files, program, &mut words, &limits)?, name)
+        (prepare(&files, program, &mut words, &limits, Some(&process.space()))?, name)
     };
     let shared = process.files();
     let files = if shared.are_shared() {
@@ -124,12 +125,13 @@ fn prepare(
     mut program: Program,
     words: &mut Words,
     limits: &limits::Limits,
+    caller: Option<&Space>,
 ) -> Result<Loaded, Errno> {
     for _ in 0..=MAXIMUM_SCRIPTS {
         let mut line = [0; SCRIPT_LINE];
         let length = program.object.read(0, &mut line).map_err(|_| Errno::EIO)?;
         let Some(line) = line[..length].strip_prefix(b"#!") else {
-            return load(&program, words, limits);
+            return load(&program, words, limits, caller);
         };
         let end = line.iter().position(|byte| *byte == b'\n').unwrap_or(line.len());
         let line = line[..end].trim_ascii();

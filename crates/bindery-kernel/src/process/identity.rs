@@ -2,6 +2,7 @@
 
 use alloc::sync::Arc;
 
+use bindery::linux;
 use linux_raw_sys::general::{SCHED_BATCH, SCHED_IDLE, SCHED_NORMAL};
 use linux_raw_sys::prctl::{
     PR_GET_DUMPABLE, PR_GET_NAME, PR_GET_NO_NEW_PRIVS, PR_GET_PDEATHSIG, PR_SET_DUMPABLE,
@@ -85,7 +86,12 @@ pub(super) fn setsid() -> Outcome {
 }
 
 /// `prctl(2)`.
-pub(super) fn prctl(what: u64, argument: u64) -> Outcome {
+pub(super) fn prctl(what: u64, arguments: [u64; 4]) -> Outcome {
+    let about_memory = |space: &Space| linux::prctl(space, what as u32, arguments);
+    if let Some(outcome) = scheduler::with_space(about_memory) {
+        return Ok(outcome?);
+    }
+    let argument = arguments[0];
     let process = scheduler::current().process.clone();
     match what as u32 {
         PR_SET_NAME => {

@@ -70,6 +70,7 @@ impl Limits {
             address_space: self.get(RLIMIT_AS).current,
             data: self.get(RLIMIT_DATA).current,
             locked: self.get(RLIMIT_MEMLOCK).current,
+            pinned: self.get(RLIMIT_MEMLOCK).current,
             stack: self.get(RLIMIT_STACK).current,
             // All programs are root's.
             locking: Locking::Privileged,

@@ -5,6 +5,7 @@
 //! | [`thread`] | a thread and its kernel stack |
 //! | [`scheduler`] | who runs |
 //! | [`wait_queue`] | sleeping until something happens |
+//! | [`parking`] | sleeping until a word of the kernel changes |
 //! | [`table`] | all processes and threads, by number |
 //! | [`program`] | an ELF program becomes an address space |
 //! | [`execute`] | `execve`, and the first program |
@@ -35,6 +36,7 @@ mod futex;
 mod identity;
 mod limits;
 mod memory_shortage;
+pub mod parking;
 mod program;
 mod provoke;
 pub mod random;
@@ -161,6 +163,11 @@ impl Process {
     /// The program that it runs.
     pub fn facts(&self) -> ProgramFacts {
         self.facts.lock().clone()
+    }
+
+    /// Looks at the program that it runs, for what need not be copied.
+    pub fn with_facts<R>(&self, look: impl FnOnce(&ProgramFacts) -> R) -> R {
+        look(&self.facts.lock())
     }
 
     /// Its short name (`comm`), without the zero.

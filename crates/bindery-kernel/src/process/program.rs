@@ -173,11 +173,16 @@ pub(super) fn known(space: Space) -> Result<Arc<Space>, Errno> {
     Ok(space)
 }
 
-/// Loads a program into an address space of its own.
+/// Loads a program into an address space of its own, with the settings of its caller's.
 ///
 /// # Errors
 /// `ENOEXEC`, `E2BIG`, `ENOMEM`.
-pub(super) fn load(program: &Program, words: &Words, limits: &Limits) -> Result<Loaded, Errno> {
+pub(super) fn load(
+    program: &Program,
+    words: &Words,
+    limits: &Limits,
+    caller: Option<&Space>,
+) -> Result<Loaded, Errno> {
     let stack_limit = limits.get(RLIMIT_STACK).current;
     let size = words.arguments.size() + words.environment.size();
     if size > (stack_limit / 4).max(32 * PAGE) {
@@ -194,6 +199,9 @@ pub(super) fn load(program: &Program, words: &Words, limits: &Limits) -> Result<
     };
     let space = known(AddressSpace::new(memory(), options).map_err(refused)?)?;
     limits.apply(&space);
+    if let Some(caller) = caller {
+        space.inherit_settings(caller);
+    }
     let shift = place(&header, &segments)?;
     let mut facts = ProgramFacts { path: program.path.clone(), ..ProgramFacts::default() };
     let mut end = 0;

@@ -5,9 +5,10 @@ use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
+use bindery::arch::ProtectionKey;
 use linux_raw_sys::general::{
-    RLIMIT_SIGPENDING, SA_NOCLDSTOP, SIGBUS, SIGCHLD, SIGCONT, SIGFPE, SIGILL, SIGKILL, SIGSEGV,
-    SIGSTOP, SIGSYS, SIGTRAP, SIGTSTP, SIGTTIN, SIGTTOU, SIGURG, SIGWINCH,
+    RLIMIT_SIGPENDING, SA_NOCLDSTOP, SEGV_PKUERR, SIGBUS, SIGCHLD, SIGCONT, SIGFPE, SIGILL,
+    SIGKILL, SIGSEGV, SIGSTOP, SIGSYS, SIGTRAP, SIGTSTP, SIGTTIN, SIGTTOU, SIGURG, SIGWINCH,
 };
 
 use crate::heap;
@@ -246,6 +247,18 @@ impl ThreadSignals {
 /// An exception of the running thread becomes a signal, which it cannot block: where it would, and
 /// where it ignores the signal, the process ends.
 pub fn exception(signal: u32, code: i32, address: u64) {
+    raise(Information { signal, code, fields: [address, 0, 0, 0] });
+}
+
+/// As [`exception`]: the running thread has used memory of a protection key that it has forbidden
+/// itself.
+pub fn key_violation(address: u64, key: ProtectionKey) {
+    let fields = [address, 0, u64::from(key.number()), 0];
+    raise(Information { signal: SIGSEGV, code: SEGV_PKUERR as i32, fields });
+}
+
+fn raise(information: Information) {
+    let signal = information.signal;
     let thread = scheduler::current();
     let actions = thread.process.actions();
     let mut signals = thread.signals.lock();
@@ -255,7 +268,6 @@ pub fn exception(signal: u32, code: i32, address: u64) {
         signals.blocked &= !bit(signal);
     }
     signals.pending.remove(bit(signal));
-    let information = Information { signal, code, fields: [address, 0, 0, 0] };
     let _ = signals.pending.add(information, u64::MAX); // none of its kind waits
     thread.work.fetch_or(work::SIGNAL, Ordering::Relaxed);
 }
@@ -356,6 +368,23 @@ pub fn is_waiting(thread: &Thread) -> bool {
 /// Whether the thread has to end.
 pub(super) fn must_end(thread: &Thread) -> bool {
     thread.work.load(Ordering::Relaxed) & work::END != 0
+}
+
+/// Whether the thread is about to be killed: it has to end, or a signal waits that ends its process
+/// (Linux: `fatal_signal_pending`). Nothing preempts the kernel, so that comes about before a call, or
+/// while the thread sleeps in it.
+#[inline]
+pub fn is_fatal_waiting(thread: &Thread) -> bool {
+    thread.work.load(Ordering::Relaxed) & (work::SIGNAL | work::END) != 0 && is_killed(thread)
+}
+
+#[cold]
+fn is_killed(thread: &Thread) -> bool {
+    let signals = thread.signals.lock();
+    let set = (signals.pending.set | thread.process.pending.lock().set) & !signals.blocked;
+    let (ignored, caught) = thread.process.actions().sets();
+    let left = set & !ignored & !caught;
+    must_end(thread) || left & !(DEFAULT_IGNORED | STOPPING) != 0
 }
 
 /// Makes `mask` the blocked signals of the running thread until the call is over, that is until a

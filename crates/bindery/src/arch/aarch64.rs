@@ -143,6 +143,7 @@ impl Arch for AArch64 {
             dirty: entry.0 & READ_ONLY == 0 || entry.0 & SAVED_DIRTY != 0,
             soft_dirty: entry.0 & SOFT_DIRTY != 0,
             userfault: entry.0 & USERFAULT != 0,
+            ..Attributes::default()
         }
     }
 

@@ -25,6 +25,7 @@
 
 mod aarch64;
 pub mod absent;
+mod key;
 mod riscv64;
 #[cfg(test)]
 mod tests;
@@ -39,6 +40,7 @@ use crate::addr::{Frame, PAGE_SHIFT, VirtAddr};
 
 pub use aarch64::AArch64;
 pub use absent::{Absent, Marker};
+pub use key::{KeyRights, ProtectionKey};
 pub use riscv64::Riscv64;
 pub use tiny::Tiny;
 pub use x86_64::X86_64;
@@ -83,6 +85,9 @@ pub struct Attributes {
     pub soft_dirty: bool,
     /// A userfaultfd write-protected the page.
     pub userfault: bool,
+    /// The page's protection key. Always key 0 where entries name none
+    /// ([`Arch::PROTECTION_KEYS`]).
+    pub key: ProtectionKey,
 }
 
 /// How the processor may treat accesses to what a leaf maps. Only the kernel's own mappings
@@ -169,6 +174,10 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
     /// only after an invalidation (RISC-V privileged specification 1.12, section 4.2.1
     /// `SFENCE.VMA`).
     const INVALID_MAY_BE_CACHED: bool = false;
+    /// How many protection keys a leaf can name, at most [`ProtectionKey::COUNT`]; 1 where entries
+    /// have no room for any. Whether the machine heeds them, [`crate::Platform::protection_keys`]
+    /// says.
+    const PROTECTION_KEYS: u8 = 1;
     /// The valid bit; hardware ignores an entry without it.
     const PRESENT: u64 = 1;
     /// What to add to a level-1 leaf to get the one of the next frame.
@@ -273,6 +282,11 @@ pub struct Settled {
 }
 
 impl Settled {
+    /// Settled, and with `bits` set besides.
+    pub(crate) const fn with(self, bits: u64) -> Self {
+        Self { mask: self.mask | bits, value: self.value | bits }
+    }
+
     /// Whether the entry is such a leaf. Takes an entry of level 1 as it stands in memory.
     #[inline]
     pub const fn is(self, entry: Entry) -> bool {

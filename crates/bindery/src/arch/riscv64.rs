@@ -132,6 +132,7 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
             dirty: entry.0 & DIRTY != 0,
             soft_dirty: entry.0 & SOFT_DIRTY != 0,
             userfault: entry.0 & USERFAULT != 0,
+            ..Attributes::default()
         }
     }
 

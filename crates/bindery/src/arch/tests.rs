@@ -65,6 +65,7 @@ fn all_attributes() -> impl Iterator<Item = Attributes> {
             dirty: bits & 1 << 5 != 0,
             soft_dirty: bits & 1 << 6 != 0,
             userfault: bits & 1 << 7 != 0,
+            ..Attributes::default()
         })
         .filter(|attributes| attributes.permissions.intersects(ANYTHING))
 }

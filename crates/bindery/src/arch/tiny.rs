@@ -101,6 +101,7 @@ impl Arch for Tiny {
             dirty: entry.0 & DIRTY != 0,
             soft_dirty: entry.0 & SOFT_DIRTY != 0,
             userfault: entry.0 & USERFAULT != 0,
+            ..Attributes::default()
         }
     }
 

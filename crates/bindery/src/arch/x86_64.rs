@@ -1,8 +1,10 @@
 //! x86-64, four or five levels. Intel 64 SDM volume 3A, chapter "Paging", here by the numbers it
 //! had as chapter 4 (later editions renumber it): tables 4-14 to 4-20 (formats), section 4.6
-//! (shadow stacks), section 4.8 (accessed and dirty), section 4.10.4 (invalidation).
+//! (shadow stacks, protection keys), section 4.8 (accessed and dirty), section 4.10.4 (invalidation).
 
-use super::{Arch, Attributes, Entry, Equal, MemoryType, Permissions, Settled, Write};
+use super::{
+    Arch, Attributes, Entry, Equal, MemoryType, Permissions, ProtectionKey, Settled, Write,
+};
 use crate::addr::{Frame, PAGE_SHIFT};
 
 const PRESENT: u64 = 1 << 0;
@@ -21,6 +23,8 @@ const SOFT_DIRTY: u64 = 1 << 11;
 /// Dirty, while the entry is not writable. An entry that is dirty and not writable would be a
 /// shadow-stack page (SDM section 4.6), so write protection keeps dirty here.
 const SAVED_DIRTY: u64 = 1 << 58;
+/// Where leaves have the four bits of the protection key, which count if CR4.PKE is set.
+const KEY_SHIFT: u32 = 59;
 const NO_EXECUTE: u64 = 1 << 63;
 /// In leaves of level 2 and 3 the lowest of these bits selects a memory type (PAT); frames are
 /// aligned there, so it stays clear, which is write-back as the processor starts.
@@ -45,6 +49,7 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
     // One page less than half, as Linux: a system call instruction in the last page would
     // return to a non-canonical address.
     const USER_END: u64 = (1 << (PAGE_SHIFT + 9 * LEVELS as u32 - 1)) - (1 << PAGE_SHIFT);
+    const PROTECTION_KEYS: u8 = 16;
     const STEP: u64 = 1 << PAGE_SHIFT;
     const ABSENT_FLIP: u64 = FRAME_MASK;
     const SOFT_DIRTY: u64 = SOFT_DIRTY;
@@ -61,7 +66,7 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
     #[inline]
     fn leaf(frame: Frame, level: u8, attributes: Attributes) -> Entry {
         let permissions = attributes.permissions;
-        let mut bits = frame.start().0 | PRESENT;
+        let mut bits = frame.start().0 | PRESENT | (attributes.key.number() as u64) << KEY_SHIFT;
         if permissions.contains(Permissions::USER) {
             bits |= USER;
         } else {
@@ -112,6 +117,7 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
             dirty: entry.0 & (DIRTY | SAVED_DIRTY) != 0,
             soft_dirty: entry.0 & SOFT_DIRTY != 0,
             userfault: entry.0 & USERFAULT != 0,
+            key: ProtectionKey::truncated(entry.0 >> KEY_SHIFT),
         }
     }
 

@@ -15,11 +15,9 @@ impl<P: Platform> Audit<'_, '_, P> {
             return Err(Violation::Refused(frames.refused()));
         }
         let vmas = &self.memory.vmas;
-        if vmas.objects() != self.report.mappings {
-            return Err(Violation::LeakedMappings {
-                allocated: vmas.objects(),
-                used: self.report.mappings,
-            });
+        let used = self.report.mappings + self.waiting.vmas;
+        if vmas.objects() != used {
+            return Err(Violation::LeakedMappings { allocated: vmas.objects(), used });
         }
         let (mut result, mut slabs) = (Ok(()), 0);
         frames.for_each_block(|frame, order, kind| {
@@ -49,7 +47,8 @@ impl<P: Platform> Audit<'_, '_, P> {
             + memory.groups.frames()
             + memory.objects.frames()
             + memory.object_nodes.frames()
-            + memory.kernel_areas.frames();
+            + memory.kernel_areas.frames()
+            + memory.pin_counts.frames();
         if slabs != used {
             return Err(Violation::LeakedMappings { allocated: slabs, used });
         }

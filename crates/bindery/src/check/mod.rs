@@ -9,13 +9,16 @@
 //! | 3: references and mappings equal what tables hold; nothing leaks | `frames` |
 //! | 4: contiguous blocks are all or nothing, aligned, equal | `tree` |
 //! | 7: VMAs and tables agree; permissions never wider | `tree` |
+//! | the counts of resident pages are what tables hold | `tree` |
 //! | live counts, reserves, locks, stray marks, pending flushes and guard marks of tables | `tree` |
 //! | objects: what they name, who maps them, what is promised | `objects` |
 //! | kernel maps: areas, their frames, their tables | `kernel` |
+//! | what waits for readers hangs nowhere, and is not lost | `deferred` |
 //!
 //! Invariants 1, 2 and 5 are about TLBs and the past; the hosted machine's strict TLB and the
 //! shadowed contents of the tests watch over those.
 
+mod deferred;
 mod frames;
 mod kernel;
 mod objects;
@@ -25,9 +28,12 @@ mod tree;
 use core::fmt;
 
 use crate::addr::{Frame, VirtAddr};
+use crate::linux::proc::Resident;
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::{KernelMap, Memory};
+
+use deferred::Waiting;
 
 /// What the auditor found broken; the first thing that it met.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -108,6 +114,8 @@ pub enum Violation {
     OutsideMappings(VirtAddr),
     /// An entry allows what its VMA does not, or is not for user mode.
     TooWide(VirtAddr),
+    /// The entry has another protection key than its VMA.
+    WrongKey(VirtAddr),
     /// A page is hidden though its VMA allows something, or mapped though it allows nothing.
     WronglyHidden(VirtAddr),
     /// An absent entry means nothing.
@@ -156,6 +164,13 @@ pub enum Violation {
     Refused(u64),
     /// The reverse map does not lead to what is mapped at the address.
     WrongOwner(VirtAddr),
+    /// The counts of resident pages are not what the tables hold.
+    Resident {
+        /// What they say.
+        says: Resident,
+        /// The sums.
+        holds: Resident,
+    },
     /// An address space's accounts are not the sums over its VMAs.
     Accounts {
         /// What they say.
@@ -193,6 +208,13 @@ pub enum Violation {
         /// What does.
         says: u64,
         /// What should.
+        holds: u64,
+    },
+    /// A quota has given out more or fewer pages than are promised for its objects.
+    Quota {
+        /// What it has given out.
+        says: u64,
+        /// What is promised.
         holds: u64,
     },
     /// A page is mapped that its object does not have any more.
@@ -259,6 +281,7 @@ impl fmt::Display for Violation {
             }
             Self::OutsideMappings(at) => write!(f, "something is mapped at {at}, where no VMA is"),
             Self::TooWide(at) => write!(f, "the entry at {at} allows more than its VMA"),
+            Self::WrongKey(at) => write!(f, "the entry at {at} has another key than its VMA"),
             Self::WronglyHidden(at) => {
                 write!(f, "the page at {at} is hidden or shown against its VMA")
             }
@@ -286,6 +309,9 @@ impl fmt::Display for Violation {
             Self::FreeLists(frame) => write!(f, "the free lists are wrong at {frame:?}"),
             Self::Refused(count) => write!(f, "{count} frees of something that was not there"),
             Self::WrongOwner(at) => write!(f, "the reverse map does not lead to {at}"),
+            Self::Resident { says, holds } => {
+                write!(f, "the counts of resident pages are {says:?}, and {holds:?} are mapped")
+            }
             Self::Accounts { says, holds } => {
                 write!(f, "an address space accounts for {says:?} and has {holds:?}")
             }
@@ -302,6 +328,9 @@ impl fmt::Display for Violation {
             }
             Self::Promised { says, holds } => {
                 write!(f, "{says} pages count as promised instead of {holds}")
+            }
+            Self::Quota { says, holds } => {
+                write!(f, "a quota has given out {says} pages and its objects have {holds}")
             }
             Self::DroppedButMapped(frame) => {
                 write!(f, "{frame:?} is mapped and its object has dropped it")
@@ -383,19 +412,23 @@ pub fn check_with_kernel<P: Platform>(
         first: memory.frames.span().0,
         tally,
         groups: 0,
+        waiting: Waiting::default(),
+        resident: Resident::default(),
         report: Report::default(),
     };
     for space in spaces {
         audit.space(space)?;
         audit.accounts(space)?;
     }
+    audit.deferred()?;
     let trees = (memory.trees.objects(), spaces.len() as u64);
-    for (allocated, used) in [(memory.groups.objects(), audit.groups), trees] {
+    let groups = (memory.groups.objects(), audit.groups + audit.waiting.groups);
+    for (allocated, used) in [groups, trees] {
         if allocated != used {
             return Err(Violation::LeakedGroups { allocated, used });
         }
     }
-    let mut areas = 0;
+    let mut areas = audit.waiting.areas;
     for map in kernel {
         areas += audit.kernel_map(map)?;
     }
@@ -417,6 +450,10 @@ struct Audit<'a, 'm, P: Platform> {
     tally: &'a mut [u32],
     /// Groups of anonymous memory that were met.
     groups: u64,
+    /// Records that wait for readers.
+    waiting: Waiting,
+    /// Pages that the address space at hand maps.
+    resident: Resident,
     report: Report,
 }
 

@@ -4,8 +4,9 @@ use core::ptr::{self, NonNull};
 
 use crate::addr::Frame;
 use crate::frame::{Folio, Owner};
-use crate::object::{Accounting, ObjectState};
+use crate::object::{Accounting, ObjectState, Quota};
 use crate::platform::Platform;
+use crate::rmap::Asked;
 use crate::space::index::Indexed;
 use crate::space::vma::Vma;
 use crate::space::{AddressSpace, MappingFlags};
@@ -48,6 +49,25 @@ impl<P: Platform> Audit<'_, '_, P> {
         if says != holds {
             return Err(Violation::Promised { says, holds });
         }
+        self.quotas()
+    }
+
+    /// Whether each quota has given as many pages as are promised for its objects.
+    fn quotas(&self) -> Result<(), Violation> {
+        let address = |quota: &Quota| ptr::from_ref(quota).addr();
+        let quotas = || self.memory.registry.iter().filter_map(ObjectState::quota);
+        let mut last = 0;
+        // By rising address, so that each is looked at once, without a list of them.
+        while let Some(quota) =
+            quotas().filter(|quota| address(quota) > last).min_by_key(|quota| address(quota))
+        {
+            last = address(quota);
+            let of = |object: &&ObjectState| object.quota().map(address) == Some(last);
+            let holds = self.memory.registry.iter().filter(of).map(ObjectState::promised).sum();
+            if quota.used() != holds {
+                return Err(Violation::Quota { says: quota.used(), holds });
+            }
+        }
         Ok(())
     }
 
@@ -55,13 +75,12 @@ impl<P: Platform> Audit<'_, '_, P> {
     fn index(&mut self, object: &ObjectState) -> Result<u64, Violation> {
         let memory = self.memory;
         let broken = Violation::ObjectIndex(object.identity());
-        let look = |from| {
-            object.pages.look(&memory.platform, |index| {
-                (index.check(), index.node_count(), index.next_run(from, u64::MAX))
-            })
-        };
-        let (sound, nodes, mut next) = look(0);
-        if !sound || object.is_being_saved() || object.holders() == 0 {
+        let look =
+            |from| object.pages.look(&memory.platform, |index| index.next_run(from, u64::MAX));
+        let (sound, nodes) =
+            object.pages.look(&memory.platform, |index| (index.check(), index.node_count()));
+        let mut next = look(0);
+        if !sound || object.has_in_flight(&memory.platform) || object.holders() == 0 {
             return Err(broken);
         }
         let mut pages = 0;
@@ -70,7 +89,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                 self.name(object, run.page + u64::from(number), run.frame.plus(number))?;
             }
             pages += u64::from(run.count);
-            next = look(run.page + u64::from(run.count)).2;
+            next = look(run.page + u64::from(run.count));
         }
         if pages != object.pages.resident() {
             return Err(broken);
@@ -90,7 +109,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         let folio = frames.folio_of(frame).ok_or(broken)?;
         let (owner, first) = frames.owner(&self.memory.platform, folio);
         let place = first + u64::from(frame.0 - folio.head.0);
-        if owner != Owner::Object(NonNull::from(object)) || place != page {
+        if owner != Owner::of_object(object) || place != page {
             return Err(broken);
         }
         match self.count(frame) {
@@ -110,7 +129,10 @@ impl<P: Platform> Audit<'_, '_, P> {
         let broken = Violation::ObjectMappers(object.identity());
         let writable = MappingFlags::SHARED | MappingFlags::MAY_WRITE;
         let (mut listed, mut writers) = (0, 0);
-        for vma in object.mappers.iter() {
+        if !object.mappers.check() {
+            return Err(broken);
+        }
+        for vma in object.mappers.iter(Asked::ALL) {
             let found = spaces
                 .iter()
                 .filter(|space| space.table.state() == vma.tree())
@@ -152,7 +174,7 @@ impl<P: Platform> Audit<'_, '_, P> {
     /// its size.
     pub(super) fn may_be_mapped(&self, folio: Folio, page: u32, named: bool) -> bool {
         let (owner, first) = self.memory.frames.owner(&self.memory.platform, folio);
-        let Owner::Object(object) = owner else { return true };
+        let Some(object) = owner.object() else { return true };
         // SAFETY: an object names the page, and `name` has compared it with the owner; nobody frees
         // objects now.
         named && first + u64::from(page) < unsafe { object.as_ref() }.size_in_pages()

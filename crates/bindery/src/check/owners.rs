@@ -26,7 +26,7 @@ impl<P: Platform> Audit<'_, '_, P> {
             Owner::Nobody => false,
             // SAFETY: the folio is mapped, so one of the VMAs below the group holds it.
             Owner::Group(group) => unsafe { group.as_ref() }.leads_to(vma),
-            Owner::Object(object) => vma.object_pointer() == Some(object),
+            Owner::Memory(object) | Owner::File(object) => vma.object_pointer() == Some(object),
         };
         // A word has room for 52 bits of the index.
         let same = (index ^ vma.page_offset_of(at)) & ((1 << 52) - 1) == 0;
@@ -35,22 +35,27 @@ impl<P: Platform> Audit<'_, '_, P> {
 
     /// Whether the address space's accounts are the sums over its VMAs.
     pub(super) fn accounts(&mut self, space: &AddressSpace<'_, P>) -> Result<(), Violation> {
-        let mut sums = crate::Usage::default();
+        // Nobody lists the pins of an address space: who has pinned keeps them.
+        let pinned = space.usage().pinned;
+        let mut sums = crate::Usage { pinned, ..crate::Usage::default() };
         for node in space.vmas.iter() {
             let vma = space.vma(node);
             let (flags, pages) = (vma.flags(), vma.pages());
             sums.total += pages;
             sums.data += if flags.is_data() { pages } else { 0 };
             sums.locked += if flags.contains(MappingFlags::LOCKED) { pages } else { 0 };
+            sums.stack += if flags.contains(MappingFlags::GROWS_DOWN) { pages } else { 0 };
             sums.committed += if flags.contains(MappingFlags::ACCOUNT) { pages } else { 0 };
             if !vma.is_listed() {
                 return Err(Violation::WrongOwner(VirtAddr(vma.start())));
             }
             if let Some(group) = vma.group().filter(|group| group.is_first(vma)) {
+                if !group.vmas.check() {
+                    return Err(Violation::WrongOwner(VirtAddr(vma.start())));
+                }
                 self.groups += counted_with(group);
             }
         }
-        self.groups += space.retired_groups();
         if sums != space.usage() {
             return Err(Violation::Accounts { says: space.usage(), holds: sums });
         }

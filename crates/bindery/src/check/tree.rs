@@ -4,7 +4,8 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Entry, Kind, Marker, Permissions, absent};
-use crate::frame::meta;
+use crate::frame::{OwnerKind, meta};
+use crate::linux::proc::{Resident, resident};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::space::index::Indexed;
@@ -35,7 +36,13 @@ impl<P: Platform> Audit<'_, '_, P> {
             self.report.mappings += 1;
         }
         let root = Node { table: space.table.root, level: P::Arch::LEVELS };
-        self.table(space, root, VirtAddr(0))
+        self.resident = Resident::default();
+        self.table(space, root, VirtAddr(0))?;
+        let says = resident(space);
+        if says != self.resident {
+            return Err(Violation::Resident { says, holds: self.resident });
+        }
+        Ok(())
     }
 
     fn table(
@@ -143,6 +150,9 @@ impl<P: Platform> Audit<'_, '_, P> {
         if !allowed.contains(attributes.permissions) || !user {
             return Err(Violation::TooWide(at));
         }
+        if attributes.key != vma.flags().key() {
+            return Err(Violation::WrongKey(at));
+        }
         let writable = attributes.permissions.contains(Permissions::WRITE);
         let found = Found { range, level: node.level, frame: P::Arch::frame(entry) };
         let exclusive = self.page(&found)?;
@@ -215,6 +225,11 @@ impl<P: Platform> Audit<'_, '_, P> {
             return Err(broken);
         }
 
+        *match self.memory.frames.owner_kind(folio) {
+            OwnerKind::Anonymous => &mut self.resident.anonymous,
+            OwnerKind::File => &mut self.resident.file,
+            OwnerKind::SharedMemory => &mut self.resident.shared,
+        } += u64::from(pages);
         for page in 0..pages {
             if let Some(count) = self.count(found.frame.plus(page)) {
                 *count += 1;

@@ -22,10 +22,12 @@
 //! | field | bits | bound |
 //! |---|---|---|
 //! | references | 16 | an index publishes at most 512; [`refer`] refuses from 2^15 on by compare-exchange; each CPU in [`unmap_owned`] adds one for a moment |
-//! | pins | 16 | refused from 2^15 on, after they were added: 2^15 CPUs may find out at once |
+//! | pins | 16 | refused from 2^15 on ([`PinRoom`]), after they were added: 2^15 CPUs may find out at once |
 //! | mappings | 32 | refused from 2^31 on, after they were added: 512 for each CPU that finds out at once |
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
+
+use crate::word::Word;
 
 /// One reference.
 pub(super) const REFERENCE: u64 = 1;
@@ -38,6 +40,25 @@ pub(super) const MAPPING: u64 = 1 << 32;
 /// Nobody adds a reference to so many.
 pub(super) const TOO_MANY_REFERENCES: u32 = 1 << 15;
 const TOO_MANY_PINS: u32 = 1 << 15;
+
+/// How far the room for pins is open to the one who pins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum PinRoom {
+    /// To the end.
+    All,
+    /// The upper half is for others.
+    LowerHalf,
+}
+
+impl PinRoom {
+    const fn pins(self) -> u32 {
+        match self {
+            Self::All => TOO_MANY_PINS,
+            Self::LowerHalf => TOO_MANY_PINS / 2,
+        }
+    }
+}
+
 const TOO_MANY_MAPPINGS: u32 = 1 << 31;
 
 /// The folio would have 2^31 mappings; none was added.
@@ -47,59 +68,6 @@ pub(crate) struct TooManyMappings;
 /// More is taken away than was there; nothing has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct NotThere;
-
-/// What the transitions need of an atomic word: that of the core library, and loom's.
-pub(super) trait Word<V> {
-    fn load(&self, order: Ordering) -> V;
-    fn store(&self, value: V, order: Ordering);
-    fn exchange(&self, from: V, to: V, success: Ordering, failure: Ordering) -> Result<V, V>;
-    fn add(&self, value: V, order: Ordering) -> V;
-    fn sub(&self, value: V, order: Ordering) -> V;
-    fn set(&self, bits: V, order: Ordering) -> V;
-}
-
-/// Implements [`Word`] for an atomic type by its methods of the core library's names.
-macro_rules! word {
-    ($atomic:ty, $value:ty) => {
-        impl $crate::frame::count::Word<$value> for $atomic {
-            #[inline]
-            fn load(&self, order: core::sync::atomic::Ordering) -> $value {
-                self.load(order)
-            }
-            #[inline]
-            fn store(&self, value: $value, order: core::sync::atomic::Ordering) {
-                self.store(value, order);
-            }
-            #[inline]
-            fn exchange(
-                &self,
-                from: $value,
-                to: $value,
-                success: core::sync::atomic::Ordering,
-                failure: core::sync::atomic::Ordering,
-            ) -> Result<$value, $value> {
-                self.compare_exchange(from, to, success, failure)
-            }
-            #[inline]
-            fn add(&self, value: $value, order: core::sync::atomic::Ordering) -> $value {
-                self.fetch_add(value, order)
-            }
-            #[inline]
-            fn sub(&self, value: $value, order: core::sync::atomic::Ordering) -> $value {
-                self.fetch_sub(value, order)
-            }
-            #[inline]
-            fn set(&self, bits: $value, order: core::sync::atomic::Ordering) -> $value {
-                self.fetch_or(bits, order)
-            }
-        }
-    };
-}
-#[cfg(all(test, loom))]
-pub(super) use word;
-
-word!(AtomicU32, u32);
-word!(AtomicU64, u64);
 
 /// The references in a value of the word.
 #[inline]
@@ -155,12 +123,12 @@ pub(super) fn map(count: &impl Word<u64>, pages: u32) -> Result<(), TooManyMappi
     Ok(())
 }
 
-/// Adds a pin; the caller has a mapping. Says whether that was possible.
+/// Adds a pin, where there is room; the caller has a mapping. Says whether that was possible.
 #[inline]
-pub(super) fn pin(count: &impl Word<u64>) -> bool {
+pub(super) fn pin(count: &impl Word<u64>, room: PinRoom) -> bool {
     let before = count.add(PIN, Ordering::AcqRel);
     debug_assert_ne!(before, 0, "the folio was free");
-    if pins_in(before) >= TOO_MANY_PINS {
+    if pins_in(before) >= room.pins() {
         count.sub(PIN, Ordering::Relaxed);
         return false;
     }
@@ -203,15 +171,14 @@ pub(super) fn take_all(count: &impl Word<u64>, all: u64) -> bool {
 pub(super) enum Left {
     /// Others map the folio.
     Mapped,
-    /// Nobody maps it, but somebody holds it; the caller does too, by a reference that its mappings
-    /// became.
+    /// Nobody maps it, and others hold it. So does the caller: its mappings became a reference.
     Held,
     /// Nobody has it.
     Nothing,
 }
 
-/// Takes mappings away. The last ones, if anybody holds the folio besides, become a reference of the
-/// caller's, who has something to do for the folio that nobody maps.
+/// Takes mappings away. If they are the last ones and somebody else holds the folio, they become a
+/// reference of the caller's: it keeps the folio until the caller has taken its owner away.
 #[inline]
 pub(super) fn unmap_owned(count: &impl Word<u64>, pages: u32) -> Result<Left, NotThere> {
     let mut seen = count.load(Ordering::Relaxed);

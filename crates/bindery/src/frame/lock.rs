@@ -1,5 +1,5 @@
-//! The lock of a folio: a bit of its `state`, apart from that of tables, so that a late locker of the
-//! one kind cannot disturb the other.
+//! The lock of a folio: a bit of its `state`, apart from that of tables, so that a late locker of
+//! the one kind cannot disturb the other.
 //!
 //! Only a holder of a reference or a mapping takes the lock; so nobody has it when the folio is freed,
 //! and no frame that becomes something else has a locker. It protects the owner and the index.
@@ -7,7 +7,7 @@
 //! # Who may wait for it
 //! Nobody under a table's lock or in a read section: those try. Waiting comes below an object's gate,
 //! so who has the lock only tries gates of objects; the gate of an anonymous family comes below the
-//! lock.
+//! lock. A waiter parks on `state`, with [`FOLIO_PARKED`] set ([`crate::parking`]).
 //!
 //! # An owner that goes
 //! Who takes the last mapping of an anonymous folio away, and finds that it stays since somebody
@@ -26,12 +26,13 @@
 
 use core::sync::atomic::Ordering;
 
-use super::count::Word;
 use super::folio::Folio;
-use super::meta::{FOLIO_LOCK, ORPHAN};
+use super::meta::{FOLIO_LOCK, FOLIO_PARKED, ORPHAN};
 use super::owner::Owner;
 use super::{Frames, Reference};
-use crate::platform::{Platform, Wait};
+use crate::parking::{Parking, park_while};
+use crate::platform::Platform;
+use crate::word::Word;
 
 /// Takes the lock, unless somebody has it.
 #[inline]
@@ -39,10 +40,17 @@ pub(super) fn try_lock(state: &impl Word<u32>) -> bool {
     state.set(FOLIO_LOCK, Ordering::Acquire) & FOLIO_LOCK == 0
 }
 
+/// Takes the lock, asleep while somebody has it.
+pub(super) fn lock<W: Word<u32>>(state: &W, parking: &impl Parking<W>) {
+    while !try_lock(state) {
+        park_while(parking, state, FOLIO_PARKED, |state| state & FOLIO_LOCK != 0);
+    }
+}
+
 /// Gives the lock back. Calls `disown` where the owner should go; it looks whether that still holds,
 /// and may be called more than once.
 #[inline]
-pub(super) fn unlock(state: &impl Word<u32>, disown: impl Fn()) {
+pub(super) fn unlock<W: Word<u32>>(state: &W, parking: &impl Parking<W>, disown: impl Fn()) {
     // Acquire: the mark came after the last mapping had gone.
     let mut seen = state.load(Ordering::Acquire);
     loop {
@@ -50,20 +58,23 @@ pub(super) fn unlock(state: &impl Word<u32>, disown: impl Fn()) {
         if seen & ORPHAN != 0 {
             disown();
         }
-        let free = seen & !(FOLIO_LOCK | ORPHAN);
+        let free = seen & !(FOLIO_LOCK | ORPHAN | FOLIO_PARKED);
         match state.exchange(seen, free, Ordering::Release, Ordering::Acquire) {
-            Ok(_) => return,
+            Ok(_) => break,
             Err(now) => seen = now,
         }
+    }
+    if seen & FOLIO_PARKED != 0 {
+        parking.unpark(state);
     }
 }
 
 /// Has the owner taken away under the lock, by the caller or by who has it; never waits. The caller
 /// has a reference.
 #[inline]
-pub(super) fn orphan(state: &impl Word<u32>, disown: impl Fn()) {
+pub(super) fn orphan<W: Word<u32>>(state: &W, parking: &impl Parking<W>, disown: impl Fn()) {
     if state.set(FOLIO_LOCK | ORPHAN, Ordering::AcqRel) & FOLIO_LOCK == 0 {
-        unlock(state, disown);
+        unlock(state, parking, disown);
     }
 }
 
@@ -72,6 +83,7 @@ pub(super) fn orphan(state: &impl Word<u32>, disown: impl Fn()) {
 /// folio go.
 pub(crate) struct FolioLock<'a, P: Platform> {
     frames: &'a Frames<P>,
+    platform: &'a P,
     folio: Folio,
 }
 
@@ -92,7 +104,7 @@ impl<P: Platform> FolioLock<'_, P> {
 impl<P: Platform> Drop for FolioLock<'_, P> {
     fn drop(&mut self) {
         let state = &self.frames.meta(self.folio.head).state;
-        unlock(state, || self.frames.disown(self.folio));
+        unlock(state, self.platform, || self.frames.disown(self.folio));
     }
 }
 
@@ -100,26 +112,28 @@ impl<P: Platform> Frames<P> {
     /// Takes the folio's lock, unless somebody has it. Never waits. The caller has a reference, or
     /// keeps a mapping, until the lock is dropped.
     #[inline]
-    pub(crate) fn try_lock_folio(&self, folio: Folio) -> Option<FolioLock<'_, P>> {
-        try_lock(&self.meta(folio.head).state).then(|| FolioLock { frames: self, folio })
+    pub(crate) fn try_lock_folio<'a>(
+        &'a self,
+        platform: &'a P,
+        folio: Folio,
+    ) -> Option<FolioLock<'a, P>> {
+        let locked = try_lock(&self.meta(folio.head).state);
+        // Not `then_some`: a lock that was not taken must not be dropped.
+        locked.then(|| FolioLock { frames: self, platform, folio })
     }
 
     /// As [`Frames::try_lock_folio`], but waits for it; not under a table's lock, and not in a read
     /// section.
-    pub(crate) fn lock_folio(&self, platform: &P, folio: Folio) -> FolioLock<'_, P> {
-        loop {
-            if let Some(lock) = self.try_lock_folio(folio) {
-                return lock;
-            }
-            platform.relax(Wait::Long);
-        }
+    pub(crate) fn lock_folio<'a>(&'a self, platform: &'a P, folio: Folio) -> FolioLock<'a, P> {
+        lock(&self.meta(folio.head).state, platform);
+        FolioLock { frames: self, platform, folio }
     }
 
     /// Nobody maps the folio any more, and the caller has a reference: the owner goes now, or when
     /// whoever has the lock gives it back.
     #[cold]
-    pub(super) fn orphan(&self, folio: Folio) {
-        orphan(&self.meta(folio.head).state, || self.disown(folio));
+    pub(super) fn orphan(&self, platform: &P, folio: Folio) {
+        orphan(&self.meta(folio.head).state, platform, || self.disown(folio));
     }
 
     /// Takes the owner of an anonymous folio that nobody maps away; the lock is held.
@@ -137,6 +151,7 @@ impl<'a, P: Platform> Reference<'a, P> {
         expect(dead_code, reason = "reclaim will need it")
     )]
     pub(crate) fn try_lock(&self) -> Option<FolioLock<'_, P>> {
-        self.frames().try_lock_folio(**self)
+        let (frames, platform) = self.frames();
+        frames.try_lock_folio(platform, **self)
     }
 }

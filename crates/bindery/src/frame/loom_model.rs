@@ -81,7 +81,7 @@ const PAGE: Folio = Folio { head: Frame(0), order: 0 };
 fn nothing(_: &World) {}
 
 fn pinned(world: &World) {
-    assert!(count::pin(world.count(FIRST.head)));
+    assert!(count::pin(world.count(FIRST.head), count::PinRoom::All));
 }
 
 fn walk(world: &World) {
@@ -96,6 +96,15 @@ fn walk_to_head(world: &World) {
 fn read_owner(world: &World) {
     world.walk(Frame(1), |folio| {
         world.with_lock(folio, || {
+            world.owner(folio);
+        });
+    });
+}
+
+/// As [`read_owner`], asleep until the lock is free.
+fn wait_to_read_owner(world: &World) {
+    world.walk(Frame(1), |folio| {
+        world.wait_for_lock(folio, || {
             world.owner(folio);
         });
     });
@@ -211,6 +220,14 @@ fn the_owner_of_a_pinned_folio_goes_with_its_last_mapping() {
     hold(pinned, [unmap, unpin_and_reuse]);
 }
 
+#[test]
+fn who_sleeps_for_the_lock_is_woken_by_whoever_gives_it_back() {
+    let seen = hold(nothing, [wait_to_read_owner, wait_to_read_owner]);
+    assert!(seen.slept.load(Relaxed) > 0);
+    let seen = hold(pinned, [unmap, wait_to_read_owner]);
+    assert!(seen.slept.load(Relaxed) > 0);
+}
+
 // Each rule is needed: without it, one of the models above fails.
 
 #[test]
@@ -289,4 +306,10 @@ fn who_asks_for_the_mark_before_unlocking_misses_it() {
 #[should_panic(expected = "by a stranger")]
 fn who_keeps_no_reference_while_the_owner_goes_locks_a_table() {
     without(Omit::KeepToOrphan, pinned, [unmap, unpin_and_reuse]);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn who_sleeps_for_the_lock_without_a_second_look_sleeps_for_ever() {
+    without(Omit::SecondLook, nothing, [wait_to_read_owner, wait_to_read_owner]);
 }

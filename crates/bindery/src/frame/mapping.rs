@@ -5,7 +5,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::count::{self, Left, MAPPING, PIN, TooManyMappings, mappings_in, pins_in};
+use super::count::{self, Left, MAPPING, PIN, PinRoom, TooManyMappings, mappings_in, pins_in};
 use super::folio::{Folio, Freed};
 use super::meta::{Kind, state_of};
 use super::{Frames, FreeBatch};
@@ -42,7 +42,7 @@ impl<P: Platform> Frames<P> {
         let result = if self.is_anonymous(folio) {
             count::unmap_owned(count, pages).map(|left| {
                 if left == Left::Held {
-                    self.orphan(folio);
+                    self.orphan(platform, folio);
                     return None;
                 }
                 Some(left == Left::Nothing)
@@ -92,10 +92,10 @@ impl<P: Platform> Frames<P> {
         self.unmap(platform, folio, pages);
     }
 
-    /// Pins the folio: it stays where it is until it is unpinned. The caller keeps it mapped
-    /// meanwhile. Says whether that was possible.
-    pub(crate) fn pin(&self, folio: Folio) -> bool {
-        count::pin(&self.meta(folio.head).count)
+    /// Pins the folio, in that part of its room: it stays where it is until it is unpinned. The
+    /// caller keeps it mapped meanwhile. Says whether that was possible.
+    pub(crate) fn pin(&self, folio: Folio, room: PinRoom) -> bool {
+        count::pin(&self.meta(folio.head).count, room)
     }
 
     /// Takes back a pin; the folio is freed with the last if nobody else has it.

@@ -69,6 +69,9 @@ pub(crate) const EXCLUSIVE: u32 = 1 << 11;
 pub(crate) const FOLIO_LOCK: u32 = 1 << 31;
 /// The folio's owner goes when the lock is given back; only ever set together with that.
 pub(crate) const ORPHAN: u32 = 1 << 30;
+/// Somebody may be parked on `state`, for the folio's lock; only ever set beside that, and cleared
+/// with it.
+pub(crate) const FOLIO_PARKED: u32 = 1 << 29;
 
 /// What a frame is used for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

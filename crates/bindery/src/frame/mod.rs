@@ -53,6 +53,7 @@ pub(crate) mod slab;
 pub(crate) mod split;
 #[cfg(test)]
 pub(crate) mod tests;
+mod view;
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -66,10 +67,11 @@ use meta::{FrameMeta, Kind, META_SIZE, MetaArray, NONE};
 pub(crate) use batch::FreeBatch;
 pub use buddy::MAX_ORDER;
 pub use folio::{Folio, MAX_FOLIO_ORDER};
+pub use view::{FrameUsage, FrameUse, FrameView};
 #[allow(unused_imports, reason = "the layers above name those that they need")]
 pub(crate) use {
-    count::TooManyMappings, folio::Freed, lock::FolioLock, owner::Owner, reference::Reference,
-    split::SplitError,
+    count::PinRoom, count::TooManyMappings, folio::Freed, lock::FolioLock, owner::Owner,
+    owner::OwnerKind, reference::Reference, split::SplitError,
 };
 
 /// Consecutive frames of usable memory, by number.
@@ -125,6 +127,8 @@ pub struct Frames<P: Platform> {
     /// As in `buddy`, to be read without the lock.
     free: AtomicU64,
     total: u64,
+    /// Frames that were taken so far; changes with the lock of `buddy` held.
+    taken: AtomicU64,
     /// Calls that would have corrupted the counts or lists, and changed nothing.
     refused: AtomicU64,
     #[cfg(any(test, feature = "testing"))]
@@ -171,6 +175,7 @@ impl<P: Platform> Frames<P> {
             buddy: lock_api::Mutex::new(buddy),
             free: AtomicU64::new(total),
             total,
+            taken: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             #[cfg(any(test, feature = "testing"))]
             inject: inject::Inject::new(),
@@ -218,6 +223,7 @@ impl<P: Platform> Frames<P> {
         let mut buddy = self.buddy.lock();
         let block = buddy.allocate_up_to(self.metas, order);
         self.free.store(buddy.free_frames(), Relaxed);
+        self.note_taken(block.map_or(0, |(_, order)| 1 << order));
         block
     }
 
@@ -226,7 +232,21 @@ impl<P: Platform> Frames<P> {
         let mut buddy = self.buddy.lock();
         let frame = buddy.allocate(self.metas, order);
         self.free.store(buddy.free_frames(), Relaxed);
+        self.note_taken(frame.map_or(0, |_| 1 << order));
         frame
+    }
+
+    /// The lock of `buddy` is held, so a plain addition is enough.
+    #[inline]
+    fn note_taken(&self, frames: u64) {
+        self.taken.store(self.taken.load(Relaxed).wrapping_add(frames), Relaxed);
+    }
+
+    /// How many frames were taken so far, and how many came back.
+    pub(crate) fn traffic(&self) -> (u64, u64) {
+        let taken = self.taken.load(Relaxed);
+        // What is neither free nor taken now was never there.
+        (taken, taken.saturating_sub(self.total.saturating_sub(self.free_frames())))
     }
 
     /// Gives an allocated block back, whatever it was used for, and tells the platform first. No

@@ -24,6 +24,9 @@ const INDEX_BITS: u32 = 52;
 const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
 const PLACE_SHIFT: u32 = 54;
 const KIND_SHIFT: u32 = 62;
+/// Kinds of owner in a word; 0 is nobody, 1 a group.
+const SHARED_MEMORY: u64 = 2;
+const FILE: u64 = 3;
 /// Owners are aligned to so many bytes.
 const ALIGN: u64 = 16;
 
@@ -38,8 +41,37 @@ pub(crate) enum Owner {
     Nobody,
     /// Anonymous memory.
     Group(NonNull<AnonGroup>),
-    /// Shared memory or a file.
-    Object(NonNull<ObjectState>),
+    /// Shared memory.
+    Memory(NonNull<ObjectState>),
+    /// A file.
+    File(NonNull<ObjectState>),
+}
+
+impl Owner {
+    /// The object as an owner.
+    pub(crate) fn of_object(object: &ObjectState) -> Self {
+        let kind = if object.is_file() { Self::File } else { Self::Memory };
+        kind(NonNull::from(object))
+    }
+
+    /// The object that it is, if any.
+    pub(crate) fn object(self) -> Option<NonNull<ObjectState>> {
+        match self {
+            Self::Memory(object) | Self::File(object) => Some(object),
+            Self::Nobody | Self::Group(_) => None,
+        }
+    }
+}
+
+/// What sort of owner a folio has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum OwnerKind {
+    /// The address spaces that map it: anonymous memory.
+    Anonymous,
+    /// Shared memory.
+    SharedMemory,
+    /// A file.
+    File,
 }
 
 impl<P: Platform> Frames<P> {
@@ -56,7 +88,8 @@ impl<P: Platform> Frames<P> {
         let (kind, address) = match owner {
             Owner::Nobody => (0, None),
             Owner::Group(group) => (1, Some(group.cast::<u8>())),
-            Owner::Object(object) => (2, Some(object.cast::<u8>())),
+            Owner::Memory(object) => (SHARED_MEMORY, Some(object.cast::<u8>())),
+            Owner::File(object) => (FILE, Some(object.cast::<u8>())),
         };
         let (frame, place) = address.map_or((0, 0), |address| {
             let inside = address.addr().get() as u64 & (PAGE_SIZE - 1);
@@ -79,7 +112,8 @@ impl<P: Platform> Frames<P> {
         };
         let owner = match word >> KIND_SHIFT {
             1 => Owner::Group(address().cast()),
-            2 => Owner::Object(address().cast()),
+            SHARED_MEMORY => Owner::Memory(address().cast()),
+            FILE => Owner::File(address().cast()),
             _ => Owner::Nobody,
         };
         (owner, word & INDEX_MASK)
@@ -95,7 +129,17 @@ impl<P: Platform> Frames<P> {
     /// Whether the folio belongs to an object.
     #[inline]
     pub(crate) fn is_of_object(&self, folio: Folio) -> bool {
-        self.meta(folio.head).word.load(Relaxed) >> KIND_SHIFT == 2
+        self.meta(folio.head).word.load(Relaxed) >> KIND_SHIFT >= SHARED_MEMORY
+    }
+
+    /// What sort of owner the folio has. Whoever asks keeps it mapped, so the answer lasts.
+    #[inline]
+    pub(crate) fn owner_kind(&self, folio: Folio) -> OwnerKind {
+        match self.meta(folio.head).word.load(Relaxed) >> KIND_SHIFT {
+            SHARED_MEMORY => OwnerKind::SharedMemory,
+            FILE => OwnerKind::File,
+            _ => OwnerKind::Anonymous,
+        }
     }
 }
 

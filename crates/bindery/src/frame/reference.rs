@@ -24,11 +24,12 @@ use core::ops::Deref;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::Frames;
-use super::count::{self, NotThere, REFERENCE, Word, references_in};
+use super::count::{self, NotThere, REFERENCE, references_in};
 use super::folio::{Folio, Freed};
 use super::meta::{Kind, is_kind, order_in};
 use crate::addr::Frame;
 use crate::platform::Platform;
+use crate::word::Word;
 
 /// What a reference from nothing looks at: the metadata, or loom's.
 pub(super) trait Heads {
@@ -125,8 +126,8 @@ pub(crate) struct Reference<'a, P: Platform> {
 }
 
 impl<'a, P: Platform> Reference<'a, P> {
-    pub(super) fn frames(&self) -> &'a Frames<P> {
-        self.frames
+    pub(super) fn frames(&self) -> (&'a Frames<P>, &'a P) {
+        (self.frames, self.platform)
     }
 }
 
@@ -187,6 +188,11 @@ impl<P: Platform> Frames<P> {
     pub(crate) fn hold(&self, folio: Folio) -> bool {
         debug_assert_ne!(self.meta(folio.head).count.load(Relaxed), 0, "{folio:?} was free");
         count::refer(&self.meta(folio.head).count)
+    }
+
+    /// As [`Frames::hold`], given back when what is returned is dropped.
+    pub(crate) fn keep<'a>(&'a self, platform: &'a P, folio: Folio) -> Option<Reference<'a, P>> {
+        self.hold(folio).then(|| Reference { frames: self, platform, folio })
     }
 
     /// Takes away a reference; the folio is freed with the last one if nobody maps or pins it. A

@@ -126,6 +126,18 @@ impl<T, P: Platform> Slab<T, P> {
         platform: &P,
         value: T,
     ) -> Option<NonNull<T>> {
+        self.allocate_with(frames, platform, || value)
+    }
+
+    /// As [`Slab::allocate`], of what `make` returns: a large value is built where it stays, instead
+    /// of being copied there.
+    #[inline]
+    pub(crate) fn allocate_with(
+        &self,
+        frames: &Frames<P>,
+        platform: &P,
+        make: impl FnOnce() -> T,
+    ) -> Option<NonNull<T>> {
         if frames.fails_on_purpose() {
             return None;
         }
@@ -138,7 +150,7 @@ impl<T, P: Platform> Slab<T, P> {
         let object = slot.cast::<T>();
         // SAFETY: `take_slot` returns a slot of our frame, aligned and large enough for a `T`,
         // that no object occupies and that nobody else gets until it is freed.
-        unsafe { object.write(value) };
+        unsafe { object.write(make()) };
         Some(object)
     }
 

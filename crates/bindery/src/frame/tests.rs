@@ -17,7 +17,7 @@ use std::vec::Vec;
 use super::{FrameRange, Frames, Kind};
 use crate::addr::{Frame, PAGE_SIZE};
 use crate::arch::X86_64;
-use crate::platform::{Cpu, CpuSet, Invalidation, Platform, Wait};
+use crate::platform::{Cpu, CpuSet, Invalidation, Platform};
 
 /// A lock that spins.
 pub(crate) struct Spin(AtomicBool);
@@ -133,7 +133,7 @@ unsafe impl Platform for Machine {
         Cpu(0)
     }
 
-    fn relax(&self, _wait: Wait) {
+    fn relax(&self) {
         std::thread::yield_now();
     }
 

@@ -5,13 +5,14 @@
 //! of the freed list is the index's writer lock; it is held for one search.
 
 use core::ptr::{self, NonNull};
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64};
 
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::MemoryType;
-use crate::platform::{Platform, Wait};
+use crate::deferred::Linked;
+use crate::platform::Platform;
 use crate::space::index::{Indexed, Links};
 
 use super::block::Blocks;
@@ -37,6 +38,9 @@ pub(crate) struct Area {
     /// The next in the freed list, or in a purge.
     next: AtomicPtr<Self>,
 }
+
+/// In an area's state, beside [`State::Busy`]: somebody waits for the claim to end.
+const WANTED: u8 = 1 << 7;
 
 /// Who has an area.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,6 +72,12 @@ impl Indexed for Area {
     #[inline]
     fn end(&self) -> u64 {
         self.end.load(Relaxed)
+    }
+}
+
+impl Linked for Area {
+    fn next(&self) -> &AtomicPtr<Self> {
+        &self.next
     }
 }
 
@@ -108,7 +118,7 @@ impl Area {
     }
 
     pub(super) fn state(&self) -> State {
-        match self.state.load(Acquire) {
+        match self.state.load(Acquire) & !WANTED {
             0 => State::Busy,
             1 => State::Live,
             2 => State::Freed,
@@ -120,6 +130,18 @@ impl Area {
     pub(super) fn set_state(&self, state: State) {
         // Release: who claims the area sees what was done to it.
         self.state.store(state as u8, Release);
+    }
+
+    /// Has the claim's end told, if the area is busy still; says whether it is. The lock of the freed
+    /// list is held, so that the area is not freed.
+    fn want(&self) -> bool {
+        self.state.fetch_or(WANTED, AcqRel) & !WANTED == State::Busy as u8
+    }
+
+    /// Ends a claim. Says whether somebody waits for that. Nobody knows how long the area lives from
+    /// then on.
+    fn end_claim(&self, state: State) -> bool {
+        self.state.swap(state as u8, AcqRel) & WANTED != 0
     }
 
     pub(super) fn next(&self) -> Option<NonNull<Self>> {
@@ -211,8 +233,8 @@ pub(super) struct Claim(pub(super) NonNull<Area>);
 impl<P: Platform> KernelMap<'_, P> {
     #[inline]
     pub(super) fn area(&self, area: NonNull<Area>) -> &Area {
-        // SAFETY: areas are freed by the purge alone, after it has taken them out of the index and
-        // all read sections of that time have ended. Callers hold the lock of the freed list, are in
+        // SAFETY: areas are freed after a purge has taken them out of the index, and all read sections
+        // of that time have been left (`Memory::free_after_readers`). Callers hold the lock of the freed list, are in
         // a read section, have claimed the area, or are the purge.
         unsafe { area.as_ref() }
     }
@@ -228,10 +250,10 @@ impl<P: Platform> KernelMap<'_, P> {
         // Freed areas may hold what is missing: addresses, and memory.
         for attempt in [Attempt::First, Attempt::AfterPurge] {
             if attempt == Attempt::AfterPurge {
-                self.purge();
+                self.purge_freed();
             }
-            let allocate =
-                || memory.kernel_areas.allocate(&memory.frames, &memory.platform, make());
+            let areas = &memory.kernel_areas;
+            let allocate = || areas.allocate_with(&memory.frames, &memory.platform, &make);
             area = area.or_else(allocate);
             if let Some(area) = area
                 && self.insert(area, &placement)
@@ -282,8 +304,8 @@ impl<P: Platform> KernelMap<'_, P> {
         place.start.store(start, Relaxed);
         place.end.store(start + length, Relaxed);
         place.set_pages(pages);
-        // SAFETY: 1. The lock is held. 2. The area is new. 3. The purge frees it after a grace
-        // period. 4. Nothing but what is in this map's index is ever passed to it.
+        // SAFETY: 1. The lock is held. 2. The area is new. 3. It is freed a grace period after a purge
+        // has taken it out. 4. Nothing but what is in this map's index is ever passed to it.
         unsafe { self.index.insert(area) };
         true
     }
@@ -296,7 +318,7 @@ impl<P: Platform> KernelMap<'_, P> {
         fits: impl Fn(&Area) -> Result<(), KernelMapError>,
     ) -> Result<Claim, KernelMapError> {
         loop {
-            {
+            let ended = {
                 let _writer = self.freed.lock();
                 let found = self.index.find_at_or_before(at.0);
                 let found = found.filter(|node| at.0 < self.area(*node).end());
@@ -308,13 +330,21 @@ impl<P: Platform> KernelMap<'_, P> {
                         area.set_state(State::Busy);
                         return Ok(Claim(node));
                     }
-                    State::Busy => {}
+                    State::Busy => {
+                        // Read before the claim's holder is asked to tell its end, which changes it.
+                        let ended = self.claims_ended.load(Acquire);
+                        if !area.want() {
+                            continue;
+                        }
+                        ended
+                    }
                     State::Freed | State::Purging | State::Surveyed => {
                         return Err(KernelMapError::Freed { area: area.describe() });
                     }
                 }
-            }
-            self.memory.platform.relax(Wait::Long);
+            };
+            // Not on the area's own word: nothing keeps the area now.
+            self.memory.platform.park(&self.claims_ended, ended);
         }
     }
 
@@ -339,7 +369,16 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Hands a claimed area to whoever knows its address.
     pub(super) fn release(&self, claim: Claim) {
         // Without the lock: of a busy area, nobody else changes the state.
-        self.area(claim.0).set_state(State::Live);
+        if self.area(claim.0).end_claim(State::Live) {
+            self.claim_ended();
+        }
+    }
+
+    /// Somebody waits for a claim that has ended.
+    #[cold]
+    fn claim_ended(&self) {
+        self.claims_ended.fetch_add(1, Release);
+        self.memory.platform.unpark(&self.claims_ended);
     }
 
     /// Takes the addresses from `end` on from a claimed area, of which nothing is left there; `rest`, an
@@ -363,7 +402,9 @@ impl<P: Platform> KernelMap<'_, P> {
     pub(super) fn put_off(&self, claim: Claim) -> u64 {
         let area = self.area(claim.0);
         let mut freed = self.freed.lock();
-        area.set_state(State::Freed);
+        if area.end_claim(State::Freed) {
+            self.claim_ended();
+        }
         area.set_next(freed.first);
         freed.first = Some(claim.0);
         freed.pages += area.range().pages();

@@ -63,6 +63,8 @@ pub enum KernelMapError {
         /// The area.
         area: KernelArea,
     },
+    /// The thread is about to be killed ([`crate::Platform::fatal_signal`]).
+    Interrupted,
 }
 
 impl KernelMapError {
@@ -71,6 +73,7 @@ impl KernelMapError {
         match self {
             Self::OutOfMemory | Self::OutOfAddresses | Self::TooLarge => Errno::ENOMEM,
             Self::Occupied(_) | Self::WouldPause { .. } => Errno::EBUSY,
+            Self::Interrupted => Errno::EINTR,
             Self::NotAnArea(_) | Self::NotTheStart { .. } | Self::Freed { .. } => Errno::EFAULT,
             _ => Errno::EINVAL,
         }
@@ -114,6 +117,7 @@ impl fmt::Display for KernelMapError {
             Self::WouldPause { area } => {
                 write!(f, "{area} may not pause, which the change would take")
             }
+            Self::Interrupted => write!(f, "a fatal signal ended the call"),
         }
     }
 }

@@ -13,7 +13,7 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Kind};
-use crate::platform::{Platform, Wait};
+use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::table::free_table;
 
@@ -45,8 +45,8 @@ pub(super) trait Tree {
     fn is_unflushed(&self, order: Ordering) -> bool;
     /// Says whether one may.
     fn set_unflushed(&self, unflushed: bool, order: Ordering);
-    /// Called again and again by who waits for a flush.
-    fn relax(&self);
+    /// Waits until [`Tree::set_unflushed`] was called, or for less, while a TLB may remember one.
+    fn park_while_unflushed(&self);
 }
 
 /// The lowest table that exists for an address.
@@ -122,7 +122,7 @@ fn make_child<T: Tree>(
 #[cold]
 fn wait_for_flush<T: Tree>(tree: &T) {
     while tree.is_unflushed(Ordering::Acquire) {
-        tree.relax();
+        tree.park_while_unflushed();
     }
 }
 
@@ -245,31 +245,19 @@ pub(super) trait Purge: Tree {
     fn flush(&self, batch: &Self::Batch, counts: &mut Counts);
     /// Gives the addresses back.
     fn give_back(&self, batch: &Self::Batch);
-    /// Waits for the read sections that exist.
-    fn wait_for_readers(&self);
-    /// Puts two batches together, of which the addresses were given back.
-    fn join(&self, done: Self::Batch, batch: Self::Batch) -> Self::Batch;
-    /// Frees frames, tables and areas.
-    fn free(&self, batch: Self::Batch, counts: &mut Counts);
+    /// Frees the frames; tables and areas when the read sections have been left that exist.
+    fn free_after_readers(&self, batch: Self::Batch, counts: &mut Counts);
 }
 
-/// A purge, in the one order that does: in rounds, so that no lock is held for long, and with one wait
-/// for readers. Only one CPU is at it.
+/// A purge, in the one order that does: in rounds, so that no lock is held for long. Only one CPU is at
+/// it.
 pub(super) fn purge<T: Purge>(tree: &T, counts: &mut Counts) {
-    let mut done = None;
     while let Some(batch) = tree.take(counts) {
         tree.flush(&batch, counts);
         // Release: who makes a table from here on makes it after the flush.
         tree.set_unflushed(false, Ordering::Release);
         tree.give_back(&batch);
-        done = Some(match done {
-            None => batch,
-            Some(done) => tree.join(done, batch),
-        });
-    }
-    if let Some(done) = done {
-        tree.wait_for_readers();
-        tree.free(done, counts);
+        tree.free_after_readers(batch, counts);
     }
 }
 
@@ -361,16 +349,19 @@ impl<P: Platform> Tree for KernelMap<'_, P> {
 
     #[inline]
     fn is_unflushed(&self, order: Ordering) -> bool {
-        self.unflushed.load(order)
+        self.unflushed.load(order) != 0
     }
 
     #[inline]
     fn set_unflushed(&self, unflushed: bool, order: Ordering) {
-        self.unflushed.store(unflushed, order);
+        self.unflushed.store(u32::from(unflushed), order);
+        if !unflushed {
+            self.memory.platform.unpark(&self.unflushed);
+        }
     }
 
-    fn relax(&self) {
+    fn park_while_unflushed(&self) {
         // The flush itself waits for nobody, but the purge may have to wait for its CPU.
-        self.memory.platform.relax(Wait::Long);
+        self.memory.platform.park(&self.unflushed, 1);
     }
 }

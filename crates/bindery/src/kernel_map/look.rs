@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SIZE, PhysAddr, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Kind, Permissions};
-use crate::platform::{Invalidation, Platform, Tables, Wait};
+use crate::platform::{Invalidation, Platform, Tables};
 use crate::space::index::Indexed;
 use crate::stats::Counts;
 use crate::table::ReadSection;
@@ -75,7 +75,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Asked only for faults that tables explain: nothing mapped, or no permission. (An alignment
     /// fault or an external abort of AArch64 would be told to try again, for ever.)
     ///
-    /// Takes no lock, and waits by [`Platform::relax`] with [`Wait::Short`] only; may be called with
+    /// Takes no lock, and waits by [`Platform::relax`] only; may be called with
     /// interrupts off. (Whoever pauses an address runs on, on another CPU.)
     pub fn resolve(&self, at: VirtAddr, needed: Permissions) -> Resolution {
         if !self.window.contains(at) {
@@ -87,7 +87,7 @@ impl<P: Platform> KernelMap<'_, P> {
                 self.find(at)
             };
             if found.paused {
-                self.memory.platform.relax(Wait::Short);
+                self.memory.platform.relax();
                 continue;
             }
             return match arch::kind::<P::Arch>(found.entry, found.level) {
@@ -117,7 +117,7 @@ impl<P: Platform> KernelMap<'_, P> {
             if P::Arch::INVALID_MAY_BE_CACHED { Tables::Changed } else { Tables::Unchanged };
         let what = Invalidation { range, stride: PAGE_SIZE, tables };
         self.memory.platform.invalidate_local(self.root, &what);
-        self.memory.platform.relax(Wait::Short);
+        self.memory.platform.relax();
     }
 
     /// All areas that are in use, in rising order (Linux: `/proc/vmallocinfo`).

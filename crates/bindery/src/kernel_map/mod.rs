@@ -35,11 +35,12 @@
 //! 2. it invalidates, once for all areas: no TLB names the frames or tables any more;
 //! 3. it gives the addresses back: from here on something else may be mapped there, a huge leaf
 //!    where the table was;
-//! 4. it waits for the read sections that exist;
-//! 5. it frees frames, tables and areas.
+//! 4. it frees the frames;
+//! 5. tables and areas are freed when the read sections of that time have been left, which the purge
+//!    does not wait for ([`crate::deferred`]).
 //!
-//! With 3 before 2, a CPU could use what its TLB remembers of the old area for the new one. With 5
-//! before 4, this happens:
+//! With 3 or 4 before 2, a CPU could use what its TLB remembers of the old area. Were the tables freed
+//! with the frames, this could happen:
 //! 1. a dump reads the entry that names table T, and is about to read T;
 //! 2. the purge unhooks T and frees its frame; a huge leaf replaces T's entry;
 //! 3. somebody writes data into the frame; the dump takes it for entries.
@@ -87,16 +88,17 @@ mod vmap;
 mod walk;
 
 use core::ops::RangeInclusive;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch};
+use crate::deferred::{Batch, Tables as DetachedTables};
 use crate::frame::meta;
 use crate::platform::{Platform, Tables};
 use crate::space::index::Index;
 use crate::stats::{Counts, Stats};
-use crate::table::{Reach, free_table, link, new_table, run};
+use crate::table::{Reach, free_table, new_table, run};
 
 pub(crate) use area::Area;
 use area::FreedList;
@@ -142,8 +144,11 @@ pub struct KernelMap<'m, P: Platform> {
     purging: lock_api::Mutex<P::Mutex, ()>,
     /// Held while something is paused.
     pausing: lock_api::Mutex<P::SpinLock, ()>,
-    /// A purge has unhooked tables that a TLB may remember.
-    unflushed: AtomicBool,
+    /// Not zero while a TLB may remember a table that a purge has unhooked; who makes tables parks
+    /// on it.
+    unflushed: AtomicU32,
+    /// Changes when a claim ends for which somebody waits, who parks on it.
+    claims_ended: AtomicU32,
     /// Freed pages beyond which a purge is due.
     limit: AtomicU64,
     stats: Stats,
@@ -175,12 +180,14 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         window: VirtRange,
         reach: Reach,
     ) -> Result<Self, KernelMapError> {
-        let mut counts = Counts::default();
-        let root = new_table(memory, P::Arch::LEVELS, &mut counts);
-        let root = root.ok_or(KernelMapError::OutOfMemory)?;
-        let map = Self::with_ownership(memory, root, Ownership::Own, window, reach);
-        map.stats.add(&counts);
-        map.begin()
+        memory.outermost(|| {
+            let mut counts = Counts::default();
+            let root = new_table(memory, P::Arch::LEVELS, &mut counts);
+            let root = root.ok_or(KernelMapError::OutOfMemory)?;
+            let map = Self::with_ownership(memory, root, Ownership::Own, window, reach);
+            map.stats.add(&counts);
+            map.begin()
+        })
     }
 
     /// A kernel map under a root table that exists: the one whose upper half all address spaces
@@ -203,8 +210,9 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         window: VirtRange,
         reach: Reach,
     ) -> Result<Self, KernelMapError> {
-        let map = Self::with_ownership(memory, root, Ownership::Adopted, window, reach);
-        map.begin()
+        memory.outermost(|| {
+            Self::with_ownership(memory, root, Ownership::Adopted, window, reach).begin()
+        })
     }
 
     fn with_ownership(
@@ -223,11 +231,12 @@ impl<'m, P: Platform> KernelMap<'m, P> {
             // Not in the root, which is copied.
             largest_leaf: P::Arch::LARGEST_LEAF.min(P::Arch::LEVELS - 1),
             largest_block: P::Arch::LARGEST_BLOCK_LEVEL,
-            index: Index::new(),
+            index: Index::new([memory.platform.seed(), u64::from(root.0)]),
             freed: lock_api::Mutex::new(FreedList::new()),
             purging: lock_api::Mutex::new(()),
             pausing: lock_api::Mutex::new(()),
-            unflushed: AtomicBool::new(false),
+            unflushed: AtomicU32::new(0),
+            claims_ended: AtomicU32::new(0),
             limit: AtomicU64::new(PURGE_LIMIT.min(memory.total_frames() / 64)),
             stats: Stats::default(),
         }
@@ -283,22 +292,16 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     fn empty_root_entries(&self, window: VirtRange, indices: RangeInclusive<u32>) {
         let slots = self.memory.slots(self.root);
         let mut counts = Counts::default();
-        let mut unhooked = meta::NONE;
+        let mut tables = DetachedTables::default();
         for index in indices {
             let entry = run::load(slots, index);
             if !entry.is_empty() {
                 slots[index as usize].store(0, Ordering::Relaxed);
-                let table = P::Arch::frame(entry);
-                self.memory.frames.meta(table).next.store(unhooked, Ordering::Relaxed);
-                unhooked = table.0;
+                tables.push(&self.memory.frames, P::Arch::frame(entry));
             }
         }
         self.invalidate(window, 1, Tables::Changed, &mut counts);
-        self.memory.platform.synchronize();
-        while let Some(table) = link(unhooked) {
-            unhooked = self.memory.frames.meta(table).next.load(Ordering::Relaxed);
-            free_table(self.memory, table, &mut counts);
-        }
+        self.memory.free_after_readers(Batch { tables, ..Batch::default() });
     }
 
     /// The root table: what AArch64 loads into `TTBR1_EL1`, and what
@@ -348,6 +351,7 @@ impl<P: Platform> Drop for KernelMap<'_, P> {
         if let Some(indices) = Self::root_indices(self.window) {
             self.free_everything();
             self.empty_root_entries(self.window, indices);
+            self.memory.free_some();
         }
         if self.ownership == Ownership::Own {
             free_table(self.memory, self.root, &mut Counts::default());

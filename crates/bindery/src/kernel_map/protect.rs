@@ -18,7 +18,7 @@ use core::sync::atomic::Ordering;
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Kind, Permissions};
 use crate::frame::meta;
-use crate::platform::{Platform, Tables, Wait};
+use crate::platform::{Platform, Tables};
 use crate::stats::Counts;
 use crate::table::TablePool;
 
@@ -107,16 +107,18 @@ impl<P: Platform> KernelMap<'_, P> {
         if permissions.is_empty() || permissions.contains(Permissions::USER) {
             return Err(KernelMapError::BadPermissions);
         }
-        let claim = self.claim(range.start(), |area| {
-            check_executable(permissions, area.memory)?;
-            let inside = area.range().covers(range);
-            let crosses = || KernelMapError::CrossesArea { area: area.describe() };
-            inside.then_some(()).ok_or_else(crosses)
-        })?;
-        let change = Change { range, permissions: Some(permissions) };
-        let result = self.change(self.area(claim.0), &change);
-        self.release(claim);
-        result
+        self.memory.outermost(|| {
+            let claim = self.claim(range.start(), |area| {
+                check_executable(permissions, area.memory)?;
+                let inside = area.range().covers(range);
+                let crosses = || KernelMapError::CrossesArea { area: area.describe() };
+                inside.then_some(()).ok_or_else(crosses)
+            })?;
+            let change = Change { range, permissions: Some(permissions) };
+            let result = self.change(self.area(claim.0), &change);
+            self.release(claim);
+            result
+        })
     }
 
     /// Sees to it that no piece of a claimed area lies across `at`.
@@ -135,7 +137,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let needed = self.tables_for(change, &mut counts);
         let pool = TablePool::fill(self.memory, needed).or_else(|_| {
             // What was freed may wait for a purge.
-            self.purge();
+            self.purge_freed();
             TablePool::fill(self.memory, needed)
         });
         let mut pool = pool.map_err(|_| KernelMapError::OutOfMemory)?;
@@ -327,7 +329,7 @@ impl<P: Platform> KernelMap<'_, P> {
             if let Some(pausing) = self.pausing.try_lock() {
                 break pausing;
             }
-            self.memory.platform.relax(Wait::Short);
+            self.memory.platform.relax();
         };
         let indices = stretch.from..stretch.until;
         let new = |index| self.new_entry(stretch, index, change, cuts);

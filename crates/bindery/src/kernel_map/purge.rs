@@ -1,15 +1,16 @@
-//! Freed areas become free: unhook, flush once, give the addresses back, wait, free. The module's
-//! text says why in this order.
+//! Freed areas become free: unhook, flush once, give the addresses back, free. The module's text says
+//! why in this order.
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Kind};
+use crate::deferred::{Batch as Unlinked, Chain, Tables as DetachedTables};
 use crate::platform::{Platform, Tables};
 use crate::space::index::Indexed;
 use crate::stats::Counts;
-use crate::table::{free_table, link};
+use crate::table::link;
 
 use super::area::{Area, State};
 use super::hooks::{self, Purge};
@@ -18,15 +19,14 @@ use super::{KernelMap, meta};
 
 /// What a purge works on.
 pub(super) struct Batch {
-    /// Its areas, linked: the first and the last.
+    /// The first of its areas, which are linked.
     first: NonNull<Area>,
-    last: NonNull<Area>,
     /// What the TLBs have to forget. The first round has all areas of all rounds: one of them may
     /// have owned frames that TLBs know by the addresses of another, which it left for its own.
     hull: Option<VirtRange>,
-    /// Tables that were unhooked, linked through their metadata, each with what hangs below it: the
-    /// first and the last.
-    unhooked: Option<(Frame, Frame)>,
+    /// The first of the tables that were unhooked, linked through their metadata, each with what hangs
+    /// below it.
+    unhooked: Option<Frame>,
 }
 
 /// Areas that are purged together: as many as may be looked at under a spin lock. A table that stands
@@ -37,9 +37,10 @@ const CHUNK: usize = 32;
 
 impl<P: Platform> KernelMap<'_, P> {
     /// Makes what was freed free again: every TLB forgets it, once for all areas (and again for
-    /// each further 128 of them if tables are unhooked there); addresses, frames and tables can be
+    /// each further 128 of them if tables are unhooked there); addresses and frames can be
     /// used from then on. When it returns, this is true of everything that was
-    /// freed before the call.
+    /// freed before the call. Tables and records of areas follow when no reader is left
+    /// ([`crate::Memory::deferred`]).
     ///
     /// The map does so itself when much waits, or when memory or addresses run out for itself. An
     /// embedder that is short of memory for something else calls it, or [`KernelMap::vunmap`]
@@ -48,6 +49,12 @@ impl<P: Platform> KernelMap<'_, P> {
     /// May sleep; never called in a read section. Complexity: linear in the freed areas, times the
     /// logarithm of all areas.
     pub fn purge(&self) {
+        self.purge_freed();
+        self.memory.free_some();
+    }
+
+    /// As [`KernelMap::purge`], for a caller with an area claimed: it waits for no reader.
+    pub(super) fn purge_freed(&self) {
         let _purging = self.purging.lock();
         self.purge_now();
     }
@@ -106,16 +113,16 @@ impl<P: Platform> KernelMap<'_, P> {
         freed.detached = self.area(last).next();
         self.area(last).set_next(None);
         let hull = freed.detached_hull.take();
-        let mut batch = Batch { first, last, hull, unhooked: None };
+        let mut batch = Batch { first, hull, unhooked: None };
         self.for_each_in(first, |node| self.area(node).set_state(State::Purging));
-        let mut unhooked: Option<(Frame, Frame)> = None;
+        let mut unhooked: Option<Frame> = None;
         self.for_each_in(first, |node| {
             if self.area(node).state() == State::Purging {
                 let (own, free) = self.survey(node);
                 hooks::unhook(self, own, free, counts, |table| {
-                    let next = unhooked.map_or(meta::NONE, |(first, _)| first.0);
+                    let next = unhooked.map_or(meta::NONE, |first| first.0);
                     self.memory.frames.meta(table).next.store(next, Ordering::Relaxed);
-                    unhooked = Some((table, unhooked.map_or(table, |(_, last)| last)));
+                    unhooked = Some(table);
                 });
             }
         });
@@ -169,35 +176,40 @@ impl<P: Platform> KernelMap<'_, P> {
         (own, VirtRange::raw(low, high))
     }
 
-    /// Frees everything that a purge has taken, after flush and grace period.
+    /// Frees everything that a purge has taken, after the flush: the frames now, what readers may know
+    /// when they have left.
     fn free_batch(&self, batch: &Batch, counts: &mut Counts) {
         let memory = self.memory;
-        let mut next = batch.unhooked.map(|(first, _)| first);
+        let (mut tables, mut areas) = (DetachedTables::default(), Chain::default());
+        let mut next = batch.unhooked;
         while let Some(table) = next {
             let meta = memory.frames.meta(table);
             next = link(meta.next.load(Ordering::Relaxed));
-            self.free_below(table, crate::table::level_of(meta), counts);
+            self.gather_below(table, crate::table::level_of(meta), &mut tables);
         }
+        counts.tables_freed += u64::from(tables.count());
         self.for_each_in(batch.first, |node| {
             self.area(node).blocks.free(memory);
-            // SAFETY: 1. It came from this slab. 2. It is in no list any more but this batch's, whose
-            // next link was read before, and the grace period is over.
-            unsafe { memory.kernel_areas.free(&memory.frames, &memory.platform, node) };
+            // SAFETY: 1. The slab gets it back when it leaves the chain. 2. It is in no list any more but
+            // this batch's, whose next link was read before.
+            unsafe { areas.push(node) };
         });
+        memory.free_after_readers(Unlinked { tables, areas, ..Unlinked::default() });
     }
 
-    /// Frees a table and those below it. Their leaves were cleared by those who owned them.
-    fn free_below(&self, table: Frame, level: u8, counts: &mut Counts) {
+    /// Gathers an unhooked table and those below it. Their leaves were cleared by those who owned
+    /// them. Readers may still be there.
+    fn gather_below(&self, table: Frame, level: u8, tables: &mut DetachedTables) {
         if level > 1 {
             for slot in self.memory.slots(table) {
                 let entry = Entry(slot.load(Ordering::Relaxed));
                 if arch::kind::<P::Arch>(entry, level) == Kind::Table {
                     // As deep as there are levels.
-                    self.free_below(P::Arch::frame(entry), level - 1, counts);
+                    self.gather_below(P::Arch::frame(entry), level - 1, tables);
                 }
             }
         }
-        free_table(self.memory, table, counts);
+        tables.push(&self.memory.frames, table);
     }
 
     /// Empties the map: all areas go, whoever has them. For its drop.
@@ -215,7 +227,7 @@ impl<P: Platform> KernelMap<'_, P> {
                     self.put_off(super::area::Claim(node));
                 }
             }
-            self.purge();
+            self.purge_freed();
         }
         self.stats.add(&counts);
         debug_assert!(self.window.is_empty() || self.index.len() == 0);
@@ -282,30 +294,14 @@ impl<P: Platform> Purge for KernelMap<'_, P> {
                 let Some(node) = next else { break };
                 next = self.area(node).next();
                 // SAFETY: 1. The lock is held. 2. The area is in the index, since a purge takes it
-                // out once, and no two areas have the same start. 3. It is freed by this purge,
-                // after the grace period.
+                // out once, and no two areas have the same start. 3. It is freed after a
+                // grace period (`free_batch`).
                 unsafe { self.index.remove(node) };
             }
         }
     }
 
-    fn join(&self, done: Batch, batch: Batch) -> Batch {
-        self.area(done.last).set_next(Some(batch.first));
-        let unhooked = match (done.unhooked, batch.unhooked) {
-            (Some((first, last)), Some((next, end))) => {
-                self.memory.frames.meta(last).next.store(next.0, Ordering::Relaxed);
-                Some((first, end))
-            }
-            (done, batch) => done.or(batch),
-        };
-        Batch { first: done.first, last: batch.last, hull: None, unhooked }
-    }
-
-    fn wait_for_readers(&self) {
-        self.memory.platform.synchronize();
-    }
-
-    fn free(&self, batch: Batch, counts: &mut Counts) {
+    fn free_after_readers(&self, batch: Batch, counts: &mut Counts) {
         self.free_batch(&batch, counts);
     }
 }

@@ -39,6 +39,15 @@ impl<P: Platform> KernelMap<'_, P> {
         size: u64,
         options: &VmallocOptions,
     ) -> Result<VirtAddr, KernelMapError> {
+        self.memory.outermost(|| self.vrealloc_once(start, size, options))
+    }
+
+    fn vrealloc_once(
+        &self,
+        start: VirtAddr,
+        size: u64,
+        options: &VmallocOptions,
+    ) -> Result<VirtAddr, KernelMapError> {
         let (pages, _) = self.check_vmalloc(size, options)?;
         let claim = self.claim_start(start, AreaKind::Vmalloc)?;
         let old = self.area(claim.0).pages();
@@ -79,7 +88,7 @@ impl<P: Platform> KernelMap<'_, P> {
         self.cut(claim, cut)?;
         // If the area came here from another place, TLBs may know its frames by the old addresses
         // until a purge.
-        self.purge();
+        self.purge_freed();
         self.drop_tail(area, pages, Holes::None);
         Ok(())
     }
@@ -107,9 +116,10 @@ impl<P: Platform> KernelMap<'_, P> {
         let (memory, area) = (self.memory, self.area(claim.0));
         // What gives the addresses back if the memory runs out.
         let make = || Area::new(area.kind, area.pieces, area.pauses, area.memory);
-        let allocate = || memory.kernel_areas.allocate(&memory.frames, &memory.platform, make());
+        let areas = &memory.kernel_areas;
+        let allocate = || areas.allocate_with(&memory.frames, &memory.platform, make);
         let spare = allocate().or_else(|| {
-            self.purge();
+            self.purge_freed();
             allocate()
         });
         let spare = spare.ok_or(KernelMapError::OutOfMemory)?;
@@ -119,7 +129,7 @@ impl<P: Platform> KernelMap<'_, P> {
         if matches!(grown, Some(Err(_))) && area.end() > end {
             self.put_off_rest(claim, end, spare);
             // Memory is short, and tables wait there.
-            self.purge();
+            self.purge_freed();
         } else {
             // SAFETY: it came from this slab, and nobody has seen it.
             unsafe { memory.kernel_areas.free(&memory.frames, &memory.platform, spare) };

@@ -11,6 +11,9 @@ use super::request::{AreaKind, Content, Pieces, UnmapTime, VmallocOptions};
 use super::walk::{Holes, Leaves, Stop, Walk};
 use super::{KernelMap, KernelMapError};
 
+/// At least so many pages are taken before the next question whether a fatal signal waits.
+const PAGES_AT_ONCE: u64 = 512;
+
 /// Frames that follow each other, and the page of the area at which they begin.
 struct Run {
     at: u64,
@@ -31,10 +34,19 @@ impl<P: Platform> KernelMap<'_, P> {
     /// [`KernelMapError::Empty`], [`KernelMapError::TooLarge`], [`KernelMapError::BadAlignment`],
     /// [`KernelMapError::BadPermissions`]; [`KernelMapError::OutOfAddresses`] and
     /// [`KernelMapError::OutOfMemory`] after a purge did not help (the latter at once for more than
-    /// there is in all).
+    /// there is in all); [`KernelMapError::Interrupted`], asked for between blocks of frames,
+    /// after 512 pages or more.
     ///
     /// May sleep. Complexity: linear in the blocks of frames, plus one store for each entry written.
     pub fn vmalloc(&self, size: u64, options: &VmallocOptions) -> Result<VirtAddr, KernelMapError> {
+        self.memory.outermost(|| self.vmalloc_once(size, options))
+    }
+
+    fn vmalloc_once(
+        &self,
+        size: u64,
+        options: &VmallocOptions,
+    ) -> Result<VirtAddr, KernelMapError> {
         let (pages, leaves) = self.check_vmalloc(size, options)?;
         let piece = self.largest_piece(pages, &leaves) << PAGE_SHIFT;
         let make = || {
@@ -108,7 +120,14 @@ impl<P: Platform> KernelMap<'_, P> {
         let mut at = from;
         // Blocks that follow each other in memory are mapped as one.
         let mut run = Run { at, first: Frame(0), count: 0 };
+        let mut pause = at + PAGES_AT_ONCE;
         while at < until {
+            if at >= pause {
+                if memory.platform.fatal_signal() {
+                    return Err(Stop::Interrupted);
+                }
+                pause = at + PAGES_AT_ONCE;
+            }
             let mut order = (until - at).ilog2().min(u32::from(MAX_ORDER)) as u8;
             if area.pieces == Pieces::Largest && at > 0 {
                 // A large block at an address that is not aligned to it would be cut into pages.
@@ -119,7 +138,7 @@ impl<P: Platform> KernelMap<'_, P> {
             }
             let block = memory.frames.allocate_up_to(order).or_else(|| {
                 // What was freed may wait for a purge.
-                self.purge();
+                self.purge_freed();
                 memory.frames.allocate_up_to(order)
             });
             let (head, order) = block.ok_or(Stop::OutOfMemory)?;
@@ -143,7 +162,7 @@ impl<P: Platform> KernelMap<'_, P> {
     pub(super) fn abandon(&self, claim: Claim) {
         self.unmap(claim, Holes::Perhaps);
         // Memory or addresses are short.
-        self.purge();
+        self.purge_freed();
     }
 
     /// Gives memory back that came from [`KernelMap::vmalloc`] at `start` (Linux: `vfree`). Its
@@ -156,16 +175,19 @@ impl<P: Platform> KernelMap<'_, P> {
     ///
     /// May sleep. Complexity: one store for each entry.
     pub fn vfree(&self, start: VirtAddr) -> Result<(), KernelMapError> {
-        let claim = self.claim_start(start, AreaKind::Vmalloc)?;
-        self.finish_unmap(claim, UnmapTime::Later);
-        Ok(())
+        self.memory.outermost(|| {
+            let claim = self.claim_start(start, AreaKind::Vmalloc)?;
+            self.finish_unmap(claim, UnmapTime::Later);
+            Ok(())
+        })
     }
 
     /// Unmaps a claimed area, and purges if it is time.
+    #[inline]
     pub(super) fn finish_unmap(&self, claim: Claim, time: UnmapTime) {
         let waiting = self.unmap(claim, Holes::None);
         match time {
-            UnmapTime::Now => self.purge(),
+            UnmapTime::Now => self.purge_freed(),
             UnmapTime::Later if waiting > self.purge_limit() => self.purge_if_due(),
             UnmapTime::Later => {}
         }

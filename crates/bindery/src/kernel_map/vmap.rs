@@ -89,9 +89,11 @@ impl<P: Platform> KernelMap<'_, P> {
     ///
     /// May sleep. Complexity: one store for each entry.
     pub fn vunmap(&self, start: VirtAddr, time: UnmapTime) -> Result<(), KernelMapError> {
-        let claim = self.claim_start(start, AreaKind::Vmap)?;
-        self.finish_unmap(claim, time);
-        Ok(())
+        self.memory.outermost(|| {
+            let claim = self.claim_start(start, AreaKind::Vmap)?;
+            self.finish_unmap(claim, time);
+            Ok(())
+        })
     }
 
     /// Maps `size` bytes of physical addresses from `from` on, memory or not, to read and write
@@ -152,9 +154,11 @@ impl<P: Platform> KernelMap<'_, P> {
     ///
     /// May sleep. Complexity: one store for each entry.
     pub fn iounmap(&self, at: VirtAddr) -> Result<(), KernelMapError> {
-        let claim = self.claim_start(at.align_down(PAGE_SIZE), AreaKind::Ioremap)?;
-        self.finish_unmap(claim, UnmapTime::Later);
-        Ok(())
+        self.memory.outermost(|| {
+            let claim = self.claim_start(at.align_down(PAGE_SIZE), AreaKind::Ioremap)?;
+            self.finish_unmap(claim, UnmapTime::Later);
+            Ok(())
+        })
     }
 
     /// Reserves an area at the best place, else at any, and lets `map` fill it.
@@ -163,7 +167,17 @@ impl<P: Platform> KernelMap<'_, P> {
         kind: AreaKind,
         place: Placement,
         options: &VmapOptions,
-        map: impl FnOnce(&mut Walk, u64) -> Result<(), Stop>,
+        mut map: impl FnMut(&mut Walk, u64) -> Result<(), Stop>,
+    ) -> Result<VirtAddr, KernelMapError> {
+        self.memory.outermost(|| self.map_at_once(kind, place, options, &mut map))
+    }
+
+    fn map_at_once(
+        &self,
+        kind: AreaKind,
+        place: Placement,
+        options: &VmapOptions,
+        map: &mut impl FnMut(&mut Walk, u64) -> Result<(), Stop>,
     ) -> Result<VirtAddr, KernelMapError> {
         let make = || Area::new(kind, options.pieces, options.pauses, options.memory);
         let claim = self.reserve_at_best(place, PAGE_SIZE, make)?;

@@ -79,6 +79,8 @@ pub(super) enum Stop {
     OutOfMemory,
     /// Something stands at the address.
     Occupied(u64),
+    /// A fatal signal waits.
+    Interrupted,
 }
 
 impl From<Stop> for KernelMapError {
@@ -86,6 +88,7 @@ impl From<Stop> for KernelMapError {
         match stop {
             Stop::OutOfMemory => Self::OutOfMemory,
             Stop::Occupied(at) => Self::Occupied(VirtAddr(at)),
+            Stop::Interrupted => Self::Interrupted,
         }
     }
 }

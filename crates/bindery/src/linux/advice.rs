@@ -86,15 +86,12 @@ pub(super) fn process_madvise<'m, P: Platform>(
         left |= length > 0;
     }
     let target = process.process(pidfd as i32).ok_or(Errno::EBADF)?;
-    let advice = advice(number as i32);
+    // As Linux 7.2: also where there is nothing to say it of.
+    let advice = advice(number as i32).ok_or(Errno::EINVAL)?;
     let own = core::ptr::eq(target, process.space());
-    if !own && !advice.is_some_and(is_for_others) {
+    if !own && !is_for_others(advice) {
         return Err(Errno::EINVAL);
     }
-    // As Linux: of nothing, everything may be said.
-    let Some(advice) = advice else {
-        return if left { Err(Errno::EINVAL) } else { Ok(0) };
-    };
     if left && skewed {
         // As Linux, which looks at the first range even if there is nothing in it.
         return Err(Errno::EINVAL);

@@ -1,4 +1,4 @@
-//! `mmap`, `munmap`, `mremap`, `mprotect`, `mseal`.
+//! `mmap`, `munmap`, `mremap`, `mseal`.
 
 use linux_raw_sys::general as raw;
 
@@ -6,10 +6,10 @@ use crate::addr::{PAGE_SIZE, VirtAddr};
 use crate::error::{Errno, Verb};
 use crate::platform::Platform;
 use crate::space::{
-    AddressSpace, MapFlags, MapObject, MapRequest, Place, ProtectFrom, Protection, Remap, Sharing,
+    AddressSpace, FileAccess, MapFlags, MapObject, MapRequest, Place, Protection, Remap, Sharing,
 };
 
-use super::{Outcome, Process, errno};
+use super::{OpenFile, Outcome, Process, errno};
 
 /// The kinds of mapping, which stand in the low bits of the flags.
 const MAP_TYPE: u32 = 0xf;
@@ -38,7 +38,15 @@ const LEGACY_FLAGS: u32 = MAP_TYPE & raw::MAP_SHARED_VALIDATE
 const MAP_32BIT: u32 = 0x40;
 const MAP_ABOVE4G: u32 = 0x80;
 
-fn protection(bits: u64) -> Protection {
+/// What is mapped.
+enum Source<'m, P: Platform> {
+    Anonymous,
+    /// `/dev/zero`.
+    Zeroes(FileAccess),
+    File(OpenFile<'m, P>),
+}
+
+pub(super) fn protection(bits: u64) -> Protection {
     Protection::from_bits_truncate(bits as u8)
 }
 
@@ -51,11 +59,15 @@ pub(super) fn mmap<'m, P: Platform>(
     }
     let flags = flags as u32;
     let has = |flag: u32| flags & flag != 0;
-    let file = if has(raw::MAP_ANONYMOUS) {
-        None
+    let descriptor = descriptor as i32;
+    let source = if has(raw::MAP_ANONYMOUS) {
+        Source::Anonymous
+    } else if let Some(access) = process.zeroes(descriptor) {
+        Source::Zeroes(access)
     } else {
-        Some(process.file(descriptor as i32).ok_or(Errno::EBADF)?)
+        Source::File(process.file(descriptor).ok_or(Errno::EBADF)?)
     };
+    let is_file = !matches!(source, Source::Anonymous);
     if has(raw::MAP_HUGETLB) {
         // There is no pool of huge pages.
         return Err(Errno::EINVAL);
@@ -86,24 +98,25 @@ pub(super) fn mmap<'m, P: Platform>(
     match kind {
         raw::MAP_PRIVATE => {}
         raw::MAP_SHARED => request.sharing = Sharing::Shared,
-        raw::MAP_SHARED_VALIDATE if file.is_some() && flags & !LEGACY_FLAGS != 0 => {
+        raw::MAP_SHARED_VALIDATE if is_file && flags & !LEGACY_FLAGS != 0 => {
             // As Linux, which looks for a place first.
             space.check_place(&request).map_err(errno(Verb::Mmap))?;
             let beyond = offset.saturating_add(length) > i64::MAX as u64;
             return Err(if beyond { Errno::EOVERFLOW } else { Errno::EOPNOTSUPP });
         }
-        raw::MAP_SHARED_VALIDATE if file.is_some() => request.sharing = Sharing::Shared,
-        raw::MAP_DROPPABLE if file.is_none() => request.flags |= MapFlags::DROPPABLE,
+        raw::MAP_SHARED_VALIDATE if is_file => request.sharing = Sharing::Shared,
+        raw::MAP_DROPPABLE if !is_file => request.flags |= MapFlags::DROPPABLE,
         _ => {
             // As Linux, which looks for a place first.
             space.check_place(&request).map_err(errno(Verb::Mmap))?;
             let beyond = offset.saturating_add(length) > i64::MAX as u64;
-            return Err(if file.is_some() && beyond { Errno::EOVERFLOW } else { Errno::EINVAL });
+            return Err(if is_file && beyond { Errno::EOVERFLOW } else { Errno::EINVAL });
         }
     }
-    let mapped = match &file {
-        None => space.mmap(&request),
-        Some(file) => {
+    let mapped = match &source {
+        Source::Anonymous => space.mmap(&request),
+        Source::Zeroes(access) => space.mmap_zeroes(&request, offset, *access),
+        Source::File(file) => {
             let source = MapObject { object: &file.object, offset, access: file.access };
             space.mmap_object(&request, &source)
         }
@@ -136,36 +149,6 @@ pub(super) fn mremap<P: Platform>(
     };
     let moved = space.mremap(VirtAddr(old), old_length, length, remap);
     moved.map(|at| at.0).map_err(errno(Verb::Mremap))
-}
-
-pub(super) fn mprotect<P: Platform>(
-    space: &AddressSpace<'_, P>,
-    addr: u64,
-    length: u64,
-    bits: u64,
-) -> Outcome {
-    let (down, up) = (u64::from(raw::PROT_GROWSDOWN), u64::from(raw::PROT_GROWSUP));
-    if bits & down != 0 && bits & up != 0 {
-        return Err(Errno::EINVAL);
-    }
-    let known = raw::PROT_READ | raw::PROT_WRITE | raw::PROT_EXEC | raw::PROT_SEM;
-    if bits & !(down | up) & !u64::from(known) != 0 {
-        // As Linux, which looks at the range first.
-        let aligned = addr.is_multiple_of(PAGE_SIZE);
-        let end = length.checked_next_multiple_of(PAGE_SIZE).and_then(|n| addr.checked_add(n));
-        return match end {
-            _ if aligned && length == 0 => Ok(0),
-            None if aligned => Err(Errno::ENOMEM),
-            _ => Err(Errno::EINVAL),
-        };
-    }
-    let from = match (bits & down != 0, bits & up != 0) {
-        (true, _) => ProtectFrom::GrowingStart,
-        (_, true) => ProtectFrom::GrowingEnd,
-        _ => ProtectFrom::Address,
-    };
-    let done = space.mprotect_from(VirtAddr(addr), length, protection(bits), from);
-    done.map(|()| 0).map_err(errno(Verb::Mprotect))
 }
 
 pub(super) fn mseal<P: Platform>(

@@ -16,10 +16,12 @@
 //! | file | what |
 //! |---|---|
 //! | `number` | [`Call`] and its numbers |
-//! | `map` | `mmap`, `munmap`, `mremap`, `mprotect`, `brk`, `mseal` |
+//! | `map` | `mmap`, `munmap`, `mremap`, `brk`, `mseal` |
+//! | `protect` | `mprotect` and protection keys |
 //! | `advice` | `madvise`, `process_madvise` |
 //! | `lock` | `mlock` and its kin, `mincore`, `msync` |
 //! | `file` | what programs do to shared memory by descriptor |
+//! | `prctl` | `prctl`: the options about memory |
 //! | `proc` | what `/proc/self` shows |
 
 mod advice;
@@ -27,9 +29,12 @@ mod file;
 mod lock;
 mod map;
 mod number;
+mod prctl;
 pub mod proc;
+mod protect;
 
 use crate::addr::VirtAddr;
+use crate::arch::ProtectionKey;
 use crate::error::{Errno, Error, Verb};
 use crate::object::Object;
 use crate::platform::Platform;
@@ -37,6 +42,7 @@ use crate::space::{AddressSpace, FileAccess};
 
 pub use file::{add_seals, fallocate, ftruncate, get_seals, memfd_create, pread, pwrite};
 pub use number::{Call, Numbers};
+pub use prctl::prctl;
 
 /// An open file that can be mapped.
 #[derive(Debug)]
@@ -63,8 +69,19 @@ pub trait Process<'m, P: Platform> {
     /// mapped is the kernel's own business: it refuses (`ENODEV`) before it calls.
     fn file(&self, descriptor: i32) -> Option<OpenFile<'m, P>>;
 
+    /// How `/dev/zero` was opened, if the descriptor is one of it. Asked before
+    /// [`Process::file`]; by default no descriptor is.
+    fn zeroes(&self, _descriptor: i32) -> Option<FileAccess> {
+        None
+    }
+
     /// The memory of the process behind a pidfd; `None` where there is none.
     fn process(&self, descriptor: i32) -> Option<&AddressSpace<'m, P>>;
+
+    /// Gives the calling thread its rights to a key that was allocated for it: `forbidden` is the two
+    /// bits of [`KeyRights`](crate::arch::KeyRights). Only asked where
+    /// [`Platform::protection_keys`] says that there are keys.
+    fn set_key_rights(&self, _key: ProtectionKey, _forbidden: u32) {}
 }
 
 /// What a call returns: a value, or the errno.
@@ -85,7 +102,10 @@ pub fn call<'m, P: Platform>(
         Call::Mmap => map::mmap(process, arguments),
         Call::Munmap => map::munmap(space, a, b),
         Call::Mremap => map::mremap(space, arguments),
-        Call::Mprotect => map::mprotect(space, a, b, c),
+        Call::Mprotect => protect::mprotect(space, [a, b, c], protect::NO_KEY),
+        Call::PkeyMprotect => protect::mprotect(space, [a, b, c], arguments[3] as i32),
+        Call::PkeyAlloc => protect::pkey_alloc(process, a, b),
+        Call::PkeyFree => protect::pkey_free(space, a as i32),
         Call::Brk => Ok(space.set_break(VirtAddr(a)).0),
         Call::Mseal => map::mseal(space, a, b, c),
         Call::Madvise => advice::madvise(space, a, b, c as i32),

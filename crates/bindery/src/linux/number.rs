@@ -93,6 +93,12 @@ calls! {
     Munlockall = "munlockall", 152, 231;
     /// `mlock2(2)`.
     Mlock2 = "mlock2", 325, 284;
+    /// `pkey_mprotect(2)`.
+    PkeyMprotect = "pkey_mprotect", 329, 288;
+    /// `pkey_alloc(2)`.
+    PkeyAlloc = "pkey_alloc", 330, 289;
+    /// `pkey_free(2)`.
+    PkeyFree = "pkey_free", 331, 290;
     /// `process_madvise(2)`.
     ProcessMadvise = "process_madvise", 440, 440;
     /// `mseal(2)`.
@@ -131,6 +137,9 @@ mod tests {
             (Call::Mlockall, host::__NR_mlockall),
             (Call::Munlockall, host::__NR_munlockall),
             (Call::Mlock2, host::__NR_mlock2),
+            (Call::PkeyMprotect, host::__NR_pkey_mprotect),
+            (Call::PkeyAlloc, host::__NR_pkey_alloc),
+            (Call::PkeyFree, host::__NR_pkey_free),
             (Call::ProcessMadvise, host::__NR_process_madvise),
             (Call::Mseal, host::__NR_mseal),
         ];

@@ -1,18 +1,19 @@
 //! Many folios of an object become one large one (Linux: `collapse_file`).
 
-use core::ptr::NonNull;
-
 use crate::Memory;
 use crate::arch;
 use crate::error::Error;
+use crate::events::RareEvents;
 use crate::frame::{Folio, MAX_FOLIO_ORDER, Owner};
 use crate::platform::Platform;
 
-use super::ObjectState;
-use super::fetch::{Wanted, obtain};
+use super::awaited::Stop;
+use super::fetch::{Wanted, demand};
+use super::in_flight::Reads;
 use super::mappings::{self, Copies};
 use super::pages;
 use super::state::Accounting;
+use super::{Object, ObjectState};
 
 /// Puts the pages that a huge leaf maps, from `first` on, into one folio; those that are not in
 /// memory are brought in. They are unmapped everywhere, and come back large with the next touch.
@@ -20,34 +21,31 @@ use super::state::Accounting;
 ///
 /// # Errors
 /// [`Error::Invalid`] where the pages do not begin at a multiple of their number, or reach over the
-/// object's end; [`Error::TryAgain`] where one is pinned; [`Error::OutOfMemory`],
+/// object's end, or where shared memory has none of them; [`Error::TryAgain`] where one is pinned; [`Error::OutOfMemory`],
 /// [`Error::NoSpace`], and for a file what the pager says. The pages stay as they are then.
-pub(crate) fn collapse<P: Platform>(
-    memory: &Memory<P>,
-    object: &ObjectState,
-    first: u64,
-) -> Result<(), Error> {
-    let platform = &memory.platform;
+pub(crate) fn collapse<P: Platform>(handle: &Object<'_, P>, first: u64) -> Result<(), Error> {
+    let (memory, object) = (handle.memory, handle.state());
     let order = arch::order_of_level::<P::Arch>(2).min(MAX_FOLIO_ORDER);
     let end = first.saturating_add(1 << order);
-    object.changes.alone(platform, || {
+    // Others' fetches may go on: with the changes held, all pages are there.
+    handle.change_pages((first, end), Reads::Stay, || {
         if !first.is_multiple_of(1 << order) || end > object.size_in_pages() {
-            return Err(Error::Invalid);
+            return Err(Error::Invalid.into());
         }
         if object.is_file() {
-            // What the storage has comes before anybody is kept out.
+            // What the storage has comes before anybody is kept out. Nobody drops it again: the
+            // changes are held.
             for page in first..end {
                 let ahead = end - page;
-                obtain(memory, object, page, &Wanted { ahead, ..Wanted::one(0, end) })?;
+                demand(memory, object, page, &Wanted { ahead, ..Wanted::one(0, end) })?;
             }
         }
-        object.saving.alone(platform, || {
-            object.gate.alone(platform, || collapse_alone(memory, object, first, order))
-        })
+        let collapse = || collapse_alone(memory, object, first, order);
+        object.gate.alone(&memory.platform, collapse).map_err(Stop::from)
     })
 }
 
-/// All locks of the object are held.
+/// The changes are held, and the gate is passed alone; the pager has none of the pages.
 fn collapse_alone<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -61,8 +59,12 @@ fn collapse_alone<P: Platform>(
     if run == count && folio.is_some_and(|folio| folio.order == order) {
         return Ok(());
     }
+    if found.is_none() && run == count && !object.is_file() {
+        return Err(Error::Invalid);
+    }
     memory.may_wait();
     let folio = frames.new_folio(order).ok_or(Error::OutOfMemory)?;
+    RareEvents::note(&memory.rare.huge_collapses);
     let missing = count - present(memory, object, first, first + count);
     let promised = if object.accounting() == Accounting::PerPage { missing } else { 0 };
     let ready = object.promise(memory, promised).map_err(|_| Error::NoSpace).and_then(|()| {
@@ -105,7 +107,7 @@ fn present<P: Platform>(memory: &Memory<P>, object: &ObjectState, first: u64, en
 fn replace<P: Platform>(memory: &Memory<P>, object: &ObjectState, first: u64, folio: Folio) {
     let (frames, platform) = (&memory.frames, &memory.platform);
     let end = first + u64::from(folio.pages());
-    frames.set_fresh_owner(folio, Owner::Object(NonNull::from(object)), first);
+    frames.set_fresh_owner(folio, Owner::of_object(object), first);
     frames.clear_exclusive(folio, 0, folio.pages());
     // All at once: only a folio that is frozen or fresh may be found with less than the index names.
     frames.publish(folio, folio.pages());

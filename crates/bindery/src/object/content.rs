@@ -3,10 +3,13 @@
 use crate::Memory;
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE};
 use crate::error::Error;
+use crate::interrupt;
 use crate::platform::Platform;
 use crate::space::MappingFlags;
 
-use super::fetch::{Wanted, obtain};
+use super::awaited::Stop;
+use super::fetch::{Wanted, demand, obtain};
+use super::in_flight::Reads;
 use super::seals::Seals;
 use super::state::pages_of;
 use super::{MAX_SIZE, Object, ObjectState, pages};
@@ -23,11 +26,16 @@ impl<P: Platform> Object<'_, P> {
     ///
     /// # Errors
     /// [`Error::Invalid`] where offset or end do not fit in 63 bits, as in `pread(2)`; for a file,
-    /// what the pager says of the first page, and [`Error::OutOfMemory`].
+    /// what the pager says of the first page, and [`Error::OutOfMemory`]; [`Error::Interrupted`] where
+    /// a fatal signal waits before anything was read.
     ///
     /// Complexity: in the bytes, and the height of the index for each run of pages.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<usize, Error> {
         check_position(offset, into.len())?;
+        self.memory.retry(|| self.read_pieces(offset, into))
+    }
+
+    fn read_pieces(&self, offset: u64, into: &mut [u8]) -> Result<usize, Error> {
         let mut done = 0;
         while done < into.len() {
             match self.read_piece(offset + done as u64, &mut into[done..]) {
@@ -43,6 +51,19 @@ impl<P: Platform> Object<'_, P> {
 
     /// Reads what stands in one run of pages; 0 at or behind the end.
     fn read_piece(&self, at: u64, into: &mut [u8]) -> Result<usize, Error> {
+        interrupt::check(&self.memory.platform)?;
+        let mut _kept = None;
+        loop {
+            match self.read_present(at, into) {
+                Ok(count) => return Ok(count),
+                Err(Stop::Error(error)) => return Err(error),
+                Err(Stop::Await(awaited)) => _kept = awaited.wait(self)?,
+            }
+        }
+    }
+
+    /// As [`Object::read_piece`], if it is in memory.
+    fn read_present(&self, at: u64, into: &mut [u8]) -> Result<usize, Stop> {
         let (memory, object) = (self.memory, self.state());
         let platform = &memory.platform;
         object.gate.together(platform, || {
@@ -72,14 +93,16 @@ impl<P: Platform> Object<'_, P> {
     /// Writes at `offset`, in bytes, and returns how much was written. The object grows where that
     /// reaches over its end. May sleep. `from` is the caller's own memory, not that of a program.
     ///
-    /// Less is written than asked for where something is in the way of the rest: no memory, the
-    /// pager, or [`Seals::GROW`], which lets through what fits into the object, in whole pages from
+    /// Less is written than asked for where something is in the way of the rest: no memory, a fatal
+    /// signal, the pager, or [`Seals::GROW`], which lets through what fits into the object, in whole pages from
     /// the first page boundary on.
     ///
     /// # Errors
     /// Where nothing was written: [`Error::Invalid`] where offset or end do not fit in 63 bits, as
     /// in `pwrite(2)`; [`Error::SealForbids`]; [`Error::OutOfMemory`]; [`Error::Overcommitted`] and
-    /// [`Error::NoSpace`] where no more may be promised; for a file, what the pager says.
+    /// [`Error::NoSpace`] where no more may be promised, where its [`crate::Quota`] is used up, or
+    /// where no more frames are free than are kept for faults ([`Memory::set_fault_reserve`]); for a
+    /// file, what the pager says; [`Error::Interrupted`] where a fatal signal waits.
     ///
     /// Complexity: in the bytes, and the height of the index for each run of pages.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<usize, Error> {
@@ -87,48 +110,72 @@ impl<P: Platform> Object<'_, P> {
         if from.is_empty() {
             return Ok(0);
         }
-        let (memory, object) = (self.memory, self.state());
-        object.changes.alone(&memory.platform, || {
-            object.seals.forbid_writing()?;
-            let from = within_seal(object, offset, from)?;
-            let end = offset + from.len() as u64;
-            let grows = end > object.size();
-            if grows {
-                object.before_growth(memory, end)?;
-            }
-            let written = self.write_pieces(offset, from);
-            if grows {
-                object.after_growth(memory, end);
-            }
-            written
-        })
+        // Where it fails, nothing was written.
+        self.memory.retry(|| self.write_once(offset, from))
     }
 
-    fn write_pieces(&self, offset: u64, from: &[u8]) -> Result<usize, Error> {
+    fn write_once(&self, offset: u64, from: &[u8]) -> Result<usize, Error> {
+        let range = (offset >> PAGE_SHIFT, pages_of(offset + from.len() as u64));
         let mut done = 0;
-        while done < from.len() {
-            match self.write_piece(offset + done as u64, &from[done..]) {
-                Ok(count) => done += count,
-                Err(_) if done > 0 => break,
-                Err(error) => return Err(error),
-            }
+        // What is fetched by others meanwhile is as good as before: where we write, the index has a page.
+        let written =
+            self.change_pages(range, Reads::Stay, || self.write_locked(offset, from, &mut done));
+        match written {
+            Err(error) if done == 0 => Err(error),
+            _ => Ok(done),
         }
-        Ok(done)
+    }
+
+    /// Writes what is not `done`, and counts that on. The changes are held, and given back only while
+    /// nothing is written yet: what the pager has of the first and the last page is fetched before the
+    /// first byte is written, and all pages between are overwritten. So other writers see all of a
+    /// write or nothing.
+    fn write_locked(&self, offset: u64, from: &[u8], done: &mut usize) -> Result<(), Stop> {
+        let (memory, object) = (self.memory, self.state());
+        object.seals.forbid_writing()?;
+        let from = within_seal(object, offset, from)?;
+        let end = offset + from.len() as u64;
+        for page in [offset >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT] {
+            demand(memory, object, page, &self.wanted_to_write(offset, from))?;
+        }
+        let grows = end > object.size();
+        if grows {
+            object.before_growth(memory, end)?;
+        }
+        let written = self.write_pieces(offset, from, done);
+        if grows {
+            object.after_growth(memory, end);
+        }
+        written
+    }
+
+    fn write_pieces(&self, offset: u64, from: &[u8], done: &mut usize) -> Result<(), Stop> {
+        while *done < from.len() {
+            interrupt::check(&self.memory.platform)?;
+            *done += self.write_piece(offset + *done as u64, &from[*done..])?;
+        }
+        Ok(())
+    }
+
+    /// How pages come that `from` is to be written to.
+    fn wanted_to_write<'a>(&self, at: u64, from: &'a [u8]) -> Wanted<'a> {
+        let object = self.state();
+        let orders = object.orders(self.memory, MappingFlags::empty());
+        let end = object.size_in_pages().max(pages_of(at + from.len() as u64));
+        let reserve = self.memory.fault_reserve();
+        Wanted { bytes: (at, from), reserve, ..Wanted::one(orders, end) }
     }
 
     /// Writes what goes into one run of pages, at least one byte.
-    fn write_piece(&self, at: u64, from: &[u8]) -> Result<usize, Error> {
+    fn write_piece(&self, at: u64, from: &[u8]) -> Result<usize, Stop> {
         let (memory, object) = (self.memory, self.state());
         object.gate.together(&memory.platform, || {
             let left = (from.len() as u64).min(PIECE);
             let (page, inside) = (at >> PAGE_SHIFT, at % PAGE_SIZE);
             let wanted = pages_of(inside + left);
-            let orders = object.orders(memory, MappingFlags::empty());
-            let end = object.size_in_pages().max(pages_of(at + from.len() as u64));
-            let one = Wanted::one(orders, end);
-            let first = obtain(memory, object, page, &Wanted { bytes: (at, from), ..one })?;
+            let first = obtain(memory, object, page, &self.wanted_to_write(at, from))?;
             let (_, count) = pages::run_at(memory, object, page, wanted);
-            pages::mark_dirty(memory, object, page, count);
+            pages::mark_dirty(memory, object, page, count)?;
             let length = (count * PAGE_SIZE - inside).min(left) as usize;
             bytes::write(&memory.platform, first, inside as usize, &from[..length]);
             let behind = at + length as u64;

@@ -19,8 +19,8 @@ pub enum ObjectDamage {
     Swap(u64, u64),
     /// The page is dropped, though it may be mapped.
     Drop(u64),
-    /// So many pages are being saved, and never will be; none are with 0.
-    Saving(u64),
+    /// So many runs of pages are being stored, and never will be; none are with 0.
+    Saving(u32),
 }
 
 /// Damages an object. Panics where pages to be swapped are not there.
@@ -53,6 +53,6 @@ pub fn damage_object<P: Platform>(object: &Object<'_, P>, damage: ObjectDamage) 
             }
             memory.frames.release_pages(&memory.platform, folio, 1);
         }
-        ObjectDamage::Saving(pages) => state.being_saved.begin(0, pages),
+        ObjectDamage::Saving(runs) => state.pages.ends.set_writes(runs),
     }
 }

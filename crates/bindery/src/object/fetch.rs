@@ -5,11 +5,14 @@
 //!                                              '-> somebody was faster: given back
 //! ```
 //!
-//! No lock is held while the pager works but those that keep pages from being dropped (`pages`).
+//! [`obtain`] brings in a page that needs no pager at once, under the caller's locks. For a page that
+//! the pager has, it returns a [`Fetch`], which the caller serves after it has released all locks. While
+//! the pager works, a record of the read is in the object's list ([`super::in_flight`]).
+//!
 //! A folio is filled before it is put into the index, so nobody sees it half filled, and of two who
 //! bring in the same page one comes too late.
 
-use core::ptr::NonNull;
+use core::cell::Cell;
 
 use arrayvec::ArrayVec;
 
@@ -17,12 +20,15 @@ use crate::Memory;
 use crate::addr::{Frame, PAGE_SHIFT};
 use crate::bytes;
 use crate::error::Error;
-use crate::frame::{Folio, MAX_FOLIO_ORDER, Owner};
+use crate::frame::{Folio, MAX_FOLIO_ORDER, Owner, Reference};
 use crate::platform::Platform;
 
-use super::ObjectState;
-use super::index::Stretch;
-use super::state::Accounting;
+use super::awaited::{Awaited, Stop};
+use super::in_flight::{Record, Refused};
+use super::index::{PageIndex, Stretch};
+use super::state::{Accounting, pages_of};
+use super::{Object, ObjectState};
+use crate::table::OutOfMemory;
 
 /// Folios that one call of the pager fills at the most.
 const FOLIOS: usize = 32;
@@ -41,12 +47,14 @@ pub(super) struct Wanted<'a> {
     /// What will be written at which offset: a folio of which nothing else is left needs no other
     /// content before.
     pub(super) bytes: (u64, &'a [u8]),
+    /// So many frames stay free, else the page is refused ([`Memory::set_fault_reserve`]).
+    pub(super) reserve: u64,
 }
 
 impl Wanted<'_> {
     /// One folio of these orders, which ends at page `end` at the latest.
     pub(super) const fn one(orders: u16, end: u64) -> Self {
-        Self { orders, end, ahead: 1, bytes: (0, &[]) }
+        Self { orders, end, ahead: 1, bytes: (0, &[]), reserve: 0 }
     }
 
     /// Whether all of `count` pages from `first` on will be written.
@@ -55,6 +63,222 @@ impl Wanted<'_> {
         let start = (first << PAGE_SHIFT).checked_sub(offset)? as usize;
         bytes.get(start..)?.get(..(count << PAGE_SHIFT) as usize)
     }
+}
+
+/// Pages that a pager has to be asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fetch {
+    /// The one that is needed.
+    page: u64,
+    /// So many from it on will be used.
+    ahead: u64,
+    /// The orders that their folios may have.
+    orders: u16,
+    /// Folios end here at the latest, in pages.
+    end: u64,
+    /// So many frames stay free, else the page is refused.
+    reserve: u64,
+}
+
+/// The frame that holds `page`, which is brought in if it is not in memory and needs no pager.
+///
+/// # Errors
+/// [`Error::OutOfMemory`]; [`Error::NoSpace`] where no more may be promised, or the reserve would be
+/// used. What the pager has is to be awaited.
+pub(super) fn obtain<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    page: u64,
+    wanted: &Wanted<'_>,
+) -> Result<Frame, Stop> {
+    loop {
+        let found = object.pages.look(&memory.platform, |index| index.get(page));
+        if let Some(slot) = found {
+            return Ok(slot.frame);
+        }
+        let stored = stored_pages(object);
+        if page < stored && wanted.overwrites(page, 1).is_none() {
+            return Err(await_page(page, wanted));
+        }
+        make(memory, object, page, stored, wanted)?;
+        // It is there now, whoever was faster.
+    }
+}
+
+/// Makes sure that [`obtain`] of `page` will not have to wait for the pager, for as long as the page
+/// is not dropped.
+///
+/// # Errors
+/// What to wait for.
+pub(super) fn demand<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    page: u64,
+    wanted: &Wanted<'_>,
+) -> Result<(), Stop> {
+    let present = || object.pages.look(&memory.platform, |index| index.get(page).is_some());
+    if page >= stored_pages(object) || wanted.overwrites(page, 1).is_some() || present() {
+        return Ok(());
+    }
+    Err(await_page(page, wanted))
+}
+
+/// The pager has the pages below this.
+fn stored_pages(object: &ObjectState) -> u64 {
+    if object.is_file() { object.size_in_pages() } else { 0 }
+}
+
+fn await_page(page: u64, wanted: &Wanted<'_>) -> Stop {
+    let Wanted { ahead, orders, end, reserve, .. } = *wanted;
+    Stop::Await(Awaited::Pages(Fetch { page, ahead, orders, end, reserve }))
+}
+
+/// Brings in a page that was not in memory when it was looked for, in the largest folio that can be
+/// had without the pager, which has the pages below `stored`; nothing where somebody else has done
+/// so in between.
+fn make<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    page: u64,
+    stored: u64,
+    wanted: &Wanted<'_>,
+) -> Result<(), Error> {
+    let mut orders = wanted.orders & ORDERS | 1;
+    let mut failure = Error::OutOfMemory;
+    while let Some(order) = take_largest(&mut orders) {
+        let (first, count) = (page & !((1 << order) - 1), 1 << order);
+        let overwritten = wanted.overwrites(first, count);
+        let vacant = |index: &PageIndex| index.run(first, count) == Stretch::Empty(count);
+        let fits = order == 0
+            || first + count <= wanted.end && object.pages.look(&memory.platform, vacant);
+        if !fits || first < stored && overwritten.is_none() {
+            continue;
+        }
+        let made = allocate(memory, object, order, wanted.reserve).and_then(|folio| {
+            match overwritten {
+                Some(bytes) => bytes::write(&memory.platform, folio.head, 0, bytes),
+                None => memory.platform.zero(folio.head, folio.pages()),
+            }
+            add(memory, object, &Fresh { first, folio }, None)
+        });
+        match made {
+            Ok(_) => return Ok(()),
+            // A smaller one may do.
+            Err(error) => failure = error,
+        }
+    }
+    Err(failure)
+}
+
+impl Fetch {
+    /// Asks the pager. The reference keeps the folio that was fetched. `None` means that the caller looks
+    /// again: the page was there, another call fetched it, or a truncation cancelled the read. Called
+    /// without locks. May sleep.
+    ///
+    /// # Errors
+    /// What the pager says; [`Error::OutOfMemory`]; [`Error::NoSpace`].
+    pub(super) fn serve<'m, P: Platform>(
+        &self,
+        object: &Object<'m, P>,
+    ) -> Result<Option<Reference<'m, P>>, Error> {
+        let (platform, state) = (&object.memory.platform, object.state());
+        // Before there is a folio that may not be needed.
+        let busy = state.pages.keeps_from_reading(platform, self.page, self.page + 1);
+        if let Some(ticket) = busy {
+            state.pages.wait(platform, ticket);
+            return Ok(None);
+        }
+        match self.fetch(object.memory, state) {
+            // Perhaps only because of the others.
+            Err(_) if self.ahead > 1 => Self { ahead: 1, ..*self }.fetch(object.memory, state),
+            result => result,
+        }
+    }
+
+    /// Fetches the page in the largest folio that can be had.
+    fn fetch<'m, P: Platform>(
+        &self,
+        memory: &'m Memory<P>,
+        object: &ObjectState,
+    ) -> Result<Option<Reference<'m, P>>, Error> {
+        let mut orders = self.orders & ORDERS | 1;
+        let mut failure = Error::OutOfMemory;
+        while let Some(order) = take_largest(&mut orders) {
+            let first = self.page & !((1 << order) - 1);
+            if order > 0 && !fits(memory, object, first, order, self.end) {
+                continue;
+            }
+            match self.fetch_from(memory, object, first, order) {
+                Ok(kept) => return Ok(kept),
+                // A smaller one may do.
+                Err(error) => failure = error,
+            }
+        }
+        Err(failure)
+    }
+
+    /// Fetches a folio of that order from `first` on, and others behind it. Fails only where the
+    /// first cannot be had.
+    fn fetch_from<'m, P: Platform>(
+        &self,
+        memory: &'m Memory<P>,
+        object: &ObjectState,
+        first: u64,
+        order: u8,
+    ) -> Result<Option<Reference<'m, P>>, Error> {
+        let folio = allocate(memory, object, order, self.reserve)?;
+        let mut fresh = ArrayVec::<Fresh, FOLIOS>::new();
+        fresh.push(Fresh { first, folio });
+        let behind = self.page.saturating_add(self.ahead).min(self.end);
+        let behind = behind.min(object.size_in_pages());
+        while !fresh.is_full()
+            && let Some(next) = following(memory, object, &fresh, behind, self.orders)
+        {
+            fresh.push(next);
+        }
+        let end = fresh.last().map_or(first, Fresh::end);
+        let size = Cell::new(0);
+        let needed = |index: &PageIndex| {
+            size.set(object.size());
+            index.get(self.page).is_none() && self.page < pages_of(size.get())
+        };
+        let fetched = object.pages.with_read(&memory.platform, (first, end), needed, |read| {
+            enter(memory, object, &fresh, size.get(), read)
+        });
+        match fetched {
+            Ok(result) => result,
+            Err(refused) => {
+                fresh.iter().for_each(|fresh| give_back(memory, object, fresh.folio));
+                if let Refused::Busy(ticket) = refused {
+                    object.pages.wait(&memory.platform, ticket);
+                }
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// Has the pager fill the folios, and puts them into the index, unless the read is cancelled before.
+/// Keeps the first.
+fn enter<'m, P: Platform>(
+    memory: &'m Memory<P>,
+    object: &ObjectState,
+    fresh: &[Fresh],
+    size: u64,
+    read: &Record,
+) -> Result<Option<Reference<'m, P>>, Error> {
+    if let Err(error) = fill(memory, object, fresh, size) {
+        fresh.iter().for_each(|fresh| give_back(memory, object, fresh.folio));
+        return Err(error);
+    }
+    let mut first = Ok(None);
+    for (number, fresh) in fresh.iter().enumerate() {
+        let added = add(memory, object, fresh, Some(read));
+        if number == 0 {
+            first = added;
+        }
+    }
+    first
 }
 
 /// A folio on its way into the index.
@@ -69,65 +293,14 @@ impl Fresh {
     }
 }
 
-/// The frame that holds `page`, which is brought in if it is not in memory. May sleep where the
-/// object is a file.
-///
-/// # Errors
-/// [`Error::OutOfMemory`]; [`Error::NoSpace`] where no more may be promised; what the pager says.
-pub(super) fn obtain<P: Platform>(
-    memory: &Memory<P>,
-    object: &ObjectState,
-    page: u64,
-    wanted: &Wanted<'_>,
-) -> Result<Frame, Error> {
-    loop {
-        let found = object.pages.look(&memory.platform, |index| index.get(page));
-        if let Some(slot) = found {
-            return Ok(slot.frame);
-        }
-        let brought = bring_in(memory, object, page, wanted);
-        if brought.is_err() && wanted.ahead > 1 {
-            // Perhaps only because of the others.
-            bring_in(memory, object, page, &Wanted { ahead: 1, ..*wanted })?;
-        } else {
-            brought?;
-        }
-        // It is there now, whoever was faster.
-    }
-}
-
-/// Brings in a page that was not in memory when it was looked for, in the largest folio that can be
-/// had; nothing where somebody else has done so in between.
-fn bring_in<P: Platform>(
-    memory: &Memory<P>,
-    object: &ObjectState,
-    page: u64,
-    wanted: &Wanted<'_>,
-) -> Result<(), Error> {
-    let mut orders = wanted.orders & ORDERS | 1;
-    let mut failure = Error::OutOfMemory;
-    while let Some(order) = take_largest(&mut orders) {
-        let first = page & !((1 << order) - 1);
-        if order > 0 && !fits(memory, object, first, order, wanted.end) {
-            continue;
-        }
-        let behind = page.saturating_add(wanted.ahead).min(wanted.end);
-        match bring_in_from(memory, object, first, order, behind, wanted) {
-            Ok(()) => return Ok(()),
-            // A smaller one may do.
-            Err(error) => failure = error,
-        }
-    }
-    Err(failure)
-}
-
 fn take_largest(orders: &mut u16) -> Option<u8> {
     let order = (u16::BITS - 1).checked_sub(orders.leading_zeros())? as u8;
     *orders &= !(1 << order);
     Some(order)
 }
 
-/// Whether 2^`order` pages from `first` on, a multiple of that, end in time, and none is there.
+/// Whether 2^`order` pages from `first` on, a multiple of that, end in time, and none is there or being
+/// fetched.
 fn fits<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -136,50 +309,10 @@ fn fits<P: Platform>(
     end: u64,
 ) -> bool {
     let count = 1 << order;
-    let vacant = || object.pages.look(&memory.platform, |index| index.run(first, count));
-    first.is_multiple_of(count) && first + count <= end && vacant() == Stretch::Empty(count)
-}
-
-/// Brings in a folio of that order from `first` on and, of a file, others up to page `behind`. Fails
-/// only where the first cannot be had.
-fn bring_in_from<P: Platform>(
-    memory: &Memory<P>,
-    object: &ObjectState,
-    first: u64,
-    order: u8,
-    behind: u64,
-    wanted: &Wanted<'_>,
-) -> Result<(), Error> {
-    let folio = allocate(memory, object, order)?;
-    let mut fresh = ArrayVec::<Fresh, FOLIOS>::new();
-    fresh.push(Fresh { first, folio });
-    let overwritten = wanted.overwrites(first, u64::from(folio.pages()));
-    if object.is_file() && overwritten.is_none() {
-        let behind = behind.min(object.size_in_pages());
-        while !fresh.is_full()
-            && let Some(next) = following(memory, object, &fresh, behind, wanted.orders)
-        {
-            fresh.push(next);
-        }
-    }
-    let filled = match overwritten {
-        Some(bytes) => {
-            bytes::write(&memory.platform, folio.head, 0, bytes);
-            Ok(())
-        }
-        None => fill(memory, object, &fresh),
-    };
-    let mut result = filled;
-    for (number, fresh) in fresh.iter().enumerate() {
-        let added = if filled.is_ok() { add(memory, object, fresh) } else { Ok(Added::No) };
-        if added != Ok(Added::Yes) {
-            give_back(memory, object, fresh.folio);
-        }
-        if number == 0 {
-            result = result.and(added.map(|_| ()));
-        }
-    }
-    result
+    let vacant = |index: &PageIndex| index.run(first, count) == Stretch::Empty(count);
+    let free =
+        || object.pages.is_free_for_reading(&memory.platform, (first, first + count), vacant);
+    first.is_multiple_of(count) && first + count <= end && free()
 }
 
 /// The largest folio that may follow the last of `fresh`, if there is anything to be brought in up
@@ -195,7 +328,7 @@ fn following<P: Platform>(
     let mut orders = orders & ORDERS | 1;
     while let Some(order) = take_largest(&mut orders) {
         if fits(memory, object, first, order, behind)
-            && let Ok(folio) = allocate(memory, object, order)
+            && let Ok(folio) = allocate(memory, object, order, 0)
         {
             return Some(Fresh { first, folio });
         }
@@ -208,12 +341,16 @@ fn promised(object: &ObjectState, order: u8) -> u64 {
     if object.accounting() == Accounting::PerPage { 1 << order } else { 0 }
 }
 
-/// A folio that nobody else knows, promised.
+/// A folio that nobody else knows, promised. `reserve` frames stay free.
 fn allocate<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     order: u8,
+    reserve: u64,
 ) -> Result<Folio, Error> {
+    if reserve > 0 && memory.free_frames() < reserve.saturating_add(1 << order) {
+        return Err(Error::NoSpace);
+    }
     let promised = promised(object, order);
     object.promise(memory, promised).map_err(|_| Error::NoSpace)?;
     memory.may_wait();
@@ -230,21 +367,16 @@ fn give_back<P: Platform>(memory: &Memory<P>, object: &ObjectState, folio: Folio
     object.unpromise(memory, promised(object, folio.order));
 }
 
-/// Gives folios that nobody else knows, and that follow each other, their content.
+/// Has the pager fill folios that nobody else knows, and that follow each other; the file has `size`
+/// bytes, and the first folio begins before their end.
 fn fill<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     fresh: &[Fresh],
+    size: u64,
 ) -> Result<(), Error> {
     let Some(first) = fresh.first().map(|fresh| fresh.first) else { return Ok(()) };
-    let start = first << PAGE_SHIFT;
-    let size = object.size();
-    let Some((pager, file)) = object.file().filter(|_| start < size) else {
-        for Fresh { folio, .. } in fresh {
-            memory.platform.zero(folio.head, folio.pages());
-        }
-        return Ok(());
-    };
+    let Some((pager, file)) = object.file() else { return Ok(()) };
     let mut pieces = ArrayVec::<&mut [u8], FOLIOS>::new();
     for Fresh { folio, .. } in fresh {
         let length = (folio.pages() as usize) << PAGE_SHIFT;
@@ -257,7 +389,7 @@ fn fill<P: Platform>(
     }
     pager.read(file, first, &mut pieces)?;
     // Whatever the storage has behind the end is not the file's.
-    let mut left = size - start;
+    let mut left = size.saturating_sub(first << PAGE_SHIFT);
     for piece in &mut pieces {
         let inside = left.min(piece.len() as u64);
         piece[inside as usize..].fill(0);
@@ -266,28 +398,26 @@ fn fill<P: Platform>(
     Ok(())
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Added {
-    Yes,
-    /// One of the pages is there already.
-    No,
-}
-
-/// Puts a folio, which is filled, into the index, which holds it from then on.
-fn add<P: Platform>(
-    memory: &Memory<P>,
+/// Puts a folio, which is filled, into the index, which holds it from then on; of one that a read has
+/// brought, returns another reference. Gives the folio back where one of the pages is there already,
+/// where the read was cancelled, or where it fails.
+fn add<'m, P: Platform>(
+    memory: &'m Memory<P>,
     object: &ObjectState,
     fresh: &Fresh,
-) -> Result<Added, Error> {
+    read: Option<&Record>,
+) -> Result<Option<Reference<'m, P>>, Error> {
     let frames = &memory.frames;
     let Fresh { first, folio } = *fresh;
     let pages = folio.pages();
     let count = u64::from(pages);
-    frames.set_fresh_owner(folio, Owner::Object(NonNull::from(object)), first);
+    frames.set_fresh_owner(folio, Owner::of_object(object), first);
     frames.clear_exclusive(folio, 0, pages);
     let added = object.pages.change_with_nodes(memory, |index, nodes| {
-        if index.run(first, count) != Stretch::Empty(count) {
-            return (Ok(Added::No), 0);
+        // In one step with the look at the index: whoever drops pages has cancelled the read before.
+        let stale = read.is_some_and(Record::is_cancelled);
+        if stale || index.run(first, count) != Stretch::Empty(count) {
+            return (Ok(None), 0);
         }
         if let Err(error) = index.prepare(first, count, nodes) {
             return (Err(error), 0);
@@ -296,7 +426,19 @@ fn add<P: Platform>(
         // anybody finds it there.
         frames.publish(folio, pages);
         index.set(first, folio.head, pages);
-        (Ok(Added::Yes), count as i64)
+        // Before anybody can drop the pages.
+        let kept = read.and_then(|_| frames.keep(&memory.platform, folio));
+        (Ok(Some(kept)), count as i64)
     });
-    added.map_err(|_| Error::OutOfMemory)
+    match added {
+        Ok(Some(kept)) => Ok(kept),
+        Ok(None) => {
+            give_back(memory, object, folio);
+            Ok(None)
+        }
+        Err(OutOfMemory) => {
+            give_back(memory, object, folio);
+            Err(Error::OutOfMemory)
+        }
+    }
 }

@@ -16,7 +16,9 @@
 //! A folio of 2^n pages has 2^n slots of its own with rising frames, so a *run* (consecutive pages
 //! in consecutive frames) shows by comparing neighbours, be it one folio, a part of one, or two
 //! that happen to be adjacent. Each node has a bitmap of its used slots: what is absent is skipped
-//! by whole subtrees, and a node that becomes empty is noticed at once.
+//! by whole subtrees, and a node that becomes empty is noticed at once. Another one says beneath
+//! which slots there are dirty pages, so that what is clean is skipped, too (Linux: the marks of an
+//! xarray).
 //!
 //! # Guarantees
 //!
@@ -30,7 +32,9 @@
 //!   (`&self`) may run together, a change (`&mut self`) runs alone. There are no atomics here.
 //!
 //! Costs are told in slots and in the height h of the tree, at most 9. Nothing sleeps or recurses.
+//! Callers hold a lock for which others spin; so no run is counted beyond [`LONGEST_RUN`].
 
+mod marks;
 mod node;
 
 use bitflags::bitflags;
@@ -40,13 +44,16 @@ use crate::platform::Platform;
 use crate::table::OutOfMemory;
 
 use node::{
-    HEIGHT, Link, PRESENT, SLOTS, Slots, Words, first_page, frame_in, has, leaf_end, level_of,
-    mask, pieces, slot, word_of,
+    HEIGHT, Link, SLOTS, Slots, Words, first_page, frame_in, has, leaf_end, level_of, mask, pieces,
+    slot, word_of,
 };
 pub(crate) use node::{NODES_OF_A_FOLIO, Node, Nodes};
 
 /// Pages have numbers below this: a file may have 2^64 bytes.
 pub(crate) const PAGE_LIMIT: u64 = 1 << (u64::BITS - PAGE_SHIFT);
+
+/// The most pages of a run that one call tells of; what follows is another run.
+pub(crate) const LONGEST_RUN: u32 = 1024;
 
 bitflags! {
     /// What is known of a page apart from its frame.
@@ -84,6 +91,13 @@ pub(crate) enum Stretch {
     Frames(Frame, u32),
 }
 
+/// A node of level 0.
+struct Leaf<'a> {
+    used: &'a mut u64,
+    dirty: &'a mut u64,
+    words: &'a mut Words,
+}
+
 /// The pages of one object.
 ///
 /// It does not free its nodes when it is dropped, since it cannot reach their slab then: take all
@@ -93,12 +107,33 @@ pub(crate) struct PageIndex {
     /// The root's; 0 where there is none.
     level: usize,
     nodes: u64,
+    /// Nodes and slots that all calls have looked at.
+    #[cfg(any(test, feature = "measure"))]
+    looked_at: core::sync::atomic::AtomicU64,
 }
 
 impl PageIndex {
     /// An index without pages. Allocates nothing.
     pub(crate) const fn new() -> Self {
-        Self { root: None, level: 0, nodes: 0 }
+        Self {
+            root: None,
+            level: 0,
+            nodes: 0,
+            #[cfg(any(test, feature = "measure"))]
+            looked_at: core::sync::atomic::AtomicU64::new(0),
+        }
+    }
+
+    /// How many nodes and slots all calls have looked at up to now.
+    #[cfg(any(test, feature = "measure"))]
+    pub(crate) fn looked_at(&self) -> u64 {
+        self.looked_at.load(core::sync::atomic::Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn note(&self, _slots: u64) {
+        #[cfg(any(test, feature = "measure"))]
+        crate::stats::count_roughly(&self.looked_at, _slots);
     }
 
     /// How many nodes it has in its slab. O(1).
@@ -119,9 +154,15 @@ impl PageIndex {
     /// O(h) for what is absent, however long it is. For a run one step for each page, and O(h) for
     /// each node of level 0 that it reaches into.
     pub(crate) fn run(&self, page: u64, limit: u64) -> Stretch {
+        self.run_cut(page, limit, |_| limit)
+    }
+
+    /// As [`PageIndex::run`]; but a run goes no further than `cut` says of its first frame. So
+    /// nobody counts pages of which he makes no use.
+    pub(crate) fn run_cut(&self, page: u64, limit: u64, cut: impl FnOnce(Frame) -> u64) -> Stretch {
         match self.get(page) {
             Some(Slot { frame, .. }) => {
-                let end = page.saturating_add(limit);
+                let end = page.saturating_add(limit.min(cut(frame)));
                 Stretch::Frames(frame, self.length(page, frame, PageFlags::empty(), end))
             }
             None => {
@@ -138,23 +179,12 @@ impl PageIndex {
     }
 
     /// As [`PageIndex::next_run`], of pages that have all of `flags`; neighbours that lack one are
-    /// not part of the run. Looks at the slots of each node of level 0 on the way.
-    pub(crate) fn next_run_with(&self, flags: PageFlags, mut from: u64, end: u64) -> Option<Run> {
-        loop {
-            let (page, words) = self.seek(from)?;
-            if page >= end {
-                return None;
-            }
-            let mut rest = words[slot(page, 0)..].iter();
-            let Some(skipped) = rest.position(|word| has(*word, flags)) else {
-                from = leaf_end(page);
-                continue;
-            };
-            let page = page + skipped as u64;
-            let frame = frame_in(words[slot(page, 0)]);
-            let count = self.length(page, frame, flags, end);
-            return (count > 0).then_some(Run { page, frame, count });
-        }
+    /// not part of the run. The same costs, however many pages lack a flag.
+    pub(crate) fn next_run_with(&self, flags: PageFlags, from: u64, end: u64) -> Option<Run> {
+        let (page, words) = self.seek_with(flags, from).filter(|(page, _)| *page < end)?;
+        let frame = frame_in(words[slot(page, 0)]);
+        let count = self.length(page, frame, flags, end);
+        (count > 0).then_some(Run { page, frame, count })
     }
 
     /// Makes the nodes that `count` pages from `first` on need, so that [`PageIndex::set`] of any
@@ -198,7 +228,7 @@ impl PageIndex {
     /// One step for each page and O(h) for each 64.
     pub(crate) fn set(&mut self, first: u64, frame: Frame, count: u32) {
         for (page, slots) in pieces(first, first.saturating_add(u64::from(count))) {
-            let Some((used, words)) = self.leaf_mut(page) else {
+            let Some(Leaf { used, words, .. }) = self.leaf_mut(page) else {
                 debug_assert!(false, "page {page:#x} is not prepared");
                 continue;
             };
@@ -215,7 +245,7 @@ impl PageIndex {
     /// their flags.
     pub(crate) fn replace(&mut self, first: u64, frame: Frame, count: u32) {
         for (page, slots) in pieces(first, first.saturating_add(u64::from(count))) {
-            let Some((used, words)) = self.leaf_mut(page) else { continue };
+            let Some(Leaf { used, words, .. }) = self.leaf_mut(page) else { continue };
             debug_assert_eq!(*used & mask(&slots), mask(&slots), "pages from {page:#x} are absent");
             let frame = frame.plus((page - first) as u32);
             for (word, n) in words[slots].iter_mut().zip(0..) {
@@ -240,12 +270,16 @@ impl PageIndex {
     ) -> Option<Run> {
         let run = self.next_run(from, end)?;
         for (page, slots) in pieces(run.page, run.page + u64::from(run.count)) {
-            let (used, words) = self.leaf_mut(page)?;
+            let Leaf { used, dirty, words } = self.leaf_mut(page)?;
             *used &= !mask(&slots);
-            let emptied = *used == 0;
+            let (emptied, was_dirty) = (*used == 0, *dirty != 0);
+            *dirty &= !mask(&slots);
             words[slots].fill(0);
             if emptied {
                 self.free_empty(page, nodes);
+            }
+            if was_dirty {
+                self.mark_above(page);
             }
         }
         Some(run)
@@ -254,12 +288,13 @@ impl PageIndex {
     /// Sets `flags` of those of `count` pages from `first` on that are present. Looks at the slots
     /// in the range of all nodes of level 0, O(h) to reach each.
     pub(crate) fn set_flags(&mut self, first: u64, count: u64, flags: PageFlags) {
-        self.change(first, count, |word| word | flags.bits());
+        self.change(first, count, PageFlags::empty(), |word| word | flags.bits());
     }
 
-    /// Clears `flags`, as [`PageIndex::set_flags`].
+    /// Clears `flags`, as [`PageIndex::set_flags`]; nodes without a page that has them all are
+    /// passed over.
     pub(crate) fn clear_flags(&mut self, first: u64, count: u64, flags: PageFlags) {
-        self.change(first, count, |word| word & !flags.bits());
+        self.change(first, count, flags, |word| word & !flags.bits());
     }
 
     /// Forgets all pages and frees all nodes, those that are prepared too; what the frames hold is
@@ -280,26 +315,9 @@ impl PageIndex {
         }
     }
 
-    /// Whether bitmaps, height and number of nodes are what the pages ask for, while nothing is
-    /// merely prepared. Looks at every slot of level 0. For tests and the auditor.
-    pub(crate) fn check(&self) -> bool {
-        let (mut nodes, mut last, mut from) = (0, None, 0);
-        while let Some((page, words)) = self.seek(from) {
-            // The nodes on the way to `page` that are not on the way to `last`.
-            nodes += last.map_or(self.level + 1, |last| level_of(page ^ last));
-            let used = self.link(page).map_or(0, |leaf| self.node(leaf).used);
-            let has_page = |index: usize| words[index] & PRESENT != 0;
-            if (0..SLOTS).any(|n| has_page(n) != (used >> n & 1 == 1)) {
-                return false;
-            }
-            last = Some(page);
-            from = leaf_end(page);
-        }
-        nodes as u64 == self.nodes && last.map_or(0, level_of) == self.level
-    }
-
     #[inline]
     fn node(&self, link: Link) -> &Node {
+        self.note(1);
         // SAFETY: links come out of the tree, and a node is freed (`free_node`) only when it has
         // left the tree, by a method that borrows the index alone and uses the link no more. Nodes
         // change through `node_mut` alone, which excludes us by the borrow.
@@ -308,6 +326,7 @@ impl PageIndex {
 
     #[inline]
     fn node_mut(&mut self, mut link: Link) -> &mut Node {
+        self.note(1);
         // SAFETY: as in `node`; the borrow excludes every other reference to a node of this index,
         // and no other index links it.
         unsafe { link.0.as_mut() }
@@ -338,18 +357,34 @@ impl PageIndex {
         }
     }
 
-    /// As [`PageIndex::words`], with the bitmap, for changes.
-    fn leaf_mut(&mut self, page: u64) -> Option<(&mut u64, &mut Words)> {
+    /// The node of level 0 that has the slot of `page`, for changes.
+    fn leaf_mut(&mut self, page: u64) -> Option<Leaf<'_>> {
         let link = self.link(page)?;
         match self.node_mut(link) {
-            Node { used, slots: Slots::Pages(words) } => Some((used, words)),
+            Node { used, dirty, slots: Slots::Pages(words) } => Some(Leaf { used, dirty, words }),
             _ => None,
         }
+    }
+
+    /// On each level, the node on the way to `page`, as far as there is one.
+    fn path(&self, page: u64) -> [Option<Link>; HEIGHT] {
+        let mut path = [None; HEIGHT];
+        let mut at = self.root_over(page);
+        for level in (0..=self.level).rev() {
+            path[level] = at;
+            at = at.and_then(|link| self.node(link).child(slot(page, level)));
+        }
+        path
     }
 
     /// The first page at or behind `from`, and the slots of its node. O(h), where nodes without
     /// pages wait to be written O(h) for each.
     fn seek(&self, from: u64) -> Option<(u64, &Words)> {
+        self.seek_with(PageFlags::empty(), from)
+    }
+
+    /// As [`PageIndex::seek`], the first page that has all of `flags`.
+    fn seek_with(&self, flags: PageFlags, from: u64) -> Option<(u64, &Words)> {
         let mut page = from;
         loop {
             // Where to go on if the way down ends: at the used slot next to it, in the lowest node
@@ -358,7 +393,7 @@ impl PageIndex {
             let mut at = self.root_over(page)?;
             for level in (0..=self.level).rev() {
                 let node = self.node(at);
-                let used = node.used & u64::MAX << slot(page, level);
+                let used = node.slots_with(flags) & u64::MAX << slot(page, level);
                 if used == 0 {
                     break;
                 }
@@ -380,7 +415,7 @@ impl PageIndex {
     /// How many pages from `page` on, which `frame` holds, form a run of pages with `flags` that
     /// ends before `end`.
     fn length(&self, page: u64, frame: Frame, flags: PageFlags, end: u64) -> u32 {
-        let end = end.min(page.saturating_add(u64::from(u32::MAX)));
+        let end = end.min(page.saturating_add(u64::from(LONGEST_RUN)));
         let mut next = u64::from(frame.0);
         for (piece, slots) in pieces(page, end) {
             let words = self.words(piece).map_or(&[][..], |words| &words[slots.clone()]);
@@ -388,6 +423,7 @@ impl PageIndex {
             let fits = |word: u64, frame| has(word, flags) && word >> PAGE_SHIFT == frame;
             let count = pairs.take_while(|(word, frame)| fits(**word, *frame)).count();
             next += count as u64;
+            self.note(count as u64);
             if count < slots.len() {
                 break;
             }
@@ -395,16 +431,24 @@ impl PageIndex {
         (next - u64::from(frame.0)) as u32
     }
 
-    /// Replaces the words of those of `count` pages from `first` on that are present.
-    fn change(&mut self, first: u64, count: u64, to: impl Fn(u64) -> u64) {
+    /// Replaces the words of those of `count` pages from `first` on that are present, node by node;
+    /// those of nodes without a page that has `flags` stay.
+    fn change(&mut self, first: u64, count: u64, flags: PageFlags, to: impl Fn(u64) -> u64) {
         let end = first.saturating_add(count);
         let mut from = first;
-        while let Some((page, _)) = self.seek(from).filter(|(page, _)| *page < end) {
+        while let Some((page, _)) = self.seek_with(flags, from).filter(|(page, _)| *page < end) {
             from = end.min(leaf_end(page));
-            let slots = slot(page, 0)..=slot(from - 1, 0);
-            let Some((_, words)) = self.leaf_mut(page) else { return };
-            for word in words[slots].iter_mut().filter(|word| **word != 0) {
-                *word = to(*word);
+            let slots = slot(page, 0)..slot(from - 1, 0) + 1;
+            let Some(Leaf { dirty, words, .. }) = self.leaf_mut(page) else { return };
+            let before = *dirty;
+            for (word, n) in words[slots.clone()].iter_mut().zip(slots) {
+                if *word != 0 {
+                    *word = to(*word);
+                    *dirty = *dirty & !(1 << n) | u64::from(has(*word, PageFlags::DIRTY)) << n;
+                }
+            }
+            if (*dirty == 0) != (before == 0) {
+                self.mark_above(page);
             }
         }
     }
@@ -423,7 +467,9 @@ impl PageIndex {
         };
         while self.level < wanted {
             let root = self.new_node(self.level + 1, nodes)?;
+            let dirty = self.node(at).dirty != 0;
             self.node_mut(root).set_child(0, Some(at));
+            self.node_mut(root).mark(0, dirty);
             self.root = Some(root);
             self.level += 1;
             at = root;
@@ -445,12 +491,7 @@ impl PageIndex {
     /// Frees the nodes on the way to `page` that are empty, or become so; and the root, for as long
     /// as it spans more than the pages need.
     fn free_empty<P: Platform>(&mut self, page: u64, nodes: &Nodes<'_, P>) {
-        let mut path = [None; HEIGHT];
-        let mut at = self.root_over(page);
-        for level in (0..=self.level).rev() {
-            path[level] = at;
-            at = at.and_then(|link| self.node(link).child(slot(page, level)));
-        }
+        let path = self.path(page);
         for level in 0..=self.level {
             let Some(link) = path[level] else { continue };
             if self.node(link).used != 0 {

@@ -1,13 +1,17 @@
 //! What happens to the mappings of an object when its pages go or are saved.
 
 use crate::Memory;
+use crate::addr::{PAGE_SHIFT, VirtRange};
+use crate::arch;
 use crate::platform::Platform;
-use crate::rmap::for_each_sight;
+use crate::rmap::{HOLD, Locking, Pages, Seen, for_each_sight};
 use crate::table::age::Forget;
 use crate::table::spare::Spared;
-use crate::tlb::Gather;
 
 use super::ObjectState;
+
+/// The most tables that one part of a walk takes out of a VMA.
+const TABLES: u64 = 512;
 
 /// What becomes of the copies that private mappings have made of pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,35 +31,49 @@ pub(super) fn unmap<P: Platform>(
     count: u64,
     copies: Copies,
 ) {
-    for_each_sight(memory, object, first, count, |sight| {
-        let mut gather = Gather::new();
-        let private = !sight.vma.is_shared();
-        let spared = match copies {
-            Copies::Kept if private => Spared::GuardsAndCopies,
-            _ => Spared::Guards,
-        };
-        let zapped = sight.table.zap_sparing(sight.range, spared, &mut gather);
-        // A huge leaf without its reserve is a broken invariant, which the auditor reports.
-        debug_assert!(zapped.is_ok(), "a huge leaf has lost its reserve");
-        sight.table.finish(&mut gather);
-    });
+    let walked =
+        for_each_sight(memory, object, &[(first, count)], Locking::Wait, |sight, gather| {
+            let private = !sight.vma.is_shared();
+            let spared = match copies {
+                Copies::Kept if private => Spared::GuardsAndCopies,
+                _ => Spared::Guards,
+            };
+            let piece = if sight.table.spares_entries(sight.vma, spared) {
+                TABLES << arch::table_span::<P::Arch>(1).ilog2()
+            } else {
+                // Each entry is looked at.
+                HOLD << PAGE_SHIFT
+            };
+            let Some(part) = sight.table.first_part(sight.range, piece) else {
+                return Seen { until: sight.range.end(), entries: 0 };
+            };
+            let zapped = sight.table.zap_sparing(part, spared, gather);
+            // A huge leaf without its reserve is a broken invariant, which the auditor reports.
+            debug_assert!(zapped.is_ok(), "a huge leaf has lost its reserve");
+            Seen { until: part.end(), entries: part.pages().min(HOLD) }
+        });
+    debug_assert!(walked.is_ok(), "it waits for locks");
 }
 
-/// Takes the permission to write `count` pages from `first` on from all mappings, and makes every
-/// TLB forget it. The object's gate is held for writing.
+/// Takes the permission to write the pages of `ranges`, which rise and do not overlap, from all
+/// mappings, and makes every TLB forget it. The object's gate is held for writing.
+///
+/// Complexity: one walk, as [`for_each_sight`], and the entries of the pages.
 pub(super) fn write_protect<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
-    first: u64,
-    count: u64,
+    ranges: &[Pages],
 ) {
-    for_each_sight(memory, object, first, count, |sight| {
+    let walked = for_each_sight(memory, object, ranges, Locking::Wait, |sight, gather| {
         if !sight.vma.is_shared() {
-            return;
+            return Seen { until: sight.range.end(), entries: 0 };
         }
-        let mut gather = Gather::new();
-        let done = sight.table.forget(sight.range, Forget::Dirty, &mut gather, |_, _| true);
+        let pages = sight.range.pages().min(HOLD);
+        let end = sight.range.start().0 + (pages << PAGE_SHIFT);
+        let part = VirtRange::raw(sight.range.start().0, end);
+        let done = sight.table.forget(part, Forget::Dirty, gather, |_, _| true);
         debug_assert!(done.is_ok(), "a huge leaf has lost its reserve");
-        sight.table.finish(&mut gather);
+        Seen { until: part.end(), entries: pages }
     });
+    debug_assert!(walked.is_ok(), "it waits for locks");
 }

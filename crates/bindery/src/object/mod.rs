@@ -9,9 +9,12 @@
 //! | `index` | which frame holds which page |
 //! | `pages` | pages found, marked dirty, dropped |
 //! | `fetch` | pages brought in |
+//! | `in_flight` | what the pager has at the moment, and who waits for it |
+//! | `awaited` | waiting with all locks given back |
 //! | `content` | reading and writing it from outside of mappings |
 //! | `collapse` | one large folio for small ones |
 //! | `resize` | its size, holes, pages in advance |
+//! | `quota` | [`Quota`]: how many pages a file system in memory may have |
 //! | `save` | what was written to a file goes to its pager |
 //! | `seals` | what nobody may do any more |
 //! | `pager` | [`Pager`]: where files live |
@@ -32,29 +35,32 @@
 //! # Locks
 //! - *Changes*: one writer, resizer or sealer at a time (Linux: the inode's lock). Faults do not
 //!   take it.
-//! - *Saving*: one `sync` at a time, and nobody drops pages meanwhile.
 //! - The *gate*: faults pass it together while they look a page up and map it; whoever takes pages
 //!   or permissions away passes it alone, so no fault maps a page that is on its way out:
 //!   1. CPU A looks page 3 up; 2. CPU B cuts the object to two pages, unmaps page 3 everywhere and
 //!      frees it; 3. CPU A maps it.
-//! - The *mappers' gate*: guards the list of VMAs (`rmap`).
-//! - The *pages' gate*: guards the index, for the length of one look or change. Nothing but the
-//!   spin locks of frames and slabs is taken inside; who has passed it is in a read section, so
-//!   waiters spin, and it may be passed with tables locked.
+//! - The *mappers' gate*: guards the tree of VMAs (`rmap`). Walkers pass it together.
+//! - The *pages' gate*: guards the index and the list of what is in flight, for the length of one
+//!   look or change. Nothing but the spin locks of frames and slabs is taken inside; who has passed it
+//!   is in a read section, so waiters spin, and it may be passed with tables locked.
 //!
-//! Order: the address space's mutex, a VMA's lock, changes, saving, the gate, the mappers' gate,
-//! table locks, the pages' gate.
+//! Order: the address space's mutex, a VMA's lock, changes, the gate, the mappers' gate, table locks,
+//! the pages' gate. While the pager reads or stores pages, the call has none of them, but a record in
+//! a list ([`in_flight`]).
 
+mod awaited;
 mod collapse;
 mod content;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod damage;
 mod fetch;
 mod holes;
+mod in_flight;
 pub(crate) mod index;
 mod mappings;
 mod pager;
 pub(crate) mod pages;
+mod quota;
 mod registry;
 mod resize;
 mod save;
@@ -71,7 +77,9 @@ use crate::platform::Platform;
 
 use state::Backing;
 
+pub(crate) use awaited::{Awaited, Stop};
 pub use pager::{Pager, PagerError};
+pub use quota::Quota;
 pub use resize::Growth;
 pub use seals::{Sealing, Seals};
 pub use state::Accounting;
@@ -117,11 +125,38 @@ impl<P: Platform> Memory<P> {
         sealing: Sealing,
         accounting: Accounting,
     ) -> Result<Object<'_, P>, Error> {
+        self.add_shared_memory(size, sealing, Backing::Memory { accounting, quota: None })
+    }
+
+    /// As [`Memory::shared_memory`], in a file system of limited size: what counts as promised for
+    /// the object is taken from `quota`, which outlives the object, whoever holds it. All objects of
+    /// one quota are of this memory.
+    ///
+    /// # Errors
+    /// As [`Memory::shared_memory`]; [`Error::NoSpace`] where the quota has no room for a size that
+    /// counts as a whole.
+    pub fn shared_memory_within<'m>(
+        &'m self,
+        quota: &'m Quota,
+        size: u64,
+        sealing: Sealing,
+        accounting: Accounting,
+    ) -> Result<Object<'m, P>, Error> {
+        let quota = Some(NonNull::from(quota));
+        self.add_shared_memory(size, sealing, Backing::Memory { accounting, quota })
+    }
+
+    fn add_shared_memory(
+        &self,
+        size: u64,
+        sealing: Sealing,
+        backing: Backing,
+    ) -> Result<Object<'_, P>, Error> {
         let seals = match sealing {
             Sealing::Allowed => Seals::empty(),
             Sealing::Forbidden => Seals::SEAL,
         };
-        let object = self.add_object(Backing::Memory(accounting), size, seals)?;
+        let object = self.add_object(backing, size, seals)?;
         // If it is refused, the handle goes, and the object with it.
         object.state().promise_size(self, size)?;
         Ok(object)
@@ -170,9 +205,11 @@ impl<P: Platform> Memory<P> {
             return Err(Error::TooLarge);
         }
         self.may_wait();
-        let state = ObjectState::new(self.registry.new_identity(), backing, size, seals);
-        let state =
-            self.objects.allocate(&self.frames, &self.platform, state).ok_or(Error::OutOfMemory)?;
+        let identity = self.registry.new_identity();
+        let state = self.retry(|| {
+            let state = ObjectState::new(identity, backing, size, seals);
+            self.objects.allocate(&self.frames, &self.platform, state).ok_or(Error::OutOfMemory)
+        })?;
         self.registry.add(state);
         Ok(Object { memory: self, state, pager: PhantomData })
     }
@@ -200,6 +237,19 @@ impl<'m, P: Platform> Object<'m, P> {
     /// The size in bytes.
     pub fn size(&self) -> u64 {
         self.state().size()
+    }
+
+    /// How many steps all calls have taken up to now in the tree of its mappings: `mmap` and
+    /// `munmap` of it, and the walks of `sync` and of what takes pages away.
+    #[cfg(any(test, feature = "measure"))]
+    pub fn mapping_steps(&self) -> u64 {
+        self.state().mappers.looked_at()
+    }
+
+    /// How many nodes and slots of its pages' index all calls have looked at up to now.
+    #[cfg(any(test, feature = "measure"))]
+    pub fn page_steps(&self) -> u64 {
+        self.state().pages.look(&self.memory.platform, |index| index.looked_at())
     }
 
     /// How many of its pages are in memory, those behind its end included (`st_blocks`, in base

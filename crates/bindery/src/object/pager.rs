@@ -44,14 +44,29 @@ impl core::error::Error for PagerError {}
 /// pages; there is at most one for each file at a time, which all who open the file share.
 ///
 /// All methods may sleep, and are called from faults and verbs, on any CPU, for different files
-/// and different pages of one file at the same time. They must not come back to the core with the
-/// same object or touch memory that maps it: locks of the object are held.
+/// and different pages of one file at the same time.
+///
+/// # Locks
+/// [`Pager::read`], [`Pager::write`] and [`Pager::removed`] are called without any lock: no mutex of an
+/// address space, no VMA and no lock of the object is held, by the caller or by anybody who waits for
+/// it. They may call the core, with the same address space and the same object, as long as that does
+/// not wait for themselves:
+/// - while pages are being read, a fault or a read of the same pages waits;
+/// - while pages are being stored, whoever writes the same pages, drops or replaces them waits, and so
+///   does a `sync` of them.
+///
+/// [`Pager::resize`] and [`Pager::discard`] are called with the object locked against other changes of
+/// its size and content from outside of mappings: they must not write, resize or punch the same
+/// object. No other lock is held, and none of the pages concerned is being read or stored, but for
+/// reads whose result nobody will use.
 pub trait Pager: Send + Sync {
     /// Fills all of `into`, one piece after the other, with consecutive pages of a file from
     /// `first_page` on. What lies behind the end of the file is zeroes.
     ///
     /// Asked for as many pages at once as are known to be needed, in as few pieces as there are
-    /// folios that they go into: at most 32, of 1 to 512 pages each.
+    /// folios that they go into: at most 32, of 1 to 512 pages each. No page is asked for twice at the
+    /// same time, unless what the first call brings is out of date: the file was cut or punched there
+    /// meanwhile.
     ///
     /// # Errors
     /// As [`PagerError`] says; whatever is in `into` then is not used. Where more than one page was
@@ -64,7 +79,7 @@ pub trait Pager: Send + Sync {
     /// device does that has pinned them.
     ///
     /// Called with as many pages as were written next to each other, in as few pieces as their
-    /// frames allow, at most 32.
+    /// frames allow, at most 32. No page is stored twice at the same time.
     ///
     /// # Errors
     /// As [`PagerError`] says; the pages remain to be written then, and may be stored in part.

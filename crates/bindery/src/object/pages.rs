@@ -1,19 +1,21 @@
 //! The pages of an object: found, marked, dropped (`fetch` brings them in).
 //!
 //! Who looks a page up and does something with its frame has passed the object's *gate* together
-//! with others, or holds its *changes* or its *saving*; who drops pages holds all of these. So a
-//! frame that was found stays the page's until the caller lets go.
+//! with others, holds its *changes*, or has a write in its list ([`super::in_flight`]); who drops
+//! pages holds the two locks, and has waited for the writes. So a frame that was found stays the
+//! page's until the caller lets go.
 
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE};
-use crate::error::{Error, FaultError};
 use crate::frame::{Folio, Freed, Owner};
-use crate::platform::{Platform, Wait};
+use crate::platform::Platform;
 
-use super::ObjectState;
+use super::awaited::Stop;
 use super::fetch::{Wanted, obtain};
+use super::in_flight::Ticket;
 use super::index::{PageFlags, Run, Stretch};
 use super::state::Accounting;
+use super::{Object, ObjectState};
 use crate::bytes;
 
 /// What stands at `page`, and how far it goes on, at most `limit` pages: a run in consecutive
@@ -42,11 +44,11 @@ pub(super) fn run_at<P: Platform>(
     page: u64,
     limit: u64,
 ) -> (Option<Frame>, u64) {
-    match object.pages.look(&memory.platform, |index| index.run(page, limit)) {
+    let most = limit.min(u64::from(u32::MAX)) as u32;
+    let cut = |frame| u64::from(memory.folio_limit(frame, most).0);
+    match object.pages.look(&memory.platform, |index| index.run_cut(page, limit, cut)) {
         Stretch::Empty(count) => (None, count),
-        Stretch::Frames(frame, count) => {
-            (Some(frame), u64::from(memory.folio_limit(frame, count).0))
-        }
+        Stretch::Frames(frame, count) => (Some(frame), u64::from(count)),
     }
 }
 
@@ -81,42 +83,41 @@ pub(crate) fn run_around<P: Platform>(
 
 /// The frame that holds `page`, which lies within the object's size. If the page is not in memory,
 /// brings it in, in a folio of the largest of `orders` (bit n: order n; order 0 always) that fits:
-/// into the object's size, between what is there, and into memory. May sleep where the object is a
-/// file.
+/// into the object's size, between what is there, and into memory. A page of a file has to be
+/// awaited. The object's gate is passed.
 ///
 /// # Errors
-/// [`FaultError::OutOfMemory`], and [`FaultError::Bus`] where the content cannot be had, or nothing
-/// more may be promised. Nothing is changed then.
+/// As [`obtain`]. Nothing is changed then.
 pub(crate) fn get<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     page: u64,
     orders: u16,
-) -> Result<Frame, FaultError> {
-    let wanted = Wanted::one(orders, object.size_in_pages());
-    obtain(memory, object, page, &wanted).map_err(|error| match error {
-        Error::OutOfMemory => FaultError::OutOfMemory,
-        _ => FaultError::Bus,
-    })
+) -> Result<Frame, Stop> {
+    obtain(memory, object, page, &Wanted::one(orders, object.size_in_pages()))
 }
 
 /// Notes that `count` pages from `page` on are, or will be, written. Those of a file are saved by
 /// the next `sync` then; before it was called, no entry may let them be written.
 ///
-/// While one of the pages is being saved, waits until it is: called without locks on tables, with
-/// the object's gate held for reading, which it stays until the pages are writable:
+/// Called without locks on tables, with the object's gate held for reading, which it stays until the
+/// pages are writable:
 /// 1. CPU A marks page 3;
 /// 2. CPU B saves the object: clears the mark, takes write permission away, stores the page;
 /// 3. CPU A lets page 3 be written, and nobody will save that.
+///
+/// # Errors
+/// Where one of the pages is being stored, what to wait for before the caller comes again. None is
+/// marked then.
 pub(crate) fn mark_dirty<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     page: u64,
     count: u64,
-) {
+) -> Result<(), Ticket> {
     if object.notices_writes() {
-        while object.being_saved.overlaps(page, count) {
-            memory.platform.relax(Wait::Long);
+        if let Some(ticket) = object.pages.being_stored(&memory.platform, page, count) {
+            return Err(ticket);
         }
         let known = object.pages.look(&memory.platform, |index| {
             let run = index.next_run_with(PageFlags::DIRTY, page, page.saturating_add(count));
@@ -128,25 +129,25 @@ pub(crate) fn mark_dirty<P: Platform>(
                 ((), 0)
             });
         }
-        return;
+        return Ok(());
     }
     // Memory is not saved anywhere yet; reclaim will ask the folios.
     any_folio(memory, object, page, page.saturating_add(count), |folio| {
         memory.frames.mark_dirty(folio);
         false
     });
+    Ok(())
 }
 
 /// Notes that `count` pages from `page` on may have been written behind the back of the page tables:
 /// by whoever had pinned them. What the object has lost since is passed over. May sleep; called
 /// without locks.
-pub(crate) fn mark_written<P: Platform>(
-    memory: &Memory<P>,
-    object: &ObjectState,
-    page: u64,
-    count: u64,
-) {
-    object.gate.together(&memory.platform, || mark_dirty(memory, object, page, count));
+pub(crate) fn mark_written<P: Platform>(object: &Object<'_, P>, page: u64, count: u64) {
+    let (memory, state) = (object.memory, object.state());
+    let mark = || mark_dirty(memory, state, page, count);
+    while let Err(ticket) = state.gate.together(&memory.platform, mark) {
+        state.pages.wait(&memory.platform, ticket);
+    }
 }
 
 /// Drops the pages from `first` to `end`, which are mapped nowhere: the frames are free unless
@@ -274,6 +275,7 @@ fn for_each_part<P: Platform>(
 
 /// Fills the bytes from `start` to `end` of the object, which lie in one page, with zeroes; if the
 /// page is not in memory, nothing happens. Called with the gate passed and without locks on tables.
+/// The bytes lie behind the end of the file, or the caller has a change of the page in the list.
 pub(super) fn zero_part<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -283,9 +285,6 @@ pub(super) fn zero_part<P: Platform>(
     let page = start >> PAGE_SHIFT;
     if start >= end {
         return;
-    }
-    while object.being_saved.overlaps(page, 1) {
-        memory.platform.relax(Wait::Long);
     }
     let found = object.pages.look(&memory.platform, |index| index.get(page));
     if let Some(slot) = found {

@@ -2,10 +2,13 @@
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE};
 use crate::error::Error;
+use crate::interrupt;
 use crate::platform::Platform;
 use crate::space::MappingFlags;
 
-use super::fetch::{Wanted, obtain};
+use super::awaited::Stop;
+use super::fetch::{Wanted, demand, obtain};
+use super::in_flight::Reads;
 use super::index::PAGE_LIMIT;
 use super::mappings::{self, Copies};
 use super::seals::Seals;
@@ -37,8 +40,13 @@ impl<P: Platform> Object<'_, P> {
         if bytes > MAX_SIZE {
             return Err(Error::TooLarge);
         }
+        self.memory.outermost(|| self.set_size_once(bytes))
+    }
+
+    fn set_size_once(&self, bytes: u64) -> Result<(), Error> {
         let (memory, object) = (self.memory, self.state());
-        object.changes.alone(&memory.platform, || {
+        // From the page that is cut in two on, if one is.
+        self.change_pages((bytes >> PAGE_SHIFT, PAGE_LIMIT), Reads::Cancelled, || {
             let old = object.size();
             if bytes > old {
                 object.seals.forbid(Seals::GROW)?;
@@ -49,18 +57,20 @@ impl<P: Platform> Object<'_, P> {
             if bytes < old {
                 object.seals.forbid(Seals::SHRINK)?;
             }
-            object.saving.alone(&memory.platform, || self.cut(old, bytes))
+            self.cut(old, bytes)?;
+            Ok(())
         })
     }
 
-    /// Drops what lies behind `bytes`, which is not more than the size. Changes and saving are
-    /// held.
+    /// Drops what lies behind `bytes`, which is not more than the size. The changes are held, and the
+    /// pager has none of the pages.
     fn cut(&self, old: u64, bytes: u64) -> Result<(), Error> {
         let (memory, object) = (self.memory, self.state());
+        if let Some((pager, file)) = object.file().filter(|_| bytes != old) {
+            // Before anybody is kept out: nothing of what is cut off is read or stored any more.
+            pager.resize(file, bytes)?;
+        }
         object.gate.alone(&memory.platform, || {
-            if let Some((pager, file)) = object.file().filter(|_| bytes != old) {
-                pager.resize(file, bytes)?;
-            }
             // Less than before can always be promised.
             let _ = object.promise_size(memory, bytes);
             object.set_size(bytes);
@@ -85,22 +95,24 @@ impl<P: Platform> Object<'_, P> {
     /// Complexity: as [`Object::set_size`].
     pub fn punch_hole(&self, offset: u64, length: u64) -> Result<(), Error> {
         let end = end_of(offset, length)?;
+        self.memory.outermost(|| self.punch_hole_once(offset, end))
+    }
+
+    fn punch_hole_once(&self, offset: u64, end: u64) -> Result<(), Error> {
         let (memory, object) = (self.memory, self.state());
-        object.changes.alone(&memory.platform, || {
+        let range = (offset >> PAGE_SHIFT, pages_of(end));
+        self.change_pages(range, Reads::Cancelled, || {
             object.seals.forbid_writing()?;
-            object.saving.alone(&memory.platform, || {
-                if object.is_file() {
-                    self.punch_file(offset, end.min(object.size()))
-                } else {
-                    object.gate.alone(&memory.platform, || self.punch(offset, end));
-                    Ok(())
-                }
-            })
+            if object.is_file() {
+                return self.punch_file(offset, end.min(object.size()));
+            }
+            object.gate.alone(&memory.platform, || self.punch(offset, end));
+            Ok(())
         })
     }
 
-    /// Changes and saving are held.
-    fn punch_file(&self, offset: u64, end: u64) -> Result<(), Error> {
+    /// The changes are held, and the pager has none of the pages.
+    fn punch_file(&self, offset: u64, end: u64) -> Result<(), Stop> {
         let (memory, object) = (self.memory, self.state());
         let Some((pager, file)) = object.file().filter(|_| offset < end) else { return Ok(()) };
         // At the end of the file, what is behind it is zeroes already.
@@ -108,19 +120,19 @@ impl<P: Platform> Object<'_, P> {
         let cuts = [offset, end].into_iter().filter(|cut| !cut.is_multiple_of(PAGE_SIZE));
         // What is zeroed in part must be there, so that the rest of it is saved with it.
         for page in cuts.clone().map(|cut| cut >> PAGE_SHIFT) {
-            obtain(memory, object, page, &Wanted::one(0, object.size_in_pages()))?;
+            demand(memory, object, page, &Wanted::one(0, object.size_in_pages()))?;
         }
         let (first, behind) = (pages_of(offset), end >> PAGE_SHIFT);
         if first < behind {
-            pager.discard(file, first, behind - first)?;
+            pager.discard(file, first, behind - first).map_err(Error::from)?;
         }
         object.gate.alone(&memory.platform, || {
             for page in cuts.map(|cut| cut >> PAGE_SHIFT) {
-                pages::mark_dirty(memory, object, page, 1);
+                pages::mark_dirty(memory, object, page, 1)?;
             }
             self.punch(offset, end);
-        });
-        Ok(())
+            Ok(())
+        })
     }
 
     /// Drops the whole pages from `offset` to `end` and zeroes the parts. The gate is held for
@@ -148,9 +160,10 @@ impl<P: Platform> Object<'_, P> {
     /// # Errors
     /// [`Error::Invalid`] and [`Error::TooLarge`] as [`Object::punch_hole`];
     /// [`Error::NotSupported`] for files; [`Error::SealForbids`] where the end lies behind the
-    /// object's, whatever `growth` says; [`Error::Overcommitted`] and [`Error::NoSpace`] where no
-    /// more may be promised; [`Error::OutOfMemory`]. The content and size are as before then, and
-    /// so is the memory that it takes, unless somebody has used the new pages already.
+    /// object's, whatever `growth` says; [`Error::Overcommitted`]; [`Error::NoSpace`] as for
+    /// [`Object::write`]; [`Error::OutOfMemory`]; [`Error::Interrupted`], asked for before each
+    /// folio (Linux stops for any signal). The content and size are as before then, and so is the
+    /// memory that it takes, unless somebody has used the new pages already.
     ///
     /// Complexity: in the pages.
     pub fn allocate(&self, offset: u64, length: u64, growth: Growth) -> Result<(), Error> {
@@ -159,7 +172,13 @@ impl<P: Platform> Object<'_, P> {
         if object.is_file() {
             return Err(Error::NotSupported);
         }
-        object.changes.alone(&memory.platform, || {
+        memory.outermost(|| self.allocate_once(offset, end, growth))
+    }
+
+    fn allocate_once(&self, offset: u64, end: u64, growth: Growth) -> Result<(), Error> {
+        let (memory, object) = (self.memory, self.state());
+        let range = (offset >> PAGE_SHIFT, pages_of(end));
+        self.change_pages(range, Reads::Stay, || {
             let grows = end > object.size();
             if grows {
                 object.seals.forbid(Seals::GROW)?;
@@ -179,10 +198,15 @@ impl<P: Platform> Object<'_, P> {
         })
     }
 
-    fn allocate_pages(&self, first: u64, end: u64) -> Result<(), Error> {
+    fn allocate_pages(&self, first: u64, end: u64) -> Result<(), Stop> {
         let (memory, object) = (self.memory, self.state());
         let orders = object.orders(memory, MappingFlags::empty());
         let limit = end.max(object.size_in_pages());
+        let wanted = Wanted { reserve: memory.fault_reserve(), ..Wanted::one(orders, limit) };
+        if object.quota().is_some_and(|quota| end.saturating_sub(first) > quota.limit()) {
+            // What can never fit is not tried.
+            return Err(Error::NoSpace.into());
+        }
         let mut page = first;
         while page < end {
             // The changes are held, so no page goes meanwhile.
@@ -191,11 +215,14 @@ impl<P: Platform> Object<'_, P> {
                 page += count;
                 continue;
             }
-            if let Err(error) = obtain(memory, object, page, &Wanted::one(orders, limit)) {
+            let obtained = interrupt::check(&memory.platform)
+                .map_err(Stop::from)
+                .and_then(|()| obtain(memory, object, page, &wanted));
+            if let Err(stop) = obtained {
                 object.gate.alone(&memory.platform, || {
                     pages::drop_untouched(memory, object, first, page);
                 });
-                return Err(error);
+                return Err(stop);
             }
         }
         Ok(())

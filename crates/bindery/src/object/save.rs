@@ -1,204 +1,280 @@
 //! Saving: what was written to a file's pages goes to its pager.
 //!
-//! For each batch of dirty pages that stand next to each other:
+//! For each batch of dirty pages, which need not stand next to each other:
 //! 1. with the object's gate passed alone, so that no fault is between marking a page and letting
-//!    it be written, the marks are cleared, all mappings lose their permission to write, and the
-//!    batch is noted as being saved;
-//! 2. with the gate open again, the pager stores the pages. Reads and faults go on; whoever wants
-//!    to write one of these pages marks it first, and that waits ([`super::pages::mark_dirty`]). So
-//!    the bytes stand still, and what is written later is dirty again;
-//! 3. if the pager fails, the marks are set again.
+//!    it be written, the marks are cleared, a record of each run is put into the list
+//!    ([`super::in_flight`]), and all mappings lose their permission to write, in one walk for all
+//!    runs;
+//! 2. with no lock held, the pager stores the pages. Reads and faults go on; whoever wants to write
+//!    one of these pages marks it first, and waits for the record ([`super::pages::mark_dirty`]). So
+//!    the bytes stand still, and what is written later is dirty again. Whoever wants to drop the pages
+//!    waits too;
+//! 3. if the pager fails, the marks are set again, in one step with the records' end.
 //!
-//! The *saving* lock is held throughout, so one batch is saved at a time, and no page of it is
-//! dropped: who drops pages takes that lock too.
-
-use core::sync::atomic::{AtomicU64, Ordering};
+//! Any number of calls may save at the same time. None meets a page that another one stores, since
+//! such a page is not dirty; so each waits in the end for what others had begun to store before.
 
 use arrayvec::ArrayVec;
 
 use crate::Memory;
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE};
 use crate::error::Error;
+use crate::interrupt;
 use crate::platform::Platform;
 
+use super::in_flight::{Kind, Record};
 use super::index::{PageFlags, Run};
 use super::state::pages_of;
 use super::{Object, ObjectState, mappings};
 
-/// Runs that one call of the pager stores at the most.
-const PIECES: usize = 32;
-/// Pages that one call of the pager stores at the most: 16 MiB. Writers of any of them wait.
+/// Runs that are saved at a time.
+const RUNS: usize = 32;
+/// Pages that are saved at a time: 16 MiB. Writers of any of them wait.
 const PAGES: u32 = 4096;
-
-/// The pages that are being saved at the moment.
-pub(super) struct BeingSaved {
-    first: AtomicU64,
-    /// 0 where nothing is.
-    end: AtomicU64,
-}
-
-impl BeingSaved {
-    pub(super) const fn nothing() -> Self {
-        Self { first: AtomicU64::new(0), end: AtomicU64::new(0) }
-    }
-
-    /// Whether one of the pages is being saved. The answer "no" lasts for as long as the caller
-    /// holds the object's gate.
-    pub(super) fn overlaps(&self, page: u64, count: u64) -> bool {
-        // Acquire: whoever writes the page next comes after the pager has read it.
-        let end = self.end.load(Ordering::Acquire);
-        page < end && self.first.load(Ordering::Relaxed) < page.saturating_add(count)
-    }
-
-    /// With the gate passed alone.
-    pub(super) fn begin(&self, first: u64, end: u64) {
-        self.first.store(first, Ordering::Relaxed);
-        self.end.store(end, Ordering::Relaxed);
-    }
-
-    fn end(&self) {
-        self.end.store(0, Ordering::Release);
-    }
-}
-
-/// Dirty pages next to each other, which are being saved.
-struct Batch {
-    runs: ArrayVec<Run, PIECES>,
-    /// The size of the file, in bytes.
-    size: u64,
-}
-
-impl Batch {
-    fn first(&self) -> u64 {
-        self.runs.first().map_or(0, |run| run.page)
-    }
-
-    fn end(&self) -> u64 {
-        self.runs.last().map_or(0, |run| run.page + u64::from(run.count))
-    }
-}
 
 impl<P: Platform> Object<'_, P> {
     /// Stores what was written to the file in `length` bytes from `offset` on, through mappings or
-    /// otherwise, and returns when the pager has it. Nothing to do for shared memory. May sleep.
-    /// (Linux: `fsync(2)`, `msync(2)` with `MS_SYNC`.)
+    /// otherwise, and returns when the pager has it. Nothing to do for shared memory. May sleep, and
+    /// holds no lock while the pager works. (Linux: `fsync(2)`, `msync(2)` with `MS_SYNC`.)
     ///
     /// # Errors
-    /// What the pager says, [`Error::InputOutput`] mostly. What could not be stored remains to be
-    /// stored; the rest of the range is.
+    /// What the pager says, [`Error::InputOutput`] mostly; the rest of the range is stored all the same.
+    /// [`Error::Interrupted`] where a fatal signal waits, between two pieces of at most 16 MiB. What
+    /// was not stored remains to be stored.
     ///
-    /// Complexity: in the dirty pages, the index of the resident ones in the range, and the
-    /// mappings of the object for each batch of up to 32 runs.
+    /// Complexity: in the dirty pages; for each batch of up to 32 runs, one walk over the mappings that
+    /// show one of them.
     pub fn sync(&self, offset: u64, length: u64) -> Result<(), Error> {
         let end = offset.saturating_add(length);
-        save(self.memory, self.state(), offset >> PAGE_SHIFT, pages_of(end))
+        let first = offset >> PAGE_SHIFT;
+        save(self.memory, self.state(), first, pages_of(end), Until::FatalSignal)
     }
 }
 
-/// As [`Object::sync`], of the pages from `first` to `end`. Called without the object's locks.
+/// How far a call saves.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Until {
+    /// As far as it was asked to, but no further than to a fatal signal.
+    FatalSignal,
+    /// To the end: what is not saved now is lost.
+    End,
+}
+
+/// As [`Object::sync`], of the pages from `first` to `end`. Called without locks.
 pub(super) fn save<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     first: u64,
     end: u64,
+    until: Until,
 ) -> Result<(), Error> {
     if !object.is_file() {
         return Ok(());
     }
-    object.saving.alone(&memory.platform, || {
-        let mut result = Ok(());
-        let mut from = first;
-        while let Some(batch) = begin_batch(memory, object, from, end) {
-            let stored = store(memory, object, &batch);
-            if stored.is_err() {
-                let count = batch.end() - batch.first();
-                object.pages.change(memory, |index, _| {
-                    index.set_flags(batch.first(), count, PageFlags::DIRTY);
-                    ((), 0)
-                });
-            }
-            object.being_saved.end();
-            result = result.and(stored);
-            from = batch.end();
+    let (pages, platform) = (&object.pages, &memory.platform);
+    let failures = || pages.alone(platform, |_, in_flight, _| in_flight.failures());
+    loop {
+        let before = failures();
+        let result = save_dirty(memory, object, first, end, until);
+        // What others were storing when we came by is not dirty, and not stored either.
+        let number = pages.alone(platform, |_, in_flight, _| in_flight.next_number());
+        pages.wait_for_writes(platform, first, end, number);
+        if result.is_err() || failures() == before {
+            return result;
         }
-        result
-    })
+        // Some of it may be dirty again. Whoever failed knows, but who called us does not.
+    }
 }
 
-/// The next dirty pages from `from` on, which nobody may write any more.
-fn begin_batch<P: Platform>(
+/// Saves what is dirty and nobody else saves.
+fn save_dirty<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
-    from: u64,
+    first: u64,
     end: u64,
-) -> Option<Batch> {
-    object.gate.alone(&memory.platform, || {
-        let size = object.size();
-        let runs = dirty_runs(memory, object, from, end.min(pages_of(size)))?;
-        let batch = Batch { runs, size };
-        let (first, count) = (batch.first(), batch.end() - batch.first());
-        object.pages.change(memory, |index, _| {
-            index.clear_flags(first, count, PageFlags::DIRTY);
-            ((), 0)
-        });
-        mappings::write_protect(memory, object, first, count);
-        object.being_saved.begin(first, batch.end());
-        Some(batch)
-    })
-}
-
-/// Runs of dirty pages that follow each other, the first of which is the first from `from` on.
-fn dirty_runs<P: Platform>(
-    memory: &Memory<P>,
-    object: &ObjectState,
-    from: u64,
-    end: u64,
-) -> Option<ArrayVec<Run, PIECES>> {
-    object.pages.look(&memory.platform, |index| {
-        let mut next = index.next_run_with(PageFlags::DIRTY, from, end);
-        let mut runs = ArrayVec::new();
-        let mut room = PAGES;
-        while let Some(run) = next {
-            let count = run.count.min(room);
-            room -= count;
-            runs.push(Run { count, ..run });
-            let behind = run.page + u64::from(count);
-            if room == 0 || runs.is_full() {
-                break;
-            }
-            // Asked for the page alone first: the search goes as far as it must.
-            let follows =
-                |page| index.get(page).is_some_and(|slot| slot.flags.contains(PageFlags::DIRTY));
-            next = follows(behind)
-                .then(|| index.next_run_with(PageFlags::DIRTY, behind, end))
-                .flatten();
-        }
-        (!runs.is_empty()).then_some(runs)
-    })
-}
-
-/// Hands a batch to the pager.
-fn store<P: Platform>(
-    memory: &Memory<P>,
-    object: &ObjectState,
-    batch: &Batch,
+    until: Until,
 ) -> Result<(), Error> {
-    let Some((pager, file)) = object.file() else { return Ok(()) };
-    let pieces: ArrayVec<&[u8], PIECES> = batch
-        .runs
-        .iter()
-        .map(|run| {
-            let left = batch.size - (run.page << PAGE_SHIFT);
-            let length = left.min(u64::from(run.count) * PAGE_SIZE) as usize;
-            let window = memory.platform.window(run.frame).as_ptr();
-            // SAFETY: the window shows the bytes of the run's frames, which are consecutive
-            // (obligation 1 of `Platform`, and `Frames::new` looked where two ranges touch). The
-            // pages stay where they are while the saving lock is held. Nobody writes them: no
-            // entry lets a program do so since `begin_batch`, and whoever wants to make one that
-            // does, or to write from here (`content`, `pages::zero_part`), waits until the batch
-            // is no longer noted as being saved.
-            unsafe { core::slice::from_raw_parts(window, length) }
-        })
-        .collect();
-    Ok(pager.write(file, batch.first(), &pieces)?)
+    let (mut result, mut from) = (Ok(()), first);
+    loop {
+        if until == Until::FatalSignal {
+            // What the pager refused before is the more important news.
+            result.and_then(|()| interrupt::check(&memory.platform))?;
+        }
+        // Looked for before anybody is kept out: often, nothing is dirty.
+        let within = end.min(object.size_in_pages());
+        let dirty = object
+            .pages
+            .look(&memory.platform, |index| index.next_run_with(PageFlags::DIRTY, from, within));
+        let Some(run) = dirty else { return result };
+        let mut saved = save_batch(memory, object, run.page, end, u64::MAX);
+        if saved.behind == run.page {
+            // Somebody is changing the page. Whoever comes later waits until it is saved.
+            let range = (run.page, run.page + u64::from(run.count));
+            saved = object.pages.with_turn(&memory.platform, range, |turn| {
+                save_batch(memory, object, range.0, range.1, turn)
+            });
+        }
+        result = result.and(saved.result);
+        from = saved.behind;
+    }
+}
+
+/// What became of a batch.
+struct Saved {
+    result: Result<(), Error>,
+    /// Where to go on.
+    behind: u64,
+}
+
+/// Saves the next dirty pages from `from` to `end`, up to the first that a change concerns which is
+/// older than `turn` says.
+fn save_batch<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    from: u64,
+    end: u64,
+    turn: u64,
+) -> Saved {
+    // In this frame until the end of the function, and only borrowed shared: `Batch::begin` wants it.
+    let records = [const { Record::new() }; RUNS];
+    let mut batch = Batch {
+        memory,
+        object,
+        records: &records,
+        runs: ArrayVec::new(),
+        done: 0,
+        size: 0,
+        behind: from,
+    };
+    object.gate.alone(&memory.platform, || {
+        batch.size = object.size();
+        batch.begin(end.min(pages_of(batch.size)), turn);
+        let ranges: ArrayVec<(u64, u64), RUNS> =
+            batch.groups().map(|runs| (runs[0].page, pages_in(runs))).collect();
+        if !ranges.is_empty() {
+            mappings::write_protect(memory, object, &ranges);
+        }
+    });
+    let mut result = Ok(());
+    while let Some((count, stored)) = batch.store_next() {
+        batch.end(count, stored.is_ok());
+        result = result.and(stored);
+    }
+    Saved { result, behind: batch.behind }
+}
+
+fn pages_in(runs: &[Run]) -> u64 {
+    runs.iter().map(|run| u64::from(run.count)).sum()
+}
+
+/// Runs of dirty pages that are being saved, by rising page.
+struct Batch<'a, P: Platform> {
+    memory: &'a Memory<P>,
+    object: &'a ObjectState,
+    /// One for each of the runs.
+    records: &'a [Record; RUNS],
+    runs: ArrayVec<Run, RUNS>,
+    /// So many of them are over.
+    done: usize,
+    /// The size of the file, in bytes.
+    size: u64,
+    /// Where to go on.
+    behind: u64,
+}
+
+impl<P: Platform> Batch<'_, P> {
+    /// Takes dirty pages up to `end` into the batch, which are not dirty any more then. Where a change
+    /// concerns one which is older than `turn` says, ends there; a younger one waits. The object's gate
+    /// is passed alone; and the records stay where they are until the batch is dropped.
+    fn begin(&mut self, end: u64, turn: u64) {
+        let mut room = PAGES;
+        while room > 0 && !self.runs.is_full() {
+            let from = self.behind;
+            let record = &self.records[self.runs.len()];
+            let run = self.object.pages.alone(&self.memory.platform, |index, in_flight, ends| {
+                let run = index.next_run_with(PageFlags::DIRTY, from, end)?;
+                let mut count = run.count.min(room);
+                let behind = run.page + u64::from(count);
+                // In one step with the look at the list: a change that begins later waits for us.
+                if let Some(change) = in_flight.first_change(run.page, behind, turn) {
+                    count = change.checked_sub(run.page).filter(|count| *count > 0)? as u32;
+                }
+                let behind = run.page + u64::from(count);
+                index.clear_flags(run.page, u64::from(count), PageFlags::DIRTY);
+                // SAFETY: the record is used for this run alone, lies in the frame of `save_batch`,
+                // which has nothing but shared references to it, and is taken out by `end`, at the
+                // latest when the batch is dropped.
+                unsafe { in_flight.insert(ends, record, Kind::Write, run.page, behind) };
+                Some(Run { count, ..run })
+            });
+            let Some(run) = run else { break };
+            room -= run.count;
+            self.behind = run.page + u64::from(run.count);
+            self.runs.push(run);
+        }
+    }
+
+    /// The runs that are still to be stored, those together that follow each other.
+    fn groups(&self) -> impl Iterator<Item = &[Run]> {
+        let follows = |run: &Run, next: &Run| run.page + u64::from(run.count) == next.page;
+        self.runs[self.done..].chunk_by(follows)
+    }
+
+    /// Stores the next runs that follow each other, and says how many they are.
+    fn store_next(&self) -> Option<(usize, Result<(), Error>)> {
+        self.groups().next().map(|runs| (runs.len(), self.store(runs)))
+    }
+
+    /// Hands runs that follow each other to the pager.
+    fn store(&self, runs: &[Run]) -> Result<(), Error> {
+        let Some((pager, file)) = self.object.file() else { return Ok(()) };
+        let pieces: ArrayVec<&[u8], RUNS> = runs
+            .iter()
+            .map(|run| {
+                let left = self.size - (run.page << PAGE_SHIFT);
+                let length = left.min(u64::from(run.count) * PAGE_SIZE) as usize;
+                let window = self.memory.platform.window(run.frame).as_ptr();
+                // SAFETY: the window shows the bytes of the run's frames, which are consecutive
+                // (obligation 1 of `Platform`, and `Frames::new` looked where two ranges touch). The
+                // pages stay where they are, and nobody writes them, while their record is in the
+                // list: no entry lets a program do so since `begin` and the walk behind it, and
+                // whoever wants to make one that does, or to write, drop or replace them, waits for
+                // the record's end.
+                unsafe { core::slice::from_raw_parts(window, length) }
+            })
+            .collect();
+        let first = runs.first().map_or(0, |run| run.page);
+        Ok(pager.write(file, first, &pieces)?)
+    }
+
+    /// The next `count` runs are over; unless they are stored, they are dirty again.
+    fn end(&mut self, count: usize, stored: bool) {
+        let over = self.done..self.done + count;
+        self.done = over.end;
+        let wanted = self.object.pages.alone(&self.memory.platform, |index, in_flight, ends| {
+            let mut wanted = false;
+            for number in over {
+                let run = &self.runs[number];
+                if !stored {
+                    index.set_flags(run.page, u64::from(run.count), PageFlags::DIRTY);
+                    in_flight.count_failure();
+                }
+                wanted |= in_flight.take(ends, &self.records[number]);
+            }
+            wanted
+        });
+        if wanted {
+            self.object.pages.ends.wake(&self.memory.platform);
+        }
+    }
+}
+
+impl<P: Platform> Drop for Batch<'_, P> {
+    fn drop(&mut self) {
+        // Something is left where the pager has panicked.
+        let left = self.runs.len() - self.done;
+        if left > 0 {
+            self.end(left, false);
+        }
+    }
 }

@@ -9,14 +9,15 @@ use crate::addr::PAGE_SIZE;
 use crate::error::Error;
 use crate::gate::Gate;
 use crate::platform::Platform;
-use crate::rmap::ObjectList;
+use crate::rmap::{ObjectTree, TreeLock};
 use crate::space::MappingFlags;
 use crate::table::OutOfMemory;
 
+use super::in_flight::{Ends, InFlight};
 use super::index::{NODES_OF_A_FOLIO, Nodes, PAGE_LIMIT, PageIndex};
 use super::pager::Pager;
+use super::quota::Quota;
 use super::registry::Links;
-use super::save::BeingSaved;
 use super::seals::{SealState, Seals};
 use super::{pages, save};
 
@@ -35,7 +36,13 @@ pub enum Accounting {
 #[derive(Clone, Copy)]
 pub(super) enum Backing {
     /// Nowhere: what is not in memory is zeroes.
-    Memory(Accounting),
+    Memory {
+        /// What counts as promised.
+        accounting: Accounting,
+        /// What the promised pages are taken from too. Outlives all who hold the object
+        /// (`Memory::shared_memory_within`).
+        quota: Option<NonNull<Quota>>,
+    },
     /// With a pager.
     File {
         /// Outlives all who hold the object (`Memory::file`).
@@ -58,20 +65,20 @@ pub(crate) struct ObjectState {
     pub(super) promised: AtomicU64,
     pub(super) seals: SealState,
     pub(super) changes: Gate,
-    pub(super) saving: Gate,
-    pub(super) being_saved: BeingSaved,
     pub(crate) gate: Gate,
     pub(crate) pages: Pages,
-    pub(crate) mappers_gate: Gate,
-    pub(crate) mappers: ObjectList,
+    pub(crate) mappers_gate: TreeLock,
+    pub(crate) mappers: ObjectTree,
     pub(super) links: Links,
 }
 
-/// The index of an object's pages, and its lock, for which waiters spin: it is asked in read
-/// sections and with tables locked.
+/// The index of an object's pages, what is in flight between them and the pager, and the lock of
+/// both, for which waiters spin: the index is asked in read sections and with tables locked.
 pub(crate) struct Pages {
     gate: Gate,
     index: UnsafeCell<PageIndex>,
+    in_flight: UnsafeCell<InFlight>,
+    pub(super) ends: Ends,
     /// How many pages the index has; to be read without the lock.
     resident: AtomicU64,
 }
@@ -81,6 +88,8 @@ impl Pages {
         Self {
             gate: Gate::new(),
             index: UnsafeCell::new(PageIndex::new()),
+            in_flight: UnsafeCell::new(InFlight::new()),
+            ends: Ends::new(),
             resident: AtomicU64::new(0),
         }
     }
@@ -113,6 +122,21 @@ impl Pages {
             let resident = self.resident.load(Ordering::Relaxed);
             self.resident.store(resident.wrapping_add_signed(by), Ordering::Relaxed);
             result
+        })
+    }
+
+    /// Looks at the index and at what is in flight, and changes the latter or flags of pages, alone.
+    /// `work` takes no lock.
+    pub(super) fn alone<P: Platform, R>(
+        &self,
+        platform: &P,
+        work: impl FnOnce(&mut PageIndex, &mut InFlight, &Ends) -> R,
+    ) -> R {
+        self.gate.alone_shortly(platform, || {
+            // SAFETY: everyone who uses either passes the gate, which we have passed alone.
+            let (index, in_flight) =
+                unsafe { (&mut *self.index.get(), &mut *self.in_flight.get()) };
+            work(index, in_flight, &self.ends)
         })
     }
 
@@ -155,12 +179,10 @@ impl ObjectState {
             promised: AtomicU64::new(0),
             seals: SealState::new(seals),
             changes: Gate::new(),
-            saving: Gate::new(),
-            being_saved: BeingSaved::nothing(),
             gate: Gate::new(),
             pages: Pages::new(),
-            mappers_gate: Gate::new(),
-            mappers: ObjectList::new(),
+            mappers_gate: TreeLock::new(),
+            mappers: ObjectTree::new(),
             links: Links::new(),
         }
     }
@@ -189,7 +211,7 @@ impl ObjectState {
     /// The pager and its number for the file, if the object is one.
     pub(super) fn file(&self) -> Option<(&dyn Pager, u64)> {
         match self.backing {
-            Backing::Memory(_) => None,
+            Backing::Memory { .. } => None,
             // SAFETY: the pager outlives all who hold the object (`Memory::file`), and whoever has
             // a reference to the state is or knows a holder.
             Backing::File { pager, file } => Some((unsafe { pager.as_ref() }, file)),
@@ -208,7 +230,7 @@ impl ObjectState {
     /// The orders above 0 that folios for a mapping with these flags may have.
     pub(crate) fn orders<P: Platform>(&self, memory: &Memory<P>, flags: MappingFlags) -> u16 {
         let policy = match self.backing {
-            Backing::Memory(_) => memory.shared_folio_policy(),
+            Backing::Memory { .. } => memory.shared_folio_policy(),
             Backing::File { .. } => memory.file_folio_policy(),
         };
         policy.orders(flags)
@@ -217,9 +239,19 @@ impl ObjectState {
     /// How the memory counts as promised.
     pub(crate) fn accounting(&self) -> Accounting {
         match self.backing {
-            Backing::Memory(accounting) => accounting,
+            Backing::Memory { accounting, .. } => accounting,
             // It can always be had again from the storage.
             Backing::File { .. } => Accounting::None,
+        }
+    }
+
+    /// What the promised pages are taken from too.
+    pub(crate) fn quota(&self) -> Option<&Quota> {
+        match self.backing {
+            // SAFETY: the quota outlives all who hold the object (`Memory::shared_memory_within`),
+            // and whoever has a reference to the state is or knows a holder.
+            Backing::Memory { quota, .. } => quota.map(|quota| unsafe { quota.as_ref() }),
+            Backing::File { .. } => None,
         }
     }
 
@@ -231,6 +263,9 @@ impl ObjectState {
     /// Promises `pages` more.
     pub(super) fn promise<P: Platform>(&self, memory: &Memory<P>, pages: u64) -> Result<(), Error> {
         let _reservation = memory.commitment().reserve(pages)?;
+        if let Some(quota) = self.quota() {
+            quota.take(pages)?;
+        }
         memory.commitment().add(pages as i64);
         self.promised.fetch_add(pages, Ordering::Relaxed);
         Ok(())
@@ -238,6 +273,9 @@ impl ObjectState {
 
     /// Takes back a promise of `pages`.
     pub(super) fn unpromise<P: Platform>(&self, memory: &Memory<P>, pages: u64) {
+        if let Some(quota) = self.quota() {
+            quota.give_back(pages);
+        }
         memory.commitment().add(-(pages as i64));
         self.promised.fetch_sub(pages, Ordering::Relaxed);
     }
@@ -264,9 +302,10 @@ impl ObjectState {
         self.holders.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether a batch of pages is being saved.
-    pub(crate) fn is_being_saved(&self) -> bool {
-        self.being_saved.overlaps(0, u64::MAX)
+    /// Whether anything is in flight between the pages and the pager.
+    pub(crate) fn has_in_flight<P: Platform>(&self, platform: &P) -> bool {
+        let listed = self.pages.alone(platform, |_, in_flight, _| !in_flight.is_empty());
+        listed || !self.pages.ends.no_writes()
     }
 
     /// How many handles and VMAs there are.
@@ -316,7 +355,7 @@ pub(super) fn release<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectState
     if object.holders.fetch_sub(1, Ordering::AcqRel) != 1 {
         return;
     }
-    let _ = save::save(memory, object, 0, PAGE_LIMIT);
+    let _ = save::save(memory, object, 0, PAGE_LIMIT, save::Until::End);
     memory.registry.take(node);
     pages::drop_pages(memory, object, 0, PAGE_LIMIT);
     object.unpromise(memory, object.promised());
@@ -325,7 +364,7 @@ pub(super) fn release<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectState
     }
     debug_assert!(object.mappers.is_empty(), "an object without holders is mapped");
     // SAFETY: the node came from this slab (`Memory::add_object`); it has no holder and is in no
-    // list, so nobody can reach it any more; walkers of the reverse map that met it in a folio
-    // have left (`AddressSpace::finish`).
+    // list, so nobody can reach it any more. Nobody follows a folio to its object without a holder
+    // of the object's.
     unsafe { memory.objects.free(&memory.frames, &memory.platform, node) };
 }

@@ -20,7 +20,7 @@
 //!    stamp, since it maps what its parent maps.
 //! 3. *Detach.* Under the family's gate each dead group is taken out for which all groups below that
 //!    have VMAs have its stamp, or a later one. One that a walker holds stays.
-//! 4. *Free*, when the address space ends ([`Retired`]).
+//! 4. *Free*, when no reader is left ([`crate::deferred`]).
 //!
 //! So where each parent exits only after its child has forked, the children that inherit the stamp
 //! let the groups go, as soon as the elder generations have exited.
@@ -38,7 +38,9 @@
 //!   with such holders, counts as one that has VMAs.
 //! - *A part of a VMA, or its contents.* They are counted down before the mutex is released.
 //! - *Private copies of an object's pages*, which a truncation drops without the mutex. It holds the
-//!   lock of the object's list until they are counted down, and the survey passes that lock.
+//!   lock of the object's tree together with other walkers until they are counted down, and the
+//!   survey takes that lock alone each time that it locks tables. What a truncation drops behind the
+//!   survey was seen by it.
 //!
 //! After the survey no page of a dead group comes to the VMAs. New pages belong to their own group;
 //! what is claimed does, too. And nobody makes a dead group an owner again, since there is one survey
@@ -51,18 +53,16 @@
 //! those alone who have locked all tables that map the folio, and one of these is locked here.
 //!
 //! # Why the groups are not freed at once
-//! A walker may have found one in a read section, before the folio changed hands. The grace period
-//! at the end of the address space is one that is waited for anyway.
+//! A walker may have found one in a read section, before the folio changed hands.
 //!
 //! # The bound
 //! A fork looks for dead groups when [`LONGEST`] groups with children have died in the family since
 //! the stamp. The survey fails only where somebody has one of the folios locked. So a chain in which
-//! each generation lives as long as `k` later ones has about `k` + 3 [`LONGEST`] groups for a VMA, and
-//! at most as many wait for the end of an address space. A process that lives on without a fork keeps the dead groups
-//! that were above it when it was forked, or whose death came later, and no group that is made
-//! afterwards. To look for all that could go may cost more than it is worth, in families with many
-//! members; so it is done for at most [`BELOW`] groups for each dead one. Dead groups with several
-//! children are fewer than the groups without any, as in every tree.
+//! each generation lives as long as `k` later ones has about `k` + 3 [`LONGEST`] groups for a VMA. A
+//! process that lives on without a fork keeps the dead groups that were above it when it was forked, or
+//! whose death came later, and no group that is made afterwards. A search for all groups that could go
+//! may cost more than it is worth in a large family, so it visits at most [`BELOW`] groups for each dead
+//! one. Dead groups with several children are fewer than the groups without any, as in every tree.
 //!
 //! # Why groups are not shared instead
 //! Linux lets a child take a dead ancestor's `anon_vma` for its own pages. With a tree it would have
@@ -75,13 +75,15 @@ use core::ops::ControlFlow;
 use core::ptr::{self, NonNull};
 
 use crate::Memory;
+use crate::deferred::Chain;
 use crate::frame::Owner;
 use crate::platform::Platform;
 use crate::space::vma::Vma;
 use crate::table::PageTable;
 use crate::table::look::{Standing, Stretch};
 
-use super::group::{AnonGroup, Retired};
+use super::group::AnonGroup;
+use super::interval::Asked;
 
 /// So many dead unary groups are worth a survey.
 const LONGEST: u32 = 4;
@@ -103,22 +105,21 @@ pub(crate) fn may_contract(vma: &Vma) -> bool {
 /// where a folio's lock is taken. Allocates nothing.
 ///
 /// The caller holds the mutex of the VMA's address space and all its VMAs for writing.
-pub(crate) fn contract<P: Platform>(table: &PageTable<'_, P>, vma: &Vma) -> Option<Retired> {
+pub(crate) fn contract<P: Platform>(
+    table: &PageTable<'_, P>,
+    vma: &Vma,
+) -> Option<Chain<AnonGroup>> {
     let group = vma.group().filter(|_| may_contract(vma))?;
     let (memory, gate) = (table.memory, group.family_gate());
     let look = gate.alone(&memory.platform, || look(group, vma))?;
-    // The list is this address space's, and its mutex is held.
-    let complete = group.vmas.iter().fold(true, |complete, vma| {
-        let survey = || take_over(memory, table, vma);
-        complete
-            & match vma.object() {
-                Some(object) => object.mappers_gate.together(&memory.platform, survey),
-                None => survey(),
-            }
-    });
+    // The tree is this address space's, and its mutex is held.
+    let complete = group
+        .vmas
+        .iter(Asked::ALL)
+        .fold(true, |complete, vma| complete & take_over(memory, table, vma));
     gate.alone(&memory.platform, || {
         group.end_survey();
-        let listed = group.vmas.iter().count() as u32;
+        let listed = group.vmas.iter(Asked::ALL).count() as u32;
         if !complete || group.tenants() != listed {
             return None;
         }
@@ -172,7 +173,12 @@ fn ancestors(group: &AnonGroup) -> impl Iterator<Item = &AnonGroup> {
 fn take_over<P: Platform>(memory: &Memory<P>, table: &PageTable<'_, P>, vma: &Vma) -> bool {
     let frames = &memory.frames;
     let complete = Cell::new(true);
-    table.survey(vma.range(), |stretch: &Stretch| {
+    // Passed for each hold of the tables, so that nobody waits for the whole mapping.
+    let within = |hold: &mut dyn FnMut()| match vma.object() {
+        Some(object) => object.mappers_gate.alone(&memory.platform, hold),
+        None => hold(),
+    };
+    table.survey_within(vma.range(), within, |stretch: &Stretch| {
         let Standing::Pages { folio: Some(folio), .. } = stretch.what else { return };
         // Read without the folio's lock ("why no folio is missed"). So a folio that stays as it is
         // does not put the contraction off because somebody walks to it.
@@ -180,7 +186,7 @@ fn take_over<P: Platform>(memory: &Memory<P>, table: &PageTable<'_, P>, vma: &Vm
         // SAFETY: the folio is mapped, so its owner is the VMA's group or one above. Those stay: the
         // group holds them, and no other survey, which could contract them, runs in the family.
         let Some(heir) = (unsafe { owner.as_ref() }).heir() else { return };
-        match frames.try_lock_folio(folio) {
+        match frames.try_lock_folio(&memory.platform, folio) {
             Some(lock) => lock.set_owner(Owner::Group(NonNull::from(heir)), index),
             None => complete.set(false),
         }
@@ -190,8 +196,8 @@ fn take_over<P: Platform>(memory: &Memory<P>, table: &PageTable<'_, P>, vma: &Vm
 
 /// Takes each dead group above `group` out of the tree to which nothing below has pages any more.
 /// Gives up after `left` groups below. The family's gate is held by the caller alone.
-fn detach_above(group: &AnonGroup, mut left: u32) -> Option<Retired> {
-    let mut retired = Retired::default();
+fn detach_above(group: &AnonGroup, mut left: u32) -> Option<Chain<AnonGroup>> {
+    let mut retired = Chain::default();
     // Up to when all VMAs below the next group are clear of pages of dead groups.
     let mut clear = clear_below(group, &mut left);
     let mut at = group;

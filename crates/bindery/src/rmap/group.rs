@@ -9,24 +9,26 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use crate::Memory;
-use crate::gate::Gate;
+use crate::deferred::{Batch, Chain, Linked};
 use crate::platform::Platform;
 use crate::space::vma::Vma;
 
-use super::list::GroupList;
+use super::TreeLock;
+use super::interval::Asked;
+use super::trees::GroupTree;
 
 /// VMAs of one address space whose anonymous pages may belong together: parts of what was one
 /// VMA, or could have been.
 #[repr(align(16))]
 pub(crate) struct AnonGroup {
-    /// The first of the family, whose gate guards all lists of the family; null in itself.
+    /// The first of the family, whose gate guards all trees of the family; null in itself.
     root: AtomicPtr<Self>,
     /// The group of the VMA that this one's was forked from.
     parent: AtomicPtr<Self>,
     first_child: AtomicPtr<Self>,
     next_sibling: AtomicPtr<Self>,
     previous_sibling: AtomicPtr<Self>,
-    pub(crate) vmas: GroupList,
+    pub(crate) vmas: GroupTree,
     /// Of a group that was found dead and unary: the first group below that is not, to which the
     /// pages go. In the root: the group whose VMAs are being surveyed. Written under the family's
     /// gate; see [`super::chain`].
@@ -36,7 +38,7 @@ pub(crate) struct AnonGroup {
     stamp: AtomicU64,
     /// VMAs, children, and walkers; 0 in a group that was contracted.
     holders: AtomicU32,
-    gate: Gate,
+    gate: TreeLock,
 }
 
 impl AnonGroup {
@@ -47,8 +49,8 @@ impl AnonGroup {
         NonNull::new(link.load(Ordering::Relaxed)).map(|group| unsafe { group.as_ref() })
     }
 
-    /// The lock of all lists of the family.
-    pub(crate) fn family_gate(&self) -> &Gate {
+    /// The lock of all trees of the family.
+    pub(crate) fn family_gate(&self) -> &TreeLock {
         &self.follow(&self.root).unwrap_or(self).gate
     }
 
@@ -69,13 +71,13 @@ impl AnonGroup {
         if self.holders.load(Ordering::Relaxed) == 0 {
             return false;
         }
-        self.for_each_below(|group| found |= group.vmas.iter().any(|one| ptr::eq(one, vma)));
+        self.for_each_below(|group| found |= group.vmas.contains(vma));
         found
     }
 
-    /// Whether `vma` is the first in the group's list. For the auditor.
+    /// Whether `vma` is the first in the group's tree, which names one of them.
     pub(crate) fn is_first(&self, vma: &Vma) -> bool {
-        self.vmas.iter().next().is_some_and(|first| ptr::eq(first, vma))
+        self.vmas.first(&Asked::ALL).is_some_and(|first| ptr::eq(first, vma))
     }
 
     /// Whether the group has no VMA, and `child` is the first of those below it. For the auditor.
@@ -171,8 +173,8 @@ impl AnonGroup {
         self.holders.load(Ordering::Acquire).saturating_sub(self.children().count() as u32)
     }
 
-    /// Whether the group is kept by one child alone: it has no VMA, not even one that waits for its
-    /// grace period, and no walker. It stays so until the child leaves. The family's gate is held.
+    /// Whether the group is kept by one child alone: it has no VMA, not even one whose pages are still to
+    /// be counted down, and no walker. It stays so until the child leaves. The family's gate is held.
     fn is_dead_and_unary(&self) -> bool {
         // Acquire: what the holders before did to the group has happened.
         self.holders.load(Ordering::Acquire) == 1 && self.vmas.is_empty() && !self.is_childless()
@@ -191,13 +193,14 @@ impl AnonGroup {
 
     /// Takes this dead group, whose one child is `child`, out of the tree. Not so where a walker holds
     /// it. The family's gate is held by the caller alone.
-    pub(super) fn detach(&self, child: &Self, retired: &mut Retired) -> bool {
+    pub(super) fn detach(&self, child: &Self, retired: &mut Chain<Self>) -> bool {
         let Some(parent) = self.parent() else { return false };
         if !self.is_dead_and_unary() || !self.freeze() {
             return false;
         }
         child.replace_child(self, parent);
-        retired.push(NonNull::from(self));
+        // SAFETY: 1. it is frozen, so that nobody else frees it; 2. it is among no children any more.
+        unsafe { retired.push(NonNull::from(self)) };
         true
     }
 
@@ -235,19 +238,25 @@ impl AnonGroup {
     pub(crate) fn join<P: Platform>(&self, platform: &P, vma: &Vma, node: NonNull<Self>) {
         self.family_gate().alone(platform, || {
             vma.set_group(Some(node));
-            self.vmas.add(vma);
+            // SAFETY: 1. the gate is held; 2. the VMA was in no group's tree, and leaves this one
+            // before it is freed (`Held::take`, `leave`); 3. what it maps changes through `Held`.
+            unsafe { self.vmas.insert(vma) };
         });
     }
 
     /// Lets `vma` belong to no group any more. It still counts as a holder.
     pub(crate) fn leave<P: Platform>(&self, platform: &P, vma: &Vma) {
         self.family_gate().alone(platform, || {
-            self.vmas.take(vma);
+            // SAFETY: 1. the gate is held; 2. the VMA belongs to the group, so it is in its tree.
+            unsafe { self.vmas.remove(vma) };
             vma.set_group(None);
         });
     }
 
     /// Calls `f` for this group and all below it. The family's gate is held.
+    ///
+    /// These are one for each mapped VMA that was forked from one of the group's, or from a copy of
+    /// it, and the dead ones above those, of which [`super::chain`] leaves a few for each.
     pub(super) fn for_each_below(&self, mut f: impl FnMut(&Self)) {
         let _ = self.try_for_each_below(|group| {
             f(group);
@@ -261,78 +270,37 @@ impl AnonGroup {
         &self,
         mut f: impl FnMut(&Self) -> ControlFlow<()>,
     ) -> ControlFlow<()> {
-        let mut at = self;
-        loop {
+        let mut next = Some(self);
+        while let Some(at) = next {
             f(at)?;
-            if let Some(child) = at.follow(&at.first_child) {
-                at = child;
-                continue;
+            next = at.next_below(self);
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// The group behind this one among `top` and those below, parents before their children. The
+    /// family's gate is held.
+    pub(super) fn next_below(&self, top: &Self) -> Option<&Self> {
+        let mut at = self;
+        if let Some(child) = at.follow(&at.first_child) {
+            return Some(child);
+        }
+        while !ptr::eq(at, top) {
+            if let Some(sibling) = at.follow(&at.next_sibling) {
+                return Some(sibling);
             }
-            loop {
-                if ptr::eq(at, self) {
-                    return ControlFlow::Continue(());
-                }
-                if let Some(sibling) = at.follow(&at.next_sibling) {
-                    at = sibling;
-                    break;
-                }
-                let Some(parent) = at.parent() else { return ControlFlow::Continue(()) };
-                at = parent;
-            }
+            at = at.parent()?;
         }
+        None
     }
 }
 
-/// Groups that were taken out of the tree and wait until nobody can know them.
-#[derive(Default)]
-pub(crate) struct Retired {
-    /// Linked by `next_sibling`.
-    first: Option<NonNull<AnonGroup>>,
-}
-
-impl Retired {
-    fn push(&mut self, node: NonNull<AnonGroup>) {
-        let next = self.first.map_or(ptr::null_mut(), NonNull::as_ptr);
-        // SAFETY: the group was detached by the caller, and is freed by `Groups::free_retired`
-        // alone.
-        unsafe { node.as_ref() }.next_sibling.store(next, Ordering::Relaxed);
-        self.first = Some(node);
-    }
-
-    /// Takes over what the other has.
-    pub(crate) fn append(&mut self, mut other: Self) {
-        while let Some(node) = other.pop() {
-            self.push(node);
-        }
-    }
-
-    fn pop(&mut self) -> Option<NonNull<AnonGroup>> {
-        let node = self.first?;
-        // SAFETY: what is on the list was not freed yet.
-        self.first = NonNull::new(unsafe { node.as_ref() }.next_sibling.load(Ordering::Relaxed));
-        Some(node)
-    }
-
-    /// Whether nothing waits.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.first.is_none()
-    }
-
-    /// How many wait. For the auditor.
-    pub(crate) fn count(&self) -> u64 {
-        let (mut count, mut next) = (0, self.first);
-        while let Some(node) = next {
-            // SAFETY: what is on the list was not freed yet.
-            next = NonNull::new(unsafe { node.as_ref() }.next_sibling.load(Ordering::Relaxed));
-            count += 1;
-        }
-        count
+impl Linked for AnonGroup {
+    /// Of a group that has left the tree; nobody follows it to siblings then.
+    fn next(&self) -> &AtomicPtr<Self> {
+        &self.next_sibling
     }
 }
-
-// SAFETY: the groups on the list belong to it alone but for walkers, which share nothing but atomics
-// with it.
-unsafe impl Send for Retired {}
 
 /// Making and freeing groups.
 pub(crate) struct Groups;
@@ -354,12 +322,12 @@ impl Groups {
             first_child: null(),
             next_sibling: null(),
             previous_sibling: null(),
-            vmas: GroupList::new(),
+            vmas: GroupTree::new(),
             heir: null(),
             // Of the root's children too: no group above them can be found dead.
             stamp: AtomicU64::new(parent.map_or(0, AnonGroup::stamp)),
             holders: AtomicU32::new(0),
-            gate: Gate::new(),
+            gate: TreeLock::new(),
         };
         let node = memory.groups.allocate(&memory.frames, &memory.platform, group)?;
         if let Some(parent) = parent {
@@ -382,23 +350,25 @@ impl Groups {
     pub(crate) fn discard<P: Platform>(memory: &Memory<P>, node: NonNull<AnonGroup>) {
         // SAFETY: fresh from `create`; nobody else knows it.
         unsafe { node.as_ref() }.hold();
-        Self::release(memory, node);
+        Self::release_now(memory, node);
     }
 
-    /// Frees what was contracted. A grace period has passed since the last folio that named one of
-    /// the groups was counted as mapped.
-    pub(crate) fn free_retired<P: Platform>(memory: &Memory<P>, mut retired: Retired) {
-        while let Some(node) = retired.pop() {
-            // SAFETY: it came from this slab, stands in no tree, and was frozen, so that no walker
-            // holds it; those that saw it named have left (the caller's promise).
-            unsafe { memory.groups.free(&memory.frames, &memory.platform, node) };
-        }
+    /// As [`Groups::release`], for a caller that has nothing else to be freed.
+    pub(super) fn release_now<P: Platform>(memory: &Memory<P>, node: NonNull<AnonGroup>) {
+        let mut groups = Chain::default();
+        Self::release(memory, node, &mut groups);
+        memory.free_after_readers(Batch { groups, ..Batch::default() });
     }
 
-    /// One VMA or walker less; frees the group with the last, and then perhaps those above it. No VMA that
-    /// is still in the group's list calls this, and no walker may still know the group: a grace
-    /// period has passed since the VMA left the list.
-    pub(crate) fn release<P: Platform>(memory: &Memory<P>, node: NonNull<AnonGroup>) {
+    /// One VMA or walker less. With the last, the group leaves the tree, and then perhaps those above
+    /// it: they come to `unheld`, and are freed after their readers. A VMA calls this when it is out
+    /// of the group's list and its pages are counted down, so that who sees a mapped folio name the
+    /// group in a read section meets one that was not freed.
+    pub(crate) fn release<P: Platform>(
+        memory: &Memory<P>,
+        node: NonNull<AnonGroup>,
+        unheld: &mut Chain<AnonGroup>,
+    ) {
         let mut next = Some(node);
         while let Some(node) = next.take() {
             // SAFETY: the caller's holder, or the child's below, is one of those counted, so the
@@ -428,9 +398,9 @@ impl Groups {
             debug_assert!(
                 group.vmas.is_empty() && group.first_child.load(Ordering::Relaxed).is_null()
             );
-            // SAFETY: it came from this slab; nobody holds it, so no VMA and no child names it, and
-            // walkers that found it through a folio have left (the caller's promise).
-            unsafe { memory.groups.free(&memory.frames, &memory.platform, node) };
+            // SAFETY: 1. nobody holds it, so that nobody else frees it; 2. it is among no children any
+            // more.
+            unsafe { unheld.push(node) };
         }
     }
 }

@@ -20,59 +20,86 @@
 //! groups above it instead, so its fork takes one more allocation for each generation; the folios
 //! that a walk has to look at are the same.
 //!
-//! A walk from a group visits the VMAs of the group and of those below: each of them can map the
-//! group's pages, but for the parts of a VMA that was split, which share one group. Dead groups,
-//! which a chain of forks leaves behind, are contracted; [`chain`] says how and what bounds their
-//! number.
+//! The VMAs of an object, and those of a group, stand in an interval tree ([`interval`]), so a walk
+//! comes to those that map the index and to no others. A walk from a group visits the trees of the
+//! group and of those below, one after the other, and each in logarithmic time. There is one for
+//! each VMA that was forked from a VMA of the group and lives, and for those that died and have
+//! living children. Dead groups, which a chain of forks leaves behind, are contracted; [`chain`]
+//! says how and what bounds their number.
 //!
 //! # Locks
-//! The list of an object has a lock, and a family of groups has one, in its root. Whoever changes
-//! which entries a VMA in the list is responsible for (its bounds, its offset, a move of its
-//! tables) holds them ([`Held`]), so a walker with the lock misses nothing:
+//! The tree of an object has a lock, and a family of groups has one, in its root. Walkers hold it
+//! together, and let it go after a bounded number of entries ([`walk`]). Whoever changes
+//! which entries a VMA in the tree is responsible for (its bounds, its offset, a move of its
+//! tables) holds it alone, while it does so or for each part of it ([`Held`]), so a walker with the
+//! lock misses nothing:
 //! 1. CPU A walks: looks for the page at the destination, nothing there yet;
 //! 2. CPU B moves the entry from the source to the destination;
 //! 3. CPU A looks at the source: nothing there any more, and takes the page for unmapped.
 //!
-//! Two verbs change entries without the lists' locks, and keep to an order instead. `fork` copies
-//! entries into VMAs that stand behind their parents in the list of the object ([`list::VmaList`]), and in
-//! groups that a walk reaches behind the parents' own: a walker that has passed the parent before
-//! the copy meets the child after it. Whoever takes entries away does so while their VMA is in the
-//! lists, and flushes before it releases the tables' locks, or leaves a mark ([`crate::tlb`]). So a
-//! walker that finds nothing, in a table that is not pending, may rely on it: no TLB has it either.
+//! What changes while a walker has let go of the lock, it meets by the VMA's stamp; [`walk`] has
+//! the interleavings.
+//!
+//! Two verbs change entries without these locks, and keep to an order instead. `fork` copies
+//! entries into VMAs that a walk visits behind their parents: a walker that has passed the parent
+//! before the copy meets the child after it. Whoever takes entries away does so while their VMA is
+//! in the trees, and flushes before it releases the tables' locks, or leaves a mark
+//! ([`crate::tlb`]). So a walker that finds nothing, in a table that is not pending, may rely on
+//! it: no TLB has it either.
 //!
 //! A walker that finds fewer entries than the folio has mappings takes the folio for *busy*, never
 //! for unmapped. A verb may have detached a table and not counted down yet, or have counted up and
 //! not yet written its entries.
 //!
-//! Order: the address space's mutex, the VMA's lock, the folio's lock, the object's list, the family
-//! of groups, table locks.
+//! Order: the address space's mutex, the VMA's lock, the folio's lock, the object's tree, the
+//! family of groups, table locks.
 
 mod chain;
 mod group;
-mod list;
+mod interval;
+mod tree_lock;
+mod trees;
 mod walk;
 
 use core::ptr::NonNull;
 
+use crate::addr::VirtRange;
 use crate::platform::Platform;
+use crate::space::index::Indexed;
 use crate::space::vma::Vma;
 
 pub(crate) use chain::{contract, may_contract};
-pub(crate) use group::{AnonGroup, Groups, Retired};
-pub(crate) use list::{ListLinks, ObjectList};
-pub(crate) use walk::for_each_sight;
+pub(crate) use group::{AnonGroup, Groups};
+pub(crate) use interval::Asked;
+pub(crate) use tree_lock::TreeLock;
+pub(crate) use trees::{ObjectTree, TreeLinks};
+pub(crate) use walk::{HOLD, Locking, Pages, Seen, for_each_sight};
 #[cfg(any(test, feature = "testing"))]
-pub(crate) use walk::{Walked, for_each_anonymous_sight};
+pub(crate) use walk::{ObjectWalk, Walked, for_each_anonymous_sight};
 
-/// The locks of all lists in which a VMA stands, held until the guard is dropped.
-pub(crate) struct Held<'a> {
+/// Says that the caller changes where a VMA lies, and sees to the trees in which it stands: made
+/// here alone, so that nobody forgets them.
+pub(crate) struct Rekeyed(());
+
+#[cfg(any(test, feature = "testing"))]
+impl Rekeyed {
+    /// For who breaks invariants on purpose.
+    pub(crate) fn unseen() -> Self {
+        Self(())
+    }
+}
+
+/// The locks of the trees in which a VMA stands, held alone until the guard is dropped. What a VMA
+/// maps changes through its methods, which keep the trees as they should be.
+pub(crate) struct Held<'a, P: Platform> {
+    platform: &'a P,
     vma: &'a Vma,
     group: Option<NonNull<AnonGroup>>,
 }
 
-impl<'a> Held<'a> {
+impl<'a, P: Platform> Held<'a, P> {
     /// Waits for the locks.
-    pub(crate) fn new<P: Platform>(platform: &P, vma: &'a Vma) -> Self {
+    pub(crate) fn new(platform: &'a P, vma: &'a Vma) -> Self {
         if let Some(object) = vma.object() {
             object.mappers_gate.write(platform);
         }
@@ -80,50 +107,106 @@ impl<'a> Held<'a> {
         if let Some(group) = vma.group() {
             group.family_gate().write(platform);
         }
-        Self { vma, group }
+        Self { platform, vma, group }
     }
 
-    /// Adds a VMA of the same object and group to the lists.
+    /// Adds a VMA of the same object and group, which is in no tree.
     pub(crate) fn add(&self, other: &Vma) {
+        self.assert_alike(other);
+        // SAFETY: 1. the locks are held; 2. the caller's VMA is in no tree, and is freed after it
+        // was removed from the index, which takes it out of the trees; 3. what it maps changes
+        // through the methods below alone (`Rekeyed`), which renew it.
+        unsafe {
+            if let Some(object) = other.object() {
+                object.mappers.insert(other);
+            }
+            if let Some(group) = other.group() {
+                group.vmas.insert(other);
+            }
+        }
+    }
+
+    /// Takes the VMA out of the trees.
+    pub(crate) fn take(&self) {
+        // SAFETY: 1. the locks are held; 2. it is in the trees of what it names, from `add` on.
+        unsafe {
+            if let Some(object) = self.vma.object() {
+                object.mappers.remove(self.vma);
+            }
+            if let Some(group) = self.vma.group() {
+                group.vmas.remove(self.vma);
+            }
+        }
+    }
+
+    /// Lets the VMA begin at `start` and end at `end`; what it maps stays where it is.
+    pub(crate) fn resize(&self, start: u64, end: u64) {
+        if self.vma.start() != start {
+            self.vma.set_start(start, &Rekeyed(()));
+        }
+        self.vma.set_end(end, &Rekeyed(()));
+        self.moved(self.vma);
+    }
+
+    /// Lets the VMA be at `range` and show what it is mapped to from `page_offset` on; what it maps
+    /// has moved along.
+    pub(crate) fn set_place(&self, range: VirtRange, page_offset: u64) {
+        self.vma.set_place(range, page_offset, &Rekeyed(()));
+        self.moved(self.vma);
+    }
+
+    /// Says that `other`, a VMA of the same object and group that is in their trees, has got
+    /// entries from elsewhere since the locks were taken: walks that are under way visit it once
+    /// more.
+    pub(crate) fn moved(&self, other: &Vma) {
+        self.assert_alike(other);
+        // SAFETY: 1. the locks are held; 2. it is in the trees of what it names, from `add` on.
+        unsafe {
+            if let Some(object) = other.object() {
+                object.mappers.renew(other);
+            }
+            if let Some(group) = other.group() {
+                group.vmas.renew(other);
+            }
+        }
+    }
+
+    fn assert_alike(&self, other: &Vma) {
         debug_assert_eq!(other.object_pointer(), self.vma.object_pointer());
         debug_assert_eq!(other.group_pointer(), self.group);
-        if let Some(object) = other.object() {
-            object.mappers.add(other);
-        }
-        if let Some(group) = other.group() {
-            group.vmas.add(other);
-        }
-    }
-
-    /// Takes the VMA out of the lists.
-    pub(crate) fn take(&self) {
-        if let Some(object) = self.vma.object() {
-            object.mappers.take(self.vma);
-        }
-        if let Some(group) = self.vma.group() {
-            group.vmas.take(self.vma);
-        }
     }
 }
 
-impl Drop for Held<'_> {
+impl<P: Platform> Drop for Held<'_, P> {
     fn drop(&mut self) {
         debug_assert_eq!(self.group, self.vma.group_pointer(), "a group changed under its lock");
         if let Some(group) = self.vma.group() {
-            group.family_gate().end_write();
+            group.family_gate().end_write(self.platform);
         }
         if let Some(object) = self.vma.object() {
-            object.mappers_gate.end_write();
+            object.mappers_gate.end_write(self.platform);
         }
     }
 }
 
-/// Puts a VMA into the lists of its object and its group. It is in none yet.
+/// Puts a VMA into the trees of its object and its group. It is in none yet.
+#[inline]
 pub(crate) fn link<P: Platform>(platform: &P, vma: &Vma) {
-    Held::new(platform, vma).add(vma);
+    if belongs(vma) {
+        Held::new(platform, vma).add(vma);
+    }
 }
 
-/// Takes a VMA out of the lists. It keeps what it holds of them until it is freed.
+/// Takes a VMA out of the trees. It keeps what it holds of them until its pages are counted down.
+#[inline]
 pub(crate) fn unlink<P: Platform>(platform: &P, vma: &Vma) {
-    Held::new(platform, vma).take();
+    if belongs(vma) {
+        Held::new(platform, vma).take();
+    }
+}
+
+/// Whether the VMA belongs into any tree. Anonymous memory without a page does not.
+#[inline]
+fn belongs(vma: &Vma) -> bool {
+    vma.object_pointer().is_some() || vma.group_pointer().is_some()
 }

@@ -1,18 +1,94 @@
 //! Walking: all places where pages of an owner may be mapped.
+//!
+//! # Holds and passes
+//! Walkers hold the lock of a tree together, changes of the tree alone. A walk lets the lock go
+//! after [`HOLD`] entries or VMAs, and goes on at its [`Place`] in the tree, the place in the order
+//! and the page, whatever has become of the VMA there. So the tree may change while a walk is under
+//! way, and a VMA may get pages behind its back. For these there are *passes*:
+//!
+//! - A pass begins with what the tree's clock says, and visits the VMAs with stamps up to then in
+//!   their order.
+//! - Whoever lets a VMA be responsible for more than before, or carries entries into it, holds the
+//!   lock alone and gives the VMA a new stamp ([`super::Held`]).
+//! - The next pass visits the VMAs with later stamps, until a pass ends with nothing newer.
+//!
+//! Each pass ends, since it visits no VMA that was renewed after it began. Should a program renew
+//! VMAs as fast as a walk visits them, the pass with the number [`PASSES`] lets go no more. It
+//! visits what was renewed within the one before.
+//!
+//! # Why no page is missed
+//! What is said of a page holds of each that is mapped when the walk begins. The caller keeps new
+//! ones from being mapped by faults, where it needs that: by the object's gate or the folio's lock.
+//!
+//! *A move* takes entries of V to M. M is in the trees before the first entry moves, and each hold
+//! in which entries arrive ends with a new stamp for M. An entry that has moved before the walk
+//! began is in M, whose stamp is as old at least. One that moves later is met in V, or else:
+//! 1. the walk lets go, and has not come to the entry in V;
+//! 2. the entry moves to M, behind or in front of the walk; M gets a stamp above those of this
+//!    pass;
+//! 3. the walk passes V. The next pass visits M.
+//!
+//! A VMA that moves whole (`AddressSpace::slide`) is V and M at once.
+//!
+//! *A split* adds the upper part before the lower lets go of it, with a new stamp: the upper pages
+//! are visited in the lower VMA before, or in the upper one in the next pass, or twice.
+//!
+//! *A merge* lets the lower VMA reach over the upper one, renews it, and then takes the upper one
+//! out. If the walk stood between the two, the next pass visits the lower one once more.
+//!
+//! *A fork* copies entries of a VMA P into C, without the tree's lock. C is in the tree before,
+//! with the same interval and a later stamp. P is not renewed meanwhile, since `fork` holds the
+//! mutex. So C is visited behind P: in the same pass behind it in the order, or in a later pass. In
+//! the other order:
+//! 1. CPU A cuts an object off, and has found nothing in C yet;
+//! 2. CPU B copies a page of P's into C;
+//! 3. CPU A unmaps the page from P, and drops it. C maps it still.
+//!
+//! What is copied after the walk has passed P is as the walk has left it there.
+//!
+//! In a family of groups a walk visits a group before those below it. A group of C's that is added
+//! below one that the walk has passed, or stands in, is no different.
 
 use crate::Memory;
-use crate::addr::{PAGE_SHIFT, VirtRange};
+use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::object::ObjectState;
 use crate::platform::Platform;
 use crate::space::index::Indexed;
 use crate::space::vma::Vma;
 use crate::table::PageTable;
+use crate::tlb::Gather;
 #[cfg(any(test, feature = "testing"))]
 use {
-    super::group::Groups,
+    super::group::{AnonGroup, Groups},
     crate::frame::{Folio, Owner},
     crate::table::ReadSection,
+    core::ptr::NonNull,
 };
+
+use super::TreeLock;
+use super::interval::{Asked, IntervalTree, Member, Place};
+
+/// A walk lets go of a tree's lock when it has looked at so many entries and VMAs.
+pub(crate) const HOLD: u64 = 1024;
+/// The pass that is made without letting go.
+const PASSES: u32 = 8;
+
+/// Consecutive pages: the index of the first, and how many.
+pub(crate) type Pages = (u64, u64);
+
+/// How a walk takes locks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Locking {
+    /// It waits.
+    Wait,
+    /// It gives up where it would have to wait: a reclaimer, inside of an allocation.
+    #[cfg(any(test, feature = "testing"))]
+    Try,
+}
+
+/// Somebody changes the tree, and the walk was only to try. It may have visited some VMAs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Busy;
 
 /// A stretch of an object or group, as one VMA sees it.
 pub(crate) struct Sight<'a, 'm, P: Platform> {
@@ -24,37 +100,223 @@ pub(crate) struct Sight<'a, 'm, P: Platform> {
     pub(crate) range: VirtRange,
 }
 
-/// Calls `f` for each VMA that maps pages `first` to `first + count` of `object`, with the lock of
-/// the object's list held; for parents before their children. Complexity: in the VMAs that map the object.
+/// What the visitor of a sight has done.
+pub(crate) struct Seen {
+    /// It is done with the range up to here. If that is not the end, it is asked about the rest
+    /// again.
+    pub(crate) until: VirtAddr,
+    /// Entries that it has looked at, at the most.
+    pub(crate) entries: u64,
+}
+
+/// Calls `visit` for each part of `ranges` in each VMA that maps `object`, with the lock of the
+/// object's tree held together with others, and in the order and as often as the module says. What
+/// is in the gather is flushed and finished before the lock is released, and before another VMA is
+/// visited. The ranges rise and do not overlap.
+///
+/// # Errors
+/// [`Busy`], unless the walk waits for locks.
+///
+/// Complexity: O(log n) of the n VMAs that map the object, for each VMA that maps one of the ranges
+/// and for each range.
 pub(crate) fn for_each_sight<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,
-    first: u64,
-    count: u64,
-    mut f: impl FnMut(Sight<'_, 'm, P>),
-) {
-    object.mappers_gate.write(&memory.platform);
-    for vma in object.mappers.iter() {
-        show(memory, vma, first, count, &mut f);
+    ranges: &[Pages],
+    locking: Locking,
+    mut visit: impl FnMut(&Sight<'_, 'm, P>, &mut Gather) -> Seen,
+) -> Result<(), Busy> {
+    let mut walk = ObjectWalk::new(object, ranges);
+    while !walk.hold(memory, locking, &mut visit)? {}
+    Ok(())
+}
+
+/// A walk over the VMAs that map an object, hold by hold.
+pub(crate) struct ObjectWalk<'a> {
+    object: &'a ObjectState,
+    walk: Walk<'a>,
+}
+
+impl<'a> ObjectWalk<'a> {
+    pub(crate) fn new(object: &'a ObjectState, ranges: &'a [Pages]) -> Self {
+        Self { object, walk: Walk::new(ranges) }
     }
-    object.mappers_gate.end_write();
+
+    /// Goes on for the length of one hold. Says whether the walk is done.
+    pub(crate) fn hold<'m, P: Platform>(
+        &mut self,
+        memory: &'m Memory<P>,
+        locking: Locking,
+        visit: &mut impl FnMut(&Sight<'_, 'm, P>, &mut Gather) -> Seen,
+    ) -> Result<bool, Busy> {
+        let gate = &self.object.mappers_gate;
+        lock(memory, gate, locking)?;
+        let done = self.walk.hold(memory, &self.object.mappers, &mut { HOLD }, visit);
+        gate.end_read(&memory.platform);
+        Ok(done)
+    }
+
+    /// To how many VMAs it has come, those counted that it came to twice.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn visited(&self) -> u64 {
+        self.walk.visited
+    }
+}
+
+#[inline]
+fn looked_at_one<P: Platform>(_memory: &Memory<P>) {
+    #[cfg(any(test, feature = "measure"))]
+    _memory.platform.worked(crate::platform::Work { entries: 1, tables_marked: 0 });
+}
+
+fn lock<P: Platform>(memory: &Memory<P>, gate: &TreeLock, locking: Locking) -> Result<(), Busy> {
+    match locking {
+        Locking::Wait => gate.read(&memory.platform),
+        #[cfg(any(test, feature = "testing"))]
+        Locking::Try if !gate.try_read(&memory.platform) => return Err(Busy),
+        #[cfg(any(test, feature = "testing"))]
+        Locking::Try => {}
+    }
+    Ok(())
+}
+
+/// A walk over one tree; see the module.
+struct Walk<'r> {
+    ranges: &'r [Pages],
+    /// From 1; 0 before the first hold.
+    pass: u32,
+    /// The pass visits VMAs with stamps above the first and up to the second.
+    stamps: (u64, u64),
+    /// The VMA where the walk stands.
+    place: Option<Place>,
+    /// Up to where the walk is done with it.
+    page: u64,
+    /// How many VMAs it has come to.
+    visited: u64,
+}
+
+/// What comes next on a walk.
+enum Step<'t> {
+    /// A part of a range, in a VMA that maps it.
+    Part(&'t Vma, Pages),
+    /// A VMA.
+    Arrived,
+    /// No VMA of the pass is left.
+    End,
+}
+
+impl<'r> Walk<'r> {
+    fn new(ranges: &'r [Pages]) -> Self {
+        Self { ranges, pass: 0, stamps: (0, 0), place: None, page: 0, visited: 0 }
+    }
+
+    /// Goes on until `left` entries and VMAs were looked at. Says whether the walk is done. The
+    /// tree's lock is held.
+    fn hold<'m, P: Platform, M: Member<Vma>>(
+        &mut self,
+        memory: &'m Memory<P>,
+        tree: &IntervalTree<Vma, M>,
+        left: &mut u64,
+        visit: &mut impl FnMut(&Sight<'_, 'm, P>, &mut Gather) -> Seen,
+    ) -> bool {
+        let mut gather = Gather::new();
+        let mut sight: Option<Sight<'_, 'm, P>> = None;
+        if self.pass == 0 {
+            (self.pass, self.stamps) = (1, (0, tree.now()));
+        }
+        let done = loop {
+            if *left == 0 && self.pass < PASSES {
+                break false;
+            }
+            match self.step(tree) {
+                Step::Part(vma, (first, count)) => {
+                    let Some(range) = part_of(vma, first, count) else { continue };
+                    // SAFETY: the VMA stands in a tree whose lock is held, and leaves it before its
+                    // address space is gone.
+                    let table = || unsafe { PageTable::from_state(memory, vma.tree()) };
+                    let sight = sight.get_or_insert_with(|| Sight { table: table(), vma, range });
+                    sight.range = range;
+                    let seen = visit(sight, &mut gather);
+                    debug_assert!(range.start() < seen.until, "nothing was done");
+                    self.page = vma.page_offset_of(seen.until.min(range.end()));
+                    *left = left.saturating_sub(seen.entries);
+                }
+                Step::Arrived => {
+                    if let Some(last) = sight.take() {
+                        last.table.finish(&mut gather);
+                    }
+                    looked_at_one(memory);
+                    *left = left.saturating_sub(1);
+                }
+                Step::End if !self.next_pass(tree.now()) => break true,
+                Step::End => {}
+            }
+        };
+        if let Some(last) = sight {
+            last.table.finish(&mut gather);
+        }
+        done
+    }
+
+    /// Goes on by one part of a range, or by one VMA.
+    fn step<'t, M: Member<Vma>>(&mut self, tree: &'t IntervalTree<Vma, M>) -> Step<'t> {
+        let here = self.place.and_then(|place| tree.at(place));
+        if let Some(vma) = here
+            && let Some((first, end)) = self.range_from(self.page)
+            && first.max(self.page) <= M::interval(vma).1
+        {
+            let first = first.max(self.page);
+            return Step::Part(vma, (first, end - first));
+        }
+        // What stands behind the place overlaps no range in front of this one.
+        let begin = self.place.map_or(0, |place| place.first);
+        let Some((first, _)) = self.range_from(begin) else { return Step::End };
+        let last = self.ranges.last().map_or(0, |(first, count)| first.saturating_add(count - 1));
+        let asked = Asked { first, last, since: self.stamps.0, behind: self.place };
+        let Some(vma) = tree.first(&asked) else { return Step::End };
+        let place = IntervalTree::<Vma, M>::place(vma);
+        self.place = Some(place);
+        // What came later is for the next pass.
+        self.page = if place.stamp <= self.stamps.1 { place.first } else { u64::MAX };
+        self.visited += 1;
+        Step::Arrived
+    }
+
+    /// The first of the ranges that has a page at or behind `page`, as first page and end.
+    fn range_from(&self, page: u64) -> Option<(u64, u64)> {
+        let end = |(first, count): &Pages| first.saturating_add(*count);
+        let index = self.ranges.partition_point(|range| end(range) <= page);
+        self.ranges.get(index).map(|range| (range.0, end(range)))
+    }
+
+    /// Begins another pass, if VMAs were renewed or added since the last one began.
+    fn next_pass(&mut self, now: u64) -> bool {
+        if now == self.stamps.1 {
+            return false;
+        }
+        self.stamps = (self.stamps.1, now);
+        self.pass += 1;
+        self.place = None;
+        true
+    }
 }
 
 /// What a walk for a folio of anonymous memory came to.
 #[cfg(any(test, feature = "testing"))]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Walked {
-    /// It has looked at so many VMAs.
+    /// It has come to so many VMAs.
     Visited(u64),
     /// The folio is not mapped, or is no anonymous one.
     NotMapped,
-    /// The owner is being taken out of its family: the folio is busy.
+    /// The owner is being taken out of its family, or the walk was only to try: the folio is busy.
     Busy,
 }
 
-/// Calls `f` for each VMA that may map pages of `folio`, with the family's gate held; for parents
-/// before their children. The caller keeps the folio by a reference or a mapping, and holds its
-/// lock, so that its owner stays. It holds no locks of tables, and is in no read section.
+/// Calls `visit` for each VMA that may map pages of `folio`, with the family's gate held together
+/// with others; for parents before their children, otherwise as [`for_each_sight`]. The caller
+/// keeps the folio by a reference or a mapping, and holds its lock, so that its owner stays. It
+/// holds no locks of tables, and is in no read section.
 ///
 /// A caller that finds fewer entries than the folio has mappings takes the folio for busy: an
 /// operation has detached a table and not yet counted down, or a fork has counted up and not yet
@@ -62,17 +324,19 @@ pub(crate) enum Walked {
 ///
 /// How the owner is known to be a group, though nothing holds it yet:
 /// 1. The walker enters a read section, and sees that the folio is mapped.
-/// 2. A group goes a grace period after its VMAs' last pages were counted down, so the group that
-///    the folio names lives at least until the section ends.
+/// 2. A group is freed a grace period after its VMAs' last pages were counted down, so the memory of
+///    the group that the folio names is one's at least until the section ends.
 /// 3. The walker holds it, unless nobody does any more, and leaves the section: it waits for the
 ///    gate without one.
 ///
-/// Complexity: in the VMAs of the owner and of the groups below.
+/// Complexity: O(log n) for each group, the owner and those below, and for each VMA in it that maps
+/// the index, of the n in it.
 #[cfg(any(test, feature = "testing"))]
 pub(crate) fn for_each_anonymous_sight<'m, P: Platform>(
     memory: &'m Memory<P>,
     folio: Folio,
-    mut f: impl FnMut(Sight<'_, 'm, P>),
+    locking: Locking,
+    mut visit: impl FnMut(&Sight<'_, 'm, P>, &mut Gather) -> Seen,
 ) -> Walked {
     let frames = &memory.frames;
     let (node, first) = {
@@ -88,35 +352,78 @@ pub(crate) fn for_each_anonymous_sight<'m, P: Platform>(
         }
         (node, first)
     };
+    let ranges = [(first, u64::from(folio.pages()))];
     // SAFETY: it is held now.
-    let group = unsafe { node.as_ref() };
-    let mut visited = 0;
-    group.family_gate().together(&memory.platform, || {
-        group.for_each_below(|group| {
-            for vma in group.vmas.iter() {
-                visited += 1;
-                show(memory, vma, first, u64::from(folio.pages()), &mut f);
-            }
-        });
-    });
-    Groups::release(memory, node);
-    Walked::Visited(visited)
+    let walked = walk_family(memory, unsafe { node.as_ref() }, &ranges, locking, &mut visit);
+    Groups::release_now(memory, node);
+    walked.map_or(Walked::Busy, Walked::Visited)
 }
 
-/// Calls `f` if the VMA maps some of the pages `first` to `first + count`. It stands in a list whose
-/// lock is held.
-fn show<'m, P: Platform>(
+/// Walks over the group, which is held, and over those below. Says to how many VMAs it came.
+#[cfg(any(test, feature = "testing"))]
+fn walk_family<'m, P: Platform>(
     memory: &'m Memory<P>,
-    vma: &Vma,
-    first: u64,
-    count: u64,
-    f: &mut impl FnMut(Sight<'_, 'm, P>),
-) {
-    if let Some(range) = part_of(vma, first, count) {
-        // SAFETY: the VMA stands in a list whose lock is held, and leaves it before its address
-        // space is gone.
-        let table = unsafe { PageTable::from_state(memory, vma.tree()) };
-        f(Sight { table, vma, range });
+    top: &AnonGroup,
+    ranges: &[Pages],
+    locking: Locking,
+    visit: &mut impl FnMut(&Sight<'_, 'm, P>, &mut Gather) -> Seen,
+) -> Result<u64, Busy> {
+    let gate = top.family_gate();
+    let mut walk = FamilyWalk { top, at: top, walk: Walk::new(ranges), visited: 0 };
+    // Where the walk stands between two holds, so that it stays in the tree.
+    let mut kept: Option<NonNull<AnonGroup>> = None;
+    let result = loop {
+        let locked = lock(memory, gate, locking);
+        let before = kept.take();
+        let done = locked.is_err() || walk.hold(memory, visit);
+        if !done {
+            kept = Some(NonNull::from(walk.at));
+        }
+        if locked.is_ok() {
+            gate.end_read(&memory.platform);
+        }
+        if let Some(node) = before {
+            Groups::release_now(memory, node);
+        }
+        if done {
+            break locked;
+        }
+    };
+    result.map(|()| walk.visited)
+}
+
+/// A walk over the groups of a family, one after the other.
+#[cfg(any(test, feature = "testing"))]
+struct FamilyWalk<'a, 'r> {
+    top: &'a AnonGroup,
+    at: &'a AnonGroup,
+    walk: Walk<'r>,
+    visited: u64,
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl FamilyWalk<'_, '_> {
+    /// Goes on for the length of one hold. Says whether the walk is done; if not, the group where
+    /// it stands is held once more. The family's gate is held.
+    fn hold<'m, P: Platform>(
+        &mut self,
+        memory: &'m Memory<P>,
+        visit: &mut impl FnMut(&Sight<'_, 'm, P>, &mut Gather) -> Seen,
+    ) -> bool {
+        let mut left = HOLD;
+        loop {
+            // A group that nobody holds has no VMA and no group below, and is about to go.
+            if left == 0 && self.at.try_hold() {
+                return false;
+            }
+            if left == 0 || self.walk.hold(memory, &self.at.vmas, &mut left, visit) {
+                self.visited += self.walk.visited;
+                self.walk = Walk::new(self.walk.ranges);
+                let Some(next) = self.at.next_below(self.top) else { return true };
+                self.at = next;
+                left = left.saturating_sub(1);
+            }
+        }
     }
 }
 

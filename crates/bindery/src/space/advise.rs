@@ -3,6 +3,7 @@
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::error::Error;
 use crate::frame::Folio;
+use crate::interrupt;
 use crate::platform::Platform;
 use crate::table::age::Forget;
 use crate::table::spare::Spared;
@@ -70,6 +71,27 @@ pub enum Advice {
 }
 
 impl Advice {
+    /// Whether each page is looked at and nothing depends on its being all of them, so that the call
+    /// may stop anywhere.
+    fn looks_at_pages(self) -> bool {
+        matches!(self, Self::Free | Self::Cold | Self::PageOut)
+    }
+
+    /// Whether it changes nothing but what a mapping is for.
+    fn is_about_flags(self) -> bool {
+        !matches!(
+            self,
+            Self::WillNeed
+                | Self::DontNeed
+                | Self::DontNeedLocked
+                | Self::Free
+                | Self::Cold
+                | Self::PageOut
+                | Self::GuardInstall
+                | Self::GuardRemove
+        )
+    }
+
     /// Whether it throws contents away, or what a child would get of them.
     fn discards(self) -> bool {
         matches!(
@@ -94,7 +116,10 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`Advice::Remove`] of what may not be written; [`Error::Sealed`]; [`Error::NotMapped`] where
     /// the range has holes, after the mapped parts have been dealt with; [`Error::TryAgain`] where a
     /// mapping cannot be cut; those of [`AddressSpace::collapse_range`]; [`Error::Fault`] and
-    /// [`Error::OutOfMemory`] where a page cannot be had. What lies before an error is done.
+    /// [`Error::OutOfMemory`] where a page cannot be had; [`Error::Interrupted`] where a fatal signal
+    /// came before all pages of [`Advice::PopulateRead`] or [`Advice::PopulateWrite`], or before a
+    /// mapping that [`Advice::Free`], [`Advice::Cold`] or [`Advice::PageOut`] is about. What lies
+    /// before an error is done.
     ///
     /// Complexity: in the mappings and runs of the range; contents are dropped by whole tables.
     pub fn madvise(&self, start: VirtAddr, length: u64, advice: Advice) -> Result<(), Error> {
@@ -116,6 +141,19 @@ impl<P: Platform> AddressSpace<'_, P> {
             Advice::Collapse => return self.collapse_range(range),
             _ => {}
         }
+        let result = self.table.memory.outermost(|| self.advise_once(range, advice));
+        if advice.is_about_flags() {
+            // As Linux: a mapping that cannot be cut now may be cut later.
+            return result.map_err(|error| match error {
+                Error::OutOfMemory | Error::TooManyMappings => Error::TryAgain,
+                error => error,
+            });
+        }
+        result
+    }
+
+    /// What lies before an error is done, and is as it should be when it is done once more.
+    fn advise_once(&self, range: VirtRange, advice: Advice) -> Result<(), Error> {
         let (mut gather, mut removed) = (Gather::new(), Removed::default());
         let guard = self.mutex.lock();
         let result = self.advise_locked(range, advice, &mut gather, &mut removed);
@@ -147,6 +185,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         while let Some((vma, part)) = parts.next(self) {
             if !may_be_advised(vma, advice) {
                 return Err(Error::Sealed(part.start()));
+            }
+            if advice.looks_at_pages() {
+                interrupt::check(self.platform())?;
             }
             self.advise(vma, part, advice, gather, removed)?;
         }
@@ -183,8 +224,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 if flags == vma.flags() {
                     return Ok(());
                 }
-                // As Linux: a mapping that cannot be cut now may be cut later.
-                self.with_flags(vma, part, flags, removed, |_| Ok(())).map_err(|_| Error::TryAgain)
+                self.with_flags(vma, part, flags, removed, |_| Ok(()))
             }
         }
     }
@@ -195,6 +235,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         part: VirtRange,
         gather: &mut Gather,
     ) -> Result<(), Error> {
+        self.note_resident();
         vma.write(self.platform());
         gather.vma_stays();
         let zapped = if vma.has(MappingFlags::MAYBE_GUARDS) {
@@ -207,7 +248,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         };
         // Before a fault is let in: it would map a new page while others still use the old.
         self.flush(gather);
-        vma.end_write();
+        vma.end_write(self.platform());
         zapped.map_err(|_| Error::OutOfMemory)
     }
 
@@ -236,7 +277,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         vma.write(self.platform());
         let done = self.table.forget(part, forget, gather, concerned);
         self.flush(gather);
-        vma.end_write();
+        vma.end_write(self.platform());
         done.map_err(|_| Error::OutOfMemory)
     }
 

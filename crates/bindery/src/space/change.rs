@@ -1,24 +1,25 @@
-//! Changes of the set of VMAs: all of them go through here, so that the index, the lists of the
+//! Changes of the set of VMAs: all of them go through here, so that the index, the trees of the
 //! reverse map and the accounts always agree. The mutex is held throughout.
 
 use core::ptr::NonNull;
-use core::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::deferred::Chain;
 use crate::error::Error;
 use crate::platform::Platform;
-use crate::rmap::{self, AnonGroup, Groups, Held, Retired};
+use crate::rmap::{self, AnonGroup, Groups, Held};
 
 use super::AddressSpace;
 use super::index::Indexed;
 use super::vma::{MappingFlags, Purpose, Vma};
 
-/// VMAs that were taken out of the index and wait for the grace period.
+/// What a verb has unlinked, for [`AddressSpace::finish`].
 #[derive(Default)]
 pub(super) struct Removed {
-    pub(super) first: Option<NonNull<Vma>>,
-    /// Groups that were contracted.
-    pub(super) groups: Retired,
+    /// VMAs that were taken out of the index. Each still holds what it names.
+    pub(super) vmas: Chain<Vma>,
+    /// Groups that nobody holds any more.
+    pub(super) groups: Chain<AnonGroup>,
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
@@ -30,9 +31,10 @@ impl<P: Platform> AddressSpace<'_, P> {
         page_offset: u64,
     ) -> Result<NonNull<Vma>, Error> {
         let memory = self.table.memory;
-        let vma = Vma::new(range, purpose, page_offset, self.table.state());
         memory.may_wait();
-        memory.vmas.allocate(&memory.frames, &memory.platform, vma).ok_or(Error::OutOfMemory)
+        let make = || Vma::new(range, purpose, page_offset, self.table.state());
+        let node = memory.vmas.allocate_with(&memory.frames, &memory.platform, make);
+        node.ok_or(Error::OutOfMemory)
     }
 
     /// Refuses where `more` VMAs would be too many.
@@ -43,24 +45,31 @@ impl<P: Platform> AddressSpace<'_, P> {
         Ok(())
     }
 
-    /// Puts a new VMA into the index, the lists and the accounts. It holds what it names from here
+    /// Puts a new VMA into the index, the trees and the accounts. It holds what it names from here
     /// on, until [`AddressSpace::finish`] frees it.
     pub(super) fn insert(&self, node: NonNull<Vma>) {
-        let vma = self.vma(node);
-        self.hold_for(vma);
-        rmap::link(self.platform(), vma);
+        self.link(node);
         self.insert_linked(node);
     }
 
-    /// As [`AddressSpace::insert`], with the lists of a VMA of the same purpose locked.
-    pub(super) fn insert_held(&self, node: NonNull<Vma>, held: &Held<'_>) {
+    /// Puts a new VMA into the trees, before [`AddressSpace::insert_linked`] does the rest: only
+    /// walkers of the reverse map know it then.
+    pub(super) fn link(&self, node: NonNull<Vma>) {
+        let vma = self.vma(node);
+        self.hold_for(vma);
+        rmap::link(self.platform(), vma);
+    }
+
+    /// As [`AddressSpace::insert`], with the trees of a VMA of the same purpose locked.
+    pub(super) fn insert_held(&self, node: NonNull<Vma>, held: &Held<'_, P>) {
         let vma = self.vma(node);
         self.hold_for(vma);
         held.add(vma);
         self.insert_linked(node);
     }
 
-    fn insert_linked(&self, node: NonNull<Vma>) {
+    /// Puts a VMA that is in the trees into the index and the accounts.
+    pub(super) fn insert_linked(&self, node: NonNull<Vma>) {
         let vma = self.vma(node);
         self.account(vma.flags(), vma.pages() as i64);
         // SAFETY: 1. callers hold the mutex; 2. and 3. the node is fresh from the slab, which
@@ -75,8 +84,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.remove_unlinked(vma, removed);
     }
 
-    /// As [`AddressSpace::remove`], with the VMA's lists locked.
-    pub(super) fn remove_held(&self, vma: &Vma, held: &Held<'_>, removed: &mut Removed) {
+    /// As [`AddressSpace::remove`], with the VMA's trees locked.
+    pub(super) fn remove_held(&self, vma: &Vma, held: &Held<'_, P>, removed: &mut Removed) {
         held.take();
         self.remove_unlinked(vma, removed);
     }
@@ -87,9 +96,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         // SAFETY: 1. callers hold the mutex; 2. the VMA is in the index, where starts differ;
         // 3. it goes back to the slab only in `finish`, after a grace period.
         let node = unsafe { self.vmas.remove(NonNull::from(vma)) };
-        let next = removed.first.map_or(core::ptr::null_mut(), NonNull::as_ptr);
-        vma.next_removed.store(next, Ordering::Relaxed);
-        removed.first = Some(node);
+        // SAFETY: 1. the slab gets it back from `finish`, where it leaves the chain; 2. a VMA is
+        // removed once, and nothing else uses the link.
+        unsafe { removed.vmas.push(node) };
     }
 
     /// Lets the VMA, whose lock for writing is held, begin at `start` and end at `end`; what it
@@ -98,13 +107,10 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.resize_held(vma, start, end, &Held::new(self.platform(), vma));
     }
 
-    /// As [`AddressSpace::resize`], with the VMA's lists locked.
-    pub(super) fn resize_held(&self, vma: &Vma, start: u64, end: u64, _held: &Held<'_>) {
+    /// As [`AddressSpace::resize`], with the VMA's trees locked.
+    pub(super) fn resize_held(&self, vma: &Vma, start: u64, end: u64, held: &Held<'_, P>) {
         let before = vma.pages() as i64;
-        if vma.start() != start {
-            vma.set_start(start);
-        }
-        vma.set_end(end);
+        held.resize(start, end);
         self.vmas.bounds_changed(NonNull::from(vma));
         self.account(vma.flags(), vma.pages() as i64 - before);
     }
@@ -124,22 +130,19 @@ impl<P: Platform> AddressSpace<'_, P> {
         vma.write(self.platform());
         self.table.cut(at);
         self.split_with(vma, at, node);
-        vma.end_write();
+        vma.end_write(self.platform());
         Ok(self.vma(node))
     }
 
     /// Cuts a VMA, whose lock for writing is held, in two at `at`; `node` is the upper part.
     ///
-    /// The upper part is in the lists before the lower one lets go, so a walker of the reverse map
+    /// The upper part is in the trees before the lower one lets go, so a walker of the reverse map
     /// sees the upper pages once or twice, never not at all.
     pub(super) fn split_with(&self, vma: &Vma, at: VirtAddr, node: NonNull<Vma>) {
         let upper = self.vma(node);
         self.hold_for(upper);
         rmap::link(self.platform(), upper);
-        {
-            let _held = Held::new(self.platform(), vma);
-            vma.set_end(at.0);
-        }
+        Held::new(self.platform(), vma).resize(vma.start(), at.0);
         self.vmas.bounds_changed(NonNull::from(vma));
         // SAFETY: as in `insert`. The accounts stay: the pages are those of one VMA before.
         unsafe { self.vmas.insert(node) };
@@ -203,15 +206,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         let end = high.end();
         let pages = high.pages() as i64;
         low.set_flags(low.flags() | high.flags());
-        {
-            let _held = Held::new(self.platform(), low);
-            low.set_end(end);
-        }
+        Held::new(self.platform(), low).resize(low.start(), end);
         rmap::unlink(self.platform(), high);
         self.remove_unlinked(high, removed);
         self.account(low.flags(), pages);
         self.vmas.bounds_changed(NonNull::from(low));
-        low.end_write();
+        low.end_write(self.platform());
     }
 
     /// Lets a VMA without a group belong to `group`, one of this address space.
@@ -226,13 +226,12 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Lets a VMA, whose lock for writing is held, belong to no group any more; nothing of the
     /// group is mapped in it. Another VMA of this address space belongs to the group.
-    pub(super) fn leave_group(&self, vma: &Vma) {
+    pub(super) fn leave_group(&self, vma: &Vma, removed: &mut Removed) {
         let Some(group) = vma.group_pointer() else { return };
         if let Some(state) = vma.group() {
             state.leave(self.platform(), vma);
         }
-        // Not the last holder, so nothing is freed that a walker could know.
-        Groups::release(self.table.memory, group);
+        Groups::release(self.table.memory, group, &mut removed.groups);
     }
 
     /// Gives the VMA around `addr` a group for its anonymous pages: that of a neighbour with which

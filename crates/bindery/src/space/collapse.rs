@@ -1,14 +1,18 @@
 //! Large folios where small ones are: on demand (`MADV_COLLAPSE`) and in the background.
 
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Attributes, Kind, absent};
+use crate::arch::{self, Absent, Arch, Attributes, Kind, Marker, absent};
+use crate::deferred::Shortage;
 use crate::error::Error;
+use crate::events::RareEvents;
 use crate::frame::{MAX_FOLIO_ORDER, Owner};
+use crate::interrupt;
 use crate::object;
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::table::collapse::Replacement;
-use crate::table::leaf::{CollapseError, user_attributes};
+use crate::table::leaf::CollapseError;
+use crate::table::look::Standing;
 use crate::table::{free_table, new_table};
 use crate::tlb::Gather;
 
@@ -44,15 +48,37 @@ struct Census {
     absent: bool,
 }
 
+/// Why a span was not collapsed.
+enum Refusal {
+    /// The call goes on with the next one, and fails at its end.
+    Here(Error),
+    /// The call ends, as on Linux.
+    Ends(Error),
+}
+
+impl Shortage for Refusal {
+    fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Here(Error::OutOfMemory) | Self::Ends(Error::OutOfMemory))
+    }
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        if error == Error::OutOfMemory { Self::Ends(error) } else { Self::Here(error) }
+    }
+}
+
 impl<P: Platform> AddressSpace<'_, P> {
     /// Makes large folios, mapped by huge leaves, of all whole table spans in `range`, whatever the
     /// policy says (Linux: `madvise(2)` with `MADV_COLLAPSE`).
     ///
     /// # Errors
     /// [`Error::NotMapped`] for holes; [`Error::Invalid`] where a mapping is too small, has said
-    /// that it wants no large folios, or is a private one of an object, or nothing is there to be collapsed, or what is there cannot
-    /// be; [`Error::TryAgain`] where somebody has pinned a page; [`Error::OutOfMemory`] where there
-    /// is no folio of that size. What could be collapsed is.
+    /// that it wants no large folios, or is a private one of an object, or nothing is there to be
+    /// collapsed, or what is there cannot be (guards among it: pages of an object come into one folio,
+    /// but are not mapped large); [`Error::TryAgain`] where somebody has pinned a page; [`Error::OutOfMemory`] where there
+    /// is no folio of that size; [`Error::Interrupted`] where a fatal signal came first, which is asked
+    /// for before each span (Linux does not ask). What could be collapsed is.
     ///
     /// Complexity: linear in the pages.
     pub fn collapse_range(&self, range: VirtRange) -> Result<(), Error> {
@@ -61,7 +87,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let part = {
                 let _guard = self.mutex.lock();
                 let Some((vma, part)) = parts.next(self) else { break };
-                if !may_collapse::<P>(vma) {
+                if !may_collapse::<P>(vma) || !self.may_collapse_on_demand() {
                     return Err(Error::Invalid);
                 }
                 part
@@ -82,9 +108,10 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         let mut result = Ok(());
         for base in (first..end).step_by(span as usize) {
+            interrupt::check(self.platform())?;
             match self.collapse_span(VirtAddr(base), None) {
-                Err(Error::OutOfMemory) => return Err(Error::OutOfMemory),
-                Err(error) => result = Err(error),
+                Err(Refusal::Ends(error)) => return Err(error),
+                Err(Refusal::Here(error)) => result = Err(error),
                 Ok(()) => {}
             }
         }
@@ -94,6 +121,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Looks at up to `spans` table spans from `from` on, and collapses those that the policy and
     /// `limits` allow. Returns how many were collapsed and where to go on; null after the last
     /// mapping. For a thread of the embedder's that has nothing better to do (Linux: `khugepaged`).
+    /// Where a fatal signal waits for that thread, it goes no further than one span.
     ///
     /// Complexity: linear in the entries looked at.
     pub fn collapse_some(
@@ -113,6 +141,9 @@ impl<P: Platform> AddressSpace<'_, P> {
             let Some(base) = next else { return (collapsed, VirtAddr(0)) };
             collapsed += u32::from(self.collapse_span(VirtAddr(base), Some(limits)).is_ok());
             at = base + span;
+            if interrupt::check(self.platform()).is_err() {
+                break;
+            }
         }
         (collapsed, VirtAddr(at))
     }
@@ -126,7 +157,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         loop {
             let vma = self.first_behind(at)?;
             let base = at.max(vma.start()).next_multiple_of(span);
-            let wanted = vma.is_anonymous() && policy.orders(vma.flags()) & 1 << order != 0;
+            let orders = self.used_orders(policy.orders(vma.flags()), vma.flags());
+            let wanted = vma.is_anonymous() && orders & 1 << order != 0;
             if wanted && may_collapse::<P>(vma) && base + span <= vma.end() {
                 return Some(base);
             }
@@ -134,7 +166,19 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
     }
 
-    fn collapse_span(&self, base: VirtAddr, limits: Option<&CollapseLimits>) -> Result<(), Error> {
+    fn collapse_span(
+        &self,
+        base: VirtAddr,
+        limits: Option<&CollapseLimits>,
+    ) -> Result<(), Refusal> {
+        self.table.memory.outermost(|| self.collapse_once(base, limits))
+    }
+
+    fn collapse_once(
+        &self,
+        base: VirtAddr,
+        limits: Option<&CollapseLimits>,
+    ) -> Result<(), Refusal> {
         let span = arch::table_span::<P::Arch>(1);
         let range = VirtRange::raw(base.0, base.0 + span);
         let mut gather = Gather::new();
@@ -143,13 +187,20 @@ impl<P: Platform> AddressSpace<'_, P> {
         // Asked again: the mutex was free since, and another mapping may be here.
         let vma = vma.ok_or(Error::NotMapped(base))?;
         if !may_collapse::<P>(vma) {
-            return Err(Error::Invalid);
+            return Err(Error::Invalid.into());
         }
         let object = self.object_of(vma).filter(|_| vma.is_shared());
         if let Some(object) = object {
             let first = vma.page_offset_of(base);
             drop(guard);
-            object::collapse(self.table.memory, object.state(), first)?;
+            object::collapse(&object, first).map_err(|error| {
+                let here = error == Error::TryAgain;
+                if here { Refusal::Here(error) } else { Refusal::Ends(error) }
+            })?;
+            if self.has_guards(range) {
+                // As Linux: the pages are in one folio, but no huge leaf can stand there.
+                return Err(Error::Invalid.into());
+            }
             // As Linux: the huge leaf is there when the call returns, if it can be had.
             let _ = self.populate(range);
             return Ok(());
@@ -158,10 +209,10 @@ impl<P: Platform> AddressSpace<'_, P> {
         gather.vma_stays();
         let result = self.collapse_locked(vma, range, limits, &mut gather);
         self.flush(&mut gather);
-        vma.end_write();
+        vma.end_write(self.platform());
         drop(guard);
         self.finish(&mut gather, super::change::Removed::default());
-        result
+        Ok(result?)
     }
 
     fn collapse_locked(
@@ -201,13 +252,14 @@ impl<P: Platform> AddressSpace<'_, P> {
             self.table.stats.add(&counts);
             return Err(Error::OutOfMemory);
         };
+        RareEvents::note(&memory.rare.huge_collapses);
         let owner = vma.group_pointer().map_or(Owner::Nobody, Owner::Group);
         memory.frames.set_fresh_owner(folio, owner, vma.page_offset_of(range.start()));
         let attributes = Attributes {
             accessed: true,
             dirty: true,
             soft_dirty: true,
-            ..user_attributes(vma.protection().permissions())
+            ..vma.flags().attributes()
         };
         let what = Replacement { base: range.start(), folio, attributes, reserve };
         let done = self.table.replace_by_copy(&what, gather);
@@ -217,6 +269,19 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         self.table.stats.add(&counts);
         if done { Ok(()) } else { Err(Error::Invalid) }
+    }
+
+    /// Whether a guard stands in `range`, a part of one mapping.
+    fn has_guards(&self, range: VirtRange) -> bool {
+        let _guard = self.mutex.lock();
+        let mut found = false;
+        let vma = self.vma_at(range.start());
+        if vma.is_some_and(|vma| vma.has(MappingFlags::MAYBE_GUARDS)) {
+            self.table.survey(range, |stretch| {
+                found |= stretch.what == Standing::Absent(Absent::Marker(Marker::Guard));
+            });
+        }
+        found
     }
 
     /// What stands in the span; its VMA is locked for writing.

@@ -7,8 +7,9 @@ mod object;
 use core::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Arch, Entry, Kind, Marker, Permissions, absent};
-use crate::error::FaultError;
+use crate::arch::{self, Absent, Arch, Entry, KeyRights, Kind, Marker, Permissions, absent};
+use crate::error::{Error, FaultError};
+use crate::object::Awaited;
 use crate::platform::{Invalidation, Platform, Tables};
 use crate::table::cursor::Cursor;
 use crate::table::lock::{Depth, Node};
@@ -33,6 +34,17 @@ pub enum Access {
 }
 
 impl Access {
+    /// Whether a thread with these rights may do so to memory of a mapping with these flags. Keys
+    /// say nothing of fetches.
+    #[inline]
+    fn is_allowed(self, rights: KeyRights, flags: MappingFlags) -> bool {
+        match self {
+            Self::Read => rights.may_load(flags.key()),
+            Self::Write => rights.may_store(flags.key()),
+            Self::Execute => true,
+        }
+    }
+
     fn protection(self) -> Protection {
         match self {
             Self::Read => Protection::READ,
@@ -80,20 +92,42 @@ enum Step {
     Note,
     /// The page must be copied.
     Copy,
+    /// The object does not have the page, or has it stored at the moment: begin again when this was
+    /// waited for, without locks.
+    Await(Awaited),
 }
 
-/// A VMA that is locked for reading.
-pub(super) struct LockedVma<'a>(&'a Vma);
+/// What came of a fault whose VMA was locked.
+enum Outcome {
+    Resolved(Resolved),
+    /// Let the VMA go, wait, and come again.
+    Await(Awaited),
+}
 
-impl<'a> LockedVma<'a> {
-    pub(super) fn vma(&self) -> &'a Vma {
-        self.0
+/// Why a program cannot have a page, given why its object has not.
+fn refused(error: Error) -> FaultError {
+    match error {
+        Error::OutOfMemory => FaultError::OutOfMemory,
+        _ => FaultError::Bus,
     }
 }
 
-impl Drop for LockedVma<'_> {
+/// A VMA that is locked for reading.
+pub(super) struct LockedVma<'a, P: Platform> {
+    vma: &'a Vma,
+    platform: &'a P,
+}
+
+impl<'a, P: Platform> LockedVma<'a, P> {
+    pub(super) fn vma(&self) -> &'a Vma {
+        self.vma
+    }
+}
+
+impl<P: Platform> Drop for LockedVma<'_, P> {
+    #[inline]
     fn drop(&mut self) {
-        self.0.end_read();
+        self.vma.end_read(self.platform);
     }
 }
 
@@ -106,21 +140,70 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// grows down makes it longer.
     ///
     /// # Errors
-    /// As [`FaultError`] says; nothing is changed then. May sleep; not for interrupt context.
+    /// As [`FaultError`] says; nothing is changed then. May sleep; not for interrupt context. While a
+    /// file's pager works, no lock is held, and the mapping may change; the fault looks again then.
     ///
-    /// Complexity: logarithmic in the mappings, linear in the pages of the folio.
+    /// Complexity: logarithmic in the mappings, linear in the pages of the folio. Of a file, once more
+    /// for each call on it that drops the page meanwhile, or has it stored.
+    #[inline]
     pub fn fault(&self, addr: VirtAddr, access: Access) -> Result<Resolved, FaultError> {
+        self.fault_with_keys(addr, access, KeyRights::ALL)
+    }
+
+    /// As [`AddressSpace::fault`], for a thread that may do with memory of each protection key what
+    /// `rights` says.
+    ///
+    /// # Errors
+    /// As there; [`FaultError::ProtectionKey`], which comes before all that the mapping might refuse
+    /// by itself.
+    pub fn fault_with_keys(
+        &self,
+        addr: VirtAddr,
+        access: Access,
+        rights: KeyRights,
+    ) -> Result<Resolved, FaultError> {
         if addr >= self.limit() {
             return Err(FaultError::NotMapped);
         }
         let page = addr.align_down(PAGE_SIZE);
+        let mut locked = self.try_lock_vma(page);
+        // The commonest fault, in a function that does nothing else.
+        if access == Access::Write
+            && let Some(locked) = &locked
+        {
+            let (vma, flags) = (locked.vma(), locked.vma().flags());
+            if flags & (MappingFlags::WRITE | MappingFlags::SHARED) == MappingFlags::WRITE
+                && vma.is_anonymous()
+                && vma.group_pointer().is_some()
+                && access.is_allowed(rights, flags)
+                && let Some(resolved) = self.touch_small(vma, page, flags)
+            {
+                return Ok(resolved);
+            }
+        }
+        self.table.memory.retry(|| self.fault_beside(page, (access, rights), locked.take()))
+    }
+
+    /// As [`AddressSpace::fault`], of any kind; `locked` may be the VMA of the page.
+    #[inline(never)]
+    fn fault_beside(
+        &self,
+        page: VirtAddr,
+        (access, rights): (Access, KeyRights),
+        mut locked: Option<LockedVma<'_, P>>,
+    ) -> Result<Resolved, FaultError> {
+        // What was fetched for the page stays until it is mapped.
+        let mut _kept = None;
         loop {
-            let Some(locked) = self.lock_vma(page) else {
+            let Some(locked) = locked.take().or_else(|| self.lock_vma(page)) else {
                 self.grow_down_to(page)?;
                 continue;
             };
-            let vma = locked.0;
+            let vma = locked.vma();
             let flags = vma.flags();
+            if !access.is_allowed(rights, flags) {
+                return Err(FaultError::ProtectionKey(flags.key()));
+            }
             let allowed = flags.protection();
             if !allowed.contains(access.protection()) {
                 // What the entries of such a mapping say may imply more than was asked for.
@@ -142,25 +225,31 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                     continue;
                 }
                 if vma.is_anonymous()
-                    && let Some(touched) = self.touch_small(vma, page, flags)
+                    && let Some(resolved) = self.touch_new(vma, page, flags)
                 {
-                    return touched;
+                    return Ok(resolved);
                 }
             }
-            let Some(object) = vma.object() else {
-                return self.resolve(
-                    vma,
-                    page,
-                    |orders| self.first_touch(vma, page, access, orders),
-                    access,
-                );
+            let outcome = match vma.object() {
+                None => {
+                    let fill = |orders| self.first_touch(vma, page, access, orders);
+                    self.resolve(vma, page, fill, access)
+                }
+                // Keeps the object's pages where they are until they are mapped.
+                Some(object) => object.gate.together(self.platform(), || {
+                    let fill = |_| self.map_object(vma, object, page, access);
+                    self.resolve(vma, page, fill, access)
+                }),
             };
-            // Keeps the object's pages where they are until they are mapped.
-            object.gate.read(self.platform());
-            let resolved =
-                self.resolve(vma, page, |_| self.map_object(vma, object, page, access), access);
-            object.gate.end_read();
-            return resolved;
+            let awaited = match outcome? {
+                Outcome::Resolved(resolved) => return Ok(resolved),
+                Outcome::Await(awaited) => awaited,
+            };
+            let object = self.object_of(vma);
+            drop(locked);
+            if let Some(object) = object {
+                _kept = awaited.wait(&object).map_err(refused)?;
+            }
         }
     }
 
@@ -171,26 +260,22 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         page: VirtAddr,
         fill: impl Fn(u16) -> Result<Step, FaultError>,
         access: Access,
-    ) -> Result<Resolved, FaultError> {
+    ) -> Result<Outcome, FaultError> {
         loop {
             let step = match self.vacant_orders(vma, page, access) {
                 Some(orders) => fill(orders)?,
                 None => self.look_again(vma, page, access)?,
             };
+            let step = match step {
+                Step::Reuse(window) => Step::Done(self.reuse(vma, page, window)?),
+                Step::Note => self.note_write(vma, page)?,
+                Step::Copy => self.copy(vma, page)?.map_or(Step::Again, Step::Done),
+                step => step,
+            };
             match step {
-                Step::Done(resolved) => return Ok(resolved),
-                Step::Again => {}
-                Step::Reuse(window) => return self.reuse(vma, page, window),
-                Step::Note => {
-                    if let Some(resolved) = self.note_write(vma, page)? {
-                        return Ok(resolved);
-                    }
-                }
-                Step::Copy => {
-                    if let Some(resolved) = self.copy(vma, page)? {
-                        return Ok(resolved);
-                    }
-                }
+                Step::Done(resolved) => return Ok(Outcome::Resolved(resolved)),
+                Step::Await(awaited) => return Ok(Outcome::Await(awaited)),
+                _ => {}
             }
         }
     }
@@ -204,24 +289,31 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// The VMA that holds `addr`, locked for reading.
-    pub(super) fn lock_vma(&self, addr: VirtAddr) -> Option<LockedVma<'_>> {
-        {
-            let _section = ReadSection::enter(self.platform());
-            if let Some(node) = self.vmas.find_at_or_before(addr.0) {
-                // Reading locks the VMA into the index, so it outlives the section.
-                let vma = self.vma(node);
-                if vma.try_read() {
-                    let locked = LockedVma(vma);
-                    if vma.range().contains(addr) {
-                        return Some(locked);
-                    }
-                }
-            }
+    #[inline]
+    pub(super) fn lock_vma(&self, addr: VirtAddr) -> Option<LockedVma<'_, P>> {
+        self.try_lock_vma(addr).or_else(|| self.lock_vma_of_writer(addr))
+    }
+
+    /// As [`AddressSpace::lock_vma`], unless a writer is at work.
+    #[inline(always)]
+    fn try_lock_vma(&self, addr: VirtAddr) -> Option<LockedVma<'_, P>> {
+        let _section = ReadSection::enter(self.platform());
+        // Reading locks the VMA into the index, so it outlives the section.
+        let vma = self.vma(self.vmas.find_at_or_before(addr.0)?);
+        if !vma.try_read() {
+            return None;
         }
-        // A writer is at work, or there is really nothing: the mutex knows.
+        let locked = LockedVma { vma, platform: self.platform() };
+        vma.range().contains(addr).then_some(locked)
+    }
+
+    /// A writer is at work, or there is really nothing: the mutex knows.
+    #[cold]
+    fn lock_vma_of_writer(&self, addr: VirtAddr) -> Option<LockedVma<'_, P>> {
         let guard = self.mutex.lock();
         let vma = self.first_behind(addr.0).filter(|vma| vma.start() <= addr.0);
-        let locked = vma.filter(|vma| vma.try_read()).map(LockedVma);
+        let locked = vma.filter(|vma| vma.try_read());
+        let locked = locked.map(|vma| LockedVma { vma, platform: self.platform() });
         drop(guard);
         locked
     }

@@ -6,6 +6,7 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Entry, Kind, absent};
+use crate::events::RareEvents;
 use crate::frame::{Folio, MAX_FOLIO_ORDER};
 use crate::platform::Platform;
 use crate::table::cursor::Cursor;
@@ -61,6 +62,10 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// Complexity: linear in the pages of the folio.
     pub fn split_folio(&self, addr: VirtAddr, order: u8) -> Result<(), FolioError> {
+        self.table.memory.retry(|| self.split_once(addr, order))
+    }
+
+    fn split_once(&self, addr: VirtAddr, order: u8) -> Result<(), FolioError> {
         let page = addr.align_down(PAGE_SIZE);
         let _guard = self.mutex.lock();
         let vma = self
@@ -69,7 +74,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             .ok_or(FolioError::NotMapped)?;
         vma.write(self.platform());
         let result = self.split_locked(vma, page, order);
-        vma.end_write();
+        vma.end_write(self.platform());
         result
     }
 
@@ -116,6 +121,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let result = frames.split(folio, order, holds);
         match result {
             Ok(()) => {
+                RareEvents::note(&self.table.memory.rare.folio_splits);
                 for first in (0..folio.pages()).step_by(1 << order) {
                     let part = Folio { head: folio.head.plus(first), order };
                     frames.release(self.platform(), part);
@@ -156,6 +162,10 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// Complexity: linear in the entries of one table. One invalidation.
     pub fn collapse(&self, addr: VirtAddr) -> Result<(), FolioError> {
+        self.table.memory.outermost(|| self.collapse_leaves(addr))
+    }
+
+    fn collapse_leaves(&self, addr: VirtAddr) -> Result<(), FolioError> {
         let base = addr.align_down(arch::table_span::<P::Arch>(1));
         let range = VirtRange::from_len(base, arch::table_span::<P::Arch>(1));
         let _guard = self.mutex.lock();
@@ -165,7 +175,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         vma.write(self.platform());
         let result = self.table.collapse(base);
-        vma.end_write();
+        vma.end_write(self.platform());
         result.map_err(|error| match error {
             CollapseError::NotUniform => FolioError::Unsuitable,
             CollapseError::OutOfMemory => FolioError::OutOfMemory,

@@ -2,6 +2,7 @@
 
 use crate::addr::VirtRange;
 use crate::error::Error;
+use crate::interrupt;
 use crate::platform::Platform;
 use crate::rmap::{self, Groups};
 use crate::table::copy::{Copied, Copy};
@@ -21,31 +22,44 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// find what the parent's would.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], [`Error::Overcommitted`]: there is no copy, and this address space is
-    /// as it was, but that its next writes may ask once more for their permission.
+    /// [`Error::OutOfMemory`], [`Error::Overcommitted`], and [`Error::Interrupted`] where a fatal signal
+    /// came before the end: there is no copy, and this address space is as it was, but that its next
+    /// writes may ask once more for their permission. (Linux asks for signals at each mapping, too,
+    /// and before it begins, where any signal makes the call start again: that is the embedder's part.)
     ///
     /// Complexity: in the mappings and the runs of those that have private pages; one write to a
     /// folio's counts for each run, one invalidation for each 64 tables.
     pub fn fork(&self) -> Result<Self, Error> {
+        self.table.memory.outermost(|| self.fork_once())
+    }
+
+    fn fork_once(&self) -> Result<Self, Error> {
         let child = Self::new(self.table.memory, self.options)?;
         child.set_limits(&self.limits());
-        let mut gather = Gather::new();
+        child.inherit_settings(self);
+        let (mut gather, mut removed) = (Gather::new(), Removed::default());
         let guard = self.mutex.lock();
         child.program_break.copy_from(&self.program_break);
+        child.keys.copy_from(&self.keys);
         // All VMAs stay locked until the flush, which is one for up to 64 tables: a fault would meet
         // the mark of the pending flush, and make one of its own.
-        let result = self.copy_vmas(&child, &mut gather);
+        let result = self.copy_vmas(&child, &mut gather, &mut removed);
         self.flush(&mut gather);
         for node in self.vmas.iter() {
-            self.vma(node).end_write();
+            self.vma(node).end_write(self.platform());
         }
         drop(guard);
-        self.finish(&mut gather, Removed::default());
+        self.finish(&mut gather, removed);
         // On failure the drop of the child gives back what it has.
         result.map(|()| child)
     }
 
-    fn copy_vmas(&self, child: &Self, gather: &mut Gather) -> Result<(), Error> {
+    fn copy_vmas(
+        &self,
+        child: &Self,
+        gather: &mut Gather,
+        removed: &mut Removed,
+    ) -> Result<(), Error> {
         let mut chains = false;
         for node in self.vmas.iter() {
             let vma = self.vma(node);
@@ -53,9 +67,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             chains |= rmap::may_contract(vma);
         }
         if chains {
-            self.contract_groups();
+            self.contract_groups(removed);
         }
         for node in self.vmas.iter() {
+            interrupt::check(self.platform())?;
             let vma = self.vma(node);
             if vma.has(MappingFlags::DONT_FORK) {
                 continue;
@@ -69,18 +84,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Ok(())
     }
 
-    /// How many groups wait for the address space's end. For the auditor.
-    pub(crate) fn retired_groups(&self) -> u64 {
-        self.retired.lock().count()
-    }
-
     /// Takes dead groups out of the families, before the child's make their chains longer. All VMAs
     /// are locked.
     #[cold]
-    fn contract_groups(&self) {
+    fn contract_groups(&self, removed: &mut Removed) {
         for node in self.vmas.iter() {
             if let Some(groups) = rmap::contract(&self.table, self.vma(node)) {
-                self.retired.lock().append(groups);
+                removed.groups.append(groups);
             }
         }
     }
@@ -104,7 +114,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let flags = vma.flags() - (MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT);
         let purpose = Purpose { flags, object: vma.object_pointer(), group };
         match child.new_vma(range, purpose, vma.page_offset()) {
-            // Before anything is copied, and behind this side's in the lists (`rmap`).
+            // Before anything is copied, and behind this side's in the trees (`rmap::walk`).
             Ok(node) => child.insert(node),
             Err(error) => {
                 if let Some(group) = group {
@@ -119,6 +129,6 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
         let copied = if vma.is_shared() { Copied::Shared } else { Copied::Private };
         let what = Copy { range, copied, group, page_offset: vma.page_offset() };
-        self.table.copy_to(&child.table, &what, gather).map_err(|_| Error::OutOfMemory)
+        self.table.copy_to(&child.table, &what, gather)
     }
 }

@@ -49,7 +49,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.prepare_group_locked(vma).map_err(|_| FaultError::OutOfMemory)?;
         vma.write(self.platform());
         self.resize(vma, page.0, vma.end());
-        vma.end_write();
+        vma.end_write(self.platform());
         drop(guard);
         Ok(())
     }

@@ -33,7 +33,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let zapped = self.table.zap(part, part, Flush::BeforeUnlock, gather);
         self.flush(gather);
         let done = zapped.and_then(|()| self.table.mark(part, Marker::Guard));
-        vma.end_write();
+        vma.end_write(self.platform());
         done.map_err(|_| Error::OutOfMemory)
     }
 
@@ -41,7 +41,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub(super) fn remove_guards(&self, vma: &Vma, part: VirtRange) -> Result<(), Error> {
         vma.write(self.platform());
         let done = self.table.unmark(part, Marker::Guard);
-        vma.end_write();
+        vma.end_write(self.platform());
         done.map_err(|_| Error::OutOfMemory)
     }
 }

@@ -20,6 +20,16 @@
 //! level 0  head - 0x1000 -> A - 0x1000 -> B ------- 0x4000 -----> C --------> end
 //! ```
 //!
+//! # Why a search is short
+//!
+//! The heights are random, so a link lies across four of the level below, on the average, whatever
+//! the order in which nodes come and go. That does not help where a program chooses who goes: one
+//! that learns which of its towers are tall, from how long its faults take or because it knows the
+//! seed, may unmap these, and keep a list of flat ones. So a link never lies across more than
+//! [`LINKS_BENEATH`] links below the top level. The writer passes by all of these when it measures
+//! the gap, after each change, and where they are more, it lets the tower in the middle grow by a
+//! level.
+//!
 //! # Why a reader never loops and never falls off
 //!
 //! Lay all nodes that were ever inserted out in one order, each between the two neighbours that it
@@ -35,7 +45,8 @@
 //! 2. A reader steps from A to N and finds no successor: all of the list beyond N is gone for it.
 //!
 //! *Links appear from the bottom and vanish from the top.* A reader that came to N on level l goes
-//! on with levels l and below, where N is linked already, and linked still.
+//! on with levels l and below, where N is linked already, and linked still. So a tower may also
+//! grow while it stands.
 //!
 //! *A removed node keeps its forward links:*
 //! 1. A reader stands on B. 2. The writer unlinks B: A leads to C. 3. The reader follows B's link
@@ -58,15 +69,23 @@
 //! and what is found may be unlinked a moment later: the caller asks under the VMA's own lock
 //! whether it is still linked and covers the address, and else takes the mutex.
 
+mod measure;
+
 use core::iter;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use super::gap::Wanted;
+use super::heights::Heights;
 
 /// The height of the tallest tower. One node in four reaches each further level, so that searches
-/// stay logarithmic up to some 4^8 = 65,536 nodes, which is also Linux's limit of mappings.
-pub(crate) const HEIGHT: usize = 8;
+/// stay logarithmic up to some 4^9 = 262,144 nodes: four times Linux's limit of mappings. A million
+/// nodes have some 15 towers on the top level, which searches pass one by one.
+pub(crate) const HEIGHT: usize = 9;
+
+/// The most links that lie beneath one link, on the level below it; four, on the average. Where a
+/// change leaves more, a tower in their middle becomes taller ([`Index::measure`]).
+const LINKS_BENEATH: usize = 32;
 
 /// The node's part of the index, embedded in the node.
 pub(crate) struct Links<T> {
@@ -134,24 +153,29 @@ pub(crate) struct Spot<T> {
 pub(crate) struct Index<T: Indexed> {
     head: Links<T>,
     count: AtomicUsize,
-    random: AtomicU64,
+    heights: Heights,
+    /// How many nodes were looked at by all searches.
+    #[cfg(any(test, feature = "measure"))]
+    looked_at: AtomicU64,
 }
 
 impl<T: Indexed> Index<T> {
-    /// An empty index.
-    pub(crate) const fn new() -> Self {
-        Self::with_seed(1)
-    }
-
-    /// An empty index whose towers get the heights that `seed` determines. A program that knows
-    /// the seed could unmap all but the flat towers, and slow down its own address space.
-    pub(crate) const fn with_seed(seed: u64) -> Self {
+    /// An empty index whose towers get the heights that `key` determines: numbers that programs do
+    /// not know, though a search is short whatever they do.
+    pub(crate) const fn new(key: [u64; 2]) -> Self {
         Self {
             head: Links { height: AtomicU8::new(2), ..Links::new() },
             count: AtomicUsize::new(0),
-            // A xorshift generator never leaves zero.
-            random: AtomicU64::new(if seed == 0 { 1 } else { seed }),
+            heights: Heights::new(key),
+            #[cfg(any(test, feature = "measure"))]
+            looked_at: AtomicU64::new(0),
         }
+    }
+
+    /// How many nodes were looked at by all searches up to now.
+    #[cfg(any(test, feature = "measure"))]
+    pub(crate) fn looked_at(&self) -> u64 {
+        self.looked_at.load(Ordering::Relaxed)
     }
 
     /// The node with the greatest start at or below `addr`, if there is one.
@@ -205,7 +229,7 @@ impl<T: Indexed> Index<T> {
     /// 4. As long as the index holds a node, its methods are called in read sections or with the
     ///    writer lock held, and every node passed to them is in it, or was and is not yet freed.
     pub(crate) unsafe fn insert(&self, node: NonNull<T>) {
-        let height = self.draw_height();
+        let height = self.heights.draw();
         if height > self.levels() {
             self.head.height.store(height as u8, Ordering::Relaxed);
         }
@@ -253,6 +277,7 @@ impl<T: Indexed> Index<T> {
     }
 
     /// Writer: where `node` stands.
+    #[inline]
     pub(crate) fn spot(&self, node: NonNull<T>) -> Spot<T> {
         Spot { path: self.path_to(node) }
     }
@@ -347,37 +372,6 @@ impl<T: Indexed> Index<T> {
         wanted.lowest_in(self.end(place), self.start(self.links(place).next(0)))
     }
 
-    /// Writer: whether order, count, towers and gaps are what they should be, by looking at every
-    /// node. For tests and the auditor.
-    pub(crate) fn check(&self) -> bool {
-        let ordered = self.iter().all(|node| {
-            let (next, node) = (self.next(node), self.node(node));
-            let bounded = (1..=self.levels()).contains(&node.links().height());
-            bounded && node.start() < node.end() && node.end() <= self.start(next)
-        });
-        ordered
-            && self.iter().count() == self.len()
-            && (1..self.levels()).all(|l| self.check_level(l))
-    }
-
-    /// Whether `level` links exactly the towers that reach it, with the right gaps.
-    fn check_level(&self, level: usize) -> bool {
-        let (mut tower, mut place, mut widest) = (None, None, 0);
-        loop {
-            widest = u64::max(widest, self.widest(place, 0));
-            place = self.links(place).next(0);
-            if place.is_none_or(|node| self.node(node).links().height() > level) {
-                if self.links(tower).next(level) != place || self.widest(tower, level) != widest {
-                    return false;
-                }
-                (tower, widest) = (place, 0);
-            }
-            if place.is_none() {
-                return true;
-            }
-        }
-    }
-
     /// How many levels a search has to look at.
     #[inline]
     fn levels(&self) -> usize {
@@ -391,13 +385,20 @@ impl<T: Indexed> Index<T> {
         let mut links = &self.head;
         for level in (0..self.levels()).rev() {
             while let Some(next) = links.next(level)
-                && passes(self.node(next))
+                && self.passes_over(next, &passes)
             {
                 place = Some(next);
                 links = self.node(next).links();
             }
         }
         place
+    }
+
+    #[inline]
+    fn passes_over(&self, node: NonNull<T>, passes: &impl Fn(&T) -> bool) -> bool {
+        #[cfg(any(test, feature = "measure"))]
+        crate::stats::count_roughly(&self.looked_at, 1);
+        passes(self.node(node))
     }
 
     /// On each level, the last place that a search reaches whose nodes to pass over `passes` tells.
@@ -407,7 +408,7 @@ impl<T: Indexed> Index<T> {
         let mut place = None;
         for level in (0..self.levels()).rev() {
             while let Some(next) = self.links(place).next(level)
-                && passes(self.node(next))
+                && self.passes_over(next, &passes)
             {
                 place = Some(next);
             }
@@ -450,52 +451,6 @@ impl<T: Indexed> Index<T> {
     fn is_candidate(&self, place: Place<T>, level: usize, wanted: &Wanted) -> bool {
         self.widest(place, level) >= wanted.len
             && self.start(self.links(place).next(level)) > wanted.low
-    }
-
-    /// The widest gap beneath the link of `place` at `level`.
-    fn widest(&self, place: Place<T>, level: usize) -> u64 {
-        let links = self.links(place);
-        match level.checked_sub(1) {
-            Some(above) => links.widest[above].load(Ordering::Relaxed),
-            None => self.start(links.next(0)).saturating_sub(self.end(place)),
-        }
-    }
-
-    /// Measures again, from the bottom up, all links of `path` and all links of `node`.
-    fn measure_path(&self, path: &[Place<T>; HEIGHT], node: Option<NonNull<T>>) {
-        let height = node.map_or(0, |node| self.node(node).links().height());
-        for (place, level) in path[1..self.levels()].iter().zip(1..) {
-            self.measure(*place, level);
-            if level < height {
-                self.measure(node, level);
-            }
-        }
-    }
-
-    /// Stores the widest gap beneath the link of `place` at `level`, above 0, from the links one
-    /// level below it: four, on the average.
-    fn measure(&self, place: Place<T>, level: usize) {
-        let links = self.links(place);
-        let until = links.next(level);
-        let mut widest = self.widest(place, level - 1);
-        let mut at = links.next(level - 1);
-        while at != until {
-            widest = u64::max(widest, self.widest(at, level - 1));
-            at = self.links(at).next(level - 1);
-        }
-        links.widest[level - 1].store(widest, Ordering::Relaxed);
-    }
-
-    /// A height from 1 to [`HEIGHT`], each a quarter as likely as the one before.
-    fn draw_height(&self) -> usize {
-        let mut random = self.random.load(Ordering::Relaxed);
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        self.random.store(random, Ordering::Relaxed);
-        // The product's upper bits are the good ones.
-        let zeros = random.wrapping_mul(0x2545_f491_4f6c_dd1d).leading_zeros();
-        usize::min(1 + zeros as usize / 2, HEIGHT)
     }
 
     #[inline]

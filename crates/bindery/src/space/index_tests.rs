@@ -69,7 +69,7 @@ impl Drop for World {
 
 impl World {
     fn new(seed: u64) -> Self {
-        Self { index: Index::with_seed(seed), nodes: Mutex::default() }
+        Self { index: Index::new([seed, 0]), nodes: Mutex::default() }
     }
 
     fn get(&self, node: NonNull<Node>) -> &Node {
@@ -284,7 +284,7 @@ proptest! {
 
 #[test]
 fn an_empty_index_is_one_gap() {
-    let index = Index::<Node>::new();
+    let index = Index::<Node>::new([0, 0]);
     assert!(index.check() && index.len() == 0 && index.iter().next().is_none());
     assert_eq!(index.find_at_or_before(u64::MAX), None);
     assert_eq!(index.first_ending_after(0), None);
@@ -444,4 +444,40 @@ fn readers_beside_a_writer_find_what_is_always_there_and_never_leave_the_stretch
         }
     });
     assert!(world.index.check());
+}
+
+#[test]
+fn whoever_removes_all_tall_towers_makes_no_search_long() {
+    // As if a program could see each tower's height: it keeps the flat ones.
+    let world = World::new(5);
+    let mut kept = Vec::new();
+    let mut at = 0;
+    while kept.len() < 20_000 {
+        let node = world.add(at * 16, at * 16 + 8, at);
+        at += 1;
+        if world.get(node).links.height() > 1 {
+            world.remove(node);
+        } else {
+            kept.push(node);
+        }
+    }
+    // And whatever grew meanwhile, down to the last that has more than one level.
+    for round in 0..4 {
+        let tall = |node: &NonNull<Node>| world.get(*node).links.height() > 1;
+        let (gone, left): (Vec<_>, Vec<_>) = kept.into_iter().partition(tall);
+        assert!(!gone.is_empty(), "round {round}");
+        gone.into_iter().for_each(|node| world.remove(node));
+        kept = left;
+    }
+    assert!(world.index.check());
+    let mut most = 0;
+    for node in kept.iter().step_by(7) {
+        let start = world.bounds(*node).0;
+        let before = world.index.looked_at();
+        assert_eq!(world.index.find_at_or_before(start), Some(*node));
+        most = most.max(world.index.looked_at() - before);
+    }
+    // 20,000 is less than 32^3, and the search looks at one more on each level.
+    let bound = 3 * (LINKS_BENEATH as u64 + 1) + HEIGHT as u64;
+    assert!(most <= bound, "a search looks at {most} nodes of {}", kept.len());
 }

@@ -108,6 +108,13 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
     }
 
+    /// How many mappings all searches for an address have looked at up to now, those of faults and
+    /// verbs alike.
+    #[cfg(any(test, feature = "measure"))]
+    pub fn mappings_looked_at(&self) -> u64 {
+        self.vmas.looked_at()
+    }
+
     /// Looks at the first mapping that ends behind `at`, with the mutex held; `None` where there is
     /// none. Who lists all mappings asks again from the end of the last, so that others get the
     /// mutex in between.
@@ -123,6 +130,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         forget: Forget,
         concerned: impl Fn(&Vma) -> bool,
     ) -> Result<(), Error> {
+        // What has been forgotten already is forgotten once more, if it comes to that.
+        self.table.memory.outermost(|| self.forget_once(forget, &concerned))
+    }
+
+    fn forget_once(&self, forget: Forget, concerned: &impl Fn(&Vma) -> bool) -> Result<(), Error> {
         let mut gather = Gather::new();
         let guard = self.mutex.lock();
         let mut result = Ok(());
@@ -136,7 +148,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 self.change_flags(vma, vma.flags() - MappingFlags::SOFT_DIRTY);
             }
             result = self.table.forget(vma.range(), forget, &mut gather, |_, _| true);
-            vma.end_write();
+            vma.end_write(self.platform());
         }
         // One for up to 64 tables. A store that slips through before it is as if it had come before
         // the call.

@@ -18,13 +18,16 @@ pub struct Limits {
     pub data: u64,
     /// Locked memory (`RLIMIT_MEMLOCK`).
     pub locked: u64,
+    /// Pinned memory, each page counted once for each pin (`RLIMIT_MEMLOCK`, which Linux compares
+    /// with locked and pinned memory apart).
+    pub pinned: u64,
     /// How far a mapping that grows down may grow (`RLIMIT_STACK`).
     pub stack: u64,
-    /// Whether the limit of locked memory counts for this process.
+    /// Whether the limits of locked and pinned memory count for this process.
     pub locking: Locking,
 }
 
-/// Whether a process may lock as much memory as it likes (`CAP_IPC_LOCK`).
+/// Whether a process may lock and pin as much memory as it likes (`CAP_IPC_LOCK`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Locking {
     /// As much as its limit says.
@@ -35,12 +38,14 @@ pub enum Locking {
 }
 
 impl Default for Limits {
-    /// No limits but those that Linux begins with: 8 MiB of locked memory, 8 MiB of stack.
+    /// No limits but those that Linux begins with: 8 MiB of locked memory, and of pinned, 8 MiB of
+    /// stack.
     fn default() -> Self {
         Self {
             address_space: u64::MAX,
             data: u64::MAX,
             locked: 8 << 20,
+            pinned: 8 << 20,
             stack: 8 << 20,
             locking: Locking::Limited,
         }
@@ -54,24 +59,30 @@ pub struct Usage {
     pub total: u64,
     /// Private writable mappings that do not grow down (`VmData` without the stack).
     pub data: u64,
+    /// Mappings that grow down (`VmStk`).
+    pub stack: u64,
     /// Mappings that are locked (`VmLck`).
     pub locked: u64,
     /// Mappings that count as committed.
     pub committed: u64,
+    /// Pages that are pinned, each counted once for each pin (`VmPin`).
+    pub pinned: u64,
 }
 
 /// The accounts and limits, readable at any time; usage changes with the mutex held.
 pub(super) struct Account {
     total: AtomicI64,
     peak: AtomicI64,
-    /// The most resident pages that anybody has seen; see `observe_resident`.
-    resident_peak: AtomicU64,
+    /// The most resident pages that were noted; see `note_resident`.
+    resident_peak: AtomicI64,
     data: AtomicI64,
+    stack: AtomicI64,
     locked: AtomicI64,
     committed: AtomicI64,
     address_space_limit: AtomicU64,
     data_limit: AtomicU64,
     locked_limit: AtomicU64,
+    pinned_limit: AtomicU64,
     stack_limit: AtomicU64,
     privileged: AtomicBool,
 }
@@ -81,13 +92,15 @@ impl Account {
         let account = Self {
             total: AtomicI64::new(0),
             peak: AtomicI64::new(0),
-            resident_peak: AtomicU64::new(0),
+            resident_peak: AtomicI64::new(0),
             data: AtomicI64::new(0),
+            stack: AtomicI64::new(0),
             locked: AtomicI64::new(0),
             committed: AtomicI64::new(0),
             address_space_limit: AtomicU64::new(0),
             data_limit: AtomicU64::new(0),
             locked_limit: AtomicU64::new(0),
+            pinned_limit: AtomicU64::new(0),
             stack_limit: AtomicU64::new(0),
             privileged: AtomicBool::new(false),
         };
@@ -99,6 +112,7 @@ impl Account {
         self.address_space_limit.store(limits.address_space, Ordering::Relaxed);
         self.data_limit.store(limits.data, Ordering::Relaxed);
         self.locked_limit.store(limits.locked, Ordering::Relaxed);
+        self.pinned_limit.store(limits.pinned, Ordering::Relaxed);
         self.stack_limit.store(limits.stack, Ordering::Relaxed);
         self.privileged.store(limits.locking == Locking::Privileged, Ordering::Relaxed);
     }
@@ -109,6 +123,7 @@ impl Account {
             address_space: self.address_space_limit.load(Ordering::Relaxed),
             data: self.data_limit.load(Ordering::Relaxed),
             locked: self.locked_limit.load(Ordering::Relaxed),
+            pinned: self.pinned_limit.load(Ordering::Relaxed),
             stack: self.stack_limit.load(Ordering::Relaxed),
             locking: if privileged { Locking::Privileged } else { Locking::Limited },
         }
@@ -136,13 +151,23 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.account.peak.load(Ordering::Relaxed).max(0) as u64
     }
 
-    /// Notes how many pages are resident, and gives the most that was ever noted: resident pages are
-    /// counted when somebody asks, not when they come and go.
-    pub(crate) fn observe_resident(&self, pages: u64) -> u64 {
-        self.account.resident_peak.fetch_max(pages, Ordering::Relaxed).max(pages)
+    /// Notes how many pages are resident. Called before a call takes pages away, so that mapping them
+    /// need not. (Others who take pages away, by a truncation, do not note it.)
+    #[inline]
+    pub(crate) fn note_resident(&self) {
+        let pages = self.table.stats.mapped_pages();
+        if pages > self.account.resident_peak.load(Ordering::Relaxed) {
+            self.account.resident_peak.fetch_max(pages, Ordering::Relaxed);
+        }
     }
 
-    /// Forgets what [`AddressSpace::observe_resident`] has noted.
+    /// The most pages that were resident whenever it was noted, or are now (`VmHWM`).
+    pub(crate) fn resident_peak(&self) -> u64 {
+        self.note_resident();
+        self.account.resident_peak.load(Ordering::Relaxed).max(0) as u64
+    }
+
+    /// Forgets what [`AddressSpace::note_resident`] has noted.
     pub(crate) fn reset_resident_peak(&self) {
         self.account.resident_peak.store(0, Ordering::Relaxed);
     }
@@ -153,8 +178,10 @@ impl<P: Platform> AddressSpace<'_, P> {
         Usage {
             total: read(&self.account.total),
             data: read(&self.account.data),
+            stack: read(&self.account.stack),
             locked: read(&self.account.locked),
             committed: read(&self.account.committed),
+            pinned: self.pinned_pages(),
         }
     }
 
@@ -167,6 +194,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         if flags.is_data() {
             add(&self.account.data, pages);
+        }
+        if flags.contains(MappingFlags::GROWS_DOWN) {
+            add(&self.account.stack, pages);
         }
         if flags.contains(MappingFlags::LOCKED) {
             add(&self.account.locked, pages);

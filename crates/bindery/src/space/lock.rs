@@ -48,7 +48,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`Error::OutOfRange`] where the range wraps; [`Error::NotMapped`], after what lies before the
     /// hole is locked; [`Error::TooManyMappings`], [`Error::OutOfMemory`] where a mapping cannot be
     /// cut; [`Error::Fault`] and [`Error::TryAgain`] where the range is locked, but a page cannot be
-    /// had.
+    /// had; [`Error::Interrupted`] where it is locked, and a fatal signal came before all pages did.
     ///
     /// Complexity: in the mappings, and the folios that have to be made.
     pub fn mlock(&self, start: VirtAddr, length: u64, pages: LockPages) -> Result<(), Error> {
@@ -65,14 +65,16 @@ impl<P: Platform> AddressSpace<'_, P> {
             LockPages::Now => MappingFlags::LOCKED,
             LockPages::OnFault => LOCKS,
         };
-        let mut removed = Removed::default();
-        let guard = self.mutex.lock();
-        let result = self
-            .may_lock_range(range)
-            .and_then(|()| self.lock_mappings(range, flags, &mut removed));
-        drop(guard);
-        self.finish(&mut crate::tlb::Gather::new(), removed);
-        result?;
+        self.table.memory.outermost(|| {
+            let mut removed = Removed::default();
+            let guard = self.mutex.lock();
+            let result = self
+                .may_lock_range(range)
+                .and_then(|()| self.lock_mappings(range, flags, &mut removed));
+            drop(guard);
+            self.finish(&mut crate::tlb::Gather::new(), removed);
+            result
+        })?;
         self.populate(range).map_err(|error| match error {
             Error::OutOfMemory => Error::TryAgain,
             other => other,
@@ -87,12 +89,14 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Complexity: in the mappings.
     pub fn munlock(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         let range = self.lock_range(start, length)?;
-        let mut removed = Removed::default();
-        let guard = self.mutex.lock();
-        let result = self.lock_mappings(range, MappingFlags::empty(), &mut removed);
-        drop(guard);
-        self.finish(&mut crate::tlb::Gather::new(), removed);
-        result
+        self.table.memory.outermost(|| {
+            let mut removed = Removed::default();
+            let guard = self.mutex.lock();
+            let result = self.lock_mappings(range, MappingFlags::empty(), &mut removed);
+            drop(guard);
+            self.finish(&mut crate::tlb::Gather::new(), removed);
+            result
+        })
     }
 
     /// Locks all that is mapped, all that will be, or both.
@@ -100,6 +104,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// # Errors
     /// [`Error::Invalid`] where `what` names neither; [`Error::LockForbidden`];
     /// [`Error::LockLimit`]. As on Linux, mappings that cannot be locked are passed over.
+    /// [`Error::Interrupted`] as [`AddressSpace::mlock`] (on Linux the call succeeds then, in a thread
+    /// that never sees it).
     ///
     /// Complexity: as [`AddressSpace::mlock`] of everything.
     pub fn mlockall(&self, what: LockAll) -> Result<(), Error> {
@@ -116,7 +122,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         self.lock_all(what);
         if what.contains(LockAll::CURRENT) {
-            self.populate_all();
+            return self.populate_all();
         }
         Ok(())
     }
@@ -150,19 +156,22 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         drop(guard);
         self.finish(&mut crate::tlb::Gather::new(), removed);
+        self.table.memory.free_some();
     }
 
-    /// Populates all mappings, as far as pages can be had.
-    fn populate_all(&self) {
+    /// Populates all mappings, as far as pages can be had, until a fatal signal comes.
+    fn populate_all(&self) -> Result<(), Error> {
         let mut at = 0;
         loop {
             let range = {
                 let _guard = self.mutex.lock();
-                let Some(vma) = self.first_behind(at) else { return };
+                let Some(vma) = self.first_behind(at) else { return Ok(()) };
                 vma.range()
             };
             at = range.end().0;
-            let _ = self.populate(range);
+            if self.populate(range) == Err(Error::Interrupted) {
+                return Err(Error::Interrupted);
+            }
         }
     }
 
@@ -197,7 +206,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.may_lock(range.pages() - already)
     }
 
-    /// Gives all mappings of the range these locks and no others.
+    /// Gives all mappings of the range these locks and no others. Those that have them already are
+    /// passed over, so that it can be done once more.
     fn lock_mappings(
         &self,
         range: VirtRange,

@@ -62,13 +62,17 @@ bitflags! {
 }
 
 bitflags! {
-    /// How a file was opened.
+    /// How a file was opened, and by whom.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct FileAccess: u8 {
         /// For reading.
         const READ = 1 << 0;
         /// For writing.
         const WRITE = 1 << 1;
+        /// By somebody who owns the file, or may write it, however it was opened. Others learn nothing
+        /// of which of a file's pages are in memory, and so of what its other readers have read
+        /// ([`AddressSpace::mincore`]; Linux: `can_do_mincore`).
+        const OWNER = 1 << 2;
     }
 }
 
@@ -98,12 +102,12 @@ pub struct MapObject<'a, 'm, P: Platform> {
 }
 
 /// What is mapped, besides what was asked.
-struct Backing {
-    object: Option<NonNull<ObjectState>>,
+pub(super) struct Backing {
+    pub(super) object: Option<NonNull<ObjectState>>,
     /// In pages; anonymous private memory takes its address.
-    offset: Option<u64>,
+    pub(super) offset: Option<u64>,
     /// What `mprotect` may allow.
-    may: MappingFlags,
+    pub(super) may: MappingFlags,
 }
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
@@ -199,7 +203,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// The length of a mapping in whole pages.
-    fn map_length(&self, request: &MapRequest) -> Result<u64, Error> {
+    pub(super) fn map_length(&self, request: &MapRequest) -> Result<u64, Error> {
         if request.length == 0 {
             return Err(Error::ZeroLength);
         }
@@ -210,7 +214,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Ok(length)
     }
 
-    fn may_skip_reserve(&self, request: &MapRequest) -> bool {
+    pub(super) fn may_skip_reserve(&self, request: &MapRequest) -> bool {
         // As Linux: what may be dropped need not be promised, whatever the mode.
         request.flags.contains(MapFlags::DROPPABLE)
             || request.flags.contains(MapFlags::NO_RESERVE)
@@ -243,21 +247,32 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         flags
     }
 
-    fn map(&self, request: &MapRequest, backing: Backing) -> Result<VirtAddr, Error> {
+    pub(super) fn map(&self, request: &MapRequest, backing: Backing) -> Result<VirtAddr, Error> {
         let length = self.map_length(request)?;
-        let (mut gather, mut removed) = (Gather::new(), Removed::default());
-        let guard = self.mutex.lock();
-        let result = self.map_locked(request, length, &backing, &mut gather, &mut removed);
-        self.flush(&mut gather);
-        drop(guard);
-        self.finish(&mut gather, removed);
-        let (range, flags) = result?;
+        let map = || self.map_once(request, length, &backing);
+        let (range, flags) = self.table.memory.outermost(map)?;
         let locked = flags & (MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT);
         if request.flags.contains(MapFlags::POPULATE) || locked == MappingFlags::LOCKED {
             // As Linux: the mapping is there, whether its pages could be had or not.
             let _ = self.populate(range);
         }
         Ok(range.start())
+    }
+
+    /// Nothing has changed where it fails.
+    fn map_once(
+        &self,
+        request: &MapRequest,
+        length: u64,
+        backing: &Backing,
+    ) -> Result<(VirtRange, MappingFlags), Error> {
+        let (mut gather, mut removed) = (Gather::new(), Removed::default());
+        let guard = self.mutex.lock();
+        let result = self.map_locked(request, length, backing, &mut gather, &mut removed);
+        self.flush(&mut gather);
+        drop(guard);
+        self.finish(&mut gather, removed);
+        result
     }
 
     fn map_locked(
@@ -275,17 +290,20 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         if request.flags.contains(MapFlags::LOCKED) {
             self.may_lock_at_all()?;
         }
-        if flags.contains(MappingFlags::LOCKED) {
-            self.may_lock(range.pages())?;
-        }
         let asked = request.flags;
         let grows = asked.contains(MapFlags::GROWS_DOWN);
         let droppable = asked.contains(MapFlags::DROPPABLE);
+        // As Linux, which asks before it finds that such memory is not locked.
+        let locked = if droppable { self.future_locks() } else { flags };
+        if locked.contains(MappingFlags::LOCKED) {
+            self.may_lock(range.pages())?;
+        }
         if grows && (request.sharing == Sharing::Shared || droppable)
             || droppable && asked.contains(MapFlags::LOCKED)
         {
             return Err(Error::Invalid);
         }
+        self.refuse_exec_gain(flags, flags)?;
         let (replaced, given_back) = self.pages_mapped(range)?;
         self.may_expand(flags, range.pages() - replaced)?;
         let promised = if flags.contains(MappingFlags::ACCOUNT) { range.pages() } else { 0 };
@@ -374,7 +392,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         vma.write(self.platform());
         self.change_flags(vma, vma.flags() | MappingFlags::SOFT_DIRTY);
         self.resize(vma, start, end);
-        vma.end_write();
+        vma.end_write(self.platform());
     }
 
     pub(super) fn find_place(&self, length: u64, place: Place) -> Result<VirtRange, Error> {
@@ -486,6 +504,8 @@ fn admit<'a, P: Platform>(
     if request.flags.intersects(MapFlags::GROWS_DOWN | MapFlags::DROPPABLE) {
         return Err(Error::Invalid);
     }
+    let tells = source.access.intersects(FileAccess::WRITE | FileAccess::OWNER);
+    may.set(MappingFlags::HIDES_RESIDENCE, source.object.state().is_file() && !tells);
     if !shared {
         return Ok((may, None));
     }

@@ -19,37 +19,43 @@ mod fork;
 mod gap;
 mod grow;
 mod guard;
+mod heights;
 pub(crate) mod index;
 mod inspect;
+mod key;
 mod limits;
 mod lock;
 mod map;
 mod parts;
 mod pin;
+mod pin_count;
 mod populate;
 mod program_break;
 mod protect;
 mod remap;
 mod residence;
 mod seal;
+mod settings;
 mod sync;
 mod unmap;
 mod user;
 pub(crate) mod vma;
+mod zeroes;
 
 use core::marker::PhantomData;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::AtomicU32;
 
 use lock_api::Mutex;
 
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch};
+use crate::deferred::Batch;
 use crate::error::Error;
 use crate::object::{self, Object};
 use crate::platform::Platform;
-use crate::rmap::{Groups, Retired};
+use crate::rmap::Groups;
 use crate::stats::Counts;
 use crate::table::zap::Flush;
 use crate::table::{PageTable, Reach, ReadSection};
@@ -64,16 +70,21 @@ pub use limits::{Limits, Locking, Usage};
 pub use lock::{LockAll, LockPages};
 pub use map::{FileAccess, MapFlags, MapObject, MapRequest, Place, Sharing};
 pub use pin::{PinTime, Pinned};
+pub(crate) use pin_count::PinCount;
 pub use protect::ProtectFrom;
 pub use remap::Remap;
 pub use residence::Residence;
+pub use settings::{ExecGain, LargeFolios};
 pub use sync::SyncFlags;
 pub use vma::{MappingFlags, Protection};
 
 use change::Removed;
 use index::{Index, Indexed};
+use key::Keys;
 use limits::Account;
+use pin_count::PinCounts;
 use program_break::ProgramBreak;
+use settings::Settings;
 use vma::Vma;
 
 /// What a mapping that grows down keeps free below itself, in bytes (Linux: `stack_guard_gap`).
@@ -115,11 +126,12 @@ pub struct AddressSpace<'m, P: Platform> {
     mutex: Mutex<P::Mutex, ()>,
     options: SpaceOptions,
     account: Account,
+    pin_counts: PinCounts,
     program_break: ProgramBreak,
+    settings: Settings,
+    keys: Keys,
     /// The locks of mappings to come (`mlockall`).
     future: AtomicU32,
-    /// Groups that its forks have contracted; they go with it.
-    retired: Mutex<P::SpinLock, Retired>,
     /// The pagers of the files that it maps live for `'m`, so it must not pass for one with a
     /// shorter life ([`crate::Memory::file`]).
     _pagers: PhantomData<fn(&'m ()) -> &'m ()>,
@@ -131,15 +143,20 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// # Errors
     /// [`Error::OutOfMemory`] where there is no frame for the root table.
     pub fn new(memory: &'m Memory<P>, options: SpaceOptions) -> Result<Self, Error> {
+        let table = || PageTable::new(memory, options.reach).ok_or(Error::OutOfMemory);
+        let table = memory.retry(table)?;
+        let key = [memory.platform.seed(), u64::from(table.root.0)];
         Ok(Self {
-            table: PageTable::new(memory, options.reach).ok_or(Error::OutOfMemory)?,
-            vmas: Index::new(),
+            table,
+            vmas: Index::new(key),
             mutex: Mutex::new(()),
             options,
             account: Account::new(&Limits::default()),
+            pin_counts: PinCounts::default(),
             program_break: ProgramBreak::default(),
+            settings: Settings::default(),
+            keys: Keys::new(),
             future: AtomicU32::new(0),
-            retired: Mutex::new(Retired::default()),
             _pagers: PhantomData,
         })
     }
@@ -314,43 +331,32 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
     }
 
-    /// Flushes, gives back what was unmapped, waits for readers, and frees the tables and VMAs that
-    /// were taken out. Called without locks on VMAs or tables.
+    /// Flushes, gives back what was unmapped, lets go of what the removed VMAs hold, and frees the
+    /// tables and VMAs when no reader is left. Called without locks on VMAs or tables.
     ///
-    /// Mappings are counted down before the wait, groups and objects let go after it: whoever
-    /// comes through the reverse map in a read section and sees that a folio is mapped may rely on
-    /// its owner (`rmap`).
+    /// Mappings are counted down before groups and objects are let go: whoever comes through the
+    /// reverse map in a read section and sees that a folio is mapped may rely on its owner (`rmap`).
     fn finish(&self, gather: &mut Gather, removed: Removed) {
         let memory = self.table.memory;
         self.flush(gather);
         self.table.drop_contents(gather);
-        if gather.emptied.is_some() || removed.first.is_some() || !removed.groups.is_empty() {
-            self.platform().synchronize();
-        }
-        self.table.free_unhooked(gather);
-        let mut next = removed.first;
-        while let Some(node) = next {
-            let vma = self.vma(node);
-            next = NonNull::new(vma.next_removed.load(Ordering::Relaxed));
-            let (object, group, flags) = (vma.object_pointer(), vma.group_pointer(), vma.flags());
-            // SAFETY: the VMA came from this slab (`new_vma`), was taken out of the index, and
-            // the grace period above has ended every lookup that may have met it.
-            unsafe { memory.vmas.free(&memory.frames, self.platform(), node) };
-            if let Some(group) = group {
-                Groups::release(memory, group);
+        let Removed { vmas, mut groups } = removed;
+        for vma in vmas.iter() {
+            if let Some(group) = vma.group_pointer() {
+                Groups::release(memory, group, &mut groups);
             }
-            if let Some(object) = object {
-                object::map_removed(memory, object, flags);
+            if let Some(object) = vma.object_pointer() {
+                object::map_removed(memory, object, vma.flags());
             }
         }
-        Groups::free_retired(memory, removed.groups);
+        let tables = self.table.take_emptied(gather);
+        memory.free_after_readers(Batch { tables, vmas, groups, ..Batch::default() });
     }
 }
 
 impl<P: Platform> Drop for AddressSpace<'_, P> {
     fn drop(&mut self) {
-        let groups = core::mem::take(self.retired.get_mut());
-        let mut removed = Removed { first: None, groups };
+        let mut removed = Removed::default();
         while let Some(node) = self.vmas.first_ending_after(0) {
             self.remove(self.vma(node), &mut removed);
         }
@@ -362,6 +368,9 @@ impl<P: Platform> Drop for AddressSpace<'_, P> {
         let zapped = self.table.zap(everything, everything, Flush::AtEnd, &mut gather);
         debug_assert!(zapped.is_ok(), "unmapping everything splits no leaf");
         self.finish(&mut gather, removed);
+        self.let_go_of_pins();
+        // No handle is left: the VMAs, by which others made theirs, are out of all lists.
         self.table.free_root();
+        self.table.memory.free_some();
     }
 }

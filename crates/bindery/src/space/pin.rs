@@ -6,13 +6,14 @@ use core::fmt;
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Kind};
-use crate::error::FaultError;
+use crate::error::{FaultError, PinError};
 use crate::frame::Folio;
 use crate::object::{Object, pages};
 use crate::platform::Platform;
 use crate::table::lock::Depth;
 
 use super::fault::Access;
+use super::pin_count::{PinCount, Share};
 use super::vma::Vma;
 use super::{AddressSpace, Protection};
 
@@ -41,6 +42,8 @@ pub struct Pinned<'m, P: Platform> {
     access: Access,
     /// The file that has to know what was written, and the number of the first page there.
     file: Option<(Object<'m, P>, u64)>,
+    /// What it counts for in its address space, which it may outlive. Given back last.
+    _share: Share<'m, P>,
 }
 
 impl<P: Platform> Pinned<'_, P> {
@@ -61,7 +64,7 @@ impl<P: Platform> Drop for Pinned<'_, P> {
             self.memory.frames.mark_dirty(self.folio);
         }
         if let Some((file, page)) = &self.file {
-            pages::mark_written(self.memory, file.state(), *page, u64::from(self.pages));
+            pages::mark_written(file, *page, u64::from(self.pages));
         }
         self.memory.frames.unpin(&self.memory.platform, self.folio);
     }
@@ -81,8 +84,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// (Linux: `pin_user_pages`.)
     ///
     /// # Errors
-    /// The fault that the access would have had; [`FaultError::OutOfMemory`] also where the folio
-    /// has too many pins. Nothing is pinned then.
+    /// [`PinError::Fault`] with the fault that the access would have had; [`PinError::LimitReached`]
+    /// where the address space would have more pinned than [`super::Limits::pinned`];
+    /// [`PinError::FolioLimit`] where the folio has 2^15 pins, or 2^14 and the address space more than
+    /// 1,024 pages pinned in all. Nothing is pinned then.
     ///
     /// Complexity: in the pages pinned; one atomic instruction.
     pub fn pin(
@@ -91,11 +96,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         pages: u32,
         access: Access,
         time: PinTime,
-    ) -> Result<Pinned<'m, P>, FaultError> {
+    ) -> Result<Pinned<'m, P>, PinError> {
         if at >= self.limit() {
-            return Err(FaultError::NotMapped);
+            return Err(FaultError::NotMapped.into());
         }
         let page = at.align_down(PAGE_SIZE);
+        let count = self.table.memory.retry(|| self.pin_count())?;
         loop {
             let locked = self.lock_vma(page).ok_or(FaultError::NotMapped)?;
             let vma = locked.vma();
@@ -104,7 +110,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 .map_or(VirtRange::raw(page.0, page.0 + PAGE_SIZE), |range| {
                     range.intersection(vma.range())
                 });
-            if let Some(pinned) = self.pin_present(vma, range, access, own)? {
+            if let Some(pinned) = self.pin_present(vma, range, access, own, count)? {
                 return Ok(pinned);
             }
             // A page of its own comes with a write, where that is allowed.
@@ -113,7 +119,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let needed = if own && writable { Access::Write } else { access };
             self.fault(page, needed)?;
             if own && !writable {
-                self.unshare(page)?;
+                self.table.memory.retry(|| self.unshare(page))?;
             }
         }
     }
@@ -126,7 +132,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         range: VirtRange,
         access: Access,
         own: bool,
-    ) -> Result<Option<Pinned<'m, P>>, FaultError> {
+        count: &'m PinCount,
+    ) -> Result<Option<Pinned<'m, P>>, PinError> {
         let memory = self.table.memory;
         let at = range.start();
         // One table at a time: the run ends with it at the latest.
@@ -158,8 +165,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let step = P::Arch::STEP;
             crate::table::run::leaves::<P::Arch>(slots, index, wanted, equal, step, 0).0
         };
-        if !memory.frames.pin(folio) {
-            return Err(FaultError::OutOfMemory);
+        let share = self.share_of_pins(count, pages)?;
+        if !memory.frames.pin(folio, share.room) {
+            return Err(PinError::FolioLimit);
         }
         self.record_access(&mut cursor, node, index, access);
         let noticed = vma.object().is_some_and(|object| object.notices_writes());
@@ -168,6 +176,6 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         } else {
             None
         };
-        Ok(Some(Pinned { memory, folio, first, pages, access, file }))
+        Ok(Some(Pinned { memory, folio, first, pages, access, file, _share: share }))
     }
 }

@@ -1,13 +1,19 @@
 //! Making pages be there before they are touched.
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch;
 use crate::error::{Error, FaultError};
+use crate::interrupt;
 use crate::platform::Platform;
 
 use super::AddressSpace;
 use super::fault::{Access, Resolved};
 use super::index::Indexed;
 use super::vma::{MappingFlags, Protection, Vma};
+
+/// Tables of level 1 that are looked through for missing pages before the next question whether a
+/// fatal signal waits.
+const PIECE: u64 = 2;
 
 /// How pages are asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,7 +50,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Makes all pages of `range` be there. What is there already is passed over in runs. Stops at
-    /// the first page that cannot be had.
+    /// the first page that cannot be had, and for a fatal signal: asks before each fault, and before
+    /// each [`PIECE`] tables' span that is looked through.
     pub(super) fn populate_as(&self, range: VirtRange, want: Want) -> Result<(), Error> {
         let mut at = range.start();
         while at < range.end() {
@@ -72,16 +79,21 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn populate_part(&self, part: VirtRange, access: Access) -> Result<VirtAddr, Error> {
         let mut at = part.start();
         while at < part.end() {
-            at = self.table.skip_present(VirtRange::raw(at.0, part.end().0), access.permission());
-            if at >= part.end() {
-                break;
+            interrupt::check(self.platform())?;
+            let piece = PIECE * arch::table_span::<P::Arch>(1);
+            let end = VirtAddr(part.end().0.min(at.0.saturating_add(piece)));
+            at = self.table.skip_present(VirtRange::raw(at.0, end.0), access.permission());
+            if at >= end {
+                continue;
             }
             at = match self.fault(at, access) {
                 Ok(Resolved::New(range) | Resolved::Mapped(range)) => range.end().max(at),
                 Ok(_) => at.offset(PAGE_SIZE),
                 Err(FaultError::OutOfMemory) => return Err(Error::OutOfMemory),
                 Err(FaultError::Bus) => return Err(Error::Fault(at)),
-                Err(FaultError::NotMapped | FaultError::Protection) => {
+                Err(
+                    FaultError::NotMapped | FaultError::Protection | FaultError::ProtectionKey(_),
+                ) => {
                     return Err(Error::Fault(at));
                 }
             };

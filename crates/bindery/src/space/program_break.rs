@@ -47,16 +47,20 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Complexity: as [`AddressSpace::munmap`] where the heap shrinks; logarithmic in the mappings
     /// where it grows.
     pub fn set_break(&self, end: VirtAddr) -> VirtAddr {
-        let (mut gather, mut removed) = (Gather::new(), Removed::default());
-        let guard = self.mutex.lock();
-        let moved = self.break_locked(end, &mut gather, &mut removed);
-        if moved.is_ok() {
-            self.program_break.end.store(end.0, Ordering::Relaxed);
-        }
-        let now = VirtAddr(self.program_break.end.load(Ordering::Relaxed));
-        self.flush(&mut gather);
-        drop(guard);
-        self.finish(&mut gather, removed);
+        let mut now = end;
+        let moved = self.table.memory.outermost(|| {
+            let (mut gather, mut removed) = (Gather::new(), Removed::default());
+            let guard = self.mutex.lock();
+            let moved = self.break_locked(end, &mut gather, &mut removed);
+            if moved.is_ok() {
+                self.program_break.end.store(end.0, Ordering::Relaxed);
+            }
+            now = VirtAddr(self.program_break.end.load(Ordering::Relaxed));
+            self.flush(&mut gather);
+            drop(guard);
+            self.finish(&mut gather, removed);
+            moved
+        });
         if let Ok(Some(range)) = moved {
             let _ = self.populate(range);
         }

@@ -3,6 +3,7 @@
 use arrayvec::ArrayVec;
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::ProtectionKey;
 use crate::error::Error;
 use crate::platform::Platform;
 use crate::table::protect::{Change, Watched, Writable};
@@ -30,6 +31,7 @@ pub enum ProtectFrom {
 /// One call, as it goes down.
 struct Call<'a> {
     protection: Protection,
+    key: Option<ProtectionKey>,
     gather: &'a mut Gather,
     removed: &'a mut Removed,
 }
@@ -45,6 +47,7 @@ impl Vma {
         let soft_dirty = self.has(MappingFlags::SOFT_DIRTY);
         Change {
             permissions: self.protection().permissions(),
+            key: self.flags().key(),
             writable,
             watched: if soft_dirty { Watched::No } else { Watched::SoftDirty },
         }
@@ -84,6 +87,36 @@ impl<P: Platform> AddressSpace<'_, P> {
         protection: Protection,
         from: ProtectFrom,
     ) -> Result<(), Error> {
+        self.protect_with(start, length, protection, from, None)
+    }
+
+    /// As [`AddressSpace::mprotect_from`], and gives the mappings a protection key
+    /// (`pkey_mprotect(2)`). The other calls leave mappings the key that they have.
+    ///
+    /// # Errors
+    /// As there; [`Error::Invalid`], with nothing changed, where the key is not taken
+    /// ([`AddressSpace::pkey_alloc`]).
+    ///
+    /// Complexity: as there. Another key is always invalidated.
+    pub fn pkey_mprotect(
+        &self,
+        start: VirtAddr,
+        length: u64,
+        protection: Protection,
+        from: ProtectFrom,
+        key: ProtectionKey,
+    ) -> Result<(), Error> {
+        self.protect_with(start, length, protection, from, Some(key))
+    }
+
+    fn protect_with(
+        &self,
+        start: VirtAddr,
+        length: u64,
+        protection: Protection,
+        from: ProtectFrom,
+        key: Option<ProtectionKey>,
+    ) -> Result<(), Error> {
         if !start.is_aligned(PAGE_SIZE) {
             return Err(Error::Unaligned(start));
         }
@@ -96,19 +129,36 @@ impl<P: Platform> AddressSpace<'_, P> {
             .and_then(|length| VirtRange::from_len(start, length))
             .filter(|range| !range.is_empty())
             .ok_or(Error::OutOfRange { limit })?;
-        let (mut gather, mut removed) = (Gather::new(), Removed::default());
         let mut unlocked = ArrayVec::new();
+        let result = self
+            .table
+            .memory
+            .outermost(|| self.protect_once(range, from, (protection, key), &mut unlocked));
+        for range in unlocked {
+            self.populate_writable(range);
+        }
+        result
+    }
+
+    /// What lies before an error is changed, and does not change again when it is done once more.
+    fn protect_once(
+        &self,
+        range: VirtRange,
+        from: ProtectFrom,
+        (protection, key): (Protection, Option<ProtectionKey>),
+        unlocked: &mut ArrayVec<VirtRange, 16>,
+    ) -> Result<(), Error> {
+        let (mut gather, mut removed) = (Gather::new(), Removed::default());
         let guard = self.mutex.lock();
-        let result = self.protected_range(range, from).and_then(|range| {
-            let mut call = Call { protection, gather: &mut gather, removed: &mut removed };
-            self.protect_locked(range, &mut call, &mut unlocked)
+        let allowed = key.is_none_or(|key| self.keys.has(key));
+        let range = if allowed { self.protected_range(range, from) } else { Err(Error::Invalid) };
+        let result = range.and_then(|range| {
+            let mut call = Call { protection, key, gather: &mut gather, removed: &mut removed };
+            self.protect_locked(range, &mut call, unlocked)
         });
         self.flush(&mut gather);
         drop(guard);
         self.finish(&mut gather, removed);
-        for range in unlocked {
-            self.populate_writable(range);
-        }
         result
     }
 
@@ -154,7 +204,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         call: &mut Call<'_>,
         unlocked: &mut ArrayVec<VirtRange, 16>,
     ) -> Result<(), Error> {
-        let Call { protection, gather, removed } = call;
+        let Call { protection, key, gather, removed } = call;
         let mut at = range.start();
         while at < range.end() {
             let vma = self.vma_at(at).ok_or(Error::NotMapped(at))?;
@@ -168,11 +218,13 @@ impl<P: Platform> AddressSpace<'_, P> {
             if !possible.contains(wanted) {
                 return Err(Error::AccessDenied);
             }
+            self.refuse_exec_gain(vma.flags(), wanted)?;
             if vma.has(MappingFlags::SEALED) {
                 return Err(Error::Sealed(part.start()));
             }
             let before = vma.flags();
-            let mut flags = (before - MappingFlags::PROTECTION) | wanted;
+            let key = key.unwrap_or(before.key());
+            let mut flags = ((before - MappingFlags::PROTECTION) | wanted).with_key(key);
             if flags == before {
                 continue;
             }
@@ -241,7 +293,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         vma.write(self.platform());
         self.change_flags(vma, flags);
         let done = work(vma);
-        vma.end_write();
+        vma.end_write(self.platform());
         self.merge_around(vma, removed);
         done
     }

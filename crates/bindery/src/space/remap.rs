@@ -5,6 +5,7 @@ mod relocation;
 use core::ptr::NonNull;
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Arch};
 use crate::error::Error;
 use crate::platform::Platform;
 use crate::tlb::Gather;
@@ -79,7 +80,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// Complexity: one entry for each table that moves whole; of the rest, the base pages that are
     /// moved. One invalidation for each mapping and at most 64 tables; one more for each contiguous
-    /// block that an end of the range cuts, and for the upper tables that a large move leaves empty.
+    /// block that an end of the range cuts.
     pub fn mremap(
         &self,
         old: VirtAddr,
@@ -91,18 +92,45 @@ impl<P: Platform> AddressSpace<'_, P> {
         if let Some(target) = remap.target() {
             self.check_target(old, old_length, target, new_length, remap.source())?;
         }
-        let (mut gather, mut removed) = (Gather::new(), Removed::default());
-        let guard = self.mutex.lock();
-        let mut call = Call { remap, gather: &mut gather, removed: &mut removed, grown: None };
-        let result = self.remap_locked(old, old_length, new_length, &mut call);
-        let grown = call.grown.filter(|_| result.is_ok());
-        self.flush(&mut gather);
-        drop(guard);
-        self.finish(&mut gather, removed);
+        let memory = self.table.memory;
+        let mut grown = None;
+        let mut work = || self.remap_once(old, old_length, new_length, remap, &mut grown);
+        let result = if remap.is_fixed() {
+            // What has gone or moved when the memory runs out cannot be unmapped or moved once more:
+            // 1. CPU A unmaps the target, finds no memory for a table, and releases the mutex;
+            // 2. CPU B maps something there, and returns;
+            // 3. CPU A begins again, and unmaps it.
+            memory.make_room(tables_for::<P::Arch>(new_length));
+            let result = work();
+            memory.free_some();
+            result
+        } else {
+            memory.outermost(work)
+        };
         if let Some(range) = grown {
             // As Linux: what was to be locked is there if it can be had.
             let _ = self.populate(range);
         }
+        result
+    }
+
+    /// Without a fixed target, nothing has changed where it fails.
+    fn remap_once(
+        &self,
+        old: VirtAddr,
+        old_length: u64,
+        new_length: u64,
+        remap: Remap,
+        grown: &mut Option<VirtRange>,
+    ) -> Result<VirtAddr, Error> {
+        let (mut gather, mut removed) = (Gather::new(), Removed::default());
+        let guard = self.mutex.lock();
+        let mut call = Call { remap, gather: &mut gather, removed: &mut removed, grown: None };
+        let result = self.remap_locked(old, old_length, new_length, &mut call);
+        *grown = call.grown.filter(|_| result.is_ok());
+        self.flush(&mut gather);
+        drop(guard);
+        self.finish(&mut gather, removed);
         result
     }
 
@@ -318,7 +346,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let _reservation = self.table.memory.commitment().reserve(promised)?;
             vma.write(self.platform());
             self.resize(vma, vma.start(), old.0 + length);
-            vma.end_write();
+            vma.end_write(self.platform());
             self.merge_around(vma, call.removed);
             if locked {
                 call.grown = Some(VirtRange::raw(source.end().0, old.0 + length));
@@ -348,6 +376,11 @@ struct Call<'a> {
     removed: &'a mut Removed,
     /// Locked pages that are new.
     grown: Option<VirtRange>,
+}
+
+/// More frames than a move to `length` bytes of free addresses takes for tables and VMAs.
+fn tables_for<A: Arch>(length: u64) -> u64 {
+    length / arch::table_span::<A>(1) + 8 * u64::from(A::LEVELS)
 }
 
 fn source_in(vma: &Vma, old: VirtAddr, length: u64) -> Result<VirtRange, Error> {

@@ -3,12 +3,14 @@
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Kind, absent};
 use crate::error::Error;
+use crate::interrupt;
 use crate::object::pages;
 use crate::platform::Platform;
+use crate::table::lock::HELD_ENTRIES;
 
 use super::AddressSpace;
 use super::index::Indexed;
-use super::vma::Vma;
+use super::vma::{MappingFlags, Vma};
 
 /// Whether a stretch of pages can be touched without waiting for its content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,12 +23,15 @@ pub enum Residence {
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Says which pages of `length` bytes (rounded up) at `start` are in memory: calls `tell` with
-    /// stretches of equal answers and their lengths in pages, in rising order. `tell` is called in a
-    /// read section: it neither sleeps nor touches the program's memory.
+    /// stretches of equal answers and their lengths in pages, in rising order. `tell` may be called in
+    /// a read section: it neither sleeps nor touches the program's memory. A mapping of a file that
+    /// the program could neither write nor owns counts as resident throughout
+    /// ([`crate::FileAccess::OWNER`]).
     ///
     /// # Errors
-    /// [`Error::Unaligned`]; [`Error::OutOfRange`]; [`Error::NotMapped`] at the first hole, after the
-    /// stretches before it were told.
+    /// [`Error::Unaligned`]; [`Error::OutOfRange`]; [`Error::NotMapped`] at the first hole, and
+    /// [`Error::Interrupted`] before a mapping at which a fatal signal waits, after the stretches
+    /// before it were told. (Linux does not ask for signals.)
     ///
     /// Complexity: in the entries of the range; what has no table costs nothing.
     pub fn mincore(
@@ -47,24 +52,52 @@ impl<P: Platform> AddressSpace<'_, P> {
         let _guard = self.mutex.lock();
         let mut at = range.start();
         while at < range.end() {
+            interrupt::check(self.platform())?;
             let vma = self.vma_at(at).ok_or(Error::NotMapped(at))?;
             let part = VirtRange::raw(at.0, vma.end().min(range.end().0));
-            self.table.look(part, |looked| {
-                let stretch = looked.range;
-                match arch::kind::<P::Arch>(looked.raw, looked.node.level) {
-                    Kind::Leaf => tell(Residence::Resident, stretch.pages()),
-                    Kind::Absent => match absent::decode::<P::Arch>(looked.raw) {
-                        Some(Absent::Hidden { .. }) => tell(Residence::Resident, stretch.pages()),
-                        Some(Absent::Marker(_)) => self.tell_object(vma, stretch, &mut tell),
-                        _ => tell(Residence::Absent, stretch.pages()),
-                    },
-                    Kind::Empty | Kind::Table => self.tell_object(vma, stretch, &mut tell),
-                }
-                true
-            });
+            if vma.has(MappingFlags::HIDES_RESIDENCE) {
+                tell(Residence::Resident, part.pages());
+            } else {
+                self.tell_part(vma, part, &mut tell);
+            }
             at = part.end();
         }
         Ok(())
+    }
+
+    /// Tells about a part of one mapping. What its object may have is asked outside of the read
+    /// sections in which the table is looked at.
+    fn tell_part(&self, vma: &Vma, part: VirtRange, tell: &mut impl FnMut(Residence, u64)) {
+        let mut at = part.start();
+        while at < part.end() {
+            // From `at` on up to here nothing is mapped.
+            let mut vacant = at;
+            self.table.look(VirtRange::raw(at.0, part.end().0), |looked| {
+                let stretch = looked.range;
+                let residence = match arch::kind::<P::Arch>(looked.raw, looked.node.level) {
+                    Kind::Leaf => Some(Residence::Resident),
+                    Kind::Absent => match absent::decode::<P::Arch>(looked.raw) {
+                        Some(Absent::Hidden { .. }) => Some(Residence::Resident),
+                        Some(Absent::Marker(_)) => None,
+                        _ => Some(Residence::Absent),
+                    },
+                    Kind::Empty | Kind::Table => None,
+                };
+                match residence {
+                    None => vacant = stretch.end(),
+                    Some(_) if vacant > at => return false,
+                    Some(residence) => {
+                        tell(residence, stretch.pages());
+                        (at, vacant) = (stretch.end(), stretch.end());
+                    }
+                }
+                true
+            });
+            if vacant > at {
+                self.tell_object(vma, VirtRange::raw(at.0, vacant.0), tell);
+                at = vacant;
+            }
+        }
     }
 
     /// Where the mapping around `addr` ends, if there is one.
@@ -80,7 +113,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         };
         let mut at = stretch.start();
         while at < stretch.end() {
-            let limit = (stretch.end().0 - at.0) >> PAGE_SHIFT;
+            let left = (stretch.end().0 - at.0) >> PAGE_SHIFT;
+            // The index is locked for a bounded time.
+            let limit = left.min(u64::from(HELD_ENTRIES));
             let page = vma.page_offset_of(at);
             let (found, count) = pages::resident_run(self.table.memory, object, page, limit);
             let count = count.clamp(1, limit);

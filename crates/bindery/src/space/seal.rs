@@ -30,6 +30,11 @@ impl<P: Platform> AddressSpace<'_, P> {
             .checked_next_multiple_of(PAGE_SIZE)
             .and_then(|length| VirtRange::from_len(start, length))
             .ok_or(Error::OutOfRange { limit })?;
+        self.table.memory.outermost(|| self.seal_once(range))
+    }
+
+    /// What is sealed already is passed over.
+    fn seal_once(&self, range: VirtRange) -> Result<(), Error> {
         let mut removed = Removed::default();
         let guard = self.mutex.lock();
         let result = self.covered(range).and_then(|()| {

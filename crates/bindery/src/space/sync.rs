@@ -31,7 +31,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// # Errors
     /// [`Error::Unaligned`]; [`Error::Invalid`] for both kinds at once; [`Error::OutOfRange`];
     /// [`Error::Locked`] where [`SyncFlags::INVALIDATE`] meets locked memory; [`Error::InputOutput`];
-    /// [`Error::NotMapped`] where the range has holes, after the rest is saved.
+    /// [`Error::Interrupted`] as [`crate::Object::sync`]; [`Error::NotMapped`] where the range has holes,
+    /// after the rest is saved.
     ///
     /// Complexity: in the runs that were written.
     pub fn msync(&self, start: VirtAddr, length: u64, flags: SyncFlags) -> Result<(), Error> {

@@ -21,10 +21,15 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// and there is no room for the second. Nothing is changed then.
     ///
     /// Complexity: in the mappings and tables that go, plus the runs in the two tables at the
-    /// edges where something else stays mapped. One invalidation for each 8 GiB in which something is
-    /// mapped, and one for each contiguous block or huge leaf that an end cuts.
+    /// edges where something else stays mapped. One invalidation for each 1,024 entries of the tables
+    /// that stay or 512 of those that go, as a rule one in all, and one for each contiguous block or
+    /// huge leaf that an end cuts.
     pub fn munmap(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         let range = self.unmap_range(start, length)?;
+        self.table.memory.outermost(|| self.unmap_once(range))
+    }
+
+    fn unmap_once(&self, range: VirtRange) -> Result<(), Error> {
         let (mut gather, mut removed) = (Gather::new(), Removed::default());
         let guard = self.mutex.lock();
         let result = self.unmap_locked(range, &mut gather, &mut removed);
@@ -68,6 +73,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         for vma in self.vmas_in(range) {
             vma.write(self.platform());
         }
+        self.note_resident();
         let hull = self.hull(range, VirtRange::default());
         // A huge leaf without its reserve cannot be split. That is a broken invariant, which the
         // auditor reports; what could not be unmapped stays in the table.
@@ -110,7 +116,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 continue;
             }
             cut = true;
-            vma.end_write();
+            vma.end_write(self.platform());
         }
         cut
     }

@@ -14,12 +14,14 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use bitflags::bitflags;
 
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::Permissions;
+use crate::arch::{Attributes, Permissions, ProtectionKey};
+use crate::deferred::Linked;
 use crate::gate::Gate;
 use crate::object::ObjectState;
 use crate::platform::Platform;
-use crate::rmap::{AnonGroup, ListLinks};
+use crate::rmap::{AnonGroup, Rekeyed, TreeLinks};
 use crate::table::TreeState;
+use crate::table::leaf::user_attributes;
 
 use super::index::{Indexed, Links};
 
@@ -99,6 +101,11 @@ bitflags! {
         const DROPPABLE = 1 << 21;
         /// There may be guard pages in it (`MADV_GUARD_INSTALL`, `gu`).
         const MAYBE_GUARDS = 1 << 22;
+        /// All its pages count as resident, whoever asks: it maps a file of somebody else's
+        /// ([`crate::FileAccess::OWNER`]).
+        const HIDES_RESIDENCE = 1 << 23;
+        /// The number of its protection key ([`MappingFlags::key`]).
+        const KEY = 0xf << Self::KEY_SHIFT;
     }
 }
 
@@ -107,6 +114,8 @@ impl MappingFlags {
     pub const MAY_ALL: Self = Self::MAY_READ.union(Self::MAY_WRITE).union(Self::MAY_EXECUTE);
     /// What [`Protection`] says.
     pub const PROTECTION: Self = Self::READ.union(Self::WRITE).union(Self::EXECUTE);
+
+    const KEY_SHIFT: u32 = 28;
 
     /// What does not matter when two mappings might be one: what is joined has it if either had.
     pub(crate) const STICKY: Self = Self::SOFT_DIRTY.union(Self::MAYBE_GUARDS);
@@ -119,6 +128,24 @@ impl MappingFlags {
     /// What a program may do.
     pub fn protection(self) -> Protection {
         Protection::from_bits_truncate((self & Self::PROTECTION).bits() as u8)
+    }
+
+    /// The protection key of its pages (`pkeys(7)`).
+    #[inline]
+    pub const fn key(self) -> ProtectionKey {
+        ProtectionKey::truncated((self.bits() >> Self::KEY_SHIFT) as u64)
+    }
+
+    /// The same with another protection key.
+    pub(crate) const fn with_key(self, key: ProtectionKey) -> Self {
+        let others = self.bits() & !Self::KEY.bits();
+        Self::from_bits_truncate(others | (key.number() as u32) << Self::KEY_SHIFT)
+    }
+
+    /// What a leaf of such a mapping says that was not used yet.
+    #[inline]
+    pub(crate) fn attributes(self) -> Attributes {
+        user_attributes(self.protection().permissions(), self.key())
     }
 
     /// Whether the mapping counts as promised memory (Linux: `accountable_mapping`).
@@ -157,10 +184,10 @@ pub(crate) struct Vma {
     object: AtomicPtr<ObjectState>,
     group: AtomicPtr<AnonGroup>,
     tree: AtomicPtr<TreeState>,
-    pub(crate) object_links: ListLinks,
-    pub(crate) group_links: ListLinks,
-    /// The next in a list of VMAs to be freed.
-    pub(crate) next_removed: AtomicPtr<Self>,
+    pub(crate) object_links: TreeLinks,
+    pub(crate) group_links: TreeLinks,
+    /// The next in a chain of VMAs to be freed.
+    next_removed: AtomicPtr<Self>,
 }
 
 impl Indexed for Vma {
@@ -177,12 +204,19 @@ impl Indexed for Vma {
     }
 }
 
+impl Linked for Vma {
+    fn next(&self) -> &AtomicPtr<Self> {
+        &self.next_removed
+    }
+}
+
 fn raw<T>(pointer: Option<NonNull<T>>) -> *mut T {
     pointer.map_or(ptr::null_mut(), NonNull::as_ptr)
 }
 
 impl Vma {
     /// A VMA of the address space whose tree is `tree`. It is in no list yet, and holds nothing.
+    #[inline(always)]
     pub(crate) fn new(
         range: VirtRange,
         purpose: Purpose,
@@ -199,8 +233,8 @@ impl Vma {
             object: AtomicPtr::new(raw(purpose.object)),
             group: AtomicPtr::new(raw(purpose.group)),
             tree: AtomicPtr::new(tree.as_ptr()),
-            object_links: ListLinks::new(),
-            group_links: ListLinks::new(),
+            object_links: TreeLinks::new(),
+            group_links: TreeLinks::new(),
             next_removed: AtomicPtr::new(ptr::null_mut()),
         }
     }
@@ -248,8 +282,10 @@ impl Vma {
 
     /// What backs the mapping, if it is not anonymous.
     pub(crate) fn object(&self) -> Option<&ObjectState> {
-        // SAFETY: a VMA holds its object from before it is inserted until it is freed
-        // (`AddressSpace::insert`, `AddressSpace::finish`).
+        // SAFETY: a VMA holds its object from before it is inserted until it is removed and what it
+        // mapped is counted down (`AddressSpace::insert`, `AddressSpace::finish`). Callers keep it
+        // from that by its lock, the mutex, or the lock of a list in which it stands; a read section
+        // alone, in which the VMA may have been removed, does not do.
         self.object_pointer().map(|object| unsafe { object.as_ref() })
     }
 
@@ -269,11 +305,10 @@ impl Vma {
         self.group.store(raw(group), Ordering::Release);
     }
 
-    /// Whether the VMA is in the lists of all that it names. For the auditor; linear in the lists.
+    /// Whether the VMA is in the trees of all that it names. For the auditor.
     pub(crate) fn is_listed(&self) -> bool {
-        let here = |vma: &Self| ptr::eq(vma, self);
-        self.object().is_none_or(|object| object.mappers.iter().any(here))
-            && self.group().is_none_or(|group| group.vmas.iter().any(here))
+        self.object().is_none_or(|object| object.mappers.contains(self))
+            && self.group().is_none_or(|group| group.vmas.contains(self))
     }
 
     /// The tree of the address space.
@@ -291,12 +326,12 @@ impl Vma {
     }
 
     /// Lets the mapping end at `end`.
-    pub(crate) fn set_end(&self, end: u64) {
+    pub(crate) fn set_end(&self, end: u64, _rekeyed: &Rekeyed) {
         self.end.store(end, Ordering::Relaxed);
     }
 
     /// Lets the mapping begin at `start`; what it maps stays where it is.
-    pub(crate) fn set_start(&self, start: u64) {
+    pub(crate) fn set_start(&self, start: u64, _rekeyed: &Rekeyed) {
         let moved = (start.wrapping_sub(self.start()) as i64) >> PAGE_SHIFT;
         self.page_offset.store(self.page_offset().wrapping_add(moved as u64), Ordering::Relaxed);
         self.start.store(start, Ordering::Relaxed);
@@ -304,7 +339,7 @@ impl Vma {
 
     /// Lets the mapping be at `range` and show what it is mapped to from `page_offset` on; what it
     /// maps has moved along.
-    pub(crate) fn set_place(&self, range: VirtRange, page_offset: u64) {
+    pub(crate) fn set_place(&self, range: VirtRange, page_offset: u64, _rekeyed: &Rekeyed) {
         self.page_offset.store(page_offset, Ordering::Relaxed);
         self.start.store(range.start().0, Ordering::Relaxed);
         self.end.store(range.end().0, Ordering::Relaxed);
@@ -317,8 +352,8 @@ impl Vma {
     }
 
     #[inline]
-    pub(crate) fn end_read(&self) {
-        self.gate.end_read();
+    pub(crate) fn end_read<P: Platform>(&self, platform: &P) {
+        self.gate.end_read(platform);
     }
 
     /// Takes the lock for writing: keeps new faults out and waits for those inside. The caller
@@ -329,8 +364,8 @@ impl Vma {
     }
 
     #[inline]
-    pub(crate) fn end_write(&self) {
-        self.gate.end_write();
+    pub(crate) fn end_write<P: Platform>(&self, platform: &P) {
+        self.gate.end_write(platform);
     }
 
     /// Says to those who still find the VMA that it is gone. Called with the lock for writing.

@@ -9,7 +9,7 @@ use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
-use super::cursor::{Cursor, Whole};
+use super::cursor::{Chunks, Cursor, Whole};
 use super::leaf::replace;
 use super::lock::Depth;
 use super::run::{Run, What};
@@ -57,9 +57,8 @@ impl<P: Platform> PageTable<'_, P> {
         gather: &mut Gather,
         mut concerned: impl FnMut(Option<Folio>, u32) -> bool,
     ) -> Result<(), OutOfMemory> {
-        let mut chunks = self.chunks_beside(range);
-        while let Some(chunk) = chunks.next(self, Some(&*gather)) {
-            let mut cursor = self.cursor_beside(chunk, Depth::Floor(1), Some(&*gather));
+        let mut chunks = Chunks::of(range);
+        while let Some(mut cursor) = chunks.next(self, Depth::Floor(1), Some(&*gather)) {
             while let Some(run) = cursor.next_run(Equal::empty(), Whole::Enter)? {
                 match run.what {
                     What::Leaf(first) => {

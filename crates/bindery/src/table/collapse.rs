@@ -6,6 +6,7 @@ use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Attributes, Entry, Kind};
 use crate::frame::Folio;
 use crate::platform::Platform;
+use crate::stats::Counts;
 use crate::tlb::Gather;
 
 use super::lock::Depth;
@@ -28,58 +29,88 @@ impl<P: Platform> PageTable<'_, P> {
     /// Copies the pages that the table for `base` maps into the folio, zeroes the others, and puts
     /// one leaf into the table's place. The old table is in the gather, with all that it maps. Says
     /// whether there was such a table, with nothing in it but leaves; nothing has changed otherwise.
+    /// Called without locks on tables and outside of read sections.
     ///
     /// The caller keeps faults and pins out of the range: nobody may write to a page while it is
     /// copied, and no translation of it is left by then:
-    /// 1. the entry that names the table is cleared, and flushed;
-    /// 2. the pages are copied; 3. the leaf is written.
+    /// 1. the entry that names the table is cleared, and flushed, and the table marked;
+    /// 2. with no lock held, the pages are copied: nobody else changes a table that is marked;
+    /// 3. under the parent's lock, the leaf is written.
+    ///
+    /// Nobody fills the entry between 1 and 3, since the VMA is held for writing. Who comes through
+    /// the reverse map then takes the folios for busy: they are mapped, and no entry names them.
     pub(crate) fn replace_by_copy(&self, what: &Replacement, gather: &mut Gather) -> bool {
-        let memory = self.memory;
-        let span = arch::table_span::<P::Arch>(1);
-        let range = VirtRange::raw(what.base.0, what.base.0 + span);
+        let Some(table) = self.take_table(what.base, gather) else { return false };
+        let mut counts = Counts::default();
+        self.copy_all(table, what.folio, &mut counts);
+        self.stats.add(&counts);
+        self.put_leaf(what);
+        true
+    }
+
+    /// Takes the table for `base` out of the tree, if there is one with nothing in it but leaves.
+    fn take_table(&self, base: VirtAddr, gather: &mut Gather) -> Option<Frame> {
+        let range = VirtRange::raw(base.0, base.0 + arch::table_span::<P::Arch>(1));
         let mut cursor = self.cursor(range, Depth::Floor(1));
-        let (node, _, _) = cursor.entry_at(what.base);
-        let Some((parent, index)) = cursor.parent_of(what.base, 1) else { return false };
+        let (node, _, _) = cursor.entry_at(base);
+        let (parent, index) = cursor.parent_of(base, 1)?;
         let slots = self.slots(node.table);
         let entries = arch::entries::<P::Arch>();
         let leaf_or_empty = |index: u32| {
             matches!(arch::kind::<P::Arch>(run::load(slots, index), 1), Kind::Leaf | Kind::Empty)
         };
         if node.level != 1 || !(0..entries).all(leaf_or_empty) {
-            return false;
+            return None;
         }
-        let parent_slot = &self.slots(parent.table)[index as usize];
+        self.memory.worked(u64::from(entries), 0);
         // Release: who reads the entry as empty finds its table locked, or the flush done.
-        parent_slot.store(0, Ordering::Release);
+        self.slots(parent.table)[index as usize].store(0, Ordering::Release);
+        self.change_live(parent.table, 0, 1);
+        cursor.counts.entries_written += 1;
         gather.stale_tables(range);
         self.flush(gather, &mut cursor.counts);
+        self.gather_subtree(node, 1, gather, &mut cursor.counts);
+        Some(node.table)
+    }
+
+    /// Copies what the leaves of `table`, which is out of the tree, name into the folio.
+    fn copy_all(&self, table: Frame, folio: Folio, counts: &mut Counts) {
+        let memory = self.memory;
+        let (slots, entries) = (self.slots(table), arch::entries::<P::Arch>());
         let mut index = 0;
         while index < entries {
             let raw = run::load(slots, index);
-            let to = what.folio.head.plus(index);
+            let to = folio.head.plus(index);
             let count = if arch::kind::<P::Arch>(raw, 1) == Kind::Leaf {
                 let first = P::Arch::frame(P::Arch::unblock(raw, index));
                 let count = consecutive::<P>(slots, index, first, memory.zero_frame);
                 memory.platform.copy(first, to, count);
-                cursor.counts.bytes_copied += u64::from(count) * PAGE_SIZE;
+                counts.bytes_copied += u64::from(count) * PAGE_SIZE;
                 count
             } else {
                 let count = run::empty(slots, index, entries - index);
                 memory.platform.zero(to, count);
-                cursor.counts.bytes_zeroed += u64::from(count) * PAGE_SIZE;
+                counts.bytes_zeroed += u64::from(count) * PAGE_SIZE;
                 count
             };
-            cursor.counts.entries_read += u64::from(count);
+            counts.entries_read += u64::from(count);
             index += count;
         }
-        memory.frames.first_map(what.folio, what.folio.pages());
+    }
+
+    /// Puts the leaf where the table was.
+    fn put_leaf(&self, what: &Replacement) {
+        let range = VirtRange::raw(what.base.0, what.base.0 + arch::table_span::<P::Arch>(1));
+        let mut cursor = self.cursor(range, Depth::Floor(2));
+        let (parent, index, found) = cursor.entry_at(what.base);
+        debug_assert!(parent.level == 2 && found.is_empty(), "the table's place is gone");
+        self.memory.frames.first_map(what.folio, what.folio.pages());
         let leaf = P::Arch::leaf(what.folio.head, 2, what.attributes);
-        parent_slot.store(leaf.0, Ordering::Release);
+        self.publish_leaf(parent.table, index, leaf);
         self.push_reserve(parent.table, what.reserve);
-        cursor.counts.entries_written += 2;
+        cursor.counts.entries_written += 1;
         cursor.counts.folios_touched += 1;
-        self.gather_subtree(node, 1, gather, &mut cursor.counts);
-        true
+        cursor.counts.mapped(self.memory.frames.owner_kind(what.folio), what.folio.pages());
     }
 }
 

@@ -1,22 +1,26 @@
 //! What `fork` does to entries: both sides map the same pages from now on, and neither may write
 //! until it has a page of its own.
 
+mod pinned;
+
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
-use crate::Memory;
-use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Arch, Attributes, Entry, Equal, Permissions, absent};
-use crate::frame::{Folio, Owner};
+use crate::addr::{Frame, VirtAddr, VirtRange};
+use crate::arch::{Absent, Arch, Attributes, Entry, Equal, absent};
+use crate::error::Error;
+use crate::frame::Folio;
+use crate::interrupt;
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::tlb::Gather;
 
-use super::cursor::{Cursor, Whole};
+use super::cursor::{Chunks, Cursor, Whole};
 use super::leaf::replace;
 use super::lock::Depth;
 use super::run::{Run, What};
 use super::{OutOfMemory, PageTable, TablePool};
+use pinned::{Form, PinnedRun};
 
 /// Whether the child's writes are its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,53 +48,57 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// side's writes. What is stale here afterwards is in the gather. The caller keeps faults out of
     /// the range. One pass over the runs; a folio is counted up once a run.
     ///
-    /// On failure `child` has a part, and the pages of that part are write-protected here; the
-    /// next write gets its permission back.
+    /// On failure, and where a fatal signal came, `child` has a part, and the pages of that part are
+    /// write-protected here; the next write gets its permission back.
     pub(crate) fn copy_to(
         &self,
         child: &Self,
         what: &Copy,
         gather: &mut Gather,
-    ) -> Result<(), OutOfMemory> {
-        let mut supplies = Supplies { tables: TablePool::new(self.memory), page: None };
-        let mut chunks = self.chunks_beside(what.range);
-        let mut result = Ok(());
-        while result.is_ok()
-            && let Some(chunk) = chunks.next(self, Some(&*gather))
-        {
-            result = self.copy_chunk(child, chunk, what, gather, &mut supplies);
-        }
+    ) -> Result<(), Error> {
+        let mut supplies = Supplies { tables: TablePool::new(self.memory) };
+        let result = self.copy_parts(child, what, gather, &mut supplies);
         supplies.give_back(self);
         result
     }
 
-    /// Copies a chunk. Where there is no memory at once, lets the locks of both sides go, waits for
-    /// it, and goes on where it stopped: neither side has changed meanwhile, since the parent's VMAs
-    /// are held for writing and nobody else knows the child.
-    fn copy_chunk(
+    /// Copies part by part. Where there is no memory at once, or pages have to be copied, lets the
+    /// locks of both sides go, and goes on from there: neither side has changed meanwhile but for what
+    /// a truncation takes away, since the parent's VMAs are held for writing and nobody else knows
+    /// the child.
+    fn copy_parts(
         &self,
         child: &Self,
-        chunk: VirtRange,
         what: &Copy,
         gather: &mut Gather,
         supplies: &mut Supplies<'m, P>,
-    ) -> Result<(), OutOfMemory> {
-        let mut left = chunk;
+    ) -> Result<(), Error> {
+        let mut parts = Chunks::of(what.range);
         loop {
             let stopped = {
                 let own = Some(&*gather);
-                let mut source = self.cursor_beside(left, Depth::Floor(1), own);
-                let mut target = child.cursor(left, Depth::Floor(1));
+                let Some(mut source) = parts.next(self, Depth::Floor(1), own) else {
+                    return Ok(());
+                };
+                let range = source.range();
+                let mut target = child.cursor(range, Depth::Floor(1));
+                debug_assert_eq!(target.range(), range, "the child has more than the parent");
                 copy_locked(&mut source, &mut target, what, gather, supplies)
             };
             match stopped {
-                Ok(()) => return Ok(()),
-                Err(Stop::Refused) => return Err(OutOfMemory),
+                Ok(()) => {}
+                Err(Stop::Zeroed(at)) => parts.go_on_from(at),
+                Err(Stop::Refused) => return Err(Error::OutOfMemory),
                 Err(Stop::Short(at)) => {
-                    supplies.refill(self.memory)?;
-                    left = VirtRange::raw(at.0, chunk.end().0);
+                    supplies.tables.refill().map_err(|OutOfMemory| Error::OutOfMemory)?;
+                    parts.go_on_from(at);
+                }
+                Err(Stop::Pinned(run)) => {
+                    self.copy_pinned(child, &run, what, supplies)?;
+                    parts.go_on_from(run.range.end());
                 }
             }
+            interrupt::check(&self.memory.platform)?;
         }
     }
 }
@@ -98,37 +106,27 @@ impl<'m, P: Platform> PageTable<'m, P> {
 /// What a copy takes while locks are held.
 struct Supplies<'m, P: Platform> {
     tables: TablePool<'m, P>,
-    /// For the copy of a pinned page.
-    page: Option<Folio>,
 }
 
 impl<'m, P: Platform> Supplies<'m, P> {
-    fn refill(&mut self, memory: &'m Memory<P>) -> Result<(), OutOfMemory> {
-        self.tables.refill()?;
-        if self.page.is_none() {
-            memory.may_wait();
-            self.page = Some(memory.frames.new_folio(0).ok_or(OutOfMemory)?);
-        }
-        Ok(())
-    }
-
-    fn page(&mut self, memory: &Memory<P>) -> Option<Folio> {
-        self.page.take().or_else(|| memory.frames.new_folio(0))
-    }
-
     fn give_back(mut self, tables: &PageTable<'m, P>) {
-        if let Some(page) = self.page {
-            tables.memory.frames.discard(&tables.memory.platform, page);
-        }
         self.tables.give_back();
         tables.stats.add(&self.tables.counts);
     }
 }
 
+/// So many of the child's tables are zeroed under locks; one run more may need one on each level, and
+/// one in reserve. Together they are at most 64 KiB.
+const TABLES_ZEROED: u64 = 10;
+
 /// Why a copy stops before its end.
 enum Stop {
     /// There was no memory at once for what comes from this address on.
     Short(VirtAddr),
+    /// So much was zeroed that the locks are let go; this address comes next.
+    Zeroed(VirtAddr),
+    /// This comes next, and has to be copied.
+    Pinned(PinnedRun),
     /// A folio cannot be mapped once more, or a huge leaf has no reserve.
     Refused,
 }
@@ -143,21 +141,25 @@ fn copy_locked<'m, P: Platform>(
     while let Some(run) =
         source.next_run(Equal::empty(), Whole::Enter).map_err(|_| Stop::Refused)?
     {
+        if target.counts.tables_allocated >= TABLES_ZEROED && run.what != What::Empty {
+            return Err(Stop::Zeroed(run.at));
+        }
         match run.what {
             What::Empty | What::Table(_) => {}
-            What::Leaf(first) if is_pinned(source, P::Arch::frame(first), what) => {
-                let permissions = P::Arch::attributes(first).permissions;
-                let page = |frame| shown::<P::Arch>(frame, permissions);
-                copy_pages(source, target, &run, P::Arch::frame(first), page, what, supplies)?;
+            What::Leaf(first) if let Some(folio) = pinned(source, P::Arch::frame(first), what) => {
+                let Attributes { permissions, key, .. } = P::Arch::attributes(first);
+                let form = Form::Shown(permissions, key);
+                return Err(stop_at_pinned(source, &run, P::Arch::frame(first), folio, form));
             }
             What::Leaf(first) => {
                 let table = target_table(target, &run, supplies)?;
                 copy_leaves(source, target, &run, (table, first), what.copied, gather)?;
             }
             What::Absent(first) => match absent::decode::<P::Arch>(first) {
-                Some(Absent::Hidden { frame, .. }) if is_pinned(source, frame, what) => {
-                    let page = hidden::<P::Arch>;
-                    copy_pages(source, target, &run, frame, page, what, supplies)?;
+                Some(Absent::Hidden { frame, .. })
+                    if let Some(folio) = pinned(source, frame, what) =>
+                {
+                    return Err(stop_at_pinned(source, &run, frame, folio, Form::Hidden));
                 }
                 _ if absent::strip_userfault::<P::Arch>(first).is_empty() => {}
                 _ => {
@@ -195,7 +197,8 @@ fn copy_leaves<P: Platform>(
 ) -> Result<(), Stop> {
     let memory = source.tables.memory;
     let pages = run.pages::<P::Arch>();
-    if memory.share_frames(P::Arch::frame(first), pages, &mut source.counts).is_err() {
+    let (counts, theirs) = (&mut source.counts, &mut target.counts);
+    if memory.share_frames(P::Arch::frame(first), pages, counts, theirs).is_err() {
         drop_target_reserve(target, run, table);
         return Err(Stop::Refused);
     }
@@ -225,59 +228,26 @@ fn copy_leaves<P: Platform>(
     Ok(())
 }
 
-/// Whether somebody has pinned the folio of a run that begins with `first`, a private one of this
-/// side alone.
-fn is_pinned<P: Platform>(source: &Cursor<'_, '_, P>, first: Frame, what: &Copy) -> bool {
+/// The folio of a run that begins with `first`, if it is a private one of this side alone and
+/// somebody has pinned it.
+fn pinned<P: Platform>(source: &Cursor<'_, '_, P>, first: Frame, what: &Copy) -> Option<Folio> {
     let frames = &source.tables.memory.frames;
-    let folio = frames.folio_of(first);
-    what.copied == Copied::Private
-        && folio.is_some_and(|folio| frames.pins(folio) > 0 && frames.is_anonymous(folio))
+    let folio = frames.folio_of(first).filter(|_| what.copied == Copied::Private)?;
+    (frames.pins(folio) > 0 && frames.is_anonymous(folio)).then_some(folio)
 }
 
-/// The child's entry for a page of its own.
-fn shown<A: Arch>(frame: Frame, permissions: Permissions) -> Entry {
-    let attributes =
-        Attributes { permissions, accessed: true, dirty: true, soft_dirty: true, userfault: false };
-    A::leaf(frame, 1, attributes)
-}
-
-/// The child's entry for a page of its own, where the mapping allows nothing.
-fn hidden<A: Arch>(frame: Frame) -> Entry {
-    absent::encode::<A>(Absent::Hidden {
-        frame,
-        accessed: true,
-        dirty: true,
-        soft_dirty: true,
-        userfault: false,
-    })
-}
-
-/// Gives the child pages of its own, with what is in this side's from `old` on; `entry` makes the
-/// child's entries.
-fn copy_pages<'m, P: Platform>(
-    source: &mut Cursor<'_, 'm, P>,
-    target: &mut Cursor<'_, 'm, P>,
+/// Takes a reference for the copy, which keeps the pages when the locks are gone.
+fn stop_at_pinned<P: Platform>(
+    source: &Cursor<'_, '_, P>,
     run: &Run,
-    old: Frame,
-    entry: impl Fn(Frame) -> Entry,
-    what: &Copy,
-    supplies: &mut Supplies<'m, P>,
-) -> Result<(), Stop> {
-    let memory = source.tables.memory;
-    for page in 0..run.pages::<P::Arch>() {
-        let at = run.at.offset(u64::from(page) * PAGE_SIZE);
-        let short = Stop::Short(at);
-        let Ok(table) = target.table_at(at, 1, &mut supplies.tables) else { return Err(short) };
-        let Some(copy) = supplies.page(memory) else { return Err(short) };
-        memory.platform.copy(old.plus(page), copy.head, 1);
-        target.counts.bytes_copied += PAGE_SIZE;
-        let index = what.page_offset + ((at.0 - what.range.start().0) >> PAGE_SHIFT);
-        memory.frames.set_fresh_owner(copy, what.group.map_or(Owner::Nobody, Owner::Group), index);
-        memory.frames.first_map(copy, 1);
-        let index = arch::index_of::<P::Arch>(at, 1);
-        target.tables.fill(table, index, entry(copy.head), 1, &mut target.counts);
+    first: Frame,
+    folio: Folio,
+    form: Form,
+) -> Stop {
+    if !source.tables.memory.frames.hold(folio) {
+        return Stop::Refused;
     }
-    Ok(())
+    Stop::Pinned(PinnedRun { range: run.range::<P::Arch>(), first, folio, form })
 }
 
 fn copy_absent<P: Platform>(
@@ -289,7 +259,8 @@ fn copy_absent<P: Platform>(
     let memory = source.tables.memory;
     if let Some(Absent::Hidden { frame, .. }) = absent::decode::<P::Arch>(first) {
         let pages = run.pages::<P::Arch>();
-        if memory.share_frames(frame, pages, &mut source.counts).is_err() {
+        let (counts, theirs) = (&mut source.counts, &mut target.counts);
+        if memory.share_frames(frame, pages, counts, theirs).is_err() {
             drop_target_reserve(target, run, table);
             return Err(Stop::Refused);
         }

@@ -29,11 +29,13 @@ use super::{OutOfMemory, PageTable, ReadSection, TablePool};
 pub(crate) enum Whole {
     /// Yields it as one run.
     Yield,
+    /// Yields those of level 1 so, and goes into all others.
+    YieldLowest,
     /// Goes into it: the operation concerns every leaf.
     Enter,
 }
 
-/// A locked range. The locks and the read section end when it is dropped.
+/// A locked range, as a rule a short one. The locks and the read section end when it is dropped.
 pub(crate) struct Cursor<'a, 'm, P: Platform> {
     pub(crate) tables: &'a PageTable<'m, P>,
     pub(crate) locks: LockSet,
@@ -47,8 +49,9 @@ pub(crate) struct Cursor<'a, 'm, P: Platform> {
 }
 
 impl<'m, P: Platform> PageTable<'m, P> {
-    /// Locks `range`, which is not empty. Where somebody else's flush is pending, makes it first: so
-    /// what the entries of the range say, and the TLBs may do, is the same.
+    /// Locks `range`, which is not empty, or its front: one set of locks serves at most
+    /// [`lock::HELD_ENTRIES`] entries. A range of so many pages is locked whole. Where another flush is
+    /// pending, makes it first, so that the TLBs allow what the entries say and no more.
     // Always: returned from a function of its own, the set of locks would be copied.
     #[inline(always)]
     pub(crate) fn cursor(&self, range: VirtRange, depth: Depth) -> Cursor<'_, 'm, P> {
@@ -83,64 +86,90 @@ impl<'m, P: Platform> PageTable<'m, P> {
         }
     }
 
-    /// The pieces of `range` that a cursor may lock at once, at most [`lock::CHUNK_TABLES`] leaf
-    /// tables each; stretches under which there is no table are passed over in one step, whatever
-    /// their size. The caller keeps new tables out of the range.
-    pub(crate) fn chunks(&self, range: VirtRange) -> impl Iterator<Item = VirtRange> {
-        self.chunks_of(range, lock::CHUNK_TABLES * arch::table_span::<P::Arch>(1))
-    }
-
-    /// As [`PageTable::chunks`], of `size` bytes each, a power of two.
-    pub(crate) fn chunks_of(&self, range: VirtRange, size: u64) -> impl Iterator<Item = VirtRange> {
-        let mut chunks = Chunks { range, size };
-        core::iter::from_fn(move || chunks.next(self, None))
-    }
-
-    /// As [`PageTable::chunks`], for whoever marks tables as pending meanwhile.
-    pub(crate) fn chunks_beside(&self, range: VirtRange) -> Chunks {
-        Chunks { range, size: lock::CHUNK_TABLES * arch::table_span::<P::Arch>(1) }
+    /// The front of `range` from where something stands on, up to the next multiple of `size`, a power
+    /// of two. The caller keeps new tables out of the range.
+    pub(crate) fn first_part(&self, range: VirtRange, size: u64) -> Option<VirtRange> {
+        let end = range.end().0;
+        let start = self.first_table(range.start().0, end, None);
+        let stop = (start & !(size - 1)).saturating_add(size).min(end);
+        (start < stop).then(|| VirtRange::raw(start, stop))
     }
 
     /// The first address from `start` on under which something stands, or `end`. What is passed over
     /// is in no TLB any more.
     fn first_table(&self, mut start: u64, end: u64, own: Option<&Gather>) -> u64 {
         let mut counts = Counts::default();
-        let _section = ReadSection::enter(&self.memory.platform);
-        while start < end {
-            let (node, _, entry) = self.peek(VirtAddr(start), &mut counts);
-            if node.level == 1 || !entry.is_empty() {
-                break;
+        let mut found = false;
+        while start < end && !found {
+            let _section = ReadSection::enter(&self.memory.platform);
+            let looks = lock::HELD_ENTRIES / u32::from(P::Arch::LEVELS);
+            for _ in 0..looks {
+                if start >= end {
+                    break;
+                }
+                let (node, _, entry) = self.peek(VirtAddr(start), &mut counts);
+                self.memory.worked(u64::from(P::Arch::LEVELS - node.level) + 1, 0);
+                found = node.level == 1 || !entry.is_empty();
+                if found {
+                    break;
+                }
+                if !lock::is_settled(self, node.table) {
+                    self.settle(node, VirtAddr(start), own);
+                }
+                let last = start | (arch::span::<P::Arch>(node.level) - 1);
+                start = last.saturating_add(1);
             }
-            if !lock::is_settled(self, node.table) {
-                self.settle(node, VirtAddr(start), own);
-            }
-            let last = start | (arch::span::<P::Arch>(node.level) - 1);
-            start = last.saturating_add(1);
         }
         self.stats.add(&counts);
         start.min(end)
     }
 }
 
-/// What is left of a range that is locked piece by piece ([`PageTable::chunks_beside`]).
+/// A range that is locked part by part, each as long as one set of locks may be ([`lock`]). Stretches
+/// under which there is no table are passed over in one step, whatever their size. The caller keeps
+/// new tables out of the range.
 pub(crate) struct Chunks {
     range: VirtRange,
-    /// Bytes of a piece, a power of two.
-    size: u64,
+    /// Where the locks of the next part end at the latest: with a table of level 2, so that none
+    /// above it is locked but where it is the whole slot.
+    stop: u64,
 }
 
 impl Chunks {
-    /// The next piece. What is pending for `own` alone is not waited for.
-    pub(crate) fn next<P: Platform>(
+    #[inline]
+    pub(crate) fn of(range: VirtRange) -> Self {
+        Self { range, stop: 0 }
+    }
+
+    /// Lets the next part begin at `at`, inside or at the end of the one before.
+    pub(crate) fn go_on_from(&mut self, at: VirtAddr) {
+        self.range = VirtRange::raw(at.0, self.range.end().0);
+    }
+
+    /// Locks the next part. What is pending for `own` stays so, since its flush is the caller's.
+    // Always: as `PageTable::cursor`.
+    #[inline(always)]
+    pub(crate) fn next<'a, 'm, P: Platform>(
         &mut self,
-        tables: &PageTable<'_, P>,
+        tables: &'a PageTable<'m, P>,
+        depth: Depth,
         own: Option<&Gather>,
-    ) -> Option<VirtRange> {
-        let end = self.range.end().0;
-        let start = tables.first_table(self.range.start().0, end, own);
-        let stop = (start & !(self.size - 1)).saturating_add(self.size).min(end);
-        self.range = VirtRange::raw(stop.max(start), end);
-        (start < stop).then(|| VirtRange::raw(start, stop))
+    ) -> Option<Cursor<'a, 'm, P>> {
+        let (start, end) = (self.range.start().0, self.range.end().0);
+        let mut part = self.range;
+        if start >= self.stop {
+            let start = tables.first_table(start, end, own);
+            let size = arch::table_span::<P::Arch>(2);
+            self.stop = (start & !(size - 1)).saturating_add(size).min(end);
+            part = VirtRange::raw(start, end);
+        }
+        if part.is_empty() {
+            return None;
+        }
+        let part = VirtRange::raw(part.start().0, self.stop);
+        let cursor = tables.cursor_beside(part, depth, own);
+        self.range = VirtRange::raw(cursor.range().end().0, end);
+        Some(cursor)
     }
 }
 
@@ -158,6 +187,8 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     pub(super) fn lock(&mut self, depth: Depth, own: Option<&Gather>) {
         let (tables, range) = (self.tables, self.range);
         self.cover = lock::lock_range(tables, tables.root, range, depth, &mut self.locks);
+        let range = VirtRange::raw(range.start().0, self.locks.end_of(range).0);
+        self.range = range;
         self.counts.tables_locked = self.locks.len() as u64;
         if self.locks.is_pending() {
             tables.honour_pending(range, &self.locks, own, &mut self.counts);
@@ -196,7 +227,12 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
             match kind {
                 Kind::Table => {
                     let table = P::Arch::frame(entry);
-                    if whole && tables == Whole::Yield {
+                    let yields = match tables {
+                        Whole::Yield => true,
+                        Whole::YieldLowest => node.level == 2,
+                        Whole::Enter => false,
+                    };
+                    if whole && yields {
                         self.counts.entries_read += 1;
                         return Ok(Some(self.pass(found(1, What::Table(table)))));
                     }
@@ -229,6 +265,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     #[inline]
     fn pass(&mut self, found: Run) -> Run {
         let shift = arch::span_shift::<P::Arch>(found.node.level);
+        self.tables.memory.worked(u64::from(found.count), 0);
         let begin = self.at >> shift << shift;
         self.at = begin.saturating_add(u64::from(found.count) << shift);
         let stays = found.index + found.count < arch::entries::<P::Arch>();
@@ -320,6 +357,11 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         table_under(tables, &mut self.locks, &mut self.counts, cover, addr, level, pool)
     }
 
+    /// What is locked: the range, or its front.
+    pub(crate) fn range(&self) -> VirtRange {
+        self.range
+    }
+
     /// The part of the range whose runs were yielded.
     pub(crate) fn passed(&self) -> VirtRange {
         VirtRange::raw(self.range.start().0, self.at.min(self.range.end().0))
@@ -367,6 +409,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
             let entry = run::load(self.tables.slots(node.table), index);
             if arch::kind::<P::Arch>(entry, node.level) != Kind::Table {
                 self.counts.entries_read += 1;
+                self.tables.memory.worked(1, 0);
                 return (node, index, entry);
             }
             self.counts.entries_descended += 1;

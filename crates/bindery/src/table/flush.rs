@@ -4,14 +4,14 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch;
-use crate::frame::meta;
+use crate::deferred::{Batch, Tables as DetachedTables};
 use crate::platform::{Invalidation, Platform, Tables};
 use crate::stats::Counts;
 use crate::tlb::{self, Gather};
 
 use super::lock::{Depth, LockSet, Node, Tree};
 use super::pending::{self, Last};
-use super::{PageTable, free_table, level_of, link, zap};
+use super::{PageTable, level_of, link, zap};
 
 impl<P: Platform> PageTable<'_, P> {
     /// Invalidates at once, between breaking an entry and making the new one.
@@ -25,7 +25,7 @@ impl<P: Platform> PageTable<'_, P> {
     pub(crate) fn flush(&self, gather: &mut Gather, counts: &mut Counts) {
         gather.flush(&self.memory.platform, self.root, &self.presence, counts);
         while let Some(table) = gather.take_mark() {
-            self.lower_pending(table, counts);
+            self.lower_pending(table);
         }
     }
 
@@ -43,19 +43,20 @@ impl<P: Platform> PageTable<'_, P> {
         gather.note_mark(table);
     }
 
-    /// Lowers the pending count of a table after the flush. The table may have been detached
-    /// meanwhile; the last one frees it then.
-    fn lower_pending(&self, table: Frame, counts: &mut Counts) {
-        if pending::lower(&self.meta(table).previous) == Last::Yes {
-            free_table(self.memory, table, counts);
+    /// As [`PageTable::mark_pending`], of either end of a move.
+    pub(crate) fn mark_moving(&self, table: Frame, gather: &mut Gather) {
+        if !gather.has_lately_marked(table) {
+            pending::raise(&self.meta(table).previous);
+            gather.note_mark(table);
         }
     }
 
-    /// Frees a detached table that no reader can reach any more, or leaves that to whoever lowers
-    /// its pending count to zero.
-    fn release_table(&self, table: Frame, counts: &mut Counts) {
-        if pending::release(&self.meta(table).previous) == Last::Yes {
-            free_table(self.memory, table, counts);
+    /// Lowers the pending count of a table after the flush. The table may have been detached
+    /// meanwhile; the last one frees it then.
+    fn lower_pending(&self, table: Frame) {
+        if pending::lower(&self.meta(table).previous) == Last::Yes {
+            // It was counted when it was handed over (`take_emptied`).
+            self.memory.frames.free(&self.memory.platform, table, 0);
         }
     }
 
@@ -71,7 +72,7 @@ impl<P: Platform> PageTable<'_, P> {
     ) {
         let others = |table: &Frame| {
             let pending = pending::count(&self.meta(*table).previous);
-            pending > own.map_or(0, |own| own.marks_of(*table))
+            pending > 0 && !own.is_some_and(|own| own.has_marked(*table, pending))
         };
         let pending = locks.tables().iter().filter(|table| others(table));
         let Some(level) = pending.map(|table| level_of(self.meta(*table))).max() else { return };
@@ -85,6 +86,13 @@ impl<P: Platform> PageTable<'_, P> {
             tables: Tables::Changed,
         };
         tlb::invalidate(&self.memory.platform, self.root, &self.presence, &what, counts);
+        // A move that is under way may have brought the table entries that TLBs know by their old place.
+        // Callers with marks of their own make that flush too. A walk of the reverse map comes by the
+        // move's source as well, and flushes it there, but nothing rests on that.
+        if let Some(range) = self.moving.source() {
+            let what = Invalidation { range, ..what };
+            tlb::invalidate(&self.memory.platform, self.root, &self.presence, &what, counts);
+        }
     }
 
     /// Waits for the flush of what stood in the slot of `node` around `at`, which was read as empty
@@ -102,48 +110,44 @@ impl<P: Platform> PageTable<'_, P> {
         drop(self.cursor_beside(range, Depth::Floor(node.level), own));
     }
 
-    /// Flushes what is left, waits for readers and frees what was gathered. Called without locks,
-    /// outside of read sections.
+    /// Flushes what is left, and frees what was gathered, the tables after their readers. Never waits
+    /// for those, so locks of VMAs and objects may be held. Called outside of read sections.
     pub(crate) fn finish(&self, gather: &mut Gather) {
         let mut counts = Counts::default();
         self.flush(gather, &mut counts);
         self.stats.add(&counts);
         self.drop_contents(gather);
-        if gather.emptied.is_some() {
-            self.memory.platform.synchronize();
-        }
-        self.free_unhooked(gather);
+        let tables = self.take_emptied(gather);
+        self.memory.free_after_readers(Batch { tables, ..Batch::default() });
     }
 
     /// Gives back what stands in the unhooked tables, after the flush.
     pub(crate) fn drop_contents(&self, gather: &mut Gather) {
         debug_assert!(!gather.is_stale(), "given back before it was flushed");
-        if gather.unhooked.is_none() {
+        if gather.unhooked.is_none() && gather.detached.is_none() {
             return;
         }
         let mut counts = Counts::default();
+        self.gather_detached(gather, &mut counts);
         let mut batch = self.memory.free_batch();
         while let Some(table) = gather.unhooked {
             let next = &self.meta(table).next;
             gather.unhooked = link(next.load(Ordering::Relaxed));
             zap::drop_contents(self.memory, table, &mut batch, &mut counts);
-            next.store(gather.emptied.map_or(meta::NONE, |table| table.0), Ordering::Relaxed);
-            gather.emptied = Some(table);
+            gather.emptied.push(&self.memory.frames, table);
         }
         self.stats.add(&counts);
     }
 
-    /// Frees the unhooked tables, after the last reader.
-    pub(crate) fn free_unhooked(&self, gather: &mut Gather) {
+    /// The unhooked tables, for a caller that has them freed after their readers. They count as freed
+    /// from here on.
+    pub(crate) fn take_emptied(&self, gather: &mut Gather) -> DetachedTables {
         debug_assert!(gather.unhooked.is_none(), "freed before it was given back");
-        if gather.emptied.is_none() {
-            return;
+        let tables = core::mem::take(&mut gather.emptied);
+        if !tables.is_empty() {
+            let tables_freed = u64::from(tables.count());
+            self.stats.add(&Counts { tables_freed, ..Counts::default() });
         }
-        let mut counts = Counts::default();
-        while let Some(table) = gather.emptied {
-            gather.emptied = link(self.meta(table).next.load(Ordering::Relaxed));
-            self.release_table(table, &mut counts);
-        }
-        self.stats.add(&counts);
+        tables
     }
 }

@@ -7,7 +7,8 @@
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Attributes, Entry, Equal, Permissions, absent};
+use crate::arch::{self, Arch, Attributes, Entry, Equal, Permissions, ProtectionKey, absent};
+use crate::events::RareEvents;
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
@@ -183,6 +184,7 @@ impl<P: Platform> PageTable<'_, P> {
         counts.entries_read += 1;
         let entries = arch::entries::<P::Arch>();
         if old.0 & P::Arch::PRESENT != 0 {
+            RareEvents::note(&self.memory.rare.leaf_splits);
             let old = replace::<P::Arch>(slot, old, |_| Entry::EMPTY);
             let range = VirtRange::raw(base.0, base.0 + arch::span::<P::Arch>(node.level));
             self.invalidate_now(range, node.level, counts);
@@ -291,6 +293,7 @@ fn collapse_locked<P: Platform>(
 }
 
 /// What a leaf of a user mapping says that was made for `permissions` and not used yet.
-pub(crate) fn user_attributes(permissions: Permissions) -> Attributes {
-    Attributes { permissions: permissions | Permissions::USER, ..Attributes::default() }
+#[inline]
+pub(crate) fn user_attributes(permissions: Permissions, key: ProtectionKey) -> Attributes {
+    Attributes { permissions: permissions | Permissions::USER, key, ..Attributes::default() }
 }

@@ -16,8 +16,8 @@
 //! 2. CPU B moves from Y to X: locks Y;
 //! 3. each waits for the other.
 //!
-//! There is one exception: tables that are unhooked are locked one at a time only to be marked, and
-//! may lie before an edge that is held already. So whoever unhooks keeps every move out of the
+//! There is one exception: a table that is unhooked is locked only to be marked, and may lie before an
+//! edge that is held already. So whoever unhooks keeps every move out of the
 //! range, by holding its VMAs for writing:
 //! 1. CPU A unmaps pages up to an edge in table Y, and holds Y;
 //! 2. CPU B moves from X, in the middle of A's range, to Y: holds X, waits for Y;
@@ -29,6 +29,13 @@
 //! 1. CPU A descends to table X and is about to lock it;
 //! 2. CPU B, holding X's parent, detaches X, locks it, marks it stray, unlocks it;
 //! 3. CPU A locks X. Without the mark it would now map pages where no walker comes.
+//!
+//! Of the tables that hang in an unhooked one, each is locked and marked too, but later: one at a time,
+//! with no other lock held, before what stands in it is dropped. Until then whoever locks one finds by
+//! a second descent, as below, that it does not stand in the tree; and whoever has locked one before is
+//! waited for, and may go on meanwhile: no walker comes there any more. So what goes by one entry costs
+//! one entry and one mark under the locks, whatever hangs in it. Not so where no VMA keeps out who
+//! fills entries ([`try_mark_stray`]): there, all are marked first, and they are of level 1.
 //!
 //! A table that is *moved* is not marked: it stays part of the tree at another address. So whoever
 //! has locked the cover descends once more, and starts again unless the table still stands there:
@@ -44,6 +51,13 @@
 //!
 //! A move itself needs no second descent: it holds the VMAs of both places for writing.
 //!
+//! # How much is held at once
+//! Others spin for a table's lock, so one set of locks never serves more than [`HELD_ENTRIES`] entries
+//! or [`HELD_DETACHED`] tables that are detached. The locks are taken in pre-order anyway, so they stop
+//! there: what an operation has got is the front of its range, up to [`LockSet::end_of`], and it
+//! comes again for the rest. A range with few tables goes far in one hold, a dense one two tables. No
+//! table that the range covers whole is cut in two by that, as its entry counts as one.
+//!
 //! # Pending flushes
 //! Whoever takes a lock learns whether the table is pending ([`crate::tlb`]), and flushes its own
 //! range before it acts. [`LockSet`] remembers that for all tables of an operation.
@@ -53,15 +67,20 @@ use arrayvec::ArrayVec;
 use crate::addr::{Frame, VirtAddr, VirtRange};
 use crate::arch::{self, Arch};
 
-/// Most leaf tables that one locked stretch overlaps. Longer operations go in chunks, so that no
-/// lock is held for an unbounded time and one flush serves a bounded number of tables.
+/// Most entries that an operation looks at while it holds one set of locks.
+pub(crate) const HELD_ENTRIES: u32 = 1024;
+
+/// Most tables that an operation detaches while it holds one set of locks.
+pub(crate) const HELD_DETACHED: u32 = 512;
+
+/// Leaf tables of which one flush takes care.
 pub(crate) const CHUNK_TABLES: u64 = 64;
 
-/// A move locks at most `CHUNK_TABLES` source tables, one more destination table (the two need not
-/// be congruent), and on each of at most four levels above two tables for either side. Tables that
-/// it creates in the destination are among these. The last piece of a move may hold up to 16 emptied
-/// tables above them (`relocate`).
-const CAPACITY: usize = 2 * CHUNK_TABLES as usize + 1 + 4 * 4 + 16;
+/// Of each level an operation on a range locks at most two tables that lie in it as a whole, each of
+/// which holds 512 of its entries, and two at its edges, that is four on each of five levels; an edge
+/// may split a huge leaf on two levels. A move locks two or three tables at its level for either side,
+/// and on each level above two.
+const CAPACITY: usize = 32;
 
 /// What the protocol needs to know of a tree of tables.
 pub(crate) trait Tree {
@@ -124,13 +143,24 @@ pub(crate) enum Depth {
     /// Overlapping tables that the range covers only in part: those covered whole will be
     /// unhooked, and are locked one at a time when they are marked.
     Edges,
+    /// As `Edges`, but tables of level 1 alone will be unhooked: those above are all locked.
+    LeafEdges,
 }
 
 impl Depth {
     fn floor(self) -> u8 {
         match self {
             Self::Floor(level) => level,
-            Self::Edges => 1,
+            Self::Edges | Self::LeafEdges => 1,
+        }
+    }
+
+    /// Whether a table in a slot of `level` that the range covers whole is left alone.
+    fn spares(self, level: u8) -> bool {
+        match self {
+            Self::Floor(_) => false,
+            Self::Edges => true,
+            Self::LeafEdges => level == 2,
         }
     }
 }
@@ -147,13 +177,51 @@ pub(crate) struct LockSet {
     tables: ArrayVec<Frame, CAPACITY>,
     /// One of them was pending when it was locked.
     pending: bool,
+    /// How many more entries may be looked at, and tables detached.
+    entries: u32,
+    detached: u32,
+    /// Where the locks end, if they do before their range.
+    stop: u64,
 }
 
 impl LockSet {
     // Not `const`: a constant would be copied whole, room for tables and all.
     #[inline(always)]
     pub(crate) fn new() -> Self {
-        Self { tables: ArrayVec::new(), pending: false }
+        Self {
+            tables: ArrayVec::new(),
+            pending: false,
+            entries: HELD_ENTRIES,
+            detached: HELD_DETACHED,
+            stop: u64::MAX,
+        }
+    }
+
+    /// Up to where the locks serve an operation on `range`.
+    #[inline]
+    pub(crate) fn end_of(&self, range: VirtRange) -> VirtAddr {
+        VirtAddr(range.end().0.min(self.stop))
+    }
+
+    /// Takes `count` entries from `start` on into account. `false` if they are too many: then the
+    /// locks stop there.
+    #[inline]
+    fn admit_entries(&mut self, count: u32, start: VirtAddr) -> bool {
+        if count > self.entries {
+            self.stop = start.0;
+            return false;
+        }
+        self.entries -= count;
+        true
+    }
+
+    /// Takes up to `count` entries that name tables to be detached into account. Returns how many.
+    #[inline]
+    fn admit_detached(&mut self, count: u32) -> u32 {
+        let count = count.min(self.entries).min(self.detached);
+        self.entries -= count;
+        self.detached -= count;
+        count
     }
 
     /// Whether one of the tables was pending when it was locked: the caller flushes before it acts.
@@ -237,6 +305,7 @@ fn base_of<A: Arch>(node: Node, range: VirtRange) -> VirtAddr {
 }
 
 /// Locks, in pre-order, the tables below `node` that overlap one of `ranges` (rising, disjoint).
+/// `false` where it stopped because there are enough.
 fn lock_below<T: Tree>(
     tree: &T,
     node: Node,
@@ -244,27 +313,54 @@ fn lock_below<T: Tree>(
     ranges: &[VirtRange],
     depth: Depth,
     set: &mut LockSet,
-) {
-    if node.level <= depth.floor() {
-        return;
+) -> bool {
+    let floor = depth.floor();
+    if node.level <= floor {
+        return true;
     }
     let mut next = 0;
     for range in ranges {
         let Some((first, last)) = slots::<T::Arch>(base, node.level, *range) else { continue };
         // Two ranges may share a slot: it is visited once, with both.
-        for index in first.max(next)..=last {
+        let mut index = first.max(next);
+        while index <= last {
             next = index + 1;
             let slot = slot_range::<T::Arch>(base, node.level, index);
-            if depth == Depth::Edges && ranges.iter().any(|range| range.covers(slot)) {
+            if depth.spares(node.level) && range.covers(slot) {
+                // So does the range all that follow, but perhaps the last.
+                let end = slot_range::<T::Arch>(base, node.level, last).end();
+                let count = last + u32::from(end <= range.end()) - index;
+                let admitted = set.admit_detached(count);
+                if admitted < count {
+                    let span = arch::span::<T::Arch>(node.level);
+                    set.stop = slot.start().0 + u64::from(admitted) * span;
+                    return false;
+                }
+                index += count;
                 continue;
             }
-            if let Some(table) = tree.child(node.table, node.level, index) {
+            let part = range.intersection(slot);
+            let child = tree.child(node.table, node.level, index);
+            let entries = match child {
+                Some(_) if node.level - 1 > floor => 0,
+                None if part == slot => 1,
+                // Of a leaf that the range covers in part, those into which it is split.
+                _ => (part.len() >> arch::span_shift::<T::Arch>(node.level - 1)) as u32,
+            };
+            if !set.admit_entries(entries, part.start()) {
+                return false;
+            }
+            if let Some(table) = child {
                 set.acquire(tree, table);
                 let child = Node { table, level: node.level - 1 };
-                lock_below(tree, child, slot.start(), ranges, depth, set);
+                if !lock_below(tree, child, slot.start(), ranges, depth, set) {
+                    return false;
+                }
             }
+            index += 1;
         }
     }
+    true
 }
 
 /// Locks a table that was found without locks. `false` where it was detached, or moved to where
@@ -280,7 +376,8 @@ pub(crate) fn lock_found<T: Tree>(tree: &T, table: Frame, stands: impl FnOnce() 
     true
 }
 
-/// Locks what an operation on `range` needs, and returns the cover. Called inside a read section.
+/// Locks what an operation on `range` needs, or on the front of it ([`LockSet::end_of`]), and returns
+/// the cover. Called inside a read section.
 pub(crate) fn lock_range<T: Tree>(
     tree: &T,
     root: Frame,
@@ -300,22 +397,39 @@ pub(crate) fn lock_range<T: Tree>(
     }
 }
 
+/// One end of a move.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct End {
+    /// What is locked.
+    pub(crate) range: VirtRange,
+    /// What the cover spans: the range, and around it what no table is in but those for the range.
+    pub(crate) hull: VirtRange,
+}
+
+impl From<VirtRange> for End {
+    fn from(range: VirtRange) -> Self {
+        Self { range, hull: range }
+    }
+}
+
 /// Locks what a move between two disjoint ranges needs, in one pass, and returns the cover of
 /// each, in the order of the arguments. Called inside a read section.
 pub(crate) fn lock_pair<T: Tree>(
     tree: &T,
     root: Frame,
-    one: VirtRange,
-    other: VirtRange,
+    one: End,
+    other: End,
     floor: u8,
     set: &mut LockSet,
 ) -> (Node, Node) {
-    if one.start() > other.start() {
+    if one.hull.start() > other.hull.start() {
         let (low, high) = lock_pair(tree, root, other, one, floor, set);
         return (high, low);
     }
-    let (low, high) = (one, other);
+    let (End { range: first, hull: low }, End { range: second, hull: high }) = (one, other);
     let depth = Depth::Floor(floor);
+    // The mover has cut its piece to size.
+    set.entries = u32::MAX;
     let spans = |node: Node, own: VirtRange, range: VirtRange| {
         VirtRange::from_len(base_of::<T::Arch>(node, own), arch::table_span::<T::Arch>(node.level))
             .is_some_and(|span| span.covers(range))
@@ -337,10 +451,10 @@ pub(crate) fn lock_pair<T: Tree>(
         }
         let base = base_of::<T::Arch>(low_cover, low);
         if low_cover == high_cover {
-            lock_below(tree, low_cover, base, &[low, high], depth, set);
+            lock_below(tree, low_cover, base, &[first, second], depth, set);
             return (low_cover, high_cover);
         }
-        lock_below(tree, low_cover, base, &[low], depth, set);
+        lock_below(tree, low_cover, base, &[first], depth, set);
         set.acquire(tree, high_cover.table);
         if tree.is_stray(high_cover.table) {
             set.release(tree);
@@ -348,7 +462,7 @@ pub(crate) fn lock_pair<T: Tree>(
             continue;
         }
         let base = base_of::<T::Arch>(high_cover, high);
-        lock_below(tree, high_cover, base, &[high], depth, set);
+        lock_below(tree, high_cover, base, &[second], depth, set);
         return (low_cover, high_cover);
     }
 }
@@ -362,7 +476,7 @@ pub(crate) enum Keep {
     Guards,
 }
 
-/// Marks the tables of `node` and below as stray, as [`mark_subtree_stray`] does, unless one of them
+/// Marks the tables of `node` and below as stray, unless one of them
 /// has to be kept: then none is marked, and `false` is returned. The subtree still hangs in the tree,
 /// so whoever meets the mark descends to it again, as one who waits for a lock, until the caller, who
 /// holds the parent, has cleared the entry or the mark.
@@ -420,6 +534,24 @@ fn unmark_subtree<T: Tree>(tree: &T, node: Node) {
             }
         }
     }
+}
+
+/// Marks the tables that hang in the table of `node`, which is detached and marked itself, and shows
+/// each to `met`. Returns how many there are. Called inside a read section, without locks.
+pub(crate) fn mark_children<T: Tree>(tree: &T, node: Node, met: &mut impl FnMut(Frame)) -> u32 {
+    let (live, mut children) = (tree.live(node.table), 0);
+    for index in 0..arch::entries::<T::Arch>() {
+        if children == live {
+            break;
+        }
+        let Some(table) = tree.child(node.table, node.level, index) else { continue };
+        children += 1;
+        tree.lock(table);
+        tree.mark_stray(table);
+        tree.unlock(table);
+        met(table);
+    }
+    children
 }
 
 /// Marks the table of `node`, just unhooked, and all below it as stray, in pre-order, and shows

@@ -10,6 +10,7 @@ use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::stats::Counts;
 
+use super::cursor::Chunks;
 use super::lock::{Depth, Node};
 use super::{PageTable, ReadSection, run};
 
@@ -75,6 +76,7 @@ impl<P: Platform> PageTable<'_, P> {
                 let entry =
                     if leaf && node.level == 1 { P::Arch::unblock(raw, index) } else { raw };
                 let part = VirtRange::raw(at.0, end);
+                self.memory.worked(1, 0);
                 if !f(Looked { entry, raw, node, index, range: part }) {
                     self.stats.add(&counts);
                     return;
@@ -112,25 +114,42 @@ impl<P: Platform> PageTable<'_, P> {
     /// Calls `f` for every stretch of `range` in which something stands, in rising order: once for
     /// a run of pages of one folio, a run of equal markers, or a page that is swapped out.
     ///
-    /// The tables are locked meanwhile, at most 64 at a time, so what `f` is told is so, and folios
+    /// The tables are locked meanwhile, a few at a time, so what `f` is told is so, and folios
     /// stay. `f` takes no lock but those that may be taken inside. The caller keeps moves of tables
     /// out of the range.
-    pub(crate) fn survey(&self, range: VirtRange, mut f: impl FnMut(&Stretch)) {
-        for chunk in self.chunks(range) {
-            let cursor = self.cursor(chunk, Depth::Floor(1));
-            let mut run: Option<Stretch> = None;
-            self.look(chunk, |looked| {
-                if let Some(next) = self.standing(&looked) {
-                    let next =
-                        Stretch { range: looked.range, level: looked.node.level, what: next };
-                    self.lengthen(&mut run, next, &mut f);
-                }
-                true
+    pub(crate) fn survey(&self, range: VirtRange, f: impl FnMut(&Stretch)) {
+        self.survey_within(range, |hold| hold(), f);
+    }
+
+    /// As [`PageTable::survey`]; `within` does what it is given each time that tables are locked, with
+    /// whatever else has to be held then.
+    pub(crate) fn survey_within(
+        &self,
+        range: VirtRange,
+        within: impl Fn(&mut dyn FnMut()),
+        mut f: impl FnMut(&Stretch),
+    ) {
+        let mut chunks = Chunks::of(range);
+        let mut over = false;
+        while !over {
+            within(&mut || match chunks.next(self, Depth::Floor(1), None) {
+                Some(cursor) => self.survey_locked(cursor.range(), &mut f),
+                None => over = true,
             });
-            if let Some(run) = run {
-                f(&run);
+        }
+    }
+
+    fn survey_locked(&self, range: VirtRange, f: &mut impl FnMut(&Stretch)) {
+        let mut run: Option<Stretch> = None;
+        self.look(range, |looked| {
+            if let Some(next) = self.standing(&looked) {
+                let next = Stretch { range: looked.range, level: looked.node.level, what: next };
+                self.lengthen(&mut run, next, f);
             }
-            drop(cursor);
+            true
+        });
+        if let Some(run) = run {
+            f(&run);
         }
     }
 
@@ -153,9 +172,13 @@ impl<P: Platform> PageTable<'_, P> {
             }
             Kind::Absent => Some(match absent::decode::<P::Arch>(looked.raw)? {
                 Absent::Hidden { frame, accessed, dirty, soft_dirty, userfault } => {
-                    let permissions = Permissions::empty();
-                    let attributes =
-                        Attributes { permissions, accessed, dirty, soft_dirty, userfault };
+                    let attributes = Attributes {
+                        accessed,
+                        dirty,
+                        soft_dirty,
+                        userfault,
+                        ..Attributes::default()
+                    };
                     pages(frame, attributes)
                 }
                 Absent::Swap { device, slot, exclusive, soft_dirty, userfault } => {

@@ -407,6 +407,12 @@ fn who_marks_the_topmost_table_alone_lets_others_write_below_it() {
 }
 
 #[test]
+#[should_panic(expected = "ausality violation")]
+fn who_drops_what_stands_below_without_waiting_drops_it_under_an_operation() {
+    without(Omit::WaitBelow, [|cpu| cpu.operate(pages(1, 1)), |cpu| cpu.zap(pages(0, 16))]);
+}
+
+#[test]
 #[should_panic(expected = "Causality violation")]
 fn who_does_not_wait_for_readers_frees_a_table_under_an_operation() {
     without(Omit::Readers, [|cpu| cpu.operate(pages(1, 1)), |cpu| cpu.zap(pages(0, 4))]);

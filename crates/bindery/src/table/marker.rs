@@ -6,7 +6,7 @@ use crate::addr::VirtRange;
 use crate::arch::{self, Absent, Entry, Equal, Kind, Marker, absent};
 use crate::platform::Platform;
 
-use super::cursor::{Cursor, Whole};
+use super::cursor::{Chunks, Cursor, Whole};
 use super::lock::Depth;
 use super::run::{self, What};
 use super::zap::free_one_reserve;
@@ -41,8 +41,8 @@ impl<P: Platform> PageTable<'_, P> {
     /// Takes all of `marker` out of `range`.
     pub(crate) fn unmark(&self, range: VirtRange, marker: Marker) -> Result<(), OutOfMemory> {
         let wanted = Some(Absent::Marker(marker));
-        for chunk in self.chunks(range) {
-            let mut cursor = self.cursor(chunk, Depth::Floor(1));
+        let mut chunks = Chunks::of(range);
+        while let Some(mut cursor) = chunks.next(self, Depth::Floor(1), None) {
             while let Some(run) = cursor.next_run(Equal::empty(), Whole::Enter)? {
                 let What::Absent(first) = run.what else { continue };
                 if absent::decode::<P::Arch>(first) != wanted {

@@ -56,11 +56,12 @@ use crate::Memory;
 use crate::addr::{Frame, VirtAddr};
 use crate::arch::{self, Arch, Entry, Kind};
 use crate::frame::meta::{self, FrameMeta};
-use crate::platform::{Platform, Wait};
+use crate::platform::Platform;
 use crate::stats::{Counts, Stats};
 use crate::tlb::Presence;
 
 use lock::{Node, Tree};
+use relocate::Moving;
 
 pub(crate) use pool::TablePool;
 
@@ -103,6 +104,8 @@ pub(crate) struct TreeState {
     pub(crate) presence: Presence,
     pub(crate) stats: Stats,
     pub(crate) reach: Reach,
+    /// The source of a move in several holds.
+    pub(crate) moving: Moving,
 }
 
 /// One tree of tables: a handle, of which an address space has one and whoever comes through the
@@ -137,7 +140,13 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let mut counts = Counts::default();
         memory.may_wait();
         let root = new_table(memory, P::Arch::LEVELS, &mut counts)?;
-        let state = TreeState { root, presence: Presence::new(), stats: Stats::default(), reach };
+        let state = TreeState {
+            root,
+            presence: Presence::new(),
+            stats: Stats::default(),
+            reach,
+            moving: Moving::new(),
+        };
         let Some(state) = memory.trees.allocate(&memory.frames, &memory.platform, state) else {
             free_table(memory, root, &mut counts);
             return None;
@@ -329,6 +338,14 @@ pub(crate) fn level_of(meta: &FrameMeta) -> u8 {
     (meta.state.load(Ordering::Relaxed) >> meta::ORDER_SHIFT & 0xf) as u8
 }
 
+/// Frees a detached table that no reader can reach any more, or leaves that to whoever lowers its
+/// pending count to zero.
+pub(crate) fn release_table<P: Platform>(memory: &Memory<P>, table: Frame) {
+    if pending::release(&memory.frames.meta(table).previous) == pending::Last::Yes {
+        memory.frames.free(&memory.platform, table, 0);
+    }
+}
+
 /// Gives the frame of a table back, which nobody can reach any more.
 pub(crate) fn free_table<P: Platform>(memory: &Memory<P>, table: Frame, counts: &mut Counts) {
     memory.frames.free(&memory.platform, table, 0);
@@ -346,7 +363,7 @@ impl<P: Platform> Tree for PageTable<'_, P> {
                 return;
             }
             while state.load(Ordering::Relaxed) & meta::LOCK != 0 {
-                self.memory.platform.relax(Wait::Short);
+                self.memory.platform.relax();
             }
         }
     }
@@ -363,7 +380,7 @@ impl<P: Platform> Tree for PageTable<'_, P> {
 
     fn start_again(&self) {
         // The table may still hang in the tree: who has marked it is about to clear the entry.
-        self.memory.platform.relax(Wait::Short);
+        self.memory.platform.relax();
     }
 
     #[inline]

@@ -4,11 +4,13 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::VirtRange;
-use crate::arch::{self, Arch, Attributes, Entry, Equal, Permissions, Write, absent};
+use crate::arch::{
+    self, Arch, Attributes, Entry, Equal, Permissions, ProtectionKey, Write, absent,
+};
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
-use super::cursor::{Cursor, Whole};
+use super::cursor::{Chunks, Cursor, Whole};
 use super::leaf::{replace, user_attributes};
 use super::lock::Depth;
 use super::run::{self, Run, What};
@@ -31,6 +33,8 @@ pub(crate) enum Writable {
 pub(crate) struct Change {
     /// What the mapping allows.
     pub(crate) permissions: Permissions,
+    /// Its protection key.
+    pub(crate) key: ProtectionKey,
     /// Which pages may become writable at once.
     pub(crate) writable: Writable,
     /// Whether only pages that are soft-dirty may: somebody watches for the first store to each.
@@ -55,9 +59,8 @@ impl<P: Platform> PageTable<'_, P> {
         change: &Change,
         gather: &mut Gather,
     ) -> Result<(), OutOfMemory> {
-        let mut chunks = self.chunks_beside(range);
-        while let Some(chunk) = chunks.next(self, Some(&*gather)) {
-            let mut cursor = self.cursor_beside(chunk, Depth::Floor(1), Some(&*gather));
+        let mut chunks = Chunks::of(range);
+        while let Some(mut cursor) = chunks.next(self, Depth::Floor(1), Some(&*gather)) {
             protect_locked(&mut cursor, change, gather)?;
         }
         Ok(())
@@ -132,7 +135,7 @@ fn protect_leaves<P: Platform>(
         part.count = alike;
         let part_first = first;
         let allowed = if writable { permissions } else { permissions - Permissions::WRITE };
-        rewrite(cursor, &part, part_first, allowed, gather);
+        rewrite(cursor, &part, part_first, user_attributes(allowed, change.key), gather);
         if alike == run.count {
             return;
         }
@@ -147,20 +150,19 @@ fn rewrite<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     run: &Run,
     first: Entry,
-    permissions: Permissions,
+    new: Attributes,
     gather: &mut Gather,
 ) {
     let tables = cursor.tables;
-    let old = P::Arch::attributes(first).permissions;
-    let new = user_attributes(permissions).permissions;
+    let old = P::Arch::attributes(first);
     // What an architecture cannot express is implied, so compare what the entries say.
-    let template = |permissions| {
-        let attributes = Attributes { permissions, ..Attributes::default() };
+    let template = |Attributes { permissions, key, .. }: Attributes| {
+        let attributes = Attributes { permissions, key, ..Attributes::default() };
         P::Arch::leaf(P::Arch::frame(first), run.node.level, attributes)
     };
     let fixed = |entry: Entry| P::Arch::write_protect(entry).0;
     let difference = fixed(template(old)) ^ fixed(template(new));
-    let writable = new.contains(Permissions::WRITE);
+    let writable = new.permissions.contains(Permissions::WRITE);
     if template(old) == template(new) {
         return;
     }
@@ -187,9 +189,10 @@ fn rewrite<P: Platform>(
         break_and_make(cursor, run, change);
         return;
     }
-    let seen = P::Arch::attributes(template(old)).permissions;
-    let left = P::Arch::attributes(template(new)).permissions;
-    let narrowed = !left.contains(seen);
+    let seen = P::Arch::attributes(template(old));
+    let left = P::Arch::attributes(template(new));
+    // What another key allows is up to each thread, so it counts as less.
+    let narrowed = !left.permissions.contains(seen.permissions) || left.key != seen.key;
     if narrowed {
         tables.mark_pending(run.node.table, gather, &mut cursor.counts);
     }
@@ -286,18 +289,21 @@ fn hidden<A: Arch>(leaf: Entry) -> Entry {
 /// Makes leaves of the run's hidden ones, and blocks where alignment allows; other absent entries
 /// stay as they are. Nothing has to be broken: what was hidden is in no TLB.
 fn show<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, change: &Change) {
-    let permissions = change.permissions;
     let mut run = *run;
     while run.count > 0 {
         let slots = cursor.tables.slots(run.node.table);
         let hidden = absent::decode::<P::Arch>(run::load(slots, run.index));
         let Some(absent::Absent::Hidden { frame, userfault, .. }) = hidden else { return };
-        let probe = P::Arch::leaf(frame, run.node.level, user_attributes(Permissions::READ));
+        let probe =
+            P::Arch::leaf(frame, run.node.level, user_attributes(Permissions::READ, change.key));
         let (writable, alike) = writable_part(cursor, &run, probe, change);
         // Soft-dirty may differ within the run, so who watches it waits for the store.
         let writable = writable && !userfault && change.watched == Watched::No;
-        let allowed = if writable { permissions } else { permissions - Permissions::WRITE };
-        show_part(cursor, &run, alike, allowed);
+        let mut shown = user_attributes(change.permissions, change.key);
+        shown
+            .permissions
+            .set(Permissions::WRITE, writable && change.permissions.contains(Permissions::WRITE));
+        show_part(cursor, &run, alike, shown);
         run.at = run.at.offset(u64::from(alike) << arch::span_shift::<P::Arch>(run.node.level));
         run.index += alike;
         run.count -= alike;
@@ -308,7 +314,7 @@ fn show_part<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     run: &Run,
     count: u32,
-    permissions: Permissions,
+    shown: Attributes,
 ) {
     let slots = cursor.tables.slots(run.node.table);
     let level = run.node.level;
@@ -322,8 +328,7 @@ fn show_part<P: Platform>(
         else {
             continue;
         };
-        let attributes =
-            Attributes { accessed, dirty, soft_dirty, userfault, ..user_attributes(permissions) };
+        let attributes = Attributes { accessed, dirty, soft_dirty, userfault, ..shown };
         let leaf = P::Arch::leaf(frame, level, attributes);
         if level == 1 && arch::may_fold::<P::Arch>(leaf, index) && end - index >= P::Arch::BLOCK {
             block_end = index + P::Arch::BLOCK;

@@ -3,39 +3,54 @@
 //!
 //! ```text
 //! source   |  edge |      512 slots of level 2      |  edge |    both ends congruent modulo 2 MiB
-//! pieces   | leaves|  tables, at most 64 a piece    | leaves|
+//! pieces   | leaves|      tables: one entry each    | leaves|
 //!              |               |                        |
 //! target   |  edge |      512 slots of level 2      |  edge |
 //! ```
 //!
-//! Each piece is moved under one set of locks and flushed once, before any of them is given back:
+//! Each piece is moved under one set of locks. A move of one piece is flushed before these are given
+//! back, and takes its emptied tables along:
 //! 1. CPU A moves the entry of a page and drops the locks without a flush;
 //! 2. CPU B swaps the page out through its new place, flushes that address, reuses the frame;
 //! 3. CPU C still writes through its translation of the old address, into the reused frame.
 //!
+//! A move of several pieces lets the locks go between them, those of the reverse map too, and is flushed
+//! once for many of them. Until then each table at either end is marked as pending ([`crate::tlb`]), and
+//! the tree says what the move's source is ([`Moving`]): who meets the mark flushes the source as well
+//! as its own range. The emptied tables go in the end, by the fewest entries, and the last flush is
+//! theirs.
+//!
+//! The destination's VMA stands in the trees of the reverse map before the first piece moves, so a
+//! walker finds each page at one place or the other; it visits the destination once more if entries came
+//! there after it had passed (`rmap`). As for tables, none may go from the destination meanwhile:
+//! 1. CPU A lays a table at the destination;
+//! 2. CPU B truncates the file, finds no page in the table, and takes it away;
+//! 3. CPU A, half-way, has no memory for another.
+//!
+//! So a truncation of what is mapped in the tree goes entry by entry then (`spare`).
+//!
 //! A move never fails half-way: the tables that the target needs are laid before the first entry
-//! moves ([`PageTable::relocate`]). Emptied source tables go with the flush of their piece.
+//! moves.
 
 mod pair;
+mod parts;
 mod shifted;
 
 use core::sync::atomic::Ordering;
 
 use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Kind};
-use crate::platform::{Platform, Wait};
+use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
 
-use super::lock::{self, CHUNK_TABLES, Depth, LockSet, Node};
+use super::lock::{self, End, LockSet, Node};
 use super::run;
 use super::zap::Flush;
 use super::{OutOfMemory, PageTable, Reach, ReadSection, TablePool};
 use pair::Pair;
 
-/// A move whose source has at most so many tables of level 2 takes those that it empties in the
-/// flush of its last piece.
-const UPPER_TABLES: u64 = 8;
+pub(crate) use parts::Moving;
 
 /// A part of a move that is done under one set of locks: entries of one level.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,6 +60,19 @@ pub(crate) struct Piece {
     offset: u64,
     len: u64,
 }
+
+/// How a move is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Holds {
+    /// Under one set of locks; `None` where nothing is mapped.
+    One(Option<Piece>),
+    /// Piece by piece, of which this is the first.
+    Several(Piece),
+}
+
+/// Most leaf tables of a piece, and most slots of a higher level.
+const LEAF_TABLES: u64 = 2;
+const SLOTS: u64 = 512;
 
 /// A move of `source` to `to`; the two do not overlap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,28 +84,56 @@ pub(crate) struct Move {
 }
 
 impl<'m, P: Platform> PageTable<'m, P> {
-    /// The first piece at or behind `offset` in which something may be mapped.
+    /// Looks how `what` is moved.
     #[inline]
-    fn next_piece(&self, what: &Move, offset: u64, counts: &mut Counts) -> Option<Piece> {
-        // Most moves are one piece: that there is no second costs no call.
-        if offset >= what.source.len() {
-            return None;
+    pub(crate) fn holds(&self, what: &Move, counts: &mut Counts) -> Holds {
+        match self.next_piece(what, 0, None, counts) {
+            None => Holds::One(None),
+            Some(piece) if piece.offset == 0 && piece.len == what.source.len() => {
+                Holds::One(Some(piece))
+            }
+            Some(piece) => Holds::Several(piece),
         }
-        let _section = ReadSection::enter(&self.memory.platform);
-        self.find_piece(what, offset, counts)
     }
 
-    /// As [`PageTable::next_piece`], in a read section.
-    fn piece_behind(&self, what: &Move, offset: u64, counts: &mut Counts) -> Option<Piece> {
-        if offset < what.source.len() { self.find_piece(what, offset, counts) } else { None }
+    /// The first piece at or behind `offset` in which something may be mapped. What is pending for
+    /// `own` alone is not waited for.
+    #[inline]
+    fn next_piece(
+        &self,
+        what: &Move,
+        mut offset: u64,
+        own: Option<&Gather>,
+        counts: &mut Counts,
+    ) -> Option<Piece> {
+        // Most moves are one piece: that there is no second costs no call.
+        while offset < what.source.len() {
+            let _section = ReadSection::enter(&self.memory.platform);
+            let found = self.find_piece(what, &mut offset, own, counts);
+            if found.is_some() {
+                return found;
+            }
+        }
+        None
     }
 
+    /// As [`PageTable::next_piece`], in a read section; if nothing is found in a short stretch, the
+    /// offset is where to go on.
     #[inline(never)]
-    fn find_piece(&self, what: &Move, mut offset: u64, counts: &mut Counts) -> Option<Piece> {
+    fn find_piece(
+        &self,
+        what: &Move,
+        offset: &mut u64,
+        own: Option<&Gather>,
+        counts: &mut Counts,
+    ) -> Option<Piece> {
         let (source, delta) = (what.source, what.to.0 ^ what.source.start().0);
-        while offset < source.len() {
-            let at = source.start().0 + offset;
-            let left = source.len() - offset;
+        for _ in 0..lock::HELD_ENTRIES / u32::from(P::Arch::LEVELS) {
+            if *offset >= source.len() {
+                break;
+            }
+            let at = source.start().0 + *offset;
+            let left = source.len() - *offset;
             let fits = |level: u8| {
                 let mask = arch::span::<P::Arch>(level) - 1;
                 (delta | at) & mask == 0 && left > mask
@@ -87,20 +143,21 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 level += 1;
             }
             let (node, _, entry) = self.peek(VirtAddr(at), counts);
+            self.memory.worked(u64::from(P::Arch::LEVELS - node.level) + 1, 0);
             if entry.is_empty() && node.level > level {
                 if !lock::is_settled(self, node.table) {
-                    self.settle(node, VirtAddr(at), None);
+                    self.settle(node, VirtAddr(at), own);
                 }
                 let slot_end = (at | (arch::span::<P::Arch>(node.level) - 1)).saturating_add(1);
-                offset += (slot_end - at).min(left);
+                *offset += (slot_end - at).min(left);
                 continue;
             }
             let span = arch::span::<P::Arch>(level);
-            // Up to where a higher level may fit, or as much as one set of locks spans.
+            // Up to where a higher level may fit, or as much as one set of locks serves.
             let above = arch::table_span::<P::Arch>(level);
             let len = if level == 1 {
                 let congruent = self.reach == Reach::Table && delta & (above - 1) == 0;
-                let tables = if congruent { 1 } else { CHUNK_TABLES };
+                let tables = if congruent { 1 } else { LEAF_TABLES };
                 (at & !(above - 1)).saturating_add(tables * above) - at
             } else {
                 let next = (at & !(above - 1)).saturating_add(above);
@@ -109,38 +166,40 @@ impl<'m, P: Platform> PageTable<'m, P> {
                     && delta & (above - 1) == 0
                     && source.end().0.saturating_sub(next) >= above;
                 let cut = if rises { next - at } else { u64::MAX };
-                (CHUNK_TABLES * span).min(cut)
+                (SLOTS * span).min(cut)
             };
             let len = len.min(left) & !(span - 1);
-            return Some(Piece { level, offset, len });
+            return Some(Piece { level, offset: *offset, len });
         }
         None
     }
 
-    /// Moves everything, or nothing where memory runs out. The caller holds the VMAs of both ranges
-    /// for writing, and the rmap locks of the source; nothing is mapped in the target. May wait for
-    /// memory.
+    /// Moves everything by one piece, or nothing where memory runs out. The caller holds the VMAs of
+    /// both ranges for writing, and the rmap locks of the source; nothing is mapped in the target.
+    /// May wait for memory.
     ///
     /// Reads and writes the entries that are moved: one for each table that moves whole, one for
-    /// each base page else. One invalidation a piece, and one for each contiguous block or huge
-    /// leaf that its ends cut; emptied tables are in the gather.
+    /// each base page else. One invalidation, and one for each contiguous block or huge leaf that
+    /// the ends cut; emptied tables are in the gather.
     pub(crate) fn relocate(
         &self,
         what: &Move,
+        piece: Option<Piece>,
         gather: &mut Gather,
         counts: &mut Counts,
     ) -> Result<(), OutOfMemory> {
-        let mut pool = TablePool::new(self.memory);
-        let first = self.next_piece(what, 0, counts);
-        let mut locked = Locked { pool: &mut pool, gather, counts: &mut *counts };
-        let done = match first {
-            // A single piece lays its own tables.
-            Some(piece) if piece.offset + piece.len < what.source.len() => {
-                self.lay_all(what, first, &mut locked)
-            }
-            _ => Ok(()),
+        let Some(piece) = piece else {
+            // There may be empty tables.
+            self.unhook_source(what, gather);
+            return Ok(());
         };
-        let done = done.and_then(|()| self.relocate_from(what, first, &mut locked));
+        let mut pool = TablePool::new(self.memory);
+        let flush = PieceFlush::BeforeUnlock;
+        let mut locked = Locked { pool: &mut pool, gather, counts: &mut *counts, flush };
+        let mut done = Ok(());
+        while done.is_ok() && self.relocate_piece(what, piece, &mut locked).is_err() {
+            done = locked.pool.refill();
+        }
         if done.is_err() {
             self.take_laid(what);
         }
@@ -151,57 +210,29 @@ impl<'m, P: Platform> PageTable<'m, P> {
         done
     }
 
-    /// Creates all tables that the target lacks, so that no piece fails behind one that has moved:
-    /// nobody takes an empty table out of a range whose VMAs are held. Nor does anybody fill what is
-    /// empty in the source, so it is looked at without locks.
-    #[inline(never)]
-    fn lay_all(
-        &self,
-        what: &Move,
-        first: Option<Piece>,
-        locked: &mut Locked<'_, 'm, P>,
-    ) -> Result<(), OutOfMemory> {
-        let mut next = first;
-        // Up to where there are tables of that level.
-        let mut laid = (0, 0);
-        loop {
-            {
-                let _section = ReadSection::enter(&self.memory.platform);
-                while let Some(piece) = next
-                    && self.is_laid(what, piece, &mut laid, locked.counts)
-                {
-                    next = self.piece_behind(what, piece.offset + piece.len, locked.counts);
-                }
-            }
-            let Some(piece) = next else { return Ok(()) };
-            while self.lay_piece(what, piece, locked.pool).is_err() {
-                locked.pool.refill()?;
-            }
-            next = self.next_piece(what, piece.offset + piece.len, locked.counts);
+    /// Unhooks the tables that a move has emptied.
+    fn unhook_source(&self, what: &Move, gather: &mut Gather) {
+        // Those at the edges stay, whatever is left in them.
+        let span = arch::table_span::<P::Arch>(1);
+        let start = what.hull.start().0.next_multiple_of(span);
+        let end = what.hull.end().0 & !(span - 1);
+        if start >= end {
+            return;
         }
+        let hull = VirtRange::raw(start, end);
+        let emptied = self.zap(what.source, hull, Flush::BeforeUnlock, gather);
+        debug_assert!(emptied.is_ok(), "an empty range has no leaf to split");
     }
 
-    fn lay_piece(
-        &self,
-        what: &Move,
-        piece: Piece,
-        pool: &mut TablePool<'m, P>,
-    ) -> Result<(), OutOfMemory> {
-        let (source, target) = (what.source.start().0 + piece.offset, what.to.0 + piece.offset);
-        let range = VirtRange::raw(target, target + piece.len);
-        let mut cursor = self.unlocked_cursor(range);
-        cursor.lock(Depth::Floor(piece.level), None);
-        let root = Node { table: self.root, level: P::Arch::LEVELS };
-        let look = |at| self.look_under(root, at, piece.level);
-        let mut last = None;
-        for_each_target(self, (source, target, piece.len), piece.level, look, |to| {
-            let base = to & !(arch::table_span::<P::Arch>(piece.level) - 1);
-            if last != Some(base) {
-                cursor.table_at(VirtAddr(to), piece.level, pool)?;
-                last = Some(base);
-            }
-            Ok(())
-        })
+    /// Takes the empty tables out again that a move has left in its target.
+    #[cold]
+    fn take_laid(&self, what: &Move) {
+        let mut gather = Gather::new();
+        let span = arch::table_span::<P::Arch>(1);
+        let (start, end) = (what.to.0, what.to.0 + what.source.len());
+        let slots = (start & !(span - 1)..end).step_by(span as usize);
+        slots.for_each(|at| self.prune(VirtAddr(at), &mut gather));
+        self.finish(&mut gather);
     }
 
     /// The entry at `at` under `node`: that of `level`, or the one above it that has no table below
@@ -218,144 +249,30 @@ impl<'m, P: Platform> PageTable<'m, P> {
         }
     }
 
-    /// Whether the target has all tables that a piece of a level above 1 could need: one or two.
-    /// `laid` says up to where there are tables of which level. Called in a read section.
-    fn is_laid(
-        &self,
-        what: &Move,
-        piece: Piece,
-        laid: &mut (u8, u64),
-        counts: &mut Counts,
-    ) -> bool {
-        let start = what.to.0 + piece.offset;
-        let last = start + piece.len - 1;
-        if piece.level == 1 {
-            return false;
-        }
-        if laid.0 == piece.level && last < laid.1 {
-            return true;
-        }
-        let there =
-            |at: u64, counts: &mut Counts| self.peek(VirtAddr(at), counts).0.level <= piece.level;
-        let all = there(start, counts) && there(last, counts);
-        if all {
-            let span = arch::table_span::<P::Arch>(piece.level);
-            *laid = (piece.level, (last | (span - 1)).saturating_add(1));
-        }
-        all
-    }
-
-    /// Takes the empty tables out again that a move has left in its target.
-    #[cold]
-    fn take_laid(&self, what: &Move) {
-        let mut gather = Gather::new();
-        let span = arch::table_span::<P::Arch>(1);
-        let (start, end) = (what.to.0, what.to.0 + what.source.len());
-        let slots = (start & !(span - 1)..end).step_by(span as usize);
-        slots.for_each(|at| self.prune(VirtAddr(at), &mut gather));
-        self.finish(&mut gather);
-    }
-
-    fn relocate_from(
-        &self,
-        what: &Move,
-        first: Option<Piece>,
-        locked: &mut Locked<'_, 'm, P>,
-    ) -> Result<(), OutOfMemory> {
-        let mut next = first;
-        let mut whole = false;
-        let moderate = what.source.len() <= UPPER_TABLES * arch::table_span::<P::Arch>(2);
-        while let Some(piece) = next {
-            let offset = piece.offset + piece.len;
-            let reached_end = offset == what.source.len();
-            let begin = what.source.start().0 + piece.offset;
-            // The last piece of a move of moderate size takes all of the hull, and with it the
-            // tables above; those of a larger one would be too many to lock. A piece of level 3
-            // sees no table of level 2 that an earlier piece has emptied in part, so it may do so
-            // only where there was no earlier one.
-            let complete = piece.level <= 2 || piece.offset == 0;
-            let cleared = if reached_end && moderate && complete {
-                whole = true;
-                what.hull
-            } else {
-                let start = if piece.offset == 0 { what.hull.start().0 } else { begin };
-                let end = if reached_end { what.hull.end().0 } else { begin + piece.len };
-                VirtRange::raw(start, end)
-            };
-            // A single piece lays its tables under the same locks.
-            let single = next == first && reached_end;
-            while self.relocate_piece(what, piece, cleared, single, locked).is_err() {
-                if locked.pool.refill().is_err() {
-                    if next == first {
-                        // Nothing has moved.
-                        return Err(OutOfMemory);
-                    }
-                    debug_assert!(false, "a table that was laid is gone");
-                    // Rather wait for ever than tear the mapping apart.
-                    self.memory.platform.relax(Wait::Long);
-                }
-            }
-            next = self.next_piece(what, offset, locked.counts);
-        }
-        if !whole {
-            // Tables above what moved may be left.
-            // Nothing is mapped there any more, so there is nothing to split and no failure.
-            let flush = Flush::BeforeUnlock;
-            let emptied = self.zap(what.source, what.hull, flush, locked.gather);
-            debug_assert!(emptied.is_ok(), "an empty range has no leaf to split");
-        }
-        Ok(())
-    }
-
     #[inline]
     fn relocate_piece(
         &self,
         what: &Move,
         piece: Piece,
-        cleared: VirtRange,
-        single: bool,
         locked: &mut Locked<'_, 'm, P>,
     ) -> Result<(), OutOfMemory> {
-        self.with_pair(what, piece, cleared, locked, |pair, source, target, len| {
-            // A cover of the level that moves is the one table of the target.
-            if single && pair.to.level > piece.level {
-                pair.lay(source, target, len)?;
-            }
-            let moved = if piece.level > 1 {
-                pair.move_slots(source, target, len)
-            } else {
-                pair.move_leaves(source, target, len)
-            };
-            if moved.is_ok() {
-                pair.unhook_emptied(pair.from, pair.from_base, cleared);
-            }
-            self.flush(pair.gather, pair.counts);
-            moved
-        })
-    }
-
-    /// Does `work` with the tables of `locked_source` and of the piece's target locked; it gets the
-    /// two addresses and the length of the piece.
-    #[inline(always)]
-    fn with_pair(
-        &self,
-        what: &Move,
-        piece: Piece,
-        locked_source: VirtRange,
-        locked: &mut Locked<'_, 'm, P>,
-        work: impl FnOnce(&mut Pair<'_, 'm, '_, P>, u64, u64, u64) -> Result<(), OutOfMemory>,
-    ) -> Result<(), OutOfMemory> {
+        let (from, to) = (what.source.start().0 + piece.offset, what.to.0 + piece.offset);
+        let source = VirtRange::raw(from, from + piece.len);
+        let target = VirtRange::raw(to, to + piece.len);
+        // One piece takes the tables that it empties along.
+        let alone = locked.flush == PieceFlush::BeforeUnlock;
+        let cleared = if alone { what.hull } else { source };
         let section = ReadSection::enter(&self.memory.platform);
         let mut locks = LockSet::new();
-        let to = what.to.0 + piece.offset;
-        let target = VirtRange::raw(to, to + piece.len);
+        let end = End { range: source, hull: cleared };
         let (source_cover, target_cover) =
-            lock::lock_pair(self, self.root, locked_source, target, piece.level, &mut locks);
+            lock::lock_pair(self, self.root, end, target.into(), piece.level, &mut locks);
         locked.counts.tables_locked += locks.len() as u64;
+        self.memory.worked(piece.len >> arch::span_shift::<P::Arch>(piece.level), 0);
         if locks.is_pending() {
             // Before anything is carried away: the flush of this move would name the old place alone.
-            self.honour_pending(locked_source, &locks, None, locked.counts);
-            self.honour_pending(target, &locks, None, locked.counts);
+            self.honour_pending(source, &locks, Some(&*locked.gather), locked.counts);
+            self.honour_pending(target, &locks, Some(&*locked.gather), locked.counts);
         }
         let from_span = arch::table_span::<P::Arch>(source_cover.level);
         let mut pair = Pair {
@@ -364,16 +281,32 @@ impl<'m, P: Platform> PageTable<'m, P> {
             counts: &mut *locked.counts,
             from: source_cover,
             to: target_cover,
-            from_base: locked_source.start().align_down(from_span),
-            moved: what.source,
+            from_base: cleared.start().align_down(from_span),
+            moved: source,
             level: piece.level,
             source_table: None,
             target_tables: [None; 2],
             pool: &mut *locked.pool,
             gather: &mut *locked.gather,
+            flush: locked.flush,
             _section: section,
         };
-        work(&mut pair, what.source.start().0 + piece.offset, to, piece.len)
+        // A cover of the level that moves is the one table of the target.
+        if alone && pair.to.level > piece.level {
+            pair.lay(from, to, piece.len)?;
+        }
+        let moved = if piece.level > 1 {
+            pair.move_slots(from, to, piece.len)
+        } else {
+            pair.move_leaves(from, to, piece.len)
+        };
+        if alone {
+            if moved.is_ok() {
+                pair.unhook_emptied(pair.from, pair.from_base, cleared);
+            }
+            self.flush(pair.gather, pair.counts);
+        }
+        moved
     }
 }
 
@@ -382,22 +315,33 @@ struct Locked<'a, 'm, P: Platform> {
     pool: &'a mut TablePool<'m, P>,
     gather: &'a mut Gather,
     counts: &'a mut Counts,
+    flush: PieceFlush,
+}
+
+/// When the TLBs forget the old places of a piece.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum PieceFlush {
+    /// Before the locks are given back.
+    BeforeUnlock,
+    /// Later: the tables of both ends are marked.
+    Pending,
 }
 
 /// Calls `f` for an address of each target table that something of the source goes to: `len` bytes
 /// from `source` on, which go to `target` and behind it. `look` finds the entry of the source at an
-/// address, of `level` or above it.
+/// address, of `level` or above it. Stops early where many entries were looked at, and returns the
+/// number of bytes behind which the rest begins.
 fn for_each_target<P: Platform>(
     tables: &PageTable<'_, P>,
     (source, target, len): (u64, u64, u64),
     level: u8,
     look: impl Fn(u64) -> (Node, Entry),
     mut f: impl FnMut(u64) -> Result<(), OutOfMemory>,
-) -> Result<(), OutOfMemory> {
+) -> Result<u64, OutOfMemory> {
     let span = arch::table_span::<P::Arch>(level);
     let end = source + len;
-    let mut at = source;
-    while at < end {
+    let (mut at, mut looked) = (source, 0);
+    while at < end && looked < lock::HELD_ENTRIES / 2 {
         let (node, entry) = look(at);
         if entry.is_empty() && node.level > level {
             let last = at | (arch::span::<P::Arch>(node.level) - 1);
@@ -411,13 +355,18 @@ fn for_each_target<P: Platform>(
             let stop = (at + (to | (span - 1)) + 1 - to).min(table_end);
             let count = ((stop - at) >> arch::span_shift::<P::Arch>(level)) as u32;
             let first = arch::index_of::<P::Arch>(VirtAddr(at), level);
-            let occupied =
-                node.level > level || run::empty(tables.slots(node.table), first, count) < count;
-            if occupied {
+            let vacant = if node.level > level {
+                0
+            } else {
+                run::empty(tables.slots(node.table), first, count)
+            };
+            looked += vacant + 1;
+            if vacant < count {
                 f(to)?;
             }
             at = stop;
         }
     }
-    Ok(())
+    tables.memory.worked(u64::from(looked), 0);
+    Ok(at.min(end) - source)
 }

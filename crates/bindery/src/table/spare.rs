@@ -5,12 +5,14 @@ use core::sync::atomic::Ordering;
 use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Equal, Marker, absent};
 use crate::platform::Platform;
+use crate::space::MappingFlags;
+use crate::space::vma::Vma;
 use crate::tlb::Gather;
 
-use super::cursor::{Cursor, Whole};
-use super::lock::{CHUNK_TABLES, Depth, Keep, Node, try_mark_stray};
+use super::cursor::{Chunks, Cursor, Whole};
+use super::lock::{Depth, Keep, Node, try_mark_stray};
 use super::run::{Run, What};
-use super::zap::{NONE_HELD, UNHOOKED_AT_ONCE, drop_absent, drop_suspended, suspend};
+use super::zap::{drop_absent, drop_suspended, suspend};
 use super::{OutOfMemory, PageTable, Reach};
 
 /// What stays.
@@ -43,11 +45,24 @@ impl<P: Platform> PageTable<'_, P> {
         spared: Spared,
         gather: &mut Gather,
     ) -> Result<(), OutOfMemory> {
-        let tables = spared == Spared::Guards && self.reach == Reach::Table;
+        let tables = self.takes_tables(spared);
         if tables && !self.zap_sparing_in(range, spared, Pass::Tables, gather)? {
             return Ok(());
         }
         self.zap_sparing_in(range, spared, Pass::Entries, gather).map(|_| ())
+    }
+
+    /// Whether tables may go whole. Not while a move brings entries here: it has laid tables, and needs
+    /// them (`relocate`).
+    fn takes_tables(&self, spared: Spared) -> bool {
+        let moving = self.moving.source().is_some();
+        spared == Spared::Guards && self.reach == Reach::Table && !moving
+    }
+
+    /// Whether `zap_sparing` of a part of `vma` looks at no entry of tables that go whole, as far as can
+    /// be told beforehand.
+    pub(crate) fn spares_entries(&self, vma: &Vma, spared: Spared) -> bool {
+        self.takes_tables(spared) && !vma.has(MappingFlags::MAYBE_GUARDS)
     }
 
     /// Says whether tables were left.
@@ -58,17 +73,14 @@ impl<P: Platform> PageTable<'_, P> {
         pass: Pass,
         gather: &mut Gather,
     ) -> Result<bool, OutOfMemory> {
-        let (size, depth, whole) = match pass {
-            Pass::Tables => {
-                (UNHOOKED_AT_ONCE * arch::table_span::<P::Arch>(2), Depth::Edges, Whole::Yield)
-            }
-            Pass::Entries => {
-                (CHUNK_TABLES * arch::table_span::<P::Arch>(1), Depth::Floor(1), Whole::Enter)
-            }
+        let (depth, whole) = match pass {
+            // Those above keep: to detach one, all below it would have to be marked in one hold.
+            Pass::Tables => (Depth::LeafEdges, Whole::YieldLowest),
+            Pass::Entries => (Depth::Floor(1), Whole::Enter),
         };
         let mut left = false;
-        for chunk in self.chunks_of(range, size) {
-            let mut cursor = self.cursor(chunk, depth);
+        let mut chunks = Chunks::of(range);
+        while let Some(mut cursor) = chunks.next(self, depth, None) {
             // From here to the cursor's position leaves are suspended.
             let mut from = None;
             loop {
@@ -76,7 +88,7 @@ impl<P: Platform> PageTable<'_, P> {
                     Ok(Some(run)) => run,
                     Ok(None) => break,
                     Err(error) => {
-                        drop_stretch(&mut cursor, from.take(), chunk, gather);
+                        drop_stretch(&mut cursor, from.take(), gather);
                         self.flush(gather, &mut cursor.counts);
                         return Err(error);
                     }
@@ -86,18 +98,17 @@ impl<P: Platform> PageTable<'_, P> {
                     What::Table(table) => {
                         let node = Node { table, level: run.node.level - 1 };
                         if try_mark_stray(self, node, Keep::Guards) {
-                            let held = NONE_HELD;
-                            self.unhook(&run, table, range, held, gather, &mut cursor.counts);
+                            self.unhook(&run, table, range, None, gather, &mut cursor.counts);
                         } else {
                             // Nothing in it is suspended: a stretch must not reach over it.
                             let stretch = from.take().map(|from: VirtAddr| (from, run.at));
-                            drop_until(&mut cursor, stretch, chunk, gather);
+                            drop_until(&mut cursor, stretch, gather);
                             left = true;
                         }
                     }
                     _ if self.is_spared(&run, spared) => {
                         let stretch = from.take().map(|from: VirtAddr| (from, run.at));
-                        drop_until(&mut cursor, stretch, chunk, gather);
+                        drop_until(&mut cursor, stretch, gather);
                     }
                     What::Leaf(_) => {
                         suspend(&mut cursor, &run, gather);
@@ -115,7 +126,7 @@ impl<P: Platform> PageTable<'_, P> {
                     }
                 }
             }
-            drop_stretch(&mut cursor, from.take(), chunk, gather);
+            drop_stretch(&mut cursor, from.take(), gather);
             self.flush(gather, &mut cursor.counts);
         }
         Ok(left)
@@ -144,23 +155,22 @@ impl<P: Platform> PageTable<'_, P> {
 fn drop_stretch<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     from: Option<VirtAddr>,
-    chunk: VirtRange,
     gather: &mut Gather,
 ) {
     let end = cursor.passed().end();
-    drop_until(cursor, from.map(|from| (from, end)), chunk, gather);
+    drop_until(cursor, from.map(|from| (from, end)), gather);
 }
 
 fn drop_until<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     stretch: Option<(VirtAddr, VirtAddr)>,
-    chunk: VirtRange,
     gather: &mut Gather,
 ) {
     let Some((from, end)) = stretch else { return };
     cursor.tables.flush(gather, &mut cursor.counts);
     let node = cursor.cover();
-    let base = chunk.start().align_down(arch::table_span::<P::Arch>(node.level));
+    let start = cursor.range().start();
+    let base = start.align_down(arch::table_span::<P::Arch>(node.level));
     let range = VirtRange::raw(from.0, end.0.max(from.0));
     let mut batch = cursor.tables.memory.free_batch();
     drop_suspended(cursor, node, base, range, &mut batch);

@@ -17,6 +17,9 @@
 //! second phase finds in them what it has to give back. Everyone else keeps out, since the table's
 //! lock is held all the while.
 //!
+//! One hold of the locks serves a bounded number of entries ([`super::lock`]). A longer range, as one
+//! that has many tables at its edges, goes in several, each with a flush of its own.
+//!
 //! The flush comes before the locks are released, edges or not ([`crate::tlb`]): a table that is
 //! detached leaves an empty entry, from which others conclude that nothing is mapped.
 
@@ -25,15 +28,15 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::Memory;
 use crate::addr::{Frame, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Equal, Kind, absent};
-use crate::frame::{Folio, FreeBatch, meta};
+use crate::frame::{Folio, FreeBatch, OwnerKind, meta};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
 
-use super::cursor::{Cursor, Whole};
-use super::lock::{Depth, Node, mark_subtree_stray};
+use super::cursor::{Chunks, Cursor, Whole};
+use super::lock::{Depth, Node, Tree, mark_children, mark_subtree_stray};
 use super::run::{self, Run, What};
-use super::{OutOfMemory, PageTable, Reach, free_table, level_of, link};
+use super::{OutOfMemory, PageTable, Reach, ReadSection, free_table, level_of, link};
 
 /// When the TLBs forget what is unmapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,22 +62,24 @@ impl<P: Platform> PageTable<'_, P> {
         flush: Flush,
         gather: &mut Gather,
     ) -> Result<(), OutOfMemory> {
-        let many = UNHOOKED_AT_ONCE * arch::table_span::<P::Arch>(2);
         if self.reach != Reach::Table {
             // The baseline looks at every leaf first, and finds the tables empty afterwards.
-            for chunk in self.chunks(range) {
-                let mut cursor = self.cursor(chunk, Depth::Floor(1));
-                zap_locked(&mut cursor, chunk, range, Whole::Enter, flush, gather)?;
-            }
-        } else if range.len() > many {
-            // One entry could unhook it all, but each table is marked under the same locks.
-            for chunk in self.chunks_of(range, many) {
-                let mut cursor = self.cursor(chunk, Depth::Edges);
-                zap_locked(&mut cursor, chunk, range, Whole::Yield, flush, gather)?;
+            let mut chunks = Chunks::of(range);
+            while let Some(mut cursor) = chunks.next(self, Depth::Floor(1), None) {
+                zap_locked(&mut cursor, range, Whole::Enter, flush, gather)?;
             }
         }
-        let mut cursor = self.cursor(hull, Depth::Edges);
-        zap_locked(&mut cursor, hull, range, Whole::Yield, flush, gather)
+        let mut left = hull;
+        loop {
+            // Mostly the whole span: one entry unhooks a table with all that hangs in it. The gather's
+            // own marks are flushed with the rest.
+            let mut cursor = self.cursor_beside(left, Depth::Edges, Some(&*gather));
+            zap_locked(&mut cursor, range, Whole::Yield, flush, gather)?;
+            left = VirtRange::raw(cursor.range().end().0, hull.end().0);
+            if left.is_empty() {
+                return Ok(());
+            }
+        }
     }
 
     /// Unhooks the tables for `addr` that are empty, from the lowest up: each is locked again from
@@ -95,7 +100,7 @@ impl<P: Platform> PageTable<'_, P> {
             }
             let what = What::Table(table);
             let run = Run { at: slot.start(), node, index, count: 1, what };
-            self.unhook(&run, table, slot, level - 1, gather, &mut cursor.counts);
+            self.unhook(&run, table, slot, Some(level - 1), gather, &mut cursor.counts);
             // Under the lock: the neighbour's next fault may hook another table in its place, and
             // no walker may then remember the old one.
             self.flush(gather, &mut cursor.counts);
@@ -103,13 +108,16 @@ impl<P: Platform> PageTable<'_, P> {
     }
 
     /// Unhooks the table of `run`, in which at most `mapped` was mapped; it is freed when the
-    /// gather is finished.
+    /// gather is finished. With `held`, tables at that level and above are locked by the caller, and
+    /// all are marked. Otherwise the table of the run alone is, and those below it are later, when no
+    /// lock is held any more but before what stands in them is dropped: whoever locks one of them
+    /// until then finds that it does not stand in the tree, and whoever has it locked is waited for.
     pub(super) fn unhook(
         &self,
         run: &Run,
         table: Frame,
         mapped: VirtRange,
-        held: u8,
+        held: Option<u8>,
         gather: &mut Gather,
         counts: &mut Counts,
     ) {
@@ -120,7 +128,56 @@ impl<P: Platform> PageTable<'_, P> {
         // Where nothing was mapped, there was no table for a walker to remember.
         gather.stale_tables(run.range::<P::Arch>().intersection(mapped));
         let node = Node { table, level: run.node.level - 1 };
-        self.gather_subtree(node, held, gather, counts);
+        if let Some(held) = held {
+            return self.gather_subtree(node, held, gather, counts);
+        }
+        self.lock(table);
+        self.mark_stray(table);
+        self.unlock(table);
+        counts.tables_locked += 1;
+        self.memory.worked(0, 1);
+        if node.level == 1 {
+            gather_table(self.memory, gather, table);
+        } else {
+            let next = gather.detached.replace(table).map_or(meta::NONE, |next| next.0);
+            self.meta(table).next.store(next, Ordering::Relaxed);
+        }
+    }
+
+    /// Marks what hangs in the detached tables, and puts all of it on the list of unhooked ones. Called
+    /// without locks and outside of read sections.
+    pub(super) fn gather_detached(&self, gather: &mut Gather, counts: &mut Counts) {
+        while let Some(table) = gather.detached {
+            gather.detached = link(self.meta(table).next.load(Ordering::Relaxed));
+            let node = Node { table, level: level_of(self.meta(table)) };
+            self.gather_below(node, gather, counts);
+        }
+    }
+
+    fn gather_below(&self, node: Node, gather: &mut Gather, counts: &mut Counts) {
+        let level = node.level - 1;
+        let children = {
+            let _section = ReadSection::enter(&self.memory.platform);
+            mark_children(self, node, &mut |child| {
+                self.memory.worked(1, 1);
+                if level == 1 {
+                    gather_table(self.memory, gather, child);
+                }
+            })
+        };
+        if level > 1 {
+            // Nobody changes the entries of a table that is marked.
+            for index in 0..arch::entries::<P::Arch>() {
+                if let Some(table) = self.child(node.table, node.level, index) {
+                    self.gather_below(Node { table, level }, gather, counts);
+                }
+            }
+        }
+        counts.entries_descended += u64::from(children);
+        counts.tables_locked += u64::from(children);
+        // They are on the list themselves.
+        self.change_live(node.table, 0, children);
+        gather_table(self.memory, gather, node.table);
     }
 
     /// Marks the unhooked table of `node` and all below it, and puts each on the gather's list, so
@@ -135,6 +192,7 @@ impl<P: Platform> PageTable<'_, P> {
         mark_subtree_stray(self, node, held, &mut |table, children| {
             counts.entries_descended += u64::from(children);
             counts.tables_locked += 1;
+            self.memory.worked(0, 1);
             // The children are on the list themselves.
             self.change_live(table, 0, children);
             gather_table(self.memory, gather, table);
@@ -142,15 +200,8 @@ impl<P: Platform> PageTable<'_, P> {
     }
 }
 
-/// Tables of level 2 that are unhooked under one set of locks, with all that hangs in them.
-pub(super) const UNHOOKED_AT_ONCE: u64 = 8;
-
-/// No level is as high: none of the tables to be marked is locked.
-pub(super) const NONE_HELD: u8 = u8::MAX;
-
 fn zap_locked<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
-    range: VirtRange,
     mapped: VirtRange,
     whole: Whole,
     flush: Flush,
@@ -171,7 +222,7 @@ fn zap_locked<P: Platform>(
         match run.what {
             What::Empty => {}
             What::Table(table) => {
-                tables.unhook(&run, table, mapped, NONE_HELD, gather, &mut cursor.counts);
+                tables.unhook(&run, table, mapped, None, gather, &mut cursor.counts);
             }
             What::Leaf(_) => {
                 suspend(cursor, &run, gather);
@@ -193,7 +244,8 @@ fn zap_locked<P: Platform>(
     }
     if suspended {
         let node = cursor.cover();
-        let base = range.start().align_down(arch::table_span::<P::Arch>(node.level));
+        let start = cursor.range().start();
+        let base = start.align_down(arch::table_span::<P::Arch>(node.level));
         // What was not reached was not suspended either.
         let range = cursor.passed();
         drop_suspended(cursor, node, base, range, &mut tables.memory.free_batch());
@@ -298,6 +350,7 @@ fn drop_leaves<P: Platform>(
         let count = if entry.0 & P::Arch::PRESENT != 0 {
             drop_run(memory, slots, index, entry, restored, batch, counts)
         } else {
+            counts.mapped(OwnerKind::Anonymous, 1);
             drop_absent(memory, Node { table, level: 1 }, entry, 1, counts);
             1
         };
@@ -311,11 +364,15 @@ fn drop_leaves<P: Platform>(
         index += count;
     }
     counts.entries_read += u64::from(index - first);
+    // All entries at once, as if they were anonymous pages, which they mostly are. What is something
+    // else has been counted the other way.
+    counts.unmapped(OwnerKind::Anonymous, dropped);
     dropped
 }
 
 /// Drops the run of leaves that begins at `index` with `entry`; `restored` is missing in the
-/// entries as they stand. Returns how many that were.
+/// entries as they stand. Returns how many that were. The caller counts them all as anonymous pages
+/// that are gone; what is none is counted here so that the sum is right.
 #[inline]
 fn drop_run<P: Platform>(
     memory: &Memory<P>,
@@ -329,7 +386,10 @@ fn drop_run<P: Platform>(
     let entry = P::Arch::unblock(entry, index);
     let frame = P::Arch::frame(entry);
     // The zero page, and frames that are not ours, have no counts.
-    let Some(folio) = memory.frames.folio_of(frame) else { return 1 };
+    let Some(folio) = memory.frames.folio_of(frame) else {
+        counts.mapped(OwnerKind::Anonymous, 1);
+        return 1;
+    };
     counts.folios_touched += 1;
     // Nearly all folios of one page end here.
     if folio.order == 0 && memory.frames.free_into(batch, folio, 1) {
@@ -349,7 +409,8 @@ fn drop_run<P: Platform>(
     if last && memory.frames.free_into(batch, folio, limit) {
         return limit;
     }
-    drop_shared(memory, &slots[..(index + limit) as usize], index, (folio, entry), restored, batch)
+    let slots = &slots[..(index + limit) as usize];
+    drop_shared(memory, slots, index, (folio, entry), restored, batch, counts)
 }
 
 /// Drops the mappings of the pages of `folio` that begin at `index` with `entry`, unblocked, and end
@@ -362,12 +423,18 @@ fn drop_shared<P: Platform>(
     (folio, entry): (Folio, Entry),
     restored: u64,
     batch: &mut FreeBatch<'_, P>,
+    counts: &mut Counts,
 ) -> u32 {
     let limit = slots.len() as u32 - index;
     let (mut count, mut first) = (limit, entry);
     if limit > 1 {
         let (equal, step) = (Equal::empty(), P::Arch::STEP);
         (count, first) = run::leaves::<P::Arch>(slots, index, limit, equal, step, restored);
+    }
+    let owner = memory.frames.owner_kind(folio);
+    if owner != OwnerKind::Anonymous {
+        counts.mapped(OwnerKind::Anonymous, count);
+        counts.unmapped(owner, count);
     }
     let dirty = || P::Arch::attributes(first).dirty;
     memory.frames.unmap_into(batch, &memory.platform, folio, count, dirty);

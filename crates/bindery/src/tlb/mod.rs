@@ -6,8 +6,8 @@
 //!
 //! 1. the operation clears or narrows entries under the table locks;
 //! 2. [`Gather::flush`] makes every CPU that may hold the old entries forget them;
-//! 3. only then `PageTable::finish` waits for readers without locks, and gives back what was
-//!    detached.
+//! 3. only then `PageTable::finish` gives back what was mapped; the tables and VMAs that were detached
+//!    are freed when no reader is left ([`crate::deferred`]).
 //!
 //! Step 2 before step 3 is what invariant 1 rests on. Without it:
 //! 1. CPU A unmaps a page and frees its frame; CPU B's TLB still has the translation;
@@ -31,9 +31,17 @@
 //! | operation | flush |
 //! |---|---|
 //! | unmapping, discarding, truncation | before it releases the locks, so it needs no mark |
-//! | a move | before it releases the locks of either end |
+//! | a move of one piece | before it releases the locks of either end |
+//! | a move of several | marks the tables of both ends; one flush for about 64 of either |
 //! | `mprotect`, write-protection, aging, `fork` | marks up to 64 tables; one flush for all of them |
 //! | copy on write, fold, split, collapse | between break and make, under the lock |
+//!
+//! A move brings pages to a table whose own addresses no TLB knows; what TLBs know is the old place. So
+//! while a move of several pieces is under way, its tree names the source, and whoever finds a mark
+//! flushes that too:
+//! 1. CPU A moves the entry of a page from X to Y, marks both tables, and releases their locks;
+//! 2. CPU B truncates the file: finds the page at Y, takes it away, flushes Y, and frees the page;
+//! 3. CPU C stores through its translation of X, into a page that is somebody else's by now.
 //!
 //! A detached table is pending in its parent, which alone names it: the parent's lock is held from
 //! the cleared entry to the flush. An operation that passes over an empty entry without a lock looks
@@ -54,6 +62,7 @@ use arrayvec::ArrayVec;
 
 use crate::addr::{Frame, VirtRange};
 use crate::arch::{self, Arch};
+use crate::deferred::Tables as DetachedTables;
 use crate::platform::{Cpu, CpuSet, Invalidation, MAX_CPUS, Platform, Tables};
 use crate::stats::Counts;
 use crate::table::lock::CHUNK_TABLES;
@@ -137,10 +146,12 @@ pub(crate) struct Gather {
     /// Tables that this gather has marked as pending; the flush lowers their counts. A table that
     /// was marked twice is here twice.
     marks: ArrayVec<Frame, MARKS>,
+    /// Unhooked tables above level 1, of which what hangs in them is not on the next list yet.
+    pub(crate) detached: Option<Frame>,
     /// Unhooked tables, linked through their metadata; what stands in them still counts as mapped.
     pub(crate) unhooked: Option<Frame>,
-    /// Unhooked tables of which nothing counts as mapped any more: they wait for readers.
-    pub(crate) emptied: Option<Frame>,
+    /// Unhooked tables of which nothing counts as mapped any more: readers may still be there.
+    pub(crate) emptied: DetachedTables,
     /// Whether what the tables hold must be counted down with the mutex held.
     stays: Stays,
 }
@@ -152,8 +163,9 @@ enum Stays {
     Yes,
 }
 
-/// The most marks that one flush carries.
-const MARKS: usize = CHUNK_TABLES as usize;
+/// The most marks that one flush carries for a move: of as many source tables as others mark, and of the
+/// tables that these go to.
+const MARKS: usize = 2 * CHUNK_TABLES as usize + 8;
 
 impl Gather {
     // Not `const`: a constant would be copied whole, room for marks and all.
@@ -164,8 +176,9 @@ impl Gather {
             level: u8::MAX,
             tables: Tables::Unchanged,
             marks: ArrayVec::new(),
+            detached: None,
             unhooked: None,
-            emptied: None,
+            emptied: DetachedTables::default(),
             stays: Stays::No,
         }
     }
@@ -198,13 +211,31 @@ impl Gather {
     /// Whether another mark fits.
     #[inline]
     pub(crate) fn has_room_for_mark(&self) -> bool {
-        !self.marks.is_full()
+        self.marks.len() < CHUNK_TABLES as usize
+    }
+
+    /// Whether the marks of another piece of a move fit.
+    pub(crate) fn has_room_for_piece(&self) -> bool {
+        self.marks.len() + 8 <= MARKS
+    }
+
+    /// Whether `table` is one of those that were marked last, by this piece of a move or the one
+    /// before.
+    pub(crate) fn has_lately_marked(&self, table: Frame) -> bool {
+        self.marks.iter().rev().take(8).any(|marked| *marked == table)
     }
 
     /// Whether `table` is the one that was marked last.
     #[inline]
     pub(crate) fn has_just_marked(&self, table: Frame) -> bool {
         self.marks.last() == Some(&table)
+    }
+
+    /// Whether `count` of the pending marks of `table`, all of them, are this gather's. Looks at the
+    /// last marks first, where those of a table at hand mostly are.
+    pub(crate) fn has_marked(&self, table: Frame, count: u32) -> bool {
+        let own = self.marks.iter().rev().filter(|marked| **marked == table);
+        own.take(count as usize).count() == count as usize
     }
 
     /// How much of the pending count of `table` is this gather's.

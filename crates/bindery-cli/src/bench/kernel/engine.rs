@@ -83,6 +83,7 @@ impl<'m, A: Walk> Frames<'m, A> {
 
 /// A kernel map of its own, and what is mapped there.
 pub struct KernelEngine<'m, A: Walk> {
+    memory: &'m Memory<Machine<A>>,
     map: KernelMap<'m, Machine<A>>,
     frames: &'m Frames<'m, A>,
     /// The areas, the oldest first.
@@ -103,7 +104,7 @@ impl<'m, A: Walk> KernelEngine<'m, A> {
             KernelMap::new(memory, window::<A>(), reach).map_err(|error| error.to_string())?;
         // The last area that shares a purge makes it due.
         map.set_purge_limit((PURGED_TOGETHER >> PAGE_SHIFT) - 1);
-        Ok(Self { map, frames, areas: VecDeque::new() })
+        Ok(Self { memory, map, frames, areas: VecDeque::new() })
     }
 
     /// Makes as many areas as share a purge.
@@ -171,6 +172,8 @@ impl<A: Walk> Subject for KernelEngine<'_, A> {
             Verb::Protect => self.protect(call.area.bytes),
             Verb::Unmap => self.unmap(call.area.source),
         };
+        // What the calls have put off counts as their work.
+        self.memory.drain_deferred();
         result.map_err(|error| format!("{}: {error}", call.name()))
     }
 

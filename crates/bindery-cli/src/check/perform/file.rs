@@ -37,7 +37,9 @@ impl<'m, A: Walk> Stage<'m, A> {
             FileAction::Open { name, file, access } => {
                 let (file, shown) = self.file(index, file)?;
                 let call = format!("open({name:?}, {shown}, {})", name_of(FILE_ACCESSES, access));
-                let opened = file.map(|file| Open { access: *access, ..file });
+                // Whoever runs a script owns what it makes.
+                let access = *access | FileAccess::OWNER;
+                let opened = file.map(|file| Open { access, ..file });
                 Ok((call, self.opened(index, name, opened.ok_or(Errno::EBADF), line)))
             }
             FileAction::Close { file } => {

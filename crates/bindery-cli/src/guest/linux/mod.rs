@@ -37,6 +37,10 @@ pub fn newest(architecture: Architecture) -> Result<PathBuf, Problem> {
         return Ok(image);
     }
     let list = packages(architecture)?;
+    if let Some(image) = present(&directory) {
+        // Another process has fetched it while this one waited for the list.
+        return Ok(image);
+    }
     let flavour = flavour(architecture);
     let mut search = list.command("apt-cache");
     search.args(["search", "--names-only", &format!("^linux-binary-[0-9].*{flavour}$")]);

@@ -7,7 +7,7 @@ use super::super::observation::{
     ANONYMOUS, Area, Backing, Counters, FIRST_FILE, FileState, OTHER_OBJECT, Presence, Stretch,
     digest, letter,
 };
-use super::super::place::{ALL_FILES, PAGE, REGION, REGION_END};
+use super::super::place::{ALL_FILES, PAGE, REGION, REGION_END, ZEROES};
 use super::super::words::{Shared, Sink};
 use super::access;
 
@@ -54,6 +54,9 @@ const IS_SWAPPED: u64 = 1 << 4;
 const IS_ZERO: u64 = 1 << 5;
 const IS_GUARD: u64 = 1 << 8;
 
+/// What stands for a shared mapping of `/dev/zero` that can never be written.
+const READ_ONLY_ZEROES: Backing = u64::MAX;
+
 /// What is needed to look at the calling process.
 pub struct Eyes {
     mappings: i32,
@@ -61,6 +64,8 @@ pub struct Eyes {
     status: i32,
     /// What `/proc` knows the files by.
     inodes: [u64; ALL_FILES.len()],
+    /// And `/dev/zero`.
+    zeroes: u64,
     text: Box<[u8]>,
     regions: Box<[ScanRegion]>,
     /// What the process used before the play.
@@ -93,6 +98,7 @@ impl Eyes {
             pagemap: -1,
             status: -1,
             inodes: [0; ALL_FILES.len()],
+            zeroes: 0,
             // Touched here, so that nothing is touched for the first time later.
             text: vec![1; TEXT].into_boxed_slice(),
             regions: vec![ScanRegion::default(); REGIONS].into_boxed_slice(),
@@ -106,6 +112,7 @@ impl Eyes {
         self.pagemap = open(c"/proc/self/pagemap");
         self.status = open(c"/proc/self/status");
         self.inodes = ALL_FILES.map(|file| file_status(file as i32).st_ino);
+        self.zeroes = file_status(ZEROES[0] as i32).st_ino;
     }
 
     /// From here on, snapshots count what is used beyond what is used now. Returns that.
@@ -161,10 +168,15 @@ impl Eyes {
             if let Some(flags) = line.strip_prefix(b"VmFlags: ") {
                 if let Some(mut whole) = area.take().filter(in_region) {
                     whole.letters = flags.split(|byte| *byte == b' ').map(letter).sum();
+                    if whole.backing == READ_ONLY_ZEROES {
+                        // To the core, it is private memory that can never be written.
+                        whole.letters &= !letter(b"ms");
+                        (whole.backing, whole.offset) = (ANONYMOUS, 0);
+                    }
                     f(&whole);
                 }
             } else if is_header(line) {
-                area = Some(header(line, &self.inodes, &mut others));
+                area = Some(header(line, &self.inodes, self.zeroes, &mut others));
             }
         }
     }
@@ -262,7 +274,7 @@ fn before(text: &[u8], byte: u8) -> &[u8] {
 }
 
 /// Reads a mapping from the first line that `/proc` writes of it.
-fn header(line: &[u8], inodes: &[u64], others: &mut [u64; 32]) -> Area {
+fn header(line: &[u8], inodes: &[u64], zeroes: u64, others: &mut [u64; 32]) -> Area {
     let mut fields = line.split(|byte| *byte == b' ').filter(|field| !field.is_empty());
     let mut field = || fields.next().unwrap_or_default();
     let range = field();
@@ -272,7 +284,11 @@ fn header(line: &[u8], inodes: &[u64], others: &mut [u64; 32]) -> Area {
     let offset = hexadecimal(field());
     let _device = field();
     let backing = if in_region(&Area { start, end, letters: 0, backing: 0, offset }) {
-        backing(decimal(field()), inodes, others)
+        match decimal(field()) {
+            // Where it can be written, it is memory with a number of its own.
+            inode if inode == zeroes => READ_ONLY_ZEROES,
+            inode => backing(inode, inodes, others),
+        }
     } else {
         ANONYMOUS
     };

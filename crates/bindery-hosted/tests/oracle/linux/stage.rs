@@ -10,7 +10,7 @@ use rustix::thread::{CapabilitySet, capabilities};
 use super::super::observation::{Counters, LONGEST};
 use super::super::operation::Operation;
 use super::super::place::{
-    BREAK, FILES, FIRST_PROCESS, PAGE, READ_ONLY, SCRATCH, SCRATCH_PAGES, WRITE_ONLY, page,
+    BREAK, FILES, FIRST_PROCESS, PAGE, READ_ONLY, SCRATCH, SCRATCH_PAGES, WRITE_ONLY, ZEROES, page,
 };
 use super::super::words::{Shared, Sink};
 use super::access::{self, handle_signals};
@@ -154,6 +154,10 @@ fn open_files() {
         .map(|flags| unsafe { libc::open(c"/proc/self/fd/204".as_ptr(), flags) });
     rename(reading, READ_ONLY);
     rename(writing, WRITE_ONLY);
+    for (flags, number) in [libc::O_RDWR, libc::O_RDONLY].into_iter().zip(ZEROES) {
+        // SAFETY: the path is a string that ends in a zero.
+        rename(unsafe { libc::open(c"/dev/zero".as_ptr(), flags) }, number);
+    }
     // SAFETY: asking for one's own number concerns no memory.
     let this = unsafe { libc::getpid() } as u64;
     rename(call(libc::SYS_pidfd_open, [this, 0, 0, 0, 0, 0]) as i32, FIRST_PROCESS);

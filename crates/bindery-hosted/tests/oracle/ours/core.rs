@@ -15,7 +15,7 @@ use super::super::names::{
     RLIMIT_DATA, UNLIMITED,
 };
 use super::super::operation::Verb;
-use super::super::place::{BREAK, FILES, FIRST_PROCESS, READ_ONLY, WRITE_ONLY, page};
+use super::super::place::{BREAK, FILES, FIRST_PROCESS, READ_ONLY, WRITE_ONLY, ZEROES, page};
 use super::Theatre;
 
 type Space<'m, A> = AddressSpace<'m, Machine<A>>;
@@ -111,6 +111,12 @@ impl<'m, A: Walk> linux::Process<'m, Machine<A>> for Caller<'_, 'm, A> {
 
     fn file(&self, descriptor: i32) -> Option<OpenFile<'m, Machine<A>>> {
         self.open_file(i64::from(descriptor) as u64)
+    }
+
+    fn zeroes(&self, descriptor: i32) -> Option<FileAccess> {
+        let both = FileAccess::READ | FileAccess::WRITE;
+        let mut opened = [both, FileAccess::READ].into_iter().zip(ZEROES);
+        opened.find_map(|(access, file)| (descriptor == file as i32).then_some(access))
     }
 
     fn process(&self, descriptor: i32) -> Option<&Space<'m, A>> {

@@ -46,6 +46,8 @@ use core::ptr::NonNull;
 
 use aarch64_cpu::registers::{PAR_EL1, Readable, TPIDR_EL0, TPIDR_EL1, Writeable};
 
+use bindery::arch::KeyRights;
+
 use crate::errno::Outcome;
 
 pub use capabilities::{hardware_capabilities, random_word};
@@ -115,6 +117,21 @@ pub fn thread_pointer() -> u64 {
 pub fn set_thread_pointer(value: u64) {
     TPIDR_EL0.set(value);
 }
+
+/// There are no protection keys: permission overlays (FEAT_S1POE) are not used.
+#[inline]
+pub fn protection_keys() -> u8 {
+    1
+}
+
+/// Nothing is forbidden by keys.
+#[inline]
+pub fn key_rights() -> KeyRights {
+    KeyRights::ALL
+}
+
+/// Nobody has keys, so nobody asks.
+pub fn set_key_rights(_rights: KeyRights) {}
 
 /// AArch64 has no system calls of its own.
 pub fn call(_number: u32, _arguments: [u64; 6]) -> Option<Outcome> {

@@ -6,7 +6,7 @@ use core::arch::x86_64::{__cpuid, __cpuid_count, CpuidResult};
 use x86_64::registers::control::{Cr4, Cr4Flags};
 use x86_64::registers::model_specific::{Efer, EferFlags, Msr};
 
-use super::floating_point;
+use super::{floating_point, protection_keys};
 
 /// The number of `IA32_PAT`.
 const PAGE_ATTRIBUTES: u32 = 0x277;
@@ -65,8 +65,13 @@ pub fn enable() {
         (extended.ebx, 7, Cr4Flags::SUPERVISOR_MODE_EXECUTION_PROTECTION),
         (extended.ebx, 20, Cr4Flags::SUPERVISOR_MODE_ACCESS_PREVENTION),
         (extended.ecx, 2, Cr4Flags::USER_MODE_INSTRUCTION_PREVENTION),
+        (extended.ecx, 3, Cr4Flags::PROTECTION_KEY_USER),
     ] {
         flags.set(flag, register & 1 << bit != 0);
+    }
+    if !flags.contains(Cr4Flags::OSXSAVE) {
+        // Signal frames have the rights to keys in an image of `XSAVE`.
+        flags.remove(Cr4Flags::PROTECTION_KEY_USER);
     }
     // SAFETY: paging stays as it is (four levels, PAE); the other bits restrict the kernel, which
     // neither runs nor touches programs' pages, or concern instructions of programs.
@@ -78,5 +83,6 @@ pub fn enable() {
             efer.insert(EferFlags::SYSTEM_CALL_EXTENSIONS | EferFlags::NO_EXECUTE_ENABLE);
         });
     }
+    protection_keys::enable();
     floating_point::enable();
 }

@@ -1,5 +1,5 @@
-//! The floating-point state: x87, SSE, and AVX where there is AVX. AVX-512 and protection keys stay
-//! switched off.
+//! The floating-point state: x87, SSE, and AVX where there is AVX. AVX-512 stays switched off.
+//! Rights to protection keys are switched along with it, but by instructions of their own.
 //!
 //! The kernel itself computes without any of it, so the state of a program stays in the processor
 //! until another thread runs.
@@ -7,12 +7,13 @@
 use core::arch::asm;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
+use bindery::arch::KeyRights;
 use x86_64::VirtAddr;
 use x86_64::registers::control::{Cr4, Cr4Flags};
 use x86_64::registers::model_specific::KernelGsBase;
 use x86_64::registers::xcontrol::{XCr0, XCr0Flags};
 
-use super::features;
+use super::{features, protection_keys};
 
 /// What `FXSAVE` stores.
 pub const LEGACY_SIZE: usize = 512;
@@ -28,6 +29,8 @@ const MXCSR_MASK: usize = 28;
 
 /// x87 and SSE, in the bits of the header.
 const LEGACY_PARTS: u64 = 3;
+/// And AVX: all that `XSAVE` is asked for.
+const ALL_PARTS: u32 = 7;
 
 /// The bits of MXCSR that may be set; this is what a processor has that does not say.
 static MXCSR_ALLOWED: AtomicU32 = AtomicU32::new(0xffbf);
@@ -64,28 +67,37 @@ pub(super) fn enable() {
     }
     let basic = XCr0Flags::X87 | XCr0Flags::SSE;
     let avx = features::leaf(1, 0).ecx & 1 << 28 != 0;
+    let parts = if avx { basic | XCr0Flags::AVX } else { basic };
     // SAFETY: the processor has the parts; the kernel uses none.
-    unsafe { XCr0::write(if avx { basic | XCr0Flags::AVX } else { basic }) };
+    unsafe { XCr0::write(parts) };
     let size = features::leaf(13, 0).ebx as usize;
     assert!(size <= MOST, "the processor stores AVX elsewhere than all others do");
     SIZE.store(size, Ordering::Relaxed);
+    if protection_keys::protection_keys() > 1 {
+        // For programs that ask what their signal frames have.
+        // SAFETY: as above; `XSAVE` is never asked for the keys.
+        unsafe { XCr0::write(parts | XCr0Flags::MPK) };
+    }
 }
 
-/// Floating-point state, as it lies in memory, and the base of GS, which is switched with it.
+/// Floating-point state, as it lies in memory, and what is switched with it: the base of GS and the
+/// rights to protection keys.
 #[derive(Clone)]
 #[repr(C, align(64))]
 pub struct FloatingPoint {
     image: [u8; MOST],
     gs_base: u64,
+    pub(super) key_rights: KeyRights,
 }
 
 impl FloatingPoint {
-    /// That of a new program: all exceptions masked, 64 bits of precision, to the nearest.
+    /// That of a new program: all exceptions masked, 64 bits of precision, to the nearest; no access
+    /// by any key but key 0.
     pub fn new() -> Self {
         let mut image = [0; MOST];
         image[CONTROL_WORD..][..2].copy_from_slice(&0x37f_u16.to_le_bytes());
         image[MXCSR..][..4].copy_from_slice(&0x1f80_u32.to_le_bytes());
-        Self { image, gs_base: 0 }
+        Self { image, gs_base: 0, key_rights: protection_keys::INITIAL }
     }
 
     /// Stores the CPU's state here.
@@ -94,7 +106,7 @@ impl FloatingPoint {
         // SAFETY: the image is aligned to 64 and as long as what is stored (see `enable`).
         unsafe {
             if has_header() {
-                asm!("xsave64 [{}]", in(reg) at, in("eax") u32::MAX, in("edx") u32::MAX,
+                asm!("xsave64 [{}]", in(reg) at, in("eax") ALL_PARTS, in("edx") 0,
                     options(nostack, preserves_flags));
             } else {
                 asm!("fxsave64 [{}]", in(reg) at, options(nostack, preserves_flags));
@@ -103,21 +115,23 @@ impl FloatingPoint {
         // SAFETY: the register exists. Read raw: a program may have written any number to it
         // (`wrgsbase`), where the emulator lets it.
         self.gs_base = unsafe { KernelGsBase::MSR.read() };
+        self.key_rights = protection_keys::key_rights();
     }
 
     /// Loads the CPU's state from here.
     pub fn restore(&self) {
         self.restore_image();
         KernelGsBase::write(VirtAddr::new_truncate(self.gs_base));
+        protection_keys::set_key_rights(self.key_rights);
     }
 
-    /// As [`FloatingPoint::restore`], but for GS.
+    /// As [`FloatingPoint::restore`], but for GS and the rights to keys.
     pub(super) fn restore_image(&self) {
         let at = self.image.as_ptr();
         // SAFETY: the image came from `save`, `new` or `from_program`, so the processor takes it.
         unsafe {
             if has_header() {
-                asm!("xrstor64 [{}]", in(reg) at, in("eax") u32::MAX, in("edx") u32::MAX,
+                asm!("xrstor64 [{}]", in(reg) at, in("eax") ALL_PARTS, in("edx") 0,
                     options(nostack, readonly, preserves_flags));
             } else {
                 asm!("fxrstor64 [{}]", in(reg) at, options(nostack, readonly, preserves_flags));
@@ -128,6 +142,11 @@ impl FloatingPoint {
     /// The bytes, as many as have a meaning.
     pub(super) fn image(&self) -> &[u8] {
         &self.image[..size()]
+    }
+
+    /// The parts that the image has, of [`parts`].
+    pub(super) fn present_parts(&self) -> u64 {
+        u64::from_le_bytes(self.word(LEGACY_SIZE))
     }
 
     /// Takes bytes that a program has written: what the processor would refuse is taken out, so

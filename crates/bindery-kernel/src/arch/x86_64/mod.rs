@@ -9,6 +9,7 @@
 //! | `entry` | into the kernel and out of it; threads |
 //! | `exceptions` | what an exception means |
 //! | `floating_point` | x87, SSE, AVX |
+//! | `protection_keys` | PKRU |
 //! | `acpi` | CPUs and timers, as the firmware tells |
 //! | `interrupts` | the local APIC |
 //! | `time` | clocks and the timer |
@@ -31,6 +32,7 @@ mod interrupts;
 mod local;
 mod other_cpus;
 mod paging;
+mod protection_keys;
 pub mod signal;
 mod time;
 
@@ -54,6 +56,7 @@ pub use paging::{
     invalidate, invalidate_kernel, invalidate_local, kernel_root, largest_leaf, load_root,
     own_root, unload_root, window,
 };
+pub use protection_keys::{key_rights, protection_keys, set_key_rights};
 pub use time::{nanoseconds, real_time, set_timer};
 
 /// The tables that the MMU walks: four levels.

@@ -4,7 +4,7 @@
 //! ```text
 //!   stack to use
 //!   [128 bytes that the program may use below its stack pointer]
-//!   floating-point image, aligned to 64
+//!   floating-point image, aligned to 64, with the rights to protection keys
 //!   Frame: return address, ucontext, siginfo         so that the address of the return address
 //!   ^ stack pointer of the handler                   plus 8 is a multiple of 16
 //! ```
@@ -13,6 +13,8 @@
 
 use core::mem::{offset_of, size_of};
 
+use bindery::arch::KeyRights;
+
 use crate::errno::Errno;
 use crate::process::Delivery;
 use crate::user::{self, Plain};
@@ -20,6 +22,7 @@ use crate::user::{self, Plain};
 use super::entry::Registers;
 use super::floating_point::{self, FloatingPoint, LEGACY_SIZE};
 use super::local::{USER_CODE, USER_DATA};
+use super::protection_keys;
 
 /// `struct sigcontext`, the C libraries' `mcontext_t`.
 #[derive(Clone, Copy, Default)]
@@ -107,7 +110,8 @@ const END_MAGIC: u32 = 0x4650_5845;
 const CHANGEABLE: u64 = 0x0005_0dd5;
 
 /// Builds the frame on the program's stack, and sets the registers so that the handler runs. The
-/// running thread's floating-point state is as at the beginning then.
+/// running thread's floating-point state is as at the beginning then, and so are its rights to
+/// protection keys: the stack that it runs on has to be one that these allow, as on Linux.
 ///
 /// # Errors
 /// `EFAULT` where the stack cannot be written, or there is no address to return to.
@@ -123,9 +127,10 @@ pub fn push(
     let own = delivery.stack == registers.rsp;
     let top = delivery.stack.checked_sub(if own { RED_ZONE } else { 0 });
     let image = floating_point.image();
+    let size = image_size();
     let end = if floating_point::has_header() { size_of::<u32>() } else { 0 };
     let image_at =
-        top.and_then(|top| top.checked_sub((image.len() + end) as u64)).ok_or(Errno::EFAULT)? & !63;
+        top.and_then(|top| top.checked_sub((size + end) as u64)).ok_or(Errno::EFAULT)? & !63;
     let below = image_at.checked_sub(size_of::<Frame>() as u64 + 16).ok_or(Errno::EFAULT)?;
     let at = (below & !15) + 8;
 
@@ -133,13 +138,18 @@ pub fn push(
     if floating_point::has_header() {
         let description = Description {
             magic: MAGIC,
-            extended_size: (image.len() + end) as u32,
-            parts: floating_point::parts(),
-            size: image.len() as u32,
+            extended_size: (size + end) as u32,
+            parts: image_parts(),
+            size: size as u32,
             reserved: [0; 7],
         };
         user::write(image_at + DESCRIPTION as u64, &description)?;
-        user::write(image_at + image.len() as u64, &END_MAGIC)?;
+        user::write(image_at + size as u64, &END_MAGIC)?;
+        if let Some((offset, _)) = protection_keys::place() {
+            let parts = floating_point.present_parts() | protection_keys::PART;
+            user::write(image_at + LEGACY_SIZE as u64, &parts)?;
+            user::write(image_at + offset as u64, &u64::from(floating_point.key_rights.0))?;
+        }
     }
     let header = if floating_point::has_header() { HAS_HEADER } else { 0 };
     user::write(
@@ -167,7 +177,9 @@ pub fn push(
     registers.rdx = at + offset_of!(Frame, flags) as u64;
     // Direction and trap: the handler begins as any function does.
     registers.flags &= !(1 << 10 | 1 << 8 | 1 << 16);
-    FloatingPoint::new().restore_image();
+    let initial = FloatingPoint::new();
+    initial.restore_image();
+    protection_keys::set_key_rights(initial.key_rights);
     Ok(())
 }
 
@@ -220,6 +232,7 @@ pub fn pop(registers: &mut Registers) -> Result<(u64, (u64, u32, u64)), Errno> {
         at => read_image(at)?,
     };
     floating_point.restore_image();
+    protection_keys::set_key_rights(floating_point.key_rights);
     let flags = registers.flags & !CHANGEABLE | machine.flags & CHANGEABLE;
     *registers = Registers {
         r15: machine.r15,
@@ -248,7 +261,7 @@ pub fn pop(registers: &mut Registers) -> Result<(u64, (u64, u32, u64)), Errno> {
 /// Reads a floating-point image: the whole where it is described properly, else the old part.
 fn read_image(at: u64) -> Result<FloatingPoint, Errno> {
     let mut bytes = [0; floating_point::MOST];
-    let size = floating_point::size();
+    let size = image_size();
     let described = floating_point::has_header() && {
         let description: Description =
             user::read(at.checked_add(DESCRIPTION as u64).ok_or(Errno::EFAULT)?)?;
@@ -257,8 +270,35 @@ fn read_image(at: u64) -> Result<FloatingPoint, Errno> {
             && description.extended_size as usize == size + size_of::<u32>()
             && at.checked_add(size as u64).is_some_and(|end| user::read(end) == Ok(END_MAGIC))
     };
-    let used = if described { size } else { LEGACY_SIZE };
+    let used = if described { floating_point::size() } else { LEGACY_SIZE };
     user::read_bytes(at, &mut bytes[..used])?;
     let parts = described.then(floating_point::parts);
-    Ok(FloatingPoint::from_program(&bytes[..used], parts))
+    let mut image = FloatingPoint::from_program(&bytes[..used], parts);
+    image.key_rights = match protection_keys::place() {
+        Some((offset, _)) if described && given_parts(&bytes) & protection_keys::PART != 0 => {
+            KeyRights(user::read(at + offset as u64)?)
+        }
+        // What an image does not have is as in a processor that was just switched on.
+        _ => KeyRights::ALL,
+    };
+    Ok(image)
+}
+
+/// The parts that an image says it has.
+fn given_parts(bytes: &[u8; floating_point::MOST]) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[LEGACY_SIZE..][..8]);
+    u64::from_le_bytes(word)
+}
+
+/// How many bytes of a frame's image have a meaning. Between the floating-point state and the rights
+/// to keys is a gap, which nobody writes or reads.
+fn image_size() -> usize {
+    protection_keys::place().map_or(floating_point::size(), |(_, end)| end)
+}
+
+/// The parts that a frame's image can have.
+fn image_parts() -> u64 {
+    let keys = protection_keys::place().map_or(0, |_| protection_keys::PART);
+    floating_point::parts() | keys
 }

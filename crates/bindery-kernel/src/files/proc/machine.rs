@@ -4,12 +4,14 @@ use alloc::sync::Arc;
 use core::fmt::{self, Write};
 
 use bindery::Overcommit;
+use bindery::linux::proc::{FaultCounts, vmstat};
 
 use crate::errno::Errno;
 use crate::memory::memory;
-use crate::{options, process, time};
+use crate::{options, process, time, trap};
 
 use super::super::generated::{Shelf, Take, Text, Window};
+use super::frames;
 
 /// The files and folders of `/proc` that are nobody's.
 pub fn shelf() -> Arc<Shelf> {
@@ -34,11 +36,14 @@ pub fn shelf() -> Arc<Shelf> {
     Shelf::of([
         ("cpuinfo", Text::new(|out| out.write_str("processor\t: 0\n\n")) as _),
         ("filesystems", Text::new(make_filesystems)),
+        ("kpagecount", frames::counts()),
+        ("kpageflags", frames::flags()),
         ("loadavg", Text::new(|out| out.write_str("0.00 0.00 0.00 1/1 1\n"))),
         ("meminfo", Text::new(make_meminfo)),
         ("mounts", Text::new(mounts)),
         ("stat", Text::new(make_stat)),
         ("uptime", Text::new(make_uptime)),
+        ("vmstat", Text::new(make_vmstat)),
         ("version", Text::new(|out| writeln!(out, "Linux version {}", options::RELEASE))),
         ("sys", Shelf::of([("kernel", kernel as _), ("vm", vm)])),
     ])
@@ -97,6 +102,11 @@ fn make_stat(out: &mut Window<'_>) -> fmt::Result {
     let started = (time::real_time() - time::now()) / time::SECOND;
     writeln!(out, "cpu  0 0 0 {uptime} 0 0 0 0 0 0\ncpu0 0 0 0 {uptime} 0 0 0 0 0 0")?;
     writeln!(out, "btime {started}\nprocesses {}", process::all().len())
+}
+
+fn make_vmstat(out: &mut Window<'_>) -> fmt::Result {
+    // Nothing is read from a disk.
+    vmstat(memory(), FaultCounts { all: trap::page_faults(), major: 0 }, out)
 }
 
 fn make_uptime(out: &mut Window<'_>) -> fmt::Result {

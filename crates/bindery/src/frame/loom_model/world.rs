@@ -15,11 +15,13 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, Ordering::Relaxed};
 
 use crate::addr::Frame;
-use crate::frame::count::{self, Left, MAPPING, PIN, REFERENCE, Word, mappings_in, references_in};
+use crate::frame::count::{self, Left, MAPPING, PIN, REFERENCE, mappings_in, references_in};
 use crate::frame::folio::Folio;
 use crate::frame::lock;
-use crate::frame::meta::{FOLIO_LOCK, Kind, LOCK, ORPHAN, state_of};
+use crate::frame::meta::{FOLIO_LOCK, FOLIO_PARKED, Kind, LOCK, ORPHAN, state_of};
 use crate::frame::reference::{self, Heads, Mistaken};
+use crate::parking::model::{SecondLook, Sleepers};
+use crate::word::Word;
 
 /// A rule that a model leaves out, to show that it is needed.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -51,6 +53,8 @@ pub(super) enum Omit {
     MarkWithLock,
     /// Who takes the last mapping away keeps no reference while it takes the owner away.
     KeepToOrphan,
+    /// Who sleeps for the lock does not look once more when it can be found.
+    SecondLook,
 }
 
 /// What happened in any of the executions of a model.
@@ -61,7 +65,11 @@ pub(super) struct Seen {
     pub(super) mistaken: AtomicUsize,
     pub(super) busy: AtomicUsize,
     pub(super) left_to_the_other: AtomicUsize,
+    pub(super) slept: AtomicUsize,
 }
+
+/// What a folio's state must not have once nobody knows it.
+const LOCKING: u32 = FOLIO_LOCK | ORPHAN | FOLIO_PARKED;
 
 pub(super) fn note(counter: &AtomicUsize) {
     counter.fetch_add(1, Relaxed);
@@ -82,8 +90,6 @@ pub(super) struct Count {
     omit: Omit,
 }
 
-crate::frame::count::word!(AtomicU32, u32);
-
 impl Word<u64> for Count {
     fn load(&self, order: Ordering) -> u64 {
         self.word.load(if self.omit == Omit::AcquireLast { Relaxed } else { order })
@@ -91,6 +97,10 @@ impl Word<u64> for Count {
 
     fn store(&self, value: u64, order: Ordering) {
         self.word.store(value, if self.omit == Omit::Release { Relaxed } else { order });
+    }
+
+    fn swap(&self, value: u64, order: Ordering) -> u64 {
+        self.word.swap(value, order)
     }
 
     fn exchange(&self, from: u64, to: u64, order: Ordering, failure: Ordering) -> Result<u64, u64> {
@@ -132,6 +142,7 @@ struct Meta {
 
 pub(super) struct World {
     metas: Vec<Meta>,
+    sleepers: Sleepers,
     pub(super) omit: Omit,
     pub(super) seen: Arc<Seen>,
 }
@@ -170,7 +181,9 @@ impl World {
             life: UnsafeCell::new(Life::Free),
         };
         let metas = (0..4).map(meta).collect();
-        let world = Rc::new(Self { metas, omit, seen: Arc::clone(seen) });
+        let look = if omit == Omit::SecondLook { SecondLook::LeftOut } else { SecondLook::Taken };
+        let sleepers = Sleepers::new(look);
+        let world = Rc::new(Self { metas, sleepers, omit, seen: Arc::clone(seen) });
         world.make_folio(FIRST, 2 * MAPPING);
         world
     }
@@ -244,7 +257,7 @@ impl World {
             self.set_life(frame, Life::Free);
         }
         let state = self.meta(folio.head).state.load(Relaxed);
-        assert_eq!(state & (FOLIO_LOCK | ORPHAN), 0, "freed a locked folio");
+        assert_eq!(state & LOCKING, 0, "freed a locked folio");
         self.meta(folio.head).state.store(state_of(Kind::Tail, 0), Relaxed);
     }
 
@@ -304,7 +317,7 @@ impl World {
         if state.load(Relaxed) & FOLIO_LOCK != 0 {
             note(&self.seen.left_to_the_other);
         }
-        lock::orphan(state, || self.disown(folio));
+        lock::orphan(state, &self.sleepers, || self.disown(folio));
     }
 
     /// Calls `f` with the folio's lock, unless somebody has it.
@@ -324,7 +337,16 @@ impl World {
             state.fetch_and(!(FOLIO_LOCK | ORPHAN), Ordering::Release);
             return;
         }
-        lock::unlock(state, || self.disown(folio));
+        lock::unlock(state, &self.sleepers, || self.disown(folio));
+    }
+
+    /// Calls `f` with the folio's lock, once it can be had.
+    pub(super) fn wait_for_lock(&self, folio: Folio, f: impl FnOnce()) {
+        let state = &self.meta(folio.head).state;
+        lock::lock(state, &self.sleepers);
+        f();
+        lock::unlock(state, &self.sleepers, || self.disown(folio));
+        self.seen.slept.fetch_add(self.sleepers.sleeps.swap(0, Relaxed), Relaxed);
     }
 
     /// A reference from nothing: `f` sees what it got.
@@ -421,7 +443,7 @@ impl World {
                 Life::Folio(folio) if folio.head == frame => {
                     assert_ne!(count, 0, "a folio that nobody has leaks");
                     assert_eq!(references_in(count), 0, "a reference got lost");
-                    assert_eq!(state & (FOLIO_LOCK | ORPHAN), 0, "a folio stays locked");
+                    assert_eq!(state & LOCKING, 0, "a folio stays locked");
                     let owner = self.owner(folio);
                     assert!(mappings_in(count) > 0 || owner == 0, "an owner dangles");
                 }

@@ -139,18 +139,18 @@ fn of_many_threads_exactly_one_frees() {
 
 #[test]
 fn dirty_and_the_lock_do_not_disturb_each_other() {
-    let (_machine, frames) = machine(64);
+    let (machine, frames) = machine(64);
     let folio = frames.new_folio(0).unwrap();
     frames.publish(folio, 1);
-    let lock = frames.try_lock_folio(folio).unwrap();
-    assert!(frames.try_lock_folio(folio).is_none());
+    let lock = frames.try_lock_folio(&machine, folio).unwrap();
+    assert!(frames.try_lock_folio(&machine, folio).is_none());
     frames.mark_dirty(folio);
     frames.clear_exclusive(folio, 0, 1);
     drop(lock);
-    let lock = frames.try_lock_folio(folio).unwrap();
+    let lock = frames.try_lock_folio(&machine, folio).unwrap();
     assert!(frames.is_dirty(folio));
     frames.clear_dirty(folio);
-    assert!(!frames.is_dirty(folio) && frames.try_lock_folio(folio).is_none());
+    assert!(!frames.is_dirty(folio) && frames.try_lock_folio(&machine, folio).is_none());
     drop(lock);
     assert_eq!(frames.exclusive_run(folio, 0, 9), (false, 1));
 }
@@ -236,7 +236,7 @@ proptest! {
             frames.mark_dirty(folio);
         }
         // Held until the parts are released.
-        let lock = locked.then(|| frames.try_lock_folio(folio).unwrap());
+        let lock = locked.then(|| frames.try_lock_folio(&machine, folio).unwrap());
 
         prop_assert_eq!(frames.split(folio, part, |page| mapped[page as usize]), Ok(()));
 

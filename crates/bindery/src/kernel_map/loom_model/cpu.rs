@@ -88,7 +88,7 @@ impl Tree for Cpu {
         self.world.wake(&self.world.unflushed);
     }
 
-    fn relax(&self) {
+    fn park_while_unflushed(&self) {
         // An exchange, since what was read before need not be the last that was written.
         if self.world.unflushed.fetch_or(0, Ordering::Relaxed) != 0 {
             count(&self.world.seen.waits);
@@ -141,10 +141,27 @@ impl Purge for Cpu {
         }
     }
 
-    fn join(&self, mut done: Batch, batch: Batch) -> Batch {
-        done.areas.extend(batch.areas);
-        done.unhooked.extend(batch.unhooked);
-        done
+    /// The frames at once; the tables after a wait, in which the model's purge is as good as over.
+    fn free_after_readers(&self, batch: Batch, _counts: &mut Counts) {
+        for area in &batch.areas {
+            for offset in 0..area.range.pages() {
+                self.world.set_life(area.first.plus(offset as u32), Life::Freed);
+            }
+        }
+        self.wait_for_readers();
+        for table in &batch.unhooked {
+            self.world.set_life(*table, Life::Freed);
+        }
+        if self.world.omit == Omit::FlushBeforeFree {
+            self.flush_batch(&batch);
+            self.give_areas_back(&batch);
+        }
+    }
+}
+
+impl Cpu {
+    pub(super) fn new(world: &Rc<World>, number: usize) -> Self {
+        Self { world: Rc::clone(world), number }
     }
 
     /// `Platform::synchronize`. An exchange stands for its barrier: a section that this one does
@@ -158,27 +175,6 @@ impl Purge for Cpu {
                 self.world.sleep(slot);
             }
         }
-    }
-
-    fn free(&self, batch: Batch, _counts: &mut Counts) {
-        for table in &batch.unhooked {
-            self.world.set_life(*table, Life::Freed);
-        }
-        for area in &batch.areas {
-            for offset in 0..area.range.pages() {
-                self.world.set_life(area.first.plus(offset as u32), Life::Freed);
-            }
-        }
-        if self.world.omit == Omit::FlushBeforeFree {
-            self.flush_batch(&batch);
-            self.give_areas_back(&batch);
-        }
-    }
-}
-
-impl Cpu {
-    pub(super) fn new(world: &Rc<World>, number: usize) -> Self {
-        Self { world: Rc::clone(world), number }
     }
 
     fn flush_batch(&self, batch: &Batch) {

@@ -7,16 +7,13 @@
 
 use core::fmt::{self, Write};
 
-use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::addr::{PAGE_SHIFT, VirtAddr};
 use crate::platform::Platform;
 use crate::space::vma::Vma;
-use crate::space::{AddressSpace, Mapping, MappingFlags};
+use crate::space::{AddressSpace, Mapping};
 
+use super::line::Columns;
 use super::naming::{Backing, FileId, Naming};
-
-/// Bytes of a line before its path, with the space in front of it. As Linux's: enough for 64-bit
-/// addresses and offset.
-const PATH_COLUMN: usize = 73;
 
 /// Writes what `/proc/self/maps` shows: a line for each mapping, in rising order.
 ///
@@ -30,11 +27,32 @@ pub fn maps<P: Platform>(
     out: &mut dyn Write,
 ) -> fmt::Result {
     let mut at = VirtAddr(0);
-    while let Some(shown) = space.look_behind(at, |vma| Shown::of(space, vma)) {
-        shown.write_line(naming, out)?;
-        at = shown.mapping.range.end();
+    while let Some(next) = maps_entry(space, naming, at, out)? {
+        at = next;
     }
     Ok(())
+}
+
+/// Writes one line of [`maps()`], that of the first mapping that ends behind `at`, and returns where
+/// it ends: what a reader has to remember to go on. `None` where there is no such mapping; nothing is
+/// written then.
+///
+/// A reader who is handed whole lines so, and keeps what did not fit, never sees a torn line, and
+/// the mappings before his place may come and go without moving it.
+///
+/// # Errors
+/// Those of `out` alone; nothing more is written then.
+///
+/// Complexity: logarithmic in the mappings.
+pub fn maps_entry<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    naming: &dyn Naming,
+    at: VirtAddr,
+    out: &mut dyn Write,
+) -> Result<Option<VirtAddr>, fmt::Error> {
+    let Some(shown) = space.look_behind(at, |vma| Shown::of(space, vma)) else { return Ok(None) };
+    shown.write_line(naming, out)?;
+    Ok(Some(shown.mapping.range.end()))
 }
 
 /// What is known of a mapping when its line is written and the mapping may be gone.
@@ -63,84 +81,64 @@ impl Shown {
         Self { mapping, backing: vma.object().map(Backing::of), place }
     }
 
+    /// Where the file of the mapping lives; no file has the number 0.
+    pub(super) fn file(&self, naming: &dyn Naming) -> FileId {
+        match self.mapping.object.zip(self.backing) {
+            Some((identity, backing)) => naming.file_id(identity, backing),
+            None => FileId { major: 0, minor: 0, inode: 0 },
+        }
+    }
+
+    /// Where the mapping begins in its file, in bytes.
+    pub(super) fn offset(&self) -> u64 {
+        let of_file = self.mapping.object.map(|_| self.mapping.page_offset);
+        of_file.unwrap_or(0).wrapping_shl(PAGE_SHIFT)
+    }
+
+    /// What Linux calls the mapping, if it calls it anything.
+    pub(super) fn name(&self, naming: &dyn Naming) -> Option<Name> {
+        if let Some((identity, backing)) = self.mapping.object.zip(self.backing) {
+            return Some(Name::Path(identity, backing));
+        }
+        let range = self.mapping.range;
+        let around = |stack: VirtAddr| range.start() <= stack && range.end() >= stack;
+        if self.place == Place::Heap {
+            Some(Name::Known("[heap]"))
+        } else if naming.stack().is_some_and(around) {
+            Some(Name::Known("[stack]"))
+        } else {
+            None
+        }
+    }
+
     pub(super) fn write_line(&self, naming: &dyn Naming, out: &mut dyn Write) -> fmt::Result {
-        let mapping = &self.mapping;
-        let mut line = Line { out, written: 0 };
-        let Some((identity, backing)) = mapping.object.zip(self.backing) else {
-            let anonymous = FileId { major: 0, minor: 0, inode: 0 };
-            line.write_columns(mapping.range, mapping.flags, 0, anonymous)?;
-            let range = mapping.range;
-            let around = |stack: VirtAddr| range.start() <= stack && range.end() >= stack;
-            if self.place == Place::Heap {
-                line.write_name("[heap]")?;
-            } else if naming.stack().is_some_and(around) {
-                line.write_name("[stack]")?;
+        let Mapping { range, flags, .. } = self.mapping;
+        let mut line = Columns::of_mapping(range, flags, self.offset(), self.file(naming));
+        let name = self.name(naming);
+        match name {
+            None => {}
+            Some(Name::Known(name)) => {
+                line.pad_to_path();
+                line.push(name);
             }
-            return line.end();
-        };
-        let offset = mapping.page_offset.wrapping_shl(PAGE_SHIFT);
-        let file = naming.file_id(identity, backing);
-        line.write_columns(mapping.range, mapping.flags, offset, file)?;
-        line.pad()?;
-        naming.write_path(identity, backing, &mut Escaped(&mut *line.out))?;
-        line.end()
+            Some(Name::Path(identity, backing)) => {
+                line.pad_to_path();
+                line.write_to(out)?;
+                naming.write_path(identity, backing, &mut Escaped(&mut *out))?;
+                return out.write_char('\n');
+            }
+        }
+        line.push("\n");
+        line.write_to(out)
     }
 }
 
-/// A line that is being written; paths begin at the same column in all of them.
-pub(super) struct Line<'a> {
-    out: &'a mut dyn Write,
-    written: usize,
-}
-
-impl<'a> Line<'a> {
-    pub(super) fn new(out: &'a mut dyn Write) -> Self {
-        Self { out, written: 0 }
-    }
-
-    /// Everything before the path; `offset` is in bytes.
-    pub(super) fn write_columns(
-        &mut self,
-        range: VirtRange,
-        flags: MappingFlags,
-        offset: u64,
-        file: FileId,
-    ) -> fmt::Result {
-        let letter = |flag: MappingFlags, letter: char| {
-            if flags.contains(flag) { letter } else { '-' }
-        };
-        let read = letter(MappingFlags::READ, 'r');
-        let write = letter(MappingFlags::WRITE, 'w');
-        let execute = letter(MappingFlags::EXECUTE, 'x');
-        let sharing = if flags.contains(MappingFlags::SHARED) { 's' } else { 'p' };
-        let (start, end) = (range.start().0, range.end().0);
-        let FileId { major, minor, inode } = file;
-        write!(self, "{start:08x}-{end:08x} {read}{write}{execute}{sharing} {offset:08x} ")?;
-        write!(self, "{major:02x}:{minor:02x} {inode} ")
-    }
-
-    /// Goes to where paths begin.
-    fn pad(&mut self) -> fmt::Result {
-        // One space at least, however long the columns are.
-        let missing = PATH_COLUMN.saturating_sub(self.written).max(1);
-        write!(self, "{:missing$}", "")
-    }
-
-    pub(super) fn write_name(&mut self, name: &str) -> fmt::Result {
-        self.pad()?;
-        self.write_str(name)
-    }
-
-    pub(super) fn end(&mut self) -> fmt::Result {
-        self.write_char('\n')
-    }
-}
-
-impl Write for Line<'_> {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        self.written += text.len();
-        self.out.write_str(text)
-    }
+/// What a mapping is called.
+#[derive(Clone, Copy)]
+pub(super) enum Name {
+    Known(&'static str),
+    /// By the path of an object, which the embedder knows.
+    Path(u64, Backing),
 }
 
 /// Shows line feeds as an octal number, so that a file's name cannot pretend to be a line.

@@ -2,11 +2,19 @@
 //!
 //! | file there | function | file here |
 //! |---|---|---|
-//! | `maps` | [`maps()`] | `maps`, `naming` |
-//! | `smaps`, `smaps_rollup` | [`smaps()`], [`smaps_rollup`] | `smaps`, `tally` |
+//! | `maps` | [`maps()`], [`maps_entry`] | `maps`, `line`, `naming` |
+//! | `PROCMAP_QUERY` of it | [`procmap_query`] | `query` |
+//! | `smaps`, `smaps_rollup` | [`smaps()`], [`smaps_entry`], [`smaps_rollup`] | `smaps`, `tally` |
 //! | `pagemap` | [`pagemap()`] | `pagemap` |
 //! | `clear_refs` | [`clear_refs()`] | `clear_refs` |
 //! | `statm`, `status` | [`statm`], [`status()`], [`resident`] | `status` |
+//!
+//! And of the machine:
+//!
+//! | file there | function | file here |
+//! |---|---|---|
+//! | `/proc/vmstat` | [`vmstat()`] | `vmstat` |
+//! | `/proc/kpageflags`, `/proc/kpagecount` | [`kpageflags`], [`kpagecount`] | `frames` |
 //!
 //! # Nobody waits for a reader
 //! A listing looks at one mapping at a time, with the address space's mutex held, and writes with
@@ -15,7 +23,7 @@
 //! listings: what changes in between is shown as it was or as it is, and a mapping that has grown
 //! over its neighbour meanwhile may be shown again.
 //!
-//! Page tables are locked for at most 64 tables at a time, and their entries are taken in runs: the
+//! Page tables are locked for at most 1,024 entries at a time, and their entries are taken in runs: the
 //! metadata of a folio is read once for each run, not for each page.
 //!
 //! # What is estimated
@@ -27,17 +35,28 @@
 //! KSM and pools of huge pages do not exist here, and nothing is swapped out yet.
 
 mod clear_refs;
+mod frames;
+mod line;
 mod maps;
 mod naming;
 mod pagemap;
+mod query;
 mod sharing;
 mod smaps;
 mod status;
 mod tally;
+mod vmstat;
 
 pub use clear_refs::{ClearRefs, clear_refs};
-pub use maps::maps;
+pub use frames::{
+    KPF_ANON, KPF_BUDDY, KPF_COMPOUND_HEAD, KPF_COMPOUND_TAIL, KPF_DIRTY, KPF_LOCKED, KPF_MMAP,
+    KPF_NOPAGE, KPF_PGTABLE, KPF_SLAB, KPF_SWAPBACKED, KPF_THP, KPF_UPTODATE, KPF_ZERO_PAGE,
+    kpagecount, kpageflags,
+};
+pub use maps::{maps, maps_entry};
 pub use naming::{Backing, FileId, Naming, Unnamed};
 pub use pagemap::{PhysicalAddresses, pagemap};
-pub use smaps::{smaps, smaps_rollup};
+pub use query::procmap_query;
+pub use smaps::{smaps, smaps_entry, smaps_rollup};
 pub use status::{Resident, resident, statm, status};
+pub use vmstat::{FaultCounts, vmstat};

@@ -7,9 +7,10 @@ use crate::platform::Platform;
 use crate::space::vma::Vma;
 use crate::space::{AddressSpace, MappingFlags};
 
-use super::maps::{Line, Shown};
+use super::line::{Columns, write_number, write_size};
+use super::maps::Shown;
 use super::naming::{FileId, Naming};
-use super::tally::{Extent, Tally, write_size};
+use super::tally::{Extent, Tally};
 
 /// Writes what `/proc/self/smaps` shows: for each mapping its line of `maps`, and what it has in
 /// memory. [The module](super) says which of the numbers are estimated.
@@ -18,29 +19,49 @@ use super::tally::{Extent, Tally, write_size};
 /// Those of `out` alone; nothing more is written then.
 ///
 /// Complexity: for each mapping, in its entries; what has no table costs nothing. Verbs of the
-/// address space wait while one mapping is looked at; faults wait for 64 tables at most.
+/// address space wait while one mapping is looked at; faults wait for 1,024 entries at most.
 pub fn smaps<P: Platform>(
     space: &AddressSpace<'_, P>,
     naming: &dyn Naming,
     out: &mut dyn Write,
 ) -> fmt::Result {
     let mut at = VirtAddr(0);
+    while let Some(next) = smaps_entry(space, naming, at, out)? {
+        at = next;
+    }
+    Ok(())
+}
+
+/// Writes one entry of [`smaps()`], as [`maps_entry`](super::maps_entry) writes one of `maps`.
+///
+/// # Errors
+/// Those of `out` alone; nothing more is written then.
+///
+/// Complexity: logarithmic in the mappings, and in the entries of this one.
+pub fn smaps_entry<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    naming: &dyn Naming,
+    at: VirtAddr,
+    out: &mut dyn Write,
+) -> Result<Option<VirtAddr>, fmt::Error> {
     let look = |vma: &Vma| {
         let mut tally = Tally::default();
         tally.add(space, vma, vma.range());
         (Shown::of(space, vma), tally, may_be_huge(space, vma))
     };
-    while let Some((shown, tally, huge)) = space.look_behind(at, look) {
-        shown.write_line(naming, out)?;
-        write_size(out, "Size:", shown.mapping.range.len())?;
-        write_size(out, "KernelPageSize:", PAGE_SIZE)?;
-        write_size(out, "MMUPageSize:", PAGE_SIZE)?;
-        tally.write(Extent::Mapping, out)?;
-        writeln!(out, "{:<16}{:>8}", "THPeligible:", u8::from(huge))?;
-        write_flags(shown.mapping.flags, out)?;
-        at = shown.mapping.range.end();
+    let Some((shown, tally, huge)) = space.look_behind(at, look) else { return Ok(None) };
+    shown.write_line(naming, out)?;
+    write_size(out, "Size:", shown.mapping.range.len())?;
+    write_size(out, "KernelPageSize:", PAGE_SIZE)?;
+    write_size(out, "MMUPageSize:", PAGE_SIZE)?;
+    tally.write(Extent::Mapping, out)?;
+    write_number(out, "THPeligible:", huge.into(), "\n")?;
+    if space.protection_keys() > 1 {
+        let key = shown.mapping.flags.key().number();
+        write_number(out, "ProtectionKey:", key.into(), "\n")?;
     }
-    Ok(())
+    write_flags(shown.mapping.flags, out)?;
+    Ok(Some(shown.mapping.range.end()))
 }
 
 /// Writes what `/proc/self/smaps_rollup` shows: the sums of all mappings.
@@ -66,11 +87,12 @@ pub fn smaps_rollup<P: Platform>(space: &AddressSpace<'_, P>, out: &mut dyn Writ
         whole = Some(VirtRange::raw(start.0, range.end().0));
         at = range.end();
     }
-    let mut line = Line::new(out);
     let nowhere = FileId { major: 0, minor: 0, inode: 0 };
-    line.write_columns(whole.unwrap_or_default(), MappingFlags::empty(), 0, nowhere)?;
-    line.write_name("[rollup]")?;
-    line.end()?;
+    let whole = whole.unwrap_or_default();
+    let mut line = Columns::of_mapping(whole, MappingFlags::empty(), 0, nowhere);
+    line.pad_to_path();
+    line.push("[rollup]\n");
+    line.write_to(out)?;
     tally.write(Extent::All, out)
 }
 
@@ -105,13 +127,16 @@ const LETTERS: [(MappingFlags, &str); 24] = [
 ];
 
 fn write_flags(flags: MappingFlags, out: &mut dyn Write) -> fmt::Result {
-    out.write_str("VmFlags: ")?;
+    let mut line = Columns::new();
+    line.push("VmFlags: ");
     for (flag, letters) in LETTERS {
         if flags.contains(flag) {
-            write!(out, "{letters} ")?;
+            line.push(letters);
+            line.push(" ");
         }
     }
-    out.write_char('\n')
+    line.push("\n");
+    line.write_to(out)
 }
 
 /// Whether a fault could use a folio above order 0 somewhere in the mapping: the policy allows one
@@ -122,6 +147,7 @@ fn may_be_huge<P: Platform>(space: &AddressSpace<'_, P>, vma: &Vma) -> bool {
         Some(object) => object.orders(memory, vma.flags()),
         None => memory.folio_policy().orders(vma.flags()),
     };
+    let orders = space.used_orders(orders, vma.flags());
     let range = vma.range();
     let fits = |order: u32| {
         let size = PAGE_SIZE << order;

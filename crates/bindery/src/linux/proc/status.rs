@@ -2,12 +2,12 @@
 
 use core::fmt::{self, Write};
 
-use crate::addr::{PAGE_SHIFT, VirtAddr};
+use crate::addr::PAGE_SHIFT;
 use crate::platform::Platform;
-use crate::space::{AddressSpace, MappingFlags};
-use crate::table::look::Standing;
+use crate::space::{AddressSpace, LargeFolios};
+use crate::stats::Counts;
 
-use super::tally::Owner;
+use super::line::Columns;
 
 /// What of a process is in memory, in base pages. The page of zeroes does not count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -27,38 +27,19 @@ impl Resident {
     }
 }
 
-/// What of the address space is in memory.
+/// What of the address space is in memory. Operations count pages as they map and unmap them; those
+/// of a call that is under way may be missing.
 ///
-/// Nothing counts pages as they come and go, which would be a write to shared memory in each fault;
-/// so this looks.
-///
-/// Complexity: in the entries of all mappings; what has no table costs nothing. The address space's
-/// mutex is held for one mapping at a time.
+/// Complexity: constant.
 pub fn resident<P: Platform>(space: &AddressSpace<'_, P>) -> Resident {
-    look_at_all(space).0
-}
-
-/// What is resident, and how many pages the mappings have that grow down.
-fn look_at_all<P: Platform>(space: &AddressSpace<'_, P>) -> (Resident, u64) {
-    let (mut resident, mut stack) = (Resident::default(), 0);
-    let mut at = VirtAddr(0);
-    while let Some(end) = space.look_behind(at, |vma| {
-        if vma.has(MappingFlags::GROWS_DOWN) {
-            stack += vma.pages();
-        }
-        space.table.survey(vma.range(), |stretch| {
-            let Standing::Pages { folio: Some(folio), .. } = stretch.what else { return };
-            *match Owner::of(space, vma, folio) {
-                Owner::Anonymous => &mut resident.anonymous,
-                Owner::File => &mut resident.file,
-                Owner::Memory => &mut resident.shared,
-            } += stretch.range.pages();
-        });
-        vma.range().end()
-    }) {
-        at = end;
+    let Counts { anonymous_pages, file_pages, shared_pages, .. } = space.counts();
+    // Who unmaps a page may count it before the one who has mapped it does.
+    let pages = |level: u64| (level as i64).max(0) as u64;
+    Resident {
+        anonymous: pages(anonymous_pages),
+        file: pages(file_pages),
+        shared: pages(shared_pages),
     }
-    (resident, stack)
 }
 
 /// Writes what `/proc/self/statm` shows, in base pages: all mappings, resident, resident of files
@@ -68,48 +49,56 @@ fn look_at_all<P: Platform>(space: &AddressSpace<'_, P>) -> (Resident, u64) {
 /// # Errors
 /// Those of `out` alone.
 ///
-/// Complexity: as [`resident`].
+/// Complexity: constant.
 pub fn statm<P: Platform>(
     space: &AddressSpace<'_, P>,
     text: u64,
     out: &mut dyn Write,
 ) -> fmt::Result {
-    let (resident, stack) = look_at_all(space);
-    let usage = space.usage();
+    let (resident, usage) = (resident(space), space.usage());
     let shared = resident.file + resident.shared;
-    let data = usage.data + stack;
-    writeln!(out, "{} {} {shared} {text} 0 {data} 0", usage.total, resident.total())
+    let data = usage.data + usage.stack;
+    let mut line = Columns::new();
+    for number in [usage.total, resident.total(), shared, text, 0, data] {
+        line.push_decimal(number);
+        line.push(" ");
+    }
+    line.push("0\n");
+    line.write_to(out)
 }
 
 /// Writes those lines about memory in `/proc/self/status` that the core knows, in Linux's order:
-/// `VmPeak`, `VmSize`, `VmLck`, `VmHWM`, `VmRSS`, `RssAnon`, `RssFile`, `RssShmem`, `VmData`, `VmStk`,
-/// `VmPTE`, `VmSwap`. `VmHWM` is the most that was resident whenever this was asked: nothing counts
-/// resident pages as they come and go.
+/// `VmPeak`, `VmSize`, `VmLck`, `VmPin`, `VmHWM`, `VmRSS`, `RssAnon`, `RssFile`, `RssShmem`, `VmData`,
+/// `VmStk`, `VmPTE`, `VmSwap`, `THP_enabled`. `VmHWM` is noted whenever a call of the address space is about to take
+/// pages away, and when this is asked.
 ///
 /// # Errors
 /// Those of `out` alone.
 ///
-/// Complexity: as [`resident`].
+/// Complexity: constant.
 pub fn status<P: Platform>(space: &AddressSpace<'_, P>, out: &mut dyn Write) -> fmt::Result {
-    let (resident, stack) = look_at_all(space);
+    let resident = resident(space);
     let usage = space.usage();
     let counts = space.counts();
     let lines = [
         ("VmPeak", space.peak_total()),
         ("VmSize", usage.total),
         ("VmLck", usage.locked),
-        ("VmHWM", space.observe_resident(resident.total())),
+        ("VmPin", usage.pinned),
+        ("VmHWM", space.resident_peak()),
         ("VmRSS", resident.total()),
         ("RssAnon", resident.anonymous),
         ("RssFile", resident.file),
         ("RssShmem", resident.shared),
         ("VmData", usage.data),
-        ("VmStk", stack),
+        ("VmStk", usage.stack),
         // One frame each.
         ("VmPTE", counts.tables_allocated.saturating_sub(counts.tables_freed)),
         ("VmSwap", 0),
     ];
     lines.into_iter().try_for_each(|(name, pages)| {
         writeln!(out, "{name}:\t{:>8} kB", pages << (PAGE_SHIFT - 10))
-    })
+    })?;
+    let enabled = space.large_folios() != LargeFolios::Never;
+    writeln!(out, "THP_enabled:\t{}", u8::from(enabled))
 }

@@ -4,38 +4,15 @@ use core::fmt::{self, Write};
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, Attributes};
-use crate::frame::Folio;
+use crate::frame::{Folio, OwnerKind};
 use crate::object::index::PageFlags;
 use crate::platform::Platform;
 use crate::space::vma::Vma;
 use crate::space::{AddressSpace, MappingFlags};
 use crate::table::look::{Standing, Stretch};
 
+use super::line::write_size;
 use super::sharing::{PART_SHIFT, Shared, for_each_shared};
-
-/// To whom a page belongs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Owner {
-    /// The processes that map it: anonymous memory.
-    Anonymous,
-    /// A file.
-    File,
-    /// Shared memory.
-    Memory,
-}
-
-impl Owner {
-    /// That of a folio that the mapping maps.
-    pub(super) fn of<P: Platform>(space: &AddressSpace<'_, P>, vma: &Vma, folio: Folio) -> Self {
-        if !space.table.memory.frames.is_of_object(folio) {
-            Self::Anonymous
-        } else if vma.object().is_some_and(|object| object.is_file()) {
-            Self::File
-        } else {
-            Self::Memory
-        }
-    }
-}
 
 /// Sums in bytes; those whose name begins with `part` are of the parts that are the process' own
 /// share, times 2^[`PART_SHIFT`].
@@ -110,14 +87,14 @@ impl Tally {
         let Standing::Pages { first, .. } = stretch.what else { return };
         let memory = space.table.memory;
         let frames = &memory.frames;
-        let owner = Owner::of(space, vma, folio);
+        let owner = frames.owner_kind(folio);
         let bytes = stretch.range.len();
         let written = attributes.dirty || frames.is_dirty(folio);
         self.resident += bytes;
         if attributes.accessed {
             self.referenced += bytes;
         }
-        if owner == Owner::Anonymous {
+        if owner == OwnerKind::Anonymous {
             self.anonymous += bytes;
             if frames.is_lazy(folio) && !written {
                 self.lazy += bytes;
@@ -125,9 +102,9 @@ impl Tally {
         }
         if stretch.level > 1 {
             match owner {
-                Owner::Anonymous => self.huge_anonymous += bytes,
-                Owner::Memory => self.huge_memory += bytes,
-                Owner::File => self.huge_file += bytes,
+                OwnerKind::Anonymous => self.huge_anonymous += bytes,
+                OwnerKind::SharedMemory => self.huge_memory += bytes,
+                OwnerKind::File => self.huge_file += bytes,
             }
         }
         let locked = vma.has(MappingFlags::LOCKED);
@@ -138,11 +115,11 @@ impl Tally {
                 self.part_locked += part;
             }
             match owner {
-                Owner::Anonymous => self.part_anonymous += part,
-                Owner::File => self.part_file += part,
-                Owner::Memory => self.part_memory += part,
+                OwnerKind::Anonymous => self.part_anonymous += part,
+                OwnerKind::File => self.part_file += part,
+                OwnerKind::SharedMemory => self.part_memory += part,
             }
-            if owner == Owner::File && !attributes.dirty {
+            if owner == OwnerKind::File && !attributes.dirty {
                 // The file knows which of its pages were written, whoever mapped them then.
                 let at = stretch.range.start().offset(shared.first << PAGE_SHIFT);
                 let dirty = dirty_pages(space, vma, at, shared.pages);
@@ -192,17 +169,11 @@ impl Tally {
         write_size(out, "ShmemPmdMapped:", self.huge_memory)?;
         write_size(out, "FilePmdMapped:", self.huge_file)?;
         write_size(out, "Shared_Hugetlb:", 0)?;
-        // Its name is one longer than Linux's column.
-        writeln!(out, "{:<17}{:>7} kB", "Private_Hugetlb:", 0)?;
+        write_size(out, "Private_Hugetlb:", 0)?;
         write_size(out, "Swap:", self.swapped)?;
         write_size(out, "SwapPss:", whole(self.part_swapped))?;
         write_size(out, "Locked:", whole(self.part_locked))
     }
-}
-
-/// Writes a line that tells a number of bytes.
-pub(super) fn write_size(out: &mut dyn Write, name: &str, bytes: u64) -> fmt::Result {
-    writeln!(out, "{name:<16}{:>8} kB", bytes >> 10)
 }
 
 /// How many of `pages` pages of the mapping's file from `at` on were written and not saved.

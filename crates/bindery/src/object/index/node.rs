@@ -30,6 +30,8 @@ pub(crate) const NODES_OF_A_FOLIO: u16 = ((1 << MAX_FOLIO_ORDER) / SLOTS + 1 + 2
 pub(crate) struct Node {
     /// Bit n: slot n is used.
     pub(super) used: u64,
+    /// Bit n: the page of slot n is dirty, or one beneath it.
+    pub(super) dirty: u64,
     pub(super) slots: Slots,
 }
 
@@ -56,7 +58,7 @@ impl Node {
             0 => Slots::Pages([0; SLOTS]),
             _ => Slots::Children([None; SLOTS]),
         };
-        Self { used: 0, slots }
+        Self { used: 0, dirty: 0, slots }
     }
 
     #[inline]
@@ -67,12 +69,26 @@ impl Node {
         }
     }
 
-    /// Only for nodes above level 0.
+    /// Only for nodes above level 0. A child with dirty pages is [marked](Node::mark) afterwards.
     pub(super) fn set_child(&mut self, index: usize, child: Option<Link>) {
         if let Slots::Children(children) = &mut self.slots {
             children[index] = child;
             self.used = self.used & !(1 << index) | u64::from(child.is_some()) << index;
+            self.dirty &= !(1 << index);
         }
+    }
+
+    /// Notes whether there is a dirty page beneath slot `index`. Says whether that is new.
+    pub(super) fn mark(&mut self, index: usize, dirty: bool) -> bool {
+        let before = self.dirty;
+        self.dirty = before & !(1 << index) | u64::from(dirty) << index;
+        self.dirty != before
+    }
+
+    /// The slots beneath which there is a page with all of `flags`.
+    #[inline]
+    pub(super) fn slots_with(&self, flags: PageFlags) -> u64 {
+        if flags.contains(PageFlags::DIRTY) { self.dirty } else { self.used }
     }
 }
 

@@ -274,7 +274,7 @@ proptest! {
 
 #[test]
 fn an_index_without_pages_is_empty_without_end_and_has_no_node() {
-    const INDEX: PageIndex = PageIndex::new();
+    static INDEX: PageIndex = PageIndex::new();
     assert_eq!(INDEX.run(0, u64::MAX), Stretch::Empty(u64::MAX));
     assert_eq!(INDEX.run(u64::MAX, 5), Stretch::Empty(5));
     assert_eq!((INDEX.get(0), INDEX.get(u64::MAX)), (None, None));
@@ -439,4 +439,74 @@ fn memory_that_is_really_full_is_reported_and_all_of_it_comes_back() {
     assert_eq!(world.runs(), [run(9, 1, 1)]);
     assert_eq!(world.index.node_count(), 1);
     world.finish();
+}
+
+/// What `work` looks at.
+fn looked_at<R>(world: &mut World, work: impl FnOnce(&mut PageIndex) -> R) -> (R, u64) {
+    let before = world.index.looked_at();
+    let result = work(&mut world.index);
+    (result, world.index.looked_at() - before)
+}
+
+#[test]
+fn dirty_pages_are_found_without_a_look_at_the_clean_ones() {
+    let mut world = World::new();
+    let count = 1 << 16;
+    for first in (0..count).step_by(64) {
+        // Not in consecutive frames.
+        world.add(first, (first * 2) as u32, 64);
+    }
+    let dirty = |index: &mut PageIndex, from| {
+        index.next_run_with(PageFlags::DIRTY, from, u64::MAX).map(|run| (run.page, run.count))
+    };
+    let (found, steps) = looked_at(&mut world, |index| dirty(index, 0));
+    assert_eq!(found, None);
+    assert!(steps <= 4, "{steps} steps in a clean index");
+    for page in [100, 101, 40_000, count - 1] {
+        world.index.set_flags(page, 1, PageFlags::DIRTY);
+        assert!(world.index.check());
+    }
+    let mut from = 0;
+    for wanted in [(100, 2), (40_000, 1), (count - 1, 1)] {
+        let (found, steps) = looked_at(&mut world, |index| dirty(index, from));
+        assert_eq!(found, Some(wanted));
+        assert!(steps <= 20, "{steps} steps to {found:?}");
+        from = wanted.0 + u64::from(wanted.1);
+    }
+    let ((), steps) =
+        looked_at(&mut world, |index| index.clear_flags(0, u64::MAX, PageFlags::DIRTY));
+    assert!(steps <= 60, "{steps} steps to clean three nodes");
+    assert!(world.index.check());
+    assert_eq!(dirty(&mut world.index, 0), None);
+    // Pages that go take their marks along, up to a root that becomes lower.
+    world.index.set_flags(0, 1, PageFlags::DIRTY);
+    world.index.set_flags(count - 64, 64, PageFlags::DIRTY);
+    while world.take(64, u64::MAX).is_some() {
+        assert!(dirty(&mut world.index, 0) == Some((0, 1)));
+    }
+    assert!(world.index.check());
+    world.add(count, 7, 1);
+    assert!(world.index.check(), "a root that becomes higher");
+    assert_eq!(dirty(&mut world.index, 0), Some((0, 1)));
+    world.clear();
+}
+
+#[test]
+fn a_long_run_is_told_in_pieces_and_counted_once() {
+    let mut world = World::new();
+    for first in (0..8192).step_by(64) {
+        world.add(first, first as u32, 64);
+    }
+    let (mut from, before) = (0, world.index.looked_at());
+    while let Some(run) = world.index.next_run(from, u64::MAX) {
+        assert_eq!((run.page, run.count), (from, LONGEST_RUN));
+        from += u64::from(run.count);
+    }
+    assert_eq!(from, 8192);
+    let steps = world.index.looked_at() - before;
+    assert!(steps <= 2 * 8192, "{steps} steps for 8,192 pages");
+    let (run, steps) = looked_at(&mut world, |index| index.run_cut(5, 8000, |_| 1));
+    assert_eq!(run, Stretch::Frames(Frame(5), 1));
+    assert!(steps <= 8, "{steps} steps for one page of a long run");
+    world.clear();
 }

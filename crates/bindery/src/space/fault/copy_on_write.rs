@@ -5,19 +5,19 @@ use core::sync::atomic::Ordering;
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Attributes, Entry, Kind, Permissions};
 use crate::error::FaultError;
-use crate::frame::{Folio, Owner};
-use crate::object::pages;
+use crate::frame::{Folio, Owner, OwnerKind};
+use crate::object::{Awaited, pages};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::space::vma::{Protection, Vma};
 use crate::stats::Counts;
 use crate::table::cursor::Cursor;
-use crate::table::leaf::{replace, user_attributes};
+use crate::table::leaf::replace;
 use crate::table::lock::Depth;
 use crate::table::{ReadSection, TablePool, run};
 use crate::tlb::Gather;
 
-use super::{Access, Resolved};
+use super::{Access, Resolved, Step};
 
 impl<P: Platform> AddressSpace<'_, P> {
     pub(super) fn exclusive_whole(&self, folio: Folio) -> bool {
@@ -51,7 +51,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             // The tables are locked, so the folio's lock is only tried. Where somebody has it, the
             // owner stays the group above, from where the reverse map comes by here too.
             if let Some(group) = vma.group_pointer()
-                && let Some(lock) = frames.try_lock_folio(folio)
+                && let Some(lock) = frames.try_lock_folio(self.platform(), folio)
             {
                 let (_, index) = lock.owner(self.platform());
                 lock.set_owner(Owner::Group(group), index);
@@ -86,12 +86,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Lets one page be written, and notes that it is: somebody wants to know of each page's first
-    /// write. A huge leaf is noted whole. `None` where the page has changed in between.
-    pub(super) fn note_write(
-        &self,
-        vma: &Vma,
-        page: VirtAddr,
-    ) -> Result<Option<Resolved>, FaultError> {
+    /// write. A huge leaf is noted whole. Begins again where the page has changed in between.
+    pub(super) fn note_write(&self, vma: &Vma, page: VirtAddr) -> Result<Step, FaultError> {
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         let hint = {
             let _section = ReadSection::enter(self.platform());
@@ -99,14 +95,16 @@ impl<P: Platform> AddressSpace<'_, P> {
         };
         let span = arch::span::<P::Arch>(hint.level);
         if let Some(object) = vma.object().filter(|object| object.notices_writes()) {
-            // Before the tables are locked: it may have to wait until the page is saved.
             let first = vma.page_offset_of(page.align_down(span));
-            pages::mark_dirty(self.table.memory, object, first, span >> PAGE_SHIFT);
+            let marked = pages::mark_dirty(self.table.memory, object, first, span >> PAGE_SHIFT);
+            if let Err(ticket) = marked {
+                return Ok(Step::Await(Awaited::End(ticket)));
+            }
         }
         let mut cursor = self.table.cursor(range, Depth::Floor(1));
         let (node, index, raw) = cursor.entry_at(page);
         if node.level != hint.level || arch::kind::<P::Arch>(raw, node.level) != Kind::Leaf {
-            return Ok(None);
+            return Ok(Step::Again);
         }
         if node.level == 1 && P::Arch::is_block(raw) {
             self.table.unfold(node.table, index, page, &mut cursor.counts);
@@ -121,7 +119,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             page.align_down(span).0,
             page.align_down(span).0 + span,
         ));
-        Ok(Some(Resolved::MadeWritable))
+        Ok(Step::Done(Resolved::MadeWritable))
     }
 
     /// Puts a copy in the place of the page, or a new page of zeroes in the place of the zero
@@ -262,14 +260,11 @@ fn replace_page<P: Platform>(
     // Read-only, so nothing but accessed can come in between, and the new entry has that anyway.
     slot.store(0, Ordering::Relaxed);
     tables.invalidate_now(range, 1, &mut cursor.counts);
-    let attributes = Attributes {
-        accessed: true,
-        dirty: true,
-        soft_dirty: true,
-        ..user_attributes(vma.protection().permissions())
-    };
+    let attributes =
+        Attributes { accessed: true, dirty: true, soft_dirty: true, ..vma.flags().attributes() };
     tables.memory.frames.first_map(copy, 1);
     slot.store(P::Arch::leaf(copy.head, 1, attributes).0, Ordering::Release);
     cursor.counts.entries_written += 2;
+    cursor.counts.mapped(OwnerKind::Anonymous, 1);
     Ok(Some((old, P::Arch::attributes(entry).dirty)))
 }

@@ -5,13 +5,13 @@ use core::sync::atomic::Ordering;
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Attributes, Permissions};
 use crate::error::FaultError;
-use crate::frame::{Folio, MAX_FOLIO_ORDER};
+use crate::events::RareEvents;
+use crate::frame::{Folio, MAX_FOLIO_ORDER, OwnerKind};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
-use crate::space::vma::{MappingFlags, Protection, Vma};
+use crate::space::vma::{MappingFlags, Vma};
 use crate::stats::Counts;
 use crate::table::cursor::Cursor;
-use crate::table::leaf::user_attributes;
 use crate::table::lock::{Depth, Tree};
 use crate::table::{OutOfMemory, ReadSection, TablePool, run};
 
@@ -22,19 +22,20 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// large folio fits: all in one read section, with one lock. `None` where it is not that one.
     ///
     /// The folio is zeroed before the table is locked, so that faults nearby go on meanwhile.
-    #[inline]
+    // Always: `fault` does little else.
+    #[inline(always)]
     pub(super) fn touch_small(
         &self,
         vma: &Vma,
         page: VirtAddr,
         flags: MappingFlags,
-    ) -> Option<Result<Resolved, FaultError>> {
+    ) -> Option<Resolved> {
         let memory = self.table.memory;
         let _section = ReadSection::enter(self.platform());
         let found = self.table.leaf_table(page)?;
         let table = found.table;
         let slots = self.table.slots(table);
-        let mut orders = memory.folio_policy().orders(flags) | 1;
+        let mut orders = self.used_orders(memory.folio_policy().orders(flags), flags) | 1;
         while orders != 0 {
             let order = (u16::BITS - 1 - orders.leading_zeros()) as u8;
             orders &= !(1 << order);
@@ -62,7 +63,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 memory.frames.discard(self.platform(), folio);
                 return None;
             }
-            let entry = P::Arch::leaf(folio.head, 1, written_attributes(flags.protection()));
+            let entry = P::Arch::leaf(folio.head, 1, written_attributes(flags));
             memory.frames.first_map(folio, folio.pages());
             self.table.write_leaves(table, first, entry, folio.pages());
             self.table.unlock(table);
@@ -73,12 +74,25 @@ impl<P: Platform> AddressSpace<'_, P> {
                 tables_locked: 1,
                 folios_touched: 1,
                 bytes_zeroed: window.len(),
+                anonymous_pages: u64::from(folio.pages()),
                 ..Counts::default()
             });
             self.published(window);
-            return Some(Ok(Resolved::New(window)));
+            return Some(Resolved::New(window));
         }
         None
+    }
+
+    /// As [`AddressSpace::touch_small`], in a function of its own: for the first touch of a mapping,
+    /// and of one that a writer had locked.
+    #[inline(never)]
+    pub(super) fn touch_new(
+        &self,
+        vma: &Vma,
+        page: VirtAddr,
+        flags: MappingFlags,
+    ) -> Option<Resolved> {
+        self.touch_small(vma, page, flags)
     }
 
     /// The sizes of folios, one bit for each order, that would fit around `page`: into the VMA,
@@ -93,7 +107,10 @@ impl<P: Platform> AddressSpace<'_, P> {
             return None;
         }
         let wanted = match access {
-            Access::Write => self.table.memory.folio_policy().orders(vma.flags()) | 1,
+            Access::Write => {
+                let policy = self.table.memory.folio_policy();
+                self.used_orders(policy.orders(vma.flags()), vma.flags()) | 1
+            }
             Access::Read | Access::Execute => 1,
         };
         let huge = arch::order_of_level::<P::Arch>(2);
@@ -171,8 +188,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             }
             let table = cursor.table_at(page, 1, pool)?;
             let index = arch::index_of::<P::Arch>(page, 1);
-            let permissions = vma.protection().permissions() - Permissions::WRITE;
-            let attributes = Attributes { accessed: true, ..user_attributes(permissions) };
+            let mut attributes = Attributes { accessed: true, ..vma.flags().attributes() };
+            attributes.permissions -= Permissions::WRITE;
             let entry = P::Arch::leaf(self.table.memory.zero_frame, 1, attributes);
             self.table.fill(table, index, entry, 1, &mut cursor.counts);
             Ok(Step::Done(Resolved::ZeroPage))
@@ -187,13 +204,8 @@ impl<P: Platform> AddressSpace<'_, P> {
 const ZEROED_IN_SECTION: u8 = 4;
 
 /// What a leaf says whose page is about to be written.
-fn written_attributes(protection: Protection) -> Attributes {
-    Attributes {
-        accessed: true,
-        dirty: true,
-        soft_dirty: true,
-        ..user_attributes(protection.permissions())
-    }
+fn written_attributes(flags: MappingFlags) -> Attributes {
+    Attributes { accessed: true, dirty: true, soft_dirty: true, ..flags.attributes() }
 }
 
 /// Where a folio of 2^`order` pages around `page` would stand.
@@ -227,15 +239,17 @@ fn map_folio_locked<'m, P: Platform>(
     }
     // Whoever splits a huge leaf later must not fail.
     let reserve = if level > 1 { Some(pool.take(1, &mut cursor.counts)?) } else { None };
-    let entry = P::Arch::leaf(folio.head, level, written_attributes(vma.protection()));
+    let entry = P::Arch::leaf(folio.head, level, written_attributes(vma.flags()));
     tables.memory.frames.first_map(folio, folio.pages());
     cursor.counts.folios_touched += 1;
+    cursor.counts.mapped(OwnerKind::Anonymous, folio.pages());
     if level == 1 {
         tables.fill(table, index, entry, count, &mut cursor.counts);
     } else {
         let slot = &tables.slots(table)[index as usize];
         slot.store(entry.0, Ordering::Release);
         cursor.counts.entries_written += 1;
+        RareEvents::note(&tables.memory.rare.huge_faults);
         tables.change_live(table, 1, 0);
         if let Some(reserve) = reserve {
             tables.push_reserve(table, reserve);

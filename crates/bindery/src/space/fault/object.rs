@@ -4,7 +4,7 @@ use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Attributes, Entry, Permissions};
 use crate::error::FaultError;
 use crate::frame::Folio;
-use crate::object::{ObjectState, pages};
+use crate::object::{Awaited, ObjectState, Stop, pages};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::space::index::Indexed;
@@ -15,7 +15,7 @@ use crate::table::lock::Depth;
 use crate::table::protect::{Watched, Writable};
 use crate::table::{OutOfMemory, TablePool, run};
 
-use super::{Access, Resolved, Step};
+use super::{Access, Resolved, Step, refused};
 
 /// A read maps what the object has in a window of so many bytes around the address (Linux:
 /// `fault_around_bytes`).
@@ -40,8 +40,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             }
             return Err(FaultError::Bus);
         }
-        let orders = object.orders(memory, vma.flags()) | 1;
-        let frame = pages::get(memory, object, index, orders)?;
+        let orders = self.used_orders(object.orders(memory, vma.flags()), vma.flags()) | 1;
+        let frame = match pages::get(memory, object, index, orders) {
+            Ok(frame) => frame,
+            Err(Stop::Await(awaited)) => return Ok(Step::Await(awaited)),
+            Err(Stop::Error(error)) => return Err(refused(error)),
+        };
         if access == Access::Write && !vma.is_shared() {
             return self.map_copy(vma, page, frame);
         }
@@ -52,7 +56,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             if noticed {
                 window = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
             }
-            pages::mark_dirty(memory, object, index, 1);
+            if let Err(ticket) = pages::mark_dirty(memory, object, index, 1) {
+                return Ok(Step::Await(Awaited::End(ticket)));
+            }
             let step = self.map_frames(vma, window, frame_at(frame, page, window), access)?;
             self.published(window);
             return Ok(step);
@@ -173,6 +179,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         self.table.push_reserve(holder, reserve);
         cursor.counts.entries_written += 1;
         cursor.counts.folios_touched += 1;
+        let owner = self.table.memory.frames.owner_kind(folio);
+        cursor.counts.mapped(owner, range.pages() as u32);
         Ok(Some(Ok(Step::Done(Resolved::Mapped(range)))))
     }
 
@@ -193,6 +201,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let table = cursor.table_at(range.start(), 1, pool)?;
         let begin = arch::index_of::<P::Arch>(range.start(), 1);
         let end = begin + range.pages() as u32;
+        let owner = self.table.memory.frames.owner_kind(folio);
         let mut at = begin;
         while at < end {
             let vacant = run::empty(self.table.slots(table), at, end - at);
@@ -205,6 +214,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 return Ok(Err(FaultError::OutOfMemory));
             }
             cursor.counts.folios_touched += 1;
+            cursor.counts.mapped(owner, vacant);
             let offset = P::Arch::STEP.wrapping_mul(u64::from(at - begin));
             let part = Entry(leaf.0.wrapping_add(offset));
             self.table.fill(table, at, part, vacant, &mut cursor.counts);
@@ -246,5 +256,10 @@ fn object_attributes(vma: &Vma, access: Access) -> Attributes {
     if !write && !at_once || change.writable == Writable::Exclusive {
         permissions -= Permissions::WRITE;
     }
-    Attributes { accessed: true, dirty: write, soft_dirty: write, ..user_attributes(permissions) }
+    Attributes {
+        accessed: true,
+        dirty: write,
+        soft_dirty: write,
+        ..user_attributes(permissions, change.key)
+    }
 }

@@ -12,7 +12,7 @@ use crate::space::index::{Indexed, Spot};
 use crate::space::vma::{MappingFlags, Vma};
 use crate::stats::Counts;
 use crate::table::OutOfMemory;
-use crate::table::relocate::Move;
+use crate::table::relocate::{Holds, Move};
 
 use super::Call;
 
@@ -88,8 +88,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let spot = self.vmas.spot(NonNull::from(vma));
             let (floor, ceiling) = self.vmas.between_neighbours(&spot, NonNull::from(vma));
             if floor <= target.start().0 && target.end().0 <= ceiling {
-                let slide = Slide { spot, floor, ceiling, flags: arriving.flags, page_offset };
-                return self.slide(vma, what, &slide, call);
+                let flags = arriving.flags;
+                let slide = Slide { spot: &spot, floor, ceiling, flags, page_offset };
+                if let Some(slid) = self.slide(vma, what, &slide, call) {
+                    return slid;
+                }
             }
         }
         let moved = self.new_vma(target, arriving, page_offset)?;
@@ -113,26 +116,27 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let to = target.start();
         let whole = source.covers(vma.range());
         if self.move_held(vma, what, &Nodes { moved, upper }, call).is_err() {
-            vma.end_write();
+            vma.end_write(self.platform());
             return Err(self.give_back([Some(moved), upper], Error::OutOfMemory));
         }
         if stays {
             if whole {
                 // Its next page begins a life of its own.
-                self.leave_group(vma);
+                self.leave_group(vma, call.removed);
             }
             self.change_flags(vma, vma.flags() - locked);
         }
         if stays || !whole {
-            vma.end_write();
+            vma.end_write(self.platform());
         }
         // As Linux: what stays is not joined with its neighbours, though it may fit them now.
         self.merge_around(self.vma(moved), call.removed);
         Ok(to)
     }
 
-    /// The move itself; nothing has changed where it fails. The lists of the reverse map are locked
-    /// throughout, so that a walker finds each page at its old or at its new place.
+    /// The move itself; nothing has changed where it fails. The trees of the reverse map are locked
+    /// for each piece, and name both places meanwhile, so that a walker finds each page at its old or
+    /// at its new one.
     fn move_held(
         &self,
         vma: &Vma,
@@ -141,55 +145,83 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         call: &mut Call<'_>,
     ) -> Result<(), OutOfMemory> {
         let (source, target) = (what.source, what.target);
-        let held = Held::new(self.platform(), vma);
         let stays = what.fate == Source::Stays;
         let hull = if stays { source } else { self.hull(source, target) };
         let mut counts = Counts::default();
         let moved = Move { source, to: target.start(), hull };
-        let done = self.table.relocate(&moved, call.gather, &mut counts);
-        self.table.stats.add(&counts);
-        done?;
-        if !stays {
-            self.cut_away(vma, source, nodes.upper, &held, call);
+        let first = match self.table.holds(&moved, &mut counts) {
+            Holds::One(piece) => {
+                let held = Held::new(self.platform(), vma);
+                let done = self.table.relocate(&moved, piece, call.gather, &mut counts);
+                self.table.stats.add(&counts);
+                done?;
+                if !stays {
+                    self.cut_away(vma, source, nodes.upper, &held, call);
+                }
+                self.insert_held(nodes.moved, &held);
+                return Ok(());
+            }
+            Holds::Several(first) => first,
+        };
+        let laid = self.table.lay(&moved, first, &mut counts);
+        if laid.is_ok() {
+            // Before the first page comes: a walker that does not find it at the source comes here.
+            self.link(nodes.moved);
+            let within = |hold: &mut dyn FnMut()| {
+                let held = Held::new(self.platform(), vma);
+                hold();
+                held.moved(self.vma(nodes.moved));
+            };
+            self.table.relocate_parts(&moved, first, call.gather, &mut counts, within);
+            if !stays {
+                let held = Held::new(self.platform(), vma);
+                self.cut_away(vma, source, nodes.upper, &held, call);
+            }
+            self.insert_linked(nodes.moved);
         }
-        self.insert_held(nodes.moved, &held);
-        Ok(())
+        self.table.stats.add(&counts);
+        laid
     }
 
     /// Moves all of a VMA to where it passes none of its neighbours: the index keeps its node where
-    /// it is. The locks are those of any other move.
+    /// it is. The locks are those of any other move. `None` where that takes more than one piece:
+    /// between two of them, a walker would look at one of the places alone.
     fn slide(
         &self,
         vma: &Vma,
         what: &Relocation,
-        slide: &Slide,
+        slide: &Slide<'_>,
         call: &mut Call<'_>,
-    ) -> Result<VirtAddr, Error> {
+    ) -> Option<Result<VirtAddr, Error>> {
         let (source, target) = (what.source, what.target);
         vma.write(self.platform());
         let hull = Self::hull_between(source, slide.floor, slide.ceiling, target);
         let what = Move { source, to: target.start(), hull };
         let mut counts = Counts::default();
+        let Holds::One(piece) = self.table.holds(&what, &mut counts) else {
+            vma.end_write(self.platform());
+            return None;
+        };
         let held = Held::new(self.platform(), vma);
-        let done = self.table.relocate(&what, call.gather, &mut counts);
+        let done = self.table.relocate(&what, piece, call.gather, &mut counts);
         self.table.stats.add(&counts);
         if done.is_err() {
             drop(held);
-            vma.end_write();
-            return Err(Error::OutOfMemory);
+            vma.end_write(self.platform());
+            return Some(Err(Error::OutOfMemory));
         }
-        vma.set_place(target, slide.page_offset);
+        held.set_place(target, slide.page_offset);
         vma.set_flags(slide.flags);
-        self.vmas.bounds_changed_at(&slide.spot, NonNull::from(vma));
+        self.vmas.bounds_changed_at(slide.spot, NonNull::from(vma));
         drop(held);
         if target.len() > source.len() {
             self.account(slide.flags, (target.pages() - source.pages()) as i64);
         }
-        vma.end_write();
+        vma.end_write(self.platform());
         if slide.floor == target.start().0 || slide.ceiling == target.end().0 {
             self.merge_around(vma, call.removed);
         }
-        Ok(target.start())
+        Some(Ok(target.start()))
     }
 
     /// Takes `source` out of its VMA.
@@ -198,7 +230,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         vma: &Vma,
         source: VirtRange,
         upper: Option<NonNull<Vma>>,
-        held: &Held<'_>,
+        held: &Held<'_, P>,
         call: &mut Call<'_>,
     ) {
         let outer = vma.range();
@@ -213,7 +245,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             // Not where the target was all in front of the source: then the VMA itself is what
             // is left above.
             Some(upper) if outer.start() < source.start() && source.end() < outer.end() => {
-                self.vma(upper).set_end(outer.end().0);
+                debug_assert_eq!(self.vma(upper).end(), outer.end().0);
                 self.insert_held(upper, held);
             }
             Some(upper) => self.free_unused(upper),
@@ -223,9 +255,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 }
 
 /// A move of a whole VMA between its neighbours.
-struct Slide {
+struct Slide<'a> {
     /// Where the VMA stands in the index, before and after.
-    spot: Spot<Vma>,
+    spot: &'a Spot<Vma>,
     /// Where the neighbour in front ends and the one behind begins.
     floor: u64,
     ceiling: u64,

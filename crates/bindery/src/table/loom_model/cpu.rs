@@ -193,6 +193,41 @@ impl Cpu {
         Some(table)
     }
 
+    /// As `PageTable::unhook`: marks the table of `node` alone, and leaves those below for later.
+    fn detach(&self, node: Node, detached: &mut Vec<Node>, gathered: &mut Vec<Frame>) {
+        self.lock(node.table);
+        self.mark_stray(node.table);
+        self.unlock(node.table);
+        if node.level == 1 {
+            gathered.push(node.table);
+        } else {
+            detached.push(node);
+        }
+    }
+
+    /// As `PageTable::gather_below`.
+    fn gather_below(&self, node: Node, gathered: &mut Vec<Frame>) {
+        let level = node.level - 1;
+        let mut tables = Vec::new();
+        if self.world.omit == Omit::WaitBelow {
+            let entries = 0..arch::entries::<Tiny>();
+            tables.extend(entries.filter_map(|index| self.child(node.table, node.level, index)));
+        } else {
+            self.in_section(|_| {
+                lock::mark_children(self, node, &mut |table| tables.push(table));
+            });
+        }
+        self.table(node.table).inside(|inside| inside.live -= tables.len() as u32);
+        for table in tables {
+            if level > 1 {
+                self.gather_below(Node { table, level }, gathered);
+            } else {
+                gathered.push(table);
+            }
+        }
+        gathered.push(node.table);
+    }
+
     /// As `PageTable::gather_subtree`. Counts are changed without the lock: nobody else may be in
     /// a table that is marked.
     pub(super) fn gather_subtree(&self, node: Node, held: u8, gathered: &mut Vec<Frame>) {
@@ -202,12 +237,15 @@ impl Cpu {
         });
     }
 
-    /// Waits for readers, and frees.
+    /// Drops what stands in the tables, waits for readers, and frees.
     pub(super) fn finish(&self, gathered: Vec<Frame>) {
+        for frame in &gathered {
+            let left = self.table(*frame).inside(|inside| inside.live);
+            assert_eq!(left, 0, "a table below was not gathered");
+        }
         self.synchronize();
         for frame in gathered {
             let table = self.table(frame);
-            assert_eq!(table.inside(|inside| inside.live), 0, "a table below was not gathered");
             let kept = self.world.omit != Omit::KeepPending;
             if !kept || pending::release(&table.pending) == Last::Yes {
                 table.set_life(Life::Freed);
@@ -259,7 +297,7 @@ impl Cpu {
                 let source = lock::lock_range(self, ROOT, from, Depth::Floor(1), locks);
                 (source, lock::lock_range(self, ROOT, to, Depth::Floor(1), locks))
             } else {
-                lock::lock_pair(self, ROOT, from, to, 1, locks)
+                lock::lock_pair(self, ROOT, from.into(), to.into(), 1, locks)
             };
             self.visit(source, from.start(), locks);
             self.visit(target, VirtAddr(to.end().0 - PAGE_SIZE), locks);
@@ -269,7 +307,7 @@ impl Cpu {
     /// As `zap`: unhooks the tables that `range` covers whole, works in those at its edges (all
     /// hang in the cover), and frees what it has unhooked.
     pub(super) fn zap(&self, range: VirtRange) {
-        let mut gathered = Vec::new();
+        let (mut detached, mut gathered) = (Vec::new(), Vec::new());
         self.in_section(|locks| {
             let cover = lock::lock_range(self, ROOT, range, Depth::Edges, locks);
             let span = arch::span::<Tiny>(cover.level);
@@ -283,13 +321,15 @@ impl Cpu {
                         self.visit(cover, at, locks);
                     }
                 } else if let Some(table) = self.unhook(cover, at) {
-                    // None of the tables that go is locked, as `zap::NONE_HELD` says.
                     let node = Node { table, level: cover.level - 1 };
-                    self.gather_subtree(node, u8::MAX, &mut gathered);
+                    self.detach(node, &mut detached, &mut gathered);
                 }
                 at = slot.end();
             }
         });
+        for node in detached {
+            self.gather_below(node, &mut gathered);
+        }
         self.finish(gathered);
     }
 
@@ -327,7 +367,8 @@ impl Cpu {
     pub(super) fn empty(&self, hull: VirtRange, to: u64) {
         let mut gathered = Vec::new();
         self.in_section(|locks| {
-            let (source, target) = lock::lock_pair(self, ROOT, hull, pages(to, 1), 1, locks);
+            let (source, target) =
+                lock::lock_pair(self, ROOT, hull.into(), pages(to, 1).into(), 1, locks);
             self.visit(target, page(to), locks);
             if let Some(table) = self.unhook(source, hull.start()) {
                 let node = Node { table, level: source.level - 1 };
@@ -351,7 +392,8 @@ impl Cpu {
     pub(super) fn move_table(&self, from: VirtRange, to: VirtRange, level: u8) {
         self.change_vma(to, || {
             self.in_section(|locks| {
-                let (source, target) = lock::lock_pair(self, ROOT, from, to, level, locks);
+                let (source, target) =
+                    lock::lock_pair(self, ROOT, from.into(), to.into(), level, locks);
                 assert_eq!((source.level, target.level), (level, level));
                 let Some(table) = self.unhook(source, from.start()) else { return };
                 self.tell_place(table, to.start());

@@ -18,6 +18,7 @@ use loom::thread::{self, Thread};
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Tiny};
+use crate::table::relocate::Moving;
 
 const CPUS: usize = 3;
 
@@ -35,6 +36,8 @@ pub(super) enum Omit {
     StrayCheck,
     /// Only the unhooked table is marked, not those of level 1 below it.
     StrayBelow,
+    /// Nobody waits for those who have a table locked that hangs in an unhooked one.
+    WaitBelow,
     /// Tables are freed without waiting for readers.
     Readers,
     /// A table that was found in one read section is used in the next.
@@ -57,6 +60,8 @@ pub(super) enum Omit {
     Honour,
     /// The mark is a flag, which every flusher clears.
     Count,
+    /// Who meets the mark of a move flushes its own range alone, not the move's source.
+    OldPlace,
     /// Who passes over an empty entry does not ask for its table's lock and marks.
     Settle,
     /// The entry of a detached table is cleared by a relaxed store.
@@ -94,6 +99,8 @@ pub(super) struct Inside {
     pub(super) visits: [u32; 4],
     /// Pages that may not be written any more, at level 1.
     pub(super) narrowed: [bool; 4],
+    /// Pages that a move has brought, at level 1.
+    pub(super) arrived: [bool; 4],
 }
 
 pub(super) struct Table {
@@ -120,6 +127,7 @@ pub(super) struct World {
     pub(super) vma_end: AtomicU64,
     /// What the TLB of another CPU still allows: one bit for each of the first pages.
     pub(super) tlb: AtomicU32,
+    pub(super) moving: Moving,
     pub(super) omit: Omit,
     /// On which word, and who.
     sleepers: RefCell<Vec<(*const AtomicU32, Thread)>>,
@@ -188,6 +196,7 @@ impl World {
             vma_start: AtomicU64::new(page(0).0),
             vma_end: AtomicU64::new(page(4).0),
             tlb: AtomicU32::new(u32::MAX),
+            moving: Moving::new(),
             omit,
             sleepers: RefCell::default(),
             seen: Arc::clone(seen),

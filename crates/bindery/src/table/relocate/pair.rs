@@ -9,7 +9,7 @@ use crate::stats::Counts;
 use crate::table::cursor::table_under;
 use crate::table::leaf::replace;
 use crate::table::lock::{self, LockSet, Node};
-use crate::table::relocate::for_each_target;
+use crate::table::relocate::{PieceFlush, for_each_target};
 use crate::table::{OutOfMemory, PageTable, ReadSection, TablePool, run};
 use crate::tlb::Gather;
 
@@ -21,7 +21,7 @@ pub(super) struct Pair<'a, 'm, 'p, P: Platform> {
     pub(super) from: Node,
     pub(super) to: Node,
     pub(super) from_base: VirtAddr,
-    /// All that the move moves, of which this piece is a part.
+    /// What this piece moves.
     pub(super) moved: VirtRange,
     /// The level of the entries that move.
     pub(super) level: u8,
@@ -30,6 +30,7 @@ pub(super) struct Pair<'a, 'm, 'p, P: Platform> {
     pub(super) target_tables: [Option<(u64, Frame)>; 2],
     pub(super) pool: &'p mut TablePool<'m, P>,
     pub(super) gather: &'p mut Gather,
+    pub(super) flush: PieceFlush,
     pub(super) _section: ReadSection<'m, P>,
 }
 
@@ -63,6 +64,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 Kind::Leaf
                     if node.level == 2 && at == base && end - at >= arch::span::<P::Arch>(2) =>
                 {
+                    self.mark(node.table);
                     return Source::Huge(node.table, index, entry);
                 }
                 Kind::Leaf | Kind::Absent => {
@@ -83,7 +85,17 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             node = Node { table, level: node.level - 1 };
         }
         self.source_table = Some((base, node.table));
+        self.mark(node.table);
         Source::Table(node.table)
+    }
+
+    /// Notes that the flush of what is about to leave the table, or to come to it, comes after its
+    /// lock is released, if so.
+    #[inline]
+    fn mark(&mut self, table: Frame) {
+        if self.flush == PieceFlush::Pending {
+            self.tables.mark_moving(table, self.gather);
+        }
     }
 
     /// Creates the tables that the target lacks for `len` bytes from `source` on, before anything is
@@ -91,9 +103,12 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     pub(super) fn lay(&mut self, source: u64, target: u64, len: u64) -> Result<(), OutOfMemory> {
         let (tables, from, level) = (self.tables, self.from, self.level);
         let look = |at| tables.look_under(from, at, level);
-        for_each_target(tables, (source, target, len), level, look, |to| {
-            self.target(to).map(|_| ())
-        })
+        let mut laid = 0;
+        while laid < len {
+            let rest = (source + laid, target + laid, len - laid);
+            laid += for_each_target(tables, rest, level, look, |to| self.target(to).map(|_| ()))?;
+        }
+        Ok(())
     }
 
     /// The target table for `at`, created where it is missing. Asked before anything is taken that
@@ -115,6 +130,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let table =
             table_under(tables, self.locks, self.counts, self.to, to, level, &mut *self.pool)?;
         self.target_tables = [Some((base, table)), self.target_tables[0]];
+        self.mark(table);
         Ok(table)
     }
 
@@ -383,13 +399,13 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let Some(own) = VirtRange::from_len(base, arch::table_span::<P::Arch>(node.level)) else {
             return;
         };
-        let part = own.intersection(cleared);
+        // No table lies in what is cleared but those of what has moved.
+        let part = own.intersection(self.moved);
         if part.is_empty() {
             return;
         }
         let first = arch::index_of::<P::Arch>(part.start(), node.level);
         let last = arch::index_of::<P::Arch>(VirtAddr(part.end().0 - 1), node.level);
-        // The edges are looked at one by one; between them the live count says when to stop.
         for index in first..=last {
             if tables.live(node.table) == 0 {
                 break;
@@ -455,11 +471,12 @@ impl Others {
         let (chunks_there, rest_there) = to.as_chunks::<N>();
         for (slots, there) in chunks.iter().zip(chunks_there) {
             let entries = slots.each_ref().map(|slot| Entry(slot.load(Ordering::Relaxed)));
-            // One branch for all entries: nearly all are settled.
-            if A::SETTLED.are(entries) {
+            // One branch for all entries: nearly all are settled, and soft-dirty since they were
+            // first written, so that they move as they are.
+            if const { A::SETTLED.with(A::SOFT_DIRTY) }.are(entries) {
                 for ((slot, there), entry) in slots.iter().zip(there).zip(entries) {
                     slot.store(0, Ordering::Relaxed);
-                    there.store(entry.0 | A::SOFT_DIRTY, Ordering::Relaxed);
+                    there.store(entry.0, Ordering::Relaxed);
                 }
             } else {
                 self.take_each::<A>(slots, there);

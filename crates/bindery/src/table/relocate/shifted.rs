@@ -72,7 +72,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let there = &self.tables.slots(target_table)[to as usize..];
         let mut at = index;
         for (block, pages) in slots.chunks_exact(size).zip(there.chunks_exact(size)) {
-            let Settled { mask, value } = P::Arch::SETTLED;
+            let Settled { mask, value } = const { P::Arch::SETTLED.with(P::Arch::SOFT_DIRTY) };
             let differ =
                 block.iter().fold(0, |all, slot| all | slot.load(Ordering::Relaxed) ^ value);
             if differ & mask != 0 || !P::Arch::is_block(run::load(block, 0)) {
@@ -81,7 +81,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             for (slot, page) in block.iter().zip(pages) {
                 let entry = P::Arch::unblock(Entry(slot.load(Ordering::Relaxed)), at);
                 slot.store(0, Ordering::Relaxed);
-                page.store(entry.0 | P::Arch::SOFT_DIRTY, Ordering::Relaxed);
+                page.store(entry.0, Ordering::Relaxed);
                 at += 1;
             }
         }

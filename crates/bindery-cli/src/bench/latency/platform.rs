@@ -1,0 +1,216 @@
+//! The hosted machine, with a meter in its read sections.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use bindery::addr::{Frame, PAGE_SIZE};
+use bindery::platform::{GracePeriod, Platform, Work};
+use bindery_hosted::{Machine, Walk, pass_on};
+
+/// Work of one kind, of the section that the calling CPU is in, and the most that one section had.
+#[derive(Debug, Default)]
+struct Gauge {
+    now: AtomicU64,
+    most: AtomicU64,
+}
+
+impl Gauge {
+    fn add(&self, amount: u64) {
+        self.now.fetch_add(amount, Relaxed);
+    }
+
+    fn end(&self) {
+        self.most.fetch_max(self.now.swap(0, Relaxed), Relaxed);
+    }
+
+    /// The most since it was last asked.
+    fn take(&self) -> u64 {
+        self.most.swap(0, Relaxed)
+    }
+}
+
+/// A hosted machine that adds up what is done from the outermost `enter_read` to the outermost
+/// `leave_read`, and from the first lock of the reverse map to the last. Table locks are taken in read
+/// sections alone, so none is held for more. One thread uses it at a time.
+pub struct Measured<A: Walk> {
+    machine: Machine<A>,
+    depth: AtomicU64,
+    entries: Gauge,
+    tables: Gauge,
+    bytes: Gauge,
+    /// Locks of the reverse map that are held, and what is looked at meanwhile.
+    trees: AtomicU64,
+    tree_entries: Gauge,
+    sections: AtomicU64,
+    waits: AtomicU64,
+    /// Whether a reader elsewhere stays in its section.
+    reader: AtomicBool,
+}
+
+/// The most that was done at once in a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize)]
+pub struct Longest {
+    /// Entries, slots of indexes and VMAs that one section looked at.
+    pub entries: u64,
+    /// Tables that one section marked as detached.
+    pub tables_marked: u64,
+    /// Bytes that one section zeroed or copied, in whole frames.
+    pub bytes: u64,
+    /// Entries and VMAs that were looked at while a lock of the reverse map was held.
+    pub reverse_map_entries: u64,
+    /// Sections in all.
+    pub sections: u64,
+    /// Grace periods that the call waited for.
+    pub grace_periods: u64,
+    /// Tables that wait for readers when the call returns, a frame each, if one stays in its section.
+    pub tables_deferred: u64,
+    /// Records of mappings and the like that do, at most 512 bytes each.
+    pub records_deferred: u64,
+}
+
+impl<A: Walk> Measured<A> {
+    pub fn new(machine: Machine<A>) -> Self {
+        Self {
+            machine,
+            depth: AtomicU64::new(0),
+            entries: Gauge::default(),
+            tables: Gauge::default(),
+            bytes: Gauge::default(),
+            trees: AtomicU64::new(0),
+            tree_entries: Gauge::default(),
+            sections: AtomicU64::new(0),
+            waits: AtomicU64::new(0),
+            reader: AtomicBool::new(false),
+        }
+    }
+
+    /// What was done since this was last asked; not to be asked in a section.
+    pub fn take(&self) -> Longest {
+        Longest {
+            entries: self.entries.take(),
+            tables_marked: self.tables.take(),
+            bytes: self.bytes.take(),
+            reverse_map_entries: self.tree_entries.take(),
+            sections: self.sections.swap(0, Relaxed),
+            grace_periods: self.waits.swap(0, Relaxed),
+            tables_deferred: 0,
+            records_deferred: 0,
+        }
+    }
+
+    /// Lets a reader elsewhere stay in its section, or leave it: as long as it stays, nothing is freed
+    /// that waits for readers, but by who waits for it.
+    pub fn set_reader(&self, stays: bool) {
+        self.reader.store(stays, Relaxed);
+    }
+
+    fn moved(&self, frames: u32) {
+        if self.depth.load(Relaxed) > 0 {
+            self.bytes.add(u64::from(frames) * PAGE_SIZE);
+        }
+    }
+}
+
+// SAFETY: all that is promised is what the machine inside promises; besides, this one counts.
+unsafe impl<A: Walk> Platform for Measured<A> {
+    type Arch = A;
+    type Mutex = <Machine<A> as Platform>::Mutex;
+    type SpinLock = <Machine<A> as Platform>::SpinLock;
+
+    pass_on! { machine:
+        window invalidate invalidate_local invalidate_kernel publish_entries cpu relax park unpark
+        grace_period seed fatal_signal allocation_may_wait frames_released
+    }
+
+    fn zero(&self, first: Frame, count: u32) {
+        self.moved(count);
+        self.machine.zero(first, count);
+    }
+
+    fn copy(&self, from: Frame, to: Frame, count: u32) {
+        self.moved(count);
+        self.machine.copy(from, to, count);
+    }
+
+    fn enter_read(&self) {
+        self.machine.enter_read();
+        self.depth.fetch_add(1, Relaxed);
+    }
+
+    fn leave_read(&self) {
+        if self.depth.fetch_sub(1, Relaxed) == 1 {
+            self.sections.fetch_add(1, Relaxed);
+            self.entries.end();
+            self.tables.end();
+            self.bytes.end();
+        }
+        self.machine.leave_read();
+    }
+
+    fn synchronize(&self) {
+        self.waits.fetch_add(1, Relaxed);
+        self.machine.synchronize();
+    }
+
+    fn is_over(&self, period: GracePeriod) -> bool {
+        !self.reader.load(Relaxed) && self.machine.is_over(period)
+    }
+
+    fn worked(&self, work: Work) {
+        if self.depth.load(Relaxed) > 0 {
+            self.entries.add(work.entries);
+            self.tables.add(work.tables_marked);
+        }
+        if self.trees.load(Relaxed) > 0 {
+            self.tree_entries.add(work.entries);
+        }
+    }
+
+    fn tree_locked(&self) {
+        self.trees.fetch_add(1, Relaxed);
+    }
+
+    fn tree_unlocked(&self) {
+        if self.trees.fetch_sub(1, Relaxed) == 1 {
+            self.tree_entries.end();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bindery::arch::X86_64;
+    use bindery_hosted::Config;
+
+    use super::*;
+
+    #[test]
+    fn the_longest_hold_counts_and_nested_ones_are_part_of_the_outermost() {
+        let measured = Measured::new(Machine::<X86_64>::new(Config::default()));
+        let (first, _) = measured.machine.frames();
+        measured.zero(first, 4);
+        let work = |entries| measured.worked(Work { entries, tables_marked: 1 });
+        measured.enter_read();
+        work(3);
+        measured.enter_read();
+        work(4);
+        measured.leave_read();
+        measured.zero(first, 1);
+        measured.leave_read();
+        measured.tree_locked();
+        work(1);
+        measured.enter_read();
+        work(5);
+        measured.leave_read();
+        measured.tree_unlocked();
+        let expected = Longest {
+            entries: 7,
+            tables_marked: 2,
+            bytes: PAGE_SIZE,
+            reverse_map_entries: 6,
+            sections: 2,
+            ..Longest::default()
+        };
+        assert_eq!(measured.take(), expected);
+        assert_eq!(measured.take(), Longest::default());
+    }
+}

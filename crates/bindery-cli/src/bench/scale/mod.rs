@@ -1,0 +1,174 @@
+//! `bindery bench scale`: what calls cost among many mappings of one address space, and of one
+//! object.
+//!
+//! | file | what |
+//! |---|---|
+//! | `stage` | a machine, and what one kind of call has cost |
+//! | `spaces` | many mappings in one address space |
+//! | `objects` | many mappings of one object |
+//! | `report` | the tables, and whether a row grows with the logarithm |
+
+mod objects;
+mod report;
+mod spaces;
+mod stage;
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use bindery_hosted::{ArchitectureName, Visitor, Walk, dispatch};
+use serde::Serialize;
+
+use super::{cannot_write, create, enough_memory, parse_architecture, show};
+use crate::size::MIB;
+use stage::Sample;
+
+const HELP: &str = "\
+What is measured
+  One address space with 1,000, 10,000 and 100,000 mappings of a page each: each is mapped, written
+  to, and unmapped, in no order, and all are forked. One object with 100, 1,000 and 10,000
+  mappings: each is mapped, written to and unmapped; a page that one of them maps becomes a hole;
+  the object is truncated, and a file whose every second page is mapped by itself is synced.
+  All figures are those of one call; of fork, truncate and sync those of one mapping, since they
+  visit each. Steps are the nodes looked at in the index of mappings, in the object's tree of
+  mappings, and in its index of pages. Entries are those of page tables, locks those of page
+  tables. Time is the mean; steps and the other counts need no clock.
+
+Growth
+  Steps among the most mappings, divided by those among the fewest. A logarithm grows by 1.7 (or 2),
+  a linear search by 100. Exit status 1 where steps grow by more than twice the logarithm.
+
+The JSON
+  bindery; architecture; quick; results[]: scene, call, samples[] {mappings, calls, steps, entries,
+  locks, nanoseconds} (sums over all calls), growth, logarithm, logarithmic.";
+
+/// Measure calls among up to 100,000 mappings of an address space, and 10,000 of an object
+#[derive(clap::Args)]
+#[command(after_long_help = HELP, after_help = "More: bindery bench scale --help")]
+pub struct Arguments {
+    /// The architecture whose page tables the hosted machine has
+    #[arg(long, value_name = "ARCH", default_value = "x86-64", value_parser = parse_architecture)]
+    arch: ArchitectureName,
+
+    /// Write all figures to a file, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// At most a tenth of the mappings: a second in all
+    #[arg(long)]
+    quick: bool,
+}
+
+/// How many mappings there are, and how much memory that takes.
+struct Extent {
+    of_a_space: &'static [u64],
+    of_an_object: &'static [u64],
+    memory: u64,
+}
+
+const QUICK: Extent = Extent {
+    of_a_space: &[100, 1_000, 10_000],
+    of_an_object: &[10, 100, 1_000],
+    memory: 128 * MIB,
+};
+const FULL: Extent = Extent {
+    of_a_space: &[1_000, 10_000, 100_000],
+    of_an_object: &[100, 1_000, 10_000],
+    memory: 768 * MIB,
+};
+
+/// What one kind of call has cost among few mappings, more, and many.
+#[derive(Serialize)]
+struct Row {
+    /// "space" or "object".
+    scene: &'static str,
+    call: &'static str,
+    samples: Vec<Sample>,
+    /// Steps of a call among the most mappings, divided by those among the fewest.
+    growth: f64,
+    /// By how much a logarithm grows.
+    logarithm: f64,
+    /// Whether `growth` is at most twice that.
+    logarithmic: bool,
+}
+
+/// All figures of a run. Fields are only ever added.
+#[derive(Serialize)]
+struct Document<'a> {
+    /// The version of the program.
+    bindery: &'static str,
+    architecture: String,
+    quick: bool,
+    results: &'a [Row],
+}
+
+/// Runs what the arguments ask for.
+///
+/// # Errors
+/// What to tell the user: a call that failed, or one whose steps grow faster than a logarithm.
+pub fn run(arguments: &Arguments) -> Result<(), String> {
+    let file = arguments.json.as_deref().map(create).transpose()?;
+    let extent = if arguments.quick { QUICK } else { FULL };
+    enough_memory(extent.memory)?;
+    let rows = dispatch(arguments.arch, Run { extent })?;
+    show(&format!("{}{}", report::rows(&rows), report::LEGEND))?;
+    if let Some((path, mut file)) = file {
+        let document = Document {
+            bindery: env!("CARGO_PKG_VERSION"),
+            architecture: arguments.arch.to_string(),
+            quick: arguments.quick,
+            results: &rows,
+        };
+        let text = serde_json::to_string_pretty(&document).map_err(|error| error.to_string())?;
+        writeln!(file, "{text}").map_err(|error| cannot_write(path, &error))?;
+    }
+    match rows.iter().filter(|row| !row.logarithmic).count() {
+        0 => Ok(()),
+        faster => Err(format!("{faster} of {} calls grow faster than a logarithm", rows.len())),
+    }
+}
+
+/// All calls, to be made on an architecture that is known by name.
+struct Run {
+    extent: Extent,
+}
+
+impl Visitor for Run {
+    type Output = Result<Vec<Row>, String>;
+
+    fn visit<A: Walk>(self) -> Self::Output {
+        let Self { extent } = self;
+        let mut rows = Vec::new();
+        for (scene, counts, calls) in [
+            ("space", extent.of_a_space, spaces::measure::<A> as stage::Scene),
+            ("object", extent.of_an_object, objects::measure::<A>),
+        ] {
+            for count in counts {
+                for (call, sample) in calls(*count, extent.memory)? {
+                    let alike = |row: &&mut Row| row.scene == scene && row.call == call;
+                    match rows.iter_mut().find(alike) {
+                        Some(row) => row.add(sample),
+                        None => rows.push(Row::new(scene, call, sample)),
+                    }
+                }
+            }
+        }
+        Ok(rows)
+    }
+}
+
+impl Row {
+    fn new(scene: &'static str, call: &'static str, sample: Sample) -> Self {
+        let samples = vec![sample];
+        Self { scene, call, samples, growth: 1.0, logarithm: 1.0, logarithmic: true }
+    }
+
+    fn add(&mut self, sample: Sample) {
+        let first = &self.samples[0];
+        // A call that takes hardly a step among few mappings may take some among many.
+        self.growth = sample.steps_of_one().max(8.0) / first.steps_of_one().max(8.0);
+        self.logarithm = (sample.mappings as f64).ln() / (first.mappings as f64).ln();
+        self.logarithmic = self.growth <= 2.0 * self.logarithm;
+        self.samples.push(sample);
+    }
+}

@@ -1,0 +1,82 @@
+//! Many mappings of one object.
+
+use bindery::addr::PAGE_SIZE;
+use bindery::{
+    Access, Accounting, AddressSpace, Error, FileAccess, MapObject, MapRequest, Object, Place,
+    Sealing, Sharing,
+};
+use bindery_hosted::{Machine, MemoryFiles, Walk};
+
+use super::stage::{self, READ_WRITE, Sample, Stage, at, numbers};
+
+/// Maps the first page of an object `count` times, and makes each kind of call; then every second
+/// page of a file, which is synced.
+pub fn measure<A: Walk>(count: u64, bytes: u64) -> Result<Vec<(&'static str, Sample)>, String> {
+    let memory = stage::memory::<A>(bytes)?;
+    let failed = |error: Error| format!("among {count} mappings: {error}");
+    let object = memory
+        .shared_memory(2 * PAGE_SIZE, Sealing::Allowed, Accounting::PerPage)
+        .map_err(failed)?;
+    let space = stage::space(&memory, 2 * count)?;
+    let stage = Stage { space: &space, object: Some(&object), mappings: count };
+    let each = |call: &dyn Fn(u64) -> Result<(), Error>| {
+        stage.measure(count, || numbers(count).try_for_each(call))
+    };
+    let map = each(&|number| map(&space, &object, number, 0))?;
+    let fault = each(&|number| write(&space, number))?;
+    let mut child = None;
+    let mut fork = stage.measure(count, || {
+        child = Some(space.fork()?);
+        Ok(())
+    })?;
+    fork.steps += child.as_ref().map_or(0, |child| child.mappings_looked_at());
+    drop(child);
+    // One more, of the other page.
+    self::map(&space, &object, count, 1).and_then(|()| write(&space, count)).map_err(failed)?;
+    let punch = stage.measure(1, || object.punch_hole(PAGE_SIZE, PAGE_SIZE))?;
+    let truncate = stage.measure(count, || object.set_size(0))?;
+    let unmap = each(&|number| space.munmap(at(number), PAGE_SIZE))?;
+
+    let files = MemoryFiles::new();
+    let space = stage::space(&memory, count)?;
+    let file = memory.file(&files, 1, 2 * count * PAGE_SIZE).map_err(failed)?;
+    let stage = Stage { space: &space, object: Some(&file), mappings: count };
+    for number in numbers(count) {
+        self::map(&space, &file, number, 2 * number)
+            .and_then(|()| write(&space, number))
+            .map_err(failed)?;
+    }
+    let sync = stage.measure(count, || file.sync(0, u64::MAX))?;
+    Ok(vec![
+        ("mmap", map),
+        ("fault", fault),
+        ("fork", fork),
+        ("punch a page", punch),
+        ("truncate", truncate),
+        ("munmap", unmap),
+        ("sync", sync),
+    ])
+}
+
+fn map<'m, A: Walk>(
+    space: &AddressSpace<'m, Machine<A>>,
+    object: &Object<'m, Machine<A>>,
+    number: u64,
+    page: u64,
+) -> Result<(), Error> {
+    let request = MapRequest {
+        length: PAGE_SIZE,
+        protection: READ_WRITE,
+        place: Place::Fixed(at(number)),
+        sharing: Sharing::Shared,
+        ..MapRequest::default()
+    };
+    let access = FileAccess::READ.union(FileAccess::WRITE);
+    let source = MapObject { object, offset: page * PAGE_SIZE, access };
+    space.mmap_object(&request, &source).map(|_| ())
+}
+
+fn write<A: Walk>(space: &AddressSpace<'_, Machine<A>>, number: u64) -> Result<(), Error> {
+    // Memory is what there may be too little of.
+    space.fault(at(number), Access::Write).map_err(|_| Error::OutOfMemory).map(|_| ())
+}

@@ -1,0 +1,39 @@
+//! Many mappings in one address space.
+
+use bindery::addr::PAGE_SIZE;
+use bindery::{Access, Error, MapRequest, Place};
+use bindery_hosted::Walk;
+
+use super::stage::{self, READ_WRITE, Sample, Stage, at, numbers};
+
+/// Maps `count` pages, each by itself, and makes each kind of call.
+pub fn measure<A: Walk>(count: u64, bytes: u64) -> Result<Vec<(&'static str, Sample)>, String> {
+    let memory = stage::memory::<A>(bytes)?;
+    let space = stage::space(&memory, count)?;
+    let stage = Stage { space: &space, object: None, mappings: count };
+    let each = |call: &dyn Fn(u64) -> Result<(), Error>| {
+        stage.measure(count, || numbers(count).try_for_each(call))
+    };
+    let map = each(&|number| {
+        let request = MapRequest {
+            length: PAGE_SIZE,
+            protection: READ_WRITE,
+            place: Place::Fixed(at(number)),
+            ..MapRequest::default()
+        };
+        space.mmap(&request).map(|_| ())
+    })?;
+    let fault = each(&|number| {
+        // Memory is what there may be too little of.
+        space.fault(at(number), Access::Write).map_err(|_| Error::OutOfMemory).map(|_| ())
+    })?;
+    let mut child = None;
+    let mut fork = stage.measure(count, || {
+        child = Some(space.fork()?);
+        Ok(())
+    })?;
+    fork.steps += child.as_ref().map_or(0, |child| child.mappings_looked_at());
+    drop(child);
+    let unmap = each(&|number| space.munmap(at(number), PAGE_SIZE))?;
+    Ok(vec![("mmap", map), ("fault", fault), ("fork", fork), ("munmap", unmap)])
+}

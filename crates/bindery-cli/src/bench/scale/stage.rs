@@ -1,0 +1,106 @@
+//! A machine, and what one kind of call has cost on it.
+
+use std::time::Instant;
+
+use bindery::addr::{PAGE_SIZE, VirtAddr};
+use bindery::{AddressSpace, FrameRange, Memory, Object, Overcommit, Protection, SpaceOptions};
+use bindery_hosted::{Config, Machine, TlbKind, Walk};
+use serde::Serialize;
+
+use crate::size::GIB;
+
+/// Makes calls among so many mappings, on a machine with so many bytes: the name of each kind of
+/// call, and what it has cost.
+pub type Scene = fn(u64, u64) -> Result<Vec<(&'static str, Sample)>, String>;
+
+/// Loads and stores.
+pub const READ_WRITE: Protection = Protection::READ.union(Protection::WRITE);
+
+/// What calls of one kind have cost, all together.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Sample {
+    /// Among how many mappings.
+    pub mappings: u64,
+    /// How many calls; of a call that visits all mappings, their number.
+    pub calls: u64,
+    /// Nodes that were looked at, in the index of mappings and those of the object.
+    pub steps: u64,
+    /// Entries of page tables that were read or written.
+    pub entries: u64,
+    /// Locks of page tables.
+    pub locks: u64,
+    /// Time.
+    pub nanoseconds: u64,
+}
+
+impl Sample {
+    pub fn steps_of_one(&self) -> f64 {
+        self.steps as f64 / self.calls.max(1) as f64
+    }
+}
+
+/// A memory on a machine whose TLB costs nothing.
+pub fn memory<A: Walk>(bytes: u64) -> Result<Memory<Machine<A>>, String> {
+    let config = Config { memory: bytes, tlb: TlbKind::Plain, ..Config::default() };
+    let machine = Machine::<A>::new(config);
+    let (first, count) = machine.frames();
+    let memory = Memory::new(machine, &[FrameRange { first, count }])
+        .map_err(|error| format!("no memory on the hosted machine: {error}"))?;
+    memory.commitment().set_mode(Overcommit::Always);
+    Ok(memory)
+}
+
+/// An address space with room for `mappings`, and two more.
+pub fn space<A: Walk>(
+    memory: &Memory<Machine<A>>,
+    mappings: u64,
+) -> Result<AddressSpace<'_, Machine<A>>, String> {
+    let maximum_mappings = mappings as usize + 2;
+    let options = SpaceOptions { maximum_mappings, ..SpaceOptions::default() };
+    AddressSpace::new(memory, options).map_err(|error| format!("no address space: {error}"))
+}
+
+/// Where mapping `number` of many is: no two touch.
+pub fn at(number: u64) -> VirtAddr {
+    VirtAddr(GIB + 2 * number * PAGE_SIZE)
+}
+
+/// The numbers below `count`, a power of ten, in an order that is none.
+pub fn numbers(count: u64) -> impl Iterator<Item = u64> {
+    // Odd, and no multiple of five: each number comes once.
+    (0..count).map(move |number| number * 61_803_398_877 % count)
+}
+
+/// What is watched while calls are made.
+pub struct Stage<'a, 'm, A: Walk> {
+    pub space: &'a AddressSpace<'m, Machine<A>>,
+    pub object: Option<&'a Object<'m, Machine<A>>>,
+    pub mappings: u64,
+}
+
+impl<A: Walk> Stage<'_, '_, A> {
+    fn steps(&self) -> u64 {
+        let objects = self.object.map_or(0, |object| object.mapping_steps() + object.page_steps());
+        self.space.mappings_looked_at() + objects
+    }
+
+    /// Makes `calls` calls: what they have cost.
+    pub fn measure(
+        &self,
+        calls: u64,
+        work: impl FnOnce() -> Result<(), bindery::Error>,
+    ) -> Result<Sample, String> {
+        let (steps, counts, begin) = (self.steps(), self.space.counts(), Instant::now());
+        work().map_err(|error| format!("among {} mappings: {error}", self.mappings))?;
+        let nanoseconds = begin.elapsed().as_nanos() as u64;
+        let counts = self.space.counts() - counts;
+        Ok(Sample {
+            mappings: self.mappings,
+            calls,
+            steps: self.steps() - steps,
+            entries: counts.entries_read + counts.entries_written + counts.entries_descended,
+            locks: counts.tables_locked,
+            nanoseconds,
+        })
+    }
+}

@@ -1,0 +1,118 @@
+//! The hosted machine, watched by how its users wait for readers.
+
+use std::cell::Cell;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use bindery::platform::{GracePeriod, Platform};
+use bindery::{FrameRange, Memory, Overcommit};
+use bindery_hosted::{Config, Machine, Walk, pass_on};
+use parking_lot::lock_api::RawMutex;
+
+thread_local! {
+    /// Mutexes and spin locks that this thread holds.
+    static HELD: Cell<u32> = const { Cell::new(0) };
+}
+
+/// A lock that is counted while it is held.
+pub struct Counted(parking_lot::RawMutex);
+
+// SAFETY: the lock inside is one.
+unsafe impl RawMutex for Counted {
+    #[allow(clippy::declare_interior_mutable_const, reason = "the trait wants it so")]
+    const INIT: Self = Self(parking_lot::RawMutex::INIT);
+    type Guard = <parking_lot::RawMutex as RawMutex>::Guard;
+
+    fn lock(&self) -> Self::Guard {
+        let guard = self.0.lock();
+        HELD.set(HELD.get() + 1);
+        guard
+    }
+
+    fn try_lock(&self) -> Option<Self::Guard> {
+        let guard = self.0.try_lock()?;
+        HELD.set(HELD.get() + 1);
+        Some(guard)
+    }
+
+    unsafe fn unlock(&self, guard: Self::Guard) {
+        HELD.set(HELD.get() - 1);
+        // SAFETY: the caller holds the lock, and the guard is this acquisition's.
+        unsafe { self.0.unlock(guard) };
+    }
+
+    fn is_locked(&self) -> bool {
+        self.0.is_locked()
+    }
+}
+
+type Hook = Box<dyn FnMut() + Send>;
+
+pub struct Watched<A: Walk> {
+    pub machine: Machine<A>,
+    /// How often somebody waited for readers.
+    pub waits: AtomicU64,
+    /// Whether the machine says that a grace period is over.
+    pub tells: AtomicBool,
+    /// Called before each wait.
+    pub before_waiting: Mutex<Option<Hook>>,
+}
+
+impl<A: Walk> Watched<A> {
+    pub fn waits(&self) -> u64 {
+        self.waits.load(Relaxed)
+    }
+
+    /// Lets the machine never say that a grace period is over.
+    pub fn tell_nothing(&self) {
+        self.tells.store(false, Relaxed);
+    }
+
+    pub fn before_waiting(&self, hook: impl FnMut() + Send + 'static) {
+        *self.before_waiting.lock().unwrap() = Some(Box::new(hook));
+    }
+}
+
+/// A machine of two CPUs, watched.
+pub fn watched<A: Walk>(bytes: u64) -> (Machine<A>, Memory<Watched<A>>) {
+    let machine = Machine::<A>::new(Config { memory: bytes, cpus: 2, ..Config::default() });
+    let (first, count) = machine.frames();
+    let watched = Watched {
+        machine: machine.clone(),
+        waits: AtomicU64::new(0),
+        tells: AtomicBool::new(true),
+        before_waiting: Mutex::new(None),
+    };
+    let memory = Memory::new(watched, &[FrameRange { first, count }]).unwrap();
+    memory.commitment().set_mode(Overcommit::Always);
+    (machine, memory)
+}
+
+// SAFETY: all that is promised is what the machine inside promises, and `Counted` is a lock. To say
+// of no grace period that it is over is always right.
+unsafe impl<A: Walk> Platform for Watched<A> {
+    type Arch = A;
+    type Mutex = Counted;
+    type SpinLock = Counted;
+
+    pass_on! { machine:
+        window zero copy invalidate invalidate_local invalidate_kernel publish_entries cpu relax
+        park unpark enter_read leave_read grace_period seed fatal_signal allocation_may_wait
+        frames_released
+    }
+
+    fn synchronize(&self) {
+        assert_eq!(HELD.get(), 0, "somebody waits for readers with a lock held");
+        self.waits.fetch_add(1, Relaxed);
+        if let Some(hook) = self.before_waiting.lock().unwrap().as_mut() {
+            hook();
+        }
+        // Panics inside of a read section.
+        self.machine.synchronize();
+    }
+
+    fn is_over(&self, period: GracePeriod) -> bool {
+        let over = self.machine.is_over(period);
+        over && self.tells.load(Relaxed)
+    }
+}

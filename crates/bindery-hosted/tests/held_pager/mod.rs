@@ -1,0 +1,147 @@
+//! Files whose pager can be held in the middle of a call, until a test lets it go on.
+
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use bindery::{Pager, PagerError};
+use bindery_hosted::MemoryFiles;
+
+/// How long a held call waits to be let go: beyond, what the test does meanwhile hangs.
+const HANGS: Duration = Duration::from_secs(60);
+
+/// What a pager is asked to do with pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Io {
+    Read,
+    Write,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Phase {
+    #[default]
+    Free,
+    /// The next call for this page will be held.
+    Chosen(Io, u64),
+    /// It is.
+    Held,
+    /// It may go on.
+    Released,
+    /// Nobody has let it go on in time.
+    HeldForTooLong,
+}
+
+/// Files in memory; one call can be held.
+#[derive(Default)]
+pub struct HeldFiles {
+    pub files: MemoryFiles,
+    phase: Mutex<Phase>,
+    changed: Condvar,
+    /// How many of the next writes fail.
+    pub failures: Mutex<u64>,
+    /// All that was asked for: the first page, and how many.
+    pub asked: Mutex<Vec<(Io, u64, u64)>>,
+}
+
+impl HeldFiles {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Holds the next call that is for `page`.
+    pub fn hold_next(&self, io: Io, page: u64) {
+        *self.phase.lock().unwrap() = Phase::Chosen(io, page);
+    }
+
+    /// Waits until that call is held. The pager has read by then what it will give, and has written
+    /// nothing.
+    pub fn wait_until_held(&self) {
+        let phase = self.phase.lock().unwrap();
+        let (phase, _) = self
+            .changed
+            .wait_timeout_while(phase, HANGS, |phase| matches!(phase, Phase::Chosen(..)))
+            .unwrap();
+        assert_eq!(*phase, Phase::Held, "the pager was not asked");
+    }
+
+    /// Lets the held call go on. Panics where that comes too late: what was done in between has waited
+    /// for it.
+    #[track_caller]
+    pub fn release(&self) {
+        let mut phase = self.phase.lock().unwrap();
+        assert_eq!(*phase, Phase::Held, "somebody waited for the pager");
+        *phase = Phase::Released;
+        self.changed.notify_all();
+    }
+
+    /// As [`HeldFiles::release`], and holds the next call that is for `page`.
+    #[track_caller]
+    pub fn release_and_hold_next(&self, io: Io, page: u64) {
+        let mut phase = self.phase.lock().unwrap();
+        assert_eq!(*phase, Phase::Held, "somebody waited for the pager");
+        *phase = Phase::Chosen(io, page);
+        self.changed.notify_all();
+    }
+
+    /// How often the pager was asked for `page`.
+    pub fn times(&self, io: Io, page: u64) -> usize {
+        let asked = self.asked.lock().unwrap();
+        let concerns = |(what, first, count): &&(Io, u64, u64)| {
+            *what == io && (*first..first + count).contains(&page)
+        };
+        asked.iter().filter(concerns).count()
+    }
+
+    fn enter(&self, io: Io, first: u64, count: u64) {
+        self.asked.lock().unwrap().push((io, first, count));
+        let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
+        let chosen = |page| (first..first + count).contains(&page);
+        match *phase {
+            Phase::Chosen(what, page) if what == io && chosen(page) => *phase = Phase::Held,
+            _ => return,
+        }
+        self.changed.notify_all();
+        let (mut phase, timeout) = self
+            .changed
+            .wait_timeout_while(phase, HANGS, |phase| *phase == Phase::Held)
+            .unwrap_or_else(PoisonError::into_inner);
+        if timeout.timed_out() {
+            *phase = Phase::HeldForTooLong;
+        }
+    }
+}
+
+fn pages(pieces: impl Iterator<Item = usize>) -> u64 {
+    pieces.map(|length| length.div_ceil(4096) as u64).sum()
+}
+
+impl Pager for HeldFiles {
+    fn read(&self, file: u64, first_page: u64, into: &mut [&mut [u8]]) -> Result<(), PagerError> {
+        self.files.read(file, first_page, into)?;
+        self.enter(Io::Read, first_page, pages(into.iter().map(|piece| piece.len())));
+        Ok(())
+    }
+
+    fn write(&self, file: u64, first_page: u64, from: &[&[u8]]) -> Result<(), PagerError> {
+        let before: Vec<Vec<u8>> = from.iter().map(|piece| piece.to_vec()).collect();
+        self.enter(Io::Write, first_page, pages(from.iter().map(|piece| piece.len())));
+        assert!(before.iter().zip(from).all(|(old, new)| old == new), "the bytes have changed");
+        let mut failures = self.failures.lock().unwrap();
+        if *failures > 0 {
+            *failures -= 1;
+            return Err(PagerError::InputOutput);
+        }
+        self.files.write(file, first_page, from)
+    }
+
+    fn resize(&self, file: u64, size: u64) -> Result<(), PagerError> {
+        self.files.resize(file, size)
+    }
+
+    fn discard(&self, file: u64, first_page: u64, pages: u64) -> Result<(), PagerError> {
+        self.files.discard(file, first_page, pages)
+    }
+
+    fn removed(&self, file: u64) {
+        self.files.removed(file);
+    }
+}

@@ -1,0 +1,140 @@
+//! A platform that adds up what is done in each read section, and remembers the most.
+
+use std::cell::Cell;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use bindery::addr::{Frame, PAGE_SIZE};
+use bindery::platform::{Platform, Work};
+use bindery::{FrameRange, Memory, Overcommit};
+use bindery_hosted::{Config, Machine, Walk, pass_on};
+
+thread_local! {
+    /// Whether it calls the hook.
+    static HOOKED: Cell<bool> = const { Cell::new(false) };
+    /// In how many read sections this thread is.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+    /// What was done since it entered the outermost.
+    static DONE: Cell<Section> = const { Cell::new(Section { entries: 0, tables: 0, bytes: 0 }) };
+}
+
+/// What is done in one read section; tables are locked in read sections alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Section {
+    /// Entries looked at.
+    pub entries: u64,
+    /// Tables marked as detached.
+    pub tables: u64,
+    /// Bytes copied and zeroed.
+    pub bytes: u64,
+}
+
+pub struct Measured<A: Walk> {
+    machine: Machine<A>,
+    entries: AtomicU64,
+    tables: AtomicU64,
+    bytes: AtomicU64,
+    hook: Mutex<Option<Hook>>,
+}
+
+type Hook = Box<dyn FnMut() + Send>;
+
+impl<A: Walk> Measured<A> {
+    /// Lets this thread call `hook` before it enters an outermost read section, while it does `work`.
+    pub fn with_hook(&self, hook: Hook, work: impl FnOnce()) {
+        *self.hook.lock().unwrap() = Some(hook);
+        HOOKED.set(true);
+        work();
+        HOOKED.set(false);
+        *self.hook.lock().unwrap() = None;
+    }
+
+    /// The most of each since this was asked last.
+    pub fn take_most(&self) -> Section {
+        Section {
+            entries: self.entries.swap(0, Relaxed),
+            tables: self.tables.swap(0, Relaxed),
+            bytes: self.bytes.swap(0, Relaxed),
+        }
+    }
+
+    fn moved(&self, frames: u32) {
+        add(Section { bytes: u64::from(frames) * PAGE_SIZE, ..Section::default() });
+    }
+}
+
+fn add(more: Section) {
+    let done = DONE.get();
+    DONE.set(Section {
+        entries: done.entries + more.entries,
+        tables: done.tables + more.tables,
+        bytes: done.bytes + more.bytes,
+    });
+}
+
+// SAFETY: all that is promised is what the machine inside promises.
+unsafe impl<A: Walk> Platform for Measured<A> {
+    type Arch = A;
+    type Mutex = parking_lot::RawMutex;
+    type SpinLock = parking_lot::RawMutex;
+
+    pass_on! { machine:
+        window invalidate invalidate_local invalidate_kernel publish_entries cpu relax park unpark
+        synchronize grace_period is_over seed fatal_signal allocation_may_wait frames_released
+    }
+
+    fn zero(&self, first: Frame, count: u32) {
+        self.moved(count);
+        self.machine.zero(first, count);
+    }
+
+    fn copy(&self, from: Frame, to: Frame, count: u32) {
+        self.moved(count);
+        self.machine.copy(from, to, count);
+    }
+
+    fn enter_read(&self) {
+        if DEPTH.get() == 0
+            && HOOKED.get()
+            && let Some(hook) = self.hook.lock().unwrap().as_mut()
+        {
+            hook();
+        }
+        self.machine.enter_read();
+        if DEPTH.get() == 0 {
+            DONE.set(Section::default());
+        }
+        DEPTH.set(DEPTH.get() + 1);
+    }
+
+    fn leave_read(&self) {
+        DEPTH.set(DEPTH.get() - 1);
+        if DEPTH.get() == 0 {
+            let done = DONE.get();
+            self.entries.fetch_max(done.entries, Relaxed);
+            self.tables.fetch_max(done.tables, Relaxed);
+            self.bytes.fetch_max(done.bytes, Relaxed);
+        }
+        self.machine.leave_read();
+    }
+
+    fn worked(&self, work: Work) {
+        add(Section { entries: work.entries, tables: work.tables_marked, bytes: 0 });
+    }
+}
+
+/// A machine that measures, with the core in charge of its memory.
+pub fn measured<A: Walk>(bytes: u64) -> (Machine<A>, Memory<Measured<A>>) {
+    let machine = Machine::<A>::new(Config { memory: bytes, cpus: 2, ..Config::default() });
+    let (first, count) = machine.frames();
+    let platform = Measured {
+        machine: machine.clone(),
+        entries: AtomicU64::new(0),
+        tables: AtomicU64::new(0),
+        bytes: AtomicU64::new(0),
+        hook: Mutex::new(None),
+    };
+    let memory = Memory::new(platform, &[FrameRange { first, count }]).expect("memory");
+    memory.commitment().set_mode(Overcommit::Always);
+    (machine, memory)
+}

@@ -1,0 +1,266 @@
+//! A scheduler of one CPU with strict priorities: of the threads that are ready, the one with the
+//! highest priority runs, and no other, until it sleeps.
+
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex};
+
+use parking_lot::lock_api::RawMutex;
+
+/// Rounds that a thread may spin while nobody else runs: whoever it waits for never will.
+const SPINS: u64 = 10_000;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Ready,
+    /// On the word at this address.
+    Parked(usize),
+    /// Until so many steps have passed.
+    Sleeping(u64),
+    Finished,
+}
+
+#[derive(Clone, Copy)]
+struct Thread {
+    priority: u32,
+    state: State,
+}
+
+/// How all ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum End {
+    /// All threads have finished, after so many steps.
+    Finished(u64),
+    Stuck(String),
+}
+
+struct Inside {
+    threads: Vec<Thread>,
+    running: usize,
+    /// Points at which a thread could be preempted, and where none was ready, moments that passed.
+    steps: u64,
+    limit: u64,
+    spins: u64,
+    end: Option<End>,
+}
+
+pub struct Scheduler {
+    inside: Mutex<Inside>,
+    changed: Condvar,
+}
+
+thread_local! {
+    static HERE: RefCell<Option<(Arc<Scheduler>, usize)>> = const { RefCell::new(None) };
+    /// Read sections and spin locks that this thread is in: nobody preempts it there.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+impl Inside {
+    fn end_with(&mut self, end: End) {
+        self.end.get_or_insert(end);
+    }
+
+    /// Chooses who runs.
+    fn choose(&mut self) {
+        self.spins = 0;
+        if self.steps > self.limit {
+            self.end_with(End::Stuck(format!("no end after {} steps", self.steps)));
+        }
+        let sleeping = |thread: &Thread| match thread.state {
+            State::Sleeping(until) => Some(until),
+            _ => None,
+        };
+        let ready = |thread: &Thread| thread.state == State::Ready;
+        if !self.threads.iter().any(ready)
+            && let Some(first) = self.threads.iter().filter_map(sleeping).min()
+        {
+            self.steps = self.steps.max(first);
+        }
+        for thread in &mut self.threads {
+            if sleeping(thread).is_some_and(|until| until <= self.steps) {
+                thread.state = State::Ready;
+            }
+        }
+        let all = self.threads.iter().enumerate().filter(|(_, thread)| ready(thread));
+        // Of equals, the one that runs goes on.
+        let best = all.max_by_key(|(number, thread)| (thread.priority, *number == self.running));
+        match best {
+            Some((number, _)) => self.running = number,
+            None if self.threads.iter().all(|thread| thread.state == State::Finished) => {
+                let steps = self.steps;
+                self.end_with(End::Finished(steps));
+            }
+            None => self.end_with(End::Stuck("everybody sleeps, and nobody will wake them".into())),
+        }
+    }
+}
+
+impl Scheduler {
+    /// Of threads with these priorities; the highest number is the highest one.
+    pub fn new(priorities: &[u32], limit: u64) -> Arc<Self> {
+        let thread = |priority: &u32| Thread { priority: *priority, state: State::Ready };
+        let threads = priorities.iter().map(thread).collect();
+        let mut inside = Inside { threads, running: 0, steps: 0, limit, spins: 0, end: None };
+        inside.choose();
+        Arc::new(Self { inside: Mutex::new(inside), changed: Condvar::new() })
+    }
+
+    /// Does `work` as the thread of that number.
+    pub fn run(self: &Arc<Self>, number: usize, work: impl FnOnce()) {
+        HERE.set(Some((Arc::clone(self), number)));
+        self.change(number, |_| ());
+        let done = catch_unwind(AssertUnwindSafe(work));
+        HERE.set(None);
+        self.change(number, |inside| {
+            inside.threads[number].state = State::Finished;
+            if done.is_err() {
+                inside.end_with(End::Stuck("a thread has panicked".into()));
+            }
+        });
+    }
+
+    /// Waits until all is over.
+    pub fn wait(&self) -> End {
+        let inside = self.inside.lock().unwrap();
+        let inside = self.changed.wait_while(inside, |inside| inside.end.is_none()).unwrap();
+        inside.end.clone().unwrap()
+    }
+
+    /// Lets the thread, which runs, change something, and whoever should run then. Comes back when
+    /// that is the caller; never, where all is over before.
+    fn change(&self, me: usize, change: impl FnOnce(&mut Inside)) {
+        let mut inside = self.inside.lock().unwrap();
+        change(&mut inside);
+        inside.choose();
+        self.changed.notify_all();
+        if inside.threads[me].state == State::Finished {
+            return;
+        }
+        let mine = |inside: &mut Inside| inside.running != me || inside.end.is_some();
+        let _inside = self.changed.wait_while(inside, mine).unwrap();
+    }
+}
+
+fn here<R>(work: impl FnOnce(&Arc<Scheduler>, usize) -> R) -> Option<R> {
+    let here = HERE.with_borrow(Clone::clone);
+    here.map(|(scheduler, me)| work(&scheduler, me))
+}
+
+/// A point where the calling thread may be preempted, unless it is where nobody is.
+pub fn point() {
+    if DEPTH.get() == 0 {
+        here(|scheduler, me| scheduler.change(me, |inside| inside.steps += 1));
+    }
+}
+
+/// Nobody preempts the calling thread from here on.
+pub fn enter() {
+    point();
+    DEPTH.set(DEPTH.get() + 1);
+}
+
+/// The matching end.
+pub fn leave() {
+    DEPTH.set(DEPTH.get() - 1);
+    point();
+}
+
+/// The calling thread sleeps for so many steps.
+pub fn sleep(steps: u64) {
+    here(|scheduler, me| {
+        scheduler.change(me, |inside| {
+            inside.threads[me].state = State::Sleeping(inside.steps + steps);
+        });
+    });
+}
+
+/// The calling thread sleeps on a word, if that is `unchanged` still.
+pub fn park(word: usize, unchanged: impl FnOnce() -> bool) {
+    assert_eq!(DEPTH.get(), 0, "a thread sleeps where nobody may preempt it");
+    here(|scheduler, me| {
+        scheduler.change(me, |inside| {
+            inside.steps += 1;
+            if unchanged() {
+                inside.threads[me].state = State::Parked(word);
+            }
+        });
+    });
+}
+
+/// Those who sleep on the word are ready.
+pub fn unpark(word: usize) {
+    here(|scheduler, _| {
+        let mut inside = scheduler.inside.lock().unwrap();
+        for thread in &mut inside.threads {
+            if thread.state == State::Parked(word) {
+                thread.state = State::Ready;
+            }
+        }
+    });
+    point();
+}
+
+/// The calling thread spins one round, and nobody else runs.
+pub fn spin() {
+    here(|scheduler, me| {
+        let mut inside = scheduler.inside.lock().unwrap();
+        inside.spins += 1;
+        if inside.spins > SPINS {
+            let priority = inside.threads[me].priority;
+            inside.end_with(End::Stuck(format!("livelock: a thread of priority {priority} spins")));
+            drop(inside);
+            scheduler.change(me, |_| ());
+        }
+    });
+}
+
+/// A lock that the scheduler knows. With `SLEEPS`, a waiting thread sleeps. Without, the holder is never
+/// preempted.
+pub struct Lock<const SLEEPS: bool>(parking_lot::RawMutex);
+
+// SAFETY: the lock inside is one.
+unsafe impl<const SLEEPS: bool> RawMutex for Lock<SLEEPS> {
+    #[allow(clippy::declare_interior_mutable_const, reason = "the trait wants it so")]
+    const INIT: Self = Self(parking_lot::RawMutex::INIT);
+    type Guard = <parking_lot::RawMutex as RawMutex>::Guard;
+
+    fn lock(&self) -> Self::Guard {
+        if SLEEPS {
+            point()
+        } else {
+            enter()
+        }
+        loop {
+            if let Some(guard) = self.0.try_lock() {
+                return guard;
+            }
+            assert!(SLEEPS, "the holder of a spin lock was preempted");
+            park(std::ptr::from_ref(self).addr(), || self.0.is_locked());
+        }
+    }
+
+    fn try_lock(&self) -> Option<Self::Guard> {
+        if !SLEEPS {
+            enter();
+        }
+        let locked = self.0.try_lock();
+        if locked.is_none() && !SLEEPS {
+            leave();
+        }
+        locked
+    }
+
+    unsafe fn unlock(&self, guard: Self::Guard) {
+        // SAFETY: the caller has the lock, and the guard is this acquisition's.
+        unsafe { self.0.unlock(guard) };
+        if SLEEPS {
+            unpark(std::ptr::from_ref(self).addr());
+        } else {
+            leave();
+        }
+    }
+
+    fn is_locked(&self) -> bool {
+        self.0.is_locked()
+    }
+}

@@ -1,0 +1,75 @@
+//! Protection keys: PKRU, the register in which a program says what its thread may do with the memory
+//! of each key (Intel SDM volume 3A, section 4.6.2, here by the number it had as chapter 4).
+//!
+//! The register belongs to the program; the kernel switches it with the thread, and never touches
+//! programs' pages by their addresses, so it is not bound by it.
+
+use core::arch::asm;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use bindery::arch::KeyRights;
+use x86_64::registers::control::{Cr4, Cr4Flags};
+
+use super::features;
+
+/// PKRU in the bits of an `XSAVE` header.
+pub(super) const PART: u64 = 1 << 9;
+
+/// With how many bytes an image of `XSAVE` has PKRU.
+const SIZE: usize = 8;
+
+/// What a new program and each signal handler begins with, as on Linux: of all keys but key 0, no
+/// access.
+pub(super) const INITIAL: KeyRights = KeyRights(0x5555_5554);
+
+/// Where an image of `XSAVE` has PKRU, in the format without gaps squeezed out; 0 where there are no
+/// keys.
+static OFFSET: AtomicU32 = AtomicU32::new(0);
+
+/// Finds out whether there are keys. CR4 is set by now. Part of [`features::enable`].
+pub(super) fn enable() {
+    if Cr4::read().contains(Cr4Flags::PROTECTION_KEY_USER) {
+        OFFSET.store(features::leaf(13, 9).ebx, Ordering::Relaxed);
+    }
+}
+
+/// Where an image of `XSAVE` has PKRU, and where it ends with it.
+pub(super) fn place() -> Option<(usize, usize)> {
+    let offset = OFFSET.load(Ordering::Relaxed) as usize;
+    (offset != 0).then_some((offset, offset + SIZE))
+}
+
+/// How many keys there are, key 0 among them.
+#[inline]
+pub fn protection_keys() -> u8 {
+    if OFFSET.load(Ordering::Relaxed) == 0 { 1 } else { 16 }
+}
+
+/// What the running thread may do with the memory of each key.
+#[inline]
+pub fn key_rights() -> KeyRights {
+    if OFFSET.load(Ordering::Relaxed) == 0 {
+        return KeyRights::ALL;
+    }
+    let rights;
+    // SAFETY: reads a register that the processor has, since CR4.PKE is set.
+    unsafe {
+        asm!("rdpkru", in("ecx") 0, out("eax") rights, out("edx") _,
+            options(nomem, nostack, preserves_flags));
+    }
+    KeyRights(rights)
+}
+
+/// Changes it.
+#[inline]
+pub fn set_key_rights(rights: KeyRights) {
+    // Most threads have the same, and a processor may wait for all accesses before the change.
+    if key_rights() == rights || protection_keys() == 1 {
+        return;
+    }
+    // SAFETY: the register is there, as above; the kernel uses no page that it concerns.
+    unsafe {
+        asm!("wrpkru", in("ecx") 0, in("eax") rights.0, in("edx") 0,
+            options(nostack, preserves_flags));
+    }
+}

@@ -1,0 +1,145 @@
+//! Texts that are made entry by entry, as the reader comes to them: a process' files under `/proc`.
+//!
+//! ```text
+//! entries          | first line | second line | third line |
+//! has been read    ---------------------->|
+//! kept                                    ond line |
+//!                                  next entry: ^ by its key, an address for `maps`
+//! ```
+//!
+//! Each opening has its own [`Reader`]. It keeps what of an entry was not taken yet and the key of
+//! the next one, so that each entry is made once, whatever the size of the pieces it is read in, and
+//! no line is a mixture of two moments. What comes and goes in front of the key moves nothing.
+//!
+//! As Linux (`seq_file`), a read from another position than the last one ended at makes everything
+//! anew from the beginning, and leaves out what lies before it. A read from 0 always does.
+
+use alloc::vec::Vec;
+use core::fmt::{self, Write};
+
+use crate::errno::Errno;
+use crate::heap;
+use crate::sync::SleepingMutex;
+
+/// One read makes no more entries once it has so many bytes, so that its work is bounded. (Linux
+/// fills a page.)
+const ENOUGH: usize = 4096;
+
+/// What an entry may take of the heap: a path of the longest kind, each byte shown as four, and its
+/// line.
+const LONGEST_ENTRY: usize = 32 << 10;
+
+/// Takes the text of an entry.
+pub struct EntryText(Vec<u8>);
+
+impl EntryText {
+    /// Adds bytes. Never fails; the result is for chains of writes.
+    pub fn push(&mut self, bytes: &[u8]) -> fmt::Result {
+        self.0.extend_from_slice(bytes);
+        Ok(())
+    }
+}
+
+impl Write for EntryText {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.push(text.as_bytes())
+    }
+}
+
+/// Where one opening of a text has been read to.
+pub struct Reader(SleepingMutex<Place>);
+
+struct Place {
+    /// The last entry that was made.
+    entry: EntryText,
+    /// How much of it was taken.
+    taken: usize,
+    /// The key of the next entry; `None` at the end of the text, which stays its end.
+    next: Option<u64>,
+    /// How many bytes were taken since the beginning.
+    position: u64,
+}
+
+impl Reader {
+    /// At the beginning.
+    pub fn new() -> Self {
+        let entry = EntryText(Vec::new());
+        Self(SleepingMutex::new(Place { entry, taken: 0, next: Some(0), position: 0 }))
+    }
+
+    /// Reads from `at` on, up to the end of the entry with which there is [`ENOUGH`]. `make` writes the
+    /// entry of a key, 0 for the first, and gives the key of the next one; `None`, with nothing
+    /// written, where there is none.
+    ///
+    /// # Errors
+    /// Those of `make` for the first entry, and `ENOMEM`.
+    pub fn read(
+        &self,
+        at: u64,
+        into: &mut [u8],
+        mut make: impl FnMut(u64, &mut EntryText) -> Result<Option<u64>, Errno>,
+    ) -> Result<usize, Errno> {
+        let mut place = self.0.lock();
+        if at == 0 || at != place.position {
+            place.rewind()?;
+            while place.position < at {
+                if !place.is_ready(&mut make)? {
+                    return Ok(0);
+                }
+                let skipped = (at - place.position).min(usize::MAX as u64) as usize;
+                place.take(skipped);
+            }
+        }
+        let mut filled = 0;
+        while filled < into.len() {
+            match place.is_ready(&mut make) {
+                Ok(true) => {}
+                Err(errno) if filled == 0 => return Err(errno),
+                Ok(false) | Err(_) => break,
+            }
+            let part = place.take(into.len() - filled);
+            into[filled..filled + part.len()].copy_from_slice(part);
+            filled += part.len();
+            if filled >= ENOUGH {
+                break;
+            }
+        }
+        Ok(filled)
+    }
+}
+
+impl Place {
+    /// Goes back to the beginning.
+    fn rewind(&mut self) -> Result<(), Errno> {
+        if self.entry.0.capacity() == 0 {
+            heap::room(LONGEST_ENTRY)?;
+            self.entry.0.reserve(256);
+        }
+        self.entry.0.clear();
+        (self.taken, self.next, self.position) = (0, Some(0), 0);
+        Ok(())
+    }
+
+    /// Makes the next entry where the last one was taken whole; false at the end.
+    fn is_ready(
+        &mut self,
+        make: &mut impl FnMut(u64, &mut EntryText) -> Result<Option<u64>, Errno>,
+    ) -> Result<bool, Errno> {
+        while self.taken == self.entry.0.len() {
+            let Some(key) = self.next else { return Ok(false) };
+            self.entry.0.clear();
+            self.taken = 0;
+            self.next = make(key, &mut self.entry).inspect_err(|_| self.entry.0.clear())?;
+        }
+        Ok(true)
+    }
+
+    /// The next bytes of the entry, `most` at most.
+    fn take(&mut self, most: usize) -> &[u8] {
+        let start = self.taken;
+        let count = most.min(self.entry.0.len() - start);
+        self.taken += count;
+        self.position += count as u64;
+        &self.entry.0[start..start + count]
+    }
+}

@@ -1,0 +1,64 @@
+//! Threads that sleep until a word changes: a queue by the word's address.
+
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use core::ptr;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use crate::sync::Mutex;
+
+use super::scheduler;
+use super::thread::Thread;
+
+/// Who sleeps, and on the word at which address, in the order in which they came.
+static PARKED: Mutex<VecDeque<(usize, Arc<Thread>)>> = Mutex::new(VecDeque::new());
+
+/// How many there are; to be asked without the lock.
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+/// Sleeps until [`unpark`] is called for `word`; returns at once where the word is not `expected`.
+/// May return early. In the idle loop and at boot, where no other thread could change the word while
+/// this one sleeps, it always does.
+pub fn park(word: &AtomicU32, expected: u32) {
+    if !scheduler::is_in_thread() {
+        core::hint::spin_loop();
+        return;
+    }
+    let thread = scheduler::current_thread();
+    scheduler::prepare_to_sleep();
+    change(|parked| parked.push_back((ptr::from_ref(word).addr(), thread.clone())));
+    // The last look: from here on, a wake-up finds the thread.
+    if word.load(Ordering::Acquire) == expected {
+        scheduler::sleep();
+    } else {
+        scheduler::stay_awake();
+    }
+    change(|parked| parked.retain(|(_, parked)| !Arc::ptr_eq(parked, &thread)));
+}
+
+/// Wakes everybody who sleeps on the word at this address, which may be gone by now.
+#[inline]
+pub fn unpark(word: *const AtomicU32) {
+    if COUNT.load(Ordering::Relaxed) != 0 {
+        wake_all(word.addr());
+    }
+}
+
+#[cold]
+fn wake_all(address: usize) {
+    change(|parked| {
+        parked.retain(|(at, thread)| {
+            let found = *at == address;
+            if found {
+                scheduler::wake(thread);
+            }
+            !found
+        });
+    });
+}
+
+fn change(change: impl FnOnce(&mut VecDeque<(usize, Arc<Thread>)>)) {
+    let mut parked = PARKED.lock();
+    change(&mut parked);
+    COUNT.store(parked.len() as u32, Ordering::Relaxed);
+}

@@ -1,0 +1,83 @@
+//! Protection keys (`pkeys(7)`): a number in each leaf, and for each number what a thread may do.
+//!
+//! The kernel gives a mapping a key, and every leaf of the mapping carries it. The program itself
+//! decides what its thread may do with the memory of each key, by a register of the CPU (x86-64:
+//! PKRU), without a system call and without a change of any entry.
+
+/// The number of a key. Mappings are made with key 0, which always exists.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+pub struct ProtectionKey(u8);
+
+impl ProtectionKey {
+    /// How many keys the entries of any architecture can name.
+    pub const COUNT: u8 = 16;
+
+    /// The key with this number, below [`ProtectionKey::COUNT`].
+    #[inline]
+    pub const fn new(number: u8) -> Option<Self> {
+        if number < Self::COUNT { Some(Self(number)) } else { None }
+    }
+
+    /// The key whose number is in the lowest four bits.
+    #[inline]
+    pub(crate) const fn truncated(bits: u64) -> Self {
+        Self(bits as u8 & (Self::COUNT - 1))
+    }
+
+    /// Its number.
+    #[inline]
+    pub const fn number(self) -> u8 {
+        self.0
+    }
+}
+
+/// What a thread may not do with the memory of each key: two bits for each, from key 0 on. The lower
+/// bit forbids loads and stores (`PKEY_DISABLE_ACCESS`), the upper one stores
+/// (`PKEY_DISABLE_WRITE`). That is the format of x86-64's PKRU. Keys say nothing of fetches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+pub struct KeyRights(pub u32);
+
+impl KeyRights {
+    /// Nothing is forbidden.
+    pub const ALL: Self = Self(0);
+
+    /// Whether memory of the key may be loaded from.
+    #[inline]
+    pub const fn may_load(self, key: ProtectionKey) -> bool {
+        self.0 >> (2 * key.0) & 1 == 0
+    }
+
+    /// Whether memory of the key may be stored to.
+    #[inline]
+    pub const fn may_store(self, key: ProtectionKey) -> bool {
+        self.0 >> (2 * key.0) & 3 == 0
+    }
+
+    /// The same with other rights to one key: `forbidden` is its two bits.
+    #[inline]
+    #[must_use]
+    pub const fn with(self, key: ProtectionKey, forbidden: u32) -> Self {
+        let shift = 2 * key.0;
+        Self(self.0 & !(3 << shift) | (forbidden & 3) << shift)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_key_has_two_bits_of_its_own() {
+        let three = ProtectionKey::new(3).unwrap();
+        let no_stores = KeyRights::ALL.with(three, 2);
+        assert_eq!(no_stores, KeyRights(0x80));
+        assert!(no_stores.may_load(three) && !no_stores.may_store(three));
+        let nothing = no_stores.with(three, 1);
+        assert!(!nothing.may_load(three) && !nothing.may_store(three));
+        for other in (0..16).filter(|number| *number != 3).filter_map(ProtectionKey::new) {
+            assert!(nothing.may_load(other) && nothing.may_store(other));
+        }
+        assert_eq!(nothing.with(three, 0), KeyRights::ALL);
+        assert_eq!(ProtectionKey::new(16), None);
+    }
+}

@@ -1,0 +1,44 @@
+//! What was unlinked and waits for readers: it is nowhere else, and not lost.
+
+use crate::addr::VirtAddr;
+use crate::frame::meta::Kind;
+use crate::platform::Platform;
+
+use super::{Audit, Violation};
+
+/// Records that wait for readers.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Waiting {
+    pub(super) vmas: u64,
+    pub(super) groups: u64,
+    pub(super) areas: u64,
+}
+
+impl<P: Platform> Audit<'_, '_, P> {
+    /// Counts what waits. Its tables are met here, and nowhere else.
+    pub(super) fn deferred(&mut self) -> Result<(), Violation> {
+        let memory = self.memory;
+        let (mut waiting, mut result) = (Waiting::default(), Ok(()));
+        memory.deferred.for_each_batch(|batch| {
+            waiting.vmas += u64::from(batch.vmas.count());
+            waiting.groups += u64::from(batch.groups.count());
+            waiting.areas += u64::from(batch.areas.count());
+            for table in batch.tables.iter(&memory.frames) {
+                let at = VirtAddr(0);
+                let is_table = memory.frames.meta(table).kind() == Kind::Table;
+                let met = self.count(table).filter(|_| is_table).map(|count| {
+                    *count += 1;
+                    *count
+                });
+                let found = match met {
+                    None => Err(Violation::NotATable { table, at }),
+                    Some(1) => Ok(()),
+                    Some(_) => Err(Violation::TableTwice { table, at }),
+                };
+                result = result.and(found);
+            }
+        });
+        self.waiting = waiting;
+        result
+    }
+}

@@ -1,0 +1,318 @@
+//! Deferred freeing under loom: the code of [`super::queue`] itself, over a few records and readers,
+//! whose atomics loom answers with every value that the memory model allows.
+//!
+//! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib deferred::loom_model`.
+//!
+//! A record is a loom cell: read by whoever finds it linked in a read section, written by who frees
+//! it. So a record that is freed under a reader is a race, and one that is freed twice or never is
+//! audited. The grace periods are those of the hosted machine: a clock, and for each CPU the time at
+//! which it has entered its section.
+//!
+//! The last tests leave out one rule each ([`Omit`]) and must fail. And lest a model pass because
+//! nothing ever waited, the others ask whether it was [`Seen`].
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool as Flag, Ordering::Relaxed};
+use std::vec::Vec;
+
+use loom::cell::UnsafeCell;
+use loom::model::Builder;
+use loom::sync::Mutex;
+use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use loom::thread;
+
+use super::queue::{self, Machine, Queue};
+use crate::platform::GracePeriod;
+
+/// The rule that a model leaves out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Omit {
+    Nothing,
+    /// A grace period begins after the unlinking.
+    PeriodAfterUnlinking,
+    /// Nothing is freed before its grace period is over.
+    AskWhetherOver,
+    /// What is unlinked later gets a grace period of its own.
+    PeriodOfItsOwn,
+    /// Who drains waits for readers before it frees.
+    WaitBeforeFree,
+    /// Whoever sees a section announced sees that the one before it was left.
+    ReleaseAtEntry,
+}
+
+/// What has happened in any of the executions.
+#[derive(Default)]
+struct Seen {
+    read: Flag,
+    freed_at_once: Flag,
+    put_off: Flag,
+}
+
+const OUTSIDE: u64 = 0;
+/// Of two CPUs; of three, 3. All of it takes minutes for two removals.
+const PREEMPTIONS: usize = 5;
+const CPUS: usize = 3;
+
+struct World {
+    omit: Omit,
+    seen: Arc<Seen>,
+    /// Whether a reader finds the record.
+    linked: [AtomicBool; 2],
+    /// How often the record was freed.
+    records: [UnsafeCell<u32>; 2],
+    clock: AtomicU64,
+    seats: [AtomicU64; CPUS],
+    queue: Mutex<Queue<Vec<usize>>>,
+    /// The first grace period that the queue has begun, for [`Omit::PeriodOfItsOwn`].
+    first: AtomicU64,
+}
+
+impl Machine for World {
+    type Batch = Vec<usize>;
+
+    fn is_empty(batch: &Vec<usize>) -> bool {
+        batch.is_empty()
+    }
+
+    fn append(&self, to: &mut Vec<usize>, batch: Vec<usize>) {
+        to.extend(batch);
+    }
+
+    fn grace_period(&self) -> GracePeriod {
+        if self.omit == Omit::PeriodOfItsOwn {
+            let first = self.first.load(Ordering::Relaxed);
+            if first != 0 {
+                return GracePeriod(first);
+            }
+        }
+        let period = self.clock.fetch_add(1, Ordering::SeqCst) + 1;
+        fence(Ordering::SeqCst);
+        self.first.store(period, Ordering::Relaxed);
+        GracePeriod(period)
+    }
+
+    fn is_over(&self, period: GracePeriod) -> bool {
+        self.omit == Omit::AskWhetherOver
+            || self.seats.iter().all(|seat| {
+                let section = seat.load(Ordering::Acquire);
+                section == OUTSIDE || section >= period.0
+            })
+    }
+}
+
+impl World {
+    fn new(omit: Omit, seen: &Arc<Seen>) -> Rc<Self> {
+        Rc::new(Self {
+            omit,
+            seen: Arc::clone(seen),
+            linked: [AtomicBool::new(true), AtomicBool::new(true)],
+            records: [UnsafeCell::new(0), UnsafeCell::new(0)],
+            clock: AtomicU64::new(OUTSIDE + 1),
+            seats: [AtomicU64::new(OUTSIDE), AtomicU64::new(OUTSIDE), AtomicU64::new(OUTSIDE)],
+            queue: Mutex::new(Queue::new()),
+            first: AtomicU64::new(0),
+        })
+    }
+
+    /// Looks a record up, and reads it, in a read section of `cpu`.
+    fn read(&self, cpu: usize, record: usize) {
+        let time = self.clock.load(Ordering::Acquire);
+        let released = self.omit != Omit::ReleaseAtEntry;
+        let order = if released { Ordering::Release } else { Ordering::Relaxed };
+        self.seats[cpu].store(time, order);
+        fence(Ordering::SeqCst);
+        if self.linked[record].load(Ordering::Acquire) {
+            // SAFETY: loom says if somebody writes it meanwhile.
+            let freed = self.records[record].with(|freed| unsafe { *freed });
+            assert_eq!(freed, 0, "found and freed");
+            self.seen.read.store(true, Relaxed);
+        }
+        self.seats[cpu].store(OUTSIDE, Ordering::Release);
+    }
+
+    fn free(&self, batch: Vec<usize>) {
+        for record in batch {
+            // SAFETY: loom says if somebody reads it meanwhile.
+            self.records[record].with_mut(|freed| unsafe { *freed += 1 });
+        }
+    }
+
+    /// As `Memory::free_after_readers`, of a record that is unlinked here.
+    fn remove(&self, record: usize) {
+        let unlink = || self.linked[record].store(false, Ordering::Release);
+        let early = (self.omit == Omit::PeriodAfterUnlinking).then(|| self.grace_period());
+        unlink();
+        let over = match early {
+            Some(period) => self.is_over(period),
+            None => self.omit != Omit::PeriodOfItsOwn && queue::no_reader_left(self),
+        };
+        if over {
+            self.seen.freed_at_once.store(true, Relaxed);
+            self.free(std::vec![record]);
+        } else {
+            self.seen.put_off.store(true, Relaxed);
+            self.queue.lock().unwrap().push(self, std::vec![record]);
+        }
+    }
+
+    /// As `Memory::free_ripe`.
+    fn free_ripe(&self) {
+        let ripe = self.queue.lock().unwrap().take_ripe(self);
+        self.free(ripe);
+    }
+
+    /// As `Memory::drain_deferred`.
+    fn drain(&self) {
+        let (ripe, unripe) = {
+            let mut queue = self.queue.lock().unwrap();
+            (queue.take_ripe(self), queue.take_unripe(self))
+        };
+        self.free(ripe);
+        if self.omit != Omit::WaitBeforeFree {
+            // `Platform::synchronize`.
+            let period = self.grace_period();
+            while !self.is_over(period) {
+                thread::yield_now();
+            }
+        }
+        self.free(unripe);
+    }
+
+    /// All is over: each record that was unlinked was freed once.
+    fn audit(&self) {
+        self.drain();
+        for (linked, record) in self.linked.iter().zip(&self.records) {
+            let gone = !linked.load(Ordering::Acquire);
+            // SAFETY: nobody else is left.
+            let freed = record.with(|freed| unsafe { *freed });
+            assert_eq!(freed, u32::from(gone), "freed so often");
+        }
+    }
+}
+
+/// The world, which a test shares among loom's threads.
+struct Shared(Rc<World>);
+
+// SAFETY: loom runs one thread at a time.
+unsafe impl Send for Shared {}
+
+type Work = fn(&World);
+
+fn explore<const N: usize>(omit: Omit, work: [Work; N]) -> Arc<Seen> {
+    let seen = Arc::new(Seen::default());
+    let shared = Arc::clone(&seen);
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(if N > 2 { 3 } else { PREEMPTIONS });
+    builder.check(move || {
+        let world = World::new(omit, &shared);
+        let mut others = Vec::new();
+        for work in work.into_iter().skip(1) {
+            let shared = Shared(Rc::clone(&world));
+            others.push(thread::spawn(move || {
+                let shared = shared;
+                work(&shared.0);
+            }));
+        }
+        work[0](&world);
+        others.into_iter().for_each(|cpu| cpu.join().unwrap());
+        world.audit();
+    });
+    seen
+}
+
+fn read_first(world: &World) {
+    world.read(1, 0);
+}
+
+fn read_twice(world: &World) {
+    world.read(1, 0);
+    world.read(1, 1);
+}
+
+fn read_second(world: &World) {
+    world.read(2, 1);
+}
+
+fn remove_first(world: &World) {
+    world.remove(0);
+    world.free_ripe();
+}
+
+fn remove_both(world: &World) {
+    world.remove(0);
+    world.free_ripe();
+    world.remove(1);
+    world.free_ripe();
+}
+
+fn remove_second(world: &World) {
+    world.remove(1);
+    world.free_ripe();
+}
+
+fn remove_and_drain(world: &World) {
+    world.remove(0);
+    world.drain();
+}
+
+#[test]
+fn a_reader_beside_a_removal_reads_what_is_not_freed() {
+    let seen = explore(Omit::Nothing, [remove_first, read_first]);
+    assert!(seen.read.load(Relaxed) && seen.put_off.load(Relaxed));
+    assert!(seen.freed_at_once.load(Relaxed));
+}
+
+#[test]
+fn readers_of_two_records_beside_their_removals_read_what_is_not_freed() {
+    let seen = explore(Omit::Nothing, [remove_both, read_twice]);
+    assert!(seen.read.load(Relaxed) && seen.put_off.load(Relaxed));
+}
+
+#[test]
+fn two_removals_beside_a_reader_free_each_record_once() {
+    let seen = explore(Omit::Nothing, [remove_first, read_twice, remove_second]);
+    assert!(seen.read.load(Relaxed) && seen.put_off.load(Relaxed));
+}
+
+#[test]
+fn two_readers_beside_two_removals_read_what_is_not_freed() {
+    let seen = explore(Omit::Nothing, [remove_both, read_first, read_second]);
+    assert!(seen.read.load(Relaxed) && seen.put_off.load(Relaxed));
+}
+
+#[test]
+fn a_drain_waits_for_the_reader() {
+    let seen = explore(Omit::Nothing, [remove_and_drain, read_first]);
+    assert!(seen.read.load(Relaxed) && seen.put_off.load(Relaxed));
+}
+
+#[test]
+#[should_panic]
+fn a_period_that_begins_before_the_unlinking_misses_a_reader() {
+    explore(Omit::PeriodAfterUnlinking, [remove_first, read_first]);
+}
+
+#[test]
+#[should_panic]
+fn who_does_not_ask_whether_the_period_is_over_frees_under_a_reader() {
+    explore(Omit::AskWhetherOver, [remove_first, read_first]);
+}
+
+#[test]
+#[should_panic]
+fn a_record_that_joins_an_older_period_is_freed_under_a_reader() {
+    explore(Omit::PeriodOfItsOwn, [remove_both, read_twice]);
+}
+
+#[test]
+#[should_panic]
+fn a_section_that_is_announced_without_release_hides_the_end_of_the_one_before() {
+    explore(Omit::ReleaseAtEntry, [remove_both, read_twice]);
+}
+
+#[test]
+#[should_panic]
+fn who_drains_without_waiting_frees_under_a_reader() {
+    explore(Omit::WaitBeforeFree, [remove_and_drain, read_first]);
+}

@@ -1,0 +1,326 @@
+//! Freeing without waiting for readers.
+//!
+//! Tables, VMAs, groups of anonymous memory and areas of the kernel are found in read sections,
+//! without a lock. So their memory is freed a grace period after they were unlinked: when all read
+//! sections that could have met them have been left ([`Platform::grace_period`]). No call waits for
+//! that. What it has unlinked is freed at once if no reader is there, and waits here otherwise,
+//! until a later call finds the grace period over ([`queue`]).
+//!
+//! # Who may wait
+//! A call with a lock held only adds to what waits ([`Memory::free_after_readers`]). A call of the
+//! embedder's that holds no lock any more looks whether something can be freed
+//! ([`Memory::outermost`]), and frees at most [`FREED_AT_ONCE`] items, so that nobody pays for all
+//! others. Only two wait for readers, both without locks and outside of read sections:
+//! - who finds more waiting than [`Memory::deferred_limit`] says: memory must not run out because a
+//!   reader takes its time;
+//! - who would fail for want of memory ([`Memory::retry`]).
+//!
+//! With a lock held, the second would not come back:
+//! 1. CPU A holds an object's gate, and waits until CPU B leaves its read section;
+//! 2. CPU B was preempted in that section by a thread that waits for the gate.
+//!
+//! # The bound
+//! What waits is counted in frames; of records, 8 count as one. The limit is a 128th of the memory,
+//! but at least 1 MiB and at most 64 MiB. One call may go beyond it by what it has unlinked itself,
+//! and frees that before it returns.
+//!
+//! # What does not wait
+//! Pages that were mapped, objects, the frames of an area of the kernel: nobody uses them in a read
+//! section without a count or a lock of its own. They are given back after the flush.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `queue` | the order: unlinked, grace period, freed; the model checker runs it, too |
+//! | `batch` | lists of what waits, through the items themselves |
+
+mod batch;
+#[cfg(all(test, loom))]
+mod loom_model;
+mod queue;
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::Memory;
+use crate::error::{Error, FaultError};
+use crate::kernel_map::KernelMapError;
+use crate::platform::{GracePeriod, Platform};
+use crate::space::FolioError;
+
+pub(crate) use batch::{Batch, Chain, Linked, Tables};
+use queue::{Machine, Queue};
+
+/// Items that one call frees of what others have left.
+const FREED_AT_ONCE: u32 = 64;
+/// At least so many frames may wait: 1 MiB.
+const LEAST_LIMIT: u64 = 256;
+/// At most so many frames may wait: 64 MiB.
+const MOST_LIMIT: u64 = 16_384;
+
+/// What was unlinked, and waits until nobody reads it any more: of one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Deferred {
+    /// Page tables, a frame each.
+    pub tables: u64,
+    /// Records of mappings, of groups of anonymous memory, and of areas of the kernel: at most 512
+    /// bytes each.
+    pub records: u64,
+    /// How much has ever waited, in frames; of records, 8 count as one.
+    pub ever: u64,
+    /// How often somebody has waited for readers so far ([`Platform::synchronize`]).
+    pub waits: u64,
+}
+
+/// What of a memory waits for readers.
+pub(crate) struct Deferral<P: Platform> {
+    queue: lock_api::Mutex<P::SpinLock, Queue<Batch>>,
+    /// Weights: what was ever added, and what of it was freed. The difference waits, in the queue or
+    /// in the hands of who frees it.
+    added: AtomicU64,
+    freed: AtomicU64,
+    /// Changes whenever something was freed.
+    turn: AtomicU32,
+    waits: AtomicU64,
+    /// The weight beyond which a caller waits.
+    limit: u64,
+}
+
+impl<P: Platform> Deferral<P> {
+    pub(crate) fn new(total_frames: u64) -> Self {
+        let frames = (total_frames / 128).clamp(LEAST_LIMIT, MOST_LIMIT);
+        Self {
+            queue: lock_api::Mutex::new(Queue::new()),
+            added: AtomicU64::new(0),
+            freed: AtomicU64::new(0),
+            turn: AtomicU32::new(0),
+            waits: AtomicU64::new(0),
+            limit: Batch::weight_of_frames(frames),
+        }
+    }
+
+    /// The weight of what waits.
+    #[inline]
+    fn waiting(&self) -> u64 {
+        // `freed` first, so that the difference is never below zero.
+        let freed = self.freed.load(Ordering::Acquire);
+        self.added.load(Ordering::Relaxed).wrapping_sub(freed)
+    }
+
+    /// Shows `f` the batches that wait. For the auditor: nothing runs.
+    pub(crate) fn for_each_batch(&self, f: impl FnMut(&Batch)) {
+        self.queue.lock().batches().into_iter().for_each(f);
+    }
+}
+
+impl<P: Platform> Machine for Memory<P> {
+    type Batch = Batch;
+
+    fn is_empty(batch: &Batch) -> bool {
+        batch.is_empty()
+    }
+
+    fn append(&self, to: &mut Batch, batch: Batch) {
+        to.append(&self.frames, batch);
+    }
+
+    #[inline]
+    fn grace_period(&self) -> GracePeriod {
+        self.platform.grace_period()
+    }
+
+    #[inline]
+    fn is_over(&self, period: GracePeriod) -> bool {
+        self.platform.is_over(period)
+    }
+}
+
+impl<P: Platform> Memory<P> {
+    /// Frees what the caller has unlinked, now or when no reader can know it any more. Never waits;
+    /// locks may be held, but the caller is in no read section.
+    #[inline]
+    pub(crate) fn free_after_readers(&self, mut batch: Batch) {
+        if batch.is_empty() {
+            return;
+        }
+        if queue::no_reader_left(self) {
+            batch.free(self, u32::MAX);
+        } else {
+            self.put_off(batch);
+        }
+    }
+
+    #[cold]
+    fn put_off(&self, batch: Batch) {
+        let weight = batch.weight();
+        let mut queue = self.deferred.queue.lock();
+        self.deferred.added.fetch_add(weight, Ordering::Relaxed);
+        queue.push(self, batch);
+    }
+
+    /// Runs a call of the embedder's, which takes all its locks and releases them; where it fails
+    /// for want of memory and something waits for readers, once more when that was freed. Frees some
+    /// of what waits afterwards.
+    ///
+    /// A call that fails so has changed nothing, or does what it has done once more: its
+    /// documentation says which.
+    #[inline]
+    pub(crate) fn outermost<T, E: Shortage>(
+        &self,
+        call: impl FnMut() -> Result<T, E>,
+    ) -> Result<T, E> {
+        let result = self.retry(call);
+        self.free_some();
+        result
+    }
+
+    /// As [`Memory::outermost`], for a call that unlinks nothing.
+    #[inline]
+    pub(crate) fn retry<T, E: Shortage>(
+        &self,
+        mut call: impl FnMut() -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut again = true;
+        loop {
+            let result = call();
+            match &result {
+                Err(error) if error.is_out_of_memory() && again && self.deferred.waiting() > 0 => {
+                    self.drain_deferred();
+                    again = false;
+                }
+                _ => return result,
+            }
+        }
+    }
+
+    /// Frees some of what waits, if anything does. The caller holds no lock.
+    #[inline]
+    pub(crate) fn free_some(&self) {
+        if self.deferred.waiting() > 0 {
+            self.free_ripe(FREED_AT_ONCE);
+            if self.deferred.waiting() > self.deferred.limit {
+                self.drain_deferred();
+            }
+        }
+    }
+
+    /// Frees at most `most` items that no reader knows any more.
+    #[cold]
+    pub(crate) fn free_ripe(&self, most: u32) {
+        let mut ripe = self.deferred.queue.lock().take_ripe(self);
+        if ripe.is_empty() {
+            return;
+        }
+        let weight = ripe.weight();
+        ripe.free(self, most);
+        let left = ripe.weight();
+        if left > 0 {
+            self.deferred.queue.lock().put_back(self, ripe);
+        }
+        self.note_freed(weight - left);
+    }
+
+    /// Drains the deferred frees if fewer than `frames` frames are free. For a call that cannot be
+    /// retried after it has run out of memory. The caller holds no lock.
+    pub(crate) fn make_room(&self, frames: u64) {
+        if self.deferred.waiting() > 0 && self.free_frames() < frames {
+            self.drain_deferred();
+        }
+    }
+
+    /// Waits until nobody reads what was unlinked before the call, and frees it: page tables and the
+    /// core's own records that other CPUs may have been looking at. The core does so itself before it
+    /// fails for want of memory. An embedder calls it before it takes memory for itself
+    /// ([`Memory::allocate_frames`]), or to see that nothing is lost. What waits is shown by
+    /// [`Memory::deferred`].
+    ///
+    /// May sleep; never called in a read section or with a lock held that a reader may wait for.
+    /// Complexity: linear in what waits.
+    pub fn drain_deferred(&self) {
+        let deferred = &self.deferred;
+        if deferred.waiting() == 0 {
+            return;
+        }
+        let target = deferred.added.load(Ordering::Relaxed);
+        loop {
+            let (mut ripe, mut unripe) = {
+                let mut queue = deferred.queue.lock();
+                (queue.take_ripe(self), queue.take_unripe(self))
+            };
+            let weight = ripe.weight() + unripe.weight();
+            ripe.free(self, u32::MAX);
+            if !unripe.is_empty() {
+                deferred.waits.fetch_add(1, Ordering::Relaxed);
+                self.platform.synchronize();
+                unripe.free(self, u32::MAX);
+            }
+            self.note_freed(weight);
+            // Another CPU may have taken what waited, and not have freed it yet.
+            let turn = deferred.turn.load(Ordering::Acquire);
+            if deferred.freed.load(Ordering::Acquire) >= target {
+                return;
+            }
+            self.platform.park(&deferred.turn, turn);
+        }
+    }
+
+    fn note_freed(&self, weight: u64) {
+        if weight > 0 {
+            // Release: who sees it finds the memory free.
+            self.deferred.freed.fetch_add(weight, Ordering::Release);
+            self.deferred.turn.fetch_add(1, Ordering::Release);
+            self.platform.unpark(&raw const self.deferred.turn);
+        }
+    }
+
+    /// What was unlinked and waits until nobody reads it any more. Holds a lock for a constant number
+    /// of steps.
+    pub fn deferred(&self) -> Deferred {
+        let waits = self.deferred.waits.load(Ordering::Relaxed);
+        let ever = self.deferred.added.load(Ordering::Relaxed);
+        let ever = Batch::frames_of_weight(ever);
+        let mut sums = Deferred { waits, ever, ..Deferred::default() };
+        self.deferred.for_each_batch(|batch| {
+            sums.tables += u64::from(batch.tables.count());
+            sums.records += batch.records();
+        });
+        sums
+    }
+
+    /// So many frames may wait for readers before a call waits for them, too; of records, 8 count
+    /// as a frame.
+    pub fn deferred_limit(&self) -> u64 {
+        Batch::frames_of_weight(self.deferred.limit)
+    }
+}
+
+/// An error that may say that there is no memory.
+pub(crate) trait Shortage {
+    /// Whether it says so.
+    fn is_out_of_memory(&self) -> bool;
+}
+
+impl Shortage for Error {
+    #[inline]
+    fn is_out_of_memory(&self) -> bool {
+        *self == Self::OutOfMemory
+    }
+}
+
+impl Shortage for FaultError {
+    #[inline]
+    fn is_out_of_memory(&self) -> bool {
+        *self == Self::OutOfMemory
+    }
+}
+
+impl Shortage for FolioError {
+    fn is_out_of_memory(&self) -> bool {
+        *self == Self::OutOfMemory
+    }
+}
+
+impl Shortage for KernelMapError {
+    #[inline]
+    fn is_out_of_memory(&self) -> bool {
+        *self == Self::OutOfMemory
+    }
+}

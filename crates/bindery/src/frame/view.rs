@@ -1,0 +1,240 @@
+//! What each frame is used for, for whoever looks at all of memory: `/proc/kpageflags`, `vmstat`,
+//! debuggers.
+//!
+//! Nothing is locked. What others change meanwhile is shown as it was or as it is, and a block that
+//! is cut or joined at that moment may be shown with the bounds of either.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::buddy::MAX_ORDER;
+use super::count::{mappings_in, pins_in, references_in};
+use super::meta::{DIRTY, FOLIO_LOCK, Kind, LAZY, kind_in, order_in};
+use super::{FrameRange, Frames, OwnerKind};
+use crate::addr::Frame;
+use crate::platform::Platform;
+
+/// What a frame is used for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FrameUse {
+    /// It is none of the memory's: a hole, the metadata of all frames, or outside of all ranges.
+    NotManaged,
+    /// Nobody uses it.
+    Free,
+    /// Taken from the allocator, and nothing more is known yet.
+    Allocated,
+    /// A page of anonymous memory, or a page that its owner has let go and somebody still holds.
+    Anonymous,
+    /// A page of shared memory.
+    SharedMemory,
+    /// A page of a file.
+    File,
+    /// The page of zeroes that all share.
+    Zero,
+    /// A page table of an address space or a kernel map.
+    Table,
+    /// Small records of the core's: mappings, objects and the like.
+    Slab,
+    /// An area of the kernel ([`crate::KernelMap`]).
+    Kernel,
+    /// The embedder's own ([`crate::Memory::allocate_frames`]).
+    Embedder,
+}
+
+impl FrameUse {
+    /// Whether user programs may map it, the page of zeroes aside.
+    pub fn is_folio(self) -> bool {
+        matches!(self, Self::Anonymous | Self::SharedMemory | Self::File)
+    }
+}
+
+/// What is known of one frame ([`crate::Memory::frame_view`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FrameView {
+    /// What it is used for.
+    pub usage: FrameUse,
+    /// The block that it is a part of: a folio, a free block, one that was allocated whole. Where
+    /// there is none, the frame alone.
+    pub block: FrameRange,
+    /// How many entries map pages of the folio, a huge leaf as many as it has pages; 0 for all that
+    /// is no folio.
+    pub mappings: u32,
+    /// How many hold the folio without mapping it, by a reference or a pin.
+    pub holders: u32,
+    /// Whether the folio is known to have been written since its content was saved. The MMU's own
+    /// notes stand in the entries that map it, and are not looked at.
+    pub dirty: bool,
+    /// Whether the folio's content may be dropped unless it is written again (`MADV_FREE`).
+    pub lazy: bool,
+    /// Whether somebody has locked the folio.
+    pub locked: bool,
+}
+
+/// How many frames are used for what ([`crate::Memory::frame_usage`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FrameUsage {
+    /// Nobody uses them.
+    pub free: u64,
+    /// Pages of anonymous folios that are mapped.
+    pub anonymous: u64,
+    /// Of those, pages of folios as large as a table of level 1 spans.
+    pub anonymous_huge: u64,
+    /// Pages of shared memory, mapped or not.
+    pub shared_memory: u64,
+    /// Pages of files, mapped or not.
+    pub file: u64,
+    /// Pages of shared memory and files whose folios are mapped.
+    pub mapped: u64,
+    /// Page tables, those in reserve included.
+    pub tables: u64,
+    /// Frames with small records of the core's.
+    pub slab: u64,
+    /// Areas of the kernel.
+    pub kernel: u64,
+    /// The embedder's own.
+    pub embedder: u64,
+}
+
+/// The block of that kind and order around a frame.
+struct Block {
+    head: Frame,
+    order: u8,
+    state: u32,
+    kind: Kind,
+}
+
+impl<P: Platform> Frames<P> {
+    /// What is known of `frame`, whatever number that is. O([`MAX_ORDER`]).
+    pub(crate) fn view(&self, frame: Frame) -> FrameView {
+        let alone = FrameRange { first: frame, count: 1 };
+        let unknown = FrameView {
+            usage: FrameUse::NotManaged,
+            block: alone,
+            mappings: 0,
+            holders: 0,
+            dirty: false,
+            lazy: false,
+            locked: false,
+        };
+        if !self.metas.covers(frame) {
+            return unknown;
+        }
+        if self.is_ready(frame) {
+            return FrameView { usage: FrameUse::Free, ..unknown };
+        }
+        let Some(block) = self.block_around(frame) else {
+            // Its block is being cut or joined.
+            return FrameView { usage: FrameUse::Allocated, ..unknown };
+        };
+        let range = FrameRange { first: block.head, count: 1 << block.order };
+        let view = FrameView { usage: self.usage_of(&block), block: range, ..unknown };
+        if block.kind != Kind::Folio {
+            return view;
+        }
+        let count = self.meta(block.head).count.load(Relaxed);
+        FrameView {
+            mappings: mappings_in(count),
+            holders: references_in(count).saturating_add(pins_in(count)),
+            dirty: block.state & DIRTY != 0,
+            lazy: block.state & LAZY != 0,
+            locked: block.state & FOLIO_LOCK != 0,
+            ..view
+        }
+    }
+
+    /// The sums over all frames. O(blocks).
+    pub(crate) fn usage(&self, huge_order: u8) -> FrameUsage {
+        let mut sums = FrameUsage { free: self.free_frames(), ..FrameUsage::default() };
+        let (first, count) = self.metas.span();
+        let (ready, kept) = self.buddy.lock().ready();
+        let mut at = 0;
+        while at < count {
+            let inside = first.plus(at).0.wrapping_sub(ready.0);
+            if inside < kept {
+                // Free, whatever their metadata says.
+                at += kept - inside;
+                continue;
+            }
+            let block = self.block_at(first.plus(at));
+            let pages = 1 << block.order;
+            at = at.saturating_add(pages);
+            let pages = u64::from(pages);
+            let usage = self.usage_of(&block);
+            let is_mapped = block.kind == Kind::Folio
+                && mappings_in(self.meta(block.head).count.load(Relaxed)) > 0;
+            match usage {
+                FrameUse::Anonymous if is_mapped => {
+                    sums.anonymous += pages;
+                    if block.order >= huge_order {
+                        sums.anonymous_huge += pages;
+                    }
+                }
+                FrameUse::SharedMemory => sums.shared_memory += pages,
+                FrameUse::File => sums.file += pages,
+                FrameUse::Table => sums.tables += pages,
+                FrameUse::Slab => sums.slab += pages,
+                FrameUse::Kernel => sums.kernel += pages,
+                FrameUse::Embedder => sums.embedder += pages,
+                _ => {}
+            }
+            if is_mapped && matches!(usage, FrameUse::SharedMemory | FrameUse::File) {
+                sums.mapped += pages;
+            }
+        }
+        sums
+    }
+
+    fn usage_of(&self, block: &Block) -> FrameUse {
+        match block.kind {
+            Kind::Reserved => FrameUse::NotManaged,
+            Kind::Free => FrameUse::Free,
+            Kind::Raw | Kind::Tail => FrameUse::Allocated,
+            Kind::Table => FrameUse::Table,
+            Kind::Slab => FrameUse::Slab,
+            Kind::Zero => FrameUse::Zero,
+            Kind::Kernel => FrameUse::Kernel,
+            Kind::Embedder => FrameUse::Embedder,
+            Kind::Folio => {
+                let folio = super::Folio { head: block.head, order: block.order };
+                match self.owner_kind(folio) {
+                    OwnerKind::Anonymous => FrameUse::Anonymous,
+                    OwnerKind::SharedMemory => FrameUse::SharedMemory,
+                    OwnerKind::File => FrameUse::File,
+                }
+            }
+        }
+    }
+
+    /// The block that begins at `frame`; a single one where none does.
+    fn block_at(&self, frame: Frame) -> Block {
+        let state = self.meta(frame).state.load(Relaxed);
+        let kind = kind_in(state);
+        let order = match kind {
+            // The level stands there.
+            Kind::Table | Kind::Reserved | Kind::Tail => 0,
+            _ => order_in(state).min(MAX_ORDER),
+        };
+        Block { head: frame, order, state, kind }
+    }
+
+    /// The block with the frame in it. Blocks are aligned to their size, so its head is one of few.
+    fn block_around(&self, frame: Frame) -> Option<Block> {
+        for order in 0..=MAX_ORDER {
+            let head = Frame(frame.0 & !((1 << order) - 1));
+            if !self.metas.covers(head) {
+                return None;
+            }
+            let block = self.block_at(head);
+            if block.kind != Kind::Tail {
+                let reaches = frame.0 - head.0 < 1 << block.order;
+                return reaches.then_some(block);
+            }
+        }
+        None
+    }
+
+    /// Whether the frame is one of those that are kept ready for single allocations.
+    fn is_ready(&self, frame: Frame) -> bool {
+        let (ready, kept) = self.buddy.lock().ready();
+        frame.0.wrapping_sub(ready.0) < kept
+    }
+}

@@ -1,0 +1,202 @@
+//! The gate under loom: its own code, over a word that loom answers with every value that the memory
+//! model allows, with sleepers that nobody wakes but who unparks them.
+//!
+//! Run with `scripts/loom gate`.
+//!
+//! A lost wake-up shows as a deadlock, which loom reports; two who are inside at the same time show as
+//! a race for the cell that the gate guards. The last tests leave out one rule each ([`Omit`]) and
+//! must fail.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::vec::Vec;
+
+use loom::cell::UnsafeCell;
+use loom::model::Builder;
+use loom::sync::atomic::{AtomicU32, Ordering};
+use loom::thread;
+
+use super::{Gate, PARKED};
+use crate::parking::Parking;
+use crate::parking::model::{SecondLook, Sleepers};
+use crate::word::Word;
+
+/// Preemptions that are explored of three CPUs. (Of two, all are.)
+const PREEMPTIONS: usize = 3;
+
+/// A rule that a model leaves out, to show that it is needed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Omit {
+    Nothing,
+    /// Who parks does not look once more when it can be found.
+    SecondLook,
+    /// Who parks does not say so in the word.
+    Parked,
+    /// The last reader wakes nobody.
+    LastReader,
+    /// The gate is given back without release.
+    Release,
+}
+
+/// A word that may be weaker than the one outside.
+struct Model {
+    word: AtomicU32,
+    omit: Omit,
+}
+
+impl Word<u32> for Model {
+    fn load(&self, order: Ordering) -> u32 {
+        self.word.load(order)
+    }
+
+    fn store(&self, value: u32, order: Ordering) {
+        self.word.store(value, order);
+    }
+
+    fn swap(&self, value: u32, order: Ordering) -> u32 {
+        self.word.swap(value, if self.omit == Omit::Release { Ordering::Relaxed } else { order })
+    }
+
+    fn exchange(&self, from: u32, to: u32, order: Ordering, failure: Ordering) -> Result<u32, u32> {
+        if self.omit == Omit::Parked && to == from | PARKED {
+            return Ok(from);
+        }
+        self.word.compare_exchange(from, to, order, failure)
+    }
+
+    fn add(&self, value: u32, order: Ordering) -> u32 {
+        self.word.fetch_add(value, order)
+    }
+
+    fn sub(&self, value: u32, order: Ordering) -> u32 {
+        let before = self.word.fetch_sub(value, order);
+        if self.omit == Omit::LastReader { before & !PARKED } else { before }
+    }
+
+    fn set(&self, bits: u32, order: Ordering) -> u32 {
+        self.word.fetch_or(bits, order)
+    }
+}
+
+struct World {
+    gate: Gate<Model>,
+    guarded: UnsafeCell<u32>,
+    sleepers: Sleepers,
+    omit: Omit,
+}
+
+impl Parking<Model> for World {
+    fn park(&self, word: &Model, expected: u32) {
+        let marked = |value| if self.omit == Omit::Parked { value | PARKED } else { value };
+        let look = || marked(word.word.load(Ordering::Acquire)) == expected;
+        self.sleepers.park(&raw const word.word, look);
+    }
+
+    fn unpark(&self, word: *const Model) {
+        // SAFETY: the world outlives the model; no memory is touched.
+        self.sleepers.unpark(unsafe { &raw const (*word).word });
+    }
+}
+
+impl World {
+    fn new(omit: Omit) -> Rc<Self> {
+        let look = if omit == Omit::SecondLook { SecondLook::LeftOut } else { SecondLook::Taken };
+        Rc::new(Self {
+            gate: Gate(Model { word: AtomicU32::new(0), omit }),
+            guarded: UnsafeCell::new(0),
+            sleepers: Sleepers::new(look),
+            omit,
+        })
+    }
+}
+
+fn read(world: &World) {
+    // SAFETY: loom panics if somebody may be writing.
+    world.gate.together(world, || world.guarded.with(|value| unsafe { *value }));
+}
+
+fn write(world: &World) {
+    // SAFETY: loom panics if there is an access which this CPU does not know to be over.
+    world.gate.alone(world, || world.guarded.with_mut(|value| unsafe { *value += 1 }));
+}
+
+fn write_twice(world: &World) {
+    write(world);
+    write(world);
+}
+
+/// The world, which a test shares among loom's threads.
+struct Shared(Rc<World>);
+
+// SAFETY: loom runs one thread at a time.
+unsafe impl Send for Shared {}
+
+/// Explores what the CPUs do at the gate, and says how often one of them slept.
+fn explore<const N: usize>(omit: Omit, work: [fn(&World); N]) -> usize {
+    let slept = Arc::new(AtomicUsize::new(0));
+    let sum = Arc::clone(&slept);
+    let mut builder = Builder::new();
+    builder.preemption_bound = (N > 2).then_some(PREEMPTIONS);
+    builder.check(move || {
+        let world = World::new(omit);
+        let mut others = Vec::new();
+        for work in work.into_iter().skip(1) {
+            let shared = Shared(Rc::clone(&world));
+            others.push(thread::spawn(move || {
+                let shared = shared;
+                work(&shared.0);
+            }));
+        }
+        work[0](&world);
+        others.into_iter().for_each(|cpu| cpu.join().unwrap());
+        assert_eq!(
+            world.gate.0.word.load(Ordering::Relaxed),
+            0,
+            "the gate is left as it was found"
+        );
+        sum.fetch_add(world.sleepers.sleeps.load(Relaxed), Relaxed);
+    });
+    slept.load(Relaxed)
+}
+
+#[test]
+fn writers_wake_each_other() {
+    assert!(explore(Omit::Nothing, [write, write]) > 0);
+    assert!(explore(Omit::Nothing, [write_twice, write]) > 0);
+    assert!(explore(Omit::Nothing, [write, write, write]) > 0);
+}
+
+#[test]
+fn the_last_reader_wakes_the_writer_and_the_writer_the_readers() {
+    assert!(explore(Omit::Nothing, [read, write]) > 0);
+    assert!(explore(Omit::Nothing, [read, write_twice]) > 0);
+    assert!(explore(Omit::Nothing, [read, read, write]) > 0);
+    assert!(explore(Omit::Nothing, [read, write, write]) > 0);
+}
+
+// Each rule is needed: without it, one of the models above fails.
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn who_does_not_look_once_more_sleeps_for_ever() {
+    explore(Omit::SecondLook, [write, write]);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn who_does_not_say_that_it_parks_is_not_woken() {
+    explore(Omit::Parked, [write, write]);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_last_reader_that_wakes_nobody_leaves_the_writer_asleep() {
+    explore(Omit::LastReader, [read, write]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn who_gives_the_gate_back_without_release_lets_two_in() {
+    explore(Omit::Release, [write, write]);
+}

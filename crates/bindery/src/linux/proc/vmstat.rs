@@ -1,0 +1,68 @@
+//! `/proc/vmstat`: what memory is used for, and what has happened to it.
+
+use core::fmt::{self, Write};
+
+use crate::Memory;
+use crate::platform::Platform;
+
+use super::line::Columns;
+
+/// The faults of all programs, which the embedder counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FaultCounts {
+    /// All of them (`pgfault`).
+    pub all: u64,
+    /// Those that waited for a page to be read (`pgmajfault`).
+    pub major: u64,
+}
+
+/// Writes those lines of `/proc/vmstat` that the core knows, in Linux's order: `nr_free_pages`,
+/// `nr_anon_pages`, `nr_mapped`, `nr_file_pages`, `nr_shmem`, `nr_slab_unreclaimable`,
+/// `nr_page_table_pages`, `nr_anon_transparent_hugepages`, `pswpin`, `pswpout`, `pgalloc_normal`,
+/// `pgfree`, `pgfault`, `pgmajfault`, `thp_fault_alloc`, `thp_collapse_alloc`, `thp_split_page`,
+/// `thp_split_pmd`, `thp_zero_page_alloc`.
+///
+/// All memory is one zone. The first eight are looked up when this is called, so that nothing has
+/// to keep them. Nothing says of a page that it is locked into memory, so there is no `nr_mlock`.
+///
+/// # Errors
+/// Those of `out` alone.
+///
+/// Complexity: linear in the blocks of frames; no lock is held meanwhile.
+pub fn vmstat<P: Platform>(
+    memory: &Memory<P>,
+    faults: FaultCounts,
+    out: &mut dyn Write,
+) -> fmt::Result {
+    let usage = memory.frame_usage();
+    let events = memory.events();
+    let lines = [
+        ("nr_free_pages", usage.free),
+        ("nr_anon_pages", usage.anonymous),
+        ("nr_mapped", usage.mapped),
+        ("nr_file_pages", usage.file + usage.shared_memory),
+        ("nr_shmem", usage.shared_memory),
+        ("nr_slab_unreclaimable", usage.slab),
+        ("nr_page_table_pages", usage.tables),
+        ("nr_anon_transparent_hugepages", usage.anonymous_huge >> memory.huge_order()),
+        ("pswpin", 0),
+        ("pswpout", 0),
+        ("pgalloc_normal", events.frames_allocated),
+        ("pgfree", events.frames_freed),
+        ("pgfault", faults.all),
+        ("pgmajfault", faults.major),
+        ("thp_fault_alloc", events.huge_faults),
+        ("thp_collapse_alloc", events.huge_collapses),
+        ("thp_split_page", events.folio_splits),
+        ("thp_split_pmd", events.leaf_splits),
+        ("thp_zero_page_alloc", 0),
+    ];
+    lines.into_iter().try_for_each(|(name, number)| {
+        let mut line = Columns::new();
+        line.push(name);
+        line.push(" ");
+        line.push_decimal(number);
+        line.push("\n");
+        line.write_to(out)
+    })
+}

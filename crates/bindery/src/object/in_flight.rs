@@ -1,0 +1,467 @@
+//! Input and output in flight: which pages of a file its pager has at the moment, and who waits.
+//!
+//! No mutex, no VMA and no lock of an object is held while the pager works. A *record* stands for the
+//! call instead, in a list that the pages' gate guards:
+//!
+//! | record | whose | who waits for its end |
+//! |---|---|---|
+//! | read | a fetch, while the pager fills folios that are not in the index yet | a fetch of one of the pages |
+//! | write | a `sync`, while the pager stores pages | whoever wants to write, drop or replace them |
+//! | change | whoever drops or replaces pages, or writes them from outside | a fetch or a `sync` of the pages |
+//! | turn | a `sync` that met a change | changes that come later |
+//!
+//! Whoever waits does so without any lock, and comes again ([`super::Awaited`]).
+//!
+//! # Stale content never enters the index
+//! A change that drops pages *cancels* the reads that overlap it: their folios are discarded, and the
+//! pages asked for again. Without that:
+//! 1. CPU A reads page 3, and the pager has copied the bytes;
+//! 2. CPU B cuts the file to nothing, and lets it grow again: page 3 is zeroes now;
+//! 3. CPU A puts the folio into the index.
+//!
+//! A read is begun, cancelled, and entered into the index with the pages' gate passed alone, each in
+//! one step with its look at the list. So it begins before the change, and is cancelled, or after it.
+//!
+//! # Bytes stand still
+//! A write begins with the object's gate passed alone, after the mappings have lost their permission
+//! to write. Whoever wants to write holds that gate for reading, from its look at the list until it
+//! is done ([`super::pages::mark_dirty`]); or it has a change of its own in the list, during which no
+//! write begins.
+//!
+//! # Nobody waits in a circle, or for ever
+//! Whoever has a read or a write in the list waits for the pager alone. Whoever has a change waits for
+//! writes and for older turns, without a lock, and then takes locks; whoever holds a lock of the
+//! object waits for no record. Whoever has a turn waits for older changes. So of a change and a turn,
+//! the younger one waits, and a `sync` comes to its end however many threads write the page that it
+//! wants to save.
+
+use core::cell::Cell;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use crate::platform::Platform;
+
+use super::index::PageIndex;
+use super::state::Pages;
+
+/// What a record stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    Read,
+    Write,
+    Change,
+    Turn,
+}
+
+/// Pages on their way, in the memory of whoever is at it. Everything in it is read and written with
+/// the pages' gate passed alone.
+#[derive(Debug)]
+pub(super) struct Record {
+    first: Cell<u64>,
+    end: Cell<u64>,
+    kind: Cell<Kind>,
+    /// Later ones have higher numbers.
+    number: Cell<u64>,
+    /// Of a read: what it brings is old by now.
+    cancelled: Cell<bool>,
+    /// Somebody is parked, or about to be, until it ends.
+    wanted: Cell<bool>,
+    next: Cell<Option<NonNull<Self>>>,
+    previous: Cell<Option<NonNull<Self>>>,
+}
+
+impl Record {
+    /// In no list.
+    pub(super) const fn new() -> Self {
+        Self {
+            first: Cell::new(0),
+            end: Cell::new(0),
+            kind: Cell::new(Kind::Read),
+            number: Cell::new(0),
+            cancelled: Cell::new(false),
+            wanted: Cell::new(false),
+            next: Cell::new(None),
+            previous: Cell::new(None),
+        }
+    }
+
+    /// Whether what a read brings must not enter the index. The pages' gate is passed alone.
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.cancelled.get()
+    }
+
+    fn overlaps(&self, first: u64, end: u64) -> bool {
+        self.first.get() < end && first < self.end.get()
+    }
+}
+
+/// The records of an object; the pages' gate guards the list.
+pub(super) struct InFlight {
+    first: Option<NonNull<Record>>,
+    next_number: u64,
+    /// Writes that failed.
+    failures: u64,
+}
+
+/// What to wait for: the end of some record. Old news if it is kept: nothing but a look at the list
+/// tells whether there is still anything to wait for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub(crate) struct Ticket(u32);
+
+/// The words beside the list that are read without the gate.
+pub(super) struct Ends {
+    /// Changes whenever a record ends; waiters park on it.
+    ended: AtomicU32,
+    /// How many writes there are.
+    writes: AtomicU32,
+}
+
+impl Ends {
+    pub(super) const fn new() -> Self {
+        Self { ended: AtomicU32::new(0), writes: AtomicU32::new(0) }
+    }
+
+    /// Whether no page is being stored. Lasts for as long as the caller holds the object's gate.
+    #[inline]
+    pub(super) fn no_writes(&self) -> bool {
+        // Acquire: whoever writes a page next comes after the pager has read it.
+        self.writes.load(Ordering::Acquire) == 0
+    }
+
+    /// Says that there are so many writes. The pages' gate is passed alone.
+    pub(super) fn set_writes(&self, writes: u32) {
+        self.writes.store(writes, Ordering::Release);
+    }
+
+    /// Sleeps until a record ends; not for long where one has since the ticket was given.
+    pub(super) fn wait<P: Platform>(&self, platform: &P, ticket: Ticket) {
+        platform.park(&self.ended, ticket.0);
+    }
+
+    /// Wakes all who wait.
+    pub(super) fn wake<P: Platform>(&self, platform: &P) {
+        platform.unpark(&self.ended);
+    }
+}
+
+impl InFlight {
+    pub(super) const fn new() -> Self {
+        Self { first: None, next_number: 0, failures: 0 }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    /// The number of the next record: those in the list have lower ones.
+    pub(super) fn next_number(&self) -> u64 {
+        self.next_number
+    }
+
+    /// How many writes have failed so far.
+    pub(super) fn failures(&self) -> u64 {
+        self.failures
+    }
+
+    /// A write has failed.
+    pub(super) fn count_failure(&mut self) {
+        self.failures += 1;
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Record> {
+        let mut next = self.first;
+        core::iter::from_fn(move || {
+            // SAFETY: records stand in the list from `insert` to `take`, and live as long (the
+            // promise of `insert`'s callers). Their cells are used with the gate passed alone, as
+            // `self` is.
+            let record = unsafe { next?.as_ref() };
+            next = record.next.get();
+            Some(record)
+        })
+    }
+
+    fn overlapping(&self, first: u64, end: u64, kinds: &[Kind]) -> impl Iterator<Item = &Record> {
+        self.iter()
+            .filter(move |record| record.overlaps(first, end) && kinds.contains(&record.kind.get()))
+    }
+
+    /// Whether a record of one of the kinds overlaps the pages.
+    fn overlaps(&self, first: u64, end: u64, kinds: &[Kind]) -> bool {
+        self.overlapping(first, end, kinds).next().is_some()
+    }
+
+    /// Where the first change begins that overlaps the pages and is older than the number says.
+    pub(super) fn first_change(&self, first: u64, end: u64, number: u64) -> Option<u64> {
+        let changes = self.overlapping(first, end, &[Kind::Change]);
+        let older = changes.filter(|change| change.number.get() < number);
+        older.map(|change| change.first.get()).min()
+    }
+
+    /// A ticket for the end of a record of one of the kinds that overlaps the pages, and is older than
+    /// the number says.
+    pub(super) fn await_older(
+        &self,
+        ends: &Ends,
+        first: u64,
+        end: u64,
+        kinds: &[Kind],
+        number: u64,
+    ) -> Option<Ticket> {
+        let mut records = self.overlapping(first, end, kinds);
+        let record = records.find(|record| record.number.get() < number)?;
+        record.wanted.set(true);
+        // It changes with the gate passed alone, so not between the look at the list and this.
+        Some(Ticket(ends.ended.load(Ordering::Relaxed)))
+    }
+
+    /// As [`InFlight::await_older`], however old.
+    pub(super) fn awaits(
+        &self,
+        ends: &Ends,
+        first: u64,
+        end: u64,
+        kinds: &[Kind],
+    ) -> Option<Ticket> {
+        self.await_older(ends, first, end, kinds, u64::MAX)
+    }
+
+    /// Cancels the reads that overlap the pages.
+    pub(super) fn cancel_reads(&self, first: u64, end: u64) {
+        let reads = self.overlapping(first, end, &[Kind::Read]);
+        reads.for_each(|read| read.cancelled.set(true));
+    }
+
+    /// Puts a record into the list.
+    ///
+    /// # Safety
+    /// The record is in no list. It stays where it is, and nobody has it by a mutable reference,
+    /// until [`InFlight::take`] was called.
+    pub(super) unsafe fn insert(
+        &mut self,
+        ends: &Ends,
+        record: &Record,
+        kind: Kind,
+        first: u64,
+        end: u64,
+    ) {
+        record.first.set(first);
+        record.end.set(end);
+        record.kind.set(kind);
+        record.number.set(self.next_number);
+        record.cancelled.set(false);
+        record.wanted.set(false);
+        record.previous.set(None);
+        record.next.set(self.first);
+        self.next_number += 1;
+        let node = Some(NonNull::from(record));
+        if let Some(next) = self.first {
+            // SAFETY: as in `iter`.
+            unsafe { next.as_ref() }.previous.set(node);
+        }
+        self.first = node;
+        if kind == Kind::Write {
+            ends.set_writes(ends.writes.load(Ordering::Relaxed) + 1);
+        }
+    }
+
+    /// Takes a record out of the list that is in it. Says whether somebody has to be woken
+    /// ([`Ends::wake`]).
+    pub(super) fn take(&mut self, ends: &Ends, record: &Record) -> bool {
+        let (previous, next) = (record.previous.get(), record.next.get());
+        match previous {
+            // SAFETY: as in `iter`.
+            Some(previous) => unsafe { previous.as_ref() }.next.set(next),
+            None => self.first = next,
+        }
+        if let Some(next) = next {
+            // SAFETY: as in `iter`.
+            unsafe { next.as_ref() }.previous.set(previous);
+        }
+        if record.kind.get() == Kind::Write {
+            ends.set_writes(ends.writes.load(Ordering::Relaxed) - 1);
+        }
+        ends.ended.fetch_add(1, Ordering::Release);
+        record.wanted.get()
+    }
+}
+
+/// What becomes of reads that overlap a change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Reads {
+    /// What they bring is as good afterwards, wherever the index has no page by then.
+    Stay,
+    /// They are cancelled.
+    Cancelled,
+}
+
+/// Why a read does not begin.
+pub(super) enum Refused {
+    /// Nobody needs it any more.
+    NotNeeded,
+    /// Another record is in the way.
+    Busy(Ticket),
+}
+
+/// A record in the list, until this is dropped.
+struct Listed<'a, P: Platform> {
+    pages: &'a Pages,
+    platform: &'a P,
+    record: &'a Record,
+}
+
+impl<P: Platform> Drop for Listed<'_, P> {
+    fn drop(&mut self) {
+        let wanted =
+            self.pages.alone(self.platform, |_, in_flight, ends| in_flight.take(ends, self.record));
+        if wanted {
+            self.pages.ends.wake(self.platform);
+        }
+    }
+}
+
+impl Pages {
+    /// Does `work`, which asks the pager for the pages, with a read in the list; it looks whether that
+    /// was cancelled, in one step with whatever it does to the index. Asks `needed` first, in one step
+    /// with beginning the read.
+    pub(super) fn with_read<P: Platform, R>(
+        &self,
+        platform: &P,
+        (first, end): (u64, u64),
+        needed: impl FnOnce(&PageIndex) -> bool,
+        work: impl FnOnce(&Record) -> R,
+    ) -> Result<R, Refused> {
+        let record = Record::new();
+        self.alone(platform, |index, in_flight, ends| {
+            if !needed(index) {
+                return Err(Refused::NotNeeded);
+            }
+            let obstacles = [Kind::Read, Kind::Change];
+            if let Some(ticket) = in_flight.awaits(ends, first, end, &obstacles) {
+                return Err(Refused::Busy(ticket));
+            }
+            // SAFETY: the record stays in this frame, and is only borrowed shared; `_listed` takes
+            // it out before it goes.
+            unsafe { in_flight.insert(ends, &record, Kind::Read, first, end) };
+            Ok(())
+        })?;
+        let _listed = Listed { pages: self, platform, record: &record };
+        Ok(work(&record))
+    }
+
+    /// Does `work`, which takes the object's locks and changes the pages, while neither a fetch nor a
+    /// `sync` of them begins, nor a `sync` is at work on them. Called without locks.
+    pub(super) fn with_change<P: Platform, R>(
+        &self,
+        platform: &P,
+        (first, end): (u64, u64),
+        reads: Reads,
+        work: impl FnOnce() -> R,
+    ) -> R {
+        let record = Record::new();
+        let number = self.alone(platform, |_, in_flight, ends| {
+            if reads == Reads::Cancelled {
+                in_flight.cancel_reads(first, end);
+            }
+            // SAFETY: as in `with_read`.
+            unsafe { in_flight.insert(ends, &record, Kind::Change, first, end) };
+            record.number.get()
+        });
+        let _listed = Listed { pages: self, platform, record: &record };
+        self.wait_while(platform, |in_flight, ends| {
+            let turn = in_flight.await_older(ends, first, end, &[Kind::Turn], number);
+            turn.or_else(|| in_flight.awaits(ends, first, end, &[Kind::Write]))
+        });
+        work()
+    }
+
+    /// Does `work`, given a number, when all changes that overlap the pages are younger than that, and
+    /// wait for the end. Called without locks.
+    pub(super) fn with_turn<P: Platform, R>(
+        &self,
+        platform: &P,
+        (first, end): (u64, u64),
+        work: impl FnOnce(u64) -> R,
+    ) -> R {
+        let record = Record::new();
+        let number = self.alone(platform, |_, in_flight, ends| {
+            // SAFETY: as in `with_read`.
+            unsafe { in_flight.insert(ends, &record, Kind::Turn, first, end) };
+            record.number.get()
+        });
+        let _listed = Listed { pages: self, platform, record: &record };
+        self.wait_while(platform, |in_flight, ends| {
+            in_flight.await_older(ends, first, end, &[Kind::Change], number)
+        });
+        work(number)
+    }
+
+    /// Waits for the writes that overlap the pages and are older than the number says. Called without
+    /// locks.
+    pub(super) fn wait_for_writes<P: Platform>(
+        &self,
+        platform: &P,
+        first: u64,
+        end: u64,
+        number: u64,
+    ) {
+        self.wait_while(platform, |in_flight, ends| {
+            in_flight.await_older(ends, first, end, &[Kind::Write], number)
+        });
+    }
+
+    /// Waits for what `busy` says, again and again until that is nothing.
+    fn wait_while<P: Platform>(
+        &self,
+        platform: &P,
+        mut busy: impl FnMut(&InFlight, &Ends) -> Option<Ticket>,
+    ) {
+        while let Some(ticket) = self.alone(platform, |_, in_flight, ends| busy(in_flight, ends)) {
+            self.ends.wait(platform, ticket);
+        }
+    }
+
+    /// A ticket for the end of what stores one of the pages; `None` where nothing does, which lasts
+    /// for as long as the caller holds the object's gate.
+    #[inline]
+    pub(super) fn being_stored<P: Platform>(
+        &self,
+        platform: &P,
+        page: u64,
+        count: u64,
+    ) -> Option<Ticket> {
+        if self.ends.no_writes() {
+            return None;
+        }
+        let end = page.saturating_add(count);
+        self.alone(platform, |_, in_flight, ends| in_flight.awaits(ends, page, end, &[Kind::Write]))
+    }
+
+    /// A ticket for the end of what keeps a fetch of the pages from beginning.
+    pub(super) fn keeps_from_reading<P: Platform>(
+        &self,
+        platform: &P,
+        first: u64,
+        end: u64,
+    ) -> Option<Ticket> {
+        let obstacles = [Kind::Read, Kind::Change];
+        self.alone(platform, |_, in_flight, ends| in_flight.awaits(ends, first, end, &obstacles))
+    }
+
+    /// Whether `vacant` says so of the index, and nothing keeps a fetch of the pages from beginning.
+    pub(super) fn is_free_for_reading<P: Platform>(
+        &self,
+        platform: &P,
+        (first, end): (u64, u64),
+        vacant: impl FnOnce(&PageIndex) -> bool,
+    ) -> bool {
+        self.alone(platform, |index, in_flight, _| {
+            vacant(index) && !in_flight.overlaps(first, end, &[Kind::Read, Kind::Change])
+        })
+    }
+
+    /// Sleeps until some record ends, unless one has since the ticket was given. Called without locks.
+    pub(super) fn wait<P: Platform>(&self, platform: &P, ticket: Ticket) {
+        self.ends.wait(platform, ticket);
+    }
+}

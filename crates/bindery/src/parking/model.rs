@@ -1,0 +1,60 @@
+//! A platform's sleepers under loom: a queue by address with a lock, as an embedder has one.
+
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::vec::Vec;
+
+use loom::sync::Mutex;
+use loom::sync::atomic::AtomicU32;
+use loom::thread::{self, Thread};
+
+/// Whether who parks looks once more, when it can be found.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SecondLook {
+    Taken,
+    LeftOut,
+}
+
+/// Who sleeps, and on what.
+pub(crate) struct Sleepers {
+    queue: Mutex<Vec<(usize, Thread)>>,
+    second_look: SecondLook,
+    /// How often somebody slept.
+    pub(crate) sleeps: AtomicUsize,
+}
+
+impl Sleepers {
+    pub(crate) fn new(second_look: SecondLook) -> Self {
+        Self { queue: Mutex::new(Vec::new()), second_look, sleeps: AtomicUsize::new(0) }
+    }
+
+    /// Sleeps until somebody wakes those of the address, unless `unchanged` is false.
+    pub(crate) fn park(&self, word: *const AtomicU32, unchanged: impl FnOnce() -> bool) {
+        let mut queue = self.queue.lock().unwrap();
+        if self.second_look == SecondLook::Taken && !unchanged() {
+            return;
+        }
+        queue.push((word.addr(), thread::current()));
+        drop(queue);
+        self.sleeps.fetch_add(1, Relaxed);
+        thread::park();
+    }
+
+    /// Wakes those who sleep on the address.
+    pub(crate) fn unpark(&self, word: *const AtomicU32) {
+        let woken: Vec<_> =
+            self.queue.lock().unwrap().extract_if(.., |(at, _)| *at == word.addr()).collect();
+        woken.into_iter().for_each(|(_, sleeper)| sleeper.unpark());
+    }
+}
+
+impl super::Parking<AtomicU32> for Sleepers {
+    fn park(&self, word: &AtomicU32, expected: u32) {
+        let look = || word.load(loom::sync::atomic::Ordering::Acquire) == expected;
+        Self::park(self, ptr::from_ref(word), look);
+    }
+
+    fn unpark(&self, word: *const AtomicU32) {
+        Self::unpark(self, word);
+    }
+}

@@ -1,0 +1,54 @@
+//! Trees of VMAs: who maps an object, who belongs to a group of anonymous memory.
+//!
+//! The interval of a VMA is what it maps of the object, or which indexes its anonymous pages have:
+//! in pages, from its offset on.
+
+use crate::addr::PAGE_SHIFT;
+use crate::space::index::Indexed;
+use crate::space::vma::Vma;
+
+use super::interval::{IntervalTree, Links, Member};
+
+/// A VMA's place in one tree.
+pub(crate) type TreeLinks = Links<Vma>;
+
+/// In the tree of an object.
+pub(crate) struct OfObject;
+
+impl Member<Vma> for OfObject {
+    fn links(vma: &Vma) -> &TreeLinks {
+        &vma.object_links
+    }
+
+    #[inline]
+    fn interval(vma: &Vma) -> (u64, u64) {
+        pages_of(vma)
+    }
+}
+
+/// In the tree of a group of anonymous memory.
+pub(crate) struct OfGroup;
+
+impl Member<Vma> for OfGroup {
+    fn links(vma: &Vma) -> &TreeLinks {
+        &vma.group_links
+    }
+
+    #[inline]
+    fn interval(vma: &Vma) -> (u64, u64) {
+        pages_of(vma)
+    }
+}
+
+/// The VMAs that map an object.
+pub(crate) type ObjectTree = IntervalTree<Vma, OfObject>;
+/// The VMAs of a group of anonymous memory.
+pub(crate) type GroupTree = IntervalTree<Vma, OfGroup>;
+
+/// The indexes of the first and the last page of a VMA.
+#[inline]
+fn pages_of(vma: &Vma) -> (u64, u64) {
+    let first = vma.page_offset();
+    let more = (vma.end() - vma.start()).saturating_sub(1) >> PAGE_SHIFT;
+    (first, first.saturating_add(more))
+}

@@ -1,0 +1,161 @@
+//! What holds for an address space as a whole, and for its children (`prctl(2)`): whether it uses
+//! large folios, and whether memory may become executable.
+//!
+//! | set | `fork` | `execve`: the embedder calls [`AddressSpace::inherit_settings`] |
+//! |---|---|---|
+//! | large folios | inherited | kept |
+//! | executable memory | inherited, unless it was said not to be | the same |
+
+use core::sync::atomic::{AtomicU8, Ordering};
+
+use crate::error::Error;
+use crate::platform::Platform;
+
+use super::AddressSpace;
+use super::vma::MappingFlags;
+
+/// Where an address space uses large folios (Linux: `PR_SET_THP_DISABLE`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LargeFolios {
+    /// Where the policies and the mappings allow them.
+    #[default]
+    Allowed,
+    /// Of that, only where the program has asked for them: in mappings with `MADV_HUGEPAGE`, and by
+    /// `MADV_COLLAPSE` (Linux: `PR_THP_DISABLE_EXCEPT_ADVISED`).
+    Advised,
+    /// Nowhere.
+    Never,
+}
+
+/// Whether memory of an address space may become executable (Linux: `PR_SET_MDWE`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum ExecGain {
+    /// As the mappings allow.
+    #[default]
+    Allowed,
+    /// No mapping may be writable and executable, and none that is not executable becomes so
+    /// (`PR_MDWE_REFUSE_EXEC_GAIN`). Children inherit that.
+    Refused,
+    /// The same, but not for children (`PR_MDWE_NO_INHERIT`).
+    RefusedHere,
+}
+
+/// All settings of an address space, in one word: faults read it.
+#[derive(Default)]
+pub(super) struct Settings(AtomicU8);
+
+const ADVISED: u8 = 1;
+const NEVER: u8 = 2;
+const LARGE_FOLIOS: u8 = ADVISED | NEVER;
+const REFUSED: u8 = 4;
+const NOT_INHERITED: u8 = 8;
+const EXEC_GAIN: u8 = REFUSED | NOT_INHERITED;
+
+impl Settings {
+    fn get(&self) -> u8 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// What a child has.
+    fn inherited(&self) -> u8 {
+        let set = self.get();
+        if set & NOT_INHERITED == 0 { set } else { set & !EXEC_GAIN }
+    }
+
+    fn change(&self, mask: u8, value: u8) {
+        let changed = |old: u8| Some(old & !mask | value);
+        // The closure never refuses.
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
+    }
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Says where the address space uses large folios from now on; those that are there stay.
+    pub fn set_large_folios(&self, large: LargeFolios) {
+        let value = match large {
+            LargeFolios::Allowed => 0,
+            LargeFolios::Advised => ADVISED,
+            LargeFolios::Never => NEVER,
+        };
+        self.settings.change(LARGE_FOLIOS, value);
+    }
+
+    /// Where the address space uses large folios.
+    pub fn large_folios(&self) -> LargeFolios {
+        match self.settings.get() & LARGE_FOLIOS {
+            0 => LargeFolios::Allowed,
+            ADVISED => LargeFolios::Advised,
+            _ => LargeFolios::Never,
+        }
+    }
+
+    /// Refuses from now on that memory becomes executable, if `gain` says so. Mappings stay as they
+    /// are.
+    ///
+    /// # Errors
+    /// [`Error::SealForbids`] where something else was set before: that cannot be taken back.
+    pub fn set_exec_gain(&self, gain: ExecGain) -> Result<(), Error> {
+        let value = match gain {
+            ExecGain::Allowed => 0,
+            ExecGain::Refused => REFUSED,
+            ExecGain::RefusedHere => EXEC_GAIN,
+        };
+        let _guard = self.mutex.lock();
+        let set = self.settings.get() & EXEC_GAIN;
+        if set != 0 && set != value {
+            return Err(Error::SealForbids);
+        }
+        self.settings.change(EXEC_GAIN, value);
+        Ok(())
+    }
+
+    /// Whether memory may become executable.
+    pub fn exec_gain(&self) -> ExecGain {
+        match self.settings.get() & EXEC_GAIN {
+            0 => ExecGain::Allowed,
+            EXEC_GAIN => ExecGain::RefusedHere,
+            _ => ExecGain::Refused,
+        }
+    }
+
+    /// Takes the settings of `parent` that children inherit, which limits are not: for the address
+    /// space of a program that the process of `parent` executes. [`AddressSpace::fork`] does so
+    /// itself.
+    pub fn inherit_settings(&self, parent: &Self) {
+        self.settings.change(u8::MAX, parent.settings.inherited());
+    }
+
+    /// Of the orders that the policy allows in a mapping with these flags, those that the address
+    /// space uses.
+    #[inline]
+    pub(crate) fn used_orders(&self, orders: u16, flags: MappingFlags) -> u16 {
+        match self.settings.get() & LARGE_FOLIOS {
+            0 => orders,
+            ADVISED if flags.contains(MappingFlags::HUGE) => orders,
+            _ => 0,
+        }
+    }
+
+    /// Whether `MADV_COLLAPSE` may make large folios.
+    pub(super) fn may_collapse_on_demand(&self) -> bool {
+        self.settings.get() & NEVER == 0
+    }
+
+    /// Refuses what would let memory with the flags `before` become executable, or be writable and
+    /// executable. For a new mapping, both are the flags that it shall have.
+    pub(super) fn refuse_exec_gain(
+        &self,
+        before: MappingFlags,
+        after: MappingFlags,
+    ) -> Result<(), Error> {
+        let executable = after.contains(MappingFlags::EXECUTE);
+        if self.settings.get() & REFUSED == 0 || !executable {
+            return Ok(());
+        }
+        let gained = !before.contains(MappingFlags::EXECUTE);
+        if gained || after.contains(MappingFlags::WRITE) {
+            return Err(Error::AccessDenied);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,192 @@
+//! Pages of the parent's that somebody has pinned: the child gets copies at once.
+//!
+//! They are copied without locks and outside of read sections, so that nobody waits for a copy, and
+//! put into the child's tables under the locks of both sides, a few at a time:
+//! 1. under the parent's locks, the run is found and its folio gets a reference;
+//! 2. with no lock, up to [`BATCH`] pages are copied;
+//! 3. under the locks of both sides, the parent's entries are looked at again, and the child's are
+//!    written where they still name the same pages; then from 2 on, to the run's end.
+//!
+//! Faults, verbs and pins wait meanwhile for the parent's VMA. A truncation does not, which takes
+//! private copies away:
+//! 1. CPU A, forking, copies a page;
+//! 2. CPU B truncates the file: takes the page from the parent, and finds nothing in the child yet;
+//! 3. without the second look, CPU A would give the child a page behind the file's end.
+
+use arrayvec::ArrayVec;
+
+use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{
+    self, Absent, Arch, Attributes, Entry, Kind, Permissions, ProtectionKey, absent,
+};
+use crate::error::Error;
+use crate::frame::{Folio, Owner, OwnerKind};
+use crate::interrupt;
+use crate::platform::Platform;
+use crate::table::cursor::Cursor;
+use crate::table::lock::Depth;
+use crate::table::{OutOfMemory, PageTable};
+
+use super::{Copy, Supplies};
+
+/// So many pages are copied between two looks at the parent's entries.
+const BATCH: usize = 16;
+
+/// What the child's entries say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Form {
+    /// That the program may do this with the page, if it may with its key.
+    Shown(Permissions, ProtectionKey),
+    /// That there is a page, of a mapping that allows nothing.
+    Hidden,
+}
+
+impl Form {
+    fn entry<A: Arch>(self, frame: Frame) -> Entry {
+        let (accessed, dirty, soft_dirty, userfault) = (true, true, true, false);
+        match self {
+            Self::Shown(permissions, key) => {
+                let attributes =
+                    Attributes { permissions, accessed, dirty, soft_dirty, userfault, key };
+                A::leaf(frame, 1, attributes)
+            }
+            Self::Hidden => absent::encode::<A>(Absent::Hidden {
+                frame,
+                accessed,
+                dirty,
+                soft_dirty,
+                userfault,
+            }),
+        }
+    }
+}
+
+/// A run of pinned pages, whose folio has a reference for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct PinnedRun {
+    pub(super) range: VirtRange,
+    /// The frame of its first page, and the folio of all.
+    pub(super) first: Frame,
+    pub(super) folio: Folio,
+    pub(super) form: Form,
+}
+
+impl<'m, P: Platform> PageTable<'m, P> {
+    /// Gives the child copies of the run's pages, and the reference back. Called without locks on
+    /// tables and outside of read sections. May wait for memory.
+    pub(super) fn copy_pinned(
+        &self,
+        child: &Self,
+        run: &PinnedRun,
+        what: &Copy,
+        supplies: &mut Supplies<'m, P>,
+    ) -> Result<(), Error> {
+        let mut done = 0;
+        let mut result = Ok(());
+        while result.is_ok() && done < run.range.pages() {
+            let count = (run.range.pages() - done).min(BATCH as u64);
+            let copied = self.copy_batch(child, run, (done, count), what, supplies);
+            result = copied
+                .map_err(|OutOfMemory| Error::OutOfMemory)
+                .and_then(|()| interrupt::check(&self.memory.platform));
+            done += count;
+        }
+        self.memory.frames.release(&self.memory.platform, run.folio);
+        result
+    }
+
+    /// Copies `count` pages from page `first` of the run on.
+    fn copy_batch(
+        &self,
+        child: &Self,
+        run: &PinnedRun,
+        (first, count): (u64, u64),
+        what: &Copy,
+        supplies: &mut Supplies<'m, P>,
+    ) -> Result<(), OutOfMemory> {
+        let (memory, frames) = (self.memory, &self.memory.frames);
+        let mut copies: ArrayVec<Folio, BATCH> = ArrayVec::new();
+        let mut installed = 0;
+        let mut copied = Ok(());
+        for page in first..first + count {
+            memory.may_wait();
+            let Some(copy) = frames.new_folio(0) else {
+                copied = Err(OutOfMemory);
+                break;
+            };
+            memory.platform.copy(run.first.plus(page as u32), copy.head, 1);
+            copies.push(copy);
+        }
+        while copied.is_ok() && installed < copies.len() {
+            let from = first + installed as u64;
+            let (done, stopped) =
+                self.install(child, run, from, &copies[installed..], what, supplies);
+            installed += done;
+            if stopped.is_err() {
+                copied = supplies.tables.refill();
+            } else if installed < copies.len() {
+                // The parent has no longer what was copied.
+                break;
+            }
+        }
+        for copy in &copies[installed..] {
+            frames.discard(&memory.platform, *copy);
+        }
+        copied
+    }
+
+    /// Maps the copies in the child from page `first` of the run on, as long as the parent maps what
+    /// they were made of. Returns how many were mapped, and whether there were tables for them.
+    fn install(
+        &self,
+        child: &Self,
+        run: &PinnedRun,
+        first: u64,
+        copies: &[Folio],
+        what: &Copy,
+        supplies: &mut Supplies<'m, P>,
+    ) -> (usize, Result<(), OutOfMemory>) {
+        let frames = &self.memory.frames;
+        let start = run.range.start().0 + (first << PAGE_SHIFT);
+        let range = VirtRange::raw(start, start + copies.len() as u64 * PAGE_SIZE);
+        let mut source = self.cursor(range, Depth::Floor(1));
+        let mut target = child.cursor(range, Depth::Floor(1));
+        let mut frame = run.first.plus(first as u32);
+        for (done, copy) in copies.iter().enumerate() {
+            let at = VirtAddr(start + done as u64 * PAGE_SIZE);
+            if frame_at(&mut source, at) != Some(frame) {
+                return (done, Ok(()));
+            }
+            let Ok(table) = target.table_at(at, 1, &mut supplies.tables) else {
+                return (done, Err(OutOfMemory));
+            };
+            target.counts.bytes_copied += PAGE_SIZE;
+            let index = what.page_offset + ((at.0 - what.range.start().0) >> PAGE_SHIFT);
+            let owner = what.group.map_or(Owner::Nobody, Owner::Group);
+            frames.set_fresh_owner(*copy, owner, index);
+            frames.first_map(*copy, 1);
+            target.counts.mapped(OwnerKind::Anonymous, 1);
+            let entry = run.form.entry::<P::Arch>(copy.head);
+            let index = arch::index_of::<P::Arch>(at, 1);
+            target.tables.fill(table, index, entry, 1, &mut target.counts);
+            frame = frame.plus(1);
+        }
+        (copies.len(), Ok(()))
+    }
+}
+
+/// The frame that the entry for `at` names, be it shown or hidden.
+fn frame_at<P: Platform>(cursor: &mut Cursor<'_, '_, P>, at: VirtAddr) -> Option<Frame> {
+    let (node, index, raw) = cursor.entry_at(at);
+    let first = match arch::kind::<P::Arch>(raw, node.level) {
+        Kind::Leaf if node.level == 1 => P::Arch::frame(P::Arch::unblock(raw, index)),
+        Kind::Leaf => P::Arch::frame(raw),
+        Kind::Absent => match absent::decode::<P::Arch>(raw)? {
+            Absent::Hidden { frame, .. } => frame,
+            _ => return None,
+        },
+        Kind::Empty | Kind::Table => return None,
+    };
+    let inside = (at.0 & (arch::span::<P::Arch>(node.level) - 1)) >> PAGE_SHIFT;
+    Some(first.plus(inside as u32))
+}
