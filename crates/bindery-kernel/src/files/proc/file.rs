@@ -1,0 +1,243 @@
+//! The files of a process.
+
+use alloc::sync::{Arc, Weak};
+use core::fmt::{self, Write};
+use core::ops::Range;
+
+use bindery::addr::VirtAddr;
+use bindery::linux::proc::{
+    ClearRefs, PhysicalAddresses, clear_refs, maps_entry, pagemap, procmap_query, smaps_entry,
+    smaps_rollup, statm,
+};
+use linux_raw_sys::general::procmap_query as MapsQuery;
+
+use crate::errno::{Errno, Outcome};
+use crate::memory::Space;
+use crate::process::{self, Process};
+use crate::user;
+
+use super::super::generated::Window;
+use super::super::listing::{EntryText, Reader};
+use super::super::node::{Attributes, Kind, Node, Patience};
+use super::names::Names;
+use super::{frames, machine, number, texts};
+
+/// `PROCMAP_QUERY`: as `_IOWR('f', 17, struct procmap_query)` has it.
+const PROCMAP_QUERY: u32 =
+    3 << 30 | (size_of::<MapsQuery>() as u32) << 16 | (b'f' as u32) << 8 | 17;
+
+/// A file in a process' folder.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Sort {
+    Arguments,
+    Environment,
+    Name,
+    Maps,
+    Smaps,
+    SmapsRollup,
+    Pagemap,
+    ClearRefs,
+    Status,
+    Stat,
+    Statm,
+    Memory,
+    Limits,
+    Mounts,
+    KillScore,
+}
+
+pub(super) const FILES: [(&str, Sort); 16] = [
+    ("cmdline", Sort::Arguments),
+    ("environ", Sort::Environment),
+    ("comm", Sort::Name),
+    ("maps", Sort::Maps),
+    ("smaps", Sort::Smaps),
+    ("smaps_rollup", Sort::SmapsRollup),
+    ("pagemap", Sort::Pagemap),
+    ("clear_refs", Sort::ClearRefs),
+    ("status", Sort::Status),
+    ("stat", Sort::Stat),
+    ("statm", Sort::Statm),
+    ("mem", Sort::Memory),
+    ("limits", Sort::Limits),
+    ("mounts", Sort::Mounts),
+    ("oom_score_adj", Sort::KillScore),
+    ("oom_score", Sort::KillScore),
+];
+
+/// A file of a process; opened, it has a reader.
+pub(super) struct File {
+    process: u32,
+    index: usize,
+    sort: Sort,
+    /// The memory that the process had when the file was opened. As on Linux, files about memory tell
+    /// of that, and are empty when it is gone, by `exec` or otherwise.
+    space: Weak<Space>,
+    reader: Reader,
+}
+
+impl File {
+    pub(super) fn new(process: u32, index: usize, space: Weak<Space>) -> Self {
+        Self { process, index, sort: FILES[index].1, space, reader: Reader::new() }
+    }
+
+    fn process(&self) -> Result<Arc<Process>, Errno> {
+        process::find(self.process).ok_or(Errno::ESRCH)
+    }
+
+    /// Reads a text that is made entry by entry, or as one entry.
+    fn read_text(&self, process: &Process, at: u64, into: &mut [u8]) -> Result<usize, Errno> {
+        let names = Names::of(process);
+        let space = match self.sort {
+            Sort::Maps | Sort::Smaps | Sort::SmapsRollup => self.space.upgrade(),
+            _ => process.try_space(),
+        };
+        // Texts of the kernel's own heap refuse nothing.
+        let failed = |_| Errno::ENOMEM;
+        self.reader.read(at, into, |key, out| {
+            let address = VirtAddr(key);
+            match (self.sort, &space) {
+                (Sort::Maps | Sort::Smaps | Sort::SmapsRollup | Sort::Statm, None) => Ok(None),
+                (Sort::Maps, Some(space)) => maps_entry(space, &names, address, out)
+                    .map_or_else(|error| Err(failed(error)), |next| Ok(next.map(|at| at.0))),
+                (Sort::Smaps, Some(space)) => smaps_entry(space, &names, address, out)
+                    .map_or_else(|error| Err(failed(error)), |next| Ok(next.map(|at| at.0))),
+                _ if key > 0 => Ok(None),
+                _ => self.make(process, space.as_deref(), out).map_err(failed).map(|()| Some(1)),
+            }
+        })
+    }
+
+    /// Writes a text that is one entry.
+    fn make(&self, process: &Process, space: Option<&Space>, out: &mut EntryText) -> fmt::Result {
+        match (self.sort, space) {
+            (Sort::SmapsRollup, Some(space)) => smaps_rollup(space, out),
+            (Sort::Statm, Some(space)) => {
+                let code = process.with_facts(|facts| facts.code.end - facts.code.start);
+                statm(space, code.div_ceil(4096), out)
+            }
+            (Sort::Name, _) => {
+                out.push(&process.name())?;
+                out.write_str("\n")
+            }
+            (Sort::Status, _) => texts::status(process, space, out),
+            (Sort::Stat, _) => texts::stat(process, space, out),
+            (Sort::Limits, _) => texts::limits(process, out),
+            (Sort::KillScore, _) => out.write_str("0\n"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Reads the texts in a range of a program's memory, as they stand there.
+fn read_texts(space: &Space, range: &Range<u64>, at: u64, into: &mut [u8]) -> usize {
+    let start = range.start.saturating_add(at).min(range.end);
+    let length = into.len().min((range.end - start) as usize);
+    // What is not mapped any more reads as nothing.
+    read_memory(space, start, &mut into[..length]).unwrap_or(0)
+}
+
+impl Node for File {
+    fn kind(&self) -> Kind {
+        Kind::Regular
+    }
+
+    fn attributes(&self) -> Attributes {
+        let mode = match self.sort {
+            Sort::Memory => 0o600,
+            Sort::ClearRefs => 0o200,
+            Sort::Name | Sort::KillScore => 0o644,
+            Sort::Pagemap | Sort::Environment => 0o400,
+            _ => 0o444,
+        };
+        Attributes::plain(number(self.process, self.index + 10), mode)
+    }
+
+    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
+        let space = self.process()?.try_space();
+        let space = space.as_ref().map_or(Weak::new(), Arc::downgrade);
+        Ok(Arc::new(Self::new(self.process, self.index, space)))
+    }
+
+    fn read(&self, at: u64, into: &mut [u8], _: Patience) -> Result<usize, Errno> {
+        let process = self.process()?;
+        let opened = || self.space.upgrade();
+        match self.sort {
+            Sort::Pagemap => opened().map_or(Ok(0), |space| {
+                frames::read_words(at, into, |first, words| {
+                    pagemap(&space, first, PhysicalAddresses::Shown, words)
+                })
+            }),
+            Sort::Memory => opened().map_or(Ok(0), |space| read_memory(&space, at, into)),
+            Sort::Environment => {
+                let range = process.with_facts(|facts| facts.environment.clone());
+                Ok(opened().map_or(0, |space| read_texts(&space, &range, at, into)))
+            }
+            Sort::Arguments => {
+                let range = process.with_facts(|facts| facts.arguments.clone());
+                let space = process.try_space();
+                Ok(space.map_or(0, |space| read_texts(&space, &range, at, into)))
+            }
+            Sort::Mounts => {
+                let mut window = Window::new(at, into);
+                // An error means that the window is full.
+                let _ = machine::mounts(&mut window);
+                Ok(window.filled())
+            }
+            _ => self.read_text(&process, at, into),
+        }
+    }
+
+    fn control(&self, request: u32, argument: u64) -> Outcome {
+        if self.sort != Sort::Maps || request != PROCMAP_QUERY {
+            return Err(Errno::ENOTTY);
+        }
+        let names = process::find(self.process).map_or(Names { stack: 0 }, |it| Names::of(&it));
+        let space = self.space.upgrade();
+        process::with_space(|caller| {
+            procmap_query(space.as_deref(), caller, argument, &names)?;
+            Ok(0)
+        })
+    }
+
+    fn has_end(&self) -> bool {
+        false
+    }
+
+    fn write(&self, at: u64, from: &[u8], _: Patience) -> Result<usize, Errno> {
+        let process = self.process()?;
+        let space = process.try_space().ok_or(Errno::ESRCH)?;
+        match self.sort {
+            Sort::ClearRefs => {
+                let text = core::str::from_utf8(from).map_err(|_| Errno::EINVAL)?;
+                clear_refs(&space, ClearRefs::parse(text)?)?;
+            }
+            Sort::Memory => {
+                user::write_bytes_of(&space, at, from).map_err(|_| Errno::EIO)?;
+            }
+            Sort::Name => process.set_name(from.strip_suffix(b"\n").unwrap_or(from)),
+            Sort::KillScore => {}
+            _ => return Err(Errno::EACCES),
+        }
+        Ok(from.len())
+    }
+
+    fn is_seekable(&self) -> bool {
+        true
+    }
+}
+
+/// `mem`: a program's memory by address, as far as it can be read.
+fn read_memory(space: &Space, at: u64, into: &mut [u8]) -> Result<usize, Errno> {
+    let mut done = 0;
+    while done < into.len() {
+        let from = at.checked_add(done as u64).ok_or(Errno::EIO)?;
+        let length = (4096 - (from % 4096) as usize).min(into.len() - done);
+        match user::read_bytes_of(space, from, &mut into[done..done + length]) {
+            Ok(()) => done += length,
+            Err(_) if done > 0 => break,
+            Err(_) => return Err(Errno::EIO),
+        }
+    }
+    Ok(done)
+}

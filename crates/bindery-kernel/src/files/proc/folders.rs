@@ -1,0 +1,215 @@
+//! The folders of `/proc`, and the links in them.
+
+use alloc::format;
+use alloc::string::String;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+
+use crate::errno::Errno;
+use crate::process::{self, Process};
+
+use super::super::generated::Shelf;
+use super::super::node::{Attributes, Entry, Kind, Node, Patience, Place};
+use super::file::{FILES, File};
+use super::{machine, number};
+
+/// The root of `/proc`.
+pub fn root() -> Arc<dyn Node> {
+    Arc::new(Root { machine: machine::shelf() })
+}
+
+struct Root {
+    machine: Arc<Shelf>,
+}
+
+impl Node for Root {
+    fn kind(&self) -> Kind {
+        Kind::Folder
+    }
+
+    fn attributes(&self) -> Attributes {
+        Attributes { links: 2, ..Attributes::plain(number(0, 0), 0o555) }
+    }
+
+    fn child(&self, name: &[u8]) -> Result<Arc<dyn Node>, Errno> {
+        let text = core::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
+        if text == "self" || text == "thread-self" {
+            let thread = process::current();
+            let (process, thread) = (thread.process.id, thread.id());
+            let own = text == "self";
+            let target =
+                if own { format!("{process}") } else { format!("{process}/task/{thread}") };
+            return Ok(Arc::new(Jump { target: target.into_bytes(), place: None }));
+        }
+        if let Ok(id) = text.parse::<u32>() {
+            process::find(id).ok_or(Errno::ENOENT)?;
+            return Ok(Arc::new(Folder { process: id, sort: FolderSort::Process }));
+        }
+        self.machine.child(name)
+    }
+
+    fn children(&self) -> Result<Vec<Entry>, Errno> {
+        let mut entries = self.machine.children()?;
+        let link =
+            Entry { name: b"self".into(), number: number(0, 1), kind: Kind::Link, cookie: 999 };
+        entries.push(link);
+        entries.extend(process::all().iter().map(|process| Entry {
+            name: format!("{}", process.id).into_bytes(),
+            number: number(process.id, 0),
+            kind: Kind::Folder,
+            cookie: 1000 + u64::from(process.id),
+        }));
+        Ok(entries)
+    }
+
+    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
+        Ok(self)
+    }
+
+    fn read(&self, _: u64, _: &mut [u8], _: Patience) -> Result<usize, Errno> {
+        Err(Errno::EISDIR)
+    }
+
+    fn is_seekable(&self) -> bool {
+        true
+    }
+}
+
+/// A link that leads to a place without a path, where it has one.
+struct Jump {
+    target: Vec<u8>,
+    place: Option<Arc<Place>>,
+}
+
+impl Jump {
+    fn to(place: Arc<Place>) -> Arc<dyn Node> {
+        Arc::new(Self { target: place.path(), place: Some(place) })
+    }
+}
+
+impl Node for Jump {
+    fn kind(&self) -> Kind {
+        Kind::Link
+    }
+
+    fn attributes(&self) -> Attributes {
+        Attributes::plain(number(0, 2), 0o777)
+    }
+
+    fn target(&self) -> Result<Vec<u8>, Errno> {
+        Ok(self.target.clone())
+    }
+
+    fn jump(&self) -> Option<Arc<Place>> {
+        self.place.clone()
+    }
+
+    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
+        Err(Errno::ELOOP)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FolderSort {
+    Process,
+    Descriptors,
+    Tasks,
+}
+
+struct Folder {
+    process: u32,
+    sort: FolderSort,
+}
+
+impl Folder {
+    fn process(&self) -> Result<Arc<Process>, Errno> {
+        process::find(self.process).ok_or(Errno::ENOENT)
+    }
+}
+
+impl Node for Folder {
+    fn kind(&self) -> Kind {
+        Kind::Folder
+    }
+
+    fn attributes(&self) -> Attributes {
+        let number = number(self.process, self.sort as usize);
+        Attributes { links: 2, ..Attributes::plain(number, 0o555) }
+    }
+
+    fn child(&self, name: &[u8]) -> Result<Arc<dyn Node>, Errno> {
+        let process = self.process()?;
+        let text = core::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
+        let id = self.process;
+        match self.sort {
+            FolderSort::Descriptors => {
+                let files = process.try_files().ok_or(Errno::ENOENT)?;
+                let descriptor = text.parse().map_err(|_| Errno::ENOENT)?;
+                let description = files.get(descriptor).map_err(|_| Errno::ENOENT)?;
+                Ok(Jump::to(description.place.clone()))
+            }
+            FolderSort::Tasks => {
+                let thread: u32 = text.parse().map_err(|_| Errno::ENOENT)?;
+                if !process.thread_ids().contains(&thread) {
+                    return Err(Errno::ENOENT);
+                }
+                Ok(Arc::new(Folder { process: id, sort: FolderSort::Process }))
+            }
+            FolderSort::Process => match text {
+                "fd" => Ok(Arc::new(Folder { process: id, sort: FolderSort::Descriptors })),
+                "task" => Ok(Arc::new(Folder { process: id, sort: FolderSort::Tasks })),
+                "exe" => match process.facts().path {
+                    path if path.is_empty() => Err(Errno::ENOENT),
+                    path => Ok(Arc::new(Jump { target: path, place: None })),
+                },
+                "cwd" => Ok(Jump::to(process.try_files().ok_or(Errno::ENOENT)?.directory())),
+                "root" => Ok(Jump::to(super::super::root())),
+                _ => {
+                    let found = FILES.iter().position(|(known, _)| *known == text);
+                    let index = found.ok_or(Errno::ENOENT)?;
+                    Ok(Arc::new(File::new(id, index, Weak::new())))
+                }
+            },
+        }
+    }
+
+    fn children(&self) -> Result<Vec<Entry>, Errno> {
+        let process = self.process()?;
+        let entry = |name: String, kind, index: usize| Entry {
+            name: name.into_bytes(),
+            number: number(self.process, index + 10),
+            kind,
+            cookie: index as u64 + 3,
+        };
+        Ok(match self.sort {
+            FolderSort::Descriptors => {
+                let open = process.try_files().map_or(Vec::new(), |files| files.open_descriptors());
+                open.iter().map(|at| entry(format!("{at}"), Kind::Link, *at as usize)).collect()
+            }
+            FolderSort::Tasks => {
+                let threads = process.thread_ids();
+                let entries = threads.iter();
+                entries.map(|id| entry(format!("{id}"), Kind::Folder, *id as usize)).collect()
+            }
+            FolderSort::Process => {
+                let links = ["exe", "cwd", "root"].map(|name| (name, Kind::Link));
+                let folders = ["fd", "task"].map(|name| (name, Kind::Folder));
+                let files = FILES.iter().map(|(name, _)| (*name, Kind::Regular));
+                let all = files.chain(links).chain(folders).enumerate();
+                all.map(|(index, (name, kind))| entry(name.into(), kind, index)).collect()
+            }
+        })
+    }
+
+    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
+        Ok(self)
+    }
+
+    fn read(&self, _: u64, _: &mut [u8], _: Patience) -> Result<usize, Errno> {
+        Err(Errno::EISDIR)
+    }
+
+    fn is_seekable(&self) -> bool {
+        true
+    }
+}

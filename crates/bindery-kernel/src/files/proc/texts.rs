@@ -1,0 +1,86 @@
+//! Texts about a process that are one entry.
+
+use alloc::format;
+use core::fmt::{self, Write};
+
+use bindery::linux::proc;
+
+use crate::memory::Space;
+use crate::process::Process;
+use crate::time;
+
+use super::super::listing::EntryText;
+
+/// `status`.
+pub(super) fn status(process: &Process, space: Option<&Space>, out: &mut EntryText) -> fmt::Result {
+    out.write_str("Name:\t")?;
+    out.push(&process.name())?;
+    let (letter, parent) = (process.letter(), process.parent_id());
+    writeln!(out, "\nUmask:\t{:04o}", process.try_files().map_or(0, |files| files.umask()))?;
+    writeln!(out, "State:\t{letter} ({})", state_name(letter))?;
+    writeln!(out, "Tgid:\t{0}\nNgid:\t0\nPid:\t{0}\nPPid:\t{parent}", process.id)?;
+    writeln!(out, "TracerPid:\t0\nUid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0")?;
+    writeln!(out, "FDSize:\t64\nGroups:\t0 ")?;
+    if let Some(space) = space {
+        proc::status(space, out)?;
+    }
+    let [pending, blocked, ignored, caught] = process.signal_sets();
+    writeln!(out, "Threads:\t{}", process.thread_ids().len())?;
+    writeln!(out, "ShdPnd:\t{pending:016x}\nSigBlk:\t{blocked:016x}")?;
+    writeln!(out, "SigIgn:\t{ignored:016x}\nSigCgt:\t{caught:016x}")?;
+    writeln!(out, "Cpus_allowed:\t1\nCpus_allowed_list:\t0")
+}
+
+fn state_name(letter: char) -> &'static str {
+    match letter {
+        'R' => "running",
+        'S' => "sleeping",
+        'T' => "stopped",
+        _ => "zombie",
+    }
+}
+
+/// `stat`: one line of numbers; those that mean nothing here are 0 (see proc_pid_stat(5)).
+pub(super) fn stat(process: &Process, space: Option<&Space>, out: &mut EntryText) -> fmt::Result {
+    const TICK: u64 = time::SECOND / 100;
+    let (usage, resident) = match space {
+        Some(space) => (space.usage().total << 12, proc::resident(space).total()),
+        None => (0, 0),
+    };
+    write!(out, "{} (", process.id)?;
+    out.push(&process.name())?;
+    let (letter, parent, group) = (process.letter(), process.parent_id(), process.group());
+    let (time, children) = (process.processor_time() / TICK, process.children_time() / TICK);
+    write!(out, ") {letter} {parent} {group} {} 0 -1 0 0 0 0 0 ", process.session())?;
+    write!(out, "{time} 0 {children} 0 20 0 {} 0 ", process.thread_ids().len())?;
+    let facts = process.facts();
+    write!(out, "{} {usage} {resident} ", process.start_time / TICK)?;
+    write!(out, "{} {} {} {} ", u64::MAX, facts.code.start, facts.code.end, facts.stack)?;
+    write!(out, "0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0 0 0 0 ")?;
+    let (arguments, environment) = (facts.arguments, facts.environment);
+    write!(out, "{} {} ", arguments.start, arguments.end)?;
+    writeln!(out, "{} {} 0", environment.start, environment.end)
+}
+
+/// `limits`.
+pub(super) fn limits(process: &Process, out: &mut EntryText) -> fmt::Result {
+    const NAMES: [(&str, u32, &str); 9] = [
+        ("Max cpu time", 0, "seconds"),
+        ("Max file size", 1, "bytes"),
+        ("Max data size", 2, "bytes"),
+        ("Max stack size", 3, "bytes"),
+        ("Max resident set", 5, "bytes"),
+        ("Max processes", 6, "processes"),
+        ("Max open files", 7, "files"),
+        ("Max locked memory", 8, "bytes"),
+        ("Max address space", 9, "bytes"),
+    ];
+    writeln!(out, "{:<26}{:<21}{:<21}Units", "Limit", "Soft Limit", "Hard Limit")?;
+    for (name, resource, unit) in NAMES {
+        let limit = process.limit(resource);
+        let text = |limit| if limit == u64::MAX { "unlimited".into() } else { format!("{limit}") };
+        let (current, maximum) = (text(limit.current), text(limit.maximum));
+        writeln!(out, "{name:<26}{current:<21}{maximum:<21}{unit}")?;
+    }
+    Ok(())
+}
