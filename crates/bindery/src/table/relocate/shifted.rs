@@ -10,6 +10,9 @@ use crate::table::{OutOfMemory, run};
 
 use super::pair::Pair;
 
+/// The most pages that a contiguous block of any architecture has.
+const MOST_PAGES: usize = 16;
+
 impl<P: Platform> Pair<'_, '_, '_, P> {
     /// Moves contiguous blocks, the pages that become one, or entries up to where the next may begin,
     /// where source and target are not congruent modulo the block; returns how many entries that
@@ -67,21 +70,28 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     ) -> Result<u32, OutOfMemory> {
         let (table, index) = from;
         let target_table = self.target(target)?;
-        let size = P::Arch::BLOCK as usize;
+        let size = const {
+            assert!(P::Arch::BLOCK as usize <= MOST_PAGES);
+            P::Arch::BLOCK as usize
+        };
         let slots = &self.tables.slots(table)[index as usize..(index + count) as usize];
         let there = &self.tables.slots(target_table)[to as usize..];
         let mut at = index;
         for (block, pages) in slots.chunks_exact(size).zip(there.chunks_exact(size)) {
             let Settled { mask, value } = const { P::Arch::SETTLED.with(P::Arch::SOFT_DIRTY) };
-            let differ =
-                block.iter().fold(0, |all, slot| all | slot.load(Ordering::Relaxed) ^ value);
-            if differ & mask != 0 || !P::Arch::is_block(run::load(block, 0)) {
+            // Each entry is loaded once, and kept in a register until all of the block have passed.
+            let mut entries = [value; MOST_PAGES];
+            let mut differ = 0;
+            for (entry, slot) in entries.iter_mut().zip(block) {
+                *entry = slot.load(Ordering::Relaxed);
+                differ |= *entry ^ value;
+            }
+            if differ & mask != 0 || !P::Arch::is_block(Entry(entries[0])) {
                 break;
             }
-            for (slot, page) in block.iter().zip(pages) {
-                let entry = P::Arch::unblock(Entry(slot.load(Ordering::Relaxed)), at);
+            for ((slot, page), entry) in block.iter().zip(pages).zip(entries) {
                 slot.store(0, Ordering::Relaxed);
-                page.store(entry.0, Ordering::Relaxed);
+                page.store(P::Arch::unblock(Entry(entry), at).0, Ordering::Relaxed);
                 at += 1;
             }
         }
