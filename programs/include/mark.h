@@ -76,6 +76,20 @@ enum phase {
     PHASE_STATM = 99,
     PHASE_MAP_QUERY = 100,
 
+    /* Copies between a program and what it has open. */
+    PHASE_READ_MEMFD = 112,
+    PHASE_WRITE_MEMFD = 113,
+    PHASE_READ_TMPFS = 114,
+    PHASE_WRITE_TMPFS = 115,
+    PHASE_WRITE_NEW = 116,
+    PHASE_READ_PAGE = 117,
+    PHASE_WRITE_PAGE = 118,
+    PHASE_READ_BYTE = 119,
+    PHASE_WRITE_BYTE = 120,
+    PHASE_PIPE_PAGE = 121,
+    PHASE_PIPE_64K = 122,
+    PHASE_PIPE_BYTE = 123,
+
     /* Added to a phase of system 1 when the destination is not congruent with the source. */
     PHASE_OFFSET = 256,
 };

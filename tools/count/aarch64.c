@@ -69,9 +69,14 @@ static enum counter invalidation(uint32_t word)
     return op2 & 1 ? INVALIDATE_PAGE : INVALIDATE_ALL;
 }
 
+/* The block of DC ZVA in QEMU's -cpu max; FEAT_MOPS decides as it goes how much it moves. */
+#define ZVA_BYTES 512
+
 struct meaning classify_aarch64(uint32_t word)
 {
     struct meaning meaning = {.is_string = is_string(word), .mark = mark_of(word)};
+    if ((word & 0xFFFFFFE0) == 0xD50B7420)
+        meaning.string_bytes = ZVA_BYTES;
     if (is_invalidation(word))
         meaning.events = event(invalidation(word));
     else if (is_barrier(word))

@@ -15,6 +15,8 @@
 struct meaning {
     /* Each time it runs, the processor has done one iteration of a loop. */
     bool is_string;
+    /* How many bytes an iteration moves or fills; 0 where the encoding does not tell. */
+    unsigned string_bytes;
     /* A set of counters: bit n stands for the counter n. */
     uint32_t events;
     /* The number that a mark carries, or NO_MARK. */

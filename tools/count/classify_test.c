@@ -73,6 +73,18 @@ static const struct x86_64_case X86_64[] = {
     {"prefixes and nothing else", BYTES("\x66\xF3"), 0, NO_MARK},
 };
 
+static const struct {
+    const char *text;
+    size_t size;
+    const char *bytes;
+    unsigned string_bytes;
+} STRINGS[] = {
+    {"rep movsb", BYTES("\xF3\xA4"), 1},        {"rep stosb", BYTES("\xF3\xAA"), 1},
+    {"rep stosw", BYTES("\x66\xF3\xAB"), 2},   {"rep movsl", BYTES("\xF3\xA5"), 4},
+    {"rep movsq", BYTES("\xF3\x48\xA5"), 8},   {"rep stosq", BYTES("\xF3\x48\xAB"), 8},
+    {"repe cmpsb", BYTES("\xF3\xA6"), 0},       {"movsq", BYTES("\x48\xA5"), 0},
+};
+
 struct aarch64_case {
     const char *text;
     uint32_t word;
@@ -147,5 +159,13 @@ int main(void)
     for (size_t i = 0; i < sizeof AARCH64 / sizeof *AARCH64; i++)
         expect(AARCH64[i].text, classify_aarch64(AARCH64[i].word), AARCH64[i].events,
                AARCH64[i].mark);
+    for (size_t i = 0; i < sizeof STRINGS / sizeof *STRINGS; i++) {
+        unsigned found =
+            classify_x86_64((const uint8_t *)STRINGS[i].bytes, STRINGS[i].size).string_bytes;
+        if (found != STRINGS[i].string_bytes) {
+            printf("%s: %u bytes instead of %u\n", STRINGS[i].text, found, STRINGS[i].string_bytes);
+            failures++;
+        }
+    }
     return failures != 0;
 }

@@ -30,7 +30,8 @@
     COUNTER(REGISTER_WRITES, "register_writes") /* other system registers */                       \
     COUNTER(SYSTEM_CALLS, "system_calls")                                                          \
     COUNTER(EXCEPTION_RETURNS, "exception_returns")                                                \
-    COUNTER(HALTS, "halts")
+    COUNTER(HALTS, "halts")                                                                        \
+    COUNTER(STRING_BYTES, "kernel_string_bytes") /* that the kernel's string instructions move */
 
 enum counter {
 #define COUNTER(name, column) name,

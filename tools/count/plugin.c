@@ -43,10 +43,10 @@ static struct {
 
 static struct counts counts;
 
-static void count_execution(struct qemu_plugin_insn *instruction, enum counter counter)
+static void count_by(struct qemu_plugin_insn *instruction, enum counter counter, uint64_t by)
 {
     qemu_plugin_register_vcpu_insn_exec_inline(instruction, QEMU_PLUGIN_INLINE_ADD_U64,
-                                               &counts.of[counter], 1);
+                                               &counts.of[counter], by);
 }
 
 static void count_accesses(struct qemu_plugin_insn *instruction)
@@ -79,10 +79,10 @@ static qemu_plugin_u64 place_of(enum counter counter)
     return (qemu_plugin_u64){scoreboard, offsetof(struct counts, of) + counter * sizeof(uint64_t)};
 }
 
-static void count_execution(struct qemu_plugin_insn *instruction, enum counter counter)
+static void count_by(struct qemu_plugin_insn *instruction, enum counter counter, uint64_t by)
 {
     qemu_plugin_register_vcpu_insn_exec_inline_per_vcpu(instruction, QEMU_PLUGIN_INLINE_ADD_U64,
-                                                        place_of(counter), 1);
+                                                        place_of(counter), by);
 }
 
 static void count_accesses(struct qemu_plugin_insn *instruction)
@@ -107,6 +107,11 @@ static void read_bytes(const struct qemu_plugin_insn *instruction, uint8_t *byte
 }
 
 #endif
+
+static void count_execution(struct qemu_plugin_insn *instruction, enum counter counter)
+{
+    count_by(instruction, counter, 1);
+}
 
 /* Whether instructions executed now belong into the profile. */
 static bool is_profiled_now(void)
@@ -162,6 +167,8 @@ static void instrument(struct qemu_plugin_insn *instruction)
         count_execution(instruction, is_kernel ? KERNEL : USER);
     if (is_kernel && !meaning.is_string)
         count_accesses(instruction);
+    if (is_kernel && meaning.string_bytes > 0)
+        count_by(instruction, STRING_BYTES, meaning.string_bytes);
     uint32_t events = is_kernel ? meaning.events : meaning.events & event(SYSTEM_CALLS);
     for (int i = 0; i < COUNTER_COUNT; i++)
         if (events & event(i))

@@ -7,7 +7,7 @@
 #include "classify.h"
 
 struct decoded {
-    bool lock, repeat, operand_size;
+    bool lock, repeat, operand_size, wide;
     /* The byte after the prefixes and the two after that; 0 beyond the end. */
     uint8_t opcode, second, third;
 };
@@ -34,6 +34,7 @@ static struct decoded decode(const uint8_t *bytes, size_t size)
             break;
     }
     bool is_rex = at < size && (bytes[at] & 0xF0) == 0x40;
+    decoded.wide = is_rex && bytes[at] & 8;
     at += is_rex;
     decoded.opcode = at < size ? bytes[at] : 0;
     decoded.second = at + 1 < size ? bytes[at + 1] : 0;
@@ -53,6 +54,16 @@ static int mark_of(const uint8_t *bytes, size_t size)
 static bool is_string_opcode(uint8_t opcode)
 {
     return (opcode >= 0xA4 && opcode <= 0xA7) || (opcode >= 0xAA && opcode <= 0xAF);
+}
+
+/* What an iteration of MOVS or STOS stores; the others store nothing. */
+static unsigned stored_bytes(struct decoded decoded)
+{
+    if (decoded.opcode == 0xA4 || decoded.opcode == 0xAA)
+        return 1;
+    if (decoded.opcode != 0xA5 && decoded.opcode != 0xAB)
+        return 0;
+    return decoded.wide ? 8 : decoded.operand_size ? 2 : 4;
 }
 
 static bool is_memory_operand(uint8_t modrm)
@@ -94,6 +105,8 @@ struct meaning classify_x86_64(const uint8_t *bytes, size_t size)
         .is_string = decoded.repeat && is_string_opcode(decoded.opcode),
         .mark = mark_of(bytes, size),
     };
+    if (meaning.is_string)
+        meaning.string_bytes = stored_bytes(decoded);
     /* XCHG with memory locks without a prefix. */
     bool exchanges = decoded.opcode == 0x86 || decoded.opcode == 0x87;
     if (decoded.lock || (exchanges && is_memory_operand(decoded.second)))

@@ -59,6 +59,8 @@ counters! {
     ExceptionReturns = "exception_returns",
     /// Times that the CPU went idle.
     Halts = "halts",
+    /// Bytes that the kernel's string instructions move or fill.
+    StringBytes = "kernel_string_bytes",
 }
 
 const COUNTERS: usize = NAMES.len();

@@ -56,6 +56,8 @@ Workloads
               it in a module of ours, our kernel at boot. Folio sizes have no part in it.
   proc        A process reads /proc/self/maps of 30,000 mappings, of 2,000 by 1 KiB, smaps of 1,000,
               statm while pages come and go, and asks for mappings by PROCMAP_QUERY. Base pages.
+  copy        A program reads and writes 1 MiB, a page and a byte of files in memory, and passes
+              64 KiB, a page and a byte through a pipe. Base pages.
   Each runs in a machine of its own for each kernel, architecture and folio size: one CPU, 3 GiB, a
   clock that counts instructions. Folio sizes are set as on any Linux, by
   /sys/kernel/mm/transparent_hugepage.

@@ -18,7 +18,7 @@ const HEADER: [&str; 12] = [
     "folios",
     "kernel",
     "instructions",
-    "string",
+    "string bytes",
     "loads",
     "stores",
     "atomics",
@@ -86,7 +86,7 @@ fn show_folio(folio: Option<FolioSize>) -> String {
 fn counts(summary: Option<&Summary>, architecture: Architecture) -> Vec<String> {
     let Some(Summary { mean, .. }) = summary else { return vec!["-".to_owned(); 6] };
     let shown =
-        [Counter::Kernel, Counter::KernelString, Counter::Loads, Counter::Stores, Counter::Atomics];
+        [Counter::Kernel, Counter::StringBytes, Counter::Loads, Counter::Stores, Counter::Atomics];
     let mut cells: Vec<String> = shown.map(|counter| rounded(mean.of(counter))).into();
     cells.push(rounded(invalidations(mean, architecture)));
     cells
@@ -149,8 +149,8 @@ How to read this
   all times that the operation was made, the first included. The same run gives the same figures.
   vmalloc, vmap, ioremap and what undoes them are called by code in the kernel: at boot in ours, in a
   module on Linux, which puts invalidations off until many mappings have gone (docs/compare.md).
-  string         iterations of x86-64 rep stos and movs, and AArch64 DC ZVA: mostly the clearing of pages.
-                 They are not part of instructions, nor of loads and stores.
+  string bytes   what x86-64 rep stos and movs, and AArch64 DC ZVA, move or clear. These instructions
+                 are no part of the others, nor of loads and stores; AArch64 copies by loads and stores.
   inval.         TLB invalidations. x86-64: INVLPG, INVPCID, writes to CR3 and CR4. AArch64: TLBI.
   T              our target: instructions / invalidations, set beforehand from minimal loops.
   recorded       Linux 7.2.13, measured earlier with the same workloads; shown where Linux was not run.

@@ -20,6 +20,9 @@ pub enum Workload {
     /// a process reads what /proc tells of its memory: maps, smaps, statm, PROCMAP_QUERY
     #[value(name = "proc")]
     Proc,
+    /// bytes between a program and files in memory, and through pipes
+    #[value(name = "copy")]
+    Copy,
 }
 
 /// What runs a workload.
@@ -40,6 +43,7 @@ impl Workload {
             Self::System2 => "system2",
             Self::KernelMap => "kernel-map",
             Self::Proc => "proc",
+            Self::Copy => "copy",
         }
     }
 
@@ -50,7 +54,7 @@ impl Workload {
                 &[&["--iterations", "1000"], &["--iterations", "1000", "--offset", "4096"]]
             }
             Self::System2 => &[&["--mib", "1024", "--moves", "4"]],
-            Self::Proc => &[&["--rounds", "10"]],
+            Self::Proc | Self::Copy => &[&["--rounds", "10"]],
             Self::KernelMap => return Runner::Kernel,
         })
     }
@@ -60,7 +64,7 @@ impl Workload {
     pub fn folios(self, chosen: &[FolioSize]) -> Vec<Option<FolioSize>> {
         match self {
             Self::System1 | Self::System2 => chosen.iter().copied().map(Some).collect(),
-            Self::KernelMap | Self::Proc => vec![None],
+            Self::KernelMap | Self::Proc | Self::Copy => vec![None],
         }
     }
 
@@ -130,6 +134,18 @@ pub const ROWS: &[Row] = &[
     row(Workload::Proc, 98, "smaps-1000", "/proc/self/smaps, 1,000 mappings"),
     row(Workload::Proc, 99, "statm", "/proc/self/statm, 16 MiB resident"),
     row(Workload::Proc, 100, "map-query", "PROCMAP_QUERY among 30,000 mappings"),
+    row(Workload::Copy, 112, "read-memfd-1m", "read 1 MiB of a memfd"),
+    row(Workload::Copy, 113, "write-memfd-1m", "write 1 MiB of a memfd"),
+    row(Workload::Copy, 114, "read-tmpfs-1m", "read 1 MiB of a file in tmpfs"),
+    row(Workload::Copy, 115, "write-tmpfs-1m", "write 1 MiB of a file in tmpfs"),
+    row(Workload::Copy, 116, "write-new-1m", "write 1 MiB to an empty file in tmpfs"),
+    row(Workload::Copy, 117, "pread-4k", "pread of a page"),
+    row(Workload::Copy, 118, "pwrite-4k", "pwrite of a page"),
+    row(Workload::Copy, 119, "pread-1", "pread of a byte"),
+    row(Workload::Copy, 120, "pwrite-1", "pwrite of a byte"),
+    row(Workload::Copy, 121, "pipe-4k", "a page through a pipe"),
+    row(Workload::Copy, 122, "pipe-64k", "64 KiB through a pipe"),
+    row(Workload::Copy, 123, "pipe-1", "a byte through a pipe"),
 ];
 
 const fn row(workload: Workload, phase: u16, key: &'static str, name: &'static str) -> Row {
@@ -156,6 +172,7 @@ mod tests {
     fn a_workload_without_folios_runs_once_whatever_their_sizes() {
         assert_eq!(Workload::KernelMap.folios(&FOLIOS), [None]);
         assert_eq!(Workload::Proc.folios(&FOLIOS), [None]);
+        assert_eq!(Workload::Copy.folios(&FOLIOS), [None]);
         assert_eq!(
             Workload::System1.folios(&FOLIOS[1..]),
             FOLIOS[1..].iter().copied().map(Some).collect::<Vec<_>>()
@@ -208,6 +225,18 @@ mod tests {
             ("smaps-1000", number_of("PHASE_SMAPS")),
             ("statm", number_of("PHASE_STATM")),
             ("map-query", number_of("PHASE_MAP_QUERY")),
+            ("read-memfd-1m", number_of("PHASE_READ_MEMFD")),
+            ("write-memfd-1m", number_of("PHASE_WRITE_MEMFD")),
+            ("read-tmpfs-1m", number_of("PHASE_READ_TMPFS")),
+            ("write-tmpfs-1m", number_of("PHASE_WRITE_TMPFS")),
+            ("write-new-1m", number_of("PHASE_WRITE_NEW")),
+            ("pread-4k", number_of("PHASE_READ_PAGE")),
+            ("pwrite-4k", number_of("PHASE_WRITE_PAGE")),
+            ("pread-1", number_of("PHASE_READ_BYTE")),
+            ("pwrite-1", number_of("PHASE_WRITE_BYTE")),
+            ("pipe-4k", number_of("PHASE_PIPE_PAGE")),
+            ("pipe-64k", number_of("PHASE_PIPE_64K")),
+            ("pipe-1", number_of("PHASE_PIPE_BYTE")),
         ] {
             assert_eq!(Row::from_key(key).unwrap().phase, phase, "{key}");
         }

@@ -11,7 +11,8 @@ use crate::command;
 use crate::guest::{Program, stem, trial};
 
 /// The arguments with which each workload verifies contents, in a short time and little memory.
-const WORKLOADS: [(&str, &[&str]); 3] = [
+const WORKLOADS: [(&str, &[&str]); 4] = [
+    ("copy", &["--verify"]),
     ("proc", &["--verify"]),
     ("system1", &["--verify", "--iterations", "8"]),
     ("system2", &["--verify", "--mib", "48", "--moves", "2"]),
