@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::guest::Problem;
 
-/// Makes the file that `--json` names.
+/// Makes the file that an option such as `--json` names.
 ///
 /// # Errors
 /// It cannot be written; the problem is the user's.
@@ -14,7 +14,7 @@ pub fn create(path: &Path) -> Result<(&Path, File), Problem> {
     match File::create(path) {
         Ok(file) => Ok((path, file)),
         Err(error) => Err(Problem::Wrong(format!(
-            "cannot write {}: {error}; give --json a file in a directory that exists and is yours",
+            "cannot write {}: {error}; name a file in a directory that exists and is yours",
             path.display()
         ))),
     }
@@ -61,6 +61,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         assert!(create(&directory.path().join("figures.json")).is_ok());
         let problem = create(&directory.path().join("none/figures.json")).unwrap_err();
-        assert!(matches!(&problem, Problem::Wrong(text) if text.contains("--json")), "{problem}");
+        assert!(
+            matches!(&problem, Problem::Wrong(text) if text.contains("figures.json")),
+            "{problem}"
+        );
     }
 }

@@ -38,6 +38,10 @@ pub struct TestResults {
     pub good: bool,
     /// What went wrong with the test as a whole.
     pub problem: Option<String>,
+    /// How many seconds it ran on our kernel; null if it came to no end.
+    pub seconds: Option<u64>,
+    /// How many seconds it ran on Linux; null if it was not run, or came to no end.
+    pub linux_seconds: Option<u64>,
     /// Our kernel's cases.
     pub bindery: Tally,
     /// Linux's; null if it was not run.
@@ -70,6 +74,8 @@ impl TestResults {
             test: comparison.test,
             good: comparison.is_good(),
             problem: comparison.problem.clone(),
+            seconds: comparison.seconds[0],
+            linux_seconds: comparison.seconds[1],
             bindery: comparison.bindery(),
             linux: comparison.linux(),
             cases: comparison.cases.iter().map(CaseResults::new).collect(),

@@ -21,8 +21,9 @@ mod source;
 mod suite;
 mod tap;
 
+use std::fs;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
@@ -40,10 +41,13 @@ use suite::{TESTS, Test};
 const HELP: &str = "\
 The tests
   mremap_test, mremap_dontunmap, map_fixed_noreplace, map_populate, mlock2-tests, droppable,
-  madv_populate, mkdirty and mseal_test: Linux's own, from tools/testing/selftests/mm of the source
-  of Debian's newest kernel. The same static programs run on that kernel, in the same machine.
-  A case that passes on Linux and not here has failed, and one that is skipped here as well. Cases
-  that need what other issues bring (userfaultfd) are set apart, and listed with the reason.
+  madv_populate, mkdirty, mseal_test, merge, process_madv, mrelease_test, mdwe_test,
+  prctl_thp_disable, transhuge-stress, khugepaged, khugepaged-shmem, cow, guard-regions,
+  folio_split_race_test and va_high_addr_switch: Linux's own, from tools/testing/selftests/mm of
+  the source of Debian's newest kernel. The same static programs run on that kernel, in the same
+  machine. A case that passes on Linux and not here has failed, and one that is skipped here as
+  well. A test that takes longer than its limit is ended and has failed. Cases that need what is
+  not there (userfaultfd, hugetlb) are set apart, and listed with the reason.
 
 What is needed
   QEMU, compilers and BusyBox (`bindery doctor`). Debian's packages with Linux's source (160 MB),
@@ -54,9 +58,10 @@ Exit status
   0 if all is as good as on Linux, 1 if not or if something is missing.
 
 Examples
-  bindery conformance                                     everything, a few minutes
+  bindery conformance                                     everything, less than an hour
   bindery conformance mremap_test --arch x86-64           one test, one architecture
-  bindery conformance --no-linux --json results.json      our kernel alone";
+  bindery conformance --no-linux --json results.json      our kernel alone
+  bindery conformance cow --logs logs                     what each test wrote, a file each";
 
 /// Run Linux's own tests on our kernel, and on Linux beside it
 #[derive(clap::Args)]
@@ -77,6 +82,14 @@ pub struct Arguments {
     /// Write all results to a file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+
+    /// Write what is printed to a file as well
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Write what each test wrote to files in this directory
+    #[arg(long, value_name = "DIRECTORY")]
+    logs: Option<PathBuf>,
 }
 
 /// Runs what the arguments ask for.
@@ -94,6 +107,10 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     };
     // Before the work, so that a wrong name costs no minute.
     let file = arguments.json.as_deref().map(create).transpose()?;
+    let mut output = arguments.output.as_deref().map(create).transpose()?;
+    if let Some(logs) = &arguments.logs {
+        fs::create_dir_all(logs).map_err(|error| Problem::io("make", logs, &error))?;
+    }
     for &architecture in &architectures {
         Requirement::Emulator(architecture).demand()?;
     }
@@ -105,7 +122,11 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     };
     let mut is_good = true;
     for architecture in architectures {
-        let (comparisons, results) = compare(arguments, architecture, &source, &tests)?;
+        let (comparisons, results, text) = compare(arguments, architecture, &source, &tests)?;
+        show(&text)?;
+        if let Some((path, file)) = &mut output {
+            file.write_all(text.as_bytes()).map_err(|error| Problem::io("write", path, &error))?;
+        }
         is_good &= comparisons.iter().all(Comparison::is_good);
         document.architectures.push(results);
     }
@@ -117,13 +138,13 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs the tests on both kernels of one architecture, and shows the table.
+/// Runs the tests on both kernels of one architecture; the text is what is shown of it.
 fn compare(
     arguments: &Arguments,
     architecture: Architecture,
     source: &Source,
     tests: &[&'static Test],
-) -> Result<(Vec<Comparison>, json::ArchitectureResults), Problem> {
+) -> Result<(Vec<Comparison>, json::ArchitectureResults, String), Problem> {
     let kernel = kernel::build(architecture)?;
     let bench = Bench::prepare(architecture, source, &kernel)?;
     let image = if arguments.no_linux { None } else { linux_image(architecture) };
@@ -146,6 +167,12 @@ fn compare(
     });
     progress.finish_and_clear();
     let (ours, theirs) = (ours?, theirs?);
+    if let Some(directory) = &arguments.logs {
+        write_logs(directory, &format!("{architecture}-bindery"), &ours)?;
+        if let Some(theirs) = &theirs {
+            write_logs(directory, &format!("{architecture}-linux"), theirs)?;
+        }
+    }
     let compare = |&test: &&'static Test| {
         let linux = theirs.as_ref().and_then(|results| results.runs.get(test.name));
         Comparison::new(test, ours.runs.get(test.name), linux)
@@ -157,7 +184,7 @@ fn compare(
         linux_kernel: theirs.and_then(|results| results.kernel),
         tests: comparisons.iter().map(json::TestResults::new).collect(),
     };
-    show(&format!(
+    let text = format!(
         "\n{architecture}, tests of Linux {}\nBindery  {}\nLinux    {}\n\n{}\n\n{}\n{}\n",
         source.release,
         results.bindery_kernel.as_deref().unwrap_or("did not come so far as to name itself"),
@@ -165,8 +192,17 @@ fn compare(
         report::table(&comparisons),
         report::remarks(&comparisons),
         report::conclusion(&comparisons),
-    ))?;
-    Ok((comparisons, results))
+    );
+    Ok((comparisons, results, text))
+}
+
+/// What each test wrote, in a file each.
+fn write_logs(directory: &Path, kernel: &str, results: &Results) -> Result<(), Problem> {
+    for (name, run) in &results.runs {
+        let path = directory.join(format!("{kernel}-{name}.txt"));
+        fs::write(&path, &run.text).map_err(|error| Problem::io("write", &path, &error))?;
+    }
+    Ok(())
 }
 
 /// Linux, if it is to be had; if it is not, a sentence on standard error says why.

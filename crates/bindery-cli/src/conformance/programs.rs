@@ -15,7 +15,10 @@ use super::source::Source;
 use super::suite::Test;
 
 /// What tests share, in the directory of the tests; each is linked with it.
-const COMMON: &str = "vm_util.c";
+const COMMON: [&str; 2] = ["vm_util.c", "hugepage_settings.c"];
+
+/// Headers that Linux's Makefile makes. Empty, this one says that there is no `liburing`.
+const MADE: &str = "local_config.h";
 
 /// Builds a test, unless it is there and newer than its source and this program.
 ///
@@ -23,10 +26,11 @@ const COMMON: &str = "vm_util.c";
 /// There is no compiler for it, or it does not compile.
 pub fn build(source: &Source, architecture: Architecture, test: &Test) -> Result<PathBuf, Problem> {
     let directory = source.tests();
-    let inputs = [directory.join(format!("{}.c", test.name)), directory.join(COMMON)];
+    let mut inputs = vec![directory.join(format!("{}.c", test.program))];
+    inputs.extend(COMMON.map(|file| directory.join(file)));
     let place = format!("programs/{}/selftests", architecture.directory());
     let place = workspace::target(&place)?;
-    let program = place.join(test.name);
+    let program = place.join(test.program);
     let made_from: Vec<PathBuf> = inputs.iter().cloned().chain(env::current_exe().ok()).collect();
     if programs::is_newer(&program, &made_from) {
         return Ok(program);
@@ -42,7 +46,10 @@ pub fn build(source: &Source, architecture: Architecture, test: &Test) -> Result
     for headers in source.headers(architecture) {
         compiler.arg("-isystem").arg(headers);
     }
-    compiler.arg("-I").arg(source.shared()).arg("-I").arg(&directory);
+    fs::write(aside.path().join(MADE), "").map_err(failed)?;
+    for headers in [&source.shared(), &directory, aside.path()] {
+        compiler.arg("-I").arg(headers);
+    }
     compiler.arg("-o").arg(&built).args(&inputs).args(["-lrt", "-lm"]);
     process::output(&mut compiler)?;
     fs::rename(&built, &program).map_err(failed)?;

@@ -1,5 +1,6 @@
 //! The table of both kernels, and what is to be said of single cases.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
@@ -63,7 +64,8 @@ fn judgement(comparison: &Comparison) -> String {
     if words.is_empty() { "good".to_owned() } else { words.join(", ") }
 }
 
-/// The cases that do not pass, one a line.
+/// The cases that do not pass: one a line, but those that Linux does not pass either, and those
+/// that a test has not come to, are counted.
 pub fn remarks(comparisons: &[Comparison]) -> String {
     let mut text = String::new();
     let mut line = |words: String| writeln!(text, "{words}").expect("a string takes all");
@@ -72,25 +74,36 @@ pub fn remarks(comparisons: &[Comparison]) -> String {
         if let Some(problem) = &comparison.problem {
             line(format!("FAILED     {test}: {problem}"));
         }
-        for case in &comparison.cases {
-            let Compared { number, name, bindery, linux, verdict } = case;
-            let ours = bindery.map_or("did not come to it", outcome);
+        let (mut missed, mut as_linux) = (0, BTreeMap::<[&str; 2], usize>::new());
+        for Compared { number, name, bindery, linux, verdict } in &comparison.cases {
             match verdict {
                 Verdict::Passed => {}
-                Verdict::Failed => line(format!("FAILED     {test} {number} ({name}): {ours}")),
+                Verdict::Failed => match bindery {
+                    Some(ours) => {
+                        line(format!("FAILED     {test} {number} ({name}): {}", outcome(*ours)));
+                    }
+                    None => missed += 1,
+                },
                 Verdict::SetApart(reason) => {
                     line(format!("set apart  {test} {number} ({name}): {reason}"));
                 }
                 Verdict::NoWorse => {
-                    let theirs = linux.map_or("did not come to it", outcome);
-                    line(format!(
-                        "as Linux   {test} {number} ({name}): {ours} here, {theirs} on Linux"
-                    ));
+                    *as_linux.entry([told(*bindery), told(*linux)]).or_default() += 1;
                 }
             }
         }
+        if missed > 0 {
+            line(format!("FAILED     {test}: {missed} cases that it did not come to"));
+        }
+        for ([ours, theirs], count) in as_linux {
+            line(format!("as Linux   {test}: {count} {ours} here, {theirs} on Linux"));
+        }
     }
     text
+}
+
+fn told(ended: Option<Outcome>) -> &'static str {
+    ended.map_or("not come to", outcome)
 }
 
 fn outcome(outcome: Outcome) -> &'static str {
@@ -101,19 +114,32 @@ fn outcome(outcome: Outcome) -> &'static str {
     }
 }
 
-/// All in one sentence.
+/// All in one sentence. What is skipped here and passes on Linux has failed, and is counted so.
 pub fn conclusion(comparisons: &[Comparison]) -> String {
     let sum = |pick: fn(&Comparison) -> usize| comparisons.iter().map(pick).sum::<usize>();
     let passed = sum(|comparison| comparison.bindery().passed);
     let cases = sum(|comparison| comparison.cases.len());
     let failed = sum(|comparison| comparison.failed().count());
+    let skipped = sum(|comparison| {
+        comparison.failed().filter(|case| case.bindery == Some(Outcome::Skipped)).count()
+    });
     let linux = sum(|comparison| comparison.linux().map_or(0, |tally| tally.passed));
-    let ours = format!("{passed} of {cases} cases pass");
+    let broken = comparisons.iter().filter(|comparison| comparison.problem.is_some()).count();
+    let mut text = format!("{passed} of {cases} cases pass");
+    let mut add = |words: String| text.push_str(&words);
     if comparisons.iter().all(|comparison| comparison.has_linux) {
-        format!("{ours}, {linux} on Linux; {failed} that pass on Linux fail.")
+        add(format!(", {linux} on Linux; {failed} that pass on Linux fail"));
+        if skipped > 0 {
+            add(format!(", {skipped} of them because they are skipped here"));
+        }
     } else {
-        format!("{ours}; {failed} fail. Linux was not run beside.")
+        add(format!("; {failed} fail. Linux was not run beside"));
     }
+    if broken > 0 {
+        add(format!(". {broken} of {} tests did not end well", comparisons.len()));
+    }
+    add(".".to_owned());
+    text
 }
 
 #[cfg(test)]
@@ -124,7 +150,7 @@ mod tests {
     use super::*;
 
     fn run(text: &str) -> Run {
-        Run { report: tap::read(text), end: End::Status(0) }
+        Run { report: tap::read(text), end: End::Status(0), seconds: None, text: text.to_owned() }
     }
 
     fn comparison(linux: Option<&str>) -> Comparison {
@@ -152,13 +178,22 @@ mod tests {
         assert!(text.contains("set apart  mremap_test 3 "), "{text}");
         assert_eq!(text.lines().count(), 2);
         let text = remarks(&[comparison(Some("1..3\nok 1 a\nok 2 # SKIP b\nok 3 x\n"))]);
-        assert!(text.contains("skipped here, skipped on Linux"), "{text}");
+        assert!(text.contains("mremap_test: 1 skipped here, skipped on Linux"), "{text}");
+        let (ours, theirs) = (run("1..3\nok 1 a\n"), run(LINUX));
+        let text = remarks(&[Comparison::new(&TESTS[1], Some(&ours), Some(&theirs))]);
+        assert!(text.contains("FAILED     mremap_dontunmap: 2 cases that it did not"), "{text}");
     }
 
     #[test]
     fn the_conclusion_says_whether_linux_was_there() {
+        const TEXT: &str = "1 of 3 cases pass, 3 on Linux; 1 that pass on Linux fail, \
+                            1 of them because they are skipped here.";
         let text = conclusion(&[comparison(Some(LINUX))]);
-        assert_eq!(text, "1 of 3 cases pass, 3 on Linux; 1 that pass on Linux fail.");
+        assert_eq!(text, TEXT);
         assert!(conclusion(&[comparison(None)]).contains("Linux was not run"));
+        let broken = Run { end: End::Broken("died".to_owned()), ..run(LINUX) };
+        let broken = Comparison::new(&TESTS[0], Some(&broken), Some(&run(LINUX)));
+        let text = conclusion(&[broken]);
+        assert!(text.ends_with("fail. 1 of 1 tests did not end well."), "{text}");
     }
 }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::suite::TESTS;
+use super::suite::{TESTS, Test};
 
 /// Where the programs are in the machine.
 pub const DIRECTORY: &str = "/selftests";
@@ -21,17 +21,29 @@ $box mount -t proc proc /proc
 $box mount -t sysfs sysfs /sys
 $box mount -t devtmpfs devtmpfs /dev
 $box mount -t tmpfs tmpfs /tmp
+$box mount -t debugfs debugfs /sys/kernel/debug 2> /dev/null
+pool=/sys/kernel/mm/hugepages
 sizes=/sys/kernel/mm/transparent_hugepage
 echo always > $sizes/enabled
 echo inherit > $sizes/hugepages-2048kB/enabled
+now() {
+    read -r up idle < /proc/uptime
+    echo ${up%.*}
+}
 run() {
-    name=$1 seconds=$2
-    shift 2
+    name=$1 seconds=$2 program=$3
+    shift 3
     echo "conformance: begin $name"
-    $box timeout -s KILL $seconds "/selftests/$name" "$@" 2>&1
+    start=$(now)
+    $box timeout -s KILL $seconds "/selftests/$program" "$@" 2>&1
     status=$?
     echo
-    echo "conformance: end $status"
+    echo "conformance: end $status $(($(now) - start))"
+}
+run_without_pool() {
+    $box mount -t tmpfs none $pool 2> /dev/null && hidden=yes || hidden=no
+    run "$@"
+    [ $hidden = yes ] && $box umount $pool
 }
 echo "conformance: kernel $($box uname -srv)"
 for test in "$@"; do
@@ -39,8 +51,10 @@ for test in "$@"; do
 "#,
     );
     for test in &TESTS {
-        let arguments = test.arguments.join(" ");
-        writeln!(script, "    {0}) run {0} {1} {arguments} ;;", test.name, test.seconds)
+        let Test { name, program, arguments, seconds, hides_hugetlb } = test;
+        let run = if *hides_hugetlb { "run_without_pool" } else { "run" };
+        let arguments = arguments.join(" ");
+        writeln!(script, "    {name}) {run} {name} {seconds} {program} {arguments} ;;")
             .expect("a string takes all");
     }
     script.push_str("    esac\ndone\n$box poweroff -f\n");
@@ -54,6 +68,8 @@ pub struct Told {
     pub text: String,
     /// Its exit status; none if the machine ended before it did.
     pub status: Option<i32>,
+    /// How many seconds it ran, if it ended.
+    pub seconds: Option<u64>,
 }
 
 /// What came out of the console, by the tests' names, and the kernel as it names itself.
@@ -71,7 +87,9 @@ pub fn read(console: &str) -> (Option<String>, BTreeMap<String, Told>) {
             }
             (Some(("end", status)), Some(name)) => {
                 if let Some(test) = tests.get_mut(name) {
+                    let (status, seconds) = status.split_once(' ').unwrap_or((status, ""));
                     test.status = status.parse().ok();
+                    test.seconds = seconds.parse().ok();
                 }
                 current = None;
             }
@@ -96,11 +114,12 @@ mod tests {
     #[test]
     fn what_each_test_wrote_is_told_apart() {
         let console = "noise\r\nconformance: kernel Linux 7.2\r\nconformance: begin a\r\nok 1\r\n\
-                       \r\nconformance: end 0\r\nnoise\r\nconformance: begin b\r\nnot ok 1\r\n";
+                       \r\nconformance: end 0 12\r\nnoise\r\nconformance: begin b\r\nnot ok 1\r\n";
+        let told = |text: &str, status, seconds| Told { text: text.to_owned(), status, seconds };
         let (kernel, tests) = read(console);
         assert_eq!(kernel.as_deref(), Some("Linux 7.2"));
-        assert_eq!(tests["a"], Told { text: "ok 1\n\n".to_owned(), status: Some(0) });
-        assert_eq!(tests["b"], Told { text: "not ok 1\n".to_owned(), status: None });
+        assert_eq!(tests["a"], told("ok 1\n\n", Some(0), Some(12)));
+        assert_eq!(tests["b"], told("not ok 1\n", None, None));
         assert_eq!(read(""), (None, BTreeMap::new()));
     }
 
@@ -108,7 +127,8 @@ mod tests {
     fn the_script_is_one_for_a_shell_and_knows_all_tests() {
         let script = text();
         for test in &TESTS {
-            assert!(script.contains(&format!("run {} ", test.name)), "{}", test.name);
+            assert!(script.contains(&format!(" {} {} ", test.name, test.seconds)), "{}", test.name);
+            assert!(script.contains(test.program), "{}", test.program);
         }
         assert!(script.contains(DIRECTORY));
         assert_eq!(script.matches(TO_HOST).count(), 3);

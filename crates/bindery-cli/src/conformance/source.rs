@@ -14,8 +14,21 @@ use bindery_cli::guest::{Architecture, Problem, linux, process, workspace};
 const HEADERS: &str = "linux-libc-dev";
 
 /// What is kept of the source; patterns for tar, in which `*` does not stand for a slash.
-const KEPT: [&str; 3] =
-    ["*/Makefile", "*/tools/testing/selftests/kselftest.h", "*/tools/testing/selftests/mm/*.[ch]"];
+const KEPT: [&str; 6] = [
+    "*/Makefile",
+    "*/mm/gup_test.h",
+    "*/tools/testing/selftests/*.h",
+    "*/tools/testing/selftests/mm/*.[ch]",
+    "*/tools/testing/selftests/clone3/clone3_selftests.h",
+    "*/tools/testing/selftests/pidfd/pidfd.h",
+];
+
+/// Files of [`KEPT`] that an older bindery left out: without them, what is there is fetched anew.
+const NEEDED: [&str; 3] = [
+    "mm/gup_test.h",
+    "tools/testing/selftests/clone3/clone3_selftests.h",
+    "tools/testing/selftests/pidfd/pidfd.h",
+];
 
 /// The tests' sources, unpacked.
 #[derive(Clone, Debug)]
@@ -34,12 +47,16 @@ impl Source {
     pub fn newest() -> Result<Self, Problem> {
         let parent = workspace::target("guest")?;
         let directory = parent.join("selftests");
-        if !directory.is_dir() {
+        if !NEEDED.iter().all(|file| directory.join(file).is_file()) {
             // Unpacked aside and renamed, so that what is there is always whole.
             let aside = tempfile::tempdir_in(&parent)
                 .map_err(|error| Problem::io("write to", &parent, &error))?;
             let whole = aside.path().join("selftests");
             fetch(aside.path(), &whole)?;
+            if directory.is_dir() {
+                fs::remove_dir_all(&directory)
+                    .map_err(|error| Problem::io("remove", &directory, &error))?;
+            }
             fs::rename(&whole, &directory)
                 .map_err(|error| Problem::io("make", &directory, &error))?;
         }

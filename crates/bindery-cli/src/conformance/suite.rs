@@ -2,23 +2,28 @@
 
 use std::fmt;
 
-/// One of the programs under `tools/testing/selftests/mm`.
+/// One of the programs under `tools/testing/selftests/mm`, and how it is started.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Test {
-    /// Its name, which is also that of its source.
+    /// Its name.
     pub name: &'static str,
+    /// The name of its source, without the ending; several tests may have the same.
+    pub program: &'static str,
     /// What it is started with.
     pub arguments: &'static [&'static str],
-    /// After how many seconds it hangs.
+    /// After how many seconds it is ended, and has failed.
     pub seconds: u64,
+    /// Whether Linux's pool of huge pages is hidden from it, so that both kernels run the same
+    /// cases: those about `hugetlb` stand between the others.
+    pub hides_hugetlb: bool,
 }
 
 const fn test(name: &'static str, arguments: &'static [&'static str]) -> Test {
-    Test { name, arguments, seconds: 300 }
+    Test { name, program: name, arguments, seconds: 300, hides_hugetlb: false }
 }
 
 /// All tests, in the order in which they are shown.
-pub static TESTS: [Test; 9] = [
+pub static TESTS: [Test; 21] = [
     // The seed of its pattern, which else would be the time of day.
     test("mremap_test", &["-p", "1"]),
     test("mremap_dontunmap", &[]),
@@ -29,6 +34,19 @@ pub static TESTS: [Test; 9] = [
     test("madv_populate", &[]),
     test("mkdirty", &[]),
     test("mseal_test", &[]),
+    test("merge", &[]),
+    test("process_madv", &[]),
+    test("mrelease_test", &[]),
+    test("mdwe_test", &[]),
+    test("prctl_thp_disable", &[]),
+    // For 10 seconds, over and over through 256 MiB.
+    test("transhuge-stress", &["-d", "10", "256"]),
+    test("khugepaged", &["all:anon"]),
+    Test { program: "khugepaged", ..test("khugepaged-shmem", &["all:shmem"]) },
+    Test { hides_hugetlb: true, ..test("cow", &[]) },
+    test("guard-regions", &[]),
+    test("folio_split_race_test", &[]),
+    test("va_high_addr_switch", &[]),
 ];
 
 impl Test {
@@ -49,30 +67,48 @@ impl Test {
 pub enum Reason {
     /// It needs `userfaultfd`, which we do not have yet.
     Userfaultfd,
+    /// It needs `ioctl(PAGEMAP_SCAN)`, which we do not have yet.
+    PagemapScan,
+    /// It needs `hugetlb`'s pool of huge pages, which we do not have.
+    Hugetlb,
+    /// It needs probes in programs (`perf_event_open`), which are no part of memory management.
+    Uprobe,
     /// It writes to what it may only read, through `/proc/self/mem`. Debian's Linux refuses that
     /// unless it is booted with `proc_mem.force_override=always`, and so do we.
     ForcedWrite,
+    /// It needs swap, which neither machine has.
+    Swap,
 }
 
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Userfaultfd => "it needs userfaultfd, which is another issue's",
+            Self::Userfaultfd => "it needs userfaultfd, which is not there",
+            Self::PagemapScan => "it needs ioctl(PAGEMAP_SCAN), which is not there",
+            Self::Hugetlb => "it needs hugetlb, which is not there",
+            Self::Uprobe => "it needs uprobes (perf_event_open), which are tracing, not memory",
             Self::ForcedWrite => "Debian's Linux refuses forced writes by /proc/self/mem as well",
+            Self::Swap => "it needs swap, which neither machine has",
         })
     }
 }
 
-/// By the test, and a part of the case's name.
-const SET_APART: [(&str, &str, Reason); 3] = [
+/// By the program, and a part of the case's name.
+const SET_APART: [(&str, &str, Reason); 8] = [
     ("mremap_test", "mremap move multiple invalid vmas", Reason::Userfaultfd),
     ("mkdirty", "UFFDIO_COPY", Reason::Userfaultfd),
     ("mkdirty", "PTRACE write access", Reason::ForcedWrite),
+    ("merge", "handle_uprobe_upon_merged_vma", Reason::Uprobe),
+    ("khugepaged", "swap", Reason::Swap),
+    ("guard-regions", ".uffd", Reason::Userfaultfd),
+    ("guard-regions", ".pagemap_scan", Reason::PagemapScan),
+    ("va_high_addr_switch", "HUGETLB", Reason::Hugetlb),
 ];
 
 /// Why this case is set apart, if it is.
 pub fn set_apart(test: &Test, case: &str) -> Option<Reason> {
-    let fits = |(name, part, _): &&(&str, &str, Reason)| *name == test.name && case.contains(part);
+    let fits =
+        |(name, part, _): &&(&str, &str, Reason)| *name == test.program && case.contains(part);
     SET_APART.iter().find(fits).map(|(.., reason)| *reason)
 }
 
@@ -95,6 +131,12 @@ mod tests {
         let reason = set_apart(mkdirty, "UFFDIO_COPY: SIGSEGV generated, page not modified");
         assert_eq!(reason, Some(Reason::Userfaultfd));
         assert_eq!(set_apart(mkdirty, "Page migration: SIGSEGV generated"), None);
+        let apart = |test, case| set_apart(Test::from_name(test).unwrap(), case);
+        assert_eq!(apart("khugepaged-shmem", "collapse_max_ptes_swap"), Some(Reason::Swap));
+        assert_eq!(apart("khugepaged", "collapse_max_ptes_none"), None);
+        let guard = |case| apart("guard-regions", case);
+        assert_eq!(guard("guard_regions.file.pagemap_scan"), Some(Reason::PagemapScan));
+        assert_eq!(guard("guard_regions.file.pagemap"), None);
         let populate = Test::from_name("madv_populate").unwrap();
         assert_eq!(set_apart(populate, "UFFDIO_COPY"), None);
     }

@@ -58,6 +58,9 @@ pub fn read(text: &str) -> Report {
     for line in text.lines().map(str::trim_end) {
         if let Some(text) = HEADINGS.iter().find_map(|start| line.strip_prefix(start)) {
             heading = Some(text);
+        } else if let Some(reason) = line.strip_prefix("1..0 # SKIP") {
+            let name = reason.trim().to_owned();
+            report.cases.push(Case { number: 1, name, outcome: Outcome::Skipped });
         } else if let Some(plan) = line.strip_prefix("1..") {
             report.planned = plan.parse().ok().filter(|count| *count <= MOST_CASES);
         } else if let Some(reason) = line.strip_prefix("Bail out!") {
@@ -83,8 +86,8 @@ fn case(line: &str, heading: Option<&str>) -> Option<Case> {
         (false, _) => Outcome::Failed,
     };
     let name = match heading {
-        Some(heading) => format!("{heading}: {text}"),
-        None => text.to_owned(),
+        Some(heading) if heading != text => format!("{heading}: {text}"),
+        _ => text.clone(),
     };
     Some(Case { number, name, outcome })
 }
@@ -147,9 +150,17 @@ mod tests {
 
     #[test]
     fn a_case_is_named_with_the_heading_that_it_stands_under() {
-        let text = "# [INFO] PTRACE\nok 1 same\n# [RUN] other\n# a remark\nok 2 same\n";
+        let text = "# [INFO] PTRACE\nok 1 same\n# [RUN] other\n# a remark\nok 2 same\n\
+                    ok 3 other\n";
         let names: Vec<String> = read(text).cases.into_iter().map(|case| case.name).collect();
-        assert_eq!(names, ["PTRACE: same", "other: same"]);
+        assert_eq!(names, ["PTRACE: same", "other: same", "other"]);
+    }
+
+    #[test]
+    fn a_test_that_is_skipped_as_a_whole_is_one_case() {
+        let text = "TAP version 13\n1..0 # SKIP no such machine\n";
+        assert_eq!(outcomes(text), [(1, "no such machine".to_owned(), Outcome::Skipped)]);
+        assert_eq!(read(text).planned, None);
     }
 
     #[test]

@@ -71,6 +71,7 @@ fn make_filesystems(out: &mut Window<'_>) -> fmt::Result {
     Ok(())
 }
 
+/// Without lines about hugetlb, as on a Linux without it: programs would look for its pool.
 fn make_meminfo(out: &mut Window<'_>) -> fmt::Result {
     let memory = memory();
     let commitment = memory.commitment();
@@ -86,13 +87,9 @@ fn make_meminfo(out: &mut Window<'_>) -> fmt::Result {
         ("SwapFree", 0),
         ("CommitLimit", total / 2),
         ("Committed_AS", commitment.promised() * 4),
-        ("HugePages_Total", 0),
-        ("HugePages_Free", 0),
-        ("Hugepagesize", 2048),
     ];
     for (name, value) in lines {
-        let unit = if name.starts_with("HugePages") { "" } else { " kB" };
-        writeln!(out, "{:<16}{value:>8}{unit}", alloc::format!("{name}:"))?;
+        writeln!(out, "{:<16}{value:>8} kB", alloc::format!("{name}:"))?;
     }
     Ok(())
 }
