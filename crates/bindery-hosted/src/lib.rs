@@ -22,6 +22,7 @@
 //! ```
 
 mod access;
+mod collections;
 mod cpu;
 mod dispatch;
 mod files;

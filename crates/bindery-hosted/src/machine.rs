@@ -10,6 +10,7 @@ use bindery::platform::{Cpu, CpuSet, GracePeriod, Invalidation, MAX_CPUS, Platfo
 use parking_lot::Mutex;
 use parking_lot_core::{DEFAULT_PARK_TOKEN, DEFAULT_UNPARK_TOKEN};
 
+use crate::collections::Collections;
 use crate::cpu::{self, OnCpu, Seats};
 use crate::memory::{PhysicalMemory, Window};
 use crate::mmu::walk::World;
@@ -84,6 +85,7 @@ pub(crate) struct Shared<A: Walk> {
     pub(crate) log: Log,
     requests: Requests,
     signals: Signals,
+    collections: Collections,
     seed: u64,
     protection_keys: u8,
     /// Lives as long as any clone, and so do the windows into it.
@@ -110,6 +112,7 @@ impl<A: Walk> Machine<A> {
             log: Log::default(),
             requests: Requests::default(),
             signals: Signals::default(),
+            collections: Collections::default(),
             seed,
             protection_keys,
             memory,
@@ -185,6 +188,17 @@ impl<A: Walk> Machine<A> {
     /// more, and "yes" from then on. `None` takes it back.
     pub fn fatal_signal_after(&self, questions: Option<u64>) {
         self.shared.signals.set(questions);
+    }
+
+    /// Has [`Platform::collect_memory`] call `collect`, as an embedder that keeps frames for later
+    /// gives them back.
+    pub fn on_collect(&self, collect: impl Fn() + Send + Sync + 'static) {
+        self.shared.collections.set(Box::new(collect));
+    }
+
+    /// How often [`Platform::collect_memory_later`] was called.
+    pub fn collections_put_off(&self) -> u64 {
+        self.shared.collections.put_off()
     }
 
     pub(crate) fn world(&self) -> World<'_> {
@@ -338,6 +352,15 @@ unsafe impl<A: Walk> Platform for Machine<A> {
             !self.shared.seats.inside(),
             "an allocation that may wait for memory inside a read section"
         );
+    }
+
+    fn collect_memory(&self) {
+        assert!(!self.shared.seats.inside(), "memory is collected inside a read section");
+        self.shared.collections.collect();
+    }
+
+    fn collect_memory_later(&self) {
+        self.shared.collections.note_put_off();
     }
 
     fn frames_released(&self, first: Frame, count: u32) {

@@ -5,7 +5,7 @@ mod common;
 use bindery::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use bindery::{
     Access, AddressSpace, Advice, CollapseLimits, Error, FaultError, Inspection, MapFlags,
-    MapRequest, PinTime, Place, SizeMode, testing,
+    MapRequest, PinTime, Place, Sharing, SizeMode, testing,
 };
 use bindery_hosted::{Program, Walk};
 use common::{GIB, MIB, audit, fixed, options, strict};
@@ -124,9 +124,9 @@ fn the_background_collapser_keeps_to_policy_and_limits<A: Walk>() {
     let all = |limits: CollapseLimits| {
         let (mut at, mut collapsed) = (VirtAddr(0), 0);
         loop {
-            let (some, next) = space.collapse_some(at, 1, &limits);
-            collapsed += some;
-            at = next;
+            let progress = space.collapse_some(at, 1, &limits);
+            collapsed += progress.collapsed;
+            at = progress.next;
             if at == VirtAddr(0) {
                 return collapsed;
             }
@@ -136,10 +136,65 @@ fn the_background_collapser_keeps_to_policy_and_limits<A: Walk>() {
     memory.folio_policy().set(9, SizeMode::Madvise);
     assert_eq!(all(CollapseLimits::default()), 0, "nobody has asked");
     space.madvise(AT, 8 * MIB, Advice::Huge).unwrap();
-    assert_eq!(all(CollapseLimits { missing: 64, shared: 0 }), 1, "one span is full");
+    assert_eq!(
+        all(CollapseLimits { missing: 64, shared: 0, ..CollapseLimits::default() }),
+        1,
+        "one span is full"
+    );
     assert_eq!(all(CollapseLimits::default()), 1, "one page is enough now");
     assert_eq!(all(CollapseLimits::default()), 0, "the rest is empty");
     assert_eq!(program.load(VirtAddr(AT.0 + 2 * MIB)), Ok(1));
+    memory.folio_policy().set(9, SizeMode::Never);
+    let third = AT.0 + 4 * MIB;
+    program.store(VirtAddr(third), 1).unwrap();
+    for number in 1..512 {
+        assert_eq!(program.load(VirtAddr(third + number * PAGE_SIZE)), Ok(0));
+    }
+    memory.folio_policy().set(9, SizeMode::Madvise);
+    let limits = CollapseLimits { missing: 510, ..CollapseLimits::default() };
+    assert_eq!(all(limits), 0, "the page of zeroes counts as missing");
+    assert_eq!(all(CollapseLimits::default()), 1);
+    audit(&machine, &memory, &[&space]);
+}
+
+fn the_background_collapser_counts_what_others_map<A: Walk>() {
+    let (machine, memory) = strict::<A>(64 << 20);
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    space.mmap(&fixed(AT.0, 2 * MIB)).unwrap();
+    Program::new(&machine, &space).fill(AT, 2 * MIB, 3).unwrap();
+    let child = space.fork().unwrap();
+    memory.folio_policy().set(9, SizeMode::Always);
+    let collapse = |shared| {
+        let limits = CollapseLimits { shared, ..CollapseLimits::default() };
+        space.collapse_some(VirtAddr(0), 8, &limits).collapsed
+    };
+    assert_eq!(collapse(511), 0, "all are the child's too");
+    let copies = Program::new(&machine, &child);
+    for number in 0..100 {
+        copies.store(page(number), 1).unwrap();
+    }
+    assert_eq!((collapse(411), collapse(412)), (0, 1), "but for what it has copied");
+    audit(&machine, &memory, &[&space, &child]);
+}
+
+fn the_background_collapser_takes_shared_memory<A: Walk>() {
+    let (machine, memory) = strict::<A>(64 << 20);
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    space.mmap(&MapRequest { sharing: Sharing::Shared, ..fixed(AT.0, 4 * MIB) }).unwrap();
+    let program = Program::new(&machine, &space);
+    program.fill(AT, MIB, 3).unwrap();
+    let collapse = |missing| {
+        let limits = CollapseLimits { missing, ..CollapseLimits::default() };
+        space.collapse_some(VirtAddr(0), 8, &limits).collapsed
+    };
+    assert_eq!(collapse(511), 0, "the policy wants none");
+    memory.shared_folio_policy().set(9, SizeMode::Always);
+    assert_eq!(collapse(255), 0, "256 are missing");
+    assert_eq!((collapse(256), collapse(256)), (1, 0));
+    let before = space.counts();
+    assert_eq!(program.load(AT), Ok(0x0303_0303_0303_0303));
+    assert_eq!((space.counts() - before).shared_pages, 512, "mapped large by one touch");
+    assert_eq!(program.load(VirtAddr(AT.0 + MIB)), Ok(0));
     audit(&machine, &memory, &[&space]);
 }
 
@@ -221,6 +276,8 @@ on_every_architecture! {
     collapsing => collapsing_makes_one_huge_leaf_with_the_same_contents;
     collapsing_shared => collapsing_what_a_child_shares_copies_it;
     in_the_background => the_background_collapser_keeps_to_policy_and_limits;
+    in_the_background_with_a_child => the_background_collapser_counts_what_others_map;
+    shared_in_the_background => the_background_collapser_takes_shared_memory;
     forking => children_get_what_the_advice_says;
     growing => a_stack_grows_to_its_limit_and_keeps_its_distance;
     vanishing => what_may_vanish_vanishes_when_it_is_to_leave_memory;

@@ -134,7 +134,8 @@ fn the_background_collapser_goes_on_where_it_stopped() {
         loop {
             // One call for each span: it always does some work.
             scene.machine.fatal_signal_after(Some(0));
-            let (collapsed, next) = scene.space.collapse_some(from, 8, &CollapseLimits::default());
+            let progress = scene.space.collapse_some(from, 8, &CollapseLimits::default());
+            let (collapsed, next) = (progress.collapsed, progress.next);
             scene.machine.fatal_signal_after(None);
             if next == VirtAddr(0) {
                 break;

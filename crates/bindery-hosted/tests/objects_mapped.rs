@@ -252,8 +252,8 @@ fn collapse_private<A: Walk>() {
             let collapsed = space.madvise(VirtAddr(AT), 2 * MIB, Advice::Collapse);
             assert_eq!(collapsed, Err(Error::Invalid));
             stage.memory.folio_policy().set(9, SizeMode::Always);
-            let (collapsed, _) = space.collapse_some(VirtAddr(0), 8, &CollapseLimits::default());
-            assert_eq!(collapsed, 0, "nor in the background");
+            let progress = space.collapse_some(VirtAddr(0), 8, &CollapseLimits::default());
+            assert_eq!(progress.collapsed, 0, "nor in the background");
             for page in 0..512 {
                 let expected = if page == 0 { 7 } else { u64::from(page as u8 | 1) };
                 assert_eq!(program.load(VirtAddr(AT + page * PAGE)), Ok(expected));

@@ -85,7 +85,7 @@ fn collapsed<A: Walk>() {
         space.mmap(&fixed(AT, SIZE)).unwrap();
         program.fill(VirtAddr(AT), SIZE, 1).unwrap();
         use_order(memory, 9);
-        let background = || space.collapse_some(VirtAddr(0), 8, &Default::default()).0;
+        let background = || space.collapse_some(VirtAddr(0), 8, &Default::default()).collapsed;
         let on_demand = || space.madvise(VirtAddr(AT), SIZE, Advice::Collapse);
         space.set_large_folios(LargeFolios::Never);
         assert_eq!((background(), on_demand()), (0, Err(Error::Invalid)));

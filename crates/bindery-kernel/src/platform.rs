@@ -7,7 +7,7 @@ use bindery::Platform;
 use bindery::addr::Frame;
 use bindery::platform::{Cpu, CpuSet, GracePeriod, Invalidation};
 
-use crate::process::{parking, scheduler, signal};
+use crate::process::{self, background, parking, scheduler, signal};
 use crate::sync::{RawSleepingLock, RawSpinLock};
 use crate::{arch, options, time};
 
@@ -114,6 +114,14 @@ unsafe impl Platform for Machine {
     #[inline]
     fn fatal_signal(&self) -> bool {
         scheduler::is_in_thread() && signal::is_fatal_waiting(&scheduler::current())
+    }
+
+    fn collect_memory(&self) {
+        process::give_back_kept();
+    }
+
+    fn collect_memory_later(&self) {
+        background::collect();
     }
 
     #[inline]

@@ -48,6 +48,7 @@ mod bytes;
 pub mod check;
 mod commit;
 mod deferred;
+mod effort;
 mod error;
 mod events;
 mod frame;
@@ -70,6 +71,7 @@ mod word;
 
 pub use commit::{Commitment, Overcommit};
 pub use deferred::Deferred;
+pub use effort::LargeFolioEffort;
 pub use error::{Errno, Error, FaultError, PinError, Verb};
 pub use events::Events;
 pub use frame::{FrameRange, FrameUsage, FrameUse, FrameView, FramesError};
@@ -81,10 +83,10 @@ pub use memory::{FolioPolicy, FrameKind, Memory, SizeMode};
 pub use object::{Accounting, Growth, Object, Pager, PagerError, Quota, Sealing, Seals};
 pub use platform::Platform;
 pub use space::{
-    Access, AddressSpace, Advice, CollapseLimits, ExecGain, FileAccess, FolioError, Inspection,
-    LargeFolios, Limits, LockAll, LockPages, Locking, MapFlags, MapObject, MapRequest, Mapping,
-    MappingFlags, PinTime, Pinned, Place, ProtectFrom, Protection, Remap, Residence, Resolved,
-    Sharing, SpaceOptions, SyncFlags, Usage,
+    Access, AddressSpace, Advice, CollapseLimits, CollapseProgress, ExecGain, FileAccess,
+    FolioError, Inspection, LargeFolios, Limits, LockAll, LockPages, Locking, MapFlags, MapObject,
+    MapRequest, Mapping, MappingFlags, PinTime, Pinned, Place, ProtectFrom, Protection, Remap,
+    Residence, Resolved, Sharing, SpaceOptions, SyncFlags, Usage,
 };
 pub use stats::Counts;
 pub use table::Reach;

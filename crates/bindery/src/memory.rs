@@ -6,6 +6,7 @@ use crate::addr::{Frame, PAGE_SIZE};
 use crate::arch::{self, Arch, Entry};
 use crate::commit::Commitment;
 use crate::deferred::Deferral;
+use crate::effort::EffortSetting;
 use crate::events::{Events, RareEvents};
 use crate::frame::meta;
 use crate::frame::slab::Slab;
@@ -35,6 +36,7 @@ pub struct Memory<P: Platform> {
     pub(crate) pin_counts: Slab<PinCount, P>,
     pub(crate) registry: object::Registry<P>,
     pub(crate) deferred: Deferral<P>,
+    pub(crate) effort: EffortSetting,
     policy: FolioPolicy,
     shared_policy: FolioPolicy,
     file_policy: FolioPolicy,
@@ -71,6 +73,7 @@ impl<P: Platform> Memory<P> {
             pin_counts: Slab::new(),
             registry: object::Registry::new(),
             deferred,
+            effort: EffortSetting::new(),
             policy: FolioPolicy::new(),
             shared_policy: FolioPolicy::new(),
             file_policy: FolioPolicy::new(),

@@ -274,6 +274,16 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// that is so. Does nothing by default.
     fn allocation_may_wait(&self) {}
 
+    /// Gives back frames that the embedder keeps for later and does not use: what
+    /// [`crate::KernelMap::purge`] gives, caches. Asked by [`crate::Memory::collect`], which faults
+    /// and the background collapser call where no large folio is free and
+    /// [`crate::LargeFolioEffort`] says so. No lock is held. May sleep. Does nothing by default.
+    fn collect_memory(&self) {}
+
+    /// Has another thread call [`crate::Memory::collect`] soon. A VMA may be locked, so it does not
+    /// wait for one. Does nothing by default.
+    fn collect_memory_later(&self) {}
+
     /// Called each time the core has released the lock of a page table, inside a read section. A
     /// test holds the CPU here while another call runs. Does nothing by default.
     #[cfg(any(test, feature = "testing"))]

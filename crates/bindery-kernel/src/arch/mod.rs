@@ -28,6 +28,7 @@
 //! | `FloatingPoint` | a thread's floating-point state: `new`, `save`, `restore` |
 //! | `Context`, `switch` | what the kernel keeps of a thread that does not run |
 //! | `prepare(stack_top, &Registers) -> Context` | a thread that begins in its program with those |
+//! | `prepare_kernel(stack_top, entry) -> Context` | a thread of the kernel's own, which begins with `entry` |
 //! | `set_kernel_stack(top)` | where this CPU enters the kernel from a program |
 //! | `thread_pointer()`, `set_thread_pointer(u64)` | the TLS register of the running thread |
 //! | `protection_keys() -> u8` | how many there are; 1 where there are none |

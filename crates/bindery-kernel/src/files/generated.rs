@@ -8,12 +8,10 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt::{self, Write};
 
-use linux_raw_sys::general::O_ACCMODE;
-
 use crate::errno::Errno;
 
 use super::memory::new_number;
-use super::node::{Attributes, Entry, Kind, Node, Patience};
+use super::node::{Attributes, Entry, Kind, Node, Patience, may_read, may_write};
 
 /// Takes a part of what is written to it.
 pub struct Window<'a> {
@@ -61,19 +59,24 @@ pub type Take = fn(&str) -> Result<(), Errno>;
 /// A file with a text.
 pub struct Text {
     number: u64,
-    make: Make,
+    make: Option<Make>,
     take: Option<Take>,
 }
 
 impl Text {
     /// A file that can only be read.
     pub fn new(make: Make) -> Arc<Self> {
-        Arc::new(Self { number: new_number(), make, take: None })
+        Arc::new(Self { number: new_number(), make: Some(make), take: None })
     }
 
     /// A file that can be written too.
     pub fn writable(make: Make, take: Take) -> Arc<Self> {
-        Arc::new(Self { number: new_number(), make, take: Some(take) })
+        Arc::new(Self { number: new_number(), make: Some(make), take: Some(take) })
+    }
+
+    /// A file that can only be written.
+    pub fn write_only(take: Take) -> Arc<Self> {
+        Arc::new(Self { number: new_number(), make: None, take: Some(take) })
     }
 }
 
@@ -83,11 +86,13 @@ impl Node for Text {
     }
 
     fn attributes(&self) -> Attributes {
-        Attributes::plain(self.number, if self.take.is_some() { 0o644 } else { 0o444 })
+        let readable = if self.make.is_some() { 0o444 } else { 0 };
+        Attributes::plain(self.number, readable | if self.take.is_some() { 0o200 } else { 0 })
     }
 
     fn open(self: Arc<Self>, flags: u32) -> Result<Arc<dyn Node>, Errno> {
-        if flags & O_ACCMODE != 0 && self.take.is_none() {
+        // Root's rights do not help: as on Linux, the file has no such side.
+        if may_write(flags) && self.take.is_none() || may_read(flags) && self.make.is_none() {
             return Err(Errno::EACCES);
         }
         Ok(self)
@@ -95,7 +100,8 @@ impl Node for Text {
 
     fn read(&self, at: u64, into: &mut [u8], _: Patience) -> Result<usize, Errno> {
         let mut window = Window::new(at, into);
-        let _ = (self.make)(&mut window); // an error means that the window is full
+        let make = self.make.ok_or(Errno::EINVAL)?;
+        let _ = make(&mut window); // an error means that the window is full
         Ok(window.filled())
     }
 

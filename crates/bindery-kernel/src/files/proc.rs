@@ -8,12 +8,14 @@
 //! | [`texts`] | texts about a process |
 //! | [`names`] | what mappings are called |
 //! | [`machine`], [`frames`] | files of the machine as a whole |
+//! | [`sysctl`] | `/proc/sys`: what can be set of the kernel |
 
 mod file;
 mod folders;
 mod frames;
 mod machine;
 mod names;
+mod sysctl;
 mod texts;
 
 pub use folders::root;

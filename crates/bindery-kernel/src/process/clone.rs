@@ -208,13 +208,15 @@ fn new_process(parent: &Arc<Process>, id: u32, wanted: &Wanted) -> Result<Arc<Pr
     }
     let limits = parent.limits.lock().clone();
     let facts = parent.facts();
+    let standing = parent.standing.clone();
     let space = parent.space();
     let space = if wanted.has(CLONE_VM) {
         space
     } else {
         program::known(space.fork().map_err(|error| error.errno(Verb::Mmap))?)?
     };
-    Ok(Process::new(id, ProcessParts { space, files, actions, state, facts, limits }))
+    let (space, files) = (Some(space), Some(files));
+    Ok(Process::new(id, ProcessParts { space, files, actions, state, facts, limits, standing }))
 }
 
 fn new_thread(

@@ -18,7 +18,7 @@ use crate::{control, files, log, options, time};
 
 use super::signal::{self, Information, code};
 use super::thread::work;
-use super::{Process, ProgramFacts, futex, provoke, scheduler, table, thread, timer};
+use super::{Process, ProgramFacts, background, futex, provoke, scheduler, table, thread, timer};
 
 /// How long the processes that are left may take to end with the machine, in nanoseconds.
 const PATIENCE: u64 = 60 * time::SECOND;
@@ -229,6 +229,7 @@ fn end_machine(status: u32) {
     };
     control::send(format_args!("status {code}"));
     end_all_others();
+    background::end();
     table::remove_process(1);
     files::end();
     MACHINE_STATUS.store(code.into(), Ordering::Relaxed);

@@ -13,6 +13,7 @@ use crate::files::{self, Files, Inherited, Program};
 use crate::memory::Space;
 use crate::{control, heap, options, time, user};
 
+use super::memory_shortage::Standing;
 use super::program::{Loaded, Texts, Words, load};
 use super::signal::{Actions, Alternate, ThreadSignals};
 use super::table::{self, Counted};
@@ -53,12 +54,13 @@ fn first_process(path: &[u8]) -> Result<Arc<Thread>, Errno> {
     let process = Process::new(
         id,
         ProcessParts {
-            space: loaded.space,
-            files,
+            space: Some(loaded.space),
+            files: Some(files),
             actions: Actions::new(),
             state: State::new(None, 0),
             facts: loaded.facts,
             limits,
+            standing: Standing::default(),
         },
     );
     process.set_name(base_name(path));

@@ -1,17 +1,90 @@
-//! Who goes when memory runs out.
+//! Who goes when memory runs out, and what a process may say about that (`oom_score_adj`).
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicI32, Ordering};
 
 use bindery::linux::proc;
 
-use crate::memory::kernel_map;
+use crate::errno::Errno;
+use crate::memory::{kernel_map, memory};
 use crate::{log, time};
 
 use super::{Process, all, end, scheduler, signal, thread};
 
+/// The adjustment of a process that is never killed.
+const NEVER: i32 = -1000;
+/// The adjustment of one that goes first.
+const FIRST: i32 = 1000;
+
+/// What a process says about its turn when memory runs out. Children inherit it, and `execve` keeps
+/// it.
+#[derive(Default)]
+pub(super) struct Standing {
+    adjustment: AtomicI32,
+}
+
+impl Clone for Standing {
+    fn clone(&self) -> Self {
+        Self { adjustment: AtomicI32::new(self.adjustment.load(Ordering::Relaxed)) }
+    }
+}
+
+impl Process {
+    /// `oom_score_adj`: thousandths of all memory that count for or against the process.
+    pub fn kill_adjustment(&self) -> i32 {
+        self.standing.adjustment.load(Ordering::Relaxed)
+    }
+
+    /// Sets [`Process::kill_adjustment`], of all processes with the same memory too, as Linux does:
+    /// killing one of them frees nothing.
+    ///
+    /// # Errors
+    /// `EINVAL` for what is not from -1000 to 1000.
+    pub fn set_kill_adjustment(&self, adjustment: i32) -> Result<(), Errno> {
+        if !(NEVER..=FIRST).contains(&adjustment) {
+            return Err(Errno::EINVAL);
+        }
+        self.standing.adjustment.store(adjustment, Ordering::Relaxed);
+        let Some(space) = self.try_space() else { return Ok(()) };
+        for other in all() {
+            if other.try_space().is_some_and(|its| Arc::ptr_eq(&its, &space)) {
+                other.standing.adjustment.store(adjustment, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    /// How much speaks for killing the process, in pages: those that it has in memory, those of its
+    /// tables, and its adjustment's part of all memory. `None` for one that is never killed.
+    fn badness(&self) -> Option<i64> {
+        let (adjustment, space) = (self.kill_adjustment(), self.try_space()?);
+        if self.id == 1 || adjustment == NEVER {
+            return None;
+        }
+        let counts = space.counts();
+        let tables = counts.tables_allocated.saturating_sub(counts.tables_freed);
+        let total = memory().total_frames() as i64;
+        let part = i64::from(adjustment) * total / 1000;
+        Some((proc::resident(&space).total() + tables) as i64 + part)
+    }
+
+    /// `oom_score`: [`Process::badness`] as a number from 0, for one that is never killed, to 2000 and
+    /// a bit. As on Linux, 666 stands for next to no memory and no adjustment.
+    pub fn kill_score(&self) -> i64 {
+        let total = memory().total_frames().max(1) as i64;
+        self.badness().map_or(0, |badness| ((1000 + badness * 1000 / total) * 2 / 3).max(0))
+    }
+}
+
+/// Gives back frames that are kept for later: spare stacks, and what the kernel has unmapped.
+pub fn give_back_kept() {
+    thread::forget_spare_stacks();
+    kernel_map().purge();
+}
+
 /// Makes room when a fault found no memory: takes back what the kernel has unmapped, and where that
-/// is nothing, ends the process that has the most. `true` where the running thread is to end
+/// is nothing, ends the process that most speaks against ([`Process::badness`]). `true` where the running thread is to end
 /// itself.
 pub fn memory_ran_out() -> bool {
     thread::forget_spare_stacks();
@@ -27,7 +100,7 @@ pub fn memory_ran_out() -> bool {
         all().into_iter().filter(|process| process.try_space().is_some()).collect();
     // One that ends already only needs the CPU.
     let victim = living.iter().find(|process| process.state.lock().status.is_some());
-    let victim = match victim.or_else(|| largest(&living)) {
+    let victim = match victim.or_else(|| worst(&living)) {
         Some(victim) => victim.clone(),
         None => return true,
     };
@@ -49,11 +122,10 @@ pub fn memory_ran_out() -> bool {
     signal::must_end(&thread)
 }
 
-/// The process with the most memory that is its own; the first process only where it is alone.
-fn largest(living: &[Arc<Process>]) -> Option<&Arc<Process>> {
-    let resident = |process: &&Arc<Process>| {
-        let pages = process.try_space().map_or(0, |space| proc::resident(&space).total());
-        (process.id != 1, pages)
-    };
-    living.iter().max_by_key(resident)
+/// The process that most speaks against. Where none may be killed, the first process, whose end is
+/// that of the machine.
+fn worst(living: &[Arc<Process>]) -> Option<&Arc<Process>> {
+    let known = living.iter().filter_map(|process| Some((process.badness()?, process)));
+    let worst = known.max_by_key(|(badness, _)| *badness).map(|(_, process)| process);
+    worst.or_else(|| living.iter().find(|process| process.id == 1))
 }

@@ -12,6 +12,7 @@
 //! | [`clone`] | `fork`, `vfork`, `clone` |
 //! | [`provoke`] | defects on purpose |
 //! | [`end`] | how threads, processes and the machine end |
+//! | [`background`] | the kernel's own thread: large folios of small ones |
 //! | [`wait`] | `wait4` and `waitid` |
 //! | [`futex`] | waiting for a word of memory |
 //! | [`signal`], [`deliver`] | signals: sent, waiting; and what comes of them |
@@ -27,6 +28,7 @@
 //! this folder guard against nothing but their own holder: none is held across a sleep, or while
 //! another function takes the same lock.
 
+pub mod background;
 pub mod calls;
 mod clone;
 mod deliver;
@@ -63,8 +65,8 @@ pub use end::{audit, prepare_audits};
 pub use execute::run_first;
 pub use identity::space_behind;
 pub use limits::Limit;
-pub use memory_shortage::memory_ran_out;
-pub use program::ProgramFacts;
+pub use memory_shortage::{give_back_kept, memory_ran_out};
+pub use program::{ProgramFacts, maximum_mappings, set_maximum_mappings};
 pub use scheduler::{current, with_space};
 pub use table::{all, find};
 pub use thread::Thread;
@@ -85,6 +87,7 @@ pub struct Process {
     state: Mutex<State>,
     facts: Mutex<ProgramFacts>,
     limits: Mutex<limits::Limits>,
+    standing: memory_shortage::Standing,
     timers: Mutex<BTreeMap<i32, timer::Timer>>,
     processor_timers: Mutex<timer::ProcessorTimers>,
     /// Those who wait for one of its children.
@@ -258,13 +261,14 @@ impl Process {
         Arc::new(Self {
             id,
             start_time: time::now(),
-            space: Mutex::new(Some(of.space)),
-            files: Mutex::new(Some(of.files)),
+            space: Mutex::new(of.space),
+            files: Mutex::new(of.files),
             actions: Mutex::new(of.actions),
             pending: Mutex::default(),
             state: Mutex::new(of.state),
             facts: Mutex::new(of.facts),
             limits: Mutex::new(of.limits),
+            standing: of.standing,
             timers: Mutex::default(),
             processor_timers: Mutex::default(),
             children_changed: WaitQueue::new(),
@@ -277,12 +281,14 @@ impl Process {
 
 /// What a new process is made of.
 struct ProcessParts {
-    space: Arc<Space>,
-    files: Arc<Files>,
+    /// `None` for the kernel's own.
+    space: Option<Arc<Space>>,
+    files: Option<Arc<Files>>,
     actions: Arc<signal::Actions>,
     state: State,
     facts: ProgramFacts,
     limits: limits::Limits,
+    standing: memory_shortage::Standing,
 }
 
 impl State {

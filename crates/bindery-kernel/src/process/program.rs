@@ -14,6 +14,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use bindery::addr::VirtAddr;
 use bindery::arch::Arch;
@@ -165,6 +166,22 @@ fn refused(error: Error) -> Errno {
     Errno::from(error.errno(Verb::Mmap))
 }
 
+/// The most mappings that a process may have (`vm.max_map_count`).
+static MAXIMUM_MAPPINGS: AtomicUsize = AtomicUsize::new(65_530);
+
+/// The most mappings that a process may have.
+pub fn maximum_mappings() -> usize {
+    MAXIMUM_MAPPINGS.load(Ordering::Relaxed)
+}
+
+/// Sets the most mappings that a process may have, for all that there are and those to come.
+pub fn set_maximum_mappings(most: usize) {
+    MAXIMUM_MAPPINGS.store(most, Ordering::Relaxed);
+    for space in table::spaces() {
+        space.set_maximum_mappings(most);
+    }
+}
+
 /// A new address space that the audit knows.
 pub(super) fn known(space: Space) -> Result<Arc<Space>, Errno> {
     heap::room(4096)?;
@@ -195,6 +212,7 @@ pub(super) fn load(
         // All programs are root's, who may map any address (Linux: CAP_SYS_RAWIO).
         minimum_address: VirtAddr(0),
         search_top: Some(VirtAddr((STACK_END - gap) & !(PAGE - 1))),
+        maximum_mappings: maximum_mappings(),
         ..SpaceOptions::default()
     };
     let space = known(AddressSpace::new(memory(), options).map_err(refused)?)?;

@@ -120,19 +120,42 @@ impl Thread {
         let stack = KernelStack::new()?;
         // SAFETY: the stack is large enough, and nobody runs on it.
         let context = unsafe { arch::prepare(stack.top(), registers) };
-        Ok(Arc::new(Self {
+        let thread =
+            Self::make(id, process, stack, Saved { context, floating_point, thread_pointer });
+        *thread.signals.lock() = signals;
+        Ok(thread)
+    }
+
+    /// A thread that runs `entry` in the kernel, sleeps until it is woken, and has no program.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(super) fn of_kernel(
+        process: Arc<Process>,
+        entry: extern "C" fn() -> !,
+    ) -> Result<Arc<Self>, Errno> {
+        heap::room(size_of::<Self>())?;
+        let stack = KernelStack::new()?;
+        // SAFETY: nobody runs on the stack.
+        let context = unsafe { arch::prepare_kernel(stack.top(), entry) };
+        let floating_point = arch::FloatingPoint::new();
+        Ok(Self::make(0, process, stack, Saved { context, floating_point, thread_pointer: 0 }))
+    }
+
+    fn make(id: u32, process: Arc<Process>, stack: KernelStack, saved: Saved) -> Arc<Self> {
+        Arc::new(Self {
             id: AtomicU32::new(id),
             process,
             work: AtomicU32::new(0),
-            signals: Mutex::new(signals),
+            signals: Mutex::default(),
             clear_child_id: AtomicU64::new(0),
             robust_list: AtomicU64::new(0),
             deadline_of_restart: AtomicU64::new(0),
             run_time: AtomicU64::new(0),
             asleep: AtomicBool::new(true),
             stack,
-            saved: UnsafeCell::new(Saved { context, floating_point, thread_pointer }),
-        }))
+            saved: UnsafeCell::new(saved),
+        })
     }
 
     /// Its number (`gettid`).

@@ -17,13 +17,19 @@ use super::{Object, ObjectState};
 
 /// Puts the pages that a huge leaf maps, from `first` on, into one folio; those that are not in
 /// memory are brought in. They are unmapped everywhere, and come back large with the next touch.
-/// Nothing to do where they are in one folio already. May sleep; called without locks on VMAs.
+/// Nothing to do where they are in one folio already. With `most_missing`, for the background: at most
+/// so many may have to be brought in. May sleep; called without locks on VMAs.
 ///
 /// # Errors
 /// [`Error::Invalid`] where the pages do not begin at a multiple of their number, or reach over the
-/// object's end, or where shared memory has none of them; [`Error::TryAgain`] where one is pinned; [`Error::OutOfMemory`],
+/// object's end, or where shared memory has none of them; [`Error::Busy`] where more are missing, or
+/// there is nothing to do for the background; [`Error::TryAgain`] where one is pinned; [`Error::OutOfMemory`],
 /// [`Error::NoSpace`], and for a file what the pager says. The pages stay as they are then.
-pub(crate) fn collapse<P: Platform>(handle: &Object<'_, P>, first: u64) -> Result<(), Error> {
+pub(crate) fn collapse<P: Platform>(
+    handle: &Object<'_, P>,
+    first: u64,
+    most_missing: Option<u32>,
+) -> Result<(), Error> {
     let (memory, object) = (handle.memory, handle.state());
     let order = arch::order_of_level::<P::Arch>(2).min(MAX_FOLIO_ORDER);
     let end = first.saturating_add(1 << order);
@@ -40,7 +46,7 @@ pub(crate) fn collapse<P: Platform>(handle: &Object<'_, P>, first: u64) -> Resul
                 demand(memory, object, page, &Wanted { ahead, ..Wanted::one(0, end) })?;
             }
         }
-        let collapse = || collapse_alone(memory, object, first, order);
+        let collapse = || collapse_alone(memory, object, first, order, most_missing);
         object.gate.alone(&memory.platform, collapse).map_err(Stop::from)
     })
 }
@@ -51,21 +57,25 @@ fn collapse_alone<P: Platform>(
     object: &ObjectState,
     first: u64,
     order: u8,
+    most_missing: Option<u32>,
 ) -> Result<(), Error> {
     let frames = &memory.frames;
     let count = 1_u64 << order;
     let (found, run) = pages::run_at(memory, object, first, count);
     let folio = found.and_then(|frame| frames.folio_of(frame));
     if run == count && folio.is_some_and(|folio| folio.order == order) {
-        return Ok(());
+        return if most_missing.is_some() { Err(Error::Busy) } else { Ok(()) };
     }
     if found.is_none() && run == count && !object.is_file() {
         return Err(Error::Invalid);
     }
+    let missing = count - present(memory, object, first, first + count);
+    if most_missing.is_some_and(|most| missing > u64::from(most)) {
+        return Err(Error::Busy);
+    }
     memory.may_wait();
     let folio = frames.new_folio(order).ok_or(Error::OutOfMemory)?;
     RareEvents::note(&memory.rare.huge_collapses);
-    let missing = count - present(memory, object, first, first + count);
     let promised = if object.accounting() == Accounting::PerPage { missing } else { 0 };
     let ready = object.promise(memory, promised).map_err(|_| Error::NoSpace).and_then(|()| {
         let prepared = object

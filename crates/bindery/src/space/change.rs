@@ -2,6 +2,7 @@
 //! reverse map and the accounts always agree. The mutex is held throughout.
 
 use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::deferred::Chain;
@@ -39,7 +40,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Refuses where `more` VMAs would be too many.
     pub(super) fn room_for(&self, more: usize) -> Result<(), Error> {
-        if self.vmas.len() + more > self.options.maximum_mappings {
+        if self.vmas.len() + more > self.maximum_mappings.load(Ordering::Relaxed) {
             return Err(Error::TooManyMappings);
         }
         Ok(())

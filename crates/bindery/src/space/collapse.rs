@@ -22,19 +22,36 @@ use super::parts::Parts;
 use super::vma::{MappingFlags, Vma};
 
 /// What the background collapser leaves alone (Linux: `khugepaged/max_ptes_none`,
-/// `max_ptes_shared`), in pages of a table's span.
+/// `max_ptes_shared`), in pages of a table's span, and what it does for a folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CollapseLimits {
-    /// At most so many pages may be missing: memory that is used up for nothing.
+    /// At most so many pages may be missing, or be the page of zeroes: memory that is used up for
+    /// nothing.
     pub missing: u32,
     /// At most so many may be mapped elsewhere too: they are copied.
     pub shared: u32,
+    /// Whether memory is collected ([`crate::Memory::collect`]) where no folio is free (Linux:
+    /// `khugepaged/defrag`).
+    pub collects: bool,
 }
 
 impl Default for CollapseLimits {
     fn default() -> Self {
-        Self { missing: 511, shared: 256 }
+        Self { missing: 511, shared: 256, collects: true }
     }
+}
+
+/// How far [`AddressSpace::collapse_some`] has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CollapseProgress {
+    /// Table spans that it has looked at.
+    pub looked_at: u32,
+    /// Of these, those that it has collapsed.
+    pub collapsed: u32,
+    /// Where to go on; null after the last mapping.
+    pub next: VirtAddr,
+    /// Whether it went no further because no large folio is free.
+    pub out_of_memory: bool,
 }
 
 /// What stands under one entry of level 2.
@@ -42,6 +59,8 @@ impl Default for CollapseLimits {
 struct Census {
     huge: bool,
     present: u32,
+    /// Of these, mappings of the page of zeroes.
+    zero: u32,
     shared: u32,
     pinned: bool,
     /// Something that is no leaf stands there.
@@ -119,9 +138,10 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Looks at up to `spans` table spans from `from` on, and collapses those that the policy and
-    /// `limits` allow. Returns how many were collapsed and where to go on; null after the last
-    /// mapping. For a thread of the embedder's that has nothing better to do (Linux: `khugepaged`).
-    /// Where a fatal signal waits for that thread, it goes no further than one span.
+    /// `limits` allow: of anonymous memory, and of shared memory whose pages come into one folio then
+    /// and are mapped large by the next touch. For a thread of the embedder's that has nothing better
+    /// to do (Linux: `khugepaged`). Where a fatal signal waits for that thread, or no folio is free, it
+    /// goes no further than one span.
     ///
     /// Complexity: linear in the entries looked at.
     pub fn collapse_some(
@@ -129,36 +149,63 @@ impl<P: Platform> AddressSpace<'_, P> {
         from: VirtAddr,
         spans: u32,
         limits: &CollapseLimits,
-    ) -> (u32, VirtAddr) {
+    ) -> CollapseProgress {
         let span = arch::table_span::<P::Arch>(1);
-        let mut at = from.0;
-        let mut collapsed = 0;
-        for _ in 0..spans {
+        let mut progress =
+            CollapseProgress { looked_at: 0, collapsed: 0, next: from, out_of_memory: false };
+        while progress.looked_at < spans {
             let next = {
                 let _guard = self.mutex.lock();
-                self.next_candidate(at)
+                self.next_candidate(progress.next.0)
             };
-            let Some(base) = next else { return (collapsed, VirtAddr(0)) };
-            collapsed += u32::from(self.collapse_span(VirtAddr(base), Some(limits)).is_ok());
-            at = base + span;
-            if interrupt::check(self.platform()).is_err() {
+            let Some(base) = next else {
+                progress.next = VirtAddr(0);
+                break;
+            };
+            let result = self.collapse_in_background(VirtAddr(base), limits);
+            progress.looked_at += 1;
+            progress.collapsed += u32::from(result.is_ok());
+            progress.next = VirtAddr(base + span);
+            progress.out_of_memory = result.is_err_and(|refusal| refusal.is_out_of_memory());
+            if progress.out_of_memory || interrupt::check(self.platform()).is_err() {
                 break;
             }
         }
-        (collapsed, VirtAddr(at))
+        progress
+    }
+
+    fn collapse_in_background(
+        &self,
+        base: VirtAddr,
+        limits: &CollapseLimits,
+    ) -> Result<(), Refusal> {
+        let memory = self.table.memory;
+        let result = self.collapse_once(base, Some(limits));
+        memory.free_some();
+        match result {
+            Err(refusal) if refusal.is_out_of_memory() && limits.collects => {
+                memory.collect();
+                self.collapse_span(base, Some(limits))
+            }
+            result => result,
+        }
     }
 
     /// The first table span from `at` on that lies whole in a mapping whose policy wants it.
     fn next_candidate(&self, at: u64) -> Option<u64> {
         let span = arch::table_span::<P::Arch>(1);
         let order = arch::order_of_level::<P::Arch>(2);
-        let policy = self.table.memory.folio_policy();
+        let memory = self.table.memory;
         let mut at = at;
         loop {
             let vma = self.first_behind(at)?;
             let base = at.max(vma.start()).next_multiple_of(span);
-            let orders = self.used_orders(policy.orders(vma.flags()), vma.flags());
-            let wanted = vma.is_anonymous() && orders & 1 << order != 0;
+            let orders = match vma.object() {
+                None => memory.folio_policy().orders(vma.flags()),
+                Some(object) if object.is_file() => 0,
+                Some(object) => object.orders(memory, vma.flags()),
+            };
+            let wanted = self.used_orders(orders, vma.flags()) & 1 << order != 0;
             if wanted && may_collapse::<P>(vma) && base + span <= vma.end() {
                 return Some(base);
             }
@@ -193,10 +240,14 @@ impl<P: Platform> AddressSpace<'_, P> {
         if let Some(object) = object {
             let first = vma.page_offset_of(base);
             drop(guard);
-            object::collapse(&object, first).map_err(|error| {
+            let missing = limits.map(|limits| limits.missing);
+            object::collapse(&object, first, missing).map_err(|error| {
                 let here = error == Error::TryAgain;
                 if here { Refusal::Here(error) } else { Refusal::Ends(error) }
             })?;
+            if limits.is_some() {
+                return Ok(());
+            }
             if self.has_guards(range) {
                 // As Linux: the pages are in one folio, but no huge leaf can stand there.
                 return Err(Error::Invalid.into());
@@ -230,7 +281,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if census.present == 0 || census.absent {
             return Err(Error::Invalid);
         }
-        let missing = range.pages() as u32 - census.present;
+        let missing = range.pages() as u32 - census.present + census.zero;
         if limits.is_some_and(|limits| missing > limits.missing || census.shared > limits.shared) {
             return Err(Error::Busy);
         }
@@ -294,9 +345,13 @@ impl<P: Platform> AddressSpace<'_, P> {
                 Kind::Leaf => {
                     let frame = P::Arch::frame(looked.entry);
                     census.present += 1;
+                    census.zero += u32::from(frame == self.table.memory.zero_frame);
                     if let Some(folio) = frames.folio_of(frame) {
                         let number = frame.0 - folio.head.0;
-                        census.shared += u32::from(!frames.exclusive_run(folio, number, 1).0);
+                        // What a child has copied since may be nobody else's, and not be known as such.
+                        let elsewhere = || frames.mappings(folio) > folio.pages();
+                        let exclusive = frames.exclusive_run(folio, number, 1).0;
+                        census.shared += u32::from(!exclusive && elsewhere());
                         census.pinned |= frames.pins(folio) > 0;
                     }
                 }

@@ -95,6 +95,8 @@ enum Step {
     /// The object does not have the page, or has it stored at the moment: begin again when this was
     /// waited for, without locks.
     Await(Awaited),
+    /// No block for a large folio is free: begin again when memory was collected, without locks.
+    Collect,
 }
 
 /// What came of a fault whose VMA was locked.
@@ -102,6 +104,17 @@ enum Outcome {
     Resolved(Resolved),
     /// Let the VMA go, wait, and come again.
     Await(Awaited),
+    /// Let the VMA go, collect memory, and come again.
+    Collect,
+}
+
+/// How often a fault has looked for a large folio.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tries {
+    /// Memory may be collected for it.
+    First,
+    /// That was done already.
+    Last,
 }
 
 /// Why a program cannot have a page, given why its object has not.
@@ -194,6 +207,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ) -> Result<Resolved, FaultError> {
         // What was fetched for the page stays until it is mapped.
         let mut _kept = None;
+        let mut tries = Tries::First;
         loop {
             let Some(locked) = locked.take().or_else(|| self.lock_vma(page)) else {
                 self.grow_down_to(page)?;
@@ -232,7 +246,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             }
             let outcome = match vma.object() {
                 None => {
-                    let fill = |orders| self.first_touch(vma, page, access, orders);
+                    let fill = |orders| self.first_touch(vma, page, access, orders, tries);
                     self.resolve(vma, page, fill, access)
                 }
                 // Keeps the object's pages where they are until they are mapped.
@@ -244,6 +258,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let awaited = match outcome? {
                 Outcome::Resolved(resolved) => return Ok(resolved),
                 Outcome::Await(awaited) => awaited,
+                Outcome::Collect => {
+                    drop(locked);
+                    self.table.memory.collect();
+                    tries = Tries::Last;
+                    continue;
+                }
             };
             let object = self.object_of(vma);
             drop(locked);
@@ -275,6 +295,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             match step {
                 Step::Done(resolved) => return Ok(Outcome::Resolved(resolved)),
                 Step::Await(awaited) => return Ok(Outcome::Await(awaited)),
+                Step::Collect => return Ok(Outcome::Collect),
                 _ => {}
             }
         }

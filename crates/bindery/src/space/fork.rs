@@ -1,5 +1,7 @@
 //! `fork(2)`, the memory part.
 
+use core::sync::atomic::Ordering;
+
 use crate::addr::VirtRange;
 use crate::error::Error;
 use crate::interrupt;
@@ -8,9 +10,9 @@ use crate::rmap::{self, Groups};
 use crate::table::copy::{Copied, Copy};
 use crate::tlb::Gather;
 
-use super::AddressSpace;
 use super::change::Removed;
 use super::vma::{MappingFlags, Purpose, Vma};
+use super::{AddressSpace, SpaceOptions};
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
     /// A copy of the address space: the same mappings with the same contents. Private pages are
@@ -34,7 +36,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     fn fork_once(&self) -> Result<Self, Error> {
-        let child = Self::new(self.table.memory, self.options)?;
+        let maximum_mappings = self.maximum_mappings.load(Ordering::Relaxed);
+        let options = SpaceOptions { maximum_mappings, ..self.options };
+        let child = Self::new(self.table.memory, options)?;
         child.set_limits(&self.limits());
         child.inherit_settings(self);
         let (mut gather, mut removed) = (Gather::new(), Removed::default());

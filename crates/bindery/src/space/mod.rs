@@ -44,7 +44,7 @@ mod zeroes;
 
 use core::marker::PhantomData;
 use core::ptr::NonNull;
-use core::sync::atomic::AtomicU32;
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use lock_api::Mutex;
 
@@ -62,7 +62,7 @@ use crate::table::{PageTable, Reach, ReadSection};
 use crate::tlb::{Gather, Leftovers};
 
 pub use advise::Advice;
-pub use collapse::CollapseLimits;
+pub use collapse::{CollapseLimits, CollapseProgress};
 pub use fault::{Access, Resolved};
 pub use folio::FolioError;
 pub use inspect::{Inspection, Mapping};
@@ -125,6 +125,7 @@ pub struct AddressSpace<'m, P: Platform> {
     pub(crate) vmas: Index<Vma>,
     mutex: Mutex<P::Mutex, ()>,
     options: SpaceOptions,
+    maximum_mappings: AtomicUsize,
     account: Account,
     pin_counts: PinCounts,
     program_break: ProgramBreak,
@@ -151,6 +152,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             vmas: Index::new(key),
             mutex: Mutex::new(()),
             options,
+            maximum_mappings: AtomicUsize::new(options.maximum_mappings),
             account: Account::new(&Limits::default()),
             pin_counts: PinCounts::default(),
             program_break: ProgramBreak::default(),
@@ -192,6 +194,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// The memory that the address space takes its frames from.
     pub fn memory(&self) -> &'m Memory<P> {
         self.table.memory
+    }
+
+    /// Sets the most VMAs that there may be, as [`SpaceOptions::maximum_mappings`] says; those that
+    /// are there stay. A child of [`AddressSpace::fork`] begins with its parent's.
+    pub fn set_maximum_mappings(&self, most: usize) {
+        self.maximum_mappings.store(most, Ordering::Relaxed);
     }
 
     /// The number of mappings (VMAs).

@@ -57,7 +57,9 @@ pub use firmware::{power_off, write_control};
 pub use frames::{copy, zero};
 pub use interrupts::wait_for_interrupt;
 pub use processors::{cpu, start_other_cpus};
-pub use registers::{Context, FloatingPoint, Registers, prepare, set_kernel_stack, switch};
+pub use registers::{
+    Context, FloatingPoint, Registers, prepare, prepare_kernel, set_kernel_stack, switch,
+};
 pub use serial::{read_console, write_console};
 pub use tables::own_root;
 pub use tlb::{

@@ -250,6 +250,21 @@ pub unsafe fn prepare(top: *mut u8, registers: &Registers) -> Context {
     }
 }
 
+/// A thread that begins in the kernel, with `entry`, and has no program.
+///
+/// # Safety
+/// `top` is the end of a stack, aligned by 16 bytes, that nobody runs on.
+pub unsafe fn prepare_kernel(top: *mut u8, entry: extern "C" fn() -> !) -> Context {
+    // SAFETY: a stack has the room. The switch takes x30 from the second word.
+    unsafe {
+        let preserved = top.cast::<[u64; PRESERVED]>().sub(1);
+        let mut values = [0; PRESERVED];
+        values[1] = entry as *const () as u64;
+        preserved.write(values);
+        Context { stack: preserved.addr() }
+    }
+}
+
 /// The kernel is entered on the stack that it was left on: nothing to do.
 #[inline]
 pub fn set_kernel_stack(_top: *mut u8) {}

@@ -47,7 +47,7 @@ use crate::errno::{Errno, Outcome};
 use crate::user;
 
 pub use devices::{power_off, read_console, write_console, write_control};
-pub use entry::{Context, Registers, prepare, switch};
+pub use entry::{Context, Registers, prepare, prepare_kernel, switch};
 pub use features::random_word;
 pub use floating_point::FloatingPoint;
 pub use local::{cpu, set_kernel_stack};

@@ -43,10 +43,12 @@ pub(super) enum Sort {
     Memory,
     Limits,
     Mounts,
+    KillAdjustment,
+    OldKillAdjustment,
     KillScore,
 }
 
-pub(super) const FILES: [(&str, Sort); 16] = [
+pub(super) const FILES: [(&str, Sort); 17] = [
     ("cmdline", Sort::Arguments),
     ("environ", Sort::Environment),
     ("comm", Sort::Name),
@@ -61,7 +63,8 @@ pub(super) const FILES: [(&str, Sort); 16] = [
     ("mem", Sort::Memory),
     ("limits", Sort::Limits),
     ("mounts", Sort::Mounts),
-    ("oom_score_adj", Sort::KillScore),
+    ("oom_score_adj", Sort::KillAdjustment),
+    ("oom_adj", Sort::OldKillAdjustment),
     ("oom_score", Sort::KillScore),
 ];
 
@@ -123,7 +126,9 @@ impl File {
             (Sort::Status, _) => texts::status(process, space, out),
             (Sort::Stat, _) => texts::stat(process, space, out),
             (Sort::Limits, _) => texts::limits(process, out),
-            (Sort::KillScore, _) => out.write_str("0\n"),
+            (Sort::KillAdjustment, _) => writeln!(out, "{}", process.kill_adjustment()),
+            (Sort::OldKillAdjustment, _) => texts::old_kill_adjustment(process, out),
+            (Sort::KillScore, _) => writeln!(out, "{}", process.kill_score()),
             _ => Ok(()),
         }
     }
@@ -146,7 +151,7 @@ impl Node for File {
         let mode = match self.sort {
             Sort::Memory => 0o600,
             Sort::ClearRefs => 0o200,
-            Sort::Name | Sort::KillScore => 0o644,
+            Sort::Name | Sort::KillAdjustment | Sort::OldKillAdjustment => 0o644,
             Sort::Pagemap | Sort::Environment => 0o400,
             _ => 0o444,
         };
@@ -206,6 +211,17 @@ impl Node for File {
 
     fn write(&self, at: u64, from: &[u8], _: Patience) -> Result<usize, Errno> {
         let process = self.process()?;
+        if matches!(self.sort, Sort::KillAdjustment | Sort::OldKillAdjustment) {
+            let text = core::str::from_utf8(from).map_err(|_| Errno::EINVAL)?;
+            let number = text.trim().parse().map_err(|_| Errno::EINVAL)?;
+            let old = self.sort == Sort::OldKillAdjustment;
+            process.set_kill_adjustment(if old {
+                texts::new_adjustment(number)?
+            } else {
+                number
+            })?;
+            return Ok(from.len());
+        }
         let space = process.try_space().ok_or(Errno::ESRCH)?;
         match self.sort {
             Sort::ClearRefs => {
@@ -216,8 +232,8 @@ impl Node for File {
                 user::write_bytes_of(&space, at, from).map_err(|_| Errno::EIO)?;
             }
             Sort::Name => process.set_name(from.strip_suffix(b"\n").unwrap_or(from)),
-            Sort::KillScore => {}
-            _ => return Err(Errno::EACCES),
+            // As Linux, which lets root open them.
+            _ => return Err(Errno::EINVAL),
         }
         Ok(from.len())
     }

@@ -1,38 +1,18 @@
-//! What `/proc` tells of the machine as a whole, and `/proc/sys`.
+//! What `/proc` tells of the machine as a whole.
 
 use alloc::sync::Arc;
 use core::fmt::{self, Write};
 
-use bindery::Overcommit;
 use bindery::linux::proc::{FaultCounts, vmstat};
 
-use crate::errno::Errno;
 use crate::memory::memory;
 use crate::{options, process, time, trap};
 
-use super::super::generated::{Shelf, Take, Text, Window};
-use super::frames;
+use super::super::generated::{Shelf, Text, Window};
+use super::{frames, sysctl};
 
 /// The files and folders of `/proc` that are nobody's.
 pub fn shelf() -> Arc<Shelf> {
-    let vm = Shelf::of([
-        ("drop_caches", Text::writable(|out| out.write_str("0\n"), |_| Ok(())) as _),
-        ("max_map_count", Text::new(|out| out.write_str("65530\n"))),
-        ("mmap_min_addr", Text::new(|out| out.write_str("65536\n"))),
-        ("nr_hugepages", Text::new(|out| out.write_str("0\n"))),
-        ("overcommit_memory", Text::writable(make_overcommit, take_overcommit)),
-        ("overcommit_ratio", Text::new(|out| out.write_str("50\n"))),
-        ("page-cluster", Text::writable(|out| out.write_str("0\n"), |_| Ok(()))),
-        ("unprivileged_userfaultfd", Text::new(|out| out.write_str("0\n"))),
-    ]);
-    let kernel = Shelf::of([
-        ("hostname", Text::new(|out| out.write_str("bindery\n")) as _),
-        ("ostype", Text::new(|out| out.write_str("Linux\n"))),
-        ("osrelease", Text::new(|out| writeln!(out, "{}", options::RELEASE))),
-        ("pid_max", Text::new(|out| out.write_str("32768\n"))),
-        ("randomize_va_space", Text::new(|out| out.write_str("0\n"))),
-        ("printk", Text::writable(|out| out.write_str("7\t4\t1\t7\n"), ignore())),
-    ]);
     Shelf::of([
         ("cpuinfo", Text::new(|out| out.write_str("processor\t: 0\n\n")) as _),
         ("filesystems", Text::new(make_filesystems)),
@@ -45,12 +25,8 @@ pub fn shelf() -> Arc<Shelf> {
         ("uptime", Text::new(make_uptime)),
         ("vmstat", Text::new(make_vmstat)),
         ("version", Text::new(|out| writeln!(out, "Linux version {}", options::RELEASE))),
-        ("sys", Shelf::of([("kernel", kernel as _), ("vm", vm)])),
+        ("sys", sysctl::shelf()),
     ])
-}
-
-fn ignore() -> Take {
-    |_| Ok(())
 }
 
 /// `mounts`, of the machine and of each process.
@@ -85,7 +61,7 @@ fn make_meminfo(out: &mut Window<'_>) -> fmt::Result {
         ("SwapCached", 0),
         ("SwapTotal", 0),
         ("SwapFree", 0),
-        ("CommitLimit", total / 2),
+        ("CommitLimit", commitment.limit() * 4),
         ("Committed_AS", commitment.promised() * 4),
     ];
     for (name, value) in lines {
@@ -109,24 +85,4 @@ fn make_vmstat(out: &mut Window<'_>) -> fmt::Result {
 fn make_uptime(out: &mut Window<'_>) -> fmt::Result {
     let (seconds, rest) = (time::now() / time::SECOND, time::now() % time::SECOND);
     writeln!(out, "{seconds}.{:02} 0.00", rest / 10_000_000)
-}
-
-fn make_overcommit(out: &mut Window<'_>) -> fmt::Result {
-    let mode = match memory().commitment().mode() {
-        Overcommit::Heuristic => 0,
-        Overcommit::Always => 1,
-        Overcommit::Never => 2,
-    };
-    writeln!(out, "{mode}")
-}
-
-fn take_overcommit(text: &str) -> Result<(), Errno> {
-    let mode = match text {
-        "0" => Overcommit::Heuristic,
-        "1" => Overcommit::Always,
-        "2" => Overcommit::Never,
-        _ => return Err(Errno::EINVAL),
-    };
-    memory().commitment().set_mode(mode);
-    Ok(())
 }

@@ -5,6 +5,7 @@ use core::fmt::{self, Write};
 
 use bindery::linux::proc;
 
+use crate::errno::Errno;
 use crate::memory::Space;
 use crate::process::Process;
 use crate::time;
@@ -83,4 +84,34 @@ pub(super) fn limits(process: &Process, out: &mut EntryText) -> fmt::Result {
         writeln!(out, "{name:<26}{current:<21}{maximum:<21}{unit}")?;
     }
     Ok(())
+}
+
+/// What `oom_adj` and `oom_score_adj` call the extremes.
+const OLD_EXTREMES: (i32, i32) = (-17, 15);
+const EXTREME: i32 = 1000;
+
+/// `oom_adj`: `oom_score_adj` on the scale of old.
+pub(super) fn old_kill_adjustment(process: &Process, out: &mut EntryText) -> fmt::Result {
+    let (lowest, highest) = OLD_EXTREMES;
+    writeln!(
+        out,
+        "{}",
+        match process.kill_adjustment() {
+            EXTREME => highest,
+            adjustment => adjustment * -lowest / EXTREME,
+        }
+    )
+}
+
+/// The `oom_score_adj` of an `oom_adj`.
+///
+/// # Errors
+/// `EINVAL` for what is not from -17 to 15.
+pub(super) fn new_adjustment(old: i32) -> Result<i32, Errno> {
+    let (lowest, highest) = OLD_EXTREMES;
+    match old {
+        _ if old == highest => Ok(EXTREME),
+        _ if (lowest..highest).contains(&old) => Ok(old * EXTREME / -lowest),
+        _ => Err(Errno::EINVAL),
+    }
 }

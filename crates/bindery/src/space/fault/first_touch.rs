@@ -4,6 +4,7 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Attributes, Permissions};
+use crate::effort::Collecting;
 use crate::error::FaultError;
 use crate::events::RareEvents;
 use crate::frame::{Folio, MAX_FOLIO_ORDER, OwnerKind};
@@ -15,7 +16,7 @@ use crate::table::cursor::Cursor;
 use crate::table::lock::{Depth, Tree};
 use crate::table::{OutOfMemory, ReadSection, TablePool, run};
 
-use super::{Access, Resolved, Step};
+use super::{Access, Resolved, Step, Tries};
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// The commonest fault, a first write to anonymous memory where there is a table already and no
@@ -133,6 +134,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         page: VirtAddr,
         access: Access,
         mut orders: u16,
+        tries: Tries,
     ) -> Result<Step, FaultError> {
         if access != Access::Write {
             return self.map_zero_page(vma, page);
@@ -140,12 +142,23 @@ impl<P: Platform> AddressSpace<'_, P> {
         if orders == 0 {
             return Ok(Step::Again);
         }
+        let mut asked = tries == Tries::Last;
         while orders != 0 {
             let order = (u16::BITS - 1 - orders.leading_zeros()) as u8;
             orders &= !(1 << order);
             let Some(window) = folio_place(page, order) else { continue };
             self.table.memory.may_wait();
-            let Some(folio) = self.own_folio(vma, window.start(), order) else { continue };
+            let Some(folio) = self.own_folio(vma, window.start(), order) else {
+                if order > 0 && !asked {
+                    asked = true;
+                    match self.table.memory.collecting(vma.flags()) {
+                        Collecting::Now => return Ok(Step::Collect),
+                        Collecting::Later => self.platform().collect_memory_later(),
+                        Collecting::Never => {}
+                    }
+                }
+                continue;
+            };
             self.platform().zero(folio.head, folio.pages());
             let step = self.map_folio(vma, window, folio);
             if !matches!(step, Ok(Step::Done(_))) {

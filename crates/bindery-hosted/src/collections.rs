@@ -1,0 +1,35 @@
+//! What the machine's owner keeps for later, and gives back when it is asked.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+type Collect = Arc<dyn Fn() + Send + Sync>;
+
+/// What is called, and how often it was put off.
+#[derive(Default)]
+pub(crate) struct Collections {
+    collect: Mutex<Option<Collect>>,
+    put_off: AtomicU64,
+}
+
+impl Collections {
+    pub(crate) fn set(&self, collect: Box<dyn Fn() + Send + Sync>) {
+        *self.collect.lock().unwrap_or_else(PoisonError::into_inner) = Some(collect.into());
+    }
+
+    /// The call is made without the lock: it may free frames, which the machine looks at.
+    pub(crate) fn collect(&self) {
+        let known = self.collect.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(collect) = known {
+            collect();
+        }
+    }
+
+    pub(crate) fn note_put_off(&self) {
+        self.put_off.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn put_off(&self) -> u64 {
+        self.put_off.load(Ordering::Relaxed)
+    }
+}

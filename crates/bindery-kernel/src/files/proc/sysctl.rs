@@ -1,0 +1,117 @@
+//! `/proc/sys`: what can be set of the kernel. A file that can be written is obeyed; what the kernel
+//! cannot obey, it does not let anybody open to write.
+
+use alloc::sync::Arc;
+use core::fmt::{self, Write};
+use core::ops::RangeInclusive;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use bindery::Overcommit;
+
+use crate::errno::Errno;
+use crate::memory::memory;
+use crate::{options, process};
+
+use super::super::generated::{Shelf, Text, Window};
+
+/// The largest number of those files that hold an `int` on Linux.
+const INT_MAX: u64 = i32::MAX as u64;
+
+/// `overcommit_ratio`, in hundredths of memory; 0 where `overcommit_kbytes` counts.
+static OVERCOMMIT_RATIO: AtomicU64 = AtomicU64::new(50);
+/// `overcommit_kbytes`; 0 where the ratio counts.
+static OVERCOMMIT_KILOBYTES: AtomicU64 = AtomicU64::new(0);
+
+/// The folder.
+pub fn shelf() -> Arc<Shelf> {
+    let vm = Shelf::of([
+        ("drop_caches", Text::write_only(drop_caches) as _),
+        ("max_map_count", Text::writable(make_map_count, take_map_count)),
+        ("mmap_min_addr", Text::new(|out| out.write_str("65536\n"))),
+        ("nr_hugepages", Text::new(|out| out.write_str("0\n"))),
+        ("overcommit_kbytes", Text::writable(make_kilobytes, take_kilobytes)),
+        ("overcommit_memory", Text::writable(make_overcommit, take_overcommit)),
+        ("overcommit_ratio", Text::writable(make_ratio, take_ratio)),
+        // Nothing is ever swapped.
+        ("page-cluster", Text::new(|out| out.write_str("0\n"))),
+        ("unprivileged_userfaultfd", Text::new(|out| out.write_str("0\n"))),
+    ]);
+    let kernel = Shelf::of([
+        ("hostname", Text::new(|out| out.write_str("bindery\n")) as _),
+        ("ostype", Text::new(|out| out.write_str("Linux\n"))),
+        ("osrelease", Text::new(|out| writeln!(out, "{}", options::RELEASE))),
+        ("pid_max", Text::new(|out| out.write_str("32768\n"))),
+        ("randomize_va_space", Text::new(|out| out.write_str("0\n"))),
+        ("printk", Text::new(|out| out.write_str("7\t4\t1\t7\n"))),
+    ]);
+    Shelf::of([("kernel", kernel as _), ("vm", vm)])
+}
+
+/// A number of a range.
+fn number(text: &str, range: RangeInclusive<u64>) -> Result<u64, Errno> {
+    let number = text.parse().map_err(|_| Errno::EINVAL)?;
+    if range.contains(&number) { Ok(number) } else { Err(Errno::EINVAL) }
+}
+
+/// 1: pages of files, of which none could be had again. 2: what the kernel keeps for itself. 3: both.
+/// 4: the same, silently.
+fn drop_caches(text: &str) -> Result<(), Errno> {
+    if number(text, 1..=4)? & 2 != 0 {
+        memory().collect();
+    }
+    Ok(())
+}
+
+fn make_map_count(out: &mut Window<'_>) -> fmt::Result {
+    writeln!(out, "{}", process::maximum_mappings())
+}
+
+fn take_map_count(text: &str) -> Result<(), Errno> {
+    process::set_maximum_mappings(number(text, 0..=INT_MAX)? as usize);
+    Ok(())
+}
+
+fn make_overcommit(out: &mut Window<'_>) -> fmt::Result {
+    let mode = match memory().commitment().mode() {
+        Overcommit::Heuristic => 0,
+        Overcommit::Always => 1,
+        Overcommit::Never => 2,
+    };
+    writeln!(out, "{mode}")
+}
+
+fn take_overcommit(text: &str) -> Result<(), Errno> {
+    let mode = match number(text, 0..=2)? {
+        0 => Overcommit::Heuristic,
+        1 => Overcommit::Always,
+        _ => Overcommit::Never,
+    };
+    memory().commitment().set_mode(mode);
+    Ok(())
+}
+
+fn make_ratio(out: &mut Window<'_>) -> fmt::Result {
+    writeln!(out, "{}", OVERCOMMIT_RATIO.load(Ordering::Relaxed))
+}
+
+fn make_kilobytes(out: &mut Window<'_>) -> fmt::Result {
+    writeln!(out, "{}", OVERCOMMIT_KILOBYTES.load(Ordering::Relaxed))
+}
+
+fn take_ratio(text: &str) -> Result<(), Errno> {
+    set_commit_limit(number(text, 0..=INT_MAX)?, 0);
+    Ok(())
+}
+
+fn take_kilobytes(text: &str) -> Result<(), Errno> {
+    set_commit_limit(0, number(text, 0..=u64::MAX)?);
+    Ok(())
+}
+
+/// One of the two counts, and the other is 0: as on Linux, the one that was written last.
+fn set_commit_limit(ratio: u64, kilobytes: u64) {
+    OVERCOMMIT_RATIO.store(ratio, Ordering::Relaxed);
+    OVERCOMMIT_KILOBYTES.store(kilobytes, Ordering::Relaxed);
+    let share = memory().total_frames().saturating_mul(ratio) / 100;
+    memory().commitment().set_limit(if kilobytes > 0 { kilobytes / 4 } else { share });
+}

@@ -1,0 +1,122 @@
+//! Files under `/sys` that hold one setting, with Linux's rules for what is written: a single newline
+//! may end it, and nothing else may stand around it.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::fmt::{self, Write};
+use core::ops::RangeInclusive;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use crate::errno::Errno;
+
+use super::super::generated::Window;
+use super::super::memory::new_number;
+use super::super::node::{Attributes, Kind, Node, Patience};
+
+/// What a file shows and takes.
+pub trait Value: Send + Sync {
+    /// Writes the text, without a newline.
+    fn show(&self, out: &mut Window<'_>) -> fmt::Result;
+
+    /// Takes a text, without a newline.
+    ///
+    /// # Errors
+    /// `EINVAL` for one that means nothing.
+    fn take(&self, text: &str) -> Result<(), Errno>;
+}
+
+/// A file with a value.
+pub struct Setting {
+    number: u64,
+    value: Box<dyn Value>,
+}
+
+impl Setting {
+    /// A file that can be read and written.
+    pub fn file(value: impl Value + 'static) -> Arc<dyn Node> {
+        Arc::new(Self { number: new_number(), value: Box::new(value) })
+    }
+}
+
+impl Node for Setting {
+    fn kind(&self) -> Kind {
+        Kind::Regular
+    }
+
+    fn attributes(&self) -> Attributes {
+        Attributes::plain(self.number, 0o644)
+    }
+
+    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
+        Ok(self)
+    }
+
+    fn read(&self, at: u64, into: &mut [u8], _: Patience) -> Result<usize, Errno> {
+        let mut window = Window::new(at, into);
+        // An error means that the window is full.
+        let _ = self.value.show(&mut window).and_then(|()| window.write_str("\n"));
+        Ok(window.filled())
+    }
+
+    fn write(&self, _: u64, from: &[u8], _: Patience) -> Result<usize, Errno> {
+        let text = core::str::from_utf8(from).map_err(|_| Errno::EINVAL)?;
+        self.value.take(text.strip_suffix('\n').unwrap_or(text))?;
+        Ok(from.len())
+    }
+
+    fn is_seekable(&self) -> bool {
+        true
+    }
+}
+
+/// A number in a range.
+pub struct Number {
+    cell: &'static AtomicU32,
+    range: RangeInclusive<u32>,
+    changed: fn(),
+}
+
+impl Number {
+    /// A number that is looked at when it is needed.
+    pub fn new(cell: &'static AtomicU32, range: RangeInclusive<u32>) -> Self {
+        Self { cell, range, changed: || {} }
+    }
+
+    /// A number; `changed` is called when it was written.
+    pub fn watched(cell: &'static AtomicU32, changed: fn()) -> Self {
+        Self { cell, range: 0..=u32::MAX, changed }
+    }
+}
+
+impl Value for Number {
+    fn show(&self, out: &mut Window<'_>) -> fmt::Result {
+        write!(out, "{}", self.cell.load(Ordering::Relaxed))
+    }
+
+    fn take(&self, text: &str) -> Result<(), Errno> {
+        let number: u32 = text.parse().map_err(|_| Errno::EINVAL)?;
+        if !self.range.contains(&number) {
+            return Err(Errno::EINVAL);
+        }
+        self.cell.store(number, Ordering::Relaxed);
+        (self.changed)();
+        Ok(())
+    }
+}
+
+/// Writes words, that of index `chosen` in brackets.
+pub fn show_words<'a>(
+    words: impl Iterator<Item = &'a str>,
+    chosen: usize,
+    out: &mut Window<'_>,
+) -> fmt::Result {
+    for (index, word) in words.enumerate() {
+        let space = if index > 0 { " " } else { "" };
+        if index == chosen {
+            write!(out, "{space}[{word}]")?;
+        } else {
+            write!(out, "{space}{word}")?;
+        }
+    }
+    Ok(())
+}

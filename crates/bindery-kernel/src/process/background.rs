@@ -1,0 +1,234 @@
+//! The kernel's own thread: it makes large folios of small ones (Linux: `khugepaged`), and collects
+//! memory for faults that do not do so themselves.
+//!
+//! It begins when a policy first allows large folios, and sleeps between its rounds; where the size
+//! that it makes is allowed nowhere, there are none. A round looks
+//! at [`Tunables::pages_to_scan`] pages, or at all memory of all processes if that is less, one table's
+//! span after another: in between, whoever waits for the CPU gets it.
+
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use bindery::addr::VirtAddr;
+use bindery::{CollapseLimits, CollapseProgress};
+
+use crate::errno::Errno;
+use crate::memory::memory;
+use crate::{heap, time};
+
+use super::limits::Limits;
+use super::memory_shortage::Standing;
+use super::signal::Actions;
+use super::{Process, ProcessParts, ProgramFacts, State, Thread, WaitQueue, scheduler, table};
+
+/// What can be set of the thread, as under `/sys/kernel/mm/transparent_hugepage/khugepaged`.
+pub struct Tunables {
+    /// Milliseconds from one round to the next.
+    pub scan_sleep: AtomicU32,
+    /// Milliseconds to the next round after one that found no large folio free.
+    pub alloc_sleep: AtomicU32,
+    /// Base pages that one round looks at.
+    pub pages_to_scan: AtomicU32,
+    /// As [`CollapseLimits::missing`].
+    pub max_missing: AtomicU32,
+    /// How many pages of a span may be on a swap device; there is none.
+    pub max_swapped: AtomicU32,
+    /// As [`CollapseLimits::shared`].
+    pub max_shared: AtomicU32,
+    /// As [`CollapseLimits::collects`]: 0 or 1.
+    pub defrag: AtomicU32,
+}
+
+/// Those in force; Linux's, at first.
+pub static TUNABLES: Tunables = Tunables {
+    scan_sleep: AtomicU32::new(10_000),
+    alloc_sleep: AtomicU32::new(60_000),
+    pages_to_scan: AtomicU32::new(4096),
+    max_missing: AtomicU32::new(511),
+    max_swapped: AtomicU32::new(64),
+    max_shared: AtomicU32::new(256),
+    defrag: AtomicU32::new(1),
+};
+
+/// How often all memory was looked at.
+pub static FULL_SCANS: AtomicU64 = AtomicU64::new(0);
+/// Large folios made.
+pub static COLLAPSED: AtomicU64 = AtomicU64::new(0);
+
+/// Base pages in one table's span.
+const SPAN_PAGES: u32 = 512;
+/// The shortest sleep, in milliseconds: the timer's interrupt comes while nobody runs.
+const SHORTEST_SLEEP: u32 = 1;
+
+/// Whether there is a thread, or one is being made.
+static LIVES: AtomicBool = AtomicBool::new(false);
+/// Whether large folios of the size that the thread makes are wanted anywhere.
+static WANTED: AtomicBool = AtomicBool::new(false);
+/// The machine ends.
+static ENDS: AtomicBool = AtomicBool::new(false);
+/// A fault has asked for memory to be collected.
+static COLLECT: AtomicBool = AtomicBool::new(false);
+/// The settings have changed: a round is due now, as on Linux.
+static DUE: AtomicBool = AtomicBool::new(false);
+static SLEEPER: WaitQueue = WaitQueue::new();
+
+/// Called when the policies have changed: `wanted` says whether any large folios are allowed, and
+/// `scanned` whether those that the thread makes are.
+///
+/// # Errors
+/// `ENOMEM` where there should be a thread now, and there is no memory for it.
+pub fn policies_changed(wanted: bool, scanned: bool) -> Result<(), Errno> {
+    if WANTED.swap(scanned, Ordering::Relaxed) != scanned {
+        SLEEPER.wake_all();
+    }
+    if wanted && !LIVES.load(Ordering::Relaxed) {
+        let thread = make()?;
+        LIVES.store(true, Ordering::Relaxed);
+        scheduler::wake(&thread);
+    }
+    Ok(())
+}
+
+/// Called when a time to sleep was changed: the next round begins at once.
+pub fn sleep_changed() {
+    DUE.store(true, Ordering::Relaxed);
+    SLEEPER.wake_all();
+}
+
+/// Has memory collected soon. Waits for nobody.
+pub fn collect() {
+    COLLECT.store(true, Ordering::Relaxed);
+    SLEEPER.wake_all();
+}
+
+/// Ends the thread, with the machine.
+pub(super) fn end() {
+    ENDS.store(true, Ordering::Relaxed);
+    SLEEPER.wake_all();
+}
+
+fn make() -> Result<Arc<Thread>, Errno> {
+    heap::room(16 << 10)?;
+    let parts = ProcessParts {
+        space: None,
+        files: None,
+        actions: Actions::new(),
+        state: State::new(None, 0),
+        facts: ProgramFacts::default(),
+        limits: Limits::default(),
+        standing: Standing::default(),
+    };
+    let process = Process::new(0, parts);
+    process.set_name(b"khugepaged");
+    Thread::of_kernel(process, run)
+}
+
+extern "C" fn run() -> ! {
+    scheduler::finish_switch();
+    work();
+    scheduler::exit()
+}
+
+fn work() {
+    let mut at = Position::default();
+    let mut sleep = TUNABLES.scan_sleep.load(Ordering::Relaxed);
+    let mut round = time::now();
+    loop {
+        let scans = WANTED.load(Ordering::Relaxed);
+        let deadline = round.saturating_add(nanoseconds(sleep));
+        let woken = || {
+            let flags = [&ENDS, &COLLECT, &DUE];
+            let woken = flags.iter().any(|flag| flag.load(Ordering::Relaxed));
+            (woken || WANTED.load(Ordering::Relaxed) != scans).then_some(())
+        };
+        // The deadline is no failure.
+        let _ = SLEEPER.wait(scans.then_some(deadline), woken);
+        if ENDS.load(Ordering::Relaxed) {
+            return;
+        }
+        if COLLECT.swap(false, Ordering::Relaxed) {
+            memory().collect();
+        }
+        let due = DUE.swap(false, Ordering::Relaxed);
+        let wanted = WANTED.load(Ordering::Relaxed);
+        if wanted && !scans {
+            // Allowed just now: the first round comes after a sleep.
+            round = time::now();
+        }
+        if !wanted || !due && time::now() < round.saturating_add(nanoseconds(sleep)) {
+            continue;
+        }
+        let out_of_memory = scan(&mut at).out_of_memory;
+        round = time::now();
+        let tunable = if out_of_memory { &TUNABLES.alloc_sleep } else { &TUNABLES.scan_sleep };
+        sleep = tunable.load(Ordering::Relaxed);
+    }
+}
+
+fn nanoseconds(milliseconds: u32) -> u64 {
+    u64::from(milliseconds.max(SHORTEST_SLEEP)) * (time::SECOND / 1000)
+}
+
+/// Where the next round begins: a process, by number, and an address in it.
+struct Position {
+    process: u32,
+    address: VirtAddr,
+}
+
+impl Default for Position {
+    fn default() -> Self {
+        Self { process: 0, address: VirtAddr(0) }
+    }
+}
+
+/// What came of a round.
+struct Round {
+    out_of_memory: bool,
+}
+
+/// One round.
+fn scan(at: &mut Position) -> Round {
+    let spans = TUNABLES.pages_to_scan.load(Ordering::Relaxed).div_ceil(SPAN_PAGES);
+    let mut looked_at = 0;
+    while looked_at < spans {
+        let Some(progress) = look(at) else {
+            FULL_SCANS.fetch_add(1, Ordering::Relaxed);
+            *at = Position::default();
+            break;
+        };
+        looked_at += progress.looked_at;
+        COLLAPSED.fetch_add(progress.collapsed.into(), Ordering::Relaxed);
+        if progress.out_of_memory {
+            return Round { out_of_memory: true };
+        }
+        if ENDS.load(Ordering::Relaxed) {
+            break;
+        }
+        // No interrupt comes in the kernel: whoever sleeps until now is woken here.
+        time::expired();
+        scheduler::yield_now();
+    }
+    Round { out_of_memory: false }
+}
+
+/// Looks at the next span; `None` behind the last process.
+fn look(at: &mut Position) -> Option<CollapseProgress> {
+    let process = table::all().into_iter().find(|process| process.id >= at.process)?;
+    if process.id > at.process {
+        *at = Position { process: process.id, address: VirtAddr(0) };
+    }
+    let limits = CollapseLimits {
+        missing: TUNABLES.max_missing.load(Ordering::Relaxed),
+        shared: TUNABLES.max_shared.load(Ordering::Relaxed),
+        collects: TUNABLES.defrag.load(Ordering::Relaxed) != 0,
+    };
+    let nothing =
+        CollapseProgress { looked_at: 0, collapsed: 0, next: VirtAddr(0), out_of_memory: false };
+    let progress =
+        process.try_space().map_or(nothing, |space| space.collapse_some(at.address, 1, &limits));
+    *at = match progress.next {
+        VirtAddr(0) => Position { process: process.id + 1, address: VirtAddr(0) },
+        address => Position { process: process.id, address },
+    };
+    Some(progress)
+}

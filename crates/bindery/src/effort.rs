@@ -1,0 +1,96 @@
+//! What is done for a large folio when none is free.
+
+use core::sync::atomic::{AtomicU8, Ordering};
+
+use crate::memory::Memory;
+use crate::platform::Platform;
+use crate::space::MappingFlags;
+
+/// What a fault on anonymous memory does that finds no block for a large folio (Linux:
+/// `transparent_hugepage/defrag`).
+///
+/// To *collect* is to give back frames that nobody uses and that are kept all the same: by caches of
+/// the core ([`Memory::trim`]), for readers ([`Memory::drain_deferred`]), and by the embedder
+/// ([`Platform::collect_memory`]). They may be what a block lacks. Nothing is moved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum LargeFolioEffort {
+    /// It collects, and tries once more.
+    Always,
+    /// It takes a smaller folio, and has somebody else collect
+    /// ([`Platform::collect_memory_later`]).
+    Defer,
+    /// As [`LargeFolioEffort::Always`] in mappings for which the program has asked for large folios
+    /// (`MADV_HUGEPAGE`), else as [`LargeFolioEffort::Defer`].
+    DeferMadvise,
+    /// As [`LargeFolioEffort::Always`] in such mappings, else as [`LargeFolioEffort::Never`].
+    #[default]
+    Madvise,
+    /// It takes a smaller folio.
+    Never,
+}
+
+const ALL: [LargeFolioEffort; 5] = [
+    LargeFolioEffort::Always,
+    LargeFolioEffort::Defer,
+    LargeFolioEffort::DeferMadvise,
+    LargeFolioEffort::Madvise,
+    LargeFolioEffort::Never,
+];
+
+/// When memory is collected for one mapping.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Collecting {
+    /// By the fault.
+    Now,
+    /// By somebody else.
+    Later,
+    /// Not at all.
+    Never,
+}
+
+/// A [`LargeFolioEffort`] that may be changed at any time.
+pub(crate) struct EffortSetting(AtomicU8);
+
+impl EffortSetting {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicU8::new(LargeFolioEffort::Madvise as u8))
+    }
+}
+
+impl<P: Platform> Memory<P> {
+    /// Sets what faults do that find no block for a large folio.
+    pub fn set_large_folio_effort(&self, effort: LargeFolioEffort) {
+        self.effort.0.store(effort as u8, Ordering::Relaxed);
+    }
+
+    /// What [`Memory::set_large_folio_effort`] has set; [`LargeFolioEffort::Madvise`] at first.
+    pub fn large_folio_effort(&self) -> LargeFolioEffort {
+        let number = usize::from(self.effort.0.load(Ordering::Relaxed));
+        ALL.get(number).copied().unwrap_or_default()
+    }
+
+    /// When memory is collected for a mapping with these flags.
+    pub(crate) fn collecting(&self, flags: MappingFlags) -> Collecting {
+        let advised = flags.contains(MappingFlags::HUGE);
+        match self.large_folio_effort() {
+            LargeFolioEffort::Always => Collecting::Now,
+            LargeFolioEffort::DeferMadvise | LargeFolioEffort::Madvise if advised => {
+                Collecting::Now
+            }
+            LargeFolioEffort::Defer | LargeFolioEffort::DeferMadvise => Collecting::Later,
+            LargeFolioEffort::Madvise | LargeFolioEffort::Never => Collecting::Never,
+        }
+    }
+
+    /// Gives back all frames that nobody uses and that are kept all the same: those of the core's
+    /// caches, those that wait for readers, and what the embedder keeps
+    /// ([`Platform::collect_memory`]).
+    ///
+    /// May sleep; called without locks, outside of read sections. Linear in what is given back.
+    pub fn collect(&self) {
+        self.drain_deferred();
+        self.platform.collect_memory();
+        self.trim();
+    }
+}

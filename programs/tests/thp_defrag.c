@@ -1,0 +1,143 @@
+// memory: 64M
+// kernel-only: it uses all memory of the machine
+//
+// defrag: what a first touch does where no block for a large folio is free, but
+// would be if what the kernel keeps for later were given back.
+
+#include "test.h"
+
+#include <pthread.h>
+#include <sys/sysinfo.h>
+
+#define ROOT "/sys/kernel/mm/transparent_hugepage/"
+#define SIZE (2l << 20)
+#define MOST 32
+#define THREADS 12
+
+static char text[200000];
+
+static ssize_t set(const char *name, const char *value) {
+    char path[200];
+    snprintf(path, sizeof path, ROOT "%s", name);
+    int file = open(path, O_WRONLY);
+    if (file < 0)
+        return -1;
+    ssize_t count = write(file, value, strlen(value));
+    int error = errno;
+    close(file);
+    errno = error;
+    return count;
+}
+
+static unsigned long free_pages(void) {
+    struct sysinfo information;
+    NEED(sysinfo(&information) == 0);
+    return information.freeram / PAGE;
+}
+
+static char *area(long count) {
+    char *whole = mmap(0, (count + 1) * SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    NEED(whole != MAP_FAILED);
+    return (char *)(((uintptr_t)whole + SIZE - 1) & ~(uintptr_t)(SIZE - 1));
+}
+
+// KiB in 2 MiB that are in memory.
+static long resident(char *memory) {
+    static unsigned char pages[SIZE / 4096];
+    NEED(mincore(memory, SIZE, pages) == 0);
+    long count = 0;
+    for (unsigned page = 0; page < sizeof pages; page++)
+        count += pages[page] & 1;
+    return count * 4;
+}
+
+static int hold_pipe[2];
+
+static void *wait_in_kernel(void *none) {
+    char byte;
+    return read(hold_pipe[0], &byte, 1) == 1 ? none : none;
+}
+
+// The kernel takes stacks for threads, from the one block that is free, and keeps
+// some of them when the threads have ended.
+static void scatter(void) {
+    pthread_t threads[THREADS];
+    for (int index = 0; index < THREADS; index++)
+        NEED(pthread_create(&threads[index], 0, wait_in_kernel, 0) == 0);
+    NEED(write(hold_pipe[1], "123456789012", THREADS) == THREADS);
+    for (int index = 0; index < THREADS; index++)
+        NEED(pthread_join(threads[index], 0) == 0);
+}
+
+// KiB that one store brings in; nothing of them stays.
+static long touched(char *memory, int advice) {
+    STEP_EQUAL(madvise(memory, SIZE, advice ? advice : MADV_NORMAL), 0);
+    memory[17 * PAGE] = 1;
+    long result = resident(memory);
+    STEP_EQUAL(madvise(memory, SIZE, MADV_DONTNEED), 0);
+    return result;
+}
+
+int main(void) {
+    test_start();
+    NEED(pipe(hold_pipe) == 0);
+    static const char *words[] = {"always", "defer", "defer+madvise", "madvise", "never"};
+    int before = test_failures;
+    for (int index = 0; index < 5; index++) {
+        STEP_EQUAL(set("defrag", words[index]), strlen(words[index]));
+        NEED(test_read_file(ROOT "defrag", text, 200) > 0);
+        char *open = strchr(text, '[');
+        STEP(open && strncmp(open + 1, words[index], strlen(words[index])) == 0 && open[strlen(words[index]) + 1] == ']');
+    }
+    ALL_STEPS(before, "defrag: what is written is read back");
+    CHECK(strcmp(text, "always defer defer+madvise madvise [never]\n") == 0, "defrag: the whole line");
+    FAILS(set("defrag", "sometimes"), EINVAL, "defrag: another word is refused");
+    FAILS(set("use_zero_page", "1"), EINVAL, "use_zero_page: there is no huge one");
+    STEP_EQUAL(set("use_zero_page", "0\n"), 2);
+
+    // Stacks and all that threads need of the program's own memory come now.
+    scatter();
+    STEP(set("hugepages-2048kB/enabled", "always") > 0);
+    char *blocks = area(MOST), *small = area(MOST), *place = area(4);
+    STEP_EQUAL(madvise(small, MOST * SIZE, MADV_NOHUGEPAGE), 0);
+    place[0] = 1;
+    STEP_EQUAL(madvise(place, SIZE, MADV_DONTNEED), 0);
+    // All blocks of 2 MiB, then one of them back, then pages until little else is free.
+    int count = 0;
+    while (count < MOST) {
+        blocks[count * SIZE] = 1;
+        if (resident(blocks + count * SIZE) < SIZE / 1024)
+            break;
+        count++;
+    }
+    NEED(count > 2 && count < MOST);
+    long used = 0;
+    STEP_EQUAL(madvise(blocks, SIZE, MADV_DONTNEED), 0);
+    while (free_pages() > 512 + 24)
+        small[PAGE * used++] = 1;
+    EQUAL(touched(place, 0), SIZE / 1024, "one block is free");
+
+    static const struct {
+        const char *word;
+        int plain, advised, later;
+    } rules[] = {{"never", 0, 0, 0}, {"madvise", 0, 1, 0}, {"always", 1, 1, 0}, {"defer", 0, 0, 1}, {"defer+madvise", 0, 1, 1}};
+    for (int index = 0; index < 5; index++) {
+        char what[100];
+        STEP(set("defrag", "always") > 0);
+        scatter();
+        STEP(set("defrag", rules[index].word) > 0);
+        snprintf(what, sizeof what, "%s: a touch %s", rules[index].word, rules[index].plain ? "collects" : "makes do with a page");
+        EQUAL(touched(place, 0), rules[index].plain ? SIZE / 1024 : 4, what);
+        if (rules[index].later) {
+            test_sleep(50);
+            snprintf(what, sizeof what, "%s: the kernel has collected meanwhile", rules[index].word);
+            EQUAL(touched(place, 0), SIZE / 1024, what);
+            scatter();
+        }
+        snprintf(what, sizeof what, "%s: with MADV_HUGEPAGE, it %s", rules[index].word, rules[index].advised ? "collects" : "makes do with a page");
+        EQUAL(touched(place + SIZE, MADV_HUGEPAGE), rules[index].advised ? SIZE / 1024 : 4, what);
+        if (rules[index].later)
+            test_sleep(50);
+    }
+    return test_end();
+}
