@@ -85,8 +85,8 @@ pub use platform::Platform;
 pub use space::{
     Access, AddressSpace, Advice, CollapseLimits, CollapseProgress, ExecGain, FileAccess,
     FolioError, Inspection, LargeFolios, Limits, LockAll, LockPages, Locking, MapFlags, MapObject,
-    MapRequest, Mapping, MappingFlags, PinTime, Pinned, Place, ProtectFrom, Protection, Remap,
-    Residence, Resolved, Sharing, SpaceOptions, SyncFlags, Usage,
+    MapRequest, Mapping, MappingFlags, PartialCopy, PinTime, Pinned, Place, ProtectFrom,
+    Protection, Remap, Residence, Resolved, Sharing, SpaceOptions, SyncFlags, Usage,
 };
 pub use stats::Counts;
 pub use table::Reach;

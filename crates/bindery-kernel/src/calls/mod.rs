@@ -4,12 +4,14 @@
 //! |---|---|
 //! | `memory` | the core's calls, by `bindery::linux` |
 //! | `nodes` | memory nodes, of which there is one |
+//! | `vm_copy` | copies between the memory of two processes |
 //! | [`crate::process::calls`] | processes, threads, signals, time, limits |
 //! | [`crate::files::calls`] | everything with a descriptor or a path |
 //! | [`crate::arch::call`] | what one architecture alone has |
 
 mod memory;
 mod nodes;
+mod vm_copy;
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -43,6 +45,7 @@ fn other(number: u64, arguments: [u64; 6], registers: &mut Registers) -> Option<
     }
     let outcome = files::calls::call(known, arguments)
         .or_else(|| nodes::call(known, arguments))
+        .or_else(|| vm_copy::call(known, arguments))
         .or_else(|| arch::call(known, arguments));
     Some(outcome.unwrap_or_else(|| unknown(number)))
 }

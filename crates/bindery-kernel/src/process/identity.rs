@@ -28,6 +28,24 @@ pub fn space_behind(descriptor: i32) -> Result<Arc<Space>, Errno> {
     process.try_space().ok_or(Errno::ESRCH)
 }
 
+/// The memory of the process that a thread of that number belongs to, to read and write.
+///
+/// # Errors
+/// `ESRCH` where there is none, or it has ended; `EPERM` where [`may_use_memory_of`] refuses.
+pub fn space_of(id: u32) -> Result<Arc<Space>, Errno> {
+    let process = find(id).or_else(|| Some(table::find_thread(id)?.process.clone()));
+    let process = process.ok_or(Errno::ESRCH)?;
+    let space = process.try_space().ok_or(Errno::ESRCH)?;
+    if may_use_memory_of(&process) { Ok(space) } else { Err(Errno::EPERM) }
+}
+
+/// Whether the running process may read and write the memory of another. (Linux:
+/// `ptrace_may_access` with `PTRACE_MODE_ATTACH_REALCREDS`.)
+fn may_use_memory_of(_process: &Process) -> bool {
+    // There is no user but root, who may.
+    true
+}
+
 /// The process of that number, or the running one for 0.
 fn process(id: u64) -> Result<Arc<Process>, Errno> {
     match id as u32 {

@@ -63,7 +63,7 @@ use crate::time;
 pub use deliver::{Delivery, do_work};
 pub use end::{audit, prepare_audits};
 pub use execute::run_first;
-pub use identity::space_behind;
+pub use identity::{space_behind, space_of};
 pub use limits::Limit;
 pub use memory_shortage::{give_back_kept, memory_ran_out};
 pub use program::{ProgramFacts, maximum_mappings, set_maximum_mappings};

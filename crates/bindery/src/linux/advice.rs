@@ -7,12 +7,8 @@ use crate::error::{Errno, Verb};
 use crate::platform::Platform;
 use crate::space::{AddressSpace, Advice};
 
+use super::vector::{IoRange, MOST_BYTES, MOST_RANGES};
 use super::{Outcome, Process, errno};
-
-/// The most ranges of one call (`UIO_MAXIOV`).
-const MOST_RANGES: u64 = 1024;
-/// The most bytes of one call, as Linux cuts them (`MAX_RW_COUNT`).
-const MOST_BYTES: u64 = i32::MAX as u64 & !(PAGE_SIZE - 1);
 
 fn advice(number: i32) -> Option<Advice> {
     Some(match u32::try_from(number).ok()? {
@@ -66,14 +62,9 @@ pub(super) fn process_madvise<'m, P: Platform>(
     if flags as u32 != 0 || count > MOST_RANGES {
         return Err(Errno::EINVAL);
     }
-    let range_at = |index: u64| {
-        let mut bytes = [0; 16];
-        let at = vector.checked_add(index * 16).ok_or(Errno::EFAULT)?;
-        process.space().read_user(VirtAddr(at), &mut bytes).map_err(|_| Errno::EFAULT)?;
-        let (addr, length) = bytes.split_at(8);
-        let word =
-            |bytes: &[u8]| bytes.iter().rev().fold(0, |all, byte| all << 8 | u64::from(*byte));
-        Ok((word(addr), word(length)))
+    let range_at = |index| {
+        let range = IoRange::read(process.space(), vector, index)?;
+        Ok((range.start, range.length))
     };
     // All of the vector is looked at before anything is done.
     let (mut left, mut skewed) = (false, false);

@@ -22,6 +22,8 @@
 //! | `lock` | `mlock` and its kin, `mincore`, `msync` |
 //! | `file` | what programs do to shared memory by descriptor |
 //! | `prctl` | `prctl`: the options about memory |
+//! | `vm_copy` | `process_vm_readv`, `process_vm_writev` |
+//! | `vector` | `struct iovec` |
 //! | `proc` | what `/proc/self` shows |
 
 mod advice;
@@ -32,6 +34,8 @@ mod number;
 mod prctl;
 pub mod proc;
 mod protect;
+mod vector;
+mod vm_copy;
 
 use crate::addr::VirtAddr;
 use crate::arch::ProtectionKey;
@@ -43,6 +47,8 @@ use crate::space::{AddressSpace, FileAccess};
 pub use file::{add_seals, fallocate, ftruncate, get_seals, memfd_create, pread, pwrite};
 pub use number::{Call, Numbers};
 pub use prctl::prctl;
+pub use vector::IoRange;
+pub use vm_copy::{CopyDirection, process_vm, process_vm_ranges};
 
 /// An open file that can be mapped.
 #[derive(Debug)]

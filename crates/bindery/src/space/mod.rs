@@ -76,6 +76,7 @@ pub use remap::Remap;
 pub use residence::Residence;
 pub use settings::{ExecGain, LargeFolios};
 pub use sync::SyncFlags;
+pub use user::PartialCopy;
 pub use vma::{MappingFlags, Protection};
 
 use change::Removed;

@@ -10,6 +10,18 @@ use crate::table::lock::Depth;
 use super::AddressSpace;
 use super::fault::Access;
 
+/// Bytes that stand on the stack between a load and a store.
+const COPIED_AT_ONCE: usize = 1024;
+
+/// Why a copy between two address spaces ended early ([`AddressSpace::copy_user`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PartialCopy {
+    /// How many bytes were copied.
+    pub copied: u64,
+    /// Why the next one was not.
+    pub fault: FaultError,
+}
+
 impl<P: Platform> AddressSpace<'_, P> {
     /// Reads `into.len()` bytes at `at`, as a load of the program would: pages come in by faults.
     /// The program need not be the one that runs. May sleep. (Linux: `copy_from_user`,
@@ -47,6 +59,42 @@ impl<P: Platform> AddressSpace<'_, P> {
                 bytes::write(self.platform(), frame, offset, source);
             })?;
             done += length;
+        }
+        Ok(())
+    }
+
+    /// Copies `length` bytes at `from` in this address space to `to` in `target`, as a load of the one
+    /// program and a store of the other would. Both may be one, but the bytes must not overlap, or
+    /// what is copied is a mix of old and new. May sleep. (Linux: `process_vm_readv(2)` and
+    /// `process_vm_writev(2)`.)
+    ///
+    /// No lock is held from one piece of 1 KiB to the next.
+    ///
+    /// # Errors
+    /// [`PartialCopy`]: the fault that a load or a store would have had, and how many bytes were
+    /// copied before it.
+    ///
+    /// Complexity: in the bytes.
+    pub fn copy_user(
+        &self,
+        from: VirtAddr,
+        target: &AddressSpace<'_, P>,
+        to: VirtAddr,
+        length: u64,
+    ) -> Result<(), PartialCopy> {
+        let mut piece = [0; COPIED_AT_ONCE];
+        let mut copied = 0;
+        while copied < length {
+            let part = |fault| PartialCopy { copied, fault };
+            let left = usize::try_from(length - copied).unwrap_or(usize::MAX).min(piece.len());
+            // Not across a page of either, so that a fault leaves nothing of a piece copied.
+            let (source, fits) =
+                step(from, copied as usize, left.saturating_add(copied as usize)).map_err(part)?;
+            let (into, count) =
+                step(to, copied as usize, fits.saturating_add(copied as usize)).map_err(part)?;
+            self.read_user(source, &mut piece[..count]).map_err(part)?;
+            target.write_user(into, &piece[..count]).map_err(part)?;
+            copied += count as u64;
         }
         Ok(())
     }

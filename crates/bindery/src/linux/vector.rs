@@ -1,0 +1,37 @@
+//! Arrays of `struct iovec` in a program's memory: address and length, 64 bits each.
+
+use crate::addr::{PAGE_SIZE, VirtAddr};
+use crate::error::Errno;
+use crate::platform::Platform;
+use crate::space::AddressSpace;
+
+/// The most ranges of one call (`UIO_MAXIOV`).
+pub(super) const MOST_RANGES: u64 = 1024;
+/// The most bytes of one call, as Linux cuts them (`MAX_RW_COUNT`).
+pub(super) const MOST_BYTES: u64 = i32::MAX as u64 & !(PAGE_SIZE - 1);
+
+/// A stretch of a program's memory: `struct iovec`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct IoRange {
+    /// Where it begins.
+    pub start: u64,
+    /// Its length in bytes.
+    pub length: u64,
+}
+
+impl IoRange {
+    /// The range that stands at `vector`, or `index` ranges behind it.
+    pub(super) fn read<P: Platform>(
+        space: &AddressSpace<'_, P>,
+        vector: u64,
+        index: u64,
+    ) -> Result<Self, Errno> {
+        let mut bytes = [0; 16];
+        let at = vector.checked_add(index * 16).ok_or(Errno::EFAULT)?;
+        space.read_user(VirtAddr(at), &mut bytes).map_err(|_| Errno::EFAULT)?;
+        let (start, length) = bytes.split_at(8);
+        let word =
+            |bytes: &[u8]| bytes.iter().rev().fold(0, |all, byte| all << 8 | u64::from(*byte));
+        Ok(Self { start: word(start), length: word(length) })
+    }
+}
