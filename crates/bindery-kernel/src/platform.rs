@@ -50,6 +50,18 @@ unsafe impl Platform for Machine {
     }
 
     #[inline]
+    unsafe fn read_bytes(&self, from: NonNull<u8>, into: &mut [u8]) {
+        // SAFETY: the core promises that the bytes are there; `into` is another place.
+        unsafe { arch::copy_bytes(from.as_ptr(), into.as_mut_ptr(), into.len()) }
+    }
+
+    #[inline]
+    unsafe fn write_bytes(&self, to: NonNull<u8>, from: &[u8]) {
+        // SAFETY: as above.
+        unsafe { arch::copy_bytes(from.as_ptr(), to.as_ptr(), from.len()) }
+    }
+
+    #[inline]
     fn invalidate(&self, root: Frame, cpus: &CpuSet, what: &Invalidation) {
         // Only this CPU runs programs; the set says whether it has loaded this root at all.
         if cpus.contains(self.cpu()) {

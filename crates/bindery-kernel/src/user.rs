@@ -1,15 +1,19 @@
 //! Programs' memory, as the kernel reads and writes it.
 //!
-//! A pointer of a program is never followed: everything goes through the core, which faults pages
-//! in as the program itself would have, and says where it could not.
+//! The running program's is copied by its own addresses, with the program's rights
+//! ([`arch::copy_to_user`]), as far as pages are there. What is missing the core faults in as for the
+//! program itself, while nothing is held, or says why it cannot. Other programs' memory goes through the
+//! core altogether.
 
 use alloc::vec::Vec;
 use core::mem::{MaybeUninit, size_of};
 
 use bindery::addr::VirtAddr;
+use bindery::arch::Arch;
 use bindery::{Access, FaultError};
 use linux_raw_sys::general;
 
+use crate::arch::{self, EntryFormat};
 use crate::errno::Errno;
 use crate::memory::Space;
 use crate::process;
@@ -47,23 +51,73 @@ fn attempt(mut act: impl FnMut() -> Result<(), FaultError>) -> Result<(), Errno>
     }
 }
 
-/// Refuses where the program could not write the byte at an address.
+/// Resolves the fault that the running program would have at an address, so that a copy can go on.
+/// Called with nothing held: it may sleep.
 ///
 /// # Errors
-/// `EFAULT`.
-pub fn check_writable(at: u64) -> Result<(), Errno> {
-    let fault = |space: &Space| space.fault(VirtAddr(at), Access::Write).map(|_| ());
+/// `EFAULT` where the program may not do so; `ENOMEM` where the program is about to end for want of
+/// memory.
+#[cold]
+pub fn fault_in(at: u64, access: Access) -> Result<(), Errno> {
+    let fault =
+        |space: &Space| space.fault_with_keys(VirtAddr(at), access, arch::key_rights()).map(|_| ());
     process::with_space(|space| attempt(|| fault(space)))
+}
+
+/// How many of `length` bytes from an address on lie where programs have addresses.
+fn within(at: u64, length: usize) -> usize {
+    EntryFormat::USER_END.saturating_sub(at).min(length as u64) as usize
+}
+
+/// Copies bytes to the running program until one is not there; says how many. May be called with
+/// locks held.
+///
+/// # Safety
+/// `from` is valid for reads of `length` bytes, which may change meanwhile.
+#[inline]
+pub unsafe fn put(at: u64, from: *const u8, length: usize) -> usize {
+    // SAFETY: the caller's promise; addresses of the kernel are left out.
+    unsafe { arch::copy_to_user(at, from, within(at, length)) }
+}
+
+/// Copies bytes of the running program until one is not there; says how many. May be called with locks
+/// held.
+///
+/// # Safety
+/// `to` is valid for writes of `length` bytes.
+#[inline]
+pub unsafe fn take(to: *mut u8, at: u64, length: usize) -> usize {
+    // SAFETY: as above.
+    unsafe { arch::copy_from_user(to, at, within(at, length)) }
 }
 
 /// Reads bytes of the running program.
 pub fn read_bytes(at: u64, into: &mut [u8]) -> Result<(), Errno> {
-    process::with_space(|space| read_bytes_of(space, at, into))
+    let mut done = 0;
+    loop {
+        let left = &mut into[done..];
+        let from = at.wrapping_add(done as u64);
+        // SAFETY: the bytes are the caller's.
+        done += unsafe { take(left.as_mut_ptr(), from, left.len()) };
+        if done == into.len() {
+            return Ok(());
+        }
+        fault_in(at.wrapping_add(done as u64), Access::Read)?;
+    }
 }
 
 /// Writes bytes of the running program.
 pub fn write_bytes(at: u64, from: &[u8]) -> Result<(), Errno> {
-    process::with_space(|space| write_bytes_of(space, at, from))
+    let mut done = 0;
+    loop {
+        let left = &from[done..];
+        // SAFETY: the bytes are the caller's.
+        done += unsafe { put(at.wrapping_add(done as u64), left.as_ptr(), left.len()) };
+        if done == from.len() {
+            return Ok(());
+        }
+        fault_in(at.wrapping_add(done as u64), Access::Write)?;
+    }
 }
 
 /// As [`read_bytes`], of any address space.

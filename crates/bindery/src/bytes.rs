@@ -1,9 +1,10 @@
 //! Bytes between a caller's buffer and the frames of an object.
 //!
 //! Programs may read and write the same pages at the same time, through their own tables. So
-//! everything here goes by aligned 64-bit atomics, and a store of fewer bytes changes no byte
-//! beside them. (Linux copies without that care; a language that calls such a race undefined does
-//! not let us.)
+//! the bytes go by [`Platform::read_bytes`] and [`Platform::write_bytes`], which know no references:
+//! a kernel has the instructions for it, and what is provided goes by aligned 64-bit atomics, where a
+//! store of fewer bytes changes no byte beside them. (Linux copies without that care; a language
+//! that calls such a race undefined does not let us.)
 //!
 //! ```text
 //! words   |. . . . . b b b|b b b b b b b b|b b b b b b b b|b b . . . . . .|
@@ -11,43 +12,79 @@
 //! ```
 
 use core::ops::Range;
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::addr::{Frame, PAGE_SIZE};
 use crate::platform::Platform;
 
 const WORD: usize = size_of::<u64>();
-const PAGE: usize = PAGE_SIZE as usize;
-const WORDS: usize = PAGE / WORD;
+const WORDS: usize = PAGE_SIZE as usize / WORD;
+
+/// Where the byte at `offset`, counted from the beginning of `first`, can be read and written;
+/// consecutive frames follow.
+#[inline]
+pub(crate) fn place<P: Platform>(platform: &P, first: Frame, offset: usize) -> NonNull<u8> {
+    // SAFETY: the caller has frames up to there, whose windows follow each other (obligation 1 of
+    // `Platform`, and `Frames::new` looked where two ranges touch).
+    unsafe { platform.window(first).add(offset) }
+}
 
 /// Reads from `offset` on, counted from the beginning of `first`; consecutive frames follow.
+#[inline]
 pub(crate) fn read<P: Platform>(platform: &P, first: Frame, offset: usize, into: &mut [u8]) {
-    for_each_page(first, offset, into.len(), |frame, inside, outside| {
-        let words = words(platform, frame);
-        let into = &mut into[outside];
-        for_each_word(inside, |word, part, from| {
-            let bytes = words[word].load(Relaxed).to_ne_bytes();
-            into[from..from + part.len()].copy_from_slice(&bytes[part]);
-        });
-    });
+    // SAFETY: the window shows the bytes of all the frames (`place`), which an object has: whoever
+    // uses them goes by atomics or by the platform's means. `into` is the caller's own.
+    unsafe { platform.read_bytes(place(platform, first, offset), into) }
 }
 
 /// Writes from `offset` on, counted from the beginning of `first`; consecutive frames follow.
+#[inline]
 pub(crate) fn write<P: Platform>(platform: &P, first: Frame, offset: usize, from: &[u8]) {
-    for_each_page(first, offset, from.len(), |frame, inside, outside| {
-        let words = words(platform, frame);
-        let source = &from[outside];
-        for_each_word(inside, |word, part, at| {
-            let source = &source[at..at + part.len()];
-            change(&words[word], part, |bytes| bytes.copy_from_slice(source));
-        });
-    });
+    // SAFETY: as in `read`. What a pager has borrowed meanwhile nobody writes (`save`).
+    unsafe { platform.write_bytes(place(platform, first, offset), from) }
 }
 
 /// Fills the bytes `inside` of `frame` with zeroes.
 pub(crate) fn zero<P: Platform>(platform: &P, frame: Frame, inside: Range<usize>) {
     let words = words(platform, frame);
     for_each_word(inside, |word, part, _| change(&words[word], part, |bytes| bytes.fill(0)));
+}
+
+/// [`Platform::read_bytes`] by atomics.
+///
+/// # Safety
+/// As there.
+pub(crate) unsafe fn read_by_words(from: NonNull<u8>, into: &mut [u8]) {
+    let (first, inside) = word_at(from);
+    for_each_word(inside..inside + into.len(), |word, part, at| {
+        // SAFETY: the word has a byte that the caller may read, so its page is there, of which it
+        // does not reach out; others use it by atomics.
+        let bytes = unsafe { first.add(word).as_ref() }.load(Relaxed).to_ne_bytes();
+        into[at..at + part.len()].copy_from_slice(&bytes[part]);
+    });
+}
+
+/// [`Platform::write_bytes`] by atomics.
+///
+/// # Safety
+/// As there.
+pub(crate) unsafe fn write_by_words(to: NonNull<u8>, from: &[u8]) {
+    let (first, inside) = word_at(to);
+    for_each_word(inside..inside + from.len(), |word, part, at| {
+        // SAFETY: as in `read_by_words`; the bytes beside are left as they are.
+        let word = unsafe { first.add(word).as_ref() };
+        let source = &from[at..at + part.len()];
+        change(word, part, |bytes| bytes.copy_from_slice(source));
+    });
+}
+
+/// The word in which a byte lies, and where it lies there.
+#[inline]
+fn word_at(at: NonNull<u8>) -> (NonNull<AtomicU64>, usize) {
+    let inside = at.addr().get() % WORD;
+    // SAFETY: stays in the page, which begins at a word.
+    (unsafe { at.sub(inside) }.cast(), inside)
 }
 
 /// Changes `part` of a word and nothing else of it.
@@ -68,26 +105,7 @@ fn change(word: &AtomicU64, part: Range<usize>, change: impl Fn(&mut [u8])) {
     let _ = word.fetch_update(Relaxed, Relaxed, changed);
 }
 
-/// Cuts `len` bytes at `offset` behind the beginning of `first` where pages meet: the frame, the
-/// bytes in it, and where these stand in the whole.
-#[inline]
-fn for_each_page(
-    first: Frame,
-    offset: usize,
-    len: usize,
-    mut f: impl FnMut(Frame, Range<usize>, Range<usize>),
-) {
-    let mut done = 0;
-    while done < len {
-        let at = offset + done;
-        let inside = at % PAGE;
-        let count = (PAGE - inside).min(len - done);
-        f(first.plus((at / PAGE) as u32), inside..inside + count, done..done + count);
-        done += count;
-    }
-}
-
-/// Cuts a range of bytes of a page where words meet: the word, the bytes of it, and where they
+/// Cuts a range of bytes where words meet: the word, the bytes of it, and where they
 /// stand in the range.
 #[inline]
 fn for_each_word(range: Range<usize>, mut f: impl FnMut(usize, Range<usize>, usize)) {
@@ -106,7 +124,41 @@ fn words<P: Platform>(platform: &P, frame: Frame) -> &[AtomicU64; WORDS] {
     let window = platform.window(frame).cast::<[AtomicU64; WORDS]>();
     // SAFETY: the window shows all 4,096 bytes of the frame for as long as the platform lives,
     // aligned to 4,096 (obligation 1 of `Platform`, and `Frames::new` looked). Callers pass frames
-    // that an object has, whose bytes the core accesses as aligned atomics alone while programs
-    // may write them; those that a pager has borrowed meanwhile nobody writes (`save`).
+    // that an object has, whose bytes the core accesses as aligned atomics or by the platform's means
+    // alone while programs may write them; those that a pager has borrowed meanwhile nobody writes
+    // (`save`).
     unsafe { window.as_ref() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec::Vec;
+
+    use super::*;
+
+    #[repr(align(4096))]
+    struct Page([u8; 64]);
+
+    #[test]
+    fn bytes_go_by_words_from_any_place_and_leave_their_neighbors() {
+        let mut page = Page(core::array::from_fn(|at| at as u8));
+        for start in 0..16 {
+            for length in 0..40 {
+                let at = NonNull::from(&mut page.0).cast::<u8>();
+                let mut read = std::vec![0; length];
+                // SAFETY: the bytes are the test's own, in a page.
+                unsafe { read_by_words(at.add(start), &mut read) };
+                assert!(read.iter().enumerate().all(|(n, byte)| *byte == (start + n) as u8));
+                let new: Vec<u8> = read.iter().map(|byte| byte ^ 0x80).collect();
+                // SAFETY: as above.
+                unsafe { write_by_words(at.add(start), &new) };
+                let changed = |at: &usize| page.0[*at] != *at as u8;
+                assert!((0..64).filter(changed).eq(start..start + length));
+                // SAFETY: as above.
+                unsafe {
+                    write_by_words(NonNull::from(&mut page.0).cast::<u8>().add(start), &read)
+                };
+            }
+        }
+    }
 }

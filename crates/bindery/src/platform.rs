@@ -146,6 +146,30 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// [`Platform::zero`].
     fn copy(&self, from: Frame, to: Frame, count: u32);
 
+    /// Reads `into.len()` bytes from `from` on, which programs may write meanwhile: by the machine's
+    /// fastest means, and without a reference to them. Which of two values a byte has that is
+    /// written meanwhile does not matter.
+    ///
+    /// The provided one goes by words, and costs a kernel a hundred times what its own instructions
+    /// would (x86-64: `rep movs`; AArch64: `ldp` and `stp`).
+    ///
+    /// # Safety
+    /// The bytes lie in a [`Platform::window`], or several that follow each other, of frames that
+    /// belong to the caller or to an object; nobody has a reference to them that excludes writes.
+    unsafe fn read_bytes(&self, from: NonNull<u8>, into: &mut [u8]) {
+        // SAFETY: the caller's promise.
+        unsafe { crate::bytes::read_by_words(from, into) }
+    }
+
+    /// Writes `from` to `to` and behind it, as [`Platform::read_bytes`] reads; changes no byte beside.
+    ///
+    /// # Safety
+    /// As [`Platform::read_bytes`]; nobody has any reference to the bytes.
+    unsafe fn write_bytes(&self, to: NonNull<u8>, from: &[u8]) {
+        // SAFETY: the caller's promise.
+        unsafe { crate::bytes::write_by_words(to, from) }
+    }
+
     /// Makes the CPUs in `cpus` (the caller's among them, or not) forget translations of the
     /// address space whose root table is `root`, and waits until they have. The entries were
     /// written before the call. Called with table locks held: it must not wait for anything but

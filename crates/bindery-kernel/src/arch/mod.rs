@@ -6,6 +6,8 @@
 //! | `EntryFormat` | the core's [`bindery::arch`] type of the tables |
 //! | `window(physical) -> NonNull<u8>` | the direct map |
 //! | `zero`, `copy` | the fastest plain instructions |
+//! | `copy_to_user`, `copy_from_user` | by addresses of the running program, until the first fault |
+//! | `copy_bytes` | any bytes of the kernel's, those that programs change among them |
 //! | `kernel_root() -> Option<Frame>` | the table whose upper half new roots copy; `None` with separate roots |
 //! | `own_root() -> Frame` | the table of the highest level for the kernel's own addresses |
 //! | `largest_leaf() -> u8` | the highest level of a leaf that the processor takes |

@@ -6,15 +6,16 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use bindery::{Accounting, Object, Quota, Sealing, linux};
+use bindery::{Access, Accounting, Object, Quota, Sealing, Verb, linux};
 
-use crate::errno::{Errno, from_raw};
+use crate::errno::{Errno, Outcome, from_raw};
 use crate::memory::memory;
 use crate::platform::Machine;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, SleepingMutex};
 use crate::{heap, time};
 
 use super::node::{Attributes, Change, Entry, Kind, Node, Patience, file_access};
+use super::transfer::Segments;
 use linux_raw_sys::general::{O_RDWR, O_TRUNC};
 
 /// What making a node takes of the heap at most, in bytes.
@@ -105,6 +106,13 @@ impl Common {
 pub struct Regular {
     common: Common,
     object: Object<'static, Machine>,
+    /// Held for as long as a write lasts.
+    writer: SleepingMutex<()>,
+}
+
+/// What an object's refusal is to a program.
+fn refused(error: bindery::Error) -> Errno {
+    error.errno(Verb::Object).into()
 }
 
 impl Regular {
@@ -118,7 +126,73 @@ impl Regular {
 
     /// A file of an object that exists (`memfd_create`).
     pub fn of(object: Object<'static, Machine>, mode: u32) -> Result<Arc<Self>, Errno> {
-        Ok(Arc::new(Self { common: Common::new(object.identity(), mode)?, object }))
+        let (common, writer) = (Common::new(object.identity(), mode)?, SleepingMutex::new(()));
+        Ok(Arc::new(Self { common, object, writer }))
+    }
+
+    /// Copies from `at` on to a program's memory, page by page where they are.
+    fn copy_out(&self, at: u64, to: &Segments) -> Outcome {
+        let total = to.total() as usize;
+        let mut done = 0;
+        loop {
+            let mut stopped = false;
+            let read =
+                self.object.read_with(at + done as u64, total - done, |before, from, length| {
+                    // SAFETY: the object has the bytes for us to read.
+                    let count = unsafe { to.put(done + before, from, length) };
+                    stopped = count < length;
+                    count
+                });
+            match read {
+                Ok(count) => done += count,
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(refused(error)),
+            }
+            if !stopped || done == total {
+                break;
+            }
+            match to.fault_in(done as u64, Access::Write) {
+                Ok(()) => {}
+                Err(_) if done > 0 => break,
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(done as u64)
+    }
+
+    /// Copies a program's memory to `at`. Other writers see all of it or nothing, whatever has to be
+    /// faulted in meanwhile.
+    fn copy_in(&self, at: u64, from: &Segments) -> Outcome {
+        let total = from.total() as usize;
+        let mut done = 0;
+        let _writer = self.writer.lock();
+        loop {
+            let mut stopped = false;
+            let written =
+                self.object.write_with(at + done as u64, total - done, |before, to, length| {
+                    // SAFETY: the object has the bytes for us to write.
+                    let count = unsafe { from.take(done + before, to, length) };
+                    stopped = count < length;
+                    count
+                });
+            match written {
+                Ok(count) => done += count,
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(refused(error)),
+            }
+            if !stopped || done == total {
+                break;
+            }
+            match from.fault_in(done as u64, Access::Read) {
+                Ok(()) => {}
+                Err(_) if done > 0 => break,
+                Err(errno) => return Err(errno),
+            }
+        }
+        if done > 0 {
+            self.common.written();
+        }
+        Ok(done as u64)
     }
 
     fn opened(&self, flags: u32) -> linux::OpenFile<'static, Machine> {
@@ -158,6 +232,14 @@ impl Node for Regular {
         let count = from_raw(linux::pwrite(&self.opened(O_RDWR), from, at))? as usize;
         self.common.written();
         Ok(count)
+    }
+
+    fn read_into(&self, at: u64, to: &Segments, _: Patience) -> Option<Outcome> {
+        Some(self.copy_out(at, to))
+    }
+
+    fn write_from(&self, at: u64, from: &Segments, _: Patience) -> Option<Outcome> {
+        Some(self.copy_in(at, from))
     }
 
     fn object(&self) -> Option<&Object<'static, Machine>> {

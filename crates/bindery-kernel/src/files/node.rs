@@ -14,6 +14,8 @@ use linux_raw_sys::general::{
 use crate::errno::{Errno, Outcome};
 use crate::platform::Machine;
 
+use super::transfer::Segments;
+
 /// What kind of node it is, as `stat` tells.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
@@ -188,6 +190,16 @@ pub trait Node: Send + Sync {
     /// Writes.
     fn write(&self, _at: u64, _from: &[u8], _patience: Patience) -> Result<usize, Errno> {
         Err(Errno::EINVAL)
+    }
+
+    /// Reads straight into a program's memory; `None` where the node only knows [`Node::read`].
+    fn read_into(&self, _at: u64, _to: &Segments, _patience: Patience) -> Option<Outcome> {
+        None
+    }
+
+    /// Writes straight from a program's memory; `None` where the node only knows [`Node::write`].
+    fn write_from(&self, _at: u64, _from: &Segments, _patience: Patience) -> Option<Outcome> {
+        None
     }
 
     /// The object that holds a regular file's contents.

@@ -2,13 +2,15 @@
 
 use alloc::format;
 use alloc::sync::Arc;
+use core::ptr::NonNull;
+use core::slice;
 
-use bindery::VmallocOptions;
+use bindery::{Access, VmallocOptions};
 use linux_raw_sys::general::{
     O_NONBLOCK, O_RDONLY, O_WRONLY, POLLERR, POLLHUP, POLLIN, POLLOUT, SIGPIPE,
 };
 
-use crate::errno::Errno;
+use crate::errno::{Errno, Outcome};
 use crate::heap;
 use crate::memory::Pages;
 use crate::process::{self, Interrupted, WaitQueue, signal};
@@ -18,12 +20,16 @@ use super::descriptor::Description;
 use super::memory::new_number;
 use super::node::{Attributes, Kind, Node, Patience, Place, Special, may_read, may_write};
 use super::poll;
+use super::transfer::Segments;
 
 /// How much a pipe holds, in bytes.
 pub const CAPACITY: usize = 64 << 10;
 
 /// Writes up to this many bytes are never mixed with others.
 const ATOMIC: usize = 4096;
+
+/// Bytes that go in or out together.
+const PIECE: usize = 4096;
 
 /// A pipe; both ends are openings of it.
 pub struct Pipe {
@@ -55,29 +61,61 @@ impl Ring {
         CAPACITY - self.length
     }
 
-    /// Appends bytes for which there is room.
-    fn push(&mut self, bytes: &[u8]) -> Result<(), Errno> {
-        let Some(memory) = &mut self.memory else { return Err(Errno::ENOMEM) };
+    /// Appends up to `count` bytes, for which there is room, that `take` brings: it gets how many it has
+    /// brought, where to put more, and how many; and says how many it could.
+    fn push(
+        &mut self,
+        count: usize,
+        mut take: impl FnMut(usize, NonNull<u8>, usize) -> usize,
+    ) -> Step {
         let at = (self.first + self.length) % CAPACITY;
-        let (before_end, rest) = bytes.split_at(bytes.len().min(CAPACITY - at));
-        memory.bytes()[at..][..before_end.len()].copy_from_slice(before_end);
-        memory.bytes()[..rest.len()].copy_from_slice(rest);
-        self.length += bytes.len();
-        Ok(())
+        let step = self.step(at, count, &mut take);
+        self.length += step.count;
+        step
     }
 
-    /// Takes as many bytes as there are, or fit; says how many.
-    fn pop(&mut self, into: &mut [u8]) -> usize {
-        let count = into.len().min(self.length);
-        let Some(memory) = &mut self.memory else { return 0 };
-        let (before_end, rest) = into[..count].split_at_mut(count.min(CAPACITY - self.first));
-        before_end.copy_from_slice(&memory.bytes()[self.first..][..before_end.len()]);
-        rest.copy_from_slice(&memory.bytes()[..rest.len()]);
-        self.length -= count;
+    /// Takes out as many bytes as there are, at most `count`, for `put`, as in [`Ring::push`].
+    fn pop(
+        &mut self,
+        count: usize,
+        mut put: impl FnMut(usize, NonNull<u8>, usize) -> usize,
+    ) -> Step {
+        let step = self.step(self.first, count.min(self.length), &mut put);
+        self.length -= step.count;
         // From the beginning again where it can be: few bytes stay in few pages.
-        self.first = if self.length == 0 { 0 } else { (self.first + count) % CAPACITY };
-        count
+        self.first = if self.length == 0 { 0 } else { (self.first + step.count) % CAPACITY };
+        step
     }
+
+    /// Moves `count` bytes from or to `at` in the ring.
+    fn step(
+        &mut self,
+        at: usize,
+        count: usize,
+        act: &mut dyn FnMut(usize, NonNull<u8>, usize) -> usize,
+    ) -> Step {
+        let Some(memory) = &mut self.memory else { return Step::default() };
+        let before_end = count.min(CAPACITY - at);
+        let bytes = memory.bytes();
+        let mut reached = act(0, NonNull::from(&mut bytes[at..]).cast(), before_end);
+        if reached == before_end && count > before_end {
+            reached += act(before_end, NonNull::from(bytes).cast(), count - before_end);
+        }
+        // As Linux: of a page that cannot be copied whole, nothing goes in or out.
+        if reached < count {
+            return Step { count: reached - reached % PIECE, fault: Some(reached) };
+        }
+        Step { count, fault: None }
+    }
+}
+
+/// What came of moving bytes.
+#[derive(Clone, Copy, Default)]
+struct Step {
+    /// How many went in or out.
+    count: usize,
+    /// Where the program's memory was missing, if it was.
+    fault: Option<usize>,
 }
 
 impl Pipe {
@@ -129,6 +167,110 @@ impl Pipe {
     }
 }
 
+impl Pipe {
+    /// Reads up to `length` bytes: `put` gets them where they are, with the pipe locked, and `fault_in`
+    /// is called without, where `put` stopped.
+    fn take_out(
+        &self,
+        length: usize,
+        patience: Patience,
+        mut put: impl FnMut(usize, NonNull<u8>, usize) -> usize,
+        fault_in: impl Fn(usize) -> Result<(), Errno>,
+    ) -> Result<usize, Errno> {
+        if length == 0 {
+            return Ok(0);
+        }
+        let mut done = 0;
+        loop {
+            let now = if done > 0 { Patience::None } else { patience };
+            let step = self.wait(now, |state| {
+                if state.bytes.length == 0 {
+                    return (state.writers == 0).then_some(Ok(Step::default()));
+                }
+                let put = |moved, from, length| put(done + moved, from, length);
+                Some(Ok(state.bytes.pop(length - done, put)))
+            });
+            let Step { count, fault } = match step {
+                Ok(step) => step,
+                Err(_) if done > 0 => return Ok(done),
+                Err(errno) => return Err(errno),
+            };
+            if count > 0 {
+                self.tell();
+            }
+            let before = done;
+            done += count;
+            match fault.map(|reached| fault_in(before + reached)) {
+                None => return Ok(done),
+                Some(Ok(())) => {}
+                Some(Err(_)) if done > 0 => return Ok(done),
+                Some(Err(errno)) => return Err(errno),
+            }
+        }
+    }
+
+    /// Writes `length` bytes, which `take` brings; else as [`Pipe::take_out`].
+    fn put_in(
+        &self,
+        length: usize,
+        patience: Patience,
+        mut take: impl FnMut(usize, NonNull<u8>, usize) -> usize,
+        fault_in: impl Fn(usize) -> Result<(), Errno>,
+    ) -> Result<usize, Errno> {
+        if length > 0 && self.state.lock().bytes.memory.is_none() {
+            self.make_room()?;
+        }
+        let mut done = 0;
+        while done < length {
+            let left = length - done;
+            let step = self.wait(patience, |state| {
+                if state.readers == 0 {
+                    return Some(Err(Errno::EPIPE));
+                }
+                let free = state.bytes.free();
+                let needed = if length <= ATOMIC { left } else { 1 };
+                if free < needed {
+                    return None;
+                }
+                let take = |moved, to, length| take(done + moved, to, length);
+                Some(Ok(state.bytes.push(left.min(free), take)))
+            });
+            if step.as_ref().is_err_and(|errno| *errno == Errno::EPIPE) {
+                signal::send(&process::current().process, SIGPIPE);
+            }
+            let Step { count, fault } = match step {
+                Ok(step) => step,
+                Err(_) if done > 0 => break,
+                Err(errno) => return Err(errno),
+            };
+            if count > 0 {
+                self.tell();
+            }
+            let before = done;
+            done += count;
+            match fault.map(|reached| fault_in(before + reached)) {
+                None | Some(Ok(())) => {}
+                Some(Err(_)) if done > 0 => break,
+                Some(Err(errno)) => return Err(errno),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Takes the memory of the ring, if nobody has.
+    #[cold]
+    fn make_room(&self) -> Result<(), Errno> {
+        // Without the lock, since whoever takes memory may sleep.
+        let mut memory = Some(Pages::new(CAPACITY, &VmallocOptions::default())?);
+        let mut state = self.state.lock();
+        if state.bytes.memory.is_none() {
+            state.bytes.memory = memory.take();
+        }
+        drop(state);
+        Ok(())
+    }
+}
+
 impl Node for Pipe {
     fn kind(&self) -> Kind {
         Kind::Pipe
@@ -167,54 +309,40 @@ impl Node for Pipe {
     }
 
     fn read(&self, _: u64, into: &mut [u8], patience: Patience) -> Result<usize, Errno> {
-        if into.is_empty() {
-            return Ok(0);
-        }
-        let count = self.wait(patience, |state| match state.bytes.pop(into) {
-            0 => (state.writers == 0).then_some(Ok(0)),
-            count => Some(Ok(count)),
-        })?;
-        self.tell();
-        Ok(count)
+        let all = into.len();
+        let put = |done: usize, from: NonNull<u8>, length: usize| {
+            // SAFETY: the ring has the bytes, and is another place than `into`.
+            let from = unsafe { slice::from_raw_parts(from.as_ptr(), length) };
+            into[done..done + length].copy_from_slice(from);
+            length
+        };
+        self.take_out(all, patience, put, |_| Err(Errno::EFAULT))
     }
 
     fn write(&self, _: u64, from: &[u8], patience: Patience) -> Result<usize, Errno> {
-        if !from.is_empty() && self.state.lock().bytes.memory.is_none() {
-            // Without the lock, since whoever takes memory may sleep.
-            let mut memory = Some(Pages::new(CAPACITY, &VmallocOptions::default())?);
-            let mut state = self.state.lock();
-            if state.bytes.memory.is_none() {
-                state.bytes.memory = memory.take();
-            }
-            drop(state);
-        }
-        let mut done = 0;
-        while done < from.len() {
-            let rest = &from[done..];
-            let count = self.wait(patience, |state| {
-                if state.readers == 0 {
-                    return Some(Err(Errno::EPIPE));
-                }
-                let free = state.bytes.free();
-                let needed = if from.len() <= ATOMIC { rest.len() } else { 1 };
-                if free < needed {
-                    return None;
-                }
-                let count = free.min(rest.len());
-                Some(state.bytes.push(&rest[..count]).map(|()| count))
-            });
-            match count {
-                Ok(count) => done += count,
-                Err(Errno::EPIPE) => {
-                    signal::send(&process::current().process, SIGPIPE);
-                    return Err(Errno::EPIPE);
-                }
-                Err(errno) if done == 0 => return Err(errno),
-                Err(_) => break,
-            }
-            self.tell();
-        }
-        Ok(done)
+        let take = |done: usize, to: NonNull<u8>, length: usize| {
+            // SAFETY: as in `read`.
+            let to = unsafe { slice::from_raw_parts_mut(to.as_ptr(), length) };
+            to.copy_from_slice(&from[done..done + length]);
+            length
+        };
+        self.put_in(from.len(), patience, take, |_| Err(Errno::EFAULT))
+    }
+
+    fn read_into(&self, _: u64, to: &Segments, patience: Patience) -> Option<Outcome> {
+        // SAFETY: the ring has the bytes.
+        let put = |done, from, length| unsafe { to.put(done, from, length) };
+        let fault_in = |done: usize| to.fault_in(done as u64, Access::Write);
+        let read = self.take_out(to.total() as usize, patience, put, fault_in);
+        Some(read.map(|count| count as u64))
+    }
+
+    fn write_from(&self, _: u64, from: &Segments, patience: Patience) -> Option<Outcome> {
+        // SAFETY: as above.
+        let take = |done, to, length| unsafe { from.take(done, to, length) };
+        let fault_in = |done: usize| from.fault_in(done as u64, Access::Read);
+        let written = self.put_in(from.total() as usize, patience, take, fault_in);
+        Some(written.map(|count| count as u64))
     }
 
     fn ready(&self) -> u32 {

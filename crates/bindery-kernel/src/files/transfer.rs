@@ -2,7 +2,9 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ptr::NonNull;
 
+use bindery::Access;
 use bindery::arch::Arch;
 use linux_raw_sys::general::{O_APPEND, SEEK_CUR, SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET};
 
@@ -24,11 +26,16 @@ const SEGMENTS_MAX: u64 = 1024;
 
 /// Where in a program's memory bytes come from or go to.
 pub struct Segments {
-    /// Addresses and lengths, in bytes.
-    list: Vec<(u64, u64)>,
+    stretches: Stretches,
     /// Whether some of it lies outside of what a program can have at all. As Linux, that is refused
     /// before anything is moved.
     outside: bool,
+}
+
+/// Addresses and lengths, in bytes.
+enum Stretches {
+    One([(u64, u64); 1]),
+    Many(Vec<(u64, u64)>),
 }
 
 /// Whether a stretch lies outside of a program's addresses.
@@ -38,9 +45,10 @@ fn is_outside(at: u64, length: u64) -> bool {
 
 impl Segments {
     /// One stretch.
+    #[inline]
     pub fn one(at: u64, length: u64) -> Self {
-        let list = alloc::vec![(at, length.min(CALL_MAX))];
-        Self { list, outside: is_outside(at, length) }
+        let stretches = Stretches::One([(at, length.min(CALL_MAX))]);
+        Self { stretches, outside: is_outside(at, length) }
     }
 
     /// Those of an array of `struct iovec`.
@@ -62,49 +70,99 @@ impl Segments {
             list.push((base, length.min(left)));
             left -= length.min(left);
         }
-        Ok(Self { list, outside })
+        Ok(Self { stretches: Stretches::Many(list), outside })
+    }
+
+    #[inline]
+    fn list(&self) -> &[(u64, u64)] {
+        match &self.stretches {
+            Stretches::One(one) => one,
+            Stretches::Many(list) => list,
+        }
     }
 
     /// Refuses where the first byte could not be written.
     fn check_first(&self) -> Result<(), Errno> {
-        let first = self.list.iter().find(|(_, length)| *length > 0);
-        first.map_or(Ok(()), |(at, _)| user::check_writable(*at))
+        if self.total() == 0 { Ok(()) } else { self.fault_in(0, Access::Write) }
+    }
+
+    /// Puts bytes into the program's memory, `skip` bytes from the beginning on; says how many before
+    /// one could not be written. May be called with locks held.
+    ///
+    /// # Safety
+    /// `from` is valid for reads of `length` bytes, which may change meanwhile.
+    #[inline]
+    pub unsafe fn put(&self, skip: usize, from: NonNull<u8>, length: usize) -> usize {
+        self.each(skip, length, |at, done, count| {
+            // SAFETY: the caller's promise; `done` and `count` are within the length.
+            unsafe { user::put(at, from.as_ptr().add(done), count) }
+        })
+    }
+
+    /// Takes bytes from the program's memory, `skip` bytes from the beginning on; says how many before
+    /// one could not be read. May be called with locks held.
+    ///
+    /// # Safety
+    /// `to` is valid for writes of `length` bytes.
+    #[inline]
+    pub unsafe fn take(&self, skip: usize, to: NonNull<u8>, length: usize) -> usize {
+        self.each(skip, length, |at, done, count| {
+            // SAFETY: as above.
+            unsafe { user::take(to.as_ptr().add(done), at, count) }
+        })
+    }
+
+    /// Resolves what keeps the byte `skip` bytes from the beginning from being used, so that a copy can
+    /// go on. Called with nothing held.
+    ///
+    /// # Errors
+    /// As [`user::fault_in`].
+    #[cold]
+    pub fn fault_in(&self, skip: u64, access: Access) -> Result<(), Errno> {
+        let mut left = skip;
+        for (at, length) in self.list() {
+            if left < *length {
+                return user::fault_in(at.wrapping_add(left), access);
+            }
+            left -= length;
+        }
+        Err(Errno::EFAULT)
+    }
+
+    /// Calls `act` with an address, a distance from the beginning and a length for each stretch of
+    /// `length` bytes, `skip` bytes further on, until it does less than that. Gives how much was done.
+    #[inline]
+    fn each(
+        &self,
+        skip: usize,
+        length: usize,
+        mut act: impl FnMut(u64, usize, usize) -> usize,
+    ) -> usize {
+        if let Stretches::One([(at, all)]) = self.stretches {
+            return act(at.wrapping_add(skip as u64), 0, length.min(all as usize - skip));
+        }
+        let (mut skip, mut done) = (skip as u64, 0);
+        for (at, all) in self.list() {
+            let skipped = skip.min(*all);
+            skip -= skipped;
+            let count = (all - skipped).min((length - done) as u64) as usize;
+            let moved = if count > 0 { act(at.wrapping_add(skipped), done, count) } else { 0 };
+            done += moved;
+            if moved < count {
+                break;
+            }
+        }
+        done
     }
 
     fn check(&self) -> Result<(), Errno> {
         if self.outside { Err(Errno::EFAULT) } else { Ok(()) }
     }
 
-    fn total(&self) -> u64 {
-        self.list.iter().map(|(_, length)| length).sum()
-    }
-
-    /// Calls `each` with an address and a part of a piece for all of it, `skip` bytes further on. Gives
-    /// how much of it `each` took before it refused; its refusal where it took nothing.
-    fn spread(
-        &self,
-        mut skip: u64,
-        length: usize,
-        mut each: impl FnMut(u64, core::ops::Range<usize>) -> Result<(), Errno>,
-    ) -> Result<usize, Errno> {
-        let mut done = 0;
-        for (at, all) in &self.list {
-            let skipped = skip.min(*all);
-            skip -= skipped;
-            let mut at = at.wrapping_add(skipped);
-            let end = done + (all - skipped).min((length - done) as u64) as usize;
-            while done < end {
-                // By pages, so that what lies before a hole counts.
-                let count = (4096 - (at % 4096) as usize).min(end - done);
-                match each(at, done..done + count) {
-                    Ok(()) => done += count,
-                    Err(errno) if done == 0 => return Err(errno),
-                    Err(_) => return Ok(done),
-                }
-                at = at.wrapping_add(count as u64);
-            }
-        }
-        Ok(done)
+    /// How many bytes there are.
+    #[inline]
+    pub fn total(&self) -> u64 {
+        self.list().iter().map(|(_, length)| length).sum()
     }
 }
 
@@ -116,11 +174,19 @@ fn next_patience(node: &dyn Node, done: u64, first: Patience) -> Patience {
 /// Reads from a node at `at` into a program's memory; gives the count.
 fn fill(node: &dyn Node, at: u64, segments: &Segments, patience: Patience) -> Outcome {
     segments.check()?;
+    match node.read_into(at, segments, patience) {
+        Some(outcome) => outcome,
+        None => fill_by_pieces(node, at, segments, patience),
+    }
+}
+
+/// As [`fill`], through memory of the kernel.
+fn fill_by_pieces(node: &dyn Node, at: u64, segments: &Segments, patience: Patience) -> Outcome {
     let total = segments.total();
     let mut piece = buffer(total)?;
     let mut done = 0;
     if !node.is_seekable() {
-        // What is taken out of a pipe cannot be put back.
+        // What is taken out of a socket cannot be put back.
         segments.check_first()?;
     }
     loop {
@@ -132,7 +198,15 @@ fn fill(node: &dyn Node, at: u64, segments: &Segments, patience: Patience) -> Ou
             Err(_) if done > 0 => break,
             Err(errno) => return Err(errno),
         };
-        let copied = segments.spread(done, count, |at, part| user::write_bytes(at, &piece[part]));
+        let piece = NonNull::from(&mut piece[..]).cast::<u8>();
+        let copied = move_all(
+            count,
+            |moved| {
+                // SAFETY: the buffer has `count` bytes.
+                unsafe { segments.put(done as usize + moved, piece.add(moved), count - moved) }
+            },
+            |moved| segments.fault_in(done + moved as u64, Access::Write),
+        );
         match copied {
             Ok(copied) => {
                 done += copied as u64;
@@ -153,15 +227,29 @@ fn fill(node: &dyn Node, at: u64, segments: &Segments, patience: Patience) -> Ou
 /// Writes a program's memory to a node at `at`; gives the count.
 fn drain(node: &dyn Node, at: u64, segments: &Segments, patience: Patience) -> Outcome {
     segments.check()?;
+    match node.write_from(at, segments, patience) {
+        Some(outcome) => outcome,
+        None => drain_by_pieces(node, at, segments, patience),
+    }
+}
+
+/// As [`drain`], through memory of the kernel.
+fn drain_by_pieces(node: &dyn Node, at: u64, segments: &Segments, patience: Patience) -> Outcome {
     let total = segments.total();
     let mut piece = buffer(total)?;
     let mut done = 0;
     loop {
         let length = ((total - done) as usize).min(piece.len());
-        let target = &mut piece[..length];
-        let copied =
-            segments.spread(done, length, |at, part| user::read_bytes(at, &mut target[part]));
-        let write = |copied| node.write(at.saturating_add(done), &target[..copied], patience);
+        let target = NonNull::from(&mut piece[..]).cast::<u8>();
+        let copied = move_all(
+            length,
+            |moved| {
+                // SAFETY: the buffer has `length` bytes.
+                unsafe { segments.take(done as usize + moved, target.add(moved), length - moved) }
+            },
+            |moved| segments.fault_in(done + moved as u64, Access::Read),
+        );
+        let write = |copied| node.write(at.saturating_add(done), &piece[..copied], patience);
         let written = copied.and_then(write);
         match written {
             Ok(count) => {
@@ -175,6 +263,27 @@ fn drain(node: &dyn Node, at: u64, segments: &Segments, patience: Patience) -> O
         }
     }
     Ok(done)
+}
+
+/// Has `act` move what is left of `length` bytes until all are moved; where it stops, `fault_in`
+/// resolves why. Gives how much was moved before that refused, or its refusal where nothing was.
+pub fn move_all(
+    length: usize,
+    mut act: impl FnMut(usize) -> usize,
+    mut fault_in: impl FnMut(usize) -> Result<(), Errno>,
+) -> Result<usize, Errno> {
+    let mut moved = 0;
+    loop {
+        moved += act(moved);
+        if moved == length {
+            return Ok(moved);
+        }
+        match fault_in(moved) {
+            Ok(()) => {}
+            Err(errno) if moved == 0 => return Err(errno),
+            Err(_) => return Ok(moved),
+        }
+    }
 }
 
 fn buffer(total: u64) -> Result<Vec<u8>, Errno> {

@@ -1,28 +1,46 @@
-//! Reading and writing an object from outside of mappings (`pread(2)`, `pwrite(2)`).
+//! Reading and writing an object from outside of mappings (`pread(2)`, `pwrite(2)`): between its
+//! pages, where they are, and whatever the caller moves bytes to or from.
+//!
+//! ```text
+//! object    | page | page | page | page | page |
+//!              '---- run ----'   '- run -'          consecutive frames: one step of the caller's
+//!           '--- 64 KiB ---' '--- 64 KiB ---'       one pass of the gate
+//! ```
+//!
+//! A step may stop early: a kernel that copies straight to a program's memory finds a page missing,
+//! and must let everything go before it faults that in.
+
+use core::cell::{Cell, RefCell};
+use core::ops::Range;
+use core::ptr::NonNull;
 
 use crate::Memory;
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE};
+use crate::bytes;
 use crate::error::Error;
 use crate::interrupt;
 use crate::platform::Platform;
 use crate::space::MappingFlags;
 
 use super::awaited::Stop;
-use super::fetch::{Wanted, demand, obtain};
+use super::fetch::{Moved, Source, Wanted, Writing, demand, obtain};
 use super::in_flight::Reads;
+use super::index::Stretch;
 use super::seals::Seals;
 use super::state::pages_of;
 use super::{MAX_SIZE, Object, ObjectState, pages};
-use crate::bytes;
 
-/// No more bytes than this are copied before others may pass the gate.
-const PIECE: u64 = 2 << 20;
+/// No more bytes than this are copied before others may pass the gate; a new folio is filled whole.
+const PIECE: usize = 64 << 10;
+
+/// No more bytes than this are asked of the pager at a time.
+const AHEAD: usize = 2 << 20;
 
 impl<P: Platform> Object<'_, P> {
     /// Reads from `offset` on, both in bytes, and returns how much there was: less than `into` has
     /// room for only at the object's end. What is not in memory reads as zeroes, and takes no
     /// memory; of a file, it is brought in. May sleep. `into` is the caller's own memory, not that
-    /// of a program.
+    /// of a program, for which there is [`Object::read_with`].
     ///
     /// # Errors
     /// [`Error::Invalid`] where offset or end do not fit in 63 bits, as in `pread(2)`; for a file,
@@ -31,16 +49,60 @@ impl<P: Platform> Object<'_, P> {
     ///
     /// Complexity: in the bytes, and the height of the index for each run of pages.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<usize, Error> {
-        check_position(offset, into.len())?;
-        self.memory.retry(|| self.read_pieces(offset, into))
+        let platform = &self.memory.platform;
+        self.read_with(offset, into.len(), |done, from, length| {
+            // SAFETY: the bytes are the object's, and not for writing alone to anybody.
+            unsafe { platform.read_bytes(from, &mut into[done..done + length]) };
+            length
+        })
     }
 
-    fn read_pieces(&self, offset: u64, into: &mut [u8]) -> Result<usize, Error> {
+    /// As [`Object::read`] of `length` bytes, which `copy` takes from where they are: it gets how many
+    /// it has taken before, an address and a number of bytes, and says how many of them it has taken.
+    /// If these are not all, the reading is over. So a kernel reads straight into the memory of a
+    /// program (Linux: `copy_page_to_iter`):
+    ///
+    /// ```text
+    /// loop  read_with(offset + done, .., copy that stops at the first fault)  -> done grows
+    ///       nothing stopped: the end                      no lock is held here
+    ///       fault(where it stopped, Access::Write)        refused: a short count, or EFAULT
+    /// ```
+    ///
+    /// The bytes may be read until `copy` returns, while programs write them: by instructions or
+    /// [`Platform::read_bytes`], never by a reference. Pages that are not in memory are shown as the
+    /// page of zeroes. `copy` runs with the object's pages held where they are, at most 64 KiB long for
+    /// each time; it must not sleep, nor resolve a fault, nor call the object. It may be called again for
+    /// bytes that it has taken already, where a reading had to begin anew.
+    ///
+    /// # Errors
+    /// As [`Object::read`].
+    ///
+    /// Complexity: as there.
+    pub fn read_with(
+        &self,
+        offset: u64,
+        length: usize,
+        mut copy: impl FnMut(usize, NonNull<u8>, usize) -> usize,
+    ) -> Result<usize, Error> {
+        check_position(offset, length)?;
+        self.memory.retry(|| self.read_pieces(offset, length, &mut copy))
+    }
+
+    fn read_pieces(
+        &self,
+        offset: u64,
+        length: usize,
+        copy: &mut dyn FnMut(usize, NonNull<u8>, usize) -> usize,
+    ) -> Result<usize, Error> {
         let mut done = 0;
-        while done < into.len() {
-            match self.read_piece(offset + done as u64, &mut into[done..]) {
-                Ok(0) => break,
-                Ok(count) => done += count,
+        while done < length {
+            match self.read_piece(offset, done..length, copy) {
+                Ok(Moved { count, stopped }) => {
+                    done += count;
+                    if stopped || count == 0 {
+                        break;
+                    }
+                }
                 // As Linux: what was read counts, and whoever asks again is told.
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),
@@ -49,49 +111,76 @@ impl<P: Platform> Object<'_, P> {
         Ok(done)
     }
 
-    /// Reads what stands in one run of pages; 0 at or behind the end.
-    fn read_piece(&self, at: u64, into: &mut [u8]) -> Result<usize, Error> {
-        interrupt::check(&self.memory.platform)?;
+    /// Reads a piece; 0 at or behind the end.
+    fn read_piece(
+        &self,
+        offset: u64,
+        part: Range<usize>,
+        copy: &mut dyn FnMut(usize, NonNull<u8>, usize) -> usize,
+    ) -> Result<Moved, Error> {
+        let (memory, object) = (self.memory, self.state());
+        interrupt::check(&memory.platform)?;
         let mut _kept = None;
         loop {
-            match self.read_present(at, into) {
-                Ok(count) => return Ok(count),
+            let read = object.gate.together(&memory.platform, || {
+                let all = object.size().saturating_sub(offset).min(part.end as u64) as usize;
+                let end = all.min(part.start.saturating_add(PIECE));
+                let mut done = part.start;
+                while done < end {
+                    let (at, left) = (offset + done as u64, (end - done, all - done));
+                    let copy = |from, length| copy(done, from, length).min(length);
+                    match self.read_run(at, left, copy) {
+                        Ok(Moved { count, stopped }) => {
+                            done += count;
+                            if stopped {
+                                return Ok(Moved { count: done - part.start, stopped });
+                            }
+                        }
+                        // Whoever comes again for the rest meets it first.
+                        Err(_) if done > part.start => break,
+                        Err(stop) => return Err(stop),
+                    }
+                }
+                Ok(Moved { count: done - part.start, stopped: false })
+            });
+            match read {
+                Ok(moved) => return Ok(moved),
                 Err(Stop::Error(error)) => return Err(error),
                 Err(Stop::Await(awaited)) => _kept = awaited.wait(self)?,
             }
         }
     }
 
-    /// As [`Object::read_piece`], if it is in memory.
-    fn read_present(&self, at: u64, into: &mut [u8]) -> Result<usize, Stop> {
+    /// Reads what stands in consecutive frames, if it is in memory: at most so many bytes, of all that
+    /// are left. The gate is passed.
+    fn read_run(
+        &self,
+        at: u64,
+        (left, all): (usize, usize),
+        copy: impl FnOnce(NonNull<u8>, usize) -> usize,
+    ) -> Result<Moved, Stop> {
         let (memory, object) = (self.memory, self.state());
-        let platform = &memory.platform;
-        object.gate.together(platform, || {
-            let left = object.size().saturating_sub(at).min(into.len() as u64).min(PIECE);
-            let into = &mut into[..left as usize];
-            if into.is_empty() {
-                return Ok(0);
-            }
-            let (page, inside) = (at >> PAGE_SHIFT, at % PAGE_SIZE);
-            let wanted = pages_of(inside + left);
-            if object.is_file() {
-                let orders = object.orders(memory, MappingFlags::empty());
-                let one = Wanted::one(orders, object.size_in_pages());
-                obtain(memory, object, page, &Wanted { ahead: wanted, ..one })?;
-            }
-            let (frame, count) = pages::run_at(memory, object, page, wanted);
-            let length = (count * PAGE_SIZE - inside).min(left) as usize;
-            let into = &mut into[..length];
-            match frame {
-                Some(frame) => bytes::read(platform, frame, inside as usize, into),
-                None => into.fill(0),
-            }
-            Ok(length)
-        })
+        let (page, inside) = (at >> PAGE_SHIFT, at % PAGE_SIZE);
+        let wanted = pages_of(inside + left as u64);
+        if object.is_file() {
+            let orders = object.orders(memory, MappingFlags::empty());
+            let one = Wanted::one(orders, object.size_in_pages());
+            let ahead = pages_of(inside + all.min(AHEAD) as u64);
+            obtain(memory, object, page, &Wanted { ahead, ..one })?;
+        }
+        let (frame, count) =
+            match object.pages.look(&memory.platform, |index| index.run(page, wanted)) {
+                Stretch::Frames(frame, count) => (frame, u64::from(count)),
+                Stretch::Empty(_) => (memory.zero_frame, 1),
+            };
+        let length = ((count * PAGE_SIZE - inside) as usize).min(left);
+        let count = copy(bytes::place(&memory.platform, frame, inside as usize), length);
+        Ok(Moved { count, stopped: count < length })
     }
 
     /// Writes at `offset`, in bytes, and returns how much was written. The object grows where that
-    /// reaches over its end. May sleep. `from` is the caller's own memory, not that of a program.
+    /// reaches over its end. May sleep. `from` is the caller's own memory, not that of a program, for
+    /// which there is [`Object::write_with`].
     ///
     /// Less is written than asked for where something is in the way of the rest: no memory, a fatal
     /// signal, the pager, or [`Seals::GROW`], which lets through what fits into the object, in whole pages from
@@ -106,20 +195,58 @@ impl<P: Platform> Object<'_, P> {
     ///
     /// Complexity: in the bytes, and the height of the index for each run of pages.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<usize, Error> {
-        check_position(offset, from.len())?;
-        if from.is_empty() {
-            return Ok(0);
-        }
-        // Where it fails, nothing was written.
-        self.memory.retry(|| self.write_once(offset, from))
+        let platform = &self.memory.platform;
+        self.write_with(offset, from.len(), |done, to, length| {
+            // SAFETY: the bytes are the object's, to which nobody has a reference.
+            unsafe { platform.write_bytes(to, &from[done..done + length]) };
+            length
+        })
     }
 
-    fn write_once(&self, offset: u64, from: &[u8]) -> Result<usize, Error> {
-        let range = (offset >> PAGE_SHIFT, pages_of(offset + from.len() as u64));
+    /// As [`Object::write`] of `length` bytes, which `copy` puts where they belong: it gets how many
+    /// it has put before, an address and a number of bytes, and says how many of them it has put.
+    /// If these are not all, the writing is over. So a kernel writes straight from the memory of a
+    /// program (Linux: `copy_folio_from_iter_atomic`), as [`Object::read_with`] shows.
+    ///
+    /// The bytes may be written until `copy` returns, while programs use them: by instructions or
+    /// [`Platform::write_bytes`], never by a reference. `copy` runs with the object's pages held where
+    /// they are and other writers kept out, at most 64 KiB or one new folio long for each time; it must
+    /// not sleep, nor resolve a fault, nor call the object. It may be called again for bytes that it has
+    /// put already, where they went to a page that another thread brought in at the same time.
+    ///
+    /// Other writers see all that one call writes, or nothing; whoever goes on after a fault with
+    /// another call, and wants writes to be whole, holds a lock of its own (Linux: that of the inode).
+    ///
+    /// # Errors
+    /// As [`Object::write`]. Where `copy` stops at once, 0 is returned.
+    ///
+    /// Complexity: as there.
+    pub fn write_with(
+        &self,
+        offset: u64,
+        length: usize,
+        copy: impl FnMut(usize, NonNull<u8>, usize) -> usize,
+    ) -> Result<usize, Error> {
+        check_position(offset, length)?;
+        if length == 0 {
+            return Ok(0);
+        }
+        let copy = RefCell::new(copy);
+        let source = |done: usize, to: NonNull<u8>, length: usize| {
+            // Never borrowed twice: it does not call the object.
+            copy.try_borrow_mut().map_or(0, |mut copy| copy(done, to, length).min(length))
+        };
+        // Where it fails, nothing was written.
+        self.memory.retry(|| self.write_once(offset, length, &source))
+    }
+
+    fn write_once(&self, offset: u64, length: usize, source: &Source<'_>) -> Result<usize, Error> {
+        let range = (offset >> PAGE_SHIFT, pages_of(offset + length as u64));
         let mut done = 0;
         // What is fetched by others meanwhile is as good as before: where we write, the index has a page.
-        let written =
-            self.change_pages(range, Reads::Stay, || self.write_locked(offset, from, &mut done));
+        let written = self.change_pages(range, Reads::Stay, || {
+            self.write_locked(offset, length, source, &mut done)
+        });
         match written {
             Err(error) if done == 0 => Err(error),
             _ => Ok(done),
@@ -129,61 +256,107 @@ impl<P: Platform> Object<'_, P> {
     /// Writes what is not `done`, and counts that on. The changes are held, and given back only while
     /// nothing is written yet: what the pager has of the first and the last page is fetched before the
     /// first byte is written, and all pages between are overwritten. So other writers see all of a
-    /// write or nothing.
-    fn write_locked(&self, offset: u64, from: &[u8], done: &mut usize) -> Result<(), Stop> {
+    /// write or nothing. (A source that stops in the middle of a page between is the exception: the
+    /// pager has the rest of that.)
+    fn write_locked(
+        &self,
+        offset: u64,
+        length: usize,
+        source: &Source<'_>,
+        done: &mut usize,
+    ) -> Result<(), Stop> {
         let (memory, object) = (self.memory, self.state());
         object.seals.forbid_writing()?;
-        let from = within_seal(object, offset, from)?;
-        let end = offset + from.len() as u64;
-        for page in [offset >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT] {
-            demand(memory, object, page, &self.wanted_to_write(offset, from))?;
+        let length = within_seal(object, offset, length)?;
+        let end = offset + length as u64;
+        let filled = Cell::new(None);
+        let writing = Writing { left: (offset, end), done: 0, source, filled: &filled };
+        if object.is_file() {
+            for page in [offset >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT] {
+                demand(memory, object, page, &self.wanted_to_write(writing))?;
+            }
         }
         let grows = end > object.size();
         if grows {
             object.before_growth(memory, end)?;
         }
-        let written = self.write_pieces(offset, from, done);
+        let written = self.write_pieces(writing, done);
         if grows {
             object.after_growth(memory, end);
         }
         written
     }
 
-    fn write_pieces(&self, offset: u64, from: &[u8], done: &mut usize) -> Result<(), Stop> {
-        while *done < from.len() {
-            interrupt::check(&self.memory.platform)?;
-            *done += self.write_piece(offset + *done as u64, &from[*done..])?;
+    fn write_pieces(&self, writing: Writing<'_>, done: &mut usize) -> Result<(), Stop> {
+        let (platform, object) = (&self.memory.platform, self.state());
+        let (start, end) = writing.left;
+        let mut stopped = false;
+        while start + (*done as u64) < end && !stopped {
+            interrupt::check(platform)?;
+            let before = *done;
+            object.gate.together(platform, || -> Result<(), Stop> {
+                while start + (*done as u64) < end && *done - before < PIECE && !stopped {
+                    let left = (start + *done as u64, end);
+                    let most = PIECE - (*done - before);
+                    let moved = self.write_run(Writing { left, done: *done, ..writing }, most)?;
+                    *done += moved.count;
+                    stopped = moved.stopped;
+                }
+                Ok(())
+            })?;
         }
         Ok(())
     }
 
-    /// How pages come that `from` is to be written to.
-    fn wanted_to_write<'a>(&self, at: u64, from: &'a [u8]) -> Wanted<'a> {
+    /// How pages come that are written to.
+    fn wanted_to_write<'a>(&self, writing: Writing<'a>) -> Wanted<'a> {
         let object = self.state();
         let orders = object.orders(self.memory, MappingFlags::empty());
-        let end = object.size_in_pages().max(pages_of(at + from.len() as u64));
+        let end = object.size_in_pages().max(pages_of(writing.left.1));
         let reserve = self.memory.fault_reserve();
-        Wanted { bytes: (at, from), reserve, ..Wanted::one(orders, end) }
+        Wanted { writing: Some(writing), reserve, ..Wanted::one(orders, end) }
     }
 
-    /// Writes what goes into one run of pages, at least one byte.
-    fn write_piece(&self, at: u64, from: &[u8]) -> Result<usize, Stop> {
+    /// Writes what goes into consecutive frames, at most `most` bytes, or a new folio. The gate is
+    /// passed.
+    fn write_run(&self, writing: Writing<'_>, most: usize) -> Result<Moved, Stop> {
         let (memory, object) = (self.memory, self.state());
-        object.gate.together(&memory.platform, || {
-            let left = (from.len() as u64).min(PIECE);
-            let (page, inside) = (at >> PAGE_SHIFT, at % PAGE_SIZE);
-            let wanted = pages_of(inside + left);
-            let first = obtain(memory, object, page, &self.wanted_to_write(at, from))?;
-            let (_, count) = pages::run_at(memory, object, page, wanted);
-            pages::mark_dirty(memory, object, page, count)?;
-            let length = (count * PAGE_SIZE - inside).min(left) as usize;
-            bytes::write(&memory.platform, first, inside as usize, &from[..length]);
-            let behind = at + length as u64;
-            if behind > object.size() {
-                object.set_size(behind);
+        let (at, end) = writing.left;
+        let left = (end - at).min(most as u64);
+        let (page, inside) = (at >> PAGE_SHIFT, at % PAGE_SIZE);
+        let wanted = pages_of(inside + left);
+        let look = || object.pages.look(&memory.platform, |index| index.run(page, wanted));
+        let mut found = look();
+        if let Stretch::Empty(_) = found {
+            writing.filled.set(None);
+            let obtained = obtain(memory, object, page, &self.wanted_to_write(writing));
+            if let Some(filled) = writing.filled.take() {
+                if filled.count > 0 {
+                    let count = filled.count as u64;
+                    pages::mark_dirty(memory, object, page, pages_of(count))?;
+                    self.grow_to(at + count);
+                }
+                return Ok(filled);
             }
-            Ok(length)
-        })
+            obtained?;
+            found = look();
+        }
+        // The gate keeps what is there.
+        let Stretch::Frames(frame, count) = found else { return Err(Error::OutOfMemory.into()) };
+        pages::mark_run_dirty(memory, object, page, (frame, count))?;
+        let length = ((u64::from(count) * PAGE_SIZE - inside).min(left)) as usize;
+        let to = bytes::place(&memory.platform, frame, inside as usize);
+        let count = (writing.source)(writing.done, to, length);
+        self.grow_to(at + count as u64);
+        Ok(Moved { count, stopped: count < length })
+    }
+
+    /// The object reaches at least to there now; the changes are held.
+    fn grow_to(&self, end: u64) {
+        let object = self.state();
+        if end > object.size() {
+            object.set_size(end);
+        }
     }
 }
 
@@ -223,16 +396,16 @@ impl ObjectState {
     }
 }
 
-/// What of `from` may be written at `offset` before [`Seals::GROW`]. Linux writes page by page and
-/// stops at the first piece that would reach over the end.
-fn within_seal<'a>(object: &ObjectState, offset: u64, from: &'a [u8]) -> Result<&'a [u8], Error> {
+/// How much of `length` bytes may be written at `offset` before [`Seals::GROW`]. Linux writes page by
+/// page and stops at the first piece that would reach over the end.
+fn within_seal(object: &ObjectState, offset: u64, length: usize) -> Result<usize, Error> {
     let size = object.size();
-    if !object.seals.get().contains(Seals::GROW) || offset + from.len() as u64 <= size {
-        return Ok(from);
+    if !object.seals.get().contains(Seals::GROW) || offset + length as u64 <= size {
+        return Ok(length);
     }
     let end = size - size % PAGE_SIZE;
-    match end.checked_sub(offset).and_then(|length| from.get(..length as usize)) {
-        Some(part) if !part.is_empty() => Ok(part),
+    match end.checked_sub(offset) {
+        Some(part) if part > 0 => Ok(length.min(part as usize)),
         _ => Err(Error::SealForbids),
     }
 }

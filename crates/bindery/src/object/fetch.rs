@@ -13,12 +13,12 @@
 //! bring in the same page one comes too late.
 
 use core::cell::Cell;
+use core::ptr::NonNull;
 
 use arrayvec::ArrayVec;
 
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SHIFT};
-use crate::bytes;
 use crate::error::Error;
 use crate::frame::{Folio, MAX_FOLIO_ORDER, Owner, Reference};
 use crate::platform::Platform;
@@ -44,24 +44,45 @@ pub(super) struct Wanted<'a> {
     pub(super) end: u64,
     /// So many pages from it on will be used too: the pager is asked for them at the same time.
     pub(super) ahead: u64,
-    /// What will be written at which offset: a folio of which nothing else is left needs no other
-    /// content before.
-    pub(super) bytes: (u64, &'a [u8]),
+    /// What is written: a folio of which nothing else is left needs no other content before.
+    pub(super) writing: Option<Writing<'a>>,
     /// So many frames stay free, else the page is refused ([`Memory::set_fault_reserve`]).
     pub(super) reserve: u64,
 }
 
-impl Wanted<'_> {
+/// Moves up to so many bytes of what is written, from so many behind its beginning on, to an
+/// address; says how many before it stopped.
+pub(super) type Source<'a> = dyn Fn(usize, NonNull<u8>, usize) -> usize + 'a;
+
+/// A write, as far as it has come.
+#[derive(Clone, Copy)]
+pub(super) struct Writing<'a> {
+    /// What is to be written, in bytes of the object.
+    pub(super) left: (u64, u64),
+    /// So much of the write was done before.
+    pub(super) done: usize,
+    pub(super) source: &'a Source<'a>,
+    /// What of it stands in a new folio, which begins where what is left does.
+    pub(super) filled: &'a Cell<Option<Moved>>,
+}
+
+/// Bytes that were moved, and whether the source, or what is read to, had stopped early then.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Moved {
+    pub(super) count: usize,
+    pub(super) stopped: bool,
+}
+
+impl<'a> Wanted<'a> {
     /// One folio of these orders, which ends at page `end` at the latest.
     pub(super) const fn one(orders: u16, end: u64) -> Self {
-        Self { orders, end, ahead: 1, bytes: (0, &[]), reserve: 0 }
+        Self { orders, end, ahead: 1, writing: None, reserve: 0 }
     }
 
-    /// Whether all of `count` pages from `first` on will be written.
-    fn overwrites(&self, first: u64, count: u64) -> Option<&[u8]> {
-        let (offset, bytes) = self.bytes;
-        let start = (first << PAGE_SHIFT).checked_sub(offset)? as usize;
-        bytes.get(start..)?.get(..(count << PAGE_SHIFT) as usize)
+    /// The write, if all of `count` pages from `first` on will be written.
+    fn overwrites(&self, first: u64, count: u64) -> Option<Writing<'a>> {
+        let (start, end) = (first << PAGE_SHIFT, (first + count) << PAGE_SHIFT);
+        self.writing.filter(|writing| writing.left.0 <= start && end <= writing.left.1)
     }
 }
 
@@ -136,13 +157,16 @@ fn await_page(page: u64, wanted: &Wanted<'_>) -> Stop {
 /// Brings in a page that was not in memory when it was looked for, in the largest folio that can be
 /// had without the pager, which has the pages below `stored`; nothing where somebody else has done
 /// so in between.
+///
+/// # Errors
+/// As [`obtain`]. Any, with [`Writing::filled`] saying 0, where what is to be written cannot be had.
 fn make<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     page: u64,
     stored: u64,
     wanted: &Wanted<'_>,
-) -> Result<(), Error> {
+) -> Result<(), Stop> {
     let mut orders = wanted.orders & ORDERS | 1;
     let mut failure = Error::OutOfMemory;
     while let Some(order) = take_largest(&mut orders) {
@@ -154,20 +178,64 @@ fn make<P: Platform>(
         if !fits || first < stored && overwritten.is_none() {
             continue;
         }
-        let made = allocate(memory, object, order, wanted.reserve).and_then(|folio| {
-            match overwritten {
-                Some(bytes) => bytes::write(&memory.platform, folio.head, 0, bytes),
-                None => memory.platform.zero(folio.head, folio.pages()),
-            }
-            add(memory, object, &Fresh { first, folio }, None)
-        });
-        match made {
-            Ok(_) => return Ok(()),
+        let folio = match allocate(memory, object, order, wanted.reserve) {
+            Ok(folio) => folio,
             // A smaller one may do.
+            Err(error) => {
+                failure = error;
+                continue;
+            }
+        };
+        let filled = match overwritten {
+            None => {
+                memory.platform.zero(folio.head, folio.pages());
+                None
+            }
+            Some(writing) => {
+                let filled = writing.fill(memory, first, folio);
+                if filled.count == 0 {
+                    give_back(memory, object, folio);
+                    writing.filled.set(Some(filled));
+                    return Err(failure.into());
+                }
+                if filled.stopped && first < stored {
+                    // What is not written of a page, the pager has.
+                    give_back(memory, object, folio);
+                    return Err(await_page(page, wanted));
+                }
+                Some((writing, filled))
+            }
+        };
+        match add(memory, object, &Fresh { first, folio }, None) {
+            Ok(_) => {
+                let found = object.pages.look(&memory.platform, |index| index.get(first));
+                if let Some((writing, filled)) = filled
+                    && found.is_some_and(|slot| slot.frame == folio.head)
+                {
+                    writing.filled.set(Some(filled));
+                }
+                return Ok(());
+            }
             Err(error) => failure = error,
         }
     }
-    Err(failure)
+    Err(failure.into())
+}
+
+impl Writing<'_> {
+    /// Writes what belongs into a folio that nobody else knows and whose first page is `first`; says
+    /// how much that was. Behind it are zeroes.
+    fn fill<P: Platform>(&self, memory: &Memory<P>, first: u64, folio: Folio) -> Moved {
+        let whole = (folio.pages() as usize) << PAGE_SHIFT;
+        let window = memory.platform.window(folio.head);
+        let before = ((first << PAGE_SHIFT) - self.left.0) as usize;
+        let count = (self.source)(self.done + before, window, whole).min(whole);
+        if count < whole {
+            // SAFETY: the window shows the folio's bytes, which are ours alone.
+            unsafe { window.add(count).write_bytes(0, whole - count) };
+        }
+        Moved { count, stopped: count < whole }
+    }
 }
 
 impl Fetch {

@@ -139,6 +139,26 @@ pub(crate) fn mark_dirty<P: Platform>(
     Ok(())
 }
 
+/// As [`mark_dirty`] of a run whose frames are known.
+///
+/// # Errors
+/// As there.
+pub(super) fn mark_run_dirty<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    page: u64,
+    (frame, count): (Frame, u32),
+) -> Result<(), Ticket> {
+    if object.notices_writes() {
+        return mark_dirty(memory, object, page, u64::from(count));
+    }
+    for_each_part(memory, Run { page, frame, count }, |_, _, folio, _| {
+        memory.frames.mark_dirty(folio);
+        true
+    });
+    Ok(())
+}
+
 /// Notes that `count` pages from `page` on may have been written behind the back of the page tables:
 /// by whoever had pinned them. What the object has lost since is passed over. May sleep; called
 /// without locks.

@@ -5,7 +5,7 @@ use core::mem::{offset_of, size_of};
 
 use aarch64_cpu::registers::{ELR_EL1, FAR_EL1, Readable};
 use bindery::Access;
-use bindery::arch::Permissions;
+use bindery::arch::{Arch, Permissions};
 use linux_raw_sys::general::{
     BUS_ADRALN, BUS_ADRERR, BUS_OBJERR, FPE_FLTDIV, FPE_FLTINV, FPE_FLTOVF, FPE_FLTRES, FPE_FLTUND,
     FPE_FLTUNK, ILL_ILLOPC, SIGBUS, SIGFPE, SIGILL, SIGTRAP, TRAP_BRKPT, TRAP_HWBKPT, TRAP_TRACE,
@@ -14,7 +14,7 @@ use linux_raw_sys::general::{
 use crate::process::scheduler;
 use crate::{log, memory, trap};
 
-use super::{Registers, firmware, interrupts};
+use super::{Registers, firmware, interrupts, user_copy};
 
 unsafe extern "C" {
     /// The vector table.
@@ -280,22 +280,32 @@ fn is_about_tables(syndrome: u64) -> bool {
     syndrome & ADDRESS_UNKNOWN == 0 && (kind == TRANSLATION || kind == PERMISSION)
 }
 
+/// Leads a fault about a program's address, in an instruction that may have one, to where it is dealt
+/// with.
+fn goes_on_elsewhere(registers: &mut Registers, address: u64) -> bool {
+    let next = user_copy::continuation(registers.program_counter);
+    let next = next.filter(|_| address < super::EntryFormat::USER_END);
+    next.inspect(|next| registers.program_counter = *next).is_some()
+}
+
 /// Any other exception is a defect of the kernel, or of the machine; but for the semihosting call
-/// where nobody listens, and a fault where the kernel map was just changing what is there.
+/// where nobody listens, and faults where a program's memory was copied, or the kernel map was just
+/// changing what is there.
 extern "C" fn kernel(registers: &mut Registers, number: u64) {
     const KINDS: [&str; 4] = ["exception", "interrupt", "fast interrupt", "system error"];
     const SYNCHRONOUS: u64 = 4;
     let address = FAR_EL1.get();
-    let is_resolved =
-        |needed| is_about_tables(registers.syndrome) && memory::is_resolved(address, needed);
+    let syndrome = registers.syndrome;
+    let is_resolved = |needed| is_about_tables(syndrome) && memory::is_resolved(address, needed);
     let is_served = number == SYNCHRONOUS
-        && match registers.syndrome >> 26 {
+        && match syndrome >> 26 {
             class::UNKNOWN => firmware::is_absent_semihosting(registers),
             class::INSTRUCTION_ABORT_OF_KERNEL => is_resolved(Permissions::EXECUTE),
-            class::DATA_ABORT_OF_KERNEL if registers.syndrome & 1 << 6 != 0 => {
-                is_resolved(Permissions::WRITE)
+            class::DATA_ABORT_OF_KERNEL => {
+                let writes = syndrome & 1 << 6 != 0;
+                let needed = if writes { Permissions::WRITE } else { Permissions::READ };
+                goes_on_elsewhere(registers, address) || is_resolved(needed)
             }
-            class::DATA_ABORT_OF_KERNEL => is_resolved(Permissions::READ),
             _ => false,
         };
     if is_served {

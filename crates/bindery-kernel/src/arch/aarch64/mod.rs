@@ -10,6 +10,7 @@
 //! | `registers` | a thread's registers, floating-point state, switch |
 //! | `signal` | signal frames |
 //! | `frames` | zeroing and copying |
+//! | `user_copy` | bytes from and to programs |
 //! | `clock` | clocks and the timer |
 //! | `interrupts` | the GICv3 |
 //! | `serial` | the console |
@@ -40,6 +41,7 @@ mod serial;
 pub mod signal;
 mod tables;
 mod tlb;
+mod user_copy;
 
 use core::arch::asm;
 use core::ptr::NonNull;
@@ -67,6 +69,8 @@ pub use tlb::{
     unload_root,
 };
 
+pub use user_copy::{copy_bytes, copy_from_user, copy_to_user};
+
 /// The highest level of a leaf that the processor takes.
 pub fn largest_leaf() -> u8 {
     3
@@ -84,6 +88,7 @@ extern "C" fn begin(device_tree: u64, image: u64) -> ! {
     tables::begin(image);
     TPIDR_EL1.set(0); // this is CPU 0
     frames::begin();
+    user_copy::begin();
     tlb::begin();
     crate::start(&device_tree::read(device_tree))
 }

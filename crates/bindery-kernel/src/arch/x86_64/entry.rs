@@ -13,7 +13,7 @@ use crate::process::scheduler;
 use crate::trap::{self, From};
 
 use super::local::{USER_CODE, USER_DATA, VECTORS};
-use super::{USER_END, exceptions, features};
+use super::{USER_END, exceptions, features, user_copy};
 
 /// Offsets in the block that GS points to.
 pub(super) const KERNEL_STACK: usize = 0;
@@ -156,6 +156,7 @@ pub fn exception_entry(vector: usize) -> u64 {
 /// Puts `clac` into the entry code where the processor has it: a program could else switch the
 /// prevention of accesses off for the kernel. Runs before code becomes read-only.
 pub fn adapt() {
+    user_copy::adapt();
     if features::has_smap() {
         let place = (&raw const forbid_user_access).cast_mut().cast::<[u8; 3]>();
         // SAFETY: the place is three bytes long, writable as yet, and has not run.

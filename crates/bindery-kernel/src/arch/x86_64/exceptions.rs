@@ -16,7 +16,7 @@ use crate::{log, memory, trap};
 
 use super::entry::Registers;
 use super::interrupts::{self, FALSE_ALARM, FORGET, TIMER};
-use super::other_cpus;
+use super::{USER_END, other_cpus, user_copy};
 
 const DEBUG: u64 = 1;
 const DOUBLE_FAULT: u64 = 8;
@@ -84,7 +84,8 @@ pub extern "C" fn exception(registers: &mut Registers) {
 }
 
 /// An exception or an interrupt of the kernel; interrupts come in the idle loop alone. A page fault
-/// is no defect where the kernel map was just changing what is there.
+/// is no defect where a program's memory was copied, or the kernel map was just changing what is
+/// there.
 pub extern "C" fn exception_in_kernel(registers: &mut Registers) {
     match registers.vector {
         TIMER => {
@@ -96,9 +97,20 @@ pub extern "C" fn exception_in_kernel(registers: &mut Registers) {
             other_cpus::forget();
             interrupts::served();
         }
-        PAGE_FAULT if is_resolved(registers.error) => {}
+        PAGE_FAULT => {
+            if !goes_on_elsewhere(registers) && !is_resolved(registers.error) {
+                die(registers);
+            }
+        }
         _ => die(registers),
     }
+}
+
+/// Leads a fault about a program's address, in an instruction that may have one, to where it is dealt
+/// with.
+fn goes_on_elsewhere(registers: &mut Registers) -> bool {
+    let next = user_copy::continuation(registers.rip).filter(|_| fault_address() < USER_END);
+    next.inspect(|next| registers.rip = *next).is_some()
 }
 
 #[cold]

@@ -10,6 +10,7 @@
 //! | `exceptions` | what an exception means |
 //! | `floating_point` | x87, SSE, AVX |
 //! | `protection_keys` | PKRU |
+//! | `user_copy` | bytes from and to programs |
 //! | `acpi` | CPUs and timers, as the firmware tells |
 //! | `interrupts` | the local APIC |
 //! | `time` | clocks and the timer |
@@ -35,6 +36,7 @@ mod paging;
 mod protection_keys;
 pub mod signal;
 mod time;
+mod user_copy;
 
 use core::arch::asm;
 
@@ -58,6 +60,7 @@ pub use paging::{
 };
 pub use protection_keys::{key_rights, protection_keys, set_key_rights};
 pub use time::{nanoseconds, real_time, set_timer};
+pub use user_copy::{copy_bytes, copy_from_user, copy_to_user};
 
 /// The tables that the MMU walks: four levels.
 pub type EntryFormat = bindery::arch::X86_64;

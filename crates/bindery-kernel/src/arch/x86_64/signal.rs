@@ -115,8 +115,24 @@ const CHANGEABLE: u64 = 0x0005_0dd5;
 ///
 /// # Errors
 /// `EFAULT` where the stack cannot be written, or there is no address to return to.
-#[inline(never)]
 pub fn push(
+    registers: &mut Registers,
+    floating_point: &FloatingPoint,
+    delivery: &Delivery,
+) -> Result<(), Errno> {
+    with_all_keys(|| push_frame(registers, floating_point, delivery))
+}
+
+/// Writes or reads a frame, whatever the thread's rights to keys: it has no say in that, as on Linux.
+/// `work` sets the rights anew, unless it fails.
+fn with_all_keys<T>(work: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+    let rights = protection_keys::key_rights();
+    protection_keys::set_key_rights(KeyRights::ALL);
+    work().inspect_err(|_| protection_keys::set_key_rights(rights))
+}
+
+#[inline(never)]
+fn push_frame(
     registers: &mut Registers,
     floating_point: &FloatingPoint,
     delivery: &Delivery,
@@ -222,8 +238,12 @@ fn machine_context(registers: &Registers, delivery: &Delivery, image: u64) -> Ma
 ///
 /// # Errors
 /// `EFAULT` where there is no frame that could be read.
-#[inline(never)]
 pub fn pop(registers: &mut Registers) -> Result<(u64, (u64, u32, u64)), Errno> {
+    with_all_keys(|| pop_frame(registers))
+}
+
+#[inline(never)]
+fn pop_frame(registers: &mut Registers) -> Result<(u64, (u64, u32, u64)), Errno> {
     // The handler's return took the return address.
     let frame: Frame = user::read(registers.rsp.wrapping_sub(8))?;
     let machine = &frame.machine;

@@ -1,0 +1,184 @@
+//! Bytes between the kernel and the program whose tables are loaded, by the program's addresses.
+//!
+//! The MMU itself says what may be touched, by the rights of the program's entries: with PAN off the
+//! kernel may read what the program may read, and write what it may write. (Pages that a program may
+//! run it may read as well: the core's entries know no others.) A fault leads to the end of the
+//! routine, which copies the bytes up to the end of the page, if the block reached over that, and
+//! returns how much is left.
+//!
+//! Long copies go by vector registers, eight of which are put on the stack meanwhile: they hold
+//! values of the program. Nothing interrupts the kernel, and a fault leads back here.
+//!
+//! Whoever called lets go of everything, has the core resolve the fault, and comes again.
+
+use core::arch::global_asm;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use aarch64_cpu::registers::{ID_AA64MMFR1_EL1, Readable};
+
+/// Bytes of one round of the vector loop.
+const BLOCK: usize = 128;
+
+/// From here on, eight instructions for the vector registers are soon saved.
+const LONG: usize = 256;
+
+global_asm!(
+    r#"
+    .arch_extension fp
+    .arch_extension simd
+    .macro  user_copy name, user    // x0: to, x1: from, x2: how many; x0: how many are left
+    .global \name
+\name:
+    adrp    x3, {has_pan}
+    ldr     x6, [x3, :lo12:{has_pan}]
+    sub     x5, x1, x0
+    cbz     x6, 1f
+    .inst   0xd500409f              // msr pan, #0
+1:  cmp     x2, #{long}
+    b.lo    3f
+    stp     q0, q1, [sp, #-128]!
+    stp     q2, q3, [sp, #32]
+    stp     q4, q5, [sp, #64]
+    stp     q6, q7, [sp, #96]
+\name\()_blocks:
+2:  ldp     q0, q1, [x1]
+    ldp     q2, q3, [x1, #32]
+    ldp     q4, q5, [x1, #64]
+    ldp     q6, q7, [x1, #96]
+    stp     q0, q1, [x0]
+    stp     q2, q3, [x0, #32]
+    stp     q4, q5, [x0, #64]
+    stp     q6, q7, [x0, #96]
+    add     x1, x1, #{block}
+    add     x0, x0, #{block}
+    sub     x2, x2, #{block}
+    cmp     x2, #{block}
+    b.hs    2b
+\name\()_blocks_end:
+    ldp     q2, q3, [sp, #32]
+    ldp     q4, q5, [sp, #64]
+    ldp     q6, q7, [sp, #96]
+    ldp     q0, q1, [sp], #128
+3:  subs    x2, x2, #16
+    b.lo    5f
+\name\()_pairs:
+4:  ldp     x3, x4, [x1], #16
+    stp     x3, x4, [x0], #16
+    subs    x2, x2, #16
+    b.hs    4b
+\name\()_pairs_end:
+5:  adds    x2, x2, #16
+    b.eq    7f
+\name\()_bytes:
+6:  ldrb    w3, [x1], #1
+    strb    w3, [x0], #1
+    subs    x2, x2, #1
+    b.ne    6b
+\name\()_bytes_end:
+7:  cbz     x6, 8f
+    .inst   0xd500419f              // msr pan, #1
+8:  mov     x0, x2
+    ret
+\name\()_block_faults:
+    ldp     q2, q3, [sp, #32]
+    ldp     q4, q5, [sp, #64]
+    ldp     q6, q7, [sp, #96]
+    ldp     q0, q1, [sp], #128
+    b       9f
+\name\()_pair_faults:
+    add     x2, x2, #16
+9:  add     x1, x0, x5              // a load may have moved on alone
+    neg     x4, \user
+    ands    x4, x4, #4095           // so many bytes to the end of the page
+    b.eq    7b
+    cmp     x4, #{block}
+    b.hs    7b                      // the block lies in one page: its first byte is refused
+    cmp     x4, x2
+    b.hi    7b
+\name\()_end_of_page:
+10: ldrb    w3, [x1], #1
+    strb    w3, [x0], #1
+    sub     x2, x2, #1
+    subs    x4, x4, #1
+    b.ne    10b
+\name\()_end_of_page_end:
+    b       7b
+\name\()_byte_faults:
+    b       7b
+    .endm
+
+    .section .text.user_copy, "ax"
+    user_copy copy_to_program, x0
+    user_copy copy_from_program, x1
+
+    .section .rodata.user_copy, "a"
+    .balign 8
+    .global user_copy_faults
+user_copy_faults:
+    .irp    name, copy_to_program, copy_from_program
+    .quad   \name\()_blocks, \name\()_blocks_end, \name\()_block_faults
+    .quad   \name\()_pairs, \name\()_pairs_end, \name\()_pair_faults
+    .quad   \name\()_bytes, \name\()_bytes_end, \name\()_byte_faults
+    .quad   \name\()_end_of_page, \name\()_end_of_page_end, \name\()_byte_faults
+    .endr
+    .text
+    "#,
+    has_pan = sym HAS_PAN,
+    long = const LONG,
+    block = const BLOCK,
+);
+
+unsafe extern "C" {
+    fn copy_to_program(to: u64, from: *const u8, length: usize) -> usize;
+    fn copy_from_program(to: *mut u8, from: u64, length: usize) -> usize;
+    /// From where to where instructions may fault, and where that leads.
+    static user_copy_faults: [[u64; 3]; 8];
+}
+
+/// Whether the processor prevents the kernel from using programs' pages unless it says so (1 or 0).
+static HAS_PAN: AtomicU64 = AtomicU64::new(0);
+
+/// Asks the processor.
+pub(super) fn begin() {
+    HAS_PAN.store(u64::from(ID_AA64MMFR1_EL1.read(ID_AA64MMFR1_EL1::PAN) != 0), Ordering::Relaxed);
+}
+
+/// Copies to addresses of the program; says how many bytes until one could not be written.
+///
+/// # Safety
+/// `from` is valid for reads of `length` bytes, which may change meanwhile; the stretch at `to` lies
+/// below the end of programs' addresses.
+#[inline]
+pub unsafe fn copy_to_user(to: u64, from: *const u8, length: usize) -> usize {
+    // SAFETY: the caller's promise; of a program nothing but what it may write itself is written.
+    length - unsafe { copy_to_program(to, from, length) }
+}
+
+/// Copies from addresses of the program; says how many bytes until one could not be read.
+///
+/// # Safety
+/// `to` is valid for writes of `length` bytes; the stretch at `from` lies below the end of programs'
+/// addresses.
+#[inline]
+pub unsafe fn copy_from_user(to: *mut u8, from: u64, length: usize) -> usize {
+    // SAFETY: the caller's promise.
+    length - unsafe { copy_from_program(to, from, length) }
+}
+
+/// Copies bytes of the kernel's that may change meanwhile.
+///
+/// # Safety
+/// `from` is valid for reads and `to` for writes of `length` bytes; the two do not overlap.
+#[inline]
+pub unsafe fn copy_bytes(from: *const u8, to: *mut u8, length: usize) {
+    // SAFETY: the caller's promise; nothing faults.
+    unsafe { copy_to_program(to.expose_provenance() as u64, from, length) };
+}
+
+/// Where a fault of the kernel at `instruction` leads, if the instruction may have one.
+pub(super) fn continuation(instruction: u64) -> Option<u64> {
+    // SAFETY: the table above, which nobody changes.
+    let faults = unsafe { &user_copy_faults };
+    let found = faults.iter().find(|[from, to, _]| (*from..*to).contains(&instruction));
+    found.map(|[_, _, then]| *then)
+}

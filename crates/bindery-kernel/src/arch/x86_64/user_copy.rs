@@ -1,0 +1,145 @@
+//! Bytes between the kernel and the program whose tables are loaded, by the program's addresses.
+//!
+//! The processor itself says what may be touched, by the rights of the program's entries and keys. A
+//! page fault in one of the three string instructions leads to the end of the routine, which returns
+//! how much is left:
+//!
+//! ```text
+//! program's address    |...b b b|b b b b b b b b| ... |b b b b b b b b|b b .....|
+//!                       bytes       words, aligned: none lies in two pages   bytes
+//! ```
+//!
+//! Whoever called lets go of everything, has the core resolve the fault, and comes again.
+
+use core::arch::global_asm;
+
+use super::features;
+
+/// What is shorter goes by bytes: the beginning of a string instruction costs more than it saves.
+const SHORT: usize = 32;
+
+global_asm!(r#"
+.macro user_copy name, user         // rdi: to, rsi: from, rdx: how many; rax: how many are left
+.global \name
+\name:
+\name\()_allow:
+    nop dword ptr [rax]             // STAC where there is SMAP (see `adapt`)
+    mov rcx, rdx
+    cmp rdx, {short}
+    jb 1f
+    mov rcx, \user
+    neg rcx
+    and ecx, 7
+    sub rdx, rcx
+\name\()_first:
+    rep movsb
+    mov rcx, rdx
+    shr rcx, 3
+    and edx, 7
+\name\()_words:
+    rep movsq
+    mov ecx, edx
+1:
+\name\()_last:
+    rep movsb
+    xor eax, eax
+2:
+\name\()_forbid:
+    nop dword ptr [rax]             // CLAC
+    ret
+\name\()_first_faults:
+    lea rax, [rcx + rdx]
+    jmp 2b
+\name\()_words_fault:
+    lea rax, [rcx * 8 + rdx]
+    jmp 2b
+\name\()_last_faults:
+    mov rax, rcx
+    jmp 2b
+.endm
+
+user_copy copy_to_program, rdi
+user_copy copy_from_program, rsi
+
+.pushsection .rodata.user_copy, "a"
+.balign 8
+.global user_copy_faults
+user_copy_faults:
+    .quad copy_to_program_first, copy_to_program_first_faults
+    .quad copy_to_program_words, copy_to_program_words_fault
+    .quad copy_to_program_last, copy_to_program_last_faults
+    .quad copy_from_program_first, copy_from_program_first_faults
+    .quad copy_from_program_words, copy_from_program_words_fault
+    .quad copy_from_program_last, copy_from_program_last_faults
+.popsection
+"#,
+    short = const SHORT,
+);
+
+unsafe extern "C" {
+    fn copy_to_program(to: u64, from: *const u8, length: usize) -> usize;
+    fn copy_from_program(to: *mut u8, from: u64, length: usize) -> usize;
+    /// Instructions that may fault, and where that leads.
+    static user_copy_faults: [[u64; 2]; 6];
+    static copy_to_program_allow: u8;
+    static copy_to_program_forbid: u8;
+    static copy_from_program_allow: u8;
+    static copy_from_program_forbid: u8;
+}
+
+/// Copies to addresses of the program; says how many bytes until one could not be written.
+///
+/// # Safety
+/// `from` is valid for reads of `length` bytes, which may change meanwhile; the stretch at `to` lies
+/// below the end of programs' addresses.
+#[inline]
+pub unsafe fn copy_to_user(to: u64, from: *const u8, length: usize) -> usize {
+    // SAFETY: the caller's promise; of a program nothing but what it may write itself is written.
+    length - unsafe { copy_to_program(to, from, length) }
+}
+
+/// Copies from addresses of the program; says how many bytes until one could not be read.
+///
+/// # Safety
+/// `to` is valid for writes of `length` bytes; the stretch at `from` lies below the end of programs'
+/// addresses.
+#[inline]
+pub unsafe fn copy_from_user(to: *mut u8, from: u64, length: usize) -> usize {
+    // SAFETY: the caller's promise.
+    length - unsafe { copy_from_program(to, from, length) }
+}
+
+/// Copies bytes of the kernel's that may change meanwhile.
+///
+/// # Safety
+/// `from` is valid for reads and `to` for writes of `length` bytes; the two do not overlap.
+#[inline]
+pub unsafe fn copy_bytes(from: *const u8, to: *mut u8, length: usize) {
+    // SAFETY: the caller's promise; nothing faults.
+    unsafe { copy_to_program(to.expose_provenance() as u64, from, length) };
+}
+
+/// Where a page fault of the kernel at `instruction` leads, if the instruction may have one.
+pub(super) fn continuation(instruction: u64) -> Option<u64> {
+    // SAFETY: the table above, which nobody changes.
+    let faults = unsafe { &user_copy_faults };
+    faults.iter().find(|[at, _]| *at == instruction).map(|[_, then]| *then)
+}
+
+/// Puts `stac` and `clac` in where the processor has them. Runs before code becomes read-only.
+pub(super) fn adapt() {
+    if !features::has_smap() {
+        return;
+    }
+    let places = [
+        (&raw const copy_to_program_allow, 0xcb),
+        (&raw const copy_from_program_allow, 0xcb),
+        (&raw const copy_to_program_forbid, 0xca),
+        (&raw const copy_from_program_forbid, 0xca),
+    ];
+    for (place, operation) in places {
+        let place = place.cast_mut().cast::<[u8; 3]>();
+        // SAFETY: the place is three bytes long, writable as yet, and has not run.
+        unsafe { place.write_volatile([0x0f, 0x01, operation]) };
+    }
+}
