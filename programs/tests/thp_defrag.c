@@ -78,6 +78,40 @@ static long touched(char *memory, int advice) {
     return result;
 }
 
+static char *blocks, *small, *place;
+static int released;
+static long used;
+
+// Leaves exactly one block of 2 MiB free, and little else: if that which was there
+// cannot be had whole, another one. Pages are taken from the smallest blocks.
+static void one_block(void) {
+    STEP(set("defrag", "always") > 0);
+    while (touched(place, 0) != SIZE / 1024)
+        STEP_EQUAL(madvise(blocks + released++ * SIZE, SIZE, MADV_DONTNEED), 0);
+    while (free_pages() > 512 + 24)
+        small[PAGE * used++] = 1;
+}
+
+// What one store brings in under the rule `word` when all that a block lacks is
+// kept for later. A block that the kernel has put something lasting into in the
+// meantime is no test of `expected`: then another one.
+static long outcome(const char *word, char *at, int advice, int later, long expected) {
+    long result = 0;
+    for (int tries = 0; tries < 4; tries++) {
+        one_block();
+        scatter();
+        STEP(set("defrag", word) > 0);
+        result = touched(at, advice);
+        if (later) {
+            test_sleep(50);
+            result = touched(at, advice);
+        }
+        if (result == expected || expected == 4)
+            break;
+    }
+    return result;
+}
+
 int main(void) {
     test_start();
     NEED(pipe(hold_pipe) == 0);
@@ -98,7 +132,9 @@ int main(void) {
     // Stacks and all that threads need of the program's own memory come now.
     scatter();
     STEP(set("hugepages-2048kB/enabled", "always") > 0);
-    char *blocks = area(MOST), *small = area(MOST), *place = area(4);
+    blocks = area(MOST);
+    small = area(MOST);
+    place = area(4);
     STEP_EQUAL(madvise(small, MOST * SIZE, MADV_NOHUGEPAGE), 0);
     place[0] = 1;
     STEP_EQUAL(madvise(place, SIZE, MADV_DONTNEED), 0);
@@ -111,10 +147,8 @@ int main(void) {
         count++;
     }
     NEED(count > 2 && count < MOST);
-    long used = 0;
-    STEP_EQUAL(madvise(blocks, SIZE, MADV_DONTNEED), 0);
-    while (free_pages() > 512 + 24)
-        small[PAGE * used++] = 1;
+    STEP_EQUAL(madvise(blocks + released++ * SIZE, SIZE, MADV_DONTNEED), 0);
+    one_block();
     EQUAL(touched(place, 0), SIZE / 1024, "one block is free");
 
     static const struct {
@@ -123,21 +157,16 @@ int main(void) {
     } rules[] = {{"never", 0, 0, 0}, {"madvise", 0, 1, 0}, {"always", 1, 1, 0}, {"defer", 0, 0, 1}, {"defer+madvise", 0, 1, 1}};
     for (int index = 0; index < 5; index++) {
         char what[100];
-        STEP(set("defrag", "always") > 0);
-        scatter();
-        STEP(set("defrag", rules[index].word) > 0);
-        snprintf(what, sizeof what, "%s: a touch %s", rules[index].word, rules[index].plain ? "collects" : "makes do with a page");
-        EQUAL(touched(place, 0), rules[index].plain ? SIZE / 1024 : 4, what);
+        const char *word = rules[index].word;
+        long plain = rules[index].plain ? SIZE / 1024 : 4, advised = rules[index].advised ? SIZE / 1024 : 4;
+        snprintf(what, sizeof what, "%s: a touch %s", word, rules[index].plain ? "collects" : "makes do with a page");
+        EQUAL(outcome(word, place, 0, 0, plain), plain, what);
+        snprintf(what, sizeof what, "%s: with MADV_HUGEPAGE, it %s", word, rules[index].advised ? "collects" : "makes do with a page");
+        EQUAL(outcome(word, place + SIZE, MADV_HUGEPAGE, 0, advised), advised, what);
         if (rules[index].later) {
-            test_sleep(50);
-            snprintf(what, sizeof what, "%s: the kernel has collected meanwhile", rules[index].word);
-            EQUAL(touched(place, 0), SIZE / 1024, what);
-            scatter();
+            snprintf(what, sizeof what, "%s: the kernel collects meanwhile", word);
+            EQUAL(outcome(word, place, 0, 1, SIZE / 1024), SIZE / 1024, what);
         }
-        snprintf(what, sizeof what, "%s: with MADV_HUGEPAGE, it %s", rules[index].word, rules[index].advised ? "collects" : "makes do with a page");
-        EQUAL(touched(place + SIZE, MADV_HUGEPAGE), rules[index].advised ? SIZE / 1024 : 4, what);
-        if (rules[index].later)
-            test_sleep(50);
     }
     return test_end();
 }
