@@ -6,19 +6,22 @@ use linux_raw_sys::general as nr;
 use linux_raw_sys::general::{
     AT_FDCWD, AT_SYMLINK_NOFOLLOW, EFD_SEMAPHORE, F_ADD_SEALS, F_DUPFD, F_DUPFD_CLOEXEC,
     F_GET_SEALS, F_GETFD, F_GETFL, F_GETLK, F_GETPIPE_SZ, F_SETFD, F_SETFL, F_SETLK, F_SETLKW,
-    F_SETPIPE_SZ, F_UNLCK, FD_CLOEXEC, MFD_CLOEXEC, O_CLOEXEC, O_NONBLOCK, O_RDWR,
+    F_SETPIPE_SZ, F_UNLCK, FALLOC_FL_KEEP_SIZE, FD_CLOEXEC, MFD_CLOEXEC, O_CLOEXEC, O_NONBLOCK,
+    O_RDWR,
 };
 use linux_raw_sys::ioctl::{FIOCLEX, FIONBIO, FIONCLEX, FIONREAD};
 use linux_raw_sys::net::{AF_UNIX, SOCK_SEQPACKET, SOCK_STREAM};
 
-use bindery::linux;
+use bindery::{FileAccess, linux};
 
 use crate::errno::{Errno, Outcome, from_raw};
 use crate::memory::memory;
+use crate::platform::Machine;
 use crate::{process, user};
 
 use super::descriptor::{AtExec, Description, Files};
 use super::event::{EventCounter, ProcessHandle, Reading};
+use super::manner::{Start, check_growth};
 use super::memory::Regular;
 use super::names::{self, at_exec};
 use super::node::{Place, Special};
@@ -37,17 +40,21 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
     let [a, b, c, d, e, f] = arguments;
     let descriptor = a as i32;
     let outcome = match number {
-        nr::__NR_read => transfer::read(descriptor, &Segments::one(b, c)),
-        nr::__NR_write => transfer::write(descriptor, &Segments::one(b, c)),
-        nr::__NR_readv => Segments::many(b, c).and_then(|at| transfer::read(descriptor, &at)),
-        nr::__NR_writev => Segments::many(b, c).and_then(|at| transfer::write(descriptor, &at)),
-        nr::__NR_pread64 => transfer::read_at(descriptor, &Segments::one(b, c), d as i64),
-        nr::__NR_pwrite64 => transfer::write_at(descriptor, &Segments::one(b, c), d as i64),
-        nr::__NR_preadv => {
-            Segments::many(b, c).and_then(|at| transfer::read_at(descriptor, &at, d as i64))
+        nr::__NR_read | nr::__NR_write => {
+            move_bytes(number, descriptor, Ok(Segments::one(b, c)), Ok(Start::Position), 0)
         }
-        nr::__NR_pwritev => {
-            Segments::many(b, c).and_then(|at| transfer::write_at(descriptor, &at, d as i64))
+        nr::__NR_readv | nr::__NR_writev => {
+            move_bytes(number, descriptor, Segments::many(b, c), Ok(Start::Position), 0)
+        }
+        nr::__NR_pread64 | nr::__NR_pwrite64 => {
+            move_bytes(number, descriptor, Ok(Segments::one(b, c)), Start::at(d as i64), 0)
+        }
+        nr::__NR_preadv | nr::__NR_pwritev => {
+            move_bytes(number, descriptor, Segments::many(b, c), Start::at(d as i64), 0)
+        }
+        nr::__NR_preadv2 | nr::__NR_pwritev2 => {
+            let start = Start::at_or_position(d as i64);
+            move_bytes(number, descriptor, Segments::many(b, c), start, f as u32)
         }
         nr::__NR_lseek => transfer::seek(descriptor, b as i64, c as u32),
         nr::__NR_sendfile => copy((b as i32, c), (descriptor, 0), d),
@@ -98,10 +105,10 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
         nr::__NR_fstatfs => status::statfs_of(descriptor, b),
         nr::__NR_truncate => truncate(a, b as i64),
         nr::__NR_ftruncate => {
-            with_object(descriptor, Pipes::Invalid, |file| linux::ftruncate(file, b as i64))
+            with_object(descriptor, Pipes::Invalid, |file| resize(file, b as i64))
         }
         nr::__NR_fallocate => {
-            let act = |file: &_| linux::fallocate(file, b as i32, c as i64, d as i64);
+            let act = |file: &_| allocate(file, b as u32, c as i64, d as i64);
             with_object(descriptor, Pipes::CannotSeek, act)
         }
         nr::__NR_fsync | nr::__NR_fdatasync => synchronize(descriptor),
@@ -173,6 +180,24 @@ fn old_call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
     }
 }
 
+/// Reads or writes, as the call's number says.
+fn move_bytes(
+    number: u32,
+    descriptor: i32,
+    segments: Result<Segments, Errno>,
+    start: Result<Start, Errno>,
+    flags: u32,
+) -> Outcome {
+    let (start, segments) = (start?, segments?);
+    match number {
+        nr::__NR_read | nr::__NR_readv | nr::__NR_pread64 | nr::__NR_preadv | nr::__NR_preadv2 => {
+            transfer::read(descriptor, &segments, start, flags)
+        }
+        _ => transfer::write(descriptor, &segments, start, flags),
+    }
+}
+
+type OpenFile = linux::OpenFile<'static, Machine>;
 type Opened = alloc::sync::Arc<Description>;
 
 fn get(descriptor: i32) -> Result<Opened, Errno> {
@@ -208,20 +233,37 @@ fn synchronize(descriptor: i32) -> Outcome {
     if is_pipe(&*get(descriptor)?) { Err(Errno::EINVAL) } else { Ok(0) }
 }
 
-fn with_object(
-    descriptor: i32,
-    pipes: Pipes,
-    act: impl FnOnce(&linux::OpenFile<'static, crate::platform::Machine>) -> i64,
-) -> Outcome {
+fn with_object(descriptor: i32, pipes: Pipes, act: impl FnOnce(&OpenFile) -> Outcome) -> Outcome {
     let description = get(descriptor)?;
     if description.flags() & nr::O_PATH != 0 {
         return Err(Errno::EBADF);
     }
     match description.open_file() {
-        Ok(file) => from_raw(act(&file)),
+        Ok(file) => act(&file),
         Err(_) if pipes == Pipes::CannotSeek && is_pipe(&description) => Err(Errno::ESPIPE),
         Err(_) => Err(Errno::EINVAL),
     }
+}
+
+/// `ftruncate(2)`.
+fn resize(file: &OpenFile, length: i64) -> Outcome {
+    if length >= 0 && file.access.contains(FileAccess::WRITE) {
+        check_growth(file.object.size(), length as u64)?;
+    }
+    from_raw(linux::ftruncate(file, length))
+}
+
+/// `fallocate(2)`.
+fn allocate(file: &OpenFile, mode: u32, start: i64, length: i64) -> Outcome {
+    let end = start.checked_add(length).filter(|_| start >= 0 && length > 0);
+    if let Some(end) = end
+        && mode & !FALLOC_FL_KEEP_SIZE == 0
+        && file.access.contains(FileAccess::WRITE)
+    {
+        // As Linux: also where the size is to be kept.
+        check_growth(file.object.size(), end as u64)?;
+    }
+    from_raw(linux::fallocate(file, mode as i32, start, length))
 }
 
 /// A timeout in milliseconds as a deadline; a negative one is none.
@@ -416,7 +458,7 @@ fn truncate(path: u64, length: i64) -> Outcome {
     }
     let object = place.node.object().ok_or(Errno::EINVAL)?.clone();
     let access = super::node::file_access(O_RDWR);
-    from_raw(linux::ftruncate(&linux::OpenFile { object, access }, length))
+    resize(&OpenFile { object, access }, length)
 }
 
 /// `mount(2)`: what programs want to have mounted at start is there already.

@@ -9,6 +9,7 @@
 //! | [`descriptor`] | descriptors and what they share |
 //! | [`console`], [`device`], [`pipe`], [`socket`], [`event`], [`epoll`] | what is read and written otherwise |
 //! | [`generated`], [`proc`], [`sys`] | files whose text is made when it is read |
+//! | [`manner`] | flags of one transfer, and the largest size of a file |
 //! | [`calls`], [`transfer`], [`names`], [`status`], [`poll`] | the system calls |
 
 pub mod calls;
@@ -19,6 +20,7 @@ mod epoll;
 mod event;
 mod generated;
 mod listing;
+mod manner;
 mod memory;
 mod names;
 mod node;

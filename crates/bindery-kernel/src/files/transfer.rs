@@ -6,13 +6,14 @@ use core::ptr::NonNull;
 
 use bindery::Access;
 use bindery::arch::Arch;
-use linux_raw_sys::general::{O_APPEND, SEEK_CUR, SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET};
+use linux_raw_sys::general::{SEEK_CUR, SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET};
 
 use crate::arch::EntryFormat;
 use crate::errno::{Errno, Outcome};
 use crate::{heap, process, user};
 
 use super::descriptor::Description;
+use super::manner::{self, Manner, Start};
 use super::node::{Kind, Node, Patience};
 
 /// The most that one call moves, in bytes (as Linux: `INT_MAX` rounded down to a page).
@@ -71,6 +72,20 @@ impl Segments {
             left -= length.min(left);
         }
         Ok(Self { stretches: Stretches::Many(list), outside })
+    }
+
+    /// The first `length` bytes of it.
+    #[cold]
+    fn first(&self, length: u64) -> Result<Self, Errno> {
+        heap::room(self.list().len() * 16)?;
+        let mut left = length;
+        let cut = |(base, length): &(u64, u64)| {
+            let length = (*length).min(left);
+            left -= length;
+            (*base, length)
+        };
+        let list = self.list().iter().map(cut).collect();
+        Ok(Self { stretches: Stretches::Many(list), outside: self.outside })
     }
 
     #[inline]
@@ -227,6 +242,15 @@ fn fill_by_pieces(node: &dyn Node, at: u64, segments: &Segments, patience: Patie
 /// Writes a program's memory to a node at `at`; gives the count.
 fn drain(node: &dyn Node, at: u64, segments: &Segments, patience: Patience) -> Outcome {
     segments.check()?;
+    let cut;
+    let asked = segments.total();
+    let allowed = manner::within_limit(node, at, asked)?;
+    let segments = if allowed < asked {
+        cut = segments.first(allowed)?;
+        &cut
+    } else {
+        segments
+    };
     match node.write_from(at, segments, patience) {
         Some(outcome) => outcome,
         None => drain_by_pieces(node, at, segments, patience),
@@ -296,33 +320,63 @@ fn description(descriptor: i32) -> Result<Arc<Description>, Errno> {
     process::current().process.files().get(descriptor)
 }
 
-/// `read(2)` and `readv(2)`: from the position, which moves.
-pub fn read(descriptor: i32, segments: &Segments) -> Outcome {
+/// `read(2)` and its kin.
+///
+/// # Errors
+/// As read(2), and as [`Manner::new`] for the flags of `preadv2(2)`.
+pub fn read(descriptor: i32, segments: &Segments, start: Start, flags: u32) -> Outcome {
     let description = description(descriptor)?;
-    let node = description.readable()?;
-    if !node.is_seekable() {
-        return fill(node, 0, segments, description.patience());
+    let node = start_of(&description, start)?.readable()?;
+    if segments.total() == 0 && flags != 0 {
+        return Ok(0);
     }
-    let mut position = description.position.lock();
-    let count = fill(node, *position, segments, description.patience())?;
-    *position += count;
-    Ok(count)
+    let Manner { patience, .. } = Manner::new(&description, flags)?;
+    match start {
+        Start::At(at) => fill(node, at, segments, patience),
+        Start::Position if !node.is_seekable() => fill(node, 0, segments, patience),
+        Start::Position => {
+            let mut position = description.position.lock();
+            let count = fill(node, *position, segments, patience)?;
+            *position += count;
+            Ok(count)
+        }
+    }
 }
 
-/// `write(2)` and `writev(2)`.
-pub fn write(descriptor: i32, segments: &Segments) -> Outcome {
+/// `write(2)` and its kin. As Linux: a file opened for appending is appended to wherever one asks to
+/// write.
+///
+/// # Errors
+/// As write(2), and as [`Manner::new`] for the flags of `pwritev2(2)`.
+pub fn write(descriptor: i32, segments: &Segments, start: Start, flags: u32) -> Outcome {
     let description = description(descriptor)?;
-    let node = description.writable()?;
-    if !node.is_seekable() {
-        return drain(node, 0, segments, description.patience());
+    let node = start_of(&description, start)?.writable()?;
+    if segments.total() == 0 && flags != 0 {
+        return Ok(0);
     }
-    let mut position = description.position.lock();
-    if description.flags() & O_APPEND != 0 {
-        *position = node.attributes().size;
+    let Manner { patience, appends } = Manner::new(&description, flags)?;
+    let end = || node.attributes().size;
+    match start {
+        Start::At(at) => drain(node, if appends { end() } else { at }, segments, patience),
+        Start::Position if !node.is_seekable() => drain(node, 0, segments, patience),
+        Start::Position => {
+            let mut position = description.position.lock();
+            if appends {
+                *position = end();
+            }
+            let count = drain(node, *position, segments, patience)?;
+            *position += count;
+            Ok(count)
+        }
     }
-    let count = drain(node, *position, segments, description.patience())?;
-    *position += count;
-    Ok(count)
+}
+
+/// Refuses to begin elsewhere than at the position of what has none.
+fn start_of(description: &Description, start: Start) -> Result<&Description, Errno> {
+    if start != Start::Position && !description.node.is_seekable() {
+        return Err(Errno::ESPIPE);
+    }
+    Ok(description)
 }
 
 fn seekable(node: &dyn Node, at: i64) -> Result<u64, Errno> {
@@ -330,24 +384,6 @@ fn seekable(node: &dyn Node, at: i64) -> Result<u64, Errno> {
         return Err(Errno::ESPIPE);
     }
     u64::try_from(at).map_err(|_| Errno::EINVAL)
-}
-
-/// `pread(2)` and `preadv(2)`.
-pub fn read_at(descriptor: i32, segments: &Segments, at: i64) -> Outcome {
-    let description = description(descriptor)?;
-    let node = description.readable()?;
-    fill(node, seekable(node, at)?, segments, description.patience())
-}
-
-/// `pwrite(2)` and `pwritev(2)`.
-pub fn write_at(descriptor: i32, segments: &Segments, at: i64) -> Outcome {
-    let description = description(descriptor)?;
-    let node = description.writable()?;
-    let at = seekable(node, at)?;
-    // As Linux: a file opened for appending is appended to wherever one asks to write.
-    let append = description.flags() & O_APPEND != 0;
-    let at = if append { node.attributes().size } else { at };
-    drain(node, at, segments, description.patience())
 }
 
 /// `lseek(2)`.
@@ -398,7 +434,7 @@ pub fn copy(from: (&Description, u64), to: (&Description, u64), count: u64) -> O
         seekable(&*description.node, user::read(offset)?)
     };
     let (source_at, target_at) = (start(from)?, start(to)?);
-    let count = count.min(CALL_MAX);
+    let count = manner::within_limit(target, target_at, count.min(CALL_MAX))?;
     let mut piece = buffer(count)?;
     let mut done = 0;
     while done < count {

@@ -11,12 +11,14 @@ use crate::{files, user};
 
 use super::clone::{Wanted, clone};
 use super::deliver::{self, signal_return};
-use super::identity as id;
+use super::identity::{self as id, Handle};
 use super::signal::{
     self, Action, Alternate, IGNORE, Information, MAXIMUM, Sent, UNBLOCKABLE, bit, code,
 };
 use super::{Interrupted, Process, Thread, WaitQueue};
-use super::{all, end, execute, find, futex, limits, random, scheduler, table, timer, wait};
+use super::{
+    all, barriers, end, execute, find, futex, limits, random, scheduler, table, timer, wait,
+};
 
 /// Makes a call; `None` where the number is another's. The inner `None` means that the registers
 /// are as the program shall have them.
@@ -161,20 +163,11 @@ fn identities(number: u32, [a, b, c, d, e, _]: [u64; 6]) -> Option<Outcome> {
         nr::__NR_getpriority => Ok(20),
         nr::__NR_setpriority => Ok(0),
         nr::__NR_getcpu => id::getcpu(a, b),
-        // Queries, and barriers that one CPU has anyway.
-        nr::__NR_membarrier => {
-            if a == 0 {
-                Ok(0x7f)
-            } else if a < 0x80 {
-                Ok(0)
-            } else {
-                Err(Errno::EINVAL)
-            }
-        }
+        nr::__NR_membarrier => barriers::membarrier(a, b),
         nr::__NR_personality => Ok(0),
         nr::__NR_rseq => Err(Errno::ENOSYS),
         nr::__NR_pidfd_open => pidfd_open(a, b),
-        nr::__NR_pidfd_send_signal => pidfd_send_signal(a, b, c),
+        nr::__NR_pidfd_send_signal => pidfd_send_signal(a as i32, b, c, d as u32),
         nr::__NR_reboot => reboot(a, b, c),
         #[cfg(target_arch = "x86_64")]
         nr::__NR_getpgrp => id::getpgid(0),
@@ -417,12 +410,58 @@ fn pidfd_open(process: u64, flags: u64) -> Outcome {
     files::insert_process(process.id, flags as u32)
 }
 
-fn pidfd_send_signal(descriptor: u64, number: u64, at: u64) -> Outcome {
-    let process = find(files::process_behind(descriptor as i32)?).ok_or(Errno::ESRCH)?;
-    if at != 0 {
-        return sigqueueinfo(None, u64::from(process.id), number, at);
+/// `pidfd_send_signal(2)`: to a process, a thread of it, or its group.
+fn pidfd_send_signal(descriptor: i32, number: u64, at: u64, flags: u32) -> Outcome {
+    const THREAD: u32 = 1 << 0;
+    const PROCESS: u32 = 1 << 1;
+    const GROUP: u32 = 1 << 2;
+    if flags & !(THREAD | PROCESS | GROUP) != 0 || flags.count_ones() > 1 {
+        return Err(Errno::EINVAL);
     }
-    send(&process, None, number, |signal| Information::of_program(signal, code::USER))
+    let (process, own_thread) = match Handle::of(descriptor) {
+        Handle::OwnThread => {
+            let thread = scheduler::current_thread();
+            (thread.process.clone(), Some(thread))
+        }
+        Handle::OwnProcess => (scheduler::current().process.clone(), None),
+        Handle::Descriptor(descriptor) => {
+            (find(files::process_behind(descriptor)?).ok_or(Errno::ESRCH)?, None)
+        }
+    };
+    let thread = match flags {
+        THREAD => own_thread.or_else(|| process.threads().first().cloned()),
+        0 => own_thread,
+        _ => None,
+    };
+    let information = match at {
+        0 => None,
+        at => {
+            let bytes = user::read::<[u64; 6]>(at)?;
+            if bytes[0] as u32 != number as u32 {
+                return Err(Errno::EINVAL);
+            }
+            let code = bytes[1] as i32;
+            let own = scheduler::current().process.id;
+            if (code >= 0 || code == code::THREAD) && (process.id != own || flags == GROUP) {
+                return Err(Errno::EPERM);
+            }
+            Some((code, [bytes[2], bytes[3], bytes[4], bytes[5]]))
+        }
+    };
+    let information = |signal| match information {
+        Some((code, fields)) => Information { signal, code, fields },
+        None if thread.is_some() => Information::of_program(signal, code::THREAD),
+        None => Information::of_program(signal, code::USER),
+    };
+    if flags != GROUP {
+        return send(&process, thread.as_ref(), number, information);
+    }
+    // The number of a group is that of the process that leads it.
+    let mut outcome = Err(Errno::ESRCH);
+    for member in all().iter().filter(|other| other.group() == process.id) {
+        outcome = send(member, None, number, information);
+    }
+    outcome
 }
 
 /// `reboot(2)`: whichever way is asked for, the machine ends.

@@ -4,6 +4,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
 use bindery::Verb;
+use bindery::addr::PAGE_SIZE;
 use linux_raw_sys::general::{
     CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID, CLONE_DETACHED, CLONE_FILES, CLONE_FS, CLONE_IO,
     CLONE_PARENT, CLONE_PARENT_SETTID, CLONE_PIDFD, CLONE_SETTLS, CLONE_SIGHAND, CLONE_SYSVSEM,
@@ -67,13 +68,7 @@ impl Wanted {
         // Flags, descriptor, child's and parent's place, exit signal, stack and its size, thread
         // pointer; then numbers to choose and a control group, which there are none of.
         const KNOWN: usize = 11;
-        if !(64..=8 * KNOWN as u64).contains(&size) || !size.is_multiple_of(8) {
-            return Err(if size > 8 * KNOWN as u64 { Errno::E2BIG } else { Errno::EINVAL });
-        }
-        let mut words = [0; KNOWN];
-        for (index, word) in words.iter_mut().enumerate().take(size as usize / 8) {
-            *word = user::read::<u64>(at.checked_add(8 * index as u64).ok_or(Errno::EFAULT)?)?;
-        }
+        let words = read_growing::<KNOWN>(at, size, 64)?;
         let [
             flags,
             descriptor_at,
@@ -83,11 +78,16 @@ impl Wanted {
             base,
             length,
             thread_pointer,
-            rest @ ..,
+            chosen_ids_at,
+            chosen_ids,
+            _control_group,
         ] = words;
         let stack = base.checked_add(length).ok_or(Errno::EINVAL)?;
-        let misplaced = (base == 0) != (length == 0) || flags & u64::from(CSIGNAL) != 0;
-        if rest != [0; 3] || misplaced || signal > u64::from(MAXIMUM) {
+        let misplaced = (base == 0) != (length == 0)
+            || flags & u64::from(CSIGNAL | CLONE_DETACHED) != 0
+            || flags & u64::from(CLONE_THREAD | CLONE_PARENT) != 0 && signal != 0;
+        let chosen = chosen_ids_at != 0 || chosen_ids != 0;
+        if chosen || misplaced || signal > u64::from(MAXIMUM) {
             return Err(Errno::EINVAL);
         }
         let exit_signal = signal as u32;
@@ -137,6 +137,39 @@ impl Wanted {
             Ok(())
         }
     }
+}
+
+/// Reads a structure of `N` words that programs may know a shorter or a longer form of; what a shorter
+/// one lacks is zero.
+///
+/// # Errors
+/// `EINVAL` for less than `least` bytes, `E2BIG` for more than a page or where what is not known here
+/// is not zero, `EFAULT`.
+fn read_growing<const N: usize>(at: u64, size: u64, least: u64) -> Result<[u64; N], Errno> {
+    if size > PAGE_SIZE {
+        return Err(Errno::E2BIG);
+    }
+    if size < least {
+        return Err(Errno::EINVAL);
+    }
+    let known = size.min(8 * N as u64);
+    let mut bytes = [0_u8; 256];
+    for start in (known..size).step_by(bytes.len()) {
+        let part = &mut bytes[..(size - start).min(256) as usize];
+        user::read_bytes(at.checked_add(start).ok_or(Errno::EFAULT)?, part)?;
+        if part.iter().any(|byte| *byte != 0) {
+            return Err(Errno::E2BIG);
+        }
+    }
+    let mut words = [0; N];
+    for (index, word) in words.iter_mut().enumerate() {
+        let start = 8 * index as u64;
+        let mut bytes = [0; 8];
+        let part = &mut bytes[..known.saturating_sub(start).min(8) as usize];
+        user::read_bytes(at.checked_add(start).ok_or(Errno::EFAULT)?, part)?;
+        *word = u64::from_le_bytes(bytes);
+    }
+    Ok(words)
 }
 
 /// Makes a thread, of this process or of a new one. Gives its number.
@@ -216,7 +249,10 @@ fn new_process(parent: &Arc<Process>, id: u32, wanted: &Wanted) -> Result<Arc<Pr
         program::known(space.fork().map_err(|error| error.errno(Verb::Mmap))?)?
     };
     let (space, files) = (Some(space), Some(files));
-    Ok(Process::new(id, ProcessParts { space, files, actions, state, facts, limits, standing }))
+    let barriers = parent.barriers.lock().clone();
+    let barriers = if wanted.has(CLONE_VM) { barriers } else { barriers.duplicate() };
+    let parts = ProcessParts { space, files, actions, state, facts, limits, standing, barriers };
+    Ok(Process::new(id, parts))
 }
 
 fn new_thread(

@@ -13,6 +13,7 @@ use crate::files::{self, Files, Inherited, Program};
 use crate::memory::Space;
 use crate::{control, heap, options, time, user};
 
+use super::barriers::Barriers;
 use super::memory_shortage::Standing;
 use super::program::{Loaded, Texts, Words, load};
 use super::signal::{Actions, Alternate, ThreadSignals};
@@ -61,6 +62,7 @@ fn first_process(path: &[u8]) -> Result<Arc<Thread>, Errno> {
             facts: loaded.facts,
             limits,
             standing: Standing::default(),
+            barriers: Barriers::default(),
         },
     );
     process.set_name(base_name(path));
@@ -203,6 +205,7 @@ fn become_program(
         signals.alternate = Alternate::default();
     }
     process.state.lock().has_executed = true;
+    *process.barriers.lock() = Barriers::default();
     *process.facts.lock() = loaded.facts;
     // SAFETY: the running thread's own place; nothing else looks at it while it runs.
     unsafe {

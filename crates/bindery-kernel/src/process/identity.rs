@@ -19,12 +19,39 @@ use crate::{time, user};
 use super::signal::MAXIMUM;
 use super::{Process, all, find, scheduler, table};
 
+/// Whom a pidfd names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Handle {
+    /// The running thread (`PIDFD_SELF_THREAD`).
+    OwnThread,
+    /// The running process (`PIDFD_SELF_THREAD_GROUP`).
+    OwnProcess,
+    /// Whom an open descriptor names.
+    Descriptor(i32),
+}
+
+impl Handle {
+    /// Two numbers that are no descriptors name the caller.
+    pub(super) fn of(descriptor: i32) -> Self {
+        match descriptor {
+            -10_000 => Self::OwnThread,
+            -10_001 => Self::OwnProcess,
+            descriptor => Self::Descriptor(descriptor),
+        }
+    }
+}
+
 /// The memory of the process that a pidfd names.
 ///
 /// # Errors
 /// `EBADF`; `ESRCH` where the process has ended.
 pub fn space_behind(descriptor: i32) -> Result<Arc<Space>, Errno> {
-    let process = find(files::process_behind(descriptor)?).ok_or(Errno::ESRCH)?;
+    let process = match Handle::of(descriptor) {
+        Handle::OwnThread | Handle::OwnProcess => scheduler::current().process.clone(),
+        Handle::Descriptor(descriptor) => {
+            find(files::process_behind(descriptor)?).ok_or(Errno::ESRCH)?
+        }
+    };
     process.try_space().ok_or(Errno::ESRCH)
 }
 

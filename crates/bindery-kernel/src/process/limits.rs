@@ -3,15 +3,16 @@
 use bindery::linux::proc;
 use bindery::{Limits as SpaceLimits, Locking};
 use linux_raw_sys::general::{
-    RLIMIT_AS, RLIMIT_CORE, RLIMIT_DATA, RLIMIT_MEMLOCK, RLIMIT_MSGQUEUE, RLIMIT_NICE,
-    RLIMIT_NOFILE, RLIMIT_NPROC, RLIMIT_RTPRIO, RLIMIT_SIGPENDING, RLIMIT_STACK, RUSAGE_CHILDREN,
-    RUSAGE_SELF, RUSAGE_THREAD,
+    RLIMIT_AS, RLIMIT_CORE, RLIMIT_DATA, RLIMIT_FSIZE, RLIMIT_MEMLOCK, RLIMIT_MSGQUEUE,
+    RLIMIT_NICE, RLIMIT_NOFILE, RLIMIT_NPROC, RLIMIT_RTPRIO, RLIMIT_SIGPENDING, RLIMIT_STACK,
+    RUSAGE_CHILDREN, RUSAGE_SELF, RUSAGE_THREAD, SIGXFSZ,
 };
 
 use crate::errno::{Errno, Outcome};
 use crate::memory::Space;
 use crate::{time, user};
 
+use super::signal::{self, Information, code};
 use super::{Process, find, scheduler, table};
 
 /// A limit, in the unit of what it limits.
@@ -76,6 +77,19 @@ impl Limits {
             locking: Locking::Privileged,
         });
     }
+}
+
+/// The largest size of a file for the running process (`RLIMIT_FSIZE`), in bytes.
+pub fn file_size_limit() -> u64 {
+    scheduler::current().process.limit(RLIMIT_FSIZE).current
+}
+
+/// The running thread has tried to make a file larger than it may: it gets `SIGXFSZ`, and `EFBIG`.
+pub fn file_is_too_large() -> Errno {
+    let thread = scheduler::current_thread();
+    let information = Information::of_program(SIGXFSZ, code::USER);
+    let _ = signal::send_information(&thread.process, Some(&thread), information); // finds room
+    Errno::EFBIG
 }
 
 /// `prlimit64(2)`; a resource and two places.

@@ -11,6 +11,7 @@
 //! | [`execute`] | `execve`, and the first program |
 //! | [`clone`] | `fork`, `vfork`, `clone` |
 //! | [`provoke`] | defects on purpose |
+//! | [`barriers`] | `membarrier` |
 //! | [`end`] | how threads, processes and the machine end |
 //! | [`background`] | the kernel's own thread: large folios of small ones |
 //! | [`wait`] | `wait4` and `waitid` |
@@ -29,6 +30,7 @@
 //! another function takes the same lock.
 
 pub mod background;
+mod barriers;
 pub mod calls;
 mod clone;
 mod deliver;
@@ -64,7 +66,7 @@ pub use deliver::{Delivery, do_work};
 pub use end::{audit, prepare_audits};
 pub use execute::run_first;
 pub use identity::{space_behind, space_of};
-pub use limits::Limit;
+pub use limits::{Limit, file_is_too_large, file_size_limit};
 pub use memory_shortage::{give_back_kept, memory_ran_out};
 pub use program::{ProgramFacts, maximum_mappings, set_maximum_mappings};
 pub use scheduler::{current, with_space};
@@ -90,6 +92,8 @@ pub struct Process {
     standing: memory_shortage::Standing,
     timers: Mutex<BTreeMap<i32, timer::Timer>>,
     processor_timers: Mutex<timer::ProcessorTimers>,
+    /// What `membarrier` may be asked for; shared with whoever shares the memory.
+    barriers: Mutex<barriers::Barriers>,
     /// Those who wait for one of its children.
     children_changed: WaitQueue,
     /// Set when it no longer uses the memory that `vfork` lent it.
@@ -269,6 +273,7 @@ impl Process {
             facts: Mutex::new(of.facts),
             limits: Mutex::new(of.limits),
             standing: of.standing,
+            barriers: Mutex::new(of.barriers),
             timers: Mutex::default(),
             processor_timers: Mutex::default(),
             children_changed: WaitQueue::new(),
@@ -289,6 +294,7 @@ struct ProcessParts {
     facts: ProgramFacts,
     limits: limits::Limits,
     standing: memory_shortage::Standing,
+    barriers: barriers::Barriers,
 }
 
 impl State {

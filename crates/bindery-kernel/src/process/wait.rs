@@ -68,7 +68,7 @@ pub(super) fn waitid(kind: u64, id: u64, at: u64, options: u64, usage_at: u64) -
         P_PID if id as i32 > 0 => Whose::Process(id as u32),
         P_PGID if id as i32 > 0 => Whose::Group(id as u32),
         P_PGID if id as i32 == 0 => Whose::Group(scheduler::current().process.group()),
-        P_PIDFD => Whose::Process(files::process_behind(id as i32)?),
+        P_PIDFD if id as i32 >= 0 => Whose::Process(files::process_behind(id as i32)?),
         _ => return Err(Errno::EINVAL),
     };
     let found = wait(whose, options)?;

@@ -1,0 +1,111 @@
+//! How one transfer goes about its work: where it begins, and the flags of `preadv2` and `pwritev2`.
+
+use linux_raw_sys::general::{O_APPEND, RWF_APPEND, RWF_DSYNC, RWF_HIPRI, RWF_NOWAIT, RWF_SYNC};
+
+use crate::errno::Errno;
+use crate::process;
+
+use super::descriptor::Description;
+use super::node::{Kind, Node, Patience};
+
+/// Writes at the offset although the file was opened for appending (Linux 6.9).
+const RWF_NOAPPEND: u32 = 1 << 5;
+
+/// Where a transfer begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Start {
+    /// At the position of the opening, which moves.
+    Position,
+    /// There; the position stays.
+    At(u64),
+}
+
+impl Start {
+    /// The offset of `pread(2)` and `pwrite(2)`.
+    ///
+    /// # Errors
+    /// `EINVAL` for a negative one.
+    pub fn at(offset: i64) -> Result<Self, Errno> {
+        u64::try_from(offset).map(Self::At).map_err(|_| Errno::EINVAL)
+    }
+
+    /// The offset of `preadv2(2)` and `pwritev2(2)`: -1 is the position. Both architectures pass all of
+    /// it in one register.
+    ///
+    /// # Errors
+    /// `EINVAL` for another negative one.
+    pub fn at_or_position(offset: i64) -> Result<Self, Errno> {
+        if offset == -1 { Ok(Self::Position) } else { Self::at(offset) }
+    }
+}
+
+/// How a transfer is made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Manner {
+    /// Whether it may sleep.
+    pub patience: Patience,
+    /// Whether what is written goes to the end of the file.
+    pub appends: bool,
+}
+
+impl Manner {
+    /// As the opening says, and the flags of the call.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` for flags that are unknown, or that the file does not know; `EINVAL` for flags that
+    /// contradict each other.
+    pub fn new(description: &Description, flags: u32) -> Result<Self, Errno> {
+        const KNOWN: u32 =
+            RWF_HIPRI | RWF_DSYNC | RWF_SYNC | RWF_NOWAIT | RWF_APPEND | RWF_NOAPPEND;
+        let node = &*description.node;
+        let appends = description.flags() & O_APPEND != 0;
+        let plain = Self { patience: description.patience(), appends };
+        if flags == 0 {
+            return Ok(plain);
+        }
+        let has_object = node.object().is_some();
+        // What is made when it is read.
+        let is_generated = node.kind() == Kind::Regular && !has_object;
+        if flags & !KNOWN != 0 || is_generated && flags & !RWF_HIPRI != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if flags & RWF_APPEND != 0 && flags & RWF_NOAPPEND != 0 {
+            return Err(Errno::EINVAL);
+        }
+        if flags & RWF_NOWAIT != 0 && has_object {
+            // As Linux's tmpfs, which may have to wait for memory.
+            return Err(Errno::EOPNOTSUPP);
+        }
+        // All contents are in memory: nothing is left to be done for RWF_SYNC and the like.
+        Ok(Self {
+            patience: if flags & RWF_NOWAIT != 0 { Patience::None } else { plain.patience },
+            appends: flags & RWF_APPEND != 0 || appends && flags & RWF_NOAPPEND == 0,
+        })
+    }
+}
+
+/// How much of `count` bytes may be written at `at`: `RLIMIT_FSIZE` cuts what goes to a regular file.
+///
+/// # Errors
+/// `EFBIG` where `at` is not below the limit; the running thread gets `SIGXFSZ` then.
+pub fn within_limit(node: &dyn Node, at: u64, count: u64) -> Result<u64, Errno> {
+    if count == 0 || node.object().is_none() {
+        return Ok(count);
+    }
+    match process::file_size_limit() {
+        u64::MAX => Ok(count),
+        limit if at >= limit => Err(process::file_is_too_large()),
+        limit => Ok(count.min(limit - at)),
+    }
+}
+
+/// Refuses to let a file of `size` bytes grow to `wanted`, if that is beyond `RLIMIT_FSIZE`.
+///
+/// # Errors
+/// `EFBIG`; the running thread gets `SIGXFSZ` then.
+pub fn check_growth(size: u64, wanted: u64) -> Result<(), Errno> {
+    if wanted > size && wanted > process::file_size_limit() {
+        return Err(process::file_is_too_large());
+    }
+    Ok(())
+}

@@ -1,0 +1,88 @@
+//! `membarrier(2)`. One CPU runs programs, and a switch of threads is a barrier of every kind: what
+//! is left is to know who has asked for which barriers.
+
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use crate::errno::{Errno, Outcome};
+
+use super::scheduler;
+
+// The commands, as membarrier(2) numbers them; those of restartable sequences are not there, as there
+// are no such sequences.
+const QUERY: u32 = 0;
+const GLOBAL: u32 = 1 << 0;
+const GLOBAL_EXPEDITED: u32 = 1 << 1;
+const REGISTER_GLOBAL_EXPEDITED: u32 = 1 << 2;
+const PRIVATE_EXPEDITED: u32 = 1 << 3;
+const REGISTER_PRIVATE_EXPEDITED: u32 = 1 << 4;
+const PRIVATE_EXPEDITED_SYNC_CORE: u32 = 1 << 5;
+const REGISTER_PRIVATE_EXPEDITED_SYNC_CORE: u32 = 1 << 6;
+const GET_REGISTRATIONS: u32 = 1 << 9;
+
+/// What `QUERY` gives: every command that works.
+const KNOWN: u32 = GLOBAL
+    | GLOBAL_EXPEDITED
+    | REGISTER_GLOBAL_EXPEDITED
+    | PRIVATE_EXPEDITED
+    | REGISTER_PRIVATE_EXPEDITED
+    | PRIVATE_EXPEDITED_SYNC_CORE
+    | REGISTER_PRIVATE_EXPEDITED_SYNC_CORE
+    | GET_REGISTRATIONS;
+
+/// The barriers that the programs of one address space have registered for, as the commands that
+/// register. Whoever shares the address space shares them.
+#[derive(Clone, Default)]
+pub(super) struct Barriers(Arc<AtomicU32>);
+
+impl Barriers {
+    /// Those of a new address space with the contents of this one (`fork`).
+    pub(super) fn duplicate(&self) -> Self {
+        Self(Arc::new(AtomicU32::new(self.registered())))
+    }
+
+    fn registered(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn register(&self, command: u32) {
+        self.0.fetch_or(command, Ordering::Relaxed);
+    }
+
+    fn is_registered(&self, command: u32) -> Result<(), Errno> {
+        if self.registered() & command != 0 { Ok(()) } else { Err(Errno::EPERM) }
+    }
+}
+
+/// `membarrier(2)`.
+///
+/// # Errors
+/// `EINVAL` for an unknown command or flags; `EPERM` for a private expedited barrier that nobody
+/// with this memory has registered for.
+pub(super) fn membarrier(command: u64, flags: u64) -> Outcome {
+    if flags as u32 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let barriers = scheduler::current().process.barriers.lock().clone();
+    match command as u32 {
+        QUERY => return Ok(u64::from(KNOWN)),
+        GET_REGISTRATIONS => {
+            let registered = barriers.registered();
+            // As Linux: whoever has the barrier with synchronized cores is listed for the plain one
+            // too, and still may not use it.
+            let synchronized = registered & REGISTER_PRIVATE_EXPEDITED_SYNC_CORE != 0;
+            let plain = if synchronized { REGISTER_PRIVATE_EXPEDITED } else { 0 };
+            return Ok(u64::from(registered | plain));
+        }
+        GLOBAL | GLOBAL_EXPEDITED => {}
+        PRIVATE_EXPEDITED => barriers.is_registered(REGISTER_PRIVATE_EXPEDITED)?,
+        PRIVATE_EXPEDITED_SYNC_CORE => {
+            barriers.is_registered(REGISTER_PRIVATE_EXPEDITED_SYNC_CORE)?;
+        }
+        register @ (REGISTER_GLOBAL_EXPEDITED
+        | REGISTER_PRIVATE_EXPEDITED
+        | REGISTER_PRIVATE_EXPEDITED_SYNC_CORE) => barriers.register(register),
+        _ => return Err(Errno::EINVAL),
+    }
+    Ok(0)
+}
