@@ -75,7 +75,7 @@ fn with_more(call: Call, arguments: [u64; 6]) -> Outcome {
     let (mut file, mut other) = (None, None);
     match call {
         Call::Mmap if arguments[3] as u32 & MAP_ANONYMOUS == 0 => {
-            match process::current().process.files().mappable(arguments[4] as i32) {
+            match process::current().files().mappable(arguments[4] as i32) {
                 Ok(open) => file = Some(open),
                 // The core's own checks of the arguments come first, as on Linux.
                 Err(Errno::EBADF) => {}

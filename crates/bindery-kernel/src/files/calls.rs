@@ -60,7 +60,7 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
         nr::__NR_sendfile => copy((b as i32, c), (descriptor, 0), d),
         nr::__NR_copy_file_range => copy((descriptor, b), (c as i32, d), e),
         nr::__NR_openat => names::open(descriptor, b, c as u32, d as u32),
-        nr::__NR_close => process::current().process.files().close(descriptor).map(|()| 0),
+        nr::__NR_close => process::current().files().close(descriptor).map(|()| 0),
         nr::__NR_close_range => close_range(a, b, c as u32),
         nr::__NR_dup => duplicate(descriptor, 0, AtExec::Kept),
         nr::__NR_dup3 => duplicate_to(descriptor, b as i32, c as u32),
@@ -115,7 +115,7 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
         nr::__NR_syncfs => get(descriptor).map(|_| 0),
         nr::__NR_fadvise64 | nr::__NR_readahead => get(descriptor).map(|_| 0),
         nr::__NR_sync => Ok(0),
-        nr::__NR_umask => Ok(process::current().process.files().set_umask(a as u32).into()),
+        nr::__NR_umask => Ok(process::current().files().set_umask(a as u32).into()),
         nr::__NR_mount => mount(b, c),
         nr::__NR_umount2 => user_place(AT_FDCWD, a, LastLink::Followed).map(|_| 0),
         nr::__NR_chroot => Err(Errno::EPERM),
@@ -201,11 +201,11 @@ type OpenFile = linux::OpenFile<'static, Machine>;
 type Opened = alloc::sync::Arc<Description>;
 
 fn get(descriptor: i32) -> Result<Opened, Errno> {
-    process::current().process.files().get(descriptor)
+    process::current().files().get(descriptor)
 }
 
 fn insert(description: Opened, at_exec: AtExec) -> Outcome {
-    Ok(process::current().process.files().insert(description, at_exec)? as u64)
+    Ok(process::current().files().insert(description, at_exec)? as u64)
 }
 
 fn with_epoll(descriptor: i32, act: impl FnOnce(&super::epoll::Epoll) -> Outcome) -> Outcome {
@@ -296,7 +296,10 @@ fn close_range(first: u64, last: u64, flags: u32) -> Outcome {
     if first > last || flags & !(CLOSE_RANGE_CLOEXEC | CLOSE_RANGE_UNSHARE) != 0 {
         return Err(Errno::EINVAL);
     }
-    let files = process::current().process.files();
+    if flags & CLOSE_RANGE_UNSHARE != 0 {
+        process::keep_own_descriptors()?;
+    }
+    let files = process::current().files();
     for descriptor in files.open_descriptors() {
         if !(first..=last).contains(&(descriptor as u32)) {
             continue;
@@ -311,7 +314,7 @@ fn close_range(first: u64, last: u64, flags: u32) -> Outcome {
 }
 
 fn duplicate(descriptor: i32, first: u64, at_exec: AtExec) -> Outcome {
-    let files = process::current().process.files();
+    let files = process::current().files();
     Ok(files.insert_from(first, files.get(descriptor)?, at_exec)? as u64)
 }
 
@@ -319,13 +322,13 @@ fn duplicate_to(descriptor: i32, to: i32, flags: u32) -> Outcome {
     if descriptor == to || flags & !O_CLOEXEC != 0 {
         return Err(Errno::EINVAL);
     }
-    let files = process::current().process.files();
+    let files = process::current().files();
     files.set(to, files.get(descriptor)?, at_exec(flags))?;
     Ok(to as u64)
 }
 
 fn control(descriptor: i32, command: u32, argument: u64) -> Outcome {
-    let files = process::current().process.files();
+    let files = process::current().files();
     let description = files.get(descriptor)?;
     match command {
         F_DUPFD | F_DUPFD_CLOEXEC => {
@@ -360,7 +363,7 @@ fn control(descriptor: i32, command: u32, argument: u64) -> Outcome {
 }
 
 fn device_control(descriptor: i32, request: u32, argument: u64) -> Outcome {
-    let files = process::current().process.files();
+    let files = process::current().files();
     let description = files.get(descriptor)?;
     match request {
         FIOCLEX => files.set_at_exec(descriptor, AtExec::Closed).map(|()| 0),
@@ -414,7 +417,7 @@ fn make_socket_pair(family: u32, kind: u32, protocol: u32, at: u64) -> Outcome {
 
 /// Gives the running process two descriptors, and writes their numbers to `at`.
 fn insert_both(both: [Arc<Description>; 2], at_exec: AtExec, at: u64) -> Outcome {
-    let files = process::current().process.files();
+    let files = process::current().files();
     let [first, second] = both;
     let first = files.insert(first, at_exec)?;
     let both = files.insert(second, at_exec).and_then(|second| {

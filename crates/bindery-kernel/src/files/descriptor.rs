@@ -2,22 +2,19 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use bindery::linux::OpenFile;
 use linux_raw_sys::general::{O_APPEND, O_NONBLOCK, O_PATH};
 
 use crate::errno::Errno;
-use crate::heap;
 use crate::platform::Machine;
 use crate::sync::{Mutex, SleepingMutex};
+use crate::{heap, process};
 
 use super::node::{Mappable, Node, Patience, Place, file_access, may_read, may_write};
 
-/// How many descriptors a process may have in the beginning (`RLIMIT_NOFILE`).
-pub const DEFAULT_LIMIT: u64 = 1024;
-
-/// The most that it may ever have.
+/// The most descriptors that a process may ever have.
 pub const HARD_LIMIT: u64 = 4096;
 
 /// One opening of a node: what descriptors share after `dup` and `fork`.
@@ -112,19 +109,20 @@ struct Slot {
     at_exec: AtExec,
 }
 
-/// The descriptors of a process, its current folder and its umask.
+/// The descriptors of a thread, its current folder and its umask: of all threads of a process, unless
+/// they were made otherwise.
 pub struct Files {
     descriptors: Arc<Descriptors>,
     surroundings: Arc<Surroundings>,
 }
 
-/// What processes share with `CLONE_FILES`.
+/// What is shared with `CLONE_FILES`.
+#[derive(Default)]
 struct Descriptors {
     table: Mutex<Vec<Option<Slot>>>,
-    limit: AtomicU64,
 }
 
-/// What processes share with `CLONE_FS`.
+/// What is shared with `CLONE_FS`.
 struct Surroundings {
     directory: Mutex<Arc<Place>>,
     umask: AtomicU32,
@@ -146,18 +144,16 @@ impl Files {
     /// `ENOMEM`.
     pub fn new() -> Result<Self, Errno> {
         let files = Self {
-            descriptors: Arc::new(Descriptors {
-                table: Mutex::new(Vec::new()),
-                limit: AtomicU64::new(DEFAULT_LIMIT),
-            }),
+            descriptors: Arc::default(),
             surroundings: Arc::new(Surroundings {
                 directory: Mutex::new(super::root()),
                 umask: AtomicU32::new(0o022),
             }),
         };
         let console = super::console::open()?;
-        for _ in 0..3 {
-            files.insert(console.clone(), AtExec::Kept)?;
+        for at in 0..3 {
+            let slot = Slot { description: console.clone(), at_exec: AtExec::Kept };
+            put(&mut files.descriptors.table.lock(), at, slot)?;
         }
         Ok(files)
     }
@@ -173,9 +169,7 @@ impl Files {
             Inherited::Copied => {
                 let table = self.descriptors.table.lock();
                 heap::room(size_of::<Option<Slot>>() * table.len() + 256)?;
-                let limit = self.descriptors.limit.load(Ordering::Relaxed);
-                let (table, limit) = (Mutex::new(table.clone()), AtomicU64::new(limit));
-                Arc::new(Descriptors { table, limit })
+                Arc::new(Descriptors { table: Mutex::new(table.clone()) })
             }
         };
         let surroundings = match surroundings {
@@ -188,7 +182,7 @@ impl Files {
         Ok(Self { descriptors, surroundings })
     }
 
-    /// Whether another process has the same descriptors.
+    /// Whether others have the same descriptors and a folder of their own.
     pub fn are_shared(&self) -> bool {
         Arc::strong_count(&self.descriptors) > 1
     }
@@ -199,11 +193,6 @@ impl Files {
         for slot in self.descriptors.table.lock().iter_mut() {
             closed.extend(slot.take_if(|slot| slot.at_exec == AtExec::Closed));
         }
-    }
-
-    /// Sets how many there may be (`RLIMIT_NOFILE`).
-    pub fn set_limit(&self, limit: u64) {
-        self.descriptors.limit.store(limit.min(HARD_LIMIT), Ordering::Relaxed);
     }
 
     /// The current folder.
@@ -257,7 +246,7 @@ impl Files {
         description: Arc<Description>,
         at_exec: AtExec,
     ) -> Result<i32, Errno> {
-        let limit = self.descriptors.limit.load(Ordering::Relaxed);
+        let limit = process::descriptor_limit();
         if first >= limit {
             return Err(if first == 0 { Errno::EMFILE } else { Errno::EINVAL });
         }
@@ -280,7 +269,7 @@ impl Files {
         at_exec: AtExec,
     ) -> Result<(), Errno> {
         let at = usize::try_from(descriptor).map_err(|_| Errno::EBADF)?;
-        if at as u64 >= self.descriptors.limit.load(Ordering::Relaxed) {
+        if at as u64 >= process::descriptor_limit() {
             return Err(Errno::EBADF);
         }
         let old = put(&mut self.descriptors.table.lock(), at, Slot { description, at_exec })?;

@@ -50,7 +50,7 @@ impl Epoll {
 
     /// `epoll_ctl(2)`.
     pub fn change(&self, operation: u32, descriptor: i32, event: u64) -> Outcome {
-        let description = process::current().process.files().get(descriptor)?;
+        let description = process::current().files().get(descriptor)?;
         if !matches!(description.node.special(), Special::None | Special::Pipe(_)) {
             return Err(Errno::EINVAL);
         }

@@ -25,7 +25,7 @@ pub fn at_exec(flags: u32) -> AtExec {
 
 /// `openat(2)`.
 pub fn open(folder: i32, path: u64, flags: u32, mode: u32) -> Outcome {
-    let files = process::current().process.files();
+    let files = process::current().files();
     let path = path::from_user(path)?;
     let start = path::beginning(&files, folder, &path)?;
     if flags & O_TMPFILE == O_TMPFILE {
@@ -98,7 +98,7 @@ fn create(start: Arc<Place>, path: &[u8], mode: u32) -> Result<Arc<Place>, Errno
 /// `mkdirat(2)`.
 pub fn make_folder(folder: i32, path: u64, mode: u32) -> Outcome {
     let name = existing_is_refused(user_name(folder, path))?;
-    let umask = process::current().process.files().umask();
+    let umask = process::current().files().umask();
     if name.above.node.child(&name.name).is_ok() {
         return Err(Errno::EEXIST);
     }
@@ -114,7 +114,7 @@ fn existing_is_refused(name: Result<path::Name, Errno>) -> Result<path::Name, Er
 /// `mknodat(2)`: regular files and pipes.
 pub fn make_node(folder: i32, path: u64, mode: u32) -> Outcome {
     let name = existing_is_refused(user_name(folder, path))?;
-    let umask = process::current().process.files().umask();
+    let umask = process::current().files().umask();
     if name.for_folder {
         return Err(Errno::ENOENT);
     }
@@ -271,7 +271,7 @@ pub fn read_link(folder: i32, path: u64, at: u64, size: i32) -> Outcome {
     }
     let text = path::from_user(path)?;
     let place = if text.is_empty() && folder != AT_FDCWD {
-        process::current().process.files().get(folder)?.place.clone()
+        process::current().files().get(folder)?.place.clone()
     } else {
         user_place(folder, path, LastLink::Taken)?
     };
@@ -283,7 +283,7 @@ pub fn read_link(folder: i32, path: u64, at: u64, size: i32) -> Outcome {
 
 /// `getcwd(2)`.
 pub fn current_folder(at: u64, size: u64) -> Outcome {
-    let directory = process::current().process.files().directory();
+    let directory = process::current().files().directory();
     if directory.path_length() >= path::PATH_MAX {
         return Err(Errno::ENAMETOOLONG);
     }
@@ -303,21 +303,21 @@ pub fn change_folder(path: u64) -> Outcome {
 
 /// `fchdir(2)`.
 pub fn change_folder_to(descriptor: i32) -> Outcome {
-    enter(process::current().process.files().get(descriptor)?.place.clone())
+    enter(process::current().files().get(descriptor)?.place.clone())
 }
 
 fn enter(place: Arc<Place>) -> Outcome {
     if place.node.kind() != Kind::Folder {
         return Err(Errno::ENOTDIR);
     }
-    process::current().process.files().set_directory(place);
+    process::current().files().set_directory(place);
     Ok(0)
 }
 
 /// `getdents64(2)`. A position in a folder is the cookie of the last name that was read, so that names
 /// may be taken away meanwhile.
 pub fn read_folder(descriptor: i32, at: u64, size: u64) -> Outcome {
-    let description = process::current().process.files().get(descriptor)?;
+    let description = process::current().files().get(descriptor)?;
     let node = description.readable()?;
     if node.kind() != Kind::Folder {
         return Err(Errno::ENOTDIR);

@@ -124,14 +124,14 @@ pub fn look_up_name(start: Arc<Place>, path: &[u8]) -> Result<Name, Errno> {
 /// As [`look_up`], with a path in the running program's memory.
 pub fn user_place(folder: i32, at: u64, last: LastLink) -> Result<Arc<Place>, Errno> {
     let path = from_user(at)?;
-    let files = process::current().process.files();
+    let files = process::current().files();
     look_up(beginning(&files, folder, &path)?, &path, last)
 }
 
 /// As [`look_up_name`], with a path in the running program's memory.
 pub fn user_name(folder: i32, at: u64) -> Result<Name, Errno> {
     let path = from_user(at)?;
-    let files = process::current().process.files();
+    let files = process::current().files();
     look_up_name(beginning(&files, folder, &path)?, &path)
 }
 

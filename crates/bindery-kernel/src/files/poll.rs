@@ -58,7 +58,7 @@ pub fn poll(at: u64, count: u64, deadline: Option<u64>) -> Outcome {
     }
     heap::room(count as usize * 32)?;
     let size = size_of::<pollfd>() as u64;
-    let files = process::current().process.files();
+    let files = process::current().files();
     let mut asked: Vec<pollfd> = Vec::with_capacity(count as usize);
     let mut descriptions: Vec<Option<Arc<Description>>> = Vec::with_capacity(count as usize);
     for index in 0..count {
@@ -106,7 +106,7 @@ pub fn select(count: u64, sets: [u64; 3], deadline: Option<u64>) -> Outcome {
         (0..words as u64).map(word).collect()
     };
     let asked = [read(sets[0])?, read(sets[1])?, read(sets[2])?];
-    let files = process::current().process.files();
+    let files = process::current().files();
     let mut descriptions = Vec::new();
     for descriptor in 0..count {
         let (word, bit) = ((descriptor / 64) as usize, 1 << (descriptor % 64));

@@ -24,7 +24,7 @@ const BLOCK_SIZE: u32 = 4096;
 fn place_at(folder: i32, path: u64, flags: u32) -> Result<Arc<Place>, Errno> {
     let text =
         if path == 0 && flags & AT_EMPTY_PATH != 0 { [].into() } else { path::from_user(path)? };
-    let files = process::current().process.files();
+    let files = process::current().files();
     if text.is_empty() && flags & AT_EMPTY_PATH != 0 {
         return if folder == AT_FDCWD {
             Ok(files.directory())
@@ -78,7 +78,7 @@ pub fn stat_at(folder: i32, path: u64, at: u64, flags: u32) -> Outcome {
 
 /// `fstat(2)`.
 pub fn stat_of(descriptor: i32, at: u64) -> Outcome {
-    write_stat(at, &*process::current().process.files().get(descriptor)?.node)
+    write_stat(at, &*process::current().files().get(descriptor)?.node)
 }
 
 /// `statx(2)`: the basic facts, whatever is asked for.
@@ -128,7 +128,7 @@ pub fn change_mode(folder: i32, path: u64, mode: u32) -> Outcome {
 /// `fchmod(2)`.
 pub fn change_mode_of(descriptor: i32, mode: u32) -> Outcome {
     let change = Change { mode: Some(mode & 0o7777), ..Change::default() };
-    process::current().process.files().get(descriptor)?.node.change(&change).map(|()| 0)
+    process::current().files().get(descriptor)?.node.change(&change).map(|()| 0)
 }
 
 fn owners(owner: u32, group: u32) -> Change {
@@ -143,7 +143,7 @@ pub fn change_owner(folder: i32, path: u64, owner: u32, group: u32, flags: u32) 
 
 /// `fchown(2)`.
 pub fn change_owner_of(descriptor: i32, owner: u32, group: u32) -> Outcome {
-    let description = process::current().process.files().get(descriptor)?;
+    let description = process::current().files().get(descriptor)?;
     description.node.change(&owners(owner, group)).map(|()| 0)
 }
 
@@ -166,7 +166,7 @@ pub fn change_times(folder: i32, path: u64, times: u64, flags: u32) -> Outcome {
     };
     let change = Change { times: new, ..Change::default() };
     if path == 0 {
-        let description = process::current().process.files().get(folder)?;
+        let description = process::current().files().get(folder)?;
         return description.node.change(&change).map(|()| 0);
     }
     place_at(folder, path, flags)?.node.change(&change).map(|()| 0)
@@ -207,5 +207,5 @@ pub fn statfs(path: u64, at: u64) -> Outcome {
 
 /// `fstatfs(2)`.
 pub fn statfs_of(descriptor: i32, at: u64) -> Outcome {
-    write_statfs(at, &process::current().process.files().get(descriptor)?.place)
+    write_statfs(at, &process::current().files().get(descriptor)?.place)
 }

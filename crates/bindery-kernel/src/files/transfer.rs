@@ -317,7 +317,7 @@ fn buffer(total: u64) -> Result<Vec<u8>, Errno> {
 }
 
 fn description(descriptor: i32) -> Result<Arc<Description>, Errno> {
-    process::current().process.files().get(descriptor)
+    process::current().files().get(descriptor)
 }
 
 /// `read(2)` and its kin.

@@ -16,6 +16,7 @@ use crate::errno::Errno;
 use crate::memory::memory;
 use crate::{heap, time};
 
+use super::barriers::Barriers;
 use super::limits::Limits;
 use super::memory_shortage::Standing;
 use super::signal::Actions;
@@ -111,12 +112,12 @@ fn make() -> Result<Arc<Thread>, Errno> {
     heap::room(16 << 10)?;
     let parts = ProcessParts {
         space: None,
-        files: None,
         actions: Actions::new(),
         state: State::new(None, 0),
         facts: ProgramFacts::default(),
         limits: Limits::default(),
         standing: Standing::default(),
+        barriers: Barriers::default(),
     };
     let process = Process::new(0, parts);
     process.set_name(b"khugepaged");

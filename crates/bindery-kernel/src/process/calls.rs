@@ -9,7 +9,7 @@ use crate::arch::Registers;
 use crate::errno::{Errno, Outcome};
 use crate::{files, user};
 
-use super::clone::{Wanted, clone};
+use super::clone::{Wanted, clone, unshare};
 use super::deliver::{self, signal_return};
 use super::identity::{self as id, Handle};
 use super::signal::{
@@ -51,6 +51,7 @@ pub fn call(
         #[cfg(target_arch = "x86_64")]
         nr::__NR_vfork => clone(Wanted::vfork(), registers),
         nr::__NR_clone3 => Wanted::of_clone3(a, b).and_then(|wanted| clone(wanted, registers)),
+        nr::__NR_unshare => unshare(a),
         nr::__NR_wait4 => wait::wait4(a, b, c, d),
         nr::__NR_waitid => wait::waitid(a, b, c, d, e),
         nr::__NR_futex => futex::futex(arguments),

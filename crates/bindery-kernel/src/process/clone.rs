@@ -125,9 +125,7 @@ impl Wanted {
             | CLONE_IO;
         let unknown = self.flags & !(u64::from(known) | CLONE_CLEAR_SIGHAND) != 0;
         let without_memory = self.has(CLONE_SIGHAND) && !self.has(CLONE_VM);
-        // A thread of ours has the descriptors of its process.
-        let half_thread = self.has(CLONE_THREAD)
-            && !(self.has(CLONE_SIGHAND) && self.has(CLONE_FILES) && self.has(CLONE_FS));
+        let half_thread = self.has(CLONE_THREAD) && !self.has(CLONE_SIGHAND);
         let odd = self.has(CLONE_PIDFD) && (self.has(CLONE_THREAD) || self.has(CLONE_DETACHED))
             || self.has(CLONE_SIGHAND) && self.flags & CLONE_CLEAR_SIGHAND != 0;
         let signal = self.exit_signal > MAXIMUM;
@@ -196,7 +194,7 @@ pub(super) fn clone(wanted: Wanted, registers: &Registers) -> Outcome {
     if wanted.has(CLONE_PIDFD) {
         let descriptor = files::insert_process(id, 0)? as i32;
         if let Err(errno) = user::write(wanted.descriptor_at, &descriptor) {
-            parent.process.files().close(descriptor)?;
+            parent.files().close(descriptor)?;
             return Err(errno);
         }
     }
@@ -219,9 +217,6 @@ pub(super) fn clone(wanted: Wanted, registers: &Registers) -> Outcome {
 
 fn new_process(parent: &Arc<Process>, id: u32, wanted: &Wanted) -> Result<Arc<Process>, Errno> {
     heap::room(16 << 10)?;
-    let files = parent.files();
-    let of = |flag| if wanted.has(flag) { Inherited::Shared } else { Inherited::Copied };
-    let files = Arc::new(files.inherit(of(CLONE_FILES), of(CLONE_FS))?);
     let actions = parent.actions();
     let actions = if wanted.has(CLONE_SIGHAND) {
         actions
@@ -248,10 +243,10 @@ fn new_process(parent: &Arc<Process>, id: u32, wanted: &Wanted) -> Result<Arc<Pr
     } else {
         program::known(space.fork().map_err(|error| error.errno(Verb::Mmap))?)?
     };
-    let (space, files) = (Some(space), Some(files));
+    let space = Some(space);
     let barriers = parent.barriers.lock().clone();
     let barriers = if wanted.has(CLONE_VM) { barriers } else { barriers.duplicate() };
-    let parts = ProcessParts { space, files, actions, state, facts, limits, standing, barriers };
+    let parts = ProcessParts { space, actions, state, facts, limits, standing, barriers };
     Ok(Process::new(id, parts))
 }
 
@@ -262,6 +257,13 @@ fn new_thread(
     wanted: &Wanted,
     registers: &Registers,
 ) -> Result<Arc<Thread>, Errno> {
+    let files = parent.files();
+    let of = |flag| if wanted.has(flag) { Inherited::Shared } else { Inherited::Copied };
+    let files = if wanted.has(CLONE_THREAD) && wanted.has(CLONE_FILES) && wanted.has(CLONE_FS) {
+        files
+    } else {
+        Arc::new(files.inherit(of(CLONE_FILES), of(CLONE_FS))?)
+    };
     let mut registers = registers.clone();
     registers.set_result(0);
     if wanted.stack != 0 {
@@ -277,7 +279,7 @@ fn new_thread(
         if wanted.has(CLONE_SETTLS) { wanted.thread_pointer } else { arch::thread_pointer() };
     let mut floating_point = FloatingPoint::new();
     floating_point.save();
-    Thread::new(id, process.clone(), &registers, floating_point, thread_pointer, signals)
+    Thread::new(id, process.clone(), files, &registers, floating_point, thread_pointer, signals)
 }
 
 /// Writes the thread's number where it is wanted. May sleep, so the process is in no table yet: one
@@ -310,4 +312,54 @@ fn begin(parent: &Arc<Thread>, thread: &Arc<Thread>) -> Result<(), Errno> {
     table::add_thread(thread);
     scheduler::wake(thread);
     Ok(())
+}
+
+/// The running thread gets descriptors of its own (`close_range` with `CLOSE_RANGE_UNSHARE`).
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn keep_own_descriptors() -> Result<(), Errno> {
+    let thread = scheduler::current();
+    let files = thread.files().inherit(Inherited::Copied, Inherited::Shared)?;
+    thread.set_files(Some(Arc::new(files)));
+    Ok(())
+}
+
+/// `unshare(2)`: the running thread gets descriptors or a folder of its own.
+///
+/// # Errors
+/// `EINVAL` for what is not known, and for what the thread shares and cannot leave (memory, handlers,
+/// its process); `ENOMEM`.
+pub(super) fn unshare(flags: u64) -> Outcome {
+    let has = |flag: u32| flags as u32 & flag != 0;
+    let known = CLONE_FILES | CLONE_FS | CLONE_SYSVSEM | CLONE_THREAD | CLONE_SIGHAND | CLONE_VM;
+    let thread = scheduler::current_thread();
+    let process = &thread.process;
+    if flags as u32 & !known != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let is_alone = process.threads().len() == 1;
+    if has(CLONE_THREAD | CLONE_SIGHAND | CLONE_VM) && !is_alone {
+        return Err(Errno::EINVAL);
+    }
+    let others = || table::all().into_iter().filter(|other| !Arc::ptr_eq(other, process));
+    let (space, actions) = (process.space(), process.actions());
+    let has_space =
+        |other: &Arc<Process>| other.try_space().is_some_and(|of| Arc::ptr_eq(&of, &space));
+    let shares_space = || others().any(|other| has_space(&other));
+    let shares_handlers = || others().any(|other| has_actions(&other, &actions));
+    if has(CLONE_SIGHAND | CLONE_VM) && shares_handlers() || has(CLONE_VM) && shares_space() {
+        return Err(Errno::EINVAL);
+    }
+    if has(CLONE_FILES | CLONE_FS) {
+        let of = |flag| if has(flag) { Inherited::Copied } else { Inherited::Shared };
+        let files = thread.files().inherit(of(CLONE_FILES), of(CLONE_FS))?;
+        thread.set_files(Some(Arc::new(files)));
+    }
+    Ok(0)
+}
+
+/// Whether a process has these handlers, and can still use them.
+fn has_actions(process: &Process, actions: &Arc<signal::Actions>) -> bool {
+    process.try_space().is_some() && Arc::ptr_eq(&process.actions(), actions)
 }

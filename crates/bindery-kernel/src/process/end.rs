@@ -90,6 +90,7 @@ pub(super) fn end_thread() -> ! {
     let process = thread.process.clone();
     process.ended_threads_time.fetch_add(thread.processor_time(), Ordering::Relaxed);
     table::remove_thread(thread.id());
+    thread.set_files(None);
     let is_last = {
         let mut state = process.state.lock();
         state.threads.retain(|other| !Arc::ptr_eq(other, &thread));
@@ -113,8 +114,6 @@ fn end_process(process: &Arc<Process>) {
     scheduler::unload_space();
     drop(space);
     lend_back(process);
-    let files = process.files.lock().take();
-    drop(files);
     *process.facts.lock() = ProgramFacts::default();
     give_children_away(process);
     let status = {

@@ -56,7 +56,6 @@ fn first_process(path: &[u8]) -> Result<Arc<Thread>, Errno> {
         id,
         ProcessParts {
             space: Some(loaded.space),
-            files: Some(files),
             actions: Actions::new(),
             state: State::new(None, 0),
             facts: loaded.facts,
@@ -68,7 +67,8 @@ fn first_process(path: &[u8]) -> Result<Arc<Thread>, Errno> {
     process.set_name(base_name(path));
     let registers = Registers::new(loaded.entry, loaded.stack_pointer);
     let signals = ThreadSignals::default();
-    let thread = Thread::new(id, process.clone(), &registers, FloatingPoint::new(), 0, signals)?;
+    let thread =
+        Thread::new(id, process.clone(), files, &registers, FloatingPoint::new(), 0, signals)?;
     process.state.lock().threads.push(thread.clone());
     table::add_process(&process);
     table::add_thread(&thread);
@@ -92,7 +92,7 @@ pub(super) fn execute(
             return Err(Errno::EINVAL);
         }
         let path = user::text(path_at, 4096)?;
-        let files = process.files();
+        let files = thread.files();
         let program = if path.is_empty() && flags as u32 & AT_EMPTY_PATH != 0 {
             files::program_of(&files, folder)?
         } else {
@@ -110,7 +110,7 @@ pub(super) fn execute(
         let mut words = Words { path, arguments, environment };
         (prepare(&files, program, &mut words, &limits, Some(&process.space()))?, name)
     };
-    let shared = process.files();
+    let shared = thread.files();
     let files = if shared.are_shared() {
         Arc::new(shared.inherit(Inherited::Copied, Inherited::Shared)?)
     } else {
@@ -196,8 +196,7 @@ fn become_program(
     // Others who share either keep theirs.
     let actions = process.actions().without_handlers();
     *process.actions.lock() = actions;
-    let old = process.files.lock().replace(files.clone());
-    drop(old);
+    thread.set_files(Some(files.clone()));
     files.close_on_exec();
     timer::cancel_created(process);
     {

@@ -84,6 +84,11 @@ pub fn file_size_limit() -> u64 {
     scheduler::current().process.limit(RLIMIT_FSIZE).current
 }
 
+/// How many descriptors the running process may have (`RLIMIT_NOFILE`).
+pub fn descriptor_limit() -> u64 {
+    scheduler::current().process.limit(RLIMIT_NOFILE).current.min(DESCRIPTORS)
+}
+
 /// The running thread has tried to make a file larger than it may: it gets `SIGXFSZ`, and `EFBIG`.
 pub fn file_is_too_large() -> Errno {
     let thread = scheduler::current_thread();
@@ -110,9 +115,6 @@ pub(super) fn prlimit(id: u64, resource: u64, new: u64, old: u64) -> Outcome {
         };
         if let Some(space) = process.try_space() {
             changed.apply(&space);
-        }
-        if let Some(files) = process.try_files().filter(|_| index == RLIMIT_NOFILE as usize) {
-            files.set_limit(current);
         }
     }
     if old != 0 {

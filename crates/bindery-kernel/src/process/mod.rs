@@ -62,11 +62,12 @@ use crate::memory::Space;
 use crate::sync::Mutex;
 use crate::time;
 
+pub use clone::keep_own_descriptors;
 pub use deliver::{Delivery, do_work};
 pub use end::{audit, prepare_audits};
 pub use execute::run_first;
 pub use identity::{space_behind, space_of};
-pub use limits::{Limit, file_is_too_large, file_size_limit};
+pub use limits::{Limit, descriptor_limit, file_is_too_large, file_size_limit};
 pub use memory_shortage::{give_back_kept, memory_ran_out};
 pub use program::{ProgramFacts, maximum_mappings, set_maximum_mappings};
 pub use scheduler::{current, with_space};
@@ -82,7 +83,6 @@ pub struct Process {
     /// When it began, in nanoseconds since power-on.
     pub start_time: u64,
     space: Mutex<Option<Arc<Space>>>,
-    files: Mutex<Option<Arc<Files>>>,
     actions: Mutex<Arc<signal::Actions>>,
     /// Signals that any of its threads may take.
     pending: Mutex<signal::Pending>,
@@ -154,17 +154,9 @@ impl Process {
         self.space.lock().clone()
     }
 
-    /// Its descriptors.
-    ///
-    /// # Panics
-    /// Where the process has ended: whoever asks for another process uses [`Process::try_files`].
-    pub fn files(&self) -> Arc<Files> {
-        self.try_files().expect("a running process has files")
-    }
-
-    /// Its descriptors; `None` once it has ended.
+    /// The descriptors and the folder of its first thread; `None` once it has ended.
     pub fn try_files(&self) -> Option<Arc<Files>> {
-        self.files.lock().clone()
+        self.threads().first()?.try_files()
     }
 
     /// The program that it runs.
@@ -266,7 +258,6 @@ impl Process {
             id,
             start_time: time::now(),
             space: Mutex::new(of.space),
-            files: Mutex::new(of.files),
             actions: Mutex::new(of.actions),
             pending: Mutex::default(),
             state: Mutex::new(of.state),
@@ -288,7 +279,6 @@ impl Process {
 struct ProcessParts {
     /// `None` for the kernel's own.
     space: Option<Arc<Space>>,
-    files: Option<Arc<Files>>,
     actions: Arc<signal::Actions>,
     state: State,
     facts: ProgramFacts,

@@ -8,6 +8,7 @@ use bindery::{Pauses, VmallocOptions};
 
 use crate::arch::{self, Registers};
 use crate::errno::Errno;
+use crate::files::Files;
 use crate::heap;
 use crate::memory::Pages;
 use crate::sync::Mutex;
@@ -82,6 +83,8 @@ pub struct Thread {
     pub work: AtomicU32,
     /// Its signals.
     pub signals: Mutex<ThreadSignals>,
+    /// Its descriptors and its folder, until it ends: most often those of all threads of its process.
+    files: Mutex<Option<Arc<Files>>>,
     /// Where a zero is written, and a futex woken, when it ends; 0 for nowhere.
     pub clear_child_id: AtomicU64,
     /// The head of its list of robust futexes; 0 for none.
@@ -111,6 +114,7 @@ impl Thread {
     pub fn new(
         id: u32,
         process: Arc<Process>,
+        files: Arc<Files>,
         registers: &Registers,
         floating_point: arch::FloatingPoint,
         thread_pointer: u64,
@@ -123,6 +127,7 @@ impl Thread {
         let thread =
             Self::make(id, process, stack, Saved { context, floating_point, thread_pointer });
         *thread.signals.lock() = signals;
+        *thread.files.lock() = Some(files);
         Ok(thread)
     }
 
@@ -148,6 +153,7 @@ impl Thread {
             process,
             work: AtomicU32::new(0),
             signals: Mutex::default(),
+            files: Mutex::default(),
             clear_child_id: AtomicU64::new(0),
             robust_list: AtomicU64::new(0),
             deadline_of_restart: AtomicU64::new(0),
@@ -161,6 +167,25 @@ impl Thread {
     /// Its number (`gettid`).
     pub fn id(&self) -> u32 {
         self.id.load(Ordering::Relaxed)
+    }
+
+    /// Its descriptors and its folder.
+    ///
+    /// # Panics
+    /// Where it has ended: whoever asks for another thread uses [`Thread::try_files`].
+    pub fn files(&self) -> Arc<Files> {
+        self.try_files().expect("a running thread has files")
+    }
+
+    /// Its descriptors and its folder; `None` once it has ended.
+    pub fn try_files(&self) -> Option<Arc<Files>> {
+        self.files.lock().clone()
+    }
+
+    /// Gives it other ones, or none; what it had is closed unless somebody else has it.
+    pub(super) fn set_files(&self, files: Option<Arc<Files>>) {
+        let old = core::mem::replace(&mut *self.files.lock(), files);
+        drop(old);
     }
 
     /// Gives it the number of its process: it is the only thread left, and runs a new program.
