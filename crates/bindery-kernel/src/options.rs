@@ -61,6 +61,30 @@ fn pairs() -> impl Iterator<Item = (&'static str, &'static str)> {
     parts().0.split_whitespace().filter_map(|word| word.split_once('='))
 }
 
+/// What a standard descriptor of the first program is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Standard {
+    /// The console, as a terminal.
+    Terminal,
+    /// The console, as bytes alone.
+    Stream,
+}
+
+/// Standard input, and standard output and error: `input=stream`, `output=stream`.
+pub fn standard() -> (Standard, Standard) {
+    let kind = |key| match value(key) {
+        Some("stream") => Standard::Stream,
+        _ => Standard::Terminal,
+    };
+    (kind("input"), kind("output"))
+}
+
+/// The size of the terminal that somebody sits at, in rows and columns: `terminal=ROWSxCOLUMNS`.
+pub fn terminal() -> Option<(u16, u16)> {
+    let (rows, columns) = value("terminal")?.split_once('x')?;
+    Some((rows.parse().ok()?, columns.parse().ok()?))
+}
+
 /// The program to begin with: `init=`, else the first word behind `--`, else `/init`.
 pub fn first_program() -> Vec<u8> {
     decode(value("init").or(parts().1.split_whitespace().next()).unwrap_or("/init"))

@@ -1,6 +1,7 @@
 //! `bindery run`: one program on the reference kernel, in QEMU.
 
 mod stage;
+mod terminal;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -13,11 +14,14 @@ use crate::guest::machine::{Clock, Machine, Outcome, Output, TimedOut};
 use crate::guest::{Architecture, Problem, kernel};
 use crate::size::{KIB, parse_bytes};
 use stage::{AddedFile, Stage};
+use terminal::Terminal;
 
 /// The exit status if the kernel died.
 const KERNEL_DIED: u8 = 101;
 /// The exit status if the time was up, as `timeout` has it.
 const TIME_WAS_UP: u8 = 124;
+/// The exit status if the user ended the machine, as if an interrupt had.
+const LEFT: u8 = 130;
 
 const HELP: &str = "\
 The program
@@ -26,9 +30,14 @@ The program
   `busybox`, it is Debian's static BusyBox. The machine has nothing but what is given: the program
   in /bin, files added by --file, and /dev, /proc, /sys and /tmp from the kernel.
 
+Keys
+  Where standard input is a terminal, all keys go to the program: Ctrl-C interrupts it, Ctrl-\\ kills
+  it. Ctrl-A x ends the machine, Ctrl-A Ctrl-A is Ctrl-A. Where standard output is none, the
+  program's is none either.
+
 Exit status
   The program's own; 128 and the number of the signal if one killed it; 101 if the kernel died
-  (what it said is on standard error); 124 if the time was up; 1 if something is missing; 2 if the
+  (what it said is on standard error); 124 if the time was up; 130 after Ctrl-A x; 1 if something is missing; 2 if the
   command line was wrong.
 
 Examples
@@ -52,6 +61,10 @@ pub struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..=64))]
     cpus: u32,
+
+    /// The model of its CPUs, as QEMU names it (`-cpu help` lists them); if left out, all that QEMU has
+    #[arg(long, value_name = "MODEL")]
+    cpu: Option<String>,
 
     /// The machine's memory
     #[arg(long, value_name = "SIZE", default_value = "256m", value_parser = parse_memory)]
@@ -115,23 +128,28 @@ fn parse_pair(text: &str) -> Result<String, String> {
 /// # Errors
 /// What to tell the user; the machine was not started then.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
-    let stage = Stage::prepare(arguments)?;
+    let terminal = Terminal::find();
+    let stage = Stage::prepare(arguments, &terminal)?;
     let kernel = kernel::build(stage.architecture)?;
     let mut files = stage.files;
     files.file(kernel::SYMBOLS_PATH, crate::guest::initramfs::PLAIN, kernel.symbols)?;
     let mut machine = Machine::new(stage.architecture, kernel.image);
     machine.processors = arguments.cpus;
+    machine.processor.clone_from(&arguments.cpu);
     machine.memory = arguments.memory;
     machine.clock = if arguments.icount { Clock::Instructions } else { Clock::Host };
     machine.initramfs = files.archive();
     machine.command_line = stage.command_line.to_string();
     machine.timeout = arguments.timeout.map(Duration::from_secs);
-    let outcome = machine.run(Output::PassThrough)?;
-    Ok(report(&outcome, machine.clock))
+    let output = terminal.output();
+    let kept = terminal.keep();
+    let outcome = machine.run(output)?;
+    drop(kept);
+    Ok(report(&outcome, machine.clock, output))
 }
 
 /// Tells what is to be told on standard error, and gives the exit status.
-fn report(outcome: &Outcome, clock: Clock) -> ExitCode {
+fn report(outcome: &Outcome, clock: Clock, output: Output) -> ExitCode {
     for line in &outcome.log {
         eprintln!("kernel: {line}");
     }
@@ -147,6 +165,10 @@ fn report(outcome: &Outcome, clock: Clock) -> ExitCode {
         (_, TimedOut::After(time)) => {
             eprintln!("error: the machine was ended after {} s", time.as_secs());
             ExitCode::from(TIME_WAS_UP)
+        }
+        _ if output == Output::Terminal && outcome.emulator_messages.is_empty() => {
+            eprintln!("bindery: the machine was ended from the keyboard");
+            ExitCode::from(LEFT)
         }
         _ => {
             eprintln!("error: the kernel died without a word");

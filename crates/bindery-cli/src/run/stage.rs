@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::Arguments;
+use super::terminal::Terminal;
 use crate::guest::command_line::CommandLine;
 use crate::guest::initramfs::{EXECUTABLE, Initramfs};
 use crate::guest::requirements::Requirement;
@@ -42,7 +43,7 @@ pub struct Stage {
 
 impl Stage {
     /// Finds or builds the program and gathers all that it needs.
-    pub fn prepare(arguments: &Arguments) -> Result<Self, Problem> {
+    pub fn prepare(arguments: &Arguments, terminal: &Terminal) -> Result<Self, Problem> {
         let program = Program::find(&arguments.program, arguments.arch)?;
         // Before anything is built for minutes.
         Requirement::Emulator(program.architecture).demand()?;
@@ -57,12 +58,12 @@ impl Stage {
         for added in &arguments.files {
             files.host_file(&added.target, &added.source)?;
         }
-        let command_line = command_line(arguments, &path);
+        let command_line = command_line(arguments, terminal, &path);
         Ok(Self { architecture: program.architecture, files, command_line })
     }
 }
 
-fn command_line(arguments: &Arguments, program: &str) -> CommandLine {
+fn command_line(arguments: &Arguments, terminal: &Terminal, program: &str) -> CommandLine {
     let mut line = CommandLine::new();
     if arguments.check {
         line.option("check", "exit");
@@ -77,6 +78,7 @@ fn command_line(arguments: &Arguments, program: &str) -> CommandLine {
     for variable in &arguments.environment {
         line.option("env", variable);
     }
+    terminal.describe(&mut line);
     line.argument(program);
     for argument in &arguments.arguments {
         line.argument(argument);

@@ -30,6 +30,13 @@ pub fn trials(architecture: Architecture) -> Vec<Trial> {
         let output = Some("from the host\na b %20 \n");
         run(architecture, &arguments, &Expected { status: 3, output, message: "bindery: " })
     };
+    let no_terminal = move || {
+        let script =
+            "for at in 0 1 2; do [ -t $at ] || echo $at; done; stty size || echo none >/dev/stdout";
+        let arguments = ["busybox", "sh", "-c", script];
+        let output = Some("0\n1\n2\nstty: standard input\nnone\n");
+        run(architecture, &arguments, &Expected { status: 0, output, message: "" })
+    };
     let time_is_up = move || {
         let arguments = ["--timeout", "4", "busybox", "sleep", "1000"];
         let message = "error: the machine was ended after 4 s";
@@ -60,8 +67,40 @@ pub fn trials(architecture: Architecture) -> Vec<Trial> {
         let message = "";
         run(architecture, &arguments, &Expected { status: 0, output: None, message })
     };
+    let processor_is_too_old = move || {
+        let (model, message) = match architecture {
+            Architecture::X86_64 => {
+                ("max,-nx", "error: the kernel died: this processor has no no-execute bit (NX)")
+            }
+            Architecture::AArch64 => {
+                ("cortex-a72", "error: the kernel died: this processor has no atomic instructions")
+            }
+        };
+        let arguments = ["--cpu", model, "--timeout", "60", "busybox", "true"];
+        // The console tells it as well.
+        let output = Some(match architecture {
+            Architecture::X86_64 => {
+                "this processor has no no-execute bit (NX): the kernel needs it\n"
+            }
+            Architecture::AArch64 => {
+                "this processor has no atomic instructions (FEAT_LSE): the kernel needs ARMv8.1 or newer\n"
+            }
+        });
+        run(architecture, &arguments, &Expected { status: 101, output, message })
+    };
+    let no_long_mode = move || {
+        if architecture != Architecture::X86_64 {
+            return Ok(Completion::Completed);
+        }
+        let arguments = ["--cpu", "qemu32", "--timeout", "60", "busybox", "true"];
+        let message = "error: the kernel died: this processor has no 64-bit mode";
+        run(architecture, &arguments, &Expected { status: 101, output: None, message })
+    };
     vec![
+        Trial::ignorable_test(name("tells_that_the_processor_is_too_old"), processor_is_too_old),
+        Trial::ignorable_test(name("tells_that_there_is_no_64_bit_mode"), no_long_mode),
         Trial::ignorable_test(name("passes_files_words_output_and_status"), passes),
+        Trial::ignorable_test(name("has_no_terminal_where_the_host_has_none"), no_terminal),
         Trial::ignorable_test(name("ends_the_machine_when_the_time_is_up"), time_is_up),
         Trial::ignorable_test(name("gives_128_and_the_signal_of_a_killed_program"), killed),
         Trial::ignorable_test(name("tells_that_the_kernel_died"), kernel_dies),

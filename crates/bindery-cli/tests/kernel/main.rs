@@ -9,6 +9,7 @@
 
 mod command;
 mod guest;
+mod terminal;
 mod trials;
 
 use std::process::ExitCode;

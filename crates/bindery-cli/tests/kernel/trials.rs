@@ -9,6 +9,7 @@ use libtest_mimic::Trial;
 
 use crate::command;
 use crate::guest::{Program, stem, trial};
+use crate::terminal;
 
 /// The arguments with which each workload verifies contents, in a short time and little memory.
 const WORKLOADS: [(&str, &[&str]); 4] = [
@@ -51,6 +52,7 @@ pub fn all() -> Result<Vec<Trial>, String> {
         add(&mut trials, &format!("workload_{name}"), &Program::C(source), &directives);
     }
     trials.extend(Architecture::ALL.into_iter().flat_map(command::trials));
+    trials.extend(Architecture::ALL.into_iter().flat_map(terminal::trials));
     Ok(trials)
 }
 

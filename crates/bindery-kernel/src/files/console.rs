@@ -1,7 +1,8 @@
 //! The console: the serial line as a terminal.
 //!
 //! Nothing tells the kernel that a byte has come: whoever waits for one has the line looked at every
-//! ten milliseconds.
+//! ten milliseconds. Where somebody sits at the terminal (`terminal=` on the command line) that goes on
+//! for ever, so that a program that computes can be interrupted.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -9,7 +10,8 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use linux_raw_sys::general::{
-    ECHO, ICANON, ICRNL, ISIG, O_RDWR, POLLIN, POLLOUT, SIGINT, SIGQUIT, termios,
+    ECHO, ICANON, ICRNL, ISIG, NOFLSH, O_RDWR, POLLIN, POLLOUT, SIGINT, SIGQUIT, SIGTSTP, SIGWINCH,
+    termios,
 };
 use linux_raw_sys::ioctl::{
     FIONREAD, TCGETS, TCSETS, TCSETSF, TCSETSW, TIOCGPGRP, TIOCGWINSZ, TIOCSCTTY, TIOCSPGRP,
@@ -17,6 +19,7 @@ use linux_raw_sys::ioctl::{
 };
 
 use crate::errno::{Errno, Outcome};
+use crate::options::{self, Standard};
 use crate::process::{Interrupted, WaitQueue, signal};
 use crate::sync::Mutex;
 use crate::time::{self, Event};
@@ -32,10 +35,16 @@ const INTERVAL: u64 = 10_000_000;
 /// The most that is kept of what nobody reads.
 const TYPED_AHEAD: usize = 4096;
 
-const END_OF_FILE: u8 = 4; // ^D
-const INTERRUPT: u8 = 3; // ^C
-const QUIT: u8 = 28; // ^\
-const ERASE: [u8; 2] = [8, 127];
+/// What erases besides the character that the settings name.
+const BACKSPACE: u8 = 8;
+
+// Where the settings name the characters that mean something (termios(3)).
+const INTERRUPT: usize = 0;
+const QUIT: usize = 1;
+const ERASE: usize = 2;
+const KILL: usize = 3;
+const END_OF_FILE: usize = 4;
+const SUSPEND: usize = 10;
 
 struct Line {
     /// What can be read; `None` is an end of file that was typed.
@@ -44,6 +53,8 @@ struct Line {
     typing: VecDeque<u8>,
     settings: termios,
     size: [u16; 4],
+    /// Every byte is read as it comes: there is no terminal at the other end.
+    takes_bytes: bool,
 }
 
 static LINE: Mutex<Option<Line>> = Mutex::new(None);
@@ -62,7 +73,26 @@ pub fn begin() {
         c_cc: [3, 28, 127, 21, 4, 0, 1, 0, 17, 19, 26, 0, 18, 15, 23, 22, 0, 0, 0],
     };
     let (ready, typing) = (VecDeque::new(), VecDeque::new());
-    *LINE.lock() = Some(Line { ready, typing, settings, size: [24, 80, 0, 0] });
+    let (rows, columns) = options::terminal().unwrap_or((24, 80));
+    let takes_bytes = options::standard().0 == Standard::Stream;
+    let size = [rows, columns, 0, 0];
+    *LINE.lock() = Some(Line { ready, typing, settings, size, takes_bytes });
+}
+
+/// From now on the line is looked at again and again, if somebody sits at the terminal.
+pub fn listen() {
+    if options::terminal().is_some() {
+        time::schedule(time::now() + INTERVAL, Event::Call(Box::new(look_again)));
+    }
+}
+
+fn look_again() {
+    pump();
+    if has_input() {
+        ARRIVED.wake_all();
+        poll::changed();
+    }
+    listen();
 }
 
 /// The console's node.
@@ -82,25 +112,41 @@ struct Console;
 
 impl Line {
     fn accept(&mut self, byte: u8) {
+        if self.takes_bytes {
+            self.ready.push_back(Some(byte));
+            return;
+        }
         let (input, local) = (self.settings.c_iflag, self.settings.c_lflag);
         let byte = if byte == b'\r' && input & ICRNL != 0 { b'\n' } else { byte };
-        if local & ISIG != 0 && (byte == INTERRUPT || byte == QUIT) {
-            self.typing.clear();
-            let signal = if byte == INTERRUPT { SIGINT } else { SIGQUIT };
+        // A character that is zero means nothing.
+        let means = |what: usize| byte != 0 && self.settings.c_cc[what] == byte;
+        let signal = [(INTERRUPT, SIGINT), (QUIT, SIGQUIT), (SUSPEND, SIGTSTP)];
+        let signal = signal.into_iter().find(|(what, _)| means(*what)).map(|(_, signal)| signal);
+        if let Some(signal) = signal.filter(|_| local & ISIG != 0) {
+            if local & NOFLSH == 0 {
+                self.typing.clear();
+                self.ready.clear();
+            }
             signal::send_to_group(GROUP.load(Ordering::Relaxed), signal);
             return;
         }
+        let (erases, kills) = (means(ERASE) || byte == BACKSPACE, means(KILL));
+        let ends_file = means(END_OF_FILE);
         if self.ready.len() + self.typing.len() >= TYPED_AHEAD {
             return;
         }
         if local & ICANON == 0 {
             self.ready.push_back(Some(byte));
-        } else if ERASE.contains(&byte) {
-            if self.typing.pop_back().is_some() && local & ECHO != 0 {
-                console::write(b"\x08 \x08");
+        } else if erases || kills {
+            let count = if kills { self.typing.len() } else { self.typing.len().min(1) };
+            for _ in 0..count {
+                self.typing.pop_back();
+                if local & ECHO != 0 {
+                    console::write(b"\x08 \x08");
+                }
             }
             return;
-        } else if byte == END_OF_FILE {
+        } else if ends_file {
             let ends = self.typing.is_empty();
             self.ready.extend(self.typing.drain(..).map(Some));
             if ends {
@@ -123,7 +169,10 @@ impl Line {
 fn pump() {
     let mut line = LINE.lock();
     let Some(line) = &mut *line else { return };
-    while let Some(byte) = arch::read_console() {
+    // What a stream holds waits in the device, and at its other end.
+    while !(line.takes_bytes && line.ready.len() >= TYPED_AHEAD)
+        && let Some(byte) = arch::read_console()
+    {
         line.accept(byte);
     }
 }
@@ -141,13 +190,49 @@ fn watch() {
     time::schedule(time::now() + INTERVAL, Event::Call(Box::new(look)));
 }
 
-fn has_input() -> bool {
+/// Whether there is something to read; if not, the line is looked at again after a while.
+pub fn has_input() -> bool {
     pump();
     let some = LINE.lock().as_ref().is_some_and(|line| !line.ready.is_empty());
     if !some {
         watch();
     }
     some
+}
+
+/// Reads what has come, or waits for it.
+///
+/// # Errors
+/// `EAGAIN`, or that the call is made again after a signal.
+pub fn read(into: &mut [u8], patience: Patience) -> Result<usize, Errno> {
+    if patience == Patience::None && !has_input() {
+        return Err(Errno::EAGAIN);
+    }
+    match ARRIVED.wait(None, || has_input().then_some(())) {
+        Ok(()) => {}
+        Err(Interrupted::Signal | Interrupted::Deadline) => return Err(Errno::RESTART),
+    }
+    let mut line = LINE.lock();
+    let Some(line) = &mut *line else { return Ok(0) };
+    let by_line = line.settings.c_lflag & ICANON != 0 && !line.takes_bytes;
+    let mut count = 0;
+    while count < into.len() {
+        match line.ready.front() {
+            Some(Some(byte)) => into[count] = *byte,
+            // An end of file is read by itself.
+            Some(None) if count == 0 => {
+                line.ready.pop_front();
+                break;
+            }
+            Some(None) | None => break,
+        }
+        line.ready.pop_front();
+        count += 1;
+        if by_line && into[count - 1] == b'\n' {
+            break;
+        }
+    }
+    Ok(count)
 }
 
 impl Node for Console {
@@ -164,34 +249,7 @@ impl Node for Console {
     }
 
     fn read(&self, _: u64, into: &mut [u8], patience: Patience) -> Result<usize, Errno> {
-        if patience == Patience::None && !has_input() {
-            return Err(Errno::EAGAIN);
-        }
-        match ARRIVED.wait(None, || has_input().then_some(())) {
-            Ok(()) => {}
-            Err(Interrupted::Signal | Interrupted::Deadline) => return Err(Errno::RESTART),
-        }
-        let mut line = LINE.lock();
-        let Some(line) = &mut *line else { return Ok(0) };
-        let by_line = line.settings.c_lflag & ICANON != 0;
-        let mut count = 0;
-        while count < into.len() {
-            match line.ready.front() {
-                Some(Some(byte)) => into[count] = *byte,
-                // An end of file is read by itself.
-                Some(None) if count == 0 => {
-                    line.ready.pop_front();
-                    break;
-                }
-                Some(None) | None => break,
-            }
-            line.ready.pop_front();
-            count += 1;
-            if by_line && into[count - 1] == b'\n' {
-                break;
-            }
-        }
-        Ok(count)
+        read(into, patience)
     }
 
     fn write(&self, _: u64, from: &[u8], _: Patience) -> Result<usize, Errno> {
@@ -219,6 +277,9 @@ impl Node for Console {
             TIOCSWINSZ => {
                 let new = user::read(argument)?;
                 LINE.lock().as_mut().ok_or(Errno::EIO)?.size = new;
+                if new != size {
+                    signal::send_to_group(GROUP.load(Ordering::Relaxed), SIGWINCH);
+                }
             }
             TIOCGPGRP => user::write(argument, &GROUP.load(Ordering::Relaxed))?,
             TIOCSPGRP => GROUP.store(user::read(argument)?, Ordering::Relaxed),

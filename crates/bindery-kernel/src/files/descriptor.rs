@@ -138,7 +138,7 @@ pub enum Inherited {
 }
 
 impl Files {
-    /// Those of the first program: 0, 1 and 2 are the console.
+    /// Those of the first program: 0, 1 and 2 are the console, as the command line says.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -150,9 +150,8 @@ impl Files {
                 umask: AtomicU32::new(0o022),
             }),
         };
-        let console = super::console::open()?;
-        for at in 0..3 {
-            let slot = Slot { description: console.clone(), at_exec: AtExec::Kept };
+        for (at, description) in super::stream::standard()?.into_iter().enumerate() {
+            let slot = Slot { description, at_exec: AtExec::Kept };
             put(&mut files.descriptors.table.lock(), at, slot)?;
         }
         Ok(files)

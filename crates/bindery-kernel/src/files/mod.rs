@@ -7,7 +7,7 @@
 //! | [`memory`] | folders, regular files, symbolic links |
 //! | [`path`] | from a path to a node |
 //! | [`descriptor`] | descriptors and what they share |
-//! | [`console`], [`device`], [`pipe`], [`socket`], [`event`], [`epoll`] | what is read and written otherwise |
+//! | [`console`], [`stream`], [`device`], [`pipe`], [`socket`], [`event`], [`epoll`] | what is read and written otherwise |
 //! | [`generated`], [`proc`], [`sys`] | files whose text is made when it is read |
 //! | [`manner`] | flags of one transfer, and the largest size of a file |
 //! | [`calls`], [`transfer`], [`names`], [`status`], [`poll`] | the system calls |
@@ -30,6 +30,7 @@ mod poll;
 mod proc;
 mod socket;
 mod status;
+mod stream;
 pub mod symbols;
 mod sys;
 mod transfer;
@@ -49,6 +50,7 @@ use memory::{Folder, Link, Regular};
 use node::{Change, Kind, Node, Patience, Place};
 use path::LastLink;
 
+pub use console::listen;
 pub use descriptor::{Files, Inherited};
 pub use node::Mappable;
 pub use poll::changed;

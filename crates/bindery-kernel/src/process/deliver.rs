@@ -15,10 +15,11 @@ use crate::errno::Errno;
 use crate::trap::From;
 
 use super::signal::{
-    Action, Alternate, DEFAULT, IGNORE, Information, STOPPING, UNBLOCKABLE, bit, code,
+    Action, Alternate, DEFAULT, IGNORE, Information, STOPPING, TERMINAL_STOPPING, UNBLOCKABLE, bit,
+    code,
 };
 use super::thread::{Thread, work};
-use super::{end, program, scheduler, signal};
+use super::{Process, all, end, program, scheduler, signal};
 
 /// What a signal handler is told, and where: all that the architecture's signal frame is made of.
 pub struct Delivery {
@@ -99,6 +100,7 @@ fn act(
     let action = actions.get(number);
     match action.handler {
         IGNORE => {}
+        DEFAULT if bit(number) & TERMINAL_STOPPING != 0 && is_orphaned(process) => {}
         DEFAULT if bit(number) & STOPPING != 0 => signal::stop_process(process, number),
         DEFAULT if signal::ends_by_default(number) => end::end_group(process, number),
         DEFAULT => {}
@@ -213,4 +215,16 @@ pub(super) fn flags_of(alternate: &Alternate, at: u64) -> u32 {
         }
         _ => alternate.flags,
     }
+}
+
+/// Whether nobody is there who could continue the group of a process: no member has a parent in another
+/// group of the same session. Terminals do not stop such groups.
+fn is_orphaned(process: &Process) -> bool {
+    let group = process.group();
+    let is_cared_for = |member: &Arc<Process>| {
+        member
+            .parent()
+            .is_some_and(|parent| parent.group() != group && parent.session() == member.session())
+    };
+    !all().iter().filter(|other| other.group() == group).any(is_cared_for)
 }

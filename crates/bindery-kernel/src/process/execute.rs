@@ -36,7 +36,10 @@ const SCRIPT_LINE: usize = 256;
 pub fn run_first() -> ! {
     let path = options::first_program();
     match first_process(&path) {
-        Ok(thread) => scheduler::wake(&thread),
+        Ok(thread) => {
+            files::listen();
+            scheduler::wake(&thread);
+        }
         Err(errno) => panic!("{} cannot be started: {errno:?}", path.escape_ascii()),
     }
     scheduler::idle()

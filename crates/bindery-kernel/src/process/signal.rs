@@ -62,6 +62,8 @@ pub(super) const UNBLOCKABLE: u64 = set_of(&[SIGKILL, SIGSTOP]);
 const DEFAULT_IGNORED: u64 = set_of(&[SIGCHLD, SIGCONT, SIGURG, SIGWINCH]);
 /// Those whose default is to stop.
 pub(super) const STOPPING: u64 = set_of(&[SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU]);
+/// Of these, those that a terminal sends.
+pub(super) const TERMINAL_STOPPING: u64 = STOPPING & !bit(SIGSTOP);
 /// Those that an instruction of the thread itself has caused: they come first.
 const SYNCHRONOUS: u64 = set_of(&[SIGSEGV, SIGBUS, SIGILL, SIGTRAP, SIGFPE, SIGSYS]);
 

@@ -5,7 +5,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::process::Command;
 
-use super::{Clock, Machine};
+use super::{Clock, Machine, Output};
 use crate::guest::Architecture;
 
 /// The files that a machine starts from and writes to.
@@ -17,27 +17,34 @@ pub struct Files<'a> {
 }
 
 /// The command that starts a machine.
-pub fn command(machine: &Machine, files: &Files<'_>) -> Command {
+pub fn command(machine: &Machine, files: &Files<'_>, output: Output) -> Command {
     let mut command = Command::new(machine.architecture.emulator());
     command.args(["-no-user-config", "-nodefaults", "-accel", "tcg"]);
     command.arg("-chardev").arg(with_value("file,id=control,path=", files.control.as_os_str()));
     match machine.architecture {
         Architecture::X86_64 => {
-            command.args(["-M", "q35", "-cpu", "max"]);
+            command.args(["-M", "q35", "-cpu", machine.processor.as_deref().unwrap_or("max")]);
             // The guest ends by a write to this port.
             command.args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4"]);
             command.args(["-device", "isa-debugcon,iobase=0xe9,chardev=control"]);
         }
         Architecture::AArch64 => {
             // Without 52-bit addresses, which Linux's arm64 kernels of today do not all bear.
-            command.args(["-M", "virt,gic-version=3", "-cpu", "max,lpa2=off"]);
+            let processor = machine.processor.as_deref().unwrap_or("max,lpa2=off");
+            command.args(["-M", "virt,gic-version=3", "-cpu", processor]);
             let semihosting = "enable=on,target=native,chardev=control";
             command.args(["-semihosting-config", semihosting]);
         }
     }
     command.args(["-m", &format!("{}k", machine.memory.div_ceil(1024))]);
     command.args(["-smp", &machine.processors.to_string()]);
-    command.args(["-display", "none", "-serial", "stdio", "-no-reboot"]);
+    command.args(["-display", "none", "-no-reboot"]);
+    // Ctrl-A commands only where somebody types: in a pipe it is a byte like others.
+    let console = match output {
+        Output::Terminal => "stdio,id=console,mux=on,signal=off",
+        Output::PassThrough | Output::Capture => "stdio,id=console",
+    };
+    command.args(["-chardev", console, "-serial", "chardev:console"]);
     match machine.clock {
         Clock::Host => {}
         Clock::Instructions => {
@@ -79,7 +86,7 @@ mod tests {
 
     fn words(machine: &Machine) -> Vec<String> {
         let files = Files { initramfs: Path::new("/t/files,1"), control: Path::new("/t/a,b") };
-        let command = command(machine, &files);
+        let command = command(machine, &files, Output::Terminal);
         command.get_args().map(|word| word.to_str().unwrap().to_owned()).collect()
     }
 
@@ -93,8 +100,9 @@ mod tests {
             let words = words(&Machine::new(architecture, PathBuf::from("kernel")));
             assert!(has(&words, "-chardev", "file,id=control,path=/t/a,,b"), "{words:?}");
             assert!(words.iter().any(|word| word.contains("chardev=control")), "{words:?}");
-            assert!(has(&words, "-serial", "stdio") && has(&words, "-kernel", "kernel"));
+            assert!(has(&words, "-serial", "chardev:console") && has(&words, "-kernel", "kernel"));
             assert!(has(&words, "-initrd", "/t/files,1"));
+            assert!(has(&words, "-chardev", "stdio,id=console,mux=on,signal=off"));
             assert!(!words.contains(&"-icount".to_owned()));
         }
     }
@@ -104,12 +112,14 @@ mod tests {
         let mut machine = Machine::new(Architecture::X86_64, PathBuf::from("kernel"));
         machine.clock = Clock::Instructions;
         machine.processors = 2;
+        machine.processor = Some("qemu64,-nx".to_owned());
         machine.plugin = Some(Plugin {
             path: PathBuf::from("/t/count.so"),
             arguments: vec![("out".to_owned(), "/t/x,y".into())],
         });
         let words = words(&machine);
         assert!(has(&words, "-icount", "shift=0,sleep=off") && has(&words, "-smp", "2"));
+        assert!(has(&words, "-cpu", "qemu64,-nx"));
         assert!(has(&words, "-plugin", "/t/count.so,out=/t/x,,y"));
     }
 }

@@ -44,6 +44,8 @@ pub struct Plugin {
 pub struct Machine {
     /// Its architecture.
     pub architecture: Architecture,
+    /// The model of its CPUs, as QEMU names it; all that QEMU can do if left out.
+    pub processor: Option<String>,
     /// How many CPUs it has.
     pub processors: u32,
     /// Its memory in bytes; rounded up to a whole KiB.
@@ -68,6 +70,9 @@ pub struct Machine {
 pub enum Output {
     /// To this process's standard output, as it comes; the console reads its standard input.
     PassThrough,
+    /// As [`Output::PassThrough`], where standard input is a terminal: every key goes to the console, but
+    /// Ctrl-A begins a command to the machine (x ends it, Ctrl-A is Ctrl-A).
+    Terminal,
     /// Into [`Outcome::console`]; the console reads nothing.
     Capture,
 }
@@ -106,6 +111,7 @@ impl Machine {
     pub fn new(architecture: Architecture, kernel: PathBuf) -> Self {
         Self {
             architecture,
+            processor: None,
             processors: 1,
             memory: 256 << 20,
             clock: Clock::Host,
@@ -131,10 +137,10 @@ impl Machine {
         fs::write(&initramfs, &self.initramfs)
             .map_err(|error| Problem::io("write", &initramfs, &error))?;
         let files = emulator::Files { initramfs: &initramfs, control: &control };
-        let mut command = emulator::command(self, &files);
+        let mut command = emulator::command(self, &files, output);
         command.stderr(Stdio::piped());
         match output {
-            Output::PassThrough => {}
+            Output::PassThrough | Output::Terminal => {}
             Output::Capture => {
                 command.stdin(Stdio::null()).stdout(Stdio::piped());
             }

@@ -102,6 +102,7 @@ _start:
     .section .text.entry, "ax"
 primary:
     mov     x19, x0
+    bl      check_processor
     bl      leave_hypervisor
     adrp    x0, __bss_start
     adrp    x1, __image_end
@@ -172,6 +173,7 @@ primary_high:
     .global secondary_start
 secondary_start:
     mov     x19, x0
+    bl      check_processor
     bl      leave_hypervisor
     ldr     x27, =secondary_high
     b       enable_mmu

@@ -9,8 +9,9 @@ use crate::arch::Ended;
 use super::Registers;
 
 /// Semihosting (Arm, "Semihosting for AArch32 and AArch64", release 2024Q3).
-mod semihosting {
+pub(super) mod semihosting {
     pub const WRITE_BYTE: u64 = 0x03;
+    pub const WRITE_TEXT: u64 = 0x04;
     pub const EXIT_EXTENDED: u64 = 0x20;
     /// The reason for an exit: the application's own.
     pub const APPLICATION_EXIT: u64 = 0x2_0026;

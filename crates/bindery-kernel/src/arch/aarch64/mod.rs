@@ -3,6 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `entry` | from the boot protocol to [`begin`]; other CPUs |
+//! | `required` | what the kernel cannot do without |
 //! | `device_tree` | memory, devices and CPUs, as the device tree tells |
 //! | `tables` | the kernel's mappings, the direct map |
 //! | `tlb` | the tables of programs, and what the TLBs remember |
@@ -37,6 +38,7 @@ mod frames;
 mod interrupts;
 mod processors;
 mod registers;
+mod required;
 mod serial;
 pub mod signal;
 mod tables;

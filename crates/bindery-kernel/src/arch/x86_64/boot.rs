@@ -29,6 +29,9 @@ pvh_start:
     cli
     cld
     mov edi, ebx
+    mov ebp, offset supported
+    jmp check_processor
+supported:
     lea eax, [boot_level_3 + 3]     // present, writable
     mov [boot_level_4], eax
     mov [boot_level_4 + 256 * 8], eax

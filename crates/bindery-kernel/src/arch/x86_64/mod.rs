@@ -3,6 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `boot` | from the PVH entry to `crate::start` |
+//! | `required` | what the kernel cannot do without |
 //! | `paging` | the kernel's tables, the direct map, the TLB |
 //! | `features` | what of the processor is switched on |
 //! | `local` | what each CPU has of its own: segments, stacks, the way in |
@@ -34,6 +35,7 @@ mod local;
 mod other_cpus;
 mod paging;
 mod protection_keys;
+mod required;
 pub mod signal;
 mod time;
 mod user_copy;

@@ -1,0 +1,65 @@
+//! What the kernel cannot do without, looked at before anything else.
+//!
+//! The compiler puts atomic instructions of ARMv8.1 anywhere, so this is assembly that runs with the
+//! MMU off. A processor that lacks something is told of on the console and over the control channel,
+//! and the machine ends. There is no device tree yet: the console is where QEMU's `virt` has it.
+
+use core::arch::global_asm;
+
+use super::firmware::semihosting::{APPLICATION_EXIT, EXIT_EXTENDED, WRITE_TEXT};
+
+/// The PL011 of QEMU's `virt`.
+const CONSOLE: u64 = 0x0900_0000;
+
+/// What stands before a message on the control channel, and not on the console.
+const MARK: &str = "panic ";
+
+global_asm!(
+    r#"
+    .section .text.entry, "ax"
+    // Comes back if all is there; changes x0 to x4.
+    .global check_processor
+check_processor:
+    mrs     x1, id_aa64isar0_el1
+    ubfx    x1, x1, #20, #4         // Atomic: 2 is FEAT_LSE
+    cmp     x1, #2
+    adr     x0, without_atomics
+    b.lo    8f
+    mrs     x1, id_aa64mmfr0_el1
+    ubfx    x1, x1, #28, #4         // TGran4: all ones is none
+    cmp     x1, #0xf
+    adr     x0, without_small_pages
+    b.eq    8f
+    ret
+8:  mov     x2, #{console}
+    add     x1, x0, #{mark}
+9:  ldrb    w3, [x1], #1
+    cbz     w3, 11f
+10: ldr     w4, [x2, #0x18]
+    tbnz    w4, #5, 10b             // no room to send
+    str     w3, [x2]
+    b       9b
+11: mov     x1, x0
+    mov     w0, #{write}
+    hlt     #0xf000
+    adr     x1, failed
+    mov     w0, #{exit}
+    hlt     #0xf000
+12: wfi
+    b       12b
+
+    .balign 8
+failed:
+    .quad   {application}, 1
+without_atomics:
+    .asciz  "panic this processor has no atomic instructions (FEAT_LSE): the kernel needs ARMv8.1 or newer\n"
+without_small_pages:
+    .asciz  "panic this processor has no pages of 4 KiB (ID_AA64MMFR0_EL1.TGran4): the kernel needs them\n"
+    .balign 4
+    "#,
+    console = const CONSOLE,
+    mark = const MARK.len(),
+    write = const WRITE_TEXT,
+    exit = const EXIT_EXTENDED,
+    application = const APPLICATION_EXIT,
+);

@@ -1,0 +1,90 @@
+//! What the kernel cannot do without, looked at before anything else: in 32-bit mode, before the
+//! processor is asked to leave it. A processor that lacks something is told of on the console and over
+//! the control channel, and the machine ends.
+
+use core::arch::global_asm;
+
+/// What stands before a message on the control channel, and not on the console.
+const MARK: &str = "panic ";
+
+// Each entry: a leaf of CPUID, a bit of EDX, the message.
+global_asm!(r#"
+.section .boot.text, "ax"
+.code32
+    // Goes on at EBP if all is there; changes all registers but EDI and EBP.
+.global check_processor
+check_processor:
+    mov esi, offset required
+1:  mov ecx, [esi]
+    test ecx, ecx
+    jz 3f
+    mov eax, ecx
+    and eax, 0x80000000
+    cpuid
+    cmp eax, [esi]                  // the highest leaf
+    jb 4f
+    mov eax, [esi]
+    cpuid
+    test edx, [esi + 4]
+    jz 4f
+    add esi, 12
+    jmp 1b
+3:  jmp ebp
+
+4:  mov esi, [esi + 8]
+    mov ecx, {mark}
+5:  mov al, [esi]
+    inc esi
+    test al, al
+    jz 8f
+    mov dx, 0xe9
+    out dx, al
+    test ecx, ecx
+    jz 6f
+    dec ecx
+    jmp 5b
+6:  mov ah, al
+    mov dx, 0x3fd
+7:  in al, dx
+    test al, 0x20                   // no room to send
+    jz 7b
+    mov al, ah
+    mov dx, 0x3f8
+    out dx, al
+    jmp 5b
+8:  mov eax, 1
+    mov dx, 0xf4
+    out dx, eax
+9:  hlt
+    jmp 9b
+
+    .balign 4
+required:
+    .long 0x80000001, 1 << 29, without_long_mode
+    .long 0x80000001, 1 << 20, without_no_execute
+    .long 1, 1 << 4, without_counter
+    .long 1, 1 << 9, without_controller
+    .long 1, 1 << 13, without_global
+    .long 1, 1 << 16, without_attributes
+    .long 1, 1 << 24, without_saving
+    .long 1, 1 << 26, without_vectors
+    .long 0
+without_long_mode:
+    .asciz "panic this processor has no 64-bit mode (CPUID 80000001 EDX bit 29): the kernel needs it\n"
+without_no_execute:
+    .asciz "panic this processor has no no-execute bit (NX): the kernel needs it\n"
+without_counter:
+    .asciz "panic this processor has no time-stamp counter (TSC): the kernel needs it\n"
+without_controller:
+    .asciz "panic this processor has no local interrupt controller (APIC): the kernel needs it\n"
+without_global:
+    .asciz "panic this processor has no global pages (PGE): the kernel needs them\n"
+without_attributes:
+    .asciz "panic this processor has no page attribute table (PAT): the kernel needs it\n"
+without_saving:
+    .asciz "panic this processor has no FXSAVE (FXSR): the kernel needs it\n"
+without_vectors:
+    .asciz "panic this processor has no SSE2: programs need it\n"
+.code64
+.text
+"#, mark = const MARK.len());
