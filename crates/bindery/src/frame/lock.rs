@@ -99,6 +99,11 @@ impl<P: Platform> FolioLock<'_, P> {
     pub(crate) fn set_owner(&self, owner: Owner, index: u64) {
         self.frames.write_owner(self.folio, owner, index);
     }
+
+    /// The object that owns the folio names no page of it any more.
+    pub(crate) fn let_go(&self) {
+        self.frames.let_go(self.folio);
+    }
 }
 
 impl<P: Platform> Drop for FolioLock<'_, P> {

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! owner (32 bits)  the frame of the slab in which the owner stands
-//! word   63..62  61..54                      53..52  51 ..................... 0
-//!        kind    where in that frame, by 16          index of the folio's first page
+//! word   63..62  61..54                      53      52  51 ................. 0
+//!        kind    where in that frame, by 16  let go      index of the folio's first page
 //! ```
 //!
 //! Owner and index are two words. They change and are read under the folio's lock ([`super::lock`]),
@@ -27,6 +27,9 @@ const KIND_SHIFT: u32 = 62;
 /// Kinds of owner in a word; 0 is nobody, 1 a group.
 const SHARED_MEMORY: u64 = 2;
 const FILE: u64 = 3;
+/// Of a word: the object names no page of the folio any more. The kind stays, since entries that go
+/// later take away from the count to which they were added.
+const LET_GO: u64 = 1 << 53;
 /// Owners are aligned to so many bytes.
 const ALIGN: u64 = 16;
 
@@ -100,6 +103,20 @@ impl<P: Platform> Frames<P> {
         head.word.store(kind << KIND_SHIFT | place << PLACE_SHIFT | index & INDEX_MASK, Relaxed);
     }
 
+    /// The object that owns the folio names no page of it any more: nobody owns it, and what
+    /// [`Frames::owner_kind`] says stays. Entries that map it may be gone and not be counted down yet:
+    /// 1. CPU A takes a table out of the tree, and releases its locks;
+    /// 2. CPU B truncates the object, finds no entry, and lets the pages go;
+    /// 3. CPU A counts what stood in the table, as pages of shared memory or of a file.
+    ///
+    /// The caller has the folio's lock.
+    pub(super) fn let_go(&self, folio: Folio) {
+        let head = self.meta(folio.head);
+        let kind = head.word.load(Relaxed) & !0 << KIND_SHIFT;
+        head.owner.store(0, Relaxed);
+        head.word.store(kind | LET_GO, Relaxed);
+    }
+
     /// Whom the folio belongs to, and the index of its first page there. For who has the folio's lock,
     /// and for the auditor of a quiet system; for anybody else the answer is a guess.
     pub(crate) fn owner(&self, platform: &P, folio: Folio) -> (Owner, u64) {
@@ -111,6 +128,7 @@ impl<P: Platform> Frames<P> {
             page.map_addr(|page| page.saturating_add((place * ALIGN) as usize))
         };
         let owner = match word >> KIND_SHIFT {
+            _ if word & LET_GO != 0 => Owner::Nobody,
             1 => Owner::Group(address().cast()),
             SHARED_MEMORY => Owner::Memory(address().cast()),
             FILE => Owner::File(address().cast()),
@@ -129,10 +147,12 @@ impl<P: Platform> Frames<P> {
     /// Whether the folio belongs to an object.
     #[inline]
     pub(crate) fn is_of_object(&self, folio: Folio) -> bool {
-        self.meta(folio.head).word.load(Relaxed) >> KIND_SHIFT >= SHARED_MEMORY
+        let word = self.meta(folio.head).word.load(Relaxed);
+        word >> KIND_SHIFT >= SHARED_MEMORY && word & LET_GO == 0
     }
 
-    /// What sort of owner the folio has. Whoever asks keeps it mapped, so the answer lasts.
+    /// What sort of owner the folio has, or had when it was mapped. Whoever asks keeps it mapped, so the
+    /// answer lasts.
     #[inline]
     pub(crate) fn owner_kind(&self, folio: Folio) -> OwnerKind {
         match self.meta(folio.head).word.load(Relaxed) >> KIND_SHIFT {

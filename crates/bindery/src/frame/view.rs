@@ -22,11 +22,11 @@ pub enum FrameUse {
     Free,
     /// Taken from the allocator, and nothing more is known yet.
     Allocated,
-    /// A page of anonymous memory, or a page that its owner has let go and somebody still holds.
+    /// A page of anonymous memory.
     Anonymous,
-    /// A page of shared memory.
+    /// A page of shared memory; also one that was cut off, as long as somebody holds it.
     SharedMemory,
-    /// A page of a file.
+    /// A page of a file; also one that was cut off, as long as somebody holds it.
     File,
     /// The page of zeroes that all share.
     Zero,

@@ -7,7 +7,7 @@
 
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE};
-use crate::frame::{Folio, Freed, Owner};
+use crate::frame::{Folio, Freed};
 use crate::platform::Platform;
 
 use super::awaited::Stop;
@@ -214,7 +214,7 @@ pub(super) fn let_go<P: Platform>(
         return;
     }
     if !names(memory, object, first, folio) {
-        frames.lock_folio(platform, folio).set_owner(Owner::Nobody, 0);
+        frames.lock_folio(platform, folio).let_go();
     }
     frames.release_pages(platform, folio, count);
 }

@@ -391,14 +391,17 @@ fn drop_run<P: Platform>(
         return 1;
     };
     counts.folios_touched += 1;
-    // Nearly all folios of one page end here.
-    if folio.order == 0 && memory.frames.free_into(batch, folio, 1) {
+    // Nearly all folios of one page end here. One that an object has let go may be ours to free as
+    // well, and counts as the object's page that it was when it was mapped.
+    let anonymous = memory.frames.owner_kind(folio) == OwnerKind::Anonymous;
+    if folio.order == 0 && anonymous && memory.frames.free_into(batch, folio, 1) {
         return 1;
     }
     let left = folio.head.0 + folio.pages() - frame.0;
     let limit = left.min(slots.len() as u32 - index);
     // A folio of which these are all mappings takes nothing along of what they say.
     let last = folio.order > 0
+        && anonymous
         && memory.frames.is_mapped_only(folio, limit)
         && run::are_leaves::<P::Arch>(
             &slots[index as usize..(index + limit) as usize],
