@@ -36,6 +36,10 @@ int main(void) {
     close(file);
     file = open(path, O_RDWR | O_TRUNC);
     EQUAL(lseek(file, 0, SEEK_END), 0, "open: O_TRUNC empties the file");
+    STEP_EQUAL(write(file, "abc", 3), 3);
+    close(file);
+    file = open(path, O_RDONLY | O_TRUNC);
+    EQUAL(lseek(file, 0, SEEK_END), 0, "open: O_TRUNC does, even for reading");
     close(file);
 
     FAILS(open(path, O_RDONLY | O_DIRECTORY), ENOTDIR, "open: O_DIRECTORY and a file");

@@ -17,6 +17,7 @@ use bindery::{FileAccess, linux};
 use crate::errno::{Errno, Outcome, from_raw};
 use crate::memory::memory;
 use crate::platform::Machine;
+use crate::process::Capability;
 use crate::{process, user};
 
 use super::descriptor::{AtExec, Description, Files};
@@ -459,6 +460,7 @@ fn truncate(path: u64, length: i64) -> Outcome {
     if place.node.kind() == super::node::Kind::Folder {
         return Err(Errno::EISDIR);
     }
+    super::permission::check(&*place.node, nr::W_OK)?;
     let object = place.node.object().ok_or(Errno::EINVAL)?.clone();
     let access = super::node::file_access(O_RDWR);
     resize(&OpenFile { object, access }, length)
@@ -466,6 +468,7 @@ fn truncate(path: u64, length: i64) -> Outcome {
 
 /// `mount(2)`: what programs want to have mounted at start is there already.
 fn mount(target: u64, kind: u64) -> Outcome {
+    process::credentials().demand(Capability::Admin)?;
     let kind = user::text(kind, 64)?;
     let place = user_place(AT_FDCWD, target, LastLink::Followed)?;
     if place.node.kind() != super::node::Kind::Folder {

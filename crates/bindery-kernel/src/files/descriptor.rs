@@ -4,6 +4,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use bindery::FileAccess;
 use bindery::linux::OpenFile;
 use linux_raw_sys::general::{O_APPEND, O_NONBLOCK, O_PATH};
 
@@ -13,6 +14,7 @@ use crate::sync::{Mutex, SleepingMutex};
 use crate::{heap, process};
 
 use super::node::{Mappable, Node, Patience, Place, file_access, may_read, may_write};
+use super::permission;
 
 /// The most descriptors that a process may ever have.
 pub const HARD_LIMIT: u64 = 4096;
@@ -82,7 +84,9 @@ impl Description {
     /// `EINVAL` where it has none.
     pub fn open_file(&self) -> Result<OpenFile<'static, Machine>, Errno> {
         let object = self.node.object().ok_or(Errno::EINVAL)?.clone();
-        Ok(OpenFile { object, access: file_access(self.flags()) })
+        let mut access = file_access(self.flags());
+        access.set(FileAccess::OWNER, permission::is_owner(&*self.node));
+        Ok(OpenFile { object, access })
     }
 }
 

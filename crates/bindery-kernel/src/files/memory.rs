@@ -11,6 +11,7 @@ use bindery::{Access, Accounting, Object, Quota, Sealing, Verb, linux};
 use crate::errno::{Errno, Outcome, from_raw};
 use crate::memory::memory;
 use crate::platform::Machine;
+use crate::process::credentials;
 use crate::sync::{Mutex, SleepingMutex};
 use crate::{heap, time};
 
@@ -65,8 +66,15 @@ struct Changeable {
 impl Common {
     fn new(number: u64, mode: u32) -> Result<Self, Errno> {
         heap::room(NODE_SIZE)?;
-        let changeable = Changeable { mode, owner: (0, 0), times: [time::real_time(); 3] };
+        let who = credentials();
+        let owner = (who.user.file, who.group.file);
+        let changeable = Changeable { mode, owner, times: [time::real_time(); 3] };
         Ok(Self { number, links: AtomicU32::new(1), changeable: Mutex::new(changeable) })
+    }
+
+    fn permissions(&self) -> (u32, (u32, u32)) {
+        let Changeable { mode, owner, .. } = *self.changeable.lock();
+        (mode, owner)
     }
 
     fn attributes(&self, size: u64, blocks: u64) -> Attributes {
@@ -207,6 +215,10 @@ impl Node for Regular {
 
     fn attributes(&self) -> Attributes {
         self.common.attributes(self.object.size(), self.object.resident_pages() * 8)
+    }
+
+    fn permissions(&self) -> (u32, (u32, u32)) {
+        self.common.permissions()
     }
 
     fn change(&self, change: &Change) -> Result<(), Errno> {
@@ -439,6 +451,10 @@ impl Node for Folder {
         drop(entries);
         let links = 2 + folders as u32;
         Attributes { links, ..self.common.attributes(size, 0) }
+    }
+
+    fn permissions(&self) -> (u32, (u32, u32)) {
+        self.common.permissions()
     }
 
     fn change(&self, change: &Change) -> Result<(), Errno> {

@@ -6,6 +6,7 @@
 //! | [`node`] | what stands in the file system, and where |
 //! | [`memory`] | folders, regular files, symbolic links |
 //! | [`path`] | from a path to a node |
+//! | [`permission`] | who may do what with it |
 //! | [`descriptor`] | descriptors and what they share |
 //! | [`console`], [`stream`], [`device`], [`pipe`], [`socket`], [`event`], [`epoll`] | what is read and written otherwise |
 //! | [`generated`], [`proc`], [`sys`] | files whose text is made when it is read |
@@ -25,6 +26,7 @@ mod memory;
 mod names;
 mod node;
 mod path;
+mod permission;
 mod pipe;
 mod poll;
 mod proc;
@@ -39,6 +41,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use bindery::Object;
+use linux_raw_sys::general::X_OK;
 
 use crate::boot::Stretch;
 use crate::errno::Errno;
@@ -87,8 +90,9 @@ pub fn begin(initramfs: Stretch) {
         }
     }
     memory::begin();
-    for name in [&b"dev"[..], b"proc", b"sys", b"tmp"] {
-        folder_at(&place, name, 0o755).expect("there is memory for a few folders");
+    for (name, mode) in [(&b"dev"[..], 0o755), (b"proc", 0o555), (b"sys", 0o555), (b"tmp", 0o1777)]
+    {
+        folder_at(&place, name, mode).expect("there is memory for a few folders");
     }
     device::begin(&place).expect("there is memory for the devices");
     let top = place.node.folder().expect("the root is a folder");
@@ -163,6 +167,10 @@ pub struct Program {
     pub object: Object<'static, Machine>,
     /// Its absolute path.
     pub path: Vec<u8>,
+    /// As whom it is to run, whoever starts it (set-user-ID, set-group-ID).
+    pub set_user: Option<u32>,
+    /// As which group.
+    pub set_group: Option<u32>,
 }
 
 /// Finds a program.
@@ -183,12 +191,19 @@ pub fn program_of(files: &Files, descriptor: i32) -> Result<Program, Errno> {
 }
 
 fn program(place: Arc<Place>) -> Result<Program, Errno> {
-    let mode = place.node.attributes().mode;
+    let (mode, owner) = place.node.permissions();
     let object = place.node.object().cloned();
     proc::remember(&place);
     match object {
         Some(object) if place.node.kind() == Kind::Regular && mode & 0o111 != 0 => {
-            Ok(Program { object, path: place.path() })
+            permission::check(&*place.node, X_OK)?;
+            let sets = |bits: u32, id: u32| Some(id).filter(|_| mode & bits == bits);
+            Ok(Program {
+                object,
+                path: place.path(),
+                set_user: sets(permission::SET_USER, owner.0),
+                set_group: sets(permission::SET_GROUP | 0o010, owner.1),
+            })
         }
         _ => Err(Errno::EACCES),
     }

@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 
 use linux_raw_sys::general::{
     AT_EMPTY_PATH, AT_FDCWD, AT_REMOVEDIR, AT_SYMLINK_FOLLOW, O_ACCMODE, O_CLOEXEC, O_CREAT,
-    O_DIRECTORY, O_EXCL, O_NOFOLLOW, O_PATH, O_TMPFILE, O_TRUNC, RENAME_EXCHANGE, RENAME_NOREPLACE,
-    S_IFIFO, S_IFMT, S_IFREG,
+    O_DIRECTORY, O_EXCL, O_NOFOLLOW, O_PATH, O_RDONLY, O_TMPFILE, O_TRUNC, O_WRONLY, R_OK,
+    RENAME_EXCHANGE, RENAME_NOREPLACE, S_IFIFO, S_IFMT, S_IFREG, W_OK, X_OK,
 };
 
 use crate::errno::{Errno, Outcome};
@@ -14,8 +14,9 @@ use crate::{process, user};
 
 use super::descriptor::{AtExec, Description};
 use super::memory::{Folder, Link, Regular, count_links};
-use super::node::{Kind, Node, Place, may_write};
+use super::node::{Kind, Node, Place};
 use super::path::{self, LastLink, user_name, user_place};
+use super::permission;
 use super::pipe::Pipe;
 
 /// What a descriptor's flags say about `exec`.
@@ -36,9 +37,9 @@ pub fn open(folder: i32, path: u64, flags: u32, mode: u32) -> Outcome {
     } else {
         LastLink::Followed
     };
-    let place = match path::look_up(start.clone(), &path, last) {
+    let (place, is_new) = match path::look_up(start.clone(), &path, last) {
         Ok(_) if flags & (O_CREAT | O_EXCL) == O_CREAT | O_EXCL => return Err(Errno::EEXIST),
-        Ok(place) => place,
+        Ok(place) => (place, false),
         Err(Errno::ENOENT) if flags & O_CREAT != 0 => create(start, &path, mode & !files.umask())?,
         Err(errno) => return Err(errno),
     };
@@ -59,9 +60,13 @@ pub fn open(folder: i32, path: u64, flags: u32, mode: u32) -> Outcome {
         _ if flags & O_DIRECTORY != 0 => return Err(Errno::ENOTDIR),
         _ => {}
     }
-    // Truncating asks for the right to write, whatever else is asked for.
-    let truncates = flags & O_TRUNC != 0 && may_write(flags) && kind == Kind::Regular;
+    // As Linux: also what is opened for reading is truncated, by whoever may write.
+    let truncates = flags & O_TRUNC != 0 && kind == Kind::Regular;
     let flags = if truncates { flags } else { flags & !O_TRUNC };
+    if !is_new {
+        let writes = if truncates { W_OK } else { 0 };
+        permission::check(&*place.node, wanted_by(flags) | writes)?;
+    }
     let node = place.node.clone().open(flags)?;
     super::proc::remember(&place);
     let opened = node.clone();
@@ -71,8 +76,18 @@ pub fn open(folder: i32, path: u64, flags: u32, mode: u32) -> Outcome {
     Ok(files.insert(description, at_exec(flags))? as u64)
 }
 
-/// Makes the regular file that a path names; the path may end in a link that leads nowhere.
-fn create(start: Arc<Place>, path: &[u8], mode: u32) -> Result<Arc<Place>, Errno> {
+/// What must be allowed for an opening with these flags.
+fn wanted_by(flags: u32) -> u32 {
+    match flags & O_ACCMODE {
+        O_RDONLY => R_OK,
+        O_WRONLY => W_OK,
+        _ => R_OK | W_OK,
+    }
+}
+
+/// Makes the regular file that a path names; the path may end in a link that leads nowhere. Says whether
+/// it was made.
+fn create(start: Arc<Place>, path: &[u8], mode: u32) -> Result<(Arc<Place>, bool), Errno> {
     let (mut start, mut path) = (start, Vec::from(path));
     for _ in 0..8 {
         let name = path::look_up_name(start, &path)?;
@@ -84,11 +99,11 @@ fn create(start: Arc<Place>, path: &[u8], mode: u32) -> Result<Arc<Place>, Errno
                 path = node.target()?;
                 start = if path.first() == Some(&b'/') { super::root() } else { name.above };
             }
-            Ok(node) => return Ok(name.above.below(node, &name.name)),
+            Ok(node) => return Ok((name.above.below(node, &name.name), false)),
             Err(_) => {
                 let file: Arc<dyn Node> = Regular::new(mode & 0o7777)?;
                 name.folder()?.insert(&name.name, file.clone())?;
-                return Ok(name.above.below(file, &name.name));
+                return Ok((name.above.below(file, &name.name), true));
             }
         }
     }
@@ -177,8 +192,10 @@ pub fn unlink(folder: i32, path: u64, flags: u32) -> Outcome {
         Errno::EINVAL if !removes_folder => Errno::EISDIR,
         other => other,
     })?;
-    name.above.node.child(&name.name)?;
-    name.folder()?.remove(&name.name, |node| {
+    let node = name.above.node.child(&name.name)?;
+    let folder = name.folder()?;
+    permission::check_taking(&*name.above.node, &*node)?;
+    folder.remove(&name.name, |node| {
         let is_folder = node.kind() == Kind::Folder;
         match (removes_folder, is_folder) {
             (true, true) => node.folder().ok_or(Errno::EBUSY)?.retire(),
@@ -206,6 +223,7 @@ pub fn rename(from: (i32, u64), to: (i32, u64), flags: u32) -> Outcome {
     let node = source.above.node.child(&source.name)?;
     let is_folder = node.kind() == Kind::Folder;
     let (source_folder, target_folder) = (source.folder()?, target.folder()?);
+    permission::check_taking(&*source.above.node, &*node)?;
     target_folder.check_room()?;
     if !is_folder && (source.for_folder || target.for_folder) {
         return Err(Errno::ENOTDIR);
@@ -215,6 +233,9 @@ pub fn rename(from: (i32, u64), to: (i32, u64), flags: u32) -> Outcome {
         return Err(Errno::EINVAL);
     }
     let there = target.above.node.child(&target.name).ok();
+    if let Some(there) = &there {
+        permission::check_taking(&*target.above.node, &**there)?;
+    }
     if flags & RENAME_EXCHANGE != 0 {
         let there = there.ok_or(Errno::ENOENT)?;
         if there.kind() == Kind::Folder && is_inside(&source.above, &there) {
@@ -310,6 +331,7 @@ fn enter(place: Arc<Place>) -> Outcome {
     if place.node.kind() != Kind::Folder {
         return Err(Errno::ENOTDIR);
     }
+    permission::check(&*place.node, X_OK)?;
     process::current().files().set_directory(place);
     Ok(0)
 }

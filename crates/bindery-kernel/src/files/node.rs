@@ -141,6 +141,12 @@ pub trait Node: Send + Sync {
     /// What `stat` tells.
     fn attributes(&self) -> Attributes;
 
+    /// Permission bits, owner and group, as [`Node::attributes`] tells them: asked for often.
+    fn permissions(&self) -> (u32, (u32, u32)) {
+        let Attributes { mode, owner, .. } = self.attributes();
+        (mode, owner)
+    }
+
     /// Changes attributes.
     fn change(&self, _change: &Change) -> Result<(), Errno> {
         Err(Errno::EPERM)
@@ -312,7 +318,7 @@ impl Drop for Place {
     }
 }
 
-/// What flags of `open` allow to do with an object. All programs are root's, and so are all files.
+/// What flags of `open` allow to do with an object, for its owner.
 pub fn file_access(flags: u32) -> FileAccess {
     let opened = match flags & O_ACCMODE {
         O_RDONLY => FileAccess::READ,

@@ -4,14 +4,16 @@ use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use linux_raw_sys::general::AT_FDCWD;
+use linux_raw_sys::general::{AT_FDCWD, W_OK, X_OK};
 
 use crate::errno::Errno;
+use crate::process::credentials;
 use crate::{process, user};
 
 use super::descriptor::Files;
 use super::memory::Folder;
 use super::node::{Kind, Place};
+use super::permission;
 
 /// The longest path, in bytes, with the zero at its end.
 pub const PATH_MAX: usize = 4096;
@@ -45,10 +47,14 @@ impl Name {
     /// The folder, if names can be made in it.
     ///
     /// # Errors
-    /// `ENOTDIR`; `EROFS` in `/proc` and the like.
+    /// `ENOTDIR`; `EROFS` in `/proc` and the like; `EACCES`.
     pub fn folder(&self) -> Result<&Folder, Errno> {
         match self.above.node.kind() {
-            Kind::Folder => self.above.node.folder().ok_or(Errno::EROFS),
+            Kind::Folder => {
+                let folder = self.above.node.folder().ok_or(Errno::EROFS)?;
+                permission::check(&*self.above.node, W_OK | X_OK)?;
+                Ok(folder)
+            }
             _ => Err(Errno::ENOTDIR),
         }
     }
@@ -83,7 +89,7 @@ pub fn beginning(files: &Files, folder: i32, path: &[u8]) -> Result<Arc<Place>, 
 /// The place that a path leads to.
 ///
 /// # Errors
-/// `ENOENT`, `ENOTDIR`, `ELOOP`, `ENAMETOOLONG`.
+/// `ENOENT`, `ENOTDIR`, `EACCES`, `ELOOP`, `ENAMETOOLONG`.
 pub fn look_up(start: Arc<Place>, path: &[u8], last: LastLink) -> Result<Arc<Place>, Errno> {
     if path.is_empty() {
         return Err(Errno::ENOENT);
@@ -144,12 +150,14 @@ fn walk(
     names: &mut VecDeque<Vec<u8>>,
     last: LastLink,
 ) -> Result<Arc<Place>, Errno> {
+    let who = credentials();
     let mut place = start;
     let mut links = 0;
     while let Some(name) = names.pop_front() {
         if place.node.kind() != Kind::Folder {
             return Err(Errno::ENOTDIR);
         }
+        permission::check_for(&who, &*place.node, X_OK)?;
         match &name[..] {
             b"." => continue,
             b".." => {

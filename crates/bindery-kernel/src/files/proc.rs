@@ -18,10 +18,21 @@ mod names;
 mod sysctl;
 mod texts;
 
+use crate::process;
+
 pub use folders::root;
 pub use names::remember;
 
 /// The numbers of `/proc`'s nodes: of process 5, the file 3 has 5,003 and some.
 fn number(process: u32, index: usize) -> u64 {
     (1 << 40) + u64::from(process) * 1000 + index as u64
+}
+
+/// Whose the files of a process are: the superuser's where others of its user may not look into it.
+fn owner(process: u32) -> (u32, u32) {
+    let process = process::find(process).filter(|process| process.is_dumpable());
+    process.map_or((0, 0), |process| {
+        let who = process.credentials();
+        (who.user.effective, who.group.effective)
+    })
 }

@@ -3,16 +3,17 @@
 use alloc::sync::Arc;
 
 use linux_raw_sys::general::{
-    AT_EMPTY_PATH, AT_FDCWD, AT_SYMLINK_NOFOLLOW, R_OK, STATX_BASIC_STATS, UTIME_NOW, UTIME_OMIT,
-    W_OK, X_OK, stat, statfs64, statx, statx_timestamp,
+    AT_EACCESS, AT_EMPTY_PATH, AT_FDCWD, AT_SYMLINK_NOFOLLOW, R_OK, STATX_BASIC_STATS, UTIME_NOW,
+    UTIME_OMIT, W_OK, X_OK, stat, statfs64, statx, statx_timestamp,
 };
 
 use crate::errno::{Errno, Outcome};
 use crate::{process, time, user};
 
 use super::memory::size_and_free;
-use super::node::{Attributes, Change, Kind, Node, Place};
+use super::node::{Attributes, Change, Node, Place};
 use super::path::{self, LastLink};
+use super::permission;
 
 /// The device number of the file system in memory, and of what is generated.
 const DEVICE: u64 = 1;
@@ -109,42 +110,48 @@ pub fn stat_extended(folder: i32, path: u64, flags: u32, at: u64) -> Outcome {
     Ok(0)
 }
 
-/// `faccessat2(2)`: everybody is the superuser, who may do anything but run what nobody may run.
+/// `faccessat2(2)`: what the real user may do, or with `AT_EACCESS` the effective one.
 pub fn access(folder: i32, path: u64, wanted: u32, flags: u32) -> Outcome {
-    if wanted & !(R_OK | W_OK | X_OK) != 0 {
+    if wanted & !(R_OK | W_OK | X_OK) != 0
+        || flags & !(AT_EACCESS | AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) != 0
+    {
         return Err(Errno::EINVAL);
     }
-    let node = &place_at(folder, path, flags)?.node;
-    let runs = node.kind() == Kind::Folder || node.attributes().mode & 0o111 != 0;
-    if wanted & X_OK != 0 && !runs { Err(Errno::EACCES) } else { Ok(0) }
+    let judge = || permission::check(&*place_at(folder, path, flags)?.node, wanted).map(|()| 0);
+    if flags & AT_EACCESS != 0 {
+        return judge();
+    }
+    process::acting_as(process::credentials().with_real_ids(), judge)
+}
+
+fn set_mode(node: &dyn Node, mode: u32) -> Outcome {
+    permission::check_owner(node)?;
+    node.change(&Change { mode: Some(mode & 0o7777), ..Change::default() }).map(|()| 0)
 }
 
 /// `fchmodat(2)`.
 pub fn change_mode(folder: i32, path: u64, mode: u32) -> Outcome {
-    let change = Change { mode: Some(mode & 0o7777), ..Change::default() };
-    place_at(folder, path, 0)?.node.change(&change).map(|()| 0)
+    set_mode(&*place_at(folder, path, 0)?.node, mode)
 }
 
 /// `fchmod(2)`.
 pub fn change_mode_of(descriptor: i32, mode: u32) -> Outcome {
-    let change = Change { mode: Some(mode & 0o7777), ..Change::default() };
-    process::current().files().get(descriptor)?.node.change(&change).map(|()| 0)
+    set_mode(&*process::current().files().get(descriptor)?.node, mode)
 }
 
-fn owners(owner: u32, group: u32) -> Change {
+fn set_owners(node: &dyn Node, owner: u32, group: u32) -> Outcome {
     let given = |id: u32| Some(id).filter(|id| *id != u32::MAX);
-    Change { owner: (given(owner), given(group)), ..Change::default() }
+    permission::give(node, given(owner), given(group)).map(|()| 0)
 }
 
 /// `fchownat(2)`.
 pub fn change_owner(folder: i32, path: u64, owner: u32, group: u32, flags: u32) -> Outcome {
-    place_at(folder, path, flags)?.node.change(&owners(owner, group)).map(|()| 0)
+    set_owners(&*place_at(folder, path, flags)?.node, owner, group)
 }
 
 /// `fchown(2)`.
 pub fn change_owner_of(descriptor: i32, owner: u32, group: u32) -> Outcome {
-    let description = process::current().files().get(descriptor)?;
-    description.node.change(&owners(owner, group)).map(|()| 0)
+    set_owners(&*process::current().files().get(descriptor)?.node, owner, group)
 }
 
 /// `utimensat(2)`.
@@ -164,12 +171,23 @@ pub fn change_times(folder: i32, path: u64, times: u64, flags: u32) -> Outcome {
         let [accessed, modified]: [[i64; 2]; 2] = user::read(times)?;
         [moment(accessed)?, moment(modified)?]
     };
+    let is_now = times == 0;
     let change = Change { times: new, ..Change::default() };
+    let set = |node: &dyn Node| {
+        if !permission::is_owner(node) {
+            // Whoever may write may say that it was just now.
+            let allowed = permission::check(node, W_OK);
+            allowed.map_err(|errno| if is_now { errno } else { Errno::EPERM })?;
+            if !is_now {
+                return Err(Errno::EPERM);
+            }
+        }
+        node.change(&change).map(|()| 0)
+    };
     if path == 0 {
-        let description = process::current().files().get(folder)?;
-        return description.node.change(&change).map(|()| 0);
+        return set(&*process::current().files().get(folder)?.node);
     }
-    place_at(folder, path, flags)?.node.change(&change).map(|()| 0)
+    set(&*place_at(folder, path, flags)?.node)
 }
 
 fn write_statfs(at: u64, place: &Place) -> Outcome {

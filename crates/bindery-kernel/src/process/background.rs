@@ -20,7 +20,9 @@ use super::barriers::Barriers;
 use super::limits::Limits;
 use super::memory_shortage::Standing;
 use super::signal::Actions;
-use super::{Process, ProcessParts, ProgramFacts, State, Thread, WaitQueue, scheduler, table};
+use super::{
+    Credentials, Process, ProcessParts, ProgramFacts, State, Thread, WaitQueue, scheduler, table,
+};
 
 /// What can be set of the thread, as under `/sys/kernel/mm/transparent_hugepage/khugepaged`.
 pub struct Tunables {
@@ -118,6 +120,8 @@ fn make() -> Result<Arc<Thread>, Errno> {
         limits: Limits::default(),
         standing: Standing::default(),
         barriers: Barriers::default(),
+        credentials: Credentials::root(),
+        dumpable: false,
     };
     let process = Process::new(0, parts);
     process.set_name(b"khugepaged");

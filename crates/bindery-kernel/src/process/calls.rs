@@ -10,6 +10,7 @@ use crate::errno::{Errno, Outcome};
 use crate::{files, user};
 
 use super::clone::{Wanted, clone, unshare};
+use super::credentials::{self, Capability, Kind, check_signal};
 use super::deliver::{self, signal_return};
 use super::identity::{self as id, Handle};
 use super::signal::{
@@ -62,6 +63,7 @@ pub fn call(
         _ => {
             return signals(number, arguments)
                 .or_else(|| times(number, arguments))
+                .or_else(|| users(number, arguments))
                 .or_else(|| identities(number, arguments))
                 .map(Some);
         }
@@ -116,6 +118,33 @@ fn times(number: u32, [a, b, c, d, ..]: [u64; 6]) -> Option<Outcome> {
     })
 }
 
+fn users(number: u32, [a, b, c, ..]: [u64; 6]) -> Option<Outcome> {
+    const USER: Kind = Kind::User;
+    const GROUP: Kind = Kind::Group;
+    let who = scheduler::current().credentials();
+    Some(match number {
+        nr::__NR_getuid => Ok(who.user.real.into()),
+        nr::__NR_geteuid => Ok(who.user.effective.into()),
+        nr::__NR_getgid => Ok(who.group.real.into()),
+        nr::__NR_getegid => Ok(who.group.effective.into()),
+        nr::__NR_setuid => credentials::set(USER, a),
+        nr::__NR_setgid => credentials::set(GROUP, a),
+        nr::__NR_setreuid => credentials::set_two(USER, a, b),
+        nr::__NR_setregid => credentials::set_two(GROUP, a, b),
+        nr::__NR_setresuid => credentials::set_three(USER, [a, b, c]),
+        nr::__NR_setresgid => credentials::set_three(GROUP, [a, b, c]),
+        nr::__NR_setfsuid => credentials::set_file(USER, a),
+        nr::__NR_setfsgid => credentials::set_file(GROUP, a),
+        nr::__NR_getresuid => credentials::get_three(USER, [a, b, c]),
+        nr::__NR_getresgid => credentials::get_three(GROUP, [a, b, c]),
+        nr::__NR_getgroups => credentials::get_groups(a, b),
+        nr::__NR_setgroups => credentials::set_groups(a, b),
+        nr::__NR_capget => credentials::capget(a, b),
+        nr::__NR_capset => credentials::capset(a, b),
+        _ => return None,
+    })
+}
+
 fn identities(number: u32, [a, b, c, d, e, _]: [u64; 6]) -> Option<Outcome> {
     let thread = scheduler::current();
     Some(match number {
@@ -126,21 +155,6 @@ fn identities(number: u32, [a, b, c, d, e, _]: [u64; 6]) -> Option<Outcome> {
             thread.clear_child_id.store(a, core::sync::atomic::Ordering::Relaxed);
             Ok(u64::from(thread.id()))
         }
-        nr::__NR_getuid
-        | nr::__NR_geteuid
-        | nr::__NR_getgid
-        | nr::__NR_getegid
-        | nr::__NR_setuid
-        | nr::__NR_setgid
-        | nr::__NR_setreuid
-        | nr::__NR_setregid
-        | nr::__NR_setresuid
-        | nr::__NR_setresgid
-        | nr::__NR_setfsuid
-        | nr::__NR_setfsgid
-        | nr::__NR_getgroups
-        | nr::__NR_setgroups => Ok(0),
-        nr::__NR_getresuid | nr::__NR_getresgid => id::three_zeroes(&[a, b, c]),
         nr::__NR_getpgid => id::getpgid(a),
         nr::__NR_setpgid => id::setpgid(a, b),
         nr::__NR_getsid => id::getsid(a),
@@ -310,7 +324,8 @@ fn kill(target: i32, number: u64) -> Outcome {
     };
     let mut outcome = Err(Errno::ESRCH);
     for process in all().iter().filter(is_meant) {
-        outcome = send(process, None, number, information);
+        // One that may be sent to is enough.
+        outcome = outcome.or(send(process, None, number, information));
     }
     outcome
 }
@@ -339,6 +354,10 @@ fn send(
     number: u64,
     information: impl Fn(u32) -> Information,
 ) -> Outcome {
+    if number as u32 != 0 {
+        valid(number)?;
+    }
+    check_signal(process, number as u32)?;
     if number as u32 == 0 {
         return Ok(0);
     }
@@ -460,7 +479,7 @@ fn pidfd_send_signal(descriptor: i32, number: u64, at: u64, flags: u32) -> Outco
     // The number of a group is that of the process that leads it.
     let mut outcome = Err(Errno::ESRCH);
     for member in all().iter().filter(|other| other.group() == process.id) {
-        outcome = send(member, None, number, information);
+        outcome = outcome.or(send(member, None, number, information));
     }
     outcome
 }
@@ -473,6 +492,7 @@ fn reboot(first: u64, second: u64, command: u64) -> Outcome {
     if first as u32 != MAGIC || !SECOND_MAGICS.contains(&(second as u32)) {
         return Err(Errno::EINVAL);
     }
+    credentials::credentials().demand(Capability::Boot)?;
     match command as u32 {
         // What Ctrl-Alt-Del does: there is no such key.
         0 | 0x89ab_cdef => Ok(0),

@@ -246,7 +246,18 @@ fn new_process(parent: &Arc<Process>, id: u32, wanted: &Wanted) -> Result<Arc<Pr
     let space = Some(space);
     let barriers = parent.barriers.lock().clone();
     let barriers = if wanted.has(CLONE_VM) { barriers } else { barriers.duplicate() };
-    let parts = ProcessParts { space, actions, state, facts, limits, standing, barriers };
+    let (credentials, dumpable) = (scheduler::current().credentials(), parent.is_dumpable());
+    let parts = ProcessParts {
+        space,
+        actions,
+        state,
+        facts,
+        limits,
+        standing,
+        barriers,
+        credentials,
+        dumpable,
+    };
     Ok(Process::new(id, parts))
 }
 

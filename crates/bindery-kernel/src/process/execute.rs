@@ -14,6 +14,7 @@ use crate::memory::Space;
 use crate::{control, heap, options, time, user};
 
 use super::barriers::Barriers;
+use super::credentials::{self, Credentials};
 use super::memory_shortage::Standing;
 use super::program::{Loaded, Texts, Words, load};
 use super::signal::{Actions, Alternate, ThreadSignals};
@@ -65,6 +66,8 @@ fn first_process(path: &[u8]) -> Result<Arc<Thread>, Errno> {
             limits,
             standing: Standing::default(),
             barriers: Barriers::default(),
+            credentials: Credentials::root(),
+            dumpable: true,
         },
     );
     process.set_name(base_name(path));
@@ -208,6 +211,9 @@ fn become_program(
     }
     process.state.lock().has_executed = true;
     *process.barriers.lock() = Barriers::default();
+    let is_secure = loaded.who.is_secure();
+    credentials::commit(loaded.who);
+    process.set_dumpable(!is_secure);
     *process.facts.lock() = loaded.facts;
     // SAFETY: the running thread's own place; nothing else looks at it while it runs.
     unsafe {

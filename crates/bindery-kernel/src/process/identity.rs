@@ -1,12 +1,12 @@
-//! Who a process is: groups, sessions, names; and what the machine is to it.
+//! Who a process is among others: groups, sessions, names; and what the machine is to it.
 
 use alloc::sync::Arc;
 
 use bindery::linux;
 use linux_raw_sys::general::{SCHED_BATCH, SCHED_IDLE, SCHED_NORMAL};
 use linux_raw_sys::prctl::{
-    PR_GET_DUMPABLE, PR_GET_NAME, PR_GET_NO_NEW_PRIVS, PR_GET_PDEATHSIG, PR_SET_DUMPABLE,
-    PR_SET_NAME, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG,
+    PR_CAPBSET_READ, PR_GET_DUMPABLE, PR_GET_NAME, PR_GET_NO_NEW_PRIVS, PR_GET_PDEATHSIG,
+    PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG,
 };
 
 use crate::arch::PLATFORM_NAME;
@@ -16,8 +16,9 @@ use crate::memory::{Space, memory};
 use crate::options::RELEASE;
 use crate::{time, user};
 
+use super::credentials::may_be_looked_into;
 use super::signal::MAXIMUM;
-use super::{Process, all, find, scheduler, table};
+use super::{Capability, Process, all, credentials, find, may_look_into, scheduler, table};
 
 /// Whom a pidfd names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,7 +45,7 @@ impl Handle {
 /// The memory of the process that a pidfd names.
 ///
 /// # Errors
-/// `EBADF`; `ESRCH` where the process has ended.
+/// `EBADF`; `ESRCH` where the process has ended; `EACCES` and `EPERM` where it is others'.
 pub fn space_behind(descriptor: i32) -> Result<Arc<Space>, Errno> {
     let process = match Handle::of(descriptor) {
         Handle::OwnThread | Handle::OwnProcess => scheduler::current().process.clone(),
@@ -52,6 +53,13 @@ pub fn space_behind(descriptor: i32) -> Result<Arc<Space>, Errno> {
             find(files::process_behind(descriptor)?).ok_or(Errno::ESRCH)?
         }
     };
+    // As Linux: to advise others asks for more than to look at them.
+    if !scheduler::is_running(&process) {
+        if !may_look_into(&process) {
+            return Err(Errno::EACCES);
+        }
+        credentials().demand(Capability::Nice)?;
+    }
     process.try_space().ok_or(Errno::ESRCH)
 }
 
@@ -68,9 +76,9 @@ pub fn space_of(id: u32) -> Result<Arc<Space>, Errno> {
 
 /// Whether the running process may read and write the memory of another. (Linux:
 /// `ptrace_may_access` with `PTRACE_MODE_ATTACH_REALCREDS`.)
-fn may_use_memory_of(_process: &Process) -> bool {
-    // There is no user but root, who may.
-    true
+fn may_use_memory_of(process: &Process) -> bool {
+    let who = credentials();
+    may_be_looked_into(process, &who, (who.user.real, who.group.real), who.permitted)
 }
 
 /// The process of that number, or the running one for 0.
@@ -160,8 +168,11 @@ pub(super) fn prctl(what: u64, arguments: [u64; 4]) -> Outcome {
             let signal = process.state.lock().parent_end_signal;
             user::write(argument, &signal)?;
         }
-        PR_GET_DUMPABLE | PR_GET_NO_NEW_PRIVS => {}
-        PR_SET_DUMPABLE if argument <= 1 => {}
+        PR_GET_NO_NEW_PRIVS => {}
+        PR_GET_DUMPABLE => return Ok(process.is_dumpable().into()),
+        PR_SET_DUMPABLE if argument <= 1 => process.set_dumpable(argument == 1),
+        // No capability is lost for good.
+        PR_CAPBSET_READ if argument <= 40 => return Ok(1),
         PR_SET_NO_NEW_PRIVS if argument == 1 => {}
         _ => return Err(Errno::EINVAL),
     }
@@ -262,9 +273,4 @@ pub(super) fn getcpu(cpu_at: u64, node_at: u64) -> Outcome {
         }
     }
     Ok(0)
-}
-
-/// The users and groups of a process (`getresuid`): root everywhere.
-pub(super) fn three_zeroes(places: &[u64]) -> Outcome {
-    places.iter().try_for_each(|at| user::write(*at, &0_u32)).map(|()| 0)
 }

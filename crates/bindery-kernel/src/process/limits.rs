@@ -12,6 +12,7 @@ use crate::errno::{Errno, Outcome};
 use crate::memory::Space;
 use crate::{time, user};
 
+use super::credentials::{Capability, Ids, credentials};
 use super::signal::{self, Information, code};
 use super::{Process, find, scheduler, table};
 
@@ -66,15 +67,14 @@ impl Limits {
     }
 
     /// Tells the core those that are about memory.
-    pub(super) fn apply(&self, space: &Space) {
+    pub(super) fn apply(&self, space: &Space, locks_without_limit: bool) {
         space.set_limits(&SpaceLimits {
             address_space: self.get(RLIMIT_AS).current,
             data: self.get(RLIMIT_DATA).current,
             locked: self.get(RLIMIT_MEMLOCK).current,
             pinned: self.get(RLIMIT_MEMLOCK).current,
             stack: self.get(RLIMIT_STACK).current,
-            // All programs are root's.
-            locking: Locking::Privileged,
+            locking: if locks_without_limit { Locking::Privileged } else { Locking::Limited },
         });
     }
 }
@@ -100,6 +100,7 @@ pub fn file_is_too_large() -> Errno {
 /// `prlimit64(2)`; a resource and two places.
 pub(super) fn prlimit(id: u64, resource: u64, new: u64, old: u64) -> Outcome {
     let process = by_id(id)?;
+    check_peer(&process)?;
     let index =
         usize::try_from(resource).ok().filter(|index| *index < COUNT).ok_or(Errno::EINVAL)?;
     let was = process.limits.lock().0[index];
@@ -108,19 +109,28 @@ pub(super) fn prlimit(id: u64, resource: u64, new: u64, old: u64) -> Outcome {
         if current > maximum || index == RLIMIT_NOFILE as usize && maximum > DESCRIPTORS {
             return Err(if current > maximum { Errno::EINVAL } else { Errno::EPERM });
         }
-        let changed = {
-            let mut limits = process.limits.lock();
-            limits.0[index] = Limit { current, maximum };
-            limits.clone()
-        };
-        if let Some(space) = process.try_space() {
-            changed.apply(&space);
+        if maximum > was.maximum {
+            credentials().demand(Capability::Resource)?;
         }
+        process.limits.lock().0[index] = Limit { current, maximum };
+        process.apply_limits();
     }
     if old != 0 {
         user::write(old, &[was.current, was.maximum])?;
     }
     Ok(0)
+}
+
+/// Refuses to let the running thread see or set the limits of a process of others.
+fn check_peer(process: &Process) -> Result<(), Errno> {
+    let (own, other) = (credentials(), process.credentials());
+    let same = |own: u32, ids: Ids| [ids.real, ids.effective, ids.saved] == [own; 3];
+    if scheduler::is_running(process)
+        || same(own.user.real, other.user) && same(own.group.real, other.group)
+    {
+        return Ok(());
+    }
+    own.demand(Capability::Resource)
 }
 
 fn by_id(id: u64) -> Result<alloc::sync::Arc<Process>, Errno> {

@@ -19,7 +19,8 @@
 //! | [`signal`], [`deliver`] | signals: sent, waiting; and what comes of them |
 //! | [`timer`] | clocks, sleeping, and timers that send signals |
 //! | [`limits`] | `getrlimit`, and what a process has used |
-//! | [`identity`] | groups, sessions, users, names |
+//! | [`identity`] | groups, sessions, names |
+//! | [`credentials`] | users, groups, capabilities |
 //! | [`memory_shortage`] | who goes when memory runs out |
 //! | [`random`] | random numbers |
 //! | [`calls`] | the system calls, by number |
@@ -33,6 +34,7 @@ pub mod background;
 mod barriers;
 pub mod calls;
 mod clone;
+mod credentials;
 mod deliver;
 mod end;
 mod execute;
@@ -63,6 +65,9 @@ use crate::sync::Mutex;
 use crate::time;
 
 pub use clone::keep_own_descriptors;
+pub use credentials::{
+    ALL as ALL_CAPABILITIES, Capability, Credentials, acting_as, credentials, may_look_into,
+};
 pub use deliver::{Delivery, do_work};
 pub use end::{audit, prepare_audits};
 pub use execute::run_first;
@@ -94,6 +99,10 @@ pub struct Process {
     processor_timers: Mutex<timer::ProcessorTimers>,
     /// What `membarrier` may be asked for; shared with whoever shares the memory.
     barriers: Mutex<barriers::Barriers>,
+    /// Who its first thread is.
+    credentials: Mutex<Credentials>,
+    /// Whether others of the same user may look into it (`PR_SET_DUMPABLE`).
+    dumpable: AtomicBool,
     /// Those who wait for one of its children.
     children_changed: WaitQueue,
     /// Set when it no longer uses the memory that `vfork` lent it.
@@ -232,6 +241,33 @@ impl Process {
         self.limits.lock().get(resource)
     }
 
+    /// Who its first thread is, or was.
+    pub fn credentials(&self) -> Credentials {
+        self.credentials.lock().clone()
+    }
+
+    fn set_credentials(&self, new: Credentials) {
+        *self.credentials.lock() = new;
+    }
+
+    /// Whether others of the same user may look into it.
+    pub fn is_dumpable(&self) -> bool {
+        self.dumpable.load(Ordering::Relaxed)
+    }
+
+    fn set_dumpable(&self, dumpable: bool) {
+        self.dumpable.store(dumpable, Ordering::Relaxed);
+    }
+
+    /// Tells its memory the limits that hold for it.
+    fn apply_limits(&self) {
+        if let Some(space) = self.try_space() {
+            let unlimited = self.credentials().can(Capability::LockMemory);
+            let limits = self.limits.lock().clone();
+            limits.apply(&space, unlimited);
+        }
+    }
+
     /// The signals that wait for the process as a whole, are blocked by its first thread, are
     /// ignored, and are caught.
     pub fn signal_sets(&self) -> [u64; 4] {
@@ -265,6 +301,8 @@ impl Process {
             limits: Mutex::new(of.limits),
             standing: of.standing,
             barriers: Mutex::new(of.barriers),
+            credentials: Mutex::new(of.credentials),
+            dumpable: AtomicBool::new(of.dumpable),
             timers: Mutex::default(),
             processor_timers: Mutex::default(),
             children_changed: WaitQueue::new(),
@@ -285,6 +323,8 @@ struct ProcessParts {
     limits: limits::Limits,
     standing: memory_shortage::Standing,
     barriers: barriers::Barriers,
+    credentials: Credentials,
+    dumpable: bool,
 }
 
 impl State {

@@ -41,6 +41,7 @@ use crate::memory::{Space, memory};
 use crate::user;
 
 use super::limits::Limits;
+use super::{Capability, Credentials, credentials};
 use super::{random, table};
 
 const PAGE: u64 = 4096;
@@ -156,6 +157,8 @@ pub(super) struct Words {
 
 /// A program that could begin.
 pub(super) struct Loaded {
+    /// Who runs it.
+    pub who: Credentials,
     pub space: Arc<Space>,
     pub entry: u64,
     pub stack_pointer: u64,
@@ -200,6 +203,7 @@ pub(super) fn load(
     limits: &Limits,
     caller: Option<&Space>,
 ) -> Result<Loaded, Errno> {
+    let who = credentials().at_exec(program.set_user, program.set_group);
     let stack_limit = limits.get(RLIMIT_STACK).current;
     let size = words.arguments.size() + words.environment.size();
     if size > (stack_limit / 4).max(32 * PAGE) {
@@ -209,14 +213,14 @@ pub(super) fn load(
     // As Linux: between 128 MiB and five sixths of everything for the stack, and a gap.
     let gap = stack_limit.saturating_add(1 << 20).clamp(128 << 20, STACK_END / 6 * 5);
     let options = SpaceOptions {
-        // All programs are root's, who may map any address (Linux: CAP_SYS_RAWIO).
+        // As Linux with a vm.mmap_min_addr of 0: any address may be mapped.
         minimum_address: VirtAddr(0),
         search_top: Some(VirtAddr((STACK_END - gap) & !(PAGE - 1))),
         maximum_mappings: maximum_mappings(),
         ..SpaceOptions::default()
     };
     let space = known(AddressSpace::new(memory(), options).map_err(refused)?)?;
-    limits.apply(&space);
+    limits.apply(&space, who.can(Capability::LockMemory));
     if let Some(caller) = caller {
         space.inherit_settings(caller);
     }
@@ -259,9 +263,14 @@ pub(super) fn load(
             (AT_PHENT, u64::from(header.e_phentsize)),
             (AT_PHNUM, u64::from(header.e_phnum)),
             (AT_ENTRY, entry),
+            (AT_UID, who.user.real.into()),
+            (AT_EUID, who.user.effective.into()),
+            (AT_GID, who.group.real.into()),
+            (AT_EGID, who.group.effective.into()),
+            (AT_SECURE, who.is_secure().into()),
         ],
     )?;
-    Ok(Loaded { space, entry, stack_pointer, facts })
+    Ok(Loaded { space, entry, stack_pointer, facts, who })
 }
 
 /// Reads and checks what stands at a file's beginning.
@@ -426,11 +435,6 @@ fn write_stack(
         (AT_PAGESZ, PAGE),
         (AT_BASE, 0),
         (AT_FLAGS, 0),
-        (AT_UID, 0),
-        (AT_EUID, 0),
-        (AT_GID, 0),
-        (AT_EGID, 0),
-        (AT_SECURE, 0),
         (AT_CLKTCK, 100),
         (AT_HWCAP, capabilities[0]),
         (AT_HWCAP2, capabilities[1]),

@@ -84,8 +84,9 @@ impl Information {
 
     /// From the running process.
     pub(super) fn of_program(signal: u32, code: i32) -> Self {
-        let sender = scheduler::current().process.id;
-        Self { signal, code, fields: [u64::from(sender), 0, 0, 0] }
+        let thread = scheduler::current();
+        let (sender, user) = (thread.process.id, thread.credentials().user.real);
+        Self { signal, code, fields: [u64::from(sender) | u64::from(user) << 32, 0, 0, 0] }
     }
 
     /// As programs see it.

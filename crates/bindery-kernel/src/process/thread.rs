@@ -14,7 +14,7 @@ use crate::memory::Pages;
 use crate::sync::Mutex;
 
 use super::signal::ThreadSignals;
-use super::{Process, scheduler};
+use super::{Credentials, Process, scheduler};
 
 /// What a thread has to do before it goes back to its program: bits of [`Thread::work`].
 pub mod work {
@@ -85,6 +85,7 @@ pub struct Thread {
     pub signals: Mutex<ThreadSignals>,
     /// Its descriptors and its folder, until it ends: most often those of all threads of its process.
     files: Mutex<Option<Arc<Files>>>,
+    credentials: Mutex<Credentials>,
     /// Where a zero is written, and a futex woken, when it ends; 0 for nowhere.
     pub clear_child_id: AtomicU64,
     /// The head of its list of robust futexes; 0 for none.
@@ -128,6 +129,7 @@ impl Thread {
             Self::make(id, process, stack, Saved { context, floating_point, thread_pointer });
         *thread.signals.lock() = signals;
         *thread.files.lock() = Some(files);
+        *thread.credentials.lock() = super::credentials();
         Ok(thread)
     }
 
@@ -154,6 +156,7 @@ impl Thread {
             work: AtomicU32::new(0),
             signals: Mutex::default(),
             files: Mutex::default(),
+            credentials: Mutex::new(Credentials::root()),
             clear_child_id: AtomicU64::new(0),
             robust_list: AtomicU64::new(0),
             deadline_of_restart: AtomicU64::new(0),
@@ -186,6 +189,16 @@ impl Thread {
     pub(super) fn set_files(&self, files: Option<Arc<Files>>) {
         let old = core::mem::replace(&mut *self.files.lock(), files);
         drop(old);
+    }
+
+    /// Who it is.
+    pub fn credentials(&self) -> Credentials {
+        self.credentials.lock().clone()
+    }
+
+    /// Makes it somebody else; gives who it was.
+    pub(super) fn replace_credentials(&self, new: Credentials) -> Credentials {
+        core::mem::replace(&mut *self.credentials.lock(), new)
     }
 
     /// Gives it the number of its process: it is the only thread left, and runs a new program.

@@ -19,7 +19,7 @@ use crate::time::{self, Event, EventId, SECOND};
 use crate::{heap, user};
 
 use super::signal::{self, Information, bit, code};
-use super::{Interrupted, Process, Thread, WaitQueue, find, scheduler, table};
+use super::{Capability, Interrupted, Process, Thread, WaitQueue, find, scheduler, table};
 
 /// The deadline of a call that waits `timeout` nanoseconds, in [`time::now`]: where the call is made
 /// again after an interruption, that of the first time.
@@ -108,6 +108,7 @@ pub(super) fn clock_settime(id: u64, at: u64) -> Outcome {
     if id as u32 != CLOCK_REALTIME {
         return Err(Errno::EINVAL);
     }
+    super::credentials().demand(Capability::Time)?;
     time::set_real_time(time.min(i64::MAX as u64));
     Ok(0)
 }

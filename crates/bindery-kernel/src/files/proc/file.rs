@@ -13,7 +13,7 @@ use linux_raw_sys::general::procmap_query as MapsQuery;
 
 use crate::errno::{Errno, Outcome};
 use crate::memory::Space;
-use crate::process::{self, Process};
+use crate::process::{self, Capability, Process};
 use crate::user;
 
 use super::super::generated::Window;
@@ -155,11 +155,25 @@ impl Node for File {
             Sort::Pagemap | Sort::Environment => 0o400,
             _ => 0o444,
         };
-        Attributes::plain(number(self.process, self.index + 10), mode)
+        let owner = super::owner(self.process);
+        Attributes { owner, ..Attributes::plain(number(self.process, self.index + 10), mode) }
     }
 
     fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
-        let space = self.process()?.try_space();
+        let process = self.process()?;
+        let is_inside = matches!(
+            self.sort,
+            Sort::Maps
+                | Sort::Smaps
+                | Sort::SmapsRollup
+                | Sort::Pagemap
+                | Sort::Memory
+                | Sort::Environment
+        );
+        if is_inside && !process::may_look_into(&process) {
+            return Err(Errno::EACCES);
+        }
+        let space = process.try_space();
         let space = space.as_ref().map_or(Weak::new(), Arc::downgrade);
         Ok(Arc::new(Self::new(self.process, self.index, space)))
     }
@@ -170,7 +184,12 @@ impl Node for File {
         match self.sort {
             Sort::Pagemap => opened().map_or(Ok(0), |space| {
                 frames::read_words(at, into, |first, words| {
-                    pagemap(&space, first, PhysicalAddresses::Shown, words)
+                    let shown = if process::credentials().can(Capability::Admin) {
+                        PhysicalAddresses::Shown
+                    } else {
+                        PhysicalAddresses::Withheld
+                    };
+                    pagemap(&space, first, shown, words)
                 })
             }),
             Sort::Memory => opened().map_or(Ok(0), |space| read_memory(&space, at, into)),

@@ -85,6 +85,11 @@ impl Jump {
     fn to(place: Arc<Place>) -> Arc<dyn Node> {
         Arc::new(Self { target: place.path(), place: Some(place) })
     }
+
+    /// The same link, for somebody who may not look into the process.
+    fn to_nowhere() -> Arc<dyn Node> {
+        Arc::new(Self { target: Vec::new(), place: None })
+    }
 }
 
 impl Node for Jump {
@@ -97,7 +102,7 @@ impl Node for Jump {
     }
 
     fn target(&self) -> Result<Vec<u8>, Errno> {
-        Ok(self.target.clone())
+        if self.target.is_empty() { Err(Errno::EACCES) } else { Ok(self.target.clone()) }
     }
 
     fn jump(&self) -> Option<Arc<Place>> {
@@ -134,7 +139,11 @@ impl Node for Folder {
 
     fn attributes(&self) -> Attributes {
         let number = number(self.process, self.sort as usize);
-        Attributes { links: 2, ..Attributes::plain(number, 0o555) }
+        let own = process::current().process.id == self.process;
+        // Whoever may look into the process may look at its descriptors; it may itself always.
+        let mode = if self.sort == FolderSort::Descriptors && !own { 0o500 } else { 0o555 };
+        let owner = super::owner(self.process);
+        Attributes { links: 2, owner, ..Attributes::plain(number, mode) }
     }
 
     fn child(&self, name: &[u8]) -> Result<Arc<dyn Node>, Errno> {
@@ -144,8 +153,11 @@ impl Node for Folder {
         match self.sort {
             FolderSort::Descriptors => {
                 let files = process.try_files().ok_or(Errno::ENOENT)?;
-                let descriptor = text.parse().map_err(|_| Errno::ENOENT)?;
+                let descriptor: i32 = text.parse().map_err(|_| Errno::ENOENT)?;
                 let description = files.get(descriptor).map_err(|_| Errno::ENOENT)?;
+                if !process::may_look_into(&process) {
+                    return Ok(Jump::to_nowhere());
+                }
                 Ok(Jump::to(description.place.clone()))
             }
             FolderSort::Tasks => {
@@ -158,6 +170,9 @@ impl Node for Folder {
             FolderSort::Process => match text {
                 "fd" => Ok(Arc::new(Folder { process: id, sort: FolderSort::Descriptors })),
                 "task" => Ok(Arc::new(Folder { process: id, sort: FolderSort::Tasks })),
+                "exe" | "cwd" | "root" if !process::may_look_into(&process) => {
+                    Ok(Jump::to_nowhere())
+                }
                 "exe" => match process.facts().path {
                     path if path.is_empty() => Err(Errno::ENOENT),
                     path => Ok(Arc::new(Jump { target: path, place: None })),

@@ -7,7 +7,7 @@ use bindery::linux::proc;
 
 use crate::errno::Errno;
 use crate::memory::Space;
-use crate::process::Process;
+use crate::process::{ALL_CAPABILITIES, Process};
 use crate::time;
 
 use super::super::listing::EntryText;
@@ -20,8 +20,14 @@ pub(super) fn status(process: &Process, space: Option<&Space>, out: &mut EntryTe
     writeln!(out, "\nUmask:\t{:04o}", process.try_files().map_or(0, |files| files.umask()))?;
     writeln!(out, "State:\t{letter} ({})", state_name(letter))?;
     writeln!(out, "Tgid:\t{0}\nNgid:\t0\nPid:\t{0}\nPPid:\t{parent}", process.id)?;
-    writeln!(out, "TracerPid:\t0\nUid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0")?;
-    writeln!(out, "FDSize:\t64\nGroups:\t0 ")?;
+    let who = process.credentials();
+    writeln!(out, "TracerPid:\t0")?;
+    for (name, ids) in [("Uid", who.user), ("Gid", who.group)] {
+        writeln!(out, "{name}:\t{}\t{}\t{}\t{}", ids.real, ids.effective, ids.saved, ids.file)?;
+    }
+    write!(out, "FDSize:\t64\nGroups:\t")?;
+    who.groups.iter().try_for_each(|group| write!(out, "{group} "))?;
+    out.write_str("\n")?;
     if let Some(space) = space {
         proc::status(space, out)?;
     }
@@ -29,6 +35,16 @@ pub(super) fn status(process: &Process, space: Option<&Space>, out: &mut EntryTe
     writeln!(out, "Threads:\t{}", process.thread_ids().len())?;
     writeln!(out, "ShdPnd:\t{pending:016x}\nSigBlk:\t{blocked:016x}")?;
     writeln!(out, "SigIgn:\t{ignored:016x}\nSigCgt:\t{caught:016x}")?;
+    let sets = [
+        ("CapInh", who.inheritable),
+        ("CapPrm", who.permitted),
+        ("CapEff", who.effective),
+        ("CapBnd", ALL_CAPABILITIES),
+        ("CapAmb", 0),
+    ];
+    for (name, set) in sets {
+        writeln!(out, "{name}:\t{set:016x}")?;
+    }
     writeln!(out, "Cpus_allowed:\t1\nCpus_allowed_list:\t0")
 }
 

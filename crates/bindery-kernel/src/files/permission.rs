@@ -1,0 +1,106 @@
+//! Who may do what with a file: owner, group and permission bits, and what the superuser may besides.
+
+use linux_raw_sys::general::{R_OK, W_OK, X_OK};
+
+use crate::errno::Errno;
+use crate::process::{Capability, Credentials, credentials};
+
+use super::node::{Attributes, Change, Kind, Node};
+
+/// The bit of a folder in which only owners take names away.
+const STICKY: u32 = 0o1000;
+/// Set-user-ID, set-group-ID.
+pub const SET_USER: u32 = 0o4000;
+pub const SET_GROUP: u32 = 0o2000;
+
+/// Refuses what the running thread may not do with a node: a set of `R_OK`, `W_OK`, `X_OK`.
+///
+/// # Errors
+/// `EACCES`.
+pub fn check(node: &dyn Node, wanted: u32) -> Result<(), Errno> {
+    check_for(&credentials(), node, wanted)
+}
+
+/// As [`check`], for somebody.
+///
+/// # Errors
+/// `EACCES`.
+pub fn check_for(who: &Credentials, node: &dyn Node, wanted: u32) -> Result<(), Errno> {
+    let is_folder = node.kind() == Kind::Folder;
+    let overrides = who.can(Capability::DacOverride);
+    if overrides && (is_folder || wanted & X_OK == 0) {
+        return Ok(());
+    }
+    if matches!(node.kind(), Kind::Pipe | Kind::Socket | Kind::Anonymous) {
+        // What has no name was handed over by somebody who could use it.
+        return Ok(());
+    }
+    let (mode, (owner, group)) = node.permissions();
+    if overrides {
+        // Nobody runs what nobody may run.
+        return if mode & 0o111 != 0 { Ok(()) } else { Err(Errno::EACCES) };
+    }
+    let shift = match () {
+        () if who.user.file == owner => 6,
+        () if who.is_in_group(group) => 3,
+        () => 0,
+    };
+    let reads = wanted == R_OK || is_folder && wanted & W_OK == 0;
+    if mode >> shift & wanted == wanted || reads && who.can(Capability::DacReadSearch) {
+        return Ok(());
+    }
+    Err(Errno::EACCES)
+}
+
+/// Refuses to take `node` away from a folder in which only owners may.
+///
+/// # Errors
+/// `EPERM`.
+pub fn check_taking(folder: &dyn Node, node: &dyn Node) -> Result<(), Errno> {
+    let (mode, (owner, _)) = folder.permissions();
+    let who = credentials();
+    let is_own = || who.user.file == owner || who.user.file == node.permissions().1.0;
+    if mode & STICKY == 0 || who.can(Capability::FileOwner) || is_own() {
+        return Ok(());
+    }
+    Err(Errno::EPERM)
+}
+
+/// Whether the running thread may do what owners may.
+pub fn is_owner(node: &dyn Node) -> bool {
+    let who = credentials();
+    who.can(Capability::FileOwner) || who.user.file == node.permissions().1.0
+}
+
+/// Refuses others than the owner.
+///
+/// # Errors
+/// `EPERM`.
+pub fn check_owner(node: &dyn Node) -> Result<(), Errno> {
+    if is_owner(node) { Ok(()) } else { Err(Errno::EPERM) }
+}
+
+/// Gives a node to others: the superuser anything to anybody, an owner to one of his groups. The bits by
+/// which a program would run as the owner are lost.
+///
+/// # Errors
+/// `EPERM`.
+pub fn give(node: &dyn Node, owner: Option<u32>, group: Option<u32>) -> Result<(), Errno> {
+    let who = credentials();
+    let Attributes { mode, owner: now, .. } = node.attributes();
+    let is_own = who.user.file == now.0;
+    let owner_allowed = owner.is_none_or(|owner| is_own && owner == now.0);
+    let group_allowed =
+        group.is_none_or(|group| is_own && (group == now.1 || who.is_in_group(group)));
+    let allowed = who.can(Capability::Chown) || owner_allowed && group_allowed;
+    if !allowed {
+        return Err(Errno::EPERM);
+    }
+    let lost = match node.kind() {
+        Kind::Folder => 0,
+        _ if mode & 0o010 != 0 => SET_USER | SET_GROUP,
+        _ => SET_USER,
+    };
+    let mode = Some(mode & !lost).filter(|_| lost & mode != 0);
+    node.change(&Change { mode, owner: (owner, group), ..Change::default() })
+}
