@@ -106,6 +106,10 @@ static void changes_of_users(void) {
         STEP(status_says("\nGid:\t7\t7\t7\t7\n"));
         STEP(status_says("\nGroups:\t50 51 \n"));
     });
+    EXITS(0, "no groups are told as such", {
+        STEP_EQUAL(setgroups(0, 0), 0);
+        STEP(status_says("\nGroups:\t \n"));
+    });
 }
 
 static void capabilities(void) {

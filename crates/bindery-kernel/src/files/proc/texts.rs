@@ -27,7 +27,7 @@ pub(super) fn status(process: &Process, space: Option<&Space>, out: &mut EntryTe
     }
     write!(out, "FDSize:\t64\nGroups:\t")?;
     who.groups.iter().try_for_each(|group| write!(out, "{group} "))?;
-    out.write_str("\n")?;
+    out.write_str(if who.groups.is_empty() { " \n" } else { "\n" })?;
     if let Some(space) = space {
         proc::status(space, out)?;
     }
