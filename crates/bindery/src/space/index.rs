@@ -106,9 +106,18 @@ impl<T> Links<T> {
     pub(crate) const fn new() -> Self {
         Self {
             next: [const { AtomicPtr::new(ptr::null_mut()) }; HEIGHT],
-            // On the head of an empty index, the gap is the whole space.
-            widest: [const { AtomicU64::new(u64::MAX) }; HEIGHT - 1],
+            // All zeroes: the compiler clears the record where it is, and copies nothing there.
+            widest: [const { AtomicU64::new(0) }; HEIGHT - 1],
             height: AtomicU8::new(0),
+        }
+    }
+
+    /// Links of the head of an empty index: the gap is the whole space.
+    const fn of_head() -> Self {
+        Self {
+            widest: [const { AtomicU64::new(u64::MAX) }; HEIGHT - 1],
+            height: AtomicU8::new(2),
+            ..Self::new()
         }
     }
 
@@ -164,7 +173,7 @@ impl<T: Indexed> Index<T> {
     /// not know, though a search is short whatever they do.
     pub(crate) const fn new(key: [u64; 2]) -> Self {
         Self {
-            head: Links { height: AtomicU8::new(2), ..Links::new() },
+            head: Links::of_head(),
             count: AtomicUsize::new(0),
             heights: Heights::new(key),
             #[cfg(any(test, feature = "measure"))]
