@@ -6,8 +6,8 @@ mod common;
 use bindery::addr::VirtAddr;
 use bindery::linux::prctl;
 use bindery::{
-    AddressSpace, Advice, Errno, Error, ExecGain, LargeFolios, MapRequest, Memory, Protection,
-    Sharing,
+    AddressSpace, Advice, Errno, Error, ExecGain, LargeFolios, MapRequest, MappingFlags, Memory,
+    Protection, Sharing,
 };
 use bindery_hosted::{Machine, Program, Walk};
 use common::*;
@@ -19,6 +19,7 @@ on_every_architecture! {
     memory_does_not_become_executable => refused;
     settings_are_inherited => inherited;
     the_calls_check_their_arguments => raw;
+    mappings_say_whether_their_pages_may_be_merged => merging;
 }
 
 const AT: u64 = GIB;
@@ -178,3 +179,48 @@ fn raw<A: Walk>() {
 }
 
 const PAGE: u64 = 4096;
+
+const SET_MERGE: u32 = 67;
+const GET_MERGE: u32 = 68;
+
+fn merging<A: Walk>() {
+    on_stage::<A>(|_, memory| {
+        let space = AddressSpace::new(memory, options()).unwrap();
+        let call = |option, arguments| prctl(&space, option, arguments).unwrap();
+        let mapping = |space: &Space<'_, A>, at| {
+            let mut found = None;
+            space.for_each_mapping(|mapping| {
+                if mapping.range.start() == VirtAddr(at) {
+                    found = Some((mapping.flags, mapping.range.end().0));
+                }
+            });
+            found.unwrap()
+        };
+        let may_merge =
+            |space: &Space<'_, A>, at| mapping(space, at).0.contains(MappingFlags::MERGEABLE);
+        let ends = |at| mapping(&space, at).1;
+        for wrong in [[1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1]] {
+            assert_eq!(call(SET_MERGE, wrong), Err(Errno::EINVAL), "{wrong:?}");
+        }
+        assert_eq!(call(GET_MERGE, [1, 0, 0, 0]), Err(Errno::EINVAL));
+        space.mmap(&fixed(AT, PAGE)).unwrap();
+        let shared = MapRequest { sharing: Sharing::Shared, ..fixed(2 * AT, PAGE) };
+        space.mmap(&shared).unwrap();
+        assert_eq!((call(SET_MERGE, [1, 0, 0, 0]), call(GET_MERGE, [0; 4])), (Ok(0), Ok(1)));
+        // What is there and what comes is of one kind, and so one mapping.
+        space.mmap(&fixed(AT + PAGE, PAGE)).unwrap();
+        assert_eq!(ends(AT), AT + 2 * PAGE);
+        assert!(may_merge(&space, AT));
+        assert!(!may_merge(&space, 2 * AT), "shared memory is not merged");
+        let child = space.fork().unwrap();
+        assert!(child.merging() && may_merge(&child, AT));
+        // One page alone differs from its neighbor, until nothing is said of any.
+        space.madvise(VirtAddr(AT), PAGE, Advice::Unmergeable).unwrap();
+        assert_eq!((may_merge(&space, AT), ends(AT)), (false, AT + PAGE));
+        assert_eq!((call(SET_MERGE, [0; 4]), call(GET_MERGE, [0; 4])), (Ok(0), Ok(0)));
+        assert_eq!((may_merge(&space, AT), ends(AT)), (false, AT + 2 * PAGE));
+        space.madvise(VirtAddr(AT), PAGE, Advice::Mergeable).unwrap();
+        space.madvise(VirtAddr(2 * AT), PAGE, Advice::Mergeable).unwrap();
+        assert_eq!((may_merge(&space, AT), may_merge(&space, 2 * AT)), (true, false));
+    });
+}

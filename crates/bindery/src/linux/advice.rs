@@ -28,6 +28,8 @@ fn advice(number: i32) -> Option<Advice> {
         raw::MADV_KEEPONFORK => Advice::KeepOnFork,
         raw::MADV_DONTDUMP => Advice::DontDump,
         raw::MADV_DODUMP => Advice::DoDump,
+        raw::MADV_MERGEABLE => Advice::Mergeable,
+        raw::MADV_UNMERGEABLE => Advice::Unmergeable,
         raw::MADV_HUGEPAGE => Advice::Huge,
         raw::MADV_NOHUGEPAGE => Advice::NoHuge,
         raw::MADV_COLLAPSE => Advice::Collapse,

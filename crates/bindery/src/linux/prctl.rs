@@ -1,8 +1,8 @@
 //! `prctl(2)`: the options about memory.
 
 use linux_raw_sys::prctl::{
-    PR_GET_MDWE, PR_GET_THP_DISABLE, PR_MDWE_NO_INHERIT, PR_MDWE_REFUSE_EXEC_GAIN, PR_SET_MDWE,
-    PR_SET_THP_DISABLE,
+    PR_GET_MDWE, PR_GET_MEMORY_MERGE, PR_GET_THP_DISABLE, PR_MDWE_NO_INHERIT,
+    PR_MDWE_REFUSE_EXEC_GAIN, PR_SET_MDWE, PR_SET_MEMORY_MERGE, PR_SET_THP_DISABLE,
 };
 
 use crate::error::Errno;
@@ -21,6 +21,7 @@ const EXCEPT_ADVISED: u64 = 1 << 1;
 /// |---|---|
 /// | `PR_SET_THP_DISABLE`, `PR_GET_THP_DISABLE` | [`LargeFolios`] |
 /// | `PR_SET_MDWE`, `PR_GET_MDWE` | [`ExecGain`] |
+/// | `PR_SET_MEMORY_MERGE`, `PR_GET_MEMORY_MERGE` | [`AddressSpace::set_merging`] |
 ///
 /// # Errors
 /// [`Errno::EINVAL`] for arguments that mean nothing; [`Errno::EPERM`] for `PR_SET_MDWE` that would
@@ -47,6 +48,11 @@ pub fn prctl<P: Platform>(
                 ExecGain::RefusedHere => PR_MDWE_REFUSE_EXEC_GAIN | PR_MDWE_NO_INHERIT,
             })
         }),
+        PR_SET_MEMORY_MERGE => nothing_in(&arguments[1..]).map(|()| {
+            space.set_merging(arguments[0] != 0);
+            0
+        }),
+        PR_GET_MEMORY_MERGE => nothing_in(&arguments).map(|()| u64::from(space.merging())),
         _ => return None,
     })
 }

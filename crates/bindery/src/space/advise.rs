@@ -54,6 +54,11 @@ pub enum Advice {
     DontDump,
     /// It is part of a core dump (`MADV_DODUMP`).
     DoDump,
+    /// Pages with the same contents may be one (`MADV_MERGEABLE`). Nobody merges them, as on a Linux
+    /// whose `ksmd` was not started; of memory that is not private, it says nothing.
+    Mergeable,
+    /// Each page is its own (`MADV_UNMERGEABLE`).
+    Unmergeable,
     /// Large folios are wanted (`MADV_HUGEPAGE`).
     Huge,
     /// Large folios are not wanted (`MADV_NOHUGEPAGE`).
@@ -335,6 +340,8 @@ fn advised_flags(vma: &Vma, advice: Advice) -> Result<MappingFlags, Error> {
         Advice::KeepOnFork => flags - MappingFlags::WIPE_ON_FORK,
         Advice::DontDump => flags | MappingFlags::DONT_DUMP,
         Advice::DoDump => flags - MappingFlags::DONT_DUMP,
+        Advice::Mergeable => flags | super::merging::mergeable(flags),
+        Advice::Unmergeable => flags - MappingFlags::MERGEABLE,
         Advice::Huge => (flags - MappingFlags::NO_HUGE) | MappingFlags::HUGE,
         Advice::NoHuge => (flags - MappingFlags::HUGE) | MappingFlags::NO_HUGE,
         _ => return Err(Error::Invalid),

@@ -244,7 +244,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         if flags.is_accountable() {
             flags |= MappingFlags::ACCOUNT;
         }
-        flags
+        flags | self.future_merging(flags)
     }
 
     pub(super) fn map(&self, request: &MapRequest, backing: Backing) -> Result<VirtAddr, Error> {

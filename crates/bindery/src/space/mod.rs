@@ -26,6 +26,7 @@ mod key;
 mod limits;
 mod lock;
 mod map;
+mod merging;
 mod parts;
 mod pin;
 mod pin_count;

@@ -120,6 +120,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             | MappingFlags::ACCOUNT
             | MappingFlags::SOFT_DIRTY
             | self.future_locks();
+        let flags = flags | self.future_merging(flags);
         let locked = flags.contains(MappingFlags::LOCKED);
         if locked {
             self.may_lock(range.pages())?;

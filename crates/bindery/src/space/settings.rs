@@ -1,10 +1,11 @@
 //! What holds for an address space as a whole, and for its children (`prctl(2)`): whether it uses
-//! large folios, and whether memory may become executable.
+//! large folios, whether memory may become executable, and whether its pages may be merged.
 //!
 //! | set | `fork` | `execve`: the embedder calls [`AddressSpace::inherit_settings`] |
 //! |---|---|---|
 //! | large folios | inherited | kept |
 //! | executable memory | inherited, unless it was said not to be | the same |
+//! | merging of pages | inherited | kept |
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
@@ -50,6 +51,7 @@ const LARGE_FOLIOS: u8 = ADVISED | NEVER;
 const REFUSED: u8 = 4;
 const NOT_INHERITED: u8 = 8;
 const EXEC_GAIN: u8 = REFUSED | NOT_INHERITED;
+const MERGING: u8 = 16;
 
 impl Settings {
     fn get(&self) -> u8 {
@@ -60,6 +62,16 @@ impl Settings {
     fn inherited(&self) -> u8 {
         let set = self.get();
         if set & NOT_INHERITED == 0 { set } else { set & !EXEC_GAIN }
+    }
+
+    /// Whether pages with the same contents may be one in all mappings.
+    pub(super) fn merges(&self) -> bool {
+        self.get() & MERGING != 0
+    }
+
+    /// Must be called with the address space's lock.
+    pub(super) fn set_merges(&self, merges: bool) {
+        self.change(MERGING, if merges { MERGING } else { 0 });
     }
 
     fn change(&self, mask: u8, value: u8) {

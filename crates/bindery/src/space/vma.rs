@@ -104,6 +104,8 @@ bitflags! {
         /// All its pages count as resident, whoever asks: it maps a file of somebody else's
         /// ([`crate::FileAccess::OWNER`]).
         const HIDES_RESIDENCE = 1 << 23;
+        /// Pages with the same contents may be one (`MADV_MERGEABLE`, `mg`).
+        const MERGEABLE = 1 << 24;
         /// The number of its protection key ([`MappingFlags::key`]).
         const KEY = 0xf << Self::KEY_SHIFT;
     }

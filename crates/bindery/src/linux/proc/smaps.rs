@@ -97,7 +97,7 @@ pub fn smaps_rollup<P: Platform>(space: &AddressSpace<'_, P>, out: &mut dyn Writ
 }
 
 /// The letters of flags, in Linux's order: that of the bits in its `vm_flags`.
-const LETTERS: [(MappingFlags, &str); 24] = [
+const LETTERS: [(MappingFlags, &str); 25] = [
     (MappingFlags::READ, "rd"),
     (MappingFlags::WRITE, "wr"),
     (MappingFlags::EXECUTE, "ex"),
@@ -122,6 +122,7 @@ const LETTERS: [(MappingFlags, &str); 24] = [
     (MappingFlags::SOFT_DIRTY, "sd"),
     (MappingFlags::HUGE, "hg"),
     (MappingFlags::NO_HUGE, "nh"),
+    (MappingFlags::MERGEABLE, "mg"),
     (MappingFlags::DROPPABLE, "dp"),
     (MappingFlags::SEALED, "sl"),
 ];

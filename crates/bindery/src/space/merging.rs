@@ -1,0 +1,63 @@
+//! Which mappings say that pages with the same contents may be one (Linux: KSM, `ksm(4)` in its
+//! documentation). What was said is kept and told; nobody merges pages, as on a Linux whose `ksmd` was
+//! not started, which is how it boots.
+
+use crate::platform::Platform;
+use crate::tlb::Gather;
+
+use super::AddressSpace;
+use super::change::Removed;
+use super::index::Indexed;
+use super::vma::MappingFlags;
+
+/// [`MappingFlags::MERGEABLE`] for a mapping with these flags, or nothing where it does not apply:
+/// only private memory is merged, and none that may vanish.
+pub(super) fn mergeable(flags: MappingFlags) -> MappingFlags {
+    if flags.intersects(MappingFlags::SHARED | MappingFlags::DROPPABLE) {
+        MappingFlags::empty()
+    } else {
+        MappingFlags::MERGEABLE
+    }
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Says of all private mappings, and of those to come, that pages with the same contents may be
+    /// one, or takes that back (`PR_SET_MEMORY_MERGE`). To say again what holds already changes
+    /// nothing.
+    ///
+    /// Complexity: in the mappings.
+    pub fn set_merging(&self, merges: bool) {
+        let mut removed = Removed::default();
+        let guard = self.mutex.lock();
+        if self.settings.merges() != merges {
+            self.settings.set_merges(merges);
+            let mut at = 0;
+            while let Some(vma) = self.first_behind(at) {
+                at = vma.end();
+                let flags = match merges {
+                    true => vma.flags() | mergeable(vma.flags()),
+                    false => vma.flags() - MappingFlags::MERGEABLE,
+                };
+                if flags != vma.flags() {
+                    // Whole mappings are not cut, so nothing can fail.
+                    let done = self.with_flags(vma, vma.range(), flags, &mut removed, |_| Ok(()));
+                    debug_assert!(done.is_ok());
+                }
+            }
+        }
+        drop(guard);
+        self.finish(&mut Gather::new(), removed);
+        self.table.memory.free_some();
+    }
+
+    /// Whether pages with the same contents may be one in all private mappings
+    /// (`PR_GET_MEMORY_MERGE`).
+    pub fn merging(&self) -> bool {
+        self.settings.merges()
+    }
+
+    /// What a new mapping with these flags gets beside them. Must be called with the lock.
+    pub(super) fn future_merging(&self, flags: MappingFlags) -> MappingFlags {
+        if self.settings.merges() { mergeable(flags) } else { MappingFlags::empty() }
+    }
+}
