@@ -195,6 +195,22 @@ fn the_background_collapser_takes_shared_memory<A: Walk>() {
     assert_eq!(program.load(AT), Ok(0x0303_0303_0303_0303));
     assert_eq!((space.counts() - before).shared_pages, 512, "mapped large by one touch");
     assert_eq!(program.load(VirtAddr(AT.0 + MIB)), Ok(0));
+    // Cut into small leaves: they make way for a large one, on demand at once and in the background
+    // for the next touch.
+    let is_large = || matches!(space.inspect(AT), Inspection::Page { level: 2.., .. });
+    let cut = || {
+        space.madvise(AT, PAGE_SIZE, Advice::NoHuge).unwrap();
+        space.madvise(AT, 4 * MIB, Advice::Huge).unwrap();
+        assert!(!is_large());
+    };
+    cut();
+    space.madvise(AT, 2 * MIB, Advice::Collapse).unwrap();
+    assert!(is_large());
+    cut();
+    assert_eq!((collapse(511), collapse(511)), (1, 0));
+    assert_eq!(space.inspect(AT), Inspection::Empty);
+    assert_eq!(program.load(AT), Ok(0x0303_0303_0303_0303));
+    assert!(is_large());
     audit(&machine, &memory, &[&space]);
 }
 

@@ -194,6 +194,21 @@ fn a_thread_that_has_shut_itself_off_faults_with_the_key() {
 }
 
 #[test]
+fn who_may_not_write_sealed_memory_may_not_throw_it_away() {
+    let (_machine, memory) = with_keys::<X86>();
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    space.mmap(&fixed(AT.0, PAGE_SIZE)).unwrap();
+    assert_eq!(space.pkey_alloc(), Ok(key(1)));
+    protect(&space, AT, 1, 1).unwrap();
+    let read_only = KeyRights::ALL.with(key(1), 2);
+    let discard = |rights| space.madvise_with_keys(AT, PAGE_SIZE, Advice::DontNeed, rights);
+    assert_eq!(discard(read_only), Ok(()), "it is not sealed");
+    space.mseal(AT, PAGE_SIZE).unwrap();
+    assert_eq!(discard(read_only), Err(Error::Sealed(AT)));
+    assert_eq!(discard(KeyRights::ALL), Ok(()));
+}
+
+#[test]
 fn smaps_shows_the_key_where_there_are_keys() {
     let text = |keys| {
         let (_machine, memory) =

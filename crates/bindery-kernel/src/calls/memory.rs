@@ -1,7 +1,7 @@
 //! The calls about memory: the core answers them; descriptors are ours.
 
 use bindery::addr::VirtAddr;
-use bindery::arch::ProtectionKey;
+use bindery::arch::{KeyRights, ProtectionKey};
 use bindery::linux::{self, Call, Numbers, OpenFile};
 use bindery::{Access, FaultError, FileAccess};
 use linux_raw_sys::general::{MAP_ANONYMOUS, MAP_LOCKED, MAP_POPULATE};
@@ -41,6 +41,10 @@ impl linux::Process<'static, Machine> for Caller<'_> {
 
     fn set_key_rights(&self, key: ProtectionKey, forbidden: u32) {
         arch::set_key_rights(arch::key_rights().with(key, forbidden));
+    }
+
+    fn key_rights(&self) -> KeyRights {
+        arch::key_rights()
     }
 
     fn process(&self, _descriptor: i32) -> Option<&Space> {

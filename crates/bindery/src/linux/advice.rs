@@ -3,9 +3,10 @@
 use linux_raw_sys::general as raw;
 
 use crate::addr::{PAGE_SIZE, VirtAddr};
+use crate::arch::KeyRights;
 use crate::error::{Errno, Verb};
 use crate::platform::Platform;
-use crate::space::{AddressSpace, Advice};
+use crate::space::Advice;
 
 use super::vector::{IoRange, MOST_BYTES, MOST_RANGES};
 use super::{Outcome, Process, errno};
@@ -46,14 +47,16 @@ fn is_for_others(advice: Advice) -> bool {
     matches!(advice, Advice::Cold | Advice::PageOut | Advice::WillNeed | Advice::Collapse)
 }
 
-pub(super) fn madvise<P: Platform>(
-    space: &AddressSpace<'_, P>,
+pub(super) fn madvise<'m, P: Platform>(
+    process: &impl Process<'m, P>,
     addr: u64,
     length: u64,
     number: i32,
 ) -> Outcome {
     let advice = advice(number).ok_or(Errno::EINVAL)?;
-    space.madvise(VirtAddr(addr), length, advice).map(|()| 0).map_err(errno(Verb::Madvise))
+    let done =
+        process.space().madvise_with_keys(VirtAddr(addr), length, advice, process.key_rights());
+    done.map(|()| 0).map_err(errno(Verb::Madvise))
 }
 
 /// The ranges stand in the caller's memory, address and length of 64 bits each.
@@ -89,6 +92,7 @@ pub(super) fn process_madvise<'m, P: Platform>(
         // As Linux, which looks at the first range even if there is nothing in it.
         return Err(Errno::EINVAL);
     }
+    let rights = if own { process.key_rights() } else { KeyRights::ALL };
     let mut done = 0;
     for index in 0..count {
         let (addr, length) = range_at(index)?;
@@ -96,7 +100,7 @@ pub(super) fn process_madvise<'m, P: Platform>(
         if length == 0 {
             continue;
         }
-        match target.madvise(VirtAddr(addr), length, advice) {
+        match target.madvise_with_keys(VirtAddr(addr), length, advice, rights) {
             Ok(()) => done += length,
             Err(error) if done == 0 => return Err(error.errno(Verb::Madvise)),
             // Those before were advised: that is what the caller is told.

@@ -38,7 +38,7 @@ mod vector;
 mod vm_copy;
 
 use crate::addr::VirtAddr;
-use crate::arch::ProtectionKey;
+use crate::arch::{KeyRights, ProtectionKey};
 use crate::error::{Errno, Error, Verb};
 use crate::object::Object;
 use crate::platform::Platform;
@@ -85,9 +85,14 @@ pub trait Process<'m, P: Platform> {
     fn process(&self, descriptor: i32) -> Option<&AddressSpace<'m, P>>;
 
     /// Gives the calling thread its rights to a key that was allocated for it: `forbidden` is the two
-    /// bits of [`KeyRights`](crate::arch::KeyRights). Only asked where
+    /// bits of [`KeyRights`]. Only asked where
     /// [`Platform::protection_keys`] says that there are keys.
     fn set_key_rights(&self, _key: ProtectionKey, _forbidden: u32) {}
+
+    /// What the calling thread may do with memory of each key; by default everything.
+    fn key_rights(&self) -> KeyRights {
+        KeyRights::ALL
+    }
 }
 
 /// What a call returns: a value, or the errno.
@@ -114,7 +119,7 @@ pub fn call<'m, P: Platform>(
         Call::PkeyFree => protect::pkey_free(space, a as i32),
         Call::Brk => Ok(space.set_break(VirtAddr(a)).0),
         Call::Mseal => map::mseal(space, a, b, c),
-        Call::Madvise => advice::madvise(space, a, b, c as i32),
+        Call::Madvise => advice::madvise(process, a, b, c as i32),
         Call::ProcessMadvise => advice::process_madvise(process, arguments),
         Call::Mlock => lock::mlock(space, a, b, 0),
         Call::Mlock2 => lock::mlock(space, a, b, c as i32),

@@ -1,6 +1,7 @@
 //! `madvise(2)`.
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::KeyRights;
 use crate::error::Error;
 use crate::frame::Folio;
 use crate::interrupt;
@@ -128,6 +129,21 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// Complexity: in the mappings and runs of the range; contents are dropped by whole tables.
     pub fn madvise(&self, start: VirtAddr, length: u64, advice: Advice) -> Result<(), Error> {
+        self.madvise_with_keys(start, length, advice, KeyRights::ALL)
+    }
+
+    /// As [`AddressSpace::madvise`], for a thread that may do with memory of each protection key what
+    /// `rights` says: of a sealed mapping, it may throw away only what it could overwrite.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn madvise_with_keys(
+        &self,
+        start: VirtAddr,
+        length: u64,
+        advice: Advice,
+        rights: KeyRights,
+    ) -> Result<(), Error> {
         if !start.is_aligned(PAGE_SIZE) {
             return Err(Error::Unaligned(start));
         }
@@ -146,7 +162,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             Advice::Collapse => return self.collapse_range(range),
             _ => {}
         }
-        let result = self.table.memory.outermost(|| self.advise_once(range, advice));
+        let result = self.table.memory.outermost(|| self.advise_once(range, advice, rights));
         if advice.is_about_flags() {
             // As Linux: a mapping that cannot be cut now may be cut later.
             return result.map_err(|error| match error {
@@ -158,10 +174,15 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// What lies before an error is done, and is as it should be when it is done once more.
-    fn advise_once(&self, range: VirtRange, advice: Advice) -> Result<(), Error> {
+    fn advise_once(
+        &self,
+        range: VirtRange,
+        advice: Advice,
+        rights: KeyRights,
+    ) -> Result<(), Error> {
         let (mut gather, mut removed) = (Gather::new(), Removed::default());
         let guard = self.mutex.lock();
-        let result = self.advise_locked(range, advice, &mut gather, &mut removed);
+        let result = self.advise_locked(range, (advice, rights), &mut gather, &mut removed);
         self.flush(&mut gather);
         drop(guard);
         self.finish(&mut gather, removed);
@@ -182,13 +203,13 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn advise_locked(
         &self,
         range: VirtRange,
-        advice: Advice,
+        (advice, rights): (Advice, KeyRights),
         gather: &mut Gather,
         removed: &mut Removed,
     ) -> Result<(), Error> {
         let mut parts = Parts::of(range);
         while let Some((vma, part)) = parts.next(self) {
-            if !may_be_advised(vma, advice) {
+            if !may_be_advised(vma, advice, rights) {
                 return Err(Error::Sealed(part.start()));
             }
             if advice.looks_at_pages() {
@@ -293,7 +314,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let (object, offset, length) = {
                 let _guard = self.mutex.lock();
                 let Some((vma, part)) = parts.next(self) else { break };
-                if !may_be_advised(vma, Advice::Remove) {
+                if !may_be_advised(vma, Advice::Remove, KeyRights::ALL) {
                     return Err(Error::Sealed(part.start()));
                 }
                 if vma.has(MappingFlags::LOCKED) {
@@ -315,11 +336,11 @@ impl<P: Platform> AddressSpace<'_, P> {
 
 /// Whether a sealed mapping stands the advice: anonymous contents that the program could not
 /// overwrite anyway must not vanish (mseal(2)).
-fn may_be_advised(vma: &Vma, advice: Advice) -> bool {
+fn may_be_advised(vma: &Vma, advice: Advice, rights: KeyRights) -> bool {
     !vma.has(MappingFlags::SEALED)
         || !advice.discards()
         || !vma.is_anonymous()
-        || vma.protection().contains(Protection::WRITE)
+        || vma.protection().contains(Protection::WRITE) && rights.may_store(vma.flags().key())
 }
 
 /// The flags that a mapping has after the advice.

@@ -241,10 +241,15 @@ impl<P: Platform> AddressSpace<'_, P> {
             let first = vma.page_offset_of(base);
             drop(guard);
             let missing = limits.map(|limits| limits.missing);
-            object::collapse(&object, first, missing).map_err(|error| {
-                let here = error == Error::TryAgain;
-                if here { Refusal::Here(error) } else { Refusal::Ends(error) }
-            })?;
+            let collapsed = object::collapse(&object, first, missing);
+            let is_retracted =
+                matches!(collapsed, Ok(()) | Err(Error::Busy)) && self.retract(range, &mut gather);
+            match collapsed {
+                Err(Error::Busy) if is_retracted => {}
+                Err(error @ Error::TryAgain) => return Err(Refusal::Here(error)),
+                Err(error) => return Err(Refusal::Ends(error)),
+                Ok(()) => {}
+            }
             if limits.is_some() {
                 return Ok(());
             }
@@ -320,6 +325,34 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         self.table.stats.add(&counts);
         if done { Ok(()) } else { Err(Error::Invalid) }
+    }
+
+    /// Unmaps pages of an object that are one folio and mapped one by one, so that the next touch maps
+    /// them large. False where nothing was done: something else stands there, or nothing.
+    fn retract(&self, range: VirtRange, gather: &mut Gather) -> bool {
+        let guard = self.mutex.lock();
+        let Some(vma) = self.vma_at(range.start()).filter(|vma| vma.range().covers(range)) else {
+            return false;
+        };
+        let frames = &self.table.memory.frames;
+        let order = arch::order_of_level::<P::Arch>(2).min(MAX_FOLIO_ORDER);
+        let (mut small, mut fits) = (false, vma.is_shared() && may_collapse::<P>(vma));
+        self.table.look(range, |looked| {
+            match arch::kind::<P::Arch>(looked.raw, looked.node.level) {
+                Kind::Leaf if looked.node.level == 1 => {
+                    let folio = frames.folio_of(P::Arch::frame(looked.entry));
+                    small = true;
+                    fits &= folio.is_some_and(|folio| folio.order == order);
+                }
+                Kind::Leaf | Kind::Absent => fits = false,
+                Kind::Empty | Kind::Table => {}
+            }
+            fits
+        });
+        let done = small && fits && self.drop_contents(vma, range, gather).is_ok();
+        drop(guard);
+        self.finish(gather, super::change::Removed::default());
+        done
     }
 
     /// Whether a guard stands in `range`, a part of one mapping.
