@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `memory` | the core's calls, by `bindery::linux` |
 //! | `nodes` | memory nodes, of which there is one |
+//! | [`segments`] | System V shared memory |
 //! | `vm_copy` | copies between the memory of two processes |
 //! | [`crate::process::calls`] | processes, threads, signals, time, limits |
 //! | [`crate::files::calls`] | everything with a descriptor or a path |
@@ -11,6 +12,7 @@
 
 mod memory;
 mod nodes;
+pub mod segments;
 mod vm_copy;
 
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -45,6 +47,7 @@ fn other(number: u64, arguments: [u64; 6], registers: &mut Registers) -> Option<
     }
     let outcome = files::calls::call(known, arguments)
         .or_else(|| nodes::call(known, arguments))
+        .or_else(|| segments::call(known, arguments))
         .or_else(|| vm_copy::call(known, arguments))
         .or_else(|| arch::call(known, arguments));
     Some(outcome.unwrap_or_else(|| unknown(number)))

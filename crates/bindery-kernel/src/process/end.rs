@@ -12,6 +12,7 @@ use bindery::VmallocOptions;
 use linux_raw_sys::general::{SA_NOCLDWAIT, SIGCHLD, SIGKILL};
 
 use crate::arch::{self, Ended};
+use crate::calls::segments;
 use crate::memory::{self, Pages, kernel_map, memory};
 use crate::sync::Mutex;
 use crate::{control, files, log, options, time};
@@ -231,6 +232,7 @@ fn end_machine(status: u32) {
     background::end();
     table::remove_process(1);
     files::end();
+    segments::end();
     MACHINE_STATUS.store(code.into(), Ordering::Relaxed);
 }
 

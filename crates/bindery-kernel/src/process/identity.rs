@@ -2,7 +2,7 @@
 
 use alloc::sync::Arc;
 
-use bindery::linux;
+use bindery::linux::{self, IpcUser};
 use linux_raw_sys::general::{SCHED_BATCH, SCHED_IDLE, SCHED_NORMAL};
 use linux_raw_sys::prctl::{
     PR_CAPBSET_READ, PR_GET_DUMPABLE, PR_GET_NAME, PR_GET_NO_NEW_PRIVS, PR_GET_PDEATHSIG,
@@ -79,6 +79,12 @@ pub fn space_of(id: u32) -> Result<Arc<Space>, Errno> {
 fn may_use_memory_of(process: &Process) -> bool {
     let who = credentials();
     may_be_looked_into(process, &who, (who.user.real, who.group.real), who.permitted)
+}
+
+/// The running process, as System V segments have to know it.
+pub fn ipc_user() -> IpcUser {
+    // There is no user but root.
+    IpcUser { user: 0, group: 0, privileged: true }
 }
 
 /// The process of that number, or the running one for 0.

@@ -23,6 +23,7 @@
 //! | `file` | what programs do to shared memory by descriptor |
 //! | `prctl` | `prctl`: the options about memory |
 //! | `vm_copy` | `process_vm_readv`, `process_vm_writev` |
+//! | `shm` | System V shared memory |
 //! | `vector` | `struct iovec` |
 //! | `proc` | what `/proc/self` shows |
 
@@ -34,6 +35,7 @@ mod number;
 mod prctl;
 pub mod proc;
 mod protect;
+mod shm;
 mod vector;
 mod vm_copy;
 
@@ -47,6 +49,7 @@ use crate::space::{AddressSpace, FileAccess};
 pub use file::{add_seals, fallocate, ftruncate, get_seals, memfd_create, pread, pwrite};
 pub use number::{Call, Numbers};
 pub use prctl::prctl;
+pub use shm::{IpcClock, IpcUser, SegmentSlot, Segments, shmat, shmctl, shmdt, shmget};
 pub use vector::IoRange;
 pub use vm_copy::{CopyDirection, process_vm, process_vm_ranges};
 

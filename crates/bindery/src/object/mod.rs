@@ -6,6 +6,7 @@
 //! | file | what |
 //! |---|---|
 //! | `state` | `ObjectState`: what is known about an object, who holds it, what is promised |
+//! | `attachments` | who is told of its mappings |
 //! | `index` | which frame holds which page |
 //! | `pages` | pages found, marked dirty, dropped |
 //! | `fetch` | pages brought in |
@@ -48,6 +49,7 @@
 //! the pages' gate. While the pager reads or stores pages, the call has none of them, but a record in
 //! a list ([`in_flight`]).
 
+mod attachments;
 mod awaited;
 mod collapse;
 mod content;
@@ -77,6 +79,7 @@ use crate::platform::Platform;
 
 use state::Backing;
 
+pub(crate) use attachments::{Attachments, SegmentMark};
 pub(crate) use awaited::{Awaited, Stop};
 pub use pager::{Pager, PagerError};
 pub use quota::Quota;
@@ -125,7 +128,11 @@ impl<P: Platform> Memory<P> {
         sealing: Sealing,
         accounting: Accounting,
     ) -> Result<Object<'_, P>, Error> {
-        self.add_shared_memory(size, sealing, Backing::Memory { accounting, quota: None })
+        self.add_shared_memory(
+            size,
+            sealing,
+            Backing::Memory { accounting, quota: None, segment: None },
+        )
     }
 
     /// As [`Memory::shared_memory`], in a file system of limited size: what counts as promised for
@@ -143,7 +150,25 @@ impl<P: Platform> Memory<P> {
         accounting: Accounting,
     ) -> Result<Object<'m, P>, Error> {
         let quota = Some(NonNull::from(quota));
-        self.add_shared_memory(size, sealing, Backing::Memory { accounting, quota })
+        self.add_shared_memory(size, sealing, Backing::Memory { accounting, quota, segment: None })
+    }
+
+    /// The memory of a System V segment: `told` hears of each of its mappings.
+    pub(crate) fn segment_memory<'m>(
+        &'m self,
+        told: &'m dyn Attachments,
+        segment: u64,
+        key: u32,
+        size: u64,
+        accounting: Accounting,
+    ) -> Result<Object<'m, P>, Error> {
+        let told: NonNull<dyn Attachments + 'm> = NonNull::from(told);
+        // SAFETY: as for a file's pager: the two types differ in a lifetime only, and who follows the
+        // pointer holds the object, with a lifetime that ends before this one does.
+        let told: NonNull<dyn Attachments> = unsafe { core::mem::transmute(told) };
+        let segment = Some(SegmentMark { told, segment, key });
+        let backing = Backing::Memory { accounting, quota: None, segment };
+        self.add_shared_memory(size, Sealing::Forbidden, backing)
     }
 
     fn add_shared_memory(

@@ -13,6 +13,7 @@ use crate::rmap::{ObjectTree, TreeLock};
 use crate::space::MappingFlags;
 use crate::table::OutOfMemory;
 
+use super::attachments::SegmentMark;
 use super::in_flight::{Ends, InFlight};
 use super::index::{NODES_OF_A_FOLIO, Nodes, PAGE_LIMIT, PageIndex};
 use super::pager::Pager;
@@ -42,6 +43,8 @@ pub(super) enum Backing {
         /// What the promised pages are taken from too. Outlives all who hold the object
         /// (`Memory::shared_memory_within`).
         quota: Option<NonNull<Quota>>,
+        /// The segment that it is the memory of.
+        segment: Option<SegmentMark>,
     },
     /// With a pager.
     File {
@@ -255,6 +258,14 @@ impl ObjectState {
         }
     }
 
+    /// The System V segment that it is the memory of.
+    pub(crate) fn segment(&self) -> Option<SegmentMark> {
+        match self.backing {
+            Backing::Memory { segment, .. } => segment,
+            Backing::File { .. } => None,
+        }
+    }
+
     /// Pages that count as promised.
     pub(crate) fn promised(&self) -> u64 {
         self.promised.load(Ordering::Relaxed)
@@ -324,6 +335,9 @@ impl ObjectState {
         if is_writable(flags) {
             self.seals.writable_added();
         }
+        if let Some(mark) = self.segment() {
+            mark.told().attached(mark.segment);
+        }
     }
 }
 
@@ -343,7 +357,11 @@ pub(crate) fn map_removed<P: Platform>(
     if is_writable(flags) {
         object.seals.writable_removed();
     }
+    let mark = object.segment();
     release(memory, node);
+    if let Some(mark) = mark {
+        mark.told().detached(mark.segment);
+    }
 }
 
 /// One holder less; the object and all its pages go with the last. What is dirty is saved before;

@@ -169,6 +169,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         low.end() == high.start()
             && alike(low.flags()) == alike(high.flags())
             && low.object_pointer() == high.object_pointer()
+            // As Linux: each of them counts as an attachment of its own.
+            && low.object().is_none_or(|object| object.segment().is_none())
             && low.page_offset_of(VirtAddr(low.end())) == high.page_offset()
             && match (low.group(), high.group()) {
                 (None, None) => true,

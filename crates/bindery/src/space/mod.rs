@@ -13,6 +13,7 @@
 mod advise;
 mod change;
 mod collapse;
+mod detach;
 mod fault;
 mod folio;
 mod fork;

@@ -5,6 +5,7 @@ use core::fmt::{self, Write};
 
 use bindery::linux::proc::{FaultCounts, vmstat};
 
+use crate::calls::segments;
 use crate::memory::memory;
 use crate::{options, process, time, trap};
 
@@ -22,6 +23,7 @@ pub fn shelf() -> Arc<Shelf> {
         ("meminfo", Text::new(make_meminfo)),
         ("mounts", Text::new(mounts)),
         ("stat", Text::new(make_stat)),
+        ("sysvipc", Shelf::of([("shm", Text::new(|out| segments::listing(out)) as _)])),
         ("uptime", Text::new(make_uptime)),
         ("vmstat", Text::new(make_vmstat)),
         ("version", Text::new(|out| writeln!(out, "Linux version {}", options::RELEASE))),

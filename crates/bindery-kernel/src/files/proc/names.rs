@@ -6,7 +6,7 @@ use alloc::sync::{Arc, Weak};
 use core::fmt::{self, Write};
 
 use bindery::addr::VirtAddr;
-use bindery::linux::proc::{Backing, Naming};
+use bindery::linux::proc::{Backing, Naming, Unnamed};
 
 use crate::heap;
 use crate::process::Process;
@@ -48,8 +48,8 @@ impl Names {
 
 impl Naming for Names {
     fn write_path(&self, identity: u64, backing: Backing, out: &mut dyn Write) -> fmt::Result {
-        if backing == Backing::SharedAnonymous {
-            return out.write_str("/dev/zero (deleted)");
+        if matches!(backing, Backing::SharedAnonymous | Backing::Segment { .. }) {
+            return Unnamed.write_path(identity, backing, out);
         }
         // What may be the last handle of a file is let go without the lock.
         let known = PATHS.lock().get(&identity).cloned();

@@ -14,6 +14,7 @@
 //! | file there | function | file here |
 //! |---|---|---|
 //! | `/proc/vmstat` | [`vmstat()`] | `vmstat` |
+//! | `/proc/sysvipc/shm` | [`sysvipc_shm`] | `../shm/listing` |
 //! | `/proc/kpageflags`, `/proc/kpagecount` | [`kpageflags`], [`kpagecount`] | `frames` |
 //!
 //! # Nobody waits for a reader
@@ -47,6 +48,7 @@ mod status;
 mod tally;
 mod vmstat;
 
+pub use super::shm::sysvipc_shm;
 pub use clear_refs::{ClearRefs, clear_refs};
 pub use frames::{
     KPF_ANON, KPF_BUDDY, KPF_COMPOUND_HEAD, KPF_COMPOUND_TAIL, KPF_DIRTY, KPF_LOCKED, KPF_MMAP,

@@ -13,6 +13,13 @@ pub enum Backing {
     SharedAnonymous,
     /// Shared memory that counts page by page: a memfd.
     SharedMemory,
+    /// A segment of System V shared memory ([`Segments`](crate::linux::Segments)).
+    Segment {
+        /// Its identifier.
+        id: u32,
+        /// The key that it was made with.
+        key: u32,
+    },
     /// A file behind a pager.
     File,
 }
@@ -21,6 +28,8 @@ impl Backing {
     pub(super) fn of(object: &ObjectState) -> Self {
         if object.is_file() {
             Self::File
+        } else if let Some(mark) = object.segment() {
+            Self::Segment { id: mark.segment as u32, key: mark.key }
         } else if object.accounting() == Accounting::PerPage {
             Self::SharedMemory
         } else {
@@ -44,16 +53,20 @@ pub struct FileId {
 /// All functions have an answer for embedders that know nothing. They are called with no lock held.
 pub trait Naming {
     /// Where the object's file lives. By default shared memory has device 0:1, as on Linux, files
-    /// have none, and the inode is the identity.
+    /// have none, and the inode is the identity, or a segment's identifier.
     fn file_id(&self, identity: u64, backing: Backing) -> FileId {
         let minor = u32::from(backing != Backing::File);
-        FileId { major: 0, minor, inode: identity }
+        let inode = match backing {
+            Backing::Segment { id, .. } => id.into(),
+            _ => identity,
+        };
+        FileId { major: 0, minor, inode }
     }
 
     /// Writes the path of the object's file; Linux adds ` (deleted)` where it has none any more. A
     /// line feed in it is shown as `\012`. By default shared anonymous memory is
-    /// `/dev/zero (deleted)` as on Linux, a memfd `/memfd: (deleted)`, and a file
-    /// `file:[identity]`.
+    /// `/dev/zero (deleted)` as on Linux, a memfd `/memfd: (deleted)`, a segment
+    /// `/SYSV` with its key in eight digits of 16, and ` (deleted)`, and a file `file:[identity]`.
     ///
     /// # Errors
     /// Those of `out`, which end the listing.
@@ -61,6 +74,7 @@ pub trait Naming {
         match backing {
             Backing::SharedAnonymous => out.write_str("/dev/zero (deleted)"),
             Backing::SharedMemory => out.write_str("/memfd: (deleted)"),
+            Backing::Segment { key, .. } => write!(out, "/SYSV{key:08x} (deleted)"),
             Backing::File => write!(out, "file:[{identity}]"),
         }
     }

@@ -1,0 +1,67 @@
+//! `shmdt(2)`, the memory part.
+
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr};
+use crate::error::Error;
+use crate::platform::Platform;
+use crate::tlb::Gather;
+
+use super::AddressSpace;
+use super::change::Removed;
+use super::index::Indexed;
+use super::vma::Vma;
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Unmaps what is left of the System V segment that was attached at `at`, all its parts where it
+    /// was cut. As on Linux, what was moved away, or mapped over, does not count.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where nothing of a segment that was attached there is left, or `at` is no
+    /// multiple of the page size.
+    ///
+    /// Complexity: in the mappings from there to the first part, and as
+    /// [`AddressSpace::munmap`].
+    pub(crate) fn detach_segment(&self, at: VirtAddr) -> Result<(), Error> {
+        if !at.is_aligned(PAGE_SIZE) {
+            return Err(Error::Invalid);
+        }
+        let (mut gather, mut removed) = (Gather::new(), Removed::default());
+        let guard = self.mutex.lock();
+        let result = self.detach_locked(at, &mut gather, &mut removed);
+        self.flush(&mut gather);
+        drop(guard);
+        self.finish(&mut gather, removed);
+        self.table.memory.free_some();
+        result
+    }
+
+    fn detach_locked(
+        &self,
+        at: VirtAddr,
+        gather: &mut Gather,
+        removed: &mut Removed,
+    ) -> Result<(), Error> {
+        let is_part = |vma: &Vma| {
+            vma.start() >= at.0
+                && vma.object().is_some_and(|object| object.segment().is_some())
+                && (vma.start() - at.0) >> PAGE_SHIFT == vma.page_offset()
+        };
+        let mut next = self.first_behind(at.0);
+        while let Some(vma) = next.filter(|vma| !is_part(vma)) {
+            next = self.first_behind(vma.end());
+        }
+        let first = next.ok_or(Error::Invalid)?;
+        let segment = first.object_pointer();
+        let pages = first.object().map_or(0, |object| object.size_in_pages());
+        let end = at.0.saturating_add(pages << PAGE_SHIFT);
+        let mut part = Some(first);
+        while let Some(vma) = part {
+            let behind = vma.end();
+            if is_part(vma) && vma.object_pointer() == segment {
+                // As Linux: what is sealed stays, and nobody is told.
+                let _ = self.unmap_locked(vma.range(), gather, removed);
+            }
+            part = self.first_behind(behind).filter(|vma| vma.end() <= end);
+        }
+        Ok(())
+    }
+}
