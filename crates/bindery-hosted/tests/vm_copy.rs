@@ -1,4 +1,4 @@
-//! Copies between the memory of two processes: `copy_user` and `linux::process_vm`.
+//! Copies between the memory of two processes: `copy_from`, `copy_to` and `linux::process_vm`.
 
 mod common;
 
@@ -45,9 +45,9 @@ fn bytes_come_over_as_they_are() {
             one.write_user(VirtAddr(AT + 5), &data).unwrap();
             let length = data.len() as u64;
             let (from, to) = (VirtAddr(AT + 5), VirtAddr(AT + 4000));
-            assert_eq!(one.copy_user(from, other, to, length), Ok(()));
+            assert_eq!(one.copy_to(from, other, to, length), Ok(()));
             assert_eq!(bytes(other, to.0, length), data);
-            assert_eq!(one.copy_user(from, one, VirtAddr(AT + 20 * PAGE_SIZE), length), Ok(()));
+            assert_eq!(one.copy_from(VirtAddr(AT + 20 * PAGE_SIZE), one, from, length), Ok(()));
             assert_eq!(bytes(one, AT + 20 * PAGE_SIZE, length), data);
         });
     }
@@ -60,18 +60,18 @@ fn a_fault_of_either_side_ends_the_copy_at_its_byte() {
     with_two::<X86_64>(|one, other| {
         let end = VirtAddr(AT + 64 * PAGE_SIZE - 1500);
         let stopped = Err(PartialCopy { copied: 1500, fault: FaultError::NotMapped });
-        assert_eq!(one.copy_user(end, other, VirtAddr(AT + 9), PAGE_SIZE), stopped);
-        assert_eq!(one.copy_user(VirtAddr(AT + 9), other, end, PAGE_SIZE), stopped);
+        assert_eq!(other.copy_from(VirtAddr(AT + 9), one, end, PAGE_SIZE), stopped);
+        assert_eq!(other.copy_from(end, one, VirtAddr(AT + 9), PAGE_SIZE), stopped);
         let constant = VirtAddr(AT + PAGE_SIZE);
         other.mprotect(constant, PAGE_SIZE, Protection::READ).unwrap();
         let stopped = Err(PartialCopy { copied: 9, fault: FaultError::Protection });
         let before = VirtAddr(constant.0 - 9);
-        assert_eq!(one.copy_user(VirtAddr(AT), other, before, 100), stopped);
-        assert_eq!(other.copy_user(before, one, VirtAddr(AT), 100), Ok(()));
+        assert_eq!(one.copy_to(VirtAddr(AT), other, before, 100), stopped);
+        assert_eq!(other.copy_to(before, one, VirtAddr(AT), 100), Ok(()));
         let stopped = Err(PartialCopy { copied: 0, fault: FaultError::NotMapped });
         let last = VirtAddr(u64::MAX);
-        assert_eq!(one.copy_user(last, other, VirtAddr(AT), 100), stopped);
-        assert_eq!(one.copy_user(VirtAddr(AT), other, last, 100), stopped);
+        assert_eq!(one.copy_to(last, other, VirtAddr(AT), 100), stopped);
+        assert_eq!(one.copy_to(VirtAddr(AT), other, last, 100), stopped);
     });
 }
 

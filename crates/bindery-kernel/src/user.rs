@@ -120,14 +120,19 @@ pub fn write_bytes(at: u64, from: &[u8]) -> Result<(), Errno> {
     }
 }
 
-/// As [`read_bytes`], of any address space.
-pub fn read_bytes_of(space: &Space, at: u64, into: &mut [u8]) -> Result<(), Errno> {
-    attempt(|| space.read_user(VirtAddr(at), into))
-}
-
 /// As [`write_bytes`], of any address space.
 pub fn write_bytes_of(space: &Space, at: u64, from: &[u8]) -> Result<(), Errno> {
     attempt(|| space.write_user(VirtAddr(at), from))
+}
+
+/// As [`read_bytes`], of any address space, on behalf of another process.
+pub fn read_bytes_foreign(space: &Space, at: u64, into: &mut [u8]) -> Result<(), Errno> {
+    attempt(|| space.read_foreign(VirtAddr(at), into))
+}
+
+/// As [`write_bytes_of`], on behalf of another process.
+pub fn write_bytes_foreign(space: &Space, at: u64, from: &[u8]) -> Result<(), Errno> {
+    attempt(|| space.write_foreign(VirtAddr(at), from))
 }
 
 /// Reads a value.

@@ -5,7 +5,7 @@
 //! | `memory` | the core's calls, by `bindery::linux` |
 //! | `nodes` | memory nodes, of which there is one |
 //! | [`segments`] | System V shared memory |
-//! | `vm_copy` | copies between the memory of two processes |
+//! | `vm_copy` | copies between the memory of two processes, and its end |
 //! | [`crate::process::calls`] | processes, threads, signals, time, limits |
 //! | [`crate::files::calls`] | everything with a descriptor or a path |
 //! | [`crate::arch::call`] | what one architecture alone has |

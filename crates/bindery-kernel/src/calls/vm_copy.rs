@@ -1,4 +1,4 @@
-//! `process_vm_readv` and `process_vm_writev`.
+//! `process_vm_readv`, `process_vm_writev` and `process_mrelease`.
 
 use bindery::linux::{self, CopyDirection};
 use linux_raw_sys::general as nr;
@@ -6,11 +6,14 @@ use linux_raw_sys::general as nr;
 use crate::errno::{Errno, Outcome, from_raw};
 use crate::{heap, process};
 
-/// Makes one of the two calls; `None` where the number is another call's.
+/// Makes one of the calls; `None` where the number is another call's.
 pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
     let direction = match number {
         nr::__NR_process_vm_readv => CopyDirection::Read,
         nr::__NR_process_vm_writev => CopyDirection::Write,
+        nr::__NR_process_mrelease => {
+            return Some(release(arguments[0] as i32, arguments[1] as u32));
+        }
         _ => return None,
     };
     Some(copy(direction, arguments))
@@ -33,7 +36,18 @@ fn copy(direction: CopyDirection, arguments: [u64; 6]) -> Outcome {
     }
 }
 
+fn release(descriptor: i32, flags: u32) -> Outcome {
+    from_raw(linux::process_mrelease(flags, || {
+        process::dying_space_behind(descriptor).map_err(linux_errno)
+    }))
+}
+
 /// The core's name for what is refused about another process.
 fn linux_errno(errno: Errno) -> bindery::Errno {
-    if errno == Errno::EPERM { bindery::Errno::EPERM } else { bindery::Errno::ESRCH }
+    match errno {
+        Errno::EPERM => bindery::Errno::EPERM,
+        Errno::EBADF => bindery::Errno::EBADF,
+        Errno::EINVAL => bindery::Errno::EINVAL,
+        _ => bindery::Errno::ESRCH,
+    }
 }

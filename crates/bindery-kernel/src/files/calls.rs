@@ -71,6 +71,7 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
         nr::__NR_pipe2 => make_pipe(a, b as u32),
         nr::__NR_eventfd2 => event_counter(a as u32, b as u32),
         nr::__NR_memfd_create => make_memfd(a, b as u32),
+        nr::__NR_memfd_secret => make_secret(a as u32),
         nr::__NR_ppoll => masked(d, || poll::poll(a, b, deadline(c, Fraction::Nanoseconds)?)),
         nr::__NR_pselect6 => select_masked(a, [b, c, d], e, f),
         nr::__NR_epoll_create1 => {
@@ -453,6 +454,13 @@ fn make_memfd(name: u64, flags: u32) -> Outcome {
         Description::new(place, file, O_RDWR)?,
         if closes { AtExec::Closed } else { AtExec::Kept },
     )
+}
+
+fn make_secret(flags: u32) -> Outcome {
+    let object = linux::memfd_secret(memory(), flags)?;
+    let file = Regular::of(object, 0o600)?;
+    let place = Place::alone(file.clone(), b"/secretmem (deleted)");
+    insert(Description::new(place, file, O_RDWR)?, at_exec(flags))
 }
 
 fn truncate(path: u64, length: i64) -> Outcome {

@@ -263,7 +263,7 @@ impl Node for Regular {
     }
 
     fn is_seekable(&self) -> bool {
-        true
+        !self.object.is_secret()
     }
 }
 

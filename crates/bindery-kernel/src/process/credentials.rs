@@ -27,6 +27,7 @@ pub enum Capability {
     SetGroup = 6,
     SetUser = 7,
     LockMemory = 14,
+    IpcOwner = 15,
     Trace = 19,
     Admin = 21,
     Boot = 22,

@@ -42,17 +42,22 @@ impl Handle {
     }
 }
 
+/// The process that a pidfd names.
+fn process_behind(descriptor: i32) -> Result<Arc<Process>, Errno> {
+    match Handle::of(descriptor) {
+        Handle::OwnThread | Handle::OwnProcess => Ok(scheduler::current().process.clone()),
+        Handle::Descriptor(descriptor) => {
+            find(files::process_behind(descriptor)?).ok_or(Errno::ESRCH)
+        }
+    }
+}
+
 /// The memory of the process that a pidfd names.
 ///
 /// # Errors
 /// `EBADF`; `ESRCH` where the process has ended; `EACCES` and `EPERM` where it is others'.
 pub fn space_behind(descriptor: i32) -> Result<Arc<Space>, Errno> {
-    let process = match Handle::of(descriptor) {
-        Handle::OwnThread | Handle::OwnProcess => scheduler::current().process.clone(),
-        Handle::Descriptor(descriptor) => {
-            find(files::process_behind(descriptor)?).ok_or(Errno::ESRCH)?
-        }
-    };
+    let process = process_behind(descriptor)?;
     // As Linux: to advise others asks for more than to look at them.
     if !scheduler::is_running(&process) {
         if !may_look_into(&process) {
@@ -61,6 +66,21 @@ pub fn space_behind(descriptor: i32) -> Result<Arc<Space>, Errno> {
         credentials().demand(Capability::Nice)?;
     }
     process.try_space().ok_or(Errno::ESRCH)
+}
+
+/// The memory of the process that a pidfd names, if that is about to end, and all others that have
+/// the same memory.
+///
+/// # Errors
+/// `EBADF`; `ESRCH` where the process has ended; `EINVAL` where it goes on.
+pub fn dying_space_behind(descriptor: i32) -> Result<Arc<Space>, Errno> {
+    // As Linux: whoever has the descriptor may ask for it.
+    let space = process_behind(descriptor)?.try_space().ok_or(Errno::ESRCH)?;
+    let has_it = |process: &&Arc<Process>| {
+        process.try_space().is_some_and(|other| Arc::ptr_eq(&other, &space))
+    };
+    let goes_on = |process: &Arc<Process>| process.state.lock().status.is_none();
+    if all().iter().filter(has_it).any(goes_on) { Err(Errno::EINVAL) } else { Ok(space) }
 }
 
 /// The memory of the process that a thread of that number belongs to, to read and write.
@@ -83,8 +103,9 @@ fn may_use_memory_of(process: &Process) -> bool {
 
 /// The running process, as System V segments have to know it.
 pub fn ipc_user() -> IpcUser {
-    // There is no user but root.
-    IpcUser { user: 0, group: 0, privileged: true }
+    let who = credentials();
+    let privileged = who.can(Capability::IpcOwner);
+    IpcUser { user: who.user.effective, group: who.group.effective, privileged }
 }
 
 /// The process of that number, or the running one for 0.

@@ -1,15 +1,17 @@
-//! `madvise` and `process_madvise`.
+//! `madvise`, `process_madvise` and `process_mrelease`.
+
+use core::ops::Deref;
 
 use linux_raw_sys::general as raw;
 
 use crate::addr::{PAGE_SIZE, VirtAddr};
 use crate::arch::KeyRights;
-use crate::error::{Errno, Verb};
+use crate::error::{Errno, Error, Verb};
 use crate::platform::Platform;
-use crate::space::Advice;
+use crate::space::{AddressSpace, Advice};
 
 use super::vector::{IoRange, MOST_BYTES, MOST_RANGES};
-use super::{Outcome, Process, errno};
+use super::{Outcome, Process, errno, raw as raw_result};
 
 fn advice(number: i32) -> Option<Advice> {
     Some(match u32::try_from(number).ok()? {
@@ -108,4 +110,26 @@ pub(super) fn process_madvise<'m, P: Platform>(
         }
     }
     Ok(done)
+}
+
+/// `process_mrelease(2)`: takes the memory of a process that is about to end. `find` gives the memory
+/// of the process behind the pidfd, or refuses: `EBADF` where it is none, `ESRCH` where the process
+/// has no memory any more, `EINVAL` where it, or another process with the same memory, is not about
+/// to end. The result is 0 or `-errno`.
+///
+/// Complexity: as [`AddressSpace::reap`].
+pub fn process_mrelease<'m, P: Platform, S: Deref<Target = AddressSpace<'m, P>>>(
+    flags: u32,
+    find: impl FnOnce() -> Result<S, Errno>,
+) -> i64 {
+    let release = || {
+        if flags != 0 {
+            return Err(Errno::EINVAL);
+        }
+        find()?.reap().map(|()| 0).map_err(|error| match error {
+            Error::OutOfMemory => Errno::EAGAIN,
+            error => error.errno(Verb::Madvise),
+        })
+    };
+    raw_result(release())
 }

@@ -31,6 +31,17 @@ pub fn memfd_create<P: Platform>(memory: &Memory<P>, flags: u32) -> Result<Objec
     Ok(object)
 }
 
+/// Secret memory as `memfd_secret(2)` makes it, empty.
+///
+/// # Errors
+/// `EINVAL` for flags but `O_CLOEXEC`, which is the embedder's business; `ENOMEM`.
+pub fn memfd_secret<P: Platform>(memory: &Memory<P>, flags: u32) -> Result<Object<'_, P>, Errno> {
+    if flags & !raw::O_CLOEXEC != 0 {
+        return Err(Errno::EINVAL);
+    }
+    memory.secret_memory().map_err(errno(Verb::Object))
+}
+
 /// `ftruncate(2)`.
 pub fn ftruncate<P: Platform>(file: &OpenFile<'_, P>, length: i64) -> i64 {
     let Ok(length) = u64::try_from(length) else { return result(Err(Errno::EINVAL)) };
@@ -86,6 +97,9 @@ pub fn fallocate<P: Platform>(file: &OpenFile<'_, P>, mode: i32, offset: i64, le
 
 /// `fcntl(2)` with `F_ADD_SEALS`.
 pub fn add_seals<P: Platform>(file: &OpenFile<'_, P>, seals: u32) -> i64 {
+    if file.object.is_secret() {
+        return result(Err(Errno::EINVAL));
+    }
     if !file.access.contains(FileAccess::WRITE) {
         return result(Err(Errno::EPERM));
     }
@@ -100,6 +114,9 @@ pub fn add_seals<P: Platform>(file: &OpenFile<'_, P>, seals: u32) -> i64 {
 
 /// `fcntl(2)` with `F_GET_SEALS`.
 pub fn get_seals<P: Platform>(file: &OpenFile<'_, P>) -> i64 {
+    if file.object.is_secret() {
+        return result(Err(Errno::EINVAL));
+    }
     i64::from(file.object.seals().bits())
 }
 

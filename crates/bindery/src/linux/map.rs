@@ -1,4 +1,4 @@
-//! `mmap`, `munmap`, `mremap`, `mseal`.
+//! `mmap`, `munmap`, `mremap`, `remap_file_pages`, `mseal`.
 
 use linux_raw_sys::general as raw;
 
@@ -149,6 +149,20 @@ pub(super) fn mremap<P: Platform>(
     };
     let moved = space.mremap(VirtAddr(old), old_length, length, remap);
     moved.map(|at| at.0).map_err(errno(Verb::Mremap))
+}
+
+/// Of the flags only `MAP_NONBLOCK` means something: without it the pages come at once.
+pub(super) fn remap_file_pages<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    [addr, length, protection, page, flags, _]: [u64; 6],
+) -> Outcome {
+    if protection != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let mut asked = MapFlags::empty();
+    asked.set(MapFlags::POPULATE, flags & u64::from(raw::MAP_NONBLOCK) == 0);
+    let done = space.remap_file_pages(VirtAddr(addr), length, page, asked);
+    done.map(|()| 0).map_err(errno(Verb::Mmap))
 }
 
 pub(super) fn mseal<P: Platform>(

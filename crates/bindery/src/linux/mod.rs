@@ -16,9 +16,9 @@
 //! | file | what |
 //! |---|---|
 //! | `number` | [`Call`] and its numbers |
-//! | `map` | `mmap`, `munmap`, `mremap`, `brk`, `mseal` |
+//! | `map` | `mmap`, `munmap`, `mremap`, `remap_file_pages`, `brk`, `mseal` |
 //! | `protect` | `mprotect` and protection keys |
-//! | `advice` | `madvise`, `process_madvise` |
+//! | `advice` | `madvise`, `process_madvise`, `process_mrelease` |
 //! | `lock` | `mlock` and its kin, `mincore`, `msync` |
 //! | `file` | what programs do to shared memory by descriptor |
 //! | `prctl` | `prctl`: the options about memory |
@@ -46,7 +46,10 @@ use crate::object::Object;
 use crate::platform::Platform;
 use crate::space::{AddressSpace, FileAccess};
 
-pub use file::{add_seals, fallocate, ftruncate, get_seals, memfd_create, pread, pwrite};
+pub use advice::process_mrelease;
+pub use file::{
+    add_seals, fallocate, ftruncate, get_seals, memfd_create, memfd_secret, pread, pwrite,
+};
 pub use number::{Call, Numbers};
 pub use prctl::prctl;
 pub use shm::{IpcClock, IpcUser, SegmentSlot, Segments, shmat, shmctl, shmdt, shmget};
@@ -116,6 +119,7 @@ pub fn call<'m, P: Platform>(
         Call::Mmap => map::mmap(process, arguments),
         Call::Munmap => map::munmap(space, a, b),
         Call::Mremap => map::mremap(space, arguments),
+        Call::RemapFilePages => map::remap_file_pages(space, arguments),
         Call::Mprotect => protect::mprotect(space, [a, b, c], protect::NO_KEY),
         Call::PkeyMprotect => protect::mprotect(space, [a, b, c], arguments[3] as i32),
         Call::PkeyAlloc => protect::pkey_alloc(process, a, b),

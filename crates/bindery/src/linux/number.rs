@@ -93,6 +93,8 @@ calls! {
     Munlockall = "munlockall", 152, 231;
     /// `mlock2(2)`.
     Mlock2 = "mlock2", 325, 284;
+    /// `remap_file_pages(2)`.
+    RemapFilePages = "remap_file_pages", 216, 234;
     /// `pkey_mprotect(2)`.
     PkeyMprotect = "pkey_mprotect", 329, 288;
     /// `pkey_alloc(2)`.
@@ -137,6 +139,7 @@ mod tests {
             (Call::Mlockall, host::__NR_mlockall),
             (Call::Munlockall, host::__NR_munlockall),
             (Call::Mlock2, host::__NR_mlock2),
+            (Call::RemapFilePages, host::__NR_remap_file_pages),
             (Call::PkeyMprotect, host::__NR_pkey_mprotect),
             (Call::PkeyAlloc, host::__NR_pkey_alloc),
             (Call::PkeyFree, host::__NR_pkey_free),

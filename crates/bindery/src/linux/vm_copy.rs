@@ -78,8 +78,8 @@ fn copy<'m, P: Platform, S: Deref<Target = AddressSpace<'m, P>>>(
     for (here, there, length) in pairs(local, remote) {
         let (here, there) = (VirtAddr(here), VirtAddr(there));
         let result = match direction {
-            CopyDirection::Read => other.copy_user(there, caller, here, length),
-            CopyDirection::Write => caller.copy_user(here, &other, there, length),
+            CopyDirection::Read => caller.copy_from(here, &other, there, length),
+            CopyDirection::Write => caller.copy_to(here, &other, there, length),
         };
         let Err(partial) = result else {
             done += length;

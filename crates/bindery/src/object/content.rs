@@ -84,6 +84,7 @@ impl<P: Platform> Object<'_, P> {
         length: usize,
         mut copy: impl FnMut(usize, NonNull<u8>, usize) -> usize,
     ) -> Result<usize, Error> {
+        self.state().refuse_secret(Error::Invalid)?;
         check_position(offset, length)?;
         self.memory.retry(|| self.read_pieces(offset, length, &mut copy))
     }
@@ -227,6 +228,7 @@ impl<P: Platform> Object<'_, P> {
         length: usize,
         copy: impl FnMut(usize, NonNull<u8>, usize) -> usize,
     ) -> Result<usize, Error> {
+        self.state().refuse_secret(Error::Invalid)?;
         check_position(offset, length)?;
         if length == 0 {
             return Ok(0);

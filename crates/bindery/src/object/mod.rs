@@ -77,7 +77,7 @@ use crate::Memory;
 use crate::error::Error;
 use crate::platform::Platform;
 
-use state::Backing;
+use state::{Backing, Secrecy};
 
 pub(crate) use attachments::{Attachments, SegmentMark};
 pub(crate) use awaited::{Awaited, Stop};
@@ -131,7 +131,7 @@ impl<P: Platform> Memory<P> {
         self.add_shared_memory(
             size,
             sealing,
-            Backing::Memory { accounting, quota: None, segment: None },
+            Backing::Memory { accounting, quota: None, segment: None, content: Secrecy::None },
         )
     }
 
@@ -150,7 +150,27 @@ impl<P: Platform> Memory<P> {
         accounting: Accounting,
     ) -> Result<Object<'m, P>, Error> {
         let quota = Some(NonNull::from(quota));
-        self.add_shared_memory(size, sealing, Backing::Memory { accounting, quota, segment: None })
+        self.add_shared_memory(
+            size,
+            sealing,
+            Backing::Memory { accounting, quota, segment: None, content: Secrecy::None },
+        )
+    }
+
+    /// Secret memory, empty: it is given a size once, and mapped shared and locked, and nobody looks at
+    /// it but the programs that map it, by their own accesses and by copies that they ask for. Handles
+    /// do not read or write it ([`Error::Invalid`]), pins and the copies of other processes are
+    /// refused. (Linux: `memfd_secret(2)`.)
+    ///
+    /// It guards against whoever asks this library, and not against the embedder's own bugs: the frames
+    /// stay in [`Platform::window`], where Linux takes them out of its own map.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub fn secret_memory(&self) -> Result<Object<'_, P>, Error> {
+        let (accounting, content) = (Accounting::None, Secrecy::Secret);
+        let backing = Backing::Memory { accounting, quota: None, segment: None, content };
+        self.add_shared_memory(0, Sealing::Forbidden, backing)
     }
 
     /// The memory of a System V segment: `told` hears of each of its mappings.
@@ -167,7 +187,7 @@ impl<P: Platform> Memory<P> {
         // pointer holds the object, with a lifetime that ends before this one does.
         let told: NonNull<dyn Attachments> = unsafe { core::mem::transmute(told) };
         let segment = Some(SegmentMark { told, segment, key });
-        let backing = Backing::Memory { accounting, quota: None, segment };
+        let backing = Backing::Memory { accounting, quota: None, segment, content: Secrecy::None };
         self.add_shared_memory(size, Sealing::Forbidden, backing)
     }
 
@@ -262,6 +282,11 @@ impl<'m, P: Platform> Object<'m, P> {
     /// The size in bytes.
     pub fn size(&self) -> u64 {
         self.state().size()
+    }
+
+    /// Whether nobody looks at it but programs that map it ([`Memory::secret_memory`]).
+    pub fn is_secret(&self) -> bool {
+        self.state().is_secret()
     }
 
     /// How many steps all calls have taken up to now in the tree of its mappings: `mmap` and

@@ -48,6 +48,9 @@ impl<P: Platform> Object<'_, P> {
         // From the page that is cut in two on, if one is.
         self.change_pages((bytes >> PAGE_SHIFT, PAGE_LIMIT), Reads::Cancelled, || {
             let old = object.size();
+            if old > 0 {
+                object.refuse_secret(Error::Invalid)?;
+            }
             if bytes > old {
                 object.seals.forbid(Seals::GROW)?;
                 object.before_growth(memory, bytes)?;
@@ -100,6 +103,7 @@ impl<P: Platform> Object<'_, P> {
 
     fn punch_hole_once(&self, offset: u64, end: u64) -> Result<(), Error> {
         let (memory, object) = (self.memory, self.state());
+        object.refuse_secret(Error::NotSupported)?;
         let range = (offset >> PAGE_SHIFT, pages_of(end));
         self.change_pages(range, Reads::Cancelled, || {
             object.seals.forbid_writing()?;
@@ -169,7 +173,7 @@ impl<P: Platform> Object<'_, P> {
     pub fn allocate(&self, offset: u64, length: u64, growth: Growth) -> Result<(), Error> {
         let end = end_of(offset, length)?;
         let (memory, object) = (self.memory, self.state());
-        if object.is_file() {
+        if object.is_file() || object.is_secret() {
             return Err(Error::NotSupported);
         }
         memory.outermost(|| self.allocate_once(offset, end, growth))

@@ -145,7 +145,7 @@ impl<P: Platform> Object<'_, P> {
     /// Complexity: constant; for [`Seals::WRITE`] linear in the resident pages.
     pub fn add_seals(&self, seals: Seals) -> Result<(), Error> {
         let object = self.state();
-        if seals.bits() & !Seals::all().bits() != 0 || object.is_file() {
+        if seals.bits() & !Seals::all().bits() != 0 || object.is_file() || object.is_secret() {
             return Err(Error::Invalid);
         }
         object.changes.alone(&self.memory.platform, || {

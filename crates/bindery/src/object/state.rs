@@ -33,6 +33,15 @@ pub enum Accounting {
     None,
 }
 
+/// Who may look at the content of shared memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Secrecy {
+    /// All who have a handle.
+    None,
+    /// Programs that map it, by their own accesses (`memfd_secret(2)`).
+    Secret,
+}
+
 /// Where an object's content is kept when it is not in memory.
 #[derive(Clone, Copy)]
 pub(super) enum Backing {
@@ -45,6 +54,8 @@ pub(super) enum Backing {
         quota: Option<NonNull<Quota>>,
         /// The segment that it is the memory of.
         segment: Option<SegmentMark>,
+        /// Who alone may look at the content.
+        content: Secrecy,
     },
     /// With a pager.
     File {
@@ -233,6 +244,8 @@ impl ObjectState {
     /// The orders above 0 that folios for a mapping with these flags may have.
     pub(crate) fn orders<P: Platform>(&self, memory: &Memory<P>, flags: MappingFlags) -> u16 {
         let policy = match self.backing {
+            // As Linux, where each page leaves the kernel's map by itself.
+            Backing::Memory { content: Secrecy::Secret, .. } => return 0,
             Backing::Memory { .. } => memory.shared_folio_policy(),
             Backing::File { .. } => memory.file_folio_policy(),
         };
@@ -256,6 +269,16 @@ impl ObjectState {
             Backing::Memory { quota, .. } => quota.map(|quota| unsafe { quota.as_ref() }),
             Backing::File { .. } => None,
         }
+    }
+
+    /// Whether only programs that map it may look at the content.
+    pub(crate) fn is_secret(&self) -> bool {
+        matches!(self.backing, Backing::Memory { content: Secrecy::Secret, .. })
+    }
+
+    /// Refuses where only programs that map it may look at the content.
+    pub(super) fn refuse_secret(&self, refusal: Error) -> Result<(), Error> {
+        if self.is_secret() { Err(refusal) } else { Ok(()) }
     }
 
     /// The System V segment that it is the memory of.

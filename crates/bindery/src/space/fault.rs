@@ -185,7 +185,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             && let Some(locked) = &locked
         {
             let (vma, flags) = (locked.vma(), locked.vma().flags());
-            if flags & (MappingFlags::WRITE | MappingFlags::SHARED) == MappingFlags::WRITE
+            const ASKED: MappingFlags =
+                MappingFlags::WRITE.union(MappingFlags::SHARED).union(MappingFlags::REAPED);
+            if flags & ASKED == MappingFlags::WRITE
                 && vma.is_anonymous()
                 && vma.group_pointer().is_some()
                 && access.is_allowed(rights, flags)
@@ -217,6 +219,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let flags = vma.flags();
             if !access.is_allowed(rights, flags) {
                 return Err(FaultError::ProtectionKey(flags.key()));
+            }
+            if flags.contains(MappingFlags::REAPED) {
+                return Err(FaultError::Bus);
             }
             let allowed = flags.protection();
             if !allowed.contains(access.protection()) {

@@ -233,9 +233,10 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 }
 
-/// The mapping's flags with these locks and no others; what may be dropped is never locked.
+/// The mapping's flags with these locks and no others; what may be dropped is never locked, and what
+/// is secret always.
 fn lock_flags(vma: &Vma, locks: MappingFlags) -> MappingFlags {
-    if vma.has(MappingFlags::DROPPABLE) {
+    if vma.flags().intersects(MappingFlags::DROPPABLE | MappingFlags::SECRET) {
         return vma.flags();
     }
     (vma.flags() - LOCKS) | locks

@@ -108,6 +108,15 @@ pub(super) struct Backing {
     pub(super) offset: Option<u64>,
     /// What `mprotect` may allow.
     pub(super) may: MappingFlags,
+    /// Whether nobody but the program looks at it.
+    pub(super) is_secret: bool,
+}
+
+impl Backing {
+    /// Private anonymous memory.
+    pub(super) fn anonymous(may: MappingFlags) -> Self {
+        Self { object: None, offset: None, may, is_secret: false }
+    }
 }
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
@@ -133,7 +142,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     pub fn mmap(&self, request: &MapRequest) -> Result<VirtAddr, Error> {
         let may = MappingFlags::MAY_ALL;
         if request.sharing == Sharing::Private {
-            return self.map(request, Backing { object: None, offset: None, may });
+            return self.map(request, Backing::anonymous(may));
         }
         // Before anything is made for it.
         let length = self.map_length(request)?;
@@ -141,7 +150,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             if self.may_skip_reserve(request) { Accounting::None } else { Accounting::Whole };
         let memory = self.table.memory;
         let object = memory.shared_memory(length, Sealing::Forbidden, accounting)?;
-        let backing = Backing { object: Some(object.state), offset: Some(0), may };
+        let backing =
+            Backing { object: Some(object.state), offset: Some(0), may, is_secret: false };
         self.map(request, backing)
     }
 
@@ -175,7 +185,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         match admit(request, source) {
             Ok((may, _admitted)) => {
                 let object = Some(source.object.state);
-                self.map(request, Backing { object, offset: Some(offset), may })
+                let is_secret = source.object.state().is_secret();
+                self.map(request, Backing { object, offset: Some(offset), may, is_secret })
             }
             Err(error) => {
                 // As Linux, which looks for a place first.
@@ -234,6 +245,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         if asked.contains(MapFlags::LOCKED) {
             flags |= MappingFlags::LOCKED;
         }
+        if backing.is_secret {
+            flags |= MappingFlags::SECRET | MappingFlags::LOCKED | MappingFlags::DONT_DUMP;
+        }
         if asked.contains(MapFlags::DROPPABLE) {
             flags |= MappingFlags::DROPPABLE | MappingFlags::WIPE_ON_FORK | MappingFlags::DONT_DUMP;
             flags -= MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT;
@@ -275,7 +289,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         result
     }
 
-    fn map_locked(
+    pub(super) fn map_locked(
         &self,
         request: &MapRequest,
         length: u64,
@@ -487,7 +501,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
 /// What `mprotect` may allow of a mapping of an object, and what keeps seals away until the mapping
 /// is there and counts itself.
-fn admit<'a, P: Platform>(
+pub(super) fn admit<'a, P: Platform>(
     request: &MapRequest,
     source: &MapObject<'a, '_, P>,
 ) -> Result<(MappingFlags, Option<WritableMapping<'a>>), Error> {
@@ -501,7 +515,9 @@ fn admit<'a, P: Platform>(
     if !source.access.contains(FileAccess::READ) || shared && writes && !writable {
         return Err(Error::AccessDenied);
     }
-    if request.flags.intersects(MapFlags::GROWS_DOWN | MapFlags::DROPPABLE) {
+    if request.flags.intersects(MapFlags::GROWS_DOWN | MapFlags::DROPPABLE)
+        || !shared && source.object.state().is_secret()
+    {
         return Err(Error::Invalid);
     }
     let tells = source.access.intersects(FileAccess::WRITE | FileAccess::OWNER);

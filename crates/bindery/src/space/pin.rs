@@ -14,7 +14,7 @@ use crate::table::lock::Depth;
 
 use super::fault::Access;
 use super::pin_count::{PinCount, Share};
-use super::vma::Vma;
+use super::vma::{MappingFlags, Vma};
 use super::{AddressSpace, Protection};
 
 /// How long pages will be pinned.
@@ -105,6 +105,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         loop {
             let locked = self.lock_vma(page).ok_or(FaultError::NotMapped)?;
             let vma = locked.vma();
+            if vma.has(MappingFlags::SECRET) {
+                return Err(FaultError::Protection.into());
+            }
             let own = !vma.is_shared() && (vma.is_anonymous() || time == PinTime::Long);
             let range = VirtRange::from_len(page, u64::from(pages.max(1)) * PAGE_SIZE)
                 .map_or(VirtRange::raw(page.0, page.0 + PAGE_SIZE), |range| {

@@ -58,6 +58,14 @@ impl<P: Platform> AddressSpace<'_, P> {
             let (part, access) = {
                 let _guard = self.mutex.lock();
                 let Some(vma) = self.vma_at(at) else { return Err(Error::NotMapped(at)) };
+                if vma.has(MappingFlags::SECRET) {
+                    // As Linux, which takes hold of pages here as a pin does.
+                    return Err(if want == Want::Usual {
+                        Error::Fault(at)
+                    } else {
+                        Error::Invalid
+                    });
+                }
                 let part = VirtRange::raw(at.0, vma.end().min(range.end().0));
                 if want == Want::Usual && vma.has(MappingFlags::LOCK_ON_FAULT) {
                     at = part.end();

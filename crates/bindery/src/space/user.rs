@@ -9,11 +9,21 @@ use crate::table::lock::Depth;
 
 use super::AddressSpace;
 use super::fault::Access;
+use super::vma::MappingFlags;
 
 /// Bytes that stand on the stack between a load and a store.
 const COPIED_AT_ONCE: usize = 1024;
 
-/// Why a copy between two address spaces ended early ([`AddressSpace::copy_user`]).
+/// On whose behalf memory is looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Asker {
+    /// The program whose memory it is.
+    Program,
+    /// Another process.
+    Other,
+}
+
+/// Why a copy between two address spaces ended early ([`AddressSpace::copy_from`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PartialCopy {
     /// How many bytes were copied.
@@ -32,11 +42,26 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// Complexity: in the pages that the bytes touch.
     pub fn read_user(&self, at: VirtAddr, into: &mut [u8]) -> Result<(), FaultError> {
+        self.read_as(Asker::Program, at, into)
+    }
+
+    /// As [`AddressSpace::read_user`], for somebody else than the program: a debugger, or another
+    /// process. (Linux: `access_remote_vm`.)
+    ///
+    /// # Errors
+    /// As there; [`FaultError::Protection`] for secret memory ([`crate::Memory::secret_memory`]).
+    ///
+    /// Complexity: as there.
+    pub fn read_foreign(&self, at: VirtAddr, into: &mut [u8]) -> Result<(), FaultError> {
+        self.read_as(Asker::Other, at, into)
+    }
+
+    fn read_as(&self, asker: Asker, at: VirtAddr, into: &mut [u8]) -> Result<(), FaultError> {
         let mut done = 0;
         while done < into.len() {
             let (part, length) = step(at, done, into.len())?;
             let target = &mut into[done..done + length];
-            self.with_page(part, Access::Read, |frame, offset| {
+            self.with_page(part, Access::Read, asker, |frame, offset| {
                 bytes::read(self.platform(), frame, offset, target);
             })?;
             done += length;
@@ -51,11 +76,25 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// Complexity: in the pages that the bytes touch.
     pub fn write_user(&self, at: VirtAddr, from: &[u8]) -> Result<(), FaultError> {
+        self.write_as(Asker::Program, at, from)
+    }
+
+    /// As [`AddressSpace::write_user`], for somebody else than the program.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::read_foreign`], with the fault of a store.
+    ///
+    /// Complexity: as there.
+    pub fn write_foreign(&self, at: VirtAddr, from: &[u8]) -> Result<(), FaultError> {
+        self.write_as(Asker::Other, at, from)
+    }
+
+    fn write_as(&self, asker: Asker, at: VirtAddr, from: &[u8]) -> Result<(), FaultError> {
         let mut done = 0;
         while done < from.len() {
             let (part, length) = step(at, done, from.len())?;
             let source = &from[done..done + length];
-            self.with_page(part, Access::Write, |frame, offset| {
+            self.with_page(part, Access::Write, asker, |frame, offset| {
                 bytes::write(self.platform(), frame, offset, source);
             })?;
             done += length;
@@ -63,40 +102,48 @@ impl<P: Platform> AddressSpace<'_, P> {
         Ok(())
     }
 
-    /// Copies `length` bytes at `from` in this address space to `to` in `target`, as a load of the one
-    /// program and a store of the other would. Both may be one, but the bytes must not overlap, or
-    /// what is copied is a mix of old and new. May sleep. (Linux: `process_vm_readv(2)` and
-    /// `process_vm_writev(2)`.)
+    /// Copies `length` bytes at `from` in another process' memory to `to` in this one, as a load of the
+    /// one program and a store of the other would. Both may be one, but the bytes must not overlap, or
+    /// what is copied is a mix of old and new. May sleep. (Linux: `process_vm_readv(2)`.)
     ///
     /// No lock is held from one piece of 1 KiB to the next.
     ///
     /// # Errors
-    /// [`PartialCopy`]: the fault that a load or a store would have had, and how many bytes were
-    /// copied before it.
+    /// [`PartialCopy`]: the fault that a load or a store would have had
+    /// ([`AddressSpace::read_foreign`]), and how many bytes were copied before it.
     ///
     /// Complexity: in the bytes.
-    pub fn copy_user(
+    pub fn copy_from(
+        &self,
+        to: VirtAddr,
+        other: &AddressSpace<'_, P>,
+        from: VirtAddr,
+        length: u64,
+    ) -> Result<(), PartialCopy> {
+        in_pieces((to, from), length, |here, there, piece| {
+            other.read_foreign(there, piece)?;
+            self.write_user(here, piece)
+        })
+    }
+
+    /// As [`AddressSpace::copy_from`], the other way round: what stands at `from` in this memory goes
+    /// to `to` in another process'. (Linux: `process_vm_writev(2)`.)
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// Complexity: in the bytes.
+    pub fn copy_to(
         &self,
         from: VirtAddr,
-        target: &AddressSpace<'_, P>,
+        other: &AddressSpace<'_, P>,
         to: VirtAddr,
         length: u64,
     ) -> Result<(), PartialCopy> {
-        let mut piece = [0; COPIED_AT_ONCE];
-        let mut copied = 0;
-        while copied < length {
-            let part = |fault| PartialCopy { copied, fault };
-            let left = usize::try_from(length - copied).unwrap_or(usize::MAX).min(piece.len());
-            // Not across a page of either, so that a fault leaves nothing of a piece copied.
-            let (source, fits) =
-                step(from, copied as usize, left.saturating_add(copied as usize)).map_err(part)?;
-            let (into, count) =
-                step(to, copied as usize, fits.saturating_add(copied as usize)).map_err(part)?;
-            self.read_user(source, &mut piece[..count]).map_err(part)?;
-            target.write_user(into, &piece[..count]).map_err(part)?;
-            copied += count as u64;
-        }
-        Ok(())
+        in_pieces((from, to), length, |here, there, piece| {
+            self.read_user(here, piece)?;
+            other.write_foreign(there, piece)
+        })
     }
 
     /// Calls `work` once with the frame of the page at `at` and the offset in it, after the access is
@@ -109,6 +156,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         &self,
         at: VirtAddr,
         access: Access,
+        asker: Asker,
         mut work: impl FnMut(crate::addr::Frame, usize),
     ) -> Result<(), FaultError> {
         if at >= self.limit() {
@@ -117,6 +165,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         let page = at.align_down(PAGE_SIZE);
         loop {
             if let Some(locked) = self.lock_vma(page) {
+                if asker == Asker::Other && locked.vma().has(MappingFlags::SECRET) {
+                    return Err(FaultError::Protection);
+                }
                 let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
                 let mut cursor = self.table.cursor(range, Depth::Floor(1));
                 let (node, index, raw) = cursor.entry_at(page);
@@ -139,6 +190,27 @@ impl<P: Platform> AddressSpace<'_, P> {
             self.fault(at, access)?;
         }
     }
+}
+
+/// Lets `copy` have `length` bytes in pieces, none of which crosses a page of either side, so that a
+/// fault leaves nothing of a piece copied.
+fn in_pieces(
+    (here, there): (VirtAddr, VirtAddr),
+    length: u64,
+    mut copy: impl FnMut(VirtAddr, VirtAddr, &mut [u8]) -> Result<(), FaultError>,
+) -> Result<(), PartialCopy> {
+    let mut piece = [0; COPIED_AT_ONCE];
+    let mut copied = 0;
+    while copied < length {
+        let part = |fault| PartialCopy { copied, fault };
+        let done = copied as usize;
+        let left = usize::try_from(length - copied).unwrap_or(usize::MAX).min(piece.len());
+        let (from, fits) = step(here, done, done.saturating_add(left)).map_err(part)?;
+        let (to, count) = step(there, done, done.saturating_add(fits)).map_err(part)?;
+        copy(from, to, &mut piece[..count]).map_err(part)?;
+        copied += count as u64;
+    }
+    Ok(())
 }
 
 /// Where the piece behind `done` bytes begins, and how long it is.

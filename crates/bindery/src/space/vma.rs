@@ -106,6 +106,11 @@ bitflags! {
         const HIDES_RESIDENCE = 1 << 23;
         /// Pages with the same contents may be one (`MADV_MERGEABLE`, `mg`).
         const MERGEABLE = 1 << 24;
+        /// Its contents were taken because its process is about to end; no page comes any more
+        /// ([`crate::AddressSpace::reap`]).
+        const REAPED = 1 << 25;
+        /// Nobody but the program looks at its pages ([`crate::Memory::secret_memory`]).
+        const SECRET = 1 << 26;
         /// The number of its protection key ([`MappingFlags::key`]).
         const KEY = 0xf << Self::KEY_SHIFT;
     }

@@ -51,6 +51,6 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut may = MappingFlags::MAY_ALL;
         may.set(MappingFlags::MAY_WRITE, !shared);
         let request = MapRequest { sharing: Sharing::Private, ..*request };
-        self.map(&request, Backing { object: None, offset: None, may })
+        self.map(&request, Backing::anonymous(may))
     }
 }

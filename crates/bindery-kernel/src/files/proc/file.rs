@@ -248,7 +248,7 @@ impl Node for File {
                 clear_refs(&space, ClearRefs::parse(text)?)?;
             }
             Sort::Memory => {
-                user::write_bytes_of(&space, at, from).map_err(|_| Errno::EIO)?;
+                user::write_bytes_foreign(&space, at, from).map_err(|_| Errno::EIO)?;
             }
             Sort::Name => process.set_name(from.strip_suffix(b"\n").unwrap_or(from)),
             // As Linux, which lets root open them.
@@ -268,7 +268,7 @@ fn read_memory(space: &Space, at: u64, into: &mut [u8]) -> Result<usize, Errno> 
     while done < into.len() {
         let from = at.checked_add(done as u64).ok_or(Errno::EIO)?;
         let length = (4096 - (from % 4096) as usize).min(into.len() - done);
-        match user::read_bytes_of(space, from, &mut into[done..done + length]) {
+        match user::read_bytes_foreign(space, from, &mut into[done..done + length]) {
             Ok(()) => done += length,
             Err(_) if done > 0 => break,
             Err(_) => return Err(Errno::EIO),

@@ -48,7 +48,7 @@ impl Names {
 
 impl Naming for Names {
     fn write_path(&self, identity: u64, backing: Backing, out: &mut dyn Write) -> fmt::Result {
-        if matches!(backing, Backing::SharedAnonymous | Backing::Segment { .. }) {
+        if matches!(backing, Backing::SharedAnonymous | Backing::Segment { .. } | Backing::Secret) {
             return Unnamed.write_path(identity, backing, out);
         }
         // What may be the last handle of a file is let go without the lock.

@@ -20,6 +20,8 @@ pub enum Backing {
         /// The key that it was made with.
         key: u32,
     },
+    /// Secret memory ([`Memory::secret_memory`](crate::Memory::secret_memory)).
+    Secret,
     /// A file behind a pager.
     File,
 }
@@ -28,6 +30,8 @@ impl Backing {
     pub(super) fn of(object: &ObjectState) -> Self {
         if object.is_file() {
             Self::File
+        } else if object.is_secret() {
+            Self::Secret
         } else if let Some(mark) = object.segment() {
             Self::Segment { id: mark.segment as u32, key: mark.key }
         } else if object.accounting() == Accounting::PerPage {
@@ -66,7 +70,8 @@ pub trait Naming {
     /// Writes the path of the object's file; Linux adds ` (deleted)` where it has none any more. A
     /// line feed in it is shown as `\012`. By default shared anonymous memory is
     /// `/dev/zero (deleted)` as on Linux, a memfd `/memfd: (deleted)`, a segment
-    /// `/SYSV` with its key in eight digits of 16, and ` (deleted)`, and a file `file:[identity]`.
+    /// `/SYSV` with its key in eight digits of 16, and ` (deleted)`, secret memory
+    /// `/secretmem (deleted)`, and a file `file:[identity]`.
     ///
     /// # Errors
     /// Those of `out`, which end the listing.
@@ -75,6 +80,7 @@ pub trait Naming {
             Backing::SharedAnonymous => out.write_str("/dev/zero (deleted)"),
             Backing::SharedMemory => out.write_str("/memfd: (deleted)"),
             Backing::Segment { key, .. } => write!(out, "/SYSV{key:08x} (deleted)"),
+            Backing::Secret => out.write_str("/secretmem (deleted)"),
             Backing::File => write!(out, "file:[{identity}]"),
         }
     }

@@ -1,0 +1,62 @@
+//! Taking the memory of a process that is about to end (`process_mrelease(2)`, Linux's OOM reaper).
+
+use crate::error::Error;
+use crate::interrupt;
+use crate::platform::Platform;
+use crate::tlb::Gather;
+
+use super::AddressSpace;
+use super::change::Removed;
+use super::vma::MappingFlags;
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Drops the contents of all private mappings, those that are locked too, while threads of the
+    /// process may still run to their end: its memory comes back now, and not when the last of them
+    /// lets go of the address space. What is shared stays. For a process that has been killed and
+    /// never returns to its program.
+    ///
+    /// Each mapping is marked ([`MappingFlags::REAPED`]) before its contents go and faults are let in
+    /// again. From then on nothing is mapped there: a touch fails with
+    /// [`FaultError::Bus`](crate::FaultError::Bus), and so does every copy to or from it, so that
+    /// nobody takes the page of zeroes that would come for what the program has written. (Linux:
+    /// `MMF_UNSTABLE`.) The mappings themselves stay. A second call finds nothing to do.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`] for a fatal signal of the caller, [`Error::OutOfMemory`]: what was done
+    /// stays done, and may be gone on with.
+    ///
+    /// Complexity: in the mappings and whole tables, as [`AddressSpace::discard`] of everything.
+    pub fn reap(&self) -> Result<(), Error> {
+        self.table.memory.outermost(|| {
+            let mut gather = Gather::new();
+            let guard = self.mutex.lock();
+            let result = self.reap_locked(&mut gather);
+            self.flush(&mut gather);
+            drop(guard);
+            self.finish(&mut gather, Removed::default());
+            result
+        })
+    }
+
+    fn reap_locked(&self, gather: &mut Gather) -> Result<(), Error> {
+        for node in self.vmas.iter() {
+            let vma = self.vma(node);
+            if vma.has(MappingFlags::SHARED) || vma.has(MappingFlags::REAPED) {
+                continue;
+            }
+            interrupt::check(self.platform())?;
+            // 1. CPU A has looked at the flags, and holds the VMA for reading; 2. CPU B marks the VMA
+            // once CPU A has let it go; 3. the contents go, the page of CPU A with them.
+            vma.write(self.platform());
+            self.change_flags(vma, vma.flags() | MappingFlags::REAPED);
+            vma.end_write(self.platform());
+            if let Err(error) = self.drop_contents(vma, vma.range(), gather) {
+                vma.write(self.platform());
+                self.change_flags(vma, vma.flags() - MappingFlags::REAPED);
+                vma.end_write(self.platform());
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+}
