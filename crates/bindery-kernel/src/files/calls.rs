@@ -30,7 +30,7 @@ use super::path::{LastLink, user_place};
 use super::poll::{self, Fraction, deadline};
 use super::socket::{self, Boundaries};
 use super::transfer::{self, Segments};
-use super::{pipe, status};
+use super::{pipe, splice, status};
 
 /// Flags of `close_range(2)`.
 const CLOSE_RANGE_UNSHARE: u32 = 1 << 1;
@@ -58,6 +58,9 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
             move_bytes(number, descriptor, Segments::many(b, c), start, f as u32)
         }
         nr::__NR_lseek => transfer::seek(descriptor, b as i64, c as u32),
+        nr::__NR_splice => splice::splice((descriptor, b), (c as i32, d), e, f as u32),
+        nr::__NR_tee => splice::tee(descriptor, b as i32, c, d as u32),
+        nr::__NR_vmsplice => splice::vmsplice(descriptor, b, c, d as u32),
         nr::__NR_sendfile => copy((b as i32, c), (descriptor, 0), d),
         nr::__NR_copy_file_range => copy((descriptor, b), (c as i32, d), e),
         nr::__NR_openat => names::open(descriptor, b, c as u32, d as u32),

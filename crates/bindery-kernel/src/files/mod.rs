@@ -11,7 +11,7 @@
 //! | [`console`], [`stream`], [`device`], [`pipe`], [`socket`], [`event`], [`epoll`] | what is read and written otherwise |
 //! | [`generated`], [`proc`], [`sys`] | files whose text is made when it is read |
 //! | [`manner`] | flags of one transfer, and the largest size of a file |
-//! | [`calls`], [`transfer`], [`names`], [`status`], [`poll`] | the system calls |
+//! | [`calls`], [`transfer`], [`splice`], [`names`], [`status`], [`poll`] | the system calls |
 
 pub mod calls;
 mod console;
@@ -31,6 +31,7 @@ mod pipe;
 mod poll;
 mod proc;
 mod socket;
+mod splice;
 mod status;
 mod stream;
 pub mod symbols;

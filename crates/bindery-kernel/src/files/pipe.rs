@@ -134,6 +134,46 @@ impl Pipe {
         self.state.lock().bytes.length
     }
 
+    /// Waits until there is room, and says how much.
+    ///
+    /// # Errors
+    /// `EPIPE` where nobody reads any more, and the signal; `EAGAIN`, or a signal's interruption;
+    /// `ENOMEM`.
+    pub fn room(&self, patience: Patience) -> Result<usize, Errno> {
+        let room = self.wait(patience, |state| {
+            if state.readers == 0 {
+                return Some(Err(Errno::EPIPE));
+            }
+            Some(state.bytes.free()).filter(|free| *free > 0).map(Ok)
+        });
+        if room == Err(Errno::EPIPE) {
+            signal::send(&process::current().process, SIGPIPE);
+        }
+        room
+    }
+
+    /// Waits until there are bytes, and copies as many as there are, or fit, which stay. 0 where nobody
+    /// writes any more.
+    ///
+    /// # Errors
+    /// `EAGAIN`, or a signal's interruption.
+    pub fn peek(&self, into: &mut [u8], patience: Patience) -> Result<usize, Errno> {
+        self.wait(patience, |state| {
+            let count = into.len().min(state.bytes.length);
+            if count == 0 {
+                return (state.writers == 0).then_some(Ok(0));
+            }
+            let put = |done: usize, from: NonNull<u8>, length: usize| {
+                // SAFETY: as in `read`.
+                let from = unsafe { slice::from_raw_parts(from.as_ptr(), length) };
+                into[done..done + length].copy_from_slice(from);
+                length
+            };
+            let first = state.bytes.first;
+            Some(Ok(state.bytes.step(first, count, &mut { put }).count))
+        })
+    }
+
     /// Counts an opening.
     fn join(&self, flags: u32) {
         let mut state = self.state.lock();

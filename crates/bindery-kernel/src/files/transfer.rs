@@ -88,8 +88,9 @@ impl Segments {
         Ok(Self { stretches: Stretches::Many(list), outside: self.outside })
     }
 
+    /// The stretches, addresses and lengths in bytes.
     #[inline]
-    fn list(&self) -> &[(u64, u64)] {
+    pub fn list(&self) -> &[(u64, u64)] {
         match &self.stretches {
             Stretches::One(one) => one,
             Stretches::Many(list) => list,
@@ -170,7 +171,8 @@ impl Segments {
         done
     }
 
-    fn check(&self) -> Result<(), Errno> {
+    /// Refuses what lies outside of a program's addresses.
+    pub fn check(&self) -> Result<(), Errno> {
         if self.outside { Err(Errno::EFAULT) } else { Ok(()) }
     }
 
@@ -187,7 +189,7 @@ fn next_patience(node: &dyn Node, done: u64, first: Patience) -> Patience {
 }
 
 /// Reads from a node at `at` into a program's memory; gives the count.
-fn fill(node: &dyn Node, at: u64, segments: &Segments, patience: Patience) -> Outcome {
+pub fn fill(node: &dyn Node, at: u64, segments: &Segments, patience: Patience) -> Outcome {
     segments.check()?;
     match node.read_into(at, segments, patience) {
         Some(outcome) => outcome,
