@@ -254,7 +254,8 @@ fn allocate_takes_back_what_it_has_allocated() {
 #[test]
 fn reading_and_writing_count_what_went_through() {
     on_scene(|scene| {
-        let bytes = vec![7; 16 * PAGE_SIZE as usize];
+        // Several pieces of 64 KiB, between which the signal is asked for.
+        let bytes = vec![7; 64 * PAGE_SIZE as usize];
         let mut written = 0;
         while written < bytes.len() {
             scene.machine.fatal_signal_after(Some(0));

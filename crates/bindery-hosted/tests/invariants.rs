@@ -374,11 +374,23 @@ fn a_page_that_left_its_table_and_was_not_freed_is_found() {
     two_tables::<X86>(0, |stage| {
         let folio = stage.frame(AT.0);
         testing::damage_table(stage.space, AT, 1, TableDamage::LiveCount(-1));
+        testing::damage_table(stage.space, AT, 1, TableDamage::AnonymousPages(-1));
         testing::damage_folio(stage.memory, folio, FolioDamage::Mappings(-1));
         let found = entry_damaged(stage, AT, 1, |_| Entry::EMPTY);
         assert_eq!(found, Violation::Leaked(folio));
         testing::damage_folio(stage.memory, folio, FolioDamage::Mappings(1));
+        testing::damage_table(stage.space, AT, 1, TableDamage::AnonymousPages(1));
         testing::damage_table(stage.space, AT, 1, TableDamage::LiveCount(1));
+    });
+}
+
+#[test]
+fn a_wrong_count_of_resident_pages_is_found() {
+    two_tables::<X86>(0, |stage| {
+        testing::damage_table(stage.space, AT, 1, TableDamage::AnonymousPages(1));
+        let found = stage.broken(&[]);
+        assert!(matches!(found, Violation::Resident { .. }), "{found}");
+        testing::damage_table(stage.space, AT, 1, TableDamage::AnonymousPages(-1));
     });
 }
 

@@ -391,6 +391,7 @@ VmData:\t      68 kB
 VmStk:\t      12 kB
 VmPTE:\t{tables:>8} kB
 VmSwap:\t       0 kB
+THP_enabled:\t1
 "
         );
         assert_eq!(text, expected);

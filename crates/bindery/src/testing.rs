@@ -181,6 +181,8 @@ pub enum TableDamage {
     LessReserve,
     /// There is one more table in reserve.
     MoreReserve,
+    /// The address space's count of anonymous pages is off by so much.
+    AnonymousPages(i64),
 }
 
 /// Damages the table of `level` that stands for `at`. Panics where there is none, or nothing to be
@@ -214,6 +216,10 @@ pub fn damage_table<P: Platform>(
         TableDamage::MoreReserve => {
             let reserve = new_table(tables.memory, 1, &mut counts);
             tables.push_reserve(table, reserve.expect("memory for the reserve"));
+        }
+        // A level: what is added wraps.
+        TableDamage::AnonymousPages(by) => {
+            tables.stats.add(&Counts { anonymous_pages: by as u64, ..Counts::default() });
         }
     }
 }

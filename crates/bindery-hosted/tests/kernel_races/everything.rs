@@ -21,8 +21,11 @@ struct Shared {
     finished: AtomicBool,
     /// The area that is being cut; 0 while there is none.
     cut: AtomicU64,
-    /// Whether the writer has seen that there is none.
-    left: AtomicBool,
+    /// How many areas have been cut and taken from the writer again.
+    taken: AtomicU64,
+    /// How many of these the writer has left, or never entered. It reads the number before it finds
+    /// that there is no area: found earlier and told later, that would be said of the next one, too.
+    left: AtomicU64,
 }
 
 /// How often an access is made again; the holder of a pause may be preempted.
@@ -45,7 +48,8 @@ pub fn everything<A: Walk>() {
         let shared = Shared {
             finished: AtomicBool::new(false),
             cut: AtomicU64::new(0),
-            left: AtomicBool::new(true),
+            taken: AtomicU64::new(0),
+            left: AtomicU64::new(0),
         };
         thread::scope(|scope| {
             let (machine, map, shared, list) = (&machine, &map, &shared, &list);
@@ -113,7 +117,6 @@ fn cut<A: Walk>(machine: &Machine<A>, map: &KernelMap<'_, Machine<A>>, shared: &
     for _ in 0..rounds(25) {
         let Ok(at) = map.vmalloc(CUT_PAGES * PAGE_SIZE, &VmallocOptions::huge()) else { continue };
         fill(machine, map.root(), pages(at, CUT_PAGES), 0);
-        shared.left.store(false, SeqCst);
         shared.cut.store(at.0, SeqCst);
         for _ in 0..6 {
             let first = numbers.below(CUT_PAGES);
@@ -125,7 +128,8 @@ fn cut<A: Walk>(machine: &Machine<A>, map: &KernelMap<'_, Machine<A>>, shared: &
             }
         }
         shared.cut.store(0, SeqCst);
-        while !shared.left.load(SeqCst) && !shared.finished.load(SeqCst) {
+        let taken = shared.taken.fetch_add(1, SeqCst) + 1;
+        while shared.left.load(SeqCst) != taken && !shared.finished.load(SeqCst) {
             thread::yield_now();
         }
         map.vfree(at).unwrap();
@@ -150,9 +154,10 @@ fn write<A: Walk>(machine: &Machine<A>, map: &KernelMap<'_, Machine<A>>, shared:
         panic!("livelock: {at} may be used, and still faults");
     };
     while !shared.finished.load(SeqCst) {
+        let taken = shared.taken.load(SeqCst);
         let start = shared.cut.load(SeqCst);
         if start == 0 {
-            shared.left.store(true, SeqCst);
+            shared.left.store(taken, SeqCst);
             thread::yield_now();
             continue;
         }
