@@ -86,7 +86,8 @@ impl Arch for AArch64 {
         Entry(frame.start().0 | VALID | TABLE_OR_PAGE)
     }
 
-    #[inline]
+    // Always: a first touch knows most of the attributes.
+    #[inline(always)]
     fn leaf(frame: Frame, level: u8, attributes: Attributes) -> Entry {
         let permissions = attributes.permissions;
         let mut bits = frame.start().0 | VALID | INNER_SHAREABLE;

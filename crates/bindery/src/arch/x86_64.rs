@@ -63,7 +63,8 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
         Entry(frame.start().0 | PRESENT | WRITABLE | USER | ACCESSED)
     }
 
-    #[inline]
+    // Always: a first touch knows most of the attributes.
+    #[inline(always)]
     fn leaf(frame: Frame, level: u8, attributes: Attributes) -> Entry {
         let permissions = attributes.permissions;
         let mut bits = frame.start().0 | PRESENT | (attributes.key.number() as u64) << KEY_SHIFT;

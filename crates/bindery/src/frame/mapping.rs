@@ -7,8 +7,8 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::count::{self, Left, MAPPING, PIN, PinRoom, TooManyMappings, mappings_in, pins_in};
 use super::folio::{Folio, Freed};
-use super::meta::{Kind, state_of};
-use super::{Frames, FreeBatch};
+use super::meta::{FrameMeta, Kind, state_of};
+use super::{Frames, FreeBatch, owner};
 use crate::platform::Platform;
 
 impl<P: Platform> Frames<P> {
@@ -62,7 +62,25 @@ impl<P: Platform> Frames<P> {
     /// nobody comes by it any more, not even by its number.
     #[inline]
     pub(crate) fn free_into(&self, batch: &mut FreeBatch<'_, P>, folio: Folio, pages: u32) -> bool {
+        Self::free_head(self.meta(folio.head), batch, folio, pages)
+    }
+
+    /// As [`Frames::free_into`], of anonymous folios alone: one that an object has, or had when it was
+    /// mapped, is left as it is.
+    #[inline]
+    pub(crate) fn free_anonymous_into(
+        &self,
+        batch: &mut FreeBatch<'_, P>,
+        folio: Folio,
+        pages: u32,
+    ) -> bool {
         let head = self.meta(folio.head);
+        !owner::is_counted_for_object(head.word.load(Relaxed))
+            && Self::free_head(head, batch, folio, pages)
+    }
+
+    #[inline]
+    fn free_head(head: &FrameMeta, batch: &mut FreeBatch<'_, P>, folio: Folio, pages: u32) -> bool {
         let freed = count::take_all(&head.count, u64::from(pages) * MAPPING);
         if freed {
             head.state.store(state_of(Kind::Tail, 0), Relaxed);

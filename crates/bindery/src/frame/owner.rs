@@ -163,6 +163,14 @@ impl<P: Platform> Frames<P> {
     }
 }
 
+/// Whether the `word` of a folio's head says that its mappings count as those of an object's pages: the
+/// sign of the word, which is the upper bit of the kind.
+#[inline]
+pub(super) const fn is_counted_for_object(word: u64) -> bool {
+    const { assert!(SHARED_MEMORY == 2 && FILE == 3) };
+    word >> 63 != 0
+}
+
 /// Whether the `word` of a folio's head says that a group owns it.
 #[inline]
 pub(super) const fn is_anonymous(word: u64) -> bool {

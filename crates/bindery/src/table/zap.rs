@@ -347,13 +347,20 @@ fn drop_leaves<P: Platform>(
             continue;
         }
         let entry = Entry(raw | restored);
-        let count = if entry.0 & P::Arch::PRESENT != 0 {
-            drop_run(memory, slots, index, entry, restored, batch, counts)
+        let mut count = 1;
+        if entry.0 & P::Arch::PRESENT != 0 {
+            count = drop_run(memory, slots, index, entry, restored, batch, counts);
+            if count == 1 {
+                // Where one is a page of its own, the next mostly are as well.
+                let rest = &slots[index as usize + 1..];
+                let more = drop_single_pages(memory, rest, restored, batch);
+                counts.folios_touched += u64::from(more);
+                count += more;
+            }
         } else {
             counts.mapped(OwnerKind::Anonymous, 1);
             drop_absent(memory, Node { table, level: 1 }, entry, 1, counts);
-            1
-        };
+        }
         if suspended == Suspended::Yes {
             for slot in &slots[index as usize..(index + count) as usize] {
                 slot.store(0, Ordering::Relaxed);
@@ -367,6 +374,34 @@ fn drop_leaves<P: Platform>(
     // All entries at once, as if they were anonymous pages, which they mostly are. What is something
     // else has been counted the other way.
     counts.unmapped(OwnerKind::Anonymous, dropped);
+    dropped
+}
+
+/// Drops the mappings of single anonymous pages that nobody else has, from the first slot on, until
+/// something else stands there; `restored` is missing in the entries as they stand. Returns how many
+/// that were. A loop of its own: it does one thing, all in registers.
+#[inline(never)]
+fn drop_single_pages<P: Platform>(
+    memory: &Memory<P>,
+    slots: &[AtomicU64],
+    restored: u64,
+    batch: &mut FreeBatch<'_, P>,
+) -> u32 {
+    let mut dropped = 0;
+    for slot in slots {
+        let raw = slot.load(Ordering::Relaxed);
+        let entry = Entry(raw | restored);
+        // The pages of a block are those of a large folio.
+        if raw == 0 || entry.0 & P::Arch::PRESENT == 0 || P::Arch::is_block(entry) {
+            break;
+        }
+        let folio = memory.frames.folio_of(P::Arch::frame(entry));
+        let Some(folio) = folio.filter(|folio| folio.order == 0) else { break };
+        if !memory.frames.free_anonymous_into(batch, folio, 1) {
+            break;
+        }
+        dropped += 1;
+    }
     dropped
 }
 
@@ -393,15 +428,13 @@ fn drop_run<P: Platform>(
     counts.folios_touched += 1;
     // Nearly all folios of one page end here. One that an object has let go may be ours to free as
     // well, and counts as the object's page that it was when it was mapped.
-    let anonymous = memory.frames.owner_kind(folio) == OwnerKind::Anonymous;
-    if folio.order == 0 && anonymous && memory.frames.free_into(batch, folio, 1) {
+    if folio.order == 0 && memory.frames.free_anonymous_into(batch, folio, 1) {
         return 1;
     }
     let left = folio.head.0 + folio.pages() - frame.0;
     let limit = left.min(slots.len() as u32 - index);
     // A folio of which these are all mappings takes nothing along of what they say.
     let last = folio.order > 0
-        && anonymous
         && memory.frames.is_mapped_only(folio, limit)
         && run::are_leaves::<P::Arch>(
             &slots[index as usize..(index + limit) as usize],
@@ -409,7 +442,7 @@ fn drop_run<P: Platform>(
             P::Arch::STEP,
             restored,
         );
-    if last && memory.frames.free_into(batch, folio, limit) {
+    if last && memory.frames.free_anonymous_into(batch, folio, limit) {
         return limit;
     }
     let slots = &slots[..(index + limit) as usize];
