@@ -10,6 +10,7 @@ use crate::errno::Errno;
 use crate::memory::{kernel_map, memory};
 use crate::{log, time};
 
+use super::credentials::{Capability, credentials};
 use super::{Process, all, end, scheduler, signal, thread};
 
 /// The adjustment of a process that is never killed.
@@ -22,11 +23,14 @@ const FIRST: i32 = 1000;
 #[derive(Default)]
 pub(super) struct Standing {
     adjustment: AtomicI32,
+    /// What was set last by a thread that may do so freely; others go no lower.
+    lowest: AtomicI32,
 }
 
 impl Clone for Standing {
     fn clone(&self) -> Self {
-        Self { adjustment: AtomicI32::new(self.adjustment.load(Ordering::Relaxed)) }
+        let copy = |value: &AtomicI32| AtomicI32::new(value.load(Ordering::Relaxed));
+        Self { adjustment: copy(&self.adjustment), lowest: copy(&self.lowest) }
     }
 }
 
@@ -40,10 +44,16 @@ impl Process {
     /// killing one of them frees nothing.
     ///
     /// # Errors
-    /// `EINVAL` for what is not from -1000 to 1000.
+    /// `EINVAL` for what is not from -1000 to 1000; `EACCES` for less than what a privileged thread set
+    /// last, without `CAP_SYS_RESOURCE`.
     pub fn set_kill_adjustment(&self, adjustment: i32) -> Result<(), Errno> {
         if !(NEVER..=FIRST).contains(&adjustment) {
             return Err(Errno::EINVAL);
+        }
+        if credentials().can(Capability::Resource) {
+            self.standing.lowest.store(adjustment, Ordering::Relaxed);
+        } else if adjustment < self.standing.lowest.load(Ordering::Relaxed) {
+            return Err(Errno::EACCES);
         }
         self.standing.adjustment.store(adjustment, Ordering::Relaxed);
         let Some(space) = self.try_space() else { return Ok(()) };
