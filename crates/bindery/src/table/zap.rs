@@ -347,20 +347,13 @@ fn drop_leaves<P: Platform>(
             continue;
         }
         let entry = Entry(raw | restored);
-        let mut count = 1;
-        if entry.0 & P::Arch::PRESENT != 0 {
-            count = drop_run(memory, slots, index, entry, restored, batch, counts);
-            if count == 1 {
-                // Where one is a page of its own, the next mostly are as well.
-                let rest = &slots[index as usize + 1..];
-                let more = drop_single_pages(memory, rest, restored, batch);
-                counts.folios_touched += u64::from(more);
-                count += more;
-            }
+        let count = if entry.0 & P::Arch::PRESENT != 0 {
+            drop_run(memory, slots, index, entry, restored, batch, counts)
         } else {
             counts.mapped(OwnerKind::Anonymous, 1);
             drop_absent(memory, Node { table, level: 1 }, entry, 1, counts);
-        }
+            1
+        };
         if suspended == Suspended::Yes {
             for slot in &slots[index as usize..(index + count) as usize] {
                 slot.store(0, Ordering::Relaxed);
@@ -429,7 +422,11 @@ fn drop_run<P: Platform>(
     // Nearly all folios of one page end here. One that an object has let go may be ours to free as
     // well, and counts as the object's page that it was when it was mapped.
     if folio.order == 0 && memory.frames.free_anonymous_into(batch, folio, 1) {
-        return 1;
+        // Where one is a page of its own, the next mostly are as well.
+        let rest = &slots[index as usize + 1..];
+        let more = drop_single_pages(memory, rest, restored, batch);
+        counts.folios_touched += u64::from(more);
+        return 1 + more;
     }
     let left = folio.head.0 + folio.pages() - frame.0;
     let limit = left.min(slots.len() as u32 - index);
