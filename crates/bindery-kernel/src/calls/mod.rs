@@ -42,11 +42,14 @@ fn other(number: u64, arguments: [u64; 6], registers: &mut Registers) -> Option<
     let Ok(known) = u32::try_from(number) else {
         return Some(unknown(number));
     };
+    // First, since programs read and write more often than all else.
+    if let Some(outcome) = files::calls::call(known, arguments) {
+        return Some(outcome);
+    }
     if let Some(result) = process::calls::call(known, arguments, registers) {
         return result;
     }
-    let outcome = files::calls::call(known, arguments)
-        .or_else(|| nodes::call(known, arguments))
+    let outcome = nodes::call(known, arguments)
         .or_else(|| segments::call(known, arguments))
         .or_else(|| vm_copy::call(known, arguments))
         .or_else(|| arch::call(known, arguments));
