@@ -12,7 +12,7 @@ use objects_common::{Failing, PAGE, content, in_memory, memfd, use_object_order}
 
 type Arch = bindery::arch::X86_64<4>;
 
-/// What came of a reading: what was returned, the bytes, and for each step how many bytes came before
+/// The result of a read: the value returned, the bytes, and for each step how many bytes came before
 /// and how many it was asked for.
 type Outcome = (Result<usize, Error>, Vec<u8>, Vec<(usize, usize)>);
 

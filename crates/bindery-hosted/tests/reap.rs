@@ -70,7 +70,7 @@ fn comes_back<A: Walk>() {
     }
 }
 
-/// Stores to pages of the range as they come, until it is told to stop.
+/// Stores to pages of the range, chosen at random, until `stop` is set.
 fn touch<A: Walk>(
     machine: &Machine<A>,
     space: &AddressSpace<'_, Machine<A>>,

@@ -54,7 +54,7 @@ const IS_SWAPPED: u64 = 1 << 4;
 const IS_ZERO: u64 = 1 << 5;
 const IS_GUARD: u64 = 1 << 8;
 
-/// What stands for a shared mapping of `/dev/zero` that can never be written.
+/// The backing of a shared mapping of `/dev/zero` that can never be written.
 const READ_ONLY_ZEROES: Backing = u64::MAX;
 
 /// What is needed to look at the calling process.

@@ -1,8 +1,8 @@
 //! What the kernel cannot do without, looked at before anything else.
 //!
 //! The compiler puts atomic instructions of ARMv8.1 anywhere, so this is assembly that runs with the
-//! MMU off. A processor that lacks something is told of on the console and over the control channel,
-//! and the machine ends. There is no device tree yet: the console is where QEMU's `virt` has it.
+//! MMU off. If the processor lacks a feature, the kernel says so on the console and over the control
+//! channel, and the machine ends. There is no device tree yet: the console is where QEMU's `virt` has it.
 
 use core::arch::global_asm;
 
@@ -11,7 +11,7 @@ use super::firmware::semihosting::{APPLICATION_EXIT, EXIT_EXTENDED, WRITE_TEXT};
 /// The PL011 of QEMU's `virt`.
 const CONSOLE: u64 = 0x0900_0000;
 
-/// What stands before a message on the control channel, and not on the console.
+/// Prefix of a message on the control channel; the console gets the message alone.
 const MARK: &str = "panic ";
 
 global_asm!(

@@ -1,10 +1,10 @@
 //! What the kernel cannot do without, looked at before anything else: in 32-bit mode, before the
-//! processor is asked to leave it. A processor that lacks something is told of on the console and over
-//! the control channel, and the machine ends.
+//! processor is asked to leave it. If the processor lacks a feature, the kernel says so on the console
+//! and over the control channel, and the machine ends.
 
 use core::arch::global_asm;
 
-/// What stands before a message on the control channel, and not on the console.
+/// Prefix of a message on the control channel; the console gets the message alone.
 const MARK: &str = "panic ";
 
 // Each entry: a leaf of CPUID, a bit of EDX, the message.
