@@ -4,19 +4,20 @@
 //! quiet: no verb and no fault runs while it looks, and `spaces` are all address spaces that take
 //! their frames from the memory.
 //!
-//! | invariant (`DESIGN`) | looked at in |
-//! |---|---|
-//! | 3: references and mappings equal what tables hold; nothing leaks | `frames` |
-//! | 4: contiguous blocks are all or nothing, aligned, equal | `tree` |
-//! | 7: VMAs and tables agree; permissions never wider | `tree` |
-//! | the counts of resident pages are what tables hold | `tree` |
-//! | live counts, reserves, locks, stray marks, pending flushes and guard marks of tables | `tree` |
-//! | objects: what they name, who maps them, what is promised | `objects` |
-//! | kernel maps: areas, their frames, their tables | `kernel` |
-//! | what waits for readers hangs nowhere, and is not lost | `deferred` |
+//! `docs/invariants.md` numbers the invariants and names the function here that verifies each:
 //!
-//! Invariants 1, 2 and 5 are about TLBs and the past; the hosted machine's strict TLB and the
-//! shadowed contents of the tests watch over those.
+//! | invariants | verified in |
+//! |---|---|
+//! | 10 to 13: frames and free lists; nothing leaks | `frames` |
+//! | 14 to 21: references, mappings and owners of folios | `frames`, `owners` |
+//! | 5, 23 to 33: tables, entries and contiguous runs; permissions never wider than the VMA's | `tree` |
+//! | 34 to 40: VMAs, the reverse map, accounts | `tree`, `owners` |
+//! | 41 to 45, 57 to 59: objects, their mappings, committed memory | `objects` |
+//! | 46 to 50: kernel areas, their frames, their tables | `kernel` |
+//! | 54: what waits for readers is in no tree, and is not lost | `deferred` |
+//!
+//! Invariants 1 to 9 are about TLBs and about the past. The hosted machine's strict TLB and the
+//! shadowed contents of the tests verify those.
 
 mod deferred;
 mod frames;

@@ -1,5 +1,7 @@
 //! Folios: memory that users map, in blocks of 1 to 512 pages that live and die together.
 //!
+//! Invariants 14 to 21 of `docs/invariants.md` are about folios.
+//!
 //! A folio is freed by whoever takes away its last mapping, reference or pin. The count is one word
 //! ([`super::count`]), so that is exactly one caller, and the caller knows:
 //!

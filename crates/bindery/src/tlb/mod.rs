@@ -9,7 +9,7 @@
 //! 3. only then `PageTable::finish` gives back what was mapped; the tables and VMAs that were detached
 //!    are freed when no reader is left ([`crate::deferred`]).
 //!
-//! Step 2 before step 3 is what invariant 1 rests on. Without it:
+//! Step 2 before step 3 is what invariants 1 and 2 rest on (`docs/invariants.md`). Without it:
 //! 1. CPU A unmaps a page and frees its frame; CPU B's TLB still has the translation;
 //! 2. CPU A hands the frame to another process;
 //! 3. CPU B's program writes to the old address, into the other process' memory.
