@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use bindery::addr::{Frame, PAGE_SHIFT};
 use bindery::platform::{Cpu, CpuSet, GracePeriod, Invalidation, MAX_CPUS, Platform};
+use bindery::sync::LockApi05;
 use parking_lot::Mutex;
 use parking_lot_core::{DEFAULT_PARK_TOKEN, DEFAULT_UNPARK_TOKEN};
 
@@ -221,13 +222,12 @@ impl<A: Walk> Machine<A> {
 // 3. `Seats::synchronize` and `Seats::is_over` know every section that was announced before; see
 //    there.
 // 4. `Seats` lets a thread have a seat only when no other has it, and there are at most `MAX_CPUS`.
-// 5. `parking_lot::RawMutex` is a mutual exclusion lock.
 unsafe impl<A: Walk> Platform for Machine<A> {
     type Arch = A;
-    type Mutex = parking_lot::RawMutex;
+    type Mutex = LockApi05<parking_lot::RawMutex>;
     // It spins for a while before it sleeps. Pure spinning would burn a time slice of the host
     // whenever the holder's thread has been preempted; and there are no interrupts to disable.
-    type SpinLock = parking_lot::RawMutex;
+    type SpinLock = LockApi05<parking_lot::RawMutex>;
 
     #[inline]
     fn window(&self, frame: Frame) -> NonNull<u8> {

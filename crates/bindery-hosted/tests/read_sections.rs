@@ -11,12 +11,12 @@ use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
 use bindery::linux::proc::{self, Unnamed};
 use bindery::platform::{Cpu, Platform};
+use bindery::sync::{LockApi05, RawLock};
 use bindery::{
     Access, AddressSpace, FileAccess, FrameRange, MapObject, MapRequest, Memory, Place, Sharing,
 };
 use bindery_hosted::{Config, Machine, MemoryFiles, pass_on};
 use common::{GIB, MIB, READ_WRITE, options};
-use parking_lot::lock_api::RawMutex;
 
 const PAGE: u64 = 4096;
 const AT: u64 = GIB;
@@ -27,30 +27,25 @@ thread_local! {
 }
 
 /// A spin lock for which everybody takes their time, so that others meet whoever wants it.
-struct Slow(parking_lot::RawMutex);
+struct Slow(LockApi05<parking_lot::RawMutex>);
 
 // SAFETY: the lock inside is one.
-unsafe impl RawMutex for Slow {
-    #[allow(clippy::declare_interior_mutable_const, reason = "the trait wants it so")]
-    const INIT: Self = Self(parking_lot::RawMutex::INIT);
-    type Guard = <parking_lot::RawMutex as RawMutex>::Guard;
+unsafe impl RawLock for Slow {
+    const UNLOCKED: Self = Self(LockApi05::UNLOCKED);
+    type State = <LockApi05<parking_lot::RawMutex> as RawLock>::State;
 
-    fn lock(&self) -> Self::Guard {
+    fn lock(&self) -> Self::State {
         thread::yield_now();
         self.0.lock()
     }
 
-    fn try_lock(&self) -> Option<Self::Guard> {
+    fn try_lock(&self) -> Option<Self::State> {
         self.0.try_lock()
     }
 
-    unsafe fn unlock(&self, guard: Self::Guard) {
-        // SAFETY: the caller holds the lock, and the guard is this acquisition's.
-        unsafe { self.0.unlock(guard) };
-    }
-
-    fn is_locked(&self) -> bool {
-        self.0.is_locked()
+    unsafe fn unlock(&self, state: Self::State) {
+        // SAFETY: 1. and 2. are the caller's promises.
+        unsafe { self.0.unlock(state) };
     }
 }
 
@@ -65,7 +60,7 @@ struct Watching {
 // SAFETY: all that is promised is what the machine inside promises, and `Slow` is a lock.
 unsafe impl Platform for Watching {
     type Arch = X86_64<4>;
-    type Mutex = parking_lot::RawMutex;
+    type Mutex = LockApi05<parking_lot::RawMutex>;
     type SpinLock = Slow;
 
     pass_on! { machine:

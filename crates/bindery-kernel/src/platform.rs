@@ -6,9 +6,10 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use bindery::Platform;
 use bindery::addr::Frame;
 use bindery::platform::{Cpu, CpuSet, GracePeriod, Invalidation};
+use bindery::sync::SpinLock;
 
 use crate::process::{self, background, parking, scheduler, signal};
-use crate::sync::{RawSleepingLock, RawSpinLock};
+use crate::sync::SleepingLock;
 use crate::{arch, options, time};
 
 /// The machine that the kernel runs on.
@@ -24,11 +25,10 @@ pub struct Machine;
 // 3. No thread is preempted in the kernel, and none sleeps in a read section: whoever calls
 //    `synchronize` or `is_over` runs on the only CPU that enters sections, outside of any.
 // 4. `arch::cpu` reads the CPU's own register.
-// 5. Both locks exclude (see `sync`).
 unsafe impl Platform for Machine {
     type Arch = arch::EntryFormat;
-    type Mutex = RawSleepingLock;
-    type SpinLock = RawSpinLock;
+    type Mutex = SleepingLock;
+    type SpinLock = SpinLock;
 
     #[inline]
     fn window(&self, frame: Frame) -> NonNull<u8> {

@@ -3,45 +3,11 @@
 //! Interrupts are off in the kernel, so a spinning lock needs no care for them. A lock that is held
 //! across a sleep must be a [`SleepingMutex`].
 
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use bindery::sync::{RawLock, SpinLock};
 
 use crate::process::parking;
-
-/// A lock that spins.
-pub struct RawSpinLock(AtomicBool);
-
-// SAFETY: only one caller at a time gets from the exchange to the store.
-unsafe impl lock_api::RawMutex for RawSpinLock {
-    #[allow(clippy::declare_interior_mutable_const, reason = "the trait asks for it")]
-    const INIT: Self = Self(AtomicBool::new(false));
-
-    type Guard = lock_api::GuardSend;
-
-    #[inline]
-    fn lock(&self) -> Self::Guard {
-        loop {
-            if let Some(guard) = self.try_lock() {
-                return guard;
-            }
-            core::hint::spin_loop();
-        }
-    }
-
-    #[inline]
-    fn try_lock(&self) -> Option<Self::Guard> {
-        (!self.0.swap(true, Ordering::Acquire)).then(lock_api::GuardSend::new)
-    }
-
-    #[inline]
-    unsafe fn unlock(&self, _guard: Self::Guard) {
-        self.0.store(false, Ordering::Release);
-    }
-
-    #[inline]
-    fn is_locked(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-}
 
 /// Nobody has the lock.
 const FREE: u32 = 0;
@@ -51,48 +17,41 @@ const TAKEN: u32 = 1;
 const WANTED: u32 = 2;
 
 /// A lock whose waiters sleep.
-pub struct RawSleepingLock(AtomicU32);
+pub struct SleepingLock(AtomicU32);
 
-// SAFETY: the word leaves `FREE` by one exchange at a time, and the holder alone brings it back.
-unsafe impl lock_api::RawMutex for RawSleepingLock {
-    #[allow(clippy::declare_interior_mutable_const, reason = "the trait asks for it")]
-    const INIT: Self = Self(AtomicU32::new(FREE));
+// SAFETY: 1. the word leaves `FREE` by one exchange at a time, which acquires what the holder released,
+// and the holder alone brings it back. 2. Parking does not panic.
+unsafe impl RawLock for SleepingLock {
+    type State = ();
 
-    type Guard = lock_api::GuardSend;
+    const UNLOCKED: Self = Self(AtomicU32::new(FREE));
 
     #[inline]
-    fn lock(&self) -> Self::Guard {
-        if let Some(guard) = self.try_lock() {
-            return guard;
+    fn lock(&self) {
+        if self.try_lock().is_some() {
+            return;
         }
         // Whoever takes the lock here does not know who else waits: it says that somebody does.
         while self.0.swap(WANTED, Ordering::Acquire) != FREE {
             parking::park(&self.0, WANTED);
         }
-        lock_api::GuardSend::new()
     }
 
     #[inline]
-    fn try_lock(&self) -> Option<Self::Guard> {
-        let taken = self.0.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed);
-        taken.is_ok().then(lock_api::GuardSend::new)
+    fn try_lock(&self) -> Option<()> {
+        self.0.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).map(drop).ok()
     }
 
     #[inline]
-    unsafe fn unlock(&self, _guard: Self::Guard) {
+    unsafe fn unlock(&self, (): ()) {
         if self.0.swap(FREE, Ordering::Release) == WANTED {
             parking::unpark(&self.0);
         }
     }
-
-    #[inline]
-    fn is_locked(&self) -> bool {
-        self.0.load(Ordering::Relaxed) != FREE
-    }
 }
 
 /// For what is held for a moment, never across a sleep or a copy to or from a program.
-pub type Mutex<T> = lock_api::Mutex<RawSpinLock, T>;
+pub type Mutex<T> = bindery::sync::Mutex<SpinLock, T>;
 
 /// For what may be held across a sleep.
-pub type SleepingMutex<T> = lock_api::Mutex<RawSleepingLock, T>;
+pub type SleepingMutex<T> = bindery::sync::Mutex<SleepingLock, T>;

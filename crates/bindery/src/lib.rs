@@ -63,6 +63,7 @@ pub mod platform;
 mod rmap;
 mod space;
 mod stats;
+pub mod sync;
 mod table;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -7,10 +7,9 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use lock_api::RawMutex;
-
 use crate::addr::{Frame, VirtRange};
 use crate::arch::Arch;
+use crate::sync::RawLock;
 
 /// The number of a CPU, from 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -122,17 +121,18 @@ pub struct Work {
 ///    entered before the call has been left; [`Platform::is_over`] says yes only after every read
 ///    section that was entered before the matching [`Platform::grace_period`] has been left.
 /// 4. **CPUs.** [`Platform::cpu`] returns the CPU that the caller runs on, below [`MAX_CPUS`].
-/// 5. **Locks.** The two lock types provide mutual exclusion.
 pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// The architecture whose tables the MMU walks.
     type Arch: Arch;
 
-    /// A lock that may be held for long; a waiter may sleep. Never taken in interrupt context.
-    type Mutex: RawMutex + Send + Sync;
+    /// A lock that may be held for long; a waiter may sleep. Never acquired in an interrupt handler.
+    /// [`crate::sync`] has ready ones.
+    type Mutex: RawLock;
 
-    /// A lock that is held for a few hundred instructions; a waiter spins. Where the core is
-    /// called from interrupt handlers, acquiring it must disable interrupts.
-    type SpinLock: RawMutex + Send + Sync;
+    /// A lock that is held for a few hundred instructions; a waiter spins. If the core is called
+    /// from interrupt handlers, acquiring it must disable interrupts
+    /// ([`SpinLock`](crate::sync::SpinLock) does).
+    type SpinLock: RawLock;
 
     /// Where the core reads and writes `frame` (the "direct map"). Constant time.
     fn window(&self, frame: Frame) -> NonNull<u8>;

@@ -5,9 +5,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use bindery::platform::{GracePeriod, Platform};
+use bindery::sync::{LockApi05, RawLock};
 use bindery::{FrameRange, Memory, Overcommit};
 use bindery_hosted::{Config, Machine, Walk, pass_on};
-use parking_lot::lock_api::RawMutex;
 
 thread_local! {
     /// Mutexes and spin locks that this thread holds.
@@ -15,34 +15,29 @@ thread_local! {
 }
 
 /// A lock that is counted while it is held.
-pub struct Counted(parking_lot::RawMutex);
+pub struct Counted(LockApi05<parking_lot::RawMutex>);
 
 // SAFETY: the lock inside is one.
-unsafe impl RawMutex for Counted {
-    #[allow(clippy::declare_interior_mutable_const, reason = "the trait wants it so")]
-    const INIT: Self = Self(parking_lot::RawMutex::INIT);
-    type Guard = <parking_lot::RawMutex as RawMutex>::Guard;
+unsafe impl RawLock for Counted {
+    const UNLOCKED: Self = Self(LockApi05::UNLOCKED);
+    type State = <LockApi05<parking_lot::RawMutex> as RawLock>::State;
 
-    fn lock(&self) -> Self::Guard {
+    fn lock(&self) -> Self::State {
         let guard = self.0.lock();
         HELD.set(HELD.get() + 1);
         guard
     }
 
-    fn try_lock(&self) -> Option<Self::Guard> {
+    fn try_lock(&self) -> Option<Self::State> {
         let guard = self.0.try_lock()?;
         HELD.set(HELD.get() + 1);
         Some(guard)
     }
 
-    unsafe fn unlock(&self, guard: Self::Guard) {
+    unsafe fn unlock(&self, state: Self::State) {
         HELD.set(HELD.get() - 1);
-        // SAFETY: the caller holds the lock, and the guard is this acquisition's.
-        unsafe { self.0.unlock(guard) };
-    }
-
-    fn is_locked(&self) -> bool {
-        self.0.is_locked()
+        // SAFETY: 1. and 2. are the caller's promises.
+        unsafe { self.0.unlock(state) };
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bindery::addr::{Frame, PAGE_SIZE};
 use bindery::platform::{Platform, Work};
+use bindery::sync::LockApi05;
 use bindery::{FrameRange, Memory, Overcommit};
 use bindery_hosted::{Config, Machine, Walk, pass_on};
 
@@ -75,8 +76,8 @@ fn add(more: Section) {
 // SAFETY: all that is promised is what the machine inside promises.
 unsafe impl<A: Walk> Platform for Measured<A> {
     type Arch = A;
-    type Mutex = parking_lot::RawMutex;
-    type SpinLock = parking_lot::RawMutex;
+    type Mutex = LockApi05<parking_lot::RawMutex>;
+    type SpinLock = LockApi05<parking_lot::RawMutex>;
 
     pass_on! { machine:
         window invalidate invalidate_local invalidate_kernel publish_entries cpu relax park unpark

@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex};
 
-use parking_lot::lock_api::RawMutex;
+use bindery::sync::{LockApi05, RawLock};
 
 /// Rounds that a thread may spin while nobody else runs: whoever it waits for never will.
 const SPINS: u64 = 10_000;
@@ -216,15 +216,22 @@ pub fn spin() {
 
 /// A lock that the scheduler knows. With `SLEEPS`, a waiting thread sleeps. Without, the holder is never
 /// preempted.
-pub struct Lock<const SLEEPS: bool>(parking_lot::RawMutex);
+pub struct Lock<const SLEEPS: bool>(LockApi05<parking_lot::RawMutex>);
+
+impl<const SLEEPS: bool> Lock<SLEEPS> {
+    fn is_taken(&self) -> bool {
+        // SAFETY: 1. the state is of this acquisition. 2. of this thread.
+        let release = |state| unsafe { self.0.unlock(state) };
+        self.0.try_lock().map(release).is_none()
+    }
+}
 
 // SAFETY: the lock inside is one.
-unsafe impl<const SLEEPS: bool> RawMutex for Lock<SLEEPS> {
-    #[allow(clippy::declare_interior_mutable_const, reason = "the trait wants it so")]
-    const INIT: Self = Self(parking_lot::RawMutex::INIT);
-    type Guard = <parking_lot::RawMutex as RawMutex>::Guard;
+unsafe impl<const SLEEPS: bool> RawLock for Lock<SLEEPS> {
+    const UNLOCKED: Self = Self(LockApi05::UNLOCKED);
+    type State = <LockApi05<parking_lot::RawMutex> as RawLock>::State;
 
-    fn lock(&self) -> Self::Guard {
+    fn lock(&self) -> Self::State {
         if SLEEPS {
             point()
         } else {
@@ -235,11 +242,11 @@ unsafe impl<const SLEEPS: bool> RawMutex for Lock<SLEEPS> {
                 return guard;
             }
             assert!(SLEEPS, "the holder of a spin lock was preempted");
-            park(std::ptr::from_ref(self).addr(), || self.0.is_locked());
+            park(std::ptr::from_ref(self).addr(), || self.is_taken());
         }
     }
 
-    fn try_lock(&self) -> Option<Self::Guard> {
+    fn try_lock(&self) -> Option<Self::State> {
         if !SLEEPS {
             enter();
         }
@@ -250,17 +257,13 @@ unsafe impl<const SLEEPS: bool> RawMutex for Lock<SLEEPS> {
         locked
     }
 
-    unsafe fn unlock(&self, guard: Self::Guard) {
-        // SAFETY: the caller has the lock, and the guard is this acquisition's.
-        unsafe { self.0.unlock(guard) };
+    unsafe fn unlock(&self, state: Self::State) {
+        // SAFETY: 1. and 2. are the caller's promises.
+        unsafe { self.0.unlock(state) };
         if SLEEPS {
             unpark(std::ptr::from_ref(self).addr());
         } else {
             leave();
         }
-    }
-
-    fn is_locked(&self) -> bool {
-        self.0.is_locked()
     }
 }

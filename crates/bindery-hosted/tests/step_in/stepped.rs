@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use bindery::addr::Frame;
 use bindery::platform::{CpuSet, GracePeriod, Invalidation, Platform};
+use bindery::sync::{LockApi05, RawLock};
 use bindery::{FrameRange, Memory, Overcommit, Pager, PagerError};
 use bindery_hosted::{Config, Machine, MemoryFiles, TlbKind, Walk, pass_on};
-use parking_lot::lock_api::RawMutex;
 
 use super::stops::{self, Step};
 
@@ -66,38 +66,34 @@ impl Pager for SteppedFiles {
 
 /// A lock that says when somebody has to wait for it. A call can be held behind a mutex; not behind
 /// a spin lock, which is given back where others are held.
-pub struct SteppedLock<const MUTEX: bool>(parking_lot::RawMutex);
+pub struct SteppedLock<const MUTEX: bool>(LockApi05<parking_lot::RawMutex>);
 
-type Guard = <parking_lot::RawMutex as RawMutex>::Guard;
+type State = <LockApi05<parking_lot::RawMutex> as RawLock>::State;
 
 // SAFETY: the lock is parking_lot's, and nothing else touches it. A call that is held behind it has
 // given it back.
-unsafe impl<const MUTEX: bool> RawMutex for SteppedLock<MUTEX> {
-    const INIT: Self = Self(parking_lot::RawMutex::INIT);
+unsafe impl<const MUTEX: bool> RawLock for SteppedLock<MUTEX> {
+    const UNLOCKED: Self = Self(LockApi05::UNLOCKED);
 
-    type Guard = Guard;
+    type State = State;
 
-    fn lock(&self) -> Guard {
+    fn lock(&self) -> State {
         self.0.try_lock().unwrap_or_else(|| {
             stops::blocks();
             self.0.lock()
         })
     }
 
-    fn try_lock(&self) -> Option<Guard> {
+    fn try_lock(&self) -> Option<State> {
         self.0.try_lock()
     }
 
-    unsafe fn unlock(&self, guard: Guard) {
-        // SAFETY: the guard is that of the lock, as the trait demands.
-        unsafe { self.0.unlock(guard) };
+    unsafe fn unlock(&self, state: State) {
+        // SAFETY: 1. and 2. are the caller's promises.
+        unsafe { self.0.unlock(state) };
         if MUTEX {
             stops::pass(Step::MutexUnlocked);
         }
-    }
-
-    fn is_locked(&self) -> bool {
-        self.0.is_locked()
     }
 }
 

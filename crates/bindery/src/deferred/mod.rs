@@ -45,6 +45,7 @@ use crate::error::{Error, FaultError};
 use crate::kernel_map::KernelMapError;
 use crate::platform::{GracePeriod, Platform};
 use crate::space::FolioError;
+use crate::sync::Mutex;
 
 pub(crate) use batch::{Batch, Chain, Linked, Tables};
 use queue::{Machine, Queue};
@@ -72,7 +73,7 @@ pub struct Deferred {
 
 /// What of a memory waits for readers.
 pub(crate) struct Deferral<P: Platform> {
-    queue: lock_api::Mutex<P::SpinLock, Queue<Batch>>,
+    queue: Mutex<P::SpinLock, Queue<Batch>>,
     /// Weights: what was ever added, and what of it was freed. The difference waits, in the queue or
     /// in the hands of who frees it.
     added: AtomicU64,
@@ -88,7 +89,7 @@ impl<P: Platform> Deferral<P> {
     pub(crate) fn new(total_frames: u64) -> Self {
         let frames = (total_frames / 128).clamp(LEAST_LIMIT, MOST_LIMIT);
         Self {
-            queue: lock_api::Mutex::new(Queue::new()),
+            queue: Mutex::new(Queue::new()),
             added: AtomicU64::new(0),
             freed: AtomicU64::new(0),
             turn: AtomicU32::new(0),

@@ -60,6 +60,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::addr::{Frame, PAGE_SIZE};
 use crate::platform::Platform;
+use crate::sync::Mutex;
 
 use buddy::Buddy;
 use meta::{FrameMeta, Kind, META_SIZE, MetaArray, NONE};
@@ -123,7 +124,7 @@ impl core::error::Error for FramesError {}
 /// The machine's memory: which frames there are, which are free, and what each is used for.
 pub struct Frames<P: Platform> {
     metas: MetaArray,
-    buddy: lock_api::Mutex<P::SpinLock, Buddy>,
+    buddy: Mutex<P::SpinLock, Buddy>,
     /// As in `buddy`, to be read without the lock.
     free: AtomicU64,
     total: u64,
@@ -172,7 +173,7 @@ impl<P: Platform> Frames<P> {
         let total = buddy.free_frames();
         Ok(Self {
             metas,
-            buddy: lock_api::Mutex::new(buddy),
+            buddy: Mutex::new(buddy),
             free: AtomicU64::new(total),
             total,
             taken: AtomicU64::new(0),

@@ -25,6 +25,7 @@ use super::Frames;
 use super::meta::{FrameMeta, Kind, NONE};
 use crate::addr::{Frame, PAGE_SIZE};
 use crate::platform::Platform;
+use crate::sync::Mutex;
 
 /// The largest object, in bytes: at least three fit in a frame.
 pub(crate) const MAX_OBJECT: usize = 1024;
@@ -50,7 +51,7 @@ const NO_SLOT: u16 = u16::MAX;
 /// It does not free its objects or its spare frame when it is dropped, since it cannot reach the
 /// platform then: free all objects and call [`Slab::trim`] before.
 pub(crate) struct Slab<T, P: Platform> {
-    lists: lock_api::Mutex<P::SpinLock, Lists>,
+    lists: Mutex<P::SpinLock, Lists>,
     /// Objects are reached only through the pointers that were handed out.
     objects: PhantomData<fn(T) -> T>,
 }
@@ -108,12 +109,7 @@ impl<T, P: Platform> Slab<T, P> {
     /// A slab without objects and frames.
     pub(crate) const fn new() -> Self {
         Self {
-            lists: lock_api::Mutex::new(Lists {
-                partial: NONE,
-                spare: NONE,
-                objects: 0,
-                frames: 0,
-            }),
+            lists: Mutex::new(Lists { partial: NONE, spare: NONE, objects: 0, frames: 0 }),
             objects: PhantomData,
         }
     }

@@ -9,7 +9,6 @@ mod reference;
 mod slab;
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, Ordering};
 use std::alloc::{Layout, alloc, dealloc};
 use std::sync::Mutex;
 use std::vec::Vec;
@@ -18,36 +17,20 @@ use super::{FrameRange, Frames, Kind};
 use crate::addr::{Frame, PAGE_SIZE};
 use crate::arch::X86_64;
 use crate::platform::{Cpu, CpuSet, Invalidation, Platform};
+use crate::sync::{Interrupts, SpinLock};
 
-/// A lock that spins.
-pub(crate) struct Spin(AtomicBool);
+/// A waiter for a spin lock lets other threads run.
+pub(crate) enum Yielding {}
 
-// SAFETY: only who turned the flag from false to true has the lock, until it turns it back.
-unsafe impl lock_api::RawMutex for Spin {
-    #[allow(clippy::declare_interior_mutable_const)]
-    const INIT: Self = Self(AtomicBool::new(false));
-    type Guard = lock_api::GuardNoSend;
+impl Interrupts for Yielding {
+    type State = ();
 
-    fn lock(&self) -> Self::Guard {
-        loop {
-            if let Some(guard) = self.try_lock() {
-                return guard;
-            }
-            std::thread::yield_now();
-        }
-    }
+    fn disable() {}
 
-    fn try_lock(&self) -> Option<Self::Guard> {
-        let taken = self.0.swap(true, Ordering::Acquire);
-        (!taken).then_some(lock_api::GuardNoSend::new())
-    }
+    fn restore((): ()) {}
 
-    unsafe fn unlock(&self, _guard: Self::Guard) {
-        self.0.store(false, Ordering::Release);
-    }
-
-    fn is_locked(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+    fn relax() {
+        std::thread::yield_now();
     }
 }
 
@@ -96,11 +79,11 @@ impl Drop for Machine {
 }
 
 // SAFETY: 1. the window is one allocation that lives as long as the machine; where a test tears
-// it, the core refuses it. 2. and 3. there is no TLB and no reader. 4. CPU 0. 5. `Spin` is a lock.
+// it, the core refuses it. 2. and 3. there is no TLB and no reader. 4. CPU 0.
 unsafe impl Platform for Machine {
     type Arch = X86_64;
-    type Mutex = Spin;
-    type SpinLock = Spin;
+    type Mutex = SpinLock<Yielding>;
+    type SpinLock = SpinLock<Yielding>;
 
     fn window(&self, frame: Frame) -> NonNull<u8> {
         assert!((self.first..self.first.plus(self.count)).contains(&frame), "{frame:?}");

@@ -98,6 +98,7 @@ use crate::frame::meta;
 use crate::platform::{Platform, Tables};
 use crate::space::index::Index;
 use crate::stats::{Counts, Stats};
+use crate::sync::Mutex;
 use crate::table::{Reach, free_table, new_table, run};
 
 pub(crate) use area::Area;
@@ -139,11 +140,11 @@ pub struct KernelMap<'m, P: Platform> {
     largest_block: u8,
     /// All areas; its writer lock is that of `freed`.
     index: Index<Area>,
-    freed: lock_api::Mutex<P::SpinLock, FreedList>,
+    freed: Mutex<P::SpinLock, FreedList>,
     /// Held by who purges.
-    purging: lock_api::Mutex<P::Mutex, ()>,
+    purging: Mutex<P::Mutex, ()>,
     /// Held while something is paused.
-    pausing: lock_api::Mutex<P::SpinLock, ()>,
+    pausing: Mutex<P::SpinLock, ()>,
     /// Not zero while a TLB may remember a table that a purge has unhooked; who makes tables parks
     /// on it.
     unflushed: AtomicU32,
@@ -232,9 +233,9 @@ impl<'m, P: Platform> KernelMap<'m, P> {
             largest_leaf: P::Arch::LARGEST_LEAF.min(P::Arch::LEVELS - 1),
             largest_block: P::Arch::LARGEST_BLOCK_LEVEL,
             index: Index::new([memory.platform.seed(), u64::from(root.0)]),
-            freed: lock_api::Mutex::new(FreedList::new()),
-            purging: lock_api::Mutex::new(()),
-            pausing: lock_api::Mutex::new(()),
+            freed: Mutex::new(FreedList::new()),
+            purging: Mutex::new(()),
+            pausing: Mutex::new(()),
             unflushed: AtomicU32::new(0),
             claims_ended: AtomicU32::new(0),
             limit: AtomicU64::new(PURGE_LIMIT.min(memory.total_frames() / 64)),

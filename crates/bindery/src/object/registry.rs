@@ -5,6 +5,7 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
 
 use crate::platform::Platform;
+use crate::sync::Mutex;
 
 use super::ObjectState;
 
@@ -23,14 +24,14 @@ impl Links {
 /// The list of all objects, in no order. Its lock is held for a constant number of steps, and is
 /// below all others of an object.
 pub(crate) struct Registry<P: Platform> {
-    first: lock_api::Mutex<P::SpinLock, AtomicPtr<ObjectState>>,
+    first: Mutex<P::SpinLock, AtomicPtr<ObjectState>>,
     last_identity: AtomicU64,
 }
 
 impl<P: Platform> Registry<P> {
     pub(crate) const fn new() -> Self {
         Self {
-            first: lock_api::Mutex::new(AtomicPtr::new(ptr::null_mut())),
+            first: Mutex::new(AtomicPtr::new(ptr::null_mut())),
             last_identity: AtomicU64::new(0),
         }
     }

@@ -50,8 +50,6 @@ use core::marker::PhantomData;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use lock_api::Mutex;
-
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch};
@@ -61,6 +59,7 @@ use crate::object::{self, Object};
 use crate::platform::Platform;
 use crate::rmap::Groups;
 use crate::stats::Counts;
+use crate::sync::Mutex;
 use crate::table::zap::Flush;
 use crate::table::{PageTable, Reach, ReadSection};
 use crate::tlb::{Gather, Leftovers};

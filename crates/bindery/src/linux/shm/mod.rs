@@ -20,13 +20,12 @@ mod segment;
 
 use core::fmt;
 
-use lock_api::Mutex;
-
 use crate::Memory;
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE};
 use crate::error::{Errno, Error};
 use crate::object::{Accounting, Attachments};
 use crate::platform::Platform;
+use crate::sync::Mutex;
 
 use super::{Outcome, raw};
 

@@ -1,0 +1,35 @@
+//! Locks: the trait that an embedder's locks implement, the mutex of the core, and ready locks.
+//!
+//! | file | what |
+//! |---|---|
+//! | `raw_lock` | [`RawLock`]: what a [`Platform`](crate::Platform) supplies |
+//! | `mutex` | [`Mutex`]: a value and the lock that guards it |
+//! | `spin_lock` | [`SpinLock`]: spins, with interrupts off if the platform says how |
+//! | `lock_api` | `LockApi04` and `LockApi05`: any lock of the `lock_api` crate |
+//!
+//! A platform names two locks. [`Platform::Mutex`](crate::Platform::Mutex) may put a waiter to sleep.
+//! [`Platform::SpinLock`](crate::Platform::SpinLock) is held for a few hundred instructions:
+//!
+//! | the embedder has | it names |
+//! |---|---|
+//! | a lock of a crate that implements `lock_api` 0.4 (`spin`, `parking_lot` 0.12) | `LockApi04<L>`, feature `lock_api_04` |
+//! | one that implements `lock_api` 0.5 (`parking_lot` 0.13) | `LockApi05<L>`, feature `lock_api_05` |
+//! | interrupts that it can turn off | [`SpinLock<I>`](SpinLock), `I` an implementation of [`Interrupts`] |
+//! | no interrupts, or all kernel code runs with interrupts off | [`SpinLock`] |
+//! | a lock of its own | an implementation of [`RawLock`] for it |
+
+#[cfg(any(feature = "lock_api_04", feature = "lock_api_05"))]
+mod lock_api;
+mod mutex;
+mod raw_lock;
+mod spin_lock;
+#[cfg(test)]
+mod tests;
+
+#[cfg(feature = "lock_api_04")]
+pub use lock_api::LockApi04;
+#[cfg(feature = "lock_api_05")]
+pub use lock_api::LockApi05;
+pub use mutex::{Mutex, MutexGuard};
+pub use raw_lock::RawLock;
+pub use spin_lock::{AlwaysOff, Interrupts, SpinLock};

@@ -1,0 +1,61 @@
+//! [`RawLock`]: what the core needs of a lock.
+
+/// A lock without a value: what a [`Platform`](crate::Platform) supplies, and [`Mutex`](super::Mutex)
+/// puts a value behind.
+///
+/// ```
+/// use bindery::sync::{Mutex, RawLock};
+/// use core::sync::atomic::{AtomicBool, Ordering};
+///
+/// struct Spinning(AtomicBool);
+///
+/// // SAFETY: 1. the exchange lets one caller in until `unlock`; its orderings are acquire and release.
+/// unsafe impl RawLock for Spinning {
+///     type State = ();
+///     const UNLOCKED: Self = Self(AtomicBool::new(false));
+///     fn lock(&self) {
+///         while self.try_lock().is_none() {
+///             core::hint::spin_loop();
+///         }
+///     }
+///     fn try_lock(&self) -> Option<()> {
+///         (!self.0.swap(true, Ordering::Acquire)).then_some(())
+///     }
+///     unsafe fn unlock(&self, (): ()) {
+///         self.0.store(false, Ordering::Release);
+///     }
+/// }
+///
+/// static COUNT: Mutex<Spinning, u64> = Mutex::new(0);
+/// *COUNT.lock() += 1;
+/// assert_eq!(*COUNT.lock(), 1);
+/// ```
+///
+/// # Safety
+/// The implementor promises:
+/// 1. **Mutual exclusion.** Between the return of [`RawLock::lock`], or a [`RawLock::try_lock`] that
+///    returns a state, and the [`RawLock::unlock`] that takes this state, no other acquisition of the
+///    same lock succeeds. What the holder wrote before `unlock` is visible to the next holder.
+/// 2. **No unwinding.** None of the functions panics.
+pub unsafe trait RawLock: Sized + Send + Sync {
+    /// What the holder keeps from acquisition to release, for example whether interrupts were on.
+    /// `()` for most locks.
+    type State;
+
+    /// A lock that nobody holds.
+    const UNLOCKED: Self;
+
+    /// Acquires the lock and waits while another caller holds it. Not reentrant.
+    fn lock(&self) -> Self::State;
+
+    /// Acquires the lock if nobody holds it. Never waits.
+    fn try_lock(&self) -> Option<Self::State>;
+
+    /// Releases the lock.
+    ///
+    /// # Safety
+    /// 1. The caller holds the lock, and `state` came from that acquisition.
+    /// 2. The call runs on the thread that acquired the lock; for a lock that turns interrupts or
+    ///    preemption off, therefore on the same CPU.
+    unsafe fn unlock(&self, state: Self::State);
+}
