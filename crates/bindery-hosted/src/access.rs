@@ -234,7 +234,13 @@ impl<A: Walk> Machine<A> {
     ) -> Result<R, MmuFault> {
         let occupied = self.shared.seats.occupy();
         let mut tlb = self.tlb(occupied.cpu()).lock();
-        match tlb.translate(self.world(), root, addr.0, access) {
+        let mut translated = tlb.translate(self.world(), root, addr.0, access);
+        if let Some(other) = self.broken().and_then(|broken| broken.passes_for(access))
+            && translated.is_err()
+        {
+            translated = tlb.translate(self.world(), root, addr.0, other);
+        }
+        match translated {
             Ok(leaf) => Ok(work(&self.window, &leaf)),
             Err(refusal) => {
                 let present = refusal == Refusal::Denied;

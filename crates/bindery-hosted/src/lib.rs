@@ -23,6 +23,7 @@
 
 mod access;
 mod collections;
+mod control;
 mod cpu;
 mod dispatch;
 mod files;
@@ -36,6 +37,7 @@ mod stats;
 mod tlb;
 mod violation;
 
+pub use control::{BrokenControl, SelfTest};
 pub use cpu::OnCpu;
 pub use dispatch::{ArchitectureName, UnknownArchitecture, Visitor, dispatch};
 pub use files::{MemoryFiles, PagerCounts};

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use parking_lot_core::{DEFAULT_PARK_TOKEN, DEFAULT_UNPARK_TOKEN};
 
 use crate::collections::Collections;
+use crate::control::BrokenControl;
 use crate::cpu::{self, OnCpu, Seats};
 use crate::memory::{PhysicalMemory, Window};
 use crate::mmu::walk::World;
@@ -38,6 +39,8 @@ pub struct Config {
     pub seed: u64,
     /// What [`Platform::protection_keys`] says: 1, so none to choose from, by default.
     pub protection_keys: u8,
+    /// A control bit that has the wrong value; none by default.
+    pub broken: Option<BrokenControl>,
 }
 
 impl Default for Config {
@@ -49,6 +52,7 @@ impl Default for Config {
             first_frame: Frame(0x8_0000),
             seed: 0,
             protection_keys: 1,
+            broken: None,
         }
     }
 }
@@ -89,6 +93,7 @@ pub(crate) struct Shared<A: Walk> {
     collections: Collections,
     seed: u64,
     protection_keys: u8,
+    broken: Option<BrokenControl>,
     /// Lives as long as any clone, and so do the windows into it.
     memory: PhysicalMemory,
 }
@@ -100,7 +105,7 @@ pub(crate) struct Padded<T>(pub(crate) T);
 impl<A: Walk> Machine<A> {
     /// Builds a machine. Its memory is all zeroes.
     pub fn new(config: Config) -> Self {
-        let Config { memory, cpus, tlb, first_frame, seed, protection_keys } = config;
+        let Config { memory, cpus, tlb, first_frame, seed, protection_keys, broken } = config;
         assert!((1..=MAX_CPUS).contains(&usize::from(cpus)), "a machine with {cpus} CPUs");
         let frames = u32::try_from(memory >> PAGE_SHIFT).ok().filter(|frames| *frames > 0);
         let frames = frames.unwrap_or_else(|| panic!("a machine with {memory} bytes of memory"));
@@ -116,6 +121,7 @@ impl<A: Walk> Machine<A> {
             collections: Collections::default(),
             seed,
             protection_keys,
+            broken,
             memory,
         };
         Self { window: shared.memory.window(), shared: Arc::new(shared) }
@@ -203,7 +209,12 @@ impl<A: Walk> Machine<A> {
     }
 
     pub(crate) fn world(&self) -> World<'_> {
-        World { memory: &self.window, log: &self.shared.log }
+        World { memory: &self.window, log: &self.shared.log, broken: self.shared.broken }
+    }
+
+    #[inline]
+    pub(crate) fn broken(&self) -> Option<BrokenControl> {
+        self.shared.broken
     }
 
     #[inline]
@@ -243,6 +254,9 @@ unsafe impl<A: Walk> Platform for Machine<A> {
     }
 
     fn invalidate(&self, root: Frame, cpus: &CpuSet, what: &Invalidation) {
+        if self.broken() == Some(BrokenControl::Invalidation) {
+            return;
+        }
         let here = self.cpu();
         let mut messages = 0;
         debug_assert!(cpus.iter().all(|cpu| cpu.0 < self.cpus()), "CPUs that do not exist");
@@ -256,11 +270,17 @@ unsafe impl<A: Walk> Platform for Machine<A> {
     }
 
     fn invalidate_local(&self, root: Frame, what: &Invalidation) {
+        if self.broken() == Some(BrokenControl::Invalidation) {
+            return;
+        }
         self.tlb(self.cpu()).lock().invalidate(self.world(), root, what);
         self.shared.requests.local(what.range.pages());
     }
 
     fn invalidate_kernel(&self, root: Frame, what: &Invalidation) {
+        if self.broken() == Some(BrokenControl::Invalidation) {
+            return;
+        }
         // Nothing shares the kernel's tables here (`Platform::kernel_root` names none), so what is
         // cached of them is cached under their own root.
         for cpu in (0..self.cpus()).map(Cpu) {

@@ -15,6 +15,7 @@ use bindery::addr::Frame;
 use bindery::arch::{MemoryType, Permissions};
 
 use super::{Access, Fetches, Leaf, Meaning, Rights, Rules, Translation, Walk};
+use crate::control::BrokenControl;
 use crate::memory::Window;
 use crate::violation::{Log, Place, Violation};
 
@@ -82,6 +83,8 @@ impl Walked {
 pub(crate) struct World<'a> {
     pub(crate) memory: &'a Window,
     pub(crate) log: &'a Log,
+    /// The control bit that has the wrong value.
+    pub(crate) broken: Option<BrokenControl>,
 }
 
 /// Walks to `place.addr` from `table`, whose level is `level`.
@@ -172,6 +175,12 @@ impl At<'_> {
             return Step::End(self.malformed(entry, "a frame not aligned to the leaf's size"));
         }
         let mut found = self.translation(&rules, leaf);
+        if let Some(broken) = self.world.broken {
+            if broken.reserves(entry, &leaf) {
+                return Step::End(End::Malformed);
+            }
+            broken.narrow(&mut found);
+        }
         if rules.fetches == Fetches::Ahead
             && matches!(leaf.memory, MemoryType::Device | MemoryType::Uncached)
             && found.permissions.contains(Permissions::EXECUTE)
@@ -195,6 +204,11 @@ impl At<'_> {
         match effect {
             Effect::None => Step::End(End::Leaf(found)),
             Effect::Use(access, _) if !found.allows(access) => Step::End(End::Denied(found)),
+            Effect::Use(access, _)
+                if self.world.broken.is_some_and(|bit| bit.refuses_to_record(&found, access)) =>
+            {
+                Step::End(End::Denied(found))
+            }
             Effect::Use(access, choice) => {
                 let write = access.is_write();
                 if (!found.accessed || write && !found.dirty)

@@ -16,7 +16,10 @@
 //! | 0 | 1 | 0 | not writable, clean |
 //! | 0 | 1 | 1 | not writable, dirty |
 
-use super::{Arch, Attributes, Entry, Equal, MemoryType, Permissions, Settled, Write};
+use super::{
+    Arch, Attributes, ControlBit, Entry, Equal, MemoryType, Permissions, Register, RegisterRule,
+    Settled, Severity, Symptom, Write,
+};
 use crate::addr::{Frame, PAGE_SHIFT};
 
 const VALID: u64 = 1 << 0;
@@ -50,6 +53,17 @@ const FRAME_MASK: u64 = 0x0000_ffff_ffff_f000;
 
 /// How far [`READ_ONLY`] lies below [`SAVED_DIRTY`].
 const SAVE_SHIFT: u32 = SAVED_DIRTY.trailing_zeros() - READ_ONLY.trailing_zeros();
+
+const HA: ControlBit =
+    ControlBit::set("TCR_EL1.HA", "Arm ARM D8.5: hardware management of the Access flag");
+const HD: ControlBit =
+    ControlBit::set("TCR_EL1.HD", "Arm ARM D8.5: hardware management of dirty state");
+const WXN: ControlBit =
+    ControlBit::clear("SCTLR_EL1.WXN", "Arm ARM D8.4: write permission implies execute-never");
+const PAN: ControlBit =
+    ControlBit::set("PSTATE.PAN", "Arm ARM D8.4: privileged access never; SCTLR_EL1.SPAN is clear");
+const SPAN: ControlBit =
+    ControlBit::clear("SCTLR_EL1.SPAN", "Arm ARM D8.4: PSTATE.PAN is set by each exception");
 
 /// AArch64 with 4 KiB pages and 48-bit addresses.
 ///
@@ -244,6 +258,30 @@ impl Arch for AArch64 {
         let changed = (old.0 ^ new.0) & ALWAYS;
         let becomes_global = old.0 & !new.0 & NOT_GLOBAL;
         old.0 & new.0 & VALID != 0 && changed | becomes_global != 0
+    }
+
+    const REGISTERS: &'static [RegisterRule] = &[
+        RegisterRule::new(Register::SctlrEl1, 19, WXN, Severity::Broken),
+        RegisterRule::new(Register::SctlrEl1, 23, SPAN, Severity::Unprotected),
+        RegisterRule::new(Register::TcrEl1, 39, HA, Severity::Slow),
+        RegisterRule::new(Register::TcrEl1, 40, HD, Severity::Slow),
+        RegisterRule::field(
+            Register::MairEl1,
+            0xff_ffff_ffff,
+            0xbb_0044_04ff,
+            "MAIR_EL1",
+            "Arm ARM D17.2: memory attribute indirection",
+        ),
+    ];
+
+    fn control_bit(symptom: Symptom) -> Option<(ControlBit, Severity)> {
+        Some(match symptom {
+            Symptom::WritableCodeFaulted => (WXN, Severity::Broken),
+            Symptom::UserPageRead => (PAN, Severity::Unprotected),
+            Symptom::AccessedFaulted => (HA, Severity::Slow),
+            Symptom::DirtyFaulted => (HD, Severity::Slow),
+            _ => return None,
+        })
     }
 }
 

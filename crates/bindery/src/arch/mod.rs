@@ -25,6 +25,7 @@
 
 mod aarch64;
 pub mod absent;
+mod control;
 mod key;
 mod riscv64;
 #[cfg(test)]
@@ -40,6 +41,7 @@ use crate::addr::{Frame, PAGE_SHIFT, VirtAddr};
 
 pub use aarch64::AArch64;
 pub use absent::{Absent, Marker};
+pub use control::{ControlBit, Needed, Register, RegisterRule, Severity, Symptom};
 pub use key::{KeyRights, ProtectionKey};
 pub use riscv64::Riscv64;
 pub use tiny::Tiny;
@@ -270,6 +272,15 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
     /// Whether `old` may be replaced by `new` only by break-before-make: clear, invalidate, set.
     /// Takes entries of `level` as they stand in memory. Accessed and dirty never matter.
     fn needs_break(old: Entry, new: Entry, level: u8) -> bool;
+
+    /// What the control registers must hold for these entries to mean what they say.
+    const REGISTERS: &'static [RegisterRule] = &[];
+
+    /// The control bit that explains the symptom, where there is one, and what else its wrong value
+    /// does.
+    fn control_bit(_symptom: Symptom) -> Option<(ControlBit, Severity)> {
+        None
+    }
 }
 
 /// See [`Arch::SETTLED`].

@@ -10,7 +10,10 @@
 //! Both bits that the format leaves to software (RSW) are spoken for. Linux spends one on
 //! "special" leaves, which have no folio; here that follows from the frame's range.
 
-use super::{Arch, Attributes, Entry, Equal, MemoryType, Permissions, Settled, Write};
+use super::{
+    Arch, Attributes, ControlBit, Entry, Equal, MemoryType, Permissions, Register, RegisterRule,
+    Settled, Severity, Symptom, Write,
+};
 use crate::addr::Frame;
 
 const VALID: u64 = 1 << 0;
@@ -41,6 +44,25 @@ const BLOCK: u32 = 16;
 const NAPOT_FRAME_MASK: u64 = ((BLOCK - 1) as u64) << FRAME_SHIFT;
 /// What stands there instead: the region is of 2^4 pages.
 const NAPOT_FRAME_SIZE: u64 = 0b1000 << FRAME_SHIFT;
+
+const SUM: ControlBit =
+    ControlBit::clear("sstatus.SUM", "RISC-V privileged specification 4.1.1.2: user memory access");
+const MXR: ControlBit = ControlBit::clear(
+    "sstatus.MXR",
+    "RISC-V privileged specification 4.1.1.2: make executable readable",
+);
+const ADUE: ControlBit = ControlBit::set(
+    "menvcfg.ADUE",
+    "RISC-V privileged specification, Svadu: hardware updates of A and D",
+);
+const PBMTE: ControlBit = ControlBit::set(
+    "menvcfg.PBMTE",
+    "RISC-V privileged specification, Svpbmt: page-based memory types",
+);
+const NAPOT_EXTENSION: ControlBit = ControlBit::set(
+    "Svnapot",
+    "RISC-V privileged specification, Svnapot: contiguity; no bit switches it on, see `KernelMap::without_blocks`",
+);
 
 /// RISC-V with `LEVELS` table levels: 3 for Sv39, 4 for Sv48. Contiguous blocks need Svnapot.
 ///
@@ -225,6 +247,22 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
         let changed = (old.0 ^ new.0) & (FRAME_MASK | NAPOT | GLOBAL);
         let resized = Self::is_table(old, level) != Self::is_table(new, level);
         old.0 & new.0 & VALID != 0 && (changed != 0 || resized)
+    }
+
+    const REGISTERS: &'static [RegisterRule] = &[
+        RegisterRule::new(Register::Sstatus, 18, SUM, Severity::Unprotected),
+        RegisterRule::new(Register::Sstatus, 19, MXR, Severity::Unprotected),
+    ];
+
+    fn control_bit(symptom: Symptom) -> Option<(ControlBit, Severity)> {
+        Some(match symptom {
+            Symptom::UserPageRead => (SUM, Severity::Unprotected),
+            Symptom::ExecuteOnlyRead => (MXR, Severity::Unprotected),
+            Symptom::AccessedFaulted | Symptom::DirtyFaulted => (ADUE, Severity::Slow),
+            Symptom::MemoryTypeFaulted => (PBMTE, Severity::Broken),
+            Symptom::ContiguousFaulted => (NAPOT_EXTENSION, Severity::Broken),
+            _ => return None,
+        })
     }
 }
 

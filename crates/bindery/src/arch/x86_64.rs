@@ -3,7 +3,8 @@
 //! (shadow stacks, protection keys), section 4.8 (accessed and dirty), section 4.10.4 (invalidation).
 
 use super::{
-    Arch, Attributes, Entry, Equal, MemoryType, Permissions, ProtectionKey, Settled, Write,
+    Arch, Attributes, ControlBit, Entry, Equal, MemoryType, Permissions, ProtectionKey, Register,
+    RegisterRule, Settled, Severity, Symptom, Write,
 };
 use crate::addr::{Frame, PAGE_SHIFT};
 
@@ -29,6 +30,18 @@ const NO_EXECUTE: u64 = 1 << 63;
 /// In leaves of level 2 and 3 the lowest of these bits selects a memory type (PAT); frames are
 /// aligned there, so it stays clear, which is write-back as the processor starts.
 const FRAME_MASK: u64 = 0x000f_ffff_ffff_f000;
+
+const NXE: ControlBit =
+    ControlBit::set("EFER.NXE", "Intel SDM volume 3A, 4.1.3 and 4.6: execute-disable");
+const WP: ControlBit =
+    ControlBit::set("CR0.WP", "Intel SDM volume 3A, 4.1.3 and 4.6: supervisor-mode writes");
+const PGE: ControlBit = ControlBit::set("CR4.PGE", "Intel SDM volume 3A, 4.10.2.4: global pages");
+const PCIDE: ControlBit =
+    ControlBit::set("CR4.PCIDE", "Intel SDM volume 3A, 4.10.1: process-context identifiers");
+const SMEP: ControlBit =
+    ControlBit::set("CR4.SMEP", "Intel SDM volume 3A, 4.6.1: instruction fetches");
+const SMAP: ControlBit = ControlBit::set("CR4.SMAP", "Intel SDM volume 3A, 4.6.1: data accesses");
+const PKE: ControlBit = ControlBit::set("CR4.PKE", "Intel SDM volume 3A, 4.6.2: protection keys");
 
 /// x86-64 with `LEVELS` table levels: 4, or 5 where the processor has LA57 and it is switched on.
 ///
@@ -195,6 +208,34 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
         let changed = old.0 ^ new.0;
         let size = if level > 1 { LARGE } else { 0 };
         old.0 & new.0 & PRESENT != 0 && changed & (FRAME_MASK | GLOBAL | size) != 0
+    }
+
+    const REGISTERS: &'static [RegisterRule] = &[
+        RegisterRule::new(Register::Efer, 11, NXE, Severity::Broken),
+        RegisterRule::new(Register::Cr0, 16, WP, Severity::Broken),
+        RegisterRule::new(Register::Cr4, 7, PGE, Severity::Slow),
+        RegisterRule::new(Register::Cr4, 17, PCIDE, Severity::Slow),
+        RegisterRule::new(Register::Cr4, 20, SMEP, Severity::Unprotected),
+        RegisterRule::new(Register::Cr4, 21, SMAP, Severity::Unprotected),
+        RegisterRule::new(Register::Cr4, 22, PKE, Severity::BrokenWithKeys),
+        RegisterRule::field(
+            Register::Pat,
+            0xffff_ffff,
+            0x0004_0106,
+            "IA32_PAT",
+            "Intel SDM volume 3A, section \"Page Attribute Table (PAT)\"",
+        ),
+    ];
+
+    fn control_bit(symptom: Symptom) -> Option<(ControlBit, Severity)> {
+        Some(match symptom {
+            // Bit 63 is reserved while NXE is clear: each use of such an entry faults.
+            Symptom::DataFaulted | Symptom::DataExecuted => (NXE, Severity::Broken),
+            Symptom::ReadOnlyWritten => (WP, Severity::Broken),
+            Symptom::UserPageRead => (SMAP, Severity::Unprotected),
+            Symptom::UserPageExecuted => (SMEP, Severity::Unprotected),
+            _ => return None,
+        })
     }
 }
 

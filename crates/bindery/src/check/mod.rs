@@ -16,12 +16,16 @@
 //! | 46 to 50: kernel areas, their frames, their tables | `kernel` |
 //! | 54: what waits for readers is in no tree, and is not lost | `deferred` |
 //!
+//! [`machine`] is another test, for the first boot: whether the processor's control bits are set as
+//! the page tables need them.
+//!
 //! Invariants 1 to 9 are about TLBs and about the past. The hosted machine's strict TLB and the
 //! shadowed contents of the tests verify those.
 
 mod deferred;
 mod frames;
 mod kernel;
+mod machine;
 mod objects;
 mod owners;
 mod tree;
@@ -35,6 +39,7 @@ use crate::space::AddressSpace;
 use crate::{KernelMap, Memory};
 
 use deferred::Waiting;
+pub use machine::{AccessBy, AccessFault, Accesses, MachineError, MachineReport, machine};
 
 /// What the auditor found broken; the first thing that it met.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -311,6 +311,11 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         self.root
     }
 
+    /// The memory that the map takes its frames from.
+    pub fn memory(&self) -> &'m Memory<P> {
+        self.memory
+    }
+
     /// The addresses that are handed out.
     pub fn window(&self) -> VirtRange {
         self.window
