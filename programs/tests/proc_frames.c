@@ -59,7 +59,7 @@ static void frames(void) {
 
     CHECK(((volatile char *)page)[PAGE] == 0, "the second page reads as zero");
     flags = flags_of(page + PAGE);
-    CHECK(has(flags, ZERO_PAGE) && !has(flags, ANON), "kpageflags: the page of zeroes");
+    CHECK(has(flags, ZERO_PAGE) && !has(flags, ANON), "kpageflags: the zero page");
     uint64_t number = frame(page);
     STEP_EQUAL(munmap(page, 2 * PAGE), 0);
     flags = word(flags_file, number);
@@ -154,7 +154,7 @@ static void counters(void) {
     long collapsed = vmstat("thp_collapse_alloc");
     STEP_EQUAL(madvise(memory, 2 << 20, MADV_COLLAPSE), 0);
     EQUAL(vmstat("thp_collapse_alloc"), collapsed + 1, "thp_collapse_alloc");
-    EQUAL(vmstat("thp_zero_page_alloc"), 0, "thp_zero_page_alloc: there is no large page of zeroes");
+    EQUAL(vmstat("thp_zero_page_alloc"), 0, "thp_zero_page_alloc: there is no large zero page");
 }
 
 int main(void) {

@@ -40,8 +40,8 @@ impl Visitor for Loop {
         let memory = Memory::new(machine.clone(), &[FrameRange { first, count }])?;
         memory.trim();
         let start = VirtAddr(!0 << (11 + 9 * u32::from(A::LEVELS)));
-        let window = VirtRange::from_len(start, 1 << 34).ok_or("no window")?;
-        let map = KernelMap::new(&memory, window, self.reach)?;
+        let arena = VirtRange::from_len(start, 1 << 34).ok_or("no arena")?;
+        let map = KernelMap::new(&memory, arena, self.reach)?;
         map.set_purge_limit(8192);
         let options = match self.kind.as_str() {
             "huge" => VmallocOptions::huge(),

@@ -20,8 +20,8 @@ use std::error::Error;
 use bindery::addr::VirtAddr;
 use bindery::platform::Cpu;
 use bindery::{
-    Access, AddressSpace, Counts, FrameRange, Leftovers, MapRequest, Memory, Place, Protection,
-    Reach, Remap, Resolved, SizeMode, SpaceOptions,
+    Access, AddressSpace, Counts, FrameRange, MapRequest, Memory, Place, Protection, Reach, Remap,
+    Resolved, SizeMode, SpaceOptions, TlbOnLeave,
 };
 use bindery_hosted::{ArchitectureName, Config, Machine, TlbKind, Visitor, Walk, dispatch};
 
@@ -58,7 +58,7 @@ impl Visitor for Loop {
         for _ in 0..self.iterations {
             moves += once(&space, self.target)?;
         }
-        space.leave(Leftovers::Flushed);
+        space.leave(TlbOnLeave::Flushed);
         println!(
             "{} calls of mremap: {} entries read, {} written, {} invalidations",
             self.iterations, moves.entries_read, moves.entries_written, moves.invalidations

@@ -77,13 +77,13 @@ fn check_loop(result: &Value, what: &str, has_blocks: bool) {
     let off = result["variant"].as_str().is_some_and(|variant| variant.contains('+'));
     let moved = [256, 512 + u64::from(off), 1, 256];
     assert_eq!(counts(result, "mremap", "table", MOVE), moved, "{what}");
-    // Page by page, contiguous blocks fall apart: an invalidation each.
+    // Page by page, contiguous runs fall apart: an invalidation each.
     let blocks = if has_blocks { result["folio_bytes"].as_u64() == Some(65_536) } else { false };
     let [invalidations] = counts(result, "mremap", "page", ["invalidations"]);
     assert_eq!(invalidations, if blocks { 1 + 16 } else { 1 }, "{what}");
     for who in ["page", "table"] {
         assert_eq!(counts(result, "mmap", who, ["entries_written"]), [0], "{what}");
-        let hooks = phase(result, "first touch")["floor"]["tables_hooked"].as_u64().unwrap_or(0);
+        let hooks = phase(result, "first touch")["floor"]["tables_installed"].as_u64().unwrap_or(0);
         let touched = counts(result, "first touch", who, ["entries_written", "tables_allocated"]);
         assert_eq!(touched, [256 + hooks, hooks], "{what}, {who}");
         for phase in result["phases"].as_array().expect("there are phases") {
@@ -149,7 +149,7 @@ fn check_kernel_map(result: &Value, what: &str, has_blocks: bool) {
         let name = phase["phase"].as_str().expect("phases have names");
         let what = format!("{what}, {name}");
         let floor = |field: &str| phase["floor"][field].as_u64().expect("the floor is a number");
-        let [entries, hooks] = ["entries_written", "tables_hooked"].map(floor);
+        let [entries, hooks] = ["entries_written", "tables_installed"].map(floor);
         for who in ["page", "table"] {
             assert_eq!(phase[who]["counts_steady"], true, "{what}, {who}");
         }
@@ -159,7 +159,7 @@ fn check_kernel_map(result: &Value, what: &str, has_blocks: bool) {
             (entries + hooks..=entries + hooks + freed).contains(&written),
             "{what}: {written}"
         );
-        assert!(freed == 0 || written > entries, "{what}: tables are unhooked one by one");
+        assert!(freed == 0 || written > entries, "{what}: tables are detached one by one");
         let fewest = floor("invalidations");
         if name == "protect, huge" && has_blocks {
             // One for each table in which something pauses: 1 MiB may lie in two.

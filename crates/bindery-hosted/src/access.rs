@@ -8,7 +8,7 @@
 use bindery::addr::{Frame, PAGE_SIZE, PhysAddr, VirtAddr};
 
 use crate::machine::Machine;
-use crate::memory::Window;
+use crate::memory::DirectMap;
 use crate::mmu::{Access, AccessKind, MmuFault, Mode, Translation, Walk};
 use crate::tlb::Refusal;
 
@@ -96,10 +96,10 @@ impl<A: Walk> Machine<A> {
         on_fault: impl FnMut(MmuFault) -> Result<(), E>,
     ) -> Result<(), E> {
         let len = into.len() as u64;
-        let read = |window: &Window, at: Option<At>, done: usize, len: usize| {
+        let read = |direct_map: &DirectMap, at: Option<At>, done: usize, len: usize| {
             let into = &mut into[done..done + len];
             match at {
-                Some((frame, offset)) => window.read(frame, offset, into),
+                Some((frame, offset)) => direct_map.read(frame, offset, into),
                 None => into.fill(0xff),
             }
         };
@@ -126,9 +126,9 @@ impl<A: Walk> Machine<A> {
         on_fault: impl FnMut(MmuFault) -> Result<(), E>,
     ) -> Result<(), E> {
         let len = from.len() as u64;
-        let write = |window: &Window, at: Option<At>, done: usize, len: usize| {
+        let write = |direct_map: &DirectMap, at: Option<At>, done: usize, len: usize| {
             if let Some((frame, offset)) = at {
-                window.write(frame, offset, &from[done..done + len]);
+                direct_map.write(frame, offset, &from[done..done + len]);
             }
         };
         self.each_page(root, at, len, Access { kind: AccessKind::Write, mode }, on_fault, write)
@@ -143,9 +143,9 @@ impl<A: Walk> Machine<A> {
         byte: u8,
         on_fault: impl FnMut(MmuFault) -> Result<(), E>,
     ) -> Result<(), E> {
-        let fill = |window: &Window, at: Option<At>, _: usize, len: usize| {
+        let fill = |direct_map: &DirectMap, at: Option<At>, _: usize, len: usize| {
             if let Some((frame, offset)) = at {
-                window.fill(frame, offset, len, byte);
+                direct_map.fill(frame, offset, len, byte);
             }
         };
         let access = Access { kind: AccessKind::Write, mode: Mode::User };
@@ -195,7 +195,7 @@ impl<A: Walk> Machine<A> {
         len: u64,
         access: Access,
         mut on_fault: impl FnMut(MmuFault) -> Result<(), E>,
-        mut work: impl FnMut(&Window, Option<At>, usize, usize),
+        mut work: impl FnMut(&DirectMap, Option<At>, usize, usize),
     ) -> Result<(), E> {
         let mut done = 0;
         while done < len {
@@ -204,11 +204,11 @@ impl<A: Walk> Machine<A> {
             let offset = addr.0 % PAGE_SIZE;
             let piece = (PAGE_SIZE - offset).min(len - done);
             let mut faults = 0;
-            while let Err(fault) = self.once(root, addr, access, |window, leaf| {
+            while let Err(fault) = self.once(root, addr, access, |direct_map, leaf| {
                 let frame = Frame((leaf.translate(addr.0).0 / PAGE_SIZE) as u32);
-                let memory = window.holds(u64::from(frame.0), 1);
+                let memory = direct_map.holds(u64::from(frame.0), 1);
                 let at = memory.then_some((frame, offset as usize));
-                work(window, at, done as usize, piece as usize);
+                work(direct_map, at, done as usize, piece as usize);
             }) {
                 faults += 1;
                 assert!(
@@ -230,7 +230,7 @@ impl<A: Walk> Machine<A> {
         root: Frame,
         addr: VirtAddr,
         access: Access,
-        work: impl FnOnce(&Window, &Translation) -> R,
+        work: impl FnOnce(&DirectMap, &Translation) -> R,
     ) -> Result<R, MmuFault> {
         let occupied = self.shared.seats.occupy();
         let mut tlb = self.tlb(occupied.cpu()).lock();
@@ -241,7 +241,7 @@ impl<A: Walk> Machine<A> {
             translated = tlb.translate(self.world(), root, addr.0, other);
         }
         match translated {
-            Ok(leaf) => Ok(work(&self.window, &leaf)),
+            Ok(leaf) => Ok(work(&self.direct_map, &leaf)),
             Err(refusal) => {
                 let present = refusal == Refusal::Denied;
                 Err(MmuFault { addr, access: access.kind, present })
@@ -270,7 +270,7 @@ mod tests {
         let machine = Machine::new(Config { cpus: 2, memory: 1 << 20, tlb, ..Config::default() });
         let (root, _) = machine.frames();
         for (level, flags) in [(0, 0b11), (1, 0b11), (2, 0b1_0101)] {
-            let entry = machine.window.word(root.plus(level), 0);
+            let entry = machine.direct_map.word(root.plus(level), 0);
             entry.store(root.plus(level + 1).start().0 | flags, Ordering::Relaxed);
         }
         (machine, root)
@@ -281,7 +281,7 @@ mod tests {
         for tlb in [TlbKind::Strict, TlbKind::Plain] {
             let (machine, root) = one_page(tlb);
             let (begun, finished) = (Barrier::new(2), AtomicBool::new(false));
-            let slow_store = |_: &Window, _: &Translation| {
+            let slow_store = |_: &DirectMap, _: &Translation| {
                 begun.wait();
                 thread::sleep(Duration::from_millis(50));
                 finished.store(true, Ordering::SeqCst);

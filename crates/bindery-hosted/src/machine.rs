@@ -14,7 +14,7 @@ use parking_lot_core::{DEFAULT_PARK_TOKEN, DEFAULT_UNPARK_TOKEN};
 use crate::collections::Collections;
 use crate::control::BrokenControl;
 use crate::cpu::{self, OnCpu, Seats};
-use crate::memory::{PhysicalMemory, Window};
+use crate::memory::{DirectMap, PhysicalMemory};
 use crate::mmu::walk::World;
 use crate::mmu::{Translation, Walk};
 use crate::signals::Signals;
@@ -61,13 +61,13 @@ impl Default for Config {
 /// `bindery::Memory` while others look on.
 pub struct Machine<A: Walk> {
     /// A copy of the one in `shared`, so that reaching a frame takes no detour.
-    pub(crate) window: Window,
+    pub(crate) direct_map: DirectMap,
     pub(crate) shared: Arc<Shared<A>>,
 }
 
 impl<A: Walk> Clone for Machine<A> {
     fn clone(&self) -> Self {
-        Self { window: self.window, shared: Arc::clone(&self.shared) }
+        Self { direct_map: self.direct_map, shared: Arc::clone(&self.shared) }
     }
 }
 
@@ -75,8 +75,8 @@ impl<A: Walk> fmt::Debug for Machine<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Machine")
             .field("architecture", &A::NAME)
-            .field("first", &self.window.first())
-            .field("frames", &self.window.frames())
+            .field("first", &self.direct_map.first())
+            .field("frames", &self.direct_map.frames())
             .field("cpus", &self.cpus())
             .finish_non_exhaustive()
     }
@@ -124,12 +124,12 @@ impl<A: Walk> Machine<A> {
             broken,
             memory,
         };
-        Self { window: shared.memory.window(), shared: Arc::new(shared) }
+        Self { direct_map: shared.memory.direct_map(), shared: Arc::new(shared) }
     }
 
     /// The machine's memory: its first frame and the number of frames. It is one range.
     pub fn frames(&self) -> (Frame, u32) {
-        (self.window.first(), self.window.frames())
+        (self.direct_map.first(), self.direct_map.frames())
     }
 
     /// How many CPUs there are.
@@ -209,7 +209,7 @@ impl<A: Walk> Machine<A> {
     }
 
     pub(crate) fn world(&self) -> World<'_> {
-        World { memory: &self.window, log: &self.shared.log, broken: self.shared.broken }
+        World { memory: &self.direct_map, log: &self.shared.log, broken: self.shared.broken }
     }
 
     #[inline]
@@ -224,7 +224,7 @@ impl<A: Walk> Machine<A> {
 }
 
 // SAFETY: the promises of `Platform`, by number.
-// 1. `Window::at` gives each frame its own page of the region, in order, and checks that the
+// 1. `DirectMap::at` gives each frame its own page of the region, in order, and checks that the
 //    frame is in it; the region lives as long as any clone of the machine, and this crate touches
 //    it only on behalf of programs, of a kernel that uses its mappings, and as the MMU.
 // 2. `invalidate` and `invalidate_kernel` take the lock of each CPU's TLB, under which every access
@@ -241,16 +241,16 @@ unsafe impl<A: Walk> Platform for Machine<A> {
     type SpinLock = LockApi05<parking_lot::RawMutex>;
 
     #[inline]
-    fn window(&self, frame: Frame) -> NonNull<u8> {
-        self.window.at(frame)
+    fn direct_map(&self, frame: Frame) -> NonNull<u8> {
+        self.direct_map.at(frame)
     }
 
     fn zero(&self, first: Frame, count: u32) {
-        self.window.zero(first, count);
+        self.direct_map.zero(first, count);
     }
 
     fn copy(&self, from: Frame, to: Frame, count: u32) {
-        self.window.copy(from, to, count);
+        self.direct_map.copy(from, to, count);
     }
 
     fn invalidate(&self, root: Frame, cpus: &CpuSet, what: &Invalidation) {

@@ -9,7 +9,7 @@
 //! The region is reserved without swap space (`MAP_NORESERVE`), so a machine of 4 GiB costs
 //! nothing until its memory is used.
 //!
-//! **How bytes are touched.** The core writes frames through its window while user programs on
+//! **How bytes are touched.** The core writes frames through its direct_map while user programs on
 //! other CPUs may be reading and writing theirs, and the MMU changes entries under everybody. So
 //! everything that this crate does to the region, entries and user data alike, is done by aligned
 //! 8-byte atomic accesses; a store of fewer bytes is a compare-exchange of the word around them
@@ -33,11 +33,11 @@ const WORD: usize = size_of::<u64>();
 pub(crate) struct PhysicalMemory {
     mapping: *mut u8,
     mapping_len: usize,
-    window: Window,
+    direct_map: DirectMap,
 }
 
 // SAFETY: the fields are an address and numbers; the region behind the address is reached only
-// through `Window`, which says how it is shared.
+// through `DirectMap`, which says how it is shared.
 unsafe impl Send for PhysicalMemory {}
 // SAFETY: as above.
 unsafe impl Sync for PhysicalMemory {}
@@ -59,19 +59,19 @@ impl PhysicalMemory {
         let mapping = mapping.expect("reserving the machine's physical memory").cast::<u8>();
         let start = mapping.wrapping_add(mapping.align_offset(ALIGNMENT));
         let start = NonNull::new(start).expect("mmap never maps address 0 without a hint");
-        let window = Window { start, first: first.0, frames };
-        Self { mapping, mapping_len, window }
+        let direct_map = DirectMap { start, first: first.0, frames };
+        Self { mapping, mapping_len, direct_map }
     }
 
-    pub(crate) fn window(&self) -> Window {
-        self.window
+    pub(crate) fn direct_map(&self) -> DirectMap {
+        self.direct_map
     }
 }
 
 impl Drop for PhysicalMemory {
     fn drop(&mut self) {
         // SAFETY: the mapping was made by `reserve` with this address and length and is unmapped
-        // once, here; the machine owns the region and is being dropped, so no window into it is
+        // once, here; the machine owns the region and is being dropped, so no direct_map into it is
         // used any more.
         let unmapped = unsafe { munmap(self.mapping.cast(), self.mapping_len) };
         unmapped.expect("unmapping the machine's physical memory");
@@ -80,19 +80,19 @@ impl Drop for PhysicalMemory {
 
 /// Where the region lies: all that is needed to reach a frame. Copied to wherever it is needed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Window {
+pub(crate) struct DirectMap {
     start: NonNull<u8>,
     first: u32,
     frames: u32,
 }
 
-// SAFETY: the window is an address; every access of this crate through it is atomic (see the
+// SAFETY: the direct_map is an address; every access of this crate through it is atomic (see the
 // module's text), and the core's accesses are the core's obligation.
-unsafe impl Send for Window {}
+unsafe impl Send for DirectMap {}
 // SAFETY: as above.
-unsafe impl Sync for Window {}
+unsafe impl Sync for DirectMap {}
 
-impl Window {
+impl DirectMap {
     pub(crate) fn first(&self) -> Frame {
         Frame(self.first)
     }
@@ -274,32 +274,32 @@ mod tests {
     #[test]
     fn a_store_of_a_few_bytes_leaves_its_neighbours_alone() {
         let memory = PhysicalMemory::reserve(Frame(100), 2);
-        let window = memory.window();
-        window.fill(Frame(101), 0, 32, 0xaa);
-        window.write(Frame(101), 5, b"twelve bytes");
+        let direct_map = memory.direct_map();
+        direct_map.fill(Frame(101), 0, 32, 0xaa);
+        direct_map.write(Frame(101), 5, b"twelve bytes");
         let mut bytes = [0; 20];
-        window.read(Frame(101), 3, &mut bytes);
+        direct_map.read(Frame(101), 3, &mut bytes);
         assert_eq!(&bytes, b"\xaa\xaatwelve bytes\xaa\xaa\xaa\xaa\xaa\xaa");
     }
 
     #[test]
     fn bytes_at_every_offset_and_length_are_cut_into_words() {
         let memory = PhysicalMemory::reserve(Frame(100), 1);
-        let window = memory.window();
+        let direct_map = memory.direct_map();
         let pattern: Vec<u8> = (1..=40).collect();
         for (offset, len) in (0..24).flat_map(|offset| (1..40).map(move |len| (offset, len))) {
-            window.fill(Frame(100), 0, 64, 0xff);
-            window.write(Frame(100), offset, &pattern[..len]);
+            direct_map.fill(Frame(100), 0, 64, 0xff);
+            direct_map.write(Frame(100), offset, &pattern[..len]);
             let mut all = [0; 64];
-            window.read(Frame(100), 0, &mut all);
+            direct_map.read(Frame(100), 0, &mut all);
             let mut expected = [0xff; 64];
             expected[offset..offset + len].copy_from_slice(&pattern[..len]);
             assert_eq!(all, expected, "{len} bytes at {offset}");
             let mut part = vec![0; len];
-            window.read(Frame(100), offset, &mut part);
+            direct_map.read(Frame(100), offset, &mut part);
             assert_eq!(part, pattern[..len]);
-            window.fill(Frame(100), offset, len, 0xff);
-            window.read(Frame(100), 0, &mut all);
+            direct_map.fill(Frame(100), offset, len, 0xff);
+            direct_map.read(Frame(100), 0, &mut all);
             assert_eq!(all, [0xff; 64]);
         }
     }
@@ -307,16 +307,18 @@ mod tests {
     #[test]
     fn the_window_of_consecutive_frames_is_consecutive_and_aligned() {
         let memory = PhysicalMemory::reserve(Frame(512), 1024);
-        let window = memory.window();
-        let first = window.at(Frame(512)).as_ptr() as usize;
+        let direct_map = memory.direct_map();
+        let first = direct_map.at(Frame(512)).as_ptr() as usize;
         assert!(first.is_multiple_of(ALIGNMENT));
-        assert_eq!(window.at(Frame(513)).as_ptr() as usize, first + 4096);
-        assert!(window.holds(512, 1024) && !window.holds(512, 1025) && !window.holds(0, 1));
+        assert_eq!(direct_map.at(Frame(513)).as_ptr() as usize, first + 4096);
+        assert!(
+            direct_map.holds(512, 1024) && !direct_map.holds(512, 1025) && !direct_map.holds(0, 1)
+        );
     }
 
     #[test]
     #[should_panic(expected = "not memory of this machine")]
     fn frame_zero_is_not_memory() {
-        PhysicalMemory::reserve(Frame(512), 1).window().at(Frame(0));
+        PhysicalMemory::reserve(Frame(512), 1).direct_map().at(Frame(0));
     }
 }

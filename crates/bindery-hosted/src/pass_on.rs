@@ -23,7 +23,7 @@
 ///     type SpinLock = <Machine<X86_64> as Platform>::SpinLock;
 ///
 ///     pass_on! { machine:
-///         window zero copy invalidate invalidate_local invalidate_kernel publish_entries cpu relax
+///         direct_map zero copy invalidate invalidate_local invalidate_kernel publish_entries cpu relax
 ///         park unpark enter_read leave_read grace_period is_over seed fatal_signal
 ///         allocation_may_wait frames_released
 ///     }
@@ -39,9 +39,9 @@ macro_rules! pass_on {
     ($to:tt: $($method:ident)+) => {
         $($crate::pass_on!(@ $to $method);)+
     };
-    (@ $to:tt window) => {
-        fn window(&self, frame: ::bindery::addr::Frame) -> ::core::ptr::NonNull<u8> {
-            ::bindery::Platform::window(&self.$to, frame)
+    (@ $to:tt direct_map) => {
+        fn direct_map(&self, frame: ::bindery::addr::Frame) -> ::core::ptr::NonNull<u8> {
+            ::bindery::Platform::direct_map(&self.$to, frame)
         }
     };
     (@ $to:tt zero) => {

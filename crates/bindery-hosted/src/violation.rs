@@ -48,7 +48,7 @@ pub enum Violation {
         /// The frame that it names.
         frame: u64,
     },
-    /// The entries of a contiguous block disagree.
+    /// The entries of a contiguous run disagree.
     BrokenBlock {
         /// Where the MMU met it.
         place: Place,

@@ -152,7 +152,7 @@ fn the_background_collapser_keeps_to_policy_and_limits<A: Walk>() {
     }
     memory.folio_policy().set(9, SizeMode::Madvise);
     let limits = CollapseLimits { missing: 510, ..CollapseLimits::default() };
-    assert_eq!(all(limits), 0, "the page of zeroes counts as missing");
+    assert_eq!(all(limits), 0, "the zero page counts as missing");
     assert_eq!(all(CollapseLimits::default()), 1);
     audit(&machine, &memory, &[&space]);
 }
@@ -262,9 +262,9 @@ fn what_may_vanish_vanishes_when_it_is_to_leave_memory<A: Walk>() {
     space.mmap(&fixed(AT.0 + 2 * MIB, MIB)).unwrap();
     let program = Program::new(&machine, &space);
     program.fill(AT, 3 * MIB, 7).unwrap();
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     space.madvise(AT, 3 * MIB, Advice::PageOut).unwrap();
-    assert!(memory.free_frames() >= free + 512, "its frames are free");
+    assert!(memory.free_frame_count() >= free + 512, "its frames are free");
     for number in [0, 1, 511] {
         assert_eq!(program.load(page(number)), Ok(0));
     }

@@ -1,4 +1,4 @@
-//! Addresses and lengths that make no sense, in every argument of every verb: each is refused for
+//! Addresses and lengths that make no sense, in every argument of every operation: each is refused for
 //! the right reason, and nothing has changed, not even a counter.
 
 mod common;
@@ -9,8 +9,8 @@ use bindery::addr::VirtAddr;
 use bindery::arch::{Absent, Marker, X86_64};
 use bindery::check;
 use bindery::{
-    Access, AddressSpace, Errno, Error, FaultError, FolioError, Inspection, MapRequest, Place,
-    Protection, Remap, SpaceOptions, Verb, testing,
+    Access, AddressSpace, Errno, Error, FaultError, FolioError, Inspection, MapRequest, Operation,
+    Place, Protection, Remap, SpaceOptions, testing,
 };
 use bindery_hosted::{Machine, Walk};
 use common::{MIB, READ_WRITE, audit, fixed, options, strict};
@@ -183,7 +183,7 @@ fn a_protection_of_a_range_with_a_hole_is_refused_behind_what_it_has_done() {
         assert_eq!(stage.space.mprotect(at, all, Protection::READ), Err(hole));
         let layout = stage.layout();
         let [written, read_only] = layout[..] else { panic!("{layout:?}") };
-        // The one that was written still counts as promised memory: they stay two.
+        // The one that was written still counts as committed memory: they stay two.
         for (part, at) in [(written, AT), (read_only, AT + 16 * PAGE)] {
             assert_eq!((part.range.start(), part.range.len()), (VirtAddr(at), 16 * PAGE));
             assert_eq!(part.protection, Protection::READ);
@@ -243,7 +243,7 @@ fn look<A: Walk>() {
             assert!(!stage.space.is_dirty(at));
         }
         let State { layout, free_frames, .. } = before;
-        assert_eq!((layout, free_frames), (stage.layout(), stage.memory.free_frames()));
+        assert_eq!((layout, free_frames), (stage.layout(), stage.memory.free_frame_count()));
         for at in nowhere(end).into_iter().chain([0, AT - 1, AT + 32 * PAGE, u64::MAX]) {
             refused(stage, FolioError::NotMapped, |space| space.collapse(VirtAddr(at)));
             refused(stage, FolioError::NotMapped, |space| space.split_folio(VirtAddr(at), 0));
@@ -289,7 +289,7 @@ fn hint<A: Walk>() {
 }
 
 #[test]
-fn a_mapping_too_many_is_refused_by_every_verb_and_changes_nothing() {
+fn a_mapping_too_many_is_refused_by_every_operation_and_changes_nothing() {
     let (machine, memory) = strict::<X86_64<4>>(16 * MIB);
     // As on Linux, the first that is too many can be made.
     let few = SpaceOptions { maximum_mappings: 1, ..options() };
@@ -359,10 +359,10 @@ fn what_stands_where_a_page_was_answers_a_touch_as_linux_does() {
 }
 
 #[test]
-fn every_refusal_has_the_errno_of_its_verb() {
+fn every_refusal_has_the_errno_of_its_operation() {
     use Errno::{EACCES, EAGAIN, EEXIST, EFAULT, EINVAL, ENOMEM, EPERM};
     let at = VirtAddr(AT);
-    let verbs = [Verb::Mmap, Verb::Munmap, Verb::Mprotect, Verb::Mremap];
+    let operations = [Operation::Mmap, Operation::Munmap, Operation::Mprotect, Operation::Mremap];
     let table = [
         (Error::Unaligned(at), [EINVAL; 4]),
         (Error::ZeroLength, [EINVAL; 4]),
@@ -386,7 +386,7 @@ fn every_refusal_has_the_errno_of_its_verb() {
         (Error::LockForbidden, [EPERM; 4]),
     ];
     for (error, expected) in table {
-        assert_eq!(verbs.map(|verb| error.errno(verb)), expected, "{error:?}");
+        assert_eq!(operations.map(|operation| error.errno(operation)), expected, "{error:?}");
         assert!(!error.to_string().is_empty());
     }
     assert_eq!((EPERM as i32, ENOMEM as i32, EFAULT as i32), (1, 12, 14));
@@ -398,6 +398,6 @@ fn an_audit_of_nothing_finds_nothing() {
     let (_machine, memory) = strict::<X86_64<4>>(16 * MIB);
     let mut scratch = vec![u32::MAX; check::scratch_words(&memory)];
     let report = check::check::<Machine<X86_64<4>>>(&memory, &[], &mut scratch).unwrap();
-    assert_eq!(report.free_frames, memory.free_frames());
+    assert_eq!(report.free_frames, memory.free_frame_count());
     assert_eq!((report.mappings, report.tables, report.pages), (0, 0, 0));
 }

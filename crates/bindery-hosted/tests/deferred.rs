@@ -120,7 +120,7 @@ fn everyday_calls_beside_a_reader<A: Walk>() {
     let space = AddressSpace::new(&memory, options()).unwrap();
     round(&space);
     memory.trim();
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     beside_a_reader(&machine, || {
         (0..50).for_each(|_| round(&space));
         let deferred = memory.deferred();
@@ -134,7 +134,7 @@ fn everyday_calls_beside_a_reader<A: Walk>() {
     }
     nothing_waits(&memory);
     memory.trim();
-    assert_eq!((memory.free_frames(), memory.platform().waits()), (free, 0));
+    assert_eq!((memory.free_frame_count(), memory.platform().waits()), (free, 0));
     audit(&memory, &[&space]);
 }
 
@@ -176,10 +176,10 @@ fn an_object_goes_with_its_last_mapping_whoever_reads() {
         space.fault(VirtAddr(at), Access::Write).unwrap();
     }
     drop(object);
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     beside_a_reader(&machine, || {
         space.munmap(VirtAddr(GIB), 4 * MIB).unwrap();
-        let freed = memory.free_frames() - free;
+        let freed = memory.free_frame_count() - free;
         assert!(freed >= 4 * MIB / PAGE_SIZE, "{freed} frames of the object came back");
         assert!(memory.deferred().tables > 0);
     });
@@ -257,7 +257,7 @@ fn a_drain_gives_every_frame_back() {
     let space = AddressSpace::new(&memory, options()).unwrap();
     round(&space);
     memory.trim();
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     let (leave, told) = channel();
     until_told(&machine, told, || {
         (0..30).for_each(|_| round(&space));
@@ -269,7 +269,7 @@ fn a_drain_gives_every_frame_back() {
         nothing_waits(&memory);
     });
     memory.trim();
-    assert_eq!((memory.free_frames(), memory.platform().waits()), (free, 1));
+    assert_eq!((memory.free_frame_count(), memory.platform().waits()), (free, 1));
     audit(&memory, &[&space]);
 }
 
@@ -297,10 +297,10 @@ fn succeeds_when_memory_waits(
     let deferred = memory.deferred();
     assert!(deferred.tables >= 20, "{what}: {deferred:?}");
     let taken = exhaust(&memory);
-    assert_eq!((memory.free_frames(), memory.platform().waits()), (0, 0), "{what}");
+    assert_eq!((memory.free_frame_count(), memory.platform().waits()), (0, 0), "{what}");
     call(&memory, &space);
     assert_eq!(memory.platform().waits(), 1, "{what}: waited for readers once");
-    taken.into_iter().for_each(|frames| assert!(memory.give_back_frames(frames)));
+    taken.into_iter().for_each(|frames| assert!(memory.free_frames(frames)));
     audit(&memory, &[&space]);
     drop(space);
     memory.drain_deferred();
@@ -383,8 +383,8 @@ fn a_call_for_which_memory_is_short_takes_what_has_waited() {
         "vmalloc",
         |_| (),
         |memory, _| {
-            let window = VirtRange::from_len(VirtAddr(0xffff_c900_0000_0000), 64 * MIB).unwrap();
-            let map = KernelMap::new(memory, window, Reach::Table).unwrap();
+            let arena = VirtRange::from_len(VirtAddr(0xffff_c900_0000_0000), 64 * MIB).unwrap();
+            let map = KernelMap::new(memory, arena, Reach::Table).unwrap();
             let at = map.vmalloc(PAGE_SIZE, &VmallocOptions::default()).unwrap();
             map.vfree(at).unwrap();
         },
@@ -429,17 +429,17 @@ fn where_nothing_waits_a_call_fails_at_once() {
     assert!(space.fault(VirtAddr(GIB), Access::Write).is_err());
     assert!(space.fork().is_err());
     assert_eq!(memory.platform().waits(), 0);
-    taken.into_iter().for_each(|frames| assert!(memory.give_back_frames(frames)));
+    taken.into_iter().for_each(|frames| assert!(memory.free_frames(frames)));
     audit(&memory, &[&space]);
 }
 
 #[test]
 fn vfree_at_the_purge_limit_waits_for_nobody_and_its_frames_come_back() {
     let (machine, memory) = watched::<Arch>(64 * MIB);
-    let window = VirtRange::from_len(VirtAddr(0xffff_c900_0000_0000), 64 * MIB).unwrap();
-    let map = KernelMap::new(&memory, window, Reach::Table).unwrap();
+    let arena = VirtRange::from_len(VirtAddr(0xffff_c900_0000_0000), 64 * MIB).unwrap();
+    let map = KernelMap::new(&memory, arena, Reach::Table).unwrap();
     map.set_purge_limit(0);
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     beside_a_reader(&machine, || {
         for _ in 0..20 {
             let at = map.vmalloc(4 * MIB, &VmallocOptions::default()).unwrap();
@@ -447,7 +447,10 @@ fn vfree_at_the_purge_limit_waits_for_nobody_and_its_frames_come_back() {
         }
         let deferred = memory.deferred();
         assert!(deferred.records >= 20 && deferred.tables > 0, "{deferred:?}");
-        assert!(memory.free_frames() + waiting(&memory) + 2 >= free, "frames wait for the reader");
+        assert!(
+            memory.free_frame_count() + waiting(&memory) + 2 >= free,
+            "frames wait for the reader"
+        );
     });
     assert_eq!(memory.platform().waits(), 0);
     let mut scratch = vec![0; check::scratch_words(&memory)];

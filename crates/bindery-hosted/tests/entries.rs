@@ -30,9 +30,9 @@ on_every_architecture! {
     a_huge_swap_entry_is_moved_slot_by_slot_where_it_does_not_fit => shift_huge_swap;
     a_huge_swap_entry_is_forked_as_one_entry => fork_huge_swap;
     a_huge_marker_is_cut_into_markers => cut_huge_marker;
-    a_hidden_page_keeps_accessed_dirty_and_content => hide_and_show;
-    hidden_pages_move_and_stay_hidden => move_hidden;
-    a_hidden_huge_leaf_is_cut_and_keeps_all => cut_hidden_huge;
+    a_prot_none_page_keeps_accessed_dirty_and_content => hide_and_show;
+    prot_none_pages_move_and_stay_prot_none => move_prot_none;
+    a_prot_none_huge_leaf_is_cut_and_keeps_all => cut_prot_none_huge;
     hiding_takes_one_flush_and_showing_none => count_hiding;
 }
 
@@ -133,7 +133,7 @@ fn move_markers<A: Walk>() {
             assert_run(stage.space, to, 20, |_| Absent::Marker(Marker::Guard));
             assert_run(stage.space, to + 20 * PAGE, 20, |_| Absent::Marker(Marker::Poison));
             assert_empty(stage, to + 40 * PAGE, 24);
-            // The live count says when the rest is empty.
+            // The entry count says when the rest is empty.
             assert!((40..=64).contains(&cost.entries_read), "{cost:?}");
         }
     });
@@ -276,7 +276,7 @@ fn cut_huge_marker<A: Walk>() {
 fn used<A: Walk>(stage: &Stage<'_, '_, A>, at: u64) -> (bool, bool) {
     match stage.space.inspect(VirtAddr(at)) {
         Inspection::Page { attributes, .. } => (attributes.accessed, attributes.dirty),
-        Inspection::Absent(Absent::Hidden { accessed, dirty, .. }) => (accessed, dirty),
+        Inspection::Absent(Absent::ProtNone { accessed, dirty, .. }) => (accessed, dirty),
         other => panic!("{at:#x} is {other:?}"),
     }
 }
@@ -296,7 +296,7 @@ fn mixed<A: Walk>(stage: &Stage<'_, '_, A>, order: u8) -> Vec<(bool, bool)> {
         }
     }
     let uses: Vec<_> = (0..32).map(|page| used(stage, AT + page * PAGE)).collect();
-    if order == 0 || A::BLOCK == 1 {
+    if order == 0 || A::CONTIG_ENTRIES == 1 {
         assert_eq!(uses[..3], [(false, false), (true, false), (true, true)]);
         return uses;
     }
@@ -329,7 +329,7 @@ fn hide_and_show<A: Walk>() {
     }
 }
 
-fn move_hidden<A: Walk>() {
+fn move_prot_none<A: Walk>() {
     for (order, to) in
         [(0, TO), (0, TO + 5 * PAGE), (4, TO), (4, TO + 5 * PAGE), (4, TO - 9 * PAGE)]
     {
@@ -342,7 +342,7 @@ fn move_hidden<A: Walk>() {
             assert_empty(stage, AT, 32);
             for page in 0..32 {
                 let found = stage.space.inspect(VirtAddr(to + page * PAGE));
-                let Inspection::Absent(Absent::Hidden { soft_dirty, .. }) = found else {
+                let Inspection::Absent(Absent::ProtNone { soft_dirty, .. }) = found else {
                     panic!("{found:?}");
                 };
                 assert!(soft_dirty, "a move is a change");
@@ -354,7 +354,7 @@ fn move_hidden<A: Walk>() {
     }
 }
 
-fn cut_hidden_huge<A: Walk>() {
+fn cut_prot_none_huge<A: Walk>() {
     on_stage::<A>(9, |stage| {
         stage.space.mmap(&fixed(AT, 2 * MIB)).unwrap();
         stage.fill(AT, 512);
@@ -387,7 +387,7 @@ fn count_hiding<A: Walk>() {
 }
 
 #[test]
-fn what_was_a_block_before_it_was_hidden_is_one_afterwards() {
+fn what_was_a_block_before_it_was_prot_none_is_one_afterwards() {
     fold_again::<AArch64>();
     fold_again::<Riscv64<4>>();
 }

@@ -52,7 +52,7 @@ fn at(page: u64) -> u64 {
 }
 
 /// The operations that sequences are made of. Tables of level 1 stand for 4 pages, of level 2 for
-/// 16; contiguous blocks are 2 pages, huge leaves 4.
+/// 16; contiguous runs are 2 pages, huge leaves 4.
 fn operations() -> Vec<Step> {
     let none = Protection::empty();
     let read = Protection::READ;
@@ -300,7 +300,7 @@ impl Scope {
     }
 
     /// Tries `next` behind `sequence` again and again, with ever more allocations that succeed,
-    /// until it does. What fails has changed nothing but what its verb says, and succeeds when
+    /// until it does. What fails has changed nothing but what its operation says, and succeeds when
     /// there is memory again. Returns how many allocations it takes.
     fn starve(&self, sequence: &[Step], next: Step) -> Option<u64> {
         let _trying = Trying(sequence, next);
@@ -339,7 +339,7 @@ impl Scope {
             });
             (group, frame % 4)
         };
-        self.memory.free_frames().hash(&mut hasher);
+        self.memory.free_frame_count().hash(&mut hasher);
         let models = [Some(&state.model), state.child_model.as_ref()];
         for (space, model) in [Some(&state.parent), state.child.as_ref()].into_iter().zip(models) {
             let (Some(space), Some(model)) = (space, model) else { continue };

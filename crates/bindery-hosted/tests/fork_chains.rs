@@ -23,7 +23,7 @@ on_every_architecture! {
     sister => children_that_live_keep_what_the_parent_does_not_map_any_more;
     group_with_children => a_group_with_children_does_not_contract;
     walker => a_walker_meets_a_chain_that_contracts;
-    hidden => pages_without_permission_are_found_in_a_chain;
+    prot_none => pages_without_permission_are_found_in_a_chain;
     split => parts_of_a_split_vma_contract_together;
     group_of_several => several_vmas_of_one_group_are_all_surveyed;
     pins => pinned_pages_stay_found_across_generations;
@@ -280,7 +280,7 @@ fn pages_without_permission_are_found_in_a_chain<A: Walk>() {
         space = next(space);
         space.fault(page(0), Access::Write).unwrap();
         if generation % 7 == 0 {
-            // A page of this generation is hidden.
+            // A page of this generation is `PROT_NONE`.
             space.mprotect(page(2), PAGE_SIZE, READ_WRITE).unwrap();
             space.fault(page(2), Access::Write).unwrap();
             space.mprotect(page(2), PAGE_SIZE, Protection::empty()).unwrap();

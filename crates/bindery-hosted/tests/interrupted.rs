@@ -303,7 +303,7 @@ fn vmalloc_gives_back_the_blocks_of_frames_that_it_has() {
     let options = VmallocOptions::default();
     let small = map.vmalloc(MIB, &options).unwrap();
     map.purge();
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     // Blocks of 4 MiB, and a question before each but the first.
     for questions in 0..3 {
         machine.fatal_signal_after(Some(questions));
@@ -312,7 +312,7 @@ fn vmalloc_gives_back_the_blocks_of_frames_that_it_has() {
         assert_eq!(map.vrealloc(small, 17 * MIB, &options), Err(KernelMapError::Interrupted));
         machine.fatal_signal_after(None);
         kernel::audit(&machine, &memory, &[&map]);
-        assert_eq!(memory.free_frames(), free);
+        assert_eq!(memory.free_frame_count(), free);
     }
     machine.fatal_signal_after(Some(0));
     let short = map.vmalloc(2 * MIB, &options);

@@ -32,11 +32,11 @@ fn two_tables<A: Walk>(order: u8, play: impl FnOnce(&Stage<'_, '_, A>)) {
     });
 }
 
-/// One contiguous block at `AT`.
+/// One contiguous run at `AT`.
 fn one_block<A: Walk>(play: impl FnOnce(&Stage<'_, '_, A>)) {
     two_tables::<A>(4, |stage| {
         let entry = testing::raw_entry(stage.space, AT, 1).unwrap();
-        assert!(A::is_block(entry));
+        assert!(A::is_contig(entry));
         play(stage);
     });
 }
@@ -191,10 +191,10 @@ fn an_entry_that_was_cleared_without_counting_it_is_found() {
 
 #[test]
 fn a_huge_leaf_without_its_table_in_reserve_is_found() {
-    let (found, table) = table_damaged(TableDamage::LessReserve, TableDamage::MoreReserve, 2);
-    assert_eq!(found, Violation::Reserve { table, says: 1, needs: 2 });
-    let (found, table) = table_damaged(TableDamage::MoreReserve, TableDamage::LessReserve, 2);
-    assert_eq!(found, Violation::Reserve { table, says: 3, needs: 2 });
+    let (found, table) = table_damaged(TableDamage::LessDeposit, TableDamage::MoreDeposit, 2);
+    assert_eq!(found, Violation::Deposit { table, says: 1, needs: 2 });
+    let (found, table) = table_damaged(TableDamage::MoreDeposit, TableDamage::LessDeposit, 2);
+    assert_eq!(found, Violation::Deposit { table, says: 3, needs: 2 });
 }
 
 #[test]
@@ -231,16 +231,16 @@ fn a_page_of_the_kernel_in_user_space_is_found() {
 fn a_page_that_shows_where_nothing_is_allowed_is_found() {
     two_tables::<X86>(0, |stage| {
         let nothing = MappingDamage::Protection(Protection::empty());
-        assert_eq!(mapping_damaged(stage, nothing), Violation::WronglyHidden(AT));
+        assert_eq!(mapping_damaged(stage, nothing), Violation::WrongProtNone(AT));
     });
 }
 
 #[test]
-fn a_page_that_is_hidden_where_something_is_allowed_is_found() {
+fn a_page_that_is_prot_none_where_something_is_allowed_is_found() {
     two_tables::<X86>(0, |stage| {
         stage.space.mprotect(AT, 4 * MIB, Protection::empty()).unwrap();
         let something = MappingDamage::Protection(READ_WRITE);
-        assert_eq!(mapping_damaged(stage, something), Violation::WronglyHidden(AT));
+        assert_eq!(mapping_damaged(stage, something), Violation::WrongProtNone(AT));
     });
 }
 
@@ -300,9 +300,13 @@ fn incomplete_blocks<A: Walk>() {
         let seventh = VirtAddr(AT.0 + 7 * PAGE);
         let broken = |change: fn(Entry) -> Entry| entry_damaged(stage, seventh, 1, change);
         assert_eq!(broken(|_| Entry::EMPTY), Violation::BrokenBlock(AT), "a hole");
-        assert_eq!(broken(|old| A::unblock(old, 7)), Violation::BrokenBlock(AT), "a single page");
+        assert_eq!(
+            broken(|old| A::clear_contig(old, 7)),
+            Violation::BrokenBlock(AT),
+            "a single page"
+        );
         assert_eq!(broken(|old| A::write_protect(old)), Violation::BrokenBlock(AT), "unequal");
-        let other = |old| A::block(Entry(A::unblock(old, 7).0 + 16 * A::STEP), 7);
+        let other = |old| A::set_contig(Entry(A::clear_contig(old, 7).0 + 16 * A::STEP), 7);
         assert_eq!(broken(other), Violation::BrokenBlock(AT), "another frame");
     });
 }
@@ -395,7 +399,7 @@ fn a_wrong_count_of_resident_pages_is_found() {
 }
 
 #[test]
-fn a_table_that_was_unhooked_and_not_freed_is_found() {
+fn a_table_that_was_detached_and_not_freed_is_found() {
     on_stage::<X86>(0, |stage| {
         stage.space.mmap(&fixed(AT.0, 2 * MIB)).unwrap();
         // The zero page counts nothing, so that the table alone is lost.

@@ -13,7 +13,7 @@ use bindery::{
 };
 use bindery_hosted::{Machine, Walk};
 use common::{GIB, MIB, strict};
-use kernel::{audit, frames, map, map_with, pages, picture, scattered, translate, window};
+use kernel::{arena, audit, frames, map, map_with, pages, picture, scattered, translate};
 
 on_every_architecture! {
     addresses_that_are_no_start_of_an_area_are_refused => addresses;
@@ -37,7 +37,7 @@ fn on_map<A: Walk>(
     play: impl FnOnce(&Machine<A>, &Memory<Machine<A>>, &Map<'_, A>, [VirtAddr; 3]),
 ) {
     let (machine, memory) = strict::<A>(64 * MIB);
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     let owner = map_with(&memory, 64 * MIB, Reach::Table);
     let (_, list) = scattered(&owner, 20, 1);
     {
@@ -51,7 +51,7 @@ fn on_map<A: Walk>(
     drop(owner);
     audit(&machine, &memory, &[]);
     memory.trim();
-    assert_eq!(memory.free_frames(), free, "frames have leaked");
+    assert_eq!(memory.free_frame_count(), free, "frames have leaked");
 }
 
 /// Calls that must be refused so, and change nothing.
@@ -82,7 +82,7 @@ const KINDS: [AreaKind; 3] = [AreaKind::Vmalloc, AreaKind::Vmap, AreaKind::Iorem
 fn addresses<A: Walk>() {
     on_map::<A>(|_, _, map, [vmalloc, vmap, device]| {
         let before = picture(map);
-        let last = map.window().end();
+        let last = map.arena().end();
         let nowhere =
             [0, 0x1000, GIB, device.0 + 4 * PAGE_SIZE, last.0 - PAGE_SIZE, last.0, !0xfff];
         for at in nowhere.map(VirtAddr) {
@@ -177,11 +177,11 @@ fn kinds<A: Walk>() {
 fn sizes<A: Walk>() {
     on_map::<A>(|_, _, map, [start, ..]| {
         let options = VmallocOptions::huge();
-        let window = map.window().len();
+        let arena = map.arena().len();
         for (size, problem) in [
             (0, Problem::Empty),
-            (window, Problem::TooLarge),
-            (window - PAGE_SIZE + 1, Problem::TooLarge),
+            (arena, Problem::TooLarge),
+            (arena - PAGE_SIZE + 1, Problem::TooLarge),
             (1 << 63, Problem::TooLarge),
             (u64::MAX - 4095, Problem::TooLarge),
             (u64::MAX, Problem::TooLarge),
@@ -191,10 +191,10 @@ fn sizes<A: Walk>() {
         }
         // There would be room for it if there were no other areas.
         let device = MemoryType::Uncached;
-        let registers = || map.ioremap(PhysAddr(12 * GIB), window - PAGE_SIZE, device);
+        let registers = || map.ioremap(PhysAddr(12 * GIB), arena - PAGE_SIZE, device);
         refused(map, Problem::OutOfAddresses, registers);
         // And for this if there were as much memory.
-        refused(map, Problem::OutOfMemory, || map.vmalloc(window - PAGE_SIZE, &options));
+        refused(map, Problem::OutOfMemory, || map.vmalloc(arena - PAGE_SIZE, &options));
         refused(map, Problem::Empty, || map.vmap(&[], &VmapOptions::default()));
         refused(map, Problem::Empty, || map.vmap_ranges(&[], &VmapOptions::default()));
         let nothing = [frames(0x8_0000, 0); 3];
@@ -202,7 +202,7 @@ fn sizes<A: Walk>() {
         let endless = [frames(0, u32::MAX); 5];
         refused(map, Problem::TooLarge, || map.vmap_ranges(&endless, &VmapOptions::default()));
         refused(map, Problem::Empty, || map.ioremap(PhysAddr(12 * GIB), 0, device));
-        refused(map, Problem::TooLarge, || map.ioremap(PhysAddr(12 * GIB), window, device));
+        refused(map, Problem::TooLarge, || map.ioremap(PhysAddr(12 * GIB), arena, device));
         assert_eq!(
             (Problem::TooLarge.errno(), Problem::Empty.errno()),
             (Errno::ENOMEM, Errno::EINVAL)
@@ -217,7 +217,7 @@ fn alignments<A: Walk>() {
             refused(map, Problem::BadAlignment, || map.vmalloc(PAGE_SIZE, &options));
             refused(map, Problem::BadAlignment, || map.vrealloc(start, PAGE_SIZE, &options));
         }
-        // No address in the window is a multiple of it.
+        // No address in the arena is a multiple of it.
         let options = VmallocOptions { align: 1 << 63, ..VmallocOptions::huge() };
         refused(map, Problem::OutOfAddresses, || map.vmalloc(PAGE_SIZE, &options));
         refused(map, Problem::OutOfAddresses, || map.vmalloc(3 * MIB, &options));
@@ -263,7 +263,7 @@ fn protect<A: Walk>() {
         }
         let nowhere = VirtAddr(device.0 + 4 * PAGE_SIZE);
         refused(map, Problem::NotAnArea(nowhere), || map.protect(pages(nowhere, 1), read));
-        let below = VirtAddr(map.window().start().0 - PAGE_SIZE);
+        let below = VirtAddr(map.arena().start().0 - PAGE_SIZE);
         refused(map, Problem::NotAnArea(below), || map.protect(range(below.0, vmap.0), read));
         let run = read | Permissions::EXECUTE;
         refused(map, Problem::BadPermissions, || map.protect(pages(device, 1), run));
@@ -324,8 +324,8 @@ fn last_frames<A: Walk>() {
 
 fn windows<A: Walk>() {
     let (machine, memory) = strict::<A>(16 * MIB);
-    let free = memory.free_frames();
-    let base = window::<A>(PAGE_SIZE).start().0;
+    let free = memory.free_frame_count();
+    let base = arena::<A>(PAGE_SIZE).start().0;
     let whole = !0 << (12 + A::INDEX_BITS * u32::from(A::LEVELS) - 1);
     for (start, end) in [
         (base, base),
@@ -338,19 +338,19 @@ fn windows<A: Walk>() {
     ] {
         let range = VirtRange::new(VirtAddr(start), VirtAddr(end)).unwrap();
         let refused = KernelMap::new(&memory, range, Reach::Table).err();
-        assert_eq!(refused, Some(Problem::BadWindow), "{range}");
+        assert_eq!(refused, Some(Problem::BadArena), "{range}");
     }
     memory.trim();
-    assert_eq!(memory.free_frames(), free);
+    assert_eq!(memory.free_frame_count(), free);
     audit(&machine, &memory, &[]);
 }
 
 fn last_page<A: Walk>() {
     let (machine, memory) = strict::<A>(64 * MIB);
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     let end = VirtAddr(0_u64.wrapping_sub(PAGE_SIZE));
-    let window = VirtRange::new(VirtAddr(end.0 - 4 * MIB), end).unwrap();
-    let map = KernelMap::new(&memory, window, Reach::Table).unwrap();
+    let arena = VirtRange::new(VirtAddr(end.0 - 4 * MIB), end).unwrap();
+    let map = KernelMap::new(&memory, arena, Reach::Table).unwrap();
     for round in 0..3 {
         let mut areas = Vec::new();
         while let Ok(at) = map.vmalloc(37 * PAGE_SIZE, &VmallocOptions::huge()) {
@@ -379,7 +379,7 @@ fn last_page<A: Walk>() {
     drop(map);
     audit(&machine, &memory, &[]);
     memory.trim();
-    assert_eq!(memory.free_frames(), free, "frames have leaked");
+    assert_eq!(memory.free_frame_count(), free, "frames have leaked");
 }
 
 #[test]

@@ -28,10 +28,12 @@ type Map<'m, A> = KernelMap<'m, Machine<A>>;
 fn use_up<A: Walk>(memory: &Memory<Machine<A>>, map: &Map<'_, A>, left: u64) -> Vec<VirtAddr> {
     let mut areas = Vec::new();
     let options = VmallocOptions::default();
-    while memory.free_frames() > left + 64 {
-        areas.push(map.vmalloc((memory.free_frames() - left) / 3 * PAGE_SIZE, &options).unwrap());
+    while memory.free_frame_count() > left + 64 {
+        areas.push(
+            map.vmalloc((memory.free_frame_count() - left) / 3 * PAGE_SIZE, &options).unwrap(),
+        );
     }
-    while memory.free_frames() > left {
+    while memory.free_frame_count() > left {
         areas.push(map.vmalloc(PAGE_SIZE, &options).unwrap());
     }
     areas
@@ -39,7 +41,7 @@ fn use_up<A: Walk>(memory: &Memory<Machine<A>>, map: &Map<'_, A>, left: u64) -> 
 
 fn really_out<A: Walk>() {
     let (machine, memory) = strict::<A>(16 * MIB);
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     let map = kernel::map(&memory);
     let areas = use_up(&memory, &map, 3);
     let before = picture(&map);
@@ -57,7 +59,7 @@ fn really_out<A: Walk>() {
     drop(map);
     audit(&machine, &memory, &[]);
     memory.trim();
-    assert_eq!(memory.free_frames(), free);
+    assert_eq!(memory.free_frame_count(), free);
 }
 
 /// Frames and tables that wait for a purge are found by every call that needs memory.
@@ -89,9 +91,9 @@ fn freed_is_memory<A: Walk>() {
     ];
     for (number, call) in calls.into_iter().enumerate() {
         let areas = use_up(&memory, &map, 0);
-        assert_eq!(memory.free_frames(), 0);
+        assert_eq!(memory.free_frame_count(), 0);
         areas.into_iter().for_each(|at| map.vfree(at).unwrap());
-        assert_eq!(memory.free_frames(), 0, "all of it waits for a purge");
+        assert_eq!(memory.free_frame_count(), 0, "all of it waits for a purge");
         assert_eq!(call(), Ok(()), "call {number}");
         map.purge();
     }
@@ -105,11 +107,11 @@ fn fragmented<A: Walk>() {
     // Everything in areas of 2 MiB and of a page, by turns.
     let base = VmallocOptions::default();
     let mut large = Vec::new();
-    while memory.free_frames() > 600 {
+    while memory.free_frame_count() > 600 {
         large.push(map.vmalloc(2 * MIB, &VmallocOptions::huge()).unwrap());
     }
     let mut small = Vec::new();
-    while memory.free_frames() > 1 {
+    while memory.free_frame_count() > 1 {
         small.push(map.vmalloc(PAGE_SIZE, &base).unwrap());
     }
     // Two blocks of 2 MiB, and single pages of which no two are neighbours.

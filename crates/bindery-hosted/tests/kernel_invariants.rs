@@ -66,7 +66,7 @@ impl<A: Walk> Stage<'_, '_, A> {
         let mut table = self.map.root();
         for above in (level..=A::LEVELS).rev() {
             let index = (at.0 >> span_shift::<A>(above)) as usize & ((1 << A::INDEX_BITS) - 1);
-            let start = self.machine.window(table).cast::<u64>().as_ptr();
+            let start = self.machine.direct_map(table).cast::<u64>().as_ptr();
             // SAFETY: the frame is a table in the machine's memory, which lives as long as the
             // machine, the index is one of its entries, and all use entries as atomics.
             let slot = unsafe { AtomicU64::from_ptr(start.add(index)) };
@@ -189,8 +189,8 @@ fn no_table<A: Walk>() {
             assert_eq!(found, Violation::NotATable { table, at });
         }
         let root = stage.map.root();
-        let window = stage.map.window().start();
-        let (_, slot) = stage.slot(window, A::LEVELS);
+        let arena = stage.map.arena().start();
+        let (_, slot) = stage.slot(arena, A::LEVELS);
         let old = slot.swap(0, Relaxed);
         let found = stage.audit().unwrap();
         slot.store(old, Relaxed);
@@ -255,7 +255,7 @@ fn a_contiguous_block_that_is_not_whole_is_found() {
             for page in [0, 1, 15, 16, 255] {
                 let place = after(at, page);
                 let index = (place.0 >> 12) as u32 & 511;
-                let single = |old: u64| A::unblock(Entry(old), index).0;
+                let single = |old: u64| A::clear_contig(Entry(old), index).0;
                 let found = stage.broken(place, 1, single);
                 let first = after(at, page & !15);
                 let expected = |there| first <= there && there < after(first, 16);
@@ -273,7 +273,7 @@ fn a_contiguous_block_that_is_not_whole_is_found() {
     }
     /// What tells a page that can be written from one that cannot.
     fn single_write_bit<A: Arch>(old: u64, index: u32) -> u64 {
-        let single = A::unblock(Entry(old), index);
+        let single = A::clear_contig(Entry(old), index);
         let other = A::write_protect(single).0;
         single.0 ^ other
     }

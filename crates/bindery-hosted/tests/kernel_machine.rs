@@ -1,5 +1,5 @@
 //! The machine under a kernel's own mappings: the upper half up to its last page, who may use what,
-//! contiguous blocks of 2 MiB leaves, types of memory, devices, and invalidations for everybody.
+//! contiguous runs of 2 MiB leaves, types of memory, devices, and invalidations for everybody.
 
 #![allow(clippy::unusual_byte_groupings, reason = "frame numbers, then offsets or flags")]
 

@@ -76,7 +76,7 @@ fn purge<A: Walk>() {
     let (machine, memory) = strict::<A>(64 * MIB);
     let map = map(&memory);
     map.set_purge_limit(u64::MAX);
-    let before = memory.free_frames();
+    let before = memory.free_frame_count();
     let options = VmallocOptions::huge();
     let areas: Vec<_> = (0..8).map(|_| map.vmalloc(3 * MIB, &options).unwrap()).collect();
     for at in &areas {
@@ -93,7 +93,7 @@ fn purge<A: Walk>() {
     assert_eq!(map.vfree(first), Err(KernelMapError::NotAnArea(first)));
     assert!(areas.iter().all(|at| translate(&machine, &map, *at).is_err()));
     memory.trim();
-    assert!(memory.free_frames() + 1 >= before, "{} {before}", memory.free_frames());
+    assert!(memory.free_frame_count() + 1 >= before, "{} {before}", memory.free_frame_count());
     // The lowest addresses that do are used again.
     assert_eq!(map.vmalloc(3 * MIB, &options), Ok(first));
     audit(&machine, &memory, &[&map]);
@@ -232,7 +232,7 @@ fn pages_that_are_mapped_page_by_page_are_mapped_all_the_same() {
     let map = map_with(&memory, 1 << 33, Reach::Page);
     let at = map.vmalloc(4 * MIB, &VmallocOptions::huge()).unwrap();
     let mut pieces = 0;
-    map.for_each_piece(map.window(), |piece| {
+    map.for_each_piece(map.arena(), |piece| {
         assert_eq!(piece.size, PAGE_SIZE);
         pieces += piece.range.pages();
     });

@@ -66,12 +66,12 @@ fn at_every_point<A: Walk>(case: Case<A>) -> u64 {
 /// Whether any allocation failed.
 fn once<A: Walk>(case: Case<A>, failing: Failing) -> bool {
     let (machine, memory) = strict::<A>(64 * MIB);
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     let failed = {
         let map = map_with(&memory, 1 << 33, Reach::Table);
         let at = (case.set_up)(&map);
         fill(&machine, map.root(), pages(at, case.filled), 7);
-        let before = (picture(&map), memory.free_frames());
+        let before = (picture(&map), memory.free_frame_count());
         match failing {
             Failing::AllFrom(point) => memory.fail_allocations_after(Some(point)),
             Failing::Only(point) => testing::fail_one_allocation(&memory, Some(point)),
@@ -94,7 +94,7 @@ fn once<A: Walk>(case: Case<A>, failing: Failing) -> bool {
                 assert_eq!(picture(&map), before.0, "{failing:?}");
                 assert_filled(&machine, map.root(), pages(at, case.filled), at, 7);
                 memory.trim();
-                assert!(memory.free_frames() >= before.1, "{failing:?}: frames have leaked");
+                assert!(memory.free_frame_count() >= before.1, "{failing:?}: frames have leaked");
                 (case.call)(&map, at).expect("the second try")
             }
         };
@@ -106,13 +106,13 @@ fn once<A: Walk>(case: Case<A>, failing: Failing) -> bool {
     };
     audit(&machine, &memory, &[]);
     memory.trim();
-    assert_eq!(memory.free_frames(), free, "frames have leaked, {failing:?}");
+    assert_eq!(memory.free_frame_count(), free, "frames have leaked, {failing:?}");
     failed
 }
 
 /// Nothing beforehand.
 fn nothing<A: Walk>() -> Case<A> {
-    Case { set_up: |map| map.window().start(), call: |_, at| Ok(at), filled: 0 }
+    Case { set_up: |map| map.arena().start(), call: |_, at| Ok(at), filled: 0 }
 }
 
 /// An area in the largest pieces.
@@ -126,17 +126,17 @@ fn large<A: Walk>() -> Case<A> {
 
 fn new_map<A: Walk>() {
     let (machine, memory) = strict::<A>(16 * MIB);
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     let entries = (1_u64 << 33).div_ceil(bindery::arch::span::<A>(A::LEVELS));
     for point in 0..=entries {
         memory.fail_allocations_after(Some(point));
-        let window = kernel::window::<A>(1 << 33);
-        let problem = KernelMap::new(&memory, window, Reach::Table).err();
+        let arena = kernel::arena::<A>(1 << 33);
+        let problem = KernelMap::new(&memory, arena, Reach::Table).err();
         assert_eq!(problem, Some(KernelMapError::OutOfMemory), "point {point}");
         memory.fail_allocations_after(None);
         audit(&machine, &memory, &[]);
         memory.trim();
-        assert_eq!(memory.free_frames(), free);
+        assert_eq!(memory.free_frame_count(), free);
     }
     drop(kernel::map(&memory));
     audit(&machine, &memory, &[]);

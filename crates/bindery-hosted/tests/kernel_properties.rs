@@ -22,7 +22,7 @@ use bindery::{FrameRange, KernelMap, Reach};
 use bindery_hosted::Walk;
 use common::{MIB, strict};
 use generate::{Limits, Step, pool_pages, sequence};
-use kernel::{audit, map_with, pages, rounds, window};
+use kernel::{arena, audit, map_with, pages, rounds};
 use proptest::test_runner::{Config, FileFailurePersistence, TestError, TestRunner};
 use steps::Kernel;
 
@@ -42,7 +42,7 @@ fn random_calls_agree_with_the_model_page_by_page() {
     random_calls_of::<Riscv64<3>>(Reach::Page, 20);
 }
 
-/// Pages of the window: now and then so few that they run out.
+/// Pages of the arena: now and then so few that they run out.
 fn limits<A: Walk>() -> Limits {
     let tiny = A::INDEX_BITS < 9;
     if tiny { Limits { windows: vec![32, 21, 9], largest: 40 } } else { Limits::usual() }
@@ -50,14 +50,14 @@ fn limits<A: Walk>() -> Limits {
 
 fn play<A: Walk>(reach: Reach, (window_pages, steps): &(u64, Vec<Step>)) {
     let (machine, memory) = strict::<A>(64 * MIB);
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     // Not at the beginning of a table.
     let shift = if *window_pages > 100 { 7 * PAGE_SIZE } else { 0 };
-    let window = pages(VirtAddr(window::<A>(PAGE_SIZE).start().0 + shift), *window_pages);
+    let arena = pages(VirtAddr(arena::<A>(PAGE_SIZE).start().0 + shift), *window_pages);
     {
         // It outlives what is mapped of its frames.
         let owner = map_with(&memory, (pool_pages::<A>() + 8) * PAGE_SIZE, Reach::Table);
-        let map = KernelMap::new(&memory, window, reach).unwrap();
+        let map = KernelMap::new(&memory, arena, reach).unwrap();
         map.set_purge_limit(u64::MAX);
         let mut kernel = Kernel::new(&machine, &memory, &owner, &map);
         for (number, step) in (1..).zip(steps) {
@@ -67,7 +67,7 @@ fn play<A: Walk>(reach: Reach, (window_pages, steps): &(u64, Vec<Step>)) {
     }
     audit(&machine, &memory, &[]);
     memory.trim();
-    assert_eq!(memory.free_frames(), free, "frames have leaked");
+    assert_eq!(memory.free_frame_count(), free, "frames have leaked");
 }
 
 fn random_calls<A: Walk>() {
@@ -93,7 +93,7 @@ fn random_calls_of<A: Walk>(reach: Reach, cases: u64) {
         Ok(()) => {}
         Err(TestError::Fail(reason, (pages, steps))) => {
             let lines: Vec<_> = steps.iter().map(|step| format!("    {step:x?},")).collect();
-            panic!("{reason}, in a window of {pages} pages, after\n{}", lines.join("\n"));
+            panic!("{reason}, in an arena of {pages} pages, after\n{}", lines.join("\n"));
         }
         Err(error) => panic!("{error}"),
     }
@@ -111,15 +111,15 @@ fn through_a_copy<A: Walk>() {
     let (root, copy) = (first, first.plus(1));
     let entries = 1_usize << A::INDEX_BITS;
     let words = |frame: Frame| {
-        let start = bindery::Platform::window(&machine, frame).cast::<u64>().as_ptr();
+        let start = bindery::Platform::direct_map(&machine, frame).cast::<u64>().as_ptr();
         // SAFETY: the frame is memory of the machine, the root is shared with the map, which
         // writes its entries as atomics, and nothing else uses either.
         unsafe { std::slice::from_raw_parts(start.cast::<std::sync::atomic::AtomicU64>(), entries) }
     };
     let relaxed = std::sync::atomic::Ordering::Relaxed;
-    // SAFETY: 1. The frame is a page of zeroes, an empty table, for as long as the machine lives.
+    // SAFETY: 1. The frame is a zero page, an empty table, for as long as the machine lives.
     // 2. The copy below is made later; nobody else knows the frame.
-    let map = unsafe { KernelMap::with_root(&memory, root, window::<A>(1 << 33), Reach::Table) };
+    let map = unsafe { KernelMap::with_root(&memory, root, arena::<A>(1 << 33), Reach::Table) };
     let map = map.unwrap();
     map.set_purge_limit(u64::MAX);
     for (from, to) in words(root).iter().zip(words(copy)) {
@@ -138,7 +138,7 @@ fn through_a_copy<A: Walk>() {
         // The machine keeps what it caches by root, and the map invalidates under its own; a real
         // one has global entries. So the copy is forgotten by hand.
         let what = bindery::platform::Invalidation {
-            range: map.window(),
+            range: map.arena(),
             stride: PAGE_SIZE,
             tables: bindery::platform::Tables::Changed,
         };
@@ -152,8 +152,8 @@ fn through_a_copy<A: Walk>() {
     assert_eq!(before, after, "the root's entries never change again");
     // Refused: the entries are in use now.
     // SAFETY: as above; it refuses before it changes anything.
-    let again = unsafe { KernelMap::with_root(&memory, root, window::<A>(MIB), Reach::Table) };
-    assert!(matches!(again.err(), Some(bindery::KernelMapError::BadWindow)));
+    let again = unsafe { KernelMap::with_root(&memory, root, arena::<A>(MIB), Reach::Table) };
+    assert!(matches!(again.err(), Some(bindery::KernelMapError::BadArena)));
     audit(&machine, &memory, &[&map]);
     drop(map);
     assert!(words(root).iter().all(|word| word.load(relaxed) == 0));

@@ -25,7 +25,7 @@ use bindery_hosted::{AccessKind, Config, Machine, MmuFault, Walk};
 use common::{MIB, memory_with};
 use everything::everything as everything_at_once_on_five_cpus;
 use interposed::{Gate, Interposed, interposed};
-use kernel::{assert_filled, audit, fill, pages, rounds, window};
+use kernel::{arena, assert_filled, audit, fill, pages, rounds};
 
 on_every_architecture! {
     an_area_beside_a_purged_one_never_faults => beside_a_purge;
@@ -59,7 +59,7 @@ fn at_an_invalidation<A: Walk>(
     meanwhile: impl Fn(&Scene<'_, '_, A>, VirtAddr) + Sync,
 ) {
     let (platform, memory) = interposed::<A>();
-    let map = KernelMap::new(&memory, window::<A>(1 << 33), Reach::Table).unwrap();
+    let map = KernelMap::new(&memory, arena::<A>(1 << 33), Reach::Table).unwrap();
     map.set_purge_limit(u64::MAX);
     let scene = Scene { machine: &platform.machine, gate: &platform.gate, map: &map };
     let at = scene.machine.on_cpu(Cpu(0), || prepare(&scene));
@@ -80,7 +80,7 @@ fn at_an_invalidation<A: Walk>(
     check::check_with_kernel(&memory, &[], &[&map], &mut scratch).unwrap();
 }
 
-/// The addresses behind a purged area, under a table that is being unhooked, are free all along.
+/// The addresses behind a purged area, under a table that is being detached, are free all along.
 /// Who is given them finds another table there, which no CPU may miss.
 fn beside_a_purge<A: Walk>() {
     let options = VmallocOptions { pauses: Pauses::Never, ..VmallocOptions::default() };
@@ -152,7 +152,7 @@ fn dump_during_cut<A: Walk>() {
             |scene, at| {
                 let (map, whole) = (scene.map, pages(at, 1024));
                 let mut end = at;
-                map.for_each_piece(map.window(), |piece| {
+                map.for_each_piece(map.arena(), |piece| {
                     assert_eq!(piece.range.start(), end, "a hole");
                     assert_eq!(Some(piece.to), map.physical(end));
                     end = piece.range.end();
@@ -209,7 +209,7 @@ fn fault_during_cut<A: Walk>() {
     );
 }
 
-/// A walk that began before a purge may still be about to read a table that the purge has unhooked.
+/// A walk that began before a purge may still be about to read a table that the purge has detached.
 /// The addresses and the area's own frames are given back all the same; the tables are not.
 fn walkers<A: Walk>() {
     let (machine, memory) =
@@ -217,7 +217,7 @@ fn walkers<A: Walk>() {
     let map = kernel::map(&memory);
     map.set_purge_limit(u64::MAX);
     let at = machine.on_cpu(Cpu(0), || map.vmalloc(MIB, &VmallocOptions::default()).unwrap());
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     let (inside, purged) = (AtomicU64::new(0), AtomicU64::new(0));
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -231,7 +231,7 @@ fn walkers<A: Walk>() {
                     thread::yield_now();
                 }
                 assert!(memory.deferred().tables > 0, "{:?}", memory.deferred());
-                assert_eq!(memory.free_frames(), free + 256, "a table was freed too early");
+                assert_eq!(memory.free_frame_count(), free + 256, "a table was freed too early");
                 machine.leave_read();
             });
         });
@@ -246,7 +246,7 @@ fn walkers<A: Walk>() {
         });
     });
     memory.drain_deferred();
-    assert!(memory.free_frames() > free + 256, "the tables have come back, too");
+    assert!(memory.free_frame_count() > free + 256, "the tables have come back, too");
     audit(&machine, &memory, &[&map]);
 }
 

@@ -1,4 +1,4 @@
-//! What kernels do to their vmalloc when they test it: one size again and again, a window filled to
+//! What kernels do to their vmalloc when they test it: one size again and again, an arena filled to
 //! the last page, very many areas, sizes and alignments at random, frees by the thousand, all CPUs
 //! at once. Contents are verified, and work is bounded by counts, never by a clock.
 
@@ -35,17 +35,17 @@ on_every_architecture! {
 type Map<'m, A> = KernelMap<'m, Machine<A>>;
 
 /// Runs `play` with a map, and sees to it that everything comes back.
-fn on_map<A: Walk>(window: u64, play: impl FnOnce(&Machine<A>, &Map<'_, A>)) {
+fn on_map<A: Walk>(arena: u64, play: impl FnOnce(&Machine<A>, &Map<'_, A>)) {
     let (machine, memory) = strict::<A>(64 * MIB);
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     {
-        let map = map_with(&memory, window, Reach::Table);
+        let map = map_with(&memory, arena, Reach::Table);
         play(&machine, &map);
         audit(&machine, &memory, &[&map]);
     }
     audit(&machine, &memory, &[]);
     memory.trim();
-    assert_eq!(memory.free_frames(), free, "frames have leaked");
+    assert_eq!(memory.free_frame_count(), free, "frames have leaked");
 }
 
 /// Both ways to ask for memory.
@@ -212,9 +212,9 @@ fn powers_of_two<A: Walk>() {
             match result {
                 Err(KernelMapError::BadAlignment) => assert!(shift < 12),
                 Err(KernelMapError::OutOfAddresses) => {
-                    let start = map.window().start().0;
+                    let start = map.arena().start().0;
                     let fits = start.checked_next_multiple_of(1 << shift);
-                    let inside = fits.filter(|at| at + 2 * PAGE_SIZE <= map.window().end().0);
+                    let inside = fits.filter(|at| at + 2 * PAGE_SIZE <= map.arena().end().0);
                     assert!(inside.is_none() || inside == Some(start), "1 << {shift}");
                 }
                 result => {
@@ -286,7 +286,7 @@ fn many_threads<A: Walk>() {
     const CPUS: u16 = 4;
     let config = Config { memory: 128 * MIB, cpus: CPUS, ..Config::default() };
     let (machine, memory) = memory_with::<A>(config);
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     {
         let map = map(&memory);
         map.set_purge_limit(500);
@@ -326,7 +326,7 @@ fn many_threads<A: Walk>() {
     }
     audit(&machine, &memory, &[]);
     memory.trim();
-    assert_eq!(memory.free_frames(), free, "frames have leaked");
+    assert_eq!(memory.free_frame_count(), free, "frames have leaked");
 }
 
 fn resizing<A: Walk>() {

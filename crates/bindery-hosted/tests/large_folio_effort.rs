@@ -35,7 +35,7 @@ impl<A: Walk> Scene<A> {
         let given = kept.clone();
         machine.on_collect(move || {
             for frames in given.lock().unwrap().drain(..) {
-                assert!(memory.give_back_frames(frames));
+                assert!(memory.free_frames(frames));
             }
         });
         Self { machine, memory, kept }

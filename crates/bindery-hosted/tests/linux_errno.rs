@@ -20,7 +20,7 @@ use std::{fs, io};
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{Arch, X86_64};
-use bindery::{AddressSpace, Error, MapRequest, Place, Protection, Remap, SpaceOptions, Verb};
+use bindery::{AddressSpace, Error, MapRequest, Operation, Place, Protection, Remap, SpaceOptions};
 use bindery_hosted::Machine;
 use common::{READ_WRITE, audit, fixed, strict};
 use rustix::mm::{self, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
@@ -100,12 +100,12 @@ type Outcome = Result<u64, i32>;
 type Layout = Vec<(u64, u64, Protection)>;
 
 impl Call {
-    fn verb(self) -> Verb {
+    fn operation(self) -> Operation {
         match self {
-            Self::Map { .. } => Verb::Mmap,
-            Self::Unmap { .. } => Verb::Munmap,
-            Self::Protect { .. } => Verb::Mprotect,
-            Self::Remap { .. } => Verb::Mremap,
+            Self::Map { .. } => Operation::Mmap,
+            Self::Unmap { .. } => Operation::Munmap,
+            Self::Protect { .. } => Operation::Mprotect,
+            Self::Remap { .. } => Operation::Mremap,
         }
     }
 
@@ -336,7 +336,7 @@ fn compare(calls: impl Iterator<Item = Call>) {
         let ours = call.make(&space);
         let theirs = call.make_to_linux();
         let now = (layout(&space), layout_of_linux());
-        let outcome: Outcome = ours.map_err(|error| error.errno(call.verb()) as i32);
+        let outcome: Outcome = ours.map_err(|error| error.errno(call.operation()) as i32);
         let alike = match (outcome, theirs) {
             (Ok(_), Ok(_)) if call.chooses() => true,
             (ours, theirs) => ours == theirs,

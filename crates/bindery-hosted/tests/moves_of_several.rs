@@ -215,10 +215,10 @@ fn several_stay<A: Walk>() {
             }
         }
         for (at, expected) in [(AT, 0), (TO, AT + 24 * PAGE)] {
-            let hidden = VirtAddr(at + 24 * PAGE);
-            assert_eq!(stage.program.load(hidden), Err(FaultError::Protection));
-            stage.space.mprotect(hidden, PAGE, Protection::READ).unwrap();
-            assert_eq!(stage.program.load(hidden), Ok(expected));
+            let prot_none = VirtAddr(at + 24 * PAGE);
+            assert_eq!(stage.program.load(prot_none), Err(FaultError::Protection));
+            stage.space.mprotect(prot_none, PAGE, Protection::READ).unwrap();
+            assert_eq!(stage.program.load(prot_none), Ok(expected));
         }
         for at in [AT, TO] {
             let gap = VirtAddr(at + 8 * PAGE);

@@ -7,7 +7,7 @@ mod objects_common;
 use std::thread;
 
 use bindery::arch::X86_64;
-use bindery::{Accounting, Error, Growth, Object, Overcommit, Sealing, Seals, Verb};
+use bindery::{Accounting, Error, Growth, Object, Operation, Overcommit, Sealing, Seals};
 use bindery_hosted::{Config, MemoryFiles, TlbKind};
 use common::{MIB, audit, memory_with, strict};
 use objects_common::{Model, Op, PAGE, apply, content, in_memory, memfd, op, use_object_order};
@@ -55,18 +55,18 @@ fn a_hole_in_a_large_folio_frees_it_with_its_last_page() {
         // What the object needs besides: its state and its index.
         object.write(0, &[7; 1]).unwrap();
         assert_eq!(object.resident_pages(), 16);
-        let free = memory.free_frames();
+        let free = memory.free_frame_count();
         assert_eq!(object.punch_hole(4 * PAGE, 8 * PAGE), Ok(()));
-        assert_eq!((object.resident_pages(), memory.free_frames()), (8, free));
+        assert_eq!((object.resident_pages(), memory.free_frame_count()), (8, free));
         assert_eq!(audit().folios, 1);
         // The hole is filled by folios that fit into it.
         object.write(5 * PAGE, &[8; 1]).unwrap();
-        assert_eq!((object.resident_pages(), memory.free_frames()), (9, free - 1));
+        assert_eq!((object.resident_pages(), memory.free_frame_count()), (9, free - 1));
         assert_eq!(audit().folios, 2);
         object.punch_hole(0, 4 * PAGE).unwrap();
-        assert_eq!(memory.free_frames(), free - 1);
+        assert_eq!(memory.free_frame_count(), free - 1);
         object.punch_hole(12 * PAGE, 4 * PAGE).unwrap();
-        assert_eq!((object.resident_pages(), memory.free_frames()), (1, free + 15));
+        assert_eq!((object.resident_pages(), memory.free_frame_count()), (1, free + 15));
         assert_eq!(audit().folios, 1);
         let bytes = content(&object);
         assert_eq!(bytes.iter().filter(|byte| **byte != 0).count(), 1);
@@ -185,15 +185,15 @@ fn numbers_at_the_ends_of_their_range_are_refused_or_right() {
         assert_eq!(object.read(END - 10, &mut bytes[..10]), Ok(10));
         assert_eq!(bytes[..10], [5; 10]);
         audit();
-        for verb in
+        for operation in
             [Object::punch_hole, |o: &Object<'_, _>, a, b| o.allocate(a, b, Growth::Allowed)]
         {
-            assert_eq!(verb(&object, 0, 0), Err(Error::Invalid));
-            assert_eq!(verb(&object, END, 1), Err(Error::TooLarge));
-            assert_eq!(verb(&object, END, END), Err(Error::TooLarge));
-            assert_eq!(verb(&object, u64::MAX, 1), Err(Error::Invalid));
-            assert_eq!(verb(&object, 1, u64::MAX), Err(Error::Invalid));
-            assert_eq!(verb(&object, END - 1, 1), Ok(()));
+            assert_eq!(operation(&object, 0, 0), Err(Error::Invalid));
+            assert_eq!(operation(&object, END, 1), Err(Error::TooLarge));
+            assert_eq!(operation(&object, END, END), Err(Error::TooLarge));
+            assert_eq!(operation(&object, u64::MAX, 1), Err(Error::Invalid));
+            assert_eq!(operation(&object, 1, u64::MAX), Err(Error::Invalid));
+            assert_eq!(operation(&object, END - 1, 1), Ok(()));
         }
         // The last page reaches one byte further than an object can.
         assert_eq!(object.punch_hole(0, END), Ok(()));
@@ -205,7 +205,7 @@ fn numbers_at_the_ends_of_their_range_are_refused_or_right() {
         assert_eq!(object.sync(u64::MAX, u64::MAX), Ok(()));
         let huge = memory.shared_memory(END + 1, Sealing::Allowed, Accounting::None);
         assert_eq!(huge.err(), Some(Error::TooLarge));
-        assert_eq!(Error::TooLarge.errno(Verb::Object) as i32, 27);
+        assert_eq!(Error::TooLarge.errno(Operation::Object) as i32, 27);
     });
 }
 
@@ -215,12 +215,12 @@ fn more_pages_than_there_is_memory_are_given_back() {
         use_object_order(memory, 9);
         let object = memfd(memory, 0);
         object.write(PAGE, b"kept").unwrap();
-        let (free, pages) = (memory.free_frames(), object.resident_pages());
+        let (free, pages) = (memory.free_frame_count(), object.resident_pages());
         let refused = object.allocate(0, i64::MAX as u64, Growth::Allowed);
         assert_eq!(refused, Err(Error::OutOfMemory));
         assert_eq!((object.size(), object.resident_pages()), (PAGE + 4, pages));
         memory.trim();
-        assert_eq!(memory.free_frames(), free);
+        assert_eq!(memory.free_frame_count(), free);
         assert_eq!(&content(&object)[PAGE as usize..], b"kept");
         audit();
     });
@@ -229,7 +229,7 @@ fn more_pages_than_there_is_memory_are_given_back() {
 #[test]
 fn what_is_promised_follows_size_or_pages() {
     in_memory(|memory, audit| {
-        let promised = || memory.commitment().promised();
+        let promised = || memory.commitment().committed();
         let whole = memory.shared_memory(10 * PAGE, Sealing::Allowed, Accounting::Whole).unwrap();
         assert_eq!(promised(), 10);
         whole.set_size(20 * PAGE + 1).unwrap();
@@ -260,7 +260,7 @@ fn what_may_not_be_promised_is_refused() {
         let whole = memory.shared_memory(4 * PAGE, Sealing::Allowed, Accounting::Whole).unwrap();
         assert_eq!(whole.set_size(9 * PAGE), Err(Error::Overcommitted));
         assert_eq!(whole.write(9 * PAGE, &[1]), Err(Error::Overcommitted));
-        assert_eq!((whole.size(), memory.commitment().promised()), (4 * PAGE, 4));
+        assert_eq!((whole.size(), memory.commitment().committed()), (4 * PAGE, 4));
         let each = memfd(memory, 100 * PAGE);
         use_object_order(memory, 3);
         // A smaller folio can still be promised.
@@ -268,7 +268,7 @@ fn what_may_not_be_promised_is_refused() {
         assert_eq!(each.write(50 * PAGE, &[1]), Err(Error::NoSpace));
         assert_eq!(each.allocate(0, 5 * PAGE, Growth::Forbidden), Err(Error::NoSpace));
         assert_eq!(each.resident_pages(), 4);
-        assert_eq!(Error::NoSpace.errno(Verb::Object) as i32, 28);
+        assert_eq!(Error::NoSpace.errno(Operation::Object) as i32, 28);
         // What does not count is not refused, though more is promised than may be.
         memory.commitment().set_limit(1);
         let none = memory.shared_memory(PAGE, Sealing::Allowed, Accounting::None).unwrap();
@@ -282,7 +282,7 @@ fn what_may_not_be_promised_is_refused() {
 fn sequence_agrees(ops: &[Op], is_file: bool) -> Result<(), TestCaseError> {
     let files = MemoryFiles::new();
     let (machine, memory) = strict::<Arch>(16 * MIB);
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     let mut model = Model { is_file, ..Model::default() };
     {
         let object = if is_file { memory.file(&files, 1, 0).unwrap() } else { memfd(&memory, 0) };
@@ -299,8 +299,8 @@ fn sequence_agrees(ops: &[Op], is_file: bool) -> Result<(), TestCaseError> {
     }
     audit(&machine, &memory, &[]);
     memory.trim();
-    prop_assert_eq!(memory.free_frames(), free, "frames have leaked");
-    prop_assert_eq!(memory.commitment().promised(), 0);
+    prop_assert_eq!(memory.free_frame_count(), free, "frames have leaked");
+    prop_assert_eq!(memory.commitment().committed(), 0);
     Ok(())
 }
 
@@ -328,7 +328,7 @@ fn many_threads_read_write_punch_and_save_at_once() {
         tlb: TlbKind::Strict,
         ..Config::default()
     });
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     use_object_order(&memory, 2);
     {
         let shared = memfd(&memory, 64 * PAGE);
@@ -368,5 +368,5 @@ fn many_threads_read_write_punch_and_save_at_once() {
     }
     audit(&machine, &memory, &[]);
     memory.trim();
-    assert_eq!(memory.free_frames(), free);
+    assert_eq!(memory.free_frame_count(), free);
 }

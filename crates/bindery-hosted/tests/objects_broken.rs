@@ -55,8 +55,8 @@ fn damaged(damage: ObjectDamage, undo: Option<ObjectDamage>) -> Violation {
 
 #[test]
 fn more_is_promised_than_the_object_has() {
-    let (damage, undo) = (ObjectDamage::Promised(3), ObjectDamage::Promised(-3));
-    assert_eq!(damaged(damage, Some(undo)), Violation::Promised { says: 7, holds: 4 });
+    let (damage, undo) = (ObjectDamage::Committed(3), ObjectDamage::Committed(-3));
+    assert_eq!(damaged(damage, Some(undo)), Violation::Committed { says: 7, holds: 4 });
 }
 
 #[test]

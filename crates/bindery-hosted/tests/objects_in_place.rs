@@ -134,11 +134,11 @@ fn a_write_that_stops_at_once_changes_nothing() {
         for order in [0, 4] {
             use_object_order(memory, order);
             let object = memfd(memory, 10);
-            let (free, bytes) = (memory.free_frames(), pattern(20 * PAGE as usize));
+            let (free, bytes) = (memory.free_frame_count(), pattern(20 * PAGE as usize));
             assert_eq!(write_up_to(&object, 16 * PAGE, &bytes, 0), Ok(0));
             assert_eq!((object.size(), object.resident_pages()), (10, 0));
             memory.trim();
-            assert_eq!(memory.free_frames(), free);
+            assert_eq!(memory.free_frame_count(), free);
             assert_eq!(write_up_to(&object, 0, &[], 0), Ok(0));
             audit();
         }

@@ -206,7 +206,7 @@ fn collapse<A: Walk>() {
                 assert_eq!(stage.audit(&spaces.each_ref()).folios, 2);
                 assert_eq!(object.resident_pages(), 512);
                 // The private mapping's copies are promised too.
-                assert_eq!(stage.memory.commitment().promised(), 512 + 512);
+                assert_eq!(stage.memory.commitment().committed(), 512 + 512);
                 assert_eq!(spaces[0].collapse_range(range), Ok(()));
             } else if failures > 0 && result.is_err() {
                 assert_eq!(object.resident_pages(), resident);
@@ -277,12 +277,12 @@ fn pinned<A: Walk>() {
         assert_eq!((program.load(at), object.resident_pages()), (Ok(5), 1));
         space.munmap(VirtAddr(AT), 2 * MIB).unwrap();
         assert_eq!(object.add_seals(Seals::WRITE), Err(Error::Busy));
-        let free = stage.memory.free_frames();
+        let free = stage.memory.free_frame_count();
         object.set_size(0).unwrap();
         assert_eq!(object.resident_pages(), 0);
-        let kept = stage.memory.free_frames();
+        let kept = stage.memory.free_frame_count();
         drop(pin);
-        assert!(stage.memory.free_frames() > kept && kept >= free);
+        assert!(stage.memory.free_frame_count() > kept && kept >= free);
         assert_eq!(object.add_seals(Seals::WRITE), Ok(()));
         stage.audit(&[&space]);
     });
@@ -350,7 +350,7 @@ fn touch_while_resizing<A: Walk>() {
     let config =
         Config { memory: 64 * MIB, cpus: PROGRAMS + 1, tlb: TlbKind::Strict, ..Config::default() };
     let (machine, memory) = memory_with::<A>(config);
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     use_object_order(&memory, 3);
     {
         let object =
@@ -393,5 +393,5 @@ fn touch_while_resizing<A: Walk>() {
     }
     audit(&machine, &memory, &[]);
     memory.trim();
-    assert_eq!(memory.free_frames(), free);
+    assert_eq!(memory.free_frame_count(), free);
 }

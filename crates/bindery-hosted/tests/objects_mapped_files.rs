@@ -225,7 +225,7 @@ fn huge_file<A: Walk>() {
 /// Writes behind the back of the page tables, as a device does.
 fn write_as_a_device<A: Walk>(machine: &Machine<A>, pinned: &Pinned<'_, Machine<A>>, byte: u8) {
     // SAFETY: the window shows the page, which is pinned, and no program writes to it now.
-    unsafe { machine.window(pinned.first()).as_ptr().write(byte) };
+    unsafe { machine.direct_map(pinned.first()).as_ptr().write(byte) };
 }
 
 fn saved_after_a_pin<A: Walk>() {

@@ -1,4 +1,4 @@
-//! Memory runs out at every single allocation of every verb of an object: the verb says so or does
+//! Memory runs out at every single allocation of every operation of an object: the operation says so or does
 //! less, nothing of the object is lost, nothing leaks, and with memory again it succeeds.
 
 mod common;
@@ -34,11 +34,11 @@ enum Backing {
     File,
 }
 
-/// What is done, and what the object should contain then; a verb may do less than that (write).
+/// What is done, and what the object should contain then; an operation may do less than that (write).
 struct Case {
     backing: Backing,
     order: u8,
-    verb: fn(&Object<'_, Hosted>) -> Result<usize, Error>,
+    operation: fn(&Object<'_, Hosted>) -> Result<usize, Error>,
     after: fn(&[u8], usize) -> Vec<u8>,
 }
 
@@ -51,11 +51,11 @@ fn before() -> Vec<u8> {
     bytes
 }
 
-/// Lets the verb fail at one point; says whether it came so far.
+/// Lets the operation fail at one point; says whether it came so far.
 fn once(case: &Case, failing: Failing) -> bool {
     let files = MemoryFiles::new();
     let (machine, memory) = strict::<X86_64<4>>(16 * MIB);
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     let failed = {
         let before = before();
         let object = match case.backing {
@@ -75,10 +75,10 @@ fn once(case: &Case, failing: Failing) -> bool {
             object.set_size(before.len() as u64).unwrap();
         }
         use_object_order(&memory, case.order);
-        let promised = memory.commitment().promised();
+        let promised = memory.commitment().committed();
         assert_eq!(promised, if case.backing == Backing::Memory { 5 } else { 0 });
         failing.begin(&memory);
-        let result = (case.verb)(&object);
+        let result = (case.operation)(&object);
         let failures = testing::failed_allocations(&memory);
         memory.fail_allocations_after(None);
         audit(&machine, &memory, &[]);
@@ -88,7 +88,7 @@ fn once(case: &Case, failing: Failing) -> bool {
                 assert_eq!(error, Error::OutOfMemory, "{failing:?}");
                 assert_ne!(failures, 0);
                 if case.backing == Backing::Memory {
-                    assert_eq!((object.resident_pages(), memory.commitment().promised()), (5, 5));
+                    assert_eq!((object.resident_pages(), memory.commitment().committed()), (5, 5));
                 }
                 0
             }
@@ -96,15 +96,15 @@ fn once(case: &Case, failing: Failing) -> bool {
         let there = if result.is_ok() { (case.after)(&before, done) } else { before.clone() };
         assert_eq!(content(&object), there, "{failing:?}, {result:?}");
         // There is memory again.
-        let done = (case.verb)(&object).expect("the second try");
+        let done = (case.operation)(&object).expect("the second try");
         assert_eq!(content(&object), (case.after)(&before, done), "{failing:?}");
         audit(&machine, &memory, &[]);
         failures > 0
     };
     audit(&machine, &memory, &[]);
     memory.trim();
-    assert_eq!(memory.free_frames(), free, "frames have leaked, {failing:?}");
-    assert_eq!(memory.commitment().promised(), 0);
+    assert_eq!(memory.free_frame_count(), free, "frames have leaked, {failing:?}");
+    assert_eq!(memory.commitment().committed(), 0);
     failed
 }
 
@@ -126,7 +126,7 @@ fn at_every_point(case: &Case) -> u64 {
 const WRITE: Case = Case {
     backing: Backing::Memory,
     order: 0,
-    verb: |object| object.write(PAGE / 2, &[9; 48 * PAGE as usize]),
+    operation: |object| object.write(PAGE / 2, &[9; 48 * PAGE as usize]),
     after: |before, done| {
         let (start, mut bytes) = (PAGE as usize / 2, before.to_vec());
         bytes.resize(bytes.len().max(start + done), 0);
@@ -138,7 +138,7 @@ const WRITE: Case = Case {
 const ALLOCATE: Case = Case {
     backing: Backing::Memory,
     order: 0,
-    verb: |object| object.allocate(PAGE, 100 * PAGE, Growth::Allowed).map(|()| 0),
+    operation: |object| object.allocate(PAGE, 100 * PAGE, Growth::Allowed).map(|()| 0),
     after: |before, _| {
         let mut bytes = before.to_vec();
         bytes.resize(101 * PAGE as usize, 0);
@@ -149,7 +149,7 @@ const ALLOCATE: Case = Case {
 const PUNCH: Case = Case {
     backing: Backing::Memory,
     order: 0,
-    verb: |object| object.punch_hole(PAGE + 100, 19 * PAGE).map(|()| 0),
+    operation: |object| object.punch_hole(PAGE + 100, 19 * PAGE).map(|()| 0),
     after: |before, _| {
         let mut bytes = before.to_vec();
         bytes[PAGE as usize + 100..20 * PAGE as usize + 100].fill(0);
@@ -160,21 +160,21 @@ const PUNCH: Case = Case {
 const CUT: Case = Case {
     backing: Backing::Memory,
     order: 0,
-    verb: |object| object.set_size(7 * PAGE + 100).map(|()| 0),
+    operation: |object| object.set_size(7 * PAGE + 100).map(|()| 0),
     after: |before, _| before[..7 * PAGE as usize + 100].to_vec(),
 };
 
 const READ: Case = Case {
     backing: Backing::File,
     order: 0,
-    verb: |object| object.read(0, &mut [0; 41 * PAGE as usize]),
+    operation: |object| object.read(0, &mut [0; 41 * PAGE as usize]),
     after: |before, _| before.to_vec(),
 };
 
 const SYNC: Case = Case {
     backing: Backing::File,
     order: 0,
-    verb: |object| object.sync(0, u64::MAX).map(|()| 0),
+    operation: |object| object.sync(0, u64::MAX).map(|()| 0),
     after: |before, _| before.to_vec(),
 };
 
@@ -225,7 +225,7 @@ fn what_takes_away_or_stores_needs_no_memory() {
 fn creating() {
     let files = MemoryFiles::new();
     let (machine, memory) = strict::<X86_64<4>>(16 * MIB);
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     memory.fail_allocations_after(Some(0));
     let shared = memory.shared_memory(PAGE, Sealing::Allowed, Accounting::Whole);
     assert_eq!(shared.err(), Some(Error::OutOfMemory));
@@ -234,5 +234,5 @@ fn creating() {
     assert_eq!(files.counts().removed, 0);
     audit(&machine, &memory, &[]);
     memory.trim();
-    assert_eq!((memory.free_frames(), memory.commitment().promised()), (free, 0));
+    assert_eq!((memory.free_frame_count(), memory.commitment().committed()), (free, 0));
 }

@@ -188,7 +188,7 @@ impl<'m, A: Walk> Stage<'_, 'm, A> {
 fn agree<A: Walk>(steps: &[Step], is_file: bool) -> Result<(), TestCaseError> {
     let files = MemoryFiles::new();
     let (machine, memory) = strict::<A>(16 * MIB);
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     let stored = {
         let spaces: Vec<_> =
             (0..SPACES).map(|_| AddressSpace::new(&memory, options()).unwrap()).collect();
@@ -238,8 +238,8 @@ fn agree<A: Walk>(steps: &[Step], is_file: bool) -> Result<(), TestCaseError> {
     }
     audit::<A>(&machine, &memory, &[]);
     memory.trim();
-    prop_assert_eq!(memory.free_frames(), free, "frames have leaked");
-    prop_assert_eq!(memory.commitment().promised(), 0);
+    prop_assert_eq!(memory.free_frame_count(), free, "frames have leaked");
+    prop_assert_eq!(memory.commitment().committed(), 0);
     Ok(())
 }
 

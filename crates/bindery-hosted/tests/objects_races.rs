@@ -1,4 +1,4 @@
-//! Verbs of an address space, and what happens to objects at the same moment: whoever comes through
+//! Operations of an address space, and what happens to objects at the same moment: whoever comes through
 //! the reverse map finds every entry, and what it does not find is in no TLB.
 //!
 //! `BINDERY_DEEPER` lets each race run longer.
@@ -79,7 +79,7 @@ fn chunk(number: u64) -> VirtAddr {
 }
 
 #[test]
-fn what_is_cut_off_while_it_is_being_hidden_is_in_no_tlb() {
+fn what_is_cut_off_while_it_is_being_prot_none_is_in_no_tlb() {
     const OBJECT: u64 = 64 * PAGE;
     const MORE: u64 = CHUNKS * CHUNK;
     let (machine, memory) = stage(2);
@@ -260,7 +260,7 @@ fn what_was_written_before_a_mapping_lost_its_beginning_is_saved() {
 }
 
 #[test]
-fn what_was_written_before_a_page_was_hidden_is_saved() {
+fn what_was_written_before_a_page_was_prot_none_is_saved() {
     saved_while_it_goes(PAGE, crowd, |space| {
         space.mprotect(VirtAddr(AT), 1001 * PAGE, Protection::empty()).unwrap();
     });

@@ -1,6 +1,6 @@
-//! Memory runs out at every single point of every verb, on every architecture: the verb says so or
+//! Memory runs out at every single point of every operation, on every architecture: the operation says so or
 //! finds another way, nothing of the caller's is lost, nothing leaks, and with memory again the
-//! verb succeeds.
+//! operation succeeds.
 
 mod common;
 mod shortage;
@@ -39,7 +39,7 @@ on_every_architecture! {
 
 fn new<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        verb: |space| AddressSpace::new(space.memory(), options()).map(|_| (0, None)),
+        operation: |space| AddressSpace::new(space.memory(), options()).map(|_| (0, None)),
         ..two_tables()
     });
     assert_eq!(points, 2, "the root, and the tree's state");
@@ -54,19 +54,19 @@ fn memory_that_really_runs_out_is_no_different() {
     while space.fault(VirtAddr(AT + touched * PAGE), Access::Write).is_ok() {
         touched += 1;
     }
-    assert_eq!(memory.free_frames(), 0);
+    assert_eq!(memory.free_frame_count(), 0);
     assert!(touched > 3000, "{touched}");
     audit(&machine, &memory, &[&space]);
     space.munmap(VirtAddr(AT), PAGE).unwrap();
-    assert_eq!(memory.free_frames(), 1);
+    assert_eq!(memory.free_frame_count(), 1);
     space.fault(VirtAddr(AT + touched * PAGE), Access::Write).unwrap();
-    assert_eq!(memory.free_frames(), 0);
+    assert_eq!(memory.free_frame_count(), 0);
     audit(&machine, &memory, &[&space]);
 }
 
 fn map<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        verb: |space| Ok((space.mmap(&anywhere(8 * PAGE))?.0, None)),
+        operation: |space| Ok((space.mmap(&anywhere(8 * PAGE))?.0, None)),
         after: |at| vec![filled(CROSSING, 16), zero(at, 8)],
         ..two_tables()
     });
@@ -75,7 +75,7 @@ fn map<A: Walk>() {
 
 fn map_over<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        verb: |space| Ok((space.mmap(&fixed(CROSSING + 4 * PAGE, 8 * PAGE))?.0, None)),
+        operation: |space| Ok((space.mmap(&fixed(CROSSING + 4 * PAGE, 8 * PAGE))?.0, None)),
         after: |at| vec![filled(CROSSING, 4), zero(at, 8), moved(CROSSING + 12, at + 8 * PAGE, 4)],
         ..two_tables()
     });
@@ -84,7 +84,9 @@ fn map_over<A: Walk>() {
 
 fn unmap_middle<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        verb: |space| space.munmap(VirtAddr(CROSSING + 4 * PAGE), 8 * PAGE).map(|()| (0, None)),
+        operation: |space| {
+            space.munmap(VirtAddr(CROSSING + 4 * PAGE), 8 * PAGE).map(|()| (0, None))
+        },
         after: |_| vec![filled(CROSSING, 4), moved(CROSSING + 12, CROSSING + 12 * PAGE, 4)],
         ..two_tables()
     });
@@ -93,27 +95,27 @@ fn unmap_middle<A: Walk>() {
 
 fn unmap_in_huge<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        verb: |space| space.munmap(VirtAddr(AT + 3 * PAGE), 99 * PAGE).map(|()| (0, None)),
+        operation: |space| space.munmap(VirtAddr(AT + 3 * PAGE), 99 * PAGE).map(|()| (0, None)),
         after: |_| vec![filled(AT, 3), moved(AT + 102, AT + 102 * PAGE, 410)],
         ..huge()
     });
-    assert_eq!(points, 1, "the table is in reserve");
+    assert_eq!(points, 1, "the table is on deposit");
 }
 
 fn discard_in_huge<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        verb: |space| space.discard(VirtAddr(AT + 3 * PAGE), 99 * PAGE).map(|()| (0, None)),
+        operation: |space| space.discard(VirtAddr(AT + 3 * PAGE), 99 * PAGE).map(|()| (0, None)),
         after: |_| {
             vec![filled(AT, 3), zero(AT + 3 * PAGE, 99), moved(AT + 102, AT + 102 * PAGE, 410)]
         },
         ..huge()
     });
-    assert_eq!(points, 0, "the table is in reserve");
+    assert_eq!(points, 0, "the table is on deposit");
 }
 
 fn protect_middle<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        verb: |space| {
+        operation: |space| {
             let middle = VirtAddr(CROSSING + 4 * PAGE);
             space.mprotect(middle, 8 * PAGE, Protection::READ).map(|()| (0, None))
         },
@@ -124,13 +126,13 @@ fn protect_middle<A: Walk>() {
 
 fn protect_in_huge<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        verb: |space| {
+        operation: |space| {
             let middle = VirtAddr(AT + 3 * PAGE);
             space.mprotect(middle, 99 * PAGE, Protection::READ).map(|()| (0, None))
         },
         ..huge()
     });
-    assert_eq!(points, 2, "the table is in reserve");
+    assert_eq!(points, 2, "the table is on deposit");
 }
 
 /// The second mapping cannot be cut: the first is protected already, as documented.
@@ -143,7 +145,7 @@ fn protect_two<A: Walk>() {
             let all = Protection::all();
             stage.space.mprotect(upper, 8 * PAGE, all).unwrap();
         },
-        verb: |space| {
+        operation: |space| {
             let second = VirtAddr(CROSSING + 2 * PAGE);
             let done = space.mprotect(second, 12 * PAGE, Protection::READ).map(|()| (0, None));
             // So that what was there can be written whatever became of it.
@@ -162,13 +164,13 @@ fn protect_two<A: Walk>() {
 }
 
 /// Four MiB in which nothing was touched, faults at `AT`.
-fn untouched<A: Walk>(order: u8, verb: VerbOf<A>) -> u64 {
+fn untouched<A: Walk>(order: u8, operation: VerbOf<A>) -> u64 {
     at_every_point(&Case {
         order,
         set_up: |stage| {
             stage.space.mmap(&fixed(AT, 4 * MIB)).unwrap();
         },
-        verb,
+        operation,
         before: vec![],
         after: |_| vec![zero(AT, 1024)],
         ..two_tables()
@@ -201,7 +203,7 @@ fn write_over_zero<A: Walk>() {
             stage.space.mmap(&fixed(AT, 4 * MIB)).unwrap();
             assert_eq!(stage.program.load(VirtAddr(AT)), Ok(0));
         },
-        verb: |space| {
+        operation: |space| {
             space.fault(VirtAddr(AT), Access::Write).map_err(no_memory)?;
             Ok((0, None))
         },
@@ -217,7 +219,7 @@ fn copy<A: Walk>() {
         let points = at_every_point::<A>(&Case {
             order,
             folios: Folios::SharedWithChild,
-            verb: |space| {
+            operation: |space| {
                 let mut at = VirtAddr(CROSSING + 9 * PAGE);
                 if space.inspect(at) == bindery::Inspection::Empty {
                     at = VirtAddr(AT + 9 * PAGE);
@@ -236,7 +238,7 @@ fn fork<A: Walk>() {
     {
         let points = at_every_point::<A>(&Case {
             order,
-            verb: |space| Ok((0, Some(space.fork()?))),
+            operation: |space| Ok((0, Some(space.fork()?))),
             ..set_up
         });
         // The tree's state and root, the VMA and its group, a table on each level between, and those
@@ -252,14 +254,14 @@ fn collapse<A: Walk>() {
             stage.space.mprotect(VirtAddr(AT), PAGE, Protection::READ).unwrap();
             stage.space.mprotect(VirtAddr(AT), PAGE, common::READ_WRITE).unwrap();
         },
-        verb: |space| {
+        operation: |space| {
             space.collapse(VirtAddr(AT)).map_err(no_memory_for_folio)?;
             assert!(testing::table_at(space, VirtAddr(AT), 1).is_none());
             Ok((0, None))
         },
         ..huge()
     });
-    assert_eq!(points, 1, "the table in reserve");
+    assert_eq!(points, 1, "the table on deposit");
 }
 
 #[test]

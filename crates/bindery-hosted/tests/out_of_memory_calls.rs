@@ -49,7 +49,7 @@ fn shared(length: u64) -> MapRequest {
 
 fn map_shared<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        verb: |space| Ok((space.mmap(&shared(8 * PAGE))?.0, None)),
+        operation: |space| Ok((space.mmap(&shared(8 * PAGE))?.0, None)),
         after: |at| vec![filled(CROSSING, 16), zero(at, 8)],
         ..two_tables()
     });
@@ -58,7 +58,7 @@ fn map_shared<A: Walk>() {
 
 fn map_populated<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        verb: |space| {
+        operation: |space| {
             let request = MapRequest { flags: MapFlags::POPULATE, ..anywhere(4 * PAGE) };
             Ok((space.mmap(&request)?.0, None))
         },
@@ -76,7 +76,7 @@ fn fork_shared<A: Walk>() {
             stage.space.mmap(&MapRequest { sharing: Sharing::Shared, ..place }).unwrap();
             stage.fill(CROSSING, 16);
         },
-        verb: |space| Ok((0, Some(space.fork()?))),
+        operation: |space| Ok((0, Some(space.fork()?))),
         ..two_tables()
     });
     assert_eq!(points, 3, "root, state, VMA: no table and no page");
@@ -84,7 +84,7 @@ fn fork_shared<A: Walk>() {
 
 fn lock_middle<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        verb: |space| {
+        operation: |space| {
             space.mlock(VirtAddr(CROSSING + 4 * PAGE), 8 * PAGE, LockPages::Now)?;
             Ok((0, None))
         },
@@ -99,7 +99,7 @@ fn lock_all<A: Walk>() {
             (two_tables::<A>().set_up)(stage);
             stage.space.mmap(&fixed(GIB + 64 * MIB, 4 * PAGE)).unwrap();
         },
-        verb: |space| {
+        operation: |space| {
             space.mlockall(LockAll::CURRENT)?;
             Ok((0, None))
         },
@@ -111,7 +111,7 @@ fn lock_all<A: Walk>() {
 
 fn seal_middle<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        verb: |space| {
+        operation: |space| {
             space.mseal(VirtAddr(CROSSING + 4 * PAGE), 8 * PAGE)?;
             Ok((0, None))
         },
@@ -122,7 +122,7 @@ fn seal_middle<A: Walk>() {
 
 fn advise_middle<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        verb: |space| {
+        operation: |space| {
             let at = VirtAddr(CROSSING + 4 * PAGE);
             space.madvise(at, 8 * PAGE, Advice::DontFork).map_err(cut)?;
             Ok((0, None))
@@ -139,7 +139,7 @@ fn guard<A: Walk>() {
             stage.space.mmap(&fixed(AT, 4 * MIB)).unwrap();
             stage.fill(AT + 3 * MIB, 4);
         },
-        verb: |space| {
+        operation: |space| {
             space.madvise(VirtAddr(AT), 2 * MIB + PAGE, Advice::GuardInstall)?;
             Ok((0, None))
         },
@@ -148,7 +148,7 @@ fn guard<A: Walk>() {
         layout: Layout::MayDiffer,
         ..two_tables()
     });
-    assert!(points >= 1, "a table in reserve");
+    assert!(points >= 1, "a table on deposit");
 }
 
 fn lift_guard<A: Walk>() {
@@ -159,7 +159,7 @@ fn lift_guard<A: Walk>() {
             stage.fill(AT + 3 * MIB, 4);
             stage.space.madvise(VirtAddr(AT), 2 * MIB, Advice::GuardInstall).unwrap();
         },
-        verb: |space| {
+        operation: |space| {
             space.madvise(VirtAddr(AT + PAGE), PAGE, Advice::GuardRemove)?;
             Ok((AT + PAGE, None))
         },
@@ -167,7 +167,7 @@ fn lift_guard<A: Walk>() {
         after: |at| vec![filled(AT + 3 * MIB, 4), zero(at, 1)],
         ..two_tables()
     });
-    assert_eq!(points, 0, "the table was in reserve");
+    assert_eq!(points, 0, "the table was on deposit");
 }
 
 fn small_pages<A: Walk>() -> Case<A> {
@@ -176,7 +176,7 @@ fn small_pages<A: Walk>() -> Case<A> {
 
 fn collapse<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        verb: |space| {
+        operation: |space| {
             space.madvise(VirtAddr(AT), 2 * MIB, Advice::Collapse)?;
             Ok((0, None))
         },
@@ -188,7 +188,7 @@ fn collapse<A: Walk>() {
 fn collapse_shared<A: Walk>() {
     at_every_point::<A>(&Case {
         folios: Folios::SharedWithChild,
-        verb: |space| {
+        operation: |space| {
             space.madvise(VirtAddr(AT), 2 * MIB, Advice::Collapse)?;
             Ok((0, None))
         },
@@ -203,7 +203,7 @@ fn move_several<A: Walk>() {
             let middle = VirtAddr(CROSSING + 4 * PAGE);
             stage.space.mprotect(middle, 4 * PAGE, Protection::all()).unwrap();
         },
-        verb: |space| {
+        operation: |space| {
             let to = VirtAddr(AT + 64 * MIB);
             // What went before memory ran out is back where it was, so that the call can be made
             // again.
@@ -233,7 +233,7 @@ fn put_back<A: Walk>(space: &bindery::AddressSpace<'_, bindery_hosted::Machine<A
 
 fn move_and_leave<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        verb: |space| {
+        operation: |space| {
             let to = VirtAddr(AT + 64 * MIB);
             let at = space.mremap(VirtAddr(CROSSING), 16 * PAGE, 16 * PAGE, Remap::LeaveTo(to))?;
             Ok((at.0, None))
@@ -251,7 +251,7 @@ fn duplicate<A: Walk>() {
             stage.space.mmap(&MapRequest { sharing: Sharing::Shared, ..place }).unwrap();
             stage.fill(CROSSING, 16);
         },
-        verb: |space| {
+        operation: |space| {
             let at = space.mremap(VirtAddr(CROSSING), 0, 16 * PAGE, Remap::MayMove)?;
             Ok((at.0, None))
         },
@@ -267,7 +267,7 @@ fn grow_heap<A: Walk>() {
             (two_tables::<A>().set_up)(stage);
             stage.space.set_break_start(VirtAddr(AT + 64 * MIB));
         },
-        verb: |space| {
+        operation: |space| {
             let wanted = VirtAddr(AT + 64 * MIB + 4 * PAGE);
             let end = space.set_break(wanted);
             if end == wanted { Ok((AT + 64 * MIB, None)) } else { Err(Error::OutOfMemory) }
@@ -287,7 +287,7 @@ fn no_memory_to_pin(error: PinError) -> Error {
 fn pin_shared<A: Walk>() {
     let points = at_every_point::<A>(&Case {
         folios: Folios::SharedWithChild,
-        verb: |space| {
+        operation: |space| {
             space
                 .pin(VirtAddr(CROSSING), 1, bindery::Access::Read, PinTime::Long)
                 .map(|_| (0, None))
@@ -300,7 +300,7 @@ fn pin_shared<A: Walk>() {
 
 fn fork_pinned<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        verb: |space| {
+        operation: |space| {
             let pin = |page: u64| {
                 let at = VirtAddr(CROSSING + page * PAGE);
                 space.pin(at, 1, bindery::Access::Write, PinTime::Short)

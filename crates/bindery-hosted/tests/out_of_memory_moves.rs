@@ -42,13 +42,13 @@ on_every_architecture! {
     leaving_a_part_of_a_huge_leaf => leave_in_huge;
 }
 
-fn to<A: Walk>(case: Case<A>, verb: VerbOf<A>, after: fn(u64) -> Vec<Stretch>) -> u64 {
-    at_every_point(&Case { verb, after, ..case })
+fn to<A: Walk>(case: Case<A>, operation: VerbOf<A>, after: fn(u64) -> Vec<Stretch>) -> u64 {
+    at_every_point(&Case { operation, after, ..case })
 }
 
 fn shrink<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        verb: |space| {
+        operation: |space| {
             let at = VirtAddr(CROSSING);
             Ok((space.mremap(at, 16 * PAGE, 5 * PAGE, Remap::InPlace)?.0, None))
         },
@@ -60,7 +60,7 @@ fn shrink<A: Walk>() {
 
 fn shrink_middle<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        verb: |space| {
+        operation: |space| {
             let at = VirtAddr(CROSSING);
             Ok((space.mremap(at, 12 * PAGE, 5 * PAGE, Remap::InPlace)?.0, None))
         },
@@ -72,7 +72,7 @@ fn shrink_middle<A: Walk>() {
 
 fn grow<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        verb: |space| {
+        operation: |space| {
             let at = VirtAddr(CROSSING);
             Ok((space.mremap(at, 16 * PAGE, 20 * PAGE, Remap::InPlace)?.0, None))
         },
@@ -91,7 +91,7 @@ fn grow_away<A: Walk>() {
             let wall = VirtAddr(CROSSING + 16 * PAGE);
             stage.space.mprotect(wall, PAGE, Protection::READ).unwrap();
         },
-        verb: |space| {
+        operation: |space| {
             let at = VirtAddr(CROSSING);
             Ok((space.mremap(at, 16 * PAGE, 20 * PAGE, Remap::MayMove)?.0, None))
         },
@@ -240,7 +240,7 @@ fn move_huge<A: Walk>() {
         },
         |at| vec![moved(AT, at, 512)],
     );
-    assert_eq!(points, 1, "the table of level 2; the one in reserve moves");
+    assert_eq!(points, 1, "the table of level 2; the one on deposit moves");
 }
 
 fn shift_huge<A: Walk>() {

@@ -56,7 +56,7 @@ fn map<'m>(space: &Space<'m>, file: &File<'m>, sharing: Sharing) {
 fn on_stage(play: impl FnOnce(&Stage<'_>)) {
     let (machine, memory) =
         memory_with::<A>(Config { memory: 64 * MIB, cpus: 3, ..Config::default() });
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     let pager = HeldFiles::new();
     let content: Vec<u8> = (0..PAGES * PAGE).map(|n| (n / PAGE) as u8 + 1).collect();
     pager.files.put(1, &content);
@@ -71,7 +71,7 @@ fn on_stage(play: impl FnOnce(&Stage<'_>)) {
     let report = audit(&machine, &memory, &[]);
     assert_eq!((report.objects, report.object_pages), (0, 0));
     memory.trim();
-    assert_eq!(memory.free_frames(), free, "frames have leaked");
+    assert_eq!(memory.free_frame_count(), free, "frames have leaked");
 }
 
 impl Stage<'_> {

@@ -6,7 +6,7 @@ use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::arch::X86_64;
 use bindery::{
     Access, Accounting, AddressSpace, Error, FaultError, FileAccess, Limits, Locking, MapObject,
-    MapRequest, Memory, Object, PinError, PinTime, Pinned, Place, Sealing, Sharing, Verb,
+    MapRequest, Memory, Object, Operation, PinError, PinTime, Pinned, Place, Sealing, Sharing,
 };
 use bindery_hosted::Machine;
 use common::{GIB, MIB, READ_WRITE, audit, options, strict};
@@ -100,7 +100,7 @@ fn a_process_without_limit_leaves_half_of_a_folios_room_to_those_who_pin_little(
 #[test]
 fn pins_outlive_their_address_space_and_nothing_is_left_of_either() {
     let (machine, memory) = strict::<X86_64<4>>(16 * MIB);
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     let object = shared(&memory);
     let space = process(&object, &memory);
     let pins = [1, 8].map(|pages| space.pin(AT, pages, Access::Write, PinTime::Long).unwrap());
@@ -112,7 +112,7 @@ fn pins_outlive_their_address_space_and_nothing_is_left_of_either() {
     drop(object);
     audit(&machine, &memory, &[]);
     memory.trim();
-    assert_eq!(memory.free_frames(), free);
+    assert_eq!(memory.free_frame_count(), free);
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn a_limit_holds_for_what_comes_and_errors_have_linuxs_numbers() {
     assert_eq!(refused, PinError::LimitReached);
     drop(first);
     assert!(space.pin(AT, 1, Access::Read, PinTime::Short).is_ok());
-    assert_eq!(PinError::LimitReached.errno(), Error::OutOfMemory.errno(Verb::Mlock));
+    assert_eq!(PinError::LimitReached.errno(), Error::OutOfMemory.errno(Operation::Mlock));
     assert_eq!(PinError::FolioLimit.errno(), PinError::LimitReached.errno());
     let fault = space.pin(VirtAddr(0), 1, Access::Read, PinTime::Short).unwrap_err();
     assert_eq!(fault, PinError::Fault(FaultError::NotMapped));

@@ -62,10 +62,10 @@ fn pinned_pages_outlive_their_mapping<A: Walk>() {
     let space = written(&memory, &machine, PAGE_SIZE);
     let pinned = space.pin(AT, 1, Access::Read, PinTime::Short).unwrap();
     space.munmap(AT, PAGE_SIZE).unwrap();
-    let without = memory.free_frames();
+    let without = memory.free_frame_count();
     audit(&machine, &memory, &[&space]);
     drop(pinned);
-    assert_eq!(memory.free_frames(), without + 1);
+    assert_eq!(memory.free_frame_count(), without + 1);
     audit(&machine, &memory, &[&space]);
 }
 
@@ -119,7 +119,7 @@ fn a_pin_that_cannot_be_is_refused<A: Walk>() {
     audit(&machine, &memory, &[&space]);
 }
 
-fn a_fork_copies_what_is_pinned_and_hidden<A: Walk>() {
+fn a_fork_copies_what_is_pinned_and_prot_none<A: Walk>() {
     for (order, length) in [(0, 4 * PAGE_SIZE), (4, 64 * KIB), (9, 2 * MIB)] {
         let (machine, memory) = strict::<A>(64 << 20);
         use_order(&memory, order);
@@ -186,7 +186,7 @@ fn a_page_that_a_child_shares_is_copied_for_the_one_who_pins_it_to_read<A: Walk>
 }
 
 on_every_architecture! {
-    hidden => a_fork_copies_what_is_pinned_and_hidden;
+    prot_none => a_fork_copies_what_is_pinned_and_prot_none;
     unshared => memory_that_may_not_be_written_is_the_programs_own_once_it_is_pinned;
     unshared_of_a_child => a_page_that_a_child_shares_is_copied_for_the_one_who_pins_it_to_read;
     forking => a_fork_gives_the_child_copies_of_what_is_pinned;

@@ -38,7 +38,7 @@ unsafe impl<const SLEEP: bool> Platform for Prioritized<SLEEP> {
     type SpinLock = Lock<false>;
 
     pass_on! { 0:
-        window zero copy invalidate invalidate_local invalidate_kernel publish_entries cpu
+        direct_map zero copy invalidate invalidate_local invalidate_kernel publish_entries cpu
         grace_period is_over seed fatal_signal allocation_may_wait frames_released
     }
 

@@ -120,7 +120,7 @@ fn slow_reader<A: Walk>() {
         }
         let round = Cell::new(0);
         let between = || {
-            // The reader's own verbs and faults, and mappings that come and go behind it.
+            // The reader's own operations and faults, and mappings that come and go behind it.
             round.set(round.get() + 1);
             let at = AT + 0x10_0000 + round.get() % 7 * 0x1_0000;
             space.mmap(&fixed(at, 2 * PAGE)).unwrap();
@@ -233,10 +233,10 @@ fn huge<A: Walk>() {
         stage.program(&space).store(VirtAddr(AT), 1).unwrap();
         assert_eq!(area(&space, AT).kib("AnonHugePages"), 2048);
         assert_eq!(area(&space, AT).kib("Rss"), 2048);
-        // Hidden pages are there all the same.
+        // ProtNone pages are there all the same.
         space.mprotect(VirtAddr(AT), 4 * MIB, Protection::empty()).unwrap();
-        let hidden = area(&space, AT);
-        assert_eq!((hidden.kib("AnonHugePages"), hidden.kib("Private_Dirty")), (2048, 2048));
+        let prot_none = area(&space, AT);
+        assert_eq!((prot_none.kib("AnonHugePages"), prot_none.kib("Private_Dirty")), (2048, 2048));
         let object = stage.memfd(2 * MIB);
         map_object(&space, &object, AT + 8 * MIB, 2 * MIB, 0, Sharing::Shared);
         stage.program(&space).store(VirtAddr(AT + 8 * MIB), 1).unwrap();

@@ -63,7 +63,7 @@ fn counted<A: Walk>() {
         let program = stage.program(&space);
         space.mmap(&fixed(AT, 64 * PAGE)).unwrap();
         program.fill(VirtAddr(AT), 40 * PAGE, 1).unwrap();
-        // The page of zeroes does not count.
+        // The zero page does not count.
         assert_eq!(program.load(VirtAddr(AT + 50 * PAGE)), Ok(0));
         let before = space.counts();
         assert_eq!(resident(&space), (40, 0, 0));

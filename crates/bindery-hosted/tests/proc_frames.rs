@@ -51,7 +51,7 @@ fn all<A: Walk>() {
         let mut words = vec![0; span.count as usize];
         assert_eq!(proc::kpageflags(stage.memory, span.first.0.into(), &mut words), words.len());
         let with = |bit: u32| words.iter().filter(|word| **word & 1 << bit != 0).count() as u64;
-        assert_eq!(with(KPF_BUDDY), stage.memory.free_frames());
+        assert_eq!(with(KPF_BUDDY), stage.memory.free_frame_count());
         assert_eq!(with(KPF_ANON), 3 * MIB / PAGE);
         assert_eq!(with(KPF_ZERO_PAGE), 1);
         let counts = space.counts();
@@ -99,7 +99,7 @@ fn flagged<A: Walk>() {
         let mine = memory.allocate_frames(3).unwrap();
         assert_eq!(memory.frame_view(Frame(mine.first.0 + 5)).block, mine);
         assert_eq!(flags(memory, mine.first.0.into()), bits(&[KPF_COMPOUND_HEAD]));
-        assert!(memory.give_back_frames(mine));
+        assert!(memory.free_frames(mine));
     });
 }
 
@@ -156,7 +156,7 @@ fn summed<A: Walk>() {
         let usage = memory.frame_usage();
         assert_eq!((usage.anonymous, usage.anonymous_huge), (513, 512));
         assert_eq!((usage.shared_memory, usage.mapped, usage.file), (4, 4, 0));
-        assert_eq!(usage.free, memory.free_frames());
+        assert_eq!(usage.free, memory.free_frame_count());
         space.munmap(VirtAddr(AT + 8 * MIB), 4 * PAGE).unwrap();
         assert_eq!((memory.frame_usage().shared_memory, memory.frame_usage().mapped), (4, 0));
         assert_eq!(before.huge_faults, 1);

@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
-use bindery::linux::proc::{Backing, FileId, Naming};
+use bindery::linux::proc::{FileId, NameSource, Naming};
 use bindery::{
     Advice, Limits, LockPages, Locking, MapFlags, MapRequest, Place, Protection, Sharing,
 };
@@ -72,14 +72,14 @@ impl Mirror {
 }
 
 impl Naming for Mirror {
-    fn file_id(&self, identity: u64, _: Backing) -> FileId {
+    fn file_id(&self, identity: u64, _: NameSource) -> FileId {
         self.area(identity).file
     }
 
     fn write_path(
         &self,
         identity: u64,
-        _: Backing,
+        _: NameSource,
         out: &mut dyn std::fmt::Write,
     ) -> std::fmt::Result {
         // The listing has line feeds written out already.

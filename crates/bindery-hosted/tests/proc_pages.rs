@@ -23,7 +23,7 @@ on_every_architecture! {
     the_page_of_zeroes_is_present_and_nobodys => zeroes;
     pages_of_objects_are_marked_as_such => objects;
     a_page_that_several_map_is_not_exclusive => shared;
-    hidden_pages_are_present => hidden;
+    prot_none_pages_are_present => prot_none;
     guards_look_swapped_out => guards;
     swapped_pages_tell_device_and_slot => swapped;
     write_protection_by_userfaultfd_shows => userfault;
@@ -43,7 +43,7 @@ const MARKERS: u64 = 31;
 #[track_caller]
 fn frame<A: Walk>(space: &Space<'_, A>, at: u64) -> u64 {
     match space.inspect(VirtAddr(at)) {
-        Inspection::Page { frame, .. } | Inspection::Absent(Absent::Hidden { frame, .. }) => {
+        Inspection::Page { frame, .. } | Inspection::Absent(Absent::ProtNone { frame, .. }) => {
             u64::from(frame.0)
         }
         other => panic!("no page, but {other:?}"),
@@ -131,7 +131,7 @@ fn shared<A: Walk>() {
     });
 }
 
-fn hidden<A: Walk>() {
+fn prot_none<A: Walk>() {
     for order in [0, 4, 9] {
         on_stage::<A>(order, |stage| {
             let space = stage.space();

@@ -179,7 +179,7 @@ fn protections<A: Walk>() {
         }
         store(program, 22);
         assert_eq!(written(space, AT, 64), [20, 21, 22, 40]);
-        // What is hidden forgets too, and is watched when it is shown again.
+        // What is `PROT_NONE` forgets too, and is watched when it is shown again.
         space.mprotect(VirtAddr(AT), all, Protection::empty()).unwrap();
         watch(space);
         assert_eq!(written(space, AT, 64), [0; 0]);
@@ -387,7 +387,7 @@ fn used_block<A: Walk>() {
         assert_eq!(area(&space, AT).kib("Referenced"), 0);
         program.load(VirtAddr(AT + 9 * PAGE)).unwrap();
         // The MMU may say so in any entry of a block.
-        let block = u64::from(A::BLOCK) * 4;
+        let block = u64::from(A::CONTIG_ENTRIES) * 4;
         assert_eq!(area(&space, AT).kib("Referenced"), block);
     });
 }

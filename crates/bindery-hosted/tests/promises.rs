@@ -20,7 +20,7 @@ fn a_fork_is_asked_for_mapping_by_mapping() {
         space.mmap(&fixed(AT + number * GIB, 40 * MIB)).unwrap();
     }
     let child = space.fork().unwrap();
-    assert_eq!(memory.commitment().promised(), 2 * 3 * 40 * MIB / PAGE);
+    assert_eq!(memory.commitment().committed(), 2 * 3 * 40 * MIB / PAGE);
     audit(&machine, &memory, &[&space, &child]);
 }
 
@@ -32,9 +32,9 @@ fn a_fork_does_not_ask_for_what_the_child_does_not_get() {
     let space = AddressSpace::new(&memory, options()).unwrap();
     space.mmap(&fixed(AT, 300 * PAGE)).unwrap();
     space.mmap(&fixed(2 * AT, 500 * PAGE)).unwrap();
-    let promised = memory.commitment().promised();
+    let promised = memory.commitment().committed();
     assert_eq!(space.fork().err(), Some(Error::Overcommitted));
-    assert_eq!(memory.commitment().promised(), promised, "what was promised first is taken back");
+    assert_eq!(memory.commitment().committed(), promised, "what was promised first is taken back");
     space.madvise(VirtAddr(2 * AT), 500 * PAGE, Advice::DontFork).unwrap();
     memory.commitment().set_limit(1100);
     let child = space.fork().unwrap();
@@ -50,12 +50,12 @@ fn what_takes_the_place_of_something_promised_needs_no_second_promise() {
     let space = AddressSpace::new(&memory, options()).unwrap();
     space.mmap(&fixed(AT, 600 * PAGE)).unwrap();
     space.mmap(&fixed(AT, 600 * PAGE)).unwrap();
-    assert_eq!(memory.commitment().promised(), 600);
+    assert_eq!(memory.commitment().committed(), 600);
     space.mmap(&fixed(AT + 300 * PAGE, 700 * PAGE)).unwrap();
-    assert_eq!(memory.commitment().promised(), 1000);
+    assert_eq!(memory.commitment().committed(), 1000);
     let refused = space.mmap(&fixed(AT + 600 * PAGE, 401 * PAGE));
     assert_eq!(refused, Err(Error::Overcommitted));
-    assert_eq!(memory.commitment().promised(), 1000);
+    assert_eq!(memory.commitment().committed(), 1000);
     audit(&machine, &memory, &[&space]);
 }
 
@@ -67,6 +67,6 @@ fn what_may_be_dropped_is_not_promised() {
     let space = AddressSpace::new(&memory, options()).unwrap();
     let request = MapRequest { flags: MapFlags::DROPPABLE, ..fixed(AT, 600 * PAGE) };
     space.mmap(&request).unwrap();
-    assert_eq!(memory.commitment().promised(), 0);
+    assert_eq!(memory.commitment().committed(), 0);
     audit(&machine, &memory, &[&space]);
 }

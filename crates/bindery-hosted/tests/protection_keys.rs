@@ -95,14 +95,14 @@ fn each_entry_of_a_mapping_carries_its_key_and_no_tlb_an_older_one() {
     space.mmap(&fixed(AT.0, 8 * PAGE_SIZE)).unwrap();
     let program = Program::new(&machine, &space);
     program.fill(AT, 4 * PAGE_SIZE, 7).unwrap();
-    program.load(page(5)).unwrap(); // the page of zeroes
+    program.load(page(5)).unwrap(); // the zero page
     assert_eq!(space.pkey_alloc(), Ok(key(1)));
     assert_eq!(space.pkey_alloc(), Ok(key(2)));
     protect(&space, page(1), 6, 1).unwrap();
     assert_eq!(vma_keys(&space), [(1, 0), (6, 1), (1, 0)]);
     let cached = machine.cached(Cpu(0), space.root());
     assert!(cached.iter().all(|leaf| leaf.start == AT.0), "{cached:?}");
-    program.store(page(5), 1).unwrap(); // a copy of the page of zeroes
+    program.store(page(5), 1).unwrap(); // a copy of the zero page
     program.store(page(6), 1).unwrap(); // a first touch
     for (number, expected) in [0, 1, 1, 1, 0, 1, 1].into_iter().enumerate() {
         if number != 4 {

@@ -109,10 +109,10 @@ fn writers_leave_the_frames_that_are_kept_for_faults() {
     };
     assert_eq!(refused, Error::NoSpace);
     // A page of the index may come on top.
-    assert!(memory.free_frames() + 1 >= reserve, "{} are free", memory.free_frames());
-    let free = memory.free_frames();
+    assert!(memory.free_frame_count() + 1 >= reserve, "{} are free", memory.free_frame_count());
+    let free = memory.free_frame_count();
     assert_eq!(object.allocate(0, 16 * MIB, Growth::Allowed), Err(Error::NoSpace));
-    assert_eq!(memory.free_frames(), free, "an allocation that is refused leaves all of them");
+    assert_eq!(memory.free_frame_count(), free, "an allocation that is refused leaves all of them");
     let space = AddressSpace::new(&memory, SpaceOptions::default()).unwrap();
     let request = MapRequest {
         length: PAGE,

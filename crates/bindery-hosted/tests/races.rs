@@ -15,7 +15,7 @@ use common::{GIB, MIB, READ_WRITE, audit, fixed, memory_with, options, use_order
 
 const PAGE: u64 = 4096;
 const AT: u64 = GIB;
-/// One table, 32 contiguous blocks.
+/// One table, 32 contiguous runs.
 const PAGES: u64 = 512;
 const FOR: Duration = Duration::from_millis(700);
 /// The number of half rounds that means the end.
@@ -47,9 +47,9 @@ impl Meeting {
     }
 }
 
-/// Here the pages are hidden from the first on; on another CPU a program writes to them from the
+/// Here the pages are `PROT_NONE` from the first on; on another CPU a program writes to them from the
 /// last on. Somewhere in between they cross. Of a block, the MMU records a write in whichever
-/// entry it likes, perhaps in one that is hidden later than that of the written page.
+/// entry it likes, perhaps in one that is `PROT_NONE` later than that of the written page.
 fn hide_under_writes<A: Walk>() {
     let config = Config { memory: 32 * MIB, cpus: 2, ..Config::default() };
     let (machine, memory) = memory_with::<A>(config);
@@ -74,7 +74,7 @@ fn hide_under_writes<A: Walk>() {
             for page in lowest.load(Ordering::Relaxed)..PAGES {
                 written += 1;
                 let found = space.inspect(VirtAddr(AT + page * PAGE));
-                if !matches!(found, Inspection::Absent(Absent::Hidden { dirty: true, .. })) {
+                if !matches!(found, Inspection::Absent(Absent::ProtNone { dirty: true, .. })) {
                     lost.push((round, page));
                 }
             }
@@ -87,7 +87,7 @@ fn hide_under_writes<A: Walk>() {
     assert!(lost.is_empty(), "of {written} writes {} were not recorded: {lost:?}", lost.len());
 }
 
-/// Each round, writes to one page after the other, downwards, until one is hidden.
+/// Each round, writes to one page after the other, downwards, until one is `PROT_NONE`.
 fn write_down<A: Walk>(
     machine: &Machine<A>,
     space: &AddressSpace<'_, Machine<A>>,
@@ -97,16 +97,16 @@ fn write_down<A: Walk>(
     let program = Program::new(machine, space);
     let mut round = 0;
     while meeting.wait_for(2 * round + 1) != OVER {
-        let hidden = |page: &u64| program.store(VirtAddr(AT + page * PAGE), *page).is_err();
-        let first_hidden = (0..PAGES).rev().find(hidden);
-        lowest.store(first_hidden.map_or(0, |page| page + 1), Ordering::Relaxed);
+        let prot_none = |page: &u64| program.store(VirtAddr(AT + page * PAGE), *page).is_err();
+        let first_prot_none = (0..PAGES).rev().find(prot_none);
+        lowest.store(first_prot_none.map_or(0, |page| page + 1), Ordering::Relaxed);
         meeting.tell(2 * round + 2);
         round += 1;
     }
 }
 
 #[test]
-fn writes_to_blocks_that_are_being_hidden_are_recorded_for_their_pages() {
+fn writes_to_blocks_that_are_being_prot_none_are_recorded_for_their_pages() {
     hide_under_writes::<AArch64>();
     hide_under_writes::<Riscv64<3>>();
 }

@@ -64,7 +64,7 @@ unsafe impl Platform for Watching {
     type SpinLock = Slow;
 
     pass_on! { machine:
-        window zero copy invalidate invalidate_local invalidate_kernel publish_entries cpu unpark
+        direct_map zero copy invalidate invalidate_local invalidate_kernel publish_entries cpu unpark
         grace_period is_over seed fatal_signal allocation_may_wait frames_released
     }
 

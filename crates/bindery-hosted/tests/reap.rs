@@ -43,10 +43,10 @@ fn comes_back<A: Walk>() {
         space.madvise(VirtAddr(AT), length, Advice::PopulateWrite).unwrap();
         let guard = VirtAddr(AT + 4 * MIB);
         space.madvise(guard, PAGE_SIZE, Advice::GuardInstall).unwrap();
-        let free = memory.free_frames();
+        let free = memory.free_frame_count();
         let reaped = process_mrelease(0, || Ok(&space));
         assert_eq!(reaped, 0);
-        assert!(memory.free_frames() >= free + (length >> 12) - 1, "all is back");
+        assert!(memory.free_frame_count() >= free + (length >> 12) - 1, "all is back");
         assert_eq!(resident(&space, AT, length >> 12), 0);
         for access in [Access::Read, Access::Write, Access::Execute] {
             assert_eq!(space.fault(VirtAddr(AT), access), Err(FaultError::Bus));

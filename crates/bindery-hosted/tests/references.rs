@@ -130,7 +130,7 @@ fn play<A: Walk>(seed: u64, order: u8) -> u64 {
     }
     audit(&machine, &memory, &[]);
     memory.trim();
-    assert_eq!(memory.commitment().promised(), 0, "seed {seed}");
+    assert_eq!(memory.commitment().committed(), 0, "seed {seed}");
     held.into_inner()
 }
 

@@ -7,7 +7,7 @@ mod stage;
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{AArch64, Arch, Attributes, Entry, Riscv64};
-use bindery::{Leftovers, Protection, testing};
+use bindery::{Protection, TlbOnLeave, testing};
 use bindery_hosted::{AccessKind, Program, Violation, Walk};
 use common::{GIB, MIB, READ_WRITE, fixed};
 use stage::{Stage, on_stage};
@@ -57,7 +57,7 @@ fn clean<A: Walk>() {
 
 /// Makes the core believe that no TLB holds anything, while `work` runs; what the TLB saw.
 fn unflushed<A: Walk>(stage: &Stage<'_, '_, A>, work: impl FnOnce()) -> Vec<Violation> {
-    stage.space.leave(Leftovers::Flushed);
+    stage.space.leave(TlbOnLeave::Flushed);
     work();
     stage.space.enter();
     stage.machine.take_violations()
@@ -95,7 +95,7 @@ fn free_a_root_early<A: Walk>() {
         let root = child.root();
         let program = Program::new(stage.machine, &child);
         assert_eq!(program.load(AT), Ok(AT.0));
-        child.leave(Leftovers::Flushed);
+        child.leave(TlbOnLeave::Flushed);
         drop(child);
         let found = stage.machine.take_violations();
         let released = |seen: &Violation| matches!(seen, Violation::ReleasedRoot { place, .. } if place.root == root);
@@ -121,8 +121,8 @@ fn fold_without_break<A: Walk>() {
             .zip(0..)
             .map(|(at, index)| {
                 let old = testing::raw_entry(stage.space, at, 1).unwrap();
-                assert!(!A::is_block(old));
-                testing::set_raw_entry(stage.space, at, 1, A::block(old, index));
+                assert!(!A::is_contig(old));
+                testing::set_raw_entry(stage.space, at, 1, A::set_contig(old, index));
                 old
             })
             .collect();
@@ -142,7 +142,7 @@ fn a_block_whose_entries_disagree_is_met_by_the_mmu() {
         let seventh = VirtAddr(AT.0 + 7 * PAGE);
         testing::clear_accessed_and_dirty(stage.space, AT, 16);
         let old = testing::raw_entry(stage.space, seventh, 1).unwrap();
-        testing::set_raw_entry(stage.space, seventh, 1, AArch64::unblock(old, 7));
+        testing::set_raw_entry(stage.space, seventh, 1, AArch64::clear_contig(old, 7));
         let denied = stage.machine.translate(stage.space.root(), AT, AccessKind::Read);
         assert!(denied.is_err());
         let found = stage.machine.take_violations();

@@ -240,7 +240,7 @@ fn pages_in_consecutive_frames_are_counted_once() {
     }
     all.sort_by_key(|frames| frames.first.0);
     for frames in all.into_iter().rev() {
-        assert!(memory.give_back_frames(frames));
+        assert!(memory.free_frames(frames));
     }
     let object = objects_common::memfd(&memory, pages * PAGE_SIZE);
     object.allocate(0, pages * PAGE_SIZE, Growth::Forbidden).unwrap();

@@ -74,7 +74,7 @@ fn attached(segments: &All<'_>, space: &Space<'_>, id: i64) -> Option<u64> {
 #[test]
 fn each_mapping_counts_and_the_last_takes_a_destroyed_segment_along() {
     let (machine, memory) = strict::<X86_64>(32 * MIB);
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     on(&memory, 4, |segments| {
         let space = space(&memory);
         let count = |id| attached(segments, &space, id);
@@ -106,7 +106,7 @@ fn each_mapping_counts_and_the_last_takes_a_destroyed_segment_along() {
         audit(&machine, &memory, &[&space]);
         drop(space);
         memory.trim();
-        assert_eq!(memory.free_frames(), free, "while the registry lives");
+        assert_eq!(memory.free_frame_count(), free, "while the registry lives");
     });
 }
 
@@ -216,9 +216,9 @@ fn memory_that_runs_out_leaves_no_segment() {
         assert_eq!(get(segments, 3, PAGE_SIZE, 0), refused(Errno::ENOENT));
         let id = get(segments, 3, PAGE_SIZE, CREAT);
         assert_eq!(id, 0);
-        assert_eq!(memory.commitment().promised(), 2, "with the buffer's");
+        assert_eq!(memory.commitment().committed(), 2, "with the buffer's");
         assert_eq!(control(segments, &space, id, RMID), 0);
-        assert_eq!(memory.commitment().promised(), 1);
+        assert_eq!(memory.commitment().committed(), 1);
         audit(&machine, &memory, &[&space]);
     });
 }

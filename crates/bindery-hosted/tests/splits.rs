@@ -1,5 +1,5 @@
-//! Huge leaves and contiguous blocks that an operation covers in part: cut once, at the edges
-//! alone, from what is in reserve; and nothing that the MMU has recorded is lost, in whichever
+//! Huge leaves and contiguous runs that an operation covers in part: cut once, at the edges
+//! alone, from what is on deposit; and nothing that the MMU has recorded is lost, in whichever
 //! entry it did.
 
 mod common;
@@ -21,7 +21,7 @@ on_every_architecture! {
     a_dirty_huge_leaf_is_dirty_in_all_its_parts => cut_dirty;
     a_clean_huge_leaf_is_clean_in_all_its_parts => cut_clean;
     cutting_a_huge_leaf_allocates_nothing => cut_from_reserve;
-    a_huge_leaf_moves_with_its_reserve => move_and_cut;
+    a_huge_leaf_moves_with_its_deposit => move_and_cut;
     what_was_cut_can_be_joined_again => join;
     what_differs_is_not_joined => refuse_to_join;
 }
@@ -32,11 +32,11 @@ fn counted<A: Walk>(stage: &Stage<'_, '_, A>, work: impl FnOnce()) -> Counts {
     stage.space.counts() - before
 }
 
-/// What the leaf or hidden leaf of a page says: accessed and dirty.
+/// What the leaf or `PROT_NONE` leaf of a page says: accessed and dirty.
 fn used<A: Walk>(stage: &Stage<'_, '_, A>, at: u64) -> (bool, bool) {
     match stage.space.inspect(VirtAddr(at)) {
         Inspection::Page { attributes, .. } => (attributes.accessed, attributes.dirty),
-        Inspection::Absent(Absent::Hidden { accessed, dirty, .. }) => (accessed, dirty),
+        Inspection::Absent(Absent::ProtNone { accessed, dirty, .. }) => (accessed, dirty),
         other => panic!("{at:#x} is {other:?}"),
     }
 }
@@ -108,7 +108,7 @@ fn cut_from_reserve<A: Walk>() {
         stage.memory.fail_allocations_after(None);
         assert_eq!((cost.tables_allocated, cost.tables_freed), (0, 0), "{cost:?}");
         // One for the break of the leaf, one for the pages; and the hundredth page lies in a block.
-        assert_eq!(cost.invalidations, 2 + u64::from(A::BLOCK > 1), "{cost:?}");
+        assert_eq!(cost.invalidations, 2 + u64::from(A::CONTIG_ENTRIES > 1), "{cost:?}");
         assert_eq!(audit(stage.machine, stage.memory, &[stage.space]).tables, tables);
     });
 }
@@ -173,16 +173,16 @@ fn refuse_to_join<A: Walk>() {
                 cut_and_mend(stage);
             }
             make_unlike(stage);
-            let before = stage.memory.free_frames();
+            let before = stage.memory.free_frame_count();
             assert_eq!(stage.space.collapse(VirtAddr(AT)), Err(FolioError::Unsuitable));
-            assert_eq!(stage.memory.free_frames(), before);
+            assert_eq!(stage.memory.free_frame_count(), before);
             stage.assert_filled(AT, 5, AT);
             stage.assert_filled(AT + 6 * PAGE, 506, AT + 6);
         });
     }
 }
 
-/// The architectures that have contiguous blocks.
+/// The architectures that have contiguous runs.
 macro_rules! with_blocks {
     ($($test:ident => $run:ident;)*) => {
         $(#[test]
@@ -202,7 +202,7 @@ with_blocks! {
     a_move_to_the_same_alignment_keeps_blocks_and_cuts_two => move_blocks;
     a_write_recorded_in_any_entry_of_a_block_survives_its_unfolding => dirty_unfolded;
     a_write_recorded_in_any_entry_of_a_block_survives_a_move => dirty_moved;
-    a_write_recorded_in_any_entry_of_a_block_survives_hiding => dirty_hidden;
+    a_write_recorded_in_any_entry_of_a_block_survives_hiding => dirty_prot_none;
     a_write_recorded_in_any_entry_of_a_block_survives_a_fork => dirty_forked;
 }
 
@@ -216,7 +216,7 @@ fn four_blocks<A: Walk>(play: impl FnOnce(&Stage<'_, '_, A>)) {
     });
 }
 
-/// Which of the pages stand in a contiguous block.
+/// Which of the pages stand in a contiguous run.
 fn blocked<A: Walk>(stage: &Stage<'_, '_, A>, at: u64, pages: u64) -> Vec<u64> {
     let contiguous = |page: &u64| {
         let found = stage.space.inspect(VirtAddr(at + page * PAGE));
@@ -359,7 +359,7 @@ fn dirty_moved<A: Walk>() {
     }
 }
 
-fn dirty_hidden<A: Walk>() {
+fn dirty_prot_none<A: Walk>() {
     written_blocks::<A>(|stage| {
         stage.space.mprotect(VirtAddr(AT), 64 * PAGE, Protection::empty()).unwrap();
         assert_dirty(stage, AT, &WRITTEN);

@@ -24,7 +24,7 @@ on_every_architecture! {
     two_threads_change_neighbouring_mappings => two_changers;
 }
 
-/// Folio sizes to try: base pages, contiguous blocks, huge leaves.
+/// Folio sizes to try: base pages, contiguous runs, huge leaves.
 const ORDERS: [u8; 3] = [0, 4, 9];
 
 type Space<'m, A> = AddressSpace<'m, Machine<A>>;
@@ -176,7 +176,7 @@ fn beside<A: Walk>() {
                 assert_eq!(program.load(at), Ok(stamp.load(Ordering::Relaxed)));
             }
         }
-        assert!(memory.free_frames() > 0);
+        assert!(memory.free_frame_count() > 0);
     });
 }
 

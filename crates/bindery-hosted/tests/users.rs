@@ -103,7 +103,7 @@ const DATA: Frame = Frame(0x8_0110);
 fn revoke_under_writers(machine: &Machine<X86_64>) {
     // SAFETY: the entry lies in a frame of the machine, is aligned, and is accessed atomically by
     // everybody while the threads run.
-    let entry = unsafe { machine.window(L1).cast::<AtomicU64>().add(I1).as_ref() };
+    let entry = unsafe { machine.direct_map(L1).cast::<AtomicU64>().add(I1).as_ref() };
     let (writes, stop) = (AtomicU32::new(0), AtomicBool::new(false));
     let wait_for_writes = |count| {
         let seen = writes.load(Ordering::Relaxed);
@@ -131,7 +131,7 @@ fn revoke_under_writers(machine: &Machine<X86_64>) {
             machine.zero(DATA, 1);
             wait_for_writes(6);
             // SAFETY: the frame is the page's, which nobody can reach any more.
-            let bytes = unsafe { machine.window(DATA).cast::<[u8; 4096]>().read() };
+            let bytes = unsafe { machine.direct_map(DATA).cast::<[u8; 4096]>().read() };
             assert_eq!(bytes, [0; 4096], "somebody wrote after the invalidation");
             entry.store(old, Ordering::SeqCst);
         }

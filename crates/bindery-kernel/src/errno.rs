@@ -50,7 +50,7 @@ impl fmt::Debug for Errno {
     }
 }
 
-/// The raw result of the core's Linux face as an outcome.
+/// The raw result of the core's Linux ABI as an outcome.
 pub fn from_raw(result: i64) -> Outcome {
     if result < 0 { Err(Errno(result.unsigned_abs() as u32)) } else { Ok(result as u64) }
 }

@@ -44,12 +44,12 @@ pub fn begin(information: &Information, heap: Stretch) {
         Ok(memory) => *MEMORY.call_once(|| Box::leak(Box::new(memory))),
         Err(problem) => panic!("the core refuses the machine's memory: {problem}"),
     };
-    let window = VirtRange::from_len(MAP_START, MAP_SIZE).expect("the constants are a range");
+    let arena = VirtRange::from_len(MAP_START, MAP_SIZE).expect("the constants are a range");
     // SAFETY: 1. The root is the one that the CPUs have loaded for the kernel's addresses; the
-    // direct map shows it, and it stays. 2. The boot code has left the entry of the window empty, no
+    // direct map shows it, and it stays. 2. The boot code has left the entry of the arena empty, no
     // program has a root yet, and the root that other CPUs begin with (x86-64) is left before they
-    // use anything in the window. 3. The map is never dropped.
-    let map = unsafe { KernelMap::with_root(memory, arch::own_root(), window, Reach::Table) };
+    // use anything in the arena. 3. The map is never dropped.
+    let map = unsafe { KernelMap::with_root(memory, arch::own_root(), arena, Reach::Table) };
     match map {
         Ok(map) => {
             let map = map.with_largest_leaf(arch::largest_leaf());
@@ -63,7 +63,7 @@ pub fn begin(information: &Information, heap: Stretch) {
 /// Notes how many frames are free: as many must be at the end. What the kernel has taken until now,
 /// it keeps.
 pub fn boot_is_over() {
-    FREE_AT_BOOT.store(free_frames(), Ordering::Relaxed);
+    FREE_AT_BOOT.store(free_frame_count(), Ordering::Relaxed);
 }
 
 /// The memory of the machine.
@@ -81,16 +81,16 @@ pub fn kernel_map() -> &'static KernelMap<'static, Machine> {
 
 /// How many frames have leaked, if nothing is left of what came after the boot.
 pub fn leaked_frames() -> i64 {
-    FREE_AT_BOOT.load(Ordering::Relaxed) as i64 - free_frames() as i64
+    FREE_AT_BOOT.load(Ordering::Relaxed) as i64 - free_frame_count() as i64
 }
 
 /// Frames that are free, those that wait in caches and for a purge among them, and the tables of
 /// the kernel map: it may keep one, empty, for the guard page behind an area that stays.
-fn free_frames() -> u64 {
+fn free_frame_count() -> u64 {
     kernel_map().purge();
     memory().trim();
     let counts = kernel_map().counts();
-    memory().free_frames() + counts.tables_allocated - counts.tables_freed
+    memory().free_frame_count() + counts.tables_allocated - counts.tables_freed
 }
 
 /// Maps the registers of a device, for good.
@@ -139,8 +139,8 @@ impl fmt::Display for Explained {
 ///
 /// The page in front is unmapped because each area of the kernel map, live or freed, ends with a
 /// guard page that is never mapped. So what lies directly in front of an area is the guard page of
-/// another, free, or in front of the window; nothing is mapped at free addresses, and nothing in
-/// the stretch of the root's entry in front of the window.
+/// another, free, or in front of the arena; nothing is mapped at free addresses, and nothing in
+/// the stretch of the root's entry in front of the arena.
 pub struct Pages {
     start: NonNull<u8>,
     length: usize,

@@ -31,22 +31,22 @@ unsafe impl Platform for Machine {
     type SpinLock = SpinLock;
 
     #[inline]
-    fn window(&self, frame: Frame) -> NonNull<u8> {
+    fn direct_map(&self, frame: Frame) -> NonNull<u8> {
         arch::window(u64::from(frame.0) << 12)
     }
 
     #[inline]
     fn zero(&self, first: Frame, count: u32) {
         let length = (count as usize) << 12;
-        // SAFETY: the core owns the frames that it asks to be zeroed (`Platform::window`).
-        unsafe { arch::zero(self.window(first).as_ptr(), length) }
+        // SAFETY: the core owns the frames that it asks to be zeroed (`Platform::direct_map`).
+        unsafe { arch::zero(self.direct_map(first).as_ptr(), length) }
     }
 
     #[inline]
     fn copy(&self, from: Frame, to: Frame, count: u32) {
         let length = (count as usize) << 12;
         // SAFETY: the core owns both, and says that they do not overlap.
-        unsafe { arch::copy(self.window(from).as_ptr(), self.window(to).as_ptr(), length) }
+        unsafe { arch::copy(self.direct_map(from).as_ptr(), self.direct_map(to).as_ptr(), length) }
     }
 
     #[inline]

@@ -16,7 +16,7 @@ pub const PAGE_SHIFT: u32 = 12;
 pub const PAGE_SIZE: u64 = 1 << PAGE_SHIFT;
 
 /// A virtual address in bytes. It may hold any value: a system call hands over what the program
-/// wrote, and the verb that receives it refuses what it cannot use.
+/// wrote, and the operation that receives it refuses what it cannot use.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct VirtAddr(pub u64);
 

@@ -25,15 +25,15 @@ const WORDS: usize = PAGE_SIZE as usize / WORD;
 /// consecutive frames follow.
 #[inline]
 pub(crate) fn place<P: Platform>(platform: &P, first: Frame, offset: usize) -> NonNull<u8> {
-    // SAFETY: the caller has frames up to there, whose windows follow each other (obligation 1 of
+    // SAFETY: the caller has frames up to there, whose bytes in the direct map follow each other (obligation 1 of
     // `Platform`, and `Frames::new` looked where two ranges touch).
-    unsafe { platform.window(first).add(offset) }
+    unsafe { platform.direct_map(first).add(offset) }
 }
 
 /// Reads from `offset` on, counted from the beginning of `first`; consecutive frames follow.
 #[inline]
 pub(crate) fn read<P: Platform>(platform: &P, first: Frame, offset: usize, into: &mut [u8]) {
-    // SAFETY: the window shows the bytes of all the frames (`place`), which an object has: whoever
+    // SAFETY: the direct map shows the bytes of all the frames (`place`), which an object has: whoever
     // uses them goes by atomics or by the platform's means. `into` is the caller's own.
     unsafe { platform.read_bytes(place(platform, first, offset), into) }
 }
@@ -121,13 +121,13 @@ fn for_each_word(range: Range<usize>, mut f: impl FnMut(usize, Range<usize>, usi
 /// The words of a frame.
 #[inline]
 fn words<P: Platform>(platform: &P, frame: Frame) -> &[AtomicU64; WORDS] {
-    let window = platform.window(frame).cast::<[AtomicU64; WORDS]>();
-    // SAFETY: the window shows all 4,096 bytes of the frame for as long as the platform lives,
+    let bytes = platform.direct_map(frame).cast::<[AtomicU64; WORDS]>();
+    // SAFETY: the direct map shows all 4,096 bytes of the frame for as long as the platform lives,
     // aligned to 4,096 (obligation 1 of `Platform`, and `Frames::new` looked). Callers pass frames
     // that an object has, whose bytes the core accesses as aligned atomics or by the platform's means
     // alone while programs may write them; those that a pager has borrowed meanwhile nobody writes
     // (`save`).
-    unsafe { window.as_ref() }
+    unsafe { bytes.as_ref() }
 }
 
 #[cfg(test)]

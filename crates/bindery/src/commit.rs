@@ -1,4 +1,4 @@
-//! How much memory has been promised, and how much may be (`vm.overcommit_memory`).
+//! How much memory has been committed, and how much may be (`vm.overcommit_memory`).
 
 use core::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
 
@@ -13,13 +13,13 @@ pub enum Overcommit {
     Heuristic = 0,
     /// Nothing is refused (1).
     Always = 1,
-    /// What is promised in all stays below [`Commitment::limit`] (2).
+    /// What is committed in all stays below [`Commitment::limit`] (2).
     Never = 2,
 }
 
 /// The promises of a machine: private writable mappings and shared memory, in base pages.
 pub struct Commitment {
-    promised: AtomicI64,
+    committed: AtomicI64,
     limit: AtomicU64,
     total: u64,
     mode: AtomicU8,
@@ -28,7 +28,7 @@ pub struct Commitment {
 impl Commitment {
     pub(crate) const fn new(total: u64) -> Self {
         Self {
-            promised: AtomicI64::new(0),
+            committed: AtomicI64::new(0),
             // As Linux's vm.overcommit_ratio: half of memory, until the embedder says otherwise.
             limit: AtomicU64::new(total / 2),
             total,
@@ -50,7 +50,7 @@ impl Commitment {
         }
     }
 
-    /// The most pages that [`Overcommit::Never`] lets be promised (`CommitLimit`).
+    /// The most pages that [`Overcommit::Never`] lets be committed (`CommitLimit`).
     pub fn limit(&self) -> u64 {
         self.limit.load(Ordering::Relaxed)
     }
@@ -60,32 +60,32 @@ impl Commitment {
         self.limit.store(pages, Ordering::Relaxed);
     }
 
-    /// Pages promised (`Committed_AS`).
-    pub fn promised(&self) -> u64 {
-        self.promised.load(Ordering::Relaxed).max(0) as u64
+    /// Pages committed (`Committed_AS`).
+    pub fn committed(&self) -> u64 {
+        self.committed.load(Ordering::Relaxed).max(0) as u64
     }
 
     pub(crate) fn add(&self, pages: i64) {
-        self.promised.fetch_add(pages, Ordering::Relaxed);
+        self.committed.fetch_add(pages, Ordering::Relaxed);
     }
 
-    /// Promises `pages` for as long as the guard lives, or refuses: who wants them to stay promised
-    /// adds them before it drops the guard, so two processes are never promised the same pages.
+    /// Promises `pages` for as long as the guard lives, or refuses: who wants them to stay committed
+    /// adds them before it drops the guard, so two processes are never committed the same pages.
     pub(crate) fn reserve(&self, pages: u64) -> Result<Reservation<'_>, Error> {
         let pages = pages.min(1 << 52) as i64;
-        let after = self.promised.fetch_add(pages, Ordering::Relaxed) + pages;
+        let after = self.committed.fetch_add(pages, Ordering::Relaxed) + pages;
         let reservation = Reservation { commitment: self, pages };
         let refused = match self.mode() {
             Overcommit::Always => false,
             Overcommit::Heuristic => pages as u64 > self.total,
-            // Who asks for nothing gets it, however much is promised already.
+            // Who asks for nothing gets it, however much is committed already.
             Overcommit::Never => pages > 0 && after > self.limit().min(i64::MAX as u64) as i64,
         };
         if refused { Err(Error::Overcommitted) } else { Ok(reservation) }
     }
 
-    /// Promises `pages` for as long as the guard lives, which were promised before and are about to
-    /// be given back: so nobody else is promised them in between.
+    /// Promises `pages` for as long as the guard lives, which were committed before and are about to
+    /// be given back: so nobody else is committed them in between.
     pub(crate) fn keep(&self, pages: u64) -> Reservation<'_> {
         let pages = pages.min(1 << 52) as i64;
         self.add(pages);
@@ -93,7 +93,7 @@ impl Commitment {
     }
 }
 
-/// Pages that are promised for now.
+/// Pages that are committed for now.
 pub(crate) struct Reservation<'a> {
     commitment: &'a Commitment,
     pages: i64,

@@ -5,7 +5,7 @@ use core::fmt;
 use crate::addr::VirtAddr;
 use crate::arch::ProtectionKey;
 
-/// Why a call was refused. Whatever is refused has changed nothing, unless the verb says otherwise.
+/// Why a call was refused. Whatever is refused has changed nothing, unless the operation says otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Error {
@@ -50,7 +50,7 @@ pub enum Error {
     LockLimit,
     /// The process may lock no memory at all.
     LockForbidden,
-    /// More memory would be promised than there is ([`crate::Overcommit`]).
+    /// More memory would be committed than there is ([`crate::Overcommit`]).
     Overcommitted,
     /// A mapping in the range is sealed.
     Sealed(VirtAddr),
@@ -133,20 +133,20 @@ pub enum Errno {
 }
 
 impl Error {
-    /// The errno that Linux returns for this refusal when `verb` is the call that was made.
-    pub fn errno(self, verb: Verb) -> Errno {
+    /// The errno that Linux returns for this refusal when `operation` is the call that was made.
+    pub fn errno(self, operation: Operation) -> Errno {
         match self {
             Self::Unaligned(_) | Self::ZeroLength | Self::Overlap | Self::NotShared => {
                 Errno::EINVAL
             }
-            Self::OutOfRange { .. } | Self::TooLong => match verb {
-                Verb::Mmap | Verb::Mprotect | Verb::Msync => Errno::ENOMEM,
+            Self::OutOfRange { .. } | Self::TooLong => match operation {
+                Operation::Mmap | Operation::Mprotect | Operation::Msync => Errno::ENOMEM,
                 _ => Errno::EINVAL,
             },
             Self::BelowMinimum { .. } => Errno::EPERM,
             Self::Exists(_) => Errno::EEXIST,
-            Self::NotMapped(_) => match verb {
-                Verb::Mremap => Errno::EFAULT,
+            Self::NotMapped(_) => match operation {
+                Operation::Mremap => Errno::EFAULT,
                 _ => Errno::ENOMEM,
             },
             Self::CrossesMapping { .. } => Errno::EFAULT,
@@ -155,28 +155,28 @@ impl Error {
             | Self::OutOfMemory
             | Self::LimitReached
             | Self::Overcommitted => Errno::ENOMEM,
-            Self::LockLimit => match verb {
-                Verb::Mlock => Errno::ENOMEM,
+            Self::LockLimit => match operation {
+                Operation::Mlock => Errno::ENOMEM,
                 _ => Errno::EAGAIN,
             },
             Self::LockForbidden | Self::Sealed(_) | Self::SealForbids => Errno::EPERM,
             Self::AccessDenied => Errno::EACCES,
             Self::Invalid => Errno::EINVAL,
             Self::Busy => Errno::EBUSY,
-            Self::Locked(_) => match verb {
-                Verb::Msync => Errno::EBUSY,
+            Self::Locked(_) => match operation {
+                Operation::Msync => Errno::EBUSY,
                 _ => Errno::EINVAL,
             },
             Self::InputOutput => Errno::EIO,
             Self::NoSpace => Errno::ENOSPC,
             Self::NotSupported => Errno::EOPNOTSUPP,
-            Self::TooLarge => match verb {
-                Verb::Mmap => Errno::EOVERFLOW,
+            Self::TooLarge => match operation {
+                Operation::Mmap => Errno::EOVERFLOW,
                 _ => Errno::EFBIG,
             },
-            Self::Fault(_) => match verb {
+            Self::Fault(_) => match operation {
                 // mlock(2): pages that cannot be had are as if nothing were mapped.
-                Verb::Mlock => Errno::ENOMEM,
+                Operation::Mlock => Errno::ENOMEM,
                 _ => Errno::EFAULT,
             },
             Self::TryAgain => Errno::EAGAIN,
@@ -187,7 +187,7 @@ impl Error {
 
 /// The calls whose errno for one and the same refusal differs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Verb {
+pub enum Operation {
     /// `mmap(2)`.
     Mmap,
     /// `munmap(2)`.
@@ -237,7 +237,7 @@ impl fmt::Display for Error {
             Self::LimitReached => write!(f, "the process may not have more memory"),
             Self::LockLimit => write!(f, "the process may not lock more memory"),
             Self::LockForbidden => write!(f, "the process may not lock memory"),
-            Self::Overcommitted => write!(f, "more memory would be promised than there is"),
+            Self::Overcommitted => write!(f, "more memory would be committed than there is"),
             Self::Sealed(at) => write!(f, "the mapping at {at} is sealed"),
             Self::AccessDenied => write!(f, "what backs the mapping does not allow that access"),
             Self::Invalid => write!(f, "the arguments mean nothing for such a mapping"),

@@ -5,7 +5,7 @@
 //! AArch64 and RISC-V ([`arch`]), tested on your host before it ever boots (`bindery-hosted`).
 //!
 //! The idea: **every operation works on the largest piece that the page table can name**, a run of
-//! entries, a contiguous block, a whole table, never page by page.
+//! entries, a contiguous run, a whole table, never page by page.
 //!
 //! # Terms
 //!
@@ -17,14 +17,14 @@
 //! | level | how far a table is from the leaves: 1 (Linux: PTE), 2 (PMD), 3 (PUD), ... the root |
 //! | span | the bytes that one entry of a level covers: 4 KiB, 2 MiB, 1 GiB, ... |
 //! | run | consecutive entries that one operation may treat as one thing |
-//! | contiguous block | 16 leaves that the MMU may cache as one (AArch64, RISC-V Svnapot) |
+//! | contiguous run | 16 leaves that the MMU may cache as one (AArch64, RISC-V Svnapot) |
 //! | VMA | a mapping: a stretch of addresses with one purpose and one protection |
-//! | hull | a range that is unmapped, with what is free around it: its tables can go whole |
-//! | absent entry | one that only software understands: swapped out, a marker, or hidden |
-//! | hidden | mapped with no permission (`PROT_NONE`), so that the MMU sees nothing |
+//! | freeable span | a range that is unmapped, with what is free around it: its tables can go whole |
+//! | absent entry | one that only software understands: swapped out, a marker, or `PROT_NONE` |
+//! | `PROT_NONE` | mapped with no permission (`PROT_NONE`), so that the MMU sees nothing |
 //! | anon-exclusive | no other address space maps this anonymous page: a write needs no copy |
 //! | gather | what must be flushed before it may be freed |
-//! | stray | a table that was unhooked from its tree |
+//! | stray | a table that was detached from its tree |
 //! | area | a stretch of the kernel's addresses with one purpose ([`KernelMap`]) |
 //! | purge | freed areas become free: one flush for all of them |
 //!
@@ -52,7 +52,6 @@ mod effort;
 mod error;
 mod events;
 mod frame;
-mod gate;
 mod interrupt;
 mod kernel_map;
 pub mod linux;
@@ -73,7 +72,7 @@ mod word;
 pub use commit::{Commitment, Overcommit};
 pub use deferred::Deferred;
 pub use effort::LargeFolioEffort;
-pub use error::{Errno, Error, FaultError, PinError, Verb};
+pub use error::{Errno, Error, FaultError, Operation, PinError};
 pub use events::Events;
 pub use frame::{FrameRange, FrameUsage, FrameUse, FrameView, FramesError};
 pub use kernel_map::{
@@ -91,7 +90,7 @@ pub use space::{
 };
 pub use stats::Counts;
 pub use table::Reach;
-pub use tlb::Leftovers;
+pub use tlb::TlbOnLeave;
 
 /// The example of the README, compiled and run as a test.
 #[cfg(doctest)]

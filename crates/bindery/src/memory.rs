@@ -103,7 +103,7 @@ impl<P: Platform> Memory<P> {
         &self.file_policy
     }
 
-    /// How much memory has been promised, and what is refused.
+    /// How much memory has been committed, and what is refused.
     pub fn commitment(&self) -> &Commitment {
         &self.commitment
     }
@@ -181,7 +181,7 @@ impl<P: Platform> Memory<P> {
     /// Whether it was so: anything else is left alone.
     ///
     /// Does not sleep. Constant time.
-    pub fn give_back_frames(&self, frames: FrameRange) -> bool {
+    pub fn free_frames(&self, frames: FrameRange) -> bool {
         let order = frames.count.trailing_zeros() as u8;
         if !frames.count.is_power_of_two()
             || order > MAX_ORDER
@@ -202,8 +202,8 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Frames that nobody uses, in base pages.
-    pub fn free_frames(&self) -> u64 {
-        self.frames.free_frames()
+    pub fn free_frame_count(&self) -> u64 {
+        self.frames.free_frame_count()
     }
 
     /// Frames that can be used in all: what was handed over, without the metadata.
@@ -235,13 +235,13 @@ impl<P: Platform> Memory<P> {
     /// The entries of a table.
     #[inline]
     pub(crate) fn slots(&self, table: Frame) -> &[AtomicU64] {
-        let window = self.platform.window(table).cast::<AtomicU64>();
+        let arena = self.platform.direct_map(table).cast::<AtomicU64>();
         debug_assert!(PAGE_SIZE >= 8 << P::Arch::INDEX_BITS);
-        // SAFETY: the window shows all 4,096 bytes of the frame for as long as the platform lives
+        // SAFETY: the arena shows all 4,096 bytes of the frame for as long as the platform lives
         // (obligation 1 of `Platform`), aligned to 4,096; a table of 2^INDEX_BITS entries fits.
         // Callers pass frames that are tables, whose bytes the core and the MMU access as aligned
         // 64-bit atomics alone.
-        unsafe { core::slice::from_raw_parts(window.as_ptr(), arch::entries::<P::Arch>() as usize) }
+        unsafe { core::slice::from_raw_parts(arena.as_ptr(), arch::entries::<P::Arch>() as usize) }
     }
 
     /// To be called before an allocation that may wait for memory: not under a table lock, and not in
@@ -332,7 +332,7 @@ impl<P: Platform> Memory<P> {
 /// What a frame is to those who map it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FrameKind {
-    /// The page of zeroes that all share.
+    /// The zero page that all share.
     Zero,
     /// Anonymous memory.
     Anonymous,

@@ -107,7 +107,7 @@ pub struct Work {
 ///
 /// The implementor promises:
 ///
-/// 1. **Window.** [`Platform::window`] returns, for every frame in the ranges that were handed to
+/// 1. **Direct map.** [`Platform::direct_map`] returns, for every frame in the ranges that were handed to
 ///    [`crate::Memory::new`], a pointer at which the frame's 4,096 bytes can be read and written
 ///    for as long as the platform lives; different frames never overlap, and the pointers of
 ///    consecutive frames in one range are consecutive multiples of 4,096. Nothing else uses those bytes but user
@@ -135,7 +135,7 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     type SpinLock: RawLock;
 
     /// Where the core reads and writes `frame` (the "direct map"). Constant time.
-    fn window(&self, frame: Frame) -> NonNull<u8>;
+    fn direct_map(&self, frame: Frame) -> NonNull<u8>;
 
     /// Fills `count` consecutive frames with zeroes, by the machine's fastest means. A release
     /// fence of the caller orders it before later stores; where the means are not ordered so
@@ -154,7 +154,7 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// would (x86-64: `rep movs`; AArch64: `ldp` and `stp`).
     ///
     /// # Safety
-    /// The bytes lie in a [`Platform::window`], or several that follow each other, of frames that
+    /// The bytes lie in a [`Platform::direct_map`], or several that follow each other, of frames that
     /// belong to the caller or to an object; nobody has a reference to them that excludes writes.
     unsafe fn read_bytes(&self, from: NonNull<u8>, into: &mut [u8]) {
         // SAFETY: the caller's promise.
@@ -174,7 +174,7 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// address space whose root table is `root`, and waits until they have. The entries were
     /// written before the call. Called with table locks held: it must not wait for anything but
     /// the other CPUs' hardware or interrupt handlers, and those CPUs may be spinning in
-    /// [`Platform::relax`] for one of these locks. So either they spin with interrupts on (verbs
+    /// [`Platform::relax`] for one of these locks. So either they spin with interrupts on (operations
     /// and faults are entered so), or `relax` serves invalidations.
     fn invalidate(&self, root: Frame, cpus: &CpuSet, what: &Invalidation);
 

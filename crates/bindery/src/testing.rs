@@ -1,4 +1,4 @@
-//! Hooks for tests: entries that no verb makes yet, and every invariant broken on purpose.
+//! Hooks for tests: entries that no operation makes yet, and every invariant broken on purpose.
 //!
 //! A check is worth something only if it is seen to fail. So for each thing that the auditor
 //! ([`crate::check`]) or a strict TLB watches over, there is a hook here that breaks it behind the
@@ -7,9 +7,9 @@
 //!
 //! | hook | what it reaches |
 //! |---|---|
-//! | [`plant`], [`plant_huge`] | swap entries and markers where nothing stands: legal, but no verb makes them yet |
+//! | [`plant`], [`plant_huge`] | swap entries and markers where nothing stands: legal, but no operation makes them yet |
 //! | [`raw_entry`], [`set_raw_entry`], [`clear_accessed_and_dirty`] | entries as they stand in memory |
-//! | [`table_at`], [`damage_table`] | a table's metadata and reserve |
+//! | [`table_at`], [`damage_table`] | a table's metadata and deposit |
 //! | [`damage_mapping`] | a VMA without its tables |
 //! | [`damage_folio`], [`damage_memory`], [`leak_frame`] | counts, free lists, lost frames |
 //! | [`walk_anonymous`], [`UnmapWalk`], [`anon_groups`] | the reverse map, as walkers will use it |
@@ -45,10 +45,10 @@ use crate::{AddressSpace, Memory, Object, Protection};
 /// plant(at, 3, Marker(Poison))     | poison | poison | poison |
 /// ```
 ///
-/// Panics where something stands already, and where memory runs out. Hidden leaves belong to
+/// Panics where something stands already, and where memory runs out. ProtNone leaves belong to
 /// folios, so `mprotect` makes them, not this.
 pub fn plant<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, count: u32, first: Absent) {
-    assert!(!matches!(first, Absent::Hidden { .. }), "hidden leaves cannot be planted");
+    assert!(!matches!(first, Absent::ProtNone { .. }), "PROT_NONE leaves cannot be planted");
     let mut entry = absent::encode::<P::Arch>(first);
     let step = absent::step::<P::Arch>(entry);
     for page in 0..u64::from(count) {
@@ -59,11 +59,11 @@ pub fn plant<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, count: u32,
 }
 
 /// Writes one absent entry of level 2 (2 MiB) at `at`, a multiple of that, with the table in
-/// reserve that splits it. A swap entry stands for consecutive slots from its own on.
+/// deposit that splits it. A swap entry stands for consecutive slots from its own on.
 ///
 /// Panics as [`plant`].
 pub fn plant_huge<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, first: Absent) {
-    assert!(!matches!(first, Absent::Hidden { .. }), "hidden leaves cannot be planted");
+    assert!(!matches!(first, Absent::ProtNone { .. }), "PROT_NONE leaves cannot be planted");
     assert!(at.is_aligned(arch::span::<P::Arch>(2)), "{at} does not begin a slot of level 2");
     plant_one(space, at, 2, absent::encode::<P::Arch>(first));
 }
@@ -78,8 +78,8 @@ fn plant_one<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, level: u8, 
     let slot = &tables.slots(table)[index as usize];
     assert_eq!(slot.load(Relaxed), 0, "something stands at {at}");
     if level > 1 {
-        let reserve = new_table(tables.memory, level - 1, &mut cursor.counts);
-        tables.push_reserve(table, reserve.expect("memory for the reserve"));
+        let deposit = new_table(tables.memory, level - 1, &mut cursor.counts);
+        tables.deposit_table(table, deposit.expect("memory for the deposit"));
     }
     tables.note_guards(table);
     slot.store(entry.0, Relaxed);
@@ -108,7 +108,7 @@ fn table_or_panic<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, level:
     table_at(space, at, level).unwrap_or_else(|| panic!("no table of level {level} at {at}"))
 }
 
-/// The entry of `level` for `at` as it stands in memory (of a contiguous block, blocked), if there
+/// The entry of `level` for `at` as it stands in memory (of a contiguous run, blocked), if there
 /// is a table of that level.
 pub fn raw_entry<P: Platform>(
     space: &AddressSpace<'_, P>,
@@ -119,7 +119,7 @@ pub fn raw_entry<P: Platform>(
     Some(run::load(space.table.slots(table), arch::index_of::<P::Arch>(at, level)))
 }
 
-/// Writes the entry of `level` for `at` and nothing else: no flush, no live count. Returns what
+/// Writes the entry of `level` for `at` and nothing else: no flush, no entry count. Returns what
 /// stood there. Panics where there is no table of that level.
 pub fn set_raw_entry<P: Platform>(
     space: &AddressSpace<'_, P>,
@@ -147,13 +147,14 @@ pub fn clear_accessed_and_dirty<P: Platform>(
         if arch::kind::<P::Arch>(raw, node.level) != Kind::Leaf {
             continue;
         }
-        let single = |entry| if node.level == 1 { P::Arch::unblock(entry, index) } else { entry };
-        let block = node.level == 1 && P::Arch::is_block(raw);
+        let single =
+            |entry| if node.level == 1 { P::Arch::clear_contig(entry, index) } else { entry };
+        let contig = node.level == 1 && P::Arch::is_contig(raw);
         replace::<P::Arch>(&tables.slots(node.table)[index as usize], raw, |entry| {
             let now = P::Arch::attributes(single(entry));
             let clean = Attributes { accessed: false, dirty: false, ..now };
             let clean = P::Arch::leaf(P::Arch::frame(single(entry)), node.level, clean);
-            if block { P::Arch::block(clean, index) } else { clean }
+            if contig { P::Arch::set_contig(clean, index) } else { clean }
         });
         if let Some(folio) = frames.folio_of(P::Arch::frame(single(raw))) {
             frames.meta(folio.head).state.fetch_and(!meta::DIRTY, Relaxed);
@@ -165,7 +166,7 @@ pub fn clear_accessed_and_dirty<P: Platform>(
 /// What can be wrong with a table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TableDamage {
-    /// The live count is off by so much.
+    /// The entry count is off by so much.
     LiveCount(i64),
     /// The stray mark is the opposite of what it was.
     ToggleStray,
@@ -177,10 +178,10 @@ pub enum TableDamage {
     Pending(i32),
     /// The mark that guards may stand in it is the opposite of what it was.
     ToggleGuards,
-    /// One of the tables in reserve is gone (and freed).
-    LessReserve,
-    /// There is one more table in reserve.
-    MoreReserve,
+    /// One of the tables on deposit is gone (and freed).
+    LessDeposit,
+    /// There is one more table on deposit.
+    MoreDeposit,
     /// The address space's count of anonymous pages is off by so much.
     AnonymousPages(i64),
 }
@@ -209,13 +210,13 @@ pub fn damage_table<P: Platform>(
             _ = tables.meta(table).previous.fetch_add(by as u32, Relaxed);
         }
         TableDamage::ToggleGuards => _ = state.fetch_xor(meta::GUARDS, Relaxed),
-        TableDamage::LessReserve => {
-            let reserve = tables.pop_reserve(table).expect("a table in reserve");
-            free_table(tables.memory, reserve, &mut counts);
+        TableDamage::LessDeposit => {
+            let deposit = tables.withdraw_table(table).expect("a table on deposit");
+            free_table(tables.memory, deposit, &mut counts);
         }
-        TableDamage::MoreReserve => {
-            let reserve = new_table(tables.memory, 1, &mut counts);
-            tables.push_reserve(table, reserve.expect("memory for the reserve"));
+        TableDamage::MoreDeposit => {
+            let deposit = new_table(tables.memory, 1, &mut counts);
+            tables.deposit_table(table, deposit.expect("memory for the deposit"));
         }
         // A level: what is added wraps.
         TableDamage::AnonymousPages(by) => {
@@ -336,7 +337,7 @@ pub fn damage_memory<P: Platform>(memory: &Memory<P>, damage: MemoryDamage) {
     let (frames, platform) = (&memory.frames, &memory.platform);
     match damage {
         MemoryDamage::ToggleFreeOrder => {
-            // The damaged block itself may no longer look free, or be passed over.
+            // The damaged contiguous run itself may no longer look free, or be passed over.
             let mut found = None;
             frames.for_each_block(|frame, _, kind| {
                 let listed = kind == meta::Kind::Free && frames.meta(frame).kind() == kind;
@@ -405,7 +406,7 @@ impl<'a, 'm, P: Platform> UnmapWalk<'a, 'm, P> {
                 return Seen { until: sight.range.end(), entries: 1 };
             };
             let zapped = sight.table.zap_sparing(rest, Spared::Guards, gather);
-            assert!(zapped.is_ok(), "a huge leaf has lost its reserve");
+            assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
             Seen { until: rest.end(), entries: HOLD }
         });
         done.ok()

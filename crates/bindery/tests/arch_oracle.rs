@@ -210,8 +210,8 @@ mod arm {
                     continue;
                 }
                 let singles = (page(old), page(new));
-                let joins = (page(old), AArch64::block(page(new), 0));
-                let inside = (AArch64::block(page(old), 0), AArch64::block(page(new), 0));
+                let joins = (page(old), AArch64::set_contig(page(new), 0));
+                let inside = (AArch64::set_contig(page(old), 0), AArch64::set_contig(page(new), 0));
                 for (old, new) in [singles, joins, inside] {
                     let safe = El1Attributes::is_bbm_safe(flags(old), flags(new));
                     assert_eq!(AArch64::needs_break(old, new, 1), !safe, "{old:?} {new:?}");
@@ -224,7 +224,7 @@ mod arm {
     fn the_contiguous_bit_is_the_one_of_the_other_crate() {
         let leaf =
             AArch64::leaf(Frame(0x1230), 1, Attributes { permissions: USER, ..Default::default() });
-        let added = flags(AArch64::block(leaf, 0)) - flags(leaf);
+        let added = flags(AArch64::set_contig(leaf, 0)) - flags(leaf);
         assert_eq!(added, El1Attributes::CONTIGUOUS_OR_PROTECTED);
     }
 }
@@ -278,7 +278,7 @@ mod riscv {
         for index in 0..16 {
             let single = Sv39::leaf(Frame(0x1230 + index), 1, attributes(USER));
             let expected = 1 << 63 | 0x1238 << 10 | 0b0101_0011;
-            assert_eq!(Sv39::block(single, index), Entry(expected));
+            assert_eq!(Sv39::set_contig(single, index), Entry(expected));
         }
     }
 

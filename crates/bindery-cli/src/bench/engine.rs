@@ -3,8 +3,8 @@
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::platform::{Cpu, CpuSet, Invalidation, Platform, Tables};
 use bindery::{
-    Access, AddressSpace, FrameRange, Leftovers, MapRequest, Memory, Place, Protection, Reach,
-    Remap, Resolved, SizeMode, SpaceOptions,
+    Access, AddressSpace, FrameRange, MapRequest, Memory, Place, Protection, Reach, Remap,
+    Resolved, SizeMode, SpaceOptions, TlbOnLeave,
 };
 use bindery_hosted::{Config, Machine, TlbKind, Walk};
 
@@ -122,7 +122,7 @@ fn use_folios<A: Walk>(memory: &Memory<Machine<A>>, folio: FolioSize) {
 /// anything is measured.
 fn touch_all<A: Walk>(memory: &Memory<Machine<A>>) -> Result<(), bindery::Error> {
     let space = AddressSpace::new(memory, SpaceOptions::default())?;
-    let length = memory.free_frames() * PAGE_SIZE;
+    let length = memory.free_frame_count() * PAGE_SIZE;
     let start = space.mmap(&request(length, Place::Anywhere))?;
     let mut at = start;
     // It ends when memory has run out: tables take some, too.
@@ -179,7 +179,7 @@ impl<'m, A: Walk> Engine<'m, A> {
 impl<A: Walk> Drop for Engine<'_, A> {
     fn drop(&mut self) {
         // The TLB holds nothing: the workloads make no access through the MMU.
-        self.space.leave(Leftovers::Flushed);
+        self.space.leave(TlbOnLeave::Flushed);
     }
 }
 

@@ -28,7 +28,7 @@ pub struct Geometry {
     pub index_bits: u32,
     /// The highest level at which leaves stand in the kernel's tables.
     pub largest_leaf: u8,
-    /// Leaves in a contiguous block; 1 where there are none.
+    /// Leaves in a contiguous run; 1 where there are none.
     pub block: u32,
     /// The highest level of leaves that form such blocks; 0 where there are none.
     pub largest_block: u8,
@@ -72,7 +72,7 @@ pub struct Floor {
     /// Entries that must be set or cleared because what they name comes, goes or moves.
     pub entries_written: u64,
     /// Entries that must be set besides, to hook tables that are missing.
-    pub tables_hooked: u64,
+    pub tables_installed: u64,
     /// Invalidations that must be sent.
     pub invalidations: u64,
 }
@@ -89,7 +89,7 @@ impl Floor {
                 let pieces = pieces(range, 0, leaves, geometry);
                 pieces.iter().for_each(|piece| hooks.need(piece.at, piece.level, geometry));
                 let entries_written = pieces.len() as u64;
-                Self { entries_written, tables_hooked: hooks.count(), invalidations: 0 }
+                Self { entries_written, tables_installed: hooks.count(), invalidations: 0 }
             }
             Call::Move { from, to } => {
                 let delta = to.0.wrapping_sub(from.start().0);
@@ -100,7 +100,7 @@ impl Floor {
                 let slots = geometry.slots(range, geometry.levels);
                 Self {
                     entries_written: slots.end - slots.start,
-                    tables_hooked: 0,
+                    tables_installed: 0,
                     invalidations: 1,
                 }
             }
@@ -127,7 +127,7 @@ impl Floor {
             }
         }
         cleared += split.div_ceil(geometry.span(leaves));
-        Self { entries_written: cleared + set, tables_hooked: hooks.count(), invalidations: 1 }
+        Self { entries_written: cleared + set, tables_installed: hooks.count(), invalidations: 1 }
     }
 }
 
@@ -192,9 +192,9 @@ mod tests {
     const THREE_LEVELS: Geometry = Geometry { levels: 3, ..FOUR_LEVELS };
 
     fn floor(call: Call, folio: &str, geometry: Geometry) -> (u64, u64, u64) {
-        let Floor { entries_written, tables_hooked, invalidations } =
+        let Floor { entries_written, tables_installed, invalidations } =
             Floor::of(call, folio.parse().unwrap(), geometry);
-        (entries_written, tables_hooked, invalidations)
+        (entries_written, tables_installed, invalidations)
     }
 
     fn moved(len: u64, by: u64, folio: &str) -> (u64, u64, u64) {

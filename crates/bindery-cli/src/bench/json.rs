@@ -155,7 +155,7 @@ impl Phase {
         let [page, table, linux] = samples.map(Measurement::from);
         let median = |of: &Measurement| of.nanoseconds.map(|summary| summary.median);
         let to_table = |of: &Measurement| ratio(median(of)?, median(&table)?);
-        let least = floor.entries_written + floor.tables_hooked;
+        let least = floor.entries_written + floor.tables_installed;
         Self {
             phase: name.clone(),
             calls: *repetitions,

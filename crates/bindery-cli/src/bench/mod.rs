@@ -80,7 +80,7 @@ Examples
 
 The JSON
   host; architecture; results[]: workload, variant, folio_bytes, phases[]: phase, floor
-  {entries_written, tables_hooked, invalidations}, and for each of page, table, linux: nanoseconds
+  {entries_written, tables_installed, invalidations}, and for each of page, table, linux: nanoseconds
   {samples, minimum, p10, median, p90, maximum}, counts {entries_read, entries_written, ...};
   ratio_page, ratio_linux (medians, to table), ratio_floor (entries written, to the floor),
   ratio_published; calls: how many were measured together. Times are those of one call, floor and
@@ -220,8 +220,8 @@ impl Visitor for GeometryOf {
             index_bits: <A as Arch>::INDEX_BITS,
             // Not in the root, which may be copied.
             largest_leaf: A::LARGEST_LEAF.min(A::LEVELS - 1),
-            block: A::BLOCK,
-            largest_block: A::LARGEST_BLOCK_LEVEL,
+            block: A::CONTIG_ENTRIES,
+            largest_block: A::LARGEST_CONTIG_LEVEL,
             remembers_invalid: A::INVALID_MAY_BE_CACHED,
         }
     }

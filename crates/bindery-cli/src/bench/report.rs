@@ -155,7 +155,7 @@ fn counts_of(samples: &Samples, floor: Floor) -> Vec<String> {
         0 => String::new(),
         local => format!("+{}", thousands(local)),
     };
-    let least = floor.entries_written + floor.tables_hooked;
+    let least = floor.entries_written + floor.tables_installed;
     let tables = [counts.tables_allocated, counts.tables_freed, counts.tables_moved];
     vec![
         thousands(counts.entries_read),
@@ -171,7 +171,7 @@ fn counts_of(samples: &Samples, floor: Floor) -> Vec<String> {
 
 fn show_floor(floor: Floor) -> String {
     let entries = thousands(floor.entries_written);
-    match floor.tables_hooked {
+    match floor.tables_installed {
         0 => entries,
         hooks => format!("{entries}+{}", thousands(hooks)),
     }
@@ -228,7 +228,7 @@ How to read this
   floor          the fewest entry writes that the work needs on any system: an entry that moves is cleared once and set
                  once, plus (+n) missing tables hooked. x floor: how close we are; 1.00 is perfect, and less means that
                  entries were dropped with their table instead of being cleared, or, page by page, that there are no
-                 contiguous blocks, which must be broken before they change.
+                 contiguous runs, which must be broken before they change.
   counts         descended: entries read on the way down from the root. +/-/moved: tables allocated, freed, and moved
                  by the one entry that names them. invalid.: invalidations sent, (their floor), and +n on the faulting
                  CPU alone; pages: base pages that those covered.

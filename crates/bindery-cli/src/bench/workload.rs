@@ -199,7 +199,7 @@ fn remap_1m(by: u64, folio: FolioSize, geometry: Geometry) -> Script {
 
 /// System 2. To touch 1 GiB anew for every move would take most of the time, so base pages are
 /// moved and, not measured, moved back. Larger folios cannot be used again: a move may split them,
-/// or take contiguous blocks apart.
+/// or take contiguous runs apart.
 fn remap_1g(folio: FolioSize, geometry: Geometry) -> Script {
     let source = range(SOURCE_1G, GIB);
     let reusable = folio == FolioSize::BASE;
@@ -285,7 +285,7 @@ fn show_distance(by: u64, unit: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::kernel::Verb;
+    use crate::bench::kernel::Operation;
 
     const GEOMETRY: Geometry = Geometry::FOUR_LEVELS;
 
@@ -323,9 +323,9 @@ mod tests {
                         mapped
                     }
                     Call::Kernel(call) => {
-                        let before = (call.verb != Verb::Map).then_some(call.area);
+                        let before = (call.operation != Operation::Map).then_some(call.area);
                         assert_eq!(areas, before, "{call:?}");
-                        areas = (call.verb != Verb::Unmap).then_some(call.area);
+                        areas = (call.operation != Operation::Unmap).then_some(call.area);
                         mapped
                     }
                 };

@@ -225,7 +225,7 @@ impl Visitor for Run<'_> {
         let (first, count) = machine.frames();
         let memory = Memory::new(machine.clone(), &[FrameRange { first, count }])
             .map_err(|error| format!("the machine has too little memory: {error}"))?;
-        let free = memory.free_frames();
+        let free = memory.free_frame_count();
         // The thread stays on the CPU, as in a kernel.
         let _on_cpu = machine.bind(Cpu(0));
         let mut stage = Stage::new(&machine, &memory, &disk)

@@ -48,7 +48,7 @@ pub enum Action {
     Audit,
 }
 
-/// A call as the Linux face takes it.
+/// A call as the Linux ABI takes it.
 #[derive(Debug)]
 pub struct SystemCall {
     pub call: Call,

@@ -275,7 +275,7 @@ impl<'m, A: Walk> Stage<'m, A> {
         self.processes.clear();
         let findings = self.audit();
         self.memory.trim();
-        let now = self.memory.free_frames();
+        let now = self.memory.free_frame_count();
         if findings.violations.is_empty() && now != free {
             return Findings::leak(free.saturating_sub(now));
         }

@@ -117,7 +117,7 @@ pub enum Meaning {
 /// What a leaf says to the hardware.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Leaf {
-    /// The first frame; of an entry in a contiguous block, that of the entry alone.
+    /// The first frame; of an entry in a contiguous run, that of the entry alone.
     pub frame: u64,
     /// What it allows.
     pub rights: Rights,

@@ -3,10 +3,10 @@
 //!
 //! With [`Effect::Use`] it does what the hardware does: it checks the permission, then records
 //! the use (and the write) by compare-exchange; when the entry changed meanwhile, it reads it
-//! again. In a contiguous block the hardware may record both in whichever entry it likes and
+//! again. In a contiguous run the hardware may record both in whichever entry it likes and
 //! treat the block as used or written when any of its entries says so; this walker takes the
 //! freedom, and picks an entry by a number that changes each time. With [`Effect::None`] it only looks,
-//! and is then strict with contiguous blocks: all entries, no holes, one permission. (While it
+//! and is then strict with contiguous runs: all entries, no holes, one permission. (While it
 //! is being built or taken apart, a block that the hardware meets may have holes.)
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use bindery::arch::{MemoryType, Permissions};
 
 use super::{Access, Fetches, Leaf, Meaning, Rights, Rules, Translation, Walk};
 use crate::control::BrokenControl;
-use crate::memory::Window;
+use crate::memory::DirectMap;
 use crate::violation::{Log, Place, Violation};
 
 /// The deepest tables are six levels tall, the roots included.
@@ -81,7 +81,7 @@ impl Walked {
 /// The machine around a walk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct World<'a> {
-    pub(crate) memory: &'a Window,
+    pub(crate) memory: &'a DirectMap,
     pub(crate) log: &'a Log,
     /// The control bit that has the wrong value.
     pub(crate) broken: Option<BrokenControl>,
@@ -193,7 +193,7 @@ impl At<'_> {
             if base & ((frames << leaf.block) - 1) != 0
                 || !self.may_map(base, frames << leaf.block, leaf.memory)
             {
-                return Step::End(self.malformed(entry, "a contiguous block that is misaligned"));
+                return Step::End(self.malformed(entry, "a contiguous run that is misaligned"));
             }
             let strict = matches!(effect, Effect::None);
             let Some(state) = self.block::<A>(index, entry, leaf, strict) else {

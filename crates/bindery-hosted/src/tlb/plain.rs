@@ -70,7 +70,7 @@ impl<A: Walk> Plain<A> {
         }
         counts.walks += 1;
         let place = Place { cpu: self.cpu, root, addr };
-        // In a contiguous block it records uses where they were.
+        // In a contiguous run it records uses where they were.
         let effect = Effect::Use(access, page);
         let walked = walk::<A>(world, place, Table::root(root), A::RULES.levels, effect);
         match walked.end {

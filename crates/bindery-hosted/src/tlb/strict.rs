@@ -2,7 +2,7 @@
 //!
 //! | the architecture allows | so it does it always |
 //! |---|---|
-//! | to cache translations, whole contiguous blocks at once | they stay until invalidated; there is no limit |
+//! | to cache translations, whole contiguous runs at once | they stay until invalidated; there is no limit |
 //! | to cache intermediate entries | a walk starts at the nearest table that is remembered |
 //! | to cache a translation that denied an access (not x86-64) | it denies until invalidated |
 //! | to cache that an entry was invalid (RISC-V) | it faults until invalidated |

@@ -10,18 +10,18 @@ use bindery::{FrameRange, KernelMap, KernelPiece, Memory, Reach};
 use bindery_hosted::{AccessKind, Machine, MmuFault, Walk};
 
 /// The first address of the kernel's half, and a table of the highest level further on, so that the
-/// window does not begin at the half's first entry.
+/// arena does not begin at the half's first entry.
 pub fn base<A: Walk>() -> u64 {
     let top = 12 + A::INDEX_BITS * u32::from(A::LEVELS);
     if top < 32 { 1 << (top - 1) } else { (!0 << (top - 1)) + (3 << (top - A::INDEX_BITS)) }
 }
 
-/// A window of `bytes` in the kernel's half.
-pub fn window<A: Walk>(bytes: u64) -> VirtRange {
+/// An arena of `bytes` in the kernel's half.
+pub fn arena<A: Walk>(bytes: u64) -> VirtRange {
     VirtRange::from_len(VirtAddr(base::<A>()), bytes).unwrap()
 }
 
-/// A kernel map with a window of 8 GiB.
+/// A kernel map with an arena of 8 GiB.
 pub fn map<A: Walk>(memory: &Memory<Machine<A>>) -> KernelMap<'_, Machine<A>> {
     map_with(memory, 1 << 33, Reach::Table)
 }
@@ -31,7 +31,7 @@ pub fn map_with<A: Walk>(
     bytes: u64,
     reach: Reach,
 ) -> KernelMap<'_, Machine<A>> {
-    KernelMap::new(memory, window::<A>(bytes), reach).expect("a kernel map")
+    KernelMap::new(memory, arena::<A>(bytes), reach).expect("a kernel map")
 }
 
 /// Purges, since TLBs may rightly remember freed areas before; audits the core and the TLBs, and
@@ -106,7 +106,7 @@ pub fn pieces<A: Walk>(map: &KernelMap<'_, Machine<A>>, range: VirtRange) -> Vec
 pub fn picture<A: Walk>(map: &KernelMap<'_, Machine<A>>) -> String {
     let mut areas = Vec::new();
     map.for_each_area(|area| areas.push(area));
-    format!("{areas:?} {:?}", pieces(map, map.window()))
+    format!("{areas:?} {:?}", pieces(map, map.arena()))
 }
 
 /// Writes to every page of a range what tells it from others.

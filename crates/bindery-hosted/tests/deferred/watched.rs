@@ -91,7 +91,7 @@ unsafe impl<A: Walk> Platform for Watched<A> {
     type SpinLock = Counted;
 
     pass_on! { machine:
-        window zero copy invalidate invalidate_local invalidate_kernel publish_entries cpu relax
+        direct_map zero copy invalidate invalidate_local invalidate_kernel publish_entries cpu relax
         park unpark enter_read leave_read grace_period seed fatal_signal allocation_may_wait
         frames_released
     }

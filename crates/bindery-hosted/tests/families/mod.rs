@@ -40,5 +40,5 @@ pub fn assert_walk<A: Walk>(space: &Space<'_, A>, at: VirtAddr, can_map: u64) ->
 
 pub fn free<A: Walk>(memory: &Memory<Machine<A>>) -> u64 {
     memory.trim();
-    memory.free_frames()
+    memory.free_frame_count()
 }

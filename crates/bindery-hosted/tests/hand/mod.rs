@@ -33,7 +33,7 @@ pub fn machine<A: Walk>() -> Machine<A> {
 
 fn slot<A: Walk>(machine: &Machine<A>, table: Frame, index: usize) -> *mut u64 {
     assert!(index < 512);
-    machine.window(table).cast::<u64>().as_ptr().wrapping_add(index)
+    machine.direct_map(table).cast::<u64>().as_ptr().wrapping_add(index)
 }
 
 pub fn set<A: Walk>(machine: &Machine<A>, table: Frame, index: usize, entry: u64) {

@@ -1,4 +1,4 @@
-//! Contiguous blocks: of 2 MiB leaves on AArch64, at the end of all addresses, and of pages with a
+//! Contiguous runs: of 2 MiB leaves on AArch64, at the end of all addresses, and of pages with a
 //! type of memory.
 
 use super::*;

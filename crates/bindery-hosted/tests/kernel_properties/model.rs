@@ -63,9 +63,9 @@ impl Model {
 
     /// Enters a new area; it may lie over nothing, not even over what waits for a purge.
     #[track_caller]
-    pub fn add(&mut self, window: VirtRange, start: u64, area: Area) {
+    pub fn add(&mut self, arena: VirtRange, start: u64, area: Area) {
         let whole = VirtRange::new(VirtAddr(start), VirtAddr(area.end)).unwrap();
-        assert!(window.covers(whole), "{whole} lies outside of {window}");
+        assert!(arena.covers(whole), "{whole} lies outside of {arena}");
         for (other, there) in self.areas.iter().chain(&self.freed) {
             let apart = area.end <= *other || there.end <= start;
             assert!(apart, "{whole} overlaps {other:#x}..{:#x}", there.end);
@@ -117,10 +117,10 @@ impl Model {
     }
 
     /// Whether there is a place for so many pages and their guard at this alignment.
-    pub fn has_room(&self, window: VirtRange, pages: u64, align: u64) -> bool {
-        let mut low = window.start().0;
+    pub fn has_room(&self, arena: VirtRange, pages: u64, align: u64) -> bool {
+        let mut low = arena.start().0;
         let ends = self.areas.iter().map(|(start, area)| (*start, area.end));
-        for (start, end) in ends.chain([(window.end().0, window.end().0)]) {
+        for (start, end) in ends.chain([(arena.end().0, arena.end().0)]) {
             let first = low.checked_next_multiple_of(align);
             let end_of_it = first.and_then(|first| first.checked_add((pages + 1) * PAGE_SIZE));
             if end_of_it.is_some_and(|end| end <= start) {
@@ -139,7 +139,7 @@ impl Model {
         let expected: Vec<_> = self.areas.iter().map(|(start, area)| area.told(*start)).collect();
         assert_eq!(areas, expected);
         let mut mapped = BTreeMap::new();
-        for piece in kernel::pieces(map, map.window()) {
+        for piece in kernel::pieces(map, map.arena()) {
             assert!(piece.size.is_power_of_two(), "{piece:?}");
             for at in (piece.range.start().0..piece.range.end().0).step_by(PAGE_SIZE as usize) {
                 let to = piece.translate(VirtAddr(at)).0;

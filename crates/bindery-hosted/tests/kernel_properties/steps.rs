@@ -125,9 +125,9 @@ impl<'k, 'm, A: Walk> Kernel<'k, 'm, A> {
         self.model.look_for_purges(self.map);
         match problem {
             KernelMapError::OutOfAddresses => {
-                assert!(!self.model.has_room(self.map.window(), pages, align), "there is room");
+                assert!(!self.model.has_room(self.map.arena(), pages, align), "there is room");
             }
-            KernelMapError::OutOfMemory => assert!(self.memory.free_frames() < pages + 8),
+            KernelMapError::OutOfMemory => assert!(self.memory.free_frame_count() < pages + 8),
             other => panic!("refused: {other}"),
         }
     }
@@ -136,7 +136,7 @@ impl<'k, 'm, A: Walk> Kernel<'k, 'm, A> {
     fn expected(&self, pages: u64, permissions: Permissions) -> Option<KernelMapError> {
         if permissions.is_empty() || permissions.contains(Permissions::USER) {
             Some(KernelMapError::BadPermissions)
-        } else if pages >= self.map.window().pages() {
+        } else if pages >= self.map.arena().pages() {
             Some(KernelMapError::TooLarge)
         } else if pages == 0 {
             Some(KernelMapError::Empty)
@@ -148,7 +148,7 @@ impl<'k, 'm, A: Walk> Kernel<'k, 'm, A> {
     fn vmalloc(&mut self, pages: u64, size: u64, options: &VmallocOptions) {
         let result = self.map.vmalloc(size, options);
         let bad_align = !options.align.is_power_of_two() || options.align < PAGE_SIZE;
-        if pages >= self.map.window().pages() {
+        if pages >= self.map.arena().pages() {
             return assert_eq!(result, Err(KernelMapError::TooLarge));
         }
         if bad_align {
@@ -166,7 +166,7 @@ impl<'k, 'm, A: Walk> Kernel<'k, 'm, A> {
                 let (kind, pauses) = (AreaKind::Vmalloc, options.pauses);
                 let area = Area { kind, pages: new, end, pauses, given: at };
                 self.model.look_for_purges(self.map);
-                self.model.add(self.map.window(), at.0, area);
+                self.model.add(self.map.arena(), at.0, area);
             }
         }
     }
@@ -233,7 +233,7 @@ impl<'k, 'm, A: Walk> Kernel<'k, 'm, A> {
         let end = start.0 + (pages.len() as u64 + 1) * PAGE_SIZE;
         let area = Area { kind, pages, end, pauses: options.pauses, given };
         self.model.look_for_purges(self.map);
-        self.model.add(self.map.window(), start.0, area);
+        self.model.add(self.map.arena(), start.0, area);
     }
 
     fn ioremap(&mut self, device: u8, offset: u64, size: u64, memory: MemoryType) {
@@ -307,7 +307,7 @@ impl<'k, 'm, A: Walk> Kernel<'k, 'm, A> {
         let (before, content) = (area.clone(), Content::Zeroes);
         let options = VmallocOptions { align, content, ..VmallocOptions::huge() };
         let result = self.map.vrealloc(VirtAddr(start), pages * PAGE_SIZE, &options);
-        if pages >= self.map.window().pages() {
+        if pages >= self.map.arena().pages() {
             return assert_eq!(result, Err(KernelMapError::TooLarge));
         }
         if !align.is_power_of_two() || align < PAGE_SIZE {
@@ -350,7 +350,7 @@ impl<'k, 'm, A: Walk> Kernel<'k, 'm, A> {
         let new = self.adopt(at, kept..pages, options);
         now.pages.extend(new);
         self.model.look_for_purges(self.map);
-        self.model.add(self.map.window(), at.0, now);
+        self.model.add(self.map.arena(), at.0, now);
     }
 
     fn free(&mut self, which: u8, time: UnmapTime) {

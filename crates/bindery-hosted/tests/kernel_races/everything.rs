@@ -1,5 +1,5 @@
 //! Everything at once: small areas and huge ones by turns in the same slots, so that tables are
-//! unhooked and huge leaves take their place; cuts, with a writer in what is cut; and a dump.
+//! detached and huge leaves take their place; cuts, with a writer in what is cut; and a dump.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
@@ -37,7 +37,7 @@ const CUT_PAGES: u64 = 1100;
 pub fn everything<A: Walk>() {
     let config = Config { memory: 128 * MIB, cpus: 5, ..Config::default() };
     let (machine, memory) = memory_with::<A>(config);
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     {
         let owner = kernel::map(&memory);
         let (_, list) = scattered(&owner, 700, 1);
@@ -74,7 +74,7 @@ pub fn everything<A: Walk>() {
     }
     audit(&machine, &memory, &[]);
     memory.trim();
-    assert_eq!(memory.free_frames(), free, "frames have leaked");
+    assert_eq!(memory.free_frame_count(), free, "frames have leaked");
 }
 
 /// Fills slots with small areas, empties them, and asks for huge ones where they were.
@@ -193,8 +193,8 @@ fn dump<A: Walk>(
     let memory = first.start().0..first.start().0 + u64::from(count) * PAGE_SIZE;
     while !shared.finished.load(SeqCst) {
         let cut = shared.cut.load(SeqCst);
-        let (mut last, mut end, mut seen) = (map.window().start(), stays, 0);
-        map.for_each_piece(map.window(), |piece| {
+        let (mut last, mut end, mut seen) = (map.arena().start(), stays, 0);
+        map.for_each_piece(map.arena(), |piece| {
             assert!(last <= piece.range.start(), "out of order");
             last = piece.range.end();
             assert!(memory.contains(&piece.to.0), "{piece:?} leads out of memory");
@@ -211,7 +211,7 @@ fn dump<A: Walk>(
             assert_eq!(seen, CUT_PAGES, "pages of the area that is being cut");
         }
         for _ in 0..50 {
-            let at = VirtAddr(map.window().start().0 + numbers.below(map.window().len()));
+            let at = VirtAddr(map.arena().start().0 + numbers.below(map.arena().len()));
             let to = map.physical(at);
             assert!(to.is_none_or(|to| memory.contains(&to.0)));
             if let KernelAddress::Mapped { area, .. } = map.explain(at) {
@@ -221,7 +221,7 @@ fn dump<A: Walk>(
             let at = VirtAddr(stays.0 + page * PAGE_SIZE);
             assert_eq!(map.physical(at), Some(list[page as usize].start()));
         }
-        let (mut last, mut met) = (map.window().start(), false);
+        let (mut last, mut met) = (map.arena().start(), false);
         map.for_each_area(|area| {
             assert!(last <= area.range.start(), "out of order");
             last = area.range.end();

@@ -96,7 +96,7 @@ unsafe impl<A: Walk> Platform for Interposed<A> {
     type SpinLock = <Machine<A> as Platform>::SpinLock;
 
     pass_on! { machine:
-        window zero copy invalidate invalidate_local publish_entries cpu relax park unpark
+        direct_map zero copy invalidate invalidate_local publish_entries cpu relax park unpark
         enter_read leave_read synchronize grace_period is_over seed fatal_signal
         allocation_may_wait frames_released
     }

@@ -80,7 +80,7 @@ unsafe impl<A: Walk> Platform for Measured<A> {
     type SpinLock = LockApi05<parking_lot::RawMutex>;
 
     pass_on! { machine:
-        window invalidate invalidate_local invalidate_kernel publish_entries cpu relax park unpark
+        direct_map invalidate invalidate_local invalidate_kernel publish_entries cpu relax park unpark
         synchronize grace_period is_over seed fatal_signal allocation_may_wait frames_released
     }
 

@@ -9,8 +9,8 @@ use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
 use bindery::check::Report;
 use bindery::{
-    Accounting, Errno, Error, Growth, Memory, Object, Pager, PagerError, Sealing, Seals, SizeMode,
-    Verb,
+    Accounting, Errno, Error, Growth, Memory, Object, Operation, Pager, PagerError, Sealing, Seals,
+    SizeMode,
 };
 use bindery_hosted::{Machine, MemoryFiles, Walk};
 use proptest::prelude::*;
@@ -23,13 +23,13 @@ pub const PAGE: u64 = 4096;
 #[track_caller]
 pub fn in_memory(play: impl FnOnce(&Memory<Machine<X86_64<4>>>, &dyn Fn() -> Report)) {
     let (machine, memory) = strict::<X86_64<4>>(32 * MIB);
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     play(&memory, &|| audit(&machine, &memory, &[]));
     let report = audit(&machine, &memory, &[]);
     assert_eq!((report.objects, report.object_pages), (0, 0));
     memory.trim();
-    assert_eq!(memory.free_frames(), free, "frames have leaked");
-    assert_eq!(memory.commitment().promised(), 0);
+    assert_eq!(memory.free_frame_count(), free, "frames have leaked");
+    assert_eq!(memory.commitment().committed(), 0);
 }
 
 /// Numbers without an order that matters, and pages of a range.
@@ -86,7 +86,7 @@ pub enum Outcome {
 }
 
 pub fn outcome<T>(result: Result<T, Error>, to: impl FnOnce(T) -> Outcome) -> Outcome {
-    result.map_or_else(|error| Outcome::Failed(error.errno(Verb::Object)), to)
+    result.map_or_else(|error| Outcome::Failed(error.errno(Operation::Object)), to)
 }
 
 /// Lets shared memory and files use folios of 2^`order` pages wherever they fit.

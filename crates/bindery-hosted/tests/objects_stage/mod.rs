@@ -36,13 +36,13 @@ impl<'m, A: Walk> Stage<'m, A> {
 pub fn on_stage<A: Walk>(order: u8, play: impl FnOnce(&Stage<'_, A>)) {
     let (machine, memory) = strict::<A>(64 * MIB);
     use_object_order(&memory, order);
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     play(&Stage { machine: &machine, memory: &memory });
     let report = audit(&machine, &memory, &[]);
     assert_eq!((report.objects, report.object_pages), (0, 0));
     memory.trim();
-    assert_eq!(memory.free_frames(), free, "frames have leaked");
-    assert_eq!(memory.commitment().promised(), 0);
+    assert_eq!(memory.free_frame_count(), free, "frames have leaked");
+    assert_eq!(memory.commitment().committed(), 0);
 }
 
 pub fn map<'m, A: Walk>(

@@ -33,7 +33,7 @@ pub fn difference(
     let (theirs, ours) = (&linux[place], &ours[place]);
     assert_eq!((theirs.step, theirs.process), (ours.step, ours.process), "other orders of events");
     let operation = operations.get(theirs.step);
-    let name = operation.map_or("the end", |operation| operation.verb.name());
+    let name = operation.map_or("the end", |operation| operation.operation.name());
     let mut kind = name.to_owned();
     let mut text = match operation {
         Some(operation) => format!("step {}: {operation:?}", theirs.step),

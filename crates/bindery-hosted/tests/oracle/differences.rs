@@ -30,9 +30,9 @@
 
 use super::names::{ADVICE, FALLOC_FL_PUNCH_HOLE, MADV_COLLAPSE, MREMAP_DONTUNMAP};
 use super::observation::{
-    ANONYMOUS, Area, Observation, Outcome, Presence, Snapshot, Stretch, letter,
+    ANONYMOUS, ActiveCpus, Area, Observation, Outcome, Snapshot, Stretch, letter,
 };
-use super::operation::{Operation, Verb};
+use super::operation::{Operation, OperationKind};
 use super::place::PAGE;
 
 /// Cuts both off where they differ first, if that is by intent.
@@ -42,7 +42,7 @@ pub fn level(operations: &[Operation], linux: &mut Vec<Observation>, ours: &mut 
     let (theirs, now) = (&linux[place], &ours[place]);
     let Some(operation) = operations.get(theirs.step) else { return };
     let before = ours[..place].iter().rev().find(|before| before.process == now.process);
-    let refuses = collapses_hidden(operation, before) || advises_of_nothing(operation);
+    let refuses = collapses_prot_none(operation, before) || advises_of_nothing(operation);
     if theirs.outcome != now.outcome && !refuses {
         return;
     }
@@ -69,7 +69,7 @@ fn leaves_a_trace(
         Outcome::Returned(-4095..0) => true,
         // It refuses by returning what was there before.
         Outcome::Returned(end) => {
-            operation.verb == Verb::Brk && end as u64 != operation.arguments[0]
+            operation.operation == OperationKind::Brk && end as u64 != operation.arguments[0]
         }
         _ => false,
     };
@@ -77,37 +77,38 @@ fn leaves_a_trace(
     let only_cut = joined(&theirs.snapshot.areas) == joined(&now.snapshot.areas)
         && Snapshot { areas: now.snapshot.areas.clone(), ..theirs.snapshot.clone() }
             == now.snapshot;
-    refused && (only_cut || unchanged && operation.verb == Verb::Mremap)
+    refused && (only_cut || unchanged && operation.operation == OperationKind::Mremap)
 }
 
 /// Whether it is advice unknown to Linux about no bytes.
 fn advises_of_nothing(operation: &Operation) -> bool {
     let known = ADVICE.iter().any(|(advice, _)| *advice == operation.arguments[1]);
     let nothing = operation.ranges.iter().all(|(_, length)| *length == 0);
-    operation.verb == Verb::ProcessMadvise && nothing && !known
+    operation.operation == OperationKind::ProcessMadvise && nothing && !known
 }
 
 /// The advice that an operation gives.
 fn advice_of(operation: &Operation) -> Option<u64> {
-    match operation.verb {
-        Verb::Madvise => Some(operation.arguments[2]),
-        Verb::ProcessMadvise => Some(operation.arguments[1]),
+    match operation.operation {
+        OperationKind::Madvise => Some(operation.arguments[2]),
+        OperationKind::ProcessMadvise => Some(operation.arguments[1]),
         _ => None,
     }
 }
 
 /// Whether something may have been collapsed that cannot be accessed.
-fn collapses_hidden(operation: &Operation, before: Option<&Observation>) -> bool {
+fn collapses_prot_none(operation: &Operation, before: Option<&Observation>) -> bool {
     let accessible = letter(b"rd") | letter(b"wr") | letter(b"ex");
-    let is_hidden = |area: &Area| area.letters & accessible == 0;
+    let is_prot_none = |area: &Area| area.letters & accessible == 0;
     let areas = before.map(|before| &before.snapshot.areas);
     advice_of(operation) == Some(MADV_COLLAPSE)
-        && areas.is_some_and(|areas| areas.iter().any(is_hidden))
+        && areas.is_some_and(|areas| areas.iter().any(is_prot_none))
 }
 
 /// Whether the only difference is that Linux counts more as locked, after a call that unlocks.
 fn counts_what_is_unlocked(operation: &Operation, theirs: &Observation, now: &Observation) -> bool {
-    let unlocks = operation.verb == Verb::Mremap && operation.arguments[3] & MREMAP_DONTUNMAP != 0;
+    let unlocks = operation.operation == OperationKind::Mremap
+        && operation.arguments[3] & MREMAP_DONTUNMAP != 0;
     let unlocked = |areas: &[Area]| {
         let lock = letter(b"lo");
         let all = areas.iter().map(|area| Area { letters: area.letters & !lock, ..*area });
@@ -128,7 +129,7 @@ fn allocated_before(operations: &[Operation], linux: &[Observation]) -> bool {
     linux.iter().filter(|seen| seen.outcome == Outcome::Returned(0)).any(|seen| {
         operations.get(seen.step).is_some_and(|operation| {
             let hole = operation.arguments[1] & FALLOC_FL_PUNCH_HOLE != 0;
-            operation.verb == Verb::Fallocate && !hole
+            operation.operation == OperationKind::Fallocate && !hole
         })
     })
 }
@@ -140,7 +141,7 @@ fn collapsed_before(operations: &[Operation], step: usize) -> bool {
 
 /// Whether the only difference is that Linux has or tells of fewer pages of objects.
 fn sees_less(theirs: &Observation, now: &Observation) -> bool {
-    let pages = |stretches: &[Stretch]| -> Vec<(u64, Presence)> {
+    let pages = |stretches: &[Stretch]| -> Vec<(u64, ActiveCpus)> {
         let all = stretches.iter().flat_map(|stretch| {
             let addresses = (stretch.start..stretch.end).step_by(PAGE as usize);
             addresses.map(|at| (at, stretch.presence))
@@ -150,7 +151,7 @@ fn sees_less(theirs: &Observation, now: &Observation) -> bool {
     let (linux_has, we_have) = (pages(&theirs.snapshot.stretches), pages(&now.snapshot.stretches));
     let more = we_have.iter().filter(|page| !linux_has.contains(page));
     let fewer_pages = linux_has.iter().all(|page| we_have.contains(page))
-        && more.into_iter().all(|(_, presence)| *presence == Presence::Object);
+        && more.into_iter().all(|(_, presence)| *presence == ActiveCpus::Object);
     let fewer_bits = theirs.data.len() == now.data.len()
         && theirs.data.iter().zip(&now.data).all(|(theirs, ours)| theirs & !ours == 0);
     let else_alike =

@@ -120,12 +120,12 @@ pub struct Area {
 
 /// What stands at a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Presence {
+pub enum ActiveCpus {
     /// A page of anonymous memory.
     Anonymous,
     /// A page of an object.
     Object,
-    /// The page of zeroes.
+    /// The zero page.
     Zero,
     /// A guard.
     Guard,
@@ -133,7 +133,7 @@ pub enum Presence {
     Other(u64),
 }
 
-impl Presence {
+impl ActiveCpus {
     fn word(self) -> u64 {
         match self {
             Self::Anonymous => 1,
@@ -160,7 +160,7 @@ impl Presence {
 pub struct Stretch {
     pub start: u64,
     pub end: u64,
-    pub presence: Presence,
+    pub presence: ActiveCpus,
 }
 
 /// A file.
@@ -262,7 +262,7 @@ impl Observation {
         let stretches = source.take_many(count, |source| Stretch {
             start: source.take(),
             end: source.take(),
-            presence: Presence::from_word(source.take()),
+            presence: ActiveCpus::from_word(source.take()),
         });
         let files = ALL_FILES.map(|_| FileState {
             size: source.take(),

@@ -10,26 +10,26 @@ use super::names::{
 };
 use super::words::{Sink, Source};
 
-macro_rules! verbs {
-    ($($(#[$text:meta])* $verb:ident = $name:ident($($argument:ident: $kind:expr),*);)*) => {
+macro_rules! operations {
+    ($($(#[$text:meta])* $operation:ident = $name:ident($($argument:ident: $kind:expr),*);)*) => {
         /// What an operation does.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-        pub enum Verb {
-            $($(#[$text])* $verb,)*
+        pub enum OperationKind {
+            $($(#[$text])* $operation,)*
         }
 
-        impl Verb {
+        impl OperationKind {
             /// All of them, each at the index that is its number.
-            const ALL: &[Self] = &[$(Self::$verb,)*];
+            const ALL: &[Self] = &[$(Self::$operation,)*];
 
             /// The name of the function that makes such an operation.
             pub fn name(self) -> &'static str {
-                match self { $(Self::$verb => stringify!($name),)* }.trim_end_matches("_raw")
+                match self { $(Self::$operation => stringify!($name),)* }.trim_end_matches("_raw")
             }
 
             /// What its arguments are.
             fn arguments(self) -> &'static [Argument] {
-                match self { $(Self::$verb => &[$($kind),*],)* }
+                match self { $(Self::$operation => &[$($kind),*],)* }
             }
         }
 
@@ -37,13 +37,13 @@ macro_rules! verbs {
             $(#[$text])*
             #[allow(dead_code, reason = "for the sequences that are kept by hand")]
             pub fn $name($($argument: u64),*) -> Operation {
-                Operation::new(Verb::$verb, &[$($argument),*])
+                Operation::new(OperationKind::$operation, &[$($argument),*])
             }
         )*
     };
 }
 
-verbs! {
+operations! {
     /// System call.
     Mmap = mmap(at: Address, length: Length, protection: Flags(PROTECTIONS),
         flags: Flags(MAP_FLAGS), file: Descriptor, offset: Length);
@@ -108,7 +108,7 @@ verbs! {
 /// One thing that a process does.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Operation {
-    pub verb: Verb,
+    pub operation: OperationKind,
     /// As in registers; 0 where there is none.
     pub arguments: [u64; 6],
     /// The vector of `process_madvise`.
@@ -121,15 +121,15 @@ pub fn process_madvise(process: u64, ranges: &[(u64, u64)], advice: u64, flags: 
 }
 
 impl Operation {
-    fn new(verb: Verb, given: &[u64]) -> Self {
+    fn new(operation: OperationKind, given: &[u64]) -> Self {
         let mut arguments = [0; 6];
         arguments[..given.len()].copy_from_slice(given);
-        Self { verb, arguments, ranges: Vec::new() }
+        Self { operation, arguments, ranges: Vec::new() }
     }
 
     /// Writes it as words.
     pub fn put(&self, sink: &mut impl Sink) {
-        sink.put(self.verb as u64);
+        sink.put(self.operation as u64);
         sink.put_all(&self.arguments);
         sink.put(self.ranges.len() as u64);
         for (start, length) in &self.ranges {
@@ -140,11 +140,11 @@ impl Operation {
 
     /// Reads what [`Operation::put`] wrote.
     pub fn take(source: &mut Source<'_>) -> Self {
-        let verb = Verb::ALL[source.take() as usize];
+        let operation = OperationKind::ALL[source.take() as usize];
         let arguments = source.take_all().try_into().expect("six arguments");
         let count = source.take() as usize;
         let ranges = source.take_many(count, |source| (source.take(), source.take()));
-        Self { verb, arguments, ranges }
+        Self { operation, arguments, ranges }
     }
 }
 
@@ -158,14 +158,14 @@ impl Debug for Written {
 
 impl Debug for Operation {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let kinds = self.verb.arguments();
+        let kinds = self.operation.arguments();
         let mut written: Vec<_> = kinds
             .iter()
             .zip(self.arguments)
             .map(|(kind, value)| format!("{:?}", Written(*kind, value)))
             .collect();
-        if self.verb != Verb::ProcessMadvise {
-            return write!(f, "{}({})", self.verb.name(), written.join(", "));
+        if self.operation != OperationKind::ProcessMadvise {
+            return write!(f, "{}({})", self.operation.name(), written.join(", "));
         }
         let ranges: Vec<_> = self
             .ranges
@@ -175,6 +175,6 @@ impl Debug for Operation {
             })
             .collect();
         written.insert(1, format!("&[{}]", ranges.join(", ")));
-        write!(f, "{}({})", self.verb.name(), written.join(", "))
+        write!(f, "{}({})", self.operation.name(), written.join(", "))
     }
 }

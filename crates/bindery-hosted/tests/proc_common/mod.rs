@@ -6,7 +6,7 @@ use std::fmt::{self, Write};
 
 use bindery::addr::VirtAddr;
 use bindery::linux::proc::{
-    self, Backing, ClearRefs, FileId, Naming, PhysicalAddresses, Resident, Unnamed,
+    self, ClearRefs, FileId, NameSource, Naming, PhysicalAddresses, Resident, Unnamed,
 };
 use bindery::{
     Accounting, AddressSpace, FileAccess, MapObject, MapRequest, Mapping, Memory, Object, Place,
@@ -76,11 +76,11 @@ pub fn on_stage<A: Walk>(order: u8, play: impl FnOnce(&Stage<'_, A>)) {
     let (machine, memory) = strict::<A>(64 << 20);
     let stage = Stage { machine: &machine, memory: &memory, files: &files };
     stage.use_order(order);
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     play(&stage);
     stage.audit(&[]);
     memory.trim();
-    assert_eq!(memory.free_frames(), free, "frames have leaked");
+    assert_eq!(memory.free_frame_count(), free, "frames have leaked");
 }
 
 /// Maps an object at a fixed address, readable and writable.
@@ -164,11 +164,11 @@ pub struct OneFile {
 }
 
 impl Naming for OneFile {
-    fn file_id(&self, _: u64, _: Backing) -> FileId {
+    fn file_id(&self, _: u64, _: NameSource) -> FileId {
         self.id
     }
 
-    fn write_path(&self, _: u64, _: Backing, out: &mut dyn Write) -> fmt::Result {
+    fn write_path(&self, _: u64, _: NameSource, out: &mut dyn Write) -> fmt::Result {
         out.write_str(&self.path)
     }
 

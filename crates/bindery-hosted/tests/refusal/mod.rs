@@ -42,7 +42,7 @@ pub fn state<A: Walk>(space: &AddressSpace<'_, Machine<A>>) -> State {
         layout: layout(space),
         counts: space.counts(),
         usage: space.usage(),
-        free_frames: space.memory().free_frames(),
+        free_frames: space.memory().free_frame_count(),
         mapping_count: space.mapping_count(),
     }
 }

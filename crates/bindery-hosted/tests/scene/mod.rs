@@ -45,7 +45,7 @@ pub struct Case<'a> {
 pub fn on_scene(play: impl FnOnce(&Scene<'_>)) {
     let files = MemoryFiles::new();
     let (machine, memory) = strict::<X86_64<4>>(64 * MIB);
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     {
         let shared = memory.shared_memory(0, Sealing::Allowed, Accounting::PerPage).unwrap();
         let scene = Scene {
@@ -61,7 +61,7 @@ pub fn on_scene(play: impl FnOnce(&Scene<'_>)) {
     }
     audit(&machine, &memory, &[]);
     memory.trim();
-    assert_eq!(memory.free_frames(), free, "frames have leaked");
+    assert_eq!(memory.free_frame_count(), free, "frames have leaked");
 }
 
 /// Lets the signal come before the first question of the call, the second, and so on until it asks no

@@ -178,7 +178,7 @@ pub fn areas<A: Walk>(space: &AddressSpace<'_, Machine<A>>) -> BTreeMap<u64, Are
 /// The frame that the table names for a page, if any; the MMU need not see it.
 pub fn frame_of(inspection: Inspection) -> Option<Frame> {
     match inspection {
-        Inspection::Page { frame, .. } | Inspection::Absent(Absent::Hidden { frame, .. }) => {
+        Inspection::Page { frame, .. } | Inspection::Absent(Absent::ProtNone { frame, .. }) => {
             Some(frame)
         }
         _ => None,
@@ -192,7 +192,7 @@ pub fn look<A: Walk>(
     page: u64,
 ) -> Words {
     let Some(frame) = frame_of(space.inspect(VirtAddr(page))) else { return Words::default() };
-    let window = machine.window(frame).cast::<AtomicU64>();
+    let window = machine.direct_map(frame).cast::<AtomicU64>();
     let word = |index: usize| {
         // SAFETY: the frame is one of the machine, whose window shows 512 aligned words that
         // everybody accesses as atomics; the machine outlives the reference.

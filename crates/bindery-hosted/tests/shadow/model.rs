@@ -58,7 +58,7 @@ impl Rules {
             top,
             levels: A::LEVELS,
             index_bits: A::INDEX_BITS,
-            block: u64::from(A::BLOCK) * PAGE_SIZE,
+            block: u64::from(A::CONTIG_ENTRIES) * PAGE_SIZE,
         }
     }
 
@@ -453,7 +453,7 @@ impl Shadow {
     }
 
     /// Where `op` may have come when it ran out of memory: to nothing, or to a part of what its
-    /// verb says it may have done.
+    /// operation says it may have done.
     pub fn half_way(&self, op: Op) -> Vec<Self> {
         let mut states = vec![self.clone()];
         match op {

@@ -1,4 +1,4 @@
-//! Runs a verb again and again, and lets another allocation fail each time.
+//! Runs an operation again and again, and lets another allocation fail each time.
 
 #![allow(dead_code, reason = "each story uses a part")]
 
@@ -50,11 +50,11 @@ impl Stretch {
     }
 }
 
-/// Whether a verb that ran out of memory must have left all mappings as they were.
+/// Whether an operation that ran out of memory must have left all mappings as they were.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Layout {
     Untouched,
-    /// The verb's documentation says what may have changed.
+    /// The operation's documentation says what may have changed.
     MayDiffer,
 }
 
@@ -65,21 +65,21 @@ pub enum Folios {
     SharedWithChild,
 }
 
-/// What a verb gives: an address (0 if it has none to tell), and a new address space.
+/// What an operation gives: an address (0 if it has none to tell), and a new address space.
 pub type Given<'m, A> = (u64, Option<AddressSpace<'m, Machine<A>>>);
 
-/// A verb with its arguments.
+/// An operation with its arguments.
 pub type VerbOf<A> = for<'m> fn(&AddressSpace<'m, Machine<A>>) -> Result<Given<'m, A>, Error>;
 
-/// A verb, what it finds, and what it leaves.
+/// An operation, what it finds, and what it leaves.
 #[derive(Clone)]
 pub struct Case<A: Walk> {
     /// Faults may use folios of 2^order pages.
     pub order: u8,
     pub folios: Folios,
     pub set_up: fn(&Stage<'_, '_, A>),
-    pub verb: VerbOf<A>,
-    /// What is there before, and still when the verb has failed.
+    pub operation: VerbOf<A>,
+    /// What is there before, and still when the operation has failed.
     pub before: Vec<Stretch>,
     /// What is there when it has succeeded, given the address that it told.
     pub after: fn(u64) -> Vec<Stretch>,
@@ -93,7 +93,7 @@ enum Failing {
     Only(u64),
 }
 
-/// Lets the verb run out of memory at every single point. Returns how many allocations there were.
+/// Lets the operation run out of memory at every single point. Returns how many allocations there were.
 pub fn at_every_point<A: Walk>(case: &Case<A>) -> u64 {
     let mut points = 0;
     let mut beyond = 0;
@@ -123,7 +123,7 @@ enum Failed {
 fn once<A: Walk>(case: &Case<A>, failing: Failing) -> Failed {
     let (machine, memory) = strict::<A>(64 * MIB);
     use_order(&memory, case.order);
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     let failed = {
         let space = AddressSpace::new(&memory, options()).unwrap();
         let program = Program::new(&machine, &space);
@@ -140,7 +140,7 @@ fn once<A: Walk>(case: &Case<A>, failing: Failing) -> Failed {
     };
     audit(&machine, &memory, &[]);
     memory.trim();
-    assert_eq!(memory.free_frames(), free, "frames have leaked, {failing:?}");
+    assert_eq!(memory.free_frame_count(), free, "frames have leaked, {failing:?}");
     failed
 }
 
@@ -159,7 +159,7 @@ fn perform<'m, A: Walk>(
         Failing::AllFrom(point) => stage.memory.fail_allocations_after(Some(point)),
         Failing::Only(point) => testing::fail_one_allocation(stage.memory, Some(point)),
     }
-    let result = (case.verb)(stage.space);
+    let result = (case.operation)(stage.space);
     let failures = testing::failed_allocations(stage.memory);
     stage.memory.fail_allocations_after(None);
     let given = match result {
@@ -175,7 +175,7 @@ fn perform<'m, A: Walk>(
             rewrite(case, stage);
             check(None);
             // There is memory again.
-            (case.verb)(stage.space).expect("the second try")
+            (case.operation)(stage.space).expect("the second try")
         }
     };
     check(given.1.as_ref());
@@ -205,7 +205,7 @@ pub fn no_memory(error: FaultError) -> Error {
     Error::OutOfMemory
 }
 
-/// The error of a folio verb, if it is that there was no memory.
+/// The error of a folio operation, if it is that there was no memory.
 pub fn no_memory_for_folio(error: FolioError) -> Error {
     assert_eq!(error, FolioError::OutOfMemory);
     Error::OutOfMemory
@@ -220,7 +220,7 @@ pub fn two_tables<A: Walk>() -> Case<A> {
             stage.space.mmap(&fixed(CROSSING, 16 * PAGE)).unwrap();
             stage.fill(CROSSING, 16);
         },
-        verb: |_| Ok((0, None)),
+        operation: |_| Ok((0, None)),
         before: vec![filled(CROSSING, 16)],
         after: |_| vec![filled(CROSSING, 16)],
         layout: Layout::Untouched,

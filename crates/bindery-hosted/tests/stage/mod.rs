@@ -24,7 +24,7 @@ pub struct Stage<'s, 'm, A: Walk> {
 pub fn on_stage<A: Walk>(order: u8, play: impl FnOnce(&Stage<'_, '_, A>)) {
     let (machine, memory) = strict::<A>(64 * MIB);
     use_order(&memory, order);
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     {
         let space = AddressSpace::new(&memory, options()).unwrap();
         let program = Program::new(&machine, &space);
@@ -34,7 +34,7 @@ pub fn on_stage<A: Walk>(order: u8, play: impl FnOnce(&Stage<'_, '_, A>)) {
     }
     audit(&machine, &memory, &[]);
     memory.trim();
-    assert_eq!(memory.free_frames(), free, "frames have leaked");
+    assert_eq!(memory.free_frame_count(), free, "frames have leaked");
 }
 
 impl<'m, A: Walk> Stage<'_, 'm, A> {

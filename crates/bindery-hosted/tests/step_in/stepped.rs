@@ -105,7 +105,7 @@ unsafe impl<A: Walk> Platform for Stepped<A> {
     type SpinLock = SteppedLock<false>;
 
     pass_on! { 0:
-        window zero copy invalidate_local invalidate_kernel publish_entries cpu unpark
+        direct_map zero copy invalidate_local invalidate_kernel publish_entries cpu unpark
         grace_period seed fatal_signal allocation_may_wait frames_released
     }
 

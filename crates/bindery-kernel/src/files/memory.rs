@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use bindery::{Access, Accounting, Object, Quota, Sealing, Verb, linux};
+use bindery::{Access, Accounting, Object, Operation, Quota, Sealing, linux};
 
 use crate::errno::{Errno, Outcome, from_raw};
 use crate::memory::memory;
@@ -120,7 +120,7 @@ pub struct Regular {
 
 /// What an object's refusal is to a program.
 fn refused(error: bindery::Error) -> Errno {
-    error.errno(Verb::Object).into()
+    error.errno(Operation::Object).into()
 }
 
 impl Regular {

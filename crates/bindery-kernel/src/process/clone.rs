@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
-use bindery::Verb;
+use bindery::Operation;
 use bindery::addr::PAGE_SIZE;
 use linux_raw_sys::general::{
     CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID, CLONE_DETACHED, CLONE_FILES, CLONE_FS, CLONE_IO,
@@ -241,7 +241,7 @@ fn new_process(parent: &Arc<Process>, id: u32, wanted: &Wanted) -> Result<Arc<Pr
     let space = if wanted.has(CLONE_VM) {
         space
     } else {
-        program::known(space.fork().map_err(|error| error.errno(Verb::Mmap))?)?
+        program::known(space.fork().map_err(|error| error.errno(Operation::Mmap))?)?
     };
     let space = Some(space);
     let barriers = parent.barriers.lock().clone();

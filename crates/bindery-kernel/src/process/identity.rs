@@ -220,7 +220,7 @@ pub(super) fn uname(at: u64) -> Outcome {
 
 /// `sysinfo(2)`.
 pub(super) fn sysinfo(at: u64) -> Outcome {
-    let (total, free) = (memory().total_frames() << 12, memory().free_frames() << 12);
+    let (total, free) = (memory().total_frames() << 12, memory().free_frame_count() << 12);
     let processes = all().len() as u64;
     // Uptime, three loads, total, free, shared, buffers, swap total and free, processes (16 bits),
     // high memory total and free, the unit (32 bits).

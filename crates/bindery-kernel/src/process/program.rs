@@ -19,8 +19,8 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use bindery::addr::VirtAddr;
 use bindery::arch::Arch;
 use bindery::{
-    AddressSpace, Error, FileAccess, MapFlags, MapObject, MapRequest, Place, Protection,
-    SpaceOptions, Verb,
+    AddressSpace, Error, FileAccess, MapFlags, MapObject, MapRequest, Operation, Place, Protection,
+    SpaceOptions,
 };
 use elf::abi::{ET_DYN, ET_EXEC, PF_R, PF_W, PF_X, PT_GNU_STACK, PT_INTERP, PT_LOAD};
 use elf::endian::LittleEndian;
@@ -166,7 +166,7 @@ pub(super) struct Loaded {
 }
 
 fn refused(error: Error) -> Errno {
-    Errno::from(error.errno(Verb::Mmap))
+    Errno::from(error.errno(Operation::Mmap))
 }
 
 /// The most mappings that a process may have (`vm.max_map_count`).

@@ -11,7 +11,7 @@ use core::ops::Deref;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use bindery::Leftovers;
+use bindery::TlbOnLeave;
 
 use crate::memory::Space;
 use crate::sync::Mutex;
@@ -224,7 +224,7 @@ fn load(space: Option<Arc<Space>>) {
     let old = core::mem::replace(loaded, space);
     if let Some(old) = old {
         // Loading another root makes the TLB forget what was not global (`arch::load_root`).
-        old.leave(Leftovers::Flushed);
+        old.leave(TlbOnLeave::Flushed);
     }
 }
 

@@ -86,8 +86,8 @@ impl Arch for AArch64 {
     const LEVELS: u8 = 4;
     // The whole lower half: TTBR0 has 48 bits of its own.
     const USER_END: u64 = 1 << 48;
-    const BLOCK: u32 = 16;
-    const LARGEST_BLOCK_LEVEL: u8 = 2;
+    const CONTIG_ENTRIES: u32 = 16;
+    const LARGEST_CONTIG_LEVEL: u8 = 2;
     const STEP: u64 = 1 << PAGE_SHIFT;
     const SOFT_DIRTY: u64 = SOFT_DIRTY;
     const USERFAULT: u64 = USERFAULT;
@@ -185,7 +185,7 @@ impl Arch for AArch64 {
     }
 
     #[inline]
-    fn is_settled(entry: Entry) -> bool {
+    fn is_saturated(entry: Entry) -> bool {
         let writable_and_clean = entry.0 & (DBM | READ_ONLY) == DBM | READ_ONLY;
         entry.0 & ACCESSED != 0 && !writable_and_clean
     }
@@ -212,17 +212,17 @@ impl Arch for AArch64 {
     }
 
     #[inline]
-    fn is_block(entry: Entry) -> bool {
+    fn is_contig(entry: Entry) -> bool {
         entry.0 & CONTIGUOUS != 0
     }
 
     #[inline]
-    fn block(entry: Entry, _index: u32) -> Entry {
+    fn set_contig(entry: Entry, _index: u32) -> Entry {
         Entry(entry.0 | CONTIGUOUS)
     }
 
     #[inline]
-    fn unblock(entry: Entry, _index: u32) -> Entry {
+    fn clear_contig(entry: Entry, _index: u32) -> Entry {
         Entry(entry.0 & !CONTIGUOUS)
     }
 
@@ -249,7 +249,7 @@ impl Arch for AArch64 {
     }
 
     fn needs_break(old: Entry, new: Entry, _level: u8) -> bool {
-        // D8.16 demands it for another output address, block size, memory type or shareability,
+        // D8.16 demands it for another output address, contiguous run size, memory type or shareability,
         // and for a global entry where the TLB may hold one that is not. (The address rule has
         // exceptions for equal contents, the size rule for FEAT_BBM; we use neither.) A table
         // for another table is a change of address of everything below.
@@ -305,7 +305,7 @@ mod tests {
     fn the_mmu_makes_a_writable_page_dirty_by_clearing_one_bit() {
         let clean = page(USER_READ | Permissions::WRITE, false);
         let written = Entry(clean.0 & !READ_ONLY);
-        assert!(!A::is_settled(clean) && A::is_settled(written));
+        assert!(!A::is_saturated(clean) && A::is_saturated(written));
         assert_eq!(written, page(USER_READ | Permissions::WRITE, true));
     }
 

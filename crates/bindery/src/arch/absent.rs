@@ -19,7 +19,7 @@ const MARKER: u64 = 2 << KIND_SHIFT;
 const HIDDEN: u64 = 3 << KIND_SHIFT;
 pub(crate) const SOFT_DIRTY: u64 = 1 << 3;
 const USERFAULT: u64 = 1 << 4;
-/// Swap entries: exclusive. Hidden leaves: dirty.
+/// Swap entries: exclusive. ProtNone leaves: dirty.
 const EXCLUSIVE: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 5;
 const ACCESSED: u64 = 1 << 6;
@@ -49,12 +49,12 @@ pub enum Absent {
     Marker(Marker),
     /// A page that is mapped with no permission (`PROT_NONE`): it still belongs to its folio's
     /// mappings, but the MMU sees nothing.
-    Hidden {
+    ProtNone {
         /// The page's frame.
         frame: Frame,
-        /// It was used before it was hidden.
+        /// It was used before it was `PROT_NONE`.
         accessed: bool,
-        /// It was written before it was hidden.
+        /// It was written before it was `PROT_NONE`.
         dirty: bool,
         /// The page was written since soft-dirty was last cleared.
         soft_dirty: bool,
@@ -97,7 +97,7 @@ pub fn encode<A: Arch>(absent: Absent) -> Entry {
             };
             MARKER | number << TYPE_SHIFT
         }
-        Absent::Hidden { frame, accessed, dirty, soft_dirty, userfault } => {
+        Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault } => {
             HIDDEN
                 | flag(soft_dirty, SOFT_DIRTY)
                 | flag(userfault, USERFAULT)
@@ -130,7 +130,7 @@ pub fn decode<A: Arch>(entry: Entry) -> Option<Absent> {
             2 => Marker::Guard,
             _ => return None,
         }),
-        HIDDEN => Absent::Hidden {
+        HIDDEN => Absent::ProtNone {
             frame: Frame((plain >> OFFSET_SHIFT) as u32),
             accessed: plain & ACCESSED != 0,
             dirty: plain & DIRTY != 0,
@@ -143,9 +143,9 @@ pub fn decode<A: Arch>(entry: Entry) -> Option<Absent> {
     (encode::<A>(absent) == entry).then_some(absent)
 }
 
-/// Whether the absent `entry` is a hidden leaf, which has a frame.
+/// Whether the absent `entry` is a `PROT_NONE` leaf, which has a frame.
 #[inline]
-pub fn is_hidden<A: Arch>(entry: Entry) -> bool {
+pub fn is_prot_none<A: Arch>(entry: Entry) -> bool {
     (entry.0 ^ A::ABSENT_FLIP) & KIND_MASK == HIDDEN
 }
 
@@ -163,17 +163,17 @@ pub fn step<A: Arch>(entry: Entry) -> u64 {
 }
 
 /// The bits in which absent neighbours of one run must agree (after [`step`] per entry): all,
-/// but accessed, dirty and soft-dirty of hidden leaves, which [`gather`] adds up.
+/// but accessed, dirty and soft-dirty of `PROT_NONE` leaves, which [`gather`] adds up.
 #[inline]
 pub fn compare_mask<A: Arch>(entry: Entry) -> u64 {
-    if is_hidden::<A>(entry) { !(ACCESSED | DIRTY | SOFT_DIRTY) } else { !0 }
+    if is_prot_none::<A>(entry) { !(ACCESSED | DIRTY | SOFT_DIRTY) } else { !0 }
 }
 
-/// `into` with accessed, dirty and soft-dirty of the hidden leaf `from` added; other absent
+/// `into` with accessed, dirty and soft-dirty of the `PROT_NONE` leaf `from` added; other absent
 /// entries have nothing to gather.
 #[inline]
 pub fn gather<A: Arch>(into: Entry, from: Entry) -> Entry {
-    if is_hidden::<A>(from) {
+    if is_prot_none::<A>(from) {
         Entry(into.0 | from.0 & (ACCESSED | DIRTY | SOFT_DIRTY))
     } else {
         into

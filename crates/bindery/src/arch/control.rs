@@ -35,7 +35,7 @@ pub enum Symptom {
     AccessedFaulted,
     /// A store faulted because the entry's dirty bit was clear.
     DirtyFaulted,
-    /// A store reached another frame than [`crate::Platform::window`] shows.
+    /// A store reached another frame than [`crate::Platform::direct_map`] shows.
     OtherFrame,
     /// A control register holds another value than it must.
     Register,

@@ -18,9 +18,9 @@
 //! MMU uses, or *absent*: something that only software understands ([`Absent`]), with bit 0 clear.
 //! The format of absent entries is the same everywhere, see [`absent`].
 //!
-//! A *contiguous block* is [`Arch::BLOCK`] level-1 entries which the MMU may cache as one
+//! A *contiguous run* is [`Arch::CONTIG_ENTRIES`] level-1 entries which the MMU may cache as one
 //! (AArch64's contiguous bit, RISC-V's Svnapot). Its entries as written differ from those of
-//! single pages; [`Arch::unblock`] and [`Arch::block`] translate, and all other functions take
+//! single pages; [`Arch::clear_contig`] and [`Arch::set_contig`] translate, and all other functions take
 //! unblocked entries.
 
 mod aarch64;
@@ -167,11 +167,11 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
     const USER_END: u64;
     /// The highest level at which a leaf may stand.
     const LARGEST_LEAF: u8 = 3;
-    /// Level-1 entries in a contiguous block, a power of two; 1 where there are none.
-    const BLOCK: u32 = 1;
-    /// The highest level at which [`Arch::BLOCK`] leaves may form a contiguous block; 0 where there
-    /// are none. User tables have blocks at level 1 alone; the kernel's, at each.
-    const LARGEST_BLOCK_LEVEL: u8 = if Self::BLOCK > 1 { 1 } else { 0 };
+    /// Level-1 entries in a contiguous run, a power of two; 1 where there are none.
+    const CONTIG_ENTRIES: u32 = 1;
+    /// The highest level at which [`Arch::CONTIG_ENTRIES`] leaves may form a contiguous run; 0 where there
+    /// are none. User tables have contiguous runs at level 1 alone; the kernel's, at each.
+    const LARGEST_CONTIG_LEVEL: u8 = if Self::CONTIG_ENTRIES > 1 { 1 } else { 0 };
     /// The MMU may remember that an entry was invalid, so that a new entry is seen for certain
     /// only after an invalidation (RISC-V privileged specification 1.12, section 4.2.1
     /// `SFENCE.VMA`).
@@ -192,7 +192,7 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
     /// The userfault write-protect bit of a leaf.
     const USERFAULT: u64;
     /// How to tell the commonest leaf to which the MMU has nothing to add, accessed and dirty:
-    /// the bits to look at, and what they are then. Implies [`Arch::is_settled`]; not all settled
+    /// the bits to look at, and what they are then. Implies [`Arch::is_saturated`]; not all saturated
     /// leaves are so.
     const SETTLED: Settled;
 
@@ -201,7 +201,7 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
 
     /// A leaf at `level` for `frame`, which is aligned to the level's size.
     /// `attributes.permissions` allows something: what allows nothing is
-    /// [`Absent::Hidden`] instead.
+    /// [`Absent::ProtNone`] instead.
     fn leaf(frame: Frame, level: u8, attributes: Attributes) -> Entry;
 
     /// Whether the present `entry`, read at `level`, names a table.
@@ -230,7 +230,7 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
 
     /// Whether the MMU has nothing left to change in the leaf (accessed and dirty are set as far
     /// as they can be), so that a plain store may replace it and nothing is lost.
-    fn is_settled(entry: Entry) -> bool;
+    fn is_saturated(entry: Entry) -> bool;
 
     /// The leaf without the permission to write; dirty is kept.
     fn write_protect(entry: Entry) -> Entry;
@@ -242,22 +242,22 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
     /// The leaf with its accessed state set.
     fn mark_accessed(entry: Entry) -> Entry;
 
-    /// Whether the leaf belongs to a contiguous block. Takes an entry as it stands in memory.
+    /// Whether the leaf belongs to a contiguous run. Takes an entry as it stands in memory.
     #[inline]
-    fn is_block(_entry: Entry) -> bool {
+    fn is_contig(_entry: Entry) -> bool {
         false
     }
 
-    /// The entry at `index` of a table as part of a contiguous block. Takes an unblocked leaf.
+    /// The entry at `index` of a table as part of a contiguous run. Takes a leaf without it.
     #[inline]
-    fn block(entry: Entry, _index: u32) -> Entry {
+    fn set_contig(entry: Entry, _index: u32) -> Entry {
         entry
     }
 
     /// The leaf at `index` of a level-1 table as a page of its own. Takes an entry as it stands
-    /// in memory; one that is in no block is returned as it is.
+    /// in memory; one that is in no contiguous run is returned as it is.
     #[inline]
-    fn unblock(entry: Entry, _index: u32) -> Entry {
+    fn clear_contig(entry: Entry, _index: u32) -> Entry {
         entry
     }
 
@@ -385,10 +385,12 @@ pub fn implied<A: Arch>(permissions: Permissions) -> Permissions {
         .permissions
 }
 
-/// Whether the `A::BLOCK` unblocked leaves of one folio that begin at `index` with `first` may
-/// form a contiguous block: virtual and physical alignment agree. (That they are equal and of one
+/// Whether the `A::CONTIG_ENTRIES` unblocked leaves of one folio that begin at `index` with `first` may
+/// form a contiguous run: virtual and physical alignment agree. (That they are equal and of one
 /// folio is the caller's knowledge.)
 #[inline]
 pub fn may_fold<A: Arch>(first: Entry, index: u32) -> bool {
-    A::BLOCK > 1 && index & (A::BLOCK - 1) == 0 && A::frame(first).0 & (A::BLOCK - 1) == 0
+    A::CONTIG_ENTRIES > 1
+        && index & (A::CONTIG_ENTRIES - 1) == 0
+        && A::frame(first).0 & (A::CONTIG_ENTRIES - 1) == 0
 }

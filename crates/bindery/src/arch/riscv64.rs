@@ -39,9 +39,9 @@ const FRAME_MASK: u64 = 0x003f_ffff_ffff_fc00;
 /// With any of these an entry is a leaf.
 const LEAF: u64 = READ | WRITE | EXECUTE;
 
-const BLOCK: u32 = 16;
+const CONTIG_ENTRIES: u32 = 16;
 /// The frame bits that a NAPOT entry replaces: the MMU takes them from the address.
-const NAPOT_FRAME_MASK: u64 = ((BLOCK - 1) as u64) << FRAME_SHIFT;
+const NAPOT_FRAME_MASK: u64 = ((CONTIG_ENTRIES - 1) as u64) << FRAME_SHIFT;
 /// What stands there instead: the region is of 2^4 pages.
 const NAPOT_FRAME_SIZE: u64 = 0b1000 << FRAME_SHIFT;
 
@@ -61,10 +61,10 @@ const PBMTE: ControlBit = ControlBit::set(
 );
 const NAPOT_EXTENSION: ControlBit = ControlBit::set(
     "Svnapot",
-    "RISC-V privileged specification, Svnapot: contiguity; no bit switches it on, see `KernelMap::without_blocks`",
+    "RISC-V privileged specification, Svnapot: contiguity; no bit switches it on, see `KernelMap::without_contigs`",
 );
 
-/// RISC-V with `LEVELS` table levels: 3 for Sv39, 4 for Sv48. Contiguous blocks need Svnapot.
+/// RISC-V with `LEVELS` table levels: 3 for Sv39, 4 for Sv48. Contiguous runs need Svnapot.
 ///
 /// With Svadu the MMU sets accessed and dirty. Without it (Svade) the first use and the first
 /// write are page faults, and [`Arch::mark_accessed`] and [`Arch::make_writable`] with
@@ -84,7 +84,7 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
     };
     // The lower half; addresses beyond must repeat the topmost bit.
     const USER_END: u64 = 1 << (12 + 9 * LEVELS as u32 - 1);
-    const BLOCK: u32 = BLOCK;
+    const CONTIG_ENTRIES: u32 = CONTIG_ENTRIES;
     const INVALID_MAY_BE_CACHED: bool = true;
     const STEP: u64 = 1 << FRAME_SHIFT;
     const SOFT_DIRTY: u64 = SOFT_DIRTY;
@@ -176,7 +176,7 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
     }
 
     #[inline]
-    fn is_settled(entry: Entry) -> bool {
+    fn is_saturated(entry: Entry) -> bool {
         let writable_and_clean = entry.0 & (WRITE | DIRTY) == WRITE;
         entry.0 & ACCESSED != 0 && !writable_and_clean
     }
@@ -202,22 +202,22 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
     }
 
     #[inline]
-    fn is_block(entry: Entry) -> bool {
+    fn is_contig(entry: Entry) -> bool {
         entry.0 & NAPOT != 0
     }
 
     #[inline]
-    fn block(entry: Entry, _index: u32) -> Entry {
+    fn set_contig(entry: Entry, _index: u32) -> Entry {
         Entry((entry.0 & !NAPOT_FRAME_MASK) | NAPOT_FRAME_SIZE | NAPOT)
     }
 
     #[inline]
-    fn unblock(entry: Entry, index: u32) -> Entry {
+    fn clear_contig(entry: Entry, index: u32) -> Entry {
         if entry.0 & NAPOT == 0 {
             return entry;
         }
         // A region is aligned in both address spaces, so index and frame agree in their low bits.
-        let low = u64::from(index & (BLOCK - 1)) << FRAME_SHIFT;
+        let low = u64::from(index & (CONTIG_ENTRIES - 1)) << FRAME_SHIFT;
         Entry((entry.0 & !(NAPOT | NAPOT_FRAME_MASK)) | low)
     }
 
@@ -293,11 +293,11 @@ mod tests {
     #[test]
     fn the_entries_of_a_region_are_alike_as_written() {
         let user = Permissions::READ | Permissions::USER;
-        let first = A::block(page(Frame(0x1230), user), 0x40);
-        for index in 0..BLOCK {
-            let entry = A::block(page(Frame(0x1230 + index), user), 0x40 + index);
+        let first = A::set_contig(page(Frame(0x1230), user), 0x40);
+        for index in 0..CONTIG_ENTRIES {
+            let entry = A::set_contig(page(Frame(0x1230 + index), user), 0x40 + index);
             assert_eq!(entry, first);
-            assert_eq!(A::frame(A::unblock(entry, 0x40 + index)), Frame(0x1230 + index));
+            assert_eq!(A::frame(A::clear_contig(entry, 0x40 + index)), Frame(0x1230 + index));
         }
     }
 
@@ -305,8 +305,8 @@ mod tests {
     fn the_middle_page_of_a_region_still_needs_a_break_to_leave_it() {
         // Its frame bits happen to be those that a region stores; only N tells them apart.
         let single = page(Frame(0x1238), Permissions::READ | Permissions::USER);
-        let blocked = A::block(single, 8);
-        assert_eq!(blocked.0 ^ single.0, NAPOT);
-        assert!(A::needs_break(blocked, single, 1) && A::needs_break(single, blocked, 1));
+        let contig = A::set_contig(single, 8);
+        assert_eq!(contig.0 ^ single.0, NAPOT);
+        assert!(A::needs_break(contig, single, 1) && A::needs_break(single, contig, 1));
     }
 }

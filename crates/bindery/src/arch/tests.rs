@@ -20,15 +20,15 @@ macro_rules! architecture {
             a_leaf_is_settled_when_the_mmu_has_nothing_to_record
             a_change_of_one_attribute_leaves_the_others_alone
             neighbours_agree_exactly_in_what_a_run_shares
-            blocking_and_unblocking_undo_each_other_at_every_index
-            a_block_folds_only_where_both_alignments_agree
+            setting_and_clearing_contig_undo_each_other_at_every_index
+            a_contig_run_folds_only_where_both_alignments_agree
             permissions_and_records_change_in_place
             another_frame_size_or_scope_needs_a_break
-            a_block_is_entered_and_left_by_a_break
+            a_contig_run_is_entered_and_left_by_a_break
             what_was_not_there_needs_no_break
             absent_entries_are_read_back_and_never_empty_or_present
             absent_neighbours_are_one_step_apart
-            hidden_leaves_gather_what_they_recorded
+            prot_none_leaves_gather_what_they_recorded
             stripping_userfault_leaves_nothing_of_it
             soft_dirty_marks_pages_but_not_markers
             any_bits_that_decode_are_bits_that_were_encoded
@@ -180,8 +180,8 @@ fn gathering_adds_accessed_and_dirty_and_nothing_else<A: Arch>() {
 fn a_leaf_is_settled_when_the_mmu_has_nothing_to_record<A: Arch>() {
     for attributes in all_attributes() {
         let writable = attributes.permissions.contains(Permissions::WRITE);
-        let settled = attributes.accessed && (attributes.dirty || !writable);
-        assert_eq!(A::is_settled(page::<A>(attributes)), settled, "{attributes:?}");
+        let saturated = attributes.accessed && (attributes.dirty || !writable);
+        assert_eq!(A::is_saturated(page::<A>(attributes)), saturated, "{attributes:?}");
     }
 }
 
@@ -223,33 +223,33 @@ fn neighbours_agree_exactly_in_what_a_run_shares<A: Arch>() {
     assert_ne!((first.0 ^ (far - A::STEP)) & A::compare_mask(Equal::empty()), 0);
 }
 
-fn blocking_and_unblocking_undo_each_other_at_every_index<A: Arch>() {
+fn setting_and_clearing_contig_undo_each_other_at_every_index<A: Arch>() {
     for index in 0..entries::<A>() {
         for attributes in all_attributes() {
-            // A block is aligned in both address spaces; the next one is any other.
+            // A contiguous run is aligned in both address spaces; the next one is any other.
             let frame = Frame(0x1_2340 + index);
             let single = A::leaf(frame, 1, attributes);
-            let blocked = A::block(single, index);
-            assert_eq!(A::unblock(blocked, index), single);
-            assert_eq!(A::unblock(single, index), single, "one in no block stays as it is");
-            assert!(!A::is_block(single));
-            assert_eq!(A::is_block(blocked), A::BLOCK > 1);
-            assert_eq!(kind::<A>(blocked, 1), Kind::Leaf);
-            assert_eq!((blocked.0 ^ single.0) & (A::SOFT_DIRTY | A::USERFAULT), 0);
+            let contig = A::set_contig(single, index);
+            assert_eq!(A::clear_contig(contig, index), single);
+            assert_eq!(A::clear_contig(single, index), single, "one in no contig stays as it is");
+            assert!(!A::is_contig(single));
+            assert_eq!(A::is_contig(contig), A::CONTIG_ENTRIES > 1);
+            assert_eq!(kind::<A>(contig, 1), Kind::Leaf);
+            assert_eq!((contig.0 ^ single.0) & (A::SOFT_DIRTY | A::USERFAULT), 0);
         }
     }
 }
 
-fn a_block_folds_only_where_both_alignments_agree<A: Arch>() {
+fn a_contig_run_folds_only_where_both_alignments_agree<A: Arch>() {
     let attributes = Attributes { permissions: Permissions::READ, ..Default::default() };
     for index in 0..entries::<A>() {
-        for offset in 0..2 * A::BLOCK {
+        for offset in 0..2 * A::CONTIG_ENTRIES {
             let first = A::leaf(Frame(0x1_2340 + offset), 1, attributes);
-            let aligned = index % A::BLOCK == 0 && offset % A::BLOCK == 0;
-            assert_eq!(may_fold::<A>(first, index), A::BLOCK > 1 && aligned);
+            let aligned = index % A::CONTIG_ENTRIES == 0 && offset % A::CONTIG_ENTRIES == 0;
+            assert_eq!(may_fold::<A>(first, index), A::CONTIG_ENTRIES > 1 && aligned);
         }
     }
-    assert!(A::BLOCK.is_power_of_two() && A::BLOCK < entries::<A>());
+    assert!(A::CONTIG_ENTRIES.is_power_of_two() && A::CONTIG_ENTRIES < entries::<A>());
 }
 
 fn permissions_and_records_change_in_place<A: Arch>() {
@@ -262,9 +262,12 @@ fn permissions_and_records_change_in_place<A: Arch>() {
             let frame = frames::<A>(level)[1];
             let (old, new) = (A::leaf(frame, level, old), A::leaf(frame, level, new));
             assert!(!A::needs_break(old, new, level), "{old:?} to {new:?}");
-            // Nor inside a contiguous block.
+            // Nor inside a contiguous run.
             let index = frame.0 % entries::<A>();
-            assert!(level > 1 || !A::needs_break(A::block(old, index), A::block(new, index), 1));
+            assert!(
+                level > 1
+                    || !A::needs_break(A::set_contig(old, index), A::set_contig(new, index), 1)
+            );
         }
     }
 }
@@ -291,15 +294,15 @@ fn another_frame_size_or_scope_needs_a_break<A: Arch>() {
     }
 }
 
-fn a_block_is_entered_and_left_by_a_break<A: Arch>() {
+fn a_contig_run_is_entered_and_left_by_a_break<A: Arch>() {
     for (old, new) in pairs() {
-        for index in 0..A::BLOCK {
+        for index in 0..A::CONTIG_ENTRIES {
             let frame = Frame(0x1_2340 + index);
             let single = A::leaf(frame, 1, old);
-            let blocked = A::block(A::leaf(frame, 1, new), index);
-            if A::BLOCK > 1 {
-                assert!(A::needs_break(single, blocked, 1));
-                assert!(A::needs_break(blocked, single, 1));
+            let contig = A::set_contig(A::leaf(frame, 1, new), index);
+            if A::CONTIG_ENTRIES > 1 {
+                assert!(A::needs_break(single, contig, 1));
+                assert!(A::needs_break(contig, single, 1));
             }
         }
     }
@@ -335,8 +338,8 @@ fn some_absent() -> impl Iterator<Item = Absent> {
             userfault,
         })
     });
-    let hidden = flags().flat_map(|(accessed, dirty, soft_dirty, userfault)| {
-        [0, 0x1234_5678, u32::MAX].into_iter().map(move |frame| Absent::Hidden {
+    let prot_none = flags().flat_map(|(accessed, dirty, soft_dirty, userfault)| {
+        [0, 0x1234_5678, u32::MAX].into_iter().map(move |frame| Absent::ProtNone {
             frame: Frame(frame),
             accessed,
             dirty,
@@ -344,7 +347,7 @@ fn some_absent() -> impl Iterator<Item = Absent> {
             userfault,
         })
     });
-    swap.chain(hidden).chain(MARKERS.map(Absent::Marker))
+    swap.chain(prot_none).chain(MARKERS.map(Absent::Marker))
 }
 
 fn absent_entries_are_read_back_and_never_empty_or_present<A: Arch>() {
@@ -355,8 +358,8 @@ fn absent_entries_are_read_back_and_never_empty_or_present<A: Arch>() {
         for level in 1..=A::LEVELS {
             assert_eq!(kind::<A>(entry, level), Kind::Absent);
         }
-        let hidden = matches!(absent, Absent::Hidden { .. });
-        assert_eq!(absent::is_hidden::<A>(entry), hidden);
+        let prot_none = matches!(absent, Absent::ProtNone { .. });
+        assert_eq!(absent::is_prot_none::<A>(entry), prot_none);
     }
 }
 
@@ -370,11 +373,11 @@ fn absent_neighbours_are_one_step_apart<A: Arch>() {
                 }
                 Absent::Swap { slot: slot + 1, device, exclusive, soft_dirty, userfault }
             }
-            Absent::Hidden { frame, accessed, dirty, soft_dirty, userfault } => {
+            Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault } => {
                 if frame.0 == u32::MAX {
                     continue;
                 }
-                Absent::Hidden { frame: frame.plus(1), accessed, dirty, soft_dirty, userfault }
+                Absent::ProtNone { frame: frame.plus(1), accessed, dirty, soft_dirty, userfault }
             }
         };
         let entry = absent::encode::<A>(absent);
@@ -383,8 +386,8 @@ fn absent_neighbours_are_one_step_apart<A: Arch>() {
     }
 }
 
-fn hidden_leaves_gather_what_they_recorded<A: Arch>() {
-    let hidden = |bits: usize| Absent::Hidden {
+fn prot_none_leaves_gather_what_they_recorded<A: Arch>() {
+    let prot_none = |bits: usize| Absent::ProtNone {
         frame: Frame(0x1234),
         accessed: BOOLS[bits & 1],
         dirty: BOOLS[bits >> 1 & 1],
@@ -392,9 +395,9 @@ fn hidden_leaves_gather_what_they_recorded<A: Arch>() {
         userfault: BOOLS[bits >> 3 & 1],
     };
     for (into, from) in (0..16).flat_map(|into| (0..16).map(move |from| (into, from))) {
-        let gathered = absent::encode::<A>(hidden(into | (from & 0b111)));
+        let gathered = absent::encode::<A>(prot_none(into | (from & 0b111)));
         let (into_entry, from_entry) =
-            (absent::encode::<A>(hidden(into)), absent::encode::<A>(hidden(from)));
+            (absent::encode::<A>(prot_none(into)), absent::encode::<A>(prot_none(from)));
         assert_eq!(absent::gather::<A>(into_entry, from_entry), gathered);
         let mask = absent::compare_mask::<A>(into_entry);
         let agree = (into_entry.0 ^ from_entry.0) & mask == 0;
@@ -414,8 +417,8 @@ fn stripping_userfault_leaves_nothing_of_it<A: Arch>() {
             Absent::Swap { device, slot, exclusive, soft_dirty, .. } => {
                 Some(Absent::Swap { device, slot, exclusive, soft_dirty, userfault: false })
             }
-            Absent::Hidden { frame, accessed, dirty, soft_dirty, .. } => {
-                Some(Absent::Hidden { frame, accessed, dirty, soft_dirty, userfault: false })
+            Absent::ProtNone { frame, accessed, dirty, soft_dirty, .. } => {
+                Some(Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault: false })
             }
         };
         assert_eq!(stripped, expected.map_or(Entry::EMPTY, absent::encode::<A>));
@@ -429,8 +432,8 @@ fn soft_dirty_marks_pages_but_not_markers<A: Arch>() {
             Absent::Swap { device, slot, exclusive, userfault, .. } => {
                 Absent::Swap { device, slot, exclusive, soft_dirty: true, userfault }
             }
-            Absent::Hidden { frame, accessed, dirty, userfault, .. } => {
-                Absent::Hidden { frame, accessed, dirty, soft_dirty: true, userfault }
+            Absent::ProtNone { frame, accessed, dirty, userfault, .. } => {
+                Absent::ProtNone { frame, accessed, dirty, soft_dirty: true, userfault }
             }
         };
         let marked = absent::mark_soft_dirty::<A>(absent::encode::<A>(absent));

@@ -4,11 +4,11 @@
 //! ```text
 //! level 3 | 64 KiB   | 64 KiB   | 64 KiB   | 64 KiB   |   tables only
 //! level 2 | 16 KiB x 4 |                                  tables and leaves
-//! level 1 | 4 KiB x 4, contiguous blocks of two |         leaves
+//! level 1 | 4 KiB x 4, contiguous runs of two |         leaves
 //! ```
 //!
-//! It keeps the traits of the real ones that make trouble: contiguous blocks and break-before-make
-//! as on AArch64 (a hosted MMU may hold a whole block, and misbehaves on the same changes), dirty
+//! It keeps the traits of the real ones that make trouble: contiguous runs and break-before-make
+//! as on AArch64 (a hosted MMU may hold a whole contiguous run, and misbehaves on the same changes), dirty
 //! and accessed set by hardware, pages of the kernel that are global.
 
 use super::{Arch, Attributes, Entry, Equal, MemoryType, Permissions, Settled, Write};
@@ -51,7 +51,7 @@ impl Arch for Tiny {
     // All there is: 64 pages.
     const USER_END: u64 = 1 << (PAGE_SHIFT + 3 * 2);
     const LARGEST_LEAF: u8 = 2;
-    const BLOCK: u32 = 2;
+    const CONTIG_ENTRIES: u32 = 2;
     const STEP: u64 = 1 << PAGE_SHIFT;
     const SOFT_DIRTY: u64 = SOFT_DIRTY;
     const USERFAULT: u64 = USERFAULT;
@@ -123,7 +123,7 @@ impl Arch for Tiny {
     }
 
     #[inline]
-    fn is_settled(entry: Entry) -> bool {
+    fn is_saturated(entry: Entry) -> bool {
         let writable_and_clean = entry.0 & (WRITABLE | DIRTY) == WRITABLE;
         entry.0 & ACCESSED != 0 && !writable_and_clean
     }
@@ -148,17 +148,17 @@ impl Arch for Tiny {
     }
 
     #[inline]
-    fn is_block(entry: Entry) -> bool {
+    fn is_contig(entry: Entry) -> bool {
         entry.0 & CONTIGUOUS != 0
     }
 
     #[inline]
-    fn block(entry: Entry, _index: u32) -> Entry {
+    fn set_contig(entry: Entry, _index: u32) -> Entry {
         Entry(entry.0 | CONTIGUOUS)
     }
 
     #[inline]
-    fn unblock(entry: Entry, _index: u32) -> Entry {
+    fn clear_contig(entry: Entry, _index: u32) -> Entry {
         Entry(entry.0 & !CONTIGUOUS)
     }
 

@@ -156,7 +156,7 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
     }
 
     #[inline]
-    fn is_settled(entry: Entry) -> bool {
+    fn is_saturated(entry: Entry) -> bool {
         let bits = entry.0 & (ACCESSED | DIRTY | WRITABLE);
         bits & ACCESSED != 0 && bits & (DIRTY | WRITABLE) != WRITABLE
     }

@@ -22,8 +22,8 @@ impl<P: Platform> Audit<'_, '_, P> {
             areas += 1;
             let mut at = area.range().start();
             for (head, order) in area.frames(self.memory) {
-                let is_block = self.memory.frames.meta(head).kind() == meta::Kind::Kernel;
-                let Some(count) = self.count(head).filter(|_| is_block) else {
+                let is_contig = self.memory.frames.meta(head).kind() == meta::Kind::Kernel;
+                let Some(count) = self.count(head).filter(|_| is_contig) else {
                     return Err(Violation::AreaPage(at));
                 };
                 *count += 1;
@@ -62,14 +62,14 @@ impl<P: Platform> Audit<'_, '_, P> {
 
     fn kernel_root(&mut self, map: &KernelMap<'_, P>) -> Result<(), Violation> {
         let root = map.root();
-        let window = map.window();
+        let arena = map.arena();
         if map.owns_root() {
-            self.meet_table(root, window.start())?;
+            self.meet_table(root, arena.start())?;
         }
         let level = P::Arch::LEVELS;
         let span = arch::span::<P::Arch>(level);
-        let mut at = window.start().align_down(span);
-        while at < window.end() {
+        let mut at = arena.start().align_down(span);
+        while at < arena.end() {
             let index = arch::index_of::<P::Arch>(at, level);
             let entry = run::load(self.memory.slots(root), index);
             if arch::kind::<P::Arch>(entry, level) != Kind::Table {
@@ -132,32 +132,33 @@ impl<P: Platform> Audit<'_, '_, P> {
     ) -> Result<(), Violation> {
         let slots = self.memory.slots(table);
         let entry = run::load(slots, index);
-        let single = P::Arch::unblock(entry, index);
+        let single = P::Arch::clear_contig(entry, index);
         let span = arch::span::<P::Arch>(level);
         let whole = VirtRange::raw(at.0, at.0 + span);
         let Some(area) = map.owner_of(at).filter(|area| area.range().covers(whole)) else {
             return Err(Violation::OutsideMappings(at));
         };
-        if !area.allows(level, P::Arch::is_block(entry), P::Arch::memory_type_of(single)) {
+        if !area.allows(level, P::Arch::is_contig(entry), P::Arch::memory_type_of(single)) {
             return Err(Violation::TooWide(at));
         }
         if P::Arch::attributes(single).permissions.contains(Permissions::USER) {
             return Err(Violation::TooWide(at));
         }
-        if P::Arch::is_block(entry) {
-            let first = index & !(P::Arch::BLOCK - 1);
+        if P::Arch::is_contig(entry) {
+            let first = index & !(P::Arch::CONTIG_ENTRIES - 1);
             let step = P::Arch::STEP << arch::order_of_level::<P::Arch>(level);
-            let head = P::Arch::unblock(run::load(slots, first), first).0;
+            let head = P::Arch::clear_contig(run::load(slots, first), first).0;
             let continues = |ahead: u32| {
                 let other = run::load(slots, first + ahead);
                 let expected = Entry(head.wrapping_add(step * u64::from(ahead)));
-                P::Arch::is_block(other) && P::Arch::unblock(other, first + ahead) == expected
+                P::Arch::is_contig(other) && P::Arch::clear_contig(other, first + ahead) == expected
             };
             let frames = u32::from(arch::order_of_level::<P::Arch>(level));
-            let aligned = P::Arch::frame(Entry(head)).0 >> frames & (P::Arch::BLOCK - 1) == 0;
-            if level > P::Arch::LARGEST_BLOCK_LEVEL
+            let aligned =
+                P::Arch::frame(Entry(head)).0 >> frames & (P::Arch::CONTIG_ENTRIES - 1) == 0;
+            if level > P::Arch::LARGEST_CONTIG_LEVEL
                 || !aligned
-                || !(0..P::Arch::BLOCK).all(continues)
+                || !(0..P::Arch::CONTIG_ENTRIES).all(continues)
             {
                 return Err(Violation::BrokenBlock(at));
             }

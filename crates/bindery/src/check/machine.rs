@@ -279,8 +279,8 @@ fn frame_of(at: PhysAddr) -> Frame {
 /// Writes to a frame of an area of the self-test's own.
 fn fill<P: Platform>(memory: &Memory<P>, to: PhysAddr, bytes: &[u8]) {
     let bytes = &bytes[..bytes.len().min(PAGE_SIZE as usize)];
-    let to = memory.platform.window(frame_of(to));
-    // SAFETY: the frame belongs to an area of the self-test, which nobody else knows, and the window
+    let to = memory.platform.direct_map(frame_of(to));
+    // SAFETY: the frame belongs to an area of the self-test, which nobody else knows, and the arena
     // shows all of it.
     unsafe { memory.platform.write_bytes(to, bytes) };
 }
@@ -288,7 +288,7 @@ fn fill<P: Platform>(memory: &Memory<P>, to: PhysAddr, bytes: &[u8]) {
 /// Reads the first word of a frame of an area of the self-test's own.
 fn first_word<P: Platform>(memory: &Memory<P>, from: PhysAddr) -> u64 {
     let mut bytes = [0; 8];
-    let from = memory.platform.window(frame_of(from));
+    let from = memory.platform.direct_map(frame_of(from));
     // SAFETY: as in `fill`.
     unsafe { memory.platform.read_bytes(from, &mut bytes) };
     u64::from_ne_bytes(bytes)
@@ -464,7 +464,7 @@ impl<A: Accesses> Test<'_, A> {
 
     /// Memory in one contiguous run, of which each page is read.
     fn contiguous<P: Platform>(&mut self, map: &KernelMap<'_, P>) -> Result<(), MachineError> {
-        let pages = u64::from(P::Arch::BLOCK);
+        let pages = u64::from(P::Arch::CONTIG_ENTRIES);
         if pages == 1 {
             return Ok(());
         }

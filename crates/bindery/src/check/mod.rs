@@ -1,7 +1,7 @@
 //! The auditor: verifies the invariants of a whole system, and says what is broken and where.
 //!
 //! It is for tests, debug builds and the moment after something looked odd. The system must be
-//! quiet: no verb and no fault runs while it looks, and `spaces` are all address spaces that take
+//! quiet: no operation and no fault runs while it looks, and `spaces` are all address spaces that take
 //! their frames from the memory.
 //!
 //! `docs/invariants.md` numbers the invariants and names the function here that verifies each:
@@ -61,7 +61,7 @@ pub enum Violation {
         /// The address that led to it.
         at: VirtAddr,
     },
-    /// A table that hangs in a tree is marked as unhooked.
+    /// A table that hangs in a tree is marked as detached.
     StrayTable {
         /// The table.
         table: Frame,
@@ -98,7 +98,7 @@ pub enum Violation {
         /// The first address that it stands for.
         at: VirtAddr,
     },
-    /// A table's live count is not the number of its entries.
+    /// A table's entry count is not the number of its entries.
     LiveCount {
         /// The table.
         table: Frame,
@@ -107,11 +107,11 @@ pub enum Violation {
         /// What stands in it.
         holds: u32,
     },
-    /// A table's reserve is not one table for each huge leaf.
-    Reserve {
+    /// A table's deposit is not one table for each huge leaf.
+    Deposit {
         /// The table.
         table: Frame,
-        /// Tables in reserve.
+        /// Tables on deposit.
         says: u32,
         /// Huge leaves and absent entries above level 1.
         needs: u32,
@@ -122,8 +122,8 @@ pub enum Violation {
     TooWide(VirtAddr),
     /// The entry has another protection key than its VMA.
     WrongKey(VirtAddr),
-    /// A page is hidden though its VMA allows something, or mapped though it allows nothing.
-    WronglyHidden(VirtAddr),
+    /// A page is `PROT_NONE` though its VMA allows something, or mapped though it allows nothing.
+    WrongProtNone(VirtAddr),
     /// An absent entry means nothing.
     BadAbsent(VirtAddr),
     /// A leaf names a frame that is no folio of the memory, or not aligned to its size.
@@ -135,7 +135,7 @@ pub enum Violation {
     },
     /// A private page may be written though it is not exclusive.
     WritableButShared(VirtAddr),
-    /// A contiguous block is incomplete, unaligned or unequal.
+    /// A contiguous run is incomplete, unaligned or unequal.
     BrokenBlock(VirtAddr),
     /// A folio's mappings are not what tables hold.
     Mappings {
@@ -209,18 +209,18 @@ pub enum Violation {
         /// VMAs that map objects.
         mapping: u64,
     },
-    /// More or less counts as promised than should.
-    Promised {
+    /// More or less counts as committed than should.
+    Committed {
         /// What does.
         says: u64,
         /// What should.
         holds: u64,
     },
-    /// A quota has given out more or fewer pages than are promised for its objects.
+    /// A quota has given out more or fewer pages than are committed for its objects.
     Quota {
         /// What it has given out.
         says: u64,
-        /// What is promised.
+        /// What is committed.
         holds: u64,
     },
     /// A page is mapped that its object does not have any more.
@@ -282,14 +282,14 @@ impl fmt::Display for Violation {
             Self::LiveCount { table, says, holds } => {
                 write!(f, "the table {table:?} counts {says} entries and holds {holds}")
             }
-            Self::Reserve { table, says, needs } => {
-                write!(f, "the table {table:?} has {says} tables in reserve and needs {needs}")
+            Self::Deposit { table, says, needs } => {
+                write!(f, "the table {table:?} has {says} tables on deposit and needs {needs}")
             }
             Self::OutsideMappings(at) => write!(f, "something is mapped at {at}, where no VMA is"),
             Self::TooWide(at) => write!(f, "the entry at {at} allows more than its VMA"),
             Self::WrongKey(at) => write!(f, "the entry at {at} has another key than its VMA"),
-            Self::WronglyHidden(at) => {
-                write!(f, "the page at {at} is hidden or shown against its VMA")
+            Self::WrongProtNone(at) => {
+                write!(f, "the page at {at} is PROT_NONE or shown against its VMA")
             }
             Self::BadAbsent(at) => write!(f, "the absent entry at {at} means nothing"),
             Self::NotAFolio { at, frame } => write!(f, "{frame:?}, mapped at {at}, is no folio"),
@@ -297,7 +297,7 @@ impl fmt::Display for Violation {
                 write!(f, "the page at {at} is writable and not exclusive")
             }
             Self::BrokenBlock(at) => {
-                write!(f, "the contiguous block at {at} is not all or nothing")
+                write!(f, "the contiguous run at {at} is not all or nothing")
             }
             Self::Mappings { folio, says, holds } => {
                 write!(f, "the folio at {folio:?} counts {says} mappings, tables hold {holds}")
@@ -332,8 +332,8 @@ impl fmt::Display for Violation {
             Self::Unlisted { listed, mapping } => {
                 write!(f, "{mapping} VMAs map objects and {listed} are listed")
             }
-            Self::Promised { says, holds } => {
-                write!(f, "{says} pages count as promised instead of {holds}")
+            Self::Committed { says, holds } => {
+                write!(f, "{says} pages count as committed instead of {holds}")
             }
             Self::Quota { says, holds } => {
                 write!(f, "a quota has given out {says} pages and its objects have {holds}")
@@ -362,9 +362,9 @@ impl core::error::Error for Violation {}
 pub struct Report {
     /// VMAs.
     pub mappings: u64,
-    /// Tables, those in reserve included.
+    /// Tables, those on deposit included.
     pub tables: u64,
-    /// Base pages mapped, hidden ones included; a page that is mapped twice counts twice.
+    /// Base pages mapped, `PROT_NONE` ones included; a page that is mapped twice counts twice.
     pub pages: u64,
     /// Folios.
     pub folios: u64,

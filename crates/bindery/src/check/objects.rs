@@ -1,4 +1,4 @@
-//! Objects: what their indexes name, who maps them, and what is promised for them.
+//! Objects: what their indexes name, who maps them, and what is committed for them.
 
 use core::ptr::{self, NonNull};
 
@@ -20,12 +20,12 @@ impl<P: Platform> Audit<'_, '_, P> {
     /// Looks at all objects, and notes which frames they name.
     pub(super) fn objects(&mut self, spaces: &[&AddressSpace<'_, P>]) -> Result<(), Violation> {
         let memory = self.memory;
-        let (mut used, mut nodes, mut listed, mut promised) = (0, 0, 0, 0);
+        let (mut used, mut nodes, mut listed, mut object_pages) = (0, 0, 0, 0);
         for object in memory.registry.iter() {
             used += 1;
             nodes += self.index(object)?;
             listed += self.mappers(object, spaces)?;
-            promised += Self::promise(object)?;
+            object_pages += Self::commit(object)?;
         }
         let allocated = memory.objects.objects();
         if allocated != used {
@@ -45,14 +45,14 @@ impl<P: Platform> Audit<'_, '_, P> {
             return Err(Violation::Unlisted { listed, mapping });
         }
         let committed: u64 = spaces.iter().map(|space| space.usage().committed).sum();
-        let (says, holds) = (memory.commitment().promised(), committed + promised);
+        let (says, holds) = (memory.commitment().committed(), committed + object_pages);
         if says != holds {
-            return Err(Violation::Promised { says, holds });
+            return Err(Violation::Committed { says, holds });
         }
         self.quotas()
     }
 
-    /// Whether each quota has given as many pages as are promised for its objects.
+    /// Whether each quota has given as many pages as are committed for its objects.
     fn quotas(&self) -> Result<(), Violation> {
         let address = |quota: &Quota| ptr::from_ref(quota).addr();
         let quotas = || self.memory.registry.iter().filter_map(ObjectState::quota);
@@ -63,7 +63,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         {
             last = address(quota);
             let of = |object: &&ObjectState| object.quota().map(address) == Some(last);
-            let holds = self.memory.registry.iter().filter(of).map(ObjectState::promised).sum();
+            let holds = self.memory.registry.iter().filter(of).map(ObjectState::committed).sum();
             if quota.used() != holds {
                 return Err(Violation::Quota { says: quota.used(), holds });
             }
@@ -149,18 +149,18 @@ impl<P: Platform> Audit<'_, '_, P> {
         Ok(listed)
     }
 
-    /// Whether as much is promised for the object as should be, and how much.
-    fn promise(object: &ObjectState) -> Result<u64, Violation> {
+    /// Whether as much is committed for the object as should be, and how much.
+    fn commit(object: &ObjectState) -> Result<u64, Violation> {
         let should = match object.accounting() {
             Accounting::Whole => object.size_in_pages(),
             Accounting::PerPage => object.pages.resident(),
             Accounting::None => 0,
         };
-        let promised = object.promised();
-        if promised == should {
-            Ok(promised)
+        let object_pages = object.committed();
+        if object_pages == should {
+            Ok(object_pages)
         } else {
-            Err(Violation::Promised { says: promised, holds: should })
+            Err(Violation::Committed { says: object_pages, holds: should })
         }
     }
 

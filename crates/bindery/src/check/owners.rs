@@ -24,7 +24,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         let index = first.wrapping_add(u64::from(number));
         let found = match owner {
             Owner::Nobody => false,
-            // SAFETY: the folio is mapped, so one of the VMAs below the group holds it.
+            // SAFETY: the folio is mapped, so one of the VMAs below the anon group holds it.
             Owner::Group(group) => unsafe { group.as_ref() }.leads_to(vma),
             Owner::Memory(object) | Owner::File(object) => vma.object_pointer() == Some(object),
         };
@@ -63,7 +63,7 @@ impl<P: Platform> Audit<'_, '_, P> {
     }
 }
 
-/// The group, and those above it of which it is the only trace: they have no VMAs, and it comes
+/// The anon group, and those above it of which it is the only trace: they have no VMAs, and it comes
 /// first among their children.
 fn counted_with(group: &AnonGroup) -> u64 {
     let mut count = 1;

@@ -15,7 +15,7 @@ use crate::table::{level_of, link, run};
 
 use super::{Audit, Violation};
 
-/// A leaf or hidden leaf: where, and how the table names it.
+/// A leaf or `PROT_NONE` leaf: where, and how the table names it.
 struct Found {
     range: VirtRange,
     level: u8,
@@ -110,10 +110,10 @@ impl<P: Platform> Audit<'_, '_, P> {
         if says != holds {
             return Err(Violation::LiveCount { table, says, holds });
         }
-        self.reserve(table, base, needs)
+        self.deposit(table, base, needs)
     }
 
-    fn reserve(&mut self, holder: Frame, at: VirtAddr, needs: u32) -> Result<(), Violation> {
+    fn deposit(&mut self, holder: Frame, at: VirtAddr, needs: u32) -> Result<(), Violation> {
         let mut says = 0;
         let mut next = link(self.memory.frames.meta(holder).owner.load(Ordering::Relaxed));
         while let Some(table) = next {
@@ -122,7 +122,7 @@ impl<P: Platform> Audit<'_, '_, P> {
             next = link(self.memory.frames.meta(table).next.load(Ordering::Relaxed));
         }
         if says != needs {
-            return Err(Violation::Reserve { table: holder, says, needs });
+            return Err(Violation::Deposit { table: holder, says, needs });
         }
         Ok(())
     }
@@ -136,14 +136,14 @@ impl<P: Platform> Audit<'_, '_, P> {
         range: VirtRange,
     ) -> Result<(), Violation> {
         let at = range.start();
-        let entry = if node.level == 1 { P::Arch::unblock(raw, index) } else { raw };
+        let entry = if node.level == 1 { P::Arch::clear_contig(raw, index) } else { raw };
         let vma = self.mapping(space, range)?;
         let protection = vma.protection();
         let attributes = P::Arch::attributes(entry);
         // What the architecture implies when it is asked for the VMA's permissions.
         let widest = protection.permissions();
         if widest.is_empty() {
-            return Err(Violation::WronglyHidden(at));
+            return Err(Violation::WrongProtNone(at));
         }
         let allowed = arch::implied::<P::Arch>(widest | Permissions::USER);
         let user = attributes.permissions.contains(Permissions::USER);
@@ -159,7 +159,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         if writable && !exclusive && !vma.is_shared() {
             return Err(Violation::WritableButShared(at));
         }
-        if node.level == 1 && P::Arch::is_block(raw) && !self.block_is_whole(node, index) {
+        if node.level == 1 && P::Arch::is_contig(raw) && !self.contig_is_whole(node, index) {
             return Err(Violation::BrokenBlock(at));
         }
         self.owned(vma, &found)
@@ -176,9 +176,9 @@ impl<P: Platform> Audit<'_, '_, P> {
         let vma = self.mapping(space, range)?;
         match absent::decode::<P::Arch>(entry) {
             None => Err(Violation::BadAbsent(at)),
-            Some(Absent::Hidden { frame, .. }) => {
+            Some(Absent::ProtNone { frame, .. }) => {
                 if !vma.protection().is_empty() {
-                    return Err(Violation::WronglyHidden(at));
+                    return Err(Violation::WrongProtNone(at));
                 }
                 let found = Found { range, level, frame };
                 self.page(&found)?;
@@ -238,23 +238,23 @@ impl<P: Platform> Audit<'_, '_, P> {
         Ok(self.memory.frames.exclusive_run(folio, number, pages) == (true, pages))
     }
 
-    /// Whether the contiguous block around `index` is complete: aligned, consecutive, one folio,
+    /// Whether the contiguous run around `index` is complete: aligned, consecutive, one folio,
     /// equal in all that the MMU sees.
-    fn block_is_whole(&self, node: Node, index: u32) -> bool {
+    fn contig_is_whole(&self, node: Node, index: u32) -> bool {
         let slots = self.memory.slots(node.table);
-        let first = index & !(P::Arch::BLOCK - 1);
+        let first = index & !(P::Arch::CONTIG_ENTRIES - 1);
         let head = run::load(slots, first);
         if head.0 & P::Arch::PRESENT == 0 {
             return false;
         }
-        let entry = P::Arch::unblock(head, first);
-        let (limit, step) = self.memory.folio_limit(P::Arch::frame(entry), P::Arch::BLOCK);
+        let entry = P::Arch::clear_contig(head, first);
+        let (limit, step) = self.memory.folio_limit(P::Arch::frame(entry), P::Arch::CONTIG_ENTRIES);
         let equal = arch::Equal::WRITABLE;
         let (alike, _) = run::leaves::<P::Arch>(slots, first, limit, equal, step, 0);
-        let blocks = |at: u32| P::Arch::is_block(run::load(slots, at));
+        let contigs = |at: u32| P::Arch::is_contig(run::load(slots, at));
         step != 0
-            && alike == P::Arch::BLOCK
+            && alike == P::Arch::CONTIG_ENTRIES
             && arch::may_fold::<P::Arch>(entry, first)
-            && (first..first + P::Arch::BLOCK).all(blocks)
+            && (first..first + P::Arch::CONTIG_ENTRIES).all(contigs)
     }
 }

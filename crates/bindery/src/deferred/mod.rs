@@ -16,8 +16,8 @@
 //! - who would fail for want of memory ([`Memory::retry`]).
 //!
 //! With a lock held, the second would not come back:
-//! 1. CPU A holds an object's gate, and waits until CPU B leaves its read section;
-//! 2. CPU B was preempted in that section by a thread that waits for the gate.
+//! 1. CPU A holds an invalidate lock, and waits until CPU B leaves its read section;
+//! 2. CPU B was preempted in that section by a thread that waits for the lock.
 //!
 //! # The bound
 //! What waits is counted in frames; of records, 8 count as one. The limit is a 128th of the memory,
@@ -222,7 +222,7 @@ impl<P: Platform> Memory<P> {
     /// Drains the deferred frees if fewer than `frames` frames are free. For a call that cannot be
     /// retried after it has run out of memory. The caller holds no lock.
     pub(crate) fn make_room(&self, frames: u64) {
-        if self.deferred.waiting() > 0 && self.free_frames() < frames {
+        if self.deferred.waiting() > 0 && self.free_frame_count() < frames {
             self.drain_deferred();
         }
     }

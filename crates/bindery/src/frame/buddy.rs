@@ -63,7 +63,7 @@ impl Buddy {
     }
 
     /// Frames that can be allocated.
-    pub(super) fn free_frames(&self) -> u64 {
+    pub(super) fn free_frame_count(&self) -> u64 {
         self.free_frames
     }
 

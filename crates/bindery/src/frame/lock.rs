@@ -5,8 +5,8 @@
 //! and no frame that becomes something else has a locker. It protects the owner and the index.
 //!
 //! # Who may wait for it
-//! Nobody under a table's lock or in a read section: those try. Waiting comes below an object's gate,
-//! so who has the lock only tries gates of objects; the gate of an anonymous family comes below the
+//! Nobody under a table's lock or in a read section: those try. Waiting comes below an invalidate lock,
+//! so who has the lock only tries invalidate locks; the lock of an anonymous family comes below the
 //! lock. A waiter parks on `state`, with [`FOLIO_PARKED`] set ([`crate::parking`]).
 //!
 //! # An owner that goes
@@ -88,7 +88,7 @@ pub(crate) struct FolioLock<'a, P: Platform> {
 }
 
 impl<P: Platform> FolioLock<'_, P> {
-    /// Whom the folio belongs to, and the index of its first page there. An anonymous group is only
+    /// Whom the folio belongs to, and the index of its first page there. An anon group is only
     /// to be trusted while the folio is mapped, and in a read section that began before that was
     /// seen.
     pub(crate) fn owner(&self, platform: &P) -> (Owner, u64) {

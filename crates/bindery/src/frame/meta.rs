@@ -11,7 +11,7 @@
 //! | Free: block of the buddy allocator | order | the free list of its order | | | |
 //! | Raw: allocated, no meaning yet | order | [`NONE`] | 0 | 0 | 0 |
 //! | Table: node of a page table | level, [`LOCK`], [`STRAY`], [`GUARDS`] | `next`: link in a gather or reserve list; `previous`: pending flushes, see `table::pending` | first of the reserve list | 0 | live entries |
-//! | Folio: head of user memory | order, [`FOLIO_LOCK`], [`ORPHAN`], [`DIRTY`], [`LAZY`], [`EXCLUSIVE`] (order 0) | the LRU list | with `word`: the anonymous group or object, see [`super::owner`] | references, pins, mappings, see [`super::count`]; 0 while fresh | kind of owner, index of the first page there |
+//! | Folio: head of user memory | order, [`FOLIO_LOCK`], [`ORPHAN`], [`DIRTY`], [`LAZY`], [`EXCLUSIVE`] (order 0) | the LRU list | with `word`: the anon group or object, see [`super::owner`] | references, pins, mappings, see [`super::count`]; 0 while fresh | kind of owner, index of the first page there |
 //! | Tail of a folio | order of the head | | number of the head | 0 | of `head + 1` to `head + 8`: anon-exclusive bits |
 //! | Tail of another block | unspecified | | unspecified | | |
 //! | Slab: frame full of small objects | order 0 | list of frames with room | | 0 | free slots and objects in use, see [`super::slab`] |

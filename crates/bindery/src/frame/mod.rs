@@ -27,7 +27,7 @@
 //! | a mapping | who writes the entry; fork and moves, from one that there is | frame, contents, kind of owner | the lock of the table with the entry |
 //! | a pin | who keeps a mapping meanwhile | frame, contents | that table's lock |
 //! | a reference | who has a mapping or a reference; an object's index, one a page; a walker, from nothing | frame, order, kind | nothing |
-//! | the lock | who has a reference or keeps a mapping | owner and index | nothing; below the gates of objects, above those of anonymous families; tried, not waited for, under a table's lock and in a read section |
+//! | the lock | who has a reference or keeps a mapping | owner and index | nothing; below the invalidate locks, above those of anonymous families; tried, not waited for, under a table's lock and in a read section |
 //!
 //! The last of them to go frees the folio. A walker's reference may come at any time, so nobody may
 //! conclude from a look at the count that it is alone, unless it freezes the count by the same step
@@ -102,9 +102,9 @@ pub enum FramesError {
     TooHigh,
     /// The largest range has no room for the metadata of all frames, or nothing else is left.
     TooSmall,
-    /// The platform's window breaks its promise: a frame's bytes are not aligned to a page, or not
+    /// The platform's direct map breaks its promise: a frame's bytes are not aligned to a page, or not
     /// consecutive across two ranges that touch (blocks of frames may lie across both).
-    Window,
+    DirectMap,
 }
 
 impl fmt::Display for FramesError {
@@ -114,7 +114,9 @@ impl fmt::Display for FramesError {
             Self::Overlapping => "two ranges of memory overlap",
             Self::TooHigh => "a range of memory lies beyond 16 TiB",
             Self::TooSmall => "the memory has no room for its own metadata",
-            Self::Window => "the window of physical memory is not aligned or not consecutive",
+            Self::DirectMap => {
+                "the direct map of physical memory is not aligned or not consecutive"
+            }
         })
     }
 }
@@ -158,8 +160,8 @@ impl<P: Platform> Frames<P> {
         let kept = largest.count - meta_frames;
         let meta_first = largest.first.plus(kept);
         platform.zero(meta_first, meta_frames);
-        let base = platform.window(meta_first).cast::<FrameMeta>().as_ptr();
-        // SAFETY: 1. The window's promise: these frames lie in one range, so their bytes are
+        let base = platform.direct_map(meta_first).cast::<FrameMeta>().as_ptr();
+        // SAFETY: 1. The direct map's promise: these frames lie in one range, so their bytes are
         // consecutive, `check_ranges` saw that they begin aligned to a page, and they stay while
         // the platform does, which the caller makes outlive us. They are zeroed, and since they
         // are not handed to the buddy allocator below, nobody else ever gets them.
@@ -170,7 +172,7 @@ impl<P: Platform> Frames<P> {
             let usable = if core::ptr::eq(range, largest) { kept } else { range.count };
             buddy.add(metas, range.first, usable);
         }
-        let total = buddy.free_frames();
+        let total = buddy.free_frame_count();
         Ok(Self {
             metas,
             buddy: Mutex::new(buddy),
@@ -223,7 +225,7 @@ impl<P: Platform> Frames<P> {
         }
         let mut buddy = self.buddy.lock();
         let block = buddy.allocate_up_to(self.metas, order);
-        self.free.store(buddy.free_frames(), Relaxed);
+        self.free.store(buddy.free_frame_count(), Relaxed);
         self.note_taken(block.map_or(0, |(_, order)| 1 << order));
         block
     }
@@ -232,7 +234,7 @@ impl<P: Platform> Frames<P> {
     fn take(&self, order: u8) -> Option<Frame> {
         let mut buddy = self.buddy.lock();
         let frame = buddy.allocate(self.metas, order);
-        self.free.store(buddy.free_frames(), Relaxed);
+        self.free.store(buddy.free_frame_count(), Relaxed);
         self.note_taken(frame.map_or(0, |_| 1 << order));
         frame
     }
@@ -247,7 +249,7 @@ impl<P: Platform> Frames<P> {
     pub(crate) fn traffic(&self) -> (u64, u64) {
         let taken = self.taken.load(Relaxed);
         // What is neither free nor taken now was never there.
-        (taken, taken.saturating_sub(self.total.saturating_sub(self.free_frames())))
+        (taken, taken.saturating_sub(self.total.saturating_sub(self.free_frame_count())))
     }
 
     /// Gives an allocated block back, whatever it was used for, and tells the platform first. No
@@ -264,7 +266,7 @@ impl<P: Platform> Frames<P> {
         }
         let mut buddy = self.buddy.lock();
         let freed = buddy.free(self.metas, first, order);
-        self.free.store(buddy.free_frames(), Relaxed);
+        self.free.store(buddy.free_frame_count(), Relaxed);
         drop(buddy);
         if freed.is_err() {
             self.refuse();
@@ -276,7 +278,7 @@ impl<P: Platform> Frames<P> {
         platform.frames_released(first, count);
         let mut buddy = self.buddy.lock();
         buddy.give_back_run(self.metas, first, count);
-        self.free.store(buddy.free_frames(), Relaxed);
+        self.free.store(buddy.free_frame_count(), Relaxed);
     }
 
     /// Lets free frames that are kept ready for single allocations join the large blocks. O(log
@@ -286,7 +288,7 @@ impl<P: Platform> Frames<P> {
     }
 
     /// Frames that are free now, of any order. Does not wait for the lock.
-    pub fn free_frames(&self) -> u64 {
+    pub fn free_frame_count(&self) -> u64 {
         self.free.load(Relaxed)
     }
 
@@ -342,7 +344,7 @@ impl<P: Platform> Frames<P> {
     /// A frame at which something is wrong; the first of the span where only a total is.
     pub(crate) fn check_free_lists(&self) -> Result<(), Frame> {
         let buddy = self.buddy.lock();
-        if self.free.load(Relaxed) != buddy.free_frames() {
+        if self.free.load(Relaxed) != buddy.free_frame_count() {
             return Err(self.metas.span().0);
         }
         buddy.check(self.metas)
@@ -375,15 +377,15 @@ fn check_ranges<P: Platform>(
         }
     }
     for range in used() {
-        let start = platform.window(range.first).as_ptr();
+        let start = platform.direct_map(range.first).as_ptr();
         if !start.addr().is_multiple_of(PAGE_SIZE as usize) {
-            return Err(FramesError::Window);
+            return Err(FramesError::DirectMap);
         }
-        let last = platform.window(range.first.plus(range.count - 1)).as_ptr();
+        let last = platform.direct_map(range.first.plus(range.count - 1)).as_ptr();
         let behind = last.wrapping_add(PAGE_SIZE as usize);
         let mut touching = used().filter(|other| u64::from(other.first.0) == range.end());
-        if touching.any(|other| platform.window(other.first).as_ptr() != behind) {
-            return Err(FramesError::Window);
+        if touching.any(|other| platform.direct_map(other.first).as_ptr() != behind) {
+            return Err(FramesError::DirectMap);
         }
     }
     Ok((first, (end - u64::from(first.0)) as u32))

@@ -124,7 +124,7 @@ impl<P: Platform> Frames<P> {
         let word = head.word.load(Relaxed);
         let address = || {
             let place = word >> PLACE_SHIFT & (PAGE_SIZE / ALIGN - 1);
-            let page = platform.window(Frame(head.owner.load(Relaxed)));
+            let page = platform.direct_map(Frame(head.owner.load(Relaxed)));
             page.map_addr(|page| page.saturating_add((place * ALIGN) as usize))
         };
         let owner = match word >> KIND_SHIFT {
@@ -137,7 +137,7 @@ impl<P: Platform> Frames<P> {
         (owner, word & INDEX_MASK)
     }
 
-    /// Whether the folio is anonymous memory, which only its group may map. One that nobody maps any
+    /// Whether the folio is anonymous memory, which only its anon group may map. One that nobody maps any
     /// more is not.
     #[inline]
     pub(crate) fn is_anonymous(&self, folio: Folio) -> bool {
@@ -171,7 +171,7 @@ pub(super) const fn is_counted_for_object(word: u64) -> bool {
     word >> 63 != 0
 }
 
-/// Whether the `word` of a folio's head says that a group owns it.
+/// Whether the `word` of a folio's head says that an anon group owns it.
 #[inline]
 pub(super) const fn is_anonymous(word: u64) -> bool {
     word >> KIND_SHIFT == 1

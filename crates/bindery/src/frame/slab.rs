@@ -173,8 +173,8 @@ impl<T, P: Platform> Slab<T, P> {
         let meta = frames.meta(frame);
         meta.reset(Kind::Slab, 0);
         Slots::EMPTY.store(meta);
-        let header = platform.window(frame).cast::<Header>();
-        // SAFETY: the window's promise lets us write the frame's bytes, which are aligned to a
+        let header = platform.direct_map(frame).cast::<Header>();
+        // SAFETY: the direct map's promise lets us write the frame's bytes, which are aligned to a
         // page (`Frames::new` checked it), and the frame is fresh from the allocator.
         unsafe { header.write(Header { frame: frame.0 }) };
     }
@@ -297,7 +297,7 @@ impl<T, P: Platform> Slab<T, P> {
         let offset = Self::FIRST + usize::from(index) * Self::SLOT;
         debug_assert!(offset + Self::SLOT <= PAGE_SIZE as usize);
         // SAFETY: slots below `PER_FRAME` end inside the frame's 4,096 bytes.
-        unsafe { platform.window(frame).add(offset) }
+        unsafe { platform.direct_map(frame).add(offset) }
     }
 
     fn link(lists: &mut Lists, frames: &Frames<P>, frame: Frame) {

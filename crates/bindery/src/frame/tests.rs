@@ -78,14 +78,14 @@ impl Drop for Machine {
     }
 }
 
-// SAFETY: 1. the window is one allocation that lives as long as the machine; where a test tears
+// SAFETY: 1. the direct map is one allocation that lives as long as the machine; where a test tears
 // it, the core refuses it. 2. and 3. there is no TLB and no reader. 4. CPU 0.
 unsafe impl Platform for Machine {
     type Arch = X86_64;
     type Mutex = SpinLock<Yielding>;
     type SpinLock = SpinLock<Yielding>;
 
-    fn window(&self, frame: Frame) -> NonNull<u8> {
+    fn direct_map(&self, frame: Frame) -> NonNull<u8> {
         assert!((self.first..self.first.plus(self.count)).contains(&frame), "{frame:?}");
         let torn = u32::from(self.torn_at.is_some_and(|at| frame >= at));
         let pages = (frame.0 - self.first.0 + torn) as usize;
@@ -94,10 +94,10 @@ unsafe impl Platform for Machine {
     }
 
     fn zero(&self, first: Frame, count: u32) {
-        // SAFETY: the frames are in the window (the last one is asked for its check), and the
+        // SAFETY: the frames are in the direct map (the last one is asked for its check), and the
         // caller owns them.
-        unsafe { self.window(first).write_bytes(0, count as usize * PAGE_SIZE as usize) };
-        assert!(count == 0 || self.window(first.plus(count - 1)) >= self.window(first));
+        unsafe { self.direct_map(first).write_bytes(0, count as usize * PAGE_SIZE as usize) };
+        assert!(count == 0 || self.direct_map(first.plus(count - 1)) >= self.direct_map(first));
     }
 
     fn copy(&self, _from: Frame, _to: Frame, _count: u32) {
@@ -153,7 +153,7 @@ pub(super) fn blocks(frames: &Frames<Machine>, kind: Kind) -> Vec<(Frame, u8)> {
 #[track_caller]
 pub(crate) fn assert_all_free(frames: &Frames<Machine>) {
     assert_eq!(frames.check_free_lists(), Ok(()));
-    assert_eq!(frames.free_frames(), frames.total_frames());
+    assert_eq!(frames.free_frame_count(), frames.total_frames());
     let free: u64 = blocks(frames, Kind::Free).iter().map(|(_, order)| 1u64 << order).sum();
     assert_eq!(free, frames.total_frames());
     assert_eq!(frames.refused(), 0);

@@ -28,7 +28,7 @@ pub enum FrameUse {
     SharedMemory,
     /// A page of a file; also one that was cut off, as long as somebody holds it.
     File,
-    /// The page of zeroes that all share.
+    /// The zero page that all share.
     Zero,
     /// A page table of an address space or a kernel map.
     Table,
@@ -41,7 +41,7 @@ pub enum FrameUse {
 }
 
 impl FrameUse {
-    /// Whether user programs may map it, the page of zeroes aside.
+    /// Whether user programs may map it, the zero page aside.
     pub fn is_folio(self) -> bool {
         matches!(self, Self::Anonymous | Self::SharedMemory | Self::File)
     }
@@ -84,7 +84,7 @@ pub struct FrameUsage {
     pub file: u64,
     /// Pages of shared memory and files whose folios are mapped.
     pub mapped: u64,
-    /// Page tables, those in reserve included.
+    /// Page tables, those on deposit included.
     pub tables: u64,
     /// Frames with small records of the core's.
     pub slab: u64,
@@ -143,7 +143,7 @@ impl<P: Platform> Frames<P> {
 
     /// The sums over all frames. O(blocks).
     pub(crate) fn usage(&self, huge_order: u8) -> FrameUsage {
-        let mut sums = FrameUsage { free: self.free_frames(), ..FrameUsage::default() };
+        let mut sums = FrameUsage { free: self.free_frame_count(), ..FrameUsage::default() };
         let (first, count) = self.metas.span();
         let (ready, kept) = self.buddy.lock().ready();
         let mut at = 0;

@@ -193,7 +193,7 @@ pub(super) struct FreedList {
     /// Those that the purge under way has still to look at.
     pub(super) detached: Option<NonNull<Area>>,
     /// From the lowest address to the highest of those, until the TLBs have forgotten them.
-    pub(super) detached_hull: Option<VirtRange>,
+    pub(super) detached_freeable: Option<VirtRange>,
     /// Where the last search for free addresses ended; forgotten when any become free.
     pub(super) last_found: Option<Found>,
 }
@@ -212,7 +212,7 @@ unsafe impl Send for FreedList {}
 
 impl FreedList {
     pub(super) const fn new() -> Self {
-        Self { first: None, pages: 0, detached: None, detached_hull: None, last_found: None }
+        Self { first: None, pages: 0, detached: None, detached_freeable: None, last_found: None }
     }
 }
 
@@ -286,7 +286,7 @@ impl<P: Platform> KernelMap<'_, P> {
     fn insert(&self, area: NonNull<Area>, placement: &Placement) -> bool {
         let Placement { pages, align, congruent } = *placement;
         let length = (pages + 1) * PAGE_SIZE;
-        let (low, high) = (self.window.start().0, self.window.end().0);
+        let (low, high) = (self.arena.start().0, self.arena.end().0);
         let mut freed = self.freed.lock();
         // What did not do for the last does not do for one that asks for as much. (Mostly, areas of
         // one kind are made one after the other.)

@@ -11,12 +11,12 @@ use super::request::{AreaKind, KernelArea};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum KernelMapError {
-    /// The window is no whole pages, begins at 0, has no room for a page and its guard, is none that
+    /// The arena is no whole pages, begins at 0, has no room for a page and its guard, is none that
     /// the MMU translates, does not fit under one root, or the root has entries there.
-    BadWindow,
+    BadArena,
     /// A size of zero, or an empty list.
     Empty,
-    /// More pages than the window has.
+    /// More pages than the arena has.
     TooLarge,
     /// The alignment is no power of two, or less than a page.
     BadAlignment,
@@ -94,9 +94,9 @@ impl fmt::Display for KernelArea {
 impl fmt::Display for KernelMapError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::BadWindow => write!(f, "the window cannot be used for kernel mappings"),
+            Self::BadArena => write!(f, "the arena cannot be used for kernel mappings"),
             Self::Empty => write!(f, "nothing to map"),
-            Self::TooLarge => write!(f, "more than the kernel's window has room for"),
+            Self::TooLarge => write!(f, "more than the kernel's arena has room for"),
             Self::BadAlignment => {
                 write!(f, "an alignment that is no power of two, or below a page")
             }

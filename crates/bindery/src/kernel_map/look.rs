@@ -11,19 +11,19 @@ use crate::table::ReadSection;
 
 use super::KernelMap;
 use super::area::State;
-use super::hooks::{self, Found, Lowest};
+use super::protocol::{self, Found, Lowest};
 use super::request::{KernelAddress, KernelArea, KernelPiece, Resolution};
 
 impl<P: Platform> KernelMap<'_, P> {
     /// What the tables say of `at`; called in a read section.
     fn find(&self, at: VirtAddr) -> Found {
-        hooks::find(self, at)
+        protocol::find(self, at)
     }
 
     /// What `at` leads to, if it is mapped (Linux: `vmalloc_to_page`, `vmalloc_to_pfn`, and the same
     /// for all other areas). Constant time; takes no lock.
     pub fn physical(&self, at: VirtAddr) -> Option<PhysAddr> {
-        if !self.window.contains(at) {
+        if !self.arena.contains(at) {
             return None;
         }
         let _section = ReadSection::enter(&self.memory.platform);
@@ -38,7 +38,7 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// Where a leaf leads.
     fn whole_leaf(&self, found: &Found) -> PhysAddr {
-        let single = P::Arch::unblock(found.entry, found.index);
+        let single = P::Arch::clear_contig(found.entry, found.index);
         P::Arch::frame(single).start()
     }
 
@@ -47,7 +47,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Takes no lock, so that it can be asked in the midst of anything; areas that come and go
     /// meanwhile may be missed. Complexity: logarithmic in the areas.
     pub fn explain(&self, at: VirtAddr) -> KernelAddress {
-        if !self.window.contains(at) {
+        if !self.arena.contains(at) {
             return KernelAddress::Outside;
         }
         let found: Option<(KernelArea, State)> = {
@@ -78,7 +78,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Takes no lock, and waits by [`Platform::relax`] only; may be called with
     /// interrupts off. (Whoever pauses an address runs on, on another CPU.)
     pub fn resolve(&self, at: VirtAddr, needed: Permissions) -> Resolution {
-        if !self.window.contains(at) {
+        if !self.arena.contains(at) {
             return Resolution::NotMapped;
         }
         loop {
@@ -149,7 +149,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// unmapped meanwhile may be told or not, or in part. Complexity: linear in the entries that are
     /// read.
     pub fn for_each_piece(&self, range: VirtRange, mut f: impl FnMut(KernelPiece)) {
-        let range = range.intersection(self.window);
+        let range = range.intersection(self.arena);
         let (mut at, end) = (range.start(), range.end());
         let mut joined: Option<KernelPiece> = None;
         while at < end {
@@ -176,13 +176,13 @@ impl<P: Platform> KernelMap<'_, P> {
     /// behind the last address.
     fn next_piece(&self, at: VirtAddr, end: VirtAddr) -> (Option<VirtAddr>, Option<KernelPiece>) {
         let _section = ReadSection::enter(&self.memory.platform);
-        let lowest = hooks::descend(self, at, &mut Counts::default());
+        let lowest = protocol::descend(self, at, &mut Counts::default());
         let Lowest { table, level, mut index, mut entry } = lowest;
         let span = arch::span::<P::Arch>(level);
         let (mut at, mut joined) = (at, None::<KernelPiece>);
         loop {
             let next = at.align_down(span).checked_add(span);
-            entry = hooks::whole::<P::Arch>(entry);
+            entry = protocol::whole::<P::Arch>(entry);
             match arch::kind::<P::Arch>(entry, level) {
                 // A leaf that was cut meanwhile: to be looked into.
                 Kind::Table => return (Some(at), joined),
@@ -204,15 +204,15 @@ impl<P: Platform> KernelMap<'_, P> {
                 return (next, joined);
             };
             at = next;
-            entry = hooks::Tree::load(self, table, index, Ordering::Acquire);
+            entry = protocol::KernelTree::load(self, table, index, Ordering::Acquire);
         }
     }
 
     /// What a leaf at `index` of a table says of a part of its addresses.
     fn piece(leaf: Entry, level: u8, index: u32, range: VirtRange) -> KernelPiece {
         let span = arch::span::<P::Arch>(level);
-        let single = P::Arch::unblock(leaf, index);
-        let entries = if P::Arch::is_block(leaf) { u64::from(P::Arch::BLOCK) } else { 1 };
+        let single = P::Arch::clear_contig(leaf, index);
+        let entries = if P::Arch::is_contig(leaf) { u64::from(P::Arch::CONTIG_ENTRIES) } else { 1 };
         KernelPiece {
             range,
             to: PhysAddr(P::Arch::frame(single).start().0 + (range.start().0 & (span - 1))),

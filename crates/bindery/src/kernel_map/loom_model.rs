@@ -1,4 +1,4 @@
-//! The protocol of the kernel's tables under loom: the code of [`super::hooks`] itself, over tables
+//! The protocol of the kernel's tables under loom: the code of [`super::protocol`] itself, over tables
 //! and TLBs whose accesses loom schedules in every way, and whose loads it answers with every value
 //! that the memory model allows.
 //!
@@ -11,7 +11,7 @@
 //! | somebody comes after the freeing | the life says `Freed` |
 //! | a table is found before it is made | its life is written before; a race |
 //! | a TLB remembers what is gone, and uses it | who uses an address knows its frame |
-//! | a TLB walks from a table that was unhooked | a live page faults |
+//! | a TLB walks from a table that was detached | a live page faults |
 //! | a TLB remembers what a cut has replaced | after each execution, TLBs agree with the tables |
 //! | a table leaks, or is lost with what is in it | so do lives and tree, areas and leaves |
 //! | a walker without a claim sees a hole | dumps know what must be there |
@@ -25,7 +25,7 @@
 //! walked through they remember until they are told to forget it, guesses among it. Frames are
 //! never used a second time. Areas stand in a plain list without guard pages, whose lock is the
 //! model's: the index, and how a purge looks for neighbours in it, are not modelled. Neither are
-//! entries remembered as invalid (RISC-V), unhooked tables that have tables below them, and a
+//! entries remembered as invalid (RISC-V), detached tables that have tables below them, and a
 //! purge in rounds.
 
 mod cpu;
@@ -100,8 +100,8 @@ fn huge_area(cpus: &[Cpu]) {
     cpus.iter().for_each(|cpu| cpu.access(2, frame(2)));
 }
 
-/// A contiguous block of pages 0 and 1.
-fn block_area(cpus: &[Cpu]) {
+/// A contiguous run of pages 0 and 1.
+fn contig_area(cpus: &[Cpu]) {
     cpus[0].map(pages(0, 2), frame(0));
     cpus[0].fold(0);
     cpus.iter().for_each(|cpu| cpu.access(1, frame(1)));
@@ -222,7 +222,7 @@ fn a_dump_never_meets_a_freed_table() {
 }
 
 #[test]
-fn a_huge_leaf_replaces_an_unhooked_table_under_a_dump() {
+fn a_huge_leaf_replaces_an_detached_table_under_a_dump() {
     let replace = |cpu: &Cpu| {
         give_back(cpu);
         assert!(cpu.map(pages(0, 4), frame(4)));
@@ -256,8 +256,8 @@ fn lookups_never_miss_what_a_cut_pauses() {
         hold(huge_area, [|cpu| cpu.cut(1), |cpu| assert_eq!(cpu.physical(2), Some(frame(2)))]);
     assert!(seen.pauses.load(Relaxed) > 0);
     let seen = hold(
-        block_area,
-        [|cpu| cpu.cut_block(0), |cpu| assert_eq!(cpu.physical(1), Some(frame(1)))],
+        contig_area,
+        [|cpu| cpu.cut_contig(0), |cpu| assert_eq!(cpu.physical(1), Some(frame(1)))],
     );
     assert!(seen.pauses.load(Relaxed) > 0);
 }
@@ -277,7 +277,7 @@ fn accesses_wait_while_a_cut_pauses_them() {
         ],
     );
     assert!(seen.pauses.load(Relaxed) > 0);
-    let seen = hold(block_area, [|cpu| cpu.cut_block(0), |cpu| cpu.access_paused(0, frame(0))]);
+    let seen = hold(contig_area, [|cpu| cpu.cut_contig(0), |cpu| cpu.access_paused(0, frame(0))]);
     assert!(seen.pauses.load(Relaxed) > 0);
 }
 
@@ -285,7 +285,7 @@ fn accesses_wait_while_a_cut_pauses_them() {
 fn a_dump_sees_no_hole_where_a_cut_pauses() {
     let seen = hold(huge_area, [|cpu| cpu.cut(1), |cpu| dump_whole(cpu, 4)]);
     assert!(seen.pauses.load(Relaxed) > 0);
-    let seen = hold(block_area, [|cpu| cpu.cut_block(0), |cpu| dump_whole(cpu, 2)]);
+    let seen = hold(contig_area, [|cpu| cpu.cut_contig(0), |cpu| dump_whole(cpu, 2)]);
     assert!(seen.pauses.load(Relaxed) > 0);
 }
 
@@ -327,21 +327,21 @@ fn who_makes_a_table_before_the_flush_of_the_last_one_maps_what_a_cpu_does_not_f
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn who_hooks_in_a_table_without_release_shows_it_half_made() {
+fn who_installs_a_table_without_release_shows_it_half_made() {
     let work: [fn(&Cpu); 2] = [|cpu| use_page(cpu, 0, frame(0)), |cpu| use_page(cpu, 1, frame(1))];
     explore(Omit::Release, |_| {}, work);
 }
 
 #[test]
 #[should_panic]
-fn who_hooks_in_a_table_by_a_plain_store_loses_another() {
+fn who_installs_a_table_by_a_plain_store_loses_another() {
     let work: [fn(&Cpu); 2] = [|cpu| use_page(cpu, 0, frame(0)), |cpu| use_page(cpu, 1, frame(1))];
     explore(Omit::Exchange, |_| {}, work);
 }
 
 #[test]
 #[should_panic(expected = "assertion `left == right` failed")]
-fn who_unhooks_a_table_that_is_not_free_takes_it_from_a_live_area() {
+fn who_detaches_a_table_that_is_not_free_takes_it_from_a_live_area() {
     let work: [fn(&Cpu); 2] = [give_back, |cpu| assert_eq!(cpu.physical(1), Some(frame(1)))];
     explore(Omit::AskWhetherFree, two_areas, work);
 }
@@ -356,7 +356,7 @@ fn who_empties_an_empty_entry_once_more_loses_a_table_of_its_neighbour() {
 
 #[test]
 #[should_panic(expected = "a hole in a live area")]
-fn who_looks_twice_finds_a_hole_where_a_cut_has_hooked_in_a_table() {
+fn who_looks_twice_finds_a_hole_where_a_cut_has_installed_a_table() {
     explore(Omit::OneLook, huge_area, [|cpu| cpu.cut(1), |cpu| dump_whole(cpu, 4)]);
 }
 

@@ -2,7 +2,7 @@
 //! pieces that addresses and frames allow.
 //!
 //! ```text
-//! window   |  area            |g|  area     |g|  free          | freed |g|  area ...
+//! arena   |  area            |g|  area     |g|  free          | freed |g|  area ...
 //!          | 2 MiB | 64K | 4K |   | 4K | 4K |                              g: guard page
 //! ```
 //!
@@ -19,19 +19,19 @@
 //! | freed | nobody: it waits for a purge | empty; TLBs may remember what stood there |
 //! | purging | the purge | empty |
 //!
-//! **Tables are hooked in by compare-exchange and unhooked by the purge alone.** Two areas may lie
+//! **Tables are installed by compare-exchange and detached by the purge alone.** Two areas may lie
 //! under one table. Whoever misses a table makes one and offers it; of two, one wins and the other
 //! takes its own back. A table goes when all addresses under it are free: the purge sees that under
 //! the lock of the areas, so that no area can come to lie there meanwhile. Who owns an address
 //! under a table therefore never loses the table, and needs no lock to walk to it. Whoever makes a
-//! table waits for the flush of those that were unhooked (2 below). Otherwise:
-//! 1. a purge unhooks table T, under which one area lay; the addresses beside that were free before;
-//! 2. another area is reserved there, and hooks in a table where T was;
+//! table waits for the flush of those that were detached (2 below). Otherwise:
+//! 1. a purge detaches table T, under which one area lay; the addresses beside that were free before;
+//! 2. another area is reserved there, and installs a table where T was;
 //! 3. a CPU that remembers T uses the new area, walks from T, and finds nothing.
 //!
 //! **Walkers without a claim** ([`KernelMap::physical`], [`KernelMap::for_each_piece`]) walk in
 //! read sections. The order of a purge is for them, and for the hardware's walkers:
-//! 1. it unhooks the tables under which nothing is left;
+//! 1. it detaches the tables under which nothing is left;
 //! 2. it invalidates, once for all areas: no TLB names the frames or tables any more;
 //! 3. it gives the addresses back: from here on something else may be mapped there, a huge leaf
 //!    where the table was;
@@ -42,12 +42,12 @@
 //! With 3 or 4 before 2, a CPU could use what its TLB remembers of the old area. Were the tables freed
 //! with the frames, this could happen:
 //! 1. a dump reads the entry that names table T, and is about to read T;
-//! 2. the purge unhooks T and frees its frame; a huge leaf replaces T's entry;
+//! 2. the purge detaches T and frees its frame; a huge leaf replaces T's entry;
 //! 3. somebody writes data into the frame; the dump takes it for entries.
 //!
-//! **Live leaves are never folded.** Contiguous blocks are written into empty entries, whole.
+//! **Live leaves are never folded.** Contiguous runs are written into empty entries, whole.
 //!
-//! **A cut pauses.** To change the protection of a part of a huge leaf or of a contiguous block, the
+//! **A cut pauses.** To change the protection of a part of a huge leaf or of a contiguous run, the
 //! larger piece has to be replaced by smaller ones, and architectures demand that it is broken
 //! first: its valid bits are cleared, every TLB forgets it, then the new entries are written. A CPU
 //! that uses the address in between faults. Its handler asks [`KernelMap::resolve`], which waits for
@@ -64,7 +64,7 @@
 //! | `error` | why it was refused |
 //! | `area` | stretches of addresses: reserved, claimed, found |
 //! | `block` | the frames that an area owns |
-//! | `hooks` | the protocol of the tables, as the model checker runs it too |
+//! | `protocol` | the protocol of the tables, as the model checker runs it too |
 //! | `walk` | the one walk: tables found or made, runs of leaves written and cleared |
 //! | `vmalloc`, `resize` | frames and addresses at once; larger and smaller |
 //! | `vmap` | frames of the caller; device registers |
@@ -75,11 +75,11 @@
 mod area;
 mod block;
 mod error;
-mod hooks;
 mod look;
 #[cfg(all(test, loom))]
 mod loom_model;
 mod protect;
+mod protocol;
 mod purge;
 mod request;
 mod resize;
@@ -123,7 +123,7 @@ pub use request::{
 ///
 /// | what | how |
 /// |---|---|
-/// | chooses a window | whole root entries of its own, in the half that all roots share |
+/// | chooses an arena | whole root entries of its own, in the half that all roots share |
 /// | makes the map | before the first address space copies the root ([`KernelMap::with_root`]), or with a root of its own that is loaded for the kernel's half ([`KernelMap::new`]) |
 /// | programs the types of memory | `IA32_PAT`, `MAIR_EL1`: as [`crate::arch::X86_64`] and [`crate::arch::AArch64`] say |
 /// | invalidates on all CPUs | [`Platform::invalidate_kernel`]; entries of the kernel are global |
@@ -134,10 +134,10 @@ pub struct KernelMap<'m, P: Platform> {
     memory: &'m Memory<P>,
     root: Frame,
     ownership: Ownership,
-    window: VirtRange,
+    arena: VirtRange,
     reach: Reach,
     largest_leaf: u8,
-    largest_block: u8,
+    largest_contig: u8,
     /// All areas; its writer lock is that of `freed`.
     index: Index<Area>,
     freed: Mutex<P::SpinLock, FreedList>,
@@ -145,7 +145,7 @@ pub struct KernelMap<'m, P: Platform> {
     purging: Mutex<P::Mutex, ()>,
     /// Held while something is paused.
     pausing: Mutex<P::SpinLock, ()>,
-    /// Not zero while a TLB may remember a table that a purge has unhooked; who makes tables parks
+    /// Not zero while a TLB may remember a table that a purge has detached; who makes tables parks
     /// on it.
     unflushed: AtomicU32,
     /// Changes when a claim ends for which somebody waits, who parks on it.
@@ -170,22 +170,22 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     /// A kernel map with a root table of its own ([`KernelMap::root`]), for machines where kernel
     /// and user space have separate roots (AArch64: `TTBR1_EL1`), and for tests.
     ///
-    /// `window` are the addresses to hand out, whole pages. `reach` is [`Reach::Table`]; with
+    /// `arena` are the addresses to hand out, whole pages. `reach` is [`Reach::Table`]; with
     /// [`Reach::Page`], every page has a frame and an entry of its own, looked at, made and stored one
     /// by one, as benchmarks compare with.
     ///
     /// # Errors
-    /// [`KernelMapError::BadWindow`], [`KernelMapError::OutOfMemory`].
+    /// [`KernelMapError::BadArena`], [`KernelMapError::OutOfMemory`].
     pub fn new(
         memory: &'m Memory<P>,
-        window: VirtRange,
+        arena: VirtRange,
         reach: Reach,
     ) -> Result<Self, KernelMapError> {
         memory.outermost(|| {
             let mut counts = Counts::default();
             let root = new_table(memory, P::Arch::LEVELS, &mut counts);
             let root = root.ok_or(KernelMapError::OutOfMemory)?;
-            let map = Self::with_ownership(memory, root, Ownership::Own, window, reach);
+            let map = Self::with_ownership(memory, root, Ownership::Own, arena, reach);
             map.stats.add(&counts);
             map.begin()
         })
@@ -193,26 +193,26 @@ impl<'m, P: Platform> KernelMap<'m, P> {
 
     /// A kernel map under a root table that exists: the one whose upper half all address spaces
     /// share ([`Platform::kernel_root`]), laid by boot code perhaps. The entries of the root that
-    /// stand for `window` are empty and become the map's; it fills them now and never changes them
+    /// stand for `arena` are empty and become the map's; it fills them now and never changes them
     /// again, so that roots that are copied from now on share everything.
     ///
     /// # Errors
-    /// As [`KernelMap::new`]; [`KernelMapError::BadWindow`] also where an entry of the root is in use.
+    /// As [`KernelMap::new`]; [`KernelMapError::BadArena`] also where an entry of the root is in use.
     ///
     /// # Safety
     /// 1. `root` is a table of [`Platform::Arch`]'s highest level, in the format of the architecture,
-    ///    which [`Platform::window`] shows for as long as the map lives.
-    /// 2. Nobody else changes its entries for `window`, or copied them before.
+    ///    which [`Platform::direct_map`] shows for as long as the map lives.
+    /// 2. Nobody else changes its entries for `arena`, or copied them before.
     /// 3. The map is dropped only when no root that was copied from this one is left: their entries
     ///    would name what is free then. (Most kernels never drop it.)
     pub unsafe fn with_root(
         memory: &'m Memory<P>,
         root: Frame,
-        window: VirtRange,
+        arena: VirtRange,
         reach: Reach,
     ) -> Result<Self, KernelMapError> {
         memory.outermost(|| {
-            Self::with_ownership(memory, root, Ownership::Adopted, window, reach).begin()
+            Self::with_ownership(memory, root, Ownership::Adopted, arena, reach).begin()
         })
     }
 
@@ -220,18 +220,18 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         memory: &'m Memory<P>,
         root: Frame,
         ownership: Ownership,
-        window: VirtRange,
+        arena: VirtRange,
         reach: Reach,
     ) -> Self {
         Self {
             memory,
             root,
             ownership,
-            window,
+            arena,
             reach,
             // Not in the root, which is copied.
             largest_leaf: P::Arch::LARGEST_LEAF.min(P::Arch::LEVELS - 1),
-            largest_block: P::Arch::LARGEST_BLOCK_LEVEL,
+            largest_contig: P::Arch::LARGEST_CONTIG_LEVEL,
             index: Index::new([memory.platform.seed(), u64::from(root.0)]),
             freed: Mutex::new(FreedList::new()),
             purging: Mutex::new(()),
@@ -243,20 +243,20 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         }
     }
 
-    /// Fills the root's entries for the window with tables.
+    /// Fills the root's entries for the arena with tables.
     fn begin(mut self) -> Result<Self, KernelMapError> {
-        let window = self.window;
+        let arena = self.arena;
         // Until the entries are the map's, it has none to empty when it is dropped.
-        self.window = VirtRange::raw(window.start().0, window.start().0);
+        self.arena = VirtRange::raw(arena.start().0, arena.start().0);
         let slots = self.memory.slots(self.root);
-        let indices = Self::root_indices(window).ok_or(KernelMapError::BadWindow)?;
+        let indices = Self::root_indices(arena).ok_or(KernelMapError::BadArena)?;
         if indices.clone().any(|index| !run::load(slots, index).is_empty()) {
-            return Err(KernelMapError::BadWindow);
+            return Err(KernelMapError::BadArena);
         }
         let mut counts = Counts::default();
         for index in indices.clone() {
             let Some(table) = new_table(self.memory, P::Arch::LEVELS - 1, &mut counts) else {
-                self.empty_root_entries(window, *indices.start()..=index);
+                self.empty_root_entries(arena, *indices.start()..=index);
                 return Err(KernelMapError::OutOfMemory);
             };
             self.memory.frames.meta(table).state.fetch_and(!meta::LOCK, Ordering::Relaxed);
@@ -265,18 +265,18 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         }
         self.memory.platform.publish_entries();
         self.stats.add(&counts);
-        self.window = window;
+        self.arena = arena;
         Ok(self)
     }
 
-    /// The positions in the root that stand for a window; `None` where it is no window.
-    fn root_indices(window: VirtRange) -> Option<RangeInclusive<u32>> {
-        let (start, last) = (window.start(), VirtAddr(window.end().0.wrapping_sub(1)));
+    /// The positions in the root that stand for an arena; `None` where it is no arena.
+    fn root_indices(arena: VirtRange) -> Option<RangeInclusive<u32>> {
+        let (start, last) = (arena.start(), VirtAddr(arena.end().0.wrapping_sub(1)));
         let level = P::Arch::LEVELS;
         let top = arch::span_shift::<P::Arch>(level) + P::Arch::INDEX_BITS;
         let under_one_root = start.0.checked_shr(top) == last.0.checked_shr(top);
-        let whole_pages = start.is_aligned(PAGE_SIZE) && window.end().is_aligned(PAGE_SIZE);
-        let useful = under_one_root && whole_pages && window.len() >= 2 * PAGE_SIZE;
+        let whole_pages = start.is_aligned(PAGE_SIZE) && arena.end().is_aligned(PAGE_SIZE);
+        let useful = under_one_root && whole_pages && arena.len() >= 2 * PAGE_SIZE;
         // The bits above the table's are copies of the highest one, where the halves are one root's;
         // where user space has the lower half of all addresses to itself, anything but zero.
         let above = start.0.checked_shr(top).unwrap_or(0);
@@ -290,7 +290,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
 
     /// Empties entries of the root, under which nothing is left, and frees the tables that they name:
     /// after every walker of the hardware has forgotten them, and every reader has left them.
-    fn empty_root_entries(&self, window: VirtRange, indices: RangeInclusive<u32>) {
+    fn empty_root_entries(&self, arena: VirtRange, indices: RangeInclusive<u32>) {
         let slots = self.memory.slots(self.root);
         let mut counts = Counts::default();
         let mut tables = DetachedTables::default();
@@ -301,7 +301,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
                 tables.push(&self.memory.frames, P::Arch::frame(entry));
             }
         }
-        self.invalidate(window, 1, Tables::Changed, &mut counts);
+        self.invalidate(arena, 1, Tables::Changed, &mut counts);
         self.memory.free_after_readers(Batch { tables, ..Batch::default() });
     }
 
@@ -317,8 +317,8 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     }
 
     /// The addresses that are handed out.
-    pub fn window(&self) -> VirtRange {
-        self.window
+    pub fn arena(&self) -> VirtRange {
+        self.arena
     }
 
     /// The map with no leaves above `level`: for machines whose processors cannot have them (x86-64
@@ -331,11 +331,11 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         map
     }
 
-    /// The map without contiguous blocks: for machines that have none (RISC-V without Svnapot).
+    /// The map without contiguous runs: for machines that have none (RISC-V without Svnapot).
     #[must_use]
     pub fn without_blocks(self) -> Self {
         let mut map = self;
-        map.largest_block = 0;
+        map.largest_contig = 0;
         map
     }
 
@@ -354,9 +354,9 @@ impl<'m, P: Platform> KernelMap<'m, P> {
 impl<P: Platform> Drop for KernelMap<'_, P> {
     /// Gives everything back: frames, tables, areas. Nobody uses any of the addresses any more.
     fn drop(&mut self) {
-        if let Some(indices) = Self::root_indices(self.window) {
+        if let Some(indices) = Self::root_indices(self.arena) {
             self.free_everything();
-            self.empty_root_entries(self.window, indices);
+            self.empty_root_entries(self.arena, indices);
             self.memory.free_some();
         }
         if self.ownership == Ownership::Own {

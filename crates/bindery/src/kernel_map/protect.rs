@@ -2,13 +2,13 @@
 //!
 //! ```text
 //! before   |              2 MiB               |  2 MiB  |64K|64K|64K|
-//! change              |#######################################|          end inside a block
+//! change              |#######################################|          end inside a contiguous run
 //! after    |4K|...|64K|64K: new | ... 4K: new |2 MiB:new|64K|4K..|4K..|
 //! ```
 //!
 //! A table's entries are changed in one go (a *stretch*). Entries that keep their size get their new
 //! permissions by plain stores, and one invalidation follows at the end. Where a huge leaf or a
-//! contiguous block is cut, or a block changes, the entries are paused; see the module's text. What
+//! contiguous run is cut, or a contiguous run changes, the entries are paused; see the module's text. What
 //! replaces a huge leaf is built before, with the new permissions in it, and may be folded: nobody
 //! walks it yet.
 
@@ -23,21 +23,21 @@ use crate::stats::Counts;
 use crate::table::TablePool;
 
 use super::area::{Area, Claim};
-use super::hooks;
+use super::protocol;
 use super::request::Pauses;
 use super::walk::{Leaves, check_executable};
 use super::{KernelMap, KernelMapError};
 
 /// What is to be changed.
 #[derive(Clone, Copy)]
-struct Change {
+struct ProtectionChange {
     range: VirtRange,
     /// `None`: nothing but that no piece lies across the range's bounds.
     permissions: Option<Permissions>,
 }
 
 /// Entries of one table that are, or may have to be, changed together.
-struct Stretch {
+struct LeafStretch {
     table: Frame,
     level: u8,
     /// The first entry, and the one behind the last.
@@ -63,7 +63,7 @@ enum Position {
 /// entries.
 type Cuts = [Option<(u32, Entry)>; 2];
 
-impl Change {
+impl ProtectionChange {
     fn position(&self, range: VirtRange) -> Position {
         if self.range.covers(range) {
             Position::Inside
@@ -114,7 +114,7 @@ impl<P: Platform> KernelMap<'_, P> {
                 let crosses = || KernelMapError::CrossesArea { area: area.describe() };
                 inside.then_some(()).ok_or_else(crosses)
             })?;
-            let change = Change { range, permissions: Some(permissions) };
+            let change = ProtectionChange { range, permissions: Some(permissions) };
             let result = self.change(self.area(claim.0), &change);
             self.release(claim);
             result
@@ -125,10 +125,10 @@ impl<P: Platform> KernelMap<'_, P> {
     pub(super) fn cut(&self, claim: Claim, at: VirtAddr) -> Result<(), KernelMapError> {
         let area = self.area(claim.0);
         let range = VirtRange::raw(at.0, area.range().end().0);
-        self.change(area, &Change { range, permissions: None })
+        self.change(area, &ProtectionChange { range, permissions: None })
     }
 
-    fn change(&self, area: &Area, change: &Change) -> Result<(), KernelMapError> {
+    fn change(&self, area: &Area, change: &ProtectionChange) -> Result<(), KernelMapError> {
         let mut counts = Counts::default();
         if area.pauses == Pauses::Never && self.would_pause(change, &mut counts) {
             self.stats.add(&counts);
@@ -146,7 +146,7 @@ impl<P: Platform> KernelMap<'_, P> {
             let mut cuts = Cuts::default();
             for (cut, index) in cuts.iter_mut().zip(self.across(stretch, change)) {
                 let Some(index) = index else { continue };
-                let single = P::Arch::unblock(self.entry(stretch, index), index);
+                let single = P::Arch::clear_contig(self.entry(stretch, index), index);
                 let base = self.range_of(stretch, index).start();
                 let table = self.build(&mut pool, single, stretch.level, base, change, counts);
                 *cut = table.map(|table| (index, P::Arch::table(table)));
@@ -167,12 +167,12 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// Walks over all stretches of a range. What lies before and behind the range in a contiguous
-    /// block that it cuts is part of the stretch.
+    /// contiguous run that it cuts is part of the stretch.
     fn for_each_stretch(
         &self,
-        change: &Change,
+        change: &ProtectionChange,
         counts: &mut Counts,
-        mut f: impl FnMut(&Stretch, &mut Counts),
+        mut f: impl FnMut(&LeafStretch, &mut Counts),
     ) {
         let (mut at, end) = (change.range.start(), change.range.end());
         while at < end {
@@ -186,15 +186,15 @@ impl<P: Platform> KernelMap<'_, P> {
             // A table among huge leaves is looked into by the next round.
             let count = (index..index + room).take_while(|index| is_leaf(*index)).count() as u32;
             if count > 0 {
-                let mask = P::Arch::BLOCK - 1;
-                let is_block = |index: u32| P::Arch::is_block(self.raw(table, index));
-                let from = if is_block(index) { index & !mask } else { index };
+                let mask = P::Arch::CONTIG_ENTRIES - 1;
+                let is_contig = |index: u32| P::Arch::is_contig(self.raw(table, index));
+                let from = if is_contig(index) { index & !mask } else { index };
                 let last = index + count - 1;
-                let until = if is_block(last) { (last | mask) + 1 } else { last + 1 };
+                let until = if is_contig(last) { (last | mask) + 1 } else { last + 1 };
                 let base = base - (u64::from(index - from) << shift);
                 counts.entries_read += u64::from(until - from);
                 let mut stretch =
-                    Stretch { table, level, from, until, base, inside: 0..0, new: None };
+                    LeafStretch { table, level, from, until, base, inside: 0..0, new: None };
                 let inside = |index: &u32| {
                     change.position(self.range_of(&stretch, *index)) == Position::Inside
                 };
@@ -219,11 +219,11 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// The leaf at a position, as it is when nothing is paused.
-    fn entry(&self, stretch: &Stretch, index: u32) -> Entry {
-        hooks::whole::<P::Arch>(self.raw(stretch.table, index))
+    fn entry(&self, stretch: &LeafStretch, index: u32) -> Entry {
+        protocol::whole::<P::Arch>(self.raw(stretch.table, index))
     }
 
-    fn range_of(&self, stretch: &Stretch, index: u32) -> VirtRange {
+    fn range_of(&self, stretch: &LeafStretch, index: u32) -> VirtRange {
         let shift = arch::span_shift::<P::Arch>(stretch.level);
         let start = stretch.base + (u64::from(index - stretch.from) << shift);
         VirtRange::raw(start, start + (1 << shift))
@@ -231,7 +231,7 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// The entries of a stretch that lie across the bounds of the change; one that lies across both
     /// comes once.
-    fn across(&self, stretch: &Stretch, change: &Change) -> [Option<u32>; 2] {
+    fn across(&self, stretch: &LeafStretch, change: &ProtectionChange) -> [Option<u32>; 2] {
         let shift = arch::span_shift::<P::Arch>(stretch.level);
         let last = VirtAddr(change.range.end().0 - 1);
         let at = |at: VirtAddr| {
@@ -246,19 +246,25 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// What stands at a position afterwards.
-    fn new_entry(&self, stretch: &Stretch, index: u32, change: &Change, cuts: &Cuts) -> Entry {
+    fn new_entry(
+        &self,
+        stretch: &LeafStretch,
+        index: u32,
+        change: &ProtectionChange,
+        cuts: &Cuts,
+    ) -> Entry {
         let old = self.entry(stretch, index);
-        let single = P::Arch::unblock(old, index);
+        let single = P::Arch::clear_contig(old, index);
         if stretch.inside.contains(&index) {
             let new = match stretch.new {
                 None => single,
                 Some(new) => Entry(new.0 + P::Arch::STEP * u64::from(P::Arch::frame(single).0)),
             };
-            let first = index & !(P::Arch::BLOCK - 1);
-            let last = first | (P::Arch::BLOCK - 1);
+            let first = index & !(P::Arch::CONTIG_ENTRIES - 1);
+            let last = first | (P::Arch::CONTIG_ENTRIES - 1);
             let inside = stretch.inside.contains(&first) && stretch.inside.contains(&last);
-            let whole_block = P::Arch::is_block(old) && inside;
-            return if whole_block { P::Arch::block(new, index) } else { new };
+            let whole_contig = P::Arch::is_contig(old) && inside;
+            return if whole_contig { P::Arch::set_contig(new, index) } else { new };
         }
         if change.position(self.range_of(stretch, index)) == Position::Outside {
             return single;
@@ -282,10 +288,10 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// Whether a change of the entry takes a pause.
     fn breaks(old: Entry, new: Entry, level: u8) -> bool {
-        old != new && (P::Arch::is_block(old) || P::Arch::needs_break(old, new, level))
+        old != new && (P::Arch::is_contig(old) || P::Arch::needs_break(old, new, level))
     }
 
-    fn needs_pause(&self, stretch: &Stretch, change: &Change, cuts: &Cuts) -> bool {
+    fn needs_pause(&self, stretch: &LeafStretch, change: &ProtectionChange, cuts: &Cuts) -> bool {
         (stretch.from..stretch.until).any(|index| {
             let old = self.entry(stretch, index);
             Self::breaks(old, self.new_entry(stretch, index, change, cuts), stretch.level)
@@ -293,7 +299,7 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// Whether any stretch would take a pause: asked beforehand.
-    fn would_pause(&self, change: &Change, counts: &mut Counts) -> bool {
+    fn would_pause(&self, change: &ProtectionChange, counts: &mut Counts) -> bool {
         let mut pauses = false;
         self.for_each_stretch(change, counts, |stretch, _| {
             pauses |= self.across(stretch, change).iter().any(Option::is_some)
@@ -303,7 +309,7 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// How many tables the cuts may take: for a leaf of level n, one of each level below.
-    fn tables_for(&self, change: &Change, counts: &mut Counts) -> u64 {
+    fn tables_for(&self, change: &ProtectionChange, counts: &mut Counts) -> u64 {
         let mut needed = 0;
         self.for_each_stretch(change, counts, |stretch, _| {
             let across = self.across(stretch, change).into_iter().flatten().count() as u64;
@@ -313,13 +319,25 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// Stores what stands there afterwards; says whether anything changed.
-    fn store(&self, stretch: &Stretch, change: &Change, cuts: &Cuts, counts: &mut Counts) -> bool {
+    fn store(
+        &self,
+        stretch: &LeafStretch,
+        change: &ProtectionChange,
+        cuts: &Cuts,
+        counts: &mut Counts,
+    ) -> bool {
         let new = |index| self.new_entry(stretch, index, change, cuts);
-        hooks::write(self, stretch.table, stretch.from..stretch.until, &new, counts)
+        protocol::write(self, stretch.table, stretch.from..stretch.until, &new, counts)
     }
 
     /// Breaks what has to be broken, makes every TLB forget it, and makes it anew.
-    fn change_paused(&self, stretch: &Stretch, change: &Change, cuts: &Cuts, counts: &mut Counts) {
+    fn change_paused(
+        &self,
+        stretch: &LeafStretch,
+        change: &ProtectionChange,
+        cuts: &Cuts,
+        counts: &mut Counts,
+    ) {
         let first = self.range_of(stretch, stretch.from).start();
         let last = self.range_of(stretch, stretch.until - 1).end();
         let range = VirtRange::raw(first.0, last.0);
@@ -337,7 +355,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let flush = |counts: &mut Counts| {
             self.invalidate(range, stretch.level, Tables::Unchanged, counts);
         };
-        hooks::replace(self, stretch.table, indices, &new, breaks, flush, counts);
+        protocol::replace(self, stretch.table, indices, &new, breaks, flush, counts);
         self.publish(range, counts);
     }
 
@@ -348,7 +366,7 @@ impl<P: Platform> KernelMap<'_, P> {
         leaf: Entry,
         level: u8,
         base: VirtAddr,
-        change: &Change,
+        change: &ProtectionChange,
         counts: &mut Counts,
     ) -> Option<Frame> {
         let below = level - 1;
@@ -374,10 +392,10 @@ impl<P: Platform> KernelMap<'_, P> {
                     P::Arch::table(self.build(pool, old, below, start, change, counts)?)
                 }
             };
-            let block = P::Arch::BLOCK;
-            let folds = below <= self.largest_block
-                && change.position(part(index & !(block - 1), block)) != Position::Across;
-            let entry = if folds { P::Arch::block(entry, index) } else { entry };
+            let contig = P::Arch::CONTIG_ENTRIES;
+            let folds = below <= self.largest_contig
+                && change.position(part(index & !(contig - 1), contig)) != Position::Across;
+            let entry = if folds { P::Arch::set_contig(entry, index) } else { entry };
             slots[index as usize].store(entry.0, Ordering::Relaxed);
         }
         let entries = u64::from(arch::entries::<P::Arch>());

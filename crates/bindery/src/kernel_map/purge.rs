@@ -1,4 +1,4 @@
-//! Freed areas become free: unhook, flush once, give the addresses back, free. The module's text says
+//! Freed areas become free: detach, flush once, give the addresses back, free. The module's text says
 //! why in this order.
 
 use core::ptr::NonNull;
@@ -13,7 +13,7 @@ use crate::stats::Counts;
 use crate::table::link;
 
 use super::area::{Area, State};
-use super::hooks::{self, Purge};
+use super::protocol::{self, Purge};
 use super::walk::Holes;
 use super::{KernelMap, meta};
 
@@ -23,10 +23,10 @@ pub(super) struct Batch {
     first: NonNull<Area>,
     /// What the TLBs have to forget. The first round has all areas of all rounds: one of them may
     /// have owned frames that TLBs know by the addresses of another, which it left for its own.
-    hull: Option<VirtRange>,
-    /// The first of the tables that were unhooked, linked through their metadata, each with what hangs
+    freeable: Option<VirtRange>,
+    /// The first of the tables that were detached, linked through their metadata, each with what hangs
     /// below it.
-    unhooked: Option<Frame>,
+    detached: Option<Frame>,
 }
 
 /// Areas that are purged together: as many as may be looked at under a spin lock. A table that stands
@@ -37,7 +37,7 @@ const CHUNK: usize = 32;
 
 impl<P: Platform> KernelMap<'_, P> {
     /// Makes what was freed free again: every TLB forgets it, once for all areas (and again for
-    /// each further 128 of them if tables are unhooked there); addresses and frames can be
+    /// each further 128 of them if tables are detached there); addresses and frames can be
     /// used from then on. When it returns, this is true of everything that was
     /// freed before the call. Tables and records of areas follow when no reader is left
     /// ([`crate::Memory::deferred`]).
@@ -89,17 +89,17 @@ impl<P: Platform> KernelMap<'_, P> {
         };
         let Some(first) = first else { return };
         // Nobody else has the list now.
-        let hull = self.hull(first);
+        let freeable = self.freeable(first);
         {
             let mut freed = self.freed.lock();
             freed.detached = Some(first);
-            freed.detached_hull = Some(hull);
+            freed.detached_freeable = Some(freeable);
         }
-        hooks::purge(self, &mut counts);
+        protocol::purge(self, &mut counts);
         self.stats.add(&counts);
     }
 
-    /// Takes freed areas, as many as a round has, and unhooks the tables under which nothing is left.
+    /// Takes freed areas, as many as a round has, and detaches the tables under which nothing is left.
     fn take_batch(&self, counts: &mut Counts) -> Option<Batch> {
         let mut freed = self.freed.lock();
         let first = freed.detached?;
@@ -112,29 +112,29 @@ impl<P: Platform> KernelMap<'_, P> {
         }
         freed.detached = self.area(last).next();
         self.area(last).set_next(None);
-        let hull = freed.detached_hull.take();
-        let mut batch = Batch { first, hull, unhooked: None };
+        let freeable = freed.detached_freeable.take();
+        let mut batch = Batch { first, freeable, detached: None };
         self.for_each_in(first, |node| self.area(node).set_state(State::Purging));
-        let mut unhooked: Option<Frame> = None;
+        let mut detached: Option<Frame> = None;
         self.for_each_in(first, |node| {
             if self.area(node).state() == State::Purging {
                 let (own, free) = self.survey(node);
-                hooks::unhook(self, own, free, counts, |table| {
-                    let next = unhooked.map_or(meta::NONE, |first| first.0);
+                protocol::detach(self, own, free, counts, |table| {
+                    let next = detached.map_or(meta::NONE, |first| first.0);
                     self.memory.frames.meta(table).next.store(next, Ordering::Relaxed);
-                    unhooked = Some(table);
+                    detached = Some(table);
                 });
             }
         });
-        batch.unhooked = unhooked;
-        if unhooked.is_some() {
-            batch.hull = batch.hull.or(Some(self.hull(first)));
+        batch.detached = detached;
+        if detached.is_some() {
+            batch.freeable = batch.freeable.or(Some(self.freeable(first)));
         }
         Some(batch)
     }
 
     /// From the lowest address to the highest of the areas in a list.
-    fn hull(&self, first: NonNull<Area>) -> VirtRange {
+    fn freeable(&self, first: NonNull<Area>) -> VirtRange {
         let (mut low, mut high) = (u64::MAX, 0);
         self.for_each_in(first, |node| {
             low = low.min(self.area(node).start());
@@ -181,7 +181,7 @@ impl<P: Platform> KernelMap<'_, P> {
     fn free_batch(&self, batch: &Batch, counts: &mut Counts) {
         let memory = self.memory;
         let (mut tables, mut areas) = (DetachedTables::default(), Chain::default());
-        let mut next = batch.unhooked;
+        let mut next = batch.detached;
         while let Some(table) = next {
             let meta = memory.frames.meta(table);
             next = link(meta.next.load(Ordering::Relaxed));
@@ -197,7 +197,7 @@ impl<P: Platform> KernelMap<'_, P> {
         memory.free_after_readers(Unlinked { tables, areas, ..Unlinked::default() });
     }
 
-    /// Gathers an unhooked table and those below it. Their leaves were cleared by those who owned
+    /// Gathers a detached table and those below it. Their leaves were cleared by those who owned
     /// them. Readers may still be there.
     fn gather_below(&self, table: Frame, level: u8, tables: &mut DetachedTables) {
         if level > 1 {
@@ -230,7 +230,7 @@ impl<P: Platform> KernelMap<'_, P> {
             self.purge_freed();
         }
         self.stats.add(&counts);
-        debug_assert!(self.window.is_empty() || self.index.len() == 0);
+        debug_assert!(self.arena.is_empty() || self.index.len() == 0);
     }
 
     /// The areas' addresses are right, and nobody has them busy. For the auditor.
@@ -239,7 +239,7 @@ impl<P: Platform> KernelMap<'_, P> {
             let area = self.area(node);
             let whole = VirtRange::raw(area.start(), area.end());
             let guarded = area.range().end() < whole.end();
-            self.window.covers(whole) && guarded && area.state() != State::Busy
+            self.arena.covers(whole) && guarded && area.state() != State::Busy
         };
         let _writer = self.freed.lock();
         self.index.check() && self.index.iter().all(in_window)
@@ -279,9 +279,9 @@ impl<P: Platform> Purge for KernelMap<'_, P> {
     }
 
     fn flush(&self, batch: &Batch, counts: &mut Counts) {
-        let tables = if batch.unhooked.is_some() { Tables::Changed } else { Tables::Unchanged };
-        if let Some(hull) = batch.hull {
-            self.invalidate(hull, 1, tables, counts);
+        let tables = if batch.detached.is_some() { Tables::Changed } else { Tables::Unchanged };
+        if let Some(freeable) = batch.freeable {
+            self.invalidate(freeable, 1, tables, counts);
         }
     }
 

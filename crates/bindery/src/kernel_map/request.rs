@@ -175,7 +175,7 @@ pub struct KernelPiece {
     pub range: VirtRange,
     /// What the first of them leads to.
     pub to: PhysAddr,
-    /// Bytes that each translation covers: a page, a contiguous block, 2 MiB, ...
+    /// Bytes that each translation covers: a page, a contiguous run, 2 MiB, ...
     pub size: u64,
     /// What it allows.
     pub permissions: Permissions,

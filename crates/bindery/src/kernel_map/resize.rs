@@ -145,7 +145,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let Some(end) = area.start().checked_add((pages + 1) * PAGE_SIZE) else { return false };
         if end > area.end() {
             let limit = self.index.next(claim.0).map_or(u64::MAX, |next| self.area(next).start());
-            if end > limit.min(self.window.end().0) {
+            if end > limit.min(self.arena.end().0) {
                 return false;
             }
             area.set_end(end);

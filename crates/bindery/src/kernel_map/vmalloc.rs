@@ -15,7 +15,7 @@ use super::{KernelMap, KernelMapError};
 const PAGES_AT_ONCE: u64 = 512;
 
 /// Frames that follow each other, and the page of the area at which they begin.
-struct Run {
+struct FrameRun {
     at: u64,
     first: Frame,
     count: u64,
@@ -86,11 +86,11 @@ impl<P: Platform> KernelMap<'_, P> {
         Ok((pages, leaves))
     }
 
-    /// How many pages `size` bytes take, if the window has room for so many and a guard page.
+    /// How many pages `size` bytes take, if the arena has room for so many and a guard page.
     pub(super) fn pages(&self, size: u64) -> Result<u64, KernelMapError> {
         match size.div_ceil(PAGE_SIZE) {
             0 => Err(KernelMapError::Empty),
-            pages if pages >= self.window.pages() => Err(KernelMapError::TooLarge),
+            pages if pages >= self.arena.pages() => Err(KernelMapError::TooLarge),
             pages => Ok(pages),
         }
     }
@@ -119,7 +119,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let start = area.range().start().0;
         let mut at = from;
         // Blocks that follow each other in memory are mapped as one.
-        let mut run = Run { at, first: Frame(0), count: 0 };
+        let mut run = FrameRun { at, first: Frame(0), count: 0 };
         let mut pause = at + PAGES_AT_ONCE;
         while at < until {
             if at >= pause {
@@ -150,7 +150,7 @@ impl<P: Platform> KernelMap<'_, P> {
             }
             if u64::from(run.first.0) + run.count != u64::from(head.0) {
                 self.map_run(walk, start + (run.at << PAGE_SHIFT), run.first, run.count, leaves)?;
-                run = Run { at, first: head, count: 0 };
+                run = FrameRun { at, first: head, count: 0 };
             }
             run.count += pages;
             at += pages;
@@ -204,10 +204,11 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// The sizes of pieces above a page, in pages, from the largest on.
     pub(super) fn piece_sizes(&self, leaves: &Leaves) -> impl Iterator<Item = u64> + use<P> {
-        let (largest, largest_block) = (leaves.largest(), leaves.largest_block());
+        let (largest, largest_contig) = (leaves.largest(), leaves.largest_contig());
         (1..=largest).rev().flat_map(move |level| {
             let pages = 1_u64 << arch::order_of_level::<P::Arch>(level);
-            let block = (level <= largest_block).then_some(pages * u64::from(P::Arch::BLOCK));
+            let block =
+                (level <= largest_contig).then_some(pages * u64::from(P::Arch::CONTIG_ENTRIES));
             block.into_iter().chain((level > 1).then_some(pages))
         })
     }

@@ -20,7 +20,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// after [`KernelMap::vunmap`] (see [`UnmapTime`]); they come from [`crate::Memory::allocate_frames`],
     /// from a pin, from another area, or from beyond the memory that the core knows.
     ///
-    /// Frames that are mapped elsewhere with another type of memory (by [`crate::Platform::window`]!)
+    /// Frames that are mapped elsewhere with another type of memory (by [`crate::Platform::direct_map`]!)
     /// are mapped with anything but [`MemoryType::Normal`] only by who cleans the caches first, as the
     /// architecture wants it (Arm ARM, "Mismatched memory attributes"; SDM, "Programming the PAT").
     ///

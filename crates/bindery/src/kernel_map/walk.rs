@@ -7,7 +7,7 @@
 //!
 //! A [`Walk`] remembers the tables that led to the last address, so that the next one begins at
 //! the lowest of them that covers it, not at the root. A run is written a table at a time: all its
-//! entries at one level that lie in one table, contiguous blocks among them.
+//! entries at one level that lie in one table, contiguous runs among them.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,7 +18,7 @@ use crate::platform::{Invalidation, Platform, Tables};
 use crate::stats::Counts;
 use crate::table::{Reach, new_table, run};
 
-use super::hooks;
+use super::protocol;
 use super::request::Pieces;
 use super::{KernelMap, KernelMapError};
 
@@ -32,15 +32,15 @@ pub(super) struct Leaves {
     memory: u64,
     /// The highest level that they may have.
     largest: u8,
-    /// The highest level at which they may form contiguous blocks.
-    largest_block: u8,
+    /// The highest level at which they may form contiguous runs.
+    largest_contig: u8,
 }
 
 impl Leaves {
     /// Leaves as they stand somewhere already, so that the architecture has their type of memory.
     pub(super) fn of<P: Platform>(permissions: Permissions, memory: MemoryType) -> Self {
         let memory = P::Arch::memory_type(memory).unwrap_or(0);
-        Self { permissions, memory, largest: 1, largest_block: 0 }
+        Self { permissions, memory, largest: 1, largest_contig: 0 }
     }
 
     /// As `other`, with other permissions.
@@ -52,8 +52,8 @@ impl Leaves {
         self.largest
     }
 
-    pub(super) fn largest_block(&self) -> u8 {
-        self.largest_block
+    pub(super) fn largest_contig(&self) -> u8 {
+        self.largest_contig
     }
 }
 
@@ -121,7 +121,7 @@ impl Walk {
         while have > level {
             let index = arch::index_of::<P::Arch>(VirtAddr(at), have);
             let parent = self.tables[usize::from(have)];
-            let child = hooks::child(map, parent, have, index, &mut self.counts);
+            let child = protocol::child(map, parent, have, index, &mut self.counts);
             let child = child.map_err(|stop| match stop {
                 Stop::Occupied(_) => Stop::Occupied(at),
                 stop => stop,
@@ -155,9 +155,9 @@ impl<P: Platform> KernelMap<'_, P> {
         check_executable(permissions, memory)?;
         let memory = P::Arch::memory_type(memory).ok_or(KernelMapError::NoSuchMemoryType)?;
         let single = pieces == Pieces::Base || self.reach == Reach::Page;
-        let (largest, largest_block) =
-            if single { (1, 0) } else { (self.largest_leaf, self.largest_block) };
-        Ok(Leaves { permissions, memory, largest, largest_block })
+        let (largest, largest_contig) =
+            if single { (1, 0) } else { (self.largest_leaf, self.largest_contig) };
+        Ok(Leaves { permissions, memory, largest, largest_contig })
     }
 
     /// The leaf of `frame` at `level`. The MMU has nothing to add to it, so plain stores change it.
@@ -258,7 +258,7 @@ impl<P: Platform> KernelMap<'_, P> {
         level
     }
 
-    /// Writes leaves into entries of one table, which are empty, folded where blocks fit.
+    /// Writes leaves into entries of one table, which are empty, folded where contiguous runs fit.
     #[expect(clippy::too_many_arguments, reason = "a place, a run and its meaning")]
     fn write_run(
         &self,
@@ -292,29 +292,29 @@ impl<P: Platform> KernelMap<'_, P> {
         let order = arch::order_of_level::<P::Arch>(level);
         let step = P::Arch::STEP << order;
         walk.counts.entries_written += u64::from(entries);
-        let block = P::Arch::BLOCK;
-        let congruent = (first.0 >> order ^ index) & (block - 1) == 0;
-        if block == 1 || level > leaves.largest_block || !congruent || entries < block {
+        let contig = P::Arch::CONTIG_ENTRIES;
+        let congruent = (first.0 >> order ^ index) & (contig - 1) == 0;
+        if contig == 1 || level > leaves.largest_contig || !congruent || entries < contig {
             store_run(slots, leaf, step);
             return Ok(());
         }
-        // Single leaves up to the first block, blocks, single leaves behind the last.
-        let head = index.wrapping_neg() & (block - 1);
-        let blocks = entries.saturating_sub(head) & !(block - 1);
+        // Single leaves up to the first contiguous run, contiguous runs, single leaves behind the last.
+        let head = index.wrapping_neg() & (contig - 1);
+        let contigs = entries.saturating_sub(head) & !(contig - 1);
         let (before, rest) = slots.split_at(head.min(entries) as usize);
-        let (folded, behind) = rest.split_at(blocks as usize);
+        let (folded, behind) = rest.split_at(contigs as usize);
         let at = |ahead: u32| leaf.wrapping_add(step * u64::from(ahead));
         store_run(before, leaf, step);
         for (slots, ahead) in
-            folded.chunks_exact(block as usize).zip((head..).step_by(block as usize))
+            folded.chunks_exact(contig as usize).zip((head..).step_by(contig as usize))
         {
-            store_block::<P::Arch>(slots, index + ahead, at(ahead), step);
+            store_contig::<P::Arch>(slots, index + ahead, at(ahead), step);
         }
-        store_run(behind, at(head + blocks), step);
+        store_run(behind, at(head + contigs), step);
         Ok(())
     }
 
-    /// Maps pages into one table of level 1, one by one but for the contiguous blocks among them.
+    /// Maps pages into one table of level 1, one by one but for the contiguous runs among them.
     pub(super) fn map_pages(
         &self,
         walk: &mut Walk,
@@ -336,29 +336,29 @@ impl<P: Platform> KernelMap<'_, P> {
                 slot.store(leaf(*frame), Ordering::Relaxed);
             }
         };
-        let block = P::Arch::BLOCK as usize;
-        if block == 1 || leaves.largest_block == 0 {
+        let contig = P::Arch::CONTIG_ENTRIES as usize;
+        if contig == 1 || leaves.largest_contig == 0 {
             singles(slots, pages);
             return Ok(());
         }
-        // Single pages up to the first place for a block.
-        let head = (index as usize).wrapping_neg() & (block - 1);
+        // Single pages up to the first place for a contiguous run.
+        let head = (index as usize).wrapping_neg() & (contig - 1);
         let head = head.min(pages.len());
         singles(&slots[..head], &pages[..head]);
         let index = index + head as u32;
-        let places = slots[head..].chunks(block).zip((index..).step_by(block));
-        for ((slots, index), pages) in places.zip(pages[head..].chunks(block)) {
+        let places = slots[head..].chunks(contig).zip((index..).step_by(contig));
+        for ((slots, index), pages) in places.zip(pages[head..].chunks(contig)) {
             let first = pages[0].0;
             let last = pages[pages.len() - 1].0;
             // Nearly always enough to tell that it is none.
-            let may_be = first & (P::Arch::BLOCK - 1) == 0
-                && last.wrapping_sub(first) == P::Arch::BLOCK - 1
-                && pages.len() == block;
+            let may_be = first & (P::Arch::CONTIG_ENTRIES - 1) == 0
+                && last.wrapping_sub(first) == P::Arch::CONTIG_ENTRIES - 1
+                && pages.len() == contig;
             if !may_be || !are_consecutive(pages) {
                 singles(slots, pages);
                 continue;
             }
-            store_block::<P::Arch>(slots, index, leaf(Frame(first)), P::Arch::STEP);
+            store_contig::<P::Arch>(slots, index, leaf(Frame(first)), P::Arch::STEP);
         }
         Ok(())
     }
@@ -436,7 +436,8 @@ impl<P: Platform> KernelMap<'_, P> {
                 slots.len()
             } else {
                 // A table next to a huge leaf is looked into by the next round.
-                hooks::clear_leaves(self, table, level, index..index + room as u32, counts) as usize
+                protocol::clear_leaves(self, table, level, index..index + room as u32, counts)
+                    as usize
             };
             let next = (at >> shift) + passed as u64;
             if next >> (u64::BITS - shift) != 0 {
@@ -450,7 +451,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// The lowest table that exists for `at`, its level, and the position there.
     #[inline]
     pub(super) fn lowest(&self, at: VirtAddr, counts: &mut Counts) -> (Frame, u8, u32) {
-        let lowest = hooks::descend(self, at, counts);
+        let lowest = protocol::descend(self, at, counts);
         (lowest.table, lowest.level, lowest.index)
     }
 }
@@ -472,11 +473,12 @@ fn store_run(slots: &[AtomicU64], mut leaf: u64, step: u64) {
     }
 }
 
-/// Stores a contiguous block, of which `leaf` is the first as a page of its own, at `index`.
+/// Stores a contiguous run, of which `leaf` is the first as a page of its own, at `index`.
 #[inline]
-fn store_block<A: Arch>(slots: &[AtomicU64], index: u32, leaf: u64, step: u64) {
-    let entry =
-        |ahead: u32| A::block(Entry(leaf.wrapping_add(step * u64::from(ahead))), index + ahead).0;
+fn store_contig<A: Arch>(slots: &[AtomicU64], index: u32, leaf: u64, step: u64) {
+    let entry = |ahead: u32| {
+        A::set_contig(Entry(leaf.wrapping_add(step * u64::from(ahead))), index + ahead).0
+    };
     // What neighbours differ by is the same throughout: the frame, or nothing (Svnapot).
     store_run(slots, entry(0), entry(1).wrapping_sub(entry(0)));
 }

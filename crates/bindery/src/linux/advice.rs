@@ -6,7 +6,7 @@ use linux_raw_sys::general as raw;
 
 use crate::addr::{PAGE_SIZE, VirtAddr};
 use crate::arch::KeyRights;
-use crate::error::{Errno, Error, Verb};
+use crate::error::{Errno, Error, Operation};
 use crate::platform::Platform;
 use crate::space::{AddressSpace, Advice};
 
@@ -58,7 +58,7 @@ pub(super) fn madvise<'m, P: Platform>(
     let advice = advice(number).ok_or(Errno::EINVAL)?;
     let done =
         process.space().madvise_with_keys(VirtAddr(addr), length, advice, process.key_rights());
-    done.map(|()| 0).map_err(errno(Verb::Madvise))
+    done.map(|()| 0).map_err(errno(Operation::Madvise))
 }
 
 /// The ranges stand in the caller's memory, address and length of 64 bits each.
@@ -104,7 +104,7 @@ pub(super) fn process_madvise<'m, P: Platform>(
         }
         match target.madvise_with_keys(VirtAddr(addr), length, advice, rights) {
             Ok(()) => done += length,
-            Err(error) if done == 0 => return Err(error.errno(Verb::Madvise)),
+            Err(error) if done == 0 => return Err(error.errno(Operation::Madvise)),
             // Those before were advised: that is what the caller is told.
             Err(_) => break,
         }
@@ -128,7 +128,7 @@ pub fn process_mrelease<'m, P: Platform, S: Deref<Target = AddressSpace<'m, P>>>
         }
         find()?.reap().map(|()| 0).map_err(|error| match error {
             Error::OutOfMemory => Errno::EAGAIN,
-            error => error.errno(Verb::Madvise),
+            error => error.errno(Operation::Madvise),
         })
     };
     raw_result(release())

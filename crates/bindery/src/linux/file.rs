@@ -4,7 +4,7 @@
 use linux_raw_sys::general as raw;
 
 use crate::Memory;
-use crate::error::{Errno, Verb};
+use crate::error::{Errno, Operation};
 use crate::object::{Accounting, Growth, Object, Sealing, Seals};
 use crate::platform::Platform;
 use crate::space::FileAccess;
@@ -24,9 +24,9 @@ pub fn memfd_create<P: Platform>(memory: &Memory<P>, flags: u32) -> Result<Objec
     let allowed = no_exec || flags & raw::MFD_ALLOW_SEALING != 0;
     let sealing = if allowed { Sealing::Allowed } else { Sealing::Forbidden };
     let object =
-        memory.shared_memory(0, sealing, Accounting::PerPage).map_err(errno(Verb::Object))?;
+        memory.shared_memory(0, sealing, Accounting::PerPage).map_err(errno(Operation::Object))?;
     if no_exec {
-        object.add_seals(Seals::EXECUTE).map_err(errno(Verb::Object))?;
+        object.add_seals(Seals::EXECUTE).map_err(errno(Operation::Object))?;
     }
     Ok(object)
 }
@@ -39,7 +39,7 @@ pub fn memfd_secret<P: Platform>(memory: &Memory<P>, flags: u32) -> Result<Objec
     if flags & !raw::O_CLOEXEC != 0 {
         return Err(Errno::EINVAL);
     }
-    memory.secret_memory().map_err(errno(Verb::Object))
+    memory.secret_memory().map_err(errno(Operation::Object))
 }
 
 /// `ftruncate(2)`.
@@ -48,7 +48,7 @@ pub fn ftruncate<P: Platform>(file: &OpenFile<'_, P>, length: i64) -> i64 {
     if !file.access.contains(FileAccess::WRITE) {
         return result(Err(Errno::EINVAL));
     }
-    result(file.object.set_size(length).map(|()| 0).map_err(errno(Verb::Object)))
+    result(file.object.set_size(length).map(|()| 0).map_err(errno(Operation::Object)))
 }
 
 /// Newer than `linux-raw-sys`.
@@ -92,7 +92,7 @@ pub fn fallocate<P: Platform>(file: &OpenFile<'_, P>, mode: i32, offset: i64, le
         let growth = if keeps { Growth::Forbidden } else { Growth::Allowed };
         file.object.allocate(offset, length, growth)
     };
-    result(done.map(|()| 0).map_err(errno(Verb::Object)))
+    result(done.map(|()| 0).map_err(errno(Operation::Object)))
 }
 
 /// `fcntl(2)` with `F_ADD_SEALS`.
@@ -109,7 +109,7 @@ pub fn add_seals<P: Platform>(file: &OpenFile<'_, P>, seals: u32) -> i64 {
         // write and run it.
         seals |= Seals::SHRINK | Seals::GROW | Seals::WRITE | Seals::FUTURE_WRITE;
     }
-    result(file.object.add_seals(seals).map(|()| 0).map_err(errno(Verb::Object)))
+    result(file.object.add_seals(seals).map(|()| 0).map_err(errno(Operation::Object)))
 }
 
 /// `fcntl(2)` with `F_GET_SEALS`.
@@ -126,7 +126,7 @@ pub fn pread<P: Platform>(file: &OpenFile<'_, P>, into: &mut [u8], offset: i64) 
     if !file.access.contains(FileAccess::READ) {
         return result(Err(Errno::EBADF));
     }
-    result(file.object.read(offset, into).map(|n| n as u64).map_err(errno(Verb::Object)))
+    result(file.object.read(offset, into).map(|n| n as u64).map_err(errno(Operation::Object)))
 }
 
 /// `pwrite(2)` from a buffer of the kernel's.
@@ -135,5 +135,5 @@ pub fn pwrite<P: Platform>(file: &OpenFile<'_, P>, from: &[u8], offset: i64) -> 
     if !file.access.contains(FileAccess::WRITE) {
         return result(Err(Errno::EBADF));
     }
-    result(file.object.write(offset, from).map(|n| n as u64).map_err(errno(Verb::Object)))
+    result(file.object.write(offset, from).map(|n| n as u64).map_err(errno(Operation::Object)))
 }

@@ -3,7 +3,7 @@
 use linux_raw_sys::general as raw;
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr};
-use crate::error::{Errno, Error, Verb};
+use crate::error::{Errno, Error, Operation};
 use crate::platform::Platform;
 use crate::space::{AddressSpace, LockAll, LockPages, Residence, SyncFlags};
 
@@ -20,11 +20,11 @@ pub(super) fn mlock<P: Platform>(
         Ok(raw::MLOCK_ONFAULT) => LockPages::OnFault,
         _ => return Err(Errno::EINVAL),
     };
-    space.mlock(VirtAddr(addr), length, pages).map(|()| 0).map_err(errno(Verb::Mlock))
+    space.mlock(VirtAddr(addr), length, pages).map(|()| 0).map_err(errno(Operation::Mlock))
 }
 
 pub(super) fn munlock<P: Platform>(space: &AddressSpace<'_, P>, addr: u64, length: u64) -> Outcome {
-    space.munlock(VirtAddr(addr), length).map(|()| 0).map_err(errno(Verb::Mlock))
+    space.munlock(VirtAddr(addr), length).map(|()| 0).map_err(errno(Operation::Mlock))
 }
 
 pub(super) fn mlockall<P: Platform>(space: &AddressSpace<'_, P>, flags: i32) -> Outcome {
@@ -36,7 +36,7 @@ pub(super) fn mlockall<P: Platform>(space: &AddressSpace<'_, P>, flags: i32) -> 
     what.set(LockAll::CURRENT, bits & raw::MCL_CURRENT != 0);
     what.set(LockAll::FUTURE, bits & raw::MCL_FUTURE != 0);
     what.set(LockAll::ON_FAULT, bits & raw::MCL_ONFAULT != 0);
-    space.mlockall(what).map(|()| 0).map_err(errno(Verb::Mlock))
+    space.mlockall(what).map(|()| 0).map_err(errno(Operation::Mlock))
 }
 
 /// Pages answered in one go; the answers stand on the stack.
@@ -79,7 +79,7 @@ pub(super) fn mincore<P: Platform>(
         space.write_user(to, &answers[..known]).map_err(|_| Errno::EFAULT)?;
         told.map_err(|error| match error {
             Error::OutOfRange { .. } => Errno::ENOMEM,
-            other => other.errno(Verb::Mincore),
+            other => other.errno(Operation::Mincore),
         })?;
         done += count;
     }
@@ -100,5 +100,5 @@ pub(super) fn msync<P: Platform>(
     what.set(SyncFlags::ASYNC, bits & raw::MS_ASYNC != 0);
     what.set(SyncFlags::INVALIDATE, bits & raw::MS_INVALIDATE != 0);
     what.set(SyncFlags::SYNC, bits & raw::MS_SYNC != 0);
-    space.msync(VirtAddr(addr), length, what).map(|()| 0).map_err(errno(Verb::Msync))
+    space.msync(VirtAddr(addr), length, what).map(|()| 0).map_err(errno(Operation::Msync))
 }

@@ -3,7 +3,7 @@
 use linux_raw_sys::general as raw;
 
 use crate::addr::{PAGE_SIZE, VirtAddr};
-use crate::error::{Errno, Verb};
+use crate::error::{Errno, Operation};
 use crate::platform::Platform;
 use crate::space::{
     AddressSpace, FileAccess, MapFlags, MapObject, MapRequest, Place, Protection, Remap, Sharing,
@@ -39,7 +39,7 @@ const MAP_32BIT: u32 = 0x40;
 const MAP_ABOVE4G: u32 = 0x80;
 
 /// What is mapped.
-enum Source<'m, P: Platform> {
+enum FileSource<'m, P: Platform> {
     Anonymous,
     /// `/dev/zero`.
     Zeroes(FileAccess),
@@ -61,13 +61,13 @@ pub(super) fn mmap<'m, P: Platform>(
     let has = |flag: u32| flags & flag != 0;
     let descriptor = descriptor as i32;
     let source = if has(raw::MAP_ANONYMOUS) {
-        Source::Anonymous
+        FileSource::Anonymous
     } else if let Some(access) = process.zeroes(descriptor) {
-        Source::Zeroes(access)
+        FileSource::Zeroes(access)
     } else {
-        Source::File(process.file(descriptor).ok_or(Errno::EBADF)?)
+        FileSource::File(process.file(descriptor).ok_or(Errno::EBADF)?)
     };
-    let is_file = !matches!(source, Source::Anonymous);
+    let is_file = !matches!(source, FileSource::Anonymous);
     if has(raw::MAP_HUGETLB) {
         // There is no pool of huge pages.
         return Err(Errno::EINVAL);
@@ -100,7 +100,7 @@ pub(super) fn mmap<'m, P: Platform>(
         raw::MAP_SHARED => request.sharing = Sharing::Shared,
         raw::MAP_SHARED_VALIDATE if is_file && flags & !LEGACY_FLAGS != 0 => {
             // As Linux, which looks for a place first.
-            space.check_place(&request).map_err(errno(Verb::Mmap))?;
+            space.check_place(&request).map_err(errno(Operation::Mmap))?;
             let beyond = offset.saturating_add(length) > i64::MAX as u64;
             return Err(if beyond { Errno::EOVERFLOW } else { Errno::EOPNOTSUPP });
         }
@@ -108,24 +108,24 @@ pub(super) fn mmap<'m, P: Platform>(
         raw::MAP_DROPPABLE if !is_file => request.flags |= MapFlags::DROPPABLE,
         _ => {
             // As Linux, which looks for a place first.
-            space.check_place(&request).map_err(errno(Verb::Mmap))?;
+            space.check_place(&request).map_err(errno(Operation::Mmap))?;
             let beyond = offset.saturating_add(length) > i64::MAX as u64;
             return Err(if is_file && beyond { Errno::EOVERFLOW } else { Errno::EINVAL });
         }
     }
     let mapped = match &source {
-        Source::Anonymous => space.mmap(&request),
-        Source::Zeroes(access) => space.mmap_zeroes(&request, offset, *access),
-        Source::File(file) => {
+        FileSource::Anonymous => space.mmap(&request),
+        FileSource::Zeroes(access) => space.mmap_zeroes(&request, offset, *access),
+        FileSource::File(file) => {
             let source = MapObject { object: &file.object, offset, access: file.access };
             space.mmap_object(&request, &source)
         }
     };
-    mapped.map(|at| at.0).map_err(errno(Verb::Mmap))
+    mapped.map(|at| at.0).map_err(errno(Operation::Mmap))
 }
 
 pub(super) fn munmap<P: Platform>(space: &AddressSpace<'_, P>, addr: u64, length: u64) -> Outcome {
-    space.munmap(VirtAddr(addr), length).map(|()| 0).map_err(errno(Verb::Munmap))
+    space.munmap(VirtAddr(addr), length).map(|()| 0).map_err(errno(Operation::Munmap))
 }
 
 pub(super) fn mremap<P: Platform>(
@@ -148,7 +148,7 @@ pub(super) fn mremap<P: Platform>(
         (false, ..) => return Err(Errno::EINVAL),
     };
     let moved = space.mremap(VirtAddr(old), old_length, length, remap);
-    moved.map(|at| at.0).map_err(errno(Verb::Mremap))
+    moved.map(|at| at.0).map_err(errno(Operation::Mremap))
 }
 
 /// Of the flags only `MAP_NONBLOCK` means something: without it the pages come at once.
@@ -162,7 +162,7 @@ pub(super) fn remap_file_pages<P: Platform>(
     let mut asked = MapFlags::empty();
     asked.set(MapFlags::POPULATE, flags & u64::from(raw::MAP_NONBLOCK) == 0);
     let done = space.remap_file_pages(VirtAddr(addr), length, page, asked);
-    done.map(|()| 0).map_err(errno(Verb::Mmap))
+    done.map(|()| 0).map_err(errno(Operation::Mmap))
 }
 
 pub(super) fn mseal<P: Platform>(
@@ -174,5 +174,5 @@ pub(super) fn mseal<P: Platform>(
     if flags != 0 {
         return Err(Errno::EINVAL);
     }
-    space.mseal(VirtAddr(addr), length).map(|()| 0).map_err(errno(Verb::Mseal))
+    space.mseal(VirtAddr(addr), length).map(|()| 0).map_err(errno(Operation::Mseal))
 }

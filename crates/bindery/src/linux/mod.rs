@@ -1,4 +1,4 @@
-//! The Linux face: system calls as programs make them, numbers and flags in, a result or a negative
+//! The Linux ABI: system calls as programs make them, numbers and flags in, a result or a negative
 //! errno out.
 //!
 //! A kernel that runs Linux programs hands the calls about memory over as they come:
@@ -7,7 +7,7 @@
 //! program   syscall(number, six arguments)
 //! kernel    Call::from_number(table, number)     not ours: its own business
 //!           linux::call(&process, call, arguments)
-//! core      flags to types, the verb, its Error to the errno that Linux gives
+//! core      flags to types, the operation, its Error to the errno that Linux gives
 //! ```
 //!
 //! What only the kernel knows, descriptors and other processes, it answers through [`Process`].
@@ -41,7 +41,7 @@ mod vm_copy;
 
 use crate::addr::VirtAddr;
 use crate::arch::{KeyRights, ProtectionKey};
-use crate::error::{Errno, Error, Verb};
+use crate::error::{Errno, Error, Operation};
 use crate::object::Object;
 use crate::platform::Platform;
 use crate::space::{AddressSpace, FileAccess};
@@ -107,7 +107,7 @@ type Outcome = Result<u64, Errno>;
 /// Makes a call for a process: raw arguments in, the raw result out, which is `-errno` for an
 /// error. May sleep.
 ///
-/// Complexity: that of the verb.
+/// Complexity: that of the operation.
 pub fn call<'m, P: Platform>(
     process: &impl Process<'m, P>,
     call: Call,
@@ -150,7 +150,7 @@ fn raw(outcome: Outcome) -> i64 {
     }
 }
 
-/// The errno of a verb's refusal.
-fn errno(verb: Verb) -> impl Fn(Error) -> Errno {
-    move |error| error.errno(verb)
+/// The errno of an operation's refusal.
+fn errno(operation: Operation) -> impl Fn(Error) -> Errno {
+    move |error| error.errno(operation)
 }

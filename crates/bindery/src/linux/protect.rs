@@ -4,7 +4,7 @@ use linux_raw_sys::general as raw;
 
 use crate::addr::{PAGE_SIZE, VirtAddr};
 use crate::arch::{Arch, ProtectionKey};
-use crate::error::{Errno, Verb};
+use crate::error::{Errno, Operation};
 use crate::platform::Platform;
 use crate::space::{AddressSpace, ProtectFrom};
 
@@ -43,7 +43,7 @@ pub(super) fn mprotect<P: Platform>(
         None => space.mprotect_from(at, length, protection, from),
         Some(key) => space.pkey_mprotect(at, length, protection, from, key),
     };
-    done.map(|()| 0).map_err(errno(Verb::Mprotect))
+    done.map(|()| 0).map_err(errno(Operation::Mprotect))
 }
 
 /// `pkey_mprotect` with this key is `mprotect`.
@@ -67,7 +67,7 @@ pub(super) fn pkey_alloc<'m, P: Platform>(
     if flags != 0 || forbidden & !u64::from(known) != 0 {
         return Err(Errno::EINVAL);
     }
-    let key = process.space().pkey_alloc().map_err(errno(Verb::Mprotect))?;
+    let key = process.space().pkey_alloc().map_err(errno(Operation::Mprotect))?;
     process.set_key_rights(key, forbidden as u32);
     Ok(u64::from(key.number()))
 }
@@ -77,5 +77,5 @@ const FURTHER_RIGHTS: u32 = 4 | 8;
 
 pub(super) fn pkey_free<P: Platform>(space: &AddressSpace<'_, P>, key: i32) -> Outcome {
     let key = named(key).ok_or(Errno::EINVAL)?;
-    space.pkey_free(key).map(|()| 0).map_err(errno(Verb::Mprotect))
+    space.pkey_free(key).map(|()| 0).map_err(errno(Operation::Mprotect))
 }

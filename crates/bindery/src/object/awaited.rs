@@ -24,7 +24,7 @@ impl Awaited {
     /// keep: somebody else was at it, or it is gone already.
     ///
     /// # Errors
-    /// What the pager says; [`Error::OutOfMemory`]; [`Error::NoSpace`] where no more may be promised.
+    /// What the pager says; [`Error::OutOfMemory`]; [`Error::NoSpace`] where no more may be committed.
     pub(crate) fn wait<'m, P: Platform>(
         self,
         object: &Object<'m, P>,

@@ -47,11 +47,11 @@ pub(crate) fn collapse<P: Platform>(
             }
         }
         let collapse = || collapse_alone(memory, object, first, order, most_missing);
-        object.gate.alone(&memory.platform, collapse).map_err(Stop::from)
+        object.invalidate_lock.alone(&memory.platform, collapse).map_err(Stop::from)
     })
 }
 
-/// The changes are held, and the gate is passed alone; the pager has none of the pages.
+/// The changes are held, and the invalidate lock is held for writing; the pager has none of the pages.
 fn collapse_alone<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -76,13 +76,13 @@ fn collapse_alone<P: Platform>(
     memory.may_wait();
     let folio = frames.new_folio(order).ok_or(Error::OutOfMemory)?;
     RareEvents::note(&memory.rare.huge_collapses);
-    let promised = if object.accounting() == Accounting::PerPage { missing } else { 0 };
-    let ready = object.promise(memory, promised).map_err(|_| Error::NoSpace).and_then(|()| {
+    let committed = if object.accounting() == Accounting::PerPage { missing } else { 0 };
+    let ready = object.commit(memory, committed).map_err(|_| Error::NoSpace).and_then(|()| {
         let prepared = object
             .pages
             .change_with_nodes(memory, |index, nodes| (index.prepare(first, count, nodes), 0));
         prepared.map_err(|_| {
-            object.unpromise(memory, promised);
+            object.uncommit(memory, committed);
             Error::OutOfMemory
         })
     });
@@ -94,7 +94,7 @@ fn collapse_alone<P: Platform>(
     // Pins come through mappings, so there can be no more of them now.
     if pages::any_folio(memory, object, first, first + count, |folio| frames.pins(folio) > 0) {
         object.pages.change(memory, |index, nodes| (index.prune(first, count, nodes), 0));
-        object.unpromise(memory, promised);
+        object.uncommit(memory, committed);
         frames.discard(&memory.platform, folio);
         return Err(Error::TryAgain);
     }

@@ -4,7 +4,7 @@
 //! ```text
 //! object    | page | page | page | page | page |
 //!              '---- run ----'   '- run -'          consecutive frames: one step of the caller's
-//!           '--- 64 KiB ---' '--- 64 KiB ---'       one pass of the gate
+//!           '--- 64 KiB ---' '--- 64 KiB ---'       one pass of the invalidate lock
 //! ```
 //!
 //! A step may stop early: a kernel that copies straight to a program's memory finds a page missing,
@@ -23,14 +23,14 @@ use crate::platform::Platform;
 use crate::space::MappingFlags;
 
 use super::awaited::Stop;
-use super::fetch::{Moved, Source, Wanted, Writing, demand, obtain};
+use super::fetch::{FillSource, Moved, Wanted, Writing, demand, obtain};
 use super::in_flight::Reads;
-use super::index::Stretch;
+use super::index::PageStretch;
 use super::seals::Seals;
 use super::state::pages_of;
 use super::{MAX_SIZE, Object, ObjectState, pages};
 
-/// No more bytes than this are copied before others may pass the gate; a new folio is filled whole.
+/// No more bytes than this are copied before others may hold the invalidate lock; a new folio is filled whole.
 const PIECE: usize = 64 << 10;
 
 /// No more bytes than this are asked of the pager at a time.
@@ -70,7 +70,7 @@ impl<P: Platform> Object<'_, P> {
     ///
     /// The bytes may be read until `copy` returns, while programs write them: by instructions or
     /// [`Platform::read_bytes`], never by a reference. Pages that are not in memory are shown as the
-    /// page of zeroes. `copy` runs with the object's pages held where they are, at most 64 KiB long for
+    /// zero page. `copy` runs with the object's pages held where they are, at most 64 KiB long for
     /// each time; it must not sleep, nor resolve a fault, nor call the object. It may be called again for
     /// bytes that it has taken already, where a reading had to begin anew.
     ///
@@ -123,7 +123,7 @@ impl<P: Platform> Object<'_, P> {
         interrupt::check(&memory.platform)?;
         let mut _kept = None;
         loop {
-            let read = object.gate.together(&memory.platform, || {
+            let read = object.invalidate_lock.together(&memory.platform, || {
                 let all = object.size().saturating_sub(offset).min(part.end as u64) as usize;
                 let end = all.min(part.start.saturating_add(PIECE));
                 let mut done = part.start;
@@ -153,7 +153,7 @@ impl<P: Platform> Object<'_, P> {
     }
 
     /// Reads what stands in consecutive frames, if it is in memory: at most so many bytes, of all that
-    /// are left. The gate is passed.
+    /// are left. The invalidate lock is passed.
     fn read_run(
         &self,
         at: u64,
@@ -171,8 +171,8 @@ impl<P: Platform> Object<'_, P> {
         }
         let (frame, count) =
             match object.pages.look(&memory.platform, |index| index.run(page, wanted)) {
-                Stretch::Frames(frame, count) => (frame, u64::from(count)),
-                Stretch::Empty(_) => (memory.zero_frame, 1),
+                PageStretch::Frames(frame, count) => (frame, u64::from(count)),
+                PageStretch::Empty(_) => (memory.zero_frame, 1),
             };
         let length = ((count * PAGE_SIZE - inside) as usize).min(left);
         let count = copy(bytes::place(&memory.platform, frame, inside as usize), length);
@@ -190,7 +190,7 @@ impl<P: Platform> Object<'_, P> {
     /// # Errors
     /// Where nothing was written: [`Error::Invalid`] where offset or end do not fit in 63 bits, as
     /// in `pwrite(2)`; [`Error::SealForbids`]; [`Error::OutOfMemory`]; [`Error::Overcommitted`] and
-    /// [`Error::NoSpace`] where no more may be promised, where its [`crate::Quota`] is used up, or
+    /// [`Error::NoSpace`] where no more may be committed, where its [`crate::Quota`] is used up, or
     /// where no more frames are free than are kept for faults ([`Memory::set_fault_reserve`]); for a
     /// file, what the pager says; [`Error::Interrupted`] where a fatal signal waits.
     ///
@@ -242,7 +242,12 @@ impl<P: Platform> Object<'_, P> {
         self.memory.retry(|| self.write_once(offset, length, &source))
     }
 
-    fn write_once(&self, offset: u64, length: usize, source: &Source<'_>) -> Result<usize, Error> {
+    fn write_once(
+        &self,
+        offset: u64,
+        length: usize,
+        source: &FillSource<'_>,
+    ) -> Result<usize, Error> {
         let range = (offset >> PAGE_SHIFT, pages_of(offset + length as u64));
         let mut done = 0;
         // What is fetched by others meanwhile is as good as before: where we write, the index has a page.
@@ -264,7 +269,7 @@ impl<P: Platform> Object<'_, P> {
         &self,
         offset: u64,
         length: usize,
-        source: &Source<'_>,
+        source: &FillSource<'_>,
         done: &mut usize,
     ) -> Result<(), Stop> {
         let (memory, object) = (self.memory, self.state());
@@ -296,7 +301,7 @@ impl<P: Platform> Object<'_, P> {
         while start + (*done as u64) < end && !stopped {
             interrupt::check(platform)?;
             let before = *done;
-            object.gate.together(platform, || -> Result<(), Stop> {
+            object.invalidate_lock.together(platform, || -> Result<(), Stop> {
                 while start + (*done as u64) < end && *done - before < PIECE && !stopped {
                     let left = (start + *done as u64, end);
                     let most = PIECE - (*done - before);
@@ -319,7 +324,7 @@ impl<P: Platform> Object<'_, P> {
         Wanted { writing: Some(writing), reserve, ..Wanted::one(orders, end) }
     }
 
-    /// Writes what goes into consecutive frames, at most `most` bytes, or a new folio. The gate is
+    /// Writes what goes into consecutive frames, at most `most` bytes, or a new folio. The invalidate lock is
     /// passed.
     fn write_run(&self, writing: Writing<'_>, most: usize) -> Result<Moved, Stop> {
         let (memory, object) = (self.memory, self.state());
@@ -329,7 +334,7 @@ impl<P: Platform> Object<'_, P> {
         let wanted = pages_of(inside + left);
         let look = || object.pages.look(&memory.platform, |index| index.run(page, wanted));
         let mut found = look();
-        if let Stretch::Empty(_) = found {
+        if let PageStretch::Empty(_) = found {
             writing.filled.set(None);
             let obtained = obtain(memory, object, page, &self.wanted_to_write(writing));
             if let Some(filled) = writing.filled.take() {
@@ -343,8 +348,10 @@ impl<P: Platform> Object<'_, P> {
             obtained?;
             found = look();
         }
-        // The gate keeps what is there.
-        let Stretch::Frames(frame, count) = found else { return Err(Error::OutOfMemory.into()) };
+        // The invalidate lock keeps what is there.
+        let PageStretch::Frames(frame, count) = found else {
+            return Err(Error::OutOfMemory.into());
+        };
         pages::mark_run_dirty(memory, object, page, (frame, count))?;
         let length = ((u64::from(count) * PAGE_SIZE - inside).min(left)) as usize;
         let to = bytes::place(&memory.platform, frame, inside as usize);
@@ -376,7 +383,7 @@ impl ObjectState {
             // What a program wrote behind the end of the last page was never part of the file, as
             // in Linux's file systems. In shared memory it becomes so: Linux 6.18 leaves it there.
             let size = self.size();
-            self.gate.together(&memory.platform, || {
+            self.invalidate_lock.together(&memory.platform, || {
                 pages::zero_part(memory, self, size, size.next_multiple_of(PAGE_SIZE));
             });
         }
@@ -389,7 +396,7 @@ impl ObjectState {
         if size == expected {
             return;
         }
-        // Less than before can always be promised.
+        // Less than before can always be committed.
         let _ = self.promise_size(memory, size);
         if let Some((pager, file)) = self.file() {
             // If it fails, the storage has zeroes behind the end until the next change.

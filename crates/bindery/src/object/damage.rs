@@ -9,8 +9,8 @@ use super::{Accounting, Object};
 /// What can be wrong with an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ObjectDamage {
-    /// The number of pages that count as promised for it is off by so much.
-    Promised(i64),
+    /// The number of pages that count as committed for it is off by so much.
+    Committed(i64),
     /// One shared mapping more may be written than there is.
     MoreWriters,
     /// One fewer.
@@ -27,9 +27,9 @@ pub enum ObjectDamage {
 pub fn damage_object<P: Platform>(object: &Object<'_, P>, damage: ObjectDamage) {
     let (memory, state) = (object.memory, object.state());
     match damage {
-        ObjectDamage::Promised(by) => {
-            let promised = state.promised().wrapping_add_signed(by);
-            state.promised.store(promised, Relaxed);
+        ObjectDamage::Committed(by) => {
+            let committed = state.committed().wrapping_add_signed(by);
+            state.committed.store(committed, Relaxed);
         }
         ObjectDamage::MoreWriters => state.seals.writable_added(),
         ObjectDamage::FewerWriters => state.seals.writable_removed(),
@@ -49,7 +49,7 @@ pub fn damage_object<P: Platform>(object: &Object<'_, P>, damage: ObjectDamage) 
                 ((), run.map_or(0, |run| -i64::from(run.count)))
             });
             if state.accounting() == Accounting::PerPage {
-                state.unpromise(memory, 1);
+                state.uncommit(memory, 1);
             }
             memory.frames.release_pages(&memory.platform, folio, 1);
         }

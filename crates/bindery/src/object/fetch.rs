@@ -25,7 +25,7 @@ use crate::platform::Platform;
 
 use super::awaited::{Awaited, Stop};
 use super::in_flight::{Record, Refused};
-use super::index::{PageIndex, Stretch};
+use super::index::{PageIndex, PageStretch};
 use super::state::{Accounting, pages_of};
 use super::{Object, ObjectState};
 use crate::table::OutOfMemory;
@@ -52,7 +52,7 @@ pub(super) struct Wanted<'a> {
 
 /// Moves up to so many bytes of what is written, from so many behind its beginning on, to an
 /// address; says how many before it stopped.
-pub(super) type Source<'a> = dyn Fn(usize, NonNull<u8>, usize) -> usize + 'a;
+pub(super) type FillSource<'a> = dyn Fn(usize, NonNull<u8>, usize) -> usize + 'a;
 
 /// A write, as far as it has come.
 #[derive(Clone, Copy)]
@@ -61,7 +61,7 @@ pub(super) struct Writing<'a> {
     pub(super) left: (u64, u64),
     /// So much of the write was done before.
     pub(super) done: usize,
-    pub(super) source: &'a Source<'a>,
+    pub(super) source: &'a FillSource<'a>,
     /// What of it stands in a new folio, which begins where what is left does.
     pub(super) filled: &'a Cell<Option<Moved>>,
 }
@@ -104,7 +104,7 @@ pub(crate) struct Fetch {
 /// The frame that holds `page`, which is brought in if it is not in memory and needs no pager.
 ///
 /// # Errors
-/// [`Error::OutOfMemory`]; [`Error::NoSpace`] where no more may be promised, or the reserve would be
+/// [`Error::OutOfMemory`]; [`Error::NoSpace`] where no more may be committed, or the reserve would be
 /// used. What the pager has is to be awaited.
 pub(super) fn obtain<P: Platform>(
     memory: &Memory<P>,
@@ -172,7 +172,7 @@ fn make<P: Platform>(
     while let Some(order) = take_largest(&mut orders) {
         let (first, count) = (page & !((1 << order) - 1), 1 << order);
         let overwritten = wanted.overwrites(first, count);
-        let vacant = |index: &PageIndex| index.run(first, count) == Stretch::Empty(count);
+        let vacant = |index: &PageIndex| index.run(first, count) == PageStretch::Empty(count);
         let fits = order == 0
             || first + count <= wanted.end && object.pages.look(&memory.platform, vacant);
         if !fits || first < stored && overwritten.is_none() {
@@ -227,12 +227,12 @@ impl Writing<'_> {
     /// how much that was. Behind it are zeroes.
     fn fill<P: Platform>(&self, memory: &Memory<P>, first: u64, folio: Folio) -> Moved {
         let whole = (folio.pages() as usize) << PAGE_SHIFT;
-        let window = memory.platform.window(folio.head);
+        let bytes = memory.platform.direct_map(folio.head);
         let before = ((first << PAGE_SHIFT) - self.left.0) as usize;
-        let count = (self.source)(self.done + before, window, whole).min(whole);
+        let count = (self.source)(self.done + before, bytes, whole).min(whole);
         if count < whole {
-            // SAFETY: the window shows the folio's bytes, which are ours alone.
-            unsafe { window.add(count).write_bytes(0, whole - count) };
+            // SAFETY: the direct map shows the folio's bytes, which are ours alone.
+            unsafe { bytes.add(count).write_bytes(0, whole - count) };
         }
         Moved { count, stopped: count < whole }
     }
@@ -377,7 +377,7 @@ fn fits<P: Platform>(
     end: u64,
 ) -> bool {
     let count = 1 << order;
-    let vacant = |index: &PageIndex| index.run(first, count) == Stretch::Empty(count);
+    let vacant = |index: &PageIndex| index.run(first, count) == PageStretch::Empty(count);
     let free =
         || object.pages.is_free_for_reading(&memory.platform, (first, first + count), vacant);
     first.is_multiple_of(count) && first + count <= end && free()
@@ -404,27 +404,27 @@ fn following<P: Platform>(
     None
 }
 
-/// How many pages of a folio of that order count as promised as they come.
-fn promised(object: &ObjectState, order: u8) -> u64 {
+/// How many pages of a folio of that order count as committed as they come.
+fn committed(object: &ObjectState, order: u8) -> u64 {
     if object.accounting() == Accounting::PerPage { 1 << order } else { 0 }
 }
 
-/// A folio that nobody else knows, promised. `reserve` frames stay free.
+/// A folio that nobody else knows, committed. `reserve` frames stay free.
 fn allocate<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     order: u8,
     reserve: u64,
 ) -> Result<Folio, Error> {
-    if reserve > 0 && memory.free_frames() < reserve.saturating_add(1 << order) {
+    if reserve > 0 && memory.free_frame_count() < reserve.saturating_add(1 << order) {
         return Err(Error::NoSpace);
     }
-    let promised = promised(object, order);
-    object.promise(memory, promised).map_err(|_| Error::NoSpace)?;
+    let committed = committed(object, order);
+    object.commit(memory, committed).map_err(|_| Error::NoSpace)?;
     memory.may_wait();
     let folio = memory.frames.new_folio(order);
     if folio.is_none() {
-        object.unpromise(memory, promised);
+        object.uncommit(memory, committed);
     }
     folio.ok_or(Error::OutOfMemory)
 }
@@ -432,7 +432,7 @@ fn allocate<P: Platform>(
 /// Undoes [`allocate`].
 fn give_back<P: Platform>(memory: &Memory<P>, object: &ObjectState, folio: Folio) {
     memory.frames.discard(&memory.platform, folio);
-    object.unpromise(memory, promised(object, folio.order));
+    object.uncommit(memory, committed(object, folio.order));
 }
 
 /// Has the pager fill folios that nobody else knows, and that follow each other; the file has `size`
@@ -448,12 +448,12 @@ fn fill<P: Platform>(
     let mut pieces = ArrayVec::<&mut [u8], FOLIOS>::new();
     for Fresh { folio, .. } in fresh {
         let length = (folio.pages() as usize) << PAGE_SHIFT;
-        let window = memory.platform.window(folio.head).as_ptr();
-        // SAFETY: the window shows the bytes of the folio's frames, which are consecutive
+        let bytes = memory.platform.direct_map(folio.head).as_ptr();
+        // SAFETY: the direct map shows the bytes of the folio's frames, which are consecutive
         // (obligation 1 of `Platform`, and `Frames::new` looked where two ranges touch); memory
         // always holds some bytes. The folio is fresh: until it is in the index, nobody else has a
         // way to them, and no two folios share any.
-        pieces.push(unsafe { core::slice::from_raw_parts_mut(window, length) });
+        pieces.push(unsafe { core::slice::from_raw_parts_mut(bytes, length) });
     }
     pager.read(file, first, &mut pieces)?;
     // Whatever the storage has behind the end is not the file's.
@@ -484,7 +484,7 @@ fn add<'m, P: Platform>(
     let added = object.pages.change_with_nodes(memory, |index, nodes| {
         // In one step with the look at the index: whoever drops pages has cancelled the read before.
         let stale = read.is_some_and(Record::is_cancelled);
-        if stale || index.run(first, count) != Stretch::Empty(count) {
+        if stale || index.run(first, count) != PageStretch::Empty(count) {
             return (Ok(None), 0);
         }
         if let Err(error) = index.prepare(first, count, nodes) {

@@ -1,7 +1,7 @@
 //! Input and output in flight: which pages of a file its pager has at the moment, and who waits.
 //!
 //! No mutex, no VMA and no lock of an object is held while the pager works. A *record* stands for the
-//! call instead, in a list that the pages' gate guards:
+//! call instead, in a list that the index lock guards:
 //!
 //! | record | whose | who waits for its end |
 //! |---|---|---|
@@ -19,12 +19,12 @@
 //! 2. CPU B cuts the file to nothing, and lets it grow again: page 3 is zeroes now;
 //! 3. CPU A puts the folio into the index.
 //!
-//! A read is begun, cancelled, and entered into the index with the pages' gate passed alone, each in
+//! A read is begun, cancelled, and entered into the index with the index lock held for writing, each in
 //! one step with its look at the list. So it begins before the change, and is cancelled, or after it.
 //!
 //! # Bytes stand still
-//! A write begins with the object's gate passed alone, after the mappings have lost their permission
-//! to write. Whoever wants to write holds that gate for reading, from its look at the list until it
+//! A write begins with the invalidate lock held for writing, after the mappings have lost their permission
+//! to write. Whoever wants to write holds that lock for reading, from its look at the list until it
 //! is done ([`super::pages::mark_dirty`]); or it has a change of its own in the list, during which no
 //! write begins.
 //!
@@ -46,7 +46,7 @@ use super::state::Pages;
 
 /// What a record stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kind {
+pub(super) enum TransferKind {
     Read,
     Write,
     Change,
@@ -54,12 +54,12 @@ pub(super) enum Kind {
 }
 
 /// Pages on their way, in the memory of whoever is at it. Everything in it is read and written with
-/// the pages' gate passed alone.
+/// the index lock held for writing.
 #[derive(Debug)]
 pub(super) struct Record {
     first: Cell<u64>,
     end: Cell<u64>,
-    kind: Cell<Kind>,
+    kind: Cell<TransferKind>,
     /// Later ones have higher numbers.
     number: Cell<u64>,
     /// Of a read: what it brings is old by now.
@@ -76,7 +76,7 @@ impl Record {
         Self {
             first: Cell::new(0),
             end: Cell::new(0),
-            kind: Cell::new(Kind::Read),
+            kind: Cell::new(TransferKind::Read),
             number: Cell::new(0),
             cancelled: Cell::new(false),
             wanted: Cell::new(false),
@@ -85,7 +85,7 @@ impl Record {
         }
     }
 
-    /// Whether what a read brings must not enter the index. The pages' gate is passed alone.
+    /// Whether what a read brings must not enter the index. The index lock is held for writing.
     pub(super) fn is_cancelled(&self) -> bool {
         self.cancelled.get()
     }
@@ -95,7 +95,7 @@ impl Record {
     }
 }
 
-/// The records of an object; the pages' gate guards the list.
+/// The records of an object; the index lock guards the list.
 pub(super) struct InFlight {
     first: Option<NonNull<Record>>,
     next_number: u64,
@@ -109,7 +109,7 @@ pub(super) struct InFlight {
 #[must_use]
 pub(crate) struct Ticket(u32);
 
-/// The words beside the list that are read without the gate.
+/// The words beside the list that are read without the invalidate lock.
 pub(super) struct Ends {
     /// Changes whenever a record ends; waiters park on it.
     ended: AtomicU32,
@@ -122,14 +122,14 @@ impl Ends {
         Self { ended: AtomicU32::new(0), writes: AtomicU32::new(0) }
     }
 
-    /// Whether no page is being stored. Lasts for as long as the caller holds the object's gate.
+    /// Whether no page is being stored. Lasts for as long as the caller holds the invalidate lock.
     #[inline]
     pub(super) fn no_writes(&self) -> bool {
         // Acquire: whoever writes a page next comes after the pager has read it.
         self.writes.load(Ordering::Acquire) == 0
     }
 
-    /// Says that there are so many writes. The pages' gate is passed alone.
+    /// Says that there are so many writes. The index lock is held for writing.
     pub(super) fn set_writes(&self, writes: u32) {
         self.writes.store(writes, Ordering::Release);
     }
@@ -173,7 +173,7 @@ impl InFlight {
         let mut next = self.first;
         core::iter::from_fn(move || {
             // SAFETY: records stand in the list from `insert` to `take`, and live as long (the
-            // promise of `insert`'s callers). Their cells are used with the gate passed alone, as
+            // promise of `insert`'s callers). Their cells are used with the invalidate lock held for writing, as
             // `self` is.
             let record = unsafe { next?.as_ref() };
             next = record.next.get();
@@ -181,19 +181,24 @@ impl InFlight {
         })
     }
 
-    fn overlapping(&self, first: u64, end: u64, kinds: &[Kind]) -> impl Iterator<Item = &Record> {
+    fn overlapping(
+        &self,
+        first: u64,
+        end: u64,
+        kinds: &[TransferKind],
+    ) -> impl Iterator<Item = &Record> {
         self.iter()
             .filter(move |record| record.overlaps(first, end) && kinds.contains(&record.kind.get()))
     }
 
     /// Whether a record of one of the kinds overlaps the pages.
-    fn overlaps(&self, first: u64, end: u64, kinds: &[Kind]) -> bool {
+    fn overlaps(&self, first: u64, end: u64, kinds: &[TransferKind]) -> bool {
         self.overlapping(first, end, kinds).next().is_some()
     }
 
     /// Where the first change begins that overlaps the pages and is older than the number says.
     pub(super) fn first_change(&self, first: u64, end: u64, number: u64) -> Option<u64> {
-        let changes = self.overlapping(first, end, &[Kind::Change]);
+        let changes = self.overlapping(first, end, &[TransferKind::Change]);
         let older = changes.filter(|change| change.number.get() < number);
         older.map(|change| change.first.get()).min()
     }
@@ -205,13 +210,13 @@ impl InFlight {
         ends: &Ends,
         first: u64,
         end: u64,
-        kinds: &[Kind],
+        kinds: &[TransferKind],
         number: u64,
     ) -> Option<Ticket> {
         let mut records = self.overlapping(first, end, kinds);
         let record = records.find(|record| record.number.get() < number)?;
         record.wanted.set(true);
-        // It changes with the gate passed alone, so not between the look at the list and this.
+        // It changes with the invalidate lock held for writing, so not between the look at the list and this.
         Some(Ticket(ends.ended.load(Ordering::Relaxed)))
     }
 
@@ -221,14 +226,14 @@ impl InFlight {
         ends: &Ends,
         first: u64,
         end: u64,
-        kinds: &[Kind],
+        kinds: &[TransferKind],
     ) -> Option<Ticket> {
         self.await_older(ends, first, end, kinds, u64::MAX)
     }
 
     /// Cancels the reads that overlap the pages.
     pub(super) fn cancel_reads(&self, first: u64, end: u64) {
-        let reads = self.overlapping(first, end, &[Kind::Read]);
+        let reads = self.overlapping(first, end, &[TransferKind::Read]);
         reads.for_each(|read| read.cancelled.set(true));
     }
 
@@ -241,7 +246,7 @@ impl InFlight {
         &mut self,
         ends: &Ends,
         record: &Record,
-        kind: Kind,
+        kind: TransferKind,
         first: u64,
         end: u64,
     ) {
@@ -260,7 +265,7 @@ impl InFlight {
             unsafe { next.as_ref() }.previous.set(node);
         }
         self.first = node;
-        if kind == Kind::Write {
+        if kind == TransferKind::Write {
             ends.set_writes(ends.writes.load(Ordering::Relaxed) + 1);
         }
     }
@@ -278,7 +283,7 @@ impl InFlight {
             // SAFETY: as in `iter`.
             unsafe { next.as_ref() }.previous.set(previous);
         }
-        if record.kind.get() == Kind::Write {
+        if record.kind.get() == TransferKind::Write {
             ends.set_writes(ends.writes.load(Ordering::Relaxed) - 1);
         }
         ends.ended.fetch_add(1, Ordering::Release);
@@ -336,13 +341,13 @@ impl Pages {
             if !needed(index) {
                 return Err(Refused::NotNeeded);
             }
-            let obstacles = [Kind::Read, Kind::Change];
+            let obstacles = [TransferKind::Read, TransferKind::Change];
             if let Some(ticket) = in_flight.awaits(ends, first, end, &obstacles) {
                 return Err(Refused::Busy(ticket));
             }
             // SAFETY: the record stays in this frame, and is only borrowed shared; `_listed` takes
             // it out before it goes.
-            unsafe { in_flight.insert(ends, &record, Kind::Read, first, end) };
+            unsafe { in_flight.insert(ends, &record, TransferKind::Read, first, end) };
             Ok(())
         })?;
         let _listed = Listed { pages: self, platform, record: &record };
@@ -364,13 +369,13 @@ impl Pages {
                 in_flight.cancel_reads(first, end);
             }
             // SAFETY: as in `with_read`.
-            unsafe { in_flight.insert(ends, &record, Kind::Change, first, end) };
+            unsafe { in_flight.insert(ends, &record, TransferKind::Change, first, end) };
             record.number.get()
         });
         let _listed = Listed { pages: self, platform, record: &record };
         self.wait_while(platform, |in_flight, ends| {
-            let turn = in_flight.await_older(ends, first, end, &[Kind::Turn], number);
-            turn.or_else(|| in_flight.awaits(ends, first, end, &[Kind::Write]))
+            let turn = in_flight.await_older(ends, first, end, &[TransferKind::Turn], number);
+            turn.or_else(|| in_flight.awaits(ends, first, end, &[TransferKind::Write]))
         });
         work()
     }
@@ -386,12 +391,12 @@ impl Pages {
         let record = Record::new();
         let number = self.alone(platform, |_, in_flight, ends| {
             // SAFETY: as in `with_read`.
-            unsafe { in_flight.insert(ends, &record, Kind::Turn, first, end) };
+            unsafe { in_flight.insert(ends, &record, TransferKind::Turn, first, end) };
             record.number.get()
         });
         let _listed = Listed { pages: self, platform, record: &record };
         self.wait_while(platform, |in_flight, ends| {
-            in_flight.await_older(ends, first, end, &[Kind::Change], number)
+            in_flight.await_older(ends, first, end, &[TransferKind::Change], number)
         });
         work(number)
     }
@@ -406,7 +411,7 @@ impl Pages {
         number: u64,
     ) {
         self.wait_while(platform, |in_flight, ends| {
-            in_flight.await_older(ends, first, end, &[Kind::Write], number)
+            in_flight.await_older(ends, first, end, &[TransferKind::Write], number)
         });
     }
 
@@ -422,7 +427,7 @@ impl Pages {
     }
 
     /// A ticket for the end of what stores one of the pages; `None` where nothing does, which lasts
-    /// for as long as the caller holds the object's gate.
+    /// for as long as the caller holds the invalidate lock.
     #[inline]
     pub(super) fn being_stored<P: Platform>(
         &self,
@@ -434,7 +439,9 @@ impl Pages {
             return None;
         }
         let end = page.saturating_add(count);
-        self.alone(platform, |_, in_flight, ends| in_flight.awaits(ends, page, end, &[Kind::Write]))
+        self.alone(platform, |_, in_flight, ends| {
+            in_flight.awaits(ends, page, end, &[TransferKind::Write])
+        })
     }
 
     /// A ticket for the end of what keeps a fetch of the pages from beginning.
@@ -444,7 +451,7 @@ impl Pages {
         first: u64,
         end: u64,
     ) -> Option<Ticket> {
-        let obstacles = [Kind::Read, Kind::Change];
+        let obstacles = [TransferKind::Read, TransferKind::Change];
         self.alone(platform, |_, in_flight, ends| in_flight.awaits(ends, first, end, &obstacles))
     }
 
@@ -456,7 +463,8 @@ impl Pages {
         vacant: impl FnOnce(&PageIndex) -> bool,
     ) -> bool {
         self.alone(platform, |index, in_flight, _| {
-            vacant(index) && !in_flight.overlaps(first, end, &[Kind::Read, Kind::Change])
+            vacant(index)
+                && !in_flight.overlaps(first, end, &[TransferKind::Read, TransferKind::Change])
         })
     }
 

@@ -73,7 +73,7 @@ pub(crate) struct Slot {
 
 /// Consecutive pages in consecutive frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Run {
+pub(crate) struct PageRun {
     /// The number of the first page.
     pub(crate) page: u64,
     /// The frame that holds it.
@@ -84,7 +84,7 @@ pub(crate) struct Run {
 
 /// What stands at a page, and for how many pages from there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Stretch {
+pub(crate) enum PageStretch {
     /// No page.
     Empty(u64),
     /// Pages in consecutive frames, the first of which is named.
@@ -153,38 +153,43 @@ impl PageIndex {
     ///
     /// O(h) for what is absent, however long it is. For a run one step for each page, and O(h) for
     /// each node of level 0 that it reaches into.
-    pub(crate) fn run(&self, page: u64, limit: u64) -> Stretch {
+    pub(crate) fn run(&self, page: u64, limit: u64) -> PageStretch {
         self.run_cut(page, limit, |_| limit)
     }
 
     /// As [`PageIndex::run`]; but a run goes no further than `cut` says of its first frame. So
     /// nobody counts pages of which he makes no use.
-    pub(crate) fn run_cut(&self, page: u64, limit: u64, cut: impl FnOnce(Frame) -> u64) -> Stretch {
+    pub(crate) fn run_cut(
+        &self,
+        page: u64,
+        limit: u64,
+        cut: impl FnOnce(Frame) -> u64,
+    ) -> PageStretch {
         match self.get(page) {
             Some(Slot { frame, .. }) => {
                 let end = page.saturating_add(limit.min(cut(frame)));
-                Stretch::Frames(frame, self.length(page, frame, PageFlags::empty(), end))
+                PageStretch::Frames(frame, self.length(page, frame, PageFlags::empty(), end))
             }
             None => {
                 let absent = self.seek(page).map_or(limit, |(next, _)| next - page);
-                Stretch::Empty(absent.min(limit))
+                PageStretch::Empty(absent.min(limit))
             }
         }
     }
 
     /// The first run at or behind `from`, cut off at `end`. A run that begins before `from` is
     /// found from there on. O(h) for the way there, and the run's length as in [`PageIndex::run`].
-    pub(crate) fn next_run(&self, from: u64, end: u64) -> Option<Run> {
+    pub(crate) fn next_run(&self, from: u64, end: u64) -> Option<PageRun> {
         self.next_run_with(PageFlags::empty(), from, end)
     }
 
     /// As [`PageIndex::next_run`], of pages that have all of `flags`; neighbours that lack one are
     /// not part of the run. The same costs, however many pages lack a flag.
-    pub(crate) fn next_run_with(&self, flags: PageFlags, from: u64, end: u64) -> Option<Run> {
+    pub(crate) fn next_run_with(&self, flags: PageFlags, from: u64, end: u64) -> Option<PageRun> {
         let (page, words) = self.seek_with(flags, from).filter(|(page, _)| *page < end)?;
         let frame = frame_in(words[slot(page, 0)]);
         let count = self.length(page, frame, flags, end);
-        (count > 0).then_some(Run { page, frame, count })
+        (count > 0).then_some(PageRun { page, frame, count })
     }
 
     /// Makes the nodes that `count` pages from `first` on need, so that [`PageIndex::set`] of any
@@ -267,7 +272,7 @@ impl PageIndex {
         from: u64,
         end: u64,
         nodes: &Nodes<'_, P>,
-    ) -> Option<Run> {
+    ) -> Option<PageRun> {
         let run = self.next_run(from, end)?;
         for (page, slots) in pieces(run.page, run.page + u64::from(run.count)) {
             let Leaf { used, dirty, words } = self.leaf_mut(page)?;

@@ -22,7 +22,7 @@ pub(crate) enum Copies {
     Kept,
 }
 
-/// Unmaps `count` pages from `first` on everywhere. The object's gate is held for writing. Guards
+/// Unmaps `count` pages from `first` on everywhere. The invalidate lock is held for writing. Guards
 /// stay, as on Linux.
 pub(super) fn unmap<P: Platform>(
     memory: &Memory<P>,
@@ -48,15 +48,15 @@ pub(super) fn unmap<P: Platform>(
                 return Seen { until: sight.range.end(), entries: 0 };
             };
             let zapped = sight.table.zap_sparing(part, spared, gather);
-            // A huge leaf without its reserve is a broken invariant, which the auditor reports.
-            debug_assert!(zapped.is_ok(), "a huge leaf has lost its reserve");
+            // A huge leaf without its deposit is a broken invariant, which the auditor reports.
+            debug_assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
             Seen { until: part.end(), entries: part.pages().min(HOLD) }
         });
     debug_assert!(walked.is_ok(), "it waits for locks");
 }
 
 /// Takes the permission to write the pages of `ranges`, which rise and do not overlap, from all
-/// mappings, and makes every TLB forget it. The object's gate is held for writing.
+/// mappings, and makes every TLB forget it. The invalidate lock is held for writing.
 ///
 /// Complexity: one walk, as [`for_each_sight`], and the entries of the pages.
 pub(super) fn write_protect<P: Platform>(
@@ -72,7 +72,7 @@ pub(super) fn write_protect<P: Platform>(
         let end = sight.range.start().0 + (pages << PAGE_SHIFT);
         let part = VirtRange::raw(sight.range.start().0, end);
         let done = sight.table.forget(part, Forget::Dirty, gather, |_, _| true);
-        debug_assert!(done.is_ok(), "a huge leaf has lost its reserve");
+        debug_assert!(done.is_ok(), "a huge leaf has lost its deposit");
         Seen { until: part.end(), entries: pages }
     });
     debug_assert!(walked.is_ok(), "it waits for locks");

@@ -5,7 +5,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `state` | `ObjectState`: what is known about an object, who holds it, what is promised |
+//! | `state` | `ObjectState`: what is known about an object, who holds it, what is committed |
 //! | `attachments` | who is told of its mappings |
 //! | `index` | which frame holds which page |
 //! | `pages` | pages found, marked dirty, dropped |
@@ -36,17 +36,17 @@
 //! # Locks
 //! - *Changes*: one writer, resizer or sealer at a time (Linux: the inode's lock). Faults do not
 //!   take it.
-//! - The *gate*: faults pass it together while they look a page up and map it; whoever takes pages
+//! - The invalidate lock: faults hold it for reading while they look a page up and map it; whoever takes pages
 //!   or permissions away passes it alone, so no fault maps a page that is on its way out:
 //!   1. CPU A looks page 3 up; 2. CPU B cuts the object to two pages, unmaps page 3 everywhere and
 //!      frees it; 3. CPU A maps it.
-//! - The *mappers' gate*: guards the tree of VMAs (`rmap`). Walkers pass it together.
-//! - The *pages' gate*: guards the index and the list of what is in flight, for the length of one
+//! - The mapping lock: guards the tree of VMAs (`rmap`). Walkers hold it for reading.
+//! - The index lock: guards the index and the list of what is in flight, for the length of one
 //!   look or change. Nothing but the spin locks of frames and slabs is taken inside; who has passed it
 //!   is in a read section, so waiters spin, and it may be passed with tables locked.
 //!
-//! Order: the address space's mutex, a VMA's lock, changes, the gate, the mappers' gate, table locks,
-//! the pages' gate. While the pager reads or stores pages, the call has none of them, but a record in
+//! Order: the address space's mutex, a VMA's lock, changes, the invalidate lock, the mapping lock, table locks,
+//! the index lock. While the pager reads or stores pages, the call has none of them, but a record in
 //! a list ([`in_flight`]).
 
 mod attachments;
@@ -121,7 +121,7 @@ impl<P: Platform> Memory<P> {
     ///
     /// # Errors
     /// [`Error::TooLarge`] above 2^63 - 1 bytes; [`Error::Overcommitted`] where all of the size
-    /// counts as promised and that is too much; [`Error::OutOfMemory`].
+    /// counts as committed and that is too much; [`Error::OutOfMemory`].
     pub fn shared_memory(
         &self,
         size: u64,
@@ -135,7 +135,7 @@ impl<P: Platform> Memory<P> {
         )
     }
 
-    /// As [`Memory::shared_memory`], in a file system of limited size: what counts as promised for
+    /// As [`Memory::shared_memory`], in a file system of limited size: what counts as committed for
     /// the object is taken from `quota`, which outlives the object, whoever holds it. All objects of
     /// one quota are of this memory.
     ///
@@ -163,7 +163,7 @@ impl<P: Platform> Memory<P> {
     /// refused. (Linux: `memfd_secret(2)`.)
     ///
     /// It guards against whoever asks this library, and not against the embedder's own bugs: the frames
-    /// stay in [`Platform::window`], where Linux takes them out of its own map.
+    /// stay in [`Platform::direct_map`], where Linux takes them out of its own map.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].

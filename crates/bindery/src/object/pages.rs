@@ -1,6 +1,6 @@
 //! The pages of an object: found, marked, dropped (`fetch` brings them in).
 //!
-//! Who looks a page up and does something with its frame has passed the object's *gate* together
+//! Who looks a page up and does something with its frame has passed the invalidate lock together
 //! with others, holds its *changes*, or has a write in its list ([`super::in_flight`]); who drops
 //! pages holds the two locks, and has waited for the writes. So a frame that was found stays the
 //! page's until the caller lets go.
@@ -13,7 +13,7 @@ use crate::platform::Platform;
 use super::awaited::Stop;
 use super::fetch::{Wanted, obtain};
 use super::in_flight::Ticket;
-use super::index::{PageFlags, Run, Stretch};
+use super::index::{PageFlags, PageRun, PageStretch};
 use super::state::Accounting;
 use super::{Object, ObjectState};
 use crate::bytes;
@@ -47,8 +47,8 @@ pub(super) fn run_at<P: Platform>(
     let most = limit.min(u64::from(u32::MAX)) as u32;
     let cut = |frame| u64::from(memory.folio_limit(frame, most).0);
     match object.pages.look(&memory.platform, |index| index.run_cut(page, limit, cut)) {
-        Stretch::Empty(count) => (None, count),
-        Stretch::Frames(frame, count) => (Some(frame), u64::from(count)),
+        PageStretch::Empty(count) => (None, count),
+        PageStretch::Frames(frame, count) => (Some(frame), u64::from(count)),
     }
 }
 
@@ -84,7 +84,7 @@ pub(crate) fn run_around<P: Platform>(
 /// The frame that holds `page`, which lies within the object's size. If the page is not in memory,
 /// brings it in, in a folio of the largest of `orders` (bit n: order n; order 0 always) that fits:
 /// into the object's size, between what is there, and into memory. A page of a file has to be
-/// awaited. The object's gate is passed.
+/// awaited. The invalidate lock is passed.
 ///
 /// # Errors
 /// As [`obtain`]. Nothing is changed then.
@@ -100,7 +100,7 @@ pub(crate) fn get<P: Platform>(
 /// Notes that `count` pages from `page` on are, or will be, written. Those of a file are saved by
 /// the next `sync` then; before it was called, no entry may let them be written.
 ///
-/// Called without locks on tables, with the object's gate held for reading, which it stays until the
+/// Called without locks on tables, with the invalidate lock held for reading, which it stays until the
 /// pages are writable:
 /// 1. CPU A marks page 3;
 /// 2. CPU B saves the object: clears the mark, takes write permission away, stores the page;
@@ -152,7 +152,7 @@ pub(super) fn mark_run_dirty<P: Platform>(
     if object.notices_writes() {
         return mark_dirty(memory, object, page, u64::from(count));
     }
-    for_each_part(memory, Run { page, frame, count }, |_, _, folio, _| {
+    for_each_part(memory, PageRun { page, frame, count }, |_, _, folio, _| {
         memory.frames.mark_dirty(folio);
         true
     });
@@ -165,13 +165,13 @@ pub(super) fn mark_run_dirty<P: Platform>(
 pub(crate) fn mark_written<P: Platform>(object: &Object<'_, P>, page: u64, count: u64) {
     let (memory, state) = (object.memory, object.state());
     let mark = || mark_dirty(memory, state, page, count);
-    while let Err(ticket) = state.gate.together(&memory.platform, mark) {
+    while let Err(ticket) = state.invalidate_lock.together(&memory.platform, mark) {
         state.pages.wait(&memory.platform, ticket);
     }
 }
 
 /// Drops the pages from `first` to `end`, which are mapped nowhere: the frames are free unless
-/// somebody else holds them. The gate is held for writing, or the object has no holder.
+/// somebody else holds them. The invalidate lock is held for writing, or the object has no holder.
 ///
 /// Complexity: in the runs, and O(height of the index) for each 64 pages.
 pub(super) fn drop_pages<P: Platform>(
@@ -193,14 +193,14 @@ pub(super) fn drop_pages<P: Platform>(
             true
         });
         if object.accounting() == Accounting::PerPage {
-            object.unpromise(memory, u64::from(run.count));
+            object.uncommit(memory, u64::from(run.count));
         }
     }
 }
 
 /// Gives the references to `count` pages of `folio` back, which the index named until now; its first
 /// page belongs at `first`. If it names no page of the folio any more, and somebody else holds it, the
-/// folio belongs to nobody. The gate is held for writing, or the object has no holder: so no page of
+/// folio belongs to nobody. The invalidate lock is held for writing, or the object has no holder: so no page of
 /// the folio comes or goes. May wait for the folio's lock.
 pub(super) fn let_go<P: Platform>(
     memory: &Memory<P>,
@@ -233,7 +233,7 @@ fn names<P: Platform>(memory: &Memory<P>, object: &ObjectState, first: u64, foli
 }
 
 /// Drops those of the pages from `first` to `end` that nobody has written or mapped since they came,
-/// so that they are zeroes with or without us. The gate is held for writing.
+/// so that they are zeroes with or without us. The invalidate lock is held for writing.
 pub(super) fn drop_untouched<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -276,7 +276,7 @@ pub(super) fn any_folio<P: Platform>(
 /// many pages of it, as long as it says to go on. Says whether that was to the end.
 fn for_each_part<P: Platform>(
     memory: &Memory<P>,
-    run: Run,
+    run: PageRun,
     mut f: impl FnMut(u64, Frame, Folio, u32) -> bool,
 ) -> bool {
     let mut done = 0;
@@ -294,7 +294,7 @@ fn for_each_part<P: Platform>(
 }
 
 /// Fills the bytes from `start` to `end` of the object, which lie in one page, with zeroes; if the
-/// page is not in memory, nothing happens. Called with the gate passed and without locks on tables.
+/// page is not in memory, nothing happens. Called with the invalidate lock passed and without locks on tables.
 /// The bytes lie behind the end of the file, or the caller has a change of the page in the list.
 pub(super) fn zero_part<P: Platform>(
     memory: &Memory<P>,

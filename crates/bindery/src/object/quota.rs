@@ -7,7 +7,7 @@ use crate::error::Error;
 /// The pages that a set of shared memory objects may have together: the size of a file system in
 /// memory (Linux: the option `size=` of a tmpfs).
 ///
-/// An object made by [`crate::Memory::shared_memory_within`] takes from it what counts as promised
+/// An object made by [`crate::Memory::shared_memory_within`] takes from it what counts as committed
 /// for the object ([`crate::Accounting`]), and gives it back when that goes. What does not fit is
 /// refused with [`Error::NoSpace`]; a fault that would need it is refused with
 /// [`crate::FaultError::Bus`].

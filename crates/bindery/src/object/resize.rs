@@ -32,7 +32,7 @@ impl<P: Platform> Object<'_, P> {
     ///
     /// # Errors
     /// [`Error::TooLarge`] above 2^63 - 1; [`Error::SealForbids`]; [`Error::Overcommitted`] where
-    /// all of the size counts as promised; for a file, what the pager says. Nothing is changed
+    /// all of the size counts as committed; for a file, what the pager says. Nothing is changed
     /// then.
     ///
     /// Complexity: in the runs that go, the mappings of the object, and what is mapped of them.
@@ -73,8 +73,8 @@ impl<P: Platform> Object<'_, P> {
             // Before anybody is kept out: nothing of what is cut off is read or stored any more.
             pager.resize(file, bytes)?;
         }
-        object.gate.alone(&memory.platform, || {
-            // Less than before can always be promised.
+        object.invalidate_lock.alone(&memory.platform, || {
+            // Less than before can always be committed.
             let _ = object.promise_size(memory, bytes);
             object.set_size(bytes);
             let first = pages_of(bytes);
@@ -110,7 +110,7 @@ impl<P: Platform> Object<'_, P> {
             if object.is_file() {
                 return self.punch_file(offset, end.min(object.size()));
             }
-            object.gate.alone(&memory.platform, || self.punch(offset, end));
+            object.invalidate_lock.alone(&memory.platform, || self.punch(offset, end));
             Ok(())
         })
     }
@@ -130,7 +130,7 @@ impl<P: Platform> Object<'_, P> {
         if first < behind {
             pager.discard(file, first, behind - first).map_err(Error::from)?;
         }
-        object.gate.alone(&memory.platform, || {
+        object.invalidate_lock.alone(&memory.platform, || {
             for page in cuts.map(|cut| cut >> PAGE_SHIFT) {
                 pages::mark_dirty(memory, object, page, 1)?;
             }
@@ -139,7 +139,7 @@ impl<P: Platform> Object<'_, P> {
         })
     }
 
-    /// Drops the whole pages from `offset` to `end` and zeroes the parts. The gate is held for
+    /// Drops the whole pages from `offset` to `end` and zeroes the parts. The invalidate lock is held for
     /// writing.
     fn punch(&self, offset: u64, end: u64) {
         let (memory, object) = (self.memory, self.state());
@@ -223,7 +223,7 @@ impl<P: Platform> Object<'_, P> {
                 .map_err(Stop::from)
                 .and_then(|()| obtain(memory, object, page, &wanted));
             if let Err(stop) = obtained {
-                object.gate.alone(&memory.platform, || {
+                object.invalidate_lock.alone(&memory.platform, || {
                     pages::drop_untouched(memory, object, first, page);
                 });
                 return Err(stop);

@@ -1,7 +1,7 @@
 //! Saving: what was written to a file's pages goes to its pager.
 //!
 //! For each batch of dirty pages, which need not stand next to each other:
-//! 1. with the object's gate passed alone, so that no fault is between marking a page and letting
+//! 1. with the invalidate lock held for writing, so that no fault is between marking a page and letting
 //!    it be written, the marks are cleared, a record of each run is put into the list
 //!    ([`super::in_flight`]), and all mappings lose their permission to write, in one walk for all
 //!    runs;
@@ -22,8 +22,8 @@ use crate::error::Error;
 use crate::interrupt;
 use crate::platform::Platform;
 
-use super::in_flight::{Kind, Record};
-use super::index::{PageFlags, Run};
+use super::in_flight::{Record, TransferKind};
+use super::index::{PageFlags, PageRun};
 use super::state::pages_of;
 use super::{Object, ObjectState, mappings};
 
@@ -146,7 +146,7 @@ fn save_batch<P: Platform>(
         size: 0,
         behind: from,
     };
-    object.gate.alone(&memory.platform, || {
+    object.invalidate_lock.alone(&memory.platform, || {
         batch.size = object.size();
         batch.begin(end.min(pages_of(batch.size)), turn);
         let ranges: ArrayVec<(u64, u64), RUNS> =
@@ -163,7 +163,7 @@ fn save_batch<P: Platform>(
     Saved { result, behind: batch.behind }
 }
 
-fn pages_in(runs: &[Run]) -> u64 {
+fn pages_in(runs: &[PageRun]) -> u64 {
     runs.iter().map(|run| u64::from(run.count)).sum()
 }
 
@@ -173,7 +173,7 @@ struct Batch<'a, P: Platform> {
     object: &'a ObjectState,
     /// One for each of the runs.
     records: &'a [Record; RUNS],
-    runs: ArrayVec<Run, RUNS>,
+    runs: ArrayVec<PageRun, RUNS>,
     /// So many of them are over.
     done: usize,
     /// The size of the file, in bytes.
@@ -184,8 +184,8 @@ struct Batch<'a, P: Platform> {
 
 impl<P: Platform> Batch<'_, P> {
     /// Takes dirty pages up to `end` into the batch, which are not dirty any more then. Where a change
-    /// concerns one which is older than `turn` says, ends there; a younger one waits. The object's gate
-    /// is passed alone; and the records stay where they are until the batch is dropped.
+    /// concerns one which is older than `turn` says, ends there; a younger one waits. The invalidate lock
+    /// is held for writing; and the records stay where they are until the batch is dropped.
     fn begin(&mut self, end: u64, turn: u64) {
         let mut room = PAGES;
         while room > 0 && !self.runs.is_full() {
@@ -204,8 +204,8 @@ impl<P: Platform> Batch<'_, P> {
                 // SAFETY: the record is used for this run alone, lies in the frame of `save_batch`,
                 // which has nothing but shared references to it, and is taken out by `end`, at the
                 // latest when the batch is dropped.
-                unsafe { in_flight.insert(ends, record, Kind::Write, run.page, behind) };
-                Some(Run { count, ..run })
+                unsafe { in_flight.insert(ends, record, TransferKind::Write, run.page, behind) };
+                Some(PageRun { count, ..run })
             });
             let Some(run) = run else { break };
             room -= run.count;
@@ -215,8 +215,8 @@ impl<P: Platform> Batch<'_, P> {
     }
 
     /// The runs that are still to be stored, those together that follow each other.
-    fn groups(&self) -> impl Iterator<Item = &[Run]> {
-        let follows = |run: &Run, next: &Run| run.page + u64::from(run.count) == next.page;
+    fn groups(&self) -> impl Iterator<Item = &[PageRun]> {
+        let follows = |run: &PageRun, next: &PageRun| run.page + u64::from(run.count) == next.page;
         self.runs[self.done..].chunk_by(follows)
     }
 
@@ -226,21 +226,21 @@ impl<P: Platform> Batch<'_, P> {
     }
 
     /// Hands runs that follow each other to the pager.
-    fn store(&self, runs: &[Run]) -> Result<(), Error> {
+    fn store(&self, runs: &[PageRun]) -> Result<(), Error> {
         let Some((pager, file)) = self.object.file() else { return Ok(()) };
         let pieces: ArrayVec<&[u8], RUNS> = runs
             .iter()
             .map(|run| {
                 let left = self.size - (run.page << PAGE_SHIFT);
                 let length = left.min(u64::from(run.count) * PAGE_SIZE) as usize;
-                let window = self.memory.platform.window(run.frame).as_ptr();
-                // SAFETY: the window shows the bytes of the run's frames, which are consecutive
+                let bytes = self.memory.platform.direct_map(run.frame).as_ptr();
+                // SAFETY: the direct map shows the bytes of the run's frames, which are consecutive
                 // (obligation 1 of `Platform`, and `Frames::new` looked where two ranges touch). The
                 // pages stay where they are, and nobody writes them, while their record is in the
                 // list: no entry lets a program do so since `begin` and the walk behind it, and
                 // whoever wants to make one that does, or to write, drop or replace them, waits for
                 // the record's end.
-                unsafe { core::slice::from_raw_parts(window, length) }
+                unsafe { core::slice::from_raw_parts(bytes, length) }
             })
             .collect();
         let first = runs.first().map_or(0, |run| run.page);

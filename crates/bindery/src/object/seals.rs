@@ -42,7 +42,7 @@ impl Seals {
 pub enum Sealing {
     /// They can (`MFD_ALLOW_SEALING`).
     Allowed,
-    /// It is born with [`Seals::SEAL`].
+    /// It is created with [`Seals::SEAL`].
     #[default]
     Forbidden,
 }
@@ -168,7 +168,7 @@ impl<P: Platform> Object<'_, P> {
         let (memory, object) = (self.memory, self.state());
         // Whoever pinned a page to write it came through a shared mapping that may be written, and
         // there can be none any more.
-        object.gate.alone(&memory.platform, || {
+        object.invalidate_lock.alone(&memory.platform, || {
             let pinned = pages::any_folio(memory, object, 0, PAGE_LIMIT, |folio| {
                 memory.frames.pins(folio) > 0
             });

@@ -7,10 +7,10 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::Memory;
 use crate::addr::PAGE_SIZE;
 use crate::error::Error;
-use crate::gate::Gate;
 use crate::platform::Platform;
 use crate::rmap::{ObjectTree, TreeLock};
 use crate::space::MappingFlags;
+use crate::sync::rw_lock::RwLock;
 use crate::table::OutOfMemory;
 
 use super::attachments::SegmentMark;
@@ -22,7 +22,7 @@ use super::registry::Links;
 use super::seals::{SealState, Seals};
 use super::{pages, save};
 
-/// How the memory of an object counts as promised ([`crate::Commitment`]).
+/// How the memory of an object counts as committed ([`crate::Commitment`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Accounting {
     /// All of its size, from the beginning: a shared anonymous mapping.
@@ -47,9 +47,9 @@ pub(super) enum Secrecy {
 pub(super) enum Backing {
     /// Nowhere: what is not in memory is zeroes.
     Memory {
-        /// What counts as promised.
+        /// What counts as committed.
         accounting: Accounting,
-        /// What the promised pages are taken from too. Outlives all who hold the object
+        /// What the committed pages are taken from too. Outlives all who hold the object
         /// (`Memory::shared_memory_within`).
         quota: Option<NonNull<Quota>>,
         /// The segment that it is the memory of.
@@ -73,15 +73,15 @@ pub(crate) struct ObjectState {
     holders: AtomicU64,
     identity: u64,
     pub(super) backing: Backing,
-    /// In bytes. Shrinks only with the gate passed alone.
+    /// In bytes. Shrinks only with the invalidate lock held for writing.
     size: AtomicU64,
-    /// Pages that count as promised.
-    pub(super) promised: AtomicU64,
+    /// Pages that count as committed.
+    pub(super) committed: AtomicU64,
     pub(super) seals: SealState,
-    pub(super) changes: Gate,
-    pub(crate) gate: Gate,
+    pub(super) changes: RwLock,
+    pub(crate) invalidate_lock: RwLock,
     pub(crate) pages: Pages,
-    pub(crate) mappers_gate: TreeLock,
+    pub(crate) mapping_lock: TreeLock,
     pub(crate) mappers: ObjectTree,
     pub(super) links: Links,
 }
@@ -89,7 +89,7 @@ pub(crate) struct ObjectState {
 /// The index of an object's pages, what is in flight between them and the pager, and the lock of
 /// both, for which waiters spin: the index is asked in read sections and with tables locked.
 pub(crate) struct Pages {
-    gate: Gate,
+    lock: RwLock,
     index: UnsafeCell<PageIndex>,
     in_flight: UnsafeCell<InFlight>,
     pub(super) ends: Ends,
@@ -100,7 +100,7 @@ pub(crate) struct Pages {
 impl Pages {
     const fn new() -> Self {
         Self {
-            gate: Gate::new(),
+            lock: RwLock::new(),
             index: UnsafeCell::new(PageIndex::new()),
             in_flight: UnsafeCell::new(InFlight::new()),
             ends: Ends::new(),
@@ -114,8 +114,8 @@ impl Pages {
         platform: &P,
         work: impl FnOnce(&PageIndex) -> R,
     ) -> R {
-        self.gate.together_shortly(platform, || {
-            // SAFETY: changes pass the gate alone (`change`), so there is none meanwhile.
+        self.lock.together_shortly(platform, || {
+            // SAFETY: changes hold the invalidate lock alone (`change`), so there is none meanwhile.
             work(unsafe { &*self.index.get() })
         })
     }
@@ -130,8 +130,8 @@ impl Pages {
         // SAFETY: 1. the index belongs to one object, which belongs to one memory, whose slab,
         // frames and platform these are.
         let nodes = unsafe { Nodes::new(&memory.object_nodes, &memory.frames, &memory.platform) };
-        self.gate.alone_shortly(&memory.platform, || {
-            // SAFETY: everyone else who uses the index passes the gate, which we have passed alone.
+        self.lock.alone_shortly(&memory.platform, || {
+            // SAFETY: everyone else who uses the index holdes the invalidate lock, which we have been held for writing.
             let (result, by) = work(unsafe { &mut *self.index.get() }, &nodes);
             let resident = self.resident.load(Ordering::Relaxed);
             self.resident.store(resident.wrapping_add_signed(by), Ordering::Relaxed);
@@ -146,8 +146,8 @@ impl Pages {
         platform: &P,
         work: impl FnOnce(&mut PageIndex, &mut InFlight, &Ends) -> R,
     ) -> R {
-        self.gate.alone_shortly(platform, || {
-            // SAFETY: everyone who uses either passes the gate, which we have passed alone.
+        self.lock.alone_shortly(platform, || {
+            // SAFETY: everyone who uses either holdes the invalidate lock, which we have been held for writing.
             let (index, in_flight) =
                 unsafe { (&mut *self.index.get(), &mut *self.in_flight.get()) };
             work(index, in_flight, &self.ends)
@@ -155,7 +155,7 @@ impl Pages {
     }
 
     /// As [`Pages::change`], where `work` prepares the index for pages of one folio and may find no
-    /// memory for the nodes: then lets the gate go, waits for memory, and does it once more.
+    /// memory for the nodes: then lets the invalidate lock go, waits for memory, and does it once more.
     pub(super) fn change_with_nodes<P: Platform, R>(
         &self,
         memory: &Memory<P>,
@@ -190,12 +190,12 @@ impl ObjectState {
             identity,
             backing,
             size: AtomicU64::new(size),
-            promised: AtomicU64::new(0),
+            committed: AtomicU64::new(0),
             seals: SealState::new(seals),
-            changes: Gate::new(),
-            gate: Gate::new(),
+            changes: RwLock::new(),
+            invalidate_lock: RwLock::new(),
             pages: Pages::new(),
-            mappers_gate: TreeLock::new(),
+            mapping_lock: TreeLock::new(),
             mappers: ObjectTree::new(),
             links: Links::new(),
         }
@@ -252,7 +252,7 @@ impl ObjectState {
         policy.orders(flags)
     }
 
-    /// How the memory counts as promised.
+    /// How the memory counts as committed.
     pub(crate) fn accounting(&self) -> Accounting {
         match self.backing {
             Backing::Memory { accounting, .. } => accounting,
@@ -261,7 +261,7 @@ impl ObjectState {
         }
     }
 
-    /// What the promised pages are taken from too.
+    /// What the committed pages are taken from too.
     pub(crate) fn quota(&self) -> Option<&Quota> {
         match self.backing {
             // SAFETY: the quota outlives all who hold the object (`Memory::shared_memory_within`),
@@ -289,32 +289,32 @@ impl ObjectState {
         }
     }
 
-    /// Pages that count as promised.
-    pub(crate) fn promised(&self) -> u64 {
-        self.promised.load(Ordering::Relaxed)
+    /// Pages that count as committed.
+    pub(crate) fn committed(&self) -> u64 {
+        self.committed.load(Ordering::Relaxed)
     }
 
     /// Promises `pages` more.
-    pub(super) fn promise<P: Platform>(&self, memory: &Memory<P>, pages: u64) -> Result<(), Error> {
+    pub(super) fn commit<P: Platform>(&self, memory: &Memory<P>, pages: u64) -> Result<(), Error> {
         let _reservation = memory.commitment().reserve(pages)?;
         if let Some(quota) = self.quota() {
             quota.take(pages)?;
         }
         memory.commitment().add(pages as i64);
-        self.promised.fetch_add(pages, Ordering::Relaxed);
+        self.committed.fetch_add(pages, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Takes back a promise of `pages`.
-    pub(super) fn unpromise<P: Platform>(&self, memory: &Memory<P>, pages: u64) {
+    /// Takes back a commitment of `pages`.
+    pub(super) fn uncommit<P: Platform>(&self, memory: &Memory<P>, pages: u64) {
         if let Some(quota) = self.quota() {
             quota.give_back(pages);
         }
         memory.commitment().add(-(pages as i64));
-        self.promised.fetch_sub(pages, Ordering::Relaxed);
+        self.committed.fetch_sub(pages, Ordering::Relaxed);
     }
 
-    /// Where all of the size counts as promised, lets it be that of `bytes`.
+    /// Where all of the size counts as committed, lets it be that of `bytes`.
     pub(super) fn promise_size<P: Platform>(
         &self,
         memory: &Memory<P>,
@@ -323,11 +323,11 @@ impl ObjectState {
         if self.accounting() != Accounting::Whole {
             return Ok(());
         }
-        let (now, then) = (self.promised(), pages_of(bytes));
+        let (now, then) = (self.committed(), pages_of(bytes));
         if then > now {
-            return self.promise(memory, then - now);
+            return self.commit(memory, then - now);
         }
-        self.unpromise(memory, now - then);
+        self.uncommit(memory, now - then);
         Ok(())
     }
 
@@ -399,7 +399,7 @@ pub(super) fn release<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectState
     let _ = save::save(memory, object, 0, PAGE_LIMIT, save::Until::End);
     memory.registry.take(node);
     pages::drop_pages(memory, object, 0, PAGE_LIMIT);
-    object.unpromise(memory, object.promised());
+    object.uncommit(memory, object.committed());
     if let Some((pager, file)) = object.file() {
         pager.removed(file);
     }

@@ -1,8 +1,8 @@
-//! Chains of forks: dead groups are contracted.
+//! Chains of forks: dead anon groups are contracted.
 //!
-//! A daemon that forks and exits, over and over, leaves a chain of dead groups, one for each
-//! generation and VMA: folios may still name each of them. So a `fork` first looks above each group
-//! of the parent. Where at least [`LONGEST`] groups there are *dead and unary* (no VMA, one child,
+//! A daemon that forks and exits, over and over, leaves a chain of dead anon groups, one for each
+//! generation and VMA: folios may still name each of them. So a `fork` first looks above each anon group
+//! of the parent. Where at least [`LONGEST`] anon groups there are *dead and unary* (no VMA, one child,
 //! not the root), it takes their folios over, as far as its VMAs map them:
 //!
 //! ```text
@@ -11,30 +11,30 @@
 //!          what belonged to 1 and 2 belongs to p, what belonged to 3 to g
 //! ```
 //!
-//! 1. *Look.* Under the family's gate each dead group gets the family's clock as its *stamp*, and the
-//!    first group below that is not dead and unary as its *heir*.
-//! 2. *Survey.* Each folio in `g`'s VMAs that belongs to a dead group gets its heir for an owner.
+//! 1. *Look.* Under the family lock each dead anon group gets the family's clock as its *stamp*, and the
+//!    first anon group below that is not dead and unary as its *heir*.
+//! 2. *Survey.* Each folio in `g`'s VMAs that belongs to a dead anon group gets its heir for an owner.
 //!    Its index stays: offsets are the family's. If no folio was locked, and none may be counted as
 //!    mapped that the survey did not see, the stamp of `g` says what the clock said in step 1: *no
-//!    page in these VMAs belongs to a group that was found dead up to then*. A child inherits the
+//!    page in these VMAs belongs to an anon group that was found dead up to then*. A child inherits the
 //!    stamp, since it maps what its parent maps.
-//! 3. *Detach.* Under the family's gate each dead group is taken out for which all groups below that
+//! 3. *Detach.* Under the family lock each dead anon group is taken out for which all anon groups below that
 //!    have VMAs have its stamp, or a later one. One that a walker holds stays.
 //! 4. *Free*, when no reader is left ([`crate::deferred`]).
 //!
 //! So where each parent exits only after its child has forked, the children that inherit the stamp
-//! let the groups go, as soon as the elder generations have exited.
+//! let the anon groups go, as soon as the elder generations have exited.
 //!
 //! # Why a folio may change hands
-//! A page of a dead and unary group is mapped below the group's one child alone, and thus below its
-//! heir: a walk from either comes by the same VMAs. It stays so, since the group gets no VMA and no
+//! A page of a dead and unary anon group is mapped below the anon group's one child alone, and thus below its
+//! heir: a walk from either comes by the same VMAs. It stays so, since the anon group gets no VMA and no
 //! second child any more.
 //!
 //! # Why no folio is missed
 //! `fork` holds the mutex of the address space, and its VMAs for writing: no fault, no fork, and no
 //! move runs there. What may be counted as mapped, and stand in no table, is this:
-//! - *A VMA that is being removed.* It holds its group until its pages are counted down. So a group
-//!   that more VMAs hold than its list has gets no stamp, and a group without VMAs in its list, but
+//! - *A VMA that is being removed.* It holds its anon group until its pages are counted down. So an anon group
+//!   that more VMAs hold than its list has gets no stamp, and an anon group without VMAs in its list, but
 //!   with such holders, counts as one that has VMAs.
 //! - *A part of a VMA, or its contents.* They are counted down before the mutex is released.
 //! - *Private copies of an object's pages*, which a truncation drops without the mutex. It holds the
@@ -42,8 +42,8 @@
 //!   survey takes that lock alone each time that it locks tables. What a truncation drops behind the
 //!   survey was seen by it.
 //!
-//! After the survey no page of a dead group comes to the VMAs. New pages belong to their own group;
-//! what is claimed does, too. And nobody makes a dead group an owner again, since there is one survey
+//! After the survey no page of a dead anon group comes to the VMAs. New pages belong to their own anon group;
+//! what is claimed does, too. And nobody makes a dead anon group an owner again, since there is one survey
 //! at a time in a family. With two:
 //! 1. CPU A surveys, and has seen that a folio is to go to `p`, which lives;
 //! 2. `p` dies; CPU B finds it dead, surveys, and comes by the folio, which is not `p`'s yet;
@@ -52,23 +52,23 @@
 //! That also is why an owner may be read there without the folio's lock: otherwise it is changed by
 //! those alone who have locked all tables that map the folio, and one of these is locked here.
 //!
-//! # Why the groups are not freed at once
+//! # Why the anon groups are not freed at once
 //! A walker may have found one in a read section, before the folio changed hands.
 //!
 //! # The bound
-//! A fork looks for dead groups when [`LONGEST`] groups with children have died in the family since
+//! A fork looks for dead anon groups when [`LONGEST`] anon groups with children have died in the family since
 //! the stamp. The survey fails only where somebody has one of the folios locked. So a chain in which
-//! each generation lives as long as `k` later ones has about `k` + 3 [`LONGEST`] groups for a VMA. A
-//! process that lives on without a fork keeps the dead groups that were above it when it was forked, or
-//! whose death came later, and no group that is made afterwards. A search for all groups that could go
-//! may cost more than it is worth in a large family, so it visits at most [`BELOW`] groups for each dead
-//! one. Dead groups with several children are fewer than the groups without any, as in every tree.
+//! each generation lives as long as `k` later ones has about `k` + 3 [`LONGEST`] anon groups for a VMA. A
+//! process that lives on without a fork keeps the dead anon groups that were above it when it was forked, or
+//! whose death came later, and no anon group that is made afterwards. A search for all anon groups that could go
+//! may cost more than it is worth in a large family, so it visits at most [`BELOW`] anon groups for each dead
+//! one. Dead anon groups with several children are fewer than the anon groups without any, as in every tree.
 //!
-//! # Why groups are not shared instead
+//! # Why anon groups are not shared instead
 //! Linux lets a child take a dead ancestor's `anon_vma` for its own pages. With a tree it would have
 //! to take its living parent's: then the pages of one are looked for in the VMAs of all. A chain
 //! that ends in a parent with 50 children would visit 51 VMAs for a page that one can map. A
-//! contracted group has pages of its own VMAs alone.
+//! contracted anon group has pages of its own VMAs alone.
 
 use core::cell::Cell;
 use core::ops::ControlFlow;
@@ -85,12 +85,12 @@ use crate::table::look::{Standing, Stretch};
 use super::group::AnonGroup;
 use super::interval::Asked;
 
-/// So many dead unary groups are worth a survey.
+/// So many dead unary anon groups are worth a survey.
 const LONGEST: u32 = 4;
-/// For each dead group, so many groups below are looked at.
+/// For each dead anon group, so many anon groups below are looked at.
 const BELOW: u32 = 16;
 
-/// Whether there may be enough dead groups above that of `vma`. Takes no lock: a wrong answer costs no
+/// Whether there may be enough dead anon groups above that of `vma`. Takes no lock: a wrong answer costs no
 /// more than a contraction that is not tried, or not done. The caller holds the mutex of the VMA's
 /// address space.
 #[inline]
@@ -100,7 +100,7 @@ pub(crate) fn may_contract(vma: &Vma) -> bool {
     })
 }
 
-/// Takes over the folios of dead groups above that of `vma`, if `vma` is the first of its group and
+/// Takes over the folios of dead anon groups above that of `vma`, if `vma` is the first of its anon group and
 /// there are enough of them, and contracts those that have none left. The next fork tries again
 /// where a folio's lock is taken. Allocates nothing.
 ///
@@ -110,14 +110,14 @@ pub(crate) fn contract<P: Platform>(
     vma: &Vma,
 ) -> Option<Chain<AnonGroup>> {
     let group = vma.group().filter(|_| may_contract(vma))?;
-    let (memory, gate) = (table.memory, group.family_gate());
-    let look = gate.alone(&memory.platform, || look(group, vma))?;
+    let (memory, lock) = (table.memory, group.family_lock());
+    let look = lock.alone(&memory.platform, || look(group, vma))?;
     // The tree is this address space's, and its mutex is held.
     let complete = group
         .vmas
         .iter(Asked::ALL)
         .fold(true, |complete, vma| complete & take_over(memory, table, vma));
-    gate.alone(&memory.platform, || {
+    lock.alone(&memory.platform, || {
         group.end_survey();
         let listed = group.vmas.iter(Asked::ALL).count() as u32;
         if !complete || group.tenants() != listed {
@@ -132,12 +132,12 @@ pub(crate) fn contract<P: Platform>(
 struct Look {
     /// What the clock said.
     now: u64,
-    /// How many dead unary groups there are.
+    /// How many dead unary anon groups there are.
     dead: u32,
 }
 
-/// Finds the dead groups above `group`, and names their heirs. `None` where they are not worth a
-/// survey, another one runs, or the caller does not come for the group's first VMA. The family's gate
+/// Finds the dead anon groups above `group`, and names their heirs. `None` where they are not worth a
+/// survey, another one runs, or the caller does not come for the anon group's first VMA. The family lock
 /// is held by the caller alone.
 fn look(group: &AnonGroup, vma: &Vma) -> Option<Look> {
     if !group.is_first(vma) {
@@ -163,19 +163,19 @@ fn look(group: &AnonGroup, vma: &Vma) -> Option<Look> {
     Some(Look { now, dead })
 }
 
-/// The groups above, from the next one up. The family's gate is held.
+/// The anon groups above, from the next one up. The family lock is held.
 fn ancestors(group: &AnonGroup) -> impl Iterator<Item = &AnonGroup> {
     core::iter::successors(group.parent(), |above| above.parent())
 }
 
-/// Lets the folios that the VMA maps and that belong to dead groups belong to their heirs. Says
+/// Lets the folios that the VMA maps and that belong to dead anon groups belong to their heirs. Says
 /// whether it could lock them all.
 fn take_over<P: Platform>(memory: &Memory<P>, table: &PageTable<'_, P>, vma: &Vma) -> bool {
     let frames = &memory.frames;
     let complete = Cell::new(true);
     // Passed for each hold of the tables, so that nobody waits for the whole mapping.
     let within = |hold: &mut dyn FnMut()| match vma.object() {
-        Some(object) => object.mappers_gate.alone(&memory.platform, hold),
+        Some(object) => object.mapping_lock.alone(&memory.platform, hold),
         None => hold(),
     };
     table.survey_within(vma.range(), within, |stretch: &Stretch| {
@@ -183,8 +183,8 @@ fn take_over<P: Platform>(memory: &Memory<P>, table: &PageTable<'_, P>, vma: &Vm
         // Read without the folio's lock ("why no folio is missed"). So a folio that stays as it is
         // does not put the contraction off because somebody walks to it.
         let (Owner::Group(owner), index) = frames.owner(&memory.platform, folio) else { return };
-        // SAFETY: the folio is mapped, so its owner is the VMA's group or one above. Those stay: the
-        // group holds them, and no other survey, which could contract them, runs in the family.
+        // SAFETY: the folio is mapped, so its owner is the VMA's anon group or one above. Those stay: the
+        // anon group holds them, and no other survey, which could contract them, runs in the family.
         let Some(heir) = (unsafe { owner.as_ref() }).heir() else { return };
         match frames.try_lock_folio(&memory.platform, folio) {
             Some(lock) => lock.set_owner(Owner::Group(NonNull::from(heir)), index),
@@ -194,11 +194,11 @@ fn take_over<P: Platform>(memory: &Memory<P>, table: &PageTable<'_, P>, vma: &Vm
     complete.get()
 }
 
-/// Takes each dead group above `group` out of the tree to which nothing below has pages any more.
-/// Gives up after `left` groups below. The family's gate is held by the caller alone.
+/// Takes each dead anon group above `group` out of the tree to which nothing below has pages any more.
+/// Gives up after `left` anon groups below. The family lock is held by the caller alone.
 fn detach_above(group: &AnonGroup, mut left: u32) -> Option<Chain<AnonGroup>> {
     let mut retired = Chain::default();
-    // Up to when all VMAs below the next group are clear of pages of dead groups.
+    // Up to when all VMAs below the next anon group are clear of pages of dead groups.
     let mut clear = clear_below(group, &mut left);
     let mut at = group;
     while let Some(since) = clear
@@ -221,7 +221,7 @@ fn detach_above(group: &AnonGroup, mut left: u32) -> Option<Chain<AnonGroup>> {
     (!retired.is_empty()).then_some(retired)
 }
 
-/// Up to when all VMAs of the group and of those below are clear of pages of dead groups. `None` after
+/// Up to when all VMAs of the anon group and of those below are clear of pages of dead groups. `None` after
 /// `left` groups.
 fn clear_below(group: &AnonGroup, left: &mut u32) -> Option<u64> {
     let mut clear = u64::MAX;
@@ -233,7 +233,7 @@ fn clear_below(group: &AnonGroup, left: &mut u32) -> Option<u64> {
     seen.is_continue().then_some(clear)
 }
 
-/// As [`clear_below`], of the group alone.
+/// As [`clear_below`], of the anon group alone.
 fn clear_alone(group: &AnonGroup) -> u64 {
     if group.has_heir() || group.tenants() == 0 { u64::MAX } else { group.stamp() }
 }

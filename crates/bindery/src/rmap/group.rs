@@ -1,8 +1,8 @@
 //! Groups of anonymous memory (Linux: `anon_vma`).
 //!
-//! A group outlives its VMAs while it has children: folios may name it as their owner, and a walk
-//! from it has to reach the VMAs below. So a process that forks and exits leaves a *dead* group
-//! behind. [`super::chain`] takes dead groups out of the tree and says how many stay.
+//! An anon group outlives its VMAs while it has children: folios may name it as their owner, and a walk
+//! from it has to reach the VMAs below. So a process that forks and exits leaves a *dead* anon group
+//! behind. [`super::chain`] takes dead anon groups out of the tree and says how many stay.
 
 use core::ops::ControlFlow;
 use core::ptr::{self, NonNull};
@@ -21,52 +21,52 @@ use super::trees::GroupTree;
 /// VMA, or could have been.
 #[repr(align(16))]
 pub(crate) struct AnonGroup {
-    /// The first of the family, whose gate guards all trees of the family; null in itself.
+    /// The first of the family, whose lock guards all trees of the family; null in itself.
     root: AtomicPtr<Self>,
-    /// The group of the VMA that this one's was forked from.
+    /// The anon group of the VMA that this one's was forked from.
     parent: AtomicPtr<Self>,
     first_child: AtomicPtr<Self>,
     next_sibling: AtomicPtr<Self>,
     previous_sibling: AtomicPtr<Self>,
     pub(crate) vmas: GroupTree,
-    /// Of a group that was found dead and unary: the first group below that is not, to which the
-    /// pages go. In the root: the group whose VMAs are being surveyed. Written under the family's
-    /// gate; see [`super::chain`].
+    /// Of an anon group that was found dead and unary: the first anon group below that is not, to which the
+    /// pages go. In the root: the anon group whose VMAs are being surveyed. Written under the family's
+    /// lock; see [`super::chain`].
     heir: AtomicPtr<Self>,
-    /// In the root: the family's clock. Of a group that was found dead: when it was. Of any other:
-    /// no page in its VMAs belongs to a group that was found dead up to then.
+    /// In the root: the family's clock. Of an anon group that was found dead: when it was. Of any other:
+    /// no page in its VMAs belongs to an anon group that was found dead up to then.
     stamp: AtomicU64,
-    /// VMAs, children, and walkers; 0 in a group that was contracted.
+    /// VMAs, children, and walkers; 0 in an anon group that was contracted.
     holders: AtomicU32,
-    gate: TreeLock,
+    lock: TreeLock,
 }
 
 impl AnonGroup {
     fn follow(&self, link: &AtomicPtr<Self>) -> Option<&Self> {
-        // SAFETY: a group holds its parent, and with it the root, for as long as it is in the tree,
-        // and nobody follows the links of one that was contracted; children and siblings take themselves out of the lists, under the family's gate, before they are
-        // freed, and callers that follow those hold the gate.
+        // SAFETY: an anon group holds its parent, and with it the root, for as long as it is in the tree,
+        // and nobody follows the links of one that was contracted; children and siblings take themselves out of the lists, under the family lock, before they are
+        // freed, and callers that follow those hold the lock.
         NonNull::new(link.load(Ordering::Relaxed)).map(|group| unsafe { group.as_ref() })
     }
 
     /// The lock of all trees of the family.
-    pub(crate) fn family_gate(&self) -> &TreeLock {
-        &self.follow(&self.root).unwrap_or(self).gate
+    pub(crate) fn family_lock(&self) -> &TreeLock {
+        &self.follow(&self.root).unwrap_or(self).lock
     }
 
-    /// The group above, where the VMA was forked.
+    /// The anon group above, where the VMA was forked.
     pub(crate) fn parent(&self) -> Option<&Self> {
         self.follow(&self.parent)
     }
 
-    /// Whether pages of a group above may stand in the VMAs of this one.
+    /// Whether pages of an anon group above may stand in the VMAs of this one.
     pub(crate) fn is_inherited(&self) -> bool {
         !self.parent.load(Ordering::Relaxed).is_null()
     }
 
-    /// Whether a walk for pages of this group comes by `vma`. For the auditor.
+    /// Whether a walk for pages of this anon group comes by `vma`. For the auditor.
     pub(crate) fn leads_to(&self, vma: &Vma) -> bool {
-        // A walk holds the group first, which it cannot do with a contracted one.
+        // A walk holds the anon group first, which it cannot do with a contracted one.
         let mut found = false;
         if self.holders.load(Ordering::Relaxed) == 0 {
             return false;
@@ -75,12 +75,12 @@ impl AnonGroup {
         found
     }
 
-    /// Whether `vma` is the first in the group's tree, which names one of them.
+    /// Whether `vma` is the first in the anon group's tree, which names one of them.
     pub(crate) fn is_first(&self, vma: &Vma) -> bool {
         self.vmas.first(&Asked::ALL).is_some_and(|first| ptr::eq(first, vma))
     }
 
-    /// Whether the group has no VMA, and `child` is the first of those below it. For the auditor.
+    /// Whether the anon group has no VMA, and `child` is the first of those below it. For the auditor.
     pub(crate) fn is_traced_by(&self, child: &Self) -> bool {
         let first = self.follow(&self.first_child).is_some_and(|first| ptr::eq(first, child));
         self.vmas.is_empty() && first
@@ -90,8 +90,8 @@ impl AnonGroup {
         self.follow(&self.root).unwrap_or(self)
     }
 
-    /// What the family's clock says. It goes forward when a group dies that has children, and when
-    /// dead groups are found.
+    /// What the family's clock says. It goes forward when an anon group dies that has children, and when
+    /// dead anon groups are found.
     #[inline]
     pub(super) fn now(&self) -> u64 {
         self.root().stamp.load(Ordering::Relaxed)
@@ -102,7 +102,7 @@ impl AnonGroup {
         self.root().stamp.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// When the group was found dead, or up to when its VMAs are clear of pages of dead groups.
+    /// When the anon group was found dead, or up to when its VMAs are clear of pages of dead groups.
     #[inline]
     pub(super) fn stamp(&self) -> u64 {
         self.stamp.load(Ordering::Relaxed)
@@ -113,25 +113,25 @@ impl AnonGroup {
         self.stamp.store(now, Ordering::Relaxed);
     }
 
-    /// Whether the group was found dead and unary.
+    /// Whether the anon group was found dead and unary.
     pub(super) fn has_heir(&self) -> bool {
         self.is_inherited() && !self.heir.load(Ordering::Relaxed).is_null()
     }
 
-    /// To whom the pages go of a group that was found dead and unary. The caller surveys VMAs below
+    /// To whom the pages go of an anon group that was found dead and unary. The caller surveys VMAs below
     /// the group: the heir was named for that, and is above these VMAs or theirs.
     pub(super) fn heir(&self) -> Option<&Self> {
         if self.is_inherited() { self.follow(&self.heir) } else { None }
     }
 
-    /// Whether the group is dead and unary for good. Not so the root, which has the gate. The
-    /// family's gate is held.
+    /// Whether the anon group is dead and unary for good. Not so the root, which has the lock. The
+    /// family lock is held.
     pub(super) fn is_dead(&self) -> bool {
         self.is_inherited() && (self.has_heir() || self.is_dead_and_unary())
     }
 
-    /// Notes that the group was found dead, unless that is known, and who has its pages now. The
-    /// family's gate is held.
+    /// Notes that the anon group was found dead, unless that is known, and who has its pages now. The
+    /// family lock is held.
     pub(super) fn bequeath(&self, heir: &Self, now: u64) {
         if !self.has_heir() {
             self.stamp.store(now, Ordering::Relaxed);
@@ -139,7 +139,7 @@ impl AnonGroup {
         self.heir.store(ptr::from_ref(heir).cast_mut(), Ordering::Relaxed);
     }
 
-    /// Claims the survey of the family for this group, unless another has it. The family's gate is
+    /// Claims the survey of the family for this anon group, unless another has it. The family lock is
     /// held.
     pub(super) fn begin_survey(&self) -> bool {
         let surveyor = &self.root().heir;
@@ -150,13 +150,13 @@ impl AnonGroup {
         free
     }
 
-    /// Ends the group's survey. The family's gate is held.
+    /// Ends the anon group's survey. The family lock is held.
     pub(super) fn end_survey(&self) {
         debug_assert!(ptr::eq(self.root().heir.load(Ordering::Relaxed), self));
         self.root().heir.store(ptr::null_mut(), Ordering::Relaxed);
     }
 
-    /// The groups forked from this one. The family's gate is held.
+    /// The anon groups forked from this one. The family lock is held.
     pub(super) fn children(&self) -> impl Iterator<Item = &Self> {
         let mut next = self.follow(&self.first_child);
         core::iter::from_fn(move || {
@@ -167,32 +167,32 @@ impl AnonGroup {
     }
 
     /// How many VMAs and walkers hold the group. Those that were taken out of the list and whose
-    /// pages may still count as mapped are among them. The family's gate is held.
+    /// pages may still count as mapped are among them. The family lock is held.
     pub(super) fn tenants(&self) -> u32 {
-        // Acquire: what the holders before did to the group has happened.
+        // Acquire: what the holders before did to the anon group has happened.
         self.holders.load(Ordering::Acquire).saturating_sub(self.children().count() as u32)
     }
 
-    /// Whether the group is kept by one child alone: it has no VMA, not even one whose pages are still to
-    /// be counted down, and no walker. It stays so until the child leaves. The family's gate is held.
+    /// Whether the anon group is kept by one child alone: it has no VMA, not even one whose pages are still to
+    /// be counted down, and no walker. It stays so until the child leaves. The family lock is held.
     fn is_dead_and_unary(&self) -> bool {
-        // Acquire: what the holders before did to the group has happened.
+        // Acquire: what the holders before did to the anon group has happened.
         self.holders.load(Ordering::Acquire) == 1 && self.vmas.is_empty() && !self.is_childless()
     }
 
-    /// Whether no group was forked from this one, or none is left. The family's gate is held, or no
+    /// Whether no anon group was forked from this one, or none is left. The family lock is held, or no
     /// fork of its VMAs runs and a stale "no" does no harm.
     fn is_childless(&self) -> bool {
         self.first_child.load(Ordering::Relaxed).is_null()
     }
 
-    /// Lets nobody hold the group any more, if its one child is all that does.
+    /// Lets nobody hold the anon group any more, if its one child is all that does.
     fn freeze(&self) -> bool {
         self.holders.compare_exchange(1, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Takes this dead group, whose one child is `child`, out of the tree. Not so where a walker holds
-    /// it. The family's gate is held by the caller alone.
+    /// Takes this dead anon group, whose one child is `child`, out of the tree. Not so where a walker holds
+    /// it. The family lock is held by the caller alone.
     pub(super) fn detach(&self, child: &Self, retired: &mut Chain<Self>) -> bool {
         let Some(parent) = self.parent() else { return false };
         if !self.is_dead_and_unary() || !self.freeze() {
@@ -204,7 +204,7 @@ impl AnonGroup {
         true
     }
 
-    /// Stands where `old` stood among the children of `parent`. The family's gate is held.
+    /// Stands where `old` stood among the children of `parent`. The family lock is held.
     fn replace_child(&self, old: &Self, parent: &Self) {
         let node = ptr::from_ref(self).cast_mut();
         self.parent.store(ptr::from_ref(parent).cast_mut(), Ordering::Relaxed);
@@ -221,8 +221,8 @@ impl AnonGroup {
         }
     }
 
-    /// One walker more, unless nobody holds the group any more. The caller is in a read section in
-    /// which it saw a mapped folio name the group, so the group's memory is still one.
+    /// One walker more, unless nobody holds the anon group any more. The caller is in a read section in
+    /// which it saw a mapped folio name the anon group, so the anon group's memory is still one.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn try_hold(&self) -> bool {
         let more = |holders| if holders == 0 { None } else { Some(holders + 1) };
@@ -234,28 +234,28 @@ impl AnonGroup {
         self.holders.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Lets `vma`, which belongs to no group, belong to this one, which `node` names.
+    /// Lets `vma`, which belongs to no anon group, belong to this one, which `node` names.
     pub(crate) fn join<P: Platform>(&self, platform: &P, vma: &Vma, node: NonNull<Self>) {
-        self.family_gate().alone(platform, || {
+        self.family_lock().alone(platform, || {
             vma.set_group(Some(node));
-            // SAFETY: 1. the gate is held; 2. the VMA was in no group's tree, and leaves this one
-            // before it is freed (`Held::take`, `leave`); 3. what it maps changes through `Held`.
+            // SAFETY: 1. the lock is held; 2. the VMA was in no anon group's tree, and leaves this one
+            // before it is freed (`RmapGuard::take`, `leave`); 3. what it maps changes through `RmapGuard`.
             unsafe { self.vmas.insert(vma) };
         });
     }
 
-    /// Lets `vma` belong to no group any more. It still counts as a holder.
+    /// Lets `vma` belong to no anon group any more. It still counts as a holder.
     pub(crate) fn leave<P: Platform>(&self, platform: &P, vma: &Vma) {
-        self.family_gate().alone(platform, || {
-            // SAFETY: 1. the gate is held; 2. the VMA belongs to the group, so it is in its tree.
+        self.family_lock().alone(platform, || {
+            // SAFETY: 1. the lock is held; 2. the VMA belongs to the anon group, so it is in its tree.
             unsafe { self.vmas.remove(vma) };
             vma.set_group(None);
         });
     }
 
-    /// Calls `f` for this group and all below it. The family's gate is held.
+    /// Calls `f` for this anon group and all below it. The family lock is held.
     ///
-    /// These are one for each mapped VMA that was forked from one of the group's, or from a copy of
+    /// These are one for each mapped VMA that was forked from one of the anon group's, or from a copy of
     /// it, and the dead ones above those, of which [`super::chain`] leaves a few for each.
     pub(super) fn for_each_below(&self, mut f: impl FnMut(&Self)) {
         let _ = self.try_for_each_below(|group| {
@@ -278,8 +278,8 @@ impl AnonGroup {
         ControlFlow::Continue(())
     }
 
-    /// The group behind this one among `top` and those below, parents before their children. The
-    /// family's gate is held.
+    /// The anon group behind this one among `top` and those below, parents before their children. The
+    /// family lock is held.
     pub(super) fn next_below(&self, top: &Self) -> Option<&Self> {
         let mut at = self;
         if let Some(child) = at.follow(&at.first_child) {
@@ -296,7 +296,7 @@ impl AnonGroup {
 }
 
 impl Linked for AnonGroup {
-    /// Of a group that has left the tree; nobody follows it to siblings then.
+    /// Of an anon group that has left the tree; nobody follows it to siblings then.
     fn next(&self) -> &AtomicPtr<Self> {
         &self.next_sibling
     }
@@ -306,7 +306,7 @@ impl Linked for AnonGroup {
 pub(crate) struct Groups;
 
 impl Groups {
-    /// A group without VMAs and with no holder; below `parent`, if there is one. The caller lets a
+    /// An anon group without VMAs and with no holder; below `parent`, if there is one. The caller lets a
     /// VMA hold it, or frees it by [`Groups::release`] after one [`AnonGroup::hold`].
     pub(crate) fn create<P: Platform>(
         memory: &Memory<P>,
@@ -324,17 +324,17 @@ impl Groups {
             previous_sibling: null(),
             vmas: GroupTree::new(),
             heir: null(),
-            // Of the root's children too: no group above them can be found dead.
+            // Of the root's children too: no anon group above them can be found dead.
             stamp: AtomicU64::new(parent.map_or(0, AnonGroup::stamp)),
             holders: AtomicU32::new(0),
-            gate: TreeLock::new(),
+            lock: TreeLock::new(),
         };
         let node = memory.groups.allocate(&memory.frames, &memory.platform, group)?;
         if let Some(parent) = parent {
             parent.hold();
-            // SAFETY: the group is fresh from the slab, and nobody frees it before it was held.
+            // SAFETY: the anon group is fresh from the slab, and nobody frees it before it was held.
             let group = unsafe { node.as_ref() };
-            parent.family_gate().alone(&memory.platform, || {
+            parent.family_lock().alone(&memory.platform, || {
                 let first = parent.first_child.load(Ordering::Relaxed);
                 group.next_sibling.store(first, Ordering::Relaxed);
                 if let Some(first) = parent.follow(&parent.first_child) {
@@ -346,7 +346,7 @@ impl Groups {
         Some(node)
     }
 
-    /// Frees a group that was created and not held since.
+    /// Frees an anon group that was created and not held since.
     pub(crate) fn discard<P: Platform>(memory: &Memory<P>, node: NonNull<AnonGroup>) {
         // SAFETY: fresh from `create`; nobody else knows it.
         unsafe { node.as_ref() }.hold();
@@ -360,10 +360,10 @@ impl Groups {
         memory.free_after_readers(Batch { groups, ..Batch::default() });
     }
 
-    /// One VMA or walker less. With the last, the group leaves the tree, and then perhaps those above
+    /// One VMA or walker less. With the last, the anon group leaves the tree, and then perhaps those above
     /// it: they come to `unheld`, and are freed after their readers. A VMA calls this when it is out
-    /// of the group's list and its pages are counted down, so that who sees a mapped folio name the
-    /// group in a read section meets one that was not freed.
+    /// of the anon group's list and its pages are counted down, so that who sees a mapped folio name the
+    /// anon group in a read section meets one that was not freed.
     pub(crate) fn release<P: Platform>(
         memory: &Memory<P>,
         node: NonNull<AnonGroup>,
@@ -372,7 +372,7 @@ impl Groups {
         let mut next = Some(node);
         while let Some(node) = next.take() {
             // SAFETY: the caller's holder, or the child's below, is one of those counted, so the
-            // group lives until it is taken away here.
+            // anon group lives until it is taken away here.
             let group = unsafe { node.as_ref() };
             if !group.is_childless() && group.vmas.is_empty() {
                 // A guess, of those who wait for dead groups: it may have been dead before.
@@ -382,7 +382,7 @@ impl Groups {
                 return;
             }
             if let Some(parent) = group.parent() {
-                parent.family_gate().alone(&memory.platform, || {
+                parent.family_lock().alone(&memory.platform, || {
                     let after = group.next_sibling.load(Ordering::Relaxed);
                     let before = group.previous_sibling.load(Ordering::Relaxed);
                     match group.follow(&group.previous_sibling) {

@@ -98,7 +98,7 @@ pub(crate) trait Member<T> {
 
 /// A node's place in the order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Place {
+pub(crate) struct IntervalPlace {
     pub(super) first: u64,
     pub(super) stamp: u64,
 }
@@ -112,7 +112,7 @@ pub(crate) struct Asked {
     /// The stamps are above this one.
     pub(super) since: u64,
     /// The nodes stand behind this place, if one is named.
-    pub(super) behind: Option<Place>,
+    pub(super) behind: Option<IntervalPlace>,
 }
 
 impl Asked {
@@ -166,8 +166,8 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
     }
 
     /// Where `node`, which is in the tree, stands.
-    pub(crate) fn place(node: &T) -> Place {
-        Place { first: M::interval(node).0, stamp: M::links(node).stamp() }
+    pub(crate) fn place(node: &T) -> IntervalPlace {
+        IntervalPlace { first: M::interval(node).0, stamp: M::links(node).stamp() }
     }
 
     /// Adds `node`, with a new stamp. O(log n).
@@ -255,7 +255,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
     }
 
     /// The node at `place`, if there is one. O(log n).
-    pub(crate) fn at(&self, place: Place) -> Option<&T> {
+    pub(crate) fn at(&self, place: IntervalPlace) -> Option<&T> {
         let mut at = self.node(&self.root);
         while let Some(node) = at {
             let here = Self::place(node);

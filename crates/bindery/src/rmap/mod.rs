@@ -1,37 +1,37 @@
 //! The reverse map: from a folio to the entries that map it.
 //!
-//! It goes *by index*. A folio knows whom it belongs to, an object or a group of anonymous memory,
+//! It goes *by index*. A folio knows whom it belongs to, an object or an anon group of anonymous memory,
 //! and the index of its first page there; the owner knows its VMAs; a VMA knows at which address an
 //! index stands. So a move of entries or whole tables writes nothing into any folio, since the
 //! VMA takes its offset along, and a fork writes nothing but the VMAs' own records. (By structure,
 //! with tables that know their parents, an entry-wise move would have to write to each folio.)
 //!
 //! ```text
-//! folio: owner, index 7 --> group A --> VMA offset 0..16 at 0x10000 --> 0x17000
+//! folio: owner, index 7 --> anon group A --> VMA offset 0..16 at 0x10000 --> 0x17000
 //!                              |----- > VMA offset 4..8  at 0x90000 (moved) --> not there any more
-//!                              '- child group B (after fork) --> VMA offset 0..16 --> 0x17000
+//!                              '- child anon group B (after fork) --> VMA offset 0..16 --> 0x17000
 //! ```
 //!
-//! Anonymous memory is grouped as Linux does it (`anon_vma`): a VMA gets a group with its first
-//! page, and neighbours that could be one VMA share it. The groups of a family of processes form a
-//! *tree*: `fork` gives each VMA of the child a group of its own below that of the parent's. A page
-//! that was there before the fork belongs to the parent's group and may be mapped by any group
+//! Anonymous memory is grouped as Linux does it (`anon_vma`): a VMA gets an anon group with its first
+//! page, and neighbours that could be one VMA share it. The anon groups of a family of processes form a
+//! *tree*: `fork` gives each VMA of the child an anon group of its own below that of the parent's. A page
+//! that was there before the fork belongs to the parent's anon group and may be mapped by any anon group
 //! below it; a page that came later belongs to the child's own. Linux links each VMA with all
-//! groups above it instead, so its fork takes one more allocation for each generation; the folios
+//! anon groups above it instead, so its fork takes one more allocation for each generation; the folios
 //! that a walk has to look at are the same.
 //!
-//! The VMAs of an object, and those of a group, stand in an interval tree ([`interval`]), so a walk
-//! comes to those that map the index and to no others. A walk from a group visits the trees of the
-//! group and of those below, one after the other, and each in logarithmic time. There is one for
-//! each VMA that was forked from a VMA of the group and lives, and for those that died and have
-//! living children. Dead groups, which a chain of forks leaves behind, are contracted; [`chain`]
+//! The VMAs of an object, and those of an anon group, stand in an interval tree ([`interval`]), so a walk
+//! comes to those that map the index and to no others. A walk from an anon group visits the trees of the
+//! anon group and of those below, one after the other, and each in logarithmic time. There is one for
+//! each VMA that was forked from a VMA of the anon group and lives, and for those that died and have
+//! living children. Dead anon groups, which a chain of forks leaves behind, are contracted; [`chain`]
 //! says how and what bounds their number.
 //!
 //! # Locks
-//! The tree of an object has a lock, and a family of groups has one, in its root. Walkers hold it
+//! The tree of an object has a lock, and a family of anon groups has one, in its root. Walkers hold it
 //! together, and let it go after a bounded number of entries ([`walk`]). Whoever changes
 //! which entries a VMA in the tree is responsible for (its bounds, its offset, a move of its
-//! tables) holds it alone, while it does so or for each part of it ([`Held`]), so a walker with the
+//! tables) holds it alone, while it does so or for each part of it ([`RmapGuard`]), so a walker with the
 //! lock misses nothing:
 //! 1. CPU A walks: looks for the page at the destination, nothing there yet;
 //! 2. CPU B moves the entry from the source to the destination;
@@ -40,7 +40,7 @@
 //! What changes while a walker has let go of the lock, it meets by the VMA's stamp; [`walk`] has
 //! the interleavings.
 //!
-//! Two verbs change entries without these locks, and keep to an order instead. `fork` copies
+//! Two operations change entries without these locks, and keep to an order instead. `fork` copies
 //! entries into VMAs that a walk visits behind their parents: a walker that has passed the parent
 //! before the copy meets the child after it. Whoever takes entries away does so while their VMA is
 //! in the trees, and flushes before it releases the tables' locks, or leaves a mark
@@ -48,11 +48,11 @@
 //! it: no TLB has it either.
 //!
 //! A walker that finds fewer entries than the folio has mappings takes the folio for *busy*, never
-//! for unmapped. A verb may have detached a table and not counted down yet, or have counted up and
+//! for unmapped. An operation may have detached a table and not counted down yet, or have counted up and
 //! not yet written its entries.
 //!
 //! Order: the address space's mutex, the VMA's lock, the folio's lock, the object's tree, the
-//! family of groups, table locks.
+//! family of anon groups, table locks.
 
 mod chain;
 mod group;
@@ -91,26 +91,26 @@ impl Rekeyed {
 
 /// The locks of the trees in which a VMA stands, held alone until the guard is dropped. What a VMA
 /// maps changes through its methods, which keep the trees as they should be.
-pub(crate) struct Held<'a, P: Platform> {
+pub(crate) struct RmapGuard<'a, P: Platform> {
     platform: &'a P,
     vma: &'a Vma,
     group: Option<NonNull<AnonGroup>>,
 }
 
-impl<'a, P: Platform> Held<'a, P> {
+impl<'a, P: Platform> RmapGuard<'a, P> {
     /// Waits for the locks.
     pub(crate) fn new(platform: &'a P, vma: &'a Vma) -> Self {
         if let Some(object) = vma.object() {
-            object.mappers_gate.write(platform);
+            object.mapping_lock.write(platform);
         }
         let group = vma.group_pointer();
         if let Some(group) = vma.group() {
-            group.family_gate().write(platform);
+            group.family_lock().write(platform);
         }
         Self { platform, vma, group }
     }
 
-    /// Adds a VMA of the same object and group, which is in no tree.
+    /// Adds a VMA of the same object and anon group, which is in no tree.
     pub(crate) fn add(&self, other: &Vma) {
         self.assert_alike(other);
         // SAFETY: 1. the locks are held; 2. the caller's VMA is in no tree, and is freed after it
@@ -155,7 +155,7 @@ impl<'a, P: Platform> Held<'a, P> {
         self.moved(self.vma);
     }
 
-    /// Says that `other`, a VMA of the same object and group that is in their trees, has got
+    /// Says that `other`, a VMA of the same object and anon group that is in their trees, has got
     /// entries from elsewhere since the locks were taken: walks that are under way visit it once
     /// more.
     pub(crate) fn moved(&self, other: &Vma) {
@@ -177,14 +177,14 @@ impl<'a, P: Platform> Held<'a, P> {
     }
 }
 
-impl<P: Platform> Drop for Held<'_, P> {
+impl<P: Platform> Drop for RmapGuard<'_, P> {
     fn drop(&mut self) {
         debug_assert_eq!(self.group, self.vma.group_pointer(), "a group changed under its lock");
         if let Some(group) = self.vma.group() {
-            group.family_gate().end_write(self.platform);
+            group.family_lock().end_write(self.platform);
         }
         if let Some(object) = self.vma.object() {
-            object.mappers_gate.end_write(self.platform);
+            object.mapping_lock.end_write(self.platform);
         }
     }
 }
@@ -193,7 +193,7 @@ impl<P: Platform> Drop for Held<'_, P> {
 #[inline]
 pub(crate) fn link<P: Platform>(platform: &P, vma: &Vma) {
     if belongs(vma) {
-        Held::new(platform, vma).add(vma);
+        RmapGuard::new(platform, vma).add(vma);
     }
 }
 
@@ -201,7 +201,7 @@ pub(crate) fn link<P: Platform>(platform: &P, vma: &Vma) {
 #[inline]
 pub(crate) fn unlink<P: Platform>(platform: &P, vma: &Vma) {
     if belongs(vma) {
-        Held::new(platform, vma).take();
+        RmapGuard::new(platform, vma).take();
     }
 }
 

@@ -1,16 +1,16 @@
-//! The lock of an object's tree, or of all trees of a family: a gate, of which a measuring platform
-//! learns how long it is held ([`Platform::tree_locked`]).
+//! The lock of an object's tree, or of all trees of a family: a lock, of which a measuring platform
+//! learns how long it is held ([`Platform::tree locked`]).
 
-use crate::gate::Gate;
 use crate::platform::Platform;
+use crate::sync::rw_lock::RwLock;
 
 /// The lock; see the module.
 #[derive(Debug)]
-pub(crate) struct TreeLock(Gate);
+pub(crate) struct TreeLock(RwLock);
 
 impl TreeLock {
     pub(crate) const fn new() -> Self {
-        Self(Gate::new())
+        Self(RwLock::new())
     }
 
     /// Takes it together with others, if nobody has it alone or waits for that.

@@ -1,4 +1,4 @@
-//! Trees of VMAs: who maps an object, who belongs to a group of anonymous memory.
+//! Trees of VMAs: who maps an object, who belongs to an anon group of anonymous memory.
 //!
 //! The interval of a VMA is what it maps of the object, or which indexes its anonymous pages have:
 //! in pages, from its offset on.
@@ -26,7 +26,7 @@ impl Member<Vma> for OfObject {
     }
 }
 
-/// In the tree of a group of anonymous memory.
+/// In the tree of an anon group of anonymous memory.
 pub(crate) struct OfGroup;
 
 impl Member<Vma> for OfGroup {
@@ -42,7 +42,7 @@ impl Member<Vma> for OfGroup {
 
 /// The VMAs that map an object.
 pub(crate) type ObjectTree = IntervalTree<Vma, OfObject>;
-/// The VMAs of a group of anonymous memory.
+/// The VMAs of an anon group of anonymous memory.
 pub(crate) type GroupTree = IntervalTree<Vma, OfGroup>;
 
 /// The indexes of the first and the last page of a VMA.

@@ -2,14 +2,14 @@
 //!
 //! # Holds and passes
 //! Walkers hold the lock of a tree together, changes of the tree alone. A walk lets the lock go
-//! after [`HOLD`] entries or VMAs, and goes on at its [`Place`] in the tree, the place in the order
+//! after [`HOLD`] entries or VMAs, and goes on at its [`IntervalPlace`] in the tree, the place in the order
 //! and the page, whatever has become of the VMA there. So the tree may change while a walk is under
 //! way, and a VMA may get pages behind its back. For these there are *passes*:
 //!
 //! - A pass begins with what the tree's clock says, and visits the VMAs with stamps up to then in
 //!   their order.
 //! - Whoever lets a VMA be responsible for more than before, or carries entries into it, holds the
-//!   lock alone and gives the VMA a new stamp ([`super::Held`]).
+//!   lock alone and gives the VMA a new stamp ([`super::RmapGuard`]).
 //! - The next pass visits the VMAs with later stamps, until a pass ends with nothing newer.
 //!
 //! Each pass ends, since it visits no VMA that was renewed after it began. Should a program renew
@@ -18,7 +18,7 @@
 //!
 //! # Why no page is missed
 //! What is said of a page holds of each that is mapped when the walk begins. The caller keeps new
-//! ones from being mapped by faults, where it needs that: by the object's gate or the folio's lock.
+//! ones from being mapped by faults, where it needs that: by the invalidate lock or the folio's lock.
 //!
 //! *A move* takes entries of V to M. M is in the trees before the first entry moves, and each hold
 //! in which entries arrive ends with a new stamp for M. An entry that has moved before the walk
@@ -46,7 +46,7 @@
 //!
 //! What is copied after the walk has passed P is as the walk has left it there.
 //!
-//! In a family of groups a walk visits a group before those below it. A group of C's that is added
+//! In a family of anon groups a walk visits an anon group before those below it. An anon group of C's that is added
 //! below one that the walk has passed, or stands in, is no different.
 
 use crate::Memory;
@@ -66,7 +66,7 @@ use {
 };
 
 use super::TreeLock;
-use super::interval::{Asked, IntervalTree, Member, Place};
+use super::interval::{Asked, IntervalPlace, IntervalTree, Member};
 
 /// A walk lets go of a tree's lock when it has looked at so many entries and VMAs.
 pub(crate) const HOLD: u64 = 1024;
@@ -90,8 +90,8 @@ pub(crate) enum Locking {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Busy;
 
-/// A stretch of an object or group, as one VMA sees it.
-pub(crate) struct Sight<'a, 'm, P: Platform> {
+/// A stretch of an object or anon group, as one VMA sees it.
+pub(crate) struct RmapHit<'a, 'm, P: Platform> {
     /// The tables in which it may be mapped.
     pub(crate) table: PageTable<'m, P>,
     /// The VMA; its bounds and offset stay as they are, its protection may change.
@@ -100,7 +100,7 @@ pub(crate) struct Sight<'a, 'm, P: Platform> {
     pub(crate) range: VirtRange,
 }
 
-/// What the visitor of a sight has done.
+/// What the visitor of a hit has done.
 pub(crate) struct Seen {
     /// It is done with the range up to here. If that is not the end, it is asked about the rest
     /// again.
@@ -124,7 +124,7 @@ pub(crate) fn for_each_sight<'m, P: Platform>(
     object: &ObjectState,
     ranges: &[Pages],
     locking: Locking,
-    mut visit: impl FnMut(&Sight<'_, 'm, P>, &mut Gather) -> Seen,
+    mut visit: impl FnMut(&RmapHit<'_, 'm, P>, &mut Gather) -> Seen,
 ) -> Result<(), Busy> {
     let mut walk = ObjectWalk::new(object, ranges);
     while !walk.hold(memory, locking, &mut visit)? {}
@@ -147,12 +147,12 @@ impl<'a> ObjectWalk<'a> {
         &mut self,
         memory: &'m Memory<P>,
         locking: Locking,
-        visit: &mut impl FnMut(&Sight<'_, 'm, P>, &mut Gather) -> Seen,
+        visit: &mut impl FnMut(&RmapHit<'_, 'm, P>, &mut Gather) -> Seen,
     ) -> Result<bool, Busy> {
-        let gate = &self.object.mappers_gate;
-        lock(memory, gate, locking)?;
+        let tree_lock = &self.object.mapping_lock;
+        lock(memory, tree_lock, locking)?;
         let done = self.walk.hold(memory, &self.object.mappers, &mut { HOLD }, visit);
-        gate.end_read(&memory.platform);
+        tree_lock.end_read(&memory.platform);
         Ok(done)
     }
 
@@ -169,11 +169,15 @@ fn looked_at_one<P: Platform>(_memory: &Memory<P>) {
     _memory.platform.worked(crate::platform::Work { entries: 1, tables_marked: 0 });
 }
 
-fn lock<P: Platform>(memory: &Memory<P>, gate: &TreeLock, locking: Locking) -> Result<(), Busy> {
+fn lock<P: Platform>(
+    memory: &Memory<P>,
+    tree_lock: &TreeLock,
+    locking: Locking,
+) -> Result<(), Busy> {
     match locking {
-        Locking::Wait => gate.read(&memory.platform),
+        Locking::Wait => tree_lock.read(&memory.platform),
         #[cfg(any(test, feature = "testing"))]
-        Locking::Try if !gate.try_read(&memory.platform) => return Err(Busy),
+        Locking::Try if !tree_lock.try_read(&memory.platform) => return Err(Busy),
         #[cfg(any(test, feature = "testing"))]
         Locking::Try => {}
     }
@@ -188,7 +192,7 @@ struct Walk<'r> {
     /// The pass visits VMAs with stamps above the first and up to the second.
     stamps: (u64, u64),
     /// The VMA where the walk stands.
-    place: Option<Place>,
+    place: Option<IntervalPlace>,
     /// Up to where the walk is done with it.
     page: u64,
     /// How many VMAs it has come to.
@@ -217,10 +221,10 @@ impl<'r> Walk<'r> {
         memory: &'m Memory<P>,
         tree: &IntervalTree<Vma, M>,
         left: &mut u64,
-        visit: &mut impl FnMut(&Sight<'_, 'm, P>, &mut Gather) -> Seen,
+        visit: &mut impl FnMut(&RmapHit<'_, 'm, P>, &mut Gather) -> Seen,
     ) -> bool {
         let mut gather = Gather::new();
-        let mut sight: Option<Sight<'_, 'm, P>> = None;
+        let mut hit: Option<RmapHit<'_, 'm, P>> = None;
         if self.pass == 0 {
             (self.pass, self.stamps) = (1, (0, tree.now()));
         }
@@ -234,15 +238,15 @@ impl<'r> Walk<'r> {
                     // SAFETY: the VMA stands in a tree whose lock is held, and leaves it before its
                     // address space is gone.
                     let table = || unsafe { PageTable::from_state(memory, vma.tree()) };
-                    let sight = sight.get_or_insert_with(|| Sight { table: table(), vma, range });
-                    sight.range = range;
-                    let seen = visit(sight, &mut gather);
+                    let hit = hit.get_or_insert_with(|| RmapHit { table: table(), vma, range });
+                    hit.range = range;
+                    let seen = visit(hit, &mut gather);
                     debug_assert!(range.start() < seen.until, "nothing was done");
                     self.page = vma.page_offset_of(seen.until.min(range.end()));
                     *left = left.saturating_sub(seen.entries);
                 }
                 Step::Arrived => {
-                    if let Some(last) = sight.take() {
+                    if let Some(last) = hit.take() {
                         last.table.finish(&mut gather);
                     }
                     looked_at_one(memory);
@@ -252,7 +256,7 @@ impl<'r> Walk<'r> {
                 Step::End => {}
             }
         };
-        if let Some(last) = sight {
+        if let Some(last) = hit {
             last.table.finish(&mut gather);
         }
         done
@@ -313,7 +317,7 @@ pub(crate) enum Walked {
     Busy,
 }
 
-/// Calls `visit` for each VMA that may map pages of `folio`, with the family's gate held together
+/// Calls `visit` for each VMA that may map pages of `folio`, with the family lock held together
 /// with others; for parents before their children, otherwise as [`for_each_sight`]. The caller
 /// keeps the folio by a reference or a mapping, and holds its lock, so that its owner stays. It
 /// holds no locks of tables, and is in no read section.
@@ -322,21 +326,21 @@ pub(crate) enum Walked {
 /// operation has detached a table and not yet counted down, or a fork has counted up and not yet
 /// stored. The folio is not taken for unmapped.
 ///
-/// How the owner is known to be a group, though nothing holds it yet:
+/// How the owner is known to be an anon group, though nothing holds it yet:
 /// 1. The walker enters a read section, and sees that the folio is mapped.
-/// 2. A group is freed a grace period after its VMAs' last pages were counted down, so the memory of
-///    the group that the folio names is one's at least until the section ends.
+/// 2. An anon group is freed a grace period after its VMAs' last pages were counted down, so the memory of
+///    the anon group that the folio names is one's at least until the section ends.
 /// 3. The walker holds it, unless nobody does any more, and leaves the section: it waits for the
-///    gate without one.
+///    tree lock without one.
 ///
-/// Complexity: O(log n) for each group, the owner and those below, and for each VMA in it that maps
+/// Complexity: O(log n) for each anon group, the owner and those below, and for each VMA in it that maps
 /// the index, of the n in it.
 #[cfg(any(test, feature = "testing"))]
 pub(crate) fn for_each_anonymous_sight<'m, P: Platform>(
     memory: &'m Memory<P>,
     folio: Folio,
     locking: Locking,
-    mut visit: impl FnMut(&Sight<'_, 'm, P>, &mut Gather) -> Seen,
+    mut visit: impl FnMut(&RmapHit<'_, 'm, P>, &mut Gather) -> Seen,
 ) -> Walked {
     let frames = &memory.frames;
     let (node, first) = {
@@ -346,7 +350,7 @@ pub(crate) fn for_each_anonymous_sight<'m, P: Platform>(
         if frames.mappings(folio) == 0 {
             return Walked::NotMapped;
         }
-        // SAFETY: the folio is mapped, so its group is freed after this section (2 above).
+        // SAFETY: the folio is mapped, so its anon group is freed after this section (2 above).
         if !unsafe { node.as_ref() }.try_hold() {
             return Walked::Busy;
         }
@@ -359,28 +363,28 @@ pub(crate) fn for_each_anonymous_sight<'m, P: Platform>(
     walked.map_or(Walked::Busy, Walked::Visited)
 }
 
-/// Walks over the group, which is held, and over those below. Says to how many VMAs it came.
+/// Walks over the anon group, which is held, and over those below. Says to how many VMAs it came.
 #[cfg(any(test, feature = "testing"))]
 fn walk_family<'m, P: Platform>(
     memory: &'m Memory<P>,
     top: &AnonGroup,
     ranges: &[Pages],
     locking: Locking,
-    visit: &mut impl FnMut(&Sight<'_, 'm, P>, &mut Gather) -> Seen,
+    visit: &mut impl FnMut(&RmapHit<'_, 'm, P>, &mut Gather) -> Seen,
 ) -> Result<u64, Busy> {
-    let gate = top.family_gate();
+    let tree_lock = top.family_lock();
     let mut walk = FamilyWalk { top, at: top, walk: Walk::new(ranges), visited: 0 };
     // Where the walk stands between two holds, so that it stays in the tree.
     let mut kept: Option<NonNull<AnonGroup>> = None;
     let result = loop {
-        let locked = lock(memory, gate, locking);
+        let locked = lock(memory, tree_lock, locking);
         let before = kept.take();
         let done = locked.is_err() || walk.hold(memory, visit);
         if !done {
             kept = Some(NonNull::from(walk.at));
         }
         if locked.is_ok() {
-            gate.end_read(&memory.platform);
+            tree_lock.end_read(&memory.platform);
         }
         if let Some(node) = before {
             Groups::release_now(memory, node);
@@ -392,7 +396,7 @@ fn walk_family<'m, P: Platform>(
     result.map(|()| walk.visited)
 }
 
-/// A walk over the groups of a family, one after the other.
+/// A walk over the anon groups of a family, one after the other.
 #[cfg(any(test, feature = "testing"))]
 struct FamilyWalk<'a, 'r> {
     top: &'a AnonGroup,
@@ -403,16 +407,16 @@ struct FamilyWalk<'a, 'r> {
 
 #[cfg(any(test, feature = "testing"))]
 impl FamilyWalk<'_, '_> {
-    /// Goes on for the length of one hold. Says whether the walk is done; if not, the group where
-    /// it stands is held once more. The family's gate is held.
+    /// Goes on for the length of one hold. Says whether the walk is done; if not, the anon group where
+    /// it stands is held once more. The family lock is held.
     fn hold<'m, P: Platform>(
         &mut self,
         memory: &'m Memory<P>,
-        visit: &mut impl FnMut(&Sight<'_, 'm, P>, &mut Gather) -> Seen,
+        visit: &mut impl FnMut(&RmapHit<'_, 'm, P>, &mut Gather) -> Seen,
     ) -> bool {
         let mut left = HOLD;
         loop {
-            // A group that nobody holds has no VMA and no group below, and is about to go.
+            // An anon group that nobody holds has no VMA and no anon group below, and is about to go.
             if left == 0 && self.at.try_hold() {
                 return false;
             }

@@ -262,7 +262,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         gather: &mut Gather,
     ) -> Result<(), Error> {
         self.note_resident();
-        vma.write(self.platform());
+        vma.lock_write(self.platform());
         gather.vma_stays();
         let zapped = if vma.has(MappingFlags::MAYBE_GUARDS) {
             self.table.zap_sparing(part, Spared::Guards, gather)
@@ -300,7 +300,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             }
             _ => true,
         };
-        vma.write(self.platform());
+        vma.lock_write(self.platform());
         let done = self.table.forget(part, forget, gather, concerned);
         self.flush(gather);
         vma.end_write(self.platform());

@@ -8,13 +8,13 @@ use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::deferred::Chain;
 use crate::error::Error;
 use crate::platform::Platform;
-use crate::rmap::{self, AnonGroup, Groups, Held};
+use crate::rmap::{self, AnonGroup, Groups, RmapGuard};
 
 use super::AddressSpace;
 use super::index::Indexed;
 use super::vma::{MappingFlags, Purpose, Vma};
 
-/// What a verb has unlinked, for [`AddressSpace::finish`].
+/// What an operation has unlinked, for [`AddressSpace::finish`].
 #[derive(Default)]
 pub(super) struct Removed {
     /// VMAs that were taken out of the index. Each still holds what it names.
@@ -62,7 +62,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// As [`AddressSpace::insert`], with the trees of a VMA of the same purpose locked.
-    pub(super) fn insert_held(&self, node: NonNull<Vma>, held: &Held<'_, P>) {
+    pub(super) fn insert_held(&self, node: NonNull<Vma>, held: &RmapGuard<'_, P>) {
         let vma = self.vma(node);
         self.hold_for(vma);
         held.add(vma);
@@ -86,7 +86,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// As [`AddressSpace::remove`], with the VMA's trees locked.
-    pub(super) fn remove_held(&self, vma: &Vma, held: &Held<'_, P>, removed: &mut Removed) {
+    pub(super) fn remove_held(&self, vma: &Vma, held: &RmapGuard<'_, P>, removed: &mut Removed) {
         held.take();
         self.remove_unlinked(vma, removed);
     }
@@ -105,11 +105,11 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Lets the VMA, whose lock for writing is held, begin at `start` and end at `end`; what it
     /// maps stays where it is.
     pub(super) fn resize(&self, vma: &Vma, start: u64, end: u64) {
-        self.resize_held(vma, start, end, &Held::new(self.platform(), vma));
+        self.resize_held(vma, start, end, &RmapGuard::new(self.platform(), vma));
     }
 
     /// As [`AddressSpace::resize`], with the VMA's trees locked.
-    pub(super) fn resize_held(&self, vma: &Vma, start: u64, end: u64, held: &Held<'_, P>) {
+    pub(super) fn resize_held(&self, vma: &Vma, start: u64, end: u64, held: &RmapGuard<'_, P>) {
         let before = vma.pages() as i64;
         held.resize(start, end);
         self.vmas.bounds_changed(NonNull::from(vma));
@@ -128,7 +128,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub(super) fn split(&self, vma: &Vma, at: VirtAddr) -> Result<&Vma, Error> {
         let node =
             self.new_vma(VirtRange::raw(at.0, vma.end()), vma.purpose(), vma.page_offset_of(at))?;
-        vma.write(self.platform());
+        vma.lock_write(self.platform());
         self.table.cut(at);
         self.split_with(vma, at, node);
         vma.end_write(self.platform());
@@ -143,7 +143,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let upper = self.vma(node);
         self.hold_for(upper);
         rmap::link(self.platform(), upper);
-        Held::new(self.platform(), vma).resize(vma.start(), at.0);
+        RmapGuard::new(self.platform(), vma).resize(vma.start(), at.0);
         self.vmas.bounds_changed(NonNull::from(vma));
         // SAFETY: as in `insert`. The accounts stay: the pages are those of one VMA before.
         unsafe { self.vmas.insert(node) };
@@ -162,8 +162,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Whether `high`, which begins where `low` ends, continues it in every respect (Linux:
     /// `can_vma_merge_after` and its siblings).
     ///
-    /// A VMA without a group of anonymous pages may take over its neighbour's, unless that one is
-    /// inherited: the pages of a group above would be looked for in places where they cannot be.
+    /// A VMA without an anon group of anonymous pages may take over its neighbour's, unless that one is
+    /// inherited: the pages of an anon group above would be looked for in places where they cannot be.
     fn continues(&self, low: &Vma, high: &Vma) -> bool {
         let alike = |flags: MappingFlags| flags - MappingFlags::STICKY;
         low.end() == high.start()
@@ -199,8 +199,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     fn join(&self, low: &Vma, high: &Vma, removed: &mut Removed) {
-        low.write(self.platform());
-        high.write(self.platform());
+        low.lock_write(self.platform());
+        high.lock_write(self.platform());
         if low.group_pointer().is_none()
             && let Some(group) = high.group_pointer()
         {
@@ -209,7 +209,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let end = high.end();
         let pages = high.pages() as i64;
         low.set_flags(low.flags() | high.flags());
-        Held::new(self.platform(), low).resize(low.start(), end);
+        RmapGuard::new(self.platform(), low).resize(low.start(), end);
         rmap::unlink(self.platform(), high);
         self.remove_unlinked(high, removed);
         self.account(low.flags(), pages);
@@ -217,18 +217,18 @@ impl<P: Platform> AddressSpace<'_, P> {
         low.end_write(self.platform());
     }
 
-    /// Lets a VMA without a group belong to `group`, one of this address space.
+    /// Lets a VMA without an anon group belong to `group`, one of this address space.
     pub(super) fn adopt(&self, vma: &Vma, group: NonNull<AnonGroup>) {
         debug_assert!(vma.group_pointer().is_none(), "a VMA belongs to one group");
-        // SAFETY: the caller found the group in a VMA of this address space, which holds it, and
+        // SAFETY: the caller found the anon group in a VMA of this address space, which holds it, and
         // the mutex keeps that VMA; or it is fresh and nobody but the caller could free it.
         let state = unsafe { group.as_ref() };
         state.hold();
         state.join(self.platform(), vma, group);
     }
 
-    /// Lets a VMA, whose lock for writing is held, belong to no group any more; nothing of the
-    /// group is mapped in it. Another VMA of this address space belongs to the group.
+    /// Lets a VMA, whose lock for writing is held, belong to no anon group any more; nothing of the
+    /// anon group is mapped in it. Another VMA of this address space belongs to the group.
     pub(super) fn leave_group(&self, vma: &Vma, removed: &mut Removed) {
         let Some(group) = vma.group_pointer() else { return };
         if let Some(state) = vma.group() {
@@ -237,7 +237,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         Groups::release(self.table.memory, group, &mut removed.groups);
     }
 
-    /// Gives the VMA around `addr` a group for its anonymous pages: that of a neighbour with which
+    /// Gives the VMA around `addr` an anon group for its anonymous pages: that of a neighbour with which
     /// it could be one VMA, or a new one (Linux: `anon_vma_prepare`). Takes the mutex.
     pub(super) fn prepare_group(&self, addr: VirtAddr) -> Result<(), Error> {
         let _guard = self.mutex.lock();
@@ -266,7 +266,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         Ok(())
     }
 
-    /// The group of `owner`, one of the two, if `low` and `high` could be one VMA but for their
+    /// The anon group of `owner`, one of the two, if `low` and `high` could be one VMA but for their
     /// protection, which may be changed back.
     fn shared_group(&self, low: &Vma, high: &Vma, owner: &Vma) -> Option<NonNull<AnonGroup>> {
         let ignored = MappingFlags::PROTECTION | MappingFlags::STICKY;

@@ -25,7 +25,7 @@ use super::vma::{MappingFlags, Vma};
 /// `max_ptes_shared`), in pages of a table's span, and what it does for a folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CollapseLimits {
-    /// At most so many pages may be missing, or be the page of zeroes: memory that is used up for
+    /// At most so many pages may be missing, or be the zero page: memory that is used up for
     /// nothing.
     pub missing: u32,
     /// At most so many may be mapped elsewhere too: they are copied.
@@ -59,7 +59,7 @@ pub struct CollapseProgress {
 struct Census {
     huge: bool,
     present: u32,
-    /// Of these, mappings of the page of zeroes.
+    /// Of these, mappings of the zero page.
     zero: u32,
     shared: u32,
     pinned: bool,
@@ -261,7 +261,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let _ = self.populate(range);
             return Ok(());
         }
-        vma.write(self.platform());
+        vma.lock_write(self.platform());
         gather.vma_stays();
         let result = self.collapse_locked(vma, range, limits, &mut gather);
         self.flush(&mut gather);
@@ -302,9 +302,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         let order = arch::order_of_level::<P::Arch>(2).min(MAX_FOLIO_ORDER);
         let mut counts = Counts::default();
         memory.may_wait();
-        let reserve = new_table(memory, 1, &mut counts).ok_or(Error::OutOfMemory)?;
+        let deposit = new_table(memory, 1, &mut counts).ok_or(Error::OutOfMemory)?;
         let Some(folio) = memory.frames.new_folio(order) else {
-            free_table(memory, reserve, &mut counts);
+            free_table(memory, deposit, &mut counts);
             self.table.stats.add(&counts);
             return Err(Error::OutOfMemory);
         };
@@ -317,11 +317,11 @@ impl<P: Platform> AddressSpace<'_, P> {
             soft_dirty: true,
             ..vma.flags().attributes()
         };
-        let what = Replacement { base: range.start(), folio, attributes, reserve };
+        let what = Replacement { base: range.start(), folio, attributes, deposit };
         let done = self.table.replace_by_copy(&what, gather);
         if !done {
             memory.frames.discard(self.platform(), folio);
-            free_table(memory, reserve, &mut counts);
+            free_table(memory, deposit, &mut counts);
         }
         self.table.stats.add(&counts);
         if done { Ok(()) } else { Err(Error::Invalid) }
@@ -389,9 +389,9 @@ impl<P: Platform> AddressSpace<'_, P> {
                     }
                 }
                 Kind::Absent => {
-                    let hidden = absent::is_hidden::<P::Arch>(looked.raw);
+                    let prot_none = absent::is_prot_none::<P::Arch>(looked.raw);
                     census.absent = true;
-                    census.present += u32::from(hidden);
+                    census.present += u32::from(prot_none);
                 }
                 Kind::Empty | Kind::Table => {}
             }
@@ -410,7 +410,7 @@ fn may_collapse<P: Platform>(vma: &Vma) -> bool {
     // Pages of an object have to stand where huge leaves could.
     let skew = (vma.start() >> PAGE_SHIFT).wrapping_sub(vma.page_offset());
     let aligned = vma.is_anonymous() || skew.is_multiple_of(span >> PAGE_SHIFT);
-    // A folio that collapsing makes belongs to the object, or to a group of anonymous pages. What a
+    // A folio that collapsing makes belongs to the object, or to an anon group of anonymous pages. What a
     // private mapping shows is a mixture of both, which no large folio can be.
     let uniform = vma.is_anonymous() || vma.is_shared();
     fits && aligned

@@ -20,7 +20,7 @@ use super::AddressSpace;
 use super::index::Indexed;
 use super::vma::{MappingFlags, Protection, Vma};
 
-pub(super) use copy_on_write::folio_window;
+pub(super) use copy_on_write::folio_range;
 
 /// What a program did at the address that faulted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -68,7 +68,7 @@ impl Access {
 pub enum Resolved {
     /// New zeroed memory is mapped in this range, which holds the address.
     New(VirtRange),
-    /// The shared page of zeroes is mapped.
+    /// The shared zero page is mapped.
     ZeroPage,
     /// The page was copied, since others see it too.
     Copied,
@@ -148,7 +148,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Resolves a fault at `addr`, so that the access can be tried again.
     ///
     /// A first write takes the largest folio that the policy, the mapping and its neighbours
-    /// allow; a first read maps the page of zeroes, or what the object has there and around it. A
+    /// allow; a first read maps the zero page, or what the object has there and around it. A
     /// write to a private page that others see too copies it. A touch just below a mapping that
     /// grows down makes it longer.
     ///
@@ -255,7 +255,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                     self.resolve(vma, page, fill, access)
                 }
                 // Keeps the object's pages where they are until they are mapped.
-                Some(object) => object.gate.together(self.platform(), || {
+                Some(object) => object.invalidate_lock.together(self.platform(), || {
                     let fill = |_| self.map_object(vma, object, page, access);
                     self.resolve(vma, page, fill, access)
                 }),
@@ -292,7 +292,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 None => self.look_again(vma, page, access)?,
             };
             let step = match step {
-                Step::Reuse(window) => Step::Done(self.reuse(vma, page, window)?),
+                Step::Reuse(range) => Step::Done(self.reuse(vma, page, range)?),
                 Step::Note => self.note_write(vma, page)?,
                 Step::Copy => self.copy(vma, page)?.map_or(Step::Again, Step::Done),
                 step => step,
@@ -371,7 +371,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             Kind::Leaf => {}
             Kind::Absent => return self.absent(&mut cursor, node, index, raw),
         }
-        let entry = if node.level == 1 { P::Arch::unblock(raw, index) } else { raw };
+        let entry = if node.level == 1 { P::Arch::clear_contig(raw, index) } else { raw };
         if P::Arch::attributes(entry).permissions.contains(access.permission()) {
             self.record_access(&mut cursor, node, index, access);
             self.forget_locally(range);
@@ -388,12 +388,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return Ok(Step::Copy);
         };
         let number = frame.0 - folio.head.0;
-        let window = folio_window(vma, page, number, folio);
-        let change = vma.change();
+        let range = folio_range(vma, page, number, folio);
+        let change = vma.entry_policy();
         match change.writable {
             Writable::Noticed => return Ok(Step::Note),
             Writable::All if change.watched == Watched::SoftDirty => return Ok(Step::Note),
-            Writable::All => return Ok(Step::Reuse(window)),
+            Writable::All => return Ok(Step::Reuse(range)),
             // What an object has is never a private mapping's to write to.
             Writable::Exclusive if !self.table.memory.frames.is_anonymous(folio) => {
                 return Ok(Step::Copy);
@@ -401,13 +401,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             Writable::Exclusive => {}
         }
         let reuse =
-            if change.watched == Watched::SoftDirty { Step::Note } else { Step::Reuse(window) };
+            if change.watched == Watched::SoftDirty { Step::Note } else { Step::Reuse(range) };
         let (exclusive, _) = self.table.memory.frames.exclusive_run(folio, number, 1);
         if exclusive && (node.level == 1 || self.exclusive_whole(folio)) {
             return Ok(reuse);
         }
         drop(cursor);
-        if self.claim(vma, window, folio) { Ok(reuse) } else { Ok(Step::Copy) }
+        if self.claim(vma, range, folio) { Ok(reuse) } else { Ok(Step::Copy) }
     }
 
     /// An absent entry stands where the program went.
@@ -419,7 +419,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         raw: Entry,
     ) -> Result<Step, FaultError> {
         match absent::decode::<P::Arch>(raw) {
-            Some(Absent::Hidden { .. }) => Err(FaultError::Protection),
+            Some(Absent::ProtNone { .. }) => Err(FaultError::Protection),
             Some(Absent::Marker(Marker::Guard)) => Err(FaultError::NotMapped),
             Some(Absent::Marker(Marker::UserfaultWriteProtect)) => {
                 // No userfaultfd watches: the marker means nothing any more.
@@ -437,7 +437,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// The entry allows the access, and the fault came all the same: the MMU may be one that
-    /// leaves accessed and dirty to software. A contiguous block is answered from any of its
+    /// leaves accessed and dirty to software. A contiguous run is answered from any of its
     /// entries, so all of them say it.
     pub(super) fn record_access(
         &self,
@@ -447,8 +447,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         access: Access,
     ) {
         let slots = self.table.slots(node.table);
-        let block = node.level == 1 && P::Arch::is_block(run::load(slots, index));
-        let size = if block { P::Arch::BLOCK } else { 1 };
+        let block = node.level == 1 && P::Arch::is_contig(run::load(slots, index));
+        let size = if block { P::Arch::CONTIG_ENTRIES } else { 1 };
         let first = index & !(size - 1);
         for slot in &slots[first as usize..(first + size) as usize] {
             let old = Entry(slot.load(Ordering::Relaxed));

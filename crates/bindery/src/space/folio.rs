@@ -15,7 +15,7 @@ use crate::table::lock::Depth;
 use crate::table::{TablePool, run};
 
 use super::AddressSpace;
-use super::fault::folio_window;
+use super::fault::folio_range;
 use super::index::Indexed;
 use super::vma::Vma;
 
@@ -31,7 +31,7 @@ pub enum FolioError {
     Unsuitable,
     /// Others map the folio too, or hold it.
     Busy,
-    /// No memory for the table that a huge leaf has to keep in reserve.
+    /// No memory for the table that a huge leaf has to keep on deposit.
     OutOfMemory,
 }
 
@@ -72,7 +72,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             .first_behind(page.0)
             .filter(|vma| vma.start() <= page.0)
             .ok_or(FolioError::NotMapped)?;
-        vma.write(self.platform());
+        vma.lock_write(self.platform());
         let result = self.split_locked(vma, page, order);
         vma.end_write(self.platform());
         result
@@ -88,23 +88,23 @@ impl<P: Platform> AddressSpace<'_, P> {
         if order >= folio.order {
             return Err(FolioError::Unsuitable);
         }
-        let window = folio_window(vma, page, number, folio);
-        let mut cursor = self.table.cursor(window, Depth::Floor(1));
+        let range = folio_range(vma, page, number, folio);
+        let mut cursor = self.table.cursor(range, Depth::Floor(1));
         let mut mapped: Mapped = [0; _];
-        let mut at = window.start();
-        while at < window.end() {
+        let mut at = range.start();
+        while at < range.end() {
             let (node, _, raw) = cursor.entry_at(at);
             if raw.is_empty() {
                 let last = at.0 | (arch::span::<P::Arch>(node.level) - 1);
                 at = VirtAddr(last.saturating_add(1));
                 continue;
             }
-            // Splits a huge leaf, whose table is in reserve, and else creates nothing.
+            // Splits a huge leaf, whose table is on deposit, and else creates nothing.
             let pool = &mut TablePool::new(self.table.memory);
             let table = cursor.table_at(at, 1, pool).map_err(|_| FolioError::OutOfMemory)?;
             let index = arch::index_of::<P::Arch>(at, 1);
-            let small = u32::from(order) < P::Arch::BLOCK.trailing_zeros();
-            if small && P::Arch::is_block(run::load(self.table.slots(table), index)) {
+            let small = u32::from(order) < P::Arch::CONTIG_ENTRIES.trailing_zeros();
+            if small && P::Arch::is_contig(run::load(self.table.slots(table), index)) {
                 self.table.unfold(table, index, at, &mut cursor.counts);
             }
             if let Some((found, page)) = self.folio_at(&mut cursor, at)
@@ -135,14 +135,14 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
     }
 
-    /// The folio that a leaf or a hidden leaf names at `page`, and the number of the page in it.
+    /// The folio that a leaf or a `PROT_NONE` leaf names at `page`, and the number of the page in it.
     fn folio_at(&self, cursor: &mut Cursor<'_, '_, P>, page: VirtAddr) -> Option<(Folio, u32)> {
         let (node, index, raw) = cursor.entry_at(page);
         let first = match arch::kind::<P::Arch>(raw, node.level) {
-            Kind::Leaf if node.level == 1 => P::Arch::frame(P::Arch::unblock(raw, index)),
+            Kind::Leaf if node.level == 1 => P::Arch::frame(P::Arch::clear_contig(raw, index)),
             Kind::Leaf => P::Arch::frame(raw),
             Kind::Absent => match absent::decode::<P::Arch>(raw) {
-                Some(Absent::Hidden { frame, .. }) => frame,
+                Some(Absent::ProtNone { frame, .. }) => frame,
                 _ => return None,
             },
             Kind::Empty | Kind::Table => return None,
@@ -173,7 +173,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if !range.is_some_and(|range| vma.range().covers(range)) {
             return Err(FolioError::NotMapped);
         }
-        vma.write(self.platform());
+        vma.lock_write(self.platform());
         let result = self.table.collapse(base);
         vma.end_write(self.platform());
         result.map_err(|error| match error {
@@ -183,7 +183,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Whether the leaf at `page` is known to be dirty, by its entry or by its folio. Waits for
-    /// verbs that are under way.
+    /// operations that are under way.
     pub fn is_dirty(&self, page: VirtAddr) -> bool {
         if page >= self.limit() {
             return false;
@@ -201,15 +201,18 @@ impl<P: Platform> AddressSpace<'_, P> {
         match arch::kind::<P::Arch>(raw, node.level) {
             Kind::Leaf => {
                 let slots = self.table.slots(node.table);
-                let size =
-                    if node.level == 1 && P::Arch::is_block(raw) { P::Arch::BLOCK } else { 1 };
+                let size = if node.level == 1 && P::Arch::is_contig(raw) {
+                    P::Arch::CONTIG_ENTRIES
+                } else {
+                    1
+                };
                 let first = (index & !(size - 1)) as usize;
                 slots[first..first + size as usize]
                     .iter()
                     .any(|slot| P::Arch::attributes(Entry(slot.load(Ordering::Relaxed))).dirty)
             }
             Kind::Absent => {
-                matches!(absent::decode::<P::Arch>(raw), Some(Absent::Hidden { dirty: true, .. }))
+                matches!(absent::decode::<P::Arch>(raw), Some(Absent::ProtNone { dirty: true, .. }))
             }
             Kind::Empty | Kind::Table => false,
         }

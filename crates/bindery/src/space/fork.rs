@@ -67,7 +67,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let mut chains = false;
         for node in self.vmas.iter() {
             let vma = self.vma(node);
-            vma.write(self.platform());
+            vma.lock_write(self.platform());
             chains |= rmap::may_contract(vma);
         }
         if chains {
@@ -80,15 +80,15 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 continue;
             }
             // As Linux, which asks for each mapping by itself: heuristics refuse what is too much
-            // at once. What was promised for the mappings before stands in the child's account.
-            let promised = if vma.has(MappingFlags::ACCOUNT) { vma.pages() } else { 0 };
-            let _reservation = self.table.memory.commitment().reserve(promised)?;
+            // at once. What was committed for the mappings before stands in the child's account.
+            let committed = if vma.has(MappingFlags::ACCOUNT) { vma.pages() } else { 0 };
+            let _reservation = self.table.memory.commitment().reserve(committed)?;
             self.copy_vma(child, vma, vma.range(), gather)?;
         }
         Ok(())
     }
 
-    /// Takes dead groups out of the families, before the child's make their chains longer. All VMAs
+    /// Takes dead anon groups out of the families, before the child's make their chains longer. All VMAs
     /// are locked.
     #[cold]
     fn contract_groups(&self, removed: &mut Removed) {

@@ -44,10 +44,11 @@ impl<P: Platform> AddressSpace<'_, P> {
             self.may_lock(added).map_err(|_| refused)?;
         }
         let accounted = vma.has(MappingFlags::ACCOUNT);
-        let promised = if accounted { added } else { 0 };
-        let _reservation = self.table.memory.commitment().reserve(promised).map_err(|_| refused)?;
+        let committed = if accounted { added } else { 0 };
+        let _reservation =
+            self.table.memory.commitment().reserve(committed).map_err(|_| refused)?;
         self.prepare_group_locked(vma).map_err(|_| FaultError::OutOfMemory)?;
-        vma.write(self.platform());
+        vma.lock_write(self.platform());
         self.resize(vma, page.0, vma.end());
         vma.end_write(self.platform());
         drop(guard);

@@ -27,7 +27,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             // As Linux, which joins mappings by it.
             self.prepare_group_locked(vma)?;
         }
-        vma.write(self.platform());
+        vma.lock_write(self.platform());
         gather.vma_stays();
         self.change_flags(vma, vma.flags() | MappingFlags::MAYBE_GUARDS);
         let zapped = self.table.zap(part, part, Flush::BeforeUnlock, gather);
@@ -39,7 +39,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Takes the guards of `part` away; what is touched then is new.
     pub(super) fn remove_guards(&self, vma: &Vma, part: VirtRange) -> Result<(), Error> {
-        vma.write(self.platform());
+        vma.lock_write(self.platform());
         let done = self.table.unmark(part, Marker::Guard);
         vma.end_write(self.platform());
         done.map_err(|_| Error::OutOfMemory)

@@ -147,12 +147,12 @@ pub(crate) trait Indexed: Sized {
 }
 
 /// Where a search stands: on a node, or with `None` on the head, in front of the first.
-type Place<T> = Option<NonNull<T>>;
+type LinkTarget<T> = Option<NonNull<T>>;
 
 /// Where a node stands in an [`Index`]; right until any node is inserted or removed.
 pub(crate) struct Spot<T> {
     /// On each level, the place whose link leads to the node or across it.
-    path: [Place<T>; HEIGHT],
+    path: [LinkTarget<T>; HEIGHT],
 }
 
 /// Nodes by address: lookups without a lock, one writer, free addresses in logarithmic time.
@@ -389,7 +389,7 @@ impl<T: Indexed> Index<T> {
 
     /// The last node that a search reaches whose nodes to pass over `passes` tells.
     #[inline]
-    fn last(&self, passes: impl Fn(&T) -> bool) -> Place<T> {
+    fn last(&self, passes: impl Fn(&T) -> bool) -> LinkTarget<T> {
         let mut place = None;
         let mut links = &self.head;
         for level in (0..self.levels()).rev() {
@@ -412,7 +412,7 @@ impl<T: Indexed> Index<T> {
 
     /// On each level, the last place that a search reaches whose nodes to pass over `passes` tells.
     #[inline]
-    fn path(&self, passes: impl Fn(&T) -> bool) -> [Place<T>; HEIGHT] {
+    fn path(&self, passes: impl Fn(&T) -> bool) -> [LinkTarget<T>; HEIGHT] {
         let mut path = [None; HEIGHT];
         let mut place = None;
         for level in (0..self.levels()).rev() {
@@ -427,13 +427,13 @@ impl<T: Indexed> Index<T> {
     }
 
     /// On each level, the place whose link leads to `node`, or leads or would lead across it.
-    fn path_to(&self, node: NonNull<T>) -> [Place<T>; HEIGHT] {
+    fn path_to(&self, node: NonNull<T>) -> [LinkTarget<T>; HEIGHT] {
         let start = self.node(node).start();
         self.path(|other| other.start() < start)
     }
 
     /// A place from which on no gap will do, but for the one right behind it, which may.
-    fn last_candidate(&self, wanted: &Wanted) -> Place<T> {
+    fn last_candidate(&self, wanted: &Wanted) -> LinkTarget<T> {
         let mut place = None;
         let mut until = None;
         for level in (0..self.levels()).rev() {
@@ -457,18 +457,18 @@ impl<T: Indexed> Index<T> {
 
     /// Whether a gap beneath the link of `place` at `level` may be wide enough and inside the
     /// bounds. The caller has looked at the upper bound.
-    fn is_candidate(&self, place: Place<T>, level: usize, wanted: &Wanted) -> bool {
+    fn is_candidate(&self, place: LinkTarget<T>, level: usize, wanted: &Wanted) -> bool {
         self.widest(place, level) >= wanted.len
             && self.start(self.links(place).next(level)) > wanted.low
     }
 
     #[inline]
-    fn links(&self, place: Place<T>) -> &Links<T> {
+    fn links(&self, place: LinkTarget<T>) -> &Links<T> {
         place.map_or(&self.head, |node| self.node(node).links())
     }
 
     /// Where the gap behind `place` begins.
-    fn end(&self, place: Place<T>) -> u64 {
+    fn end(&self, place: LinkTarget<T>) -> u64 {
         place.map_or(0, |node| self.node(node).end())
     }
 

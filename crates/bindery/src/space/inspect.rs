@@ -22,12 +22,12 @@ pub enum Inspection {
     Page {
         /// Its frame.
         frame: Frame,
-        /// What the entry says. In a contiguous block, accessed and dirty may stand in another
-        /// entry of the block.
+        /// What the entry says. In a contiguous run, accessed and dirty may stand in another
+        /// entry of the contiguous run.
         attributes: Attributes,
         /// The level of the leaf: 1 for a base page.
         level: u8,
-        /// Whether the entry belongs to a contiguous block.
+        /// Whether the entry belongs to a contiguous run.
         contiguous: bool,
     },
     /// Something that only software understands.
@@ -63,7 +63,7 @@ impl Mapping {
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// What the page table says about the page of `addr`; empty for addresses outside of user
-    /// space. Waits for verbs that are under way. Constant time.
+    /// space. Waits for operations that are under way. Constant time.
     pub fn inspect(&self, addr: VirtAddr) -> Inspection {
         if addr >= self.limit() {
             return Inspection::Empty;
@@ -80,26 +80,27 @@ impl<P: Platform> AddressSpace<'_, P> {
         match arch::kind::<P::Arch>(raw, node.level) {
             Kind::Empty | Kind::Table => Inspection::Empty,
             Kind::Leaf => {
-                let entry = if node.level == 1 { P::Arch::unblock(raw, index) } else { raw };
+                let entry = if node.level == 1 { P::Arch::clear_contig(raw, index) } else { raw };
                 Inspection::Page {
                     frame: P::Arch::frame(entry).plus(inside as u32),
                     attributes: P::Arch::attributes(entry),
                     level: node.level,
-                    contiguous: node.level == 1 && P::Arch::is_block(raw),
+                    contiguous: node.level == 1 && P::Arch::is_contig(raw),
                 }
             }
             Kind::Absent => match absent::decode::<P::Arch>(raw) {
-                Some(Absent::Hidden { frame, accessed, dirty, soft_dirty, userfault }) => {
+                Some(Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault }) => {
                     let frame = frame.plus(inside as u32);
-                    let hidden = Absent::Hidden { frame, accessed, dirty, soft_dirty, userfault };
-                    Inspection::Absent(hidden)
+                    let prot_none =
+                        Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault };
+                    Inspection::Absent(prot_none)
                 }
                 absent => absent.map_or(Inspection::Empty, Inspection::Absent),
             },
         }
     }
 
-    /// Calls `f` for every mapping, in rising order, with the mutex held: `f` must not call verbs
+    /// Calls `f` for every mapping, in rising order, with the mutex held: `f` must not call operations
     /// of this address space.
     pub fn for_each_mapping(&self, mut f: impl FnMut(Mapping)) {
         let _guard = self.mutex.lock();
@@ -109,7 +110,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// How many mappings all searches for an address have looked at up to now, those of faults and
-    /// verbs alike.
+    /// operations alike.
     #[cfg(any(test, feature = "measure"))]
     pub fn mappings_looked_at(&self) -> u64 {
         self.vmas.looked_at()
@@ -143,7 +144,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             if result.is_err() || !concerned(vma) {
                 continue;
             }
-            vma.write(self.platform());
+            vma.lock_write(self.platform());
             if forget == Forget::SoftDirty {
                 self.change_flags(vma, vma.flags() - MappingFlags::SOFT_DIRTY);
             }

@@ -48,7 +48,7 @@ bitflags! {
     pub struct MapFlags: u8 {
         /// Its pages are there at once and stay in memory (`MAP_LOCKED`).
         const LOCKED = 1 << 0;
-        /// It does not count as promised, unless nothing may be overcommitted (`MAP_NORESERVE`).
+        /// It does not count as committed, unless nothing may be overcommitted (`MAP_NORESERVE`).
         const NO_RESERVE = 1 << 1;
         /// A touch just below it makes it longer (`MAP_GROWSDOWN`).
         const GROWS_DOWN = 1 << 2;
@@ -226,7 +226,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     pub(super) fn may_skip_reserve(&self, request: &MapRequest) -> bool {
-        // As Linux: what may be dropped need not be promised, whatever the mode.
+        // As Linux: what may be dropped need not be committed, whatever the mode.
         request.flags.contains(MapFlags::DROPPABLE)
             || request.flags.contains(MapFlags::NO_RESERVE)
                 && self.table.memory.commitment().mode() != Overcommit::Never
@@ -320,11 +320,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         self.refuse_exec_gain(flags, flags)?;
         let (replaced, given_back) = self.pages_mapped(range)?;
         self.may_expand(flags, range.pages() - replaced)?;
-        let promised = if flags.contains(MappingFlags::ACCOUNT) { range.pages() } else { 0 };
-        // As Linux: what is replaced was promised already.
-        let kept = given_back.min(promised);
+        let committed = if flags.contains(MappingFlags::ACCOUNT) { range.pages() } else { 0 };
+        // As Linux: what is replaced was committed already.
+        let kept = given_back.min(committed);
         let commitment = self.table.memory.commitment();
-        let _reservation = commitment.reserve(promised - kept)?;
+        let _reservation = commitment.reserve(committed - kept)?;
         let _kept = commitment.keep(kept);
         let offset = backing.offset.unwrap_or(range.start().0 >> PAGE_SHIFT);
         let purpose = Purpose { flags, object: backing.object, group: None };
@@ -343,19 +343,19 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Ok((range, flags))
     }
 
-    /// How many pages of `range` are mapped, and how many of those count as promised; none of them
+    /// How many pages of `range` are mapped, and how many of those count as committed; none of them
     /// may be sealed.
     fn pages_mapped(&self, range: VirtRange) -> Result<(u64, u64), Error> {
-        let (mut pages, mut promised) = (0, 0);
+        let (mut pages, mut committed) = (0, 0);
         for vma in self.vmas_in(range) {
             if vma.has(MappingFlags::SEALED) {
                 return Err(Error::Sealed(VirtAddr(vma.start())));
             }
             let part = vma.range().intersection(range).pages();
             pages += part;
-            promised += if vma.has(MappingFlags::ACCOUNT) { part } else { 0 };
+            committed += if vma.has(MappingFlags::ACCOUNT) { part } else { 0 };
         }
-        Ok((pages, promised))
+        Ok((pages, committed))
     }
 
     /// Lets the VMA below or above a free `range` grow over it, where it would be its continuation
@@ -403,7 +403,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     fn extend_over(&self, vma: &Vma, range: VirtRange) {
         let (start, end) = (vma.start().min(range.start().0), vma.end().max(range.end().0));
-        vma.write(self.platform());
+        vma.lock_write(self.platform());
         self.change_flags(vma, vma.flags() | MappingFlags::SOFT_DIRTY);
         self.resize(vma, start, end);
         vma.end_write(self.platform());

@@ -1,7 +1,7 @@
-//! Address spaces: VMAs, and one verb a file.
+//! Address spaces: VMAs, and one operation a file.
 //!
 //! # Who locks what
-//! 1. The *mutex* of the address space: taken by every verb that changes VMAs (`mmap`, `munmap`,
+//! 1. The *mutex* of the address space: taken by every operation that changes VMAs (`mmap`, `munmap`,
 //!    `mprotect`, `mremap`, `fork`). Faults do not take it.
 //! 2. The lock of each VMA ([`vma`]): for reading by faults, for writing by those who change it.
 //!    Taken after the mutex, in address order.
@@ -62,7 +62,7 @@ use crate::stats::Counts;
 use crate::sync::Mutex;
 use crate::table::zap::Flush;
 use crate::table::{PageTable, Reach, ReadSection};
-use crate::tlb::{Gather, Leftovers};
+use crate::tlb::{Gather, TlbOnLeave};
 
 pub use advise::Advice;
 pub use collapse::{CollapseLimits, CollapseProgress};
@@ -122,7 +122,7 @@ impl Default for SpaceOptions {
 
 /// The memory of one process: what is mapped where, and the page tables that say so to the MMU.
 ///
-/// All verbs take `&self` and may be called from several CPUs at once. Dropping it unmaps
+/// All operations take `&self` and may be called from several CPUs at once. Dropping it unmaps
 /// everything; no CPU may have its root loaded then.
 pub struct AddressSpace<'m, P: Platform> {
     pub(crate) table: PageTable<'m, P>,
@@ -184,9 +184,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// Says that the calling CPU has loaded another root, and what its TLB may still hold.
-    pub fn leave(&self, leftovers: Leftovers) {
+    pub fn leave(&self, tlb_on_leave: TlbOnLeave) {
         let section = ReadSection::enter(self.platform());
-        self.table.presence.leave(self.platform().cpu(), leftovers);
+        self.table.presence.leave(self.platform().cpu(), tlb_on_leave);
         drop(section);
     }
 
@@ -274,9 +274,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// ```text
     /// VMAs     |  A  |                 (range)             | B |
     /// tables   |----------|----------|----------|----------|----------|
-    /// hull                |<-------------------------->|
+    /// freeable span                |<-------------------------->|
     /// ```
-    fn hull(&self, range: VirtRange, occupied: VirtRange) -> VirtRange {
+    fn freeable(&self, range: VirtRange, occupied: VirtRange) -> VirtRange {
         let next = self.first_behind(range.start().0);
         let begins = next.map_or(u64::MAX, Indexed::start);
         let mut ceiling = begins;
@@ -292,11 +292,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         if begins < range.start().0 {
             floor = range.start().0;
         }
-        Self::hull_between(range, floor, ceiling, occupied)
+        Self::freeable_between(range, floor, ceiling, occupied)
     }
 
-    /// As [`AddressSpace::hull`], where nothing else is mapped from `floor` to `ceiling`.
-    fn hull_between(
+    /// As [`AddressSpace::freeable`], where nothing else is mapped from `floor` to `ceiling`.
+    fn freeable_between(
         range: VirtRange,
         mut floor: u64,
         mut ceiling: u64,
@@ -330,7 +330,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// Makes every TLB forget what is stale, and counts down what was taken from VMAs that stay. Called
-    /// by every verb before it releases the mutex. (Nobody else relies on that for the flush: whoever
+    /// by every operation before it releases the mutex. (Nobody else relies on that for the flush: whoever
     /// takes a table's lock meets the mark of the pending one, see [`crate::tlb`].)
     fn flush(&self, gather: &mut Gather) {
         if gather.is_stale() {
@@ -346,7 +346,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Flushes, gives back what was unmapped, lets go of what the removed VMAs hold, and frees the
     /// tables and VMAs when no reader is left. Called without locks on VMAs or tables.
     ///
-    /// Mappings are counted down before groups and objects are let go: whoever comes through the
+    /// Mappings are counted down before anon groups and objects are let go: whoever comes through the
     /// reverse map in a read section and sees that a folio is mapped may rely on its owner (`rmap`).
     fn finish(&self, gather: &mut Gather, removed: Removed) {
         let memory = self.table.memory;

@@ -29,7 +29,7 @@ pub enum ProtectFrom {
 }
 
 /// One call, as it goes down.
-struct Call<'a> {
+struct ProtectCall<'a> {
     protection: Protection,
     key: Option<ProtectionKey>,
     gather: &'a mut Gather,
@@ -38,7 +38,7 @@ struct Call<'a> {
 
 impl Vma {
     /// How entries of the mapping are made that say what the mapping allows.
-    pub(super) fn change(&self) -> Change {
+    pub(super) fn entry_policy(&self) -> Change {
         let writable = match self.object() {
             _ if !self.is_shared() => Writable::Exclusive,
             Some(object) if object.notices_writes() => Writable::Noticed,
@@ -153,7 +153,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         let allowed = key.is_none_or(|key| self.keys.has(key));
         let range = if allowed { self.protected_range(range, from) } else { Err(Error::Invalid) };
         let result = range.and_then(|range| {
-            let mut call = Call { protection, key, gather: &mut gather, removed: &mut removed };
+            let mut call =
+                ProtectCall { protection, key, gather: &mut gather, removed: &mut removed };
             self.protect_locked(range, &mut call, unlocked)
         });
         self.flush(&mut gather);
@@ -201,10 +202,10 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn protect_locked(
         &self,
         range: VirtRange,
-        call: &mut Call<'_>,
+        call: &mut ProtectCall<'_>,
         unlocked: &mut ArrayVec<VirtRange, 16>,
     ) -> Result<(), Error> {
-        let Call { protection, key, gather, removed } = call;
+        let ProtectCall { protection, key, gather, removed } = call;
         let mut at = range.start();
         while at < range.end() {
             let vma = self.vma_at(at).ok_or(Error::NotMapped(at))?;
@@ -228,7 +229,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             if flags == before {
                 continue;
             }
-            let mut promised = 0;
+            let mut committed = 0;
             if flags.contains(MappingFlags::WRITE) {
                 if self.may_expand(flags, part.pages()).is_err()
                     && self.may_expand(before, part.pages()).is_ok()
@@ -236,16 +237,16 @@ impl<P: Platform> AddressSpace<'_, P> {
                     return Err(Error::LimitReached);
                 }
                 if flags.is_accountable() && !flags.contains(MappingFlags::ACCOUNT) {
-                    promised = part.pages();
+                    committed = part.pages();
                     flags |= MappingFlags::ACCOUNT;
                 }
             } else if vma.is_anonymous() && vma.group_pointer().is_none() {
                 // Nothing was written, and nothing will be.
                 flags -= MappingFlags::ACCOUNT;
             }
-            let _reservation = self.table.memory.commitment().reserve(promised)?;
+            let _reservation = self.table.memory.commitment().reserve(committed)?;
             self.with_flags(vma, part, flags, removed, |vma| {
-                let done = self.table.protect(part, &vma.change(), gather);
+                let done = self.table.protect(part, &vma.entry_policy(), gather);
                 done.map_err(|_| Error::OutOfMemory)
             })?;
             let locked = before & (MappingFlags::WRITE | MappingFlags::SHARED | LOCKS);
@@ -290,7 +291,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 return Err(error);
             }
         }
-        vma.write(self.platform());
+        vma.lock_write(self.platform());
         self.change_flags(vma, flags);
         let done = work(vma);
         vma.end_write(self.platform());

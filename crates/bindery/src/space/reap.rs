@@ -18,7 +18,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Each mapping is marked ([`MappingFlags::REAPED`]) before its contents go and faults are let in
     /// again. From then on nothing is mapped there: a touch fails with
     /// [`FaultError::Bus`](crate::FaultError::Bus), and so does every copy to or from it, so that
-    /// nobody takes the page of zeroes that would come for what the program has written. (Linux:
+    /// nobody takes the zero page that would come for what the program has written. (Linux:
     /// `MMF_UNSTABLE`.) The mappings themselves stay. A second call finds nothing to do.
     ///
     /// # Errors
@@ -47,11 +47,11 @@ impl<P: Platform> AddressSpace<'_, P> {
             interrupt::check(self.platform())?;
             // 1. CPU A has looked at the flags, and holds the VMA for reading; 2. CPU B marks the VMA
             // once CPU A has let it go; 3. the contents go, the page of CPU A with them.
-            vma.write(self.platform());
+            vma.lock_write(self.platform());
             self.change_flags(vma, vma.flags() | MappingFlags::REAPED);
             vma.end_write(self.platform());
             if let Err(error) = self.drop_contents(vma, vma.range(), gather) {
-                vma.write(self.platform());
+                vma.lock_write(self.platform());
                 self.change_flags(vma, vma.flags() - MappingFlags::REAPED);
                 vma.end_write(self.platform());
                 return Err(error);

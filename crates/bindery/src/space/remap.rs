@@ -80,7 +80,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// Complexity: one entry for each table that moves whole; of the rest, the base pages that are
     /// moved. One invalidation for each mapping and at most 64 tables; one more for each contiguous
-    /// block that an end of the range cuts.
+    /// contiguous run that an end of the range cuts.
     pub fn mremap(
         &self,
         old: VirtAddr,
@@ -125,7 +125,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Result<VirtAddr, Error> {
         let (mut gather, mut removed) = (Gather::new(), Removed::default());
         let guard = self.mutex.lock();
-        let mut call = Call { remap, gather: &mut gather, removed: &mut removed, grown: None };
+        let mut call = RemapCall { remap, gather: &mut gather, removed: &mut removed, grown: None };
         let result = self.remap_locked(old, old_length, new_length, &mut call);
         *grown = call.grown.filter(|_| result.is_ok());
         self.flush(&mut gather);
@@ -187,7 +187,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         old: VirtAddr,
         old_length: u64,
         length: u64,
-        call: &mut Call<'_>,
+        call: &mut RemapCall<'_>,
     ) -> Result<VirtAddr, Error> {
         if call.remap.target().is_some() {
             // As Linux, before anything is looked at: source and destination may each be cut.
@@ -210,7 +210,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         old: VirtAddr,
         length: u64,
         target: VirtAddr,
-        call: &mut Call<'_>,
+        call: &mut RemapCall<'_>,
     ) -> Result<VirtAddr, Error> {
         let end = old.0.saturating_add(length);
         let mut at = old.0;
@@ -244,7 +244,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         old: VirtAddr,
         old_length: u64,
         length: u64,
-        call: &mut Call<'_>,
+        call: &mut RemapCall<'_>,
     ) -> Result<VirtAddr, Error> {
         if vma.has(MappingFlags::SEALED) {
             return Err(Error::Sealed(old));
@@ -277,7 +277,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         old: VirtAddr,
         old_length: u64,
         length: u64,
-        call: &mut Call<'_>,
+        call: &mut RemapCall<'_>,
     ) -> Result<(), Error> {
         if length < old_length {
             let tail = self.unmap_range(VirtAddr(old.0 + length), old_length - length)?;
@@ -293,7 +293,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         source: VirtRange,
         old_length: u64,
         length: u64,
-        call: &mut Call<'_>,
+        call: &mut RemapCall<'_>,
     ) -> Result<VirtAddr, Error> {
         let remap = call.remap;
         let target = remap.target().unwrap_or_default();
@@ -335,16 +335,16 @@ impl<P: Platform> AddressSpace<'_, P> {
         vma: &Vma,
         source: VirtRange,
         length: u64,
-        call: &mut Call<'_>,
+        call: &mut RemapCall<'_>,
     ) -> Result<VirtAddr, Error> {
         let old = source.start();
         let locked = vma.has(MappingFlags::LOCKED) && !vma.has(MappingFlags::LOCK_ON_FAULT);
         if vma.end() == source.end().0 && !source.is_empty() && self.can_grow(vma, old.0, length) {
             let added = length - source.len();
             let accounted = vma.has(MappingFlags::ACCOUNT);
-            let promised = if accounted { added >> PAGE_SHIFT } else { 0 };
-            let _reservation = self.table.memory.commitment().reserve(promised)?;
-            vma.write(self.platform());
+            let committed = if accounted { added >> PAGE_SHIFT } else { 0 };
+            let _reservation = self.table.memory.commitment().reserve(committed)?;
+            vma.lock_write(self.platform());
             self.resize(vma, vma.start(), old.0 + length);
             vma.end_write(self.platform());
             self.merge_around(vma, call.removed);
@@ -370,7 +370,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 }
 
 /// One call, as it goes down.
-struct Call<'a> {
+struct RemapCall<'a> {
     remap: Remap,
     gather: &'a mut Gather,
     removed: &'a mut Removed,

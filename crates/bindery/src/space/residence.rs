@@ -77,7 +77,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 let residence = match arch::kind::<P::Arch>(looked.raw, looked.node.level) {
                     Kind::Leaf => Some(Residence::Resident),
                     Kind::Absent => match absent::decode::<P::Arch>(looked.raw) {
-                        Some(Absent::Hidden { .. }) => Some(Residence::Resident),
+                        Some(Absent::ProtNone { .. }) => Some(Residence::Resident),
                         Some(Absent::Marker(_)) => None,
                         _ => Some(Residence::Absent),
                     },

@@ -22,7 +22,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// Complexity: in the mappings and tables that go, plus the runs in the two tables at the
     /// edges where something else stays mapped. One invalidation for each 1,024 entries of the tables
-    /// that stay or 512 of those that go, as a rule one in all, and one for each contiguous block or
+    /// that stay or 512 of those that go, as a rule one in all, and one for each contiguous run or
     /// huge leaf that an end cuts.
     pub fn munmap(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         let range = self.unmap_range(start, length)?;
@@ -71,13 +71,13 @@ impl<P: Platform> AddressSpace<'_, P> {
             self.split(first, range.end())?;
         }
         for vma in self.vmas_in(range) {
-            vma.write(self.platform());
+            vma.lock_write(self.platform());
         }
         self.note_resident();
-        let hull = self.hull(range, VirtRange::default());
-        // A huge leaf without its reserve cannot be split. That is a broken invariant, which the
+        let freeable = self.freeable(range, VirtRange::default());
+        // A huge leaf without its deposit cannot be split. That is a broken invariant, which the
         // auditor reports; what could not be unmapped stays in the table.
-        let zapped = self.table.zap(range, hull, Flush::BeforeUnlock, gather);
+        let zapped = self.table.zap(range, freeable, Flush::BeforeUnlock, gather);
         if self.cut_out(range, removed) {
             gather.vma_stays();
         }

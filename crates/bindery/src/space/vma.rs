@@ -16,10 +16,10 @@ use bitflags::bitflags;
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Attributes, Permissions, ProtectionKey};
 use crate::deferred::Linked;
-use crate::gate::Gate;
 use crate::object::ObjectState;
 use crate::platform::Platform;
 use crate::rmap::{AnonGroup, Rekeyed, TreeLinks};
+use crate::sync::rw_lock::RwLock;
 use crate::table::TreeState;
 use crate::table::leaf::user_attributes;
 
@@ -155,7 +155,7 @@ impl MappingFlags {
         user_attributes(self.protection().permissions(), self.key())
     }
 
-    /// Whether the mapping counts as promised memory (Linux: `accountable_mapping`).
+    /// Whether the mapping counts as committed memory (Linux: `accountable_mapping`).
     pub(crate) fn is_accountable(self) -> bool {
         self & (Self::NO_RESERVE | Self::SHARED | Self::WRITE) == Self::WRITE
     }
@@ -182,7 +182,7 @@ pub(crate) struct Vma {
     links: Links<Self>,
     start: AtomicU64,
     end: AtomicU64,
-    gate: Gate,
+    lock: RwLock,
     flags: AtomicU32,
     /// Where the mapping begins in what backs it, in pages. Anonymous memory takes the address
     /// at birth; a move keeps it once there are pages, so that the index of every page stays what
@@ -234,7 +234,7 @@ impl Vma {
             links: Links::new(),
             start: AtomicU64::new(range.start().0),
             end: AtomicU64::new(range.end().0),
-            gate: Gate::new(),
+            lock: RwLock::new(),
             flags: AtomicU32::new(purpose.flags.bits()),
             page_offset: AtomicU64::new(page_offset),
             object: AtomicPtr::new(raw(purpose.object)),
@@ -297,17 +297,17 @@ impl Vma {
     }
 
     pub(crate) fn group_pointer(&self) -> Option<NonNull<AnonGroup>> {
-        // Acquire: a fault may meet a group that was made by another fault just now.
+        // Acquire: a fault may meet an anon group that was made by another fault just now.
         NonNull::new(self.group.load(Ordering::Acquire))
     }
 
     /// To whom its anonymous pages belong.
     pub(crate) fn group(&self) -> Option<&AnonGroup> {
-        // SAFETY: as for the object; a VMA that leaves its group earlier says so first (`set_group`).
+        // SAFETY: as for the object; a VMA that leaves its anon group earlier says so first (`set_group`).
         self.group_pointer().map(|group| unsafe { group.as_ref() })
     }
 
-    /// Changes to whom the anonymous pages belong. The VMA stands in no group's list.
+    /// Changes to whom the anonymous pages belong. The VMA stands in no anon group's list.
     pub(crate) fn set_group(&self, group: Option<NonNull<AnonGroup>>) {
         self.group.store(raw(group), Ordering::Release);
     }
@@ -355,28 +355,28 @@ impl Vma {
     /// Takes the lock for reading, unless somebody writes or the VMA was removed.
     #[inline]
     pub(crate) fn try_read(&self) -> bool {
-        self.gate.try_read()
+        self.lock.try_read()
     }
 
     #[inline]
     pub(crate) fn end_read<P: Platform>(&self, platform: &P) {
-        self.gate.end_read(platform);
+        self.lock.end_read(platform);
     }
 
     /// Takes the lock for writing: keeps new faults out and waits for those inside. The caller
     /// holds the mutex of the address space, so it is the only one to write.
     #[inline]
-    pub(crate) fn write<P: Platform>(&self, platform: &P) {
-        self.gate.write(platform);
+    pub(crate) fn lock_write<P: Platform>(&self, platform: &P) {
+        self.lock.write(platform);
     }
 
     #[inline]
     pub(crate) fn end_write<P: Platform>(&self, platform: &P) {
-        self.gate.end_write(platform);
+        self.lock.end_write(platform);
     }
 
     /// Says to those who still find the VMA that it is gone. Called with the lock for writing.
     pub(crate) fn mark_removed(&self) {
-        self.gate.close();
+        self.lock.close();
     }
 }

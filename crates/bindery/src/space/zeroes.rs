@@ -14,7 +14,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// keeps to the rules of files.
     ///
     /// As on Linux, a shared mapping that can never be written has no memory to share: each page is
-    /// the page of zeroes. (Linux still shows it as shared.)
+    /// the zero page. (Linux still shows it as shared.)
     ///
     /// # Errors
     /// As [`AddressSpace::mmap_object`].

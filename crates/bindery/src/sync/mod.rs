@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `raw_lock` | [`RawLock`]: what a [`Platform`](crate::Platform) supplies |
 //! | `mutex` | [`Mutex`]: a value and the lock that guards it |
+//! | `rw_lock` | the core's own reader-writer lock: one word, for VMAs, objects and anon groups |
 //! | `spin_lock` | [`SpinLock`]: spins, with interrupts off if the platform says how |
 //! | `lock_api` | `LockApi04` and `LockApi05`: any lock of the `lock_api` crate |
 //!
@@ -22,6 +23,7 @@
 mod lock_api;
 mod mutex;
 mod raw_lock;
+pub(crate) mod rw_lock;
 mod spin_lock;
 #[cfg(test)]
 mod tests;

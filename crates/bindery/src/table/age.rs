@@ -92,11 +92,11 @@ fn forget_leaves<P: Platform>(
         let slot = &slots[index as usize];
         let raw = Entry(slot.load(Ordering::Relaxed));
         let change = |raw: Entry| {
-            let block = level == 1 && P::Arch::is_block(raw);
-            let entry = if level == 1 { P::Arch::unblock(raw, index) } else { raw };
+            let contig = level == 1 && P::Arch::is_contig(raw);
+            let entry = if level == 1 { P::Arch::clear_contig(raw, index) } else { raw };
             let attributes = forget.of(P::Arch::attributes(entry));
             let leaf = P::Arch::leaf(P::Arch::frame(entry), level, attributes);
-            if block { P::Arch::block(leaf, index) } else { leaf }
+            if contig { P::Arch::set_contig(leaf, index) } else { leaf }
         };
         if change(raw) != raw {
             tables.mark_pending(run.node.table, gather, &mut cursor.counts);

@@ -22,7 +22,7 @@ pub(crate) struct Replacement {
     /// What the new leaf says.
     pub(crate) attributes: Attributes,
     /// For whoever splits the leaf again.
-    pub(crate) reserve: Frame,
+    pub(crate) deposit: Frame,
 }
 
 impl<P: Platform> PageTable<'_, P> {
@@ -82,7 +82,7 @@ impl<P: Platform> PageTable<'_, P> {
             let raw = run::load(slots, index);
             let to = folio.head.plus(index);
             let count = if arch::kind::<P::Arch>(raw, 1) == Kind::Leaf {
-                let first = P::Arch::frame(P::Arch::unblock(raw, index));
+                let first = P::Arch::frame(P::Arch::clear_contig(raw, index));
                 let count = consecutive::<P>(slots, index, first, memory.zero_frame);
                 memory.platform.copy(first, to, count);
                 counts.bytes_copied += u64::from(count) * PAGE_SIZE;
@@ -107,7 +107,7 @@ impl<P: Platform> PageTable<'_, P> {
         self.memory.frames.first_map(what.folio, what.folio.pages());
         let leaf = P::Arch::leaf(what.folio.head, 2, what.attributes);
         self.publish_leaf(parent.table, index, leaf);
-        self.push_reserve(parent.table, what.reserve);
+        self.deposit_table(parent.table, what.deposit);
         cursor.counts.entries_written += 1;
         cursor.counts.folios_touched += 1;
         cursor.counts.mapped(self.memory.frames.owner_kind(what.folio), what.folio.pages());
@@ -121,7 +121,7 @@ fn consecutive<P: Platform>(slots: &[AtomicU64], index: u32, first: Frame, zero:
         let raw = Entry(slot.load(Ordering::Relaxed));
         let at = index + *offset as u32;
         raw.0 & P::Arch::PRESENT != 0
-            && P::Arch::frame(P::Arch::unblock(raw, at)) == first.plus(*offset as u32)
+            && P::Arch::frame(P::Arch::clear_contig(raw, at)) == first.plus(*offset as u32)
     };
     if first == zero {
         return 1;

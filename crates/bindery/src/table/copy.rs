@@ -43,7 +43,7 @@ pub(crate) struct Copy {
 
 impl<'m, P: Platform> PageTable<'m, P> {
     /// Copies what the range maps into `child`, a tree that nobody else can reach yet, and
-    /// write-protects both sides where writes are private. Pinned pages of this side, hidden ones
+    /// write-protects both sides where writes are private. Pinned pages of this side, `PROT_NONE` ones
     /// too, are copied for the other, and stay as they are: who pinned them must go on seeing this
     /// side's writes. What is stale here afterwards is in the gather. The caller keeps faults out of
     /// the range. One pass over the runs; a folio is counted up once a run.
@@ -116,7 +116,7 @@ impl<'m, P: Platform> Supplies<'m, P> {
 }
 
 /// So many of the child's tables are zeroed under locks; one run more may need one on each level, and
-/// one in reserve. Together they are at most 64 KiB.
+/// one on deposit. Together they are at most 64 KiB.
 const TABLES_ZEROED: u64 = 10;
 
 /// Why a copy stops before its end.
@@ -127,7 +127,7 @@ enum Stop {
     Zeroed(VirtAddr),
     /// This comes next, and has to be copied.
     Pinned(PinnedRun),
-    /// A folio cannot be mapped once more, or a huge leaf has no reserve.
+    /// A folio cannot be mapped once more, or a huge leaf has no deposit.
     Refused,
 }
 
@@ -156,10 +156,10 @@ fn copy_locked<'m, P: Platform>(
                 copy_leaves(source, target, &run, (table, first), what.copied, gather)?;
             }
             What::Absent(first) => match absent::decode::<P::Arch>(first) {
-                Some(Absent::Hidden { frame, .. })
+                Some(Absent::ProtNone { frame, .. })
                     if let Some(folio) = pinned(source, frame, what) =>
                 {
-                    return Err(stop_at_pinned(source, &run, frame, folio, Form::Hidden));
+                    return Err(stop_at_pinned(source, &run, frame, folio, Form::ProtNone));
                 }
                 _ if absent::strip_userfault::<P::Arch>(first).is_empty() => {}
                 _ => {
@@ -172,7 +172,7 @@ fn copy_locked<'m, P: Platform>(
     Ok(())
 }
 
-/// The child's table for the run, with a reserve for a huge leaf or its like.
+/// The child's table for the run, with a deposit for a huge leaf or its like.
 fn target_table<'m, P: Platform>(
     target: &mut Cursor<'_, 'm, P>,
     run: &Run,
@@ -181,8 +181,8 @@ fn target_table<'m, P: Platform>(
     let short = |_| Stop::Short(run.at);
     let table = target.table_at(run.at, run.node.level, &mut supplies.tables).map_err(short)?;
     if run.node.level > 1 {
-        let reserve = supplies.tables.take(1, &mut target.counts).map_err(short)?;
-        target.tables.push_reserve(table, reserve);
+        let deposit = supplies.tables.take(1, &mut target.counts).map_err(short)?;
+        target.tables.deposit_table(table, deposit);
     }
     Ok(table)
 }
@@ -199,7 +199,7 @@ fn copy_leaves<P: Platform>(
     let pages = run.pages::<P::Arch>();
     let (counts, theirs) = (&mut source.counts, &mut target.counts);
     if memory.share_frames(P::Arch::frame(first), pages, counts, theirs).is_err() {
-        drop_target_reserve(target, run, table);
+        drop_target_deposit(target, run, table);
         return Err(Stop::Refused);
     }
     let ours = source.tables.slots(run.node.table);
@@ -257,11 +257,11 @@ fn copy_absent<P: Platform>(
     (table, first): (Frame, Entry),
 ) -> Result<(), Stop> {
     let memory = source.tables.memory;
-    if let Some(Absent::Hidden { frame, .. }) = absent::decode::<P::Arch>(first) {
+    if let Some(Absent::ProtNone { frame, .. }) = absent::decode::<P::Arch>(first) {
         let pages = run.pages::<P::Arch>();
         let (counts, theirs) = (&mut source.counts, &mut target.counts);
         if memory.share_frames(frame, pages, counts, theirs).is_err() {
-            drop_target_reserve(target, run, table);
+            drop_target_deposit(target, run, table);
             return Err(Stop::Refused);
         }
     }
@@ -279,10 +279,10 @@ fn copy_absent<P: Platform>(
     Ok(())
 }
 
-fn drop_target_reserve<P: Platform>(target: &mut Cursor<'_, '_, P>, run: &Run, table: Frame) {
+fn drop_target_deposit<P: Platform>(target: &mut Cursor<'_, '_, P>, run: &Run, table: Frame) {
     if run.node.level > 1
-        && let Some(reserve) = target.tables.pop_reserve(table)
+        && let Some(deposit) = target.tables.withdraw_table(table)
     {
-        super::free_table(target.tables.memory, reserve, &mut target.counts);
+        super::free_table(target.tables.memory, deposit, &mut target.counts);
     }
 }

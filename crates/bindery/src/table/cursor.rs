@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A piece that the range covers only in part is cut before it is yielded: a huge leaf is split
-//! with the table in reserve, a contiguous block is unfolded. So whoever receives a run owns all
+//! with the table on deposit, a contiguous run is unfolded. So whoever receives a run owns all
 //! of it.
 
 use core::sync::atomic::Ordering;
@@ -113,8 +113,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 if found {
                     break;
                 }
-                if !lock::is_settled(self, node.table) {
-                    self.settle(node, VirtAddr(start), own);
+                if !lock::is_saturated(self, node.table) {
+                    self.wait_for_pending_flushes(node, VirtAddr(start), own);
                 }
                 let last = start | (arch::span::<P::Arch>(node.level) - 1);
                 start = last.saturating_add(1);
@@ -196,7 +196,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     }
 
     /// The next run, whose leaves agree in what `equal` names; `None` at the end of the range.
-    /// Fails where a huge leaf has to be split and its reserve is missing.
+    /// Fails where a huge leaf has to be split and its deposit is missing.
     #[inline]
     pub(crate) fn next_run(
         &mut self,
@@ -289,13 +289,13 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         let (count, what) = match kind {
             Kind::Empty => (run::empty(slots, index, limit), What::Empty),
             Kind::Leaf => {
-                let offset = index & (P::Arch::BLOCK - 1);
-                if P::Arch::is_block(entry) && (offset != 0 || limit < P::Arch::BLOCK) {
-                    // The run would cut the block.
+                let offset = index & (P::Arch::CONTIG_ENTRIES - 1);
+                if P::Arch::is_contig(entry) && (offset != 0 || limit < P::Arch::CONTIG_ENTRIES) {
+                    // The run would cut the contiguous run.
                     tables.unfold(node.table, index, VirtAddr(self.at), &mut self.counts);
                     return None;
                 }
-                let single = P::Arch::unblock(entry, index);
+                let single = P::Arch::clear_contig(entry, index);
                 if limit == 1 {
                     self.counts.entries_read += 1;
                     let (at, what) = (VirtAddr(self.at), What::Leaf(single));
@@ -305,13 +305,13 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                 let (limit, step) = tables.memory.folio_limit(frame, limit);
                 let (mut count, first) =
                     run::leaves::<P::Arch>(slots, index, limit, equal, step, 0);
-                if P::Arch::BLOCK > 1 {
-                    // A block is equal throughout in what the MMU sees, but `equal` may also ask
-                    // for software bits, and the range may end inside a block: leave a block that
+                if P::Arch::CONTIG_ENTRIES > 1 {
+                    // A contiguous run is equal throughout in what the MMU sees, but `equal` may also ask
+                    // for software bits, and the range may end inside a contiguous run: leave a contiguous run that
                     // would be cut to the next run.
                     let end = index + count;
-                    let cut = end & (P::Arch::BLOCK - 1);
-                    if cut != 0 && P::Arch::is_block(run::load(slots, end - 1)) && cut < count {
+                    let cut = end & (P::Arch::CONTIG_ENTRIES - 1);
+                    if cut != 0 && P::Arch::is_contig(run::load(slots, end - 1)) && cut < count {
                         count -= cut;
                     }
                 }
@@ -319,8 +319,8 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
             }
             _ => {
                 let limit = match absent::decode::<P::Arch>(entry) {
-                    Some(absent::Absent::Hidden { frame, .. }) => {
-                        // Frames count up in a run of hidden pages, so zero pages make none: the
+                    Some(absent::Absent::ProtNone { frame, .. }) => {
+                        // Frames count up in a run of `PROT_NONE` pages, so zero pages make none: the
                         // frame behind the zero page is somebody else's.
                         match tables.memory.folio_limit(frame, limit) {
                             (_, 0) => 1,
@@ -388,13 +388,13 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         (node.level == level + 1).then(|| (node, arch::index_of::<P::Arch>(addr, node.level)))
     }
 
-    /// Unfolds the contiguous blocks that begin before the level-1 run or end behind it.
+    /// Unfolds the contiguous runs that begin before the level-1 run or end behind it.
     pub(crate) fn unfold_edges(&mut self, run: &Run) {
         let slots = self.tables.slots(run.node.table);
-        let mask = P::Arch::BLOCK - 1;
+        let mask = P::Arch::CONTIG_ENTRIES - 1;
         let last = run.index + run.count - 1;
         for (index, cut) in [(run.index, run.index & mask != 0), (last, last & mask != mask)] {
-            if cut && P::Arch::is_block(run::load(slots, index)) {
+            if cut && P::Arch::is_contig(run::load(slots, index)) {
                 let at = run.at.offset(u64::from(index - run.index) << PAGE_SHIFT);
                 self.tables.unfold(run.node.table, index, at, &mut self.counts);
             }

@@ -9,7 +9,7 @@ use crate::platform::{Invalidation, Platform, Tables};
 use crate::stats::Counts;
 use crate::tlb::{self, Gather};
 
-use super::lock::{Depth, LockSet, Node, Tree};
+use super::lock::{Depth, LockSet, LockTree, Node};
 use super::pending::{self, Last};
 use super::{PageTable, level_of, link, zap};
 
@@ -98,7 +98,7 @@ impl<P: Platform> PageTable<'_, P> {
     /// Waits for the flush of what stood in the slot of `node` around `at`, which was read as empty
     /// without a lock, or makes it. What is pending for `own` alone is the caller's affair.
     #[cold]
-    pub(crate) fn settle(&self, node: Node, at: VirtAddr, own: Option<&Gather>) {
+    pub(crate) fn wait_for_pending_flushes(&self, node: Node, at: VirtAddr, own: Option<&Gather>) {
         let pending = pending::count(&self.meta(node.table).previous);
         if !self.is_locked(node.table) && pending == own.map_or(0, |own| own.marks_of(node.table)) {
             return;
@@ -121,28 +121,28 @@ impl<P: Platform> PageTable<'_, P> {
         self.memory.free_after_readers(Batch { tables, ..Batch::default() });
     }
 
-    /// Gives back what stands in the unhooked tables, after the flush.
+    /// Gives back what stands in the detached tables, after the flush.
     pub(crate) fn drop_contents(&self, gather: &mut Gather) {
         debug_assert!(!gather.is_stale(), "given back before it was flushed");
-        if gather.unhooked.is_none() && gather.detached.is_none() {
+        if gather.detached.is_none() && gather.unscanned.is_none() {
             return;
         }
         let mut counts = Counts::default();
         self.gather_detached(gather, &mut counts);
         let mut batch = self.memory.free_batch();
-        while let Some(table) = gather.unhooked {
+        while let Some(table) = gather.detached {
             let next = &self.meta(table).next;
-            gather.unhooked = link(next.load(Ordering::Relaxed));
+            gather.detached = link(next.load(Ordering::Relaxed));
             zap::drop_contents(self.memory, table, &mut batch, &mut counts);
             gather.emptied.push(&self.memory.frames, table);
         }
         self.stats.add(&counts);
     }
 
-    /// The unhooked tables, for a caller that has them freed after their readers. They count as freed
+    /// The detached tables, for a caller that has them freed after their readers. They count as freed
     /// from here on.
     pub(crate) fn take_emptied(&self, gather: &mut Gather) -> DetachedTables {
-        debug_assert!(gather.unhooked.is_none(), "freed before it was given back");
+        debug_assert!(gather.detached.is_none(), "freed before it was given back");
         let tables = core::mem::take(&mut gather.emptied);
         if !tables.is_empty() {
             let tables_freed = u64::from(tables.count());

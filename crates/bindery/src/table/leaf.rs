@@ -1,4 +1,4 @@
-//! Writing leaves: fold and unfold contiguous blocks, split and collapse huge leaves.
+//! Writing leaves: fold and unfold contiguous runs, split and collapse huge leaves.
 //!
 //! Whatever changes the size of a translation is done by break-before-make: clear, invalidate,
 //! set. Without the middle step a TLB may hold both sizes at once, which AArch64 answers with a
@@ -25,7 +25,7 @@ pub(crate) fn replace<A: Arch>(
     old: Entry,
     change: impl Fn(Entry) -> Entry,
 ) -> Entry {
-    if old.0 & A::PRESENT == 0 || A::is_settled(old) {
+    if old.0 & A::PRESENT == 0 || A::is_saturated(old) {
         slot.store(change(old).0, Ordering::Relaxed);
         return old;
     }
@@ -46,7 +46,7 @@ pub(crate) fn replace<A: Arch>(
 pub(crate) enum CollapseError {
     /// The entries are not all there, not of one folio in order, or not equal.
     NotUniform,
-    /// No memory for the table that the new leaf has to keep in reserve.
+    /// No memory for the table that the new leaf has to keep on deposit.
     OutOfMemory,
 }
 
@@ -75,9 +75,9 @@ impl<P: Platform> PageTable<'_, P> {
         let mut entry = first;
         let end = index + count;
         let mut at = index;
-        // Frames and slots rise together, so blocks fit everywhere or nowhere.
-        let congruent = (P::Arch::frame(first).0 ^ index) & (P::Arch::BLOCK - 1) == 0;
-        if P::Arch::BLOCK == 1 || !congruent {
+        // Frames and slots rise together, so contiguous runs fit everywhere or nowhere.
+        let congruent = (P::Arch::frame(first).0 ^ index) & (P::Arch::CONTIG_ENTRIES - 1) == 0;
+        if P::Arch::CONTIG_ENTRIES == 1 || !congruent {
             for slot in &slots[index as usize..end as usize] {
                 slot.store(entry.0, Ordering::Relaxed);
                 entry = Entry(entry.0.wrapping_add(P::Arch::STEP));
@@ -85,10 +85,10 @@ impl<P: Platform> PageTable<'_, P> {
             at = end;
         }
         while at < end {
-            let fold = end - at >= P::Arch::BLOCK && arch::may_fold::<P::Arch>(entry, at);
-            let piece = if fold { P::Arch::BLOCK } else { 1 };
+            let fold = end - at >= P::Arch::CONTIG_ENTRIES && arch::may_fold::<P::Arch>(entry, at);
+            let piece = if fold { P::Arch::CONTIG_ENTRIES } else { 1 };
             for slot in at..at + piece {
-                let written = if fold { P::Arch::block(entry, slot) } else { entry };
+                let written = if fold { P::Arch::set_contig(entry, slot) } else { entry };
                 slots[slot as usize].store(written.0, Ordering::Relaxed);
                 entry = Entry(entry.0.wrapping_add(P::Arch::STEP));
             }
@@ -98,7 +98,7 @@ impl<P: Platform> PageTable<'_, P> {
     }
 
     /// Lets no entry stand for addresses on both sides of `at`, a multiple of the page size: VMAs
-    /// meet there. A huge leaf or absent entry that does is split, with the tables in reserve.
+    /// meet there. A huge leaf or absent entry that does is split, with the tables on deposit.
     pub(crate) fn cut(&self, at: VirtAddr) {
         let (node, _, entry) = {
             let _section = ReadSection::enter(&self.memory.platform);
@@ -108,9 +108,9 @@ impl<P: Platform> PageTable<'_, P> {
         if node.level > 1 && !entry.is_empty() && !whole {
             let range = VirtRange::raw(at.0, at.0 + PAGE_SIZE);
             let mut cursor = self.cursor(range, Depth::Floor(1));
-            // From the reserve: the pool is not asked.
+            // From the deposit: the pool is not asked.
             let table = cursor.table_at(at, 1, &mut TablePool::new(self.memory));
-            debug_assert!(table.is_ok(), "a huge leaf has lost its reserve");
+            debug_assert!(table.is_ok(), "a huge leaf has lost its deposit");
         }
     }
 
@@ -120,11 +120,11 @@ impl<P: Platform> PageTable<'_, P> {
         self.change_live(table, 1, 0);
     }
 
-    /// Clears the whole contiguous block at `index` (its first entry), and returns its first
+    /// Clears the whole contiguous run at `index` (its first entry), and returns its first
     /// entry, unblocked, with accessed and dirty of all.
-    pub(crate) fn take_block(&self, table: Frame, index: u32, counts: &mut Counts) -> Entry {
-        let slots = &self.slots(table)[index as usize..(index + P::Arch::BLOCK) as usize];
-        let first = P::Arch::unblock(run::load(slots, 0), index);
+    pub(crate) fn take_contig(&self, table: Frame, index: u32, counts: &mut Counts) -> Entry {
+        let slots = &self.slots(table)[index as usize..(index + P::Arch::CONTIG_ENTRIES) as usize];
+        let first = P::Arch::clear_contig(run::load(slots, 0), index);
         let (mut any, mut all) = (0, u64::MAX);
         for slot in slots {
             let mut raw = slot.load(Ordering::Relaxed);
@@ -136,26 +136,26 @@ impl<P: Platform> PageTable<'_, P> {
             any |= raw;
             all &= raw;
         }
-        counts.entries_read += u64::from(P::Arch::BLOCK);
-        counts.entries_written += u64::from(P::Arch::BLOCK);
+        counts.entries_read += u64::from(P::Arch::CONTIG_ENTRIES);
+        counts.entries_written += u64::from(P::Arch::CONTIG_ENTRIES);
         P::Arch::gather_run(first, any, all)
     }
 
-    /// Makes single pages of the contiguous block that the entry at `index`, for address `addr`,
+    /// Makes single pages of the contiguous run that the entry at `index`, for address `addr`,
     /// belongs to. Every page then counts as accessed or dirty if any did: the MMU may have set
-    /// that in any entry of the block.
+    /// that in any entry of the contiguous run.
     pub(crate) fn unfold(&self, table: Frame, index: u32, addr: VirtAddr, counts: &mut Counts) {
-        let size = u64::from(P::Arch::BLOCK) * PAGE_SIZE;
+        let size = u64::from(P::Arch::CONTIG_ENTRIES) * PAGE_SIZE;
         let base = addr.align_down(size);
-        let first = index & !(P::Arch::BLOCK - 1);
+        let first = index & !(P::Arch::CONTIG_ENTRIES - 1);
         let slots = self.slots(table);
-        // Software bits may differ inside a block, so every entry keeps its own.
+        // Software bits may differ inside a contiguous run, so every entry keeps its own.
         let mut pages = [Entry::EMPTY; 16];
-        let pages = &mut pages[..(P::Arch::BLOCK as usize).min(16)];
+        let pages = &mut pages[..(P::Arch::CONTIG_ENTRIES as usize).min(16)];
         for (at, page) in (first..).zip(pages.iter_mut()) {
             let slot = &slots[at as usize];
             let old = Entry(slot.load(Ordering::Relaxed));
-            *page = P::Arch::unblock(replace::<P::Arch>(slot, old, |_| Entry::EMPTY), at);
+            *page = P::Arch::clear_contig(replace::<P::Arch>(slot, old, |_| Entry::EMPTY), at);
         }
         self.invalidate_now(VirtRange::raw(base.0, base.0 + size), 1, counts);
         let gathered = pages.iter().fold(pages[0], |all, page| P::Arch::gather(all, *page));
@@ -163,8 +163,8 @@ impl<P: Platform> PageTable<'_, P> {
             let entry = P::Arch::gather(*page, gathered);
             slots[at as usize].store(entry.0, Ordering::Relaxed);
         }
-        counts.entries_read += u64::from(P::Arch::BLOCK);
-        counts.entries_written += 2 * u64::from(P::Arch::BLOCK);
+        counts.entries_read += u64::from(P::Arch::CONTIG_ENTRIES);
+        counts.entries_written += 2 * u64::from(P::Arch::CONTIG_ENTRIES);
     }
 
     /// Replaces the huge leaf or the absent entry at `index` of `node`, whose slot begins at
@@ -176,7 +176,7 @@ impl<P: Platform> PageTable<'_, P> {
         base: VirtAddr,
         counts: &mut Counts,
     ) -> Result<Frame, OutOfMemory> {
-        let table = self.pop_reserve(node.table).ok_or(OutOfMemory)?;
+        let table = self.withdraw_table(node.table).ok_or(OutOfMemory)?;
         let level = node.level - 1;
         init_table(self.memory, table, level);
         let slot = &self.slots(node.table)[index as usize];
@@ -227,13 +227,13 @@ impl<P: Platform> PageTable<'_, P> {
         let range = VirtRange::raw(base.0, base.0 + arch::table_span::<P::Arch>(1));
         let mut counts = Counts::default();
         memory.may_wait();
-        let reserve = new_table(memory, 1, &mut counts).ok_or(CollapseError::OutOfMemory)?;
+        let deposit = new_table(memory, 1, &mut counts).ok_or(CollapseError::OutOfMemory)?;
         let mut gather = Gather::new();
         let mut cursor = self.cursor(range, Depth::Floor(1));
-        let done = collapse_locked(&mut cursor, base, reserve, &mut gather);
+        let done = collapse_locked(&mut cursor, base, deposit, &mut gather);
         drop(cursor);
         if !done {
-            super::free_table(memory, reserve, &mut counts);
+            super::free_table(memory, deposit, &mut counts);
         }
         self.stats.add(&counts);
         self.finish(&mut gather);
@@ -244,7 +244,7 @@ impl<P: Platform> PageTable<'_, P> {
 fn collapse_locked<P: Platform>(
     cursor: &mut super::cursor::Cursor<'_, '_, P>,
     base: VirtAddr,
-    reserve: Frame,
+    deposit: Frame,
     gather: &mut Gather,
 ) -> bool {
     let tables = cursor.tables;
@@ -259,7 +259,7 @@ fn collapse_locked<P: Platform>(
     if first.0 & P::Arch::PRESENT == 0 || tables.live(node.table) != entries {
         return false;
     }
-    let frame = P::Arch::frame(P::Arch::unblock(first, 0));
+    let frame = P::Arch::frame(P::Arch::clear_contig(first, 0));
     let whole = tables.memory.frames.folio_of(frame);
     if !whole.is_some_and(|folio| folio.head == frame && folio.order == order) {
         return false;
@@ -286,7 +286,7 @@ fn collapse_locked<P: Platform>(
     tables.change_live(node.table, 0, entries);
     let leaf = P::Arch::leaf(frame, 2, P::Arch::attributes(gathered));
     parent_slot.store(leaf.0, Ordering::Release);
-    tables.push_reserve(parent.table, reserve);
+    tables.deposit_table(parent.table, deposit);
     cursor.counts.entries_written += 2 + u64::from(entries);
     tables.gather_subtree(node, 1, gather, &mut cursor.counts);
     true

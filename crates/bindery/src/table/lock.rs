@@ -7,7 +7,7 @@
 //! operations on ranges with different covers, neither above the other, share nothing.
 //!
 //! Where the range is exactly one slot of a table, that table is the cover, not the one that the
-//! slot names: whoever wants to unhook a table must hold its parent.
+//! slot names: whoever wants to detach a table must hold its parent.
 //!
 //! # In which order
 //! Pre-order: parents before children, lower addresses before higher ones. A move takes the locks
@@ -16,12 +16,12 @@
 //! 2. CPU B moves from Y to X: locks Y;
 //! 3. each waits for the other.
 //!
-//! There is one exception: a table that is unhooked is locked only to be marked, and may lie before an
-//! edge that is held already. So whoever unhooks keeps every move out of the
+//! There is one exception: a table that is detached is locked only to be marked, and may lie before an
+//! edge that is held already. So whoever detaches keeps every move out of the
 //! range, by holding its VMAs for writing:
 //! 1. CPU A unmaps pages up to an edge in table Y, and holds Y;
 //! 2. CPU B moves from X, in the middle of A's range, to Y: holds X, waits for Y;
-//! 3. CPU A unhooks X and waits for B to mark it.
+//! 3. CPU A detaches X and waits for B to mark it.
 //!
 //! # How the cover is found
 //! Without locks, inside a read section, so that no table is freed under the descent. The cover is
@@ -30,7 +30,7 @@
 //! 2. CPU B, holding X's parent, detaches X, locks it, marks it stray, unlocks it;
 //! 3. CPU A locks X. Without the mark it would now map pages where no walker comes.
 //!
-//! Of the tables that hang in an unhooked one, each is locked and marked too, but later: one at a time,
+//! Of the tables that hang in a detached one, each is locked and marked too, but later: one at a time,
 //! with no other lock held, before what stands in it is dropped. Until then whoever locks one finds by
 //! a second descent, as below, that it does not stand in the tree; and whoever has locked one before is
 //! waited for, and may go on meanwhile: no walker comes there any more. So what goes by one entry costs
@@ -83,7 +83,7 @@ pub(crate) const CHUNK_TABLES: u64 = 64;
 const CAPACITY: usize = 32;
 
 /// What the protocol needs to know of a tree of tables.
-pub(crate) trait Tree {
+pub(crate) trait LockTree {
     type Arch: Arch;
     /// Waits for the table's lock.
     fn lock(&self, table: Frame);
@@ -91,14 +91,14 @@ pub(crate) trait Tree {
     fn unlock(&self, table: Frame);
     /// Called each time a descent starts again.
     fn start_again(&self) {}
-    /// Whether the table was unhooked. Asked with its lock held.
+    /// Whether the table was detached. Asked with its lock held.
     fn is_stray(&self, table: Frame) -> bool;
     /// Whether somebody holds the table's lock. With acquire.
     fn is_locked(&self, table: Frame) -> bool;
     /// Whether somebody has narrowed entries of the table and not flushed yet ([`crate::tlb`]). With
     /// acquire.
     fn is_pending(&self, table: Frame) -> bool;
-    /// Marks the table as unhooked. Called with its lock held.
+    /// Marks the table as detached. Called with its lock held.
     fn mark_stray(&self, table: Frame);
     /// Takes that mark back. Called with its lock held.
     fn clear_stray(&self, table: Frame);
@@ -131,7 +131,7 @@ pub(crate) trait Tree {
 /// Whoever cleared the entry did so by a release store with the lock held. So the caller sees the
 /// lock held; or released, and then the flush is over or the count is above zero.
 #[inline]
-pub(crate) fn is_settled<T: Tree>(tree: &T, table: Frame) -> bool {
+pub(crate) fn is_saturated<T: LockTree>(tree: &T, table: Frame) -> bool {
     !tree.is_locked(table) && !tree.is_pending(table)
 }
 
@@ -141,9 +141,9 @@ pub(crate) enum Depth {
     /// All overlapping tables at this level and above.
     Floor(u8),
     /// Overlapping tables that the range covers only in part: those covered whole will be
-    /// unhooked, and are locked one at a time when they are marked.
+    /// detached, and are locked one at a time when they are marked.
     Edges,
-    /// As `Edges`, but tables of level 1 alone will be unhooked: those above are all locked.
+    /// As `Edges`, but tables of level 1 alone will be detached: those above are all locked.
     LeafEdges,
 }
 
@@ -245,19 +245,19 @@ impl LockSet {
     }
 
     /// Gives all locks back, the last first.
-    pub(crate) fn release<T: Tree>(&mut self, tree: &T) {
+    pub(crate) fn release<T: LockTree>(&mut self, tree: &T) {
         while let Some(table) = self.tables.pop() {
             tree.unlock(table);
         }
     }
 
-    fn acquire<T: Tree>(&mut self, tree: &T, table: Frame) {
+    fn acquire<T: LockTree>(&mut self, tree: &T, table: Frame) {
         tree.lock(table);
         self.admit(tree, table);
     }
 
     /// Takes over the lock of a table that hangs in the tree.
-    fn admit<T: Tree>(&mut self, tree: &T, table: Frame) {
+    fn admit<T: LockTree>(&mut self, tree: &T, table: Frame) {
         self.pending |= tree.is_pending(table);
         self.tables.push(table);
     }
@@ -281,7 +281,7 @@ fn slot_range<A: Arch>(base: VirtAddr, level: u8, index: u32) -> VirtRange {
 }
 
 /// Descends without locks to the cover of `range`, not below `floor`.
-fn find_cover<T: Tree>(tree: &T, root: Frame, range: VirtRange, floor: u8) -> Node {
+fn find_cover<T: LockTree>(tree: &T, root: Frame, range: VirtRange, floor: u8) -> Node {
     let mut node = Node { table: root, level: T::Arch::LEVELS };
     while node.level > floor {
         let slot = range.start().align_down(arch::span::<T::Arch>(node.level));
@@ -306,7 +306,7 @@ fn base_of<A: Arch>(node: Node, range: VirtRange) -> VirtAddr {
 
 /// Locks, in pre-order, the tables below `node` that overlap one of `ranges` (rising, disjoint).
 /// `false` where it stopped because there are enough.
-fn lock_below<T: Tree>(
+fn lock_below<T: LockTree>(
     tree: &T,
     node: Node,
     base: VirtAddr,
@@ -367,7 +367,11 @@ fn lock_below<T: Tree>(
 /// `stands` does not find it, in between: it is not locked then, and the descent starts again. Called
 /// inside the read section of the descent.
 #[inline]
-pub(crate) fn lock_found<T: Tree>(tree: &T, table: Frame, stands: impl FnOnce() -> bool) -> bool {
+pub(crate) fn lock_found<T: LockTree>(
+    tree: &T,
+    table: Frame,
+    stands: impl FnOnce() -> bool,
+) -> bool {
     tree.lock(table);
     if tree.is_stray(table) || !stands() {
         tree.unlock(table);
@@ -378,7 +382,7 @@ pub(crate) fn lock_found<T: Tree>(tree: &T, table: Frame, stands: impl FnOnce() 
 
 /// Locks what an operation on `range` needs, or on the front of it ([`LockSet::end_of`]), and returns
 /// the cover. Called inside a read section.
-pub(crate) fn lock_range<T: Tree>(
+pub(crate) fn lock_range<T: LockTree>(
     tree: &T,
     root: Frame,
     range: VirtRange,
@@ -403,18 +407,18 @@ pub(crate) struct End {
     /// What is locked.
     pub(crate) range: VirtRange,
     /// What the cover spans: the range, and around it what no table is in but those for the range.
-    pub(crate) hull: VirtRange,
+    pub(crate) freeable: VirtRange,
 }
 
 impl From<VirtRange> for End {
     fn from(range: VirtRange) -> Self {
-        Self { range, hull: range }
+        Self { range, freeable: range }
     }
 }
 
 /// Locks what a move between two disjoint ranges needs, in one pass, and returns the cover of
 /// each, in the order of the arguments. Called inside a read section.
-pub(crate) fn lock_pair<T: Tree>(
+pub(crate) fn lock_pair<T: LockTree>(
     tree: &T,
     root: Frame,
     one: End,
@@ -422,11 +426,11 @@ pub(crate) fn lock_pair<T: Tree>(
     floor: u8,
     set: &mut LockSet,
 ) -> (Node, Node) {
-    if one.hull.start() > other.hull.start() {
+    if one.freeable.start() > other.freeable.start() {
         let (low, high) = lock_pair(tree, root, other, one, floor, set);
         return (high, low);
     }
-    let (End { range: first, hull: low }, End { range: second, hull: high }) = (one, other);
+    let (End { range: first, freeable: low }, End { range: second, freeable: high }) = (one, other);
     let depth = Depth::Floor(floor);
     // The mover has cut its piece to size.
     set.entries = u32::MAX;
@@ -485,7 +489,7 @@ pub(crate) enum Keep {
 /// 1. CPU A, truncating, clears the entry that names table X, in which no guard stands;
 /// 2. CPU B locks X, which it had found before, puts a guard into it, and returns;
 /// 3. CPU A marks X stray, and drops what stands in it.
-pub(crate) fn try_mark_stray<T: Tree>(tree: &T, node: Node, keep: Keep) -> bool {
+pub(crate) fn try_mark_stray<T: LockTree>(tree: &T, node: Node, keep: Keep) -> bool {
     if keep == Keep::Nothing {
         return true;
     }
@@ -519,13 +523,13 @@ pub(crate) fn try_mark_stray<T: Tree>(tree: &T, node: Node, keep: Keep) -> bool 
     true
 }
 
-fn unmark<T: Tree>(tree: &T, table: Frame) {
+fn unmark<T: LockTree>(tree: &T, table: Frame) {
     tree.lock(table);
     tree.clear_stray(table);
     tree.unlock(table);
 }
 
-fn unmark_subtree<T: Tree>(tree: &T, node: Node) {
+fn unmark_subtree<T: LockTree>(tree: &T, node: Node) {
     unmark(tree, node.table);
     if node.level > 1 {
         for index in 0..arch::entries::<T::Arch>() {
@@ -538,7 +542,7 @@ fn unmark_subtree<T: Tree>(tree: &T, node: Node) {
 
 /// Marks the tables that hang in the table of `node`, which is detached and marked itself, and shows
 /// each to `met`. Returns how many there are. Called inside a read section, without locks.
-pub(crate) fn mark_children<T: Tree>(tree: &T, node: Node, met: &mut impl FnMut(Frame)) -> u32 {
+pub(crate) fn mark_children<T: LockTree>(tree: &T, node: Node, met: &mut impl FnMut(Frame)) -> u32 {
     let (live, mut children) = (tree.live(node.table), 0);
     for index in 0..arch::entries::<T::Arch>() {
         if children == live {
@@ -554,10 +558,10 @@ pub(crate) fn mark_children<T: Tree>(tree: &T, node: Node, met: &mut impl FnMut(
     children
 }
 
-/// Marks the table of `node`, just unhooked, and all below it as stray, in pre-order, and shows
+/// Marks the table of `node`, just detached, and all below it as stray, in pre-order, and shows
 /// each to `met` with the number of tables that hang in it. Tables at `held` and above are locked
 /// by the caller already.
-pub(crate) fn mark_subtree_stray<T: Tree>(
+pub(crate) fn mark_subtree_stray<T: LockTree>(
     tree: &T,
     node: Node,
     held: u8,

@@ -35,10 +35,10 @@ pub(crate) enum Standing {
     Pages {
         /// The frame of the first page.
         first: Frame,
-        /// The folio of which the pages are a run; `None` for the page of zeroes, which stands at
+        /// The folio of which the pages are a run; `None` for the zero page, which stands at
         /// each address of the stretch, and for single pages that are not ours.
         folio: Option<Folio>,
-        /// With accessed and dirty of the whole contiguous block, where they are in one.
+        /// With accessed and dirty of the whole contiguous run, where they are in one.
         attributes: Attributes,
     },
     /// Pages that were swapped out, or markers.
@@ -74,7 +74,7 @@ impl<P: Platform> PageTable<'_, P> {
                 let end = slot.saturating_add(span).min(range.end().0);
                 let leaf = arch::kind::<P::Arch>(raw, node.level) == Kind::Leaf;
                 let entry =
-                    if leaf && node.level == 1 { P::Arch::unblock(raw, index) } else { raw };
+                    if leaf && node.level == 1 { P::Arch::clear_contig(raw, index) } else { raw };
                 let part = VirtRange::raw(at.0, end);
                 self.memory.worked(1, 0);
                 if !f(Looked { entry, raw, node, index, range: part }) {
@@ -171,7 +171,7 @@ impl<P: Platform> PageTable<'_, P> {
                 Some(pages(P::Arch::frame(entry), P::Arch::attributes(entry)))
             }
             Kind::Absent => Some(match absent::decode::<P::Arch>(looked.raw)? {
-                Absent::Hidden { frame, accessed, dirty, soft_dirty, userfault } => {
+                Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault } => {
                     let attributes = Attributes {
                         accessed,
                         dirty,
@@ -191,15 +191,15 @@ impl<P: Platform> PageTable<'_, P> {
         }
     }
 
-    /// The leaf, with accessed and dirty of all entries of its contiguous block: the MMU may have
+    /// The leaf, with accessed and dirty of all entries of its contiguous run: the MMU may have
     /// set them in any.
     fn gathered(&self, looked: &Looked) -> Entry {
-        if looked.node.level > 1 || !P::Arch::is_block(looked.raw) {
+        if looked.node.level > 1 || !P::Arch::is_contig(looked.raw) {
             return looked.entry;
         }
         let slots = self.slots(looked.node.table);
-        let first = looked.index & !(P::Arch::BLOCK - 1);
-        (first..first + P::Arch::BLOCK)
+        let first = looked.index & !(P::Arch::CONTIG_ENTRIES - 1);
+        (first..first + P::Arch::CONTIG_ENTRIES)
             .map(|index| run::load(slots, index))
             .fold(looked.entry, P::Arch::gather)
     }

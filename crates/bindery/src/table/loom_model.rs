@@ -125,19 +125,19 @@ fn an_operation_holds_the_tables_of_every_level_that_it_reaches_into() {
 // Tables that go.
 
 #[test]
-fn an_operation_whose_table_is_unhooked_starts_again() {
+fn an_operation_whose_table_is_detached_starts_again() {
     let seen = hold([|cpu| cpu.operate(pages(1, 1)), |cpu| cpu.zap(pages(0, 4))], 1);
     assert!(seen.restarts.load(Relaxed) > 0);
 }
 
 #[test]
-fn an_operation_starts_again_also_if_a_table_above_its_own_is_unhooked() {
+fn an_operation_starts_again_also_if_a_table_above_its_own_is_detached() {
     let seen = hold([|cpu| cpu.operate(pages(1, 1)), |cpu| cpu.zap(pages(0, 16))], 1);
     assert!(seen.restarts.load(Relaxed) > 0);
 }
 
 #[test]
-fn two_operations_whose_table_is_unhooked_meet_in_the_new_one() {
+fn two_operations_whose_table_is_detached_meet_in_the_new_one() {
     let seen = explore(
         Omit::Nothing,
         [
@@ -145,7 +145,7 @@ fn two_operations_whose_table_is_unhooked_meet_in_the_new_one() {
             |cpu| cpu.zap(pages(0, 4)),
             |cpu| cpu.operate(pages(2, 1)),
         ],
-        |world| assert!(world.visits() == 2 && world.born() <= 1),
+        |world| assert!(world.visits() == 2 && world.tables_made() <= 1),
     );
     assert!(seen.restarts.load(Relaxed) > 0);
 }
@@ -157,7 +157,7 @@ fn a_lookup_without_locks_never_meets_a_freed_table() {
 }
 
 #[test]
-fn a_table_that_is_unhooked_on_two_levels_at_once_is_freed_once() {
+fn a_table_that_is_detached_on_two_levels_at_once_is_freed_once() {
     hold([|cpu| cpu.zap(pages(0, 4)), |cpu| cpu.zap(pages(0, 16))], 0);
 }
 
@@ -201,7 +201,7 @@ fn a_table_is_created_once_and_entered_by_both() {
     let seen = explore(
         Omit::Nothing,
         [|cpu| cpu.operate(pages(9, 1)), |cpu| cpu.operate(pages(10, 1))],
-        |world| assert_eq!((world.visits(), world.born()), (2, 1)),
+        |world| assert_eq!((world.visits(), world.tables_made()), (2, 1)),
     );
     assert!(seen.waits.load(Relaxed) > 0);
 }
@@ -211,12 +211,12 @@ fn tables_on_two_levels_are_created_once() {
     explore(
         Omit::Nothing,
         [|cpu| cpu.operate(pages(33, 1)), |cpu| cpu.operate(pages(34, 1))],
-        |world| assert_eq!((world.visits(), world.born()), (2, 2)),
+        |world| assert_eq!((world.visits(), world.tables_made()), (2, 2)),
     );
     explore(
         Omit::Nothing,
         [|cpu| cpu.operate(pages(33, 1)), |cpu| cpu.operate(pages(38, 1))],
-        |world| assert_eq!((world.visits(), world.born()), (2, 3)),
+        |world| assert_eq!((world.visits(), world.tables_made()), (2, 3)),
     );
 }
 
@@ -293,7 +293,7 @@ fn a_move_meets_others_in_the_table_that_is_created_for_its_target() {
     explore(
         Omit::Nothing,
         [|cpu| cpu.transfer(1, 9, 1), |cpu| cpu.operate(pages(10, 2))],
-        |world| assert_eq!((world.visits(), world.born()), (4, 1)),
+        |world| assert_eq!((world.visits(), world.tables_made()), (4, 1)),
     );
     explore(
         Omit::Nothing,
@@ -302,12 +302,12 @@ fn a_move_meets_others_in_the_table_that_is_created_for_its_target() {
             |cpu| cpu.transfer(10, 2, 1),
             |cpu| cpu.operate(pages(11, 1)),
         ],
-        |world| assert_eq!((world.visits(), world.born()), (5, 1)),
+        |world| assert_eq!((world.visits(), world.tables_made()), (5, 1)),
     );
 }
 
 #[test]
-fn a_move_whose_source_or_target_is_unhooked_starts_again() {
+fn a_move_whose_source_or_target_is_detached_starts_again() {
     for work in [
         [(|cpu| cpu.transfer(1, 5, 1)) as fn(&Cpu), |cpu| cpu.zap(pages(4, 4))],
         [|cpu| cpu.transfer(1, 5, 1), |cpu| cpu.zap(pages(0, 4))],
@@ -318,7 +318,7 @@ fn a_move_whose_source_or_target_is_unhooked_starts_again() {
 }
 
 #[test]
-fn a_move_that_empties_tables_unhooks_them_under_the_locks_of_both_ranges() {
+fn a_move_that_empties_tables_detaches_them_under_the_locks_of_both_ranges() {
     let seen = hold([|cpu| cpu.empty(pages(0, 4), 5), |cpu| cpu.operate(pages(1, 1))], 2);
     assert!(seen.restarts.load(Relaxed) > 0);
     for work in [
@@ -439,32 +439,32 @@ fn who_locks_the_source_and_then_the_target_waits_in_a_circle() {
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn who_moves_a_table_without_the_lock_of_the_vma_moves_it_under_a_fault() {
-    without(Omit::Gate, [|cpu| cpu.fault(1), |cpu| cpu.move_table(pages(0, 4), pages(8, 4), 2)]);
+    without(Omit::VmaLock, [|cpu| cpu.fault(1), |cpu| cpu.move_table(pages(0, 4), pages(8, 4), 2)]);
 }
 
 /// Marking takes locks out of order: of tables before an edge that is held already.
 /// 1. CPU A, unmapping pages 0 to 4, locks LEFT and, as its edge, Y;
 /// 2. CPU B, moving page 1 to 5, locks X and waits for Y;
-/// 3. CPU A unhooks X, and to mark it waits for B.
+/// 3. CPU A detaches X, and to mark it waits for B.
 ///
 /// An operation on one range cannot do that: it would have to hold LEFT.
 #[test]
 #[should_panic(expected = "deadlock")]
 fn who_unmaps_without_the_lock_of_the_vma_waits_in_a_circle_with_a_move() {
     without(
-        Omit::Gate,
+        Omit::VmaLock,
         [|cpu| cpu.with_vma(1, || cpu.transfer(1, 5, 1)), |cpu| cpu.unmap(pages(0, 5))],
     );
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn who_hooks_in_a_table_unlocked_meets_others_in_it() {
+fn who_installs_a_table_unlocked_meets_others_in_it() {
     without(Omit::LockedBirth, [|cpu| cpu.operate(pages(9, 1)), |cpu| cpu.operate(pages(10, 1))]);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn who_hooks_in_a_table_without_release_shows_it_half_made() {
+fn who_installs_a_table_without_release_shows_it_half_made() {
     without(Omit::Release, [|cpu| cpu.operate(pages(9, 1)), |cpu| cpu.operate(pages(10, 1))]);
 }

@@ -9,12 +9,12 @@ use crate::platform::Platform;
 use super::cursor::{Chunks, Cursor, Whole};
 use super::lock::Depth;
 use super::run::{self, What};
-use super::zap::free_one_reserve;
+use super::zap::free_deposit;
 use super::{OutOfMemory, PageTable, TablePool};
 
 impl<P: Platform> PageTable<'_, P> {
     /// Puts `marker` everywhere in `range`, in which nothing stands. One entry for each slot of
-    /// level 2 that is covered whole, with a table in reserve, one for each page else. On failure
+    /// level 2 that is covered whole, with a table on deposit, one for each page else. On failure
     /// what lies before is marked.
     pub(crate) fn mark(&self, range: VirtRange, marker: Marker) -> Result<(), OutOfMemory> {
         let entry = absent::encode::<P::Arch>(Absent::Marker(marker));
@@ -55,7 +55,7 @@ impl<P: Platform> PageTable<'_, P> {
                 cursor.counts.entries_written += u64::from(run.count);
                 self.change_live(run.node.table, 0, run.count);
                 if run.node.level > 1 {
-                    free_one_reserve(self.memory, run.node.table, &mut cursor.counts);
+                    free_deposit(self.memory, run.node.table, &mut cursor.counts);
                 }
             }
         }
@@ -71,9 +71,9 @@ fn mark_slot<'m, P: Platform>(
 ) -> Result<(), OutOfMemory> {
     let tables = cursor.tables;
     let table = cursor.table_at(part.start(), 2, pool)?;
-    let reserve = pool.take(1, &mut cursor.counts)?;
+    let deposit = pool.take(1, &mut cursor.counts)?;
     let index = arch::index_of::<P::Arch>(part.start(), 2);
-    tables.push_reserve(table, reserve);
+    tables.deposit_table(table, deposit);
     tables.note_guards(table);
     tables.publish_leaf(table, index, entry);
     cursor.counts.entries_written += 1;

@@ -6,14 +6,14 @@
 //! with everything below it by moving the one entry that names it.
 //!
 //! Entries are written only with the lock of their table held. The MMU also writes: accessed and
-//! dirty. An entry in which the MMU has nothing left to set ([`Arch::is_settled`]) is replaced by
+//! dirty. An entry in which the MMU has nothing left to set ([`Arch::is_saturated`]) is replaced by
 //! a plain store, every other one by an atomic exchange:
 //! 1. CPU A reads an entry that is clean;
 //! 2. CPU B's program writes to the page, its MMU sets dirty in the entry;
 //! 3. CPU A, with a plain store, clears the entry and remembers "clean": the write is lost.
 //!
 //! Wherever a leaf stands above level 1, the table that holds it keeps one empty table in
-//! *reserve* for it, so that splitting the leaf cannot fail.
+//! *deposit* for it, so that splitting the leaf cannot fail.
 //!
 //! | file | idea |
 //! |---|---|
@@ -58,9 +58,9 @@ use crate::arch::{self, Arch, Entry, Kind};
 use crate::frame::meta::{self, FrameMeta};
 use crate::platform::Platform;
 use crate::stats::{Counts, Stats};
-use crate::tlb::Presence;
+use crate::tlb::ActiveCpus;
 
-use lock::{Node, Tree};
+use lock::{LockTree, Node};
 use relocate::Moving;
 
 pub(crate) use pool::TablePool;
@@ -101,7 +101,7 @@ impl<P: Platform> Drop for ReadSection<'_, P> {
 /// is mapped can be found from the other side too (`rmap`).
 pub(crate) struct TreeState {
     pub(crate) root: Frame,
-    pub(crate) presence: Presence,
+    pub(crate) presence: ActiveCpus,
     pub(crate) stats: Stats,
     pub(crate) reach: Reach,
     /// The source of a move in several holds.
@@ -142,7 +142,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let root = new_table(memory, P::Arch::LEVELS, &mut counts)?;
         let state = TreeState {
             root,
-            presence: Presence::new(),
+            presence: ActiveCpus::new(),
             stats: Stats::default(),
             reach,
             moving: Moving::new(),
@@ -253,7 +253,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         true
     }
 
-    /// Changes the live count of a table whose lock the caller holds.
+    /// Changes the entry count of a table whose lock the caller holds.
     #[inline]
     pub(crate) fn change_live(&self, table: Frame, added: u32, removed: u32) {
         let count = &self.meta(table).word;
@@ -277,20 +277,20 @@ impl<'m, P: Platform> PageTable<'m, P> {
 
     /// Notes that entries of `from` may have come to `to`; the caller holds both locks.
     pub(crate) fn inherit_guards(&self, from: Frame, to: Frame) {
-        if Tree::has_guards(self, from) {
+        if LockTree::has_guards(self, from) {
             self.note_guards(to);
         }
     }
 
-    /// Puts an empty table into the reserve of `holder`, whose lock the caller holds.
-    pub(crate) fn push_reserve(&self, holder: Frame, table: Frame) {
+    /// Puts an empty table into the deposit of `holder`, whose lock the caller holds.
+    pub(crate) fn deposit_table(&self, holder: Frame, table: Frame) {
         let head = &self.meta(holder).owner;
         self.meta(table).next.store(head.load(Ordering::Relaxed), Ordering::Relaxed);
         head.store(table.0, Ordering::Relaxed);
     }
 
-    /// Takes a table out of the reserve of `holder`, whose lock the caller holds.
-    pub(crate) fn pop_reserve(&self, holder: Frame) -> Option<Frame> {
+    /// Takes a table out of the deposit of `holder`, whose lock the caller holds.
+    pub(crate) fn withdraw_table(&self, holder: Frame) -> Option<Frame> {
         let head = &self.meta(holder).owner;
         let table = link(head.load(Ordering::Relaxed))?;
         head.store(self.meta(table).next.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -309,7 +309,7 @@ pub(crate) fn link(value: u32) -> Option<Frame> {
     (value != meta::NONE).then_some(Frame(value))
 }
 
-/// A new empty table for `level`, locked, so that it can be hooked in at once.
+/// A new empty table for `level`, locked, so that it can be installed in at once.
 pub(crate) fn new_table<P: Platform>(
     memory: &Memory<P>,
     level: u8,
@@ -352,7 +352,7 @@ pub(crate) fn free_table<P: Platform>(memory: &Memory<P>, table: Frame, counts: 
     counts.tables_freed += 1;
 }
 
-impl<P: Platform> Tree for PageTable<'_, P> {
+impl<P: Platform> LockTree for PageTable<'_, P> {
     type Arch = P::Arch;
 
     #[inline]

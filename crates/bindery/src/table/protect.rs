@@ -174,16 +174,16 @@ fn rewrite<P: Platform>(
             P::Arch::write_protect(entry)
         }
     };
-    if P::Arch::BLOCK > 1 && run.node.level == 1 {
-        // A part may cut blocks that the run did not.
+    if P::Arch::CONTIG_ENTRIES > 1 && run.node.level == 1 {
+        // A part may cut contiguous runs that the run did not.
         cursor.unfold_edges(run);
     }
     let slots = tables.slots(run.node.table);
     let entries = &slots[run.index as usize..(run.index + run.count) as usize];
-    let blocks = run.node.level == 1
-        && entries.iter().any(|slot| P::Arch::is_block(Entry(slot.load(Ordering::Relaxed))));
-    if blocks && (difference != 0 || writable) {
-        // Entries of a block must agree in all but accessed and dirty, so the block is broken
+    let contigs = run.node.level == 1
+        && entries.iter().any(|slot| P::Arch::is_contig(Entry(slot.load(Ordering::Relaxed))));
+    if contigs && (difference != 0 || writable) {
+        // Entries of a contiguous run must agree in all but accessed and dirty, so the contiguous run is broken
         // first. Losing only the permission to write is safe in place: until the flush either
         // answer is right.
         break_and_make(cursor, run, change);
@@ -236,7 +236,7 @@ fn break_and_make<P: Platform>(
     cursor.counts.entries_written += 2 * u64::from(run.count);
 }
 
-/// Makes hidden leaves of the run.
+/// Makes `PROT_NONE` leaves of the run.
 fn hide<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, gather: &mut Gather) {
     let tables = cursor.tables;
     let slots = tables.slots(run.node.table);
@@ -246,18 +246,18 @@ fn hide<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, gather: &mut Gat
         let slot = &slots[index as usize];
         let raw = Entry(slot.load(Ordering::Relaxed));
         if run.node.level > 1 {
-            replace::<P::Arch>(slot, raw, hidden::<P::Arch>);
+            replace::<P::Arch>(slot, raw, prot_none::<P::Arch>);
             continue;
         }
-        if P::Arch::is_block(raw) && index & (P::Arch::BLOCK - 1) == 0 {
-            gathered = Some(suspend_block::<P::Arch>(slots, index));
-        } else if !P::Arch::is_block(raw) {
+        if P::Arch::is_contig(raw) && index & (P::Arch::CONTIG_ENTRIES - 1) == 0 {
+            gathered = Some(suspend_contig::<P::Arch>(slots, index));
+        } else if !P::Arch::is_contig(raw) {
             gathered = None;
         }
         replace::<P::Arch>(slot, Entry(slot.load(Ordering::Relaxed)), |entry| {
             let entry = Entry(entry.0 | P::Arch::PRESENT);
-            let entry = P::Arch::unblock(entry, index);
-            hidden::<P::Arch>(gathered.map_or(entry, |all| P::Arch::gather(entry, all)))
+            let entry = P::Arch::clear_contig(entry, index);
+            prot_none::<P::Arch>(gathered.map_or(entry, |all| P::Arch::gather(entry, all)))
         });
     }
     cursor.counts.entries_read += u64::from(run.count);
@@ -265,19 +265,19 @@ fn hide<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, gather: &mut Gat
     gather.stale(run.range::<P::Arch>(), run.node.level);
 }
 
-/// Takes the valid bit from all entries of a contiguous block, and only then gathers accessed and
-/// dirty: while one entry is valid, the MMU may set them there for any page of the block.
-fn suspend_block<A: Arch>(slots: &[AtomicU64], index: u32) -> Entry {
-    for slot in &slots[index as usize..(index + A::BLOCK) as usize] {
+/// Takes the valid bit from all entries of a contiguous run, and only then gathers accessed and
+/// dirty: while one entry is valid, the MMU may set them there for any page of the contiguous run.
+fn suspend_contig<A: Arch>(slots: &[AtomicU64], index: u32) -> Entry {
+    for slot in &slots[index as usize..(index + A::CONTIG_ENTRIES) as usize] {
         slot.fetch_and(!A::PRESENT, Ordering::Relaxed);
     }
-    run::leaves::<A>(slots, index, A::BLOCK, Equal::empty(), A::STEP, A::PRESENT).1
+    run::leaves::<A>(slots, index, A::CONTIG_ENTRIES, Equal::empty(), A::STEP, A::PRESENT).1
 }
 
-/// The hidden form of an unblocked leaf.
-fn hidden<A: Arch>(leaf: Entry) -> Entry {
+/// The `PROT_NONE` form of a leaf without it.
+fn prot_none<A: Arch>(leaf: Entry) -> Entry {
     let attributes = A::attributes(leaf);
-    absent::encode::<A>(absent::Absent::Hidden {
+    absent::encode::<A>(absent::Absent::ProtNone {
         frame: A::frame(leaf),
         accessed: attributes.accessed,
         dirty: attributes.dirty,
@@ -286,14 +286,14 @@ fn hidden<A: Arch>(leaf: Entry) -> Entry {
     })
 }
 
-/// Makes leaves of the run's hidden ones, and blocks where alignment allows; other absent entries
-/// stay as they are. Nothing has to be broken: what was hidden is in no TLB.
+/// Makes leaves of the run's `PROT_NONE` ones, and contiguous runs where alignment allows; other absent entries
+/// stay as they are. Nothing has to be broken: what was `PROT_NONE` is in no TLB.
 fn show<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, change: &Change) {
     let mut run = *run;
     while run.count > 0 {
         let slots = cursor.tables.slots(run.node.table);
-        let hidden = absent::decode::<P::Arch>(run::load(slots, run.index));
-        let Some(absent::Absent::Hidden { frame, userfault, .. }) = hidden else { return };
+        let prot_none = absent::decode::<P::Arch>(run::load(slots, run.index));
+        let Some(absent::Absent::ProtNone { frame, userfault, .. }) = prot_none else { return };
         let probe =
             P::Arch::leaf(frame, run.node.level, user_attributes(Permissions::READ, change.key));
         let (writable, alike) = writable_part(cursor, &run, probe, change);
@@ -319,21 +319,24 @@ fn show_part<P: Platform>(
     let slots = cursor.tables.slots(run.node.table);
     let level = run.node.level;
     let end = run.index + count;
-    let mut block_end = 0;
+    let mut contig_end = 0;
     for index in run.index..end {
         let slot = &slots[index as usize];
         let entry = Entry(slot.load(Ordering::Relaxed));
-        let Some(absent::Absent::Hidden { frame, accessed, dirty, soft_dirty, userfault }) =
+        let Some(absent::Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault }) =
             absent::decode::<P::Arch>(entry)
         else {
             continue;
         };
         let attributes = Attributes { accessed, dirty, soft_dirty, userfault, ..shown };
         let leaf = P::Arch::leaf(frame, level, attributes);
-        if level == 1 && arch::may_fold::<P::Arch>(leaf, index) && end - index >= P::Arch::BLOCK {
-            block_end = index + P::Arch::BLOCK;
+        if level == 1
+            && arch::may_fold::<P::Arch>(leaf, index)
+            && end - index >= P::Arch::CONTIG_ENTRIES
+        {
+            contig_end = index + P::Arch::CONTIG_ENTRIES;
         }
-        let leaf = if index < block_end { P::Arch::block(leaf, index) } else { leaf };
+        let leaf = if index < contig_end { P::Arch::set_contig(leaf, index) } else { leaf };
         slot.store(leaf.0, Ordering::Relaxed);
     }
     cursor.counts.entries_read += u64::from(count);

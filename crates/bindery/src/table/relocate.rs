@@ -80,7 +80,7 @@ pub(crate) struct Move {
     pub(crate) source: VirtRange,
     pub(crate) to: VirtAddr,
     /// `source`, and around it what nothing is mapped in: tables inside it are empty afterwards.
-    pub(crate) hull: VirtRange,
+    pub(crate) freeable: VirtRange,
 }
 
 impl<'m, P: Platform> PageTable<'m, P> {
@@ -145,8 +145,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
             let (node, _, entry) = self.peek(VirtAddr(at), counts);
             self.memory.worked(u64::from(P::Arch::LEVELS - node.level) + 1, 0);
             if entry.is_empty() && node.level > level {
-                if !lock::is_settled(self, node.table) {
-                    self.settle(node, VirtAddr(at), own);
+                if !lock::is_saturated(self, node.table) {
+                    self.wait_for_pending_flushes(node, VirtAddr(at), own);
                 }
                 let slot_end = (at | (arch::span::<P::Arch>(node.level) - 1)).saturating_add(1);
                 *offset += (slot_end - at).min(left);
@@ -179,7 +179,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// May wait for memory.
     ///
     /// Reads and writes the entries that are moved: one for each table that moves whole, one for
-    /// each base page else. One invalidation, and one for each contiguous block or huge leaf that
+    /// each base page else. One invalidation, and one for each contiguous run or huge leaf that
     /// the ends cut; emptied tables are in the gather.
     pub(crate) fn relocate(
         &self,
@@ -190,7 +190,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     ) -> Result<(), OutOfMemory> {
         let Some(piece) = piece else {
             // There may be empty tables.
-            self.unhook_source(what, gather);
+            self.detach_source(what, gather);
             return Ok(());
         };
         let mut pool = TablePool::new(self.memory);
@@ -210,17 +210,17 @@ impl<'m, P: Platform> PageTable<'m, P> {
         done
     }
 
-    /// Unhooks the tables that a move has emptied.
-    fn unhook_source(&self, what: &Move, gather: &mut Gather) {
+    /// Detaches the tables that a move has emptied.
+    fn detach_source(&self, what: &Move, gather: &mut Gather) {
         // Those at the edges stay, whatever is left in them.
         let span = arch::table_span::<P::Arch>(1);
-        let start = what.hull.start().0.next_multiple_of(span);
-        let end = what.hull.end().0 & !(span - 1);
+        let start = what.freeable.start().0.next_multiple_of(span);
+        let end = what.freeable.end().0 & !(span - 1);
         if start >= end {
             return;
         }
-        let hull = VirtRange::raw(start, end);
-        let emptied = self.zap(what.source, hull, Flush::BeforeUnlock, gather);
+        let freeable = VirtRange::raw(start, end);
+        let emptied = self.zap(what.source, freeable, Flush::BeforeUnlock, gather);
         debug_assert!(emptied.is_ok(), "an empty range has no leaf to split");
     }
 
@@ -261,10 +261,10 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let target = VirtRange::raw(to, to + piece.len);
         // One piece takes the tables that it empties along.
         let alone = locked.flush == PieceFlush::BeforeUnlock;
-        let cleared = if alone { what.hull } else { source };
+        let cleared = if alone { what.freeable } else { source };
         let section = ReadSection::enter(&self.memory.platform);
         let mut locks = LockSet::new();
-        let end = End { range: source, hull: cleared };
+        let end = End { range: source, freeable: cleared };
         let (source_cover, target_cover) =
             lock::lock_pair(self, self.root, end, target.into(), piece.level, &mut locks);
         locked.counts.tables_locked += locks.len() as u64;
@@ -302,7 +302,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         };
         if alone {
             if moved.is_ok() {
-                pair.unhook_emptied(pair.from, pair.from_base, cleared);
+                pair.detach_emptied(pair.from, pair.from_base, cleared);
             }
             self.flush(pair.gather, pair.counts);
         }

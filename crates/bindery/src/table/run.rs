@@ -18,7 +18,7 @@ pub(crate) enum What {
     /// Leaves of consecutive frames with the same attributes: the first, unblocked, with accessed
     /// and dirty of them all.
     Leaf(Entry),
-    /// Consecutive swap slots, consecutive hidden pages or equal markers: the first.
+    /// Consecutive swap slots, consecutive `PROT_NONE` pages or equal markers: the first.
     Absent(Entry),
 }
 
@@ -84,7 +84,7 @@ pub(crate) fn leaves<A: Arch>(
     restored: u64,
 ) -> (u32, Entry) {
     let mask = A::compare_mask(equal);
-    let first = A::unblock(Entry(load(slots, index).0 | restored), index);
+    let first = A::clear_contig(Entry(load(slots, index).0 | restored), index);
     let (mut any, mut all) = (first.0, first.0);
     let mut expected = first.0;
     let mut count = 1;
@@ -94,7 +94,7 @@ pub(crate) fn leaves<A: Arch>(
             break;
         }
         expected = expected.wrapping_add(step);
-        let entry = A::unblock(Entry(raw | restored), index + count);
+        let entry = A::clear_contig(Entry(raw | restored), index + count);
         if (entry.0 ^ expected) & mask != 0 {
             break;
         }
@@ -115,8 +115,9 @@ pub(crate) fn are_leaves<A: Arch>(
     step: u64,
     restored: u64,
 ) -> bool {
-    let entry =
-        |raw: &AtomicU64, index| A::unblock(Entry(raw.load(Ordering::Relaxed) | restored), index).0;
+    let entry = |raw: &AtomicU64, index| {
+        A::clear_contig(Entry(raw.load(Ordering::Relaxed) | restored), index).0
+    };
     let first = entry(&slots[0], index);
     let mut differ = 0;
     let mut compare = |slots: &[AtomicU64], passed: usize| {

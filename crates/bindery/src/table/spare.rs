@@ -98,7 +98,7 @@ impl<P: Platform> PageTable<'_, P> {
                     What::Table(table) => {
                         let node = Node { table, level: run.node.level - 1 };
                         if try_mark_stray(self, node, Keep::Guards) {
-                            self.unhook(&run, table, range, None, gather, &mut cursor.counts);
+                            self.detach(&run, table, range, None, gather, &mut cursor.counts);
                         } else {
                             // Nothing in it is suspended: a stretch must not reach over it.
                             let stretch = from.take().map(|from: VirtAddr| (from, run.at));
@@ -143,7 +143,7 @@ impl<P: Platform> PageTable<'_, P> {
             What::Absent(first) => match absent::decode::<P::Arch>(first) {
                 Some(Absent::Marker(Marker::Guard)) => true,
                 Some(Absent::Swap { .. }) => copies,
-                Some(Absent::Hidden { frame, .. }) => is_copy(frame),
+                Some(Absent::ProtNone { frame, .. }) => is_copy(frame),
                 _ => false,
             },
             What::Empty | What::Table(_) => false,

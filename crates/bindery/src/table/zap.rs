@@ -1,12 +1,12 @@
 //! Unmapping.
 //!
-//! A table that the range covers whole is unhooked by clearing the one entry that names it; what
+//! A table that the range covers whole is detached by clearing the one entry that names it; what
 //! stands in it is dropped later, after the flush, when nobody walks it any more. So unmapping
 //! 1 GiB writes one entry while locks are held and needs no room to remember 262,144 pages.
 //!
 //! ```text
 //! range      |  edge  |        whole tables        | edge |
-//! phase 1    | suspend|  unhook: one entry each    |suspend    under the locks
+//! phase 1    | suspend|  detach: one entry each    |suspend    under the locks
 //! flush      |---------------- once ----------------------|    under the locks
 //! phase 2    |  drop  |                            | drop |    under the locks
 //! finish              |       drop and free        |           without locks
@@ -34,7 +34,7 @@ use crate::stats::Counts;
 use crate::tlb::Gather;
 
 use super::cursor::{Chunks, Cursor, Whole};
-use super::lock::{Depth, Node, Tree, mark_children, mark_subtree_stray};
+use super::lock::{Depth, LockTree, Node, mark_children, mark_subtree_stray};
 use super::run::{self, Run, What};
 use super::{OutOfMemory, PageTable, Reach, ReadSection, free_table, level_of, link};
 
@@ -49,16 +49,16 @@ pub(crate) enum Flush {
 }
 
 impl<P: Platform> PageTable<'_, P> {
-    /// Unmaps everything in `range`, and frees the tables that `hull` covers, the range with what
+    /// Unmaps everything in `range`, and frees the tables that `freeable` covers, the range with what
     /// is free around it. They end up in the gather, flushed; the rest is given back already. The
     /// caller keeps faults out of the range.
     ///
     /// Reads the runs of the edges and one entry for each whole table. Fails only where a huge
-    /// leaf that must be split has no reserve; the runs before it are unmapped then.
+    /// leaf that must be split has no deposit; the runs before it are unmapped then.
     pub(crate) fn zap(
         &self,
         range: VirtRange,
-        hull: VirtRange,
+        freeable: VirtRange,
         flush: Flush,
         gather: &mut Gather,
     ) -> Result<(), OutOfMemory> {
@@ -69,20 +69,20 @@ impl<P: Platform> PageTable<'_, P> {
                 zap_locked(&mut cursor, range, Whole::Enter, flush, gather)?;
             }
         }
-        let mut left = hull;
+        let mut left = freeable;
         loop {
-            // Mostly the whole span: one entry unhooks a table with all that hangs in it. The gather's
+            // Mostly the whole span: one entry detaches a table with all that hangs in it. The gather's
             // own marks are flushed with the rest.
             let mut cursor = self.cursor_beside(left, Depth::Edges, Some(&*gather));
             zap_locked(&mut cursor, range, Whole::Yield, flush, gather)?;
-            left = VirtRange::raw(cursor.range().end().0, hull.end().0);
+            left = VirtRange::raw(cursor.range().end().0, freeable.end().0);
             if left.is_empty() {
                 return Ok(());
             }
         }
     }
 
-    /// Unhooks the tables for `addr` that are empty, from the lowest up: each is locked again from
+    /// Detaches the tables for `addr` that are empty, from the lowest up: each is locked again from
     /// one level higher and looked at again, since a fault may have filled it in between.
     pub(crate) fn prune(&self, addr: VirtAddr, gather: &mut Gather) {
         for level in 2..=P::Arch::LEVELS {
@@ -100,19 +100,19 @@ impl<P: Platform> PageTable<'_, P> {
             }
             let what = What::Table(table);
             let run = Run { at: slot.start(), node, index, count: 1, what };
-            self.unhook(&run, table, slot, Some(level - 1), gather, &mut cursor.counts);
-            // Under the lock: the neighbour's next fault may hook another table in its place, and
+            self.detach(&run, table, slot, Some(level - 1), gather, &mut cursor.counts);
+            // Under the lock: the neighbour's next fault may install another table in its place, and
             // no walker may then remember the old one.
             self.flush(gather, &mut cursor.counts);
         }
     }
 
-    /// Unhooks the table of `run`, in which at most `mapped` was mapped; it is freed when the
+    /// Detaches the table of `run`, in which at most `mapped` was mapped; it is freed when the
     /// gather is finished. With `held`, tables at that level and above are locked by the caller, and
     /// all are marked. Otherwise the table of the run alone is, and those below it are later, when no
     /// lock is held any more but before what stands in them is dropped: whoever locks one of them
     /// until then finds that it does not stand in the tree, and whoever has it locked is waited for.
-    pub(super) fn unhook(
+    pub(super) fn detach(
         &self,
         run: &Run,
         table: Frame,
@@ -139,16 +139,16 @@ impl<P: Platform> PageTable<'_, P> {
         if node.level == 1 {
             gather_table(self.memory, gather, table);
         } else {
-            let next = gather.detached.replace(table).map_or(meta::NONE, |next| next.0);
+            let next = gather.unscanned.replace(table).map_or(meta::NONE, |next| next.0);
             self.meta(table).next.store(next, Ordering::Relaxed);
         }
     }
 
-    /// Marks what hangs in the detached tables, and puts all of it on the list of unhooked ones. Called
+    /// Marks what hangs in the detached tables, and puts all of it on the list of detached ones. Called
     /// without locks and outside of read sections.
     pub(super) fn gather_detached(&self, gather: &mut Gather, counts: &mut Counts) {
-        while let Some(table) = gather.detached {
-            gather.detached = link(self.meta(table).next.load(Ordering::Relaxed));
+        while let Some(table) = gather.unscanned {
+            gather.unscanned = link(self.meta(table).next.load(Ordering::Relaxed));
             let node = Node { table, level: level_of(self.meta(table)) };
             self.gather_below(node, gather, counts);
         }
@@ -180,7 +180,7 @@ impl<P: Platform> PageTable<'_, P> {
         gather_table(self.memory, gather, node.table);
     }
 
-    /// Marks the unhooked table of `node` and all below it, and puts each on the gather's list, so
+    /// Marks the detached table of `node` and all below it, and puts each on the gather's list, so
     /// that dropping them is no search. Tables at `held` and above are locked by the caller.
     pub(crate) fn gather_subtree(
         &self,
@@ -222,7 +222,7 @@ fn zap_locked<P: Platform>(
         match run.what {
             What::Empty => {}
             What::Table(table) => {
-                tables.unhook(&run, table, mapped, None, gather, &mut cursor.counts);
+                tables.detach(&run, table, mapped, None, gather, &mut cursor.counts);
             }
             What::Leaf(_) => {
                 suspend(cursor, &run, gather);
@@ -258,7 +258,7 @@ pub(super) fn suspend<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, ga
     let slots = cursor.tables.slots(run.node.table);
     for slot in &slots[run.index as usize..(run.index + run.count) as usize] {
         let raw = slot.load(Ordering::Relaxed);
-        if P::Arch::is_settled(Entry(raw)) {
+        if P::Arch::is_saturated(Entry(raw)) {
             slot.store(raw & !P::Arch::PRESENT, Ordering::Relaxed);
         } else {
             slot.fetch_and(!P::Arch::PRESENT, Ordering::Relaxed);
@@ -308,7 +308,7 @@ pub(super) fn drop_suspended<P: Platform>(
                 slot.store(0, Ordering::Relaxed);
                 cursor.counts.entries_written += 1;
                 tables.change_live(node.table, 0, 1);
-                free_one_reserve(tables.memory, node.table, &mut cursor.counts);
+                free_deposit(tables.memory, node.table, &mut cursor.counts);
                 tables.memory.unmap_pages(leaf, pages, batch, &mut cursor.counts);
             }
             Kind::Empty | Kind::Leaf => {}
@@ -384,8 +384,8 @@ fn drop_single_pages<P: Platform>(
     for slot in slots {
         let raw = slot.load(Ordering::Relaxed);
         let entry = Entry(raw | restored);
-        // The pages of a block are those of a large folio.
-        if raw == 0 || entry.0 & P::Arch::PRESENT == 0 || P::Arch::is_block(entry) {
+        // The pages of a contiguous run are those of a large folio.
+        if raw == 0 || entry.0 & P::Arch::PRESENT == 0 || P::Arch::is_contig(entry) {
             break;
         }
         let folio = memory.frames.folio_of(P::Arch::frame(entry));
@@ -411,7 +411,7 @@ fn drop_run<P: Platform>(
     batch: &mut FreeBatch<'_, P>,
     counts: &mut Counts,
 ) -> u32 {
-    let entry = P::Arch::unblock(entry, index);
+    let entry = P::Arch::clear_contig(entry, index);
     let frame = P::Arch::frame(entry);
     // The zero page, and frames that are not ours, have no counts.
     let Some(folio) = memory.frames.folio_of(frame) else {
@@ -483,20 +483,16 @@ pub(super) fn drop_absent<P: Platform>(
     count: u32,
     counts: &mut Counts,
 ) {
-    if let Some(absent::Absent::Hidden { frame, dirty, .. }) = absent::decode::<P::Arch>(first) {
+    if let Some(absent::Absent::ProtNone { frame, dirty, .. }) = absent::decode::<P::Arch>(first) {
         let pages = count << arch::order_of_level::<P::Arch>(node.level);
         memory.unmap_frames(frame, pages, dirty, counts);
     }
     if node.level > 1 {
-        free_one_reserve(memory, node.table, counts);
+        free_deposit(memory, node.table, counts);
     }
 }
 
-pub(super) fn free_one_reserve<P: Platform>(
-    memory: &Memory<P>,
-    holder: Frame,
-    counts: &mut Counts,
-) {
+pub(super) fn free_deposit<P: Platform>(memory: &Memory<P>, holder: Frame, counts: &mut Counts) {
     let head = &memory.frames.meta(holder).owner;
     if let Some(table) = link(head.load(Ordering::Relaxed)) {
         let next = memory.frames.meta(table).next.load(Ordering::Relaxed);
@@ -505,15 +501,15 @@ pub(super) fn free_one_reserve<P: Platform>(
     }
 }
 
-/// Puts an unhooked table on the gather's list.
+/// Puts a detached table on the gather's list.
 pub(crate) fn gather_table<P: Platform>(memory: &Memory<P>, gather: &mut Gather, table: Frame) {
-    let next = gather.unhooked.map_or(meta::NONE, |next| next.0);
+    let next = gather.detached.map_or(meta::NONE, |next| next.0);
     memory.frames.meta(table).next.store(next, Ordering::Relaxed);
-    gather.unhooked = Some(table);
+    gather.detached = Some(table);
 }
 
-/// Drops all that stands in an unhooked table but the tables below it, after the flush. Readers may
-/// still see the entries, and know that they are only hints. The live count tells when the rest is
+/// Drops all that stands in a detached table but the tables below it, after the flush. Readers may
+/// still see the entries, and know that they are only hints. The entry count tells when the rest is
 /// empty.
 pub(crate) fn drop_contents<P: Platform>(
     memory: &Memory<P>,
@@ -545,6 +541,6 @@ pub(crate) fn drop_contents<P: Platform>(
         live -= 1;
     }
     while memory.frames.meta(table).owner.load(Ordering::Relaxed) != meta::NONE {
-        free_one_reserve(memory, table, counts);
+        free_deposit(memory, table, counts);
     }
 }

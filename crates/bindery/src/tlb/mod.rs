@@ -1,8 +1,8 @@
 //! Which TLBs may hold what, and the gather: flush first, free afterwards.
 //!
-//! An address space remembers the CPUs that have loaded it ([`Presence`]). What an operation takes
+//! An address space remembers the CPUs that have loaded it ([`ActiveCpus`]). What an operation takes
 //! out of a table collects in a [`Gather`]: the addresses to invalidate and the tables that were
-//! detached. The gather promises an order:
+//! unscanned. The gather promises an order:
 //!
 //! 1. the operation clears or narrows entries under the table locks;
 //! 2. [`Gather::flush`] makes every CPU that may hold the old entries forget them;
@@ -46,7 +46,7 @@
 //! A detached table is pending in its parent, which alone names it: the parent's lock is held from
 //! the cleared entry to the flush. An operation that passes over an empty entry without a lock looks
 //! whether the table is locked or pending after it has read the entry, and if so takes the lock
-//! (`PageTable::settle`):
+//! (`PageTable::wait_for_pending_flushes`):
 //! 1. CPU A punches a hole: under the lock of table P it clears the entry that names table C;
 //! 2. CPU B calls `mprotect(PROT_NONE)`, finds nothing below P, and would return;
 //! 3. CPU C stores through its translation, which came from table C.
@@ -69,7 +69,7 @@ use crate::table::lock::CHUNK_TABLES;
 
 /// What a CPU's TLB holds of an address space after the CPU has switched away from it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Leftovers {
+pub enum TlbOnLeave {
     /// Translations may remain (tagged with an ASID or PCID): keep sending invalidations.
     Kept,
     /// The switch flushed them.
@@ -77,11 +77,11 @@ pub enum Leftovers {
 }
 
 /// The CPUs whose TLBs may hold translations of one address space.
-pub(crate) struct Presence {
+pub(crate) struct ActiveCpus {
     cpus: [AtomicU64; MAX_CPUS / 64],
 }
 
-impl Presence {
+impl ActiveCpus {
     pub(crate) const fn new() -> Self {
         Self { cpus: [const { AtomicU64::new(0) }; MAX_CPUS / 64] }
     }
@@ -100,8 +100,8 @@ impl Presence {
 
     /// Called on `cpu` after it has loaded another root. Only the CPU itself takes its bit out:
     /// were it done for it, a CPU that loads the root at that moment would be missed.
-    pub(crate) fn leave(&self, cpu: Cpu, leftovers: Leftovers) {
-        if leftovers == Leftovers::Flushed {
+    pub(crate) fn leave(&self, cpu: Cpu, tlb_on_leave: TlbOnLeave) {
+        if tlb_on_leave == TlbOnLeave::Flushed {
             let cpu = usize::from(cpu.0) % MAX_CPUS;
             self.cpus[cpu / 64].fetch_and(!(1 << (cpu % 64)), Ordering::SeqCst);
         }
@@ -121,7 +121,7 @@ impl Presence {
 pub(crate) fn invalidate<P: Platform>(
     platform: &P,
     root: Frame,
-    presence: &Presence,
+    presence: &ActiveCpus,
     what: &Invalidation,
     counts: &mut Counts,
 ) {
@@ -146,11 +146,11 @@ pub(crate) struct Gather {
     /// Tables that this gather has marked as pending; the flush lowers their counts. A table that
     /// was marked twice is here twice.
     marks: ArrayVec<Frame, MARKS>,
-    /// Unhooked tables above level 1, of which what hangs in them is not on the next list yet.
+    /// Detached tables above level 1, of which what hangs in them is not on the next list yet.
+    pub(crate) unscanned: Option<Frame>,
+    /// Detached tables, linked through their metadata; what stands in them still counts as mapped.
     pub(crate) detached: Option<Frame>,
-    /// Unhooked tables, linked through their metadata; what stands in them still counts as mapped.
-    pub(crate) unhooked: Option<Frame>,
-    /// Unhooked tables of which nothing counts as mapped any more: readers may still be there.
+    /// Detached tables of which nothing counts as mapped any more: readers may still be there.
     pub(crate) emptied: DetachedTables,
     /// Whether what the tables hold must be counted down with the mutex held.
     stays: Stays,
@@ -176,8 +176,8 @@ impl Gather {
             level: u8::MAX,
             tables: Tables::Unchanged,
             marks: ArrayVec::new(),
+            unscanned: None,
             detached: None,
-            unhooked: None,
             emptied: DetachedTables::default(),
             stays: Stays::No,
         }
@@ -254,7 +254,7 @@ impl Gather {
         &mut self,
         platform: &P,
         root: Frame,
-        presence: &Presence,
+        presence: &ActiveCpus,
         counts: &mut Counts,
     ) {
         if let Some(range) = self.range.take() {
@@ -269,9 +269,9 @@ impl Gather {
         }
     }
 
-    /// Notes that the VMA stays from which pages were taken: another verb may remove it, and with it
+    /// Notes that the VMA stays from which pages were taken: another operation may remove it, and with it
     /// their owner, as soon as the mutex is free. So they are counted down before:
-    /// 1. CPU A discards pages, whose tables are detached, and releases the mutex;
+    /// 1. CPU A discards pages, whose tables are unscanned, and releases the mutex;
     /// 2. CPU B unmaps the VMA; a grace period later their anon group is freed;
     /// 3. CPU C finds one of the folios by its number: it is mapped, and names the group.
     ///

@@ -9,13 +9,13 @@ use bindery::{
 };
 use bindery_hosted::{Machine, Walk};
 
-use super::{Area, KernelCall, PURGED_TOGETHER, Source, Verb};
+use super::{Area, KernelCall, Operation, PURGED_TOGETHER, Source};
 use crate::bench::measure::{Subject, Tally};
 use crate::bench::workload::{Call, Script};
 use crate::size::{GIB, MIB};
 
 /// The kernel's half, or its beginning.
-fn window<A: Walk>() -> VirtRange {
+fn arena<A: Walk>() -> VirtRange {
     let top = PAGE_SHIFT + <A as Arch>::INDEX_BITS * u32::from(A::LEVELS);
     let start = VirtAddr(u64::MAX << (top - 1));
     VirtRange::from_len(start, 4 * GIB).expect("the half has more than 4 GiB")
@@ -42,9 +42,9 @@ impl<'m, A: Walk> Frames<'m, A> {
     /// There are not enough.
     pub fn take(memory: &'m Memory<Machine<A>>, script: &Script) -> Result<Self, String> {
         let cannot = |error: KernelMapError| format!("frames for the lists: {error}");
-        let owner = KernelMap::new(memory, window::<A>(), Reach::Table).map_err(cannot)?;
+        let owner = KernelMap::new(memory, arena::<A>(), Reach::Table).map_err(cannot)?;
         let listed = script.steps.iter().filter_map(|step| match step.call {
-            Call::Kernel(KernelCall { verb: Verb::Map, area }) => match area.source {
+            Call::Kernel(KernelCall { operation: Operation::Map, area }) => match area.source {
                 Source::Pages { order } | Source::Ranges { order, .. } => Some((area, order)),
                 Source::Device(_) | Source::New(_) => None,
             },
@@ -100,8 +100,7 @@ impl<'m, A: Walk> KernelEngine<'m, A> {
         frames: &'m Frames<'m, A>,
         reach: Reach,
     ) -> Result<Self, String> {
-        let map =
-            KernelMap::new(memory, window::<A>(), reach).map_err(|error| error.to_string())?;
+        let map = KernelMap::new(memory, arena::<A>(), reach).map_err(|error| error.to_string())?;
         // The last area that shares a purge makes it due.
         map.set_purge_limit((PURGED_TOGETHER >> PAGE_SHIFT) - 1);
         Ok(Self { memory, map, frames, areas: VecDeque::new() })
@@ -167,10 +166,10 @@ impl<A: Walk> Subject for KernelEngine<'_, A> {
         let Call::Kernel(call) = call else {
             return Err(format!("{}: not a call to a kernel map", call.name()));
         };
-        let result = match call.verb {
-            Verb::Map => self.make(call)?,
-            Verb::Protect => self.protect(call.area.bytes),
-            Verb::Unmap => self.unmap(call.area.source),
+        let result = match call.operation {
+            Operation::Map => self.make(call)?,
+            Operation::Protect => self.protect(call.area.bytes),
+            Operation::Unmap => self.unmap(call.area.source),
         };
         // What the calls have put off counts as their work.
         self.memory.drain_deferred();

@@ -3,7 +3,7 @@
 //! - Map: an entry for each piece, a hook for each table that is missing under the root's entries,
 //!   where areas lie as close as their guard pages and the alignment of their pieces allow. Nothing
 //!   is invalidated, unless the MMU may remember that nothing was there (RISC-V).
-//! - Protect: entries are written once; those in contiguous blocks twice, since architectures demand
+//! - Protect: entries are written once; those in contiguous runs twice, since architectures demand
 //!   that a block is broken first. One invalidation an area.
 //! - Unmap: entries are cleared once, for whoever walks the tables in software; one invalidation for
 //!   all areas. That tables leave with them is housekeeping, and not counted.
@@ -11,17 +11,17 @@
 use bindery::Pieces;
 use bindery::addr::PAGE_SIZE;
 
-use super::{Area, KernelCall, Source, Verb};
+use super::{Area, KernelCall, Operation, Source};
 use crate::bench::floor::{Floor, Geometry, Hooks, Piece, pieces};
 use crate::bench::workload::range;
 
 /// What `call` needs, for all its areas, where nothing else is mapped.
 pub fn floor(call: KernelCall, geometry: Geometry) -> Floor {
-    let KernelCall { verb, area, .. } = call;
+    let KernelCall { operation, area, .. } = call;
     let areas = call.areas();
     let single = u64::from(geometry.remembers_invalid);
-    match verb {
-        Verb::Map => {
+    match operation {
+        Operation::Map => {
             let mut hooks = Hooks::default();
             let mut entries_written = 0;
             for start in starts(call, geometry) {
@@ -32,10 +32,10 @@ pub fn floor(call: KernelCall, geometry: Geometry) -> Floor {
                     entries_written += 1;
                 }
             }
-            let tables_hooked = hooks.count();
-            Floor { entries_written, tables_hooked, invalidations: areas * single }
+            let tables_installed = hooks.count();
+            Floor { entries_written, tables_installed, invalidations: areas * single }
         }
-        Verb::Protect => {
+        Operation::Protect => {
             let start = starts(call, geometry).next().unwrap_or(0);
             let (mut entries, mut in_blocks) = (0, 0);
             for (_, folded) in leaves(area, start, geometry) {
@@ -45,14 +45,14 @@ pub fn floor(call: KernelCall, geometry: Geometry) -> Floor {
             let invalidations = if in_blocks > 0 { 1 + single } else { 1 };
             Floor {
                 entries_written: areas * (entries + in_blocks),
-                tables_hooked: 0,
+                tables_installed: 0,
                 invalidations: areas * invalidations,
             }
         }
-        Verb::Unmap => {
+        Operation::Unmap => {
             let start = starts(call, geometry).next().unwrap_or(0);
             let entries = leaves(area, start, geometry).len() as u64;
-            Floor { entries_written: areas * entries, tables_hooked: 0, invalidations: 1 }
+            Floor { entries_written: areas * entries, tables_installed: 0, invalidations: 1 }
         }
     }
 }
@@ -76,7 +76,7 @@ fn largest_leaf(area: Area, geometry: Geometry) -> u8 {
     }
 }
 
-/// Bytes of a contiguous block of leaves at `level`; 0 where an area has none of them.
+/// Bytes of a contiguous run of leaves at `level`; 0 where an area has none of them.
 fn block(area: Area, level: u8, geometry: Geometry) -> u64 {
     let base = largest_leaf(area, geometry) == 1;
     if base || level > geometry.largest_block {
@@ -86,7 +86,7 @@ fn block(area: Area, level: u8, geometry: Geometry) -> u64 {
     }
 }
 
-/// The entries of an area at `start`, each with whether it is part of a contiguous block.
+/// The entries of an area at `start`, each with whether it is part of a contiguous run.
 fn leaves(area: Area, start: u64, geometry: Geometry) -> Vec<(Piece, bool)> {
     let top = largest_leaf(area, geometry);
     let mut leaves = Vec::new();
@@ -148,53 +148,53 @@ mod tests {
         ..X86_64
     };
 
-    fn of(verb: Verb, bytes: u64, source: Source, geometry: Geometry) -> (u64, u64, u64) {
-        let call = KernelCall { verb, area: Area { bytes, source } };
-        let Floor { entries_written, tables_hooked, invalidations } = floor(call, geometry);
-        (entries_written, tables_hooked, invalidations)
+    fn of(operation: Operation, bytes: u64, source: Source, geometry: Geometry) -> (u64, u64, u64) {
+        let call = KernelCall { operation, area: Area { bytes, source } };
+        let Floor { entries_written, tables_installed, invalidations } = floor(call, geometry);
+        (entries_written, tables_installed, invalidations)
     }
 
     #[test]
     fn areas_of_base_pages_lie_close_together() {
         // 32 times 257 pages are 17 tables, of one table above them.
         let base = Source::New(Pieces::Base);
-        assert_eq!(of(Verb::Map, MIB, base, X86_64), (8_192, 18, 0));
-        assert_eq!(of(Verb::Map, MIB, base, SV39), (8_192, 17, 32));
-        assert_eq!(of(Verb::Map, MIB, Source::Pages { order: 0 }, AARCH64), (8_192, 18, 0));
+        assert_eq!(of(Operation::Map, MIB, base, X86_64), (8_192, 18, 0));
+        assert_eq!(of(Operation::Map, MIB, base, SV39), (8_192, 17, 32));
+        assert_eq!(of(Operation::Map, MIB, Source::Pages { order: 0 }, AARCH64), (8_192, 18, 0));
     }
 
     #[test]
     fn devices_lie_at_multiples_of_their_size() {
         for from in [0x3_0000_0000, 0x3_0000_0000 + 64 * KIB] {
             let device = Source::Device(PhysAddr(from));
-            assert_eq!(of(Verb::Map, MIB, device, AARCH64), (8_192, 33, 0));
+            assert_eq!(of(Operation::Map, MIB, device, AARCH64), (8_192, 33, 0));
         }
     }
 
     #[test]
     fn large_leaves_need_no_table_of_base_pages() {
         let new = Source::New(Pieces::Largest);
-        assert_eq!(of(Verb::Map, 16 * MIB, new, X86_64), (16, 1, 0));
-        assert_eq!(of(Verb::Map, 16 * MIB, new, SV39), (16, 0, 2));
-        assert_eq!(of(Verb::Unmap, 16 * MIB, new, X86_64), (16, 0, 1));
+        assert_eq!(of(Operation::Map, 16 * MIB, new, X86_64), (16, 1, 0));
+        assert_eq!(of(Operation::Map, 16 * MIB, new, SV39), (16, 0, 2));
+        assert_eq!(of(Operation::Unmap, 16 * MIB, new, X86_64), (16, 0, 1));
     }
 
     #[test]
     fn blocks_are_broken_before_they_change() {
         let new = Source::New(Pieces::Largest);
-        assert_eq!(of(Verb::Protect, MIB, new, X86_64), (8_192, 0, 32));
-        assert_eq!(of(Verb::Protect, MIB, new, AARCH64), (16_384, 0, 32));
-        assert_eq!(of(Verb::Protect, MIB, new, SV39), (16_384, 0, 64));
+        assert_eq!(of(Operation::Protect, MIB, new, X86_64), (8_192, 0, 32));
+        assert_eq!(of(Operation::Protect, MIB, new, AARCH64), (16_384, 0, 32));
+        assert_eq!(of(Operation::Protect, MIB, new, SV39), (16_384, 0, 64));
         let base = Source::New(Pieces::Base);
-        assert_eq!(of(Verb::Protect, MIB, base, AARCH64), (8_192, 0, 32));
+        assert_eq!(of(Operation::Protect, MIB, base, AARCH64), (8_192, 0, 32));
     }
 
     #[test]
     fn a_list_is_unmapped_with_one_invalidation() {
         let list = Source::Pages { order: 8 };
-        assert_eq!(of(Verb::Unmap, MIB, list, AARCH64), (8_192, 0, 1));
-        assert_eq!(of(Verb::Unmap, 100 * MIB, list, AARCH64), (25_600, 0, 1));
+        assert_eq!(of(Operation::Unmap, MIB, list, AARCH64), (8_192, 0, 1));
+        assert_eq!(of(Operation::Unmap, 100 * MIB, list, AARCH64), (25_600, 0, 1));
         // 50 tables and one above; blocks begin at multiples of 64 KiB.
-        assert_eq!(of(Verb::Map, 100 * MIB, list, AARCH64), (25_600, 51, 0));
+        assert_eq!(of(Operation::Map, 100 * MIB, list, AARCH64), (25_600, 51, 0));
     }
 }

@@ -36,13 +36,13 @@ const PURGED_TOGETHER: u64 = 32 << 20;
 /// One call to a kernel map, made for several areas of one kind, one after the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KernelCall {
-    pub verb: Verb,
+    pub operation: Operation,
     pub area: Area,
 }
 
 /// What is done with the areas.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Verb {
+pub enum Operation {
     /// They are made.
     Map,
     /// Their memory becomes read-only.
@@ -79,15 +79,15 @@ impl KernelCall {
 
     /// The name that error messages give it.
     pub fn name(self) -> &'static str {
-        match (self.verb, self.area.source) {
-            (Verb::Map, Source::Device(_)) => "ioremap",
-            (Verb::Map, Source::New(_)) => "vmalloc",
-            (Verb::Map, Source::Pages { .. }) => "vmap",
-            (Verb::Map, Source::Ranges { .. }) => "vmap_ranges",
-            (Verb::Protect, _) => "protect",
-            (Verb::Unmap, Source::Device(_)) => "iounmap",
-            (Verb::Unmap, Source::New(_)) => "vfree",
-            (Verb::Unmap, Source::Pages { .. } | Source::Ranges { .. }) => "vunmap",
+        match (self.operation, self.area.source) {
+            (Operation::Map, Source::Device(_)) => "ioremap",
+            (Operation::Map, Source::New(_)) => "vmalloc",
+            (Operation::Map, Source::Pages { .. }) => "vmap",
+            (Operation::Map, Source::Ranges { .. }) => "vmap_ranges",
+            (Operation::Protect, _) => "protect",
+            (Operation::Unmap, Source::Device(_)) => "iounmap",
+            (Operation::Unmap, Source::New(_)) => "vfree",
+            (Operation::Unmap, Source::Pages { .. } | Source::Ranges { .. }) => "vunmap",
         }
     }
 }

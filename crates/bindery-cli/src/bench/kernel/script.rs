@@ -3,7 +3,7 @@
 use bindery::Pieces;
 use bindery::addr::PhysAddr;
 
-use super::{Area, KernelCall, Source, Verb};
+use super::{Area, KernelCall, Operation, Source};
 use crate::bench::floor::Geometry;
 use crate::bench::workload::{Call, Effort, Script, Workload};
 use crate::size::{FolioSize, KIB, MIB};
@@ -21,33 +21,36 @@ pub fn script(geometry: Geometry) -> Script {
     let pages = |bytes, order| Area { bytes, source: Source::Pages { order } };
     let frames_alone = |pieces| Area { bytes: MIB, source: Source::Ranges { order: 8, pieces } };
 
-    script.of(device(DEVICE), [("ioremap 1 MiB", Verb::Map), ("iounmap", Verb::Unmap)]);
+    script.of(device(DEVICE), [("ioremap 1 MiB", Operation::Map), ("iounmap", Operation::Unmap)]);
     script.publish("ioremap 1 MiB", 1.2);
     script.of(
         device(DEVICE + 64 * KIB),
-        [("ioremap off by 64 KiB", Verb::Map), ("iounmap off by 64 KiB", Verb::Unmap)],
+        [("ioremap off by 64 KiB", Operation::Map), ("iounmap off by 64 KiB", Operation::Unmap)],
     );
 
     let base = [
-        ("vmalloc 1 MiB, base", Verb::Map),
-        ("protect, base", Verb::Protect),
-        ("vfree, base", Verb::Unmap),
+        ("vmalloc 1 MiB, base", Operation::Map),
+        ("protect, base", Operation::Protect),
+        ("vfree, base", Operation::Unmap),
     ];
     script.of(new(MIB, Pieces::Base), base);
     let huge = [
-        ("vmalloc 1 MiB, huge", Verb::Map),
-        ("protect, huge", Verb::Protect),
-        ("vfree, huge", Verb::Unmap),
+        ("vmalloc 1 MiB, huge", Operation::Map),
+        ("protect, huge", Operation::Protect),
+        ("vfree, huge", Operation::Unmap),
     ];
     script.of(new(MIB, Pieces::Largest), huge);
-    script.of(frames_alone(Pieces::Base), [("mapping alone, base", Verb::Map)]);
-    script
-        .untimed(Call::Kernel(KernelCall { verb: Verb::Unmap, area: frames_alone(Pieces::Base) }));
-    script.of(frames_alone(Pieces::Largest), [("mapping alone, huge", Verb::Map)]);
+    script.of(frames_alone(Pieces::Base), [("mapping alone, base", Operation::Map)]);
+    script.untimed(Call::Kernel(KernelCall {
+        operation: Operation::Unmap,
+        area: frames_alone(Pieces::Base),
+    }));
+    script.of(frames_alone(Pieces::Largest), [("mapping alone, huge", Operation::Map)]);
     script.publish("mapping alone, huge", 1.5);
-    let unmap = KernelCall { verb: Verb::Unmap, area: frames_alone(Pieces::Largest) };
+    let unmap = KernelCall { operation: Operation::Unmap, area: frames_alone(Pieces::Largest) };
     script.untimed(Call::Kernel(unmap));
-    let large = [("vmalloc 16 MiB, huge", Verb::Map), ("vfree 16 MiB, huge", Verb::Unmap)];
+    let large =
+        [("vmalloc 16 MiB, huge", Operation::Map), ("vfree 16 MiB, huge", Operation::Unmap)];
     script.of(new(16 * MIB, Pieces::Largest), large);
 
     let orders = [
@@ -56,11 +59,11 @@ pub fn script(geometry: Geometry) -> Script {
         (8, "vmap 1 MiB, order 8", "vunmap, order 8"),
     ];
     for (order, map, unmap) in orders {
-        script.of(pages(MIB, order), [(map, Verb::Map), (unmap, Verb::Unmap)]);
+        script.of(pages(MIB, order), [(map, Operation::Map), (unmap, Operation::Unmap)]);
     }
     script.publish("vmap 1 MiB, order 0", 1.0);
     script.publish("vmap 1 MiB, order 8", 5.6);
-    let all = [("vmap 100 MiB, order 8", Verb::Map), ("vunmap 100 MiB", Verb::Unmap)];
+    let all = [("vmap 100 MiB, order 8", Operation::Map), ("vunmap 100 MiB", Operation::Unmap)];
     script.of(pages(100 * MIB, 8), all);
     script.publish("vmap 100 MiB, order 8", 8.3);
     script
@@ -68,9 +71,9 @@ pub fn script(geometry: Geometry) -> Script {
 
 impl Script {
     /// Calls for areas of one kind, each a phase.
-    fn of<const N: usize>(&mut self, area: Area, calls: [(&str, Verb); N]) {
-        for (name, verb) in calls {
-            self.timed(name, Call::Kernel(KernelCall { verb, area }));
+    fn of<const N: usize>(&mut self, area: Area, calls: [(&str, Operation); N]) {
+        for (name, operation) in calls {
+            self.timed(name, Call::Kernel(KernelCall { operation, area }));
         }
     }
 

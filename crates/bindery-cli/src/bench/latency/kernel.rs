@@ -13,9 +13,9 @@ use crate::size::{GIB, MIB, show_bytes};
 /// A call that failed, by name.
 pub fn measure<A: Walk>(meter: &mut Meter<'_, A>, extent: &Extent) -> Result<(), String> {
     let top = PAGE_SHIFT + <A as Arch>::INDEX_BITS * u32::from(A::LEVELS);
-    let window = VirtRange::from_len(VirtAddr(u64::MAX << (top - 1)), 8 * GIB)
+    let arena = VirtRange::from_len(VirtAddr(u64::MAX << (top - 1)), 8 * GIB)
         .ok_or("the kernel's half has no 8 GiB")?;
-    let map = KernelMap::new(meter.memory, window, Reach::Table)
+    let map = KernelMap::new(meter.memory, arena, Reach::Table)
         .map_err(|error| format!("a kernel map: {error}"))?;
     for size in [MIB, extent.dense] {
         for (options, pieces) in

@@ -117,7 +117,7 @@ unsafe impl<A: Walk> Platform for Measured<A> {
     type SpinLock = <Machine<A> as Platform>::SpinLock;
 
     pass_on! { machine:
-        window invalidate invalidate_local invalidate_kernel publish_entries cpu relax park unpark
+        direct_map invalidate invalidate_local invalidate_kernel publish_entries cpu relax park unpark
         grace_period seed fatal_signal allocation_may_wait frames_released
     }
 

@@ -1,6 +1,6 @@
 //! What programs do: loads, stores, fetches, `fork`.
 
-use bindery::Verb;
+use bindery::Operation;
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery_hosted::{Program, Walk};
 
@@ -92,7 +92,7 @@ impl<A: Walk> Stage<'_, A> {
                 Outcome::Done
             }
             // As `clone(2)`: whatever is missing, it is memory.
-            Err(error) => Outcome::Failure(Failure::of_errno(error.errno(Verb::Mmap))),
+            Err(error) => Outcome::Failure(Failure::of_errno(error.errno(Operation::Mmap))),
         };
         if outcome != Outcome::Done {
             self.no_process(child, ended(line, &outcome));

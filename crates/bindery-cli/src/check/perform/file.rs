@@ -1,7 +1,7 @@
 //! What is done to shared memory and files.
 
 use bindery::linux::{self, OpenFile};
-use bindery::{Errno, FileAccess, Object, Pager, Verb};
+use bindery::{Errno, FileAccess, Object, Operation, Pager};
 use bindery_hosted::{Machine, Walk};
 
 use super::ended;
@@ -116,7 +116,7 @@ impl<'m, A: Walk> Stage<'m, A> {
         let number = self.next_disk_file();
         let disk = self.disk;
         disk.resize(number, size).map_err(|_| Errno::EIO)?;
-        self.memory.file(disk, number, size).map_err(|error| error.errno(Verb::Object))
+        self.memory.file(disk, number, size).map_err(|error| error.errno(Operation::Object))
     }
 
     /// An object is there, or is not: it is opened under its name.

@@ -11,7 +11,7 @@ use super::super::observation::{
     FILE_PAGES_LOOKED_AT, LONGEST, Outcome, digest_of_bytes, header, put_bytes, significant,
     stamped,
 };
-use super::super::operation::{Operation, Verb};
+use super::super::operation::{Operation, OperationKind};
 use super::super::place::{ALL_FILES, PAGE, SCRATCH, in_region};
 use super::super::words::{Shared, Sink};
 use super::access;
@@ -65,24 +65,24 @@ pub fn call(number: libc::c_long, a: [u64; 6]) -> i64 {
     returned
 }
 
-fn number_of(verb: Verb) -> libc::c_long {
-    match verb {
-        Verb::Mmap => libc::SYS_mmap,
-        Verb::Munmap => libc::SYS_munmap,
-        Verb::Mremap => libc::SYS_mremap,
-        Verb::Mprotect => libc::SYS_mprotect,
-        Verb::Madvise => libc::SYS_madvise,
-        Verb::Brk => libc::SYS_brk,
-        Verb::Mlock => libc::SYS_mlock,
-        Verb::Mlock2 => libc::SYS_mlock2,
-        Verb::Munlock => libc::SYS_munlock,
-        Verb::Mlockall => libc::SYS_mlockall,
-        Verb::Munlockall => libc::SYS_munlockall,
-        Verb::Mincore => libc::SYS_mincore,
-        Verb::Msync => libc::SYS_msync,
-        Verb::Mseal => libc::SYS_mseal,
-        Verb::Ftruncate => libc::SYS_ftruncate,
-        Verb::Fallocate => libc::SYS_fallocate,
+fn number_of(operation: OperationKind) -> libc::c_long {
+    match operation {
+        OperationKind::Mmap => libc::SYS_mmap,
+        OperationKind::Munmap => libc::SYS_munmap,
+        OperationKind::Mremap => libc::SYS_mremap,
+        OperationKind::Mprotect => libc::SYS_mprotect,
+        OperationKind::Madvise => libc::SYS_madvise,
+        OperationKind::Brk => libc::SYS_brk,
+        OperationKind::Mlock => libc::SYS_mlock,
+        OperationKind::Mlock2 => libc::SYS_mlock2,
+        OperationKind::Munlock => libc::SYS_munlock,
+        OperationKind::Mlockall => libc::SYS_mlockall,
+        OperationKind::Munlockall => libc::SYS_munlockall,
+        OperationKind::Mincore => libc::SYS_mincore,
+        OperationKind::Msync => libc::SYS_msync,
+        OperationKind::Mseal => libc::SYS_mseal,
+        OperationKind::Ftruncate => libc::SYS_ftruncate,
+        OperationKind::Fallocate => libc::SYS_fallocate,
         other => unreachable!("{other:?} is no system call of that name"),
     }
 }
@@ -138,15 +138,15 @@ impl Player<'_> {
     }
 
     fn act(&mut self, step: usize, operation: &Operation) -> Next {
-        match operation.verb {
-            Verb::Fork => self.fork(step),
-            Verb::Switch => {
+        match operation.operation {
+            OperationKind::Fork => self.fork(step),
+            OperationKind::Switch => {
                 self.observe(step, Outcome::Returned(0));
                 let Some(other) = &self.other else { return Next::Step(step + 1) };
                 tell(other.tell, step as u64 + 1);
                 self.wait()
             }
-            Verb::Exit => self.exit(step),
+            OperationKind::Exit => self.exit(step),
             _ => {
                 let outcome = self.perform(operation);
                 self.begin(step, outcome);
@@ -285,12 +285,12 @@ impl Player<'_> {
 
     fn perform(&mut self, operation: &Operation) -> Outcome {
         let a = operation.arguments;
-        match operation.verb {
-            Verb::Load => access::load(a[0]).into(),
-            Verb::Store => access::store(a[0], a[1]).map(|()| 0).into(),
-            Verb::Mmap => self.map(libc::SYS_mmap, a, a[1]),
-            Verb::Mremap => self.map(libc::SYS_mremap, a, a[2]),
-            Verb::ProcessMadvise => {
+        match operation.operation {
+            OperationKind::Load => access::load(a[0]).into(),
+            OperationKind::Store => access::store(a[0], a[1]).map(|()| 0).into(),
+            OperationKind::Mmap => self.map(libc::SYS_mmap, a, a[1]),
+            OperationKind::Mremap => self.map(libc::SYS_mremap, a, a[2]),
+            OperationKind::ProcessMadvise => {
                 let count = operation.ranges.len() as u64;
                 for (at, (start, length)) in (SCRATCH..).step_by(16).zip(&operation.ranges) {
                     for (at, word) in [(at, *start), (at + 8, *length)] {
@@ -299,18 +299,18 @@ impl Player<'_> {
                 }
                 returned(call(libc::SYS_process_madvise, [a[0], SCRATCH, count, a[1], a[2], 0]))
             }
-            Verb::AddSeals => {
+            OperationKind::AddSeals => {
                 returned(call(libc::SYS_fcntl, [a[0], libc::F_ADD_SEALS as u64, a[1], 0, 0, 0]))
             }
-            Verb::GetSeals => {
+            OperationKind::GetSeals => {
                 returned(call(libc::SYS_fcntl, [a[0], libc::F_GET_SEALS as u64, 0, 0, 0, 0]))
             }
-            Verb::ReadAt => {
+            OperationKind::ReadAt => {
                 let length = a[2].min(LONGEST);
                 let into = self.buffer.as_mut_ptr() as u64;
                 returned(call(libc::SYS_pread64, [a[0], into, length, a[1], 0, 0]))
             }
-            Verb::WriteAt => {
+            OperationKind::WriteAt => {
                 let length = a[2].min(LONGEST);
                 for (index, byte) in self.buffer[..length as usize].iter_mut().enumerate() {
                     *byte = stamped(a[3], index);
@@ -318,8 +318,8 @@ impl Player<'_> {
                 let from = self.buffer.as_ptr() as u64;
                 returned(call(libc::SYS_pwrite64, [a[0], from, length, a[1], 0, 0]))
             }
-            Verb::Limit => self.limit(a[0], a[1]),
-            verb => returned(call(number_of(verb), a)),
+            OperationKind::Limit => self.limit(a[0], a[1]),
+            operation => returned(call(number_of(operation), a)),
         }
     }
 
@@ -360,15 +360,15 @@ impl Player<'_> {
         self.shared.put(0);
         let Outcome::Returned(value @ 0..) = outcome else { return };
         let a = operation.arguments;
-        match operation.verb {
-            Verb::Mincore if a[2] == SCRATCH => {
+        match operation.operation {
+            OperationKind::Mincore if a[2] == SCRATCH => {
                 let bytes = a[1].div_ceil(PAGE);
                 for at in (SCRATCH..SCRATCH + bytes).step_by(8) {
                     let word = access::load(at).unwrap_or_default();
                     self.shared.put(significant(word, SCRATCH + bytes - at));
                 }
             }
-            Verb::ReadAt => {
+            OperationKind::ReadAt => {
                 put_bytes(&self.buffer[..value as usize], |word| self.shared.put(word));
             }
             _ => {}

@@ -14,7 +14,7 @@ use super::super::names::{
     F_SEAL_EXEC, F_SEAL_FUTURE_WRITE, F_SEAL_GROW, F_SEAL_SHRINK, F_SEAL_WRITE, RLIMIT_AS,
     RLIMIT_DATA, UNLIMITED,
 };
-use super::super::operation::Verb;
+use super::super::operation::OperationKind;
 use super::super::place::{BREAK, FILES, FIRST_PROCESS, READ_ONLY, WRITE_ONLY, ZEROES, page};
 use super::Theatre;
 
@@ -129,25 +129,30 @@ const EBADF: i64 = -9;
 const EINVAL: i64 = -22;
 
 /// Makes a call with raw arguments.
-pub fn call<A: Walk>(theatre: &Theatre<'_, A>, verb: Verb, a: [u64; 6], buffer: &mut [u8]) -> i64 {
+pub fn call<A: Walk>(
+    theatre: &Theatre<'_, A>,
+    operation: OperationKind,
+    a: [u64; 6],
+    buffer: &mut [u8],
+) -> i64 {
     let caller = Caller(theatre);
-    let call = match verb {
-        Verb::Mmap => linux::Call::Mmap,
-        Verb::Munmap => linux::Call::Munmap,
-        Verb::Mremap => linux::Call::Mremap,
-        Verb::Mprotect => linux::Call::Mprotect,
-        Verb::Madvise => linux::Call::Madvise,
-        Verb::ProcessMadvise => linux::Call::ProcessMadvise,
-        Verb::Brk => linux::Call::Brk,
-        Verb::Mlock => linux::Call::Mlock,
-        Verb::Mlock2 => linux::Call::Mlock2,
-        Verb::Munlock => linux::Call::Munlock,
-        Verb::Mlockall => linux::Call::Mlockall,
-        Verb::Munlockall => linux::Call::Munlockall,
-        Verb::Mincore => linux::Call::Mincore,
-        Verb::Msync => linux::Call::Msync,
-        Verb::Mseal => linux::Call::Mseal,
-        _ => return file_call(caller.open_file(a[0]), verb, a, buffer),
+    let call = match operation {
+        OperationKind::Mmap => linux::Call::Mmap,
+        OperationKind::Munmap => linux::Call::Munmap,
+        OperationKind::Mremap => linux::Call::Mremap,
+        OperationKind::Mprotect => linux::Call::Mprotect,
+        OperationKind::Madvise => linux::Call::Madvise,
+        OperationKind::ProcessMadvise => linux::Call::ProcessMadvise,
+        OperationKind::Brk => linux::Call::Brk,
+        OperationKind::Mlock => linux::Call::Mlock,
+        OperationKind::Mlock2 => linux::Call::Mlock2,
+        OperationKind::Munlock => linux::Call::Munlock,
+        OperationKind::Mlockall => linux::Call::Mlockall,
+        OperationKind::Munlockall => linux::Call::Munlockall,
+        OperationKind::Mincore => linux::Call::Mincore,
+        OperationKind::Msync => linux::Call::Msync,
+        OperationKind::Mseal => linux::Call::Mseal,
+        _ => return file_call(caller.open_file(a[0]), operation, a, buffer),
     };
     linux::call(&caller, call, a)
 }
@@ -155,25 +160,27 @@ pub fn call<A: Walk>(theatre: &Theatre<'_, A>, verb: Verb, a: [u64; 6], buffer: 
 /// What is done to a file by its descriptor.
 fn file_call<A: Walk>(
     file: Option<OpenFile<'_, Machine<A>>>,
-    verb: Verb,
+    operation: OperationKind,
     a: [u64; 6],
     buffer: &mut [u8],
 ) -> i64 {
-    let negative =
-        matches!(verb, Verb::Ftruncate | Verb::ReadAt | Verb::WriteAt) && a[1] >> 63 == 1;
+    let negative = matches!(
+        operation,
+        OperationKind::Ftruncate | OperationKind::ReadAt | OperationKind::WriteAt
+    ) && a[1] >> 63 == 1;
     if negative {
         // Linux looks at these before it looks for the descriptor, and so does a kernel.
         return EINVAL;
     }
     let Some(file) = file else { return EBADF };
     let length = (a[2] as usize).min(buffer.len());
-    match verb {
-        Verb::Ftruncate => linux::ftruncate(&file, a[1] as i64),
-        Verb::Fallocate => linux::fallocate(&file, a[1] as i32, a[2] as i64, a[3] as i64),
-        Verb::AddSeals => linux::add_seals(&file, with_all_that_follow(a[1] as u32)),
-        Verb::GetSeals => linux::get_seals(&file),
-        Verb::ReadAt => linux::pread(&file, &mut buffer[..length], a[1] as i64),
-        Verb::WriteAt => linux::pwrite(&file, &buffer[..length], a[1] as i64),
+    match operation {
+        OperationKind::Ftruncate => linux::ftruncate(&file, a[1] as i64),
+        OperationKind::Fallocate => linux::fallocate(&file, a[1] as i32, a[2] as i64, a[3] as i64),
+        OperationKind::AddSeals => linux::add_seals(&file, with_all_that_follow(a[1] as u32)),
+        OperationKind::GetSeals => linux::get_seals(&file),
+        OperationKind::ReadAt => linux::pread(&file, &mut buffer[..length], a[1] as i64),
+        OperationKind::WriteAt => linux::pwrite(&file, &buffer[..length], a[1] as i64),
         other => unreachable!("{other:?} is no call about files"),
     }
 }

@@ -16,7 +16,7 @@ use super::observation::{
     Counters, FILE_PAGES_LOOKED_AT, LONGEST, Observation, Outcome, Signal, digest_of_bytes,
     put_bytes, significant, stamped,
 };
-use super::operation::{Operation, Verb};
+use super::operation::{Operation, OperationKind};
 use super::place::{PAGE, SCRATCH, SCRATCH_PAGES, in_region};
 
 /// The machine's memory in bytes: enough for all that a sequence can touch.
@@ -54,7 +54,7 @@ pub fn play<A: Walk>(operations: &[Operation], before: &Counters) -> Vec<Observa
     let (first, count) = machine.frames();
     let memory = Memory::new(machine.clone(), &[FrameRange { first, count }]).expect("memory");
     core::prepare(&memory);
-    let free = memory.free_frames();
+    let free = memory.free_frame_count();
     let observations = {
         let mut theatre = Theatre::new(&machine, &memory, *before);
         for (step, operation) in operations.iter().enumerate() {
@@ -67,7 +67,7 @@ pub fn play<A: Walk>(operations: &[Operation], before: &Counters) -> Vec<Observa
     };
     machine.assert_clean();
     memory.trim();
-    assert_eq!(memory.free_frames(), free, "frames have leaked");
+    assert_eq!(memory.free_frame_count(), free, "frames have leaked");
     observations
 }
 
@@ -107,21 +107,21 @@ impl<'m, A: Walk> Theatre<'m, A> {
 
     fn act(&mut self, step: usize, end: usize, operation: &Operation) {
         let nothing = Outcome::Returned(0);
-        match operation.verb {
-            Verb::Fork => {
+        match operation.operation {
+            OperationKind::Fork => {
                 if self.processes[1].is_none() {
                     let space = self.space().fork().expect("memory for a child");
                     self.processes[1] = Some(Process { space });
                 }
                 self.observe(step, nothing, Vec::new());
             }
-            Verb::Switch => {
+            OperationKind::Switch => {
                 self.observe(step, nothing, Vec::new());
                 if self.processes[1].is_some() {
                     self.acting ^= 1;
                 }
             }
-            Verb::Exit => {
+            OperationKind::Exit => {
                 self.end_the_child(end);
                 self.observe(step, nothing, Vec::new());
             }
@@ -188,12 +188,12 @@ impl<'m, A: Walk> Theatre<'m, A> {
 
     fn perform(&mut self, operation: &Operation, buffer: &mut [u8]) -> Outcome {
         let a = operation.arguments;
-        match operation.verb {
-            Verb::Load => self.program().load(VirtAddr(a[0])).map_err(signal).into(),
-            Verb::Store => self.store(a[0], a[1]).into(),
-            Verb::Mmap => self.map(operation, a[1]),
-            Verb::Mremap => self.map(operation, a[2]),
-            Verb::ProcessMadvise => {
+        match operation.operation {
+            OperationKind::Load => self.program().load(VirtAddr(a[0])).map_err(signal).into(),
+            OperationKind::Store => self.store(a[0], a[1]).into(),
+            OperationKind::Mmap => self.map(operation, a[1]),
+            OperationKind::Mremap => self.map(operation, a[2]),
+            OperationKind::ProcessMadvise => {
                 for (at, (start, length)) in (SCRATCH..).step_by(16).zip(&operation.ranges) {
                     for (at, word) in [(at, *start), (at + 8, *length)] {
                         self.store(at, word).expect("the vector is written");
@@ -201,27 +201,27 @@ impl<'m, A: Walk> Theatre<'m, A> {
                 }
                 let count = operation.ranges.len() as u64;
                 let given = [a[0], SCRATCH, count, a[1], a[2], 0];
-                Outcome::Returned(core::call(self, operation.verb, given, buffer))
+                Outcome::Returned(core::call(self, operation.operation, given, buffer))
             }
-            Verb::WriteAt => {
+            OperationKind::WriteAt => {
                 for (index, byte) in buffer.iter_mut().enumerate() {
                     *byte = stamped(a[3], index);
                 }
-                Outcome::Returned(core::call(self, operation.verb, a, buffer))
+                Outcome::Returned(core::call(self, operation.operation, a, buffer))
             }
-            Verb::Limit => self.limit(a[0], a[1]),
-            verb => Outcome::Returned(core::call(self, verb, a, buffer)),
+            OperationKind::Limit => self.limit(a[0], a[1]),
+            operation => Outcome::Returned(core::call(self, operation, a, buffer)),
         }
     }
 
     /// A call that may put a mapping anywhere: what lies outside of the region is unmapped.
     fn map(&self, operation: &Operation, length: u64) -> Outcome {
-        let at = core::call(self, operation.verb, operation.arguments, &mut []);
+        let at = core::call(self, operation.operation, operation.arguments, &mut []);
         if at < 0 || in_region(at as u64) {
             return Outcome::Returned(at);
         }
         let length = length.next_multiple_of(PAGE);
-        core::call(self, Verb::Munmap, [at as u64, length, 0, 0, 0, 0], &mut []);
+        core::call(self, OperationKind::Munmap, [at as u64, length, 0, 0, 0, 0], &mut []);
         Outcome::Elsewhere
     }
 
@@ -239,15 +239,15 @@ impl<'m, A: Walk> Theatre<'m, A> {
         let mut data = Vec::new();
         let Outcome::Returned(value @ 0..) = outcome else { return data };
         let a = operation.arguments;
-        match operation.verb {
-            Verb::Mincore if a[2] == SCRATCH => {
+        match operation.operation {
+            OperationKind::Mincore if a[2] == SCRATCH => {
                 let bytes = a[1].div_ceil(PAGE);
                 for at in (SCRATCH..SCRATCH + bytes).step_by(8) {
                     let word = self.program().load(VirtAddr(at)).unwrap_or_default();
                     data.push(significant(word, SCRATCH + bytes - at));
                 }
             }
-            Verb::ReadAt => put_bytes(&buffer[..value as usize], |word| data.push(word)),
+            OperationKind::ReadAt => put_bytes(&buffer[..value as usize], |word| data.push(word)),
             _ => {}
         }
         data

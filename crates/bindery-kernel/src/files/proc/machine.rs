@@ -53,7 +53,7 @@ fn make_filesystems(out: &mut Window<'_>) -> fmt::Result {
 fn make_meminfo(out: &mut Window<'_>) -> fmt::Result {
     let memory = memory();
     let commitment = memory.commitment();
-    let (total, free) = (memory.total_frames() * 4, memory.free_frames() * 4);
+    let (total, free) = (memory.total_frames() * 4, memory.free_frame_count() * 4);
     let lines = [
         ("MemTotal", total),
         ("MemFree", free),
@@ -64,7 +64,7 @@ fn make_meminfo(out: &mut Window<'_>) -> fmt::Result {
         ("SwapTotal", 0),
         ("SwapFree", 0),
         ("CommitLimit", commitment.limit() * 4),
-        ("Committed_AS", commitment.promised() * 4),
+        ("Committed_AS", commitment.committed() * 4),
     ];
     for (name, value) in lines {
         writeln!(out, "{:<16}{value:>8} kB", alloc::format!("{name}:"))?;

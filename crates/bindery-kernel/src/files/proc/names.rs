@@ -6,7 +6,7 @@ use alloc::sync::{Arc, Weak};
 use core::fmt::{self, Write};
 
 use bindery::addr::VirtAddr;
-use bindery::linux::proc::{Backing, Naming, Unnamed};
+use bindery::linux::proc::{NameSource, Naming, Unnamed};
 
 use crate::heap;
 use crate::process::Process;
@@ -47,8 +47,11 @@ impl Names {
 }
 
 impl Naming for Names {
-    fn write_path(&self, identity: u64, backing: Backing, out: &mut dyn Write) -> fmt::Result {
-        if matches!(backing, Backing::SharedAnonymous | Backing::Segment { .. } | Backing::Secret) {
+    fn write_path(&self, identity: u64, backing: NameSource, out: &mut dyn Write) -> fmt::Result {
+        if matches!(
+            backing,
+            NameSource::SharedAnonymous | NameSource::Segment { .. } | NameSource::Secret
+        ) {
             return Unnamed.write_path(identity, backing, out);
         }
         // What may be the last handle of a file is let go without the lock.

@@ -224,7 +224,7 @@ impl Value for Effort {
     }
 }
 
-/// `use_zero_page`: a read of untouched memory maps small pages of zeroes, and no huge one.
+/// `use_zero_page`: a read of untouched memory maps small zero pages, and no huge one.
 struct UseZeroPage;
 
 impl Value for UseZeroPage {

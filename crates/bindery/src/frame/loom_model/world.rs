@@ -1,4 +1,4 @@
-//! The world of the models: four frames, one anonymous group, and what notices if somebody takes a
+//! The world of the models: four frames, one anon group, and what notices if somebody takes a
 //! frame for what it is not.
 //!
 //! ```text
@@ -135,7 +135,7 @@ struct Meta {
     count: Count,
     /// Entries of a table, objects of a slab.
     word: AtomicU64,
-    /// The number of the group that owns the folio; none for zero.
+    /// The number of the anon group that owns the folio; none for zero.
     owner: UnsafeCell<u32>,
     life: UnsafeCell<Life>,
 }
@@ -170,7 +170,7 @@ impl Heads for World {
 pub(super) const FIRST: Folio = Folio { head: Frame(0), order: 1 };
 
 impl World {
-    /// A world whose first folio has two mappings, and is owned by group 1.
+    /// A world whose first folio has two mappings, and is owned by anon group 1.
     pub(super) fn new(omit: Omit, seen: &Arc<Seen>) -> Rc<Self> {
         let meta = |_| Meta {
             state: AtomicU32::new(state_of(Kind::Free, 0)),

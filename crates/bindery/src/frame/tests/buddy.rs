@@ -24,7 +24,7 @@ fn every_frame_is_given_out_once_and_all_join_again() {
     let before = blocks(&frames, Kind::Free);
     let mut got: Vec<Frame> = core::iter::from_fn(|| frames.allocate(0)).collect();
     assert_eq!(got.len() as u64, frames.total_frames());
-    assert_eq!(frames.free_frames(), 0);
+    assert_eq!(frames.free_frame_count(), 0);
     got.sort();
     got.dedup();
     assert_eq!(got.len() as u64, frames.total_frames());
@@ -86,7 +86,7 @@ fn ranges_that_touch_join_only_if_their_windows_do() {
     let ranges = [range(32, 32), range(0, 32)];
     assert!(Frames::new(&machine, &ranges).unwrap().allocate(5).is_some());
     machine.torn_at = Some(Frame(32));
-    assert_eq!(Frames::new(&machine, &ranges).err(), Some(FramesError::Window));
+    assert_eq!(Frames::new(&machine, &ranges).err(), Some(FramesError::DirectMap));
     assert!(Frames::new(&machine, &[range(0, 20), range(32, 32)]).is_ok());
 }
 
@@ -110,7 +110,7 @@ fn the_platform_hears_of_every_release() {
 fn freeing_what_is_not_allocated_changes_nothing_and_is_counted() {
     let (machine, frames) = machine(256);
     let block = frames.allocate(3).unwrap();
-    let free = frames.free_frames();
+    let free = frames.free_frame_count();
     frames.free(&machine, block, 2); // too small
     frames.free(&machine, block, 4); // too large
     frames.free(&machine, block, 200); // no order at all
@@ -118,11 +118,11 @@ fn freeing_what_is_not_allocated_changes_nothing_and_is_counted() {
     frames.free(&machine, Frame(0), 0); // below
     frames.free(&machine, Frame(NONE), 0); // above
     frames.free(&machine, Frame(0x100 + 255), 0); // metadata
-    assert_eq!((frames.refused(), frames.free_frames()), (7, free));
+    assert_eq!((frames.refused(), frames.free_frame_count()), (7, free));
     frames.free(&machine, block, 3);
     assert_eq!(frames.refused(), 7);
     frames.free(&machine, block, 3); // again
-    assert_eq!((frames.refused(), frames.free_frames()), (8, frames.total_frames()));
+    assert_eq!((frames.refused(), frames.free_frame_count()), (8, frames.total_frames()));
     assert_eq!(frames.check_free_lists(), Ok(()));
 }
 
@@ -188,12 +188,12 @@ fn threads_never_get_the_same_frame() {
                         continue;
                     };
                     let bytes = 4096 << order;
-                    // SAFETY: the block is ours, and its window is consecutive.
-                    unsafe { machine.window(block).as_ptr().write_bytes(thread, bytes) };
+                    // SAFETY: the block is ours, and its direct map is consecutive.
+                    unsafe { machine.direct_map(block).as_ptr().write_bytes(thread, bytes) };
                     std::thread::yield_now();
                     // SAFETY: as above.
                     let seen = unsafe {
-                        core::slice::from_raw_parts(machine.window(block).as_ptr(), bytes)
+                        core::slice::from_raw_parts(machine.direct_map(block).as_ptr(), bytes)
                     };
                     assert!(seen.iter().all(|byte| *byte == thread));
                     frames.free(machine, block, order);
@@ -247,7 +247,7 @@ proptest! {
             }
             prop_assert_eq!(frames.check_free_lists(), Ok(()));
             let used: u64 = model.values().map(|order| 1u64 << order).sum();
-            prop_assert_eq!(frames.free_frames() + used, frames.total_frames());
+            prop_assert_eq!(frames.free_frame_count() + used, frames.total_frames());
             let raw = blocks(&frames, Kind::Raw);
             prop_assert!(raw.into_iter().eq(model.iter().map(|(block, order)| (*block, *order))));
             prop_assert!(blocks(&frames, Kind::Tail).is_empty());

@@ -144,7 +144,7 @@ proptest! {
                 }
             }
             prop_assert_eq!(slab.objects(), live.len() as u64);
-            prop_assert_eq!(slab.frames() + frames.free_frames(), frames.total_frames());
+            prop_assert_eq!(slab.frames() + frames.free_frame_count(), frames.total_frames());
         }
         for (object, value) in live {
             // SAFETY: as above.

@@ -7,7 +7,7 @@ use loom::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Attributes, Entry, Kind, Permissions, Tiny};
-use crate::kernel_map::hooks::{self, Purge, Tree};
+use crate::kernel_map::protocol::{self, KernelTree, Purge};
 use crate::platform::Tables;
 use crate::stats::Counts;
 
@@ -22,11 +22,11 @@ pub(super) struct Cpu {
 /// What a purge works on.
 pub(super) struct Batch {
     areas: Vec<Area>,
-    hull: VirtRange,
-    unhooked: Vec<Frame>,
+    freeable: VirtRange,
+    detached: Vec<Frame>,
 }
 
-impl Tree for Cpu {
+impl KernelTree for Cpu {
     type Arch = Tiny;
 
     fn top(&self) -> Frame {
@@ -101,7 +101,7 @@ impl Purge for Cpu {
     type Batch = Batch;
 
     fn take(&self, counts: &mut Counts) -> Option<Batch> {
-        let (omit, mut unhooked) = (self.world.omit, Vec::new());
+        let (omit, mut detached) = (self.world.omit, Vec::new());
         let areas = self.world.with(&self.world.areas, |areas| {
             let (batch, others): (Vec<Area>, Vec<Area>) =
                 areas.iter().partition(|area| area.state == State::Freed);
@@ -117,13 +117,13 @@ impl Purge for Cpu {
                 let asked = omit != Omit::AskWhetherFree;
                 let (low, high) = if asked { (low, high) } else { (0, u64::MAX) };
                 let free = VirtRange::raw(low, high);
-                hooks::unhook(self, own, free, counts, |table| unhooked.push(table));
+                protocol::detach(self, own, free, counts, |table| detached.push(table));
             }
             batch
         });
         let low = areas.iter().map(|area| area.range.start().0).min()?;
         let high = areas.iter().map(|area| area.range.end().0).max()?;
-        Some(Batch { areas, hull: VirtRange::raw(low, high), unhooked })
+        Some(Batch { areas, freeable: VirtRange::raw(low, high), detached })
     }
 
     fn flush(&self, batch: &Batch, _counts: &mut Counts) {
@@ -149,7 +149,7 @@ impl Purge for Cpu {
             }
         }
         self.wait_for_readers();
-        for table in &batch.unhooked {
+        for table in &batch.detached {
             self.world.set_life(*table, Life::Freed);
         }
         if self.world.omit == Omit::FlushBeforeFree {
@@ -165,7 +165,7 @@ impl Cpu {
     }
 
     /// `Platform::synchronize`. An exchange stands for its barrier: a section that this one does
-    /// not see began later, and sees what was unhooked before.
+    /// not see began later, and sees what was detached before.
     fn wait_for_readers(&self) {
         if self.world.omit == Omit::Readers {
             return;
@@ -178,9 +178,9 @@ impl Cpu {
     }
 
     fn flush_batch(&self, batch: &Batch) {
-        let changed = !batch.unhooked.is_empty();
+        let changed = !batch.detached.is_empty();
         let tables = if changed { Tables::Changed } else { Tables::Unchanged };
-        self.invalidate(batch.hull, tables);
+        self.invalidate(batch.freeable, tables);
     }
 
     fn give_areas_back(&self, batch: &Batch) {
@@ -218,14 +218,14 @@ fn leaf(frame: Frame, level: u8, permissions: Permissions) -> Entry {
     Tiny::leaf(frame, level, attributes)
 }
 
-/// The contiguous block that a leaf is in, or itself: addresses, and the first entry.
-fn whole_block(range: VirtRange, entry: Entry, index: u32) -> (VirtRange, Entry) {
-    if !Tiny::is_block(entry) {
+/// The contiguous run that a leaf is in, or itself: addresses, and the first entry.
+fn whole_contig(range: VirtRange, entry: Entry, index: u32) -> (VirtRange, Entry) {
+    if !Tiny::is_contig(entry) {
         return (range, entry);
     }
-    let before = u64::from(index % Tiny::BLOCK);
+    let before = u64::from(index % Tiny::CONTIG_ENTRIES);
     let start = range.start().0 - before * range.len();
-    let whole = VirtRange::raw(start, start + u64::from(Tiny::BLOCK) * range.len());
+    let whole = VirtRange::raw(start, start + u64::from(Tiny::CONTIG_ENTRIES) * range.len());
     (whole, Entry(entry.0 - before * Tiny::STEP))
 }
 
@@ -269,7 +269,7 @@ impl Cpu {
             let (mut table, mut have) = (ROOT, Tiny::LEVELS);
             while have > level {
                 let index = arch::index_of::<Tiny>(at, have);
-                let child = hooks::child(self, table, have, index, &mut Counts::default());
+                let child = protocol::child(self, table, have, index, &mut Counts::default());
                 (table, have) = (child.expect("somebody else's leaf"), have - 1);
             }
             let index = arch::index_of::<Tiny>(at, level);
@@ -294,21 +294,21 @@ impl Cpu {
     fn clear(&self, range: VirtRange) {
         let (mut at, counts) = (range.start(), &mut Counts::default());
         while at < range.end() {
-            let lowest = hooks::descend(self, at, counts);
+            let lowest = protocol::descend(self, at, counts);
             let (table, level, index) = (lowest.table, lowest.level, lowest.index);
             let span = arch::span::<Tiny>(level);
             let passed = if level == 1 || self.world.omit == Omit::LeaveEmpty {
                 self.store(table, index, Entry::EMPTY, Ordering::Relaxed);
                 1
             } else {
-                hooks::clear_leaves(self, table, level, index..index + 1, counts)
+                protocol::clear_leaves(self, table, level, index..index + 1, counts)
             };
             at = VirtAddr(at.align_down(span).0 + u64::from(passed) * span);
         }
     }
 
     pub(super) fn purge(&self) {
-        self.world.with(&self.world.purging, |()| hooks::purge(self, &mut Counts::default()));
+        self.world.with(&self.world.purging, |()| protocol::purge(self, &mut Counts::default()));
     }
 
     /// A map that fails for want of a table.
@@ -323,7 +323,7 @@ impl Cpu {
     pub(super) fn cut(&self, number: u64) {
         let first = page(number).align_down(arch::span::<Tiny>(2));
         let counts = &mut Counts::default();
-        let parent = hooks::descend(self, first, counts);
+        let parent = protocol::descend(self, first, counts);
         assert_eq!(parent.level, 2);
         let below = self.make_table(1, counts).expect("the model has tables enough");
         for index in 0..arch::entries::<Tiny>() {
@@ -336,11 +336,11 @@ impl Cpu {
         });
     }
 
-    /// Write-protects the first page of a contiguous block of two, which is cut.
-    pub(super) fn cut_block(&self, number: u64) {
-        let lowest = hooks::descend(self, page(number), &mut Counts::default());
-        assert!(lowest.level == 1 && Tiny::is_block(lowest.entry));
-        let first = Tiny::unblock(lowest.entry, lowest.index);
+    /// Write-protects the first page of a contiguous run of two, which is cut.
+    pub(super) fn cut_contig(&self, number: u64) {
+        let lowest = protocol::descend(self, page(number), &mut Counts::default());
+        assert!(lowest.level == 1 && Tiny::is_contig(lowest.entry));
+        let first = Tiny::clear_contig(lowest.entry, lowest.index);
         let new = |index| self.part(first, index - lowest.index, index == lowest.index);
         self.replace(lowest.table, lowest.index, 2, pages(number, 2), 1, &new);
     }
@@ -361,22 +361,22 @@ impl Cpu {
         new: &impl Fn(u32) -> Entry,
     ) {
         let breaks =
-            |old, new| old != new && (Tiny::is_block(old) || Tiny::needs_break(old, new, level));
+            |old, new| old != new && (Tiny::is_contig(old) || Tiny::needs_break(old, new, level));
         self.world.with(&self.world.pausing, |()| {
             let (flush, counts) = (
                 |_: &mut Counts| self.invalidate(range, Tables::Unchanged),
                 &mut Counts::default(),
             );
-            hooks::replace(self, table, index..index + entries, new, breaks, flush, counts);
+            protocol::replace(self, table, index..index + entries, new, breaks, flush, counts);
         });
     }
 
-    /// Makes a contiguous block of two leaves. Nothing else runs.
+    /// Makes a contiguous run of two leaves. Nothing else runs.
     pub(super) fn fold(&self, number: u64) {
         for number in [number, number + 1] {
-            let lowest = hooks::descend(self, page(number), &mut Counts::default());
-            let block = Tiny::block(lowest.entry, lowest.index);
-            self.store(lowest.table, lowest.index, block, Ordering::Relaxed);
+            let lowest = protocol::descend(self, page(number), &mut Counts::default());
+            let contig = Tiny::set_contig(lowest.entry, lowest.index);
+            self.store(lowest.table, lowest.index, contig, Ordering::Relaxed);
         }
     }
 }
@@ -390,19 +390,19 @@ impl Cpu {
 
     /// What `at` leads to, and where to look next.
     fn look(&self, at: VirtAddr) -> (Option<Frame>, VirtAddr) {
-        let mut found = self.in_section(|| hooks::find(self, at));
+        let mut found = self.in_section(|| protocol::find(self, at));
         if found.paused {
             count(&self.world.seen.pauses);
         }
         if self.world.omit == Omit::OneLook {
-            let again = self.in_section(|| hooks::find(self, at));
+            let again = self.in_section(|| protocol::find(self, at));
             found.entry = if again.level == found.level { again.entry } else { Entry::EMPTY };
         }
         let span = arch::span::<Tiny>(found.level);
         let next = VirtAddr(at.align_down(span).0 + span);
         match arch::kind::<Tiny>(found.entry, found.level) {
             Kind::Leaf => {
-                let single = Tiny::frame(Tiny::unblock(found.entry, found.index));
+                let single = Tiny::frame(Tiny::clear_contig(found.entry, found.index));
                 let offset = (at.0 & (span - 1)) >> PAGE_SHIFT;
                 (Some(single.plus(offset as u32)), next)
             }
@@ -441,7 +441,7 @@ impl Cpu {
                 return;
             }
             // As `KernelMap::resolve`.
-            let found = self.in_section(|| hooks::find(self, page(number)));
+            let found = self.in_section(|| protocol::find(self, page(number)));
             assert!(!found.entry.is_empty(), "a hole in a live area");
             if found.paused {
                 count(&self.world.seen.pauses);
@@ -480,7 +480,7 @@ impl Cpu {
             let range = VirtRange::from_len(at.align_down(span), span)?;
             match arch::kind::<Tiny>(entry, level) {
                 Kind::Leaf => {
-                    let (range, first) = whole_block(range, entry, index);
+                    let (range, first) = whole_contig(range, entry, index);
                     tlb.leaves.push((range, first));
                     return Some(to(range, first));
                 }

@@ -32,19 +32,19 @@ const FRAMES: usize = 24;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Omit {
     Nothing,
-    /// What was unhooked is freed without waiting for readers.
+    /// What was detached is freed without waiting for readers.
     Readers,
     /// Addresses are given back first, then TLBs forget them.
     FlushBeforeAddresses,
     /// Frames and tables are freed first, then TLBs forget them.
     FlushBeforeFree,
-    /// Nobody who makes a table waits for the flush of one that was unhooked.
+    /// Nobody who makes a table waits for the flush of one that was detached.
     WaitForFlush,
-    /// Tables are hooked in by a relaxed exchange.
+    /// Tables are installed by a relaxed exchange.
     Release,
-    /// Tables are hooked in by a plain store.
+    /// Tables are installed by a plain store.
     Exchange,
-    /// Tables are unhooked whatever lies under them.
+    /// Tables are detached whatever lies under them.
     AskWhetherFree,
     /// Empty entries are emptied once more.
     LeaveEmpty,
@@ -248,7 +248,7 @@ impl World {
     }
 
     /// What stands at a page, by the tables: the leaf's frame there, the leaf, and how many pages
-    /// it or its block has. Nothing runs.
+    /// it or its contiguous run has. Nothing runs.
     fn mapped(&self, number: u64) -> Option<(Frame, Entry, u64)> {
         let (mut at, mut level) = (ROOT, Tiny::LEVELS);
         loop {
@@ -259,8 +259,9 @@ impl World {
                 Kind::Leaf => {
                     let pages = 1 << arch::order_of_level::<Tiny>(level);
                     let offset = (number & (pages - 1)) as u32;
-                    let block = if Tiny::is_block(entry) { u64::from(Tiny::BLOCK) } else { 1 };
-                    return Some((Tiny::frame(entry).plus(offset), entry, pages * block));
+                    let contig =
+                        if Tiny::is_contig(entry) { u64::from(Tiny::CONTIG_ENTRIES) } else { 1 };
+                    return Some((Tiny::frame(entry).plus(offset), entry, pages * contig));
                 }
                 Kind::Empty => return None,
                 Kind::Absent => panic!("something stays paused"),

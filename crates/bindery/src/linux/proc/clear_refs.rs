@@ -8,10 +8,10 @@
 //! pagemap             bit 55: written since
 //! ```
 //!
-//! A huge leaf is noted as a whole, a contiguous block by single pages. What is mapped later counts
+//! A huge leaf is noted as a whole, a contiguous run by single pages. What is mapped later counts
 //! as written: new mappings, and pages that a fault made.
 
-use crate::error::{Errno, Verb};
+use crate::error::{Errno, Operation};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::space::vma::Vma;
@@ -81,5 +81,5 @@ pub fn clear_refs<P: Platform>(space: &AddressSpace<'_, P>, what: ClearRefs) -> 
             Ok(())
         }
     };
-    done.map_err(|error| error.errno(Verb::Madvise))
+    done.map_err(|error| error.errno(Operation::Madvise))
 }

@@ -33,7 +33,7 @@ pub const KPF_COMPOUND_TAIL: u32 = 16;
 pub const KPF_NOPAGE: u32 = 20;
 /// Part of a large folio.
 pub const KPF_THP: u32 = 22;
-/// The page of zeroes.
+/// The zero page.
 pub const KPF_ZERO_PAGE: u32 = 24;
 /// A page table.
 pub const KPF_PGTABLE: u32 = 26;

@@ -13,7 +13,7 @@ use crate::space::vma::Vma;
 use crate::space::{AddressSpace, Mapping};
 
 use super::line::Columns;
-use super::naming::{Backing, FileId, Naming};
+use super::naming::{FileId, NameSource, Naming};
 
 /// Writes what `/proc/self/maps` shows: a line for each mapping, in rising order.
 ///
@@ -59,13 +59,13 @@ pub fn maps_entry<P: Platform>(
 #[derive(Clone, Copy)]
 pub(super) struct Shown {
     pub(super) mapping: Mapping,
-    backing: Option<Backing>,
-    place: Place,
+    backing: Option<NameSource>,
+    place: MapsPosition,
 }
 
 /// Whether a mapping is the program's heap.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum MapsPosition {
     Heap,
     Elsewhere,
 }
@@ -77,8 +77,8 @@ impl Shown {
         let mapping = Mapping::of(vma);
         // As Linux: whatever of the heap lies in it.
         let heap = mapping.range.start().0 < end && mapping.range.end().0 > start;
-        let place = if heap { Place::Heap } else { Place::Elsewhere };
-        Self { mapping, backing: vma.object().map(Backing::of), place }
+        let place = if heap { MapsPosition::Heap } else { MapsPosition::Elsewhere };
+        Self { mapping, backing: vma.object().map(NameSource::of), place }
     }
 
     /// Where the file of the mapping lives; no file has the number 0.
@@ -102,7 +102,7 @@ impl Shown {
         }
         let range = self.mapping.range;
         let around = |stack: VirtAddr| range.start() <= stack && range.end() >= stack;
-        if self.place == Place::Heap {
+        if self.place == MapsPosition::Heap {
             Some(Name::Known("[heap]"))
         } else if naming.stack().is_some_and(around) {
             Some(Name::Known("[stack]"))
@@ -138,7 +138,7 @@ impl Shown {
 pub(super) enum Name {
     Known(&'static str),
     /// By the path of an object, which the embedder knows.
-    Path(u64, Backing),
+    Path(u64, NameSource),
 }
 
 /// Shows line feeds as an octal number, so that a file's name cannot pretend to be a line.

@@ -56,7 +56,7 @@ pub use frames::{
     kpagecount, kpageflags,
 };
 pub use maps::{maps, maps_entry};
-pub use naming::{Backing, FileId, Naming, Unnamed};
+pub use naming::{FileId, NameSource, Naming, Unnamed};
 pub use pagemap::{PhysicalAddresses, pagemap};
 pub use query::procmap_query;
 pub use smaps::{smaps, smaps_entry, smaps_rollup};

@@ -7,8 +7,8 @@ use crate::object::{Accounting, ObjectState};
 
 /// What kind of object backs a mapping, as far as the core can tell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Backing {
-    /// Shared memory that counts as promised as a whole, or not at all: what a shared anonymous
+pub enum NameSource {
+    /// Shared memory that counts as committed as a whole, or not at all: what a shared anonymous
     /// mapping is made of.
     SharedAnonymous,
     /// Shared memory that counts page by page: a memfd.
@@ -26,7 +26,7 @@ pub enum Backing {
     File,
 }
 
-impl Backing {
+impl NameSource {
     pub(super) fn of(object: &ObjectState) -> Self {
         if object.is_file() {
             Self::File
@@ -58,10 +58,10 @@ pub struct FileId {
 pub trait Naming {
     /// Where the object's file lives. By default shared memory has device 0:1, as on Linux, files
     /// have none, and the inode is the identity, or a segment's identifier.
-    fn file_id(&self, identity: u64, backing: Backing) -> FileId {
-        let minor = u32::from(backing != Backing::File);
+    fn file_id(&self, identity: u64, backing: NameSource) -> FileId {
+        let minor = u32::from(backing != NameSource::File);
         let inode = match backing {
-            Backing::Segment { id, .. } => id.into(),
+            NameSource::Segment { id, .. } => id.into(),
             _ => identity,
         };
         FileId { major: 0, minor, inode }
@@ -75,13 +75,13 @@ pub trait Naming {
     ///
     /// # Errors
     /// Those of `out`, which end the listing.
-    fn write_path(&self, identity: u64, backing: Backing, out: &mut dyn Write) -> fmt::Result {
+    fn write_path(&self, identity: u64, backing: NameSource, out: &mut dyn Write) -> fmt::Result {
         match backing {
-            Backing::SharedAnonymous => out.write_str("/dev/zero (deleted)"),
-            Backing::SharedMemory => out.write_str("/memfd: (deleted)"),
-            Backing::Segment { key, .. } => write!(out, "/SYSV{key:08x} (deleted)"),
-            Backing::Secret => out.write_str("/secretmem (deleted)"),
-            Backing::File => write!(out, "file:[{identity}]"),
+            NameSource::SharedAnonymous => out.write_str("/dev/zero (deleted)"),
+            NameSource::SharedMemory => out.write_str("/memfd: (deleted)"),
+            NameSource::Segment { key, .. } => write!(out, "/SYSV{key:08x} (deleted)"),
+            NameSource::Secret => out.write_str("/secretmem (deleted)"),
+            NameSource::File => write!(out, "file:[{identity}]"),
         }
     }
 

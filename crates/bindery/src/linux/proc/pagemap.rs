@@ -139,7 +139,7 @@ impl<P: Platform> Told<'_, '_, P> {
             | flag(attributes.soft_dirty, SOFT_DIRTY)
             | flag(attributes.userfault, WRITE_PROTECTED);
         let Some(folio) = folio else {
-            // The page of zeroes is the same everywhere.
+            // The zero page is the same everywhere.
             return words.fill(common | self.addresses.field(u64::from(first.0)));
         };
         let common = common | flag(memory.frames.is_of_object(folio), FILE);
@@ -173,8 +173,8 @@ impl<P: Platform> Told<'_, '_, P> {
                 let place = self.addresses.field(MARKERS | number << DEVICE_BITS);
                 words.fill(SWAPPED | flag | place);
             }
-            // A survey tells hidden pages as pages.
-            Absent::Hidden { .. } => {}
+            // A survey tells `PROT_NONE` pages as pages.
+            Absent::ProtNone { .. } => {}
         }
     }
 }

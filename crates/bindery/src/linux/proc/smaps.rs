@@ -18,7 +18,7 @@ use super::tally::{Extent, Tally};
 /// # Errors
 /// Those of `out` alone; nothing more is written then.
 ///
-/// Complexity: for each mapping, in its entries; what has no table costs nothing. Verbs of the
+/// Complexity: for each mapping, in its entries; what has no table costs nothing. Operations of the
 /// address space wait while one mapping is looked at; faults wait for 1,024 entries at most.
 pub fn smaps<P: Platform>(
     space: &AddressSpace<'_, P>,

@@ -9,7 +9,7 @@ use crate::stats::Counts;
 
 use super::line::Columns;
 
-/// What of a process is in memory, in base pages. The page of zeroes does not count.
+/// What of a process is in memory, in base pages. The zero page does not count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Resident {
     /// Anonymous memory, copies of a file's pages among it (`RssAnon`).

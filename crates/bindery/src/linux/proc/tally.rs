@@ -65,7 +65,7 @@ impl Tally {
             Standing::Pages { folio: Some(folio), attributes, .. } => {
                 self.add_pages(space, vma, stretch, folio, attributes);
             }
-            // The page of zeroes, and what is not ours, is nobody's.
+            // The zero page, and what is not ours, is nobody's.
             Standing::Pages { folio: None, .. } => {}
             Standing::Absent(Absent::Swap { .. }) => {
                 self.swapped += stretch.range.len();

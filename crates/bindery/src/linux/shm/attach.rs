@@ -1,7 +1,7 @@
 //! `shmat` and `shmdt`.
 
 use crate::addr::{PAGE_SIZE, VirtAddr};
-use crate::error::{Errno, Error, Verb};
+use crate::error::{Errno, Error, Operation};
 use crate::object::Object;
 use crate::platform::Platform;
 use crate::space::{AddressSpace, FileAccess, MapObject, MapRequest, Place, Protection, Sharing};
@@ -35,7 +35,7 @@ pub fn shmat<'m, P: Platform>(
 /// Complexity: in the mappings behind the address, and as [`AddressSpace::munmap`].
 pub fn shmdt<P: Platform>(space: &AddressSpace<'_, P>, at: u64) -> i64 {
     let detached = space.detach_segment(VirtAddr(at));
-    raw(detached.map(|()| 0).map_err(|error| error.errno(Verb::Munmap)))
+    raw(detached.map(|()| 0).map_err(|error| error.errno(Operation::Munmap)))
 }
 
 fn attach<'m, P: Platform>(
@@ -84,7 +84,7 @@ fn attach<'m, P: Platform>(
     let mapped = space.mmap_object(&request, &source);
     mapped.map(|at| at.0).map_err(|error| match error {
         Error::Exists(_) => Errno::EINVAL,
-        error => error.errno(Verb::Mmap),
+        error => error.errno(Operation::Mmap),
     })
 }
 

@@ -43,7 +43,7 @@ impl World {
         self.index.set(first, Frame(frame), count);
     }
 
-    fn take(&mut self, from: u64, end: u64) -> Option<Run> {
+    fn take(&mut self, from: u64, end: u64) -> Option<PageRun> {
         let (index, nodes) = self.parts();
         index.take_run(from, end, &nodes)
     }
@@ -59,13 +59,13 @@ impl World {
     }
 
     /// All runs of pages that have `flags`.
-    fn runs_with(&self, flags: PageFlags) -> Vec<Run> {
+    fn runs_with(&self, flags: PageFlags) -> Vec<PageRun> {
         let next = |from| self.index.next_run_with(flags, from, u64::MAX);
-        let behind = |run: &Run| next(run.page + u64::from(run.count));
+        let behind = |run: &PageRun| next(run.page + u64::from(run.count));
         std::iter::successors(next(0), behind).collect()
     }
 
-    fn runs(&self) -> Vec<Run> {
+    fn runs(&self) -> Vec<PageRun> {
         self.runs_with(PageFlags::empty())
     }
 
@@ -79,8 +79,8 @@ impl World {
     }
 }
 
-fn run(page: u64, frame: u32, count: u32) -> Run {
-    Run { page, frame: Frame(frame), count }
+fn run(page: u64, frame: u32, count: u32) -> PageRun {
+    PageRun { page, frame: Frame(frame), count }
 }
 
 /// How many nodes the pages need.
@@ -146,7 +146,7 @@ impl Pair {
     }
 
     /// The first run of pages with `flags` in the range, page by page.
-    fn next_run(&self, flags: PageFlags, from: u64, end: u64) -> Option<Run> {
+    fn next_run(&self, flags: PageFlags, from: u64, end: u64) -> Option<PageRun> {
         let fits = |slot: &Slot| slot.flags.contains(flags);
         let mut range = self.model.range(from..end.max(from)).filter(|(_, slot)| fits(slot));
         let (&page, Slot { frame, .. }) = range.next()?;
@@ -155,7 +155,7 @@ impl Pair {
             let slot = self.model.get(&next).filter(|slot| fits(slot) && next < end);
             slot.is_some_and(|slot| slot.frame == frame.plus(*n))
         };
-        Some(Run { page, frame: *frame, count: 1 + (1..).take_while(follows).count() as u32 })
+        Some(PageRun { page, frame: *frame, count: 1 + (1..).take_while(follows).count() as u32 })
     }
 
     /// Writes the absent pages among `count` from `first` on, which are prepared.
@@ -230,7 +230,7 @@ impl Pair {
     fn compare_runs(&self) {
         for flags in [PageFlags::empty(), PageFlags::DIRTY] {
             let next = |from| self.next_run(flags, from, u64::MAX);
-            let behind = |run: &Run| next(run.page + u64::from(run.count));
+            let behind = |run: &PageRun| next(run.page + u64::from(run.count));
             assert!(std::iter::successors(next(0), behind).eq(self.world.runs_with(flags)));
         }
     }
@@ -243,9 +243,9 @@ impl Pair {
         assert_eq!(index.get(page), self.model.get(&page).copied());
         let limit = end - page;
         let expected = match self.next_run(PageFlags::empty(), page, u64::MAX) {
-            None => Stretch::Empty(limit),
-            Some(next) if next.page > page => Stretch::Empty(limit.min(next.page - page)),
-            Some(next) => Stretch::Frames(next.frame, limit.min(next.count.into()) as u32),
+            None => PageStretch::Empty(limit),
+            Some(next) if next.page > page => PageStretch::Empty(limit.min(next.page - page)),
+            Some(next) => PageStretch::Frames(next.frame, limit.min(next.count.into()) as u32),
         };
         assert_eq!(index.run(page, limit), expected);
         for flags in [PageFlags::empty(), PageFlags::DIRTY] {
@@ -275,8 +275,8 @@ proptest! {
 #[test]
 fn an_index_without_pages_is_empty_without_end_and_has_no_node() {
     static INDEX: PageIndex = PageIndex::new();
-    assert_eq!(INDEX.run(0, u64::MAX), Stretch::Empty(u64::MAX));
-    assert_eq!(INDEX.run(u64::MAX, 5), Stretch::Empty(5));
+    assert_eq!(INDEX.run(0, u64::MAX), PageStretch::Empty(u64::MAX));
+    assert_eq!(INDEX.run(u64::MAX, 5), PageStretch::Empty(5));
     assert_eq!((INDEX.get(0), INDEX.get(u64::MAX)), (None, None));
     assert_eq!(INDEX.next_run(0, u64::MAX), None);
     assert!(INDEX.check() && INDEX.node_count() == 0);
@@ -309,8 +309,8 @@ fn two_folios_in_adjacent_frames_are_one_run_across_nodes() {
     world.add(1024, 0x400, 16);
     world.add(1040, 0x800, 1);
     assert_eq!(world.runs(), [run(512, 0x200, 528), run(1040, 0x800, 1)]);
-    assert_eq!(world.index.run(600, 10_000), Stretch::Frames(Frame(0x258), 440));
-    assert_eq!(world.index.run(600, 7), Stretch::Frames(Frame(0x258), 7));
+    assert_eq!(world.index.run(600, 10_000), PageStretch::Frames(Frame(0x258), 440));
+    assert_eq!(world.index.run(600, 7), PageStretch::Frames(Frame(0x258), 7));
     world.finish();
 }
 
@@ -321,10 +321,10 @@ fn the_last_page_of_the_largest_file_is_found_at_once_from_the_first() {
     world.add(0, 7, 1);
     world.add(last, 9, 1);
     assert_eq!(world.index.node_count(), 17, "they share the root of nine levels");
-    assert_eq!(world.index.run(1, u64::MAX), Stretch::Empty(last - 1));
+    assert_eq!(world.index.run(1, u64::MAX), PageStretch::Empty(last - 1));
     assert_eq!(world.index.next_run(1, last), None);
     assert_eq!(world.index.next_run(1, u64::MAX), Some(run(last, 9, 1)));
-    assert_eq!(world.index.run(PAGE_LIMIT, 10), Stretch::Empty(10));
+    assert_eq!(world.index.run(PAGE_LIMIT, 10), PageStretch::Empty(10));
     assert_eq!(world.take(1, u64::MAX), Some(run(last, 9, 1)));
     assert_eq!(world.index.node_count(), 1, "and the root sinks again");
     world.finish();
@@ -348,7 +348,7 @@ fn a_hole_punched_into_a_folio_leaves_both_its_ends() {
     assert_eq!(world.take(100, 300), Some(run(100, 0x1064, 200)));
     assert_eq!(world.take(100, 300), None);
     assert_eq!(world.runs(), [run(0, 0x1000, 100), run(300, 0x112c, 212)]);
-    assert_eq!(world.index.run(100, 1000), Stretch::Empty(200));
+    assert_eq!(world.index.run(100, 1000), PageStretch::Empty(200));
     assert_eq!(world.index.node_count(), 1 + 6, "two of eight nodes were emptied");
     world.finish();
 }
@@ -389,7 +389,7 @@ fn prepared_pages_stay_absent_and_searches_pass_them() {
     world.add(0, 1, 1);
     assert_eq!(world.prepare(100, 1000), Ok(()));
     world.add(5000, 2, 1);
-    assert_eq!(world.index.run(1, u64::MAX), Stretch::Empty(4999));
+    assert_eq!(world.index.run(1, u64::MAX), PageStretch::Empty(4999));
     assert_eq!(world.runs(), [run(0, 1, 1), run(5000, 2, 1)]);
     assert!(!world.index.check(), "nodes without pages count as lost until they are pruned");
     world.prune(100, 1000);
@@ -506,7 +506,7 @@ fn a_long_run_is_told_in_pieces_and_counted_once() {
     let steps = world.index.looked_at() - before;
     assert!(steps <= 2 * 8192, "{steps} steps for 8,192 pages");
     let (run, steps) = looked_at(&mut world, |index| index.run_cut(5, 8000, |_| 1));
-    assert_eq!(run, Stretch::Frames(Frame(5), 1));
+    assert_eq!(run, PageStretch::Frames(Frame(5), 1));
     assert!(steps <= 8, "{steps} steps for one page of a long run");
     world.clear();
 }

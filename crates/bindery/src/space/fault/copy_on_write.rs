@@ -26,17 +26,17 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// If all mappings of the folio are here, it is nobody else's: marks it exclusive, and lets it
-    /// belong to this VMA's group, so that the reverse map need not look at those above any more.
-    pub(super) fn claim(&self, vma: &Vma, window: VirtRange, folio: Folio) -> bool {
+    /// belong to this VMA's anon group, so that the reverse map need not look at those above any more.
+    pub(super) fn claim(&self, vma: &Vma, range: VirtRange, folio: Folio) -> bool {
         let frames = &self.table.memory.frames;
-        let mut cursor = self.table.cursor(window, Depth::Floor(1));
+        let mut cursor = self.table.cursor(range, Depth::Floor(1));
         let mut ours = 0;
-        let mut at = window.start();
-        while at < window.end() {
+        let mut at = range.start();
+        while at < range.end() {
             let (node, index, raw) = cursor.entry_at(at);
             let span = arch::span::<P::Arch>(node.level);
             if arch::kind::<P::Arch>(raw, node.level) == Kind::Leaf {
-                let entry = if node.level == 1 { P::Arch::unblock(raw, index) } else { raw };
+                let entry = if node.level == 1 { P::Arch::clear_contig(raw, index) } else { raw };
                 // Asked again, now that the entry is locked and keeps its folio alive: the one
                 // that was seen before may have been freed, and its frames be something else.
                 if frames.folio_of(P::Arch::frame(entry)) == Some(folio) {
@@ -49,7 +49,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if alone {
             frames.set_exclusive(folio, 0, folio.pages());
             // The tables are locked, so the folio's lock is only tried. Where somebody has it, the
-            // owner stays the group above, from where the reverse map comes by here too.
+            // owner stays the anon group above, from where the reverse map comes by here too.
             if let Some(group) = vma.group_pointer()
                 && let Some(lock) = frames.try_lock_folio(self.platform(), folio)
             {
@@ -60,16 +60,16 @@ impl<P: Platform> AddressSpace<'_, P> {
         alone
     }
 
-    /// Gives the exclusive pages in `window` the permissions of the VMA, and records the write to
+    /// Gives the exclusive pages in `range` the permissions of the VMA, and records the write to
     /// `page`.
     pub(super) fn reuse(
         &self,
         vma: &Vma,
         page: VirtAddr,
-        window: VirtRange,
+        range: VirtRange,
     ) -> Result<Resolved, FaultError> {
         let mut gather = Gather::new();
-        let done = self.table.protect(window, &vma.change(), &mut gather);
+        let done = self.table.protect(range, &vma.entry_policy(), &mut gather);
         self.table.finish(&mut gather);
         done.map_err(|_| FaultError::OutOfMemory)?;
         let mut cursor =
@@ -81,7 +81,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         drop(cursor);
         self.platform().publish_entries();
-        self.forget_locally(window);
+        self.forget_locally(range);
         Ok(Resolved::MadeWritable)
     }
 
@@ -106,7 +106,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if node.level != hint.level || arch::kind::<P::Arch>(raw, node.level) != Kind::Leaf {
             return Ok(Step::Again);
         }
-        if node.level == 1 && P::Arch::is_block(raw) {
+        if node.level == 1 && P::Arch::is_contig(raw) {
             self.table.unfold(node.table, index, page, &mut cursor.counts);
         }
         let slot = &self.table.slots(node.table)[index as usize];
@@ -122,7 +122,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         Ok(Step::Done(Resolved::MadeWritable))
     }
 
-    /// Puts a copy in the place of the page, or a new page of zeroes in the place of the zero
+    /// Puts a copy in the place of the page, or a new zero page in the place of the zero
     /// page. `None` where the page has changed in between.
     pub(super) fn copy(&self, vma: &Vma, page: VirtAddr) -> Result<Option<Resolved>, FaultError> {
         let frames = &self.table.memory.frames;
@@ -155,7 +155,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Makes the page that `page`, in a private mapping that may not be written, shows just now the
-    /// program's own: a copy of the page of zeroes, of what the object has, or of what another
+    /// program's own: a copy of the zero page, of what the object has, or of what another
     /// process shares; read-only as it was. Nothing to do where it is its own, or where nothing
     /// stands there any more. (Linux: `FAULT_FLAG_UNSHARE`.)
     pub(in crate::space) fn unshare(&self, page: VirtAddr) -> Result<(), FaultError> {
@@ -175,7 +175,9 @@ impl<P: Platform> AddressSpace<'_, P> {
                 return self.unshare_locked(vma, page);
             };
             // Keeps the object's pages where they are until they are copied.
-            return object.gate.together(self.platform(), || self.unshare_locked(vma, page));
+            return object
+                .invalidate_lock
+                .together(self.platform(), || self.unshare_locked(vma, page));
         }
     }
 
@@ -188,21 +190,21 @@ impl<P: Platform> AddressSpace<'_, P> {
             if arch::kind::<P::Arch>(raw, node.level) != Kind::Leaf {
                 return Ok(());
             }
-            let entry = if node.level == 1 { P::Arch::unblock(raw, index) } else { raw };
+            let entry = if node.level == 1 { P::Arch::clear_contig(raw, index) } else { raw };
             let inside = (page.0 & (arch::span::<P::Arch>(node.level) - 1)) >> PAGE_SHIFT;
             let frame = P::Arch::frame(entry).plus(inside as u32);
             frames.folio_of(frame).map(|folio| (folio, frame.0 - folio.head.0))
         };
         if let Some((folio, number)) = shown.filter(|(folio, _)| frames.is_anonymous(*folio))
             && (frames.exclusive_run(folio, number, 1).0
-                || self.claim(vma, folio_window(vma, page, number, folio), folio))
+                || self.claim(vma, folio_range(vma, page, number, folio), folio))
         {
             return Ok(());
         }
         self.copy(vma, page).map(|_| ())
     }
 
-    /// A fresh folio of 2^`order` pages that belongs to the VMA's group, for the pages from `start`.
+    /// A fresh folio of 2^`order` pages that belongs to the VMA's anon group, for the pages from `start`.
     pub(super) fn own_folio(&self, vma: &Vma, start: VirtAddr, order: u8) -> Option<Folio> {
         let frames = &self.table.memory.frames;
         let folio = frames.new_folio(order)?;
@@ -213,7 +215,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 }
 
 /// Where the pages of `folio` stand around `page`, its page `number`, as far as the VMA reaches.
-pub(in crate::space) fn folio_window(
+pub(in crate::space) fn folio_range(
     vma: &Vma,
     page: VirtAddr,
     number: u32,
@@ -239,12 +241,12 @@ fn replace_page<P: Platform>(
     {
         return Ok(None);
     }
-    // Splits a huge leaf, whose reserve is the table.
+    // Splits a huge leaf, whose deposit is the table.
     let table = cursor
         .table_at(range.start(), 1, &mut TablePool::new(tables.memory))
         .map_err(|_| FaultError::OutOfMemory)?;
     let index = arch::index_of::<P::Arch>(range.start(), 1);
-    if P::Arch::is_block(run::load(tables.slots(table), index)) {
+    if P::Arch::is_contig(run::load(tables.slots(table), index)) {
         tables.unfold(table, index, range.start(), &mut cursor.counts);
     }
     let slot = &tables.slots(table)[index as usize];

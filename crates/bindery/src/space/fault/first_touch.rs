@@ -1,4 +1,4 @@
-//! First touches: the largest folio that fits, or the page of zeroes.
+//! First touches: the largest folio that fits, or the zero page.
 
 use core::sync::atomic::Ordering;
 
@@ -13,7 +13,7 @@ use crate::space::AddressSpace;
 use crate::space::vma::{MappingFlags, Vma};
 use crate::stats::Counts;
 use crate::table::cursor::Cursor;
-use crate::table::lock::{Depth, Tree};
+use crate::table::lock::{Depth, LockTree};
 use crate::table::{OutOfMemory, ReadSection, TablePool, run};
 
 use super::{Access, Resolved, Step, Tries};
@@ -40,12 +40,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         while orders != 0 {
             let order = (u16::BITS - 1 - orders.leading_zeros()) as u8;
             orders &= !(1 << order);
-            let Some(window) = folio_place(page, order) else { continue };
+            let Some(range) = folio_place(page, order) else { continue };
             // One as large as the table would stand above it.
-            if order >= arch::order_of_level::<P::Arch>(2) || !vma.range().covers(window) {
+            if order >= arch::order_of_level::<P::Arch>(2) || !vma.range().covers(range) {
                 continue;
             }
-            let first = arch::index_of::<P::Arch>(window.start(), 1);
+            let first = arch::index_of::<P::Arch>(range.start(), 1);
             let stretch = &slots[first as usize..(first + (1 << order)) as usize];
             if !run::are_empty(stretch) {
                 continue;
@@ -54,7 +54,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 return None;
             }
             // Where there is none at once, the slow way waits for one outside of the read section.
-            let folio = self.own_folio(vma, window.start(), order)?;
+            let folio = self.own_folio(vma, range.start(), order)?;
             self.platform().zero(folio.head, folio.pages());
             let locked = self.table.try_lock_leaf_table(page, &found);
             if !locked || !run::are_empty(stretch) {
@@ -74,12 +74,12 @@ impl<P: Platform> AddressSpace<'_, P> {
                 entries_written: u64::from(folio.pages()),
                 tables_locked: 1,
                 folios_touched: 1,
-                bytes_zeroed: window.len(),
+                bytes_zeroed: range.len(),
                 anonymous_pages: u64::from(folio.pages()),
                 ..Counts::default()
             });
-            self.published(window);
-            return Some(Resolved::New(window));
+            self.published(range);
+            return Some(Resolved::New(range));
         }
         None
     }
@@ -116,11 +116,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         };
         let huge = arch::order_of_level::<P::Arch>(2);
         let fits = |order: u8| {
-            let window = folio_place(page, order).filter(|window| vma.range().covers(*window));
-            let Some(window) = window.filter(|_| order <= huge) else { return false };
-            let first = arch::index_of::<P::Arch>(window.start(), 1);
+            let range = folio_place(page, order).filter(|range| vma.range().covers(*range));
+            let Some(range) = range.filter(|_| order <= huge) else { return false };
+            let first = arch::index_of::<P::Arch>(range.start(), 1);
             let slots = self.table.slots(node.table);
-            // Above level 1, the empty entry stands for all of the window.
+            // Above level 1, the empty entry stands for all of the range.
             node.level > 1 || order < huge && run::empty(slots, first, 1 << order) == 1 << order
         };
         let orders = (0..=MAX_FOLIO_ORDER).filter(|order| wanted & 1 << order != 0);
@@ -146,9 +146,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         while orders != 0 {
             let order = (u16::BITS - 1 - orders.leading_zeros()) as u8;
             orders &= !(1 << order);
-            let Some(window) = folio_place(page, order) else { continue };
+            let Some(range) = folio_place(page, order) else { continue };
             self.table.memory.may_wait();
-            let Some(folio) = self.own_folio(vma, window.start(), order) else {
+            let Some(folio) = self.own_folio(vma, range.start(), order) else {
                 if order > 0 && !asked {
                     asked = true;
                     match self.table.memory.collecting(vma.flags()) {
@@ -160,12 +160,12 @@ impl<P: Platform> AddressSpace<'_, P> {
                 continue;
             };
             self.platform().zero(folio.head, folio.pages());
-            let step = self.map_folio(vma, window, folio);
+            let step = self.map_folio(vma, range, folio);
             if !matches!(step, Ok(Step::Done(_))) {
                 self.table.memory.frames.discard(self.platform(), folio);
             }
             if matches!(step, Err(FaultError::OutOfMemory)) && order > 0 {
-                // A smaller one needs no table in reserve.
+                // A smaller one needs no table on deposit.
                 continue;
             }
             return step;
@@ -176,18 +176,18 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub(super) fn map_folio(
         &self,
         vma: &Vma,
-        window: VirtRange,
+        range: VirtRange,
         folio: Folio,
     ) -> Result<Step, FaultError> {
         let huge = folio.order == arch::order_of_level::<P::Arch>(2) && folio.order > 0;
         let level = if huge { 2 } else { 1 };
         let mapped = self.table.with_tables(|pool| {
-            let mut cursor = self.table.cursor(window, Depth::Floor(1));
-            map_folio_locked(&mut cursor, vma, window, folio, level, pool)
+            let mut cursor = self.table.cursor(range, Depth::Floor(1));
+            map_folio_locked(&mut cursor, vma, range, folio, level, pool)
         });
-        let zeroed = Counts { bytes_zeroed: window.len(), ..Counts::default() };
+        let zeroed = Counts { bytes_zeroed: range.len(), ..Counts::default() };
         self.table.stats.add(&zeroed);
-        self.published(window);
+        self.published(range);
         mapped.map_err(|_| FaultError::OutOfMemory)
     }
 
@@ -231,19 +231,19 @@ fn folio_place(page: VirtAddr, order: u8) -> Option<VirtRange> {
 fn map_folio_locked<'m, P: Platform>(
     cursor: &mut Cursor<'_, 'm, P>,
     vma: &Vma,
-    window: VirtRange,
+    range: VirtRange,
     folio: Folio,
     level: u8,
     pool: &mut TablePool<'m, P>,
 ) -> Result<Step, OutOfMemory> {
     let tables = cursor.tables;
-    let (node, _, entry) = cursor.entry_at(window.start());
+    let (node, _, entry) = cursor.entry_at(range.start());
     if node.level < level || !entry.is_empty() {
         // A table or a page has come between: the folio does not fit any more.
         return Ok(Step::Again);
     }
-    let table = cursor.table_at(window.start(), level, pool)?;
-    let index = arch::index_of::<P::Arch>(window.start(), level);
+    let table = cursor.table_at(range.start(), level, pool)?;
+    let index = arch::index_of::<P::Arch>(range.start(), level);
     let count = if level == 1 { folio.pages() } else { 1 };
     let vacant = run::empty(tables.slots(table), index, count);
     cursor.counts.entries_read += u64::from(vacant);
@@ -251,7 +251,7 @@ fn map_folio_locked<'m, P: Platform>(
         return Ok(Step::Again);
     }
     // Whoever splits a huge leaf later must not fail.
-    let reserve = if level > 1 { Some(pool.take(1, &mut cursor.counts)?) } else { None };
+    let deposit = if level > 1 { Some(pool.take(1, &mut cursor.counts)?) } else { None };
     let entry = P::Arch::leaf(folio.head, level, written_attributes(vma.flags()));
     tables.memory.frames.first_map(folio, folio.pages());
     cursor.counts.folios_touched += 1;
@@ -264,11 +264,11 @@ fn map_folio_locked<'m, P: Platform>(
         cursor.counts.entries_written += 1;
         RareEvents::note(&tables.memory.rare.huge_faults);
         tables.change_live(table, 1, 0);
-        if let Some(reserve) = reserve {
-            tables.push_reserve(table, reserve);
+        if let Some(deposit) = deposit {
+            tables.deposit_table(table, deposit);
         }
     }
-    Ok(Step::Done(Resolved::New(window)))
+    Ok(Step::Done(Resolved::New(range)))
 }
 
 const _: () = assert!(MAX_FOLIO_ORDER < u16::BITS as u8, "orders fit into a bit set");

@@ -17,13 +17,13 @@ use crate::table::{OutOfMemory, TablePool, run};
 
 use super::{Access, Resolved, Step, refused};
 
-/// A read maps what the object has in a window of so many bytes around the address (Linux:
+/// A read maps what the object has in a part of so many bytes around the address (Linux:
 /// `fault_around_bytes`).
 const FAULT_AROUND: u64 = 16 * PAGE_SIZE;
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Nothing stood at `page` when it was looked at: maps what the object has there, or a copy of
-    /// it. The object's gate is held for reading.
+    /// it. The invalidate lock is held for reading.
     pub(super) fn map_object(
         &self,
         vma: &Vma,
@@ -49,29 +49,29 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         if access == Access::Write && !vma.is_shared() {
             return self.map_copy(vma, page, frame);
         }
-        let noticed = vma.change().writable == Writable::Noticed;
+        let noticed = vma.entry_policy().writable == Writable::Noticed;
         let folio = memory.frames.folio_of(frame).ok_or(FaultError::Bus)?;
-        let mut window = self.folio_part(vma, object, page, frame, folio);
+        let mut part = self.folio_part(vma, object, page, frame, folio);
         if access == Access::Write {
             if noticed {
-                window = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
+                part = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
             }
             if let Err(ticket) = pages::mark_dirty(memory, object, index, 1) {
                 return Ok(Step::Await(Awaited::End(ticket)));
             }
-            let step = self.map_frames(vma, window, frame_at(frame, page, window), access)?;
-            self.published(window);
+            let step = self.map_frames(vma, part, frame_at(frame, page, part), access)?;
+            self.published(part);
             return Ok(step);
         }
-        self.map_around(vma, object, window, page)
+        self.map_around(vma, object, part, page)
     }
 
-    /// Maps what the object has in `window`, a stretch around `page`, and in the pages around that.
+    /// Maps what the object has in `part`, a stretch around `page`, and in the pages around that.
     fn map_around(
         &self,
         vma: &Vma,
         object: &ObjectState,
-        window: VirtRange,
+        part: VirtRange,
         page: VirtAddr,
     ) -> Result<Step, FaultError> {
         let memory = self.table.memory;
@@ -80,8 +80,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let first = page.align_down(FAULT_AROUND).0.max(vma.start());
         let last = (first + FAULT_AROUND).min((page.0 & !(table - 1)).saturating_add(table));
         let around = VirtRange::raw(first, last.min(vma.end()));
-        let start = window.start().min(around.start());
-        let end = window.end().max(around.end());
+        let start = part.start().min(around.start());
+        let end = part.end().max(around.end());
         let whole = VirtRange::raw(start.0, end.0);
         let mut mapped = Step::Again;
         let mut at = whole.start();
@@ -113,12 +113,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         frame: Frame,
         folio: Folio,
     ) -> VirtRange {
-        let window = super::folio_window(vma, page, frame.0 - folio.head.0, folio);
+        let part = super::folio_range(vma, page, frame.0 - folio.head.0, folio);
         let table = arch::table_span::<P::Arch>(1);
         let slot = VirtRange::from_len(page.align_down(table), table);
-        let window = slot.map_or(window, |slot| window.intersection(slot));
-        let below = (page.0 - window.start().0) >> PAGE_SHIFT;
-        let above = (window.end().0 - page.0) >> PAGE_SHIFT;
+        let part = slot.map_or(part, |slot| part.intersection(slot));
+        let below = (page.0 - part.start().0) >> PAGE_SHIFT;
+        let above = (part.end().0 - page.0) >> PAGE_SHIFT;
         let index = vma.page_offset_of(page);
         let (before, count) =
             pages::run_around(self.table.memory, object, index, frame, below, above);
@@ -141,7 +141,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         if huge {
             let leaf = P::Arch::leaf(first, 2, attributes);
             let mapped = self.table.with_tables(|pool| self.map_huge(range, folio, leaf, pool));
-            // Where there is no table for its reserve, small leaves will do.
+            // Where there is no table for its deposit, small leaves will do.
             if let Ok(Some(mapped)) = mapped {
                 return mapped;
             }
@@ -169,14 +169,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return Ok(Some(Ok(Step::Again)));
         }
         let holder = cursor.table_at(range.start(), 2, pool)?;
-        let reserve = pool.take(1, &mut cursor.counts)?;
+        let deposit = pool.take(1, &mut cursor.counts)?;
         if self.table.memory.frames.map(folio, range.pages() as u32).is_err() {
-            pool.put(reserve);
+            pool.put(deposit);
             return Ok(Some(Err(FaultError::OutOfMemory)));
         }
         let index = arch::index_of::<P::Arch>(range.start(), 2);
         self.table.publish_leaf(holder, index, leaf);
-        self.table.push_reserve(holder, reserve);
+        self.table.deposit_table(holder, deposit);
         cursor.counts.entries_written += 1;
         cursor.counts.folios_touched += 1;
         let owner = self.table.memory.frames.owner_kind(folio);
@@ -242,14 +242,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 }
 
-/// The frame that belongs at the beginning of `window`, given the one at `page`.
-fn frame_at(frame: Frame, page: VirtAddr, window: VirtRange) -> Frame {
-    Frame(frame.0 - ((page.0 - window.start().0) >> PAGE_SHIFT) as u32)
+/// The frame that belongs at the beginning of `part`, given the one at `page`.
+fn frame_at(frame: Frame, page: VirtAddr, part: VirtRange) -> Frame {
+    Frame(frame.0 - ((page.0 - part.start().0) >> PAGE_SHIFT) as u32)
 }
 
 /// What entries say that map an object's pages for the first time.
 fn object_attributes(vma: &Vma, access: Access) -> Attributes {
-    let change = vma.change();
+    let change = vma.entry_policy();
     let write = access == Access::Write;
     let mut permissions = change.permissions;
     let at_once = change.writable == Writable::All && change.watched == Watched::No;

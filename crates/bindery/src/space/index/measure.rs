@@ -4,11 +4,11 @@
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
-use super::{HEIGHT, Index, Indexed, LINKS_BENEATH, Place};
+use super::{HEIGHT, Index, Indexed, LINKS_BENEATH, LinkTarget};
 
 impl<T: Indexed> Index<T> {
     /// The widest gap beneath the link of `place` at `level`.
-    pub(super) fn widest(&self, place: Place<T>, level: usize) -> u64 {
+    pub(super) fn widest(&self, place: LinkTarget<T>, level: usize) -> u64 {
         let links = self.links(place);
         match level.checked_sub(1) {
             Some(above) => links.widest[above].load(Ordering::Relaxed),
@@ -17,7 +17,7 @@ impl<T: Indexed> Index<T> {
     }
 
     /// Measures again, from the bottom up, all links of `path` and all links of `node`.
-    pub(super) fn measure_path(&self, path: &[Place<T>; HEIGHT], node: Option<NonNull<T>>) {
+    pub(super) fn measure_path(&self, path: &[LinkTarget<T>; HEIGHT], node: Option<NonNull<T>>) {
         let height = node.map_or(0, |node| self.node(node).links().height());
         for (place, level) in path[1..self.levels()].iter().zip(1..) {
             self.measure(*place, level);
@@ -29,7 +29,7 @@ impl<T: Indexed> Index<T> {
 
     /// Stores the widest gap beneath the link of `place` at `level`, above 0, from the links one
     /// level below it. Where these are too many, the tower in their middle grows first.
-    fn measure(&self, place: Place<T>, level: usize) {
+    fn measure(&self, place: LinkTarget<T>, level: usize) {
         let links = self.links(place);
         let until = links.next(level);
         let mut widest = self.widest(place, level - 1);
@@ -50,7 +50,7 @@ impl<T: Indexed> Index<T> {
     /// Lets a tower reach `level` that the link of `place` lies across there, at least
     /// [`LINKS_BENEATH`] links of the level below.
     #[cold]
-    fn grow(&self, place: Place<T>, level: usize) {
+    fn grow(&self, place: LinkTarget<T>, level: usize) {
         let middle = (0..LINKS_BENEATH / 2)
             .try_fold(place, |at, _| self.links(at).next(level - 1).map(Some));
         let Some(Some(node)) = middle else { return };

@@ -6,7 +6,7 @@ use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch};
 use crate::error::Error;
 use crate::platform::Platform;
-use crate::rmap::Held;
+use crate::rmap::RmapGuard;
 use crate::space::AddressSpace;
 use crate::space::index::{Indexed, Spot};
 use crate::space::vma::{MappingFlags, Vma};
@@ -14,7 +14,7 @@ use crate::stats::Counts;
 use crate::table::OutOfMemory;
 use crate::table::relocate::{Holds, Move};
 
-use super::Call;
+use super::RemapCall;
 
 /// What becomes of the source of a move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,7 +36,7 @@ pub(super) struct Relocation {
 impl<'m, P: Platform> AddressSpace<'m, P> {
     /// A free range of `length` bytes, congruent with `source` modulo the largest entry span that
     /// fits into it twice (so that at least one slot is covered whole), else modulo the contiguous
-    /// block.
+    /// contiguous run.
     pub(super) fn congruent_place(&self, source: VirtRange, length: u64) -> Option<VirtRange> {
         let start = source.start().0;
         let spans = (2..=P::Arch::LEVELS).rev().map(arch::span::<P::Arch>);
@@ -44,9 +44,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let first = start.next_multiple_of(*span);
             first.saturating_add(*span) <= source.end().0
         });
-        let block = u64::from(P::Arch::BLOCK) * PAGE_SIZE;
+        let contig = u64::from(P::Arch::CONTIG_ENTRIES) * PAGE_SIZE;
         whole
-            .chain([arch::table_span::<P::Arch>(1), block, PAGE_SIZE])
+            .chain([arch::table_span::<P::Arch>(1), contig, PAGE_SIZE])
             .find_map(|align| self.find_free(length, align, start & (align - 1)))
     }
 
@@ -56,17 +56,17 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         &self,
         vma: &Vma,
         what: &Relocation,
-        call: &mut Call<'_>,
+        call: &mut RemapCall<'_>,
     ) -> Result<VirtAddr, Error> {
         let (source, target) = (what.source, what.target);
         let stays = what.fate == Source::Stays || source.is_empty();
-        let promised = match what.fate {
+        let committed = match what.fate {
             _ if !vma.has(MappingFlags::ACCOUNT) => 0,
             Source::Stays => target.pages(),
             Source::Goes => target.pages() - source.pages(),
         };
-        let _reservation = self.table.memory.commitment().reserve(promised)?;
-        // As Linux: what has no page yet may forget where it was born, and merge where it goes.
+        let _reservation = self.table.memory.commitment().reserve(committed)?;
+        // As Linux: what has no page yet may take a new page offset, and merge where it goes.
         let newborn = vma.is_anonymous() && vma.group_pointer().is_none();
         let page_offset = if newborn {
             target.start().0 >> PAGE_SHIFT
@@ -112,7 +112,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return Ok(target.start());
         }
         // From here on faults in the source wait, and find themselves outside of the VMA afterwards.
-        vma.write(self.platform());
+        vma.lock_write(self.platform());
         let to = target.start();
         let whole = source.covers(vma.range());
         if self.move_held(vma, what, &Nodes { moved, upper }, call).is_err() {
@@ -142,16 +142,16 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         vma: &Vma,
         what: &Relocation,
         nodes: &Nodes,
-        call: &mut Call<'_>,
+        call: &mut RemapCall<'_>,
     ) -> Result<(), OutOfMemory> {
         let (source, target) = (what.source, what.target);
         let stays = what.fate == Source::Stays;
-        let hull = if stays { source } else { self.hull(source, target) };
+        let freeable = if stays { source } else { self.freeable(source, target) };
         let mut counts = Counts::default();
-        let moved = Move { source, to: target.start(), hull };
+        let moved = Move { source, to: target.start(), freeable };
         let first = match self.table.holds(&moved, &mut counts) {
             Holds::One(piece) => {
-                let held = Held::new(self.platform(), vma);
+                let held = RmapGuard::new(self.platform(), vma);
                 let done = self.table.relocate(&moved, piece, call.gather, &mut counts);
                 self.table.stats.add(&counts);
                 done?;
@@ -168,13 +168,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             // Before the first page comes: a walker that does not find it at the source comes here.
             self.link(nodes.moved);
             let within = |hold: &mut dyn FnMut()| {
-                let held = Held::new(self.platform(), vma);
+                let held = RmapGuard::new(self.platform(), vma);
                 hold();
                 held.moved(self.vma(nodes.moved));
             };
             self.table.relocate_parts(&moved, first, call.gather, &mut counts, within);
             if !stays {
-                let held = Held::new(self.platform(), vma);
+                let held = RmapGuard::new(self.platform(), vma);
                 self.cut_away(vma, source, nodes.upper, &held, call);
             }
             self.insert_linked(nodes.moved);
@@ -191,18 +191,18 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         vma: &Vma,
         what: &Relocation,
         slide: &Slide<'_>,
-        call: &mut Call<'_>,
+        call: &mut RemapCall<'_>,
     ) -> Option<Result<VirtAddr, Error>> {
         let (source, target) = (what.source, what.target);
-        vma.write(self.platform());
-        let hull = Self::hull_between(source, slide.floor, slide.ceiling, target);
-        let what = Move { source, to: target.start(), hull };
+        vma.lock_write(self.platform());
+        let freeable = Self::freeable_between(source, slide.floor, slide.ceiling, target);
+        let what = Move { source, to: target.start(), freeable };
         let mut counts = Counts::default();
         let Holds::One(piece) = self.table.holds(&what, &mut counts) else {
             vma.end_write(self.platform());
             return None;
         };
-        let held = Held::new(self.platform(), vma);
+        let held = RmapGuard::new(self.platform(), vma);
         let done = self.table.relocate(&what, piece, call.gather, &mut counts);
         self.table.stats.add(&counts);
         if done.is_err() {
@@ -230,8 +230,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         vma: &Vma,
         source: VirtRange,
         upper: Option<NonNull<Vma>>,
-        held: &Held<'_, P>,
-        call: &mut Call<'_>,
+        held: &RmapGuard<'_, P>,
+        call: &mut RemapCall<'_>,
     ) {
         let outer = vma.range();
         if source.covers(outer) {

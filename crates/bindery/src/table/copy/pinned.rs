@@ -7,7 +7,7 @@
 //! 3. under the locks of both sides, the parent's entries are looked at again, and the child's are
 //!    written where they still name the same pages; then from 2 on, to the run's end.
 //!
-//! Faults, verbs and pins wait meanwhile for the parent's VMA. A truncation does not, which takes
+//! Faults, operations and pins wait meanwhile for the parent's VMA. A truncation does not, which takes
 //! private copies away:
 //! 1. CPU A, forking, copies a page;
 //! 2. CPU B truncates the file: takes the page from the parent, and finds nothing in the child yet;
@@ -38,7 +38,7 @@ pub(super) enum Form {
     /// That the program may do this with the page, if it may with its key.
     Shown(Permissions, ProtectionKey),
     /// That there is a page, of a mapping that allows nothing.
-    Hidden,
+    ProtNone,
 }
 
 impl Form {
@@ -50,7 +50,7 @@ impl Form {
                     Attributes { permissions, accessed, dirty, soft_dirty, userfault, key };
                 A::leaf(frame, 1, attributes)
             }
-            Self::Hidden => absent::encode::<A>(Absent::Hidden {
+            Self::ProtNone => absent::encode::<A>(Absent::ProtNone {
                 frame,
                 accessed,
                 dirty,
@@ -175,14 +175,14 @@ impl<'m, P: Platform> PageTable<'m, P> {
     }
 }
 
-/// The frame that the entry for `at` names, be it shown or hidden.
+/// The frame that the entry for `at` names, be it shown or `PROT_NONE`.
 fn frame_at<P: Platform>(cursor: &mut Cursor<'_, '_, P>, at: VirtAddr) -> Option<Frame> {
     let (node, index, raw) = cursor.entry_at(at);
     let first = match arch::kind::<P::Arch>(raw, node.level) {
-        Kind::Leaf if node.level == 1 => P::Arch::frame(P::Arch::unblock(raw, index)),
+        Kind::Leaf if node.level == 1 => P::Arch::frame(P::Arch::clear_contig(raw, index)),
         Kind::Leaf => P::Arch::frame(raw),
         Kind::Absent => match absent::decode::<P::Arch>(raw)? {
-            Absent::Hidden { frame, .. } => frame,
+            Absent::ProtNone { frame, .. } => frame,
             _ => return None,
         },
         Kind::Empty | Kind::Table => return None,

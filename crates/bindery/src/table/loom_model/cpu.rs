@@ -7,7 +7,7 @@ use loom::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Kind, Tiny};
-use crate::table::lock::{self, Depth, LockSet, Node, Tree};
+use crate::table::lock::{self, Depth, LockSet, LockTree, Node};
 use crate::table::pending::{self, Last};
 
 use super::world::{
@@ -28,7 +28,7 @@ pub(super) struct Cpu {
     number: usize,
 }
 
-impl Tree for Cpu {
+impl LockTree for Cpu {
     type Arch = Tiny;
 
     fn lock(&self, table: Frame) {
@@ -126,7 +126,7 @@ impl Cpu {
     }
 
     /// `Platform::synchronize`. An exchange stands for its barrier: a section that this one does
-    /// not see began later, and sees what was unhooked before.
+    /// not see began later, and sees what was detached before.
     fn synchronize(&self) {
         if self.world.omit == Omit::Readers {
             return;
@@ -156,7 +156,7 @@ impl Cpu {
         table.inside(|inside| inside.visits[index_of(at, 1)] += 1);
     }
 
-    /// A new table for `at`, hooked in below `node` and locked.
+    /// A new table for `at`, installed in below `node` and locked.
     fn create(&self, node: Node, at: VirtAddr, locks: &mut LockSet) -> Frame {
         let level = node.level - 1;
         let own = STANDING.len() + 2 * self.number;
@@ -168,12 +168,12 @@ impl Cpu {
             table.state.store(LOCK, Ordering::Release);
             locks.push(frame);
         }
-        self.hook(node, at, frame);
+        self.install(node, at, frame);
         frame
     }
 
     /// Lets the entry of `node` for `at` name `table`.
-    pub(super) fn hook(&self, node: Node, at: VirtAddr, table: Frame) {
+    pub(super) fn install(&self, node: Node, at: VirtAddr, table: Frame) {
         let parent = self.table(node.table);
         let released = self.world.omit != Omit::Release;
         let order = if released { Ordering::Release } else { Ordering::Relaxed };
@@ -182,7 +182,7 @@ impl Cpu {
     }
 
     /// Clears the entry of `node` for `at`, and returns the table that it named.
-    pub(super) fn unhook(&self, node: Node, at: VirtAddr) -> Option<Frame> {
+    pub(super) fn detach(&self, node: Node, at: VirtAddr) -> Option<Frame> {
         let index = arch::index_of::<Tiny>(at, node.level);
         let table = self.child(node.table, node.level, index)?;
         let parent = self.table(node.table);
@@ -193,8 +193,8 @@ impl Cpu {
         Some(table)
     }
 
-    /// As `PageTable::unhook`: marks the table of `node` alone, and leaves those below for later.
-    fn detach(&self, node: Node, detached: &mut Vec<Node>, gathered: &mut Vec<Frame>) {
+    /// As `PageTable::detach`: marks the table of `node` alone, and leaves those below for later.
+    fn mark_detached(&self, node: Node, detached: &mut Vec<Node>, gathered: &mut Vec<Frame>) {
         self.lock(node.table);
         self.mark_stray(node.table);
         self.unlock(node.table);
@@ -304,8 +304,8 @@ impl Cpu {
         });
     }
 
-    /// As `zap`: unhooks the tables that `range` covers whole, works in those at its edges (all
-    /// hang in the cover), and frees what it has unhooked.
+    /// As `zap`: detaches the tables that `range` covers whole, works in those at its edges (all
+    /// hang in the cover), and frees what it has detached.
     pub(super) fn zap(&self, range: VirtRange) {
         let (mut detached, mut gathered) = (Vec::new(), Vec::new());
         self.in_section(|locks| {
@@ -320,9 +320,9 @@ impl Cpu {
                     if self.child(cover.table, cover.level, index).is_some() {
                         self.visit(cover, at, locks);
                     }
-                } else if let Some(table) = self.unhook(cover, at) {
+                } else if let Some(table) = self.detach(cover, at) {
                     let node = Node { table, level: cover.level - 1 };
-                    self.detach(node, &mut detached, &mut gathered);
+                    self.mark_detached(node, &mut detached, &mut gathered);
                 }
                 at = slot.end();
             }
@@ -333,7 +333,7 @@ impl Cpu {
         self.finish(gathered);
     }
 
-    /// As `PageTable::prune`: unhooks the tables for page `number` that are empty, from the lowest
+    /// As `PageTable::prune`: detaches the tables for page `number` that are empty, from the lowest
     /// up, each under its own lock and that of the table above.
     pub(super) fn prune(&self, number: u64) {
         let mut gathered = Vec::new();
@@ -351,7 +351,7 @@ impl Cpu {
                 if !self.table(table).inside(empty) {
                     return false;
                 }
-                self.unhook(cover, start);
+                self.detach(cover, start);
                 self.gather_subtree(Node { table, level: level - 1 }, level - 1, &mut gathered);
                 true
             });
@@ -362,15 +362,15 @@ impl Cpu {
         self.finish(gathered);
     }
 
-    /// A move to page `to` which leaves nothing in `hull`, a whole slot, so that its table goes:
-    /// as `unhook_emptied`, with what goes locked already.
-    pub(super) fn empty(&self, hull: VirtRange, to: u64) {
+    /// A move to page `to` which leaves nothing in `freeable`, a whole slot, so that its table goes:
+    /// as `detach_emptied`, with what goes locked already.
+    pub(super) fn empty(&self, freeable: VirtRange, to: u64) {
         let mut gathered = Vec::new();
         self.in_section(|locks| {
             let (source, target) =
-                lock::lock_pair(self, ROOT, hull.into(), pages(to, 1).into(), 1, locks);
+                lock::lock_pair(self, ROOT, freeable.into(), pages(to, 1).into(), 1, locks);
             self.visit(target, page(to), locks);
-            if let Some(table) = self.unhook(source, hull.start()) {
+            if let Some(table) = self.detach(source, freeable.start()) {
                 let node = Node { table, level: source.level - 1 };
                 self.gather_subtree(node, 1, &mut gathered);
             }
@@ -395,9 +395,9 @@ impl Cpu {
                 let (source, target) =
                     lock::lock_pair(self, ROOT, from.into(), to.into(), level, locks);
                 assert_eq!((source.level, target.level), (level, level));
-                let Some(table) = self.unhook(source, from.start()) else { return };
+                let Some(table) = self.detach(source, from.start()) else { return };
                 self.tell_place(table, to.start());
-                self.hook(target, to.start(), table);
+                self.install(target, to.start(), table);
             });
         });
     }
@@ -418,10 +418,10 @@ impl Cpu {
     /// as `lock_vma` does by the mutex.
     pub(super) fn with_vma(&self, number: u64, work: impl FnOnce()) {
         let world = &*self.world;
-        let gate = world.omit != Omit::Gate;
+        let locked = world.omit != Omit::VmaLock;
         let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
         let mut state = 0;
-        while gate
+        while locked
             && let Err(newer) = world.vma.compare_exchange(state, state + 1, acquire, relaxed)
         {
             if newer & WRITER != 0 {
@@ -435,7 +435,7 @@ impl Cpu {
         } else {
             count(&world.seen.refusals);
         }
-        if gate {
+        if locked {
             world.vma.fetch_sub(1, Ordering::Release);
             world.wake(&world.vma);
         }
@@ -444,8 +444,8 @@ impl Cpu {
     /// Does `work` with the VMA, which gets new bounds, locked for writing.
     fn change_vma(&self, bounds: VirtRange, work: impl FnOnce()) {
         let world = &*self.world;
-        let gate = world.omit != Omit::Gate;
-        if gate {
+        let locked = world.omit != Omit::VmaLock;
+        if locked {
             world.vma.fetch_or(WRITER, Ordering::Acquire);
             while world.vma.fetch_or(0, Ordering::Acquire) & !WRITER != 0 {
                 world.sleep(&world.vma);
@@ -454,7 +454,7 @@ impl Cpu {
         world.vma_start.store(bounds.start().0, Ordering::Relaxed);
         world.vma_end.store(bounds.end().0, Ordering::Relaxed);
         work();
-        if gate {
+        if locked {
             world.vma.fetch_and(!WRITER, Ordering::Release);
             world.wake(&world.vma);
         }

@@ -10,7 +10,7 @@ use loom::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::arch::{self, Arch, Tiny};
-use crate::table::lock::{self, Depth, Node, Tree};
+use crate::table::lock::{self, Depth, LockTree, Node};
 use crate::table::pending::{self, Last};
 
 use super::cpu::Cpu;
@@ -91,7 +91,7 @@ impl Cpu {
             if node.level == 1 {
                 return false;
             }
-            if self.world.omit != Omit::Settle && !lock::is_settled(self, node.table) {
+            if self.world.omit != Omit::Settle && !lock::is_saturated(self, node.table) {
                 let span = arch::span::<Tiny>(node.level);
                 let start = page(number).align_down(span);
                 let slot = VirtRange::raw(start.0, start.0 + span);
@@ -116,7 +116,7 @@ impl Cpu {
         self.in_section(|locks| {
             let range = pages(0, 4);
             let cover = lock::lock_range(self, ROOT, range, Depth::Edges, locks);
-            if let Some(table) = self.unhook(cover, range.start()) {
+            if let Some(table) = self.detach(cover, range.start()) {
                 let node = Node { table, level: cover.level - 1 };
                 self.gather_subtree(node, u8::MAX, &mut gathered);
                 self.flush(0, 4);
@@ -185,9 +185,9 @@ impl Cpu {
             if self.child(target.table, target.level, index).is_some() {
                 return;
             }
-            let Some(table) = self.unhook(source, from.start()) else { return };
+            let Some(table) = self.detach(source, from.start()) else { return };
             self.tell_place(table, to.start());
-            self.hook(target, to.start(), table);
+            self.install(target, to.start(), table);
         });
     }
 }

@@ -34,9 +34,9 @@ pub(super) enum Omit {
     Nothing,
     /// Who has locked a table does not ask whether it is stray.
     StrayCheck,
-    /// Only the unhooked table is marked, not those of level 1 below it.
+    /// Only the detached table is marked, not those of level 1 below it.
     StrayBelow,
-    /// Nobody waits for those who have a table locked that hangs in an unhooked one.
+    /// Nobody waits for those who have a table locked that hangs in a detached one.
     WaitBelow,
     /// Tables are freed without waiting for readers.
     Readers,
@@ -45,10 +45,10 @@ pub(super) enum Omit {
     /// A move locks its source, then its target.
     OnePass,
     /// Nobody holds the VMA's lock: not who moves or unmaps, not who faults.
-    Gate,
-    /// New tables are hooked in unlocked.
+    VmaLock,
+    /// New tables are installed in unlocked.
     LockedBirth,
-    /// Tables are hooked in by a relaxed store.
+    /// Tables are installed in by a relaxed store.
     Release,
     /// Who has locked a table does not descend again.
     SecondDescent,
@@ -241,7 +241,7 @@ impl World {
     }
 
     /// How many tables were created.
-    pub(super) fn born(&self) -> usize {
+    pub(super) fn tables_made(&self) -> usize {
         let unborn = &self.tables[STANDING.len()..];
         // SAFETY: loom panics if the table may be created or freed at the same time.
         unborn
@@ -254,7 +254,7 @@ impl World {
     /// place, and what does not is freed.
     pub(super) fn audit(&self) {
         let reached = self.audit_below(ROOT, page(0));
-        // SAFETY: as in `born`.
+        // SAFETY: as in `tables_made`.
         let used = |table: &&Table| table.life.with(|life| unsafe { *life } == Life::Used);
         assert_eq!(self.tables.iter().filter(used).count(), reached, "a table leaks or is shared");
     }
@@ -263,7 +263,7 @@ impl World {
         let table = &self.tables[at.0 as usize];
         assert_eq!(table.state.load(Ordering::Relaxed), 0, "locked or stray, but in the tree");
         assert_eq!(table.pending.load(Ordering::Relaxed), 0, "a mark was left behind");
-        // SAFETY: as in `born`.
+        // SAFETY: as in `tables_made`.
         table.life.with(|life| assert_eq!(unsafe { *life }, Life::Used));
         // SAFETY: loom panics if the table may be moved at the same time.
         table.place.with(|known| assert_eq!(unsafe { *known }, place));
@@ -276,7 +276,7 @@ impl World {
                 reached += self.audit_below(Tiny::frame(Entry(entry)), place);
             }
         }
-        assert_eq!(table.inside(|inside| inside.live), live, "the live count is wrong");
+        assert_eq!(table.inside(|inside| inside.live), live, "the entry count is wrong");
         reached
     }
 }

@@ -43,12 +43,12 @@ impl<P: Platform> Drop for Pair<'_, '_, '_, P> {
 impl<P: Platform> Pair<'_, '_, '_, P> {
     /// What stands in the source at `at`; a huge leaf or its like is yielded if it ends at `end` or
     /// before, and else split.
-    fn source(&mut self, at: u64, end: u64) -> Source {
+    fn source(&mut self, at: u64, end: u64) -> SourceLeaves {
         let base = at & !(arch::table_span::<P::Arch>(self.level) - 1);
         if let Some((start, table)) = self.source_table
             && start == base
         {
-            return Source::Table(table);
+            return SourceLeaves::Table(table);
         }
         let mut node = self.from;
         while node.level > self.level {
@@ -59,13 +59,13 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 Kind::Table => P::Arch::frame(entry),
                 Kind::Empty => {
                     let last = at | (arch::span::<P::Arch>(node.level) - 1);
-                    return Source::EmptyTo(last.saturating_add(1));
+                    return SourceLeaves::EmptyTo(last.saturating_add(1));
                 }
                 Kind::Leaf
                     if node.level == 2 && at == base && end - at >= arch::span::<P::Arch>(2) =>
                 {
                     self.mark(node.table);
-                    return Source::Huge(node.table, index, entry);
+                    return SourceLeaves::Huge(node.table, index, entry);
                 }
                 Kind::Leaf | Kind::Absent => {
                     let start = VirtAddr(at).align_down(arch::span::<P::Arch>(node.level));
@@ -75,9 +75,9 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                             table
                         }
                         Err(_) => {
-                            debug_assert!(false, "a huge leaf has lost its reserve");
+                            debug_assert!(false, "a huge leaf has lost its deposit");
                             let last = at | (arch::span::<P::Arch>(node.level) - 1);
-                            return Source::EmptyTo(last + 1);
+                            return SourceLeaves::EmptyTo(last + 1);
                         }
                     }
                 }
@@ -86,7 +86,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         }
         self.source_table = Some((base, node.table));
         self.mark(node.table);
-        Source::Table(node.table)
+        SourceLeaves::Table(node.table)
     }
 
     /// Notes that the flush of what is about to leave the table, or to come to it, comes after its
@@ -152,12 +152,12 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let mut offset = 0;
         while offset < len {
             let table = match self.source(source + offset, source + offset) {
-                Source::Table(table) => table,
-                Source::EmptyTo(end) => {
+                SourceLeaves::Table(table) => table,
+                SourceLeaves::EmptyTo(end) => {
                     offset = end - source;
                     continue;
                 }
-                Source::Huge(..) => {
+                SourceLeaves::Huge(..) => {
                     // Leaves above the level that moves are not asked for.
                     offset += span;
                     continue;
@@ -177,8 +177,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 let to = self.target(target + offset)?;
                 self.move_slot(table, index, entry, to, target + offset);
                 let range = VirtRange::raw(source + offset, source + offset + span);
-                if let Some(reserve) = self.tables.pop_reserve(table) {
-                    self.tables.push_reserve(to, reserve);
+                if let Some(deposit) = self.tables.withdraw_table(table) {
+                    self.tables.deposit_table(to, deposit);
                 }
                 if entry.0 & P::Arch::PRESENT != 0 {
                     self.gather.stale(range, self.level);
@@ -261,24 +261,24 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         target: u64,
         len: u64,
     ) -> Result<(), OutOfMemory> {
-        let block_mask = (u64::from(P::Arch::BLOCK) << PAGE_SHIFT) - 1;
-        let congruent = (source ^ target) & block_mask == 0;
+        let contig_mask = (u64::from(P::Arch::CONTIG_ENTRIES) << PAGE_SHIFT) - 1;
+        let congruent = (source ^ target) & contig_mask == 0;
         let mut offset = 0;
         while offset < len {
             let whole = self.tables.longest_run() > 1;
             let end = if whole { source + len } else { source + offset };
             let table = match self.source(source + offset, end) {
-                Source::Table(table) if self.tables.live(table) > 0 => table,
-                Source::Table(_) => {
+                SourceLeaves::Table(table) if self.tables.live(table) > 0 => table,
+                SourceLeaves::Table(_) => {
                     let last = (source + offset) | (arch::table_span::<P::Arch>(1) - 1);
                     offset = last + 1 - source;
                     continue;
                 }
-                Source::EmptyTo(end) => {
+                SourceLeaves::EmptyTo(end) => {
                     offset = end - source;
                     continue;
                 }
-                Source::Huge(holder, index, leaf) => {
+                SourceLeaves::Huge(holder, index, leaf) => {
                     self.targets(target + offset, arch::entries::<P::Arch>())?;
                     self.move_huge(holder, index, leaf, source + offset, target + offset);
                     offset += arch::span::<P::Arch>(2);
@@ -322,21 +322,21 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         self.tables.change_live(holder, 0, 1);
         let range = VirtRange::raw(source, source + arch::span::<P::Arch>(2));
         self.gather.stale(range, 2);
-        if let Some(reserve) = self.tables.pop_reserve(holder) {
-            crate::table::free_table(self.tables.memory, reserve, self.counts);
+        if let Some(deposit) = self.tables.withdraw_table(holder) {
+            crate::table::free_table(self.tables.memory, deposit, self.counts);
         }
         let first = P::Arch::leaf(P::Arch::frame(old), 1, P::Arch::attributes(old));
         self.arrive(first, arch::entries::<P::Arch>(), target);
     }
 
-    /// Unfolds the contiguous blocks that the run would cut at its ends.
-    fn uncut_blocks(&mut self, table: Frame, from: u32, count: u32) {
-        let mask = P::Arch::BLOCK - 1;
+    /// Unfolds the contiguous runs that the run would cut at its ends.
+    fn uncut_contigs(&mut self, table: Frame, from: u32, count: u32) {
+        let mask = P::Arch::CONTIG_ENTRIES - 1;
         let last = from + count - 1;
         for (index, cut) in [(from, from & mask != 0 || count <= mask), (last, last & mask != mask)]
         {
             if cut
-                && P::Arch::is_block(run::load(self.tables.slots(table), index))
+                && P::Arch::is_contig(run::load(self.tables.slots(table), index))
                 && let Some((base, _)) = self.source_table
             {
                 let at = VirtAddr(base + u64::from(index) * PAGE_SIZE);
@@ -345,7 +345,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         }
     }
 
-    /// Moves `count` entries, in parts as long as a run may be. Their blocks, if any, stay blocks.
+    /// Moves `count` entries, in parts as long as a run may be. Their contiguous runs, if any, stay contiguous runs.
     pub(super) fn move_congruent(
         &mut self,
         source: (Frame, u32),
@@ -359,8 +359,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let mut others = Others { empty: 0, absent: 0 };
         let mut index = source.1;
         for (part, there) in from.chunks(longest as usize).zip(to.chunks(longest as usize)) {
-            if P::Arch::BLOCK > 1 {
-                self.uncut_blocks(source.0, index, part.len() as u32);
+            if P::Arch::CONTIG_ENTRIES > 1 {
+                self.uncut_contigs(source.0, index, part.len() as u32);
                 index += part.len() as u32;
             }
             others.move_run::<P::Arch>(part, there);
@@ -389,8 +389,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         }
     }
 
-    /// Unhooks the tables that `cleared` covers whole: all that stood in them has moved.
-    pub(super) fn unhook_emptied(&mut self, node: Node, base: VirtAddr, cleared: VirtRange) {
+    /// Detaches the tables that `cleared` covers whole: all that stood in them has moved.
+    pub(super) fn detach_emptied(&mut self, node: Node, base: VirtAddr, cleared: VirtRange) {
         if node.level <= self.level {
             return;
         }
@@ -410,14 +410,14 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             if tables.live(node.table) == 0 {
                 break;
             }
-            let Some(table) = lock::Tree::child(tables, node.table, node.level, index) else {
+            let Some(table) = lock::LockTree::child(tables, node.table, node.level, index) else {
                 continue;
             };
             let start = base.offset(u64::from(index) * span);
             let slot = VirtRange::raw(start.0, start.0 + span);
             let child = Node { table, level: node.level - 1 };
             if !cleared.covers(slot) {
-                self.unhook_emptied(child, start, cleared);
+                self.detach_emptied(child, start, cleared);
                 continue;
             }
             tables.slots(node.table)[index as usize].store(0, Ordering::Release);
@@ -431,7 +431,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
 }
 
 /// What stands in the source of a move.
-enum Source {
+enum SourceLeaves {
     /// A table of the level that moves.
     Table(Frame),
     /// Nothing, up to this address.
@@ -440,7 +440,7 @@ enum Source {
     Huge(Frame, u32, Entry),
 }
 
-/// Entries of a run that are not plain settled leaves.
+/// Entries of a run that are not plain saturated leaves.
 struct Others {
     empty: u32,
     /// No TLB knows these, so moving them needs no flush.
@@ -471,7 +471,7 @@ impl Others {
         let (chunks_there, rest_there) = to.as_chunks::<N>();
         for (slots, there) in chunks.iter().zip(chunks_there) {
             let entries = slots.each_ref().map(|slot| Entry(slot.load(Ordering::Relaxed)));
-            // One branch for all entries: nearly all are settled, and soft-dirty since they were
+            // One branch for all entries: nearly all are saturated, and soft-dirty since they were
             // first written, so that they move as they are.
             if const { A::SETTLED.with(A::SOFT_DIRTY) }.are(entries) {
                 for ((slot, there), entry) in slots.iter().zip(there).zip(entries) {

@@ -137,7 +137,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// ends are in those trees. Cannot fail.
     ///
     /// Reads and writes the entries that are moved: one for each table that moves whole, one for
-    /// each base page else. One invalidation for 64 tables, and one for each contiguous block or huge
+    /// each base page else. One invalidation for 64 tables, and one for each contiguous run or huge
     /// leaf that the ends cut; emptied tables are in the gather.
     pub(crate) fn relocate_parts(
         &self,
@@ -168,8 +168,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
             }
             next = self.next_piece(what, piece.offset + piece.len, Some(&*gather), counts);
         }
-        self.unhook_source(what, gather);
-        // Where there was nothing to unhook.
+        self.detach_source(what, gather);
+        // Where there was nothing to detach.
         self.flush(gather, counts);
         self.moving.end();
         if pool.is_used() {

@@ -1,4 +1,4 @@
-//! Level-1 entries whose two places are not congruent modulo the contiguous block: blocks come
+//! Level-1 entries whose two places are not congruent modulo the contiguous run: contiguous runs come
 //! apart, and others form.
 
 use core::sync::atomic::Ordering;
@@ -10,13 +10,13 @@ use crate::table::{OutOfMemory, run};
 
 use super::pair::Pair;
 
-/// The most pages that a contiguous block of any architecture has.
+/// The most pages that a contiguous run of any architecture has.
 const MOST_PAGES: usize = 16;
 
 impl<P: Platform> Pair<'_, '_, '_, P> {
-    /// Moves contiguous blocks, the pages that become one, or entries up to where the next may begin,
-    /// where source and target are not congruent modulo the block; returns how many entries that
-    /// was. (Pages that would make a block but stand in two source tables stay single: one block in
+    /// Moves contiguous runs, the pages that become one, or entries up to where the next may begin,
+    /// where source and target are not congruent modulo the contiguous run; returns how many entries that
+    /// was. (Pages that would make a contiguous run but stand in two source tables stay single: one contiguous run in
     /// 2 MiB.)
     pub(super) fn move_shifted(
         &mut self,
@@ -28,15 +28,15 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     ) -> Result<u32, OutOfMemory> {
         let slots = self.tables.slots(table);
         let raw = run::load(slots, from);
-        let size = P::Arch::BLOCK;
+        let size = P::Arch::CONTIG_ENTRIES;
         let to = arch::index_of::<P::Arch>(VirtAddr(target), 1);
-        if P::Arch::is_block(raw) {
+        if P::Arch::is_contig(raw) {
             if from & (size - 1) == 0 && count >= size {
-                let moved = self.scatter_blocks((table, from), to, count, target)?;
+                let moved = self.scatter_contigs((table, from), to, count, target)?;
                 if moved > 0 {
                     return Ok(moved);
                 }
-                return self.move_block(table, from, target, to);
+                return self.move_contig(table, from, target, to);
             }
             self.tables.unfold(table, from, VirtAddr(source), self.counts);
             return Ok(0);
@@ -47,10 +47,10 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             let equal = Equal::WRITABLE;
             let (alike, _) = run::leaves::<P::Arch>(slots, from, limit, equal, step, 0);
             if alike == size && step != 0 {
-                return self.move_block(table, from, target, to);
+                return self.move_contig(table, from, target, to);
             }
         }
-        // No block begins before the next multiple of its size, in the source or in the target.
+        // No contiguous run begins before the next multiple of its size, in the source or in the target.
         let up_to = |index: u32| size - (index & (size - 1));
         let count = count.min(up_to(from)).min(up_to(to));
         let target_table = self.target(target)?;
@@ -58,10 +58,10 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         Ok(count)
     }
 
-    /// Moves the contiguous blocks from the given entry on as single pages, as long as the MMU has
+    /// Moves the contiguous runs from the given entry on as single pages, as long as the MMU has
     /// nothing to add to any of their entries, and as far as the target's table reaches. Returns
     /// how many entries that were.
-    fn scatter_blocks(
+    fn scatter_contigs(
         &mut self,
         from: (Frame, u32),
         to: u32,
@@ -71,27 +71,27 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let (table, index) = from;
         let target_table = self.target(target)?;
         let size = const {
-            assert!(P::Arch::BLOCK as usize <= MOST_PAGES);
-            P::Arch::BLOCK as usize
+            assert!(P::Arch::CONTIG_ENTRIES as usize <= MOST_PAGES);
+            P::Arch::CONTIG_ENTRIES as usize
         };
         let slots = &self.tables.slots(table)[index as usize..(index + count) as usize];
         let there = &self.tables.slots(target_table)[to as usize..];
         let mut at = index;
-        for (block, pages) in slots.chunks_exact(size).zip(there.chunks_exact(size)) {
+        for (contig, pages) in slots.chunks_exact(size).zip(there.chunks_exact(size)) {
             let Settled { mask, value } = const { P::Arch::SETTLED.with(P::Arch::SOFT_DIRTY) };
-            // Each entry is loaded once, and kept in a register until all of the block have passed.
+            // Each entry is loaded once, and kept in a register until all of the contiguous run have passed.
             let mut entries = [value; MOST_PAGES];
             let mut differ = 0;
-            for (entry, slot) in entries.iter_mut().zip(block) {
+            for (entry, slot) in entries.iter_mut().zip(contig) {
                 *entry = slot.load(Ordering::Relaxed);
                 differ |= *entry ^ value;
             }
-            if differ & mask != 0 || !P::Arch::is_block(Entry(entries[0])) {
+            if differ & mask != 0 || !P::Arch::is_contig(Entry(entries[0])) {
                 break;
             }
-            for ((slot, page), entry) in block.iter().zip(pages).zip(entries) {
+            for ((slot, page), entry) in contig.iter().zip(pages).zip(entries) {
                 slot.store(0, Ordering::Relaxed);
-                page.store(P::Arch::unblock(Entry(entry), at).0, Ordering::Relaxed);
+                page.store(P::Arch::clear_contig(Entry(entry), at).0, Ordering::Relaxed);
                 at += 1;
             }
         }
@@ -106,25 +106,25 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         Ok(moved)
     }
 
-    /// Moves the pages of a contiguous block, or those that become one, as single pages or as a block,
+    /// Moves the pages of a contiguous run, or those that become one, as single pages or as a contiguous run,
     /// whichever fits. Returns how many they are.
     #[inline]
-    fn move_block(
+    fn move_contig(
         &mut self,
         table: Frame,
         from: u32,
         target: u64,
         to: u32,
     ) -> Result<u32, OutOfMemory> {
-        let size = P::Arch::BLOCK;
+        let size = P::Arch::CONTIG_ENTRIES;
         if to + size > arch::entries::<P::Arch>() {
             self.targets(target, size)?;
-            let first = self.tables.take_block(table, from, self.counts);
+            let first = self.tables.take_contig(table, from, self.counts);
             self.take_along(table, from, first, size, target);
             return Ok(size);
         }
         let target_table = self.target(target)?;
-        let first = self.tables.take_block(table, from, self.counts);
+        let first = self.tables.take_contig(table, from, self.counts);
         self.tables.change_live(table, 0, size);
         self.stale_leaves(table, from, size);
         let first = Entry(first.0 | P::Arch::SOFT_DIRTY);

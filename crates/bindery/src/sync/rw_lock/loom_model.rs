@@ -1,10 +1,10 @@
-//! The gate under loom: its own code, over a word that loom answers with every value that the memory
+//! The lock under loom: its own code, over a word that loom answers with every value that the memory
 //! model allows, with sleepers that nobody wakes but who unparks them.
 //!
 //! Run with `scripts/loom gate`.
 //!
 //! A lost wake-up shows as a deadlock, which loom reports; two who are inside at the same time show as
-//! a race for the cell that the gate guards. The last tests leave out one rule each ([`Omit`]) and
+//! a race for the cell that the lock guards. The last tests leave out one rule each ([`Omit`]) and
 //! must fail.
 
 use std::rc::Rc;
@@ -17,7 +17,7 @@ use loom::model::Builder;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
 
-use super::{Gate, PARKED};
+use super::{PARKED, RwLock};
 use crate::parking::Parking;
 use crate::parking::model::{SecondLook, Sleepers};
 use crate::word::Word;
@@ -35,7 +35,7 @@ enum Omit {
     Parked,
     /// The last reader wakes nobody.
     LastReader,
-    /// The gate is given back without release.
+    /// The lock is given back without release.
     Release,
 }
 
@@ -80,7 +80,7 @@ impl Word<u32> for Model {
 }
 
 struct World {
-    gate: Gate<Model>,
+    lock: RwLock<Model>,
     guarded: UnsafeCell<u32>,
     sleepers: Sleepers,
     omit: Omit,
@@ -103,7 +103,7 @@ impl World {
     fn new(omit: Omit) -> Rc<Self> {
         let look = if omit == Omit::SecondLook { SecondLook::LeftOut } else { SecondLook::Taken };
         Rc::new(Self {
-            gate: Gate(Model { word: AtomicU32::new(0), omit }),
+            lock: RwLock(Model { word: AtomicU32::new(0), omit }),
             guarded: UnsafeCell::new(0),
             sleepers: Sleepers::new(look),
             omit,
@@ -113,12 +113,12 @@ impl World {
 
 fn read(world: &World) {
     // SAFETY: loom panics if somebody may be writing.
-    world.gate.together(world, || world.guarded.with(|value| unsafe { *value }));
+    world.lock.together(world, || world.guarded.with(|value| unsafe { *value }));
 }
 
 fn write(world: &World) {
     // SAFETY: loom panics if there is an access which this CPU does not know to be over.
-    world.gate.alone(world, || world.guarded.with_mut(|value| unsafe { *value += 1 }));
+    world.lock.alone(world, || world.guarded.with_mut(|value| unsafe { *value += 1 }));
 }
 
 fn write_twice(world: &World) {
@@ -132,7 +132,7 @@ struct Shared(Rc<World>);
 // SAFETY: loom runs one thread at a time.
 unsafe impl Send for Shared {}
 
-/// Explores what the CPUs do at the gate, and says how often one of them slept.
+/// Explores what the CPUs do at the lock, and says how often one of them slept.
 fn explore<const N: usize>(omit: Omit, work: [fn(&World); N]) -> usize {
     let slept = Arc::new(AtomicUsize::new(0));
     let sum = Arc::clone(&slept);
@@ -151,9 +151,9 @@ fn explore<const N: usize>(omit: Omit, work: [fn(&World); N]) -> usize {
         work[0](&world);
         others.into_iter().for_each(|cpu| cpu.join().unwrap());
         assert_eq!(
-            world.gate.0.word.load(Ordering::Relaxed),
+            world.lock.0.word.load(Ordering::Relaxed),
             0,
-            "the gate is left as it was found"
+            "the lock is left as it was found"
         );
         sum.fetch_add(world.sleepers.sleeps.load(Relaxed), Relaxed);
     });

@@ -2,7 +2,7 @@
 //! model checker (`loom_model`). The module's text ([`super`]) tells the rules.
 //!
 //! ```text
-//! a table   made - offered -----> hooked in - unhooked - flushed - addresses back - freed
+//! a table   made - offered -----> installed - detached - flushed - addresses back - freed
 //!                    |             (the areas' lock)       (TLBs)        (lock)       (readers)
 //!                    '- another was faster: taken back
 //! a leaf    stored - paused: its valid bit clear - flushed - replaced
@@ -21,7 +21,7 @@ use super::KernelMap;
 use super::walk::Stop;
 
 /// What the protocol needs to know of a tree of tables.
-pub(super) trait Tree {
+pub(super) trait KernelTree {
     type Arch: Arch;
     /// The table of the highest level.
     fn top(&self) -> Frame;
@@ -41,11 +41,11 @@ pub(super) trait Tree {
     fn make_table(&self, level: u8, counts: &mut Counts) -> Option<Frame>;
     /// Takes a table back that nobody else has seen.
     fn drop_table(&self, table: Frame, counts: &mut Counts);
-    /// Whether a TLB may remember a table that is unhooked.
+    /// Whether a TLB may remember a table that is detached.
     fn is_unflushed(&self, order: Ordering) -> bool;
     /// Says whether one may.
     fn set_unflushed(&self, unflushed: bool, order: Ordering);
-    /// Waits until [`Tree::set_unflushed`] was called, or for less, while a TLB may remember one.
+    /// Waits until [`KernelTree::set_unflushed`] was called, or for less, while a TLB may remember one.
     fn park_while_unflushed(&self);
 }
 
@@ -70,7 +70,7 @@ pub(super) struct Found {
 /// The table that the entry at `index` of `table`, of `level`, names; one is made where the entry
 /// is empty. Called by who owns an address under the entry.
 #[inline]
-pub(super) fn child<T: Tree>(
+pub(super) fn child<T: KernelTree>(
     tree: &T,
     table: Frame,
     level: u8,
@@ -88,7 +88,7 @@ pub(super) fn child<T: Tree>(
 }
 
 #[inline(never)]
-fn make_child<T: Tree>(
+fn make_child<T: KernelTree>(
     tree: &T,
     table: Frame,
     level: u8,
@@ -96,7 +96,7 @@ fn make_child<T: Tree>(
     counts: &mut Counts,
 ) -> Result<Frame, Stop> {
     let new = tree.make_table(level - 1, counts).ok_or(Stop::OutOfMemory)?;
-    // The entry may have named a table that was unhooked just now, and our addresses lay free under
+    // The entry may have named a table that was detached just now, and our addresses lay free under
     // it. A CPU that remembers that table finds none of what we map: see the module's text.
     // Acquire: what the flush has done comes before our table can be found.
     if tree.is_unflushed(Ordering::Acquire) {
@@ -120,7 +120,7 @@ fn make_child<T: Tree>(
 }
 
 #[cold]
-fn wait_for_flush<T: Tree>(tree: &T) {
+fn wait_for_flush<T: KernelTree>(tree: &T) {
     while tree.is_unflushed(Ordering::Acquire) {
         tree.park_while_unflushed();
     }
@@ -129,7 +129,7 @@ fn wait_for_flush<T: Tree>(tree: &T) {
 /// Goes down to the lowest table that exists for `at`. Called by who owns the address, or in a read
 /// section.
 #[inline]
-pub(super) fn descend<T: Tree>(tree: &T, at: VirtAddr, counts: &mut Counts) -> Lowest {
+pub(super) fn descend<T: KernelTree>(tree: &T, at: VirtAddr, counts: &mut Counts) -> Lowest {
     let (mut table, mut level) = (tree.top(), T::Arch::LEVELS);
     loop {
         let index = arch::index_of::<T::Arch>(at, level);
@@ -149,7 +149,7 @@ pub(super) fn descend<T: Tree>(tree: &T, at: VirtAddr, counts: &mut Counts) -> L
 /// 1. a dump finds a huge leaf and remembers its level;
 /// 2. a cut replaces the leaf by a table;
 /// 3. the dump reads the entry again, finds no leaf, and goes on behind the table: a hole.
-pub(super) fn find<T: Tree>(tree: &T, at: VirtAddr) -> Found {
+pub(super) fn find<T: KernelTree>(tree: &T, at: VirtAddr) -> Found {
     let Lowest { level, index, entry, .. } = descend(tree, at, &mut Counts::default());
     let paused = !entry.is_empty() && entry.0 & T::Arch::PRESENT == 0;
     Found { entry: whole::<T::Arch>(entry), level, index, paused }
@@ -167,9 +167,9 @@ pub(super) fn whole<A: Arch>(entry: Entry) -> Entry {
 /// An entry that is empty is left alone: it may stand for addresses of others too, and what names
 /// their table would be gone:
 /// 1. A, which never got a table here, reads the entry: it is empty;
-/// 2. B, whose area begins under the same entry, hooks in a table;
+/// 2. B, whose area begins under the same entry, installs a table;
 /// 3. A stores an empty entry.
-pub(super) fn clear_leaves<T: Tree>(
+pub(super) fn clear_leaves<T: KernelTree>(
     tree: &T,
     table: Frame,
     level: u8,
@@ -193,9 +193,9 @@ pub(super) fn clear_leaves<T: Tree>(
     passed.max(1)
 }
 
-/// Unhooks the highest tables that stand for a part of `own` and for nothing outside of `free`, and
+/// Detaches the highest tables that stand for a part of `own` and for nothing outside of `free`, and
 /// shows them to `met`. The root's entries stay. Called with the lock of the areas held.
-pub(super) fn unhook<T: Tree>(
+pub(super) fn detach<T: KernelTree>(
     tree: &T,
     own: VirtRange,
     free: VirtRange,
@@ -237,9 +237,9 @@ pub(super) fn unhook<T: Tree>(
 }
 
 /// The steps of a purge. The module's text says what each is for.
-pub(super) trait Purge: Tree {
+pub(super) trait Purge: KernelTree {
     type Batch;
-    /// Takes what was freed, and unhooks tables ([`unhook`]).
+    /// Takes what was freed, and detaches tables ([`detach`]).
     fn take(&self, counts: &mut Counts) -> Option<Self::Batch>;
     /// Makes all TLBs forget it.
     fn flush(&self, batch: &Self::Batch, counts: &mut Counts);
@@ -262,7 +262,7 @@ pub(super) fn purge<T: Purge>(tree: &T, counts: &mut Counts) {
 }
 
 /// Stores what stands at `indices` afterwards; says whether anything changed.
-pub(super) fn write<T: Tree>(
+pub(super) fn write<T: KernelTree>(
     tree: &T,
     table: Frame,
     indices: Range<u32>,
@@ -284,7 +284,7 @@ pub(super) fn write<T: Tree>(
 
 /// As [`write`], for entries of which some have to be broken before they are replaced, as `breaks`
 /// says of the old and the new one. `new` does not mind the valid bit of what stands there.
-pub(super) fn replace<T: Tree>(
+pub(super) fn replace<T: KernelTree>(
     tree: &T,
     table: Frame,
     indices: Range<u32>,
@@ -309,7 +309,7 @@ pub(super) fn replace<T: Tree>(
     write(tree, table, indices, new, counts);
 }
 
-impl<P: Platform> Tree for KernelMap<'_, P> {
+impl<P: Platform> KernelTree for KernelMap<'_, P> {
     type Arch = P::Arch;
 
     #[inline]

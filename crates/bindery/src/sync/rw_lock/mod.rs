@@ -2,7 +2,7 @@
 //!
 //! VMAs, objects and anon groups use it instead of the embedder's locks, so they are not generic over
 //! these, stay small, and can be named by plain pointers. A waiting thread parks on the word
-//! ([`crate::parking`]), and the embedder's scheduler runs another one. A gate that is taken in read
+//! ([`crate::parking`]), and the embedder's scheduler runs another one. A lock that is taken in read
 //! sections is held only briefly, and its waiters spin. A waiting writer keeps new readers out.
 //!
 //! ```text
@@ -18,7 +18,7 @@ use crate::word::Word;
 
 /// Somebody is inside alone, or waits until the readers have gone.
 const WRITER: u32 = 1 << 31;
-/// What the gate guards is no more; only a writer says so.
+/// What the lock guards is no more; only a writer says so.
 const CLOSED: u32 = 1 << 30;
 /// Somebody may be parked on the word. Set beside [`WRITER`] alone, and cleared with it.
 const PARKED: u32 = 1 << 29;
@@ -27,16 +27,16 @@ const READERS: u32 = PARKED - 1;
 
 /// The lock; see the module.
 #[derive(Debug)]
-pub(crate) struct Gate<W = AtomicU32>(W);
+pub(crate) struct RwLock<W = AtomicU32>(W);
 
-impl Gate {
+impl RwLock {
     pub(crate) const fn new() -> Self {
         Self(AtomicU32::new(0))
     }
 }
 
-impl<W: Word<u32>> Gate<W> {
-    /// Enters together with other readers, unless somebody writes or the gate is closed.
+impl<W: Word<u32>> RwLock<W> {
+    /// Enters together with other readers, unless somebody writes or the lock is closed.
     #[inline]
     pub(crate) fn try_read(&self) -> bool {
         let mut state = self.0.load(Ordering::Relaxed);
@@ -49,7 +49,7 @@ impl<W: Word<u32>> Gate<W> {
         false
     }
 
-    /// Enters together with other readers, after the writer has left. Nobody waits so at a gate that
+    /// Enters together with other readers, after the writer has left. Nobody waits so at a lock that
     /// may be closed.
     #[inline]
     pub(crate) fn read(&self, parking: &impl Parking<W>) {
@@ -62,7 +62,7 @@ impl<W: Word<u32>> Gate<W> {
     pub(crate) fn end_read(&self, parking: &impl Parking<W>) {
         let before = self.0.sub(1, Ordering::Release);
         // The bit stays, for the writer to clear: with the last reader gone, the writer may come in,
-        // leave, and free the gate before we could touch it again.
+        // leave, and free the lock before we could touch it again.
         if before & (PARKED | READERS) == PARKED | 1 {
             parking.unpark(&self.0);
         }
@@ -105,7 +105,7 @@ impl<W: Word<u32>> Gate<W> {
         }
     }
 
-    /// Says to all who still come that there is nothing behind the gate any more. Called by the
+    /// Says to all who still come that there is nothing behind the lock any more. Called by the
     /// writer.
     pub(crate) fn close(&self) {
         self.0.set(CLOSED, Ordering::Release);
@@ -130,8 +130,8 @@ impl<W: Word<u32>> Gate<W> {
     }
 }
 
-impl Gate {
-    /// As [`Gate::together`], for work that takes moments, wherever a read section may be.
+impl RwLock {
+    /// As [`RwLock::together`], for work that takes moments, wherever a read section may be.
     #[inline]
     pub(crate) fn together_shortly<P: Platform, R>(
         &self,
@@ -149,8 +149,8 @@ impl Gate {
         result
     }
 
-    /// As [`Gate::alone`], for work that takes moments. The gate is passed in no other way than
-    /// this and [`Gate::together_shortly`].
+    /// As [`RwLock::alone`], for work that takes moments. The lock is passed in no other way than
+    /// this and [`RwLock::together_shortly`].
     #[inline]
     pub(crate) fn alone_shortly<P: Platform, R>(
         &self,
