@@ -39,6 +39,8 @@ pub struct Config {
     pub seed: u64,
     /// What [`Platform::protection_keys`] says: 1, so none to choose from, by default.
     pub protection_keys: u8,
+    /// What [`Platform::branch_target_identification`] says: false by default.
+    pub branch_target_identification: bool,
     /// A control bit that has the wrong value; none by default.
     pub broken: Option<BrokenControl>,
 }
@@ -52,6 +54,7 @@ impl Default for Config {
             first_frame: Frame(0x8_0000),
             seed: 0,
             protection_keys: 1,
+            branch_target_identification: false,
             broken: None,
         }
     }
@@ -93,6 +96,7 @@ pub(crate) struct Shared<A: Walk> {
     collections: Collections,
     seed: u64,
     protection_keys: u8,
+    branch_target_identification: bool,
     broken: Option<BrokenControl>,
     /// Lives as long as any clone, and so do the windows into it.
     memory: PhysicalMemory,
@@ -105,7 +109,7 @@ pub(crate) struct Padded<T>(pub(crate) T);
 impl<A: Walk> Machine<A> {
     /// Builds a machine. Its memory is all zeroes.
     pub fn new(config: Config) -> Self {
-        let Config { memory, cpus, tlb, first_frame, seed, protection_keys, broken } = config;
+        let Config { memory, cpus, tlb, first_frame, seed, .. } = config;
         assert!((1..=MAX_CPUS).contains(&usize::from(cpus)), "a machine with {cpus} CPUs");
         let frames = u32::try_from(memory >> PAGE_SHIFT).ok().filter(|frames| *frames > 0);
         let frames = frames.unwrap_or_else(|| panic!("a machine with {memory} bytes of memory"));
@@ -120,8 +124,9 @@ impl<A: Walk> Machine<A> {
             signals: Signals::default(),
             collections: Collections::default(),
             seed,
-            protection_keys,
-            broken,
+            protection_keys: config.protection_keys,
+            branch_target_identification: config.branch_target_identification,
+            broken: config.broken,
             memory,
         };
         Self { direct_map: shared.memory.direct_map(), shared: Arc::new(shared) }
@@ -355,6 +360,10 @@ unsafe impl<A: Walk> Platform for Machine<A> {
 
     fn protection_keys(&self) -> u8 {
         self.shared.protection_keys
+    }
+
+    fn branch_target_identification(&self) -> bool {
+        self.shared.branch_target_identification
     }
 
     #[inline]

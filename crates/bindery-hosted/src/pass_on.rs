@@ -117,6 +117,11 @@ macro_rules! pass_on {
             ::bindery::Platform::protection_keys(&self.$to)
         }
     };
+    (@ $to:tt branch_target_identification) => {
+        fn branch_target_identification(&self) -> bool {
+            ::bindery::Platform::branch_target_identification(&self.$to)
+        }
+    };
     (@ $to:tt fatal_signal) => {
         fn fatal_signal(&self) -> bool {
             ::bindery::Platform::fatal_signal(&self.$to)

@@ -143,7 +143,7 @@ impl fmt::Display for Translation {
         };
         write!(
             f,
-            "{:#x}..{:#x} -> frame {:#x} {}{}{}{}{}{}",
+            "{:#x}..{:#x} -> frame {:#x} {}{}{}{}{}{}{}",
             self.start,
             // Of the last page of all, 2^64.
             u128::from(self.start) + u128::from(self.bytes()),
@@ -152,6 +152,7 @@ impl fmt::Display for Translation {
             has(Permissions::WRITE, 'w'),
             has(Permissions::EXECUTE, 'x'),
             has(Permissions::USER, 'u'),
+            if self.permissions.contains(Permissions::BTI) { " guarded" } else { "" },
             if self.accessed { " accessed" } else { "" },
             if self.dirty { " dirty" } else { "" },
         )?;

@@ -282,6 +282,13 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
         1
     }
 
+    /// Whether the machine checks indirect branches of programs into pages with
+    /// [`crate::Protection::BTI`] (AArch64: `ID_AA64PFR1_EL1.BT` is not 0). Always the same answer.
+    /// Means nothing where entries cannot say it ([`Arch::BTI`]).
+    fn branch_target_identification(&self) -> bool {
+        false
+    }
+
     /// A table whose upper half every new root copies, so that the kernel is mapped in every
     /// address space; `None` where kernel and user have separate roots (AArch64) or the kernel
     /// is not mapped at all (a hosted machine).

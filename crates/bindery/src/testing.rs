@@ -27,7 +27,6 @@ use crate::frame::meta;
 pub use crate::object::damage::{ObjectDamage, damage_object};
 use crate::platform::Platform;
 use crate::rmap::{self, HOLD, Locking, Rekeyed, Seen, Walked};
-use crate::space::MappingFlags;
 use crate::space::vma::{Purpose, Vma};
 use crate::stats::Counts;
 use crate::table::leaf::replace;
@@ -246,8 +245,7 @@ pub fn damage_mapping<P: Platform>(
     let vma: &Vma = vma.unwrap_or_else(|| panic!("no mapping at {at}"));
     match damage {
         MappingDamage::Protection(protection) => {
-            let flags = vma.flags() - MappingFlags::PROTECTION;
-            vma.set_flags(flags | MappingFlags::of(protection));
+            vma.set_flags(vma.flags().with_protection(protection));
         }
         MappingDamage::End(end) => {
             vma.set_end(end.0, &Rekeyed::unseen());

@@ -30,6 +30,8 @@ const SH: u64 = 3 << 8;
 const SH_RESERVED: u64 = 1 << 8;
 const AF: u64 = 1 << 10;
 const NOT_GLOBAL: u64 = 1 << 11;
+/// GP, of FEAT_BTI: an indirect branch to what is no landing pad is an exception.
+const GUARDED: u64 = 1 << 50;
 const DBM: u64 = 1 << 51;
 const CONTIGUOUS: u64 = 1 << 52;
 const PXN: u64 = 1 << 53;
@@ -144,6 +146,8 @@ fn leaf(entry: u64, level: u8, index: u32) -> Meaning {
     kernel.set(Permissions::EXECUTE, entry & PXN == 0);
     to_user.set(Permissions::EXECUTE, entry & UXN == 0);
     to_user.set(Permissions::USER, user);
+    kernel.set(Permissions::BTI, entry & GUARDED != 0);
+    to_user.set(Permissions::BTI, entry & GUARDED != 0);
     Meaning::Leaf(Leaf {
         frame,
         rights: Rights { user: to_user, kernel },

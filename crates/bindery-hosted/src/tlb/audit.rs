@@ -7,6 +7,7 @@
 //! tolerated by everybody.
 
 use bindery::addr::{Frame, PAGE_SIZE};
+use bindery::arch::Permissions;
 
 use super::strict::Strict;
 use crate::mmu::walk::{End, Table, World};
@@ -69,6 +70,8 @@ fn disagreement(cached: &Translation, now: &Translation, addr: u64) -> Option<&'
         Some("the address is mapped elsewhere")
     } else if !now.permissions.contains(cached.permissions) {
         Some("the permissions shrank")
+    } else if (now.permissions - cached.permissions).contains(Permissions::BTI) {
+        Some("branches into it are checked now")
     } else if cached.order != now.order {
         Some("the size is another: a translation of the new size would be in conflict")
     } else if cached.memory != now.memory {

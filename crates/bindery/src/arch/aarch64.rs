@@ -36,6 +36,8 @@ const INNER_SHAREABLE: u64 = 0b11 << 8;
 const ACCESSED: u64 = 1 << 10;
 /// nG: the translation belongs to one ASID.
 const NOT_GLOBAL: u64 = 1 << 11;
+/// GP: an indirect branch from EL0 into the page must meet a landing pad (FEAT_BTI).
+const GUARDED: u64 = 1 << 50;
 /// Dirty bit modifier: the MMU may clear [`READ_ONLY`]. For us: the page is writable.
 const DBM: u64 = 1 << 51;
 const CONTIGUOUS: u64 = 1 << 52;
@@ -88,6 +90,7 @@ impl Arch for AArch64 {
     const USER_END: u64 = 1 << 48;
     const CONTIG_ENTRIES: u32 = 16;
     const LARGEST_CONTIG_LEVEL: u8 = 2;
+    const BTI: bool = true;
     const STEP: u64 = 1 << PAGE_SHIFT;
     const SOFT_DIRTY: u64 = SOFT_DIRTY;
     const USERFAULT: u64 = USERFAULT;
@@ -116,6 +119,9 @@ impl Arch for AArch64 {
         } else {
             bits |= UXN;
             bits |= if execute { 0 } else { PXN };
+        }
+        if permissions.contains(Permissions::BTI.union(Permissions::EXECUTE)) {
+            bits |= GUARDED;
         }
         bits |= match (permissions.contains(Permissions::WRITE), attributes.dirty) {
             (true, true) => DBM,
@@ -152,6 +158,7 @@ impl Arch for AArch64 {
         permissions.set(Permissions::WRITE, entry.0 & DBM != 0);
         permissions.set(Permissions::EXECUTE, entry.0 & never == 0);
         permissions.set(Permissions::USER, user);
+        permissions.set(Permissions::BTI, entry.0 & GUARDED != 0);
         Attributes {
             permissions,
             accessed: entry.0 & ACCESSED != 0,
@@ -345,6 +352,14 @@ mod tests {
         assert_eq!(never(Permissions::READ | Permissions::EXECUTE), UXN);
         assert_eq!(never(USER_READ), PXN | UXN);
         assert_eq!(never(Permissions::READ), PXN | UXN);
+    }
+
+    #[test]
+    fn only_what_can_be_run_is_guarded() {
+        let guarded = USER_READ | Permissions::BTI;
+        assert_eq!(page(guarded, false), page(USER_READ, false));
+        let run = page(USER_READ | Permissions::EXECUTE, false);
+        assert_eq!(page(guarded | Permissions::EXECUTE, false).0, run.0 | 1 << 50);
     }
 
     #[test]

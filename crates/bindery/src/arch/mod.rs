@@ -59,7 +59,16 @@ bitflags! {
         const EXECUTE = 1 << 2;
         /// User mode may use it; without this only the kernel.
         const USER = 1 << 3;
+        /// With [`Permissions::EXECUTE`]: an indirect branch into the page must meet a landing pad
+        /// (the guarded page of AArch64's FEAT_BTI). Nothing without, and where [`Arch::BTI`] is
+        /// false.
+        const BTI = 1 << 4;
     }
+}
+
+impl Permissions {
+    /// What a page may be used for, by whomever.
+    pub(crate) const ACCESS: Self = Self::READ.union(Self::WRITE).union(Self::EXECUTE);
 }
 
 bitflags! {
@@ -180,6 +189,10 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
     /// have no room for any. Whether the machine heeds them, [`crate::Platform::protection_keys`]
     /// says.
     const PROTECTION_KEYS: u8 = 1;
+    /// Whether a leaf can say that indirect branches into it must meet a landing pad
+    /// ([`Permissions::BTI`]). Whether the machine heeds it,
+    /// [`crate::Platform::branch_target_identification`] says.
+    const BTI: bool = false;
     /// The valid bit; hardware ignores an entry without it.
     const PRESENT: u64 = 1;
     /// What to add to a level-1 leaf to get the one of the next frame.
@@ -378,8 +391,8 @@ pub fn kind<A: Arch>(entry: Entry, level: u8) -> Kind {
 /// implies (loads by stores everywhere, loads by fetches on some).
 #[inline]
 pub fn implied<A: Arch>(permissions: Permissions) -> Permissions {
-    if (permissions - Permissions::USER).is_empty() {
-        return permissions;
+    if !permissions.intersects(Permissions::ACCESS) {
+        return permissions - Permissions::BTI;
     }
     A::attributes(A::leaf(Frame(0), 1, Attributes { permissions, ..Attributes::default() }))
         .permissions

@@ -12,6 +12,7 @@ macro_rules! architecture {
         architecture! { $module, $arch:
             what_is_written_into_a_leaf_is_read_back
             permissions_never_imply_more_than_reading
+            pages_are_guarded_where_they_can_be_and_are_run
             a_leaf_names_its_frame_at_every_level
             the_step_leads_to_the_leaf_of_the_next_frame
             tables_leaves_and_empty_entries_are_told_apart
@@ -53,21 +54,19 @@ architecture!(riscv64_sv48, Riscv64<4>);
 architecture!(tiny, Tiny);
 
 const BOOLS: [bool; 2] = [false, true];
-const ANYTHING: Permissions =
-    Permissions::READ.union(Permissions::WRITE).union(Permissions::EXECUTE);
 
-/// All attributes that a leaf may have.
+/// All attributes that a leaf may have everywhere.
 fn all_attributes() -> impl Iterator<Item = Attributes> {
     (0..=u8::MAX)
         .map(|bits| Attributes {
-            permissions: Permissions::from_bits_truncate(bits),
+            permissions: Permissions::from_bits_truncate(bits & 0xf),
             accessed: bits & 1 << 4 != 0,
             dirty: bits & 1 << 5 != 0,
             soft_dirty: bits & 1 << 6 != 0,
             userfault: bits & 1 << 7 != 0,
             ..Attributes::default()
         })
-        .filter(|attributes| attributes.permissions.intersects(ANYTHING))
+        .filter(|attributes| attributes.permissions.intersects(Permissions::ACCESS))
 }
 
 /// Those which all architectures can express.
@@ -110,6 +109,31 @@ fn permissions_never_imply_more_than_reading<A: Arch>() {
     for attributes in all_attributes() {
         let read = A::attributes(page::<A>(attributes));
         assert_eq!(without(read, Permissions::READ), without(attributes, Permissions::READ));
+    }
+}
+
+fn pages_are_guarded_where_they_can_be_and_are_run<A: Arch>() {
+    for level in 1..=A::LARGEST_LEAF {
+        let frame = frames::<A>(level)[1];
+        for plain in readable() {
+            let run = plain.permissions.contains(Permissions::EXECUTE);
+            let (old, new) = (
+                A::leaf(frame, level, plain),
+                A::leaf(frame, level, with(plain, Permissions::BTI)),
+            );
+            let guarded = A::attributes(new).permissions.contains(Permissions::BTI);
+            assert_eq!(guarded, A::BTI && run, "{plain:?}");
+            assert_eq!(without(A::attributes(new), Permissions::BTI), plain);
+            // It changes in place, splits runs, and stays with what is written or protected.
+            assert!(!A::needs_break(old, new, level) && !A::needs_break(new, old, level));
+            let difference = old.0 ^ new.0;
+            assert_eq!(difference & A::compare_mask(Equal::empty()), difference);
+            let written = A::make_writable(A::write_protect(new), Write::Now);
+            assert_eq!(A::attributes(written).permissions.contains(Permissions::BTI), guarded);
+        }
+    }
+    for nothing in [Permissions::empty(), Permissions::USER] {
+        assert_eq!(implied::<A>(nothing | Permissions::BTI), nothing);
     }
 }
 

@@ -142,12 +142,15 @@ impl<P: Platform> Audit<'_, '_, P> {
         let attributes = P::Arch::attributes(entry);
         // What the architecture implies when it is asked for the VMA's permissions.
         let widest = protection.permissions();
-        if widest.is_empty() {
+        if protection.is_none() {
             return Err(Violation::WrongProtNone(at));
         }
         let allowed = arch::implied::<P::Arch>(widest | Permissions::USER);
         let user = attributes.permissions.contains(Permissions::USER);
         if !allowed.contains(attributes.permissions) || !user {
+            return Err(Violation::TooWide(at));
+        }
+        if (allowed - attributes.permissions).contains(Permissions::BTI) {
             return Err(Violation::TooWide(at));
         }
         if attributes.key != vma.flags().key() {
@@ -177,7 +180,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         match absent::decode::<P::Arch>(entry) {
             None => Err(Violation::BadAbsent(at)),
             Some(Absent::ProtNone { frame, .. }) => {
-                if !vma.protection().is_empty() {
+                if !vma.protection().is_none() {
                     return Err(Violation::WrongProtNone(at));
                 }
                 let found = Found { range, level, frame };

@@ -104,7 +104,7 @@ impl<P: Platform> KernelMap<'_, P> {
                 return Err(KernelMapError::Unaligned(at));
             }
         }
-        if permissions.is_empty() || permissions.contains(Permissions::USER) {
+        if !permissions.intersects(Permissions::ACCESS) || permissions.contains(Permissions::USER) {
             return Err(KernelMapError::BadPermissions);
         }
         self.memory.outermost(|| {

@@ -148,7 +148,8 @@ impl<P: Platform> KernelMap<'_, P> {
         memory: MemoryType,
         pieces: Pieces,
     ) -> Result<Leaves, KernelMapError> {
-        let for_kernel = !permissions.is_empty() && !permissions.contains(Permissions::USER);
+        let for_kernel =
+            permissions.intersects(Permissions::ACCESS) && !permissions.contains(Permissions::USER);
         if !for_kernel {
             return Err(KernelMapError::BadPermissions);
         }

@@ -6,7 +6,7 @@ use crate::addr::{PAGE_SIZE, VirtAddr};
 use crate::arch::{Arch, ProtectionKey};
 use crate::error::{Errno, Operation};
 use crate::platform::Platform;
-use crate::space::{AddressSpace, ProtectFrom};
+use crate::space::{AddressSpace, ProtectFrom, Protection};
 
 use super::map::protection;
 use super::{Outcome, Process, errno};
@@ -20,8 +20,11 @@ pub(super) fn mprotect<P: Platform>(
     if bits & down != 0 && bits & up != 0 {
         return Err(Errno::EINVAL);
     }
-    let known =
+    let mut known =
         down | up | u64::from(raw::PROT_READ | raw::PROT_WRITE | raw::PROT_EXEC | raw::PROT_SEM);
+    if space.branch_target_identification() {
+        known |= u64::from(Protection::BTI.bits());
+    }
     let named = named(key);
     if bits & !known != 0 || key != NO_KEY && named.is_none() {
         // As Linux, which looks at the range first.

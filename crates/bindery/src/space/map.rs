@@ -235,7 +235,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// The flags of a mapping that is asked for.
     fn map_flags(&self, request: &MapRequest, backing: &Backing) -> MappingFlags {
         let asked = request.flags;
-        let mut flags = MappingFlags::of(request.protection) | backing.may;
+        let mut flags = MappingFlags::of(self.heeded(request.protection)) | backing.may;
         flags |= MappingFlags::SOFT_DIRTY;
         flags |= self.future_locks();
         let shared = request.sharing == Sharing::Shared;

@@ -3,7 +3,7 @@
 use arrayvec::ArrayVec;
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::ProtectionKey;
+use crate::arch::{Arch, ProtectionKey};
 use crate::error::Error;
 use crate::platform::Platform;
 use crate::table::protect::{Change, Watched, Writable};
@@ -109,6 +109,18 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.protect_with(start, length, protection, from, Some(key))
     }
 
+    /// Whether branches of programs can be checked for landing pads here ([`Protection::BTI`]).
+    #[inline]
+    pub fn branch_target_identification(&self) -> bool {
+        P::Arch::BTI && self.platform().branch_target_identification()
+    }
+
+    /// What of `protection` means something on this machine.
+    #[inline]
+    pub(super) fn heeded(&self, protection: Protection) -> Protection {
+        if self.branch_target_identification() { protection } else { protection - Protection::BTI }
+    }
+
     fn protect_with(
         &self,
         start: VirtAddr,
@@ -129,6 +141,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             .and_then(|length| VirtRange::from_len(start, length))
             .filter(|range| !range.is_empty())
             .ok_or(Error::OutOfRange { limit })?;
+        let protection = self.heeded(protection);
         let mut unlocked = ArrayVec::new();
         let result = self
             .table
@@ -216,7 +229,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 (vma.flags() & MappingFlags::MAY_ALL).bits()
                     >> MappingFlags::MAY_READ.bits().trailing_zeros(),
             );
-            if !possible.contains(wanted) {
+            if !possible.contains(wanted & MappingFlags::PROTECTION) {
                 return Err(Error::AccessDenied);
             }
             self.refuse_exec_gain(vma.flags(), wanted)?;
@@ -225,7 +238,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             }
             let before = vma.flags();
             let key = key.unwrap_or(before.key());
-            let mut flags = ((before - MappingFlags::PROTECTION) | wanted).with_key(key);
+            let mut flags = before.with_protection(*protection).with_key(key);
             if flags == before {
                 continue;
             }

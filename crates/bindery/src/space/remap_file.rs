@@ -10,7 +10,7 @@ use super::change::Removed;
 use super::index::Indexed;
 use super::lock::LOCKS;
 use super::map::{Backing, FileAccess, MapFlags, MapObject, MapRequest, Place, Sharing, admit};
-use super::vma::MappingFlags;
+use super::vma::{MappingFlags, Protection};
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Lets `length` bytes at `start` of a shared mapping (both rounded down to pages) show what its
@@ -89,7 +89,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         asked.set(MapFlags::LOCKED, flags.contains(MappingFlags::LOCKED));
         let request = MapRequest {
             length: range.len(),
-            protection: flags.protection(),
+            // As Linux, which asks for the accesses alone.
+            protection: flags.protection() - Protection::BTI,
             place: Place::Fixed(range.start()),
             sharing: Sharing::Shared,
             flags: asked,

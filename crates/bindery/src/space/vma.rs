@@ -36,17 +36,28 @@ bitflags! {
         const WRITE = 1 << 1;
         /// Instruction fetches.
         const EXECUTE = 1 << 2;
+        /// Indirect branches into it must meet a landing pad (`PROT_BTI` of AArch64). Ignored where
+        /// the machine has no such thing ([`Platform::branch_target_identification`]).
+        const BTI = 1 << 4;
     }
 }
 
 impl Protection {
     /// What page-table entries of such a mapping say.
+    #[inline]
     pub(crate) fn permissions(self) -> Permissions {
         let mut permissions = Permissions::empty();
         permissions.set(Permissions::READ, self.intersects(Self::READ | Self::WRITE));
         permissions.set(Permissions::WRITE, self.contains(Self::WRITE));
         permissions.set(Permissions::EXECUTE, self.contains(Self::EXECUTE));
+        permissions.set(Permissions::BTI, self.contains(Self::BTI));
         permissions
+    }
+
+    /// Whether the program may do nothing with the mapping (`PROT_NONE`).
+    #[inline]
+    pub(crate) fn is_none(self) -> bool {
+        !self.intersects(Self::READ | Self::WRITE | Self::EXECUTE)
     }
 }
 
@@ -61,56 +72,58 @@ bitflags! {
         const WRITE = 1 << 1;
         /// Instruction fetches are allowed (`ex`).
         const EXECUTE = 1 << 2;
-        /// `mprotect` may allow loads (`mr`).
-        const MAY_READ = 1 << 3;
-        /// `mprotect` may allow stores (`mw`).
-        const MAY_WRITE = 1 << 4;
-        /// `mprotect` may allow fetches (`me`).
-        const MAY_EXECUTE = 1 << 5;
         /// What is written is seen by all who map the same object (`MAP_SHARED`, `ms`).
-        const SHARED = 1 << 6;
+        const SHARED = 1 << 3;
+        /// Indirect branches into it must meet a landing pad (`PROT_BTI`, `bt`).
+        const BTI = 1 << 4;
+        /// `mprotect` may allow loads (`mr`).
+        const MAY_READ = 1 << 5;
+        /// `mprotect` may allow stores (`mw`).
+        const MAY_WRITE = 1 << 6;
+        /// `mprotect` may allow fetches (`me`).
+        const MAY_EXECUTE = 1 << 7;
         /// A touch just below makes it longer (`MAP_GROWSDOWN`, `gd`).
-        const GROWS_DOWN = 1 << 7;
+        const GROWS_DOWN = 1 << 8;
         /// Its pages stay in memory (`mlock`, `lo`).
-        const LOCKED = 1 << 8;
+        const LOCKED = 1 << 9;
         /// Locked, but pages come with their first touch (`MLOCK_ONFAULT`).
-        const LOCK_ON_FAULT = 1 << 9;
+        const LOCK_ON_FAULT = 1 << 10;
         /// Not counted as committed (`MAP_NORESERVE`, `nr`).
-        const NO_RESERVE = 1 << 10;
+        const NO_RESERVE = 1 << 11;
         /// Counted as committed (`ac`).
-        const ACCOUNT = 1 << 11;
+        const ACCOUNT = 1 << 12;
         /// A child does not get it (`MADV_DONTFORK`, `dc`).
-        const DONT_FORK = 1 << 12;
+        const DONT_FORK = 1 << 13;
         /// A child gets it empty (`MADV_WIPEONFORK`, `wf`).
-        const WIPE_ON_FORK = 1 << 13;
+        const WIPE_ON_FORK = 1 << 14;
         /// Large folios are wanted (`MADV_HUGEPAGE`, `hg`).
-        const HUGE = 1 << 14;
+        const HUGE = 1 << 15;
         /// Large folios are not wanted (`MADV_NOHUGEPAGE`, `nh`).
-        const NO_HUGE = 1 << 15;
+        const NO_HUGE = 1 << 16;
         /// It cannot be changed or removed any more (`mseal`, `sl`).
-        const SEALED = 1 << 16;
+        const SEALED = 1 << 17;
         /// Pages are used in order (`MADV_SEQUENTIAL`, `sr`).
-        const SEQUENTIAL = 1 << 17;
+        const SEQUENTIAL = 1 << 18;
         /// Pages are used in no order (`MADV_RANDOM`, `rr`).
-        const RANDOM = 1 << 18;
+        const RANDOM = 1 << 19;
         /// Not part of a core dump (`MADV_DONTDUMP`, `dd`).
-        const DONT_DUMP = 1 << 19;
+        const DONT_DUMP = 1 << 20;
         /// All of it counts as written since soft-dirty was last cleared (`sd`).
-        const SOFT_DIRTY = 1 << 20;
+        const SOFT_DIRTY = 1 << 21;
         /// Its pages may vanish when memory is short (`MAP_DROPPABLE`, `dp`).
-        const DROPPABLE = 1 << 21;
+        const DROPPABLE = 1 << 22;
         /// There may be guard pages in it (`MADV_GUARD_INSTALL`, `gu`).
-        const MAYBE_GUARDS = 1 << 22;
+        const MAYBE_GUARDS = 1 << 23;
         /// All its pages count as resident, whoever asks: it maps a file of somebody else's
         /// ([`crate::FileAccess::OWNER`]).
-        const HIDES_RESIDENCE = 1 << 23;
+        const HIDES_RESIDENCE = 1 << 24;
         /// Pages with the same contents may be one (`MADV_MERGEABLE`, `mg`).
-        const MERGEABLE = 1 << 24;
+        const MERGEABLE = 1 << 25;
         /// Its contents were taken because its process is about to end; no page comes any more
         /// ([`crate::AddressSpace::reap`]).
-        const REAPED = 1 << 25;
+        const REAPED = 1 << 26;
         /// Nobody but the program looks at its pages ([`crate::Memory::secret_memory`]).
-        const SECRET = 1 << 26;
+        const SECRET = 1 << 27;
         /// The number of its protection key ([`MappingFlags::key`]).
         const KEY = 0xf << Self::KEY_SHIFT;
     }
@@ -119,8 +132,10 @@ bitflags! {
 impl MappingFlags {
     /// All three kinds of access may be allowed later.
     pub const MAY_ALL: Self = Self::MAY_READ.union(Self::MAY_WRITE).union(Self::MAY_EXECUTE);
-    /// What [`Protection`] says.
+    /// The accesses that [`Protection`] allows.
     pub const PROTECTION: Self = Self::READ.union(Self::WRITE).union(Self::EXECUTE);
+    /// All that [`Protection`] says.
+    const OF_PROTECTION: Self = Self::PROTECTION.union(Self::BTI);
 
     const KEY_SHIFT: u32 = 28;
 
@@ -132,9 +147,15 @@ impl MappingFlags {
         Self::from_bits_truncate(u32::from(protection.bits()))
     }
 
+    /// The same with what another protection says.
+    #[inline]
+    pub(crate) fn with_protection(self, protection: Protection) -> Self {
+        (self - Self::OF_PROTECTION) | Self::of(protection)
+    }
+
     /// What a program may do.
     pub fn protection(self) -> Protection {
-        Protection::from_bits_truncate((self & Self::PROTECTION).bits() as u8)
+        Protection::from_bits_truncate((self & Self::OF_PROTECTION).bits() as u8)
     }
 
     /// The protection key of its pages (`pkeys(7)`).

@@ -76,12 +76,13 @@ fn protect_locked<P: Platform>(
         Watched::No => Equal::WRITABLE,
         Watched::SoftDirty => Equal::WRITABLE | Equal::SOFT_DIRTY,
     };
+    let allows = change.permissions.intersects(Permissions::ACCESS);
     while let Some(run) = cursor.next_run(equal, Whole::Enter)? {
         match run.what {
             What::Empty | What::Table(_) => {}
-            What::Leaf(_) if change.permissions.is_empty() => hide(cursor, &run, gather),
+            What::Leaf(_) if !allows => hide(cursor, &run, gather),
             What::Leaf(first) => protect_leaves(cursor, run, first, change, gather),
-            What::Absent(_) if !change.permissions.is_empty() => show(cursor, &run, change),
+            What::Absent(_) if allows => show(cursor, &run, change),
             What::Absent(_) => {}
         }
     }
@@ -192,7 +193,10 @@ fn rewrite<P: Platform>(
     let seen = P::Arch::attributes(template(old));
     let left = P::Arch::attributes(template(new));
     // What another key allows is up to each thread, so it counts as less.
-    let narrowed = !left.permissions.contains(seen.permissions) || left.key != seen.key;
+    // A page that is guarded from now on allows less, and one that no longer is must not go on
+    // refusing branches.
+    let guarded = P::Arch::BTI && (left.permissions - seen.permissions).contains(Permissions::BTI);
+    let narrowed = !left.permissions.contains(seen.permissions) || left.key != seen.key || guarded;
     if narrowed {
         tables.mark_pending(run.node.table, gather, &mut cursor.counts);
     }

@@ -97,7 +97,7 @@ pub fn smaps_rollup<P: Platform>(space: &AddressSpace<'_, P>, out: &mut dyn Writ
 }
 
 /// The letters of flags, in Linux's order: that of the bits in its `vm_flags`.
-const LETTERS: [(MappingFlags, &str); 25] = [
+const LETTERS: [(MappingFlags, &str); 26] = [
     (MappingFlags::READ, "rd"),
     (MappingFlags::WRITE, "wr"),
     (MappingFlags::EXECUTE, "ex"),
@@ -117,6 +117,7 @@ const LETTERS: [(MappingFlags, &str); 25] = [
     (MappingFlags::LOCK_ON_FAULT, "lf"),
     (MappingFlags::ACCOUNT, "ac"),
     (MappingFlags::NO_RESERVE, "nr"),
+    (MappingFlags::BTI, "bt"),
     (MappingFlags::WIPE_ON_FORK, "wf"),
     (MappingFlags::DONT_DUMP, "dd"),
     (MappingFlags::SOFT_DIRTY, "sd"),
