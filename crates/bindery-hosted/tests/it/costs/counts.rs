@@ -1,0 +1,102 @@
+//! The costs that Bindery promises, counted: entries, tables, invalidations.
+
+use bindery::addr::VirtAddr;
+use bindery::arch::AArch64;
+use bindery::{AddressSpace, Counts, Reach, Remap, SpaceOptions};
+use bindery_hosted::{Program, Walk};
+
+use crate::support::{self, GIB, KIB, MIB, audit, fixed, options, strict, use_order};
+
+on_every_architecture! {
+    moving_one_mebibyte_reads_each_entry_once => move_one_mebibyte;
+    moving_one_gibibyte_congruent_by_its_size_moves_one_entry => move_one_gibibyte;
+    moving_one_gibibyte_congruent_by_two_mebibytes_moves_512_entries => move_by_two_mebibytes;
+}
+
+/// Moves `length` bytes of folios of 2^`order` pages, contents checked, and returns the cost.
+fn move_touched<A: Walk>(length: u64, order: u8, from: u64, to: u64, touch: u64) -> Counts {
+    let (machine, memory) = strict::<A>(64 * MIB);
+    use_order(&memory, order);
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    let program = Program::new(&machine, &space);
+    space.mmap(&fixed(from, length)).unwrap();
+    for at in (0..length).step_by(touch as usize) {
+        program.store(VirtAddr(from + at), at ^ 0x55).unwrap();
+    }
+    let before = space.counts();
+    let moved = space.mremap(VirtAddr(from), length, length, Remap::To(VirtAddr(to))).unwrap();
+    let cost = space.counts() - before;
+    assert_eq!(moved, VirtAddr(to));
+    for at in (0..length).step_by(touch as usize) {
+        assert_eq!(program.load(VirtAddr(to + at)), Ok(at ^ 0x55));
+        assert!(program.load(VirtAddr(from + at)).is_err());
+    }
+    audit(&machine, &memory, &[&space]);
+    drop(space);
+    audit(&machine, &memory, &[]);
+    cost
+}
+
+fn move_one_mebibyte<A: Walk>() {
+    for order in [0, 4] {
+        let cost = move_touched::<A>(MIB, order, GIB, GIB + MIB, 4 * KIB);
+        assert_eq!(cost.entries_read, 256, "{cost:?}");
+        assert!(cost.entries_written <= 512, "{cost:?}");
+        assert_eq!(cost.invalidations, 1, "{cost:?}");
+    }
+}
+
+fn move_one_gibibyte<A: Walk>() {
+    let cost = move_touched::<A>(GIB, 0, 4 * GIB, 8 * GIB, 32 * MIB);
+    assert_eq!((cost.tables_moved, cost.entries_read), (1, 1), "{cost:?}");
+    assert_eq!(cost.invalidations, 1, "{cost:?}");
+    // The root's child and what hangs above it: no table of level 2 or 1.
+    assert!(cost.tables_locked <= u64::from(A::LEVELS), "{cost:?}");
+}
+
+fn move_by_two_mebibytes<A: Walk>() {
+    let cost = move_touched::<A>(GIB, 0, 4 * GIB, 8 * GIB + 2 * MIB, 2 * MIB);
+    assert_eq!(cost.tables_moved, 512, "{cost:?}");
+    assert!(cost.invalidations <= 8, "{cost:?}");
+    assert_eq!(cost.entries_read, 512, "{cost:?}");
+}
+
+#[test]
+fn a_contiguous_block_is_read_sixteen_times_and_stays_folded() {
+    let cost = move_touched::<AArch64>(64 * KIB, 4, GIB, GIB + MIB, 4 * KIB);
+    assert_eq!((cost.entries_read, cost.entries_written), (16, 32), "{cost:?}");
+    assert_eq!(cost.invalidations, 1, "{cost:?}");
+}
+
+#[test]
+fn page_by_page_is_the_same_work_in_smaller_pieces() {
+    let (machine, memory) = strict::<AArch64>(64 * MIB);
+    use_order(&memory, 4);
+    let page = SpaceOptions { reach: Reach::Page, ..options() };
+    let space = AddressSpace::new(&memory, page).unwrap();
+    let program = Program::new(&machine, &space);
+    space.mmap(&fixed(GIB, MIB)).unwrap();
+    program.fill(VirtAddr(GIB), MIB, 7).unwrap();
+    let before = space.counts();
+    space.mremap(VirtAddr(GIB), MIB, MIB, Remap::To(VirtAddr(GIB + MIB))).unwrap();
+    let cost = space.counts() - before;
+    // Each of the 16 blocks is unfolded first, with an invalidation of its own.
+    assert_eq!(cost.invalidations, 17, "{cost:?}");
+    audit(&machine, &memory, &[&space]);
+}
+
+#[test]
+fn protecting_and_forking_an_empty_reservation_costs_nothing_for_its_size() {
+    let (machine, memory) = strict::<bindery::arch::X86_64>(64 * MIB);
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    let program = Program::new(&machine, &space);
+    let length = 64 << 40;
+    let start = space.mmap(&support::anywhere(length)).unwrap();
+    program.store(VirtAddr(start.0 + length / 2), 1).unwrap();
+    let before = space.counts();
+    space.mprotect(start, length, bindery::Protection::READ).unwrap();
+    drop(space.fork().unwrap());
+    let cost = space.counts() - before;
+    assert!(cost.entries_read + cost.entries_descended < 10_000, "{cost:?}");
+    audit(&machine, &memory, &[&space]);
+}

@@ -1,0 +1,296 @@
+//! Every invariant of a kernel map, broken on purpose: the auditor says which one, and where. And
+//! what the auditor cannot see, the strict TLB does.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use bindery::addr::{Frame, PAGE_SIZE, VirtAddr};
+use bindery::arch::{AArch64, Arch, Attributes, Entry, Permissions, Riscv64, X86_64, span_shift};
+use bindery::check::{self, Violation};
+use bindery::{KernelMap, Memory, Platform, VmallocOptions, VmapOptions};
+use bindery_hosted::{Machine, Walk};
+
+use crate::support::kernel::{self, audit, pages, scattered};
+use crate::support::{MIB, strict};
+
+on_every_architecture! {
+    a_page_that_leads_elsewhere_is_found => elsewhere;
+    a_page_that_is_missing_is_found => missing;
+    a_page_behind_an_area_is_found => behind;
+    a_page_of_a_freed_area_is_found => freed;
+    a_page_that_is_open_to_user_mode_is_found => open_to_users;
+    an_entry_that_means_nothing_is_found => absent;
+    a_table_that_is_none_is_found => no_table;
+    a_table_that_hangs_twice_is_found => table_twice;
+    a_table_where_no_area_is_is_found => stray_table;
+    a_map_that_nobody_shows_is_missed => unseen_map;
+}
+
+struct Stage<'s, 'm, A: Walk> {
+    machine: &'s Machine<A>,
+    memory: &'m Memory<Machine<A>>,
+    map: &'s KernelMap<'m, Machine<A>>,
+    /// 20 pages of its own, and a view of 20 frames of somebody else.
+    vmalloc: VirtAddr,
+    vmap: VirtAddr,
+}
+
+/// Lets `play` break what it likes, as long as it is whole again when it ends.
+fn on_stage<A: Walk>(play: impl FnOnce(&Stage<'_, '_, A>)) {
+    let (machine, memory) = strict::<A>(32 * MIB);
+    {
+        let map = kernel::map(&memory);
+        map.set_purge_limit(u64::MAX);
+        let vmalloc = map.vmalloc(20 * PAGE_SIZE, &VmallocOptions::default()).unwrap();
+        let (_, list) = scattered(&map, 20, 2);
+        let vmap = map.vmap(&list, &VmapOptions::default()).unwrap();
+        let stage = Stage { machine: &machine, memory: &memory, map: &map, vmalloc, vmap };
+        assert_eq!(stage.audit(), None);
+        play(&stage);
+        assert_eq!(stage.audit(), None, "it was not repaired");
+        audit(&machine, &memory, &[&map]);
+    }
+    audit(&machine, &memory, &[]);
+}
+
+impl<A: Walk> Stage<'_, '_, A> {
+    fn audit(&self) -> Option<Violation> {
+        let mut scratch = vec![0; check::scratch_words(self.memory)];
+        check::check_with_kernel(self.memory, &[], &[self.map], &mut scratch).err()
+    }
+
+    /// The entry of `level` for `at`, and the table in which it stands.
+    fn slot(&self, at: VirtAddr, level: u8) -> (Frame, &AtomicU64) {
+        let mut table = self.map.root();
+        for above in (level..=A::LEVELS).rev() {
+            let index = (at.0 >> span_shift::<A>(above)) as usize & ((1 << A::INDEX_BITS) - 1);
+            let start = self.machine.direct_map(table).cast::<u64>().as_ptr();
+            // SAFETY: the frame is a table in the machine's memory, which lives as long as the
+            // machine, the index is one of its entries, and all use entries as atomics.
+            let slot = unsafe { AtomicU64::from_ptr(start.add(index)) };
+            if above == level {
+                return (table, slot);
+            }
+            let entry = Entry(slot.load(Relaxed));
+            assert!(entry.0 & A::PRESENT != 0 && A::is_table(entry, above), "no table at {at}");
+            table = A::frame(entry);
+        }
+        unreachable!("the levels end at {level}");
+    }
+
+    /// What the auditor says of another entry in the place of the one of `level` for `at`.
+    #[track_caller]
+    fn broken(&self, at: VirtAddr, level: u8, change: impl FnOnce(u64) -> u64) -> Violation {
+        let (_, slot) = self.slot(at, level);
+        let old = slot.load(Relaxed);
+        slot.store(change(old), Relaxed);
+        let found = self.audit().expect("the auditor found nothing");
+        slot.store(old, Relaxed);
+        found
+    }
+
+    /// A leaf of level 2.
+    fn huge(&self) -> u64 {
+        let permissions = Permissions::READ;
+        A::leaf(
+            Frame(0x8_0000),
+            2,
+            Attributes { permissions, accessed: true, ..Default::default() },
+        )
+        .0
+    }
+
+    fn page(&self, frame: Frame, permissions: Permissions) -> u64 {
+        A::leaf(frame, 1, Attributes { permissions, accessed: true, ..Default::default() }).0
+    }
+}
+
+fn after(at: VirtAddr, pages: u64) -> VirtAddr {
+    VirtAddr(at.0 + pages * PAGE_SIZE)
+}
+
+fn elsewhere<A: Walk>() {
+    on_stage::<A>(|stage| {
+        for page in [0, 7, 19] {
+            let at = after(stage.vmalloc, page);
+            let found = stage.broken(at, 1, |old| old + A::STEP);
+            assert_eq!(found, Violation::AreaPage(at));
+        }
+    });
+}
+
+fn missing<A: Walk>() {
+    on_stage::<A>(|stage| {
+        for start in [stage.vmalloc, stage.vmap] {
+            for page in [0, 7, 19] {
+                let at = after(start, page);
+                let found = stage.broken(at, 1, |_| 0);
+                assert!(matches!(found, Violation::AreaPage(there) if there <= at), "{found}");
+            }
+        }
+    });
+}
+
+fn behind<A: Walk>() {
+    on_stage::<A>(|stage| {
+        let leaf = stage.page(Frame(0x8_0000), Permissions::READ);
+        for at in [after(stage.vmalloc, 20), after(stage.vmap, 20), after(stage.vmap, 25)] {
+            // The table's count tells.
+            let (table, _) = stage.slot(at, 1);
+            let found = stage.broken(at, 1, |_| leaf);
+            let expected = |says, holds| Violation::LiveCount { table, says, holds };
+            let Violation::LiveCount { says, .. } = found else { panic!("{found}") };
+            assert_eq!(found, expected(says, says + 1));
+        }
+        let at = VirtAddr(stage.vmalloc.align_down(2 * MIB).0 + 12 * MIB);
+        let found = stage.broken(at, 2, |_| stage.huge());
+        assert_eq!(found, Violation::OutsideMappings(at));
+    });
+}
+
+fn freed<A: Walk>() {
+    on_stage::<A>(|stage| {
+        let at = stage.map.vmalloc(4 * MIB, &VmallocOptions::huge()).unwrap();
+        stage.map.vfree(at).unwrap();
+        let second = VirtAddr(at.0 + 2 * MIB);
+        let found = stage.broken(second, 2, |_| stage.huge());
+        assert_eq!(found, Violation::OutsideMappings(second));
+    });
+}
+
+fn open_to_users<A: Walk>() {
+    on_stage::<A>(|stage| {
+        for start in [stage.vmalloc, stage.vmap] {
+            let at = after(start, 4);
+            let frame = Frame((stage.map.physical(at).unwrap().0 / PAGE_SIZE) as u32);
+            let leaf = stage.page(frame, Permissions::READ | Permissions::USER);
+            assert_eq!(stage.broken(at, 1, |_| leaf), Violation::TooWide(at));
+        }
+    });
+}
+
+fn absent<A: Walk>() {
+    on_stage::<A>(|stage| {
+        // Where no area is: in one, software takes it for a leaf that is paused.
+        let at = VirtAddr(stage.vmalloc.align_down(2 * MIB).0 + 12 * MIB);
+        assert_eq!(stage.broken(at, 2, |_| 2), Violation::BadAbsent(at));
+    });
+}
+
+fn no_table<A: Walk>() {
+    on_stage::<A>(|stage| {
+        let page = Frame((stage.map.physical(stage.vmalloc).unwrap().0 / PAGE_SIZE) as u32);
+        let base = stage.vmalloc.align_down(2 * MIB);
+        for table in [page, Frame(7), Frame(u32::MAX)] {
+            let at = VirtAddr(base.0 + 6 * 2 * MIB);
+            let found = stage.broken(at, 2, |_| A::table(table).0);
+            assert_eq!(found, Violation::NotATable { table, at });
+        }
+        let root = stage.map.root();
+        let arena = stage.map.arena().start();
+        let (_, slot) = stage.slot(arena, A::LEVELS);
+        let old = slot.swap(0, Relaxed);
+        let found = stage.audit().unwrap();
+        slot.store(old, Relaxed);
+        let lost = matches!(found, Violation::NotATable { table, .. } if table == root);
+        assert!(lost || matches!(found, Violation::AreaPage(_)), "{found}");
+    });
+}
+
+fn table_twice<A: Walk>() {
+    on_stage::<A>(|stage| {
+        let (table, _) = stage.slot(stage.vmalloc, 1);
+        let far = stage.map.vmalloc(PAGE_SIZE, &far()).unwrap();
+        let at = far.align_down(2 * MIB);
+        let found = stage.broken(at, 2, |_| A::table(table).0);
+        let expected = [Violation::TableTwice { table, at }, Violation::AreaPage(far)];
+        assert!(expected.contains(&found), "{found}");
+        stage.map.vfree(far).unwrap();
+        stage.map.purge();
+    });
+}
+
+/// 8 MiB further on, where nothing else is.
+fn far() -> VmallocOptions {
+    VmallocOptions { align: 8 * MIB, ..VmallocOptions::default() }
+}
+
+fn stray_table<A: Walk>() {
+    on_stage::<A>(|stage| {
+        let other = kernel::map(stage.memory);
+        let at = other.vmalloc(PAGE_SIZE, &far()).unwrap();
+        // Its table of leaves, moved over to the first map, at a place of its own.
+        let there = Stage { map: &other, vmalloc: at, vmap: at, ..*stage };
+        let (table, leaf) = there.slot(at, 1);
+        let leaf = leaf.swap(0, Relaxed);
+        let place = VirtAddr(stage.vmalloc.align_down(2 * MIB).0 + 16 * MIB);
+        let (_, slot) = stage.slot(place, 2);
+        slot.store(A::table(table).0, Relaxed);
+        let found = stage.audit();
+        slot.store(0, Relaxed);
+        there.slot(at, 1).1.store(leaf, Relaxed);
+        assert_eq!(found, Some(Violation::TableOutsideMappings { table, at: place }));
+    });
+}
+
+fn unseen_map<A: Walk>() {
+    on_stage::<A>(|stage| {
+        let other = kernel::map(stage.memory);
+        other.vmalloc(PAGE_SIZE, &VmallocOptions::default()).unwrap();
+        let found = stage.audit().unwrap();
+        assert!(
+            matches!(found, Violation::LeakedAreas { allocated, used } if allocated == used + 1)
+        );
+        drop(other);
+    });
+}
+
+#[test]
+fn a_contiguous_block_that_is_not_whole_is_found() {
+    fn play<A: Walk>() {
+        on_stage::<A>(|stage| {
+            let at = stage.map.vmalloc(MIB, &VmallocOptions::huge()).unwrap();
+            for page in [0, 1, 15, 16, 255] {
+                let place = after(at, page);
+                let index = (place.0 >> 12) as u32 & 511;
+                let single = |old: u64| A::clear_contig(Entry(old), index).0;
+                let found = stage.broken(place, 1, single);
+                let first = after(at, page & !15);
+                let expected = |there| first <= there && there < after(first, 16);
+                assert!(
+                    matches!(found, Violation::BrokenBlock(there) if expected(there)),
+                    "{found}"
+                );
+                let found = stage.broken(place, 1, |old| old ^ single_write_bit::<A>(old, index));
+                assert!(
+                    matches!(found, Violation::BrokenBlock(there) if expected(there)),
+                    "{found}"
+                );
+            }
+        });
+    }
+    /// What tells a page that can be written from one that cannot.
+    fn single_write_bit<A: Arch>(old: u64, index: u32) -> u64 {
+        let single = A::clear_contig(Entry(old), index);
+        let other = A::write_protect(single).0;
+        single.0 ^ other
+    }
+    play::<AArch64>();
+    play::<Riscv64<4>>();
+}
+
+#[test]
+fn a_change_without_a_flush_is_seen_by_the_strict_tlb() {
+    on_stage::<X86_64<4>>(|stage| {
+        let read = |at| kernel::translate(stage.machine, stage.map, at);
+        read(stage.vmap).unwrap();
+        let (_, slot) = stage.slot(stage.vmap, 1);
+        let old = slot.swap(0, Relaxed);
+        assert!(read(stage.vmap).is_ok(), "the TLB remembers it");
+        stage.machine.audit();
+        slot.store(old, Relaxed);
+        assert_eq!(stage.machine.take_violations().len(), 1);
+        // The map's own way.
+        stage.map.protect(pages(stage.vmap, 1), Permissions::READ).unwrap();
+        stage.machine.assert_clean();
+    });
+}

@@ -1,0 +1,14 @@
+//! The hosted machine itself: its MMUs, by tables whose bits are written by hand, and its TLBs.
+
+#![allow(clippy::unusual_byte_groupings, reason = "frame numbers, then offsets or flags")]
+
+mod aarch64;
+mod control_bits;
+mod cpus;
+mod hand;
+mod kernel_half;
+mod riscv64;
+mod strict;
+mod tiny;
+mod users;
+mod x86_64;

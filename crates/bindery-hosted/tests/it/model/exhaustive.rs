@@ -1,0 +1,451 @@
+//! Small scope, exhaustively: every sequence of calls and accesses up to a depth, on an
+//! architecture of 64 pages. After each step the auditor and the strict TLB are asked, and
+//! results, mappings and contents are compared with a model.
+//!
+//! Three walks for each set of folio sizes and each reach, over the operations of [`operations`]:
+//! - *plain*: all sequences of up to 3 operations, from nothing and from two written mappings,
+//!   which take 3 more;
+//! - *distinct*: of up to 4 operations, where a sequence that leads to a state that was seen before
+//!   is not continued. The state is all that can be seen without an access: the mappings with
+//!   their flags, every entry, the TLB's translations, dirty pages, the number of free frames;
+//! - *scarce*: all of up to 3 operations, where of the allocations of the last one all from the
+//!   n-th on fail, for each n.
+//!
+//! That is about 900,000 sequences for each of the eight tests. A sequence is done again from the
+//! beginning for each of its continuations. `BINDERY_DEEPER=1` makes all of them one longer,
+//! which takes ten minutes for each test.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::time::Instant;
+
+use bindery::addr::{PAGE_SIZE, VirtAddr};
+use bindery::arch::{Arch, Tiny};
+use bindery::platform::Cpu;
+use bindery::{
+    AddressSpace, Error, FaultError, Inspection, Memory, Place, Protection, Reach, Remap,
+    SpaceOptions,
+};
+use bindery_hosted::Machine;
+
+use super::shadow::{self, Op, Outcome, Rules, Shadow, audit, run};
+use crate::support::{READ_WRITE, strict, use_order};
+
+const MINIMUM: u64 = PAGE_SIZE;
+const PAGES: u64 = Tiny::USER_END / PAGE_SIZE;
+
+/// What can be done next. Whatever is done to the child is done only while there is one.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Step {
+    Parent(Op),
+    Fork,
+    Child(Op),
+    ChildExits,
+}
+
+fn at(page: u64) -> u64 {
+    page * PAGE_SIZE
+}
+
+/// The operations that sequences are made of. Tables of level 1 stand for 4 pages, of level 2 for
+/// 16; contiguous runs are 2 pages, huge leaves 4.
+fn operations() -> Vec<Step> {
+    let none = Protection::empty();
+    let read = Protection::READ;
+    let map =
+        |page, pages, protection| Op::Map(Place::Fixed(VirtAddr(at(page))), at(pages), protection);
+    let unmap = |page, pages| Op::Unmap(at(page), at(pages));
+    let protect = |page, pages, protection| Op::Protect(at(page), at(pages), protection);
+    let remap = |page, old, new, to| Op::Remap(at(page), at(old), at(new), to);
+    let to = |page| Remap::To(VirtAddr(at(page)));
+    let leave = |page| Remap::Leave(VirtAddr(at(page)));
+    let leave_to = |page| Remap::LeaveTo(VirtAddr(at(page)));
+    let parent = [
+        map(16, 8, READ_WRITE),
+        map(32, 16, READ_WRITE),
+        map(18, 4, read),
+        Op::Map(Place::Anywhere, at(5), READ_WRITE),
+        unmap(16, 4),
+        unmap(17, 2),
+        unmap(22, 12),
+        protect(16, 8, none),
+        protect(16, 8, read),
+        protect(16, 8, READ_WRITE),
+        protect(17, 2, none),
+        protect(19, 3, read),
+        protect(32, 4, READ_WRITE),
+        // Whole tables, and a whole table of level 2.
+        remap(16, 8, 8, to(32)),
+        remap(32, 8, 8, to(16)),
+        remap(32, 16, 16, to(48)),
+        // Congruent modulo the block, by a table and a half; then by an odd number of pages.
+        remap(16, 4, 4, to(22)),
+        remap(16, 8, 8, to(25)),
+        remap(25, 8, 8, to(16)),
+        remap(17, 3, 3, to(34)),
+        // In front of itself, and behind, in the same mapping.
+        remap(18, 2, 2, to(16)),
+        // Shrink, grow, and both with a move.
+        remap(16, 8, 3, Remap::InPlace),
+        remap(16, 8, 12, Remap::MayMove),
+        remap(20, 4, 8, Remap::InPlace),
+        remap(18, 2, 6, Remap::MayMove),
+        remap(16, 8, 4, to(40)),
+        remap(16, 3, 6, to(44)),
+        // More than one mapping where there is one, over the last of themselves.
+        remap(16, 20, 20, to(40)),
+        // The source stays: whole tables, a table and a half, some pages; elsewhere, near, over it.
+        remap(16, 8, 8, leave_to(32)),
+        remap(32, 16, 16, leave_to(48)),
+        remap(16, 6, 6, leave_to(22)),
+        remap(17, 3, 3, leave(40)),
+        remap(16, 8, 8, leave(0)),
+        Op::Discard(at(17), at(6)),
+        Op::SplitFolio(at(16), 0),
+        Op::Collapse(at(16)),
+        Op::Write(at(16), 1),
+        Op::Write(at(17), 2),
+        Op::Write(at(22), 3),
+        Op::Write(at(33), 4),
+        Op::Read(at(16)),
+        Op::Read(at(19)),
+        Op::Read(at(34)),
+    ];
+    let child = [
+        Op::Read(at(16)),
+        Op::Write(at(17), 5),
+        Op::Write(at(22), 6),
+        unmap(16, 3),
+        remap(16, 8, 8, to(33)),
+        remap(16, 8, 8, leave_to(33)),
+    ];
+    let parent = parent.into_iter().map(Step::Parent);
+    let child = child.into_iter().map(Step::Child);
+    parent.chain([Step::Fork, Step::ChildExits]).chain(child).collect()
+}
+
+/// What every sequence begins with.
+#[derive(Clone, Copy, Debug)]
+enum Start {
+    Nothing,
+    /// A writable mapping of which some pages were written.
+    Written,
+    /// One that begins in the middle of a table, so that folios of two sizes stand in it.
+    Uneven,
+}
+
+impl Start {
+    fn steps(self) -> Vec<Step> {
+        match self {
+            Self::Nothing => Vec::new(),
+            Self::Written => vec![
+                Step::Parent(Op::Map(Place::Fixed(VirtAddr(at(16))), at(8), READ_WRITE)),
+                Step::Parent(Op::Write(at(17), 7)),
+                Step::Parent(Op::Write(at(20), 8)),
+            ],
+            Self::Uneven => vec![
+                Step::Parent(Op::Map(Place::Fixed(VirtAddr(at(18))), at(6), READ_WRITE)),
+                Step::Parent(Op::Write(at(18), 7)),
+                Step::Parent(Op::Write(at(22), 8)),
+            ],
+        }
+    }
+}
+
+/// A machine on which sequences are tried, one after the other.
+struct Scope {
+    machine: Machine<Tiny>,
+    memory: Memory<Machine<Tiny>>,
+    options: SpaceOptions,
+    scratch: RefCell<Vec<u32>>,
+    /// Steps done, those that only lead to others included.
+    steps: Cell<u64>,
+}
+
+/// Where a sequence has led to.
+struct State<'m> {
+    parent: AddressSpace<'m, Machine<Tiny>>,
+    child: Option<AddressSpace<'m, Machine<Tiny>>>,
+    model: Shadow,
+    child_model: Option<Shadow>,
+}
+
+impl State<'_> {
+    /// What the models say of a step.
+    fn expect(&mut self, step: Step) -> Option<Outcome> {
+        match (step, &mut self.child_model) {
+            (Step::Parent(op), _) => return Some(self.model.expect(op)),
+            (Step::Child(op), Some(model)) => return Some(model.expect(op)),
+            (Step::Fork, None) => self.child_model = Some(self.model.clone()),
+            (Step::ChildExits, Some(_)) => self.child_model = None,
+            _ => return None,
+        }
+        Some(Outcome::Done(0))
+    }
+
+    /// A step ran out of memory half-way: lets the model be as far as the step says it may come.
+    fn accept_what_failed(&mut self, machine: &Machine<Tiny>, step: Step) {
+        let (space, model, op) = match (step, &self.child, &mut self.child_model) {
+            (Step::Parent(op), ..) => (&self.parent, &mut self.model, op),
+            (Step::Child(op), Some(child), Some(model)) => (child, model, op),
+            _ => return,
+        };
+        let mut allowed = model.half_way(op).into_iter();
+        let reached = allowed.find(|half| half.agrees(machine, space, (0..PAGES).map(at)));
+        *model = reached.unwrap_or_else(|| panic!("left half-way: {:x?}", shadow::areas(space)));
+    }
+
+    /// Lets the model of the one that does a step know where its mappings end.
+    fn adopt(&mut self, step: Step) {
+        match (step, &self.child, &mut self.child_model) {
+            (Step::Parent(_), ..) => self.model.adopt(&self.parent),
+            (Step::Child(_), Some(child), Some(model)) => model.adopt(child),
+            _ => {}
+        }
+    }
+}
+
+/// Says which sequence was being tried when a test fails.
+struct Trying<'a>(&'a [Step], Step);
+
+impl Drop for Trying<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the sequence was:");
+            self.0.iter().chain([&self.1]).for_each(|step| eprintln!("    {step:x?}"));
+        }
+    }
+}
+
+impl Scope {
+    fn new(orders: &[u8], reach: Reach) -> Self {
+        let (machine, memory) = strict::<Tiny>(1 << 20);
+        orders.iter().for_each(|order| use_order(&memory, *order));
+        let minimum_address = VirtAddr(MINIMUM);
+        let options = SpaceOptions { reach, minimum_address, ..SpaceOptions::default() };
+        Self { machine, memory, options, scratch: RefCell::default(), steps: Cell::new(0) }
+    }
+
+    fn begin(&self) -> State<'_> {
+        State {
+            parent: AddressSpace::new(&self.memory, self.options).unwrap(),
+            child: None,
+            model: Shadow::new(Rules::of::<Tiny>(MINIMUM)),
+            child_model: None,
+        }
+    }
+
+    /// Does one step. `None` where it does not apply.
+    fn outcome<'m>(&'m self, state: &mut State<'m>, step: Step) -> Option<Outcome> {
+        self.steps.set(self.steps.get() + 1);
+        state.adopt(step);
+        match (step, &state.child) {
+            (Step::Parent(op), _) => Some(run(&self.machine, &state.parent, op)),
+            (Step::Child(op), Some(child)) => Some(run(&self.machine, child, op)),
+            (Step::Fork, None) => Some(match state.parent.fork() {
+                Ok(child) => {
+                    state.child = Some(child);
+                    Outcome::Done(0)
+                }
+                Err(error) => Outcome::Refused(error),
+            }),
+            (Step::ChildExits, Some(_)) => {
+                state.child = None;
+                Some(Outcome::Done(0))
+            }
+            _ => None,
+        }
+    }
+
+    /// Does one step, and compares its result with the model's. `None` where it does not apply.
+    fn step<'m>(&'m self, state: &mut State<'m>, step: Step) -> Option<()> {
+        let outcome = self.outcome(state, step)?;
+        assert_eq!(Some(outcome), state.expect(step), "{step:x?}");
+        Some(())
+    }
+
+    fn replay(&self, sequence: &[Step]) -> State<'_> {
+        let mut state = self.begin();
+        for step in sequence {
+            self.step(&mut state, *step).expect("it applied before");
+        }
+        state
+    }
+
+    fn verify(&self, state: &State<'_>) {
+        let scratch = &mut self.scratch.borrow_mut();
+        state.model.compare(&self.machine, &state.parent);
+        state.model.compare_zeroes(&self.machine, &state.parent, (0..PAGES).map(at));
+        match (&state.child, &state.child_model) {
+            (Some(child), Some(model)) => {
+                model.compare(&self.machine, child);
+                model.compare_zeroes(&self.machine, child, (0..PAGES).map(at));
+                audit(&self.machine, &self.memory, &[&state.parent, child], scratch);
+            }
+            _ => audit(&self.machine, &self.memory, &[&state.parent], scratch),
+        }
+    }
+
+    /// Tries `next` behind `sequence`; returns a number for the state that it leads to.
+    fn attempt(&self, sequence: &[Step], next: Step) -> Option<u64> {
+        let _trying = Trying(sequence, next);
+        let mut state = self.replay(sequence);
+        self.step(&mut state, next)?;
+        self.verify(&state);
+        Some(self.fingerprint(&state))
+    }
+
+    /// Tries `next` behind `sequence` again and again, with ever more allocations that succeed,
+    /// until it does. What fails has changed nothing but what its operation says, and succeeds when
+    /// there is memory again. Returns how many allocations it takes.
+    fn starve(&self, sequence: &[Step], next: Step) -> Option<u64> {
+        let _trying = Trying(sequence, next);
+        for succeed in 0..100 {
+            let mut state = self.replay(sequence);
+            self.memory.fail_allocations_after(Some(succeed));
+            let outcome = self.outcome(&mut state, next);
+            self.memory.fail_allocations_after(None);
+            let starved = match outcome? {
+                Outcome::Refused(error) => error == Error::OutOfMemory,
+                Outcome::Signal(error) => error == FaultError::OutOfMemory,
+                Outcome::Done(_) => false,
+            };
+            if !starved {
+                assert_eq!(outcome, state.expect(next), "with {succeed} allocations");
+                self.verify(&state);
+                return Some(succeed);
+            }
+            state.accept_what_failed(&self.machine, next);
+            self.verify(&state);
+            self.step(&mut state, next);
+            self.verify(&state);
+        }
+        panic!("it needs more allocations than there are pages");
+    }
+
+    fn fingerprint(&self, state: &State<'_>) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        let mut groups = Vec::new();
+        // Folios are aligned, so which of them a frame is does not matter, only where inside.
+        let mut name = |frame: u32| {
+            let known = groups.iter().position(|group| *group == frame / 4);
+            let group = known.unwrap_or_else(|| {
+                groups.push(frame / 4);
+                groups.len() - 1
+            });
+            (group, frame % 4)
+        };
+        self.memory.free_frame_count().hash(&mut hasher);
+        let models = [Some(&state.model), state.child_model.as_ref()];
+        for (space, model) in [Some(&state.parent), state.child.as_ref()].into_iter().zip(models) {
+            let (Some(space), Some(model)) = (space, model) else { continue };
+            space.for_each_mapping(|mapping| {
+                let (start, end) = (mapping.range.start(), mapping.range.end());
+                (start, end, mapping.flags.bits(), mapping.page_offset).hash(&mut hasher);
+            });
+            for page in (0..PAGES).map(at) {
+                let found = space.inspect(VirtAddr(page));
+                shadow::frame_of(found).map(|frame| name(frame.0)).hash(&mut hasher);
+                // The model's words are those of memory, as was just verified.
+                (model.words(page).first, space.is_dirty(VirtAddr(page))).hash(&mut hasher);
+                if let Inspection::Page { attributes, level, contiguous, .. } = found {
+                    let bits = (attributes.permissions.bits(), attributes.accessed);
+                    (bits, attributes.dirty, attributes.soft_dirty, level, contiguous)
+                        .hash(&mut hasher);
+                }
+            }
+            for cached in self.machine.cached(Cpu(0), space.root()) {
+                (cached.start, cached.order, cached.permissions.bits(), cached.dirty)
+                    .hash(&mut hasher);
+            }
+            usize::MAX.hash(&mut hasher);
+        }
+        hasher.finish()
+    }
+}
+
+/// Which sequences are continued.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Walk {
+    Plain,
+    /// Those that lead to a state which was not seen before.
+    Distinct,
+    /// All, and memory runs out in their last operation.
+    Scarce,
+}
+
+/// All sequences of `depth` operations behind `start`; returns how many those were, of all
+/// lengths.
+fn explore(scope: &Scope, start: Start, depth: usize, walk: Walk) -> u64 {
+    let operations = operations();
+    let mut seen = HashSet::new();
+    let mut tried = 0;
+    let mut frontier = vec![Vec::<u8>::new()];
+    for length in 1..=depth {
+        let mut next = Vec::new();
+        for path in frontier {
+            let mut sequence = start.steps();
+            sequence.extend(path.iter().map(|index| operations[usize::from(*index)]));
+            for (index, step) in operations.iter().enumerate() {
+                let state = match walk {
+                    Walk::Scarce => scope.starve(&sequence, *step),
+                    Walk::Plain | Walk::Distinct => scope.attempt(&sequence, *step),
+                };
+                let Some(state) = state else { continue };
+                tried += 1;
+                if length < depth && (walk != Walk::Distinct || seen.insert(state)) {
+                    let mut longer = path.clone();
+                    longer.push(index as u8);
+                    next.push(longer);
+                }
+            }
+        }
+        frontier = next;
+    }
+    tried
+}
+
+fn small_scope(orders: &[u8], reach: Reach) {
+    let begun = Instant::now();
+    let deeper = usize::from(std::env::var_os("BINDERY_DEEPER").is_some());
+    let scope = Scope::new(orders, reach);
+    let walks = [
+        (Start::Nothing, 3, Walk::Plain),
+        (Start::Written, 3, Walk::Plain),
+        (Start::Uneven, 3, Walk::Plain),
+        (Start::Written, 4, Walk::Distinct),
+        (Start::Written, 3, Walk::Scarce),
+    ];
+    for (start, depth, walk) in walks {
+        let count = explore(&scope, start, depth + deeper, walk);
+        println!(
+            "folios {orders:?}, {reach:?}, {walk:?} from {start:?}: {count} sequences of up to {} \
+             operations, {} steps in all, {:.1} s",
+            depth + deeper,
+            scope.steps.get(),
+            begun.elapsed().as_secs_f32()
+        );
+        assert!(count > 1_000, "the walk has ended early");
+    }
+    audit(&scope.machine, &scope.memory, &[], &mut scope.scratch.borrow_mut());
+}
+
+macro_rules! small_scope {
+    ($($test:ident: $orders:expr, $reach:expr;)*) => {
+        $(#[test]
+        fn $test() { small_scope(&$orders, $reach); })*
+    };
+}
+
+small_scope! {
+    every_sequence_agrees_with_the_model_with_base_pages: [0], Reach::Table;
+    every_sequence_agrees_with_the_model_with_base_pages_page_by_page: [0], Reach::Page;
+    every_sequence_agrees_with_the_model_with_blocks: [1], Reach::Table;
+    every_sequence_agrees_with_the_model_with_blocks_page_by_page: [1], Reach::Page;
+    every_sequence_agrees_with_the_model_with_huge_leaves: [2], Reach::Table;
+    every_sequence_agrees_with_the_model_with_huge_leaves_page_by_page: [2], Reach::Page;
+    every_sequence_agrees_with_the_model_with_all_sizes: [1, 2], Reach::Table;
+    every_sequence_agrees_with_the_model_with_all_sizes_page_by_page: [1, 2], Reach::Page;
+}

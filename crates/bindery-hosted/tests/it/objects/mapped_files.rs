@@ -1,0 +1,358 @@
+//! Files and their mappings: what programs write is saved, once and whole; what is not the file's
+//! is neither seen nor saved.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+
+use bindery::addr::{VirtAddr, VirtRange};
+use bindery::platform::{Cpu, Platform as _};
+use bindery::{
+    Access, AddressSpace, Error, FaultError, Object, Pager, PagerError, PinTime, Pinned, Sharing,
+};
+use bindery_hosted::{Config, Machine, MemoryFiles, PagerCounts, Program, TlbKind, Walk};
+
+use crate::support::objects::{Failing, PAGE, content, memfd, use_object_order};
+use crate::support::objects_stage::{AT, map, on_stage};
+use crate::support::{MIB, audit, memory_with, options};
+
+on_every_architecture! {
+    what_is_written_behind_the_end_comes_with_memory_and_not_with_files => behind_the_end;
+    what_the_storage_has_behind_the_end_is_not_seen => garbage;
+    a_file_is_read_in_to_become_one_folio => collapse_file;
+    a_file_is_saved_as_it_was_written_through_a_mapping => saved;
+    what_is_written_after_saving_is_saved_again => saved_again;
+    a_huge_mapping_of_a_file_is_saved_and_cut => huge_file;
+    the_last_mapping_saves_what_is_dirty => last_mapping;
+    what_was_written_through_a_pin_is_saved_once_it_is_dropped => saved_after_a_pin;
+    many_programs_write_while_a_file_is_saved => write_while_saving;
+}
+
+fn behind_the_end<A: Walk>() {
+    let files = MemoryFiles::new();
+    on_stage::<A>(0, |stage| {
+        let files = &files;
+        let file = stage.memory.file(files, 1, 0).unwrap();
+        for (object, kept) in [(memfd(stage.memory, 0), 7), (file, 0)] {
+            object.set_size(PAGE + 100).unwrap();
+            let space = stage.space();
+            map(&space, &object, AT, 2 * PAGE, Sharing::Shared).unwrap();
+            let program = Program::new(stage.machine, &space);
+            for grow in
+                [Object::set_size, |o: &Object<'_, _>, size| o.write(size - 1, &[0]).map(|_| ())]
+            {
+                object.set_size(PAGE + 100).unwrap();
+                program.store(VirtAddr(AT + PAGE + 200), 7).unwrap();
+                object.sync(0, u64::MAX).unwrap();
+                grow(&object, 2 * PAGE).unwrap();
+                // Linux 6.18 shows it in shared memory; its file systems do not.
+                assert_eq!(program.load(VirtAddr(AT + PAGE + 200)), Ok(kept));
+                object.set_size(PAGE + 100).unwrap();
+                assert_eq!(program.load(VirtAddr(AT + PAGE + 200)), Ok(0));
+            }
+            object.sync(0, u64::MAX).unwrap();
+        }
+    });
+    assert_eq!(files.content(1), [0; PAGE as usize + 100]);
+}
+
+/// Fills whole pages, whatever the size.
+struct Garbage;
+
+impl Pager for Garbage {
+    fn read(&self, _: u64, _: u64, into: &mut [&mut [u8]]) -> Result<(), PagerError> {
+        into.iter_mut().for_each(|piece| piece.fill(0xdd));
+        Ok(())
+    }
+
+    fn write(&self, _: u64, _: u64, _: &[&[u8]]) -> Result<(), PagerError> {
+        Ok(())
+    }
+
+    fn resize(&self, _: u64, _: u64) -> Result<(), PagerError> {
+        Ok(())
+    }
+
+    fn removed(&self, _: u64) {}
+}
+
+fn garbage<A: Walk>() {
+    for order in [0, 2] {
+        on_stage::<A>(order, |stage| {
+            let file = stage.memory.file(&Garbage, 1, 3 * PAGE + 8).unwrap();
+            let space = stage.space();
+            map(&space, &file, AT, 4 * PAGE, Sharing::Shared).unwrap();
+            let program = Program::new(stage.machine, &space);
+            assert_eq!(program.load(VirtAddr(AT + 3 * PAGE)), Ok(0xdddd_dddd_dddd_dddd));
+            assert_eq!(program.load(VirtAddr(AT + 3 * PAGE + 8)), Ok(0));
+            assert_eq!(program.load(VirtAddr(AT + 4 * PAGE - 8)), Ok(0));
+        });
+    }
+}
+
+fn collapse_file<A: Walk>() {
+    let pager = Failing::new();
+    pager.files.put(1, &vec![3; 3 * MIB as usize]);
+    on_stage::<A>(0, |stage| {
+        let pager = &pager;
+        let file = stage.memory.file(pager, 1, 3 * MIB).unwrap();
+        let space = stage.space();
+        map(&space, &file, AT, 3 * MIB, Sharing::Shared).unwrap();
+        let program = Program::new(stage.machine, &space);
+        program.store(VirtAddr(AT + 7 * PAGE), 8).unwrap();
+        let range = VirtRange::from_len(VirtAddr(AT), 2 * MIB).unwrap();
+        pager.bad_page.store(100, Relaxed);
+        assert!(space.collapse_range(range).is_err());
+        stage.audit(&[&space]);
+        pager.never();
+        assert_eq!(space.collapse_range(range), Ok(()));
+        assert_eq!(stage.audit(&[&space]).object_pages, 512);
+        assert_eq!(program.load(VirtAddr(AT + 7 * PAGE)), Ok(8));
+        // What was dirty still is, and no more.
+        let pages = pager.files.counts().pages_written;
+        file.sync(0, u64::MAX).unwrap();
+        assert_eq!(pager.files.counts().pages_written, pages + 1);
+        program.store(VirtAddr(AT + 8 * PAGE), 9).unwrap();
+        file.sync(0, u64::MAX).unwrap();
+        assert_eq!(pager.files.content(1), content(&file));
+        stage.audit(&[&space]);
+    });
+}
+
+fn saved<A: Walk>() {
+    let files = MemoryFiles::new();
+    files.put(1, &[1; 20 * PAGE as usize + 100]);
+    for order in [0, 3] {
+        on_stage::<A>(order, |stage| {
+            let files = &files;
+            let file = stage.memory.file(files, 1, 20 * PAGE + 100).unwrap();
+            let space = stage.space();
+            map(&space, &file, AT, 21 * PAGE, Sharing::Shared).unwrap();
+            let program = Program::new(stage.machine, &space);
+            assert_eq!(program.load(VirtAddr(AT)), Ok(0x0101_0101_0101_0101));
+            let before = files.counts();
+            program.store(VirtAddr(AT + 3 * PAGE), 42).unwrap();
+            program.store(VirtAddr(AT + 4 * PAGE), 43).unwrap();
+            // The end of the file lies before it.
+            program.store(VirtAddr(AT + 20 * PAGE + 200), 44).unwrap();
+            assert_eq!(files.counts(), PagerCountsBefore(before).with_reads_of(files.counts()));
+            file.sync(0, u64::MAX).unwrap();
+            stage.audit(&[&space]);
+            let after = files.counts();
+            assert_eq!(
+                (after.writes - before.writes, after.pages_written - before.pages_written),
+                (2, 3)
+            );
+            let stored = files.content(1);
+            assert_eq!(stored.len() as u64, 20 * PAGE + 100);
+            assert_eq!((stored[3 * PAGE as usize], stored[4 * PAGE as usize]), (42, 43));
+            assert_eq!(stored[20 * PAGE as usize + 99], 1);
+            stage.audit(&[&space]);
+        });
+    }
+}
+
+/// Counts of which only the reads may have changed.
+struct PagerCountsBefore(PagerCounts);
+
+impl PagerCountsBefore {
+    fn with_reads_of(self, now: PagerCounts) -> PagerCounts {
+        PagerCounts { reads: now.reads, pages_read: now.pages_read, ..self.0 }
+    }
+}
+
+fn saved_again<A: Walk>() {
+    let pager = Failing::new();
+    on_stage::<A>(2, |stage| {
+        let pager = &pager;
+        let file = stage.memory.file(pager, 1, 0).unwrap();
+        file.set_size(16 * PAGE).unwrap();
+        let (one, two) = (stage.space(), stage.space());
+        map(&one, &file, AT, 16 * PAGE, Sharing::Shared).unwrap();
+        map(&two, &file, AT, 16 * PAGE, Sharing::Shared).unwrap();
+        let (first, second) =
+            (Program::new(stage.machine, &one), Program::new(stage.machine, &two));
+        let stored = || pager.files.content(1)[5 * PAGE as usize];
+        first.store(VirtAddr(AT + 5 * PAGE), 1).unwrap();
+        second.store(VirtAddr(AT + 5 * PAGE), 2).unwrap();
+        file.sync(0, u64::MAX).unwrap();
+        assert_eq!(stored(), 2);
+        file.sync(0, u64::MAX).unwrap();
+        let pages = pager.files.counts().pages_written;
+        for (program, value) in [(&first, 3), (&second, 4)] {
+            program.store(VirtAddr(AT + 5 * PAGE), value).unwrap();
+            pager.writes_left.store(0, Relaxed);
+            assert_eq!(file.sync(0, u64::MAX), Err(Error::InputOutput));
+            stage.audit(&[&one, &two]);
+            pager.never();
+            file.sync(0, u64::MAX).unwrap();
+            assert_eq!(u64::from(stored()), value);
+        }
+        // One page each time, whatever the folio.
+        assert_eq!(pager.files.counts().pages_written, pages + 2);
+        stage.audit(&[&one, &two]);
+    });
+}
+
+fn huge_file<A: Walk>() {
+    let files = MemoryFiles::new();
+    files.put(1, &vec![6; 4 * MIB as usize]);
+    on_stage::<A>(9, |stage| {
+        let files = &files;
+        let file = stage.memory.file(files, 1, 4 * MIB).unwrap();
+        let space = stage.space();
+        map(&space, &file, AT, 4 * MIB, Sharing::Shared).unwrap();
+        let program = Program::new(stage.machine, &space);
+        assert_eq!(program.load(VirtAddr(AT + MIB)), Ok(0x0606_0606_0606_0606));
+        assert_eq!(files.counts().reads, 1);
+        program.store(VirtAddr(AT + MIB), 9).unwrap();
+        file.sync(MIB, PAGE).unwrap();
+        stage.audit(&[&space]);
+        assert_eq!(files.content(1)[MIB as usize], 9);
+        program.store(VirtAddr(AT + MIB), 10).unwrap();
+        file.set_size(MIB + 3 * PAGE).unwrap();
+        stage.audit(&[&space]);
+        assert_eq!(program.load(VirtAddr(AT + MIB)), Ok(10));
+        assert_eq!(program.load(VirtAddr(AT + MIB + 3 * PAGE)), Err(FaultError::Bus));
+        file.sync(0, u64::MAX).unwrap();
+        assert_eq!(files.content(1), content(&file));
+        stage.audit(&[&space]);
+    });
+}
+
+/// Writes behind the back of the page tables, as a device does.
+fn write_as_a_device<A: Walk>(machine: &Machine<A>, pinned: &Pinned<'_, Machine<A>>, byte: u8) {
+    // SAFETY: the window shows the page, which is pinned, and no program writes to it now.
+    unsafe { machine.direct_map(pinned.first()).as_ptr().write(byte) };
+}
+
+fn saved_after_a_pin<A: Walk>() {
+    let files = MemoryFiles::new();
+    on_stage::<A>(0, |stage| {
+        let files = &files;
+        let file = stage.memory.file(files, 1, 2 * PAGE).unwrap();
+        let space = stage.space();
+        map(&space, &file, AT, 2 * PAGE, Sharing::Shared).unwrap();
+        let pin = |page: u64, access| {
+            space.pin(VirtAddr(AT + page * PAGE), 1, access, PinTime::Short).unwrap()
+        };
+        let pinned = pin(0, Access::Write);
+        file.sync(0, 2 * PAGE).unwrap();
+        write_as_a_device(stage.machine, &pinned, 99);
+        drop(pinned);
+        file.sync(0, 2 * PAGE).unwrap();
+        assert_eq!(files.content(1)[0], 99);
+        // Who only reads leaves nothing to be saved.
+        let writes = files.counts().writes;
+        drop(pin(1, Access::Read));
+        file.sync(0, 2 * PAGE).unwrap();
+        assert_eq!(files.counts().writes, writes);
+        // The file is there until what was written is saved, whoever has let go of it.
+        let pinned = pin(1, Access::Write);
+        file.sync(0, 2 * PAGE).unwrap();
+        drop((space, file));
+        write_as_a_device(stage.machine, &pinned, 98);
+        assert_eq!(files.counts().removed, 0);
+        drop(pinned);
+        assert_eq!(files.counts().removed, 1);
+    });
+    assert_eq!(files.content(1)[PAGE as usize], 98);
+}
+
+fn last_mapping<A: Walk>() {
+    let files = MemoryFiles::new();
+    on_stage::<A>(0, |stage| {
+        let files = &files;
+        let file = stage.memory.file(files, 1, 0).unwrap();
+        file.set_size(4 * PAGE).unwrap();
+        let space = stage.space();
+        map(&space, &file, AT, 4 * PAGE, Sharing::Shared).unwrap();
+        drop(file);
+        Program::new(stage.machine, &space).store(VirtAddr(AT + PAGE), 12).unwrap();
+        assert_eq!(files.counts().writes, 0);
+        space.munmap(VirtAddr(AT), 4 * PAGE).unwrap();
+        assert_eq!((files.counts().writes, files.counts().removed), (1, 1));
+    });
+    assert_eq!(files.content(1)[PAGE as usize], 12);
+}
+
+/// Takes its time to store, and looks whether the bytes stand still meanwhile.
+#[derive(Default)]
+struct Slow(MemoryFiles);
+
+impl Pager for Slow {
+    fn read(&self, file: u64, first_page: u64, into: &mut [&mut [u8]]) -> Result<(), PagerError> {
+        self.0.read(file, first_page, into)
+    }
+
+    fn write(&self, file: u64, first_page: u64, from: &[&[u8]]) -> Result<(), PagerError> {
+        let before: Vec<_> = from.iter().map(|piece| piece.to_vec()).collect();
+        for _ in 0..20 {
+            thread::yield_now();
+        }
+        assert!(std::hint::black_box(from) == before, "somebody has written what is being saved");
+        self.0.write(file, first_page, from)
+    }
+
+    fn resize(&self, file: u64, size: u64) -> Result<(), PagerError> {
+        self.0.resize(file, size)
+    }
+
+    fn removed(&self, file: u64) {
+        self.0.removed(file);
+    }
+}
+
+fn write_while_saving<A: Walk>() {
+    const PROGRAMS: u16 = 3;
+    const PAGES: u64 = 64;
+    let files = Slow::default();
+    let config =
+        Config { memory: 64 * MIB, cpus: PROGRAMS + 1, tlb: TlbKind::Strict, ..Config::default() };
+    let (machine, memory) = memory_with::<A>(config);
+    use_object_order(&memory, 2);
+    let file = memory.file(&files, 1, 0).unwrap();
+    file.set_size(PAGES * PAGE).unwrap();
+    let spaces: Vec<_> =
+        (0..PROGRAMS).map(|_| AddressSpace::new(&memory, options()).unwrap()).collect();
+    for space in &spaces {
+        map(space, &file, AT, PAGES * PAGE, Sharing::Shared).unwrap();
+    }
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let writers: Vec<_> = (0..PROGRAMS)
+            .map(|number| {
+                let (machine, space, file) = (&machine, &spaces[usize::from(number)], &file);
+                scope.spawn(move || {
+                    let _cpu = machine.bind(Cpu(number));
+                    let program = Program::new(machine, space);
+                    for round in 1..400_u64 {
+                        // Every program has a word of its own in every page.
+                        let at = round * 13 % PAGES * PAGE + u64::from(number) * 8;
+                        if round % 5 == 4 {
+                            file.write(at, &round.to_ne_bytes()).unwrap();
+                        } else {
+                            program.store(VirtAddr(AT + at), round).unwrap();
+                        }
+                    }
+                })
+            })
+            .collect();
+        let (machine, file, done) = (&machine, file.clone(), &done);
+        let saver = scope.spawn(move || {
+            let _cpu = machine.bind(Cpu(PROGRAMS));
+            while !done.load(Relaxed) {
+                file.sync(0, u64::MAX).unwrap();
+            }
+            file.sync(0, u64::MAX).unwrap();
+        });
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        done.store(true, Relaxed);
+        saver.join().unwrap();
+    });
+    assert_eq!(files.0.content(1), content(&file));
+    audit(&machine, &memory, &spaces.iter().collect::<Vec<_>>());
+    for page in 0..PAGES {
+        let round = (1..400).rev().find(|round| round * 13 % PAGES == page).unwrap();
+        assert_eq!(&content(&file)[(page * PAGE) as usize..][..8], &u64::to_ne_bytes(round));
+    }
+}

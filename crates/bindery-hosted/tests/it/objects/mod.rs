@@ -1,0 +1,16 @@
+//! Objects: files and shared memory, with and without mappings.
+
+mod calls;
+mod files;
+mod held_pager;
+mod in_place;
+mod invariants;
+mod linux;
+mod mapped;
+mod mapped_files;
+mod out_of_memory;
+mod pager_waits;
+mod properties;
+mod quotas;
+mod races;
+mod rmap_walks;

@@ -1,0 +1,124 @@
+//! File systems of limited size: what their objects have together stays below the quota, a write or
+//! an allocation that does not fit is refused and takes nothing, a fault that does not fit is a bus
+//! error, and writers leave the frames that are kept for faults.
+
+use bindery::addr::VirtAddr;
+use bindery::arch::X86_64;
+use bindery::{
+    Access, Accounting, AddressSpace, Error, FaultError, FileAccess, Growth, MapObject, MapRequest,
+    Memory, Object, Protection, Quota, Sealing, Sharing, SpaceOptions,
+};
+use bindery_hosted::Machine;
+
+use crate::support::objects::{PAGE, use_object_order};
+use crate::support::{MIB, audit, strict};
+
+type Arch = X86_64<4>;
+
+fn file<'m>(memory: &'m Memory<Machine<Arch>>, quota: &'m Quota) -> Object<'m, Machine<Arch>> {
+    memory.shared_memory_within(quota, 0, Sealing::Forbidden, Accounting::PerPage).unwrap()
+}
+
+#[test]
+fn files_together_have_what_the_quota_allows_and_give_it_back() {
+    let quota = Quota::new(8);
+    let (machine, memory) = strict::<Arch>(32 * MIB);
+    let (first, second) = (file(&memory, &quota), file(&memory, &quota));
+    assert_eq!(first.write(0, &[1; 5 * PAGE as usize]), Ok(5 * PAGE as usize));
+    // As much as fits; whoever asks again is told.
+    assert_eq!(second.write(0, &[2; 5 * PAGE as usize]), Ok(3 * PAGE as usize));
+    assert_eq!(second.write(3 * PAGE, &[2; 1]), Err(Error::NoSpace));
+    assert_eq!((quota.used(), second.size()), (8, 3 * PAGE));
+    // What is there already can be written.
+    assert_eq!(second.write(0, &[3; 3 * PAGE as usize]), Ok(3 * PAGE as usize));
+    audit(&machine, &memory, &[]);
+    first.punch_hole(PAGE, 2 * PAGE).unwrap();
+    assert_eq!((quota.used(), second.write(3 * PAGE, &[2; 1])), (6, Ok(1)));
+    first.set_size(0).unwrap();
+    assert_eq!(quota.used(), 4);
+    drop(second);
+    assert_eq!(quota.used(), 0);
+    drop(first);
+    audit(&machine, &memory, &[]);
+}
+
+#[test]
+fn an_allocation_that_does_not_fit_takes_nothing() {
+    let quota = Quota::new(100);
+    let (machine, memory) = strict::<Arch>(32 * MIB);
+    for order in [0, 4] {
+        use_object_order(&memory, order);
+        let (one, other) = (file(&memory, &quota), file(&memory, &quota));
+        assert_eq!(one.allocate(0, 50 * PAGE, Growth::Allowed), Ok(()));
+        let used = quota.used();
+        for length in [60 * PAGE, 100 * PAGE, 101 * PAGE, 1 << 40] {
+            assert_eq!(other.allocate(0, length, Growth::Allowed), Err(Error::NoSpace), "{length}");
+            assert_eq!((quota.used(), other.size(), other.resident_pages()), (used, 0, 0));
+        }
+        assert_eq!(one.allocate(0, 100 * PAGE, Growth::Allowed), Ok(()), "half is there already");
+        audit(&machine, &memory, &[]);
+    }
+    assert_eq!(quota.used(), 0);
+}
+
+#[test]
+fn a_fault_that_does_not_fit_is_a_bus_error() {
+    let quota = Quota::new(2);
+    let (machine, memory) = strict::<Arch>(32 * MIB);
+    let object = file(&memory, &quota);
+    object.set_size(8 * PAGE).unwrap();
+    let space = AddressSpace::new(&memory, SpaceOptions::default()).unwrap();
+    let access = FileAccess::READ | FileAccess::WRITE;
+    let request = MapRequest {
+        length: 8 * PAGE,
+        protection: Protection::READ | Protection::WRITE,
+        sharing: Sharing::Shared,
+        ..MapRequest::default()
+    };
+    let at =
+        space.mmap_object(&request, &MapObject { object: &object, offset: 0, access }).unwrap();
+    for page in 0..2 {
+        assert!(space.fault(VirtAddr(at.0 + page * PAGE), Access::Write).is_ok());
+    }
+    assert_eq!(space.fault(VirtAddr(at.0 + 2 * PAGE), Access::Write), Err(FaultError::Bus));
+    quota.set_limit(3);
+    assert!(space.fault(VirtAddr(at.0 + 2 * PAGE), Access::Write).is_ok());
+    drop(object);
+    assert_eq!(quota.used(), 3, "the mapping keeps the pages");
+    audit(&machine, &memory, &[&space]);
+    drop(space);
+    assert_eq!(quota.used(), 0);
+}
+
+#[test]
+fn writers_leave_the_frames_that_are_kept_for_faults() {
+    let quota = Quota::new(u64::MAX);
+    let (machine, memory) = strict::<Arch>(16 * MIB);
+    let reserve = 64;
+    memory.set_fault_reserve(reserve);
+    let object = file(&memory, &quota);
+    let bytes = vec![7; 64 * PAGE as usize];
+    let mut written = 0;
+    let refused = loop {
+        match object.write(written, &bytes) {
+            Ok(count) => written += count as u64,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(refused, Error::NoSpace);
+    // A page of the index may come on top.
+    assert!(memory.free_frame_count() + 1 >= reserve, "{} are free", memory.free_frame_count());
+    let free = memory.free_frame_count();
+    assert_eq!(object.allocate(0, 16 * MIB, Growth::Allowed), Err(Error::NoSpace));
+    assert_eq!(memory.free_frame_count(), free, "an allocation that is refused leaves all of them");
+    let space = AddressSpace::new(&memory, SpaceOptions::default()).unwrap();
+    let request = MapRequest {
+        length: PAGE,
+        protection: Protection::READ | Protection::WRITE,
+        ..MapRequest::default()
+    };
+    let at = space.mmap(&request).unwrap();
+    assert!(space.fault(at, Access::Write).is_ok(), "a fault has them");
+    drop(object);
+    audit(&machine, &memory, &[&space]);
+}

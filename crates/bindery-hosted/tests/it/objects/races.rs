@@ -1,0 +1,275 @@
+//! Operations of an address space, and what happens to objects at the same moment: whoever comes through
+//! the reverse map finds every entry, and what it does not find is in no TLB.
+//!
+//! `BINDERY_DEEPER` lets each race run longer.
+
+use std::hint;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bindery::addr::VirtAddr;
+use bindery::arch::X86_64;
+use bindery::platform::Cpu;
+use bindery::{
+    AddressSpace, Advice, Inspection, MapRequest, Memory, Object, Pager, Place, Protection, Sharing,
+};
+use bindery_hosted::{Config, Machine, MemoryFiles, Program};
+
+use crate::support::objects::{PAGE, memfd};
+use crate::support::objects_stage::map;
+use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, memory_with, options};
+
+type A = X86_64<4>;
+type Space<'m> = AddressSpace<'m, Machine<A>>;
+
+const AT: u64 = GIB;
+
+fn stage(cpus: u16) -> (Machine<A>, Memory<Machine<A>>) {
+    memory_with::<A>(Config { memory: 96 * MIB, cpus, ..Config::default() })
+}
+
+/// Calls `round` with rising numbers for as long as a race shall run.
+fn again_and_again(mut round: impl FnMut(u64)) {
+    let deeper = std::env::var_os("BINDERY_DEEPER").is_some();
+    let (begin, time) = (Instant::now(), Duration::from_secs(if deeper { 40 } else { 2 }));
+    for number in 0.. {
+        if begin.elapsed() > time {
+            break;
+        }
+        round(number);
+    }
+}
+
+/// Does `here`, and `there` on another CPU, `delay` turns of a loop after both were ready.
+fn at_once<T>(
+    machine: &Machine<A>,
+    delay: u64,
+    here: impl FnOnce() -> T,
+    there: impl FnOnce() + Send,
+) -> T {
+    let go = AtomicBool::new(false);
+    let go = &go;
+    thread::scope(|scope| {
+        let other = scope.spawn(move || {
+            machine.on_cpu(Cpu(1), || {
+                while !go.load(Relaxed) {
+                    hint::spin_loop();
+                }
+                (0..delay).for_each(|_| hint::spin_loop());
+                there();
+            });
+        });
+        go.store(true, Relaxed);
+        let result = here();
+        other.join().unwrap();
+        result
+    })
+}
+
+/// Pages so far apart that a walk over them takes its time.
+const CHUNK: u64 = 128 * MIB;
+const CHUNKS: u64 = 64;
+
+fn chunk(number: u64) -> VirtAddr {
+    VirtAddr(AT + number * CHUNK)
+}
+
+#[test]
+fn what_is_cut_off_while_it_is_being_prot_none_is_in_no_tlb() {
+    const OBJECT: u64 = 64 * PAGE;
+    const MORE: u64 = CHUNKS * CHUNK;
+    let (machine, memory) = stage(2);
+    let object = memfd(&memory, OBJECT);
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    let program = Program::new(&machine, &space);
+    // Behind the object, so that hiding goes on for a while after its pages, under other locks.
+    space.mmap(&fixed(AT + OBJECT, MORE)).unwrap();
+    for number in 1..CHUNKS {
+        program.store(chunk(number), 1).unwrap();
+    }
+    map(&space, &object, AT, OBJECT, Sharing::Shared).unwrap();
+    again_and_again(|round| {
+        object.set_size(OBJECT).unwrap();
+        space.mprotect(VirtAddr(AT), OBJECT + MORE, READ_WRITE).unwrap();
+        for page in 0..OBJECT / PAGE {
+            program.store(VirtAddr(AT + page * PAGE), 1).unwrap();
+        }
+        let hide = || space.mprotect(VirtAddr(AT), OBJECT + MORE, Protection::empty()).unwrap();
+        at_once(&machine, round % 64 * 20, hide, || object.set_size(0).unwrap());
+        machine.assert_clean();
+    });
+    audit(&machine, &memory, &[&space]);
+}
+
+/// A mapping of which `fork` copies the entries.
+fn copied_mapping<'m>(
+    memory: &'m Memory<Machine<A>>,
+    machine: &Machine<A>,
+    object: &Object<'m, Machine<A>>,
+    sharing: Sharing,
+) -> Space<'m> {
+    let space = AddressSpace::new(memory, options()).unwrap();
+    map(&space, object, AT, CHUNKS * CHUNK, sharing).unwrap();
+    match sharing {
+        Sharing::Private => Program::new(machine, &space).store(VirtAddr(AT), 1).unwrap(),
+        Sharing::Shared => space.madvise(VirtAddr(AT), PAGE, Advice::GuardInstall).unwrap(),
+    }
+    space
+}
+
+fn fork_against_truncation(sharing: Sharing) {
+    let (machine, memory) = stage(2);
+    let object = memfd(&memory, CHUNKS * CHUNK);
+    let space = copied_mapping(&memory, &machine, &object, sharing);
+    let program = Program::new(&machine, &space);
+    again_and_again(|round| {
+        object.set_size(CHUNKS * CHUNK).unwrap();
+        for number in 1..CHUNKS {
+            program.load(chunk(number)).unwrap();
+        }
+        let fork = || space.fork().unwrap();
+        let child = at_once(&machine, round % 64 * 100, fork, || object.set_size(PAGE).unwrap());
+        for number in 1..CHUNKS {
+            let found = child.inspect(chunk(number));
+            assert!(!matches!(found, Inspection::Page { .. }), "round {round}: {found:?}");
+        }
+    });
+    audit(&machine, &memory, &[&space]);
+}
+
+#[test]
+fn a_child_maps_nothing_that_its_object_has_lost_during_the_fork() {
+    fork_against_truncation(Sharing::Private);
+    fork_against_truncation(Sharing::Shared);
+}
+
+/// What the storage has of the first word of a page.
+fn stored(files: &MemoryFiles, page: u64) -> u64 {
+    let mut bytes = vec![0; PAGE as usize];
+    files.read(1, page, &mut [&mut bytes[..]]).unwrap();
+    u64::from_le_bytes(bytes[..8].try_into().unwrap())
+}
+
+#[test]
+fn what_a_child_writes_is_saved_though_the_file_was_saved_during_the_fork() {
+    let files = MemoryFiles::new();
+    let (machine, memory) = stage(2);
+    let object = memory.file(&files, 1, CHUNKS * CHUNK).unwrap();
+    let space = copied_mapping(&memory, &machine, &object, Sharing::Shared);
+    let program = Program::new(&machine, &space);
+    again_and_again(|round| {
+        for number in 1..CHUNKS {
+            program.store(chunk(number), round).unwrap();
+        }
+        let fork = || space.fork().unwrap();
+        let save = || object.sync(0, u64::MAX).unwrap();
+        let child = at_once(&machine, round % 64 * 100, fork, save);
+        for number in 1..CHUNKS {
+            Program::new(&machine, &child).store(chunk(number), round + 1_000_000).unwrap();
+        }
+        object.sync(0, u64::MAX).unwrap();
+        for number in 1..CHUNKS {
+            assert_eq!(stored(&files, number * CHUNK / PAGE), round + 1_000_000, "round {round}");
+        }
+    });
+    audit(&machine, &memory, &[&space]);
+}
+
+/// One CPU writes to the first page of a file mapping, another saves the file all the while, and
+/// `takes_away` makes the page inaccessible. Then the storage has what memory has.
+fn saved_while_it_goes(length: u64, extra: impl Fn(&Space<'_>), takes_away: impl Fn(&Space<'_>)) {
+    let files = MemoryFiles::new();
+    let (machine, memory) = stage(3);
+    let object = memory.file(&files, 1, length).unwrap();
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    let mut value = 0;
+    again_and_again(|round| {
+        space.munmap(VirtAddr(AT), GIB).unwrap();
+        map(&space, &object, AT, length, Sharing::Shared).unwrap();
+        extra(&space);
+        let (over, stores) = (AtomicBool::new(false), AtomicU64::new(0));
+        value = thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                machine.on_cpu(Cpu(1), || {
+                    let program = Program::new(&machine, &space);
+                    let mut next = value;
+                    while program.store(VirtAddr(AT), next + 1).is_ok() {
+                        next += 1;
+                        stores.fetch_add(1, Relaxed);
+                    }
+                    next
+                })
+            });
+            scope.spawn(|| {
+                machine.on_cpu(Cpu(2), || {
+                    while !over.load(Relaxed) {
+                        object.sync(0, PAGE).unwrap();
+                    }
+                });
+            });
+            while stores.load(Relaxed) < 10 {
+                thread::yield_now();
+            }
+            takes_away(&space);
+            let last = writer.join().unwrap();
+            over.store(true, Relaxed);
+            last
+        });
+        object.sync(0, PAGE).unwrap();
+        let mut cached = [0; 8];
+        object.read(0, &mut cached).unwrap();
+        let cached = u64::from_le_bytes(cached);
+        assert_eq!((cached, stored(&files, 0)), (value, value), "round {round}");
+    });
+    audit(&machine, &memory, &[&space]);
+}
+
+/// A thousand mappings behind the file's, which are unmapped with it.
+fn crowd(space: &Space<'_>) {
+    for page in 1..=1000 {
+        let protection = if page % 2 == 0 { READ_WRITE } else { Protection::READ };
+        let request = MapRequest { protection, ..fixed(AT + page * PAGE, PAGE) };
+        space.mmap(&request).unwrap();
+    }
+}
+
+#[test]
+fn what_was_written_before_an_unmapping_is_saved() {
+    saved_while_it_goes(PAGE, crowd, |space| {
+        space.munmap(VirtAddr(AT), 1001 * PAGE).unwrap();
+    });
+}
+
+#[test]
+fn what_was_written_before_another_mapping_took_the_place_is_saved() {
+    saved_while_it_goes(PAGE, crowd, |space| {
+        let place = Place::Fixed(VirtAddr(AT));
+        let length = 1001 * PAGE;
+        let request = MapRequest { length, place, ..MapRequest::default() };
+        space.mmap(&request).unwrap();
+    });
+}
+
+#[test]
+fn what_was_written_before_a_mapping_lost_its_beginning_is_saved() {
+    saved_while_it_goes(8 * MIB, |_| (), |space| space.munmap(VirtAddr(AT), 2 * MIB).unwrap());
+}
+
+#[test]
+fn what_was_written_before_a_page_was_prot_none_is_saved() {
+    saved_while_it_goes(PAGE, crowd, |space| {
+        space.mprotect(VirtAddr(AT), 1001 * PAGE, Protection::empty()).unwrap();
+    });
+}
+
+#[test]
+fn what_was_written_before_a_guard_was_installed_is_saved() {
+    saved_while_it_goes(
+        8 * MIB,
+        |_| (),
+        |space| {
+            space.madvise(VirtAddr(AT), 4 * MIB, Advice::GuardInstall).unwrap();
+        },
+    );
+}

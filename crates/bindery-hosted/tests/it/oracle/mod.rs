@@ -1,0 +1,56 @@
+//! Linux as the judge: random sequences of memory calls are played by a process on the Linux below
+//! us and on the hosted machine, in the formats of three architectures. Results, errno, mappings
+//! with their flags, residence, accounts and contents agree after every operation, and the auditor
+//! finds nothing.
+//!
+//! `ORACLE_SEQUENCES` (or `PROPTEST_CASES`) sets the number of sequences. They begin with the seed
+//! in `ORACLE_SEED`, a fixed one by default; with `random`, each run has others. The seed is
+//! printed. Differences are simplified, and printed as the operations that show them; those that
+//! were found once stand in `oracle/regressions.rs`. Those that are right are in
+//! `oracle/differences.rs`.
+//!
+//! Linux must be 6.18 or newer, set to large folios for who asks and none in shared memory (as
+//! distributions set it), and this test must be root: it moves limits. Otherwise it says why it is
+//! skipped.
+//!
+//! | file in `oracle/` | what |
+//! |---|---|
+//! | `place`, `names`, `operation` | where sequences play, and what they are made of |
+//! | `generate` | sequences at random |
+//! | `linux/` | the process that plays them on Linux, and looks at itself |
+//! | `ours/` | the hosted machine that plays them; all that knows the core's interface |
+//! | `observation`, `words` | what is seen, the same for both; the way between processes |
+//! | `compare`, `differences` | what differs, in words; what may |
+//! | `run`, `regressions` | many sequences; those that were found once |
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+pub mod compare;
+pub mod differences;
+pub mod generate;
+pub mod linux;
+pub mod names;
+pub mod observation;
+pub mod operation;
+pub mod ours;
+pub mod place;
+pub mod regressions;
+pub mod run;
+pub mod words;
+
+/// What the random sequences are compared with: this program is started once more for it, and does
+/// nothing otherwise.
+#[test]
+fn the_judge() {
+    linux::serve();
+}
+
+#[test]
+fn linux_does_the_same_when_asked_twice() {
+    run::linux_agrees_with_itself(std::env::var("LINUX").map_or(100, |n| n.parse().unwrap()));
+}
+
+#[test]
+fn random_sequences_agree_with_linux() {
+    run::random_sequences();
+}

@@ -1,0 +1,7 @@
+//! Allocations fail, each in its turn: nothing is lost, and nothing leaks.
+
+mod calls;
+mod linux_calls;
+mod moves;
+mod shortage;
+mod tries;

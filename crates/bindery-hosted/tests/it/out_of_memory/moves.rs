@@ -1,0 +1,401 @@
+//! Memory runs out at every single point of every kind of `mremap`, on every architecture: nothing
+//! of the caller's is lost, nothing leaks, and with memory again the call succeeds.
+
+use bindery::addr::VirtAddr;
+use bindery::{Error, Protection, Remap, testing};
+use bindery_hosted::Walk;
+
+use super::shortage::{
+    AT, CROSSING, Case, Layout, Stretch, VerbOf, at_every_point, filled, huge, moved, two_tables,
+    zero,
+};
+use crate::support::{MIB, fixed};
+
+const PAGE: u64 = 4096;
+/// Another place, congruent with `AT` modulo every table that the tests fill.
+const TO: u64 = 4 << 30;
+
+on_every_architecture! {
+    shrinking => shrink;
+    shrinking_in_the_middle => shrink_middle;
+    growing_in_place => grow;
+    growing_by_moving => grow_away;
+    moving_across_tables => move_pages;
+    moving_and_growing => move_and_grow;
+    moving_and_shrinking => move_and_shrink;
+    moving_over_another_mapping => move_over;
+    moving_out_of_the_middle => move_middle;
+    moving_into_the_same_mapping => move_within;
+    moving_whole_tables => move_tables;
+    moving_a_huge_leaf => move_huge;
+    moving_a_huge_leaf_to_where_it_does_not_fit => shift_huge;
+    moving_a_part_of_a_huge_leaf => move_in_huge;
+    moving_several_mappings => move_several;
+    leaving_across_tables => leave_pages;
+    leaving_for_a_place_that_is_ours_to_choose => leave_anywhere;
+    leaving_the_middle => leave_middle;
+    leaving_for_another_mapping => leave_over;
+    leaving_whole_tables => leave_tables;
+    leaving_a_part_of_a_huge_leaf => leave_in_huge;
+}
+
+fn to<A: Walk>(case: Case<A>, operation: VerbOf<A>, after: fn(u64) -> Vec<Stretch>) -> u64 {
+    at_every_point(&Case { operation, after, ..case })
+}
+
+fn shrink<A: Walk>() {
+    let points = at_every_point::<A>(&Case {
+        operation: |space| {
+            let at = VirtAddr(CROSSING);
+            Ok((space.mremap(at, 16 * PAGE, 5 * PAGE, Remap::InPlace)?.0, None))
+        },
+        after: |at| vec![filled(at, 5)],
+        ..two_tables()
+    });
+    assert_eq!(points, 0);
+}
+
+fn shrink_middle<A: Walk>() {
+    let points = at_every_point::<A>(&Case {
+        operation: |space| {
+            let at = VirtAddr(CROSSING);
+            Ok((space.mremap(at, 12 * PAGE, 5 * PAGE, Remap::InPlace)?.0, None))
+        },
+        after: |at| vec![filled(at, 5), moved(at + 12, at + 12 * PAGE, 4)],
+        ..two_tables()
+    });
+    assert_eq!(points, 1, "the VMA that is cut off");
+}
+
+fn grow<A: Walk>() {
+    let points = at_every_point::<A>(&Case {
+        operation: |space| {
+            let at = VirtAddr(CROSSING);
+            Ok((space.mremap(at, 16 * PAGE, 20 * PAGE, Remap::InPlace)?.0, None))
+        },
+        after: |at| vec![filled(at, 16), zero(at + 16 * PAGE, 4)],
+        ..two_tables()
+    });
+    assert_eq!(points, 0);
+}
+
+fn grow_away<A: Walk>() {
+    let points = at_every_point::<A>(&Case {
+        set_up: |stage| {
+            (two_tables().set_up)(stage);
+            // In the way, and not to be joined with.
+            stage.space.mmap(&fixed(CROSSING + 16 * PAGE, PAGE)).unwrap();
+            let wall = VirtAddr(CROSSING + 16 * PAGE);
+            stage.space.mprotect(wall, PAGE, Protection::READ).unwrap();
+        },
+        operation: |space| {
+            let at = VirtAddr(CROSSING);
+            Ok((space.mremap(at, 16 * PAGE, 20 * PAGE, Remap::MayMove)?.0, None))
+        },
+        after: |at| vec![moved(CROSSING, at, 16), zero(at + 16 * PAGE, 4)],
+        ..two_tables()
+    });
+    assert!(points >= 3, "the VMA and the tables: {points}");
+}
+
+fn move_pages<A: Walk>() {
+    let points = to::<A>(
+        two_tables(),
+        |space| {
+            let target = Remap::To(VirtAddr(TO - 3 * PAGE));
+            Ok((space.mremap(VirtAddr(CROSSING), 16 * PAGE, 16 * PAGE, target)?.0, None))
+        },
+        |at| vec![moved(CROSSING, at, 16)],
+    );
+    // Below a root of three levels two tables of level 2; below more, one or two of those above.
+    let tables = u64::from(A::LEVELS - 1) + u64::from(A::LEVELS.min(3) - 1);
+    assert!((4..=tables).contains(&points), "{points}");
+}
+
+fn move_and_grow<A: Walk>() {
+    let points = to::<A>(
+        two_tables(),
+        |space| {
+            let target = Remap::To(VirtAddr(TO - 3 * PAGE));
+            Ok((space.mremap(VirtAddr(CROSSING), 16 * PAGE, 40 * PAGE, target)?.0, None))
+        },
+        |at| vec![moved(CROSSING, at, 16), zero(at + 16 * PAGE, 24)],
+    );
+    assert!(points >= 4, "{points}");
+}
+
+fn move_and_shrink<A: Walk>() {
+    let case = Case {
+        // The tail, which was to go, may be gone.
+        before: vec![filled(CROSSING, 10)],
+        layout: Layout::MayDiffer,
+        ..two_tables::<A>()
+    };
+    let points = to(
+        case,
+        |space| {
+            let target = Remap::To(VirtAddr(TO - 3 * PAGE));
+            // Once the tail is gone, the second try finds a shorter mapping.
+            let left =
+                if space.inspect(VirtAddr(CROSSING + 15 * PAGE)) == bindery::Inspection::Empty {
+                    10
+                } else {
+                    16
+                };
+            Ok((space.mremap(VirtAddr(CROSSING), left * PAGE, 10 * PAGE, target)?.0, None))
+        },
+        |at| vec![moved(CROSSING, at, 10)],
+    );
+    assert!(points >= 4, "{points}");
+}
+
+/// What was mapped at the destination may be gone, as documented; the source never.
+fn move_over<A: Walk>() {
+    let case = Case {
+        set_up: |stage| {
+            (two_tables().set_up)(stage);
+            stage.space.mmap(&fixed(TO, 64 * PAGE)).unwrap();
+            stage.fill(TO, 64);
+        },
+        layout: Layout::MayDiffer,
+        ..two_tables::<A>()
+    };
+    let points = to(
+        case,
+        |space| {
+            let target = Remap::To(VirtAddr(TO + 8 * PAGE));
+            Ok((space.mremap(VirtAddr(CROSSING), 16 * PAGE, 16 * PAGE, target)?.0, None))
+        },
+        |at| vec![moved(CROSSING, at, 16), filled(TO, 8), moved(TO + 24, at + 16 * PAGE, 40)],
+    );
+    assert_eq!(points, 2, "the VMA, and the one that is cut off; the table is there");
+}
+
+fn move_middle<A: Walk>() {
+    let points = to::<A>(
+        two_tables(),
+        |space| {
+            let target = Remap::To(VirtAddr(TO));
+            Ok((space.mremap(VirtAddr(CROSSING + 4 * PAGE), 8 * PAGE, 8 * PAGE, target)?.0, None))
+        },
+        |at| {
+            let above = moved(CROSSING + 12, CROSSING + 12 * PAGE, 4);
+            vec![filled(CROSSING, 4), moved(CROSSING + 4, at, 8), above]
+        },
+    );
+    assert!(points >= 4, "two VMAs and the tables: {points}");
+}
+
+/// The destination is a part of the very mapping that the source is a part of.
+fn move_within<A: Walk>() {
+    let case =
+        Case { before: vec![filled(CROSSING, 8)], layout: Layout::MayDiffer, ..two_tables::<A>() };
+    let points = to(
+        case,
+        |space| {
+            let target = Remap::To(VirtAddr(CROSSING + 10 * PAGE));
+            Ok((space.mremap(VirtAddr(CROSSING + 2 * PAGE), 3 * PAGE, 3 * PAGE, target)?.0, None))
+        },
+        |at| {
+            vec![
+                filled(CROSSING, 2),
+                moved(CROSSING + 5, CROSSING + 5 * PAGE, 5),
+                moved(CROSSING + 2, at, 3),
+                moved(CROSSING + 13, at + 3 * PAGE, 3),
+            ]
+        },
+    );
+    assert_eq!(points, 3);
+}
+
+fn move_tables<A: Walk>() {
+    let case = Case {
+        set_up: |stage| {
+            stage.space.mmap(&fixed(AT, 6 * MIB)).unwrap();
+            stage.fill(AT, 1536);
+        },
+        before: vec![filled(AT, 1536)],
+        ..two_tables::<A>()
+    };
+    let points = to(
+        case,
+        |space| {
+            let target = Remap::To(VirtAddr(TO + 2 * MIB));
+            Ok((space.mremap(VirtAddr(AT), 6 * MIB, 6 * MIB, target)?.0, None))
+        },
+        |at| vec![moved(AT, at, 1536)],
+    );
+    assert_eq!(points, 1, "the table of level 2");
+}
+
+fn move_huge<A: Walk>() {
+    let points = to::<A>(
+        huge(),
+        |space| {
+            let target = Remap::To(VirtAddr(TO + 2 * MIB));
+            Ok((space.mremap(VirtAddr(AT), 2 * MIB, 2 * MIB, target)?.0, None))
+        },
+        |at| vec![moved(AT, at, 512)],
+    );
+    assert_eq!(points, 1, "the table of level 2; the one on deposit moves");
+}
+
+fn shift_huge<A: Walk>() {
+    let points = to::<A>(
+        huge(),
+        |space| {
+            let target = Remap::To(VirtAddr(TO + 16 * PAGE));
+            Ok((space.mremap(VirtAddr(AT), 2 * MIB, 2 * MIB, target)?.0, None))
+        },
+        |at| vec![moved(AT, at, 512)],
+    );
+    assert_eq!(points, 3, "a table of level 2, and two of level 1");
+}
+
+fn move_in_huge<A: Walk>() {
+    let points = to::<A>(
+        huge(),
+        |space| {
+            let target = Remap::To(VirtAddr(TO + 16 * PAGE));
+            Ok((space.mremap(VirtAddr(AT + 3 * PAGE), 99 * PAGE, 99 * PAGE, target)?.0, None))
+        },
+        |at| vec![filled(AT, 3), moved(AT + 3, at, 99), moved(AT + 102, AT + 102 * PAGE, 410)],
+    );
+    assert_eq!(points, 4, "two VMAs and two tables");
+}
+
+/// Each mapping moves or stays, with all that it has; those before one that cannot have moved, as
+/// documented.
+fn move_several<A: Walk>() {
+    let case = Case {
+        set_up: |stage| {
+            let upper = CROSSING + 6 * PAGE;
+            stage.space.mmap(&fixed(CROSSING, 4 * PAGE)).unwrap();
+            stage.space.mmap(&fixed(upper, 10 * PAGE)).unwrap();
+            stage.space.mprotect(VirtAddr(upper), 4 * PAGE, Protection::all()).unwrap();
+            stage.fill(CROSSING, 4);
+            stage.fill(upper, 10);
+        },
+        before: vec![filled(CROSSING, 4), filled(CROSSING + 6 * PAGE, 10)],
+        layout: Layout::MayDiffer,
+        ..two_tables::<A>()
+    };
+    let points = to(
+        case,
+        |space| {
+            let (from, to, length) = (VirtAddr(CROSSING), VirtAddr(TO - 3 * PAGE), 16 * PAGE);
+            let done = space.mremap(from, length, length, Remap::To(to));
+            // So that all of it is where it was, whatever had moved.
+            if done.is_err() {
+                space.memory().fail_allocations_after(None);
+                let failures = testing::failed_allocations(space.memory());
+                let back = space.mremap(to, length, length, Remap::To(from));
+                assert!(matches!(back, Ok(_) | Err(Error::NotMapped(_))), "{back:?}");
+                assert_eq!(testing::failed_allocations(space.memory()), failures);
+            }
+            Ok((done?.0, None))
+        },
+        |at| vec![moved(CROSSING, at, 4), moved(CROSSING + 6 * PAGE, at + 6 * PAGE, 10)],
+    );
+    // The tables are those of `moving_across_tables`: all for the first mapping.
+    let tables = u64::from(A::LEVELS - 1) + u64::from(A::LEVELS.min(3) - 1);
+    assert!((3 + 4..=3 + tables).contains(&points), "three VMAs and the tables: {points}");
+}
+
+fn leave_pages<A: Walk>() {
+    let points = to::<A>(
+        two_tables(),
+        |space| {
+            let target = Remap::LeaveTo(VirtAddr(TO - 3 * PAGE));
+            Ok((space.mremap(VirtAddr(CROSSING), 16 * PAGE, 16 * PAGE, target)?.0, None))
+        },
+        |at| vec![moved(CROSSING, at, 16), zero(CROSSING, 16)],
+    );
+    let tables = u64::from(A::LEVELS - 1) + u64::from(A::LEVELS.min(3) - 1);
+    assert!((1 + 4..=1 + tables).contains(&points), "{points}");
+}
+
+fn leave_anywhere<A: Walk>() {
+    let points = to::<A>(
+        two_tables(),
+        |space| {
+            let remap = Remap::Leave(VirtAddr(0));
+            Ok((space.mremap(VirtAddr(CROSSING), 16 * PAGE, 16 * PAGE, remap)?.0, None))
+        },
+        |at| vec![moved(CROSSING, at, 16), zero(CROSSING, 16)],
+    );
+    assert!(points >= 3, "the VMA and the tables: {points}");
+}
+
+/// What stays is one mapping, cut nowhere.
+fn leave_middle<A: Walk>() {
+    let points = to::<A>(
+        two_tables(),
+        |space| {
+            let target = Remap::LeaveTo(VirtAddr(TO));
+            Ok((space.mremap(VirtAddr(CROSSING + 4 * PAGE), 8 * PAGE, 8 * PAGE, target)?.0, None))
+        },
+        |at| {
+            let middle = [moved(CROSSING + 4, at, 8), zero(CROSSING + 4 * PAGE, 8)];
+            let edges = [filled(CROSSING, 4), moved(CROSSING + 12, CROSSING + 12 * PAGE, 4)];
+            middle.into_iter().chain(edges).collect()
+        },
+    );
+    assert!(points >= 3, "the VMA and the tables: {points}");
+}
+
+fn leave_over<A: Walk>() {
+    let case = Case {
+        set_up: |stage| {
+            (two_tables().set_up)(stage);
+            stage.space.mmap(&fixed(TO, 64 * PAGE)).unwrap();
+            stage.fill(TO, 64);
+        },
+        layout: Layout::MayDiffer,
+        ..two_tables::<A>()
+    };
+    let points = to(
+        case,
+        |space| {
+            let target = Remap::LeaveTo(VirtAddr(TO + 8 * PAGE));
+            Ok((space.mremap(VirtAddr(CROSSING), 16 * PAGE, 16 * PAGE, target)?.0, None))
+        },
+        |at| vec![moved(CROSSING, at, 16), zero(CROSSING, 16), filled(TO, 8)],
+    );
+    assert_eq!(points, 2, "the VMA, and the one that is cut off; the table is there");
+}
+
+fn leave_tables<A: Walk>() {
+    let case = Case {
+        set_up: |stage| {
+            stage.space.mmap(&fixed(AT, 6 * MIB)).unwrap();
+            stage.fill(AT, 1536);
+        },
+        before: vec![filled(AT, 1536)],
+        ..two_tables::<A>()
+    };
+    let points = to(
+        case,
+        |space| {
+            let target = Remap::LeaveTo(VirtAddr(TO + 2 * MIB));
+            Ok((space.mremap(VirtAddr(AT), 6 * MIB, 6 * MIB, target)?.0, None))
+        },
+        |at| vec![moved(AT, at, 1536), zero(AT, 1536)],
+    );
+    assert_eq!(points, 2, "the VMA, and the table of level 2");
+}
+
+fn leave_in_huge<A: Walk>() {
+    let points = to::<A>(
+        huge(),
+        |space| {
+            let target = Remap::LeaveTo(VirtAddr(TO + 16 * PAGE));
+            Ok((space.mremap(VirtAddr(AT + 3 * PAGE), 99 * PAGE, 99 * PAGE, target)?.0, None))
+        },
+        |at| {
+            let rest = [filled(AT, 3), moved(AT + 102, AT + 102 * PAGE, 410)];
+            rest.into_iter().chain([moved(AT + 3, at, 99), zero(AT + 3 * PAGE, 99)]).collect()
+        },
+    );
+    assert_eq!(points, 3, "the VMA and two tables");
+}

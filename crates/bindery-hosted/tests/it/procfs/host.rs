@@ -1,0 +1,353 @@
+//! `/proc/self` beside that of the Linux below us: both are read by the same parser, or compared as
+//! text.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+use std::ffi::c_void;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+
+use bindery::addr::VirtAddr;
+use bindery::arch::X86_64;
+use bindery::linux::proc::{FileId, NameSource, Naming};
+use bindery::{
+    Advice, Limits, LockPages, Locking, MapFlags, MapRequest, Place, Protection, Sharing,
+};
+use rustix::mm::{self, MlockFlags, MprotectFlags, ProtFlags};
+
+use super::stage::*;
+use crate::support;
+use crate::support::alone::ran_alone;
+
+type A = X86_64<4>;
+
+/// Nothing of the process' own lies here.
+const WINDOW: u64 = 0x2100_0000_0000;
+const PAGES: u64 = 16;
+const LENGTH: u64 = PAGES * PAGE;
+
+/// Whether the Linux below us shows what this test was written for: at least 6.18, without folios
+/// above one page in small mappings. Says so where it does not.
+fn is_comparable() -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(['.', '-']).map(|number| number.parse::<u32>().unwrap_or(0));
+    let version = (numbers.next(), numbers.next());
+    let small = [16, 32, 64].into_iter().all(|size| {
+        let folder = "/sys/kernel/mm/transparent_hugepage";
+        let mode = fs::read_to_string(format!("{folder}/hugepages-{size}kB/enabled"));
+        mode.is_ok_and(|mode| mode.contains("[never]") || mode.contains("[madvise]"))
+    });
+    let comparable = version >= (Some(6), Some(18)) && small;
+    if !comparable {
+        eprintln!("skipped: this Linux is older than 6.18, or uses large folios everywhere");
+    }
+    comparable
+}
+
+/// Reads a listing that others do not change meanwhile.
+fn quiet(path: &str) -> String {
+    let read = || fs::read_to_string(path).expect("the kernel tells");
+    let mut last = read();
+    loop {
+        let now = read();
+        if now == last {
+            return now;
+        }
+        last = now;
+    }
+}
+
+/// Names objects as a listing of Linux's has them, one after the other.
+struct Mirror {
+    areas: Vec<Area>,
+    /// The identity of each one's object.
+    identities: Vec<u64>,
+}
+
+impl Mirror {
+    fn area(&self, identity: u64) -> &Area {
+        let index = self.identities.iter().position(|known| *known == identity);
+        &self.areas[index.expect("an object of ours")]
+    }
+}
+
+impl Naming for Mirror {
+    fn file_id(&self, identity: u64, _: NameSource) -> FileId {
+        self.area(identity).file
+    }
+
+    fn write_path(
+        &self,
+        identity: u64,
+        _: NameSource,
+        out: &mut dyn std::fmt::Write,
+    ) -> std::fmt::Result {
+        // The listing has line feeds written out already.
+        out.write_str(&self.area(identity).path)
+    }
+
+    fn stack(&self) -> Option<VirtAddr> {
+        let stack = self.areas.iter().find(|area| area.path == "[stack]");
+        stack.map(|area| VirtAddr(area.end - 8))
+    }
+}
+
+#[test]
+fn a_process_with_the_mappings_of_this_one_has_the_same_listing_to_the_byte() {
+    if ran_alone(
+        module_path!(),
+        "a_process_with_the_mappings_of_this_one_has_the_same_listing_to_the_byte",
+    ) {
+        return;
+    }
+    let text = quiet("/proc/self/maps");
+    // Behind the end of user space.
+    let text = text.split_inclusive('\n').filter(|line| !line.ends_with("[vsyscall]\n"));
+    let text: String = text.collect();
+    on_stage::<A>(0, |stage| {
+        let space = stage.space();
+        let mut mirror = Mirror { areas: parse(&text), identities: Vec::new() };
+        let mut objects = Vec::new();
+        for (number, area) in mirror.areas.iter().enumerate() {
+            let mut protection = Protection::empty();
+            for (letter, flag) in
+                [('r', Protection::READ), ('w', Protection::WRITE), ('x', Protection::EXECUTE)]
+            {
+                protection.set(flag, area.permissions.contains(letter));
+            }
+            let (start, length) = (VirtAddr(area.start), area.end - area.start);
+            let place = Place::Fixed(start);
+            let request = MapRequest { length, protection, place, ..MapRequest::default() };
+            let shared = area.permissions.ends_with('s');
+            let sharing = if shared { Sharing::Shared } else { Sharing::Private };
+            mirror.identities.push(u64::MAX);
+            if area.path == "[heap]" {
+                space.set_break_start(start);
+                assert_eq!(space.set_break(VirtAddr(area.end)), VirtAddr(area.end));
+            } else if area.path.is_empty() || area.path == "[stack]" {
+                space.mmap(&request).unwrap();
+                if number % 2 == 0 {
+                    // What Linux keeps apart must not become one.
+                    space.madvise(start, length, Advice::DontDump).unwrap();
+                }
+            } else {
+                let object = stage.memfd(0);
+                map_object(&space, &object, area.start, length, area.offset, sharing);
+                space.mprotect(start, length, protection).unwrap();
+                mirror.identities[number] = object.identity();
+                objects.push(object);
+            }
+        }
+        assert!(mirror.areas.iter().any(|area| area.path == "[stack]"));
+        assert!(!objects.is_empty());
+        assert_eq!(maps(&space, &mirror), text);
+        stage.audit(&[&space]);
+    });
+}
+
+/// What is done to a mapping of 16 pages, here and on the Linux below.
+#[derive(Clone, Copy, Debug)]
+struct Story {
+    protection: Protection,
+    sharing: Sharing,
+    flags: MapFlags,
+    /// Pages that are written, from the first on.
+    written: u64,
+    /// Pages that are read behind these.
+    read: u64,
+    advice: &'static [(Advice, mm::Advice)],
+    locked: Option<LockPages>,
+    becomes: Protection,
+}
+
+const RW: Protection = Protection::READ.union(Protection::WRITE);
+
+const PLAIN: Story = Story {
+    protection: RW,
+    sharing: Sharing::Private,
+    flags: MapFlags::empty(),
+    written: 3,
+    read: 2,
+    advice: &[],
+    locked: None,
+    becomes: RW,
+};
+
+const STORIES: [Story; 12] = [
+    PLAIN,
+    Story { written: 0, read: 0, ..PLAIN },
+    Story { becomes: Protection::empty(), ..PLAIN },
+    Story { becomes: Protection::READ, ..PLAIN },
+    Story { protection: Protection::READ, written: 0, becomes: Protection::READ, ..PLAIN },
+    Story { becomes: RW.union(Protection::EXECUTE), ..PLAIN },
+    Story { sharing: Sharing::Shared, read: 0, ..PLAIN },
+    Story { sharing: Sharing::Shared, read: 0, becomes: Protection::empty(), ..PLAIN },
+    Story {
+        advice: &[
+            (Advice::DontDump, mm::Advice::LinuxDontDump),
+            (Advice::WipeOnFork, mm::Advice::LinuxWipeOnFork),
+            (Advice::DontFork, mm::Advice::LinuxDontFork),
+            (Advice::Random, mm::Advice::Random),
+            (Advice::NoHuge, mm::Advice::LinuxNoHugepage),
+        ],
+        ..PLAIN
+    },
+    Story {
+        flags: MapFlags::GROWS_DOWN.union(MapFlags::NO_RESERVE),
+        advice: &[
+            (Advice::Sequential, mm::Advice::Sequential),
+            (Advice::Huge, mm::Advice::LinuxHugepage),
+        ],
+        ..PLAIN
+    },
+    Story { locked: Some(LockPages::Now), ..PLAIN },
+    Story { locked: Some(LockPages::OnFault), ..PLAIN },
+];
+
+/// What a mapping looks like from outside: its part of `smaps`, and the words of its pages without
+/// frames.
+#[derive(PartialEq, Eq, Debug)]
+struct Look {
+    area: Area,
+    words: Vec<u64>,
+}
+
+impl Look {
+    fn new(smaps: &str, at: u64, words: Vec<u64>) -> Self {
+        let area = parse(smaps).into_iter().find(|area| area.start == at).expect("it is there");
+        // The host may be built without soft-dirty.
+        let words = words.into_iter().map(|word| word & !FRAME & !SOFT_DIRTY).collect();
+        Self { area, words }
+    }
+}
+
+/// Plays on the Linux below us.
+fn play_below(story: &Story, at: u64) -> Look {
+    let flags = |protection: Protection| {
+        let mut flags = ProtFlags::empty();
+        flags.set(ProtFlags::READ, protection.contains(Protection::READ));
+        flags.set(ProtFlags::WRITE, protection.contains(Protection::WRITE));
+        flags.set(ProtFlags::EXEC, protection.contains(Protection::EXECUTE));
+        flags
+    };
+    let shared = story.sharing == Sharing::Shared;
+    let mut how = if shared { mm::MapFlags::SHARED } else { mm::MapFlags::PRIVATE };
+    how |= mm::MapFlags::FIXED_NOREPLACE;
+    how.set(mm::MapFlags::GROWSDOWN, story.flags.contains(MapFlags::GROWS_DOWN));
+    how.set(mm::MapFlags::NORESERVE, story.flags.contains(MapFlags::NO_RESERVE));
+    let start = std::ptr::with_exposed_provenance_mut::<c_void>(at as usize);
+    let length = LENGTH as usize;
+    // SAFETY: nothing of this process is mapped in the window, which `FIXED_NOREPLACE` makes sure
+    // of; all that follows concerns this mapping alone, to which there is no reference.
+    unsafe {
+        mm::mmap_anonymous(start, length, flags(story.protection), how).unwrap();
+        for (_, advice) in story.advice {
+            mm::madvise(start, length, *advice).unwrap();
+        }
+        match story.locked {
+            Some(LockPages::Now) => mm::mlock(start, length).unwrap(),
+            Some(LockPages::OnFault) => {
+                mm::mlock_with(start, length, MlockFlags::ONFAULT).unwrap();
+            }
+            None => {}
+        }
+        for page in 0..story.written {
+            start.byte_add((page * PAGE) as usize).cast::<u64>().write_volatile(1);
+        }
+        for page in story.written..story.written + story.read {
+            start.byte_add((page * PAGE) as usize).cast::<u64>().read_volatile();
+        }
+        let becomes = MprotectFlags::from_bits_retain(flags(story.becomes).bits());
+        mm::mprotect(start, length, becomes).unwrap();
+    }
+    let mut bytes = vec![0; PAGES as usize * 8];
+    let pagemap = File::open("/proc/self/pagemap").unwrap();
+    pagemap.read_exact_at(&mut bytes, at / PAGE * 8).unwrap();
+    let (words, _) = bytes.as_chunks::<8>();
+    let words = words.iter().map(|word| u64::from_ne_bytes(*word)).collect();
+    let look = Look::new(&quiet("/proc/self/smaps"), at, words);
+    // SAFETY: as above.
+    unsafe { mm::munmap(start, length).unwrap() };
+    look
+}
+
+/// Plays in an address space of ours.
+fn play_here(story: &Story, at: u64, file: FileId) -> Look {
+    let mut look = None;
+    on_stage::<A>(0, |stage| {
+        let space = stage.space();
+        space.set_limits(&Limits { locking: Locking::Privileged, ..Limits::default() });
+        let program = stage.program(&space);
+        let start = VirtAddr(at);
+        let request = MapRequest {
+            protection: story.protection,
+            sharing: story.sharing,
+            flags: story.flags,
+            ..support::fixed(at, LENGTH)
+        };
+        space.mmap(&request).unwrap();
+        for (advice, _) in story.advice {
+            space.madvise(start, LENGTH, *advice).unwrap();
+        }
+        if let Some(pages) = story.locked {
+            space.mlock(start, LENGTH, pages).unwrap();
+        }
+        for page in 0..story.written {
+            program.store(VirtAddr(at + page * PAGE), 1).unwrap();
+        }
+        for page in story.written..story.written + story.read {
+            program.load(VirtAddr(at + page * PAGE)).unwrap();
+        }
+        space.mprotect(start, LENGTH, story.becomes).unwrap();
+        let naming = OneFile { id: file, path: "/dev/zero (deleted)".to_owned(), stack: 0 };
+        let text = smaps(&space, &naming).replace(" sd ", " ");
+        look = Some(Look::new(&text, at, pagemap(&space, at, PAGES as usize)));
+        stage.audit(&[&space]);
+    });
+    look.expect("the story was played")
+}
+
+#[test]
+fn what_programs_do_shows_to_the_byte_as_on_the_linux_below() {
+    if ran_alone(module_path!(), "what_programs_do_shows_to_the_byte_as_on_the_linux_below") {
+        return;
+    }
+    if !is_comparable() {
+        return;
+    }
+    for (number, story) in (0..).zip(&STORIES) {
+        let at = WINDOW + number * 0x1000_0000;
+        let below = play_below(story, at);
+        let here = play_here(story, at, below.area.file);
+        assert_eq!(here.area.text, below.area.text, "{story:?}");
+        assert_eq!(here.words, below.words, "{story:?}");
+    }
+}
+
+/// Lines of `smaps` that depend on how a kernel was built, or the processor.
+const CONFIGURED: [&str; 1] = ["ProtectionKey"];
+
+#[test]
+fn every_line_of_smaps_stands_where_linux_has_it() {
+    if ran_alone(module_path!(), "every_line_of_smaps_stands_where_linux_has_it") {
+        return;
+    }
+    if !is_comparable() {
+        return;
+    }
+    let below = parse(&quiet("/proc/self/smaps"));
+    let sums = parse(&quiet("/proc/self/smaps_rollup")).remove(0);
+    on_stage::<A>(0, |stage| {
+        let space = stage.space();
+        space.mmap(&support::fixed(WINDOW, LENGTH)).unwrap();
+        let ours = area(&space, WINDOW);
+        for area in &below {
+            let mut names = area.names();
+            names.retain(|name| !CONFIGURED.contains(name));
+            assert_eq!(ours.names(), names);
+        }
+        let ours = rollup(&space);
+        assert_eq!(ours.names(), sums.names());
+        assert_eq!((&*ours.path, &*ours.permissions), (&*sums.path, &*sums.permissions));
+    });
+}

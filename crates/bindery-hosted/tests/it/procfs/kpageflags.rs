@@ -1,0 +1,166 @@
+//! `/proc/kpageflags` and `kpagecount`: what every frame is used for.
+
+use bindery::addr::{Frame, VirtAddr};
+use bindery::linux::proc::{
+    self, KPF_ANON, KPF_BUDDY, KPF_COMPOUND_HEAD, KPF_COMPOUND_TAIL, KPF_MMAP, KPF_NOPAGE,
+    KPF_PGTABLE, KPF_SLAB, KPF_SWAPBACKED, KPF_THP, KPF_UPTODATE, KPF_ZERO_PAGE,
+};
+use bindery::{FrameUse, Sharing};
+use bindery_hosted::{Machine, Walk};
+
+use super::stage::*;
+use crate::support::{GIB, MIB, fixed};
+
+type Memory<A> = bindery::Memory<Machine<A>>;
+
+on_every_architecture! {
+    every_frame_is_of_one_use => all;
+    pages_have_the_flags_of_their_owner => flagged;
+    mappings_are_counted => counted;
+    the_files_end_behind_the_last_frame => ended;
+    the_sums_are_those_of_the_frames => summed;
+}
+
+const AT: u64 = GIB;
+
+fn flags<A: Walk>(memory: &Memory<A>, frame: u64) -> u64 {
+    let mut word = [0];
+    assert_eq!(proc::kpageflags(memory, frame, &mut word), 1);
+    word[0]
+}
+
+fn count<A: Walk>(memory: &Memory<A>, frame: u64) -> u64 {
+    let mut word = [0];
+    assert_eq!(proc::kpagecount(memory, frame, &mut word), 1);
+    word[0]
+}
+
+fn bits(bits: &[u32]) -> u64 {
+    bits.iter().fold(0, |word, bit| word | 1 << bit)
+}
+
+fn all<A: Walk>() {
+    on_stage::<A>(2, |stage| {
+        let space = stage.space();
+        let program = stage.program(&space);
+        space.mmap(&fixed(AT, 8 * MIB)).unwrap();
+        program.fill(VirtAddr(AT), 3 * MIB, 1).unwrap();
+        let span = stage.memory.frame_span();
+        let mut words = vec![0; span.count as usize];
+        assert_eq!(proc::kpageflags(stage.memory, span.first.0.into(), &mut words), words.len());
+        let with = |bit: u32| words.iter().filter(|word| **word & 1 << bit != 0).count() as u64;
+        assert_eq!(with(KPF_BUDDY), stage.memory.free_frame_count());
+        assert_eq!(with(KPF_ANON), 3 * MIB / PAGE);
+        assert_eq!(with(KPF_ZERO_PAGE), 1);
+        let counts = space.counts();
+        assert!(with(KPF_PGTABLE) >= counts.tables_allocated - counts.tables_freed);
+        assert!(with(KPF_SLAB) > 0);
+        assert_eq!(with(KPF_COMPOUND_HEAD) * 3, with(KPF_COMPOUND_TAIL));
+        let kinds = [KPF_BUDDY, KPF_ANON, KPF_ZERO_PAGE, KPF_PGTABLE, KPF_SLAB, KPF_NOPAGE];
+        let kinds = bits(&kinds);
+        assert!(words.iter().all(|word| (word & kinds).count_ones() <= 1));
+        let managed = span.count as u64 - with(KPF_NOPAGE);
+        assert_eq!(managed, stage.memory.total_frames());
+    });
+}
+
+fn flagged<A: Walk>() {
+    on_stage::<A>(2, |stage| {
+        let (space, memory) = (stage.space(), stage.memory);
+        let program = stage.program(&space);
+        space.mmap(&fixed(AT, 4 * PAGE)).unwrap();
+        program.store(VirtAddr(AT), 1).unwrap();
+        let shown = |at: u64| flags(memory, pagemap(&space, at, 1)[0] & FRAME);
+        let anonymous = [KPF_ANON, KPF_MMAP, KPF_SWAPBACKED, KPF_UPTODATE, KPF_THP];
+        assert_eq!(shown(AT), bits(&anonymous) | bits(&[KPF_COMPOUND_HEAD]));
+        assert_eq!(shown(AT + 3 * PAGE), bits(&anonymous) | bits(&[KPF_COMPOUND_TAIL]));
+        stage.use_order(0);
+        let (shared, file) = (stage.memfd(PAGE), stage.file(PAGE));
+        map_object(&space, &shared, AT + MIB, PAGE, 0, Sharing::Shared);
+        map_object(&space, &file, AT + 2 * MIB, PAGE, 0, Sharing::Private);
+        program.store(VirtAddr(AT + MIB), 1).unwrap();
+        program.load(VirtAddr(AT + 2 * MIB)).unwrap();
+        let common = bits(&[KPF_MMAP, KPF_UPTODATE]);
+        let dirty = bits(&[proc::KPF_DIRTY]);
+        assert_eq!(shown(AT + MIB) & !dirty, common | bits(&[KPF_SWAPBACKED]));
+        assert_eq!(shown(AT + 2 * MIB), common);
+        let frame = (pagemap(&space, AT, 1)[0] & FRAME) as u32;
+        let view = memory.frame_view(Frame(frame + 1));
+        assert_eq!(
+            (view.usage, view.block.first, view.block.count),
+            (FrameUse::Anonymous, Frame(frame), 4)
+        );
+        assert_eq!((view.mappings, view.holders), (4, 0));
+        space.munmap(VirtAddr(AT), 4 * PAGE).unwrap();
+        memory.trim();
+        assert_eq!(flags(memory, frame.into()), bits(&[KPF_BUDDY]));
+        let mine = memory.allocate_frames(3).unwrap();
+        assert_eq!(memory.frame_view(Frame(mine.first.0 + 5)).block, mine);
+        assert_eq!(flags(memory, mine.first.0.into()), bits(&[KPF_COMPOUND_HEAD]));
+        assert!(memory.free_frames(mine));
+    });
+}
+
+fn counted<A: Walk>() {
+    on_stage::<A>(2, |stage| {
+        let space = stage.space();
+        let program = stage.program(&space);
+        space.mmap(&fixed(AT, 4 * PAGE)).unwrap();
+        program.store(VirtAddr(AT), 1).unwrap();
+        let frame = pagemap(&space, AT, 1)[0] & FRAME;
+        let counts = |stage: &Stage<'_, A>| [0, 3].map(|page| count(stage.memory, frame + page));
+        assert_eq!(counts(stage), [1, 1]);
+        let child = space.fork().unwrap();
+        assert_eq!(counts(stage), [2, 2]);
+        // One entry of four is left, and no page shows less than one while any is.
+        child.munmap(VirtAddr(AT), 4 * PAGE).unwrap();
+        space.munmap(VirtAddr(AT), 3 * PAGE).unwrap();
+        assert_eq!(counts(stage), [1, 1]);
+        space.munmap(VirtAddr(AT), 4 * PAGE).unwrap();
+        assert_eq!(counts(stage), [0, 0]);
+    });
+}
+
+fn ended<A: Walk>() {
+    on_stage::<A>(0, |stage| {
+        let span = stage.memory.frame_span();
+        let end = u64::from(span.first.0) + u64::from(span.count);
+        let mut words = [7; 4];
+        assert_eq!(proc::kpageflags(stage.memory, end - 3, &mut words), 3);
+        assert_eq!(words[3], 7);
+        for beyond in [end, end + 1, 1 << 33, u64::MAX] {
+            assert_eq!(proc::kpageflags(stage.memory, beyond, &mut words), 0);
+            assert_eq!(proc::kpagecount(stage.memory, beyond, &mut words), 0);
+        }
+        if span.first.0 > 0 {
+            assert_eq!(flags(stage.memory, 0), bits(&[KPF_NOPAGE]));
+        }
+        assert_eq!(stage.memory.frame_view(Frame(u32::MAX)).usage, FrameUse::NotManaged);
+    });
+}
+
+fn summed<A: Walk>() {
+    on_stage::<A>(9, |stage| {
+        let (space, memory) = (stage.space(), stage.memory);
+        let program = stage.program(&space);
+        space.mmap(&fixed(AT, 4 * MIB)).unwrap();
+        program.store(VirtAddr(AT), 1).unwrap();
+        let before = memory.events();
+        stage.use_order(0);
+        program.store(VirtAddr(AT + 2 * MIB), 1).unwrap();
+        let shared = stage.memfd(4 * PAGE);
+        map_object(&space, &shared, AT + 8 * MIB, 4 * PAGE, 0, Sharing::Shared);
+        program.fill(VirtAddr(AT + 8 * MIB), 4 * PAGE, 1).unwrap();
+        let usage = memory.frame_usage();
+        assert_eq!((usage.anonymous, usage.anonymous_huge), (513, 512));
+        assert_eq!((usage.shared_memory, usage.mapped, usage.file), (4, 4, 0));
+        assert_eq!(usage.free, memory.free_frame_count());
+        space.munmap(VirtAddr(AT + 8 * MIB), 4 * PAGE).unwrap();
+        assert_eq!((memory.frame_usage().shared_memory, memory.frame_usage().mapped), (4, 0));
+        assert_eq!(before.huge_faults, 1);
+        space.munmap(VirtAddr(AT), PAGE).unwrap();
+        let events = memory.events();
+        assert_eq!(events.leaf_splits, before.leaf_splits + 1);
+        assert!(events.frames_allocated > before.frames_allocated);
+    });
+}

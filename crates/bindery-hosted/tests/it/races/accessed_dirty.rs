@@ -1,0 +1,111 @@
+//! What the MMU of another CPU records while an operation is under way is not lost.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bindery::addr::VirtAddr;
+use bindery::arch::{AArch64, Absent, Riscv64};
+use bindery::platform::Cpu;
+use bindery::{AddressSpace, Inspection, Protection, testing};
+use bindery_hosted::{Config, Machine, Program, Walk};
+
+use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, memory_with, options, use_order};
+
+const PAGE: u64 = 4096;
+const AT: u64 = GIB;
+/// One table, 32 contiguous runs.
+const PAGES: u64 = 512;
+const FOR: Duration = Duration::from_millis(700);
+/// The number of half rounds that means the end.
+const OVER: usize = usize::MAX;
+
+/// How far both sides are, in half rounds; they meet by spinning, to begin at the same moment.
+struct Meeting(AtomicUsize);
+
+impl Meeting {
+    fn tell(&self, half: usize) {
+        self.0.store(half, Ordering::Release);
+    }
+
+    /// Returns how far the other side is: at `half` at least.
+    fn wait_for(&self, half: usize) -> usize {
+        let begin = Instant::now();
+        loop {
+            for _ in 0..1 << 12 {
+                let now = self.0.load(Ordering::Acquire);
+                if now >= half {
+                    return now;
+                }
+                std::hint::spin_loop();
+            }
+            // The other side may need this CPU, or be gone.
+            thread::yield_now();
+            assert!(begin.elapsed() < Duration::from_secs(20), "the other side is gone");
+        }
+    }
+}
+
+/// Here the pages are `PROT_NONE` from the first on; on another CPU a program writes to them from the
+/// last on. Somewhere in between they cross. Of a block, the MMU records a write in whichever
+/// entry it likes, perhaps in one that is `PROT_NONE` later than that of the written page.
+fn hide_under_writes<A: Walk>() {
+    let config = Config { memory: 32 * MIB, cpus: 2, ..Config::default() };
+    let (machine, memory) = memory_with::<A>(config);
+    use_order(&memory, 4);
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    space.mmap(&fixed(AT, PAGES * PAGE)).unwrap();
+    Program::new(&machine, &space).fill(VirtAddr(AT), PAGES * PAGE, 1).unwrap();
+    let (meeting, lowest) = (Meeting(AtomicUsize::new(0)), AtomicU64::new(0));
+    let (mut written, mut lost) = (0_u64, Vec::new());
+    thread::scope(|scope| {
+        scope.spawn(|| machine.on_cpu(Cpu(1), || write_down(&machine, &space, &meeting, &lowest)));
+        let begin = Instant::now();
+        let mut round = 0;
+        while begin.elapsed() < FOR {
+            testing::clear_accessed_and_dirty(&space, VirtAddr(AT), PAGES as u32);
+            meeting.tell(2 * round + 1);
+            for _ in 0..round % 512 {
+                std::hint::spin_loop();
+            }
+            space.mprotect(VirtAddr(AT), PAGES * PAGE, Protection::empty()).unwrap();
+            meeting.wait_for(2 * round + 2);
+            for page in lowest.load(Ordering::Relaxed)..PAGES {
+                written += 1;
+                let found = space.inspect(VirtAddr(AT + page * PAGE));
+                if !matches!(found, Inspection::Absent(Absent::ProtNone { dirty: true, .. })) {
+                    lost.push((round, page));
+                }
+            }
+            space.mprotect(VirtAddr(AT), PAGES * PAGE, READ_WRITE).unwrap();
+            round += 1;
+        }
+        meeting.tell(OVER);
+    });
+    audit(&machine, &memory, &[&space]);
+    assert!(lost.is_empty(), "of {written} writes {} were not recorded: {lost:?}", lost.len());
+}
+
+/// Each round, writes to one page after the other, downwards, until one is `PROT_NONE`.
+fn write_down<A: Walk>(
+    machine: &Machine<A>,
+    space: &AddressSpace<'_, Machine<A>>,
+    meeting: &Meeting,
+    lowest: &AtomicU64,
+) {
+    let program = Program::new(machine, space);
+    let mut round = 0;
+    while meeting.wait_for(2 * round + 1) != OVER {
+        let prot_none = |page: &u64| program.store(VirtAddr(AT + page * PAGE), *page).is_err();
+        let first_prot_none = (0..PAGES).rev().find(prot_none);
+        lowest.store(first_prot_none.map_or(0, |page| page + 1), Ordering::Relaxed);
+        meeting.tell(2 * round + 2);
+        round += 1;
+    }
+}
+
+#[test]
+fn writes_to_blocks_that_are_being_prot_none_are_recorded_for_their_pages() {
+    hide_under_writes::<AArch64>();
+    hide_under_writes::<Riscv64<3>>();
+}

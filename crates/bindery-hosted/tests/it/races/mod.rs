@@ -1,0 +1,11 @@
+//! Several CPUs at once, under the strict TLB.
+
+mod accessed_dirty;
+mod deferred;
+mod everything_at_once;
+mod moves_in_parts;
+mod priorities;
+mod read_sections;
+mod references;
+mod step_in;
+mod threads;

@@ -1,0 +1,181 @@
+//! Moves that let their locks go between two pieces, beside those who look for the pages meanwhile:
+//! a truncation, a sync, and a program on another CPU, whose TLB forgets both places in the end alone.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use bindery::addr::{PAGE_SIZE, VirtAddr};
+use bindery::platform::Cpu;
+use bindery::{
+    Access, Accounting, AddressSpace, Advice, FileAccess, MapObject, MapRequest, Place, Remap,
+    Sealing, Sharing,
+};
+use bindery_hosted::{Config, Machine, MemoryFiles, Program, Walk};
+
+use crate::support::measured::measured;
+use crate::support::{GIB, KIB, MIB, READ_WRITE, audit, memory_with, options};
+
+on_every_architecture! {
+    a_sync_beside_a_move_leaves_no_store_unsaved => saved_on_the_way;
+    a_truncation_finds_every_page_of_a_mapping_that_moves => truncated_on_the_way;
+}
+
+/// Five tables; neither end lies at the edge of one, and the two places are not congruent.
+const SIZE: u64 = 9 * MIB;
+const PLACES: [u64; 2] = [GIB + 64 * KIB, 2 * GIB + 192 * KIB];
+const MOVES: usize = 24;
+
+fn stamp(page: u64) -> u64 {
+    page ^ 0x5eed_0000
+}
+
+fn truncated_on_the_way<A: Walk>() {
+    let config = Config { memory: 64 * MIB, cpus: 3, ..Config::default() };
+    let (machine, memory) = memory_with::<A>(config);
+    let object = memory.shared_memory(SIZE, Sealing::Allowed, Accounting::PerPage).unwrap();
+    let access = FileAccess::READ | FileAccess::WRITE;
+    for sharing in [Sharing::Shared, Sharing::Private] {
+        let space = AddressSpace::new(&memory, options()).unwrap();
+        let request = MapRequest {
+            length: SIZE,
+            protection: READ_WRITE,
+            place: Place::Fixed(VirtAddr(PLACES[0])),
+            sharing,
+            ..MapRequest::default()
+        };
+        space.mmap_object(&request, &MapObject { object: &object, offset: 0, access }).unwrap();
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| machine.on_cpu(Cpu(1), || touch_until(&machine, &space, &over)));
+            scope.spawn(|| {
+                machine.on_cpu(Cpu(2), || {
+                    while !over.load(Relaxed) {
+                        object.set_size(0).unwrap();
+                        object.set_size(SIZE).unwrap();
+                        thread::yield_now();
+                    }
+                });
+            });
+            machine.on_cpu(Cpu(0), || {
+                for round in 0..MOVES {
+                    space.madvise(VirtAddr(PLACES[round % 2]), SIZE, Advice::PopulateWrite).ok();
+                    let (from, to) = (PLACES[round % 2], PLACES[(round + 1) % 2]);
+                    let to = Remap::To(VirtAddr(to));
+                    space.mremap(VirtAddr(from), SIZE, SIZE, to).unwrap();
+                }
+                over.store(true, Relaxed);
+            });
+        });
+        audit(&machine, &memory, &[&space]);
+        // Nobody maps a page behind the end, wherever it was when it went.
+        object.set_size(0).unwrap();
+        assert_eq!(object.resident_pages(), 0);
+        let program = Program::new(&machine, &space);
+        for page in 0..SIZE / PAGE_SIZE {
+            let at = VirtAddr(PLACES[MOVES % 2] + page * PAGE_SIZE);
+            assert!(program.load(at).is_err(), "{at:?} of {sharing:?} is still mapped");
+        }
+        object.set_size(SIZE).unwrap();
+        drop(space);
+    }
+    drop(object);
+    audit(&machine, &memory, &[]);
+}
+
+/// A program that touches both places: what it can read is a page's own stamp, or zero.
+fn touch_until<A: Walk>(
+    machine: &Machine<A>,
+    space: &AddressSpace<'_, Machine<A>>,
+    over: &AtomicBool,
+) {
+    let program = Program::new(machine, space);
+    let mut number = 1_u64;
+    while !over.load(Relaxed) {
+        number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let page = (number >> 33) % (SIZE / PAGE_SIZE);
+        let at = VirtAddr(PLACES[(number >> 63) as usize] + page * PAGE_SIZE);
+        if number >> 62 & 1 == 0 {
+            // Refused where the mapping is elsewhere just now, or the file is short.
+            let _ = program.store(at, stamp(page));
+        } else if let Ok(found) = program.load(at) {
+            assert!(found == 0 || found == stamp(page), "{at:?} shows {found:#x}");
+        }
+    }
+}
+
+/// At each point where the mover holds no table, another CPU saves the file, and then stores at the old
+/// place with what its TLB remembers. Whatever was stored is saved by the next sync.
+fn saved_on_the_way<A: Walk>() {
+    const PAGES: [u64; 4] = [0, 1, 600, 1100];
+    for step in 0.. {
+        let (machine, memory) = measured::<A>(32 * MIB);
+        let files = MemoryFiles::new();
+        let file = memory.file(&files, 1, SIZE).unwrap();
+        let space = AddressSpace::new(&memory, options()).unwrap();
+        let request = MapRequest {
+            length: SIZE,
+            protection: READ_WRITE,
+            place: Place::Fixed(VirtAddr(PLACES[0])),
+            sharing: Sharing::Shared,
+            ..MapRequest::default()
+        };
+        let access = FileAccess::READ | FileAccess::WRITE;
+        space.mmap_object(&request, &MapObject { object: &file, offset: 0, access }).unwrap();
+        let places = PAGES.map(|page| VirtAddr(PLACES[0] + page * PAGE_SIZE));
+        let store = |at, value| machine.store_user(space.root(), at, value, |_| Err(()));
+        let (ask, asked) = mpsc::channel();
+        let (answer, answers) = mpsc::channel();
+        let (ready, is_ready) = mpsc::channel();
+        let points = Arc::new(AtomicU64::new(0));
+        thread::scope(|scope| {
+            let (machine, space, file, store) = (&machine, &space, &file, &store);
+            scope.spawn(move || {
+                machine.on_cpu(Cpu(1), || {
+                    space.enter();
+                    for at in places {
+                        space.fault(at, Access::Write).unwrap();
+                        store(at, 1).unwrap();
+                    }
+                    ready.send(()).unwrap();
+                    while asked.recv().is_ok() {
+                        file.sync(0, u64::MAX).unwrap();
+                        // Refused where the TLB has forgotten the page.
+                        let _stored = places.map(|at| store(at, 2));
+                        let _ = answer.send(());
+                    }
+                });
+            });
+            is_ready.recv().unwrap();
+            let passed = Arc::clone(&points);
+            let hook = Box::new(move || {
+                if passed.fetch_add(1, Relaxed) == step {
+                    ask.send(()).unwrap();
+                    // Where the sync waits for the mover, there is no answer.
+                    let _ = answers.recv_timeout(Duration::from_millis(20));
+                }
+            });
+            machine.on_cpu(Cpu(0), || {
+                memory.platform().with_hook(hook, || {
+                    let to = Remap::To(VirtAddr(PLACES[1]));
+                    space.mremap(VirtAddr(PLACES[0]), SIZE, SIZE, to).unwrap();
+                });
+            });
+        });
+        file.sync(0, u64::MAX).unwrap();
+        let mut content = vec![0; SIZE as usize];
+        file.read(0, &mut content).unwrap();
+        let differs = content.iter().zip(&files.content(1)).position(|(one, other)| one != other);
+        assert_eq!(differs, None, "at point {step}, a byte was stored and not saved");
+        machine.assert_clean();
+        let most = memory.platform().take_most();
+        assert!(most.entries <= 1024 && most.bytes <= 64 * KIB, "{most:?}");
+        assert!(most.tables <= 512, "{most:?}");
+        if points.load(Relaxed) <= step {
+            assert!(step > 8, "the mover has {step} points");
+            return;
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! One call is held at each of its steps, another steps in, and what the second has promised is
+//! looked at when it returns: a third CPU, whose TLB knows every page from before, must not be able
+//! to do what was revoked.
+//!
+//! ```text
+//! CPU 0   A ........ held at step n ............................. goes on ... over
+//! CPU 2       stores at all probes         loads and stores: audit                audit, sync, check
+//! CPU 1                            B ... returns
+//! ```
+//!
+//! Where B waits for A the run counts as blocked, where B fails as refused: neither has passed.
+//! See [`step_in::stops`] for the steps.
+//!
+//! A subset of the runs is made by default, chosen by `BINDERY_STEP_SEED`; with
+//! `BINDERY_STEP_IN=all`, all pairs of calls at all steps. `BINDERY_STEP_HELD` names the one call
+//! that is held then, and `BINDERY_STEP_RUNS` sets the size of the subset.
+//!
+//! | file in `step_in/` | what |
+//! |---|---|
+//! | `stops`, `stepped` | the steps, and a platform that passes them |
+//! | `world`, `operations` | what a run begins with, and the calls |
+//! | `promises`, `run` | what is audited; one run |
+//! | `plan`, `blocked` | which runs are made; pairs that never succeed |
+//! | `named` | meetings that went wrong once |
+
+pub mod blocked;
+mod named;
+pub mod operations;
+pub mod plan;
+pub mod promises;
+pub mod run;
+pub mod stepped;
+pub mod stops;
+pub mod world;
+
+use bindery::arch::{AArch64, Riscv64, X86_64};
+use plan::calls_meet;
+
+#[test]
+fn calls_that_meet_keep_their_promises_on_x86_64() {
+    calls_meet::<X86_64<4>>(0);
+}
+
+#[test]
+fn calls_that_meet_keep_their_promises_on_aarch64_with_folios_of_64_kib() {
+    calls_meet::<AArch64>(4);
+}
+
+#[test]
+fn calls_that_meet_keep_their_promises_on_riscv64() {
+    calls_meet::<Riscv64<3>>(0);
+}

@@ -1,0 +1,231 @@
+//! Moves that make no sense: each is refused for the right reason, and nothing has changed, not even
+//! a counter.
+
+use bindery::addr::VirtAddr;
+use bindery::arch::X86_64;
+use bindery::{
+    Accounting, AddressSpace, Advice, Error, FaultError, FileAccess, MapObject, MapRequest, Place,
+    Protection, Remap, Sealing, Sharing, SpaceOptions, SyncFlags,
+};
+use bindery_hosted::Walk;
+
+use super::refusal::{AT, MINIMUM, PAGE, nowhere, out_of_range, refused, scene};
+use crate::support::{GIB, MIB, audit, fixed, options, strict};
+
+on_every_architecture! {
+    a_resizing_that_cannot_be_is_refused => resize;
+    a_move_that_cannot_be_is_refused => move_to;
+    a_tail_that_cannot_be_is_refused_behind_what_was_at_the_destination => tail;
+    a_move_that_leaves_its_source_and_cannot_be_is_refused => leave;
+    a_source_that_stays_and_has_no_room_elsewhere_keeps_its_contents => no_room;
+}
+
+fn resize<A: Walk>() {
+    scene::<A>(|stage, end| {
+        for remap in [Remap::InPlace, Remap::MayMove] {
+            let resize = |old, old_length, length, expected| {
+                refused(stage, expected, |space| {
+                    space.mremap(VirtAddr(old), old_length, length, remap)
+                });
+            };
+            for at in [AT + 1, AT + PAGE - 1, u64::MAX] {
+                resize(at, PAGE, PAGE, Error::Unaligned(VirtAddr(at)));
+            }
+            // A length that wraps when it is rounded up is zero.
+            for length in [0, u64::MAX, u64::MAX - PAGE + 2] {
+                resize(AT, PAGE, length, Error::ZeroLength);
+                resize(end, length, length, Error::ZeroLength);
+            }
+            for length in [end + 1, 1 << 57, 1 << 63, u64::MAX - PAGE + 1] {
+                resize(AT, 16 * PAGE, length, out_of_range(end));
+            }
+            for at in nowhere(end).into_iter().chain([0, AT - PAGE, AT + 32 * PAGE]) {
+                resize(at, PAGE, 2 * PAGE, Error::NotMapped(VirtAddr(at)));
+                resize(at, 0, PAGE, Error::NotMapped(VirtAddr(at)));
+            }
+            resize(AT, 0, PAGE, Error::NotShared);
+            let crossing = Error::CrossesMapping { end: VirtAddr(AT + 16 * PAGE) };
+            resize(AT, 17 * PAGE, 18 * PAGE, crossing);
+            resize(AT + 15 * PAGE, 2 * PAGE, 3 * PAGE, crossing);
+            resize(AT, 16 * PAGE, end, Error::NoRoom);
+        }
+        let in_place = |old, old_length| {
+            refused(stage, Error::NoRoom, |space| {
+                space.mremap(VirtAddr(old), old_length, old_length + PAGE, Remap::InPlace)
+            });
+        };
+        in_place(AT, 16 * PAGE);
+        in_place(AT, 3 * PAGE);
+        // Shrinking what ends beyond user space would unmap there.
+        for tail in [1 << 63, u64::MAX - PAGE + 1] {
+            refused(stage, out_of_range(end), |space| {
+                space.mremap(VirtAddr(AT), tail, PAGE, Remap::InPlace)
+            });
+        }
+    });
+}
+
+fn move_to<A: Walk>() {
+    scene::<A>(|stage, end| {
+        let old = AT + 2 * PAGE;
+        let move_to = |old_length, length, to, expected| {
+            refused(stage, expected, |space| {
+                space.mremap(VirtAddr(old), old_length, length, Remap::To(VirtAddr(to)))
+            });
+        };
+        for to in [1, AT + 64 * PAGE + 1, end - 1] {
+            move_to(PAGE, PAGE, to, Error::Unaligned(VirtAddr(to)));
+        }
+        for to in nowhere(end) {
+            move_to(PAGE, PAGE, to, out_of_range(end));
+        }
+        move_to(PAGE, 2 * PAGE, end - PAGE, out_of_range(end));
+        move_to(PAGE, end, PAGE, out_of_range(end));
+        move_to(PAGE, end + 1, AT, out_of_range(end));
+        move_to(PAGE, 0, AT + 64 * PAGE, Error::ZeroLength);
+        move_to(2 * PAGE, 2 * PAGE, old, Error::Overlap);
+        move_to(2 * PAGE, 2 * PAGE, old + PAGE, Error::Overlap);
+        move_to(2 * PAGE, 2 * PAGE, old - PAGE, Error::Overlap);
+        move_to(PAGE, 3 * PAGE, old - 2 * PAGE, Error::Overlap);
+        move_to(0, PAGE, AT + 64 * PAGE, Error::NotShared);
+        let crossing = Error::CrossesMapping { end: VirtAddr(AT + 16 * PAGE) };
+        move_to(15 * PAGE, 16 * PAGE, AT + 64 * PAGE, crossing);
+        for to in [0, PAGE, MINIMUM.0 - PAGE] {
+            move_to(PAGE, PAGE, to, Error::BelowMinimum { minimum: MINIMUM });
+            move_to(8 * PAGE, PAGE, to, Error::BelowMinimum { minimum: MINIMUM });
+        }
+        for at in nowhere(end).into_iter().chain([0, AT - PAGE, AT + 32 * PAGE]) {
+            let to = Remap::To(VirtAddr(AT + 64 * PAGE));
+            let expected = Error::NotMapped(VirtAddr(at));
+            refused(stage, expected, |space| space.mremap(VirtAddr(at), PAGE, PAGE, to));
+        }
+        // A range that begins in a hole has no beginning, whatever comes behind it.
+        let (hole, to) = (VirtAddr(AT - PAGE), Remap::To(VirtAddr(AT + 64 * PAGE)));
+        refused(stage, Error::NotMapped(hole), |space| space.mremap(hole, 4 * PAGE, 4 * PAGE, to));
+    });
+}
+
+/// As Linux: the destination is emptied before the tail is cut off, which reaches beyond user space.
+fn tail<A: Walk>() {
+    scene::<A>(|stage, end| {
+        let (from, to) = (end - 2 * PAGE, AT + 64 * PAGE);
+        for at in [from, to] {
+            stage.space.mmap(&fixed(at, 2 * PAGE)).unwrap();
+            stage.fill(at, 2);
+        }
+        let moved = stage.space.mremap(VirtAddr(from), 3 * PAGE, PAGE, Remap::To(VirtAddr(to)));
+        assert_eq!(moved, Err(out_of_range(end)));
+        stage.assert_filled(from, 2, from);
+        assert_eq!(stage.program.load(VirtAddr(to)), Err(FaultError::NotMapped));
+        assert_eq!(stage.program.load(VirtAddr(to + PAGE)), Ok(to + 1));
+        assert_eq!(stage.layout().len(), 4, "{:?}", stage.layout());
+    });
+}
+
+/// All kinds of moves that leave the source mapped.
+const LEAVING: [fn(VirtAddr) -> Remap; 2] = [Remap::Leave, Remap::LeaveTo];
+
+fn leave<A: Walk>() {
+    scene::<A>(|stage, end| {
+        let old = AT + 2 * PAGE;
+        for kind in LEAVING {
+            let leave = |old, old_length, length, to, expected| {
+                refused(stage, expected, |space| {
+                    space.mremap(VirtAddr(old), old_length, length, kind(VirtAddr(to)))
+                });
+            };
+            for at in [AT + 1, AT + PAGE - 1, u64::MAX] {
+                leave(at, PAGE, PAGE, AT + 64 * PAGE, Error::Unaligned(VirtAddr(at)));
+            }
+            for to in [1, AT + 64 * PAGE + 1, end - 1] {
+                leave(old, PAGE, PAGE, to, Error::Unaligned(VirtAddr(to)));
+            }
+            for to in nowhere(end) {
+                leave(old, PAGE, PAGE, to, out_of_range(end));
+            }
+            leave(old, 2 * PAGE, 2 * PAGE, end - PAGE, out_of_range(end));
+            leave(old, end, end, PAGE, out_of_range(end));
+            leave(old, end + 1, end + 1, AT, out_of_range(end));
+            leave(old, PAGE, 0, AT + 64 * PAGE, Error::ZeroLength);
+            leave(old, u64::MAX, u64::MAX, AT + 64 * PAGE, Error::ZeroLength);
+            // What stays cannot have another length than what goes.
+            for (old_length, length) in [(PAGE, 2 * PAGE), (2 * PAGE, PAGE), (0, PAGE)] {
+                leave(old, old_length, length, AT + 64 * PAGE, Error::Invalid);
+                leave(old, old_length, length, old, Error::Invalid);
+                leave(old, old_length, length, 0, Error::Invalid);
+            }
+            leave(old, 2 * PAGE, PAGE, end - PAGE / 2, Error::Unaligned(VirtAddr(end - PAGE / 2)));
+            leave(old, PAGE, 2 * PAGE, end - PAGE, out_of_range(end));
+            for to in [old, old + PAGE, old - PAGE] {
+                leave(old, 2 * PAGE, 2 * PAGE, to, Error::Overlap);
+            }
+            // As Linux, to which no hint is one to the lowest address.
+            leave(AT, 2 * GIB, 2 * GIB, 0, Error::Overlap);
+            for at in nowhere(end).into_iter().chain([0, AT - PAGE, AT + 32 * PAGE]) {
+                leave(at, PAGE, PAGE, AT + 64 * PAGE, Error::NotMapped(VirtAddr(at)));
+            }
+            // A range that begins in a hole has no beginning, whatever comes behind it.
+            let hole = Error::NotMapped(VirtAddr(AT - PAGE));
+            leave(AT - PAGE, 4 * PAGE, 4 * PAGE, AT + 64 * PAGE, hole);
+        }
+        for to in [0, PAGE, MINIMUM.0 - PAGE] {
+            refused(stage, Error::BelowMinimum { minimum: MINIMUM }, |space| {
+                space.mremap(VirtAddr(old), PAGE, PAGE, Remap::LeaveTo(VirtAddr(to)))
+            });
+        }
+        // Only a destination that must be takes several mappings along.
+        let crossing = Error::CrossesMapping { end: VirtAddr(AT + 16 * PAGE) };
+        for to in [0, PAGE, AT + 64 * PAGE] {
+            refused(stage, crossing, |space| {
+                space.mremap(VirtAddr(old), 15 * PAGE, 15 * PAGE, Remap::Leave(VirtAddr(to)))
+            });
+        }
+    });
+}
+
+fn no_room<A: Walk>() {
+    scene::<A>(|stage, end| {
+        // Longer than what is free below it, and than what is free above it.
+        let length = (end / 2 - GIB) & !(PAGE - 1);
+        let large = length + 64 * PAGE;
+        stage.space.mmap(&fixed(large, length)).unwrap();
+        stage.fill(large, 2);
+        for hint in [0, PAGE, MINIMUM.0, 64 * PAGE] {
+            refused(stage, Error::NoRoom, |space| {
+                space.mremap(VirtAddr(large), length, length, Remap::Leave(VirtAddr(hint)))
+            });
+        }
+        stage.assert_filled(large, 2, large);
+    });
+}
+
+/// As Linux, a mapping may grow and be duplicated beyond all that an object can have, until the
+/// number of a page does not fit any more.
+#[test]
+fn a_mapping_may_reach_behind_all_that_an_object_can_have() {
+    const STEP: u64 = 1 << 54;
+    let (machine, memory) = strict::<X86_64<5>>(64 * MIB);
+    let object = memory.shared_memory(PAGE, Sealing::Allowed, Accounting::PerPage).unwrap();
+    let search_top = Some(VirtAddr((1 << 56) - PAGE));
+    let space = AddressSpace::new(&memory, SpaceOptions { search_top, ..options() }).unwrap();
+    let request = MapRequest {
+        length: PAGE,
+        protection: Protection::READ | Protection::WRITE,
+        place: Place::Fixed(VirtAddr(AT)),
+        sharing: Sharing::Shared,
+        ..MapRequest::default()
+    };
+    let access = FileAccess::READ | FileAccess::WRITE;
+    let source = MapObject { object: &object, offset: (1 << 63) - 2 * PAGE, access };
+    let mut at = space.mmap_object(&request, &source).unwrap();
+    for _ in 0..1100 {
+        let view = space.mremap(at, 0, STEP, Remap::MayMove).unwrap();
+        space.munmap(at, PAGE).unwrap();
+        at = VirtAddr(view.0 + STEP - PAGE);
+        space.munmap(view, STEP - PAGE).unwrap();
+        assert_eq!(space.msync(at, PAGE, SyncFlags::SYNC), Ok(()));
+        assert_eq!(space.madvise(at, PAGE, Advice::Remove), Err(Error::Invalid));
+        assert_eq!(space.fault(at, bindery::Access::Read), Err(FaultError::Bus));
+    }
+    audit(&machine, &memory, &[&space]);
+}

@@ -1,0 +1,223 @@
+//! System V segments: what counts as an attachment, what goes when, who may do what.
+
+use bindery::addr::{PAGE_SIZE, VirtAddr};
+use bindery::arch::X86_64;
+use bindery::linux::proc::{self, Unnamed};
+use bindery::linux::{IpcClock, IpcUser, SegmentSlot, Segments, shmat, shmctl, shmdt, shmget};
+use bindery::{AddressSpace, Errno, Memory, Protection, Remap};
+use bindery_hosted::Machine;
+
+use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, options, strict};
+
+type M = Machine<X86_64>;
+type Space<'m> = AddressSpace<'m, M>;
+type All<'m> = Segments<'m, M>;
+
+const ROOT: IpcUser = IpcUser { user: 0, group: 0, privileged: true };
+const CREAT: u64 = 0o1000;
+const EXCL: u64 = 0o2000;
+const RMID: u64 = 0;
+const SET: u64 = 1;
+const STAT: u64 = 2;
+const READ_ONLY: u64 = 0o10000;
+const AT: u64 = GIB;
+/// Where buffers stand.
+const BUFFER: u64 = 2 * GIB;
+
+fn refused(errno: Errno) -> i64 {
+    -(errno as i64)
+}
+
+/// A memory with segments, of which the last handles are gone when `play` returns.
+fn on<'m>(memory: &'m Memory<M>, slots: usize, play: impl FnOnce(&'m All<'m>)) {
+    let slots: Vec<_> = (0..slots).map(|_| SegmentSlot::new()).collect();
+    let clock = IpcClock { now: || 1000, process: || 7 };
+    let segments = Segments::new(memory, Box::leak(slots.into_boxed_slice()), clock);
+    let segments: &'m All<'m> = Box::leak(Box::new(segments));
+    play(segments);
+    segments.clear();
+}
+
+fn space(memory: &Memory<M>) -> Space<'_> {
+    let space = AddressSpace::new(memory, options()).unwrap();
+    space.mmap(&fixed(BUFFER, PAGE_SIZE)).unwrap();
+    space
+}
+
+fn get<'m>(segments: &'m All<'m>, key: u64, size: u64, flags: u64) -> i64 {
+    shmget(segments, &ROOT, [key, size, flags])
+}
+
+fn attach<'m>(segments: &'m All<'m>, space: &Space<'m>, id: i64, at: u64, flags: u64) -> i64 {
+    shmat(segments, space, &ROOT, [id as u64, at, flags])
+}
+
+fn control(segments: &All<'_>, space: &Space<'_>, id: i64, command: u64) -> i64 {
+    shmctl(segments, space, &ROOT, [id as u64, command, BUFFER])
+}
+
+/// A word of `struct shmid_ds`.
+fn word(segments: &All<'_>, space: &Space<'_>, id: i64, index: usize) -> Option<u64> {
+    if control(segments, space, id, STAT) != 0 {
+        return None;
+    }
+    let mut bytes = [0; 8];
+    space.read_user(VirtAddr(BUFFER + index as u64 * 8), &mut bytes).unwrap();
+    Some(u64::from_le_bytes(bytes))
+}
+
+fn attached(segments: &All<'_>, space: &Space<'_>, id: i64) -> Option<u64> {
+    word(segments, space, id, 11)
+}
+
+#[test]
+fn each_mapping_counts_and_the_last_takes_a_destroyed_segment_along() {
+    let (machine, memory) = strict::<X86_64>(32 * MIB);
+    let free = memory.free_frame_count();
+    on(&memory, 4, |segments| {
+        let space = space(&memory);
+        let count = |id| attached(segments, &space, id);
+        let id = get(segments, 0, 8 * PAGE_SIZE, 0o600);
+        assert_eq!(attach(segments, &space, id, AT, 0), AT as i64);
+        space.write_user(VirtAddr(AT), b"segment").unwrap();
+        assert_eq!(count(id), Some(1));
+        space.munmap(VirtAddr(AT + 2 * PAGE_SIZE), PAGE_SIZE).unwrap();
+        assert_eq!(count(id), Some(2));
+        let page = VirtAddr(AT + 4 * PAGE_SIZE);
+        let moved = space.mremap(page, PAGE_SIZE, PAGE_SIZE, Remap::To(VirtAddr(AT + GIB / 2)));
+        assert!(moved.is_ok());
+        assert_eq!(count(id), Some(4));
+        for protection in [Protection::READ, READ_WRITE] {
+            space.mprotect(VirtAddr(AT), PAGE_SIZE, protection).unwrap();
+        }
+        assert_eq!(count(id), Some(5), "parts of a segment are not joined");
+        let child = space.fork().unwrap();
+        assert_eq!(count(id), Some(10));
+        assert_eq!(control(segments, &space, id, RMID), 0);
+        assert_eq!(shmdt(&space, AT), 0);
+        assert_eq!(count(id), Some(6), "what was moved away stays");
+        assert_eq!(shmdt(&space, AT), refused(Errno::EINVAL));
+        drop(child);
+        assert_eq!(count(id), Some(1));
+        audit(&machine, &memory, &[&space]);
+        space.munmap(VirtAddr(AT + GIB / 2), PAGE_SIZE).unwrap();
+        assert_eq!(count(id), None, "it went with the last");
+        audit(&machine, &memory, &[&space]);
+        drop(space);
+        memory.trim();
+        assert_eq!(memory.free_frame_count(), free, "while the registry lives");
+    });
+}
+
+#[test]
+fn identifiers_and_keys_are_found_and_refused_as_on_linux() {
+    let (machine, memory) = strict::<X86_64>(32 * MIB);
+    on(&memory, 2, |segments| {
+        let space = space(&memory);
+        assert_eq!(get(segments, 5, PAGE_SIZE, 0o600), refused(Errno::ENOENT));
+        assert_eq!(get(segments, 5, 0, CREAT), refused(Errno::EINVAL));
+        assert_eq!(get(segments, 5, u64::MAX, CREAT), refused(Errno::EINVAL));
+        assert_eq!(get(segments, 5, 1 << 63, CREAT), refused(Errno::EINVAL));
+        assert_eq!(get(segments, 5, PAGE_SIZE, CREAT | 0o4000), refused(Errno::EINVAL));
+        let id = get(segments, 5, 5000, CREAT | 0o600);
+        assert_eq!(get(segments, 5, 5000, CREAT | 0o600), id);
+        assert_eq!(get(segments, 5, 5001, 0), refused(Errno::EINVAL));
+        assert_eq!(get(segments, 5, 1, CREAT | EXCL), refused(Errno::EEXIST));
+        assert_eq!(get(segments, 5, 1, EXCL), id, "EXCL alone says nothing");
+        let other = get(segments, 0, 1, CREAT);
+        assert_ne!(other, id);
+        assert_eq!(get(segments, 0, 1, CREAT), refused(Errno::ENOSPC), "there are two slots");
+        assert_eq!(control(segments, &space, other, RMID), 0);
+        assert_eq!(control(segments, &space, other, STAT), refused(Errno::EINVAL));
+        let again = get(segments, 0, 1, CREAT);
+        assert!(again > 0 && again != other, "the slot has another identifier");
+        assert_eq!(control(segments, &space, other, RMID), refused(Errno::EINVAL));
+        assert_eq!(control(segments, &space, -1, STAT), refused(Errno::EINVAL));
+        assert_eq!(control(segments, &space, id, 77), refused(Errno::EINVAL));
+        let nowhere = shmctl(segments, &space, &ROOT, [id as u64, STAT, 8]);
+        assert_eq!(nowhere, refused(Errno::EFAULT));
+        assert_eq!(attach(segments, &space, id, AT + 1, 0), refused(Errno::EINVAL));
+        assert_eq!(attach(segments, &space, id, BUFFER, 0), refused(Errno::EINVAL));
+        assert_eq!(attach(segments, &space, id, 0, 0o40000), refused(Errno::EINVAL));
+        assert_eq!(attach(segments, &space, id, AT + 1, 0o20000), AT as i64, "SHM_RND");
+        let constant = attach(segments, &space, id, 0, READ_ONLY);
+        let constant = VirtAddr(constant as u64);
+        assert!(space.mprotect(constant, PAGE_SIZE, READ_WRITE).is_err());
+        assert_eq!(attached(segments, &space, id), Some(2), "what was refused does not count");
+        audit(&machine, &memory, &[&space]);
+    });
+}
+
+#[test]
+fn permissions_bind_those_without_privilege() {
+    let (machine, memory) = strict::<X86_64>(32 * MIB);
+    on(&memory, 2, |segments| {
+        let space = space(&memory);
+        let user = |user, group| IpcUser { user, group, privileged: false };
+        let (owner, friend, stranger) = (user(5, 50), user(6, 50), user(7, 70));
+        let id = shmget(segments, &owner, [9, PAGE_SIZE, CREAT | 0o640]);
+        let of = |user: &IpcUser, flags| shmget(segments, user, [9, 1, flags]);
+        assert_eq!([of(&owner, 0o600), of(&friend, 0o400), of(&stranger, 0)], [id; 3]);
+        let denied = refused(Errno::EACCES);
+        assert_eq!([of(&friend, 0o600), of(&stranger, 0o400)], [denied; 2]);
+        let attach = |user, flags| shmat(segments, &space, user, [id as u64, AT, flags]);
+        assert_eq!(attach(&stranger, READ_ONLY), denied);
+        assert_eq!(attach(&friend, 0), denied);
+        assert_eq!(attach(&owner, 0o100_000), denied, "to execute");
+        assert_eq!(attach(&friend, READ_ONLY), AT as i64);
+        let control = |user, command| shmctl(segments, &space, user, [id as u64, command, BUFFER]);
+        assert_eq!([control(&stranger, STAT), control(&friend, STAT)], [denied, 0]);
+        let forbidden = refused(Errno::EPERM);
+        assert_eq!([RMID, SET, 11].map(|command| control(&friend, command)), [forbidden; 3]);
+        // The owner gives it away, and keeps what its maker may.
+        assert_eq!(control(&owner, STAT), 0);
+        space.write_user(VirtAddr(BUFFER + 4), &7_u32.to_le_bytes()).unwrap();
+        assert_eq!(control(&owner, SET), 0);
+        assert_eq!([control(&stranger, STAT), control(&stranger, 11)], [0; 2]);
+        assert_eq!(word(segments, &space, id, 2).unwrap() >> 32, 0o2640);
+        assert_eq!(control(&owner, RMID), 0);
+        audit(&machine, &memory, &[&space]);
+    });
+}
+
+#[test]
+fn listings_name_segments() {
+    let (_machine, memory) = strict::<X86_64>(32 * MIB);
+    on(&memory, 2, |segments| {
+        let space = space(&memory);
+        get(segments, 0, 1, CREAT);
+        let id = get(segments, 0xabcd, 5000, CREAT | 0o600);
+        attach(segments, &space, id, AT, 0);
+        space.write_user(VirtAddr(AT), &[1]).unwrap();
+        let mut text = String::new();
+        proc::maps_entry(&space, &Unnamed, VirtAddr(0), &mut text).unwrap();
+        let squeeze = |text: &str| text.split_whitespace().map(String::from).collect::<Vec<_>>();
+        let expected = "40000000-40002000 rw-s 00000000 00:01 1 /SYSV0000abcd (deleted)";
+        assert_eq!(squeeze(&text), squeeze(expected));
+        text.clear();
+        proc::sysvipc_shm(segments, &mut text).unwrap();
+        let line = "     43981          1   600                  5000     7     7      1     0     \
+                    0     0     0       1000          0       1000                  4096          \
+                    0";
+        let found = text.lines().nth(2).unwrap();
+        assert_eq!(squeeze(found), squeeze(line));
+        assert_eq!(found.len(), text.lines().next().unwrap().len(), "columns stand below names");
+    });
+}
+
+#[test]
+fn memory_that_runs_out_leaves_no_segment() {
+    let (machine, memory) = strict::<X86_64>(2 * MIB);
+    on(&memory, 2, |segments| {
+        let space = space(&memory);
+        memory.commitment().set_mode(bindery::Overcommit::Never);
+        assert_eq!(get(segments, 3, GIB, CREAT), refused(Errno::ENOMEM));
+        assert_eq!(get(segments, 3, PAGE_SIZE, 0), refused(Errno::ENOENT));
+        let id = get(segments, 3, PAGE_SIZE, CREAT);
+        assert_eq!(id, 0);
+        assert_eq!(memory.commitment().committed(), 2, "with the buffer's");
+        assert_eq!(control(segments, &space, id, RMID), 0);
+        assert_eq!(memory.commitment().committed(), 1);
+        audit(&machine, &memory, &[&space]);
+    });
+}

@@ -1,0 +1,164 @@
+//! What the stories of kernel maps share.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bindery::addr::{Frame, PAGE_SIZE, PhysAddr, VirtAddr, VirtRange};
+use bindery::check::{self, Report};
+use bindery::{FrameRange, KernelMap, KernelPiece, Memory, Reach};
+use bindery_hosted::{AccessKind, Machine, MmuFault, Walk};
+
+/// The first address of the kernel's half, and a table of the highest level further on, so that the
+/// arena does not begin at the half's first entry.
+pub fn base<A: Walk>() -> u64 {
+    let top = 12 + A::INDEX_BITS * u32::from(A::LEVELS);
+    if top < 32 { 1 << (top - 1) } else { (!0 << (top - 1)) + (3 << (top - A::INDEX_BITS)) }
+}
+
+/// An arena of `bytes` in the kernel's half.
+pub fn arena<A: Walk>(bytes: u64) -> VirtRange {
+    VirtRange::from_len(VirtAddr(base::<A>()), bytes).unwrap()
+}
+
+/// A kernel map with an arena of 8 GiB.
+pub fn map<A: Walk>(memory: &Memory<Machine<A>>) -> KernelMap<'_, Machine<A>> {
+    map_with(memory, 1 << 33, Reach::Table)
+}
+
+pub fn map_with<A: Walk>(
+    memory: &Memory<Machine<A>>,
+    bytes: u64,
+    reach: Reach,
+) -> KernelMap<'_, Machine<A>> {
+    KernelMap::new(memory, arena::<A>(bytes), reach).expect("a kernel map")
+}
+
+/// Purges, since TLBs may rightly remember freed areas before; audits the core and the TLBs, and
+/// panics with what is broken.
+#[track_caller]
+pub fn audit<A: Walk>(
+    machine: &Machine<A>,
+    memory: &Memory<Machine<A>>,
+    maps: &[&KernelMap<'_, Machine<A>>],
+) -> Report {
+    maps.iter().for_each(|map| map.purge());
+    machine.assert_clean();
+    check_core(memory, maps)
+}
+
+/// As [`audit`], with freed areas as they are: looks at the core alone.
+#[track_caller]
+pub fn check_core<A: Walk>(
+    memory: &Memory<Machine<A>>,
+    maps: &[&KernelMap<'_, Machine<A>>],
+) -> Report {
+    let mut scratch = vec![0; check::scratch_words(memory)];
+    match check::check_with_kernel(memory, &[], maps, &mut scratch) {
+        Ok(report) => report,
+        Err(violation) => panic!("the audit found: {violation}"),
+    }
+}
+
+/// What the MMU makes of an address for a load of the kernel.
+pub fn translate<A: Walk>(
+    machine: &Machine<A>,
+    map: &KernelMap<'_, Machine<A>>,
+    at: VirtAddr,
+) -> Result<PhysAddr, MmuFault> {
+    machine.translate_kernel(map.root(), at, AccessKind::Read)
+}
+
+/// Takes frames that nobody else has, by way of an area that stays: every `step`-th of many.
+pub fn scattered<A: Walk>(
+    map: &KernelMap<'_, Machine<A>>,
+    pages: u64,
+    step: usize,
+) -> (VirtAddr, Vec<Frame>) {
+    let size = pages * step as u64 * PAGE_SIZE;
+    let area = map.vmalloc(size, &bindery::VmallocOptions::huge()).expect("frames to be mapped");
+    let frame = |page: u64| {
+        let at = VirtAddr(area.0 + page * PAGE_SIZE);
+        Frame((map.physical(at).expect("mapped").0 / PAGE_SIZE) as u32)
+    };
+    (area, (0..pages * step as u64).step_by(step).map(frame).collect())
+}
+
+/// A range of frames.
+pub fn frames(first: u32, count: u32) -> FrameRange {
+    FrameRange { first: Frame(first), count }
+}
+
+/// So many pages from an address on.
+#[track_caller]
+pub fn pages(at: VirtAddr, count: u64) -> VirtRange {
+    VirtRange::from_len(at, count * PAGE_SIZE).unwrap()
+}
+
+/// What is mapped in a range.
+pub fn pieces<A: Walk>(map: &KernelMap<'_, Machine<A>>, range: VirtRange) -> Vec<KernelPiece> {
+    let mut found = Vec::new();
+    map.for_each_piece(range, |piece| found.push(piece));
+    found
+}
+
+/// All areas and everything that is mapped: what a refused call must leave as it was.
+pub fn picture<A: Walk>(map: &KernelMap<'_, Machine<A>>) -> String {
+    let mut areas = Vec::new();
+    map.for_each_area(|area| areas.push(area));
+    format!("{areas:?} {:?}", pieces(map, map.arena()))
+}
+
+/// Writes to every page of a range what tells it from others.
+#[track_caller]
+pub fn fill<A: Walk>(machine: &Machine<A>, root: Frame, range: VirtRange, stamp: u64) {
+    for at in (range.start().0..range.end().0).step_by(PAGE_SIZE as usize) {
+        machine.write_kernel(root, VirtAddr(at), &(at ^ stamp).to_ne_bytes()).unwrap();
+    }
+}
+
+/// Whether a range holds what [`fill`] wrote at `from`.
+#[track_caller]
+pub fn assert_filled<A: Walk>(
+    machine: &Machine<A>,
+    root: Frame,
+    range: VirtRange,
+    from: VirtAddr,
+    stamp: u64,
+) {
+    for offset in (0..range.len()).step_by(PAGE_SIZE as usize) {
+        let mut bytes = [0; 8];
+        let at = VirtAddr(range.start().0 + offset);
+        machine.read_kernel(root, at, &mut bytes).unwrap();
+        assert_eq!(u64::from_ne_bytes(bytes), (from.0 + offset) ^ stamp, "{at} of {range}");
+    }
+}
+
+/// How often something is done: `BINDERY_DEEPER=1` makes it twenty times as often.
+pub fn rounds(usual: u64) -> u64 {
+    if std::env::var_os("BINDERY_DEEPER").is_some() { 20 * usual } else { usual }
+}
+
+/// Numbers that look random, the same in every run.
+pub struct Numbers(pub u64);
+
+impl Numbers {
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+
+    /// At least 1, below 2^`bits`, of each number of bits as often.
+    pub fn of_any_size(&mut self, bits: u64) -> u64 {
+        let bits = self.below(bits);
+        (1 << bits) + self.below(1 << bits)
+    }
+}
+
+/// Sets the flag when it is dropped, so that nobody waits for a thread that has panicked.
+pub struct Finished<'a>(pub &'a AtomicBool);
+
+impl Drop for Finished<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}

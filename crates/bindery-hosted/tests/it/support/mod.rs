@@ -1,0 +1,94 @@
+//! What the story tests share: a machine with the core on it, and the audit at the end.
+
+pub mod alone;
+pub mod kernel;
+pub mod measured;
+pub mod objects;
+pub mod objects_stage;
+pub mod stage;
+
+use bindery::addr::VirtAddr;
+use bindery::check::{self, Report};
+use bindery::{
+    AddressSpace, FrameRange, MapRequest, Memory, Overcommit, Place, Protection, SizeMode,
+    SpaceOptions,
+};
+use bindery_hosted::{Config, Machine, Walk};
+
+pub const KIB: u64 = 1 << 10;
+pub const MIB: u64 = 1 << 20;
+pub const GIB: u64 = 1 << 30;
+
+pub const READ_WRITE: Protection = Protection::READ.union(Protection::WRITE);
+
+/// A machine of the given configuration, with the core in charge of its memory.
+pub fn memory_with<A: Walk>(config: Config) -> (Machine<A>, Memory<Machine<A>>) {
+    let machine = Machine::<A>::new(config);
+    let (first, count) = machine.frames();
+    let memory = Memory::new(machine.clone(), &[FrameRange { first, count }]).expect("memory");
+    // The machines are small, and most stories map more than they touch.
+    memory.commitment().set_mode(Overcommit::Always);
+    (machine, memory)
+}
+
+/// A strict machine with one CPU.
+pub fn strict<A: Walk>(bytes: u64) -> (Machine<A>, Memory<Machine<A>>) {
+    memory_with(Config { memory: bytes, ..Config::default() })
+}
+
+/// Lets faults use folios of 2^`order` pages wherever they fit.
+pub fn use_order<A: Walk>(memory: &Memory<Machine<A>>, order: u8) {
+    if order > 0 {
+        memory.folio_policy().set(order, SizeMode::Always);
+    }
+}
+
+pub fn fixed(at: u64, length: u64) -> MapRequest {
+    MapRequest {
+        length,
+        protection: READ_WRITE,
+        place: Place::Fixed(VirtAddr(at)),
+        ..MapRequest::default()
+    }
+}
+
+pub fn anywhere(length: u64) -> MapRequest {
+    MapRequest { length, protection: READ_WRITE, place: Place::Anywhere, ..MapRequest::default() }
+}
+
+pub fn options() -> SpaceOptions {
+    SpaceOptions::default()
+}
+
+/// Audits the core and the TLBs, and panics with what is broken.
+#[track_caller]
+pub fn audit<A: Walk>(
+    machine: &Machine<A>,
+    memory: &Memory<Machine<A>>,
+    spaces: &[&AddressSpace<'_, Machine<A>>],
+) -> Report {
+    machine.assert_clean();
+    let mut scratch = vec![0; check::scratch_words(memory)];
+    match check::check(memory, spaces, &mut scratch) {
+        Ok(report) => report,
+        Err(violation) => panic!("the audit found: {violation}"),
+    }
+}
+
+/// Calls the generic test function for every real architecture.
+macro_rules! on_every_architecture {
+    ($($test:ident => $run:ident;)*) => {
+        $(mod $test {
+            #[test]
+            fn x86_64() { super::$run::<bindery::arch::X86_64<4>>(); }
+            #[test]
+            fn x86_64_five_levels() { super::$run::<bindery::arch::X86_64<5>>(); }
+            #[test]
+            fn aarch64() { super::$run::<bindery::arch::AArch64>(); }
+            #[test]
+            fn riscv64_sv39() { super::$run::<bindery::arch::Riscv64<3>>(); }
+            #[test]
+            fn riscv64_sv48() { super::$run::<bindery::arch::Riscv64<4>>(); }
+        })*
+    };
+}
