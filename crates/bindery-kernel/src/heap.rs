@@ -37,7 +37,8 @@ pub fn begin(information: &Information) -> Stretch {
     let taken = Stretch { start: end - size, end };
     // SAFETY: the stretch is free memory, told so by the boot protocol, mapped in the window, and
     // kept out of what the core gets (`memory::begin`).
-    let claimed = unsafe { HEAP.lock().claim(arch::window(taken.start).as_ptr(), size as usize) };
+    let claimed =
+        unsafe { HEAP.lock().claim(arch::direct_map(taken.start).as_ptr(), size as usize) };
     assert!(claimed.is_some(), "the heap cannot be used");
     taken
 }

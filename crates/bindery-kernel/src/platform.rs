@@ -32,7 +32,7 @@ unsafe impl Platform for Machine {
 
     #[inline]
     fn direct_map(&self, frame: Frame) -> NonNull<u8> {
-        arch::window(u64::from(frame.0) << 12)
+        arch::direct_map(u64::from(frame.0) << 12)
     }
 
     #[inline]

@@ -155,7 +155,7 @@ fn verify(at: VirtAddr, expected: Expected<'_>) {
         }
         let pattern = page.0 ^ to.0.rotate_left(32);
         let here = core::ptr::with_exposed_provenance_mut::<u64>(page.0 as usize);
-        let there = arch::window(to.0).cast::<u64>();
+        let there = arch::direct_map(to.0).cast::<u64>();
         // SAFETY: the frame was got for this workload, and is mapped at both addresses.
         let read = unsafe {
             here.write_volatile(pattern);

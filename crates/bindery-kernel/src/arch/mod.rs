@@ -1,46 +1,75 @@
-//! What an architecture brings. Each submodule gives the same names; the rest of the kernel uses
-//! them through this one, and holds no instruction of its own.
+//! The architectures. Each submodule exports the same names; the rest of the kernel uses them
+//! through this one, and holds no instruction of its own.
+//!
+//! Both have the same files:
+//!
+//! | file | what |
+//! |---|---|
+//! | `boot` | from the boot protocol to `crate::start` |
+//! | `cpu_check` | features without which the kernel cannot run |
+//! | `cpu_features` | features that it uses where they are there; `AT_HWCAP` |
+//! | `machine` | memory, CPUs and devices, by ACPI or the device tree |
+//! | `page_tables` | the kernel's own tables, the direct map |
+//! | `tlb` | the table root that is loaded, TLB invalidation |
+//! | `entry` | entry from a program and return to it; [`Registers`] |
+//! | `exceptions` | what an exception means |
+//! | `user_copy` | copies from and to programs |
+//! | `signal` | signal frames |
+//! | `context` | threads: [`Context`], [`switch`] |
+//! | `floating_point` | a thread's floating-point state |
+//! | `protection_keys` | a thread's rights to protection keys |
+//! | `per_cpu` | what each CPU has of its own |
+//! | `smp` | the start of the other CPUs |
+//! | `interrupts` | the local APIC or the GICv3 |
+//! | `time` | clocks and the timer |
+//! | `serial` | the console |
+//! | `control` | the control channel to the host, power-off |
+//! | `page_copy` | zeroing and copying frames |
+//! | `backtrace` | return addresses, for a panic |
+//! | `marks` | marks for a tool that counts instructions |
+//!
+//! They export:
 //!
 //! | name | what |
 //! |---|---|
 //! | `EntryFormat` | the core's [`bindery::arch`] type of the tables |
-//! | `window(physical) -> NonNull<u8>` | the direct map |
-//! | `zero`, `copy` | the fastest plain instructions |
+//! | `direct_map(physical) -> NonNull<u8>` | where the kernel reads and writes physical memory |
+//! | `zero`, `copy` | whole frames, by the fastest plain instructions |
 //! | `copy_to_user`, `copy_from_user` | by addresses of the running program, until the first fault |
-//! | `copy_bytes` | any bytes of the kernel's, those that programs change among them |
+//! | `copy_bytes` | any bytes of the kernel, also bytes that a program may change meanwhile |
 //! | `kernel_root() -> Option<Frame>` | the table whose upper half new roots copy; `None` with separate roots |
-//! | `own_root() -> Frame` | the table of the highest level for the kernel's own addresses |
-//! | `largest_leaf() -> u8` | the highest level of a leaf that the processor takes |
-//! | `begin_devices()` | maps and sets up what needs memory to be mapped; time works afterwards |
-//! | `load_root(Frame)`, `unload_root()` | the tables of a program; those of none |
-//! | `invalidate(root, &Invalidation)` | this CPU's TLB (AArch64: all CPUs') |
+//! | `own_root() -> Frame` | the root table of the kernel's own addresses |
+//! | `largest_leaf() -> u8` | the highest level at which the processor takes a leaf |
+//! | `begin_devices()` | maps and sets up devices once memory can be mapped; time works afterwards |
+//! | `load_root(Frame)`, `unload_root()` | loads a program's tables; loads those of no program |
+//! | `invalidate(root, &Invalidation)` | this CPU's TLB (AArch64: all CPUs' TLBs) |
 //! | `invalidate_kernel(&Invalidation)` | all CPUs' TLBs, for addresses of the kernel |
-//! | `invalidate_local(root, &Invalidation)` | this CPU's TLB, of a program's or the kernel's few addresses |
+//! | `invalidate_local(root, &Invalidation)` | this CPU's TLB, for a few addresses of a program or the kernel |
 //! | `publish_entries()` | makes table writes visible to walkers |
-//! | `cpu() -> u16` | the CPU that asks |
-//! | `start_other_cpus(count)` | starts them; each says so on the console, and is idle from then on |
-//! | `wait_for_interrupt()` | interrupts on, sleep, off again: called by the idle loop |
+//! | `cpu() -> u16` | the number of the calling CPU |
+//! | `start_other_cpus(count)` | starts the other CPUs; each reports on the console and idles |
+//! | `wait_for_interrupt()` | interrupts on, sleep, off again: the idle loop |
 //! | `nanoseconds() -> u64` | since power-on, monotonic |
 //! | `real_time() -> u64` | seconds since 1970 by the machine's clock, read at boot |
 //! | `set_timer(Option<u64>)` | the next timer interrupt of this CPU, in [`nanoseconds`] |
-//! | `write_console`, `read_console` | the serial line; reading gives `None` where nothing has come |
-//! | `write_control` | a byte for the control channel |
-//! | `power_off(failed: Ended) -> !` | ends the machine |
+//! | `write_console`, `read_console` | the serial line; reading gives `None` where no byte has come |
+//! | `write_control` | sends a byte over the control channel |
+//! | `power_off(Ended) -> !` | ends the machine |
 //! | `Registers` | a program's registers, as they lie on the thread's kernel stack |
 //! | `FloatingPoint` | a thread's floating-point state: `new`, `save`, `restore` |
-//! | `Context`, `switch` | what the kernel keeps of a thread that does not run |
-//! | `prepare(stack_top, &Registers) -> Context` | a thread that begins in its program with those |
-//! | `prepare_kernel(stack_top, entry) -> Context` | a thread of the kernel's own, which begins with `entry` |
-//! | `set_kernel_stack(top)` | where this CPU enters the kernel from a program |
+//! | `Context`, `switch` | the kernel context of a thread that does not run |
+//! | `prepare(stack_top, &Registers) -> Context` | a thread that begins in its program with these registers |
+//! | `prepare_kernel(stack_top, entry) -> Context` | a kernel thread, which begins with `entry` |
+//! | `set_kernel_stack(top)` | the stack on which this CPU enters the kernel from a program |
 //! | `thread_pointer()`, `set_thread_pointer(u64)` | the TLS register of the running thread |
-//! | `protection_keys() -> u8` | how many there are; 1 where there are none |
-//! | `key_rights() -> KeyRights`, `set_key_rights` | what the running thread may do with each |
+//! | `protection_keys() -> u8` | the number of protection keys; 1 where there are none |
+//! | `key_rights() -> KeyRights`, `set_key_rights` | the running thread's rights to each key |
 //! | `signal` | `push` and `pop` of signal frames as the C libraries know them |
 //! | `call` | system calls that only this architecture has |
-//! | `hardware_capabilities() -> [u64; 2]`, `PLATFORM_NAME` | what programs learn of the CPU: `AT_HWCAP`, `AT_HWCAP2`, `AT_PLATFORM` |
+//! | `hardware_capabilities() -> [u64; 2]`, `PLATFORM_NAME` | `AT_HWCAP`, `AT_HWCAP2`, `AT_PLATFORM` |
 //! | `random_word() -> Option<u64>` | from the CPU's generator, if it has one |
-//! | `mark_begin`, `mark_end` | what does nothing, and is known to who counts instructions |
-//! | `return_addresses(FnMut(u64))` | the frames above the caller, for a panic |
+//! | `mark_begin`, `mark_end` | no operation; a tool that counts instructions knows the encoding |
+//! | `return_addresses(FnMut(u64))` | the return addresses above the caller, for a panic |
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

@@ -4,10 +4,9 @@ use alloc::sync::Arc;
 
 use linux_raw_sys::general as nr;
 use linux_raw_sys::general::{
-    AT_FDCWD, AT_SYMLINK_NOFOLLOW, EFD_SEMAPHORE, F_ADD_SEALS, F_DUPFD, F_DUPFD_CLOEXEC,
-    F_GET_SEALS, F_GETFD, F_GETFL, F_GETLK, F_GETPIPE_SZ, F_SETFD, F_SETFL, F_SETLK, F_SETLKW,
-    F_SETPIPE_SZ, F_UNLCK, FALLOC_FL_KEEP_SIZE, FD_CLOEXEC, MFD_CLOEXEC, O_CLOEXEC, O_NONBLOCK,
-    O_RDWR,
+    AT_FDCWD, EFD_SEMAPHORE, F_ADD_SEALS, F_DUPFD, F_DUPFD_CLOEXEC, F_GET_SEALS, F_GETFD, F_GETFL,
+    F_GETLK, F_GETPIPE_SZ, F_SETFD, F_SETFL, F_SETLK, F_SETLKW, F_SETPIPE_SZ, F_UNLCK,
+    FALLOC_FL_KEEP_SIZE, FD_CLOEXEC, MFD_CLOEXEC, O_CLOEXEC, O_NONBLOCK, O_RDWR,
 };
 use linux_raw_sys::ioctl::{FIOCLEX, FIONBIO, FIONCLEX, FIONREAD};
 use linux_raw_sys::net::{AF_UNIX, SOCK_SEQPACKET, SOCK_STREAM};
@@ -135,7 +134,7 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
 /// The calls that newer architectures have left out.
 #[cfg(target_arch = "x86_64")]
 fn old_call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
-    use linux_raw_sys::general::{AT_REMOVEDIR, O_CREAT, O_TRUNC, O_WRONLY};
+    use linux_raw_sys::general::{AT_REMOVEDIR, AT_SYMLINK_NOFOLLOW, O_CREAT, O_TRUNC, O_WRONLY};
     let [a, b, c, d, e, _] = arguments;
     let outcome = match number {
         nr::__NR_open => names::open(AT_FDCWD, a, b as u32, c as u32),

@@ -82,7 +82,7 @@ pub fn begin(initramfs: Stretch) {
     // SAFETY: the boot protocol says that the initramfs lies there; nothing else uses that memory
     // (`boot::Information::free_memory`).
     let archive: &'static [u8] =
-        unsafe { core::slice::from_raw_parts(arch::window(initramfs.start).as_ptr(), length) };
+        unsafe { core::slice::from_raw_parts(arch::direct_map(initramfs.start).as_ptr(), length) };
     for entry in cpio_reader::iter_files(archive) {
         if entry.name() == SYMBOLS {
             symbols::begin(entry.file());

@@ -173,5 +173,6 @@ pub enum Fraction {
     /// `struct timespec`.
     Nanoseconds,
     /// `struct timeval`.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only `select` has it"))]
     Microseconds,
 }

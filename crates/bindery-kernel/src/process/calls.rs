@@ -21,6 +21,12 @@ use super::{
     all, barriers, end, execute, find, futex, limits, random, scheduler, table, timer, wait,
 };
 
+/// `fork(2)` and `vfork(2)` as flags of `clone(2)`.
+#[cfg(target_arch = "x86_64")]
+const FORK: u64 = nr::SIGCHLD as u64;
+#[cfg(target_arch = "x86_64")]
+const VFORK: u64 = (nr::CLONE_VM | nr::CLONE_VFORK | nr::SIGCHLD) as u64;
+
 /// Makes a call; `None` where the number is another's. The inner `None` means that the registers
 /// are as the program shall have them.
 pub fn call(
@@ -48,9 +54,9 @@ pub fn call(
         nr::__NR_exit_group => end::exit_group(a),
         nr::__NR_clone => clone(Wanted::of_clone(arguments), registers),
         #[cfg(target_arch = "x86_64")]
-        nr::__NR_fork => clone(Wanted::fork(), registers),
+        nr::__NR_fork => clone(Wanted::of_clone([FORK, 0, 0, 0, 0, 0]), registers),
         #[cfg(target_arch = "x86_64")]
-        nr::__NR_vfork => clone(Wanted::vfork(), registers),
+        nr::__NR_vfork => clone(Wanted::of_clone([VFORK, 0, 0, 0, 0, 0]), registers),
         nr::__NR_clone3 => Wanted::of_clone3(a, b).and_then(|wanted| clone(wanted, registers)),
         nr::__NR_unshare => unshare(a),
         nr::__NR_wait4 => wait::wait4(a, b, c, d),

@@ -8,7 +8,7 @@ use bindery::addr::PAGE_SIZE;
 use linux_raw_sys::general::{
     CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID, CLONE_DETACHED, CLONE_FILES, CLONE_FS, CLONE_IO,
     CLONE_PARENT, CLONE_PARENT_SETTID, CLONE_PIDFD, CLONE_SETTLS, CLONE_SIGHAND, CLONE_SYSVSEM,
-    CLONE_THREAD, CLONE_UNTRACED, CLONE_VFORK, CLONE_VM, CSIGNAL, RLIMIT_NPROC, SIGCHLD,
+    CLONE_THREAD, CLONE_UNTRACED, CLONE_VFORK, CLONE_VM, CSIGNAL, RLIMIT_NPROC,
 };
 
 use crate::arch::{self, FloatingPoint, Registers};
@@ -37,16 +37,6 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// `fork(2)`.
-    pub(super) fn fork() -> Self {
-        Self { exit_signal: SIGCHLD, ..Self::default() }
-    }
-
-    /// `vfork(2)`.
-    pub(super) fn vfork() -> Self {
-        Self { flags: u64::from(CLONE_VM | CLONE_VFORK), ..Self::fork() }
-    }
-
     /// The arguments of `clone(2)`, the last two of which differ in order.
     pub(super) fn of_clone(arguments: [u64; 6]) -> Self {
         let [flags, stack, parent_id_at, fourth, fifth, _] = arguments;

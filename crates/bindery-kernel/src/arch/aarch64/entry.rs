@@ -1,294 +1,247 @@
-//! From the boot protocol to Rust: the arm64 Image header, out of EL2, the MMU on.
+//! Entry from a program into the kernel and return to it: the vector table.
 //!
-//! The code runs where it was loaded until the MMU is on, and so addresses everything relative to
-//! itself. It maps the image alone, page by page with the permissions of its sections, at the
-//! address that it was linked for ([`tables`](super::tables) adds the rest). There is no identity
-//! mapping: the first fetch after the MMU is on finds nothing at the physical address, and the
-//! exception that it raises leads to `landing`, at its linked address, which goes on where `x27`
-//! says.
-//!
-//! Linux, Documentation/arch/arm64/booting.rst, has the header and what holds at entry: MMU off,
-//! `x0` the physical address of the device tree, EL2 or EL1, interrupts masked.
+//! All registers of the program lie at the top of the thread's kernel stack as [`Registers`].
 
 use core::arch::global_asm;
+use core::mem::{offset_of, size_of};
 
-use super::tables::Table;
-use super::{exception, processors};
+use crate::errno::Errno;
 
-/// Tables of pages for the image: 2 MiB each. `link/aarch64.ld` asserts that they suffice.
-const IMAGE_TABLES: usize = 4;
-
-/// Bytes of the stack that the first CPU boots on, and idles on afterwards.
-const STACK_SIZE: usize = 64 << 10;
-
-#[repr(C, align(4096))]
-struct Stack([u8; STACK_SIZE]);
-
-static mut STACK: Stack = Stack([0; STACK_SIZE]);
-/// The root of the upper half (`TTBR1_EL1`).
-pub static mut ROOT: Table = Table::EMPTY;
-static mut IMAGE_LEVEL_3: Table = Table::EMPTY;
-static mut IMAGE_LEVEL_2: Table = Table::EMPTY;
-static mut IMAGE_PAGES: [Table; IMAGE_TABLES] = [Table::EMPTY; IMAGE_TABLES];
-/// The lower half while no program is there (`TTBR0_EL1`).
-pub static mut NO_PROGRAM: Table = Table::EMPTY;
+use super::exceptions;
 
 unsafe extern "C" {
-    /// The first byte of the image.
-    pub static _start: u8;
-    /// One past its last.
-    pub static __image_end: u8;
-    /// Where another CPU begins, its stack in `x0`.
-    pub fn secondary_start();
+    /// The vector table.
+    pub fn vectors();
+    /// Goes back to a program with the [`Registers`] that the stack pointer points at.
+    pub fn return_to_program();
 }
 
-/// `SCTLR_EL1`. On: M, C, SA, SA0, I, DZE, UCT, UCI, and the bits that are 1 in ARMv8.0 (EOS, EIS,
-/// TSCXT, nTLSMD, LSMAOE). Off, among others: SPAN (each exception sets PAN), nTWI and nTWE (a
-/// program that waits for an interrupt would stop the machine), WXN (it would hold for programs
-/// too, which may ask for pages that are writable and executable).
-const SYSTEM_CONTROL: u64 = 1 << 0
-    | 1 << 2
-    | 1 << 3
-    | 1 << 4
-    | 1 << 11
-    | 1 << 12
-    | 1 << 14
-    | 1 << 15
-    | 1 << 20
-    | 1 << 22
-    | 1 << 26
-    | 1 << 28
-    | 1 << 29;
-
-/// The same with the MMU and the caches off: the bits that are 1 alone.
-const SYSTEM_CONTROL_OFF: u64 = 1 << 11 | 1 << 20 | 1 << 22 | 1 << 23 | 1 << 28 | 1 << 29;
-
-/// `MAIR_EL1`, as the core's entries have it: attribute 0 normal write-back memory, 1 Device-nGnRE,
-/// 2 normal memory that is not cached, 3 Device-nGnRnE, 4 normal write-through memory.
-const MEMORY_TYPES: u64 = 0xbb_0044_04ff;
-
-/// `TCR_EL1` without what depends on the CPU: 48 bits and 4 KiB pages in both halves, walks inner
-/// shareable and write-back. No tagged addresses (TBI0 is off): a program that uses them faults.
-const TRANSLATION_CONTROL: u64 = 16
-    | 0b01 << 8
-    | 0b01 << 10
-    | 0b11 << 12
-    | 16 << 16
-    | 0b01 << 24
-    | 0b01 << 26
-    | 0b11 << 28
-    | 0b10 << 30;
-
-/// A page of the image: valid, normal memory, inner shareable, accessed, never executable by
-/// programs. Writable and not executable; the two below change that.
-const PAGE: u64 = 0b11 | 0b11 << 8 | 1 << 10 | 1 << 53 | 1 << 54;
-const READ_ONLY: u64 = 1 << 7;
-const EXECUTE_NEVER: u64 = 1 << 53;
+const SIZE: usize = size_of::<Registers>();
+// The offsets below follow `Registers`.
+const _: () = assert!(SIZE == 288 && offset_of!(Registers, program_counter) == 256);
 
 global_asm!(
     r#"
-    .section .head, "ax"
-    .global _start
-_start:
-    b       primary
-    .long   0
-    .quad   0                       // offset from a multiple of 2 MiB
-    .quad   __image_size
-    .quad   0b1010                  // little-endian, 4 KiB pages, anywhere in memory
-    .quad   0, 0, 0
-    .ascii  "ARM\x64"
-    .long   0
+    // Saves all of a program's registers; leaves x0 at them.
+    .macro  save
+    sub     sp, sp, #{size}
+    stp     x0, x1, [sp]
+    stp     x2, x3, [sp, #16]
+    stp     x4, x5, [sp, #32]
+    stp     x6, x7, [sp, #48]
+    stp     x8, x9, [sp, #64]
+    stp     x10, x11, [sp, #80]
+    stp     x12, x13, [sp, #96]
+    stp     x14, x15, [sp, #112]
+    stp     x16, x17, [sp, #128]
+    stp     x18, x19, [sp, #144]
+    stp     x20, x21, [sp, #160]
+    stp     x22, x23, [sp, #176]
+    stp     x24, x25, [sp, #192]
+    stp     x26, x27, [sp, #208]
+    stp     x28, x29, [sp, #224]
+    mrs     x1, sp_el0
+    mrs     x2, elr_el1
+    mrs     x3, spsr_el1
+    mrs     x4, esr_el1
+    stp     x30, x1, [sp, #240]
+    stp     x2, x3, [sp, #256]
+    stp     x0, x4, [sp, #272]
+    mov     x0, sp
+    .endm
 
-    .section .text.entry, "ax"
-primary:
-    mov     x19, x0
-    bl      check_processor
-    bl      leave_hypervisor
-    adrp    x0, __bss_start
-    adrp    x1, __image_end
-1:  stp     xzr, xzr, [x0]
-    stp     xzr, xzr, [x0, #16]
-    stp     xzr, xzr, [x0, #32]
-    stp     xzr, xzr, [x0, #48]
-    add     x0, x0, #64
-    cmp     x0, x1
-    b.lo    1b
+    .macro  from_program handler
+    .balign 128
+    save
+    mov     x29, xzr                // backtraces end here
+    bl      \handler
+    b       return_to_program
+    .endm
 
-    // The pages of the image: code, then what is only read, then the rest.
-    adrp    x20, _start
-    adrp    x2, __text_end
-    adrp    x3, __rodata_end
-    adrp    x4, {pages}
-    add     x4, x4, :lo12:{pages}
-    ldr     x5, ={page}
-    orr     x6, x5, #{read_only}
-    bic     x7, x6, #{execute_never}
-    mov     x0, x20
-2:  cmp     x0, x3
-    csel    x8, x6, x5, lo
-    cmp     x0, x2
-    csel    x8, x7, x8, lo
-    orr     x8, x8, x0
-    str     x8, [x4], #8
-    add     x0, x0, #4096
-    cmp     x0, x1
-    b.lo    2b
-
-    // The tables above: one of 2 MiB for each table of pages.
-    adrp    x4, {pages}
-    add     x4, x4, :lo12:{pages}
-    orr     x4, x4, #0b11
-    adrp    x5, {level_2}
-    add     x5, x5, :lo12:{level_2}
-    mov     x6, #{tables}
-3:  str     x4, [x5], #8
-    add     x4, x4, #4096
-    subs    x6, x6, #1
-    b.ne    3b
-    adrp    x4, {level_2}
-    add     x4, x4, :lo12:{level_2}
-    orr     x4, x4, #0b11
-    adrp    x5, {level_3}
-    add     x5, x5, :lo12:{level_3}
-    str     x4, [x5, #(510 * 8)]    // 0xffffffff80000000, bits 38:30
-    orr     x5, x5, #0b11
-    adrp    x6, {root}
-    add     x6, x6, :lo12:{root}
-    str     x5, [x6, #(511 * 8)]    // bits 47:39
-
-    ldr     x27, =primary_high
-    b       enable_mmu
-primary_high:
-    adrp    x0, {stack}
-    add     x0, x0, :lo12:{stack}
-    mov     x1, #{stack_size}
-    add     sp, x0, x1
-    mov     x29, xzr
-    mov     x0, x19
-    mov     x1, x20
-    bl      {begin}
-    brk     #0
-
-    // Another CPU: x0 is the top of its stack, which holds its number.
-    .global secondary_start
-secondary_start:
-    mov     x19, x0
-    bl      check_processor
-    bl      leave_hypervisor
-    ldr     x27, =secondary_high
-    b       enable_mmu
-secondary_high:
-    mov     sp, x19
-    mov     x29, xzr
-    ldr     x0, [sp]
-    bl      {secondary}
-    brk     #0
-
-    // Goes on in EL1, with nothing of EL1 trapped.
-leave_hypervisor:
-    ldr     x1, ={control_off}
-    msr     sctlr_el1, x1
-    mrs     x1, CurrentEL
-    cmp     x1, #(2 << 2)
-    b.eq    4f
+    // A fault on a stack that has run over would only fault again: first the MMU is asked whether
+    // there is a place right below the stack pointer, which may be the stack's end, and further
+    // down. SP_EL0 is free meanwhile, a program's stands in its registers; PAR_EL1 is nobody's.
+    .macro  from_kernel number
+    .balign 128
+    msr     sp_el0, x0
+    sub     x0, sp, #16
+    at      s1e1w, x0
     isb
-    ret
-4:  mov     x1, #(1 << 31)          // HCR_EL2.RW: EL1 is AArch64
-    msr     hcr_el2, x1
-    mov     x1, #0b11               // EL1 may use both counters and timers
-    msr     cnthctl_el2, x1
-    msr     cntvoff_el2, xzr
-    mov     x1, #0x33ff             // CPTR_EL2: floating point is not trapped
-    msr     cptr_el2, x1
-    msr     hstr_el2, xzr
-    mrs     x1, midr_el1
-    msr     vpidr_el2, x1
-    mrs     x1, mpidr_el1
-    msr     vmpidr_el2, x1
-    mrs     x1, id_aa64pfr0_el1
-    ubfx    x1, x1, #24, #4
-    cbz     x1, 5f                  // no GIC system registers
-    mrs     x1, S3_4_C12_C9_5       // ICC_SRE_EL2: SRE, and EL1 may use them
-    orr     x1, x1, #0b1
-    orr     x1, x1, #0b1000
-    msr     S3_4_C12_C9_5, x1
+    mrs     x0, par_el1
+    tbnz    x0, #0, run_over
+    sub     x0, sp, #({size} + 16)
+    at      s1e1w, x0
     isb
-5:  mov     x1, #0x3c5              // EL1 with its own stack pointer, all masked
-    msr     spsr_el2, x1
-    msr     elr_el2, x30
-    eret
+    mrs     x0, par_el1
+    tbnz    x0, #0, run_over
+    mrs     x0, sp_el0
+    b       from_kernel_\number
+    .endm
 
-    // Goes on at the linked address in x27.
-enable_mmu:
-    ldr     x1, ={memory_types}
-    msr     mair_el1, x1
-    ldr     x1, ={translation}
-    mrs     x2, id_aa64mmfr0_el1
-    and     x2, x2, #0xf            // the physical addresses that the CPU has
-    mov     x3, #5                  // 48 bits, all that the tables can say
-    cmp     x2, x3
-    csel    x2, x2, x3, lo
-    bfi     x1, x2, #32, #3
-    mrs     x2, id_aa64mmfr1_el1
-    and     x2, x2, #0xf            // FEAT_HAFDBS: 1 is HA, 2 is HD too
-    cbz     x2, 6f
-    orr     x1, x1, #(1 << 39)
-    cmp     x2, #1
-    b.eq    6f
-    orr     x1, x1, #(1 << 40)
-6:  msr     tcr_el1, x1
-    adrp    x1, {no_program}
-    add     x1, x1, :lo12:{no_program}
-    msr     ttbr0_el1, x1
-    adrp    x1, {root}
-    add     x1, x1, :lo12:{root}
-    msr     ttbr1_el1, x1
-    mov     x1, #(0b11 << 20)       // CPACR_EL1: floating point for all, SVE and SME for none
-    msr     cpacr_el1, x1
-    msr     mdscr_el1, xzr
-    ldr     x1, =(landing - 0x200)
-    msr     vbar_el1, x1
-    dsb     sy
-    tlbi    vmalle1
-    ic      iallu
-    dsb     nsh
-    isb
-    ldr     x1, ={control}
-    msr     sctlr_el1, x1
-    isb
-    b       .                       // never fetched: see the module's text
+    .macro  from_kernel_behind number
+from_kernel_\number:
+    save
+    mov     x1, #\number
+    stp     x29, x2, [sp, #-16]!    // a frame record, so that backtraces show where it was
+    mov     x29, sp
+    bl      {kernel}
+    add     sp, sp, #16
+    b       return_to_program       // to the kernel, where SPSR_EL1 says so
+    .endm
 
-    // Aligned so that 0x200 below it a vector table may begin: this is its entry for exceptions
-    // of the kernel itself.
+    .section .text.vectors, "ax"
     .balign 2048
-    .skip   0x200
-landing:
-    ldr     x1, ={vectors}
-    msr     vbar_el1, x1
-    mrs     x1, id_aa64mmfr1_el1
-    ubfx    x1, x1, #20, #4
-    cbz     x1, 7f
-    .inst   0xd500419f              // msr pan, #1 (ARMv8.1)
-7:  isb
-    br      x27
-    .ltorg
+    .global vectors
+vectors:
+    from_kernel 0
+    from_kernel 1
+    from_kernel 2
+    from_kernel 3
+    from_kernel 4
+    from_kernel 5
+    from_kernel 6
+    from_kernel 7
+    from_program {synchronous}
+    from_program {interrupt}
+    from_kernel 10
+    from_kernel 11
+    from_kernel 12
+    from_kernel 13
+    from_kernel 14
+    from_kernel 15
+
+    .irp number, 0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12, 13, 14, 15
+    from_kernel_behind \number
+    .endr
+
+    // Whoever ran over its stack dies on another one, which the CPUs share.
+run_over:
+    mov     x0, sp
+    adrp    x1, {last_stack}
+    add     x1, x1, :lo12:{last_stack}
+    add     sp, x1, #{last_stack_size}
+    bl      {has_run_over}
+    brk     #0
+
+    .global return_to_program
+return_to_program:
+    ldp     x30, x1, [sp, #240]
+    ldp     x2, x3, [sp, #256]
+    msr     sp_el0, x1
+    msr     elr_el1, x2
+    msr     spsr_el1, x3
+    ldp     x0, x1, [sp]
+    ldp     x2, x3, [sp, #16]
+    ldp     x4, x5, [sp, #32]
+    ldp     x6, x7, [sp, #48]
+    ldp     x8, x9, [sp, #64]
+    ldp     x10, x11, [sp, #80]
+    ldp     x12, x13, [sp, #96]
+    ldp     x14, x15, [sp, #112]
+    ldp     x16, x17, [sp, #128]
+    ldp     x18, x19, [sp, #144]
+    ldp     x20, x21, [sp, #160]
+    ldp     x22, x23, [sp, #176]
+    ldp     x24, x25, [sp, #192]
+    ldp     x26, x27, [sp, #208]
+    ldp     x28, x29, [sp, #224]
+    add     sp, sp, #{size}
+    eret
     "#,
-    pages = sym IMAGE_PAGES,
-    page = const PAGE,
-    read_only = const READ_ONLY,
-    execute_never = const EXECUTE_NEVER,
-    tables = const IMAGE_TABLES,
-    level_2 = sym IMAGE_LEVEL_2,
-    level_3 = sym IMAGE_LEVEL_3,
-    root = sym ROOT,
-    no_program = sym NO_PROGRAM,
-    stack = sym STACK,
-    stack_size = const STACK_SIZE,
-    begin = sym super::begin,
-    secondary = sym processors::secondary,
-    control = const SYSTEM_CONTROL,
-    control_off = const SYSTEM_CONTROL_OFF,
-    memory_types = const MEMORY_TYPES,
-    translation = const TRANSLATION_CONTROL,
-    vectors = sym exception::vectors,
+    size = const SIZE,
+    synchronous = sym exceptions::synchronous,
+    interrupt = sym exceptions::interrupt,
+    kernel = sym exceptions::kernel,
+    last_stack = sym LAST_STACK,
+    last_stack_size = const LAST_STACK_SIZE,
+    has_run_over = sym exceptions::has_run_over,
 );
+
+const LAST_STACK_SIZE: usize = 16 << 10;
+
+#[repr(align(16))]
+struct LastStack(#[expect(dead_code, reason = "a stack")] [u8; LAST_STACK_SIZE]);
+
+/// For the message of a CPU whose stack has run over.
+static mut LAST_STACK: LastStack = LastStack([0; LAST_STACK_SIZE]);
+
+/// A program's registers, as the entry code lays them on the kernel stack.
+#[repr(C, align(16))]
+#[derive(Clone)]
+pub struct Registers {
+    /// x0 to x30.
+    pub(super) general: [u64; 31],
+    pub(super) stack_pointer: u64,
+    pub(super) program_counter: u64,
+    /// PSTATE, in the format of `SPSR_EL1`.
+    pub(super) state: u64,
+    /// x0 when the kernel was entered: the first argument, where the result stands afterwards.
+    pub(super) first_argument: u64,
+    /// `ESR_EL1`: why the kernel was entered.
+    pub(super) syndrome: u64,
+}
+
+/// The length of an instruction.
+const INSTRUCTION: u64 = 4;
+
+impl Registers {
+    /// Those of a program that begins.
+    pub fn new(entry: u64, stack: u64) -> Self {
+        Self {
+            general: [0; 31],
+            stack_pointer: stack,
+            program_counter: entry,
+            state: 0, // EL0, nothing masked
+            first_argument: 0,
+            syndrome: 0,
+        }
+    }
+
+    /// The system call's number.
+    #[inline]
+    pub fn number(&self) -> u64 {
+        self.general[8] & 0xffff_ffff // a C `int`
+    }
+
+    /// The system call's arguments.
+    #[inline]
+    pub fn arguments(&self) -> [u64; 6] {
+        let [first, second, third, fourth, fifth, sixth, ..] = self.general;
+        [first, second, third, fourth, fifth, sixth]
+    }
+
+    /// Sets the result.
+    #[inline]
+    pub fn set_result(&mut self, value: i64) {
+        self.general[0] = value as u64;
+    }
+
+    /// The result as it stands.
+    #[inline]
+    pub fn result(&self) -> i64 {
+        self.general[0] as i64
+    }
+
+    /// Whether the result asks for the call to be made again.
+    #[inline]
+    pub fn is_restart(&self) -> bool {
+        let errno = self.result().wrapping_neg();
+        errno == i64::from(Errno::RESTART.0) || errno == i64::from(Errno::RESTART_WITHOUT_HANDLER.0)
+    }
+
+    /// Goes back to the system call's instruction, with its number and arguments as they were.
+    pub fn restart(&mut self) {
+        self.general[0] = self.first_argument;
+        self.program_counter -= INSTRUCTION;
+    }
+
+    /// The stack pointer.
+    pub fn stack_pointer(&self) -> u64 {
+        self.stack_pointer
+    }
+
+    /// Sets the stack pointer.
+    pub fn set_stack_pointer(&mut self, at: u64) {
+        self.stack_pointer = at;
+    }
+}

@@ -10,7 +10,7 @@ use aarch64_cpu::registers::{MPIDR_EL1, Readable};
 
 use crate::trap;
 
-use super::registers::Registers;
+use super::Registers;
 
 /// The timer's interrupt.
 static TIMER: AtomicU32 = AtomicU32::new(0);

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::tables;
+use super::page_tables;
 
 /// The physical address; 0 until the device is found.
 static BASE: AtomicU64 = AtomicU64::new(0);
@@ -19,7 +19,7 @@ pub fn begin(base: u64) {
 fn register(offset: usize) -> Option<*mut u32> {
     let base = BASE.load(Ordering::Relaxed);
     // The registers fill less than the page that is mapped.
-    (base != 0).then(|| tables::direct(base).wrapping_add(offset).cast())
+    (base != 0).then(|| page_tables::direct_map(base).as_ptr().wrapping_add(offset).cast())
 }
 
 fn has(flag: u32) -> bool {

@@ -1,4 +1,4 @@
-//! The tables of programs (`TTBR0_EL1`), and what the TLBs remember of them.
+//! The table root of programs in `TTBR0_EL1`, and TLB invalidation.
 //!
 //! All programs have address-space identifier 0, so loading other tables forgets everything that is
 //! not global; only the kernel's own translations stay.
@@ -10,7 +10,7 @@ use aarch64_cpu::registers::{ID_AA64ISAR0_EL1, Readable};
 use bindery::addr::Frame;
 use bindery::platform::{Invalidation, Tables};
 
-use super::{entry, tables};
+use super::{boot, page_tables};
 
 /// Whether the CPU invalidates whole ranges (FEAT_TLBIRANGE).
 static RANGES: AtomicBool = AtomicBool::new(false);
@@ -24,12 +24,6 @@ pub fn begin() {
     RANGES.store(tlb >= 2, Ordering::Relaxed);
 }
 
-/// Separate roots: nothing is copied.
-#[inline]
-pub fn kernel_root() -> Option<Frame> {
-    None
-}
-
 /// Loads the tables of a program.
 pub fn load_root(root: Frame) {
     load(u64::from(root.0) << 12);
@@ -37,7 +31,7 @@ pub fn load_root(root: Frame) {
 
 /// Loads the tables of no program.
 pub fn unload_root() {
-    load(tables::physical(&raw const entry::NO_PROGRAM));
+    load(page_tables::physical(&raw const boot::NO_PROGRAM));
 }
 
 fn load(root: u64) {

@@ -4,14 +4,14 @@
 //! of a structure that tells of memory, modules and the command line (Xen's `hvm_start_info`). The
 //! code below lays tables over the first gibibyte, three times: where it lies, in the direct map,
 //! and where the kernel was linked. With those the Rust code runs, and lays the real ones
-//! (`paging`).
+//! (`page_tables`).
 
 use core::arch::global_asm;
 
 use crate::boot::{Information, MAX_RANGES, Stretch};
 
-use super::local::Stack;
-use super::{acpi, devices, entry, features, local, other_cpus, paging};
+use super::per_cpu::Stack;
+use super::{cpu_features, entry, interrupts, machine, page_tables, per_cpu, serial, smp};
 
 static mut BOOT_STACK: Stack<65536> = Stack::new();
 
@@ -131,18 +131,19 @@ const USABLE: u32 = 1;
 
 /// Where the Rust code begins.
 extern "C" fn entered(start_info: u64) -> ! {
-    devices::begin();
-    local::begin();
+    serial::begin();
+    interrupts::silence_old_controllers();
+    per_cpu::begin();
     // SAFETY: the boot protocol put the structure there, and the boot tables map it.
     let start: StartInfo = unsafe { read(start_info) };
     assert!(start.magic == MAGIC && start.version >= 1, "the kernel was not entered by PVH");
     let mut information = information(&start);
-    features::enable();
+    cpu_features::enable();
     entry::adapt();
-    let mut tables = paging::begin(&mut information);
-    let machine = acpi::begin(&mut tables, start.rsdp);
+    let mut tables = page_tables::begin(&mut information);
+    let machine = machine::begin(&mut tables, start.rsdp);
     information.cpus = machine.cpus().len();
-    other_cpus::begin(&mut tables);
+    smp::begin(&mut tables);
     crate::start(&information)
 }
 
@@ -150,7 +151,7 @@ extern "C" fn entered(start_info: u64) -> ! {
 /// There is a `T` at the physical address, within the first gibibyte.
 unsafe fn read<T: Copy>(physical: u64) -> T {
     // SAFETY: the caller's promise; the boot protocol aligns nothing for sure.
-    unsafe { paging::window(physical).cast::<T>().read_unaligned() }
+    unsafe { page_tables::direct_map(physical).cast::<T>().read_unaligned() }
 }
 
 fn information(start: &StartInfo) -> Information {
@@ -175,7 +176,7 @@ fn information(start: &StartInfo) -> Information {
     information.reserved[..4].copy_from_slice(&[
         // The firmware's, and the page in which other CPUs begin.
         Stretch { start: 0, end: 1 << 20 },
-        paging::image(),
+        page_tables::image(),
         information.initramfs,
         Stretch { start: start.command_line, end: line_end },
     ]);
@@ -187,10 +188,10 @@ fn command_line(at: u64) -> &'static str {
     if at == 0 {
         return "";
     }
-    assert!(!other_cpus::FIRST_PAGE.contains(&at), "the command line lies where CPUs begin");
+    assert!(!smp::FIRST_PAGE.contains(&at), "the command line lies where CPUs begin");
     // SAFETY: the boot protocol says that a text which ends with a zero byte is there; it is kept
     // out of free memory.
-    let line = unsafe { core::ffi::CStr::from_ptr(paging::window(at).as_ptr().cast()) };
+    let line = unsafe { core::ffi::CStr::from_ptr(page_tables::direct_map(at).as_ptr().cast()) };
     match line.to_str() {
         Ok(line) => line,
         Err(problem) => {

@@ -1,19 +1,18 @@
-//! Into the kernel and out of it, and from thread to thread.
+//! Entry from a program into the kernel and return to it: system calls, exceptions, interrupts.
 //!
 //! However a program came into the kernel, all its registers lie at the top of its kernel stack as
 //! [`Registers`], and it goes back by `iretq` alone: unlike `sysret` that has no trouble with
 //! addresses that are none. In the kernel GS is this CPU's block (`local`); in a program it is the
 //! program's.
 
-use core::arch::{global_asm, naked_asm};
+use core::arch::global_asm;
 use core::mem::offset_of;
 
 use crate::errno::Errno;
-use crate::process::scheduler;
-use crate::trap::{self, From};
+use crate::trap;
 
-use super::local::{USER_CODE, USER_DATA, VECTORS};
-use super::{USER_END, exceptions, features, user_copy};
+use super::per_cpu::{USER_CODE, USER_DATA, VECTORS};
+use super::{USER_END, context, cpu_features, exceptions, user_copy};
 
 /// Offsets in the block that GS points to.
 pub(super) const KERNEL_STACK: usize = 0;
@@ -135,7 +134,7 @@ exception_entries:
     entry_size = const ENTRY_SIZE,
     vectors = const VECTORS,
     system_call = sym system_call,
-    begin = sym begin,
+    begin = sym context::begin,
     exception = sym exceptions::exception,
     exception_in_kernel = sym exceptions::exception_in_kernel,
 );
@@ -143,7 +142,8 @@ exception_entries:
 unsafe extern "C" {
     /// Where `syscall` leads.
     pub fn system_call_entry();
-    fn begin_thread();
+    /// Where a new thread begins: calls [`context::begin`] and goes to the program.
+    pub fn begin_thread();
     static exception_entries: u8;
     static forbid_user_access: u8;
 }
@@ -157,7 +157,7 @@ pub fn exception_entry(vector: usize) -> u64 {
 /// prevention of accesses off for the kernel. Runs before code becomes read-only.
 pub fn adapt() {
     user_copy::adapt();
-    if features::has_smap() {
+    if cpu_features::has_smap() {
         let place = (&raw const forbid_user_access).cast_mut().cast::<[u8; 3]>();
         // SAFETY: the place is three bytes long, writable as yet, and has not run.
         unsafe { place.write_volatile([0x0f, 0x01, 0xca]) };
@@ -166,12 +166,6 @@ pub fn adapt() {
 
 extern "C" fn system_call(registers: &mut Registers) {
     trap::system_call(registers);
-}
-
-/// The first thing a new thread does.
-extern "C" fn begin(registers: &mut Registers) {
-    scheduler::finish_switch();
-    trap::leave(registers, From::Exception);
 }
 
 /// A program's registers, as they lie on the thread's kernel stack.
@@ -279,74 +273,4 @@ impl Registers {
     pub(super) fn forget_cause(&mut self) {
         (self.vector, self.error) = (0, 0);
     }
-}
-
-/// What the kernel keeps of a thread that does not run: its stack pointer. All else lies there.
-pub struct Context(#[allow(dead_code, reason = "`switch_stacks` reads it")] *mut u64);
-
-impl Context {
-    /// That of nobody.
-    pub const EMPTY: Self = Self(core::ptr::null_mut());
-}
-
-/// A thread that begins in its program with `registers`.
-///
-/// # Safety
-/// `top` is the aligned top of a stack that nobody uses.
-pub unsafe fn prepare(top: *mut u8, registers: &Registers) -> Context {
-    // SAFETY: there is room: the registers, and below them what `switch` takes from a stack.
-    unsafe {
-        let place = top.cast::<Registers>().sub(1);
-        place.write(registers.clone());
-        let frame = place.cast::<u64>().sub(7);
-        frame.write_bytes(0, 6);
-        frame.add(6).write(begin_thread as *const () as u64);
-        Context(frame)
-    }
-}
-
-/// A thread that begins in the kernel, with `entry`, and has no program.
-///
-/// # Safety
-/// `top` is the aligned top of a stack that nobody uses.
-pub unsafe fn prepare_kernel(top: *mut u8, entry: extern "C" fn() -> !) -> Context {
-    // SAFETY: there is room: what `switch` takes from a stack, and a word in the place of the return
-    // address, so that the stack is aligned as after a call.
-    unsafe {
-        let frame = top.cast::<u64>().sub(8);
-        frame.write_bytes(0, 8);
-        frame.add(6).write(entry as *const () as u64);
-        Context(frame)
-    }
-}
-
-/// Leaves the running thread and goes on with another, until somebody switches back.
-///
-/// # Safety
-/// Both places live; `to` is what `prepare` or an earlier `switch` has put there, used once;
-/// interrupts are off.
-pub unsafe fn switch(from: *mut Context, to: *const Context) {
-    // SAFETY: the caller's promise.
-    unsafe { switch_stacks(from, to) }
-}
-
-#[unsafe(naked)]
-unsafe extern "C" fn switch_stacks(from: *mut Context, to: *const Context) {
-    naked_asm!(
-        "push rbp",
-        "push rbx",
-        "push r12",
-        "push r13",
-        "push r14",
-        "push r15",
-        "mov [rdi], rsp",
-        "mov rsp, [rsi]",
-        "pop r15",
-        "pop r14",
-        "pop r13",
-        "pop r12",
-        "pop rbx",
-        "pop rbp",
-        "ret",
-    )
 }

@@ -16,7 +16,7 @@ use crate::{log, memory, trap};
 
 use super::entry::Registers;
 use super::interrupts::{self, FALSE_ALARM, FORGET, TIMER};
-use super::{USER_END, other_cpus, user_copy};
+use super::{USER_END, smp, user_copy};
 
 const DEBUG: u64 = 1;
 const DOUBLE_FAULT: u64 = 8;
@@ -94,7 +94,7 @@ pub extern "C" fn exception_in_kernel(registers: &mut Registers) {
         }
         FALSE_ALARM => trap::interrupt(None),
         FORGET => {
-            other_cpus::forget();
+            smp::forget();
             interrupts::served();
         }
         PAGE_FAULT => {

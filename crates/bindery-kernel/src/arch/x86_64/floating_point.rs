@@ -13,7 +13,7 @@ use x86_64::registers::control::{Cr4, Cr4Flags};
 use x86_64::registers::model_specific::KernelGsBase;
 use x86_64::registers::xcontrol::{XCr0, XCr0Flags};
 
-use super::{features, protection_keys};
+use super::{cpu_features, protection_keys};
 
 /// What `FXSAVE` stores.
 pub const LEGACY_SIZE: usize = 512;
@@ -53,7 +53,7 @@ pub fn parts() -> u64 {
     if size() == MOST { LEGACY_PARTS | 4 } else { LEGACY_PARTS }
 }
 
-/// Switches on what there is. Part of [`features::enable`].
+/// Switches on what there is. Part of [`cpu_features::enable`].
 pub(super) fn enable() {
     let mut state = FloatingPoint::new();
     // `FXSAVE`, as long as nothing else is known.
@@ -66,11 +66,11 @@ pub(super) fn enable() {
         return;
     }
     let basic = XCr0Flags::X87 | XCr0Flags::SSE;
-    let avx = features::leaf(1, 0).ecx & 1 << 28 != 0;
+    let avx = cpu_features::leaf(1, 0).ecx & 1 << 28 != 0;
     let parts = if avx { basic | XCr0Flags::AVX } else { basic };
     // SAFETY: the processor has the parts; the kernel uses none.
     unsafe { XCr0::write(parts) };
-    let size = features::leaf(13, 0).ebx as usize;
+    let size = cpu_features::leaf(13, 0).ebx as usize;
     assert!(size <= MOST, "the processor stores AVX elsewhere than all others do");
     SIZE.store(size, Ordering::Relaxed);
     if protection_keys::protection_keys() > 1 {

@@ -3,9 +3,11 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use x86_64::instructions::port::Port;
+
 use crate::memory;
 
-use super::acpi::Machine;
+use super::machine::Machine;
 
 /// The vector of the timer.
 pub const TIMER: u64 = 32;
@@ -46,6 +48,15 @@ fn read(offset: u64) -> u32 {
 fn write(offset: u64, value: u32) {
     // SAFETY: as in `read`; the writes of this file touch no memory.
     unsafe { register(offset).write_volatile(value) }
+}
+
+/// Masks both 8259 controllers: the firmware leaves their timer at vector 8, which would be taken
+/// for a double fault.
+pub fn silence_old_controllers() {
+    for data_port in [0x21, 0xa1] {
+        // SAFETY: the controllers' ports, which touch no memory.
+        unsafe { Port::<u8>::new(data_port).write(0xff) };
+    }
 }
 
 /// Maps the registers and sets up that of the first CPU.
@@ -100,4 +111,11 @@ fn send_low(command: u32) {
     while read(COMMAND_LOW) & PENDING != 0 {
         core::hint::spin_loop();
     }
+}
+
+/// Sleeps until an interrupt has come, and been served.
+pub fn wait_for_interrupt() {
+    // One after the other: an interrupt that waits already is served behind `hlt`, which then ends.
+    x86_64::instructions::interrupts::enable_and_hlt();
+    x86_64::instructions::interrupts::disable();
 }

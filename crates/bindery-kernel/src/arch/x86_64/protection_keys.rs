@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use bindery::arch::KeyRights;
 use x86_64::registers::control::{Cr4, Cr4Flags};
 
-use super::features;
+use super::cpu_features;
 
 /// PKRU in the bits of an `XSAVE` header.
 pub(super) const PART: u64 = 1 << 9;
@@ -26,10 +26,10 @@ pub(super) const INITIAL: KeyRights = KeyRights(0x5555_5554);
 /// keys.
 static OFFSET: AtomicU32 = AtomicU32::new(0);
 
-/// Finds out whether there are keys. CR4 is set by now. Part of [`features::enable`].
+/// Finds out whether there are keys. CR4 is set by now. Part of [`cpu_features::enable`].
 pub(super) fn enable() {
     if Cr4::read().contains(Cr4Flags::PROTECTION_KEY_USER) {
-        OFFSET.store(features::leaf(13, 9).ebx, Ordering::Relaxed);
+        OFFSET.store(cpu_features::leaf(13, 9).ebx, Ordering::Relaxed);
     }
 }
 

@@ -21,7 +21,7 @@ use crate::user::{self, Plain};
 
 use super::entry::Registers;
 use super::floating_point::{self, FloatingPoint, LEGACY_SIZE};
-use super::local::{USER_CODE, USER_DATA};
+use super::per_cpu::{USER_CODE, USER_DATA};
 use super::protection_keys;
 
 /// `struct sigcontext`, the C libraries' `mcontext_t`.

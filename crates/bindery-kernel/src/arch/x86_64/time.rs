@@ -8,8 +8,8 @@ use x86_64::instructions::port::Port;
 
 use crate::time::SECOND;
 
-use super::acpi::Machine;
 use super::interrupts;
+use super::machine::Machine;
 
 /// How often the power-management timer counts in a second.
 const TIMER_FREQUENCY: u64 = 3_579_545;

@@ -13,7 +13,7 @@
 
 use core::arch::global_asm;
 
-use super::features;
+use super::cpu_features;
 
 /// What is shorter goes by bytes: the beginning of a string instruction costs more than it saves.
 const SHORT: usize = 32;
@@ -128,7 +128,7 @@ pub(super) fn continuation(instruction: u64) -> Option<u64> {
 
 /// Puts `stac` and `clac` in where the processor has them. Runs before code becomes read-only.
 pub(super) fn adapt() {
-    if !features::has_smap() {
+    if !cpu_features::has_smap() {
         return;
     }
     let places = [

@@ -1,4 +1,4 @@
-//! What the device tree tells.
+//! What the machine has, by the device tree.
 
 use bindery::platform::MAX_CPUS;
 use fdt::Fdt;
@@ -8,9 +8,9 @@ use spin::Once;
 use crate::boot::{Information, Stretch};
 use crate::memory::map_device;
 
-use super::firmware::{self, Conduit};
-use super::tables::{self, Kind};
-use super::{clock, entry, interrupts, serial};
+use super::control::{self, Conduit};
+use super::page_tables::{self, Kind};
+use super::{boot, interrupts, serial, time};
 
 static TREE: Once<Fdt<'static>> = Once::new();
 
@@ -22,7 +22,7 @@ const FIRST_PRIVATE_INTERRUPT: u32 = 16;
 /// # Panics
 /// Where something is missing that the kernel cannot do without.
 pub fn read(physical: u64) -> Information {
-    let Some(bytes) = tables::map_device_tree(physical) else {
+    let Some(bytes) = page_tables::map_device_tree(physical) else {
         panic!("no device tree at {physical:#x}");
     };
     let tree = TREE.call_once(|| match Fdt::new(bytes) {
@@ -32,8 +32,8 @@ pub fn read(physical: u64) -> Information {
     begin_console(tree);
     let mut information = Information::EMPTY;
     let image = Stretch {
-        start: tables::physical(&raw const entry::_start),
-        end: tables::physical(&raw const entry::__image_end),
+        start: page_tables::physical(&raw const boot::_start),
+        end: page_tables::physical(&raw const boot::__image_end),
     };
     let tree_itself = Stretch { start: physical, end: physical + bytes.len() as u64 };
     information.initramfs = initramfs(tree);
@@ -61,7 +61,7 @@ pub fn read(physical: u64) -> Information {
 
 fn map(start: u64, end: u64) {
     if start < end {
-        tables::map_direct(start, end, Kind::Memory);
+        page_tables::map_direct(start, end, Kind::Memory);
     }
 }
 
@@ -106,7 +106,7 @@ fn device(tree: &'static Fdt<'static>, compatible: &str) -> Option<Stretch> {
 
 fn begin_console(tree: &'static Fdt<'static>) {
     if let Some(area) = device(tree, "arm,pl011") {
-        tables::map_direct(area.start, area.end, Kind::Device);
+        page_tables::map_direct(area.start, area.end, Kind::Device);
         serial::begin(area.start);
     }
 }
@@ -116,7 +116,7 @@ fn begin_firmware(tree: &'static Fdt<'static>) {
         let method = node.property("method")?;
         method.as_str()
     });
-    firmware::begin(match method {
+    control::begin(match method {
         Some("smc") => Conduit::SecureMonitor,
         _ => Conduit::Hypervisor,
     });
@@ -129,7 +129,7 @@ fn begin_firmware(tree: &'static Fdt<'static>) {
 pub fn begin_devices() {
     let tree = TREE.get().expect("the device tree is read first");
     let mapped = |area: Stretch| map_device(area.start, area.end - area.start).addr() as u64;
-    clock::begin(device(tree, "arm,pl031").map(mapped));
+    time::begin(device(tree, "arm,pl031").map(mapped));
     let Some(controller) = tree.find_compatible(&["arm,gic-v3"]) else {
         panic!("the machine has no GICv3 (QEMU: -M virt,gic-version=3)");
     };

@@ -3,11 +3,11 @@
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use aarch64_cpu::registers::{MPIDR_EL1, Readable, TPIDR_EL1, Writeable};
+use aarch64_cpu::registers::{MPIDR_EL1, Readable};
 
 use crate::log;
 
-use super::{device_tree, entry, firmware, interrupts, tables};
+use super::{boot, control, interrupts, machine, page_tables, per_cpu};
 
 #[repr(align(16))]
 struct Stack([u8; 16 << 10]);
@@ -18,24 +18,18 @@ const AFFINITY: u64 = 0xff_00ff_ffff;
 /// CPUs that run.
 static RUNNING: AtomicUsize = AtomicUsize::new(1);
 
-/// The CPU that asks.
-#[inline]
-pub fn cpu() -> u16 {
-    TPIDR_EL1.get() as u16
-}
-
 /// Starts the others, one by one, so that their lines do not mix.
 pub fn start_other_cpus(_count: usize) {
     let own = MPIDR_EL1.get() & AFFINITY;
-    let others = device_tree::cpus().filter(|affinity| *affinity != own);
+    let others = machine::cpus().filter(|affinity| *affinity != own);
     for (affinity, number) in others.zip(1_usize..bindery::platform::MAX_CPUS) {
         let stack = Box::leak(Box::new(Stack([0; size_of::<Stack>()])));
         // One aligned place at the end, which the entry code reads the number from.
         let [.., place] = stack.0.as_chunks_mut::<16>().0 else { return };
         place[..size_of::<usize>()].copy_from_slice(&number.to_le_bytes());
         let top = place.as_ptr();
-        let begin = tables::physical(entry::secondary_start as *const u8);
-        match firmware::start_cpu(affinity, begin, top.addr() as u64) {
+        let begin = page_tables::physical(boot::secondary_start as *const u8);
+        match control::start_cpu(affinity, begin, top.addr() as u64) {
             Ok(()) => {
                 while RUNNING.load(Ordering::Acquire) <= number {
                     core::hint::spin_loop();
@@ -51,7 +45,7 @@ pub fn start_other_cpus(_count: usize) {
 
 /// Where another CPU's entry code ends.
 pub extern "C" fn secondary(number: usize) -> ! {
-    TPIDR_EL1.set(number as u64);
+    per_cpu::begin(number as u64);
     interrupts::begin_cpu();
     log!("CPU {number} is up");
     RUNNING.store(number + 1, Ordering::Release);

@@ -6,7 +6,7 @@
 
 use core::arch::global_asm;
 
-use super::firmware::semihosting::{APPLICATION_EXIT, EXIT_EXTENDED, WRITE_TEXT};
+use super::control::semihosting::{APPLICATION_EXIT, EXIT_EXTENDED, WRITE_TEXT};
 
 /// The PL011 of QEMU's `virt`.
 const CONSOLE: u64 = 0x0900_0000;

@@ -1,11 +1,11 @@
-//! The two of the firmware's tables that the kernel reads: the MADT, for the CPUs and their local
+//! What the machine has, by ACPI: the two tables that the kernel reads: the MADT, for the CPUs and their local
 //! APICs, and the FADT, for a timer of known speed (ACPI specification, chapter 5.2).
 
 use spin::Once;
 
 use crate::boot::Stretch;
 
-use super::paging::{Kind, Tables, window};
+use super::page_tables::{Kind, Tables, direct_map};
 
 /// The most CPUs that are taken; the core knows no more.
 const MAX_CPUS: usize = bindery::platform::MAX_CPUS;
@@ -41,7 +41,7 @@ impl Machine {
 static MACHINE: Once<Machine> = Once::new();
 
 /// What [`begin`] has read.
-pub fn machine() -> &'static Machine {
+pub fn get() -> &'static Machine {
     MACHINE.get().expect("read at boot")
 }
 
@@ -96,7 +96,7 @@ fn table(tables: &mut Tables, at: u64) -> &'static [u8] {
 fn bytes(tables: &mut Tables, at: u64, length: u64) -> &'static [u8] {
     tables.map(Stretch { start: at, end: at + length }, Kind::Constants);
     // SAFETY: mapped by now, and firmware's memory, which is never free memory.
-    unsafe { core::slice::from_raw_parts(window(at).as_ptr(), length as usize) }
+    unsafe { core::slice::from_raw_parts(direct_map(at).as_ptr(), length as usize) }
 }
 
 fn number(table: &[u8], at: usize, width: usize) -> u64 {

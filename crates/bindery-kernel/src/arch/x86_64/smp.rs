@@ -16,8 +16,8 @@ use crate::log;
 use bindery::platform::MAX_CPUS;
 
 use super::interrupts::FORGET;
-use super::local::{Local, Stack, cpu};
-use super::{acpi, features, interrupts, nanoseconds, paging};
+use super::per_cpu::{Local, Stack, cpu};
+use super::{cpu_features, interrupts, machine, nanoseconds, page_tables, tlb};
 
 /// Where the first page is.
 pub const FIRST_PAGE: Range<u64> = 0x8000..0x9000;
@@ -104,7 +104,7 @@ static TIMES: AtomicU32 = AtomicU32::new(0);
 static DONE: [AtomicU32; MAX_CPUS] = [const { AtomicU32::new(0) }; MAX_CPUS];
 
 /// Makes the tables that other CPUs begin with.
-pub fn begin(tables: &mut paging::Tables) {
+pub fn begin(tables: &mut page_tables::Tables) {
     let page = Stretch { start: FIRST_PAGE.start, end: FIRST_PAGE.end };
     ROOT.store(tables.root_with_identity(page), Ordering::Relaxed);
 }
@@ -112,7 +112,7 @@ pub fn begin(tables: &mut paging::Tables) {
 /// Starts `count` CPUs with the one that runs, one after the other.
 pub fn start_other_cpus(count: usize) {
     let own = interrupts::id();
-    let others = acpi::machine().cpus().iter().copied().filter(|id| *id != own);
+    let others = machine::get().cpus().iter().copied().filter(|id| *id != own);
     for (id, number) in others.zip(1..count as u32) {
         if !start(id, number) {
             // Should it come after all, it may find the first page as it is.
@@ -128,7 +128,7 @@ fn start(id: u32, number: u32) -> bool {
     let local = Box::leak(Box::new(Local::new(u64::from(number))));
     let stack = Box::leak(Box::new(Stack::<STACK_SIZE>::new()));
     let (code, data) = (&raw const first_page_code, &raw const first_page_data);
-    let page = paging::window(FIRST_PAGE.start).as_ptr();
+    let page = page_tables::direct_map(FIRST_PAGE.start).as_ptr();
     // SAFETY: the page is kept out of free memory, and no other CPU is in it: each has left before
     // the next is started. The code is shorter than the page.
     unsafe {
@@ -164,14 +164,14 @@ fn wait(patience: u64, done: impl Fn() -> bool) -> bool {
 
 /// Where another CPU begins in 64-bit mode.
 extern "C" fn arrived(local: *mut Local) -> ! {
-    paging::unload_root();
+    tlb::unload_root();
     // SAFETY: `start` made the block for this CPU, and the first CPU has made the gates.
     unsafe { Local::load(local) };
-    features::enable();
+    cpu_features::enable();
     interrupts::begin_here();
     UP.fetch_add(1, Ordering::AcqRel);
     // What it has looked up before it was counted.
-    paging::forget_everything();
+    tlb::forget_everything();
     loop {
         super::wait_for_interrupt();
     }
@@ -196,6 +196,6 @@ pub fn make_forget() {
 /// What another CPU does then.
 pub fn forget() {
     let time = TIMES.load(Ordering::Acquire);
-    paging::forget_everything();
+    tlb::forget_everything();
     DONE[usize::from(cpu())].store(time, Ordering::Release);
 }

@@ -1,4 +1,5 @@
-//! What of the processor is switched on, on each CPU alike.
+//! Processor features: what CPUID reports, what the kernel switches on (on each CPU alike), and
+//! what programs are told.
 
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid, __cpuid_count, CpuidResult};
@@ -35,6 +36,12 @@ pub fn has_smap() -> bool {
 /// Whether pages of 1 GiB are there.
 pub fn has_giant_pages() -> bool {
     leaf(0x8000_0001, 0).edx & 1 << 26 != 0
+}
+
+/// `AT_HWCAP` (the features of CPUID leaf 1, EDX, that every x86-64 processor has) and `AT_HWCAP2`.
+/// Programs ask the processor itself for more.
+pub fn hardware_capabilities() -> [u64; 2] {
+    [0x078b_fbff, 0]
 }
 
 /// A number of the processor's own generator; `None` where it has none, or none at hand.

@@ -1,7 +1,4 @@
-//! Exceptions: the vector table, and what each exception of a program means.
-
-use core::arch::global_asm;
-use core::mem::{offset_of, size_of};
+//! What an exception means: for a program a fault or a signal, for the kernel its end.
 
 use aarch64_cpu::registers::{ELR_EL1, FAR_EL1, Readable};
 use bindery::Access;
@@ -14,169 +11,13 @@ use linux_raw_sys::general::{
 use crate::process::scheduler;
 use crate::{log, memory, trap};
 
-use super::{Registers, firmware, interrupts, user_copy};
-
-unsafe extern "C" {
-    /// The vector table.
-    pub fn vectors();
-    /// Goes back to a program with the [`Registers`] that the stack pointer points at.
-    pub fn return_to_program();
-}
-
-const SIZE: usize = size_of::<Registers>();
-// The offsets below follow `Registers`.
-const _: () = assert!(SIZE == 288 && offset_of!(Registers, program_counter) == 256);
-
-global_asm!(
-    r#"
-    // Saves all of a program's registers; leaves x0 at them.
-    .macro  save
-    sub     sp, sp, #{size}
-    stp     x0, x1, [sp]
-    stp     x2, x3, [sp, #16]
-    stp     x4, x5, [sp, #32]
-    stp     x6, x7, [sp, #48]
-    stp     x8, x9, [sp, #64]
-    stp     x10, x11, [sp, #80]
-    stp     x12, x13, [sp, #96]
-    stp     x14, x15, [sp, #112]
-    stp     x16, x17, [sp, #128]
-    stp     x18, x19, [sp, #144]
-    stp     x20, x21, [sp, #160]
-    stp     x22, x23, [sp, #176]
-    stp     x24, x25, [sp, #192]
-    stp     x26, x27, [sp, #208]
-    stp     x28, x29, [sp, #224]
-    mrs     x1, sp_el0
-    mrs     x2, elr_el1
-    mrs     x3, spsr_el1
-    mrs     x4, esr_el1
-    stp     x30, x1, [sp, #240]
-    stp     x2, x3, [sp, #256]
-    stp     x0, x4, [sp, #272]
-    mov     x0, sp
-    .endm
-
-    .macro  from_program handler
-    .balign 128
-    save
-    mov     x29, xzr                // backtraces end here
-    bl      \handler
-    b       return_to_program
-    .endm
-
-    // A fault on a stack that has run over would only fault again: first the MMU is asked whether
-    // there is a place right below the stack pointer, which may be the stack's end, and further
-    // down. SP_EL0 is free meanwhile, a program's stands in its registers; PAR_EL1 is nobody's.
-    .macro  from_kernel number
-    .balign 128
-    msr     sp_el0, x0
-    sub     x0, sp, #16
-    at      s1e1w, x0
-    isb
-    mrs     x0, par_el1
-    tbnz    x0, #0, run_over
-    sub     x0, sp, #({size} + 16)
-    at      s1e1w, x0
-    isb
-    mrs     x0, par_el1
-    tbnz    x0, #0, run_over
-    mrs     x0, sp_el0
-    b       from_kernel_\number
-    .endm
-
-    .macro  from_kernel_behind number
-from_kernel_\number:
-    save
-    mov     x1, #\number
-    stp     x29, x2, [sp, #-16]!    // a frame record, so that backtraces show where it was
-    mov     x29, sp
-    bl      {kernel}
-    add     sp, sp, #16
-    b       return_to_program       // to the kernel, where SPSR_EL1 says so
-    .endm
-
-    .section .text.vectors, "ax"
-    .balign 2048
-    .global vectors
-vectors:
-    from_kernel 0
-    from_kernel 1
-    from_kernel 2
-    from_kernel 3
-    from_kernel 4
-    from_kernel 5
-    from_kernel 6
-    from_kernel 7
-    from_program {synchronous}
-    from_program {interrupt}
-    from_kernel 10
-    from_kernel 11
-    from_kernel 12
-    from_kernel 13
-    from_kernel 14
-    from_kernel 15
-
-    .irp number, 0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12, 13, 14, 15
-    from_kernel_behind \number
-    .endr
-
-    // Whoever ran over its stack dies on another one, which the CPUs share.
-run_over:
-    mov     x0, sp
-    adrp    x1, {last_stack}
-    add     x1, x1, :lo12:{last_stack}
-    add     sp, x1, #{last_stack_size}
-    bl      {has_run_over}
-    brk     #0
-
-    .global return_to_program
-return_to_program:
-    ldp     x30, x1, [sp, #240]
-    ldp     x2, x3, [sp, #256]
-    msr     sp_el0, x1
-    msr     elr_el1, x2
-    msr     spsr_el1, x3
-    ldp     x0, x1, [sp]
-    ldp     x2, x3, [sp, #16]
-    ldp     x4, x5, [sp, #32]
-    ldp     x6, x7, [sp, #48]
-    ldp     x8, x9, [sp, #64]
-    ldp     x10, x11, [sp, #80]
-    ldp     x12, x13, [sp, #96]
-    ldp     x14, x15, [sp, #112]
-    ldp     x16, x17, [sp, #128]
-    ldp     x18, x19, [sp, #144]
-    ldp     x20, x21, [sp, #160]
-    ldp     x22, x23, [sp, #176]
-    ldp     x24, x25, [sp, #192]
-    ldp     x26, x27, [sp, #208]
-    ldp     x28, x29, [sp, #224]
-    add     sp, sp, #{size}
-    eret
-    "#,
-    size = const SIZE,
-    synchronous = sym synchronous,
-    interrupt = sym interrupt,
-    kernel = sym kernel,
-    last_stack = sym LAST_STACK,
-    last_stack_size = const LAST_STACK_SIZE,
-    has_run_over = sym has_run_over,
-);
-
-const LAST_STACK_SIZE: usize = 16 << 10;
-
-#[repr(align(16))]
-struct LastStack(#[expect(dead_code, reason = "a stack")] [u8; LAST_STACK_SIZE]);
-
-/// For the message of a CPU whose stack has run over.
-static mut LAST_STACK: LastStack = LastStack([0; LAST_STACK_SIZE]);
+use super::{Registers, control, interrupts, user_copy};
 
 /// Where an exception in the kernel ends that has no place on the stack.
-extern "C" fn has_run_over(stack_pointer: u64) -> ! {
+pub(super) extern "C" fn has_run_over(stack_pointer: u64) -> ! {
     // The pointer stands in the guard page, or right above where nothing fits any more.
     scheduler::check_stack(stack_pointer);
-    scheduler::check_stack(stack_pointer - (SIZE + 16) as u64);
+    scheduler::check_stack(stack_pointer - (size_of::<Registers>() + 16) as u64);
     panic!(
         "an exception of the kernel at {:#x} finds no stack at {stack_pointer:#x}{}",
         ELR_EL1.get(),
@@ -203,7 +44,7 @@ mod class {
 }
 
 /// A program's system call, fault or other exception of its own making.
-extern "C" fn synchronous(registers: &mut Registers) {
+pub(super) extern "C" fn synchronous(registers: &mut Registers) {
     let syndrome = registers.syndrome;
     match syndrome >> 26 {
         class::SYSTEM_CALL => trap::system_call(registers),
@@ -266,7 +107,7 @@ fn floating_point_code(syndrome: u64) -> u32 {
 }
 
 /// An interrupt while a program ran.
-extern "C" fn interrupt(registers: &mut Registers) {
+pub(super) extern "C" fn interrupt(registers: &mut Registers) {
     interrupts::serve(Some(registers));
 }
 
@@ -291,7 +132,7 @@ fn goes_on_elsewhere(registers: &mut Registers, address: u64) -> bool {
 /// Any other exception is a defect of the kernel, or of the machine; but for the semihosting call
 /// where nobody listens, and faults where a program's memory was copied, or the kernel map was just
 /// changing what is there.
-extern "C" fn kernel(registers: &mut Registers, number: u64) {
+pub(super) extern "C" fn kernel(registers: &mut Registers, number: u64) {
     const KINDS: [&str; 4] = ["exception", "interrupt", "fast interrupt", "system error"];
     const SYNCHRONOUS: u64 = 4;
     let address = FAR_EL1.get();
@@ -299,7 +140,7 @@ extern "C" fn kernel(registers: &mut Registers, number: u64) {
     let is_resolved = |needed| is_about_tables(syndrome) && memory::is_resolved(address, needed);
     let is_served = number == SYNCHRONOUS
         && match syndrome >> 26 {
-            class::UNKNOWN => firmware::is_absent_semihosting(registers),
+            class::UNKNOWN => control::is_absent_semihosting(registers),
             class::INSTRUCTION_ABORT_OF_KERNEL => is_resolved(Permissions::EXECUTE),
             class::DATA_ABORT_OF_KERNEL => {
                 let writes = syndrome & 1 << 6 != 0;

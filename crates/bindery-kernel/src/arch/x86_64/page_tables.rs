@@ -1,4 +1,4 @@
-//! The kernel's own tables, and the TLB.
+//! The kernel's own tables.
 //!
 //! ```text
 //! 0000000000000000 .. 00007ffffffff000   a program's (the core builds it)
@@ -10,19 +10,17 @@
 //! code and constants read-only. Every program's root shares the upper half's three entries,
 //! which are never changed after boot. All leaves there are global.
 
-use core::arch::asm;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use bindery::FrameRange;
 use bindery::addr::Frame;
-use bindery::platform::Invalidation;
 
 use crate::boot::{Information, MAX_RANGES, Stretch};
 
-use super::{features, other_cpus};
+use super::{cpu_features, tlb};
 
-const WINDOW: u64 = 0xffff_8000_0000_0000;
+const DIRECT_MAP: u64 = 0xffff_8000_0000_0000;
 const IMAGE: u64 = 0xffff_ffff_8000_0000;
 
 /// What the boot tables reach, and so where new tables have to lie.
@@ -87,10 +85,10 @@ pub fn image() -> Stretch {
 
 /// The direct map.
 #[inline]
-pub fn window(at: u64) -> NonNull<u8> {
-    // SAFETY: the window does not begin at address 0.
+pub fn direct_map(at: u64) -> NonNull<u8> {
+    // SAFETY: the direct map does not begin at address 0.
     unsafe {
-        NonNull::new_unchecked(core::ptr::with_exposed_provenance_mut((WINDOW + at) as usize))
+        NonNull::new_unchecked(core::ptr::with_exposed_provenance_mut((DIRECT_MAP + at) as usize))
     }
 }
 
@@ -107,14 +105,14 @@ impl Tables {
         assert!(table < self.free.end, "too little memory for the kernel's tables");
         self.free.start += PAGE;
         // SAFETY: the frame is free memory that was taken for tables, and is mapped.
-        unsafe { super::zero(window(table).as_ptr(), PAGE as usize) };
+        unsafe { super::zero(direct_map(table).as_ptr(), PAGE as usize) };
         table
     }
 
-    /// Maps whole pages around `memory` at `WINDOW`, in the largest pieces; what is mapped already
+    /// Maps whole pages around `memory` at [`DIRECT_MAP`], in the largest pieces; what is mapped already
     /// stays as it is.
     pub fn map(&mut self, memory: Stretch, kind: Kind) {
-        self.map_at(WINDOW, memory, kind);
+        self.map_at(DIRECT_MAP, memory, kind);
     }
 
     fn map_at(&mut self, base: u64, memory: Stretch, kind: Kind) {
@@ -161,7 +159,9 @@ impl Tables {
         let kernel = self.root;
         self.root = self.new_table();
         // SAFETY: both are tables of ours.
-        unsafe { super::copy(window(kernel).as_ptr(), window(self.root).as_ptr(), PAGE as usize) };
+        unsafe {
+            super::copy(direct_map(kernel).as_ptr(), direct_map(self.root).as_ptr(), PAGE as usize)
+        };
         self.map_at(0, page, Kind::Code);
         core::mem::replace(&mut self.root, kernel)
     }
@@ -170,7 +170,7 @@ impl Tables {
 /// The entry for `address` in a table of `level`.
 fn entry(table: u64, address: u64, level: u32) -> *mut u64 {
     let index = address >> (12 + 9 * (level - 1)) & 511;
-    window(table + index * 8).cast().as_ptr()
+    direct_map(table + index * 8).cast().as_ptr()
 }
 
 /// Lays the kernel's tables and loads them. Takes memory for them, and says so in `reserved`.
@@ -179,7 +179,7 @@ pub fn begin(information: &mut Information) -> Tables {
         memory.end = memory.end.min(MOST);
         memory.start = memory.start.min(memory.end);
     }
-    let giant_pages = features::has_giant_pages();
+    let giant_pages = cpu_features::has_giant_pages();
     let end = information.memory.iter().map(|memory| memory.end).max().unwrap_or(0);
     // The edges of each stretch take a table of two levels each, the image and the devices a few.
     let large = if giant_pages { 0 } else { end >> 30 };
@@ -215,8 +215,14 @@ pub fn begin(information: &mut Information) -> Tables {
         tables.map(memory, Kind::Data);
     }
     ROOT.store(tables.root, Ordering::Relaxed);
-    unload_root();
+    tlb::unload_root();
     tables
+}
+
+/// The physical address of the kernel's root table.
+#[inline]
+pub(super) fn root() -> u64 {
+    ROOT.load(Ordering::Relaxed)
 }
 
 /// The table whose upper half every program's root shares.
@@ -232,89 +238,13 @@ pub fn own_root() -> Frame {
 
 /// The highest level of a leaf that the processor takes.
 pub fn largest_leaf() -> u8 {
-    if features::has_giant_pages() { 3 } else { 2 }
-}
-
-/// Loads a program's tables; the TLB forgets everything that is not the kernel's.
-#[inline]
-pub fn load_root(root: Frame) {
-    load(u64::from(root.0) << 12);
-}
-
-/// Loads the tables of no program.
-pub fn unload_root() {
-    load(ROOT.load(Ordering::Relaxed));
-}
-
-#[inline]
-fn load(root: u64) {
-    // SAFETY: every root has the kernel in its upper half.
-    unsafe { asm!("mov cr3, {}", in(reg) root, options(nostack, preserves_flags)) };
-}
-
-/// As [`invalidate`]: INVLPG and its kin are about this CPU alone, and about global entries too.
-pub fn invalidate_local(root: Frame, what: &Invalidation) {
-    invalidate(root, what);
-}
-
-/// How many addresses are invalidated one by one; beyond, everything goes at once.
-const FEW: u64 = 8;
-
-/// Makes this CPU's TLB forget. Any one invalidation drops all cached intermediate entries too.
-#[inline]
-pub fn invalidate(_root: Frame, what: &Invalidation) {
-    if !invalidate_one_by_one(what) {
-        // SAFETY: loads what is loaded.
-        unsafe {
-            asm!("mov {root}, cr3", "mov cr3, {root}", root = out(reg) _,
-                options(nostack, preserves_flags));
-        }
-    }
-}
-
-/// Makes the TLBs of all CPUs forget addresses of the kernel.
-pub fn invalidate_kernel(what: &Invalidation) {
-    if !invalidate_one_by_one(what) {
-        forget_everything();
-    }
-    other_cpus::make_forget();
-}
-
-/// Makes this CPU's TLB forget everything, what is global too (Intel SDM volume 3A, section
-/// 4.10.4.1: a change of `CR4.PGE`).
-pub fn forget_everything() {
-    const GLOBAL_PAGES: u64 = 1 << 7;
-    // SAFETY: the bit decides what outlives a load of CR3, and is as before in the end.
-    unsafe {
-        asm!("mov {value}, cr4", "xor {value}, {bit}", "mov cr4, {value}", "xor {value}, {bit}",
-            "mov cr4, {value}", value = out(reg) _, bit = const GLOBAL_PAGES, options(nostack));
-    }
-}
-
-/// Invalidates address by address, global translations too, where that is soon done; `false` where
-/// nothing was.
-#[inline]
-fn invalidate_one_by_one(what: &Invalidation) -> bool {
-    let stride = what.stride;
-    let mut at = what.range.start().0 & !(stride - 1);
-    let end = what.range.end().0;
-    if end - at > stride * FEW {
-        return false;
-    }
-    loop {
-        // SAFETY: an entry that is forgotten is read anew.
-        unsafe { asm!("invlpg [{}]", in(reg) at, options(nostack, preserves_flags)) };
-        at += stride;
-        if at >= end {
-            return true;
-        }
-    }
+    if cpu_features::has_giant_pages() { 3 } else { 2 }
 }
 
 /// Whether an address of the kernel is mapped.
 pub fn is_mapped(address: u64) -> bool {
     let mut table = ROOT.load(Ordering::Relaxed);
-    if address < WINDOW || table == 0 {
+    if address < DIRECT_MAP || table == 0 {
         return false;
     }
     for level in [4, 3, 2, 1] {

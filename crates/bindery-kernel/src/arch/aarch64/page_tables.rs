@@ -5,7 +5,7 @@
 //! | `0xffff_0000_0000_0000` + physical | memory, the console's registers; never executable |
 //! | `0xffff_c000_0000_0000`, 512 GiB | what the kernel maps for itself (`memory::kernel_map`) |
 //! | `0xffff_ff00_0000_0000` | the device tree, read-only |
-//! | `0xffff_ffff_8000_0000` | the image, by sections (see [`entry`](super::entry)) |
+//! | `0xffff_ffff_8000_0000` | the image, by sections (see [`boot`]) |
 //!
 //! Of the image, the direct map has the root table alone. What stands here is mapped once at boot and
 //! stays; only empty entries are ever filled, so no break-before-make is needed. The console is among
@@ -13,11 +13,12 @@
 //! the kernel map.
 
 use core::arch::asm;
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use bindery::addr::Frame;
 
-use super::entry;
+use super::boot;
 
 /// Entries of a table.
 const ENTRIES: usize = 512;
@@ -32,7 +33,7 @@ impl Table {
 }
 
 /// Where physical memory begins in the upper half.
-pub const DIRECT: u64 = 0xffff_0000_0000_0000;
+pub const DIRECT_MAP: u64 = 0xffff_0000_0000_0000;
 /// Where the device tree is mapped.
 const DEVICE_TREE: u64 = 0xffff_ff00_0000_0000;
 
@@ -75,7 +76,7 @@ static LOAD_OFFSET: AtomicUsize = AtomicUsize::new(0);
 
 /// Takes note of where the image was loaded.
 pub fn begin(image: u64) {
-    let linked = &raw const entry::_start as usize;
+    let linked = &raw const boot::_start as usize;
     LOAD_OFFSET.store((image as usize).wrapping_sub(linked), Ordering::Relaxed);
 }
 
@@ -125,7 +126,7 @@ fn map(mut at: u64, mut from: u64, end: u64, kind: Kind) {
 /// Nobody else changes the tables.
 unsafe fn slot(at: u64, level: u32) -> *mut u64 {
     let index = |level: u32| (at >> (39 - 9 * level)) as usize % ENTRIES;
-    let mut table = &raw mut entry::ROOT;
+    let mut table = &raw mut boot::ROOT;
     for above in 0..level {
         // SAFETY: tables lie in the image, which is mapped; the caller is alone with them.
         unsafe {
@@ -146,20 +147,36 @@ unsafe fn slot(at: u64, level: u32) -> *mut u64 {
 /// Maps `start` to `end` of the direct map, in bytes; whole pages around them.
 pub fn map_direct(start: u64, end: u64, kind: Kind) {
     let (start, end) = (start & !0xfff, end.next_multiple_of(4096));
-    map(DIRECT + start, start, end, kind);
+    map(DIRECT_MAP + start, start, end, kind);
 }
 
 /// The root table of the upper half. It lies in the image; the direct map shows it from here on.
 pub fn own_root() -> Frame {
-    let root = physical(&raw const entry::ROOT);
+    let root = physical(&raw const boot::ROOT);
     map_direct(root, root + size_of::<Table>() as u64, Kind::Memory);
     Frame((root >> 12) as u32)
 }
 
-/// Where physical memory is mapped.
+/// Where the kernel reads and writes physical memory.
 #[inline]
-pub fn direct(physical: u64) -> *mut u8 {
-    core::ptr::with_exposed_provenance_mut((DIRECT + physical) as usize)
+pub fn direct_map(physical: u64) -> NonNull<u8> {
+    // SAFETY: the direct map does not begin at 0.
+    unsafe {
+        NonNull::new_unchecked(core::ptr::with_exposed_provenance_mut(
+            (DIRECT_MAP + physical) as usize,
+        ))
+    }
+}
+
+/// The highest level of a leaf that the processor takes.
+pub fn largest_leaf() -> u8 {
+    3
+}
+
+/// Separate roots: programs' tables have nothing of the kernel's.
+#[inline]
+pub fn kernel_root() -> Option<Frame> {
+    None
 }
 
 /// Maps the device tree at `physical`, and gives its bytes; `None` where there is none.
@@ -182,6 +199,6 @@ pub fn map_device_tree(physical: u64) -> Option<&'static [u8]> {
         return None;
     }
     map(DEVICE_TREE, first, (physical + length).next_multiple_of(4096), Kind::ReadOnly);
-    // SAFETY: mapped for good, and kept out of free memory by `device_tree::read`.
+    // SAFETY: mapped for good, and kept out of free memory by `machine::read`.
     Some(unsafe { core::slice::from_raw_parts(at, length as usize) })
 }

@@ -1,0 +1,42 @@
+//! Backtraces of the kernel, along the frame pointers.
+
+use core::arch::asm;
+
+use aarch64_cpu::registers::{PAR_EL1, Readable};
+
+use super::page_tables;
+
+/// Gives the addresses to which the functions above the caller return, the nearest first. Follows
+/// the frame pointers as far as they lead through mapped memory of the kernel; from the stack for
+/// those that have run over they lead to another one.
+pub fn return_addresses(mut each: impl FnMut(u64)) {
+    const MOST: usize = 64;
+    let mut frame: usize;
+    // SAFETY: reads a register.
+    unsafe { asm!("mov {}, x29", out(reg) frame, options(nomem, nostack, preserves_flags)) };
+    // A frame is two words, and aligned by as much: it lies in one page.
+    for _ in 0..MOST {
+        if !frame.is_multiple_of(16) || !is_readable(frame) {
+            break;
+        }
+        let words = core::ptr::with_exposed_provenance::<[usize; 2]>(frame);
+        // SAFETY: the page is mapped, and only looked at.
+        let [next, address] = unsafe { words.read_volatile() };
+        if address == 0 {
+            break;
+        }
+        each(address as u64);
+        frame = next;
+    }
+}
+
+/// Whether the kernel can read at an address of its half.
+fn is_readable(address: usize) -> bool {
+    const FAILED: u64 = 1;
+    if (address as u64) < page_tables::DIRECT_MAP {
+        return false;
+    }
+    // SAFETY: asks the MMU; changes nothing but PAR_EL1, which nobody else uses.
+    unsafe { asm!("at s1e1r, {}", "isb", in(reg) address, options(nostack, preserves_flags)) };
+    PAR_EL1.get() & FAILED == 0
+}

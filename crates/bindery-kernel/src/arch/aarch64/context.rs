@@ -1,0 +1,99 @@
+//! Kernel threads on the CPU: the context of a thread that does not run, and the switch to another.
+
+use core::arch::global_asm;
+use core::mem::{offset_of, size_of};
+
+use crate::process::scheduler;
+
+use super::entry::{self, Registers};
+
+/// What the kernel keeps of a thread that does not run: its stack pointer, below which lie the
+/// registers that a call preserves.
+#[repr(C)]
+pub struct Context {
+    stack: usize,
+}
+
+impl Context {
+    /// Of nobody yet.
+    pub const EMPTY: Self = Self { stack: 0 };
+}
+
+/// x19 to x30.
+const PRESERVED: usize = 12;
+
+unsafe extern "C" {
+    fn begin_thread();
+    /// Stores the kernel's place in `from`, and goes on at `to`.
+    ///
+    /// # Safety
+    /// `to` was filled by a switch or by [`prepare`], on a stack that is whole; interrupts are off.
+    pub fn switch(from: *mut Context, to: *const Context);
+}
+
+const _: () = assert!(offset_of!(Context, stack) == 0);
+
+global_asm!(
+    r#"
+    .section .text.switch, "ax"
+    .global switch
+switch:
+    stp     x29, x30, [sp, #-{preserved}]!
+    stp     x19, x20, [sp, #16]
+    stp     x21, x22, [sp, #32]
+    stp     x23, x24, [sp, #48]
+    stp     x25, x26, [sp, #64]
+    stp     x27, x28, [sp, #80]
+    mov     x9, sp
+    str     x9, [x0]
+    ldr     x9, [x1]
+    mov     sp, x9
+    ldp     x19, x20, [sp, #16]
+    ldp     x21, x22, [sp, #32]
+    ldp     x23, x24, [sp, #48]
+    ldp     x25, x26, [sp, #64]
+    ldp     x27, x28, [sp, #80]
+    ldp     x29, x30, [sp], #{preserved}
+    ret
+
+    .global begin_thread
+begin_thread:
+    bl      {arrived}
+    b       {return_to_program}
+    "#,
+    preserved = const PRESERVED * 8,
+    arrived = sym scheduler::finish_switch,
+    return_to_program = sym entry::return_to_program,
+);
+
+/// A thread that begins in its program with `registers`.
+///
+/// # Safety
+/// `top` is the end of a stack, aligned by 16 bytes, with room for both, that nobody runs on.
+pub unsafe fn prepare(top: *mut u8, registers: &Registers) -> Context {
+    // SAFETY: the caller promises the room. The switch takes x30 from the second word.
+    unsafe {
+        let program = top.sub(size_of::<Registers>()).cast::<Registers>();
+        program.write(registers.clone());
+        let preserved = program.cast::<[u64; PRESERVED]>().sub(1);
+        let mut values = [0; PRESERVED];
+        values[1] = begin_thread as *const () as u64;
+        preserved.write(values);
+        Context { stack: preserved.addr() }
+    }
+}
+
+/// A thread that begins in the kernel, with `entry`, and has no program.
+///
+/// # Safety
+/// `top` is the end of a stack, aligned by 16 bytes, that nobody runs on.
+pub unsafe fn prepare_kernel(top: *mut u8, entry: extern "C" fn() -> !) -> Context {
+    // SAFETY: a stack has the room. The switch takes x30 from the second word.
+    unsafe {
+        let preserved = top.cast::<[u64; PRESERVED]>().sub(1);
+        let mut values = [0; PRESERVED];
+        values[1] = entry as *const () as u64;
+        preserved.write(values);
+        Context { stack: preserved.addr() }
+    }
+}

@@ -1,0 +1,18 @@
+//! What each CPU has of its own: its number, in `TPIDR_EL1`.
+
+use aarch64_cpu::registers::{Readable, TPIDR_EL1, Writeable};
+
+/// Sets the number of the calling CPU.
+pub fn begin(number: u64) {
+    TPIDR_EL1.set(number);
+}
+
+/// The CPU that asks.
+#[inline]
+pub fn cpu() -> u16 {
+    TPIDR_EL1.get() as u16
+}
+
+/// The kernel is entered on the stack that it was left on: nothing to do.
+#[inline]
+pub fn set_kernel_stack(_top: *mut u8) {}

@@ -1,0 +1,18 @@
+//! Protection keys: none, as the kernel does not use permission overlays (FEAT_S1POE).
+
+use bindery::arch::KeyRights;
+
+/// There are no protection keys: permission overlays (FEAT_S1POE) are not used.
+#[inline]
+pub fn protection_keys() -> u8 {
+    1
+}
+
+/// Nothing is forbidden by keys.
+#[inline]
+pub fn key_rights() -> KeyRights {
+    KeyRights::ALL
+}
+
+/// Nobody has keys, so nobody asks.
+pub fn set_key_rights(_rights: KeyRights) {}

@@ -1,0 +1,30 @@
+//! Backtraces of the kernel, along the frame pointers.
+
+use core::arch::asm;
+
+use super::page_tables;
+
+/// Gives the addresses to which the functions above the caller return, the nearest first. Follows
+/// the frame pointers as far as they lead through mapped memory of the kernel; from the stack of a
+/// double fault they lead to another one.
+pub fn return_addresses(mut each: impl FnMut(u64)) {
+    const MOST: usize = 64;
+    let mut frame: u64;
+    // SAFETY: reads a register.
+    unsafe { asm!("mov {}, rbp", out(reg) frame, options(nomem, nostack, preserves_flags)) };
+    for _ in 0..MOST {
+        if !frame.is_multiple_of(8)
+            || !page_tables::is_mapped(frame)
+            || !page_tables::is_mapped(frame.wrapping_add(8))
+        {
+            break;
+        }
+        // SAFETY: both words lie in pages that are mapped, and are only looked at.
+        let [next, address] = unsafe { (frame as *const [u64; 2]).read_volatile() };
+        if address == 0 {
+            break;
+        }
+        each(address);
+        frame = next;
+    }
+}

@@ -1,0 +1,84 @@
+//! Kernel threads on the CPU: the context of a thread that does not run, and the switch to another.
+
+use core::arch::naked_asm;
+
+use crate::process::scheduler;
+use crate::trap::{self, From};
+
+use super::entry::{Registers, begin_thread};
+
+/// What the kernel keeps of a thread that does not run: its stack pointer. All else lies there.
+pub struct Context(#[allow(dead_code, reason = "`switch_stacks` reads it")] *mut u64);
+
+impl Context {
+    /// That of nobody.
+    pub const EMPTY: Self = Self(core::ptr::null_mut());
+}
+
+/// A thread that begins in its program with `registers`.
+///
+/// # Safety
+/// `top` is the aligned top of a stack that nobody uses.
+pub unsafe fn prepare(top: *mut u8, registers: &Registers) -> Context {
+    // SAFETY: there is room: the registers, and below them what `switch` takes from a stack.
+    unsafe {
+        let place = top.cast::<Registers>().sub(1);
+        place.write(registers.clone());
+        let frame = place.cast::<u64>().sub(7);
+        frame.write_bytes(0, 6);
+        frame.add(6).write(begin_thread as *const () as u64);
+        Context(frame)
+    }
+}
+
+/// A thread that begins in the kernel, with `entry`, and has no program.
+///
+/// # Safety
+/// `top` is the aligned top of a stack that nobody uses.
+pub unsafe fn prepare_kernel(top: *mut u8, entry: extern "C" fn() -> !) -> Context {
+    // SAFETY: there is room: what `switch` takes from a stack, and a word in the place of the return
+    // address, so that the stack is aligned as after a call.
+    unsafe {
+        let frame = top.cast::<u64>().sub(8);
+        frame.write_bytes(0, 8);
+        frame.add(6).write(entry as *const () as u64);
+        Context(frame)
+    }
+}
+
+/// Leaves the running thread and goes on with another, until somebody switches back.
+///
+/// # Safety
+/// Both places live; `to` is what `prepare` or an earlier `switch` has put there, used once;
+/// interrupts are off.
+pub unsafe fn switch(from: *mut Context, to: *const Context) {
+    // SAFETY: the caller's promise.
+    unsafe { switch_stacks(from, to) }
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn switch_stacks(from: *mut Context, to: *const Context) {
+    naked_asm!(
+        "push rbp",
+        "push rbx",
+        "push r12",
+        "push r13",
+        "push r14",
+        "push r15",
+        "mov [rdi], rsp",
+        "mov rsp, [rsi]",
+        "pop r15",
+        "pop r14",
+        "pop r13",
+        "pop r12",
+        "pop rbx",
+        "pop rbp",
+        "ret",
+    )
+}
+
+/// The first thing a new thread does.
+pub(super) extern "C" fn begin(registers: &mut Registers) {
+    scheduler::finish_switch();
+    trap::leave(registers, From::Exception);
+}

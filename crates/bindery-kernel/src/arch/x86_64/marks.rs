@@ -1,0 +1,23 @@
+//! Marks around a measured phase, for a tool that counts instructions.
+
+use core::arch::asm;
+
+/// Tells who counts instructions that a phase begins: a long NOP (programs/include/mark.h).
+#[inline(always)]
+pub fn mark_begin<const PHASE: u32>() {
+    // SAFETY: does nothing.
+    unsafe {
+        asm!(".byte 0x0f, 0x1f, 0x84, 0x00", ".long {}", const 0x4d41_0000 | PHASE,
+            options(nostack, preserves_flags));
+    }
+}
+
+/// Tells that it ends.
+#[inline(always)]
+pub fn mark_end<const PHASE: u32>() {
+    // SAFETY: does nothing.
+    unsafe {
+        asm!(".byte 0x0f, 0x1f, 0x84, 0x00", ".long {}", const 0x4d41_0800 | PHASE,
+            options(nostack, preserves_flags));
+    }
+}

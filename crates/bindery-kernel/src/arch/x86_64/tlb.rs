@@ -1,0 +1,88 @@
+//! The table root in CR3, and TLB invalidation.
+
+use core::arch::asm;
+
+use bindery::addr::Frame;
+use bindery::platform::Invalidation;
+
+use super::{page_tables, smp};
+
+/// Loads a program's tables; the TLB forgets everything that is not the kernel's.
+#[inline]
+pub fn load_root(root: Frame) {
+    load(u64::from(root.0) << 12);
+}
+
+/// Loads the tables of no program.
+pub fn unload_root() {
+    load(page_tables::root());
+}
+
+#[inline]
+fn load(root: u64) {
+    // SAFETY: every root has the kernel in its upper half.
+    unsafe { asm!("mov cr3, {}", in(reg) root, options(nostack, preserves_flags)) };
+}
+
+/// As [`invalidate`]: INVLPG and its kin are about this CPU alone, and about global entries too.
+pub fn invalidate_local(root: Frame, what: &Invalidation) {
+    invalidate(root, what);
+}
+
+/// How many addresses are invalidated one by one; beyond, everything goes at once.
+const FEW: u64 = 8;
+
+/// Makes this CPU's TLB forget. Any one invalidation drops all cached intermediate entries too.
+#[inline]
+pub fn invalidate(_root: Frame, what: &Invalidation) {
+    if !invalidate_one_by_one(what) {
+        // SAFETY: loads what is loaded.
+        unsafe {
+            asm!("mov {root}, cr3", "mov cr3, {root}", root = out(reg) _,
+                options(nostack, preserves_flags));
+        }
+    }
+}
+
+/// Makes the TLBs of all CPUs forget addresses of the kernel.
+pub fn invalidate_kernel(what: &Invalidation) {
+    if !invalidate_one_by_one(what) {
+        forget_everything();
+    }
+    smp::make_forget();
+}
+
+/// Makes this CPU's TLB forget everything, what is global too (Intel SDM volume 3A, section
+/// 4.10.4.1: a change of `CR4.PGE`).
+pub fn forget_everything() {
+    const GLOBAL_PAGES: u64 = 1 << 7;
+    // SAFETY: the bit decides what outlives a load of CR3, and is as before in the end.
+    unsafe {
+        asm!("mov {value}, cr4", "xor {value}, {bit}", "mov cr4, {value}", "xor {value}, {bit}",
+            "mov cr4, {value}", value = out(reg) _, bit = const GLOBAL_PAGES, options(nostack));
+    }
+}
+
+/// Invalidates address by address, global translations too, where that is soon done; `false` where
+/// nothing was.
+#[inline]
+fn invalidate_one_by_one(what: &Invalidation) -> bool {
+    let stride = what.stride;
+    let mut at = what.range.start().0 & !(stride - 1);
+    let end = what.range.end().0;
+    if end - at > stride * FEW {
+        return false;
+    }
+    loop {
+        // SAFETY: an entry that is forgotten is read anew.
+        unsafe { asm!("invlpg [{}]", in(reg) at, options(nostack, preserves_flags)) };
+        at += stride;
+        if at >= end {
+            return true;
+        }
+    }
+}
+
+/// Nothing to do: walkers see writes in the order in which they were made, at once.
+#[inline]
+pub fn publish_entries() {}
