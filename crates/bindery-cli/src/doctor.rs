@@ -1,4 +1,4 @@
-//! `bindery doctor`: what is installed, what is missing, and what installs it.
+//! `bindery doctor`: what is installed, what is missing, and how to install it.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -8,10 +8,10 @@ use comfy_table::{LineStyle, Table, TableStyle};
 use crate::guest::Problem;
 use crate::guest::requirements::{Remedy, Requirement, apt_install};
 
-/// Show what is installed, what is missing, and what installs it
+/// Show what is installed, what is missing, and how to install it
 ///
-/// Exit status: 0 if everything is there, 1 if something is missing. `bench` and `check` need
-/// nothing of it.
+/// Exit status: 0 if everything is installed, 1 if something is missing. `bench` and `check` need
+/// none of it.
 #[derive(clap::Args)]
 pub struct Arguments {}
 
@@ -64,13 +64,13 @@ fn command(requirement: Requirement) -> String {
     match requirement.remedy() {
         Remedy::Packages(packages) => apt_install(packages),
         Remedy::RustTarget(target) => format!("rustup target add {target}"),
-        Remedy::OnDebian => "fetched on Debian alone".to_owned(),
+        Remedy::OnDebian => "fetched only on Debian".to_owned(),
     }
 }
 
 fn summary(missing: &[Requirement]) -> String {
     match missing.len() {
-        0 => "Everything is there.\n".to_owned(),
+        0 => "Everything is installed.\n".to_owned(),
         1 => "One thing is missing. On Debian, `bindery setup` installs it.\n".to_owned(),
         count => {
             format!("{count} things are missing. On Debian, `bindery setup` installs them.\n")

@@ -1,5 +1,5 @@
-//! The program `bindery`: runs workloads and scripts on the engine, in a machine inside this process,
-//! and shows them beside Linux.
+//! The program `bindery`: runs workloads and scripts on the engine, in a machine inside this process
+//! or in QEMU, and compares them with Linux.
 
 mod bench;
 mod check;
@@ -17,7 +17,7 @@ use clap::{Parser, Subcommand};
 
 const AFTER_HELP: &str = "\
 Begin with `bindery bench --quick`, or with `bindery check --script docs/examples/share.bindery`. \
-Exit status: 0 if all went well, 1 if a run failed, 2 if the command line or a script was wrong.";
+Exit status: 0 on success, 1 if a run failed, 2 if the command line or a script was invalid.";
 
 /// Bindery: a virtual-memory subsystem in which every operation works on the largest piece that the
 /// page table can name
@@ -39,11 +39,11 @@ enum Command {
     Setup(setup::Arguments),
 }
 
-/// Why the program ends with another exit status than 0.
+/// The reason for an exit status other than 0.
 enum Problem {
     /// A run failed.
     Failed(String),
-    /// What the user wrote means nothing.
+    /// The command line or the script is invalid.
     Wrong(String),
 }
 

@@ -1,16 +1,16 @@
-//! `bindery bench`: workloads on the engine, page by page and at full reach, and on Linux.
+//! `bindery bench`: workloads on the engine, page by page and in runs and whole tables, and on Linux.
 //!
 //! | file | what |
 //! |---|---|
 //! | `workload` | the workloads, as lists of calls |
 //! | `floor` | the fewest entry writes and invalidations that a call needs |
-//! | `engine`, `linux` | who makes the calls |
+//! | `engine`, `linux` | the engine and Linux make the calls |
 //! | `kernel` | the same for `kernel-map`, whose calls are of another kind |
-//! | `latency` | `bindery bench latency`: how much each call does at once |
+//! | `latency` | `bindery bench latency`: how much each call does in one section |
 //! | `scale` | `bindery bench scale`: calls among very many mappings |
 //! | `measure` | running a list of calls, and what each cost |
-//! | `statistics` | what many measurements say together |
-//! | `host` | what it all ran on |
+//! | `statistics` | medians and percentiles of many measurements |
+//! | `host` | the host that it all ran on |
 //! | `report`, `json` | the figures for people, and for programs |
 
 mod engine;
@@ -45,33 +45,33 @@ use workload::{Script, Workload};
 const HELP: &str = "\
 Workloads
   remap-1m  { mmap 1 MiB at 1 GiB, write to each page, mremap, munmap }, the loop of system 1. Each
-            of the four calls is timed apart. The mapping moves by 1 MiB, and in a second table by
-            4 KiB more, so that no folio keeps its alignment. Folios of 64k and 4k.
+            of the four calls is timed separately. The mapping moves by 1 MiB, and in a second table
+            by 4 KiB more, so that no folio keeps its alignment. Folios of 64k and 4k.
   remap-1g  1 GiB of touched memory is moved (system 2). The destination is congruent with the
             source modulo 1 GiB (one entry moves), modulo 2 MiB (512 tables), off by 64 KiB and off
-            by 4 KiB (262,144 pages). Folios of 4k are moved back, not timed, and used again; larger
-            ones are touched anew for each move, as it may have split them, so that caches are cold
-            and small times are larger. Folios of 4k and 64k.
+            by 4 KiB (262,144 pages). Folios of 4k are moved back, untimed, and used again. Larger
+            folios are touched again for each move, because a move may split them. Their caches are
+            cold, so small times are larger. Folios of 4k and 64k.
   kernel-map
             Areas in the kernel's half of the addresses (system 5): ioremap, vmalloc, vmap of 1 MiB,
-            vmap of 100 MiB, vmalloc of 16 MiB, and their ends. \"base\" allows base pages alone,
-            \"huge\" the largest pieces; \"mapping alone\" is vmalloc without its frames; order n is
-            a list of pages made of blocks of 2^n, of which none continues the one before. Frees are
-            lazy: one purge is for 32 MiB, the calls of that many areas are timed together, and
-            each has its share of the purge. Programs cannot make these calls: no figures of Linux.
+            vmap of 100 MiB, vmalloc of 16 MiB, and their frees. \"base\" allows only base pages,
+            \"huge\" the largest pieces. \"mapping alone\" is vmalloc without its frames. Order n is
+            a list of pages made of blocks of 2^n, none of which continues the one before. Frees are
+            lazy: one purge covers 32 MiB. The calls of that many areas are timed together, and each
+            has its share of the purge. Programs cannot make these calls, so Linux has no figures.
 
 Figures
   Time is the median with the 10th and 90th percentile (nearest rank). The same calls are made by
-  the engine page by page (Reach::Page, our baseline), by the engine at full reach (Reach::Table),
-  and by the host's Linux. The engine is called as a library; Linux's figures include what a system
-  call costs. A first touch on the engine calls fault() where the hardware would fault next; the
-  MMU itself is not timed. On Linux it stores one byte to each page. The host's settings for
-  transparent huge pages are stated and not changed; where folios of the wanted size are off, Linux
-  has base pages.
-  Counts need no clock and do not depend on the host: entries read and written where the operation
-  works, entries read on the way down from the root, tables that were new, freed, or moved by the
-  one entry that names them, invalidations sent and the base pages that they covered. The floor is
-  the fewest entry writes and invalidations that the call needs.
+  the engine page by page (Reach::Page, the baseline), by the engine in runs and whole tables
+  (Reach::Table), and by the host's Linux. The engine is called as a library; Linux's figures
+  include the system call. A first touch on the engine calls fault() where the hardware would fault
+  next; the MMU itself is not timed. On Linux it stores one byte to each page. The host's settings
+  for transparent huge pages are shown and not changed. Where folios of the wanted size are off,
+  Linux uses base pages.
+  Counts need no clock and do not depend on the host: entries read and written by the operation,
+  entries read on the way down from the root, tables allocated, freed, or moved by the one entry
+  that names them, invalidations sent and the base pages that they cover. The floor is the fewest
+  entry writes and invalidations that the call needs: the theoretical minimum.
 
 Examples
   bindery bench                              everything, in less than a minute
@@ -86,10 +86,10 @@ The JSON
   ratio_published; calls: how many were measured together. Times are those of one call, floor and
   counts those of all.";
 
-/// Run workloads on the engine, page by page and at full reach, and on the host's Linux
+/// Measure memory calls: page by page, in runs and whole tables, and on the host's Linux
 ///
 /// Without arguments: all workloads, on a hosted x86-64 machine. Nothing needs to be installed, and
-/// nothing outside of this process is changed.
+/// nothing outside this process is changed.
 #[derive(clap::Args)]
 #[command(after_long_help = HELP, after_help = "More, with examples: bindery bench --help")]
 #[command(args_conflicts_with_subcommands = true)]
@@ -97,17 +97,17 @@ pub struct Arguments {
     #[command(subcommand)]
     counts: Option<Counts>,
 
-    /// What to run; everything if left out
+    /// The workloads to run [default: all]
     #[arg(value_name = "WORKLOAD")]
     workloads: Vec<Workload>,
 
-    /// The architecture whose page tables the hosted machine has: x86-64, x86-64-la57, aarch64,
-    /// riscv64 (riscv64-sv48) or riscv64-sv39
+    /// The page-table format of the hosted machine: x86-64, x86-64-la57, aarch64, riscv64
+    /// (riscv64-sv48) or riscv64-sv39
     #[arg(long, value_name = "ARCH", default_value = "x86-64", value_parser = parse_architecture)]
     arch: ArchitectureName,
 
-    /// The folio sizes that first touches take on the engine: powers of two from 4k to 2m, with
-    /// commas between them; each workload has its own defaults, and kernel-map has none
+    /// The folio sizes of first touches on the engine: powers of two from 4k to 2m, separated by
+    /// commas. Each workload has its own defaults; kernel-map has none
     #[arg(long, value_name = "SIZE", value_delimiter = ',')]
     folio: Vec<FolioSize>,
 
@@ -115,12 +115,12 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
-    /// Repeat less, and run remap-1g with folios of 4k alone: some seconds in all, wider spreads
+    /// Repeat less, and run remap-1g only with folios of 4k: a few seconds in all, wider spreads
     #[arg(long)]
     quick: bool,
 }
 
-/// What counts tell: no Linux beside it.
+/// Subcommands that only count, without Linux.
 #[derive(clap::Subcommand)]
 enum Counts {
     Latency(latency::Arguments),

@@ -220,24 +220,24 @@ fn three_digits(value: f64) -> String {
 pub const LEGEND: &str = "
 How to read this
   whole tables   the engine as it is (Reach::Table): every operation takes the largest piece that the page table can
-                 name. page by page (Reach::Page) is the same code with pieces of one base page: our own baseline, so
-                 that page/whole is what larger pieces are worth. Both have the same folios, so first touches are alike.
-  Linux          does more in each call than we do: system call entry and exit, in a first touch an exception and the
-                 store itself, accounting, locks, reverse mappings, security hooks. Linux/whole says what a program
-                 would notice at most, not how good Linux's page tables are. Its entries cannot be counted from here.
+                 name. page by page (Reach::Page) is the same code with pieces of one base page: the baseline, so
+                 page/whole is what larger pieces gain. Both have the same folios, so first touches are alike.
+  Linux          does more in each call than the engine: system call entry and exit, in a first touch an exception and
+                 the store itself, accounting, locks, reverse mappings, security hooks. Linux/whole is the most that a
+                 program would notice, not a measure of Linux's page tables. Its entries cannot be counted from here.
   floor          the fewest entry writes that the work needs on any system: an entry that moves is cleared once and set
-                 once, plus (+n) missing tables hooked. x floor: how close we are; 1.00 is perfect, and less means that
-                 entries were dropped with their table instead of being cleared, or, page by page, that there are no
-                 contiguous runs, which must be broken before they change.
+                 once, plus (+n) missing tables installed. x floor: writes divided by the floor. 1.00 is the minimum;
+                 less means that entries were dropped with their table instead of being cleared, or, page by page,
+                 that there are no contiguous runs, which must be broken before they change.
   counts         descended: entries read on the way down from the root. +/-/moved: tables allocated, freed, and moved
                  by the one entry that names them. invalid.: invalidations sent, (their floor), and +n on the faulting
                  CPU alone; pages: base pages that those covered.
   published      system 1, 64 KiB folios in one batch: the loop of remap-1m took 1.9 s and then 1.2 s, 1.6 x (Apple
                  M3, AArch64). System 2, whole tables: mremap of 1 GiB 3.4 ms and then 160 us, 20 x (x86-64).
                  System 5, the last column of kernel-map: Linux with large pieces, to Linux as it is (RK3588, AArch64).
-                 There, each entry of the kernel is stored with barriers of its own; here nobody times barriers.
-  x 32           so many calls share a purge. They are timed together: times are those of one call, counts and floor
-                 those of all.
+                 There, each kernel entry is stored with its own barriers; barriers are not timed here.
+  x 32           this many calls share a purge and are timed together. Times are those of one call; counts and floor
+                 are those of all.
   not timed      the MMU itself. Counts do not depend on the host: compare them first. Times vary by 30 % from run
                  to run on a shared machine.
 ";

@@ -2,18 +2,18 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `script.pest`, `syntax` | the grammar of a line, and what to say where it is not followed |
-//! | `mistake` | what is wrong in a script, shown with the line and a caret |
+//! | `script.pest`, `syntax` | the grammar of a line, and the message for a line that breaks it |
+//! | `mistake` | an error in a script, shown with the line and a caret |
 //! | `usage` | every statement in one line |
 //! | `words`, `number`, `failure` | flags, sums, names of errno and signals |
-//! | `scope` | what names stand for, before anything runs |
-//! | `script`, `read` | what a script says, and how that is made of its text |
+//! | `scope` | the meaning of names, before anything runs |
+//! | `script`, `read` | a script as a value, and how its text becomes one |
 //! | `stage` | processes and files on one machine |
 //! | `perform` | what each statement does there |
-//! | `outcome` | how it ended, and whether that was expected |
-//! | `layout`, `audit` | what is mapped, and what is broken |
+//! | `outcome` | the outcome of a statement, compared with the expectation |
+//! | `layout`, `audit` | the mappings, and broken invariants |
 //! | `show` | numbers and bytes as `strace` shows them |
-//! | `report` | what happened, for people and for programs |
+//! | `report` | the results, for people and for programs |
 
 mod audit;
 mod failure;
@@ -50,11 +50,11 @@ use report::Report;
 use script::{Action, MAIN, Script};
 use stage::{Stage, Stop};
 
-/// Run a script of memory calls on a hosted machine with a strict TLB, and audit what it leaves
+/// Run a script of memory calls on a hosted machine with a strict TLB, and audit the result
 ///
-/// Prints what each call returned, as strace does, then the layout, as /proc/self/maps does, and
-/// what the audit found. Exit status: 0 if all was well, 1 if an expectation was not met or the
-/// audit found something, 2 if the script is wrong.
+/// Prints the result of each call, as strace does, then the layout, as /proc/self/maps does, and the
+/// findings of the audit. Exit status: 0 if all expectations were met and the audit found nothing,
+/// 1 if an expectation was not met or the audit found a violation, 2 if the script is invalid.
 #[derive(clap::Args)]
 #[command(after_long_help = usage::help(), after_help = "The format of scripts: bindery help check")]
 pub struct Arguments {
@@ -67,16 +67,16 @@ pub struct Arguments {
     #[arg(long, value_name = "ARCH", default_value = "x86-64")]
     arch: ArchitectureName,
 
-    /// How much memory the machine has, from 256k to 16g
+    /// The machine's memory, from 256k to 16g
     #[arg(long, value_name = "SIZE", default_value = "256m", value_parser = memory_size)]
     memory: u64,
 
-    /// Folio sizes that first touches may take, with commas between them, from 8k to 2m: as `policy
-    /// SIZE always` for all kinds of memory
+    /// Folio sizes of first touches, separated by commas, from 8k to 2m; like `policy SIZE always`
+    /// for all kinds of memory
     #[arg(long, value_name = "SIZE", value_delimiter = ',')]
     folios: Vec<FolioSize>,
 
-    /// Write all that happened to a file, as JSON
+    /// Write all results to a file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }

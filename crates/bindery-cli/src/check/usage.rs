@@ -1,6 +1,6 @@
-//! Every statement in one line, for `bindery help check` and for mistakes.
+//! Every statement in one line, for `bindery help check` and for error messages.
 
-/// How a statement is written, and what it does.
+/// The syntax of a statement, and what it does.
 pub struct Usage {
     /// The word that it begins with.
     pub word: &'static str,
@@ -15,13 +15,13 @@ const fn usage(word: &'static str, arguments: &'static str, what: &'static str) 
 /// Statements that belong together, under a heading.
 pub const GROUPS: &[(&str, &[Usage])] = &[
     (
-        "Calls of Linux, with the numbers that Linux has",
+        "Linux's calls, with Linux's arguments",
         &[
             usage("mmap", "ADDRESS LENGTH PROT FLAGS [FILE [OFFSET]]", "without FILE: anonymous"),
             usage("munmap", "ADDRESS LENGTH", ""),
             usage("mremap", "ADDRESS LENGTH NEW_LENGTH [FLAGS [NEW_ADDRESS]]", ""),
             usage("mprotect", "ADDRESS LENGTH PROT", ""),
-            usage("brk", "ADDRESS", "returns where the heap ends"),
+            usage("brk", "ADDRESS", "returns the end of the heap"),
             usage("mseal", "ADDRESS LENGTH [FLAGS]", ""),
             usage("madvise", "ADDRESS LENGTH ADVICE", ""),
             usage("process_madvise", "PROCESS VECTOR COUNT ADVICE [FLAGS]", "VECTOR is an address"),
@@ -38,14 +38,14 @@ pub const GROUPS: &[(&str, &[Usage])] = &[
         "Shared memory and files",
         &[
             usage("memfd", "NAME [FLAGS]", "memfd_create, with allow_sealing"),
-            usage("file", "NAME [LENGTH]", "a file on a disk, of zeroes"),
-            usage("open", "NAME FILE r|w|rw", "opens a file once more"),
+            usage("file", "NAME [LENGTH]", "a file on a disk, full of zeroes"),
+            usage("open", "NAME FILE r|w|rw", "opens a file again"),
             usage("close", "FILE", ""),
             usage("truncate", "FILE LENGTH", ""),
             usage("allocate", "FILE OFFSET LENGTH [FLAGS]", "fallocate"),
             usage("punch", "FILE OFFSET LENGTH", "fallocate of a hole"),
             usage("seal", "FILE SEALS", ""),
-            usage("seals", "FILE", "which seals there are"),
+            usage("seals", "FILE", "returns the seals"),
             usage("pread", "FILE OFFSET [LENGTH]", "8 bytes, or LENGTH"),
             usage("pwrite", "FILE OFFSET VALUE...", "8 bytes for each VALUE"),
         ],
@@ -57,23 +57,23 @@ pub const GROUPS: &[(&str, &[Usage])] = &[
             usage("write", "ADDRESS VALUE...", "8 bytes for each VALUE"),
             usage("fetch", "ADDRESS", "an instruction"),
             usage("fill", "ADDRESS LENGTH BYTE", ""),
-            usage("fork", "NAME", "the child is called NAME"),
+            usage("fork", "NAME", "creates the child NAME"),
             usage("exit", "", ""),
         ],
     ),
     (
-        "What is set for it",
+        "Settings",
         &[
-            usage("heap", "ADDRESS", "where brk begins"),
+            usage("heap", "ADDRESS", "the start of the heap"),
             usage("limit", "memlock|as|data|stack LENGTH|unlimited", ""),
-            usage("policy", "SIZE,... always|madvise|never [shared|file]", "sizes of folios"),
-            usage("overcommit", "heuristic|always|never [LENGTH]", "and how much at most"),
+            usage("policy", "SIZE,... always|madvise|never [shared|file]", "folio sizes"),
+            usage("overcommit", "heuristic|always|never [LENGTH]", "with the commit limit"),
         ],
     ),
     (
-        "What is shown",
+        "Output",
         &[
-            usage("layout", "", "as /proc/self/maps; returns how many mappings"),
+            usage("layout", "", "as /proc/self/maps; returns their number"),
             usage("counts", "", "work on page tables since the last one"),
             usage("audit", "", "all invariants, and the TLB"),
         ],
@@ -96,14 +96,14 @@ impl Usage {
 pub fn help() -> String {
     let mut help = String::from(
         "Scripts
-  One statement a line; # begins a comment. Before a statement `in PROCESS:` says who does it (the
-  first process is called main), `let NAME =` gives a name to the result. Behind it `expect` says
-  how it must end:
-    expect VALUE         with that number      expect bytes B B ...  with these bytes
-    expect ok            without a failure     expect all B          with bytes that are all B
-    expect EINVAL        with that errno       expect SIGSEGV        SEGV_MAPERR, SIGBUS, OOM
-  Numbers are decimal with K, M, G or T, or hexadecimal; ADDRESS and all others may be sums of
-  numbers and names: a+2M-4K. Flags are words or numbers, joined by commas or bars: private,fixed.
+  One statement a line; # begins a comment. Before a statement, `in PROCESS:` selects the process
+  (the first process is main), and `let NAME =` names the result. After it, `expect` gives the
+  expected outcome:
+    expect VALUE         this number           expect bytes B B ...  these bytes
+    expect ok            no failure            expect all B          all bytes are B
+    expect EINVAL        this errno            expect SIGSEGV        or SEGV_MAPERR, SIGBUS, OOM
+  Numbers are decimal with K, M, G or T, or hexadecimal. Each may be a sum of numbers and names:
+  a+2M-4K. Flags are words or numbers, joined by commas or bars: private,fixed.
 ",
     );
     for (heading, group) in GROUPS {
@@ -127,7 +127,7 @@ Example
   read a expect 5
   munmap a+1 4K expect EINVAL
 
-All of it, with an example for every statement: docs/script.md",
+docs/script.md has all details, with an example for every statement",
     );
     help
 }

@@ -53,43 +53,43 @@ Workloads
               64 KiB, and off by 4 KiB, and unmapped.
   kernel-map  The kernel maps 1 MiB for itself and unmaps it, 100 times each: vmalloc, with huge
               mappings too (and 16 MiB), vmap of single and of larger pages, ioremap. Linux does
-              it in a module of ours, our kernel at boot. Folio sizes have no part in it.
+              it in a module, Bindery's kernel at boot. Folio sizes do not matter.
   proc        A process reads /proc/self/maps of 30,000 mappings, of 2,000 by 1 KiB, smaps of 1,000,
-              statm while pages come and go, and asks for mappings by PROCMAP_QUERY. Base pages.
+              statm while pages come and go, and queries mappings by PROCMAP_QUERY. Base pages.
   copy        A program reads and writes 1 MiB, a page and a byte of files in memory, and passes
               64 KiB, a page and a byte through a pipe. Base pages.
-  Each runs in a machine of its own for each kernel, architecture and folio size: one CPU, 3 GiB, a
-  clock that counts instructions. Folio sizes are set as on any Linux, by
+  Each combination of workload, kernel, architecture and folio size has a machine of its own: one
+  CPU, 3 GiB, a clock that counts instructions. Folio sizes are set as on any Linux, by
   /sys/kernel/mm/transparent_hugepage.
 
-What is needed
+Requirements
   QEMU, compilers and BusyBox (`bindery doctor`). Linux is Debian's newest kernel, fetched with
   apt-get and kept under target/guest (nothing is installed); --linux takes another one. For
   kernel-map, its headers and the compiler that built it are fetched as well (70 MB for each
-  architecture). What cannot be fetched is not run: recorded figures are shown, and called recorded.
+  architecture). What cannot be fetched is not run: recorded figures are shown, labeled as recorded.
   A machine that ran before, with the same QEMU, kernel and programs, would do exactly the same, so
-  what was counted then is shown; --again starts it anyhow.
+  the counts of that run are shown; --again starts it anyway.
 
 Examples
   bindery compare                                       everything, some minutes
   bindery compare system1 --arch x86-64 --folio 64k     one row of machines
   bindery compare kernel-map                            mappings of the kernel, both architectures
-  bindery compare --no-linux --json figures.json        our kernel beside recorded figures
-  bindery compare --profile mremap-1m --folio 64k       the hottest functions of our kernel";
+  bindery compare --no-linux --json figures.json        Bindery's kernel beside recorded figures
+  bindery compare --profile mremap-1m --folio 64k       the hottest functions of Bindery's kernel";
 
-/// Run the same work on our kernel and on Linux, and count what each kernel needs
+/// Run the same work on Bindery's kernel and on Linux, and count what each executes
 #[derive(clap::Args)]
 #[command(after_long_help = HELP, after_help = "More, with examples: bindery compare --help")]
 pub struct Arguments {
-    /// What to run; everything if left out
+    /// The workloads to run [default: all]
     #[arg(value_name = "WORKLOAD")]
     workloads: Vec<Workload>,
 
-    /// The architectures, with commas between them; all if left out
+    /// The architectures, separated by commas [default: all]
     #[arg(long, value_name = "ARCH", value_delimiter = ',')]
     arch: Vec<Architecture>,
 
-    /// The folio sizes: powers of two from 4k to 2m, with commas between them
+    /// The folio sizes: powers of two from 4k to 2m, separated by commas
     #[arg(long, value_name = "SIZE", value_delimiter = ',', default_values_t = FOLIOS)]
     folio: Vec<FolioSize>,
 
@@ -97,19 +97,19 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
-    /// A kernel image to compare with instead of Debian's; for one architecture
+    /// Compare with this kernel image instead of Debian's; for one architecture
     #[arg(long, value_name = "FILE", conflicts_with = "no_linux")]
     linux: Option<PathBuf>,
 
-    /// Do not run Linux: show recorded figures in its place
+    /// Do not run Linux: show recorded figures instead
     #[arg(long)]
     no_linux: bool,
 
-    /// Start machines again that were measured before
+    /// Start machines again even if they were measured before
     #[arg(long)]
     again: bool,
 
-    /// Show instead which functions of our kernel take the instructions of one operation
+    /// Show instead which functions of Bindery's kernel execute the instructions of one operation
     #[arg(long, value_name = "OPERATION", value_parser = Row::from_key,
           conflicts_with_all = ["workloads", "json", "linux", "no_linux", "again"])]
     profile: Option<Row>,
@@ -125,7 +125,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
         chosen => chosen.to_vec(),
     };
     if arguments.linux.is_some() && architectures.len() != 1 {
-        let text = "--linux is an image for one architecture; say which with --arch";
+        let text = "--linux is an image for one architecture; select it with --arch";
         return Err(Problem::Wrong(text.to_owned()));
     }
     if let Some(row) = arguments.profile {

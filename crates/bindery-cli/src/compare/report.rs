@@ -145,16 +145,16 @@ pub const LEGEND: &str = "
 How to read this
   Both kernels run the same static program in the same machine (one CPU, 3 GiB, a clock that counts
   instructions), and a QEMU plugin counts what the kernel executes from just before each call to just
-  after it: system call entry and exit, page faults and timer ticks included. Figures are the mean of
-  all times that the operation was made, the first included. The same run gives the same figures.
-  vmalloc, vmap, ioremap and what undoes them are called by code in the kernel: at boot in ours, in a
-  module on Linux, which puts invalidations off until many mappings have gone (docs/compare.md).
-  string bytes   what x86-64 rep stos and movs, and AArch64 DC ZVA, move or clear. These instructions
-                 are no part of the others, nor of loads and stores; AArch64 copies by loads and stores.
+  after it: system call entry and exit, page faults and timer ticks included. Figures are means over
+  all occurrences of the operation, the first included. The same run gives the same figures.
+  Code in the kernel calls vmalloc, vmap, ioremap and their frees: at boot in Bindery's kernel, in a
+  module on Linux, which puts invalidations off until many mappings were freed (docs/compare.md).
+  string bytes   bytes that x86-64 rep stos and movs, and AArch64 DC ZVA, move or clear. These are not
+                 part of instructions, loads or stores; AArch64 copies by loads and stores.
   inval.         TLB invalidations. x86-64: INVLPG, INVPCID, writes to CR3 and CR4. AArch64: TLBI.
-  T              our target: instructions / invalidations, set beforehand from minimal loops.
-  recorded       Linux 7.2.13, measured earlier with the same workloads; shown where Linux was not run.
-  Linux does more around these paths than we do: memory cgroups, security modules, tracing hooks, NUMA
+  T              the target: instructions / invalidations, set beforehand from minimal loops.
+  recorded       Linux 7.2.13, measured earlier with the same workloads; shown if Linux was not run.
+  Linux does more around these paths than Bindery: memory cgroups, security modules, tracing hooks, NUMA
   placement and balancing, statistics of every kind, huge page daemons, many CPUs and large machines. Most
   is switched off here by its command line (docs/compare.md), but not compiled out. Instructions are not
   time: a rough fit of native times is 0.1 ns an instruction, 5 ns an atomic, 180 ns an invalidation,

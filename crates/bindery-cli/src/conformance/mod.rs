@@ -45,37 +45,37 @@ The tests
   prctl_thp_disable, transhuge-stress, khugepaged, khugepaged-shmem, cow, guard-regions,
   folio_split_race_test and va_high_addr_switch: Linux's own, from tools/testing/selftests/mm of
   the source of Debian's newest kernel. The same static programs run on that kernel, in the same
-  machine. A case that passes on Linux and not here has failed, and one that is skipped here as
-  well. A test that takes longer than its limit is ended and has failed. Cases that need what is
-  not there (userfaultfd, hugetlb) are set apart, and listed with the reason.
+  machine. A case that passes on Linux has failed if it fails or is skipped on Bindery. A test that
+  exceeds its time limit is stopped and has failed. Cases that need a missing feature (userfaultfd,
+  hugetlb) are set apart, and listed with the reason.
 
-What is needed
+Requirements
   QEMU, compilers and BusyBox (`bindery doctor`). Debian's packages with Linux's source (160 MB),
   its headers and its kernel are fetched with apt-get and kept under target/guest; nothing is
   installed.
 
 Exit status
-  0 if all is as good as on Linux, 1 if not or if something is missing.
+  0 if all cases are as good as on Linux, 1 if not, or if a requirement is missing.
 
 Examples
   bindery conformance                                     everything, less than an hour
   bindery conformance mremap_test --arch x86-64           one test, one architecture
-  bindery conformance --no-linux --json results.json      our kernel alone
-  bindery conformance cow --logs logs                     what each test wrote, a file each";
+  bindery conformance --no-linux --json results.json      only Bindery's kernel
+  bindery conformance cow --logs logs                     each test's output in a file";
 
-/// Run Linux's own tests on our kernel, and on Linux beside it
+/// Run Linux's own tests on Bindery's kernel, and compare with Linux
 #[derive(clap::Args)]
 #[command(after_long_help = HELP, after_help = "More, with examples: bindery conformance --help")]
 pub struct Arguments {
-    /// What to run; all tests if left out
+    /// The tests to run [default: all]
     #[arg(value_name = "TEST", value_parser = Test::from_name)]
     tests: Vec<&'static Test>,
 
-    /// The architectures, with commas between them; all if left out
+    /// The architectures, separated by commas [default: all]
     #[arg(long, value_name = "ARCH", value_delimiter = ',')]
     arch: Vec<Architecture>,
 
-    /// Do not run Linux beside: each case must pass by itself
+    /// Do not run Linux: each case must pass
     #[arg(long)]
     no_linux: bool,
 
@@ -83,11 +83,11 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
-    /// Write what is printed to a file as well
+    /// Write the report to a file as well
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Write what each test wrote to files in this directory
+    /// Write each test's output to a file in this directory
     #[arg(long, value_name = "DIRECTORY")]
     logs: Option<PathBuf>,
 }

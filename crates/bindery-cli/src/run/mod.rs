@@ -25,20 +25,20 @@ const LEFT: u8 = 130;
 
 const HELP: &str = "\
 The program
-  A static ELF program of this host's files; the architecture is read from it. A file that ends in
-  .c is built first, for --arch or the host's architecture. If there is no file of the name
-  `busybox`, it is Debian's static BusyBox. The machine has nothing but what is given: the program
-  in /bin, files added by --file, and /dev, /proc, /sys and /tmp from the kernel.
+  A static ELF program on the host; its header gives the architecture. A file that ends in .c is
+  built first, for --arch or the host's architecture. `busybox`, if there is no such file, is
+  Debian's static BusyBox. The machine's file system has only the program in /bin, the files added
+  by --file, and the kernel's /dev, /proc, /sys and /tmp.
 
 Keys
-  Where standard input is a terminal, all keys go to the program: Ctrl-C interrupts it, Ctrl-\\ kills
-  it. Ctrl-A x ends the machine, Ctrl-A Ctrl-A is Ctrl-A. Where standard output is none, the
+  If standard input is a terminal, all keys go to the program: Ctrl-C interrupts it, Ctrl-\\ kills
+  it. Ctrl-A x ends the machine, Ctrl-A Ctrl-A is Ctrl-A. If standard output is no terminal, the
   program's is none either.
 
 Exit status
-  The program's own; 128 and the number of the signal if one killed it; 101 if the kernel died
-  (what it said is on standard error); 124 if the time was up; 130 after Ctrl-A x; 1 if something is missing; 2 if the
-  command line was wrong.
+  The program's own; 128 plus the signal's number if a signal killed it; 101 if the kernel died
+  (its message is on standard error); 124 if the time was up; 130 after Ctrl-A x; 1 if a requirement
+  is missing; 2 if the command line was invalid.
 
 Examples
   bindery run programs/tests/start.c
@@ -48,21 +48,20 @@ Examples
 
 /// Run a static Linux program on the reference kernel, in QEMU
 ///
-/// The kernel is built if need be. The program's output is passed through, and so is its exit
-/// status.
+/// Builds the kernel if needed. Shows the program's output, and ends with its exit status.
 #[derive(clap::Args)]
 #[command(after_long_help = HELP, after_help = "More, with examples: bindery run --help")]
 pub struct Arguments {
-    /// The machine's architecture, x86-64 or aarch64; if left out, the program's
+    /// The machine's architecture, x86-64 or aarch64 [default: the program's]
     #[arg(long, value_name = "ARCH")]
     arch: Option<Architecture>,
 
-    /// How many CPUs the machine has
+    /// The number of CPUs
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..=64))]
     cpus: u32,
 
-    /// The model of its CPUs, as QEMU names it (`-cpu help` lists them); if left out, all that QEMU has
+    /// The model of the CPUs, as QEMU names it (`-cpu help` lists them) [default: all features]
     #[arg(long, value_name = "MODEL")]
     cpu: Option<String>,
 
@@ -70,11 +69,11 @@ pub struct Arguments {
     #[arg(long, value_name = "SIZE", default_value = "256m", value_parser = parse_memory)]
     memory: u64,
 
-    /// Let the machine's clock count instructions: the same run repeats exactly
+    /// Make the machine's clock count instructions: the same run repeats exactly
     #[arg(long)]
     icount: bool,
 
-    /// Add a file of the host; it becomes /NAME, or TARGET if that is given
+    /// Add a file of the host as /NAME, or as TARGET
     #[arg(long = "file", value_name = "PATH[:TARGET]", value_parser = ValueParser::new(stage::parse_file))]
     files: Vec<AddedFile>,
 
@@ -82,8 +81,8 @@ pub struct Arguments {
     #[arg(long = "env", value_name = "NAME=VALUE", value_parser = parse_pair)]
     environment: Vec<String>,
 
-    /// Audit all invariants at the exit of every process, and look for leaked frames at the end; the
-    /// kernel panics if it finds something
+    /// Audit all invariants at the exit of every process, and leaked frames at the end; the kernel
+    /// panics if it finds a violation
     #[arg(long)]
     check: bool,
 
@@ -95,7 +94,7 @@ pub struct Arguments {
     #[arg(long = "option", value_name = "KEY=VALUE", value_parser = parse_pair)]
     options: Vec<String>,
 
-    /// End the machine after this time
+    /// Stop the machine after this time
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     timeout: Option<u64>,
 
@@ -111,7 +110,7 @@ pub struct Arguments {
 fn parse_memory(text: &str) -> Result<u64, String> {
     match parse_bytes(text) {
         Some(bytes) if bytes >= KIB && bytes.is_multiple_of(KIB) => Ok(bytes),
-        Some(_) => Err("memory comes in whole KiB".to_owned()),
+        Some(_) => Err("memory must be a multiple of 1 KiB".to_owned()),
         None => Err("sizes are written as in 256m or 2g".to_owned()),
     }
 }
@@ -163,15 +162,15 @@ fn report(outcome: &Outcome, clock: Clock, output: Output) -> ExitCode {
     match (outcome.status.map(u8::try_from), outcome.timed_out) {
         (Some(Ok(status)), _) => ExitCode::from(status),
         (_, TimedOut::After(time)) => {
-            eprintln!("error: the machine was ended after {} s", time.as_secs());
+            eprintln!("error: the machine was stopped after {} s", time.as_secs());
             ExitCode::from(TIME_WAS_UP)
         }
         _ if output == Output::Terminal && outcome.emulator_messages.is_empty() => {
-            eprintln!("bindery: the machine was ended from the keyboard");
+            eprintln!("bindery: the machine was stopped from the keyboard");
             ExitCode::from(LEFT)
         }
         _ => {
-            eprintln!("error: the kernel died without a word");
+            eprintln!("error: the kernel died without a message");
             if !outcome.emulator_messages.is_empty() {
                 eprintln!("{}", outcome.emulator_messages);
             }

@@ -1,4 +1,4 @@
-//! `bindery bench latency`: how much each call does at once, in counts.
+//! `bindery bench latency`: how much each call does in one read section, in counts.
 //!
 //! | file | what |
 //! |---|---|
@@ -29,11 +29,11 @@ use meter::{BOUNDS, Bounds, Meter, Row};
 
 const HELP: &str = "\
 What is counted
-  A read section keeps tables and mappings from being freed; a kernel does not preempt it. Locks of
-  page tables are taken in read sections alone. So the longest section says how long a call can keep
-  a CPU from other work, whatever its arguments: the entries that it looks at, the tables that it
-  marks as detached, the bytes that it zeroes or copies. Each call is made on 16 pages, on folios of
-  4 KiB, 64 KiB and 2 MiB, and on a range with one page in each table.
+  A read section keeps tables and mappings from being freed; a kernel does not preempt it. Page-table
+  locks are taken only in read sections. So the longest section bounds how long a call keeps a CPU
+  from other work, whatever its arguments: the entries that it looks at, the tables that it marks as
+  detached, the bytes that it zeroes or copies. Each call is made on 16 pages, on folios of 4 KiB,
+  64 KiB and 2 MiB, and on a range with one page in each table.
   Detached tables and removed records are freed after all read sections of that time have ended. The
   column `later` counts those that still wait when the call returns, with one reader kept in its section.
   The locks of the reverse map may be held across sections, by a walk or a move. The
@@ -42,18 +42,18 @@ What is counted
 
 Bounds
   1,024 entries, 512 tables, 64 KiB in a section; 1,024 entries and 128 VMAs on the way to them under a
-  lock of the reverse map. Exit status 1 where a call goes beyond one of them.
+  lock of the reverse map. The exit status is 1 if a call exceeds one of them.
 
 The JSON
   bindery; architecture; quick; bounds {entries, tables_marked, bytes, reverse_map_entries};
   results[]: call, arguments, longest {entries, tables_marked, bytes, reverse_map_entries, sections,
   grace_periods, tables_deferred, records_deferred}, within_bounds.";
 
-/// Count how much each call does in one read section, for small and for hostile arguments
+/// Count the most that each call does in one read section, for small and for hostile arguments
 #[derive(clap::Args)]
 #[command(after_long_help = HELP, after_help = "More: bindery bench latency --help")]
 pub struct Arguments {
-    /// The architecture whose page tables the hosted machine has: x86-64, aarch64 or riscv64
+    /// The page-table format of the hosted machine: x86-64, aarch64 or riscv64
     #[arg(long, value_name = "ARCH", default_value = "x86-64", value_parser = parse_architecture)]
     arch: ArchitectureName,
 
@@ -61,7 +61,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
-    /// Smaller ranges, which are larger than the bounds all the same: a second in all
+    /// Smaller ranges, which still exceed the bounds: a second in all
     #[arg(long)]
     quick: bool,
 }

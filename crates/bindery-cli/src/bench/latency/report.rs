@@ -10,11 +10,11 @@ use crate::size::show_bytes;
 /// What the columns mean, and the bounds.
 pub fn legend() -> String {
     format!(
-        "\nThe most that one read section did, which no lock of a page table outlasts. Bounds: {} \
-         entries,\n{} tables marked, {} zeroed or copied; a row beyond them ends with \"!\".\n\
-         rmap   entries looked at while a lock of the reverse map was held, and VMAs on the way: {}\n\
+        "\nThe most that one read section did; no page-table lock outlasts a section. Bounds: {} \
+         entries,\n{} tables marked, {} zeroed or copied; a row that exceeds them ends with \"!\".\n\
+         rmap   entries and VMAs looked at while a lock of the reverse map was held: {}\n\
          waits  grace periods that the call waited for\n\
-         later  tables and records that it leaves to be freed when all readers have left\n",
+         later  tables and records that the call leaves to be freed when all readers have left\n",
         thousands(BOUNDS.entries),
         BOUNDS.tables_marked,
         show_bytes(BOUNDS.bytes),

@@ -1,4 +1,4 @@
-//! `bindery bench scale`: what calls cost among many mappings of one address space, and of one
+//! `bindery bench scale`: the cost of calls among many mappings of one address space, and of one
 //! object.
 //!
 //! | file | what |
@@ -25,18 +25,18 @@ use stage::Sample;
 
 const HELP: &str = "\
 What is measured
-  One address space with 1,000, 10,000 and 100,000 mappings of a page each: each is mapped, written
-  to, and unmapped, in no order, and all are forked. One object with 100, 1,000 and 10,000
-  mappings: each is mapped, written to and unmapped; a page that one of them maps becomes a hole;
-  the object is truncated, and a file whose every second page is mapped by itself is synced.
-  All figures are those of one call; of fork, truncate and sync those of one mapping, since they
-  visit each. Steps are the nodes looked at in the index of mappings, in the object's tree of
-  mappings, and in its index of pages. Entries are those of page tables, locks those of page
-  tables. Time is the mean; steps and the other counts need no clock.
+  One address space with 1,000, 10,000 and 100,000 mappings of one page: each is mapped, written to
+  and unmapped, in random order, and all are forked. One object with 100, 1,000 and 10,000 mappings:
+  each is mapped, written to and unmapped; a hole is punched where one of them maps a page; the
+  object is truncated; and a file with every second page mapped separately is synced.
+  All figures are those of one call; those of fork, truncate and sync are of one mapping, because
+  these calls visit each. Steps are the nodes looked at in the index of mappings, in the object's
+  tree of mappings, and in its page index. Entries and locks are those of page tables. Time is the
+  mean; steps and the other counts need no clock.
 
 Growth
   Steps among the most mappings, divided by those among the fewest. A logarithm grows by 1.7 (or 2),
-  a linear search by 100. Exit status 1 where steps grow by more than twice the logarithm.
+  a linear search by 100. The exit status is 1 if steps grow by more than twice the logarithm.
 
 The JSON
   bindery; architecture; quick; results[]: scene, call, samples[] {mappings, calls, steps, entries,
@@ -46,7 +46,7 @@ The JSON
 #[derive(clap::Args)]
 #[command(after_long_help = HELP, after_help = "More: bindery bench scale --help")]
 pub struct Arguments {
-    /// The architecture whose page tables the hosted machine has
+    /// The page-table format of the hosted machine
     #[arg(long, value_name = "ARCH", default_value = "x86-64", value_parser = parse_architecture)]
     arch: ArchitectureName,
 

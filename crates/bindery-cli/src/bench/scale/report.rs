@@ -7,9 +7,9 @@ use crate::bench::report::table;
 use crate::output::thousands;
 
 pub const LEGEND: &str = "
-Of one call, on the average; of fork, truncate and sync, of one mapping. Steps: nodes of the index
-of mappings, of the object's mappings and of its pages that were looked at. Growth: steps among the
-most mappings, divided by those among the fewest, and in parentheses what a logarithm grows by. A row
+Means of one call; of fork, truncate and sync, means of one mapping. Steps: nodes looked at in the
+index of mappings, in the object's tree of mappings and in its page index. Growth: steps among the
+most mappings divided by those among the fewest, and in parentheses the growth of a logarithm. A row
 that grows by more than twice that ends with \"!\".
 ";
 
