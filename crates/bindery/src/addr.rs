@@ -15,7 +15,7 @@ pub const PAGE_SHIFT: u32 = 12;
 /// Bytes in a base page, the same on every architecture that Bindery supports.
 pub const PAGE_SIZE: u64 = 1 << PAGE_SHIFT;
 
-/// A virtual address in bytes. It may hold any value: a system call hands over what the program
+/// A virtual address in bytes. It may hold any value: a system call passes on what the program
 /// wrote, and the operation that receives it refuses what it cannot use.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct VirtAddr(pub u64);
@@ -33,7 +33,7 @@ impl VirtAddr {
         Self(self.0 & !(size - 1))
     }
 
-    /// The address `bytes` further on, or `None` where that does not fit in 64 bits.
+    /// The address `bytes` further on, or `None` if that does not fit in 64 bits.
     #[inline]
     pub const fn checked_add(self, bytes: u64) -> Option<Self> {
         match self.0.checked_add(bytes) {
@@ -109,13 +109,13 @@ pub struct VirtRange {
 }
 
 impl VirtRange {
-    /// The range from `start` to `end`; `None` where `end` lies before `start`.
+    /// The range from `start` to `end`; `None` if `end` is before `start`.
     #[inline]
     pub const fn new(start: VirtAddr, end: VirtAddr) -> Option<Self> {
         if start.0 <= end.0 { Some(Self { start, end }) } else { None }
     }
 
-    /// The range of `bytes` bytes that begins at `start`; `None` where it would leave 64 bits.
+    /// The range of `bytes` bytes that begins at `start`; `None` if it would leave 64 bits.
     #[inline]
     pub const fn from_len(start: VirtAddr, bytes: u64) -> Option<Self> {
         match start.checked_add(bytes) {
@@ -179,7 +179,7 @@ impl VirtRange {
         self.start.0 <= other.start.0 && other.end.0 <= self.end.0
     }
 
-    /// What both ranges share; empty (at an unspecified place) where they share nothing.
+    /// The addresses that both ranges share; empty (at an unspecified place) if they share none.
     #[inline]
     pub const fn intersection(self, other: Self) -> Self {
         let start = if self.start.0 > other.start.0 { self.start } else { other.start };

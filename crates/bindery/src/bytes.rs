@@ -1,10 +1,10 @@
-//! Bytes between a caller's buffer and the frames of an object.
+//! Copies of bytes between a caller's buffer and the frames of an object.
 //!
-//! Programs may read and write the same pages at the same time, through their own tables. So
-//! the bytes go by [`Platform::read_bytes`] and [`Platform::write_bytes`], which know no references:
-//! a kernel has the instructions for it, and what is provided goes by aligned 64-bit atomics, where a
-//! store of fewer bytes changes no byte beside them. (Linux copies without that care; a language
-//! that calls such a race undefined does not let us.)
+//! Programs may read and write the same pages at the same time, through their own tables. So the
+//! copies go by [`Platform::read_bytes`] and [`Platform::write_bytes`], which make no references. A
+//! kernel has its own instructions for them. The provided versions use aligned 64-bit atomics, and
+//! a store of fewer bytes changes no byte beside them. (Linux copies without that care; Rust calls
+//! such a race undefined.)
 //!
 //! ```text
 //! words   |. . . . . b b b|b b b b b b b b|b b b b b b b b|b b . . . . . .|

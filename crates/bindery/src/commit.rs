@@ -1,4 +1,4 @@
-//! How much memory has been committed, and how much may be (`vm.overcommit_memory`).
+//! Commit accounting: how much memory is committed, and how much may be (`vm.overcommit_memory`).
 
 use core::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
 

@@ -1,4 +1,4 @@
-//! What is done for a large folio when none is free.
+//! How much effort a fault makes for a large folio if none is free.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 

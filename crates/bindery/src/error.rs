@@ -1,11 +1,12 @@
-//! What can go wrong, with the errno that Linux gives for it.
+//! The errors of operations, with the errno that Linux returns for each.
 
 use core::fmt;
 
 use crate::addr::VirtAddr;
 use crate::arch::ProtectionKey;
 
-/// Why a call was refused. Whatever is refused has changed nothing, unless the operation says otherwise.
+/// The reason for a refusal. A refused call has changed nothing, unless the operation's
+/// documentation says otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Error {
@@ -15,38 +16,38 @@ pub enum Error {
     ZeroLength,
     /// The range leaves the addresses that user space may have.
     OutOfRange {
-        /// The address behind the last permitted one.
+        /// The end of the permitted addresses, exclusive.
         limit: VirtAddr,
     },
-    /// A mapping longer than the whole user space was asked for.
+    /// The requested mapping is longer than the whole user space.
     TooLong,
-    /// The address lies below the lowest one that may be mapped.
+    /// The address is below the lowest one that may be mapped.
     BelowMinimum {
         /// The lowest address that may be mapped.
         minimum: VirtAddr,
     },
-    /// Something is mapped there, and the caller asked not to replace it.
+    /// The range has a mapping, and the caller asked not to replace it.
     Exists(VirtAddr),
-    /// Nothing is mapped at the address, and the call needs a mapping there.
+    /// The call needs a mapping at the address, and there is none.
     NotMapped(VirtAddr),
-    /// The range runs over the end of the mapping that it begins in.
+    /// The range extends beyond the mapping in which it begins.
     CrossesMapping {
-        /// Where the mapping ends.
+        /// The end of the mapping.
         end: VirtAddr,
     },
     /// Source and destination of a move overlap.
     Overlap,
-    /// The address space has as many mappings as it may have.
+    /// The address space has the maximum number of mappings.
     TooManyMappings,
-    /// There is no free stretch of addresses of that length, or the mapping cannot grow in place.
+    /// No free range of addresses is long enough, or the mapping cannot grow in place.
     NoRoom,
-    /// Physical memory ran out; the embedder may free some and call again.
+    /// Physical memory ran out. The embedder may free some and call again.
     OutOfMemory,
-    /// Duplicating a mapping by a length of zero works for shared mappings only.
+    /// Only shared mappings can be duplicated by a length of zero.
     NotShared,
-    /// The process would have more address space or data than its limit allows.
+    /// The process would exceed its limit of address space or data.
     LimitReached,
-    /// The process would have more locked memory than its limit allows.
+    /// The process would exceed its limit of locked memory.
     LockLimit,
     /// The process may lock no memory at all.
     LockForbidden,
@@ -54,30 +55,29 @@ pub enum Error {
     Overcommitted,
     /// A mapping in the range is sealed.
     Sealed(VirtAddr),
-    /// What backs the mapping does not allow the access, or its seals forbid it.
+    /// The object behind the mapping does not allow the access, or its seals forbid it.
     AccessDenied,
-    /// An argument, or a combination of arguments, that means nothing, or nothing for such a
-    /// mapping.
+    /// An argument or a combination of arguments is invalid, in general or for such a mapping.
     Invalid,
     /// The object's seals forbid it.
     SealForbids,
-    /// Somebody uses what would have to change; later may be better.
+    /// The memory to be changed is in use; a later call may succeed.
     Busy,
     /// The pages are locked into memory.
     Locked(VirtAddr),
-    /// The content could not be read from what backs the mapping, or written to it.
+    /// The content could not be read from, or written to, the object's storage.
     InputOutput,
     /// The offset or length is more than an object can have.
     TooLarge,
-    /// What backs the object has no room for more.
+    /// The object's storage has no room for more.
     NoSpace,
-    /// What backs the object cannot do such a thing.
+    /// The object's storage does not support the operation.
     NotSupported,
-    /// A touch of the page would be a signal.
+    /// An access to the page would raise a signal.
     Fault(VirtAddr),
-    /// The pages that were asked for could not be had now.
+    /// The requested pages are not available now.
     TryAgain,
-    /// The thread is about to be killed ([`crate::Platform::fatal_signal`]). What was done before stays
+    /// The thread is about to be killed ([`crate::Platform::fatal_signal`]). Work done before stays
     /// done, unless the call's documentation says otherwise.
     Interrupted,
 }
@@ -133,7 +133,7 @@ pub enum Errno {
 }
 
 impl Error {
-    /// The errno that Linux returns for this refusal when `operation` is the call that was made.
+    /// The errno that Linux returns for this refusal from `operation`.
     pub fn errno(self, operation: Operation) -> Errno {
         match self {
             Self::Unaligned(_) | Self::ZeroLength | Self::Overlap | Self::NotShared => {
@@ -185,7 +185,7 @@ impl Error {
     }
 }
 
-/// The calls whose errno for one and the same refusal differs.
+/// The calls that return different errnos for the same refusal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operation {
     /// `mmap(2)`.
@@ -208,7 +208,7 @@ pub enum Operation {
     Msync,
     /// `mseal(2)`.
     Mseal,
-    /// What is done to an object: `ftruncate(2)`, `fallocate(2)`, `fcntl(2)`.
+    /// Calls on an object: `ftruncate(2)`, `fallocate(2)`, `fcntl(2)`.
     Object,
 }
 
@@ -257,7 +257,7 @@ impl fmt::Display for Error {
 
 impl core::error::Error for Error {}
 
-/// Why a fault could not be resolved: what the embedder turns into a signal.
+/// The reason why a fault could not be resolved; the embedder turns it into a signal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum FaultError {
@@ -265,10 +265,9 @@ pub enum FaultError {
     NotMapped,
     /// The mapping does not allow the access (SIGSEGV, `SEGV_ACCERR`).
     Protection,
-    /// The thread has shut itself off from memory of this key (SIGSEGV, `SEGV_PKUERR`, the key in
-    /// `si_pkey`).
+    /// The thread's protection keys deny the access (SIGSEGV, `SEGV_PKUERR`, the key in `si_pkey`).
     ProtectionKey(ProtectionKey),
-    /// The page's content is lost or cannot be had (SIGBUS).
+    /// The page's content is lost or not available (SIGBUS).
     Bus,
     /// Physical memory ran out; nothing has changed, and the access may be tried again.
     OutOfMemory,
@@ -288,21 +287,20 @@ impl fmt::Display for FaultError {
 
 impl core::error::Error for FaultError {}
 
-/// Why nothing was pinned ([`crate::AddressSpace::pin`]).
+/// The reason why nothing was pinned ([`crate::AddressSpace::pin`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum PinError {
     /// The access would be refused, or there is no memory for the page.
     Fault(FaultError),
-    /// The address space would have more memory pinned than its limit allows
-    /// ([`crate::Limits::pinned`]).
+    /// The address space would exceed its limit of pinned memory ([`crate::Limits::pinned`]).
     LimitReached,
-    /// The folio has as many pins as it may have of such an address space.
+    /// The folio has the maximum number of pins for such an address space.
     FolioLimit,
 }
 
 impl PinError {
-    /// The errno that Linux has for it (`pin_user_pages`, and who counts what it pins).
+    /// Linux's errno for it (`pin_user_pages` and its callers).
     pub fn errno(self) -> Errno {
         match self {
             Self::Fault(FaultError::OutOfMemory) | Self::LimitReached | Self::FolioLimit => {

@@ -1,4 +1,4 @@
-//! Rare things that have happened to memory, counted for `/proc/vmstat`.
+//! Rare events of memory, counted for `/proc/vmstat`.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

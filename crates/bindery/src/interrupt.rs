@@ -1,9 +1,9 @@
 //! Long calls end early for a thread that is about to be killed.
 //!
-//! Linux asks `fatal_signal_pending` at the same points: a program that locks all memory, or writes a
-//! file of many gigabytes, can be killed meanwhile. A call asks between two pieces of bounded work, and
-//! never in a read section or with a table locked. What it has done stays done, unless its
-//! documentation says that it takes that back.
+//! Linux asks `fatal_signal_pending` at the same points, so that a program that locks all memory,
+//! or writes a file of many gigabytes, can be killed meanwhile. A call asks between two pieces of
+//! bounded work, and never in a read section or with a table locked. What it has done stays done,
+//! unless its documentation says that it undoes that.
 
 use crate::error::Error;
 use crate::platform::Platform;

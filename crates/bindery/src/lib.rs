@@ -1,32 +1,48 @@
 //! Bindery: a virtual-memory subsystem with Linux semantics, for people who build kernels.
 //!
-//! You bring physical memory and TLB invalidation ([`Platform`]); you get address spaces with
-//! `mmap`, `munmap`, `mprotect`, `mremap`, `fork` and faults ([`AddressSpace`]), on x86-64,
-//! AArch64 and RISC-V ([`arch`]), tested on your host before it ever boots (`bindery-hosted`).
+//! You supply physical memory and a TLB-invalidation hook ([`Platform`]). Bindery supplies
+//! Linux-compatible address spaces with `mmap`, `munmap`, `mprotect`, `mremap`, `fork` and faults
+//! ([`AddressSpace`]), and kernel mappings ([`KernelMap`]), on x86-64, AArch64 and RISC-V
+//! ([`arch`]). Everything runs and is tested in an ordinary process (`bindery-hosted`).
 //!
-//! The idea: **every operation works on the largest piece that the page table can name**, a run of
-//! entries, a contiguous run, a whole table, never page by page.
+//! The idea: **every operation works on the largest piece that the page table can name**: a run of
+//! entries, a contiguous (contpte) run, or a whole table. Nothing goes page by page.
 //!
 //! # Terms
 //!
-//! | term | meaning |
-//! |---|---|
-//! | frame | a base page of physical memory (4 KiB) |
-//! | folio | 2^order consecutive frames that are counted as one; order 0 to 9 |
-//! | entry, leaf, table | an 8-byte page-table entry; one that maps memory; 512 entries in a frame |
-//! | level | how far a table is from the leaves: 1 (Linux: PTE), 2 (PMD), 3 (PUD), ... the root |
-//! | span | the bytes that one entry of a level covers: 4 KiB, 2 MiB, 1 GiB, ... |
-//! | run | consecutive entries that one operation may treat as one thing |
-//! | contiguous run | 16 leaves that the MMU may cache as one (AArch64, RISC-V Svnapot) |
-//! | VMA | a mapping: a stretch of addresses with one purpose and one protection |
-//! | freeable span | a range that is unmapped, with what is free around it: its tables can go whole |
-//! | absent entry | one that only software understands: swapped out, a marker, or `PROT_NONE` |
-//! | `PROT_NONE` | mapped with no permission (`PROT_NONE`), so that the MMU sees nothing |
-//! | anon-exclusive | no other address space maps this anonymous page: a write needs no copy |
-//! | gather | what must be flushed before it may be freed |
-//! | stray | a table that was detached from its tree |
-//! | area | a stretch of the kernel's addresses with one purpose ([`KernelMap`]) |
-//! | purge | freed areas become free: one flush for all of them |
+//! | term | meaning | Linux / Arm |
+//! |---|---|---|
+//! | frame | a base page of physical memory (4 KiB) | page frame (PFN) / granule |
+//! | folio | 2^order consecutive frames with one reference count; order 0 to 9 | folio |
+//! | entry | an 8-byte page-table entry | `pte_t`, `pmd_t`, ... / descriptor |
+//! | leaf | an entry that maps memory | present PTE, `pmd_leaf` / page or block descriptor |
+//! | huge leaf | a leaf above level 1 | PMD or PUD mapping / block descriptor |
+//! | table | 512 entries in one frame | page-table page, `struct ptdesc` / translation table |
+//! | level | a table's distance from the leaves: 1 for base pages, up to the root | 1: PTE, 2: PMD, 3: PUD, 4: P4D or PGD / level 3, 2, 1, 0 |
+//! | span | the bytes that one entry of a level covers: 4 KiB, 2 MiB, 1 GiB, ... | `PAGE_SIZE`, `PMD_SIZE`, `PUD_SIZE` |
+//! | run | consecutive entries that one operation may treat as one thing | PTE batch (`folio_pte_batch`) |
+//! | contiguous run | 16 leaves that the MMU may cache as one (AArch64, RISC-V Svnapot) | contpte / Contiguous bit |
+//! | fold, unfold | write leaves as a contiguous run; write a contiguous run as single leaves | `contpte_convert` |
+//! | saturated | accessed and dirty bits that the hardware can no longer change | - / hardware dirty state |
+//! | VMA | a range of addresses with one purpose and one protection | `vm_area_struct` |
+//! | freeable span | an unmapped range, extended to the neighboring VMAs; tables entirely inside it can be freed | floor and ceiling of `free_pgtables` |
+//! | absent entry | an entry that only software reads: a swap entry, a marker or a `PROT_NONE` page | swap entry, PTE marker, `pte_protnone` / invalid descriptor |
+//! | deposit | a spare table that is kept with a huge leaf, so that splitting the leaf cannot fail | `pgtable_trans_huge_deposit` |
+//! | anon group | the owner of anonymous folios: the VMAs that may map them | `anon_vma` |
+//! | anon-exclusive | no other address space maps this anonymous page, so a write needs no copy | `PageAnonExclusive` |
+//! | gather | the ranges to invalidate, and the tables to free after the flush | `mmu_gather` |
+//! | pending | marked for a flush that has not been made yet | `mm_tlb_flush_pending` |
+//! | stray | detached from its tree | - |
+//! | read section | code during which no table or VMA that it can reach is freed | RCU read-side critical section |
+//! | pin | a reference that keeps a page mapped for a device | `pin_user_pages`, `FOLL_PIN` |
+//! | area | a range of the kernel's addresses with one owner ([`KernelMap`]) | `vmap_area`, `vm_struct` |
+//! | arena | the kernel addresses that a [`KernelMap`] manages | `VMALLOC_START` to `VMALLOC_END` |
+//! | purge | one flush for all freed areas, after which their addresses can be used again | `__purge_vmap_area_lazy` |
+//!
+//! # Documents
+//!
+//! `docs/design.md` in the repository has decisions and reasons. `docs/invariants.md` numbers what
+//! always holds, and names the check of each.
 //!
 //! # Layers
 //!

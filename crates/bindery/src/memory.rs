@@ -1,4 +1,5 @@
-//! All physical memory that an embedder hands over, and what its address spaces share.
+//! [`Memory`]: all physical memory that an embedder hands over, and the state that its address
+//! spaces share.
 
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 
@@ -21,8 +22,8 @@ use crate::space::{MappingFlags, PinCount};
 use crate::stats::Counts;
 use crate::table::{OutOfMemory, TreeState};
 
-/// The machine's memory under Bindery's care: frames, their metadata, the zero page, the folio
-/// policy. One for a system; every [`crate::AddressSpace`] borrows it.
+/// The machine's memory as Bindery manages it: frames, their metadata, the zero page, the folio
+/// policies. A system has one, and every [`crate::AddressSpace`] borrows it.
 pub struct Memory<P: Platform> {
     pub(crate) platform: P,
     pub(crate) frames: Frames<P>,
@@ -83,12 +84,12 @@ impl<P: Platform> Memory<P> {
         })
     }
 
-    /// The platform that was handed to [`Memory::new`].
+    /// The platform that was passed to [`Memory::new`].
     pub fn platform(&self) -> &P {
         &self.platform
     }
 
-    /// Which folio sizes faults may use in anonymous memory; may be changed at any time.
+    /// The folio sizes that faults may use in anonymous memory. May be changed at any time.
     pub fn folio_policy(&self) -> &FolioPolicy {
         &self.policy
     }
@@ -103,14 +104,14 @@ impl<P: Platform> Memory<P> {
         &self.file_policy
     }
 
-    /// How much memory has been committed, and what is refused.
+    /// Commit accounting: how much memory is committed, and what is refused.
     pub fn commitment(&self) -> &Commitment {
         &self.commitment
     }
 
-    /// Reserves `frames` frames for faults; 0 at first. [`Object::write`] and [`Object::allocate`] fail
-    /// with [`crate::Error::NoSpace`] where they would take one of them. A program that fills all memory
-    /// gets that error, and its faults still find frames.
+    /// Keeps `frames` frames for faults; 0 at first. [`Object::write`] and [`Object::allocate`]
+    /// fail with [`crate::Error::NoSpace`] if they would take one of them. So a program that fills
+    /// all memory gets that error, and its faults still find frames.
     ///
     /// [`Object::write`]: crate::Object::write
     /// [`Object::allocate`]: crate::Object::allocate
@@ -118,12 +119,12 @@ impl<P: Platform> Memory<P> {
         self.fault_reserve.store(frames, Ordering::Relaxed);
     }
 
-    /// What [`Memory::set_fault_reserve`] has set, in frames.
+    /// The value of [`Memory::set_fault_reserve`], in frames.
     pub fn fault_reserve(&self) -> u64 {
         self.fault_reserve.load(Ordering::Relaxed)
     }
 
-    /// What a frame is to those who map it.
+    /// What a frame is to the address spaces that map it.
     pub fn frame_kind(&self, frame: Frame) -> FrameKind {
         if frame == self.zero_frame {
             return FrameKind::Zero;
@@ -135,20 +136,20 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// What is known of a frame. Whatever number it has: frames that are not the memory's are told as
-    /// such. Does not sleep, and locks nothing but the allocator for a moment. Constant time.
+    /// The use of a frame. Frames that do not belong to the memory are reported as such. Does not
+    /// sleep, and takes no lock but the allocator's for a moment. Constant time.
     pub fn frame_view(&self, frame: Frame) -> FrameView {
         self.frames.view(frame)
     }
 
-    /// The frames from the lowest to the highest that the memory was given, holes included.
+    /// The frames from the lowest to the highest of the memory, holes included.
     pub fn frame_span(&self) -> FrameRange {
         let (first, count) = self.frames.span();
         FrameRange { first, count }
     }
 
-    /// How many frames are used for what: looked up, so what changes meanwhile is counted as it was or
-    /// as it is. Does not sleep. Linear in the blocks of frames.
+    /// Counts frames by use. It looks them up, so a frame that changes meanwhile is counted by its
+    /// old or its new use. Does not sleep. Linear in the blocks of frames.
     pub fn frame_usage(&self) -> FrameUsage {
         self.frames.usage(self.huge_order())
     }
@@ -158,16 +159,16 @@ impl<P: Platform> Memory<P> {
         arch::order_of_level::<P::Arch>(2)
     }
 
-    /// What has happened so far that is worth counting.
+    /// Counts of rare events so far.
     pub fn events(&self) -> Events {
         let (taken, returned) = self.frames.traffic();
         self.rare.read(taken, returned)
     }
 
-    /// Takes 2^`order` consecutive frames, aligned to their size, for the embedder's own use: to be
-    /// mapped by [`crate::KernelMap::vmap`], or given to a device. Their content is whatever it was.
-    /// `None` where there is no such block, or `order` is above 10; [`Memory::drain_deferred`] may help
-    /// against the first.
+    /// Allocates 2^`order` consecutive frames, aligned to their size, for the embedder's own use:
+    /// to map them by [`crate::KernelMap::vmap`], or for a device. Their content is unspecified.
+    /// `None` if there is no such block, or if `order` is above 10. In the first case
+    /// [`Memory::drain_deferred`] may help.
     ///
     /// Does not sleep. Constant time.
     pub fn allocate_frames(&self, order: u8) -> Option<FrameRange> {
@@ -177,8 +178,8 @@ impl<P: Platform> Memory<P> {
         Some(FrameRange { first, count: 1 << order })
     }
 
-    /// Gives back what [`Memory::allocate_frames`] gave, all of it. No TLB names the frames any more.
-    /// Whether it was so: anything else is left alone.
+    /// Frees all frames of one [`Memory::allocate_frames`]. No TLB may name them any more. Returns
+    /// whether they were allocated so; anything else is left alone.
     ///
     /// Does not sleep. Constant time.
     pub fn free_frames(&self, frames: FrameRange) -> bool {
@@ -201,18 +202,18 @@ impl<P: Platform> Memory<P> {
         known
     }
 
-    /// Frames that nobody uses, in base pages.
+    /// The number of free frames, in base pages.
     pub fn free_frame_count(&self) -> u64 {
         self.frames.free_frame_count()
     }
 
-    /// Frames that can be used in all: what was handed over, without the metadata.
+    /// The number of usable frames: all frames of the ranges, without the metadata.
     pub fn total_frames(&self) -> u64 {
         self.frames.total_frames()
     }
 
-    /// Gives back the frames that caches keep for later, and what has waited for readers of whom none
-    /// is left ([`Memory::deferred`]). Waits for nobody. Linear in the latter.
+    /// Frees the frames that caches keep for later, and what has waited for readers that have all
+    /// ended ([`Memory::deferred`]). Does not wait. Linear in the latter.
     pub fn trim(&self) {
         self.free_ripe(u32::MAX);
         self.vmas.trim(&self.frames, &self.platform);
@@ -225,8 +226,8 @@ impl<P: Platform> Memory<P> {
         self.frames.trim();
     }
 
-    /// Makes the frame allocator fail: the `n`-th allocation from now on and all later ones, or
-    /// none with `None`. For tests of what happens when memory runs out at each single point.
+    /// Makes the frame allocator fail: at the `n`-th allocation from now and at all later ones, or
+    /// at none with `None`. For tests that run out of memory at each single point.
     #[cfg(any(test, feature = "testing"))]
     pub fn fail_allocations_after(&self, n: Option<u64>) {
         self.frames.fail_after(n);
@@ -342,13 +343,13 @@ pub enum FrameKind {
     Other,
 }
 
-/// When folios of one size are used, as Linux's files under
-/// `/sys/kernel/mm/transparent_hugepage/hugepages-*kB/enabled` say it.
+/// When folios of one size are used, as in Linux's files
+/// `/sys/kernel/mm/transparent_hugepage/hugepages-*kB/enabled`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SizeMode {
     /// Not at all.
     Never,
-    /// In areas for which the program has asked (`MADV_HUGEPAGE`).
+    /// In mappings for which the program has asked (`MADV_HUGEPAGE`).
     Madvise,
     /// As [`FolioPolicy::set_global`] says.
     Inherit,
@@ -367,15 +368,15 @@ impl SizeMode {
     }
 }
 
-/// The sizes of folios that faults may use. A fault takes the largest that the policy, the mapping
-/// and its neighbours allow, and a smaller one where memory is fragmented. Base pages are always
+/// The folio sizes that faults may use. A fault takes the largest size that the policy, the mapping
+/// and its neighbors allow, and a smaller one if memory is fragmented. Base pages are always
 /// allowed.
 pub struct FolioPolicy {
     modes: [AtomicU8; MAX_FOLIO_ORDER as usize + 1],
     global: AtomicU8,
-    /// The orders that are `Always` in the end; bit n for order n. What faults read.
+    /// The orders that are `Always` after inheritance; bit n for order n. Faults read this.
     always: AtomicU16,
-    /// The orders that are `Madvise` in the end.
+    /// The orders that are `Madvise` after inheritance.
     advised: AtomicU16,
 }
 
@@ -403,7 +404,7 @@ impl FolioPolicy {
         SizeMode::from_number(mode.unwrap_or(0))
     }
 
-    /// Sets what [`SizeMode::Inherit`] stands for; `Inherit` itself counts as `Never`.
+    /// Sets the meaning of [`SizeMode::Inherit`]; `Inherit` itself counts as `Never`.
     pub fn set_global(&self, mode: SizeMode) {
         self.global.store(mode as u8, Ordering::Relaxed);
         self.recompute();

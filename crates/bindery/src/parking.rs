@@ -3,14 +3,14 @@
 //! Each lock on which a thread may sleep is one word with a bit that says that somebody sleeps. Two
 //! rules keep a wake-up from getting lost:
 //!
-//! 1. *The bit is set in the word before its setter parks*, by a compare-exchange from a value with
-//!    which it must wait. So whoever changes that value, in one step with looking at the bit, either
-//!    sees the bit or comes first, and then the compare-exchange fails.
-//! 2. *Who parks looks once more*, after it can be found: [`Platform::park`] returns at once where the
-//!    word is not as expected.
+//! 1. *A thread sets the bit before it parks*, by a compare-exchange from a value with which it
+//!    must wait. A thread that changes that value looks at the bit in the same step. Either it sees
+//!    the bit, or it comes first, and then the compare-exchange fails.
+//! 2. *A parking thread looks again* after it can be found: [`Platform::park`] returns at once if
+//!    the word is not as expected.
 //!
-//! Whoever unlocks wakes by the word's address alone. The word itself may be gone by then: with the
-//! lock given back, its holder's successor may free it.
+//! An unlocking thread wakes by the word's address alone. The word itself may be gone by then: the
+//! next holder of the lock may free it.
 
 #[cfg(all(test, loom))]
 pub(crate) mod model;

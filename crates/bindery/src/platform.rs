@@ -1,8 +1,7 @@
-//! What the embedder brings: [`Platform`], about a dozen functions.
+//! [`Platform`]: what the embedder supplies, about a dozen functions.
 //!
-//! The core never executes an instruction that only one architecture has; whatever needs one is
-//! asked for here. `bindery-hosted` implements the trait on top of a process, a kernel on top of
-//! the bare machine.
+//! The core never executes an instruction that only one architecture has. It asks the platform
+//! instead. `bindery-hosted` implements the trait in a process, a kernel on the bare machine.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -11,7 +10,7 @@ use crate::addr::{Frame, VirtRange};
 use crate::arch::Arch;
 use crate::sync::RawLock;
 
-/// The number of a CPU, from 0.
+/// A CPU's number, from 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct Cpu(pub u16);
 
@@ -63,20 +62,21 @@ impl CpuSet {
     }
 }
 
-/// What the TLBs must forget of one address space.
+/// The translations of one address space that TLBs must forget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Invalidation {
     /// The addresses whose translations have changed.
     pub range: VirtRange,
-    /// The smallest distance in bytes between two translations in the range: a platform that
-    /// invalidates address by address may step so far. Always a leaf size of the architecture.
+    /// The smallest distance in bytes between two translations in the range. A platform that
+    /// invalidates address by address may step by this much. It is always a leaf size of the
+    /// architecture.
     pub stride: u64,
-    /// Whether entries that name tables changed too, so that cached intermediate entries (x86-64:
-    /// paging-structure caches; AArch64: walk caches) must go as well.
+    /// Whether entries that name tables changed too. If so, cached intermediate entries (x86-64:
+    /// paging-structure caches; AArch64: walk caches) must be invalidated as well.
     pub tables: Tables,
 }
 
-/// Whether cached intermediate entries are concerned.
+/// Whether cached intermediate entries must be invalidated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tables {
     /// Only leaves changed (AArch64: last-level invalidation will do).
@@ -85,17 +85,17 @@ pub enum Tables {
     Changed,
 }
 
-/// A point in time from which on a grace period is counted: [`Platform::grace_period`] gives it, and
-/// [`Platform::is_over`] asks after it. The number is the platform's own affair.
+/// The start of a grace period: [`Platform::grace_period`] returns it, and [`Platform::is_over`]
+/// takes it. The number has a meaning only for the platform.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct GracePeriod(pub u64);
 
-/// What was done in a read section, told to [`Platform::worked`].
+/// Work done in a read section, reported to [`Platform::worked`].
 #[cfg(any(test, feature = "measure"))]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Work {
-    /// Page-table entries, slots of an object's index, and VMAs that were looked at; one that is
-    /// looked at twice while the same locks are held counts once.
+    /// Page-table entries, slots of an object's page index, and VMAs that were looked at. An item
+    /// that is looked at twice under the same locks counts once.
     pub entries: u64,
     /// Page tables that were marked as detached.
     pub tables_marked: u64,
@@ -105,24 +105,24 @@ pub struct Work {
 ///
 /// # Safety
 ///
-/// The implementor promises:
+/// The implementor guarantees:
 ///
-/// 1. **Direct map.** [`Platform::direct_map`] returns, for every frame in the ranges that were handed to
-///    [`crate::Memory::new`], a pointer at which the frame's 4,096 bytes can be read and written
-///    for as long as the platform lives; different frames never overlap, and the pointers of
-///    consecutive frames in one range are consecutive multiples of 4,096. Nothing else uses those bytes but user
-///    programs through the tables that the core builds, and the MMU.
+/// 1. **Direct map.** For every frame in the ranges that were passed to [`crate::Memory::new`],
+///    [`Platform::direct_map`] returns a pointer at which the frame's 4,096 bytes can be read and
+///    written for as long as the platform lives. Different frames never overlap. The pointers of
+///    consecutive frames in one range are consecutive multiples of 4,096. No other code uses those
+///    bytes, except user programs through the tables that the core builds, and the MMU.
 /// 2. **Invalidation.** When [`Platform::invalidate`] returns, no CPU in the set uses or holds a
 ///    translation (with [`Tables::Changed`], nor an intermediate entry) that it read before the
 ///    call for an address in the range, and all accesses through such translations are finished.
-///    When [`Platform::invalidate_kernel`] returns, the same holds of every CPU that runs; one that
-///    comes up later counts as running from before it loads the kernel's tables.
+///    When [`Platform::invalidate_kernel`] returns, the same is true of every running CPU. A CPU
+///    that comes up later counts as running from before it loads the kernel's tables.
 /// 3. **Read sections.** [`Platform::synchronize`] returns only after every read section that was
-///    entered before the call has been left; [`Platform::is_over`] says yes only after every read
-///    section that was entered before the matching [`Platform::grace_period`] has been left.
-/// 4. **CPUs.** [`Platform::cpu`] returns the CPU that the caller runs on, below [`MAX_CPUS`].
+///    entered before the call has ended. [`Platform::is_over`] returns true only after every read
+///    section that was entered before the matching [`Platform::grace_period`] has ended.
+/// 4. **CPUs.** [`Platform::cpu`] returns the caller's CPU, below [`MAX_CPUS`].
 pub unsafe trait Platform: Sized + Send + Sync + 'static {
-    /// The architecture whose tables the MMU walks.
+    /// The architecture of the tables that the MMU walks.
     type Arch: Arch;
 
     /// A lock that may be held for long; a waiter may sleep. Never acquired in an interrupt handler.
@@ -134,150 +134,155 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// ([`SpinLock`](crate::sync::SpinLock) does).
     type SpinLock: RawLock;
 
-    /// Where the core reads and writes `frame` (the "direct map"). Constant time.
+    /// The address at which the core reads and writes `frame` (the "direct map"). Constant time.
     fn direct_map(&self, frame: Frame) -> NonNull<u8>;
 
-    /// Fills `count` consecutive frames with zeroes, by the machine's fastest means. A release
-    /// fence of the caller orders it before later stores; where the means are not ordered so
-    /// (non-temporal stores), the platform orders them.
+    /// Fills `count` consecutive frames with zeroes, by the machine's fastest means. The caller
+    /// makes a release fence before later stores. If the means are not ordered by it (non-temporal
+    /// stores), the platform orders them.
     fn zero(&self, first: Frame, count: u32);
 
-    /// Copies `count` consecutive frames from `from` to `to`; the two do not overlap. Ordered as
+    /// Copies `count` consecutive frames from `from` to `to`, which do not overlap. Ordered as
     /// [`Platform::zero`].
     fn copy(&self, from: Frame, to: Frame, count: u32);
 
-    /// Reads `into.len()` bytes from `from` on, which programs may write meanwhile: by the machine's
-    /// fastest means, and without a reference to them. Which of two values a byte has that is
-    /// written meanwhile does not matter.
+    /// Reads `into.len()` bytes from `from`, by the machine's fastest means, and without a
+    /// reference to them: programs may write them meanwhile. If a byte is written meanwhile, either
+    /// value will do.
     ///
-    /// The provided one goes by words, and costs a kernel a hundred times what its own instructions
-    /// would (x86-64: `rep movs`; AArch64: `ldp` and `stp`).
+    /// The provided version copies by words. That costs a kernel a hundred times as much as its own
+    /// instructions (x86-64: `rep movs`; AArch64: `ldp` and `stp`).
     ///
     /// # Safety
-    /// The bytes lie in a [`Platform::direct_map`], or several that follow each other, of frames that
-    /// belong to the caller or to an object; nobody has a reference to them that excludes writes.
+    /// The bytes are in the [`Platform::direct_map`] of one frame or of several consecutive ones,
+    /// which belong to the caller or to an object. No reference to them excludes writes.
     unsafe fn read_bytes(&self, from: NonNull<u8>, into: &mut [u8]) {
         // SAFETY: the caller's promise.
         unsafe { crate::bytes::read_by_words(from, into) }
     }
 
-    /// Writes `from` to `to` and behind it, as [`Platform::read_bytes`] reads; changes no byte beside.
+    /// Writes `from` to the bytes from `to` on, as [`Platform::read_bytes`] reads. Changes no other
+    /// byte.
     ///
     /// # Safety
-    /// As [`Platform::read_bytes`]; nobody has any reference to the bytes.
+    /// As [`Platform::read_bytes`], and no reference to the bytes exists.
     unsafe fn write_bytes(&self, to: NonNull<u8>, from: &[u8]) {
         // SAFETY: the caller's promise.
         unsafe { crate::bytes::write_by_words(to, from) }
     }
 
-    /// Makes the CPUs in `cpus` (the caller's among them, or not) forget translations of the
-    /// address space whose root table is `root`, and waits until they have. The entries were
-    /// written before the call. Called with table locks held: it must not wait for anything but
-    /// the other CPUs' hardware or interrupt handlers, and those CPUs may be spinning in
-    /// [`Platform::relax`] for one of these locks. So either they spin with interrupts on (operations
-    /// and faults are entered so), or `relax` serves invalidations.
+    /// Makes the CPUs in `cpus` forget translations of the address space whose root table is
+    /// `root`, and waits until they have. The caller's CPU may be in the set or not. The entries
+    /// were written before the call.
+    ///
+    /// The core calls this with table locks held. So it must not wait for anything but the other
+    /// CPUs' hardware or interrupt handlers, and those CPUs may be spinning in [`Platform::relax`]
+    /// for one of these locks. Either they spin with interrupts on (operations and faults are
+    /// entered so), or `relax` serves invalidations.
     fn invalidate(&self, root: Frame, cpus: &CpuSet, what: &Invalidation);
 
-    /// As [`Platform::invalidate`], on the caller's CPU alone and for a fault that turned out to
-    /// have a valid entry: the CPU remembered an older, narrower one. [`crate::KernelMap::resolve`]
-    /// asks with its own root, about entries that are global (RISC-V: no ASID in the fence).
+    /// As [`Platform::invalidate`], only on the caller's CPU, for a fault that finds a valid entry:
+    /// the CPU remembered an older, narrower one. [`crate::KernelMap::resolve`] calls it with its
+    /// own root, for global entries (RISC-V: no ASID in the fence).
     fn invalidate_local(&self, root: Frame, what: &Invalidation);
 
     /// Makes every CPU of the machine forget translations of the kernel's addresses in the range,
     /// whichever root and whichever ASID or PCID it has loaded, and waits until they have. `root`
     /// is [`crate::KernelMap::root`]. The entries were written before the call.
     ///
-    /// It may be called with interrupts off (inside a lock of type [`Platform::SpinLock`], which no
-    /// CPU waits for otherwise than by [`Platform::relax`]). So while it waits, for its turn or for
-    /// answers, it answers the invalidations of others itself; and so does `relax`, if
+    /// It may be called with interrupts off, inside a lock of type [`Platform::SpinLock`]; CPUs
+    /// wait for such a lock only by [`Platform::relax`]. So while it waits, for its turn or for
+    /// answers, it answers the invalidations of other CPUs itself. `relax` must do so as well if
     /// [`crate::KernelMap::resolve`] is called with interrupts off:
-    /// 1. CPU A, interrupts off, waits until B has invalidated;
-    /// 2. B, interrupts off, waits for A, to invalidate something else or for a pause of A's to end.
+    /// 1. CPU A, interrupts off, waits until CPU B has invalidated.
+    /// 2. CPU B, interrupts off, waits for A: for another invalidation, or for the end of a pause.
     ///
-    /// Only asked by [`crate::KernelMap`]: a platform that makes none need do nothing.
+    /// Only [`crate::KernelMap`] calls this. A platform without one need do nothing.
     fn invalidate_kernel(&self, root: Frame, what: &Invalidation);
 
-    /// Makes entry writes visible to the walkers of all CPUs before any later access or walk of
+    /// Makes entry writes visible to the walkers of all CPUs, before any later access or walk of
     /// the caller (AArch64: `dsb ishst; isb`; x86-64: nothing).
     fn publish_entries(&self);
 
-    /// The CPU that the caller runs on. Only asked while it cannot change: inside a read section.
+    /// The caller's CPU. Called only where it cannot change: inside a read section.
     fn cpu(&self) -> Cpu;
 
-    /// Called again and again by who spins: for a lock that is held for a bounded stretch of entries
-    /// with preemption off, or an answer of another CPU. It may be called in a read section, with
-    /// locks held, and with interrupts off: it never gives the CPU to another thread. (Linux:
-    /// `cpu_relax`.) Whoever may have to wait for longer calls [`Platform::park`].
+    /// Called repeatedly by a CPU that spins: for a lock that is held for a bounded number of
+    /// entries with preemption off, or for an answer of another CPU (Linux: `cpu_relax`). It may be
+    /// called in a read section, with locks held, and with interrupts off, and it never gives the
+    /// CPU to another thread. A thread that may have to wait longer calls [`Platform::park`].
     fn relax(&self);
 
-    /// Waits until somebody calls [`Platform::unpark`] for the same `word`. Returns at once if the
-    /// word does not hold `expected`; a platform that lets the caller sleep looks once more after the
-    /// caller has been queued, so that no wake-up is lost:
-    /// 1. CPU A reads the word, finds the lock taken, and is about to sleep;
-    /// 2. CPU B releases the lock, changes the word, and finds nobody to wake;
+    /// Waits until a thread calls [`Platform::unpark`] for the same `word` (Linux: `futex(2)` with
+    /// `FUTEX_WAIT`). Returns at once if the word does not hold `expected`. A platform that lets
+    /// the caller sleep tests the word again after it has queued the caller, so that no wake-up is
+    /// lost:
+    /// 1. CPU A reads the word, finds the lock taken, and is about to sleep.
+    /// 2. CPU B releases the lock, changes the word, and finds nobody to wake.
     /// 3. CPU A sleeps for ever.
     ///
-    /// May return early: the caller asks again. Never called in a read section or with a lock held
-    /// for which others spin; the mutex of an address space, VMAs and objects may be locked. (Linux:
-    /// `futex(2)` with `FUTEX_WAIT`.)
+    /// It may return early: the caller tests again. It is never called in a read section, or with a
+    /// lock held for which other CPUs spin. The mutex of an address space, VMAs and objects may be
+    /// locked.
     ///
-    /// The provided one spins, which is enough for an embedder without a scheduler. With one, it is
-    /// not: among threads of strict priorities, one that spins never lets the one run that it waits
-    /// for.
+    /// The provided version spins, which is enough for an embedder without a scheduler. With a
+    /// scheduler it is not: among threads of strict priorities, a spinning thread never lets the
+    /// thread run that it waits for.
     fn park(&self, word: &AtomicU32, expected: u32) {
         while word.load(Ordering::Acquire) == expected {
             self.relax();
         }
     }
 
-    /// Wakes all who have been parked on `word`, which was changed before the call. The word may
-    /// belong to somebody else by now: only its address is looked at. May be called anywhere, with
+    /// Wakes all threads that are parked on `word`, which was changed before the call. The word may
+    /// already belong to somebody else: only its address counts. It may be called anywhere, with
     /// table locks and in read sections, so it never waits for more than a spin lock.
     fn unpark(&self, _word: *const AtomicU32) {}
 
-    /// Begins a read section: until the matching [`Platform::leave_read`], no table or VMA that
-    /// the caller can reach is freed. Nests. A section never sleeps; a kernel disables
+    /// Begins a read section: until the matching [`Platform::leave_read`], no table or VMA that the
+    /// caller can reach is freed. Sections nest. A section never sleeps; a kernel disables
     /// preemption.
     fn enter_read(&self);
 
     /// Ends a read section.
     fn leave_read(&self);
 
-    /// Waits until all read sections that exist now are left. Never called inside one, and never
-    /// with a lock held.
+    /// Waits until all read sections that exist now have ended. Never called inside one, and never
+    /// with a lock held. May sleep.
     fn synchronize(&self);
 
-    /// Begins to count a grace period: it is over when all read sections that exist now are left.
-    /// Does not wait. (Linux: `start_poll_synchronize_rcu`.)
+    /// Begins a grace period: it is over when all read sections that exist now have ended. Does not
+    /// wait. (Linux: `start_poll_synchronize_rcu`.)
     fn grace_period(&self) -> GracePeriod {
         GracePeriod::default()
     }
 
-    /// Whether the grace period is over. Never called inside a read section. Does not wait. (Linux:
-    /// `poll_state_synchronize_rcu`.) A platform that cannot tell keeps the provided answer, "not
-    /// known to be": what is to be freed collects then up to [`crate::Memory::deferred_limit`], when
-    /// [`Platform::synchronize`] is due. May be asked with locks held.
+    /// Whether the grace period is over. Never called inside a read section; may be called with
+    /// locks held. Does not wait. (Linux: `poll_state_synchronize_rcu`.) A platform that cannot
+    /// know keeps the provided answer, "not known to be". Then deferred frees collect up to
+    /// [`crate::Memory::deferred_limit`], when the core calls [`Platform::synchronize`].
     fn is_over(&self, _period: GracePeriod) -> bool {
         false
     }
 
-    /// A number that programs can neither know nor choose, asked for once for each address space and
-    /// each kernel map: it decides the shape of the list in which they keep their areas. With the
-    /// provided one, which is always the same, a program may choose the shape; a search stays
-    /// logarithmic all the same, with a larger factor.
+    /// A number that programs can neither know nor choose. The core asks for one for each address
+    /// space and each kernel map; it decides the shape of the list of their areas. The provided
+    /// number is always the same, so a program may choose the shape. A search stays logarithmic
+    /// even then, with a larger factor.
     fn seed(&self) -> u64 {
         0
     }
 
-    /// Whether the thread that runs is about to be killed, so that a long call had better end (Linux:
-    /// `fatal_signal_pending`). Asked by the calls whose documentation says so; they stop where they
-    /// are, with [`crate::Error::Interrupted`].
+    /// Whether the running thread is about to be killed, so that a long call should end (Linux:
+    /// `fatal_signal_pending`). Calls whose documentation says so ask it, and stop with
+    /// [`crate::Error::Interrupted`].
     fn fatal_signal(&self) -> bool {
         false
     }
 
-    /// How many protection keys the machine heeds (x86-64: 16 where CR4.PKE is set). Always the same
-    /// answer. More than entries can name ([`Arch::PROTECTION_KEYS`]) mean nothing.
+    /// How many protection keys the machine supports (x86-64: 16 if CR4.PKE is set). The answer
+    /// never changes. Keys above [`Arch::PROTECTION_KEYS`], which entries cannot name, have no
+    /// effect.
     fn protection_keys(&self) -> u8 {
         1
     }
@@ -290,47 +295,46 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     }
 
     /// A table whose upper half every new root copies, so that the kernel is mapped in every
-    /// address space; `None` where kernel and user have separate roots (AArch64) or the kernel
-    /// is not mapped at all (a hosted machine).
+    /// address space. `None` if kernel and user have separate roots (AArch64) or the kernel is not
+    /// mapped at all (a hosted machine).
     fn kernel_root(&self) -> Option<Frame> {
         None
     }
 
-    /// Told when frames return to the allocator; a checking platform looks whether a TLB still
+    /// Called when frames return to the allocator. A checking platform tests whether a TLB still
     /// holds them. Does nothing by default.
     fn frames_released(&self, _first: Frame, _count: u32) {}
 
-    /// Told before an allocation that may wait for memory: no table lock and no read section is
-    /// held, while VMAs and the mutex of an address space may be. A checking platform looks whether
-    /// that is so. Does nothing by default.
+    /// Called before an allocation that may wait for memory. No table lock and no read section is
+    /// held; VMAs and the mutex of an address space may be. A checking platform verifies that. Does
+    /// nothing by default.
     fn allocation_may_wait(&self) {}
 
-    /// Gives back frames that the embedder keeps for later and does not use: what
-    /// [`crate::KernelMap::purge`] gives, caches. Asked by [`crate::Memory::collect`], which faults
-    /// and the background collapser call where no large folio is free and
-    /// [`crate::LargeFolioEffort`] says so. No lock is held. May sleep. Does nothing by default.
+    /// Frees memory that the embedder keeps for later: its caches, and what
+    /// [`crate::KernelMap::purge`] frees. [`crate::Memory::collect`] calls it; faults and the
+    /// background collapser call that if no large folio is free and [`crate::LargeFolioEffort`]
+    /// says so. No lock is held. May sleep. Does nothing by default.
     fn collect_memory(&self) {}
 
-    /// Has another thread call [`crate::Memory::collect`] soon. A VMA may be locked, so it does not
-    /// wait for one. Does nothing by default.
+    /// Makes another thread call [`crate::Memory::collect`] soon. A VMA may be locked, so it does
+    /// not wait for one. Does nothing by default.
     fn collect_memory_later(&self) {}
 
     /// Called each time the core has released the lock of a page table, inside a read section. A
-    /// test holds the CPU here while another call runs. Does nothing by default.
+    /// test stops the CPU here while another call runs. Does nothing by default.
     #[cfg(any(test, feature = "testing"))]
     fn table_unlocked(&self) {}
 
-    /// Told, inside a read section or with a lock of the reverse map held, of work done there. A
-    /// measuring platform adds it up from one end of the section to the other. Does nothing by
-    /// default.
+    /// Called inside a read section, or with a lock of the reverse map held, with the work done
+    /// there. A measuring platform adds it up over the section. Does nothing by default.
     #[cfg(any(test, feature = "measure"))]
     fn worked(&self, _work: Work) {}
 
-    /// Told that the caller has taken a lock of the reverse map. Does nothing by default.
+    /// Called after the caller has taken a lock of the reverse map. Does nothing by default.
     #[cfg(any(test, feature = "measure"))]
     fn tree_locked(&self) {}
 
-    /// Told that the caller is about to release a lock of the reverse map. Does nothing by default.
+    /// Called before the caller releases a lock of the reverse map. Does nothing by default.
     #[cfg(any(test, feature = "measure"))]
     fn tree_unlocked(&self) {}
 }

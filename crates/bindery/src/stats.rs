@@ -1,4 +1,4 @@
-//! Counts of work done: the currency in which Bindery compares itself.
+//! Counts of work: entries read and written, tables moved, invalidations sent and saved.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,8 +6,8 @@ use crate::frame::OwnerKind;
 
 macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// How much an address space's page table was worked on. Differences between two readings
-        /// are the cost of what happened in between.
+        /// Work done on an address space's page table. The difference between two readings is the
+        /// cost of what happened in between.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
         pub struct Counts {
             $($(#[$doc])* pub $name: u64,)*
@@ -64,19 +64,19 @@ counts! {
     entries_read,
     /// Entries written, at any level.
     entries_written,
-    /// Entries read only to find the way down from the root.
+    /// Entries read only on the way down from the root.
     entries_descended,
     /// Tables taken from the frame allocator.
     tables_allocated,
-    /// Tables given back to it.
+    /// Tables freed.
     tables_freed,
     /// Tables moved to another place by moving the one entry that names them.
     tables_moved,
     /// Table locks taken.
     tables_locked,
-    /// Invalidations asked of the platform.
+    /// Invalidations requested from the platform.
     invalidations,
-    /// Base pages that those covered.
+    /// Base pages that these invalidations covered.
     pages_invalidated,
     /// Invalidations that were not needed: no CPU has loaded the address space, or an entry only
     /// allows more than before.
@@ -87,8 +87,8 @@ counts! {
     bytes_zeroed,
     /// Bytes copied.
     bytes_copied,
-    /// Base pages of anonymous memory that are mapped: a level, which unmapping lowers, so that the
-    /// difference of two readings wraps where it has fallen. So are the next two.
+    /// Mapped base pages of anonymous memory. This is a level, which unmapping lowers, so the
+    /// difference of two readings wraps if it has fallen. So are the next two.
     anonymous_pages,
     /// Mapped base pages of files.
     file_pages,

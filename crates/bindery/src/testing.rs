@@ -1,21 +1,21 @@
 //! Hooks for tests: entries that no operation makes yet, and every invariant broken on purpose.
 //!
-//! A check is worth something only if it is seen to fail. So for each thing that the auditor
-//! ([`crate::check`]) or a strict TLB watches over, there is a hook here that breaks it behind the
-//! core's back. Each damage can be undone (a toggle by itself, a sum by its negative), so that a
-//! test leaves a system that can be dropped and found clean.
+//! A check proves something only if it has been seen to fail. So for each thing that the auditor
+//! ([`crate::check`]) or a strict TLB checks, a hook here breaks it behind the core's back. Each
+//! damage can be undone (a toggle by itself, a sum by its negative), so a test leaves a system that
+//! can be dropped and found clean.
 //!
 //! | hook | what it reaches |
 //! |---|---|
-//! | [`plant`], [`plant_huge`] | swap entries and markers where nothing stands: legal, but no operation makes them yet |
-//! | [`raw_entry`], [`set_raw_entry`], [`clear_accessed_and_dirty`] | entries as they stand in memory |
+//! | [`plant`], [`plant_huge`] | swap entries and markers in empty places: legal, but no operation makes them yet |
+//! | [`raw_entry`], [`set_raw_entry`], [`clear_accessed_and_dirty`] | entries as they are in memory |
 //! | [`table_at`], [`damage_table`] | a table's metadata and deposit |
 //! | [`damage_mapping`] | a VMA without its tables |
 //! | [`damage_folio`], [`damage_memory`], [`leak_frame`] | counts, free lists, lost frames |
 //! | [`walk_anonymous`], [`UnmapWalk`], [`anon_groups`] | the reverse map, as walkers will use it |
 //! | [`fail_one_allocation`], [`failed_allocations`] | the one allocation that fails, and whether any did |
 //!
-//! Nothing else may run on the address space meanwhile. All of it exists only with the feature
+//! No other call may run on the address space meanwhile. All of it exists only with the feature
 //! `testing`.
 
 use core::ptr::NonNull;

@@ -1,4 +1,4 @@
-//! An atomic word, as the core library has it or a model checker: what is written for [`Word`] runs
+//! [`Word`]: an atomic word of the core library or of a model checker. Code written for it runs
 //! under both.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};

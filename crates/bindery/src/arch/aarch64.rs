@@ -1,13 +1,13 @@
 //! AArch64 stage 1, EL1&0, 4 KiB granule, 48-bit addresses, four levels. Arm ARM (DDI 0487),
 //! chapter D8: "Translation table descriptor formats" (D8.3), "Memory access control" (D8.4),
 //! "Hardware updates to the translation tables" (D8.5), "The Contiguous bit" (in D8.7), "Using
-//! break-before-make when updating translation table entries" (D8.16; the numbers differ between
-//! issues, the titles stay).
+//! break-before-make when updating translation table entries" (D8.16). The numbers differ between
+//! issues; the titles stay.
 //!
-//! The manual counts levels from the root: its level 0 is our level 4, its level 3 our level 1.
+//! The manual counts levels from the root: its level 0 is level 4 here, its level 3 is level 1.
 //!
-//! The state of a page lies in two bits that the MMU reads together (D8.5 "dirty state"), and in
-//! one of ours:
+//! The MMU reads two bits together as the state of a page (D8.5, "dirty state"). Software has a
+//! third:
 //!
 //! | DBM | AP\[2\] (read-only) | saved dirty | the page is |
 //! |---|---|---|---|

@@ -1,13 +1,13 @@
-//! Absent entries: what software keeps where the MMU sees nothing. One format for all
-//! architectures, since all of them leave every bit but the valid bit to software.
+//! Absent entries: entries that only software reads. All architectures share one format, because
+//! every architecture leaves all bits but the valid bit to software.
 //!
 //! ```text
 //! 63..50  49 ............ 12  11 ... 7          6         5                4          3           2..1  0
 //! 0       slot or frame       device or marker  accessed  exclusive/dirty  userfault  soft-dirty  kind  0
 //! ```
 //!
-//! The kind is never 0, so no absent entry is mistaken for an empty one; a mask of offset bits
-//! may be stored inverted ([`Arch::ABSENT_FLIP`]).
+//! The kind is never 0, so no absent entry looks like an empty one. A mask of offset bits may be
+//! stored inverted ([`Arch::ABSENT_FLIP`]).
 
 use super::{Arch, Entry};
 use crate::addr::Frame;

@@ -1,8 +1,8 @@
 //! Protection keys (`pkeys(7)`): a number in each leaf, and for each number what a thread may do.
 //!
-//! The kernel gives a mapping a key, and every leaf of the mapping carries it. The program itself
-//! decides what its thread may do with the memory of each key, by a register of the CPU (x86-64:
-//! PKRU), without a system call and without a change of any entry.
+//! The kernel gives a mapping a key, and every leaf of the mapping carries it. The program decides
+//! what its thread may do with the memory of each key, by a CPU register (x86-64: PKRU). That takes
+//! no system call and changes no entry.
 
 /// The number of a key. Mappings are made with key 0, which always exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]

@@ -1,12 +1,12 @@
-//! Page-table entries: what each architecture's bits mean, as pure functions over values.
+//! Page-table entries: the meaning of each architecture's bits, as pure functions over values.
 //!
-//! Nothing here reads or writes memory or executes a special instruction, so all formats are
-//! compiled and tested on every host. **To add an architecture, write one file with one
-//! `impl Arch`**, list it below, and give the hosted machine a walker for it; nothing else in this
-//! crate knows a bit of any entry.
+//! No function here reads or writes memory or executes a special instruction, so all formats are
+//! compiled and tested on every host. **To add an architecture, write one file with one `impl
+//! Arch`**, list it below, and give the hosted machine a walker for it. No other code of this crate
+//! knows a bit of any entry.
 //!
-//! Levels are counted from the leaf: level 1 holds base pages, level 2 (Linux: PMD) entries of
-//! 2 MiB, level 3 (PUD) of 1 GiB, and so on up to [`Arch::LEVELS`], the root.
+//! Levels count from the leaf. Level 1 has base pages, level 2 (Linux: PMD) entries of 2 MiB, level
+//! 3 (PUD) entries of 1 GiB, and so on up to [`Arch::LEVELS`], the root.
 //!
 //! ```text
 //! VA 0x4000_0000            0x4001_0000                         0x4020_0000
@@ -15,13 +15,13 @@
 //! ```
 //!
 //! An entry is one of four kinds ([`Kind`]): *empty* (all bits zero), a *table*, a *leaf* that the
-//! MMU uses, or *absent*: something that only software understands ([`Absent`]), with bit 0 clear.
-//! The format of absent entries is the same everywhere, see [`absent`].
+//! MMU uses, or *absent*: an entry that only software reads ([`Absent`]), with bit 0 clear. The
+//! format of absent entries is the same everywhere, see [`absent`].
 //!
-//! A *contiguous run* is [`Arch::CONTIG_ENTRIES`] level-1 entries which the MMU may cache as one
-//! (AArch64's contiguous bit, RISC-V's Svnapot). Its entries as written differ from those of
-//! single pages; [`Arch::clear_contig`] and [`Arch::set_contig`] translate, and all other functions take
-//! unblocked entries.
+//! A *contiguous run* is [`Arch::CONTIG_ENTRIES`] level-1 entries that the MMU may cache as one
+//! (AArch64's contiguous bit, RISC-V's Svnapot; Linux: contpte). In memory its entries differ from
+//! those of single pages. [`Arch::set_contig`] and [`Arch::clear_contig`] translate, and all other
+//! functions take entries without it.
 
 mod aarch64;
 pub mod absent;
@@ -48,16 +48,16 @@ pub use tiny::Tiny;
 pub use x86_64::X86_64;
 
 bitflags! {
-    /// What a leaf entry allows.
+    /// The accesses that a leaf allows.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct Permissions: u8 {
-        /// Loads. Implied by the other two on architectures that cannot express less.
+        /// Loads. The other two imply them on architectures that cannot express less.
         const READ = 1 << 0;
         /// Stores.
         const WRITE = 1 << 1;
         /// Instruction fetches.
         const EXECUTE = 1 << 2;
-        /// User mode may use it; without this only the kernel.
+        /// User mode may use the leaf; without this bit only the kernel may.
         const USER = 1 << 3;
         /// With [`Permissions::EXECUTE`]: an indirect branch into the page must meet a landing pad
         /// (the guarded page of AArch64's FEAT_BTI). Nothing without, and where [`Arch::BTI`] is
@@ -83,14 +83,14 @@ bitflags! {
     }
 }
 
-/// Everything that a leaf entry says, but for its frame.
+/// Everything in a leaf but its frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Attributes {
-    /// What the entry allows.
+    /// The accesses that the entry allows.
     pub permissions: Permissions,
-    /// The MMU has used the entry (or software says so beforehand).
+    /// The MMU has used the entry (or software set the bit beforehand).
     pub accessed: bool,
-    /// The page was written through the entry (or software says so beforehand).
+    /// The page was written through the entry (or software set the bit beforehand).
     pub dirty: bool,
     /// The page was written since soft-dirty was last cleared (Linux: `clear_refs`).
     pub soft_dirty: bool,
@@ -101,8 +101,8 @@ pub struct Attributes {
     pub key: ProtectionKey,
 }
 
-/// How the processor may treat accesses to what a leaf maps. Only the kernel's own mappings
-/// ([`crate::KernelMap`]) have another type than [`MemoryType::Normal`].
+/// The memory type: how the processor may treat accesses to a leaf's memory. Only the kernel's own
+/// mappings ([`crate::KernelMap`]) have another type than [`MemoryType::Normal`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub enum MemoryType {
     /// Memory: cached, written back.
@@ -112,11 +112,11 @@ pub enum MemoryType {
     WriteThrough,
     /// Not cached; stores may be merged and delayed (frame buffers).
     WriteCombining,
-    /// Not cached; accesses are made as they stand in the program, one by one, and a store is
-    /// finished when the device has it.
+    /// Not cached. Accesses are made one by one in program order, and a store is finished when the
+    /// device has it.
     Uncached,
     /// A device's registers: as [`MemoryType::Uncached`], but a store may be finished early.
-    /// Architectures that know no difference take `Uncached`.
+    /// Architectures without that difference use `Uncached`.
     Device,
 }
 
@@ -126,13 +126,13 @@ impl MemoryType {
         [Self::Normal, Self::WriteThrough, Self::WriteCombining, Self::Uncached, Self::Device];
 }
 
-/// One page-table entry as it stands in memory.
+/// One page-table entry as it is in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(transparent)]
 pub struct Entry(pub u64);
 
 impl Entry {
-    /// The entry that says nothing.
+    /// The empty entry: all bits zero.
     pub const EMPTY: Self = Self(0);
 
     /// Whether all bits are zero.
@@ -148,7 +148,7 @@ impl fmt::Debug for Entry {
     }
 }
 
-/// What an entry is, at a glance.
+/// The kind of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Nothing.
@@ -157,16 +157,16 @@ pub enum Kind {
     Table,
     /// It maps memory and the MMU uses it.
     Leaf,
-    /// Software alone understands it ([`absent::decode`]).
+    /// An absent entry: only software reads it ([`absent::decode`]).
     Absent,
 }
 
 /// The entry format and the rules of one architecture.
 ///
-/// All functions are pure. Unless a function says otherwise, entries are *unblocked* (see the
-/// module's text) and the entry is a leaf.
+/// All functions are pure. Unless a function says otherwise, entries are leaves without the
+/// contiguous bit (see the module documentation).
 pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
-    /// The name by which users choose it.
+    /// The name by which users select it.
     const NAME: &'static str;
     /// Number of table levels; the root is at this level.
     const LEVELS: u8;
@@ -174,20 +174,19 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
     const INDEX_BITS: u32 = 9;
     /// End of the addresses that user space may have, exclusive (Linux: `TASK_SIZE_MAX`).
     const USER_END: u64;
-    /// The highest level at which a leaf may stand.
+    /// The highest level at which a leaf may be.
     const LARGEST_LEAF: u8 = 3;
     /// Level-1 entries in a contiguous run, a power of two; 1 where there are none.
     const CONTIG_ENTRIES: u32 = 1;
     /// The highest level at which [`Arch::CONTIG_ENTRIES`] leaves may form a contiguous run; 0 where there
     /// are none. User tables have contiguous runs at level 1 alone; the kernel's, at each.
     const LARGEST_CONTIG_LEVEL: u8 = if Self::CONTIG_ENTRIES > 1 { 1 } else { 0 };
-    /// The MMU may remember that an entry was invalid, so that a new entry is seen for certain
-    /// only after an invalidation (RISC-V privileged specification 1.12, section 4.2.1
-    /// `SFENCE.VMA`).
+    /// The MMU may cache that an entry was invalid, so that a new entry is certain to be seen only
+    /// after an invalidation (RISC-V privileged specification 1.12, section 4.2.1 `SFENCE.VMA`).
     const INVALID_MAY_BE_CACHED: bool = false;
-    /// How many protection keys a leaf can name, at most [`ProtectionKey::COUNT`]; 1 where entries
-    /// have no room for any. Whether the machine heeds them, [`crate::Platform::protection_keys`]
-    /// says.
+    /// How many protection keys a leaf can name, at most [`ProtectionKey::COUNT`]; 1 if entries
+    /// have no room for any. [`crate::Platform::protection_keys`] says whether the machine supports
+    /// them.
     const PROTECTION_KEYS: u8 = 1;
     /// Whether a leaf can say that indirect branches into it must meet a landing pad
     /// ([`Permissions::BTI`]). Whether the machine heeds it,
@@ -195,7 +194,7 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
     const BTI: bool = false;
     /// The valid bit; hardware ignores an entry without it.
     const PRESENT: u64 = 1;
-    /// What to add to a level-1 leaf to get the one of the next frame.
+    /// The difference between the level-1 leaves of two consecutive frames.
     const STEP: u64;
     /// Bits of the frame number that absent entries store inverted, so that a speculating
     /// processor that ignores the valid bit finds no memory there (x86-64: L1 terminal fault).
@@ -204,9 +203,8 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
     const SOFT_DIRTY: u64;
     /// The userfault write-protect bit of a leaf.
     const USERFAULT: u64;
-    /// How to tell the commonest leaf to which the MMU has nothing to add, accessed and dirty:
-    /// the bits to look at, and what they are then. Implies [`Arch::is_saturated`]; not all saturated
-    /// leaves are so.
+    /// How to recognize the most frequent saturated leaf, accessed and dirty: the bits to test, and
+    /// their values. It implies [`Arch::is_saturated`]; not all saturated leaves match.
     const SETTLED: Settled;
 
     /// An entry that names the table in `frame`.
@@ -223,11 +221,11 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
     /// The frame of a table entry or of a leaf.
     fn frame(entry: Entry) -> Frame;
 
-    /// What a leaf says.
+    /// The attributes of a leaf.
     fn attributes(entry: Entry) -> Attributes;
 
-    /// The bits in which neighbours of one run must agree (after [`Arch::STEP`] per entry):
-    /// never accessed and dirty, writable and soft-dirty only where `equal` asks.
+    /// The bits in which the neighbors of one run must agree (after [`Arch::STEP`] per entry):
+    /// never accessed and dirty, and writable and soft-dirty only if `equal` asks for it.
     fn compare_mask(equal: Equal) -> u64;
 
     /// `into` with the accessed and dirty state of a run of leaves added, of which `any` is the
@@ -241,15 +239,15 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
         Self::gather_run(into, from.0, from.0)
     }
 
-    /// Whether the MMU has nothing left to change in the leaf (accessed and dirty are set as far
-    /// as they can be), so that a plain store may replace it and nothing is lost.
+    /// Whether the leaf's accessed and dirty bits are saturated: the MMU can no longer change the
+    /// leaf, so a plain store may replace it and no bit is lost.
     fn is_saturated(entry: Entry) -> bool;
 
     /// The leaf without the permission to write; dirty is kept.
     fn write_protect(entry: Entry) -> Entry;
 
-    /// The leaf with permission to write. With `dirty`, the write that asked for it is recorded
-    /// (accessed, dirty and soft-dirty), so that the MMU need not.
+    /// The leaf with permission to write. With `dirty`, the write that needs it is recorded
+    /// (accessed, dirty and soft-dirty), so that the MMU need not do that.
     fn make_writable(entry: Entry, write: Write) -> Entry;
 
     /// The leaf with its accessed state set.
@@ -274,16 +272,15 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
         entry
     }
 
-    /// The bits that make a leaf, at whatever level, one of this type of memory; none are set for
-    /// [`MemoryType::Normal`]. `None` where the architecture has no such type.
+    /// The bits that give a leaf, at any level, this memory type; none for [`MemoryType::Normal`].
+    /// `None` if the architecture has no such type.
     fn memory_type(memory: MemoryType) -> Option<u64>;
 
-    /// The type of memory of a leaf. Of types that the architecture cannot tell apart, the
-    /// strictest.
+    /// The memory type of a leaf. Of types that the architecture cannot distinguish, the strictest.
     fn memory_type_of(entry: Entry) -> MemoryType;
 
     /// Whether `old` may be replaced by `new` only by break-before-make: clear, invalidate, set.
-    /// Takes entries of `level` as they stand in memory. Accessed and dirty never matter.
+    /// Takes entries of `level` as they are in memory. Accessed and dirty never matter.
     fn needs_break(old: Entry, new: Entry, level: u8) -> bool;
 
     /// What the control registers must hold for these entries to mean what they say.
@@ -329,12 +326,12 @@ impl Settled {
     }
 }
 
-/// Whether a permission to write comes with a write that happens at once.
+/// Whether a write follows at once after the permission to write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Write {
     /// The write follows now: record it.
     Now,
-    /// Someone may write later: the MMU will record it.
+    /// A write may follow later: the MMU will record it.
     Later,
 }
 

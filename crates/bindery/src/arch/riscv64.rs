@@ -1,14 +1,14 @@
-//! RISC-V, Sv39 and Sv48. RISC-V privileged specification, version 1.12: sections 4.3.1 (the
-//! flag bits), 4.3.2 (the walk), 4.4 and 4.5 (formats), chapter 5 (Svnapot), and 4.2.1
-//! (`SFENCE.VMA`); "Svadu" for accessed and dirty.
+//! RISC-V, Sv39 and Sv48. RISC-V privileged specification, version 1.12: sections 4.3.1 (flag
+//! bits), 4.3.2 (the walk), 4.4 and 4.5 (formats), chapter 5 (Svnapot), and 4.2.1 (`SFENCE.VMA`);
+//! "Svadu" for accessed and dirty.
 //!
 //! ```text
 //! 63  62......54  53 ............. 10   9          8           7  6  5  4  3  2  1  0
 //! N   0           frame (PPN)           userfault  soft-dirty  D  A  G  U  X  W  R  V
 //! ```
 //!
-//! Both bits that the format leaves to software (RSW) are spoken for. Linux spends one on
-//! "special" leaves, which have no folio; here that follows from the frame's range.
+//! Both bits that the format leaves to software (RSW) are in use. Linux uses one of them for
+//! "special" leaves, which have no folio. Here that follows from the leaf's frame.
 
 use super::{
     Arch, Attributes, ControlBit, Entry, Equal, MemoryType, Permissions, Register, RegisterRule,

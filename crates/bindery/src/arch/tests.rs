@@ -1,6 +1,6 @@
-//! What every architecture promises: each sentence below is tried on all of them. Most compare a
-//! changed entry with the one that [`Arch::leaf`] makes from changed attributes, which also shows
-//! that no other bit was touched.
+//! What every architecture guarantees: each sentence below is tested on all of them. Most tests
+//! compare a changed entry with the one that [`Arch::leaf`] makes from changed attributes. That
+//! also shows that no other bit changed.
 
 use proptest::prelude::*;
 

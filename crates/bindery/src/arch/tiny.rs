@@ -1,15 +1,15 @@
-//! A tiny architecture that no machine has, for exhaustive tests: three levels of four entries,
-//! 64 pages in all, so that every sequence of operations up to some depth can be tried.
+//! A tiny architecture that no machine has, for exhaustive tests: three levels of four entries, 64
+//! pages in all. So every sequence of operations up to some depth can be tried.
 //!
 //! ```text
 //! level 3 | 64 KiB   | 64 KiB   | 64 KiB   | 64 KiB   |   tables only
 //! level 2 | 16 KiB x 4 |                                  tables and leaves
-//! level 1 | 4 KiB x 4, contiguous runs of two |         leaves
+//! level 1 | 4 KiB x 4, contiguous runs of two |           leaves
 //! ```
 //!
-//! It keeps the traits of the real ones that make trouble: contiguous runs and break-before-make
-//! as on AArch64 (a hosted MMU may hold a whole contiguous run, and misbehaves on the same changes), dirty
-//! and accessed set by hardware, pages of the kernel that are global.
+//! It keeps the difficult traits of the real ones: contiguous runs and break-before-make as on
+//! AArch64 (a hosted MMU may cache a whole run, and misbehaves on the same changes), dirty and
+//! accessed bits set by hardware, global kernel pages.
 
 use super::{Arch, Attributes, Entry, Equal, MemoryType, Permissions, Settled, Write};
 use crate::addr::{Frame, PAGE_SHIFT};

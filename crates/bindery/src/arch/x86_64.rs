@@ -1,6 +1,6 @@
-//! x86-64, four or five levels. Intel 64 SDM volume 3A, chapter "Paging", here by the numbers it
-//! had as chapter 4 (later editions renumber it): tables 4-14 to 4-20 (formats), section 4.6
-//! (shadow stacks, protection keys), section 4.8 (accessed and dirty), section 4.10.4 (invalidation).
+//! x86-64, four or five levels. Intel 64 SDM volume 3A, chapter "Paging", here with its numbers as
+//! chapter 4 (later editions renumber it): tables 4-14 to 4-20 (formats), section 4.6 (shadow
+//! stacks, protection keys), section 4.8 (accessed and dirty), section 4.10.4 (invalidation).
 
 use super::{
     Arch, Attributes, ControlBit, Entry, Equal, MemoryType, Permissions, ProtectionKey, Register,

@@ -1,4 +1,4 @@
-//! What was unlinked and waits for readers: it is nowhere else, and not lost.
+//! Items that wait for readers are in no tree, and none is lost.
 
 use crate::addr::VirtAddr;
 use crate::frame::meta::Kind;

@@ -1,4 +1,4 @@
-//! What the frames' metadata says, against what the trees were found to hold.
+//! The frames' metadata, compared with what the trees were found to hold.
 
 use crate::addr::Frame;
 use crate::frame::meta::Kind;

@@ -1,4 +1,4 @@
-//! Whether the areas of a kernel map, their frames and their tables agree.
+//! The areas of a kernel map, compared with their frames and their tables.
 
 use core::sync::atomic::Ordering;
 

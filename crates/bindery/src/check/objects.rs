@@ -1,4 +1,5 @@
-//! Objects: what their indexes name, who maps them, and what is committed for them.
+//! Objects: the frames that their page indexes name, their mappings, and the memory committed for
+//! them.
 
 use core::ptr::{self, NonNull};
 

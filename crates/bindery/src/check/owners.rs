@@ -1,4 +1,4 @@
-//! Whether the reverse map leads from every folio to the entries that map it.
+//! The reverse map: does it lead from every folio to the entries that map it?
 
 use crate::addr::VirtAddr;
 use crate::frame::{Folio, Owner};

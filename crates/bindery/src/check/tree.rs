@@ -1,4 +1,4 @@
-//! What hangs in the tree of one address space.
+//! The tables and entries of one address space.
 
 use core::sync::atomic::Ordering;
 

@@ -1,5 +1,5 @@
-//! What waits for readers, in lists through the items themselves: no memory is needed to remember
-//! it, and two lists are spliced in constant time.
+//! Lists of items that wait for readers, linked through the items themselves. They need no memory,
+//! and two lists are spliced in constant time.
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};

@@ -1,15 +1,15 @@
-//! Deferred freeing under loom: the code of [`super::queue`] itself, over a few records and readers,
-//! whose atomics loom answers with every value that the memory model allows.
+//! Deferred freeing under loom: the code of [`super::queue`] itself, over a few records and
+//! readers. Loom answers their atomics with every value that the memory model allows.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib deferred::loom_model`.
 //!
-//! A record is a loom cell: read by whoever finds it linked in a read section, written by who frees
-//! it. So a record that is freed under a reader is a race, and one that is freed twice or never is
-//! audited. The grace periods are those of the hosted machine: a clock, and for each CPU the time at
-//! which it has entered its section.
+//! A record is a loom cell: a reader that finds it linked reads it, and freeing writes it. So a
+//! record freed under a reader is a race, and a record freed twice or never fails the audit. The
+//! grace periods are those of the hosted machine: a clock, and for each CPU the time at which it
+//! entered its section.
 //!
-//! The last tests leave out one rule each ([`Omit`]) and must fail. And lest a model pass because
-//! nothing ever waited, the others ask whether it was [`Seen`].
+//! The last tests leave out one rule each ([`Omit`]) and must fail. The other tests also require
+//! that something waited ([`Seen`]), so that no model passes without it.
 
 use std::rc::Rc;
 use std::sync::Arc;

@@ -1,37 +1,37 @@
 //! Freeing without waiting for readers.
 //!
-//! Tables, VMAs, groups of anonymous memory and areas of the kernel are found in read sections,
-//! without a lock. So their memory is freed a grace period after they were unlinked: when all read
-//! sections that could have met them have been left ([`Platform::grace_period`]). No call waits for
-//! that. What it has unlinked is freed at once if no reader is there, and waits here otherwise,
-//! until a later call finds the grace period over ([`queue`]).
+//! Tables, VMAs, anon groups and kernel areas are found in read sections, without a lock. So their
+//! memory is freed a grace period after they were unlinked: when all read sections that could have
+//! found them have ended ([`Platform::grace_period`]). No call waits for that. What a call has
+//! unlinked is freed at once if no reader exists. Otherwise it waits here until a later call finds
+//! the grace period over ([`queue`]).
 //!
 //! # Who may wait
-//! A call with a lock held only adds to what waits ([`Memory::free_after_readers`]). A call of the
-//! embedder's that holds no lock any more looks whether something can be freed
-//! ([`Memory::outermost`]), and frees at most [`FREED_AT_ONCE`] items, so that nobody pays for all
-//! others. Only two wait for readers, both without locks and outside of read sections:
-//! - who finds more waiting than [`Memory::deferred_limit`] says: memory must not run out because a
-//!   reader takes its time;
-//! - who would fail for want of memory ([`Memory::retry`]).
+//! A call that holds a lock only adds items ([`Memory::free_after_readers`]). A call from the
+//! embedder that holds no lock any more tests whether items can be freed ([`Memory::outermost`]),
+//! and frees at most [`FREED_AT_ONCE`] of them, so that no call pays for all others. Only two
+//! callers wait for readers, both without locks and outside read sections:
+//! - a caller that finds more waiting than [`Memory::deferred_limit`]: memory must not run out
+//!   because of a slow reader;
+//! - a caller that would fail for lack of memory ([`Memory::retry`]).
 //!
-//! With a lock held, the second would not come back:
-//! 1. CPU A holds an invalidate lock, and waits until CPU B leaves its read section;
+//! With a lock held, the second would never return:
+//! 1. CPU A holds an object's lock, and waits until CPU B leaves its read section.
 //! 2. CPU B was preempted in that section by a thread that waits for the lock.
 //!
 //! # The bound
-//! What waits is counted in frames; of records, 8 count as one. The limit is a 128th of the memory,
-//! but at least 1 MiB and at most 64 MiB. One call may go beyond it by what it has unlinked itself,
+//! Waiting items are counted in frames; 8 records count as one. The limit is a 128th of the memory,
+//! but at least 1 MiB and at most 64 MiB. One call may exceed it by what it has unlinked itself,
 //! and frees that before it returns.
 //!
 //! # What does not wait
-//! Pages that were mapped, objects, the frames of an area of the kernel: nobody uses them in a read
-//! section without a count or a lock of its own. They are given back after the flush.
+//! Pages that were mapped, objects, and the frames of a kernel area: every user of them in a read
+//! section has a count or a lock of its own. They are freed after the flush.
 //!
 //! | file | idea |
 //! |---|---|
-//! | `queue` | the order: unlinked, grace period, freed; the model checker runs it, too |
-//! | `batch` | lists of what waits, through the items themselves |
+//! | `queue` | the order: unlinked, grace period, freed; the model checker runs it too |
+//! | `batch` | lists of waiting items, linked through the items themselves |
 
 mod batch;
 #[cfg(all(test, loom))]

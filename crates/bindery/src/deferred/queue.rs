@@ -1,5 +1,5 @@
-//! The order of a deferred free, apart from what is freed and how readers are known, so that the very
-//! same code runs under a model checker (`loom_model`).
+//! The order of a deferred free, apart from the items and the readers, so that the very same code
+//! runs under a model checker (`loom_model`).
 //!
 //! ```text
 //!  unlinked --> open --(a grace period begins)--> closed --(it is over)--> ripe --> freed

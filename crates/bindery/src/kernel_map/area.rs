@@ -1,8 +1,8 @@
-//! Areas: stretches of addresses, each with one owner.
+//! Areas: ranges of addresses, each with one owner.
 //!
-//! All areas stand in one index by address ([`crate::space::index`]): who looks for free addresses
-//! finds the lowest gap that does in logarithmic time, who has an address finds its area. The lock
-//! of the freed list is the index's writer lock; it is held for one search.
+//! All areas are in one index by address. It finds the lowest gap that fits, and the area of an
+//! address, in logarithmic time. The lock of the freed list is the index's writer lock; it is held
+//! for one search.
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};

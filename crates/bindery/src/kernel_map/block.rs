@@ -4,8 +4,8 @@
 //! area.blocks -> head 0x400 (order 9) -> head 0x37 (order 0) -> head 0x80 (order 4) -> none
 //! ```
 //!
-//! The list is in the order of the addresses, so that the tables need not be read to give the
-//! frames back, and neighbours in memory go back as one.
+//! The list is in the order of the addresses. So the frames are freed without reading the tables,
+//! and neighbors in memory are freed as one.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 

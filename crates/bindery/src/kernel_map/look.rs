@@ -1,4 +1,4 @@
-//! What is mapped where: lookups, faults, dumps. Nothing here takes a claim.
+//! Look-ups, faults and dumps. No function here takes a claim.
 
 use core::sync::atomic::Ordering;
 

@@ -1,32 +1,31 @@
-//! The protocol of the kernel's tables under loom: the code of [`super::protocol`] itself, over tables
-//! and TLBs whose accesses loom schedules in every way, and whose loads it answers with every value
-//! that the memory model allows.
+//! The protocol of the kernel's tables under loom: the code of [`super::protocol`] itself, over
+//! tables and TLBs. Loom schedules their accesses in every way, and answers their loads with every
+//! value that the memory model allows.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib loom_model`.
 //!
 //! # How a broken protocol shows
-//! | wrong | what notices |
+//! | failure | detected by |
 //! |---|---|
-//! | a table or frame is freed under somebody | its life is a loom cell: read at access, written |
-//! | somebody comes after the freeing | the life says `Freed` |
-//! | a table is found before it is made | its life is written before; a race |
-//! | a TLB remembers what is gone, and uses it | who uses an address knows its frame |
-//! | a TLB walks from a table that was detached | a live page faults |
-//! | a TLB remembers what a cut has replaced | after each execution, TLBs agree with the tables |
-//! | a table leaks, or is lost with what is in it | so do lives and tree, areas and leaves |
+//! | a table or frame is freed while in use | its life is a loom cell: each access reads it, freeing writes it |
+//! | an access after the free | the life says `Freed` |
+//! | a table is found before it is made | its life is written before: a race |
+//! | a TLB remembers what is gone, and uses it | each user of an address knows its frame |
+//! | a TLB walks from a detached table | a live page faults |
+//! | a TLB remembers what a cut has replaced | after each execution, TLBs and tables are compared |
+//! | a table leaks, or is lost with its contents | after each execution, lives and tree, areas and leaves are compared |
 //! | a walker without a claim sees a hole | dumps know what must be there |
 //!
-//! The last tests leave out one rule each ([`Omit`]) and must fail. And lest a model pass because
-//! loom never came to its point, the others ask whether the point was [`Seen`].
+//! The last tests leave out one rule each ([`Omit`]) and must fail. The other tests also require
+//! that loom reached the interesting point ([`Seen`]), so that no model passes without it.
 //!
-//! # What is bounded
+//! # Bounds
 //! Two CPUs are explored completely; three with at most [`PREEMPTIONS`] preemptions in one
-//! execution (that a CPU waits or ends is none). The hardware's walkers are strict: what they
-//! walked through they remember until they are told to forget it, guesses among it. Frames are
-//! never used a second time. Areas stand in a plain list without guard pages, whose lock is the
-//! model's: the index, and how a purge looks for neighbours in it, are not modelled. Neither are
-//! entries remembered as invalid (RISC-V), detached tables that have tables below them, and a
-//! purge in rounds.
+//! execution (waiting and ending do not count). The hardware's walkers are strict: they remember
+//! everything that they walked through until an invalidation, guesses included. Frames are never
+//! reused. Areas are in a plain list without guard pages, whose lock is the model's. Not modeled:
+//! the index and a purge's search for neighbors in it, entries cached as invalid (RISC-V), detached
+//! tables with tables below them, and a purge in rounds.
 
 mod cpu;
 mod world;

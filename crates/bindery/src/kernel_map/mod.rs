@@ -2,75 +2,76 @@
 //! pieces that addresses and frames allow.
 //!
 //! ```text
-//! arena   |  area            |g|  area     |g|  free          | freed |g|  area ...
+//! arena    |  area            |g|  area     |g|  free          | freed |g|  area ...
 //!          | 2 MiB | 64K | 4K |   | 4K | 4K |                              g: guard page
 //! ```
 //!
 //! # The protocol
 //!
-//! **An address has one owner.** A stretch of addresses belongs to one *area* from the moment it
-//! is reserved until a purge has given it back. Only the area's owner writes the entries that its
-//! addresses cover, so leaves need no lock. An area is in one of four states:
+//! **An address has one owner.** A range of addresses belongs to one *area* from its reservation
+//! until a purge has made it free again. Only the area's owner writes the entries of its addresses,
+//! so leaves need no lock. An area is in one of four states:
 //!
-//! | state | who has it | entries |
+//! | state | owner | entries |
 //! |---|---|---|
 //! | busy | the caller that maps it, changes its protection or its size | change |
-//! | live | whoever was given the address | stay |
-//! | freed | nobody: it waits for a purge | empty; TLBs may remember what stood there |
+//! | live | the caller that was given the address | stay |
+//! | freed | none: it waits for a purge | empty; TLBs may remember the old ones |
 //! | purging | the purge | empty |
 //!
-//! **Tables are installed by compare-exchange and detached by the purge alone.** Two areas may lie
-//! under one table. Whoever misses a table makes one and offers it; of two, one wins and the other
-//! takes its own back. A table goes when all addresses under it are free: the purge sees that under
-//! the lock of the areas, so that no area can come to lie there meanwhile. Who owns an address
-//! under a table therefore never loses the table, and needs no lock to walk to it. Whoever makes a
-//! table waits for the flush of those that were detached (2 below). Otherwise:
-//! 1. a purge detaches table T, under which one area lay; the addresses beside that were free before;
-//! 2. another area is reserved there, and installs a table where T was;
-//! 3. a CPU that remembers T uses the new area, walks from T, and finds nothing.
+//! **Tables are installed by compare-exchange, and only the purge detaches them.** Two areas may
+//! share a table. A caller that finds a table missing makes one and offers it. Of two offers one
+//! wins, and the other caller frees its table. A table is detached when all addresses under it are
+//! free. The purge decides that under the lock of the areas, so no area can be reserved there
+//! meanwhile. So the owner of an address never loses the tables above it, and walks to them without
+//! a lock. A caller that makes a table waits for the flush of the detached ones (2 below).
+//! Otherwise:
+//! 1. A purge detaches table T, which had one area; the other addresses of T were free before.
+//! 2. Another area is reserved there, and its owner installs a table in T's place.
+//! 3. A CPU that remembers T uses the new area, walks from T, and finds nothing.
 //!
 //! **Walkers without a claim** ([`KernelMap::physical`], [`KernelMap::for_each_piece`]) walk in
-//! read sections. The order of a purge is for them, and for the hardware's walkers:
-//! 1. it detaches the tables under which nothing is left;
-//! 2. it invalidates, once for all areas: no TLB names the frames or tables any more;
-//! 3. it gives the addresses back: from here on something else may be mapped there, a huge leaf
-//!    where the table was;
-//! 4. it frees the frames;
-//! 5. tables and areas are freed when the read sections of that time have been left, which the purge
-//!    does not wait for ([`crate::deferred`]).
+//! read sections. A purge keeps this order, for them and for the hardware's walkers:
+//! 1. It detaches the tables under which nothing is left.
+//! 2. It invalidates, once for all areas: from here on no TLB names the frames or tables.
+//! 3. It frees the addresses: from here on something else may be mapped there, a huge leaf where
+//!    the table was.
+//! 4. It frees the frames.
+//! 5. Tables and areas are freed when the read sections of that time have ended. The purge does not
+//!    wait for that ([`crate::deferred`]).
 //!
-//! With 3 or 4 before 2, a CPU could use what its TLB remembers of the old area. Were the tables freed
+//! With 3 or 4 before 2, a CPU could use the old area through its TLB. If the tables were freed
 //! with the frames, this could happen:
-//! 1. a dump reads the entry that names table T, and is about to read T;
-//! 2. the purge detaches T and frees its frame; a huge leaf replaces T's entry;
-//! 3. somebody writes data into the frame; the dump takes it for entries.
+//! 1. A dump reads the entry that names table T, and is about to read T.
+//! 2. The purge detaches T and frees its frame; a huge leaf replaces T's entry.
+//! 3. The frame's next owner writes data into it; the dump takes the data for entries.
 //!
-//! **Live leaves are never folded.** Contiguous runs are written into empty entries, whole.
+//! **Live leaves are never folded.** Contiguous runs are written whole, into empty entries.
 //!
 //! **A cut pauses.** To change the protection of a part of a huge leaf or of a contiguous run, the
-//! larger piece has to be replaced by smaller ones, and architectures demand that it is broken
-//! first: its valid bits are cleared, every TLB forgets it, then the new entries are written. A CPU
-//! that uses the address in between faults. Its handler asks [`KernelMap::resolve`], which waits for
-//! the end of the pause. The entry keeps all its other bits meanwhile, so walkers by software never
-//! see a hole. (So it names its frame to a processor that speculates beyond the valid bit, as the
-//! leaf did a moment ago, to the same kernel.) Who cannot take a fault (a stack, on which the fault
-//! itself would be handled) asks for [`Pauses::Never`], and changes that would need one are refused.
-//! A pause is short: one table of entries, one invalidation, with interrupts off as far as
-//! [`Platform::SpinLock`] does that.
+//! larger piece must be replaced by smaller ones, and architectures require that it is broken
+//! first. Its valid bits are cleared, every TLB forgets it, and then the new entries are written. A
+//! CPU that uses the address in between faults. Its handler calls [`KernelMap::resolve`], which
+//! waits for the end of the pause. The entry keeps all its other bits meanwhile, so software
+//! walkers never see a hole. (So a processor that speculates beyond the valid bit still finds the
+//! frame. The leaf named the same frame to the same kernel a moment before.) An owner that cannot
+//! take a fault (for a stack, on which the fault itself would be handled) maps with
+//! [`Pauses::Never`], and changes that would need a pause are refused. A pause is short: one table
+//! of entries and one invalidation, with interrupts off as far as [`Platform::SpinLock`] does that.
 //!
 //! | file | idea |
 //! |---|---|
-//! | `request` | what callers ask for, and what they are told |
-//! | `error` | why it was refused |
-//! | `area` | stretches of addresses: reserved, claimed, found |
+//! | `request` | requests of callers, and their results |
+//! | `error` | the reasons for a refusal |
+//! | `area` | ranges of addresses: reserved, claimed, found |
 //! | `block` | the frames that an area owns |
-//! | `protocol` | the protocol of the tables, as the model checker runs it too |
-//! | `walk` | the one walk: tables found or made, runs of leaves written and cleared |
+//! | `protocol` | the protocol of the tables; the model checker runs it too |
+//! | `walk` | the one walk: finds or makes tables, writes and clears runs of leaves |
 //! | `vmalloc`, `resize` | frames and addresses at once; larger and smaller |
-//! | `vmap` | frames of the caller; device registers |
+//! | `vmap` | the caller's frames; device registers |
 //! | `protect` | permissions of a part: cuts |
-//! | `purge` | freed areas become free |
-//! | `look` | what is mapped where |
+//! | `purge` | makes freed areas free |
+//! | `look` | look-ups, faults, dumps |
 
 mod area;
 mod block;

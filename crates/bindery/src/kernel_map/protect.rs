@@ -1,16 +1,16 @@
-//! Permissions of a part of a mapping; and the cuts that this takes.
+//! Permissions of a part of a mapping, and the cuts that this needs.
 //!
 //! ```text
 //! before   |              2 MiB               |  2 MiB  |64K|64K|64K|
-//! change              |#######################################|          end inside a contiguous run
+//! change              |#######################################|      end inside a contiguous run
 //! after    |4K|...|64K|64K: new | ... 4K: new |2 MiB:new|64K|4K..|4K..|
 //! ```
 //!
-//! A table's entries are changed in one go (a *stretch*). Entries that keep their size get their new
-//! permissions by plain stores, and one invalidation follows at the end. Where a huge leaf or a
-//! contiguous run is cut, or a contiguous run changes, the entries are paused; see the module's text. What
-//! replaces a huge leaf is built before, with the new permissions in it, and may be folded: nobody
-//! walks it yet.
+//! The entries of one table are changed together (a *stretch*). Entries that keep their size get
+//! their new permissions by plain stores, and one invalidation follows at the end. If a huge leaf
+//! or a contiguous run is cut, or a contiguous run changes, the entries are paused; see the module
+//! documentation. The table that replaces a huge leaf is built beforehand, with the new
+//! permissions, and may be folded: no walker reaches it yet.
 
 use core::ops::Range;
 use core::sync::atomic::Ordering;

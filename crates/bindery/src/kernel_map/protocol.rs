@@ -1,10 +1,10 @@
-//! The protocol of the tables, apart from what areas are, so that the very same code runs under a
-//! model checker (`loom_model`). The module's text ([`super`]) tells the rules.
+//! The protocol of the tables, apart from areas, so that the very same code runs under a model
+//! checker (`loom_model`). The module documentation ([`super`]) has the rules.
 //!
 //! ```text
-//! a table   made - offered -----> installed - detached - flushed - addresses back - freed
-//!                    |             (the areas' lock)       (TLBs)        (lock)       (readers)
-//!                    '- another was faster: taken back
+//! a table   made - offered -----> installed - detached - flushed - addresses free - freed
+//!                    |            (the areas' lock)       (TLBs)       (lock)      (readers)
+//!                    '- another was faster: freed
 //! a leaf    stored - paused: its valid bit clear - flushed - replaced
 //! ```
 

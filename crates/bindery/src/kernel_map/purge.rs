@@ -1,5 +1,5 @@
-//! Freed areas become free: detach, flush once, give the addresses back, free. The module's text says
-//! why in this order.
+//! The purge: detach, flush once, free the addresses, free the frames. The module documentation has
+//! the reasons for this order.
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! What callers ask of a [`super::KernelMap`], and what they are told.
+//! Requests to a [`super::KernelMap`], and their results.
 
 use crate::addr::{PAGE_SIZE, PhysAddr, VirtAddr, VirtRange};
 use crate::arch::{MemoryType, Permissions};

@@ -1,8 +1,8 @@
-//! An area becomes larger or smaller: `vrealloc`.
+//! `vrealloc`: an area becomes larger or smaller.
 //!
 //! ```text
-//! smaller   |  stays  | given back, addresses kept |g|
-//! larger    |  stays  | new frames        |g|               where the addresses behind are free
+//! smaller   |  stays  | freed, addresses kept  |g|
+//! larger    |  stays  | new frames        |g|               if the addresses behind are free
 //! moved     |(freed)  |g|    ...    |  the same frames  | new frames |g|
 //! ```
 

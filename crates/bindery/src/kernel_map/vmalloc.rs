@@ -1,4 +1,4 @@
-//! Frames and addresses at once: `vmalloc` and `vfree`.
+//! `vmalloc` and `vfree`: frames and addresses at once.
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr};
 use crate::arch::{self, Arch, MemoryType};

@@ -1,4 +1,4 @@
-//! Frames of the caller, and the registers of devices: `vmap`, `vunmap`, `ioremap`, `iounmap`.
+//! `vmap`, `vunmap`, `ioremap`, `iounmap`: the caller's frames, and device registers.
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, PhysAddr, VirtAddr};
 use crate::arch::{self, MemoryType, Permissions};

@@ -1,13 +1,14 @@
-//! The one walk: tables found or made on the way to an address, runs of leaves written and cleared.
+//! The one walk: finds or makes the tables on the way to an address, writes and clears runs of
+//! leaves.
 //!
 //! ```text
 //! addresses  |.....|64K|64K|64K|..4K..|            2 MiB            |  2 MiB  |.4K.|
 //! written by  run of level 1           run of level 2: two entries             run
 //! ```
 //!
-//! A [`Walk`] remembers the tables that led to the last address, so that the next one begins at
-//! the lowest of them that covers it, not at the root. A run is written a table at a time: all its
-//! entries at one level that lie in one table, contiguous runs among them.
+//! A [`Walk`] remembers the tables that led to the last address. The next walk begins at the lowest
+//! of them that covers its address, not at the root. A run is written a table at a time: all its
+//! entries of one level in one table, contiguous runs included.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,4 +1,4 @@
-//! `mlock` and its kin, `mincore`, `msync`.
+//! `mlock` and its relatives, `mincore`, `msync`.
 
 use linux_raw_sys::general as raw;
 

@@ -1,31 +1,31 @@
-//! The Linux ABI: system calls as programs make them, numbers and flags in, a result or a negative
-//! errno out.
+//! The Linux ABI: system calls as programs make them. Numbers and flags go in; a result or a
+//! negative errno comes out.
 //!
-//! A kernel that runs Linux programs hands the calls about memory over as they come:
+//! A kernel that runs Linux programs passes the calls about memory on unchanged:
 //!
 //! ```text
 //! program   syscall(number, six arguments)
-//! kernel    Call::from_number(table, number)     not ours: its own business
+//! kernel    Call::from_number(table, number)     None: the kernel's own call
 //!           linux::call(&process, call, arguments)
-//! core      flags to types, the operation, its Error to the errno that Linux gives
+//! core      flags to types, the operation, its Error to the errno that Linux returns
 //! ```
 //!
-//! What only the kernel knows, descriptors and other processes, it answers through [`Process`].
+//! The kernel answers questions about descriptors and other processes through [`Process`].
 //! Constants come from `linux-raw-sys`; those used here are the same on all three architectures.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `number` | [`Call`] and its numbers |
 //! | `map` | `mmap`, `munmap`, `mremap`, `remap_file_pages`, `brk`, `mseal` |
 //! | `protect` | `mprotect` and protection keys |
 //! | `advice` | `madvise`, `process_madvise`, `process_mrelease` |
-//! | `lock` | `mlock` and its kin, `mincore`, `msync` |
-//! | `file` | what programs do to shared memory by descriptor |
+//! | `lock` | `mlock` and its relatives, `mincore`, `msync` |
+//! | `file` | calls on shared memory by descriptor |
 //! | `prctl` | `prctl`: the options about memory |
 //! | `vm_copy` | `process_vm_readv`, `process_vm_writev` |
 //! | `shm` | System V shared memory |
 //! | `vector` | `struct iovec` |
-//! | `proc` | what `/proc/self` shows |
+//! | `proc` | the files of `/proc/self` |
 
 mod advice;
 mod file;

@@ -1,60 +1,62 @@
-//! Which TLBs may hold what, and the gather: flush first, free afterwards.
+//! TLB invalidation: which TLBs may hold which entries, and the gather, which flushes before
+//! anything is freed.
 //!
-//! An address space remembers the CPUs that have loaded it ([`ActiveCpus`]). What an operation takes
-//! out of a table collects in a [`Gather`]: the addresses to invalidate and the tables that were
-//! unscanned. The gather promises an order:
+//! An address space remembers the CPUs that have loaded it ([`ActiveCpus`]). An operation collects
+//! what it takes out of tables in a [`Gather`]: the addresses to invalidate and the detached
+//! tables. The gather keeps an order:
 //!
-//! 1. the operation clears or narrows entries under the table locks;
-//! 2. [`Gather::flush`] makes every CPU that may hold the old entries forget them;
-//! 3. only then `PageTable::finish` gives back what was mapped; the tables and VMAs that were detached
-//!    are freed when no reader is left ([`crate::deferred`]).
+//! 1. The operation clears or narrows entries under the table locks.
+//! 2. [`Gather::flush`] makes every CPU that may hold the old entries forget them.
+//! 3. Only then does `PageTable::finish` free what was mapped. The detached tables and VMAs are
+//!    freed when no reader is left ([`crate::deferred`]).
 //!
-//! Step 2 before step 3 is what invariants 1 and 2 rest on (`docs/invariants.md`). Without it:
-//! 1. CPU A unmaps a page and frees its frame; CPU B's TLB still has the translation;
-//! 2. CPU A hands the frame to another process;
+//! Invariants 1 and 2 (`docs/invariants.md`) rely on step 2 before step 3. Without it:
+//! 1. CPU A unmaps a page and frees its frame; CPU B's TLB still has the translation.
+//! 2. CPU A hands the frame to another process.
 //! 3. CPU B's program writes to the old address, into the other process' memory.
 //!
 //! # Pending flushes
-//! A table's entries say less than the TLBs from the first narrowing store until the flush. Nobody
-//! may draw a conclusion from such an entry alone:
-//! 1. CPU A saves a file: it write-protects the entry of a page, and releases the table's lock;
-//! 2. CPU B calls `mprotect(PROT_READ)`, finds the entry read-only, flushes nothing, and returns;
+//! From the first narrowing store until the flush, a table's entries allow less than the TLBs do.
+//! During that time no thread may draw a conclusion from such an entry alone:
+//! 1. CPU A saves a file: it write-protects the entry of a page, and releases the table's lock.
+//! 2. CPU B calls `mprotect(PROT_READ)`, finds the entry read-only, flushes nothing, and returns.
 //! 3. CPU C stores through the writable translation that its TLB still holds.
 //!
-//! So one rule holds for every operation, whatever it narrows. **Whoever releases a table's lock has
-//! flushed what it narrowed under it, or has raised the table's *pending count* before the first
-//! narrowing store, and lowers it after the flush. Whoever takes the lock later and finds the count
-//! above zero flushes its own range before it acts.** A count, not a flag: one flusher cannot clear
-//! another's mark. The flush by the later locker needs no help from the first one, which may be
-//! waiting for a lock that the later one holds.
+//! So one rule holds for every operation, whatever it narrows. **Before a thread releases a table's
+//! lock, it has flushed what it narrowed under the lock, or it has raised the table's *pending
+//! count* before its first narrowing store, and lowers the count after the flush. A thread that
+//! takes the lock later and finds the count above zero flushes its own range before it acts.** It
+//! is a count, not a flag, so one flusher cannot clear another's mark. The later locker flushes
+//! without help from the first thread, which may be waiting for a lock that the later one holds.
 //!
 //! | operation | flush |
 //! |---|---|
 //! | unmapping, discarding, truncation | before it releases the locks, so it needs no mark |
 //! | a move of one piece | before it releases the locks of either end |
-//! | a move of several | marks the tables of both ends; one flush for about 64 of either |
+//! | a move of several pieces | marks the tables of both ends; one flush for about 64 tables of either end |
 //! | `mprotect`, write-protection, aging, `fork` | marks up to 64 tables; one flush for all of them |
 //! | copy on write, fold, split, collapse | between break and make, under the lock |
 //!
-//! A move brings pages to a table whose own addresses no TLB knows; what TLBs know is the old place. So
-//! while a move of several pieces is under way, its tree names the source, and whoever finds a mark
-//! flushes that too:
-//! 1. CPU A moves the entry of a page from X to Y, marks both tables, and releases their locks;
-//! 2. CPU B truncates the file: finds the page at Y, takes it away, flushes Y, and frees the page;
-//! 3. CPU C stores through its translation of X, into a page that is somebody else's by now.
+//! A move brings pages to a table whose own addresses no TLB knows. The TLBs know the old place. So
+//! during a move of several pieces, the tree names the source, and a thread that finds a mark
+//! flushes the source too:
+//! 1. CPU A moves the entry of a page from X to Y, marks both tables, and releases their locks.
+//! 2. CPU B truncates the file: it finds the page at Y, unmaps it, flushes Y, and frees the page.
+//! 3. CPU C stores through its translation of X, into a page that belongs to another owner by now.
 //!
-//! A detached table is pending in its parent, which alone names it: the parent's lock is held from
-//! the cleared entry to the flush. An operation that passes over an empty entry without a lock looks
-//! whether the table is locked or pending after it has read the entry, and if so takes the lock
-//! (`PageTable::wait_for_pending_flushes`):
-//! 1. CPU A punches a hole: under the lock of table P it clears the entry that names table C;
-//! 2. CPU B calls `mprotect(PROT_NONE)`, finds nothing below P, and would return;
+//! A detached table is pending in its parent, the only table that names it: the parent's lock is
+//! held from the cleared entry to the flush. An operation that passes over an empty entry without a
+//! lock tests, after it has read the entry, whether the table is locked or pending. If so, it takes
+//! the lock (`PageTable::wait_for_pending_flushes`):
+//! 1. CPU A punches a hole: under the lock of table P it clears the entry that names table C.
+//! 2. CPU B calls `mprotect(PROT_NONE)`, finds nothing below P, and would return.
 //! 3. CPU C stores through its translation, which came from table C.
 //!
-//! The store that clears the entry is a release: who sees it sees P locked, or the flush done.
+//! The store that clears the entry is a release: a thread that sees the entry cleared sees P
+//! locked, or the flush done.
 //!
-//! A table that is detached while its count is above zero stays allocated until the count is zero:
-//! whoever lowers it must not meet another table in the same frame.
+//! A table that is detached while its count is above zero stays allocated until the count is zero.
+//! So the thread that lowers the count never meets another table in the same frame.
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -67,10 +69,10 @@ use crate::platform::{Cpu, CpuSet, Invalidation, MAX_CPUS, Platform, Tables};
 use crate::stats::Counts;
 use crate::table::lock::CHUNK_TABLES;
 
-/// What a CPU's TLB holds of an address space after the CPU has switched away from it.
+/// What a CPU's TLB holds of an address space after the CPU has switched to another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TlbOnLeave {
-    /// Translations may remain (tagged with an ASID or PCID): keep sending invalidations.
+    /// Translations may remain (tagged with an ASID or PCID): the CPU still needs invalidations.
     Kept,
     /// The switch flushed them.
     Flushed,
@@ -98,8 +100,8 @@ impl ActiveCpus {
         fence(Ordering::SeqCst);
     }
 
-    /// Called on `cpu` after it has loaded another root. Only the CPU itself takes its bit out:
-    /// were it done for it, a CPU that loads the root at that moment would be missed.
+    /// Called on `cpu` after it has loaded another root. Only the CPU itself removes its bit. If
+    /// another CPU did it, a CPU that loads the root at that moment would be missed.
     pub(crate) fn leave(&self, cpu: Cpu, tlb_on_leave: TlbOnLeave) {
         if tlb_on_leave == TlbOnLeave::Flushed {
             let cpu = usize::from(cpu.0) % MAX_CPUS;
@@ -136,7 +138,7 @@ pub(crate) fn invalidate<P: Platform>(
     platform.invalidate(root, &cpus, what);
 }
 
-/// What is still to be invalidated, and the tables that may be freed afterwards.
+/// The ranges to invalidate, and the tables to free afterwards.
 #[must_use = "what was gathered has to be flushed and finished"]
 pub(crate) struct Gather {
     range: Option<VirtRange>,
@@ -152,7 +154,7 @@ pub(crate) struct Gather {
     pub(crate) detached: Option<Frame>,
     /// Detached tables of which nothing counts as mapped any more: readers may still be there.
     pub(crate) emptied: DetachedTables,
-    /// Whether what the tables hold must be counted down with the mutex held.
+    /// Whether the tables' contents must be counted down with the mutex held.
     stays: Stays,
 }
 
@@ -183,7 +185,7 @@ impl Gather {
         }
     }
 
-    /// Translations in `range`, of entries at `level`, are stale now.
+    /// Adds translations in `range`, of entries at `level`, that are stale now.
     #[inline]
     pub(crate) fn stale(&mut self, range: VirtRange, level: u8) {
         self.level = self.level.min(level);
@@ -195,8 +197,8 @@ impl Gather {
         });
     }
 
-    /// Tables that translated `range` are no longer where they were. They may have held leaves of
-    /// any level.
+    /// Adds a `range` whose tables are no longer where they were. They may have held leaves of any
+    /// level.
     pub(crate) fn stale_tables(&mut self, range: VirtRange) {
         self.stale(range, 1);
         self.tables = Tables::Changed;
@@ -238,18 +240,18 @@ impl Gather {
         own.take(count as usize).count() == count as usize
     }
 
-    /// How much of the pending count of `table` is this gather's.
+    /// This gather's share of the pending count of `table`.
     pub(crate) fn marks_of(&self, table: Frame) -> u32 {
         self.marks.iter().filter(|marked| **marked == table).count() as u32
     }
 
-    /// A table whose pending count is to be lowered after the flush.
+    /// A table whose pending count must be lowered after the flush.
     pub(crate) fn take_mark(&mut self) -> Option<Frame> {
         self.marks.pop()
     }
 
-    /// Makes every TLB forget what is stale; nothing where nothing is. The marks stay: the caller
-    /// lowers them ([`crate::table::PageTable::flush`]).
+    /// Makes every TLB forget the stale translations; does nothing if there are none. The marks
+    /// stay: the caller lowers them ([`crate::table::PageTable::flush`]).
     pub(crate) fn flush<P: Platform>(
         &mut self,
         platform: &P,
@@ -269,23 +271,25 @@ impl Gather {
         }
     }
 
-    /// Notes that the VMA stays from which pages were taken: another operation may remove it, and with it
-    /// their owner, as soon as the mutex is free. So they are counted down before:
-    /// 1. CPU A discards pages, whose tables are unscanned, and releases the mutex;
-    /// 2. CPU B unmaps the VMA; a grace period later their anon group is freed;
-    /// 3. CPU C finds one of the folios by its number: it is mapped, and names the group.
+    /// Records that the VMA stays from which pages were taken. Another operation may remove the
+    /// VMA, and with it the pages' owner, as soon as the mutex is free. So they are counted down
+    /// before:
+    /// 1. CPU A discards pages, whose tables are detached, and releases the mutex.
+    /// 2. CPU B unmaps the VMA; a grace period later its anon group is freed.
+    /// 3. CPU C finds one of the folios by its frame number: it is mapped, and names the anon
+    ///    group.
     ///
-    /// A VMA that is removed keeps its group until its pages are counted down.
+    /// A VMA that is removed keeps its anon group until its pages are counted down.
     pub(crate) fn vma_stays(&mut self) {
         self.stays = Stays::Yes;
     }
 
-    /// Whether that was noted since it was asked last.
+    /// Whether that was recorded since the last call.
     pub(crate) fn take_stays(&mut self) -> bool {
         core::mem::replace(&mut self.stays, Stays::No) == Stays::Yes
     }
 
-    /// Whether a flush has something to do.
+    /// Whether a flush has anything to do.
     pub(crate) fn is_stale(&self) -> bool {
         self.range.is_some() || !self.marks.is_empty()
     }

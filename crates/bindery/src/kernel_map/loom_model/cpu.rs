@@ -1,4 +1,4 @@
-//! The CPUs of the models, which work as `vmap`, `protect`, `purge` and `look` do; and their MMUs.
+//! The CPUs of the models, which work like `vmap`, `protect`, `purge` and `look`, and their MMUs.
 
 use std::rc::Rc;
 use std::vec::Vec;

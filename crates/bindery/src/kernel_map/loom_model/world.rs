@@ -1,11 +1,11 @@
-//! The world of the models: a small tree of tables, areas, TLBs, and what notices if the CPUs break
-//! the protocol.
+//! The world of the models: a small tree of tables, areas, TLBs, and the checks that fail if the
+//! CPUs break the protocol.
 //!
 //! ```text
 //! page     0    1    2    3    4     8     12    16        pages of 4 KiB, tables of 4 entries
 //! level 3  |             ROOT, slot 0            | -
-//! level 2  |                MIDDLE               |         stands, like all under the root
-//! level 1  | -                 | -   | -   | -   |         -: to be made, or a huge leaf
+//! level 2  |                MIDDLE               |         permanent, like all under the root
+//! level 1  | -                 | -   | -   | -   |         -: made on demand, or a huge leaf
 //! ```
 
 use std::cell::RefCell;

@@ -1,15 +1,15 @@
-//! `/proc/self/clear_refs`: forgetting which pages were used or written.
+//! `/proc/self/clear_refs`: forgets which pages were used or written.
 //!
-//! Who wants to know which pages a program writes asks twice:
+//! A program that wants to know which pages are written uses two files:
 //!
 //! ```text
-//! clear_refs <- 4     every page and mapping forgets that it was written, and may not be written
-//! (the program runs)  the first store to each page faults, which notes it, and lets it be written
+//! clear_refs <- 4     every page and mapping forgets that it was written, and becomes read-only
+//! (the program runs)  the first store to each page faults; the fault records it and allows writes
 //! pagemap             bit 55: written since
 //! ```
 //!
-//! A huge leaf is noted as a whole, a contiguous run by single pages. What is mapped later counts
-//! as written: new mappings, and pages that a fault made.
+//! A huge leaf is recorded as a whole, a contiguous run by single pages. New mappings, and pages
+//! that a fault made, count as written.
 
 use crate::error::{Errno, Operation};
 use crate::platform::Platform;

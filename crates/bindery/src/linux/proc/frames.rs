@@ -1,8 +1,8 @@
-//! `/proc/kpageflags` and `/proc/kpagecount`: a word for each frame of physical memory.
+//! `/proc/kpageflags` and `/proc/kpagecount`: one word for each frame of physical memory.
 //!
 //! The bits are those of Linux's documentation of both files ("pagemap, from the userspace
-//! perspective"). What Linux knows and the core does not is never set: which pages are on the lists
-//! of reclaim, which are locked into memory, which the MMU has noted as referenced.
+//! perspective"). Bits that Linux knows and the core does not are never set: pages on reclaim
+//! lists, pages locked into memory, pages that the MMU has marked as referenced.
 
 use crate::Memory;
 use crate::addr::Frame;

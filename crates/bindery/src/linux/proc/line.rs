@@ -1,4 +1,4 @@
-//! Lines of text, made quickly: a listing of 30,000 mappings is made of 150,000 numbers.
+//! Fast formatting of lines: a listing of 30,000 mappings has 150,000 numbers.
 
 use core::fmt::{self, Write};
 

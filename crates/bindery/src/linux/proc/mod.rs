@@ -1,6 +1,6 @@
-//! What `/proc/self` shows of a process' memory, as Linux 6.18 formats it.
+//! The files about memory under `/proc/self`, in the format of Linux 6.18.
 //!
-//! | file there | function | file here |
+//! | file of `/proc/self` | function | module |
 //! |---|---|---|
 //! | `maps` | [`maps()`], [`maps_entry`] | `maps`, `line`, `naming` |
 //! | `PROCMAP_QUERY` of it | [`procmap_query`] | `query` |
@@ -9,30 +9,30 @@
 //! | `clear_refs` | [`clear_refs()`] | `clear_refs` |
 //! | `statm`, `status` | [`statm`], [`status()`], [`resident`] | `status` |
 //!
-//! And of the machine:
+//! Files about the machine:
 //!
-//! | file there | function | file here |
+//! | file | function | module |
 //! |---|---|---|
 //! | `/proc/vmstat` | [`vmstat()`] | `vmstat` |
 //! | `/proc/sysvipc/shm` | [`sysvipc_shm`] | `../shm/listing` |
 //! | `/proc/kpageflags`, `/proc/kpagecount` | [`kpageflags`], [`kpagecount`] | `frames` |
 //!
 //! # Nobody waits for a reader
-//! A listing looks at one mapping at a time, with the address space's mutex held, and writes with
-//! nothing held: whoever reads slowly, or faults in this very address space while it copies what it
-//! was given, stops nobody. The next mapping is the first that ends behind the last, as in Linux's
-//! listings: what changes in between is shown as it was or as it is, and a mapping that has grown
-//! over its neighbour meanwhile may be shown again.
+//! A listing looks at one mapping at a time, with the address space's mutex held, and writes its
+//! text with no lock held. So a slow reader, or one that faults in this very address space while it
+//! copies the text, stops no other thread. The next mapping is the first that ends behind the last
+//! one, as in Linux's listings. A change in between is shown before or after it was made, and a
+//! mapping that has grown over its neighbor may be shown again.
 //!
-//! Page tables are locked for at most 1,024 entries at a time, and their entries are taken in runs: the
-//! metadata of a folio is read once for each run, not for each page.
+//! Page tables are locked for at most 1,024 entries at a time, and their entries are read in runs:
+//! the metadata of a folio is read once for each run, not for each page.
 //!
-//! # What is estimated
-//! The core counts the mappings of a folio, not of each of its pages (`sharing` tells how the rest
-//! follows). For folios of one page, for anonymous pages that are nobody else's, and for folios that
-//! each process maps whole, nothing is estimated.
+//! # Estimates
+//! The core counts the mappings of a folio, not of each of its pages (`sharing` describes how the
+//! rest follows). The figures are exact for folios of one page, for anon-exclusive pages, and for
+//! folios that each process maps whole.
 //!
-//! # What is always zero
+//! # Always zero
 //! KSM and pools of huge pages do not exist here, and nothing is swapped out yet.
 
 mod clear_refs;

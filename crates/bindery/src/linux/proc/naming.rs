@@ -1,4 +1,4 @@
-//! What the embedder knows of the objects that are mapped: [`Naming`].
+//! [`Naming`]: the embedder's names of mapped objects.
 
 use core::fmt::{self, Write};
 

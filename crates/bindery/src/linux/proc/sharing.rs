@@ -1,4 +1,4 @@
-//! How many entries map a page, as far as a folio tells.
+//! How many entries map a page, as far as the folio's count tells.
 //!
 //! A folio counts pairs of a page and an entry, for all its pages together:
 //!
@@ -9,12 +9,11 @@
 //! the child has copied f0, f1   1  1  2  2         6       1.5      shared, each a part of 4/6
 //! ```
 //!
-//! What is exact: folios of one page; folios whose pages are all mapped equally often; anonymous
-//! pages with the exclusive bit, which have one mapping. Else every page is taken for the average:
-//! the parts of all processes still add up to the folio, as long as all its pages are mapped
-//! somewhere. An average up to one counts as private, although a few pages may be shared while
-//! others are not mapped at all. (Linux does the like where it counts per folio too:
-//! `CONFIG_NO_PAGE_MAPCOUNT`.)
+//! Exact are: folios of one page; folios whose pages are all mapped equally often; anon-exclusive
+//! pages, which have one mapping. Otherwise every page counts as the average. The parts of all
+//! processes still add up to the folio, as long as all its pages are mapped somewhere. An average
+//! up to one counts as private, although a few pages may be shared while others are not mapped at
+//! all. (Linux does the same where it counts per folio: `CONFIG_NO_PAGE_MAPCOUNT`.)
 
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SIZE};

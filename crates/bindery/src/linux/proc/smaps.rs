@@ -1,4 +1,4 @@
-//! `/proc/self/smaps` and `/proc/self/smaps_rollup`: what mappings have in memory.
+//! `/proc/self/smaps` and `/proc/self/smaps_rollup`: the resident memory of mappings.
 
 use core::fmt::{self, Write};
 

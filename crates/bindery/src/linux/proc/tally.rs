@@ -1,4 +1,4 @@
-//! The sums that `smaps` shows of a mapping, or of all.
+//! The sums that `smaps` shows of one mapping, or of all.
 
 use core::fmt::{self, Write};
 

@@ -1,4 +1,4 @@
-//! `/proc/vmstat`: what memory is used for, and what has happened to it.
+//! `/proc/vmstat`: uses of memory, and counts of events.
 
 use core::fmt::{self, Write};
 

@@ -1,14 +1,15 @@
 //! System V shared memory: segments by key and identifier (sysvipc(7), shmget(2), shmop(2),
 //! shmctl(2)).
 //!
-//! A segment is an object with a name. [`Segments`] has a handle of each until it is destroyed, and
-//! counts its attachments: one for each VMA that maps it, as Linux does, so that `fork`, `mremap`, a
-//! cut by `munmap` or `mprotect`, `execve` and the end of a process all count. `IPC_RMID` destroys a
-//! segment at once, or with its last attachment; until then it can be attached by its identifier.
+//! A segment is an object with a name. [`Segments`] has a handle of each segment until the segment
+//! is destroyed, and counts its attachments. Like Linux, it counts one for each VMA that maps the
+//! segment. So `fork`, `mremap`, a split by `munmap` or `mprotect`, `execve` and the end of a
+//! process all count. `IPC_RMID` destroys a segment at once, or with its last attachment; until
+//! then it can be attached by its identifier.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `segment` | one segment, and who may do what with it |
+//! | `segment` | one segment, and its permissions |
 //! | `attach` | [`shmat`], [`shmdt`] |
 //! | `control` | [`shmctl`] |
 //! | `listing` | `/proc/sysvipc/shm` |
