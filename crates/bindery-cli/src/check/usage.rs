@@ -15,7 +15,7 @@ const fn usage(word: &'static str, arguments: &'static str, what: &'static str) 
 /// Statements that belong together, under a heading.
 pub const GROUPS: &[(&str, &[Usage])] = &[
     (
-        "Linux's calls, with Linux's arguments",
+        "Calls of Linux, with Linux's arguments",
         &[
             usage("mmap", "ADDRESS LENGTH PROT FLAGS [FILE [OFFSET]]", "without FILE: anonymous"),
             usage("munmap", "ADDRESS LENGTH", ""),
