@@ -17,7 +17,7 @@ use std::error::Error;
 
 use bindery::addr::{Frame, PAGE_SIZE, PhysAddr, VirtAddr, VirtRange};
 use bindery::arch::MemoryType;
-use bindery::{FrameRange, KernelMap, Memory, Reach, UnmapTime, VmallocOptions, VmapOptions};
+use bindery::{KernelMap, Reach, UnmapTime, VmallocOptions, VmapOptions};
 use bindery_hosted::{ArchitectureName, Config, Machine, TlbKind, Visitor, Walk, dispatch};
 
 const SIZE: u64 = 1 << 20;
@@ -36,8 +36,7 @@ impl Visitor for Loop {
 
     fn visit<A: Walk>(self) -> Result<()> {
         let machine = Machine::<A>::new(Config { tlb: TlbKind::Plain, ..Config::default() });
-        let (first, count) = machine.frames();
-        let memory = Memory::new(machine.clone(), &[FrameRange { first, count }])?;
+        let memory = machine.memory()?;
         memory.trim();
         let start = VirtAddr(!0 << (11 + 9 * u32::from(A::LEVELS)));
         let arena = VirtRange::from_len(start, 1 << 34).ok_or("no arena")?;

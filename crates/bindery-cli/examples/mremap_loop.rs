@@ -20,8 +20,8 @@ use std::error::Error;
 use bindery::addr::VirtAddr;
 use bindery::platform::Cpu;
 use bindery::{
-    Access, AddressSpace, Counts, FrameRange, MapRequest, Memory, Place, Protection, Reach, Remap,
-    Resolved, SizeMode, SpaceOptions, TlbOnLeave,
+    Access, AddressSpace, Counts, MapRequest, Place, Protection, Reach, Remap, Resolved, SizeMode,
+    SpaceOptions, TlbOnLeave,
 };
 use bindery_hosted::{ArchitectureName, Config, Machine, TlbKind, Visitor, Walk, dispatch};
 
@@ -44,9 +44,7 @@ impl Visitor for Loop {
     fn visit<A: Walk>(self) -> Result<()> {
         let config = Config { tlb: TlbKind::Plain, ..Config::default() };
         let machine = Machine::<A>::new(config);
-        let (first, count) = machine.frames();
-        let memory = Memory::new(machine.clone(), &[FrameRange { first, count }])
-            .map_err(|error| format!("{error:?}"))?;
+        let memory = machine.memory().map_err(|error| format!("{error:?}"))?;
         if self.order > 0 {
             memory.folio_policy().set(self.order, SizeMode::Always);
         }

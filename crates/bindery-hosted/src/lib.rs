@@ -18,7 +18,10 @@
 //! let machine = Machine::<X86_64>::new(Config { cpus: 2, ..Config::default() });
 //! let (first, count) = machine.frames();
 //! assert_eq!((first.0, count), (0x8_0000, 16_384));
+//! let memory = machine.memory()?;
+//! assert!(memory.total_frames() < 16_384, "the metadata takes some");
 //! machine.assert_clean();
+//! # Ok::<(), bindery::FramesError>(())
 //! ```
 
 mod access;

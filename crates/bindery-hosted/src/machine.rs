@@ -3,11 +3,12 @@
 use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 
 use bindery::addr::{Frame, PAGE_SHIFT};
 use bindery::platform::{Cpu, CpuSet, GracePeriod, Invalidation, MAX_CPUS, Platform};
 use bindery::sync::LockApi05;
+use bindery::{FrameRange, FramesError, Memory};
 use parking_lot::Mutex;
 use parking_lot_core::{DEFAULT_PARK_TOKEN, DEFAULT_UNPARK_TOKEN};
 
@@ -98,6 +99,8 @@ pub(crate) struct Shared<A: Walk> {
     protection_keys: u8,
     branch_target_identification: bool,
     broken: Option<BrokenControl>,
+    /// Whether [`Machine::memory`] has handed the frames over.
+    handed_over: AtomicBool,
     /// Lives as long as any clone, and so do the windows into it.
     memory: PhysicalMemory,
 }
@@ -127,9 +130,32 @@ impl<A: Walk> Machine<A> {
             protection_keys: config.protection_keys,
             branch_target_identification: config.branch_target_identification,
             broken: config.broken,
+            handed_over: AtomicBool::new(false),
             memory,
         };
         Self { direct_map: shared.memory.direct_map(), shared: Arc::new(shared) }
+    }
+
+    /// All frames of the machine, under the core's care. For a platform around the machine, the caller
+    /// makes a [`Memory`] of [`Machine::frames`] itself.
+    ///
+    /// # Errors
+    /// [`FramesError::TooSmall`] if the frames cannot hold their own metadata.
+    ///
+    /// Panics if the frames were handed over before: they belong to one memory.
+    ///
+    /// ```should_panic
+    /// # use bindery_hosted::{Config, Machine};
+    /// let machine = Machine::<bindery::arch::X86_64>::new(Config::default());
+    /// let (first, second) = (machine.memory(), machine.memory());
+    /// ```
+    pub fn memory(&self) -> Result<Memory<Self>, FramesError> {
+        let first_time = !self.shared.handed_over.swap(true, Ordering::Relaxed);
+        assert!(first_time, "the machine's frames belong to another memory");
+        let (first, count) = self.frames();
+        // SAFETY: 1. nobody but the core, on behalf of programs and the MMU, touches the machine's
+        // frames, and no other memory comes from here; 2. no CPU has a table yet.
+        unsafe { Memory::new(self.clone(), &[FrameRange { first, count }]) }
     }
 
     /// The machine's memory: its first frame and the number of frames. It is one range.

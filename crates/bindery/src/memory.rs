@@ -50,12 +50,31 @@ impl<P: Platform> Memory<P> {
     /// Takes over the frames in `ranges`. About 0.8 % of them hold the metadata (32 bytes for
     /// each frame between the lowest and the highest).
     ///
+    /// Does not sleep, and may be called with interrupts off. Complexity: linear in the frames; done
+    /// once, at boot.
+    ///
     /// # Errors
     /// Where ranges are empty, overlap, or are too small to hold their own metadata.
     ///
-    /// Complexity: linear in the frames; done once, at boot.
-    pub fn new(platform: P, ranges: &[FrameRange]) -> Result<Self, FramesError> {
-        let frames = Frames::new(&platform, ranges)?;
+    /// # Safety
+    /// 1. The frames are the memory's alone, from the call on and for ever: they are RAM, and no part
+    ///    of the caller's image, heap, stacks, tables or initial file system; no device writes them; no
+    ///    other `Memory` was made of them. (Leave such frames out of `ranges`.)
+    /// 2. No translation leads to them, in any table that a CPU walks and in any TLB, but the direct
+    ///    map's.
+    ///
+    /// Two memories over the same frames would both give them out, so safe code makes none:
+    ///
+    /// ```compile_fail,E0133
+    /// use bindery::{FrameRange, FramesError, Memory, Platform};
+    ///
+    /// fn take<P: Platform>(platform: P, ranges: &[FrameRange]) -> Result<Memory<P>, FramesError> {
+    ///     Memory::new(platform, ranges)
+    /// }
+    /// ```
+    pub unsafe fn new(platform: P, ranges: &[FrameRange]) -> Result<Self, FramesError> {
+        // SAFETY: 1. is the caller's promise 1; 2. `platform` moves into the same value below.
+        let frames = unsafe { Frames::new(&platform, ranges) }?;
         let zero_frame = frames.allocate(0).ok_or(FramesError::TooSmall)?;
         platform.zero(zero_frame, 1);
         frames.meta(zero_frame).state.store(meta::Kind::Zero as u32, Ordering::Relaxed);
@@ -178,11 +197,24 @@ impl<P: Platform> Memory<P> {
         Some(FrameRange { first, count: 1 << order })
     }
 
-    /// Frees all frames of one [`Memory::allocate_frames`]. No TLB may name them any more. Returns
-    /// whether they were allocated so; anything else is left alone.
+    /// Frees all frames of one [`Memory::allocate_frames`]. Returns whether they were allocated so;
+    /// anything else is left alone.
     ///
-    /// Does not sleep. Constant time.
-    pub fn free_frames(&self, frames: FrameRange) -> bool {
+    /// Does not sleep, and may be called with interrupts off. Constant time.
+    ///
+    /// # Safety
+    /// 1. The frames are the caller's: it, or who handed them to it, got them from
+    ///    [`Memory::allocate_frames`].
+    /// 2. Nobody uses them any more: no reference and no device reads or writes them, no table and no
+    ///    TLB names them. (What [`crate::KernelMap::vunmap`] unmapped late is named until the next
+    ///    [`crate::KernelMap::purge`].)
+    ///
+    /// ```compile_fail,E0133
+    /// fn free<P: bindery::Platform>(memory: &bindery::Memory<P>, frames: bindery::FrameRange) {
+    ///     memory.free_frames(frames);
+    /// }
+    /// ```
+    pub unsafe fn free_frames(&self, frames: FrameRange) -> bool {
         let order = frames.count.trailing_zeros() as u8;
         if !frames.count.is_power_of_two()
             || order > MAX_ORDER

@@ -3,8 +3,8 @@
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::platform::{Cpu, CpuSet, Invalidation, Platform, Tables};
 use bindery::{
-    Access, AddressSpace, FrameRange, MapRequest, Memory, Place, Protection, Reach, Remap,
-    Resolved, SizeMode, SpaceOptions, TlbOnLeave,
+    Access, AddressSpace, MapRequest, Memory, Place, Protection, Reach, Remap, Resolved, SizeMode,
+    SpaceOptions, TlbOnLeave,
 };
 use bindery_hosted::{Config, Machine, TlbKind, Walk};
 
@@ -53,8 +53,8 @@ impl Bench<'_> {
         let config =
             Config { memory: self.memory, cpus: 1, tlb: TlbKind::Plain, ..Config::default() };
         let machine = Machine::<A>::new(config);
-        let (first, count) = machine.frames();
-        let memory = Memory::new(machine.clone(), &[FrameRange { first, count }])
+        let memory = machine
+            .memory()
             .map_err(|error| format!("the engine refused the machine's memory: {error:?}"))?;
         // The thread stays on the CPU, as in a kernel: else each call would take the seat again.
         let _on_cpu = machine.bind(Cpu(0));

@@ -39,7 +39,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use bindery::platform::Cpu;
-use bindery::{FrameRange, Memory};
 use bindery_hosted::{ArchitectureName, Config, Machine, MemoryFiles, Visitor, Walk, dispatch};
 
 use crate::Problem;
@@ -222,8 +221,8 @@ impl Visitor for Run<'_> {
         let disk = MemoryFiles::new();
         let machine =
             Machine::<A>::new(Config { memory: self.arguments.memory, ..Config::default() });
-        let (first, count) = machine.frames();
-        let memory = Memory::new(machine.clone(), &[FrameRange { first, count }])
+        let memory = machine
+            .memory()
             .map_err(|error| format!("the machine has too little memory: {error}"))?;
         let free = memory.free_frame_count();
         // The thread stays on the CPU, as in a kernel.

@@ -143,13 +143,17 @@ impl<P: Platform> Frames<P> {
     /// to the highest, holes included, is kept at the end of the largest range: 32 bytes each, or
     /// 0.8% of the memory where there are no holes.
     ///
-    /// The value must not outlive `platform`, whose window the metadata lies in. Time linear in
-    /// the frames.
+    /// Time linear in the frames.
     ///
     /// # Errors
     ///
     /// Each case of [`FramesError`], before anything is written.
-    pub(crate) fn new(platform: &P, ranges: &[FrameRange]) -> Result<Self, FramesError> {
+    ///
+    /// # Safety
+    ///
+    /// 1. Nothing else uses the frames in `ranges` from now on.
+    /// 2. The value does not outlive `platform`, whose window the metadata lies in.
+    pub(crate) unsafe fn new(platform: &P, ranges: &[FrameRange]) -> Result<Self, FramesError> {
         let (first, count) = check_ranges(platform, ranges)?;
         let largest = ranges.iter().max_by_key(|range| range.count).ok_or(FramesError::Empty)?;
         let meta_frames = (u64::from(count) * META_SIZE as u64).div_ceil(PAGE_SIZE) as u32;
@@ -163,7 +167,7 @@ impl<P: Platform> Frames<P> {
         let base = platform.direct_map(meta_first).cast::<FrameMeta>().as_ptr();
         // SAFETY: 1. The direct map's promise: these frames lie in one range, so their bytes are
         // consecutive, `check_ranges` saw that they begin aligned to a page, and they stay while
-        // the platform does, which the caller makes outlive us. They are zeroed, and since they
+        // the platform does, which outlives us (2). Nothing else uses them (1). They are zeroed, and since they
         // are not handed to the buddy allocator below, nobody else ever gets them.
         let metas = unsafe { MetaArray::new(base, first, count) };
 

@@ -134,7 +134,8 @@ unsafe impl Platform for Machine {
 /// A machine of `count` frames from frame 0x100, and the allocator over all of them.
 pub(crate) fn machine(count: u32) -> (Machine, Frames<Machine>) {
     let machine = Machine::new(0x100, count);
-    let frames = Frames::new(&machine, &[machine.whole()]).unwrap();
+    // SAFETY: 1. the machine has no other user; 2. it outlives the frames.
+    let frames = unsafe { Frames::new(&machine, &[machine.whole()]) }.unwrap();
     (machine, frames)
 }
 

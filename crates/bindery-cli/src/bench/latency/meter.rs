@@ -99,7 +99,8 @@ pub fn memory<A: Walk>(bytes: u64) -> Result<Memory<Measured<A>>, String> {
     let machine = Machine::<A>::new(config);
     let (first, count) = machine.frames();
     let measured = Measured::new(machine);
-    let memory = Memory::new(measured, &[FrameRange { first, count }])
+    // SAFETY: 1. the frames of a machine that has no other memory; 2. it has no table yet.
+    let memory = unsafe { Memory::new(measured, &[FrameRange { first, count }]) }
         .map_err(|error| format!("the machine's memory: {error}"))?;
     memory.commitment().set_mode(Overcommit::Always);
     Ok(memory)

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
-use bindery::{AddressSpace, FrameRange, Memory, Object, Overcommit, Protection, SpaceOptions};
+use bindery::{AddressSpace, Memory, Object, Overcommit, Protection, SpaceOptions};
 use bindery_hosted::{Config, Machine, TlbKind, Walk};
 use serde::Serialize;
 
@@ -43,9 +43,8 @@ impl Sample {
 pub fn memory<A: Walk>(bytes: u64) -> Result<Memory<Machine<A>>, String> {
     let config = Config { memory: bytes, tlb: TlbKind::Plain, ..Config::default() };
     let machine = Machine::<A>::new(config);
-    let (first, count) = machine.frames();
-    let memory = Memory::new(machine, &[FrameRange { first, count }])
-        .map_err(|error| format!("no memory on the hosted machine: {error}"))?;
+    let memory =
+        machine.memory().map_err(|error| format!("no memory on the hosted machine: {error}"))?;
     memory.commitment().set_mode(Overcommit::Always);
     Ok(memory)
 }

@@ -101,7 +101,8 @@ fn who_asks_an_object_for_its_pages_while_they_come_and_go_spins() {
     let watching =
         Watching { machine: machine.clone(), wrong: AtomicU64::new(0), spins: AtomicU64::new(0) };
     let files = MemoryFiles::new();
-    let memory = Memory::new(watching, &[FrameRange { first, count }]).unwrap();
+    // SAFETY: 1. the frames of a machine that has no other memory; 2. it has no table yet.
+    let memory = unsafe { Memory::new(watching, &[FrameRange { first, count }]) }.unwrap();
     let file = memory.file(&files, 1, 4 * MIB).unwrap();
     let space = AddressSpace::new(&memory, options()).unwrap();
     let request = MapRequest {

@@ -135,7 +135,8 @@ pub fn measured<A: Walk>(bytes: u64) -> (Machine<A>, Memory<Measured<A>>) {
         bytes: AtomicU64::new(0),
         hook: Mutex::new(None),
     };
-    let memory = Memory::new(platform, &[FrameRange { first, count }]).expect("memory");
+    // SAFETY: 1. the frames of a machine that has no other memory; 2. it has no table yet.
+    let memory = unsafe { Memory::new(platform, &[FrameRange { first, count }]) }.expect("memory");
     memory.commitment().set_mode(Overcommit::Always);
     (machine, memory)
 }

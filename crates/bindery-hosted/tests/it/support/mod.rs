@@ -10,8 +10,7 @@ pub mod stage;
 use bindery::addr::VirtAddr;
 use bindery::check::{self, Report};
 use bindery::{
-    AddressSpace, FrameRange, MapRequest, Memory, Overcommit, Place, Protection, SizeMode,
-    SpaceOptions,
+    AddressSpace, MapRequest, Memory, Overcommit, Place, Protection, SizeMode, SpaceOptions,
 };
 use bindery_hosted::{Config, Machine, Walk};
 
@@ -24,8 +23,7 @@ pub const READ_WRITE: Protection = Protection::READ.union(Protection::WRITE);
 /// A machine of the given configuration, with the core in charge of its memory.
 pub fn memory_with<A: Walk>(config: Config) -> (Machine<A>, Memory<Machine<A>>) {
     let machine = Machine::<A>::new(config);
-    let (first, count) = machine.frames();
-    let memory = Memory::new(machine.clone(), &[FrameRange { first, count }]).expect("memory");
+    let memory = machine.memory().expect("memory");
     // The machines are small, and most stories map more than they touch.
     memory.commitment().set_mode(Overcommit::Always);
     (machine, memory)

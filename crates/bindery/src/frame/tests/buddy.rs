@@ -40,7 +40,8 @@ fn every_frame_is_given_out_once_and_all_join_again() {
 fn the_metadata_lies_at_the_end_of_the_largest_range_and_holes_are_reserved() {
     let machine = Machine::new(0, 2000);
     let ranges = [range(1900, 100), range(3, 50), range(100, 1500), range(80, 0)];
-    let frames = Frames::new(&machine, &ranges).unwrap();
+    // SAFETY: 1. the machine has no other user; 2. it outlives the frames.
+    let frames = unsafe { Frames::new(&machine, &ranges) }.unwrap();
     assert_eq!(frames.span(), (Frame(3), 1997));
     let metadata = (1997u64 * 32).div_ceil(4096) as u32;
     assert_eq!(frames.total_frames(), u64::from(1650 - metadata));
@@ -64,7 +65,8 @@ fn the_metadata_lies_at_the_end_of_the_largest_range_and_holes_are_reserved() {
 #[test]
 fn ranges_that_cannot_be_used_are_refused_with_the_reason() {
     let machine = Machine::new(0, 100);
-    let new = |ranges: &[FrameRange]| Frames::new(&machine, ranges).err();
+    // SAFETY: 1. the machine has no other user; 2. it outlives the frames.
+    let new = |ranges: &[FrameRange]| unsafe { Frames::new(&machine, ranges) }.err();
     assert_eq!(new(&[]), Some(FramesError::Empty));
     assert_eq!(new(&[range(5, 0)]), Some(FramesError::Empty));
     assert_eq!(new(&[range(0, 10), range(9, 1)]), Some(FramesError::Overlapping));
@@ -75,7 +77,8 @@ fn ranges_that_cannot_be_used_are_refused_with_the_reason() {
     assert_eq!(new(&[range(7, 1)]), Some(FramesError::TooSmall));
     // Two single frames too far from each other: the metadata of the hole has no room.
     let wide = Machine::new(0, 1000);
-    let far = Frames::new(&wide, &[range(0, 1), range(999, 1)]).err();
+    // SAFETY: 1. the machine has no other user; 2. it outlives the frames.
+    let far = unsafe { Frames::new(&wide, &[range(0, 1), range(999, 1)]) }.err();
     assert_eq!(far, Some(FramesError::TooSmall));
     assert_eq!(new(&[range(7, 1), range(8, 1)]), None);
 }
@@ -84,10 +87,13 @@ fn ranges_that_cannot_be_used_are_refused_with_the_reason() {
 fn ranges_that_touch_join_only_if_their_windows_do() {
     let mut machine = Machine::new(0, 64);
     let ranges = [range(32, 32), range(0, 32)];
-    assert!(Frames::new(&machine, &ranges).unwrap().allocate(5).is_some());
+    // SAFETY: 1. the machine has no other user; 2. it outlives the frames.
+    assert!(unsafe { Frames::new(&machine, &ranges) }.unwrap().allocate(5).is_some());
     machine.torn_at = Some(Frame(32));
-    assert_eq!(Frames::new(&machine, &ranges).err(), Some(FramesError::DirectMap));
-    assert!(Frames::new(&machine, &[range(0, 20), range(32, 32)]).is_ok());
+    // SAFETY: 1. the machine has no other user; 2. it outlives the frames.
+    assert_eq!(unsafe { Frames::new(&machine, &ranges) }.err(), Some(FramesError::DirectMap));
+    // SAFETY: 1. the machine has no other user; 2. it outlives the frames.
+    assert!(unsafe { Frames::new(&machine, &[range(0, 20), range(32, 32)]) }.is_ok());
 }
 
 #[test]
@@ -220,7 +226,9 @@ proptest! {
             at += size + hole;
             range
         }).collect();
-        let Ok(frames) = Frames::new(&machine, &ranges) else { return Ok(()) };
+        // SAFETY: 1. the machine has no other user; 2. it outlives the frames.
+        let frames = unsafe { Frames::new(&machine, &ranges) };
+        let Ok(frames) = frames else { return Ok(()) };
         let before = blocks(&frames, Kind::Free);
         let mut model: BTreeMap<Frame, u8> = BTreeMap::new();
         for (allocate, order, index) in steps {

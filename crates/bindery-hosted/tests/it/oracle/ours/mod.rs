@@ -8,7 +8,7 @@ mod look;
 
 use bindery::addr::VirtAddr;
 use bindery::check;
-use bindery::{AddressSpace, FaultError, FrameRange, Memory, Object, Usage};
+use bindery::{AddressSpace, FaultError, Memory, Object, Usage};
 use bindery_hosted::{Config, Machine, Program, Walk};
 
 use super::names::{NOTHING, UNLIMITED};
@@ -51,8 +51,7 @@ pub struct Theatre<'m, A: Walk> {
 pub fn play<A: Walk>(operations: &[Operation], before: &Counters) -> Vec<Observation> {
     let config = Config { memory: MEMORY, ..Config::default() };
     let machine = Machine::<A>::new(config);
-    let (first, count) = machine.frames();
-    let memory = Memory::new(machine.clone(), &[FrameRange { first, count }]).expect("memory");
+    let memory = machine.memory().expect("memory");
     core::prepare(&memory);
     let free = memory.free_frame_count();
     let observations = {

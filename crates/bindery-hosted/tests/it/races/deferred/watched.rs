@@ -78,7 +78,8 @@ pub fn watched<A: Walk>(bytes: u64) -> (Machine<A>, Memory<Watched<A>>) {
         tells: AtomicBool::new(true),
         before_waiting: Mutex::new(None),
     };
-    let memory = Memory::new(watched, &[FrameRange { first, count }]).unwrap();
+    // SAFETY: 1. the frames of a machine that has no other memory; 2. it has no table yet.
+    let memory = unsafe { Memory::new(watched, &[FrameRange { first, count }]) }.unwrap();
     memory.commitment().set_mode(Overcommit::Always);
     (machine, memory)
 }

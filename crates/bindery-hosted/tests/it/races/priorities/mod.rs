@@ -135,7 +135,10 @@ fn share<const SLEEP: bool>() -> &'static Shared<SLEEP> {
     let cpus = PRIORITIES.len() as u16;
     let machine = Machine::new(Config { memory: 32 * MIB, cpus, ..Config::default() });
     let (first, count) = machine.frames();
-    let memory = Memory::new(Prioritized(machine.clone()), &[FrameRange { first, count }]).unwrap();
+    // SAFETY: 1. the frames of a machine that has no other memory; 2. it has no table yet.
+    let memory =
+        unsafe { Memory::new(Prioritized(machine.clone()), &[FrameRange { first, count }]) }
+            .unwrap();
     memory.commitment().set_mode(Overcommit::Always);
     let memory: &'static Memory<_> = Box::leak(Box::new(memory));
     let disk: &'static Disk = Box::leak(Box::new(Disk(MemoryFiles::new())));

@@ -27,8 +27,10 @@ pub fn stepped<A: Walk>(bytes: u64, readers: Readers) -> (Machine<A>, Memory<Ste
     let config = Config { memory: bytes, cpus: 4, tlb: TlbKind::Strict, ..Config::default() };
     let machine = Machine::<A>::new(config);
     let (first, count) = machine.frames();
+    // SAFETY: 1. the frames of a machine that has no other memory; 2. it has no table yet.
     let memory =
-        Memory::new(Stepped(machine.clone(), readers), &[FrameRange { first, count }]).unwrap();
+        unsafe { Memory::new(Stepped(machine.clone(), readers), &[FrameRange { first, count }]) }
+            .unwrap();
     memory.commitment().set_mode(Overcommit::Always);
     (machine, memory)
 }
