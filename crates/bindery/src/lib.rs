@@ -62,6 +62,7 @@ pub mod addr;
 pub mod arch;
 mod bytes;
 pub mod check;
+mod collections;
 mod commit;
 mod deferred;
 mod effort;
@@ -73,7 +74,6 @@ mod kernel_map;
 pub mod linux;
 mod memory;
 mod object;
-mod parking;
 pub mod platform;
 mod rmap;
 mod space;
@@ -83,7 +83,6 @@ mod table;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod tlb;
-mod word;
 
 pub use commit::{Commitment, Overcommit};
 pub use deferred::Deferred;

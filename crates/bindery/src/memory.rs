@@ -32,7 +32,7 @@ pub struct Memory<P: Platform> {
     pub(crate) trees: Slab<TreeState, P>,
     pub(crate) groups: Slab<AnonGroup, P>,
     pub(crate) objects: Slab<ObjectState, P>,
-    pub(crate) object_nodes: Slab<object::index::Node, P>,
+    pub(crate) object_nodes: Slab<crate::collections::page_tree::Node, P>,
     pub(crate) kernel_areas: Slab<crate::kernel_map::Area, P>,
     pub(crate) pin_counts: Slab<PinCount, P>,
     pub(crate) registry: object::Registry<P>,

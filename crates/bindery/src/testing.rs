@@ -30,7 +30,7 @@ use crate::rmap::{self, HOLD, Locking, Rekeyed, Seen, Walked};
 use crate::space::vma::{Purpose, Vma};
 use crate::stats::Counts;
 use crate::table::leaf::replace;
-use crate::table::lock::{Depth, Node};
+use crate::table::locking::{Depth, Node};
 use crate::table::look::Standing;
 use crate::table::spare::Spared;
 use crate::table::{TablePool, free_table, new_table, run};

@@ -16,7 +16,7 @@
 //! | 46 to 50: kernel areas, their frames, their tables | `kernel` |
 //! | 54: what waits for readers is in no tree, and is not lost | `deferred` |
 //!
-//! [`machine`] is another test, for the first boot: whether the processor's control bits are set as
+//! [`machine()`] is another test, for the first boot: whether the processor's control bits are set as
 //! the page tables need them.
 //!
 //! Invariants 1 to 9 are about TLBs and about the past. The hosted machine's strict TLB and the

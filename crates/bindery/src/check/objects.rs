@@ -4,11 +4,11 @@
 use core::ptr::{self, NonNull};
 
 use crate::addr::Frame;
+use crate::collections::range_skip_list::Indexed;
 use crate::frame::{Folio, Owner};
 use crate::object::{Accounting, ObjectState, Quota};
 use crate::platform::Platform;
 use crate::rmap::Asked;
-use crate::space::index::Indexed;
 use crate::space::vma::Vma;
 use crate::space::{AddressSpace, MappingFlags};
 

@@ -4,13 +4,13 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Entry, Kind, Marker, Permissions, absent};
+use crate::collections::range_skip_list::Indexed;
 use crate::frame::{OwnerKind, meta};
 use crate::linux::proc::{Resident, resident};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
-use crate::space::index::Indexed;
 use crate::space::vma::Vma;
-use crate::table::lock::Node;
+use crate::table::locking::Node;
 use crate::table::{level_of, link, run};
 
 use super::{Audit, Violation};

@@ -27,7 +27,7 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::word::Word;
+use crate::sync::word::Word;
 
 /// One reference.
 pub(super) const REFERENCE: u64 = 1;

@@ -9,7 +9,7 @@
 //! | `count` | the word of references, pins and mappings, and its transitions |
 //! | `mapping` | mappings and pins |
 //! | `reference` | references, also by who knows no more than a frame's number |
-//! | `lock` | the lock of a folio |
+//! | `folio_lock` | the lock of a folio |
 //! | `split` | one folio into several |
 //! | `owner` | whom a folio belongs to |
 //! | `slab` | `Slab`: small objects of the core's own, carved from frames |
@@ -40,9 +40,9 @@ mod batch;
 mod buddy;
 mod count;
 pub(crate) mod folio;
+mod folio_lock;
 #[cfg(any(test, feature = "testing"))]
 mod inject;
-mod lock;
 #[cfg(all(test, loom))]
 mod loom_model;
 mod mapping;
@@ -71,7 +71,7 @@ pub use folio::{Folio, MAX_FOLIO_ORDER};
 pub use view::{FrameUsage, FrameUse, FrameView};
 #[allow(unused_imports, reason = "the layers above name those that they need")]
 pub(crate) use {
-    count::PinRoom, count::TooManyMappings, folio::Freed, lock::FolioLock, owner::Owner,
+    count::PinRoom, count::TooManyMappings, folio::Freed, folio_lock::FolioLock, owner::Owner,
     owner::OwnerKind, reference::Reference, split::SplitError,
 };
 

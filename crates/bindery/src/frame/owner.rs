@@ -6,7 +6,7 @@
 //!        kind    where in that frame, by 16  let go      index of the folio's first page
 //! ```
 //!
-//! Owner and index are two words. They change and are read under the folio's lock ([`super::lock`]),
+//! Owner and index are two words. They change and are read under the folio's lock ([`super::folio_lock`]),
 //! except while the folio is fresh. Of the second word alone, whoever keeps a mapping or a reference
 //! may ask for the kind without the lock: a folio that is mapped does not change it.
 

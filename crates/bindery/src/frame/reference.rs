@@ -29,7 +29,7 @@ use super::folio::{Folio, Freed};
 use super::meta::{Kind, is_kind, order_in};
 use crate::addr::Frame;
 use crate::platform::Platform;
-use crate::word::Word;
+use crate::sync::word::Word;
 
 /// What a reference from nothing looks at: the metadata, or loom's.
 pub(super) trait Heads {

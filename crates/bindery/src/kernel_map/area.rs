@@ -11,11 +11,11 @@ use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64};
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::MemoryType;
+use crate::collections::range_skip_list::{Indexed, Links};
 use crate::deferred::Linked;
 use crate::platform::Platform;
-use crate::space::index::{Indexed, Links};
 
-use super::block::Blocks;
+use super::blocks::Blocks;
 use super::request::{AreaKind, KernelArea, Pauses, Pieces};
 use super::{KernelMap, KernelMapError};
 

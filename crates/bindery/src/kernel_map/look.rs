@@ -4,8 +4,8 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SIZE, PhysAddr, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Kind, Permissions};
+use crate::collections::range_skip_list::Indexed;
 use crate::platform::{Invalidation, Platform, Tables};
-use crate::space::index::Indexed;
 use crate::stats::Counts;
 use crate::table::ReadSection;
 

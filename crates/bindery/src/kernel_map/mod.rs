@@ -64,7 +64,7 @@
 //! | `request` | requests of callers, and their results |
 //! | `error` | the reasons for a refusal |
 //! | `area` | ranges of addresses: reserved, claimed, found |
-//! | `block` | the frames that an area owns |
+//! | `blocks` | the frames that an area owns |
 //! | `protocol` | the protocol of the tables; the model checker runs it too |
 //! | `walk` | the one walk: finds or makes tables, writes and clears runs of leaves |
 //! | `vmalloc`, `resize` | frames and addresses at once; larger and smaller |
@@ -74,7 +74,7 @@
 //! | `look` | look-ups, faults, dumps |
 
 mod area;
-mod block;
+mod blocks;
 mod error;
 mod look;
 #[cfg(all(test, loom))]
@@ -94,10 +94,10 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch};
+use crate::collections::range_skip_list::Index;
 use crate::deferred::{Batch, Tables as DetachedTables};
 use crate::frame::meta;
 use crate::platform::{Platform, Tables};
-use crate::space::index::Index;
 use crate::stats::{Counts, Stats};
 use crate::sync::Mutex;
 use crate::table::{Reach, free_table, new_table, run};

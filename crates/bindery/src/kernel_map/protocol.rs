@@ -282,7 +282,7 @@ pub(super) fn write<T: KernelTree>(
     changed
 }
 
-/// As [`write`], for entries of which some have to be broken before they are replaced, as `breaks`
+/// As [`fn@write`], for entries of which some have to be broken before they are replaced, as `breaks`
 /// says of the old and the new one. `new` does not mind the valid bit of what stands there.
 pub(super) fn replace<T: KernelTree>(
     tree: &T,

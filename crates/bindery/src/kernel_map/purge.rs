@@ -6,9 +6,9 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Kind};
+use crate::collections::range_skip_list::Indexed;
 use crate::deferred::{Batch as Unlinked, Chain, Tables as DetachedTables};
 use crate::platform::{Platform, Tables};
-use crate::space::index::Indexed;
 use crate::stats::Counts;
 use crate::table::link;
 

@@ -8,8 +8,8 @@
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::MemoryType;
+use crate::collections::range_skip_list::Indexed;
 use crate::platform::{Platform, Tables};
-use crate::space::index::Indexed;
 use crate::stats::Counts;
 
 use super::area::{Area, Claim, Placement};

@@ -25,10 +25,10 @@ use crate::space::MappingFlags;
 use super::awaited::Stop;
 use super::fetch::{FillSource, Moved, Wanted, Writing, demand, obtain};
 use super::in_flight::Reads;
-use super::index::PageStretch;
 use super::seals::Seals;
 use super::state::pages_of;
 use super::{MAX_SIZE, Object, ObjectState, pages};
+use crate::collections::page_tree::PageStretch;
 
 /// No more bytes than this are copied before others may hold the invalidate lock; a new folio is filled whole.
 const PIECE: usize = 64 << 10;

@@ -25,9 +25,9 @@ use crate::platform::Platform;
 
 use super::awaited::{Awaited, Stop};
 use super::in_flight::{Record, Refused};
-use super::index::{PageIndex, PageStretch};
 use super::state::{Accounting, pages_of};
 use super::{Object, ObjectState};
+use crate::collections::page_tree::{PageIndex, PageStretch};
 use crate::table::OutOfMemory;
 
 /// Folios that one call of the pager fills at the most.

@@ -41,8 +41,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::platform::Platform;
 
-use super::index::PageIndex;
 use super::state::Pages;
+use crate::collections::page_tree::PageIndex;
 
 /// What a record stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

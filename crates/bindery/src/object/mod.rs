@@ -58,7 +58,6 @@ pub(crate) mod damage;
 mod fetch;
 mod holes;
 mod in_flight;
-pub(crate) mod index;
 mod mappings;
 mod pager;
 pub(crate) mod pages;

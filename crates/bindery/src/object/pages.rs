@@ -13,10 +13,10 @@ use crate::platform::Platform;
 use super::awaited::Stop;
 use super::fetch::{Wanted, obtain};
 use super::in_flight::Ticket;
-use super::index::{PageFlags, PageRun, PageStretch};
 use super::state::Accounting;
 use super::{Object, ObjectState};
 use crate::bytes;
+use crate::collections::page_tree::{PageFlags, PageRun, PageStretch};
 
 /// What stands at `page`, and how far it goes on, at most `limit` pages: a run in consecutive
 /// frames of one folio, which the first one names, or pages that are not in memory. What lies

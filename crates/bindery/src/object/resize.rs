@@ -9,11 +9,11 @@ use crate::space::MappingFlags;
 use super::awaited::Stop;
 use super::fetch::{Wanted, demand, obtain};
 use super::in_flight::Reads;
-use super::index::PAGE_LIMIT;
 use super::mappings::{self, Copies};
 use super::seals::Seals;
 use super::state::pages_of;
 use super::{MAX_SIZE, Object, pages};
+use crate::collections::page_tree::PAGE_LIMIT;
 
 /// Whether an object may become larger when pages are allocated behind its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

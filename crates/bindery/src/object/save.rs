@@ -23,9 +23,9 @@ use crate::interrupt;
 use crate::platform::Platform;
 
 use super::in_flight::{Record, TransferKind};
-use super::index::{PageFlags, PageRun};
 use super::state::pages_of;
 use super::{Object, ObjectState, mappings};
+use crate::collections::page_tree::{PageFlags, PageRun};
 
 /// Runs that are saved at a time.
 const RUNS: usize = 32;

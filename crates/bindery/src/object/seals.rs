@@ -7,8 +7,8 @@ use bitflags::bitflags;
 use crate::error::Error;
 use crate::platform::Platform;
 
-use super::index::PAGE_LIMIT;
 use super::{Object, ObjectState, pages};
+use crate::collections::page_tree::PAGE_LIMIT;
 
 bitflags! {
     /// Promises about an object that cannot be taken back; the bits are those of Linux's

@@ -15,12 +15,12 @@ use crate::table::OutOfMemory;
 
 use super::attachments::SegmentMark;
 use super::in_flight::{Ends, InFlight};
-use super::index::{NODES_OF_A_FOLIO, Nodes, PAGE_LIMIT, PageIndex};
 use super::pager::Pager;
 use super::quota::Quota;
 use super::registry::Links;
 use super::seals::{SealState, Seals};
 use super::{pages, save};
+use crate::collections::page_tree::{NODES_OF_A_FOLIO, Nodes, PAGE_LIMIT, PageIndex};
 
 /// How the memory of an object counts as committed ([`crate::Commitment`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -83,7 +83,7 @@ use crate::table::PageTable;
 use crate::table::look::{Standing, Stretch};
 
 use super::group::AnonGroup;
-use super::interval::Asked;
+use crate::collections::interval_tree::Asked;
 
 /// So many dead unary anon groups are worth a survey.
 const LONGEST: u32 = 4;

@@ -14,8 +14,8 @@ use crate::platform::Platform;
 use crate::space::vma::Vma;
 
 use super::TreeLock;
-use super::interval::Asked;
 use super::trees::GroupTree;
+use crate::collections::interval_tree::Asked;
 
 /// VMAs of one address space whose anonymous pages may belong together: parts of what was one
 /// VMA, or could have been.

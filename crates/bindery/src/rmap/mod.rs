@@ -20,7 +20,7 @@
 //! anon groups above it instead, so its fork takes one more allocation for each generation; the folios
 //! that a walk has to look at are the same.
 //!
-//! The VMAs of an object, and those of an anon group, stand in an interval tree ([`interval`]), so a walk
+//! The VMAs of an object, and those of an anon group, stand in an interval tree ([`IntervalTree`](crate::collections::interval_tree)), so a walk
 //! comes to those that map the index and to no others. A walk from an anon group visits the trees of the
 //! anon group and of those below, one after the other, and each in logarithmic time. There is one for
 //! each VMA that was forked from a VMA of the anon group and lives, and for those that died and have
@@ -56,7 +56,6 @@
 
 mod chain;
 mod group;
-mod interval;
 mod tree_lock;
 mod trees;
 mod walk;
@@ -64,13 +63,13 @@ mod walk;
 use core::ptr::NonNull;
 
 use crate::addr::VirtRange;
+use crate::collections::range_skip_list::Indexed;
 use crate::platform::Platform;
-use crate::space::index::Indexed;
 use crate::space::vma::Vma;
 
+pub(crate) use crate::collections::interval_tree::Asked;
 pub(crate) use chain::{contract, may_contract};
 pub(crate) use group::{AnonGroup, Groups};
-pub(crate) use interval::Asked;
 pub(crate) use tree_lock::TreeLock;
 pub(crate) use trees::{ObjectTree, TreeLinks};
 pub(crate) use walk::{HOLD, Locking, Pages, Seen, for_each_sight};

@@ -4,10 +4,10 @@
 //! in pages, from its offset on.
 
 use crate::addr::PAGE_SHIFT;
-use crate::space::index::Indexed;
+use crate::collections::range_skip_list::Indexed;
 use crate::space::vma::Vma;
 
-use super::interval::{IntervalTree, Links, Member};
+use crate::collections::interval_tree::{IntervalTree, Links, Member};
 
 /// A VMA's place in one tree.
 pub(crate) type TreeLinks = Links<Vma>;

@@ -51,9 +51,9 @@
 
 use crate::Memory;
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::collections::range_skip_list::Indexed;
 use crate::object::ObjectState;
 use crate::platform::Platform;
-use crate::space::index::Indexed;
 use crate::space::vma::Vma;
 use crate::table::PageTable;
 use crate::tlb::Gather;
@@ -66,7 +66,7 @@ use {
 };
 
 use super::TreeLock;
-use super::interval::{Asked, IntervalPlace, IntervalTree, Member};
+use crate::collections::interval_tree::{Asked, IntervalPlace, IntervalTree, Member};
 
 /// A walk lets go of a tree's lock when it has looked at so many entries and VMAs.
 pub(crate) const HOLD: u64 = 1024;

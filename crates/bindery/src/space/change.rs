@@ -11,8 +11,8 @@ use crate::platform::Platform;
 use crate::rmap::{self, AnonGroup, Groups, RmapGuard};
 
 use super::AddressSpace;
-use super::index::Indexed;
 use super::vma::{MappingFlags, Purpose, Vma};
+use crate::collections::range_skip_list::Indexed;
 
 /// What an operation has unlinked, for [`AddressSpace::finish`].
 #[derive(Default)]

@@ -17,9 +17,9 @@ use crate::table::{free_table, new_table};
 use crate::tlb::Gather;
 
 use super::AddressSpace;
-use super::index::Indexed;
 use super::parts::Parts;
 use super::vma::{MappingFlags, Vma};
+use crate::collections::range_skip_list::Indexed;
 
 /// What the background collapser leaves alone (Linux: `khugepaged/max_ptes_none`,
 /// `max_ptes_shared`), in pages of a table's span, and what it does for a folio.

@@ -7,8 +7,8 @@ use crate::tlb::Gather;
 
 use super::AddressSpace;
 use super::change::Removed;
-use super::index::Indexed;
 use super::vma::Vma;
+use crate::collections::range_skip_list::Indexed;
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Unmaps what is left of the System V segment that was attached at `at`, all its parts where it

@@ -11,13 +11,13 @@ use crate::frame::{Folio, MAX_FOLIO_ORDER};
 use crate::platform::Platform;
 use crate::table::cursor::Cursor;
 use crate::table::leaf::CollapseError;
-use crate::table::lock::Depth;
+use crate::table::locking::Depth;
 use crate::table::{TablePool, run};
 
 use super::AddressSpace;
 use super::fault::folio_range;
-use super::index::Indexed;
 use super::vma::Vma;
+use crate::collections::range_skip_list::Indexed;
 
 /// Why what is mapped at an address could not be cut or joined; nothing that a program could see
 /// has changed.

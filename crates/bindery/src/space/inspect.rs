@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::object::ObjectState;
 use crate::platform::Platform;
 use crate::table::age::Forget;
-use crate::table::lock::Depth;
+use crate::table::locking::Depth;
 use crate::tlb::Gather;
 
 use super::AddressSpace;

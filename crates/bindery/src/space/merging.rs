@@ -7,8 +7,8 @@ use crate::tlb::Gather;
 
 use super::AddressSpace;
 use super::change::Removed;
-use super::index::Indexed;
 use super::vma::MappingFlags;
+use crate::collections::range_skip_list::Indexed;
 
 /// [`MappingFlags::MERGEABLE`] for a mapping with these flags, or nothing where it does not apply:
 /// only private memory is merged, and none that may vanish.

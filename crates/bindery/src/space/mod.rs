@@ -5,44 +5,41 @@
 //!    `mprotect`, `mremap`, `fork`). Faults do not take it.
 //! 2. The lock of each VMA ([`vma`]): for reading by faults, for writing by those who change it.
 //!    Taken after the mutex, in address order.
-//! 3. The table locks (`table::lock`), innermost.
+//! 3. The table locks (`table::locking`), innermost.
 //!
 //! A fault that cannot take its VMA's lock waits for the mutex, never the other way round: who
 //! holds the mutex waits for faults to leave, and faults inside wait only for table locks.
 
-mod advise;
+mod brk;
 mod change;
 mod collapse;
 mod detach;
 mod fault;
 mod folio;
 mod fork;
-mod gap;
-mod grow;
 mod guard;
-mod heights;
-pub(crate) mod index;
 mod inspect;
 mod key;
 mod limits;
-mod lock;
-mod map;
+mod madvise;
 mod merging;
+mod mincore;
+mod mlock;
+mod mmap;
+mod mprotect;
+mod mremap;
+mod mseal;
+mod msync;
+mod munmap;
 mod parts;
 mod pin;
 mod pin_count;
 mod populate;
-mod program_break;
-mod protect;
 mod reap;
-mod remap;
-mod remap_file;
-mod residence;
-mod seal;
+mod remap_file_pages;
 mod settings;
-mod sync;
-mod unmap;
-mod user;
+mod stack_growth;
+mod user_copy;
 pub(crate) mod vma;
 mod zeroes;
 
@@ -64,30 +61,30 @@ use crate::table::zap::Flush;
 use crate::table::{PageTable, Reach, ReadSection};
 use crate::tlb::{Gather, TlbOnLeave};
 
-pub use advise::Advice;
 pub use collapse::{CollapseLimits, CollapseProgress};
 pub use fault::{Access, Resolved};
 pub use folio::FolioError;
 pub use inspect::{Inspection, Mapping};
 pub use limits::{Limits, Locking, Usage};
-pub use lock::{LockAll, LockPages};
-pub use map::{FileAccess, MapFlags, MapObject, MapRequest, Place, Sharing};
+pub use madvise::Advice;
+pub use mincore::Residence;
+pub use mlock::{LockAll, LockPages};
+pub use mmap::{FileAccess, MapFlags, MapObject, MapRequest, Place, Sharing};
+pub use mprotect::ProtectFrom;
+pub use mremap::Remap;
+pub use msync::SyncFlags;
 pub use pin::{PinTime, Pinned};
 pub(crate) use pin_count::PinCount;
-pub use protect::ProtectFrom;
-pub use remap::Remap;
-pub use residence::Residence;
 pub use settings::{ExecGain, LargeFolios};
-pub use sync::SyncFlags;
-pub use user::PartialCopy;
+pub use user_copy::PartialCopy;
 pub use vma::{MappingFlags, Protection};
 
+use crate::collections::range_skip_list::{Index, Indexed};
+use brk::ProgramBreak;
 use change::Removed;
-use index::{Index, Indexed};
 use key::Keys;
 use limits::Account;
 use pin_count::PinCounts;
-use program_break::ProgramBreak;
 use settings::Settings;
 use vma::Vma;
 

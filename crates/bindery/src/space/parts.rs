@@ -5,8 +5,8 @@ use crate::error::Error;
 use crate::platform::Platform;
 
 use super::AddressSpace;
-use super::index::Indexed;
 use super::vma::Vma;
+use crate::collections::range_skip_list::Indexed;
 
 /// A walk over what is mapped of a range, as `madvise` and `msync` do it: holes are passed over, and
 /// reported when the rest is done.

@@ -10,7 +10,7 @@ use crate::error::{FaultError, PinError};
 use crate::frame::Folio;
 use crate::object::{Object, pages};
 use crate::platform::Platform;
-use crate::table::lock::Depth;
+use crate::table::locking::Depth;
 
 use super::fault::Access;
 use super::pin_count::{PinCount, Share};

@@ -8,8 +8,8 @@ use crate::platform::Platform;
 
 use super::AddressSpace;
 use super::fault::{Access, Resolved};
-use super::index::Indexed;
 use super::vma::{MappingFlags, Protection, Vma};
+use crate::collections::range_skip_list::Indexed;
 
 /// Tables of level 1 that are looked through for missing pages before the next question whether a
 /// fatal signal waits.

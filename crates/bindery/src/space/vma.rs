@@ -23,7 +23,7 @@ use crate::sync::rw_lock::RwLock;
 use crate::table::TreeState;
 use crate::table::leaf::user_attributes;
 
-use super::index::{Indexed, Links};
+use crate::collections::range_skip_list::{Indexed, Links};
 
 bitflags! {
     /// What a program may do with a mapping (`PROT_READ`, `PROT_WRITE`, `PROT_EXEC`; none of

@@ -6,7 +6,7 @@ use crate::object::{Accounting, Sealing};
 use crate::platform::Platform;
 
 use super::AddressSpace;
-use super::map::{Backing, FileAccess, MapFlags, MapObject, MapRequest, Sharing};
+use super::mmap::{Backing, FileAccess, MapFlags, MapObject, MapRequest, Sharing};
 use super::vma::{MappingFlags, Protection};
 
 impl<P: Platform> AddressSpace<'_, P> {

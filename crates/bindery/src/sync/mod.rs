@@ -22,11 +22,13 @@
 #[cfg(any(feature = "lock_api_04", feature = "lock_api_05"))]
 mod lock_api;
 mod mutex;
+pub(crate) mod parking;
 mod raw_lock;
 pub(crate) mod rw_lock;
 mod spin_lock;
 #[cfg(test)]
 mod tests;
+pub(crate) mod word;
 
 #[cfg(feature = "lock_api_04")]
 pub use lock_api::LockApi04;

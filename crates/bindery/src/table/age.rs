@@ -11,7 +11,7 @@ use crate::tlb::Gather;
 
 use super::cursor::{Chunks, Cursor, Whole};
 use super::leaf::replace;
-use super::lock::Depth;
+use super::locking::Depth;
 use super::run::{Run, What};
 use super::{OutOfMemory, PageTable};
 

@@ -9,7 +9,7 @@ use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
 
-use super::lock::Depth;
+use super::locking::Depth;
 use super::{PageTable, run};
 
 /// What becomes of a table of small leaves.

@@ -20,7 +20,7 @@ use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
 
-use super::lock::{self, Depth, LockSet, Node};
+use super::locking::{self, Depth, LockSet, Node};
 use super::run::{self, Run, What};
 use super::{OutOfMemory, PageTable, ReadSection, TablePool};
 
@@ -50,7 +50,7 @@ pub(crate) struct Cursor<'a, 'm, P: Platform> {
 
 impl<'m, P: Platform> PageTable<'m, P> {
     /// Locks `range`, which is not empty, or its front: one set of locks serves at most
-    /// [`lock::HELD_ENTRIES`] entries. A range of so many pages is locked whole. Where another flush is
+    /// [`locking::HELD_ENTRIES`] entries. A range of so many pages is locked whole. Where another flush is
     /// pending, makes it first, so that the TLBs allow what the entries say and no more.
     // Always: returned from a function of its own, the set of locks would be copied.
     #[inline(always)]
@@ -102,7 +102,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let mut found = false;
         while start < end && !found {
             let _section = ReadSection::enter(&self.memory.platform);
-            let looks = lock::HELD_ENTRIES / u32::from(P::Arch::LEVELS);
+            let looks = locking::HELD_ENTRIES / u32::from(P::Arch::LEVELS);
             for _ in 0..looks {
                 if start >= end {
                     break;
@@ -113,7 +113,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 if found {
                     break;
                 }
-                if !lock::is_saturated(self, node.table) {
+                if !locking::has_no_pending_flush(self, node.table) {
                     self.wait_for_pending_flushes(node, VirtAddr(start), own);
                 }
                 let last = start | (arch::span::<P::Arch>(node.level) - 1);
@@ -125,7 +125,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     }
 }
 
-/// A range that is locked part by part, each as long as one set of locks may be ([`lock`]). Stretches
+/// A range that is locked part by part, each as long as one set of locks may be ([`super::locking`]). Stretches
 /// under which there is no table are passed over in one step, whatever their size. The caller keeps
 /// new tables out of the range.
 pub(crate) struct Chunks {
@@ -186,7 +186,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     #[inline(always)]
     pub(super) fn lock(&mut self, depth: Depth, own: Option<&Gather>) {
         let (tables, range) = (self.tables, self.range);
-        self.cover = lock::lock_range(tables, tables.root, range, depth, &mut self.locks);
+        self.cover = locking::lock_range(tables, tables.root, range, depth, &mut self.locks);
         let range = VirtRange::raw(range.start().0, self.locks.end_of(range).0);
         self.range = range;
         self.counts.tables_locked = self.locks.len() as u64;

@@ -9,7 +9,7 @@ use crate::platform::{Invalidation, Platform, Tables};
 use crate::stats::Counts;
 use crate::tlb::{self, Gather};
 
-use super::lock::{Depth, LockSet, LockTree, Node};
+use super::locking::{Depth, LockSet, LockTree, Node};
 use super::pending::{self, Last};
 use super::{PageTable, level_of, link, zap};
 

@@ -13,7 +13,7 @@ use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
 
-use super::lock::{Depth, Node};
+use super::locking::{Depth, Node};
 use super::run;
 use super::{OutOfMemory, PageTable, ReadSection, TablePool, init_table, new_table};
 

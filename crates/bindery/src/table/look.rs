@@ -11,7 +11,7 @@ use crate::platform::Platform;
 use crate::stats::Counts;
 
 use super::cursor::Chunks;
-use super::lock::{Depth, Node};
+use super::locking::{Depth, Node};
 use super::{PageTable, ReadSection, run};
 
 /// A stretch of equal looks.

@@ -7,7 +7,7 @@ use crate::arch::{self, Absent, Entry, Equal, Kind, Marker, absent};
 use crate::platform::Platform;
 
 use super::cursor::{Chunks, Cursor, Whole};
-use super::lock::Depth;
+use super::locking::Depth;
 use super::run::{self, What};
 use super::zap::free_deposit;
 use super::{OutOfMemory, PageTable, TablePool};

@@ -1,6 +1,6 @@
 //! Page tables: where entries stand in memory, who may touch them, and how they are counted.
 //!
-//! The locking protocol is told in [`lock`]; here is what it protects. A table is one frame; its
+//! The locking protocol is told in [`locking`]; here is what it protects. A table is one frame; its
 //! metadata holds the lock, the stray mark, the level and a *live* count of its entries that are
 //! not empty. It holds no virtual address, so that a table can move to another place of the tree
 //! with everything below it by moving the one entry that names it.
@@ -35,15 +35,15 @@ pub(crate) mod copy;
 pub(crate) mod cursor;
 mod flush;
 pub(crate) mod leaf;
-pub(crate) mod lock;
+pub(crate) mod locking;
 pub(crate) mod look;
 #[cfg(all(test, loom))]
 mod loom_model;
 pub(crate) mod marker;
+pub(crate) mod move_range;
 mod pending;
 mod pool;
 pub(crate) mod protect;
-pub(crate) mod relocate;
 pub(crate) mod run;
 pub(crate) mod spare;
 pub(crate) mod zap;
@@ -60,8 +60,8 @@ use crate::platform::Platform;
 use crate::stats::{Counts, Stats};
 use crate::tlb::ActiveCpus;
 
-use lock::{LockTree, Node};
-use relocate::Moving;
+use locking::{LockTree, Node};
+use move_range::Moving;
 
 pub(crate) use pool::TablePool;
 
@@ -243,7 +243,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     pub(crate) fn try_lock_leaf_table(&self, addr: VirtAddr, found: &LeafTable) -> bool {
         let index = arch::index_of::<P::Arch>(addr, 2);
         let stands = || self.child(found.parent, 2, index) == Some(found.table);
-        if !lock::lock_found(self, found.table, stands) {
+        if !locking::lock_found(self, found.table, stands) {
             return false;
         }
         if self.is_pending(found.table) {

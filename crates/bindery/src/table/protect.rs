@@ -12,7 +12,7 @@ use crate::tlb::Gather;
 
 use super::cursor::{Chunks, Cursor, Whole};
 use super::leaf::{replace, user_attributes};
-use super::lock::Depth;
+use super::locking::Depth;
 use super::run::{self, Run, What};
 use super::{OutOfMemory, PageTable};
 

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::addr::{Frame, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Equal, absent};
 
-use super::lock::Node;
+use super::locking::Node;
 
 /// What the entries of a run are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

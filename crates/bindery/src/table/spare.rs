@@ -10,7 +10,7 @@ use crate::space::vma::Vma;
 use crate::tlb::Gather;
 
 use super::cursor::{Chunks, Cursor, Whole};
-use super::lock::{Depth, Keep, Node, try_mark_stray};
+use super::locking::{Depth, Keep, Node, try_mark_stray};
 use super::run::{Run, What};
 use super::zap::{drop_absent, drop_suspended, suspend};
 use super::{OutOfMemory, PageTable, Reach};

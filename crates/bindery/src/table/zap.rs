@@ -17,7 +17,7 @@
 //! second phase finds in them what it has to give back. Everyone else keeps out, since the table's
 //! lock is held all the while.
 //!
-//! One hold of the locks serves a bounded number of entries ([`super::lock`]). A longer range, as one
+//! One hold of the locks serves a bounded number of entries ([`super::locking`]). A longer range, as one
 //! that has many tables at its edges, goes in several, each with a flush of its own.
 //!
 //! The flush comes before the locks are released, edges or not ([`crate::tlb`]): a table that is
@@ -34,7 +34,7 @@ use crate::stats::Counts;
 use crate::tlb::Gather;
 
 use super::cursor::{Chunks, Cursor, Whole};
-use super::lock::{Depth, LockTree, Node, mark_children, mark_subtree_stray};
+use super::locking::{Depth, LockTree, Node, mark_children, mark_subtree_stray};
 use super::run::{self, Run, What};
 use super::{OutOfMemory, PageTable, Reach, ReadSection, free_table, level_of, link};
 

@@ -67,7 +67,7 @@ use crate::arch::{self, Arch};
 use crate::deferred::Tables as DetachedTables;
 use crate::platform::{Cpu, CpuSet, Invalidation, MAX_CPUS, Platform, Tables};
 use crate::stats::Counts;
-use crate::table::lock::CHUNK_TABLES;
+use crate::table::locking::CHUNK_TABLES;
 
 /// What a CPU's TLB holds of an address space after the CPU has switched to another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

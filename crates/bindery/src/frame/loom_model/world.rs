@@ -17,11 +17,11 @@ use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, Ordering::Relaxed};
 use crate::addr::Frame;
 use crate::frame::count::{self, Left, MAPPING, PIN, REFERENCE, mappings_in, references_in};
 use crate::frame::folio::Folio;
-use crate::frame::lock;
+use crate::frame::folio_lock;
 use crate::frame::meta::{FOLIO_LOCK, FOLIO_PARKED, Kind, LOCK, ORPHAN, state_of};
 use crate::frame::reference::{self, Heads, Mistaken};
-use crate::parking::model::{SecondLook, Sleepers};
-use crate::word::Word;
+use crate::sync::parking::model::{SecondLook, Sleepers};
+use crate::sync::word::Word;
 
 /// A rule that a model leaves out, to show that it is needed.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -317,7 +317,7 @@ impl World {
         if state.load(Relaxed) & FOLIO_LOCK != 0 {
             note(&self.seen.left_to_the_other);
         }
-        lock::orphan(state, &self.sleepers, || self.disown(folio));
+        folio_lock::orphan(state, &self.sleepers, || self.disown(folio));
     }
 
     /// Calls `f` with the folio's lock, unless somebody has it.
@@ -326,7 +326,7 @@ impl World {
         if self.omit == Omit::LockOwner {
             return f();
         }
-        if !lock::try_lock(state) {
+        if !folio_lock::try_lock(state) {
             return note(&self.seen.busy);
         }
         f();
@@ -337,15 +337,15 @@ impl World {
             state.fetch_and(!(FOLIO_LOCK | ORPHAN), Ordering::Release);
             return;
         }
-        lock::unlock(state, &self.sleepers, || self.disown(folio));
+        folio_lock::unlock(state, &self.sleepers, || self.disown(folio));
     }
 
     /// Calls `f` with the folio's lock, once it can be had.
     pub(super) fn wait_for_lock(&self, folio: Folio, f: impl FnOnce()) {
         let state = &self.meta(folio.head).state;
-        lock::lock(state, &self.sleepers);
+        folio_lock::lock(state, &self.sleepers);
         f();
-        lock::unlock(state, &self.sleepers, || self.disown(folio));
+        folio_lock::unlock(state, &self.sleepers, || self.disown(folio));
         self.seen.slept.fetch_add(self.sleepers.sleeps.swap(0, Relaxed), Relaxed);
     }
 

@@ -4,8 +4,8 @@ use core::fmt::{self, Write};
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, Attributes};
+use crate::collections::page_tree::PageFlags;
 use crate::frame::{Folio, OwnerKind};
-use crate::object::index::PageFlags;
 use crate::platform::Platform;
 use crate::space::vma::Vma;
 use crate::space::{AddressSpace, MappingFlags};

@@ -13,7 +13,7 @@ use crate::space::vma::{Protection, Vma};
 use crate::stats::Counts;
 use crate::table::cursor::Cursor;
 use crate::table::leaf::replace;
-use crate::table::lock::Depth;
+use crate::table::locking::Depth;
 use crate::table::{ReadSection, TablePool, run};
 use crate::tlb::Gather;
 

@@ -13,7 +13,7 @@ use crate::space::AddressSpace;
 use crate::space::vma::{MappingFlags, Vma};
 use crate::stats::Counts;
 use crate::table::cursor::Cursor;
-use crate::table::lock::{Depth, LockTree};
+use crate::table::locking::{Depth, LockTree};
 use crate::table::{OutOfMemory, ReadSection, TablePool, run};
 
 use super::{Access, Resolved, Step, Tries};

@@ -2,16 +2,16 @@
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Attributes, Entry, Permissions};
+use crate::collections::range_skip_list::Indexed;
 use crate::error::FaultError;
 use crate::frame::Folio;
 use crate::object::{Awaited, ObjectState, Stop, pages};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
-use crate::space::index::Indexed;
 use crate::space::vma::Vma;
 use crate::stats::Counts;
 use crate::table::leaf::user_attributes;
-use crate::table::lock::Depth;
+use crate::table::locking::Depth;
 use crate::table::protect::{Watched, Writable};
 use crate::table::{OutOfMemory, TablePool, run};
 

@@ -18,9 +18,9 @@ use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
 
 use super::{PARKED, RwLock};
-use crate::parking::Parking;
-use crate::parking::model::{SecondLook, Sleepers};
-use crate::word::Word;
+use crate::sync::parking::Parking;
+use crate::sync::parking::model::{SecondLook, Sleepers};
+use crate::sync::word::Word;
 
 /// Preemptions that are explored of three CPUs. (Of two, all are.)
 const PREEMPTIONS: usize = 3;

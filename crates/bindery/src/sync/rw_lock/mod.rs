@@ -2,7 +2,7 @@
 //!
 //! VMAs, objects and anon groups use it instead of the embedder's locks, so they are not generic over
 //! these, stay small, and can be named by plain pointers. A waiting thread parks on the word
-//! ([`crate::parking`]), and the embedder's scheduler runs another one. A lock that is taken in read
+//! ([`crate::sync::parking`]), and the embedder's scheduler runs another one. A lock that is taken in read
 //! sections is held only briefly, and its waiters spin. A waiting writer keeps new readers out.
 //!
 //! ```text
@@ -12,9 +12,9 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::parking::{Parking, park_while};
 use crate::platform::Platform;
-use crate::word::Word;
+use crate::sync::parking::{Parking, park_while};
+use crate::sync::word::Word;
 
 /// Somebody is inside alone, or waits until the readers have gone.
 const WRITER: u32 = 1 << 31;

@@ -24,7 +24,7 @@ use crate::frame::{Folio, Owner, OwnerKind};
 use crate::interrupt;
 use crate::platform::Platform;
 use crate::table::cursor::Cursor;
-use crate::table::lock::Depth;
+use crate::table::locking::Depth;
 use crate::table::{OutOfMemory, PageTable};
 
 use super::{Copy, Supplies};

@@ -7,7 +7,7 @@ use loom::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Kind, Tiny};
-use crate::table::lock::{self, Depth, LockSet, LockTree, Node};
+use crate::table::locking::{self, Depth, LockSet, LockTree, Node};
 use crate::table::pending::{self, Last};
 
 use super::world::{
@@ -214,7 +214,7 @@ impl Cpu {
             tables.extend(entries.filter_map(|index| self.child(node.table, node.level, index)));
         } else {
             self.in_section(|_| {
-                lock::mark_children(self, node, &mut |table| tables.push(table));
+                locking::mark_children(self, node, &mut |table| tables.push(table));
             });
         }
         self.table(node.table).inside(|inside| inside.live -= tables.len() as u32);
@@ -231,7 +231,7 @@ impl Cpu {
     /// As `PageTable::gather_subtree`. Counts are changed without the lock: nobody else may be in
     /// a table that is marked.
     pub(super) fn gather_subtree(&self, node: Node, held: u8, gathered: &mut Vec<Frame>) {
-        lock::mark_subtree_stray(self, node, held, &mut |table, children| {
+        locking::mark_subtree_stray(self, node, held, &mut |table, children| {
             self.table(table).inside(|inside| inside.live -= children);
             gathered.push(table);
         });
@@ -259,7 +259,7 @@ impl Cpu {
     /// An operation on `range`: as a cursor, with the first page and the last visited.
     pub(super) fn operate(&self, range: VirtRange) {
         self.in_section(|locks| {
-            let cover = lock::lock_range(self, ROOT, range, Depth::Floor(1), locks);
+            let cover = locking::lock_range(self, ROOT, range, Depth::Floor(1), locks);
             assert!(cover.level > 1 || locks.len() == 1, "kept a lock when it started again");
             self.visit(cover, range.start(), locks);
             if range.pages() > 1 {
@@ -294,10 +294,10 @@ impl Cpu {
         let (from, to) = (pages(from, count), pages(to, count));
         self.in_section(|locks| {
             let (source, target) = if self.world.omit == Omit::OnePass {
-                let source = lock::lock_range(self, ROOT, from, Depth::Floor(1), locks);
-                (source, lock::lock_range(self, ROOT, to, Depth::Floor(1), locks))
+                let source = locking::lock_range(self, ROOT, from, Depth::Floor(1), locks);
+                (source, locking::lock_range(self, ROOT, to, Depth::Floor(1), locks))
             } else {
-                lock::lock_pair(self, ROOT, from.into(), to.into(), 1, locks)
+                locking::lock_pair(self, ROOT, from.into(), to.into(), 1, locks)
             };
             self.visit(source, from.start(), locks);
             self.visit(target, VirtAddr(to.end().0 - PAGE_SIZE), locks);
@@ -309,7 +309,7 @@ impl Cpu {
     pub(super) fn zap(&self, range: VirtRange) {
         let (mut detached, mut gathered) = (Vec::new(), Vec::new());
         self.in_section(|locks| {
-            let cover = lock::lock_range(self, ROOT, range, Depth::Edges, locks);
+            let cover = locking::lock_range(self, ROOT, range, Depth::Edges, locks);
             let span = arch::span::<Tiny>(cover.level);
             let mut at = range.start();
             while at < range.end() {
@@ -342,7 +342,7 @@ impl Cpu {
             let start = page(number).align_down(span);
             let slot = VirtRange::raw(start.0, start.0 + span);
             let pruned = self.in_section(|locks| {
-                let cover = lock::lock_range(self, ROOT, slot, Depth::Floor(level - 1), locks);
+                let cover = locking::lock_range(self, ROOT, slot, Depth::Floor(level - 1), locks);
                 // No test prunes where a table above is missing.
                 assert_eq!(cover.level, level);
                 let index = arch::index_of::<Tiny>(start, level);
@@ -368,7 +368,7 @@ impl Cpu {
         let mut gathered = Vec::new();
         self.in_section(|locks| {
             let (source, target) =
-                lock::lock_pair(self, ROOT, freeable.into(), pages(to, 1).into(), 1, locks);
+                locking::lock_pair(self, ROOT, freeable.into(), pages(to, 1).into(), 1, locks);
             self.visit(target, page(to), locks);
             if let Some(table) = self.detach(source, freeable.start()) {
                 let node = Node { table, level: source.level - 1 };
@@ -393,7 +393,7 @@ impl Cpu {
         self.change_vma(to, || {
             self.in_section(|locks| {
                 let (source, target) =
-                    lock::lock_pair(self, ROOT, from.into(), to.into(), level, locks);
+                    locking::lock_pair(self, ROOT, from.into(), to.into(), level, locks);
                 assert_eq!((source.level, target.level), (level, level));
                 let Some(table) = self.detach(source, from.start()) else { return };
                 self.tell_place(table, to.start());

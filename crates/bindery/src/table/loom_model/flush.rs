@@ -10,7 +10,7 @@ use loom::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::arch::{self, Arch, Tiny};
-use crate::table::lock::{self, Depth, LockTree, Node};
+use crate::table::locking::{self, Depth, LockTree, Node};
 use crate::table::pending::{self, Last};
 
 use super::cpu::Cpu;
@@ -35,7 +35,7 @@ impl Cpu {
     fn narrow_and(&self, number: u64, rest: impl FnOnce()) {
         let (omit, mut marked) = (self.world.omit, None);
         self.in_section(|locks| {
-            let cover = lock::lock_range(self, ROOT, pages(number, 1), Depth::Floor(1), locks);
+            let cover = locking::lock_range(self, ROOT, pages(number, 1), Depth::Floor(1), locks);
             if locks.is_pending() && omit != Omit::Honour {
                 self.flush(number, number + 1);
             }
@@ -91,11 +91,11 @@ impl Cpu {
             if node.level == 1 {
                 return false;
             }
-            if self.world.omit != Omit::Settle && !lock::is_saturated(self, node.table) {
+            if self.world.omit != Omit::Settle && !locking::has_no_pending_flush(self, node.table) {
                 let span = arch::span::<Tiny>(node.level);
                 let start = page(number).align_down(span);
                 let slot = VirtRange::raw(start.0, start.0 + span);
-                lock::lock_range(self, ROOT, slot, Depth::Floor(node.level), locks);
+                locking::lock_range(self, ROOT, slot, Depth::Floor(node.level), locks);
                 if locks.is_pending() {
                     self.flush(number, number + 1);
                 }
@@ -115,7 +115,7 @@ impl Cpu {
         let mut gathered = Vec::new();
         self.in_section(|locks| {
             let range = pages(0, 4);
-            let cover = lock::lock_range(self, ROOT, range, Depth::Edges, locks);
+            let cover = locking::lock_range(self, ROOT, range, Depth::Edges, locks);
             if let Some(table) = self.detach(cover, range.start()) {
                 let node = Node { table, level: cover.level - 1 };
                 self.gather_subtree(node, u8::MAX, &mut gathered);
@@ -133,7 +133,7 @@ impl Cpu {
         let mut marked = Vec::new();
         self.in_section(|locks| {
             let (one, other) = (source.into(), pages(to, 1).into());
-            let (source, target) = lock::lock_pair(self, ROOT, one, other, 1, locks);
+            let (source, target) = locking::lock_pair(self, ROOT, one, other, 1, locks);
             assert_eq!((source.level, target.level), (1, 1));
             for node in [source, target] {
                 pending::raise(&self.table(node.table).pending);
@@ -153,7 +153,7 @@ impl Cpu {
     /// TLB leads to it then, not from its old place either.
     fn take(&self, from: u64, to: u64) {
         let taken = self.in_section(|locks| {
-            let cover = lock::lock_range(self, ROOT, pages(to, 1), Depth::Floor(1), locks);
+            let cover = locking::lock_range(self, ROOT, pages(to, 1), Depth::Floor(1), locks);
             if locks.is_pending() {
                 self.flush(to, to + 1);
                 let moving = self.world.moving.source();
@@ -180,7 +180,7 @@ impl Cpu {
         self.in_section(|locks| {
             let floor = if self.world.omit == Omit::LockCarried { 2 } else { 1 };
             let (source, target) =
-                lock::lock_pair(self, ROOT, from.into(), to.into(), floor, locks);
+                locking::lock_pair(self, ROOT, from.into(), to.into(), floor, locks);
             let index = index_of(to.start(), target.level) as u32;
             if self.child(target.table, target.level, index).is_some() {
                 return;

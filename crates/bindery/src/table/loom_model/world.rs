@@ -18,7 +18,7 @@ use loom::thread::{self, Thread};
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Tiny};
-use crate::table::relocate::Moving;
+use crate::table::move_range::Moving;
 
 const CPUS: usize = 3;
 

@@ -1,0 +1,474 @@
+//! Intervals in a balanced tree: who overlaps a range, in logarithmic time.
+//!
+//! The tree is intrusive: a node carries its own [`Links`], so adding one allocates nothing and
+//! cannot fail. It is an AVL tree, so its height depends on the number of nodes alone, and no
+//! program can choose it.
+//!
+//! # Order and stamps
+//! The tree has a clock. A node that is added or [renewed](IntervalTree::renew) gets the next tick
+//! as its *stamp*. Nodes stand in the order of `(first index, stamp)`, which differs for any two of
+//! them. So a walk may name its place by that pair, let go of the tree, and go on where it was,
+//! whatever has become of the node.
+//!
+//! Each node knows three things of the subtree below it: its height, the greatest index that any of
+//! its intervals reaches, and the greatest stamp. The second prunes what ends in front of a range,
+//! the third what is older than a walk asks for:
+//!
+//! ```text
+//!                    [4, 5]  reaches 19, newest 6
+//!                   /      \
+//!   [0, 19] reaches 19      [8, 9] reaches 12        asked for 13 to 14:
+//!                          /      \                  [0, 19] alone is looked at beneath the root
+//!                   [6, 7] 7       [8, 12] 12
+//! ```
+
+mod check;
+
+use core::marker::PhantomData;
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
+
+/// Bits of [`Links::own`] that hold the height. The other 56 hold the stamp: at a tick each
+/// nanosecond they last for two years, at the rate of system calls for a thousand times that.
+const HEIGHT_BITS: u32 = 8;
+
+/// A node's part of a tree, embedded in the node. The tree's lock guards it.
+pub(crate) struct Links<T> {
+    /// The subtrees in front of the node and behind it.
+    children: [AtomicPtr<T>; 2],
+    parent: AtomicPtr<T>,
+    /// The greatest index in the subtree.
+    reach: AtomicU64,
+    /// The greatest stamp in the subtree.
+    newest: AtomicU64,
+    /// The node's own stamp, and the height of the subtree, at least 1 in a tree.
+    own: AtomicU64,
+}
+
+impl<T> Links<T> {
+    /// Links of a node that is in no tree.
+    pub(crate) const fn new() -> Self {
+        Self {
+            children: [const { AtomicPtr::new(ptr::null_mut()) }; 2],
+            parent: AtomicPtr::new(ptr::null_mut()),
+            reach: AtomicU64::new(0),
+            newest: AtomicU64::new(0),
+            own: AtomicU64::new(0),
+        }
+    }
+
+    fn stamp(&self) -> u64 {
+        self.own.load(Relaxed) >> HEIGHT_BITS
+    }
+
+    fn height(&self) -> u64 {
+        self.own.load(Relaxed) & ((1 << HEIGHT_BITS) - 1)
+    }
+
+    fn summary(&self) -> Summary {
+        Summary {
+            height: self.height(),
+            reach: self.reach.load(Relaxed),
+            newest: self.newest.load(Relaxed),
+        }
+    }
+
+    fn set_summary(&self, summary: Summary) {
+        self.own.store(self.stamp() << HEIGHT_BITS | summary.height, Relaxed);
+        self.reach.store(summary.reach, Relaxed);
+        self.newest.store(summary.newest, Relaxed);
+    }
+}
+
+/// What a node knows of its subtree.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Summary {
+    height: u64,
+    reach: u64,
+    newest: u64,
+}
+
+/// How nodes of type `T` stand in one kind of tree.
+pub(crate) trait Member<T> {
+    /// The node's links in such a tree, always the same.
+    fn links(node: &T) -> &Links<T>;
+    /// The first and the last index; the first is not above the last.
+    fn interval(node: &T) -> (u64, u64);
+}
+
+/// A node's place in the order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct IntervalPlace {
+    pub(crate) first: u64,
+    pub(crate) stamp: u64,
+}
+
+/// Which nodes are asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Asked {
+    /// The intervals have at least one index from `first` to `last`.
+    pub(crate) first: u64,
+    pub(crate) last: u64,
+    /// The stamps are above this one.
+    pub(crate) since: u64,
+    /// The nodes stand behind this place, if one is named.
+    pub(crate) behind: Option<IntervalPlace>,
+}
+
+impl Asked {
+    /// All nodes.
+    pub(crate) const ALL: Self = Self { first: 0, last: u64::MAX, since: 0, behind: None };
+}
+
+/// Intervals by index. Whoever has the tree has a lock for it, too: methods that change the tree
+/// are called with it held alone, all others with it held together with others or alone. What they
+/// return stays in the tree as long as the lock is held.
+pub(crate) struct IntervalTree<T, M> {
+    root: AtomicPtr<T>,
+    /// The stamp that was given last.
+    clock: AtomicU64,
+    /// How many links were followed by all calls.
+    #[cfg(any(test, feature = "measure"))]
+    looked_at: AtomicU64,
+    member: PhantomData<M>,
+}
+
+/// The children in front of a node and behind it.
+const FRONT: usize = 0;
+const BEHIND: usize = 1;
+
+impl<T, M: Member<T>> IntervalTree<T, M> {
+    /// A tree without nodes.
+    pub(crate) const fn new() -> Self {
+        Self {
+            root: AtomicPtr::new(ptr::null_mut()),
+            clock: AtomicU64::new(0),
+            #[cfg(any(test, feature = "measure"))]
+            looked_at: AtomicU64::new(0),
+            member: PhantomData,
+        }
+    }
+
+    /// Whether no node is in the tree.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.root.load(Relaxed).is_null()
+    }
+
+    /// How many links were followed by all calls up to now: what they cost.
+    #[cfg(any(test, feature = "measure"))]
+    pub(crate) fn looked_at(&self) -> u64 {
+        self.looked_at.load(Relaxed)
+    }
+
+    /// The stamp that was given last. Nodes that are added or renewed later have greater ones.
+    pub(crate) fn now(&self) -> u64 {
+        self.clock.load(Relaxed)
+    }
+
+    /// Where `node`, which is in the tree, stands.
+    pub(crate) fn place(node: &T) -> IntervalPlace {
+        IntervalPlace { first: M::interval(node).0, stamp: M::links(node).stamp() }
+    }
+
+    /// Adds `node`, with a new stamp. O(log n).
+    ///
+    /// # Safety
+    /// The caller promises:
+    ///
+    /// 1. It holds the lock alone.
+    /// 2. The node is in no tree by these links, and valid for shared access until it was removed.
+    /// 3. As long as it is in the tree, its interval changes with the lock held alone, and
+    ///    [`IntervalTree::renew`] is called before the lock is released.
+    pub(crate) unsafe fn insert(&self, node: &T) {
+        let stamp = self.tick();
+        self.put(node, stamp);
+    }
+
+    /// Takes `node` out. O(log n).
+    ///
+    /// # Safety
+    /// The caller promises:
+    ///
+    /// 1. It holds the lock alone.
+    /// 2. The node is in this tree.
+    pub(crate) unsafe fn remove(&self, node: &T) {
+        self.take(node);
+    }
+
+    /// Gives `node`, whose interval may have changed, a new stamp and the place that goes with it.
+    /// O(log n); for an only node a few steps.
+    ///
+    /// # Safety
+    /// As for [`IntervalTree::remove`].
+    pub(crate) unsafe fn renew(&self, node: &T) {
+        let stamp = self.tick();
+        if M::links(node).height() == 1 && ptr::eq(self.root.load(Relaxed), node) {
+            self.alone(node, stamp);
+            return;
+        }
+        self.take(node);
+        self.put(node, stamp);
+    }
+
+    /// The first of the nodes that are asked for. O(log n), and O(log n) for each node with a stamp
+    /// above the one that is asked for whose interval is elsewhere.
+    pub(crate) fn first(&self, asked: &Asked) -> Option<&T> {
+        let may_hold = |node: &&T| {
+            let links = M::links(node);
+            links.reach.load(Relaxed) >= asked.first && links.newest.load(Relaxed) > asked.since
+        };
+        let behind = |node: &T| asked.behind.is_none_or(|place| Self::place(node) > place);
+        let mut at = self.node(&self.root).filter(may_hold)?;
+        loop {
+            // What stands in front of a node that is not behind the place, is not either.
+            while behind(at)
+                && let Some(front) = self.child(at, FRONT).filter(may_hold)
+            {
+                at = front;
+            }
+            loop {
+                let (first, last) = M::interval(at);
+                if first > asked.last {
+                    return None;
+                }
+                let newer = M::links(at).stamp() > asked.since;
+                if newer && last >= asked.first && behind(at) {
+                    return Some(at);
+                }
+                if let Some(next) = self.child(at, BEHIND).filter(may_hold) {
+                    at = next;
+                    break;
+                }
+                at = self.parent_behind(at)?;
+            }
+        }
+    }
+
+    /// The nodes that are asked for, in their order. O(log n) for each.
+    pub(crate) fn iter(&self, asked: Asked) -> impl Iterator<Item = &T> {
+        let mut asked = asked;
+        core::iter::from_fn(move || {
+            let node = self.first(&asked)?;
+            asked.behind = Some(Self::place(node));
+            Some(node)
+        })
+    }
+
+    /// The node at `place`, if there is one. O(log n).
+    pub(crate) fn at(&self, place: IntervalPlace) -> Option<&T> {
+        let mut at = self.node(&self.root);
+        while let Some(node) = at {
+            let here = Self::place(node);
+            if here == place {
+                break;
+            }
+            at = self.child(node, usize::from(here < place));
+        }
+        at
+    }
+
+    /// Whether `node` is in the tree. O(log n).
+    pub(crate) fn contains(&self, node: &T) -> bool {
+        self.at(Self::place(node)).is_some_and(|found| ptr::eq(found, node))
+    }
+
+    fn tick(&self) -> u64 {
+        let stamp = self.now() + 1;
+        self.clock.store(stamp, Relaxed);
+        stamp
+    }
+
+    /// Lets `node` be the only one.
+    fn alone(&self, node: &T, stamp: u64) {
+        let links = M::links(node);
+        for link in &links.children {
+            link.store(ptr::null_mut(), Relaxed);
+        }
+        links.parent.store(ptr::null_mut(), Relaxed);
+        links.own.store(stamp << HEIGHT_BITS | 1, Relaxed);
+        links.reach.store(M::interval(node).1, Relaxed);
+        links.newest.store(stamp, Relaxed);
+        self.root.store(pointer(node), Relaxed);
+    }
+
+    /// Links `node`, which is in no tree.
+    fn put(&self, node: &T, stamp: u64) {
+        match self.node(&self.root) {
+            None => self.alone(node, stamp),
+            Some(root) => self.put_below(root, node, stamp),
+        }
+    }
+
+    /// Apart from the common case, so that it is not inlined with it.
+    #[inline(never)]
+    fn put_below<'a>(&'a self, root: &'a T, node: &T, stamp: u64) {
+        let links = M::links(node);
+        for link in &links.children {
+            link.store(ptr::null_mut(), Relaxed);
+        }
+        links.own.store(stamp << HEIGHT_BITS, Relaxed);
+        let place = Self::place(node);
+        let mut above = root;
+        let side = loop {
+            let side = usize::from(Self::place(above) < place);
+            match self.child(above, side) {
+                Some(below) => above = below,
+                None => break side,
+            }
+        };
+        links.parent.store(pointer(above), Relaxed);
+        links.set_summary(self.measured(node));
+        M::links(above).children[side].store(pointer(node), Relaxed);
+        self.mend(Some(above));
+    }
+
+    fn take(&self, node: &T) {
+        let links = M::links(node);
+        let (front, behind) = (self.child(node, FRONT), self.child(node, BEHIND));
+        let (Some(front), Some(behind)) = (front, behind) else {
+            let parent = self.node(&links.parent);
+            self.replace(node, front.or(behind));
+            self.mend(parent);
+            return;
+        };
+        // The next in the order takes the node's place; nothing stands in front of it.
+        let mut next = behind;
+        while let Some(front) = self.child(next, FRONT) {
+            next = front;
+        }
+        let mut lowest = next;
+        if !ptr::eq(next, behind) {
+            lowest = self.node(&M::links(next).parent).unwrap_or(behind);
+            self.replace(next, self.child(next, BEHIND));
+            self.adopt(next, BEHIND, Some(behind));
+        }
+        self.adopt(next, FRONT, Some(front));
+        self.replace(node, Some(next));
+        // As those above know it. So they are measured again if it is not what they know.
+        M::links(next).set_summary(links.summary());
+        self.mend(Some(lowest));
+        self.mend(Some(next));
+    }
+
+    /// Balances and measures from `at` upward, until what is above knows what it should.
+    fn mend<'a>(&'a self, mut at: Option<&'a T>) {
+        while let Some(node) = at {
+            let before = M::links(node).summary();
+            let top = self.balance(node);
+            if M::links(top).summary() == before {
+                return;
+            }
+            at = self.node(&M::links(top).parent);
+        }
+    }
+
+    /// Measures `node`, after a rotation where one of its subtrees is higher by two. Returns what
+    /// stands in its place.
+    fn balance<'a>(&'a self, node: &'a T) -> &'a T {
+        let (front, behind) = (self.height(node, FRONT), self.height(node, BEHIND));
+        if front.abs_diff(behind) > 1 {
+            let high = usize::from(behind > front);
+            if let Some(child) = self.child(node, high) {
+                if self.height(child, 1 - high) > self.height(child, high) {
+                    self.rotate(child, 1 - high);
+                }
+                return self.rotate(node, high);
+            }
+        }
+        M::links(node).set_summary(self.measured(node));
+        node
+    }
+
+    /// Puts the child of `node` at `side` into its place, and `node` below that. Returns the child.
+    ///
+    /// ```text
+    ///      node                child
+    ///      /  \                /   \
+    ///     a   child    -->   node   c        side: BEHIND
+    ///         /  \           /  \
+    ///        b    c         a    b
+    /// ```
+    fn rotate<'a>(&'a self, node: &'a T, side: usize) -> &'a T {
+        let Some(child) = self.child(node, side) else { return node };
+        self.replace(node, Some(child));
+        self.adopt(node, side, self.child(child, 1 - side));
+        self.adopt(child, 1 - side, Some(node));
+        M::links(node).set_summary(self.measured(node));
+        M::links(child).set_summary(self.measured(child));
+        child
+    }
+
+    /// Lets what is above `node` name `by` instead.
+    fn replace(&self, node: &T, by: Option<&T>) {
+        match self.node(&M::links(node).parent) {
+            Some(parent) => {
+                let behind = self.child(parent, BEHIND).is_some_and(|child| ptr::eq(child, node));
+                self.adopt(parent, usize::from(behind), by);
+            }
+            None => {
+                self.root.store(by.map_or(ptr::null_mut(), pointer), Relaxed);
+                if let Some(by) = by {
+                    M::links(by).parent.store(ptr::null_mut(), Relaxed);
+                }
+            }
+        }
+    }
+
+    /// Lets `child` be the child of `node` at `side`.
+    fn adopt(&self, node: &T, side: usize, child: Option<&T>) {
+        M::links(node).children[side].store(child.map_or(ptr::null_mut(), pointer), Relaxed);
+        if let Some(child) = child {
+            M::links(child).parent.store(pointer(node), Relaxed);
+        }
+    }
+
+    /// What `node` should know of its subtree, as its children know it.
+    fn measured(&self, node: &T) -> Summary {
+        let own = Summary { height: 0, reach: M::interval(node).1, newest: M::links(node).stamp() };
+        let sides = [FRONT, BEHIND].map(|side| self.child(node, side));
+        let all = sides.into_iter().flatten().fold(own, |all, child| {
+            let below = M::links(child).summary();
+            Summary {
+                height: all.height.max(below.height),
+                reach: all.reach.max(below.reach),
+                newest: all.newest.max(below.newest),
+            }
+        });
+        Summary { height: all.height + 1, ..all }
+    }
+
+    fn height(&self, node: &T, side: usize) -> u64 {
+        self.child(node, side).map_or(0, |child| M::links(child).height())
+    }
+
+    /// The next above `node` that stands behind it.
+    fn parent_behind<'a>(&'a self, mut node: &'a T) -> Option<&'a T> {
+        loop {
+            let parent = self.node(&M::links(node).parent)?;
+            if self.child(parent, FRONT).is_some_and(|front| ptr::eq(front, node)) {
+                return Some(parent);
+            }
+            node = parent;
+        }
+    }
+
+    fn child(&self, node: &T, side: usize) -> Option<&T> {
+        self.node(&M::links(node).children[side])
+    }
+
+    fn node(&self, link: &AtomicPtr<T>) -> Option<&T> {
+        #[cfg(any(test, feature = "measure"))]
+        crate::stats::count_roughly(&self.looked_at, 1);
+        // SAFETY: links of the tree name nodes that are in it. They are valid until they are
+        // removed (obligation 2 of `insert`), which the lock that the caller holds prevents
+        // meanwhile.
+        NonNull::new(link.load(Relaxed)).map(|node| unsafe { node.as_ref() })
+    }
+}
+
+fn pointer<T>(node: &T) -> *mut T {
+    ptr::from_ref(node).cast_mut()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,491 @@
+//! The index of an address space's VMAs: a skip list that faults read without a lock.
+//!
+//! # The protocol
+//!
+//! **One writer.** Whoever changes the index, or wants an exact answer from it, holds the *writer
+//! lock*: the address space's mutex. **Any number of readers.** [`Index::find_at_or_before`] takes
+//! no lock; it runs in a read section. The index owns no memory: a node carries its own [`Links`],
+//! and may be freed, or inserted anywhere again, only when a grace period has passed since
+//! [`Index::remove`].
+//!
+//! A tower of height h takes part in levels 0 to h - 1; three towers in four have height 1, and
+//! level 0 holds every node in rising order. A link of level l > 0 also knows the widest gap
+//! beneath it, for the writer's search for free addresses (`.` is free, `#` is a node):
+//!
+//! ```text
+//!          0x0         0x1000 0x3000      0x4000 0x6000           0xa000
+//!          |...........|######|...........|######|................|######|......
+//! level 2  head ------------------------ 0x4000 ----------------> C --------> end
+//! level 1  head - 0x1000 -> A ---------- 0x4000 ----------------> C --------> end
+//! level 0  head - 0x1000 -> A - 0x1000 -> B ------- 0x4000 -----> C --------> end
+//! ```
+//!
+//! # Why a search is short
+//!
+//! The heights are random, so a link lies across four of the level below, on the average, whatever
+//! the order in which nodes come and go. That does not help where a program chooses who goes: one
+//! that learns which of its towers are tall, from how long its faults take or because it knows the
+//! seed, may unmap these, and keep a list of flat ones. So a link never lies across more than
+//! [`LINKS_BENEATH`] links below the top level. The writer passes by all of these when it measures
+//! the gap, after each change, and where they are more, it lets the tower in the middle grow by a
+//! level.
+//!
+//! # Why a reader never loops and never falls off
+//!
+//! Lay all nodes that were ever inserted out in one order, each between the two neighbours that it
+//! had when it came. Nodes never overtake each other (a writer that moves a bound in place leaves
+//! the order as it is), so this order only ever gains members; and every link that was ever
+//! written, in a node that is linked or was, leads from a node to a later one. A reader only steps
+//! along links, or down a tower. It therefore meets no node twice, and as no node is freed or
+//! inserted again while it reads, it ends. The stories behind the rules:
+//!
+//! *A node is complete before it is reachable* (its own links are written first, and each link to
+//! it is a Release store that the reader's Acquire load meets):
+//! 1. The writer links N behind A, and would fill in N's links afterwards.
+//! 2. A reader steps from A to N and finds no successor: all of the list beyond N is gone for it.
+//!
+//! *Links appear from the bottom and vanish from the top.* A reader that came to N on level l goes
+//! on with levels l and below, where N is linked already, and linked still. So a tower may also
+//! grow while it stands.
+//!
+//! *A removed node keeps its forward links:*
+//! 1. A reader stands on B. 2. The writer unlinks B: A leads to C. 3. The reader follows B's link
+//!    to C, as if it had come through A. Clearing the link would have lost it C and all beyond.
+//!
+//! *A removed node does not come back within a grace period:*
+//! 1. A reader that looks for C stands on A. 2. The writer removes A and inserts it again, behind
+//!    C. 3. The reader reads A's new link and has passed C without seeing it; were A moved to the
+//!    front again and again, the reader would walk for ever.
+//!
+//! *Unlinking stores with Release too:*
+//! 1. One CPU inserts C. 2. Another removes B, so that A leads to C. 3. A reader meets C through
+//!    the second store alone, and must see what the first CPU had written into C.
+//!
+//! From this follows what a fault relies on: **a node that is linked when the lookup begins, stays
+//! linked, and does not change its bounds is always found.** Every node on the way was linked at
+//! some moment of that node's life; then it lay in front of it, so its links led to it or to
+//! something before it, or past it to something that starts above the address, where the reader
+//! goes down a level instead. A node that is inserted, removed or moved meanwhile may be missed,
+//! and what is found may be unlinked a moment later: the caller asks under the VMA's own lock
+//! whether it is still linked and covers the address, and else takes the mutex.
+
+mod gap_search;
+mod measure;
+
+use core::iter;
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+
+use super::heights::Heights;
+use gap_search::Wanted;
+
+/// The height of the tallest tower. One node in four reaches each further level, so that searches
+/// stay logarithmic up to some 4^9 = 262,144 nodes: four times Linux's limit of mappings. A million
+/// nodes have some 15 towers on the top level, which searches pass one by one.
+pub(crate) const HEIGHT: usize = 9;
+
+/// The most links that lie beneath one link, on the level below it; four, on the average. Where a
+/// change leaves more, a tower in their middle becomes taller ([`Index::measure`]).
+const LINKS_BENEATH: usize = 32;
+
+/// The node's part of the index, embedded in the node.
+pub(crate) struct Links<T> {
+    /// The next tower on each level; null where there is none. Above the height: unused.
+    next: [AtomicPtr<T>; HEIGHT],
+    /// The widest gap beneath the link of level 1, 2, and so on. Only the writer looks here. The
+    /// gap at level 0 is not stored, it follows from the bounds.
+    widest: [AtomicU64; HEIGHT - 1],
+    /// Levels in which this node takes part; of the head, levels that any node ever had part in,
+    /// at least two, so that there is always a stored gap for the auditor to compare. Readers begin
+    /// there: one that knows of too few finds the same node, since each level holds all nodes of
+    /// those above it.
+    height: AtomicU8,
+}
+
+impl<T> Links<T> {
+    /// Links of a node that is in no index.
+    pub(crate) const fn new() -> Self {
+        Self {
+            next: [const { AtomicPtr::new(ptr::null_mut()) }; HEIGHT],
+            // All zeroes: the compiler clears the record where it is, and copies nothing there.
+            widest: [const { AtomicU64::new(0) }; HEIGHT - 1],
+            height: AtomicU8::new(0),
+        }
+    }
+
+    /// Links of the head of an empty index: the gap is the whole space.
+    const fn of_head() -> Self {
+        Self {
+            widest: [const { AtomicU64::new(u64::MAX) }; HEIGHT - 1],
+            height: AtomicU8::new(2),
+            ..Self::new()
+        }
+    }
+
+    #[inline]
+    fn next(&self, level: usize) -> Option<NonNull<T>> {
+        NonNull::new(self.next[level].load(Ordering::Acquire))
+    }
+
+    fn set_next(&self, level: usize, next: Option<NonNull<T>>) {
+        let next = next.map_or(ptr::null_mut(), NonNull::as_ptr);
+        self.next[level].store(next, Ordering::Release);
+    }
+
+    fn height(&self) -> usize {
+        usize::from(self.height.load(Ordering::Relaxed))
+    }
+}
+
+/// What can stand in an [`Index`]: a range of addresses with links.
+pub(crate) trait Indexed: Sized {
+    /// The links inside this node, always the same.
+    fn links(&self) -> &Links<Self>;
+    /// The first byte. Read by readers while the writer may change it.
+    fn start(&self) -> u64;
+    /// The byte behind the last.
+    fn end(&self) -> u64;
+}
+
+/// Where a search stands: on a node, or with `None` on the head, in front of the first.
+type LinkTarget<T> = Option<NonNull<T>>;
+
+/// Where a node stands in an [`Index`]; right until any node is inserted or removed.
+pub(crate) struct Spot<T> {
+    /// On each level, the place whose link leads to the node or across it.
+    path: [LinkTarget<T>; HEIGHT],
+}
+
+/// Nodes by address: lookups without a lock, one writer, free addresses in logarithmic time.
+///
+/// The obligations that make the use of the index sound are those of [`Index::insert`]; the
+/// methods that say "writer" need the writer lock for an answer that is right.
+pub(crate) struct Index<T: Indexed> {
+    head: Links<T>,
+    count: AtomicUsize,
+    heights: Heights,
+    /// How many nodes were looked at by all searches.
+    #[cfg(any(test, feature = "measure"))]
+    looked_at: AtomicU64,
+}
+
+impl<T: Indexed> Index<T> {
+    /// An empty index whose towers get the heights that `key` determines: numbers that programs do
+    /// not know, though a search is short whatever they do.
+    pub(crate) const fn new(key: [u64; 2]) -> Self {
+        Self {
+            head: Links::of_head(),
+            count: AtomicUsize::new(0),
+            heights: Heights::new(key),
+            #[cfg(any(test, feature = "measure"))]
+            looked_at: AtomicU64::new(0),
+        }
+    }
+
+    /// How many nodes were looked at by all searches up to now.
+    #[cfg(any(test, feature = "measure"))]
+    pub(crate) fn looked_at(&self) -> u64 {
+        self.looked_at.load(Ordering::Relaxed)
+    }
+
+    /// The node with the greatest start at or below `addr`, if there is one.
+    ///
+    /// Lock-free, in a read section; exact with the writer lock. Without it, the node may be
+    /// removed or moved by now, and one that is being inserted, removed or moved may be missed:
+    /// the caller validates under the VMA's lock and falls back to the mutex (see the module).
+    #[inline]
+    pub(crate) fn find_at_or_before(&self, addr: u64) -> Option<NonNull<T>> {
+        self.last(|node| node.start() <= addr)
+    }
+
+    /// Writer: the first node whose end is above `addr`.
+    pub(crate) fn first_ending_after(&self, addr: u64) -> Option<NonNull<T>> {
+        let before = self.last(|node| node.end() <= addr);
+        self.links(before).next(0)
+    }
+
+    /// Writer: the node behind `node`, which may have been removed meanwhile.
+    pub(crate) fn next(&self, node: NonNull<T>) -> Option<NonNull<T>> {
+        self.links(Some(node)).next(0)
+    }
+
+    /// Writer: the node in front of `node`.
+    pub(crate) fn previous(&self, node: NonNull<T>) -> Option<NonNull<T>> {
+        let start = self.node(node).start();
+        self.last(|other| other.start() < start)
+    }
+
+    /// How many nodes the index holds; exact for the writer.
+    pub(crate) fn len(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Writer: all nodes in rising order. The caller may remove the node that it was just given.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = NonNull<T>> {
+        iter::successors(self.head.next(0), |node| self.next(*node))
+    }
+
+    /// Writer: adds `node`. The starts of all nodes differ. Ends may overlap the next node while
+    /// the writer is about to move them, until [`Index::bounds_changed`] has been told.
+    ///
+    /// # Safety
+    ///
+    /// The caller promises, for this node and for this index as a whole:
+    ///
+    /// 1. It holds the writer lock.
+    /// 2. The node is in no index, and since it last was in one a grace period has passed.
+    /// 3. The node is valid for shared access from all CPUs until a grace period has passed since
+    ///    its removal, and its [`Indexed::links`] lie inside it.
+    /// 4. As long as the index holds a node, its methods are called in read sections or with the
+    ///    writer lock held, and every node passed to them is in it, or was and is not yet freed.
+    pub(crate) unsafe fn insert(&self, node: NonNull<T>) {
+        let height = self.heights.draw();
+        if height > self.levels() {
+            self.head.height.store(height as u8, Ordering::Relaxed);
+        }
+        let path = self.path_to(node);
+        let links = self.links(Some(node));
+        links.height.store(height as u8, Ordering::Relaxed);
+        for (level, place) in path.iter().enumerate().take(height) {
+            let next = self.links(*place).next(level);
+            debug_assert!(next != Some(node) && self.start(next) != self.node(node).start());
+            links.set_next(level, next);
+        }
+        for (level, place) in path.iter().enumerate().take(height) {
+            self.links(*place).set_next(level, Some(node));
+        }
+        self.count.store(self.len() + 1, Ordering::Relaxed);
+        self.measure_path(&path, Some(node));
+    }
+
+    /// Writer: takes `node` out, and returns the pointer that was inserted: `node` may stem from a
+    /// reference, which gives no right to free it. Its forward links stay, for the readers that
+    /// stand on it.
+    ///
+    /// # Safety
+    ///
+    /// The caller promises:
+    ///
+    /// 1. It holds the writer lock.
+    /// 2. The node is in this index, and no node in front of it has the same start (the next one
+    ///    may: a writer that merges may first lower the next node's start, then remove this).
+    /// 3. The node's start stays as it is, and the node is neither freed nor inserted anywhere,
+    ///    until a grace period has passed.
+    pub(crate) unsafe fn remove(&self, node: NonNull<T>) -> NonNull<T> {
+        let path = self.path_to(node);
+        let links = self.links(Some(node));
+        let mut inserted = node;
+        for level in (0..links.height()).rev() {
+            let before = self.links(path[level]);
+            debug_assert_eq!(before.next(level), Some(node));
+            inserted = before.next(level).unwrap_or(node);
+            before.set_next(level, links.next(level));
+        }
+        self.count.store(self.len() - 1, Ordering::Relaxed);
+        self.measure_path(&path, None);
+        inserted
+    }
+
+    /// Writer: where `node` stands.
+    #[inline]
+    pub(crate) fn spot(&self, node: NonNull<T>) -> Spot<T> {
+        Spot { path: self.path_to(node) }
+    }
+
+    /// Writer: what lies between the neighbours of `node`, which stands at `spot`: the end of the
+    /// one in front and the start of the one behind.
+    pub(crate) fn between_neighbours(&self, spot: &Spot<T>, node: NonNull<T>) -> (u64, u64) {
+        (self.end(spot.path[0]), self.start(self.links(Some(node)).next(0)))
+    }
+
+    /// Writer: tells the index that `node`'s start or end has changed in place, without passing a
+    /// neighbour's. Searches for gaps are right again when it was told of each node that changed.
+    pub(crate) fn bounds_changed(&self, node: NonNull<T>) {
+        self.bounds_changed_at(&self.spot(node), node);
+    }
+
+    /// Writer: as [`Index::bounds_changed`], for a node whose spot is known.
+    pub(crate) fn bounds_changed_at(&self, spot: &Spot<T>, node: NonNull<T>) {
+        self.measure_path(&spot.path, Some(node));
+    }
+
+    /// Writer: the highest address `a` with `a % align == congruent` such that `a..a + len` lies
+    /// in `low..high` and no node overlaps it. `align` is a power of two above `congruent`.
+    ///
+    /// Logarithmic, times the number of gaps that are wide enough and only alignment forbids. A
+    /// `len` of 0 finds nothing.
+    pub(crate) fn find_gap_top_down(
+        &self,
+        len: u64,
+        align: u64,
+        congruent: u64,
+        low: u64,
+        mut high: u64,
+    ) -> Option<u64> {
+        // Where the last candidate disappoints, only what lies below it is left. That happens at
+        // most once a level, where a link leads across `low` or `high` and its widest gap lies
+        // outside, and for each gap that is wide enough but badly aligned.
+        loop {
+            let wanted = Wanted::new(len, align, congruent, low, high)?;
+            let place = self.last_candidate(&wanted);
+            let next = self.links(place).next(0);
+            let found = wanted.highest_in(self.end(place), self.start(next));
+            if found.is_some() {
+                return found;
+            }
+            high = self.node(place?).start();
+        }
+    }
+
+    /// Writer: as [`Index::find_gap_top_down`], but the lowest address.
+    pub(crate) fn find_gap_bottom_up(
+        &self,
+        len: u64,
+        align: u64,
+        congruent: u64,
+        low: u64,
+        high: u64,
+    ) -> Option<u64> {
+        let wanted = Wanted::new(len, align, congruent, low, high)?;
+        let mut place = None;
+        let mut level = self.levels() - 1;
+        while self.end(place) <= wanted.last {
+            let next = self.links(place).next(level);
+            if self.is_candidate(place, level, &wanted) {
+                if level > 0 {
+                    level -= 1;
+                    continue;
+                }
+                let found = wanted.lowest_in(self.end(place), self.start(next));
+                if found.is_some() {
+                    return found;
+                }
+            }
+            // Nothing beneath this link: across it, and up the tower at its end.
+            level = self.links(Some(next?)).height() - 1;
+            place = next;
+        }
+        None
+    }
+
+    /// Writer: as [`Index::find_gap_bottom_up`], in the gap right behind `node` alone. O(1).
+    pub(crate) fn find_gap_behind(
+        &self,
+        node: NonNull<T>,
+        len: u64,
+        align: u64,
+        congruent: u64,
+        high: u64,
+    ) -> Option<u64> {
+        let place = Some(node);
+        let wanted = Wanted::new(len, align, congruent, self.end(place), high)?;
+        wanted.lowest_in(self.end(place), self.start(self.links(place).next(0)))
+    }
+
+    /// How many levels a search has to look at.
+    #[inline]
+    fn levels(&self) -> usize {
+        self.head.height().min(HEIGHT)
+    }
+
+    /// The last node that a search reaches whose nodes to pass over `passes` tells.
+    #[inline]
+    fn last(&self, passes: impl Fn(&T) -> bool) -> LinkTarget<T> {
+        let mut place = None;
+        let mut links = &self.head;
+        for level in (0..self.levels()).rev() {
+            while let Some(next) = links.next(level)
+                && self.passes_over(next, &passes)
+            {
+                place = Some(next);
+                links = self.node(next).links();
+            }
+        }
+        place
+    }
+
+    #[inline]
+    fn passes_over(&self, node: NonNull<T>, passes: &impl Fn(&T) -> bool) -> bool {
+        #[cfg(any(test, feature = "measure"))]
+        crate::stats::count_roughly(&self.looked_at, 1);
+        passes(self.node(node))
+    }
+
+    /// On each level, the last place that a search reaches whose nodes to pass over `passes` tells.
+    #[inline]
+    fn path(&self, passes: impl Fn(&T) -> bool) -> [LinkTarget<T>; HEIGHT] {
+        let mut path = [None; HEIGHT];
+        let mut place = None;
+        for level in (0..self.levels()).rev() {
+            while let Some(next) = self.links(place).next(level)
+                && self.passes_over(next, &passes)
+            {
+                place = Some(next);
+            }
+            path[level] = place;
+        }
+        path
+    }
+
+    /// On each level, the place whose link leads to `node`, or leads or would lead across it.
+    fn path_to(&self, node: NonNull<T>) -> [LinkTarget<T>; HEIGHT] {
+        let start = self.node(node).start();
+        self.path(|other| other.start() < start)
+    }
+
+    /// A place from which on no gap will do, but for the one right behind it, which may.
+    fn last_candidate(&self, wanted: &Wanted) -> LinkTarget<T> {
+        let mut place = None;
+        let mut until = None;
+        for level in (0..self.levels()).rev() {
+            let mut last = None;
+            let mut at = place;
+            while self.end(at) <= wanted.last {
+                let next = self.links(at).next(level);
+                if self.is_candidate(at, level, wanted) {
+                    last = Some((at, next));
+                }
+                if next == until {
+                    break;
+                }
+                at = next;
+            }
+            let Some(narrower) = last else { break };
+            (place, until) = narrower;
+        }
+        place
+    }
+
+    /// Whether a gap beneath the link of `place` at `level` may be wide enough and inside the
+    /// bounds. The caller has looked at the upper bound.
+    fn is_candidate(&self, place: LinkTarget<T>, level: usize, wanted: &Wanted) -> bool {
+        self.widest(place, level) >= wanted.len
+            && self.start(self.links(place).next(level)) > wanted.low
+    }
+
+    #[inline]
+    fn links(&self, place: LinkTarget<T>) -> &Links<T> {
+        place.map_or(&self.head, |node| self.node(node).links())
+    }
+
+    /// Where the gap behind `place` begins.
+    fn end(&self, place: LinkTarget<T>) -> u64 {
+        place.map_or(0, |node| self.node(node).end())
+    }
+
+    /// Where the gap in front of `next` ends; `None` is the end of the list.
+    fn start(&self, next: Option<NonNull<T>>) -> u64 {
+        next.map_or(u64::MAX, |node| self.node(node).start())
+    }
+
+    #[inline]
+    fn node(&self, node: NonNull<T>) -> &T {
+        // SAFETY: the pointer was read from a link or passed in. Nodes are linked by `insert`
+        // alone, whose obligations 3 and 4 say that they are valid for shared access while a
+        // caller of any method can reach them, and that only such nodes are passed in.
+        unsafe { node.as_ref() }
+    }
+}
+
+#[cfg(test)]
+mod tests;

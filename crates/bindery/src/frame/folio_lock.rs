@@ -1,0 +1,162 @@
+//! The lock of a folio: a bit of its `state`, apart from that of tables, so that a late locker of
+//! the one kind cannot disturb the other.
+//!
+//! Only a holder of a reference or a mapping takes the lock; so nobody has it when the folio is freed,
+//! and no frame that becomes something else has a locker. It protects the owner and the index.
+//!
+//! # Who may wait for it
+//! Nobody under a table's lock or in a read section: those try. Waiting comes below an invalidate lock,
+//! so who has the lock only tries invalidate locks; the lock of an anonymous family comes below the
+//! lock. A waiter parks on `state`, with [`FOLIO_PARKED`] set ([`crate::sync::parking`]).
+//!
+//! # An owner that goes
+//! Who takes the last mapping of an anonymous folio away, and finds that it stays since somebody
+//! holds it, has to take its owner away too, but may be under a table's lock and so cannot wait. It
+//! sets [`ORPHAN`] and [`FOLIO_LOCK`] in one step; and who unlocks looks for the mark in the same
+//! step that unlocks:
+//!
+//! 1. CPU A, at work on the owner, has the lock;
+//! 2. CPU B takes away the last mapping; a pin remains. B's mapping becomes a reference;
+//! 3. CPU B sets both bits and sees that the lock was taken: it lets its reference go, and returns;
+//! 4. CPU A unlocks: it meets the mark, takes the owner away, and clears mark and lock together.
+//!
+//! Were the mark a question that A asks before it unlocks, B could come between the two. If the folio
+//! is mapped again before anybody acts on the mark, it has a new owner, which stays: mapping a folio
+//! that nobody maps is done under the lock.
+
+use core::sync::atomic::Ordering;
+
+use super::folio::Folio;
+use super::meta::{FOLIO_LOCK, FOLIO_PARKED, ORPHAN};
+use super::owner::Owner;
+use super::{Frames, Reference};
+use crate::platform::Platform;
+use crate::sync::parking::{Parking, park_while};
+use crate::sync::word::Word;
+
+/// Takes the lock, unless somebody has it.
+#[inline]
+pub(super) fn try_lock(state: &impl Word<u32>) -> bool {
+    state.set(FOLIO_LOCK, Ordering::Acquire) & FOLIO_LOCK == 0
+}
+
+/// Takes the lock, asleep while somebody has it.
+pub(super) fn lock<W: Word<u32>>(state: &W, parking: &impl Parking<W>) {
+    while !try_lock(state) {
+        park_while(parking, state, FOLIO_PARKED, |state| state & FOLIO_LOCK != 0);
+    }
+}
+
+/// Gives the lock back. Calls `disown` where the owner should go; it looks whether that still holds,
+/// and may be called more than once.
+#[inline]
+pub(super) fn unlock<W: Word<u32>>(state: &W, parking: &impl Parking<W>, disown: impl Fn()) {
+    // Acquire: the mark came after the last mapping had gone.
+    let mut seen = state.load(Ordering::Acquire);
+    loop {
+        debug_assert_ne!(seen & FOLIO_LOCK, 0, "the folio was not locked");
+        if seen & ORPHAN != 0 {
+            disown();
+        }
+        let free = seen & !(FOLIO_LOCK | ORPHAN | FOLIO_PARKED);
+        match state.exchange(seen, free, Ordering::Release, Ordering::Acquire) {
+            Ok(_) => break,
+            Err(now) => seen = now,
+        }
+    }
+    if seen & FOLIO_PARKED != 0 {
+        parking.unpark(state);
+    }
+}
+
+/// Has the owner taken away under the lock, by the caller or by who has it; never waits. The caller
+/// has a reference.
+#[inline]
+pub(super) fn orphan<W: Word<u32>>(state: &W, parking: &impl Parking<W>, disown: impl Fn()) {
+    if state.set(FOLIO_LOCK | ORPHAN, Ordering::AcqRel) & FOLIO_LOCK == 0 {
+        unlock(state, parking, disown);
+    }
+}
+
+/// The lock of a folio; given back when this is dropped. For as long, the owner that it tells is the
+/// folio's, and if that is an object, the object lives: it waits for the lock before it lets the
+/// folio go.
+pub(crate) struct FolioLock<'a, P: Platform> {
+    frames: &'a Frames<P>,
+    platform: &'a P,
+    folio: Folio,
+}
+
+impl<P: Platform> FolioLock<'_, P> {
+    /// Whom the folio belongs to, and the index of its first page there. An anon group is only
+    /// to be trusted while the folio is mapped, and in a read section that began before that was
+    /// seen.
+    pub(crate) fn owner(&self, platform: &P) -> (Owner, u64) {
+        self.frames.owner(platform, self.folio)
+    }
+
+    /// Gives the folio to another owner, with the index of its first page there.
+    pub(crate) fn set_owner(&self, owner: Owner, index: u64) {
+        self.frames.write_owner(self.folio, owner, index);
+    }
+
+    /// The object that owns the folio names no page of it any more.
+    pub(crate) fn let_go(&self) {
+        self.frames.let_go(self.folio);
+    }
+}
+
+impl<P: Platform> Drop for FolioLock<'_, P> {
+    fn drop(&mut self) {
+        let state = &self.frames.meta(self.folio.head).state;
+        unlock(state, self.platform, || self.frames.disown(self.folio));
+    }
+}
+
+impl<P: Platform> Frames<P> {
+    /// Takes the folio's lock, unless somebody has it. Never waits. The caller has a reference, or
+    /// keeps a mapping, until the lock is dropped.
+    #[inline]
+    pub(crate) fn try_lock_folio<'a>(
+        &'a self,
+        platform: &'a P,
+        folio: Folio,
+    ) -> Option<FolioLock<'a, P>> {
+        let locked = try_lock(&self.meta(folio.head).state);
+        // Not `then_some`: a lock that was not taken must not be dropped.
+        locked.then(|| FolioLock { frames: self, platform, folio })
+    }
+
+    /// As [`Frames::try_lock_folio`], but waits for it; not under a table's lock, and not in a read
+    /// section.
+    pub(crate) fn lock_folio<'a>(&'a self, platform: &'a P, folio: Folio) -> FolioLock<'a, P> {
+        lock(&self.meta(folio.head).state, platform);
+        FolioLock { frames: self, platform, folio }
+    }
+
+    /// Nobody maps the folio any more, and the caller has a reference: the owner goes now, or when
+    /// whoever has the lock gives it back.
+    #[cold]
+    pub(super) fn orphan(&self, platform: &P, folio: Folio) {
+        orphan(&self.meta(folio.head).state, platform, || self.disown(folio));
+    }
+
+    /// Takes the owner of an anonymous folio that nobody maps away; the lock is held.
+    fn disown(&self, folio: Folio) {
+        if self.mappings(folio) == 0 && self.is_anonymous(folio) {
+            self.write_owner(folio, Owner::Nobody, 0);
+        }
+    }
+}
+
+impl<'a, P: Platform> Reference<'a, P> {
+    /// Takes the folio's lock, unless somebody has it.
+    #[cfg_attr(
+        not(any(test, feature = "testing")),
+        expect(dead_code, reason = "reclaim will need it")
+    )]
+    pub(crate) fn try_lock(&self) -> Option<FolioLock<'_, P>> {
+        let (frames, platform) = self.frames();
+        frames.try_lock_folio(platform, **self)
+    }
+}

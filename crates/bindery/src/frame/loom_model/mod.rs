@@ -1,0 +1,315 @@
+//! Folios under loom: the code of [`super::count`], [`super::reference`] and [`super::folio_lock`] itself,
+//! over a few frames, whose metadata loom answers with every value that the memory model allows.
+//!
+//! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib loom_model`.
+//!
+//! # How a broken protocol shows
+//! | wrong | what notices |
+//! |---|---|
+//! | a walker holds what is no folio, or another one | what a frame is stands in a loom cell: read by who holds it, written by who makes and frees it |
+//! | a folio is freed under a holder | so it does: touched without order, a race |
+//! | an owner changes under a reader | so does the owner |
+//! | a late reference or lock hits a table or a slab | their counts and states are audited |
+//! | an owner dangles, a folio leaks, a reference gets lost | audited when all is over |
+//!
+//! The last tests leave out one rule each ([`Omit`]) and must fail. And lest a model pass because
+//! loom never came to its point, the others ask whether the point was [`Seen`].
+//!
+//! Two CPUs are explored completely, three with at most [`PREEMPTIONS`] preemptions.
+
+mod world;
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::vec::Vec;
+
+use loom::model::Builder;
+use loom::thread;
+
+use super::count::{self, MAPPING};
+use super::folio::Folio;
+use super::reference::Heads;
+use crate::addr::Frame;
+
+use world::{FIRST, Omit, Seen, World};
+
+const PREEMPTIONS: usize = 3;
+
+/// The world, which a test shares among loom's threads.
+struct Shared(Rc<World>);
+
+// SAFETY: loom runs one thread at a time.
+unsafe impl Send for Shared {}
+
+type Work = fn(&World);
+
+fn explore<const N: usize>(omit: Omit, prepare: Work, work: [Work; N]) -> Arc<Seen> {
+    let seen = Arc::new(Seen::default());
+    let shared = Arc::clone(&seen);
+    let mut builder = Builder::new();
+    builder.preemption_bound = (N > 2).then_some(PREEMPTIONS);
+    builder.check(move || {
+        let world = World::new(omit, &shared);
+        prepare(&world);
+        let mut others = Vec::new();
+        for work in work.into_iter().skip(1) {
+            let shared = Shared(Rc::clone(&world));
+            others.push(thread::spawn(move || {
+                let shared = shared;
+                work(&shared.0);
+            }));
+        }
+        work[0](&world);
+        others.into_iter().for_each(|cpu| cpu.join().unwrap());
+        world.audit();
+    });
+    seen
+}
+
+fn hold<const N: usize>(prepare: Work, work: [Work; N]) -> Arc<Seen> {
+    explore(Omit::Nothing, prepare, work)
+}
+
+/// The protocol without one of its rules.
+fn without<const N: usize>(omit: Omit, prepare: Work, work: [Work; N]) {
+    explore(omit, prepare, work);
+}
+
+const PAGE: Folio = Folio { head: Frame(0), order: 0 };
+
+fn nothing(_: &World) {}
+
+fn pinned(world: &World) {
+    assert!(count::pin(world.count(FIRST.head), count::PinRoom::All));
+}
+
+fn walk(world: &World) {
+    world.walk(Frame(1), |folio| world.check(folio));
+}
+
+fn walk_to_head(world: &World) {
+    world.walk(Frame(0), |folio| world.check(folio));
+}
+
+/// Reads the owner under the lock, as a walker does that follows it.
+fn read_owner(world: &World) {
+    world.walk(Frame(1), |folio| {
+        world.with_lock(folio, || {
+            world.owner(folio);
+        });
+    });
+}
+
+/// As [`read_owner`], asleep until the lock is free.
+fn wait_to_read_owner(world: &World) {
+    world.walk(Frame(1), |folio| {
+        world.wait_for_lock(folio, || {
+            world.owner(folio);
+        });
+    });
+}
+
+fn unmap(world: &World) {
+    world.unmap(FIRST, 2);
+}
+
+fn unmap_by_pages(world: &World) {
+    world.unmap(FIRST, 1);
+}
+
+/// The frames become a page and a table.
+fn reuse_as_table(world: &World) {
+    if world.unmap(FIRST, 2) {
+        world.make_folio(PAGE, MAPPING);
+        world.make_table(Frame(1));
+    }
+}
+
+/// The head becomes a table.
+fn reuse_head_as_table(world: &World) {
+    if world.unmap(FIRST, 2) {
+        world.make_table(Frame(0));
+    }
+}
+
+/// The head becomes a slab.
+fn reuse_as_slab(world: &World) {
+    if world.unmap(FIRST, 2) {
+        world.make_slab(Frame(0));
+    }
+}
+
+/// The head becomes a page that lives and ends.
+fn live_again(world: &World) {
+    if world.unmap(FIRST, 2) {
+        world.make_folio(PAGE, MAPPING);
+        world.unmap(PAGE, 1);
+    }
+}
+
+fn unpin(world: &World) {
+    world.unpin(FIRST);
+}
+
+fn unpin_and_reuse(world: &World) {
+    if world.unpin(FIRST) {
+        world.make_table(Frame(0));
+    }
+}
+
+/// Copy-on-write finds the folio to be its own: it keeps its mapping meanwhile.
+fn claim_and_unmap(world: &World) {
+    world.claim(FIRST, 2);
+    world.unmap(FIRST, 1);
+}
+
+fn cut(world: &World) {
+    world.cut();
+}
+
+#[test]
+fn a_reference_from_nothing_and_the_last_unmapping_come_one_after_the_other() {
+    let seen = hold(nothing, [unmap, walk]);
+    assert!(seen.held.load(Relaxed) > 0 && seen.refused.load(Relaxed) > 0);
+    hold(nothing, [unmap_by_pages, unmap_by_pages, walk]);
+}
+
+#[test]
+fn a_late_reference_changes_nothing_in_what_the_frames_have_become() {
+    let seen = hold(nothing, [reuse_as_table, walk]);
+    assert!(seen.mistaken.load(Relaxed) > 0);
+    hold(nothing, [reuse_head_as_table, walk]);
+    hold(nothing, [reuse_head_as_table, walk_to_head]);
+    hold(nothing, [reuse_as_slab, walk]);
+}
+
+#[test]
+fn a_mistaken_reference_may_be_the_last_of_the_next_folio() {
+    let seen = hold(nothing, [live_again, walk]);
+    assert!(seen.mistaken.load(Relaxed) > 0);
+    hold(nothing, [live_again, walk_to_head]);
+}
+
+#[test]
+fn two_walkers_and_who_frees_agree_on_who_is_the_last() {
+    let seen = hold(nothing, [reuse_as_table, walk, walk_to_head]);
+    assert!(seen.held.load(Relaxed) > 0);
+}
+
+#[test]
+fn a_cut_fails_where_a_walker_came_first_and_keeps_it_out_where_not() {
+    let seen = hold(nothing, [cut, walk]);
+    assert!(seen.busy.load(Relaxed) > 0 && seen.held.load(Relaxed) > 0);
+    assert!(seen.mistaken.load(Relaxed) > 0);
+    hold(nothing, [cut, walk, walk_to_head]);
+}
+
+#[test]
+fn an_owner_is_read_and_changed_one_after_the_other() {
+    let seen = hold(nothing, [claim_and_unmap, read_owner]);
+    assert!(seen.busy.load(Relaxed) > 0);
+}
+
+#[test]
+fn the_owner_of_a_pinned_folio_goes_with_its_last_mapping() {
+    let seen = hold(pinned, [unmap, read_owner]);
+    assert!(seen.left_to_the_other.load(Relaxed) > 0);
+    hold(pinned, [unmap_by_pages, claim_and_unmap]);
+    hold(pinned, [unmap, unpin, read_owner]);
+    hold(pinned, [unmap, unpin_and_reuse]);
+}
+
+#[test]
+fn who_sleeps_for_the_lock_is_woken_by_whoever_gives_it_back() {
+    let seen = hold(nothing, [wait_to_read_owner, wait_to_read_owner]);
+    assert!(seen.slept.load(Relaxed) > 0);
+    let seen = hold(pinned, [unmap, wait_to_read_owner]);
+    assert!(seen.slept.load(Relaxed) > 0);
+}
+
+// Each rule is needed: without it, one of the models above fails.
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn who_publishes_without_release_shows_a_half_made_folio() {
+    without(Omit::Release, nothing, [live_again, walk_to_head]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn who_takes_a_reference_without_acquire_sees_a_half_made_folio() {
+    without(Omit::Acquire, nothing, [live_again, walk_to_head]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn who_adds_to_zero_holds_what_is_freed() {
+    without(Omit::NeverFromZero, nothing, [unmap, walk]);
+}
+
+#[test]
+#[should_panic(expected = "held what is not this folio")]
+fn who_does_not_look_again_takes_a_table_for_a_page() {
+    without(Omit::LookAgain, nothing, [reuse_as_table, walk]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn who_frees_by_a_plain_store_frees_under_a_holder() {
+    without(Omit::Freeze, nothing, [unmap, walk]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn who_does_not_freeze_cuts_under_a_holder() {
+    without(Omit::FreezeToCut, nothing, [cut, walk]);
+}
+
+#[test]
+#[should_panic(expected = "a table's entries")]
+fn a_table_that_counts_its_entries_there_takes_a_late_reference_for_one() {
+    without(Omit::CountElsewhere, nothing, [reuse_head_as_table, walk_to_head]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn who_frees_without_acquire_frees_under_one_who_let_go_just_now() {
+    without(Omit::AcquireLast, nothing, [unmap, walk]);
+}
+
+#[test]
+#[should_panic(expected = "by a stranger")]
+fn who_locks_without_a_reference_locks_a_table() {
+    without(Omit::LockReferenced, nothing, [reuse_head_as_table, walk_to_head]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn who_changes_the_owner_without_the_lock_changes_it_under_a_reader() {
+    without(Omit::LockOwner, nothing, [claim_and_unmap, read_owner]);
+}
+
+#[test]
+#[should_panic(expected = "an owner dangles")]
+fn who_unmaps_last_and_leaves_the_owner_lets_it_dangle() {
+    without(Omit::Orphan, pinned, [unmap, walk]);
+}
+
+#[test]
+#[should_panic(expected = "an owner dangles")]
+fn who_asks_for_the_mark_before_unlocking_misses_it() {
+    without(Omit::MarkWithLock, pinned, [unmap, read_owner]);
+}
+
+#[test]
+#[should_panic(expected = "by a stranger")]
+fn who_keeps_no_reference_while_the_owner_goes_locks_a_table() {
+    without(Omit::KeepToOrphan, pinned, [unmap, unpin_and_reuse]);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn who_sleeps_for_the_lock_without_a_second_look_sleeps_for_ever() {
+    without(Omit::SecondLook, nothing, [wait_to_read_owner, wait_to_read_owner]);
+}

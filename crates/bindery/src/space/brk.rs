@@ -1,0 +1,144 @@
+//! `brk(2)`.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::error::Error;
+use crate::platform::Platform;
+use crate::tlb::Gather;
+
+use super::AddressSpace;
+use super::change::Removed;
+use super::vma::{MappingFlags, Purpose};
+use crate::collections::range_skip_list::Indexed;
+
+/// Where the program's heap begins and ends. Both 0 until the embedder says where.
+#[derive(Default)]
+pub(super) struct ProgramBreak {
+    start: AtomicU64,
+    end: AtomicU64,
+}
+
+impl ProgramBreak {
+    pub(super) fn copy_from(&self, other: &Self) {
+        self.start.store(other.start.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.end.store(other.end.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Says where the heap begins, and that it is empty: what loads a program does.
+    pub fn set_break_start(&self, start: VirtAddr) {
+        let _guard = self.mutex.lock();
+        self.program_break.start.store(start.0, Ordering::Relaxed);
+        self.program_break.end.store(start.0, Ordering::Relaxed);
+    }
+
+    /// Where the heap begins and ends (Linux: `start_brk`, `brk`); both 0 until the embedder says
+    /// where. The two agree only while the mutex is held.
+    pub(crate) fn heap(&self) -> (u64, u64) {
+        let read = |at: &AtomicU64| at.load(Ordering::Relaxed);
+        (read(&self.program_break.start), read(&self.program_break.end))
+    }
+
+    /// Moves the end of the heap to `end`, and returns where it is afterwards: at `end`, or where it
+    /// was if that is not possible (Linux: `brk(2)`, whose library wrapper makes an error of it).
+    ///
+    /// Complexity: as [`AddressSpace::munmap`] where the heap shrinks; logarithmic in the mappings
+    /// where it grows.
+    pub fn set_break(&self, end: VirtAddr) -> VirtAddr {
+        let mut now = end;
+        let moved = self.table.memory.outermost(|| {
+            let (mut gather, mut removed) = (Gather::new(), Removed::default());
+            let guard = self.mutex.lock();
+            let moved = self.break_locked(end, &mut gather, &mut removed);
+            if moved.is_ok() {
+                self.program_break.end.store(end.0, Ordering::Relaxed);
+            }
+            now = VirtAddr(self.program_break.end.load(Ordering::Relaxed));
+            self.flush(&mut gather);
+            drop(guard);
+            self.finish(&mut gather, removed);
+            moved
+        });
+        if let Ok(Some(range)) = moved {
+            let _ = self.populate(range);
+        }
+        now
+    }
+
+    /// Returns what is new and has to be populated.
+    fn break_locked(
+        &self,
+        end: VirtAddr,
+        gather: &mut Gather,
+        removed: &mut Removed,
+    ) -> Result<Option<VirtRange>, Error> {
+        let limit = self.limit();
+        let start = self.program_break.start.load(Ordering::Relaxed);
+        let old = self.program_break.end.load(Ordering::Relaxed);
+        let round = |addr: u64| addr.checked_next_multiple_of(PAGE_SIZE);
+        if end.0 < start || end.0 - start > self.limits().data {
+            return Err(Error::LimitReached);
+        }
+        let new_end = round(end.0).ok_or(Error::OutOfRange { limit })?;
+        let old_end = round(old).ok_or(Error::OutOfRange { limit })?;
+        if new_end == old_end {
+            return Ok(None);
+        }
+        if new_end < old_end {
+            let range = VirtRange::raw(new_end, old_end);
+            // As Linux: the heap shrinks only where there is one.
+            let heap = self.first_behind(new_end).filter(|vma| vma.start() < old_end);
+            heap.ok_or(Error::NotMapped(VirtAddr(new_end)))?;
+            self.unmap_locked(range, gather, removed)?;
+            return Ok(None);
+        }
+        self.grow_break(VirtRange::raw(old_end, new_end))
+    }
+
+    fn grow_break(&self, range: VirtRange) -> Result<Option<VirtRange>, Error> {
+        let limit = self.limit();
+        if range.end() > limit {
+            return Err(Error::OutOfRange { limit });
+        }
+        if range.start() < self.options.minimum_address {
+            return Err(Error::BelowMinimum { minimum: self.options.minimum_address });
+        }
+        // One page stays free above, and what a mapping there needs to grow down.
+        let guard = VirtRange::raw(range.start().0, range.end().0.saturating_add(PAGE_SIZE));
+        if let Some(next) = self.first_behind(range.start().0) {
+            let grows = next.has(MappingFlags::GROWS_DOWN);
+            let gap = if grows { super::STACK_GUARD_GAP } else { 0 };
+            if guard.end().0 > next.start().saturating_sub(gap) {
+                return Err(Error::Exists(VirtAddr(next.start())));
+            }
+        }
+        let flags = MappingFlags::READ
+            | MappingFlags::WRITE
+            | MappingFlags::MAY_ALL
+            | MappingFlags::ACCOUNT
+            | MappingFlags::SOFT_DIRTY
+            | self.future_locks();
+        let flags = flags | self.future_merging(flags);
+        let locked = flags.contains(MappingFlags::LOCKED);
+        if locked {
+            self.may_lock(range.pages())?;
+        }
+        self.may_expand(flags, range.pages())?;
+        // As Linux, which lets a new mapping be the first that is too many.
+        self.room_for(0)?;
+        let _reservation = self.table.memory.commitment().reserve(range.pages())?;
+        let offset = range.start().0 >> PAGE_SHIFT;
+        let purpose = Purpose { flags, object: None, group: None };
+        // As Linux: the heap grows by its own last mapping, and is joined with nothing else.
+        let start = self.program_break.start.load(Ordering::Relaxed);
+        let heap = VirtRange::raw(start.min(range.start().0), range.start().0);
+        let has_heap = self.vmas_in(heap).next().is_some();
+        if !(has_heap && self.extend_below(range, &purpose, offset)) {
+            let node = self.new_vma(range, purpose, offset)?;
+            self.insert(node);
+        }
+        Ok(locked.then_some(range))
+    }
+}

@@ -1,0 +1,469 @@
+//! Page faults: first touches, copies on write, and faults that were none.
+
+mod copy_on_write;
+mod first_touch;
+mod object;
+
+use core::sync::atomic::Ordering;
+
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Absent, Arch, Entry, KeyRights, Kind, Marker, Permissions, absent};
+use crate::error::{Error, FaultError};
+use crate::object::Awaited;
+use crate::platform::{Invalidation, Platform, Tables};
+use crate::table::cursor::Cursor;
+use crate::table::locking::{Depth, Node};
+use crate::table::protect::{Watched, Writable};
+use crate::table::{ReadSection, run};
+
+use super::AddressSpace;
+use super::vma::{MappingFlags, Protection, Vma};
+use crate::collections::range_skip_list::Indexed;
+
+pub(super) use copy_on_write::folio_range;
+
+/// What a program did at the address that faulted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Access {
+    /// A load.
+    Read,
+    /// A store.
+    Write,
+    /// An instruction fetch.
+    Execute,
+}
+
+impl Access {
+    /// Whether a thread with these rights may do so to memory of a mapping with these flags. Keys
+    /// say nothing of fetches.
+    #[inline]
+    fn is_allowed(self, rights: KeyRights, flags: MappingFlags) -> bool {
+        match self {
+            Self::Read => rights.may_load(flags.key()),
+            Self::Write => rights.may_store(flags.key()),
+            Self::Execute => true,
+        }
+    }
+
+    fn protection(self) -> Protection {
+        match self {
+            Self::Read => Protection::READ,
+            Self::Write => Protection::WRITE,
+            Self::Execute => Protection::EXECUTE,
+        }
+    }
+
+    pub(super) fn permission(self) -> Permissions {
+        match self {
+            Self::Read => Permissions::READ,
+            Self::Write => Permissions::WRITE,
+            Self::Execute => Permissions::EXECUTE,
+        }
+    }
+}
+
+/// What a fault did, so that the access can be tried again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Resolved {
+    /// New zeroed memory is mapped in this range, which holds the address.
+    New(VirtRange),
+    /// The shared zero page is mapped.
+    ZeroPage,
+    /// The page was copied, since others see it too.
+    Copied,
+    /// Pages of the object that backs the mapping are mapped in this range, which holds the
+    /// address.
+    Mapped(VirtRange),
+    /// The page is nobody else's, or shared on purpose, and may be written now.
+    MadeWritable,
+    /// The entry allows the access: the TLB remembered an older one, or another CPU was faster.
+    Spurious,
+}
+
+/// What to do about an entry that stands there already.
+enum Step {
+    Done(Resolved),
+    /// Nothing stands there any more: begin again.
+    Again,
+    /// Every page here that is exclusive, or shared on purpose, may become writable.
+    Reuse(VirtRange),
+    /// This page may become writable, and it has to be noted that it was written.
+    Note,
+    /// The page must be copied.
+    Copy,
+    /// The object does not have the page, or has it stored at the moment: begin again when this was
+    /// waited for, without locks.
+    Await(Awaited),
+    /// No block for a large folio is free: begin again when memory was collected, without locks.
+    Collect,
+}
+
+/// What came of a fault whose VMA was locked.
+enum Outcome {
+    Resolved(Resolved),
+    /// Let the VMA go, wait, and come again.
+    Await(Awaited),
+    /// Let the VMA go, collect memory, and come again.
+    Collect,
+}
+
+/// How often a fault has looked for a large folio.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tries {
+    /// Memory may be collected for it.
+    First,
+    /// That was done already.
+    Last,
+}
+
+/// Why a program cannot have a page, given why its object has not.
+fn refused(error: Error) -> FaultError {
+    match error {
+        Error::OutOfMemory => FaultError::OutOfMemory,
+        _ => FaultError::Bus,
+    }
+}
+
+/// A VMA that is locked for reading.
+pub(super) struct LockedVma<'a, P: Platform> {
+    vma: &'a Vma,
+    platform: &'a P,
+}
+
+impl<'a, P: Platform> LockedVma<'a, P> {
+    pub(super) fn vma(&self) -> &'a Vma {
+        self.vma
+    }
+}
+
+impl<P: Platform> Drop for LockedVma<'_, P> {
+    #[inline]
+    fn drop(&mut self) {
+        self.vma.end_read(self.platform);
+    }
+}
+
+impl<'m, P: Platform> AddressSpace<'m, P> {
+    /// Resolves a fault at `addr`, so that the access can be tried again.
+    ///
+    /// A first write takes the largest folio that the policy, the mapping and its neighbours
+    /// allow; a first read maps the zero page, or what the object has there and around it. A
+    /// write to a private page that others see too copies it. A touch just below a mapping that
+    /// grows down makes it longer.
+    ///
+    /// # Errors
+    /// As [`FaultError`] says; nothing is changed then. May sleep; not for interrupt context. While a
+    /// file's pager works, no lock is held, and the mapping may change; the fault looks again then.
+    ///
+    /// Complexity: logarithmic in the mappings, linear in the pages of the folio. Of a file, once more
+    /// for each call on it that drops the page meanwhile, or has it stored.
+    #[inline]
+    pub fn fault(&self, addr: VirtAddr, access: Access) -> Result<Resolved, FaultError> {
+        self.fault_with_keys(addr, access, KeyRights::ALL)
+    }
+
+    /// As [`AddressSpace::fault`], for a thread that may do with memory of each protection key what
+    /// `rights` says.
+    ///
+    /// # Errors
+    /// As there; [`FaultError::ProtectionKey`], which comes before all that the mapping might refuse
+    /// by itself.
+    pub fn fault_with_keys(
+        &self,
+        addr: VirtAddr,
+        access: Access,
+        rights: KeyRights,
+    ) -> Result<Resolved, FaultError> {
+        if addr >= self.limit() {
+            return Err(FaultError::NotMapped);
+        }
+        let page = addr.align_down(PAGE_SIZE);
+        let mut locked = self.try_lock_vma(page);
+        // The commonest fault, in a function that does nothing else.
+        if access == Access::Write
+            && let Some(locked) = &locked
+        {
+            let (vma, flags) = (locked.vma(), locked.vma().flags());
+            const ASKED: MappingFlags =
+                MappingFlags::WRITE.union(MappingFlags::SHARED).union(MappingFlags::REAPED);
+            if flags & ASKED == MappingFlags::WRITE
+                && vma.is_anonymous()
+                && vma.group_pointer().is_some()
+                && access.is_allowed(rights, flags)
+                && let Some(resolved) = self.touch_small(vma, page, flags)
+            {
+                return Ok(resolved);
+            }
+        }
+        self.table.memory.retry(|| self.fault_beside(page, (access, rights), locked.take()))
+    }
+
+    /// As [`AddressSpace::fault`], of any kind; `locked` may be the VMA of the page.
+    #[inline(never)]
+    fn fault_beside(
+        &self,
+        page: VirtAddr,
+        (access, rights): (Access, KeyRights),
+        mut locked: Option<LockedVma<'_, P>>,
+    ) -> Result<Resolved, FaultError> {
+        // What was fetched for the page stays until it is mapped.
+        let mut _kept = None;
+        let mut tries = Tries::First;
+        loop {
+            let Some(locked) = locked.take().or_else(|| self.lock_vma(page)) else {
+                self.grow_down_to(page)?;
+                continue;
+            };
+            let vma = locked.vma();
+            let flags = vma.flags();
+            if !access.is_allowed(rights, flags) {
+                return Err(FaultError::ProtectionKey(flags.key()));
+            }
+            if flags.contains(MappingFlags::REAPED) {
+                return Err(FaultError::Bus);
+            }
+            let allowed = flags.protection();
+            if !allowed.contains(access.protection()) {
+                // What the entries of such a mapping say may imply more than was asked for.
+                let permissions = allowed.permissions() | Permissions::USER;
+                if !arch::implied::<P::Arch>(permissions).contains(access.permission()) {
+                    return Err(FaultError::Protection);
+                }
+            }
+            let private = !flags.contains(MappingFlags::SHARED);
+            if access == Access::Write && private {
+                if vma.group_pointer().is_none() {
+                    if vma.has(MappingFlags::MAYBE_GUARDS) && self.is_guarded(page) {
+                        // As Linux: a guard leaves no trace of who ran into it.
+                        return Err(FaultError::NotMapped);
+                    }
+                    // Once for each mapping: who owns its pages is settled under the mutex.
+                    drop(locked);
+                    self.prepare_group(page).map_err(|_| FaultError::OutOfMemory)?;
+                    continue;
+                }
+                if vma.is_anonymous()
+                    && let Some(resolved) = self.touch_new(vma, page, flags)
+                {
+                    return Ok(resolved);
+                }
+            }
+            let outcome = match vma.object() {
+                None => {
+                    let fill = |orders| self.first_touch(vma, page, access, orders, tries);
+                    self.resolve(vma, page, fill, access)
+                }
+                // Keeps the object's pages where they are until they are mapped.
+                Some(object) => object.invalidate_lock.together(self.platform(), || {
+                    let fill = |_| self.map_object(vma, object, page, access);
+                    self.resolve(vma, page, fill, access)
+                }),
+            };
+            let awaited = match outcome? {
+                Outcome::Resolved(resolved) => return Ok(resolved),
+                Outcome::Await(awaited) => awaited,
+                Outcome::Collect => {
+                    drop(locked);
+                    self.table.memory.collect();
+                    tries = Tries::Last;
+                    continue;
+                }
+            };
+            let object = self.object_of(vma);
+            drop(locked);
+            if let Some(object) = object {
+                _kept = awaited.wait(&object).map_err(refused)?;
+            }
+        }
+    }
+
+    /// Resolves a fault in a locked VMA; `fill` maps what is missing.
+    fn resolve(
+        &self,
+        vma: &Vma,
+        page: VirtAddr,
+        fill: impl Fn(u16) -> Result<Step, FaultError>,
+        access: Access,
+    ) -> Result<Outcome, FaultError> {
+        loop {
+            let step = match self.vacant_orders(vma, page, access) {
+                Some(orders) => fill(orders)?,
+                None => self.look_again(vma, page, access)?,
+            };
+            let step = match step {
+                Step::Reuse(range) => Step::Done(self.reuse(vma, page, range)?),
+                Step::Note => self.note_write(vma, page)?,
+                Step::Copy => self.copy(vma, page)?.map_or(Step::Again, Step::Done),
+                step => step,
+            };
+            match step {
+                Step::Done(resolved) => return Ok(Outcome::Resolved(resolved)),
+                Step::Await(awaited) => return Ok(Outcome::Await(awaited)),
+                Step::Collect => return Ok(Outcome::Collect),
+                _ => {}
+            }
+        }
+    }
+
+    /// Whether a guard stands at `page`, whose VMA is locked.
+    fn is_guarded(&self, page: VirtAddr) -> bool {
+        let _section = ReadSection::enter(self.platform());
+        let (node, _, entry) = self.table.peek(page, &mut crate::stats::Counts::default());
+        arch::kind::<P::Arch>(entry, node.level) == Kind::Absent
+            && absent::decode::<P::Arch>(entry) == Some(Absent::Marker(Marker::Guard))
+    }
+
+    /// The VMA that holds `addr`, locked for reading.
+    #[inline]
+    pub(super) fn lock_vma(&self, addr: VirtAddr) -> Option<LockedVma<'_, P>> {
+        self.try_lock_vma(addr).or_else(|| self.lock_vma_of_writer(addr))
+    }
+
+    /// As [`AddressSpace::lock_vma`], unless a writer is at work.
+    #[inline(always)]
+    fn try_lock_vma(&self, addr: VirtAddr) -> Option<LockedVma<'_, P>> {
+        let _section = ReadSection::enter(self.platform());
+        // Reading locks the VMA into the index, so it outlives the section.
+        let vma = self.vma(self.vmas.find_at_or_before(addr.0)?);
+        if !vma.try_read() {
+            return None;
+        }
+        let locked = LockedVma { vma, platform: self.platform() };
+        vma.range().contains(addr).then_some(locked)
+    }
+
+    /// A writer is at work, or there is really nothing: the mutex knows.
+    #[cold]
+    fn lock_vma_of_writer(&self, addr: VirtAddr) -> Option<LockedVma<'_, P>> {
+        let guard = self.mutex.lock();
+        let vma = self.first_behind(addr.0).filter(|vma| vma.start() <= addr.0);
+        let locked = vma.filter(|vma| vma.try_read());
+        let locked = locked.map(|vma| LockedVma { vma, platform: self.platform() });
+        drop(guard);
+        locked
+    }
+
+    /// New entries are written: the walkers may see them now. Where the MMU may remember that
+    /// there was nothing, this CPU is told at once; others fault once more.
+    fn published(&self, range: VirtRange) {
+        self.platform().publish_entries();
+        if P::Arch::INVALID_MAY_BE_CACHED {
+            self.forget_locally(range);
+        }
+    }
+
+    fn forget_locally(&self, range: VirtRange) {
+        // A remembered "nothing there" may stand for an entry of any level.
+        let tables =
+            if P::Arch::INVALID_MAY_BE_CACHED { Tables::Changed } else { Tables::Unchanged };
+        let what = Invalidation { range, stride: PAGE_SIZE, tables };
+        self.platform().invalidate_local(self.table.root, &what);
+    }
+
+    /// Something stood at `page`: decides, with the entry locked, what to do about it.
+    fn look_again(&self, vma: &Vma, page: VirtAddr, access: Access) -> Result<Step, FaultError> {
+        let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
+        let mut cursor = self.table.cursor(range, Depth::Floor(1));
+        let (node, index, raw) = cursor.entry_at(page);
+        match arch::kind::<P::Arch>(raw, node.level) {
+            Kind::Empty | Kind::Table => return Ok(Step::Again),
+            Kind::Leaf => {}
+            Kind::Absent => return self.absent(&mut cursor, node, index, raw),
+        }
+        let entry = if node.level == 1 { P::Arch::clear_contig(raw, index) } else { raw };
+        if P::Arch::attributes(entry).permissions.contains(access.permission()) {
+            self.record_access(&mut cursor, node, index, access);
+            self.forget_locally(range);
+            return Ok(Step::Done(Resolved::Spurious));
+        }
+        if access != Access::Write {
+            // The VMA allows it and the entry does not, though `mprotect` rewrites entries.
+            return Err(FaultError::Protection);
+        }
+        let frame = P::Arch::frame(entry);
+        let offset = (page.0 & (arch::span::<P::Arch>(node.level) - 1)) >> PAGE_SHIFT;
+        let frame = frame.plus(offset as u32);
+        let Some(folio) = self.table.memory.frames.folio_of(frame) else {
+            return Ok(Step::Copy);
+        };
+        let number = frame.0 - folio.head.0;
+        let range = folio_range(vma, page, number, folio);
+        let change = vma.entry_policy();
+        match change.writable {
+            Writable::Noticed => return Ok(Step::Note),
+            Writable::All if change.watched == Watched::SoftDirty => return Ok(Step::Note),
+            Writable::All => return Ok(Step::Reuse(range)),
+            // What an object has is never a private mapping's to write to.
+            Writable::Exclusive if !self.table.memory.frames.is_anonymous(folio) => {
+                return Ok(Step::Copy);
+            }
+            Writable::Exclusive => {}
+        }
+        let reuse =
+            if change.watched == Watched::SoftDirty { Step::Note } else { Step::Reuse(range) };
+        let (exclusive, _) = self.table.memory.frames.exclusive_run(folio, number, 1);
+        if exclusive && (node.level == 1 || self.exclusive_whole(folio)) {
+            return Ok(reuse);
+        }
+        drop(cursor);
+        if self.claim(vma, range, folio) { Ok(reuse) } else { Ok(Step::Copy) }
+    }
+
+    /// An absent entry stands where the program went.
+    fn absent(
+        &self,
+        cursor: &mut Cursor<'_, 'm, P>,
+        node: Node,
+        index: u32,
+        raw: Entry,
+    ) -> Result<Step, FaultError> {
+        match absent::decode::<P::Arch>(raw) {
+            Some(Absent::ProtNone { .. }) => Err(FaultError::Protection),
+            Some(Absent::Marker(Marker::Guard)) => Err(FaultError::NotMapped),
+            Some(Absent::Marker(Marker::UserfaultWriteProtect)) => {
+                // No userfaultfd watches: the marker means nothing any more.
+                let slot = &self.table.slots(node.table)[index as usize];
+                slot.store(0, Ordering::Relaxed);
+                cursor.counts.entries_written += 1;
+                self.table.change_live(node.table, 0, 1);
+                Ok(Step::Again)
+            }
+            // There is no swap device yet that could bring the page back.
+            Some(Absent::Swap { .. } | Absent::Marker(Marker::Poison)) | None => {
+                Err(FaultError::Bus)
+            }
+        }
+    }
+
+    /// The entry allows the access, and the fault came all the same: the MMU may be one that
+    /// leaves accessed and dirty to software. A contiguous run is answered from any of its
+    /// entries, so all of them say it.
+    pub(super) fn record_access(
+        &self,
+        cursor: &mut Cursor<'_, 'm, P>,
+        node: Node,
+        index: u32,
+        access: Access,
+    ) {
+        let slots = self.table.slots(node.table);
+        let block = node.level == 1 && P::Arch::is_contig(run::load(slots, index));
+        let size = if block { P::Arch::CONTIG_ENTRIES } else { 1 };
+        let first = index & !(size - 1);
+        for slot in &slots[first as usize..(first + size) as usize] {
+            let old = Entry(slot.load(Ordering::Relaxed));
+            let record = |entry| {
+                if access == Access::Write {
+                    P::Arch::make_writable(entry, arch::Write::Now)
+                } else {
+                    P::Arch::mark_accessed(entry)
+                }
+            };
+            cursor.counts.entries_read += 1;
+            if record(old) != old {
+                crate::table::leaf::replace::<P::Arch>(slot, old, record);
+                cursor.counts.entries_written += 1;
+            }
+        }
+    }
+}

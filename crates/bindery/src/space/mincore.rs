@@ -1,0 +1,127 @@
+//! `mincore(2)`.
+
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Absent, Kind, absent};
+use crate::error::Error;
+use crate::interrupt;
+use crate::object::pages;
+use crate::platform::Platform;
+use crate::table::locking::HELD_ENTRIES;
+
+use super::AddressSpace;
+use super::vma::{MappingFlags, Vma};
+use crate::collections::range_skip_list::Indexed;
+
+/// Whether a stretch of pages can be touched without waiting for its content.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Residence {
+    /// It is in memory: mapped, or known to the object that backs the mapping.
+    Resident,
+    /// It is not.
+    Absent,
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Says which pages of `length` bytes (rounded up) at `start` are in memory: calls `tell` with
+    /// stretches of equal answers and their lengths in pages, in rising order. `tell` may be called in
+    /// a read section: it neither sleeps nor touches the program's memory. A mapping of a file that
+    /// the program could neither write nor owns counts as resident throughout
+    /// ([`crate::FileAccess::OWNER`]).
+    ///
+    /// # Errors
+    /// [`Error::Unaligned`]; [`Error::OutOfRange`]; [`Error::NotMapped`] at the first hole, and
+    /// [`Error::Interrupted`] before a mapping at which a fatal signal waits, after the stretches
+    /// before it were told. (Linux does not ask for signals.)
+    ///
+    /// Complexity: in the entries of the range; what has no table costs nothing.
+    pub fn mincore(
+        &self,
+        start: VirtAddr,
+        length: u64,
+        mut tell: impl FnMut(Residence, u64),
+    ) -> Result<(), Error> {
+        if !start.is_aligned(PAGE_SIZE) {
+            return Err(Error::Unaligned(start));
+        }
+        let limit = self.limit();
+        let range = length
+            .checked_next_multiple_of(PAGE_SIZE)
+            .and_then(|length| VirtRange::from_len(start, length))
+            .filter(|range| range.end() <= limit)
+            .ok_or(Error::OutOfRange { limit })?;
+        let _guard = self.mutex.lock();
+        let mut at = range.start();
+        while at < range.end() {
+            interrupt::check(self.platform())?;
+            let vma = self.vma_at(at).ok_or(Error::NotMapped(at))?;
+            let part = VirtRange::raw(at.0, vma.end().min(range.end().0));
+            if vma.has(MappingFlags::HIDES_RESIDENCE) {
+                tell(Residence::Resident, part.pages());
+            } else {
+                self.tell_part(vma, part, &mut tell);
+            }
+            at = part.end();
+        }
+        Ok(())
+    }
+
+    /// Tells about a part of one mapping. What its object may have is asked outside of the read
+    /// sections in which the table is looked at.
+    fn tell_part(&self, vma: &Vma, part: VirtRange, tell: &mut impl FnMut(Residence, u64)) {
+        let mut at = part.start();
+        while at < part.end() {
+            // From `at` on up to here nothing is mapped.
+            let mut vacant = at;
+            self.table.look(VirtRange::raw(at.0, part.end().0), |looked| {
+                let stretch = looked.range;
+                let residence = match arch::kind::<P::Arch>(looked.raw, looked.node.level) {
+                    Kind::Leaf => Some(Residence::Resident),
+                    Kind::Absent => match absent::decode::<P::Arch>(looked.raw) {
+                        Some(Absent::ProtNone { .. }) => Some(Residence::Resident),
+                        Some(Absent::Marker(_)) => None,
+                        _ => Some(Residence::Absent),
+                    },
+                    Kind::Empty | Kind::Table => None,
+                };
+                match residence {
+                    None => vacant = stretch.end(),
+                    Some(_) if vacant > at => return false,
+                    Some(residence) => {
+                        tell(residence, stretch.pages());
+                        (at, vacant) = (stretch.end(), stretch.end());
+                    }
+                }
+                true
+            });
+            if vacant > at {
+                self.tell_object(vma, VirtRange::raw(at.0, vacant.0), tell);
+                at = vacant;
+            }
+        }
+    }
+
+    /// Where the mapping around `addr` ends, if there is one.
+    pub(crate) fn mapping_end(&self, addr: VirtAddr) -> Option<VirtAddr> {
+        let _guard = self.mutex.lock();
+        self.vma_at(addr).map(|vma| VirtAddr(vma.end()))
+    }
+
+    /// Nothing is mapped in `stretch`: the object may have it all the same.
+    fn tell_object(&self, vma: &Vma, stretch: VirtRange, tell: &mut impl FnMut(Residence, u64)) {
+        let Some(object) = vma.object() else {
+            return tell(Residence::Absent, stretch.pages());
+        };
+        let mut at = stretch.start();
+        while at < stretch.end() {
+            let left = (stretch.end().0 - at.0) >> PAGE_SHIFT;
+            // The index is locked for a bounded time.
+            let limit = left.min(u64::from(HELD_ENTRIES));
+            let page = vma.page_offset_of(at);
+            let (found, count) = pages::resident_run(self.table.memory, object, page, limit);
+            let count = count.clamp(1, limit);
+            let residence = if found.is_some() { Residence::Resident } else { Residence::Absent };
+            tell(residence, count);
+            at = at.offset(count << PAGE_SHIFT);
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! `mlock(2)`, `mlock2(2)`, `munlock(2)`, `mlockall(2)`, `munlockall(2)`.
+
+use core::sync::atomic::Ordering;
+
+use bitflags::bitflags;
+
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::error::Error;
+use crate::platform::Platform;
+
+use super::AddressSpace;
+use super::change::Removed;
+use super::limits::Locking;
+use super::vma::{MappingFlags, Vma};
+use crate::collections::range_skip_list::Indexed;
+
+/// When the pages of locked memory come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LockPages {
+    /// At once.
+    #[default]
+    Now,
+    /// Each with its first touch (`MLOCK_ONFAULT`).
+    OnFault,
+}
+
+bitflags! {
+    /// What `mlockall` is about.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+    pub struct LockAll: u8 {
+        /// All mappings that there are (`MCL_CURRENT`).
+        const CURRENT = 1 << 0;
+        /// All mappings to come (`MCL_FUTURE`).
+        const FUTURE = 1 << 1;
+        /// Pages come with their first touch (`MCL_ONFAULT`).
+        const ON_FAULT = 1 << 2;
+    }
+}
+
+pub(super) const LOCKS: MappingFlags = MappingFlags::LOCKED.union(MappingFlags::LOCK_ON_FAULT);
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Keeps the pages of the range in memory; the range is rounded outwards to whole pages. One
+    /// lock is one: a second call changes nothing, and one `munlock` takes it away.
+    ///
+    /// # Errors
+    /// [`Error::LockForbidden`] where the process may lock nothing; [`Error::LockLimit`];
+    /// [`Error::OutOfRange`] where the range wraps; [`Error::NotMapped`], after what lies before the
+    /// hole is locked; [`Error::TooManyMappings`], [`Error::OutOfMemory`] where a mapping cannot be
+    /// cut; [`Error::Fault`] and [`Error::TryAgain`] where the range is locked, but a page cannot be
+    /// had; [`Error::Interrupted`] where it is locked, and a fatal signal came before all pages did.
+    ///
+    /// Complexity: in the mappings, and the folios that have to be made.
+    pub fn mlock(&self, start: VirtAddr, length: u64, pages: LockPages) -> Result<(), Error> {
+        self.may_lock_at_all()?;
+        let range = match self.lock_range(start, length) {
+            Ok(range) => range,
+            // As Linux, which looks at the limit first.
+            Err(error) => {
+                self.may_lock(length >> PAGE_SHIFT)?;
+                return Err(error);
+            }
+        };
+        let flags = match pages {
+            LockPages::Now => MappingFlags::LOCKED,
+            LockPages::OnFault => LOCKS,
+        };
+        self.table.memory.outermost(|| {
+            let mut removed = Removed::default();
+            let guard = self.mutex.lock();
+            let result = self
+                .may_lock_range(range)
+                .and_then(|()| self.lock_mappings(range, flags, &mut removed));
+            drop(guard);
+            self.finish(&mut crate::tlb::Gather::new(), removed);
+            result
+        })?;
+        self.populate(range).map_err(|error| match error {
+            Error::OutOfMemory => Error::TryAgain,
+            other => other,
+        })
+    }
+
+    /// Takes the locks of the range away.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::mlock`], without those about limits and pages.
+    ///
+    /// Complexity: in the mappings.
+    pub fn munlock(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
+        let range = self.lock_range(start, length)?;
+        self.table.memory.outermost(|| {
+            let mut removed = Removed::default();
+            let guard = self.mutex.lock();
+            let result = self.lock_mappings(range, MappingFlags::empty(), &mut removed);
+            drop(guard);
+            self.finish(&mut crate::tlb::Gather::new(), removed);
+            result
+        })
+    }
+
+    /// Locks all that is mapped, all that will be, or both.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where `what` names neither; [`Error::LockForbidden`];
+    /// [`Error::LockLimit`]. As on Linux, mappings that cannot be locked are passed over.
+    /// [`Error::Interrupted`] as [`AddressSpace::mlock`] (on Linux the call succeeds then, in a thread
+    /// that never sees it).
+    ///
+    /// Complexity: as [`AddressSpace::mlock`] of everything.
+    pub fn mlockall(&self, what: LockAll) -> Result<(), Error> {
+        if !what.intersects(LockAll::CURRENT | LockAll::FUTURE) {
+            return Err(Error::Invalid);
+        }
+        self.may_lock_at_all()?;
+        let limits = self.limits();
+        if what.contains(LockAll::CURRENT)
+            && limits.locking == Locking::Limited
+            && self.usage().total > limits.locked / PAGE_SIZE
+        {
+            return Err(Error::LockLimit);
+        }
+        self.lock_all(what);
+        if what.contains(LockAll::CURRENT) {
+            return self.populate_all();
+        }
+        Ok(())
+    }
+
+    /// Takes all locks away, and locks nothing that is mapped from now on.
+    pub fn munlockall(&self) {
+        self.lock_all(LockAll::empty());
+    }
+
+    fn lock_all(&self, what: LockAll) {
+        let mut locks = MappingFlags::LOCKED;
+        locks.set(MappingFlags::LOCK_ON_FAULT, what.contains(LockAll::ON_FAULT));
+        let mut removed = Removed::default();
+        let guard = self.mutex.lock();
+        let future = if what.contains(LockAll::FUTURE) { locks } else { MappingFlags::empty() };
+        self.future.store(future.bits(), Ordering::Relaxed);
+        if what != LockAll::FUTURE && what != LockAll::FUTURE | LockAll::ON_FAULT {
+            let current =
+                if what.contains(LockAll::CURRENT) { locks } else { MappingFlags::empty() };
+            let mut at = 0;
+            while let Some(vma) = self.first_behind(at) {
+                at = vma.end();
+                let flags = lock_flags(vma, current);
+                if flags == vma.flags() {
+                    continue;
+                }
+                // Whole mappings are not cut, so nothing can fail.
+                let done = self.with_flags(vma, vma.range(), flags, &mut removed, |_| Ok(()));
+                debug_assert!(done.is_ok());
+            }
+        }
+        drop(guard);
+        self.finish(&mut crate::tlb::Gather::new(), removed);
+        self.table.memory.free_some();
+    }
+
+    /// Populates all mappings, as far as pages can be had, until a fatal signal comes.
+    fn populate_all(&self) -> Result<(), Error> {
+        let mut at = 0;
+        loop {
+            let range = {
+                let _guard = self.mutex.lock();
+                let Some(vma) = self.first_behind(at) else { return Ok(()) };
+                vma.range()
+            };
+            at = range.end().0;
+            if self.populate(range) == Err(Error::Interrupted) {
+                return Err(Error::Interrupted);
+            }
+        }
+    }
+
+    fn lock_range(&self, start: VirtAddr, length: u64) -> Result<VirtRange, Error> {
+        let inside = start.0 & (PAGE_SIZE - 1);
+        // As Linux: a length that wraps when it is rounded up becomes zero.
+        let length = length.wrapping_add(inside).wrapping_add(PAGE_SIZE - 1) & !(PAGE_SIZE - 1);
+        let limit = self.limit();
+        VirtRange::from_len(start.align_down(PAGE_SIZE), length).ok_or(Error::OutOfRange { limit })
+    }
+
+    /// Refuses a process that may lock nothing at all (Linux: `can_do_mlock`).
+    pub(super) fn may_lock_at_all(&self) -> Result<(), Error> {
+        let limits = self.limits();
+        if limits.locking == Locking::Limited && limits.locked == 0 {
+            return Err(Error::LockForbidden);
+        }
+        Ok(())
+    }
+
+    fn may_lock_range(&self, range: VirtRange) -> Result<(), Error> {
+        if self.may_lock(range.pages()).is_ok() {
+            return Ok(());
+        }
+        // What is locked already does not count twice.
+        let locked = |vma: &Vma| vma.has(MappingFlags::LOCKED);
+        let already: u64 = self
+            .vmas_in(range)
+            .filter(|vma| locked(vma))
+            .map(|vma| vma.range().intersection(range).pages())
+            .sum();
+        self.may_lock(range.pages() - already)
+    }
+
+    /// Gives all mappings of the range these locks and no others. Those that have them already are
+    /// passed over, so that it can be done once more.
+    fn lock_mappings(
+        &self,
+        range: VirtRange,
+        locks: MappingFlags,
+        removed: &mut Removed,
+    ) -> Result<(), Error> {
+        let mut at = range.start();
+        while at < range.end() {
+            let vma = self.vma_at(at).ok_or(Error::NotMapped(at))?;
+            let part = vma.range().intersection(range);
+            at = part.end();
+            let flags = lock_flags(vma, locks);
+            if flags != vma.flags() {
+                self.with_flags(vma, part, flags, removed, |_| Ok(()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The locks of mappings to come.
+    pub(super) fn future_locks(&self) -> MappingFlags {
+        MappingFlags::from_bits_truncate(self.future.load(Ordering::Relaxed))
+    }
+}
+
+/// The mapping's flags with these locks and no others; what may be dropped is never locked, and what
+/// is secret always.
+fn lock_flags(vma: &Vma, locks: MappingFlags) -> MappingFlags {
+    if vma.flags().intersects(MappingFlags::DROPPABLE | MappingFlags::SECRET) {
+        return vma.flags();
+    }
+    (vma.flags() - LOCKS) | locks
+}

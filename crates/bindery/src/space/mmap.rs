@@ -1,0 +1,545 @@
+//! `mmap(2)`.
+
+use core::ptr::NonNull;
+
+use bitflags::bitflags;
+
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch;
+use crate::commit::Overcommit;
+use crate::error::Error;
+use crate::object::{Accounting, MAX_SIZE, Object, ObjectState, Sealing, WritableMapping};
+use crate::platform::Platform;
+use crate::tlb::Gather;
+
+use super::change::Removed;
+use super::vma::{MappingFlags, Protection, Purpose, Vma};
+use super::{AddressSpace, STACK_GUARD_GAP};
+use crate::collections::range_skip_list::Indexed;
+
+/// Where a mapping shall be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Place {
+    /// Wherever there is room.
+    #[default]
+    Anywhere,
+    /// There if it is free (rounded down to a page, or up to the lowest address that may be
+    /// mapped), else anywhere. Null means anywhere.
+    Near(VirtAddr),
+    /// Exactly there; what is mapped there goes (`MAP_FIXED`).
+    Fixed(VirtAddr),
+    /// Exactly there, or not at all (`MAP_FIXED_NOREPLACE`).
+    FixedNoReplace(VirtAddr),
+}
+
+/// Whether others see what is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Sharing {
+    /// Nobody does (`MAP_PRIVATE`).
+    #[default]
+    Private,
+    /// All who map the same object, children among them (`MAP_SHARED`).
+    Shared,
+}
+
+bitflags! {
+    /// What else may be asked of a new mapping.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+    pub struct MapFlags: u8 {
+        /// Its pages are there at once and stay in memory (`MAP_LOCKED`).
+        const LOCKED = 1 << 0;
+        /// It does not count as committed, unless nothing may be overcommitted (`MAP_NORESERVE`).
+        const NO_RESERVE = 1 << 1;
+        /// A touch just below it makes it longer (`MAP_GROWSDOWN`).
+        const GROWS_DOWN = 1 << 2;
+        /// Its pages are there at once (`MAP_POPULATE`).
+        const POPULATE = 1 << 3;
+        /// Its pages may vanish when memory is short (`MAP_DROPPABLE`).
+        const DROPPABLE = 1 << 4;
+        /// It is a stack, for which large folios would mostly be a waste (`MAP_STACK`).
+        const STACK = 1 << 5;
+    }
+}
+
+bitflags! {
+    /// How a file was opened, and by whom.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+    pub struct FileAccess: u8 {
+        /// For reading.
+        const READ = 1 << 0;
+        /// For writing.
+        const WRITE = 1 << 1;
+        /// By somebody who owns the file, or may write it, however it was opened. Others learn nothing
+        /// of which of a file's pages are in memory, and so of what its other readers have read
+        /// ([`AddressSpace::mincore`]; Linux: `can_do_mincore`).
+        const OWNER = 1 << 2;
+    }
+}
+
+/// A mapping that is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct MapRequest {
+    /// Length in bytes, rounded up to pages.
+    pub length: u64,
+    /// What the program may do with it.
+    pub protection: Protection,
+    /// Where it shall be.
+    pub place: Place,
+    /// Whether others see what is written.
+    pub sharing: Sharing,
+    /// What else is asked.
+    pub flags: MapFlags,
+}
+
+/// What shall be mapped of an object.
+pub struct MapObject<'a, 'm, P: Platform> {
+    /// The object.
+    pub object: &'a Object<'m, P>,
+    /// Where the mapping begins in it, in bytes; a multiple of the page size.
+    pub offset: u64,
+    /// How the caller has opened it.
+    pub access: FileAccess,
+}
+
+/// What is mapped, besides what was asked.
+pub(super) struct Backing {
+    pub(super) object: Option<NonNull<ObjectState>>,
+    /// In pages; anonymous private memory takes its address.
+    pub(super) offset: Option<u64>,
+    /// What `mprotect` may allow.
+    pub(super) may: MappingFlags,
+    /// Whether nobody but the program looks at it.
+    pub(super) is_secret: bool,
+}
+
+impl Backing {
+    /// Private anonymous memory.
+    pub(super) fn anonymous(may: MappingFlags) -> Self {
+        Self { object: None, offset: None, may, is_secret: false }
+    }
+}
+
+impl<'m, P: Platform> AddressSpace<'m, P> {
+    /// Maps anonymous memory, and returns where. It reads as zeroes; frames come with the first
+    /// touch. (Linux: `mmap(2)` with `MAP_ANONYMOUS`.)
+    ///
+    /// An address that is not given is chosen downwards from the top, and a mapping of at least
+    /// one table's span (2 MiB) begins at a multiple of it where there is room, so that large
+    /// folios and whole-table moves fit. Nothing is put within 1 MiB below a mapping that grows
+    /// down.
+    ///
+    /// # Errors
+    /// [`Error::ZeroLength`]; [`Error::TooLong`] and [`Error::OutOfRange`] where it would not fit
+    /// into user space; [`Error::Unaligned`] for a fixed address; [`Error::BelowMinimum`];
+    /// [`Error::Exists`] for [`Place::FixedNoReplace`]; [`Error::Invalid`] for flags that do not go
+    /// together; [`Error::LockForbidden`], [`Error::LockLimit`]; [`Error::Sealed`] where a sealed
+    /// mapping would be replaced; [`Error::LimitReached`]; [`Error::Overcommitted`];
+    /// [`Error::TooManyMappings`]; [`Error::NoRoom`]; [`Error::OutOfMemory`]. Nothing is changed
+    /// then.
+    ///
+    /// Complexity: logarithmic in the mappings; of what [`Place::Fixed`] replaces, as
+    /// [`AddressSpace::munmap`].
+    pub fn mmap(&self, request: &MapRequest) -> Result<VirtAddr, Error> {
+        let may = MappingFlags::MAY_ALL;
+        if request.sharing == Sharing::Private {
+            return self.map(request, Backing::anonymous(may));
+        }
+        // Before anything is made for it.
+        let length = self.map_length(request)?;
+        let accounting =
+            if self.may_skip_reserve(request) { Accounting::None } else { Accounting::Whole };
+        let memory = self.table.memory;
+        let object = memory.shared_memory(length, Sealing::Forbidden, accounting)?;
+        let backing =
+            Backing { object: Some(object.state), offset: Some(0), may, is_secret: false };
+        self.map(request, backing)
+    }
+
+    /// Maps a part of an object: shared memory or a file. A private mapping shows the object's
+    /// pages until they are written, and copies from then on. What lies behind the object's end is
+    /// mapped too, and a touch there fails ([`crate::FaultError::Bus`]) until the object grows.
+    /// (Linux: `mmap(2)` with a file descriptor.)
+    ///
+    /// # Errors
+    /// As [`AddressSpace::mmap`]; besides, [`Error::Unaligned`] and [`Error::TooLarge`] for the
+    /// offset, [`Error::AccessDenied`] where the object was not opened for that, and
+    /// [`Error::SealForbids`] for a shared writable mapping of an object that is sealed against
+    /// writing; [`Error::Invalid`] for an object of another [`crate::Memory`].
+    pub fn mmap_object(
+        &self,
+        request: &MapRequest,
+        source: &MapObject<'_, 'm, P>,
+    ) -> Result<VirtAddr, Error> {
+        let length = self.map_length(request)?;
+        let offset = source.offset >> PAGE_SHIFT;
+        if !source.offset.is_multiple_of(PAGE_SIZE) {
+            return Err(Error::Unaligned(VirtAddr(source.offset)));
+        }
+        // As Linux: the last page must have a number of which the offset in bytes still fits.
+        if offset.checked_add(length >> PAGE_SHIFT).is_none_or(|end| end > u64::MAX >> PAGE_SHIFT) {
+            return Err(Error::TooLarge);
+        }
+        if !core::ptr::eq(source.object.memory, self.table.memory) {
+            return Err(Error::Invalid);
+        }
+        match admit(request, source) {
+            Ok((may, _admitted)) => {
+                let object = Some(source.object.state);
+                let is_secret = source.object.state().is_secret();
+                self.map(request, Backing { object, offset: Some(offset), may, is_secret })
+            }
+            Err(error) => {
+                // As Linux, which looks for a place first.
+                self.check_place(request)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether a place could be found for such a mapping: the first half of what `mmap` does.
+    pub(crate) fn check_place(&self, request: &MapRequest) -> Result<(), Error> {
+        let length = self.map_length(request)?;
+        let _guard = self.mutex.lock();
+        // As Linux, which lets a new mapping be the first that is too many.
+        self.room_for(0)?;
+        self.find_place(length, request.place)?;
+        let locked = request.flags.contains(MapFlags::LOCKED);
+        if locked {
+            self.may_lock_at_all()?;
+        }
+        if locked || self.future_locks().contains(MappingFlags::LOCKED) {
+            self.may_lock(length >> PAGE_SHIFT)?;
+        }
+        Ok(())
+    }
+
+    /// The length of a mapping in whole pages.
+    pub(super) fn map_length(&self, request: &MapRequest) -> Result<u64, Error> {
+        if request.length == 0 {
+            return Err(Error::ZeroLength);
+        }
+        let length = request.length.checked_next_multiple_of(PAGE_SIZE).ok_or(Error::TooLong)?;
+        if length > self.limit().0 {
+            return Err(Error::TooLong);
+        }
+        Ok(length)
+    }
+
+    pub(super) fn may_skip_reserve(&self, request: &MapRequest) -> bool {
+        // As Linux: what may be dropped need not be committed, whatever the mode.
+        request.flags.contains(MapFlags::DROPPABLE)
+            || request.flags.contains(MapFlags::NO_RESERVE)
+                && self.table.memory.commitment().mode() != Overcommit::Never
+    }
+
+    /// The flags of a mapping that is asked for.
+    fn map_flags(&self, request: &MapRequest, backing: &Backing) -> MappingFlags {
+        let asked = request.flags;
+        let mut flags = MappingFlags::of(self.heeded(request.protection)) | backing.may;
+        flags |= MappingFlags::SOFT_DIRTY;
+        flags |= self.future_locks();
+        let shared = request.sharing == Sharing::Shared;
+        flags.set(MappingFlags::SHARED, shared);
+        flags.set(MappingFlags::GROWS_DOWN, asked.contains(MapFlags::GROWS_DOWN));
+        flags.set(MappingFlags::NO_HUGE, asked.contains(MapFlags::STACK));
+        if asked.contains(MapFlags::LOCKED) {
+            flags |= MappingFlags::LOCKED;
+        }
+        if backing.is_secret {
+            flags |= MappingFlags::SECRET | MappingFlags::LOCKED | MappingFlags::DONT_DUMP;
+        }
+        if asked.contains(MapFlags::DROPPABLE) {
+            flags |= MappingFlags::DROPPABLE | MappingFlags::WIPE_ON_FORK | MappingFlags::DONT_DUMP;
+            flags -= MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT;
+        }
+        if self.may_skip_reserve(request) {
+            flags |= MappingFlags::NO_RESERVE;
+        }
+        if flags.is_accountable() {
+            flags |= MappingFlags::ACCOUNT;
+        }
+        flags | self.future_merging(flags)
+    }
+
+    pub(super) fn map(&self, request: &MapRequest, backing: Backing) -> Result<VirtAddr, Error> {
+        let length = self.map_length(request)?;
+        let map = || self.map_once(request, length, &backing);
+        let (range, flags) = self.table.memory.outermost(map)?;
+        let locked = flags & (MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT);
+        if request.flags.contains(MapFlags::POPULATE) || locked == MappingFlags::LOCKED {
+            // As Linux: the mapping is there, whether its pages could be had or not.
+            let _ = self.populate(range);
+        }
+        Ok(range.start())
+    }
+
+    /// Nothing has changed where it fails.
+    fn map_once(
+        &self,
+        request: &MapRequest,
+        length: u64,
+        backing: &Backing,
+    ) -> Result<(VirtRange, MappingFlags), Error> {
+        let (mut gather, mut removed) = (Gather::new(), Removed::default());
+        let guard = self.mutex.lock();
+        let result = self.map_locked(request, length, backing, &mut gather, &mut removed);
+        self.flush(&mut gather);
+        drop(guard);
+        self.finish(&mut gather, removed);
+        result
+    }
+
+    pub(super) fn map_locked(
+        &self,
+        request: &MapRequest,
+        length: u64,
+        backing: &Backing,
+        gather: &mut Gather,
+        removed: &mut Removed,
+    ) -> Result<(VirtRange, MappingFlags), Error> {
+        // As Linux, which lets a new mapping be the first that is too many.
+        self.room_for(0)?;
+        let range = self.find_place(length, request.place)?;
+        let flags = self.map_flags(request, backing);
+        if request.flags.contains(MapFlags::LOCKED) {
+            self.may_lock_at_all()?;
+        }
+        let asked = request.flags;
+        let grows = asked.contains(MapFlags::GROWS_DOWN);
+        let droppable = asked.contains(MapFlags::DROPPABLE);
+        // As Linux, which asks before it finds that such memory is not locked.
+        let locked = if droppable { self.future_locks() } else { flags };
+        if locked.contains(MappingFlags::LOCKED) {
+            self.may_lock(range.pages())?;
+        }
+        if grows && (request.sharing == Sharing::Shared || droppable)
+            || droppable && asked.contains(MapFlags::LOCKED)
+        {
+            return Err(Error::Invalid);
+        }
+        self.refuse_exec_gain(flags, flags)?;
+        let (replaced, given_back) = self.pages_mapped(range)?;
+        self.may_expand(flags, range.pages() - replaced)?;
+        let committed = if flags.contains(MappingFlags::ACCOUNT) { range.pages() } else { 0 };
+        // As Linux: what is replaced was committed already.
+        let kept = given_back.min(committed);
+        let commitment = self.table.memory.commitment();
+        let _reservation = commitment.reserve(committed - kept)?;
+        let _kept = commitment.keep(kept);
+        let offset = backing.offset.unwrap_or(range.start().0 >> PAGE_SHIFT);
+        let purpose = Purpose { flags, object: backing.object, group: None };
+        if replaced == 0 && self.extend_neighbour(range, &purpose, offset) {
+            return Ok((range, flags));
+        }
+        let node = self.new_vma(range, purpose, offset)?;
+        if replaced > 0
+            && let Err(error) = self.unmap_locked(range, gather, removed)
+        {
+            return Err(self.give_back([Some(node), None], error));
+        }
+        self.flush(gather);
+        self.insert(node);
+        self.merge_around(self.vma(node), removed);
+        Ok((range, flags))
+    }
+
+    /// How many pages of `range` are mapped, and how many of those count as committed; none of them
+    /// may be sealed.
+    fn pages_mapped(&self, range: VirtRange) -> Result<(u64, u64), Error> {
+        let (mut pages, mut committed) = (0, 0);
+        for vma in self.vmas_in(range) {
+            if vma.has(MappingFlags::SEALED) {
+                return Err(Error::Sealed(VirtAddr(vma.start())));
+            }
+            let part = vma.range().intersection(range).pages();
+            pages += part;
+            committed += if vma.has(MappingFlags::ACCOUNT) { part } else { 0 };
+        }
+        Ok((pages, committed))
+    }
+
+    /// Lets the VMA below or above a free `range` grow over it, where it would be its continuation
+    /// and does not reach a third one. Needs no memory and no grace period.
+    pub(super) fn extend_neighbour(
+        &self,
+        range: VirtRange,
+        purpose: &Purpose,
+        offset: u64,
+    ) -> bool {
+        let next = self.first_behind(range.start().0);
+        let previous = match next {
+            Some(next) => self.vmas.previous(NonNull::from(next)),
+            None => self.vmas.find_at_or_before(range.start().0),
+        };
+        let previous = previous.map(|node| self.vma(node));
+        let below = previous.filter(|vma| {
+            vma.end() == range.start().0
+                && vma.page_offset_of(range.start()) == offset
+                && continues_new(vma, purpose)
+        });
+        let above = next.filter(|vma| {
+            vma.start() == range.end().0
+                && vma.page_offset() == offset.wrapping_add(range.pages())
+                && continues_new(vma, purpose)
+        });
+        let vma = match (below, above) {
+            (Some(vma), None) | (None, Some(vma)) => vma,
+            _ => return false,
+        };
+        self.extend_over(vma, range);
+        true
+    }
+
+    /// As [`AddressSpace::extend_neighbour`], by the VMA below alone.
+    pub(super) fn extend_below(&self, range: VirtRange, purpose: &Purpose, offset: u64) -> bool {
+        let below = self.vmas.find_at_or_before(range.start().0).map(|node| self.vma(node));
+        let below = below.filter(|vma| {
+            vma.end() == range.start().0
+                && vma.page_offset_of(range.start()) == offset
+                && continues_new(vma, purpose)
+        });
+        below.map(|vma| self.extend_over(vma, range)).is_some()
+    }
+
+    fn extend_over(&self, vma: &Vma, range: VirtRange) {
+        let (start, end) = (vma.start().min(range.start().0), vma.end().max(range.end().0));
+        vma.lock_write(self.platform());
+        self.change_flags(vma, vma.flags() | MappingFlags::SOFT_DIRTY);
+        self.resize(vma, start, end);
+        vma.end_write(self.platform());
+    }
+
+    pub(super) fn find_place(&self, length: u64, place: Place) -> Result<VirtRange, Error> {
+        match place {
+            Place::Fixed(start) => self.fixed_range(start, length),
+            Place::FixedNoReplace(start) => {
+                let range = self.fixed_range(start, length)?;
+                match self.first_behind(start.0) {
+                    Some(vma) if vma.start() < range.end().0 => {
+                        Err(Error::Exists(VirtAddr(vma.start().max(start.0))))
+                    }
+                    _ => Ok(range),
+                }
+            }
+            Place::Near(hint) if hint.0 < PAGE_SIZE => self.free_range(length),
+            Place::Near(hint) => {
+                // As Linux: what lies too low is tried at the lowest address that may be.
+                let start = hint.align_down(PAGE_SIZE).max(self.lowest());
+                if let Ok(range) = self.fixed_range(start, length)
+                    && self.first_behind(start.0).is_none_or(|vma| vma.start() >= range.end().0)
+                    && self.guard_gap_over(range).is_none()
+                {
+                    return Ok(range);
+                }
+                self.free_range(length)
+            }
+            Place::Anywhere => self.free_range(length),
+        }
+    }
+
+    /// The range at a fixed place; `length` is at most the limit. In Linux's order.
+    fn fixed_range(&self, start: VirtAddr, length: u64) -> Result<VirtRange, Error> {
+        let limit = self.limit();
+        if start.0 > limit.0 - length {
+            return Err(Error::OutOfRange { limit });
+        }
+        if !start.is_aligned(PAGE_SIZE) {
+            return Err(Error::Unaligned(start));
+        }
+        let minimum = self.options.minimum_address;
+        if start < minimum {
+            return Err(Error::BelowMinimum { minimum });
+        }
+        Ok(VirtRange::raw(start.0, start.0 + length))
+    }
+
+    /// The lowest address that the search may choose: never null, whatever may be mapped there.
+    fn lowest(&self) -> VirtAddr {
+        let minimum = self.options.minimum_address.0.max(PAGE_SIZE);
+        VirtAddr(minimum.checked_next_multiple_of(PAGE_SIZE).unwrap_or(minimum))
+    }
+
+    fn free_range(&self, length: u64) -> Result<VirtRange, Error> {
+        let table = arch::table_span::<P::Arch>(1);
+        let aligned = (length >= table).then(|| self.find_free(length, table, 0)).flatten();
+        aligned.or_else(|| self.find_free(length, PAGE_SIZE, 0)).ok_or(Error::NoRoom)
+    }
+
+    /// The highest free range of `length` bytes below the top that begins `congruent` bytes behind
+    /// a multiple of `align`.
+    pub(super) fn find_free(&self, length: u64, align: u64, congruent: u64) -> Option<VirtRange> {
+        let low = self.lowest().0;
+        let mut high = self.search_top();
+        loop {
+            let below = self.vmas.find_gap_top_down(length, align, congruent, low, high);
+            // As Linux: when all below the chosen top is taken, what lies above is better than none.
+            let start = match (below, self.options.search_top) {
+                (None, Some(_)) => {
+                    let limit = self.limit().0;
+                    let above = self.search_top().max(low);
+                    self.vmas.find_gap_bottom_up(length, align, congruent, above, limit)?
+                }
+                (below, _) => below?,
+            };
+            let range = VirtRange::from_len(VirtAddr(start), length)?;
+            match self.guard_gap_over(range) {
+                Some(gap) if below.is_some() => high = gap.min(range.end().0 - 1),
+                Some(_) => return None,
+                None => return Some(range),
+            }
+        }
+    }
+
+    /// Where the gap begins that a mapping above `range` keeps free below it to grow into, if the
+    /// range reaches into it.
+    fn guard_gap_over(&self, range: VirtRange) -> Option<u64> {
+        let next = self.first_behind(range.end().0 - 1)?;
+        let gap = next.start().saturating_sub(STACK_GUARD_GAP);
+        (next.has(MappingFlags::GROWS_DOWN) && range.end().0 > gap).then_some(gap)
+    }
+}
+
+/// What `mprotect` may allow of a mapping of an object, and what keeps seals away until the mapping
+/// is there and counts itself.
+pub(super) fn admit<'a, P: Platform>(
+    request: &MapRequest,
+    source: &MapObject<'a, '_, P>,
+) -> Result<(MappingFlags, Option<WritableMapping<'a>>), Error> {
+    let mut may = MappingFlags::MAY_ALL;
+    if source.offset.saturating_add(request.length) > MAX_SIZE {
+        return Err(Error::TooLarge);
+    }
+    let shared = request.sharing == Sharing::Shared;
+    let writes = request.protection.contains(Protection::WRITE);
+    let writable = source.access.contains(FileAccess::WRITE);
+    if !source.access.contains(FileAccess::READ) || shared && writes && !writable {
+        return Err(Error::AccessDenied);
+    }
+    if request.flags.intersects(MapFlags::GROWS_DOWN | MapFlags::DROPPABLE)
+        || !shared && source.object.state().is_secret()
+    {
+        return Err(Error::Invalid);
+    }
+    let tells = source.access.intersects(FileAccess::WRITE | FileAccess::OWNER);
+    may.set(MappingFlags::HIDES_RESIDENCE, source.object.state().is_file() && !tells);
+    if !shared {
+        return Ok((may, None));
+    }
+    if !writable {
+        may -= MappingFlags::MAY_WRITE;
+        return Ok((may, None));
+    }
+    match source.object.state().admit_writable() {
+        Ok(admitted) => Ok((may, Some(admitted))),
+        Err(error) if writes => Err(error),
+        Err(_) => Ok((may - MappingFlags::MAY_WRITE, None)),
+    }
+}
+
+/// Whether a new mapping with this purpose may be a part of `vma`, which touches it.
+fn continues_new(vma: &Vma, purpose: &Purpose) -> bool {
+    let alike = |flags: MappingFlags| flags - MappingFlags::STICKY;
+    alike(vma.flags()) == alike(purpose.flags)
+        && vma.object_pointer() == purpose.object
+        && vma.group().is_none_or(|group| !group.is_inherited())
+}

@@ -1,0 +1,392 @@
+//! `mremap(2)`: shrink, grow, move, duplicate.
+
+mod relocation;
+
+use core::ptr::NonNull;
+
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Arch};
+use crate::error::Error;
+use crate::platform::Platform;
+use crate::tlb::Gather;
+
+use super::AddressSpace;
+use super::change::Removed;
+use super::mmap::Place;
+use super::vma::{MappingFlags, Vma};
+use crate::collections::range_skip_list::Indexed;
+use relocation::{Relocation, Source};
+
+/// Where a mapping may go when it is resized.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Remap {
+    /// Nowhere: it grows in place or not at all.
+    #[default]
+    InPlace,
+    /// Anywhere, if it cannot grow in place (`MREMAP_MAYMOVE`).
+    MayMove,
+    /// Exactly there, even if it need not move; what is mapped there goes
+    /// (`MREMAP_MAYMOVE | MREMAP_FIXED`).
+    To(VirtAddr),
+    /// Its pages go there if it is free, else anywhere (null: anywhere), and the source stays
+    /// mapped, empty (`MREMAP_MAYMOVE | MREMAP_DONTUNMAP`).
+    Leave(VirtAddr),
+    /// Its pages go exactly there, and the source stays mapped, empty
+    /// (`MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP`).
+    LeaveTo(VirtAddr),
+}
+
+impl Remap {
+    fn target(self) -> Option<VirtAddr> {
+        match self {
+            Self::InPlace | Self::MayMove => None,
+            Self::To(target) | Self::Leave(target) | Self::LeaveTo(target) => Some(target),
+        }
+    }
+
+    fn is_fixed(self) -> bool {
+        matches!(self, Self::To(_) | Self::LeaveTo(_))
+    }
+
+    fn source(self) -> Source {
+        match self {
+            Self::Leave(_) | Self::LeaveTo(_) => Source::Stays,
+            Self::InPlace | Self::MayMove | Self::To(_) => Source::Goes,
+        }
+    }
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Resizes or moves the mapping of `old_length` bytes at `old` to `new_length` bytes (both
+    /// rounded up to pages), contents included, and returns its address. What is cut off by a
+    /// smaller length may reach over several mappings. A move to a given place without a change of
+    /// length takes all mappings of the range along, with the gaps between them; it goes one by one,
+    /// and what went before an error stays there. An old length of zero maps what a shared mapping
+    /// shows a second time.
+    ///
+    /// Where the destination is ours to choose, it is congruent with the source modulo the largest
+    /// table that the range covers, so that whole tables move by one entry each.
+    ///
+    /// # Errors
+    /// In Linux's order: [`Error::Unaligned`], [`Error::ZeroLength`] (the new length),
+    /// [`Error::OutOfRange`], [`Error::Invalid`] (a source that stays and another length),
+    /// [`Error::Overlap`], [`Error::TooManyMappings`], [`Error::NotMapped`], [`Error::Sealed`],
+    /// [`Error::NotShared`] (an old length of zero), [`Error::CrossesMapping`],
+    /// [`Error::LockLimit`], [`Error::LimitReached`], [`Error::BelowMinimum`], [`Error::NoRoom`],
+    /// [`Error::Overcommitted`], [`Error::OutOfMemory`]. Nothing is changed then, with exceptions as
+    /// on Linux: what was mapped at a destination that the caller chose may be gone, and what a
+    /// smaller length leaves out of a mapping that was to move there; and of several mappings some
+    /// may have moved.
+    ///
+    /// Complexity: one entry for each table that moves whole; of the rest, the base pages that are
+    /// moved. One invalidation for each mapping and at most 64 tables; one more for each contiguous
+    /// contiguous run that an end of the range cuts.
+    pub fn mremap(
+        &self,
+        old: VirtAddr,
+        old_length: u64,
+        new_length: u64,
+        remap: Remap,
+    ) -> Result<VirtAddr, Error> {
+        let (old_length, new_length) = self.check_lengths(old, old_length, new_length)?;
+        if let Some(target) = remap.target() {
+            self.check_target(old, old_length, target, new_length, remap.source())?;
+        }
+        let memory = self.table.memory;
+        let mut grown = None;
+        let mut work = || self.remap_once(old, old_length, new_length, remap, &mut grown);
+        let result = if remap.is_fixed() {
+            // What has gone or moved when the memory runs out cannot be unmapped or moved once more:
+            // 1. CPU A unmaps the target, finds no memory for a table, and releases the mutex;
+            // 2. CPU B maps something there, and returns;
+            // 3. CPU A begins again, and unmaps it.
+            memory.make_room(tables_for::<P::Arch>(new_length));
+            let result = work();
+            memory.free_some();
+            result
+        } else {
+            memory.outermost(work)
+        };
+        if let Some(range) = grown {
+            // As Linux: what was to be locked is there if it can be had.
+            let _ = self.populate(range);
+        }
+        result
+    }
+
+    /// Without a fixed target, nothing has changed where it fails.
+    fn remap_once(
+        &self,
+        old: VirtAddr,
+        old_length: u64,
+        new_length: u64,
+        remap: Remap,
+        grown: &mut Option<VirtRange>,
+    ) -> Result<VirtAddr, Error> {
+        let (mut gather, mut removed) = (Gather::new(), Removed::default());
+        let guard = self.mutex.lock();
+        let mut call = RemapCall { remap, gather: &mut gather, removed: &mut removed, grown: None };
+        let result = self.remap_locked(old, old_length, new_length, &mut call);
+        *grown = call.grown.filter(|_| result.is_ok());
+        self.flush(&mut gather);
+        drop(guard);
+        self.finish(&mut gather, removed);
+        result
+    }
+
+    fn check_lengths(
+        &self,
+        old: VirtAddr,
+        old_length: u64,
+        length: u64,
+    ) -> Result<(u64, u64), Error> {
+        if !old.is_aligned(PAGE_SIZE) {
+            return Err(Error::Unaligned(old));
+        }
+        let limit = self.limit();
+        // As Linux: a length that wraps when it is rounded up becomes zero.
+        let round = |length: u64| length.checked_next_multiple_of(PAGE_SIZE).unwrap_or(0);
+        let (old_length, length) = (round(old_length), round(length));
+        if length == 0 {
+            return Err(Error::ZeroLength);
+        }
+        if length > limit.0 {
+            return Err(Error::OutOfRange { limit });
+        }
+        Ok((old_length, length))
+    }
+
+    fn check_target(
+        &self,
+        old: VirtAddr,
+        old_length: u64,
+        target: VirtAddr,
+        length: u64,
+        source: Source,
+    ) -> Result<(), Error> {
+        let limit = self.limit();
+        if !target.is_aligned(PAGE_SIZE) {
+            return Err(Error::Unaligned(target));
+        }
+        if target.0 > limit.0 - length {
+            return Err(Error::OutOfRange { limit });
+        }
+        if source == Source::Stays && old_length != length {
+            return Err(Error::Invalid);
+        }
+        // As Linux, whose sum may wrap too: the old range is not checked yet.
+        let old_end = old.0.wrapping_add(old_length);
+        if old_end > target.0 && target.0 + length > old.0 {
+            return Err(Error::Overlap);
+        }
+        Ok(())
+    }
+
+    fn remap_locked(
+        &self,
+        old: VirtAddr,
+        old_length: u64,
+        length: u64,
+        call: &mut RemapCall<'_>,
+    ) -> Result<VirtAddr, Error> {
+        if call.remap.target().is_some() {
+            // As Linux, before anything is looked at: source and destination may each be cut.
+            self.room_for(6)?;
+        }
+        match call.remap {
+            Remap::To(target) | Remap::LeaveTo(target) if old_length == length => {
+                self.move_all(old, length, target, call)
+            }
+            _ => {
+                let vma = self.vma_at(old).ok_or(Error::NotMapped(old))?;
+                self.remap_one(vma, old, old_length, length, call)
+            }
+        }
+    }
+
+    /// Moves all mappings of the range, each to the same distance from where it was.
+    fn move_all(
+        &self,
+        old: VirtAddr,
+        length: u64,
+        target: VirtAddr,
+        call: &mut RemapCall<'_>,
+    ) -> Result<VirtAddr, Error> {
+        let end = old.0.saturating_add(length);
+        let mut at = old.0;
+        let mut seen = false;
+        while let Some(vma) = self.first_behind(at).filter(|vma| vma.start() < end) {
+            if !seen && vma.start() > at {
+                break;
+            }
+            seen = true;
+            let start = at.max(vma.start());
+            let stop = end.min(vma.end());
+            let to = VirtAddr(target.0 + (start - old.0));
+            call.remap = match call.remap {
+                Remap::LeaveTo(_) => Remap::LeaveTo(to),
+                _ => Remap::To(to),
+            };
+            let length = stop - start;
+            self.remap_one(vma, VirtAddr(start), length, length, call)?;
+            at = stop;
+            if at >= end {
+                break;
+            }
+        }
+        if seen { Ok(target) } else { Err(Error::NotMapped(old)) }
+    }
+
+    /// Resizes or moves what begins at `old`, in `vma`.
+    fn remap_one(
+        &self,
+        vma: &Vma,
+        old: VirtAddr,
+        old_length: u64,
+        length: u64,
+        call: &mut RemapCall<'_>,
+    ) -> Result<VirtAddr, Error> {
+        if vma.has(MappingFlags::SEALED) {
+            return Err(Error::Sealed(old));
+        }
+        if call.remap.target().is_none() && length <= old_length {
+            return self.shrink(old, old_length, length, call).map(|()| old);
+        }
+        if old_length == 0 && !vma.is_shared() {
+            return Err(Error::NotShared);
+        }
+        let source = source_in(vma, old, old_length.min(length))?;
+        let grown = length.saturating_sub(old_length) >> PAGE_SHIFT;
+        if grown > 0 {
+            if vma.page_offset_of(old).checked_add(length >> PAGE_SHIFT).is_none() {
+                return Err(Error::Invalid);
+            }
+            if vma.has(MappingFlags::LOCKED) {
+                self.may_lock(grown)?;
+            }
+            self.may_expand(vma.flags(), grown)?;
+        }
+        match call.remap.target() {
+            Some(_) => self.remap_to(vma, source, old_length, length, call),
+            None => self.expand(vma, source, length, call),
+        }
+    }
+
+    fn shrink(
+        &self,
+        old: VirtAddr,
+        old_length: u64,
+        length: u64,
+        call: &mut RemapCall<'_>,
+    ) -> Result<(), Error> {
+        if length < old_length {
+            let tail = self.unmap_range(VirtAddr(old.0 + length), old_length - length)?;
+            self.unmap_locked(tail, call.gather, call.removed)?;
+        }
+        Ok(())
+    }
+
+    /// Moves `source`, the part of one VMA that is kept, to where the caller wants it.
+    fn remap_to(
+        &self,
+        vma: &Vma,
+        source: VirtRange,
+        old_length: u64,
+        length: u64,
+        call: &mut RemapCall<'_>,
+    ) -> Result<VirtAddr, Error> {
+        let remap = call.remap;
+        let target = remap.target().unwrap_or_default();
+        if remap.is_fixed() {
+            let minimum = self.options.minimum_address;
+            if target < minimum {
+                return Err(Error::BelowMinimum { minimum });
+            }
+        }
+        let mut vma = vma;
+        if remap.is_fixed() {
+            // In Linux's order: what is there goes before anything else can be refused.
+            let range = VirtRange::raw(target.0, target.0 + length);
+            if self.vmas_in(range).next().is_some() {
+                self.unmap_locked(range, call.gather, call.removed)?;
+                self.flush(call.gather);
+                // It may have been a part of the same VMA, which is shorter now.
+                vma = self.vma_at(source.start()).ok_or(Error::NotMapped(source.start()))?;
+            }
+        }
+        self.shrink(source.start(), old_length, length.min(old_length), call)?;
+        let target = if remap.is_fixed() {
+            VirtRange::raw(target.0, target.0 + length)
+        } else if target.0 == 0 {
+            self.congruent_place(source, length).ok_or(Error::NoRoom)?
+        } else {
+            self.find_place(length, Place::Near(target))?
+        };
+        if remap.source() == Source::Stays {
+            // What the target replaces is not taken off: Linux counts before it unmaps.
+            self.may_expand(vma.flags(), source.pages())?;
+        }
+        self.relocate(vma, &Relocation { source, target, fate: remap.source() }, call)
+    }
+
+    /// Makes the mapping longer, in place if it can be.
+    fn expand(
+        &self,
+        vma: &Vma,
+        source: VirtRange,
+        length: u64,
+        call: &mut RemapCall<'_>,
+    ) -> Result<VirtAddr, Error> {
+        let old = source.start();
+        let locked = vma.has(MappingFlags::LOCKED) && !vma.has(MappingFlags::LOCK_ON_FAULT);
+        if vma.end() == source.end().0 && !source.is_empty() && self.can_grow(vma, old.0, length) {
+            let added = length - source.len();
+            let accounted = vma.has(MappingFlags::ACCOUNT);
+            let committed = if accounted { added >> PAGE_SHIFT } else { 0 };
+            let _reservation = self.table.memory.commitment().reserve(committed)?;
+            vma.lock_write(self.platform());
+            self.resize(vma, vma.start(), old.0 + length);
+            vma.end_write(self.platform());
+            self.merge_around(vma, call.removed);
+            if locked {
+                call.grown = Some(VirtRange::raw(source.end().0, old.0 + length));
+            }
+            return Ok(old);
+        }
+        if call.remap == Remap::InPlace {
+            return Err(Error::NoRoom);
+        }
+        self.room_for(4)?;
+        let target = self.congruent_place(source, length).ok_or(Error::NoRoom)?;
+        self.relocate(vma, &Relocation { source, target, fate: Source::Goes }, call)
+    }
+
+    fn can_grow(&self, vma: &Vma, start: u64, length: u64) -> bool {
+        let Some(end) = start.checked_add(length) else { return false };
+        let next = self.vmas.next(NonNull::from(vma));
+        let ceiling = next.map_or(self.limit().0, |next| self.vma(next).start());
+        end <= ceiling
+    }
+}
+
+/// One call, as it goes down.
+struct RemapCall<'a> {
+    remap: Remap,
+    gather: &'a mut Gather,
+    removed: &'a mut Removed,
+    /// Locked pages that are new.
+    grown: Option<VirtRange>,
+}
+
+/// More frames than a move to `length` bytes of free addresses takes for tables and VMAs.
+fn tables_for<A: Arch>(length: u64) -> u64 {
+    length / arch::table_span::<A>(1) + 8 * u64::from(A::LEVELS)
+}
+
+fn source_in(vma: &Vma, old: VirtAddr, length: u64) -> Result<VirtRange, Error> {
+    let end = VirtAddr(vma.end());
+    if length > end.0 - old.0 {
+        return Err(Error::CrossesMapping { end });
+    }
+    Ok(VirtRange::raw(old.0, old.0 + length))
+}

@@ -1,0 +1,274 @@
+//! Moving a part of one VMA to a place of its own.
+
+use core::ptr::NonNull;
+
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Arch};
+use crate::collections::range_skip_list::{Indexed, Spot};
+use crate::error::Error;
+use crate::platform::Platform;
+use crate::rmap::RmapGuard;
+use crate::space::AddressSpace;
+use crate::space::vma::{MappingFlags, Vma};
+use crate::stats::Counts;
+use crate::table::OutOfMemory;
+use crate::table::move_range::{Holds, Move};
+
+use super::RemapCall;
+
+/// What becomes of the source of a move.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Source {
+    /// It is unmapped.
+    Goes,
+    /// It stays mapped, empty (`MREMAP_DONTUNMAP`).
+    Stays,
+}
+
+/// A move of `source`, a part of one VMA, to the beginning of `target`, which becomes one VMA. An
+/// empty source is a duplicate: a second view of what a shared mapping shows.
+pub(super) struct Relocation {
+    pub(super) source: VirtRange,
+    pub(super) target: VirtRange,
+    pub(super) fate: Source,
+}
+
+impl<'m, P: Platform> AddressSpace<'m, P> {
+    /// A free range of `length` bytes, congruent with `source` modulo the largest entry span that
+    /// fits into it twice (so that at least one slot is covered whole), else modulo the contiguous
+    /// contiguous run.
+    pub(super) fn congruent_place(&self, source: VirtRange, length: u64) -> Option<VirtRange> {
+        let start = source.start().0;
+        let spans = (2..=P::Arch::LEVELS).rev().map(arch::span::<P::Arch>);
+        let whole = spans.filter(|span| {
+            let first = start.next_multiple_of(*span);
+            first.saturating_add(*span) <= source.end().0
+        });
+        let contig = u64::from(P::Arch::CONTIG_ENTRIES) * PAGE_SIZE;
+        whole
+            .chain([arch::table_span::<P::Arch>(1), contig, PAGE_SIZE])
+            .find_map(|align| self.find_free(length, align, start & (align - 1)))
+    }
+
+    /// Moves what the source, a part of `vma`, maps. Nothing is mapped in the
+    /// target. Everything that can fail is done before anything is moved.
+    pub(super) fn relocate(
+        &self,
+        vma: &Vma,
+        what: &Relocation,
+        call: &mut RemapCall<'_>,
+    ) -> Result<VirtAddr, Error> {
+        let (source, target) = (what.source, what.target);
+        let stays = what.fate == Source::Stays || source.is_empty();
+        let committed = match what.fate {
+            _ if !vma.has(MappingFlags::ACCOUNT) => 0,
+            Source::Stays => target.pages(),
+            Source::Goes => target.pages() - source.pages(),
+        };
+        let _reservation = self.table.memory.commitment().reserve(committed)?;
+        // As Linux: what has no page yet may take a new page offset, and merge where it goes.
+        let newborn = vma.is_anonymous() && vma.group_pointer().is_none();
+        let page_offset = if newborn {
+            target.start().0 >> PAGE_SHIFT
+        } else {
+            vma.page_offset_of(source.start())
+        };
+        let purpose = vma.purpose();
+        let mut arriving = purpose;
+        if source.len() >= arch::table_span::<P::Arch>(1) {
+            // Tables that move whole carry entries along that are not looked at, and all that moves
+            // counts as written.
+            arriving.flags |= MappingFlags::SOFT_DIRTY;
+        }
+        let locked = MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT;
+        if purpose.flags & locked == MappingFlags::LOCKED && target.len() > source.len() {
+            call.grown = Some(VirtRange::raw(target.start().0 + source.len(), target.end().0));
+        }
+        if !stays && source.covers(vma.range()) {
+            let spot = self.vmas.spot(NonNull::from(vma));
+            let (floor, ceiling) = self.vmas.between_neighbours(&spot, NonNull::from(vma));
+            if floor <= target.start().0 && target.end().0 <= ceiling {
+                let flags = arriving.flags;
+                let slide = Slide { spot: &spot, floor, ceiling, flags, page_offset };
+                if let Some(slid) = self.slide(vma, what, &slide, call) {
+                    return slid;
+                }
+            }
+        }
+        let moved = self.new_vma(target, arriving, page_offset)?;
+        // Cut out of the middle, the VMA leaves two parts.
+        let upper = if !stays && vma.start() < source.start().0 && source.end().0 < vma.end() {
+            let range = VirtRange::raw(source.end().0, vma.end());
+            match self.new_vma(range, purpose, vma.page_offset_of(source.end())) {
+                Ok(node) => Some(node),
+                Err(error) => return Err(self.give_back([Some(moved), None], error)),
+            }
+        } else {
+            None
+        };
+        if source.is_empty() {
+            self.insert(moved);
+            self.merge_around(self.vma(moved), call.removed);
+            return Ok(target.start());
+        }
+        // From here on faults in the source wait, and find themselves outside of the VMA afterwards.
+        vma.lock_write(self.platform());
+        let to = target.start();
+        let whole = source.covers(vma.range());
+        if self.move_held(vma, what, &Nodes { moved, upper }, call).is_err() {
+            vma.end_write(self.platform());
+            return Err(self.give_back([Some(moved), upper], Error::OutOfMemory));
+        }
+        if stays {
+            if whole {
+                // Its next page begins a life of its own.
+                self.leave_group(vma, call.removed);
+            }
+            self.change_flags(vma, vma.flags() - locked);
+        }
+        if stays || !whole {
+            vma.end_write(self.platform());
+        }
+        // As Linux: what stays is not joined with its neighbours, though it may fit them now.
+        self.merge_around(self.vma(moved), call.removed);
+        Ok(to)
+    }
+
+    /// The move itself; nothing has changed where it fails. The trees of the reverse map are locked
+    /// for each piece, and name both places meanwhile, so that a walker finds each page at its old or
+    /// at its new one.
+    fn move_held(
+        &self,
+        vma: &Vma,
+        what: &Relocation,
+        nodes: &Nodes,
+        call: &mut RemapCall<'_>,
+    ) -> Result<(), OutOfMemory> {
+        let (source, target) = (what.source, what.target);
+        let stays = what.fate == Source::Stays;
+        let freeable = if stays { source } else { self.freeable(source, target) };
+        let mut counts = Counts::default();
+        let moved = Move { source, to: target.start(), freeable };
+        let first = match self.table.holds(&moved, &mut counts) {
+            Holds::One(piece) => {
+                let held = RmapGuard::new(self.platform(), vma);
+                let done = self.table.relocate(&moved, piece, call.gather, &mut counts);
+                self.table.stats.add(&counts);
+                done?;
+                if !stays {
+                    self.cut_away(vma, source, nodes.upper, &held, call);
+                }
+                self.insert_held(nodes.moved, &held);
+                return Ok(());
+            }
+            Holds::Several(first) => first,
+        };
+        let laid = self.table.lay(&moved, first, &mut counts);
+        if laid.is_ok() {
+            // Before the first page comes: a walker that does not find it at the source comes here.
+            self.link(nodes.moved);
+            let within = |hold: &mut dyn FnMut()| {
+                let held = RmapGuard::new(self.platform(), vma);
+                hold();
+                held.moved(self.vma(nodes.moved));
+            };
+            self.table.relocate_parts(&moved, first, call.gather, &mut counts, within);
+            if !stays {
+                let held = RmapGuard::new(self.platform(), vma);
+                self.cut_away(vma, source, nodes.upper, &held, call);
+            }
+            self.insert_linked(nodes.moved);
+        }
+        self.table.stats.add(&counts);
+        laid
+    }
+
+    /// Moves all of a VMA to where it passes none of its neighbours: the index keeps its node where
+    /// it is. The locks are those of any other move. `None` where that takes more than one piece:
+    /// between two of them, a walker would look at one of the places alone.
+    fn slide(
+        &self,
+        vma: &Vma,
+        what: &Relocation,
+        slide: &Slide<'_>,
+        call: &mut RemapCall<'_>,
+    ) -> Option<Result<VirtAddr, Error>> {
+        let (source, target) = (what.source, what.target);
+        vma.lock_write(self.platform());
+        let freeable = Self::freeable_between(source, slide.floor, slide.ceiling, target);
+        let what = Move { source, to: target.start(), freeable };
+        let mut counts = Counts::default();
+        let Holds::One(piece) = self.table.holds(&what, &mut counts) else {
+            vma.end_write(self.platform());
+            return None;
+        };
+        let held = RmapGuard::new(self.platform(), vma);
+        let done = self.table.relocate(&what, piece, call.gather, &mut counts);
+        self.table.stats.add(&counts);
+        if done.is_err() {
+            drop(held);
+            vma.end_write(self.platform());
+            return Some(Err(Error::OutOfMemory));
+        }
+        held.set_place(target, slide.page_offset);
+        vma.set_flags(slide.flags);
+        self.vmas.bounds_changed_at(slide.spot, NonNull::from(vma));
+        drop(held);
+        if target.len() > source.len() {
+            self.account(slide.flags, (target.pages() - source.pages()) as i64);
+        }
+        vma.end_write(self.platform());
+        if slide.floor == target.start().0 || slide.ceiling == target.end().0 {
+            self.merge_around(vma, call.removed);
+        }
+        Some(Ok(target.start()))
+    }
+
+    /// Takes `source` out of its VMA.
+    fn cut_away(
+        &self,
+        vma: &Vma,
+        source: VirtRange,
+        upper: Option<NonNull<Vma>>,
+        held: &RmapGuard<'_, P>,
+        call: &mut RemapCall<'_>,
+    ) {
+        let outer = vma.range();
+        if source.covers(outer) {
+            self.remove_held(vma, held, call.removed);
+        } else if outer.start() < source.start() {
+            self.resize_held(vma, outer.start().0, source.start().0, held);
+        } else {
+            self.resize_held(vma, source.end().0, outer.end().0, held);
+        }
+        match upper {
+            // Not where the target was all in front of the source: then the VMA itself is what
+            // is left above.
+            Some(upper) if outer.start() < source.start() && source.end() < outer.end() => {
+                debug_assert_eq!(self.vma(upper).end(), outer.end().0);
+                self.insert_held(upper, held);
+            }
+            Some(upper) => self.free_unused(upper),
+            None => {}
+        }
+    }
+}
+
+/// A move of a whole VMA between its neighbours.
+struct Slide<'a> {
+    /// Where the VMA stands in the index, before and after.
+    spot: &'a Spot<Vma>,
+    /// Where the neighbour in front ends and the one behind begins.
+    floor: u64,
+    ceiling: u64,
+    /// What the VMA's flags and offset are to be.
+    flags: MappingFlags,
+    page_offset: u64,
+}
+
+/// The new VMAs of a move.
+struct Nodes {
+    moved: NonNull<Vma>,
+    /// What is left above the source, where it is cut out of the middle.
+    upper: Option<NonNull<Vma>>,
+}

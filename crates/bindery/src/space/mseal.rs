@@ -1,0 +1,67 @@
+//! `mseal(2)`.
+
+use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::error::Error;
+use crate::platform::Platform;
+use crate::tlb::Gather;
+
+use super::AddressSpace;
+use super::change::Removed;
+use super::vma::MappingFlags;
+use crate::collections::range_skip_list::Indexed;
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Seals the mappings of `length` bytes (rounded up to pages) at `start` for good: they can no
+    /// longer be unmapped, moved, resized or replaced, nor their protection be changed, nor contents
+    /// be thrown away that the program could not overwrite.
+    ///
+    /// # Errors
+    /// [`Error::Unaligned`]; [`Error::OutOfRange`]; [`Error::NotMapped`] where the range has holes,
+    /// and [`Error::TooManyMappings`] or [`Error::OutOfMemory`] where a mapping cannot be cut. A hole
+    /// changes nothing; what lies before another error is sealed.
+    ///
+    /// Complexity: in the mappings.
+    pub fn mseal(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
+        if !start.is_aligned(PAGE_SIZE) {
+            return Err(Error::Unaligned(start));
+        }
+        let limit = self.limit();
+        let range = length
+            .checked_next_multiple_of(PAGE_SIZE)
+            .and_then(|length| VirtRange::from_len(start, length))
+            .ok_or(Error::OutOfRange { limit })?;
+        self.table.memory.outermost(|| self.seal_once(range))
+    }
+
+    /// What is sealed already is passed over.
+    fn seal_once(&self, range: VirtRange) -> Result<(), Error> {
+        let mut removed = Removed::default();
+        let guard = self.mutex.lock();
+        let result = self.covered(range).and_then(|()| {
+            let mut at = range.start();
+            while at < range.end() {
+                let vma = self.vma_at(at).ok_or(Error::NotMapped(at))?;
+                let part = vma.range().intersection(range);
+                at = part.end();
+                let flags = vma.flags() | MappingFlags::SEALED;
+                if flags != vma.flags() {
+                    self.with_flags(vma, part, flags, &mut removed, |_| Ok(()))?;
+                }
+            }
+            Ok(())
+        });
+        drop(guard);
+        self.finish(&mut Gather::new(), removed);
+        result
+    }
+
+    /// Refuses a range with holes.
+    fn covered(&self, range: VirtRange) -> Result<(), Error> {
+        let mut at = range.start();
+        while at < range.end() {
+            let vma = self.vma_at(at).ok_or(Error::NotMapped(at))?;
+            at = VirtAddr(vma.end());
+        }
+        Ok(())
+    }
+}

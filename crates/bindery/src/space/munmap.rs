@@ -1,0 +1,123 @@
+//! `munmap(2)`.
+
+use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::error::Error;
+use crate::platform::Platform;
+use crate::table::zap::Flush;
+use crate::tlb::Gather;
+
+use super::AddressSpace;
+use super::change::Removed;
+use super::vma::MappingFlags;
+use crate::collections::range_skip_list::Indexed;
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Unmaps `length` bytes (rounded up to pages) at `start`. Mappings that reach over the ends
+    /// keep the rest; where nothing is mapped, nothing happens.
+    ///
+    /// # Errors
+    /// [`Error::Unaligned`], [`Error::ZeroLength`], [`Error::OutOfRange`];
+    /// [`Error::Sealed`]; [`Error::TooManyMappings`] or [`Error::OutOfMemory`] where a mapping would be cut in two
+    /// and there is no room for the second. Nothing is changed then.
+    ///
+    /// Complexity: in the mappings and tables that go, plus the runs in the two tables at the
+    /// edges where something else stays mapped. One invalidation for each 1,024 entries of the tables
+    /// that stay or 512 of those that go, as a rule one in all, and one for each contiguous run or
+    /// huge leaf that an end cuts.
+    pub fn munmap(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
+        let range = self.unmap_range(start, length)?;
+        self.table.memory.outermost(|| self.unmap_once(range))
+    }
+
+    fn unmap_once(&self, range: VirtRange) -> Result<(), Error> {
+        let (mut gather, mut removed) = (Gather::new(), Removed::default());
+        let guard = self.mutex.lock();
+        let result = self.unmap_locked(range, &mut gather, &mut removed);
+        self.flush(&mut gather);
+        drop(guard);
+        self.finish(&mut gather, removed);
+        result
+    }
+
+    pub(super) fn unmap_range(&self, start: VirtAddr, length: u64) -> Result<VirtRange, Error> {
+        if !start.is_aligned(PAGE_SIZE) {
+            return Err(Error::Unaligned(start));
+        }
+        let limit = self.limit();
+        if start > limit || length > limit.0 - start.0 {
+            return Err(Error::OutOfRange { limit });
+        }
+        let length = length.next_multiple_of(PAGE_SIZE);
+        if length == 0 {
+            return Err(Error::ZeroLength);
+        }
+        VirtRange::from_len(start, length)
+            .filter(|range| range.end() <= limit)
+            .ok_or(Error::OutOfRange { limit })
+    }
+
+    /// Takes everything in `range` out of the index and the page table. The mutex is held; the
+    /// caller finishes the gather after it has let go of it.
+    pub(super) fn unmap_locked(
+        &self,
+        range: VirtRange,
+        gather: &mut Gather,
+        removed: &mut Removed,
+    ) -> Result<(), Error> {
+        let Some(first) = self.vmas_in(range).next() else { return Ok(()) };
+        self.refuse_sealed(range)?;
+        if first.start() < range.start().0 && range.end().0 < first.end() {
+            self.room_for(1)?;
+            self.split(first, range.end())?;
+        }
+        for vma in self.vmas_in(range) {
+            vma.lock_write(self.platform());
+        }
+        self.note_resident();
+        let freeable = self.freeable(range, VirtRange::default());
+        // A huge leaf without its deposit cannot be split. That is a broken invariant, which the
+        // auditor reports; what could not be unmapped stays in the table.
+        let zapped = self.table.zap(range, freeable, Flush::BeforeUnlock, gather);
+        if self.cut_out(range, removed) {
+            gather.vma_stays();
+        }
+        zapped.map_err(|_| Error::OutOfMemory)
+    }
+
+    /// Refuses a range with a part of a sealed VMA.
+    pub(super) fn refuse_sealed(&self, range: VirtRange) -> Result<(), Error> {
+        match self.vmas_in(range).find(|vma| vma.has(MappingFlags::SEALED)) {
+            Some(vma) => Err(Error::Sealed(VirtAddr(vma.start()))),
+            None => Ok(()),
+        }
+    }
+
+    /// Lets no VMA reach into `range`: those inside go, those at the ends are cut. None reaches
+    /// over both ends; all are locked for writing, and no TLB remembers any more what they mapped in
+    /// the range. The other way round, whoever saves a file would not find them:
+    /// 1. CPU A takes a VMA out of the file's list;
+    /// 2. CPU B saves the file, and makes all that the list names forget that they may write;
+    /// 3. CPU C writes through the VMA's entries, which nobody will save;
+    /// 4. CPU A takes the entries away.
+    ///
+    /// Says whether a VMA was cut, and stays.
+    fn cut_out(&self, range: VirtRange, removed: &mut Removed) -> bool {
+        let mut cut = false;
+        while let Some(vma) = self.first_behind(range.start().0) {
+            if vma.start() >= range.end().0 {
+                break;
+            }
+            if vma.start() < range.start().0 {
+                self.resize(vma, vma.start(), range.start().0);
+            } else if vma.end() > range.end().0 {
+                self.resize(vma, range.end().0, vma.end());
+            } else {
+                self.remove(vma, removed);
+                continue;
+            }
+            cut = true;
+            vma.end_write(self.platform());
+        }
+        cut
+    }
+}

@@ -1,0 +1,59 @@
+//! Mappings that grow down (`MAP_GROWSDOWN`).
+
+use core::ptr::NonNull;
+
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr};
+use crate::error::FaultError;
+use crate::platform::Platform;
+
+use super::vma::MappingFlags;
+use super::{AddressSpace, STACK_GUARD_GAP};
+use crate::collections::range_skip_list::Indexed;
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Lets the mapping above `page` grow down to it, if that is one that does and the limits and
+    /// the mapping below allow it (Linux: `expand_stack`). Nothing is mapped at `page`.
+    pub(super) fn grow_down_to(&self, page: VirtAddr) -> Result<(), FaultError> {
+        let refused = FaultError::NotMapped;
+        let guard = self.mutex.lock();
+        let vma = self.first_behind(page.0).ok_or(refused)?;
+        if vma.start() <= page.0 {
+            // Mapped meanwhile.
+            return Ok(());
+        }
+        if !vma.has(MappingFlags::GROWS_DOWN) || page < self.options.minimum_address {
+            return Err(refused);
+        }
+        if let Some(below) = self.vmas.previous(NonNull::from(vma)) {
+            let below = self.vma(below);
+            let grows = below.has(MappingFlags::GROWS_DOWN);
+            let accessible = below.flags().intersects(MappingFlags::PROTECTION);
+            if !grows && accessible && page.0 - below.end() < STACK_GUARD_GAP {
+                return Err(refused);
+            }
+        }
+        let added = (vma.start() - page.0) >> PAGE_SHIFT;
+        let limits = self.limits();
+        let size = vma.end() - page.0;
+        let offset = vma.page_offset();
+        if size > limits.stack || added > offset {
+            return Err(refused);
+        }
+        self.may_expand(vma.flags(), added).map_err(|_| refused)?;
+        if vma.has(MappingFlags::LOCKED) {
+            self.may_lock(added).map_err(|_| refused)?;
+        }
+        let accounted = vma.has(MappingFlags::ACCOUNT);
+        let committed = if accounted { added } else { 0 };
+        let _reservation =
+            self.table.memory.commitment().reserve(committed).map_err(|_| refused)?;
+        self.prepare_group_locked(vma).map_err(|_| FaultError::OutOfMemory)?;
+        vma.lock_write(self.platform());
+        self.resize(vma, page.0, vma.end());
+        vma.end_write(self.platform());
+        drop(guard);
+        Ok(())
+    }
+}
+
+const _: () = assert!(STACK_GUARD_GAP.is_multiple_of(PAGE_SIZE));

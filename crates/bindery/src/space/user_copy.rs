@@ -1,0 +1,222 @@
+//! Reading and writing a program's memory from outside, as the program itself would.
+
+use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Kind};
+use crate::bytes;
+use crate::error::FaultError;
+use crate::platform::Platform;
+use crate::table::locking::Depth;
+
+use super::AddressSpace;
+use super::fault::Access;
+use super::vma::MappingFlags;
+
+/// Bytes that stand on the stack between a load and a store.
+const COPIED_AT_ONCE: usize = 1024;
+
+/// On whose behalf memory is looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Asker {
+    /// The program whose memory it is.
+    Program,
+    /// Another process.
+    Other,
+}
+
+/// Why a copy between two address spaces ended early ([`AddressSpace::copy_from`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PartialCopy {
+    /// How many bytes were copied.
+    pub copied: u64,
+    /// Why the next one was not.
+    pub fault: FaultError,
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Reads `into.len()` bytes at `at`, as a load of the program would: pages come in by faults.
+    /// The program need not be the one that runs. May sleep. (Linux: `copy_from_user`,
+    /// `process_vm_readv(2)`.)
+    ///
+    /// # Errors
+    /// The fault that a load would have had; what lies before it has been read.
+    ///
+    /// Complexity: in the pages that the bytes touch.
+    pub fn read_user(&self, at: VirtAddr, into: &mut [u8]) -> Result<(), FaultError> {
+        self.read_as(Asker::Program, at, into)
+    }
+
+    /// As [`AddressSpace::read_user`], for somebody else than the program: a debugger, or another
+    /// process. (Linux: `access_remote_vm`.)
+    ///
+    /// # Errors
+    /// As there; [`FaultError::Protection`] for secret memory ([`crate::Memory::secret_memory`]).
+    ///
+    /// Complexity: as there.
+    pub fn read_foreign(&self, at: VirtAddr, into: &mut [u8]) -> Result<(), FaultError> {
+        self.read_as(Asker::Other, at, into)
+    }
+
+    fn read_as(&self, asker: Asker, at: VirtAddr, into: &mut [u8]) -> Result<(), FaultError> {
+        let mut done = 0;
+        while done < into.len() {
+            let (part, length) = step(at, done, into.len())?;
+            let target = &mut into[done..done + length];
+            self.with_page(part, Access::Read, asker, |frame, offset| {
+                bytes::read(self.platform(), frame, offset, target);
+            })?;
+            done += length;
+        }
+        Ok(())
+    }
+
+    /// Writes `from` at `at`, as stores of the program would.
+    ///
+    /// # Errors
+    /// The fault that a store would have had; what lies before it has been written.
+    ///
+    /// Complexity: in the pages that the bytes touch.
+    pub fn write_user(&self, at: VirtAddr, from: &[u8]) -> Result<(), FaultError> {
+        self.write_as(Asker::Program, at, from)
+    }
+
+    /// As [`AddressSpace::write_user`], for somebody else than the program.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::read_foreign`], with the fault of a store.
+    ///
+    /// Complexity: as there.
+    pub fn write_foreign(&self, at: VirtAddr, from: &[u8]) -> Result<(), FaultError> {
+        self.write_as(Asker::Other, at, from)
+    }
+
+    fn write_as(&self, asker: Asker, at: VirtAddr, from: &[u8]) -> Result<(), FaultError> {
+        let mut done = 0;
+        while done < from.len() {
+            let (part, length) = step(at, done, from.len())?;
+            let source = &from[done..done + length];
+            self.with_page(part, Access::Write, asker, |frame, offset| {
+                bytes::write(self.platform(), frame, offset, source);
+            })?;
+            done += length;
+        }
+        Ok(())
+    }
+
+    /// Copies `length` bytes at `from` in another process' memory to `to` in this one, as a load of the
+    /// one program and a store of the other would. Both may be one, but the bytes must not overlap, or
+    /// what is copied is a mix of old and new. May sleep. (Linux: `process_vm_readv(2)`.)
+    ///
+    /// No lock is held from one piece of 1 KiB to the next.
+    ///
+    /// # Errors
+    /// [`PartialCopy`]: the fault that a load or a store would have had
+    /// ([`AddressSpace::read_foreign`]), and how many bytes were copied before it.
+    ///
+    /// Complexity: in the bytes.
+    pub fn copy_from(
+        &self,
+        to: VirtAddr,
+        other: &AddressSpace<'_, P>,
+        from: VirtAddr,
+        length: u64,
+    ) -> Result<(), PartialCopy> {
+        in_pieces((to, from), length, |here, there, piece| {
+            other.read_foreign(there, piece)?;
+            self.write_user(here, piece)
+        })
+    }
+
+    /// As [`AddressSpace::copy_from`], the other way round: what stands at `from` in this memory goes
+    /// to `to` in another process'. (Linux: `process_vm_writev(2)`.)
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// Complexity: in the bytes.
+    pub fn copy_to(
+        &self,
+        from: VirtAddr,
+        other: &AddressSpace<'_, P>,
+        to: VirtAddr,
+        length: u64,
+    ) -> Result<(), PartialCopy> {
+        in_pieces((from, to), length, |here, there, piece| {
+            self.read_user(here, piece)?;
+            other.write_foreign(there, piece)
+        })
+    }
+
+    /// Calls `work` once with the frame of the page at `at` and the offset in it, after the access is
+    /// allowed and recorded. The table is locked meanwhile, so the page stays; and the VMA is held for
+    /// reading, so the bytes land where the address leads when the call returns:
+    /// 1. CPU A, writing to X, waits for the lock of the page's table;
+    /// 2. CPU B moves that table to Y, and `mremap` returns;
+    /// 3. CPU A writes to what is at Y now.
+    fn with_page(
+        &self,
+        at: VirtAddr,
+        access: Access,
+        asker: Asker,
+        mut work: impl FnMut(crate::addr::Frame, usize),
+    ) -> Result<(), FaultError> {
+        if at >= self.limit() {
+            return Err(FaultError::NotMapped);
+        }
+        let page = at.align_down(PAGE_SIZE);
+        loop {
+            if let Some(locked) = self.lock_vma(page) {
+                if asker == Asker::Other && locked.vma().has(MappingFlags::SECRET) {
+                    return Err(FaultError::Protection);
+                }
+                let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
+                let mut cursor = self.table.cursor(range, Depth::Floor(1));
+                let (node, index, raw) = cursor.entry_at(page);
+                if arch::kind::<P::Arch>(raw, node.level) == Kind::Leaf {
+                    let entry =
+                        if node.level == 1 { P::Arch::clear_contig(raw, index) } else { raw };
+                    let allowed = P::Arch::attributes(entry).permissions;
+                    if allowed.contains(access.permission()) {
+                        self.record_access(&mut cursor, node, index, access);
+                        let span = arch::span::<P::Arch>(node.level);
+                        let inside = at.0 & (span - 1);
+                        let frame = P::Arch::frame(entry).plus((inside / PAGE_SIZE) as u32);
+                        work(frame, (inside % PAGE_SIZE) as usize);
+                        return Ok(());
+                    }
+                }
+                drop(cursor);
+                // A fault waits for whoever changes the VMA, and who changes it waits for its readers.
+                drop(locked);
+            }
+            self.fault(at, access)?;
+        }
+    }
+}
+
+/// Lets `copy` have `length` bytes in pieces, none of which crosses a page of either side, so that a
+/// fault leaves nothing of a piece copied.
+fn in_pieces(
+    (here, there): (VirtAddr, VirtAddr),
+    length: u64,
+    mut copy: impl FnMut(VirtAddr, VirtAddr, &mut [u8]) -> Result<(), FaultError>,
+) -> Result<(), PartialCopy> {
+    let mut piece = [0; COPIED_AT_ONCE];
+    let mut copied = 0;
+    while copied < length {
+        let part = |fault| PartialCopy { copied, fault };
+        let done = copied as usize;
+        let left = usize::try_from(length - copied).unwrap_or(usize::MAX).min(piece.len());
+        let (from, fits) = step(here, done, done.saturating_add(left)).map_err(part)?;
+        let (to, count) = step(there, done, done.saturating_add(fits)).map_err(part)?;
+        copy(from, to, &mut piece[..count]).map_err(part)?;
+        copied += count as u64;
+    }
+    Ok(())
+}
+
+/// Where the piece behind `done` bytes begins, and how long it is.
+fn step(at: VirtAddr, done: usize, length: usize) -> Result<(VirtAddr, usize), FaultError> {
+    let at = at.checked_add(done as u64).ok_or(FaultError::NotMapped)?;
+    let inside = (at.0 & (PAGE_SIZE - 1)) as usize;
+    Ok((at, (length - done).min(PAGE_SIZE as usize - inside)))
+}

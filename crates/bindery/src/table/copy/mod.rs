@@ -1,0 +1,288 @@
+//! What `fork` does to entries: both sides map the same pages from now on, and neither may write
+//! until it has a page of its own.
+
+mod pinned;
+
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
+
+use crate::addr::{Frame, VirtAddr, VirtRange};
+use crate::arch::{Absent, Arch, Attributes, Entry, Equal, absent};
+use crate::error::Error;
+use crate::frame::Folio;
+use crate::interrupt;
+use crate::platform::Platform;
+use crate::rmap::AnonGroup;
+use crate::tlb::Gather;
+
+use super::cursor::{Chunks, Cursor, Whole};
+use super::leaf::replace;
+use super::locking::Depth;
+use super::run::{Run, What};
+use super::{OutOfMemory, PageTable, TablePool};
+use pinned::{Form, PinnedRun};
+
+/// Whether the child's writes are its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Copied {
+    /// They are: neither side may write until it has a page of its own.
+    Private,
+    /// Both sides go on writing to the same pages.
+    Shared,
+}
+
+/// What a child gets of one mapping.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Copy {
+    pub(crate) range: VirtRange,
+    pub(crate) copied: Copied,
+    /// To whom pages belong that are copied at once, and the offset of the first page there.
+    pub(crate) group: Option<NonNull<AnonGroup>>,
+    pub(crate) page_offset: u64,
+}
+
+impl<'m, P: Platform> PageTable<'m, P> {
+    /// Copies what the range maps into `child`, a tree that nobody else can reach yet, and
+    /// write-protects both sides where writes are private. Pinned pages of this side, `PROT_NONE` ones
+    /// too, are copied for the other, and stay as they are: who pinned them must go on seeing this
+    /// side's writes. What is stale here afterwards is in the gather. The caller keeps faults out of
+    /// the range. One pass over the runs; a folio is counted up once a run.
+    ///
+    /// On failure, and where a fatal signal came, `child` has a part, and the pages of that part are
+    /// write-protected here; the next write gets its permission back.
+    pub(crate) fn copy_to(
+        &self,
+        child: &Self,
+        what: &Copy,
+        gather: &mut Gather,
+    ) -> Result<(), Error> {
+        let mut supplies = Supplies { tables: TablePool::new(self.memory) };
+        let result = self.copy_parts(child, what, gather, &mut supplies);
+        supplies.give_back(self);
+        result
+    }
+
+    /// Copies part by part. Where there is no memory at once, or pages have to be copied, lets the
+    /// locks of both sides go, and goes on from there: neither side has changed meanwhile but for what
+    /// a truncation takes away, since the parent's VMAs are held for writing and nobody else knows
+    /// the child.
+    fn copy_parts(
+        &self,
+        child: &Self,
+        what: &Copy,
+        gather: &mut Gather,
+        supplies: &mut Supplies<'m, P>,
+    ) -> Result<(), Error> {
+        let mut parts = Chunks::of(what.range);
+        loop {
+            let stopped = {
+                let own = Some(&*gather);
+                let Some(mut source) = parts.next(self, Depth::Floor(1), own) else {
+                    return Ok(());
+                };
+                let range = source.range();
+                let mut target = child.cursor(range, Depth::Floor(1));
+                debug_assert_eq!(target.range(), range, "the child has more than the parent");
+                copy_locked(&mut source, &mut target, what, gather, supplies)
+            };
+            match stopped {
+                Ok(()) => {}
+                Err(Stop::Zeroed(at)) => parts.go_on_from(at),
+                Err(Stop::Refused) => return Err(Error::OutOfMemory),
+                Err(Stop::Short(at)) => {
+                    supplies.tables.refill().map_err(|OutOfMemory| Error::OutOfMemory)?;
+                    parts.go_on_from(at);
+                }
+                Err(Stop::Pinned(run)) => {
+                    self.copy_pinned(child, &run, what, supplies)?;
+                    parts.go_on_from(run.range.end());
+                }
+            }
+            interrupt::check(&self.memory.platform)?;
+        }
+    }
+}
+
+/// What a copy takes while locks are held.
+struct Supplies<'m, P: Platform> {
+    tables: TablePool<'m, P>,
+}
+
+impl<'m, P: Platform> Supplies<'m, P> {
+    fn give_back(mut self, tables: &PageTable<'m, P>) {
+        self.tables.give_back();
+        tables.stats.add(&self.tables.counts);
+    }
+}
+
+/// So many of the child's tables are zeroed under locks; one run more may need one on each level, and
+/// one on deposit. Together they are at most 64 KiB.
+const TABLES_ZEROED: u64 = 10;
+
+/// Why a copy stops before its end.
+enum Stop {
+    /// There was no memory at once for what comes from this address on.
+    Short(VirtAddr),
+    /// So much was zeroed that the locks are let go; this address comes next.
+    Zeroed(VirtAddr),
+    /// This comes next, and has to be copied.
+    Pinned(PinnedRun),
+    /// A folio cannot be mapped once more, or a huge leaf has no deposit.
+    Refused,
+}
+
+fn copy_locked<'m, P: Platform>(
+    source: &mut Cursor<'_, 'm, P>,
+    target: &mut Cursor<'_, 'm, P>,
+    what: &Copy,
+    gather: &mut Gather,
+    supplies: &mut Supplies<'m, P>,
+) -> Result<(), Stop> {
+    while let Some(run) =
+        source.next_run(Equal::empty(), Whole::Enter).map_err(|_| Stop::Refused)?
+    {
+        if target.counts.tables_allocated >= TABLES_ZEROED && run.what != What::Empty {
+            return Err(Stop::Zeroed(run.at));
+        }
+        match run.what {
+            What::Empty | What::Table(_) => {}
+            What::Leaf(first) if let Some(folio) = pinned(source, P::Arch::frame(first), what) => {
+                let Attributes { permissions, key, .. } = P::Arch::attributes(first);
+                let form = Form::Shown(permissions, key);
+                return Err(stop_at_pinned(source, &run, P::Arch::frame(first), folio, form));
+            }
+            What::Leaf(first) => {
+                let table = target_table(target, &run, supplies)?;
+                copy_leaves(source, target, &run, (table, first), what.copied, gather)?;
+            }
+            What::Absent(first) => match absent::decode::<P::Arch>(first) {
+                Some(Absent::ProtNone { frame, .. })
+                    if let Some(folio) = pinned(source, frame, what) =>
+                {
+                    return Err(stop_at_pinned(source, &run, frame, folio, Form::ProtNone));
+                }
+                _ if absent::strip_userfault::<P::Arch>(first).is_empty() => {}
+                _ => {
+                    let table = target_table(target, &run, supplies)?;
+                    copy_absent(source, target, &run, (table, first))?;
+                }
+            },
+        }
+    }
+    Ok(())
+}
+
+/// The child's table for the run, with a deposit for a huge leaf or its like.
+fn target_table<'m, P: Platform>(
+    target: &mut Cursor<'_, 'm, P>,
+    run: &Run,
+    supplies: &mut Supplies<'m, P>,
+) -> Result<Frame, Stop> {
+    let short = |_| Stop::Short(run.at);
+    let table = target.table_at(run.at, run.node.level, &mut supplies.tables).map_err(short)?;
+    if run.node.level > 1 {
+        let deposit = supplies.tables.take(1, &mut target.counts).map_err(short)?;
+        target.tables.deposit_table(table, deposit);
+    }
+    Ok(table)
+}
+
+fn copy_leaves<P: Platform>(
+    source: &mut Cursor<'_, '_, P>,
+    target: &mut Cursor<'_, '_, P>,
+    run: &Run,
+    (table, first): (Frame, Entry),
+    copied: Copied,
+    gather: &mut Gather,
+) -> Result<(), Stop> {
+    let memory = source.tables.memory;
+    let pages = run.pages::<P::Arch>();
+    let (counts, theirs) = (&mut source.counts, &mut target.counts);
+    if memory.share_frames(P::Arch::frame(first), pages, counts, theirs).is_err() {
+        drop_target_deposit(target, run, table);
+        return Err(Stop::Refused);
+    }
+    let ours = source.tables.slots(run.node.table);
+    let theirs = target.tables.slots(table);
+    let mut narrowed = false;
+    for index in run.index as usize..(run.index + run.count) as usize {
+        let raw = Entry(ours[index].load(Ordering::Relaxed));
+        let mut protected =
+            if copied == Copied::Private { P::Arch::write_protect(raw) } else { raw };
+        if protected != raw {
+            source.tables.mark_pending(run.node.table, gather, &mut source.counts);
+            let old = replace::<P::Arch>(&ours[index], raw, P::Arch::write_protect);
+            protected = P::Arch::write_protect(old);
+            narrowed = true;
+        }
+        // The child's area has no userfaultfd.
+        let copy = protected.0 & !P::Arch::USERFAULT;
+        theirs[index].store(copy, Ordering::Relaxed);
+    }
+    target.tables.change_live(table, run.count, 0);
+    target.counts.entries_written += u64::from(run.count);
+    if narrowed {
+        source.counts.entries_written += u64::from(run.count);
+        gather.stale(run.range::<P::Arch>(), run.node.level);
+    }
+    Ok(())
+}
+
+/// The folio of a run that begins with `first`, if it is a private one of this side alone and
+/// somebody has pinned it.
+fn pinned<P: Platform>(source: &Cursor<'_, '_, P>, first: Frame, what: &Copy) -> Option<Folio> {
+    let frames = &source.tables.memory.frames;
+    let folio = frames.folio_of(first).filter(|_| what.copied == Copied::Private)?;
+    (frames.pins(folio) > 0 && frames.is_anonymous(folio)).then_some(folio)
+}
+
+/// Takes a reference for the copy, which keeps the pages when the locks are gone.
+fn stop_at_pinned<P: Platform>(
+    source: &Cursor<'_, '_, P>,
+    run: &Run,
+    first: Frame,
+    folio: Folio,
+    form: Form,
+) -> Stop {
+    if !source.tables.memory.frames.hold(folio) {
+        return Stop::Refused;
+    }
+    Stop::Pinned(PinnedRun { range: run.range::<P::Arch>(), first, folio, form })
+}
+
+fn copy_absent<P: Platform>(
+    source: &mut Cursor<'_, '_, P>,
+    target: &mut Cursor<'_, '_, P>,
+    run: &Run,
+    (table, first): (Frame, Entry),
+) -> Result<(), Stop> {
+    let memory = source.tables.memory;
+    if let Some(Absent::ProtNone { frame, .. }) = absent::decode::<P::Arch>(first) {
+        let pages = run.pages::<P::Arch>();
+        let (counts, theirs) = (&mut source.counts, &mut target.counts);
+        if memory.share_frames(frame, pages, counts, theirs).is_err() {
+            drop_target_deposit(target, run, table);
+            return Err(Stop::Refused);
+        }
+    }
+    source.tables.inherit_guards(run.node.table, table);
+    let ours = source.tables.slots(run.node.table);
+    let theirs = target.tables.slots(table);
+    for index in run.index as usize..(run.index + run.count) as usize {
+        let entry = absent::share::<P::Arch>(Entry(ours[index].load(Ordering::Relaxed)));
+        ours[index].store(entry.0, Ordering::Relaxed);
+        theirs[index].store(absent::strip_userfault::<P::Arch>(entry).0, Ordering::Relaxed);
+    }
+    source.counts.entries_written += u64::from(run.count);
+    target.counts.entries_written += u64::from(run.count);
+    target.tables.change_live(table, run.count, 0);
+    Ok(())
+}
+
+fn drop_target_deposit<P: Platform>(target: &mut Cursor<'_, '_, P>, run: &Run, table: Frame) {
+    if run.node.level > 1
+        && let Some(deposit) = target.tables.withdraw_table(table)
+    {
+        super::free_table(target.tables.memory, deposit, &mut target.counts);
+    }
+}

@@ -1,0 +1,591 @@
+//! The locking protocol of page tables, apart from what the tables contain, so that the very same
+//! code runs under a model checker (`loom_model`).
+//!
+//! # What is locked
+//! Each table has a lock. An operation on a range holds the *cover*, the lowest table that spans
+//! the range, and the existing tables below it that overlap the range, down to a floor. So two
+//! operations on ranges with different covers, neither above the other, share nothing.
+//!
+//! Where the range is exactly one slot of a table, that table is the cover, not the one that the
+//! slot names: whoever wants to detach a table must hold its parent.
+//!
+//! # In which order
+//! Pre-order: parents before children, lower addresses before higher ones. A move takes the locks
+//! of both its ranges in one pass of that order; two passes in turn would deadlock:
+//! 1. CPU A moves from table X to table Y: locks X;
+//! 2. CPU B moves from Y to X: locks Y;
+//! 3. each waits for the other.
+//!
+//! There is one exception: a table that is detached is locked only to be marked, and may lie before an
+//! edge that is held already. So whoever detaches keeps every move out of the
+//! range, by holding its VMAs for writing:
+//! 1. CPU A unmaps pages up to an edge in table Y, and holds Y;
+//! 2. CPU B moves from X, in the middle of A's range, to Y: holds X, waits for Y;
+//! 3. CPU A detaches X and waits for B to mark it.
+//!
+//! # How the cover is found
+//! Without locks, inside a read section, so that no table is freed under the descent. The cover is
+//! locked and, if it was detached in between, it says so (*stray*) and the descent starts again:
+//! 1. CPU A descends to table X and is about to lock it;
+//! 2. CPU B, holding X's parent, detaches X, locks it, marks it stray, unlocks it;
+//! 3. CPU A locks X. Without the mark it would now map pages where no walker comes.
+//!
+//! Of the tables that hang in a detached one, each is locked and marked too, but later: one at a time,
+//! with no other lock held, before what stands in it is dropped. Until then whoever locks one finds by
+//! a second descent, as below, that it does not stand in the tree; and whoever has locked one before is
+//! waited for, and may go on meanwhile: no walker comes there any more. So what goes by one entry costs
+//! one entry and one mark under the locks, whatever hangs in it. Not so where no VMA keeps out who
+//! fills entries ([`try_mark_stray`]): there, all are marked first, and they are of level 1.
+//!
+//! A table that is *moved* is not marked: it stays part of the tree at another address. So whoever
+//! has locked the cover descends once more, and starts again unless the table still stands there:
+//! 1. CPU A, writing to a program's memory at X, descends to the table of X and waits for its lock;
+//! 2. CPU B moves the table from X to Y, and returns; another page is mapped at X;
+//! 3. CPU A gets the lock. Without the second descent it would write to the page that is now at Y.
+//!
+//! The answer lasts while the lock is held, if every mover locks what it carries or keeps lockers
+//! out. A mover that holds the VMAs of both places for writing, and the rmap locks of what they map,
+//! locks the parents alone, and may carry tables of any level. Any other mover also locks each table
+//! that it carries, which must therefore be of level 1: a table of level 2 may have 512 others below
+//! it, which it does not lock.
+//!
+//! A move itself needs no second descent: it holds the VMAs of both places for writing.
+//!
+//! # How much is held at once
+//! Others spin for a table's lock, so one set of locks never serves more than [`HELD_ENTRIES`] entries
+//! or [`HELD_DETACHED`] tables that are detached. The locks are taken in pre-order anyway, so they stop
+//! there: what an operation has got is the front of its range, up to [`LockSet::end_of`], and it
+//! comes again for the rest. A range with few tables goes far in one hold, a dense one two tables. No
+//! table that the range covers whole is cut in two by that, as its entry counts as one.
+//!
+//! # Pending flushes
+//! Whoever takes a lock learns whether the table is pending ([`crate::tlb`]), and flushes its own
+//! range before it acts. [`LockSet`] remembers that for all tables of an operation.
+
+use arrayvec::ArrayVec;
+
+use crate::addr::{Frame, VirtAddr, VirtRange};
+use crate::arch::{self, Arch};
+
+/// Most entries that an operation looks at while it holds one set of locks.
+pub(crate) const HELD_ENTRIES: u32 = 1024;
+
+/// Most tables that an operation detaches while it holds one set of locks.
+pub(crate) const HELD_DETACHED: u32 = 512;
+
+/// Leaf tables of which one flush takes care.
+pub(crate) const CHUNK_TABLES: u64 = 64;
+
+/// Of each level an operation on a range locks at most two tables that lie in it as a whole, each of
+/// which holds 512 of its entries, and two at its edges, that is four on each of five levels; an edge
+/// may split a huge leaf on two levels. A move locks two or three tables at its level for either side,
+/// and on each level above two.
+const CAPACITY: usize = 32;
+
+/// What the protocol needs to know of a tree of tables.
+pub(crate) trait LockTree {
+    type Arch: Arch;
+    /// Waits for the table's lock.
+    fn lock(&self, table: Frame);
+    /// Gives the table's lock back.
+    fn unlock(&self, table: Frame);
+    /// Called each time a descent starts again.
+    fn start_again(&self) {}
+    /// Whether the table was detached. Asked with its lock held.
+    fn is_stray(&self, table: Frame) -> bool;
+    /// Whether somebody holds the table's lock. With acquire.
+    fn is_locked(&self, table: Frame) -> bool;
+    /// Whether somebody has narrowed entries of the table and not flushed yet ([`crate::tlb`]). With
+    /// acquire.
+    fn is_pending(&self, table: Frame) -> bool;
+    /// Marks the table as detached. Called with its lock held.
+    fn mark_stray(&self, table: Frame);
+    /// Takes that mark back. Called with its lock held.
+    fn clear_stray(&self, table: Frame);
+    /// Whether a guard marker may stand in the table. Asked with its lock held.
+    fn has_guards(&self, _table: Frame) -> bool {
+        false
+    }
+    /// How many entries of the table are not empty, where that is known: a scan may stop there.
+    fn live(&self, _table: Frame) -> u32 {
+        u32::MAX
+    }
+    /// The table that the entry names, if it names one. Called inside a read section.
+    fn child(&self, table: Frame, level: u8, index: u32) -> Option<Frame>;
+    /// Whether `node` is the table of its level that stands for `addr`. Called inside a read section.
+    fn stands(&self, root: Frame, node: Node, addr: VirtAddr) -> bool {
+        let mut table = root;
+        for level in (node.level + 1..=Self::Arch::LEVELS).rev() {
+            match self.child(table, level, arch::index_of::<Self::Arch>(addr, level)) {
+                Some(child) => table = child,
+                None => return false,
+            }
+        }
+        table == node.table
+    }
+}
+
+/// Whether no flush is outstanding for an entry of `table` that was just read as empty, without a
+/// lock and with acquire. Called inside the read section of that load.
+///
+/// Whoever cleared the entry did so by a release store with the lock held. So the caller sees the
+/// lock held; or released, and then the flush is over or the count is above zero.
+#[inline]
+pub(crate) fn has_no_pending_flush<T: LockTree>(tree: &T, table: Frame) -> bool {
+    !tree.is_locked(table) && !tree.is_pending(table)
+}
+
+/// How far down locks are taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Depth {
+    /// All overlapping tables at this level and above.
+    Floor(u8),
+    /// Overlapping tables that the range covers only in part: those covered whole will be
+    /// detached, and are locked one at a time when they are marked.
+    Edges,
+    /// As `Edges`, but tables of level 1 alone will be detached: those above are all locked.
+    LeafEdges,
+}
+
+impl Depth {
+    fn floor(self) -> u8 {
+        match self {
+            Self::Floor(level) => level,
+            Self::Edges | Self::LeafEdges => 1,
+        }
+    }
+
+    /// Whether a table in a slot of `level` that the range covers whole is left alone.
+    fn spares(self, level: u8) -> bool {
+        match self {
+            Self::Floor(_) => false,
+            Self::Edges => true,
+            Self::LeafEdges => level == 2,
+        }
+    }
+}
+
+/// A table and its level.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Node {
+    pub(crate) table: Frame,
+    pub(crate) level: u8,
+}
+
+/// The locks that an operation holds.
+pub(crate) struct LockSet {
+    tables: ArrayVec<Frame, CAPACITY>,
+    /// One of them was pending when it was locked.
+    pending: bool,
+    /// How many more entries may be looked at, and tables detached.
+    entries: u32,
+    detached: u32,
+    /// Where the locks end, if they do before their range.
+    stop: u64,
+}
+
+impl LockSet {
+    // Not `const`: a constant would be copied whole, room for tables and all.
+    #[inline(always)]
+    pub(crate) fn new() -> Self {
+        Self {
+            tables: ArrayVec::new(),
+            pending: false,
+            entries: HELD_ENTRIES,
+            detached: HELD_DETACHED,
+            stop: u64::MAX,
+        }
+    }
+
+    /// Up to where the locks serve an operation on `range`.
+    #[inline]
+    pub(crate) fn end_of(&self, range: VirtRange) -> VirtAddr {
+        VirtAddr(range.end().0.min(self.stop))
+    }
+
+    /// Takes `count` entries from `start` on into account. `false` if they are too many: then the
+    /// locks stop there.
+    #[inline]
+    fn admit_entries(&mut self, count: u32, start: VirtAddr) -> bool {
+        if count > self.entries {
+            self.stop = start.0;
+            return false;
+        }
+        self.entries -= count;
+        true
+    }
+
+    /// Takes up to `count` entries that name tables to be detached into account. Returns how many.
+    #[inline]
+    fn admit_detached(&mut self, count: u32) -> u32 {
+        let count = count.min(self.entries).min(self.detached);
+        self.entries -= count;
+        self.detached -= count;
+        count
+    }
+
+    /// Whether one of the tables was pending when it was locked: the caller flushes before it acts.
+    #[inline]
+    pub(crate) fn is_pending(&self) -> bool {
+        self.pending
+    }
+
+    /// The tables that are locked.
+    pub(crate) fn tables(&self) -> &[Frame] {
+        &self.tables
+    }
+
+    /// Takes over the lock of `table`, which the caller has locked.
+    pub(crate) fn push(&mut self, table: Frame) {
+        self.tables.push(table);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.tables.len()
+    }
+
+    /// Gives all locks back, the last first.
+    pub(crate) fn release<T: LockTree>(&mut self, tree: &T) {
+        while let Some(table) = self.tables.pop() {
+            tree.unlock(table);
+        }
+    }
+
+    fn acquire<T: LockTree>(&mut self, tree: &T, table: Frame) {
+        tree.lock(table);
+        self.admit(tree, table);
+    }
+
+    /// Takes over the lock of a table that hangs in the tree.
+    fn admit<T: LockTree>(&mut self, tree: &T, table: Frame) {
+        self.pending |= tree.is_pending(table);
+        self.tables.push(table);
+    }
+}
+
+/// The slots of the table at `level` that begins at or before `range` which `range` overlaps,
+/// first and last. The table's span holds a part of the range.
+fn slots<A: Arch>(base: VirtAddr, level: u8, range: VirtRange) -> Option<(u32, u32)> {
+    let table = VirtRange::from_len(base, arch::table_span::<A>(level))?;
+    let part = range.intersection(table);
+    if part.is_empty() {
+        return None;
+    }
+    let last = VirtAddr(part.end().0 - 1);
+    Some((arch::index_of::<A>(part.start(), level), arch::index_of::<A>(last, level)))
+}
+
+fn slot_range<A: Arch>(base: VirtAddr, level: u8, index: u32) -> VirtRange {
+    let start = base.0 + u64::from(index) * arch::span::<A>(level);
+    VirtRange::raw(start, start + arch::span::<A>(level))
+}
+
+/// Descends without locks to the cover of `range`, not below `floor`.
+fn find_cover<T: LockTree>(tree: &T, root: Frame, range: VirtRange, floor: u8) -> Node {
+    let mut node = Node { table: root, level: T::Arch::LEVELS };
+    while node.level > floor {
+        let slot = range.start().align_down(arch::span::<T::Arch>(node.level));
+        let end = slot.0.wrapping_add(arch::span::<T::Arch>(node.level));
+        let strictly_inside = range.end().0 < end || range.end().0 == end && slot < range.start();
+        if !strictly_inside {
+            break;
+        }
+        let index = arch::index_of::<T::Arch>(slot, node.level);
+        match tree.child(node.table, node.level, index) {
+            Some(table) => node = Node { table, level: node.level - 1 },
+            None => break,
+        }
+    }
+    node
+}
+
+/// Where the span of the node that covers `range` begins.
+fn base_of<A: Arch>(node: Node, range: VirtRange) -> VirtAddr {
+    range.start().align_down(arch::table_span::<A>(node.level))
+}
+
+/// Locks, in pre-order, the tables below `node` that overlap one of `ranges` (rising, disjoint).
+/// `false` where it stopped because there are enough.
+fn lock_below<T: LockTree>(
+    tree: &T,
+    node: Node,
+    base: VirtAddr,
+    ranges: &[VirtRange],
+    depth: Depth,
+    set: &mut LockSet,
+) -> bool {
+    let floor = depth.floor();
+    if node.level <= floor {
+        return true;
+    }
+    let mut next = 0;
+    for range in ranges {
+        let Some((first, last)) = slots::<T::Arch>(base, node.level, *range) else { continue };
+        // Two ranges may share a slot: it is visited once, with both.
+        let mut index = first.max(next);
+        while index <= last {
+            next = index + 1;
+            let slot = slot_range::<T::Arch>(base, node.level, index);
+            if depth.spares(node.level) && range.covers(slot) {
+                // So does the range all that follow, but perhaps the last.
+                let end = slot_range::<T::Arch>(base, node.level, last).end();
+                let count = last + u32::from(end <= range.end()) - index;
+                let admitted = set.admit_detached(count);
+                if admitted < count {
+                    let span = arch::span::<T::Arch>(node.level);
+                    set.stop = slot.start().0 + u64::from(admitted) * span;
+                    return false;
+                }
+                index += count;
+                continue;
+            }
+            let part = range.intersection(slot);
+            let child = tree.child(node.table, node.level, index);
+            let entries = match child {
+                Some(_) if node.level - 1 > floor => 0,
+                None if part == slot => 1,
+                // Of a leaf that the range covers in part, those into which it is split.
+                _ => (part.len() >> arch::span_shift::<T::Arch>(node.level - 1)) as u32,
+            };
+            if !set.admit_entries(entries, part.start()) {
+                return false;
+            }
+            if let Some(table) = child {
+                set.acquire(tree, table);
+                let child = Node { table, level: node.level - 1 };
+                if !lock_below(tree, child, slot.start(), ranges, depth, set) {
+                    return false;
+                }
+            }
+            index += 1;
+        }
+    }
+    true
+}
+
+/// Locks a table that was found without locks. `false` where it was detached, or moved to where
+/// `stands` does not find it, in between: it is not locked then, and the descent starts again. Called
+/// inside the read section of the descent.
+#[inline]
+pub(crate) fn lock_found<T: LockTree>(
+    tree: &T,
+    table: Frame,
+    stands: impl FnOnce() -> bool,
+) -> bool {
+    tree.lock(table);
+    if tree.is_stray(table) || !stands() {
+        tree.unlock(table);
+        return false;
+    }
+    true
+}
+
+/// Locks what an operation on `range` needs, or on the front of it ([`LockSet::end_of`]), and returns
+/// the cover. Called inside a read section.
+pub(crate) fn lock_range<T: LockTree>(
+    tree: &T,
+    root: Frame,
+    range: VirtRange,
+    depth: Depth,
+    set: &mut LockSet,
+) -> Node {
+    loop {
+        let cover = find_cover(tree, root, range, depth.floor());
+        if lock_found(tree, cover.table, || tree.stands(root, cover, range.start())) {
+            set.admit(tree, cover.table);
+            let base = base_of::<T::Arch>(cover, range);
+            lock_below(tree, cover, base, &[range], depth, set);
+            return cover;
+        }
+        tree.start_again();
+    }
+}
+
+/// One end of a move.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct End {
+    /// What is locked.
+    pub(crate) range: VirtRange,
+    /// What the cover spans: the range, and around it what no table is in but those for the range.
+    pub(crate) freeable: VirtRange,
+}
+
+impl From<VirtRange> for End {
+    fn from(range: VirtRange) -> Self {
+        Self { range, freeable: range }
+    }
+}
+
+/// Locks what a move between two disjoint ranges needs, in one pass, and returns the cover of
+/// each, in the order of the arguments. Called inside a read section.
+pub(crate) fn lock_pair<T: LockTree>(
+    tree: &T,
+    root: Frame,
+    one: End,
+    other: End,
+    floor: u8,
+    set: &mut LockSet,
+) -> (Node, Node) {
+    if one.freeable.start() > other.freeable.start() {
+        let (low, high) = lock_pair(tree, root, other, one, floor, set);
+        return (high, low);
+    }
+    let (End { range: first, freeable: low }, End { range: second, freeable: high }) = (one, other);
+    let depth = Depth::Floor(floor);
+    // The mover has cut its piece to size.
+    set.entries = u32::MAX;
+    let spans = |node: Node, own: VirtRange, range: VirtRange| {
+        VirtRange::from_len(base_of::<T::Arch>(node, own), arch::table_span::<T::Arch>(node.level))
+            .is_some_and(|span| span.covers(range))
+    };
+    loop {
+        let mut low_cover = find_cover(tree, root, low, floor);
+        let mut high_cover = find_cover(tree, root, high, floor);
+        // One cover may stand above the other, or be the same: then it is the cover of both.
+        if spans(low_cover, low, high) && low_cover.level >= high_cover.level {
+            high_cover = low_cover;
+        } else if spans(high_cover, high, low) {
+            low_cover = high_cover;
+        }
+        set.acquire(tree, low_cover.table);
+        if tree.is_stray(low_cover.table) {
+            set.release(tree);
+            tree.start_again();
+            continue;
+        }
+        let base = base_of::<T::Arch>(low_cover, low);
+        if low_cover == high_cover {
+            lock_below(tree, low_cover, base, &[first, second], depth, set);
+            return (low_cover, high_cover);
+        }
+        lock_below(tree, low_cover, base, &[first], depth, set);
+        set.acquire(tree, high_cover.table);
+        if tree.is_stray(high_cover.table) {
+            set.release(tree);
+            tree.start_again();
+            continue;
+        }
+        let base = base_of::<T::Arch>(high_cover, high);
+        lock_below(tree, high_cover, base, &[second], depth, set);
+        return (low_cover, high_cover);
+    }
+}
+
+/// Whether the tables of a subtree may be detached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Keep {
+    /// All of them, whatever they hold.
+    Nothing,
+    /// Not if a guard marker may stand in one.
+    Guards,
+}
+
+/// Marks the tables of `node` and below as stray, unless one of them
+/// has to be kept: then none is marked, and `false` is returned. The subtree still hangs in the tree,
+/// so whoever meets the mark descends to it again, as one who waits for a lock, until the caller, who
+/// holds the parent, has cleared the entry or the mark.
+///
+/// The mark comes before the entry is cleared, so that a guard is never lost:
+/// 1. CPU A, truncating, clears the entry that names table X, in which no guard stands;
+/// 2. CPU B locks X, which it had found before, puts a guard into it, and returns;
+/// 3. CPU A marks X stray, and drops what stands in it.
+pub(crate) fn try_mark_stray<T: LockTree>(tree: &T, node: Node, keep: Keep) -> bool {
+    if keep == Keep::Nothing {
+        return true;
+    }
+    tree.lock(node.table);
+    let free = !tree.has_guards(node.table);
+    if free {
+        tree.mark_stray(node.table);
+    }
+    tree.unlock(node.table);
+    if !free || node.level == 1 {
+        return free;
+    }
+    let (live, mut children) = (tree.live(node.table), 0);
+    for index in 0..arch::entries::<T::Arch>() {
+        if children == live {
+            break;
+        }
+        let Some(table) = tree.child(node.table, node.level, index) else { continue };
+        children += 1;
+        let child = Node { table, level: node.level - 1 };
+        if !try_mark_stray(tree, child, keep) {
+            for index in 0..index {
+                if let Some(table) = tree.child(node.table, node.level, index) {
+                    unmark_subtree(tree, Node { table, level: node.level - 1 });
+                }
+            }
+            unmark(tree, node.table);
+            return false;
+        }
+    }
+    true
+}
+
+fn unmark<T: LockTree>(tree: &T, table: Frame) {
+    tree.lock(table);
+    tree.clear_stray(table);
+    tree.unlock(table);
+}
+
+fn unmark_subtree<T: LockTree>(tree: &T, node: Node) {
+    unmark(tree, node.table);
+    if node.level > 1 {
+        for index in 0..arch::entries::<T::Arch>() {
+            if let Some(table) = tree.child(node.table, node.level, index) {
+                unmark_subtree(tree, Node { table, level: node.level - 1 });
+            }
+        }
+    }
+}
+
+/// Marks the tables that hang in the table of `node`, which is detached and marked itself, and shows
+/// each to `met`. Returns how many there are. Called inside a read section, without locks.
+pub(crate) fn mark_children<T: LockTree>(tree: &T, node: Node, met: &mut impl FnMut(Frame)) -> u32 {
+    let (live, mut children) = (tree.live(node.table), 0);
+    for index in 0..arch::entries::<T::Arch>() {
+        if children == live {
+            break;
+        }
+        let Some(table) = tree.child(node.table, node.level, index) else { continue };
+        children += 1;
+        tree.lock(table);
+        tree.mark_stray(table);
+        tree.unlock(table);
+        met(table);
+    }
+    children
+}
+
+/// Marks the table of `node`, just detached, and all below it as stray, in pre-order, and shows
+/// each to `met` with the number of tables that hang in it. Tables at `held` and above are locked
+/// by the caller already.
+pub(crate) fn mark_subtree_stray<T: LockTree>(
+    tree: &T,
+    node: Node,
+    held: u8,
+    met: &mut impl FnMut(Frame, u32),
+) {
+    if node.level < held {
+        tree.lock(node.table);
+    }
+    tree.mark_stray(node.table);
+    if node.level < held {
+        tree.unlock(node.table);
+    }
+    let mut children = 0;
+    if node.level > 1 {
+        let live = tree.live(node.table);
+        for index in 0..arch::entries::<T::Arch>() {
+            if children == live {
+                break;
+            }
+            if let Some(table) = tree.child(node.table, node.level, index) {
+                children += 1;
+                mark_subtree_stray(tree, Node { table, level: node.level - 1 }, held, met);
+            }
+        }
+    }
+    met(node.table, children);
+}

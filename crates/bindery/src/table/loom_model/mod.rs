@@ -1,0 +1,470 @@
+//! The locking protocol under loom: the code of [`super::locking`] itself, over a tree whose locks,
+//! entries and read sections loom schedules in every way, and whose loads it answers with every
+//! value that the memory model allows.
+//!
+//! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib loom_model`.
+//!
+//! # How a broken protocol shows
+//! | wrong | what notices |
+//! |---|---|
+//! | two operations in one table | what is inside is a loom cell: touched without a common lock, a race |
+//! | a table is freed under somebody | so is its life: every access reads it, freeing writes it |
+//! | somebody comes after the freeing | the life says `Freed` |
+//! | a write into a stray table | a visit looks for itself, whatever `is_stray` says |
+//! | a write under an old address | where a table stands is a loom cell too: moves write, visits read |
+//! | waiting in a circle | all CPUs sleep, and loom says "deadlock" |
+//! | an operation gets lost | the visits that each execution leaves are counted |
+//! | a call returns before a TLB has forgotten what it revoked | the model has one TLB, and each call looks |
+//! | a table leaks, or is freed twice | after each execution, what is alive is what hangs in the tree |
+//!
+//! The last tests leave out one rule each ([`Omit`]) and must fail. And lest a model pass because
+//! loom never came to its point, the others ask whether the point was [`Seen`].
+//!
+//! # What is bounded
+//! Two CPUs are explored completely; three with at most [`PREEMPTIONS`] preemptions in one
+//! execution (that a CPU sleeps or ends is none). Each CPU does one operation. Frames are never
+//! used a second time, so that whatever comes too late is noticed.
+
+mod cpu;
+mod flush;
+mod world;
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::vec::Vec;
+
+use loom::model::Builder;
+use loom::thread;
+
+use cpu::Cpu;
+use world::{Omit, Seen, World, pages};
+
+const PREEMPTIONS: usize = 3;
+
+/// Explores what the operations of several CPUs may do to each other; `check` looks at what each
+/// execution leaves.
+fn explore<const N: usize>(
+    omit: Omit,
+    work: [fn(&Cpu); N],
+    check: impl Fn(&World) + Send + Sync + 'static,
+) -> Arc<Seen> {
+    let seen = Arc::new(Seen::default());
+    let shared = Arc::clone(&seen);
+    let mut builder = Builder::new();
+    builder.preemption_bound = (N > 2).then_some(PREEMPTIONS);
+    builder.check(move || {
+        let world = Rc::new(World::new(omit, &shared));
+        let mut others = Vec::new();
+        for (number, work) in work.into_iter().enumerate().skip(1) {
+            let cpu = Cpu::new(&world, number);
+            others.push(thread::spawn(move || work(&cpu)));
+        }
+        work[0](&Cpu::new(&world, 0));
+        others.into_iter().for_each(|cpu| cpu.join().unwrap());
+        world.audit();
+        check(&world);
+    });
+    seen
+}
+
+/// The whole protocol. Each execution leaves so many visits.
+fn hold<const N: usize>(work: [fn(&Cpu); N], visits: u32) -> Arc<Seen> {
+    explore(Omit::Nothing, work, move |world| assert_eq!(world.visits(), visits))
+}
+
+/// The protocol without one of its rules.
+fn without<const N: usize>(omit: Omit, work: [fn(&Cpu); N]) {
+    explore(omit, work, |_| {});
+}
+
+// One table, and tables beside each other.
+
+#[test]
+fn operations_in_one_table_exclude_each_other() {
+    let seen = hold([|cpu| cpu.operate(pages(0, 1)), |cpu| cpu.operate(pages(1, 1))], 2);
+    assert!(seen.waits.load(Relaxed) > 0);
+}
+
+#[test]
+fn an_operation_on_a_whole_table_keeps_out_those_that_go_straight_to_it() {
+    let seen = hold([|cpu| cpu.operate(pages(0, 4)), |cpu| cpu.operate(pages(1, 2))], 4);
+    assert!(seen.waits.load(Relaxed) > 0);
+}
+
+#[test]
+fn operations_in_sister_tables_never_wait() {
+    let seen = hold([|cpu| cpu.operate(pages(0, 2)), |cpu| cpu.operate(pages(4, 2))], 4);
+    assert_eq!(seen.waits.load(Relaxed), 0);
+}
+
+#[test]
+fn operations_that_meet_in_several_tables_never_wait_in_a_circle() {
+    let seen = hold(
+        [
+            |cpu| cpu.operate(pages(3, 2)),
+            |cpu| cpu.operate(pages(4, 1)),
+            |cpu| cpu.operate(pages(2, 3)),
+        ],
+        5,
+    );
+    assert!(seen.waits.load(Relaxed) > 0);
+}
+
+#[test]
+fn an_operation_holds_the_tables_of_every_level_that_it_reaches_into() {
+    for work in [
+        [(|cpu| cpu.operate(pages(7, 14))) as fn(&Cpu), |cpu| cpu.operate(pages(4, 1))],
+        [|cpu| cpu.operate(pages(7, 14)), |cpu| cpu.operate(pages(22, 1))],
+    ] {
+        let seen = hold(work, 3);
+        assert!(seen.waits.load(Relaxed) > 0);
+    }
+}
+
+// Tables that go.
+
+#[test]
+fn an_operation_whose_table_is_detached_starts_again() {
+    let seen = hold([|cpu| cpu.operate(pages(1, 1)), |cpu| cpu.zap(pages(0, 4))], 1);
+    assert!(seen.restarts.load(Relaxed) > 0);
+}
+
+#[test]
+fn an_operation_starts_again_also_if_a_table_above_its_own_is_detached() {
+    let seen = hold([|cpu| cpu.operate(pages(1, 1)), |cpu| cpu.zap(pages(0, 16))], 1);
+    assert!(seen.restarts.load(Relaxed) > 0);
+}
+
+#[test]
+fn two_operations_whose_table_is_detached_meet_in_the_new_one() {
+    let seen = explore(
+        Omit::Nothing,
+        [
+            |cpu| cpu.operate(pages(1, 1)),
+            |cpu| cpu.zap(pages(0, 4)),
+            |cpu| cpu.operate(pages(2, 1)),
+        ],
+        |world| assert!(world.visits() == 2 && world.tables_made() <= 1),
+    );
+    assert!(seen.restarts.load(Relaxed) > 0);
+}
+
+#[test]
+fn a_lookup_without_locks_never_meets_a_freed_table() {
+    explore(Omit::Nothing, [|cpu| cpu.peek(1), |cpu| cpu.zap(pages(0, 16))], |_| {});
+    hold([|cpu| cpu.peek(1), |cpu| cpu.zap(pages(0, 4)), |cpu| cpu.operate(pages(2, 1))], 1);
+}
+
+#[test]
+fn a_table_that_is_detached_on_two_levels_at_once_is_freed_once() {
+    hold([|cpu| cpu.zap(pages(0, 4)), |cpu| cpu.zap(pages(0, 16))], 0);
+}
+
+#[test]
+fn an_empty_table_is_pruned_and_no_operation_gets_lost_with_it() {
+    // X alone goes; Z takes RIGHT along; X and two operations.
+    let seen =
+        explore(Omit::Nothing, [|cpu| cpu.prune(0), |cpu| cpu.operate(pages(1, 1))], |world| {
+            assert_eq!(world.visits_at(1), 1)
+        });
+    assert!(seen.restarts.load(Relaxed) > 0);
+    let seen =
+        explore(Omit::Nothing, [|cpu| cpu.prune(20), |cpu| cpu.operate(pages(21, 1))], |world| {
+            assert_eq!(world.visits_at(21), 1)
+        });
+    assert!(seen.restarts.load(Relaxed) > 0);
+    explore(
+        Omit::Nothing,
+        [|cpu| cpu.prune(0), |cpu| cpu.operate(pages(1, 1)), |cpu| cpu.operate(pages(3, 2))],
+        |world| assert_eq!((world.visits_at(1), world.visits_at(3), world.visits_at(4)), (1, 1, 1)),
+    );
+}
+
+#[test]
+fn unmapping_up_to_a_table_that_stays_meets_operations_on_both_sides() {
+    let seen = hold(
+        [
+            |cpu| cpu.zap(pages(0, 5)),
+            |cpu| cpu.operate(pages(1, 1)),
+            |cpu| cpu.operate(pages(3, 2)),
+        ],
+        4,
+    );
+    assert!(seen.restarts.load(Relaxed) > 0);
+}
+
+// Tables that come.
+
+#[test]
+fn a_table_is_created_once_and_entered_by_both() {
+    let seen = explore(
+        Omit::Nothing,
+        [|cpu| cpu.operate(pages(9, 1)), |cpu| cpu.operate(pages(10, 1))],
+        |world| assert_eq!((world.visits(), world.tables_made()), (2, 1)),
+    );
+    assert!(seen.waits.load(Relaxed) > 0);
+}
+
+#[test]
+fn tables_on_two_levels_are_created_once() {
+    explore(
+        Omit::Nothing,
+        [|cpu| cpu.operate(pages(33, 1)), |cpu| cpu.operate(pages(34, 1))],
+        |world| assert_eq!((world.visits(), world.tables_made()), (2, 2)),
+    );
+    explore(
+        Omit::Nothing,
+        [|cpu| cpu.operate(pages(33, 1)), |cpu| cpu.operate(pages(38, 1))],
+        |world| assert_eq!((world.visits(), world.tables_made()), (2, 3)),
+    );
+}
+
+#[test]
+fn a_table_that_is_created_below_one_that_goes_is_freed_with_it() {
+    let seen = hold([|cpu| cpu.operate(pages(9, 1)), |cpu| cpu.zap(pages(0, 16))], 1);
+    assert!(seen.restarts.load(Relaxed) > 0);
+}
+
+// Moves of pages.
+
+#[test]
+fn moves_in_any_directions_never_wait_in_a_circle() {
+    for work in [
+        // Under one parent, in one direction and in both; then under two parents.
+        [(|cpu| cpu.transfer(1, 5, 1)) as fn(&Cpu), |cpu| cpu.transfer(2, 6, 1)],
+        [|cpu| cpu.transfer(1, 5, 1), |cpu| cpu.transfer(6, 2, 1)],
+        [|cpu| cpu.transfer(21, 1, 1), |cpu| cpu.transfer(2, 22, 1)],
+    ] {
+        let seen = hold(work, 4);
+        assert!(seen.waits.load(Relaxed) > 0);
+    }
+}
+
+#[test]
+fn three_moves_in_a_ring_never_wait_in_a_circle() {
+    let seen = hold(
+        [|cpu| cpu.transfer(1, 5, 1), |cpu| cpu.transfer(6, 21, 1), |cpu| cpu.transfer(22, 2, 1)],
+        6,
+    );
+    assert!(seen.waits.load(Relaxed) > 0);
+}
+
+#[test]
+fn a_move_whose_ranges_share_a_table_locks_it_once() {
+    // All in X; from X and Y to Y; from Y to Y and what comes behind.
+    for work in [
+        [(|cpu| cpu.transfer(3, 0, 1)) as fn(&Cpu), |cpu| cpu.operate(pages(1, 1))],
+        [|cpu| cpu.transfer(2, 5, 3), |cpu| cpu.operate(pages(1, 1))],
+        [|cpu| cpu.transfer(4, 7, 3), |cpu| cpu.operate(pages(5, 1))],
+    ] {
+        let seen = hold(work, 3);
+        assert!(seen.waits.load(Relaxed) > 0);
+    }
+}
+
+#[test]
+fn a_move_across_tables_holds_those_below_both_covers() {
+    for work in [
+        [(|cpu| cpu.transfer(2, 20, 3)) as fn(&Cpu), |cpu| cpu.operate(pages(1, 1))],
+        [|cpu| cpu.transfer(22, 0, 3), |cpu| cpu.operate(pages(21, 1))],
+    ] {
+        let seen = hold(work, 3);
+        assert!(seen.waits.load(Relaxed) > 0);
+    }
+}
+
+#[test]
+fn a_move_whose_target_has_no_table_meets_others_in_that_of_its_source() {
+    // The one range's cover is above the other's: of the higher range, of the lower one, and by
+    // two levels.
+    for work in [
+        [(|cpu| cpu.transfer(1, 9, 1)) as fn(&Cpu), |cpu| cpu.operate(pages(2, 1))],
+        [|cpu| cpu.transfer(21, 17, 1), |cpu| cpu.operate(pages(22, 1))],
+        [|cpu| cpu.transfer(1, 33, 1), |cpu| cpu.operate(pages(2, 1))],
+    ] {
+        let seen = hold(work, 3);
+        assert!(seen.waits.load(Relaxed) > 0);
+    }
+}
+
+#[test]
+fn a_move_meets_others_in_the_table_that_is_created_for_its_target() {
+    explore(
+        Omit::Nothing,
+        [|cpu| cpu.transfer(1, 9, 1), |cpu| cpu.operate(pages(10, 2))],
+        |world| assert_eq!((world.visits(), world.tables_made()), (4, 1)),
+    );
+    explore(
+        Omit::Nothing,
+        [
+            |cpu| cpu.transfer(1, 9, 1),
+            |cpu| cpu.transfer(10, 2, 1),
+            |cpu| cpu.operate(pages(11, 1)),
+        ],
+        |world| assert_eq!((world.visits(), world.tables_made()), (5, 1)),
+    );
+}
+
+#[test]
+fn a_move_whose_source_or_target_is_detached_starts_again() {
+    for work in [
+        [(|cpu| cpu.transfer(1, 5, 1)) as fn(&Cpu), |cpu| cpu.zap(pages(4, 4))],
+        [|cpu| cpu.transfer(1, 5, 1), |cpu| cpu.zap(pages(0, 4))],
+    ] {
+        let seen = hold(work, 2);
+        assert!(seen.restarts.load(Relaxed) > 0);
+    }
+}
+
+#[test]
+fn a_move_that_empties_tables_detaches_them_under_the_locks_of_both_ranges() {
+    let seen = hold([|cpu| cpu.empty(pages(0, 4), 5), |cpu| cpu.operate(pages(1, 1))], 2);
+    assert!(seen.restarts.load(Relaxed) > 0);
+    for work in [
+        [(|cpu| cpu.empty(pages(0, 4), 5)) as fn(&Cpu), |cpu| cpu.transfer(6, 2, 1)],
+        [|cpu| cpu.empty(pages(0, 16), 21), |cpu| cpu.transfer(22, 6, 1)],
+    ] {
+        let seen = hold(work, 3);
+        assert!(seen.restarts.load(Relaxed) > 0);
+    }
+}
+
+// The VMA's lock: moves of whole tables, and unmapping beside tables that stay.
+
+#[test]
+fn a_fault_never_writes_into_a_moved_table_under_its_old_address() {
+    let seen = explore(
+        Omit::Nothing,
+        [|cpu| cpu.fault(1), |cpu| cpu.move_table(pages(0, 4), pages(8, 4), 2)],
+        |world| assert_eq!((world.visits_at(1), world.visits_at(9)), (0, world.visits())),
+    );
+    assert!(seen.refusals.load(Relaxed) > 0);
+}
+
+#[test]
+fn a_fault_never_writes_below_a_moved_table_under_its_old_address() {
+    let seen = explore(
+        Omit::Nothing,
+        [|cpu| cpu.fault(1), |cpu| cpu.move_table(pages(0, 16), pages(32, 16), 3)],
+        |world| assert_eq!((world.visits_at(1), world.visits_at(33)), (0, world.visits())),
+    );
+    assert!(seen.refusals.load(Relaxed) > 0);
+}
+
+#[test]
+fn faults_before_and_after_the_move_of_a_table_meet_in_it() {
+    let seen = explore(
+        Omit::Nothing,
+        [
+            |cpu| cpu.fault(1),
+            |cpu| cpu.move_table(pages(0, 4), pages(16, 4), 2),
+            |cpu| cpu.fault(18),
+        ],
+        |world| {
+            assert_eq!(world.visits_at(1), 0);
+            assert_eq!(world.visits_at(17) + world.visits_at(18), world.visits());
+        },
+    );
+    assert!(seen.refusals.load(Relaxed) > 0);
+}
+
+#[test]
+fn neighbours_of_a_moved_table_work_on() {
+    hold(
+        [
+            |cpu| cpu.operate(pages(4, 1)),
+            |cpu| cpu.move_table(pages(0, 4), pages(12, 4), 2),
+            |cpu| cpu.operate(pages(7, 2)),
+        ],
+        3,
+    );
+}
+
+#[test]
+fn unmapping_up_to_a_table_that_stays_keeps_moves_out_by_the_lock_of_the_vma() {
+    let seen = explore(
+        Omit::Nothing,
+        [|cpu| cpu.with_vma(1, || cpu.transfer(1, 5, 1)), |cpu| cpu.unmap(pages(0, 5))],
+        |world| assert!(matches!(world.visits(), 1 | 3)),
+    );
+    assert!(seen.refusals.load(Relaxed) > 0);
+}
+
+// Each rule is needed: without it, one of the models above fails.
+
+#[test]
+#[should_panic(expected = "wrote into a stray table")]
+fn who_does_not_ask_for_the_mark_writes_into_a_stray_table() {
+    // A move: an operation on one range would miss the table when it descends again.
+    without(Omit::StrayCheck, [|cpu| cpu.transfer(1, 5, 1), |cpu| cpu.zap(pages(0, 4))]);
+}
+
+#[test]
+#[should_panic(expected = "wrote into a stray table")]
+fn who_marks_the_topmost_table_alone_lets_others_write_below_it() {
+    without(Omit::StrayBelow, [|cpu| cpu.transfer(1, 5, 1), |cpu| cpu.zap(pages(0, 16))]);
+}
+
+#[test]
+#[should_panic(expected = "ausality violation")]
+fn who_drops_what_stands_below_without_waiting_drops_it_under_an_operation() {
+    without(Omit::WaitBelow, [|cpu| cpu.operate(pages(1, 1)), |cpu| cpu.zap(pages(0, 16))]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn who_does_not_wait_for_readers_frees_a_table_under_an_operation() {
+    without(Omit::Readers, [|cpu| cpu.operate(pages(1, 1)), |cpu| cpu.zap(pages(0, 4))]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn who_does_not_wait_for_readers_frees_a_table_under_a_lookup() {
+    without(Omit::Readers, [|cpu| cpu.peek(1), |cpu| cpu.zap(pages(0, 4))]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn who_keeps_a_table_from_one_read_section_to_the_next_finds_it_freed() {
+    without(Omit::OneSection, [|cpu| cpu.peek(1), |cpu| cpu.prune(0)]);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn who_locks_the_source_and_then_the_target_waits_in_a_circle() {
+    without(Omit::OnePass, [|cpu| cpu.transfer(1, 5, 1), |cpu| cpu.transfer(6, 2, 1)]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn who_moves_a_table_without_the_lock_of_the_vma_moves_it_under_a_fault() {
+    without(Omit::VmaLock, [|cpu| cpu.fault(1), |cpu| cpu.move_table(pages(0, 4), pages(8, 4), 2)]);
+}
+
+/// Marking takes locks out of order: of tables before an edge that is held already.
+/// 1. CPU A, unmapping pages 0 to 4, locks LEFT and, as its edge, Y;
+/// 2. CPU B, moving page 1 to 5, locks X and waits for Y;
+/// 3. CPU A detaches X, and to mark it waits for B.
+///
+/// An operation on one range cannot do that: it would have to hold LEFT.
+#[test]
+#[should_panic(expected = "deadlock")]
+fn who_unmaps_without_the_lock_of_the_vma_waits_in_a_circle_with_a_move() {
+    without(
+        Omit::VmaLock,
+        [|cpu| cpu.with_vma(1, || cpu.transfer(1, 5, 1)), |cpu| cpu.unmap(pages(0, 5))],
+    );
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn who_installs_a_table_unlocked_meets_others_in_it() {
+    without(Omit::LockedBirth, [|cpu| cpu.operate(pages(9, 1)), |cpu| cpu.operate(pages(10, 1))]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn who_installs_a_table_without_release_shows_it_half_made() {
+    without(Omit::Release, [|cpu| cpu.operate(pages(9, 1)), |cpu| cpu.operate(pages(10, 1))]);
+}

@@ -1,0 +1,372 @@
+//! Moving what one range maps to another (`mremap`): whole tables by one entry at every level, the
+//! rest in runs.
+//!
+//! ```text
+//! source   |  edge |      512 slots of level 2      |  edge |    both ends congruent modulo 2 MiB
+//! pieces   | leaves|      tables: one entry each    | leaves|
+//!              |               |                        |
+//! target   |  edge |      512 slots of level 2      |  edge |
+//! ```
+//!
+//! Each piece is moved under one set of locks. A move of one piece is flushed before these are given
+//! back, and takes its emptied tables along:
+//! 1. CPU A moves the entry of a page and drops the locks without a flush;
+//! 2. CPU B swaps the page out through its new place, flushes that address, reuses the frame;
+//! 3. CPU C still writes through its translation of the old address, into the reused frame.
+//!
+//! A move of several pieces lets the locks go between them, those of the reverse map too, and is flushed
+//! once for many of them. Until then each table at either end is marked as pending ([`crate::tlb`]), and
+//! the tree says what the move's source is ([`Moving`]): who meets the mark flushes the source as well
+//! as its own range. The emptied tables go in the end, by the fewest entries, and the last flush is
+//! theirs.
+//!
+//! The destination's VMA stands in the trees of the reverse map before the first piece moves, so a
+//! walker finds each page at one place or the other; it visits the destination once more if entries came
+//! there after it had passed (`rmap`). As for tables, none may go from the destination meanwhile:
+//! 1. CPU A lays a table at the destination;
+//! 2. CPU B truncates the file, finds no page in the table, and takes it away;
+//! 3. CPU A, half-way, has no memory for another.
+//!
+//! So a truncation of what is mapped in the tree goes entry by entry then (`spare`).
+//!
+//! A move never fails half-way: the tables that the target needs are laid before the first entry
+//! moves.
+
+mod pair;
+mod parts;
+mod shifted;
+
+use core::sync::atomic::Ordering;
+
+use crate::addr::{VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Entry, Kind};
+use crate::platform::Platform;
+use crate::stats::Counts;
+use crate::tlb::Gather;
+
+use super::locking::{self, End, LockSet, Node};
+use super::run;
+use super::zap::Flush;
+use super::{OutOfMemory, PageTable, Reach, ReadSection, TablePool};
+use pair::Pair;
+
+pub(crate) use parts::Moving;
+
+/// A part of a move that is done under one set of locks: entries of one level.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Piece {
+    level: u8,
+    /// Bytes from the beginning of the move.
+    offset: u64,
+    len: u64,
+}
+
+/// How a move is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Holds {
+    /// Under one set of locks; `None` where nothing is mapped.
+    One(Option<Piece>),
+    /// Piece by piece, of which this is the first.
+    Several(Piece),
+}
+
+/// Most leaf tables of a piece, and most slots of a higher level.
+const LEAF_TABLES: u64 = 2;
+const SLOTS: u64 = 512;
+
+/// A move of `source` to `to`; the two do not overlap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Move {
+    pub(crate) source: VirtRange,
+    pub(crate) to: VirtAddr,
+    /// `source`, and around it what nothing is mapped in: tables inside it are empty afterwards.
+    pub(crate) freeable: VirtRange,
+}
+
+impl<'m, P: Platform> PageTable<'m, P> {
+    /// Looks how `what` is moved.
+    #[inline]
+    pub(crate) fn holds(&self, what: &Move, counts: &mut Counts) -> Holds {
+        match self.next_piece(what, 0, None, counts) {
+            None => Holds::One(None),
+            Some(piece) if piece.offset == 0 && piece.len == what.source.len() => {
+                Holds::One(Some(piece))
+            }
+            Some(piece) => Holds::Several(piece),
+        }
+    }
+
+    /// The first piece at or behind `offset` in which something may be mapped. What is pending for
+    /// `own` alone is not waited for.
+    #[inline]
+    fn next_piece(
+        &self,
+        what: &Move,
+        mut offset: u64,
+        own: Option<&Gather>,
+        counts: &mut Counts,
+    ) -> Option<Piece> {
+        // Most moves are one piece: that there is no second costs no call.
+        while offset < what.source.len() {
+            let _section = ReadSection::enter(&self.memory.platform);
+            let found = self.find_piece(what, &mut offset, own, counts);
+            if found.is_some() {
+                return found;
+            }
+        }
+        None
+    }
+
+    /// As [`PageTable::next_piece`], in a read section; if nothing is found in a short stretch, the
+    /// offset is where to go on.
+    #[inline(never)]
+    fn find_piece(
+        &self,
+        what: &Move,
+        offset: &mut u64,
+        own: Option<&Gather>,
+        counts: &mut Counts,
+    ) -> Option<Piece> {
+        let (source, delta) = (what.source, what.to.0 ^ what.source.start().0);
+        for _ in 0..locking::HELD_ENTRIES / u32::from(P::Arch::LEVELS) {
+            if *offset >= source.len() {
+                break;
+            }
+            let at = source.start().0 + *offset;
+            let left = source.len() - *offset;
+            let fits = |level: u8| {
+                let mask = arch::span::<P::Arch>(level) - 1;
+                (delta | at) & mask == 0 && left > mask
+            };
+            let mut level = 1;
+            while self.reach == Reach::Table && level < P::Arch::LEVELS && fits(level + 1) {
+                level += 1;
+            }
+            let (node, _, entry) = self.peek(VirtAddr(at), counts);
+            self.memory.worked(u64::from(P::Arch::LEVELS - node.level) + 1, 0);
+            if entry.is_empty() && node.level > level {
+                if !locking::has_no_pending_flush(self, node.table) {
+                    self.wait_for_pending_flushes(node, VirtAddr(at), own);
+                }
+                let slot_end = (at | (arch::span::<P::Arch>(node.level) - 1)).saturating_add(1);
+                *offset += (slot_end - at).min(left);
+                continue;
+            }
+            let span = arch::span::<P::Arch>(level);
+            // Up to where a higher level may fit, or as much as one set of locks serves.
+            let above = arch::table_span::<P::Arch>(level);
+            let len = if level == 1 {
+                let congruent = self.reach == Reach::Table && delta & (above - 1) == 0;
+                let tables = if congruent { 1 } else { LEAF_TABLES };
+                (at & !(above - 1)).saturating_add(tables * above) - at
+            } else {
+                let next = (at & !(above - 1)).saturating_add(above);
+                let rises = self.reach == Reach::Table
+                    && level < P::Arch::LEVELS
+                    && delta & (above - 1) == 0
+                    && source.end().0.saturating_sub(next) >= above;
+                let cut = if rises { next - at } else { u64::MAX };
+                (SLOTS * span).min(cut)
+            };
+            let len = len.min(left) & !(span - 1);
+            return Some(Piece { level, offset: *offset, len });
+        }
+        None
+    }
+
+    /// Moves everything by one piece, or nothing where memory runs out. The caller holds the VMAs of
+    /// both ranges for writing, and the rmap locks of the source; nothing is mapped in the target.
+    /// May wait for memory.
+    ///
+    /// Reads and writes the entries that are moved: one for each table that moves whole, one for
+    /// each base page else. One invalidation, and one for each contiguous run or huge leaf that
+    /// the ends cut; emptied tables are in the gather.
+    pub(crate) fn relocate(
+        &self,
+        what: &Move,
+        piece: Option<Piece>,
+        gather: &mut Gather,
+        counts: &mut Counts,
+    ) -> Result<(), OutOfMemory> {
+        let Some(piece) = piece else {
+            // There may be empty tables.
+            self.detach_source(what, gather);
+            return Ok(());
+        };
+        let mut pool = TablePool::new(self.memory);
+        let flush = PieceFlush::BeforeUnlock;
+        let mut locked = Locked { pool: &mut pool, gather, counts: &mut *counts, flush };
+        let mut done = Ok(());
+        while done.is_ok() && self.relocate_piece(what, piece, &mut locked).is_err() {
+            done = locked.pool.refill();
+        }
+        if done.is_err() {
+            self.take_laid(what);
+        }
+        if pool.is_used() {
+            pool.give_back();
+            *counts += pool.counts;
+        }
+        done
+    }
+
+    /// Detaches the tables that a move has emptied.
+    fn detach_source(&self, what: &Move, gather: &mut Gather) {
+        // Those at the edges stay, whatever is left in them.
+        let span = arch::table_span::<P::Arch>(1);
+        let start = what.freeable.start().0.next_multiple_of(span);
+        let end = what.freeable.end().0 & !(span - 1);
+        if start >= end {
+            return;
+        }
+        let freeable = VirtRange::raw(start, end);
+        let emptied = self.zap(what.source, freeable, Flush::BeforeUnlock, gather);
+        debug_assert!(emptied.is_ok(), "an empty range has no leaf to split");
+    }
+
+    /// Takes the empty tables out again that a move has left in its target.
+    #[cold]
+    fn take_laid(&self, what: &Move) {
+        let mut gather = Gather::new();
+        let span = arch::table_span::<P::Arch>(1);
+        let (start, end) = (what.to.0, what.to.0 + what.source.len());
+        let slots = (start & !(span - 1)..end).step_by(span as usize);
+        slots.for_each(|at| self.prune(VirtAddr(at), &mut gather));
+        self.finish(&mut gather);
+    }
+
+    /// The entry at `at` under `node`: that of `level`, or the one above it that has no table below
+    /// it. In a read section, or with the tables locked.
+    fn look_under(&self, mut node: Node, at: u64, level: u8) -> (Node, Entry) {
+        loop {
+            let index = arch::index_of::<P::Arch>(VirtAddr(at), node.level);
+            let entry = Entry(self.slots(node.table)[index as usize].load(Ordering::Acquire));
+            let below = arch::kind::<P::Arch>(entry, node.level) == Kind::Table;
+            if node.level == level || !below {
+                return (node, entry);
+            }
+            node = Node { table: P::Arch::frame(entry), level: node.level - 1 };
+        }
+    }
+
+    #[inline]
+    fn relocate_piece(
+        &self,
+        what: &Move,
+        piece: Piece,
+        locked: &mut Locked<'_, 'm, P>,
+    ) -> Result<(), OutOfMemory> {
+        let (from, to) = (what.source.start().0 + piece.offset, what.to.0 + piece.offset);
+        let source = VirtRange::raw(from, from + piece.len);
+        let target = VirtRange::raw(to, to + piece.len);
+        // One piece takes the tables that it empties along.
+        let alone = locked.flush == PieceFlush::BeforeUnlock;
+        let cleared = if alone { what.freeable } else { source };
+        let section = ReadSection::enter(&self.memory.platform);
+        let mut locks = LockSet::new();
+        let end = End { range: source, freeable: cleared };
+        let (source_cover, target_cover) =
+            locking::lock_pair(self, self.root, end, target.into(), piece.level, &mut locks);
+        locked.counts.tables_locked += locks.len() as u64;
+        self.memory.worked(piece.len >> arch::span_shift::<P::Arch>(piece.level), 0);
+        if locks.is_pending() {
+            // Before anything is carried away: the flush of this move would name the old place alone.
+            self.honour_pending(source, &locks, Some(&*locked.gather), locked.counts);
+            self.honour_pending(target, &locks, Some(&*locked.gather), locked.counts);
+        }
+        let from_span = arch::table_span::<P::Arch>(source_cover.level);
+        let mut pair = Pair {
+            tables: self,
+            locks: &mut locks,
+            counts: &mut *locked.counts,
+            from: source_cover,
+            to: target_cover,
+            from_base: cleared.start().align_down(from_span),
+            moved: source,
+            level: piece.level,
+            source_table: None,
+            target_tables: [None; 2],
+            pool: &mut *locked.pool,
+            gather: &mut *locked.gather,
+            flush: locked.flush,
+            _section: section,
+        };
+        // A cover of the level that moves is the one table of the target.
+        if alone && pair.to.level > piece.level {
+            pair.lay(from, to, piece.len)?;
+        }
+        let moved = if piece.level > 1 {
+            pair.move_slots(from, to, piece.len)
+        } else {
+            pair.move_leaves(from, to, piece.len)
+        };
+        if alone {
+            if moved.is_ok() {
+                pair.detach_emptied(pair.from, pair.from_base, cleared);
+            }
+            self.flush(pair.gather, pair.counts);
+        }
+        moved
+    }
+}
+
+/// What a piece needs while its tables are locked.
+struct Locked<'a, 'm, P: Platform> {
+    pool: &'a mut TablePool<'m, P>,
+    gather: &'a mut Gather,
+    counts: &'a mut Counts,
+    flush: PieceFlush,
+}
+
+/// When the TLBs forget the old places of a piece.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum PieceFlush {
+    /// Before the locks are given back.
+    BeforeUnlock,
+    /// Later: the tables of both ends are marked.
+    Pending,
+}
+
+/// Calls `f` for an address of each target table that something of the source goes to: `len` bytes
+/// from `source` on, which go to `target` and behind it. `look` finds the entry of the source at an
+/// address, of `level` or above it. Stops early where many entries were looked at, and returns the
+/// number of bytes behind which the rest begins.
+fn for_each_target<P: Platform>(
+    tables: &PageTable<'_, P>,
+    (source, target, len): (u64, u64, u64),
+    level: u8,
+    look: impl Fn(u64) -> (Node, Entry),
+    mut f: impl FnMut(u64) -> Result<(), OutOfMemory>,
+) -> Result<u64, OutOfMemory> {
+    let span = arch::table_span::<P::Arch>(level);
+    let end = source + len;
+    let (mut at, mut looked) = (source, 0);
+    while at < end && looked < locking::HELD_ENTRIES / 2 {
+        let (node, entry) = look(at);
+        if entry.is_empty() && node.level > level {
+            let last = at | (arch::span::<P::Arch>(node.level) - 1);
+            at = last.saturating_add(1);
+            continue;
+        }
+        let table_end = ((at | (span - 1)) + 1).min(end);
+        while at < table_end {
+            // As far as one table of the target reaches.
+            let to = target + (at - source);
+            let stop = (at + (to | (span - 1)) + 1 - to).min(table_end);
+            let count = ((stop - at) >> arch::span_shift::<P::Arch>(level)) as u32;
+            let first = arch::index_of::<P::Arch>(VirtAddr(at), level);
+            let vacant = if node.level > level {
+                0
+            } else {
+                run::empty(tables.slots(node.table), first, count)
+            };
+            looked += vacant + 1;
+            if vacant < count {
+                f(to)?;
+            }
+            at = stop;
+        }
+    }
+    tables.memory.worked(u64::from(looked), 0);
+    Ok(at.min(end) - source)
+}

@@ -1,0 +1,509 @@
+//! One piece of a move, with the tables of both ranges locked.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Entry, Kind, absent};
+use crate::platform::Platform;
+use crate::stats::Counts;
+use crate::table::cursor::table_under;
+use crate::table::leaf::replace;
+use crate::table::locking::{self, LockSet, Node};
+use crate::table::move_range::{PieceFlush, for_each_target};
+use crate::table::{OutOfMemory, PageTable, ReadSection, TablePool, run};
+use crate::tlb::Gather;
+
+/// Both ranges of a piece, locked.
+pub(super) struct Pair<'a, 'm, 'p, P: Platform> {
+    pub(super) tables: &'a PageTable<'m, P>,
+    pub(super) locks: &'a mut LockSet,
+    pub(super) counts: &'p mut Counts,
+    pub(super) from: Node,
+    pub(super) to: Node,
+    pub(super) from_base: VirtAddr,
+    /// What this piece moves.
+    pub(super) moved: VirtRange,
+    /// The level of the entries that move.
+    pub(super) level: u8,
+    /// The tables of `level` in use: where they begin, and which; the last first.
+    pub(super) source_table: Option<(u64, Frame)>,
+    pub(super) target_tables: [Option<(u64, Frame)>; 2],
+    pub(super) pool: &'p mut TablePool<'m, P>,
+    pub(super) gather: &'p mut Gather,
+    pub(super) flush: PieceFlush,
+    pub(super) _section: ReadSection<'m, P>,
+}
+
+impl<P: Platform> Drop for Pair<'_, '_, '_, P> {
+    fn drop(&mut self) {
+        self.locks.release(self.tables);
+    }
+}
+
+impl<P: Platform> Pair<'_, '_, '_, P> {
+    /// What stands in the source at `at`; a huge leaf or its like is yielded if it ends at `end` or
+    /// before, and else split.
+    fn source(&mut self, at: u64, end: u64) -> SourceLeaves {
+        let base = at & !(arch::table_span::<P::Arch>(self.level) - 1);
+        if let Some((start, table)) = self.source_table
+            && start == base
+        {
+            return SourceLeaves::Table(table);
+        }
+        let mut node = self.from;
+        while node.level > self.level {
+            let index = arch::index_of::<P::Arch>(VirtAddr(at), node.level);
+            let entry = run::load(self.tables.slots(node.table), index);
+            self.counts.entries_descended += 1;
+            let table = match arch::kind::<P::Arch>(entry, node.level) {
+                Kind::Table => P::Arch::frame(entry),
+                Kind::Empty => {
+                    let last = at | (arch::span::<P::Arch>(node.level) - 1);
+                    return SourceLeaves::EmptyTo(last.saturating_add(1));
+                }
+                Kind::Leaf
+                    if node.level == 2 && at == base && end - at >= arch::span::<P::Arch>(2) =>
+                {
+                    self.mark(node.table);
+                    return SourceLeaves::Huge(node.table, index, entry);
+                }
+                Kind::Leaf | Kind::Absent => {
+                    let start = VirtAddr(at).align_down(arch::span::<P::Arch>(node.level));
+                    match self.tables.split(node, index, start, self.counts) {
+                        Ok(table) => {
+                            self.locks.push(table);
+                            table
+                        }
+                        Err(_) => {
+                            debug_assert!(false, "a huge leaf has lost its deposit");
+                            let last = at | (arch::span::<P::Arch>(node.level) - 1);
+                            return SourceLeaves::EmptyTo(last + 1);
+                        }
+                    }
+                }
+            };
+            node = Node { table, level: node.level - 1 };
+        }
+        self.source_table = Some((base, node.table));
+        self.mark(node.table);
+        SourceLeaves::Table(node.table)
+    }
+
+    /// Notes that the flush of what is about to leave the table, or to come to it, comes after its
+    /// lock is released, if so.
+    #[inline]
+    fn mark(&mut self, table: Frame) {
+        if self.flush == PieceFlush::Pending {
+            self.tables.mark_moving(table, self.gather);
+        }
+    }
+
+    /// Creates the tables that the target lacks for `len` bytes from `source` on, before anything is
+    /// taken from there. Fails where there is no table at once; what was created stays, empty.
+    pub(super) fn lay(&mut self, source: u64, target: u64, len: u64) -> Result<(), OutOfMemory> {
+        let (tables, from, level) = (self.tables, self.from, self.level);
+        let look = |at| tables.look_under(from, at, level);
+        let mut laid = 0;
+        while laid < len {
+            let rest = (source + laid, target + laid, len - laid);
+            laid += for_each_target(tables, rest, level, look, |to| self.target(to).map(|_| ()))?;
+        }
+        Ok(())
+    }
+
+    /// The target table for `at`, created where it is missing. Asked before anything is taken that
+    /// shall go there; fails where there is no table at once.
+    #[inline]
+    pub(super) fn target(&mut self, at: u64) -> Result<Frame, OutOfMemory> {
+        let base = at & !(arch::table_span::<P::Arch>(self.level) - 1);
+        // Two are in use where the ends are not congruent.
+        let [last, before] = self.target_tables;
+        match (last, before) {
+            (Some((start, table)), _) | (_, Some((start, table))) if start == base => Ok(table),
+            _ => self.new_target(at, base),
+        }
+    }
+
+    #[inline(never)]
+    fn new_target(&mut self, at: u64, base: u64) -> Result<Frame, OutOfMemory> {
+        let (tables, level, to) = (self.tables, self.level, VirtAddr(at));
+        let table =
+            table_under(tables, self.locks, self.counts, self.to, to, level, &mut *self.pool)?;
+        self.target_tables = [Some((base, table)), self.target_tables[0]];
+        self.mark(table);
+        Ok(table)
+    }
+
+    /// Makes sure of the one or two target tables for `count` pages from `at` on.
+    pub(super) fn targets(&mut self, at: u64, count: u32) -> Result<(), OutOfMemory> {
+        self.target(at + u64::from(count - 1) * PAGE_SIZE)?;
+        self.target(at).map(|_| ())
+    }
+
+    /// Moves the entries of a level above 1: tables, huge leaves, and absent entries. Fails as
+    /// [`Pair::move_leaves`].
+    pub(super) fn move_slots(
+        &mut self,
+        source: u64,
+        target: u64,
+        len: u64,
+    ) -> Result<(), OutOfMemory> {
+        let span = arch::span::<P::Arch>(self.level);
+        let mut offset = 0;
+        while offset < len {
+            let table = match self.source(source + offset, source + offset) {
+                SourceLeaves::Table(table) => table,
+                SourceLeaves::EmptyTo(end) => {
+                    offset = end - source;
+                    continue;
+                }
+                SourceLeaves::Huge(..) => {
+                    // Leaves above the level that moves are not asked for.
+                    offset += span;
+                    continue;
+                }
+            };
+            let index = arch::index_of::<P::Arch>(VirtAddr(source + offset), self.level);
+            let left = (len - offset) >> arch::span_shift::<P::Arch>(self.level);
+            let moved = self.move_tables((table, index), source + offset, target + offset, left)?;
+            if moved > 0 {
+                offset += moved * span;
+                continue;
+            }
+            let slot = &self.tables.slots(table)[index as usize];
+            let entry = Entry(slot.load(Ordering::Relaxed));
+            self.counts.entries_read += 1;
+            if !entry.is_empty() {
+                let to = self.target(target + offset)?;
+                self.move_slot(table, index, entry, to, target + offset);
+                let range = VirtRange::raw(source + offset, source + offset + span);
+                if let Some(deposit) = self.tables.withdraw_table(table) {
+                    self.tables.deposit_table(to, deposit);
+                }
+                if entry.0 & P::Arch::PRESENT != 0 {
+                    self.gather.stale(range, self.level);
+                }
+            }
+            offset += span;
+        }
+        Ok(())
+    }
+
+    /// Moves the tables that stand side by side from the given entry on, at most `left`, as far as
+    /// both tables of this level reach. Returns how many that were.
+    fn move_tables(
+        &mut self,
+        from: (Frame, u32),
+        source: u64,
+        target: u64,
+        left: u64,
+    ) -> Result<u64, OutOfMemory> {
+        let (table, index) = from;
+        let level = self.level;
+        let first = run::load(self.tables.slots(table), index);
+        if arch::kind::<P::Arch>(first, level) != Kind::Table {
+            return Ok(0);
+        }
+        let to = self.target(target)?;
+        let there = arch::index_of::<P::Arch>(VirtAddr(target), level);
+        let slots = &self.tables.slots(table)[index as usize..];
+        let there = &self.tables.slots(to)[there as usize..];
+        let count = slots.len().min(there.len()).min(left as usize);
+        let mut moved = 0;
+        for (slot, there) in slots[..count].iter().zip(&there[..count]) {
+            let entry = Entry(slot.load(Ordering::Relaxed));
+            if arch::kind::<P::Arch>(entry, level) != Kind::Table {
+                break;
+            }
+            debug_assert_eq!(there.load(Ordering::Relaxed), 0, "the target is mapped");
+            // Release: who reads the entry as empty finds its table locked, or the flush done.
+            slot.store(0, Ordering::Release);
+            there.store(entry.0, Ordering::Release);
+            moved += 1;
+        }
+        self.counts.entries_read += moved;
+        self.counts.entries_written += 2 * moved;
+        self.counts.tables_moved += moved;
+        self.tables.change_live(table, 0, moved as u32);
+        self.tables.change_live(to, moved as u32, 0);
+        let len = moved << arch::span_shift::<P::Arch>(level);
+        self.gather.stale_tables(VirtRange::raw(source, source + len));
+        Ok(moved)
+    }
+
+    fn move_slot(&mut self, table: Frame, index: u32, entry: Entry, to: Frame, target: u64) {
+        let slot = &self.tables.slots(table)[index as usize];
+        let there = arch::index_of::<P::Arch>(VirtAddr(target), self.level);
+        let there = &self.tables.slots(to)[there as usize];
+        debug_assert_eq!(there.load(Ordering::Relaxed), 0, "the target is mapped");
+        let moved = match arch::kind::<P::Arch>(entry, self.level) {
+            Kind::Leaf => {
+                let old = replace::<P::Arch>(slot, entry, |_| Entry::EMPTY);
+                Entry(old.0 | P::Arch::SOFT_DIRTY)
+            }
+            _ => {
+                self.tables.inherit_guards(table, to);
+                slot.store(0, Ordering::Relaxed);
+                absent::mark_soft_dirty::<P::Arch>(entry)
+            }
+        };
+        there.store(moved.0, Ordering::Release);
+        self.counts.entries_written += 2;
+        self.tables.change_live(table, 0, 1);
+        self.tables.change_live(to, 1, 0);
+    }
+
+    /// Moves entries of level 1. Where there is no table at once, what went before has moved, and the
+    /// rest is as it was.
+    pub(super) fn move_leaves(
+        &mut self,
+        source: u64,
+        target: u64,
+        len: u64,
+    ) -> Result<(), OutOfMemory> {
+        let contig_mask = (u64::from(P::Arch::CONTIG_ENTRIES) << PAGE_SHIFT) - 1;
+        let congruent = (source ^ target) & contig_mask == 0;
+        let mut offset = 0;
+        while offset < len {
+            let whole = self.tables.longest_run() > 1;
+            let end = if whole { source + len } else { source + offset };
+            let table = match self.source(source + offset, end) {
+                SourceLeaves::Table(table) if self.tables.live(table) > 0 => table,
+                SourceLeaves::Table(_) => {
+                    let last = (source + offset) | (arch::table_span::<P::Arch>(1) - 1);
+                    offset = last + 1 - source;
+                    continue;
+                }
+                SourceLeaves::EmptyTo(end) => {
+                    offset = end - source;
+                    continue;
+                }
+                SourceLeaves::Huge(holder, index, leaf) => {
+                    self.targets(target + offset, arch::entries::<P::Arch>())?;
+                    self.move_huge(holder, index, leaf, source + offset, target + offset);
+                    offset += arch::span::<P::Arch>(2);
+                    continue;
+                }
+            };
+            let from = arch::index_of::<P::Arch>(VirtAddr(source + offset), 1);
+            let to = arch::index_of::<P::Arch>(VirtAddr(target + offset), 1);
+            let left = (len - offset) >> PAGE_SHIFT;
+            let entries = arch::entries::<P::Arch>();
+            let count = u64::from(entries - from).min(left) as u32;
+            // Where nothing stands, no target table was counted: what lives in this table may
+            // have arrived with this very move, whose target can end in the source's last table.
+            let vacant = run::empty(self.tables.slots(table), from, count);
+            if vacant > 0 {
+                self.counts.entries_read += u64::from(vacant);
+                offset += u64::from(vacant) * PAGE_SIZE;
+                continue;
+            }
+            let target_table = self.target(target + offset)?;
+            let moved = if congruent {
+                let count = count.min(entries - to);
+                self.move_congruent((table, from), (target_table, to), count);
+                count
+            } else {
+                let count = count.min(self.tables.longest_run());
+                self.move_shifted(table, from, count, source + offset, target + offset)?
+            };
+            offset += u64::from(moved) * PAGE_SIZE;
+        }
+        Ok(())
+    }
+
+    /// Moves a huge leaf to where none can stand: as single pages, written at their new place at
+    /// once. Nothing is broken and made, since the old place stays empty.
+    fn move_huge(&mut self, holder: Frame, index: u32, leaf: Entry, source: u64, target: u64) {
+        let slot = &self.tables.slots(holder)[index as usize];
+        let old = replace::<P::Arch>(slot, leaf, |_| Entry::EMPTY);
+        self.counts.entries_read += 1;
+        self.counts.entries_written += 1;
+        self.tables.change_live(holder, 0, 1);
+        let range = VirtRange::raw(source, source + arch::span::<P::Arch>(2));
+        self.gather.stale(range, 2);
+        if let Some(deposit) = self.tables.withdraw_table(holder) {
+            crate::table::free_table(self.tables.memory, deposit, self.counts);
+        }
+        let first = P::Arch::leaf(P::Arch::frame(old), 1, P::Arch::attributes(old));
+        self.arrive(first, arch::entries::<P::Arch>(), target);
+    }
+
+    /// Unfolds the contiguous runs that the run would cut at its ends.
+    fn uncut_contigs(&mut self, table: Frame, from: u32, count: u32) {
+        let mask = P::Arch::CONTIG_ENTRIES - 1;
+        let last = from + count - 1;
+        for (index, cut) in [(from, from & mask != 0 || count <= mask), (last, last & mask != mask)]
+        {
+            if cut
+                && P::Arch::is_contig(run::load(self.tables.slots(table), index))
+                && let Some((base, _)) = self.source_table
+            {
+                let at = VirtAddr(base + u64::from(index) * PAGE_SIZE);
+                self.tables.unfold(table, index, at, self.counts);
+            }
+        }
+    }
+
+    /// Moves `count` entries, in parts as long as a run may be. Their contiguous runs, if any, stay contiguous runs.
+    pub(super) fn move_congruent(
+        &mut self,
+        source: (Frame, u32),
+        target: (Frame, u32),
+        count: u32,
+    ) {
+        let range = |index: u32| index as usize..(index + count) as usize;
+        let longest = self.tables.longest_run().min(count);
+        let from = &self.tables.slots(source.0)[range(source.1)];
+        let to = &self.tables.slots(target.0)[range(target.1)];
+        let mut others = Others { empty: 0, absent: 0 };
+        let mut index = source.1;
+        for (part, there) in from.chunks(longest as usize).zip(to.chunks(longest as usize)) {
+            if P::Arch::CONTIG_ENTRIES > 1 {
+                self.uncut_contigs(source.0, index, part.len() as u32);
+                index += part.len() as u32;
+            }
+            others.move_run::<P::Arch>(part, there);
+        }
+        if others.absent > 0 {
+            self.tables.inherit_guards(source.0, target.0);
+        }
+        let moved = count - others.empty;
+        self.counts.entries_read += u64::from(count);
+        self.counts.entries_written += 2 * u64::from(moved);
+        if moved > 0 {
+            self.tables.change_live(source.0, 0, moved);
+            self.tables.change_live(target.0, moved, 0);
+        }
+        if moved > others.absent {
+            self.stale_leaves(source.0, source.1, count);
+        }
+    }
+
+    pub(super) fn stale_leaves(&mut self, table: Frame, index: u32, count: u32) {
+        if let Some((base, known)) = self.source_table
+            && known == table
+        {
+            let start = base + u64::from(index) * PAGE_SIZE;
+            self.gather.stale(VirtRange::raw(start, start + u64::from(count) * PAGE_SIZE), 1);
+        }
+    }
+
+    /// Detaches the tables that `cleared` covers whole: all that stood in them has moved.
+    pub(super) fn detach_emptied(&mut self, node: Node, base: VirtAddr, cleared: VirtRange) {
+        if node.level <= self.level {
+            return;
+        }
+        let tables = self.tables;
+        let span = arch::span::<P::Arch>(node.level);
+        let Some(own) = VirtRange::from_len(base, arch::table_span::<P::Arch>(node.level)) else {
+            return;
+        };
+        // No table lies in what is cleared but those of what has moved.
+        let part = own.intersection(self.moved);
+        if part.is_empty() {
+            return;
+        }
+        let first = arch::index_of::<P::Arch>(part.start(), node.level);
+        let last = arch::index_of::<P::Arch>(VirtAddr(part.end().0 - 1), node.level);
+        for index in first..=last {
+            if tables.live(node.table) == 0 {
+                break;
+            }
+            let Some(table) = locking::LockTree::child(tables, node.table, node.level, index)
+            else {
+                continue;
+            };
+            let start = base.offset(u64::from(index) * span);
+            let slot = VirtRange::raw(start.0, start.0 + span);
+            let child = Node { table, level: node.level - 1 };
+            if !cleared.covers(slot) {
+                self.detach_emptied(child, start, cleared);
+                continue;
+            }
+            tables.slots(node.table)[index as usize].store(0, Ordering::Release);
+            tables.change_live(node.table, 0, 1);
+            self.counts.entries_written += 1;
+            // Beyond the source nothing was mapped, so no walker has been below this table there.
+            self.gather.stale_tables(slot.intersection(self.moved));
+            tables.gather_subtree(child, self.level, self.gather, self.counts);
+        }
+    }
+}
+
+/// What stands in the source of a move.
+enum SourceLeaves {
+    /// A table of the level that moves.
+    Table(Frame),
+    /// Nothing, up to this address.
+    EmptyTo(u64),
+    /// A leaf of level 2 in a move of single pages: its table, index and entry.
+    Huge(Frame, u32, Entry),
+}
+
+/// Entries of a run that are not plain saturated leaves.
+struct Others {
+    empty: u32,
+    /// No TLB knows these, so moving them needs no flush.
+    absent: u32,
+}
+
+impl Others {
+    /// Moves a run: nothing has to be known of its entries but whether the MMU may still write to
+    /// them.
+    #[inline]
+    fn move_run<A: Arch>(&mut self, from: &[AtomicU64], to: &[AtomicU64]) {
+        if from.len() < 4 {
+            return self.take_each::<A>(from, to);
+        }
+        let (rest, rest_there) = self.move_chunks::<A, 8>(from, to);
+        let (rest, rest_there) = self.move_chunks::<A, 4>(rest, rest_there);
+        self.take_each::<A>(rest, rest_there);
+    }
+
+    /// Moves as many entries as there are whole chunks, and returns the others.
+    #[inline]
+    fn move_chunks<'s, A: Arch, const N: usize>(
+        &mut self,
+        from: &'s [AtomicU64],
+        to: &'s [AtomicU64],
+    ) -> (&'s [AtomicU64], &'s [AtomicU64]) {
+        let (chunks, rest) = from.as_chunks::<N>();
+        let (chunks_there, rest_there) = to.as_chunks::<N>();
+        for (slots, there) in chunks.iter().zip(chunks_there) {
+            let entries = slots.each_ref().map(|slot| Entry(slot.load(Ordering::Relaxed)));
+            // One branch for all entries: nearly all are saturated, and soft-dirty since they were
+            // first written, so that they move as they are.
+            if const { A::SETTLED.with(A::SOFT_DIRTY) }.are(entries) {
+                for ((slot, there), entry) in slots.iter().zip(there).zip(entries) {
+                    slot.store(0, Ordering::Relaxed);
+                    there.store(entry.0, Ordering::Relaxed);
+                }
+            } else {
+                self.take_each::<A>(slots, there);
+            }
+        }
+        (rest, rest_there)
+    }
+
+    fn take_each<A: Arch>(&mut self, from: &[AtomicU64], to: &[AtomicU64]) {
+        for (slot, there) in from.iter().zip(to) {
+            self.take::<A>(slot, there, Entry(slot.load(Ordering::Relaxed)));
+        }
+    }
+
+    /// Moves an entry that is empty, absent, or one to which the MMU may still add.
+    fn take<A: Arch>(&mut self, slot: &AtomicU64, there: &AtomicU64, entry: Entry) {
+        let moved = if entry.is_empty() {
+            self.empty += 1;
+            return;
+        } else if entry.0 & A::PRESENT == 0 {
+            self.absent += 1;
+            slot.store(0, Ordering::Relaxed);
+            absent::mark_soft_dirty::<A>(entry).0
+        } else {
+            replace::<A>(slot, entry, |_| Entry::EMPTY).0 | A::SOFT_DIRTY
+        };
+        there.store(moved, Ordering::Relaxed);
+    }
+}

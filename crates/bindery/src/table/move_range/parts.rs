@@ -1,0 +1,180 @@
+//! Moves of several pieces: between two of them no lock is held but those of the VMAs.
+
+#[cfg(not(all(test, loom)))]
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering;
+#[cfg(all(test, loom))]
+use loom::sync::atomic::AtomicU64;
+
+use crate::addr::{VirtAddr, VirtRange};
+use crate::arch;
+use crate::platform::Platform;
+use crate::stats::Counts;
+use crate::table::locking::{Depth, Node};
+use crate::table::{OutOfMemory, PageTable, TablePool};
+use crate::tlb::Gather;
+
+use super::{Locked, Move, Piece, PieceFlush, for_each_target};
+
+/// The source of a move of several pieces that is under way in a tree. One at a time: the mover holds
+/// the mutex of the address space.
+pub(crate) struct Moving {
+    start: AtomicU64,
+    end: AtomicU64,
+}
+
+impl Moving {
+    pub(crate) fn new() -> Self {
+        Self { start: AtomicU64::new(0), end: AtomicU64::new(0) }
+    }
+
+    /// The source, if a move is under way. Asked by whoever has locked a table and found a mark of
+    /// the move there: that comes after `begin`. If it comes after `end` too, so does it after the
+    /// flush, and whatever is returned will do.
+    pub(crate) fn source(&self) -> Option<VirtRange> {
+        let (start, end) = (self.start.load(Ordering::Acquire), self.end.load(Ordering::Acquire));
+        (start < end).then(|| VirtRange::raw(start, end))
+    }
+
+    /// Called before the first table is marked, and before the destination is in any tree of the
+    /// reverse map.
+    pub(crate) fn begin(&self, source: VirtRange) {
+        self.start.store(source.start().0, Ordering::Release);
+        self.end.store(source.end().0, Ordering::Release);
+    }
+
+    /// Called after the last flush.
+    pub(crate) fn end(&self) {
+        self.end.store(0, Ordering::Release);
+    }
+}
+
+/// So many leaf tables are laid under one set of locks; with those above, 64 KiB.
+const LAID_TABLES: u64 = 12;
+
+impl<'m, P: Platform> PageTable<'m, P> {
+    /// Makes a move of several pieces, the first of which is `first`, ready: creates all tables that
+    /// the target lacks. From here on nobody takes a table away from the target. The caller holds the
+    /// VMA of the source for writing, and nobody knows that of the target yet. May wait for memory;
+    /// where there is none, nothing has changed.
+    ///
+    /// Nobody fills what is empty in the source meanwhile, so it is looked at without locks.
+    pub(crate) fn lay(
+        &self,
+        what: &Move,
+        first: Piece,
+        counts: &mut Counts,
+    ) -> Result<(), OutOfMemory> {
+        let mut pool = TablePool::new(self.memory);
+        let done = self.lay_all(what, first, &mut pool, counts);
+        if pool.is_used() {
+            pool.give_back();
+            *counts += pool.counts;
+        }
+        if done.is_ok() {
+            self.moving.begin(what.source);
+        } else {
+            self.take_laid(what);
+        }
+        done
+    }
+
+    fn lay_all(
+        &self,
+        what: &Move,
+        first: Piece,
+        pool: &mut TablePool<'m, P>,
+        counts: &mut Counts,
+    ) -> Result<(), OutOfMemory> {
+        let mut next = Some(first);
+        while let Some(mut piece) = next {
+            let span = arch::table_span::<P::Arch>(1);
+            if piece.level == 1 && piece.len > span {
+                // Not congruent, so all that follows is of level 1 too.
+                let longest = (LAID_TABLES * span).min(what.source.len() - piece.offset);
+                piece.len = piece.len.max(longest);
+            }
+            let mut laid = 0;
+            while laid < piece.len {
+                let rest = Piece { offset: piece.offset + laid, len: piece.len - laid, ..piece };
+                match self.lay_piece(what, rest, pool) {
+                    Ok(more) => laid += more,
+                    Err(OutOfMemory) => pool.refill()?,
+                }
+            }
+            next = self.next_piece(what, piece.offset + piece.len, None, counts);
+        }
+        Ok(())
+    }
+
+    /// Returns how many bytes of the piece it has got tables for.
+    fn lay_piece(
+        &self,
+        what: &Move,
+        piece: Piece,
+        pool: &mut TablePool<'m, P>,
+    ) -> Result<u64, OutOfMemory> {
+        let (source, target) = (what.source.start().0 + piece.offset, what.to.0 + piece.offset);
+        let range = VirtRange::raw(target, target + piece.len);
+        let mut cursor = self.unlocked_cursor(range);
+        cursor.lock(Depth::Floor(piece.level), None);
+        let len = cursor.range().len();
+        let root = Node { table: self.root, level: <P::Arch as arch::Arch>::LEVELS };
+        let look = |at| self.look_under(root, at, piece.level);
+        let mut last = None;
+        for_each_target(self, (source, target, len), piece.level, look, |to| {
+            let base = to & !(arch::table_span::<P::Arch>(piece.level) - 1);
+            if last != Some(base) {
+                cursor.table_at(VirtAddr(to), piece.level, pool)?;
+                last = Some(base);
+            }
+            Ok(())
+        })
+    }
+
+    /// Moves everything, piece by piece, each by a call of `within`, which does what it is given with
+    /// the rmap locks of the source held. [`PageTable::lay`] has made it ready, and the VMAs of both
+    /// ends are in those trees. Cannot fail.
+    ///
+    /// Reads and writes the entries that are moved: one for each table that moves whole, one for
+    /// each base page else. One invalidation for 64 tables, and one for each contiguous run or huge
+    /// leaf that the ends cut; emptied tables are in the gather.
+    pub(crate) fn relocate_parts(
+        &self,
+        what: &Move,
+        first: Piece,
+        gather: &mut Gather,
+        counts: &mut Counts,
+        within: impl Fn(&mut dyn FnMut()),
+    ) {
+        let mut pool = TablePool::new(self.memory);
+        let mut next = Some(first);
+        while let Some(piece) = next {
+            if !gather.has_room_for_piece() {
+                self.flush(gather, counts);
+            }
+            loop {
+                let flush = PieceFlush::Pending;
+                let mut locked = Locked { pool: &mut pool, gather, counts, flush };
+                let mut moved = Ok(());
+                within(&mut || moved = self.relocate_piece(what, piece, &mut locked));
+                if moved.is_ok() {
+                    break;
+                }
+                debug_assert!(false, "a table that was laid is gone");
+                // Rather ask for ever than tear the mapping apart. Each time is an allocation that
+                // may wait, so the embedder may let others run.
+                let _ = pool.refill();
+            }
+            next = self.next_piece(what, piece.offset + piece.len, Some(&*gather), counts);
+        }
+        self.detach_source(what, gather);
+        // Where there was nothing to detach.
+        self.flush(gather, counts);
+        self.moving.end();
+        if pool.is_used() {
+            pool.give_back();
+            *counts += pool.counts;
+        }
+    }
+}
