@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
 
 use crate::error::Error;
 
-/// What is done about promises that memory could not keep.
+/// The current mode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
 pub enum Overcommit {
@@ -13,11 +13,11 @@ pub enum Overcommit {
     Heuristic = 0,
     /// Nothing is refused (1).
     Always = 1,
-    /// What is committed in all stays below [`Commitment::limit`] (2).
+    /// The sum of committed memory stays below [`Commitment::limit`] (2).
     Never = 2,
 }
 
-/// The promises of a machine: private writable mappings and shared memory, in base pages.
+/// The committed memory of a machine: private writable mappings and shared memory, in base pages.
 pub struct Commitment {
     committed: AtomicI64,
     limit: AtomicU64,
@@ -36,7 +36,7 @@ impl Commitment {
         }
     }
 
-    /// Chooses what is refused from now on.
+    /// Selects what is refused from now on.
     pub fn set_mode(&self, mode: Overcommit) {
         self.mode.store(mode as u8, Ordering::Relaxed);
     }
@@ -50,12 +50,12 @@ impl Commitment {
         }
     }
 
-    /// The most pages that [`Overcommit::Never`] lets be committed (`CommitLimit`).
+    /// The most pages that may be committed under [`Overcommit::Never`] (`CommitLimit`).
     pub fn limit(&self) -> u64 {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Sets what [`Commitment::limit`] says.
+    /// Sets [`Commitment::limit`].
     pub fn set_limit(&self, pages: u64) {
         self.limit.store(pages, Ordering::Relaxed);
     }

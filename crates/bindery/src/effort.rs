@@ -6,18 +6,18 @@ use crate::memory::Memory;
 use crate::platform::Platform;
 use crate::space::MappingFlags;
 
-/// What a fault on anonymous memory does that finds no block for a large folio (Linux:
+/// What a fault on anonymous memory does if no block is free for a large folio (Linux:
 /// `transparent_hugepage/defrag`).
 ///
-/// To *collect* is to give back frames that nobody uses and that are kept all the same: by caches of
-/// the core ([`Memory::trim`]), for readers ([`Memory::drain_deferred`]), and by the embedder
-/// ([`Platform::collect_memory`]). They may be what a block lacks. Nothing is moved.
+/// To *collect* is to free frames that are unused but kept: by caches of the core
+/// ([`Memory::trim`]), for readers ([`Memory::drain_deferred`]), and by the embedder
+/// ([`Platform::collect_memory`]). They may complete a block. Nothing is moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
 pub enum LargeFolioEffort {
-    /// It collects, and tries once more.
+    /// It collects, and tries again.
     Always,
-    /// It takes a smaller folio, and has somebody else collect
+    /// It takes a smaller folio, and makes another thread collect
     /// ([`Platform::collect_memory_later`]).
     Defer,
     /// As [`LargeFolioEffort::Always`] in mappings for which the program has asked for large folios
@@ -43,7 +43,7 @@ const ALL: [LargeFolioEffort; 5] = [
 pub(crate) enum Collecting {
     /// By the fault.
     Now,
-    /// By somebody else.
+    /// By another thread.
     Later,
     /// Not at all.
     Never,
@@ -59,12 +59,12 @@ impl EffortSetting {
 }
 
 impl<P: Platform> Memory<P> {
-    /// Sets what faults do that find no block for a large folio.
+    /// Sets what faults do if no block is free for a large folio.
     pub fn set_large_folio_effort(&self, effort: LargeFolioEffort) {
         self.effort.0.store(effort as u8, Ordering::Relaxed);
     }
 
-    /// What [`Memory::set_large_folio_effort`] has set; [`LargeFolioEffort::Madvise`] at first.
+    /// The value of [`Memory::set_large_folio_effort`]; [`LargeFolioEffort::Madvise`] at first.
     pub fn large_folio_effort(&self) -> LargeFolioEffort {
         let number = usize::from(self.effort.0.load(Ordering::Relaxed));
         ALL.get(number).copied().unwrap_or_default()
@@ -83,11 +83,10 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// Gives back all frames that nobody uses and that are kept all the same: those of the core's
-    /// caches, those that wait for readers, and what the embedder keeps
-    /// ([`Platform::collect_memory`]).
+    /// Frees all frames that are unused but kept: those of the core's caches, those that wait for
+    /// readers, and those that the embedder keeps ([`Platform::collect_memory`]).
     ///
-    /// May sleep; called without locks, outside of read sections. Linear in what is given back.
+    /// May sleep; called without locks, outside read sections. Linear in the frames freed.
     pub fn collect(&self) {
         self.drain_deferred();
         self.platform.collect_memory();

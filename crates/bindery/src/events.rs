@@ -2,18 +2,18 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// What has happened so far ([`crate::Memory::events`]).
+/// Counts of rare events so far ([`crate::Memory::events`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Events {
-    /// Frames that were taken from the allocator, for whatever use.
+    /// Frames that were allocated, for any use.
     pub frames_allocated: u64,
-    /// Frames that came back.
+    /// Frames that were freed.
     pub frames_freed: u64,
-    /// Folios that a fault on anonymous memory took, and mapped by one huge leaf.
+    /// Folios that a fault on anonymous memory allocated and mapped by one huge leaf.
     pub huge_faults: u64,
-    /// Such folios that were taken to collapse smaller ones.
+    /// Such folios that were allocated to collapse smaller ones.
     pub huge_collapses: u64,
-    /// Folios that were cut into smaller ones.
+    /// Folios that were split into smaller ones.
     pub folio_splits: u64,
     /// Huge leaves that were replaced by a table.
     pub leaf_splits: u64,

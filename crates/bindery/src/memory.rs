@@ -362,16 +362,16 @@ impl<P: Platform> Memory<P> {
     }
 }
 
-/// What a frame is to those who map it.
+/// What a frame is to the address spaces that map it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FrameKind {
-    /// The zero page that all share.
+    /// The zero page.
     Zero,
     /// Anonymous memory.
     Anonymous,
     /// A page of shared memory or of a file.
     Object,
-    /// Nothing that is mapped, or not ours.
+    /// Another use, or not a frame of the memory.
     Other,
 }
 

@@ -41,7 +41,7 @@ use crate::{KernelMap, Memory};
 use deferred::Waiting;
 pub use machine::{AccessBy, AccessFault, Accesses, MachineError, MachineReport, machine};
 
-/// What the auditor found broken; the first thing that it met.
+/// A broken invariant: the first one that the auditor found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Violation {
@@ -54,28 +54,28 @@ pub enum Violation {
     MappingIndex,
     /// A VMA is empty, unaligned, or reaches out of user space.
     MappingBounds(VirtAddr),
-    /// A frame that is used as a table is none, or one of another level.
+    /// A frame that is used as a table is not a table, or is one of another level.
     NotATable {
         /// The frame.
         table: Frame,
         /// The address that led to it.
         at: VirtAddr,
     },
-    /// A table that hangs in a tree is marked as detached.
+    /// A table in a tree is marked as detached.
     StrayTable {
         /// The table.
         table: Frame,
         /// The first address that it stands for.
         at: VirtAddr,
     },
-    /// A table is locked though nothing runs.
+    /// A table is locked although nothing runs.
     LockedTable {
         /// The table.
         table: Frame,
         /// The first address that it stands for.
         at: VirtAddr,
     },
-    /// A table is marked for a flush that is pending though nothing runs.
+    /// A table is marked for a pending flush although nothing runs.
     PendingFlush {
         /// The table.
         table: Frame,
@@ -84,14 +84,14 @@ pub enum Violation {
     },
     /// A table holds a guard marker but is not marked as holding any.
     UnknownGuard(VirtAddr),
-    /// A table hangs in two places.
+    /// A table is in two places.
     TableTwice {
         /// The table.
         table: Frame,
         /// The second place.
         at: VirtAddr,
     },
-    /// A table stands where no VMA is.
+    /// A table's span touches no VMA.
     TableOutsideMappings {
         /// The table.
         table: Frame,
@@ -107,7 +107,7 @@ pub enum Violation {
         /// What stands in it.
         holds: u32,
     },
-    /// A table's deposit is not one table for each huge leaf.
+    /// A table does not have one deposited table for each huge leaf.
     Deposit {
         /// The table.
         table: Frame,
@@ -116,15 +116,16 @@ pub enum Violation {
         /// Huge leaves and absent entries above level 1.
         needs: u32,
     },
-    /// Something is mapped where no VMA is.
+    /// An address outside all VMAs is mapped.
     OutsideMappings(VirtAddr),
     /// An entry allows what its VMA does not, or is not for user mode.
     TooWide(VirtAddr),
     /// The entry has another protection key than its VMA.
     WrongKey(VirtAddr),
-    /// A page is `PROT_NONE` though its VMA allows something, or mapped though it allows nothing.
+    /// A page is `PROT_NONE` although its VMA allows an access, or mapped although its VMA allows
+    /// none.
     WrongProtNone(VirtAddr),
-    /// An absent entry means nothing.
+    /// An absent entry has no meaning.
     BadAbsent(VirtAddr),
     /// A leaf names a frame that is no folio of the memory, or not aligned to its size.
     NotAFolio {
@@ -133,11 +134,11 @@ pub enum Violation {
         /// The frame.
         frame: Frame,
     },
-    /// A private page may be written though it is not exclusive.
+    /// A private page may be written although it is not exclusive.
     WritableButShared(VirtAddr),
     /// A contiguous run is incomplete, unaligned or unequal.
     BrokenBlock(VirtAddr),
-    /// A folio's mappings are not what tables hold.
+    /// A folio's mapping count is not the number of mappings in tables.
     Mappings {
         /// The folio's first frame.
         folio: Frame,
@@ -160,15 +161,15 @@ pub enum Violation {
         /// How often it is mapped.
         mappings: u32,
     },
-    /// A frame is allocated, and nobody can reach it.
+    /// An allocated frame cannot be reached.
     Leaked(Frame),
-    /// A folio that nobody maps and no object has names an owner all the same, who may be gone.
+    /// A folio without mappings that no object names still names an owner, which may be freed.
     StaleOwner(Frame),
     /// The free lists contradict the frames' metadata.
     FreeLists(Frame),
-    /// So many frees, unmaps or releases were refused, as nothing was there to be freed.
+    /// This many frees, unmaps or releases were refused, because nothing was there to be freed.
     Refused(u64),
-    /// The reverse map does not lead to what is mapped at the address.
+    /// The reverse map does not lead to the page mapped at the address.
     WrongOwner(VirtAddr),
     /// The counts of resident pages are not what the tables hold.
     Resident {
@@ -184,23 +185,24 @@ pub enum Violation {
         /// The sums.
         holds: crate::Usage,
     },
-    /// Groups of anonymous memory, or states of address spaces, that nobody can reach.
+    /// Anon groups, or states of address spaces, that cannot be reached.
     LeakedGroups {
         /// How many are allocated.
         allocated: u64,
         /// How many were met.
         used: u64,
     },
-    /// The index of the object with this number is out of order, or the object is not at rest.
+    /// The page index of the object with this number is out of order, or the object is not at rest.
     ObjectIndex(u64),
-    /// What an object names for a page is not a page of a folio of its own, or named twice.
+    /// An object names for a page a frame that is not in a folio of its own, or that is named
+    /// twice.
     ObjectPage {
         /// The object's number.
         object: u64,
         /// The page's.
         page: u64,
     },
-    /// The object with this number lists mappings that are none of it, or counts them wrongly.
+    /// The object with this number lists VMAs that do not map it, or counts them wrongly.
     ObjectMappers(u64),
     /// Mappings of objects are missing in the objects' lists, or too many are there.
     Unlisted {
@@ -209,7 +211,7 @@ pub enum Violation {
         /// VMAs that map objects.
         mapping: u64,
     },
-    /// More or less counts as committed than should.
+    /// The committed memory is not what it should be.
     Committed {
         /// What does.
         says: u64,
@@ -223,18 +225,18 @@ pub enum Violation {
         /// What is committed.
         holds: u64,
     },
-    /// A page is mapped that its object does not have any more.
+    /// A page is mapped although its object has dropped it.
     DroppedButMapped(Frame),
-    /// An area of the kernel has no mapping at the address, or another than its frames.
+    /// A kernel area is not mapped at the address, or not to its own frames.
     AreaPage(VirtAddr),
-    /// Areas of the kernel that are in no map, or too few of them.
+    /// Kernel areas that are in no map, or too few of them.
     LeakedAreas {
         /// Areas that are allocated.
         allocated: u64,
         /// Areas in the maps.
         used: u64,
     },
-    /// Objects, or nodes of their indexes, that nobody can reach.
+    /// Objects, or nodes of their page indexes, that cannot be reached.
     LeakedObjects {
         /// How many are allocated.
         allocated: u64,
@@ -357,7 +359,7 @@ impl fmt::Display for Violation {
 
 impl core::error::Error for Violation {}
 
-/// What an audit that found nothing has looked at.
+/// What a successful audit has looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Report {
     /// VMAs.
@@ -376,18 +378,18 @@ pub struct Report {
     pub free_frames: u64,
 }
 
-/// How many words of scratch memory an audit of `memory` takes: one for each frame.
+/// The number of words of scratch memory that an audit of `memory` needs: one for each frame.
 pub fn scratch_words<P: Platform>(memory: &Memory<P>) -> usize {
     memory.frames.span().1 as usize
 }
 
-/// Verifies everything. `spaces` are all address spaces of `memory`; nothing else runs.
-/// `scratch` holds [`scratch_words`] words or more, with whatever in them.
+/// Verifies all invariants. `spaces` has all address spaces of `memory`, and nothing else runs.
+/// `scratch` has [`scratch_words`] words or more, with any content.
 ///
 /// # Errors
 /// The first violation.
 ///
-/// Complexity: linear in the frames and in the entries of all tables.
+/// May sleep. Complexity: linear in the frames and in the entries of all tables.
 pub fn check<P: Platform>(
     memory: &Memory<P>,
     spaces: &[&AddressSpace<'_, P>],
@@ -396,12 +398,12 @@ pub fn check<P: Platform>(
     check_with_kernel(memory, spaces, &[], scratch)
 }
 
-/// As [`check`], for a system with kernel maps: `kernel` are all of them.
+/// As [`check`], for a system with kernel maps: `kernel` has all of them.
 ///
 /// # Errors
 /// The first violation.
 ///
-/// Complexity: as [`check`]; and linear in the pages of all areas.
+/// May sleep. Complexity: as [`check`], plus linear in the pages of all areas.
 pub fn check_with_kernel<P: Platform>(
     memory: &Memory<P>,
     spaces: &[&AddressSpace<'_, P>],

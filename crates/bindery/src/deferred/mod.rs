@@ -57,17 +57,16 @@ const LEAST_LIMIT: u64 = 256;
 /// At most so many frames may wait: 64 MiB.
 const MOST_LIMIT: u64 = 16_384;
 
-/// What was unlinked, and waits until nobody reads it any more: of one moment.
+/// Items that were unlinked and wait for readers, at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Deferred {
-    /// Page tables, a frame each.
+    /// Page tables, one frame each.
     pub tables: u64,
-    /// Records of mappings, of groups of anonymous memory, and of areas of the kernel: at most 512
-    /// bytes each.
+    /// Records of mappings, anon groups and kernel areas: at most 512 bytes each.
     pub records: u64,
-    /// How much has ever waited, in frames; of records, 8 count as one.
+    /// How much has ever waited, in frames; 8 records count as one.
     pub ever: u64,
-    /// How often somebody has waited for readers so far ([`Platform::synchronize`]).
+    /// How often a call has waited for readers so far ([`Platform::synchronize`]).
     pub waits: u64,
 }
 
@@ -227,13 +226,12 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// Waits until nobody reads what was unlinked before the call, and frees it: page tables and the
-    /// core's own records that other CPUs may have been looking at. The core does so itself before it
-    /// fails for want of memory. An embedder calls it before it takes memory for itself
-    /// ([`Memory::allocate_frames`]), or to see that nothing is lost. What waits is shown by
-    /// [`Memory::deferred`].
+    /// Waits for the readers of everything that was unlinked before the call, and frees it: page
+    /// tables and records of the core. The core does so itself before it fails for lack of memory.
+    /// An embedder calls it before it allocates memory for itself ([`Memory::allocate_frames`]), or
+    /// to verify that nothing is lost. [`Memory::deferred`] shows what waits.
     ///
-    /// May sleep; never called in a read section or with a lock held that a reader may wait for.
+    /// May sleep; never called in a read section, or with a lock held for which a reader may wait.
     /// Complexity: linear in what waits.
     pub fn drain_deferred(&self) {
         let deferred = &self.deferred;
@@ -272,8 +270,7 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// What was unlinked and waits until nobody reads it any more. Holds a lock for a constant number
-    /// of steps.
+    /// What waits for readers. Holds a lock for a constant number of steps.
     pub fn deferred(&self) -> Deferred {
         let waits = self.deferred.waits.load(Ordering::Relaxed);
         let ever = self.deferred.added.load(Ordering::Relaxed);
@@ -286,8 +283,8 @@ impl<P: Platform> Memory<P> {
         sums
     }
 
-    /// So many frames may wait for readers before a call waits for them, too; of records, 8 count
-    /// as a frame.
+    /// The number of frames that may wait for readers before a call waits for the readers itself; 8
+    /// records count as a frame.
     pub fn deferred_limit(&self) -> u64 {
         Batch::frames_of_weight(self.deferred.limit)
     }

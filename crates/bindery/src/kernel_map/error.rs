@@ -7,12 +7,12 @@ use crate::error::Errno;
 
 use super::request::{AreaKind, KernelArea};
 
-/// Why a call was refused. Whatever is refused has changed nothing.
+/// The reason for a refusal. A refused call has changed nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum KernelMapError {
-    /// The arena is no whole pages, begins at 0, has no room for a page and its guard, is none that
-    /// the MMU translates, does not fit under one root, or the root has entries there.
+    /// The arena is not whole pages, begins at 0, has no room for a page and its guard, is not
+    /// translated by the MMU, does not fit under one root, or the root has entries there.
     BadArena,
     /// A size of zero, or an empty list.
     Empty,
@@ -24,24 +24,24 @@ pub enum KernelMapError {
     Unaligned(VirtAddr),
     /// Frames beyond the physical addresses.
     BadFrames,
-    /// Nothing is allowed, or something to user mode; or a device would be executable.
+    /// No access is allowed, or user mode is allowed, or a device would be executable.
     BadPermissions,
     /// The architecture has no such type of memory.
     NoSuchMemoryType,
     /// Physical memory ran out.
     OutOfMemory,
-    /// There is no free stretch of addresses of that size and alignment.
+    /// No free range of addresses has that size and alignment.
     OutOfAddresses,
-    /// Something is mapped at the address, outside of all areas.
+    /// The address is mapped, outside all areas.
     Occupied(VirtAddr),
     /// The address is in no area.
     NotAnArea(VirtAddr),
-    /// The address is in the area, and not its start.
+    /// The address is in the area, but not its start.
     NotTheStart {
         /// The area.
         area: KernelArea,
     },
-    /// The area was given back before.
+    /// The area was freed before.
     Freed {
         /// The area.
         area: KernelArea,
@@ -53,12 +53,12 @@ pub enum KernelMapError {
         /// What the call is for.
         expected: AreaKind,
     },
-    /// The range runs over the end of the area.
+    /// The range extends beyond the area.
     CrossesArea {
         /// The area.
         area: KernelArea,
     },
-    /// The change would make accesses pause, and the area was made with [`super::Pauses::Never`].
+    /// The change would pause accesses, and the area was made with [`super::Pauses::Never`].
     WouldPause {
         /// The area.
         area: KernelArea,
@@ -68,7 +68,7 @@ pub enum KernelMapError {
 }
 
 impl KernelMapError {
-    /// The errno that Linux has for it.
+    /// Linux's errno for it.
     pub fn errno(self) -> Errno {
         match self {
             Self::OutOfMemory | Self::OutOfAddresses | Self::TooLarge => Errno::ENOMEM,

@@ -20,8 +20,9 @@ impl<P: Platform> KernelMap<'_, P> {
         protocol::find(self, at)
     }
 
-    /// What `at` leads to, if it is mapped (Linux: `vmalloc_to_page`, `vmalloc_to_pfn`, and the same
-    /// for all other areas). Constant time; takes no lock.
+    /// The physical address of `at`, if it is mapped (Linux: `vmalloc_to_page`, `vmalloc_to_pfn`,
+    /// and the same for all other areas). Constant time. Takes no lock; may be called with
+    /// interrupts off.
     pub fn physical(&self, at: VirtAddr) -> Option<PhysAddr> {
         if !self.arena.contains(at) {
             return None;
@@ -42,10 +43,10 @@ impl<P: Platform> KernelMap<'_, P> {
         P::Arch::frame(single).start()
     }
 
-    /// What `at` is (for messages about faults, and debuggers).
+    /// What `at` is, for messages about faults and for debuggers.
     ///
-    /// Takes no lock, so that it can be asked in the midst of anything; areas that come and go
-    /// meanwhile may be missed. Complexity: logarithmic in the areas.
+    /// Takes no lock, so it may be called anywhere. Areas that are made or freed meanwhile may be
+    /// missed. Complexity: logarithmic in the areas.
     pub fn explain(&self, at: VirtAddr) -> KernelAddress {
         if !self.arena.contains(at) {
             return KernelAddress::Outside;
@@ -69,14 +70,14 @@ impl<P: Platform> KernelMap<'_, P> {
         }
     }
 
-    /// What a fault handler of the kernel does with a fault at `at`, for an access that needs
-    /// `needed`: waits while the address is paused, and says whether to try again.
+    /// Handles a fault of the kernel at `at`, for an access that needs `needed`: waits while the
+    /// address is paused, and says whether to retry.
     ///
-    /// Asked only for faults that tables explain: nothing mapped, or no permission. (An alignment
-    /// fault or an external abort of AArch64 would be told to try again, for ever.)
+    /// Call it only for faults that the tables explain: not mapped, or no permission. (It would
+    /// answer "retry" for ever to an alignment fault or an external abort of AArch64.)
     ///
-    /// Takes no lock, and waits by [`Platform::relax`] only; may be called with
-    /// interrupts off. (Whoever pauses an address runs on, on another CPU.)
+    /// Takes no lock and waits only by [`Platform::relax`], so it may be called with interrupts
+    /// off. (The CPU that pauses an address is another one, and goes on.)
     pub fn resolve(&self, at: VirtAddr, needed: Permissions) -> Resolution {
         if !self.arena.contains(at) {
             return Resolution::NotMapped;
@@ -104,12 +105,12 @@ impl<P: Platform> KernelMap<'_, P> {
         }
     }
 
-    /// Makes this CPU forget what it remembers of `at`: that there was nothing, or fewer permissions.
-    /// Whoever has mapped it makes all CPUs do so, but may not have come to it yet, or may be waiting
-    /// for this very CPU, whose fault handler runs with interrupts off:
-    /// 1. CPU A pauses an entry; B uses the address, and its MMU remembers the invalid entry;
-    /// 2. A makes the entry anew, and asks B to forget;
-    /// 3. B finds a good entry, tries again, and faults by what it remembers, for ever.
+    /// Makes this CPU forget what its TLB remembers of `at`: that there was no entry, or fewer
+    /// permissions. The CPU that changed the entry makes all CPUs do so. But it may not have done
+    /// that yet, or may be waiting for this very CPU, whose fault handler runs with interrupts off:
+    /// 1. CPU A pauses an entry; CPU B uses the address, and its MMU caches the invalid entry.
+    /// 2. CPU A makes the entry again, and asks B to forget the old one.
+    /// 3. CPU B finds a good entry, retries, and faults by the cached one, for ever.
     fn forget(&self, at: VirtAddr) {
         let start = at.align_down(PAGE_SIZE).0;
         let range = VirtRange::raw(start, start + PAGE_SIZE);
@@ -120,10 +121,10 @@ impl<P: Platform> KernelMap<'_, P> {
         self.memory.platform.relax();
     }
 
-    /// All areas that are in use, in rising order (Linux: `/proc/vmallocinfo`).
+    /// Calls `f` for all areas in use, in rising order (Linux: `/proc/vmallocinfo`).
     ///
-    /// `f` is called without a lock, so that it may do anything; areas that come and go meanwhile may be
-    /// missed. Complexity: linear in the areas, times their logarithm.
+    /// `f` is called without a lock, so it may do anything. Areas that are made or freed meanwhile
+    /// may be missed. Complexity: linear in the areas, times their logarithm.
     pub fn for_each_area(&self, mut f: impl FnMut(KernelArea)) {
         let mut from = 0;
         loop {
@@ -142,12 +143,11 @@ impl<P: Platform> KernelMap<'_, P> {
         }
     }
 
-    /// All pieces that are mapped in `range`, in rising order, neighbours that agree joined (Linux:
-    /// `/sys/kernel/debug/kernel_page_tables`).
+    /// Calls `f` for all mapped pieces in `range`, in rising order; neighbors that agree are joined
+    /// (Linux: `/sys/kernel/debug/kernel_page_tables`).
     ///
-    /// Walks the tables as they are, with no lock, while others change them: what is mapped and
-    /// unmapped meanwhile may be told or not, or in part. Complexity: linear in the entries that are
-    /// read.
+    /// Walks the tables with no lock, while other CPUs change them: what is mapped or unmapped
+    /// meanwhile may be reported, or not, or in part. Complexity: linear in the entries read.
     pub fn for_each_piece(&self, range: VirtRange, mut f: impl FnMut(KernelPiece)) {
         let range = range.intersection(self.arena);
         let (mut at, end) = (range.start(), range.end());

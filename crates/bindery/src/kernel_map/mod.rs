@@ -110,27 +110,27 @@ pub use request::{
     UnmapTime, VmallocOptions, VmapOptions,
 };
 
-/// The kernel's part of the addresses, and what is mapped there: `vmalloc`, `vmap`, `ioremap`.
+/// The kernel's half of the addresses, and its mappings: `vmalloc`, `vmap`, `ioremap`.
 ///
-/// All functions take `&self` and may be called on all CPUs at the same time. Those that change
-/// something may wait for each other ([`Platform::relax`]), so they are not for interrupt handlers;
-/// [`KernelMap::resolve`] and what only looks ([`KernelMap::physical`]) are.
+/// All functions take `&self` and may be called on all CPUs at the same time. Functions that change
+/// mappings may wait for each other ([`Platform::relax`]), so they are not for interrupt handlers.
+/// [`KernelMap::resolve`] and functions that only look ([`KernelMap::physical`]) are.
 ///
-/// An address that was handed out may be used until it is given back, by whoever knows that the
-/// permissions allow it; the core itself never touches what is mapped. Every area has an unmapped
+/// An address may be used from the call that returned it until the call that frees it, as far as
+/// its permissions allow. The core itself never touches mapped memory. Every area has an unmapped
 /// guard page behind it.
 ///
 /// # What the embedder does
 ///
-/// | what | how |
+/// | step | details |
 /// |---|---|
-/// | chooses an arena | whole root entries of its own, in the half that all roots share |
-/// | makes the map | before the first address space copies the root ([`KernelMap::with_root`]), or with a root of its own that is loaded for the kernel's half ([`KernelMap::new`]) |
-/// | programs the types of memory | `IA32_PAT`, `MAIR_EL1`: as [`crate::arch::X86_64`] and [`crate::arch::AArch64`] say |
-/// | invalidates on all CPUs | [`Platform::invalidate_kernel`]; entries of the kernel are global |
-/// | asks in its fault handler | [`KernelMap::resolve`]; [`KernelMap::explain`] for the message where it says no |
-/// | purges when memory is short | [`KernelMap::purge`] |
-/// | looks after caches | before memory is mapped with another type, and instruction caches when it becomes executable (AArch64 `IC IVAU`, RISC-V `FENCE.I` on all CPUs): the core executes no such instruction |
+/// | choose an arena | whole root entries of its own, in the half that all roots share |
+/// | make the map | before the first address space copies the root ([`KernelMap::with_root`]), or with a root of its own that is loaded for the kernel's half ([`KernelMap::new`]) |
+/// | program the memory types | `IA32_PAT`, `MAIR_EL1`: as documented at [`crate::arch::X86_64`] and [`crate::arch::AArch64`] |
+/// | invalidate on all CPUs | [`Platform::invalidate_kernel`]; kernel entries are global |
+/// | in the fault handler | [`KernelMap::resolve`]; [`KernelMap::explain`] for the message if it refuses |
+/// | when memory is short | [`KernelMap::purge`] |
+/// | caches | clean them before memory is mapped with another type; synchronize instruction caches when memory becomes executable (AArch64 `IC IVAU`, RISC-V `FENCE.I` on all CPUs): the core executes no such instruction |
 pub struct KernelMap<'m, P: Platform> {
     memory: &'m Memory<P>,
     root: Frame,
@@ -163,17 +163,17 @@ enum Ownership {
     Adopted,
 }
 
-/// Freed pages that may wait for a purge, unless [`KernelMap::set_purge_limit`] says otherwise: 32
-/// MiB, or a 64th of the memory where that is less.
+/// The default of [`KernelMap::set_purge_limit`]: 32 MiB of freed pages, or a 64th of the memory if
+/// that is less.
 const PURGE_LIMIT: u64 = 8192;
 
 impl<'m, P: Platform> KernelMap<'m, P> {
     /// A kernel map with a root table of its own ([`KernelMap::root`]), for machines where kernel
     /// and user space have separate roots (AArch64: `TTBR1_EL1`), and for tests.
     ///
-    /// `arena` are the addresses to hand out, whole pages. `reach` is [`Reach::Table`]; with
-    /// [`Reach::Page`], every page has a frame and an entry of its own, looked at, made and stored one
-    /// by one, as benchmarks compare with.
+    /// `arena` has the addresses to hand out, in whole pages. `reach` is [`Reach::Table`]. With
+    /// [`Reach::Page`], the baseline of benchmarks, every page has a frame and an entry of its own,
+    /// looked at, made and stored one by one.
     ///
     /// # Errors
     /// [`KernelMapError::BadArena`], [`KernelMapError::OutOfMemory`].
@@ -192,20 +192,20 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         })
     }
 
-    /// A kernel map under a root table that exists: the one whose upper half all address spaces
-    /// share ([`Platform::kernel_root`]), laid by boot code perhaps. The entries of the root that
-    /// stand for `arena` are empty and become the map's; it fills them now and never changes them
-    /// again, so that roots that are copied from now on share everything.
+    /// A kernel map under an existing root table: the one whose upper half all address spaces share
+    /// ([`Platform::kernel_root`]), often made by boot code. The root's entries for `arena` are
+    /// empty and become the map's. The map fills them now and never changes them again, so roots
+    /// that are copied from now on share everything.
     ///
     /// # Errors
-    /// As [`KernelMap::new`]; [`KernelMapError::BadArena`] also where an entry of the root is in use.
+    /// As [`KernelMap::new`]; also [`KernelMapError::BadArena`] if an entry of the root is in use.
     ///
     /// # Safety
-    /// 1. `root` is a table of [`Platform::Arch`]'s highest level, in the format of the architecture,
-    ///    which [`Platform::direct_map`] shows for as long as the map lives.
-    /// 2. Nobody else changes its entries for `arena`, or copied them before.
+    /// 1. `root` is a table of [`Platform::Arch`]'s highest level, in the format of the
+    ///    architecture, which [`Platform::direct_map`] shows for as long as the map lives.
+    /// 2. No other code changes its entries for `arena`, or copied them before.
     /// 3. The map is dropped only when no root that was copied from this one is left: their entries
-    ///    would name what is free then. (Most kernels never drop it.)
+    ///    would name freed tables. (Most kernels never drop it.)
     pub unsafe fn with_root(
         memory: &'m Memory<P>,
         root: Frame,
@@ -306,8 +306,8 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         self.memory.free_after_readers(Batch { tables, ..Batch::default() });
     }
 
-    /// The root table: what AArch64 loads into `TTBR1_EL1`, and what
-    /// [`Platform::invalidate_kernel`] is told.
+    /// The root table, which AArch64 loads into `TTBR1_EL1`. [`Platform::invalidate_kernel`]
+    /// receives it.
     pub fn root(&self) -> Frame {
         self.root
     }
@@ -317,13 +317,13 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         self.memory
     }
 
-    /// The addresses that are handed out.
+    /// The addresses that the map hands out.
     pub fn arena(&self) -> VirtRange {
         self.arena
     }
 
-    /// The map with no leaves above `level`: for machines whose processors cannot have them (x86-64
-    /// without 1 GiB pages: 2).
+    /// The map without leaves above `level`, for processors that have none (x86-64 without 1 GiB
+    /// pages: 2).
     #[must_use]
     pub fn with_largest_leaf(self, level: u8) -> Self {
         let largest_leaf = level.clamp(1, self.largest_leaf);
@@ -332,7 +332,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         map
     }
 
-    /// The map without contiguous runs: for machines that have none (RISC-V without Svnapot).
+    /// The map without contiguous runs, for machines that have none (RISC-V without Svnapot).
     #[must_use]
     pub fn without_blocks(self) -> Self {
         let mut map = self;
@@ -340,13 +340,13 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         map
     }
 
-    /// How much the tables were worked on.
+    /// Work done on the tables.
     pub fn counts(&self) -> Counts {
         self.stats.read()
     }
 
-    /// Sets about how many freed pages may wait for a purge; with 0, every free is followed by one,
-    /// unless another CPU purges just then.
+    /// Sets about how many freed pages may wait for a purge. With 0, a purge follows every free,
+    /// unless another CPU purges at that moment.
     pub fn set_purge_limit(&self, pages: u64) {
         self.limit.store(pages, Ordering::Relaxed);
     }

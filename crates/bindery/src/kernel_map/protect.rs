@@ -76,21 +76,21 @@ impl ProtectionChange {
 }
 
 impl<P: Platform> KernelMap<'_, P> {
-    /// Changes what may be done with a part of an area, or all of it (Linux: `set_memory_ro`,
+    /// Changes the permissions of a part of an area, or of all of it (Linux: `set_memory_ro`,
     /// `set_memory_rw`, `set_memory_x`, `set_memory_nx`). When it returns, no CPU has the old
     /// permissions.
     ///
-    /// Pieces that lie across the bounds are cut; what is cut is never made one again. While that
-    /// happens, accesses to the piece pause ([`KernelMap::resolve`]); the area's [`Pauses`] say
-    /// whether they may.
+    /// Pieces across the bounds are cut, and a cut piece is never joined again. Meanwhile accesses
+    /// to the piece pause ([`KernelMap::resolve`]), if the area's [`Pauses`] allow that.
     ///
     /// # Errors
-    /// [`KernelMapError::Empty`], [`KernelMapError::Unaligned`], [`KernelMapError::BadPermissions`],
-    /// [`KernelMapError::NotAnArea`], [`KernelMapError::Freed`], [`KernelMapError::CrossesArea`],
-    /// [`KernelMapError::WouldPause`], [`KernelMapError::OutOfMemory`] where a table is missing.
+    /// [`KernelMapError::Empty`], [`KernelMapError::Unaligned`],
+    /// [`KernelMapError::BadPermissions`], [`KernelMapError::NotAnArea`],
+    /// [`KernelMapError::Freed`], [`KernelMapError::CrossesArea`], [`KernelMapError::WouldPause`],
+    /// [`KernelMapError::OutOfMemory`] if a table cannot be allocated.
     ///
-    /// May sleep. Complexity: linear in the entries; one invalidation for all that keeps its size,
-    /// and one for each table in which something is paused.
+    /// May sleep. Complexity: linear in the entries; one invalidation for all entries that keep
+    /// their size, and one for each table in which entries are paused.
     pub fn protect(
         &self,
         range: VirtRange,

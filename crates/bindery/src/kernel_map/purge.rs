@@ -36,15 +36,14 @@ const ROUND: usize = 128;
 const CHUNK: usize = 32;
 
 impl<P: Platform> KernelMap<'_, P> {
-    /// Makes what was freed free again: every TLB forgets it, once for all areas (and again for
-    /// each further 128 of them if tables are detached there); addresses and frames can be
-    /// used from then on. When it returns, this is true of everything that was
-    /// freed before the call. Tables and records of areas follow when no reader is left
-    /// ([`crate::Memory::deferred`]).
+    /// Makes freed areas free: every TLB forgets them, once for all areas (and again for each
+    /// further 128 of them if tables are detached there). From then on addresses and frames can be
+    /// used again. When it returns, this is true of everything that was freed before the call.
+    /// Tables and records of areas follow when no reader is left ([`crate::Memory::deferred`]).
     ///
-    /// The map does so itself when much waits, or when memory or addresses run out for itself. An
-    /// embedder that is short of memory for something else calls it, or [`KernelMap::vunmap`]
-    /// with [`super::UnmapTime::Now`].
+    /// The map purges by itself when much waits, or when it runs out of memory or addresses. An
+    /// embedder that needs memory for something else calls it, or calls [`KernelMap::vunmap`] with
+    /// [`super::UnmapTime::Now`].
     ///
     /// May sleep; never called in a read section. Complexity: linear in the freed areas, times the
     /// logarithm of all areas.

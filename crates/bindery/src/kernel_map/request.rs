@@ -3,25 +3,25 @@
 use crate::addr::{PAGE_SIZE, PhysAddr, VirtAddr, VirtRange};
 use crate::arch::{MemoryType, Permissions};
 
-/// How large the pieces of a mapping may be.
+/// The size of a mapping's pieces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pieces {
-    /// Base pages alone: each page can be changed without a pause.
+    /// Only base pages: each page can be changed without a pause.
     Base,
     /// The largest that addresses and frames allow (Linux: `VM_ALLOW_HUGE_VMAP`).
     Largest,
 }
 
-/// What new memory holds.
+/// The content of new memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content {
-    /// Whatever it held before.
+    /// Unspecified: what it held before.
     Any,
     /// Zeroes (Linux: `vzalloc`).
     Zeroes,
 }
 
-/// Whether accesses may have to pause while the protection of a part is being changed; see
+/// Whether accesses may have to pause while the protection of a part changes; see
 /// [`super::KernelMap::resolve`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pauses {
@@ -32,30 +32,31 @@ pub enum Pauses {
     Never,
 }
 
-/// When the TLBs forget what was mapped.
+/// When the TLBs forget an unmapped area.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum UnmapTime {
-    /// At the next purge, together with others. Until then nobody may touch the addresses, and
-    /// frames that go to somebody else could still be reached by a wild access through them.
+    /// At the next purge, together with others. Until then nobody may use the addresses. A wild
+    /// access through them could still reach frames that have another owner.
     Later,
-    /// Before the call returns: the frames may go to anybody. (It is a purge of all that waits.)
+    /// Before the call returns, so the frames may get another owner. (It is a purge of everything
+    /// that waits.)
     Now,
 }
 
 /// How memory is allocated and mapped by [`super::KernelMap::vmalloc`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VmallocOptions {
-    /// The start is a multiple of this: a power of two, at least a page.
+    /// The alignment of the start: a power of two, at least a page.
     pub align: u64,
-    /// What may be done with the memory; [`Permissions::USER`] may not be among them.
+    /// The allowed accesses, without [`Permissions::USER`].
     pub permissions: Permissions,
-    /// How large the pieces may be.
+    /// The size of the pieces.
     pub pieces: Pieces,
-    /// What the memory holds at first.
+    /// The content of the memory at first.
     pub content: Content,
     /// Whether accesses may have to pause later.
     pub pauses: Pauses,
-    /// The node that the memory should come from. There is one node: the hint is ignored.
+    /// The NUMA node of the memory. There is one node: the hint is ignored.
     pub node: Option<u32>,
 }
 
@@ -83,11 +84,11 @@ impl VmallocOptions {
 /// How frames are mapped by [`super::KernelMap::vmap`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VmapOptions {
-    /// What may be done with the memory; [`Permissions::USER`] may not be among them.
+    /// The allowed accesses, without [`Permissions::USER`].
     pub permissions: Permissions,
-    /// How the processor may treat accesses.
+    /// The memory type.
     pub memory: MemoryType,
-    /// How large the pieces may be.
+    /// The size of the pieces.
     pub pieces: Pieces,
     /// Whether accesses may have to pause later.
     pub pauses: Pauses,
@@ -105,7 +106,7 @@ impl Default for VmapOptions {
     }
 }
 
-/// What an area was made by.
+/// The function that made an area.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AreaKind {
     /// [`super::KernelMap::vmalloc`]: it owns its frames.
@@ -116,21 +117,21 @@ pub enum AreaKind {
     Ioremap,
 }
 
-/// An area: a stretch of addresses with one purpose.
+/// An area: a range of addresses with one purpose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KernelArea {
     /// Its addresses, without the guard page behind them.
     pub range: VirtRange,
-    /// What it was made by.
+    /// The function that made it.
     pub kind: AreaKind,
 }
 
-/// What an address of the kernel is.
+/// The use of a kernel address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum KernelAddress {
-    /// Not one of the map's.
+    /// Not in the map's arena.
     Outside,
-    /// Nothing's.
+    /// In the arena, and in no area.
     Free,
     /// In an area, and mapped.
     Mapped {
@@ -149,37 +150,36 @@ pub enum KernelAddress {
         /// The area.
         area: KernelArea,
     },
-    /// In an area that was given back, and will be used again after a purge.
+    /// In a freed area; it will be used again after a purge.
     Freed {
         /// The area.
         area: KernelArea,
     },
 }
 
-/// What a fault handler learns of [`super::KernelMap::resolve`].
+/// The answer of [`super::KernelMap::resolve`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Resolution {
-    /// The address is mapped and allows the access, now: do it again.
+    /// The address is mapped and allows the access now: retry.
     Retry,
-    /// It is mapped, and does not allow the access.
+    /// The address is mapped, and does not allow the access.
     Denied,
-    /// It is not mapped: [`super::KernelMap::explain`] says more.
+    /// The address is not mapped: [`super::KernelMap::explain`] says more.
     NotMapped,
 }
 
-/// A piece that is mapped: leaves next to each other that agree in everything and lead to
-/// consecutive frames.
+/// A mapped piece: adjacent leaves with equal attributes that lead to consecutive frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KernelPiece {
     /// Its addresses.
     pub range: VirtRange,
-    /// What the first of them leads to.
+    /// The physical address of the first one.
     pub to: PhysAddr,
     /// Bytes that each translation covers: a page, a contiguous run, 2 MiB, ...
     pub size: u64,
-    /// What it allows.
+    /// The allowed accesses.
     pub permissions: Permissions,
-    /// How the processor treats accesses.
+    /// The memory type.
     pub memory: MemoryType,
 }
 
@@ -197,7 +197,7 @@ impl KernelPiece {
         self.range = VirtRange::raw(self.range.start().0, next.range.end().0);
     }
 
-    /// What `at`, one of its addresses, leads to.
+    /// The physical address of `at`, which is one of its addresses.
     pub fn translate(&self, at: VirtAddr) -> PhysAddr {
         PhysAddr(self.to.0 + (at.0 - self.range.start().0))
     }

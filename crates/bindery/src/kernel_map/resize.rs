@@ -18,21 +18,20 @@ use super::walk::{Holes, Leaves, Walk};
 use super::{KernelMap, KernelMapError};
 
 impl<P: Platform> KernelMap<'_, P> {
-    /// Changes the size of what [`KernelMap::vmalloc`] gave at `start` to `size` bytes, rounded up to
-    /// pages, and gives its address (Linux: `vrealloc`).
+    /// Changes the size of the [`KernelMap::vmalloc`] area at `start` to `size` bytes, rounded up
+    /// to pages, and returns its address (Linux: `vrealloc`).
     ///
-    /// What lies within both sizes keeps its content; it is never copied: where the addresses behind
-    /// the area are taken, the same frames are mapped elsewhere, and the old address is given back.
-    /// New pages have the content and permissions that `options` say; pieces and pauses stay those of the
-    /// area. What a smaller size leaves over is free when the call returns, but for its
-    /// addresses.
+    /// The content within both sizes stays, and is never copied. If the addresses behind the area
+    /// are taken, the same frames are mapped elsewhere, and the old address is freed. New pages
+    /// have the content and permissions of `options`; pieces and pauses stay those of the area.
+    /// When the call returns, the memory beyond a smaller size is free; its addresses are not yet.
     ///
     /// # Errors
-    /// Those of [`KernelMap::vmalloc`] and [`KernelMap::vfree`]; [`KernelMapError::WouldPause`] where
-    /// a huge piece would have to be cut. The area is as it was then, at its old address.
+    /// Those of [`KernelMap::vmalloc`] and [`KernelMap::vfree`]; [`KernelMapError::WouldPause`] if
+    /// a huge piece would have to be cut. After an error the area is unchanged, at its old address.
     ///
-    /// May sleep. Complexity: as [`KernelMap::vmalloc`] for the difference, as
-    /// [`KernelMap::vmap`] where it moves.
+    /// May sleep. Complexity: as [`KernelMap::vmalloc`] for the difference, as [`KernelMap::vmap`]
+    /// if it moves.
     pub fn vrealloc(
         &self,
         start: VirtAddr,

@@ -165,9 +165,8 @@ impl<P: Platform> KernelMap<'_, P> {
         self.purge_freed();
     }
 
-    /// Gives memory back that came from [`KernelMap::vmalloc`] at `start` (Linux: `vfree`). Its
-    /// frames and addresses are used again after the next purge, which the call makes itself when
-    /// enough waits for it.
+    /// Frees the [`KernelMap::vmalloc`] area at `start` (Linux: `vfree`). Its frames and addresses
+    /// are used again after the next purge, which the call makes itself when enough waits for it.
     ///
     /// # Errors
     /// [`KernelMapError::NotAnArea`], [`KernelMapError::NotTheStart`], [`KernelMapError::Freed`],

@@ -40,11 +40,11 @@ impl<P: Platform> KernelMap<'_, P> {
         })
     }
 
-    /// As [`KernelMap::vmap`], for ranges of frames: folios of any orders. Those that follow each
-    /// other in memory are one.
+    /// As [`KernelMap::vmap`], for ranges of frames: folios of any orders. Ranges that are adjacent
+    /// in memory count as one.
     ///
     /// # Errors
-    /// As [`KernelMap::vmap`]; [`KernelMapError::BadFrames`] where a range ends beyond 2^32 frames.
+    /// As [`KernelMap::vmap`]; [`KernelMapError::BadFrames`] if a range ends beyond 2^32 frames.
     ///
     /// May sleep. Complexity: linear in the ranges, plus a store for each entry.
     pub fn vmap_ranges(
@@ -96,17 +96,18 @@ impl<P: Platform> KernelMap<'_, P> {
         })
     }
 
-    /// Maps `size` bytes of physical addresses from `from` on, memory or not, to read and write
-    /// (Linux: `ioremap`, `ioremap_wc`, `ioremap_cache`, ...). Gives the address for `from`, which
+    /// Maps `size` bytes of physical addresses from `from`, memory or not, to read and write
+    /// (Linux: `ioremap`, `ioremap_wc`, `ioremap_cache`, ...). Returns the address of `from`, which
     /// need not be at the start of a page: whole pages around the bytes are mapped.
     ///
-    /// The address is congruent to the physical one modulo the size rounded up to a power of two, at
-    /// most that of the largest leaf; so it is aligned where `from` is, and pieces are as large as
-    /// they can be. (On x86-64, with other types than uncached, all of it has one type by the MTRRs.)
+    /// The address is congruent to the physical one modulo the size rounded up to a power of two,
+    /// at most the size of the largest leaf. So the address is aligned if `from` is, and pieces are
+    /// as large as possible. (On x86-64, for other types than uncached, the MTRRs give all of it
+    /// one type.)
     ///
     /// # Errors
-    /// [`KernelMapError::Empty`], [`KernelMapError::TooLarge`], [`KernelMapError::BadFrames`] where
-    /// it ends beyond the physical addresses (2^44), [`KernelMapError::NoSuchMemoryType`],
+    /// [`KernelMapError::Empty`], [`KernelMapError::TooLarge`], [`KernelMapError::BadFrames`] if it
+    /// ends beyond the physical addresses (2^44), [`KernelMapError::NoSuchMemoryType`],
     /// [`KernelMapError::OutOfAddresses`], [`KernelMapError::OutOfMemory`].
     ///
     /// May sleep. Complexity: a store for each entry.
@@ -147,7 +148,8 @@ impl<P: Platform> KernelMap<'_, P> {
         Ok(start.offset(offset))
     }
 
-    /// Unmaps what [`KernelMap::ioremap`] mapped; `at` is what it gave (Linux: `iounmap`).
+    /// Unmaps an [`KernelMap::ioremap`] area; `at` is the address that `ioremap` returned (Linux:
+    /// `iounmap`).
     ///
     /// # Errors
     /// As [`KernelMap::vfree`].

@@ -59,7 +59,7 @@ pub use vm_copy::{CopyDirection, process_vm, process_vm_ranges};
 /// An open file that can be mapped.
 #[derive(Debug)]
 pub struct OpenFile<'m, P: Platform> {
-    /// What backs it.
+    /// Its object.
     pub object: Object<'m, P>,
     /// How it was opened.
     pub access: FileAccess,
@@ -72,40 +72,40 @@ impl<P: Platform> Clone for OpenFile<'_, P> {
     }
 }
 
-/// The process that makes a call, as the core has to know it.
+/// The process that makes a call, as far as the core must know it.
 pub trait Process<'m, P: Platform> {
     /// Its memory.
     fn space(&self) -> &AddressSpace<'m, P>;
 
-    /// The file behind a descriptor; `None` where there is none (`EBADF`). A file that cannot be
-    /// mapped is the kernel's own business: it refuses (`ENODEV`) before it calls.
+    /// The file behind a descriptor; `None` if there is none (`EBADF`). A file that cannot be
+    /// mapped is the kernel's own matter: the kernel refuses (`ENODEV`) before it calls.
     fn file(&self, descriptor: i32) -> Option<OpenFile<'m, P>>;
 
-    /// How `/dev/zero` was opened, if the descriptor is one of it. Asked before
-    /// [`Process::file`]; by default no descriptor is.
+    /// How `/dev/zero` was opened, if the descriptor is one of it. Called before [`Process::file`];
+    /// by default no descriptor is.
     fn zeroes(&self, _descriptor: i32) -> Option<FileAccess> {
         None
     }
 
-    /// The memory of the process behind a pidfd; `None` where there is none.
+    /// The memory of the process behind a pidfd; `None` if there is none.
     fn process(&self, descriptor: i32) -> Option<&AddressSpace<'m, P>>;
 
-    /// Gives the calling thread its rights to a key that was allocated for it: `forbidden` is the two
-    /// bits of [`KeyRights`]. Only asked where
-    /// [`Platform::protection_keys`] says that there are keys.
+    /// Sets the calling thread's rights to a key that was allocated for it: `forbidden` is the two
+    /// bits of [`KeyRights`]. Called only if [`Platform::protection_keys`] says that there are
+    /// keys.
     fn set_key_rights(&self, _key: ProtectionKey, _forbidden: u32) {}
 
-    /// What the calling thread may do with memory of each key; by default everything.
+    /// The calling thread's rights to the memory of each key; by default all.
     fn key_rights(&self) -> KeyRights {
         KeyRights::ALL
     }
 }
 
-/// What a call returns: a value, or the errno.
+/// The result of a call: a value, or the errno.
 type Outcome = Result<u64, Errno>;
 
-/// Makes a call for a process: raw arguments in, the raw result out, which is `-errno` for an
-/// error. May sleep.
+/// Makes a call for a process. Takes raw arguments and returns the raw result, which is `-errno`
+/// for an error. May sleep.
 ///
 /// Complexity: that of the operation.
 pub fn call<'m, P: Platform>(

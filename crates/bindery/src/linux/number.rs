@@ -2,12 +2,12 @@
 
 use crate::arch::Arch;
 
-/// Which table of numbers a program was built for.
+/// The table of system-call numbers of a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Numbers {
-    /// That of x86-64.
+    /// The table of x86-64.
     X86_64,
-    /// The generic one: AArch64 and RISC-V.
+    /// The generic table: AArch64 and RISC-V.
     Generic,
 }
 
@@ -30,7 +30,7 @@ macro_rules! calls {
             /// All of them.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
-            /// The call that has this number; `None` where it is none about memory.
+            /// The call with this number; `None` if it is not about memory.
             pub fn from_number(numbers: Numbers, number: u64) -> Option<Self> {
                 // Written so that the compiler makes a table of it: kernels ask this of every call.
                 match numbers {

@@ -10,10 +10,10 @@ pub(super) const MOST_RANGES: u64 = 1024;
 /// The most bytes of one call, as Linux cuts them (`MAX_RW_COUNT`).
 pub(super) const MOST_BYTES: u64 = i32::MAX as u64 & !(PAGE_SIZE - 1);
 
-/// A stretch of a program's memory: `struct iovec`.
+/// A range of a program's memory: `struct iovec`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct IoRange {
-    /// Where it begins.
+    /// Its start.
     pub start: u64,
     /// Its length in bytes.
     pub length: u64,

@@ -10,7 +10,7 @@ use crate::space::AddressSpace;
 use super::vector::{IoRange, MOST_BYTES, MOST_RANGES};
 use super::{Outcome, raw};
 
-/// Which way [`process_vm`] copies.
+/// The direction of [`process_vm`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CopyDirection {
     /// From the other process to the caller (`process_vm_readv(2)`).
@@ -19,7 +19,7 @@ pub enum CopyDirection {
     Write,
 }
 
-/// How many elements [`process_vm`] needs for a call with these arguments; no more than 2,048.
+/// The number of elements that [`process_vm`] needs for a call with these arguments; at most 2,048.
 pub fn process_vm_ranges(arguments: [u64; 6]) -> usize {
     let [_, _, local, _, remote, _] = arguments;
     (local.min(MOST_RANGES) + remote.min(MOST_RANGES)) as usize

@@ -17,27 +17,27 @@ use crate::space::AddressSpace;
 use crate::space::vma::Vma;
 use crate::table::age::Forget;
 
-/// What a write to `/proc/self/clear_refs` asks for.
+/// A request written to `/proc/self/clear_refs`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(i32)]
 pub enum ClearRefs {
-    /// That all pages count as not used (1).
+    /// All pages count as not used (1).
     All = 1,
-    /// That pages of anonymous mappings do (2).
+    /// Pages of anonymous mappings count as not used (2).
     Anonymous = 2,
-    /// That pages of mappings with an object do: files and shared memory (3).
+    /// Pages of mappings with an object count as not used: files and shared memory (3).
     Mapped = 3,
-    /// That all pages count as not written (4).
+    /// All pages count as not written (4).
     SoftDirty = 4,
-    /// That the peak of resident memory is what it is now (5). The core keeps no peaks.
+    /// The peak of resident memory becomes the current value (5).
     PeakResident = 5,
 }
 
 impl ClearRefs {
-    /// What a program wrote into the file: a number, with white space around it or not.
+    /// Reads what a program wrote into the file: a number, with or without white space around it.
     ///
     /// # Errors
-    /// [`Errno::EINVAL`] for what is no number, or none of the five.
+    /// [`Errno::EINVAL`] for text that is not a number, or not one of the five.
     pub fn parse(text: &str) -> Result<Self, Errno> {
         match text.trim().parse() {
             Ok(number) => Self::from_number(number),

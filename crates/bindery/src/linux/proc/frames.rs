@@ -9,13 +9,13 @@ use crate::addr::Frame;
 use crate::frame::{FrameUse, FrameView};
 use crate::platform::Platform;
 
-/// Somebody has locked the page.
+/// The page is locked.
 pub const KPF_LOCKED: u32 = 0;
 /// The page has its content.
 pub const KPF_UPTODATE: u32 = 3;
 /// The page was written since its content was saved.
 pub const KPF_DIRTY: u32 = 4;
-/// Small records of the kernel's.
+/// The frame holds small records of the kernel.
 pub const KPF_SLAB: u32 = 7;
 /// Part of a free block.
 pub const KPF_BUDDY: u32 = 10;
@@ -23,7 +23,7 @@ pub const KPF_BUDDY: u32 = 10;
 pub const KPF_MMAP: u32 = 11;
 /// Anonymous memory.
 pub const KPF_ANON: u32 = 12;
-/// Without a file that could be read again: anonymous and shared memory.
+/// No file has the content: anonymous and shared memory.
 pub const KPF_SWAPBACKED: u32 = 14;
 /// The first page of a block.
 pub const KPF_COMPOUND_HEAD: u32 = 15;

@@ -5,7 +5,7 @@ use core::fmt::{self, Write};
 use crate::addr::VirtAddr;
 use crate::object::{Accounting, ObjectState};
 
-/// What kind of object backs a mapping, as far as the core can tell.
+/// The kind of object behind a mapping, as far as the core knows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NameSource {
     /// Shared memory that counts as committed as a whole, or not at all: what a shared anonymous
@@ -42,7 +42,7 @@ impl NameSource {
     }
 }
 
-/// The numbers by which programs tell files apart.
+/// The numbers that identify a file to programs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FileId {
     /// The device's major number.
@@ -53,11 +53,12 @@ pub struct FileId {
     pub inode: u64,
 }
 
-/// What an embedder knows of mapped objects, each named by its [`identity`](crate::Object::identity).
-/// All functions have an answer for embedders that know nothing. They are called with no lock held.
+/// The embedder's names of mapped objects, each identified by its
+/// [`identity`](crate::Object::identity). Every function has a default answer for embedders without
+/// names. They are called with no lock held.
 pub trait Naming {
-    /// Where the object's file lives. By default shared memory has device 0:1, as on Linux, files
-    /// have none, and the inode is the identity, or a segment's identifier.
+    /// The device and inode of the object's file. By default shared memory has device 0:1, as on
+    /// Linux, files have none, and the inode is the identity, or a segment's identifier.
     fn file_id(&self, identity: u64, backing: NameSource) -> FileId {
         let minor = u32::from(backing != NameSource::File);
         let inode = match backing {
@@ -92,7 +93,7 @@ pub trait Naming {
     }
 }
 
-/// The names of an embedder that knows none.
+/// The names of an embedder that has none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Unnamed;
 

@@ -31,14 +31,14 @@ const DEVICE_BITS: u32 = 5;
 /// The device that markers pretend to be on.
 const MARKERS: u64 = 31;
 
-/// Whether programs are told where in physical memory their pages are. (Linux: only those with
+/// Whether programs see the physical addresses of their pages. (Linux: only those with
 /// `CAP_SYS_ADMIN`.)
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum PhysicalAddresses {
-    /// They are not: the field reads as zero.
+    /// No: the field reads as zero.
     #[default]
     Withheld,
-    /// They are.
+    /// Yes.
     Shown,
 }
 

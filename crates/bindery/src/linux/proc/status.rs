@@ -9,10 +9,10 @@ use crate::stats::Counts;
 
 use super::line::Columns;
 
-/// What of a process is in memory, in base pages. The zero page does not count.
+/// The resident memory of a process, in base pages. The zero page does not count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Resident {
-    /// Anonymous memory, copies of a file's pages among it (`RssAnon`).
+    /// Anonymous memory, including copies of a file's pages (`RssAnon`).
     pub anonymous: u64,
     /// Pages of files (`RssFile`).
     pub file: u64,
@@ -27,10 +27,10 @@ impl Resident {
     }
 }
 
-/// What of the address space is in memory. Operations count pages as they map and unmap them; those
-/// of a call that is under way may be missing.
+/// The resident memory of the address space. Operations count pages as they map and unmap them;
+/// those of a running call may be missing.
 ///
-/// Complexity: constant.
+/// Complexity: constant. Takes no lock.
 pub fn resident<P: Platform>(space: &AddressSpace<'_, P>) -> Resident {
     let Counts { anonymous_pages, file_pages, shared_pages, .. } = space.counts();
     // Who unmaps a page may count it before the one who has mapped it does.

@@ -51,7 +51,7 @@ const MOST_SLOTS: usize = 1 << INDEX_BITS;
 /// sums do not wrap.
 const UNLIMITED: u64 = u64::MAX - (1 << 24);
 
-/// What the core has to ask when a segment is made or attached.
+/// What the core asks when a segment is made or attached.
 #[derive(Clone, Copy, Debug)]
 pub struct IpcClock {
     /// The time, in seconds since 1970.
@@ -61,10 +61,10 @@ pub struct IpcClock {
 }
 
 /// All segments of a machine, or of an IPC namespace. Its functions may be called from several CPUs
-/// at once; a spin lock is held for a look at all slots at most.
+/// at once. A spin lock is held at most for a look at all slots.
 ///
-/// It outlives the address spaces that map its segments. Its drop lets go of what is left; an embedder
-/// that keeps it for good calls [`Segments::clear`] at the end.
+/// It outlives the address spaces that map its segments. Dropping it drops the remaining segments.
+/// An embedder that keeps it for good calls [`Segments::clear`] at the end.
 pub struct Segments<'m, P: Platform> {
     memory: &'m Memory<P>,
     clock: IpcClock,
@@ -132,7 +132,8 @@ fn pages_of(bytes: u64) -> u64 {
 }
 
 impl<'m, P: Platform> Segments<'m, P> {
-    /// No segments; there may be as many as there are `slots` (Linux: `shmmni`), 32,768 at most.
+    /// An empty set of segments, with one segment at most for each of `slots` (Linux: `shmmni`), at
+    /// most 32,768.
     pub fn new(
         memory: &'m Memory<P>,
         slots: &'m mut [SegmentSlot<'m, P>],
@@ -144,8 +145,7 @@ impl<'m, P: Platform> Segments<'m, P> {
         Self { memory, clock, making: Mutex::new(()), slots }
     }
 
-    /// Lets go of all segments, attached or not. What is mapped stays mapped, and does not count any
-    /// more.
+    /// Drops all segments, attached or not. Mapped segments stay mapped, and no longer count.
     pub fn clear(&self) {
         for index in 0..MOST_SLOTS {
             let taken = {

@@ -13,14 +13,15 @@ pub(super) const DESTROYED: u32 = 0o1000;
 /// Its pages stay in memory (`SHM_LOCKED`).
 pub(super) const LOCKED: u32 = 0o2000;
 
-/// Who makes a call, as far as segments care.
+/// The caller, as far as segments must know it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct IpcUser {
     /// The effective user.
     pub user: u32,
     /// The effective group.
     pub group: u32,
-    /// Whether permissions do not bind him (`CAP_IPC_OWNER`, `CAP_SYS_ADMIN`, `CAP_IPC_LOCK`).
+    /// Whether the caller is exempt from permissions (`CAP_IPC_OWNER`, `CAP_SYS_ADMIN`,
+    /// `CAP_IPC_LOCK`).
     pub privileged: bool,
 }
 
