@@ -126,8 +126,6 @@ int main(void) {
     ALL_STEPS(before, "defrag: what is written is read back");
     CHECK(strcmp(text, "always defer defer+madvise madvise [never]\n") == 0, "defrag: the whole line");
     FAILS(set("defrag", "sometimes"), EINVAL, "defrag: another word is refused");
-    FAILS(set("use_zero_page", "1"), EINVAL, "use_zero_page: there is no huge one");
-    STEP_EQUAL(set("use_zero_page", "0\n"), 2);
 
     // Stacks and all that threads need of the program's own memory come now.
     scatter();

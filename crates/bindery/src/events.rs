@@ -17,6 +17,8 @@ pub struct Events {
     pub folio_splits: u64,
     /// Huge leaves that were replaced by a table.
     pub leaf_splits: u64,
+    /// Huge zero pages that were made: one at most.
+    pub huge_zero_pages: u64,
 }
 
 /// The counters of those that happen seldom.
@@ -26,6 +28,7 @@ pub(crate) struct RareEvents {
     pub(crate) huge_collapses: AtomicU64,
     pub(crate) folio_splits: AtomicU64,
     pub(crate) leaf_splits: AtomicU64,
+    pub(crate) huge_zero_pages: AtomicU64,
 }
 
 impl RareEvents {
@@ -44,6 +47,7 @@ impl RareEvents {
             huge_collapses: read(&self.huge_collapses),
             folio_splits: read(&self.folio_splits),
             leaf_splits: read(&self.leaf_splits),
+            huge_zero_pages: read(&self.huge_zero_pages),
         }
     }
 }

@@ -69,6 +69,7 @@ mod effort;
 mod error;
 mod events;
 mod frame;
+mod huge_zero;
 mod interrupt;
 mod kernel_map;
 pub mod linux;

@@ -14,6 +14,7 @@ use crate::frame::slab::Slab;
 use crate::frame::{
     FrameRange, FrameUsage, FrameView, Frames, FramesError, FreeBatch, MAX_FOLIO_ORDER, MAX_ORDER,
 };
+use crate::huge_zero::HugeZero;
 use crate::object::{self, ObjectState};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
@@ -28,6 +29,7 @@ pub struct Memory<P: Platform> {
     pub(crate) platform: P,
     pub(crate) frames: Frames<P>,
     pub(crate) zero_frame: Frame,
+    pub(crate) huge_zero: HugeZero,
     pub(crate) vmas: Slab<Vma, P>,
     pub(crate) trees: Slab<TreeState, P>,
     pub(crate) groups: Slab<AnonGroup, P>,
@@ -84,6 +86,7 @@ impl<P: Platform> Memory<P> {
             platform,
             frames,
             zero_frame,
+            huge_zero: HugeZero::new(),
             vmas: Slab::new(),
             trees: Slab::new(),
             groups: Slab::new(),
@@ -145,10 +148,8 @@ impl<P: Platform> Memory<P> {
 
     /// What a frame is to the address spaces that map it.
     pub fn frame_kind(&self, frame: Frame) -> FrameKind {
-        if frame == self.zero_frame {
-            return FrameKind::Zero;
-        }
         match self.frames.folio_of(frame) {
+            None if self.is_zero(frame) => FrameKind::Zero,
             Some(folio) if self.frames.is_anonymous(folio) => FrameKind::Anonymous,
             Some(folio) if self.frames.is_of_object(folio) => FrameKind::Object,
             _ => FrameKind::Other,
@@ -307,7 +308,10 @@ impl<P: Platform> Memory<P> {
                 let left = folio.head.0 + folio.pages() - frame.0;
                 (limit.min(left), P::Arch::STEP)
             }
-            None => (limit, P::Arch::STEP),
+            None => match self.huge_zero_pages_from(frame) {
+                0 => (limit, P::Arch::STEP),
+                left => (limit.min(left), P::Arch::STEP),
+            },
         }
     }
 
@@ -325,7 +329,7 @@ impl<P: Platform> Memory<P> {
         batch: &mut FreeBatch<'_, P>,
         counts: &mut Counts,
     ) {
-        // The zero page, and frames that are not ours, have no counts.
+        // Pages of zeroes, and frames that are not ours, have no counts.
         let Some(folio) = self.frames.folio_of(P::Arch::frame(first)) else { return };
         counts.folios_touched += 1;
         counts.unmapped(self.frames.owner_kind(folio), pages);
@@ -365,7 +369,7 @@ impl<P: Platform> Memory<P> {
 /// What a frame is to the address spaces that map it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FrameKind {
-    /// The zero page.
+    /// The zero page, or a page of the huge zero page.
     Zero,
     /// Anonymous memory.
     Anonymous,

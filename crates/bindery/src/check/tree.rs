@@ -204,7 +204,7 @@ impl<P: Platform> Audit<'_, '_, P> {
             .ok_or(Violation::OutsideMappings(at))
     }
 
-    /// Whether the reverse map knows of the leaf; the zero page is nobody's.
+    /// Whether the reverse map knows of the leaf; zero pages are nobody's.
     fn owned(&self, vma: &Vma, found: &Found) -> Result<(), Violation> {
         let Some(folio) = self.memory.frames.folio_of(found.frame) else { return Ok(()) };
         self.owner(vma, found.range.start(), folio, found.frame.0 - folio.head.0)
@@ -215,7 +215,10 @@ impl<P: Platform> Audit<'_, '_, P> {
         let order = arch::order_of_level::<P::Arch>(found.level);
         let pages = 1 << order;
         self.report.pages += u64::from(pages);
-        if found.frame == self.memory.zero_frame && found.level == 1 {
+        let zeroes = self.memory.huge_zero_pages_from(found.frame);
+        if found.frame == self.memory.zero_frame && found.level == 1
+            || zeroes >= pages && found.frame.is_aligned(order)
+        {
             return Ok(false);
         }
         let broken = Violation::NotAFolio { at: found.range.start(), frame: found.frame };

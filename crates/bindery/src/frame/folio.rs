@@ -131,7 +131,7 @@ impl<P: Platform> Frames<P> {
         &self.meta(folio.head.plus(1 + index as u32)).word
     }
 
-    /// The folio that `frame` is a page of. `None` for anything else: tables, the zero page, free
+    /// The folio that `frame` is a page of. `None` for anything else: tables, zero pages, free
     /// memory, memory that is not ours. O(1).
     ///
     /// The answer lasts only while the caller keeps the folio from being freed or split.

@@ -15,7 +15,7 @@
 //! | Tail of a folio | order of the head | | number of the head | 0 | of `head + 1` to `head + 8`: anon-exclusive bits |
 //! | Tail of another block | unspecified | | unspecified | | |
 //! | Slab: frame full of small objects | order 0 | list of frames with room | | 0 | free slots and objects in use, see [`super::slab`] |
-//! | Zero: the shared zero page | order 0 | | | 0: never counted | |
+//! | Zero: the shared zero page, or the huge one | order | | | 0: never counted | |
 //! | Embedder: block that the embedder asked for | order | | | | |
 //! | Kernel: block of an area of the kernel | order | `next`: the next block of the area | | | |
 //!
@@ -91,7 +91,7 @@ pub(crate) enum Kind {
     Tail,
     /// A frame of small objects.
     Slab,
-    /// The shared zero page.
+    /// The shared zero page, or the head of the huge one.
     Zero,
     /// Head of a block that an area of the kernel owns.
     Kernel,

@@ -28,7 +28,7 @@ pub enum FrameUse {
     SharedMemory,
     /// A page of a file; also one that was cut off, as long as somebody holds it.
     File,
-    /// The zero page that all share.
+    /// The zero page that all share, or one of the huge zero page.
     Zero,
     /// A page table of an address space or a kernel map.
     Table,

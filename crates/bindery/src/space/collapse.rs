@@ -378,7 +378,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 Kind::Leaf => {
                     let frame = P::Arch::frame(looked.entry);
                     census.present += 1;
-                    census.zero += u32::from(frame == self.table.memory.zero_frame);
+                    census.zero += u32::from(self.table.memory.is_zero(frame));
                     if let Some(folio) = frames.folio_of(frame) {
                         let number = frame.0 - folio.head.0;
                         // What a child has copied since may be nobody else's, and not be known as such.

@@ -36,7 +36,8 @@ pub(crate) enum Standing {
         /// The frame of the first page.
         first: Frame,
         /// The folio of which the pages are a run; `None` for the zero page, which stands at
-        /// each address of the stretch, and for single pages that are not ours.
+        /// each address of the stretch, for a huge leaf of the huge zero page, and for single
+        /// pages that are not ours.
         folio: Option<Folio>,
         /// With accessed and dirty of the whole contiguous run, where they are in one.
         attributes: Attributes,

@@ -90,7 +90,7 @@ fn protect_locked<P: Platform>(
 }
 
 /// How many of the run's entries, from the first on, are alike in whether they may become writable,
-/// and whether they may. The zero page is nobody's.
+/// and whether they may. Pages of zeroes are nobody's.
 fn writable_part<P: Platform>(
     cursor: &Cursor<'_, '_, P>,
     run: &Run,

@@ -413,7 +413,7 @@ fn drop_run<P: Platform>(
 ) -> u32 {
     let entry = P::Arch::clear_contig(entry, index);
     let frame = P::Arch::frame(entry);
-    // The zero page, and frames that are not ours, have no counts.
+    // Pages of zeroes, and frames that are not ours, have no counts.
     let Some(folio) = memory.frames.folio_of(frame) else {
         counts.mapped(OwnerKind::Anonymous, 1);
         return 1;

@@ -11,7 +11,7 @@
 //! - *scarce*: all of up to 3 operations, where of the allocations of the last one all from the
 //!   n-th on fail, for each n.
 //!
-//! That is about 900,000 sequences for each of the eight tests. A sequence is done again from the
+//! That is about 900,000 sequences for each of the nine tests. A sequence is done again from the
 //! beginning for each of its continuations. `BINDERY_DEEPER=1` makes all of them one longer,
 //! which takes ten minutes for each test.
 
@@ -220,8 +220,9 @@ impl Drop for Trying<'_> {
 }
 
 impl Scope {
-    fn new(orders: &[u8], reach: Reach) -> Self {
+    fn new(orders: &[u8], zeroes: Zeroes, reach: Reach) -> Self {
         let (machine, memory) = strict::<Tiny>(1 << 20);
+        memory.set_huge_zero_page(zeroes == Zeroes::Huge);
         orders.iter().for_each(|order| use_order(&memory, *order));
         let minimum_address = VirtAddr(MINIMUM);
         let options = SpaceOptions { reach, minimum_address, ..SpaceOptions::default() };
@@ -366,6 +367,13 @@ impl Scope {
     }
 }
 
+/// Which zero pages there are.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Zeroes {
+    Small,
+    Huge,
+}
+
 /// Which sequences are continued.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Walk {
@@ -407,10 +415,10 @@ fn explore(scope: &Scope, start: Start, depth: usize, walk: Walk) -> u64 {
     tried
 }
 
-fn small_scope(orders: &[u8], reach: Reach) {
+fn small_scope(orders: &[u8], zeroes: Zeroes, reach: Reach) {
     let begun = Instant::now();
     let deeper = usize::from(std::env::var_os("BINDERY_DEEPER").is_some());
-    let scope = Scope::new(orders, reach);
+    let scope = Scope::new(orders, zeroes, reach);
     let walks = [
         (Start::Nothing, 3, Walk::Plain),
         (Start::Written, 3, Walk::Plain),
@@ -421,7 +429,7 @@ fn small_scope(orders: &[u8], reach: Reach) {
     for (start, depth, walk) in walks {
         let count = explore(&scope, start, depth + deeper, walk);
         println!(
-            "folios {orders:?}, {reach:?}, {walk:?} from {start:?}: {count} sequences of up to {} \
+            "folios {orders:?}, {zeroes:?}, {reach:?}, {walk:?} from {start:?}: {count} sequences of up to {} \
              operations, {} steps in all, {:.1} s",
             depth + deeper,
             scope.steps.get(),
@@ -433,19 +441,20 @@ fn small_scope(orders: &[u8], reach: Reach) {
 }
 
 macro_rules! small_scope {
-    ($($test:ident: $orders:expr, $reach:expr;)*) => {
+    ($($test:ident: $orders:expr, $zeroes:ident, $reach:ident;)*) => {
         $(#[test]
-        fn $test() { small_scope(&$orders, $reach); })*
+        fn $test() { small_scope(&$orders, Zeroes::$zeroes, Reach::$reach); })*
     };
 }
 
 small_scope! {
-    every_sequence_agrees_with_the_model_with_base_pages: [0], Reach::Table;
-    every_sequence_agrees_with_the_model_with_base_pages_page_by_page: [0], Reach::Page;
-    every_sequence_agrees_with_the_model_with_blocks: [1], Reach::Table;
-    every_sequence_agrees_with_the_model_with_blocks_page_by_page: [1], Reach::Page;
-    every_sequence_agrees_with_the_model_with_huge_leaves: [2], Reach::Table;
-    every_sequence_agrees_with_the_model_with_huge_leaves_page_by_page: [2], Reach::Page;
-    every_sequence_agrees_with_the_model_with_all_sizes: [1, 2], Reach::Table;
-    every_sequence_agrees_with_the_model_with_all_sizes_page_by_page: [1, 2], Reach::Page;
+    every_sequence_agrees_with_the_model_with_base_pages: [0], Small, Table;
+    every_sequence_agrees_with_the_model_with_base_pages_page_by_page: [0], Small, Page;
+    every_sequence_agrees_with_the_model_with_blocks: [1], Small, Table;
+    every_sequence_agrees_with_the_model_with_blocks_page_by_page: [1], Small, Page;
+    every_sequence_agrees_with_the_model_with_huge_leaves: [2], Small, Table;
+    every_sequence_agrees_with_the_model_with_huge_leaves_of_zeroes: [2], Huge, Table;
+    every_sequence_agrees_with_the_model_with_huge_leaves_page_by_page: [2], Small, Page;
+    every_sequence_agrees_with_the_model_with_all_sizes: [1, 2], Small, Table;
+    every_sequence_agrees_with_the_model_with_all_sizes_page_by_page: [1, 2], Small, Page;
 }

@@ -80,7 +80,8 @@ enum Action {
     Execute(At),
     SplitFolio(At, u8),
     Collapse(At),
-    /// Which sizes of folios are used from now on, one bit for each order.
+    /// Which sizes of folios are used from now on, one bit for each order; and by bit 0, whether the
+    /// huge zero page is.
     Policy(u16),
     Fork,
     ChildExits,
@@ -171,8 +172,13 @@ fn leaving() -> impl Strategy<Value = Leaving> {
 
 fn action() -> impl Strategy<Value = Action> {
     let order = prop_oneof![Just(0_u8), Just(2), Just(4), 0..9_u8];
-    let orders =
-        prop_oneof![Just(0_u16), Just(1 << 4), Just(1 << 9), Just(1 << 4 | 1 << 9), (0..1024_u16),];
+    let orders = prop_oneof![
+        Just(0_u16),
+        Just(1 << 4),
+        Just(1 << 9),
+        Just(1 << 4 | 1 << 9 | 1),
+        (0..1024_u16)
+    ];
     prop_oneof![
         5 => (spot(), long(), protection()).prop_map(|(spot, l, p)| Action::Map(spot, l, p)),
         2 => (address(), length()).prop_map(|(at, l)| Action::Unmap(at, l)),
@@ -197,7 +203,10 @@ fn action() -> impl Strategy<Value = Action> {
 }
 
 fn sequence() -> impl Strategy<Value = Vec<Step>> {
-    let begin = (0..5_usize, prop::sample::select(vec![0_u16, 1 << 4, 1 << 9, 0b10_0001_0000]));
+    let begin = (
+        0..5_usize,
+        prop::sample::select(vec![0_u16, 1 << 4, 1 << 9, 0b10_0001_0000, 0b10_0000_0001]),
+    );
     let steps = prop::collection::vec((action(), any::<bool>()), 10..50);
     (begin, steps).prop_map(|((jitter, orders), steps)| {
         let at = At::Fixed(GIB + jitter as u64 / 3 * 7 * PAGE_SIZE);
@@ -326,6 +335,7 @@ impl<A: Walk> Family<'_, A> {
                     let mode = if used { SizeMode::Always } else { SizeMode::Never };
                     self.memory.folio_policy().set(order, mode);
                 }
+                self.memory.set_huge_zero_page(orders & 1 == 1);
             }
             _ => {}
         }

@@ -217,6 +217,7 @@ fn play<A: Walk>(seed: u64, backed: Backed, order: u8, bytes: u64, time: Duratio
     let (machine, memory) = memory_with::<A>(config);
     use_object_order(&memory, order);
     use_order(&memory, order);
+    memory.set_huge_zero_page(true);
     {
         let object = match backed {
             Backed::ByMemory => memfd(&memory, OBJECT),

@@ -34,6 +34,7 @@ fn on_four_cpus<A: Walk>(work: impl Fn(&Machine<A>, &Memory<Machine<A>>, &Space<
         let config = Config { memory: 128 * MIB, cpus: 4, ..Config::default() };
         let (machine, memory) = memory_with::<A>(config);
         use_order(&memory, order);
+        memory.set_huge_zero_page(true);
         let space = AddressSpace::new(&memory, options()).unwrap();
         work(&machine, &memory, &space);
         audit(&machine, &memory, &[&space]);

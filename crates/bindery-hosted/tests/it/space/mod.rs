@@ -9,6 +9,7 @@ mod entries;
 mod families;
 mod fork_chains;
 mod fork_overlaps;
+mod huge_zero_page;
 mod interrupted;
 mod linux_errno;
 mod mincore;

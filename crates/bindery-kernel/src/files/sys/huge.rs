@@ -224,16 +224,22 @@ impl Value for Effort {
     }
 }
 
-/// `use_zero_page`: a read of untouched memory maps small zero pages, and no huge one.
+/// `use_zero_page`.
 struct UseZeroPage;
 
 impl Value for UseZeroPage {
     fn show(&self, out: &mut Window<'_>) -> fmt::Result {
-        out.write_str("0")
+        write!(out, "{}", u8::from(memory().uses_huge_zero_page()))
     }
 
     fn take(&self, text: &str) -> Result<(), Errno> {
-        if text == "0" { Ok(()) } else { Err(Errno::EINVAL) }
+        let used = match text.parse() {
+            Ok(0_u64) => false,
+            Ok(1) => true,
+            _ => return Err(Errno::EINVAL),
+        };
+        memory().set_huge_zero_page(used);
+        Ok(())
     }
 }
 
@@ -260,6 +266,8 @@ fn khugepaged() -> Arc<Shelf> {
 pub fn shelf() -> Arc<Shelf> {
     // Nothing is used at first, so there is no thread to be made, which could fail.
     let _ = apply();
+    // As Linux, where large folios are used at all.
+    memory().set_huge_zero_page(true);
     let mut entries: Vec<(String, Arc<dyn Node>)> = alloc::vec![
         ("enabled".into(), Setting::file(All(&ANONYMOUS))),
         ("shmem_enabled".into(), Setting::file(All(&SHARED))),

@@ -31,9 +31,9 @@ pub const KPF_COMPOUND_HEAD: u32 = 15;
 pub const KPF_COMPOUND_TAIL: u32 = 16;
 /// There is no such frame.
 pub const KPF_NOPAGE: u32 = 20;
-/// Part of a large folio.
+/// Part of a large folio, or of the huge zero page.
 pub const KPF_THP: u32 = 22;
-/// The zero page.
+/// The zero page, or one of the huge zero page.
 pub const KPF_ZERO_PAGE: u32 = 24;
 /// A page table.
 pub const KPF_PGTABLE: u32 = 26;
@@ -102,7 +102,7 @@ fn flags(frame: Frame, view: &FrameView) -> u64 {
         let head = frame == view.block.first;
         set(KPF_COMPOUND_HEAD, head);
         set(KPF_COMPOUND_TAIL, !head);
-        set(KPF_THP, folio);
+        set(KPF_THP, folio || view.usage == FrameUse::Zero);
     }
     word
 }

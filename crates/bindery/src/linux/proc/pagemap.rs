@@ -139,8 +139,12 @@ impl<P: Platform> Told<'_, '_, P> {
             | flag(attributes.soft_dirty, SOFT_DIRTY)
             | flag(attributes.userfault, WRITE_PROTECTED);
         let Some(folio) = folio else {
-            // The zero page is the same everywhere.
-            return words.fill(common | self.addresses.field(u64::from(first.0)));
+            // The zero page is the same everywhere; of the huge one, each page has its frame.
+            let step = u64::from(first != memory.zero_frame);
+            for (page, word) in (0..).zip(words) {
+                *word = common | self.addresses.field(u64::from(first.0) + page * step);
+            }
+            return;
         };
         let common = common | flag(memory.frames.is_of_object(folio), FILE);
         for_each_shared(memory, folio, first, words.len() as u64, |shared| {

@@ -55,7 +55,7 @@ pub fn vmstat<P: Platform>(
         ("thp_collapse_alloc", events.huge_collapses),
         ("thp_split_page", events.folio_splits),
         ("thp_split_pmd", events.leaf_splits),
-        ("thp_zero_page_alloc", 0),
+        ("thp_zero_page_alloc", events.huge_zero_pages),
     ];
     lines.into_iter().try_for_each(|(name, number)| {
         let mut line = Columns::new();

@@ -17,7 +17,7 @@ use crate::table::locking::Depth;
 use crate::table::{ReadSection, TablePool, run};
 use crate::tlb::Gather;
 
-use super::{Access, Resolved, Step};
+use super::{Access, Resolved, Step, Tries};
 
 impl<P: Platform> AddressSpace<'_, P> {
     pub(super) fn exclusive_whole(&self, folio: Folio) -> bool {
@@ -193,6 +193,10 @@ impl<P: Platform> AddressSpace<'_, P> {
             let entry = if node.level == 1 { P::Arch::clear_contig(raw, index) } else { raw };
             let inside = (page.0 & (arch::span::<P::Arch>(node.level) - 1)) >> PAGE_SHIFT;
             let frame = P::Arch::frame(entry).plus(inside as u32);
+            if node.level == 2 && self.table.memory.is_zero(frame) {
+                drop(cursor);
+                return self.fill_huge(vma, page, Tries::Last).map(|_| ());
+            }
             frames.folio_of(frame).map(|folio| (folio, frame.0 - folio.head.0))
         };
         if let Some((folio, number)) = shown.filter(|(folio, _)| frames.is_anonymous(*folio))

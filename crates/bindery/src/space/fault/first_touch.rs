@@ -1,9 +1,9 @@
-//! First touches: the largest folio that fits, or the zero page.
+//! First touches: the largest folio that fits, or a zero page.
 
 use core::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Attributes, Permissions};
+use crate::arch::{self, Arch, Attributes};
 use crate::effort::Collecting;
 use crate::error::FaultError;
 use crate::events::RareEvents;
@@ -112,7 +112,9 @@ impl<P: Platform> AddressSpace<'_, P> {
                 let policy = self.table.memory.folio_policy();
                 self.used_orders(policy.orders(vma.flags()), vma.flags()) | 1
             }
-            Access::Read | Access::Execute => 1,
+            // Any zero page is a small one there.
+            Access::Read | Access::Execute if node.level == 1 => return Some(1),
+            Access::Read | Access::Execute => self.zero_orders(vma.flags()),
         };
         let huge = arch::order_of_level::<P::Arch>(2);
         let fits = |order: u8| {
@@ -137,7 +139,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         tries: Tries,
     ) -> Result<Step, FaultError> {
         if access != Access::Write {
-            return self.map_zero_page(vma, page);
+            let huge = if orders > 1 { self.map_huge_zero_page(vma, page) } else { None };
+            return huge.map_or_else(|| self.map_zero_page(vma, page), Ok);
         }
         if orders == 0 {
             return Ok(Step::Again);
@@ -151,10 +154,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             let Some(folio) = self.own_folio(vma, range.start(), order) else {
                 if order > 0 && !asked {
                     asked = true;
-                    match self.table.memory.collecting(vma.flags()) {
-                        Collecting::Now => return Ok(Step::Collect),
-                        Collecting::Later => self.platform().collect_memory_later(),
-                        Collecting::Never => {}
+                    if let Some(step) = self.without_block(vma) {
+                        return Ok(step);
                     }
                 }
                 continue;
@@ -171,6 +172,16 @@ impl<P: Platform> AddressSpace<'_, P> {
             return step;
         }
         Err(FaultError::OutOfMemory)
+    }
+
+    /// What a fault does that has found no block for a large folio: `None` where it makes do without.
+    pub(super) fn without_block(&self, vma: &Vma) -> Option<Step> {
+        match self.table.memory.collecting(vma.flags()) {
+            Collecting::Now => return Some(Step::Collect),
+            Collecting::Later => self.platform().collect_memory_later(),
+            Collecting::Never => {}
+        }
+        None
     }
 
     pub(super) fn map_folio(
@@ -190,26 +201,6 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.published(range);
         mapped.map_err(|_| FaultError::OutOfMemory)
     }
-
-    pub(super) fn map_zero_page(&self, vma: &Vma, page: VirtAddr) -> Result<Step, FaultError> {
-        let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-        let mapped = self.table.with_tables(|pool| {
-            let mut cursor = self.table.cursor(range, Depth::Floor(1));
-            if !cursor.entry_at(page).2.is_empty() {
-                // Another CPU was faster; what it mapped may be huge and must not be cut.
-                return Ok(Step::Again);
-            }
-            let table = cursor.table_at(page, 1, pool)?;
-            let index = arch::index_of::<P::Arch>(page, 1);
-            let mut attributes = Attributes { accessed: true, ..vma.flags().attributes() };
-            attributes.permissions -= Permissions::WRITE;
-            let entry = P::Arch::leaf(self.table.memory.zero_frame, 1, attributes);
-            self.table.fill(table, index, entry, 1, &mut cursor.counts);
-            Ok(Step::Done(Resolved::ZeroPage))
-        });
-        self.published(range);
-        mapped.map_err(|_| FaultError::OutOfMemory)
-    }
 }
 
 /// The largest folio that is zeroed inside a read section, where nobody else runs on the CPU: 64 KiB,
@@ -217,13 +208,13 @@ impl<P: Platform> AddressSpace<'_, P> {
 const ZEROED_IN_SECTION: u8 = 4;
 
 /// What a leaf says whose page is about to be written.
-fn written_attributes(flags: MappingFlags) -> Attributes {
+pub(super) fn written_attributes(flags: MappingFlags) -> Attributes {
     Attributes { accessed: true, dirty: true, soft_dirty: true, ..flags.attributes() }
 }
 
 /// Where a folio of 2^`order` pages around `page` would stand.
 #[inline]
-fn folio_place(page: VirtAddr, order: u8) -> Option<VirtRange> {
+pub(super) fn folio_place(page: VirtAddr, order: u8) -> Option<VirtRange> {
     let size = PAGE_SIZE << order;
     VirtRange::from_len(page.align_down(size), size)
 }

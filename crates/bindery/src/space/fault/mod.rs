@@ -3,6 +3,7 @@
 mod copy_on_write;
 mod first_touch;
 mod object;
+mod zeroes;
 
 use core::sync::atomic::Ordering;
 
@@ -68,7 +69,7 @@ impl Access {
 pub enum Resolved {
     /// New zeroed memory is mapped in this range, which holds the address.
     New(VirtRange),
-    /// The shared zero page is mapped.
+    /// The shared zero page is mapped, or the huge one around the address.
     ZeroPage,
     /// The page was copied, since others see it too.
     Copied,
@@ -92,6 +93,8 @@ enum Step {
     Note,
     /// The page must be copied.
     Copy,
+    /// A huge folio must come into the place of the huge zero page.
+    FillHuge,
     /// The object does not have the page, or has it stored at the moment: begin again when this was
     /// waited for, without locks.
     Await(Awaited),
@@ -148,9 +151,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Resolves a fault at `addr`, so that the access can be tried again.
     ///
     /// A first write takes the largest folio that the policy, the mapping and its neighbours
-    /// allow; a first read maps the zero page, or what the object has there and around it. A
-    /// write to a private page that others see too copies it. A touch just below a mapping that
-    /// grows down makes it longer.
+    /// allow; a first read maps the zero page, the huge one where that is used and fits, or what
+    /// the object has there and around it. A write to a private page that others see too copies it. A
+    /// touch just below a mapping that grows down makes it longer.
     ///
     /// # Errors
     /// As [`FaultError`] says; nothing is changed then. May sleep; not for interrupt context. While a
@@ -252,12 +255,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let outcome = match vma.object() {
                 None => {
                     let fill = |orders| self.first_touch(vma, page, access, orders, tries);
-                    self.resolve(vma, page, fill, access)
+                    self.resolve(vma, page, fill, (access, tries))
                 }
                 // Keeps the object's pages where they are until they are mapped.
                 Some(object) => object.invalidate_lock.together(self.platform(), || {
                     let fill = |_| self.map_object(vma, object, page, access);
-                    self.resolve(vma, page, fill, access)
+                    self.resolve(vma, page, fill, (access, tries))
                 }),
             };
             let awaited = match outcome? {
@@ -284,7 +287,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         vma: &Vma,
         page: VirtAddr,
         fill: impl Fn(u16) -> Result<Step, FaultError>,
-        access: Access,
+        (access, tries): (Access, Tries),
     ) -> Result<Outcome, FaultError> {
         loop {
             let step = match self.vacant_orders(vma, page, access) {
@@ -295,6 +298,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 Step::Reuse(range) => Step::Done(self.reuse(vma, page, range)?),
                 Step::Note => self.note_write(vma, page)?,
                 Step::Copy => self.copy(vma, page)?.map_or(Step::Again, Step::Done),
+                Step::FillHuge => self.fill_huge(vma, page, tries)?,
                 step => step,
             };
             match step {
@@ -385,7 +389,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let offset = (page.0 & (arch::span::<P::Arch>(node.level) - 1)) >> PAGE_SHIFT;
         let frame = frame.plus(offset as u32);
         let Some(folio) = self.table.memory.frames.folio_of(frame) else {
-            return Ok(Step::Copy);
+            let huge = node.level == 2 && self.table.memory.is_zero(frame);
+            return Ok(if huge { Step::FillHuge } else { Step::Copy });
         };
         let number = frame.0 - folio.head.0;
         let range = folio_range(vma, page, number, folio);

@@ -29,9 +29,11 @@ pub enum Use {
 /// The order of a folio of 2 MiB.
 const HUGE: u8 = 9;
 
-/// Sets what Linux has set below us: large folios where the program asks for them.
+/// Sets what Linux has set below us: large folios where the program asks for them, and the huge page
+/// of zeroes.
 pub fn prepare<A: Walk>(memory: &Memory<Machine<A>>) {
     memory.folio_policy().set(HUGE, SizeMode::Madvise);
+    memory.set_huge_zero_page(true);
     // The machine is small, and limits are what is to be tried.
     memory.commitment().set_mode(Overcommit::Always);
 }

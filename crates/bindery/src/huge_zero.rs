@@ -1,0 +1,96 @@
+//! The huge zero page: one block of zeroed frames that huge leaves of all address spaces map,
+//! read-only, where memory was read and never written.
+//!
+//! ```text
+//! first read    level 2:  leaf, read-only --> the block    one entry for all pages of the slot
+//! first write   level 2:  leaf ------------> a huge folio, zeroed; or, where none is free:
+//!               level 1:  leaves, read-only --> the block's frames, and one page of the program's
+//! ```
+//!
+//! The block is not a folio: it has no counts and no owner, and does not count as resident. When a
+//! huge leaf is split, its pages go on to name the block's frames. These rise by one like the frames
+//! of a folio, so the pages move, become `PROT_NONE` and fold in runs. The block is allocated when a
+//! read first needs it, and is never freed.
+
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use crate::addr::Frame;
+use crate::events::RareEvents;
+use crate::frame::meta;
+use crate::memory::Memory;
+use crate::platform::Platform;
+
+/// Where the block is, if there is one yet, and whether faults may map it.
+pub(crate) struct HugeZero {
+    used: AtomicBool,
+    first: AtomicU32,
+}
+
+impl HugeZero {
+    pub(crate) const fn new() -> Self {
+        Self { used: AtomicBool::new(false), first: AtomicU32::new(meta::NONE) }
+    }
+
+    fn first(&self) -> Option<Frame> {
+        // Acquire: who finds the block finds zeroes in it.
+        let first = self.first.load(Ordering::Acquire);
+        (first != meta::NONE).then_some(Frame(first))
+    }
+}
+
+impl<P: Platform> Memory<P> {
+    /// Sets whether a first read of anonymous memory maps the huge zero page where the first write
+    /// would take a huge folio (Linux: `transparent_hugepage/use_zero_page`). Off at first. Existing
+    /// mappings stay. The page takes the frames of one huge folio when a read first needs it, and keeps
+    /// them.
+    ///
+    /// Does not sleep, and may be called with interrupts off. Constant time.
+    pub fn set_huge_zero_page(&self, used: bool) {
+        self.huge_zero.used.store(used, Ordering::Relaxed);
+    }
+
+    /// What [`Memory::set_huge_zero_page`] has set. Does not sleep. Constant time.
+    pub fn uses_huge_zero_page(&self) -> bool {
+        self.huge_zero.used.load(Ordering::Relaxed)
+    }
+
+    /// The first frame of the huge zero page, which is made if need be; `None` where there is no
+    /// block for it. Called without locks on tables and outside of read sections.
+    pub(crate) fn huge_zero_frame(&self) -> Option<Frame> {
+        if let Some(first) = self.huge_zero.first() {
+            return Some(first);
+        }
+        let order = self.huge_order();
+        self.may_wait();
+        let first = self.frames.allocate(order)?;
+        self.platform.zero(first, 1 << order);
+        let (none, ours) = (meta::NONE, first.0);
+        let slot = &self.huge_zero.first;
+        match slot.compare_exchange(none, ours, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => {
+                let state = meta::state_of(meta::Kind::Zero, order);
+                self.frames.meta(first).state.store(state, Ordering::Relaxed);
+                RareEvents::note(&self.rare.huge_zero_pages);
+                Some(first)
+            }
+            Err(theirs) => {
+                self.frames.free(&self.platform, first, order);
+                Some(Frame(theirs))
+            }
+        }
+    }
+
+    /// How many frames of the huge zero page there are from `frame` on; 0 where it is none of
+    /// them.
+    #[cold]
+    pub(crate) fn huge_zero_pages_from(&self, frame: Frame) -> u32 {
+        let pages: u32 = 1 << self.huge_order();
+        let number = self.huge_zero.first().map_or(pages, |first| frame.0.wrapping_sub(first.0));
+        pages.saturating_sub(number)
+    }
+
+    /// Whether the frame is shared by all who have read nothing but zeroes there.
+    pub(crate) fn is_zero(&self, frame: Frame) -> bool {
+        frame == self.zero_frame || self.huge_zero_pages_from(frame) > 0
+    }
+}

@@ -1,0 +1,148 @@
+//! Zero pages: mapped where memory is read before it was written, and replaced when it is.
+
+use core::sync::atomic::Ordering;
+
+use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Attributes, Kind, Permissions};
+use crate::error::FaultError;
+use crate::events::RareEvents;
+use crate::frame::{Folio, OwnerKind};
+use crate::platform::Platform;
+use crate::space::AddressSpace;
+use crate::space::vma::{MappingFlags, Vma};
+use crate::table::cursor::Cursor;
+use crate::table::locking::Depth;
+
+use super::first_touch::{folio_place, written_attributes};
+use super::{Resolved, Step, Tries};
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// The orders of zero pages, one bit for each, that a read may map in a mapping with these
+    /// flags: the huge one where a write might take a huge folio.
+    pub(super) fn zero_orders(&self, flags: MappingFlags) -> u16 {
+        let memory = self.table.memory;
+        if !memory.uses_huge_zero_page() {
+            return 1;
+        }
+        let orders = self.used_orders(memory.folio_policy().orders(flags), flags);
+        1 | orders & 1 << memory.huge_order()
+    }
+
+    pub(super) fn map_zero_page(&self, vma: &Vma, page: VirtAddr) -> Result<Step, FaultError> {
+        let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
+        let mapped = self.table.with_tables(|pool| {
+            let mut cursor = self.table.cursor(range, Depth::Floor(1));
+            if !cursor.entry_at(page).2.is_empty() {
+                // Another CPU was faster; what it mapped may be huge and must not be cut.
+                return Ok(Step::Again);
+            }
+            let table = cursor.table_at(page, 1, pool)?;
+            let index = arch::index_of::<P::Arch>(page, 1);
+            let attributes = read_attributes(vma.flags());
+            let entry = P::Arch::leaf(self.table.memory.zero_frame, 1, attributes);
+            self.table.fill(table, index, entry, 1, &mut cursor.counts);
+            Ok(Step::Done(Resolved::ZeroPage))
+        });
+        self.published(range);
+        mapped.map_err(|_| FaultError::OutOfMemory)
+    }
+
+    /// Maps the huge zero page around `page`, where nothing seemed to stand. `None` where there is
+    /// no memory for it, or for the tables that it needs: a small one may do without.
+    pub(super) fn map_huge_zero_page(&self, vma: &Vma, page: VirtAddr) -> Option<Step> {
+        let memory = self.table.memory;
+        let range = folio_place(page, memory.huge_order())?;
+        let frame = memory.huge_zero_frame()?;
+        let mapped = self.table.with_tables(|pool| {
+            let mut cursor = self.table.cursor(range, Depth::Floor(1));
+            let (node, _, entry) = cursor.entry_at(page);
+            if node.level == 1 || !entry.is_empty() {
+                return Ok(Step::Again);
+            }
+            let table = cursor.table_at(range.start(), 2, pool)?;
+            // Whoever splits the leaf later must not fail.
+            let deposit = pool.take(1, &mut cursor.counts)?;
+            let index = arch::index_of::<P::Arch>(range.start(), 2);
+            let leaf = P::Arch::leaf(frame, 2, read_attributes(vma.flags()));
+            self.table.publish_leaf(table, index, leaf);
+            self.table.deposit_table(table, deposit);
+            cursor.counts.entries_written += 1;
+            Ok(Step::Done(Resolved::ZeroPage))
+        });
+        self.published(range);
+        mapped.ok()
+    }
+
+    /// Puts a huge folio of the program's own in the place of the huge zero page around `page`;
+    /// where none is free, a page in the place of the one page.
+    pub(super) fn fill_huge(
+        &self,
+        vma: &Vma,
+        page: VirtAddr,
+        tries: Tries,
+    ) -> Result<Step, FaultError> {
+        let memory = self.table.memory;
+        let order = memory.huge_order();
+        let Some(range) = folio_place(page, order) else { return Ok(Step::Again) };
+        memory.may_wait();
+        let Some(folio) = self.own_folio(vma, range.start(), order) else {
+            if tries == Tries::First
+                && let Some(step) = self.without_block(vma)
+            {
+                return Ok(step);
+            }
+            return Ok(self.copy(vma, page)?.map_or(Step::Again, Step::Done));
+        };
+        self.platform().zero(folio.head, folio.pages());
+        let filled = {
+            let mut cursor = self.table.cursor(range, Depth::Floor(1));
+            cursor.counts.bytes_zeroed += range.len();
+            replace_huge_zero(&mut cursor, vma, range, folio)
+        };
+        if filled {
+            self.published(range);
+            Ok(Step::Done(Resolved::New(range)))
+        } else {
+            memory.frames.discard(self.platform(), folio);
+            Ok(Step::Again)
+        }
+    }
+}
+
+/// What a leaf says whose page is one of zeroes.
+fn read_attributes(flags: MappingFlags) -> Attributes {
+    let mut attributes = Attributes { accessed: true, ..flags.attributes() };
+    attributes.permissions -= Permissions::WRITE;
+    attributes
+}
+
+/// Puts the folio in the place of the huge zero page in `range`, by break-before-make. Says
+/// whether that still stands there.
+fn replace_huge_zero<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    vma: &Vma,
+    range: VirtRange,
+    folio: Folio,
+) -> bool {
+    let tables = cursor.tables;
+    let (node, index, raw) = cursor.entry_at(range.start());
+    if node.level != 2
+        || arch::kind::<P::Arch>(raw, node.level) != Kind::Leaf
+        || !tables.memory.is_zero(P::Arch::frame(raw))
+    {
+        return false;
+    }
+    // Read-only, so nothing but accessed can come in between, and the new leaf has that anyway. The
+    // table on deposit stays for the new one.
+    let slot = &tables.slots(node.table)[index as usize];
+    slot.store(0, Ordering::Relaxed);
+    tables.invalidate_now(range, node.level, &mut cursor.counts);
+    tables.memory.frames.first_map(folio, folio.pages());
+    RareEvents::note(&tables.memory.rare.huge_faults);
+    let leaf = P::Arch::leaf(folio.head, node.level, written_attributes(vma.flags()));
+    slot.store(leaf.0, Ordering::Release);
+    cursor.counts.entries_written += 2;
+    cursor.counts.folios_touched += 1;
+    cursor.counts.mapped(OwnerKind::Anonymous, folio.pages());
+    true
+}
