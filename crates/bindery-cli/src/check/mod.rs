@@ -8,7 +8,7 @@
 //! | `words`, `number`, `failure` | flags, sums, names of errno and signals |
 //! | `scope` | the meaning of names, before anything runs |
 //! | `script`, `read` | a script as a value, and how its text becomes one |
-//! | `stage` | processes and files on one machine |
+//! | `fixture` | processes and files on one machine |
 //! | `perform` | what each statement does there |
 //! | `outcome` | the outcome of a statement, compared with the expectation |
 //! | `layout`, `audit` | the mappings, and broken invariants |
@@ -17,6 +17,7 @@
 
 mod audit;
 mod failure;
+mod fixture;
 mod layout;
 mod mistake;
 mod number;
@@ -27,7 +28,6 @@ mod report;
 mod scope;
 mod script;
 mod show;
-mod stage;
 mod syntax;
 mod usage;
 mod words;
@@ -43,11 +43,11 @@ use bindery_hosted::{ArchitectureName, Config, Machine, MemoryFiles, Visitor, Wa
 
 use crate::Problem;
 use crate::size::{FolioSize, GIB, KIB, parse_bytes};
+use fixture::{Fixture, Stop};
 use mistake::{Mistake, Source};
 use outcome::Outcome;
 use report::Report;
 use script::{Action, MAIN, Script};
-use stage::{Stage, Stop};
 
 /// Run a script of memory calls on a hosted machine with a strict TLB, and audit the result
 ///
@@ -227,15 +227,15 @@ impl Visitor for Run<'_> {
         let free = memory.free_frame_count();
         // The thread stays on the CPU, as in a kernel.
         let _on_cpu = machine.bind(Cpu(0));
-        let mut stage = Stage::new(&machine, &memory, &disk)
+        let mut fixture = Fixture::new(&machine, &memory, &disk)
             .map_err(|error| format!("the machine has too little memory: {error}"))?;
         for folio in &self.arguments.folios {
-            stage.use_folios(folio.order());
+            fixture.use_folios(folio.order());
         }
-        let ended = self.statements(&mut stage);
+        let ended = self.statements(&mut fixture);
         let ending = if ended.is_ok() { Ending::Last } else { Ending::Early };
-        self.epilogue(&stage, ending)?;
-        let findings = stage.finish(free);
+        self.epilogue(&fixture, ending)?;
+        let findings = fixture.finish(free);
         if !findings.violations.is_empty() {
             self.report.epilogue(MAIN, "after the end", Outcome::Audit(findings))?;
         }
@@ -244,11 +244,11 @@ impl Visitor for Run<'_> {
 }
 
 impl Run<'_> {
-    fn statements<A: Walk>(&mut self, stage: &mut Stage<'_, A>) -> Result<(), Halt> {
+    fn statements<A: Walk>(&mut self, fixture: &mut Fixture<'_, A>) -> Result<(), Halt> {
         for statement in &self.script.statements {
             let line = statement.place.line;
             self.line.set(line);
-            let performed = stage.perform(statement)?;
+            let performed = fixture.perform(statement)?;
             self.report.statement(line, &statement.process, performed)?;
         }
         Ok(())
@@ -256,7 +256,7 @@ impl Run<'_> {
 
     /// The layout of all processes, unless the script says where; the audit, unless it has just
     /// been.
-    fn epilogue<A: Walk>(&mut self, stage: &Stage<'_, A>, ending: Ending) -> Result<(), Halt> {
+    fn epilogue<A: Walk>(&mut self, fixture: &Fixture<'_, A>, ending: Ending) -> Result<(), Halt> {
         let is = |wanted: fn(&Action) -> bool| move |s: &script::Statement| wanted(&s.action);
         // What stands behind the end was not done.
         let statements = match ending {
@@ -264,13 +264,13 @@ impl Run<'_> {
             Ending::Early => &[],
         };
         if !statements.iter().any(is(|action| matches!(action, Action::Layout))) {
-            for (index, process) in stage.processes().enumerate() {
-                let mappings = stage.layout(index);
+            for (index, process) in fixture.processes().enumerate() {
+                let mappings = fixture.layout(index);
                 self.report.epilogue(&process.name, "layout()", Outcome::Layout { mappings })?;
             }
         }
         if !statements.last().is_some_and(is(|action| matches!(action, Action::Audit))) {
-            self.report.epilogue(MAIN, "audit()", Outcome::Audit(stage.audit()))?;
+            self.report.epilogue(MAIN, "audit()", Outcome::Audit(fixture.audit()))?;
         }
         Ok(())
     }

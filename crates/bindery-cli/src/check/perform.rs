@@ -1,12 +1,12 @@
-//! What a statement does on the stage.
+//! What a statement does on the fixture.
 
 use bindery::linux::{self, Call};
 use bindery_hosted::Walk;
 
+use super::fixture::{Fixture, Stop};
 use super::outcome::{Expected, Outcome, Style};
 use super::script::{Action, Argument, Awaitable, Statement, SystemCall};
 use super::show;
-use super::stage::{Stage, Stop};
 
 mod access;
 mod file;
@@ -24,7 +24,7 @@ pub struct Performed {
     pub expected: Option<Expected>,
 }
 
-impl<A: Walk> Stage<'_, A> {
+impl<A: Walk> Fixture<'_, A> {
     /// Does what the statement says.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! `bindery run`: one program on the reference kernel, in QEMU.
 
-mod stage;
+mod boot;
 mod terminal;
 
 use std::ffi::OsString;
@@ -13,7 +13,7 @@ use clap::builder::ValueParser;
 use crate::guest::machine::{Clock, Machine, Outcome, Output, TimedOut};
 use crate::guest::{Architecture, Problem, kernel};
 use crate::size::{KIB, parse_bytes};
-use stage::{AddedFile, Stage};
+use boot::{AddedFile, Boot};
 use terminal::Terminal;
 
 /// The exit status if the kernel died.
@@ -74,7 +74,7 @@ pub struct Arguments {
     icount: bool,
 
     /// Add a file of the host as /NAME, or as TARGET
-    #[arg(long = "file", value_name = "PATH[:TARGET]", value_parser = ValueParser::new(stage::parse_file))]
+    #[arg(long = "file", value_name = "PATH[:TARGET]", value_parser = ValueParser::new(boot::parse_file))]
     files: Vec<AddedFile>,
 
     /// Set a variable of the program's environment
@@ -128,17 +128,17 @@ fn parse_pair(text: &str) -> Result<String, String> {
 /// What to tell the user; the machine was not started then.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     let terminal = Terminal::find();
-    let stage = Stage::prepare(arguments, &terminal)?;
-    let kernel = kernel::build(stage.architecture)?;
-    let mut files = stage.files;
+    let boot = Boot::prepare(arguments, &terminal)?;
+    let kernel = kernel::build(boot.architecture)?;
+    let mut files = boot.files;
     files.file(kernel::SYMBOLS_PATH, crate::guest::initramfs::PLAIN, kernel.symbols)?;
-    let mut machine = Machine::new(stage.architecture, kernel.image);
+    let mut machine = Machine::new(boot.architecture, kernel.image);
     machine.processors = arguments.cpus;
     machine.processor.clone_from(&arguments.cpu);
     machine.memory = arguments.memory;
     machine.clock = if arguments.icount { Clock::Instructions } else { Clock::Host };
     machine.initramfs = files.archive();
-    machine.command_line = stage.command_line.to_string();
+    machine.command_line = boot.command_line.to_string();
     machine.timeout = arguments.timeout.map(Duration::from_secs);
     let output = terminal.output();
     let kept = terminal.keep();

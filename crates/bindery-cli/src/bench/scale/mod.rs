@@ -3,15 +3,15 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `stage` | a machine, and what one kind of call has cost |
+//! | `fixture` | a machine, and what one kind of call has cost |
 //! | `spaces` | many mappings in one address space |
 //! | `objects` | many mappings of one object |
 //! | `report` | the tables, and whether a row grows with the logarithm |
 
+mod fixture;
 mod objects;
 mod report;
 mod spaces;
-mod stage;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ use serde::Serialize;
 
 use super::{cannot_write, create, enough_memory, parse_architecture, show};
 use crate::size::MIB;
-use stage::Sample;
+use fixture::Sample;
 
 const HELP: &str = "\
 What is measured
@@ -140,7 +140,7 @@ impl Visitor for Run {
         let Self { extent } = self;
         let mut rows = Vec::new();
         for (scene, counts, calls) in [
-            ("space", extent.of_a_space, spaces::measure::<A> as stage::Scene),
+            ("space", extent.of_a_space, spaces::measure::<A> as fixture::Scene),
             ("object", extent.of_an_object, objects::measure::<A>),
         ] {
             for count in counts {

@@ -7,25 +7,25 @@ use bindery::{
 };
 use bindery_hosted::{Machine, MemoryFiles, Walk};
 
-use super::stage::{self, READ_WRITE, Sample, Stage, at, numbers};
+use super::fixture::{self, Fixture, READ_WRITE, Sample, at, numbers};
 
 /// Maps the first page of an object `count` times, and makes each kind of call; then every second
 /// page of a file, which is synced.
 pub fn measure<A: Walk>(count: u64, bytes: u64) -> Result<Vec<(&'static str, Sample)>, String> {
-    let memory = stage::memory::<A>(bytes)?;
+    let memory = fixture::memory::<A>(bytes)?;
     let failed = |error: Error| format!("among {count} mappings: {error}");
     let object = memory
         .shared_memory(2 * PAGE_SIZE, Sealing::Allowed, Accounting::PerPage)
         .map_err(failed)?;
-    let space = stage::space(&memory, 2 * count)?;
-    let stage = Stage { space: &space, object: Some(&object), mappings: count };
+    let space = fixture::space(&memory, 2 * count)?;
+    let fixture = Fixture { space: &space, object: Some(&object), mappings: count };
     let each = |call: &dyn Fn(u64) -> Result<(), Error>| {
-        stage.measure(count, || numbers(count).try_for_each(call))
+        fixture.measure(count, || numbers(count).try_for_each(call))
     };
     let map = each(&|number| map(&space, &object, number, 0))?;
     let fault = each(&|number| write(&space, number))?;
     let mut child = None;
-    let mut fork = stage.measure(count, || {
+    let mut fork = fixture.measure(count, || {
         child = Some(space.fork()?);
         Ok(())
     })?;
@@ -33,20 +33,20 @@ pub fn measure<A: Walk>(count: u64, bytes: u64) -> Result<Vec<(&'static str, Sam
     drop(child);
     // One more, of the other page.
     self::map(&space, &object, count, 1).and_then(|()| write(&space, count)).map_err(failed)?;
-    let punch = stage.measure(1, || object.punch_hole(PAGE_SIZE, PAGE_SIZE))?;
-    let truncate = stage.measure(count, || object.set_size(0))?;
+    let punch = fixture.measure(1, || object.punch_hole(PAGE_SIZE, PAGE_SIZE))?;
+    let truncate = fixture.measure(count, || object.set_size(0))?;
     let unmap = each(&|number| space.munmap(at(number), PAGE_SIZE))?;
 
     let files = MemoryFiles::new();
-    let space = stage::space(&memory, count)?;
+    let space = fixture::space(&memory, count)?;
     let file = memory.file(&files, 1, 2 * count * PAGE_SIZE).map_err(failed)?;
-    let stage = Stage { space: &space, object: Some(&file), mappings: count };
+    let fixture = Fixture { space: &space, object: Some(&file), mappings: count };
     for number in numbers(count) {
         self::map(&space, &file, number, 2 * number)
             .and_then(|()| write(&space, number))
             .map_err(failed)?;
     }
-    let sync = stage.measure(count, || file.sync(0, u64::MAX))?;
+    let sync = fixture.measure(count, || file.sync(0, u64::MAX))?;
     Ok(vec![
         ("mmap", map),
         ("fault", fault),

@@ -4,15 +4,15 @@ use bindery::addr::PAGE_SIZE;
 use bindery::{Access, Error, MapRequest, Place};
 use bindery_hosted::Walk;
 
-use super::stage::{self, READ_WRITE, Sample, Stage, at, numbers};
+use super::fixture::{self, Fixture, READ_WRITE, Sample, at, numbers};
 
 /// Maps `count` pages, each by itself, and makes each kind of call.
 pub fn measure<A: Walk>(count: u64, bytes: u64) -> Result<Vec<(&'static str, Sample)>, String> {
-    let memory = stage::memory::<A>(bytes)?;
-    let space = stage::space(&memory, count)?;
-    let stage = Stage { space: &space, object: None, mappings: count };
+    let memory = fixture::memory::<A>(bytes)?;
+    let space = fixture::space(&memory, count)?;
+    let fixture = Fixture { space: &space, object: None, mappings: count };
     let each = |call: &dyn Fn(u64) -> Result<(), Error>| {
-        stage.measure(count, || numbers(count).try_for_each(call))
+        fixture.measure(count, || numbers(count).try_for_each(call))
     };
     let map = each(&|number| {
         let request = MapRequest {
@@ -28,7 +28,7 @@ pub fn measure<A: Walk>(count: u64, bytes: u64) -> Result<Vec<(&'static str, Sam
         space.fault(at(number), Access::Write).map_err(|_| Error::OutOfMemory).map(|_| ())
     })?;
     let mut child = None;
-    let mut fork = stage.measure(count, || {
+    let mut fork = fixture.measure(count, || {
         child = Some(space.fork()?);
         Ok(())
     })?;

@@ -6,14 +6,14 @@ use bindery_hosted::{Program, Walk};
 
 use super::{MOST_BYTES, ended};
 use crate::check::failure::Failure;
+use crate::check::fixture::{Fixture, Stop};
 use crate::check::mistake::Mistake;
 use crate::check::number::Value;
 use crate::check::outcome::Outcome;
 use crate::check::script::Access;
 use crate::check::show;
-use crate::check::stage::{Stage, Stop};
 
-impl<A: Walk> Stage<'_, A> {
+impl<A: Walk> Fixture<'_, A> {
     pub(super) fn access(&self, index: usize, access: &Access) -> Result<(String, Outcome), Stop> {
         let program = Program::new(self.machine, &self.process(index).space);
         let (call, result) = match access {

@@ -6,15 +6,15 @@ use bindery_hosted::{Machine, Walk};
 
 use super::ended;
 use crate::check::failure::Failure;
+use crate::check::fixture::{Fixture, Stop};
 use crate::check::outcome::{Outcome, Style};
 use crate::check::script::{FILE_ACCESSES, File, FileAction, OnFile, name_of};
 use crate::check::show;
-use crate::check::stage::{Stage, Stop};
 use crate::check::words;
 
 type Open<'m, A> = OpenFile<'m, Machine<A>>;
 
-impl<'m, A: Walk> Stage<'m, A> {
+impl<'m, A: Walk> Fixture<'m, A> {
     pub(super) fn on_file(
         &mut self,
         index: usize,

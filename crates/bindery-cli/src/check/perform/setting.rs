@@ -4,14 +4,14 @@ use bindery::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr};
 use bindery::{FolioPolicy, SizeMode};
 use bindery_hosted::Walk;
 
+use crate::check::fixture::{Fixture, Stop};
 use crate::check::outcome::Outcome;
 use crate::check::script::{
     FOLIO_KINDS, FOLIO_MODES, FolioKind, OVERCOMMITS, RESOURCES, Resource, Setting, name_of,
 };
 use crate::check::show;
-use crate::check::stage::{Stage, Stop};
 
-impl<A: Walk> Stage<'_, A> {
+impl<A: Walk> Fixture<'_, A> {
     pub(super) fn setting(
         &self,
         index: usize,

@@ -10,7 +10,7 @@ use bindery::testing::{self, FolioDamage, MappingDamage, MemoryDamage, TableDama
 use bindery::{Advice, Protection};
 use bindery_hosted::Walk;
 
-use crate::support::stage::{Stage, on_stage};
+use crate::support::fixture::{Fixture, with_fixture};
 use crate::support::{self, GIB, MIB, READ_WRITE, fixed};
 
 type X86 = X86_64<4>;
@@ -21,56 +21,56 @@ const NEXT: VirtAddr = VirtAddr(GIB + PAGE);
 const NEXT_TABLE: VirtAddr = VirtAddr(GIB + 2 * MIB);
 
 /// Four MiB at `AT`, the first page of each table written.
-fn two_tables<A: Walk>(order: u8, play: impl FnOnce(&Stage<'_, '_, A>)) {
-    on_stage::<A>(order, |stage| {
-        stage.space.mmap(&fixed(AT.0, 4 * MIB)).unwrap();
-        stage.fill(AT.0, 1);
-        stage.fill(NEXT_TABLE.0, 1);
-        play(stage);
+fn two_tables<A: Walk>(order: u8, scenario: impl FnOnce(&Fixture<'_, '_, A>)) {
+    with_fixture::<A>(order, |fixture| {
+        fixture.space.mmap(&fixed(AT.0, 4 * MIB)).unwrap();
+        fixture.fill(AT.0, 1);
+        fixture.fill(NEXT_TABLE.0, 1);
+        scenario(fixture);
     });
 }
 
 /// One contiguous run at `AT`.
-fn one_block<A: Walk>(play: impl FnOnce(&Stage<'_, '_, A>)) {
-    two_tables::<A>(4, |stage| {
-        let entry = testing::raw_entry(stage.space, AT, 1).unwrap();
+fn one_block<A: Walk>(scenario: impl FnOnce(&Fixture<'_, '_, A>)) {
+    two_tables::<A>(4, |fixture| {
+        let entry = testing::raw_entry(fixture.space, AT, 1).unwrap();
         assert!(A::is_contig(entry));
-        play(stage);
+        scenario(fixture);
     });
 }
 
 /// Damages a table, sees what the auditor says, and repairs it.
 fn table_damaged(damage: TableDamage, undo: TableDamage, level: u8) -> (Violation, Frame) {
     let mut found = None;
-    two_tables::<X86>(if level == 2 { 9 } else { 0 }, |stage| {
-        let table = testing::table_at(stage.space, AT, level).unwrap();
-        testing::damage_table(stage.space, AT, level, damage);
-        found = Some((stage.broken(&[]), table));
-        testing::damage_table(stage.space, AT, level, undo);
+    two_tables::<X86>(if level == 2 { 9 } else { 0 }, |fixture| {
+        let table = testing::table_at(fixture.space, AT, level).unwrap();
+        testing::damage_table(fixture.space, AT, level, damage);
+        found = Some((fixture.broken(&[]), table));
+        testing::damage_table(fixture.space, AT, level, undo);
     });
     found.unwrap()
 }
 
 /// Puts another entry of `level` in the place of the one at `at`, and sees what the auditor says.
 fn entry_damaged<A: Walk>(
-    stage: &Stage<'_, '_, A>,
+    fixture: &Fixture<'_, '_, A>,
     at: VirtAddr,
     level: u8,
     change: impl FnOnce(Entry) -> Entry,
 ) -> Violation {
-    let old = testing::raw_entry(stage.space, at, level).unwrap();
-    testing::set_raw_entry(stage.space, at, level, change(old));
-    let found = stage.broken(&[]);
-    testing::set_raw_entry(stage.space, at, level, old);
+    let old = testing::raw_entry(fixture.space, at, level).unwrap();
+    testing::set_raw_entry(fixture.space, at, level, change(old));
+    let found = fixture.broken(&[]);
+    testing::set_raw_entry(fixture.space, at, level, old);
     found
 }
 
-fn mapping_damaged<A: Walk>(stage: &Stage<'_, '_, A>, damage: MappingDamage) -> Violation {
-    let whole = stage.layout()[0];
-    testing::damage_mapping(stage.space, AT, damage);
-    let found = stage.broken(&[]);
-    testing::damage_mapping(stage.space, AT, MappingDamage::End(whole.range.end()));
-    testing::damage_mapping(stage.space, AT, MappingDamage::Protection(whole.protection));
+fn mapping_damaged<A: Walk>(fixture: &Fixture<'_, '_, A>, damage: MappingDamage) -> Violation {
+    let whole = fixture.layout()[0];
+    testing::damage_mapping(fixture.space, AT, damage);
+    let found = fixture.broken(&[]);
+    testing::damage_mapping(fixture.space, AT, MappingDamage::End(whole.range.end()));
+    testing::damage_mapping(fixture.space, AT, MappingDamage::Protection(whole.protection));
     found
 }
 
@@ -80,27 +80,27 @@ fn page<A: Arch>(frame: Frame, permissions: Permissions) -> Entry {
 
 #[test]
 fn an_audit_with_too_little_scratch_memory_says_how_much_it_takes() {
-    on_stage::<X86>(0, |stage| {
-        let needed = check::scratch_words(stage.memory);
+    with_fixture::<X86>(0, |fixture| {
+        let needed = check::scratch_words(fixture.memory);
         let mut scratch = vec![0; needed - 1];
-        let found = check::check(stage.memory, &[stage.space], &mut scratch);
+        let found = check::check(fixture.memory, &[fixture.space], &mut scratch);
         assert_eq!(found, Err(Violation::ScratchTooSmall { needed }));
     });
 }
 
 #[test]
 fn an_index_of_mappings_that_missed_a_change_is_found() {
-    two_tables::<X86>(0, |stage| {
+    two_tables::<X86>(0, |fixture| {
         let shorter = MappingDamage::EndUnseen(VirtAddr(AT.0 + PAGE));
-        assert_eq!(mapping_damaged(stage, shorter), Violation::MappingIndex);
+        assert_eq!(mapping_damaged(fixture, shorter), Violation::MappingIndex);
     });
 }
 
 #[test]
 fn a_mapping_that_ends_inside_a_page_or_beyond_user_space_is_found() {
-    two_tables::<X86>(0, |stage| {
+    two_tables::<X86>(0, |fixture| {
         for end in [NEXT_TABLE.0 + 1, X86::USER_END + PAGE] {
-            let found = mapping_damaged(stage, MappingDamage::End(VirtAddr(end)));
+            let found = mapping_damaged(fixture, MappingDamage::End(VirtAddr(end)));
             assert_eq!(found, Violation::MappingBounds(AT));
         }
     });
@@ -114,9 +114,9 @@ fn a_table_of_another_level_than_its_place_is_found() {
 
 #[test]
 fn a_user_page_and_a_frame_that_is_no_memory_are_no_tables() {
-    two_tables::<X86>(0, |stage| {
-        for table in [stage.frame(NEXT_TABLE.0), Frame(7), Frame(u32::MAX)] {
-            let found = entry_damaged(stage, AT, 2, |_| X86::table(table));
+    two_tables::<X86>(0, |fixture| {
+        for table in [fixture.frame(NEXT_TABLE.0), Frame(7), Frame(u32::MAX)] {
+            let found = entry_damaged(fixture, AT, 2, |_| X86::table(table));
             assert_eq!(found, Violation::NotATable { table, at: AT });
         }
     });
@@ -142,29 +142,29 @@ fn a_table_whose_flush_was_forgotten_is_found() {
 
 #[test]
 fn a_guard_of_which_its_table_does_not_know_is_found() {
-    two_tables::<X86>(0, |stage| {
+    two_tables::<X86>(0, |fixture| {
         let guard = VirtAddr(AT.0 + 9 * PAGE);
-        stage.space.madvise(guard, PAGE, Advice::GuardInstall).unwrap();
-        testing::damage_table(stage.space, AT, 1, TableDamage::ToggleGuards);
-        assert_eq!(stage.broken(&[]), Violation::UnknownGuard(guard));
-        testing::damage_table(stage.space, AT, 1, TableDamage::ToggleGuards);
+        fixture.space.madvise(guard, PAGE, Advice::GuardInstall).unwrap();
+        testing::damage_table(fixture.space, AT, 1, TableDamage::ToggleGuards);
+        assert_eq!(fixture.broken(&[]), Violation::UnknownGuard(guard));
+        testing::damage_table(fixture.space, AT, 1, TableDamage::ToggleGuards);
     });
 }
 
 #[test]
 fn a_table_that_hangs_in_two_places_is_found_at_the_second() {
-    two_tables::<X86>(0, |stage| {
-        let first = testing::raw_entry(stage.space, AT, 2).unwrap();
-        let found = entry_damaged(stage, NEXT_TABLE, 2, |_| first);
+    two_tables::<X86>(0, |fixture| {
+        let first = testing::raw_entry(fixture.space, AT, 2).unwrap();
+        let found = entry_damaged(fixture, NEXT_TABLE, 2, |_| first);
         assert_eq!(found, Violation::TableTwice { table: X86::frame(first), at: NEXT_TABLE });
     });
 }
 
 #[test]
 fn a_table_that_was_left_behind_where_no_mapping_is_is_found() {
-    two_tables::<X86>(0, |stage| {
-        let table = testing::table_at(stage.space, NEXT_TABLE, 1).unwrap();
-        let found = mapping_damaged(stage, MappingDamage::End(NEXT_TABLE));
+    two_tables::<X86>(0, |fixture| {
+        let table = testing::table_at(fixture.space, NEXT_TABLE, 1).unwrap();
+        let found = mapping_damaged(fixture, MappingDamage::End(NEXT_TABLE));
         assert_eq!(found, Violation::TableOutsideMappings { table, at: NEXT_TABLE });
     });
 }
@@ -180,9 +180,9 @@ fn a_live_count_that_is_off_by_one_is_found() {
 
 #[test]
 fn an_entry_that_was_cleared_without_counting_it_is_found() {
-    two_tables::<X86>(0, |stage| {
-        let table = testing::table_at(stage.space, AT, 1).unwrap();
-        let found = entry_damaged(stage, AT, 1, |_| Entry::EMPTY);
+    two_tables::<X86>(0, |fixture| {
+        let table = testing::table_at(fixture.space, AT, 1).unwrap();
+        let found = entry_damaged(fixture, AT, 1, |_| Entry::EMPTY);
         assert_eq!(found, Violation::LiveCount { table, says: 1, holds: 0 });
     });
 }
@@ -197,58 +197,58 @@ fn a_huge_leaf_without_its_table_in_reserve_is_found() {
 
 #[test]
 fn a_page_behind_the_end_of_its_mapping_is_found() {
-    on_stage::<X86>(0, |stage| {
-        stage.space.mmap(&fixed(AT.0, 2 * PAGE)).unwrap();
-        stage.fill(AT.0, 2);
-        let found = mapping_damaged(stage, MappingDamage::End(NEXT));
+    with_fixture::<X86>(0, |fixture| {
+        fixture.space.mmap(&fixed(AT.0, 2 * PAGE)).unwrap();
+        fixture.fill(AT.0, 2);
+        let found = mapping_damaged(fixture, MappingDamage::End(NEXT));
         assert_eq!(found, Violation::OutsideMappings(NEXT));
     });
 }
 
 #[test]
 fn an_entry_that_allows_more_than_its_mapping_is_found() {
-    two_tables::<X86>(0, |stage| {
+    two_tables::<X86>(0, |fixture| {
         let narrower = MappingDamage::Protection(Protection::READ);
-        assert_eq!(mapping_damaged(stage, narrower), Violation::TooWide(AT));
-        stage.space.mprotect(AT, PAGE, READ_WRITE | Protection::EXECUTE).unwrap();
+        assert_eq!(mapping_damaged(fixture, narrower), Violation::TooWide(AT));
+        fixture.space.mprotect(AT, PAGE, READ_WRITE | Protection::EXECUTE).unwrap();
         let narrower = MappingDamage::Protection(READ_WRITE);
-        assert_eq!(mapping_damaged(stage, narrower), Violation::TooWide(AT));
+        assert_eq!(mapping_damaged(fixture, narrower), Violation::TooWide(AT));
     });
 }
 
 #[test]
 fn a_page_of_the_kernel_in_user_space_is_found() {
-    two_tables::<X86>(0, |stage| {
+    two_tables::<X86>(0, |fixture| {
         let found =
-            entry_damaged(stage, AT, 1, |old| page::<X86>(X86::frame(old), Permissions::READ));
+            entry_damaged(fixture, AT, 1, |old| page::<X86>(X86::frame(old), Permissions::READ));
         assert_eq!(found, Violation::TooWide(AT));
     });
 }
 
 #[test]
 fn a_page_that_shows_where_nothing_is_allowed_is_found() {
-    two_tables::<X86>(0, |stage| {
+    two_tables::<X86>(0, |fixture| {
         let nothing = MappingDamage::Protection(Protection::empty());
-        assert_eq!(mapping_damaged(stage, nothing), Violation::WrongProtNone(AT));
+        assert_eq!(mapping_damaged(fixture, nothing), Violation::WrongProtNone(AT));
     });
 }
 
 #[test]
 fn a_page_that_is_prot_none_where_something_is_allowed_is_found() {
-    two_tables::<X86>(0, |stage| {
-        stage.space.mprotect(AT, 4 * MIB, Protection::empty()).unwrap();
+    two_tables::<X86>(0, |fixture| {
+        fixture.space.mprotect(AT, 4 * MIB, Protection::empty()).unwrap();
         let something = MappingDamage::Protection(READ_WRITE);
-        assert_eq!(mapping_damaged(stage, something), Violation::WrongProtNone(AT));
+        assert_eq!(mapping_damaged(fixture, something), Violation::WrongProtNone(AT));
     });
 }
 
 #[test]
 fn an_absent_entry_that_means_nothing_is_found() {
-    two_tables::<X86>(0, |stage| {
+    two_tables::<X86>(0, |fixture| {
         let guard = absent::encode::<X86>(Absent::Marker(Marker::Guard));
         // No marker has this number, no entry this bit, and no kind is zero.
         for wrong in [1 << 11, 1 << 60, 0b100] {
-            let found = entry_damaged(stage, AT, 1, |_| Entry(guard.0 ^ wrong));
+            let found = entry_damaged(fixture, AT, 1, |_| Entry(guard.0 ^ wrong));
             assert_eq!(found, Violation::BadAbsent(AT), "{wrong:#x}");
         }
     });
@@ -256,11 +256,11 @@ fn an_absent_entry_that_means_nothing_is_found() {
 
 #[test]
 fn a_leaf_that_names_no_folio_is_found() {
-    two_tables::<X86>(0, |stage| {
-        let table = testing::table_at(stage.space, AT, 1).unwrap();
+    two_tables::<X86>(0, |fixture| {
+        let table = testing::table_at(fixture.space, AT, 1).unwrap();
         for frame in [table, Frame(7), Frame(u32::MAX)] {
             let user = Permissions::READ | Permissions::USER;
-            let found = entry_damaged(stage, AT, 1, |_| page::<X86>(frame, user));
+            let found = entry_damaged(fixture, AT, 1, |_| page::<X86>(frame, user));
             assert_eq!(found, Violation::NotAFolio { at: AT, frame });
         }
     });
@@ -268,9 +268,9 @@ fn a_leaf_that_names_no_folio_is_found() {
 
 #[test]
 fn a_huge_leaf_that_begins_inside_its_folio_is_found() {
-    two_tables::<X86>(9, |stage| {
-        let frame = stage.frame(AT.0).plus(1);
-        let found = entry_damaged(stage, AT, 2, |old| Entry(old.0 + X86::STEP));
+    two_tables::<X86>(9, |fixture| {
+        let frame = fixture.frame(AT.0).plus(1);
+        let found = entry_damaged(fixture, AT, 2, |old| Entry(old.0 + X86::STEP));
         assert_eq!(found, Violation::NotAFolio { at: AT, frame });
     });
 }
@@ -278,11 +278,11 @@ fn a_huge_leaf_that_begins_inside_its_folio_is_found() {
 #[test]
 fn a_page_that_may_be_written_and_is_not_exclusive_is_found() {
     for order in [0, 4, 9] {
-        two_tables::<X86>(order, |stage| {
-            let frame = stage.frame(AT.0);
-            testing::damage_folio(stage.memory, frame, FolioDamage::ToggleExclusive);
-            assert_eq!(stage.broken(&[]), Violation::WritableButShared(AT));
-            testing::damage_folio(stage.memory, frame, FolioDamage::ToggleExclusive);
+        two_tables::<X86>(order, |fixture| {
+            let frame = fixture.frame(AT.0);
+            testing::damage_folio(fixture.memory, frame, FolioDamage::ToggleExclusive);
+            assert_eq!(fixture.broken(&[]), Violation::WritableButShared(AT));
+            testing::damage_folio(fixture.memory, frame, FolioDamage::ToggleExclusive);
         });
     }
 }
@@ -294,9 +294,9 @@ fn a_contiguous_block_that_is_not_all_or_nothing_is_found() {
 }
 
 fn incomplete_blocks<A: Walk>() {
-    one_block::<A>(|stage| {
+    one_block::<A>(|fixture| {
         let seventh = VirtAddr(AT.0 + 7 * PAGE);
-        let broken = |change: fn(Entry) -> Entry| entry_damaged(stage, seventh, 1, change);
+        let broken = |change: fn(Entry) -> Entry| entry_damaged(fixture, seventh, 1, change);
         assert_eq!(broken(|_| Entry::EMPTY), Violation::BrokenBlock(AT), "a hole");
         assert_eq!(
             broken(|old| A::clear_contig(old, 7)),
@@ -311,115 +311,115 @@ fn incomplete_blocks<A: Walk>() {
 
 #[test]
 fn a_contiguous_block_that_is_not_aligned_is_found() {
-    two_tables::<AArch64>(5, |stage| {
+    two_tables::<AArch64>(5, |fixture| {
         // All pages eight frames further on: consecutive, of one folio, equal, and no block.
         let shifted: Vec<_> = (0..16)
             .map(|page| {
                 let at = VirtAddr(AT.0 + page * PAGE);
-                let old = testing::raw_entry(stage.space, at, 1).unwrap();
+                let old = testing::raw_entry(fixture.space, at, 1).unwrap();
                 let new = Entry(old.0 + 8 * AArch64::STEP);
-                (at, testing::set_raw_entry(stage.space, at, 1, new))
+                (at, testing::set_raw_entry(fixture.space, at, 1, new))
             })
             .collect();
-        assert_eq!(stage.broken(&[]), Violation::BrokenBlock(AT));
+        assert_eq!(fixture.broken(&[]), Violation::BrokenBlock(AT));
         for (at, old) in shifted {
-            testing::set_raw_entry(stage.space, at, 1, old);
+            testing::set_raw_entry(fixture.space, at, 1, old);
         }
     });
 }
 
 #[test]
 fn a_folio_that_counts_other_mappings_than_there_are_is_found() {
-    two_tables::<X86>(4, |stage| {
-        let folio = stage.frame(AT.0);
+    two_tables::<X86>(4, |fixture| {
+        let folio = fixture.frame(AT.0);
         for (by, says) in [(1, 17), (-1, 15)] {
-            testing::damage_folio(stage.memory, folio, FolioDamage::Mappings(by));
-            assert_eq!(stage.broken(&[]), Violation::Mappings { folio, says, holds: 16 });
-            testing::damage_folio(stage.memory, folio, FolioDamage::Mappings(-by));
+            testing::damage_folio(fixture.memory, folio, FolioDamage::Mappings(by));
+            assert_eq!(fixture.broken(&[]), Violation::Mappings { folio, says, holds: 16 });
+            testing::damage_folio(fixture.memory, folio, FolioDamage::Mappings(-by));
         }
     });
 }
 
 #[test]
 fn a_reference_that_nobody_holds_is_found() {
-    two_tables::<X86>(4, |stage| {
-        let folio = stage.frame(AT.0);
-        testing::damage_folio(stage.memory, folio, FolioDamage::References(1));
-        assert_eq!(stage.broken(&[]), Violation::References { folio, says: 1 });
-        testing::damage_folio(stage.memory, folio, FolioDamage::References(-1));
+    two_tables::<X86>(4, |fixture| {
+        let folio = fixture.frame(AT.0);
+        testing::damage_folio(fixture.memory, folio, FolioDamage::References(1));
+        assert_eq!(fixture.broken(&[]), Violation::References { folio, says: 1 });
+        testing::damage_folio(fixture.memory, folio, FolioDamage::References(-1));
     });
 }
 
 #[test]
 fn a_page_that_two_address_spaces_map_and_one_calls_its_own_is_found() {
-    two_tables::<X86>(4, |stage| {
-        let child = stage.space.fork().unwrap();
-        let frame = stage.frame(AT.0).plus(3);
-        testing::damage_folio(stage.memory, frame, FolioDamage::ToggleExclusive);
-        let found = stage.broken(&[&child]);
+    two_tables::<X86>(4, |fixture| {
+        let child = fixture.space.fork().unwrap();
+        let frame = fixture.frame(AT.0).plus(3);
+        testing::damage_folio(fixture.memory, frame, FolioDamage::ToggleExclusive);
+        let found = fixture.broken(&[&child]);
         assert_eq!(found, Violation::ExclusiveButShared { frame, mappings: 2 });
-        testing::damage_folio(stage.memory, frame, FolioDamage::ToggleExclusive);
+        testing::damage_folio(fixture.memory, frame, FolioDamage::ToggleExclusive);
     });
 }
 
 #[test]
 fn an_allocated_frame_that_nobody_can_reach_is_found() {
-    two_tables::<X86>(0, |stage| {
-        let frame = testing::leak_frame(stage.memory);
-        assert_eq!(stage.broken(&[]), Violation::Leaked(frame));
-        testing::free_frame(stage.memory, frame);
+    two_tables::<X86>(0, |fixture| {
+        let frame = testing::leak_frame(fixture.memory);
+        assert_eq!(fixture.broken(&[]), Violation::Leaked(frame));
+        testing::free_frame(fixture.memory, frame);
     });
 }
 
 #[test]
 fn a_page_that_left_its_table_and_was_not_freed_is_found() {
-    two_tables::<X86>(0, |stage| {
-        let folio = stage.frame(AT.0);
-        testing::damage_table(stage.space, AT, 1, TableDamage::LiveCount(-1));
-        testing::damage_table(stage.space, AT, 1, TableDamage::AnonymousPages(-1));
-        testing::damage_folio(stage.memory, folio, FolioDamage::Mappings(-1));
-        let found = entry_damaged(stage, AT, 1, |_| Entry::EMPTY);
+    two_tables::<X86>(0, |fixture| {
+        let folio = fixture.frame(AT.0);
+        testing::damage_table(fixture.space, AT, 1, TableDamage::LiveCount(-1));
+        testing::damage_table(fixture.space, AT, 1, TableDamage::AnonymousPages(-1));
+        testing::damage_folio(fixture.memory, folio, FolioDamage::Mappings(-1));
+        let found = entry_damaged(fixture, AT, 1, |_| Entry::EMPTY);
         assert_eq!(found, Violation::Leaked(folio));
-        testing::damage_folio(stage.memory, folio, FolioDamage::Mappings(1));
-        testing::damage_table(stage.space, AT, 1, TableDamage::AnonymousPages(1));
-        testing::damage_table(stage.space, AT, 1, TableDamage::LiveCount(1));
+        testing::damage_folio(fixture.memory, folio, FolioDamage::Mappings(1));
+        testing::damage_table(fixture.space, AT, 1, TableDamage::AnonymousPages(1));
+        testing::damage_table(fixture.space, AT, 1, TableDamage::LiveCount(1));
     });
 }
 
 #[test]
 fn a_wrong_count_of_resident_pages_is_found() {
-    two_tables::<X86>(0, |stage| {
-        testing::damage_table(stage.space, AT, 1, TableDamage::AnonymousPages(1));
-        let found = stage.broken(&[]);
+    two_tables::<X86>(0, |fixture| {
+        testing::damage_table(fixture.space, AT, 1, TableDamage::AnonymousPages(1));
+        let found = fixture.broken(&[]);
         assert!(matches!(found, Violation::Resident { .. }), "{found}");
-        testing::damage_table(stage.space, AT, 1, TableDamage::AnonymousPages(-1));
+        testing::damage_table(fixture.space, AT, 1, TableDamage::AnonymousPages(-1));
     });
 }
 
 #[test]
 fn a_table_that_was_detached_and_not_freed_is_found() {
-    on_stage::<X86>(0, |stage| {
-        stage.space.mmap(&fixed(AT.0, 2 * MIB)).unwrap();
+    with_fixture::<X86>(0, |fixture| {
+        fixture.space.mmap(&fixed(AT.0, 2 * MIB)).unwrap();
         // The zero page counts nothing, so that the table alone is lost.
-        assert_eq!(stage.program.load(AT), Ok(0));
-        let table = testing::table_at(stage.space, AT, 1).unwrap();
-        testing::damage_table(stage.space, AT, 2, TableDamage::LiveCount(-1));
-        let found = entry_damaged(stage, AT, 2, |_| Entry::EMPTY);
+        assert_eq!(fixture.program.load(AT), Ok(0));
+        let table = testing::table_at(fixture.space, AT, 1).unwrap();
+        testing::damage_table(fixture.space, AT, 2, TableDamage::LiveCount(-1));
+        let found = entry_damaged(fixture, AT, 2, |_| Entry::EMPTY);
         assert_eq!(found, Violation::Leaked(table));
-        testing::damage_table(stage.space, AT, 2, TableDamage::LiveCount(1));
+        testing::damage_table(fixture.space, AT, 2, TableDamage::LiveCount(1));
     });
 }
 
 #[test]
 fn free_lists_that_contradict_the_metadata_are_found() {
-    on_stage::<X86>(0, |stage| {
-        testing::damage_memory(stage.memory, MemoryDamage::ToggleFreeOrder);
-        assert!(matches!(stage.broken(&[]), Violation::FreeLists(_)));
-        testing::damage_memory(stage.memory, MemoryDamage::ToggleFreeOrder);
+    with_fixture::<X86>(0, |fixture| {
+        testing::damage_memory(fixture.memory, MemoryDamage::ToggleFreeOrder);
+        assert!(matches!(fixture.broken(&[]), Violation::FreeLists(_)));
+        testing::damage_memory(fixture.memory, MemoryDamage::ToggleFreeOrder);
     });
 }
 
-/// Damage that cannot be repaired: the stage is not left in order, and never dropped.
+/// Damage that cannot be repaired: the fixture is not left in order, and never dropped.
 fn beyond_repair(damage: MemoryDamage) -> Violation {
     let (machine, memory) = support::strict::<X86>(16 * MIB);
     testing::damage_memory(&memory, damage);

@@ -7,7 +7,7 @@ use bindery::arch::{AArch64, Arch, Attributes, Entry, Riscv64};
 use bindery::{Protection, TlbOnLeave, testing};
 use bindery_hosted::{AccessKind, Program, Violation, Walk};
 
-use crate::support::stage::{Stage, on_stage};
+use crate::support::fixture::{Fixture, with_fixture};
 use crate::support::{GIB, MIB, READ_WRITE, fixed};
 
 const PAGE: u64 = 4096;
@@ -22,49 +22,49 @@ on_every_architecture! {
 }
 
 /// Four MiB at `AT`, of which some pages were written.
-fn written<A: Walk>(order: u8, play: impl FnOnce(&Stage<'_, '_, A>)) {
-    on_stage::<A>(order, |stage| {
-        stage.space.mmap(&fixed(AT.0, 4 * MIB)).unwrap();
-        stage.fill(AT.0, 16);
-        play(stage);
+fn written<A: Walk>(order: u8, scenario: impl FnOnce(&Fixture<'_, '_, A>)) {
+    with_fixture::<A>(order, |fixture| {
+        fixture.space.mmap(&fixed(AT.0, 4 * MIB)).unwrap();
+        fixture.fill(AT.0, 16);
+        scenario(fixture);
     });
 }
 
 fn revoke<A: Walk>() {
-    written::<A>(0, |stage| {
-        let old = testing::set_raw_entry(stage.space, AT, 1, Entry::EMPTY);
-        stage.machine.audit();
-        let found = stage.machine.take_violations();
+    written::<A>(0, |fixture| {
+        let old = testing::set_raw_entry(fixture.space, AT, 1, Entry::EMPTY);
+        fixture.machine.audit();
+        let found = fixture.machine.take_violations();
         assert!(matches!(found[..], [Violation::StaleLeaf { now: None, .. }]), "{found:?}");
-        testing::set_raw_entry(stage.space, AT, 1, old);
+        testing::set_raw_entry(fixture.space, AT, 1, old);
     });
 }
 
 fn clean<A: Walk>() {
-    written::<A>(0, |stage| {
-        let old = testing::raw_entry(stage.space, AT, 1).unwrap();
+    written::<A>(0, |fixture| {
+        let old = testing::raw_entry(fixture.space, AT, 1).unwrap();
         let attributes = Attributes { dirty: false, ..A::attributes(old) };
-        testing::set_raw_entry(stage.space, AT, 1, A::leaf(A::frame(old), 1, attributes));
-        stage.machine.audit();
-        let found = stage.machine.take_violations();
+        testing::set_raw_entry(fixture.space, AT, 1, A::leaf(A::frame(old), 1, attributes));
+        fixture.machine.audit();
+        let found = fixture.machine.take_violations();
         assert!(found[0].to_string().contains("a write would not be recorded"), "{found:?}");
         assert_eq!(found.len(), 1);
-        testing::set_raw_entry(stage.space, AT, 1, old);
+        testing::set_raw_entry(fixture.space, AT, 1, old);
     });
 }
 
 /// Makes the core believe that no TLB holds anything, while `work` runs; what the TLB saw.
-fn unflushed<A: Walk>(stage: &Stage<'_, '_, A>, work: impl FnOnce()) -> Vec<Violation> {
-    stage.space.leave(TlbOnLeave::Flushed);
+fn unflushed<A: Walk>(fixture: &Fixture<'_, '_, A>, work: impl FnOnce()) -> Vec<Violation> {
+    fixture.space.leave(TlbOnLeave::Flushed);
     work();
-    stage.space.enter();
-    stage.machine.take_violations()
+    fixture.space.enter();
+    fixture.machine.take_violations()
 }
 
 fn free_pages_early<A: Walk>() {
-    written::<A>(0, |stage| {
-        let frame = stage.frame(AT.0);
-        let found = unflushed(stage, || stage.space.munmap(AT, PAGE).unwrap());
+    written::<A>(0, |fixture| {
+        let frame = fixture.frame(AT.0);
+        let found = unflushed(fixture, || fixture.space.munmap(AT, PAGE).unwrap());
         match found[..] {
             [Violation::ReleasedLeaf { first, count: 1, .. }] => assert_eq!(first, frame),
             _ => panic!("{found:?}"),
@@ -73,29 +73,29 @@ fn free_pages_early<A: Walk>() {
 }
 
 fn free_tables_early<A: Walk>() {
-    written::<A>(0, |stage| {
-        let table = testing::table_at(stage.space, AT, 1).unwrap();
-        let found = unflushed(stage, || stage.space.munmap(AT, 2 * MIB).unwrap());
+    written::<A>(0, |fixture| {
+        let table = testing::table_at(fixture.space, AT, 1).unwrap();
+        let found = unflushed(fixture, || fixture.space.munmap(AT, 2 * MIB).unwrap());
         let released = |seen: &Violation| matches!(seen, Violation::ReleasedTable { cached, .. } if *cached == table);
         assert!(found.iter().any(released), "{found:?}");
         let leaves = found.iter().filter(|seen| matches!(seen, Violation::ReleasedLeaf { .. }));
         assert_eq!(leaves.count(), 16);
         // What is left of the way down is stale, too.
-        stage.machine.audit();
-        stage.machine.take_violations();
-        testing::clear_accessed_and_dirty(stage.space, AT, 1);
+        fixture.machine.audit();
+        fixture.machine.take_violations();
+        testing::clear_accessed_and_dirty(fixture.space, AT, 1);
     });
 }
 
 fn free_a_root_early<A: Walk>() {
-    written::<A>(0, |stage| {
-        let child = stage.space.fork().unwrap();
+    written::<A>(0, |fixture| {
+        let child = fixture.space.fork().unwrap();
         let root = child.root();
-        let program = Program::new(stage.machine, &child);
+        let program = Program::new(fixture.machine, &child);
         assert_eq!(program.load(AT), Ok(AT.0));
         child.leave(TlbOnLeave::Flushed);
         drop(child);
-        let found = stage.machine.take_violations();
+        let found = fixture.machine.take_violations();
         let released = |seen: &Violation| matches!(seen, Violation::ReleasedRoot { place, .. } if place.root == root);
         assert!(found.iter().any(released), "{found:?}");
     });
@@ -108,43 +108,43 @@ fn a_block_that_was_folded_without_a_break_is_a_conflict() {
 }
 
 fn fold_without_break<A: Walk>() {
-    written::<A>(4, |stage| {
+    written::<A>(4, |fixture| {
         // Single pages that could be a block again.
-        stage.space.mprotect(AT, PAGE, Protection::READ).unwrap();
-        stage.space.mprotect(AT, PAGE, READ_WRITE).unwrap();
+        fixture.space.mprotect(AT, PAGE, Protection::READ).unwrap();
+        fixture.space.mprotect(AT, PAGE, READ_WRITE).unwrap();
         let pages = || (0..16).map(|page| VirtAddr(AT.0 + page * PAGE));
-        testing::clear_accessed_and_dirty(stage.space, AT, 16);
-        stage.assert_filled(AT.0, 2, AT.0);
+        testing::clear_accessed_and_dirty(fixture.space, AT, 16);
+        fixture.assert_filled(AT.0, 2, AT.0);
         let entries: Vec<_> = pages()
             .zip(0..)
             .map(|(at, index)| {
-                let old = testing::raw_entry(stage.space, at, 1).unwrap();
+                let old = testing::raw_entry(fixture.space, at, 1).unwrap();
                 assert!(!A::is_contig(old));
-                testing::set_raw_entry(stage.space, at, 1, A::set_contig(old, index));
+                testing::set_raw_entry(fixture.space, at, 1, A::set_contig(old, index));
                 old
             })
             .collect();
-        stage.assert_filled(AT.0 + 5 * PAGE, 1, AT.0 + 5);
-        let found = stage.machine.take_violations();
+        fixture.assert_filled(AT.0 + 5 * PAGE, 1, AT.0 + 5);
+        let found = fixture.machine.take_violations();
         assert!(matches!(found[0], Violation::Conflict { .. }), "{found:?}");
         for (at, old) in pages().zip(entries) {
-            testing::set_raw_entry(stage.space, at, 1, old);
+            testing::set_raw_entry(fixture.space, at, 1, old);
         }
-        testing::clear_accessed_and_dirty(stage.space, AT, 16);
+        testing::clear_accessed_and_dirty(fixture.space, AT, 16);
     });
 }
 
 #[test]
 fn a_block_whose_entries_disagree_is_met_by_the_mmu() {
-    written::<AArch64>(4, |stage| {
+    written::<AArch64>(4, |fixture| {
         let seventh = VirtAddr(AT.0 + 7 * PAGE);
-        testing::clear_accessed_and_dirty(stage.space, AT, 16);
-        let old = testing::raw_entry(stage.space, seventh, 1).unwrap();
-        testing::set_raw_entry(stage.space, seventh, 1, AArch64::clear_contig(old, 7));
-        let denied = stage.machine.translate(stage.space.root(), AT, AccessKind::Read);
+        testing::clear_accessed_and_dirty(fixture.space, AT, 16);
+        let old = testing::raw_entry(fixture.space, seventh, 1).unwrap();
+        testing::set_raw_entry(fixture.space, seventh, 1, AArch64::clear_contig(old, 7));
+        let denied = fixture.machine.translate(fixture.space.root(), AT, AccessKind::Read);
         assert!(denied.is_err());
-        let found = stage.machine.take_violations();
+        let found = fixture.machine.take_violations();
         assert!(matches!(found[..], [Violation::BrokenBlock { position: 7, .. }]), "{found:?}");
-        testing::set_raw_entry(stage.space, seventh, 1, old);
+        testing::set_raw_entry(fixture.space, seventh, 1, old);
     });
 }

@@ -31,9 +31,9 @@ on_every_architecture! {
 
 type Map<'m, A> = KernelMap<'m, Machine<A>>;
 
-/// Lets `play` have a map with an area of each kind; afterwards all is clean, nothing leaked.
+/// Lets `scenario` have a map with an area of each kind; afterwards all is clean, nothing leaked.
 fn on_map<A: Walk>(
-    play: impl FnOnce(&Machine<A>, &Memory<Machine<A>>, &Map<'_, A>, [VirtAddr; 3]),
+    scenario: impl FnOnce(&Machine<A>, &Memory<Machine<A>>, &Map<'_, A>, [VirtAddr; 3]),
 ) {
     let (machine, memory) = strict::<A>(64 * MIB);
     let free = memory.free_frame_count();
@@ -44,7 +44,7 @@ fn on_map<A: Walk>(
         let vmalloc = map.vmalloc(5 * PAGE_SIZE, &VmallocOptions::default()).unwrap();
         let vmap = map.vmap(&list, &VmapOptions::default()).unwrap();
         let device = map.ioremap(PhysAddr(12 * GIB), 3 * PAGE_SIZE, MemoryType::Uncached).unwrap();
-        play(&machine, &memory, &map, [vmalloc, vmap, device]);
+        scenario(&machine, &memory, &map, [vmalloc, vmap, device]);
         audit(&machine, &memory, &[&map, &owner]);
     }
     drop(owner);

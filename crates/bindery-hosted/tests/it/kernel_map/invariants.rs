@@ -25,7 +25,7 @@ on_every_architecture! {
     a_map_that_nobody_shows_is_missed => unseen_map;
 }
 
-struct Stage<'s, 'm, A: Walk> {
+struct Fixture<'s, 'm, A: Walk> {
     machine: &'s Machine<A>,
     memory: &'m Memory<Machine<A>>,
     map: &'s KernelMap<'m, Machine<A>>,
@@ -34,8 +34,8 @@ struct Stage<'s, 'm, A: Walk> {
     vmap: VirtAddr,
 }
 
-/// Lets `play` break what it likes, as long as it is whole again when it ends.
-fn on_stage<A: Walk>(play: impl FnOnce(&Stage<'_, '_, A>)) {
+/// Lets `scenario` break what it likes, as long as it is whole again when it ends.
+fn with_fixture<A: Walk>(scenario: impl FnOnce(&Fixture<'_, '_, A>)) {
     let (machine, memory) = strict::<A>(32 * MIB);
     {
         let map = kernel::map(&memory);
@@ -43,16 +43,16 @@ fn on_stage<A: Walk>(play: impl FnOnce(&Stage<'_, '_, A>)) {
         let vmalloc = map.vmalloc(20 * PAGE_SIZE, &VmallocOptions::default()).unwrap();
         let (_, list) = scattered(&map, 20, 2);
         let vmap = map.vmap(&list, &VmapOptions::default()).unwrap();
-        let stage = Stage { machine: &machine, memory: &memory, map: &map, vmalloc, vmap };
-        assert_eq!(stage.audit(), None);
-        play(&stage);
-        assert_eq!(stage.audit(), None, "it was not repaired");
+        let fixture = Fixture { machine: &machine, memory: &memory, map: &map, vmalloc, vmap };
+        assert_eq!(fixture.audit(), None);
+        scenario(&fixture);
+        assert_eq!(fixture.audit(), None, "it was not repaired");
         audit(&machine, &memory, &[&map]);
     }
     audit(&machine, &memory, &[]);
 }
 
-impl<A: Walk> Stage<'_, '_, A> {
+impl<A: Walk> Fixture<'_, '_, A> {
     fn audit(&self) -> Option<Violation> {
         let mut scratch = vec![0; check::scratch_words(self.memory)];
         check::check_with_kernel(self.memory, &[], &[self.map], &mut scratch).err()
@@ -109,21 +109,21 @@ fn after(at: VirtAddr, pages: u64) -> VirtAddr {
 }
 
 fn elsewhere<A: Walk>() {
-    on_stage::<A>(|stage| {
+    with_fixture::<A>(|fixture| {
         for page in [0, 7, 19] {
-            let at = after(stage.vmalloc, page);
-            let found = stage.broken(at, 1, |old| old + A::STEP);
+            let at = after(fixture.vmalloc, page);
+            let found = fixture.broken(at, 1, |old| old + A::STEP);
             assert_eq!(found, Violation::AreaPage(at));
         }
     });
 }
 
 fn missing<A: Walk>() {
-    on_stage::<A>(|stage| {
-        for start in [stage.vmalloc, stage.vmap] {
+    with_fixture::<A>(|fixture| {
+        for start in [fixture.vmalloc, fixture.vmap] {
             for page in [0, 7, 19] {
                 let at = after(start, page);
-                let found = stage.broken(at, 1, |_| 0);
+                let found = fixture.broken(at, 1, |_| 0);
                 assert!(matches!(found, Violation::AreaPage(there) if there <= at), "{found}");
             }
         }
@@ -131,65 +131,65 @@ fn missing<A: Walk>() {
 }
 
 fn behind<A: Walk>() {
-    on_stage::<A>(|stage| {
-        let leaf = stage.page(Frame(0x8_0000), Permissions::READ);
-        for at in [after(stage.vmalloc, 20), after(stage.vmap, 20), after(stage.vmap, 25)] {
+    with_fixture::<A>(|fixture| {
+        let leaf = fixture.page(Frame(0x8_0000), Permissions::READ);
+        for at in [after(fixture.vmalloc, 20), after(fixture.vmap, 20), after(fixture.vmap, 25)] {
             // The table's count tells.
-            let (table, _) = stage.slot(at, 1);
-            let found = stage.broken(at, 1, |_| leaf);
+            let (table, _) = fixture.slot(at, 1);
+            let found = fixture.broken(at, 1, |_| leaf);
             let expected = |says, holds| Violation::LiveCount { table, says, holds };
             let Violation::LiveCount { says, .. } = found else { panic!("{found}") };
             assert_eq!(found, expected(says, says + 1));
         }
-        let at = VirtAddr(stage.vmalloc.align_down(2 * MIB).0 + 12 * MIB);
-        let found = stage.broken(at, 2, |_| stage.huge());
+        let at = VirtAddr(fixture.vmalloc.align_down(2 * MIB).0 + 12 * MIB);
+        let found = fixture.broken(at, 2, |_| fixture.huge());
         assert_eq!(found, Violation::OutsideMappings(at));
     });
 }
 
 fn freed<A: Walk>() {
-    on_stage::<A>(|stage| {
-        let at = stage.map.vmalloc(4 * MIB, &VmallocOptions::huge()).unwrap();
-        stage.map.vfree(at).unwrap();
+    with_fixture::<A>(|fixture| {
+        let at = fixture.map.vmalloc(4 * MIB, &VmallocOptions::huge()).unwrap();
+        fixture.map.vfree(at).unwrap();
         let second = VirtAddr(at.0 + 2 * MIB);
-        let found = stage.broken(second, 2, |_| stage.huge());
+        let found = fixture.broken(second, 2, |_| fixture.huge());
         assert_eq!(found, Violation::OutsideMappings(second));
     });
 }
 
 fn open_to_users<A: Walk>() {
-    on_stage::<A>(|stage| {
-        for start in [stage.vmalloc, stage.vmap] {
+    with_fixture::<A>(|fixture| {
+        for start in [fixture.vmalloc, fixture.vmap] {
             let at = after(start, 4);
-            let frame = Frame((stage.map.physical(at).unwrap().0 / PAGE_SIZE) as u32);
-            let leaf = stage.page(frame, Permissions::READ | Permissions::USER);
-            assert_eq!(stage.broken(at, 1, |_| leaf), Violation::TooWide(at));
+            let frame = Frame((fixture.map.physical(at).unwrap().0 / PAGE_SIZE) as u32);
+            let leaf = fixture.page(frame, Permissions::READ | Permissions::USER);
+            assert_eq!(fixture.broken(at, 1, |_| leaf), Violation::TooWide(at));
         }
     });
 }
 
 fn absent<A: Walk>() {
-    on_stage::<A>(|stage| {
+    with_fixture::<A>(|fixture| {
         // Where no area is: in one, software takes it for a leaf that is paused.
-        let at = VirtAddr(stage.vmalloc.align_down(2 * MIB).0 + 12 * MIB);
-        assert_eq!(stage.broken(at, 2, |_| 2), Violation::BadAbsent(at));
+        let at = VirtAddr(fixture.vmalloc.align_down(2 * MIB).0 + 12 * MIB);
+        assert_eq!(fixture.broken(at, 2, |_| 2), Violation::BadAbsent(at));
     });
 }
 
 fn no_table<A: Walk>() {
-    on_stage::<A>(|stage| {
-        let page = Frame((stage.map.physical(stage.vmalloc).unwrap().0 / PAGE_SIZE) as u32);
-        let base = stage.vmalloc.align_down(2 * MIB);
+    with_fixture::<A>(|fixture| {
+        let page = Frame((fixture.map.physical(fixture.vmalloc).unwrap().0 / PAGE_SIZE) as u32);
+        let base = fixture.vmalloc.align_down(2 * MIB);
         for table in [page, Frame(7), Frame(u32::MAX)] {
             let at = VirtAddr(base.0 + 6 * 2 * MIB);
-            let found = stage.broken(at, 2, |_| A::table(table).0);
+            let found = fixture.broken(at, 2, |_| A::table(table).0);
             assert_eq!(found, Violation::NotATable { table, at });
         }
-        let root = stage.map.root();
-        let arena = stage.map.arena().start();
-        let (_, slot) = stage.slot(arena, A::LEVELS);
+        let root = fixture.map.root();
+        let arena = fixture.map.arena().start();
+        let (_, slot) = fixture.slot(arena, A::LEVELS);
         let old = slot.swap(0, Relaxed);
-        let found = stage.audit().unwrap();
+        let found = fixture.audit().unwrap();
         slot.store(old, Relaxed);
         let lost = matches!(found, Violation::NotATable { table, .. } if table == root);
         assert!(lost || matches!(found, Violation::AreaPage(_)), "{found}");
@@ -197,15 +197,15 @@ fn no_table<A: Walk>() {
 }
 
 fn table_twice<A: Walk>() {
-    on_stage::<A>(|stage| {
-        let (table, _) = stage.slot(stage.vmalloc, 1);
-        let far = stage.map.vmalloc(PAGE_SIZE, &far()).unwrap();
+    with_fixture::<A>(|fixture| {
+        let (table, _) = fixture.slot(fixture.vmalloc, 1);
+        let far = fixture.map.vmalloc(PAGE_SIZE, &far()).unwrap();
         let at = far.align_down(2 * MIB);
-        let found = stage.broken(at, 2, |_| A::table(table).0);
+        let found = fixture.broken(at, 2, |_| A::table(table).0);
         let expected = [Violation::TableTwice { table, at }, Violation::AreaPage(far)];
         assert!(expected.contains(&found), "{found}");
-        stage.map.vfree(far).unwrap();
-        stage.map.purge();
+        fixture.map.vfree(far).unwrap();
+        fixture.map.purge();
     });
 }
 
@@ -215,17 +215,17 @@ fn far() -> VmallocOptions {
 }
 
 fn stray_table<A: Walk>() {
-    on_stage::<A>(|stage| {
-        let other = kernel::map(stage.memory);
+    with_fixture::<A>(|fixture| {
+        let other = kernel::map(fixture.memory);
         let at = other.vmalloc(PAGE_SIZE, &far()).unwrap();
         // Its table of leaves, moved over to the first map, at a place of its own.
-        let there = Stage { map: &other, vmalloc: at, vmap: at, ..*stage };
+        let there = Fixture { map: &other, vmalloc: at, vmap: at, ..*fixture };
         let (table, leaf) = there.slot(at, 1);
         let leaf = leaf.swap(0, Relaxed);
-        let place = VirtAddr(stage.vmalloc.align_down(2 * MIB).0 + 16 * MIB);
-        let (_, slot) = stage.slot(place, 2);
+        let place = VirtAddr(fixture.vmalloc.align_down(2 * MIB).0 + 16 * MIB);
+        let (_, slot) = fixture.slot(place, 2);
         slot.store(A::table(table).0, Relaxed);
-        let found = stage.audit();
+        let found = fixture.audit();
         slot.store(0, Relaxed);
         there.slot(at, 1).1.store(leaf, Relaxed);
         assert_eq!(found, Some(Violation::TableOutsideMappings { table, at: place }));
@@ -233,10 +233,10 @@ fn stray_table<A: Walk>() {
 }
 
 fn unseen_map<A: Walk>() {
-    on_stage::<A>(|stage| {
-        let other = kernel::map(stage.memory);
+    with_fixture::<A>(|fixture| {
+        let other = kernel::map(fixture.memory);
         other.vmalloc(PAGE_SIZE, &VmallocOptions::default()).unwrap();
-        let found = stage.audit().unwrap();
+        let found = fixture.audit().unwrap();
         assert!(
             matches!(found, Violation::LeakedAreas { allocated, used } if allocated == used + 1)
         );
@@ -246,21 +246,21 @@ fn unseen_map<A: Walk>() {
 
 #[test]
 fn a_contiguous_block_that_is_not_whole_is_found() {
-    fn play<A: Walk>() {
-        on_stage::<A>(|stage| {
-            let at = stage.map.vmalloc(MIB, &VmallocOptions::huge()).unwrap();
+    fn scenario<A: Walk>() {
+        with_fixture::<A>(|fixture| {
+            let at = fixture.map.vmalloc(MIB, &VmallocOptions::huge()).unwrap();
             for page in [0, 1, 15, 16, 255] {
                 let place = after(at, page);
                 let index = (place.0 >> 12) as u32 & 511;
                 let single = |old: u64| A::clear_contig(Entry(old), index).0;
-                let found = stage.broken(place, 1, single);
+                let found = fixture.broken(place, 1, single);
                 let first = after(at, page & !15);
                 let expected = |there| first <= there && there < after(first, 16);
                 assert!(
                     matches!(found, Violation::BrokenBlock(there) if expected(there)),
                     "{found}"
                 );
-                let found = stage.broken(place, 1, |old| old ^ single_write_bit::<A>(old, index));
+                let found = fixture.broken(place, 1, |old| old ^ single_write_bit::<A>(old, index));
                 assert!(
                     matches!(found, Violation::BrokenBlock(there) if expected(there)),
                     "{found}"
@@ -274,23 +274,23 @@ fn a_contiguous_block_that_is_not_whole_is_found() {
         let other = A::write_protect(single).0;
         single.0 ^ other
     }
-    play::<AArch64>();
-    play::<Riscv64<4>>();
+    scenario::<AArch64>();
+    scenario::<Riscv64<4>>();
 }
 
 #[test]
 fn a_change_without_a_flush_is_seen_by_the_strict_tlb() {
-    on_stage::<X86_64<4>>(|stage| {
-        let read = |at| kernel::translate(stage.machine, stage.map, at);
-        read(stage.vmap).unwrap();
-        let (_, slot) = stage.slot(stage.vmap, 1);
+    with_fixture::<X86_64<4>>(|fixture| {
+        let read = |at| kernel::translate(fixture.machine, fixture.map, at);
+        read(fixture.vmap).unwrap();
+        let (_, slot) = fixture.slot(fixture.vmap, 1);
         let old = slot.swap(0, Relaxed);
-        assert!(read(stage.vmap).is_ok(), "the TLB remembers it");
-        stage.machine.audit();
+        assert!(read(fixture.vmap).is_ok(), "the TLB remembers it");
+        fixture.machine.audit();
         slot.store(old, Relaxed);
-        assert_eq!(stage.machine.take_violations().len(), 1);
+        assert_eq!(fixture.machine.take_violations().len(), 1);
         // The map's own way.
-        stage.map.protect(pages(stage.vmap, 1), Permissions::READ).unwrap();
-        stage.machine.assert_clean();
+        fixture.map.protect(pages(fixture.vmap, 1), Permissions::READ).unwrap();
+        fixture.machine.assert_clean();
     });
 }

@@ -33,13 +33,13 @@ on_every_architecture! {
 
 type Map<'m, A> = KernelMap<'m, Machine<A>>;
 
-/// Runs `play` with a map, and sees to it that everything comes back.
-fn on_map<A: Walk>(arena: u64, play: impl FnOnce(&Machine<A>, &Map<'_, A>)) {
+/// Runs `scenario` with a map, and sees to it that everything comes back.
+fn on_map<A: Walk>(arena: u64, scenario: impl FnOnce(&Machine<A>, &Map<'_, A>)) {
     let (machine, memory) = strict::<A>(64 * MIB);
     let free = memory.free_frame_count();
     {
         let map = map_with(&memory, arena, Reach::Table);
-        play(&machine, &map);
+        scenario(&machine, &map);
         audit(&machine, &memory, &[&map]);
     }
     audit(&machine, &memory, &[]);

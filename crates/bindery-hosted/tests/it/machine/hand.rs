@@ -1,4 +1,4 @@
-//! What the stories about the machine itself need: tables written by hand, and accesses that must
+//! What the scenarios about the machine itself need: tables written by hand, and accesses that must
 //! or must not fault.
 use bindery::addr::{Frame, VirtAddr, VirtRange};
 use bindery::platform::{Cpu, CpuSet, Invalidation, Platform, Tables};

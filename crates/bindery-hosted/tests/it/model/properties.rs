@@ -357,7 +357,7 @@ impl<A: Walk> Family<'_, A> {
     }
 }
 
-fn play<A: Walk>(steps: &[Step]) {
+fn scenario<A: Walk>(steps: &[Step]) {
     let (machine, memory) = strict::<A>(256 * MIB);
     let rules = Rules::of::<A>(options().minimum_address.0);
     let mut family = Family {
@@ -391,7 +391,7 @@ fn random_sequences<A: Walk>() {
     }
     let mut runner = TestRunner::new(config);
     let result = runner.run(&sequence(), |steps| {
-        play::<A>(&steps);
+        scenario::<A>(&steps);
         Ok(())
     });
     match result {
@@ -428,18 +428,18 @@ on_every_architecture! {
 
 fn in_front<A: Walk>() {
     let [map, fill] = four_mebibytes(17);
-    play::<A>(&[map, fill, moves(GIB + 3 * PAGE_SIZE, 3 * PAGE_SIZE, GIB)]);
+    scenario::<A>(&[map, fill, moves(GIB + 3 * PAGE_SIZE, 3 * PAGE_SIZE, GIB)]);
 }
 
 fn behind<A: Walk>() {
     let [map, fill] = four_mebibytes(17);
     let source = GIB + PAGE_SIZE;
-    play::<A>(&[map, fill, moves(source, 2 * MIB, source + 2 * MIB)]);
+    scenario::<A>(&[map, fill, moves(source, 2 * MIB, source + 2 * MIB)]);
 }
 
 fn one_page<A: Walk>() {
     let at = At::Fixed(4 * GIB);
     let map = Action::Map(Spot::Fixed(at), GIB, READ_WRITE);
     let touch = Action::Read(At::Fixed(4 * GIB + PAGE_SIZE));
-    play::<A>(&[(map, false), (touch, false), moves(4 * GIB, GIB, 8 * GIB + PAGE_SIZE)]);
+    scenario::<A>(&[(map, false), (touch, false), moves(4 * GIB, GIB, 8 * GIB + PAGE_SIZE)]);
 }

@@ -7,8 +7,8 @@ use bindery::testing::{self, FolioDamage, ObjectDamage, damage_object};
 use bindery::{FileAccess, MapObject, MapRequest, Object, Place, Sharing};
 use bindery_hosted::Machine;
 
+use crate::support::fixture::{Fixture, with_fixture};
 use crate::support::objects::{PAGE, memfd};
-use crate::support::stage::{Stage, on_stage};
 use crate::support::{GIB, READ_WRITE};
 
 type Arch = X86_64<4>;
@@ -17,9 +17,9 @@ type Memfd<'m> = Object<'m, Machine<Arch>>;
 const AT: u64 = GIB;
 
 /// Four pages of shared memory, mapped and written.
-fn mapped(play: impl FnOnce(&Stage<'_, '_, Arch>, &Memfd<'_>)) {
-    on_stage::<Arch>(0, |stage| {
-        let object = memfd(stage.memory, 4 * PAGE);
+fn mapped(scenario: impl FnOnce(&Fixture<'_, '_, Arch>, &Memfd<'_>)) {
+    with_fixture::<Arch>(0, |fixture| {
+        let object = memfd(fixture.memory, 4 * PAGE);
         let request = MapRequest {
             length: 4 * PAGE,
             protection: READ_WRITE,
@@ -28,23 +28,23 @@ fn mapped(play: impl FnOnce(&Stage<'_, '_, Arch>, &Memfd<'_>)) {
             ..MapRequest::default()
         };
         let access = FileAccess::READ | FileAccess::WRITE;
-        stage
+        fixture
             .space
             .mmap_object(&request, &MapObject { object: &object, offset: 0, access })
             .unwrap();
-        stage.fill(AT, 4);
-        play(stage, &object);
+        fixture.fill(AT, 4);
+        scenario(fixture, &object);
     });
 }
 
 fn damaged(damage: ObjectDamage, undo: Option<ObjectDamage>) -> Violation {
     let mut found = None;
-    mapped(|stage, object| {
+    mapped(|fixture, object| {
         damage_object(object, damage);
-        found = Some(stage.broken(&[]));
+        found = Some(fixture.broken(&[]));
         match undo {
             Some(undo) => damage_object(object, undo),
-            None => stage.space.munmap(VirtAddr(AT), 4 * PAGE).unwrap(),
+            None => fixture.space.munmap(VirtAddr(AT), 4 * PAGE).unwrap(),
         }
     });
     found.unwrap()
@@ -83,10 +83,10 @@ fn a_page_is_mapped_that_was_dropped() {
 
 #[test]
 fn a_folio_has_more_references_than_pages_that_an_object_names() {
-    mapped(|stage, _| {
-        let frame = stage.frame(AT);
-        testing::damage_folio(stage.memory, frame, FolioDamage::References(1));
-        assert_eq!(stage.broken(&[]), Violation::References { folio: frame, says: 2 });
-        testing::damage_folio(stage.memory, frame, FolioDamage::References(-1));
+    mapped(|fixture, _| {
+        let frame = fixture.frame(AT);
+        testing::damage_folio(fixture.memory, frame, FolioDamage::References(1));
+        assert_eq!(fixture.broken(&[]), Violation::References { folio: frame, says: 2 });
+        testing::damage_folio(fixture.memory, frame, FolioDamage::References(-1));
     });
 }

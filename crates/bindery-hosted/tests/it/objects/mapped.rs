@@ -13,7 +13,7 @@ use bindery::{
 use bindery_hosted::{Config, Program, TlbKind, Walk};
 
 use crate::support::objects::{PAGE, content, memfd, use_object_order};
-use crate::support::objects_stage::{AT, map, on_stage};
+use crate::support::objects_fixture::{AT, map, with_fixture};
 use crate::support::{MIB, READ_WRITE, audit, memory_with, options};
 
 on_every_architecture! {
@@ -32,13 +32,13 @@ on_every_architecture! {
 
 fn both_sides<A: Walk>() {
     for order in [0, 4, 9] {
-        on_stage::<A>(order, |stage| {
-            let object = memfd(stage.memory, 4 * MIB);
-            let (one, two) = (stage.space(), stage.space());
+        with_fixture::<A>(order, |fixture| {
+            let object = memfd(fixture.memory, 4 * MIB);
+            let (one, two) = (fixture.space(), fixture.space());
             map(&one, &object, AT, 4 * MIB, Sharing::Shared).unwrap();
             map(&two, &object, 3 * AT, 4 * MIB, Sharing::Shared).unwrap();
             let (first, second) =
-                (Program::new(stage.machine, &one), Program::new(stage.machine, &two));
+                (Program::new(fixture.machine, &one), Program::new(fixture.machine, &two));
             first.store(VirtAddr(AT + 5 * PAGE), 55).unwrap();
             assert_eq!(second.load(VirtAddr(3 * AT + 5 * PAGE)), Ok(55));
             assert_eq!(content(&object)[5 * PAGE as usize], 55);
@@ -47,24 +47,24 @@ fn both_sides<A: Walk>() {
             second.store(VirtAddr(3 * AT + 700 * PAGE + 8), 78).unwrap();
             assert_eq!(first.load(VirtAddr(AT + 700 * PAGE + 8)), Ok(78));
             let child = one.fork().unwrap();
-            let third = Program::new(stage.machine, &child);
+            let third = Program::new(fixture.machine, &child);
             third.store(VirtAddr(AT), 3).unwrap();
             assert_eq!(second.load(VirtAddr(3 * AT)), Ok(3));
             assert_eq!(content(&object)[0], 3);
-            assert_eq!(stage.audit(&[&one, &two, &child]).objects, 1);
+            assert_eq!(fixture.audit(&[&one, &two, &child]).objects, 1);
         });
     }
 }
 
 fn cut_off<A: Walk>() {
     for order in [0, 4, 9] {
-        on_stage::<A>(order, |stage| {
-            let object = memfd(stage.memory, 2 * MIB);
-            let (one, two) = (stage.space(), stage.space());
+        with_fixture::<A>(order, |fixture| {
+            let object = memfd(fixture.memory, 2 * MIB);
+            let (one, two) = (fixture.space(), fixture.space());
             map(&one, &object, AT, 2 * MIB, Sharing::Shared).unwrap();
             map(&two, &object, AT, 2 * MIB, Sharing::Private).unwrap();
             let (shared, private) =
-                (Program::new(stage.machine, &one), Program::new(stage.machine, &two));
+                (Program::new(fixture.machine, &one), Program::new(fixture.machine, &two));
             let at = |page: u64| VirtAddr(AT + page * PAGE);
             for page in [0, 9, 10, 300, 511] {
                 shared.store(at(page), page + 1).unwrap();
@@ -72,9 +72,9 @@ fn cut_off<A: Walk>() {
             }
             private.store(at(9), 99).unwrap();
             private.store(at(300), 99).unwrap();
-            stage.audit(&[&one, &two]);
+            fixture.audit(&[&one, &two]);
             object.set_size(10 * PAGE + 5).unwrap();
-            stage.audit(&[&one, &two]);
+            fixture.audit(&[&one, &two]);
             for program in [&shared, &private] {
                 assert_eq!(program.load(at(10)), Ok(11 & 0xff_ffff));
                 for page in [11, 300, 511] {
@@ -89,20 +89,20 @@ fn cut_off<A: Walk>() {
             }
             shared.store(at(300), 4).unwrap();
             assert_eq!(private.load(at(300)), Ok(4));
-            stage.audit(&[&one, &two]);
+            fixture.audit(&[&one, &two]);
         });
     }
 }
 
 fn hole<A: Walk>() {
     for order in [0, 4, 9] {
-        on_stage::<A>(order, |stage| {
-            let object = memfd(stage.memory, 2 * MIB);
-            let (one, two) = (stage.space(), stage.space());
+        with_fixture::<A>(order, |fixture| {
+            let object = memfd(fixture.memory, 2 * MIB);
+            let (one, two) = (fixture.space(), fixture.space());
             map(&one, &object, AT, 2 * MIB, Sharing::Shared).unwrap();
             map(&two, &object, AT, 2 * MIB, Sharing::Private).unwrap();
             let (shared, private) =
-                (Program::new(stage.machine, &one), Program::new(stage.machine, &two));
+                (Program::new(fixture.machine, &one), Program::new(fixture.machine, &two));
             let at = |page: u64| VirtAddr(AT + page * PAGE);
             for page in [3, 4, 5, 100] {
                 shared.store(at(page), page + 1).unwrap();
@@ -110,7 +110,7 @@ fn hole<A: Walk>() {
             }
             private.store(at(5), 99).unwrap();
             object.punch_hole(4 * PAGE, 90 * PAGE).unwrap();
-            stage.audit(&[&one, &two]);
+            fixture.audit(&[&one, &two]);
             assert_eq!(shared.load(at(3)), Ok(4));
             assert_eq!(shared.load(at(4)), Ok(0));
             assert_eq!(shared.load(at(5)), Ok(0));
@@ -119,40 +119,40 @@ fn hole<A: Walk>() {
             assert_eq!(private.load(at(100)), Ok(101));
             shared.store(at(4), 8).unwrap();
             assert_eq!(private.load(at(4)), Ok(8));
-            stage.audit(&[&one, &two]);
+            fixture.audit(&[&one, &two]);
         });
     }
 }
 
 fn hole_in_large_folio<A: Walk>() {
-    on_stage::<A>(4, |stage| {
-        let object = memfd(stage.memory, 64 * PAGE);
-        let space = stage.space();
+    with_fixture::<A>(4, |fixture| {
+        let object = memfd(fixture.memory, 64 * PAGE);
+        let space = fixture.space();
         map(&space, &object, AT, 64 * PAGE, Sharing::Shared).unwrap();
-        let program = Program::new(stage.machine, &space);
+        let program = Program::new(fixture.machine, &space);
         for page in 0..16 {
             object.write(page * PAGE, &[0x55; PAGE as usize]).unwrap();
         }
         object.punch_hole(4 * PAGE, 4 * PAGE).unwrap();
         // A fault beside the hole maps what is left of the folio, and nothing else.
         program.store(VirtAddr(AT + 3 * PAGE), 1).unwrap();
-        stage.audit(&[&space]);
+        fixture.audit(&[&space]);
         assert_eq!(program.load(VirtAddr(AT + 5 * PAGE)), Ok(0));
         program.store(VirtAddr(AT + 5 * PAGE), 2).unwrap();
         assert_eq!(program.load(VirtAddr(AT + 9 * PAGE)), Ok(0x5555_5555_5555_5555));
         assert_eq!(content(&object)[5 * PAGE as usize], 2);
-        stage.audit(&[&space]);
+        fixture.audit(&[&space]);
     });
 }
 
 fn waiting_pages<A: Walk>() {
-    on_stage::<A>(4, |stage| {
-        let object = memfd(stage.memory, 3 * PAGE);
+    with_fixture::<A>(4, |fixture| {
+        let object = memfd(fixture.memory, 3 * PAGE);
         object.allocate(0, 32 * PAGE, Growth::Forbidden).unwrap();
         assert_eq!(object.resident_pages(), 32);
-        let space = stage.space();
+        let space = fixture.space();
         map(&space, &object, AT, 32 * PAGE, Sharing::Shared).unwrap();
-        let program = Program::new(stage.machine, &space);
+        let program = Program::new(fixture.machine, &space);
         for touch in [false, true] {
             if touch {
                 program.store(VirtAddr(AT + 2 * PAGE), 1).unwrap();
@@ -163,27 +163,27 @@ fn waiting_pages<A: Walk>() {
                 assert_eq!(program.load(VirtAddr(AT + page * PAGE)), Err(FaultError::Bus));
             }
         }
-        stage.audit(&[&space]);
+        fixture.audit(&[&space]);
         object.set_size(20 * PAGE).unwrap();
         assert_eq!(object.resident_pages(), 32);
         program.store(VirtAddr(AT + 16 * PAGE), 1).unwrap();
         assert_eq!(program.load(VirtAddr(AT + 20 * PAGE)), Err(FaultError::Bus));
-        stage.audit(&[&space]);
+        fixture.audit(&[&space]);
     });
 }
 
 fn collapse<A: Walk>() {
     // Out of memory at every point first, then with memory.
     for point in (0..6).map(Some).chain([None]) {
-        on_stage::<A>(0, |stage| {
-            let object = memfd(stage.memory, 2 * MIB);
-            let spaces = [stage.space(), stage.space(), stage.space()];
+        with_fixture::<A>(0, |fixture| {
+            let object = memfd(fixture.memory, 2 * MIB);
+            let spaces = [fixture.space(), fixture.space(), fixture.space()];
             for (space, sharing) in
                 spaces.iter().zip([Sharing::Shared, Sharing::Shared, Sharing::Private])
             {
                 map(space, &object, AT, 2 * MIB, sharing).unwrap();
             }
-            let programs = spaces.each_ref().map(|space| Program::new(stage.machine, space));
+            let programs = spaces.each_ref().map(|space| Program::new(fixture.machine, space));
             let at = |page: u64| VirtAddr(AT + page * PAGE);
             let pages = || (0..512).filter(|page| page % 7 != 3);
             for page in pages() {
@@ -192,18 +192,18 @@ fn collapse<A: Walk>() {
             }
             programs[2].store(at(100), 9).unwrap();
             let resident = object.resident_pages();
-            stage.memory.fail_allocations_after(point);
+            fixture.memory.fail_allocations_after(point);
             let range = VirtRange::from_len(VirtAddr(AT), 2 * MIB).unwrap();
             let result = spaces[0].collapse_range(range);
-            let failures = testing::failed_allocations(stage.memory);
-            stage.memory.fail_allocations_after(None);
-            stage.audit(&spaces.each_ref());
+            let failures = testing::failed_allocations(fixture.memory);
+            fixture.memory.fail_allocations_after(None);
+            fixture.audit(&spaces.each_ref());
             if point.is_none() {
                 assert_eq!(result, Ok(()));
-                assert_eq!(stage.audit(&spaces.each_ref()).folios, 2);
+                assert_eq!(fixture.audit(&spaces.each_ref()).folios, 2);
                 assert_eq!(object.resident_pages(), 512);
                 // The private mapping's copies are promised too.
-                assert_eq!(stage.memory.commitment().committed(), 512 + 512);
+                assert_eq!(fixture.memory.commitment().committed(), 512 + 512);
                 assert_eq!(spaces[0].collapse_range(range), Ok(()));
             } else if failures > 0 && result.is_err() {
                 assert_eq!(object.resident_pages(), resident);
@@ -217,9 +217,9 @@ fn collapse<A: Walk>() {
             }
             // That it was written is known still, though nobody maps it: a failure keeps it.
             spaces.iter().for_each(|space| space.munmap(VirtAddr(AT), 2 * MIB).unwrap());
-            stage.memory.fail_allocations_after(Some(0));
+            fixture.memory.fail_allocations_after(Some(0));
             let refused = object.allocate(0, 4 * MIB, Growth::Allowed);
-            stage.memory.fail_allocations_after(None);
+            fixture.memory.fail_allocations_after(None);
             assert_eq!(refused, Err(Error::OutOfMemory));
             assert_eq!(content(&object)[5 * PAGE as usize], 6);
             spaces[..2]
@@ -227,45 +227,45 @@ fn collapse<A: Walk>() {
                 .for_each(|space| map(space, &object, AT, 2 * MIB, Sharing::Shared).unwrap());
             programs[1].store(at(3), 5).unwrap();
             assert_eq!(programs[0].load(at(3)), Ok(5));
-            stage.audit(&spaces.each_ref());
+            fixture.audit(&spaces.each_ref());
         });
     }
 }
 
 fn collapse_private<A: Walk>() {
     for touched in [1, 512] {
-        on_stage::<A>(0, |stage| {
-            let object = memfd(stage.memory, 2 * MIB);
+        with_fixture::<A>(0, |fixture| {
+            let object = memfd(fixture.memory, 2 * MIB);
             for page in 0..512 {
                 object.write(page * PAGE, &[page as u8 | 1]).unwrap();
             }
-            let space = stage.space();
+            let space = fixture.space();
             map(&space, &object, AT, 2 * MIB, Sharing::Private).unwrap();
-            let program = Program::new(stage.machine, &space);
+            let program = Program::new(fixture.machine, &space);
             for page in 0..touched {
                 program.load(VirtAddr(AT + page * PAGE)).unwrap();
             }
             program.store(VirtAddr(AT), 7).unwrap();
             let collapsed = space.madvise(VirtAddr(AT), 2 * MIB, Advice::Collapse);
             assert_eq!(collapsed, Err(Error::Invalid));
-            stage.memory.folio_policy().set(9, SizeMode::Always);
+            fixture.memory.folio_policy().set(9, SizeMode::Always);
             let progress = space.collapse_some(VirtAddr(0), 8, &CollapseLimits::default());
             assert_eq!(progress.collapsed, 0, "nor in the background");
             for page in 0..512 {
                 let expected = if page == 0 { 7 } else { u64::from(page as u8 | 1) };
                 assert_eq!(program.load(VirtAddr(AT + page * PAGE)), Ok(expected));
             }
-            stage.audit(&[&space]);
+            fixture.audit(&[&space]);
         });
     }
 }
 
 fn pinned<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let object = memfd(stage.memory, 2 * MIB);
-        let space = stage.space();
+    with_fixture::<A>(0, |fixture| {
+        let object = memfd(fixture.memory, 2 * MIB);
+        let space = fixture.space();
         map(&space, &object, AT, 2 * MIB, Sharing::Shared).unwrap();
-        let program = Program::new(stage.machine, &space);
+        let program = Program::new(fixture.machine, &space);
         program.store(VirtAddr(AT + 5 * PAGE), 5).unwrap();
         let at = VirtAddr(AT + 5 * PAGE);
         let pin = space.pin(at, 1, Access::Write, PinTime::Short).unwrap();
@@ -274,38 +274,38 @@ fn pinned<A: Walk>() {
         assert_eq!((program.load(at), object.resident_pages()), (Ok(5), 1));
         space.munmap(VirtAddr(AT), 2 * MIB).unwrap();
         assert_eq!(object.add_seals(Seals::WRITE), Err(Error::Busy));
-        let free = stage.memory.free_frame_count();
+        let free = fixture.memory.free_frame_count();
         object.set_size(0).unwrap();
         assert_eq!(object.resident_pages(), 0);
-        let kept = stage.memory.free_frame_count();
+        let kept = fixture.memory.free_frame_count();
         drop(pin);
-        assert!(stage.memory.free_frame_count() > kept && kept >= free);
+        assert!(fixture.memory.free_frame_count() > kept && kept >= free);
         assert_eq!(object.add_seals(Seals::WRITE), Ok(()));
-        stage.audit(&[&space]);
+        fixture.audit(&[&space]);
     });
 }
 
 fn outlives<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let object = memfd(stage.memory, 8 * PAGE);
+    with_fixture::<A>(0, |fixture| {
+        let object = memfd(fixture.memory, 8 * PAGE);
         object.write(PAGE, &[7; 8]).unwrap();
-        let space = stage.space();
+        let space = fixture.space();
         map(&space, &object, AT, 8 * PAGE, Sharing::Shared).unwrap();
         drop(object);
-        let program = Program::new(stage.machine, &space);
+        let program = Program::new(fixture.machine, &space);
         assert_eq!(program.load(VirtAddr(AT + PAGE)), Ok(0x0707_0707_0707_0707));
         space.munmap(VirtAddr(AT), 4 * PAGE).unwrap();
         program.store(VirtAddr(AT + 5 * PAGE), 1).unwrap();
-        assert_eq!(stage.audit(&[&space]).objects, 1);
+        assert_eq!(fixture.audit(&[&space]).objects, 1);
         space.munmap(VirtAddr(AT), 8 * PAGE).unwrap();
-        assert_eq!(stage.audit(&[&space]).objects, 0);
+        assert_eq!(fixture.audit(&[&space]).objects, 0);
     });
 }
 
 fn sealing<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let object = memfd(stage.memory, 8 * PAGE);
-        let space = stage.space();
+    with_fixture::<A>(0, |fixture| {
+        let object = memfd(fixture.memory, 8 * PAGE);
+        let space = fixture.space();
         map(&space, &object, AT, 8 * PAGE, Sharing::Shared).unwrap();
         assert_eq!(object.add_seals(Seals::WRITE), Err(Error::Busy));
         assert_eq!(object.add_seals(Seals::WRITE | Seals::SHRINK), Err(Error::Busy));
@@ -322,7 +322,7 @@ fn sealing<A: Walk>() {
         let shared = map(&space, &object, AT, 8 * PAGE, Sharing::Shared);
         assert_eq!(shared, Err(Error::SealForbids));
         // Copies are nobody else's affair, and looking is allowed.
-        let program = Program::new(stage.machine, &space);
+        let program = Program::new(fixture.machine, &space);
         program.store(VirtAddr(2 * AT), 5).unwrap();
         let request = MapRequest {
             length: 8 * PAGE,
@@ -337,7 +337,7 @@ fn sealing<A: Walk>() {
         assert_eq!(program.load(VirtAddr(AT)), Ok(0));
         let refused = space.mprotect(VirtAddr(AT), PAGE, READ_WRITE);
         assert_eq!(refused, Err(Error::AccessDenied));
-        stage.audit(&[&space]);
+        fixture.audit(&[&space]);
     });
 }
 

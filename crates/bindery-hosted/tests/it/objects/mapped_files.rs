@@ -12,7 +12,7 @@ use bindery::{
 use bindery_hosted::{Config, Machine, MemoryFiles, PagerCounts, Program, TlbKind, Walk};
 
 use crate::support::objects::{Failing, PAGE, content, memfd, use_object_order};
-use crate::support::objects_stage::{AT, map, on_stage};
+use crate::support::objects_fixture::{AT, map, with_fixture};
 use crate::support::{MIB, audit, memory_with, options};
 
 on_every_architecture! {
@@ -29,14 +29,14 @@ on_every_architecture! {
 
 fn behind_the_end<A: Walk>() {
     let files = MemoryFiles::new();
-    on_stage::<A>(0, |stage| {
+    with_fixture::<A>(0, |fixture| {
         let files = &files;
-        let file = stage.memory.file(files, 1, 0).unwrap();
-        for (object, kept) in [(memfd(stage.memory, 0), 7), (file, 0)] {
+        let file = fixture.memory.file(files, 1, 0).unwrap();
+        for (object, kept) in [(memfd(fixture.memory, 0), 7), (file, 0)] {
             object.set_size(PAGE + 100).unwrap();
-            let space = stage.space();
+            let space = fixture.space();
             map(&space, &object, AT, 2 * PAGE, Sharing::Shared).unwrap();
-            let program = Program::new(stage.machine, &space);
+            let program = Program::new(fixture.machine, &space);
             for grow in
                 [Object::set_size, |o: &Object<'_, _>, size| o.write(size - 1, &[0]).map(|_| ())]
             {
@@ -77,11 +77,11 @@ impl Pager for Garbage {
 
 fn garbage<A: Walk>() {
     for order in [0, 2] {
-        on_stage::<A>(order, |stage| {
-            let file = stage.memory.file(&Garbage, 1, 3 * PAGE + 8).unwrap();
-            let space = stage.space();
+        with_fixture::<A>(order, |fixture| {
+            let file = fixture.memory.file(&Garbage, 1, 3 * PAGE + 8).unwrap();
+            let space = fixture.space();
             map(&space, &file, AT, 4 * PAGE, Sharing::Shared).unwrap();
-            let program = Program::new(stage.machine, &space);
+            let program = Program::new(fixture.machine, &space);
             assert_eq!(program.load(VirtAddr(AT + 3 * PAGE)), Ok(0xdddd_dddd_dddd_dddd));
             assert_eq!(program.load(VirtAddr(AT + 3 * PAGE + 8)), Ok(0));
             assert_eq!(program.load(VirtAddr(AT + 4 * PAGE - 8)), Ok(0));
@@ -92,20 +92,20 @@ fn garbage<A: Walk>() {
 fn collapse_file<A: Walk>() {
     let pager = Failing::new();
     pager.files.put(1, &vec![3; 3 * MIB as usize]);
-    on_stage::<A>(0, |stage| {
+    with_fixture::<A>(0, |fixture| {
         let pager = &pager;
-        let file = stage.memory.file(pager, 1, 3 * MIB).unwrap();
-        let space = stage.space();
+        let file = fixture.memory.file(pager, 1, 3 * MIB).unwrap();
+        let space = fixture.space();
         map(&space, &file, AT, 3 * MIB, Sharing::Shared).unwrap();
-        let program = Program::new(stage.machine, &space);
+        let program = Program::new(fixture.machine, &space);
         program.store(VirtAddr(AT + 7 * PAGE), 8).unwrap();
         let range = VirtRange::from_len(VirtAddr(AT), 2 * MIB).unwrap();
         pager.bad_page.store(100, Relaxed);
         assert!(space.collapse_range(range).is_err());
-        stage.audit(&[&space]);
+        fixture.audit(&[&space]);
         pager.never();
         assert_eq!(space.collapse_range(range), Ok(()));
-        assert_eq!(stage.audit(&[&space]).object_pages, 512);
+        assert_eq!(fixture.audit(&[&space]).object_pages, 512);
         assert_eq!(program.load(VirtAddr(AT + 7 * PAGE)), Ok(8));
         // What was dirty still is, and no more.
         let pages = pager.files.counts().pages_written;
@@ -114,7 +114,7 @@ fn collapse_file<A: Walk>() {
         program.store(VirtAddr(AT + 8 * PAGE), 9).unwrap();
         file.sync(0, u64::MAX).unwrap();
         assert_eq!(pager.files.content(1), content(&file));
-        stage.audit(&[&space]);
+        fixture.audit(&[&space]);
     });
 }
 
@@ -122,12 +122,12 @@ fn saved<A: Walk>() {
     let files = MemoryFiles::new();
     files.put(1, &[1; 20 * PAGE as usize + 100]);
     for order in [0, 3] {
-        on_stage::<A>(order, |stage| {
+        with_fixture::<A>(order, |fixture| {
             let files = &files;
-            let file = stage.memory.file(files, 1, 20 * PAGE + 100).unwrap();
-            let space = stage.space();
+            let file = fixture.memory.file(files, 1, 20 * PAGE + 100).unwrap();
+            let space = fixture.space();
             map(&space, &file, AT, 21 * PAGE, Sharing::Shared).unwrap();
-            let program = Program::new(stage.machine, &space);
+            let program = Program::new(fixture.machine, &space);
             assert_eq!(program.load(VirtAddr(AT)), Ok(0x0101_0101_0101_0101));
             let before = files.counts();
             program.store(VirtAddr(AT + 3 * PAGE), 42).unwrap();
@@ -136,7 +136,7 @@ fn saved<A: Walk>() {
             program.store(VirtAddr(AT + 20 * PAGE + 200), 44).unwrap();
             assert_eq!(files.counts(), PagerCountsBefore(before).with_reads_of(files.counts()));
             file.sync(0, u64::MAX).unwrap();
-            stage.audit(&[&space]);
+            fixture.audit(&[&space]);
             let after = files.counts();
             assert_eq!(
                 (after.writes - before.writes, after.pages_written - before.pages_written),
@@ -146,7 +146,7 @@ fn saved<A: Walk>() {
             assert_eq!(stored.len() as u64, 20 * PAGE + 100);
             assert_eq!((stored[3 * PAGE as usize], stored[4 * PAGE as usize]), (42, 43));
             assert_eq!(stored[20 * PAGE as usize + 99], 1);
-            stage.audit(&[&space]);
+            fixture.audit(&[&space]);
         });
     }
 }
@@ -162,15 +162,15 @@ impl PagerCountsBefore {
 
 fn saved_again<A: Walk>() {
     let pager = Failing::new();
-    on_stage::<A>(2, |stage| {
+    with_fixture::<A>(2, |fixture| {
         let pager = &pager;
-        let file = stage.memory.file(pager, 1, 0).unwrap();
+        let file = fixture.memory.file(pager, 1, 0).unwrap();
         file.set_size(16 * PAGE).unwrap();
-        let (one, two) = (stage.space(), stage.space());
+        let (one, two) = (fixture.space(), fixture.space());
         map(&one, &file, AT, 16 * PAGE, Sharing::Shared).unwrap();
         map(&two, &file, AT, 16 * PAGE, Sharing::Shared).unwrap();
         let (first, second) =
-            (Program::new(stage.machine, &one), Program::new(stage.machine, &two));
+            (Program::new(fixture.machine, &one), Program::new(fixture.machine, &two));
         let stored = || pager.files.content(1)[5 * PAGE as usize];
         first.store(VirtAddr(AT + 5 * PAGE), 1).unwrap();
         second.store(VirtAddr(AT + 5 * PAGE), 2).unwrap();
@@ -182,40 +182,40 @@ fn saved_again<A: Walk>() {
             program.store(VirtAddr(AT + 5 * PAGE), value).unwrap();
             pager.writes_left.store(0, Relaxed);
             assert_eq!(file.sync(0, u64::MAX), Err(Error::InputOutput));
-            stage.audit(&[&one, &two]);
+            fixture.audit(&[&one, &two]);
             pager.never();
             file.sync(0, u64::MAX).unwrap();
             assert_eq!(u64::from(stored()), value);
         }
         // One page each time, whatever the folio.
         assert_eq!(pager.files.counts().pages_written, pages + 2);
-        stage.audit(&[&one, &two]);
+        fixture.audit(&[&one, &two]);
     });
 }
 
 fn huge_file<A: Walk>() {
     let files = MemoryFiles::new();
     files.put(1, &vec![6; 4 * MIB as usize]);
-    on_stage::<A>(9, |stage| {
+    with_fixture::<A>(9, |fixture| {
         let files = &files;
-        let file = stage.memory.file(files, 1, 4 * MIB).unwrap();
-        let space = stage.space();
+        let file = fixture.memory.file(files, 1, 4 * MIB).unwrap();
+        let space = fixture.space();
         map(&space, &file, AT, 4 * MIB, Sharing::Shared).unwrap();
-        let program = Program::new(stage.machine, &space);
+        let program = Program::new(fixture.machine, &space);
         assert_eq!(program.load(VirtAddr(AT + MIB)), Ok(0x0606_0606_0606_0606));
         assert_eq!(files.counts().reads, 1);
         program.store(VirtAddr(AT + MIB), 9).unwrap();
         file.sync(MIB, PAGE).unwrap();
-        stage.audit(&[&space]);
+        fixture.audit(&[&space]);
         assert_eq!(files.content(1)[MIB as usize], 9);
         program.store(VirtAddr(AT + MIB), 10).unwrap();
         file.set_size(MIB + 3 * PAGE).unwrap();
-        stage.audit(&[&space]);
+        fixture.audit(&[&space]);
         assert_eq!(program.load(VirtAddr(AT + MIB)), Ok(10));
         assert_eq!(program.load(VirtAddr(AT + MIB + 3 * PAGE)), Err(FaultError::Bus));
         file.sync(0, u64::MAX).unwrap();
         assert_eq!(files.content(1), content(&file));
-        stage.audit(&[&space]);
+        fixture.audit(&[&space]);
     });
 }
 
@@ -227,17 +227,17 @@ fn write_as_a_device<A: Walk>(machine: &Machine<A>, pinned: &Pinned<'_, Machine<
 
 fn saved_after_a_pin<A: Walk>() {
     let files = MemoryFiles::new();
-    on_stage::<A>(0, |stage| {
+    with_fixture::<A>(0, |fixture| {
         let files = &files;
-        let file = stage.memory.file(files, 1, 2 * PAGE).unwrap();
-        let space = stage.space();
+        let file = fixture.memory.file(files, 1, 2 * PAGE).unwrap();
+        let space = fixture.space();
         map(&space, &file, AT, 2 * PAGE, Sharing::Shared).unwrap();
         let pin = |page: u64, access| {
             space.pin(VirtAddr(AT + page * PAGE), 1, access, PinTime::Short).unwrap()
         };
         let pinned = pin(0, Access::Write);
         file.sync(0, 2 * PAGE).unwrap();
-        write_as_a_device(stage.machine, &pinned, 99);
+        write_as_a_device(fixture.machine, &pinned, 99);
         drop(pinned);
         file.sync(0, 2 * PAGE).unwrap();
         assert_eq!(files.content(1)[0], 99);
@@ -250,7 +250,7 @@ fn saved_after_a_pin<A: Walk>() {
         let pinned = pin(1, Access::Write);
         file.sync(0, 2 * PAGE).unwrap();
         drop((space, file));
-        write_as_a_device(stage.machine, &pinned, 98);
+        write_as_a_device(fixture.machine, &pinned, 98);
         assert_eq!(files.counts().removed, 0);
         drop(pinned);
         assert_eq!(files.counts().removed, 1);
@@ -260,14 +260,14 @@ fn saved_after_a_pin<A: Walk>() {
 
 fn last_mapping<A: Walk>() {
     let files = MemoryFiles::new();
-    on_stage::<A>(0, |stage| {
+    with_fixture::<A>(0, |fixture| {
         let files = &files;
-        let file = stage.memory.file(files, 1, 0).unwrap();
+        let file = fixture.memory.file(files, 1, 0).unwrap();
         file.set_size(4 * PAGE).unwrap();
-        let space = stage.space();
+        let space = fixture.space();
         map(&space, &file, AT, 4 * PAGE, Sharing::Shared).unwrap();
         drop(file);
-        Program::new(stage.machine, &space).store(VirtAddr(AT + PAGE), 12).unwrap();
+        Program::new(fixture.machine, &space).store(VirtAddr(AT + PAGE), 12).unwrap();
         assert_eq!(files.counts().writes, 0);
         space.munmap(VirtAddr(AT), 4 * PAGE).unwrap();
         assert_eq!((files.counts().writes, files.counts().removed), (1, 1));

@@ -31,7 +31,7 @@ fn at(page: u64) -> VirtAddr {
 }
 
 /// A machine with a file of [`PAGES`] pages, mapped shared at [`AT`].
-struct Stage<'m> {
+struct Fixture<'m> {
     machine: &'m Machine<A>,
     pager: &'m HeldFiles,
     file: File<'m>,
@@ -50,8 +50,8 @@ fn map<'m>(space: &Space<'m>, file: &File<'m>, sharing: Sharing) {
     space.mmap_object(&request, &MapObject { object: file, offset: 0, access }).unwrap();
 }
 
-/// Lets `play` use a stage; nothing is left of it afterwards.
-fn on_stage(play: impl FnOnce(&Stage<'_>)) {
+/// Lets `scenario` use a fixture; nothing is left of it afterwards.
+fn with_fixture(scenario: impl FnOnce(&Fixture<'_>)) {
     let (machine, memory) =
         memory_with::<A>(Config { memory: 64 * MIB, cpus: 3, ..Config::default() });
     let free = memory.free_frame_count();
@@ -61,10 +61,10 @@ fn on_stage(play: impl FnOnce(&Stage<'_>)) {
     {
         let file = memory.file(&pager, 1, PAGES * PAGE).unwrap();
         let space = AddressSpace::new(&memory, options()).unwrap();
-        let stage = Stage { machine: &machine, pager: &pager, file, space };
-        map(&stage.space, &stage.file, Sharing::Shared);
-        play(&stage);
-        audit(&machine, &memory, &[&stage.space]);
+        let fixture = Fixture { machine: &machine, pager: &pager, file, space };
+        map(&fixture.space, &fixture.file, Sharing::Shared);
+        scenario(&fixture);
+        audit(&machine, &memory, &[&fixture.space]);
     }
     let report = audit(&machine, &memory, &[]);
     assert_eq!((report.objects, report.object_pages), (0, 0));
@@ -72,7 +72,7 @@ fn on_stage(play: impl FnOnce(&Stage<'_>)) {
     assert_eq!(memory.free_frame_count(), free, "frames have leaked");
 }
 
-impl Stage<'_> {
+impl Fixture<'_> {
     /// Does `slow` on another CPU, holds the pager in it, and lets it go on when `meanwhile` has
     /// returned. Panics where that waits for the pager.
     #[track_caller]
@@ -117,29 +117,30 @@ impl Stage<'_> {
 
 #[test]
 fn munmap_goes_on_while_a_fault_in_the_mapping_waits_for_the_pager() {
-    on_stage(|stage| {
-        let fault = stage.hold_fault(|| stage.space.munmap(VirtAddr(AT), PAGES * PAGE).unwrap());
+    with_fixture(|fixture| {
+        let fault =
+            fixture.hold_fault(|| fixture.space.munmap(VirtAddr(AT), PAGES * PAGE).unwrap());
         assert_eq!(fault, Err(FaultError::NotMapped));
     });
 }
 
 #[test]
 fn mprotect_goes_on_while_a_fault_in_the_mapping_waits_for_the_pager() {
-    on_stage(|stage| {
+    with_fixture(|fixture| {
         let none = Protection::empty();
-        let fault =
-            stage.hold_fault(|| stage.space.mprotect(VirtAddr(AT), PAGES * PAGE, none).unwrap());
+        let fault = fixture
+            .hold_fault(|| fixture.space.mprotect(VirtAddr(AT), PAGES * PAGE, none).unwrap());
         assert_eq!(fault, Err(FaultError::Protection));
     });
 }
 
 #[test]
 fn mremap_goes_on_while_a_fault_in_the_mapping_waits_for_the_pager() {
-    on_stage(|stage| {
+    with_fixture(|fixture| {
         let to = VirtAddr(AT + GIB);
         let length = PAGES * PAGE;
-        let fault = stage.hold_fault(|| {
-            stage.space.mremap(VirtAddr(AT), length, length, Remap::To(to)).unwrap();
+        let fault = fixture.hold_fault(|| {
+            fixture.space.mremap(VirtAddr(AT), length, length, Remap::To(to)).unwrap();
         });
         assert_eq!(fault, Err(FaultError::NotMapped));
     });
@@ -147,30 +148,30 @@ fn mremap_goes_on_while_a_fault_in_the_mapping_waits_for_the_pager() {
 
 #[test]
 fn mmap_over_the_mapping_goes_on_while_a_fault_in_it_waits_for_the_pager() {
-    on_stage(|stage| {
+    with_fixture(|fixture| {
         let fault =
-            stage.hold_fault(|| stage.space.mmap(&support::fixed(AT, PAGES * PAGE)).unwrap());
+            fixture.hold_fault(|| fixture.space.mmap(&support::fixed(AT, PAGES * PAGE)).unwrap());
         assert_eq!(fault, Ok(bindery::Resolved::ZeroPage));
     });
 }
 
 #[test]
 fn fork_goes_on_while_a_fault_in_the_mapping_waits_for_the_pager() {
-    on_stage(|stage| {
-        let fault = stage.hold_fault(|| drop(stage.space.fork().unwrap()));
+    with_fixture(|fixture| {
+        let fault = fixture.hold_fault(|| drop(fixture.space.fork().unwrap()));
         assert!(fault.is_ok());
-        assert_eq!(stage.first_byte(SLOW), SLOW as u8 + 1);
+        assert_eq!(fixture.first_byte(SLOW), SLOW as u8 + 1);
     });
 }
 
 #[test]
 fn madvise_and_mlock_and_msync_go_on_while_a_fault_in_the_mapping_waits_for_the_pager() {
-    on_stage(|stage| {
-        let fault = stage.hold_fault(|| {
-            stage.space.madvise(at(0), PAGES * PAGE, Advice::DontNeed).unwrap();
-            stage.space.mlock(at(0), 4 * PAGE, bindery::LockPages::Now).unwrap();
-            stage.space.msync(at(0), PAGES * PAGE, SyncFlags::SYNC).unwrap();
-            stage.space.mincore(at(0), PAGES * PAGE, |_, _| ()).unwrap();
+    with_fixture(|fixture| {
+        let fault = fixture.hold_fault(|| {
+            fixture.space.madvise(at(0), PAGES * PAGE, Advice::DontNeed).unwrap();
+            fixture.space.mlock(at(0), 4 * PAGE, bindery::LockPages::Now).unwrap();
+            fixture.space.msync(at(0), PAGES * PAGE, SyncFlags::SYNC).unwrap();
+            fixture.space.mincore(at(0), PAGES * PAGE, |_, _| ()).unwrap();
         });
         assert!(fault.is_ok());
     });
@@ -178,50 +179,50 @@ fn madvise_and_mlock_and_msync_go_on_while_a_fault_in_the_mapping_waits_for_the_
 
 #[test]
 fn a_fault_of_another_page_goes_on_while_one_waits_for_the_pager() {
-    on_stage(|stage| {
-        let fault = stage.hold_fault(|| {
-            stage.space.fault(at(SLOW + 1), Access::Read).unwrap();
-            stage.space.fault(at(SLOW + 2), Access::Write).unwrap();
+    with_fixture(|fixture| {
+        let fault = fixture.hold_fault(|| {
+            fixture.space.fault(at(SLOW + 1), Access::Read).unwrap();
+            fixture.space.fault(at(SLOW + 2), Access::Write).unwrap();
             let mut bytes = [0; 8];
-            stage.space.read_user(at(SLOW + 3), &mut bytes).unwrap();
+            fixture.space.read_user(at(SLOW + 3), &mut bytes).unwrap();
         });
         assert!(fault.is_ok());
-        assert_eq!(stage.first_byte(SLOW + 2), SLOW as u8 + 3);
+        assert_eq!(fixture.first_byte(SLOW + 2), SLOW as u8 + 3);
     });
 }
 
 #[test]
 fn truncation_goes_on_while_a_fault_waits_for_the_pager_and_what_it_brings_is_dropped() {
-    on_stage(|stage| {
-        let fault = stage.hold_fault(|| stage.file.set_size(2 * PAGE).unwrap());
+    with_fixture(|fixture| {
+        let fault = fixture.hold_fault(|| fixture.file.set_size(2 * PAGE).unwrap());
         assert_eq!(fault, Err(FaultError::Bus));
-        assert_eq!(stage.file.resident_pages(), 0);
+        assert_eq!(fixture.file.resident_pages(), 0);
     });
 }
 
 #[test]
 fn a_file_that_is_cut_off_and_grows_again_while_it_is_read_shows_zeroes() {
-    on_stage(|stage| {
-        let fault = stage.hold_fault(|| {
-            stage.file.set_size(0).unwrap();
-            stage.file.set_size(PAGES * PAGE).unwrap();
+    with_fixture(|fixture| {
+        let fault = fixture.hold_fault(|| {
+            fixture.file.set_size(0).unwrap();
+            fixture.file.set_size(PAGES * PAGE).unwrap();
         });
         assert!(fault.is_ok());
-        assert_eq!(stage.first_byte(SLOW), 0, "the page is older than the truncation");
-        assert_eq!(stage.pager.times(Io::Read, SLOW), 2, "it was read again");
+        assert_eq!(fixture.first_byte(SLOW), 0, "the page is older than the truncation");
+        assert_eq!(fixture.pager.times(Io::Read, SLOW), 2, "it was read again");
     });
 }
 
 #[test]
 fn a_page_that_is_cut_in_two_while_it_is_read_ends_in_zeroes() {
-    on_stage(|stage| {
-        let fault = stage.hold_fault(|| {
-            stage.file.set_size(SLOW * PAGE + 100).unwrap();
-            stage.file.set_size(PAGES * PAGE).unwrap();
+    with_fixture(|fixture| {
+        let fault = fixture.hold_fault(|| {
+            fixture.file.set_size(SLOW * PAGE + 100).unwrap();
+            fixture.file.set_size(PAGES * PAGE).unwrap();
         });
         assert!(fault.is_ok());
         let mut bytes = [9; 200];
-        stage.space.read_user(at(SLOW), &mut bytes).unwrap();
+        fixture.space.read_user(at(SLOW), &mut bytes).unwrap();
         assert!(bytes[..100].iter().all(|byte| *byte == SLOW as u8 + 1));
         assert!(bytes[100..].iter().all(|byte| *byte == 0), "what was cut off is still there");
     });
@@ -229,35 +230,35 @@ fn a_page_that_is_cut_in_two_while_it_is_read_ends_in_zeroes() {
 
 #[test]
 fn a_hole_is_made_while_the_page_is_read() {
-    on_stage(|stage| {
-        let fault = stage.hold_fault(|| stage.file.punch_hole(SLOW * PAGE, PAGE).unwrap());
+    with_fixture(|fixture| {
+        let fault = fixture.hold_fault(|| fixture.file.punch_hole(SLOW * PAGE, PAGE).unwrap());
         assert!(fault.is_ok());
-        assert_eq!(stage.first_byte(SLOW), 0, "the page is older than the hole");
+        assert_eq!(fixture.first_byte(SLOW), 0, "the page is older than the hole");
     });
 }
 
 #[test]
 fn a_page_that_is_overwritten_while_it_is_read_is_what_was_written() {
-    on_stage(|stage| {
-        let fault = stage.hold_fault(|| {
-            assert_eq!(stage.file.write(SLOW * PAGE, &[77; PAGE as usize]), Ok(PAGE as usize));
+    with_fixture(|fixture| {
+        let fault = fixture.hold_fault(|| {
+            assert_eq!(fixture.file.write(SLOW * PAGE, &[77; PAGE as usize]), Ok(PAGE as usize));
         });
         assert!(fault.is_ok());
-        assert_eq!(stage.first_byte(SLOW), 77);
-        stage.file.sync(0, u64::MAX).unwrap();
-        assert_eq!(stage.pager.files.content(1)[(SLOW * PAGE) as usize], 77);
+        assert_eq!(fixture.first_byte(SLOW), 77);
+        fixture.file.sync(0, u64::MAX).unwrap();
+        assert_eq!(fixture.pager.files.content(1)[(SLOW * PAGE) as usize], 77);
     });
 }
 
 #[test]
 fn reads_and_writes_of_the_file_go_on_while_a_fault_waits_for_the_pager() {
-    on_stage(|stage| {
-        let fault = stage.hold_fault(|| {
+    with_fixture(|fixture| {
+        let fault = fixture.hold_fault(|| {
             let mut bytes = [0; 10];
-            assert_eq!(stage.file.read((SLOW + 1) * PAGE, &mut bytes), Ok(10));
-            assert_eq!(stage.file.write(20 * PAGE + 7, &bytes), Ok(10));
-            stage.file.sync(0, u64::MAX).unwrap();
-            stage.file.set_size((PAGES + 1) * PAGE).unwrap();
+            assert_eq!(fixture.file.read((SLOW + 1) * PAGE, &mut bytes), Ok(10));
+            assert_eq!(fixture.file.write(20 * PAGE + 7, &bytes), Ok(10));
+            fixture.file.sync(0, u64::MAX).unwrap();
+            fixture.file.set_size((PAGES + 1) * PAGE).unwrap();
         });
         assert!(fault.is_ok());
     });
@@ -265,15 +266,15 @@ fn reads_and_writes_of_the_file_go_on_while_a_fault_waits_for_the_pager() {
 
 #[test]
 fn a_write_to_another_page_goes_on_while_a_write_fetches_the_page_that_it_begins_in() {
-    on_stage(|stage| {
-        let write = || stage.file.write(SLOW * PAGE + 1, &[50; 3 * PAGE as usize]);
-        let (written, ()) = stage.hold(Io::Read, write, || {
-            assert_eq!(stage.file.write(30 * PAGE, &[51; PAGE as usize]), Ok(PAGE as usize));
-            stage.file.set_size(40 * PAGE).unwrap();
+    with_fixture(|fixture| {
+        let write = || fixture.file.write(SLOW * PAGE + 1, &[50; 3 * PAGE as usize]);
+        let (written, ()) = fixture.hold(Io::Read, write, || {
+            assert_eq!(fixture.file.write(30 * PAGE, &[51; PAGE as usize]), Ok(PAGE as usize));
+            fixture.file.set_size(40 * PAGE).unwrap();
         });
         assert_eq!(written, Ok(3 * PAGE as usize));
         let mut bytes = vec![0; 3 * PAGE as usize + 2];
-        assert_eq!(stage.file.read(SLOW * PAGE, &mut bytes), Ok(bytes.len()));
+        assert_eq!(fixture.file.read(SLOW * PAGE, &mut bytes), Ok(bytes.len()));
         assert_eq!(bytes[0], SLOW as u8 + 1);
         assert!(bytes[1..=3 * PAGE as usize].iter().all(|byte| *byte == 50));
         assert_eq!(bytes[3 * PAGE as usize + 1], SLOW as u8 + 4);
@@ -282,12 +283,12 @@ fn a_write_to_another_page_goes_on_while_a_write_fetches_the_page_that_it_begins
 
 #[test]
 fn a_read_of_the_file_that_waits_for_the_pager_keeps_nobody_out() {
-    on_stage(|stage| {
+    with_fixture(|fixture| {
         let mut bytes = [9; 10];
-        let read = || stage.file.read(SLOW * PAGE, &mut bytes);
-        let (read, ()) = stage.hold(Io::Read, read, || {
-            stage.file.set_size(0).unwrap();
-            stage.file.set_size(PAGES * PAGE).unwrap();
+        let read = || fixture.file.read(SLOW * PAGE, &mut bytes);
+        let (read, ()) = fixture.hold(Io::Read, read, || {
+            fixture.file.set_size(0).unwrap();
+            fixture.file.set_size(PAGES * PAGE).unwrap();
         });
         assert_eq!((read, bytes), (Ok(10), [0; 10]), "the bytes are older than the truncation");
     });
@@ -295,56 +296,56 @@ fn a_read_of_the_file_that_waits_for_the_pager_keeps_nobody_out() {
 
 #[test]
 fn two_faults_of_one_page_read_it_once() {
-    on_stage(|stage| {
-        stage.pager.hold_next(Io::Read, SLOW);
+    with_fixture(|fixture| {
+        fixture.pager.hold_next(Io::Read, SLOW);
         thread::scope(|scope| {
             let first = scope.spawn(|| {
-                stage.machine.on_cpu(Cpu(1), || stage.space.fault(at(SLOW), Access::Read))
+                fixture.machine.on_cpu(Cpu(1), || fixture.space.fault(at(SLOW), Access::Read))
             });
-            stage.pager.wait_until_held();
+            fixture.pager.wait_until_held();
             let second = scope.spawn(|| {
-                stage.machine.on_cpu(Cpu(2), || stage.space.fault(at(SLOW), Access::Write))
+                fixture.machine.on_cpu(Cpu(2), || fixture.space.fault(at(SLOW), Access::Write))
             });
             // The second one comes to wait for the first, or is still on its way: either is right.
             thread::yield_now();
-            stage.pager.release();
+            fixture.pager.release();
             assert!(first.join().unwrap().is_ok() && second.join().unwrap().is_ok());
         });
-        assert_eq!(stage.pager.times(Io::Read, SLOW), 1);
+        assert_eq!(fixture.pager.times(Io::Read, SLOW), 1);
     });
 }
 
 #[test]
 fn a_fault_of_a_page_that_is_dropped_again_and_again_comes_back_once_for_each_time() {
     const TIMES: usize = 20;
-    on_stage(|stage| {
+    with_fixture(|fixture| {
         thread::scope(|scope| {
-            stage.pager.hold_next(Io::Read, SLOW);
+            fixture.pager.hold_next(Io::Read, SLOW);
             let fault = scope.spawn(|| {
-                stage.machine.on_cpu(Cpu(1), || stage.space.fault(at(SLOW), Access::Read))
+                fixture.machine.on_cpu(Cpu(1), || fixture.space.fault(at(SLOW), Access::Read))
             });
             for time in 0..TIMES {
-                stage.pager.wait_until_held();
-                stage.file.punch_hole(SLOW * PAGE, PAGE).unwrap();
+                fixture.pager.wait_until_held();
+                fixture.file.punch_hole(SLOW * PAGE, PAGE).unwrap();
                 if time + 1 < TIMES {
-                    stage.pager.release_and_hold_next(Io::Read, SLOW);
+                    fixture.pager.release_and_hold_next(Io::Read, SLOW);
                 } else {
-                    stage.pager.release();
+                    fixture.pager.release();
                 }
             }
             assert!(fault.join().unwrap().is_ok());
         });
-        assert_eq!(stage.pager.times(Io::Read, SLOW), TIMES + 1);
+        assert_eq!(fixture.pager.times(Io::Read, SLOW), TIMES + 1);
     });
 }
 
 #[test]
 fn a_sync_of_another_range_goes_on_while_one_is_held() {
-    on_stage(|stage| {
-        stage.space.write_user(at(40), b"other").unwrap();
-        let synced = stage.hold_sync(|| {
-            stage.file.sync(40 * PAGE, PAGE).unwrap();
-            assert_eq!(&stage.pager.files.content(1)[40 * PAGE as usize..][..5], b"other");
+    with_fixture(|fixture| {
+        fixture.space.write_user(at(40), b"other").unwrap();
+        let synced = fixture.hold_sync(|| {
+            fixture.file.sync(40 * PAGE, PAGE).unwrap();
+            assert_eq!(&fixture.pager.files.content(1)[40 * PAGE as usize..][..5], b"other");
         });
         assert_eq!(synced, Ok(()));
     });
@@ -352,60 +353,60 @@ fn a_sync_of_another_range_goes_on_while_one_is_held() {
 
 #[test]
 fn all_that_does_not_write_the_page_goes_on_while_it_is_stored() {
-    on_stage(|stage| {
-        let synced = stage.hold_sync(|| {
-            assert_eq!(stage.first_byte(SLOW), b'w');
-            stage.space.write_user(at(SLOW + 1), b"other").unwrap();
-            stage.file.write((SLOW + 2) * PAGE, b"other").unwrap();
-            stage.file.set_size((PAGES + 3) * PAGE).unwrap();
-            stage.file.set_size(PAGES * PAGE).unwrap();
-            stage.file.punch_hole((SLOW + 3) * PAGE, PAGE).unwrap();
-            drop(stage.space.fork().unwrap());
-            stage.space.mprotect(at(0), PAGES * PAGE, Protection::READ).unwrap();
-            stage.space.munmap(at(0), PAGES * PAGE).unwrap();
+    with_fixture(|fixture| {
+        let synced = fixture.hold_sync(|| {
+            assert_eq!(fixture.first_byte(SLOW), b'w');
+            fixture.space.write_user(at(SLOW + 1), b"other").unwrap();
+            fixture.file.write((SLOW + 2) * PAGE, b"other").unwrap();
+            fixture.file.set_size((PAGES + 3) * PAGE).unwrap();
+            fixture.file.set_size(PAGES * PAGE).unwrap();
+            fixture.file.punch_hole((SLOW + 3) * PAGE, PAGE).unwrap();
+            drop(fixture.space.fork().unwrap());
+            fixture.space.mprotect(at(0), PAGES * PAGE, Protection::READ).unwrap();
+            fixture.space.munmap(at(0), PAGES * PAGE).unwrap();
         });
         assert_eq!(synced, Ok(()));
-        assert_eq!(&stage.pager.files.content(1)[(SLOW * PAGE) as usize..][..7], b"written");
+        assert_eq!(&fixture.pager.files.content(1)[(SLOW * PAGE) as usize..][..7], b"written");
     });
 }
 
 /// A call that writes, drops or replaces a page waits while the pager stores it. No other call waits
 /// for that one.
 #[track_caller]
-fn waits_for_the_sync_alone(call: impl Fn(&Stage<'_>) + Sync, check: impl FnOnce(&Stage<'_>)) {
-    on_stage(|stage| {
-        stage.space.write_user(at(SLOW), b"written").unwrap();
-        stage.pager.hold_next(Io::Write, SLOW);
+fn waits_for_the_sync_alone(call: impl Fn(&Fixture<'_>) + Sync, check: impl FnOnce(&Fixture<'_>)) {
+    with_fixture(|fixture| {
+        fixture.space.write_user(at(SLOW), b"written").unwrap();
+        fixture.pager.hold_next(Io::Write, SLOW);
         thread::scope(|scope| {
-            let sync =
-                scope.spawn(|| stage.machine.on_cpu(Cpu(1), || stage.file.sync(SLOW * PAGE, PAGE)));
-            stage.pager.wait_until_held();
-            let call = scope.spawn(|| stage.machine.on_cpu(Cpu(2), || call(stage)));
+            let sync = scope
+                .spawn(|| fixture.machine.on_cpu(Cpu(1), || fixture.file.sync(SLOW * PAGE, PAGE)));
+            fixture.pager.wait_until_held();
+            let call = scope.spawn(|| fixture.machine.on_cpu(Cpu(2), || call(fixture)));
             for page in 20..30 {
                 // Faults, writes and mappings of other pages go on, whatever the two do.
-                stage.space.write_user(at(page), b"other").unwrap();
-                stage.file.write(page * PAGE + 64, b"outside").unwrap();
-                stage.file.sync(page * PAGE, PAGE).unwrap();
-                stage.space.mprotect(at(page), PAGE, Protection::READ).unwrap();
-                stage.space.mprotect(at(page), PAGE, READ_WRITE).unwrap();
+                fixture.space.write_user(at(page), b"other").unwrap();
+                fixture.file.write(page * PAGE + 64, b"outside").unwrap();
+                fixture.file.sync(page * PAGE, PAGE).unwrap();
+                fixture.space.mprotect(at(page), PAGE, Protection::READ).unwrap();
+                fixture.space.mprotect(at(page), PAGE, READ_WRITE).unwrap();
             }
             assert!(!call.is_finished(), "the page was changed while the pager had it");
-            stage.pager.release();
+            fixture.pager.release();
             assert_eq!(sync.join().unwrap(), Ok(()));
             call.join().unwrap();
         });
-        check(stage);
+        check(fixture);
     });
 }
 
 #[test]
 fn a_store_to_a_page_that_is_being_saved_waits_without_a_lock() {
     waits_for_the_sync_alone(
-        |stage| stage.space.write_user(at(SLOW), b"later").unwrap(),
-        |stage| {
-            assert_eq!(&stage.pager.files.content(1)[(SLOW * PAGE) as usize..][..7], b"written");
-            stage.file.sync(0, u64::MAX).unwrap();
-            assert_eq!(&stage.pager.files.content(1)[(SLOW * PAGE) as usize..][..7], b"lateren");
+        |fixture| fixture.space.write_user(at(SLOW), b"later").unwrap(),
+        |fixture| {
+            assert_eq!(&fixture.pager.files.content(1)[(SLOW * PAGE) as usize..][..7], b"written");
+            fixture.file.sync(0, u64::MAX).unwrap();
+            assert_eq!(&fixture.pager.files.content(1)[(SLOW * PAGE) as usize..][..7], b"lateren");
         },
     );
 }
@@ -413,10 +414,10 @@ fn a_store_to_a_page_that_is_being_saved_waits_without_a_lock() {
 #[test]
 fn a_write_to_a_page_that_is_being_saved_waits_without_a_lock() {
     waits_for_the_sync_alone(
-        |stage| assert_eq!(stage.file.write(SLOW * PAGE, b"later"), Ok(5)),
-        |stage| {
-            stage.file.sync(0, u64::MAX).unwrap();
-            assert_eq!(&stage.pager.files.content(1)[(SLOW * PAGE) as usize..][..7], b"lateren");
+        |fixture| assert_eq!(fixture.file.write(SLOW * PAGE, b"later"), Ok(5)),
+        |fixture| {
+            fixture.file.sync(0, u64::MAX).unwrap();
+            assert_eq!(&fixture.pager.files.content(1)[(SLOW * PAGE) as usize..][..7], b"lateren");
         },
     );
 }
@@ -424,74 +425,75 @@ fn a_write_to_a_page_that_is_being_saved_waits_without_a_lock() {
 #[test]
 fn a_hole_in_a_page_that_is_being_saved_waits_without_a_lock() {
     waits_for_the_sync_alone(
-        |stage| stage.file.punch_hole(SLOW * PAGE, PAGE).unwrap(),
-        |stage| assert_eq!(stage.first_byte(SLOW), 0),
+        |fixture| fixture.file.punch_hole(SLOW * PAGE, PAGE).unwrap(),
+        |fixture| assert_eq!(fixture.first_byte(SLOW), 0),
     );
 }
 
 #[test]
 fn a_second_sync_of_a_page_waits_for_the_first_and_does_not_store_it_again() {
     waits_for_the_sync_alone(
-        |stage| stage.file.sync(SLOW * PAGE, PAGE).unwrap(),
-        |stage| assert_eq!(stage.pager.times(Io::Write, SLOW), 1),
+        |fixture| fixture.file.sync(SLOW * PAGE, PAGE).unwrap(),
+        |fixture| assert_eq!(fixture.pager.times(Io::Write, SLOW), 1),
     );
 }
 
 #[test]
 fn truncation_of_a_page_that_is_being_saved_waits_for_that_alone() {
-    on_stage(|stage| {
-        stage.space.write_user(at(SLOW), b"written").unwrap();
-        stage.pager.hold_next(Io::Write, SLOW);
+    with_fixture(|fixture| {
+        fixture.space.write_user(at(SLOW), b"written").unwrap();
+        fixture.pager.hold_next(Io::Write, SLOW);
         thread::scope(|scope| {
-            let sync =
-                scope.spawn(|| stage.machine.on_cpu(Cpu(1), || stage.file.sync(SLOW * PAGE, PAGE)));
-            stage.pager.wait_until_held();
-            let cut = scope.spawn(|| stage.machine.on_cpu(Cpu(2), || stage.file.set_size(PAGE)));
+            let sync = scope
+                .spawn(|| fixture.machine.on_cpu(Cpu(1), || fixture.file.sync(SLOW * PAGE, PAGE)));
+            fixture.pager.wait_until_held();
+            let cut =
+                scope.spawn(|| fixture.machine.on_cpu(Cpu(2), || fixture.file.set_size(PAGE)));
             // The first page is not cut off: it can be written and saved.
-            stage.file.write(0, b"outside").unwrap();
-            stage.space.write_user(at(0), b"other").unwrap();
-            stage.file.sync(0, PAGE).unwrap();
+            fixture.file.write(0, b"outside").unwrap();
+            fixture.space.write_user(at(0), b"other").unwrap();
+            fixture.file.sync(0, PAGE).unwrap();
             assert!(!cut.is_finished(), "the page was dropped while the pager had it");
-            stage.pager.release();
+            fixture.pager.release();
             assert_eq!(sync.join().unwrap(), Ok(()));
             assert_eq!(cut.join().unwrap(), Ok(()));
         });
-        assert_eq!(stage.pager.files.size(1), PAGE, "the pager has stored what was cut off");
+        assert_eq!(fixture.pager.files.size(1), PAGE, "the pager has stored what was cut off");
     });
 }
 
 #[test]
 fn what_the_pager_refuses_is_dirty_again_and_both_who_saved_are_told() {
-    on_stage(|stage| {
-        stage.space.write_user(at(SLOW), b"written").unwrap();
-        *stage.pager.failures.lock().unwrap() = 2;
-        stage.pager.hold_next(Io::Write, SLOW);
-        let sync = || stage.file.sync(SLOW * PAGE, PAGE);
+    with_fixture(|fixture| {
+        fixture.space.write_user(at(SLOW), b"written").unwrap();
+        *fixture.pager.failures.lock().unwrap() = 2;
+        fixture.pager.hold_next(Io::Write, SLOW);
+        let sync = || fixture.file.sync(SLOW * PAGE, PAGE);
         thread::scope(|scope| {
-            let first = scope.spawn(|| stage.machine.on_cpu(Cpu(1), sync));
-            stage.pager.wait_until_held();
-            let second = scope.spawn(|| stage.machine.on_cpu(Cpu(2), sync));
+            let first = scope.spawn(|| fixture.machine.on_cpu(Cpu(1), sync));
+            fixture.pager.wait_until_held();
+            let second = scope.spawn(|| fixture.machine.on_cpu(Cpu(2), sync));
             // The second one comes to wait for the first, or finds the page dirty again.
             thread::yield_now();
-            stage.pager.release();
+            fixture.pager.release();
             assert_eq!(first.join().unwrap(), Err(Error::InputOutput));
             assert_eq!(second.join().unwrap(), Err(Error::InputOutput));
         });
-        assert_ne!(&stage.pager.files.content(1)[(SLOW * PAGE) as usize..][..7], b"written");
+        assert_ne!(&fixture.pager.files.content(1)[(SLOW * PAGE) as usize..][..7], b"written");
         assert_eq!(sync(), Ok(()));
-        assert_eq!(&stage.pager.files.content(1)[(SLOW * PAGE) as usize..][..7], b"written");
+        assert_eq!(&fixture.pager.files.content(1)[(SLOW * PAGE) as usize..][..7], b"written");
     });
 }
 
 #[test]
 fn a_sync_comes_to_its_end_while_others_write_the_page_without_a_pause() {
     const WRITES: u64 = 200_000;
-    on_stage(|stage| {
+    with_fixture(|fixture| {
         let over = AtomicBool::new(false);
         let write = |cpu| {
-            stage.machine.on_cpu(Cpu(cpu), || {
+            fixture.machine.on_cpu(Cpu(cpu), || {
                 let left = (0..WRITES).find(|_| {
-                    assert_eq!(stage.file.write(SLOW * PAGE, b"line of a log"), Ok(13));
+                    assert_eq!(fixture.file.write(SLOW * PAGE, b"line of a log"), Ok(13));
                     over.load(Relaxed)
                 });
                 left.is_some()
@@ -501,7 +503,7 @@ fn a_sync_comes_to_its_end_while_others_write_the_page_without_a_pause() {
             let write = &write;
             let writers = [1, 2].map(|cpu| scope.spawn(move || write(cpu)));
             for _ in 0..20 {
-                stage.file.sync(0, u64::MAX).unwrap();
+                fixture.file.sync(0, u64::MAX).unwrap();
             }
             over.store(true, Relaxed);
             let stopped = writers.map(|writer| writer.join().unwrap());
@@ -512,13 +514,13 @@ fn a_sync_comes_to_its_end_while_others_write_the_page_without_a_pause() {
 
 #[test]
 fn scattered_pages_are_stored_in_batches_and_neighbours_in_one_call() {
-    on_stage(|stage| {
+    with_fixture(|fixture| {
         for page in [0, 2, 4, 5, 6, 9, 63] {
-            stage.space.write_user(at(page), b"written").unwrap();
+            fixture.space.write_user(at(page), b"written").unwrap();
         }
-        stage.pager.asked.lock().unwrap().clear();
-        stage.file.sync(0, u64::MAX).unwrap();
-        let asked = stage.pager.asked.lock().unwrap().clone();
+        fixture.pager.asked.lock().unwrap().clear();
+        fixture.file.sync(0, u64::MAX).unwrap();
+        let asked = fixture.pager.asked.lock().unwrap().clone();
         let write = |first, count| (Io::Write, first, count);
         assert_eq!(asked, [write(0, 1), write(2, 1), write(4, 3), write(9, 1), write(63, 1)]);
     });

@@ -135,13 +135,13 @@ impl Expected {
     }
 }
 
-struct Stage<'s, 'm, A: Walk> {
+struct Fixture<'s, 'm, A: Walk> {
     programs: [Program<'s, 'm, A>; SPACES],
     spaces: [&'s AddressSpace<'m, Machine<A>>; SPACES],
     expected: Expected,
 }
 
-impl<'m, A: Walk> Stage<'_, 'm, A> {
+impl<'m, A: Walk> Fixture<'_, 'm, A> {
     fn map(&self, space: usize, object: &Object<'m, Machine<A>>, first: u64, pages: u64) {
         let request = MapRequest {
             length: pages * PAGE,
@@ -191,7 +191,7 @@ fn agree<A: Walk>(steps: &[Step], is_file: bool) -> Result<(), TestCaseError> {
         let spaces: Vec<_> =
             (0..SPACES).map(|_| AddressSpace::new(&memory, options()).unwrap()).collect();
         let object = if is_file { memory.file(&files, 1, 0).unwrap() } else { memfd(&memory, 0) };
-        let mut stage = Stage {
+        let mut fixture = Fixture {
             programs: std::array::from_fn(|n| Program::new(&machine, &spaces[n])),
             spaces: std::array::from_fn(|n| &spaces[n]),
             expected: Expected {
@@ -199,37 +199,37 @@ fn agree<A: Walk>(steps: &[Step], is_file: bool) -> Result<(), TestCaseError> {
                 ..Default::default()
             },
         };
-        (0..SPACES).for_each(|space| stage.map(space, &object, 0, PAGES));
+        (0..SPACES).for_each(|space| fixture.map(space, &object, 0, PAGES));
         for step in steps {
             match *step {
                 Step::Object(op) => {
                     prop_assert_eq!(
                         apply(&object, &memory, op),
-                        stage.expected.apply(op),
+                        fixture.expected.apply(op),
                         "{:?}",
                         op
                     );
                 }
-                Step::Load(space, word) => stage.load(space, word)?,
-                Step::Store(space, word, value) => stage.store(space, word, value)?,
+                Step::Load(space, word) => fixture.load(space, word)?,
+                Step::Store(space, word, value) => fixture.store(space, word, value)?,
                 Step::Unmap(space, first, count) => {
                     let at = VirtAddr(AT + first * PAGE);
-                    stage.spaces[space].munmap(at, count * PAGE).unwrap();
-                    stage.map(space, &object, first, count);
+                    fixture.spaces[space].munmap(at, count * PAGE).unwrap();
+                    fixture.map(space, &object, first, count);
                     if space == PRIVATE {
                         let gone = first..first + count;
-                        stage.expected.copies.retain(|page, _| !gone.contains(page));
+                        fixture.expected.copies.retain(|page, _| !gone.contains(page));
                     }
                 }
             }
-            audit(&machine, &memory, &stage.spaces);
+            audit(&machine, &memory, &fixture.spaces);
         }
-        prop_assert_eq!(&content(&object), &stage.expected.object.bytes);
+        prop_assert_eq!(&content(&object), &fixture.expected.object.bytes);
         for word in (0..PAGES).flat_map(|page| [page * 512, page * 512 + 511]) {
-            (0..SPACES).try_for_each(|space| stage.load(space, word))?;
+            (0..SPACES).try_for_each(|space| fixture.load(space, word))?;
         }
         prop_assert_eq!(object.seals(), Seals::empty());
-        stage.expected.object.bytes
+        fixture.expected.object.bytes
     };
     if is_file {
         prop_assert_eq!(files.content(1), stored);

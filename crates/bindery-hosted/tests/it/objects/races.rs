@@ -17,7 +17,7 @@ use bindery::{
 use bindery_hosted::{Config, Machine, MemoryFiles, Program};
 
 use crate::support::objects::{PAGE, memfd};
-use crate::support::objects_stage::map;
+use crate::support::objects_fixture::map;
 use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, memory_with, options};
 
 type A = X86_64<4>;
@@ -25,7 +25,7 @@ type Space<'m> = AddressSpace<'m, Machine<A>>;
 
 const AT: u64 = GIB;
 
-fn stage(cpus: u16) -> (Machine<A>, Memory<Machine<A>>) {
+fn fixture(cpus: u16) -> (Machine<A>, Memory<Machine<A>>) {
     memory_with::<A>(Config { memory: 96 * MIB, cpus, ..Config::default() })
 }
 
@@ -79,7 +79,7 @@ fn chunk(number: u64) -> VirtAddr {
 fn what_is_cut_off_while_it_is_being_prot_none_is_in_no_tlb() {
     const OBJECT: u64 = 64 * PAGE;
     const MORE: u64 = CHUNKS * CHUNK;
-    let (machine, memory) = stage(2);
+    let (machine, memory) = fixture(2);
     let object = memfd(&memory, OBJECT);
     let space = AddressSpace::new(&memory, options()).unwrap();
     let program = Program::new(&machine, &space);
@@ -119,7 +119,7 @@ fn copied_mapping<'m>(
 }
 
 fn fork_against_truncation(sharing: Sharing) {
-    let (machine, memory) = stage(2);
+    let (machine, memory) = fixture(2);
     let object = memfd(&memory, CHUNKS * CHUNK);
     let space = copied_mapping(&memory, &machine, &object, sharing);
     let program = Program::new(&machine, &space);
@@ -154,7 +154,7 @@ fn stored(files: &MemoryFiles, page: u64) -> u64 {
 #[test]
 fn what_a_child_writes_is_saved_though_the_file_was_saved_during_the_fork() {
     let files = MemoryFiles::new();
-    let (machine, memory) = stage(2);
+    let (machine, memory) = fixture(2);
     let object = memory.file(&files, 1, CHUNKS * CHUNK).unwrap();
     let space = copied_mapping(&memory, &machine, &object, Sharing::Shared);
     let program = Program::new(&machine, &space);
@@ -180,7 +180,7 @@ fn what_a_child_writes_is_saved_though_the_file_was_saved_during_the_fork() {
 /// `takes_away` makes the page inaccessible. Then the storage has what memory has.
 fn saved_while_it_goes(length: u64, extra: impl Fn(&Space<'_>), takes_away: impl Fn(&Space<'_>)) {
     let files = MemoryFiles::new();
-    let (machine, memory) = stage(3);
+    let (machine, memory) = fixture(3);
     let object = memory.file(&files, 1, length).unwrap();
     let space = AddressSpace::new(&memory, options()).unwrap();
     let mut value = 0;

@@ -12,7 +12,7 @@ use bindery_hosted::{Config, Machine, TlbKind};
 use proptest::prelude::*;
 
 use crate::support::objects::{PAGE, memfd};
-use crate::support::objects_stage::{AT, Stage, map, on_stage};
+use crate::support::objects_fixture::{AT, Fixture, map, with_fixture};
 use crate::support::{self, MIB, READ_WRITE, audit, memory_with};
 
 type X = X86_64<4>;
@@ -106,10 +106,10 @@ fn left(space: &Space<'_>, ranges: &[(u64, u64)]) -> Vec<VirtAddr> {
 }
 
 /// Two address spaces that map the object, shared and private, all pages there.
-fn two_spaces<'m>(stage: &Stage<'m, X>, object: &Object<'m, Machine<X>>) -> Vec<Space<'m>> {
+fn two_spaces<'m>(fixture: &Fixture<'m, X>, object: &Object<'m, Machine<X>>) -> Vec<Space<'m>> {
     [Sharing::Shared, Sharing::Private]
         .map(|sharing| {
-            let space = stage.space();
+            let space = fixture.space();
             map(&space, object, AT, PAGES * PAGE, sharing).unwrap();
             for page in 0..PAGES {
                 let access = if page % 3 == 0 { Access::Read } else { Access::Write };
@@ -131,9 +131,9 @@ proptest! {
         count in 1..PAGES,
         gap in 1..6_u64,
     ) {
-        on_stage::<X>(0, |stage| {
-            let object = memfd(stage.memory, PAGES * PAGE);
-            let mut spaces = two_spaces(stage, &object);
+        with_fixture::<X>(0, |fixture| {
+            let object = memfd(fixture.memory, PAGES * PAGE);
+            let mut spaces = two_spaces(fixture, &object);
             for op in before {
                 apply(op, &mut spaces, &object);
             }
@@ -148,7 +148,7 @@ proptest! {
             for space in &spaces {
                 assert_eq!(left(space, &ranges), []);
             }
-            stage.audit(&spaces.iter().collect::<Vec<_>>());
+            fixture.audit(&spaces.iter().collect::<Vec<_>>());
         });
     }
 }
@@ -163,9 +163,9 @@ fn step_past(walk: &mut UnmapWalk<'_, '_, Machine<X>>, until: VirtAddr) {
 
 #[test]
 fn pages_that_move_behind_the_walk_are_unmapped() {
-    on_stage::<X>(0, |stage| {
-        let object = memfd(stage.memory, PAGES * PAGE);
-        let space = &two_spaces(stage, &object)[0];
+    with_fixture::<X>(0, |fixture| {
+        let object = memfd(fixture.memory, PAGES * PAGE);
+        let space = &two_spaces(fixture, &object)[0];
         let ranges = [(0, PAGES)];
         let mut walk = UnmapWalk::new(&object, &ranges);
         step_past(&mut walk, area(false, 10));
@@ -180,9 +180,9 @@ fn pages_that_move_behind_the_walk_are_unmapped() {
 
 #[test]
 fn a_merge_across_the_place_of_a_walk_hides_nothing() {
-    on_stage::<X>(0, |stage| {
-        let object = memfd(stage.memory, PAGES * PAGE);
-        let space = &two_spaces(stage, &object)[0];
+    with_fixture::<X>(0, |fixture| {
+        let object = memfd(fixture.memory, PAGES * PAGE);
+        let space = &two_spaces(fixture, &object)[0];
         space.mprotect(area(false, 0), 12 * PAGE, Protection::READ).unwrap();
         assert_eq!(space.mapping_count(), 2);
         let ranges = [(0, PAGES)];
@@ -198,9 +198,9 @@ fn a_merge_across_the_place_of_a_walk_hides_nothing() {
 
 #[test]
 fn a_walk_ends_though_its_mapping_is_renewed_at_each_step() {
-    on_stage::<X>(0, |stage| {
-        let object = memfd(stage.memory, PAGES * PAGE);
-        let spaces = two_spaces(stage, &object);
+    with_fixture::<X>(0, |fixture| {
+        let object = memfd(fixture.memory, PAGES * PAGE);
+        let spaces = two_spaces(fixture, &object);
         let ranges = [(0, PAGES)];
         let mut walk = UnmapWalk::new(&object, &ranges);
         let (mut steps, mut at) = (0, [AT, ELSEWHERE]);
@@ -223,10 +223,10 @@ fn a_walk_ends_though_its_mapping_is_renewed_at_each_step() {
 
 #[test]
 fn a_walk_comes_to_the_mappings_of_its_pages_alone() {
-    on_stage::<X>(0, |stage| {
+    with_fixture::<X>(0, |fixture| {
         let count = 1000;
-        let object = memfd(stage.memory, count * PAGE);
-        let space = stage.space();
+        let object = memfd(fixture.memory, count * PAGE);
+        let space = fixture.space();
         for page in 0..count {
             let request = bindery::MapRequest {
                 length: PAGE,

@@ -1,4 +1,4 @@
-//! What differs between Linux and another player of the same sequence, in words.
+//! What differs between Linux and another runner of the same sequence, in words.
 
 use std::fmt::Write;
 
@@ -10,7 +10,7 @@ use super::observation::{
 use super::operation::Operation;
 use super::place::{PAGE, REGION, REGION_END};
 
-/// How another player differs from Linux.
+/// How another runner differs from Linux.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Difference {
     /// The call and what of it differs: differences with one cause mostly have one kind.

@@ -1,4 +1,4 @@
-//! Linux as the judge: random sequences of memory calls are played by a process on the Linux below
+//! Linux as the judge: random sequences of memory calls are run by a process on the Linux below
 //! us and on the hosted machine, in the formats of three architectures. Results, errno, mappings
 //! with their flags, residence, accounts and contents agree after every operation, and the auditor
 //! finds nothing.
@@ -15,10 +15,10 @@
 //!
 //! | file in `oracle/` | what |
 //! |---|---|
-//! | `place`, `names`, `operation` | where sequences play, and what they are made of |
+//! | `place`, `names`, `operation` | where sequences scenario, and what they are made of |
 //! | `generate` | sequences at random |
-//! | `linux/` | the process that plays them on Linux, and looks at itself |
-//! | `ours/` | the hosted machine that plays them; all that knows the core's interface |
+//! | `linux/` | the process that runs them on Linux, and looks at itself |
+//! | `ours/` | the hosted machine that runs them; all that knows the core's interface |
 //! | `observation`, `words` | what is seen, the same for both; the way between processes |
 //! | `compare`, `differences` | what differs, in words; what may |
 //! | `run`, `regressions` | many sequences; those that were found once |

@@ -192,7 +192,7 @@ pub struct Snapshot {
 /// What came of one operation, and how things are afterwards.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Observation {
-    /// Which operation of the sequence; its length where the play is over.
+    /// Which operation of the sequence; its length where the scenario is over.
     pub step: usize,
     /// 0 for the first process, 1 for its child.
     pub process: u64,
@@ -306,7 +306,7 @@ pub fn significant(word: u64, bytes: u64) -> u64 {
     if bytes < 8 { bits & ((1 << (bytes * 8)) - 1) } else { bits }
 }
 
-/// How many pages of a file are compared when the play is over.
+/// How many pages of a file are compared when the scenario is over.
 pub const FILE_PAGES_LOOKED_AT: u64 = 64;
 
 /// In a digest: there are no contents, but a signal.

@@ -1,4 +1,4 @@
-//! Where the sequences play: one region that nothing else of a process is near, and what stands
+//! Where the sequences scenario: one region that nothing else of a process is near, and what stands
 //! ready beside it.
 //!
 //! ```text

@@ -53,10 +53,10 @@ fn setting(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, and no number")))
 }
 
-/// Plays on one architecture, and says what differs.
+/// Runs on one architecture, and says what differs.
 fn differs<A: Walk>(operations: &[Operation], linux: &Verdict) -> Option<Difference> {
-    let play = || ours::play::<A>(operations, &linux.before);
-    let mut observations = match quietly(play) {
+    let scenario = || ours::scenario::<A>(operations, &linux.before);
+    let mut observations = match quietly(scenario) {
         Ok(observations) => observations,
         Err(panic) => return Some(Difference { kind: shortened(&panic), text: panic }),
     };
@@ -91,7 +91,7 @@ fn quietly<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     done.map_err(|_| LAST_PANIC.take())
 }
 
-/// Plays a sequence on one architecture.
+/// Runs a sequence on one architecture.
 type Trial = fn(&[Operation], &Verdict) -> Option<Difference>;
 
 const ARCHITECTURES: [Trial; 3] = [differs::<X86_64<4>>, differs::<AArch64>, differs::<Riscv64<4>>];
@@ -166,7 +166,7 @@ impl Found {
     }
 }
 
-/// Plays random sequences. From the environment: `ORACLE_SEQUENCES` (or `PROPTEST_CASES`), how many;
+/// Runs random sequences. From the environment: `ORACLE_SEQUENCES` (or `PROPTEST_CASES`), how many;
 /// `ORACLE_SEED`, the first seed, or `random`; `ORACLE_KINDS`, after how many kinds of differences
 /// to stop.
 pub fn random_sequences() {

@@ -11,7 +11,7 @@ use super::shortage::{
     AT, CROSSING, Case, Folios, Layout, VerbOf, at_every_point, filled, huge, moved, no_memory,
     no_memory_for_folio, two_tables, zero,
 };
-use crate::support::stage::on_stage;
+use crate::support::fixture::with_fixture;
 use crate::support::{self, GIB, MIB, anywhere, audit, fixed, options, strict};
 
 const PAGE: u64 = 4096;
@@ -135,12 +135,12 @@ fn protect_in_huge<A: Walk>() {
 /// The second mapping cannot be cut: the first is protected already, as documented.
 fn protect_two<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        set_up: |stage| {
-            stage.space.mmap(&fixed(CROSSING, 16 * PAGE)).unwrap();
-            stage.fill(CROSSING, 16);
+        set_up: |fixture| {
+            fixture.space.mmap(&fixed(CROSSING, 16 * PAGE)).unwrap();
+            fixture.fill(CROSSING, 16);
             let upper = VirtAddr(CROSSING + 8 * PAGE);
             let all = Protection::all();
-            stage.space.mprotect(upper, 8 * PAGE, all).unwrap();
+            fixture.space.mprotect(upper, 8 * PAGE, all).unwrap();
         },
         operation: |space| {
             let second = VirtAddr(CROSSING + 2 * PAGE);
@@ -164,8 +164,8 @@ fn protect_two<A: Walk>() {
 fn untouched<A: Walk>(order: u8, operation: VerbOf<A>) -> u64 {
     at_every_point(&Case {
         order,
-        set_up: |stage| {
-            stage.space.mmap(&fixed(AT, 4 * MIB)).unwrap();
+        set_up: |fixture| {
+            fixture.space.mmap(&fixed(AT, 4 * MIB)).unwrap();
         },
         operation,
         before: vec![],
@@ -196,9 +196,9 @@ fn read_zeroes<A: Walk>() {
 
 fn write_over_zero<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        set_up: |stage| {
-            stage.space.mmap(&fixed(AT, 4 * MIB)).unwrap();
-            assert_eq!(stage.program.load(VirtAddr(AT)), Ok(0));
+        set_up: |fixture| {
+            fixture.space.mmap(&fixed(AT, 4 * MIB)).unwrap();
+            assert_eq!(fixture.program.load(VirtAddr(AT)), Ok(0));
         },
         operation: |space| {
             space.fault(VirtAddr(AT), Access::Write).map_err(no_memory)?;
@@ -246,10 +246,10 @@ fn fork<A: Walk>() {
 
 fn collapse<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        set_up: |stage| {
-            (huge().set_up)(stage);
-            stage.space.mprotect(VirtAddr(AT), PAGE, Protection::READ).unwrap();
-            stage.space.mprotect(VirtAddr(AT), PAGE, support::READ_WRITE).unwrap();
+        set_up: |fixture| {
+            (huge().set_up)(fixture);
+            fixture.space.mprotect(VirtAddr(AT), PAGE, Protection::READ).unwrap();
+            fixture.space.mprotect(VirtAddr(AT), PAGE, support::READ_WRITE).unwrap();
         },
         operation: |space| {
             space.collapse(VirtAddr(AT)).map_err(no_memory_for_folio)?;
@@ -263,14 +263,14 @@ fn collapse<A: Walk>() {
 
 #[test]
 fn the_hooks_count_what_they_refuse() {
-    on_stage::<bindery::arch::X86_64<4>>(0, |stage| {
-        let memory = stage.memory;
+    with_fixture::<bindery::arch::X86_64<4>>(0, |fixture| {
+        let memory = fixture.memory;
         testing::fail_one_allocation(memory, Some(1));
         let frame = leak_frame(memory);
         assert_eq!(testing::failed_allocations(memory), 0);
-        assert_eq!(stage.space.fork().err(), Some(Error::OutOfMemory));
+        assert_eq!(fixture.space.fork().err(), Some(Error::OutOfMemory));
         assert_eq!(testing::failed_allocations(memory), 1);
-        drop(stage.space.fork().unwrap());
+        drop(fixture.space.fork().unwrap());
         testing::free_frame(memory, frame);
     });
 }

@@ -68,10 +68,10 @@ fn map_populated<A: Walk>() {
 
 fn fork_shared<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        set_up: |stage| {
+        set_up: |fixture| {
             let place = fixed(CROSSING, 16 * PAGE);
-            stage.space.mmap(&MapRequest { sharing: Sharing::Shared, ..place }).unwrap();
-            stage.fill(CROSSING, 16);
+            fixture.space.mmap(&MapRequest { sharing: Sharing::Shared, ..place }).unwrap();
+            fixture.fill(CROSSING, 16);
         },
         operation: |space| Ok((0, Some(space.fork()?))),
         ..two_tables()
@@ -92,9 +92,9 @@ fn lock_middle<A: Walk>() {
 
 fn lock_all<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        set_up: |stage| {
-            (two_tables::<A>().set_up)(stage);
-            stage.space.mmap(&fixed(GIB + 64 * MIB, 4 * PAGE)).unwrap();
+        set_up: |fixture| {
+            (two_tables::<A>().set_up)(fixture);
+            fixture.space.mmap(&fixed(GIB + 64 * MIB, 4 * PAGE)).unwrap();
         },
         operation: |space| {
             space.mlockall(LockAll::CURRENT)?;
@@ -132,9 +132,9 @@ fn advise_middle<A: Walk>() {
 fn guard<A: Walk>() {
     let points = at_every_point::<A>(&Case {
         order: 0,
-        set_up: |stage| {
-            stage.space.mmap(&fixed(AT, 4 * MIB)).unwrap();
-            stage.fill(AT + 3 * MIB, 4);
+        set_up: |fixture| {
+            fixture.space.mmap(&fixed(AT, 4 * MIB)).unwrap();
+            fixture.fill(AT + 3 * MIB, 4);
         },
         operation: |space| {
             space.madvise(VirtAddr(AT), 2 * MIB + PAGE, Advice::GuardInstall)?;
@@ -151,10 +151,10 @@ fn guard<A: Walk>() {
 fn lift_guard<A: Walk>() {
     let points = at_every_point::<A>(&Case {
         order: 0,
-        set_up: |stage| {
-            stage.space.mmap(&fixed(AT, 4 * MIB)).unwrap();
-            stage.fill(AT + 3 * MIB, 4);
-            stage.space.madvise(VirtAddr(AT), 2 * MIB, Advice::GuardInstall).unwrap();
+        set_up: |fixture| {
+            fixture.space.mmap(&fixed(AT, 4 * MIB)).unwrap();
+            fixture.fill(AT + 3 * MIB, 4);
+            fixture.space.madvise(VirtAddr(AT), 2 * MIB, Advice::GuardInstall).unwrap();
         },
         operation: |space| {
             space.madvise(VirtAddr(AT + PAGE), PAGE, Advice::GuardRemove)?;
@@ -195,10 +195,10 @@ fn collapse_shared<A: Walk>() {
 
 fn move_several<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        set_up: |stage| {
-            (two_tables::<A>().set_up)(stage);
+        set_up: |fixture| {
+            (two_tables::<A>().set_up)(fixture);
             let middle = VirtAddr(CROSSING + 4 * PAGE);
-            stage.space.mprotect(middle, 4 * PAGE, Protection::all()).unwrap();
+            fixture.space.mprotect(middle, 4 * PAGE, Protection::all()).unwrap();
         },
         operation: |space| {
             let to = VirtAddr(AT + 64 * MIB);
@@ -243,10 +243,10 @@ fn move_and_leave<A: Walk>() {
 
 fn duplicate<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        set_up: |stage| {
+        set_up: |fixture| {
             let place = fixed(CROSSING, 16 * PAGE);
-            stage.space.mmap(&MapRequest { sharing: Sharing::Shared, ..place }).unwrap();
-            stage.fill(CROSSING, 16);
+            fixture.space.mmap(&MapRequest { sharing: Sharing::Shared, ..place }).unwrap();
+            fixture.fill(CROSSING, 16);
         },
         operation: |space| {
             let at = space.mremap(VirtAddr(CROSSING), 0, 16 * PAGE, Remap::MayMove)?;
@@ -260,9 +260,9 @@ fn duplicate<A: Walk>() {
 
 fn grow_heap<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        set_up: |stage| {
-            (two_tables::<A>().set_up)(stage);
-            stage.space.set_break_start(VirtAddr(AT + 64 * MIB));
+        set_up: |fixture| {
+            (two_tables::<A>().set_up)(fixture);
+            fixture.space.set_break_start(VirtAddr(AT + 64 * MIB));
         },
         operation: |space| {
             let wanted = VirtAddr(AT + 64 * MIB + 4 * PAGE);

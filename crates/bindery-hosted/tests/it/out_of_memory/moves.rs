@@ -81,12 +81,12 @@ fn grow<A: Walk>() {
 
 fn grow_away<A: Walk>() {
     let points = at_every_point::<A>(&Case {
-        set_up: |stage| {
-            (two_tables().set_up)(stage);
+        set_up: |fixture| {
+            (two_tables().set_up)(fixture);
             // In the way, and not to be joined with.
-            stage.space.mmap(&fixed(CROSSING + 16 * PAGE, PAGE)).unwrap();
+            fixture.space.mmap(&fixed(CROSSING + 16 * PAGE, PAGE)).unwrap();
             let wall = VirtAddr(CROSSING + 16 * PAGE);
-            stage.space.mprotect(wall, PAGE, Protection::READ).unwrap();
+            fixture.space.mprotect(wall, PAGE, Protection::READ).unwrap();
         },
         operation: |space| {
             let at = VirtAddr(CROSSING);
@@ -152,10 +152,10 @@ fn move_and_shrink<A: Walk>() {
 /// What was mapped at the destination may be gone, as documented; the source never.
 fn move_over<A: Walk>() {
     let case = Case {
-        set_up: |stage| {
-            (two_tables().set_up)(stage);
-            stage.space.mmap(&fixed(TO, 64 * PAGE)).unwrap();
-            stage.fill(TO, 64);
+        set_up: |fixture| {
+            (two_tables().set_up)(fixture);
+            fixture.space.mmap(&fixed(TO, 64 * PAGE)).unwrap();
+            fixture.fill(TO, 64);
         },
         layout: Layout::MayDiffer,
         ..two_tables::<A>()
@@ -210,9 +210,9 @@ fn move_within<A: Walk>() {
 
 fn move_tables<A: Walk>() {
     let case = Case {
-        set_up: |stage| {
-            stage.space.mmap(&fixed(AT, 6 * MIB)).unwrap();
-            stage.fill(AT, 1536);
+        set_up: |fixture| {
+            fixture.space.mmap(&fixed(AT, 6 * MIB)).unwrap();
+            fixture.fill(AT, 1536);
         },
         before: vec![filled(AT, 1536)],
         ..two_tables::<A>()
@@ -268,13 +268,13 @@ fn move_in_huge<A: Walk>() {
 /// documented.
 fn move_several<A: Walk>() {
     let case = Case {
-        set_up: |stage| {
+        set_up: |fixture| {
             let upper = CROSSING + 6 * PAGE;
-            stage.space.mmap(&fixed(CROSSING, 4 * PAGE)).unwrap();
-            stage.space.mmap(&fixed(upper, 10 * PAGE)).unwrap();
-            stage.space.mprotect(VirtAddr(upper), 4 * PAGE, Protection::all()).unwrap();
-            stage.fill(CROSSING, 4);
-            stage.fill(upper, 10);
+            fixture.space.mmap(&fixed(CROSSING, 4 * PAGE)).unwrap();
+            fixture.space.mmap(&fixed(upper, 10 * PAGE)).unwrap();
+            fixture.space.mprotect(VirtAddr(upper), 4 * PAGE, Protection::all()).unwrap();
+            fixture.fill(CROSSING, 4);
+            fixture.fill(upper, 10);
         },
         before: vec![filled(CROSSING, 4), filled(CROSSING + 6 * PAGE, 10)],
         layout: Layout::MayDiffer,
@@ -346,10 +346,10 @@ fn leave_middle<A: Walk>() {
 
 fn leave_over<A: Walk>() {
     let case = Case {
-        set_up: |stage| {
-            (two_tables().set_up)(stage);
-            stage.space.mmap(&fixed(TO, 64 * PAGE)).unwrap();
-            stage.fill(TO, 64);
+        set_up: |fixture| {
+            (two_tables().set_up)(fixture);
+            fixture.space.mmap(&fixed(TO, 64 * PAGE)).unwrap();
+            fixture.fill(TO, 64);
         },
         layout: Layout::MayDiffer,
         ..two_tables::<A>()
@@ -367,9 +367,9 @@ fn leave_over<A: Walk>() {
 
 fn leave_tables<A: Walk>() {
     let case = Case {
-        set_up: |stage| {
-            stage.space.mmap(&fixed(AT, 6 * MIB)).unwrap();
-            stage.fill(AT, 1536);
+        set_up: |fixture| {
+            fixture.space.mmap(&fixed(AT, 6 * MIB)).unwrap();
+            fixture.fill(AT, 1536);
         },
         before: vec![filled(AT, 1536)],
         ..two_tables::<A>()

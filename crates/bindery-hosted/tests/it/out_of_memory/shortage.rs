@@ -4,7 +4,7 @@ use bindery::addr::VirtAddr;
 use bindery::{AddressSpace, Error, FaultError, FolioError, testing};
 use bindery_hosted::{Machine, Program, Walk};
 
-use crate::support::stage::{Stage, layout};
+use crate::support::fixture::{Fixture, layout};
 use crate::support::{GIB, MIB, audit, fixed, options, strict, use_order};
 
 const PAGE: u64 = 4096;
@@ -13,7 +13,7 @@ pub const AT: u64 = GIB;
 /// Sixteen pages here lie in two tables.
 pub const CROSSING: u64 = AT + 2 * MIB - 8 * PAGE;
 
-/// Pages that hold what [`Stage::fill`] wrote at `from`, or zeroes.
+/// Pages that hold what [`Fixture::fill`] wrote at `from`, or zeroes.
 #[derive(Clone, Copy, Debug)]
 pub enum Stretch {
     Filled { at: u64, pages: u64, from: u64 },
@@ -75,7 +75,7 @@ pub struct Case<A: Walk> {
     /// Faults may use folios of 2^order pages.
     pub order: u8,
     pub folios: Folios,
-    pub set_up: fn(&Stage<'_, '_, A>),
+    pub set_up: fn(&Fixture<'_, '_, A>),
     pub operation: VerbOf<A>,
     /// What is there before, and still when the operation has failed.
     pub before: Vec<Stretch>,
@@ -125,11 +125,11 @@ fn once<A: Walk>(case: &Case<A>, failing: Failing) -> Failed {
     let failed = {
         let space = AddressSpace::new(&memory, options()).unwrap();
         let program = Program::new(&machine, &space);
-        let stage = Stage { machine: &machine, memory: &memory, space: &space, program };
-        (case.set_up)(&stage);
+        let fixture = Fixture { machine: &machine, memory: &memory, space: &space, program };
+        (case.set_up)(&fixture);
         let child = (case.folios == Folios::SharedWithChild).then(|| space.fork().unwrap());
         // A new VMA must need memory, not find room that something else has left.
-        let failed = perform(case, &stage, child.as_ref(), failing);
+        let failed = perform(case, &fixture, child.as_ref(), failing);
         if let Some(child) = &child {
             let program = Program::new(&machine, child);
             case.before.iter().for_each(|stretch| stretch.check(&program));
@@ -144,22 +144,22 @@ fn once<A: Walk>(case: &Case<A>, failing: Failing) -> Failed {
 
 fn perform<'m, A: Walk>(
     case: &Case<A>,
-    stage: &Stage<'_, 'm, A>,
+    fixture: &Fixture<'_, 'm, A>,
     child: Option<&AddressSpace<'m, Machine<A>>>,
     failing: Failing,
 ) -> Failed {
     let check = |given: Option<&AddressSpace<'m, Machine<A>>>| {
-        let spaces: Vec<_> = [Some(stage.space), child, given].into_iter().flatten().collect();
-        audit(stage.machine, stage.memory, &spaces);
+        let spaces: Vec<_> = [Some(fixture.space), child, given].into_iter().flatten().collect();
+        audit(fixture.machine, fixture.memory, &spaces);
     };
-    let old = layout(stage.space);
+    let old = layout(fixture.space);
     match failing {
-        Failing::AllFrom(point) => stage.memory.fail_allocations_after(Some(point)),
-        Failing::Only(point) => testing::fail_one_allocation(stage.memory, Some(point)),
+        Failing::AllFrom(point) => fixture.memory.fail_allocations_after(Some(point)),
+        Failing::Only(point) => testing::fail_one_allocation(fixture.memory, Some(point)),
     }
-    let result = (case.operation)(stage.space);
-    let failures = testing::failed_allocations(stage.memory);
-    stage.memory.fail_allocations_after(None);
+    let result = (case.operation)(fixture.space);
+    let failures = testing::failed_allocations(fixture.memory);
+    fixture.memory.fail_allocations_after(None);
     let given = match result {
         Ok(given) => given,
         Err(error) => {
@@ -167,20 +167,20 @@ fn perform<'m, A: Walk>(
             assert_ne!(failures, 0, "{failing:?}: memory ran out, and none was refused");
             check(None);
             if case.layout == Layout::Untouched {
-                assert_eq!(layout(stage.space), old, "{failing:?}");
+                assert_eq!(layout(fixture.space), old, "{failing:?}");
             }
-            case.before.iter().for_each(|stretch| stretch.check(&stage.program));
-            rewrite(case, stage);
+            case.before.iter().for_each(|stretch| stretch.check(&fixture.program));
+            rewrite(case, fixture);
             check(None);
             // There is memory again.
-            (case.operation)(stage.space).expect("the second try")
+            (case.operation)(fixture.space).expect("the second try")
         }
     };
     check(given.1.as_ref());
     let after = (case.after)(given.0);
-    after.iter().for_each(|stretch| stretch.check(&stage.program));
+    after.iter().for_each(|stretch| stretch.check(&fixture.program));
     if let Some(space) = &given.1 {
-        let program = Program::new(stage.machine, space);
+        let program = Program::new(fixture.machine, space);
         after.iter().for_each(|stretch| stretch.check(&program));
     }
     check(given.1.as_ref());
@@ -188,11 +188,11 @@ fn perform<'m, A: Walk>(
 }
 
 /// What could be written can still be written.
-fn rewrite<A: Walk>(case: &Case<A>, stage: &Stage<'_, '_, A>) {
+fn rewrite<A: Walk>(case: &Case<A>, fixture: &Fixture<'_, '_, A>) {
     for stretch in &case.before {
         if let Stretch::Filled { at, pages, from } = *stretch {
             assert_eq!(at, from, "what is there before stands where it was filled");
-            stage.fill(at, pages);
+            fixture.fill(at, pages);
         }
     }
 }
@@ -214,9 +214,9 @@ pub fn two_tables<A: Walk>() -> Case<A> {
     Case {
         order: 0,
         folios: Folios::Own,
-        set_up: |stage| {
-            stage.space.mmap(&fixed(CROSSING, 16 * PAGE)).unwrap();
-            stage.fill(CROSSING, 16);
+        set_up: |fixture| {
+            fixture.space.mmap(&fixed(CROSSING, 16 * PAGE)).unwrap();
+            fixture.fill(CROSSING, 16);
         },
         operation: |_| Ok((0, None)),
         before: vec![filled(CROSSING, 16)],
@@ -229,9 +229,9 @@ pub fn two_tables<A: Walk>() -> Case<A> {
 pub fn huge<A: Walk>() -> Case<A> {
     Case {
         order: 9,
-        set_up: |stage| {
-            stage.space.mmap(&fixed(AT, 2 * MIB)).unwrap();
-            stage.fill(AT, 512);
+        set_up: |fixture| {
+            fixture.space.mmap(&fixed(AT, 2 * MIB)).unwrap();
+            fixture.fill(AT, 512);
         },
         before: vec![filled(AT, 512)],
         after: |_| vec![filled(AT, 512)],

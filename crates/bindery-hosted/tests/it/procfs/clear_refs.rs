@@ -9,7 +9,7 @@ use bindery::platform::Cpu;
 use bindery::{Advice, Errno, MapRequest, Protection, Remap, Sharing};
 use bindery_hosted::{Config, Program, Walk};
 
-use super::stage::*;
+use super::fixture::*;
 use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, memory_with, options};
 
 on_every_architecture! {
@@ -49,7 +49,7 @@ const KINDS: [Kind; 5] =
 const PAGES: u64 = 64;
 
 /// Maps 64 pages of that kind at `AT`.
-fn map<'m, A: Walk>(stage: &Stage<'m, A>, space: &Space<'m, A>, kind: Kind) {
+fn map<'m, A: Walk>(fixture: &Fixture<'m, A>, space: &Space<'m, A>, kind: Kind) {
     let length = PAGES * PAGE;
     match kind {
         Kind::Anonymous => drop(space.mmap(&fixed(AT, length)).unwrap()),
@@ -57,31 +57,33 @@ fn map<'m, A: Walk>(stage: &Stage<'m, A>, space: &Space<'m, A>, kind: Kind) {
             space.mmap(&MapRequest { sharing: Sharing::Shared, ..fixed(AT, length) }).unwrap();
         }
         Kind::Memfd => {
-            map_object(space, &stage.memfd(length), AT, length, 0, Sharing::Shared);
+            map_object(space, &fixture.memfd(length), AT, length, 0, Sharing::Shared);
         }
-        Kind::File => map_object(space, &stage.file(length), AT, length, 0, Sharing::Shared),
+        Kind::File => map_object(space, &fixture.file(length), AT, length, 0, Sharing::Shared),
         Kind::PrivateFile => {
-            map_object(space, &stage.file(length), AT, length, 0, Sharing::Private);
+            map_object(space, &fixture.file(length), AT, length, 0, Sharing::Private);
         }
     }
 }
 
-/// Plays with all kinds of memory, in folios of 1, 4, 16 and 32 pages, all of it written before the
+/// Runs with all kinds of memory, in folios of 1, 4, 16 and 32 pages, all of it written before the
 /// watch began.
 #[track_caller]
-fn on_watched<A: Walk>(play: impl for<'m> Fn(&Stage<'m, A>, &Space<'m, A>, &Program<'_, 'm, A>)) {
+fn on_watched<A: Walk>(
+    scenario: impl for<'m> Fn(&Fixture<'m, A>, &Space<'m, A>, &Program<'_, 'm, A>),
+) {
     for order in [0, 2, 4, 5] {
         for kind in KINDS {
-            on_stage::<A>(order, |stage| {
-                let space = stage.space();
-                map(stage, &space, kind);
-                let program = stage.program(&space);
+            with_fixture::<A>(order, |fixture| {
+                let space = fixture.space();
+                map(fixture, &space, kind);
+                let program = fixture.program(&space);
                 program.fill(VirtAddr(AT), PAGES * PAGE, 1).unwrap();
                 assert_eq!(written(&space, AT, PAGES as usize).len(), PAGES as usize);
                 watch(&space);
                 assert_eq!(written(&space, AT, PAGES as usize), [0; 0], "{kind:?} {order}");
-                play(stage, &space, &program);
-                stage.audit(&[&space]);
+                scenario(fixture, &space, &program);
+                fixture.audit(&[&space]);
             });
         }
     }
@@ -92,8 +94,8 @@ fn store<A: Walk>(program: &Program<'_, '_, A>, page: u64) {
 }
 
 fn numbers<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
         let all = [
             ClearRefs::All,
             ClearRefs::Anonymous,
@@ -137,10 +139,10 @@ fn exact<A: Walk>() {
 }
 
 fn huge<A: Walk>() {
-    on_stage::<A>(9, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(9, |fixture| {
+        let space = fixture.space();
         space.mmap(&fixed(AT, 4 * MIB)).unwrap();
-        let program = stage.program(&space);
+        let program = fixture.program(&space);
         program.fill(VirtAddr(AT), 4 * MIB, 1).unwrap();
         watch(&space);
         assert_eq!(written(&space, AT, 1024), [0; 0]);
@@ -152,7 +154,7 @@ fn huge<A: Walk>() {
         watch(&space);
         program.store(VirtAddr(AT + 100 * PAGE), 2).unwrap();
         assert_eq!(written(&space, AT, 1024), [100]);
-        stage.audit(&[&space]);
+        fixture.audit(&[&space]);
     });
 }
 
@@ -188,10 +190,10 @@ fn protections<A: Walk>() {
 }
 
 fn forks<A: Walk>() {
-    on_watched::<A>(|stage, space, program| {
+    on_watched::<A>(|fixture, space, program| {
         store(program, 3);
         let child = space.fork().unwrap();
-        let young = stage.program(&child);
+        let young = fixture.program(&child);
         for page in 0..PAGES {
             // What is shared is mapped by touching it.
             young.load(VirtAddr(AT + page * PAGE)).unwrap();
@@ -207,7 +209,7 @@ fn forks<A: Walk>() {
         watch(&child);
         store(&young, 40);
         assert_eq!(written(&child, AT, 64), [40]);
-        stage.audit(&[space, &child]);
+        fixture.audit(&[space, &child]);
         drop(child);
         // Pages that are nobody else's any more are watched all the same.
         store(program, 41);
@@ -216,7 +218,7 @@ fn forks<A: Walk>() {
 }
 
 fn moves<A: Walk>() {
-    on_watched::<A>(|stage, space, program| {
+    on_watched::<A>(|fixture, space, program| {
         store(program, 3);
         let length = 24 * PAGE;
         for to in [TO, TO + 5 * PAGE, TO + MIB + 16 * PAGE] {
@@ -224,7 +226,7 @@ fn moves<A: Walk>() {
             space.mremap(from, length, length, Remap::To(target)).unwrap();
             assert!(written(space, to, 24).into_iter().eq(0..24));
             assert_eq!(written(space, AT, 64), [3]);
-            stage.audit(&[space]);
+            fixture.audit(&[space]);
             space.mremap(target, length, length, Remap::To(from)).unwrap();
             watch(space);
             store(program, 3);
@@ -244,15 +246,15 @@ fn tables_that_move_whole_count_as_written() {
 
 fn table_moves<A: Walk>() {
     for order in [0, 9] {
-        on_stage::<A>(order, |stage| {
-            let space = stage.space();
+        with_fixture::<A>(order, |fixture| {
+            let space = fixture.space();
             space.mmap(&fixed(AT, 4 * MIB)).unwrap();
-            let program = stage.program(&space);
+            let program = fixture.program(&space);
             program.fill(VirtAddr(AT), 4 * MIB, 1).unwrap();
             watch(&space);
             space.mremap(VirtAddr(AT), 4 * MIB, 4 * MIB, Remap::To(VirtAddr(TO))).unwrap();
             assert_eq!(written(&space, TO, 1024).len(), 1024);
-            stage.audit(&[&space]);
+            fixture.audit(&[&space]);
         });
     }
 }
@@ -272,10 +274,10 @@ fn dropped<A: Walk>() {
 }
 
 fn later<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
         space.mmap(&fixed(AT, 16 * PAGE)).unwrap();
-        stage.program(&space).fill(VirtAddr(AT), 16 * PAGE, 1).unwrap();
+        fixture.program(&space).fill(VirtAddr(AT), 16 * PAGE, 1).unwrap();
         watch(&space);
         // The same place, but something else.
         space.mmap(&fixed(AT + 4 * PAGE, 4 * PAGE)).unwrap();
@@ -291,7 +293,7 @@ fn later<A: Walk>() {
         // The heap that grows.
         space.set_break_start(VirtAddr(TO));
         space.set_break(VirtAddr(TO + PAGE));
-        stage.program(&space).store(VirtAddr(TO), 1).unwrap();
+        fixture.program(&space).store(VirtAddr(TO), 1).unwrap();
         watch(&space);
         space.set_break(VirtAddr(TO + 2 * PAGE));
         assert!(written(&space, TO, 2).contains(&1));
@@ -299,9 +301,9 @@ fn later<A: Walk>() {
 }
 
 fn joined<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
-        let program = stage.program(&space);
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
+        let program = fixture.program(&space);
         space.mmap(&fixed(AT, 4 * PAGE)).unwrap();
         program.fill(VirtAddr(AT), 4 * PAGE, 1).unwrap();
         watch(&space);
@@ -314,15 +316,15 @@ fn joined<A: Walk>() {
         watch(&space);
         store(&program, 1);
         assert_eq!(written(&space, AT, 8), [1]);
-        stage.audit(&[&space]);
+        fixture.audit(&[&space]);
     });
 }
 
 fn files<A: Walk>() {
-    on_stage::<A>(2, |stage| {
-        let (space, file) = (stage.space(), stage.file(16 * PAGE));
+    with_fixture::<A>(2, |fixture| {
+        let (space, file) = (fixture.space(), fixture.file(16 * PAGE));
         map_object(&space, &file, AT, 16 * PAGE, 0, Sharing::Shared);
-        let program = stage.program(&space);
+        let program = fixture.program(&space);
         store(&program, 1);
         watch(&space);
         // Saving takes the permission to write too; each store is noticed by both.
@@ -332,22 +334,22 @@ fn files<A: Walk>() {
         assert_eq!(written(&space, AT, 16), [1]);
         file.sync(0, u64::MAX).unwrap();
         assert_eq!(written(&space, AT, 16), [1]);
-        assert_eq!(stage.files.content(1)[PAGE as usize], 8);
+        assert_eq!(fixture.files.content(1)[PAGE as usize], 8);
         watch(&space);
         program.store(VirtAddr(AT + PAGE), 9).unwrap();
         file.sync(0, u64::MAX).unwrap();
-        assert_eq!(stage.files.content(1)[PAGE as usize], 9);
+        assert_eq!(fixture.files.content(1)[PAGE as usize], 9);
         assert_eq!(written(&space, AT, 16), [1]);
-        stage.audit(&[&space]);
+        fixture.audit(&[&space]);
     });
 }
 
 fn used<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
         space.mmap(&fixed(AT, 16 * PAGE)).unwrap();
         space.mmap(&MapRequest { sharing: Sharing::Shared, ..fixed(TO, 16 * PAGE) }).unwrap();
-        let program = stage.program(&space);
+        let program = fixture.program(&space);
         let use_all = || {
             program.fill(VirtAddr(AT), 16 * PAGE, 1).unwrap();
             program.fill(VirtAddr(TO), 16 * PAGE, 1).unwrap();
@@ -371,15 +373,15 @@ fn used<A: Walk>() {
         proc::clear_refs(&space, ClearRefs::All).unwrap();
         program.load(VirtAddr(AT + 3 * PAGE)).unwrap();
         assert_eq!(used(), [4, 0]);
-        stage.audit(&[&space]);
+        fixture.audit(&[&space]);
     });
 }
 
 fn used_block<A: Walk>() {
-    on_stage::<A>(4, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(4, |fixture| {
+        let space = fixture.space();
         space.mmap(&fixed(AT, 32 * PAGE)).unwrap();
-        let program = stage.program(&space);
+        let program = fixture.program(&space);
         program.fill(VirtAddr(AT), 32 * PAGE, 1).unwrap();
         proc::clear_refs(&space, ClearRefs::All).unwrap();
         assert_eq!(area(&space, AT).kib("Referenced"), 0);
@@ -391,11 +393,11 @@ fn used_block<A: Walk>() {
 }
 
 fn costs<A: Walk>() {
-    on_stage::<A>(9, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(9, |fixture| {
+        let space = fixture.space();
         space.mmap(&fixed(AT, 4 * MIB)).unwrap();
         space.mmap(&fixed(TO, 4 * MIB)).unwrap();
-        let program = stage.program(&space);
+        let program = fixture.program(&space);
         program.fill(VirtAddr(AT), 4 * MIB, 1).unwrap();
         program.fill(VirtAddr(TO), 4 * MIB, 1).unwrap();
         let before = space.counts();

@@ -15,7 +15,7 @@ use bindery::{
 };
 use rustix::mm::{self, MlockFlags, MprotectFlags, ProtFlags};
 
-use super::stage::*;
+use super::fixture::*;
 use crate::support;
 use crate::support::alone::ran_alone;
 
@@ -104,8 +104,8 @@ fn a_process_with_the_mappings_of_this_one_has_the_same_listing_to_the_byte() {
     // Behind the end of user space.
     let text = text.split_inclusive('\n').filter(|line| !line.ends_with("[vsyscall]\n"));
     let text: String = text.collect();
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
         let mut mirror = Mirror { areas: parse(&text), identities: Vec::new() };
         let mut objects = Vec::new();
         for (number, area) in mirror.areas.iter().enumerate() {
@@ -131,7 +131,7 @@ fn a_process_with_the_mappings_of_this_one_has_the_same_listing_to_the_byte() {
                     space.madvise(start, length, Advice::DontDump).unwrap();
                 }
             } else {
-                let object = stage.memfd(0);
+                let object = fixture.memfd(0);
                 map_object(&space, &object, area.start, length, area.offset, sharing);
                 space.mprotect(start, length, protection).unwrap();
                 mirror.identities[number] = object.identity();
@@ -141,13 +141,13 @@ fn a_process_with_the_mappings_of_this_one_has_the_same_listing_to_the_byte() {
         assert!(mirror.areas.iter().any(|area| area.path == "[stack]"));
         assert!(!objects.is_empty());
         assert_eq!(maps(&space, &mirror), text);
-        stage.audit(&[&space]);
+        fixture.audit(&[&space]);
     });
 }
 
 /// What is done to a mapping of 16 pages, here and on the Linux below.
 #[derive(Clone, Copy, Debug)]
-struct Story {
+struct Scenario {
     protection: Protection,
     sharing: Sharing,
     flags: MapFlags,
@@ -162,7 +162,7 @@ struct Story {
 
 const RW: Protection = Protection::READ.union(Protection::WRITE);
 
-const PLAIN: Story = Story {
+const PLAIN: Scenario = Scenario {
     protection: RW,
     sharing: Sharing::Private,
     flags: MapFlags::empty(),
@@ -173,16 +173,16 @@ const PLAIN: Story = Story {
     becomes: RW,
 };
 
-const STORIES: [Story; 12] = [
+const SCENARIOS: [Scenario; 12] = [
     PLAIN,
-    Story { written: 0, read: 0, ..PLAIN },
-    Story { becomes: Protection::empty(), ..PLAIN },
-    Story { becomes: Protection::READ, ..PLAIN },
-    Story { protection: Protection::READ, written: 0, becomes: Protection::READ, ..PLAIN },
-    Story { becomes: RW.union(Protection::EXECUTE), ..PLAIN },
-    Story { sharing: Sharing::Shared, read: 0, ..PLAIN },
-    Story { sharing: Sharing::Shared, read: 0, becomes: Protection::empty(), ..PLAIN },
-    Story {
+    Scenario { written: 0, read: 0, ..PLAIN },
+    Scenario { becomes: Protection::empty(), ..PLAIN },
+    Scenario { becomes: Protection::READ, ..PLAIN },
+    Scenario { protection: Protection::READ, written: 0, becomes: Protection::READ, ..PLAIN },
+    Scenario { becomes: RW.union(Protection::EXECUTE), ..PLAIN },
+    Scenario { sharing: Sharing::Shared, read: 0, ..PLAIN },
+    Scenario { sharing: Sharing::Shared, read: 0, becomes: Protection::empty(), ..PLAIN },
+    Scenario {
         advice: &[
             (Advice::DontDump, mm::Advice::LinuxDontDump),
             (Advice::WipeOnFork, mm::Advice::LinuxWipeOnFork),
@@ -192,7 +192,7 @@ const STORIES: [Story; 12] = [
         ],
         ..PLAIN
     },
-    Story {
+    Scenario {
         flags: MapFlags::GROWS_DOWN.union(MapFlags::NO_RESERVE),
         advice: &[
             (Advice::Sequential, mm::Advice::Sequential),
@@ -200,8 +200,8 @@ const STORIES: [Story; 12] = [
         ],
         ..PLAIN
     },
-    Story { locked: Some(LockPages::Now), ..PLAIN },
-    Story { locked: Some(LockPages::OnFault), ..PLAIN },
+    Scenario { locked: Some(LockPages::Now), ..PLAIN },
+    Scenario { locked: Some(LockPages::OnFault), ..PLAIN },
 ];
 
 /// What a mapping looks like from outside: its part of `smaps`, and the words of its pages without
@@ -221,8 +221,8 @@ impl Look {
     }
 }
 
-/// Plays on the Linux below us.
-fn play_below(story: &Story, at: u64) -> Look {
+/// Runs on the Linux below us.
+fn play_below(scenario: &Scenario, at: u64) -> Look {
     let flags = |protection: Protection| {
         let mut flags = ProtFlags::empty();
         flags.set(ProtFlags::READ, protection.contains(Protection::READ));
@@ -230,34 +230,34 @@ fn play_below(story: &Story, at: u64) -> Look {
         flags.set(ProtFlags::EXEC, protection.contains(Protection::EXECUTE));
         flags
     };
-    let shared = story.sharing == Sharing::Shared;
+    let shared = scenario.sharing == Sharing::Shared;
     let mut how = if shared { mm::MapFlags::SHARED } else { mm::MapFlags::PRIVATE };
     how |= mm::MapFlags::FIXED_NOREPLACE;
-    how.set(mm::MapFlags::GROWSDOWN, story.flags.contains(MapFlags::GROWS_DOWN));
-    how.set(mm::MapFlags::NORESERVE, story.flags.contains(MapFlags::NO_RESERVE));
+    how.set(mm::MapFlags::GROWSDOWN, scenario.flags.contains(MapFlags::GROWS_DOWN));
+    how.set(mm::MapFlags::NORESERVE, scenario.flags.contains(MapFlags::NO_RESERVE));
     let start = std::ptr::with_exposed_provenance_mut::<c_void>(at as usize);
     let length = LENGTH as usize;
     // SAFETY: nothing of this process is mapped in the window, which `FIXED_NOREPLACE` makes sure
     // of; all that follows concerns this mapping alone, to which there is no reference.
     unsafe {
-        mm::mmap_anonymous(start, length, flags(story.protection), how).unwrap();
-        for (_, advice) in story.advice {
+        mm::mmap_anonymous(start, length, flags(scenario.protection), how).unwrap();
+        for (_, advice) in scenario.advice {
             mm::madvise(start, length, *advice).unwrap();
         }
-        match story.locked {
+        match scenario.locked {
             Some(LockPages::Now) => mm::mlock(start, length).unwrap(),
             Some(LockPages::OnFault) => {
                 mm::mlock_with(start, length, MlockFlags::ONFAULT).unwrap();
             }
             None => {}
         }
-        for page in 0..story.written {
+        for page in 0..scenario.written {
             start.byte_add((page * PAGE) as usize).cast::<u64>().write_volatile(1);
         }
-        for page in story.written..story.written + story.read {
+        for page in scenario.written..scenario.written + scenario.read {
             start.byte_add((page * PAGE) as usize).cast::<u64>().read_volatile();
         }
-        let becomes = MprotectFlags::from_bits_retain(flags(story.becomes).bits());
+        let becomes = MprotectFlags::from_bits_retain(flags(scenario.becomes).bits());
         mm::mprotect(start, length, becomes).unwrap();
     }
     let mut bytes = vec![0; PAGES as usize * 8];
@@ -271,40 +271,40 @@ fn play_below(story: &Story, at: u64) -> Look {
     look
 }
 
-/// Plays in an address space of ours.
-fn play_here(story: &Story, at: u64, file: FileId) -> Look {
+/// Runs in an address space of ours.
+fn play_here(scenario: &Scenario, at: u64, file: FileId) -> Look {
     let mut look = None;
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
         space.set_limits(&Limits { locking: Locking::Privileged, ..Limits::default() });
-        let program = stage.program(&space);
+        let program = fixture.program(&space);
         let start = VirtAddr(at);
         let request = MapRequest {
-            protection: story.protection,
-            sharing: story.sharing,
-            flags: story.flags,
+            protection: scenario.protection,
+            sharing: scenario.sharing,
+            flags: scenario.flags,
             ..support::fixed(at, LENGTH)
         };
         space.mmap(&request).unwrap();
-        for (advice, _) in story.advice {
+        for (advice, _) in scenario.advice {
             space.madvise(start, LENGTH, *advice).unwrap();
         }
-        if let Some(pages) = story.locked {
+        if let Some(pages) = scenario.locked {
             space.mlock(start, LENGTH, pages).unwrap();
         }
-        for page in 0..story.written {
+        for page in 0..scenario.written {
             program.store(VirtAddr(at + page * PAGE), 1).unwrap();
         }
-        for page in story.written..story.written + story.read {
+        for page in scenario.written..scenario.written + scenario.read {
             program.load(VirtAddr(at + page * PAGE)).unwrap();
         }
-        space.mprotect(start, LENGTH, story.becomes).unwrap();
+        space.mprotect(start, LENGTH, scenario.becomes).unwrap();
         let naming = OneFile { id: file, path: "/dev/zero (deleted)".to_owned(), stack: 0 };
         let text = smaps(&space, &naming).replace(" sd ", " ");
         look = Some(Look::new(&text, at, pagemap(&space, at, PAGES as usize)));
-        stage.audit(&[&space]);
+        fixture.audit(&[&space]);
     });
-    look.expect("the story was played")
+    look.expect("the scenario was played")
 }
 
 #[test]
@@ -315,12 +315,12 @@ fn what_programs_do_shows_to_the_byte_as_on_the_linux_below() {
     if !is_comparable() {
         return;
     }
-    for (number, story) in (0..).zip(&STORIES) {
+    for (number, scenario) in (0..).zip(&SCENARIOS) {
         let at = WINDOW + number * 0x1000_0000;
-        let below = play_below(story, at);
-        let here = play_here(story, at, below.area.file);
-        assert_eq!(here.area.text, below.area.text, "{story:?}");
-        assert_eq!(here.words, below.words, "{story:?}");
+        let below = play_below(scenario, at);
+        let here = play_here(scenario, at, below.area.file);
+        assert_eq!(here.area.text, below.area.text, "{scenario:?}");
+        assert_eq!(here.words, below.words, "{scenario:?}");
     }
 }
 
@@ -337,8 +337,8 @@ fn every_line_of_smaps_stands_where_linux_has_it() {
     }
     let below = parse(&quiet("/proc/self/smaps"));
     let sums = parse(&quiet("/proc/self/smaps_rollup")).remove(0);
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
         space.mmap(&support::fixed(WINDOW, LENGTH)).unwrap();
         let ours = area(&space, WINDOW);
         for area in &below {

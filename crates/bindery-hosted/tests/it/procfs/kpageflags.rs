@@ -8,7 +8,7 @@ use bindery::linux::proc::{
 use bindery::{FrameUse, Sharing};
 use bindery_hosted::{Machine, Walk};
 
-use super::stage::*;
+use super::fixture::*;
 use crate::support::{GIB, MIB, fixed};
 
 type Memory<A> = bindery::Memory<Machine<A>>;
@@ -40,16 +40,16 @@ fn bits(bits: &[u32]) -> u64 {
 }
 
 fn all<A: Walk>() {
-    on_stage::<A>(2, |stage| {
-        let space = stage.space();
-        let program = stage.program(&space);
+    with_fixture::<A>(2, |fixture| {
+        let space = fixture.space();
+        let program = fixture.program(&space);
         space.mmap(&fixed(AT, 8 * MIB)).unwrap();
         program.fill(VirtAddr(AT), 3 * MIB, 1).unwrap();
-        let span = stage.memory.frame_span();
+        let span = fixture.memory.frame_span();
         let mut words = vec![0; span.count as usize];
-        assert_eq!(proc::kpageflags(stage.memory, span.first.0.into(), &mut words), words.len());
+        assert_eq!(proc::kpageflags(fixture.memory, span.first.0.into(), &mut words), words.len());
         let with = |bit: u32| words.iter().filter(|word| **word & 1 << bit != 0).count() as u64;
-        assert_eq!(with(KPF_BUDDY), stage.memory.free_frame_count());
+        assert_eq!(with(KPF_BUDDY), fixture.memory.free_frame_count());
         assert_eq!(with(KPF_ANON), 3 * MIB / PAGE);
         assert_eq!(with(KPF_ZERO_PAGE), 1);
         let counts = space.counts();
@@ -60,22 +60,22 @@ fn all<A: Walk>() {
         let kinds = bits(&kinds);
         assert!(words.iter().all(|word| (word & kinds).count_ones() <= 1));
         let managed = span.count as u64 - with(KPF_NOPAGE);
-        assert_eq!(managed, stage.memory.total_frames());
+        assert_eq!(managed, fixture.memory.total_frames());
     });
 }
 
 fn flagged<A: Walk>() {
-    on_stage::<A>(2, |stage| {
-        let (space, memory) = (stage.space(), stage.memory);
-        let program = stage.program(&space);
+    with_fixture::<A>(2, |fixture| {
+        let (space, memory) = (fixture.space(), fixture.memory);
+        let program = fixture.program(&space);
         space.mmap(&fixed(AT, 4 * PAGE)).unwrap();
         program.store(VirtAddr(AT), 1).unwrap();
         let shown = |at: u64| flags(memory, pagemap(&space, at, 1)[0] & FRAME);
         let anonymous = [KPF_ANON, KPF_MMAP, KPF_SWAPBACKED, KPF_UPTODATE, KPF_THP];
         assert_eq!(shown(AT), bits(&anonymous) | bits(&[KPF_COMPOUND_HEAD]));
         assert_eq!(shown(AT + 3 * PAGE), bits(&anonymous) | bits(&[KPF_COMPOUND_TAIL]));
-        stage.use_order(0);
-        let (shared, file) = (stage.memfd(PAGE), stage.file(PAGE));
+        fixture.use_order(0);
+        let (shared, file) = (fixture.memfd(PAGE), fixture.file(PAGE));
         map_object(&space, &shared, AT + MIB, PAGE, 0, Sharing::Shared);
         map_object(&space, &file, AT + 2 * MIB, PAGE, 0, Sharing::Private);
         program.store(VirtAddr(AT + MIB), 1).unwrap();
@@ -103,53 +103,54 @@ fn flagged<A: Walk>() {
 }
 
 fn counted<A: Walk>() {
-    on_stage::<A>(2, |stage| {
-        let space = stage.space();
-        let program = stage.program(&space);
+    with_fixture::<A>(2, |fixture| {
+        let space = fixture.space();
+        let program = fixture.program(&space);
         space.mmap(&fixed(AT, 4 * PAGE)).unwrap();
         program.store(VirtAddr(AT), 1).unwrap();
         let frame = pagemap(&space, AT, 1)[0] & FRAME;
-        let counts = |stage: &Stage<'_, A>| [0, 3].map(|page| count(stage.memory, frame + page));
-        assert_eq!(counts(stage), [1, 1]);
+        let counts =
+            |fixture: &Fixture<'_, A>| [0, 3].map(|page| count(fixture.memory, frame + page));
+        assert_eq!(counts(fixture), [1, 1]);
         let child = space.fork().unwrap();
-        assert_eq!(counts(stage), [2, 2]);
+        assert_eq!(counts(fixture), [2, 2]);
         // One entry of four is left, and no page shows less than one while any is.
         child.munmap(VirtAddr(AT), 4 * PAGE).unwrap();
         space.munmap(VirtAddr(AT), 3 * PAGE).unwrap();
-        assert_eq!(counts(stage), [1, 1]);
+        assert_eq!(counts(fixture), [1, 1]);
         space.munmap(VirtAddr(AT), 4 * PAGE).unwrap();
-        assert_eq!(counts(stage), [0, 0]);
+        assert_eq!(counts(fixture), [0, 0]);
     });
 }
 
 fn ended<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let span = stage.memory.frame_span();
+    with_fixture::<A>(0, |fixture| {
+        let span = fixture.memory.frame_span();
         let end = u64::from(span.first.0) + u64::from(span.count);
         let mut words = [7; 4];
-        assert_eq!(proc::kpageflags(stage.memory, end - 3, &mut words), 3);
+        assert_eq!(proc::kpageflags(fixture.memory, end - 3, &mut words), 3);
         assert_eq!(words[3], 7);
         for beyond in [end, end + 1, 1 << 33, u64::MAX] {
-            assert_eq!(proc::kpageflags(stage.memory, beyond, &mut words), 0);
-            assert_eq!(proc::kpagecount(stage.memory, beyond, &mut words), 0);
+            assert_eq!(proc::kpageflags(fixture.memory, beyond, &mut words), 0);
+            assert_eq!(proc::kpagecount(fixture.memory, beyond, &mut words), 0);
         }
         if span.first.0 > 0 {
-            assert_eq!(flags(stage.memory, 0), bits(&[KPF_NOPAGE]));
+            assert_eq!(flags(fixture.memory, 0), bits(&[KPF_NOPAGE]));
         }
-        assert_eq!(stage.memory.frame_view(Frame(u32::MAX)).usage, FrameUse::NotManaged);
+        assert_eq!(fixture.memory.frame_view(Frame(u32::MAX)).usage, FrameUse::NotManaged);
     });
 }
 
 fn summed<A: Walk>() {
-    on_stage::<A>(9, |stage| {
-        let (space, memory) = (stage.space(), stage.memory);
-        let program = stage.program(&space);
+    with_fixture::<A>(9, |fixture| {
+        let (space, memory) = (fixture.space(), fixture.memory);
+        let program = fixture.program(&space);
         space.mmap(&fixed(AT, 4 * MIB)).unwrap();
         program.store(VirtAddr(AT), 1).unwrap();
         let before = memory.events();
-        stage.use_order(0);
+        fixture.use_order(0);
         program.store(VirtAddr(AT + 2 * MIB), 1).unwrap();
-        let shared = stage.memfd(4 * PAGE);
+        let shared = fixture.memfd(4 * PAGE);
         map_object(&space, &shared, AT + 8 * MIB, 4 * PAGE, 0, Sharing::Shared);
         program.fill(VirtAddr(AT + 8 * MIB), 4 * PAGE, 1).unwrap();
         let usage = memory.frame_usage();

@@ -8,7 +8,7 @@ use bindery::linux::proc::{self, ClearRefs, FileId, Unnamed};
 use bindery::{Advice, LockPages, MapFlags, MapRequest, Place, Protection, Sharing};
 use bindery_hosted::Walk;
 
-use super::stage::*;
+use super::fixture::*;
 use crate::support::{GIB, MIB, fixed};
 
 on_every_architecture! {
@@ -31,8 +31,8 @@ on_every_architecture! {
 const AT: u64 = GIB;
 
 fn exact_lines<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
         let protections = [
             Protection::empty(),
             Protection::READ,
@@ -43,7 +43,7 @@ fn exact_lines<A: Walk>() {
             let at = AT + number * 0x1_0000;
             space.mmap(&MapRequest { protection, ..fixed(at, 0x2000) }).unwrap();
         }
-        let object = stage.memfd(0x10_0000);
+        let object = fixture.memfd(0x10_0000);
         map_object(&space, &object, AT + 0x4_0000, PAGE, 0, Sharing::Shared);
         map_object(&space, &object, AT + 0x5_0000, 2 * PAGE, 0x1_2000, Sharing::Private);
         space.set_break_start(VirtAddr(0x5000_0800));
@@ -66,7 +66,7 @@ fn exact_lines<A: Walk>() {
         assert_eq!(maps(&space, &naming), expected);
         let first_lines: String = parse(&smaps(&space, &naming)).iter().map(first_line).collect();
         assert_eq!(first_lines, expected);
-        stage.audit(&[&space]);
+        fixture.audit(&[&space]);
     });
 }
 
@@ -75,10 +75,10 @@ fn first_line(area: &Area) -> &str {
 }
 
 fn default_names<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
-        let file = stage.file(PAGE);
-        let object = stage.memfd(PAGE);
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
+        let file = fixture.file(PAGE);
+        let object = fixture.memfd(PAGE);
         space.mmap(&MapRequest { sharing: Sharing::Shared, ..fixed(AT, PAGE) }).unwrap();
         map_object(&space, &object, AT + 0x1_0000, PAGE, 0, Sharing::Shared);
         map_object(&space, &file, AT + 0x2_0000, PAGE, 0, Sharing::Shared);
@@ -110,9 +110,9 @@ impl<F: Fn()> Write for Busy<'_, F> {
 }
 
 fn slow_reader<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
-        let program = stage.program(&space);
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
+        let program = fixture.program(&space);
         for number in 0..8 {
             space.mmap(&fixed(AT + number * 0x1_0000, 4 * PAGE)).unwrap();
         }
@@ -144,7 +144,7 @@ fn slow_reader<A: Walk>() {
         proc::maps(&space, &Unnamed, &mut out).unwrap();
         assert_eq!(out.text, maps(&space, &Unnamed));
         assert_ne!(out.text, before);
-        stage.audit(&[&space]);
+        fixture.audit(&[&space]);
     });
 }
 
@@ -159,8 +159,8 @@ impl Write for Short {
 }
 
 fn failing_reader<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
         space.mmap(&MapRequest { sharing: Sharing::Shared, ..fixed(AT, PAGE) }).unwrap();
         space.mmap(&fixed(AT + MIB, PAGE)).unwrap();
         let whole = smaps(&space, &Unnamed).len();
@@ -173,10 +173,10 @@ fn failing_reader<A: Walk>() {
 }
 
 fn shared_parts<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
         space.mmap(&fixed(AT, 64 * PAGE)).unwrap();
-        stage.program(&space).fill(VirtAddr(AT), 6 * PAGE, 1).unwrap();
+        fixture.program(&space).fill(VirtAddr(AT), 6 * PAGE, 1).unwrap();
         let dirty = ["Rss", "Pss", "Pss_Dirty", "Private_Dirty", "Referenced", "Anonymous"];
         let all = dirty.map(|name| (name, 24));
         assert_eq!(area(&space, AT).sizes(), all);
@@ -196,23 +196,23 @@ fn shared_parts<A: Walk>() {
             assert_eq!(area(space, AT).sizes(), third);
         }
         // Copies are private, and what they were copied from has one user less.
-        stage.program(&child).store(VirtAddr(AT), 1).unwrap();
+        fixture.program(&child).store(VirtAddr(AT), 1).unwrap();
         let mixed = area(&child, AT);
         assert_eq!((mixed.kib("Private_Dirty"), mixed.kib("Shared_Dirty")), (4, 20));
         assert_eq!(mixed.kib("Pss"), 4 + 6);
         assert_eq!(area(&space, AT).kib("Pss"), 2 + 6);
-        stage.audit(&[&space, &child, &grandchild]);
+        fixture.audit(&[&space, &child, &grandchild]);
     });
 }
 
 fn partial_copies<A: Walk>() {
-    on_stage::<A>(4, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(4, |fixture| {
+        let space = fixture.space();
         space.mmap(&fixed(AT, 16 * PAGE)).unwrap();
-        stage.program(&space).fill(VirtAddr(AT), 16 * PAGE, 1).unwrap();
+        fixture.program(&space).fill(VirtAddr(AT), 16 * PAGE, 1).unwrap();
         let child = space.fork().unwrap();
         assert_eq!((area(&space, AT).kib("Pss"), area(&child, AT).kib("Pss")), (32, 32));
-        stage.program(&child).fill(VirtAddr(AT), 8 * PAGE, 2).unwrap();
+        fixture.program(&child).fill(VirtAddr(AT), 8 * PAGE, 2).unwrap();
         // 24 mappings of 16 pages: each counts two thirds, and all of them 16 pages again.
         let (parent, young) = (area(&space, AT), area(&child, AT));
         assert_eq!(parent.kib("Pss"), 42);
@@ -225,34 +225,34 @@ fn partial_copies<A: Walk>() {
 }
 
 fn huge<A: Walk>() {
-    on_stage::<A>(9, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(9, |fixture| {
+        let space = fixture.space();
         space.mmap(&fixed(AT, 4 * MIB)).unwrap();
-        stage.program(&space).store(VirtAddr(AT), 1).unwrap();
+        fixture.program(&space).store(VirtAddr(AT), 1).unwrap();
         assert_eq!(area(&space, AT).kib("AnonHugePages"), 2048);
         assert_eq!(area(&space, AT).kib("Rss"), 2048);
         // ProtNone pages are there all the same.
         space.mprotect(VirtAddr(AT), 4 * MIB, Protection::empty()).unwrap();
         let prot_none = area(&space, AT);
         assert_eq!((prot_none.kib("AnonHugePages"), prot_none.kib("Private_Dirty")), (2048, 2048));
-        let object = stage.memfd(2 * MIB);
+        let object = fixture.memfd(2 * MIB);
         map_object(&space, &object, AT + 8 * MIB, 2 * MIB, 0, Sharing::Shared);
-        stage.program(&space).store(VirtAddr(AT + 8 * MIB), 1).unwrap();
+        fixture.program(&space).store(VirtAddr(AT + 8 * MIB), 1).unwrap();
         assert_eq!(area(&space, AT + 8 * MIB).kib("ShmemPmdMapped"), 2048);
-        let file = stage.file(2 * MIB);
+        let file = fixture.file(2 * MIB);
         map_object(&space, &file, AT + 16 * MIB, 2 * MIB, 0, Sharing::Shared);
-        stage.program(&space).load(VirtAddr(AT + 16 * MIB)).unwrap();
+        fixture.program(&space).load(VirtAddr(AT + 16 * MIB)).unwrap();
         assert_eq!(area(&space, AT + 16 * MIB).kib("FilePmdMapped"), 2048);
-        stage.audit(&[&space]);
+        fixture.audit(&[&space]);
     });
 }
 
 fn files<A: Walk>() {
-    on_stage::<A>(2, |stage| {
-        let (space, file) = (stage.space(), stage.file(16 * PAGE));
+    with_fixture::<A>(2, |fixture| {
+        let (space, file) = (fixture.space(), fixture.file(16 * PAGE));
         map_object(&space, &file, AT, 16 * PAGE, 0, Sharing::Shared);
         map_object(&space, &file, AT + MIB, 16 * PAGE, 0, Sharing::Private);
-        let program = stage.program(&space);
+        let program = fixture.program(&space);
         program.load(VirtAddr(AT)).unwrap();
         let clean = area(&space, AT);
         assert_eq!((clean.kib("Private_Clean"), clean.kib("Pss_Dirty")), (clean.kib("Rss"), 0));
@@ -270,15 +270,15 @@ fn files<A: Walk>() {
         program.store(VirtAddr(AT + MIB), 1).unwrap();
         let copied = area(&space, AT + MIB);
         assert_eq!((copied.kib("Anonymous"), copied.kib("Private_Dirty")), (4, 4));
-        stage.audit(&[&space]);
+        fixture.audit(&[&space]);
     });
 }
 
 fn shared_memory<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
         space.mmap(&MapRequest { sharing: Sharing::Shared, ..fixed(AT, 16 * PAGE) }).unwrap();
-        stage.program(&space).fill(VirtAddr(AT), 8 * PAGE, 1).unwrap();
+        fixture.program(&space).fill(VirtAddr(AT), 8 * PAGE, 1).unwrap();
         let alone = [
             ("Rss", 32),
             ("Pss", 32),
@@ -290,22 +290,22 @@ fn shared_memory<A: Walk>() {
         let child = space.fork().unwrap();
         // It has mapped nothing yet.
         assert_eq!(area(&child, AT).sizes(), []);
-        stage.program(&child).load(VirtAddr(AT)).unwrap();
+        fixture.program(&child).load(VirtAddr(AT)).unwrap();
         let seen = area(&child, AT).kib("Rss");
         assert_eq!(area(&child, AT).kib("Pss"), seen / 2);
         let child_area = area(&child, AT);
         assert_eq!(child_area.kib("Shared_Dirty") + child_area.kib("Shared_Clean"), seen);
         assert_eq!(area(&space, AT).kib("Shared_Dirty"), seen);
         assert_eq!(rollup(&child).kib("Pss_Shmem"), seen / 2);
-        stage.audit(&[&space, &child]);
+        fixture.audit(&[&space, &child]);
     });
 }
 
 fn lazily_freed<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
         space.mmap(&fixed(AT, 16 * PAGE)).unwrap();
-        let program = stage.program(&space);
+        let program = fixture.program(&space);
         program.fill(VirtAddr(AT), 16 * PAGE, 1).unwrap();
         space.madvise(VirtAddr(AT), 8 * PAGE, Advice::Free).unwrap();
         let free = area(&space, AT);
@@ -313,13 +313,13 @@ fn lazily_freed<A: Walk>() {
         assert_eq!(free.kib("Referenced"), 32);
         program.store(VirtAddr(AT), 1).unwrap();
         assert_eq!(area(&space, AT).kib("LazyFree"), 28);
-        stage.audit(&[&space]);
+        fixture.audit(&[&space]);
     });
 }
 
 fn locked<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
         space.mmap(&fixed(AT, 4 * PAGE)).unwrap();
         space.mlock(VirtAddr(AT), 4 * PAGE, LockPages::Now).unwrap();
         assert_eq!(area(&space, AT).kib("Locked"), 16);
@@ -329,16 +329,16 @@ fn locked<A: Walk>() {
 }
 
 fn rolled_up<A: Walk>() {
-    on_stage::<A>(2, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(2, |fixture| {
+        let space = fixture.space();
         assert_eq!(rollup(&space).sizes(), []);
         assert_eq!((rollup(&space).start, rollup(&space).end), (0, 0));
         space.mmap(&fixed(AT, 16 * PAGE)).unwrap();
         space.mmap(&MapRequest { sharing: Sharing::Shared, ..fixed(AT + MIB, 16 * PAGE) }).unwrap();
         let child = space.fork().unwrap();
-        stage.program(&space).fill(VirtAddr(AT), 7 * PAGE, 1).unwrap();
-        stage.program(&space).fill(VirtAddr(AT + MIB), 9 * PAGE, 1).unwrap();
-        stage.program(&child).load(VirtAddr(AT + MIB)).unwrap();
+        fixture.program(&space).fill(VirtAddr(AT), 7 * PAGE, 1).unwrap();
+        fixture.program(&space).fill(VirtAddr(AT + MIB), 9 * PAGE, 1).unwrap();
+        fixture.program(&child).load(VirtAddr(AT + MIB)).unwrap();
         let all = rollup(&space);
         let areas = parse(&smaps(&space, &Unnamed));
         for name in all.names().into_iter().filter(|name| !name.starts_with("Pss_")) {
@@ -353,14 +353,14 @@ fn rolled_up<A: Walk>() {
 }
 
 fn told_by_status<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let (space, file) = (stage.space(), stage.file(PAGE));
+    with_fixture::<A>(0, |fixture| {
+        let (space, file) = (fixture.space(), fixture.file(PAGE));
         space.mmap(&fixed(AT, 16 * PAGE)).unwrap();
         space.mmap(&MapRequest { sharing: Sharing::Shared, ..fixed(AT + MIB, 16 * PAGE) }).unwrap();
         let flags = MapFlags::GROWS_DOWN;
         space.mmap(&MapRequest { flags, ..fixed(AT + GIB, 3 * PAGE) }).unwrap();
         map_object(&space, &file, AT + 2 * MIB, PAGE, 0, Sharing::Private);
-        let program = stage.program(&space);
+        let program = fixture.program(&space);
         program.fill(VirtAddr(AT), 5 * PAGE, 1).unwrap();
         program.fill(VirtAddr(AT + MIB), 2 * PAGE, 1).unwrap();
         program.load(VirtAddr(AT + 9 * PAGE)).unwrap();
@@ -408,8 +408,8 @@ THP_enabled:\t1
 }
 
 fn eligible<A: Walk>() {
-    on_stage::<A>(9, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(9, |fixture| {
+        let space = fixture.space();
         let possible = |at| area(&space, at).field("THPeligible") == "1";
         space.mmap(&fixed(AT, 2 * MIB)).unwrap();
         space.mmap(&fixed(AT + 9 * MIB, 2 * MIB)).unwrap();
@@ -417,11 +417,11 @@ fn eligible<A: Walk>() {
         space.madvise(VirtAddr(AT), 2 * MIB, Advice::NoHuge).unwrap();
         assert!(!possible(AT));
         // The pages of an object stand where its index puts them.
-        let object = stage.memfd(8 * MIB);
+        let object = fixture.memfd(8 * MIB);
         map_object(&space, &object, AT + 16 * MIB, 3 * MIB, 2 * MIB, Sharing::Shared);
         map_object(&space, &object, AT + 24 * MIB, 3 * MIB, MIB, Sharing::Shared);
         assert!(possible(AT + 16 * MIB) && !possible(AT + 24 * MIB));
-        stage.memory.folio_policy().set(9, bindery::SizeMode::Madvise);
+        fixture.memory.folio_policy().set(9, bindery::SizeMode::Madvise);
         let place = Place::Fixed(VirtAddr(AT + 32 * MIB));
         space.mmap(&MapRequest { place, ..fixed(0, 2 * MIB) }).unwrap();
         assert!(!possible(AT + 32 * MIB));

@@ -6,7 +6,7 @@ use bindery::linux::proc::{self, FileId, Unnamed};
 use bindery::{MapRequest, Sharing};
 use bindery_hosted::{Program, Walk};
 
-use super::stage::*;
+use super::fixture::*;
 use crate::support::{GIB, MIB, fixed};
 
 on_every_architecture! {
@@ -22,8 +22,8 @@ const AT: u64 = GIB;
 const QUERY: u64 = 2 * GIB;
 
 fn resumed<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
         for number in 0..6 {
             space.mmap(&fixed(AT + number * 0x1_0000, 2 * PAGE)).unwrap();
         }
@@ -56,9 +56,9 @@ fn resumed<A: Walk>() {
 }
 
 fn counted<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
-        let program = stage.program(&space);
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
+        let program = fixture.program(&space);
         space.mmap(&fixed(AT, 64 * PAGE)).unwrap();
         program.fill(VirtAddr(AT), 40 * PAGE, 1).unwrap();
         // The zero page does not count.
@@ -68,7 +68,7 @@ fn counted<A: Walk>() {
         assert_eq!(space.counts() - before, bindery::Counts::default(), "nothing was looked at");
         program.store(VirtAddr(AT + 50 * PAGE), 1).unwrap();
         assert_eq!(resident(&space), (41, 0, 0));
-        let (memory, file) = (stage.memfd(8 * PAGE), stage.file(8 * PAGE));
+        let (memory, file) = (fixture.memfd(8 * PAGE), fixture.file(8 * PAGE));
         map_object(&space, &memory, AT + MIB, 8 * PAGE, 0, Sharing::Shared);
         map_object(&space, &file, AT + 2 * MIB, 8 * PAGE, 0, Sharing::Private);
         for page in 0..4 {
@@ -90,7 +90,7 @@ fn counted<A: Walk>() {
         space.madvise(VirtAddr(AT + MIB), 8 * PAGE, bindery::Advice::Remove).unwrap();
         assert_eq!(resident(&space), (32, of_file - 1, 0));
         assert_eq!(resident(&child).2, 0);
-        stage.audit(&[&space, &child]);
+        fixture.audit(&[&space, &child]);
         space.munmap(VirtAddr(AT), 4 * MIB).unwrap();
         assert_eq!(resident(&space), (0, 0, 0));
         let mut status = String::new();
@@ -138,12 +138,12 @@ const OR_NEXT: u64 = 16;
 const OF_FILE: u64 = 32;
 
 fn found<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
-        let program = stage.program(&space);
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
+        let program = fixture.program(&space);
         space.mmap(&fixed(QUERY, 4 * PAGE)).unwrap();
         space.mmap(&fixed(AT, 2 * PAGE)).unwrap();
-        let object = stage.memfd(16 * PAGE);
+        let object = fixture.memfd(16 * PAGE);
         map_object(&space, &object, AT + MIB, 2 * PAGE, 3 * PAGE, Sharing::Shared);
         let id = FileId { major: 0xfe, minor: 3, inode: 77 };
         let naming = OneFile { id, path: "/a\nname".to_owned(), stack: 0 };
@@ -163,9 +163,9 @@ fn found<A: Walk>() {
 }
 
 fn refused<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
-        let program = stage.program(&space);
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
+        let program = fixture.program(&space);
         space.mmap(&fixed(QUERY, 4 * PAGE)).unwrap();
         space.mmap(&MapRequest { sharing: Sharing::Shared, ..fixed(AT, PAGE) }).unwrap();
         let ask = |query: Query| query.ask(&space, &program, &Unnamed).map(drop);

@@ -12,7 +12,7 @@ use bindery::{
 };
 use bindery_hosted::{Config, Program, Walk};
 
-use super::stage::*;
+use super::fixture::*;
 use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, memory_with, options, use_order};
 
 on_every_architecture! {
@@ -49,8 +49,8 @@ fn frame<A: Walk>(space: &Space<'_, A>, at: u64) -> u64 {
 }
 
 fn nothing_there<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
         assert_eq!(pagemap(&space, AT, 4), [0; 4]);
         space.mmap(&fixed(AT + PAGE, 2 * PAGE)).unwrap();
         assert_eq!(pagemap(&space, AT, 4), [0, SOFT_DIRTY, SOFT_DIRTY, 0]);
@@ -60,10 +60,10 @@ fn nothing_there<A: Walk>() {
 }
 
 fn anonymous<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
         space.mmap(&fixed(AT, 4 * PAGE)).unwrap();
-        stage.program(&space).store(VirtAddr(AT + PAGE), 1).unwrap();
+        fixture.program(&space).store(VirtAddr(AT + PAGE), 1).unwrap();
         let there = WRITTEN | frame(&space, AT + PAGE);
         assert_eq!(pagemap(&space, AT, 3), [SOFT_DIRTY, there, SOFT_DIRTY]);
         let mut words = [1; 3];
@@ -76,12 +76,12 @@ fn anonymous<A: Walk>() {
 }
 
 fn zeroes<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
         space.mmap(&fixed(AT, 4 * PAGE)).unwrap();
         watch(&space);
         for page in 0..3 {
-            stage.program(&space).load(VirtAddr(AT + page * PAGE)).unwrap();
+            fixture.program(&space).load(VirtAddr(AT + page * PAGE)).unwrap();
         }
         let zero = PRESENT | frame(&space, AT);
         assert_eq!(pagemap(&space, AT, 4), [zero, zero, zero, 0]);
@@ -92,12 +92,12 @@ fn zeroes<A: Walk>() {
 }
 
 fn objects<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let (space, file) = (stage.space(), stage.file(4 * PAGE));
+    with_fixture::<A>(0, |fixture| {
+        let (space, file) = (fixture.space(), fixture.file(4 * PAGE));
         map_object(&space, &file, AT, 4 * PAGE, 0, Sharing::Private);
         space.mmap(&MapRequest { sharing: Sharing::Shared, ..fixed(AT + MIB, 4 * PAGE) }).unwrap();
         watch(&space);
-        let program = stage.program(&space);
+        let program = fixture.program(&space);
         program.load(VirtAddr(AT + PAGE)).unwrap();
         let of_file = PRESENT | FILE | EXCLUSIVE | frame(&space, AT + PAGE);
         assert_eq!(pagemap(&space, AT + PAGE, 1), [of_file]);
@@ -107,20 +107,20 @@ fn objects<A: Walk>() {
         program.store(VirtAddr(AT + MIB), 1).unwrap();
         let shared = WRITTEN | FILE | frame(&space, AT + MIB);
         assert_eq!(pagemap(&space, AT + MIB, 1), [shared]);
-        stage.audit(&[&space]);
+        fixture.audit(&[&space]);
     });
 }
 
 fn shared<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
         space.mmap(&fixed(AT, 2 * PAGE)).unwrap();
-        stage.program(&space).fill(VirtAddr(AT), 2 * PAGE, 1).unwrap();
+        fixture.program(&space).fill(VirtAddr(AT), 2 * PAGE, 1).unwrap();
         let child = space.fork().unwrap();
         let both = PRESENT | SOFT_DIRTY | frame(&space, AT);
         assert_eq!((pagemap(&space, AT, 1), pagemap(&child, AT, 1)), (vec![both], vec![both]));
         // The other side has a copy.
-        stage.program(&child).store(VirtAddr(AT), 1).unwrap();
+        fixture.program(&child).store(VirtAddr(AT), 1).unwrap();
         assert_eq!(pagemap(&child, AT, 1), [WRITTEN | frame(&child, AT)]);
         assert_eq!(pagemap(&space, AT, 1), [both | EXCLUSIVE]);
         assert_eq!(pagemap(&space, AT + PAGE, 1)[0] & EXCLUSIVE, 0);
@@ -131,10 +131,10 @@ fn shared<A: Walk>() {
 
 fn prot_none<A: Walk>() {
     for order in [0, 4, 9] {
-        on_stage::<A>(order, |stage| {
-            let space = stage.space();
+        with_fixture::<A>(order, |fixture| {
+            let space = fixture.space();
             space.mmap(&fixed(AT, 4 * MIB)).unwrap();
-            stage.program(&space).fill(VirtAddr(AT), 2 * MIB, 1).unwrap();
+            fixture.program(&space).fill(VirtAddr(AT), 2 * MIB, 1).unwrap();
             let seen = pagemap(&space, AT, 1024);
             space.mprotect(VirtAddr(AT), 4 * MIB, Protection::empty()).unwrap();
             assert_eq!(pagemap(&space, AT, 1024), seen);
@@ -146,8 +146,8 @@ fn prot_none<A: Walk>() {
 }
 
 fn guards<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
         space.mmap(&fixed(AT, 4 * MIB)).unwrap();
         watch(&space);
         // A table's span, and three pages.
@@ -168,8 +168,8 @@ fn guards<A: Walk>() {
 }
 
 fn swapped<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
         space.mmap(&fixed(AT, 4 * MIB)).unwrap();
         watch(&space);
         let swap = |slot| Absent::Swap {
@@ -190,11 +190,11 @@ fn swapped<A: Walk>() {
 }
 
 fn userfault<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
         space.mmap(&fixed(AT, 4 * PAGE)).unwrap();
         watch(&space);
-        stage.program(&space).store(VirtAddr(AT), 1).unwrap();
+        fixture.program(&space).store(VirtAddr(AT), 1).unwrap();
         let raw = testing::raw_entry(&space, VirtAddr(AT), 1).unwrap();
         let marked = bindery::arch::Entry(raw.0 | A::USERFAULT);
         testing::set_raw_entry(&space, VirtAddr(AT), 1, marked);
@@ -212,10 +212,10 @@ fn userfault<A: Walk>() {
 }
 
 fn huge<A: Walk>() {
-    on_stage::<A>(9, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(9, |fixture| {
+        let space = fixture.space();
         space.mmap(&fixed(AT, 4 * MIB)).unwrap();
-        stage.program(&space).store(VirtAddr(AT), 1).unwrap();
+        fixture.program(&space).store(VirtAddr(AT), 1).unwrap();
         let first = frame(&space, AT);
         for (page, count) in [(0, 512), (17, 3), (511, 1), (500, 20)] {
             let words = pagemap(&space, AT + page * PAGE, count);
@@ -228,10 +228,10 @@ fn huge<A: Walk>() {
 }
 
 fn block<A: Walk>() {
-    on_stage::<A>(4, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(4, |fixture| {
+        let space = fixture.space();
         space.mmap(&fixed(AT, 64 * PAGE)).unwrap();
-        stage.program(&space).fill(VirtAddr(AT + 16 * PAGE), 32 * PAGE, 1).unwrap();
+        fixture.program(&space).fill(VirtAddr(AT + 16 * PAGE), 32 * PAGE, 1).unwrap();
         for start in 0..64 {
             let words = pagemap(&space, AT + start * PAGE, 64 - start as usize);
             for (number, word) in (start..).zip(words) {
@@ -243,13 +243,13 @@ fn block<A: Walk>() {
                 assert_eq!(word, there, "page {number}, read from {start}");
             }
         }
-        stage.audit(&[&space]);
+        fixture.audit(&[&space]);
     });
 }
 
 fn the_end<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(0, |fixture| {
+        let space = fixture.space();
         let end = A::USER_END >> PAGE_SHIFT;
         let mut words = [1; 8];
         let mut read = |first| {
@@ -266,13 +266,13 @@ fn the_end<A: Walk>() {
 }
 
 fn windows<A: Walk>() {
-    on_stage::<A>(4, |stage| {
-        let space = stage.space();
+    with_fixture::<A>(4, |fixture| {
+        let space = fixture.space();
         let pages = 3000;
         let start = AT - 100 * PAGE;
         for at in [AT, AT + 5 * PAGE, AT + 2 * MIB - 7 * PAGE, AT + 6 * MIB] {
             space.mmap(&fixed(at, 3 * PAGE + MIB)).unwrap();
-            stage.program(&space).fill(VirtAddr(at + PAGE), 33 * PAGE, 1).unwrap();
+            fixture.program(&space).fill(VirtAddr(at + PAGE), 33 * PAGE, 1).unwrap();
             watch(&space);
         }
         let whole = pagemap(&space, start, pages);

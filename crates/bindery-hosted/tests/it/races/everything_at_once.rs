@@ -35,7 +35,7 @@ fn range(chance: &mut Chance) -> (VirtAddr, u64) {
 }
 
 /// What one CPU has in hand.
-struct Player<'a, 'm, A: Walk> {
+struct Runner<'a, 'm, A: Walk> {
     machine: &'a Machine<A>,
     space: &'a AddressSpace<'m, Machine<A>>,
     object: &'a Object<'m, Machine<A>>,
@@ -44,9 +44,9 @@ struct Player<'a, 'm, A: Walk> {
     children: Vec<AddressSpace<'m, Machine<A>>>,
 }
 
-impl<A: Walk> Player<'_, '_, A> {
+impl<A: Walk> Runner<'_, '_, A> {
     /// Does something. Most of it is refused for some reason, which is as good.
-    fn play(&mut self) {
+    fn run(&mut self) {
         match self.chance.below(10) {
             0 => self.family(),
             1 => self.object(),
@@ -211,7 +211,7 @@ enum Backed {
     ByFile,
 }
 
-fn play<A: Walk>(seed: u64, backed: Backed, order: u8, bytes: u64, time: Duration) {
+fn scenario<A: Walk>(seed: u64, backed: Backed, order: u8, bytes: u64, time: Duration) {
     let files = MemoryFiles::new();
     let config = Config { memory: bytes, cpus: CPUS, ..Config::default() };
     let (machine, memory) = memory_with::<A>(config);
@@ -233,9 +233,9 @@ fn play<A: Walk>(seed: u64, backed: Backed, order: u8, bytes: u64, time: Duratio
                         let chance =
                             Chance::new((seed + 1) * 7919 + u64::from(cpu) * 104_729, (AT, SPAN));
                         let (pins, children) = (Vec::new(), Vec::new());
-                        let mut player = Player { machine, space, object, chance, pins, children };
+                        let mut runner = Runner { machine, space, object, chance, pins, children };
                         while Instant::now() < end {
-                            player.play();
+                            runner.run();
                         }
                     });
                 });
@@ -258,9 +258,9 @@ fn whatever_all_cpus_do_at_once_the_invariants_hold() {
         // With little memory, much of it ends half-way.
         let bytes = if seed % 4 < 2 { 256 * MIB } else { 24 * MIB };
         match seed % 5 {
-            0 | 1 => play::<AArch64>(seed, backed, order, bytes, time),
-            2 => play::<Riscv64<3>>(seed, backed, order, bytes, time),
-            _ => play::<X86_64<4>>(seed, backed, order, bytes, time),
+            0 | 1 => scenario::<AArch64>(seed, backed, order, bytes, time),
+            2 => scenario::<Riscv64<3>>(seed, backed, order, bytes, time),
+            _ => scenario::<X86_64<4>>(seed, backed, order, bytes, time),
         }
     }
 }

@@ -93,7 +93,7 @@ fn walk<A: Walk>(
     held
 }
 
-fn play<A: Walk>(seed: u64, order: u8) -> u64 {
+fn scenario<A: Walk>(seed: u64, order: u8) -> u64 {
     // Little memory, so that frames are soon something else.
     let config = Config { memory: 24 * MIB, cpus: WORKERS + 1, ..Config::default() };
     let (machine, memory) = memory_with::<A>(config);
@@ -138,9 +138,9 @@ fn who_knows_frames_by_number_alone_disturbs_nobody_and_holds_folios_alone() {
     for seed in 0..12 {
         let order = [0, 4, 9][seed as usize % 3];
         held += match seed % 4 {
-            0 | 1 => play::<AArch64>(seed, order),
-            2 => play::<Riscv64<3>>(seed, order),
-            _ => play::<X86_64<4>>(seed, order),
+            0 | 1 => scenario::<AArch64>(seed, order),
+            2 => scenario::<Riscv64<3>>(seed, order),
+            _ => scenario::<X86_64<4>>(seed, order),
         };
     }
     assert!(held > 10_000, "only {held} references were taken");

@@ -11,7 +11,7 @@ use bindery::{
 use bindery_hosted::{Machine, Walk};
 
 use super::refusal::{AT, MINIMUM, PAGE, State, nowhere, out_of_range, refused, scene, state};
-use crate::support::stage::{Stage, layout, on_stage};
+use crate::support::fixture::{Fixture, layout, with_fixture};
 use crate::support::{MIB, READ_WRITE, audit, fixed, options, strict};
 
 on_every_architecture! {
@@ -26,11 +26,11 @@ on_every_architecture! {
 }
 
 fn map<A: Walk>() {
-    scene::<A>(|stage, end| {
+    scene::<A>(|fixture, end| {
         let map = |place, length, expected| {
             let request =
                 MapRequest { length, protection: READ_WRITE, place, ..MapRequest::default() };
-            refused(stage, expected, |space| space.mmap(&request));
+            refused(fixture, expected, |space| space.mmap(&request));
         };
         let place = |at| [Place::Fixed(VirtAddr(at)), Place::FixedNoReplace(VirtAddr(at))];
         for fixed in place(AT + 1).into_iter().chain(place(AT + PAGE - 1)) {
@@ -86,18 +86,18 @@ fn not_to_unmap(end: u64) -> Vec<(u64, u64, Error)> {
 }
 
 fn unmap<A: Walk>() {
-    scene::<A>(|stage, end| {
+    scene::<A>(|fixture, end| {
         for (start, length, expected) in not_to_unmap(end) {
-            refused(stage, expected, |space| space.munmap(VirtAddr(start), length));
+            refused(fixture, expected, |space| space.munmap(VirtAddr(start), length));
         }
         for start in [0, AT, end - PAGE, end] {
-            refused(stage, Error::ZeroLength, |space| space.munmap(VirtAddr(start), 0));
+            refused(fixture, Error::ZeroLength, |space| space.munmap(VirtAddr(start), 0));
         }
-        let before = state(stage.space);
+        let before = state(fixture.space);
         for (start, length) in [(0, AT), (AT + 32 * PAGE, end - AT - 32 * PAGE), (end - PAGE, 1)] {
-            assert_eq!(stage.space.munmap(VirtAddr(start), length), Ok(()), "nothing is there");
+            assert_eq!(fixture.space.munmap(VirtAddr(start), length), Ok(()), "nothing is there");
         }
-        assert_eq!(state(stage.space), before);
+        assert_eq!(state(fixture.space), before);
     });
 }
 
@@ -127,92 +127,92 @@ fn not_mapped_ranges(end: u64) -> Vec<(u64, u64, Error)> {
 
 /// No call about nothing is wrong.
 fn nothing<A: Walk>(
-    stage: &Stage<'_, '_, A>,
+    fixture: &Fixture<'_, '_, A>,
     end: u64,
     call: impl Fn(VirtAddr) -> Result<(), Error>,
 ) {
-    let before = state(stage.space);
+    let before = state(fixture.space);
     for at in [0, AT, end, u64::MAX - PAGE + 1] {
         assert_eq!(call(VirtAddr(at)), Ok(()));
     }
-    assert_eq!(state(stage.space), before);
+    assert_eq!(state(fixture.space), before);
 }
 
 fn discard<A: Walk>() {
-    scene::<A>(|stage, end| {
+    scene::<A>(|fixture, end| {
         for (start, length, expected) in not_mapped_ranges(end) {
-            refused(stage, expected, |space| space.discard(VirtAddr(start), length));
+            refused(fixture, expected, |space| space.discard(VirtAddr(start), length));
         }
-        nothing(stage, end, |at| stage.space.discard(at, 0));
+        nothing(fixture, end, |at| fixture.space.discard(at, 0));
         for (start, length, hole) in [
             (AT, 33 * PAGE, AT + 32 * PAGE),
             (AT, end - AT + PAGE, AT + 32 * PAGE),
             (AT - PAGE, 40 * PAGE, AT - PAGE),
         ] {
             let hole = Error::NotMapped(VirtAddr(hole));
-            assert_eq!(stage.space.discard(VirtAddr(start), length), Err(hole));
-            assert_eq!(stage.program.load(VirtAddr(AT)), Ok(0), "what is mapped is dropped");
-            stage.fill(AT, 1);
+            assert_eq!(fixture.space.discard(VirtAddr(start), length), Err(hole));
+            assert_eq!(fixture.program.load(VirtAddr(AT)), Ok(0), "what is mapped is dropped");
+            fixture.fill(AT, 1);
         }
     });
 }
 
 fn protect<A: Walk>() {
-    scene::<A>(|stage, end| {
+    scene::<A>(|fixture, end| {
         let longer = [0, AT - PAGE, AT + 32 * PAGE, end - PAGE];
         let longer = longer.map(|at| (at, 64 * MIB, Error::NotMapped(VirtAddr(at))));
         for (start, length, expected) in not_mapped_ranges(end).into_iter().chain(longer) {
             for protection in [Protection::empty(), Protection::READ, Protection::all()] {
-                refused(stage, expected, |space| {
+                refused(fixture, expected, |space| {
                     space.mprotect(VirtAddr(start), length, protection)
                 });
             }
         }
-        nothing(stage, end, |at| stage.space.mprotect(at, 0, Protection::READ));
+        nothing(fixture, end, |at| fixture.space.mprotect(at, 0, Protection::READ));
     });
 }
 
 #[test]
 fn a_protection_of_a_range_with_a_hole_is_refused_behind_what_it_has_done() {
-    scene::<X86_64<4>>(|stage, end| {
+    scene::<X86_64<4>>(|fixture, end| {
         let hole = Error::NotMapped(VirtAddr(AT + 32 * PAGE));
         let (at, all) = (VirtAddr(AT), end - AT);
-        assert_eq!(stage.space.mprotect(at, all, Protection::READ), Err(hole));
-        let layout = stage.layout();
+        assert_eq!(fixture.space.mprotect(at, all, Protection::READ), Err(hole));
+        let layout = fixture.layout();
         let [written, read_only] = layout[..] else { panic!("{layout:?}") };
         // The one that was written still counts as committed memory: they stay two.
         for (part, at) in [(written, AT), (read_only, AT + 16 * PAGE)] {
             assert_eq!((part.range.start(), part.range.len()), (VirtAddr(at), 16 * PAGE));
             assert_eq!(part.protection, Protection::READ);
         }
-        assert_eq!(stage.space.usage().committed, 16);
+        assert_eq!(fixture.space.usage().committed, 16);
     });
 }
 
 #[test]
 fn what_was_never_written_is_one_mapping_with_what_was_always_read_only() {
-    scene::<X86_64<4>>(|stage, _| {
+    scene::<X86_64<4>>(|fixture, _| {
         let at = AT + 64 * PAGE;
-        stage.space.mmap(&fixed(at, 16 * PAGE)).unwrap();
+        fixture.space.mmap(&fixed(at, 16 * PAGE)).unwrap();
         let protection = Protection::READ;
         let above = fixed(at + 16 * PAGE, 16 * PAGE);
-        stage.space.mmap(&MapRequest { protection, ..above }).unwrap();
-        assert_eq!(stage.program.load(VirtAddr(at)), Ok(0));
-        stage.space.mprotect(VirtAddr(at), 32 * PAGE, protection).unwrap();
-        let layout = stage.layout();
+        fixture.space.mmap(&MapRequest { protection, ..above }).unwrap();
+        assert_eq!(fixture.program.load(VirtAddr(at)), Ok(0));
+        fixture.space.mprotect(VirtAddr(at), 32 * PAGE, protection).unwrap();
+        let layout = fixture.layout();
         let [_, _, whole] = layout[..] else { panic!("{layout:?}") };
         assert_eq!((whole.range.start(), whole.range.len()), (VirtAddr(at), 32 * PAGE));
-        assert_eq!(stage.space.usage().committed, 16, "what nobody can write is not promised");
+        assert_eq!(fixture.space.usage().committed, 16, "what nobody can write is not promised");
     });
 }
 
 fn fault<A: Walk>() {
-    scene::<A>(|stage, end| {
+    scene::<A>(|fixture, end| {
         let accesses = [Access::Read, Access::Write, Access::Execute];
         let holes = [0, 1, AT - 1, AT + 32 * PAGE, end - 1, u64::MAX];
         for at in nowhere(end).into_iter().chain(holes) {
             for access in accesses {
-                refused(stage, FaultError::NotMapped, |space| space.fault(VirtAddr(at), access));
+                refused(fixture, FaultError::NotMapped, |space| space.fault(VirtAddr(at), access));
             }
         }
         for (at, access) in [
@@ -221,54 +221,54 @@ fn fault<A: Walk>() {
             (AT + 16 * PAGE, Access::Write),
             (AT + 31 * PAGE, Access::Execute),
         ] {
-            refused(stage, FaultError::Protection, |space| space.fault(VirtAddr(at), access));
+            refused(fixture, FaultError::Protection, |space| space.fault(VirtAddr(at), access));
         }
-        stage.space.mprotect(VirtAddr(AT), 16 * PAGE, Protection::empty()).unwrap();
+        fixture.space.mprotect(VirtAddr(AT), 16 * PAGE, Protection::empty()).unwrap();
         for access in accesses {
-            refused(stage, FaultError::Protection, |space| space.fault(VirtAddr(AT), access));
+            refused(fixture, FaultError::Protection, |space| space.fault(VirtAddr(AT), access));
         }
-        stage.space.mprotect(VirtAddr(AT), 16 * PAGE, READ_WRITE).unwrap();
+        fixture.space.mprotect(VirtAddr(AT), 16 * PAGE, READ_WRITE).unwrap();
     });
 }
 
 fn look<A: Walk>() {
-    scene::<A>(|stage, end| {
+    scene::<A>(|fixture, end| {
         let holes = [0, 1, AT - 1, AT + PAGE, AT + 32 * PAGE, end - 1, u64::MAX];
-        let before = state(stage.space);
+        let before = state(fixture.space);
         for at in nowhere(end).into_iter().chain(holes).map(VirtAddr) {
-            assert_eq!(stage.space.inspect(at), Inspection::Empty);
-            assert!(!stage.space.is_dirty(at));
+            assert_eq!(fixture.space.inspect(at), Inspection::Empty);
+            assert!(!fixture.space.is_dirty(at));
         }
         let State { layout, free_frames, .. } = before;
-        assert_eq!((layout, free_frames), (stage.layout(), stage.memory.free_frame_count()));
+        assert_eq!((layout, free_frames), (fixture.layout(), fixture.memory.free_frame_count()));
         for at in nowhere(end).into_iter().chain([0, AT - 1, AT + 32 * PAGE, u64::MAX]) {
-            refused(stage, FolioError::NotMapped, |space| space.collapse(VirtAddr(at)));
-            refused(stage, FolioError::NotMapped, |space| space.split_folio(VirtAddr(at), 0));
+            refused(fixture, FolioError::NotMapped, |space| space.collapse(VirtAddr(at)));
+            refused(fixture, FolioError::NotMapped, |space| space.split_folio(VirtAddr(at), 0));
         }
     });
 }
 
 fn last_page<A: Walk>() {
-    scene::<A>(|stage, end| {
+    scene::<A>(|fixture, end| {
         let last = VirtAddr(end - PAGE);
-        stage.space.mmap(&fixed(last.0, PAGE)).unwrap();
-        stage.fill(last.0, 1);
-        assert!(stage.program.load(VirtAddr(end)).is_err());
-        stage.space.mprotect(last, 1, Protection::READ).unwrap();
-        let grow = stage.space.mremap(last, PAGE, 2 * PAGE, Remap::InPlace);
+        fixture.space.mmap(&fixed(last.0, PAGE)).unwrap();
+        fixture.fill(last.0, 1);
+        assert!(fixture.program.load(VirtAddr(end)).is_err());
+        fixture.space.mprotect(last, 1, Protection::READ).unwrap();
+        let grow = fixture.space.mremap(last, PAGE, 2 * PAGE, Remap::InPlace);
         assert_eq!(grow, Err(Error::NoRoom));
         let below = VirtAddr(end - 8 * PAGE);
-        assert_eq!(stage.space.mremap(last, PAGE, PAGE, Remap::To(below)), Ok(below));
-        stage.assert_filled(below.0, 1, last.0);
-        assert_eq!(stage.space.mremap(below, PAGE, PAGE, Remap::To(last)), Ok(last));
-        stage.assert_filled(last.0, 1, last.0);
-        audit(stage.machine, stage.memory, &[stage.space]);
-        stage.space.munmap(last, PAGE).unwrap();
+        assert_eq!(fixture.space.mremap(last, PAGE, PAGE, Remap::To(below)), Ok(below));
+        fixture.assert_filled(below.0, 1, last.0);
+        assert_eq!(fixture.space.mremap(below, PAGE, PAGE, Remap::To(last)), Ok(last));
+        fixture.assert_filled(last.0, 1, last.0);
+        audit(fixture.machine, fixture.memory, &[fixture.space]);
+        fixture.space.munmap(last, PAGE).unwrap();
     });
 }
 
 fn hint<A: Walk>() {
-    scene::<A>(|stage, end| {
+    scene::<A>(|fixture, end| {
         for hint in nowhere(end).into_iter().chain([0, 1, AT, AT + PAGE + 1, end - 1, u64::MAX]) {
             let place = Place::Near(VirtAddr(hint));
             let request = MapRequest {
@@ -277,10 +277,10 @@ fn hint<A: Walk>() {
                 place,
                 ..MapRequest::default()
             };
-            let at = stage.space.mmap(&request).unwrap();
+            let at = fixture.space.mmap(&request).unwrap();
             assert!(at >= MINIMUM && at.0 + 2 * PAGE <= end && at.is_aligned(PAGE));
-            assert_eq!(stage.layout().len(), 3, "a mapping of its own at {at}");
-            stage.space.munmap(at, 2 * PAGE).unwrap();
+            assert_eq!(fixture.layout().len(), 3, "a mapping of its own at {at}");
+            fixture.space.munmap(at, 2 * PAGE).unwrap();
         }
     });
 }
@@ -326,7 +326,7 @@ fn a_protection_that_could_be_cut_once_and_not_twice_cuts_nothing() {
 
 #[test]
 fn what_stands_where_a_page_was_answers_a_touch_as_linux_does() {
-    on_stage::<X86_64<4>>(0, |stage| {
+    with_fixture::<X86_64<4>>(0, |fixture| {
         let swap = Absent::Swap {
             device: 1,
             slot: 7,
@@ -340,18 +340,18 @@ fn what_stands_where_a_page_was_answers_a_touch_as_linux_does() {
             (2, swap, FaultError::Bus),
         ] {
             let at = VirtAddr(AT + page * PAGE);
-            stage.space.mmap(&fixed(at.0, PAGE)).unwrap();
-            testing::plant(stage.space, at, 1, absent);
-            assert_eq!(stage.space.inspect(at), Inspection::Absent(absent));
+            fixture.space.mmap(&fixed(at.0, PAGE)).unwrap();
+            testing::plant(fixture.space, at, 1, absent);
+            assert_eq!(fixture.space.inspect(at), Inspection::Absent(absent));
             for access in [Access::Read, Access::Write] {
-                assert_eq!(stage.space.fault(at, access), Err(expected));
+                assert_eq!(fixture.space.fault(at, access), Err(expected));
             }
-            assert_eq!(stage.space.inspect(at), Inspection::Absent(absent));
+            assert_eq!(fixture.space.inspect(at), Inspection::Absent(absent));
         }
         let wp = VirtAddr(AT + 3 * PAGE);
-        stage.space.mmap(&fixed(wp.0, PAGE)).unwrap();
-        testing::plant(stage.space, wp, 1, Absent::Marker(Marker::UserfaultWriteProtect));
-        assert_eq!(stage.program.load(wp), Ok(0), "nobody watches");
+        fixture.space.mmap(&fixed(wp.0, PAGE)).unwrap();
+        testing::plant(fixture.space, wp, 1, Absent::Marker(Marker::UserfaultWriteProtect));
+        assert_eq!(fixture.program.load(wp), Ok(0), "nobody watches");
     });
 }
 

@@ -21,10 +21,10 @@ on_every_architecture! {
 }
 
 fn resize<A: Walk>() {
-    scene::<A>(|stage, end| {
+    scene::<A>(|fixture, end| {
         for remap in [Remap::InPlace, Remap::MayMove] {
             let resize = |old, old_length, length, expected| {
-                refused(stage, expected, |space| {
+                refused(fixture, expected, |space| {
                     space.mremap(VirtAddr(old), old_length, length, remap)
                 });
             };
@@ -50,7 +50,7 @@ fn resize<A: Walk>() {
             resize(AT, 16 * PAGE, end, Error::NoRoom);
         }
         let in_place = |old, old_length| {
-            refused(stage, Error::NoRoom, |space| {
+            refused(fixture, Error::NoRoom, |space| {
                 space.mremap(VirtAddr(old), old_length, old_length + PAGE, Remap::InPlace)
             });
         };
@@ -58,7 +58,7 @@ fn resize<A: Walk>() {
         in_place(AT, 3 * PAGE);
         // Shrinking what ends beyond user space would unmap there.
         for tail in [1 << 63, u64::MAX - PAGE + 1] {
-            refused(stage, out_of_range(end), |space| {
+            refused(fixture, out_of_range(end), |space| {
                 space.mremap(VirtAddr(AT), tail, PAGE, Remap::InPlace)
             });
         }
@@ -66,10 +66,10 @@ fn resize<A: Walk>() {
 }
 
 fn move_to<A: Walk>() {
-    scene::<A>(|stage, end| {
+    scene::<A>(|fixture, end| {
         let old = AT + 2 * PAGE;
         let move_to = |old_length, length, to, expected| {
-            refused(stage, expected, |space| {
+            refused(fixture, expected, |space| {
                 space.mremap(VirtAddr(old), old_length, length, Remap::To(VirtAddr(to)))
             });
         };
@@ -97,28 +97,30 @@ fn move_to<A: Walk>() {
         for at in nowhere(end).into_iter().chain([0, AT - PAGE, AT + 32 * PAGE]) {
             let to = Remap::To(VirtAddr(AT + 64 * PAGE));
             let expected = Error::NotMapped(VirtAddr(at));
-            refused(stage, expected, |space| space.mremap(VirtAddr(at), PAGE, PAGE, to));
+            refused(fixture, expected, |space| space.mremap(VirtAddr(at), PAGE, PAGE, to));
         }
         // A range that begins in a hole has no beginning, whatever comes behind it.
         let (hole, to) = (VirtAddr(AT - PAGE), Remap::To(VirtAddr(AT + 64 * PAGE)));
-        refused(stage, Error::NotMapped(hole), |space| space.mremap(hole, 4 * PAGE, 4 * PAGE, to));
+        refused(fixture, Error::NotMapped(hole), |space| {
+            space.mremap(hole, 4 * PAGE, 4 * PAGE, to)
+        });
     });
 }
 
 /// As Linux: the destination is emptied before the tail is cut off, which reaches beyond user space.
 fn tail<A: Walk>() {
-    scene::<A>(|stage, end| {
+    scene::<A>(|fixture, end| {
         let (from, to) = (end - 2 * PAGE, AT + 64 * PAGE);
         for at in [from, to] {
-            stage.space.mmap(&fixed(at, 2 * PAGE)).unwrap();
-            stage.fill(at, 2);
+            fixture.space.mmap(&fixed(at, 2 * PAGE)).unwrap();
+            fixture.fill(at, 2);
         }
-        let moved = stage.space.mremap(VirtAddr(from), 3 * PAGE, PAGE, Remap::To(VirtAddr(to)));
+        let moved = fixture.space.mremap(VirtAddr(from), 3 * PAGE, PAGE, Remap::To(VirtAddr(to)));
         assert_eq!(moved, Err(out_of_range(end)));
-        stage.assert_filled(from, 2, from);
-        assert_eq!(stage.program.load(VirtAddr(to)), Err(FaultError::NotMapped));
-        assert_eq!(stage.program.load(VirtAddr(to + PAGE)), Ok(to + 1));
-        assert_eq!(stage.layout().len(), 4, "{:?}", stage.layout());
+        fixture.assert_filled(from, 2, from);
+        assert_eq!(fixture.program.load(VirtAddr(to)), Err(FaultError::NotMapped));
+        assert_eq!(fixture.program.load(VirtAddr(to + PAGE)), Ok(to + 1));
+        assert_eq!(fixture.layout().len(), 4, "{:?}", fixture.layout());
     });
 }
 
@@ -126,11 +128,11 @@ fn tail<A: Walk>() {
 const LEAVING: [fn(VirtAddr) -> Remap; 2] = [Remap::Leave, Remap::LeaveTo];
 
 fn leave<A: Walk>() {
-    scene::<A>(|stage, end| {
+    scene::<A>(|fixture, end| {
         let old = AT + 2 * PAGE;
         for kind in LEAVING {
             let leave = |old, old_length, length, to, expected| {
-                refused(stage, expected, |space| {
+                refused(fixture, expected, |space| {
                     space.mremap(VirtAddr(old), old_length, length, kind(VirtAddr(to)))
                 });
             };
@@ -169,14 +171,14 @@ fn leave<A: Walk>() {
             leave(AT - PAGE, 4 * PAGE, 4 * PAGE, AT + 64 * PAGE, hole);
         }
         for to in [0, PAGE, MINIMUM.0 - PAGE] {
-            refused(stage, Error::BelowMinimum { minimum: MINIMUM }, |space| {
+            refused(fixture, Error::BelowMinimum { minimum: MINIMUM }, |space| {
                 space.mremap(VirtAddr(old), PAGE, PAGE, Remap::LeaveTo(VirtAddr(to)))
             });
         }
         // Only a destination that must be takes several mappings along.
         let crossing = Error::CrossesMapping { end: VirtAddr(AT + 16 * PAGE) };
         for to in [0, PAGE, AT + 64 * PAGE] {
-            refused(stage, crossing, |space| {
+            refused(fixture, crossing, |space| {
                 space.mremap(VirtAddr(old), 15 * PAGE, 15 * PAGE, Remap::Leave(VirtAddr(to)))
             });
         }
@@ -184,18 +186,18 @@ fn leave<A: Walk>() {
 }
 
 fn no_room<A: Walk>() {
-    scene::<A>(|stage, end| {
+    scene::<A>(|fixture, end| {
         // Longer than what is free below it, and than what is free above it.
         let length = (end / 2 - GIB) & !(PAGE - 1);
         let large = length + 64 * PAGE;
-        stage.space.mmap(&fixed(large, length)).unwrap();
-        stage.fill(large, 2);
+        fixture.space.mmap(&fixed(large, length)).unwrap();
+        fixture.fill(large, 2);
         for hint in [0, PAGE, MINIMUM.0, 64 * PAGE] {
-            refused(stage, Error::NoRoom, |space| {
+            refused(fixture, Error::NoRoom, |space| {
                 space.mremap(VirtAddr(large), length, length, Remap::Leave(VirtAddr(hint)))
             });
         }
-        stage.assert_filled(large, 2, large);
+        fixture.assert_filled(large, 2, large);
     });
 }
 

@@ -1,4 +1,4 @@
-//! What the stories of forking families share.
+//! What the scenarios of forking families share.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::testing::{AnonymousWalk, walk_anonymous};

@@ -8,12 +8,12 @@ use bindery::{
 };
 use bindery_hosted::{Program, Walk};
 
-use crate::support::stage::{Stage, on_stage};
+use crate::support::fixture::{Fixture, with_fixture};
 use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, strict, use_order};
 
 const PAGE: u64 = 4096;
 const AT: u64 = GIB;
-/// Another place, congruent with `AT` modulo every table that the stories fill.
+/// Another place, congruent with `AT` modulo every table that the scenarios fill.
 const TO: u64 = 8 * GIB;
 
 on_every_architecture! {
@@ -29,18 +29,18 @@ on_every_architecture! {
 }
 
 /// What is allowed where, page by page, in `pages` pages from `at`; `None` where nothing is mapped.
-fn allowed<A: Walk>(stage: &Stage<'_, '_, A>, at: u64, pages: u64) -> Vec<Option<Protection>> {
-    let layout = stage.layout();
+fn allowed<A: Walk>(fixture: &Fixture<'_, '_, A>, at: u64, pages: u64) -> Vec<Option<Protection>> {
+    let layout = fixture.layout();
     let of = |page: VirtAddr| layout.iter().find(|mapping| mapping.range.contains(page));
     let pages = (0..pages).map(|page| VirtAddr(at + page * PAGE));
     pages.map(|page| of(page).map(|mapping| mapping.protection)).collect()
 }
 
-fn map<A: Walk>(stage: &Stage<'_, '_, A>, first: u64, pages: u64, protection: Protection) {
+fn map<A: Walk>(fixture: &Fixture<'_, '_, A>, first: u64, pages: u64, protection: Protection) {
     let at = VirtAddr(first);
-    stage.space.mmap(&fixed(at.0, pages * PAGE)).unwrap();
-    stage.fill(at.0, pages);
-    stage.space.mprotect(at, pages * PAGE, protection).unwrap();
+    fixture.space.mmap(&fixed(at.0, pages * PAGE)).unwrap();
+    fixture.fill(at.0, pages);
+    fixture.space.mprotect(at, pages * PAGE, protection).unwrap();
 }
 
 /// Maps this behind [`AT`], all of it written:
@@ -49,11 +49,11 @@ fn map<A: Walk>(stage: &Stage<'_, '_, A>, first: u64, pages: u64, protection: Pr
 /// pages   0         8        12        16        20        24        28
 ///         | rw      |        | r       | rw      |         | none     |
 /// ```
-fn four_mappings<A: Walk>(stage: &Stage<'_, '_, A>) {
-    map(stage, AT, 8, READ_WRITE);
-    map(stage, AT + 12 * PAGE, 4, Protection::READ);
-    map(stage, AT + 16 * PAGE, 4, READ_WRITE);
-    map(stage, AT + 24 * PAGE, 4, Protection::empty());
+fn four_mappings<A: Walk>(fixture: &Fixture<'_, '_, A>) {
+    map(fixture, AT, 8, READ_WRITE);
+    map(fixture, AT + 12 * PAGE, 4, Protection::READ);
+    map(fixture, AT + 16 * PAGE, 4, READ_WRITE);
+    map(fixture, AT + 24 * PAGE, 4, Protection::empty());
 }
 
 fn pattern(stretches: &[(usize, Option<Protection>)]) -> Vec<Option<Protection>> {
@@ -61,21 +61,21 @@ fn pattern(stretches: &[(usize, Option<Protection>)]) -> Vec<Option<Protection>>
 }
 
 fn gaps<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        four_mappings(stage);
+    with_fixture::<A>(0, |fixture| {
+        four_mappings(fixture);
         // At the destination: below it, in the first gap and in front of it, and beyond the end.
         let to = TO + 5 * PAGE;
-        map(stage, to - PAGE, 2, Protection::READ);
-        map(stage, to + 4 * PAGE, 4, Protection::all());
-        map(stage, to + 24 * PAGE, 1, Protection::READ);
+        map(fixture, to - PAGE, 2, Protection::READ);
+        map(fixture, to + 4 * PAGE, 4, Protection::all());
+        map(fixture, to + 24 * PAGE, 1, Protection::READ);
         // From the middle of the first mapping to the middle of the last.
         let (from, length) = (VirtAddr(AT + 2 * PAGE), 24 * PAGE);
-        let moved = stage.space.mremap(from, length, length, Remap::To(VirtAddr(to)));
+        let moved = fixture.space.mremap(from, length, length, Remap::To(VirtAddr(to)));
         assert_eq!(moved, Ok(VirtAddr(to)));
         let (read, write) = (Some(Protection::READ), Some(READ_WRITE));
         let (none, all) = (Some(Protection::empty()), Some(Protection::all()));
         assert_eq!(
-            allowed(stage, to - PAGE, 26),
+            allowed(fixture, to - PAGE, 26),
             pattern(&[
                 (1, read),
                 (6, write),
@@ -90,137 +90,137 @@ fn gaps<A: Walk>() {
             ])
         );
         let rest = pattern(&[(2, write), (24, None), (2, none)]);
-        assert_eq!(allowed(stage, AT, 28), rest);
+        assert_eq!(allowed(fixture, AT, 28), rest);
         let last = VirtAddr(to + 22 * PAGE);
-        assert_eq!(stage.program.load(last), Err(FaultError::Protection));
-        stage.space.mprotect(last, 2 * PAGE, Protection::READ).unwrap();
-        stage.space.mprotect(VirtAddr(AT + 26 * PAGE), 2 * PAGE, Protection::READ).unwrap();
+        assert_eq!(fixture.program.load(last), Err(FaultError::Protection));
+        fixture.space.mprotect(last, 2 * PAGE, Protection::READ).unwrap();
+        fixture.space.mprotect(VirtAddr(AT + 26 * PAGE), 2 * PAGE, Protection::READ).unwrap();
         // Of each mapping, page n holds the address of its first page, and n more.
-        stage.assert_filled(to, 6, AT + 2);
-        stage.assert_filled(to + 10 * PAGE, 4, AT + 12 * PAGE);
-        stage.assert_filled(to + 14 * PAGE, 4, AT + 16 * PAGE);
-        stage.assert_filled(last.0, 2, AT + 24 * PAGE);
-        stage.assert_filled(AT, 2, AT);
-        stage.assert_filled(AT + 26 * PAGE, 2, AT + 24 * PAGE + 2);
-        stage.assert_filled(to - PAGE, 1, to - PAGE);
-        stage.assert_filled(to + 6 * PAGE, 2, to + 4 * PAGE + 2);
-        assert_eq!(stage.program.load(VirtAddr(to + 8 * PAGE)), Err(FaultError::NotMapped));
+        fixture.assert_filled(to, 6, AT + 2);
+        fixture.assert_filled(to + 10 * PAGE, 4, AT + 12 * PAGE);
+        fixture.assert_filled(to + 14 * PAGE, 4, AT + 16 * PAGE);
+        fixture.assert_filled(last.0, 2, AT + 24 * PAGE);
+        fixture.assert_filled(AT, 2, AT);
+        fixture.assert_filled(AT + 26 * PAGE, 2, AT + 24 * PAGE + 2);
+        fixture.assert_filled(to - PAGE, 1, to - PAGE);
+        fixture.assert_filled(to + 6 * PAGE, 2, to + 4 * PAGE + 2);
+        assert_eq!(fixture.program.load(VirtAddr(to + 8 * PAGE)), Err(FaultError::NotMapped));
     });
 }
 
 /// Three mappings of two whole tables each, a gap in front of the last; of each table a page was
 /// touched. Returns the length of all.
-fn three_times_two_tables<A: Walk>(stage: &Stage<'_, '_, A>) -> u64 {
+fn three_times_two_tables<A: Walk>(fixture: &Fixture<'_, '_, A>) -> u64 {
     for (first, protection) in
         [(0, READ_WRITE), (4 * MIB, Protection::all()), (10 * MIB, READ_WRITE)]
     {
         let at = AT + first;
         let length = 4 * MIB;
-        stage.space.mmap(&MapRequest { protection, ..fixed(at, length) }).unwrap();
-        stage.fill(at, 1);
-        stage.fill(at + 2 * MIB, 1);
+        fixture.space.mmap(&MapRequest { protection, ..fixed(at, length) }).unwrap();
+        fixture.fill(at, 1);
+        fixture.fill(at + 2 * MIB, 1);
     }
     14 * MIB
 }
 
 fn tables<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        let length = three_times_two_tables(stage);
+    with_fixture::<A>(0, |fixture| {
+        let length = three_times_two_tables(fixture);
         let to = VirtAddr(TO + 6 * MIB);
-        let before = stage.space.counts();
-        assert_eq!(stage.space.mremap(VirtAddr(AT), length, length, Remap::To(to)), Ok(to));
-        let cost = stage.space.counts() - before;
+        let before = fixture.space.counts();
+        assert_eq!(fixture.space.mremap(VirtAddr(AT), length, length, Remap::To(to)), Ok(to));
+        let cost = fixture.space.counts() - before;
         assert_eq!((cost.tables_moved, cost.entries_read), (6, 6), "{cost:?}");
         // As many as if each had moved on its own.
         assert_eq!(cost.invalidations, 3, "{cost:?}");
         for at in [0, 2, 4, 6, 10, 12].map(|mib| mib * MIB) {
-            stage.assert_filled(to.0 + at, 1, AT + at);
-            assert_eq!(stage.program.load(VirtAddr(AT + at)), Err(FaultError::NotMapped));
+            fixture.assert_filled(to.0 + at, 1, AT + at);
+            assert_eq!(fixture.program.load(VirtAddr(AT + at)), Err(FaultError::NotMapped));
         }
     });
 }
 
 fn error_midway<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        four_mappings(stage);
+    with_fixture::<A>(0, |fixture| {
+        four_mappings(fixture);
         let sealed = VirtAddr(AT + 12 * PAGE);
-        stage.space.mseal(sealed, 4 * PAGE).unwrap();
+        fixture.space.mseal(sealed, 4 * PAGE).unwrap();
         for remap in [Remap::To, Remap::LeaveTo] {
             let to = VirtAddr(TO);
-            let done = stage.space.mremap(VirtAddr(AT), 28 * PAGE, 28 * PAGE, remap(to));
+            let done = fixture.space.mremap(VirtAddr(AT), 28 * PAGE, 28 * PAGE, remap(to));
             assert_eq!(done, Err(Error::Sealed(sealed)));
-            stage.assert_filled(TO, 8, AT);
-            stage.assert_filled(sealed.0, 4, sealed.0);
-            stage.assert_filled(AT + 16 * PAGE, 4, AT + 16 * PAGE);
-            assert_eq!(stage.program.load(VirtAddr(TO + 12 * PAGE)), Err(FaultError::NotMapped));
-            let behind = stage.program.load(VirtAddr(AT));
+            fixture.assert_filled(TO, 8, AT);
+            fixture.assert_filled(sealed.0, 4, sealed.0);
+            fixture.assert_filled(AT + 16 * PAGE, 4, AT + 16 * PAGE);
+            assert_eq!(fixture.program.load(VirtAddr(TO + 12 * PAGE)), Err(FaultError::NotMapped));
+            let behind = fixture.program.load(VirtAddr(AT));
             if remap(to) == Remap::To(to) {
                 assert_eq!(behind, Err(FaultError::NotMapped));
-                stage.space.mremap(to, 8 * PAGE, 8 * PAGE, Remap::To(VirtAddr(AT))).unwrap();
+                fixture.space.mremap(to, 8 * PAGE, 8 * PAGE, Remap::To(VirtAddr(AT))).unwrap();
             } else {
                 assert_eq!(behind, Ok(0));
             }
-            audit(stage.machine, stage.memory, &[stage.space]);
+            audit(fixture.machine, fixture.memory, &[fixture.space]);
         }
     });
 }
 
 fn zeroes_without_locks<A: Walk>() {
     for (pages, how) in [(8, LockPages::Now), (8, LockPages::OnFault), (3, LockPages::Now)] {
-        on_stage::<A>(0, |stage| {
-            map(stage, AT, 8, READ_WRITE);
-            stage.space.mlock(VirtAddr(AT), 8 * PAGE, how).unwrap();
+        with_fixture::<A>(0, |fixture| {
+            map(fixture, AT, 8, READ_WRITE);
+            fixture.space.mlock(VirtAddr(AT), 8 * PAGE, how).unwrap();
             let total = Usage { total: 8, data: 8, locked: 8, committed: 8, ..Usage::default() };
-            assert_eq!(stage.space.usage(), total);
+            assert_eq!(fixture.space.usage(), total);
             let (to, length) = (VirtAddr(TO), pages * PAGE);
             let remap = Remap::LeaveTo(to);
-            assert_eq!(stage.space.mremap(VirtAddr(AT), length, length, remap), Ok(to));
+            assert_eq!(fixture.space.mremap(VirtAddr(AT), length, length, remap), Ok(to));
             // All of the mapping that the contents came from is unlocked.
             let both = 8 + pages;
             let (locked, committed) = (pages, both);
             let usage = Usage { total: both, data: both, locked, committed, ..Usage::default() };
-            assert_eq!(stage.space.usage(), usage);
-            stage.assert_filled(TO, pages, AT);
+            assert_eq!(fixture.space.usage(), usage);
+            fixture.assert_filled(TO, pages, AT);
             for page in 0..pages {
-                assert_eq!(stage.program.load(VirtAddr(AT + page * PAGE)), Ok(0));
+                assert_eq!(fixture.program.load(VirtAddr(AT + page * PAGE)), Ok(0));
             }
             for page in pages..8 {
-                assert_eq!(stage.program.load(VirtAddr(AT + page * PAGE)), Ok(AT + page));
+                assert_eq!(fixture.program.load(VirtAddr(AT + page * PAGE)), Ok(AT + page));
             }
             // Two lives from here on.
-            stage.fill(AT, 8);
-            stage.program.store(VirtAddr(TO), 7).unwrap();
-            stage.assert_filled(AT, 8, AT);
-            assert_eq!(stage.program.load(VirtAddr(TO)), Ok(7));
-            stage.space.munlock(to, length).unwrap();
-            assert_eq!(stage.space.usage().locked, 0);
+            fixture.fill(AT, 8);
+            fixture.program.store(VirtAddr(TO), 7).unwrap();
+            fixture.assert_filled(AT, 8, AT);
+            assert_eq!(fixture.program.load(VirtAddr(TO)), Ok(7));
+            fixture.space.munlock(to, length).unwrap();
+            assert_eq!(fixture.space.usage().locked, 0);
         });
     }
 }
 
 fn several_stay<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        four_mappings(stage);
-        let before = allowed(stage, AT, 28);
+    with_fixture::<A>(0, |fixture| {
+        four_mappings(fixture);
+        let before = allowed(fixture, AT, 28);
         let (from, length) = (VirtAddr(AT), 28 * PAGE);
-        stage.space.mremap(from, length, length, Remap::LeaveTo(VirtAddr(TO))).unwrap();
-        assert_eq!(allowed(stage, AT, 28), before);
-        assert_eq!(allowed(stage, TO, 28), before);
+        fixture.space.mremap(from, length, length, Remap::LeaveTo(VirtAddr(TO))).unwrap();
+        assert_eq!(allowed(fixture, AT, 28), before);
+        assert_eq!(allowed(fixture, TO, 28), before);
         for (first, pages) in [(0, 8), (12, 4), (16, 4)] {
-            stage.assert_filled(TO + first * PAGE, pages, AT + first * PAGE);
+            fixture.assert_filled(TO + first * PAGE, pages, AT + first * PAGE);
             for page in first..first + pages {
-                assert_eq!(stage.program.load(VirtAddr(AT + page * PAGE)), Ok(0));
+                assert_eq!(fixture.program.load(VirtAddr(AT + page * PAGE)), Ok(0));
             }
         }
         for (at, expected) in [(AT, 0), (TO, AT + 24 * PAGE)] {
             let prot_none = VirtAddr(at + 24 * PAGE);
-            assert_eq!(stage.program.load(prot_none), Err(FaultError::Protection));
-            stage.space.mprotect(prot_none, PAGE, Protection::READ).unwrap();
-            assert_eq!(stage.program.load(prot_none), Ok(expected));
+            assert_eq!(fixture.program.load(prot_none), Err(FaultError::Protection));
+            fixture.space.mprotect(prot_none, PAGE, Protection::READ).unwrap();
+            assert_eq!(fixture.program.load(prot_none), Ok(expected));
         }
         for at in [AT, TO] {
             let gap = VirtAddr(at + 8 * PAGE);
-            assert_eq!(stage.program.load(gap), Err(FaultError::NotMapped));
+            assert_eq!(fixture.program.load(gap), Err(FaultError::NotMapped));
         }
     });
 }
@@ -293,23 +293,23 @@ fn leave_huge<A: Walk>() {
 }
 
 fn child_keeps<A: Walk>() {
-    on_stage::<A>(0, |stage| {
-        map(stage, AT, 16, READ_WRITE);
-        let child = stage.space.fork().unwrap();
-        let of_child = Program::new(stage.machine, &child);
+    with_fixture::<A>(0, |fixture| {
+        map(fixture, AT, 16, READ_WRITE);
+        let child = fixture.space.fork().unwrap();
+        let of_child = Program::new(fixture.machine, &child);
         let remap = Remap::LeaveTo(VirtAddr(TO));
-        stage.space.mremap(VirtAddr(AT), 16 * PAGE, 16 * PAGE, remap).unwrap();
+        fixture.space.mremap(VirtAddr(AT), 16 * PAGE, 16 * PAGE, remap).unwrap();
         child.mremap(VirtAddr(AT), 8 * PAGE, 8 * PAGE, remap).unwrap();
-        audit(stage.machine, stage.memory, &[stage.space, &child]);
+        audit(fixture.machine, fixture.memory, &[fixture.space, &child]);
         // Neither sees what the other writes, wherever it has put it.
-        stage.program.fill(VirtAddr(AT), 16 * PAGE, 1).unwrap();
-        stage.program.fill(VirtAddr(TO + 8 * PAGE), 4 * PAGE, 2).unwrap();
+        fixture.program.fill(VirtAddr(AT), 16 * PAGE, 1).unwrap();
+        fixture.program.fill(VirtAddr(TO + 8 * PAGE), 4 * PAGE, 2).unwrap();
         of_child.fill(VirtAddr(TO), 4 * PAGE, 3).unwrap();
-        stage.assert_filled(TO, 8, AT);
+        fixture.assert_filled(TO, 8, AT);
         for page in 0..16 {
             let words = |byte: u8| Ok(u64::from_ne_bytes([byte; 8]));
             let (here, there) = (VirtAddr(AT + page * PAGE), VirtAddr(TO + page * PAGE));
-            assert_eq!(stage.program.load(here), words(1));
+            assert_eq!(fixture.program.load(here), words(1));
             let childs = if page < 8 { Ok(0) } else { Ok(AT + page) };
             assert_eq!(of_child.load(here), childs);
             let childs = match page {
@@ -319,65 +319,65 @@ fn child_keeps<A: Walk>() {
             };
             assert_eq!(of_child.load(there), childs);
         }
-        audit(stage.machine, stage.memory, &[stage.space, &child]);
+        audit(fixture.machine, fixture.memory, &[fixture.space, &child]);
     });
 }
 
 #[test]
 fn a_mapping_that_was_never_written_is_one_with_what_it_is_moved_to() {
     for written in [false, true] {
-        on_stage::<X86_64<4>>(0, |stage| {
+        with_fixture::<X86_64<4>>(0, |fixture| {
             for at in [AT, TO] {
-                stage.space.mmap(&fixed(at, 4 * PAGE)).unwrap();
+                fixture.space.mmap(&fixed(at, 4 * PAGE)).unwrap();
             }
             if written {
-                stage.fill(AT, 4);
+                fixture.fill(AT, 4);
             }
             let to = VirtAddr(TO + 4 * PAGE);
-            stage.space.mremap(VirtAddr(AT), 4 * PAGE, 4 * PAGE, Remap::To(to)).unwrap();
+            fixture.space.mremap(VirtAddr(AT), 4 * PAGE, 4 * PAGE, Remap::To(to)).unwrap();
             // The pages of what was written have indices, which must stay what they were.
-            let layout = stage.layout();
+            let layout = fixture.layout();
             assert_eq!(layout.len(), if written { 2 } else { 1 }, "{layout:?}");
             let expected = if written { Ok(AT) } else { Ok(0) };
-            assert_eq!(stage.program.load(to), expected);
+            assert_eq!(fixture.program.load(to), expected);
         });
     }
 }
 
 #[test]
 fn a_source_that_stays_whole_is_as_if_it_were_never_written() {
-    on_stage::<X86_64<4>>(0, |stage| {
-        map(stage, AT, 4, READ_WRITE);
+    with_fixture::<X86_64<4>>(0, |fixture| {
+        map(fixture, AT, 4, READ_WRITE);
         let remap = Remap::LeaveTo(VirtAddr(TO));
-        stage.space.mremap(VirtAddr(AT), 4 * PAGE, 4 * PAGE, remap).unwrap();
+        fixture.space.mremap(VirtAddr(AT), 4 * PAGE, 4 * PAGE, remap).unwrap();
         // Without pages it needs no index of its own, so it may become one with anything.
         let to = VirtAddr(2 * AT + 4 * PAGE);
-        stage.space.mmap(&fixed(2 * AT, 4 * PAGE)).unwrap();
-        stage.space.mremap(VirtAddr(AT), 4 * PAGE, 4 * PAGE, Remap::To(to)).unwrap();
-        assert_eq!(stage.layout().len(), 2, "{:?}", stage.layout());
-        assert_eq!(stage.program.load(to), Ok(0));
-        stage.assert_filled(TO, 4, AT);
+        fixture.space.mmap(&fixed(2 * AT, 4 * PAGE)).unwrap();
+        fixture.space.mremap(VirtAddr(AT), 4 * PAGE, 4 * PAGE, Remap::To(to)).unwrap();
+        assert_eq!(fixture.layout().len(), 2, "{:?}", fixture.layout());
+        assert_eq!(fixture.program.load(to), Ok(0));
+        fixture.assert_filled(TO, 4, AT);
     });
 }
 
 #[test]
 fn a_source_that_stays_is_not_joined_with_a_neighbour_that_is_like_it_now() {
-    on_stage::<X86_64<4>>(0, |stage| {
-        stage.space.mmap(&fixed(AT, 8 * PAGE)).unwrap();
+    with_fixture::<X86_64<4>>(0, |fixture| {
+        fixture.space.mmap(&fixed(AT, 8 * PAGE)).unwrap();
         // The lock is all that tells the two apart, and it goes with the contents.
-        stage.space.mlock(VirtAddr(AT), 4 * PAGE, LockPages::OnFault).unwrap();
-        stage.fill(AT + 4 * PAGE, 4);
+        fixture.space.mlock(VirtAddr(AT), 4 * PAGE, LockPages::OnFault).unwrap();
+        fixture.fill(AT + 4 * PAGE, 4);
         let remap = Remap::LeaveTo(VirtAddr(TO));
-        stage.space.mremap(VirtAddr(AT), 8 * PAGE, 8 * PAGE, remap).unwrap();
-        let starts: Vec<u64> = stage.layout().iter().map(|part| part.range.start().0).collect();
+        fixture.space.mremap(VirtAddr(AT), 8 * PAGE, 8 * PAGE, remap).unwrap();
+        let starts: Vec<u64> = fixture.layout().iter().map(|part| part.range.start().0).collect();
         assert_eq!(starts, [AT, AT + 4 * PAGE, TO, TO + 4 * PAGE]);
-        let flags: Vec<_> = stage.layout().iter().map(|part| part.flags).collect();
+        let flags: Vec<_> = fixture.layout().iter().map(|part| part.flags).collect();
         assert_eq!(flags[0], flags[1]);
         assert_eq!(flags[2] - flags[3], MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT);
         // So each was left whole, and is as if it were never written.
         let to = VirtAddr(2 * TO);
-        stage.space.mremap(VirtAddr(AT + 4 * PAGE), PAGE, PAGE, Remap::To(to)).unwrap();
-        let last = stage.layout().pop().unwrap();
+        fixture.space.mremap(VirtAddr(AT + 4 * PAGE), PAGE, PAGE, Remap::To(to)).unwrap();
+        let last = fixture.layout().pop().unwrap();
         assert_eq!((last.range.start(), last.page_offset), (to, to.0 / PAGE));
     });
 }

@@ -26,9 +26,9 @@ const SIZE: u64 = 2 * MIB;
 
 type Space<'m, A> = AddressSpace<'m, Machine<A>>;
 
-fn on_stage<A: Walk>(play: impl FnOnce(&Machine<A>, &Memory<Machine<A>>)) {
+fn with_fixture<A: Walk>(scenario: impl FnOnce(&Machine<A>, &Memory<Machine<A>>)) {
     let (machine, memory) = strict::<A>(64 * MIB);
-    play(&machine, &memory);
+    scenario(&machine, &memory);
     audit(&machine, &memory, &[]);
 }
 
@@ -52,7 +52,7 @@ fn touched<A: Walk>(
 }
 
 fn large<A: Walk>() {
-    on_stage::<A>(|machine, memory| {
+    with_fixture::<A>(|machine, memory| {
         use_order(memory, 9);
         let space = AddressSpace::new(memory, options()).unwrap();
         let touched = |advised| touched(machine, &space, &fixed(AT, SIZE), advised);
@@ -68,7 +68,7 @@ fn large<A: Walk>() {
 }
 
 fn shared<A: Walk>() {
-    on_stage::<A>(|machine, memory| {
+    with_fixture::<A>(|machine, memory| {
         memory.shared_folio_policy().set(4, bindery::SizeMode::Always);
         let space = AddressSpace::new(memory, options()).unwrap();
         let request = MapRequest { sharing: Sharing::Shared, ..fixed(AT, SIZE) };
@@ -79,7 +79,7 @@ fn shared<A: Walk>() {
 }
 
 fn collapsed<A: Walk>() {
-    on_stage::<A>(|machine, memory| {
+    with_fixture::<A>(|machine, memory| {
         let space = AddressSpace::new(memory, options()).unwrap();
         let program = Program::new(machine, &space);
         space.mmap(&fixed(AT, SIZE)).unwrap();
@@ -97,7 +97,7 @@ fn collapsed<A: Walk>() {
 }
 
 fn refused<A: Walk>() {
-    on_stage::<A>(|_, memory| {
+    with_fixture::<A>(|_, memory| {
         let space = AddressSpace::new(memory, options()).unwrap();
         let (read, write, execute) = (Protection::READ, Protection::WRITE, Protection::EXECUTE);
         let map = |at: u64, protection| {
@@ -127,7 +127,7 @@ fn refused<A: Walk>() {
 }
 
 fn inherited<A: Walk>() {
-    on_stage::<A>(|_, memory| {
+    with_fixture::<A>(|_, memory| {
         let space = AddressSpace::new(memory, options()).unwrap();
         space.set_large_folios(LargeFolios::Advised);
         space.set_exec_gain(ExecGain::Refused).unwrap();
@@ -152,7 +152,7 @@ const SET_MDWE: u32 = 65;
 const GET_MDWE: u32 = 66;
 
 fn raw<A: Walk>() {
-    on_stage::<A>(|_, memory| {
+    with_fixture::<A>(|_, memory| {
         let space = AddressSpace::new(memory, options()).unwrap();
         let call = |option, arguments| prctl(&space, option, arguments).unwrap();
         assert_eq!(prctl(&space, 15, [0; 4]), None);
@@ -183,7 +183,7 @@ const SET_MERGE: u32 = 67;
 const GET_MERGE: u32 = 68;
 
 fn merging<A: Walk>() {
-    on_stage::<A>(|_, memory| {
+    with_fixture::<A>(|_, memory| {
         let space = AddressSpace::new(memory, options()).unwrap();
         let call = |option, arguments| prctl(&space, option, arguments).unwrap();
         let mapping = |space: &Space<'_, A>, at| {

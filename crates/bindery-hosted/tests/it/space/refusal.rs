@@ -4,7 +4,7 @@ use bindery::addr::VirtAddr;
 use bindery::{AddressSpace, Counts, Error, MapRequest, Mapping, Protection, Usage};
 use bindery_hosted::{Machine, Walk};
 
-use crate::support::stage::{Stage, layout, on_stage};
+use crate::support::fixture::{Fixture, layout, with_fixture};
 use crate::support::{GIB, fixed};
 
 pub const PAGE: u64 = 4096;
@@ -13,15 +13,15 @@ pub const AT: u64 = GIB;
 pub const MINIMUM: VirtAddr = VirtAddr(0x1_0000);
 
 /// Sixteen pages read-write, of which one was written; behind them sixteen read-only.
-pub fn scene<A: Walk>(play: impl FnOnce(&Stage<'_, '_, A>, u64)) {
-    on_stage::<A>(0, |stage| {
-        stage.space.mmap(&fixed(AT, 16 * PAGE)).unwrap();
+pub fn scene<A: Walk>(scenario: impl FnOnce(&Fixture<'_, '_, A>, u64)) {
+    with_fixture::<A>(0, |fixture| {
+        fixture.space.mmap(&fixed(AT, 16 * PAGE)).unwrap();
         let read_only =
             MapRequest { protection: Protection::READ, ..fixed(AT + 16 * PAGE, 16 * PAGE) };
-        stage.space.mmap(&read_only).unwrap();
-        stage.fill(AT, 1);
-        play(stage, A::USER_END);
-        stage.assert_filled(AT, 1, AT);
+        fixture.space.mmap(&read_only).unwrap();
+        fixture.fill(AT, 1);
+        scenario(fixture, A::USER_END);
+        fixture.assert_filled(AT, 1, AT);
     });
 }
 
@@ -48,14 +48,14 @@ pub fn state<A: Walk>(space: &AddressSpace<'_, Machine<A>>) -> State {
 /// Makes a call that must be refused so, and change nothing.
 #[track_caller]
 pub fn refused<A: Walk, T, E: Copy + PartialEq + core::fmt::Debug>(
-    stage: &Stage<'_, '_, A>,
+    fixture: &Fixture<'_, '_, A>,
     expected: E,
     call: impl FnOnce(&AddressSpace<'_, Machine<A>>) -> Result<T, E>,
 ) {
-    let before = state(stage.space);
-    let result = call(stage.space).err();
+    let before = state(fixture.space);
+    let result = call(fixture.space).err();
     assert_eq!(result, Some(expected));
-    assert_eq!(state(stage.space), before);
+    assert_eq!(state(fixture.space), before);
 }
 
 pub fn out_of_range(end: u64) -> Error {

@@ -41,8 +41,8 @@ pub struct Case<'a> {
     pub done: fn(&Scene<'_>),
 }
 
-/// Lets `play` use a scene, of which nothing is left afterwards.
-pub fn on_scene(play: impl FnOnce(&Scene<'_>)) {
+/// Lets `scenario` use a scene, of which nothing is left afterwards.
+pub fn on_scene(scenario: impl FnOnce(&Scene<'_>)) {
     let files = MemoryFiles::new();
     let (machine, memory) = strict::<X86_64<4>>(64 * MIB);
     let free = memory.free_frame_count();
@@ -56,7 +56,7 @@ pub fn on_scene(play: impl FnOnce(&Scene<'_>)) {
             file: memory.file(&files, FILE, FILE_PAGES * PAGE_SIZE).unwrap(),
             shared,
         };
-        play(&scene);
+        scenario(&scene);
         scene.audit_with(&[]);
     }
     audit(&machine, &memory, &[]);

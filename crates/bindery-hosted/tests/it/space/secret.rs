@@ -30,9 +30,9 @@ fn shared(at: u64, length: u64) -> MapRequest {
     MapRequest { sharing: Sharing::Shared, ..fixed(at, length) }
 }
 
-fn with_secret(play: impl FnOnce(&Machine<X86_64>, &Memory<M>)) {
+fn with_secret(scenario: impl FnOnce(&Machine<X86_64>, &Memory<M>)) {
     let (machine, memory) = strict::<X86_64>(32 * MIB);
-    play(&machine, &memory);
+    scenario(&machine, &memory);
     audit(&machine, &memory, &[]);
 }
 

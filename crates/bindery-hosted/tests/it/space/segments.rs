@@ -28,13 +28,13 @@ fn refused(errno: Errno) -> i64 {
     -(errno as i64)
 }
 
-/// A memory with segments, of which the last handles are gone when `play` returns.
-fn on<'m>(memory: &'m Memory<M>, slots: usize, play: impl FnOnce(&'m All<'m>)) {
+/// A memory with segments, of which the last handles are gone when `scenario` returns.
+fn on<'m>(memory: &'m Memory<M>, slots: usize, scenario: impl FnOnce(&'m All<'m>)) {
     let slots: Vec<_> = (0..slots).map(|_| SegmentSlot::new()).collect();
     let clock = IpcClock { now: || 1000, process: || 7 };
     let segments = Segments::new(memory, Box::leak(slots.into_boxed_slice()), clock);
     let segments: &'m All<'m> = Box::leak(Box::new(segments));
-    play(segments);
+    scenario(segments);
     segments.clear();
 }
 

@@ -7,7 +7,7 @@ use bindery::arch::{AArch64, Absent, Riscv64};
 use bindery::{Counts, FolioError, Inspection, Protection, Remap, testing};
 use bindery_hosted::Walk;
 
-use crate::support::stage::{Stage, on_stage};
+use crate::support::fixture::{Fixture, with_fixture};
 use crate::support::{GIB, MIB, READ_WRITE, audit, fixed};
 
 const PAGE: u64 = 4096;
@@ -24,15 +24,15 @@ on_every_architecture! {
     what_differs_is_not_joined => refuse_to_join;
 }
 
-fn counted<A: Walk>(stage: &Stage<'_, '_, A>, work: impl FnOnce()) -> Counts {
-    let before = stage.space.counts();
+fn counted<A: Walk>(fixture: &Fixture<'_, '_, A>, work: impl FnOnce()) -> Counts {
+    let before = fixture.space.counts();
     work();
-    stage.space.counts() - before
+    fixture.space.counts() - before
 }
 
 /// What the leaf or `PROT_NONE` leaf of a page says: accessed and dirty.
-fn used<A: Walk>(stage: &Stage<'_, '_, A>, at: u64) -> (bool, bool) {
-    match stage.space.inspect(VirtAddr(at)) {
+fn used<A: Walk>(fixture: &Fixture<'_, '_, A>, at: u64) -> (bool, bool) {
+    match fixture.space.inspect(VirtAddr(at)) {
         Inspection::Page { attributes, .. } => (attributes.accessed, attributes.dirty),
         Inspection::Absent(Absent::ProtNone { accessed, dirty, .. }) => (accessed, dirty),
         other => panic!("{at:#x} is {other:?}"),
@@ -40,28 +40,31 @@ fn used<A: Walk>(stage: &Stage<'_, '_, A>, at: u64) -> (bool, bool) {
 }
 
 /// A huge leaf at `AT`.
-fn huge<A: Walk>(play: impl FnOnce(&Stage<'_, '_, A>)) {
-    on_stage::<A>(9, |stage| {
-        stage.space.mmap(&fixed(AT, 2 * MIB)).unwrap();
-        stage.fill(AT, 512);
-        assert!(matches!(stage.space.inspect(VirtAddr(AT)), Inspection::Page { level: 2, .. }));
-        play(stage);
+fn huge<A: Walk>(scenario: impl FnOnce(&Fixture<'_, '_, A>)) {
+    with_fixture::<A>(9, |fixture| {
+        fixture.space.mmap(&fixed(AT, 2 * MIB)).unwrap();
+        fixture.fill(AT, 512);
+        assert!(matches!(fixture.space.inspect(VirtAddr(AT)), Inspection::Page { level: 2, .. }));
+        scenario(fixture);
     });
 }
 
 /// What cuts a huge leaf at `AT`, and where the pages from the hundredth on are afterwards.
-type Cut<A> = (fn(&Stage<'_, '_, A>), u64);
+type Cut<A> = (fn(&Fixture<'_, '_, A>), u64);
 
 fn cuts<A: Walk>() -> [Cut<A>; 4] {
     let rest = AT + 100 * PAGE;
     [
-        (|stage| stage.space.munmap(VirtAddr(AT), 100 * PAGE).unwrap(), rest),
-        (|stage| stage.space.discard(VirtAddr(AT + PAGE), 99 * PAGE).unwrap(), rest),
-        (|stage| stage.space.mprotect(VirtAddr(AT), 100 * PAGE, Protection::READ).unwrap(), rest),
+        (|fixture| fixture.space.munmap(VirtAddr(AT), 100 * PAGE).unwrap(), rest),
+        (|fixture| fixture.space.discard(VirtAddr(AT + PAGE), 99 * PAGE).unwrap(), rest),
         (
-            |stage| {
+            |fixture| fixture.space.mprotect(VirtAddr(AT), 100 * PAGE, Protection::READ).unwrap(),
+            rest,
+        ),
+        (
+            |fixture| {
                 let (from, to) = (VirtAddr(AT + 100 * PAGE), Remap::To(VirtAddr(TO + 7 * PAGE)));
-                stage.space.mremap(from, 412 * PAGE, 412 * PAGE, to).unwrap();
+                fixture.space.mremap(from, 412 * PAGE, 412 * PAGE, to).unwrap();
             },
             TO + 7 * PAGE,
         ),
@@ -70,112 +73,112 @@ fn cuts<A: Walk>() -> [Cut<A>; 4] {
 
 fn cut_dirty<A: Walk>() {
     for (cut, rest) in cuts::<A>() {
-        huge::<A>(|stage| {
-            testing::clear_accessed_and_dirty(stage.space, VirtAddr(AT), 1);
+        huge::<A>(|fixture| {
+            testing::clear_accessed_and_dirty(fixture.space, VirtAddr(AT), 1);
             // One store, recorded in the one entry that there is.
-            stage.fill(AT, 1);
-            cut(stage);
+            fixture.fill(AT, 1);
+            cut(fixture);
             for page in 0..412 {
-                assert_eq!(used(stage, rest + page * PAGE), (true, true), "page {page}");
+                assert_eq!(used(fixture, rest + page * PAGE), (true, true), "page {page}");
             }
-            stage.assert_filled(rest, 412, AT + 100);
+            fixture.assert_filled(rest, 412, AT + 100);
         });
     }
 }
 
 fn cut_clean<A: Walk>() {
     for (cut, rest) in cuts::<A>() {
-        huge::<A>(|stage| {
-            testing::clear_accessed_and_dirty(stage.space, VirtAddr(AT), 1);
-            assert!(!stage.space.is_dirty(VirtAddr(AT)));
-            cut(stage);
+        huge::<A>(|fixture| {
+            testing::clear_accessed_and_dirty(fixture.space, VirtAddr(AT), 1);
+            assert!(!fixture.space.is_dirty(VirtAddr(AT)));
+            cut(fixture);
             for page in 0..412 {
-                assert_eq!(used(stage, rest + page * PAGE), (false, false), "page {page}");
+                assert_eq!(used(fixture, rest + page * PAGE), (false, false), "page {page}");
             }
-            stage.assert_filled(rest, 412, AT + 100);
-            assert_eq!(used(stage, rest), (true, false));
+            fixture.assert_filled(rest, 412, AT + 100);
+            assert_eq!(used(fixture, rest), (true, false));
         });
     }
 }
 
 fn cut_from_reserve<A: Walk>() {
-    huge::<A>(|stage| {
-        let tables = audit(stage.machine, stage.memory, &[stage.space]).tables;
-        stage.memory.fail_allocations_after(Some(0));
-        let cost = counted(stage, || stage.space.munmap(VirtAddr(AT), 100 * PAGE).unwrap());
-        stage.memory.fail_allocations_after(None);
+    huge::<A>(|fixture| {
+        let tables = audit(fixture.machine, fixture.memory, &[fixture.space]).tables;
+        fixture.memory.fail_allocations_after(Some(0));
+        let cost = counted(fixture, || fixture.space.munmap(VirtAddr(AT), 100 * PAGE).unwrap());
+        fixture.memory.fail_allocations_after(None);
         assert_eq!((cost.tables_allocated, cost.tables_freed), (0, 0), "{cost:?}");
         // One for the break of the leaf, one for the pages; and the hundredth page lies in a block.
         assert_eq!(cost.invalidations, 2 + u64::from(A::CONTIG_ENTRIES > 1), "{cost:?}");
-        assert_eq!(audit(stage.machine, stage.memory, &[stage.space]).tables, tables);
+        assert_eq!(audit(fixture.machine, fixture.memory, &[fixture.space]).tables, tables);
     });
 }
 
 fn move_and_cut<A: Walk>() {
-    huge::<A>(|stage| {
+    huge::<A>(|fixture| {
         let to = VirtAddr(TO);
-        let cost = counted(stage, || {
-            stage.space.mremap(VirtAddr(AT), 2 * MIB, 2 * MIB, Remap::To(to)).unwrap();
+        let cost = counted(fixture, || {
+            fixture.space.mremap(VirtAddr(AT), 2 * MIB, 2 * MIB, Remap::To(to)).unwrap();
         });
         assert_eq!((cost.entries_read, cost.invalidations), (1, 1), "{cost:?}");
-        stage.space.mprotect(VirtAddr(TO + PAGE), PAGE, Protection::READ).unwrap();
-        stage.assert_filled(TO, 512, AT);
+        fixture.space.mprotect(VirtAddr(TO + PAGE), PAGE, Protection::READ).unwrap();
+        fixture.assert_filled(TO, 512, AT);
     });
 }
 
 /// Cuts the leaf at `AT`, and makes all equal again.
-fn cut_and_mend<A: Walk>(stage: &Stage<'_, '_, A>) {
-    stage.space.mprotect(VirtAddr(AT), PAGE, Protection::READ).unwrap();
-    stage.space.mprotect(VirtAddr(AT), PAGE, READ_WRITE).unwrap();
-    assert!(testing::table_at(stage.space, VirtAddr(AT), 1).is_some());
+fn cut_and_mend<A: Walk>(fixture: &Fixture<'_, '_, A>) {
+    fixture.space.mprotect(VirtAddr(AT), PAGE, Protection::READ).unwrap();
+    fixture.space.mprotect(VirtAddr(AT), PAGE, READ_WRITE).unwrap();
+    assert!(testing::table_at(fixture.space, VirtAddr(AT), 1).is_some());
 }
 
 fn join<A: Walk>() {
     for page in [0, 77, 511] {
-        huge::<A>(|stage| {
-            cut_and_mend(stage);
-            testing::clear_accessed_and_dirty(stage.space, VirtAddr(AT), 512);
-            stage.fill(AT + page * PAGE, 1);
-            stage.program.store(VirtAddr(AT + page * PAGE), AT + page).unwrap();
-            let cost = counted(stage, || stage.space.collapse(VirtAddr(AT)).unwrap());
+        huge::<A>(|fixture| {
+            cut_and_mend(fixture);
+            testing::clear_accessed_and_dirty(fixture.space, VirtAddr(AT), 512);
+            fixture.fill(AT + page * PAGE, 1);
+            fixture.program.store(VirtAddr(AT + page * PAGE), AT + page).unwrap();
+            let cost = counted(fixture, || fixture.space.collapse(VirtAddr(AT)).unwrap());
             assert_eq!(cost.invalidations, 1, "{cost:?}");
-            assert!(testing::table_at(stage.space, VirtAddr(AT), 1).is_none());
-            assert_eq!(used(stage, AT), (true, true), "page {page} was written");
-            stage.assert_filled(AT, 512, AT);
+            assert!(testing::table_at(fixture.space, VirtAddr(AT), 1).is_none());
+            assert_eq!(used(fixture, AT), (true, true), "page {page} was written");
+            fixture.assert_filled(AT, 512, AT);
             // And it can be cut again.
-            cut_and_mend(stage);
-            stage.assert_filled(AT, 512, AT);
+            cut_and_mend(fixture);
+            fixture.assert_filled(AT, 512, AT);
         });
     }
 }
 
 fn refuse_to_join<A: Walk>() {
-    let unlike: [fn(&Stage<'_, '_, A>); 4] = [
+    let unlike: [fn(&Fixture<'_, '_, A>); 4] = [
         |_| {},
-        |stage| stage.space.discard(VirtAddr(AT + 5 * PAGE), PAGE).unwrap(),
-        |stage| {
+        |fixture| fixture.space.discard(VirtAddr(AT + 5 * PAGE), PAGE).unwrap(),
+        |fixture| {
             // Another page in the place of one.
-            stage.space.discard(VirtAddr(AT + 5 * PAGE), PAGE).unwrap();
-            stage.fill(AT + 5 * PAGE, 1);
+            fixture.space.discard(VirtAddr(AT + 5 * PAGE), PAGE).unwrap();
+            fixture.fill(AT + 5 * PAGE, 1);
         },
-        |stage| {
+        |fixture| {
             let hole = VirtAddr(AT + 5 * PAGE);
-            stage.space.discard(hole, PAGE).unwrap();
+            fixture.space.discard(hole, PAGE).unwrap();
             let poison = Absent::Marker(bindery::arch::Marker::Poison);
-            testing::plant(stage.space, hole, 1, poison);
+            testing::plant(fixture.space, hole, 1, poison);
         },
     ];
     for (number, make_unlike) in unlike.into_iter().enumerate() {
-        huge::<A>(|stage| {
+        huge::<A>(|fixture| {
             if number > 0 {
-                cut_and_mend(stage);
+                cut_and_mend(fixture);
             }
-            make_unlike(stage);
-            let before = stage.memory.free_frame_count();
-            assert_eq!(stage.space.collapse(VirtAddr(AT)), Err(FolioError::Unsuitable));
-            assert_eq!(stage.memory.free_frame_count(), before);
-            stage.assert_filled(AT, 5, AT);
-            stage.assert_filled(AT + 6 * PAGE, 506, AT + 6);
+            make_unlike(fixture);
+            let before = fixture.memory.free_frame_count();
+            assert_eq!(fixture.space.collapse(VirtAddr(AT)), Err(FolioError::Unsuitable));
+            assert_eq!(fixture.memory.free_frame_count(), before);
+            fixture.assert_filled(AT, 5, AT);
+            fixture.assert_filled(AT + 6 * PAGE, 506, AT + 6);
         });
     }
 }
@@ -205,92 +208,92 @@ with_blocks! {
 }
 
 /// Four blocks of 16 pages.
-fn four_blocks<A: Walk>(play: impl FnOnce(&Stage<'_, '_, A>)) {
-    on_stage::<A>(4, |stage| {
-        stage.space.mmap(&fixed(AT, 64 * PAGE)).unwrap();
-        stage.fill(AT, 64);
-        assert_eq!(blocked(stage, AT, 64), (0..64).collect::<Vec<_>>());
-        play(stage);
+fn four_blocks<A: Walk>(scenario: impl FnOnce(&Fixture<'_, '_, A>)) {
+    with_fixture::<A>(4, |fixture| {
+        fixture.space.mmap(&fixed(AT, 64 * PAGE)).unwrap();
+        fixture.fill(AT, 64);
+        assert_eq!(blocked(fixture, AT, 64), (0..64).collect::<Vec<_>>());
+        scenario(fixture);
     });
 }
 
 /// Which of the pages stand in a contiguous run.
-fn blocked<A: Walk>(stage: &Stage<'_, '_, A>, at: u64, pages: u64) -> Vec<u64> {
+fn blocked<A: Walk>(fixture: &Fixture<'_, '_, A>, at: u64, pages: u64) -> Vec<u64> {
     let contiguous = |page: &u64| {
-        let found = stage.space.inspect(VirtAddr(at + page * PAGE));
+        let found = fixture.space.inspect(VirtAddr(at + page * PAGE));
         matches!(found, Inspection::Page { contiguous: true, .. })
     };
     (0..pages).filter(contiguous).collect()
 }
 
 fn unmap_blocks<A: Walk>() {
-    four_blocks::<A>(|stage| {
+    four_blocks::<A>(|fixture| {
         let cost =
-            counted(stage, || stage.space.munmap(VirtAddr(AT + 5 * PAGE), 55 * PAGE).unwrap());
+            counted(fixture, || fixture.space.munmap(VirtAddr(AT + 5 * PAGE), 55 * PAGE).unwrap());
         // One break for each of two blocks, one flush for the pages.
         assert_eq!(cost.invalidations, 3, "{cost:?}");
         // Each unfolding clears 16 entries and sets them; each page is suspended and cleared.
         assert_eq!(cost.entries_written, 2 * 32 + 2 * 55, "{cost:?}");
-        assert_eq!(blocked(stage, AT, 64), []);
-        stage.assert_filled(AT, 5, AT);
-        stage.assert_filled(AT + 60 * PAGE, 4, AT + 60);
+        assert_eq!(blocked(fixture, AT, 64), []);
+        fixture.assert_filled(AT, 5, AT);
+        fixture.assert_filled(AT + 60 * PAGE, 4, AT + 60);
     });
 }
 
 fn unmap_whole_blocks<A: Walk>() {
-    four_blocks::<A>(|stage| {
+    four_blocks::<A>(|fixture| {
         let cost =
-            counted(stage, || stage.space.munmap(VirtAddr(AT + 16 * PAGE), 32 * PAGE).unwrap());
+            counted(fixture, || fixture.space.munmap(VirtAddr(AT + 16 * PAGE), 32 * PAGE).unwrap());
         assert_eq!((cost.invalidations, cost.entries_written), (1, 64), "{cost:?}");
-        assert_eq!(blocked(stage, AT, 64).len(), 32);
+        assert_eq!(blocked(fixture, AT, 64).len(), 32);
     });
 }
 
 fn protect_blocks<A: Walk>() {
-    four_blocks::<A>(|stage| {
+    four_blocks::<A>(|fixture| {
         let middle = VirtAddr(AT + 5 * PAGE);
-        let cost = counted(stage, || {
-            stage.space.mprotect(middle, 55 * PAGE, Protection::READ).unwrap();
+        let cost = counted(fixture, || {
+            fixture.space.mprotect(middle, 55 * PAGE, Protection::READ).unwrap();
         });
         assert_eq!(cost.invalidations, 3, "{cost:?}");
         assert_eq!(cost.entries_written, 2 * 32 + 55, "{cost:?}");
-        assert_eq!(blocked(stage, AT, 64), (16..48).collect::<Vec<_>>());
-        assert!(stage.program.store(VirtAddr(AT + 20 * PAGE), 0).is_err());
-        stage.assert_filled(AT, 64, AT);
-        stage.space.mprotect(middle, 55 * PAGE, READ_WRITE).unwrap();
-        stage.fill(AT, 64);
+        assert_eq!(blocked(fixture, AT, 64), (16..48).collect::<Vec<_>>());
+        assert!(fixture.program.store(VirtAddr(AT + 20 * PAGE), 0).is_err());
+        fixture.assert_filled(AT, 64, AT);
+        fixture.space.mprotect(middle, 55 * PAGE, READ_WRITE).unwrap();
+        fixture.fill(AT, 64);
     });
 }
 
 fn shift_blocks<A: Walk>() {
-    four_blocks::<A>(|stage| {
+    four_blocks::<A>(|fixture| {
         let length = 64 * PAGE;
         let away = TO + 3 * PAGE;
-        let cost = counted(stage, || {
-            stage.space.mremap(VirtAddr(AT), length, length, Remap::To(VirtAddr(away))).unwrap();
+        let cost = counted(fixture, || {
+            fixture.space.mremap(VirtAddr(AT), length, length, Remap::To(VirtAddr(away))).unwrap();
         });
         assert_eq!(cost.invalidations, 1, "{cost:?}");
-        assert_eq!(blocked(stage, away, 64), []);
-        stage.assert_filled(away, 64, AT);
-        let cost = counted(stage, || {
-            stage.space.mremap(VirtAddr(away), length, length, Remap::To(VirtAddr(AT))).unwrap();
+        assert_eq!(blocked(fixture, away, 64), []);
+        fixture.assert_filled(away, 64, AT);
+        let cost = counted(fixture, || {
+            fixture.space.mremap(VirtAddr(away), length, length, Remap::To(VirtAddr(AT))).unwrap();
         });
         assert_eq!(cost.invalidations, 1, "{cost:?}");
-        assert_eq!(blocked(stage, AT, 64).len(), 64);
-        stage.assert_filled(AT, 64, AT);
+        assert_eq!(blocked(fixture, AT, 64).len(), 64);
+        fixture.assert_filled(AT, 64, AT);
     });
 }
 
 fn move_blocks<A: Walk>() {
-    four_blocks::<A>(|stage| {
-        let cost = counted(stage, || {
+    four_blocks::<A>(|fixture| {
+        let cost = counted(fixture, || {
             let (from, to) = (VirtAddr(AT + 5 * PAGE), Remap::To(VirtAddr(TO + 5 * PAGE)));
-            stage.space.mremap(from, 55 * PAGE, 55 * PAGE, to).unwrap();
+            fixture.space.mremap(from, 55 * PAGE, 55 * PAGE, to).unwrap();
         });
         assert_eq!(cost.invalidations, 3, "{cost:?}");
-        assert_eq!(blocked(stage, TO, 64), (16..48).collect::<Vec<_>>());
-        assert_eq!(blocked(stage, AT, 64), []);
-        stage.assert_filled(TO + 5 * PAGE, 55, AT + 5);
+        assert_eq!(blocked(fixture, TO, 64), (16..48).collect::<Vec<_>>());
+        assert_eq!(blocked(fixture, AT, 64), []);
+        fixture.assert_filled(TO + 5 * PAGE, 55, AT + 5);
     });
 }
 
@@ -299,23 +302,23 @@ const WRITTEN: [u64; 4] = [3, 20, 44, 63];
 
 /// Blocks that are clean, but for a store to one page of each: the MMU has recorded it in some
 /// entry of the block, each time in another.
-fn written_blocks<A: Walk>(play: impl Fn(&Stage<'_, '_, A>)) {
+fn written_blocks<A: Walk>(scenario: impl Fn(&Fixture<'_, '_, A>)) {
     let mut elsewhere = 0;
     for time in 0..16 {
-        four_blocks::<A>(|stage| {
+        four_blocks::<A>(|fixture| {
             // The machine chooses by a number that changes with each walk.
             for _ in 0..=time {
-                testing::clear_accessed_and_dirty(stage.space, VirtAddr(AT), 64);
-                assert_eq!(stage.program.load(VirtAddr(AT)), Ok(AT));
+                testing::clear_accessed_and_dirty(fixture.space, VirtAddr(AT), 64);
+                assert_eq!(fixture.program.load(VirtAddr(AT)), Ok(AT));
             }
-            testing::clear_accessed_and_dirty(stage.space, VirtAddr(AT), 64);
+            testing::clear_accessed_and_dirty(fixture.space, VirtAddr(AT), 64);
             for page in WRITTEN {
                 let at = AT + page * PAGE;
-                stage.fill(at, 1);
-                stage.program.store(VirtAddr(at), AT + page).unwrap();
-                elsewhere += u32::from(!used(stage, at).1);
+                fixture.fill(at, 1);
+                fixture.program.store(VirtAddr(at), AT + page).unwrap();
+                elsewhere += u32::from(!used(fixture, at).1);
             }
-            play(stage);
+            scenario(fixture);
         });
     }
     assert!(elsewhere > 32, "the record stands in another entry, mostly: {elsewhere} of 64");
@@ -323,64 +326,64 @@ fn written_blocks<A: Walk>(play: impl Fn(&Stage<'_, '_, A>)) {
 
 /// Whether those four pages are dirty, the last of them at `at + 63 * PAGE`.
 #[track_caller]
-fn assert_dirty<A: Walk>(stage: &Stage<'_, '_, A>, at: u64, pages: &[u64]) {
+fn assert_dirty<A: Walk>(fixture: &Fixture<'_, '_, A>, at: u64, pages: &[u64]) {
     for page in pages {
-        assert_eq!(used(stage, at + page * PAGE), (true, true), "page {page}");
+        assert_eq!(used(fixture, at + page * PAGE), (true, true), "page {page}");
     }
 }
 
 fn dirty_unfolded<A: Walk>() {
-    written_blocks::<A>(|stage| {
+    written_blocks::<A>(|fixture| {
         // Four pages of each block stay, among them the written one; the record may be elsewhere.
         for gone in [4..16, 24..32, 32..44, 48..60] {
             let (start, pages) = (AT + gone.start * PAGE, gone.end - gone.start);
-            stage.space.munmap(VirtAddr(start), pages * PAGE).unwrap();
+            fixture.space.munmap(VirtAddr(start), pages * PAGE).unwrap();
         }
-        assert_dirty(stage, AT, &WRITTEN);
+        assert_dirty(fixture, AT, &WRITTEN);
     });
 }
 
 fn dirty_moved<A: Walk>() {
     for shift in [0, 3, 11] {
-        written_blocks::<A>(|stage| {
+        written_blocks::<A>(|fixture| {
             let to = TO + shift * PAGE;
             let (from, target) = (VirtAddr(AT), Remap::To(VirtAddr(to)));
-            stage.space.mremap(from, 64 * PAGE, 64 * PAGE, target).unwrap();
+            fixture.space.mremap(from, 64 * PAGE, 64 * PAGE, target).unwrap();
             for page in WRITTEN {
                 let at = VirtAddr(to + page * PAGE);
-                assert!(stage.space.is_dirty(at), "page {page}");
+                assert!(fixture.space.is_dirty(at), "page {page}");
             }
             if shift > 0 {
-                assert_dirty(stage, to, &WRITTEN);
+                assert_dirty(fixture, to, &WRITTEN);
             }
         });
     }
 }
 
 fn dirty_prot_none<A: Walk>() {
-    written_blocks::<A>(|stage| {
-        stage.space.mprotect(VirtAddr(AT), 64 * PAGE, Protection::empty()).unwrap();
-        assert_dirty(stage, AT, &WRITTEN);
+    written_blocks::<A>(|fixture| {
+        fixture.space.mprotect(VirtAddr(AT), 64 * PAGE, Protection::empty()).unwrap();
+        assert_dirty(fixture, AT, &WRITTEN);
         // A part of each is shown again, the record perhaps not with it.
         for page in WRITTEN {
-            stage.space.mprotect(VirtAddr(AT + page * PAGE), PAGE, READ_WRITE).unwrap();
+            fixture.space.mprotect(VirtAddr(AT + page * PAGE), PAGE, READ_WRITE).unwrap();
         }
-        assert_dirty(stage, AT, &WRITTEN);
-        stage.space.mprotect(VirtAddr(AT), 64 * PAGE, READ_WRITE).unwrap();
+        assert_dirty(fixture, AT, &WRITTEN);
+        fixture.space.mprotect(VirtAddr(AT), 64 * PAGE, READ_WRITE).unwrap();
     });
 }
 
 fn dirty_forked<A: Walk>() {
-    written_blocks::<A>(|stage| {
-        let child = stage.space.fork().unwrap();
+    written_blocks::<A>(|fixture| {
+        let child = fixture.space.fork().unwrap();
         // Copies on write take pages out of the parent's blocks.
         for page in [4, 19, 45, 62] {
-            stage.fill(AT + page * PAGE, 1);
+            fixture.fill(AT + page * PAGE, 1);
         }
-        assert_dirty(stage, AT, &WRITTEN);
+        assert_dirty(fixture, AT, &WRITTEN);
         for page in WRITTEN {
             assert!(child.is_dirty(VirtAddr(AT + page * PAGE)), "page {page}");
         }
-        audit(stage.machine, stage.memory, &[stage.space, &child]);
+        audit(fixture.machine, fixture.memory, &[fixture.space, &child]);
     });
 }

@@ -24,7 +24,7 @@ fn bytes<A: Walk>(space: &Space<'_, A>, at: u64, length: u64) -> Vec<u8> {
     bytes
 }
 
-fn with_two<A: Walk>(play: impl FnOnce(&Space<'_, A>, &Space<'_, A>)) {
+fn with_two<A: Walk>(scenario: impl FnOnce(&Space<'_, A>, &Space<'_, A>)) {
     let (machine, memory) = strict::<A>(64 * MIB);
     let [one, other] = [(); 2].map(|()| {
         let space = AddressSpace::new(&memory, options()).unwrap();
@@ -32,13 +32,13 @@ fn with_two<A: Walk>(play: impl FnOnce(&Space<'_, A>, &Space<'_, A>)) {
         space.mmap(&fixed(ARRAYS, 16 * PAGE_SIZE)).unwrap();
         space
     });
-    play(&one, &other);
+    scenario(&one, &other);
     audit(&machine, &memory, &[&one, &other]);
 }
 
 #[test]
 fn bytes_come_over_as_they_are() {
-    fn play<A: Walk>() {
+    fn scenario<A: Walk>() {
         with_two::<A>(|one, other| {
             let data = pattern(10 * PAGE_SIZE);
             one.write_user(VirtAddr(AT + 5), &data).unwrap();
@@ -50,8 +50,8 @@ fn bytes_come_over_as_they_are() {
             assert_eq!(bytes(one, AT + 20 * PAGE_SIZE, length), data);
         });
     }
-    play::<X86_64>();
-    play::<AArch64>();
+    scenario::<X86_64>();
+    scenario::<AArch64>();
 }
 
 #[test]

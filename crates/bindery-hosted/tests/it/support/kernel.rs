@@ -1,4 +1,4 @@
-//! What the stories of kernel maps share.
+//! What the scenarios of kernel maps share.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,11 +1,11 @@
-//! What the story tests share: a machine with the core on it, and the audit at the end.
+//! What the scenario tests share: a machine with the core on it, and the audit at the end.
 
 pub mod alone;
+pub mod fixture;
 pub mod kernel;
 pub mod measured;
 pub mod objects;
-pub mod objects_stage;
-pub mod stage;
+pub mod objects_fixture;
 
 use bindery::addr::VirtAddr;
 use bindery::check::{self, Report};
@@ -24,7 +24,7 @@ pub const READ_WRITE: Protection = Protection::READ.union(Protection::WRITE);
 pub fn memory_with<A: Walk>(config: Config) -> (Machine<A>, Memory<Machine<A>>) {
     let machine = Machine::<A>::new(config);
     let memory = machine.memory().expect("memory");
-    // The machines are small, and most stories map more than they touch.
+    // The machines are small, and most scenarios map more than they touch.
     memory.commitment().set_mode(Overcommit::Always);
     (machine, memory)
 }

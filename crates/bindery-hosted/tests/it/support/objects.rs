@@ -1,4 +1,4 @@
-//! What the stories about objects share: what may be done to one, a model of it, and a pager that
+//! What the scenarios about objects share: what may be done to one, a model of it, and a pager that
 //! fails.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -17,12 +17,12 @@ use crate::support::{MIB, audit, strict};
 
 pub const PAGE: u64 = 4096;
 
-/// Lets `play` use a memory in which no object is left afterwards; then nothing has leaked.
+/// Lets `scenario` use a memory in which no object is left afterwards; then nothing has leaked.
 #[track_caller]
-pub fn in_memory(play: impl FnOnce(&Memory<Machine<X86_64<4>>>, &dyn Fn() -> Report)) {
+pub fn in_memory(scenario: impl FnOnce(&Memory<Machine<X86_64<4>>>, &dyn Fn() -> Report)) {
     let (machine, memory) = strict::<X86_64<4>>(32 * MIB);
     let free = memory.free_frame_count();
-    play(&memory, &|| audit(&machine, &memory, &[]));
+    scenario(&memory, &|| audit(&machine, &memory, &[]));
     let report = audit(&machine, &memory, &[]);
     assert_eq!((report.objects, report.object_pages), (0, 0));
     memory.trim();

@@ -43,7 +43,7 @@ fn limits<A: Walk>() -> Limits {
     if tiny { Limits { windows: vec![32, 21, 9], largest: 40 } } else { Limits::usual() }
 }
 
-fn play<A: Walk>(reach: Reach, (window_pages, steps): &(u64, Vec<Step>)) {
+fn scenario<A: Walk>(reach: Reach, (window_pages, steps): &(u64, Vec<Step>)) {
     let (machine, memory) = strict::<A>(64 * MIB);
     let free = memory.free_frame_count();
     // Not at the beginning of a table.
@@ -81,7 +81,7 @@ fn random_calls_of<A: Walk>(reach: Reach, cases: u64) {
     }
     let mut runner = TestRunner::new(config);
     let result = runner.run(&sequence(&limits::<A>()), |sequence| {
-        play::<A>(reach, &sequence);
+        scenario::<A>(reach, &sequence);
         Ok(())
     });
     match result {

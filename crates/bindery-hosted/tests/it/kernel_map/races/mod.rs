@@ -34,7 +34,7 @@ on_every_architecture! {
 
 const READ_WRITE: Permissions = Permissions::READ.union(Permissions::WRITE);
 
-/// The same for all who take part in one play.
+/// The same for all who take part in one scenario.
 struct Scene<'s, 'm, A: Walk> {
     machine: &'s Machine<A>,
     gate: &'s Gate,

@@ -10,7 +10,7 @@ const CONTIGUOUS: u64 = 1 << 52;
 
 /// Sixteen 2 MiB leaves in the last 32 MiB of all.
 fn block(bits: u64) -> Machine<AArch64> {
-    let machine = stage::<AArch64>();
+    let machine = fixture::<AArch64>();
     for index in 0..16 {
         set(&machine, L2, 496 + index, block_leaf(index, bits));
     }
@@ -100,7 +100,7 @@ fn a_block_of_huge_leaves_with_a_foreign_one_is_reported() {
             other => panic!("{other}"),
         }
     }
-    let machine = stage::<AArch64>();
+    let machine = fixture::<AArch64>();
     let shifted = AArch64::maps(0x8_2200, 2, kernel_bits | CONTIGUOUS);
     set(&machine, L2, 511, shifted);
     assert_eq!(kernel(&machine, LAST, Read), Err(true));
@@ -109,7 +109,7 @@ fn a_block_of_huge_leaves_with_a_foreign_one_is_reported() {
 
 #[test]
 fn a_block_of_huge_leaves_may_be_a_device() {
-    let machine = stage::<AArch64>();
+    let machine = fixture::<AArch64>();
     let bits = AArch64::KERNEL | AArch64::DEVICE | CONTIGUOUS;
     for index in 0..16 {
         set(&machine, L2, 496 + index, AArch64::maps(0x20_0000 + index as u64 * 512, 2, bits));
@@ -122,7 +122,7 @@ fn a_block_of_huge_leaves_may_be_a_device() {
 #[test]
 fn a_napot_region_of_two_types_of_memory_is_reported() {
     type Sv48 = Riscv64<4>;
-    let machine = stage::<Sv48>();
+    let machine = fixture::<Sv48>();
     let region = |bits| Sv48::maps(0x8_0108, 1, Sv48::KERNEL | 1 << 63 | bits);
     (480..496).for_each(|page| set(&machine, L1, page, region(Sv48::WRITE_COMBINING)));
     set(&machine, L1, 483, region(0));

@@ -54,7 +54,7 @@ fn root<A: Walk>() -> Frame {
 }
 
 /// A machine with tables down to the last 2 MiB of all; in a table, entry 511 is the last.
-fn stage_with<A: Format>(tlb: TlbKind) -> Machine<A> {
+fn fixture_with<A: Format>(tlb: TlbKind) -> Machine<A> {
     let machine = Machine::new(Config { cpus: 3, memory: 2 << 30, tlb, ..Config::default() });
     for level in 1..u32::from(A::LEVELS) {
         set(&machine, Frame(0x8_0001 + level), 511, A::names(Frame(0x8_0000 + level)));
@@ -62,8 +62,8 @@ fn stage_with<A: Format>(tlb: TlbKind) -> Machine<A> {
     machine
 }
 
-fn stage<A: Format>() -> Machine<A> {
-    stage_with(TlbKind::Strict)
+fn fixture<A: Format>() -> Machine<A> {
+    fixture_with(TlbKind::Strict)
 }
 
 fn kernel<A: Walk>(
@@ -86,7 +86,7 @@ fn flush_kernel<A: Walk>(machine: &Machine<A>, addr: u64, tables: Tables) {
 
 fn last_pages<A: Format>() {
     for tlb in [TlbKind::Strict, TlbKind::Plain] {
-        let machine = stage_with::<A>(tlb);
+        let machine = fixture_with::<A>(tlb);
         set(&machine, L1, 510, A::maps(0x8_0100, 1, A::KERNEL));
         set(&machine, L1, 511, A::maps(0x8_0102, 1, A::KERNEL));
         for _ in 0..2 {
@@ -106,7 +106,7 @@ fn last_pages<A: Format>() {
 fn last_huge_leaf<A: Format>() {
     for tlb in [TlbKind::Strict, TlbKind::Plain] {
         for addr in [LAST_MIB2, NEXT_TO_LAST] {
-            let machine = stage_with::<A>(tlb);
+            let machine = fixture_with::<A>(tlb);
             set(&machine, L2, 511, A::maps(0x8_0200, 2, A::KERNEL));
             assert_eq!(kernel(&machine, addr, Write), Ok(0x8_0200_000 + (addr & (MIB2 - 1))));
             set(&machine, L2, 511, 0);
@@ -118,7 +118,7 @@ fn last_huge_leaf<A: Format>() {
 }
 
 fn last_conflict<A: Format>() {
-    let machine = stage::<A>();
+    let machine = fixture::<A>();
     set(&machine, L1, 511, A::maps(0x8_0100, 1, A::KERNEL));
     kernel(&machine, LAST, Read).unwrap();
     set(&machine, L2, 511, A::maps(0x8_0200, 2, A::KERNEL));
@@ -136,7 +136,7 @@ fn last_conflict<A: Format>() {
 }
 
 fn last_stale<A: Format>() {
-    let machine = stage::<A>();
+    let machine = fixture::<A>();
     set(&machine, L2, 511, A::maps(0x8_0200, 2, A::KERNEL));
     kernel(&machine, LAST, Read).unwrap();
     machine.assert_clean();
@@ -153,7 +153,7 @@ fn last_stale<A: Format>() {
 
 fn every_cpu<A: Format>() {
     for tlb in [TlbKind::Strict, TlbKind::Plain] {
-        let machine = stage_with::<A>(tlb);
+        let machine = fixture_with::<A>(tlb);
         let everywhere = |expected| {
             for cpu in (0..3).map(Cpu) {
                 machine.on_cpu(cpu, || assert_eq!(kernel(&machine, NEXT_TO_LAST, Read), expected));
@@ -176,7 +176,7 @@ fn every_cpu<A: Format>() {
 fn modes<A: Format>() {
     for tlb in [TlbKind::Strict, TlbKind::Plain] {
         // In the lower half, where on every architecture both are translated.
-        let machine = stage_with::<A>(tlb);
+        let machine = fixture_with::<A>(tlb);
         for level in 1..u32::from(A::LEVELS) {
             set(&machine, Frame(0x8_0001 + level), 1, A::names(Frame(0x8_0000 + level)));
         }
@@ -198,7 +198,7 @@ fn modes<A: Format>() {
 }
 
 fn code<A: Format>() {
-    let machine = stage::<A>();
+    let machine = fixture::<A>();
     set(&machine, L1, 509, A::maps(0x8_0100, 1, (A::CODE)(A::KERNEL)));
     set(&machine, L1, 510, A::maps(0x8_0101, 1, A::KERNEL));
     let at = VirtAddr(NEXT_TO_LAST - PAGE);
@@ -211,7 +211,7 @@ fn code<A: Format>() {
 }
 
 fn bytes<A: Format>() {
-    let machine = stage::<A>();
+    let machine = fixture::<A>();
     set(&machine, L1, 509, A::maps(0x8_0105, 1, A::KERNEL));
     set(&machine, L1, 510, A::maps(0x8_0100, 1, A::KERNEL));
     let at = VirtAddr(NEXT_TO_LAST - 3);
@@ -229,7 +229,7 @@ fn bytes<A: Format>() {
 }
 
 fn recorded<A: Format>() {
-    let machine = stage::<A>();
+    let machine = fixture::<A>();
     let clean = A::maps(0x8_0100, 1, (A::CLEAN)(A::KERNEL));
     set(&machine, L1, 510, clean);
     kernel(&machine, NEXT_TO_LAST, Read).unwrap();
@@ -246,7 +246,7 @@ fn memory_types<A: Format>() {
         (A::DEVICE, A::STRICTEST),
     ] {
         for (table, index, level, frame) in [(L1, 510, 1, 0x8_0100), (L2, 511, 2, 0x8_0200)] {
-            let machine = stage::<A>();
+            let machine = fixture::<A>();
             set(&machine, table, index, A::maps(frame, level, A::KERNEL | bits));
             kernel(&machine, NEXT_TO_LAST, Write).unwrap();
             assert_eq!(machine.cached(Cpu(0), root::<A>())[0].memory, expected);
@@ -256,7 +256,7 @@ fn memory_types<A: Format>() {
 }
 
 fn changed_type<A: Format>() {
-    let machine = stage::<A>();
+    let machine = fixture::<A>();
     set(&machine, L1, 510, A::maps(0x8_0100, 1, (A::CLEAN)(A::KERNEL)));
     kernel(&machine, NEXT_TO_LAST, Read).unwrap();
     set(&machine, L1, 510, A::maps(0x8_0100, 1, A::KERNEL | A::WRITE_COMBINING));
@@ -277,7 +277,7 @@ const BEYOND: u64 = 0x10_0000;
 
 fn device<A: Format>() {
     for tlb in [TlbKind::Strict, TlbKind::Plain] {
-        let machine = stage_with::<A>(tlb);
+        let machine = fixture_with::<A>(tlb);
         set(&machine, L1, 510, A::maps(BEYOND + 7, 1, A::KERNEL | A::DEVICE));
         assert_eq!(kernel(&machine, NEXT_TO_LAST + 9, Write), Ok((BEYOND + 7) * PAGE + 9));
         let mut read = [0; 5];
@@ -297,7 +297,7 @@ fn device<A: Format>() {
 
 fn nowhere<A: Format>() {
     let found = |table, index, entry| {
-        let machine = stage::<A>();
+        let machine = fixture::<A>();
         set(&machine, table, index, entry);
         assert_eq!(kernel(&machine, NEXT_TO_LAST, Read), Err(true));
         match only(&machine) {
@@ -331,7 +331,7 @@ fn straddling<A: Format>() {
 #[test]
 fn memory_types_that_are_not_set_up_are_reported() {
     fn why<A: Format>(table: Frame, index: usize, entry: u64) -> &'static str {
-        let machine = stage::<A>();
+        let machine = fixture::<A>();
         set(&machine, table, index, entry);
         assert_eq!(kernel(&machine, NEXT_TO_LAST, Read), Err(true));
         malformed(&machine)
@@ -353,7 +353,7 @@ fn memory_types_that_are_not_set_up_are_reported() {
 #[test]
 fn the_other_types_of_memory_have_their_bits_too() {
     fn memory<A: Format>(bits: u64) -> MemoryType {
-        let machine = stage::<A>();
+        let machine = fixture::<A>();
         set(&machine, L1, 510, A::maps(0x8_0100, 1, A::KERNEL | bits));
         kernel(&machine, NEXT_TO_LAST, Read).unwrap();
         machine.assert_clean();
@@ -367,7 +367,7 @@ fn the_other_types_of_memory_have_their_bits_too() {
 #[test]
 fn on_aarch64_each_mode_executes_its_own_code_alone() {
     let why = |bits| {
-        let machine = stage::<AArch64>();
+        let machine = fixture::<AArch64>();
         set(&machine, L1, 510, AArch64::maps(0x8_0100, 1, bits));
         assert_eq!(kernel(&machine, NEXT_TO_LAST, Execute), Err(true));
         malformed(&machine)
@@ -377,14 +377,14 @@ fn on_aarch64_each_mode_executes_its_own_code_alone() {
     assert!(why((AArch64::CODE)(AArch64::KERNEL) | AArch64::DEVICE).contains("fetch ahead"));
     // PXNTable and UXNTable.
     for (limit, executes) in [(1 << 59, false), (1 << 60, true), (1 << 61, true)] {
-        let machine = stage::<AArch64>();
+        let machine = fixture::<AArch64>();
         set(&machine, L1, 510, AArch64::maps(0x8_0100, 1, (AArch64::CODE)(AArch64::KERNEL)));
         set(&machine, L2, 511, AArch64::names(L1) | limit);
         assert_eq!(kernel(&machine, NEXT_TO_LAST, Execute).is_ok(), executes);
         assert!(kernel(&machine, NEXT_TO_LAST, Read).is_ok());
         machine.assert_clean();
     }
-    let machine = stage::<AArch64>();
+    let machine = fixture::<AArch64>();
     set(&machine, L1, 510, AArch64::maps(0x8_0100, 1, AArch64::USER));
     assert_eq!(go(&machine, L4, NEXT_TO_LAST, Read), Err(false), "E0PD1");
     assert_eq!(kernel(&machine, NEXT_TO_LAST & !(1 << 60), Read), Err(false), "no half");
@@ -393,7 +393,7 @@ fn on_aarch64_each_mode_executes_its_own_code_alone() {
 #[test]
 fn on_x86_64_a_table_of_the_kernel_makes_what_lies_below_the_kernels() {
     type X86 = X86_64<4>;
-    let machine = stage::<X86>();
+    let machine = fixture::<X86>();
     set(&machine, L2, 511, X86::names(L1) & !4);
     set(&machine, L1, 510, X86::maps(0x8_0100, 1, X86::USER));
     assert_eq!(go(&machine, L4, NEXT_TO_LAST, Read), Err(true));
@@ -404,7 +404,7 @@ fn on_x86_64_a_table_of_the_kernel_makes_what_lies_below_the_kernels() {
 #[test]
 fn on_risc_v_the_kernel_too_remembers_what_was_invalid() {
     type Sv48 = Riscv64<4>;
-    let machine = stage::<Sv48>();
+    let machine = fixture::<Sv48>();
     assert_eq!(kernel(&machine, NEXT_TO_LAST, Read), Err(false));
     set(&machine, L1, 510, Sv48::maps(0x8_0100, 1, Sv48::KERNEL));
     assert_eq!(kernel(&machine, NEXT_TO_LAST, Read), Err(false));
@@ -415,7 +415,7 @@ fn on_risc_v_the_kernel_too_remembers_what_was_invalid() {
         (Sv48::names(L1), Err(false)),
         (Sv48::maps(0x8_0200, 2, Sv48::KERNEL), Ok(0x8_0200_000 + MIB2 - 2 * PAGE)),
     ] {
-        let machine = stage::<Sv48>();
+        let machine = fixture::<Sv48>();
         set(&machine, L1, 510, Sv48::maps(0x8_0100, 1, Sv48::KERNEL));
         set(&machine, L2, 511, 0);
         assert_eq!(kernel(&machine, NEXT_TO_LAST, Read), Err(false));

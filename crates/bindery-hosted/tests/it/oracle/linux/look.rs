@@ -11,7 +11,7 @@ use super::super::place::{ALL_FILES, PAGE, REGION, REGION_END, ZEROES};
 use super::super::words::{Shared, Sink};
 use super::access;
 
-/// Room for the text of `/proc`, reserved before the play begins.
+/// Room for the text of `/proc`, reserved before the scenario begins.
 const TEXT: usize = 256 << 10;
 
 /// The most mappings that there may be in the region.
@@ -68,7 +68,7 @@ pub struct Eyes {
     zeroes: u64,
     text: Box<[u8]>,
     regions: Box<[ScanRegion]>,
-    /// What the process used before the play.
+    /// What the process used before the scenario.
     before: Counters,
 }
 

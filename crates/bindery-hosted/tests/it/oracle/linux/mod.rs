@@ -1,19 +1,19 @@
 //! The Linux below us: how it is asked, and the processes that do what is asked.
 //!
 //! ```text
-//! the test             the judge                    a player for every sequence, and its child
+//! the test             the judge                    a runner for every sequence, and its child
 //! Judge::ask  -------> serve: reads the sequence,
-//!                      forks ---------------------> Player::play, writes what it sees to
+//!                      forks ---------------------> Runner::scenario, writes what it sees to
 //!             <------- sends what was seen <------- memory that all of them share
 //! ```
 //!
 //! The judge is this test program once more, started with [`SOCKET`] as its standard input. A
-//! player begins with the judge's memory, which lies far from the region; all else is its own.
+//! runner begins with the judge's memory, which lies far from the region; all else is its own.
 
 mod access;
+mod fixture;
 mod look;
-mod player;
-mod stage;
+mod runner;
 
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -61,7 +61,7 @@ impl Judge {
         Self { process, socket }
     }
 
-    /// Lets Linux play a sequence.
+    /// Lets Linux scenario a sequence.
     pub fn ask(&mut self, operations: &[Operation]) -> Verdict {
         let mut words = Vec::new();
         words.put(operations.len() as u64);
@@ -76,7 +76,7 @@ impl Judge {
         while !source.0.is_empty() {
             observations.push(Observation::take(&mut source));
         }
-        assert!(!observations.is_empty(), "Linux has not played {operations:#?}");
+        assert!(!observations.is_empty(), "Linux has not run {operations:#?}");
         Verdict { before, observations }
     }
 }
@@ -118,12 +118,12 @@ pub fn serve() {
     }
     // SAFETY: standard input is the socket that `Judge::start` made, and nobody else uses it.
     let mut socket = unsafe { <UnixStream as std::os::fd::FromRawFd>::from_raw_fd(0) };
-    let mut stage = stage::Stage::new();
+    let mut fixture = fixture::Fixture::new();
     while let Some(question) = receive(&mut socket).expect("a question") {
         let mut source = Source(&question);
         let count = source.take() as usize;
         let operations = source.take_many(count, Operation::take);
-        let answer = stage.play(&operations);
+        let answer = fixture.run(&operations);
         send(&mut socket, &answer).expect("somebody listens");
     }
     std::process::exit(0);
@@ -131,5 +131,5 @@ pub fn serve() {
 
 /// Why Linux cannot be asked here, if it cannot.
 pub fn unable() -> Option<String> {
-    stage::unable()
+    fixture::unable()
 }

@@ -1,4 +1,4 @@
-//! The hosted machine: the same sequences, played by the core. The order of what happens and of
+//! The hosted machine: the same sequences, run by the core. The order of what happens and of
 //! what is seen is that of [`super::linux`].
 //!
 //! `core.rs` is all that knows the core's calls; `look.rs` all that looks at its insides.
@@ -30,7 +30,7 @@ pub struct Process<'m, A: Walk> {
     space: AddressSpace<'m, Machine<A>>,
 }
 
-/// All that a sequence plays with.
+/// All that a sequence works on.
 pub struct Theatre<'m, A: Walk> {
     machine: &'m Machine<A>,
     memory: &'m Memory<Machine<A>>,
@@ -39,7 +39,7 @@ pub struct Theatre<'m, A: Walk> {
     processes: [Option<Process<'m, A>>; 2],
     /// Which of them acts.
     acting: usize,
-    /// What the process had before the play, and the most that it may lock if it is limited.
+    /// What the process had before the scenario, and the most that it may lock if it is limited.
     before: Counters,
     /// What the process had here.
     base: Usage,
@@ -47,8 +47,8 @@ pub struct Theatre<'m, A: Walk> {
     scratch: Vec<u32>,
 }
 
-/// Plays a sequence; `before` is what the process on Linux began with.
-pub fn play<A: Walk>(operations: &[Operation], before: &Counters) -> Vec<Observation> {
+/// Runs a sequence; `before` is what the process on Linux began with.
+pub fn scenario<A: Walk>(operations: &[Operation], before: &Counters) -> Vec<Observation> {
     let config = Config { memory: MEMORY, ..Config::default() };
     let machine = Machine::<A>::new(config);
     let memory = machine.memory().expect("memory");
@@ -133,7 +133,7 @@ impl<'m, A: Walk> Theatre<'m, A> {
         }
     }
 
-    /// The play is over: the child looks and exits, then the parent looks.
+    /// The scenario is over: the child looks and exits, then the parent looks.
     fn finish(&mut self, end: usize) {
         self.end_the_child(end);
         self.look_at_contents(end);

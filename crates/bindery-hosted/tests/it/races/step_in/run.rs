@@ -88,7 +88,7 @@ pub fn run<A: Walk>(
         let start = |role: Role, cpu: u16, hold_at: HoldAt, call: fn(&World<'_, A>) -> bool| {
             let (stops, machine, world) = (&stops, &machine, &world);
             scope.spawn(move || {
-                machine.on_cpu(Cpu(cpu), || stops.play(role, hold_at, || call(world)))
+                machine.on_cpu(Cpu(cpu), || stops.act(role, hold_at, || call(world)))
             })
         };
         let obstacle = (at == At::Contended).then(|| {

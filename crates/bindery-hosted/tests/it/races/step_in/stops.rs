@@ -1,6 +1,6 @@
 //! Who stands where: the calls of one run, which of them is held, and which of them waits.
 //!
-//! A thread plays one of three roles. Its call passes numbered *steps*: every outermost
+//! A thread has one of three roles. Its call passes numbered *steps*: every outermost
 //! `enter_read` and `leave_read`, every `invalidate`, every release of a table lock and of a
 //! mutex, every `relax` and every `park`, and every call of the pager. At the chosen one
 //! it is held until the conductor lets it go on.
@@ -42,7 +42,7 @@ pub enum HoldAt {
     First(Step),
 }
 
-/// The part that a thread plays.
+/// The role of a thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
     /// Call A, which is held.
@@ -96,8 +96,8 @@ thread_local! {
 }
 
 impl Stops {
-    /// Plays `role` on this thread. `None` where the call panicked.
-    pub fn play<R>(
+    /// Runs `role` on this thread. `None` where the call panicked.
+    pub fn act<R>(
         self: &Arc<Self>,
         role: Role,
         hold_at: HoldAt,
@@ -228,7 +228,7 @@ fn change_depth(by: i32) {
     });
 }
 
-/// Who plays on this thread, and in which run.
+/// The role of this thread, and in which run.
 fn playing() -> Option<(Arc<Stops>, Role)> {
     HERE.with_borrow(|here| here.as_ref().map(|here| (Arc::clone(&here.stops), here.role)))
 }

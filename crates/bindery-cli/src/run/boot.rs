@@ -35,13 +35,13 @@ pub fn parse_file(text: &str) -> Result<AddedFile, String> {
 }
 
 /// What the machine starts with, apart from the kernel.
-pub struct Stage {
+pub struct Boot {
     pub architecture: Architecture,
     pub files: Initramfs,
     pub command_line: CommandLine,
 }
 
-impl Stage {
+impl Boot {
     /// Finds or builds the program and gathers all that it needs.
     pub fn prepare(arguments: &Arguments, terminal: &Terminal) -> Result<Self, Problem> {
         let program = Program::find(&arguments.program, arguments.arch)?;

@@ -71,13 +71,13 @@ pub fn numbers(count: u64) -> impl Iterator<Item = u64> {
 }
 
 /// What is watched while calls are made.
-pub struct Stage<'a, 'm, A: Walk> {
+pub struct Fixture<'a, 'm, A: Walk> {
     pub space: &'a AddressSpace<'m, Machine<A>>,
     pub object: Option<&'a Object<'m, Machine<A>>>,
     pub mappings: u64,
 }
 
-impl<A: Walk> Stage<'_, '_, A> {
+impl<A: Walk> Fixture<'_, '_, A> {
     fn steps(&self) -> u64 {
         let objects = self.object.map_or(0, |object| object.mapping_steps() + object.page_steps());
         self.space.mappings_looked_at() + objects

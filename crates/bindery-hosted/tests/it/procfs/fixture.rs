@@ -1,4 +1,4 @@
-//! What the stories about `/proc` share: listings as text, a parser for them, words of the page map.
+//! What the scenarios about `/proc` share: listings as text, a parser for them, words of the page map.
 
 use std::fmt::{self, Write};
 
@@ -27,13 +27,13 @@ pub const FRAME: u64 = (1 << 55) - 1;
 pub type Space<'m, A> = AddressSpace<'m, Machine<A>>;
 
 /// A machine with the core on it, and one CPU.
-pub struct Stage<'m, A: Walk> {
+pub struct Fixture<'m, A: Walk> {
     pub machine: &'m Machine<A>,
     pub memory: &'m Memory<Machine<A>>,
     pub files: &'m MemoryFiles,
 }
 
-impl<'m, A: Walk> Stage<'m, A> {
+impl<'m, A: Walk> Fixture<'m, A> {
     pub fn space(&self) -> Space<'m, A> {
         AddressSpace::new(self.memory, options()).unwrap()
     }
@@ -67,16 +67,16 @@ impl<'m, A: Walk> Stage<'m, A> {
     }
 }
 
-/// Lets `play` use a strict machine with folios of 2^`order` pages; afterwards nothing is left.
+/// Lets `scenario` use a strict machine with folios of 2^`order` pages; afterwards nothing is left.
 #[track_caller]
-pub fn on_stage<A: Walk>(order: u8, play: impl FnOnce(&Stage<'_, A>)) {
+pub fn with_fixture<A: Walk>(order: u8, scenario: impl FnOnce(&Fixture<'_, A>)) {
     let files = MemoryFiles::new();
     let (machine, memory) = strict::<A>(64 << 20);
-    let stage = Stage { machine: &machine, memory: &memory, files: &files };
-    stage.use_order(order);
+    let fixture = Fixture { machine: &machine, memory: &memory, files: &files };
+    fixture.use_order(order);
     let free = memory.free_frame_count();
-    play(&stage);
-    stage.audit(&[]);
+    scenario(&fixture);
+    fixture.audit(&[]);
     memory.trim();
     assert_eq!(memory.free_frame_count(), free, "frames have leaked");
 }

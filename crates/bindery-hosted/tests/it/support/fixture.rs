@@ -1,5 +1,5 @@
-//! A stage for the tests that break things or feed the core what it must refuse: one address space
-//! with a program in it, on a strict machine; audited when the play is over.
+//! A fixture for the tests that break things or feed the core what it must refuse: one address space
+//! with a program in it, on a strict machine; audited when the scenario is over.
 
 use bindery::addr::{Frame, VirtAddr};
 use bindery::check::{self, Violation};
@@ -8,26 +8,26 @@ use bindery_hosted::{Machine, Program, Walk};
 
 use crate::support::{MIB, audit, options, strict, use_order};
 
-/// What a play may use.
-pub struct Stage<'s, 'm, A: Walk> {
+/// What a scenario may use.
+pub struct Fixture<'s, 'm, A: Walk> {
     pub machine: &'m Machine<A>,
     pub memory: &'m Memory<Machine<A>>,
     pub space: &'s AddressSpace<'m, Machine<A>>,
     pub program: Program<'s, 'm, A>,
 }
 
-/// Lets `play` have a stage on which faults may use folios of 2^`order` pages. Afterwards
+/// Lets `scenario` have a fixture on which faults may use folios of 2^`order` pages. Afterwards
 /// everything is clean, and after the address space is gone nothing has leaked.
 #[track_caller]
-pub fn on_stage<A: Walk>(order: u8, play: impl FnOnce(&Stage<'_, '_, A>)) {
+pub fn with_fixture<A: Walk>(order: u8, scenario: impl FnOnce(&Fixture<'_, '_, A>)) {
     let (machine, memory) = strict::<A>(64 * MIB);
     use_order(&memory, order);
     let free = memory.free_frame_count();
     {
         let space = AddressSpace::new(&memory, options()).unwrap();
         let program = Program::new(&machine, &space);
-        let stage = Stage { machine: &machine, memory: &memory, space: &space, program };
-        play(&stage);
+        let fixture = Fixture { machine: &machine, memory: &memory, space: &space, program };
+        scenario(&fixture);
         audit(&machine, &memory, &[&space]);
     }
     audit(&machine, &memory, &[]);
@@ -35,7 +35,7 @@ pub fn on_stage<A: Walk>(order: u8, play: impl FnOnce(&Stage<'_, '_, A>)) {
     assert_eq!(memory.free_frame_count(), free, "frames have leaked");
 }
 
-impl<'m, A: Walk> Stage<'_, 'm, A> {
+impl<'m, A: Walk> Fixture<'_, 'm, A> {
     /// Writes to every page a value that tells it from all others.
     pub fn fill(&self, at: u64, pages: u64) {
         for page in 0..pages {
@@ -43,7 +43,7 @@ impl<'m, A: Walk> Stage<'_, 'm, A> {
         }
     }
 
-    /// Whether pages at `at` hold what [`Stage::fill`] wrote at `from`.
+    /// Whether pages at `at` hold what [`Fixture::fill`] wrote at `from`.
     #[track_caller]
     pub fn assert_filled(&self, at: u64, pages: u64, from: u64) {
         for page in 0..pages {

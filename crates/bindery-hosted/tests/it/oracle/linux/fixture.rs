@@ -1,4 +1,4 @@
-//! Where players come from: everything that a sequence finds when it begins.
+//! Where runners come from: everything that a sequence finds when it begins.
 
 use std::fs;
 use std::slice;
@@ -15,12 +15,12 @@ use super::super::place::{
 use super::super::words::{Shared, Sink};
 use super::access::{self, handle_signals};
 use super::look::{Eyes, decimal};
-use super::player::{Player, call};
+use super::runner::{Runner, call};
 
 /// Room for what is seen in one sequence.
 const ROOM: usize = 8 << 20;
 
-/// A player that takes longer hangs: seconds.
+/// A runner that takes longer hangs: seconds.
 const PATIENCE: u64 = 60;
 
 /// The first Linux that is asked: older ones answer differently, above all in `mremap`.
@@ -54,14 +54,14 @@ pub fn unable() -> Option<String> {
     (!able).then(|| "not being limited in what is locked needs to be root".to_owned())
 }
 
-/// What all players of a judge share.
-pub struct Stage {
+/// What all runners of a judge share.
+pub struct Fixture {
     shared: Shared<'static>,
     buffer: Box<[u8]>,
     eyes: Option<Eyes>,
 }
 
-impl Stage {
+impl Fixture {
     /// Prepares the judge's process, which is to be used for nothing else.
     pub fn new() -> Self {
         std::panic::set_hook(Box::new(|panic| {
@@ -87,8 +87,8 @@ impl Stage {
         Self { shared: Shared(words), buffer, eyes: Some(Eyes::new()) }
     }
 
-    /// Lets a new process play a sequence. Returns what it saw.
-    pub fn play(&mut self, operations: &[Operation]) -> Vec<u64> {
+    /// Lets a new process scenario a sequence. Returns what it saw.
+    pub fn run(&mut self, operations: &[Operation]) -> Vec<u64> {
         self.shared.clear();
         // SAFETY: the child goes on with what it has; it needs no other thread, and allocates
         // nothing.
@@ -100,11 +100,11 @@ impl Stage {
         let mut status = 0;
         // SAFETY: there is room for the status.
         let waited = unsafe { libc::waitpid(child, &mut status, 0) };
-        assert_eq!((waited, status), (child, 0), "the player has failed at {operations:#?}");
+        assert_eq!((waited, status), (child, 0), "the runner has failed at {operations:#?}");
         self.shared.read()
     }
 
-    /// In the new process: sets the scene, and plays.
+    /// In the new process: sets the scene, and runs the sequence.
     fn begin(&mut self, operations: &[Operation]) -> ! {
         call(libc::SYS_alarm, [PATIENCE, 0, 0, 0, 0, 0]);
         open_files();
@@ -126,7 +126,7 @@ impl Stage {
             self.shared.put(word);
         }
         let (shared, buffer) = (self.shared, &mut *self.buffer);
-        Player { operations, shared, eyes, buffer, number: 0, other: None }.play();
+        Runner { operations, shared, eyes, buffer, number: 0, other: None }.run();
         // SAFETY: the process ends at once, as a copy of another one should.
         unsafe { libc::_exit(0) }
     }

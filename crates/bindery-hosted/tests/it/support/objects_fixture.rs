@@ -1,4 +1,4 @@
-//! A stage for stories about objects and their mappings.
+//! A fixture for scenarios about objects and their mappings.
 
 use bindery::addr::VirtAddr;
 use bindery::check::Report;
@@ -14,12 +14,12 @@ use crate::support::{GIB, MIB, READ_WRITE, audit, options, strict};
 pub const AT: u64 = GIB;
 
 /// A machine, and the core in charge of its memory.
-pub struct Stage<'m, A: Walk> {
+pub struct Fixture<'m, A: Walk> {
     pub machine: &'m Machine<A>,
     pub memory: &'m Memory<Machine<A>>,
 }
 
-impl<'m, A: Walk> Stage<'m, A> {
+impl<'m, A: Walk> Fixture<'m, A> {
     pub fn space(&self) -> AddressSpace<'m, Machine<A>> {
         AddressSpace::new(self.memory, options()).unwrap()
     }
@@ -29,13 +29,13 @@ impl<'m, A: Walk> Stage<'m, A> {
     }
 }
 
-/// Lets `play` use a machine with folios of 2^`order` pages for objects; afterwards nothing is left.
+/// Lets `scenario` use a machine with folios of 2^`order` pages for objects; afterwards nothing is left.
 #[track_caller]
-pub fn on_stage<A: Walk>(order: u8, play: impl FnOnce(&Stage<'_, A>)) {
+pub fn with_fixture<A: Walk>(order: u8, scenario: impl FnOnce(&Fixture<'_, A>)) {
     let (machine, memory) = strict::<A>(64 * MIB);
     use_object_order(&memory, order);
     let free = memory.free_frame_count();
-    play(&Stage { machine: &machine, memory: &memory });
+    scenario(&Fixture { machine: &machine, memory: &memory });
     let report = audit(&machine, &memory, &[]);
     assert_eq!((report.objects, report.object_pages), (0, 0));
     memory.trim();

@@ -59,7 +59,7 @@ impl<A: Walk> Process<'_, A> {
 
 /// Who makes a call, and who else there is.
 pub struct Caller<'s, 'm, A: Walk> {
-    stage: &'s Stage<'m, A>,
+    fixture: &'s Fixture<'m, A>,
     process: &'s Process<'m, A>,
 }
 
@@ -73,7 +73,7 @@ impl<'m, A: Walk> linux::Process<'m, Machine<A>> for Caller<'_, 'm, A> {
     }
 
     fn process(&self, descriptor: i32) -> Option<&Space<'m, A>> {
-        let mut all = self.stage.processes.iter();
+        let mut all = self.fixture.processes.iter();
         all.find(|process| process.descriptor == descriptor).map(|process| &process.space)
     }
 }
@@ -82,7 +82,7 @@ impl<'m, A: Walk> linux::Process<'m, Machine<A>> for Caller<'_, 'm, A> {
 type Meaning<T> = Result<T, String>;
 
 /// All that a script plays with.
-pub struct Stage<'m, A: Walk> {
+pub struct Fixture<'m, A: Walk> {
     pub machine: &'m Machine<A>,
     pub memory: &'m Memory<Machine<A>>,
     /// Where files live.
@@ -99,7 +99,7 @@ pub struct Stage<'m, A: Walk> {
     next_disk_file: u64,
 }
 
-impl<'m, A: Walk> Stage<'m, A> {
+impl<'m, A: Walk> Fixture<'m, A> {
     /// A machine with one process that has no memory.
     ///
     /// # Errors
@@ -112,7 +112,7 @@ impl<'m, A: Walk> Stage<'m, A> {
         let space = AddressSpace::new(memory, SpaceOptions::default())?;
         let heap = if HEAP < A::USER_END { HEAP } else { <A as Arch>::USER_END / 2 };
         space.set_break_start(VirtAddr(heap));
-        let mut stage = Self {
+        let mut fixture = Self {
             machine,
             memory,
             disk,
@@ -125,8 +125,8 @@ impl<'m, A: Walk> Stage<'m, A> {
             next_process: FIRST_PROCESS,
             next_disk_file: 1,
         };
-        stage.add_process(MAIN, space, BTreeMap::new());
-        Ok(stage)
+        fixture.add_process(MAIN, space, BTreeMap::new());
+        Ok(fixture)
     }
 
     pub fn add_process(
@@ -165,7 +165,7 @@ impl<'m, A: Walk> Stage<'m, A> {
     }
 
     pub fn caller(&self, index: usize) -> Caller<'_, 'm, A> {
-        Caller { stage: self, process: &self.processes[index] }
+        Caller { fixture: self, process: &self.processes[index] }
     }
 
     /// The process of that name.
@@ -217,10 +217,10 @@ impl<'m, A: Walk> Stage<'m, A> {
         value.evaluate(|name, place| self.look_up(name, place))
     }
 
-    /// As [`Stage::number`], for a byte.
+    /// As [`Fixture::number`], for a byte.
     ///
     /// # Errors
-    /// As [`Stage::number`], and what does not fit.
+    /// As [`Fixture::number`], and what does not fit.
     pub fn byte(&self, value: &Value) -> Result<u8, Stop> {
         value.byte(|name, place| self.look_up(name, place))
     }
@@ -232,7 +232,7 @@ impl<'m, A: Walk> Stage<'m, A> {
     /// The file's descriptor, and how it is shown.
     ///
     /// # Errors
-    /// A file that could not be made; as [`Stage::number`].
+    /// A file that could not be made; as [`Fixture::number`].
     pub fn descriptor(&self, file: &File) -> Result<(i32, String), Stop> {
         match file {
             File::Named(name, place) => Ok((known(&self.descriptors, name, *place)?, name.clone())),
@@ -247,7 +247,7 @@ impl<'m, A: Walk> Stage<'m, A> {
     /// The process' descriptor, and how it is shown.
     ///
     /// # Errors
-    /// A process that is not there; as [`Stage::number`].
+    /// A process that is not there; as [`Fixture::number`].
     pub fn process_descriptor(&self, process: &ProcessArgument) -> Result<(i32, String), Stop> {
         match process {
             ProcessArgument::Named(name, place) => {
@@ -296,7 +296,7 @@ fn known<T: Copy>(
     Err(Stop::Lost(Mistake::new(place, format!("`{name}` has no value: {why}"))))
 }
 
-impl<A: Walk> Drop for Stage<'_, A> {
+impl<A: Walk> Drop for Fixture<'_, A> {
     fn drop(&mut self) {
         if thread::panicking() {
             // The core has failed in the middle of something; taking it down would fail again.

@@ -1,4 +1,4 @@
-//! The process that plays a sequence on Linux, and its child. Between the operations nothing of
+//! The process that runs a sequence on Linux, and its child. Between the operations nothing of
 //! the process' own memory changes: what is seen is written to memory that all processes share
 //! with the one that waits for them.
 
@@ -15,8 +15,8 @@ use super::super::operation::{Operation, OperationKind};
 use super::super::place::{ALL_FILES, PAGE, SCRATCH, in_region};
 use super::super::words::{Shared, Sink};
 use super::access;
+use super::fixture::hard_limit;
 use super::look::Eyes;
-use super::stage::hard_limit;
 
 /// To the child: look at your memory, and exit.
 const END: u64 = u64::MAX;
@@ -25,7 +25,7 @@ const END: u64 = u64::MAX;
 const EXITED: u64 = 1 << 32;
 
 /// One of the two processes.
-pub struct Player<'a> {
+pub struct Runner<'a> {
     pub operations: &'a [Operation],
     pub shared: Shared<'a>,
     pub eyes: Eyes,
@@ -120,9 +120,9 @@ fn hear(from: i32) -> u64 {
     message
 }
 
-impl Player<'_> {
-    /// Plays from the first operation to the end of the play.
-    pub fn play(mut self) {
+impl Runner<'_> {
+    /// Runs from the first operation to the end of the scenario.
+    pub fn run(mut self) {
         let operations = self.operations;
         let mut step = 0;
         loop {
@@ -206,7 +206,7 @@ impl Player<'_> {
         Next::Step(step + 1)
     }
 
-    /// The play is over: the child looks, exits, then the parent looks.
+    /// The scenario is over: the child looks, exits, then the parent looks.
     fn finish(&mut self) -> Next {
         let step = self.operations.len();
         if self.number == 1 {
