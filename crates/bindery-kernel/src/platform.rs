@@ -124,6 +124,11 @@ unsafe impl Platform for Machine {
     }
 
     #[inline]
+    fn branch_target_identification(&self) -> bool {
+        arch::branch_target_identification()
+    }
+
+    #[inline]
     fn fatal_signal(&self) -> bool {
         scheduler::is_in_thread() && signal::is_fatal_waiting(&scheduler::current())
     }

@@ -289,7 +289,7 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
 
     /// Whether the machine checks indirect branches of programs into pages with
     /// [`crate::Protection::BTI`] (AArch64: `ID_AA64PFR1_EL1.BT` is not 0). Always the same answer.
-    /// Means nothing where entries cannot say it ([`Arch::BTI`]).
+    /// Means nothing where entries cannot say so ([`Arch::BTI`]).
     fn branch_target_identification(&self) -> bool {
         false
     }

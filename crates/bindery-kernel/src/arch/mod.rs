@@ -63,6 +63,7 @@
 //! | `set_kernel_stack(top)` | the stack on which this CPU enters the kernel from a program |
 //! | `thread_pointer()`, `set_thread_pointer(u64)` | the TLS register of the running thread |
 //! | `protection_keys() -> u8` | the number of protection keys; 1 where there are none |
+//! | `branch_target_identification() -> bool` | whether branches into guarded pages are checked |
 //! | `key_rights() -> KeyRights`, `set_key_rights` | the running thread's rights to each key |
 //! | `signal` | `push` and `pop` of signal frames as the C libraries know them |
 //! | `call` | system calls that only this architecture has |

@@ -8,6 +8,7 @@
 //! | [`parking`] | sleeping until a word of the kernel changes |
 //! | [`table`] | all processes and threads, by number |
 //! | [`program`] | an ELF program becomes an address space |
+//! | [`properties`] | what a program says of its code |
 //! | [`execute`] | `execve`, and the first program |
 //! | [`clone`] | `fork`, `vfork`, `clone` |
 //! | [`provoke`] | defects on purpose |
@@ -44,6 +45,7 @@ mod limits;
 mod memory_shortage;
 pub mod parking;
 mod program;
+mod properties;
 mod provoke;
 pub mod random;
 pub mod scheduler;

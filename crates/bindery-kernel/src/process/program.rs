@@ -22,7 +22,9 @@ use bindery::{
     AddressSpace, Error, FileAccess, MapFlags, MapObject, MapRequest, Operation, Place, Protection,
     SpaceOptions,
 };
-use elf::abi::{ET_DYN, ET_EXEC, PF_R, PF_W, PF_X, PT_GNU_STACK, PT_INTERP, PT_LOAD};
+use elf::abi::{
+    ET_DYN, ET_EXEC, PF_R, PF_W, PF_X, PT_GNU_PROPERTY, PT_GNU_STACK, PT_INTERP, PT_LOAD,
+};
 use elf::endian::LittleEndian;
 use elf::file::{Class, FileHeader, parse_ident};
 use elf::segment::{ProgramHeader, SegmentTable};
@@ -33,7 +35,9 @@ use linux_raw_sys::auxvec::{
 };
 use linux_raw_sys::general::RLIMIT_STACK;
 
-use crate::arch::{EntryFormat, PLATFORM_NAME, hardware_capabilities};
+use crate::arch::{
+    EntryFormat, PLATFORM_NAME, branch_target_identification, hardware_capabilities,
+};
 use crate::errno::Errno;
 use crate::files::Program;
 use crate::heap;
@@ -41,6 +45,7 @@ use crate::memory::{Space, memory};
 use crate::user;
 
 use super::limits::Limits;
+use super::properties;
 use super::{Capability, Credentials, credentials};
 use super::{random, table};
 
@@ -225,10 +230,11 @@ pub(super) fn load(
         space.inherit_settings(caller);
     }
     let shift = place(&header, &segments)?;
+    let code = code_protection(program, &segments)?;
     let mut facts = ProgramFacts { path: program.path.clone(), ..ProgramFacts::default() };
     let mut end = 0;
     for segment in segments.iter().filter(|segment| segment.p_type == PT_LOAD) {
-        let range = map_segment(&space, program, segment, shift)?;
+        let range = map_segment(&space, program, segment, shift, code)?;
         end = end.max(range.end);
         if segment.p_flags & PF_X != 0 && facts.code.is_empty() {
             facts.code = range;
@@ -330,12 +336,28 @@ fn place(header: &FileHeader<LittleEndian>, segments: &[ProgramHeader]) -> Resul
     Ok(base.wrapping_sub(lowest & !(PAGE - 1)))
 }
 
+/// How code of the program is mapped: guarded where all of it has landing pads.
+fn code_protection(program: &Program, segments: &[ProgramHeader]) -> Result<Protection, Errno> {
+    let mut protection = Protection::EXECUTE;
+    let note = segments.iter().find(|segment| segment.p_type == PT_GNU_PROPERTY);
+    if let Some(note) = note.filter(|_| branch_target_identification()) {
+        if note.p_filesz > properties::LONGEST {
+            return Err(Errno::ENOEXEC);
+        }
+        let mut bytes = alloc::vec![0; note.p_filesz as usize];
+        read_exactly(program, note.p_offset, &mut bytes)?;
+        protection.set(Protection::BTI, properties::has_landing_pads(&bytes)?);
+    }
+    Ok(protection)
+}
+
 /// Maps a segment; gives the addresses that it asked for.
 fn map_segment(
     space: &Space,
     program: &Program,
     segment: &ProgramHeader,
     shift: u64,
+    code: Protection,
 ) -> Result<Range<u64>, Errno> {
     let start = segment.p_vaddr.wrapping_add(shift);
     let (end, file_end) = (start.checked_add(segment.p_memsz), start.checked_add(segment.p_filesz));
@@ -343,7 +365,7 @@ fn map_segment(
     let mut protection = Protection::empty();
     protection.set(Protection::READ, segment.p_flags & PF_R != 0);
     protection.set(Protection::WRITE, segment.p_flags & PF_W != 0);
-    protection.set(Protection::EXECUTE, segment.p_flags & PF_X != 0);
+    protection.set(code, segment.p_flags & PF_X != 0);
     let request = |from: u64, to: u64| MapRequest {
         length: to - from,
         protection,
@@ -392,8 +414,10 @@ fn map_signal_return(space: &Space, code: &[u8]) -> Result<(), Errno> {
     };
     space.mmap(&request).map_err(refused)?;
     user::write_bytes_of(space, SIGNAL_RETURN, code)?;
-    let readable = Protection::READ | Protection::EXECUTE;
-    space.mprotect(VirtAddr(SIGNAL_RETURN), PAGE, readable).map_err(refused)
+    // Handlers come here by `RET`, which needs no landing pad.
+    let mut code = Protection::READ | Protection::EXECUTE;
+    code.set(Protection::BTI, branch_target_identification());
+    space.mprotect(VirtAddr(SIGNAL_RETURN), PAGE, code).map_err(refused)
 }
 
 /// Writes what a program finds on its stack: the words, and what it learns of itself and of the

@@ -60,6 +60,10 @@ const SYSTEM_CONTROL: u64 = 1 << 0
     | 1 << 28
     | 1 << 29;
 
+/// `SCTLR_EL1.BT0`, of FEAT_BTI: `PACIASP` and `PACIBSP` are no landing pads for `BR` by another
+/// register than x16 and x17.
+const STRICT_PADS: u64 = 1 << 35;
+
 /// The same with the MMU and the caches off: the bits that are 1 alone.
 const SYSTEM_CONTROL_OFF: u64 = 1 << 11 | 1 << 20 | 1 << 22 | 1 << 23 | 1 << 28 | 1 << 29;
 
@@ -254,7 +258,11 @@ enable_mmu:
     dsb     nsh
     isb
     ldr     x1, ={control}
-    msr     sctlr_el1, x1
+    mrs     x2, id_aa64pfr1_el1
+    tst     x2, #0xf                // FEAT_BTI
+    b.eq    13f
+    orr     x1, x1, #{strict_pads}
+13: msr     sctlr_el1, x1
     isb
     b       .                       // never fetched: see the module's text
 
@@ -287,6 +295,7 @@ landing:
     begin = sym begin,
     secondary = sym smp::secondary,
     control = const SYSTEM_CONTROL,
+    strict_pads = const STRICT_PADS,
     control_off = const SYSTEM_CONTROL_OFF,
     memory_types = const MEMORY_TYPES,
     translation = const TRANSLATION_CONTROL,

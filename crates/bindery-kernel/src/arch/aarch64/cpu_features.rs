@@ -1,8 +1,8 @@
 //! What programs learn of the CPU: `AT_HWCAP` and `AT_HWCAP2`.
 //!
-//! Offered is what the CPU has and what needs nothing of the kernel: no SVE, SME, memory tags,
-//! pointer authentication or branch targets, and no reading of identification registers (a program
-//! that tries gets `SIGILL`).
+//! Offered is what the CPU has and what needs nothing of the kernel, and branch targets (BTI): no
+//! SVE, SME, memory tags or pointer authentication, and no reading of identification registers (a
+//! program that tries gets `SIGILL`).
 
 use core::arch::asm;
 
@@ -65,10 +65,16 @@ pub fn hardware_capabilities() -> [u64; 2] {
         add(processor, &[(16, 0, 0), (20, 0, 1), (16, 1, 9), (20, 1, 10)]);
     }
     add(processor, &[(48, 1, 24)]); // DIT
-    add(ID_AA64PFR1_EL1.get(), &[(4, 2, 28)]); // SSBS
+    add(ID_AA64PFR1_EL1.get(), &[(0, 1, 32 + 17), (4, 2, 28)]); // BTI, SSBS
     add(ID_AA64MMFR2_EL1.get(), &[(32, 1, 25)]); // USCAT
     // The upper half of each word belongs to the other list.
     [capabilities & 0xffff_ffff, capabilities >> 32]
+}
+
+/// Whether the CPU checks where indirect branches into guarded pages lead (FEAT_BTI).
+#[inline]
+pub fn branch_target_identification() -> bool {
+    ID_AA64PFR1_EL1.get() & 0xf != 0
 }
 
 /// A number of the processor's own generator; `None` where it has none, or none at hand.

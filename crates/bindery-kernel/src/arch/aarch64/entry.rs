@@ -229,6 +229,12 @@ impl Registers {
         errno == i64::from(Errno::RESTART.0) || errno == i64::from(Errno::RESTART_WITHOUT_HANDLER.0)
     }
 
+    /// Goes on behind the instruction, as if it had been executed: BTYPE (bits 11:10) is 0 then.
+    pub(super) fn skip_instruction(&mut self) {
+        self.program_counter += INSTRUCTION;
+        self.state &= !(0b11 << 10);
+    }
+
     /// Goes back to the system call's instruction, with its number and arguments as they were.
     pub fn restart(&mut self) {
         self.general[0] = self.first_argument;

@@ -82,7 +82,7 @@ fn other(registers: &mut Registers) {
     let (signal, code, address) = match registers.syndrome >> 26 {
         // WFI and WFE: somebody else may run, and the program goes on.
         class::WAIT => {
-            registers.program_counter += 4;
+            registers.skip_instruction();
             scheduler::yield_now();
             return trap::interrupt(Some(registers));
         }
@@ -93,7 +93,8 @@ fn other(registers: &mut Registers) {
         class::STEP => (SIGTRAP, TRAP_TRACE, at),
         class::HARDWARE_BREAKPOINT => (SIGTRAP, TRAP_HWBKPT, at),
         class::WATCHPOINT => (SIGTRAP, TRAP_HWBKPT, FAR_EL1.get()),
-        // Undefined instructions and system registers; SVE and SME, which are not offered.
+        // Undefined instructions and system registers; branches that end at no landing pad in a
+        // guarded page (FEAT_BTI), with the address where they end; SVE and SME, which are not offered.
         _ => (SIGILL, ILL_ILLOPC, at),
     };
     trap::exception(registers, signal, code as i32, address);

@@ -11,7 +11,7 @@ use crate::errno::Errno;
 use crate::process::Delivery;
 use crate::user::{self, Plain};
 
-use super::{FloatingPoint, Registers};
+use super::{FloatingPoint, Registers, branch_target_identification};
 
 /// `mov x8, #139; svc #0`: `rt_sigreturn`, what a handler returns to where the C library names
 /// nothing, as glibc does. It is mapped into every program.
@@ -80,8 +80,12 @@ unsafe impl Plain for FloatingPointRecord {}
 /// What programs may have in PSTATE: N, Z, C, V, TCO, DIT, SSBS and BTYPE. All else is clear in EL0,
 /// which itself is 0.
 const PROGRAMS_STATE: u64 = 0b1111 << 28 | 1 << 25 | 1 << 24 | 1 << 12 | 0b11 << 10;
-/// What of it a handler begins with.
+/// What of it a handler keeps.
 const KEPT_STATE: u64 = 0b1111 << 28 | 1 << 24 | 1 << 12;
+
+/// BTYPE of a call through a register (`BLR`), which is how a handler begins: in a guarded page it
+/// needs a landing pad.
+const CALLED: u64 = 0b10 << 10;
 
 /// Builds the frame on the program's stack, and sets the registers so that the handler runs.
 ///
@@ -138,6 +142,9 @@ pub fn push(
     registers.stack_pointer = at;
     registers.program_counter = delivery.handler;
     registers.state &= KEPT_STATE;
+    if branch_target_identification() {
+        registers.state |= CALLED;
+    }
     Ok(())
 }
 

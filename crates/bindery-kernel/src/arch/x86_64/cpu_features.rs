@@ -38,6 +38,12 @@ pub fn has_giant_pages() -> bool {
     leaf(0x8000_0001, 0).edx & 1 << 26 != 0
 }
 
+/// Indirect branches are not checked: CET is not used.
+#[inline]
+pub fn branch_target_identification() -> bool {
+    false
+}
+
 /// `AT_HWCAP` (the features of CPUID leaf 1, EDX, that every x86-64 processor has) and `AT_HWCAP2`.
 /// Programs ask the processor itself for more.
 pub fn hardware_capabilities() -> [u64; 2] {
