@@ -11,6 +11,7 @@ use crate::machine::Machine;
 use crate::memory::DirectMap;
 use crate::mmu::{Access, AccessKind, MmuFault, Mode, Translation, Walk};
 use crate::tlb::Refusal;
+use crate::violation::Place;
 
 /// How often one page may fault in one access. A fault that is resolved can recur when another
 /// CPU revokes what was granted, and once more when the TLB remembers an older entry; not more.
@@ -223,6 +224,16 @@ impl<A: Walk> Machine<A> {
         Ok(())
     }
 
+    /// Compares what a fetch of a program sees with memory.
+    fn fetched(&self, root: Frame, addr: VirtAddr, leaf: &Translation) {
+        let frame = leaf.translate(addr.0).0 / PAGE_SIZE;
+        if self.direct_map.holds(frame, 1) {
+            let place = Place { cpu: self.shared.seats.cpu(), root, addr: addr.0 };
+            let at = (Frame(frame as u32), (addr.0 % PAGE_SIZE) as usize);
+            self.shared.instructions.fetch(&self.direct_map, &self.shared.log, place, at);
+        }
+    }
+
     /// One access inside one page, in one go: the TLB stays locked until `work` is done.
     #[inline]
     fn once<R>(
@@ -241,7 +252,12 @@ impl<A: Walk> Machine<A> {
             translated = tlb.translate(self.world(), root, addr.0, other);
         }
         match translated {
-            Ok(leaf) => Ok(work(&self.direct_map, &leaf)),
+            Ok(leaf) => {
+                if access == (Access { kind: AccessKind::Execute, mode: Mode::User }) {
+                    self.fetched(root, addr, &leaf);
+                }
+                Ok(work(&self.direct_map, &leaf))
+            }
             Err(refusal) => {
                 let present = refusal == Refusal::Denied;
                 Err(MmuFault { addr, access: access.kind, present })

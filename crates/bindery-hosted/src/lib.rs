@@ -30,6 +30,7 @@ mod control;
 mod cpu;
 mod dispatch;
 mod files;
+mod instructions;
 mod machine;
 mod memory;
 mod mmu;
@@ -44,6 +45,7 @@ pub use control::{BrokenControl, SelfTest};
 pub use cpu::OnCpu;
 pub use dispatch::{ArchitectureName, UnknownArchitecture, Visitor, dispatch};
 pub use files::{MemoryFiles, PagerCounts};
+pub use instructions::InstructionCache;
 pub use machine::{Config, Machine};
 pub use mmu::{
     AccessKind, Denial, Fetches, InvalidEntries, Leaf, Meaning, MmuFault, Mode, Rights, Rules,

@@ -15,6 +15,7 @@ use parking_lot_core::{DEFAULT_PARK_TOKEN, DEFAULT_UNPARK_TOKEN};
 use crate::collections::Collections;
 use crate::control::BrokenControl;
 use crate::cpu::{self, OnCpu, Seats};
+use crate::instructions::{InstructionCache, Instructions};
 use crate::memory::{DirectMap, PhysicalMemory};
 use crate::mmu::walk::World;
 use crate::mmu::{Translation, Walk};
@@ -44,6 +45,8 @@ pub struct Config {
     pub branch_target_identification: bool,
     /// A control bit that has the wrong value; none by default.
     pub broken: Option<BrokenControl>,
+    /// What instruction fetches see; coherent by default.
+    pub instructions: InstructionCache,
 }
 
 impl Default for Config {
@@ -57,6 +60,7 @@ impl Default for Config {
             protection_keys: 1,
             branch_target_identification: false,
             broken: None,
+            instructions: InstructionCache::Coherent,
         }
     }
 }
@@ -99,6 +103,7 @@ pub(crate) struct Shared<A: Walk> {
     protection_keys: u8,
     branch_target_identification: bool,
     broken: Option<BrokenControl>,
+    pub(crate) instructions: Instructions,
     /// Whether [`Machine::memory`] has handed the frames over.
     handed_over: AtomicBool,
     /// Lives as long as any clone, and so do the windows into it.
@@ -130,6 +135,7 @@ impl<A: Walk> Machine<A> {
             protection_keys: config.protection_keys,
             branch_target_identification: config.branch_target_identification,
             broken: config.broken,
+            instructions: Instructions::new(config.instructions),
             handed_over: AtomicBool::new(false),
             memory,
         };
@@ -215,6 +221,17 @@ impl<A: Walk> Machine<A> {
                 self.violations().iter().take(20).map(|v| format!("  {v}")).collect();
             panic!("{total} violation(s):\n{}", lines.join("\n"));
         }
+    }
+
+    /// How often instruction caches were synchronized: [`Platform::synchronize_instructions`], and
+    /// [`Machine::synchronize_program`].
+    pub fn instruction_synchronizations(&self) -> u64 {
+        self.shared.instructions.calls()
+    }
+
+    /// Synchronizes a frame as a program does that has written code itself.
+    pub fn synchronize_program(&self, frame: Frame) {
+        self.shared.instructions.synchronize(&self.direct_map, frame, 1);
     }
 
     /// What the strict TLB of `cpu` holds of an address space, by rising address.
@@ -322,6 +339,10 @@ unsafe impl<A: Walk> Platform for Machine<A> {
         self.shared.requests.invalidation(messages, what.range.pages());
     }
 
+    fn synchronize_instructions(&self, first: Frame, count: u32) {
+        self.shared.instructions.synchronize(&self.direct_map, first, count);
+    }
+
     #[inline]
     fn publish_entries(&self) {
         // Walkers load entries with acquire ordering, and memory is coherent.
@@ -419,6 +440,7 @@ unsafe impl<A: Walk> Platform for Machine<A> {
     }
 
     fn frames_released(&self, first: Frame, count: u32) {
+        self.shared.instructions.released(first, count);
         for tlb in &self.shared.tlbs {
             tlb.0.lock().released(self.world(), first, count);
         }

@@ -132,6 +132,11 @@ macro_rules! pass_on {
             ::bindery::Platform::frames_released(&self.$to, first, count);
         }
     };
+    (@ $to:tt synchronize_instructions) => {
+        fn synchronize_instructions(&self, first: ::bindery::addr::Frame, count: u32) {
+            ::bindery::Platform::synchronize_instructions(&self.$to, first, count);
+        }
+    };
     (@ $to:tt $method:ident) => {
         fn $method(&self) {
             ::bindery::Platform::$method(&self.$to);

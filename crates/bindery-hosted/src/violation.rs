@@ -95,6 +95,14 @@ pub enum Violation {
         /// In what they disagree.
         why: &'static str,
     },
+    /// An instruction was fetched from a frame that was written since it was last synchronized, or
+    /// never was.
+    StaleInstructions {
+        /// The fetch.
+        place: Place,
+        /// The frame.
+        frame: Frame,
+    },
     /// Frames were released while a TLB holds a translation to them.
     ReleasedLeaf {
         /// The first address of the cached translation.
@@ -201,6 +209,11 @@ impl fmt::Display for Violation {
                 "stale intermediate entry: {place}: level {level}: {why}: cached table {:#x}; {}",
                 cached.0,
                 Now(now.map(|frame| format!("table {:#x}", frame.0)))
+            ),
+            Self::StaleInstructions { place, frame } => write!(
+                f,
+                "stale instructions: {place}: frame {:#x} was not synchronized since it was written",
+                frame.0
             ),
             Self::ReleasedLeaf { place, first, count, cached } => write!(
                 f,

@@ -78,6 +78,10 @@ unsafe impl Platform for Machine {
         arch::invalidate_kernel(what);
     }
 
+    fn synchronize_instructions(&self, first: Frame, count: u32) {
+        arch::synchronize_instructions(u64::from(first.0) << 12, u64::from(count) << 12);
+    }
+
     #[inline]
     fn publish_entries(&self) {
         arch::publish_entries();

@@ -15,6 +15,7 @@
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::addr::Frame;
+use crate::arch::Arch;
 use crate::events::RareEvents;
 use crate::frame::meta;
 use crate::memory::Memory;
@@ -64,6 +65,9 @@ impl<P: Platform> Memory<P> {
         self.may_wait();
         let first = self.frames.allocate(order)?;
         self.platform.zero(first, 1 << order);
+        if !P::Arch::COHERENT_FETCHES {
+            self.platform.synchronize_instructions(first, 1 << order);
+        }
         let (none, ours) = (meta::NONE, first.0);
         let slot = &self.huge_zero.first;
         match slot.compare_exchange(none, ours, Ordering::AcqRel, Ordering::Acquire) {

@@ -4,7 +4,7 @@
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SIZE};
-use crate::arch::{self, Arch, Entry};
+use crate::arch::{self, Arch, Entry, Permissions};
 use crate::commit::Commitment;
 use crate::deferred::Deferral;
 use crate::effort::EffortSetting;
@@ -12,7 +12,8 @@ use crate::events::{Events, RareEvents};
 use crate::frame::meta;
 use crate::frame::slab::Slab;
 use crate::frame::{
-    FrameRange, FrameUsage, FrameView, Frames, FramesError, FreeBatch, MAX_FOLIO_ORDER, MAX_ORDER,
+    Folio, FrameRange, FrameUsage, FrameView, Frames, FramesError, FreeBatch, MAX_FOLIO_ORDER,
+    MAX_ORDER,
 };
 use crate::huge_zero::HugeZero;
 use crate::object::{self, ObjectState};
@@ -79,6 +80,9 @@ impl<P: Platform> Memory<P> {
         let frames = unsafe { Frames::new(&platform, ranges) }?;
         let zero_frame = frames.allocate(0).ok_or(FramesError::TooSmall)?;
         platform.zero(zero_frame, 1);
+        if !P::Arch::COHERENT_FETCHES {
+            platform.synchronize_instructions(zero_frame, 1);
+        }
         frames.meta(zero_frame).state.store(meta::Kind::Zero as u32, Ordering::Relaxed);
         let commitment = Commitment::new(frames.total_frames());
         let deferred = Deferral::new(frames.total_frames());
@@ -312,6 +316,69 @@ impl<P: Platform> Memory<P> {
                 0 => (limit, P::Arch::STEP),
                 left => (limit.min(left), P::Arch::STEP),
             },
+        }
+    }
+
+    /// Called before a leaf with these permissions names a page of `folio`, whose content is complete:
+    /// lets instruction fetches see it, once. Nothing for a leaf that is not executable.
+    #[inline]
+    pub(crate) fn before_execution(&self, permissions: Permissions, folio: Folio) {
+        if !P::Arch::COHERENT_FETCHES && permissions.contains(Permissions::EXECUTE) {
+            self.synchronize_instructions(folio);
+        }
+    }
+
+    /// As [`Memory::before_execution`], for a frame that may be of no folio: the zero page is
+    /// synchronized at boot, other frames by the embedder.
+    #[inline]
+    pub(crate) fn before_execution_of(&self, permissions: Permissions, frame: Frame) {
+        if !P::Arch::COHERENT_FETCHES
+            && permissions.contains(Permissions::EXECUTE)
+            && let Some(folio) = self.frames.folio_of(frame)
+        {
+            self.synchronize_instructions(folio);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn synchronize_instructions(&self, folio: Folio) {
+        if !self.frames.is_fetchable(folio) {
+            self.platform.synchronize_instructions(folio.head, folio.pages());
+            self.frames.mark_fetchable(folio);
+        }
+    }
+
+    /// `count` frames from `first` on were written, all of which belong to folios: the next executable
+    /// leaf is made when instruction fetches see that.
+    #[inline]
+    pub(crate) fn written_by_call(&self, first: Frame, count: u32) {
+        if !P::Arch::COHERENT_FETCHES {
+            self.forget_synchronized(first, count);
+        }
+    }
+
+    #[inline(never)]
+    fn forget_synchronized(&self, first: Frame, count: u32) {
+        let mut done = 0;
+        while done < count {
+            let frame = first.plus(done);
+            let (part, _) = self.folio_limit(frame, count - done);
+            if let Some(folio) = self.frames.folio_of(frame) {
+                self.frames.clear_fetchable(folio);
+            }
+            done += part.max(1);
+        }
+    }
+
+    /// A page that may be mapped executable already was written on behalf of another process or a
+    /// debugger, which cannot synchronize it.
+    #[inline]
+    pub(crate) fn written_for_another(&self, frame: Frame) {
+        if !P::Arch::COHERENT_FETCHES
+            && self.frames.folio_of(frame).is_some_and(|folio| self.frames.is_fetchable(folio))
+        {
+            self.platform.synchronize_instructions(frame, 1);
         }
     }
 

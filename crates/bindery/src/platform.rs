@@ -200,6 +200,27 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// Only [`crate::KernelMap`] calls this. A platform without one need do nothing.
     fn invalidate_kernel(&self, root: Frame, what: &Invalidation);
 
+    /// Makes instruction fetches of all CPUs see what `count` frames from `first` on hold now. The
+    /// core calls it before a leaf of user mode becomes executable whose folio was written since: a
+    /// page of an object that was filled, a copy on write, a collapsed folio, a copy by `fork`, an
+    /// anonymous page, `mprotect`. Once for each folio, until [`crate::Object::write`] writes to it
+    /// again; and after [`crate::AddressSpace::write_foreign`] has written to such a folio. (Linux:
+    /// `PG_dcache_clean`, `flush_icache_pte`.)
+    ///
+    /// Only called where [`Arch::COHERENT_FETCHES`] is false:
+    ///
+    /// | architecture | what to do |
+    /// |---|---|
+    /// | AArch64 | `dc cvau` for each line unless `CTR_EL0.IDC`; `dsb ish`; `ic ivau` for each line unless `CTR_EL0.DIC`; `dsb ish`; `isb` |
+    /// | RISC-V | `fence.i` on all harts (SBI: `remote_fence_i`) |
+    ///
+    /// Programs that write code themselves synchronize it themselves, as on Linux. For memory of the
+    /// kernel's own ([`crate::KernelMap`]) the embedder does.
+    ///
+    /// May be called with table locks held: what [`Platform::invalidate`] may not do, this may not
+    /// either. Does nothing by default.
+    fn synchronize_instructions(&self, _first: Frame, _count: u32) {}
+
     /// Makes entry writes visible to the walkers of all CPUs, before any later access or walk of
     /// the caller (AArch64: `dsb ishst; isb`; x86-64: nothing).
     fn publish_entries(&self);

@@ -24,7 +24,7 @@
 //! | `time` | clocks and the timer |
 //! | `serial` | the console |
 //! | `control` | the control channel to the host, power-off |
-//! | `page_copy` | zeroing and copying frames |
+//! | `page_copy` | zeroing and copying frames; instruction caches |
 //! | `backtrace` | return addresses, for a panic |
 //! | `marks` | marks for a tool that counts instructions |
 //!
@@ -45,6 +45,7 @@
 //! | `invalidate(root, &Invalidation)` | this CPU's TLB (AArch64: all CPUs' TLBs) |
 //! | `invalidate_kernel(&Invalidation)` | all CPUs' TLBs, for addresses of the kernel |
 //! | `invalidate_local(root, &Invalidation)` | this CPU's TLB, for a few addresses of a program or the kernel |
+//! | `synchronize_instructions(physical, length)` | instruction fetches of all CPUs see what was written |
 //! | `publish_entries()` | makes table writes visible to walkers |
 //! | `cpu() -> u16` | the number of the calling CPU |
 //! | `start_other_cpus(count)` | starts the other CPUs; each reports on the console and idles |

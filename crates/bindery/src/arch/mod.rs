@@ -184,6 +184,11 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
     /// The MMU may cache that an entry was invalid, so that a new entry is certain to be seen only
     /// after an invalidation (RISC-V privileged specification 1.12, section 4.2.1 `SFENCE.VMA`).
     const INVALID_MAY_BE_CACHED: bool = false;
+    /// An instruction fetch sees every store that was made before, so that memory may be executed
+    /// as it was written (x86-64). Otherwise
+    /// [`Platform::synchronize_instructions`](crate::Platform::synchronize_instructions) is called
+    /// before a leaf becomes executable.
+    const COHERENT_FETCHES: bool = false;
     /// How many protection keys a leaf can name, at most [`ProtectionKey::COUNT`]; 1 if entries
     /// have no room for any. [`crate::Platform::protection_keys`] says whether the machine supports
     /// them.

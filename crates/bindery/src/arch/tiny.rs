@@ -46,6 +46,7 @@ pub struct Tiny;
 
 impl Arch for Tiny {
     const NAME: &'static str = "tiny";
+    const COHERENT_FETCHES: bool = true;
     const LEVELS: u8 = 3;
     const INDEX_BITS: u32 = 2;
     // All there is: 64 pages.

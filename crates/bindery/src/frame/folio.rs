@@ -24,9 +24,12 @@
 //! store that shows a fresh folio. Taking away releases what the caller did to the folio's bytes, and
 //! the one who frees acquires it, so the next owner's writes come after all of it.
 
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{
+    AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
-use super::meta::{DIRTY, EXCLUSIVE, Kind, LAZY, state_of};
+use super::meta::{DIRTY, EXCLUSIVE, FETCHABLE, Kind, LAZY, state_of};
 use super::{Frames, reference};
 use crate::addr::Frame;
 use crate::platform::Platform;
@@ -231,6 +234,24 @@ impl<P: Platform> Frames<P> {
     #[inline]
     pub(crate) fn is_dirty(&self, folio: Folio) -> bool {
         self.meta(folio.head).state.load(Relaxed) & DIRTY != 0
+    }
+
+    /// Whether instruction fetches see what the folio holds.
+    pub(crate) fn is_fetchable(&self, folio: Folio) -> bool {
+        // Acquire: the synchronization of whoever has set it comes before our entry.
+        self.meta(folio.head).state.load(Acquire) & FETCHABLE != 0
+    }
+
+    /// Notes that instruction fetches have been made to see what the folio holds.
+    pub(crate) fn mark_fetchable(&self, folio: Folio) {
+        self.meta(folio.head).state.fetch_or(FETCHABLE, Release);
+    }
+
+    /// Notes that the folio was written since. After the store: a CPU that makes an executable entry
+    /// meanwhile either comes behind this, or is one of a program that executes what another call
+    /// is writing.
+    pub(crate) fn clear_fetchable(&self, folio: Folio) {
+        self.change_state_flag(folio, FETCHABLE, false);
     }
 
     /// Notes that the folio's content may be dropped as long as nobody writes it (`MADV_FREE`).

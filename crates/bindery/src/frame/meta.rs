@@ -11,7 +11,7 @@
 //! | Free: block of the buddy allocator | order | the free list of its order | | | |
 //! | Raw: allocated, no meaning yet | order | [`NONE`] | 0 | 0 | 0 |
 //! | Table: node of a page table | level, [`LOCK`], [`STRAY`], [`GUARDS`] | `next`: link in a gather or reserve list; `previous`: pending flushes, see `table::pending` | first of the reserve list | 0 | live entries |
-//! | Folio: head of user memory | order, [`FOLIO_LOCK`], [`ORPHAN`], [`DIRTY`], [`LAZY`], [`EXCLUSIVE`] (order 0) | the LRU list | with `word`: the anon group or object, see [`super::owner`] | references, pins, mappings, see [`super::count`]; 0 while fresh | kind of owner, index of the first page there |
+//! | Folio: head of user memory | order, [`FOLIO_LOCK`], [`ORPHAN`], [`DIRTY`], [`LAZY`], [`FETCHABLE`], [`EXCLUSIVE`] (order 0) | the LRU list | with `word`: the anon group or object, see [`super::owner`] | references, pins, mappings, see [`super::count`]; 0 while fresh | kind of owner, index of the first page there |
 //! | Tail of a folio | order of the head | | number of the head | 0 | of `head + 1` to `head + 8`: anon-exclusive bits |
 //! | Tail of another block | unspecified | | unspecified | | |
 //! | Slab: frame full of small objects | order 0 | list of frames with room | | 0 | free slots and objects in use, see [`super::slab`] |
@@ -20,8 +20,8 @@
 //! | Kernel: block of an area of the kernel | order | `next`: the next block of the area | | | |
 //!
 //! ```text
-//! state   31          30      29 .. 14  13      12    11         10     9      8     7 .. 4          3 .. 0
-//!         FOLIO_LOCK  ORPHAN  spare     GUARDS  LAZY  EXCLUSIVE  DIRTY  STRAY  LOCK  order or level  kind
+//! state   31          30      29 .. 15  14         13      12    11         10     9      8     7 .. 4          3 .. 0
+//!         FOLIO_LOCK  ORPHAN  spare     FETCHABLE  GUARDS  LAZY  EXCLUSIVE  DIRTY  STRAY  LOCK  order or level  kind
 //! ```
 //!
 //! `count` is zero for everything but the head of a folio that others may know: so a walker that has
@@ -62,6 +62,9 @@ pub(crate) const GUARDS: u32 = 1 << 13;
 pub(crate) const DIRTY: u32 = 1 << 10;
 /// The content may be dropped unless it is written again.
 pub(crate) const LAZY: u32 = 1 << 12;
+/// Instruction fetches see what the folio holds: nothing was written to it by the core since they were
+/// made to.
+pub(crate) const FETCHABLE: u32 = 1 << 14;
 /// The anon-exclusive bit of a folio of order 0.
 pub(crate) const EXCLUSIVE: u32 = 1 << 11;
 

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use super::Frames;
 use super::count::{self, MAPPING, REFERENCE, mappings_in};
 use super::folio::{Folio, MAX_WORDS, WORD_PAGES, bits};
-use super::meta::{DIRTY, EXCLUSIVE, Kind, ORDER_MASK, state_of};
+use super::meta::{DIRTY, EXCLUSIVE, FETCHABLE, Kind, ORDER_MASK, state_of};
 use super::owner::is_anonymous;
 use crate::platform::Platform;
 
@@ -41,7 +41,7 @@ impl<P: Platform> Frames<P> {
     /// So the count is frozen at zero first, by a compare-exchange that fails after step 2; it comes
     /// back part by part, each when all of its metadata is written.
     ///
-    /// Each part inherits dirty, its pages' anon-exclusive bits, and the owner with its own first
+    /// Each part inherits dirty, whether instructions are synchronized, its pages' anon-exclusive bits, and the owner with its own first
     /// index; an anonymous part that nobody maps belongs to nobody. The first part keeps the folio's
     /// lock and place on the LRU list; the others have neither. O(pages).
     ///
@@ -75,7 +75,7 @@ impl<P: Platform> Frames<P> {
         for (index, word) in exclusive.iter_mut().enumerate().take(folio.words()) {
             *word = self.word(folio, index).load(Relaxed);
         }
-        let dirty = head.state.load(Relaxed) & DIRTY;
+        let inherited = head.state.load(Relaxed) & (DIRTY | FETCHABLE);
         let (owner, index) = (head.owner.load(Relaxed), head.word.load(Relaxed));
         for first in (0..folio.pages()).step_by(1 << order) {
             let part = Folio { head: folio.head.plus(first), order };
@@ -93,7 +93,7 @@ impl<P: Platform> Frames<P> {
                 let _ = head.state.fetch_update(Relaxed, Relaxed, |state| Some(change(state)));
             } else {
                 meta.reset(Kind::Folio, order);
-                meta.state.store(state_of(Kind::Folio, order) | dirty | flag, Relaxed);
+                meta.state.store(state_of(Kind::Folio, order) | inherited | flag, Relaxed);
                 meta.owner.store(owner, Relaxed);
                 meta.word.store(index.wrapping_add(u64::from(first)), Relaxed);
             }

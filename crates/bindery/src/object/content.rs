@@ -356,6 +356,7 @@ impl<P: Platform> Object<'_, P> {
         let length = ((u64::from(count) * PAGE_SIZE - inside).min(left)) as usize;
         let to = bytes::place(&memory.platform, frame, inside as usize);
         let count = (writing.source)(writing.done, to, length);
+        memory.written_by_call(frame, pages_of(inside + count as u64) as u32);
         self.grow_to(at + count as u64);
         Ok(Moved { count, stopped: count < length })
     }

@@ -310,5 +310,6 @@ pub(super) fn zero_part<P: Platform>(
     if let Some(slot) = found {
         let inside = |at: u64| (at - (page << PAGE_SHIFT)).min(PAGE_SIZE) as usize;
         bytes::zero(&memory.platform, slot.frame, inside(start)..inside(end));
+        memory.written_by_call(slot.frame, 1);
     }
 }

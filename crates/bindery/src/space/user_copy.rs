@@ -96,6 +96,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let source = &from[done..done + length];
             self.with_page(part, Access::Write, asker, |frame, offset| {
                 bytes::write(self.platform(), frame, offset, source);
+                self.table.memory.written_for_another(frame);
             })?;
             done += length;
         }

@@ -44,6 +44,7 @@ impl<P: Platform> PageTable<'_, P> {
         let mut counts = Counts::default();
         self.copy_all(table, what.folio, &mut counts);
         self.stats.add(&counts);
+        self.memory.before_execution(what.attributes.permissions, what.folio);
         self.put_leaf(what);
         true
     }

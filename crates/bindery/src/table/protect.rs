@@ -167,6 +167,9 @@ fn rewrite<P: Platform>(
     if template(old) == template(new) {
         return;
     }
+    // Those that were executable before were synchronized then.
+    let gained = new.permissions - old.permissions;
+    tables.memory.before_execution_of(gained, P::Arch::frame(first));
     let change = |entry: Entry| {
         let entry = Entry(entry.0 ^ difference);
         if writable {
@@ -307,6 +310,7 @@ fn show<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, change: &Change)
         shown
             .permissions
             .set(Permissions::WRITE, writable && change.permissions.contains(Permissions::WRITE));
+        cursor.tables.memory.before_execution_of(shown.permissions, frame);
         show_part(cursor, &run, alike, shown);
         run.at = run.at.offset(u64::from(alike) << arch::span_shift::<P::Arch>(run.node.level));
         run.index += alike;

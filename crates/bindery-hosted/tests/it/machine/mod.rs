@@ -6,6 +6,7 @@ mod aarch64;
 mod control_bits;
 mod cpus;
 mod hand;
+mod instructions;
 mod kernel_half;
 mod riscv64;
 mod strict;

@@ -3,11 +3,9 @@
 //! Interrupts are never taken in the kernel: the idle loop asks the controller itself.
 //!
 //! # What a real machine would need besides
-//! The kernel is made for QEMU, which keeps instruction fetches and the accesses of a CPU whose
-//! MMU is off coherent with data. A processor that does not (`CTR_EL0.DIC` or `IDC` clear) needs
-//! `DC CVAU` and `IC IVAU` for pages that the kernel has filled before a program first runs them,
-//! and cleaning of the boot tables before the MMU is on. Programs that write code of their own do
-//! the former themselves, as on Linux: `CTR_EL0` and the instructions are theirs to use.
+//! The kernel is made for QEMU, which keeps the accesses of a CPU whose MMU is off coherent with
+//! data. Elsewhere the boot tables have to be cleaned before the MMU is on. Programs that write code
+//! synchronize it themselves, as on Linux: `CTR_EL0` and the instructions are theirs to use.
 
 mod backtrace;
 mod boot;
@@ -45,7 +43,7 @@ pub use floating_point::FloatingPoint;
 pub use interrupts::wait_for_interrupt;
 pub use machine::begin_devices;
 pub use marks::{mark_begin, mark_end};
-pub use page_copy::{copy, zero};
+pub use page_copy::{copy, synchronize_instructions, zero};
 pub use page_tables::{direct_map, kernel_root, largest_leaf, own_root};
 pub use per_cpu::{cpu, set_kernel_stack};
 pub use protection_keys::{key_rights, protection_keys, set_key_rights};

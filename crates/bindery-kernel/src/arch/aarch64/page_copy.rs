@@ -1,7 +1,12 @@
-//! Zeroing and copying whole frames.
+//! Zeroing and copying whole frames; instruction fetches that see what was written (Arm ARM, B2.4.4
+//! "Concurrent modification and execution of instructions", D7.5 "Caches").
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicUsize, Ordering};
+
+use aarch64_cpu::registers::{CTR_EL0, Readable};
+
+use super::direct_map;
 
 /// The bytes that one `DC ZVA` zeroes; 0 where it cannot be used.
 static BLOCK: AtomicUsize = AtomicUsize::new(0);
@@ -80,4 +85,48 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
             options(nostack)
         );
     }
+}
+
+/// Cleaning data caches to the point of unification is not needed.
+const IDC: u64 = 1 << 28;
+/// Invalidating instruction caches is not needed.
+const DIC: u64 = 1 << 29;
+
+/// Base-2 logarithms of words in the smallest line, in `CTR_EL0`.
+const DATA_LINE: u32 = 16;
+const INSTRUCTION_LINE: u32 = 0;
+
+/// `CTR_EL0.L1Ip`: an instruction cache that is looked up by physical addresses alone.
+const PIPT: u64 = 0b11;
+
+/// Makes instruction fetches of all CPUs see `length` bytes of memory from `physical` on, both whole
+/// pages.
+pub fn synchronize_instructions(physical: u64, length: u64) {
+    let start = direct_map(physical).as_ptr().expose_provenance() as u64;
+    let caches = CTR_EL0.get();
+    let lines = |position: u32| (start..start + length).step_by(4 << (caches >> position & 0xf));
+    if caches & IDC == 0 {
+        for line in lines(DATA_LINE) {
+            // SAFETY: writes back what memory holds anyway; the direct map has the address.
+            unsafe { asm!("dc cvau, {}", in(reg) line, options(nostack, preserves_flags)) };
+        }
+    }
+    // SAFETY: orders accesses.
+    unsafe { asm!("dsb ish", options(nostack, preserves_flags)) };
+    if caches & DIC == 0 {
+        if caches >> 14 & 0b11 == PIPT {
+            for line in lines(INSTRUCTION_LINE) {
+                // SAFETY: forgets copies of what is in memory.
+                unsafe { asm!("ic ivau, {}", in(reg) line, options(nostack, preserves_flags)) };
+            }
+        } else {
+            // Programs fetch by other addresses than those of the direct map.
+            // SAFETY: as above.
+            unsafe { asm!("ic ialluis", options(nostack, preserves_flags)) };
+        }
+        // SAFETY: orders accesses.
+        unsafe { asm!("dsb ish", options(nostack, preserves_flags)) };
+    }
+    // SAFETY: as above.
+    unsafe { asm!("isb", options(nostack, preserves_flags)) };
 }

@@ -43,7 +43,7 @@ pub use entry::Registers;
 pub use floating_point::FloatingPoint;
 pub use interrupts::wait_for_interrupt;
 pub use marks::{mark_begin, mark_end};
-pub use page_copy::{copy, zero};
+pub use page_copy::{copy, synchronize_instructions, zero};
 pub use page_tables::{direct_map, kernel_root, largest_leaf, own_root};
 pub use per_cpu::{cpu, set_kernel_stack};
 pub use protection_keys::{key_rights, protection_keys, set_key_rights};

@@ -263,11 +263,12 @@ fn replace_page<P: Platform>(
         tables.memory.platform.copy(old, copy.head, 1);
         cursor.counts.bytes_copied += PAGE_SIZE;
     }
+    let attributes =
+        Attributes { accessed: true, dirty: true, soft_dirty: true, ..vma.flags().attributes() };
+    tables.memory.before_execution(attributes.permissions, copy);
     // Read-only, so nothing but accessed can come in between, and the new entry has that anyway.
     slot.store(0, Ordering::Relaxed);
     tables.invalidate_now(range, 1, &mut cursor.counts);
-    let attributes =
-        Attributes { accessed: true, dirty: true, soft_dirty: true, ..vma.flags().attributes() };
     tables.memory.frames.first_map(copy, 1);
     slot.store(P::Arch::leaf(copy.head, 1, attributes).0, Ordering::Release);
     cursor.counts.entries_written += 2;

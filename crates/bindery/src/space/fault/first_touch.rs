@@ -192,6 +192,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Result<Step, FaultError> {
         let huge = folio.order == arch::order_of_level::<P::Arch>(2) && folio.order > 0;
         let level = if huge { 2 } else { 1 };
+        self.table.memory.before_execution(vma.flags().attributes().permissions, folio);
         let mapped = self.table.with_tables(|pool| {
             let mut cursor = self.table.cursor(range, Depth::Floor(1));
             map_folio_locked(&mut cursor, vma, range, folio, level, pool)

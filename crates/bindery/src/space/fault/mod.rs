@@ -188,9 +188,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             && let Some(locked) = &locked
         {
             let (vma, flags) = (locked.vma(), locked.vma().flags());
-            const ASKED: MappingFlags =
-                MappingFlags::WRITE.union(MappingFlags::SHARED).union(MappingFlags::REAPED);
-            if flags & ASKED == MappingFlags::WRITE
+            // Folios for executable mappings are synchronized on the longer way, which costs no
+            // further test here.
+            let asked = MappingFlags::WRITE | MappingFlags::SHARED | MappingFlags::REAPED;
+            let asked =
+                if P::Arch::COHERENT_FETCHES { asked } else { asked | MappingFlags::EXECUTE };
+            if flags & asked == MappingFlags::WRITE
                 && vma.is_anonymous()
                 && vma.group_pointer().is_some()
                 && access.is_allowed(rights, flags)
@@ -247,6 +250,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                     continue;
                 }
                 if vma.is_anonymous()
+                    && (P::Arch::COHERENT_FETCHES || !flags.contains(MappingFlags::EXECUTE))
                     && let Some(resolved) = self.touch_new(vma, page, flags)
                 {
                     return Ok(resolved);

@@ -136,6 +136,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ) -> Result<Step, FaultError> {
         let folio = self.table.memory.frames.folio_of(first).ok_or(FaultError::Bus)?;
         let attributes = object_attributes(vma, access);
+        self.table.memory.before_execution(attributes.permissions, folio);
         let huge = range.len() == arch::table_span::<P::Arch>(1)
             && first.is_aligned(arch::order_of_level::<P::Arch>(2));
         if huge {

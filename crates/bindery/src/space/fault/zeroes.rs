@@ -94,6 +94,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Ok(self.copy(vma, page)?.map_or(Step::Again, Step::Done));
         };
         self.platform().zero(folio.head, folio.pages());
+        memory.before_execution(vma.flags().attributes().permissions, folio);
         let filled = {
             let mut cursor = self.table.cursor(range, Depth::Floor(1));
             cursor.counts.bytes_zeroed += range.len();

@@ -164,6 +164,9 @@ impl<'m, P: Platform> PageTable<'m, P> {
             let index = what.page_offset + ((at.0 - what.range.start().0) >> PAGE_SHIFT);
             let owner = what.group.map_or(Owner::Nobody, Owner::Group);
             frames.set_fresh_owner(*copy, owner, index);
+            if let Form::Shown(permissions, _) = run.form {
+                self.memory.before_execution(permissions, *copy);
+            }
             frames.first_map(*copy, 1);
             target.counts.mapped(OwnerKind::Anonymous, 1);
             let entry = run.form.entry::<P::Arch>(copy.head);
