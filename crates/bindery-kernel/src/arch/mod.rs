@@ -73,6 +73,8 @@
 //! | `mark_begin`, `mark_end` | no operation; a tool that counts instructions knows the encoding |
 //! | `return_addresses(FnMut(u64))` | the return addresses above the caller, for a panic |
 
+mod boot_tables;
+
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 #[cfg(target_arch = "aarch64")]

@@ -99,46 +99,13 @@ impl Arch for AArch64 {
 
     #[inline]
     fn table(frame: Frame) -> Entry {
-        // APTable, PXNTable and UXNTable stay clear: the leaves decide alone.
-        Entry(frame.start().0 | VALID | TABLE_OR_PAGE)
+        Self::table_entry(frame)
     }
 
     // Always: a first touch knows most of the attributes.
     #[inline(always)]
     fn leaf(frame: Frame, level: u8, attributes: Attributes) -> Entry {
-        let permissions = attributes.permissions;
-        let mut bits = frame.start().0 | VALID | INNER_SHAREABLE;
-        if level == 1 {
-            bits |= TABLE_OR_PAGE;
-        }
-        // Each side may run only its own code.
-        let execute = permissions.contains(Permissions::EXECUTE);
-        if permissions.contains(Permissions::USER) {
-            bits |= USER | NOT_GLOBAL | PXN;
-            bits |= if execute { 0 } else { UXN };
-        } else {
-            bits |= UXN;
-            bits |= if execute { 0 } else { PXN };
-        }
-        if permissions.contains(Permissions::BTI.union(Permissions::EXECUTE)) {
-            bits |= GUARDED;
-        }
-        bits |= match (permissions.contains(Permissions::WRITE), attributes.dirty) {
-            (true, true) => DBM,
-            (true, false) => DBM | READ_ONLY,
-            (false, true) => READ_ONLY | SAVED_DIRTY,
-            (false, false) => READ_ONLY,
-        };
-        if attributes.accessed {
-            bits |= ACCESSED;
-        }
-        if attributes.soft_dirty {
-            bits |= SOFT_DIRTY;
-        }
-        if attributes.userfault {
-            bits |= USERFAULT;
-        }
-        Entry(bits)
+        Entry(leaf_bits(frame, level, attributes))
     }
 
     #[inline]
@@ -235,14 +202,7 @@ impl Arch for AArch64 {
 
     #[inline]
     fn memory_type(memory: MemoryType) -> Option<u64> {
-        let attribute = match memory {
-            MemoryType::Normal => 0,
-            MemoryType::Device => 1,
-            MemoryType::WriteCombining => 2,
-            MemoryType::Uncached => 3,
-            MemoryType::WriteThrough => 4,
-        };
-        Some(attribute << ATTRIBUTE_INDEX.trailing_zeros())
+        Some(memory_bits(memory))
     }
 
     fn memory_type_of(entry: Entry) -> MemoryType {
@@ -290,6 +250,96 @@ impl Arch for AArch64 {
             _ => return None,
         })
     }
+}
+
+impl AArch64 {
+    /// A leaf of the kernel's own at `level` for `frame`, for tables that an embedder builds itself at
+    /// boot, before there is a [`crate::KernelMap`]: global, accessed, and dirty where stores are
+    /// allowed, so that the MMU never changes it. `permissions` allows something, and not
+    /// [`Permissions::USER`]; `frame` is aligned to the level's size.
+    ///
+    /// A constant of constant arguments: code that runs before the MMU is on adds a frame's address
+    /// to the leaf of frame 0.
+    ///
+    /// # Examples
+    /// ```
+    /// use bindery::addr::Frame;
+    /// use bindery::arch::{AArch64, Entry, MemoryType, Permissions};
+    ///
+    /// const CODE: Entry = AArch64::kernel_leaf(
+    ///     Frame(0),
+    ///     1,
+    ///     Permissions::READ.union(Permissions::EXECUTE),
+    ///     MemoryType::Normal,
+    /// );
+    /// assert_ne!(CODE, Entry::EMPTY);
+    /// ```
+    #[inline]
+    pub const fn kernel_leaf(
+        frame: Frame,
+        level: u8,
+        permissions: Permissions,
+        memory: MemoryType,
+    ) -> Entry {
+        let attributes = Attributes::of_kernel(permissions);
+        Entry(leaf_bits(frame, level, attributes) | memory_bits(memory))
+    }
+
+    /// [`Arch::table`] as a constant function: an entry that names the table in `frame`.
+    #[inline]
+    pub const fn table_entry(frame: Frame) -> Entry {
+        // APTable, PXNTable and UXNTable stay clear: the leaves decide alone.
+        Entry(frame.start().0 | VALID | TABLE_OR_PAGE)
+    }
+}
+
+// Always: a first touch knows most of the attributes.
+#[inline(always)]
+const fn leaf_bits(frame: Frame, level: u8, attributes: Attributes) -> u64 {
+    let permissions = attributes.permissions;
+    let mut bits = frame.start().0 | VALID | INNER_SHAREABLE;
+    if level == 1 {
+        bits |= TABLE_OR_PAGE;
+    }
+    // Each side may run only its own code.
+    let execute = permissions.contains(Permissions::EXECUTE);
+    if permissions.contains(Permissions::USER) {
+        bits |= USER | NOT_GLOBAL | PXN;
+        bits |= if execute { 0 } else { UXN };
+    } else {
+        bits |= UXN;
+        bits |= if execute { 0 } else { PXN };
+    }
+    if permissions.contains(Permissions::BTI.union(Permissions::EXECUTE)) {
+        bits |= GUARDED;
+    }
+    bits |= match (permissions.contains(Permissions::WRITE), attributes.dirty) {
+        (true, true) => DBM,
+        (true, false) => DBM | READ_ONLY,
+        (false, true) => READ_ONLY | SAVED_DIRTY,
+        (false, false) => READ_ONLY,
+    };
+    if attributes.accessed {
+        bits |= ACCESSED;
+    }
+    if attributes.soft_dirty {
+        bits |= SOFT_DIRTY;
+    }
+    if attributes.userfault {
+        bits |= USERFAULT;
+    }
+    bits
+}
+
+const fn memory_bits(memory: MemoryType) -> u64 {
+    let attribute = match memory {
+        MemoryType::Normal => 0,
+        MemoryType::Device => 1,
+        MemoryType::WriteCombining => 2,
+        MemoryType::Uncached => 3,
+        MemoryType::WriteThrough => 4,
+    };
+    attribute << ATTRIBUTE_INDEX.trailing_zeros()
 }
 
 #[cfg(test)]

@@ -101,6 +101,20 @@ pub struct Attributes {
     pub key: ProtectionKey,
 }
 
+impl Attributes {
+    /// Attributes of a kernel leaf that the MMU never has to update.
+    pub(crate) const fn of_kernel(permissions: Permissions) -> Self {
+        Self {
+            permissions,
+            accessed: true,
+            dirty: permissions.contains(Permissions::WRITE),
+            soft_dirty: false,
+            userfault: false,
+            key: ProtectionKey::truncated(0),
+        }
+    }
+}
+
 /// The memory type: how the processor may treat accesses to a leaf's memory. Only the kernel's own
 /// mappings ([`crate::KernelMap`]) have another type than [`MemoryType::Normal`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]

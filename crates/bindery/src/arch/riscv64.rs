@@ -94,42 +94,12 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
 
     #[inline]
     fn table(frame: Frame) -> Entry {
-        // A, D and U are reserved in tables.
-        Entry((u64::from(frame.0) << FRAME_SHIFT) | VALID)
+        Self::table_entry(frame)
     }
 
     #[inline]
-    fn leaf(frame: Frame, _level: u8, attributes: Attributes) -> Entry {
-        let permissions = attributes.permissions;
-        let mut bits = (u64::from(frame.0) << FRAME_SHIFT) | VALID;
-        if permissions.contains(Permissions::READ) {
-            bits |= READ;
-        }
-        if permissions.contains(Permissions::WRITE) {
-            bits |= READ | WRITE;
-        }
-        if permissions.contains(Permissions::EXECUTE) {
-            bits |= EXECUTE;
-        }
-        debug_assert!(bits & LEAF != 0, "a leaf without permissions would be a table");
-        if permissions.contains(Permissions::USER) {
-            bits |= USER;
-        } else {
-            bits |= GLOBAL;
-        }
-        if attributes.accessed {
-            bits |= ACCESSED;
-        }
-        if attributes.dirty {
-            bits |= DIRTY;
-        }
-        if attributes.soft_dirty {
-            bits |= SOFT_DIRTY;
-        }
-        if attributes.userfault {
-            bits |= USERFAULT;
-        }
-        Entry(bits)
+    fn leaf(frame: Frame, level: u8, attributes: Attributes) -> Entry {
+        Entry(leaf_bits(frame, level, attributes))
     }
 
     #[inline]
@@ -223,12 +193,7 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
 
     #[inline]
     fn memory_type(memory: MemoryType) -> Option<u64> {
-        match memory {
-            MemoryType::Normal => Some(0),
-            MemoryType::WriteThrough => None,
-            MemoryType::WriteCombining => Some(NON_CACHEABLE),
-            MemoryType::Uncached | MemoryType::Device => Some(DEVICE),
-        }
+        if matches!(memory, MemoryType::WriteThrough) { None } else { Some(memory_bits(memory)) }
     }
 
     fn memory_type_of(entry: Entry) -> MemoryType {
@@ -263,6 +228,90 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
             Symptom::ContiguousFaulted => (NAPOT_EXTENSION, Severity::Broken),
             _ => return None,
         })
+    }
+}
+
+impl<const LEVELS: u8> Riscv64<LEVELS> {
+    /// A leaf of the kernel's own at `level` for `frame`, for tables that an embedder builds itself at
+    /// boot, before there is a [`crate::KernelMap`]: global, accessed, and dirty where stores are
+    /// allowed, so that the MMU never changes it. `permissions` allows something, and not
+    /// [`Permissions::USER`]; `frame` is aligned to the level's size.
+    ///
+    /// A constant of constant arguments: code that runs before the MMU is on adds a frame's address
+    /// to the leaf of frame 0. There is no write-through memory: that is uncached.
+    ///
+    /// # Examples
+    /// ```
+    /// use bindery::addr::Frame;
+    /// use bindery::arch::{Entry, MemoryType, Permissions, Riscv64};
+    ///
+    /// const CODE: Entry = Riscv64::<3>::kernel_leaf(
+    ///     Frame(0),
+    ///     1,
+    ///     Permissions::READ.union(Permissions::EXECUTE),
+    ///     MemoryType::Normal,
+    /// );
+    /// assert_ne!(CODE, Entry::EMPTY);
+    /// ```
+    #[inline]
+    pub const fn kernel_leaf(
+        frame: Frame,
+        level: u8,
+        permissions: Permissions,
+        memory: MemoryType,
+    ) -> Entry {
+        let attributes = Attributes::of_kernel(permissions);
+        Entry(leaf_bits(frame, level, attributes) | memory_bits(memory))
+    }
+
+    /// [`Arch::table`] as a constant function: an entry that names the table in `frame`.
+    #[inline]
+    pub const fn table_entry(frame: Frame) -> Entry {
+        // A, D and U are reserved in tables.
+        Entry(((frame.0 as u64) << FRAME_SHIFT) | VALID)
+    }
+}
+
+#[inline]
+const fn leaf_bits(frame: Frame, _level: u8, attributes: Attributes) -> u64 {
+    let permissions = attributes.permissions;
+    let mut bits = ((frame.0 as u64) << FRAME_SHIFT) | VALID;
+    if permissions.contains(Permissions::READ) {
+        bits |= READ;
+    }
+    if permissions.contains(Permissions::WRITE) {
+        bits |= READ | WRITE;
+    }
+    if permissions.contains(Permissions::EXECUTE) {
+        bits |= EXECUTE;
+    }
+    debug_assert!(bits & LEAF != 0, "a leaf without permissions would be a table");
+    if permissions.contains(Permissions::USER) {
+        bits |= USER;
+    } else {
+        bits |= GLOBAL;
+    }
+    if attributes.accessed {
+        bits |= ACCESSED;
+    }
+    if attributes.dirty {
+        bits |= DIRTY;
+    }
+    if attributes.soft_dirty {
+        bits |= SOFT_DIRTY;
+    }
+    if attributes.userfault {
+        bits |= USERFAULT;
+    }
+    bits
+}
+
+/// Write-through does not exist; what is not cached serves its users too.
+const fn memory_bits(memory: MemoryType) -> u64 {
+    match memory {
+        MemoryType::Normal => 0,
+        MemoryType::WriteCombining => NON_CACHEABLE,
+        MemoryType::WriteThrough | MemoryType::Uncached | MemoryType::Device => DEVICE,
     }
 }
 

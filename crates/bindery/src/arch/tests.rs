@@ -137,6 +137,32 @@ fn pages_are_guarded_where_they_can_be_and_are_run<A: Arch>() {
     }
 }
 
+#[test]
+fn a_kernel_leaf_has_its_permissions_and_memory_type_and_the_mmu_adds_nothing() {
+    macro_rules! holds {
+        ($arch:ty) => {
+            for (level, memory) in (1..=3).flat_map(|level| MemoryType::ALL.map(|one| (level, one)))
+            {
+                let Some(bits) = <$arch>::memory_type(memory) else { continue };
+                for permissions in [Permissions::READ, Permissions::READ | Permissions::WRITE] {
+                    for permissions in [permissions, permissions | Permissions::EXECUTE] {
+                        let leaf = <$arch>::kernel_leaf(Frame(1 << 18), level, permissions, memory);
+                        let dirty = permissions.contains(Permissions::WRITE);
+                        let attributes =
+                            Attributes { permissions, accessed: true, dirty, ..Default::default() };
+                        let expected = <$arch>::leaf(Frame(1 << 18), level, attributes);
+                        assert_eq!(leaf, Entry(expected.0 | bits));
+                        assert!(<$arch>::is_saturated(leaf));
+                    }
+                }
+            }
+        };
+    }
+    holds!(X86_64<4>);
+    holds!(AArch64);
+    holds!(Riscv64<3>);
+}
+
 fn a_leaf_names_its_frame_at_every_level<A: Arch>() {
     for level in 1..=A::LARGEST_LEAF {
         for (frame, attributes) in

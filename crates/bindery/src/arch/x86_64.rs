@@ -74,42 +74,13 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
 
     #[inline]
     fn table(frame: Frame) -> Entry {
-        // Accessed is set beforehand, so that the MMU never changes a table entry under a move.
-        Entry(frame.start().0 | PRESENT | WRITABLE | USER | ACCESSED)
+        Self::table_entry(frame)
     }
 
     // Always: a first touch knows most of the attributes.
     #[inline(always)]
     fn leaf(frame: Frame, level: u8, attributes: Attributes) -> Entry {
-        let permissions = attributes.permissions;
-        let mut bits = frame.start().0 | PRESENT | (attributes.key.number() as u64) << KEY_SHIFT;
-        if permissions.contains(Permissions::USER) {
-            bits |= USER;
-        } else {
-            bits |= GLOBAL;
-        }
-        if !permissions.contains(Permissions::EXECUTE) {
-            bits |= NO_EXECUTE;
-        }
-        if level > 1 {
-            bits |= LARGE;
-        }
-        if permissions.contains(Permissions::WRITE) {
-            bits |= WRITABLE;
-        }
-        if attributes.accessed {
-            bits |= ACCESSED;
-        }
-        if attributes.dirty {
-            bits |= if bits & WRITABLE != 0 { DIRTY } else { SAVED_DIRTY };
-        }
-        if attributes.soft_dirty {
-            bits |= SOFT_DIRTY;
-        }
-        if attributes.userfault {
-            bits |= USERFAULT;
-        }
-        Entry(bits)
+        Entry(leaf_bits(frame, level, attributes))
     }
 
     #[inline]
@@ -186,12 +157,7 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
 
     #[inline]
     fn memory_type(memory: MemoryType) -> Option<u64> {
-        Some(match memory {
-            MemoryType::Normal => 0,
-            MemoryType::WriteCombining => WRITE_THROUGH,
-            MemoryType::WriteThrough => CACHE_DISABLE,
-            MemoryType::Uncached | MemoryType::Device => CACHE_DISABLE | WRITE_THROUGH,
-        })
+        Some(memory_bits(memory))
     }
 
     fn memory_type_of(entry: Entry) -> MemoryType {
@@ -238,6 +204,90 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
             Symptom::UserPageExecuted => (SMEP, Severity::Unprotected),
             _ => return None,
         })
+    }
+}
+
+impl<const LEVELS: u8> X86_64<LEVELS> {
+    /// A leaf of the kernel's own at `level` for `frame`, for tables that an embedder builds itself at
+    /// boot, before there is a [`crate::KernelMap`]: global, accessed, and dirty where stores are
+    /// allowed, so that the MMU never changes it. `permissions` allows something, and not
+    /// [`Permissions::USER`]; `frame` is aligned to the level's size.
+    ///
+    /// A constant of constant arguments: code that runs before the MMU is on adds a frame's address
+    /// to the leaf of frame 0.
+    ///
+    /// # Examples
+    /// ```
+    /// use bindery::addr::Frame;
+    /// use bindery::arch::{Entry, MemoryType, Permissions, X86_64};
+    ///
+    /// const CODE: Entry = X86_64::<4>::kernel_leaf(
+    ///     Frame(0),
+    ///     1,
+    ///     Permissions::READ.union(Permissions::EXECUTE),
+    ///     MemoryType::Normal,
+    /// );
+    /// assert_ne!(CODE, Entry::EMPTY);
+    /// ```
+    #[inline]
+    pub const fn kernel_leaf(
+        frame: Frame,
+        level: u8,
+        permissions: Permissions,
+        memory: MemoryType,
+    ) -> Entry {
+        let attributes = Attributes::of_kernel(permissions);
+        Entry(leaf_bits(frame, level, attributes) | memory_bits(memory))
+    }
+
+    /// [`Arch::table`] as a constant function: an entry that names the table in `frame`.
+    #[inline]
+    pub const fn table_entry(frame: Frame) -> Entry {
+        // Accessed is set beforehand, so that the MMU never changes a table entry under a move.
+        Entry(frame.start().0 | PRESENT | WRITABLE | USER | ACCESSED)
+    }
+}
+
+// Always: a first touch knows most of the attributes.
+#[inline(always)]
+const fn leaf_bits(frame: Frame, level: u8, attributes: Attributes) -> u64 {
+    let permissions = attributes.permissions;
+    let mut bits = frame.start().0 | PRESENT | (attributes.key.number() as u64) << KEY_SHIFT;
+    if permissions.contains(Permissions::USER) {
+        bits |= USER;
+    } else {
+        bits |= GLOBAL;
+    }
+    if !permissions.contains(Permissions::EXECUTE) {
+        bits |= NO_EXECUTE;
+    }
+    if level > 1 {
+        bits |= LARGE;
+    }
+    if permissions.contains(Permissions::WRITE) {
+        bits |= WRITABLE;
+    }
+    if attributes.accessed {
+        bits |= ACCESSED;
+    }
+    if attributes.dirty {
+        bits |= if bits & WRITABLE != 0 { DIRTY } else { SAVED_DIRTY };
+    }
+    if attributes.soft_dirty {
+        bits |= SOFT_DIRTY;
+    }
+    if attributes.userfault {
+        bits |= USERFAULT;
+    }
+    bits
+}
+
+const fn memory_bits(memory: MemoryType) -> u64 {
+    match memory {
+        MemoryType::Normal => 0,
+        MemoryType::WriteCombining => WRITE_THROUGH,
+        MemoryType::WriteThrough => CACHE_DISABLE,
+        MemoryType::Uncached | MemoryType::Device => CACHE_DISABLE | WRITE_THROUGH,
     }
 }
 

@@ -12,8 +12,11 @@
 
 use core::arch::global_asm;
 
+use bindery::addr::Frame;
+
+use super::super::boot_tables::Mapping;
 use super::page_tables::Table;
-use super::{entry, machine, page_copy, page_tables, per_cpu, smp, tlb, user_copy};
+use super::{EntryFormat, entry, machine, page_copy, page_tables, per_cpu, smp, tlb, user_copy};
 
 /// Tables of pages for the image: 2 MiB each. `link/aarch64.ld` asserts that they suffice.
 const IMAGE_TABLES: usize = 4;
@@ -83,11 +86,13 @@ const TRANSLATION_CONTROL: u64 = 16
     | 0b11 << 28
     | 0b10 << 30;
 
-/// A page of the image: valid, normal memory, inner shareable, accessed, never executable by
-/// programs. Writable and not executable; the two below change that.
-const PAGE: u64 = 0b11 | 0b11 << 8 | 1 << 10 | 1 << 53 | 1 << 54;
-const READ_ONLY: u64 = 1 << 7;
-const EXECUTE_NEVER: u64 = 1 << 53;
+/// Entries of the image's tables: one that names the table at address 0, and pages at address 0 with
+/// the permissions of each section. The assembly adds the addresses, since nothing runs at the
+/// addresses that Rust was linked for before these tables are there.
+const TABLE: u64 = EntryFormat::table_entry(Frame(0)).0;
+const CODE: u64 = Mapping::Code.leaf(Frame(0), 1).0;
+const CONSTANTS: u64 = Mapping::Constants.leaf(Frame(0), 1).0;
+const DATA: u64 = Mapping::Data.leaf(Frame(0), 1).0;
 
 global_asm!(
     r#"
@@ -124,9 +129,9 @@ primary:
     adrp    x3, __rodata_end
     adrp    x4, {pages}
     add     x4, x4, :lo12:{pages}
-    ldr     x5, ={page}
-    orr     x6, x5, #{read_only}
-    bic     x7, x6, #{execute_never}
+    ldr     x5, ={data}
+    ldr     x6, ={constants}
+    ldr     x7, ={code}
     mov     x0, x20
 2:  cmp     x0, x3
     csel    x8, x6, x5, lo
@@ -141,7 +146,7 @@ primary:
     // The tables above: one of 2 MiB for each table of pages.
     adrp    x4, {pages}
     add     x4, x4, :lo12:{pages}
-    orr     x4, x4, #0b11
+    orr     x4, x4, #{table}
     adrp    x5, {level_2}
     add     x5, x5, :lo12:{level_2}
     mov     x6, #{tables}
@@ -151,11 +156,11 @@ primary:
     b.ne    3b
     adrp    x4, {level_2}
     add     x4, x4, :lo12:{level_2}
-    orr     x4, x4, #0b11
+    orr     x4, x4, #{table}
     adrp    x5, {level_3}
     add     x5, x5, :lo12:{level_3}
     str     x4, [x5, #(510 * 8)]    // 0xffffffff80000000, bits 38:30
-    orr     x5, x5, #0b11
+    orr     x5, x5, #{table}
     adrp    x6, {root}
     add     x6, x6, :lo12:{root}
     str     x5, [x6, #(511 * 8)]    // bits 47:39
@@ -282,9 +287,10 @@ landing:
     .ltorg
     "#,
     pages = sym IMAGE_PAGES,
-    page = const PAGE,
-    read_only = const READ_ONLY,
-    execute_never = const EXECUTE_NEVER,
+    table = const TABLE,
+    code = const CODE,
+    constants = const CONSTANTS,
+    data = const DATA,
     tables = const IMAGE_TABLES,
     level_2 = sym IMAGE_LEVEL_2,
     level_3 = sym IMAGE_LEVEL_3,

@@ -8,8 +8,9 @@ use spin::Once;
 use crate::boot::{Information, Stretch};
 use crate::memory::map_device;
 
+use super::super::boot_tables::Mapping;
 use super::control::{self, Conduit};
-use super::page_tables::{self, Kind};
+use super::page_tables;
 use super::{boot, interrupts, serial, time};
 
 static TREE: Once<Fdt<'static>> = Once::new();
@@ -61,7 +62,7 @@ pub fn read(physical: u64) -> Information {
 
 fn map(start: u64, end: u64) {
     if start < end {
-        page_tables::map_direct(start, end, Kind::Memory);
+        page_tables::map_direct(Stretch { start, end }, Mapping::Data);
     }
 }
 
@@ -106,7 +107,7 @@ fn device(tree: &'static Fdt<'static>, compatible: &str) -> Option<Stretch> {
 
 fn begin_console(tree: &'static Fdt<'static>) {
     if let Some(area) = device(tree, "arm,pl011") {
-        page_tables::map_direct(area.start, area.end, Kind::Device);
+        page_tables::map_direct(area, Mapping::Device);
         serial::begin(area.start);
     }
 }

@@ -12,59 +12,33 @@
 //! it, since it must speak before there is memory to map anything with; other devices are mapped by
 //! the kernel map.
 
-use core::arch::asm;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use bindery::addr::Frame;
+use bindery::addr::{Frame, PAGE_SIZE, VirtAddr};
+use bindery::arch::{self, Entry};
 
-use super::boot;
+use crate::boot::Stretch;
+
+use super::super::boot_tables::{BootTables, Mapping, TableMemory};
+use super::{EntryFormat, boot, tlb};
 
 /// Entries of a table.
-const ENTRIES: usize = 512;
+const ENTRIES: usize = arch::entries::<EntryFormat>() as usize;
 
 /// A translation table.
 #[repr(C, align(4096))]
-pub struct Table([u64; ENTRIES]);
+pub struct Table([Entry; ENTRIES]);
 
 impl Table {
     /// Nothing mapped.
-    pub const EMPTY: Self = Self([0; ENTRIES]);
+    pub const EMPTY: Self = Self([Entry::EMPTY; ENTRIES]);
 }
 
 /// Where physical memory begins in the upper half.
 pub const DIRECT_MAP: u64 = 0xffff_0000_0000_0000;
 /// Where the device tree is mapped.
 const DEVICE_TREE: u64 = 0xffff_ff00_0000_0000;
-
-/// Entries: valid, and a table or a page.
-const TABLE: u64 = 0b11;
-/// A leaf that is no page.
-const BLOCK: u64 = 0b01;
-/// Inner shareable, accessed, executable by nobody.
-const COMMON: u64 = 0b11 << 8 | 1 << 10 | 1 << 53 | 1 << 54;
-
-/// What is mapped, and so how.
-#[derive(Clone, Copy)]
-pub enum Kind {
-    /// Memory to read and write.
-    Memory,
-    /// Memory to read.
-    ReadOnly,
-    /// Device registers.
-    Device,
-}
-
-impl Kind {
-    fn attributes(self) -> u64 {
-        COMMON
-            | match self {
-                Self::Memory => 0,
-                Self::ReadOnly => 1 << 7,
-                Self::Device => 1 << 2, // attribute 1 of MAIR_EL1
-            }
-    }
-}
 
 /// Tables for the mappings that are made here.
 const SPARE: usize = 32;
@@ -85,76 +59,42 @@ pub fn physical<T: ?Sized>(linked: *const T) -> u64 {
     linked.addr().wrapping_add(LOAD_OFFSET.load(Ordering::Relaxed)) as u64
 }
 
-/// The table that an entry names: all of them lie in the image.
-fn linked(entry: u64) -> *mut Table {
-    let physical = (entry & 0x0000_ffff_ffff_f000) as usize;
-    core::ptr::with_exposed_provenance_mut(
-        physical.wrapping_sub(LOAD_OFFSET.load(Ordering::Relaxed)),
-    )
-}
+/// Tables of the image: [`SPARE_TABLES`], one after the other.
+struct ImageTables;
 
-/// Maps whole pages, in the largest pieces that both addresses allow. Pieces that are there
-/// already stay as they are.
-fn map(mut at: u64, mut from: u64, end: u64, kind: Kind) {
-    while from < end {
-        let left = end - from;
-        let fits = |size: u64| (at | from).is_multiple_of(size) && left >= size;
-        // Levels as the architecture counts them: 1 holds 1 GiB, 2 holds 2 MiB, 3 pages.
-        let (level, size) = match () {
-            () if fits(1 << 30) => (1, 1 << 30),
-            () if fits(2 << 20) => (2, 2 << 20),
-            () => (3, 4096),
-        };
-        let leaf = from | kind.attributes() | if level == 3 { TABLE } else { BLOCK };
-        // SAFETY: boot, on one CPU, before anybody uses what is mapped here.
-        unsafe {
-            let slot = slot(at, level);
-            if *slot == 0 {
-                *slot = leaf;
-            }
-        }
-        at += size;
-        from += size;
+// SAFETY: 1: each table is taken once, and was never used before. 2: the root, the image's own tables
+// and those taken here lie in the image, which is mapped where it was linked.
+unsafe impl TableMemory for ImageTables {
+    fn allocate(&mut self) -> Frame {
+        let next = SPARE_USED.fetch_add(1, Ordering::Relaxed);
+        assert!(next < SPARE, "too few tables for the kernel's mappings");
+        Frame((physical(&raw const SPARE_TABLES[next]) / PAGE_SIZE) as u32)
     }
-    // SAFETY: a barrier. The walker finds the entries from here on.
-    unsafe { asm!("dsb ishst", "isb", options(nostack, preserves_flags)) };
-}
 
-/// The entry for `at` at `level`; tables on the way are made.
-///
-/// # Safety
-/// Nobody else changes the tables.
-unsafe fn slot(at: u64, level: u32) -> *mut u64 {
-    let index = |level: u32| (at >> (39 - 9 * level)) as usize % ENTRIES;
-    let mut table = &raw mut boot::ROOT;
-    for above in 0..level {
-        // SAFETY: tables lie in the image, which is mapped; the caller is alone with them.
-        unsafe {
-            let slot = &raw mut (*table).0[index(above)];
-            if *slot == 0 {
-                let next = SPARE_USED.fetch_add(1, Ordering::Relaxed);
-                assert!(next < SPARE, "too few tables for the kernel's mappings");
-                *slot = physical(&raw const SPARE_TABLES[next]) | TABLE;
-            }
-            assert!(*slot & TABLE == TABLE, "{at:#x} is mapped already, in a larger piece");
-            table = linked(*slot);
-        }
+    fn entries(&self, table: Frame) -> *mut Entry {
+        let linked = table.start().0.wrapping_sub(LOAD_OFFSET.load(Ordering::Relaxed) as u64);
+        core::ptr::with_exposed_provenance_mut(linked as usize)
     }
-    // SAFETY: as above.
-    unsafe { &raw mut (*table).0[index(level)] }
 }
 
-/// Maps `start` to `end` of the direct map, in bytes; whole pages around them.
-pub fn map_direct(start: u64, end: u64, kind: Kind) {
-    let (start, end) = (start & !0xfff, end.next_multiple_of(4096));
-    map(DIRECT_MAP + start, start, end, kind);
+/// Maps whole pages around `memory` from the page of `at` on. Boot alone calls it, on one CPU.
+fn map(at: u64, memory: Stretch, mapping: Mapping) {
+    let root = Frame((physical(&raw const boot::ROOT) / PAGE_SIZE) as u32);
+    BootTables { root, memory: ImageTables }.map(VirtAddr(at), memory, mapping);
+    // The walker finds the entries from here on.
+    tlb::publish_entries();
+}
+
+/// Maps whole pages around `memory` in the direct map.
+pub fn map_direct(memory: Stretch, mapping: Mapping) {
+    map(DIRECT_MAP + memory.start, memory, mapping);
 }
 
 /// The root table of the upper half. It lies in the image; the direct map shows it from here on.
 pub fn own_root() -> Frame {
     let root = physical(&raw const boot::ROOT);
-    map_direct(root, root + size_of::<Table>() as u64, Kind::Memory);
-    Frame((root >> 12) as u32)
+    map_direct(Stretch { start: root, end: root + PAGE_SIZE }, Mapping::Data);
+    Frame((root / PAGE_SIZE) as u32)
 }
 
 /// Where the kernel reads and writes physical memory.
@@ -187,10 +127,10 @@ pub fn map_device_tree(physical: u64) -> Option<&'static [u8]> {
     if physical == 0 {
         return None;
     }
-    let first = physical & !0xfff;
-    let offset = physical - first;
-    let at = core::ptr::with_exposed_provenance::<u8>((DEVICE_TREE + offset) as usize);
-    map(DEVICE_TREE, first, (physical + HEADER).next_multiple_of(4096), Kind::ReadOnly);
+    let address = DEVICE_TREE + physical % PAGE_SIZE;
+    let at = core::ptr::with_exposed_provenance::<u8>(address as usize);
+    let tree = |length| Stretch { start: physical, end: physical + length };
+    map(address, tree(HEADER), Mapping::Constants);
     // SAFETY: mapped just now; the boot protocol aligns it by 8 bytes.
     let (magic, length) = unsafe { (at.cast::<u32>().read(), at.cast::<u32>().add(1).read()) };
     let length = u64::from(u32::from_be(length));
@@ -198,7 +138,7 @@ pub fn map_device_tree(physical: u64) -> Option<&'static [u8]> {
     if u32::from_be(magic) != MAGIC || length > 2 << 20 {
         return None;
     }
-    map(DEVICE_TREE, first, (physical + length).next_multiple_of(4096), Kind::ReadOnly);
+    map(address, tree(length), Mapping::Constants);
     // SAFETY: mapped for good, and kept out of free memory by `machine::read`.
     Some(unsafe { core::slice::from_raw_parts(at, length as usize) })
 }

@@ -8,12 +8,26 @@
 
 use core::arch::global_asm;
 
+use bindery::addr::Frame;
+use bindery::arch::{MemoryType, Permissions};
+
 use crate::boot::{Information, MAX_RANGES, Stretch};
 
 use super::per_cpu::Stack;
-use super::{cpu_features, entry, interrupts, machine, page_tables, per_cpu, serial, smp};
+use super::{
+    EntryFormat, cpu_features, entry, interrupts, machine, page_tables, per_cpu, serial, smp,
+};
 
 static mut BOOT_STACK: Stack<65536> = Stack::new();
+
+/// Entries of the first tables: one that names the table at address 0, and a leaf of 2 MiB at
+/// address 0 that allows everything. The assembly adds the addresses, since nothing runs at the
+/// addresses that Rust was linked for before these tables are there.
+const TABLE: u64 = EntryFormat::table_entry(Frame(0)).0;
+const LEAF: u64 = {
+    let everything = Permissions::READ.union(Permissions::WRITE).union(Permissions::EXECUTE);
+    EntryFormat::kernel_leaf(Frame(0), 2, everything, MemoryType::Normal).0
+};
 
 global_asm!(r#"
 .section .note.pvh, "a", @note
@@ -32,15 +46,15 @@ pvh_start:
     mov ebp, offset supported
     jmp check_processor
 supported:
-    lea eax, [boot_level_3 + 3]     // present, writable
+    lea eax, [boot_level_3 + {table}]
     mov [boot_level_4], eax
     mov [boot_level_4 + 256 * 8], eax
     mov [boot_level_4 + 511 * 8], eax
-    lea eax, [boot_level_2 + 3]
+    lea eax, [boot_level_2 + {table}]
     mov [boot_level_3], eax
     mov [boot_level_3 + 510 * 8], eax
     xor ecx, ecx
-    mov eax, 0x83                   // ... and large
+    mov eax, {leaf}
 1:  mov [boot_level_2 + ecx * 8], eax
     add eax, 0x200000
     inc ecx
@@ -90,7 +104,8 @@ boot_level_4: .skip 4096
 boot_level_3: .skip 4096
 boot_level_2: .skip 4096
 .text
-"#, stack = sym BOOT_STACK, stack_size = const size_of::<Stack<65536>>(), entered = sym entered);
+"#, stack = sym BOOT_STACK, stack_size = const size_of::<Stack<65536>>(), entered = sym entered, table = const TABLE,
+    leaf = const LEAF);
 
 /// What PVH hands over (`hvm_start_info`, version 1).
 #[repr(C)]

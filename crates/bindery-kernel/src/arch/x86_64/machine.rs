@@ -5,7 +5,8 @@ use spin::Once;
 
 use crate::boot::Stretch;
 
-use super::page_tables::{Kind, Tables, direct_map};
+use super::super::boot_tables::Mapping;
+use super::page_tables::{Tables, direct_map};
 
 /// The most CPUs that are taken; the core knows no more.
 const MAX_CPUS: usize = bindery::platform::MAX_CPUS;
@@ -94,7 +95,7 @@ fn table(tables: &mut Tables, at: u64) -> &'static [u8] {
 }
 
 fn bytes(tables: &mut Tables, at: u64, length: u64) -> &'static [u8] {
-    tables.map(Stretch { start: at, end: at + length }, Kind::Constants);
+    tables.map_direct(Stretch { start: at, end: at + length }, Mapping::Constants);
     // SAFETY: mapped by now, and firmware's memory, which is never free memory.
     unsafe { core::slice::from_raw_parts(direct_map(at).as_ptr(), length as usize) }
 }

@@ -106,7 +106,7 @@ static DONE: [AtomicU32; MAX_CPUS] = [const { AtomicU32::new(0) }; MAX_CPUS];
 /// Makes the tables that other CPUs begin with.
 pub fn begin(tables: &mut page_tables::Tables) {
     let page = Stretch { start: FIRST_PAGE.start, end: FIRST_PAGE.end };
-    ROOT.store(tables.root_with_identity(page), Ordering::Relaxed);
+    ROOT.store(tables.root_with_identity(page).start().0, Ordering::Relaxed);
 }
 
 /// Starts `count` CPUs with the one that runs, one after the other.
