@@ -244,10 +244,6 @@ impl Node for Console {
         Attributes { device: (5, 1), ..Attributes::plain(1, 0o620) }
     }
 
-    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
-        Ok(self)
-    }
-
     fn read(&self, _: u64, into: &mut [u8], patience: Patience) -> Result<usize, Errno> {
         read(into, patience)
     }

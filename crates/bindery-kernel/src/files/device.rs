@@ -33,10 +33,6 @@ impl Node for Device {
         Attributes { device: (1, self.minor), ..Attributes::plain(self.number, 0o666) }
     }
 
-    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
-        Ok(self)
-    }
-
     fn read(&self, _: u64, into: &mut [u8], _: Patience) -> Result<usize, Errno> {
         match self.sort {
             Sort::Null => return Ok(0),

@@ -135,10 +135,6 @@ impl Node for Epoll {
         Attributes::plain(self.number, 0o600)
     }
 
-    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
-        Ok(self)
-    }
-
     fn ready(&self) -> u32 {
         if self.is_ready() { POLLIN } else { 0 }
     }

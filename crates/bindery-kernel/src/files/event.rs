@@ -71,10 +71,6 @@ impl Node for EventCounter {
         Attributes::plain(self.number, 0o600)
     }
 
-    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
-        Ok(self)
-    }
-
     fn read(&self, _: u64, into: &mut [u8], patience: Patience) -> Result<usize, Errno> {
         let slot = into.get_mut(..8).ok_or(Errno::EINVAL)?;
         let value = self.wait(patience, |count| {
@@ -137,10 +133,6 @@ impl Node for ProcessHandle {
 
     fn attributes(&self) -> Attributes {
         Attributes::plain(self.number, 0o600)
-    }
-
-    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
-        Ok(self)
     }
 
     fn process(&self) -> Option<u32> {

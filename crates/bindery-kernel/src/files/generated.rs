@@ -90,12 +90,12 @@ impl Node for Text {
         Attributes::plain(self.number, readable | if self.take.is_some() { 0o200 } else { 0 })
     }
 
-    fn open(self: Arc<Self>, flags: u32) -> Result<Arc<dyn Node>, Errno> {
+    fn open(&self, flags: u32) -> Result<Option<Arc<dyn Node>>, Errno> {
         // Root's rights do not help: as on Linux, the file has no such side.
         if may_write(flags) && self.take.is_none() || may_read(flags) && self.make.is_none() {
             return Err(Errno::EACCES);
         }
-        Ok(self)
+        Ok(None)
     }
 
     fn read(&self, at: u64, into: &mut [u8], _: Patience) -> Result<usize, Errno> {
@@ -109,10 +109,6 @@ impl Node for Text {
         let take = self.take.ok_or(Errno::EINVAL)?;
         take(core::str::from_utf8(from).map_err(|_| Errno::EINVAL)?.trim())?;
         Ok(from.len())
-    }
-
-    fn is_seekable(&self) -> bool {
-        true
     }
 }
 
@@ -156,17 +152,5 @@ impl Node for Shelf {
             cookie: index as u64 + 3,
         };
         Ok(self.entries.iter().enumerate().map(entry).collect())
-    }
-
-    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
-        Ok(self)
-    }
-
-    fn read(&self, _: u64, _: &mut [u8], _: Patience) -> Result<usize, Errno> {
-        Err(Errno::EISDIR)
-    }
-
-    fn is_seekable(&self) -> bool {
-        true
     }
 }

@@ -226,12 +226,12 @@ impl Node for Regular {
         Ok(())
     }
 
-    fn open(self: Arc<Self>, flags: u32) -> Result<Arc<dyn Node>, Errno> {
+    fn open(&self, flags: u32) -> Result<Option<Arc<dyn Node>>, Errno> {
         if flags & O_TRUNC != 0 {
             from_raw(linux::ftruncate(&self.opened(O_RDWR), 0))?;
             self.common.written();
         }
-        Ok(self)
+        Ok(None)
     }
 
     fn read(&self, at: u64, into: &mut [u8], _: Patience) -> Result<usize, Errno> {
@@ -302,7 +302,7 @@ impl Node for Link {
         Some(&self.common)
     }
 
-    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
+    fn open(&self, _: u32) -> Result<Option<Arc<dyn Node>>, Errno> {
         Err(Errno::ELOOP)
     }
 }
@@ -482,17 +482,5 @@ impl Node for Folder {
 
     fn folder(&self) -> Option<&Folder> {
         Some(self)
-    }
-
-    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
-        Ok(self)
-    }
-
-    fn read(&self, _: u64, _: &mut [u8], _: Patience) -> Result<usize, Errno> {
-        Err(Errno::EISDIR)
-    }
-
-    fn is_seekable(&self) -> bool {
-        true
     }
 }

@@ -67,7 +67,7 @@ pub fn open(folder: i32, path: u64, flags: u32, mode: u32) -> Outcome {
         let writes = if truncates { W_OK } else { 0 };
         permission::check(&*place.node, wanted_by(flags) | writes)?;
     }
-    let node = place.node.clone().open(flags)?;
+    let node = place.node.open(flags)?.unwrap_or_else(|| place.node.clone());
     super::proc::remember(&place);
     let opened = node.clone();
     let description =

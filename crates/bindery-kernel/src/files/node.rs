@@ -182,15 +182,18 @@ pub trait Node: Send + Sync {
         None
     }
 
-    /// Called by `open`: gives the node that is read and written from then on.
-    fn open(self: Arc<Self>, _flags: u32) -> Result<Arc<dyn Node>, Errno>;
+    /// Called by `open`. Returns the node that this opening reads and writes, where that is another
+    /// than the node itself.
+    fn open(&self, _flags: u32) -> Result<Option<Arc<dyn Node>>, Errno> {
+        Ok(None)
+    }
 
     /// Called when the last descriptor of one opening is closed.
     fn closed(&self, _flags: u32) {}
 
     /// Reads; 0 at the end.
     fn read(&self, _at: u64, _into: &mut [u8], _patience: Patience) -> Result<usize, Errno> {
-        Err(Errno::EINVAL)
+        Err(if self.kind() == Kind::Folder { Errno::EISDIR } else { Errno::EINVAL })
     }
 
     /// Writes.
@@ -215,7 +218,7 @@ pub trait Node: Send + Sync {
 
     /// Whether there are positions in it.
     fn is_seekable(&self) -> bool {
-        false
+        matches!(self.kind(), Kind::Regular | Kind::Folder)
     }
 
     /// Whether `lseek` can tell where its end is.

@@ -320,7 +320,7 @@ impl Node for Pipe {
         Attributes::plain(self.number, 0o600)
     }
 
-    fn open(self: Arc<Self>, flags: u32) -> Result<Arc<dyn Node>, Errno> {
+    fn open(&self, flags: u32) -> Result<Option<Arc<dyn Node>>, Errno> {
         // A pipe with a name: each side waits for the other (see fifo(7)).
         let waits = flags & O_NONBLOCK == 0;
         let (reads, writes) = (may_read(flags), may_write(flags));
@@ -337,7 +337,7 @@ impl Node for Pipe {
             });
             met.inspect_err(|_| self.closed(flags))?;
         }
-        Ok(self)
+        Ok(None)
     }
 
     fn closed(&self, flags: u32) {

@@ -129,7 +129,7 @@ impl Node for Socket {
         Attributes::plain(self.number, 0o777)
     }
 
-    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
+    fn open(&self, _: u32) -> Result<Option<Arc<dyn Node>>, Errno> {
         Err(Errno::ENXIO)
     }
 

@@ -47,10 +47,6 @@ impl Node for Stream {
         Attributes::plain(2, 0o600)
     }
 
-    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
-        Ok(self)
-    }
-
     fn read(&self, _: u64, into: &mut [u8], patience: Patience) -> Result<usize, Errno> {
         terminal::read(into, patience)
     }

@@ -159,7 +159,7 @@ impl Node for File {
         Attributes { owner, ..Attributes::plain(number(self.process, self.index + 10), mode) }
     }
 
-    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
+    fn open(&self, _: u32) -> Result<Option<Arc<dyn Node>>, Errno> {
         let process = self.process()?;
         let is_inside = matches!(
             self.sort,
@@ -175,7 +175,7 @@ impl Node for File {
         }
         let space = process.try_space();
         let space = space.as_ref().map_or(Weak::new(), Arc::downgrade);
-        Ok(Arc::new(Self::new(self.process, self.index, space)))
+        Ok(Some(Arc::new(Self::new(self.process, self.index, space))))
     }
 
     fn read(&self, at: u64, into: &mut [u8], _: Patience) -> Result<usize, Errno> {
@@ -255,10 +255,6 @@ impl Node for File {
             _ => return Err(Errno::EINVAL),
         }
         Ok(from.len())
-    }
-
-    fn is_seekable(&self) -> bool {
-        true
     }
 }
 

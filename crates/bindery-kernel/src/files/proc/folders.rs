@@ -61,18 +61,6 @@ impl Node for Root {
         }));
         Ok(entries)
     }
-
-    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
-        Ok(self)
-    }
-
-    fn read(&self, _: u64, _: &mut [u8], _: Patience) -> Result<usize, Errno> {
-        Err(Errno::EISDIR)
-    }
-
-    fn is_seekable(&self) -> bool {
-        true
-    }
 }
 
 /// A link that leads to a place without a path, where it has one.
@@ -109,7 +97,7 @@ impl Node for Jump {
         self.place.clone()
     }
 
-    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
+    fn open(&self, _: u32) -> Result<Option<Arc<dyn Node>>, Errno> {
         Err(Errno::ELOOP)
     }
 }
@@ -214,17 +202,5 @@ impl Node for Folder {
                 all.map(|(index, (name, kind))| entry(name.into(), kind, index)).collect()
             }
         })
-    }
-
-    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
-        Ok(self)
-    }
-
-    fn read(&self, _: u64, _: &mut [u8], _: Patience) -> Result<usize, Errno> {
-        Err(Errno::EISDIR)
-    }
-
-    fn is_seekable(&self) -> bool {
-        true
     }
 }

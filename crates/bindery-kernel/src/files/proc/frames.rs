@@ -39,20 +39,12 @@ impl Node for Words {
         Attributes::plain(self.number, 0o400)
     }
 
-    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
-        Ok(self)
-    }
-
     fn read(&self, at: u64, into: &mut [u8], _: Patience) -> Result<usize, Errno> {
         read_words(at, into, |first, words| (self.fill)(memory(), first, words))
     }
 
     fn write(&self, _: u64, _: &[u8], _: Patience) -> Result<usize, Errno> {
         Err(Errno::EIO)
-    }
-
-    fn is_seekable(&self) -> bool {
-        true
     }
 }
 

@@ -47,10 +47,6 @@ impl Node for Setting {
         Attributes::plain(self.number, 0o644)
     }
 
-    fn open(self: Arc<Self>, _: u32) -> Result<Arc<dyn Node>, Errno> {
-        Ok(self)
-    }
-
     fn read(&self, at: u64, into: &mut [u8], _: Patience) -> Result<usize, Errno> {
         let mut window = Window::new(at, into);
         // An error means that the window is full.
@@ -62,10 +58,6 @@ impl Node for Setting {
         let text = core::str::from_utf8(from).map_err(|_| Errno::EINVAL)?;
         self.value.take(text.strip_suffix('\n').unwrap_or(text))?;
         Ok(from.len())
-    }
-
-    fn is_seekable(&self) -> bool {
-        true
     }
 }
 
