@@ -13,13 +13,17 @@ use linux_raw_sys::general::{SA_NOCLDWAIT, SIGCHLD, SIGKILL};
 
 use crate::arch::{self, Ended};
 use crate::calls::segments;
+use crate::errno::{Errno, Outcome};
 use crate::memory::{self, Pages, kernel_map, memory};
 use crate::sync::Mutex;
 use crate::{control, files, log, options, time};
 
 use super::signal::{self, Information, code};
 use super::thread::work;
-use super::{Process, ProgramFacts, background, futex, provoke, scheduler, table, thread, timer};
+use super::{
+    Capability, Process, ProgramFacts, background, credentials, futex, provoke, scheduler, table,
+    thread, timer,
+};
 
 /// How long the processes that are left may take to end with the machine, in nanoseconds.
 const PATIENCE: u64 = 60 * time::SECOND;
@@ -305,5 +309,22 @@ pub fn audit() {
     if let Err(violation) = bindery::check::check_with_kernel(memory(), &spaces, &kernel, scratch) {
         log!("the audit has found a broken invariant");
         panic!("audit: {violation}");
+    }
+}
+
+/// `reboot(2)`: whichever way is asked for, the machine ends.
+pub(super) fn reboot(first: u64, second: u64, command: u64) -> Outcome {
+    const MAGIC: u32 = 0xfee1_dead;
+    const SECOND_MAGICS: [u32; 4] = [672_274_793, 85_072_278, 369_367_448, 537_993_216];
+    const ENDS: [u32; 4] = [0x0123_4567, 0xcdef_0123, 0x4321_fedc, 0xa1b2_c3d4];
+    if first as u32 != MAGIC || !SECOND_MAGICS.contains(&(second as u32)) {
+        return Err(Errno::EINVAL);
+    }
+    credentials().demand(Capability::Boot)?;
+    match command as u32 {
+        // What Ctrl-Alt-Del does: there is no such key.
+        0 | 0x89ab_cdef => Ok(0),
+        command if ENDS.contains(&command) => power_off(),
+        _ => Err(Errno::EINVAL),
     }
 }

@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 
 use bindery::linux::{self, IpcUser};
-use linux_raw_sys::general::{SCHED_BATCH, SCHED_IDLE, SCHED_NORMAL};
+use linux_raw_sys::general::{O_NONBLOCK, SCHED_BATCH, SCHED_IDLE, SCHED_NORMAL};
 use linux_raw_sys::prctl::{
     PR_CAPBSET_READ, PR_GET_DUMPABLE, PR_GET_NAME, PR_GET_NO_NEW_PRIVS, PR_GET_PDEATHSIG,
     PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG,
@@ -300,4 +300,13 @@ pub(super) fn getcpu(cpu_at: u64, node_at: u64) -> Outcome {
         }
     }
     Ok(0)
+}
+
+/// `pidfd_open(2)`.
+pub(super) fn pidfd_open(process: u64, flags: u64) -> Outcome {
+    if process as i32 <= 0 || flags as u32 & !O_NONBLOCK != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let process = find(process as u32).ok_or(Errno::ESRCH)?;
+    files::insert_process(process.id, flags as u32)
 }

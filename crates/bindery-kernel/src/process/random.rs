@@ -6,8 +6,11 @@
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
+use crate::errno::{Errno, Outcome};
 use crate::sync::Mutex;
-use crate::{arch, time};
+use crate::{arch, time, user};
+
+use super::{scheduler, signal};
 
 static GENERATOR: Mutex<Option<ChaCha12Rng>> = Mutex::new(None);
 
@@ -27,4 +30,30 @@ fn seeded() -> ChaCha12Rng {
         place.copy_from_slice(&word.to_le_bytes());
     }
     ChaCha12Rng::from_seed(seed)
+}
+
+/// `getrandom(2)`.
+pub(super) fn getrandom(at: u64, length: u64, flags: u64) -> Outcome {
+    // GRND_NONBLOCK, GRND_RANDOM, GRND_INSECURE; the last two exclude each other.
+    if flags > 7 || flags & 6 == 6 {
+        return Err(Errno::EINVAL);
+    }
+    let length = length.min(i32::MAX as u64);
+    let mut bytes = [0; 256];
+    let mut done = 0;
+    while done < length {
+        let part = &mut bytes[..(length - done).min(256) as usize];
+        fill(part);
+        let written = at.checked_add(done).ok_or(Errno::EFAULT);
+        match written.and_then(|at| user::write_bytes(at, part)) {
+            Ok(()) => done += part.len() as u64,
+            Err(errno) if done == 0 => return Err(errno),
+            Err(_) => break,
+        }
+        // A large request must not keep a deadly signal waiting.
+        if done < length && signal::is_waiting(&scheduler::current()) {
+            break;
+        }
+    }
+    Ok(done)
 }

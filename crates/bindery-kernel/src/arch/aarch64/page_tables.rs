@@ -68,7 +68,8 @@ unsafe impl TableMemory for ImageTables {
     fn allocate(&mut self) -> Frame {
         let next = SPARE_USED.fetch_add(1, Ordering::Relaxed);
         assert!(next < SPARE, "too few tables for the kernel's mappings");
-        Frame((physical(&raw const SPARE_TABLES[next]) / PAGE_SIZE) as u32)
+        let table = (&raw const SPARE_TABLES).cast::<Table>().wrapping_add(next);
+        Frame((physical(table) / PAGE_SIZE) as u32)
     }
 
     fn entries(&self, table: Frame) -> *mut Entry {

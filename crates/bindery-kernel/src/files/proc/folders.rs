@@ -9,7 +9,7 @@ use crate::errno::Errno;
 use crate::process::{self, Process};
 
 use super::super::generated::Shelf;
-use super::super::node::{Attributes, Entry, Kind, Node, Patience, Place};
+use super::super::node::{Attributes, Entry, Kind, Node, Place};
 use super::file::{FILES, File};
 use super::{machine, number};
 

@@ -1,0 +1,122 @@
+//! New descriptors without a path: pipes, sockets, event counters, memfds, pidfds.
+
+use alloc::sync::Arc;
+
+use bindery::linux;
+use linux_raw_sys::general as nr;
+use linux_raw_sys::general::{EFD_SEMAPHORE, MFD_CLOEXEC, O_CLOEXEC, O_NONBLOCK, O_RDWR};
+use linux_raw_sys::net::{AF_UNIX, SOCK_SEQPACKET, SOCK_STREAM};
+
+use crate::errno::{Errno, Outcome};
+use crate::memory::memory;
+use crate::{process, user};
+
+use super::super::descriptor::{AtExec, Description, Files};
+use super::super::event::{EventCounter, ProcessHandle, Reading};
+use super::super::memory::Regular;
+use super::super::names::at_exec;
+use super::super::node::Place;
+use super::super::pipe::both_ends;
+use super::super::proc;
+use super::super::socket::{Boundaries, pair};
+use super::{get, insert};
+
+/// Closes what was just opened. Another thread may have done it first: that is no error.
+fn close_again(files: &Files, descriptor: i32) {
+    let _ = files.close(descriptor);
+}
+
+/// `pipe2(2)`.
+pub(super) fn pipe(at: u64, flags: u32) -> Outcome {
+    if flags & !(O_CLOEXEC | O_NONBLOCK | nr::O_DIRECT) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    insert_both(both_ends(flags & O_NONBLOCK)?, at_exec(flags), at)
+}
+
+/// `socketpair(2)`.
+pub(super) fn socket_pair(family: u32, kind: u32, protocol: u32, at: u64) -> Outcome {
+    if family != AF_UNIX {
+        return Err(Errno::EAFNOSUPPORT);
+    }
+    // The flags beside a socket's type are those of `open`.
+    const TYPE: u32 = 0xf;
+    let flags = kind & !TYPE;
+    if flags & !(O_CLOEXEC | O_NONBLOCK) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let boundaries = match kind & TYPE {
+        SOCK_STREAM => Boundaries::Lost,
+        SOCK_SEQPACKET => Boundaries::Kept,
+        _ => return Err(Errno::ESOCKTNOSUPPORT),
+    };
+    if protocol != 0 && protocol != AF_UNIX {
+        return Err(Errno::EPROTONOSUPPORT);
+    }
+    insert_both(pair(boundaries, flags & O_NONBLOCK)?, at_exec(flags), at)
+}
+
+/// Gives the running process two descriptors, and writes their numbers to `at`.
+fn insert_both(both: [Arc<Description>; 2], at_exec: AtExec, at: u64) -> Outcome {
+    let files = process::current().files();
+    let [first, second] = both;
+    let first = files.insert(first, at_exec)?;
+    let both = files.insert(second, at_exec).and_then(|second| {
+        user::write(at, &[first, second]).inspect_err(|_| close_again(&files, second))
+    });
+    both.inspect_err(|_| close_again(&files, first)).map(|()| 0)
+}
+
+/// `eventfd2(2)`.
+pub(super) fn event_counter(count: u32, flags: u32) -> Outcome {
+    if flags & !(O_CLOEXEC | O_NONBLOCK | EFD_SEMAPHORE) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let reading = if flags & EFD_SEMAPHORE != 0 { Reading::ByOne } else { Reading::Whole };
+    insert(EventCounter::describe(count, reading, flags & O_NONBLOCK)?, at_exec(flags))
+}
+
+/// The longest name of a memfd (see memfd_create(2)).
+const MEMFD_NAME_MAX: usize = 249;
+
+/// `memfd_create(2)`.
+pub(super) fn memfd(name: u64, flags: u32) -> Outcome {
+    let object = linux::memfd_create(memory(), flags)?;
+    let name = user::text(name, MEMFD_NAME_MAX + 1);
+    let name =
+        name.map_err(|errno| if errno == Errno::ENAMETOOLONG { Errno::EINVAL } else { errno })?;
+    let executable = flags & nr::MFD_NOEXEC_SEAL == 0;
+    let file = Regular::of(object, if executable { 0o777 } else { 0o666 })?;
+    let path = [&b"/memfd:"[..], &name, b" (deleted)"].concat();
+    let place = Place::alone(file.clone(), &path);
+    proc::remember(&place);
+    let closes = flags & MFD_CLOEXEC != 0;
+    insert(
+        Description::new(place, file, O_RDWR)?,
+        if closes { AtExec::Closed } else { AtExec::Kept },
+    )
+}
+
+/// `memfd_secret(2)`.
+pub(super) fn secret(flags: u32) -> Outcome {
+    let object = linux::memfd_secret(memory(), flags)?;
+    let file = Regular::of(object, 0o600)?;
+    let place = Place::alone(file.clone(), b"/secretmem (deleted)");
+    insert(Description::new(place, file, O_RDWR)?, at_exec(flags))
+}
+
+/// A descriptor for a process (`pidfd_open`).
+///
+/// # Errors
+/// `EMFILE`, `ENOMEM`.
+pub fn insert_process(process: u32, flags: u32) -> Outcome {
+    insert(ProcessHandle::describe(process, flags & O_NONBLOCK)?, AtExec::Closed)
+}
+
+/// The process that a descriptor names.
+///
+/// # Errors
+/// `EBADF`.
+pub fn process_behind(descriptor: i32) -> Result<u32, Errno> {
+    get(descriptor)?.node.process().ok_or(Errno::EBADF)
+}

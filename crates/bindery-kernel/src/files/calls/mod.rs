@@ -1,0 +1,208 @@
+//! The system calls with a descriptor or a path, by number.
+//!
+//! | file | what |
+//! |---|---|
+//! | `create` | pipes, sockets, event counters, memfds, pidfds |
+//! | `descriptors` | duplicates, flags, `fcntl`, `ioctl` |
+//! | `sizes` | `truncate`, `fallocate`, `fsync` |
+//! | `legacy` | calls that x86-64 alone has, each replaced by a newer one |
+//!
+//! The others are in the modules above.
+
+mod create;
+mod descriptors;
+#[cfg(target_arch = "x86_64")]
+mod legacy;
+mod sizes;
+
+use linux_raw_sys::general as nr;
+use linux_raw_sys::general::{AT_FDCWD, O_CLOEXEC};
+
+use crate::errno::{Errno, Outcome};
+use crate::process::Capability;
+use crate::{process, user};
+
+use super::descriptor::{AtExec, Description};
+use super::epoll::Epoll;
+use super::manner::Start;
+use super::names::{self, at_exec};
+use super::node::{Kind, Special};
+use super::path::{LastLink, user_place};
+use super::poll::{self, Fraction, deadline};
+use super::transfer::{self, Segments};
+use super::{splice, status};
+
+/// Makes a call; `None` where the number is another's.
+pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
+    let [a, b, c, d, e, f] = arguments;
+    let descriptor = a as i32;
+    let outcome = match number {
+        nr::__NR_read | nr::__NR_write => {
+            move_bytes(number, descriptor, Ok(Segments::one(b, c)), Ok(Start::Position), 0)
+        }
+        nr::__NR_readv | nr::__NR_writev => {
+            move_bytes(number, descriptor, Segments::many(b, c), Ok(Start::Position), 0)
+        }
+        nr::__NR_pread64 | nr::__NR_pwrite64 => {
+            move_bytes(number, descriptor, Ok(Segments::one(b, c)), Start::at(d as i64), 0)
+        }
+        nr::__NR_preadv | nr::__NR_pwritev => {
+            move_bytes(number, descriptor, Segments::many(b, c), Start::at(d as i64), 0)
+        }
+        nr::__NR_preadv2 | nr::__NR_pwritev2 => {
+            let start = Start::at_or_position(d as i64);
+            move_bytes(number, descriptor, Segments::many(b, c), start, f as u32)
+        }
+        nr::__NR_lseek => transfer::seek(descriptor, b as i64, c as u32),
+        nr::__NR_splice => splice::splice((descriptor, b), (c as i32, d), e, f as u32),
+        nr::__NR_tee => splice::tee(descriptor, b as i32, c, d as u32),
+        nr::__NR_vmsplice => splice::vmsplice(descriptor, b, c, d as u32),
+        nr::__NR_sendfile => copy((b as i32, c), (descriptor, 0), d),
+        nr::__NR_copy_file_range => copy((descriptor, b), (c as i32, d), e),
+        nr::__NR_openat => names::open(descriptor, b, c as u32, d as u32),
+        nr::__NR_close => process::current().files().close(descriptor).map(|()| 0),
+        nr::__NR_close_range => descriptors::close_range(a, b, c as u32),
+        nr::__NR_dup => descriptors::duplicate(descriptor, 0, AtExec::Kept),
+        nr::__NR_dup3 => descriptors::duplicate_to(descriptor, b as i32, c as u32),
+        nr::__NR_fcntl => descriptors::fcntl(descriptor, b as u32, c),
+        nr::__NR_flock => get(descriptor).map(|_| 0),
+        nr::__NR_ioctl => descriptors::ioctl(descriptor, b as u32, c),
+        nr::__NR_pipe2 => create::pipe(a, b as u32),
+        nr::__NR_eventfd2 => create::event_counter(a as u32, b as u32),
+        nr::__NR_memfd_create => create::memfd(a, b as u32),
+        nr::__NR_memfd_secret => create::secret(a as u32),
+        nr::__NR_ppoll => masked(d, || poll::poll(a, b, deadline(c, Fraction::Nanoseconds)?)),
+        nr::__NR_pselect6 => select_masked(a, [b, c, d], e, f),
+        nr::__NR_epoll_create1 => {
+            let epoll = Epoll::describe(a as u32 & !O_CLOEXEC);
+            epoll.and_then(|epoll| insert(epoll, at_exec(a as u32)))
+        }
+        nr::__NR_epoll_ctl => with_epoll(descriptor, |epoll| epoll.change(b as u32, c as i32, d)),
+        nr::__NR_epoll_pwait => {
+            masked(e, || with_epoll(descriptor, |epoll| epoll.wait(b, c as i32, milliseconds(d))))
+        }
+        nr::__NR_mkdirat => names::make_folder(descriptor, b, c as u32),
+        nr::__NR_mknodat => names::make_node(descriptor, b, c as u32),
+        nr::__NR_unlinkat => names::unlink(descriptor, b, c as u32),
+        nr::__NR_renameat2 => names::rename((descriptor, b), (c as i32, d), e as u32),
+        nr::__NR_linkat => names::link((descriptor, b), (c as i32, d), e as u32),
+        nr::__NR_symlinkat => names::make_link(a, b as i32, c),
+        nr::__NR_readlinkat => names::read_link(descriptor, b, c, d as i32),
+        nr::__NR_getdents64 => names::read_folder(descriptor, b, c),
+        nr::__NR_getcwd => names::current_folder(a, b),
+        nr::__NR_chdir => names::change_folder(a),
+        nr::__NR_fchdir => names::change_folder_to(descriptor),
+        nr::__NR_newfstatat => status::stat_at(descriptor, b, c, d as u32),
+        nr::__NR_fstat => status::stat_of(descriptor, b),
+        nr::__NR_statx => status::stat_extended(descriptor, b, c as u32, e),
+        nr::__NR_faccessat => status::access(descriptor, b, c as u32, 0),
+        nr::__NR_faccessat2 => status::access(descriptor, b, c as u32, d as u32),
+        nr::__NR_fchmodat => status::change_mode(descriptor, b, c as u32),
+        nr::__NR_fchmod => status::change_mode_of(descriptor, b as u32),
+        nr::__NR_fchownat => status::change_owner(descriptor, b, c as u32, d as u32, e as u32),
+        nr::__NR_fchown => status::change_owner_of(descriptor, b as u32, c as u32),
+        nr::__NR_utimensat => status::change_times(descriptor, b, c, d as u32),
+        nr::__NR_statfs => status::statfs(a, b),
+        nr::__NR_fstatfs => status::statfs_of(descriptor, b),
+        nr::__NR_truncate => sizes::truncate(a, b as i64),
+        nr::__NR_ftruncate => sizes::ftruncate(descriptor, b as i64),
+        nr::__NR_fallocate => sizes::fallocate(descriptor, b as u32, c as i64, d as i64),
+        nr::__NR_fsync | nr::__NR_fdatasync => sizes::synchronize(descriptor),
+        nr::__NR_syncfs => get(descriptor).map(|_| 0),
+        nr::__NR_fadvise64 | nr::__NR_readahead => get(descriptor).map(|_| 0),
+        nr::__NR_sync => Ok(0),
+        nr::__NR_umask => Ok(process::current().files().set_umask(a as u32).into()),
+        nr::__NR_mount => mount(b, c),
+        nr::__NR_umount2 => user_place(AT_FDCWD, a, LastLink::Followed).map(|_| 0),
+        nr::__NR_chroot => Err(Errno::EPERM),
+        nr::__NR_socketpair => create::socket_pair(a as u32, b as u32, c as u32, d),
+        // There is no network.
+        nr::__NR_socket => Err(Errno::EAFNOSUPPORT),
+        nr::__NR_renameat => names::rename((descriptor, b), (c as i32, d), 0),
+        _ => return legacy_call(number, arguments),
+    };
+    Some(outcome)
+}
+
+#[cfg(target_arch = "x86_64")]
+use legacy::call as legacy_call;
+
+#[cfg(not(target_arch = "x86_64"))]
+fn legacy_call(_number: u32, _arguments: [u64; 6]) -> Option<Outcome> {
+    None
+}
+
+/// Reads or writes, as the call's number says.
+fn move_bytes(
+    number: u32,
+    descriptor: i32,
+    segments: Result<Segments, Errno>,
+    start: Result<Start, Errno>,
+    flags: u32,
+) -> Outcome {
+    let (start, segments) = (start?, segments?);
+    match number {
+        nr::__NR_read | nr::__NR_readv | nr::__NR_pread64 | nr::__NR_preadv | nr::__NR_preadv2 => {
+            transfer::read(descriptor, &segments, start, flags)
+        }
+        _ => transfer::write(descriptor, &segments, start, flags),
+    }
+}
+
+type Opened = alloc::sync::Arc<Description>;
+
+fn get(descriptor: i32) -> Result<Opened, Errno> {
+    process::current().files().get(descriptor)
+}
+
+fn insert(description: Opened, at_exec: AtExec) -> Outcome {
+    Ok(process::current().files().insert(description, at_exec)? as u64)
+}
+
+fn with_epoll(descriptor: i32, act: impl FnOnce(&Epoll) -> Outcome) -> Outcome {
+    match get(descriptor)?.node.special() {
+        Special::Epoll(epoll) => act(epoll),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// A timeout in milliseconds as a deadline; a negative one is none.
+fn milliseconds(timeout: u64) -> Option<u64> {
+    let timeout = u64::try_from(timeout as i32).ok()?;
+    Some(process::deadline_of_call(timeout * 1_000_000))
+}
+
+/// Makes a call with the signal mask at `mask` in place of the thread's own, if there is one.
+fn masked(mask: u64, call: impl FnOnce() -> Outcome) -> Outcome {
+    if mask != 0 {
+        process::signal::block_for_call(user::read(mask)?);
+    }
+    call()
+}
+
+/// `pselect6(2)`: the last argument points to a mask's address and size.
+fn select_masked(count: u64, sets: [u64; 3], timeout: u64, mask: u64) -> Outcome {
+    let mask = if mask == 0 { 0 } else { user::read::<[u64; 2]>(mask)?[0] };
+    masked(mask, || poll::select(count, sets, deadline(timeout, Fraction::Nanoseconds)?))
+}
+
+fn copy(from: (i32, u64), to: (i32, u64), count: u64) -> Outcome {
+    let (source, target) = (get(from.0)?, get(to.0)?);
+    transfer::copy((&source, from.1), (&target, to.1), count)
+}
+
+/// `mount(2)`: what programs want to have mounted at start is there already.
+fn mount(target: u64, kind: u64) -> Outcome {
+    process::credentials().demand(Capability::Admin)?;
+    let kind = user::text(kind, 64)?;
+    let place = user_place(AT_FDCWD, target, LastLink::Followed)?;
+    if place.node.kind() != Kind::Folder {
+        return Err(Errno::ENOTDIR);
+    }
+    match &kind[..] {
+        b"proc" | b"sysfs" | b"devtmpfs" | b"tmpfs" => Ok(0),
+        _ => Err(Errno::ENODEV),
+    }
+}
+
+pub use create::{insert_process, process_behind};

@@ -1,0 +1,88 @@
+//! `truncate`, `fallocate` and `fsync`.
+
+use bindery::{FileAccess, linux};
+use linux_raw_sys::general as nr;
+use linux_raw_sys::general::{AT_FDCWD, FALLOC_FL_KEEP_SIZE, O_RDWR};
+
+use crate::errno::{Errno, Outcome, from_raw};
+use crate::platform::Machine;
+
+use super::super::descriptor::Description;
+use super::super::manner::check_growth;
+use super::super::node::{Kind, Special, file_access};
+use super::super::path::{LastLink, user_place};
+use super::super::permission;
+use super::get;
+
+type OpenFile = linux::OpenFile<'static, Machine>;
+
+/// What a call that needs an object says of pipes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Pipes {
+    /// `EINVAL`.
+    Invalid,
+    /// `ESPIPE`.
+    CannotSeek,
+}
+
+fn is_pipe(description: &Description) -> bool {
+    matches!(description.node.special(), Special::Pipe(_))
+}
+
+/// `fsync(2)`: all contents are in memory anyway.
+pub(super) fn synchronize(descriptor: i32) -> Outcome {
+    if is_pipe(&*get(descriptor)?) { Err(Errno::EINVAL) } else { Ok(0) }
+}
+
+fn with_object(descriptor: i32, pipes: Pipes, act: impl FnOnce(&OpenFile) -> Outcome) -> Outcome {
+    let description = get(descriptor)?;
+    if description.flags() & nr::O_PATH != 0 {
+        return Err(Errno::EBADF);
+    }
+    match description.open_file() {
+        Ok(file) => act(&file),
+        Err(_) if pipes == Pipes::CannotSeek && is_pipe(&description) => Err(Errno::ESPIPE),
+        Err(_) => Err(Errno::EINVAL),
+    }
+}
+
+fn resize(file: &OpenFile, length: i64) -> Outcome {
+    if length >= 0 && file.access.contains(FileAccess::WRITE) {
+        check_growth(file.object.size(), length as u64)?;
+    }
+    from_raw(linux::ftruncate(file, length))
+}
+
+fn allocate(file: &OpenFile, mode: u32, start: i64, length: i64) -> Outcome {
+    let end = start.checked_add(length).filter(|_| start >= 0 && length > 0);
+    if let Some(end) = end
+        && mode & !FALLOC_FL_KEEP_SIZE == 0
+        && file.access.contains(FileAccess::WRITE)
+    {
+        // As Linux: also where the size is to be kept.
+        check_growth(file.object.size(), end as u64)?;
+    }
+    from_raw(linux::fallocate(file, mode as i32, start, length))
+}
+
+/// `ftruncate(2)`.
+pub(super) fn ftruncate(descriptor: i32, length: i64) -> Outcome {
+    with_object(descriptor, Pipes::Invalid, |file| resize(file, length))
+}
+
+/// `fallocate(2)`.
+pub(super) fn fallocate(descriptor: i32, mode: u32, start: i64, length: i64) -> Outcome {
+    with_object(descriptor, Pipes::CannotSeek, |file| allocate(file, mode, start, length))
+}
+
+/// `truncate(2)`.
+pub(super) fn truncate(path: u64, length: i64) -> Outcome {
+    let place = user_place(AT_FDCWD, path, LastLink::Followed)?;
+    if place.node.kind() == Kind::Folder {
+        return Err(Errno::EISDIR);
+    }
+    permission::check(&*place.node, nr::W_OK)?;
+    let object = place.node.object().ok_or(Errno::EINVAL)?.clone();
+    let access = file_access(O_RDWR);
+    resize(&OpenFile { object, access }, length)
+}
