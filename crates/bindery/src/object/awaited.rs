@@ -74,7 +74,7 @@ impl<P: Platform> Object<'_, P> {
         // What was fetched last: the first and the last page of a range may both be needed at once.
         let (mut _kept, mut _kept_before) = (None, None);
         loop {
-            let mut locked = || state.changes.alone(platform, &mut work);
+            let mut locked = || state.changes.with_write(platform, &mut work);
             let done = if state.is_file() {
                 state.pages.with_change(platform, (first, end), reads, locked)
             } else {

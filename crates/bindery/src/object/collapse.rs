@@ -47,7 +47,7 @@ pub(crate) fn collapse<P: Platform>(
             }
         }
         let collapse = || collapse_alone(memory, object, first, order, most_missing);
-        object.invalidate_lock.alone(&memory.platform, collapse).map_err(Stop::from)
+        object.invalidate_lock.with_write(&memory.platform, collapse).map_err(Stop::from)
     })
 }
 

@@ -165,7 +165,7 @@ pub(super) fn mark_run_dirty<P: Platform>(
 pub(crate) fn mark_written<P: Platform>(object: &Object<'_, P>, page: u64, count: u64) {
     let (memory, state) = (object.memory, object.state());
     let mark = || mark_dirty(memory, state, page, count);
-    while let Err(ticket) = state.invalidate_lock.together(&memory.platform, mark) {
+    while let Err(ticket) = state.invalidate_lock.with_read(&memory.platform, mark) {
         state.pages.wait(&memory.platform, ticket);
     }
 }

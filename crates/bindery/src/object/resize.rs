@@ -73,7 +73,7 @@ impl<P: Platform> Object<'_, P> {
             // Before anybody is kept out: nothing of what is cut off is read or stored any more.
             pager.resize(file, bytes)?;
         }
-        object.invalidate_lock.alone(&memory.platform, || {
+        object.invalidate_lock.with_write(&memory.platform, || {
             // Less than before can always be committed.
             let _ = object.promise_size(memory, bytes);
             object.set_size(bytes);
@@ -110,7 +110,7 @@ impl<P: Platform> Object<'_, P> {
             if object.is_file() {
                 return self.punch_file(offset, end.min(object.size()));
             }
-            object.invalidate_lock.alone(&memory.platform, || self.punch(offset, end));
+            object.invalidate_lock.with_write(&memory.platform, || self.punch(offset, end));
             Ok(())
         })
     }
@@ -130,7 +130,7 @@ impl<P: Platform> Object<'_, P> {
         if first < behind {
             pager.discard(file, first, behind - first).map_err(Error::from)?;
         }
-        object.invalidate_lock.alone(&memory.platform, || {
+        object.invalidate_lock.with_write(&memory.platform, || {
             for page in cuts.map(|cut| cut >> PAGE_SHIFT) {
                 pages::mark_dirty(memory, object, page, 1)?;
             }
@@ -223,7 +223,7 @@ impl<P: Platform> Object<'_, P> {
                 .map_err(Stop::from)
                 .and_then(|()| obtain(memory, object, page, &wanted));
             if let Err(stop) = obtained {
-                object.invalidate_lock.alone(&memory.platform, || {
+                object.invalidate_lock.with_write(&memory.platform, || {
                     pages::drop_untouched(memory, object, first, page);
                 });
                 return Err(stop);

@@ -146,7 +146,7 @@ fn save_batch<P: Platform>(
         size: 0,
         behind: from,
     };
-    object.invalidate_lock.alone(&memory.platform, || {
+    object.invalidate_lock.with_write(&memory.platform, || {
         batch.size = object.size();
         batch.begin(end.min(pages_of(batch.size)), turn);
         let ranges: ArrayVec<(u64, u64), RUNS> =

@@ -148,7 +148,7 @@ impl<P: Platform> Object<'_, P> {
         if seals.bits() & !Seals::all().bits() != 0 || object.is_file() || object.is_secret() {
             return Err(Error::Invalid);
         }
-        object.changes.alone(&self.memory.platform, || {
+        object.changes.with_write(&self.memory.platform, || {
             object.seals.forbid(Seals::SEAL)?;
             let had = object.seals.get();
             if seals.contains(Seals::WRITE) && !had.contains(Seals::WRITE) {
@@ -168,7 +168,7 @@ impl<P: Platform> Object<'_, P> {
         let (memory, object) = (self.memory, self.state());
         // Whoever pinned a page to write it came through a shared mapping that may be written, and
         // there can be none any more.
-        object.invalidate_lock.alone(&memory.platform, || {
+        object.invalidate_lock.with_write(&memory.platform, || {
             let pinned = pages::any_folio(memory, object, 0, PAGE_LIMIT, |folio| {
                 memory.frames.pins(folio) > 0
             });

@@ -114,8 +114,8 @@ impl Pages {
         platform: &P,
         work: impl FnOnce(&PageIndex) -> R,
     ) -> R {
-        self.lock.together_shortly(platform, || {
-            // SAFETY: changes hold the invalidate lock alone (`change`), so there is none meanwhile.
+        self.lock.with_read_spinning(platform, || {
+            // SAFETY: changes hold the lock for writing (`change`), so there is none meanwhile.
             work(unsafe { &*self.index.get() })
         })
     }
@@ -130,8 +130,8 @@ impl Pages {
         // SAFETY: 1. the index belongs to one object, which belongs to one memory, whose slab,
         // frames and platform these are.
         let nodes = unsafe { Nodes::new(&memory.object_nodes, &memory.frames, &memory.platform) };
-        self.lock.alone_shortly(&memory.platform, || {
-            // SAFETY: everyone else who uses the index holdes the invalidate lock, which we have been held for writing.
+        self.lock.with_write_spinning(&memory.platform, || {
+            // SAFETY: everyone else who uses the index holds its lock, which we hold for writing.
             let (result, by) = work(unsafe { &mut *self.index.get() }, &nodes);
             let resident = self.resident.load(Ordering::Relaxed);
             self.resident.store(resident.wrapping_add_signed(by), Ordering::Relaxed);
@@ -146,8 +146,8 @@ impl Pages {
         platform: &P,
         work: impl FnOnce(&mut PageIndex, &mut InFlight, &Ends) -> R,
     ) -> R {
-        self.lock.alone_shortly(platform, || {
-            // SAFETY: everyone who uses either holdes the invalidate lock, which we have been held for writing.
+        self.lock.with_write_spinning(platform, || {
+            // SAFETY: everyone who uses either holds the lock, which we hold for writing.
             let (index, in_flight) =
                 unsafe { (&mut *self.index.get(), &mut *self.in_flight.get()) };
             work(index, in_flight, &self.ends)

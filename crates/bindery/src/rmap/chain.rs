@@ -111,13 +111,13 @@ pub(crate) fn contract<P: Platform>(
 ) -> Option<Chain<AnonGroup>> {
     let group = vma.group().filter(|_| may_contract(vma))?;
     let (memory, lock) = (table.memory, group.family_lock());
-    let look = lock.alone(&memory.platform, || look(group, vma))?;
+    let look = lock.with_write(&memory.platform, || look(group, vma))?;
     // The tree is this address space's, and its mutex is held.
     let complete = group
         .vmas
         .iter(Asked::ALL)
         .fold(true, |complete, vma| complete & take_over(memory, table, vma));
-    lock.alone(&memory.platform, || {
+    lock.with_write(&memory.platform, || {
         group.end_survey();
         let listed = group.vmas.iter(Asked::ALL).count() as u32;
         if !complete || group.tenants() != listed {
@@ -175,7 +175,7 @@ fn take_over<P: Platform>(memory: &Memory<P>, table: &PageTable<'_, P>, vma: &Vm
     let complete = Cell::new(true);
     // Passed for each hold of the tables, so that nobody waits for the whole mapping.
     let within = |hold: &mut dyn FnMut()| match vma.object() {
-        Some(object) => object.mapping_lock.alone(&memory.platform, hold),
+        Some(object) => object.mapping_lock.with_write(&memory.platform, hold),
         None => hold(),
     };
     table.survey_within(vma.range(), within, |stretch: &Stretch| {

@@ -236,7 +236,7 @@ impl AnonGroup {
 
     /// Lets `vma`, which belongs to no anon group, belong to this one, which `node` names.
     pub(crate) fn join<P: Platform>(&self, platform: &P, vma: &Vma, node: NonNull<Self>) {
-        self.family_lock().alone(platform, || {
+        self.family_lock().with_write(platform, || {
             vma.set_group(Some(node));
             // SAFETY: 1. the lock is held; 2. the VMA was in no anon group's tree, and leaves this one
             // before it is freed (`RmapGuard::take`, `leave`); 3. what it maps changes through `RmapGuard`.
@@ -246,7 +246,7 @@ impl AnonGroup {
 
     /// Lets `vma` belong to no anon group any more. It still counts as a holder.
     pub(crate) fn leave<P: Platform>(&self, platform: &P, vma: &Vma) {
-        self.family_lock().alone(platform, || {
+        self.family_lock().with_write(platform, || {
             // SAFETY: 1. the lock is held; 2. the VMA belongs to the anon group, so it is in its tree.
             unsafe { self.vmas.remove(vma) };
             vma.set_group(None);
@@ -334,7 +334,7 @@ impl Groups {
             parent.hold();
             // SAFETY: the anon group is fresh from the slab, and nobody frees it before it was held.
             let group = unsafe { node.as_ref() };
-            parent.family_lock().alone(&memory.platform, || {
+            parent.family_lock().with_write(&memory.platform, || {
                 let first = parent.first_child.load(Ordering::Relaxed);
                 group.next_sibling.store(first, Ordering::Relaxed);
                 if let Some(first) = parent.follow(&parent.first_child) {
@@ -382,7 +382,7 @@ impl Groups {
                 return;
             }
             if let Some(parent) = group.parent() {
-                parent.family_lock().alone(&memory.platform, || {
+                parent.family_lock().with_write(&memory.platform, || {
                     let after = group.next_sibling.load(Ordering::Relaxed);
                     let before = group.previous_sibling.load(Ordering::Relaxed);
                     match group.follow(&group.previous_sibling) {

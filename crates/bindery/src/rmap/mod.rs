@@ -70,7 +70,8 @@ use crate::space::vma::Vma;
 pub(crate) use crate::collections::interval_tree::Asked;
 pub(crate) use chain::{contract, may_contract};
 pub(crate) use group::{AnonGroup, Groups};
-pub(crate) use tree_lock::TreeLock;
+use tree_lock::TreeWriteGuard;
+pub(crate) use tree_lock::{TreeLock, TreeReadGuard};
 pub(crate) use trees::{ObjectTree, TreeLinks};
 pub(crate) use walk::{HOLD, Locking, Pages, Seen, for_each_sight};
 #[cfg(any(test, feature = "testing"))]
@@ -91,22 +92,20 @@ impl Rekeyed {
 /// The locks of the trees in which a VMA stands, held alone until the guard is dropped. What a VMA
 /// maps changes through its methods, which keep the trees as they should be.
 pub(crate) struct RmapGuard<'a, P: Platform> {
-    platform: &'a P,
     vma: &'a Vma,
     group: Option<NonNull<AnonGroup>>,
+    // Dropped in this order: the lock that was taken last is free first.
+    _family: Option<TreeWriteGuard<'a, P>>,
+    _mappings: Option<TreeWriteGuard<'a, P>>,
 }
 
 impl<'a, P: Platform> RmapGuard<'a, P> {
     /// Waits for the locks.
     pub(crate) fn new(platform: &'a P, vma: &'a Vma) -> Self {
-        if let Some(object) = vma.object() {
-            object.mapping_lock.write(platform);
-        }
+        let mappings = vma.object().map(|object| object.mapping_lock.write(platform));
         let group = vma.group_pointer();
-        if let Some(group) = vma.group() {
-            group.family_lock().write(platform);
-        }
-        Self { platform, vma, group }
+        let family = vma.group().map(|group| group.family_lock().write(platform));
+        Self { vma, group, _family: family, _mappings: mappings }
     }
 
     /// Adds a VMA of the same object and anon group, which is in no tree.
@@ -179,12 +178,6 @@ impl<'a, P: Platform> RmapGuard<'a, P> {
 impl<P: Platform> Drop for RmapGuard<'_, P> {
     fn drop(&mut self) {
         debug_assert_eq!(self.group, self.vma.group_pointer(), "a group changed under its lock");
-        if let Some(group) = self.vma.group() {
-            group.family_lock().end_write(self.platform);
-        }
-        if let Some(object) = self.vma.object() {
-            object.mapping_lock.end_write(self.platform);
-        }
     }
 }
 

@@ -1,8 +1,8 @@
-//! The lock of an object's tree, or of all trees of a family: a lock, of which a measuring platform
-//! learns how long it is held ([`Platform::tree locked`]).
+//! The lock of an object's tree, or of all trees of a family of anon groups: a reader-writer lock, of
+//! which a measuring platform learns how long it is held ([`Platform::tree_locked`]).
 
 use crate::platform::Platform;
-use crate::sync::rw_lock::RwLock;
+use crate::sync::rw_lock::{ReadGuard, RwLock, WriteGuard};
 
 /// The lock; see the module.
 #[derive(Debug)]
@@ -13,60 +13,71 @@ impl TreeLock {
         Self(RwLock::new())
     }
 
-    /// Takes it together with others, if nobody has it alone or waits for that.
+    /// Locks for reading, unless somebody writes or waits for that.
     #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn try_read<P: Platform>(&self, platform: &P) -> bool {
-        let taken = self.0.try_read();
-        if taken {
-            locked(platform);
-        }
-        taken
+    pub(crate) fn try_read<'a, P: Platform>(
+        &'a self,
+        platform: &'a P,
+    ) -> Option<TreeReadGuard<'a, P>> {
+        let guard = self.0.try_read(platform)?;
+        Some(TreeReadGuard { held: Held::new(platform), _guard: guard })
     }
 
-    /// Takes it together with others.
+    /// Locks for reading.
     #[inline]
-    pub(crate) fn read<P: Platform>(&self, platform: &P) {
-        self.0.read(platform);
-        locked(platform);
+    pub(crate) fn read<'a, P: Platform>(&'a self, platform: &'a P) -> TreeReadGuard<'a, P> {
+        let guard = self.0.read(platform);
+        TreeReadGuard { held: Held::new(platform), _guard: guard }
     }
 
+    /// Locks for writing.
     #[inline]
-    pub(crate) fn end_read<P: Platform>(&self, platform: &P) {
-        unlocked(platform);
-        self.0.end_read(platform);
+    pub(crate) fn write<'a, P: Platform>(&'a self, platform: &'a P) -> TreeWriteGuard<'a, P> {
+        let guard = self.0.write(platform);
+        TreeWriteGuard { held: Held::new(platform), _guard: guard }
     }
 
-    /// Takes it alone.
+    /// Does `work` with the lock held for writing.
     #[inline]
-    pub(crate) fn write<P: Platform>(&self, platform: &P) {
-        self.0.write(platform);
-        locked(platform);
-    }
-
-    #[inline]
-    pub(crate) fn end_write<P: Platform>(&self, platform: &P) {
-        unlocked(platform);
-        self.0.end_write(platform);
-    }
-
-    /// Does `work` with the lock taken alone.
-    #[inline]
-    pub(crate) fn alone<P: Platform, R>(&self, platform: &P, work: impl FnOnce() -> R) -> R {
-        self.write(platform);
-        let result = work();
-        self.end_write(platform);
-        result
+    pub(crate) fn with_write<P: Platform, R>(&self, platform: &P, work: impl FnOnce() -> R) -> R {
+        let _guard = self.write(platform);
+        work()
     }
 }
 
-#[inline]
-fn locked<P: Platform>(_platform: &P) {
-    #[cfg(any(test, feature = "measure"))]
-    _platform.tree_locked();
+/// The lock is held for reading until the guard is dropped.
+#[must_use = "dropping the guard unlocks"]
+pub(crate) struct TreeReadGuard<'a, P: Platform> {
+    // Dropped first: the platform is told before the lock is free.
+    #[allow(dead_code, reason = "works by being dropped")]
+    held: Held<'a, P>,
+    _guard: ReadGuard<'a, P>,
 }
 
-#[inline]
-fn unlocked<P: Platform>(_platform: &P) {
-    #[cfg(any(test, feature = "measure"))]
-    _platform.tree_unlocked();
+/// The lock is held for writing until the guard is dropped.
+#[must_use = "dropping the guard unlocks"]
+pub(crate) struct TreeWriteGuard<'a, P: Platform> {
+    #[allow(dead_code, reason = "works by being dropped")]
+    held: Held<'a, P>,
+    _guard: WriteGuard<'a, P>,
+}
+
+/// Tells a measuring platform that the lock is held, and when it is not any more.
+struct Held<'a, P: Platform>(&'a P);
+
+impl<'a, P: Platform> Held<'a, P> {
+    #[inline]
+    fn new(platform: &'a P) -> Self {
+        #[cfg(any(test, feature = "measure"))]
+        platform.tree_locked();
+        Self(platform)
+    }
+}
+
+impl<P: Platform> Drop for Held<'_, P> {
+    #[inline]
+    fn drop(&mut self) {
+        #[cfg(any(test, feature = "measure"))]
+        self.0.tree_unlocked();
+    }
 }

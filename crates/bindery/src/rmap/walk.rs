@@ -65,7 +65,7 @@ use {
     core::ptr::NonNull,
 };
 
-use super::TreeLock;
+use super::{TreeLock, TreeReadGuard};
 use crate::collections::interval_tree::{Asked, IntervalPlace, IntervalTree, Member};
 
 /// A walk lets go of a tree's lock when it has looked at so many entries and VMAs.
@@ -150,10 +150,8 @@ impl<'a> ObjectWalk<'a> {
         visit: &mut impl FnMut(&RmapHit<'_, 'm, P>, &mut Gather) -> Seen,
     ) -> Result<bool, Busy> {
         let tree_lock = &self.object.mapping_lock;
-        lock(memory, tree_lock, locking)?;
-        let done = self.walk.hold(memory, &self.object.mappers, &mut { HOLD }, visit);
-        tree_lock.end_read(&memory.platform);
-        Ok(done)
+        let _held = lock(memory, tree_lock, locking)?;
+        Ok(self.walk.hold(memory, &self.object.mappers, &mut { HOLD }, visit))
     }
 
     /// To how many VMAs it has come, those counted that it came to twice.
@@ -169,19 +167,16 @@ fn looked_at_one<P: Platform>(_memory: &Memory<P>) {
     _memory.platform.worked(crate::platform::Work { entries: 1, tables_marked: 0 });
 }
 
-fn lock<P: Platform>(
-    memory: &Memory<P>,
-    tree_lock: &TreeLock,
+fn lock<'a, P: Platform>(
+    memory: &'a Memory<P>,
+    tree_lock: &'a TreeLock,
     locking: Locking,
-) -> Result<(), Busy> {
+) -> Result<TreeReadGuard<'a, P>, Busy> {
     match locking {
-        Locking::Wait => tree_lock.read(&memory.platform),
+        Locking::Wait => Ok(tree_lock.read(&memory.platform)),
         #[cfg(any(test, feature = "testing"))]
-        Locking::Try if !tree_lock.try_read(&memory.platform) => return Err(Busy),
-        #[cfg(any(test, feature = "testing"))]
-        Locking::Try => {}
+        Locking::Try => tree_lock.try_read(&memory.platform).ok_or(Busy),
     }
-    Ok(())
 }
 
 /// A walk over one tree; see the module.
@@ -383,9 +378,7 @@ fn walk_family<'m, P: Platform>(
         if !done {
             kept = Some(NonNull::from(walk.at));
         }
-        if locked.is_ok() {
-            tree_lock.end_read(&memory.platform);
-        }
+        let locked = locked.map(drop);
         if let Some(node) = before {
             Groups::release_now(memory, node);
         }

@@ -11,7 +11,7 @@ use crate::platform::Platform;
 use crate::rmap::{self, AnonGroup, Groups, RmapGuard};
 
 use super::AddressSpace;
-use super::vma::{MappingFlags, Purpose, Vma};
+use super::vma::{MappingFlags, Purpose, Vma, VmaWriteGuard};
 use crate::collections::range_skip_list::Indexed;
 
 /// What an operation has unlinked, for [`AddressSpace::finish`].
@@ -79,21 +79,26 @@ impl<P: Platform> AddressSpace<'_, P> {
         unsafe { self.vmas.insert(node) };
     }
 
-    /// Takes a VMA, whose lock for writing is held, out of the index and puts it on the list.
-    pub(super) fn remove(&self, vma: &Vma, removed: &mut Removed) {
-        rmap::unlink(self.platform(), vma);
+    /// Takes a VMA out of the index and puts it on the list.
+    pub(super) fn remove(&self, vma: VmaWriteGuard<'_, P>, removed: &mut Removed) {
+        rmap::unlink(self.platform(), &vma);
         self.remove_unlinked(vma, removed);
     }
 
     /// As [`AddressSpace::remove`], with the VMA's trees locked.
-    pub(super) fn remove_held(&self, vma: &Vma, held: &RmapGuard<'_, P>, removed: &mut Removed) {
+    pub(super) fn remove_held(
+        &self,
+        vma: VmaWriteGuard<'_, P>,
+        held: &RmapGuard<'_, P>,
+        removed: &mut Removed,
+    ) {
         held.take();
         self.remove_unlinked(vma, removed);
     }
 
-    fn remove_unlinked(&self, vma: &Vma, removed: &mut Removed) {
+    fn remove_unlinked(&self, vma: VmaWriteGuard<'_, P>, removed: &mut Removed) {
         self.account(vma.flags(), -(vma.pages() as i64));
-        vma.mark_removed();
+        let vma = vma.remove();
         // SAFETY: 1. callers hold the mutex; 2. the VMA is in the index, where starts differ;
         // 3. it goes back to the slab only in `finish`, after a grace period.
         let node = unsafe { self.vmas.remove(NonNull::from(vma)) };
@@ -102,22 +107,27 @@ impl<P: Platform> AddressSpace<'_, P> {
         unsafe { removed.vmas.push(node) };
     }
 
-    /// Lets the VMA, whose lock for writing is held, begin at `start` and end at `end`; what it
-    /// maps stays where it is.
-    pub(super) fn resize(&self, vma: &Vma, start: u64, end: u64) {
+    /// Lets the VMA begin at `start` and end at `end`; what it maps stays where it is.
+    pub(super) fn resize(&self, vma: &VmaWriteGuard<'_, P>, start: u64, end: u64) {
         self.resize_held(vma, start, end, &RmapGuard::new(self.platform(), vma));
     }
 
     /// As [`AddressSpace::resize`], with the VMA's trees locked.
-    pub(super) fn resize_held(&self, vma: &Vma, start: u64, end: u64, held: &RmapGuard<'_, P>) {
+    pub(super) fn resize_held(
+        &self,
+        vma: &VmaWriteGuard<'_, P>,
+        start: u64,
+        end: u64,
+        held: &RmapGuard<'_, P>,
+    ) {
         let before = vma.pages() as i64;
         held.resize(start, end);
-        self.vmas.bounds_changed(NonNull::from(vma));
+        self.vmas.bounds_changed(NonNull::from(vma.vma()));
         self.account(vma.flags(), vma.pages() as i64 - before);
     }
 
-    /// Changes the flags of a VMA whose lock for writing is held.
-    pub(super) fn change_flags(&self, vma: &Vma, flags: MappingFlags) {
+    /// Changes the flags of a VMA.
+    pub(super) fn change_flags(&self, vma: &VmaWriteGuard<'_, P>, flags: MappingFlags) {
         let pages = vma.pages() as i64;
         self.account(vma.flags(), -pages);
         vma.set_flags(flags);
@@ -128,23 +138,23 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub(super) fn split(&self, vma: &Vma, at: VirtAddr) -> Result<&Vma, Error> {
         let node =
             self.new_vma(VirtRange::raw(at.0, vma.end()), vma.purpose(), vma.page_offset_of(at))?;
-        vma.lock_write(self.platform());
+        let vma = vma.lock_write(self.platform());
         self.table.cut(at);
-        self.split_with(vma, at, node);
-        vma.end_write(self.platform());
+        self.split_with(&vma, at, node);
+        drop(vma);
         Ok(self.vma(node))
     }
 
-    /// Cuts a VMA, whose lock for writing is held, in two at `at`; `node` is the upper part.
+    /// Cuts a VMA in two at `at`; `node` is the upper part.
     ///
     /// The upper part is in the trees before the lower one lets go, so a walker of the reverse map
     /// sees the upper pages once or twice, never not at all.
-    pub(super) fn split_with(&self, vma: &Vma, at: VirtAddr, node: NonNull<Vma>) {
+    pub(super) fn split_with(&self, vma: &VmaWriteGuard<'_, P>, at: VirtAddr, node: NonNull<Vma>) {
         let upper = self.vma(node);
         self.hold_for(upper);
         rmap::link(self.platform(), upper);
         RmapGuard::new(self.platform(), vma).resize(vma.start(), at.0);
-        self.vmas.bounds_changed(NonNull::from(vma));
+        self.vmas.bounds_changed(NonNull::from(vma.vma()));
         // SAFETY: as in `insert`. The accounts stay: the pages are those of one VMA before.
         unsafe { self.vmas.insert(node) };
     }
@@ -199,22 +209,21 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     fn join(&self, low: &Vma, high: &Vma, removed: &mut Removed) {
-        low.lock_write(self.platform());
-        high.lock_write(self.platform());
+        let low = low.lock_write(self.platform());
+        let high = high.lock_write(self.platform());
         if low.group_pointer().is_none()
             && let Some(group) = high.group_pointer()
         {
-            self.adopt(low, group);
+            self.adopt(&low, group);
         }
         let end = high.end();
         let pages = high.pages() as i64;
         low.set_flags(low.flags() | high.flags());
-        RmapGuard::new(self.platform(), low).resize(low.start(), end);
-        rmap::unlink(self.platform(), high);
+        RmapGuard::new(self.platform(), &low).resize(low.start(), end);
+        rmap::unlink(self.platform(), &high);
         self.remove_unlinked(high, removed);
         self.account(low.flags(), pages);
-        self.vmas.bounds_changed(NonNull::from(low));
-        low.end_write(self.platform());
+        self.vmas.bounds_changed(NonNull::from(low.vma()));
     }
 
     /// Lets a VMA without an anon group belong to `group`, one of this address space.
@@ -227,9 +236,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         state.join(self.platform(), vma, group);
     }
 
-    /// Lets a VMA, whose lock for writing is held, belong to no anon group any more; nothing of the
-    /// anon group is mapped in it. Another VMA of this address space belongs to the group.
-    pub(super) fn leave_group(&self, vma: &Vma, removed: &mut Removed) {
+    /// Lets a VMA belong to no anon group any more; nothing of the anon group is mapped in it. Another
+    /// VMA of this address space belongs to the group.
+    pub(super) fn leave_group(&self, vma: &VmaWriteGuard<'_, P>, removed: &mut Removed) {
         let Some(group) = vma.group_pointer() else { return };
         if let Some(state) = vma.group() {
             state.leave(self.platform(), vma);

@@ -261,11 +261,11 @@ impl<P: Platform> AddressSpace<'_, P> {
             let _ = self.populate(range);
             return Ok(());
         }
-        vma.lock_write(self.platform());
+        let locked = vma.lock_write(self.platform());
         gather.vma_stays();
-        let result = self.collapse_locked(vma, range, limits, &mut gather);
+        let result = self.collapse_locked(&locked, range, limits, &mut gather);
         self.flush(&mut gather);
-        vma.end_write(self.platform());
+        drop(locked);
         drop(guard);
         self.finish(&mut gather, super::change::Removed::default());
         Ok(result?)

@@ -72,10 +72,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             .first_behind(page.0)
             .filter(|vma| vma.start() <= page.0)
             .ok_or(FolioError::NotMapped)?;
-        vma.lock_write(self.platform());
-        let result = self.split_locked(vma, page, order);
-        vma.end_write(self.platform());
-        result
+        self.split_locked(&vma.lock_write(self.platform()), page, order)
     }
 
     fn split_locked(&self, vma: &Vma, page: VirtAddr, order: u8) -> Result<(), FolioError> {
@@ -173,9 +170,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         if !range.is_some_and(|range| vma.range().covers(range)) {
             return Err(FolioError::NotMapped);
         }
-        vma.lock_write(self.platform());
+        let locked = vma.lock_write(self.platform());
         let result = self.table.collapse(base);
-        vma.end_write(self.platform());
+        drop(locked);
         result.map_err(|error| match error {
             CollapseError::NotUniform => FolioError::Unsuitable,
             CollapseError::OutOfMemory => FolioError::OutOfMemory,

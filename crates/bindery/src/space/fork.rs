@@ -50,7 +50,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let result = self.copy_vmas(&child, &mut gather, &mut removed);
         self.flush(&mut gather);
         for node in self.vmas.iter() {
-            self.vma(node).end_write(self.platform());
+            // SAFETY: 1. `copy_vmas` left each locked; 2. it kept no guard.
+            drop(unsafe { self.vma(node).written(self.platform()) });
         }
         drop(guard);
         self.finish(&mut gather, removed);
@@ -67,7 +68,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let mut chains = false;
         for node in self.vmas.iter() {
             let vma = self.vma(node);
-            vma.lock_write(self.platform());
+            vma.lock_write(self.platform()).leave_locked();
             chains |= rmap::may_contract(vma);
         }
         if chains {

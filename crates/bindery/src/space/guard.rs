@@ -27,21 +27,20 @@ impl<P: Platform> AddressSpace<'_, P> {
             // As Linux, which joins mappings by it.
             self.prepare_group_locked(vma)?;
         }
-        vma.lock_write(self.platform());
+        let vma = vma.lock_write(self.platform());
         gather.vma_stays();
-        self.change_flags(vma, vma.flags() | MappingFlags::MAYBE_GUARDS);
+        self.change_flags(&vma, vma.flags() | MappingFlags::MAYBE_GUARDS);
         let zapped = self.table.zap(part, part, Flush::BeforeUnlock, gather);
         self.flush(gather);
         let done = zapped.and_then(|()| self.table.mark(part, Marker::Guard));
-        vma.end_write(self.platform());
+        drop(vma);
         done.map_err(|_| Error::OutOfMemory)
     }
 
     /// Takes the guards of `part` away; what is touched then is new.
     pub(super) fn remove_guards(&self, vma: &Vma, part: VirtRange) -> Result<(), Error> {
-        vma.lock_write(self.platform());
+        let _locked = vma.lock_write(self.platform());
         let done = self.table.unmark(part, Marker::Guard);
-        vma.end_write(self.platform());
         done.map_err(|_| Error::OutOfMemory)
     }
 }

@@ -144,12 +144,11 @@ impl<P: Platform> AddressSpace<'_, P> {
             if result.is_err() || !concerned(vma) {
                 continue;
             }
-            vma.lock_write(self.platform());
+            let vma = vma.lock_write(self.platform());
             if forget == Forget::SoftDirty {
-                self.change_flags(vma, vma.flags() - MappingFlags::SOFT_DIRTY);
+                self.change_flags(&vma, vma.flags() - MappingFlags::SOFT_DIRTY);
             }
             result = self.table.forget(vma.range(), forget, &mut gather, |_, _| true);
-            vma.end_write(self.platform());
         }
         // One for up to 64 tables. A store that slips through before it is as if it had come before
         // the call.

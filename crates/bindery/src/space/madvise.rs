@@ -262,7 +262,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         gather: &mut Gather,
     ) -> Result<(), Error> {
         self.note_resident();
-        vma.lock_write(self.platform());
+        let locked = vma.lock_write(self.platform());
         gather.vma_stays();
         let zapped = if vma.has(MappingFlags::MAYBE_GUARDS) {
             self.table.zap_sparing(part, Spared::Guards, gather)
@@ -274,7 +274,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         };
         // Before a fault is let in: it would map a new page while others still use the old.
         self.flush(gather);
-        vma.end_write(self.platform());
+        drop(locked);
         zapped.map_err(|_| Error::OutOfMemory)
     }
 
@@ -300,10 +300,10 @@ impl<P: Platform> AddressSpace<'_, P> {
             }
             _ => true,
         };
-        vma.lock_write(self.platform());
+        let locked = vma.lock_write(self.platform());
         let done = self.table.forget(part, forget, gather, concerned);
         self.flush(gather);
-        vma.end_write(self.platform());
+        drop(locked);
         done.map_err(|_| Error::OutOfMemory)
     }
 

@@ -403,10 +403,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     fn extend_over(&self, vma: &Vma, range: VirtRange) {
         let (start, end) = (vma.start().min(range.start().0), vma.end().max(range.end().0));
-        vma.lock_write(self.platform());
-        self.change_flags(vma, vma.flags() | MappingFlags::SOFT_DIRTY);
-        self.resize(vma, start, end);
-        vma.end_write(self.platform());
+        let vma = vma.lock_write(self.platform());
+        self.change_flags(&vma, vma.flags() | MappingFlags::SOFT_DIRTY);
+        self.resize(&vma, start, end);
     }
 
     pub(super) fn find_place(&self, length: u64, place: Place) -> Result<VirtRange, Error> {

@@ -367,7 +367,9 @@ impl<P: Platform> Drop for AddressSpace<'_, P> {
     fn drop(&mut self) {
         let mut removed = Removed::default();
         while let Some(node) = self.vmas.first_ending_after(0) {
-            self.remove(self.vma(node), &mut removed);
+            // SAFETY: 1. no handle of the address space is left, so nobody looks a VMA up in it, and a
+            // walker of the reverse map does not lock it; 2. it is removed at once.
+            self.remove(unsafe { self.vma(node).written(self.platform()) }, &mut removed);
         }
         let mut gather = Gather::new();
         let end = arch::span::<P::Arch>(P::Arch::LEVELS);

@@ -304,10 +304,10 @@ impl<P: Platform> AddressSpace<'_, P> {
                 return Err(error);
             }
         }
-        vma.lock_write(self.platform());
-        self.change_flags(vma, flags);
-        let done = work(vma);
-        vma.end_write(self.platform());
+        let locked = vma.lock_write(self.platform());
+        self.change_flags(&locked, flags);
+        let done = work(&locked);
+        drop(locked);
         self.merge_around(vma, removed);
         done
     }

@@ -71,7 +71,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             self.split(first, range.end())?;
         }
         for vma in self.vmas_in(range) {
-            vma.lock_write(self.platform());
+            vma.lock_write(self.platform()).leave_locked();
         }
         self.note_resident();
         let freeable = self.freeable(range, VirtRange::default());
@@ -107,16 +107,18 @@ impl<P: Platform> AddressSpace<'_, P> {
             if vma.start() >= range.end().0 {
                 break;
             }
+            // SAFETY: 1. the caller has left it locked; 2. this is its only guard: a VMA that is cut
+            // does not reach into the range any more.
+            let vma = unsafe { vma.written(self.platform()) };
             if vma.start() < range.start().0 {
-                self.resize(vma, vma.start(), range.start().0);
+                self.resize(&vma, vma.start(), range.start().0);
             } else if vma.end() > range.end().0 {
-                self.resize(vma, range.end().0, vma.end());
+                self.resize(&vma, range.end().0, vma.end());
             } else {
                 self.remove(vma, removed);
                 continue;
             }
             cut = true;
-            vma.end_write(self.platform());
         }
         cut
     }

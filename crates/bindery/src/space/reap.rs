@@ -47,13 +47,12 @@ impl<P: Platform> AddressSpace<'_, P> {
             interrupt::check(self.platform())?;
             // 1. CPU A has looked at the flags, and holds the VMA for reading; 2. CPU B marks the VMA
             // once CPU A has let it go; 3. the contents go, the page of CPU A with them.
-            vma.lock_write(self.platform());
-            self.change_flags(vma, vma.flags() | MappingFlags::REAPED);
-            vma.end_write(self.platform());
+            let locked = vma.lock_write(self.platform());
+            self.change_flags(&locked, vma.flags() | MappingFlags::REAPED);
+            drop(locked);
             if let Err(error) = self.drop_contents(vma, vma.range(), gather) {
-                vma.lock_write(self.platform());
-                self.change_flags(vma, vma.flags() - MappingFlags::REAPED);
-                vma.end_write(self.platform());
+                let locked = vma.lock_write(self.platform());
+                self.change_flags(&locked, vma.flags() - MappingFlags::REAPED);
                 return Err(error);
             }
         }

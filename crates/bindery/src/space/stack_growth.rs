@@ -48,9 +48,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         let _reservation =
             self.table.memory.commitment().reserve(committed).map_err(|_| refused)?;
         self.prepare_group_locked(vma).map_err(|_| FaultError::OutOfMemory)?;
-        vma.lock_write(self.platform());
-        self.resize(vma, page.0, vma.end());
-        vma.end_write(self.platform());
+        let vma = vma.lock_write(self.platform());
+        self.resize(&vma, page.0, vma.end());
+        drop(vma);
         drop(guard);
         Ok(())
     }

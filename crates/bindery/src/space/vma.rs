@@ -19,7 +19,7 @@ use crate::deferred::Linked;
 use crate::object::ObjectState;
 use crate::platform::Platform;
 use crate::rmap::{AnonGroup, Rekeyed, TreeLinks};
-use crate::sync::rw_lock::RwLock;
+use crate::sync::rw_lock::{ReadGuard, RwLock, WriteGuard};
 use crate::table::TreeState;
 use crate::table::leaf::user_attributes;
 
@@ -373,31 +373,84 @@ impl Vma {
         self.end.store(range.end().0, Ordering::Relaxed);
     }
 
-    /// Takes the lock for reading, unless somebody writes or the VMA was removed.
+    /// Locks for reading, unless somebody writes or the VMA was removed.
     #[inline]
-    pub(crate) fn try_read(&self) -> bool {
-        self.lock.try_read()
+    pub(crate) fn try_read<'a, P: Platform>(
+        &'a self,
+        platform: &'a P,
+    ) -> Option<VmaReadGuard<'a, P>> {
+        let guard = self.lock.try_read(platform)?;
+        Some(VmaReadGuard { vma: self, _guard: guard })
     }
 
+    /// Locks for writing: keeps new faults out and waits for those inside. The caller holds the
+    /// mutex of the address space, so it is the only writer.
     #[inline]
-    pub(crate) fn end_read<P: Platform>(&self, platform: &P) {
-        self.lock.end_read(platform);
+    pub(crate) fn lock_write<'a, P: Platform>(&'a self, platform: &'a P) -> VmaWriteGuard<'a, P> {
+        VmaWriteGuard { vma: self, guard: self.lock.write(platform) }
     }
 
-    /// Takes the lock for writing: keeps new faults out and waits for those inside. The caller
-    /// holds the mutex of the address space, so it is the only one to write.
+    /// A guard for a VMA that was left locked ([`VmaWriteGuard::leave_locked`]), or that nobody else
+    /// can reach.
+    ///
+    /// # Safety
+    /// 1. The caller left the VMA locked for writing, or nobody else can reach it.
+    /// 2. No other guard of it for writing exists.
     #[inline]
-    pub(crate) fn lock_write<P: Platform>(&self, platform: &P) {
-        self.lock.write(platform);
+    pub(crate) unsafe fn written<'a, P: Platform>(
+        &'a self,
+        platform: &'a P,
+    ) -> VmaWriteGuard<'a, P> {
+        // SAFETY: 1. the caller's obligations 1 and 2.
+        VmaWriteGuard { vma: self, guard: unsafe { self.lock.written(platform) } }
+    }
+}
+
+/// A VMA that is locked for reading: it stays, and so do its bounds, flags and tables.
+#[must_use = "dropping the guard unlocks the VMA"]
+pub(crate) struct VmaReadGuard<'a, P: Platform> {
+    vma: &'a Vma,
+    _guard: ReadGuard<'a, P>,
+}
+
+impl<'a, P: Platform> VmaReadGuard<'a, P> {
+    #[inline]
+    pub(crate) fn vma(&self) -> &'a Vma {
+        self.vma
+    }
+}
+
+/// A VMA that is locked for writing: no fault is at work in it. Removing the VMA consumes the guard.
+#[must_use = "dropping the guard unlocks the VMA"]
+pub(crate) struct VmaWriteGuard<'a, P: Platform> {
+    vma: &'a Vma,
+    guard: WriteGuard<'a, P>,
+}
+
+impl<'a, P: Platform> VmaWriteGuard<'a, P> {
+    #[inline]
+    pub(crate) fn vma(&self) -> &'a Vma {
+        self.vma
     }
 
-    #[inline]
-    pub(crate) fn end_write<P: Platform>(&self, platform: &P) {
-        self.lock.end_write(platform);
+    /// Tells those who still find the VMA that it is gone.
+    pub(crate) fn remove(self) -> &'a Vma {
+        self.guard.close();
+        self.vma
     }
 
-    /// Says to those who still find the VMA that it is gone. Called with the lock for writing.
-    pub(crate) fn mark_removed(&self) {
-        self.lock.close();
+    /// Leaves the VMA locked; [`Vma::written`] makes another guard of it.
+    #[inline]
+    pub(crate) fn leave_locked(self) {
+        self.guard.leave_locked();
+    }
+}
+
+impl<P: Platform> core::ops::Deref for VmaWriteGuard<'_, P> {
+    type Target = Vma;
+
+    #[inline]
+    fn deref(&self) -> &Vma {
+        self.vma
     }
 }

@@ -177,7 +177,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             // Keeps the object's pages where they are until they are copied.
             return object
                 .invalidate_lock
-                .together(self.platform(), || self.unshare_locked(vma, page));
+                .with_read(self.platform(), || self.unshare_locked(vma, page));
         }
     }
 

@@ -18,7 +18,7 @@ use crate::table::protect::{Watched, Writable};
 use crate::table::{ReadSection, run};
 
 use super::AddressSpace;
-use super::vma::{MappingFlags, Protection, Vma};
+use super::vma::{MappingFlags, Protection, Vma, VmaReadGuard};
 use crate::collections::range_skip_list::Indexed;
 
 pub(super) use copy_on_write::folio_range;
@@ -128,25 +128,6 @@ fn refused(error: Error) -> FaultError {
     }
 }
 
-/// A VMA that is locked for reading.
-pub(super) struct LockedVma<'a, P: Platform> {
-    vma: &'a Vma,
-    platform: &'a P,
-}
-
-impl<'a, P: Platform> LockedVma<'a, P> {
-    pub(super) fn vma(&self) -> &'a Vma {
-        self.vma
-    }
-}
-
-impl<P: Platform> Drop for LockedVma<'_, P> {
-    #[inline]
-    fn drop(&mut self) {
-        self.vma.end_read(self.platform);
-    }
-}
-
 impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Resolves a fault at `addr`, so that the access can be tried again.
     ///
@@ -211,7 +192,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         &self,
         page: VirtAddr,
         (access, rights): (Access, KeyRights),
-        mut locked: Option<LockedVma<'_, P>>,
+        mut locked: Option<VmaReadGuard<'_, P>>,
     ) -> Result<Resolved, FaultError> {
         // What was fetched for the page stays until it is mapped.
         let mut _kept = None;
@@ -262,7 +243,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                     self.resolve(vma, page, fill, (access, tries))
                 }
                 // Keeps the object's pages where they are until they are mapped.
-                Some(object) => object.invalidate_lock.together(self.platform(), || {
+                Some(object) => object.invalidate_lock.with_read(self.platform(), || {
                     let fill = |_| self.map_object(vma, object, page, access);
                     self.resolve(vma, page, fill, (access, tries))
                 }),
@@ -324,30 +305,26 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     /// The VMA that holds `addr`, locked for reading.
     #[inline]
-    pub(super) fn lock_vma(&self, addr: VirtAddr) -> Option<LockedVma<'_, P>> {
+    pub(super) fn lock_vma(&self, addr: VirtAddr) -> Option<VmaReadGuard<'_, P>> {
         self.try_lock_vma(addr).or_else(|| self.lock_vma_of_writer(addr))
     }
 
     /// As [`AddressSpace::lock_vma`], unless a writer is at work.
     #[inline(always)]
-    fn try_lock_vma(&self, addr: VirtAddr) -> Option<LockedVma<'_, P>> {
+    fn try_lock_vma(&self, addr: VirtAddr) -> Option<VmaReadGuard<'_, P>> {
         let _section = ReadSection::enter(self.platform());
         // Reading locks the VMA into the index, so it outlives the section.
         let vma = self.vma(self.vmas.find_at_or_before(addr.0)?);
-        if !vma.try_read() {
-            return None;
-        }
-        let locked = LockedVma { vma, platform: self.platform() };
+        let locked = vma.try_read(self.platform())?;
         vma.range().contains(addr).then_some(locked)
     }
 
     /// A writer is at work, or there is really nothing: the mutex knows.
     #[cold]
-    fn lock_vma_of_writer(&self, addr: VirtAddr) -> Option<LockedVma<'_, P>> {
+    fn lock_vma_of_writer(&self, addr: VirtAddr) -> Option<VmaReadGuard<'_, P>> {
         let guard = self.mutex.lock();
         let vma = self.first_behind(addr.0).filter(|vma| vma.start() <= addr.0);
-        let locked = vma.filter(|vma| vma.try_read());
-        let locked = locked.map(|vma| LockedVma { vma, platform: self.platform() });
+        let locked = vma.and_then(|vma| vma.try_read(self.platform()));
         drop(guard);
         locked
     }

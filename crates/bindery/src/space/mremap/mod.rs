@@ -344,9 +344,9 @@ impl<P: Platform> AddressSpace<'_, P> {
             let accounted = vma.has(MappingFlags::ACCOUNT);
             let committed = if accounted { added >> PAGE_SHIFT } else { 0 };
             let _reservation = self.table.memory.commitment().reserve(committed)?;
-            vma.lock_write(self.platform());
-            self.resize(vma, vma.start(), old.0 + length);
-            vma.end_write(self.platform());
+            let held = vma.lock_write(self.platform());
+            self.resize(&held, vma.start(), old.0 + length);
+            drop(held);
             self.merge_around(vma, call.removed);
             if locked {
                 call.grown = Some(VirtRange::raw(source.end().0, old.0 + length));

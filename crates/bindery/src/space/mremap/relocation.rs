@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::platform::Platform;
 use crate::rmap::RmapGuard;
 use crate::space::AddressSpace;
-use crate::space::vma::{MappingFlags, Vma};
+use crate::space::vma::{MappingFlags, Vma, VmaWriteGuard};
 use crate::stats::Counts;
 use crate::table::OutOfMemory;
 use crate::table::move_range::{Holds, Move};
@@ -112,23 +112,20 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return Ok(target.start());
         }
         // From here on faults in the source wait, and find themselves outside of the VMA afterwards.
-        vma.lock_write(self.platform());
+        let vma = vma.lock_write(self.platform());
         let to = target.start();
         let whole = source.covers(vma.range());
-        if self.move_held(vma, what, &Nodes { moved, upper }, call).is_err() {
-            vma.end_write(self.platform());
+        let Ok(left) = self.move_held(vma, what, &Nodes { moved, upper }, call) else {
             return Err(self.give_back([Some(moved), upper], Error::OutOfMemory));
-        }
-        if stays {
+        };
+        if stays && let Some(vma) = &left {
             if whole {
                 // Its next page begins a life of its own.
                 self.leave_group(vma, call.removed);
             }
             self.change_flags(vma, vma.flags() - locked);
         }
-        if stays || !whole {
-            vma.end_write(self.platform());
-        }
+        drop(left);
         // As Linux: what stays is not joined with its neighbours, though it may fit them now.
         self.merge_around(self.vma(moved), call.removed);
         Ok(to)
@@ -136,14 +133,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     /// The move itself; nothing has changed where it fails. The trees of the reverse map are locked
     /// for each piece, and name both places meanwhile, so that a walker finds each page at its old or
-    /// at its new one.
-    fn move_held(
+    /// at its new one. Returns the VMA, if the move leaves something of it.
+    fn move_held<'v>(
         &self,
-        vma: &Vma,
+        vma: VmaWriteGuard<'v, P>,
         what: &Relocation,
         nodes: &Nodes,
         call: &mut RemapCall<'_>,
-    ) -> Result<(), OutOfMemory> {
+    ) -> Result<Option<VmaWriteGuard<'v, P>>, OutOfMemory> {
         let (source, target) = (what.source, what.target);
         let stays = what.fate == Source::Stays;
         let freeable = if stays { source } else { self.freeable(source, target) };
@@ -151,36 +148,45 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let moved = Move { source, to: target.start(), freeable };
         let first = match self.table.holds(&moved, &mut counts) {
             Holds::One(piece) => {
-                let held = RmapGuard::new(self.platform(), vma);
+                let held = RmapGuard::new(self.platform(), vma.vma());
                 let done = self.table.relocate(&moved, piece, call.gather, &mut counts);
                 self.table.stats.add(&counts);
-                done?;
-                if !stays {
-                    self.cut_away(vma, source, nodes.upper, &held, call);
+                if done.is_err() {
+                    drop(held);
+                    drop(vma);
+                    return Err(OutOfMemory);
                 }
+                let left = if stays {
+                    Some(vma)
+                } else {
+                    self.cut_away(vma, source, nodes.upper, &held, call)
+                };
                 self.insert_held(nodes.moved, &held);
-                return Ok(());
+                return Ok(left);
             }
             Holds::Several(first) => first,
         };
-        let laid = self.table.lay(&moved, first, &mut counts);
-        if laid.is_ok() {
-            // Before the first page comes: a walker that does not find it at the source comes here.
-            self.link(nodes.moved);
-            let within = |hold: &mut dyn FnMut()| {
-                let held = RmapGuard::new(self.platform(), vma);
-                hold();
-                held.moved(self.vma(nodes.moved));
-            };
-            self.table.relocate_parts(&moved, first, call.gather, &mut counts, within);
-            if !stays {
-                let held = RmapGuard::new(self.platform(), vma);
-                self.cut_away(vma, source, nodes.upper, &held, call);
-            }
-            self.insert_linked(nodes.moved);
+        if let Err(error) = self.table.lay(&moved, first, &mut counts) {
+            self.table.stats.add(&counts);
+            return Err(error);
         }
+        // Before the first page comes: a walker that does not find it at the source comes here.
+        self.link(nodes.moved);
+        let within = |hold: &mut dyn FnMut()| {
+            let held = RmapGuard::new(self.platform(), &vma);
+            hold();
+            held.moved(self.vma(nodes.moved));
+        };
+        self.table.relocate_parts(&moved, first, call.gather, &mut counts, within);
+        let left = if stays {
+            Some(vma)
+        } else {
+            let held = RmapGuard::new(self.platform(), vma.vma());
+            self.cut_away(vma, source, nodes.upper, &held, call)
+        };
+        self.insert_linked(nodes.moved);
         self.table.stats.add(&counts);
-        laid
+        Ok(left)
     }
 
     /// Moves all of a VMA to where it passes none of its neighbours: the index keeps its node where
@@ -194,20 +200,15 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         call: &mut RemapCall<'_>,
     ) -> Option<Result<VirtAddr, Error>> {
         let (source, target) = (what.source, what.target);
-        vma.lock_write(self.platform());
+        let locked = vma.lock_write(self.platform());
         let freeable = Self::freeable_between(source, slide.floor, slide.ceiling, target);
         let what = Move { source, to: target.start(), freeable };
         let mut counts = Counts::default();
-        let Holds::One(piece) = self.table.holds(&what, &mut counts) else {
-            vma.end_write(self.platform());
-            return None;
-        };
+        let Holds::One(piece) = self.table.holds(&what, &mut counts) else { return None };
         let held = RmapGuard::new(self.platform(), vma);
         let done = self.table.relocate(&what, piece, call.gather, &mut counts);
         self.table.stats.add(&counts);
         if done.is_err() {
-            drop(held);
-            vma.end_write(self.platform());
             return Some(Err(Error::OutOfMemory));
         }
         held.set_place(target, slide.page_offset);
@@ -217,30 +218,33 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         if target.len() > source.len() {
             self.account(slide.flags, (target.pages() - source.pages()) as i64);
         }
-        vma.end_write(self.platform());
+        drop(locked);
         if slide.floor == target.start().0 || slide.ceiling == target.end().0 {
             self.merge_around(vma, call.removed);
         }
         Some(Ok(target.start()))
     }
 
-    /// Takes `source` out of its VMA.
-    fn cut_away(
+    /// Takes `source` out of its VMA. Returns the VMA, if something is left of it.
+    fn cut_away<'v>(
         &self,
-        vma: &Vma,
+        vma: VmaWriteGuard<'v, P>,
         source: VirtRange,
         upper: Option<NonNull<Vma>>,
         held: &RmapGuard<'_, P>,
         call: &mut RemapCall<'_>,
-    ) {
+    ) -> Option<VmaWriteGuard<'v, P>> {
         let outer = vma.range();
-        if source.covers(outer) {
+        let left = if source.covers(outer) {
             self.remove_held(vma, held, call.removed);
+            None
         } else if outer.start() < source.start() {
-            self.resize_held(vma, outer.start().0, source.start().0, held);
+            self.resize_held(&vma, outer.start().0, source.start().0, held);
+            Some(vma)
         } else {
-            self.resize_held(vma, source.end().0, outer.end().0, held);
-        }
+            self.resize_held(&vma, source.end().0, outer.end().0, held);
+            Some(vma)
+        };
         match upper {
             // Not where the target was all in front of the source: then the VMA itself is what
             // is left above.
@@ -251,6 +255,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             Some(upper) => self.free_unused(upper),
             None => {}
         }
+        left
     }
 }
 

@@ -36,9 +36,64 @@ impl RwLock {
 }
 
 impl<W: Word<u32>> RwLock<W> {
-    /// Enters together with other readers, unless somebody writes or the lock is closed.
+    /// Locks for reading, together with other readers, unless somebody writes or the lock is closed.
     #[inline]
-    pub(crate) fn try_read(&self) -> bool {
+    pub(crate) fn try_read<'a, K: Parking<W>>(
+        &'a self,
+        parking: &'a K,
+    ) -> Option<ReadGuard<'a, K, W>> {
+        // Not a closure: the guard must not exist, and unlock, where there is no lock.
+        if self.enter_read() { Some(ReadGuard { lock: self, parking }) } else { None }
+    }
+
+    /// Locks for reading after the writer has left. Nobody waits so for a lock that may be closed.
+    #[inline]
+    pub(crate) fn read<'a, K: Parking<W>>(&'a self, parking: &'a K) -> ReadGuard<'a, K, W> {
+        while !self.enter_read() {
+            park_while(parking, &self.0, PARKED, |state| state & WRITER != 0);
+        }
+        ReadGuard { lock: self, parking }
+    }
+
+    /// Locks for writing: keeps others out and waits for the readers inside.
+    #[inline]
+    pub(crate) fn write<'a, K: Parking<W>>(&'a self, parking: &'a K) -> WriteGuard<'a, K, W> {
+        if self.0.exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            self.write_after(|blocked| park_while(parking, &self.0, PARKED, blocked));
+        }
+        WriteGuard { lock: self, parking }
+    }
+
+    /// Does `work` with the lock held for reading.
+    #[inline]
+    pub(crate) fn with_read<K: Parking<W>, R>(&self, parking: &K, work: impl FnOnce() -> R) -> R {
+        let _guard = self.read(parking);
+        work()
+    }
+
+    /// Does `work` with the lock held for writing.
+    #[inline]
+    pub(crate) fn with_write<K: Parking<W>, R>(&self, parking: &K, work: impl FnOnce() -> R) -> R {
+        let _guard = self.write(parking);
+        work()
+    }
+
+    /// The guard of a lock that the caller has for writing, and has forgotten the guard of
+    /// ([`WriteGuard::leave_locked`]).
+    ///
+    /// # Safety
+    /// 1. The caller left the lock locked for writing, and makes one guard of it at most.
+    #[inline]
+    pub(crate) unsafe fn written<'a, K: Parking<W>>(
+        &'a self,
+        parking: &'a K,
+    ) -> WriteGuard<'a, K, W> {
+        WriteGuard { lock: self, parking }
+    }
+
+    /// One reader more, unless somebody writes or the lock is closed.
+    #[inline]
+    fn enter_read(&self) -> bool {
         let mut state = self.0.load(Ordering::Relaxed);
         while state & (WRITER | CLOSED) == 0 {
             match self.0.exchange(state, state + 1, Ordering::Acquire, Ordering::Relaxed) {
@@ -49,34 +104,8 @@ impl<W: Word<u32>> RwLock<W> {
         false
     }
 
-    /// Enters together with other readers, after the writer has left. Nobody waits so at a lock that
-    /// may be closed.
-    #[inline]
-    pub(crate) fn read(&self, parking: &impl Parking<W>) {
-        while !self.try_read() {
-            park_while(parking, &self.0, PARKED, |state| state & WRITER != 0);
-        }
-    }
-
-    #[inline]
-    pub(crate) fn end_read(&self, parking: &impl Parking<W>) {
-        let before = self.0.sub(1, Ordering::Release);
-        // The bit stays, for the writer to clear: with the last reader gone, the writer may come in,
-        // leave, and free the lock before we could touch it again.
-        if before & (PARKED | READERS) == PARKED | 1 {
-            parking.unpark(&self.0);
-        }
-    }
-
-    /// Enters alone: keeps others out and waits for those inside.
-    #[inline]
-    pub(crate) fn write(&self, parking: &impl Parking<W>) {
-        if self.0.exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            self.write_after(|blocked| park_while(parking, &self.0, PARKED, blocked));
-        }
-    }
-
-    /// Enters alone; `wait` is called again and again, with what the word must not be.
+    /// Locks for writing where that means to wait; `wait` is called again and again, with what the
+    /// word must not be.
     #[cold]
     fn write_after(&self, mut wait: impl FnMut(fn(u32) -> bool)) {
         loop {
@@ -95,64 +124,33 @@ impl<W: Word<u32>> RwLock<W> {
             wait(|state| state & READERS != 0);
         }
     }
-
-    #[inline]
-    pub(crate) fn end_write(&self, parking: &impl Parking<W>) {
-        // Nobody else changes this bit, and no reader comes or goes.
-        let closed = self.0.load(Ordering::Relaxed) & CLOSED;
-        if self.0.swap(closed, Ordering::Release) & PARKED != 0 {
-            parking.unpark(&self.0);
-        }
-    }
-
-    /// Says to all who still come that there is nothing behind the lock any more. Called by the
-    /// writer.
-    pub(crate) fn close(&self) {
-        self.0.set(CLOSED, Ordering::Release);
-    }
-
-    /// Does `work` together with other readers, after the writer has left.
-    #[inline]
-    pub(crate) fn together<R>(&self, parking: &impl Parking<W>, work: impl FnOnce() -> R) -> R {
-        self.read(parking);
-        let result = work();
-        self.end_read(parking);
-        result
-    }
-
-    /// Does `work` alone.
-    #[inline]
-    pub(crate) fn alone<R>(&self, parking: &impl Parking<W>, work: impl FnOnce() -> R) -> R {
-        self.write(parking);
-        let result = work();
-        self.end_write(parking);
-        result
-    }
 }
 
 impl RwLock {
-    /// As [`RwLock::together`], for work that takes moments, wherever a read section may be.
+    /// Does `work` with the lock held for reading, wherever a read section may be. `work` takes
+    /// moments, and a waiter spins.
     #[inline]
-    pub(crate) fn together_shortly<P: Platform, R>(
+    pub(crate) fn with_read_spinning<P: Platform, R>(
         &self,
         platform: &P,
         work: impl FnOnce() -> R,
     ) -> R {
-        // Whoever is inside is not interrupted by a waiter that spins on the same CPU.
+        // A waiter that spins on the same CPU must not interrupt the holder.
         platform.enter_read();
-        while !self.try_read() {
+        while !self.enter_read() {
             platform.relax();
         }
+        let guard = ReadGuard { lock: self, parking: platform };
         let result = work();
-        self.end_read(platform);
+        drop(guard);
         platform.leave_read();
         result
     }
 
-    /// As [`RwLock::alone`], for work that takes moments. The lock is passed in no other way than
-    /// this and [`RwLock::together_shortly`].
+    /// As [`RwLock::with_read_spinning`], for writing. A lock that is taken so is taken in these two
+    /// ways alone.
     #[inline]
-    pub(crate) fn alone_shortly<P: Platform, R>(
+    pub(crate) fn with_write_spinning<P: Platform, R>(
         &self,
         platform: &P,
         work: impl FnOnce() -> R,
@@ -161,10 +159,62 @@ impl RwLock {
         if self.0.exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed).is_err() {
             self.write_after(|_| platform.relax());
         }
+        let guard = WriteGuard { lock: self, parking: platform };
         let result = work();
-        self.end_write(platform);
+        drop(guard);
         platform.leave_read();
         result
+    }
+}
+
+/// The lock is held for reading until the guard is dropped.
+#[must_use = "dropping the guard unlocks"]
+pub(crate) struct ReadGuard<'a, K: Parking<W>, W: Word<u32> = AtomicU32> {
+    lock: &'a RwLock<W>,
+    parking: &'a K,
+}
+
+impl<K: Parking<W>, W: Word<u32>> Drop for ReadGuard<'_, K, W> {
+    #[inline]
+    fn drop(&mut self) {
+        let word = &self.lock.0;
+        let before = word.sub(1, Ordering::Release);
+        // The bit stays, for the writer to clear: with the last reader gone, the writer may come in,
+        // leave, and free the lock before we could touch it again.
+        if before & (PARKED | READERS) == PARKED | 1 {
+            self.parking.unpark(word);
+        }
+    }
+}
+
+/// The lock is held for writing until the guard is dropped.
+#[must_use = "dropping the guard unlocks"]
+pub(crate) struct WriteGuard<'a, K: Parking<W>, W: Word<u32> = AtomicU32> {
+    lock: &'a RwLock<W>,
+    parking: &'a K,
+}
+
+impl<K: Parking<W>, W: Word<u32>> WriteGuard<'_, K, W> {
+    /// Tells all who still come that the lock guards nothing any more; it stays locked for ever.
+    pub(crate) fn close(self) {
+        self.lock.0.set(CLOSED, Ordering::Release);
+        core::mem::forget(self);
+    }
+
+    /// Leaves the lock locked; [`RwLock::written`] makes another guard of it.
+    #[inline]
+    pub(crate) fn leave_locked(self) {
+        core::mem::forget(self);
+    }
+}
+
+impl<K: Parking<W>, W: Word<u32>> Drop for WriteGuard<'_, K, W> {
+    #[inline]
+    fn drop(&mut self) {
+        // No reader comes or goes while the lock is held, so nothing but the waiters' bit is lost.
+        if self.lock.0.swap(0, Ordering::Release) & PARKED != 0 {
+            self.parking.unpark(&self.lock.0);
+        }
     }
 }
 
