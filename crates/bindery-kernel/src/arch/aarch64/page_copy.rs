@@ -4,8 +4,6 @@
 use core::arch::asm;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use aarch64_cpu::registers::{CTR_EL0, Readable};
-
 use super::direct_map;
 
 /// The bytes that one `DC ZVA` zeroes; 0 where it cannot be used.
@@ -103,7 +101,11 @@ const PIPT: u64 = 0b11;
 /// pages.
 pub fn synchronize_instructions(physical: u64, length: u64) {
     let start = direct_map(physical).as_ptr().expose_provenance() as u64;
-    let caches = CTR_EL0.get();
+    let caches: u64;
+    // SAFETY: reads a register.
+    unsafe {
+        asm!("mrs {}, ctr_el0", out(reg) caches, options(nomem, nostack, preserves_flags));
+    }
     let lines = |position: u32| (start..start + length).step_by(4 << (caches >> position & 0xf));
     if caches & IDC == 0 {
         for line in lines(DATA_LINE) {
