@@ -55,3 +55,8 @@ pub use program::Program;
 pub use stats::Statistics;
 pub use tlb::TlbKind;
 pub use violation::{Place, Violation};
+
+/// The examples of the page for embedders, compiled and run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/embedding.md")]
+struct Embedding;

@@ -1,6 +1,11 @@
 //! Rare events of memory, counted for `/proc/vmstat`.
 
+use core::fmt;
+use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::addr::{Frame, VirtAddr};
+use crate::arch::{Arch, Symptom};
 
 /// Counts of rare events so far ([`crate::Memory::events`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -19,6 +24,13 @@ pub struct Events {
     pub leaf_splits: u64,
     /// Huge zero pages that were made: one at most.
     pub huge_zero_pages: u64,
+    /// Faults whose entry allowed the access and needed no change: [`crate::Resolved::Spurious`]
+    /// and [`crate::Resolution::Retry`].
+    pub spurious_faults: u64,
+    /// The most of them in a row at one address, with no entry of the address space written in
+    /// between. More than there are CPUs means that the machine is not set up as the entries need
+    /// it, or that invalidations are lost ([`crate::check::machine`]).
+    pub repeated_faults: u64,
 }
 
 /// The counters of those that happen seldom.
@@ -29,6 +41,7 @@ pub(crate) struct RareEvents {
     pub(crate) folio_splits: AtomicU64,
     pub(crate) leaf_splits: AtomicU64,
     pub(crate) huge_zero_pages: AtomicU64,
+    pub(crate) repeats: Repeats,
 }
 
 impl RareEvents {
@@ -48,6 +61,74 @@ impl RareEvents {
             folio_splits: read(&self.folio_splits),
             leaf_splits: read(&self.leaf_splits),
             huge_zero_pages: read(&self.huge_zero_pages),
+            spurious_faults: read(&self.repeats.spurious),
+            repeated_faults: read(&self.repeats.most),
         }
+    }
+}
+
+/// A fault that changed nothing: where it was, and how many entries of its tree had been written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Unchanged {
+    pub(crate) root: Frame,
+    pub(crate) page: VirtAddr,
+    /// Entries that were written in the tree so far. If it rises, the next fault is another one:
+    /// `mprotect` in a loop makes a spurious fault each time.
+    pub(crate) written: u64,
+}
+
+/// Counts faults that change nothing and come again. CPUs may mix up their notes: then a row counts
+/// as shorter.
+#[derive(Default)]
+pub(crate) struct Repeats {
+    spurious: AtomicU64,
+    /// The most in a row.
+    most: AtomicU64,
+    /// The row at hand.
+    row: AtomicU64,
+    place: AtomicU64,
+    written: AtomicU64,
+}
+
+/// So many in a row happen on no machine: each CPU may have one after each change of an entry.
+pub(crate) const TOO_MANY_REPEATS: u64 = 4096;
+
+impl Repeats {
+    /// Notes a fault.
+    ///
+    /// # Panics
+    /// In debug builds, with the usual causes, where the same fault has come [`TOO_MANY_REPEATS`] times.
+    #[cold]
+    pub(crate) fn note<A: Arch>(&self, fault: &Unchanged) {
+        let Unchanged { root, page, written } = *fault;
+        let place = page.0 ^ u64::from(root.0);
+        self.spurious.fetch_add(1, Ordering::Relaxed);
+        let is_same = self.place.swap(place, Ordering::Relaxed) == place;
+        let is_same = self.written.swap(written, Ordering::Relaxed) == written && is_same;
+        let row = if is_same { self.row.load(Ordering::Relaxed) + 1 } else { 1 };
+        self.row.store(row, Ordering::Relaxed);
+        self.most.fetch_max(row, Ordering::Relaxed);
+        debug_assert!(
+            row < TOO_MANY_REPEATS,
+            "{row} faults in a row at {page}, whose entry allows the access: {}",
+            Causes::<A>(PhantomData)
+        );
+    }
+}
+
+/// Why a fault may come again for ever.
+struct Causes<A>(PhantomData<A>);
+
+impl<A: Arch> fmt::Display for Causes<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for symptom in [Symptom::DataFaulted, Symptom::WritableCodeFaulted] {
+            if let Some((bit, _)) = A::control_bit(symptom) {
+                write!(f, "{bit}; or ")?;
+            }
+        }
+        f.write_str(
+            "Platform::invalidate_local does nothing; or another root is loaded; or the fault is \
+             none of the tables (a reserved bit, alignment). check::machine finds out",
+        )
     }
 }

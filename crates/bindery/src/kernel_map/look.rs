@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 use crate::addr::{PAGE_SIZE, PhysAddr, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Kind, Permissions};
 use crate::collections::range_skip_list::Indexed;
+use crate::events::Unchanged;
 use crate::platform::{Invalidation, Platform, Tables};
 use crate::stats::Counts;
 use crate::table::ReadSection;
@@ -97,6 +98,10 @@ impl<P: Platform> KernelMap<'_, P> {
                     if !allowed.contains(needed) {
                         return Resolution::Denied;
                     }
+                    let page = at.align_down(PAGE_SIZE);
+                    let written = self.stats.read().entries_written;
+                    let fault = Unchanged { root: self.root, page, written };
+                    self.memory.rare.repeats.note::<P::Arch>(&fault);
                     self.forget(at);
                     Resolution::Retry
                 }

@@ -8,6 +8,7 @@ mod cpus;
 mod hand;
 mod instructions;
 mod kernel_half;
+mod repeats;
 mod riscv64;
 mod strict;
 mod tiny;

@@ -10,6 +10,7 @@ use core::sync::atomic::Ordering;
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Entry, KeyRights, Kind, Marker, Permissions, absent};
 use crate::error::{Error, FaultError};
+use crate::events::Unchanged;
 use crate::object::Awaited;
 use crate::platform::{Invalidation, Platform, Tables};
 use crate::table::cursor::Cursor;
@@ -358,7 +359,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
         let entry = if node.level == 1 { P::Arch::clear_contig(raw, index) } else { raw };
         if P::Arch::attributes(entry).permissions.contains(access.permission()) {
+            let written = cursor.counts.entries_written;
             self.record_access(&mut cursor, node, index, access);
+            if cursor.counts.entries_written == written {
+                let written = self.table.stats.read().entries_written;
+                let fault = Unchanged { root: self.table.root, page, written };
+                self.table.memory.rare.repeats.note::<P::Arch>(&fault);
+            }
             self.forget_locally(range);
             return Ok(Step::Done(Resolved::Spurious));
         }
