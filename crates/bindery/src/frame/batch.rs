@@ -1,8 +1,8 @@
-//! Frames that go back to the allocator together.
+//! Frames that are freed together.
 //!
-//! Who unmaps a range meets the frames one by one, and mostly in order, since first touches took
-//! them in order. A batch remembers one stretch of consecutive frames and gives it back whole, as
-//! few large blocks, instead of letting each frame join its buddy and the two join theirs.
+//! An unmapping meets the frames one by one, and usually in order, because first touches allocated
+//! them in order. A batch remembers one range of consecutive frames and frees it whole, as few
+//! large blocks, instead of joining each frame with its buddy, and each pair with the next.
 
 use super::Frames;
 use super::buddy::MAX_ORDER;

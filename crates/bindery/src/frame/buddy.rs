@@ -6,21 +6,20 @@
 //! order 0  | 40    | 41    | 42    | 43    |     differ in bit `order` alone
 //! ```
 //!
-//! A block to be allocated is cut out of the smallest free block that is large enough, the upper
-//! halves go back on the lists; a block that is freed joins its buddy for as long as that is free.
-//! Both take a number of steps bounded by [`MAX_ORDER`]. The lists are doubly linked through the
-//! metadata of the blocks' heads, so the allocator needs no memory. Blocks that were freed last
-//! are used first: they are in the cache.
+//! An allocation splits the smallest free block that is large enough, and puts the upper halves
+//! back on the lists. A freed block joins its buddy for as long as the buddy is free. Both take a
+//! number of steps bounded by [`MAX_ORDER`]. The lists are doubly linked through the metadata of
+//! the blocks' heads, so the allocator needs no memory. Blocks that were freed last are used first:
+//! they are in the cache.
 //!
-//! Single frames are what is asked for most, and halving a block for each would be most of the
-//! work. So a block of up to [`READY_ORDER`] leaves the lists whole, and single frames are counted
-//! off it: they are *ready*. What is left of it joins its buddies again when a larger block is
-//! wanted and none is there.
+//! Single frames are requested most often, and halving a block for each would be most of the work.
+//! So a block of up to [`READY_ORDER`] leaves the lists whole, and single frames are counted off
+//! it: they are *ready*. The rest of it joins its buddies again when a larger block is wanted and
+//! none is free.
 //!
-//! What is kept at all times: a free block's head is [`Kind::Free`] and on the list of its order,
-//! its other frames are [`Kind::Tail`]; no two buddies are both free; a frame that is `Free` is on
-//! a list; frames that are ready are `Tail`. Everything here runs under the one lock in
-//! [`super::Frames`].
+//! What always holds: a free block's head is [`Kind::Free`] and on the list of its order, and its
+//! other frames are [`Kind::Tail`]; no two buddies are both free; a frame that is `Free` is on a
+//! list; ready frames are `Tail`. Everything here runs under the one lock in [`super::Frames`].
 
 use core::sync::atomic::Ordering::Relaxed;
 

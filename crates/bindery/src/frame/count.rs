@@ -1,27 +1,27 @@
-//! The count word of a folio, and every transition that it makes.
+//! The count word of a folio, and each of its transitions.
 //!
 //! ```text
 //! 63 .......... 32   31 ..... 16   15 ........ 0
 //! mappings           pins          references
 //! ```
 //!
-//! Zero means that nobody has the frame, or that only its maker knows it; every kind of frame but
-//! the head of a live folio has zero there. Four rules follow, and each has its function here:
+//! Zero means that nobody has the frame, or that only its maker knows it. Every frame that is not
+//! the head of a live folio has zero there. Four rules follow, each with its function here:
 //!
-//! 1. *Zero is left by one release store* ([`publish`]), by the only one who knows the folio. All
-//!    else that the metadata says of the folio was written before.
-//! 2. *Nothing is added to zero.* [`refer`], which needs neither a mapping nor a reference, adds by
-//!    compare-exchange; whoever finds something there has read what rule 1 published.
-//! 3. *Zero is reached by a read-modify-write of the whole word* ([`take`], [`take_all`]), so that of
-//!    an attempt at a reference and a freeing one comes first: either the reference is counted and
-//!    the folio stays, or the attempt finds zero.
-//! 4. *Who cuts a folio freezes it*: the word goes to zero first ([`take_all`]), and each part is
+//! 1. *One release store leaves zero* ([`publish`]), made by the only thread that knows the folio.
+//!    Everything else in the folio's metadata was written before.
+//! 2. *Nothing is added to zero.* [`refer`] needs neither a mapping nor a reference, and adds by
+//!    compare-exchange. A thread that finds a count has read what rule 1 published.
+//! 3. *A read-modify-write of the whole word reaches zero* ([`take`], [`take_all`]). So an attempt
+//!    at a reference and a freeing have an order: either the reference is counted and the folio
+//!    stays, or the attempt finds zero.
+//! 4. *A split freezes the folio*: the word goes to zero first ([`take_all`]), and each part is
 //!    published on its own.
 //!
 //! # The fields do not overflow into each other
 //! | field | bits | bound |
 //! |---|---|---|
-//! | references | 16 | an index publishes at most 512; [`refer`] refuses from 2^15 on by compare-exchange; each CPU in [`unmap_owned`] adds one for a moment |
+//! | references | 16 | a page index publishes at most 512; [`refer`] refuses from 2^15 on by compare-exchange; each CPU in [`unmap_owned`] adds one for a moment |
 //! | pins | 16 | refused from 2^15 on ([`PinRoom`]), after they were added: 2^15 CPUs may find out at once |
 //! | mappings | 32 | refused from 2^31 on, after they were added: 512 for each CPU that finds out at once |
 

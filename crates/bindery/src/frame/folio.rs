@@ -1,28 +1,29 @@
-//! Folios: memory that users map, in blocks of 1 to 512 pages that live and die together.
+//! Folios: blocks of 1 to 512 pages of user memory with one reference count.
 //!
 //! Invariants 14 to 21 of `docs/invariants.md` are about folios.
 //!
-//! A folio is freed by whoever takes away its last mapping, reference or pin. The count is one word
-//! ([`super::count`]), so that is exactly one caller, and the caller knows:
+//! The thread that removes the last mapping, reference or pin frees the folio. The count is one
+//! word ([`super::count`]), so that is exactly one thread, and the thread knows it:
 //!
 //! ```text
 //!            references  mappings
-//! new_folio       0          0      fresh: the fault that asked for it knows it, and nobody else
+//! new_folio       0          0      fresh: only the fault that allocated it knows it
 //! first_map       0         16      ... and maps all 16 pages
 //! map             0         32      fork: the child maps them too
-//! try_hold        1         32      reclaim found it by its number
+//! try_hold        1         32      reclaim found it by its frame number
 //! unmap           1         16      the child exits
-//! unmap           1          0      the parent exits; not freed, but the owner goes
+//! unmap           1          0      the parent exits; the folio stays, but its owner goes
 //! release         0          0      freed
 //! ```
 //!
-//! A fresh folio that is not wanted after all goes back by [`Frames::discard`]. For as long as the
-//! count is zero its metadata is its maker's, who uses plain stores; from then on all is atomic.
+//! A fresh folio that is not needed is freed by [`Frames::discard`]. While the count is zero, only
+//! its maker touches the metadata, by plain stores. From then on all accesses are atomic.
 //!
-//! Whoever adds a mapping or a reference has one already, or holds the lock of a table that has, or
-//! adds it to what is not zero ([`super::reference`]): the count never rises from zero but by the one
-//! store that shows a fresh folio. Taking away releases what the caller did to the folio's bytes, and
-//! the one who frees acquires it, so the next owner's writes come after all of it.
+//! A thread that adds a mapping or a reference has one already, or holds the lock of a table that
+//! has one, or adds to a count that is not zero ([`super::reference`]). So the count rises from
+//! zero only by the one store that publishes a fresh folio. Removing one releases the caller's
+//! accesses to the folio's bytes, and freeing acquires them. So the next owner's writes come after
+//! all of them.
 
 use core::sync::atomic::{
     AtomicU64,

@@ -1,28 +1,30 @@
-//! The lock of a folio: a bit of its `state`, apart from that of tables, so that a late locker of
-//! the one kind cannot disturb the other.
+//! The lock of a folio: a bit of its `state`, separate from the lock bit of tables, so that a late
+//! locker of a folio cannot disturb a table, nor the reverse.
 //!
-//! Only a holder of a reference or a mapping takes the lock; so nobody has it when the folio is freed,
-//! and no frame that becomes something else has a locker. It protects the owner and the index.
+//! Only a holder of a reference or a mapping takes the lock. So nobody has it when the folio is
+//! freed, and no frame that becomes something else has a locker. The lock protects the owner and
+//! the index.
 //!
 //! # Who may wait for it
-//! Nobody under a table's lock or in a read section: those try. Waiting comes below an invalidate lock,
-//! so who has the lock only tries invalidate locks; the lock of an anonymous family comes below the
-//! lock. A waiter parks on `state`, with [`FOLIO_PARKED`] set ([`crate::sync::parking`]).
+//! Under a table's lock or in a read section, a thread only tries it. Waiting comes below an
+//! object's invalidate lock, so a holder of the folio lock only tries invalidate locks. The lock of
+//! an anonymous family comes below the folio lock. A waiter parks on `state`, with [`FOLIO_PARKED`]
+//! set ([`crate::sync::parking`]).
 //!
 //! # An owner that goes
-//! Who takes the last mapping of an anonymous folio away, and finds that it stays since somebody
-//! holds it, has to take its owner away too, but may be under a table's lock and so cannot wait. It
-//! sets [`ORPHAN`] and [`FOLIO_LOCK`] in one step; and who unlocks looks for the mark in the same
-//! step that unlocks:
+//! A thread that removes the last mapping of an anonymous folio, which stays because another holder
+//! exists, must remove the owner too. But it may be under a table's lock and so cannot wait. It
+//! sets [`ORPHAN`] and [`FOLIO_LOCK`] in one step. The unlocking thread looks for the mark in the
+//! same step that unlocks:
 //!
-//! 1. CPU A, at work on the owner, has the lock;
-//! 2. CPU B takes away the last mapping; a pin remains. B's mapping becomes a reference;
-//! 3. CPU B sets both bits and sees that the lock was taken: it lets its reference go, and returns;
-//! 4. CPU A unlocks: it meets the mark, takes the owner away, and clears mark and lock together.
+//! 1. CPU A works on the owner and has the lock.
+//! 2. CPU B removes the last mapping; a pin remains. B's mapping becomes a reference.
+//! 3. CPU B sets both bits and sees that the lock was taken. It drops its reference, and returns.
+//! 4. CPU A unlocks: it finds the mark, removes the owner, and clears mark and lock together.
 //!
-//! Were the mark a question that A asks before it unlocks, B could come between the two. If the folio
-//! is mapped again before anybody acts on the mark, it has a new owner, which stays: mapping a folio
-//! that nobody maps is done under the lock.
+//! If A tested the mark before it unlocked, B could come between the two steps. If the folio is
+//! mapped again before anybody acts on the mark, it has a new owner, which stays: an unmapped folio
+//! is mapped only under the lock.
 
 use core::sync::atomic::Ordering;
 

@@ -1,7 +1,7 @@
 //! Mappings and pins of folios.
 //!
-//! Mappings are taken away only after the flush that revoked them, so that freed frames are in no
-//! TLB (invariant 1 of `docs/invariants.md`); see `tlb/`.
+//! A mapping is removed only after the flush that revoked it, so that freed frames are in no TLB
+//! (invariant 1 of `docs/invariants.md`); see `tlb/`.
 
 use core::sync::atomic::Ordering::Relaxed;
 

@@ -1,9 +1,9 @@
-//! What is known of each frame: [`FrameMeta`], 32 bytes, in one array from the lowest to the
-//! highest frame of the machine's memory.
+//! The metadata of each frame: [`FrameMeta`], 32 bytes, in one array from the lowest to the highest
+//! frame of the machine's memory.
 //!
-//! Every frame of the array is exactly one of: *Reserved* (not ours), the *head* of a block, or a
-//! *Tail*, which lies in the block that a lower frame heads. The kind stands in `state`, and the
-//! kind says what the other fields mean:
+//! Every frame of the array is exactly one of: *Reserved* (not the allocator's), the *head* of a
+//! block, or a *Tail* in the block of a lower head. `state` has the kind, and the kind decides the
+//! meaning of the other fields:
 //!
 //! | kind | `state` | `next`, `previous` | `owner` | `count` | `word` |
 //! |---|---|---|---|---|---|
@@ -24,21 +24,19 @@
 //!         FOLIO_LOCK  ORPHAN  spare     FETCHABLE  GUARDS  LAZY  EXCLUSIVE  DIRTY  STRAY  LOCK  order or level  kind
 //! ```
 //!
-//! `count` is zero for everything but the head of a folio that others may know: so a walker that has
-//! no more than a frame's number, and perhaps looks at a folio's head that has become a table since,
-//! changes nothing there.
+//! `count` is zero in every frame but the head of a published folio. So a walker that has only a
+//! frame number, and looks at a head that has become a table since, changes nothing there.
 //!
-//! **References and mappings** share one word, so that a batch of any size changes them by one
-//! atomic instruction and sees in its result whether the folio is now unused: the whole word is
-//! zero. A *mapping* is a pair of a page and an entry that maps it (a huge leaf counts all the
-//! pages it maps); a *reference* is any other holder.
+//! **References and mappings** share one word. So one atomic instruction changes them for a batch
+//! of any size, and its result says whether the folio is now unused: the whole word is zero. A
+//! *mapping* is a pair of a page and an entry that maps it (a huge leaf counts all the pages that
+//! it maps). A *reference* is any other holder.
 //!
-//! **Anon-exclusive** says of a page that no other process shares it, so that a write fault may
-//! reuse it. The bits of a folio do not stand each in its own frame's metadata but together, 64
-//! pages in one word (page `i`: bit `i % 64` of `word` in frame `head + 1 + i / 64`), so that a
-//! batch over 16 pages touches one word of one cache line instead of 16. A folio of order 9 has
-//! 512 pages: eight words, and always enough tails to hold them. Order 0 has no tail, and keeps
-//! its bit in `state`.
+//! **Anon-exclusive** says that no other process shares a page, so that a write fault may reuse it.
+//! The bits of a folio are not in the metadata of each frame but together, 64 pages in one word
+//! (page `i`: bit `i % 64` of `word` in frame `head + 1 + i / 64`). So a batch over 16 pages
+//! touches one word of one cache line instead of 16. A folio of order 9 has 512 pages: eight words,
+//! and always enough tails to hold them. Order 0 has no tail, and has its bit in `state`.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 

@@ -1,40 +1,40 @@
-//! Physical memory: who has which frame.
+//! Physical memory: frames, and who uses them.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `meta` | `FrameMeta`: 32 bytes about each frame, one layout for each use |
 //! | `buddy` | the allocator of blocks of 2^order frames |
-//! | `batch` | frames that go back together |
-//! | `folio` | [`Folio`]: memory that users map; fresh ones, anon-exclusive, dirty |
+//! | `batch` | frames that are freed together |
+//! | `folio` | [`Folio`]: user memory; fresh folios, anon-exclusive, dirty |
 //! | `count` | the word of references, pins and mappings, and its transitions |
 //! | `mapping` | mappings and pins |
-//! | `reference` | references, also by who knows no more than a frame's number |
+//! | `reference` | references, also from a frame number |
 //! | `folio_lock` | the lock of a folio |
 //! | `split` | one folio into several |
-//! | `owner` | whom a folio belongs to |
-//! | `slab` | `Slab`: small objects of the core's own, carved from frames |
+//! | `owner` | the owner of a folio |
+//! | `slab` | `Slab`: small objects of the core, carved from frames |
+//! | `view` | the use of each frame |
 //! | `inject` | allocations that fail on purpose, for tests |
 //!
-//! [`Frames`] puts them together. Nothing here sleeps; the free lists have one spin lock, which is
+//! [`Frames`] puts them together. Nothing here sleeps. The free lists have one spin lock, which is
 //! held for a number of steps bounded by [`MAX_ORDER`] and is below every other lock of the core.
-//! What a frame's metadata means belongs to whoever allocated the frame: plain stores while it has
-//! one owner, atomic instructions once tables name it.
+//! The owner of a frame decides the meaning of its metadata: plain stores while it has one owner,
+//! atomic instructions once tables name it.
 //!
-//! # Who may have what of a folio
-//! | what | who takes it | what it keeps | under what |
+//! # Holds on a folio
+//! | hold | taken by | keeps | under |
 //! |---|---|---|---|
-//! | a fresh folio | who asked for it | everything: nobody can find it | nothing; plain stores |
-//! | a mapping | who writes the entry; fork and moves, from one that there is | frame, contents, kind of owner | the lock of the table with the entry |
-//! | a pin | who keeps a mapping meanwhile | frame, contents | that table's lock |
-//! | a reference | who has a mapping or a reference; an object's index, one a page; a walker, from nothing | frame, order, kind | nothing |
-//! | the lock | who has a reference or keeps a mapping | owner and index | nothing; below the invalidate locks, above those of anonymous families; tried, not waited for, under a table's lock and in a read section |
+//! | a fresh folio | the thread that allocated it | everything: nobody else can find it | nothing; plain stores |
+//! | a mapping | the thread that writes the entry; fork and moves, from an existing one | frame, contents, kind of owner | the lock of the entry's table |
+//! | a pin | a thread that keeps a mapping meanwhile | frame, contents | that table's lock |
+//! | a reference | a holder of a mapping or a reference; a page index, one for each page; a walker, from a frame number | frame, order, kind | nothing |
+//! | the lock | a holder of a reference, or one that keeps a mapping | owner and index | nothing; below the invalidate locks, above those of anonymous families; only tried under a table's lock and in a read section |
 //!
-//! The last of them to go frees the folio. A walker's reference may come at any time, so nobody may
-//! conclude from a look at the count that it is alone, unless it freezes the count by the same step
-//! (`count`): then all that follows is plain again. What a walker may conclude: while it has the
-//! reference, the folio is a folio, of this order. While it has the lock besides, the owner is the
-//! owner. That the folio is mapped, and that no entry is found, means that it is busy: entries come
-//! and go on their way between tables.
+//! The last hold to go frees the folio. A walker may take a reference at any time, so a look at the
+//! count never proves that a thread is the only holder, unless the same step freezes the count
+//! (`count`). After that, all accesses are plain again. A walker with a reference may conclude that
+//! the folio is a folio of this order. With the lock as well, it may rely on the owner. A folio
+//! that is mapped, but of which no entry is found, is busy: entries are moved between tables.
 
 mod batch;
 mod buddy;

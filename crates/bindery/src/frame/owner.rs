@@ -1,14 +1,15 @@
-//! Whom a folio belongs to: the anchor of the reverse map.
+//! The owner of a folio: the anchor of the reverse map.
 //!
 //! ```text
-//! owner (32 bits)  the frame of the slab in which the owner stands
+//! owner (32 bits)  the frame of the slab that holds the owner
 //! word   63..62  61..54                      53      52  51 ................. 0
 //!        kind    where in that frame, by 16  let go      index of the folio's first page
 //! ```
 //!
-//! Owner and index are two words. They change and are read under the folio's lock ([`super::folio_lock`]),
-//! except while the folio is fresh. Of the second word alone, whoever keeps a mapping or a reference
-//! may ask for the kind without the lock: a folio that is mapped does not change it.
+//! Owner and index are two words. They change and are read under the folio's lock
+//! ([`super::folio_lock`]), except while the folio is fresh. A holder of a mapping or a reference
+//! may read the kind from the second word without the lock: it does not change while the folio is
+//! mapped.
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;

@@ -1,23 +1,24 @@
 //! References: holders of a folio that neither map nor pin it.
 //!
-//! Most come from somebody who has one already, or a mapping. A walker that knows no more than the
-//! number of a frame (from a list, or since it goes by all memory) takes one *from nothing*:
+//! Most references come from a holder of a mapping or of another reference. A walker that has only
+//! a frame number (from a list, or from a walk over all memory) takes one *from nothing*:
 //!
-//! 1. the metadata says which folio the frame is a page of. That is a guess: the folio may be freed
-//!    or cut at any time;
-//! 2. a reference is added at the head, unless the count is zero ([`count::refer`]). If it was, there
-//!    is no folio: free, fresh, frozen, a table, a slab;
-//! 3. *now* something stays: a folio with this head. Its metadata was published with the count. If the
-//!    guess is not what is there, the frame may belong to something else: the reference goes back. It
-//!    may be the last by now, then giving it back frees the folio.
+//! 1. The metadata says which folio the frame is a page of. That is a guess: the folio may be freed
+//!    or split at any time.
+//! 2. A reference is added at the head, unless the count is zero ([`count::refer`]). If it is zero,
+//!    there is no folio: the frame is free, fresh, frozen, a table or a slab.
+//! 3. *From now on* a folio with this head stays. Its metadata was published with the count. If the
+//!    guess was wrong, the frame may belong to something else, and the reference is dropped. It may
+//!    be the last one by now; then dropping it frees the folio.
 //!
-//! What step 3 prevents:
-//! 1. CPU A, looking for frame 0x47, reads in its tail: head 0x40, order 4;
-//! 2. CPU B unmaps that folio; its frames become a page at 0x40 and a table at 0x47;
-//! 3. CPU A takes a reference at 0x40, and would hold the table for a page of a folio.
+//! Step 3 prevents this:
+//! 1. CPU A, looking for frame 0x47, reads in its tail: head 0x40, order 4.
+//! 2. CPU B unmaps that folio; its frames become a page at 0x40 and a table at 0x47.
+//! 3. CPU A takes a reference at 0x40, and would take the table for a page of a folio.
 //!
-//! Between, whoever wants the folio for itself sees a reference more than it knows of: a cut says
-//! that the folio is busy, a write to a page that was shared copies it. Both may happen at any time.
+//! In between, a thread that wants the folio for itself sees one reference more than it knows of. A
+//! split reports that the folio is busy; a write to a page that was shared copies it. Both may
+//! happen at any time anyway.
 
 use core::fmt;
 use core::ops::Deref;

@@ -1,20 +1,19 @@
-//! Small objects of the core's own: [`Slab`], whose allocations may fail.
+//! [`Slab`]: small objects of the core, whose allocations may fail.
 //!
 //! ```text
 //! frame of kind Slab   | Header | slot 0 | slot 1 | slot 2 | ... | slot n-1 | rest |
 //!                        ^ number of the frame
 //! ```
 //!
-//! An object's frame is found by rounding its address down to a page and reading the header
-//! there. The frame's metadata holds the rest, in `word`: the first free slot (low 16 bits, all ones
-//! for none), the number of slots that were ever used (next 16), so that a new frame need not be
-//! threaded, and the objects in use (next 16). A free slot begins with the number of the next free
-//! one.
-//! Frames with both room and objects are on a list through `next` and `previous`; full frames are
-//! on none. One empty frame is kept as a spare, the others go back to the allocator; more are kept
-//! where somebody has asked for them beforehand ([`Slab::stock`]).
+//! Rounding an object's address down to a page gives the header, which names the frame. The frame's
+//! metadata has the rest, in `word`: the first free slot (low 16 bits, all ones for none), the
+//! number of slots that were ever used (next 16), so that a new frame need not be threaded, and the
+//! number of objects in use (next 16). A free slot begins with the number of the next free one.
+//! Frames with both room and objects are on a list through `next` and `previous`. Full frames are
+//! on none. One empty frame is kept as a spare, and others are freed. More are kept if a caller has
+//! asked for them beforehand ([`Slab::stock`]).
 //!
-//! One spin lock for each slab, held for a constant number of steps; the allocator's lock is taken
+//! Each slab has one spin lock, held for a constant number of steps. The allocator's lock is taken
 //! below it.
 
 use core::marker::PhantomData;

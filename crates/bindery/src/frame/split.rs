@@ -1,4 +1,4 @@
-//! Cutting a folio into smaller ones, in place.
+//! Splitting a folio into smaller ones, in place.
 
 use core::sync::atomic::Ordering::Relaxed;
 

@@ -1,8 +1,7 @@
-//! What each frame is used for, for whoever looks at all of memory: `/proc/kpageflags`, `vmstat`,
-//! debuggers.
+//! The use of each frame, for readers of all memory: `/proc/kpageflags`, `vmstat`, debuggers.
 //!
-//! Nothing is locked. What others change meanwhile is shown as it was or as it is, and a block that
-//! is cut or joined at that moment may be shown with the bounds of either.
+//! No lock is taken. A change made meanwhile is shown before or after it, and a block that is split
+//! or joined at that moment may be shown with the bounds of either.
 
 use core::sync::atomic::Ordering::Relaxed;
 

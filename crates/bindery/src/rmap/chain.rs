@@ -1,9 +1,9 @@
 //! Chains of forks: dead anon groups are contracted.
 //!
-//! A daemon that forks and exits, over and over, leaves a chain of dead anon groups, one for each
-//! generation and VMA: folios may still name each of them. So a `fork` first looks above each anon group
-//! of the parent. Where at least [`LONGEST`] anon groups there are *dead and unary* (no VMA, one child,
-//! not the root), it takes their folios over, as far as its VMAs map them:
+//! A daemon that forks and exits, over and over, leaves a chain of dead groups, one for each
+//! generation and VMA: folios may still name each of them. So a `fork` first looks above each group
+//! of the parent. If at least [`LONGEST`] groups there are *dead and unary* (no VMA, one child, not
+//! the root), it takes their folios over, as far as its VMAs map them:
 //!
 //! ```text
 //! before   root -- dead 1 -- dead 2 -- p -- dead 3 -- g      p, g: living, or with several children
@@ -11,64 +11,66 @@
 //!          what belonged to 1 and 2 belongs to p, what belonged to 3 to g
 //! ```
 //!
-//! 1. *Look.* Under the family lock each dead anon group gets the family's clock as its *stamp*, and the
-//!    first anon group below that is not dead and unary as its *heir*.
-//! 2. *Survey.* Each folio in `g`'s VMAs that belongs to a dead anon group gets its heir for an owner.
+//! 1. *Look.* Under the family lock each dead group gets the family's clock as its *stamp*, and the
+//!    first group below that is not dead and unary as its *heir*.
+//! 2. *Survey.* Each folio in `g`'s VMAs that belongs to a dead group gets its heir as its owner.
 //!    Its index stays: offsets are the family's. If no folio was locked, and none may be counted as
-//!    mapped that the survey did not see, the stamp of `g` says what the clock said in step 1: *no
-//!    page in these VMAs belongs to an anon group that was found dead up to then*. A child inherits the
-//!    stamp, since it maps what its parent maps.
-//! 3. *Detach.* Under the family lock each dead anon group is taken out for which all anon groups below that
-//!    have VMAs have its stamp, or a later one. One that a walker holds stays.
+//!    mapped that the survey did not see, the stamp of `g` becomes the time of step 1: *no page in
+//!    these VMAs belongs to a group that was found dead up to then*. A child inherits the stamp,
+//!    because it maps what its parent maps.
+//! 3. *Detach.* Under the family lock each dead group is removed for which all groups below that
+//!    have VMAs have its stamp, or a later one. A group that a walker holds stays.
 //! 4. *Free*, when no reader is left ([`crate::deferred`]).
 //!
 //! So where each parent exits only after its child has forked, the children that inherit the stamp
-//! let the anon groups go, as soon as the elder generations have exited.
+//! free the groups, as soon as the older generations have exited.
 //!
-//! # Why a folio may change hands
-//! A page of a dead and unary anon group is mapped below the anon group's one child alone, and thus below its
-//! heir: a walk from either comes by the same VMAs. It stays so, since the anon group gets no VMA and no
-//! second child any more.
+//! # Why a folio may change its owner
+//! A page of a dead and unary group is mapped only below the group's one child, and thus below its
+//! heir: a walk from either comes to the same VMAs. That stays so, because the group gets no VMA
+//! and no second child any more.
 //!
 //! # Why no folio is missed
 //! `fork` holds the mutex of the address space, and its VMAs for writing: no fault, no fork, and no
-//! move runs there. What may be counted as mapped, and stand in no table, is this:
-//! - *A VMA that is being removed.* It holds its anon group until its pages are counted down. So an anon group
-//!   that more VMAs hold than its list has gets no stamp, and an anon group without VMAs in its list, but
+//! move runs there. What may be counted as mapped, and be in no table, is this:
+//! - *A VMA that is being removed.* It holds its group until its pages are counted down. So a group
+//!   that more VMAs hold than its list has gets no stamp, and a group without VMAs in its list, but
 //!   with such holders, counts as one that has VMAs.
 //! - *A part of a VMA, or its contents.* They are counted down before the mutex is released.
-//! - *Private copies of an object's pages*, which a truncation drops without the mutex. It holds the
-//!   lock of the object's tree together with other walkers until they are counted down, and the
-//!   survey takes that lock alone each time that it locks tables. What a truncation drops behind the
-//!   survey was seen by it.
+//! - *Private copies of an object's pages*, which a truncation drops without the mutex. It shares
+//!   the lock of the object's tree with other walkers until they are counted down, and the survey
+//!   takes that lock exclusively each time that it locks tables. Whatever a truncation drops behind
+//!   the survey was seen by the survey.
 //!
-//! After the survey no page of a dead anon group comes to the VMAs. New pages belong to their own anon group;
-//! what is claimed does, too. And nobody makes a dead anon group an owner again, since there is one survey
-//! at a time in a family. With two:
-//! 1. CPU A surveys, and has seen that a folio is to go to `p`, which lives;
-//! 2. `p` dies; CPU B finds it dead, surveys, and comes by the folio, which is not `p`'s yet;
+//! After the survey no page of a dead group comes to the VMAs. New pages belong to their own group,
+//! and so do claimed ones. Nobody makes a dead group an owner again, because a family has one
+//! survey at a time. With two:
+//! 1. CPU A surveys, and has seen that a folio is to go to `p`, which lives.
+//! 2. `p` dies; CPU B finds it dead, surveys, and passes the folio, which is not `p`'s yet.
 //! 3. CPU A gives the folio to `p`; CPU B, in whose VMAs it is too, has `p` freed.
 //!
-//! That also is why an owner may be read there without the folio's lock: otherwise it is changed by
-//! those alone who have locked all tables that map the folio, and one of these is locked here.
+//! That also is why an owner may be read there without the folio's lock: otherwise only a thread
+//! that has locked all tables that map the folio changes it, and one of these tables is locked
+//! here.
 //!
-//! # Why the anon groups are not freed at once
-//! A walker may have found one in a read section, before the folio changed hands.
+//! # Why the groups are not freed at once
+//! A walker may have found one in a read section, before the folio changed its owner.
 //!
 //! # The bound
-//! A fork looks for dead anon groups when [`LONGEST`] anon groups with children have died in the family since
-//! the stamp. The survey fails only where somebody has one of the folios locked. So a chain in which
-//! each generation lives as long as `k` later ones has about `k` + 3 [`LONGEST`] anon groups for a VMA. A
-//! process that lives on without a fork keeps the dead anon groups that were above it when it was forked, or
-//! whose death came later, and no anon group that is made afterwards. A search for all anon groups that could go
-//! may cost more than it is worth in a large family, so it visits at most [`BELOW`] anon groups for each dead
-//! one. Dead anon groups with several children are fewer than the anon groups without any, as in every tree.
+//! A fork looks for dead groups when [`LONGEST`] groups with children have died in the family since
+//! the stamp. The survey fails only if another thread has one of the folios locked. So a chain in
+//! which each generation lives as long as `k` later ones has about `k` + 3 [`LONGEST`] groups for a
+//! VMA. A process that lives on without a fork keeps the dead groups that were above it when it was
+//! forked, or whose death came later, and no group that is made afterwards. A search for all groups
+//! that could go may cost more than it is worth in a large family, so it visits at most [`BELOW`]
+//! groups for each dead one. Dead groups with several children are fewer than the groups without
+//! any, as in every tree.
 //!
-//! # Why anon groups are not shared instead
-//! Linux lets a child take a dead ancestor's `anon_vma` for its own pages. With a tree it would have
-//! to take its living parent's: then the pages of one are looked for in the VMAs of all. A chain
-//! that ends in a parent with 50 children would visit 51 VMAs for a page that one can map. A
-//! contracted anon group has pages of its own VMAs alone.
+//! # Why groups are not shared instead
+//! Linux lets a child take a dead ancestor's `anon_vma` for its own pages. With a tree it would
+//! have to take its living parent's: then the pages of one are looked for in the VMAs of all. A
+//! chain that ends in a parent with 50 children would visit 51 VMAs for a page that one can map. A
+//! contracted group has only pages of its own VMAs.
 
 use core::cell::Cell;
 use core::ops::ControlFlow;

@@ -1,8 +1,8 @@
-//! Groups of anonymous memory (Linux: `anon_vma`).
+//! Anon groups (Linux: `anon_vma`).
 //!
-//! An anon group outlives its VMAs while it has children: folios may name it as their owner, and a walk
-//! from it has to reach the VMAs below. So a process that forks and exits leaves a *dead* anon group
-//! behind. [`super::chain`] takes dead anon groups out of the tree and says how many stay.
+//! An anon group outlives its VMAs while it has children: folios may name it as their owner, and a
+//! walk from it must reach the VMAs below. So a process that forks and exits leaves a *dead* group
+//! behind. [`super::chain`] takes dead groups out of the tree and bounds their number.
 
 use core::ops::ControlFlow;
 use core::ptr::{self, NonNull};

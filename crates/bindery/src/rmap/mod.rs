@@ -1,58 +1,58 @@
 //! The reverse map: from a folio to the entries that map it.
 //!
-//! It goes *by index*. A folio knows whom it belongs to, an object or an anon group of anonymous memory,
-//! and the index of its first page there; the owner knows its VMAs; a VMA knows at which address an
-//! index stands. So a move of entries or whole tables writes nothing into any folio, since the
-//! VMA takes its offset along, and a fork writes nothing but the VMAs' own records. (By structure,
-//! with tables that know their parents, an entry-wise move would have to write to each folio.)
+//! It goes *by index*. A folio knows its owner, an object or an anon group, and the index of its
+//! first page there. The owner knows its VMAs. A VMA knows the address of each index. So a move of
+//! entries or whole tables writes nothing into any folio, because the VMA takes its offset along,
+//! and a fork writes only the VMAs' own records. (With tables that know their parents, a move entry
+//! by entry would have to write to each folio.)
 //!
 //! ```text
-//! folio: owner, index 7 --> anon group A --> VMA offset 0..16 at 0x10000 --> 0x17000
+//! folio: owner, index 7 --> group A --> VMA offset 0..16 at 0x10000 --> 0x17000
 //!                              |----- > VMA offset 4..8  at 0x90000 (moved) --> not there any more
-//!                              '- child anon group B (after fork) --> VMA offset 0..16 --> 0x17000
+//!                              '- child group B (after fork) --> VMA offset 0..16 --> 0x17000
 //! ```
 //!
-//! Anonymous memory is grouped as Linux does it (`anon_vma`): a VMA gets an anon group with its first
-//! page, and neighbours that could be one VMA share it. The anon groups of a family of processes form a
-//! *tree*: `fork` gives each VMA of the child an anon group of its own below that of the parent's. A page
-//! that was there before the fork belongs to the parent's anon group and may be mapped by any anon group
-//! below it; a page that came later belongs to the child's own. Linux links each VMA with all
-//! anon groups above it instead, so its fork takes one more allocation for each generation; the folios
-//! that a walk has to look at are the same.
+//! Anonymous memory is grouped as in Linux (`anon_vma`): a VMA gets an anon group with its first
+//! page, and neighbors that could be one VMA share it. The anon groups of a family of processes
+//! form a *tree*: `fork` gives each VMA of the child a group of its own, below that of the
+//! parent's. A page from before the fork belongs to the parent's group, and any group below may map
+//! it. A later page belongs to the child's own group. Linux links each VMA with all groups above it
+//! instead, so its fork needs one more allocation for each generation. The folios that a walk has
+//! to look at are the same.
 //!
-//! The VMAs of an object, and those of an anon group, stand in an interval tree ([`IntervalTree`](crate::collections::interval_tree)), so a walk
-//! comes to those that map the index and to no others. A walk from an anon group visits the trees of the
-//! anon group and of those below, one after the other, and each in logarithmic time. There is one for
-//! each VMA that was forked from a VMA of the anon group and lives, and for those that died and have
-//! living children. Dead anon groups, which a chain of forks leaves behind, are contracted; [`chain`]
-//! says how and what bounds their number.
+//! The VMAs of an object, and those of an anon group, are in an interval tree, so a walk finds
+//! those that map the index and no others. A walk from a group visits the trees of the group and of
+//! those below, one after the other, each in logarithmic time. There is one tree for each living
+//! VMA that was forked from a VMA of the group, and one for each dead VMA with living children. A
+//! chain of forks leaves dead groups behind. They are contracted; [`chain`] says how, and what
+//! bounds their number.
 //!
 //! # Locks
-//! The tree of an object has a lock, and a family of anon groups has one, in its root. Walkers hold it
-//! together, and let it go after a bounded number of entries ([`walk`]). Whoever changes
-//! which entries a VMA in the tree is responsible for (its bounds, its offset, a move of its
-//! tables) holds it alone, while it does so or for each part of it ([`RmapGuard`]), so a walker with the
-//! lock misses nothing:
-//! 1. CPU A walks: looks for the page at the destination, nothing there yet;
-//! 2. CPU B moves the entry from the source to the destination;
-//! 3. CPU A looks at the source: nothing there any more, and takes the page for unmapped.
+//! The tree of an object has a lock. A family of anon groups has one, in its root. Walkers share
+//! the lock, and release it after a bounded number of entries ([`walk`]). A change of the entries
+//! for which a VMA in the tree is responsible (its bounds, its offset, a move of its tables) holds
+//! the lock exclusively, for all of the change or for each part of it ([`RmapGuard`]). So a walker
+//! with the lock misses nothing:
+//! 1. CPU A walks: it looks for the page at the destination, and finds nothing yet.
+//! 2. CPU B moves the entry from the source to the destination.
+//! 3. CPU A looks at the source: nothing any more, and it takes the page for unmapped.
 //!
-//! What changes while a walker has let go of the lock, it meets by the VMA's stamp; [`walk`] has
-//! the interleavings.
+//! A walker finds changes made while it had released the lock by the VMA's stamp; [`walk`] has the
+//! interleavings.
 //!
-//! Two operations change entries without these locks, and keep to an order instead. `fork` copies
-//! entries into VMAs that a walk visits behind their parents: a walker that has passed the parent
-//! before the copy meets the child after it. Whoever takes entries away does so while their VMA is
-//! in the trees, and flushes before it releases the tables' locks, or leaves a mark
-//! ([`crate::tlb`]). So a walker that finds nothing, in a table that is not pending, may rely on
-//! it: no TLB has it either.
+//! Two operations change entries without these locks, and keep an order instead. `fork` copies
+//! entries into VMAs that a walk visits after their parents: a walker that has passed the parent
+//! before the copy meets the child after it. An operation that removes entries does so while their
+//! VMA is in the trees, and flushes before it releases the tables' locks, or leaves a mark
+//! ([`crate::tlb`]). So a walker that finds nothing, in a table that is not pending, may conclude
+//! that no TLB has the page either.
 //!
 //! A walker that finds fewer entries than the folio has mappings takes the folio for *busy*, never
-//! for unmapped. An operation may have detached a table and not counted down yet, or have counted up and
-//! not yet written its entries.
+//! for unmapped. Another operation may have detached a table and not yet lowered the count, or have
+//! raised the count and not yet written its entries.
 //!
 //! Order: the address space's mutex, the VMA's lock, the folio's lock, the object's tree, the
-//! family of anon groups, table locks.
+//! family's lock, table locks.
 
 mod chain;
 mod group;

@@ -1,7 +1,7 @@
-//! Trees of VMAs: who maps an object, who belongs to an anon group of anonymous memory.
+//! Trees of VMAs: those that map an object, or those of an anon group.
 //!
-//! The interval of a VMA is what it maps of the object, or which indexes its anonymous pages have:
-//! in pages, from its offset on.
+//! The interval of a VMA is the part of the object that it maps, or the indexes of its anonymous
+//! pages: in pages, from its offset on.
 
 use crate::addr::PAGE_SHIFT;
 use crate::collections::range_skip_list::Indexed;

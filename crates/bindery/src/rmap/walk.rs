@@ -1,53 +1,52 @@
-//! Walking: all places where pages of an owner may be mapped.
+//! Walks: all places where pages of an owner may be mapped.
 //!
 //! # Holds and passes
-//! Walkers hold the lock of a tree together, changes of the tree alone. A walk lets the lock go
-//! after [`HOLD`] entries or VMAs, and goes on at its [`IntervalPlace`] in the tree, the place in the order
-//! and the page, whatever has become of the VMA there. So the tree may change while a walk is under
-//! way, and a VMA may get pages behind its back. For these there are *passes*:
+//! Walkers share the lock of a tree; changes of the tree hold it exclusively. A walk releases the
+//! lock after [`HOLD`] entries or VMAs. It goes on from its [`IntervalPlace`], a position in the
+//! tree's order and a page, whatever has become of the VMA there. So the tree may change during a
+//! walk, and a VMA that the walk has passed may get pages. *Passes* handle that:
 //!
-//! - A pass begins with what the tree's clock says, and visits the VMAs with stamps up to then in
-//!   their order.
-//! - Whoever lets a VMA be responsible for more than before, or carries entries into it, holds the
-//!   lock alone and gives the VMA a new stamp ([`super::RmapGuard`]).
+//! - A pass begins with the current time of the tree's clock, and visits the VMAs with stamps up to
+//!   then, in their order.
+//! - A thread that makes a VMA responsible for more than before, or carries entries into it, holds
+//!   the lock exclusively and gives the VMA a new stamp ([`super::RmapGuard`]).
 //! - The next pass visits the VMAs with later stamps, until a pass ends with nothing newer.
 //!
-//! Each pass ends, since it visits no VMA that was renewed after it began. Should a program renew
-//! VMAs as fast as a walk visits them, the pass with the number [`PASSES`] lets go no more. It
-//! visits what was renewed within the one before.
+//! Each pass ends, because it visits no VMA that was renewed after it began. If a program renews
+//! VMAs as fast as a walk visits them, the pass with the number [`PASSES`] no longer releases the
+//! lock. It visits what was renewed during the pass before.
 //!
 //! # Why no page is missed
-//! What is said of a page holds of each that is mapped when the walk begins. The caller keeps new
-//! ones from being mapped by faults, where it needs that: by the invalidate lock or the folio's lock.
+//! The guarantee covers each page that is mapped when the walk begins. If the caller also needs
+//! that faults map no new pages, it holds the object's invalidate lock or the folio's lock.
 //!
-//! *A move* takes entries of V to M. M is in the trees before the first entry moves, and each hold
-//! in which entries arrive ends with a new stamp for M. An entry that has moved before the walk
-//! began is in M, whose stamp is as old at least. One that moves later is met in V, or else:
-//! 1. the walk lets go, and has not come to the entry in V;
-//! 2. the entry moves to M, behind or in front of the walk; M gets a stamp above those of this
-//!    pass;
-//! 3. the walk passes V. The next pass visits M.
+//! *A move* takes entries from V to M. M is in the trees before the first entry moves, and each
+//! hold in which entries arrive ends with a new stamp for M. An entry that moved before the walk
+//! began is in M, whose stamp is at least as old. An entry that moves later is met in V, or else:
+//! 1. The walk releases the lock before it has come to the entry in V.
+//! 2. The entry moves to M, behind or in front of the walk; M gets a stamp above those of this
+//!    pass.
+//! 3. The walk passes V. The next pass visits M.
 //!
 //! A VMA that moves whole (`AddressSpace::slide`) is V and M at once.
 //!
-//! *A split* adds the upper part before the lower lets go of it, with a new stamp: the upper pages
-//! are visited in the lower VMA before, or in the upper one in the next pass, or twice.
+//! *A split* adds the upper part, with a new stamp, before the lower part gives it up. The upper
+//! pages are visited in the lower VMA before, or in the upper one in the next pass, or twice.
 //!
-//! *A merge* lets the lower VMA reach over the upper one, renews it, and then takes the upper one
-//! out. If the walk stood between the two, the next pass visits the lower one once more.
+//! *A merge* extends the lower VMA over the upper one, renews it, and then removes the upper one.
+//! If the walk was between the two, the next pass visits the lower one again.
 //!
 //! *A fork* copies entries of a VMA P into C, without the tree's lock. C is in the tree before,
-//! with the same interval and a later stamp. P is not renewed meanwhile, since `fork` holds the
-//! mutex. So C is visited behind P: in the same pass behind it in the order, or in a later pass. In
-//! the other order:
-//! 1. CPU A cuts an object off, and has found nothing in C yet;
-//! 2. CPU B copies a page of P's into C;
-//! 3. CPU A unmaps the page from P, and drops it. C maps it still.
+//! with the same interval and a later stamp. P is not renewed meanwhile, because `fork` holds the
+//! mutex. So C is visited after P: later in the same pass, or in a later pass. In the other order:
+//! 1. CPU A truncates an object, and has found nothing in C yet.
+//! 2. CPU B copies a page of P into C.
+//! 3. CPU A unmaps the page from P, and drops it. C still maps it.
 //!
-//! What is copied after the walk has passed P is as the walk has left it there.
+//! A copy made after the walk has passed P is as the walk has left P.
 //!
-//! In a family of anon groups a walk visits an anon group before those below it. An anon group of C's that is added
-//! below one that the walk has passed, or stands in, is no different.
+//! In a family of anon groups a walk visits a group before those below it. For a group of C's that
+//! is added below one that the walk has passed, or is in, the same holds.
 
 use crate::Memory;
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};

@@ -1,5 +1,5 @@
-//! Changing what leaves say about their use: accessed, dirty, soft-dirty, and the permission to
-//! write that goes with watching for the next store.
+//! Changes of the bits that record use: accessed, dirty, soft-dirty, and the permission to write
+//! that goes with watching for the next store.
 
 use core::sync::atomic::Ordering;
 

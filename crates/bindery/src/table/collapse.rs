@@ -1,4 +1,5 @@
-//! Making one huge leaf of a table of small ones, by copying what they name into one folio.
+//! Collapse: copies the pages of a table of small leaves into one folio, and replaces the table by
+//! one huge leaf.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

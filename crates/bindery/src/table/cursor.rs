@@ -9,8 +9,7 @@
 //! ```
 //!
 //! A piece that the range covers only in part is cut before it is yielded: a huge leaf is split
-//! with the table on deposit, a contiguous run is unfolded. So whoever receives a run owns all
-//! of it.
+//! with its deposited table, a contiguous run is unfolded. So the receiver of a run owns all of it.
 
 use core::sync::atomic::Ordering;
 

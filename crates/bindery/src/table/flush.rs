@@ -1,4 +1,4 @@
-//! Flushing what was taken out of tables, and giving it back afterwards ([`crate::tlb`] tells the rule).
+//! Flushes what was taken out of tables, and frees it afterwards ([`crate::tlb`] has the rule).
 
 use core::sync::atomic::Ordering;
 

@@ -1,8 +1,8 @@
-//! Writing leaves: fold and unfold contiguous runs, split and collapse huge leaves.
+//! Writes leaves: folds and unfolds contiguous runs, splits and collapses huge leaves.
 //!
-//! Whatever changes the size of a translation is done by break-before-make: clear, invalidate,
-//! set. Without the middle step a TLB may hold both sizes at once, which AArch64 answers with a
-//! conflict abort (Arm ARM DDI 0487, D8.16) and every architecture with whichever it likes.
+//! Each change of a translation's size uses break-before-make: clear, invalidate, set. Without the
+//! middle step a TLB may hold both sizes at once. AArch64 may answer that with a conflict abort
+//! (Arm ARM DDI 0487, D8.16), and every architecture may use either size.
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 

@@ -1,66 +1,68 @@
-//! The locking protocol of page tables, apart from what the tables contain, so that the very same
-//! code runs under a model checker (`loom_model`).
+//! The locking protocol of page tables, apart from the tables' contents, so that the very same code
+//! runs under a model checker (`loom_model`).
 //!
 //! # What is locked
 //! Each table has a lock. An operation on a range holds the *cover*, the lowest table that spans
 //! the range, and the existing tables below it that overlap the range, down to a floor. So two
-//! operations on ranges with different covers, neither above the other, share nothing.
+//! operations whose covers are different, and neither above the other, share nothing.
 //!
-//! Where the range is exactly one slot of a table, that table is the cover, not the one that the
-//! slot names: whoever wants to detach a table must hold its parent.
+//! If the range is exactly one slot of a table, that table is the cover, not the one that the slot
+//! names: detaching a table needs the lock of its parent.
 //!
 //! # In which order
 //! Pre-order: parents before children, lower addresses before higher ones. A move takes the locks
-//! of both its ranges in one pass of that order; two passes in turn would deadlock:
-//! 1. CPU A moves from table X to table Y: locks X;
-//! 2. CPU B moves from Y to X: locks Y;
-//! 3. each waits for the other.
+//! of both its ranges in one pass of that order. Two passes in turn would deadlock:
+//! 1. CPU A moves from table X to table Y: it locks X.
+//! 2. CPU B moves from Y to X: it locks Y.
+//! 3. Each waits for the other.
 //!
-//! There is one exception: a table that is detached is locked only to be marked, and may lie before an
-//! edge that is held already. So whoever detaches keeps every move out of the
-//! range, by holding its VMAs for writing:
-//! 1. CPU A unmaps pages up to an edge in table Y, and holds Y;
-//! 2. CPU B moves from X, in the middle of A's range, to Y: holds X, waits for Y;
+//! There is one exception. A table that is being detached is locked only to be marked, and may come
+//! before an edge that is held already. So a detaching operation keeps every move out of the range,
+//! by holding its VMAs for writing. Otherwise:
+//! 1. CPU A unmaps pages up to an edge in table Y, and holds Y.
+//! 2. CPU B moves from X, in the middle of A's range, to Y: it holds X and waits for Y.
 //! 3. CPU A detaches X and waits for B to mark it.
 //!
 //! # How the cover is found
-//! Without locks, inside a read section, so that no table is freed under the descent. The cover is
-//! locked and, if it was detached in between, it says so (*stray*) and the descent starts again:
-//! 1. CPU A descends to table X and is about to lock it;
-//! 2. CPU B, holding X's parent, detaches X, locks it, marks it stray, unlocks it;
+//! The cover is found without locks, inside a read section, so that no table is freed under the
+//! descent. If the cover was detached before it was locked, it is marked *stray*, and the descent
+//! starts again:
+//! 1. CPU A descends to table X and is about to lock it.
+//! 2. CPU B, holding X's parent, detaches X, locks it, marks it stray, unlocks it.
 //! 3. CPU A locks X. Without the mark it would now map pages where no walker comes.
 //!
-//! Of the tables that hang in a detached one, each is locked and marked too, but later: one at a time,
-//! with no other lock held, before what stands in it is dropped. Until then whoever locks one finds by
-//! a second descent, as below, that it does not stand in the tree; and whoever has locked one before is
-//! waited for, and may go on meanwhile: no walker comes there any more. So what goes by one entry costs
-//! one entry and one mark under the locks, whatever hangs in it. Not so where no VMA keeps out who
-//! fills entries ([`try_mark_stray`]): there, all are marked first, and they are of level 1.
+//! The tables below a detached one are locked and marked too, but later: one at a time, with no
+//! other lock held, before their contents are dropped. Until then a thread that locks one of them
+//! finds by a second descent, as below, that the table is not in the tree. A thread that locked one
+//! before is waited for, and may go on meanwhile: no walker comes there any more. So detaching by
+//! one entry costs one entry and one mark under the locks, whatever is below. This does not hold
+//! where no VMA keeps out the threads that fill entries ([`try_mark_stray`]): there, all tables are
+//! marked first, and they are of level 1.
 //!
-//! A table that is *moved* is not marked: it stays part of the tree at another address. So whoever
-//! has locked the cover descends once more, and starts again unless the table still stands there:
-//! 1. CPU A, writing to a program's memory at X, descends to the table of X and waits for its lock;
-//! 2. CPU B moves the table from X to Y, and returns; another page is mapped at X;
+//! A table that is *moved* is not marked: it stays part of the tree at another address. So a thread
+//! that has locked the cover descends once more, and starts again unless the table is still there:
+//! 1. CPU A, writing to a program's memory at X, descends to the table of X and waits for its lock.
+//! 2. CPU B moves the table from X to Y, and returns; another page is mapped at X.
 //! 3. CPU A gets the lock. Without the second descent it would write to the page that is now at Y.
 //!
-//! The answer lasts while the lock is held, if every mover locks what it carries or keeps lockers
-//! out. A mover that holds the VMAs of both places for writing, and the rmap locks of what they map,
-//! locks the parents alone, and may carry tables of any level. Any other mover also locks each table
-//! that it carries, which must therefore be of level 1: a table of level 2 may have 512 others below
-//! it, which it does not lock.
+//! The answer stays true while the lock is held, if every mover locks the tables that it carries or
+//! keeps lockers out. A mover that holds the VMAs of both places for writing, and the rmap locks of
+//! what they map, locks only the parents, and may carry tables of any level. Any other mover also
+//! locks each table that it carries. Such a table must be of level 1: a table of level 2 may have
+//! 512 others below it, which the mover does not lock.
 //!
-//! A move itself needs no second descent: it holds the VMAs of both places for writing.
+//! A move itself needs no second descent, because it holds the VMAs of both places for writing.
 //!
 //! # How much is held at once
-//! Others spin for a table's lock, so one set of locks never serves more than [`HELD_ENTRIES`] entries
-//! or [`HELD_DETACHED`] tables that are detached. The locks are taken in pre-order anyway, so they stop
-//! there: what an operation has got is the front of its range, up to [`LockSet::end_of`], and it
-//! comes again for the rest. A range with few tables goes far in one hold, a dense one two tables. No
-//! table that the range covers whole is cut in two by that, as its entry counts as one.
+//! Other CPUs spin for a table's lock. So one set of locks never serves more than [`HELD_ENTRIES`]
+//! entries or [`HELD_DETACHED`] detached tables. The locks are taken in pre-order anyway, so they
+//! stop there. An operation gets the front of its range, up to [`LockSet::end_of`], and comes again
+//! for the rest. In a range with few tables one hold goes far; in a dense one it covers two tables.
+//! No table that the range covers whole is cut in two by that, because its entry counts as one.
 //!
 //! # Pending flushes
-//! Whoever takes a lock learns whether the table is pending ([`crate::tlb`]), and flushes its own
-//! range before it acts. [`LockSet`] remembers that for all tables of an operation.
+//! A thread that takes a lock learns whether the table is pending ([`crate::tlb`]), and flushes its
+//! own range before it acts. [`LockSet`] remembers that for all tables of an operation.
 
 use arrayvec::ArrayVec;
 

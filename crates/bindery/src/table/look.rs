@@ -1,6 +1,6 @@
-//! Looking at what is mapped without changing it: no split, no unfolding. [`PageTable::look`] takes
-//! no lock, so its answers are hints unless the caller keeps everyone else out;
-//! [`PageTable::survey`] locks, and tells pages in runs.
+//! Reads what is mapped without changing it: no split, no unfolding. [`PageTable::look`] takes no
+//! lock, so its answers are hints unless the caller keeps all other threads out.
+//! [`PageTable::survey`] locks, and reports pages in runs.
 
 use core::sync::atomic::Ordering;
 

@@ -1,4 +1,4 @@
-//! Markers: entries that stand where there is no page, and say something all the same.
+//! Markers: entries without a page that record something.
 
 use core::sync::atomic::Ordering;
 

@@ -1,33 +1,33 @@
-//! Page tables: where entries stand in memory, who may touch them, and how they are counted.
+//! Page tables: where entries are in memory, who may touch them, and how they are counted.
 //!
-//! The locking protocol is told in [`locking`]; here is what it protects. A table is one frame; its
-//! metadata holds the lock, the stray mark, the level and a *live* count of its entries that are
-//! not empty. It holds no virtual address, so that a table can move to another place of the tree
-//! with everything below it by moving the one entry that names it.
+//! [`locking`] has the locking protocol; here is what it protects. A table is one frame. Its
+//! metadata has the lock, the stray mark, the level and the *entry count*, the number of its
+//! entries that are not empty. It has no virtual address. So a table moves to another place of the
+//! tree, with everything below it, when the one entry that names it moves.
 //!
 //! Entries are written only with the lock of their table held. The MMU also writes: accessed and
-//! dirty. An entry in which the MMU has nothing left to set ([`Arch::is_saturated`]) is replaced by
-//! a plain store, every other one by an atomic exchange:
-//! 1. CPU A reads an entry that is clean;
-//! 2. CPU B's program writes to the page, its MMU sets dirty in the entry;
-//! 3. CPU A, with a plain store, clears the entry and remembers "clean": the write is lost.
+//! dirty. If the MMU can no longer change an entry (it is saturated, [`Arch::is_saturated`]), a
+//! plain store may replace it. Otherwise an atomic exchange is needed:
+//! 1. CPU A reads an entry that is clean.
+//! 2. CPU B's program writes to the page; its MMU sets dirty in the entry.
+//! 3. CPU A clears the entry by a plain store and remembers "clean": the write is lost.
 //!
-//! Wherever a leaf stands above level 1, the table that holds it keeps one empty table in
-//! *deposit* for it, so that splitting the leaf cannot fail.
+//! A table above level 1 has one deposited empty table for each of its leaves, so that splitting a
+//! leaf cannot fail.
 //!
 //! | file | idea |
 //! |---|---|
-//! | `lock` | which locks, in which order |
+//! | `locking` | which locks, in which order |
 //! | `flush`, `pending` | flushes, and marks of those that come after the lock is released |
-//! | `pool` | where tables come from while locks are held |
+//! | `pool` | spare tables while locks are held |
 //! | `run` | the longest stretch that can be treated as one |
 //! | `cursor` | a locked range that yields runs |
 //! | `leaf` | writing leaves: fold, unfold, split, collapse |
 //! | `zap`, `spare` | unmapping: whole tables by one entry, the rest in runs; with exceptions |
-//! | `look` | what is mapped, without changing it |
+//! | `look` | reads what is mapped, without changing it |
 //! | `collapse` | one huge leaf for a table of small ones |
-//! | `age`, `marker` | accessed, dirty and soft-dirty forgotten; markers set and taken out |
-//! | `protect`, `copy`, `relocate` | what `mprotect`, `fork` and `mremap` do to entries |
+//! | `age`, `marker` | clears accessed, dirty and soft-dirty; sets and removes markers |
+//! | `protect`, `copy`, `move_range` | `mprotect`, `fork` and `mremap` on entries |
 
 pub(crate) mod age;
 pub(crate) mod collapse;

@@ -1,5 +1,5 @@
-//! The count of pending flushes of one table, apart from where it is kept, so that the very same code
-//! runs under a model checker (`loom_model`). [`crate::tlb`] tells what it is for.
+//! The count of pending flushes of one table, apart from where it is stored, so that the very same
+//! code runs under a model checker (`loom_model`). [`crate::tlb`] explains its use.
 //!
 //! ```text
 //! raise     under the table's lock, before the first narrowing store     0 -> 1
@@ -8,8 +8,8 @@
 //! lower     the last one frees the table                                 RELEASED | 1 -> freed
 //! ```
 //!
-//! Nobody raises the count of a detached table: who has its lock finds it stray. So a count that was
-//! seen at zero by whoever releases the table stays zero.
+//! Nobody raises the count of a detached table, because whoever has its lock finds it stray. So a
+//! count that is zero when the table is released stays zero.
 
 use core::sync::atomic::Ordering;
 

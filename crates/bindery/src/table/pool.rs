@@ -1,4 +1,4 @@
-//! Tables for an operation that holds locks.
+//! Spare tables for an operation that holds locks.
 
 use core::sync::atomic::Ordering;
 

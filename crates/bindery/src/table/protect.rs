@@ -1,5 +1,4 @@
-//! What `mprotect` does to entries: rewrite runs in place, hide them where nothing is allowed, show
-//! them again.
+//! `mprotect` on entries: rewrites runs in place, and turns them into `PROT_NONE` entries and back.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,5 +1,5 @@
-//! Runs: the longest stretch of consecutive entries in one table that an operation may treat as
-//! one thing.
+//! Runs: the longest stretch of consecutive entries in one table that an operation may treat as one
+//! thing.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,4 +1,4 @@
-//! Unmapping with exceptions: what stays is met in the middle of what goes.
+//! Unmapping with exceptions: entries in the middle of the range that stay.
 
 use core::sync::atomic::Ordering;
 

@@ -1,8 +1,8 @@
 //! Unmapping.
 //!
-//! A table that the range covers whole is detached by clearing the one entry that names it; what
-//! stands in it is dropped later, after the flush, when nobody walks it any more. So unmapping
-//! 1 GiB writes one entry while locks are held and needs no room to remember 262,144 pages.
+//! A table that the range covers whole is detached by clearing the one entry that names it. Its
+//! contents are dropped later, after the flush, when no walker can reach it. So unmapping 1 GiB
+//! writes one entry while locks are held, and needs no room to remember 262,144 pages.
 //!
 //! ```text
 //! range      |  edge  |        whole tables        | edge |
@@ -12,16 +12,16 @@
 //! finish              |       drop and free        |           without locks
 //! ```
 //!
-//! At the edges, where the table stays, entries are *suspended*: they lose their valid bit and
-//! keep all others. So the MMU no longer sees them, nothing is allocated to remember them, and the
-//! second phase finds in them what it has to give back. Everyone else keeps out, since the table's
-//! lock is held all the while.
+//! At the edges, where the table stays, entries are *suspended*: they lose their valid bit and keep
+//! all others. So the MMU no longer sees them, no memory is needed to remember them, and the second
+//! phase finds in them what to free. All other threads keep out, because the table's lock is held
+//! throughout.
 //!
-//! One hold of the locks serves a bounded number of entries ([`super::locking`]). A longer range, as one
-//! that has many tables at its edges, goes in several, each with a flush of its own.
+//! One hold of the locks serves a bounded number of entries ([`super::locking`]). A longer range,
+//! or one with many tables at its edges, takes several holds, each with its own flush.
 //!
-//! The flush comes before the locks are released, edges or not ([`crate::tlb`]): a table that is
-//! detached leaves an empty entry, from which others conclude that nothing is mapped.
+//! The flush comes before the locks are released, with edges or without ([`crate::tlb`]): a
+//! detached table leaves an empty entry, from which other threads conclude that nothing is mapped.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,19 +1,20 @@
-//! Folios under loom: the code of [`super::count`], [`super::reference`] and [`super::folio_lock`] itself,
-//! over a few frames, whose metadata loom answers with every value that the memory model allows.
+//! Folios under loom: the code of [`super::count`], [`super::reference`] and [`super::folio_lock`]
+//! itself, over a few frames. Loom answers their metadata with every value that the memory model
+//! allows.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib loom_model`.
 //!
 //! # How a broken protocol shows
-//! | wrong | what notices |
+//! | failure | detected by |
 //! |---|---|
-//! | a walker holds what is no folio, or another one | what a frame is stands in a loom cell: read by who holds it, written by who makes and frees it |
-//! | a folio is freed under a holder | so it does: touched without order, a race |
-//! | an owner changes under a reader | so does the owner |
+//! | a walker holds a frame that is no folio, or another folio | the use of a frame is a loom cell: its holder reads it, making and freeing write it |
+//! | a folio is freed under a holder | the same cell: an unordered access is a race |
+//! | an owner changes under a reader | the owner is a loom cell too |
 //! | a late reference or lock hits a table or a slab | their counts and states are audited |
-//! | an owner dangles, a folio leaks, a reference gets lost | audited when all is over |
+//! | an owner dangles, a folio leaks, a reference gets lost | audited at the end |
 //!
-//! The last tests leave out one rule each ([`Omit`]) and must fail. And lest a model pass because
-//! loom never came to its point, the others ask whether the point was [`Seen`].
+//! The last tests leave out one rule each ([`Omit`]) and must fail. The other tests also require
+//! that loom reached the interesting point ([`Seen`]), so that no model passes without it.
 //!
 //! Two CPUs are explored completely, three with at most [`PREEMPTIONS`] preemptions.
 

@@ -1,5 +1,5 @@
-//! The world of the models: four frames, one anon group, and what notices if somebody takes a
-//! frame for what it is not.
+//! The world of the models: four frames, one anon group, and the checks that fail if a thread takes
+//! a frame for something else.
 //!
 //! ```text
 //! frame   0     1     2     3

@@ -1,5 +1,5 @@
-//! What `fork` does to entries: both sides map the same pages from now on, and neither may write
-//! until it has a page of its own.
+//! `fork`: both sides map the same pages from now on, and neither may write until it has a page of
+//! its own.
 
 mod pinned;
 

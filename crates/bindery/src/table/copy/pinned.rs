@@ -1,17 +1,18 @@
-//! Pages of the parent's that somebody has pinned: the child gets copies at once.
+//! Pinned pages of the parent: the child gets copies at once.
 //!
-//! They are copied without locks and outside of read sections, so that nobody waits for a copy, and
+//! They are copied without locks and outside read sections, so nobody waits for a copy. They are
 //! put into the child's tables under the locks of both sides, a few at a time:
-//! 1. under the parent's locks, the run is found and its folio gets a reference;
-//! 2. with no lock, up to [`BATCH`] pages are copied;
-//! 3. under the locks of both sides, the parent's entries are looked at again, and the child's are
-//!    written where they still name the same pages; then from 2 on, to the run's end.
+//! 1. Under the parent's locks, the run is found and its folio gets a reference.
+//! 2. With no lock, up to [`BATCH`] pages are copied.
+//! 3. Under the locks of both sides, the parent's entries are looked at again, and the child's are
+//!    written where they still name the same pages. This repeats from 2, to the run's end.
 //!
-//! Faults, operations and pins wait meanwhile for the parent's VMA. A truncation does not, which takes
-//! private copies away:
-//! 1. CPU A, forking, copies a page;
-//! 2. CPU B truncates the file: takes the page from the parent, and finds nothing in the child yet;
-//! 3. without the second look, CPU A would give the child a page behind the file's end.
+//! Faults, operations and pins wait meanwhile for the parent's VMA. A truncation does not, and it
+//! removes private copies:
+//! 1. CPU A, in a fork, copies a page.
+//! 2. CPU B truncates the file: it removes the page from the parent, and finds nothing in the child
+//!    yet.
+//! 3. Without the second look, CPU A would give the child a page behind the file's end.
 
 use arrayvec::ArrayVec;
 

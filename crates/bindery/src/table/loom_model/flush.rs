@@ -1,7 +1,7 @@
 //! Flushes that come after the lock is released, and tables that are carried away from lockers.
 //!
-//! The model has one more CPU, which does nothing but remember: its TLB allows stores to every page
-//! until somebody flushes. Each call that revokes looks at that TLB when it returns.
+//! The model has one more CPU, which only remembers: its TLB allows stores to every page until a
+//! flush. Each call that revokes looks at that TLB when it returns.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::vec::Vec;

@@ -1,29 +1,29 @@
-//! The locking protocol under loom: the code of [`super::locking`] itself, over a tree whose locks,
-//! entries and read sections loom schedules in every way, and whose loads it answers with every
-//! value that the memory model allows.
+//! The locking protocol under loom: the code of [`super::locking`] itself, over a tree. Loom
+//! schedules the tree's locks, entries and read sections in every way, and answers its loads with
+//! every value that the memory model allows.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib loom_model`.
 //!
 //! # How a broken protocol shows
-//! | wrong | what notices |
+//! | failure | detected by |
 //! |---|---|
-//! | two operations in one table | what is inside is a loom cell: touched without a common lock, a race |
-//! | a table is freed under somebody | so is its life: every access reads it, freeing writes it |
-//! | somebody comes after the freeing | the life says `Freed` |
-//! | a write into a stray table | a visit looks for itself, whatever `is_stray` says |
-//! | a write under an old address | where a table stands is a loom cell too: moves write, visits read |
-//! | waiting in a circle | all CPUs sleep, and loom says "deadlock" |
+//! | two operations in one table | the contents are a loom cell: an access without a common lock is a race |
+//! | a table is freed while in use | its life is a loom cell too: every access reads it, freeing writes it |
+//! | an access after the free | the life says `Freed` |
+//! | a write into a stray table | each visit looks for itself, whatever `is_stray` says |
+//! | a write under an old address | the table's place is a loom cell too: moves write it, visits read it |
+//! | a deadlock | all CPUs sleep, and loom reports "deadlock" |
 //! | an operation gets lost | the visits that each execution leaves are counted |
 //! | a call returns before a TLB has forgotten what it revoked | the model has one TLB, and each call looks |
-//! | a table leaks, or is freed twice | after each execution, what is alive is what hangs in the tree |
+//! | a table leaks, or is freed twice | after each execution, live tables are compared with the tree |
 //!
-//! The last tests leave out one rule each ([`Omit`]) and must fail. And lest a model pass because
-//! loom never came to its point, the others ask whether the point was [`Seen`].
+//! The last tests leave out one rule each ([`Omit`]) and must fail. The other tests also require
+//! that loom reached the interesting point ([`Seen`]), so that no model passes without it.
 //!
-//! # What is bounded
+//! # Bounds
 //! Two CPUs are explored completely; three with at most [`PREEMPTIONS`] preemptions in one
-//! execution (that a CPU sleeps or ends is none). Each CPU does one operation. Frames are never
-//! used a second time, so that whatever comes too late is noticed.
+//! execution (sleeping and ending do not count). Each CPU does one operation. Frames are never
+//! reused, so every late access is noticed.
 
 mod cpu;
 mod flush;

@@ -1,4 +1,5 @@
-//! The world of the models: a small tree of tables, and what notices if the CPUs break it.
+//! The world of the models: a small tree of tables, and the checks that fail if the CPUs break the
+//! protocol.
 //!
 //! ```text
 //! page     0     4     8     12    16    20    24   ...     pages of 4 KiB, tables of 4 entries

@@ -1,5 +1,5 @@
-//! Moving what one range maps to another (`mremap`): whole tables by one entry at every level, the
-//! rest in runs.
+//! Moves the mappings of one range to another (`mremap`): whole tables by one entry at every level,
+//! the rest in runs.
 //!
 //! ```text
 //! source   |  edge |      512 slots of level 2      |  edge |    both ends congruent modulo 2 MiB
@@ -8,29 +8,29 @@
 //! target   |  edge |      512 slots of level 2      |  edge |
 //! ```
 //!
-//! Each piece is moved under one set of locks. A move of one piece is flushed before these are given
-//! back, and takes its emptied tables along:
-//! 1. CPU A moves the entry of a page and drops the locks without a flush;
-//! 2. CPU B swaps the page out through its new place, flushes that address, reuses the frame;
+//! Each piece is moved under one set of locks. A move of one piece flushes before it releases them,
+//! and frees its emptied tables in that flush. Otherwise:
+//! 1. CPU A moves the entry of a page and releases the locks without a flush.
+//! 2. CPU B swaps the page out through its new place, flushes that address, reuses the frame.
 //! 3. CPU C still writes through its translation of the old address, into the reused frame.
 //!
-//! A move of several pieces lets the locks go between them, those of the reverse map too, and is flushed
-//! once for many of them. Until then each table at either end is marked as pending ([`crate::tlb`]), and
-//! the tree says what the move's source is ([`Moving`]): who meets the mark flushes the source as well
-//! as its own range. The emptied tables go in the end, by the fewest entries, and the last flush is
-//! theirs.
+//! A move of several pieces releases the locks between them, those of the reverse map too, and
+//! flushes once for many pieces. Until then each table at either end is marked as pending
+//! ([`crate::tlb`]), and the tree names the move's source ([`Moving`]). A thread that finds the
+//! mark flushes the source as well as its own range. The emptied tables are detached at the end, by
+//! the fewest entries, with the last flush.
 //!
-//! The destination's VMA stands in the trees of the reverse map before the first piece moves, so a
-//! walker finds each page at one place or the other; it visits the destination once more if entries came
-//! there after it had passed (`rmap`). As for tables, none may go from the destination meanwhile:
-//! 1. CPU A lays a table at the destination;
-//! 2. CPU B truncates the file, finds no page in the table, and takes it away;
+//! The destination's VMA is in the trees of the reverse map before the first piece moves, so a
+//! walker finds each page at one place or the other. It visits the destination again if entries
+//! arrived there after it had passed (`rmap`). No table may leave the destination meanwhile:
+//! 1. CPU A lays a table at the destination.
+//! 2. CPU B truncates the file, finds no page in the table, and frees it.
 //! 3. CPU A, half-way, has no memory for another.
 //!
-//! So a truncation of what is mapped in the tree goes entry by entry then (`spare`).
+//! So during a move, a truncation of what is mapped in the tree goes entry by entry (`spare`).
 //!
-//! A move never fails half-way: the tables that the target needs are laid before the first entry
-//! moves.
+//! A move never fails half-way: the tables that the destination needs are laid before the first
+//! entry moves.
 
 mod pair;
 mod parts;

@@ -1,4 +1,4 @@
-//! Moves of several pieces: between two of them no lock is held but those of the VMAs.
+//! Moves of several pieces: between two pieces, only the locks of the VMAs are held.
 
 #[cfg(not(all(test, loom)))]
 use core::sync::atomic::AtomicU64;

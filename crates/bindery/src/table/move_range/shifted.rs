@@ -1,5 +1,5 @@
-//! Level-1 entries whose two places are not congruent modulo the contiguous run: contiguous runs come
-//! apart, and others form.
+//! Level-1 entries whose two places are not congruent modulo the contiguous run: runs are unfolded,
+//! and new ones are folded.
 
 use core::sync::atomic::Ordering;
 
