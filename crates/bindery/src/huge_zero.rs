@@ -55,7 +55,7 @@ impl<P: Platform> Memory<P> {
         self.huge_zero.used.load(Ordering::Relaxed)
     }
 
-    /// The first frame of the huge zero page, which is made if need be; `None` where there is no
+    /// The first frame of the huge zero page, which is made if need be; `None` if there is no
     /// block for it. Called without locks on tables and outside of read sections.
     pub(crate) fn huge_zero_frame(&self) -> Option<Frame> {
         if let Some(first) = self.huge_zero.first() {

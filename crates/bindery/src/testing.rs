@@ -305,7 +305,7 @@ pub fn damage_folio<P: Platform>(memory: &Memory<P>, page: Frame, damage: FolioD
 /// Takes a reference from nothing to the folio around `frame`, whatever that is used for by now, as a
 /// walker does that has found the number in a list; calls `f` with the folio's first frame and how
 /// many pages it has, and releases the reference. Where the folio's lock is free, `f` is called with
-/// it held, and the owner has been read under it. `None` where there is no folio.
+/// it held, and the owner has been read under it. `None` if there is no folio.
 pub fn with_reference<P: Platform, R>(
     memory: &Memory<P>,
     frame: Frame,
@@ -395,7 +395,7 @@ impl<'a, 'm, P: Platform> UnmapWalk<'a, 'm, P> {
     }
 
     /// Unmaps the next page, or passes a hole. Calls `inside` with the lock of the object's mappings
-    /// held. Says whether the walk is done. `None` where the lock is held by somebody who changes
+    /// held. Says whether the walk is done. `None` if the lock is held by somebody who changes
     /// the set of mappings: it is only tried.
     pub fn step(&mut self, mut inside: impl FnMut(VirtAddr)) -> Option<bool> {
         let done = self.walk.hold(self.memory, Locking::Try, &mut |sight, gather| {
@@ -416,7 +416,7 @@ impl<'a, 'm, P: Platform> UnmapWalk<'a, 'm, P> {
     }
 }
 
-/// Walks the reverse map for the folio of anonymous memory that is mapped at `at`. `None` where the
+/// Walks the reverse map for the folio of anonymous memory that is mapped at `at`. `None` if the
 /// folio is busy. Panics where none is mapped.
 pub fn walk_anonymous<P: Platform>(
     space: &AddressSpace<'_, P>,

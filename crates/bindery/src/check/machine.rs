@@ -98,7 +98,7 @@ pub trait Accesses {
     /// AArch64: `ret`). At most 64 bytes; what is longer is cut.
     fn code(&self) -> &[u8];
 
-    /// A control register of the CPU; `None` where it cannot be read, which skips its rules.
+    /// A control register of the CPU; `None` if it cannot be read, which skips its rules.
     fn register(&mut self, _register: Register) -> Option<u64> {
         None
     }

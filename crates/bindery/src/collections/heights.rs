@@ -1,8 +1,8 @@
-//! Heights of towers that nobody can tell beforehand.
+//! Heights of towers that nobody can predict.
 //!
-//! A program sees how long its faults take, and with some patience learns from that which of its
-//! mappings have tall towers. From a common generator of random numbers it could conclude what
-//! comes next. So the numbers are SipHash-2-4 of a counter, under a key that programs do not know
+//! A program sees how long its faults take, and with some patience learns which of its mappings
+//! have tall towers. With a common generator of random numbers it could compute the next ones. So
+//! the numbers are SipHash-2-4 of a counter, under a key that programs do not know
 //! ([`crate::Platform::seed`]). One number lasts for some fifteen heights.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};

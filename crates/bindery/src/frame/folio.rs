@@ -84,7 +84,7 @@ impl<P: Platform> Frames<P> {
     /// A fresh folio, which only the caller knows: its count stays zero until it is mapped
     /// ([`Frames::first_map`]) or published ([`Frames::publish`]); one that is not goes back by
     /// [`Frames::discard`]. Not dirty, not locked, every page anon-exclusive, contents unspecified.
-    /// `None` where there is no memory, or `order` is above [`MAX_FOLIO_ORDER`].
+    /// `None` if there is no memory, or `order` is above [`MAX_FOLIO_ORDER`].
     ///
     /// Does not sleep. O(pages): each tail learns its head.
     pub(crate) fn new_folio(&self, order: u8) -> Option<Folio> {

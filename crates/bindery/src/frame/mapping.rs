@@ -23,7 +23,7 @@ impl<P: Platform> Frames<P> {
     ///
     /// # Errors
     ///
-    /// [`TooManyMappings`] where the folio would have 2^31 or more; nothing has changed.
+    /// [`TooManyMappings`] if the folio would have 2^31 or more; nothing has changed.
     #[inline]
     pub(crate) fn map(&self, folio: Folio, pages: u32) -> Result<(), TooManyMappings> {
         debug_assert!(pages <= folio.pages());

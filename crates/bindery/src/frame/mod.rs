@@ -209,7 +209,7 @@ impl<P: Platform> Frames<P> {
     }
 
     /// A block of 2^`order` frames, aligned to its size, contents unspecified. Its head is
-    /// [`Kind::Raw`] with all fields empty, the other frames are [`Kind::Tail`]. `None` where no
+    /// [`Kind::Raw`] with all fields empty, the other frames are [`Kind::Tail`]. `None` if no
     /// free block is large enough or `order` is above [`MAX_ORDER`].
     ///
     /// Does not sleep. O([`MAX_ORDER`]).
@@ -222,7 +222,7 @@ impl<P: Platform> Frames<P> {
     }
 
     /// A block of 2^`order` frames, or the largest that there is where none is so large, and its
-    /// order. `None` where no frame is free. Does not sleep. O([`MAX_ORDER`]).
+    /// order. `None` if no frame is free. Does not sleep. O([`MAX_ORDER`]).
     pub(crate) fn allocate_up_to(&self, order: u8) -> Option<(Frame, u8)> {
         if self.fails_on_purpose() {
             return None;

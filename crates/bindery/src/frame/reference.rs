@@ -154,7 +154,7 @@ impl<P: Platform> fmt::Debug for Reference<'_, P> {
 
 impl<P: Platform> Frames<P> {
     /// A reference to the folio that `frame` is a page of, whatever the frame is used for meanwhile.
-    /// `None` where it is in no folio, in one that only its maker knows, or in one that has too many
+    /// `None` if it is in no folio, in one that only its maker knows, or in one that has too many
     /// references. Two loads and an atomic instruction; takes no lock.
     #[cfg_attr(
         not(any(test, feature = "testing")),

@@ -270,7 +270,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         Ok(self)
     }
 
-    /// The positions in the root that stand for an arena; `None` where it is no arena.
+    /// The positions in the root that stand for an arena; `None` if it is no arena.
     fn root_indices(arena: VirtRange) -> Option<RangeInclusive<u32>> {
         let (start, last) = (arena.start(), VirtAddr(arena.end().0.wrapping_sub(1)));
         let level = P::Arch::LEVELS;

@@ -104,7 +104,7 @@ impl<P: Platform> KernelMap<'_, P> {
         self.stats.add(&counts);
     }
 
-    /// Makes a claimed area larger where it is. `None` where the addresses behind it are taken.
+    /// Makes a claimed area larger where it is. `None` if the addresses behind it are taken.
     fn grow_in_place(
         &self,
         claim: Claim,

@@ -1,4 +1,4 @@
-//! Who is told of an object's mappings: the registry of a System V segment.
+//! Reports of an object's mappings to the registry of a System V segment.
 
 use core::ptr::NonNull;
 

@@ -1,4 +1,4 @@
-//! What a call on an object waits for, with all of its locks given back.
+//! The value that a call on an object waits for, with all of its locks released.
 
 use crate::error::Error;
 use crate::frame::Reference;
@@ -20,11 +20,11 @@ pub(crate) enum Awaited {
 
 impl Awaited {
     /// Waits for it, without any lock. A page that was fetched is kept, so that nobody takes it away
-    /// before the caller has come again and drops the reference. `None` where there is nothing to
+    /// before the caller has come again and drops the reference. `None` if there is nothing to
     /// keep: somebody else was at it, or it is gone already.
     ///
     /// # Errors
-    /// What the pager says; [`Error::OutOfMemory`]; [`Error::NoSpace`] where no more may be committed.
+    /// What the pager says; [`Error::OutOfMemory`]; [`Error::NoSpace`] if no more may be committed.
     pub(crate) fn wait<'m, P: Platform>(
         self,
         object: &Object<'m, P>,

@@ -1,4 +1,4 @@
-//! Many folios of an object become one large one (Linux: `collapse_file`).
+//! Collapse: one large folio replaces many folios of an object (Linux: `collapse_file`).
 
 use crate::Memory;
 use crate::arch;
@@ -21,9 +21,9 @@ use super::{Object, ObjectState};
 /// so many may have to be brought in. May sleep; called without locks on VMAs.
 ///
 /// # Errors
-/// [`Error::Invalid`] where the pages do not begin at a multiple of their number, or reach over the
-/// object's end, or where shared memory has none of them; [`Error::Busy`] where more are missing, or
-/// there is nothing to do for the background; [`Error::TryAgain`] where one is pinned; [`Error::OutOfMemory`],
+/// [`Error::Invalid`] if the pages do not begin at a multiple of their number, or reach over the
+/// object's end, or where shared memory has none of them; [`Error::Busy`] if more are missing, or
+/// there is nothing to do for the background; [`Error::TryAgain`] if one is pinned; [`Error::OutOfMemory`],
 /// [`Error::NoSpace`], and for a file what the pager says. The pages stay as they are then.
 pub(crate) fn collapse<P: Platform>(
     handle: &Object<'_, P>,

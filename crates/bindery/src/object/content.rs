@@ -1,14 +1,14 @@
-//! Reading and writing an object from outside of mappings (`pread(2)`, `pwrite(2)`): between its
-//! pages, where they are, and whatever the caller moves bytes to or from.
+//! Reads and writes of an object from outside its mappings (`pread(2)`, `pwrite(2)`): between its
+//! pages, in place, and the caller's source or target of the bytes.
 //!
 //! ```text
 //! object    | page | page | page | page | page |
-//!              '---- run ----'   '- run -'          consecutive frames: one step of the caller's
-//!           '--- 64 KiB ---' '--- 64 KiB ---'       one pass of the invalidate lock
+//!              '---- run ----'   '- run -'          consecutive frames: one step of the caller
+//!           '--- 64 KiB ---' '--- 64 KiB ---'       one hold of the invalidate lock
 //! ```
 //!
 //! A step may stop early: a kernel that copies straight to a program's memory finds a page missing,
-//! and must let everything go before it faults that in.
+//! and must release everything before it faults that page in.
 
 use core::cell::{Cell, RefCell};
 use core::ops::Range;
@@ -37,17 +37,17 @@ const PIECE: usize = 64 << 10;
 const AHEAD: usize = 2 << 20;
 
 impl<P: Platform> Object<'_, P> {
-    /// Reads from `offset` on, both in bytes, and returns how much there was: less than `into` has
-    /// room for only at the object's end. What is not in memory reads as zeroes, and takes no
-    /// memory; of a file, it is brought in. May sleep. `into` is the caller's own memory, not that
-    /// of a program, for which there is [`Object::read_with`].
+    /// Reads from `offset`, in bytes, and returns the number of bytes read: less than the size of
+    /// `into` only at the object's end. Pages that are not in memory read as zeroes and take no
+    /// memory; those of a file are brought in. May sleep. `into` is the caller's own memory, not a
+    /// program's; for that see [`Object::read_with`].
     ///
     /// # Errors
-    /// [`Error::Invalid`] where offset or end do not fit in 63 bits, as in `pread(2)`; for a file,
-    /// what the pager says of the first page, and [`Error::OutOfMemory`]; [`Error::Interrupted`] where
-    /// a fatal signal waits before anything was read.
+    /// [`Error::Invalid`] if offset or end do not fit in 63 bits, as in `pread(2)`; for a file, the
+    /// pager's error for the first page, and [`Error::OutOfMemory`]; [`Error::Interrupted`] if a
+    /// fatal signal waits before anything was read.
     ///
-    /// Complexity: in the bytes, and the height of the index for each run of pages.
+    /// Complexity: in the bytes, and the height of the page index for each run of pages.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<usize, Error> {
         let platform = &self.memory.platform;
         self.read_with(offset, into.len(), |done, from, length| {
@@ -188,11 +188,11 @@ impl<P: Platform> Object<'_, P> {
     /// the first page boundary on.
     ///
     /// # Errors
-    /// Where nothing was written: [`Error::Invalid`] where offset or end do not fit in 63 bits, as
+    /// Where nothing was written: [`Error::Invalid`] if offset or end do not fit in 63 bits, as
     /// in `pwrite(2)`; [`Error::SealForbids`]; [`Error::OutOfMemory`]; [`Error::Overcommitted`] and
-    /// [`Error::NoSpace`] where no more may be committed, where its [`crate::Quota`] is used up, or
+    /// [`Error::NoSpace`] if no more may be committed, where its [`crate::Quota`] is used up, or
     /// where no more frames are free than are kept for faults ([`Memory::set_fault_reserve`]); for a
-    /// file, what the pager says; [`Error::Interrupted`] where a fatal signal waits.
+    /// file, what the pager says; [`Error::Interrupted`] if a fatal signal waits.
     ///
     /// Complexity: in the bytes, and the height of the index for each run of pages.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<usize, Error> {

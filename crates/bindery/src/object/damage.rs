@@ -1,4 +1,4 @@
-//! Objects with something wrong, for tests of the auditor.
+//! Damaged objects, for tests of the auditor.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -6,7 +6,7 @@ use crate::platform::Platform;
 
 use super::{Accounting, Object};
 
-/// What can be wrong with an object.
+/// A damage to an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ObjectDamage {
     /// The number of pages that count as committed for it is off by so much.
@@ -19,7 +19,7 @@ pub enum ObjectDamage {
     Swap(u64, u64),
     /// The page is dropped, though it may be mapped.
     Drop(u64),
-    /// So many runs of pages are being stored, and never will be; none are with 0.
+    /// This many runs of pages are being stored, and never will be finished; 0 ends that.
     Saving(u32),
 }
 

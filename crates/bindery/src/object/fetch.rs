@@ -1,16 +1,17 @@
-//! Bringing pages of an object into memory.
+//! Fetch: brings pages of an object into memory.
 //!
 //! ```text
-//! folio    allocated --> filled (zeroes, the pager, or what is written anyway) --> in the index
-//!                                              '-> somebody was faster: given back
+//! folio    allocated --> filled (zeroes, the pager, or the bytes of a write) --> in the page index
+//!                                              '-> another thread was faster: freed
 //! ```
 //!
-//! [`obtain`] brings in a page that needs no pager at once, under the caller's locks. For a page that
-//! the pager has, it returns a [`Fetch`], which the caller serves after it has released all locks. While
-//! the pager works, a record of the read is in the object's list ([`super::in_flight`]).
+//! [`obtain`] brings in a page that needs no pager at once, under the caller's locks. For a page
+//! that the pager has, it returns a [`Fetch`], which the caller serves after it has released all
+//! locks. While the pager works, a record of the read is in the object's list
+//! ([`super::in_flight`]).
 //!
-//! A folio is filled before it is put into the index, so nobody sees it half filled, and of two who
-//! bring in the same page one comes too late.
+//! A folio is filled before it is put into the page index, so nobody sees it half filled. Of two
+//! threads that bring in the same page, one comes too late.
 
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -104,7 +105,7 @@ pub(crate) struct Fetch {
 /// The frame that holds `page`, which is brought in if it is not in memory and needs no pager.
 ///
 /// # Errors
-/// [`Error::OutOfMemory`]; [`Error::NoSpace`] where no more may be committed, or the reserve would be
+/// [`Error::OutOfMemory`]; [`Error::NoSpace`] if no more may be committed, or the reserve would be
 /// used. What the pager has is to be awaited.
 pub(super) fn obtain<P: Platform>(
     memory: &Memory<P>,

@@ -1,4 +1,4 @@
-//! Where an object has pages, and where it has none (`lseek(2)` with `SEEK_DATA` and `SEEK_HOLE`).
+//! Pages and holes of an object (`lseek(2)` with `SEEK_DATA` and `SEEK_HOLE`).
 
 use crate::addr::PAGE_SHIFT;
 use crate::platform::Platform;
@@ -6,11 +6,11 @@ use crate::platform::Platform;
 use super::Object;
 
 impl<P: Platform> Object<'_, P> {
-    /// The first byte at or behind `offset`, in bytes, that is in a page which is there; `None` where
-    /// nothing but a hole follows. What of a file is not in memory may be data in its storage, so all
-    /// of a file is data.
+    /// The first byte at or after `offset`, in bytes, that is in an existing page; `None` if only a
+    /// hole follows. File pages that are not in memory may be data in the file's storage, so all of
+    /// a file is data.
     ///
-    /// Complexity: the height of the index.
+    /// Complexity: the height of the page index.
     pub fn next_data(&self, offset: u64) -> Option<u64> {
         let (memory, object) = (self.memory, self.state());
         let size = object.size();
@@ -22,8 +22,8 @@ impl<P: Platform> Object<'_, P> {
         Some(offset.max(run.page << PAGE_SHIFT))
     }
 
-    /// The first byte at or behind `offset`, in bytes, that is in no page which is there; the size
-    /// where there is none before, and `None` where `offset` is not below the size.
+    /// The first byte at or after `offset`, in bytes, that is in no existing page; the size if
+    /// there is none before it, and `None` if `offset` is not below the size.
     ///
     /// Complexity: in the runs up to there.
     pub fn next_hole(&self, offset: u64) -> Option<u64> {

@@ -1,39 +1,40 @@
-//! Input and output in flight: which pages of a file its pager has at the moment, and who waits.
+//! Input and output in flight: which pages of a file its pager works on, and who waits for them.
 //!
-//! No mutex, no VMA and no lock of an object is held while the pager works. A *record* stands for the
-//! call instead, in a list that the index lock guards:
+//! While the pager works, no mutex, no VMA and no lock of an object is held. A *record* represents
+//! the call instead, in a list that the index lock guards:
 //!
-//! | record | whose | who waits for its end |
+//! | record | made by | who waits for its end |
 //! |---|---|---|
-//! | read | a fetch, while the pager fills folios that are not in the index yet | a fetch of one of the pages |
-//! | write | a `sync`, while the pager stores pages | whoever wants to write, drop or replace them |
-//! | change | whoever drops or replaces pages, or writes them from outside | a fetch or a `sync` of the pages |
-//! | turn | a `sync` that met a change | changes that come later |
+//! | read | a fetch, while the pager fills folios that are not in the page index yet | a fetch of one of the pages |
+//! | write | a `sync`, while the pager stores pages | anybody who wants to write, drop or replace them |
+//! | change | a thread that drops or replaces pages, or writes them from outside | a fetch or a `sync` of the pages |
+//! | turn | a `sync` that met a change | later changes |
 //!
-//! Whoever waits does so without any lock, and comes again ([`super::Awaited`]).
+//! A waiting thread holds no lock, and tries again afterwards ([`super::Awaited`]).
 //!
-//! # Stale content never enters the index
-//! A change that drops pages *cancels* the reads that overlap it: their folios are discarded, and the
-//! pages asked for again. Without that:
-//! 1. CPU A reads page 3, and the pager has copied the bytes;
-//! 2. CPU B cuts the file to nothing, and lets it grow again: page 3 is zeroes now;
-//! 3. CPU A puts the folio into the index.
+//! # Stale content never enters the page index
+//! A change that drops pages *cancels* the reads that overlap it: their folios are discarded, and
+//! the pages are requested again. Without that:
+//! 1. CPU A reads page 3, and the pager has copied the bytes.
+//! 2. CPU B truncates the file to nothing, and lets it grow again: page 3 is zeroes now.
+//! 3. CPU A puts the folio into the page index.
 //!
-//! A read is begun, cancelled, and entered into the index with the index lock held for writing, each in
-//! one step with its look at the list. So it begins before the change, and is cancelled, or after it.
+//! A read is begun, canceled, and entered into the page index with the index lock held for writing,
+//! each in one step with its look at the list. So it begins before the change, and is canceled, or
+//! after it.
 //!
 //! # Bytes stand still
-//! A write begins with the invalidate lock held for writing, after the mappings have lost their permission
-//! to write. Whoever wants to write holds that lock for reading, from its look at the list until it
-//! is done ([`super::pages::mark_dirty`]); or it has a change of its own in the list, during which no
-//! write begins.
+//! A write begins with the invalidate lock held for writing, after the mappings have lost their
+//! permission to write. A thread that wants to write holds that lock for reading, from its look at
+//! the list until it is done ([`super::pages::mark_dirty`]). Or it has a change of its own in the
+//! list, during which no write begins.
 //!
-//! # Nobody waits in a circle, or for ever
-//! Whoever has a read or a write in the list waits for the pager alone. Whoever has a change waits for
-//! writes and for older turns, without a lock, and then takes locks; whoever holds a lock of the
-//! object waits for no record. Whoever has a turn waits for older changes. So of a change and a turn,
-//! the younger one waits, and a `sync` comes to its end however many threads write the page that it
-//! wants to save.
+//! # No circular wait, and no endless one
+//! A thread with a read or a write in the list waits only for the pager. A thread with a change
+//! waits for writes and for older turns, without a lock, and then takes locks. A thread that holds
+//! a lock of the object waits for no record. A thread with a turn waits for older changes. So of a
+//! change and a turn, the younger one waits, and a `sync` comes to its end however many threads
+//! write the page that it wants to save.
 
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -426,7 +427,7 @@ impl Pages {
         }
     }
 
-    /// A ticket for the end of what stores one of the pages; `None` where nothing does, which lasts
+    /// A ticket for the end of what stores one of the pages; `None` if nothing does, which lasts
     /// for as long as the caller holds the invalidate lock.
     #[inline]
     pub(super) fn being_stored<P: Platform>(

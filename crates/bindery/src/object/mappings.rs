@@ -1,4 +1,4 @@
-//! What happens to the mappings of an object when its pages go or are saved.
+//! Updates of an object's mappings when its pages are dropped or saved.
 
 use crate::Memory;
 use crate::addr::{PAGE_SHIFT, VirtRange};

@@ -1,31 +1,33 @@
-//! What backs a mapping that is not anonymous: shared memory, or a file behind a pager.
+//! Objects, which back mappings that are not anonymous: shared memory, or a file behind a pager.
 //!
-//! An *object* has pages by number, whoever maps them. It lives as long as somebody has a handle
-//! ([`Object`]) or maps it; what is not in memory is zeroes, or with the pager ([`Pager`]).
+//! An *object* has numbered pages, whoever maps them. It lives while a handle ([`Object`]) or a
+//! mapping exists. Pages that are not in memory are zeroes, or are with the pager ([`Pager`]).
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `state` | `ObjectState`: what is known about an object, who holds it, what is committed |
-//! | `attachments` | who is told of its mappings |
-//! | `index` | which frame holds which page |
+//! | `state` | `ObjectState`: the object's state, its holders, its committed memory |
+//! | `attachments` | reports of its mappings |
 //! | `pages` | pages found, marked dirty, dropped |
 //! | `fetch` | pages brought in |
-//! | `in_flight` | what the pager has at the moment, and who waits for it |
-//! | `awaited` | waiting with all locks given back |
-//! | `content` | reading and writing it from outside of mappings |
+//! | `in_flight` | the pages that the pager works on, and who waits for them |
+//! | `awaited` | waits with all locks released |
+//! | `content` | reads and writes from outside mappings |
 //! | `collapse` | one large folio for small ones |
+//! | `holes` | where it has pages |
 //! | `resize` | its size, holes, pages in advance |
 //! | `quota` | [`Quota`]: how many pages a file system in memory may have |
-//! | `save` | what was written to a file goes to its pager |
-//! | `seals` | what nobody may do any more |
-//! | `pager` | [`Pager`]: where files live |
-//! | `mappings` | what becomes of mappings when pages go or are saved |
+//! | `save` | dirty pages go to the pager |
+//! | `seals` | forbidden changes |
+//! | `pager` | [`Pager`]: the storage of files |
+//! | `mappings` | updates of mappings when pages are dropped or saved |
 //! | `registry` | all objects of a memory |
 //!
+//! The page index is a [`crate::collections::page_tree`].
+//!
 //! # Folios
-//! A folio belongs to one object, and has one reference for each page that the index names. So a
-//! hole in the middle of a large folio needs no split: its pages leave the index with their
-//! references, and the frames come back when neither page nor mapping is left.
+//! A folio belongs to one object, and has one reference for each page that the page index names. So
+//! a hole in the middle of a large folio needs no split: its pages leave the index with their
+//! references, and the frames are freed when neither a page nor a mapping is left.
 //!
 //! ```text
 //! index        | 0  1  2  3  4  5  6  7 |          | 0  1  .  .  .  5  6  7 |
@@ -36,18 +38,21 @@
 //! # Locks
 //! - *Changes*: one writer, resizer or sealer at a time (Linux: the inode's lock). Faults do not
 //!   take it.
-//! - The invalidate lock: faults hold it for reading while they look a page up and map it; whoever takes pages
-//!   or permissions away passes it alone, so no fault maps a page that is on its way out:
-//!   1. CPU A looks page 3 up; 2. CPU B cuts the object to two pages, unmaps page 3 everywhere and
-//!      frees it; 3. CPU A maps it.
-//! - The mapping lock: guards the tree of VMAs (`rmap`). Walkers hold it for reading.
-//! - The index lock: guards the index and the list of what is in flight, for the length of one
-//!   look or change. Nothing but the spin locks of frames and slabs is taken inside; who has passed it
-//!   is in a read section, so waiters spin, and it may be passed with tables locked.
+//! - The invalidate lock (Linux: `invalidate_lock` of the mapping): faults hold it for reading
+//!   while they look a page up and map it. A thread that removes pages or permissions holds it for
+//!   writing, so no fault maps a page that is being removed:
+//!   1. CPU A looks page 3 up.
+//!   2. CPU B truncates the object to two pages, unmaps page 3 everywhere and frees it.
+//!   3. CPU A maps it.
+//! - The mapping lock (Linux: `i_mmap_rwsem`): guards the tree of VMAs (`rmap`). Walkers hold it
+//!   for reading.
+//! - The index lock: guards the page index and the list of records in flight, for one look or
+//!   change. Inside it, only the spin locks of frames and slabs are taken. Its holder is in a read
+//!   section, so waiters spin, and it may be taken with tables locked.
 //!
-//! Order: the address space's mutex, a VMA's lock, changes, the invalidate lock, the mapping lock, table locks,
-//! the index lock. While the pager reads or stores pages, the call has none of them, but a record in
-//! a list ([`in_flight`]).
+//! Order: the address space's mutex, a VMA's lock, changes, the invalidate lock, the mapping lock,
+//! table locks, the index lock. While the pager reads or stores pages, the call holds none of them,
+//! but has a record in a list ([`in_flight`]).
 
 mod attachments;
 mod awaited;
@@ -95,11 +100,11 @@ pub(crate) use {
 /// The most bytes that an object can have, as on Linux.
 pub(crate) const MAX_SIZE: u64 = i64::MAX as u64;
 
-/// A handle to shared memory or a file: what an open file description is to a kernel. Clones are
-/// handles to the same object. It lives as long as there is a handle or a mapping; with the last of
-/// them its memory is freed.
+/// A handle to shared memory or a file, like a kernel's open file description. Clones are handles
+/// to the same object. The object lives while a handle or a mapping exists; with the last of them
+/// its memory is freed.
 ///
-/// All methods take `&self` and may be called from several CPUs at once; none may be called from
+/// All methods take `&self` and may be called from several CPUs at once. None may be called from
 /// interrupt context.
 pub struct Object<'m, P: Platform> {
     pub(crate) memory: &'m Memory<P>,
@@ -115,12 +120,12 @@ unsafe impl<P: Platform> Send for Object<'_, P> {}
 unsafe impl<P: Platform> Sync for Object<'_, P> {}
 
 impl<P: Platform> Memory<P> {
-    /// Shared memory of `size` bytes, all zeroes; memory comes with the first touch of each page.
-    /// (Linux: `memfd_create(2)`, or what a shared anonymous mapping is made of.)
+    /// Shared memory of `size` bytes, all zeroes. Memory is allocated at the first access to each
+    /// page. (Linux: `memfd_create(2)`, or the object of a shared anonymous mapping.)
     ///
     /// # Errors
-    /// [`Error::TooLarge`] above 2^63 - 1 bytes; [`Error::Overcommitted`] where all of the size
-    /// counts as committed and that is too much; [`Error::OutOfMemory`].
+    /// [`Error::TooLarge`] above 2^63 - 1 bytes; [`Error::Overcommitted`] if all of the size counts
+    /// as committed and that is too much; [`Error::OutOfMemory`].
     pub fn shared_memory(
         &self,
         size: u64,
@@ -134,12 +139,12 @@ impl<P: Platform> Memory<P> {
         )
     }
 
-    /// As [`Memory::shared_memory`], in a file system of limited size: what counts as committed for
-    /// the object is taken from `quota`, which outlives the object, whoever holds it. All objects of
-    /// one quota are of this memory.
+    /// As [`Memory::shared_memory`], in a file system of limited size. What the object commits is
+    /// taken from `quota`, which outlives the object and all its holders. All objects of one quota
+    /// belong to this memory.
     ///
     /// # Errors
-    /// As [`Memory::shared_memory`]; [`Error::NoSpace`] where the quota has no room for a size that
+    /// As [`Memory::shared_memory`]; [`Error::NoSpace`] if the quota has no room for a size that
     /// counts as a whole.
     pub fn shared_memory_within<'m>(
         &'m self,
@@ -156,12 +161,12 @@ impl<P: Platform> Memory<P> {
         )
     }
 
-    /// Secret memory, empty: it is given a size once, and mapped shared and locked, and nobody looks at
-    /// it but the programs that map it, by their own accesses and by copies that they ask for. Handles
-    /// do not read or write it ([`Error::Invalid`]), pins and the copies of other processes are
-    /// refused. (Linux: `memfd_secret(2)`.)
+    /// Secret memory, empty. It gets a size once, and is mapped shared and locked. Only programs
+    /// that map it see it, by their own accesses and by copies that they ask for. Handles do not
+    /// read or write it ([`Error::Invalid`]); pins and the copies of other processes are refused.
+    /// (Linux: `memfd_secret(2)`.)
     ///
-    /// It guards against whoever asks this library, and not against the embedder's own bugs: the frames
+    /// It guards against the users of this library, not against the embedder's own bugs: the frames
     /// stay in [`Platform::direct_map`], where Linux takes them out of its own map.
     ///
     /// # Errors
@@ -273,7 +278,8 @@ impl<'m, P: Platform> Object<'m, P> {
         Self { memory, state, pager: PhantomData }
     }
 
-    /// A number that no other object of the memory has or had: an inode's, to a kernel.
+    /// A number that no other object of the memory has or had; a kernel can use it as an inode
+    /// number.
     pub fn identity(&self) -> u64 {
         self.state().identity()
     }
@@ -283,26 +289,26 @@ impl<'m, P: Platform> Object<'m, P> {
         self.state().size()
     }
 
-    /// Whether nobody looks at it but programs that map it ([`Memory::secret_memory`]).
+    /// Whether only programs that map it see it ([`Memory::secret_memory`]).
     pub fn is_secret(&self) -> bool {
         self.state().is_secret()
     }
 
-    /// How many steps all calls have taken up to now in the tree of its mappings: `mmap` and
-    /// `munmap` of it, and the walks of `sync` and of what takes pages away.
+    /// How many steps all calls have taken so far in the tree of its mappings: `mmap` and `munmap`
+    /// of it, and the walks of `sync` and of calls that remove pages.
     #[cfg(any(test, feature = "measure"))]
     pub fn mapping_steps(&self) -> u64 {
         self.state().mappers.looked_at()
     }
 
-    /// How many nodes and slots of its pages' index all calls have looked at up to now.
+    /// How many nodes and slots of its page index all calls have looked at so far.
     #[cfg(any(test, feature = "measure"))]
     pub fn page_steps(&self) -> u64 {
         self.state().pages.look(&self.memory.platform, |index| index.looked_at())
     }
 
-    /// How many of its pages are in memory, those behind its end included (`st_blocks`, in base
-    /// pages). Old news unless the caller keeps others out.
+    /// How many of its pages are in memory, those beyond its end included (`st_blocks`, in base
+    /// pages). The answer may be out of date unless the caller keeps others out.
     pub fn resident_pages(&self) -> u64 {
         self.state().pages.resident()
     }

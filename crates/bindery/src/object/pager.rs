@@ -1,10 +1,10 @@
-//! Where the content of files comes from, and goes to: [`Pager`].
+//! [`Pager`]: the storage of a file's content.
 
 use core::fmt;
 
 use crate::error::Error;
 
-/// Why a pager did not do what it was asked.
+/// The reason for a pager's failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum PagerError {
@@ -12,9 +12,9 @@ pub enum PagerError {
     InputOutput,
     /// The storage is full (`ENOSPC`).
     NoSpace,
-    /// Memory ran out; it may be tried again.
+    /// Memory ran out; the call may be repeated.
     OutOfMemory,
-    /// The storage cannot do such a thing (`EOPNOTSUPP`).
+    /// The storage does not support the operation (`EOPNOTSUPP`).
     NotSupported,
 }
 

@@ -1,9 +1,9 @@
 //! The pages of an object: found, marked, dropped (`fetch` brings them in).
 //!
-//! Who looks a page up and does something with its frame has passed the invalidate lock together
-//! with others, holds its *changes*, or has a write in its list ([`super::in_flight`]); who drops
-//! pages holds the two locks, and has waited for the writes. So a frame that was found stays the
-//! page's until the caller lets go.
+//! A thread that looks up a page and uses its frame shares the invalidate lock, or holds the
+//! object's *changes*, or has a write in its list ([`super::in_flight`]). A thread that drops pages
+//! holds the two locks exclusively, and has waited for the writes. So a frame that was found stays
+//! the page's until the caller releases its lock.
 
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE};

@@ -1,16 +1,15 @@
-//! How many pages a file system in memory may have.
+//! [`Quota`]: how many pages a file system in memory may have.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::error::Error;
 
-/// The pages that a set of shared memory objects may have together: the size of a file system in
-/// memory (Linux: the option `size=` of a tmpfs).
+/// The number of pages that a set of shared-memory objects may have together: the size of a file
+/// system in memory (Linux: the option `size=` of a tmpfs).
 ///
-/// An object made by [`crate::Memory::shared_memory_within`] takes from it what counts as committed
-/// for the object ([`crate::Accounting`]), and gives it back when that goes. What does not fit is
-/// refused with [`Error::NoSpace`]; a fault that would need it is refused with
-/// [`crate::FaultError::Bus`].
+/// An object made by [`crate::Memory::shared_memory_within`] takes from it what the object commits
+/// ([`crate::Accounting`]), and returns it when that is freed. What does not fit is refused with
+/// [`Error::NoSpace`]; a fault that would need it is refused with [`crate::FaultError::Bus`].
 #[derive(Debug)]
 pub struct Quota {
     limit: AtomicU64,
@@ -18,7 +17,7 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// Room for `limit` pages; `u64::MAX` is no limit.
+    /// A quota of `limit` pages; `u64::MAX` is no limit.
     #[must_use]
     pub const fn new(limit: u64) -> Self {
         Self { limit: AtomicU64::new(limit), used: AtomicU64::new(0) }
@@ -29,7 +28,7 @@ impl Quota {
         self.limit.load(Relaxed)
     }
 
-    /// Sets the limit. A limit below [`Quota::used`] takes nothing away, and lets nothing be added.
+    /// Sets the limit. A limit below [`Quota::used`] removes nothing, and allows no addition.
     pub fn set_limit(&self, pages: u64) {
         self.limit.store(pages, Relaxed);
     }

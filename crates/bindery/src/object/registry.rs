@@ -1,5 +1,5 @@
-//! All objects of a memory: so that the auditor (and one day reclaim) finds them, and that each has
-//! a number of its own.
+//! All objects of a memory. The auditor (and later reclaim) finds them here, and each gets its own
+//! number.
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};

@@ -15,27 +15,27 @@ use super::state::pages_of;
 use super::{MAX_SIZE, Object, pages};
 use crate::collections::page_tree::PAGE_LIMIT;
 
-/// Whether an object may become larger when pages are allocated behind its end.
+/// Whether an object may grow when pages are allocated beyond its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Growth {
-    /// It reaches as far as the pages then.
+    /// It grows over the pages.
     #[default]
     Allowed,
-    /// It keeps its size; the pages wait there until it grows (`FALLOC_FL_KEEP_SIZE`).
+    /// It keeps its size; the pages stay beyond its end until it grows (`FALLOC_FL_KEEP_SIZE`).
     Forbidden,
 }
 
 impl<P: Platform> Object<'_, P> {
-    /// Lets the object have `bytes` bytes (Linux: `ftruncate(2)`). What is cut off is unmapped
-    /// everywhere, copies that private mappings made of it included, and gone; a touch of it is
-    /// refused from then on ([`crate::FaultError::Bus`]). What is added is zeroes. May sleep.
+    /// Sets the object's size to `bytes` (Linux: `ftruncate(2)`). Pages beyond a smaller size are
+    /// unmapped everywhere, with the copies that private mappings made of them, and freed; an
+    /// access to them is refused from then on ([`crate::FaultError::Bus`]). A larger size adds
+    /// zeroes. May sleep.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] above 2^63 - 1; [`Error::SealForbids`]; [`Error::Overcommitted`] where
-    /// all of the size counts as committed; for a file, what the pager says. Nothing is changed
-    /// then.
+    /// [`Error::TooLarge`] above 2^63 - 1; [`Error::SealForbids`]; [`Error::Overcommitted`] if all
+    /// of the size counts as committed; for a file, the pager's error. An error changes nothing.
     ///
-    /// Complexity: in the runs that go, the mappings of the object, and what is mapped of them.
+    /// Complexity: in the runs removed, the mappings of the object, and their mapped pages.
     pub fn set_size(&self, bytes: u64) -> Result<(), Error> {
         if bytes > MAX_SIZE {
             return Err(Error::TooLarge);
@@ -85,15 +85,15 @@ impl<P: Platform> Object<'_, P> {
         })
     }
 
-    /// Makes `length` bytes from `offset` on read as zeroes, and frees the whole pages among them;
-    /// the size stays (Linux: `fallocate(2)` with `FALLOC_FL_PUNCH_HOLE`). Shared mappings see
-    /// zeroes; copies that private mappings have made stay. May sleep.
+    /// Makes `length` bytes from `offset` read as zeroes, and frees the whole pages among them. The
+    /// size stays (Linux: `fallocate(2)` with `FALLOC_FL_PUNCH_HOLE`). Shared mappings see zeroes;
+    /// copies that private mappings have made stay. May sleep.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a length of zero, or where offset or length do not fit in 63 bits;
-    /// [`Error::TooLarge`] where their sum does not; [`Error::SealForbids`]; for a file, what the
-    /// pager says, [`Error::NotSupported`] among it, and [`Error::OutOfMemory`]. Nothing is changed
-    /// then.
+    /// [`Error::Invalid`] for a length of zero, or if offset or length do not fit in 63 bits;
+    /// [`Error::TooLarge`] if their sum does not; [`Error::SealForbids`]; for a file, the pager's
+    /// error, including [`Error::NotSupported`], and [`Error::OutOfMemory`]. An error changes
+    /// nothing.
     ///
     /// Complexity: as [`Object::set_size`].
     pub fn punch_hole(&self, offset: u64, length: u64) -> Result<(), Error> {
@@ -163,7 +163,7 @@ impl<P: Platform> Object<'_, P> {
     ///
     /// # Errors
     /// [`Error::Invalid`] and [`Error::TooLarge`] as [`Object::punch_hole`];
-    /// [`Error::NotSupported`] for files; [`Error::SealForbids`] where the end lies behind the
+    /// [`Error::NotSupported`] for files; [`Error::SealForbids`] if the end lies behind the
     /// object's, whatever `growth` says; [`Error::Overcommitted`]; [`Error::NoSpace`] as for
     /// [`Object::write`]; [`Error::OutOfMemory`]; [`Error::Interrupted`], asked for before each
     /// folio (Linux stops for any signal). The content and size are as before then, and so is the

@@ -1,18 +1,19 @@
-//! Saving: what was written to a file's pages goes to its pager.
+//! Saving: dirty pages of a file go to its pager.
 //!
-//! For each batch of dirty pages, which need not stand next to each other:
-//! 1. with the invalidate lock held for writing, so that no fault is between marking a page and letting
-//!    it be written, the marks are cleared, a record of each run is put into the list
-//!    ([`super::in_flight`]), and all mappings lose their permission to write, in one walk for all
-//!    runs;
-//! 2. with no lock held, the pager stores the pages. Reads and faults go on; whoever wants to write
-//!    one of these pages marks it first, and waits for the record ([`super::pages::mark_dirty`]). So
-//!    the bytes stand still, and what is written later is dirty again. Whoever wants to drop the pages
-//!    waits too;
-//! 3. if the pager fails, the marks are set again, in one step with the records' end.
+//! For each batch of dirty pages, which need not be adjacent:
+//! 1. With the invalidate lock held for writing, so that no fault is between marking a page and
+//!    allowing writes to it, the marks are cleared. A record of each run is put into the list
+//!    ([`super::in_flight`]). All mappings lose their permission to write, in one walk for all
+//!    runs.
+//! 2. With no lock held, the pager stores the pages. Reads and faults go on. A thread that wants to
+//!    write one of these pages marks it first, and waits for the record
+//!    ([`super::pages::mark_dirty`]). So the bytes stand still, and a page that is written later is
+//!    dirty again. A thread that wants to drop the pages waits too.
+//! 3. If the pager fails, the marks are set again, in one step with the records' end.
 //!
-//! Any number of calls may save at the same time. None meets a page that another one stores, since
-//! such a page is not dirty; so each waits in the end for what others had begun to store before.
+//! Any number of calls may save at the same time. None meets a page that another call stores,
+//! because such a page is not dirty. So at its end each call waits for the writes that others had
+//! begun before.
 
 use arrayvec::ArrayVec;
 
@@ -39,7 +40,7 @@ impl<P: Platform> Object<'_, P> {
     ///
     /// # Errors
     /// What the pager says, [`Error::InputOutput`] mostly; the rest of the range is stored all the same.
-    /// [`Error::Interrupted`] where a fatal signal waits, between two pieces of at most 16 MiB. What
+    /// [`Error::Interrupted`] if a fatal signal waits, between two pieces of at most 16 MiB. What
     /// was not stored remains to be stored.
     ///
     /// Complexity: in the dirty pages; for each batch of up to 32 runs, one walk over the mappings that

@@ -1,4 +1,4 @@
-//! Seals: what nobody may do to an object any more (`fcntl(2)`, `F_ADD_SEALS`).
+//! Seals: changes of an object that are forbidden for good (`fcntl(2)`, `F_ADD_SEALS`).
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -11,8 +11,7 @@ use super::{Object, ObjectState, pages};
 use crate::collections::page_tree::PAGE_LIMIT;
 
 bitflags! {
-    /// Promises about an object that cannot be taken back; the bits are those of Linux's
-    /// `F_SEAL_*`.
+    /// Changes of an object that are forbidden for good; the bits are those of Linux's `F_SEAL_*`.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct Seals: u32 {
         /// No further seal can be added (`F_SEAL_SEAL`).
@@ -40,9 +39,9 @@ impl Seals {
 /// Whether seals can be added to a new object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Sealing {
-    /// They can (`MFD_ALLOW_SEALING`).
+    /// Yes (`MFD_ALLOW_SEALING`).
     Allowed,
-    /// It is created with [`Seals::SEAL`].
+    /// No: it is created with [`Seals::SEAL`].
     #[default]
     Forbidden,
 }
@@ -138,7 +137,7 @@ impl<P: Platform> Object<'_, P> {
     /// Adds seals (Linux: `fcntl(2)` with `F_ADD_SEALS`). May sleep.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for unknown bits and for files; [`Error::SealForbids`] where
+    /// [`Error::Invalid`] for unknown bits and for files; [`Error::SealForbids`] if
     /// [`Seals::SEAL`] is there; [`Error::Busy`] for [`Seals::WRITE`] while somebody maps the
     /// object shared in a way that may be written, or has pages pinned. Nothing is added then.
     ///

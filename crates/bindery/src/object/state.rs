@@ -1,4 +1,4 @@
-//! What is known about an object, and who keeps it alive.
+//! The state of an object, and its holders.
 
 use core::cell::UnsafeCell;
 use core::ptr::NonNull;
@@ -27,7 +27,7 @@ use crate::collections::page_tree::{NODES_OF_A_FOLIO, Nodes, PAGE_LIMIT, PageInd
 pub enum Accounting {
     /// All of its size, from the beginning: a shared anonymous mapping.
     Whole,
-    /// Each page as it comes: a memfd, or a mapping with `MAP_NORESERVE`.
+    /// Each page when it is allocated: a memfd, or a mapping with `MAP_NORESERVE`.
     PerPage,
     /// Not at all.
     None,

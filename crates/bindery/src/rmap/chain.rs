@@ -138,7 +138,7 @@ struct Look {
     dead: u32,
 }
 
-/// Finds the dead anon groups above `group`, and names their heirs. `None` where they are not worth a
+/// Finds the dead anon groups above `group`, and names their heirs. `None` if they are not worth a
 /// survey, another one runs, or the caller does not come for the anon group's first VMA. The family lock
 /// is held by the caller alone.
 fn look(group: &AnonGroup, vma: &Vma) -> Option<Look> {

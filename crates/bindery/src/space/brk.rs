@@ -27,7 +27,7 @@ impl ProgramBreak {
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Says where the heap begins, and that it is empty: what loads a program does.
+    /// Sets the start of the heap, which is then empty. The program loader calls it.
     pub fn set_break_start(&self, start: VirtAddr) {
         let _guard = self.mutex.lock();
         self.program_break.start.store(start.0, Ordering::Relaxed);
@@ -41,11 +41,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         (read(&self.program_break.start), read(&self.program_break.end))
     }
 
-    /// Moves the end of the heap to `end`, and returns where it is afterwards: at `end`, or where it
-    /// was if that is not possible (Linux: `brk(2)`, whose library wrapper makes an error of it).
+    /// Moves the end of the heap to `end`, and returns the end afterwards: `end`, or the old end if
+    /// that is not possible (Linux: `brk(2)`, whose library wrapper makes an error of it). May
+    /// sleep.
     ///
-    /// Complexity: as [`AddressSpace::munmap`] where the heap shrinks; logarithmic in the mappings
-    /// where it grows.
+    /// Complexity: as [`AddressSpace::munmap`] if the heap shrinks; logarithmic in the mappings if
+    /// it grows.
     pub fn set_break(&self, end: VirtAddr) -> VirtAddr {
         let mut now = end;
         let moved = self.table.memory.outermost(|| {

@@ -1,4 +1,4 @@
-//! Changes of the set of VMAs: all of them go through here, so that the index, the trees of the
+//! Changes of the set of VMAs. All of them go through here, so that the index, the trees of the
 //! reverse map and the accounts always agree. The mutex is held throughout.
 
 use core::ptr::NonNull;

@@ -1,4 +1,4 @@
-//! Large folios where small ones are: on demand (`MADV_COLLAPSE`) and in the background.
+//! Collapse: large folios replace small ones, on demand (`MADV_COLLAPSE`) and in the background.
 
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Attributes, Kind, Marker, absent};
@@ -21,16 +21,16 @@ use super::parts::Parts;
 use super::vma::{MappingFlags, Vma};
 use crate::collections::range_skip_list::Indexed;
 
-/// What the background collapser leaves alone (Linux: `khugepaged/max_ptes_none`,
-/// `max_ptes_shared`), in pages of a table's span, and what it does for a folio.
+/// Limits of the background collapser (Linux: `khugepaged/max_ptes_none`, `max_ptes_shared`), in
+/// pages of a table's span, and its effort for a folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CollapseLimits {
-    /// At most so many pages may be missing, or be the zero page: memory that is used up for
-    /// nothing.
+    /// The most pages that may be missing, or be the zero page: they would take memory that nobody
+    /// uses.
     pub missing: u32,
-    /// At most so many may be mapped elsewhere too: they are copied.
+    /// The most pages that may also be mapped elsewhere: they are copied.
     pub shared: u32,
-    /// Whether memory is collected ([`crate::Memory::collect`]) where no folio is free (Linux:
+    /// Whether memory is collected ([`crate::Memory::collect`]) if no folio is free (Linux:
     /// `khugepaged/defrag`).
     pub collects: bool,
 }
@@ -41,16 +41,16 @@ impl Default for CollapseLimits {
     }
 }
 
-/// How far [`AddressSpace::collapse_some`] has come.
+/// The progress of [`AddressSpace::collapse_some`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CollapseProgress {
     /// Table spans that it has looked at.
     pub looked_at: u32,
     /// Of these, those that it has collapsed.
     pub collapsed: u32,
-    /// Where to go on; null after the last mapping.
+    /// The address at which to go on; null after the last mapping.
     pub next: VirtAddr,
-    /// Whether it went no further because no large folio is free.
+    /// Whether it stopped because no large folio is free.
     pub out_of_memory: bool,
 }
 
@@ -92,11 +92,11 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// policy says (Linux: `madvise(2)` with `MADV_COLLAPSE`).
     ///
     /// # Errors
-    /// [`Error::NotMapped`] for holes; [`Error::Invalid`] where a mapping is too small, has said
+    /// [`Error::NotMapped`] for holes; [`Error::Invalid`] if a mapping is too small, has said
     /// that it wants no large folios, or is a private one of an object, or nothing is there to be
     /// collapsed, or what is there cannot be (guards among it: pages of an object come into one folio,
-    /// but are not mapped large); [`Error::TryAgain`] where somebody has pinned a page; [`Error::OutOfMemory`] where there
-    /// is no folio of that size; [`Error::Interrupted`] where a fatal signal came first, which is asked
+    /// but are not mapped large); [`Error::TryAgain`] if somebody has pinned a page; [`Error::OutOfMemory`] if there
+    /// is no folio of that size; [`Error::Interrupted`] if a fatal signal came first, which is asked
     /// for before each span (Linux does not ask). What could be collapsed is.
     ///
     /// Complexity: linear in the pages.
@@ -138,10 +138,10 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Looks at up to `spans` table spans from `from` on, and collapses those that the policy and
-    /// `limits` allow: of anonymous memory, and of shared memory whose pages come into one folio then
-    /// and are mapped large by the next touch. For a thread of the embedder's that has nothing better
-    /// to do (Linux: `khugepaged`). Where a fatal signal waits for that thread, or no folio is free, it
-    /// goes no further than one span.
+    /// `limits` allow: of anonymous memory, and of shared memory, whose pages then come into one
+    /// folio and are mapped large by the next access. It is for a low-priority thread of the
+    /// embedder (Linux: `khugepaged`). If a fatal signal waits for that thread, or no folio is
+    /// free, it stops after one span. May sleep.
     ///
     /// Complexity: linear in the entries looked at.
     pub fn collapse_some(

@@ -1,4 +1,4 @@
-//! `shmdt(2)`, the memory part.
+//! The memory part of `shmdt(2)`.
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr};
 use crate::error::Error;
@@ -15,7 +15,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// was cut. As on Linux, what was moved away, or mapped over, does not count.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where nothing of a segment that was attached there is left, or `at` is no
+    /// [`Error::Invalid`] if nothing of a segment that was attached there is left, or `at` is no
     /// multiple of the page size.
     ///
     /// Complexity: in the mappings from there to the first part, and as

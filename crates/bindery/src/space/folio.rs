@@ -1,5 +1,5 @@
-//! Changing the size of what is mapped, in place: cut a folio into smaller ones, join its leaves
-//! into a huge one.
+//! Changes of the size of mapped folios, in place: splits a folio into smaller ones, joins its
+//! leaves into a huge one.
 
 use core::fmt;
 use core::sync::atomic::Ordering;
@@ -19,17 +19,17 @@ use super::fault::folio_range;
 use super::vma::Vma;
 use crate::collections::range_skip_list::Indexed;
 
-/// Why what is mapped at an address could not be cut or joined; nothing that a program could see
-/// has changed.
+/// The reason why a folio could not be split, or leaves could not be joined. Nothing that a program
+/// could see has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum FolioError {
     /// No folio is mapped there.
     NotMapped,
-    /// The folio is not larger than what it shall be cut into; or the entries are not all pages of
-    /// one folio in order, with equal attributes, that shall be joined.
+    /// The folio is not larger than the requested parts; or the entries to be joined are not all
+    /// pages of one folio in order, with equal attributes.
     Unsuitable,
-    /// Others map the folio too, or hold it.
+    /// Other mappings or holders of the folio exist.
     Busy,
     /// No memory for the table that a huge leaf has to keep on deposit.
     OutOfMemory,
@@ -52,13 +52,13 @@ impl core::error::Error for FolioError {}
 type Mapped = [u64; (1 << MAX_FOLIO_ORDER) / 64];
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Cuts the folio that is mapped at `addr` into folios of 2^`order` pages, and frees those
-    /// that nothing maps any more. Contents, permissions, accessed and dirty stay.
+    /// Splits the folio that is mapped at `addr` into folios of 2^`order` pages, and frees those
+    /// that have no mapping any more. Contents, permissions, accessed and dirty stay. May sleep.
     ///
     /// # Errors
-    /// [`FolioError::NotMapped`]; [`FolioError::Unsuitable`] where the folio is not larger than
-    /// that; [`FolioError::Busy`] where somebody else maps or holds it, or a mapping of another
-    /// VMA has a part.
+    /// [`FolioError::NotMapped`]; [`FolioError::Unsuitable`] if the folio is not larger than that;
+    /// [`FolioError::Busy`] if it has other mappings or holders, or a mapping of another VMA has a
+    /// part.
     ///
     /// Complexity: linear in the pages of the folio.
     pub fn split_folio(&self, addr: VirtAddr, order: u8) -> Result<(), FolioError> {
@@ -150,11 +150,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         Some((folio, frame.0 - folio.head.0))
     }
 
-    /// Makes one huge leaf of the leaves around `addr`: they must fill a level-1 table with all
-    /// pages, in order, of one folio of that size.
+    /// Replaces the leaves around `addr` by one huge leaf. They must fill a level-1 table with all
+    /// pages, in order, of one folio of that size. May sleep.
     ///
     /// # Errors
-    /// [`FolioError::NotMapped`] where no VMA holds all of it; [`FolioError::Unsuitable`];
+    /// [`FolioError::NotMapped`] if no VMA covers all of it; [`FolioError::Unsuitable`];
     /// [`FolioError::OutOfMemory`].
     ///
     /// Complexity: linear in the entries of one table. One invalidation.

@@ -1,4 +1,4 @@
-//! `fork(2)`, the memory part.
+//! The memory part of `fork(2)`.
 
 use core::sync::atomic::Ordering;
 
@@ -24,7 +24,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// find what the parent's would.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], [`Error::Overcommitted`], and [`Error::Interrupted`] where a fatal signal
+    /// [`Error::OutOfMemory`], [`Error::Overcommitted`], and [`Error::Interrupted`] if a fatal signal
     /// came before the end: there is no copy, and this address space is as it was, but that its next
     /// writes may ask once more for their permission. (Linux asks for signals at each mapping, too,
     /// and before it begins, where any signal makes the call start again: that is the embedder's part.)

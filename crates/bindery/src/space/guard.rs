@@ -1,5 +1,5 @@
-//! Guard pages (`MADV_GUARD_INSTALL`, `MADV_GUARD_REMOVE`): a touch is a signal, and no mapping had
-//! to be cut for it.
+//! Guard pages (`MADV_GUARD_INSTALL`, `MADV_GUARD_REMOVE`): an access raises a signal, and no
+//! mapping is split for it.
 
 use crate::addr::VirtRange;
 use crate::arch::Marker;

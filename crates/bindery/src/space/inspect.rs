@@ -1,4 +1,4 @@
-//! Looking at what is mapped and how it was used, for tests, debuggers and `/proc`.
+//! Reads mappings and their use, for tests, debuggers and `/proc`.
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Attributes, Kind, absent};
@@ -13,10 +13,10 @@ use super::AddressSpace;
 use super::change::Removed;
 use super::vma::{MappingFlags, Protection, Vma};
 
-/// What the page table says about one page.
+/// The page table's entry for one page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Inspection {
-    /// Nothing stands there.
+    /// The entry is empty.
     Empty,
     /// A page is mapped.
     Page {
@@ -30,7 +30,7 @@ pub enum Inspection {
         /// Whether the entry belongs to a contiguous run.
         contiguous: bool,
     },
-    /// Something that only software understands.
+    /// An absent entry.
     Absent(Absent),
 }
 
@@ -39,13 +39,14 @@ pub enum Inspection {
 pub struct Mapping {
     /// Its addresses.
     pub range: VirtRange,
-    /// What programs may do with it.
+    /// The permissions of programs.
     pub protection: Protection,
-    /// Where it begins in what backs it, in pages; for anonymous memory its address at birth.
+    /// The offset of its first page in its object, in pages; for anonymous memory, the page offset
+    /// of its anonymous pages.
     pub page_offset: u64,
-    /// Everything that is true of all of it.
+    /// The flags of the whole mapping.
     pub flags: MappingFlags,
-    /// What backs it, by [`crate::Object::identity`]; `None` for anonymous memory.
+    /// Its object, by [`crate::Object::identity`]; `None` for anonymous memory.
     pub object: Option<u64>,
 }
 
@@ -62,8 +63,8 @@ impl Mapping {
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// What the page table says about the page of `addr`; empty for addresses outside of user
-    /// space. Waits for operations that are under way. Constant time.
+    /// The page table's entry for the page of `addr`; empty for addresses outside user space. Waits
+    /// for running operations. Constant time.
     pub fn inspect(&self, addr: VirtAddr) -> Inspection {
         if addr >= self.limit() {
             return Inspection::Empty;
@@ -109,14 +110,14 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
     }
 
-    /// How many mappings all searches for an address have looked at up to now, those of faults and
+    /// How many mappings all searches for an address have looked at so far, in faults and
     /// operations alike.
     #[cfg(any(test, feature = "measure"))]
     pub fn mappings_looked_at(&self) -> u64 {
         self.vmas.looked_at()
     }
 
-    /// Looks at the first mapping that ends behind `at`, with the mutex held; `None` where there is
+    /// Looks at the first mapping that ends behind `at`, with the mutex held; `None` if there is
     /// none. Who lists all mappings asks again from the end of the last, so that others get the
     /// mutex in between.
     pub(crate) fn look_behind<R>(&self, at: VirtAddr, look: impl FnOnce(&Vma) -> R) -> Option<R> {

@@ -1,8 +1,8 @@
-//! Which protection keys a process has: `pkey_alloc(2)`, `pkey_free(2)`.
+//! The protection keys of a process: `pkey_alloc(2)`, `pkey_free(2)`.
 //!
-//! The keys belong to the address space, what may be done with them to each thread. So rights are
-//! the embedder's affair, in a register that it switches with the thread, and come into the core
-//! with a fault alone ([`AddressSpace::fault_with_keys`]).
+//! The keys belong to the address space; the rights to them belong to each thread. So rights are
+//! the embedder's matter, in a register that it switches with the thread, and the core gets them
+//! only with a fault ([`AddressSpace::fault_with_keys`]).
 
 use core::sync::atomic::{AtomicU16, Ordering};
 
@@ -31,17 +31,17 @@ impl Keys {
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// How many protection keys a process can have here, key 0 among them; 1 where the machine or
-    /// its entries have none.
+    /// How many protection keys a process can have, key 0 included; 1 if the machine or its entries
+    /// have none.
     pub fn protection_keys(&self) -> u8 {
         self.platform().protection_keys().clamp(1, P::Arch::PROTECTION_KEYS)
     }
 
-    /// Takes the lowest key that is free (`pkey_alloc(2)`). A fork inherits it. The caller gives the
-    /// thread its rights to the key, which may be those that an earlier owner of the key had.
+    /// Allocates the lowest free key (`pkey_alloc(2)`). A fork inherits it. The caller sets the
+    /// thread's rights to the key, which may be those that an earlier owner of the key had.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] where all are taken, so always on a machine without keys.
+    /// [`Error::NoSpace`] if all are allocated, and always on a machine without keys.
     pub fn pkey_alloc(&self) -> Result<ProtectionKey, Error> {
         let _guard = self.mutex.lock();
         let free = (0..self.protection_keys())
@@ -52,11 +52,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         Ok(free)
     }
 
-    /// Gives a key back (`pkey_free(2)`). As on Linux, mappings that carry it keep it, and so does
-    /// whoever takes it next; and even key 0 can be given back.
+    /// Frees a key (`pkey_free(2)`). As on Linux, mappings that carry the key keep it, and so does
+    /// its next owner; even key 0 can be freed.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where it was not taken.
+    /// [`Error::Invalid`] if it was not allocated.
     pub fn pkey_free(&self, key: ProtectionKey) -> Result<(), Error> {
         let _guard = self.mutex.lock();
         if !self.keys.has(key) {

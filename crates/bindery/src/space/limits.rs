@@ -1,4 +1,4 @@
-//! What an address space may use, and what it uses.
+//! The limits of an address space, and its usage.
 
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
@@ -21,16 +21,16 @@ pub struct Limits {
     /// Pinned memory, each page counted once for each pin (`RLIMIT_MEMLOCK`, which Linux compares
     /// with locked and pinned memory apart).
     pub pinned: u64,
-    /// How far a mapping that grows down may grow (`RLIMIT_STACK`).
+    /// The maximum size of a mapping that grows down (`RLIMIT_STACK`).
     pub stack: u64,
     /// Whether the limits of locked and pinned memory count for this process.
     pub locking: Locking,
 }
 
-/// Whether a process may lock and pin as much memory as it likes (`CAP_IPC_LOCK`).
+/// Whether a process may lock and pin memory without limit (`CAP_IPC_LOCK`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Locking {
-    /// As much as its limit says.
+    /// Up to its limit.
     #[default]
     Limited,
     /// Without limit.
@@ -52,7 +52,7 @@ impl Default for Limits {
     }
 }
 
-/// What an address space uses, in base pages.
+/// The usage of an address space, in base pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
     /// All mappings together (`VmSize`).
@@ -136,12 +136,12 @@ fn add(counter: &AtomicI64, pages: i64) {
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// The limits that hold from now on; what is there already stays.
+    /// Sets the limits. Existing mappings stay.
     pub fn set_limits(&self, limits: &Limits) {
         self.account.set_limits(limits);
     }
 
-    /// The limits as they are.
+    /// The current limits.
     pub fn limits(&self) -> Limits {
         self.account.limits()
     }
@@ -172,7 +172,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.account.resident_peak.store(0, Ordering::Relaxed);
     }
 
-    /// What the address space uses.
+    /// The usage of the address space.
     pub fn usage(&self) -> Usage {
         let read = |counter: &AtomicI64| counter.load(Ordering::Relaxed).max(0) as u64;
         Usage {

@@ -17,7 +17,7 @@ use super::parts::Parts;
 use super::populate::Want;
 use super::vma::{MappingFlags, Protection, Vma};
 
-/// What a program says about a range of its memory, or asks for.
+/// Advice of a program about a range of its memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[non_exhaustive]
 pub enum Advice {
@@ -43,22 +43,22 @@ pub enum Advice {
     PageOut,
     /// The contents of the object are not needed any more (`MADV_REMOVE`).
     Remove,
-    /// A child does not get it (`MADV_DONTFORK`).
+    /// A child does not inherit it (`MADV_DONTFORK`).
     DontFork,
-    /// A child gets it (`MADV_DOFORK`).
+    /// A child inherits it (`MADV_DOFORK`).
     DoFork,
-    /// A child gets it empty (`MADV_WIPEONFORK`).
+    /// A child inherits it empty (`MADV_WIPEONFORK`).
     WipeOnFork,
-    /// A child gets it with its contents (`MADV_KEEPONFORK`).
+    /// A child inherits it with its contents (`MADV_KEEPONFORK`).
     KeepOnFork,
-    /// It is no part of a core dump (`MADV_DONTDUMP`).
+    /// It is not part of a core dump (`MADV_DONTDUMP`).
     DontDump,
     /// It is part of a core dump (`MADV_DODUMP`).
     DoDump,
-    /// Pages with the same contents may be one (`MADV_MERGEABLE`). Nobody merges them, as on a Linux
-    /// whose `ksmd` was not started; of memory that is not private, it says nothing.
+    /// Pages with equal contents may be merged (`MADV_MERGEABLE`). They never are, as on a Linux
+    /// whose `ksmd` was not started. No effect on memory that is not private.
     Mergeable,
-    /// Each page is its own (`MADV_UNMERGEABLE`).
+    /// Pages may not be merged (`MADV_UNMERGEABLE`).
     Unmergeable,
     /// Large folios are wanted (`MADV_HUGEPAGE`).
     Huge,
@@ -70,9 +70,9 @@ pub enum Advice {
     PopulateRead,
     /// All pages are to be writable without a fault (`MADV_POPULATE_WRITE`).
     PopulateWrite,
-    /// A touch shall be a signal, whatever the protection says (`MADV_GUARD_INSTALL`).
+    /// An access raises a signal, whatever the protection allows (`MADV_GUARD_INSTALL`).
     GuardInstall,
-    /// Guards are taken away again (`MADV_GUARD_REMOVE`).
+    /// Guards are removed (`MADV_GUARD_REMOVE`).
     GuardRemove,
 }
 
@@ -117,12 +117,12 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Takes advice about `length` bytes (rounded up to pages) at `start`.
     ///
     /// # Errors
-    /// [`Error::Unaligned`]; [`Error::OutOfRange`] where the range wraps; [`Error::Invalid`] where a
+    /// [`Error::Unaligned`]; [`Error::OutOfRange`] if the range wraps; [`Error::Invalid`] if a
     /// mapping is not of the kind that the advice is about, or locked; [`Error::AccessDenied`] for
-    /// [`Advice::Remove`] of what may not be written; [`Error::Sealed`]; [`Error::NotMapped`] where
-    /// the range has holes, after the mapped parts have been dealt with; [`Error::TryAgain`] where a
+    /// [`Advice::Remove`] of what may not be written; [`Error::Sealed`]; [`Error::NotMapped`] if
+    /// the range has holes, after the mapped parts have been dealt with; [`Error::TryAgain`] if a
     /// mapping cannot be cut; those of [`AddressSpace::collapse_range`]; [`Error::Fault`] and
-    /// [`Error::OutOfMemory`] where a page cannot be had; [`Error::Interrupted`] where a fatal signal
+    /// [`Error::OutOfMemory`] if a page cannot be had; [`Error::Interrupted`] if a fatal signal
     /// came before all pages of [`Advice::PopulateRead`] or [`Advice::PopulateWrite`], or before a
     /// mapping that [`Advice::Free`], [`Advice::Cold`] or [`Advice::PageOut`] is about. What lies
     /// before an error is done.
@@ -132,11 +132,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.madvise_with_keys(start, length, advice, KeyRights::ALL)
     }
 
-    /// As [`AddressSpace::madvise`], for a thread that may do with memory of each protection key what
-    /// `rights` says: of a sealed mapping, it may throw away only what it could overwrite.
+    /// As [`AddressSpace::madvise`], for a thread with these `rights` to the memory of each
+    /// protection key. Of a sealed mapping, it may discard only what it could overwrite.
     ///
     /// # Errors
-    /// As there.
+    /// As [`AddressSpace::madvise`].
     pub fn madvise_with_keys(
         &self,
         start: VirtAddr,

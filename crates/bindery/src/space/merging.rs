@@ -1,6 +1,6 @@
-//! Which mappings say that pages with the same contents may be one (Linux: KSM, `ksm(4)` in its
-//! documentation). What was said is kept and told; nobody merges pages, as on a Linux whose `ksmd` was
-//! not started, which is how it boots.
+//! Which mappings allow pages with equal contents to be merged (Linux: KSM). The setting is stored
+//! and reported. No pages are merged, as on a Linux whose `ksmd` was not started, which is the
+//! default.
 
 use crate::platform::Platform;
 use crate::tlb::Gather;
@@ -21,9 +21,8 @@ pub(super) fn mergeable(flags: MappingFlags) -> MappingFlags {
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Says of all private mappings, and of those to come, that pages with the same contents may be
-    /// one, or takes that back (`PR_SET_MEMORY_MERGE`). To say again what holds already changes
-    /// nothing.
+    /// Allows or forbids that pages with equal contents are merged, in all private mappings,
+    /// present and future (`PR_SET_MEMORY_MERGE`). Setting the current value changes nothing.
     ///
     /// Complexity: in the mappings.
     pub fn set_merging(&self, merges: bool) {
@@ -50,7 +49,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.table.memory.free_some();
     }
 
-    /// Whether pages with the same contents may be one in all private mappings
+    /// Whether pages with equal contents may be merged in all private mappings
     /// (`PR_GET_MEMORY_MERGE`).
     pub fn merging(&self) -> bool {
         self.settings.merges()

@@ -12,10 +12,10 @@ use super::AddressSpace;
 use super::vma::{MappingFlags, Vma};
 use crate::collections::range_skip_list::Indexed;
 
-/// Whether a stretch of pages can be touched without waiting for its content.
+/// Whether a stretch of pages can be accessed without waiting for its content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Residence {
-    /// It is in memory: mapped, or known to the object that backs the mapping.
+    /// It is in memory: mapped, or in the page index of the mapping's object.
     Resident,
     /// It is not.
     Absent,

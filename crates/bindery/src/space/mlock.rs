@@ -14,18 +14,18 @@ use super::limits::Locking;
 use super::vma::{MappingFlags, Vma};
 use crate::collections::range_skip_list::Indexed;
 
-/// When the pages of locked memory come.
+/// When the pages of locked memory are brought in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LockPages {
     /// At once.
     #[default]
     Now,
-    /// Each with its first touch (`MLOCK_ONFAULT`).
+    /// Each at its first access (`MLOCK_ONFAULT`).
     OnFault,
 }
 
 bitflags! {
-    /// What `mlockall` is about.
+    /// The mappings that `mlockall` locks.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct LockAll: u8 {
         /// All mappings that there are (`MCL_CURRENT`).
@@ -44,11 +44,11 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// lock is one: a second call changes nothing, and one `munlock` takes it away.
     ///
     /// # Errors
-    /// [`Error::LockForbidden`] where the process may lock nothing; [`Error::LockLimit`];
-    /// [`Error::OutOfRange`] where the range wraps; [`Error::NotMapped`], after what lies before the
-    /// hole is locked; [`Error::TooManyMappings`], [`Error::OutOfMemory`] where a mapping cannot be
-    /// cut; [`Error::Fault`] and [`Error::TryAgain`] where the range is locked, but a page cannot be
-    /// had; [`Error::Interrupted`] where it is locked, and a fatal signal came before all pages did.
+    /// [`Error::LockForbidden`] if the process may lock nothing; [`Error::LockLimit`];
+    /// [`Error::OutOfRange`] if the range wraps; [`Error::NotMapped`], after what lies before the
+    /// hole is locked; [`Error::TooManyMappings`], [`Error::OutOfMemory`] if a mapping cannot be
+    /// cut; [`Error::Fault`] and [`Error::TryAgain`] if the range is locked, but a page cannot be
+    /// had; [`Error::Interrupted`] if it is locked, and a fatal signal came before all pages did.
     ///
     /// Complexity: in the mappings, and the folios that have to be made.
     pub fn mlock(&self, start: VirtAddr, length: u64, pages: LockPages) -> Result<(), Error> {
@@ -102,7 +102,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Locks all that is mapped, all that will be, or both.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where `what` names neither; [`Error::LockForbidden`];
+    /// [`Error::Invalid`] if `what` names neither; [`Error::LockForbidden`];
     /// [`Error::LockLimit`]. As on Linux, mappings that cannot be locked are passed over.
     /// [`Error::Interrupted`] as [`AddressSpace::mlock`] (on Linux the call succeeds then, in a thread
     /// that never sees it).

@@ -129,10 +129,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// down.
     ///
     /// # Errors
-    /// [`Error::ZeroLength`]; [`Error::TooLong`] and [`Error::OutOfRange`] where it would not fit
+    /// [`Error::ZeroLength`]; [`Error::TooLong`] and [`Error::OutOfRange`] if it would not fit
     /// into user space; [`Error::Unaligned`] for a fixed address; [`Error::BelowMinimum`];
     /// [`Error::Exists`] for [`Place::FixedNoReplace`]; [`Error::Invalid`] for flags that do not go
-    /// together; [`Error::LockForbidden`], [`Error::LockLimit`]; [`Error::Sealed`] where a sealed
+    /// together; [`Error::LockForbidden`], [`Error::LockLimit`]; [`Error::Sealed`] if a sealed
     /// mapping would be replaced; [`Error::LimitReached`]; [`Error::Overcommitted`];
     /// [`Error::TooManyMappings`]; [`Error::NoRoom`]; [`Error::OutOfMemory`]. Nothing is changed
     /// then.
@@ -162,7 +162,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ///
     /// # Errors
     /// As [`AddressSpace::mmap`]; besides, [`Error::Unaligned`] and [`Error::TooLarge`] for the
-    /// offset, [`Error::AccessDenied`] where the object was not opened for that, and
+    /// offset, [`Error::AccessDenied`] if the object was not opened for that, and
     /// [`Error::SealForbids`] for a shared writable mapping of an object that is sealed against
     /// writing; [`Error::Invalid`] for an object of another [`crate::Memory`].
     pub fn mmap_object(

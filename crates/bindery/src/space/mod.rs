@@ -1,14 +1,14 @@
 //! Address spaces: VMAs, and one operation a file.
 //!
 //! # Who locks what
-//! 1. The *mutex* of the address space: taken by every operation that changes VMAs (`mmap`, `munmap`,
-//!    `mprotect`, `mremap`, `fork`). Faults do not take it.
-//! 2. The lock of each VMA ([`vma`]): for reading by faults, for writing by those who change it.
-//!    Taken after the mutex, in address order.
+//! 1. The *mutex* of the address space: every operation that changes VMAs takes it (`mmap`,
+//!    `munmap`, `mprotect`, `mremap`, `fork`). Faults do not.
+//! 2. The lock of each VMA: faults take it for reading, changes of the VMA for writing. It is taken
+//!    after the mutex, in address order.
 //! 3. The table locks (`table::locking`), innermost.
 //!
-//! A fault that cannot take its VMA's lock waits for the mutex, never the other way round: who
-//! holds the mutex waits for faults to leave, and faults inside wait only for table locks.
+//! A fault that cannot take its VMA's lock waits for the mutex, never the other way round: a holder
+//! of the mutex waits for faults to leave, and faults inside wait only for table locks.
 
 mod brk;
 mod change;
@@ -143,7 +143,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// An address space in which nothing is mapped.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] where there is no frame for the root table.
+    /// [`Error::OutOfMemory`] if there is no frame for the root table.
     pub fn new(memory: &'m Memory<P>, options: SpaceOptions) -> Result<Self, Error> {
         let table = || PageTable::new(memory, options.reach).ok_or(Error::OutOfMemory);
         let table = memory.retry(table)?;

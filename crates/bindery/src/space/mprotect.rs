@@ -79,7 +79,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// As [`AddressSpace::mprotect`]; says where the change begins.
     ///
     /// # Errors
-    /// As there; [`Error::Invalid`] where the mapping does not grow down.
+    /// As there; [`Error::Invalid`] if the mapping does not grow down.
     pub fn mprotect_from(
         &self,
         start: VirtAddr,

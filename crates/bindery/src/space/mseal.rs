@@ -16,8 +16,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// be thrown away that the program could not overwrite.
     ///
     /// # Errors
-    /// [`Error::Unaligned`]; [`Error::OutOfRange`]; [`Error::NotMapped`] where the range has holes,
-    /// and [`Error::TooManyMappings`] or [`Error::OutOfMemory`] where a mapping cannot be cut. A hole
+    /// [`Error::Unaligned`]; [`Error::OutOfRange`]; [`Error::NotMapped`] if the range has holes,
+    /// and [`Error::TooManyMappings`] or [`Error::OutOfMemory`] if a mapping cannot be cut. A hole
     /// changes nothing; what lies before another error is sealed.
     ///
     /// Complexity: in the mappings.

@@ -30,8 +30,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// # Errors
     /// [`Error::Unaligned`]; [`Error::Invalid`] for both kinds at once; [`Error::OutOfRange`];
-    /// [`Error::Locked`] where [`SyncFlags::INVALIDATE`] meets locked memory; [`Error::InputOutput`];
-    /// [`Error::Interrupted`] as [`crate::Object::sync`]; [`Error::NotMapped`] where the range has holes,
+    /// [`Error::Locked`] if [`SyncFlags::INVALIDATE`] meets locked memory; [`Error::InputOutput`];
+    /// [`Error::Interrupted`] as [`crate::Object::sync`]; [`Error::NotMapped`] if the range has holes,
     /// after the rest is saved.
     ///
     /// Complexity: in the runs that were written.

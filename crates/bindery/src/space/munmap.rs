@@ -17,7 +17,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// # Errors
     /// [`Error::Unaligned`], [`Error::ZeroLength`], [`Error::OutOfRange`];
-    /// [`Error::Sealed`]; [`Error::TooManyMappings`] or [`Error::OutOfMemory`] where a mapping would be cut in two
+    /// [`Error::Sealed`]; [`Error::TooManyMappings`] or [`Error::OutOfMemory`] if a mapping would be cut in two
     /// and there is no room for the second. Nothing is changed then.
     ///
     /// Complexity: in the mappings and tables that go, plus the runs in the two tables at the

@@ -1,4 +1,4 @@
-//! Going through the mappings of a range whose holes are an error in the end.
+//! Iteration over the mappings of a range, in which holes are an error at the end.
 
 use crate::addr::{VirtAddr, VirtRange};
 use crate::error::Error;

@@ -1,5 +1,5 @@
-//! Pins: pages that stay where they are while a device, or anybody else behind the back of the page
-//! tables, reads or writes them.
+//! Pins: pages that stay in place while a device, or any other user beside the page tables, reads
+//! or writes them.
 
 use core::fmt;
 
@@ -17,7 +17,7 @@ use super::pin_count::{PinCount, Share};
 use super::vma::{MappingFlags, Vma};
 use super::{AddressSpace, Protection};
 
-/// How long pages will be pinned.
+/// The duration of a pin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PinTime {
     /// For one transfer.
@@ -27,13 +27,13 @@ pub enum PinTime {
     Long,
 }
 
-/// Pinned pages of one folio: they keep their frames, and with them what the program sees, until
-/// this is dropped. `fork` gives the child copies of them; collapsing leaves them alone; moves take
+/// Pinned pages of one folio. They keep their frames, and with them what the program sees, until
+/// this is dropped. `fork` gives the child copies of them; collapse leaves them alone; moves carry
 /// them along.
 ///
-/// Pages that were pinned for writing count as written when this is dropped, though they may have
-/// been saved meanwhile. A file lives until then, whoever else has let go of it, so that what was
-/// written can be saved: the drop of such a pin may sleep.
+/// Pages that were pinned for writing count as written when this is dropped, even if they have been
+/// saved meanwhile. The file lives until then, even if all others have released it, so that what
+/// was written can be saved. So dropping such a pin may sleep.
 pub struct Pinned<'m, P: Platform> {
     memory: &'m Memory<P>,
     folio: Folio,
@@ -47,7 +47,7 @@ pub struct Pinned<'m, P: Platform> {
 }
 
 impl<P: Platform> Pinned<'_, P> {
-    /// The frame of the first page; the others follow.
+    /// The frame of the first page; the others are consecutive.
     pub fn first(&self) -> Frame {
         self.first
     }
@@ -85,8 +85,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ///
     /// # Errors
     /// [`PinError::Fault`] with the fault that the access would have had; [`PinError::LimitReached`]
-    /// where the address space would have more pinned than [`super::Limits::pinned`];
-    /// [`PinError::FolioLimit`] where the folio has 2^15 pins, or 2^14 and the address space more than
+    /// if the address space would have more pinned than [`super::Limits::pinned`];
+    /// [`PinError::FolioLimit`] if the folio has 2^15 pins, or 2^14 and the address space more than
     /// 1,024 pages pinned in all. Nothing is pinned then.
     ///
     /// Complexity: in the pages pinned; one atomic instruction.

@@ -1,13 +1,13 @@
-//! How much an address space has pinned, and how much it may have.
+//! How many pages an address space has pinned, and how many it may pin.
 //!
-//! A folio has room for 2^15 pins, whoever takes them. Were they not limited, a process could pin one
-//! page of shared memory so often that nobody else can. Two limits keep that from it:
+//! A folio has room for 2^15 pins in all. Without a limit, a process could pin one page of shared
+//! memory so often that nobody else can. Two limits prevent that:
 //!
 //! 1. *Of the address space*: [`super::Limits::pinned`], as Linux counts pinned pages against
-//!    `RLIMIT_MEMLOCK` (`pinned_vm`, `account_locked_vm`). A pin is of one page at least, so the 8 MiB that
-//!    a process has by default are 2,048 pins of one folio, a sixteenth of its room.
-//! 2. *Of the folio*: an owner without that limit, or with a large one, is told apart once the folio has
-//!    2^14 pins. From then on only those may pin it who have at most 1,024 pages pinned in all. So the
+//!    `RLIMIT_MEMLOCK` (`pinned_vm`, `account_locked_vm`). A pin is of at least one page, so the 8
+//!    MiB that a process has by default are 2,048 pins of one folio, a sixteenth of its room.
+//! 2. *Of the folio*: from 2^14 pins on, only an address space with at most 1,024 pinned pages in
+//!    all may pin it. That excludes owners without the first limit, or with a large one. So the
 //!    upper half of the room is left to at least sixteen address spaces that pin little, however
 //!    much one of them has pinned below it.
 //!
@@ -16,10 +16,10 @@
 //!                   |     anybody        |  who pins little      | nobody
 //! ```
 //!
-//! Who pins much finds a folio refused that somebody has crowded. That is the price of counting per
-//! owner and not per owner and folio, which would take a record for each pair. Many address spaces
-//! together can still use a folio up: how many a user may have is the embedder's to say
-//! (`RLIMIT_NPROC`).
+//! An address space that pins much cannot pin a folio that another has crowded. That is the price
+//! of counting per owner and not per owner and folio, which would need a record for each pair. Many
+//! address spaces together can still use a folio up. The embedder limits how many of them a user
+//! may have (`RLIMIT_NPROC`).
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};

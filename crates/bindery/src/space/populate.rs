@@ -1,4 +1,4 @@
-//! Making pages be there before they are touched.
+//! Population: brings pages into memory before the first access.
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch;
@@ -28,7 +28,7 @@ pub(super) enum Want {
 }
 
 impl Want {
-    /// How pages of a mapping are touched; `None` where the mapping does not allow it.
+    /// How pages of a mapping are touched; `None` if the mapping does not allow it.
     fn access(self, vma: &Vma) -> Option<Access> {
         let protection = vma.protection();
         let readable = protection.contains(Protection::READ).then_some(Access::Read);

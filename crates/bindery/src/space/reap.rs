@@ -1,4 +1,4 @@
-//! Taking the memory of a process that is about to end (`process_mrelease(2)`, Linux's OOM reaper).
+//! Takes the memory of a process that is about to end (`process_mrelease(2)`, Linux's OOM reaper).
 
 use crate::error::Error;
 use crate::interrupt;

@@ -22,7 +22,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// flags.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where the range is empty or wraps, the page numbers wrap, or what is mapped
+    /// [`Error::Invalid`] if the range is empty or wraps, the page numbers wrap, or what is mapped
     /// there is not as said above, or its object cannot be written through it; those of
     /// [`AddressSpace::mmap_object`]. Nothing is changed then.
     ///

@@ -1,10 +1,10 @@
-//! What holds for an address space as a whole, and for its children (`prctl(2)`): whether it uses
-//! large folios, whether memory may become executable, and whether its pages may be merged.
+//! Settings of a whole address space and of its children (`prctl(2)`): whether it uses large
+//! folios, whether memory may become executable, and whether its pages may be merged.
 //!
-//! | set | `fork` | `execve`: the embedder calls [`AddressSpace::inherit_settings`] |
+//! | setting | `fork` | `execve`: the embedder calls [`AddressSpace::inherit_settings`] |
 //! |---|---|---|
 //! | large folios | inherited | kept |
-//! | executable memory | inherited, unless it was said not to be | the same |
+//! | executable memory | inherited, unless the setting excludes that | the same |
 //! | merging of pages | inherited | kept |
 
 use core::sync::atomic::{AtomicU8, Ordering};
@@ -82,7 +82,7 @@ impl Settings {
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Says where the address space uses large folios from now on; those that are there stay.
+    /// Sets where the address space uses large folios from now on. Existing ones stay.
     pub fn set_large_folios(&self, large: LargeFolios) {
         let value = match large {
             LargeFolios::Allowed => 0,
@@ -101,11 +101,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
     }
 
-    /// Refuses from now on that memory becomes executable, if `gain` says so. Mappings stay as they
-    /// are.
+    /// Refuses from now on that memory becomes executable, if `gain` says so. Existing mappings
+    /// stay as they are.
     ///
     /// # Errors
-    /// [`Error::SealForbids`] where something else was set before: that cannot be taken back.
+    /// [`Error::SealForbids`] if another value was set before: that cannot be undone.
     pub fn set_exec_gain(&self, gain: ExecGain) -> Result<(), Error> {
         let value = match gain {
             ExecGain::Allowed => 0,
@@ -130,8 +130,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
     }
 
-    /// Takes the settings of `parent` that children inherit, which limits are not: for the address
-    /// space of a program that the process of `parent` executes. [`AddressSpace::fork`] does so
+    /// Takes over those settings of `parent` that children inherit (not the limits), for the
+    /// address space of a program that `parent`'s process executes. [`AddressSpace::fork`] does so
     /// itself.
     pub fn inherit_settings(&self, parent: &Self) {
         self.settings.change(u8::MAX, parent.settings.inherited());

@@ -1,4 +1,4 @@
-//! Reading and writing a program's memory from outside, as the program itself would.
+//! Reads and writes of a program's memory from outside, with the program's permissions.
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Kind};
@@ -23,29 +23,29 @@ enum Asker {
     Other,
 }
 
-/// Why a copy between two address spaces ended early ([`AddressSpace::copy_from`]).
+/// A copy between two address spaces that ended early ([`AddressSpace::copy_from`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PartialCopy {
     /// How many bytes were copied.
     pub copied: u64,
-    /// Why the next one was not.
+    /// The fault at the next byte.
     pub fault: FaultError,
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Reads `into.len()` bytes at `at`, as a load of the program would: pages come in by faults.
-    /// The program need not be the one that runs. May sleep. (Linux: `copy_from_user`,
+    /// Reads `into.len()` bytes at `at`, like loads of the program: faults bring pages in. The
+    /// program need not be the running one. May sleep. (Linux: `copy_from_user`,
     /// `process_vm_readv(2)`.)
     ///
     /// # Errors
-    /// The fault that a load would have had; what lies before it has been read.
+    /// The fault of such a load; the bytes before it have been read.
     ///
     /// Complexity: in the pages that the bytes touch.
     pub fn read_user(&self, at: VirtAddr, into: &mut [u8]) -> Result<(), FaultError> {
         self.read_as(Asker::Program, at, into)
     }
 
-    /// As [`AddressSpace::read_user`], for somebody else than the program: a debugger, or another
+    /// As [`AddressSpace::read_user`], for a caller other than the program: a debugger, or another
     /// process. (Linux: `access_remote_vm`.)
     ///
     /// # Errors
@@ -69,17 +69,17 @@ impl<P: Platform> AddressSpace<'_, P> {
         Ok(())
     }
 
-    /// Writes `from` at `at`, as stores of the program would.
+    /// Writes `from` at `at`, like stores of the program. May sleep.
     ///
     /// # Errors
-    /// The fault that a store would have had; what lies before it has been written.
+    /// The fault of such a store; the bytes before it have been written.
     ///
     /// Complexity: in the pages that the bytes touch.
     pub fn write_user(&self, at: VirtAddr, from: &[u8]) -> Result<(), FaultError> {
         self.write_as(Asker::Program, at, from)
     }
 
-    /// As [`AddressSpace::write_user`], for somebody else than the program.
+    /// As [`AddressSpace::write_user`], for a caller other than the program.
     ///
     /// # Errors
     /// As [`AddressSpace::read_foreign`], with the fault of a store.

@@ -1,12 +1,13 @@
-//! One mapping of an address space: a stretch of addresses with one purpose (Linux: VMA).
+//! VMAs (Linux: `vm_area_struct`): a VMA is one mapping of an address space, a range of addresses
+//! with one purpose.
 //!
-//! Faults hold a VMA's lock for reading while they work; whoever changes or removes it holds the
-//! address space's mutex and then the VMA's lock for writing. A fault takes no other lock that
-//! spans more than its own page tables, so faults in different VMAs never meet.
+//! Faults hold a VMA's lock for reading while they work. A thread that changes or removes the VMA
+//! holds the address space's mutex and then the VMA's lock for writing. A fault takes no other lock
+//! that spans more than its own page tables, so faults in different VMAs never meet.
 //!
-//! 1. A fault finds the VMA in the index without a lock and takes its lock for reading;
-//! 2. in between, `munmap` may have taken the VMA out or cut it: the fault looks again whether it
-//!    is still there and still holds the address, and otherwise asks again under the mutex.
+//! 1. A fault finds the VMA in the index without a lock and takes its lock for reading.
+//! 2. In between, `munmap` may have removed or split the VMA. So the fault tests whether the VMA is
+//!    still linked and still covers the address, and otherwise asks again under the mutex.
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -26,8 +27,8 @@ use crate::table::leaf::user_attributes;
 use crate::collections::range_skip_list::{Indexed, Links};
 
 bitflags! {
-    /// What a program may do with a mapping (`PROT_READ`, `PROT_WRITE`, `PROT_EXEC`; none of
-    /// them is `PROT_NONE`).
+    /// The permissions of a mapping (`PROT_READ`, `PROT_WRITE`, `PROT_EXEC`; none of them is
+    /// `PROT_NONE`).
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct Protection: u8 {
         /// Loads.
@@ -62,7 +63,7 @@ impl Protection {
 }
 
 bitflags! {
-    /// Everything that is true of all of a mapping (Linux: `vm_flags`, the letters of `VmFlags` in
+    /// The flags of a whole mapping (Linux: `vm_flags`, the letters of `VmFlags` in
     /// `/proc/self/smaps`).
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct MappingFlags: u32 {
@@ -153,7 +154,7 @@ impl MappingFlags {
         (self - Self::OF_PROTECTION) | Self::of(protection)
     }
 
-    /// What a program may do.
+    /// The permissions.
     pub fn protection(self) -> Protection {
         Protection::from_bits_truncate((self & Self::OF_PROTECTION).bits() as u8)
     }

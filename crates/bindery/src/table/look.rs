@@ -154,7 +154,7 @@ impl<P: Platform> PageTable<'_, P> {
         }
     }
 
-    /// What the entry says, its folio apart; `None` where nothing stands.
+    /// What the entry says, its folio apart; `None` if nothing stands.
     fn standing(&self, looked: &Looked) -> Option<Standing> {
         let level = looked.node.level;
         // A huge entry names the first of its pages.

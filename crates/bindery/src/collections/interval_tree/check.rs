@@ -1,4 +1,4 @@
-//! Whether an interval tree is what it should be.
+//! Verification of an interval tree.
 
 use core::ptr;
 use core::sync::atomic::Ordering::Relaxed;

@@ -1,24 +1,24 @@
-//! Intervals in a balanced tree: who overlaps a range, in logarithmic time.
+//! Intervals in a balanced tree: finds all that overlap a range, in logarithmic time.
 //!
-//! The tree is intrusive: a node carries its own [`Links`], so adding one allocates nothing and
-//! cannot fail. It is an AVL tree, so its height depends on the number of nodes alone, and no
-//! program can choose it.
+//! The tree is intrusive: a node has its own [`Links`], so adding one allocates nothing and cannot
+//! fail. It is an AVL tree, so its height depends only on the number of nodes, and no program can
+//! choose it.
 //!
 //! # Order and stamps
 //! The tree has a clock. A node that is added or [renewed](IntervalTree::renew) gets the next tick
-//! as its *stamp*. Nodes stand in the order of `(first index, stamp)`, which differs for any two of
-//! them. So a walk may name its place by that pair, let go of the tree, and go on where it was,
+//! as its *stamp*. Nodes are ordered by `(first index, stamp)`, which differs for any two of them.
+//! So a walk may remember its place as that pair, release the tree, and go on from there later,
 //! whatever has become of the node.
 //!
 //! Each node knows three things of the subtree below it: its height, the greatest index that any of
-//! its intervals reaches, and the greatest stamp. The second prunes what ends in front of a range,
-//! the third what is older than a walk asks for:
+//! its intervals reaches, and the greatest stamp. The second prunes what ends before a range, the
+//! third what is older than a walk asks for:
 //!
 //! ```text
 //!                    [4, 5]  reaches 19, newest 6
 //!                   /      \
 //!   [0, 19] reaches 19      [8, 9] reaches 12        asked for 13 to 14:
-//!                          /      \                  [0, 19] alone is looked at beneath the root
+//!                          /      \                  only [0, 19] is looked at beneath the root
 //!                   [6, 7] 7       [8, 12] 12
 //! ```
 

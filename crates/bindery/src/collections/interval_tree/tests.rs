@@ -1,4 +1,4 @@
-//! The tree beside a list, and what it costs.
+//! The tree compared with a list, and its cost.
 
 extern crate std;
 

@@ -1,5 +1,4 @@
-//! What the nodes of the index know of the dirty pages beneath them, and whether they know what
-//! they should.
+//! The marks of dirty pages in the nodes of the tree, and their verification.
 
 use super::node::{PRESENT, SLOTS, has, leaf_end, level_of, slot};
 use super::{PageFlags, PageIndex};

@@ -1,7 +1,6 @@
-//! The pages of a memory object (shared memory, a file): [`PageIndex`], which frame holds which
-//! page.
+//! [`PageIndex`]: which frame has which page of an object (shared memory, a file).
 //!
-//! A tree of nodes with 64 slots each. A slot at the bottom (level 0) holds one page, a slot above
+//! A tree of nodes with 64 slots each. A slot at the bottom (level 0) has one page, a slot above
 //! names a node:
 //!
 //! ```text
@@ -13,26 +12,25 @@
 //!                 page 0     1   2   3          70            12,418
 //! ```
 //!
-//! A folio of 2^n pages has 2^n slots of its own with rising frames, so a *run* (consecutive pages
-//! in consecutive frames) shows by comparing neighbours, be it one folio, a part of one, or two
-//! that happen to be adjacent. Each node has a bitmap of its used slots: what is absent is skipped
-//! by whole subtrees, and a node that becomes empty is noticed at once. Another one says beneath
-//! which slots there are dirty pages, so that what is clean is skipped, too (Linux: the marks of an
-//! xarray).
+//! A folio of 2^n pages has 2^n slots of its own with rising frames. So comparing neighbors shows a
+//! *run* (consecutive pages in consecutive frames): one folio, a part of one, or two that happen to
+//! be adjacent. Each node has a bitmap of its used slots, so absent pages are skipped by whole
+//! subtrees, and an empty node is noticed at once. A second bitmap says beneath which slots there
+//! are dirty pages, so that clean pages are skipped too (Linux: the marks of an xarray).
 //!
 //! # Guarantees
 //!
 //! - *No more nodes than the pages need.* Every node has a page beneath it, and the root is as low
 //!   as the highest page allows; an object without pages has no node. So the number of nodes
-//!   follows from the set of pages, whatever its history. The one exception are nodes that
-//!   [`PageIndex::prepare`] made and that no page was written to yet.
-//! - *Out of memory changes nothing.* Only [`PageIndex::prepare`] allocates; where it fails, the
-//!   nodes that it made are gone again. [`PageIndex::set`] cannot fail behind it.
-//! - *Whoever reads never writes.* The owner of the index has a lock: any number of lookups
-//!   (`&self`) may run together, a change (`&mut self`) runs alone. There are no atomics here.
+//!   follows from the set of pages, whatever its history. The one exception: nodes that
+//!   [`PageIndex::prepare`] made and that have no page yet.
+//! - *Out of memory changes nothing.* Only [`PageIndex::prepare`] allocates. If it fails, the nodes
+//!   that it made are freed again. After it, [`PageIndex::set`] cannot fail.
+//! - *Readers never write.* The owner of the index has a lock: any number of look-ups (`&self`) may
+//!   run together, a change (`&mut self`) runs alone. There are no atomics here.
 //!
-//! Costs are told in slots and in the height h of the tree, at most 9. Nothing sleeps or recurses.
-//! Callers hold a lock for which others spin; so no run is counted beyond [`LONGEST_RUN`].
+//! Costs are given in slots and in the height h of the tree, at most 9. Nothing sleeps or recurses.
+//! Callers hold a lock for which others spin, so no run is counted beyond [`LONGEST_RUN`].
 
 mod marks;
 mod node;

@@ -1,4 +1,4 @@
-//! The index beside a `BTreeMap`, and out of memory at every point.
+//! The index compared with a `BTreeMap`, and out of memory at every point.
 
 extern crate std;
 

@@ -1,4 +1,4 @@
-//! What a search for free addresses asks for, and whether a gap gives it.
+//! The request of a search for free addresses, and whether a gap satisfies it.
 
 /// What a search for a gap asks for.
 pub(crate) struct Wanted {
@@ -11,7 +11,7 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// `None` where the bounds alone leave no room.
+    /// `None` if the bounds alone leave no room.
     pub(crate) fn new(len: u64, align: u64, congruent: u64, low: u64, high: u64) -> Option<Self> {
         debug_assert!(align.is_power_of_two() && congruent < align);
         let last = high.checked_sub(len)?;

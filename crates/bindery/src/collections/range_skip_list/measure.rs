@@ -1,5 +1,4 @@
-//! What each link of the index knows of the links beneath it: the widest gap, and that they are not
-//! too many.
+//! The summaries in each link: the widest gap beneath it, and a bound on the links beneath it.
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;

@@ -1,16 +1,17 @@
-//! The index of an address space's VMAs: a skip list that faults read without a lock.
+//! Disjoint ranges by address, the VMAs of an address space or the areas of a kernel map: a skip
+//! list that faults read without a lock.
 //!
 //! # The protocol
 //!
-//! **One writer.** Whoever changes the index, or wants an exact answer from it, holds the *writer
-//! lock*: the address space's mutex. **Any number of readers.** [`Index::find_at_or_before`] takes
-//! no lock; it runs in a read section. The index owns no memory: a node carries its own [`Links`],
-//! and may be freed, or inserted anywhere again, only when a grace period has passed since
-//! [`Index::remove`].
+//! **One writer.** A thread that changes the index, or needs an exact answer from it, holds the
+//! *writer lock*: the address space's mutex. **Any number of readers.**
+//! [`Index::find_at_or_before`] takes no lock; it runs in a read section. The index owns no memory:
+//! a node has its own [`Links`], and may be freed, or inserted again, only when a grace period has
+//! passed since [`Index::remove`].
 //!
-//! A tower of height h takes part in levels 0 to h - 1; three towers in four have height 1, and
-//! level 0 holds every node in rising order. A link of level l > 0 also knows the widest gap
-//! beneath it, for the writer's search for free addresses (`.` is free, `#` is a node):
+//! A tower of height h is in the levels 0 to h - 1. Three towers in four have height 1, and level 0
+//! has every node in rising order. A link of level l > 0 also knows the widest gap beneath it, for
+//! the writer's search for free addresses (`.` is free, `#` is a node):
 //!
 //! ```text
 //!          0x0         0x1000 0x3000      0x4000 0x6000           0xa000
@@ -22,52 +23,57 @@
 //!
 //! # Why a search is short
 //!
-//! The heights are random, so a link lies across four of the level below, on the average, whatever
-//! the order in which nodes come and go. That does not help where a program chooses who goes: one
-//! that learns which of its towers are tall, from how long its faults take or because it knows the
-//! seed, may unmap these, and keep a list of flat ones. So a link never lies across more than
-//! [`LINKS_BENEATH`] links below the top level. The writer passes by all of these when it measures
-//! the gap, after each change, and where they are more, it lets the tower in the middle grow by a
-//! level.
+//! The heights are random, so a link spans four links of the level below on average, in whatever
+//! order nodes come and go. That does not help if a program chooses which nodes go. A program that
+//! learns which of its towers are tall, from how long its faults take or because it knows the seed,
+//! may unmap these, and keep a list of flat ones. So a link never spans more than [`LINKS_BENEATH`]
+//! links below the top level. The writer passes all of these when it measures the gap, after each
+//! change. If there are more, it lets the middle tower grow by a level.
 //!
-//! # Why a reader never loops and never falls off
+//! # Why a reader never loops and never loses the list
 //!
-//! Lay all nodes that were ever inserted out in one order, each between the two neighbours that it
-//! had when it came. Nodes never overtake each other (a writer that moves a bound in place leaves
-//! the order as it is), so this order only ever gains members; and every link that was ever
+//! Lay out all nodes that were ever inserted in one order, each between the two neighbors that it
+//! had when it was inserted. Nodes never overtake each other (a writer that moves a bound in place
+//! leaves the order as it is), so this order only ever gains members. Every link that was ever
 //! written, in a node that is linked or was, leads from a node to a later one. A reader only steps
-//! along links, or down a tower. It therefore meets no node twice, and as no node is freed or
-//! inserted again while it reads, it ends. The stories behind the rules:
+//! along links, or down a tower. So it meets no node twice. Because no node is freed or inserted
+//! again while it reads, it ends. The interleavings behind the rules:
 //!
 //! *A node is complete before it is reachable* (its own links are written first, and each link to
-//! it is a Release store that the reader's Acquire load meets):
+//! it is a Release store that the reader's Acquire load meets). Otherwise:
 //! 1. The writer links N behind A, and would fill in N's links afterwards.
-//! 2. A reader steps from A to N and finds no successor: all of the list beyond N is gone for it.
+//! 2. A reader steps from A to N and finds no successor: it misses all of the list beyond N.
 //!
 //! *Links appear from the bottom and vanish from the top.* A reader that came to N on level l goes
 //! on with levels l and below, where N is linked already, and linked still. So a tower may also
-//! grow while it stands.
+//! grow while it is linked.
 //!
 //! *A removed node keeps its forward links:*
-//! 1. A reader stands on B. 2. The writer unlinks B: A leads to C. 3. The reader follows B's link
-//!    to C, as if it had come through A. Clearing the link would have lost it C and all beyond.
+//! 1. A reader is on B.
+//! 2. The writer unlinks B: A leads to C.
+//! 3. The reader follows B's link to C, as if it had come through A. With the link cleared it would
+//!    have missed C and all beyond.
 //!
-//! *A removed node does not come back within a grace period:*
-//! 1. A reader that looks for C stands on A. 2. The writer removes A and inserts it again, behind
-//!    C. 3. The reader reads A's new link and has passed C without seeing it; were A moved to the
+//! *A removed node does not come back within a grace period.* Otherwise:
+//! 1. A reader that looks for C is on A.
+//! 2. The writer removes A and inserts it again, behind C.
+//! 3. The reader reads A's new link and has passed C without seeing it. If A were moved to the
 //!    front again and again, the reader would walk for ever.
 //!
 //! *Unlinking stores with Release too:*
-//! 1. One CPU inserts C. 2. Another removes B, so that A leads to C. 3. A reader meets C through
-//!    the second store alone, and must see what the first CPU had written into C.
+//! 1. One CPU inserts C.
+//! 2. Another removes B, so that A leads to C.
+//! 3. A reader meets C only through the second store, and must see what the first CPU had written
+//!    into C.
 //!
-//! From this follows what a fault relies on: **a node that is linked when the lookup begins, stays
+//! A fault relies on this consequence: **a node that is linked when the look-up begins, stays
 //! linked, and does not change its bounds is always found.** Every node on the way was linked at
-//! some moment of that node's life; then it lay in front of it, so its links led to it or to
-//! something before it, or past it to something that starts above the address, where the reader
-//! goes down a level instead. A node that is inserted, removed or moved meanwhile may be missed,
-//! and what is found may be unlinked a moment later: the caller asks under the VMA's own lock
-//! whether it is still linked and covers the address, and else takes the mutex.
+//! some moment of that node's life. At that moment it was before that node, so its links led to
+//! that node or to something before it, or past it to something that starts above the address,
+//! where the reader goes down a level instead. A node that is inserted, removed or moved meanwhile
+//! may be missed, and a found node may be unlinked a moment later. So the caller asks under the
+//! VMA's own lock whether the VMA is still linked and covers the address, and otherwise takes the
+//! mutex.
 
 mod gap_search;
 mod measure;

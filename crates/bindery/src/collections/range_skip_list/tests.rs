@@ -1,4 +1,4 @@
-//! The index beside a `BTreeMap`, its gaps beside a search by brute force, and its readers beside
+//! The index compared with a `BTreeMap`, its gaps with a brute-force search, and its readers beside
 //! a writer on another CPU.
 
 extern crate std;

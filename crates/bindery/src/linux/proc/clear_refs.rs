@@ -48,7 +48,7 @@ impl ClearRefs {
     /// What the number asks for.
     ///
     /// # Errors
-    /// [`Errno::EINVAL`] where it means nothing.
+    /// [`Errno::EINVAL`] if it means nothing.
     pub fn from_number(number: i32) -> Result<Self, Errno> {
         match number {
             1 => Ok(Self::All),
@@ -65,7 +65,7 @@ impl ClearRefs {
 /// count as earlier. May sleep.
 ///
 /// # Errors
-/// [`Errno::ENOMEM`] where a huge leaf that two mappings share cannot be split; the mappings before
+/// [`Errno::ENOMEM`] if a huge leaf that two mappings share cannot be split; the mappings before
 /// it have forgotten.
 ///
 /// Complexity: in the entries of all mappings concerned, with the address space's mutex held, as on

@@ -34,7 +34,7 @@ pub fn maps<P: Platform>(
 }
 
 /// Writes one line of [`maps()`], that of the first mapping that ends behind `at`, and returns where
-/// it ends: what a reader has to remember to go on. `None` where there is no such mapping; nothing is
+/// it ends: what a reader has to remember to go on. `None` if there is no such mapping; nothing is
 /// written then.
 ///
 /// A reader who is handed whole lines so, and keeps what did not fit, never sees a torn line, and

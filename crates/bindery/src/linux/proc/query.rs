@@ -64,10 +64,10 @@ impl Fields {
 /// this call since 6.11. The build ID of a file is not known, as if it had none.
 ///
 /// # Errors
-/// [`Errno::EFAULT`] where the caller's memory cannot be read or written; [`Errno::E2BIG`] for a
+/// [`Errno::EFAULT`] if the caller's memory cannot be read or written; [`Errno::E2BIG`] for a
 /// structure that is longer and has something in what is not known here; [`Errno::EINVAL`] for one
 /// that is too short, unknown flags, or a buffer without a size; [`Errno::ESRCH`] without a `space`;
-/// [`Errno::ENOENT`] where there is no such mapping; [`Errno::ENAMETOOLONG`] where the name does not
+/// [`Errno::ENOENT`] if there is no such mapping; [`Errno::ENAMETOOLONG`] if the name does not
 /// fit.
 ///
 /// Complexity: logarithmic in the mappings, for each that is passed over.

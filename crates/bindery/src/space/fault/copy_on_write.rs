@@ -1,4 +1,4 @@
-//! Writes to pages that may not be written: they become ours, or are copied.
+//! Copy on write: a write to a page that is not writable makes it exclusive, or copies it.
 
 use core::sync::atomic::Ordering;
 
@@ -123,7 +123,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Puts a copy in the place of the page, or a new zero page in the place of the zero
-    /// page. `None` where the page has changed in between.
+    /// page. `None` if the page has changed in between.
     pub(super) fn copy(&self, vma: &Vma, page: VirtAddr) -> Result<Option<Resolved>, FaultError> {
         let frames = &self.table.memory.frames;
         self.table.memory.may_wait();
@@ -231,7 +231,7 @@ pub(in crate::space) fn folio_range(
 }
 
 /// Replaces the read-only page of `range` by `copy`, by break-before-make, and returns the old
-/// frame and whether it is known to be dirty; `None` where no read-only page stands there any more.
+/// frame and whether it is known to be dirty; `None` if no read-only page stands there any more.
 fn replace_page<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     vma: &Vma,

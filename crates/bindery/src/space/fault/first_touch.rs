@@ -20,7 +20,7 @@ use super::{Access, Resolved, Step, Tries};
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// The commonest fault, a first write to anonymous memory where there is a table already and no
-    /// large folio fits: all in one read section, with one lock. `None` where it is not that one.
+    /// large folio fits: all in one read section, with one lock. `None` if it is not that one.
     ///
     /// The folio is zeroed before the table is locked, so that faults nearby go on meanwhile.
     // Always: `fault` does little else.
@@ -97,7 +97,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// The sizes of folios, one bit for each order, that would fit around `page`: into the VMA,
-    /// into one table, and where nothing seems to stand. `None` where something stands at `page`.
+    /// into one table, and where nothing seems to stand. `None` if something stands at `page`.
     /// Looks without locks, so whoever acts on it looks again.
     pub(super) fn vacant_orders(&self, vma: &Vma, page: VirtAddr, access: Access) -> Option<u16> {
         let mut counts = Counts::default();
@@ -174,7 +174,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         Err(FaultError::OutOfMemory)
     }
 
-    /// What a fault does that has found no block for a large folio: `None` where it makes do without.
+    /// What a fault does that has found no block for a large folio: `None` if it makes do without.
     pub(super) fn without_block(&self, vma: &Vma) -> Option<Step> {
         match self.table.memory.collecting(vma.flags()) {
             Collecting::Now => return Some(Step::Collect),

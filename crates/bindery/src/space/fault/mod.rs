@@ -1,4 +1,4 @@
-//! Page faults: first touches, copies on write, and faults that were none.
+//! Page faults: first touches, copies on write, and spurious faults.
 
 mod copy_on_write;
 mod first_touch;
@@ -24,7 +24,7 @@ use crate::collections::range_skip_list::Indexed;
 
 pub(super) use copy_on_write::folio_range;
 
-/// What a program did at the address that faulted.
+/// The access that faulted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Access {
     /// A load.
@@ -64,7 +64,7 @@ impl Access {
     }
 }
 
-/// What a fault did, so that the access can be tried again.
+/// How a fault was resolved, so that the access can be repeated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Resolved {
@@ -72,14 +72,14 @@ pub enum Resolved {
     New(VirtRange),
     /// The shared zero page is mapped, or the huge one around the address.
     ZeroPage,
-    /// The page was copied, since others see it too.
+    /// The page was copied, because others see it too.
     Copied,
     /// Pages of the object that backs the mapping are mapped in this range, which holds the
     /// address.
     Mapped(VirtRange),
-    /// The page is nobody else's, or shared on purpose, and may be written now.
+    /// The page is exclusive, or shared on purpose, and may be written now.
     MadeWritable,
-    /// The entry allows the access: the TLB remembered an older one, or another CPU was faster.
+    /// The entry allows the access: the TLB had an older one, or another CPU was faster.
     Spurious,
 }
 
@@ -130,30 +130,31 @@ fn refused(error: Error) -> FaultError {
 }
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
-    /// Resolves a fault at `addr`, so that the access can be tried again.
+    /// Resolves a fault at `addr`, so that the access can be repeated.
     ///
-    /// A first write takes the largest folio that the policy, the mapping and its neighbours
-    /// allow; a first read maps the zero page, the huge one where that is used and fits, or what
-    /// the object has there and around it. A write to a private page that others see too copies it. A
-    /// touch just below a mapping that grows down makes it longer.
+    /// A first write takes the largest folio that the policy, the mapping and its neighbors allow.
+    /// A first read maps the zero page, the huge one if that is used and fits, or what the object
+    /// has there and around it. A write to a private page that others see too copies it. An access
+    /// just below a mapping that grows down extends it.
     ///
     /// # Errors
-    /// As [`FaultError`] says; nothing is changed then. May sleep; not for interrupt context. While a
-    /// file's pager works, no lock is held, and the mapping may change; the fault looks again then.
+    /// As [`FaultError`] says; an error changes nothing. May sleep; not for interrupt context.
+    /// While a file's pager works, no lock is held, and the mapping may change; then the fault
+    /// looks again.
     ///
-    /// Complexity: logarithmic in the mappings, linear in the pages of the folio. Of a file, once more
-    /// for each call on it that drops the page meanwhile, or has it stored.
+    /// Complexity: logarithmic in the mappings, linear in the pages of the folio. For a file, once
+    /// more for each call on it that drops the page meanwhile, or has it stored.
     #[inline]
     pub fn fault(&self, addr: VirtAddr, access: Access) -> Result<Resolved, FaultError> {
         self.fault_with_keys(addr, access, KeyRights::ALL)
     }
 
-    /// As [`AddressSpace::fault`], for a thread that may do with memory of each protection key what
-    /// `rights` says.
+    /// As [`AddressSpace::fault`], for a thread with these `rights` to the memory of each
+    /// protection key.
     ///
     /// # Errors
-    /// As there; [`FaultError::ProtectionKey`], which comes before all that the mapping might refuse
-    /// by itself.
+    /// As there; [`FaultError::ProtectionKey`], which comes before all refusals of the mapping
+    /// itself.
     pub fn fault_with_keys(
         &self,
         addr: VirtAddr,

@@ -1,4 +1,4 @@
-//! Faults where an object has the pages: shared memory and files.
+//! Faults on mappings of objects: shared memory and files.
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Attributes, Entry, Permissions};
@@ -152,7 +152,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         mapped.map_err(|_| FaultError::OutOfMemory)?
     }
 
-    /// Maps `leaf`, all of `folio`, as one huge leaf; `None` where there is a table already.
+    /// Maps `leaf`, all of `folio`, as one huge leaf; `None` if there is a table already.
     fn map_huge(
         &self,
         range: VirtRange,

@@ -47,7 +47,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         mapped.map_err(|_| FaultError::OutOfMemory)
     }
 
-    /// Maps the huge zero page around `page`, where nothing seemed to stand. `None` where there is
+    /// Maps the huge zero page around `page`, where nothing seemed to stand. `None` if there is
     /// no memory for it, or for the tables that it needs: a small one may do without.
     pub(super) fn map_huge_zero_page(&self, vma: &Vma, page: VirtAddr) -> Option<Step> {
         let memory = self.table.memory;

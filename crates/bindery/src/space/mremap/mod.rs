@@ -17,22 +17,22 @@ use super::vma::{MappingFlags, Vma};
 use crate::collections::range_skip_list::Indexed;
 use relocation::{Relocation, Source};
 
-/// Where a mapping may go when it is resized.
+/// The destination of a resized mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Remap {
-    /// Nowhere: it grows in place or not at all.
+    /// None: it grows in place or not at all.
     #[default]
     InPlace,
-    /// Anywhere, if it cannot grow in place (`MREMAP_MAYMOVE`).
+    /// Any address, if it cannot grow in place (`MREMAP_MAYMOVE`).
     MayMove,
-    /// Exactly there, even if it need not move; what is mapped there goes
+    /// Exactly this address, even if it need not move; what is mapped there is unmapped
     /// (`MREMAP_MAYMOVE | MREMAP_FIXED`).
     To(VirtAddr),
-    /// Its pages go there if it is free, else anywhere (null: anywhere), and the source stays
+    /// Its pages go to this address if it is free, else anywhere (null: anywhere). The source stays
     /// mapped, empty (`MREMAP_MAYMOVE | MREMAP_DONTUNMAP`).
     Leave(VirtAddr),
-    /// Its pages go exactly there, and the source stays mapped, empty
-    /// (`MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP`).
+    /// Its pages go exactly to this address. The source stays mapped, empty (`MREMAP_MAYMOVE |
+    /// MREMAP_FIXED | MREMAP_DONTUNMAP`).
     LeaveTo(VirtAddr),
 }
 

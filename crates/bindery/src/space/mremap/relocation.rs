@@ -1,4 +1,4 @@
-//! Moving a part of one VMA to a place of its own.
+//! Moves a part of one VMA to a place of its own.
 
 use core::ptr::NonNull;
 
@@ -190,7 +190,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// Moves all of a VMA to where it passes none of its neighbours: the index keeps its node where
-    /// it is. The locks are those of any other move. `None` where that takes more than one piece:
+    /// it is. The locks are those of any other move. `None` if that takes more than one piece:
     /// between two of them, a walker would look at one of the places alone.
     fn slide(
         &self,

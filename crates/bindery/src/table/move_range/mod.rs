@@ -64,7 +64,7 @@ pub(crate) struct Piece {
 /// How a move is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Holds {
-    /// Under one set of locks; `None` where nothing is mapped.
+    /// Under one set of locks; `None` if nothing is mapped.
     One(Option<Piece>),
     /// Piece by piece, of which this is the first.
     Several(Piece),
