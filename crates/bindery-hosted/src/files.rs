@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use bindery::addr::PAGE_SIZE;
-use bindery::{Pager, PagerError};
+use bindery::{Pager, PagerError, StoredBytes};
 use parking_lot::Mutex;
 
 const PAGE: usize = PAGE_SIZE as usize;
@@ -36,14 +36,14 @@ impl File {
         }
     }
 
-    fn write(&mut self, offset: u64, from: &[u8]) {
+    fn write(&mut self, offset: u64, from: &StoredBytes<'_>) {
         let mut done = 0;
         while done < from.len() {
             let at = offset + done as u64;
             let inside = (at % PAGE_SIZE) as usize;
             let count = (PAGE - inside).min(from.len() - done);
             let page = self.page(at / PAGE_SIZE);
-            page[inside..inside + count].copy_from_slice(&from[done..done + count]);
+            from.copy_to(done, &mut page[inside..inside + count]);
             done += count;
         }
         self.size = self.size.max(offset + from.len() as u64);
@@ -95,7 +95,7 @@ impl MemoryFiles {
     /// Puts `content` into a file, instead of what is there.
     pub fn put(&self, file: u64, content: &[u8]) {
         let mut new = File::default();
-        new.write(0, content);
+        new.write(0, &content.into());
         self.files.lock().insert(file, new);
     }
 
@@ -141,7 +141,12 @@ impl Pager for MemoryFiles {
         Ok(())
     }
 
-    fn write(&self, file: u64, first_page: u64, from: &[&[u8]]) -> Result<(), PagerError> {
+    fn write(
+        &self,
+        file: u64,
+        first_page: u64,
+        from: &[StoredBytes<'_>],
+    ) -> Result<(), PagerError> {
         let mut files = self.files.lock();
         let file = files.entry(file).or_default();
         let mut offset = first_page * PAGE_SIZE;
@@ -194,7 +199,7 @@ mod tests {
     #[test]
     fn pieces_follow_each_other_and_the_last_may_end_inside_a_page() {
         let files = MemoryFiles::new();
-        files.write(1, 2, &[&[3; PAGE], &[4; 10]]).unwrap();
+        files.write(1, 2, &[(&[3; PAGE][..]).into(), (&[4; 10][..]).into()]).unwrap();
         let mut page = [9; PAGE];
         files.read(1, 3, &mut [&mut page]).unwrap();
         assert!(page[..10].iter().all(|byte| *byte == 4));

@@ -96,7 +96,9 @@ pub use kernel_map::{
     Pieces, Resolution, UnmapTime, VmallocOptions, VmapOptions,
 };
 pub use memory::{FolioPolicy, FrameKind, Memory, SizeMode};
-pub use object::{Accounting, Growth, Object, Pager, PagerError, Quota, Sealing, Seals};
+pub use object::{
+    Accounting, Growth, Object, Pager, PagerError, Quota, Sealing, Seals, StoredBytes,
+};
 pub use platform::Platform;
 pub use space::{
     Access, AddressSpace, Advice, CollapseLimits, CollapseProgress, ExecGain, FileAccess,

@@ -72,6 +72,7 @@ mod resize;
 mod save;
 mod seals;
 mod state;
+mod stored_bytes;
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -90,6 +91,7 @@ pub use quota::Quota;
 pub use resize::Growth;
 pub use seals::{Sealing, Seals};
 pub use state::Accounting;
+pub use stored_bytes::StoredBytes;
 pub(crate) use {
     collapse::collapse,
     registry::Registry,

@@ -2,6 +2,7 @@
 
 use core::fmt;
 
+use super::StoredBytes;
 use crate::error::Error;
 
 /// The reason for a pager's failure.
@@ -83,7 +84,8 @@ pub trait Pager: Send + Sync {
     ///
     /// # Errors
     /// As [`PagerError`] says; the pages remain to be written then, and may be stored in part.
-    fn write(&self, file: u64, first_page: u64, from: &[&[u8]]) -> Result<(), PagerError>;
+    fn write(&self, file: u64, first_page: u64, from: &[StoredBytes<'_>])
+    -> Result<(), PagerError>;
 
     /// The file has `size` bytes now. What is cut off is gone: should the file grow again, it
     /// reads as zeroes.

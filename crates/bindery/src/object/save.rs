@@ -23,6 +23,7 @@ use crate::error::Error;
 use crate::interrupt;
 use crate::platform::Platform;
 
+use super::StoredBytes;
 use super::in_flight::{Record, TransferKind};
 use super::state::pages_of;
 use super::{Object, ObjectState, mappings};
@@ -229,19 +230,19 @@ impl<P: Platform> Batch<'_, P> {
     /// Hands runs that follow each other to the pager.
     fn store(&self, runs: &[PageRun]) -> Result<(), Error> {
         let Some((pager, file)) = self.object.file() else { return Ok(()) };
-        let pieces: ArrayVec<&[u8], RUNS> = runs
+        let pieces: ArrayVec<StoredBytes<'_>, RUNS> = runs
             .iter()
             .map(|run| {
                 let left = self.size - (run.page << PAGE_SHIFT);
                 let length = left.min(u64::from(run.count) * PAGE_SIZE) as usize;
-                let bytes = self.memory.platform.direct_map(run.frame).as_ptr();
-                // SAFETY: the direct map shows the bytes of the run's frames, which are consecutive
+                let platform = &self.memory.platform;
+                let start = platform.direct_map(run.frame);
+                // SAFETY: 1. the direct map shows the bytes of the run's frames, which are consecutive
                 // (obligation 1 of `Platform`, and `Frames::new` looked where two ranges touch). The
-                // pages stay where they are, and nobody writes them, while their record is in the
-                // list: no entry lets a program do so since `begin` and the walk behind it, and
-                // whoever wants to make one that does, or to write, drop or replace them, waits for
-                // the record's end.
-                unsafe { core::slice::from_raw_parts(bytes, length) }
+                // pages stay where they are while their record is in the list: whoever wants to write,
+                // drop or replace them waits for the record's end. 2. While an object has pages, no
+                // reference to their bytes exists.
+                unsafe { StoredBytes::new(platform, start, length) }
             })
             .collect();
         let first = runs.first().map_or(0, |run| run.page);

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use bindery::{Error, Growth, Pager, PagerError, Seals};
+use bindery::{Error, Growth, Pager, PagerError, Seals, StoredBytes};
 use bindery_hosted::MemoryFiles;
 
 use crate::support::MIB;
@@ -198,7 +198,7 @@ impl Pager for Rigid {
         Ok(())
     }
 
-    fn write(&self, _: u64, _: u64, _: &[&[u8]]) -> Result<(), PagerError> {
+    fn write(&self, _: u64, _: u64, _: &[StoredBytes<'_>]) -> Result<(), PagerError> {
         Err(PagerError::NoSpace)
     }
 

@@ -3,7 +3,7 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use bindery::{Pager, PagerError};
+use bindery::{Pager, PagerError, StoredBytes};
 use bindery_hosted::MemoryFiles;
 
 /// How long a held call waits to be let go: beyond, what the test does meanwhile hangs.
@@ -114,6 +114,13 @@ fn pages(pieces: impl Iterator<Item = usize>) -> u64 {
     pieces.map(|length| length.div_ceil(4096) as u64).sum()
 }
 
+/// A copy of the bytes.
+pub fn stored_content(piece: &StoredBytes<'_>) -> Vec<u8> {
+    let mut bytes = vec![0; piece.len()];
+    piece.copy_to(0, &mut bytes);
+    bytes
+}
+
 impl Pager for HeldFiles {
     fn read(&self, file: u64, first_page: u64, into: &mut [&mut [u8]]) -> Result<(), PagerError> {
         self.files.read(file, first_page, into)?;
@@ -121,10 +128,15 @@ impl Pager for HeldFiles {
         Ok(())
     }
 
-    fn write(&self, file: u64, first_page: u64, from: &[&[u8]]) -> Result<(), PagerError> {
-        let before: Vec<Vec<u8>> = from.iter().map(|piece| piece.to_vec()).collect();
+    fn write(
+        &self,
+        file: u64,
+        first_page: u64,
+        from: &[StoredBytes<'_>],
+    ) -> Result<(), PagerError> {
+        let before: Vec<Vec<u8>> = from.iter().map(stored_content).collect();
         self.enter(Io::Write, first_page, pages(from.iter().map(|piece| piece.len())));
-        assert!(before.iter().zip(from).all(|(old, new)| old == new), "the bytes have changed");
+        assert!(from.iter().map(stored_content).eq(before), "the bytes have changed");
         let mut failures = self.failures.lock().unwrap();
         if *failures > 0 {
             *failures -= 1;

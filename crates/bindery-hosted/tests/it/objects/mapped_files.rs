@@ -8,9 +8,11 @@ use bindery::addr::{VirtAddr, VirtRange};
 use bindery::platform::{Cpu, Platform as _};
 use bindery::{
     Access, AddressSpace, Error, FaultError, Object, Pager, PagerError, PinTime, Pinned, Sharing,
+    StoredBytes,
 };
 use bindery_hosted::{Config, Machine, MemoryFiles, PagerCounts, Program, TlbKind, Walk};
 
+use super::held_pager::stored_content;
 use crate::support::objects::{Failing, PAGE, content, memfd, use_object_order};
 use crate::support::objects_fixture::{AT, map, with_fixture};
 use crate::support::{MIB, audit, memory_with, options};
@@ -64,7 +66,7 @@ impl Pager for Garbage {
         Ok(())
     }
 
-    fn write(&self, _: u64, _: u64, _: &[&[u8]]) -> Result<(), PagerError> {
+    fn write(&self, _: u64, _: u64, _: &[StoredBytes<'_>]) -> Result<(), PagerError> {
         Ok(())
     }
 
@@ -284,12 +286,20 @@ impl Pager for Slow {
         self.0.read(file, first_page, into)
     }
 
-    fn write(&self, file: u64, first_page: u64, from: &[&[u8]]) -> Result<(), PagerError> {
-        let before: Vec<_> = from.iter().map(|piece| piece.to_vec()).collect();
+    fn write(
+        &self,
+        file: u64,
+        first_page: u64,
+        from: &[StoredBytes<'_>],
+    ) -> Result<(), PagerError> {
+        let before: Vec<_> = from.iter().map(stored_content).collect();
         for _ in 0..20 {
             thread::yield_now();
         }
-        assert!(std::hint::black_box(from) == before, "somebody has written what is being saved");
+        assert!(
+            from.iter().map(stored_content).eq(before),
+            "somebody has written what is being saved"
+        );
         self.0.write(file, first_page, from)
     }
 

@@ -8,7 +8,7 @@ use bindery::arch::X86_64;
 use bindery::check::Report;
 use bindery::{
     Accounting, Errno, Error, Growth, Memory, Object, Operation, Pager, PagerError, Sealing, Seals,
-    SizeMode,
+    SizeMode, StoredBytes,
 };
 use bindery_hosted::{Machine, MemoryFiles, Walk};
 use proptest::prelude::*;
@@ -288,7 +288,12 @@ impl Pager for Failing {
         self.files.read(file, first_page, into)
     }
 
-    fn write(&self, file: u64, first_page: u64, from: &[&[u8]]) -> Result<(), PagerError> {
+    fn write(
+        &self,
+        file: u64,
+        first_page: u64,
+        from: &[StoredBytes<'_>],
+    ) -> Result<(), PagerError> {
         Self::ask(&self.writes_left)?;
         self.files.write(file, first_page, from)
     }

@@ -12,7 +12,7 @@ use bindery::arch::X86_64;
 use bindery::platform::{Cpu, Platform};
 use bindery::{
     Access, AddressSpace, FileAccess, FrameRange, MapObject, MapRequest, Memory, Object,
-    Overcommit, Pager, PagerError, Place, Protection, Sharing,
+    Overcommit, Pager, PagerError, Place, Protection, Sharing, StoredBytes,
 };
 use bindery_hosted::{Config, Machine, MemoryFiles, pass_on};
 
@@ -85,7 +85,12 @@ impl Pager for Disk {
         self.0.read(file, first_page, into)
     }
 
-    fn write(&self, file: u64, first_page: u64, from: &[&[u8]]) -> Result<(), PagerError> {
+    fn write(
+        &self,
+        file: u64,
+        first_page: u64,
+        from: &[StoredBytes<'_>],
+    ) -> Result<(), PagerError> {
         scheduler::sleep(50);
         self.0.write(file, first_page, from)
     }

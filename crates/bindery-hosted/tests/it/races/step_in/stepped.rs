@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use bindery::addr::Frame;
 use bindery::platform::{CpuSet, GracePeriod, Invalidation, Platform};
 use bindery::sync::{LockApi05, RawLock};
-use bindery::{FrameRange, Memory, Overcommit, Pager, PagerError};
+use bindery::{FrameRange, Memory, Overcommit, Pager, PagerError, StoredBytes};
 use bindery_hosted::{Config, Machine, MemoryFiles, TlbKind, Walk, pass_on};
 
 use super::stops::{self, Step};
@@ -46,7 +46,12 @@ impl Pager for SteppedFiles {
         Ok(())
     }
 
-    fn write(&self, file: u64, first_page: u64, from: &[&[u8]]) -> Result<(), PagerError> {
+    fn write(
+        &self,
+        file: u64,
+        first_page: u64,
+        from: &[StoredBytes<'_>],
+    ) -> Result<(), PagerError> {
         stops::pass(Step::Pager);
         self.0.write(file, first_page, from)
     }

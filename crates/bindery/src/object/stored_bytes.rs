@@ -1,0 +1,140 @@
+//! [`StoredBytes`]: bytes of pages that a pager stores.
+
+use core::fmt;
+use core::marker::PhantomData;
+use core::ptr::NonNull;
+
+use crate::platform::Platform;
+
+/// Bytes of consecutive pages that [`Pager::write`](super::Pager::write) stores, in the direct map.
+///
+/// No program and no call changes them while the pager stores them, but a device may that has pinned the
+/// pages ([`AddressSpace::pin`](crate::AddressSpace::pin)). A `&[u8]` would promise that nobody does. So
+/// the pager copies the bytes, or gives their address to a device of its own.
+///
+/// ```
+/// use bindery::StoredBytes;
+///
+/// /// Stores the pieces one after the other.
+/// fn store(disk: &mut Vec<u8>, pieces: &[StoredBytes<'_>]) {
+///     for piece in pieces {
+///         let start = disk.len();
+///         disk.resize(start + piece.len(), 0);
+///         piece.copy_to(0, &mut disk[start..]);
+///     }
+/// }
+///
+/// let mut disk = Vec::new();
+/// store(&mut disk, &[StoredBytes::from(&b"page"[..])]);
+/// assert_eq!(disk, b"page");
+/// ```
+pub struct StoredBytes<'a> {
+    start: NonNull<u8>,
+    length: usize,
+    source: &'a dyn Source,
+    /// The bytes stay where they are for as long as the pager's call runs.
+    bytes: PhantomData<&'a ()>,
+}
+
+/// Who reads the bytes: a platform, whichever it is.
+trait Source {
+    /// # Safety
+    /// As [`Platform::read_bytes`].
+    unsafe fn read(&self, from: NonNull<u8>, into: &mut [u8]);
+}
+
+impl<P: Platform> Source for P {
+    unsafe fn read(&self, from: NonNull<u8>, into: &mut [u8]) {
+        // SAFETY: the caller's promise.
+        unsafe { self.read_bytes(from, into) }
+    }
+}
+
+/// The bytes of a slice, for tests of pagers.
+struct Slice;
+
+impl Source for Slice {
+    unsafe fn read(&self, from: NonNull<u8>, into: &mut [u8]) {
+        // SAFETY: the caller's promise; nobody writes a slice that is borrowed.
+        unsafe { from.copy_to_nonoverlapping(NonNull::from(&mut *into).cast(), into.len()) }
+    }
+}
+
+impl<'a> From<&'a [u8]> for StoredBytes<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        let start = NonNull::from(bytes).cast();
+        Self { start, length: bytes.len(), source: &Slice, bytes: PhantomData }
+    }
+}
+
+impl<'a> StoredBytes<'a> {
+    /// The `length` bytes from `start` on.
+    ///
+    /// # Safety
+    /// 1. The bytes lie in the direct maps of consecutive frames that an object has, which keeps them
+    ///    for `'a`.
+    /// 2. No reference excludes that they are read.
+    pub(super) unsafe fn new<P: Platform>(
+        platform: &'a P,
+        start: NonNull<u8>,
+        length: usize,
+    ) -> Self {
+        Self { start, length, source: platform, bytes: PhantomData }
+    }
+
+    /// How many bytes there are.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether there is no byte. The core never stores none.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// The address of the first byte in the direct map, for a device or for the caller's own
+    /// instructions. The bytes may be read until [`Pager::write`](super::Pager::write) returns; nothing
+    /// may assume that they stay the same between two reads.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.start.as_ptr()
+    }
+
+    /// Copies bytes from `offset` on by the platform's means and returns how many: fewer than `into`
+    /// has room for only at the end. Does not sleep. Linear in the bytes.
+    pub fn copy_to(&self, offset: usize, into: &mut [u8]) -> usize {
+        let left = self.length.saturating_sub(offset);
+        let count = left.min(into.len());
+        if count > 0 {
+            // SAFETY: `offset` is inside (1 of `new`).
+            let from = unsafe { self.start.add(offset) };
+            // SAFETY: by 1 and 2 of `new`, `count` bytes from there may be read; `into` is the caller's.
+            unsafe { self.source.read(from, &mut into[..count]) };
+        }
+        count
+    }
+}
+
+impl fmt::Debug for StoredBytes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "StoredBytes({:p}, {} bytes)", self.start, self.length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::StoredBytes;
+
+    #[test]
+    fn bytes_are_copied_up_to_the_end() {
+        let bytes = StoredBytes::from(&b"stored"[..]);
+        let copy = |offset, room| {
+            let mut into = [0; 8];
+            let count = bytes.copy_to(offset, &mut into[..room]);
+            (count, into)
+        };
+        assert_eq!(copy(0, 8), (6, *b"stored\0\0"));
+        assert_eq!(copy(4, 8), (2, *b"ed\0\0\0\0\0\0"));
+        assert_eq!(copy(1, 2), (2, *b"to\0\0\0\0\0\0"));
+        assert_eq!((copy(6, 8).0, copy(usize::MAX, 8).0), (0, 0));
+    }
+}
