@@ -74,7 +74,7 @@
 
 use core::cell::Cell;
 use core::ops::ControlFlow;
-use core::ptr::{self, NonNull};
+use core::ptr;
 
 use crate::Memory;
 use crate::deferred::Chain;
@@ -189,7 +189,7 @@ fn take_over<P: Platform>(memory: &Memory<P>, table: &PageTable<'_, P>, vma: &Vm
         // anon group holds them, and no other survey, which could contract them, runs in the family.
         let Some(heir) = (unsafe { owner.as_ref() }).heir() else { return };
         match frames.try_lock_folio(&memory.platform, folio) {
-            Some(lock) => lock.set_owner(Owner::Group(NonNull::from(heir)), index),
+            Some(lock) => lock.set_owner(Owner::Group(heir.node()), index),
             None => complete.set(false),
         }
     });

@@ -39,9 +39,18 @@ pub(crate) struct AnonGroup {
     /// VMAs, children, and walkers; 0 in an anon group that was contracted.
     holders: AtomicU32,
     lock: TreeLock,
+    /// The pointer that the slab gave for the anon group. Whoever frees it, or asks the slab for its
+    /// frame, needs this one: a pointer made of a reference may reach no further than the group.
+    node: AtomicPtr<Self>,
 }
 
 impl AnonGroup {
+    /// The anon group as the slab knows it.
+    pub(crate) fn node(&self) -> NonNull<Self> {
+        // Never null after `Groups::create`.
+        NonNull::new(self.node.load(Ordering::Relaxed)).unwrap_or(NonNull::from(self))
+    }
+
     fn follow(&self, link: &AtomicPtr<Self>) -> Option<&Self> {
         // SAFETY: an anon group holds its parent, and with it the root, for as long as it is in the tree,
         // and nobody follows the links of one that was contracted; children and siblings take themselves out of the lists, under the family lock, before they are
@@ -136,7 +145,7 @@ impl AnonGroup {
         if !self.has_heir() {
             self.stamp.store(now, Ordering::Relaxed);
         }
-        self.heir.store(ptr::from_ref(heir).cast_mut(), Ordering::Relaxed);
+        self.heir.store(heir.node().as_ptr(), Ordering::Relaxed);
     }
 
     /// Claims the survey of the family for this anon group, unless another has it. The family lock is
@@ -145,7 +154,7 @@ impl AnonGroup {
         let surveyor = &self.root().heir;
         let free = surveyor.load(Ordering::Relaxed).is_null();
         if free {
-            surveyor.store(ptr::from_ref(self).cast_mut(), Ordering::Relaxed);
+            surveyor.store(self.node().as_ptr(), Ordering::Relaxed);
         }
         free
     }
@@ -200,14 +209,14 @@ impl AnonGroup {
         }
         child.replace_child(self, parent);
         // SAFETY: 1. it is frozen, so that nobody else frees it; 2. it is among no children any more.
-        unsafe { retired.push(NonNull::from(self)) };
+        unsafe { retired.push(self.node()) };
         true
     }
 
     /// Stands where `old` stood among the children of `parent`. The family lock is held.
     fn replace_child(&self, old: &Self, parent: &Self) {
-        let node = ptr::from_ref(self).cast_mut();
-        self.parent.store(ptr::from_ref(parent).cast_mut(), Ordering::Relaxed);
+        let node = self.node().as_ptr();
+        self.parent.store(parent.node().as_ptr(), Ordering::Relaxed);
         let after = old.next_sibling.load(Ordering::Relaxed);
         let before = old.previous_sibling.load(Ordering::Relaxed);
         self.next_sibling.store(after, Ordering::Relaxed);
@@ -314,11 +323,11 @@ impl Groups {
     ) -> Option<NonNull<AnonGroup>> {
         let null = || AtomicPtr::new(ptr::null_mut());
         let root = parent.map_or(ptr::null_mut(), |parent| {
-            ptr::from_ref(parent.follow(&parent.root).unwrap_or(parent)).cast_mut()
+            parent.follow(&parent.root).unwrap_or(parent).node().as_ptr()
         });
         let group = AnonGroup {
             root: AtomicPtr::new(root),
-            parent: AtomicPtr::new(parent.map_or(ptr::null_mut(), |p| ptr::from_ref(p).cast_mut())),
+            parent: AtomicPtr::new(parent.map_or(ptr::null_mut(), |p| p.node().as_ptr())),
             first_child: null(),
             next_sibling: null(),
             previous_sibling: null(),
@@ -328,8 +337,11 @@ impl Groups {
             stamp: AtomicU64::new(parent.map_or(0, AnonGroup::stamp)),
             holders: AtomicU32::new(0),
             lock: TreeLock::new(),
+            node: null(),
         };
         let node = memory.groups.allocate(&memory.frames, &memory.platform, group)?;
+        // SAFETY: the anon group is fresh from the slab, and nobody frees it before it was held.
+        unsafe { node.as_ref() }.node.store(node.as_ptr(), Ordering::Relaxed);
         if let Some(parent) = parent {
             parent.hold();
             // SAFETY: the anon group is fresh from the slab, and nobody frees it before it was held.
@@ -393,7 +405,7 @@ impl Groups {
                         after.previous_sibling.store(before, Ordering::Relaxed);
                     }
                 });
-                next = Some(NonNull::from(parent));
+                next = Some(parent.node());
             }
             debug_assert!(
                 group.vmas.is_empty() && group.first_child.load(Ordering::Relaxed).is_null()
