@@ -37,6 +37,8 @@ impl Visitor for Loop {
     fn visit<A: Walk>(self) -> Result<()> {
         let machine = Machine::<A>::new(Config { tlb: TlbKind::Plain, ..Config::default() });
         let memory = machine.memory()?;
+        // Pages alone, unless the caller chooses.
+        memory.folio_policy().set_global(bindery::SizeMode::Never);
         memory.trim();
         let start = VirtAddr(!0 << (11 + 9 * u32::from(A::LEVELS)));
         let arena = VirtRange::from_len(start, 1 << 34).ok_or("no arena")?;

@@ -45,6 +45,8 @@ impl Visitor for Loop {
         let config = Config { tlb: TlbKind::Plain, ..Config::default() };
         let machine = Machine::<A>::new(config);
         let memory = machine.memory().map_err(|error| format!("{error:?}"))?;
+        // Pages alone, unless the caller chooses.
+        memory.folio_policy().set_global(bindery::SizeMode::Never);
         if self.order > 0 {
             memory.folio_policy().set(self.order, SizeMode::Always);
         }

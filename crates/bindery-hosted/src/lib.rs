@@ -20,6 +20,16 @@
 //! assert_eq!((first.0, count), (0x8_0000, 16_384));
 //! let memory = machine.memory()?;
 //! assert!(memory.total_frames() < 16_384, "the metadata takes some");
+//! // As Linux by default: a first touch takes the huge size where it fits, and no size between.
+//! let orders = [3, 9].map(|order| memory.folio_policy().get(order));
+//! assert_eq!(orders, [bindery::SizeMode::Never, bindery::SizeMode::Inherit]);
+//! let space = bindery::AddressSpace::new(&memory, Default::default()).unwrap();
+//! let protection = bindery::Protection::READ | bindery::Protection::WRITE;
+//! let request = bindery::MapRequest { length: 4 << 20, protection, ..Default::default() };
+//! let at = space.mmap(&request).unwrap().align_up(2 << 20).unwrap();
+//! let before = memory.free_frame_count();
+//! space.fault(at, bindery::Access::Write).unwrap();
+//! assert!(before - memory.free_frame_count() >= 512);
 //! machine.assert_clean();
 //! # Ok::<(), bindery::FramesError>(())
 //! ```

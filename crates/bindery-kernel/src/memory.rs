@@ -9,7 +9,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use bindery::addr::{Frame, PhysAddr, VirtAddr, VirtRange};
 use bindery::arch::{MemoryType, Permissions};
 use bindery::{
-    AddressSpace, FrameRange, KernelAddress, KernelMap, Memory, Reach, Resolution, VmallocOptions,
+    AddressSpace, FrameRange, KernelAddress, KernelMap, Memory, Reach, Resolution, SizeMode,
+    VmallocOptions,
 };
 use spin::Once;
 
@@ -46,6 +47,8 @@ pub fn begin(information: &Information, heap: Stretch) {
         Ok(memory) => *MEMORY.call_once(|| Box::leak(Box::new(memory))),
         Err(problem) => panic!("the core refuses the machine's memory: {problem}"),
     };
+    // As `/sys/kernel/mm/transparent_hugepage/enabled` says at first.
+    memory.folio_policy().set_global(SizeMode::Never);
     let arena = VirtRange::from_len(MAP_START, MAP_SIZE).expect("the constants are a range");
     // SAFETY: 1. The root is the one that the CPUs have loaded for the kernel's addresses; the
     // direct map shows it, and it stays. 2. The boot code has left the entry of the arena empty, no

@@ -8,6 +8,7 @@
 //! | [`VirtRange`] | a half-open range of virtual addresses | bytes |
 
 use core::fmt;
+use core::ops::{Add, Sub};
 
 /// Base-2 logarithm of [`PAGE_SIZE`].
 pub const PAGE_SHIFT: u32 = 12;
@@ -15,31 +16,104 @@ pub const PAGE_SHIFT: u32 = 12;
 /// Bytes in a base page, the same on every architecture that Bindery supports.
 pub const PAGE_SIZE: u64 = 1 << PAGE_SHIFT;
 
+/// What virtual and physical addresses have in common.
+macro_rules! address_arithmetic {
+    ($address:ident) => {
+        impl $address {
+            /// Whether the address is a multiple of `size` bytes, a power of two.
+            #[inline]
+            pub const fn is_aligned(self, size: u64) -> bool {
+                self.0 & (size - 1) == 0
+            }
+
+            /// The largest multiple of `size` bytes, a power of two, that is not above this address.
+            #[inline]
+            pub const fn align_down(self, size: u64) -> Self {
+                Self(self.0 & !(size - 1))
+            }
+
+            /// The smallest multiple of `size` bytes, a power of two, that is not below this address;
+            /// `None` if that does not fit in 64 bits.
+            #[inline]
+            pub const fn align_up(self, size: u64) -> Option<Self> {
+                match self.checked_add(size - 1) {
+                    Some(above) => Some(above.align_down(size)),
+                    None => None,
+                }
+            }
+
+            /// The address `bytes` further on, or `None` if that does not fit in 64 bits.
+            #[inline]
+            pub const fn checked_add(self, bytes: u64) -> Option<Self> {
+                match self.0.checked_add(bytes) {
+                    Some(sum) => Some(Self(sum)),
+                    None => None,
+                }
+            }
+
+            /// The address `bytes` further back, or `None` if that is below 0.
+            #[inline]
+            pub const fn checked_sub(self, bytes: u64) -> Option<Self> {
+                match self.0.checked_sub(bytes) {
+                    Some(difference) => Some(Self(difference)),
+                    None => None,
+                }
+            }
+        }
+
+        /// As integers add: overflow panics if overflow checks are on.
+        impl Add<u64> for $address {
+            type Output = Self;
+
+            #[inline]
+            fn add(self, bytes: u64) -> Self {
+                Self(self.0 + bytes)
+            }
+        }
+
+        /// As integers subtract: overflow panics if overflow checks are on.
+        impl Sub<u64> for $address {
+            type Output = Self;
+
+            #[inline]
+            fn sub(self, bytes: u64) -> Self {
+                Self(self.0 - bytes)
+            }
+        }
+
+        /// The distance in bytes from the lower address `other`.
+        impl Sub for $address {
+            type Output = u64;
+
+            #[inline]
+            fn sub(self, other: Self) -> u64 {
+                self.0 - other.0
+            }
+        }
+    };
+}
+
 /// A virtual address in bytes. It may hold any value: a system call passes on what the program
 /// wrote, and the operation that receives it refuses what it cannot use.
+///
+/// ```
+/// use bindery::addr::{PAGE_SIZE, VirtAddr};
+///
+/// let at = VirtAddr(0x1234);
+/// assert_eq!(at.align_down(PAGE_SIZE), VirtAddr(0x1000));
+/// assert_eq!(at.align_up(PAGE_SIZE), Some(VirtAddr(0x2000)));
+/// assert_eq!(at + 4 - VirtAddr(0x1000), 0x238);
+/// assert_eq!(at.checked_sub(0x2000), None);
+/// assert_eq!(at.to_string(), "0x1234");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct VirtAddr(pub u64);
 
 impl VirtAddr {
-    /// Whether the address is a multiple of `size` bytes, a power of two.
+    /// The address of what `pointer` points to.
     #[inline]
-    pub const fn is_aligned(self, size: u64) -> bool {
-        self.0 & (size - 1) == 0
-    }
-
-    /// The largest multiple of `size` bytes, a power of two, that is not above this address.
-    #[inline]
-    pub const fn align_down(self, size: u64) -> Self {
-        Self(self.0 & !(size - 1))
-    }
-
-    /// The address `bytes` further on, or `None` if that does not fit in 64 bits.
-    #[inline]
-    pub const fn checked_add(self, bytes: u64) -> Option<Self> {
-        match self.0.checked_add(bytes) {
-            Some(sum) => Some(Self(sum)),
-            None => None,
-        }
+    pub fn from_ptr<T: ?Sized>(pointer: *const T) -> Self {
+        Self(pointer.addr() as u64)
     }
 
     /// The address `bytes` further on. Wraps around at 2^64; callers have checked their range.
@@ -48,6 +122,9 @@ impl VirtAddr {
         Self(self.0.wrapping_add(bytes))
     }
 }
+
+address_arithmetic!(VirtAddr);
+address_arithmetic!(PhysAddr);
 
 impl fmt::Debug for VirtAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -62,8 +139,26 @@ impl fmt::Display for VirtAddr {
 }
 
 /// A physical address in bytes.
+///
+/// ```
+/// use bindery::addr::{Frame, PhysAddr};
+///
+/// let registers = PhysAddr(0xfee0_0040);
+/// assert_eq!(registers.frame(), Some(Frame(0xfee00)));
+/// assert_eq!(Frame(0xfee00).start() + 0x40, registers);
+/// assert_eq!(registers.to_string(), "0xfee00040");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct PhysAddr(pub u64);
+
+impl PhysAddr {
+    /// The frame that the address lies in; `None` from 16 TiB on, where frames have no number.
+    #[inline]
+    pub const fn frame(self) -> Option<Frame> {
+        let number = self.0 >> PAGE_SHIFT;
+        if number <= u32::MAX as u64 { Some(Frame(number as u32)) } else { None }
+    }
+}
 
 impl fmt::Debug for PhysAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -71,7 +166,21 @@ impl fmt::Debug for PhysAddr {
     }
 }
 
+impl fmt::Display for PhysAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
 /// The number of a physical frame: its physical address divided by [`PAGE_SIZE`].
+///
+/// ```
+/// use bindery::addr::{Frame, PhysAddr};
+///
+/// assert_eq!(Frame(3).start(), PhysAddr(0x3000));
+/// assert_eq!(Frame(3).plus(2), Frame(5));
+/// assert!(Frame(8).is_aligned(3));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Frame(pub u32);
 
@@ -101,7 +210,23 @@ impl fmt::Debug for Frame {
     }
 }
 
+impl fmt::Display for Frame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
 /// A half-open range of virtual addresses, in bytes. `start <= end` always.
+///
+/// ```
+/// use bindery::addr::{VirtAddr, VirtRange};
+///
+/// let range = VirtRange::from_len(VirtAddr(0x1000), 0x3000).expect("it fits");
+/// assert_eq!((range.end(), range.pages()), (VirtAddr(0x4000), 3));
+/// assert!(range.contains(VirtAddr(0x3fff)) && !range.contains(VirtAddr(0x4000)));
+/// assert_eq!(range.each_page().last(), Some(VirtAddr(0x3000)));
+/// assert_eq!(range.to_string(), "0x1000..0x4000");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct VirtRange {
     start: VirtAddr,
@@ -161,6 +286,11 @@ impl VirtRange {
         self.len() >> PAGE_SHIFT
     }
 
+    /// The addresses of the whole base pages from the range's start on, in rising order.
+    pub fn each_page(self) -> impl Iterator<Item = VirtAddr> + use<> {
+        (0..self.pages()).map(move |page| VirtAddr(self.start.0 + (page << PAGE_SHIFT)))
+    }
+
     /// Whether `addr` lies in the range.
     #[inline]
     pub const fn contains(self, addr: VirtAddr) -> bool {
@@ -208,6 +338,17 @@ mod tests {
     fn a_range_that_would_wrap_is_refused() {
         assert_eq!(VirtRange::from_len(VirtAddr(u64::MAX - 10), 100), None);
         assert_eq!(VirtRange::new(VirtAddr(2), VirtAddr(1)), None);
+    }
+
+    #[test]
+    fn addresses_at_the_ends_have_no_neighbors() {
+        assert_eq!(VirtAddr(u64::MAX).align_up(PAGE_SIZE), None);
+        assert_eq!(VirtAddr(0x1000).align_up(PAGE_SIZE), Some(VirtAddr(0x1000)));
+        assert_eq!(PhysAddr(1 << 44).frame(), None);
+        assert_eq!(PhysAddr((1 << 44) - 1).frame(), Some(Frame(u32::MAX)));
+        assert_eq!(PhysAddr(u64::MAX).checked_add(1), None);
+        let word = 0u64;
+        assert_eq!(VirtAddr::from_ptr(&word).0, (&raw const word).addr() as u64);
     }
 
     #[test]

@@ -101,9 +101,9 @@ impl<P: Platform> Memory<P> {
             registry: object::Registry::new(),
             deferred,
             effort: EffortSetting::new(),
-            policy: FolioPolicy::new(),
-            shared_policy: FolioPolicy::new(),
-            file_policy: FolioPolicy::new(),
+            policy: FolioPolicy::new(SizeMode::Inherit, SizeMode::Always),
+            shared_policy: FolioPolicy::new(SizeMode::Inherit, SizeMode::Never),
+            file_policy: FolioPolicy::new(SizeMode::Never, SizeMode::Never),
             commitment,
             fault_reserve: AtomicU64::new(0),
             rare: RareEvents::default(),
@@ -116,16 +116,22 @@ impl<P: Platform> Memory<P> {
     }
 
     /// The folio sizes that faults may use in anonymous memory. May be changed at any time.
+    ///
+    /// At first as on Linux with its default configuration: the huge size (2 MiB) inherits, the global
+    /// mode is [`SizeMode::Always`], and no other size is used. Some distributions choose
+    /// [`SizeMode::Madvise`] instead ([`FolioPolicy::set_global`]).
     pub fn folio_policy(&self) -> &FolioPolicy {
         &self.policy
     }
 
-    /// As [`Memory::folio_policy`], for shared memory (Linux: `shmem_enabled`).
+    /// As [`Memory::folio_policy`], for shared memory (Linux: `shmem_enabled`). At first the global mode
+    /// is [`SizeMode::Never`], as on Linux.
     pub fn shared_folio_policy(&self) -> &FolioPolicy {
         &self.shared_policy
     }
 
-    /// As [`Memory::folio_policy`], for files.
+    /// As [`Memory::folio_policy`], for files. At first no size is used. (On Linux the file system
+    /// decides.)
     pub fn file_folio_policy(&self) -> &FolioPolicy {
         &self.file_policy
     }
@@ -474,6 +480,16 @@ impl SizeMode {
 /// The folio sizes that faults may use. A fault takes the largest size that the policy, the mapping
 /// and its neighbors allow, and a smaller one if memory is fragmented. Base pages are always
 /// allowed.
+///
+/// ```
+/// use bindery::{FolioPolicy, SizeMode};
+///
+/// /// 64 KiB for all mappings that ask for it, and 2 MiB wherever it fits.
+/// fn choose(policy: &FolioPolicy) {
+///     policy.set(4, SizeMode::Madvise);
+///     policy.set(9, SizeMode::Always);
+/// }
+/// ```
 pub struct FolioPolicy {
     modes: [AtomicU8; MAX_FOLIO_ORDER as usize + 1],
     global: AtomicU8,
@@ -484,13 +500,16 @@ pub struct FolioPolicy {
 }
 
 impl FolioPolicy {
-    const fn new() -> Self {
-        Self {
-            modes: [const { AtomicU8::new(0) }; MAX_FOLIO_ORDER as usize + 1],
-            global: AtomicU8::new(0),
+    /// With `huge` for the largest size and `Never` for the others.
+    fn new(huge: SizeMode, global: SizeMode) -> Self {
+        let policy = Self {
+            modes: [const { AtomicU8::new(SizeMode::Never as u8) }; MAX_FOLIO_ORDER as usize + 1],
+            global: AtomicU8::new(global as u8),
             always: AtomicU16::new(0),
             advised: AtomicU16::new(0),
-        }
+        };
+        policy.set(MAX_FOLIO_ORDER, huge);
+        policy
     }
 
     /// Sets when folios of 2^`order` pages are used. Order 0 and orders above 9 are ignored.

@@ -56,6 +56,8 @@ impl Bench<'_> {
         let memory = machine
             .memory()
             .map_err(|error| format!("the engine refused the machine's memory: {error:?}"))?;
+        // Pages alone, unless the caller chooses.
+        memory.folio_policy().set_global(bindery::SizeMode::Never);
         // The thread stays on the CPU, as in a kernel: else each call would take the seat again.
         let _on_cpu = machine.bind(Cpu(0));
         touch_all(&memory)

@@ -224,6 +224,8 @@ impl Visitor for Run<'_> {
         let memory = machine
             .memory()
             .map_err(|error| format!("the machine has too little memory: {error}"))?;
+        // Pages alone, unless the caller chooses.
+        memory.folio_policy().set_global(bindery::SizeMode::Never);
         let free = memory.free_frame_count();
         // The thread stays on the CPU, as in a kernel.
         let _on_cpu = machine.bind(Cpu(0));

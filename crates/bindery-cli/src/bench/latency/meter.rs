@@ -102,6 +102,8 @@ pub fn memory<A: Walk>(bytes: u64) -> Result<Memory<Measured<A>>, String> {
     // SAFETY: 1. the frames of a machine that has no other memory; 2. it has no table yet.
     let memory = unsafe { Memory::new(measured, &[FrameRange { first, count }]) }
         .map_err(|error| format!("the machine's memory: {error}"))?;
+    // Pages alone, unless the caller chooses.
+    memory.folio_policy().set_global(bindery::SizeMode::Never);
     memory.commitment().set_mode(Overcommit::Always);
     Ok(memory)
 }

@@ -45,6 +45,8 @@ pub fn memory<A: Walk>(bytes: u64) -> Result<Memory<Machine<A>>, String> {
     let machine = Machine::<A>::new(config);
     let memory =
         machine.memory().map_err(|error| format!("no memory on the hosted machine: {error}"))?;
+    // Pages alone, unless the caller chooses.
+    memory.folio_policy().set_global(bindery::SizeMode::Never);
     memory.commitment().set_mode(Overcommit::Always);
     Ok(memory)
 }

@@ -103,6 +103,8 @@ fn who_asks_an_object_for_its_pages_while_they_come_and_go_spins() {
     let files = MemoryFiles::new();
     // SAFETY: 1. the frames of a machine that has no other memory; 2. it has no table yet.
     let memory = unsafe { Memory::new(watching, &[FrameRange { first, count }]) }.unwrap();
+    // Pages alone, unless the caller chooses.
+    memory.folio_policy().set_global(bindery::SizeMode::Never);
     let file = memory.file(&files, 1, 4 * MIB).unwrap();
     let space = AddressSpace::new(&memory, options()).unwrap();
     let request = MapRequest {

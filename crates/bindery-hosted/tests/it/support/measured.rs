@@ -137,6 +137,8 @@ pub fn measured<A: Walk>(bytes: u64) -> (Machine<A>, Memory<Measured<A>>) {
     };
     // SAFETY: 1. the frames of a machine that has no other memory; 2. it has no table yet.
     let memory = unsafe { Memory::new(platform, &[FrameRange { first, count }]) }.expect("memory");
+    // Pages alone, unless the caller chooses.
+    memory.folio_policy().set_global(bindery::SizeMode::Never);
     memory.commitment().set_mode(Overcommit::Always);
     (machine, memory)
 }

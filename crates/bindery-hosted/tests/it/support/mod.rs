@@ -24,6 +24,8 @@ pub const READ_WRITE: Protection = Protection::READ.union(Protection::WRITE);
 pub fn memory_with<A: Walk>(config: Config) -> (Machine<A>, Memory<Machine<A>>) {
     let machine = Machine::<A>::new(config);
     let memory = machine.memory().expect("memory");
+    // Pages alone, unless the caller chooses.
+    memory.folio_policy().set_global(bindery::SizeMode::Never);
     // The machines are small, and most scenarios map more than they touch.
     memory.commitment().set_mode(Overcommit::Always);
     (machine, memory)

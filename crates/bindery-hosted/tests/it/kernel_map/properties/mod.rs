@@ -104,6 +104,8 @@ fn through_a_copy<A: Walk>() {
     let managed = FrameRange { first: first.plus(2), count: count - 2 };
     // SAFETY: 1. the frames of a machine that has no other memory; 2. it has no table yet.
     let memory = unsafe { bindery::Memory::new(machine.clone(), &[managed]) }.unwrap();
+    // Pages alone, unless the caller chooses.
+    memory.folio_policy().set_global(bindery::SizeMode::Never);
     let (root, copy) = (first, first.plus(1));
     let entries = 1_usize << A::INDEX_BITS;
     let words = |frame: Frame| {

@@ -86,6 +86,8 @@ pub fn interposed<A: Walk>() -> (Interposed<A>, Memory<Interposed<A>>) {
     let platform = Interposed { machine, gate: Arc::default() };
     // SAFETY: 1. the frames of a machine that has no other memory; 2. it has no table yet.
     let memory = unsafe { Memory::new(platform.clone(), &[FrameRange { first, count }]) }.unwrap();
+    // Pages alone, unless the caller chooses.
+    memory.folio_policy().set_global(bindery::SizeMode::Never);
     (platform, memory)
 }
 

@@ -52,6 +52,8 @@ pub fn scenario<A: Walk>(operations: &[Operation], before: &Counters) -> Vec<Obs
     let config = Config { memory: MEMORY, ..Config::default() };
     let machine = Machine::<A>::new(config);
     let memory = machine.memory().expect("memory");
+    // Pages alone, unless the caller chooses.
+    memory.folio_policy().set_global(bindery::SizeMode::Never);
     core::prepare(&memory);
     let free = memory.free_frame_count();
     let observations = {

@@ -144,6 +144,8 @@ fn share<const SLEEP: bool>() -> &'static Shared<SLEEP> {
     let memory =
         unsafe { Memory::new(Prioritized(machine.clone()), &[FrameRange { first, count }]) }
             .unwrap();
+    // Pages alone, unless the caller chooses.
+    memory.folio_policy().set_global(bindery::SizeMode::Never);
     memory.commitment().set_mode(Overcommit::Always);
     let memory: &'static Memory<_> = Box::leak(Box::new(memory));
     let disk: &'static Disk = Box::leak(Box::new(Disk(MemoryFiles::new())));

@@ -31,6 +31,8 @@ pub fn stepped<A: Walk>(bytes: u64, readers: Readers) -> (Machine<A>, Memory<Ste
     let memory =
         unsafe { Memory::new(Stepped(machine.clone(), readers), &[FrameRange { first, count }]) }
             .unwrap();
+    // Pages alone, unless the caller chooses.
+    memory.folio_policy().set_global(bindery::SizeMode::Never);
     memory.commitment().set_mode(Overcommit::Always);
     (machine, memory)
 }
