@@ -241,7 +241,8 @@ pub fn damage_mapping<P: Platform>(
     at: VirtAddr,
     damage: MappingDamage,
 ) {
-    let vma = space.first_behind(at.0).filter(|vma| vma.range().contains(at));
+    let guard = space.mmap_lock.lock();
+    let vma = space.first_behind(&guard, at.0).filter(|vma| vma.range().contains(at));
     let vma: &Vma = vma.unwrap_or_else(|| panic!("no mapping at {at}"));
     match damage {
         MappingDamage::Protection(protection) => {

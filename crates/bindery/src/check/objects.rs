@@ -134,10 +134,12 @@ impl<P: Platform> Audit<'_, '_, P> {
             return Err(broken);
         }
         for vma in object.mappers.iter(Asked::ALL) {
-            let found = spaces
-                .iter()
-                .filter(|space| space.table.state() == vma.tree())
-                .any(|space| space.first_behind(vma.start()).is_some_and(|own| ptr::eq(own, vma)));
+            let found =
+                spaces.iter().filter(|space| space.table.state() == vma.tree()).any(|space| {
+                    space
+                        .first_behind(&space.mmap_lock.lock(), vma.start())
+                        .is_some_and(|own| ptr::eq(own, vma))
+                });
             if !found || vma.object_pointer() != Some(NonNull::from(object)) {
                 return Err(broken);
             }

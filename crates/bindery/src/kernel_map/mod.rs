@@ -142,10 +142,8 @@ pub struct KernelMap<'m, P: Platform> {
     /// All areas; its writer lock is that of `freed`.
     index: Index<Area>,
     freed: Mutex<P::SpinLock, FreedList>,
-    /// Held by who purges.
-    purging: Mutex<P::Mutex, ()>,
-    /// Held while something is paused.
-    pausing: Mutex<P::SpinLock, ()>,
+    purging: Mutex<P::Mutex, Purging>,
+    pausing: Mutex<P::SpinLock, Pausing>,
     /// Not zero while a TLB may remember a table that a purge has detached; who makes tables parks
     /// on it.
     unflushed: AtomicU32,
@@ -155,6 +153,13 @@ pub struct KernelMap<'m, P: Platform> {
     limit: AtomicU64,
     stats: Stats,
 }
+
+/// The right to purge: one caller at a time has it.
+struct Purging(());
+
+/// The right to pause entries: one caller at a time has it, so whoever waits for a pause to end waits
+/// for one CPU.
+struct Pausing(());
 
 /// Whose table the root is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -235,8 +240,8 @@ impl<'m, P: Platform> KernelMap<'m, P> {
             largest_contig: P::Arch::LARGEST_CONTIG_LEVEL,
             index: Index::new([memory.platform.seed(), u64::from(root.0)]),
             freed: Mutex::new(FreedList::new()),
-            purging: Mutex::new(()),
-            pausing: Mutex::new(()),
+            purging: Mutex::new(Purging(())),
+            pausing: Mutex::new(Pausing(())),
             unflushed: AtomicU32::new(0),
             claims_ended: AtomicU32::new(0),
             limit: AtomicU64::new(PURGE_LIMIT.min(memory.total_frames() / 64)),

@@ -15,7 +15,7 @@ use crate::table::link;
 use super::area::{Area, State};
 use super::protocol::{self, Purge};
 use super::walk::Holes;
-use super::{KernelMap, meta};
+use super::{KernelMap, Purging, meta};
 
 /// What a purge works on.
 pub(super) struct Batch {
@@ -54,8 +54,7 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// As [`KernelMap::purge`], for a caller with an area claimed: it waits for no reader.
     pub(super) fn purge_freed(&self) {
-        let _purging = self.purging.lock();
-        self.purge_now();
+        self.purge_now(&self.purging.lock());
     }
 
     /// Purges if too much waits, unless another CPU is at it; and once more if too much came meanwhile,
@@ -65,8 +64,8 @@ impl<P: Platform> KernelMap<'_, P> {
             if self.freed_pages() <= self.purge_limit() {
                 return;
             }
-            let Some(_purging) = self.purging.try_lock() else { return };
-            self.purge_now();
+            let Some(purging) = self.purging.try_lock() else { return };
+            self.purge_now(&purging);
         }
     }
 
@@ -79,7 +78,7 @@ impl<P: Platform> KernelMap<'_, P> {
         self.limit.load(Ordering::Relaxed)
     }
 
-    fn purge_now(&self) {
+    fn purge_now(&self, _purging: &Purging) {
         let mut counts = Counts::default();
         let first = {
             let mut freed = self.freed.lock();

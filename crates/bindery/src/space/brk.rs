@@ -1,5 +1,6 @@
 //! `brk(2)`.
 
+use crate::space::MmapLocked;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
@@ -29,7 +30,7 @@ impl ProgramBreak {
 impl<P: Platform> AddressSpace<'_, P> {
     /// Sets the start of the heap, which is then empty. The program loader calls it.
     pub fn set_break_start(&self, start: VirtAddr) {
-        let _guard = self.mutex.lock();
+        let _guard = self.mmap_lock.lock();
         self.program_break.start.store(start.0, Ordering::Relaxed);
         self.program_break.end.store(start.0, Ordering::Relaxed);
     }
@@ -50,17 +51,14 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub fn set_break(&self, end: VirtAddr) -> VirtAddr {
         let mut now = end;
         let moved = self.table.memory.outermost(|| {
-            let (mut gather, mut removed) = (Gather::new(), Removed::default());
-            let guard = self.mutex.lock();
-            let moved = self.break_locked(end, &mut gather, &mut removed);
-            if moved.is_ok() {
-                self.program_break.end.store(end.0, Ordering::Relaxed);
-            }
-            now = VirtAddr(self.program_break.end.load(Ordering::Relaxed));
-            self.flush(&mut gather);
-            drop(guard);
-            self.finish(&mut gather, removed);
-            moved
+            self.transaction(|mm, gather, removed| {
+                let moved = self.break_locked(mm, end, gather, removed);
+                if moved.is_ok() {
+                    self.program_break.end.store(end.0, Ordering::Relaxed);
+                }
+                now = VirtAddr(self.program_break.end.load(Ordering::Relaxed));
+                moved
+            })
         });
         if let Ok(Some(range)) = moved {
             let _ = self.populate(range);
@@ -71,6 +69,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Returns what is new and has to be populated.
     fn break_locked(
         &self,
+        mm: &MmapLocked,
         end: VirtAddr,
         gather: &mut Gather,
         removed: &mut Removed,
@@ -90,15 +89,15 @@ impl<P: Platform> AddressSpace<'_, P> {
         if new_end < old_end {
             let range = VirtRange::raw(new_end, old_end);
             // As Linux: the heap shrinks only where there is one.
-            let heap = self.first_behind(new_end).filter(|vma| vma.start() < old_end);
+            let heap = self.first_behind(mm, new_end).filter(|vma| vma.start() < old_end);
             heap.ok_or(Error::NotMapped(VirtAddr(new_end)))?;
-            self.unmap_locked(range, gather, removed)?;
+            self.unmap_locked(mm, range, gather, removed)?;
             return Ok(None);
         }
-        self.grow_break(VirtRange::raw(old_end, new_end))
+        self.grow_break(mm, VirtRange::raw(old_end, new_end))
     }
 
-    fn grow_break(&self, range: VirtRange) -> Result<Option<VirtRange>, Error> {
+    fn grow_break(&self, mm: &MmapLocked, range: VirtRange) -> Result<Option<VirtRange>, Error> {
         let limit = self.limit();
         if range.end() > limit {
             return Err(Error::OutOfRange { limit });
@@ -108,7 +107,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         // One page stays free above, and what a mapping there needs to grow down.
         let guard = VirtRange::raw(range.start().0, range.end().0.saturating_add(PAGE_SIZE));
-        if let Some(next) = self.first_behind(range.start().0) {
+        if let Some(next) = self.first_behind(mm, range.start().0) {
             let grows = next.has(MappingFlags::GROWS_DOWN);
             let gap = if grows { super::STACK_GUARD_GAP } else { 0 };
             if guard.end().0 > next.start().saturating_sub(gap) {
@@ -135,10 +134,10 @@ impl<P: Platform> AddressSpace<'_, P> {
         // As Linux: the heap grows by its own last mapping, and is joined with nothing else.
         let start = self.program_break.start.load(Ordering::Relaxed);
         let heap = VirtRange::raw(start.min(range.start().0), range.start().0);
-        let has_heap = self.vmas_in(heap).next().is_some();
-        if !(has_heap && self.extend_below(range, &purpose, offset)) {
+        let has_heap = self.vmas_in(mm, heap).next().is_some();
+        if !(has_heap && self.extend_below(mm, range, &purpose, offset)) {
             let node = self.new_vma(range, purpose, offset)?;
-            self.insert(node);
+            self.insert(mm, node);
         }
         Ok(locked.then_some(range))
     }

@@ -1,6 +1,8 @@
 //! Changes of the set of VMAs. All of them go through here, so that the index, the trees of the
-//! reverse map and the accounts always agree. The mutex is held throughout.
+//! reverse map and the accounts always agree. Each takes the proof that the mutex is
+//! held ([`MmapLocked`]).
 
+use crate::space::MmapLocked;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
@@ -48,29 +50,29 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Puts a new VMA into the index, the trees and the accounts. It holds what it names from here
     /// on, until [`AddressSpace::finish`] frees it.
-    pub(super) fn insert(&self, node: NonNull<Vma>) {
-        self.link(node);
-        self.insert_linked(node);
+    pub(super) fn insert(&self, mm: &MmapLocked, node: NonNull<Vma>) {
+        self.link(mm, node);
+        self.insert_linked(mm, node);
     }
 
     /// Puts a new VMA into the trees, before [`AddressSpace::insert_linked`] does the rest: only
     /// walkers of the reverse map know it then.
-    pub(super) fn link(&self, node: NonNull<Vma>) {
+    pub(super) fn link(&self, _mm: &MmapLocked, node: NonNull<Vma>) {
         let vma = self.vma(node);
         self.hold_for(vma);
         rmap::link(self.platform(), vma);
     }
 
     /// As [`AddressSpace::insert`], with the trees of a VMA of the same purpose locked.
-    pub(super) fn insert_held(&self, node: NonNull<Vma>, held: &RmapGuard<'_, P>) {
+    pub(super) fn insert_held(&self, mm: &MmapLocked, node: NonNull<Vma>, held: &RmapGuard<'_, P>) {
         let vma = self.vma(node);
         self.hold_for(vma);
         held.add(vma);
-        self.insert_linked(node);
+        self.insert_linked(mm, node);
     }
 
     /// Puts a VMA that is in the trees into the index and the accounts.
-    pub(super) fn insert_linked(&self, node: NonNull<Vma>) {
+    pub(super) fn insert_linked(&self, _mm: &MmapLocked, node: NonNull<Vma>) {
         let vma = self.vma(node);
         self.account(vma.flags(), vma.pages() as i64);
         // SAFETY: 1. callers hold the mutex; 2. and 3. the node is fresh from the slab, which
@@ -80,23 +82,24 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Takes a VMA out of the index and puts it on the list.
-    pub(super) fn remove(&self, vma: VmaWriteGuard<'_, P>, removed: &mut Removed) {
+    pub(super) fn remove(&self, mm: &MmapLocked, vma: VmaWriteGuard<'_, P>, removed: &mut Removed) {
         rmap::unlink(self.platform(), &vma);
-        self.remove_unlinked(vma, removed);
+        self.remove_unlinked(mm, vma, removed);
     }
 
     /// As [`AddressSpace::remove`], with the VMA's trees locked.
     pub(super) fn remove_held(
         &self,
+        mm: &MmapLocked,
         vma: VmaWriteGuard<'_, P>,
         held: &RmapGuard<'_, P>,
         removed: &mut Removed,
     ) {
         held.take();
-        self.remove_unlinked(vma, removed);
+        self.remove_unlinked(mm, vma, removed);
     }
 
-    fn remove_unlinked(&self, vma: VmaWriteGuard<'_, P>, removed: &mut Removed) {
+    fn remove_unlinked(&self, _mm: &MmapLocked, vma: VmaWriteGuard<'_, P>, removed: &mut Removed) {
         self.account(vma.flags(), -(vma.pages() as i64));
         let vma = vma.remove();
         // SAFETY: 1. callers hold the mutex; 2. the VMA is in the index, where starts differ;
@@ -108,13 +111,14 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Lets the VMA begin at `start` and end at `end`; what it maps stays where it is.
-    pub(super) fn resize(&self, vma: &VmaWriteGuard<'_, P>, start: u64, end: u64) {
-        self.resize_held(vma, start, end, &RmapGuard::new(self.platform(), vma));
+    pub(super) fn resize(&self, mm: &MmapLocked, vma: &VmaWriteGuard<'_, P>, start: u64, end: u64) {
+        self.resize_held(mm, vma, start, end, &RmapGuard::new(self.platform(), vma));
     }
 
     /// As [`AddressSpace::resize`], with the VMA's trees locked.
     pub(super) fn resize_held(
         &self,
+        _mm: &MmapLocked,
         vma: &VmaWriteGuard<'_, P>,
         start: u64,
         end: u64,
@@ -127,7 +131,12 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Changes the flags of a VMA.
-    pub(super) fn change_flags(&self, vma: &VmaWriteGuard<'_, P>, flags: MappingFlags) {
+    pub(super) fn change_flags(
+        &self,
+        _mm: &MmapLocked,
+        vma: &VmaWriteGuard<'_, P>,
+        flags: MappingFlags,
+    ) {
         let pages = vma.pages() as i64;
         self.account(vma.flags(), -pages);
         vma.set_flags(flags);
@@ -135,12 +144,12 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Cuts a VMA in two at `at`, an address inside, and returns the upper part.
-    pub(super) fn split(&self, vma: &Vma, at: VirtAddr) -> Result<&Vma, Error> {
+    pub(super) fn split(&self, mm: &MmapLocked, vma: &Vma, at: VirtAddr) -> Result<&Vma, Error> {
         let node =
             self.new_vma(VirtRange::raw(at.0, vma.end()), vma.purpose(), vma.page_offset_of(at))?;
         let vma = vma.lock_write(self.platform());
         self.table.cut(at);
-        self.split_with(&vma, at, node);
+        self.split_with(mm, &vma, at, node);
         drop(vma);
         Ok(self.vma(node))
     }
@@ -149,7 +158,13 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// The upper part is in the trees before the lower one lets go, so a walker of the reverse map
     /// sees the upper pages once or twice, never not at all.
-    pub(super) fn split_with(&self, vma: &VmaWriteGuard<'_, P>, at: VirtAddr, node: NonNull<Vma>) {
+    pub(super) fn split_with(
+        &self,
+        _mm: &MmapLocked,
+        vma: &VmaWriteGuard<'_, P>,
+        at: VirtAddr,
+        node: NonNull<Vma>,
+    ) {
         let upper = self.vma(node);
         self.hold_for(upper);
         rmap::link(self.platform(), upper);
@@ -191,43 +206,48 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Joins `vma` with its neighbours where they continue each other in every respect, and
     /// returns what it has become.
-    pub(super) fn merge_around<'a>(&'a self, vma: &'a Vma, removed: &mut Removed) -> &'a Vma {
+    pub(super) fn merge_around<'a>(
+        &'a self,
+        mm: &MmapLocked,
+        vma: &'a Vma,
+        removed: &mut Removed,
+    ) -> &'a Vma {
         let mut vma = vma;
         // As Linux: where both neighbours fit but not to each other, the lower one wins.
         if let Some(previous) = self.vmas.previous(NonNull::from(vma))
             && self.continues(self.vma(previous), vma)
         {
-            self.join(self.vma(previous), vma, removed);
+            self.join(mm, self.vma(previous), vma, removed);
             vma = self.vma(previous);
         }
         if let Some(next) = self.vmas.next(NonNull::from(vma))
             && self.continues(vma, self.vma(next))
         {
-            self.join(vma, self.vma(next), removed);
+            self.join(mm, vma, self.vma(next), removed);
         }
         vma
     }
 
-    fn join(&self, low: &Vma, high: &Vma, removed: &mut Removed) {
+    fn join(&self, mm: &MmapLocked, low: &Vma, high: &Vma, removed: &mut Removed) {
         let low = low.lock_write(self.platform());
         let high = high.lock_write(self.platform());
         if low.group_pointer().is_none()
             && let Some(group) = high.group_pointer()
         {
-            self.adopt(&low, group);
+            self.adopt(mm, &low, group);
         }
         let end = high.end();
         let pages = high.pages() as i64;
         low.set_flags(low.flags() | high.flags());
         RmapGuard::new(self.platform(), &low).resize(low.start(), end);
         rmap::unlink(self.platform(), &high);
-        self.remove_unlinked(high, removed);
+        self.remove_unlinked(mm, high, removed);
         self.account(low.flags(), pages);
         self.vmas.bounds_changed(NonNull::from(low.vma()));
     }
 
     /// Lets a VMA without an anon group belong to `group`, one of this address space.
-    pub(super) fn adopt(&self, vma: &Vma, group: NonNull<AnonGroup>) {
+    pub(super) fn adopt(&self, _mm: &MmapLocked, vma: &Vma, group: NonNull<AnonGroup>) {
         debug_assert!(vma.group_pointer().is_none(), "a VMA belongs to one group");
         // SAFETY: the caller found the anon group in a VMA of this address space, which holds it, and
         // the mutex keeps that VMA; or it is fresh and nobody but the caller could free it.
@@ -238,7 +258,12 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Lets a VMA belong to no anon group any more; nothing of the anon group is mapped in it. Another
     /// VMA of this address space belongs to the group.
-    pub(super) fn leave_group(&self, vma: &VmaWriteGuard<'_, P>, removed: &mut Removed) {
+    pub(super) fn leave_group(
+        &self,
+        _mm: &MmapLocked,
+        vma: &VmaWriteGuard<'_, P>,
+        removed: &mut Removed,
+    ) {
         let Some(group) = vma.group_pointer() else { return };
         if let Some(state) = vma.group() {
             state.leave(self.platform(), vma);
@@ -249,14 +274,15 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Gives the VMA around `addr` an anon group for its anonymous pages: that of a neighbour with which
     /// it could be one VMA, or a new one (Linux: `anon_vma_prepare`). Takes the mutex.
     pub(super) fn prepare_group(&self, addr: VirtAddr) -> Result<(), Error> {
-        let _guard = self.mutex.lock();
-        let found = self.first_behind(addr.0).filter(|vma| vma.start() <= addr.0);
+        let guard = self.mmap_lock.lock();
+        let mm = &*guard;
+        let found = self.first_behind(mm, addr.0).filter(|vma| vma.start() <= addr.0);
         let Some(vma) = found else { return Ok(()) };
-        self.prepare_group_locked(vma)
+        self.prepare_group_locked(mm, vma)
     }
 
-    /// As [`AddressSpace::prepare_group`], with the mutex held.
-    pub(super) fn prepare_group_locked(&self, vma: &Vma) -> Result<(), Error> {
+    /// As [`AddressSpace::prepare_group`], for a caller that has the mutex.
+    pub(super) fn prepare_group_locked(&self, mm: &MmapLocked, vma: &Vma) -> Result<(), Error> {
         if vma.group_pointer().is_some() {
             return Ok(());
         }
@@ -271,7 +297,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             Some(group) => group,
             None => Groups::create(self.table.memory, None).ok_or(Error::OutOfMemory)?,
         };
-        self.adopt(vma, group);
+        self.adopt(mm, vma, group);
         Ok(())
     }
 

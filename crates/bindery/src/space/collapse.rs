@@ -9,6 +9,7 @@ use crate::frame::{MAX_FOLIO_ORDER, Owner};
 use crate::interrupt;
 use crate::object;
 use crate::platform::Platform;
+use crate::space::MmapLocked;
 use crate::stats::Counts;
 use crate::table::collapse::Replacement;
 use crate::table::leaf::CollapseError;
@@ -104,8 +105,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut parts = Parts::of(range);
         loop {
             let part = {
-                let _guard = self.mutex.lock();
-                let Some((vma, part)) = parts.next(self) else { break };
+                let guard = self.mmap_lock.lock();
+                let mm = &*guard;
+                let Some((vma, part)) = parts.next(mm, self) else { break };
                 if !may_collapse::<P>(vma) || !self.may_collapse_on_demand() {
                     return Err(Error::Invalid);
                 }
@@ -155,8 +157,9 @@ impl<P: Platform> AddressSpace<'_, P> {
             CollapseProgress { looked_at: 0, collapsed: 0, next: from, out_of_memory: false };
         while progress.looked_at < spans {
             let next = {
-                let _guard = self.mutex.lock();
-                self.next_candidate(progress.next.0)
+                let guard = self.mmap_lock.lock();
+                let mm = &*guard;
+                self.next_candidate(mm, progress.next.0)
             };
             let Some(base) = next else {
                 progress.next = VirtAddr(0);
@@ -192,13 +195,13 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// The first table span from `at` on that lies whole in a mapping whose policy wants it.
-    fn next_candidate(&self, at: u64) -> Option<u64> {
+    fn next_candidate(&self, mm: &MmapLocked, at: u64) -> Option<u64> {
         let span = arch::table_span::<P::Arch>(1);
         let order = arch::order_of_level::<P::Arch>(2);
         let memory = self.table.memory;
         let mut at = at;
         loop {
-            let vma = self.first_behind(at)?;
+            let vma = self.first_behind(mm, at)?;
             let base = at.max(vma.start()).next_multiple_of(span);
             let orders = match vma.object() {
                 None => memory.folio_policy().orders(vma.flags()),
@@ -229,8 +232,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         let span = arch::table_span::<P::Arch>(1);
         let range = VirtRange::raw(base.0, base.0 + span);
         let mut gather = Gather::new();
-        let guard = self.mutex.lock();
-        let vma = self.vma_at(base).filter(|vma| vma.range().covers(range));
+        let guard = self.mmap_lock.lock();
+        let mm = &*guard;
+        let vma = self.vma_at(mm, base).filter(|vma| vma.range().covers(range));
         // Asked again: the mutex was free since, and another mapping may be here.
         let vma = vma.ok_or(Error::NotMapped(base))?;
         if !may_collapse::<P>(vma) {
@@ -330,8 +334,10 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Unmaps pages of an object that are one folio and mapped one by one, so that the next touch maps
     /// them large. False where nothing was done: something else stands there, or nothing.
     fn retract(&self, range: VirtRange, gather: &mut Gather) -> bool {
-        let guard = self.mutex.lock();
-        let Some(vma) = self.vma_at(range.start()).filter(|vma| vma.range().covers(range)) else {
+        let guard = self.mmap_lock.lock();
+        let mm = &*guard;
+        let Some(vma) = self.vma_at(mm, range.start()).filter(|vma| vma.range().covers(range))
+        else {
             return false;
         };
         let frames = &self.table.memory.frames;
@@ -357,9 +363,10 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Whether a guard stands in `range`, a part of one mapping.
     fn has_guards(&self, range: VirtRange) -> bool {
-        let _guard = self.mutex.lock();
+        let guard = self.mmap_lock.lock();
+        let mm = &*guard;
         let mut found = false;
-        let vma = self.vma_at(range.start());
+        let vma = self.vma_at(mm, range.start());
         if vma.is_some_and(|vma| vma.has(MappingFlags::MAYBE_GUARDS)) {
             self.table.survey(range, |stretch| {
                 found |= stretch.what == Standing::Absent(Absent::Marker(Marker::Guard));

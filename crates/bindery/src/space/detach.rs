@@ -3,6 +3,7 @@
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr};
 use crate::error::Error;
 use crate::platform::Platform;
+use crate::space::MmapLocked;
 use crate::tlb::Gather;
 
 use super::AddressSpace;
@@ -24,18 +25,15 @@ impl<P: Platform> AddressSpace<'_, P> {
         if !at.is_aligned(PAGE_SIZE) {
             return Err(Error::Invalid);
         }
-        let (mut gather, mut removed) = (Gather::new(), Removed::default());
-        let guard = self.mutex.lock();
-        let result = self.detach_locked(at, &mut gather, &mut removed);
-        self.flush(&mut gather);
-        drop(guard);
-        self.finish(&mut gather, removed);
+        let result =
+            self.transaction(|mm, gather, removed| self.detach_locked(mm, at, gather, removed));
         self.table.memory.free_some();
         result
     }
 
     fn detach_locked(
         &self,
+        mm: &MmapLocked,
         at: VirtAddr,
         gather: &mut Gather,
         removed: &mut Removed,
@@ -45,9 +43,9 @@ impl<P: Platform> AddressSpace<'_, P> {
                 && vma.object().is_some_and(|object| object.segment().is_some())
                 && (vma.start() - at.0) >> PAGE_SHIFT == vma.page_offset()
         };
-        let mut next = self.first_behind(at.0);
+        let mut next = self.first_behind(mm, at.0);
         while let Some(vma) = next.filter(|vma| !is_part(vma)) {
-            next = self.first_behind(vma.end());
+            next = self.first_behind(mm, vma.end());
         }
         let first = next.ok_or(Error::Invalid)?;
         let segment = first.object_pointer();
@@ -58,9 +56,9 @@ impl<P: Platform> AddressSpace<'_, P> {
             let behind = vma.end();
             if is_part(vma) && vma.object_pointer() == segment {
                 // As Linux: what is sealed stays, and nobody is told.
-                let _ = self.unmap_locked(vma.range(), gather, removed);
+                let _ = self.unmap_locked(mm, vma.range(), gather, removed);
             }
-            part = self.first_behind(behind).filter(|vma| vma.end() <= end);
+            part = self.first_behind(mm, behind).filter(|vma| vma.end() <= end);
         }
         Ok(())
     }

@@ -67,9 +67,10 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     fn split_once(&self, addr: VirtAddr, order: u8) -> Result<(), FolioError> {
         let page = addr.align_down(PAGE_SIZE);
-        let _guard = self.mutex.lock();
+        let guard = self.mmap_lock.lock();
+        let mm = &*guard;
         let vma = self
-            .first_behind(page.0)
+            .first_behind(mm, page.0)
             .filter(|vma| vma.start() <= page.0)
             .ok_or(FolioError::NotMapped)?;
         self.split_locked(&vma.lock_write(self.platform()), page, order)
@@ -165,8 +166,9 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn collapse_leaves(&self, addr: VirtAddr) -> Result<(), FolioError> {
         let base = addr.align_down(arch::table_span::<P::Arch>(1));
         let range = VirtRange::from_len(base, arch::table_span::<P::Arch>(1));
-        let _guard = self.mutex.lock();
-        let vma = self.first_behind(base.0).ok_or(FolioError::NotMapped)?;
+        let guard = self.mmap_lock.lock();
+        let mm = &*guard;
+        let vma = self.first_behind(mm, base.0).ok_or(FolioError::NotMapped)?;
         if !range.is_some_and(|range| vma.range().covers(range)) {
             return Err(FolioError::NotMapped);
         }
@@ -185,7 +187,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if page >= self.limit() {
             return false;
         }
-        let _guard = self.mutex.lock();
+        let _guard = self.mmap_lock.lock();
         let page = page.align_down(PAGE_SIZE);
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         let mut cursor = self.table.cursor(range, Depth::Floor(1));

@@ -1,5 +1,6 @@
 //! The memory part of `fork(2)`.
 
+use crate::space::MmapLocked;
 use core::sync::atomic::Ordering;
 
 use crate::addr::VirtRange;
@@ -41,26 +42,26 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let child = Self::new(self.table.memory, options)?;
         child.set_limits(&self.limits());
         child.inherit_settings(self);
-        let (mut gather, mut removed) = (Gather::new(), Removed::default());
-        let guard = self.mutex.lock();
-        child.program_break.copy_from(&self.program_break);
-        child.keys.copy_from(&self.keys);
-        // All VMAs stay locked until the flush, which is one for up to 64 tables: a fault would meet
-        // the mark of the pending flush, and make one of its own.
-        let result = self.copy_vmas(&child, &mut gather, &mut removed);
-        self.flush(&mut gather);
-        for node in self.vmas.iter() {
-            // SAFETY: 1. `copy_vmas` left each locked; 2. it kept no guard.
-            drop(unsafe { self.vma(node).written(self.platform()) });
-        }
-        drop(guard);
-        self.finish(&mut gather, removed);
+        let result = self.transaction(|mm, gather, removed| {
+            child.program_break.copy_from(&self.program_break);
+            child.keys.copy_from(&self.keys);
+            // All VMAs stay locked until the flush, which is one for up to 64 tables: a fault would meet
+            // the mark of the pending flush, and make one of its own.
+            let result = self.copy_vmas(mm, &child, gather, removed);
+            self.flush(gather);
+            for node in self.vmas.iter() {
+                // SAFETY: 1. `copy_vmas` left each locked; 2. it kept no guard.
+                drop(unsafe { self.vma(node).written(self.platform()) });
+            }
+            result
+        });
         // On failure the drop of the child gives back what it has.
         result.map(|()| child)
     }
 
     fn copy_vmas(
         &self,
+        mm: &MmapLocked,
         child: &Self,
         gather: &mut Gather,
         removed: &mut Removed,
@@ -84,7 +85,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             // at once. What was committed for the mappings before stands in the child's account.
             let committed = if vma.has(MappingFlags::ACCOUNT) { vma.pages() } else { 0 };
             let _reservation = self.table.memory.commitment().reserve(committed)?;
-            self.copy_vma(child, vma, vma.range(), gather)?;
+            self.copy_vma(mm, child, vma, vma.range(), gather)?;
         }
         Ok(())
     }
@@ -102,6 +103,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     fn copy_vma(
         &self,
+        _mm: &MmapLocked,
         child: &Self,
         vma: &Vma,
         range: VirtRange,
@@ -120,7 +122,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let purpose = Purpose { flags, object: vma.object_pointer(), group };
         match child.new_vma(range, purpose, vma.page_offset()) {
             // Before anything is copied, and behind this side's in the trees (`rmap::walk`).
-            Ok(node) => child.insert(node),
+            Ok(node) => child.insert(&child.mmap_lock.lock(), node),
             Err(error) => {
                 if let Some(group) = group {
                     Groups::discard(self.table.memory, group);

@@ -5,6 +5,7 @@ use crate::addr::VirtRange;
 use crate::arch::Marker;
 use crate::error::Error;
 use crate::platform::Platform;
+use crate::space::MmapLocked;
 use crate::table::zap::Flush;
 use crate::tlb::Gather;
 
@@ -16,6 +17,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// is one entry.
     pub(super) fn install_guards(
         &self,
+        mm: &MmapLocked,
         vma: &Vma,
         part: VirtRange,
         gather: &mut Gather,
@@ -25,11 +27,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         if vma.is_anonymous() {
             // As Linux, which joins mappings by it.
-            self.prepare_group_locked(vma)?;
+            self.prepare_group_locked(mm, vma)?;
         }
         let vma = vma.lock_write(self.platform());
         gather.vma_stays();
-        self.change_flags(&vma, vma.flags() | MappingFlags::MAYBE_GUARDS);
+        self.change_flags(mm, &vma, vma.flags() | MappingFlags::MAYBE_GUARDS);
         let zapped = self.table.zap(part, part, Flush::BeforeUnlock, gather);
         self.flush(gather);
         let done = zapped.and_then(|()| self.table.mark(part, Marker::Guard));

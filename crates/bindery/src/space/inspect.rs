@@ -7,10 +7,8 @@ use crate::object::ObjectState;
 use crate::platform::Platform;
 use crate::table::age::Forget;
 use crate::table::locking::Depth;
-use crate::tlb::Gather;
 
 use super::AddressSpace;
-use super::change::Removed;
 use super::vma::{MappingFlags, Protection, Vma};
 
 /// The page table's entry for one page.
@@ -70,7 +68,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Inspection::Empty;
         }
         // A table that is on its way to another place would answer for the wrong address.
-        let _guard = self.mutex.lock();
+        let _guard = self.mmap_lock.lock();
         let page = addr.align_down(crate::addr::PAGE_SIZE);
         let range = VirtRange::raw(page.0, page.0 + crate::addr::PAGE_SIZE);
         let mut cursor = self.table.cursor(range, Depth::Floor(1));
@@ -104,7 +102,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Calls `f` for every mapping, in rising order, with the mutex held: `f` must not call operations
     /// of this address space.
     pub fn for_each_mapping(&self, mut f: impl FnMut(Mapping)) {
-        let _guard = self.mutex.lock();
+        let _guard = self.mmap_lock.lock();
         for node in self.vmas.iter() {
             f(Mapping::of(self.vma(node)));
         }
@@ -121,8 +119,9 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// none. Who lists all mappings asks again from the end of the last, so that others get the
     /// mutex in between.
     pub(crate) fn look_behind<R>(&self, at: VirtAddr, look: impl FnOnce(&Vma) -> R) -> Option<R> {
-        let _guard = self.mutex.lock();
-        self.first_behind(at.0).map(look)
+        let guard = self.mmap_lock.lock();
+        let mm = &*guard;
+        self.first_behind(mm, at.0).map(look)
     }
 
     /// Lets all leaves of the mappings that `concerned` names forget; with [`Forget::SoftDirty`],
@@ -137,25 +136,23 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     fn forget_once(&self, forget: Forget, concerned: &impl Fn(&Vma) -> bool) -> Result<(), Error> {
-        let mut gather = Gather::new();
-        let guard = self.mutex.lock();
-        let mut result = Ok(());
-        for node in self.vmas.iter() {
-            let vma = self.vma(node);
-            if result.is_err() || !concerned(vma) {
-                continue;
+        let result = self.transaction(|mm, gather, _| {
+            let mut result = Ok(());
+            for node in self.vmas.iter() {
+                let vma = self.vma(node);
+                if result.is_err() || !concerned(vma) {
+                    continue;
+                }
+                let vma = vma.lock_write(self.platform());
+                if forget == Forget::SoftDirty {
+                    self.change_flags(mm, &vma, vma.flags() - MappingFlags::SOFT_DIRTY);
+                }
+                result = self.table.forget(vma.range(), forget, gather, |_, _| true);
             }
-            let vma = vma.lock_write(self.platform());
-            if forget == Forget::SoftDirty {
-                self.change_flags(&vma, vma.flags() - MappingFlags::SOFT_DIRTY);
-            }
-            result = self.table.forget(vma.range(), forget, &mut gather, |_, _| true);
-        }
-        // One for up to 64 tables. A store that slips through before it is as if it had come before
-        // the call.
-        self.flush(&mut gather);
-        drop(guard);
-        self.finish(&mut gather, Removed::default());
+            // One flush for up to 64 tables. A store that slips through before it is as if it had come
+            // before the call.
+            result
+        });
         result.map_err(|_| Error::OutOfMemory)
     }
 }

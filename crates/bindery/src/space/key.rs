@@ -43,7 +43,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// # Errors
     /// [`Error::NoSpace`] if all are allocated, and always on a machine without keys.
     pub fn pkey_alloc(&self) -> Result<ProtectionKey, Error> {
-        let _guard = self.mutex.lock();
+        let _guard = self.mmap_lock.lock();
         let free = (0..self.protection_keys())
             .filter_map(ProtectionKey::new)
             .find(|key| !self.keys.has(*key))
@@ -58,7 +58,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// # Errors
     /// [`Error::Invalid`] if it was not allocated.
     pub fn pkey_free(&self, key: ProtectionKey) -> Result<(), Error> {
-        let _guard = self.mutex.lock();
+        let _guard = self.mmap_lock.lock();
         if !self.keys.has(key) {
             return Err(Error::Invalid);
         }

@@ -6,6 +6,7 @@ use crate::error::Error;
 use crate::frame::Folio;
 use crate::interrupt;
 use crate::platform::Platform;
+use crate::space::MmapLocked;
 use crate::table::age::Forget;
 use crate::table::spare::Spared;
 use crate::table::zap::Flush;
@@ -180,13 +181,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         advice: Advice,
         rights: KeyRights,
     ) -> Result<(), Error> {
-        let (mut gather, mut removed) = (Gather::new(), Removed::default());
-        let guard = self.mutex.lock();
-        let result = self.advise_locked(range, (advice, rights), &mut gather, &mut removed);
-        self.flush(&mut gather);
-        drop(guard);
-        self.finish(&mut gather, removed);
-        result
+        self.transaction(|mm, gather, removed| {
+            self.advise_locked(mm, range, (advice, rights), gather, removed)
+        })
     }
 
     /// Drops the contents of `length` bytes (rounded up to pages) at `start`: what is mapped there
@@ -202,26 +199,28 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     fn advise_locked(
         &self,
+        mm: &MmapLocked,
         range: VirtRange,
         (advice, rights): (Advice, KeyRights),
         gather: &mut Gather,
         removed: &mut Removed,
     ) -> Result<(), Error> {
         let mut parts = Parts::of(range);
-        while let Some((vma, part)) = parts.next(self) {
+        while let Some((vma, part)) = parts.next(mm, self) {
             if !may_be_advised(vma, advice, rights) {
                 return Err(Error::Sealed(part.start()));
             }
             if advice.looks_at_pages() {
                 interrupt::check(self.platform())?;
             }
-            self.advise(vma, part, advice, gather, removed)?;
+            self.advise(mm, vma, part, advice, gather, removed)?;
         }
         parts.end()
     }
 
     fn advise(
         &self,
+        mm: &MmapLocked,
         vma: &Vma,
         part: VirtRange,
         advice: Advice,
@@ -243,14 +242,14 @@ impl<P: Platform> AddressSpace<'_, P> {
             Advice::Cold | Advice::PageOut => {
                 self.forget_contents(vma, part, Forget::Accessed, gather)
             }
-            Advice::GuardInstall => self.install_guards(vma, part, gather),
+            Advice::GuardInstall => self.install_guards(mm, vma, part, gather),
             Advice::GuardRemove => self.remove_guards(vma, part),
             _ => {
                 let flags = advised_flags(vma, advice)?;
                 if flags == vma.flags() {
                     return Ok(());
                 }
-                self.with_flags(vma, part, flags, removed, |_| Ok(()))
+                self.with_flags(mm, vma, part, flags, removed, |_| Ok(()))
             }
         }
     }
@@ -312,8 +311,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut parts = Parts::of(range);
         loop {
             let (object, offset, length) = {
-                let _guard = self.mutex.lock();
-                let Some((vma, part)) = parts.next(self) else { break };
+                let guard = self.mmap_lock.lock();
+                let mm = &*guard;
+                let Some((vma, part)) = parts.next(mm, self) else { break };
                 if !may_be_advised(vma, Advice::Remove, KeyRights::ALL) {
                     return Err(Error::Sealed(part.start()));
                 }

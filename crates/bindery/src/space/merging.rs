@@ -3,10 +3,8 @@
 //! default.
 
 use crate::platform::Platform;
-use crate::tlb::Gather;
 
 use super::AddressSpace;
-use super::change::Removed;
 use super::vma::MappingFlags;
 use crate::collections::range_skip_list::Indexed;
 
@@ -26,12 +24,13 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// Complexity: in the mappings.
     pub fn set_merging(&self, merges: bool) {
-        let mut removed = Removed::default();
-        let guard = self.mutex.lock();
-        if self.settings.merges() != merges {
+        self.transaction(|mm, _, removed| {
+            if self.settings.merges() == merges {
+                return;
+            }
             self.settings.set_merges(merges);
             let mut at = 0;
-            while let Some(vma) = self.first_behind(at) {
+            while let Some(vma) = self.first_behind(mm, at) {
                 at = vma.end();
                 let flags = match merges {
                     true => vma.flags() | mergeable(vma.flags()),
@@ -39,13 +38,11 @@ impl<P: Platform> AddressSpace<'_, P> {
                 };
                 if flags != vma.flags() {
                     // Whole mappings are not cut, so nothing can fail.
-                    let done = self.with_flags(vma, vma.range(), flags, &mut removed, |_| Ok(()));
+                    let done = self.with_flags(mm, vma, vma.range(), flags, removed, |_| Ok(()));
                     debug_assert!(done.is_ok());
                 }
             }
-        }
-        drop(guard);
-        self.finish(&mut Gather::new(), removed);
+        });
         self.table.memory.free_some();
     }
 

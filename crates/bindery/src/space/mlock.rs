@@ -1,5 +1,6 @@
 //! `mlock(2)`, `mlock2(2)`, `munlock(2)`, `mlockall(2)`, `munlockall(2)`.
 
+use crate::space::MmapLocked;
 use core::sync::atomic::Ordering;
 
 use bitflags::bitflags;
@@ -66,14 +67,10 @@ impl<P: Platform> AddressSpace<'_, P> {
             LockPages::OnFault => LOCKS,
         };
         self.table.memory.outermost(|| {
-            let mut removed = Removed::default();
-            let guard = self.mutex.lock();
-            let result = self
-                .may_lock_range(range)
-                .and_then(|()| self.lock_mappings(range, flags, &mut removed));
-            drop(guard);
-            self.finish(&mut crate::tlb::Gather::new(), removed);
-            result
+            self.transaction(|mm, _, removed| {
+                self.may_lock_range(mm, range)?;
+                self.lock_mappings(mm, range, flags, removed)
+            })
         })?;
         self.populate(range).map_err(|error| match error {
             Error::OutOfMemory => Error::TryAgain,
@@ -90,12 +87,9 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub fn munlock(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         let range = self.lock_range(start, length)?;
         self.table.memory.outermost(|| {
-            let mut removed = Removed::default();
-            let guard = self.mutex.lock();
-            let result = self.lock_mappings(range, MappingFlags::empty(), &mut removed);
-            drop(guard);
-            self.finish(&mut crate::tlb::Gather::new(), removed);
-            result
+            self.transaction(|mm, _, removed| {
+                self.lock_mappings(mm, range, MappingFlags::empty(), removed)
+            })
         })
     }
 
@@ -135,27 +129,25 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn lock_all(&self, what: LockAll) {
         let mut locks = MappingFlags::LOCKED;
         locks.set(MappingFlags::LOCK_ON_FAULT, what.contains(LockAll::ON_FAULT));
-        let mut removed = Removed::default();
-        let guard = self.mutex.lock();
-        let future = if what.contains(LockAll::FUTURE) { locks } else { MappingFlags::empty() };
-        self.future.store(future.bits(), Ordering::Relaxed);
-        if what != LockAll::FUTURE && what != LockAll::FUTURE | LockAll::ON_FAULT {
-            let current =
-                if what.contains(LockAll::CURRENT) { locks } else { MappingFlags::empty() };
-            let mut at = 0;
-            while let Some(vma) = self.first_behind(at) {
-                at = vma.end();
-                let flags = lock_flags(vma, current);
-                if flags == vma.flags() {
-                    continue;
+        self.transaction(|mm, _, removed| {
+            let future = if what.contains(LockAll::FUTURE) { locks } else { MappingFlags::empty() };
+            self.future.store(future.bits(), Ordering::Relaxed);
+            if what != LockAll::FUTURE && what != LockAll::FUTURE | LockAll::ON_FAULT {
+                let current =
+                    if what.contains(LockAll::CURRENT) { locks } else { MappingFlags::empty() };
+                let mut at = 0;
+                while let Some(vma) = self.first_behind(mm, at) {
+                    at = vma.end();
+                    let flags = lock_flags(vma, current);
+                    if flags == vma.flags() {
+                        continue;
+                    }
+                    // Whole mappings are not cut, so nothing can fail.
+                    let done = self.with_flags(mm, vma, vma.range(), flags, removed, |_| Ok(()));
+                    debug_assert!(done.is_ok());
                 }
-                // Whole mappings are not cut, so nothing can fail.
-                let done = self.with_flags(vma, vma.range(), flags, &mut removed, |_| Ok(()));
-                debug_assert!(done.is_ok());
             }
-        }
-        drop(guard);
-        self.finish(&mut crate::tlb::Gather::new(), removed);
+        });
         self.table.memory.free_some();
     }
 
@@ -164,8 +156,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut at = 0;
         loop {
             let range = {
-                let _guard = self.mutex.lock();
-                let Some(vma) = self.first_behind(at) else { return Ok(()) };
+                let guard = self.mmap_lock.lock();
+                let mm = &*guard;
+                let Some(vma) = self.first_behind(mm, at) else { return Ok(()) };
                 vma.range()
             };
             at = range.end().0;
@@ -192,14 +185,14 @@ impl<P: Platform> AddressSpace<'_, P> {
         Ok(())
     }
 
-    fn may_lock_range(&self, range: VirtRange) -> Result<(), Error> {
+    fn may_lock_range(&self, mm: &MmapLocked, range: VirtRange) -> Result<(), Error> {
         if self.may_lock(range.pages()).is_ok() {
             return Ok(());
         }
         // What is locked already does not count twice.
         let locked = |vma: &Vma| vma.has(MappingFlags::LOCKED);
         let already: u64 = self
-            .vmas_in(range)
+            .vmas_in(mm, range)
             .filter(|vma| locked(vma))
             .map(|vma| vma.range().intersection(range).pages())
             .sum();
@@ -210,18 +203,19 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// passed over, so that it can be done once more.
     fn lock_mappings(
         &self,
+        mm: &MmapLocked,
         range: VirtRange,
         locks: MappingFlags,
         removed: &mut Removed,
     ) -> Result<(), Error> {
         let mut at = range.start();
         while at < range.end() {
-            let vma = self.vma_at(at).ok_or(Error::NotMapped(at))?;
+            let vma = self.vma_at(mm, at).ok_or(Error::NotMapped(at))?;
             let part = vma.range().intersection(range);
             at = part.end();
             let flags = lock_flags(vma, locks);
             if flags != vma.flags() {
-                self.with_flags(vma, part, flags, removed, |_| Ok(()))?;
+                self.with_flags(mm, vma, part, flags, removed, |_| Ok(()))?;
             }
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! `mmap(2)`.
 
+use crate::space::MmapLocked;
 use core::ptr::NonNull;
 
 use bitflags::bitflags;
@@ -199,10 +200,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Whether a place could be found for such a mapping: the first half of what `mmap` does.
     pub(crate) fn check_place(&self, request: &MapRequest) -> Result<(), Error> {
         let length = self.map_length(request)?;
-        let _guard = self.mutex.lock();
+        let guard = self.mmap_lock.lock();
+        let mm = &*guard;
         // As Linux, which lets a new mapping be the first that is too many.
         self.room_for(0)?;
-        self.find_place(length, request.place)?;
+        self.find_place(mm, length, request.place)?;
         let locked = request.flags.contains(MapFlags::LOCKED);
         if locked {
             self.may_lock_at_all()?;
@@ -280,17 +282,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         length: u64,
         backing: &Backing,
     ) -> Result<(VirtRange, MappingFlags), Error> {
-        let (mut gather, mut removed) = (Gather::new(), Removed::default());
-        let guard = self.mutex.lock();
-        let result = self.map_locked(request, length, backing, &mut gather, &mut removed);
-        self.flush(&mut gather);
-        drop(guard);
-        self.finish(&mut gather, removed);
-        result
+        self.transaction(|mm, gather, removed| {
+            self.map_locked(mm, request, length, backing, gather, removed)
+        })
     }
 
     pub(super) fn map_locked(
         &self,
+        mm: &MmapLocked,
         request: &MapRequest,
         length: u64,
         backing: &Backing,
@@ -299,7 +298,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ) -> Result<(VirtRange, MappingFlags), Error> {
         // As Linux, which lets a new mapping be the first that is too many.
         self.room_for(0)?;
-        let range = self.find_place(length, request.place)?;
+        let range = self.find_place(mm, length, request.place)?;
         let flags = self.map_flags(request, backing);
         if request.flags.contains(MapFlags::LOCKED) {
             self.may_lock_at_all()?;
@@ -318,7 +317,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return Err(Error::Invalid);
         }
         self.refuse_exec_gain(flags, flags)?;
-        let (replaced, given_back) = self.pages_mapped(range)?;
+        let (replaced, given_back) = self.pages_mapped(mm, range)?;
         self.may_expand(flags, range.pages() - replaced)?;
         let committed = if flags.contains(MappingFlags::ACCOUNT) { range.pages() } else { 0 };
         // As Linux: what is replaced was committed already.
@@ -328,26 +327,26 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let _kept = commitment.keep(kept);
         let offset = backing.offset.unwrap_or(range.start().0 >> PAGE_SHIFT);
         let purpose = Purpose { flags, object: backing.object, group: None };
-        if replaced == 0 && self.extend_neighbour(range, &purpose, offset) {
+        if replaced == 0 && self.extend_neighbour(mm, range, &purpose, offset) {
             return Ok((range, flags));
         }
         let node = self.new_vma(range, purpose, offset)?;
         if replaced > 0
-            && let Err(error) = self.unmap_locked(range, gather, removed)
+            && let Err(error) = self.unmap_locked(mm, range, gather, removed)
         {
             return Err(self.give_back([Some(node), None], error));
         }
         self.flush(gather);
-        self.insert(node);
-        self.merge_around(self.vma(node), removed);
+        self.insert(mm, node);
+        self.merge_around(mm, self.vma(node), removed);
         Ok((range, flags))
     }
 
     /// How many pages of `range` are mapped, and how many of those count as committed; none of them
     /// may be sealed.
-    fn pages_mapped(&self, range: VirtRange) -> Result<(u64, u64), Error> {
+    fn pages_mapped(&self, mm: &MmapLocked, range: VirtRange) -> Result<(u64, u64), Error> {
         let (mut pages, mut committed) = (0, 0);
-        for vma in self.vmas_in(range) {
+        for vma in self.vmas_in(mm, range) {
             if vma.has(MappingFlags::SEALED) {
                 return Err(Error::Sealed(VirtAddr(vma.start())));
             }
@@ -362,11 +361,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// and does not reach a third one. Needs no memory and no grace period.
     pub(super) fn extend_neighbour(
         &self,
+        mm: &MmapLocked,
         range: VirtRange,
         purpose: &Purpose,
         offset: u64,
     ) -> bool {
-        let next = self.first_behind(range.start().0);
+        let next = self.first_behind(mm, range.start().0);
         let previous = match next {
             Some(next) => self.vmas.previous(NonNull::from(next)),
             None => self.vmas.find_at_or_before(range.start().0),
@@ -386,53 +386,64 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             (Some(vma), None) | (None, Some(vma)) => vma,
             _ => return false,
         };
-        self.extend_over(vma, range);
+        self.extend_over(mm, vma, range);
         true
     }
 
     /// As [`AddressSpace::extend_neighbour`], by the VMA below alone.
-    pub(super) fn extend_below(&self, range: VirtRange, purpose: &Purpose, offset: u64) -> bool {
+    pub(super) fn extend_below(
+        &self,
+        mm: &MmapLocked,
+        range: VirtRange,
+        purpose: &Purpose,
+        offset: u64,
+    ) -> bool {
         let below = self.vmas.find_at_or_before(range.start().0).map(|node| self.vma(node));
         let below = below.filter(|vma| {
             vma.end() == range.start().0
                 && vma.page_offset_of(range.start()) == offset
                 && continues_new(vma, purpose)
         });
-        below.map(|vma| self.extend_over(vma, range)).is_some()
+        below.map(|vma| self.extend_over(mm, vma, range)).is_some()
     }
 
-    fn extend_over(&self, vma: &Vma, range: VirtRange) {
+    fn extend_over(&self, mm: &MmapLocked, vma: &Vma, range: VirtRange) {
         let (start, end) = (vma.start().min(range.start().0), vma.end().max(range.end().0));
         let vma = vma.lock_write(self.platform());
-        self.change_flags(&vma, vma.flags() | MappingFlags::SOFT_DIRTY);
-        self.resize(&vma, start, end);
+        self.change_flags(mm, &vma, vma.flags() | MappingFlags::SOFT_DIRTY);
+        self.resize(mm, &vma, start, end);
     }
 
-    pub(super) fn find_place(&self, length: u64, place: Place) -> Result<VirtRange, Error> {
+    pub(super) fn find_place(
+        &self,
+        mm: &MmapLocked,
+        length: u64,
+        place: Place,
+    ) -> Result<VirtRange, Error> {
         match place {
             Place::Fixed(start) => self.fixed_range(start, length),
             Place::FixedNoReplace(start) => {
                 let range = self.fixed_range(start, length)?;
-                match self.first_behind(start.0) {
+                match self.first_behind(mm, start.0) {
                     Some(vma) if vma.start() < range.end().0 => {
                         Err(Error::Exists(VirtAddr(vma.start().max(start.0))))
                     }
                     _ => Ok(range),
                 }
             }
-            Place::Near(hint) if hint.0 < PAGE_SIZE => self.free_range(length),
+            Place::Near(hint) if hint.0 < PAGE_SIZE => self.free_range(mm, length),
             Place::Near(hint) => {
                 // As Linux: what lies too low is tried at the lowest address that may be.
                 let start = hint.align_down(PAGE_SIZE).max(self.lowest());
                 if let Ok(range) = self.fixed_range(start, length)
-                    && self.first_behind(start.0).is_none_or(|vma| vma.start() >= range.end().0)
-                    && self.guard_gap_over(range).is_none()
+                    && self.first_behind(mm, start.0).is_none_or(|vma| vma.start() >= range.end().0)
+                    && self.guard_gap_over(mm, range).is_none()
                 {
                     return Ok(range);
                 }
-                self.free_range(length)
+                self.free_range(mm, length)
             }
-            Place::Anywhere => self.free_range(length),
+            Place::Anywhere => self.free_range(mm, length),
         }
     }
 
@@ -458,15 +469,21 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         VirtAddr(minimum.checked_next_multiple_of(PAGE_SIZE).unwrap_or(minimum))
     }
 
-    fn free_range(&self, length: u64) -> Result<VirtRange, Error> {
+    fn free_range(&self, mm: &MmapLocked, length: u64) -> Result<VirtRange, Error> {
         let table = arch::table_span::<P::Arch>(1);
-        let aligned = (length >= table).then(|| self.find_free(length, table, 0)).flatten();
-        aligned.or_else(|| self.find_free(length, PAGE_SIZE, 0)).ok_or(Error::NoRoom)
+        let aligned = (length >= table).then(|| self.find_free(mm, length, table, 0)).flatten();
+        aligned.or_else(|| self.find_free(mm, length, PAGE_SIZE, 0)).ok_or(Error::NoRoom)
     }
 
     /// The highest free range of `length` bytes below the top that begins `congruent` bytes behind
     /// a multiple of `align`.
-    pub(super) fn find_free(&self, length: u64, align: u64, congruent: u64) -> Option<VirtRange> {
+    pub(super) fn find_free(
+        &self,
+        mm: &MmapLocked,
+        length: u64,
+        align: u64,
+        congruent: u64,
+    ) -> Option<VirtRange> {
         let low = self.lowest().0;
         let mut high = self.search_top();
         loop {
@@ -481,7 +498,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 (below, _) => below?,
             };
             let range = VirtRange::from_len(VirtAddr(start), length)?;
-            match self.guard_gap_over(range) {
+            match self.guard_gap_over(mm, range) {
                 Some(gap) if below.is_some() => high = gap.min(range.end().0 - 1),
                 Some(_) => return None,
                 None => return Some(range),
@@ -491,8 +508,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     /// Where the gap begins that a mapping above `range` keeps free below it to grow into, if the
     /// range reaches into it.
-    fn guard_gap_over(&self, range: VirtRange) -> Option<u64> {
-        let next = self.first_behind(range.end().0 - 1)?;
+    fn guard_gap_over(&self, mm: &MmapLocked, range: VirtRange) -> Option<u64> {
+        let next = self.first_behind(mm, range.end().0 - 1)?;
         let gap = next.start().saturating_sub(STACK_GUARD_GAP);
         (next.has(MappingFlags::GROWS_DOWN) && range.end().0 > gap).then_some(gap)
     }

@@ -39,6 +39,7 @@ mod reap;
 mod remap_file_pages;
 mod settings;
 mod stack_growth;
+mod transaction;
 mod user_copy;
 pub(crate) mod vma;
 mod zeroes;
@@ -117,6 +118,11 @@ impl Default for SpaceOptions {
     }
 }
 
+/// The proof that an address space's mutex is held: the set of VMAs, their bounds and flags change
+/// only in functions that take it. The mutex of each address space guards one, and nobody else can
+/// make one.
+pub(crate) struct MmapLocked(());
+
 /// The memory of one process: what is mapped where, and the page tables that say so to the MMU.
 ///
 /// All operations take `&self` and may be called from several CPUs at once. Dropping it unmaps
@@ -124,7 +130,7 @@ impl Default for SpaceOptions {
 pub struct AddressSpace<'m, P: Platform> {
     pub(crate) table: PageTable<'m, P>,
     pub(crate) vmas: Index<Vma>,
-    mutex: Mutex<P::Mutex, ()>,
+    pub(crate) mmap_lock: Mutex<P::Mutex, MmapLocked>,
     options: SpaceOptions,
     maximum_mappings: AtomicUsize,
     account: Account,
@@ -151,7 +157,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Ok(Self {
             table,
             vmas: Index::new(key),
-            mutex: Mutex::new(()),
+            mmap_lock: Mutex::new(MmapLocked(())),
             options,
             maximum_mappings: AtomicUsize::new(options.maximum_mappings),
             account: Account::new(&Limits::default()),
@@ -238,9 +244,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         unsafe { node.as_ref() }
     }
 
-    /// The VMAs that have a part in `range`, in rising order. The mutex is held; the VMA that was
+    /// The VMAs that have a part in `range`, in rising order. The VMA that was
     /// yielded last may be changed.
-    pub(crate) fn vmas_in(&self, range: VirtRange) -> impl Iterator<Item = &Vma> {
+    pub(crate) fn vmas_in(&self, _mm: &MmapLocked, range: VirtRange) -> impl Iterator<Item = &Vma> {
         let mut next = self.vmas.first_ending_after(range.start().0);
         core::iter::from_fn(move || {
             let vma = next.map(|node| self.vma(node)).filter(|vma| vma.start() < range.end().0)?;
@@ -254,31 +260,31 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         vma.object_pointer().map(|state| Object::of_mapping(self.table.memory, state))
     }
 
-    /// The VMA around `addr`; the mutex is held.
-    pub(crate) fn vma_at(&self, addr: VirtAddr) -> Option<&Vma> {
-        self.first_behind(addr.0).filter(|vma| vma.start() <= addr.0)
+    /// The VMA around `addr`.
+    pub(crate) fn vma_at(&self, mm: &MmapLocked, addr: VirtAddr) -> Option<&Vma> {
+        self.first_behind(mm, addr.0).filter(|vma| vma.start() <= addr.0)
     }
 
-    /// The first VMA that ends behind `addr`; the mutex is held.
-    pub(crate) fn first_behind(&self, addr: u64) -> Option<&Vma> {
+    /// The first VMA that ends behind `addr`.
+    pub(crate) fn first_behind(&self, _mm: &MmapLocked, addr: u64) -> Option<&Vma> {
         self.vmas.first_ending_after(addr).map(|node| self.vma(node))
     }
 
     /// `range`, in which nothing will be mapped any more, and around it whole table spans in which
     /// nothing is mapped either: what the page table may lose with it. `occupied` counts as
-    /// mapped. The mutex is held.
+    /// mapped.
     ///
     /// ```text
     /// VMAs     |  A  |                 (range)             | B |
     /// tables   |----------|----------|----------|----------|----------|
     /// freeable span                |<-------------------------->|
     /// ```
-    fn freeable(&self, range: VirtRange, occupied: VirtRange) -> VirtRange {
-        let next = self.first_behind(range.start().0);
+    fn freeable(&self, mm: &MmapLocked, range: VirtRange, occupied: VirtRange) -> VirtRange {
+        let next = self.first_behind(mm, range.start().0);
         let begins = next.map_or(u64::MAX, Indexed::start);
         let mut ceiling = begins;
         if begins < range.end().0 {
-            let above = self.first_behind(range.end().0);
+            let above = self.first_behind(mm, range.end().0);
             ceiling = above.map_or(u64::MAX, |vma| vma.start().max(range.end().0));
         }
         let previous = match next {
@@ -366,10 +372,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 impl<P: Platform> Drop for AddressSpace<'_, P> {
     fn drop(&mut self) {
         let mut removed = Removed::default();
+        // Nobody else has it: a drop has the address space for itself.
+        let guard = self.mmap_lock.lock();
+        let mm = &*guard;
         while let Some(node) = self.vmas.first_ending_after(0) {
             // SAFETY: 1. no handle of the address space is left, so nobody looks a VMA up in it, and a
             // walker of the reverse map does not lock it; 2. it is removed at once.
-            self.remove(unsafe { self.vma(node).written(self.platform()) }, &mut removed);
+            self.remove(mm, unsafe { self.vma(node).written(self.platform()) }, &mut removed);
         }
         let mut gather = Gather::new();
         let end = arch::span::<P::Arch>(P::Arch::LEVELS);

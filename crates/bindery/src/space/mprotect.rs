@@ -1,5 +1,6 @@
 //! `mprotect(2)`.
 
+use crate::space::MmapLocked;
 use arrayvec::ArrayVec;
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
@@ -161,19 +162,15 @@ impl<P: Platform> AddressSpace<'_, P> {
         (protection, key): (Protection, Option<ProtectionKey>),
         unlocked: &mut ArrayVec<VirtRange, 16>,
     ) -> Result<(), Error> {
-        let (mut gather, mut removed) = (Gather::new(), Removed::default());
-        let guard = self.mutex.lock();
-        let allowed = key.is_none_or(|key| self.keys.has(key));
-        let range = if allowed { self.protected_range(range, from) } else { Err(Error::Invalid) };
-        let result = range.and_then(|range| {
-            let mut call =
-                ProtectCall { protection, key, gather: &mut gather, removed: &mut removed };
-            self.protect_locked(range, &mut call, unlocked)
-        });
-        self.flush(&mut gather);
-        drop(guard);
-        self.finish(&mut gather, removed);
-        result
+        self.transaction(|mm, gather, removed| {
+            let allowed = key.is_none_or(|key| self.keys.has(key));
+            let range =
+                if allowed { self.protected_range(mm, range, from) } else { Err(Error::Invalid) };
+            range.and_then(|range| {
+                let mut call = ProtectCall { protection, key, gather, removed };
+                self.protect_locked(mm, range, &mut call, unlocked)
+            })
+        })
     }
 
     /// Makes the locked mappings in `range` that may be written now have pages of their own, so that
@@ -182,10 +179,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut at = range.start();
         while at < range.end() {
             let part = {
-                let _guard = self.mutex.lock();
+                let guard = self.mmap_lock.lock();
+                let mm = &*guard;
                 let wanted = MappingFlags::LOCKED | MappingFlags::WRITE;
                 let found = self
-                    .vmas_in(VirtRange::raw(at.0, range.end().0))
+                    .vmas_in(mm, VirtRange::raw(at.0, range.end().0))
                     .find(|vma| vma.has(wanted) && !vma.is_shared());
                 let Some(vma) = found else { return };
                 vma.range().intersection(VirtRange::raw(at.0, range.end().0))
@@ -196,15 +194,20 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
     }
 
-    fn protected_range(&self, range: VirtRange, from: ProtectFrom) -> Result<VirtRange, Error> {
+    fn protected_range(
+        &self,
+        mm: &MmapLocked,
+        range: VirtRange,
+        from: ProtectFrom,
+    ) -> Result<VirtRange, Error> {
         if from == ProtectFrom::Address {
             return Ok(range);
         }
         if from == ProtectFrom::GrowingEnd {
-            self.vma_at(range.start()).ok_or(Error::NotMapped(range.start()))?;
+            self.vma_at(mm, range.start()).ok_or(Error::NotMapped(range.start()))?;
             return Err(Error::Invalid);
         }
-        let vma = self.first_behind(range.start().0).filter(|vma| vma.start() < range.end().0);
+        let vma = self.first_behind(mm, range.start().0).filter(|vma| vma.start() < range.end().0);
         let vma = vma.ok_or(Error::NotMapped(range.start()))?;
         if !vma.has(MappingFlags::GROWS_DOWN) {
             return Err(Error::Invalid);
@@ -214,6 +217,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     fn protect_locked(
         &self,
+        mm: &MmapLocked,
         range: VirtRange,
         call: &mut ProtectCall<'_>,
         unlocked: &mut ArrayVec<VirtRange, 16>,
@@ -221,7 +225,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let ProtectCall { protection, key, gather, removed } = call;
         let mut at = range.start();
         while at < range.end() {
-            let vma = self.vma_at(at).ok_or(Error::NotMapped(at))?;
+            let vma = self.vma_at(mm, at).ok_or(Error::NotMapped(at))?;
             let part = vma.range().intersection(range);
             at = part.end();
             let wanted = MappingFlags::of(*protection);
@@ -258,7 +262,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 flags -= MappingFlags::ACCOUNT;
             }
             let _reservation = self.table.memory.commitment().reserve(committed)?;
-            self.with_flags(vma, part, flags, removed, |vma| {
+            self.with_flags(mm, vma, part, flags, removed, |vma| {
                 let done = self.table.protect(part, &vma.entry_policy(), gather);
                 done.map_err(|_| Error::OutOfMemory)
             })?;
@@ -266,8 +270,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             if locked == MappingFlags::LOCKED && flags.contains(MappingFlags::WRITE) {
                 // The pages come when the call is over, but whose they are is settled now: it decides
                 // what is joined with what.
-                if let Some(vma) = self.vma_at(part.start()) {
-                    let _ = self.prepare_group_locked(vma);
+                if let Some(vma) = self.vma_at(mm, part.start()) {
+                    let _ = self.prepare_group_locked(mm, vma);
                 }
                 // Where there are too many to remember, what lies between them is looked at too.
                 let start = if unlocked.is_full() {
@@ -285,6 +289,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// joins it with its neighbours again. Nothing has changed where it cannot be cut.
     pub(super) fn with_flags(
         &self,
+        mm: &MmapLocked,
         vma: &Vma,
         part: VirtRange,
         flags: MappingFlags,
@@ -294,21 +299,21 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut vma = vma;
         if vma.start() < part.start().0 {
             self.room_for(1)?;
-            vma = self.split(vma, part.start())?;
+            vma = self.split(mm, vma, part.start())?;
         }
         if part.end().0 < vma.end() {
-            let cut = self.room_for(1).and_then(|()| self.split(vma, part.end()));
+            let cut = self.room_for(1).and_then(|()| self.split(mm, vma, part.end()));
             if let Err(error) = cut {
                 // Nothing has changed here: what was cut off below belongs to it again.
-                self.merge_around(vma, removed);
+                self.merge_around(mm, vma, removed);
                 return Err(error);
             }
         }
         let locked = vma.lock_write(self.platform());
-        self.change_flags(&locked, flags);
+        self.change_flags(mm, &locked, flags);
         let done = work(&locked);
         drop(locked);
-        self.merge_around(vma, removed);
+        self.merge_around(mm, vma, removed);
         done
     }
 }

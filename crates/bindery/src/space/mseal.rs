@@ -3,10 +3,9 @@
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::error::Error;
 use crate::platform::Platform;
-use crate::tlb::Gather;
+use crate::space::MmapLocked;
 
 use super::AddressSpace;
-use super::change::Removed;
 use super::vma::MappingFlags;
 use crate::collections::range_skip_list::Indexed;
 
@@ -35,31 +34,27 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// What is sealed already is passed over.
     fn seal_once(&self, range: VirtRange) -> Result<(), Error> {
-        let mut removed = Removed::default();
-        let guard = self.mutex.lock();
-        let result = self.covered(range).and_then(|()| {
+        self.transaction(|mm, _, removed| {
+            self.covered(mm, range)?;
             let mut at = range.start();
             while at < range.end() {
-                let vma = self.vma_at(at).ok_or(Error::NotMapped(at))?;
+                let vma = self.vma_at(mm, at).ok_or(Error::NotMapped(at))?;
                 let part = vma.range().intersection(range);
                 at = part.end();
                 let flags = vma.flags() | MappingFlags::SEALED;
                 if flags != vma.flags() {
-                    self.with_flags(vma, part, flags, &mut removed, |_| Ok(()))?;
+                    self.with_flags(mm, vma, part, flags, removed, |_| Ok(()))?;
                 }
             }
             Ok(())
-        });
-        drop(guard);
-        self.finish(&mut Gather::new(), removed);
-        result
+        })
     }
 
     /// Refuses a range with holes.
-    fn covered(&self, range: VirtRange) -> Result<(), Error> {
+    fn covered(&self, mm: &MmapLocked, range: VirtRange) -> Result<(), Error> {
         let mut at = range.start();
         while at < range.end() {
-            let vma = self.vma_at(at).ok_or(Error::NotMapped(at))?;
+            let vma = self.vma_at(mm, at).ok_or(Error::NotMapped(at))?;
             at = VirtAddr(vma.end());
         }
         Ok(())

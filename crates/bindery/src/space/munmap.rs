@@ -3,6 +3,7 @@
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::error::Error;
 use crate::platform::Platform;
+use crate::space::MmapLocked;
 use crate::table::zap::Flush;
 use crate::tlb::Gather;
 
@@ -30,13 +31,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     fn unmap_once(&self, range: VirtRange) -> Result<(), Error> {
-        let (mut gather, mut removed) = (Gather::new(), Removed::default());
-        let guard = self.mutex.lock();
-        let result = self.unmap_locked(range, &mut gather, &mut removed);
-        self.flush(&mut gather);
-        drop(guard);
-        self.finish(&mut gather, removed);
-        result
+        self.transaction(|mm, gather, removed| self.unmap_locked(mm, range, gather, removed))
     }
 
     pub(super) fn unmap_range(&self, start: VirtAddr, length: u64) -> Result<VirtRange, Error> {
@@ -56,37 +51,37 @@ impl<P: Platform> AddressSpace<'_, P> {
             .ok_or(Error::OutOfRange { limit })
     }
 
-    /// Takes everything in `range` out of the index and the page table. The mutex is held; the
-    /// caller finishes the gather after it has let go of it.
+    /// Takes everything in `range` out of the index and the page table.
     pub(super) fn unmap_locked(
         &self,
+        mm: &MmapLocked,
         range: VirtRange,
         gather: &mut Gather,
         removed: &mut Removed,
     ) -> Result<(), Error> {
-        let Some(first) = self.vmas_in(range).next() else { return Ok(()) };
-        self.refuse_sealed(range)?;
+        let Some(first) = self.vmas_in(mm, range).next() else { return Ok(()) };
+        self.refuse_sealed(mm, range)?;
         if first.start() < range.start().0 && range.end().0 < first.end() {
             self.room_for(1)?;
-            self.split(first, range.end())?;
+            self.split(mm, first, range.end())?;
         }
-        for vma in self.vmas_in(range) {
+        for vma in self.vmas_in(mm, range) {
             vma.lock_write(self.platform()).leave_locked();
         }
         self.note_resident();
-        let freeable = self.freeable(range, VirtRange::default());
+        let freeable = self.freeable(mm, range, VirtRange::default());
         // A huge leaf without its deposit cannot be split. That is a broken invariant, which the
         // auditor reports; what could not be unmapped stays in the table.
         let zapped = self.table.zap(range, freeable, Flush::BeforeUnlock, gather);
-        if self.cut_out(range, removed) {
+        if self.cut_out(mm, range, removed) {
             gather.vma_stays();
         }
         zapped.map_err(|_| Error::OutOfMemory)
     }
 
     /// Refuses a range with a part of a sealed VMA.
-    pub(super) fn refuse_sealed(&self, range: VirtRange) -> Result<(), Error> {
-        match self.vmas_in(range).find(|vma| vma.has(MappingFlags::SEALED)) {
+    pub(super) fn refuse_sealed(&self, mm: &MmapLocked, range: VirtRange) -> Result<(), Error> {
+        match self.vmas_in(mm, range).find(|vma| vma.has(MappingFlags::SEALED)) {
             Some(vma) => Err(Error::Sealed(VirtAddr(vma.start()))),
             None => Ok(()),
         }
@@ -101,9 +96,9 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// 4. CPU A takes the entries away.
     ///
     /// Says whether a VMA was cut, and stays.
-    fn cut_out(&self, range: VirtRange, removed: &mut Removed) -> bool {
+    fn cut_out(&self, mm: &MmapLocked, range: VirtRange, removed: &mut Removed) -> bool {
         let mut cut = false;
-        while let Some(vma) = self.first_behind(range.start().0) {
+        while let Some(vma) = self.first_behind(mm, range.start().0) {
             if vma.start() >= range.end().0 {
                 break;
             }
@@ -111,11 +106,11 @@ impl<P: Platform> AddressSpace<'_, P> {
             // does not reach into the range any more.
             let vma = unsafe { vma.written(self.platform()) };
             if vma.start() < range.start().0 {
-                self.resize(&vma, vma.start(), range.start().0);
+                self.resize(mm, &vma, vma.start(), range.start().0);
             } else if vma.end() > range.end().0 {
-                self.resize(&vma, range.end().0, vma.end());
+                self.resize(mm, &vma, range.end().0, vma.end());
             } else {
-                self.remove(vma, removed);
+                self.remove(mm, vma, removed);
                 continue;
             }
             cut = true;

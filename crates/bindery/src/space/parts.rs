@@ -4,8 +4,8 @@ use crate::addr::{VirtAddr, VirtRange};
 use crate::error::Error;
 use crate::platform::Platform;
 
-use super::AddressSpace;
 use super::vma::Vma;
+use super::{AddressSpace, MmapLocked};
 use crate::collections::range_skip_list::Indexed;
 
 /// A walk over what is mapped of a range, as `madvise` and `msync` do it: holes are passed over, and
@@ -21,16 +21,16 @@ impl Parts {
         Self { at: range.start(), end: range.end(), hole: None }
     }
 
-    /// The next VMA and what the range has of it. The mutex is held; it may be let go between two
-    /// calls.
+    /// The next VMA and what the range has of it. The mutex may be let go between two calls.
     pub(super) fn next<'a, P: Platform>(
         &mut self,
+        mm: &MmapLocked,
         space: &'a AddressSpace<'_, P>,
     ) -> Option<(&'a Vma, VirtRange)> {
         if self.at >= self.end {
             return None;
         }
-        let vma = space.first_behind(self.at.0).filter(|vma| vma.start() < self.end.0);
+        let vma = space.first_behind(mm, self.at.0).filter(|vma| vma.start() < self.end.0);
         if vma.is_none_or(|vma| vma.start() > self.at.0) {
             self.hole = self.hole.or(Some(self.at));
         }

@@ -3,10 +3,10 @@
 use crate::error::Error;
 use crate::interrupt;
 use crate::platform::Platform;
+use crate::space::MmapLocked;
 use crate::tlb::Gather;
 
 use super::AddressSpace;
-use super::change::Removed;
 use super::vma::MappingFlags;
 
 impl<P: Platform> AddressSpace<'_, P> {
@@ -27,18 +27,12 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// Complexity: in the mappings and whole tables, as [`AddressSpace::discard`] of everything.
     pub fn reap(&self) -> Result<(), Error> {
-        self.table.memory.outermost(|| {
-            let mut gather = Gather::new();
-            let guard = self.mutex.lock();
-            let result = self.reap_locked(&mut gather);
-            self.flush(&mut gather);
-            drop(guard);
-            self.finish(&mut gather, Removed::default());
-            result
-        })
+        self.table
+            .memory
+            .outermost(|| self.transaction(|mm, gather, _| self.reap_locked(mm, gather)))
     }
 
-    fn reap_locked(&self, gather: &mut Gather) -> Result<(), Error> {
+    fn reap_locked(&self, mm: &MmapLocked, gather: &mut Gather) -> Result<(), Error> {
         for node in self.vmas.iter() {
             let vma = self.vma(node);
             if vma.has(MappingFlags::SHARED) || vma.has(MappingFlags::REAPED) {
@@ -48,11 +42,11 @@ impl<P: Platform> AddressSpace<'_, P> {
             // 1. CPU A has looked at the flags, and holds the VMA for reading; 2. CPU B marks the VMA
             // once CPU A has let it go; 3. the contents go, the page of CPU A with them.
             let locked = vma.lock_write(self.platform());
-            self.change_flags(&locked, vma.flags() | MappingFlags::REAPED);
+            self.change_flags(mm, &locked, vma.flags() | MappingFlags::REAPED);
             drop(locked);
             if let Err(error) = self.drop_contents(vma, vma.range(), gather) {
                 let locked = vma.lock_write(self.platform());
-                self.change_flags(&locked, vma.flags() - MappingFlags::REAPED);
+                self.change_flags(mm, &locked, vma.flags() - MappingFlags::REAPED);
                 return Err(error);
             }
         }

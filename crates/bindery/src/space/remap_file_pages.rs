@@ -3,6 +3,7 @@
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::error::Error;
 use crate::platform::Platform;
+use crate::space::MmapLocked;
 use crate::tlb::Gather;
 
 use super::AddressSpace;
@@ -49,23 +50,20 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Nothing has changed where it fails. Gives the flags of the new mapping.
     fn remap_file_once(&self, range: VirtRange, page: u64) -> Result<MappingFlags, Error> {
-        let (mut gather, mut removed) = (Gather::new(), Removed::default());
-        let guard = self.mutex.lock();
-        let result = self.remap_file_locked(range, page, &mut gather, &mut removed);
-        self.flush(&mut gather);
-        drop(guard);
-        self.finish(&mut gather, removed);
-        result
+        self.transaction(|mm, gather, removed| {
+            self.remap_file_locked(mm, range, page, gather, removed)
+        })
     }
 
     fn remap_file_locked(
         &self,
+        mm: &MmapLocked,
         range: VirtRange,
         page: u64,
         gather: &mut Gather,
         removed: &mut Removed,
     ) -> Result<MappingFlags, Error> {
-        let first = self.vma_at(range.start()).ok_or(Error::Invalid)?;
+        let first = self.vma_at(mm, range.start()).ok_or(Error::Invalid)?;
         let flags = first.flags();
         let object = self.object_of(first).ok_or(Error::Invalid)?;
         if !flags.contains(MappingFlags::SHARED | MappingFlags::MAY_WRITE) {
@@ -73,7 +71,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         let alike = |flags: MappingFlags| flags - MappingFlags::STICKY;
         let mut end = first.end();
-        for vma in self.vmas_in(range).skip(1) {
+        for vma in self.vmas_in(mm, range).skip(1) {
             let continues = vma.start() == end
                 && alike(vma.flags()) == alike(flags)
                 && vma.object_pointer() == first.object_pointer();
@@ -102,6 +100,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let is_secret = object.state().is_secret();
         let offset = Some(offset >> PAGE_SHIFT);
         let backing = Backing { object: Some(object.state), offset, may, is_secret };
-        self.map_locked(&request, range.len(), &backing, gather, removed).map(|(_, flags)| flags)
+        self.map_locked(mm, &request, range.len(), &backing, gather, removed)
+            .map(|(_, flags)| flags)
     }
 }

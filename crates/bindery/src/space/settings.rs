@@ -112,7 +112,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             ExecGain::Refused => REFUSED,
             ExecGain::RefusedHere => EXEC_GAIN,
         };
-        let _guard = self.mutex.lock();
+        let _guard = self.mmap_lock.lock();
         let set = self.settings.get() & EXEC_GAIN;
         if set != 0 && set != value {
             return Err(Error::SealForbids);

@@ -60,6 +60,9 @@ pub struct IpcClock {
     pub process: fn() -> i32,
 }
 
+/// The right to make a segment: one caller at a time has it, so a slot that it found free stays free.
+struct Making(());
+
 /// All segments of a machine, or of an IPC namespace. Its functions may be called from several CPUs
 /// at once. A spin lock is held at most for a look at all slots.
 ///
@@ -69,7 +72,7 @@ pub struct Segments<'m, P: Platform> {
     memory: &'m Memory<P>,
     clock: IpcClock,
     /// Held by who makes a segment: nobody else takes free slots.
-    making: Mutex<P::Mutex, ()>,
+    making: Mutex<P::Mutex, Making>,
     slots: Mutex<P::SpinLock, Slots<'m, P>>,
 }
 
@@ -142,7 +145,7 @@ impl<'m, P: Platform> Segments<'m, P> {
         let most = slots.len().min(MOST_SLOTS);
         let slots = &mut slots[..most];
         let slots = Mutex::new(Slots { slots, used: 0, pages: 0 });
-        Self { memory, clock, making: Mutex::new(()), slots }
+        Self { memory, clock, making: Mutex::new(Making(())), slots }
     }
 
     /// Drops all segments, attached or not. Mapped segments stay mapped, and no longer count.

@@ -2,6 +2,7 @@
 
 mod relocation;
 
+use crate::space::MmapLocked;
 use core::ptr::NonNull;
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
@@ -123,15 +124,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         remap: Remap,
         grown: &mut Option<VirtRange>,
     ) -> Result<VirtAddr, Error> {
-        let (mut gather, mut removed) = (Gather::new(), Removed::default());
-        let guard = self.mutex.lock();
-        let mut call = RemapCall { remap, gather: &mut gather, removed: &mut removed, grown: None };
-        let result = self.remap_locked(old, old_length, new_length, &mut call);
-        *grown = call.grown.filter(|_| result.is_ok());
-        self.flush(&mut gather);
-        drop(guard);
-        self.finish(&mut gather, removed);
-        result
+        self.transaction(|mm, gather, removed| {
+            let mut call = RemapCall { remap, gather, removed, grown: None };
+            let result = self.remap_locked(mm, old, old_length, new_length, &mut call);
+            *grown = call.grown.filter(|_| result.is_ok());
+            result
+        })
     }
 
     fn check_lengths(
@@ -184,6 +182,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     fn remap_locked(
         &self,
+        mm: &MmapLocked,
         old: VirtAddr,
         old_length: u64,
         length: u64,
@@ -195,11 +194,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         match call.remap {
             Remap::To(target) | Remap::LeaveTo(target) if old_length == length => {
-                self.move_all(old, length, target, call)
+                self.move_all(mm, old, length, target, call)
             }
             _ => {
-                let vma = self.vma_at(old).ok_or(Error::NotMapped(old))?;
-                self.remap_one(vma, old, old_length, length, call)
+                let vma = self.vma_at(mm, old).ok_or(Error::NotMapped(old))?;
+                self.remap_one(mm, vma, old, old_length, length, call)
             }
         }
     }
@@ -207,6 +206,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Moves all mappings of the range, each to the same distance from where it was.
     fn move_all(
         &self,
+        mm: &MmapLocked,
         old: VirtAddr,
         length: u64,
         target: VirtAddr,
@@ -215,7 +215,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let end = old.0.saturating_add(length);
         let mut at = old.0;
         let mut seen = false;
-        while let Some(vma) = self.first_behind(at).filter(|vma| vma.start() < end) {
+        while let Some(vma) = self.first_behind(mm, at).filter(|vma| vma.start() < end) {
             if !seen && vma.start() > at {
                 break;
             }
@@ -228,7 +228,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 _ => Remap::To(to),
             };
             let length = stop - start;
-            self.remap_one(vma, VirtAddr(start), length, length, call)?;
+            self.remap_one(mm, vma, VirtAddr(start), length, length, call)?;
             at = stop;
             if at >= end {
                 break;
@@ -240,6 +240,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Resizes or moves what begins at `old`, in `vma`.
     fn remap_one(
         &self,
+        mm: &MmapLocked,
         vma: &Vma,
         old: VirtAddr,
         old_length: u64,
@@ -250,7 +251,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Err(Error::Sealed(old));
         }
         if call.remap.target().is_none() && length <= old_length {
-            return self.shrink(old, old_length, length, call).map(|()| old);
+            return self.shrink(mm, old, old_length, length, call).map(|()| old);
         }
         if old_length == 0 && !vma.is_shared() {
             return Err(Error::NotShared);
@@ -267,13 +268,14 @@ impl<P: Platform> AddressSpace<'_, P> {
             self.may_expand(vma.flags(), grown)?;
         }
         match call.remap.target() {
-            Some(_) => self.remap_to(vma, source, old_length, length, call),
-            None => self.expand(vma, source, length, call),
+            Some(_) => self.remap_to(mm, vma, source, old_length, length, call),
+            None => self.expand(mm, vma, source, length, call),
         }
     }
 
     fn shrink(
         &self,
+        mm: &MmapLocked,
         old: VirtAddr,
         old_length: u64,
         length: u64,
@@ -281,7 +283,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Result<(), Error> {
         if length < old_length {
             let tail = self.unmap_range(VirtAddr(old.0 + length), old_length - length)?;
-            self.unmap_locked(tail, call.gather, call.removed)?;
+            self.unmap_locked(mm, tail, call.gather, call.removed)?;
         }
         Ok(())
     }
@@ -289,6 +291,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Moves `source`, the part of one VMA that is kept, to where the caller wants it.
     fn remap_to(
         &self,
+        mm: &MmapLocked,
         vma: &Vma,
         source: VirtRange,
         old_length: u64,
@@ -307,31 +310,32 @@ impl<P: Platform> AddressSpace<'_, P> {
         if remap.is_fixed() {
             // In Linux's order: what is there goes before anything else can be refused.
             let range = VirtRange::raw(target.0, target.0 + length);
-            if self.vmas_in(range).next().is_some() {
-                self.unmap_locked(range, call.gather, call.removed)?;
+            if self.vmas_in(mm, range).next().is_some() {
+                self.unmap_locked(mm, range, call.gather, call.removed)?;
                 self.flush(call.gather);
                 // It may have been a part of the same VMA, which is shorter now.
-                vma = self.vma_at(source.start()).ok_or(Error::NotMapped(source.start()))?;
+                vma = self.vma_at(mm, source.start()).ok_or(Error::NotMapped(source.start()))?;
             }
         }
-        self.shrink(source.start(), old_length, length.min(old_length), call)?;
+        self.shrink(mm, source.start(), old_length, length.min(old_length), call)?;
         let target = if remap.is_fixed() {
             VirtRange::raw(target.0, target.0 + length)
         } else if target.0 == 0 {
-            self.congruent_place(source, length).ok_or(Error::NoRoom)?
+            self.congruent_place(mm, source, length).ok_or(Error::NoRoom)?
         } else {
-            self.find_place(length, Place::Near(target))?
+            self.find_place(mm, length, Place::Near(target))?
         };
         if remap.source() == Source::Stays {
             // What the target replaces is not taken off: Linux counts before it unmaps.
             self.may_expand(vma.flags(), source.pages())?;
         }
-        self.relocate(vma, &Relocation { source, target, fate: remap.source() }, call)
+        self.relocate(mm, vma, &Relocation { source, target, fate: remap.source() }, call)
     }
 
     /// Makes the mapping longer, in place if it can be.
     fn expand(
         &self,
+        mm: &MmapLocked,
         vma: &Vma,
         source: VirtRange,
         length: u64,
@@ -345,9 +349,9 @@ impl<P: Platform> AddressSpace<'_, P> {
             let committed = if accounted { added >> PAGE_SHIFT } else { 0 };
             let _reservation = self.table.memory.commitment().reserve(committed)?;
             let held = vma.lock_write(self.platform());
-            self.resize(&held, vma.start(), old.0 + length);
+            self.resize(mm, &held, vma.start(), old.0 + length);
             drop(held);
-            self.merge_around(vma, call.removed);
+            self.merge_around(mm, vma, call.removed);
             if locked {
                 call.grown = Some(VirtRange::raw(source.end().0, old.0 + length));
             }
@@ -357,8 +361,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Err(Error::NoRoom);
         }
         self.room_for(4)?;
-        let target = self.congruent_place(source, length).ok_or(Error::NoRoom)?;
-        self.relocate(vma, &Relocation { source, target, fate: Source::Goes }, call)
+        let target = self.congruent_place(mm, source, length).ok_or(Error::NoRoom)?;
+        self.relocate(mm, vma, &Relocation { source, target, fate: Source::Goes }, call)
     }
 
     fn can_grow(&self, vma: &Vma, start: u64, length: u64) -> bool {

@@ -1,5 +1,6 @@
 //! Moves a part of one VMA to a place of its own.
 
+use crate::space::MmapLocked;
 use core::ptr::NonNull;
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
@@ -37,7 +38,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// A free range of `length` bytes, congruent with `source` modulo the largest entry span that
     /// fits into it twice (so that at least one slot is covered whole), else modulo the contiguous
     /// contiguous run.
-    pub(super) fn congruent_place(&self, source: VirtRange, length: u64) -> Option<VirtRange> {
+    pub(super) fn congruent_place(
+        &self,
+        mm: &MmapLocked,
+        source: VirtRange,
+        length: u64,
+    ) -> Option<VirtRange> {
         let start = source.start().0;
         let spans = (2..=P::Arch::LEVELS).rev().map(arch::span::<P::Arch>);
         let whole = spans.filter(|span| {
@@ -47,13 +53,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let contig = u64::from(P::Arch::CONTIG_ENTRIES) * PAGE_SIZE;
         whole
             .chain([arch::table_span::<P::Arch>(1), contig, PAGE_SIZE])
-            .find_map(|align| self.find_free(length, align, start & (align - 1)))
+            .find_map(|align| self.find_free(mm, length, align, start & (align - 1)))
     }
 
     /// Moves what the source, a part of `vma`, maps. Nothing is mapped in the
     /// target. Everything that can fail is done before anything is moved.
     pub(super) fn relocate(
         &self,
+        mm: &MmapLocked,
         vma: &Vma,
         what: &Relocation,
         call: &mut RemapCall<'_>,
@@ -90,7 +97,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             if floor <= target.start().0 && target.end().0 <= ceiling {
                 let flags = arriving.flags;
                 let slide = Slide { spot: &spot, floor, ceiling, flags, page_offset };
-                if let Some(slid) = self.slide(vma, what, &slide, call) {
+                if let Some(slid) = self.slide(mm, vma, what, &slide, call) {
                     return slid;
                 }
             }
@@ -107,27 +114,27 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             None
         };
         if source.is_empty() {
-            self.insert(moved);
-            self.merge_around(self.vma(moved), call.removed);
+            self.insert(mm, moved);
+            self.merge_around(mm, self.vma(moved), call.removed);
             return Ok(target.start());
         }
         // From here on faults in the source wait, and find themselves outside of the VMA afterwards.
         let vma = vma.lock_write(self.platform());
         let to = target.start();
         let whole = source.covers(vma.range());
-        let Ok(left) = self.move_held(vma, what, &Nodes { moved, upper }, call) else {
+        let Ok(left) = self.move_held(mm, vma, what, &Nodes { moved, upper }, call) else {
             return Err(self.give_back([Some(moved), upper], Error::OutOfMemory));
         };
         if stays && let Some(vma) = &left {
             if whole {
                 // Its next page begins a life of its own.
-                self.leave_group(vma, call.removed);
+                self.leave_group(mm, vma, call.removed);
             }
-            self.change_flags(vma, vma.flags() - locked);
+            self.change_flags(mm, vma, vma.flags() - locked);
         }
         drop(left);
         // As Linux: what stays is not joined with its neighbours, though it may fit them now.
-        self.merge_around(self.vma(moved), call.removed);
+        self.merge_around(mm, self.vma(moved), call.removed);
         Ok(to)
     }
 
@@ -136,6 +143,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// at its new one. Returns the VMA, if the move leaves something of it.
     fn move_held<'v>(
         &self,
+        mm: &MmapLocked,
         vma: VmaWriteGuard<'v, P>,
         what: &Relocation,
         nodes: &Nodes,
@@ -143,7 +151,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ) -> Result<Option<VmaWriteGuard<'v, P>>, OutOfMemory> {
         let (source, target) = (what.source, what.target);
         let stays = what.fate == Source::Stays;
-        let freeable = if stays { source } else { self.freeable(source, target) };
+        let freeable = if stays { source } else { self.freeable(mm, source, target) };
         let mut counts = Counts::default();
         let moved = Move { source, to: target.start(), freeable };
         let first = match self.table.holds(&moved, &mut counts) {
@@ -159,9 +167,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 let left = if stays {
                     Some(vma)
                 } else {
-                    self.cut_away(vma, source, nodes.upper, &held, call)
+                    self.cut_away(mm, vma, source, nodes.upper, &held, call)
                 };
-                self.insert_held(nodes.moved, &held);
+                self.insert_held(mm, nodes.moved, &held);
                 return Ok(left);
             }
             Holds::Several(first) => first,
@@ -171,7 +179,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return Err(error);
         }
         // Before the first page comes: a walker that does not find it at the source comes here.
-        self.link(nodes.moved);
+        self.link(mm, nodes.moved);
         let within = |hold: &mut dyn FnMut()| {
             let held = RmapGuard::new(self.platform(), &vma);
             hold();
@@ -182,9 +190,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             Some(vma)
         } else {
             let held = RmapGuard::new(self.platform(), vma.vma());
-            self.cut_away(vma, source, nodes.upper, &held, call)
+            self.cut_away(mm, vma, source, nodes.upper, &held, call)
         };
-        self.insert_linked(nodes.moved);
+        self.insert_linked(mm, nodes.moved);
         self.table.stats.add(&counts);
         Ok(left)
     }
@@ -194,6 +202,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// between two of them, a walker would look at one of the places alone.
     fn slide(
         &self,
+        mm: &MmapLocked,
         vma: &Vma,
         what: &Relocation,
         slide: &Slide<'_>,
@@ -220,7 +229,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
         drop(locked);
         if slide.floor == target.start().0 || slide.ceiling == target.end().0 {
-            self.merge_around(vma, call.removed);
+            self.merge_around(mm, vma, call.removed);
         }
         Some(Ok(target.start()))
     }
@@ -228,6 +237,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Takes `source` out of its VMA. Returns the VMA, if something is left of it.
     fn cut_away<'v>(
         &self,
+        mm: &MmapLocked,
         vma: VmaWriteGuard<'v, P>,
         source: VirtRange,
         upper: Option<NonNull<Vma>>,
@@ -236,13 +246,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ) -> Option<VmaWriteGuard<'v, P>> {
         let outer = vma.range();
         let left = if source.covers(outer) {
-            self.remove_held(vma, held, call.removed);
+            self.remove_held(mm, vma, held, call.removed);
             None
         } else if outer.start() < source.start() {
-            self.resize_held(&vma, outer.start().0, source.start().0, held);
+            self.resize_held(mm, &vma, outer.start().0, source.start().0, held);
             Some(vma)
         } else {
-            self.resize_held(&vma, source.end().0, outer.end().0, held);
+            self.resize_held(mm, &vma, source.end().0, outer.end().0, held);
             Some(vma)
         };
         match upper {
@@ -250,7 +260,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             // is left above.
             Some(upper) if outer.start() < source.start() && source.end() < outer.end() => {
                 debug_assert_eq!(self.vma(upper).end(), outer.end().0);
-                self.insert_held(upper, held);
+                self.insert_held(mm, upper, held);
             }
             Some(upper) => self.free_unused(upper),
             None => {}
