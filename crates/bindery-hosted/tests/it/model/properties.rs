@@ -138,7 +138,7 @@ fn protection() -> impl Strategy<Value = Protection> {
         2 => Just(Protection::READ),
         2 => Just(Protection::empty()),
         1 => Just(Protection::READ | Protection::EXECUTE),
-        1 => Just(Protection::all()),
+        1 => Just(crate::support::READ_WRITE_EXECUTE),
     ]
 }
 

@@ -139,7 +139,7 @@ fn protect_two<A: Walk>() {
             fixture.space.mmap(&fixed(CROSSING, 16 * PAGE)).unwrap();
             fixture.fill(CROSSING, 16);
             let upper = VirtAddr(CROSSING + 8 * PAGE);
-            let all = Protection::all();
+            let all = crate::support::READ_WRITE_EXECUTE;
             fixture.space.mprotect(upper, 8 * PAGE, all).unwrap();
         },
         operation: |space| {

@@ -3,8 +3,8 @@
 
 use bindery::addr::VirtAddr;
 use bindery::{
-    Advice, Error, FaultError, LockAll, LockPages, MapFlags, MapRequest, PinError, PinTime,
-    Protection, Remap, Sharing,
+    Advice, Error, FaultError, LockAll, LockPages, MapFlags, MapRequest, PinError, PinTime, Remap,
+    Sharing,
 };
 use bindery_hosted::Walk;
 
@@ -198,7 +198,7 @@ fn move_several<A: Walk>() {
         set_up: |fixture| {
             (two_tables::<A>().set_up)(fixture);
             let middle = VirtAddr(CROSSING + 4 * PAGE);
-            fixture.space.mprotect(middle, 4 * PAGE, Protection::all()).unwrap();
+            fixture.space.mprotect(middle, 4 * PAGE, crate::support::READ_WRITE_EXECUTE).unwrap();
         },
         operation: |space| {
             let to = VirtAddr(AT + 64 * MIB);

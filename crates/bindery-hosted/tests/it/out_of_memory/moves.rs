@@ -272,7 +272,10 @@ fn move_several<A: Walk>() {
             let upper = CROSSING + 6 * PAGE;
             fixture.space.mmap(&fixed(CROSSING, 4 * PAGE)).unwrap();
             fixture.space.mmap(&fixed(upper, 10 * PAGE)).unwrap();
-            fixture.space.mprotect(VirtAddr(upper), 4 * PAGE, Protection::all()).unwrap();
+            fixture
+                .space
+                .mprotect(VirtAddr(upper), 4 * PAGE, crate::support::READ_WRITE_EXECUTE)
+                .unwrap();
             fixture.fill(CROSSING, 4);
             fixture.fill(upper, 10);
         },

@@ -121,7 +121,11 @@ fn beside<A: Walk>() {
         let stripe = 64 * KIB;
         for at in (0..PAGES * PAGE_SIZE).step_by(stripe as usize) {
             // Protections that differ keep the stripes apart.
-            let own = if (at / stripe).is_multiple_of(4) { Protection::all() } else { READ_WRITE };
+            let own = if (at / stripe).is_multiple_of(4) {
+                crate::support::READ_WRITE_EXECUTE
+            } else {
+                READ_WRITE
+            };
             space
                 .mmap(&bindery::MapRequest { protection: own, ..fixed(AREA + at, stripe) })
                 .unwrap();

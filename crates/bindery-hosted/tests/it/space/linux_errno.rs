@@ -400,7 +400,7 @@ fn mprotect_refuses_what_linux_refuses() {
     }
     compare(LENGTHS.into_iter().flat_map(|length| {
         ADDRESSES.into_iter().flat_map(move |start| {
-            [Protection::empty(), Protection::READ, READ_WRITE, Protection::all()]
+            [Protection::empty(), Protection::READ, READ_WRITE, crate::support::READ_WRITE_EXECUTE]
                 .map(|protection| Call::Protect { start, length, protection })
         })
     }));

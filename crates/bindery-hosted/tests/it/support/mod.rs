@@ -18,6 +18,10 @@ pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;
 
+/// All that an access may be, on every architecture.
+pub const READ_WRITE_EXECUTE: Protection =
+    Protection::READ.union(Protection::WRITE).union(Protection::EXECUTE);
+
 pub const READ_WRITE: Protection = Protection::READ.union(Protection::WRITE);
 
 /// A machine of the given configuration, with the core in charge of its memory.
