@@ -41,8 +41,9 @@
 //!
 //! # Documents
 //!
-//! `docs/design.md` in the repository has decisions and reasons. `docs/invariants.md` numbers what
-//! always holds, and names the check of each.
+//! In the repository, `docs/embedding.md` has the obligations of an embedder, `docs/design.md` has
+//! decisions and reasons, and `docs/invariants.md` numbers what always holds and names the check of
+//! each.
 //!
 //! # Layers
 //!

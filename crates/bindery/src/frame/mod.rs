@@ -132,7 +132,7 @@ impl fmt::Display for FrameRange {
     }
 }
 
-/// Why the ranges of memory cannot be used.
+/// The reason why the ranges of memory cannot be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FramesError {
     /// There is no range, or all are empty.

@@ -35,7 +35,7 @@ pub enum FrameUse {
     Slab,
     /// An area of the kernel ([`crate::KernelMap`]).
     Kernel,
-    /// The embedder's own ([`crate::Memory::allocate_frames`]).
+    /// Frames of the embedder.
     Embedder,
 }
 
@@ -46,32 +46,32 @@ impl FrameUse {
     }
 }
 
-/// What is known of one frame ([`crate::Memory::frame_view`]).
+/// The use of one frame ([`crate::Memory::frame_view`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameView {
     /// What it is used for.
     pub usage: FrameUse,
-    /// The block that it is a part of: a folio, a free block, one that was allocated whole. Where
-    /// there is none, the frame alone.
+    /// The block of the frame: a folio, a free block, or a block that was allocated whole. Without
+    /// one, only the frame.
     pub block: FrameRange,
-    /// How many entries map pages of the folio, a huge leaf as many as it has pages; 0 for all that
-    /// is no folio.
+    /// How many entries map pages of the folio (a huge leaf counts its pages); 0 if the frame is no
+    /// folio.
     pub mappings: u32,
-    /// How many hold the folio without mapping it, by a reference or a pin.
+    /// How many holders the folio has that do not map it: references and pins.
     pub holders: u32,
-    /// Whether the folio is known to have been written since its content was saved. The MMU's own
-    /// notes stand in the entries that map it, and are not looked at.
+    /// Whether the folio is known to have been written since its content was saved. The dirty bits
+    /// of the entries that map it are not read.
     pub dirty: bool,
     /// Whether the folio's content may be dropped unless it is written again (`MADV_FREE`).
     pub lazy: bool,
-    /// Whether somebody has locked the folio.
+    /// Whether the folio is locked.
     pub locked: bool,
 }
 
-/// How many frames are used for what ([`crate::Memory::frame_usage`]).
+/// The number of frames for each use ([`crate::Memory::frame_usage`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FrameUsage {
-    /// Nobody uses them.
+    /// Free frames.
     pub free: u64,
     /// Pages of anonymous folios that are mapped.
     pub anonymous: u64,
@@ -85,9 +85,9 @@ pub struct FrameUsage {
     pub mapped: u64,
     /// Page tables, those on deposit included.
     pub tables: u64,
-    /// Frames with small records of the core's.
+    /// Frames with small records of the core.
     pub slab: u64,
-    /// Areas of the kernel.
+    /// Frames of kernel areas.
     pub kernel: u64,
     /// The embedder's own.
     pub embedder: u64,

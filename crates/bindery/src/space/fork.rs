@@ -17,18 +17,18 @@ use super::{AddressSpace, SpaceOptions};
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
     /// A copy of the address space: the same mappings with the same contents. Private pages are
-    /// shared until one side writes, but for those that are pinned, of which the child gets copies;
-    /// shared mappings stay shared. The child has no locked memory, nothing of what
-    /// `MADV_DONTFORK` was said about, and empty mappings where `MADV_WIPEONFORK` was.
+    /// shared until one side writes, except that the child gets copies of pinned pages. Shared
+    /// mappings stay shared. The child has no locked memory, none of the `MADV_DONTFORK` mappings,
+    /// and empty mappings for `MADV_WIPEONFORK`. May sleep.
     ///
-    /// Where a mapping never had a private page or a guard, nothing is copied: the child's faults
-    /// find what the parent's would.
+    /// If a mapping never had a private page or a guard, nothing is copied: the child's faults find
+    /// what the parent's would.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], [`Error::Overcommitted`], and [`Error::Interrupted`] if a fatal signal
-    /// came before the end: there is no copy, and this address space is as it was, but that its next
-    /// writes may ask once more for their permission. (Linux asks for signals at each mapping, too,
-    /// and before it begins, where any signal makes the call start again: that is the embedder's part.)
+    /// [`Error::OutOfMemory`], [`Error::Overcommitted`], and [`Error::Interrupted`] if a fatal
+    /// signal came before the end. Then there is no copy, and this address space is as it was,
+    /// except that its next writes may fault once more. (Linux asks for signals at each mapping,
+    /// too, and before it begins, where any signal restarts the call: that is the embedder's part.)
     ///
     /// Complexity: in the mappings and the runs of those that have private pages; one write to a
     /// folio's counts for each run, one invalidation for each 64 tables.

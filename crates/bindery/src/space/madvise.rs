@@ -115,18 +115,18 @@ impl Advice {
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Takes advice about `length` bytes (rounded up to pages) at `start`.
+    /// Applies advice to `length` bytes (rounded up to pages) at `start`. May sleep.
     ///
     /// # Errors
-    /// [`Error::Unaligned`]; [`Error::OutOfRange`] if the range wraps; [`Error::Invalid`] if a
-    /// mapping is not of the kind that the advice is about, or locked; [`Error::AccessDenied`] for
-    /// [`Advice::Remove`] of what may not be written; [`Error::Sealed`]; [`Error::NotMapped`] if
-    /// the range has holes, after the mapped parts have been dealt with; [`Error::TryAgain`] if a
-    /// mapping cannot be cut; those of [`AddressSpace::collapse_range`]; [`Error::Fault`] and
-    /// [`Error::OutOfMemory`] if a page cannot be had; [`Error::Interrupted`] if a fatal signal
-    /// came before all pages of [`Advice::PopulateRead`] or [`Advice::PopulateWrite`], or before a
-    /// mapping that [`Advice::Free`], [`Advice::Cold`] or [`Advice::PageOut`] is about. What lies
-    /// before an error is done.
+    /// [`Error::Unaligned`]; [`Error::OutOfRange`] if the range wraps; [`Error::Invalid`] if the
+    /// advice does not apply to a mapping's kind, or the mapping is locked; [`Error::AccessDenied`]
+    /// for [`Advice::Remove`] of memory that may not be written; [`Error::Sealed`];
+    /// [`Error::NotMapped`] if the range has holes, after the mapped parts are done;
+    /// [`Error::TryAgain`] if a mapping cannot be split; those of [`AddressSpace::collapse_range`];
+    /// [`Error::Fault`] and [`Error::OutOfMemory`] if a page is not available;
+    /// [`Error::Interrupted`] if a fatal signal came before all pages of [`Advice::PopulateRead`]
+    /// or [`Advice::PopulateWrite`], or before a mapping of [`Advice::Free`], [`Advice::Cold`] or
+    /// [`Advice::PageOut`]. The part before an error is done.
     ///
     /// Complexity: in the mappings and runs of the range; contents are dropped by whole tables.
     pub fn madvise(&self, start: VirtAddr, length: u64, advice: Advice) -> Result<(), Error> {
@@ -186,8 +186,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         })
     }
 
-    /// Drops the contents of `length` bytes (rounded up to pages) at `start`: what is mapped there
-    /// reads as zeroes again, or as what its object has. Tables that become empty are freed.
+    /// Drops the contents of `length` bytes (rounded up to pages) at `start`: they read as zeroes
+    /// again, or as the object's content. Tables that become empty are freed. May sleep.
     ///
     /// # Errors
     /// As [`AddressSpace::madvise`] with [`Advice::DontNeed`].

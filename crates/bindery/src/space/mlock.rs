@@ -41,17 +41,18 @@ bitflags! {
 pub(super) const LOCKS: MappingFlags = MappingFlags::LOCKED.union(MappingFlags::LOCK_ON_FAULT);
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Keeps the pages of the range in memory; the range is rounded outwards to whole pages. One
-    /// lock is one: a second call changes nothing, and one `munlock` takes it away.
+    /// Locks the pages of the range into memory; the range is extended to whole pages. Locks do not
+    /// nest: a second call changes nothing, and one `munlock` undoes both. May sleep.
     ///
     /// # Errors
     /// [`Error::LockForbidden`] if the process may lock nothing; [`Error::LockLimit`];
-    /// [`Error::OutOfRange`] if the range wraps; [`Error::NotMapped`], after what lies before the
+    /// [`Error::OutOfRange`] if the range wraps; [`Error::NotMapped`], after the part before the
     /// hole is locked; [`Error::TooManyMappings`], [`Error::OutOfMemory`] if a mapping cannot be
-    /// cut; [`Error::Fault`] and [`Error::TryAgain`] if the range is locked, but a page cannot be
-    /// had; [`Error::Interrupted`] if it is locked, and a fatal signal came before all pages did.
+    /// split; [`Error::Fault`] and [`Error::TryAgain`] if the range is locked, but a page is not
+    /// available; [`Error::Interrupted`] if it is locked, and a fatal signal came before all pages
+    /// did.
     ///
-    /// Complexity: in the mappings, and the folios that have to be made.
+    /// Complexity: in the mappings, and the folios that are allocated.
     pub fn mlock(&self, start: VirtAddr, length: u64, pages: LockPages) -> Result<(), Error> {
         self.may_lock_at_all()?;
         let range = match self.lock_range(start, length) {
@@ -78,7 +79,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         })
     }
 
-    /// Takes the locks of the range away.
+    /// Unlocks the range. May sleep.
     ///
     /// # Errors
     /// As [`AddressSpace::mlock`], without those about limits and pages.
@@ -93,13 +94,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         })
     }
 
-    /// Locks all that is mapped, all that will be, or both.
+    /// Locks all existing mappings, all future ones, or both. May sleep.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `what` names neither; [`Error::LockForbidden`];
-    /// [`Error::LockLimit`]. As on Linux, mappings that cannot be locked are passed over.
-    /// [`Error::Interrupted`] as [`AddressSpace::mlock`] (on Linux the call succeeds then, in a thread
-    /// that never sees it).
+    /// [`Error::Invalid`] if `what` names neither; [`Error::LockForbidden`]; [`Error::LockLimit`].
+    /// As on Linux, mappings that cannot be locked are skipped. [`Error::Interrupted`] as
+    /// [`AddressSpace::mlock`] (on Linux the call succeeds then, in a thread that never sees it).
     ///
     /// Complexity: as [`AddressSpace::mlock`] of everything.
     pub fn mlockall(&self, what: LockAll) -> Result<(), Error> {
@@ -121,7 +121,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         Ok(())
     }
 
-    /// Takes all locks away, and locks nothing that is mapped from now on.
+    /// Unlocks all mappings, and locks no future ones. May sleep.
     pub fn munlockall(&self) {
         self.lock_all(LockAll::empty());
     }

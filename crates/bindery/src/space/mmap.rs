@@ -18,33 +18,33 @@ use super::vma::{MappingFlags, Protection, Purpose, Vma};
 use super::{AddressSpace, STACK_GUARD_GAP};
 use crate::collections::range_skip_list::Indexed;
 
-/// Where a mapping shall be.
+/// The requested address of a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Place {
-    /// Wherever there is room.
+    /// Any free address.
     #[default]
     Anywhere,
-    /// There if it is free (rounded down to a page, or up to the lowest address that may be
-    /// mapped), else anywhere. Null means anywhere.
+    /// This address if it is free (rounded down to a page, or up to the lowest address that may be
+    /// mapped), else any. Null means any.
     Near(VirtAddr),
-    /// Exactly there; what is mapped there goes (`MAP_FIXED`).
+    /// Exactly this address; what is mapped there is unmapped (`MAP_FIXED`).
     Fixed(VirtAddr),
-    /// Exactly there, or not at all (`MAP_FIXED_NOREPLACE`).
+    /// Exactly this address, or none (`MAP_FIXED_NOREPLACE`).
     FixedNoReplace(VirtAddr),
 }
 
-/// Whether others see what is written.
+/// Whether writes are visible to others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Sharing {
-    /// Nobody does (`MAP_PRIVATE`).
+    /// Private: they are not (`MAP_PRIVATE`).
     #[default]
     Private,
-    /// All who map the same object, children among them (`MAP_SHARED`).
+    /// Shared: they are, to all mappings of the object, those of children included (`MAP_SHARED`).
     Shared,
 }
 
 bitflags! {
-    /// What else may be asked of a new mapping.
+    /// Further flags of a new mapping.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct MapFlags: u8 {
         /// Its pages are there at once and stay in memory (`MAP_LOCKED`).
@@ -63,7 +63,7 @@ bitflags! {
 }
 
 bitflags! {
-    /// How a file was opened, and by whom.
+    /// The access with which a file was opened, and whether the opener owns it.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct FileAccess: u8 {
         /// For reading.
@@ -77,28 +77,28 @@ bitflags! {
     }
 }
 
-/// A mapping that is asked for.
+/// A request for a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MapRequest {
     /// Length in bytes, rounded up to pages.
     pub length: u64,
-    /// What the program may do with it.
+    /// The permissions of the program.
     pub protection: Protection,
-    /// Where it shall be.
+    /// The requested address.
     pub place: Place,
     /// Whether others see what is written.
     pub sharing: Sharing,
-    /// What else is asked.
+    /// Further flags.
     pub flags: MapFlags,
 }
 
-/// What shall be mapped of an object.
+/// The part of an object to map.
 pub struct MapObject<'a, 'm, P: Platform> {
     /// The object.
     pub object: &'a Object<'m, P>,
-    /// Where the mapping begins in it, in bytes; a multiple of the page size.
+    /// The offset of the mapping in the object, in bytes; a multiple of the page size.
     pub offset: u64,
-    /// How the caller has opened it.
+    /// The access with which the caller has opened it.
     pub access: FileAccess,
 }
 
@@ -121,24 +121,23 @@ impl Backing {
 }
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
-    /// Maps anonymous memory, and returns where. It reads as zeroes; frames come with the first
-    /// touch. (Linux: `mmap(2)` with `MAP_ANONYMOUS`.)
+    /// Maps anonymous memory, and returns its address. It reads as zeroes; frames are allocated at
+    /// the first access. May sleep. (Linux: `mmap(2)` with `MAP_ANONYMOUS`.)
     ///
-    /// An address that is not given is chosen downwards from the top, and a mapping of at least
-    /// one table's span (2 MiB) begins at a multiple of it where there is room, so that large
-    /// folios and whole-table moves fit. Nothing is put within 1 MiB below a mapping that grows
-    /// down.
+    /// If no address is given, one is chosen downwards from the top. A mapping of at least one
+    /// table's span (2 MiB) begins at a multiple of it if there is room, so that large folios and
+    /// whole-table moves fit. Nothing is put within 1 MiB below a mapping that grows down.
     ///
     /// # Errors
-    /// [`Error::ZeroLength`]; [`Error::TooLong`] and [`Error::OutOfRange`] if it would not fit
-    /// into user space; [`Error::Unaligned`] for a fixed address; [`Error::BelowMinimum`];
-    /// [`Error::Exists`] for [`Place::FixedNoReplace`]; [`Error::Invalid`] for flags that do not go
-    /// together; [`Error::LockForbidden`], [`Error::LockLimit`]; [`Error::Sealed`] if a sealed
+    /// [`Error::ZeroLength`]; [`Error::TooLong`] and [`Error::OutOfRange`] if it would not fit into
+    /// user space; [`Error::Unaligned`] for a fixed address; [`Error::BelowMinimum`];
+    /// [`Error::Exists`] for [`Place::FixedNoReplace`]; [`Error::Invalid`] for flags that exclude
+    /// each other; [`Error::LockForbidden`], [`Error::LockLimit`]; [`Error::Sealed`] if a sealed
     /// mapping would be replaced; [`Error::LimitReached`]; [`Error::Overcommitted`];
-    /// [`Error::TooManyMappings`]; [`Error::NoRoom`]; [`Error::OutOfMemory`]. Nothing is changed
-    /// then.
+    /// [`Error::TooManyMappings`]; [`Error::NoRoom`]; [`Error::OutOfMemory`]. An error changes
+    /// nothing.
     ///
-    /// Complexity: logarithmic in the mappings; of what [`Place::Fixed`] replaces, as
+    /// Complexity: logarithmic in the mappings; for what [`Place::Fixed`] replaces, as
     /// [`AddressSpace::munmap`].
     pub fn mmap(&self, request: &MapRequest) -> Result<VirtAddr, Error> {
         let may = MappingFlags::MAY_ALL;
@@ -157,15 +156,15 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// Maps a part of an object: shared memory or a file. A private mapping shows the object's
-    /// pages until they are written, and copies from then on. What lies behind the object's end is
-    /// mapped too, and a touch there fails ([`crate::FaultError::Bus`]) until the object grows.
-    /// (Linux: `mmap(2)` with a file descriptor.)
+    /// pages until they are written, and copies from then on. Pages beyond the object's end are
+    /// mapped too, and an access there fails ([`crate::FaultError::Bus`]) until the object grows.
+    /// May sleep. (Linux: `mmap(2)` with a file descriptor.)
     ///
     /// # Errors
-    /// As [`AddressSpace::mmap`]; besides, [`Error::Unaligned`] and [`Error::TooLarge`] for the
-    /// offset, [`Error::AccessDenied`] if the object was not opened for that, and
-    /// [`Error::SealForbids`] for a shared writable mapping of an object that is sealed against
-    /// writing; [`Error::Invalid`] for an object of another [`crate::Memory`].
+    /// As [`AddressSpace::mmap`]; also [`Error::Unaligned`] and [`Error::TooLarge`] for the offset,
+    /// [`Error::AccessDenied`] if the object was not opened for that, [`Error::SealForbids`] for a
+    /// shared writable mapping of an object that is sealed against writing, and [`Error::Invalid`]
+    /// for an object of another [`crate::Memory`].
     pub fn mmap_object(
         &self,
         request: &MapRequest,

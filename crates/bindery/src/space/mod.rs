@@ -92,18 +92,19 @@ use vma::Vma;
 /// What a mapping that grows down keeps free below itself, in bytes (Linux: `stack_guard_gap`).
 pub(crate) const STACK_GUARD_GAP: u64 = 256 * PAGE_SIZE;
 
-/// What an embedder may choose for an address space.
+/// Options of an address space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SpaceOptions {
-    /// How far runs reach; anything but [`Reach::Table`] is for comparison.
+    /// How far runs reach; values other than [`Reach::Table`] are for comparison.
     pub reach: Reach,
     /// The lowest address that may be mapped, in bytes (Linux: `vm.mmap_min_addr`).
     pub minimum_address: VirtAddr,
-    /// Where the search for free addresses begins, downwards; `None` for the end of user space,
-    /// but below 2^47 on x86-64 with five levels, as programs that never heard of it expect.
+    /// The address at which the search for free addresses begins, downwards; `None` for the end of
+    /// user space, but below 2^47 on x86-64 with five levels, as programs expect that do not know
+    /// of it.
     pub search_top: Option<VirtAddr>,
-    /// The most VMAs that there may be (Linux: `vm.max_map_count`). As there, `mmap` and `brk` refuse
-    /// only where there are more already, so they may make one more; cuts and moves may not.
+    /// The maximum number of VMAs (Linux: `vm.max_map_count`). As on Linux, `mmap` and `brk` refuse
+    /// only above it, so they may make one more; splits and moves may not.
     pub maximum_mappings: usize,
 }
 
@@ -123,10 +124,11 @@ impl Default for SpaceOptions {
 /// make one.
 pub(crate) struct MmapLocked(());
 
-/// The memory of one process: what is mapped where, and the page tables that say so to the MMU.
+/// The memory of one process: its mappings, and the page tables that the MMU walks.
 ///
-/// All operations take `&self` and may be called from several CPUs at once. Dropping it unmaps
-/// everything; no CPU may have its root loaded then.
+/// All operations take `&self` and may be called from several CPUs at once. Unless an operation
+/// says otherwise, it may sleep and is not for interrupt handlers. Dropping the address space
+/// unmaps everything; no CPU may have its root loaded then.
 pub struct AddressSpace<'m, P: Platform> {
     pub(crate) table: PageTable<'m, P>,
     pub(crate) vmas: Index<Vma>,
@@ -146,7 +148,7 @@ pub struct AddressSpace<'m, P: Platform> {
 }
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
-    /// An address space in which nothing is mapped.
+    /// An address space without mappings.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] if there is no frame for the root table.
@@ -170,14 +172,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         })
     }
 
-    /// The frame of the root table: what the embedder loads into the MMU, between
+    /// The frame of the root table, which the embedder loads into the MMU between
     /// [`AddressSpace::enter`] and [`AddressSpace::leave`].
     pub fn root(&self) -> Frame {
         self.table.root
     }
 
-    /// Says that the calling CPU is about to load the root. From here on it receives
-    /// invalidations.
+    /// Records that the calling CPU is about to load the root. From here on the CPU receives
+    /// invalidations. Does not sleep.
     pub fn enter(&self) {
         let section = ReadSection::enter(self.platform());
         self.table.presence.enter(self.platform().cpu());
@@ -186,14 +188,15 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         drop(section);
     }
 
-    /// Says that the calling CPU has loaded another root, and what its TLB may still hold.
+    /// Records that the calling CPU has loaded another root, and what its TLB may still hold. Does
+    /// not sleep.
     pub fn leave(&self, tlb_on_leave: TlbOnLeave) {
         let section = ReadSection::enter(self.platform());
         self.table.presence.leave(self.platform().cpu(), tlb_on_leave);
         drop(section);
     }
 
-    /// The work that was done on the page table so far.
+    /// Work done on the page table so far.
     pub fn counts(&self) -> Counts {
         self.table.stats.read()
     }
@@ -203,8 +206,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         self.table.memory
     }
 
-    /// Sets the most VMAs that there may be, as [`SpaceOptions::maximum_mappings`] says; those that
-    /// are there stay. A child of [`AddressSpace::fork`] begins with its parent's.
+    /// Sets the maximum number of VMAs ([`SpaceOptions::maximum_mappings`]); existing ones stay. A
+    /// child of [`AddressSpace::fork`] begins with its parent's.
     pub fn set_maximum_mappings(&self, most: usize) {
         self.maximum_mappings.store(most, Ordering::Relaxed);
     }

@@ -16,16 +16,16 @@ use super::mlock::LOCKS;
 use super::vma::{MappingFlags, Protection, Vma};
 use crate::collections::range_skip_list::Indexed;
 
-/// Where a change of protection begins.
+/// The start of a change of protection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ProtectFrom {
-    /// At the address that was given.
+    /// The given address.
     #[default]
     Address,
-    /// At the beginning of the mapping around it, which must grow down (`PROT_GROWSDOWN`).
+    /// The start of the mapping around it, which must grow down (`PROT_GROWSDOWN`).
     GrowingStart,
-    /// At the address that was given, up to the end of the mapping, which must grow up
-    /// (`PROT_GROWSUP`); none does on any of our architectures.
+    /// The given address, up to the end of the mapping, which must grow up (`PROT_GROWSUP`); none
+    /// does on these architectures.
     GrowingEnd,
 }
 
@@ -56,17 +56,17 @@ impl Vma {
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Lets programs do with `length` bytes (rounded up to pages) at `start` what `protection`
-    /// says, and nothing else.
+    /// Sets the permissions of `length` bytes (rounded up to pages) at `start` to `protection`. May
+    /// sleep.
     ///
     /// # Errors
-    /// [`Error::Unaligned`] and [`Error::OutOfRange`], with nothing changed. As on Linux, where
-    /// something in the range is not mapped ([`Error::NotMapped`]), does not allow that
-    /// ([`Error::AccessDenied`]), is sealed ([`Error::Sealed`]), would be too much
-    /// ([`Error::LimitReached`], [`Error::Overcommitted`]) or cannot be cut
-    /// ([`Error::TooManyMappings`], [`Error::OutOfMemory`]), what lies before it is changed.
+    /// [`Error::Unaligned`] and [`Error::OutOfRange`] change nothing. As on Linux, if a part of the
+    /// range is not mapped ([`Error::NotMapped`]), does not allow the protection
+    /// ([`Error::AccessDenied`]), is sealed ([`Error::Sealed`]), would exceed a limit
+    /// ([`Error::LimitReached`], [`Error::Overcommitted`]) or cannot be split
+    /// ([`Error::TooManyMappings`], [`Error::OutOfMemory`]), the part before it is changed.
     ///
-    /// Complexity: in the runs of the range. One invalidation for each 64 tables, none where the range
+    /// Complexity: in the runs of the range. One invalidation for each 64 tables, none if the range
     /// only allows more than before.
     pub fn mprotect(
         &self,
@@ -77,7 +77,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.mprotect_from(start, length, protection, ProtectFrom::Address)
     }
 
-    /// As [`AddressSpace::mprotect`]; says where the change begins.
+    /// As [`AddressSpace::mprotect`], with the start of the change.
     ///
     /// # Errors
     /// As there; [`Error::Invalid`] if the mapping does not grow down.
@@ -95,10 +95,10 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// (`pkey_mprotect(2)`). The other calls leave mappings the key that they have.
     ///
     /// # Errors
-    /// As there; [`Error::Invalid`], with nothing changed, where the key is not taken
+    /// As there; [`Error::Invalid`], with nothing changed, if the key is not allocated
     /// ([`AddressSpace::pkey_alloc`]).
     ///
-    /// Complexity: as there. Another key is always invalidated.
+    /// Complexity: as there. A change of the key is always invalidated.
     pub fn pkey_mprotect(
         &self,
         start: VirtAddr,

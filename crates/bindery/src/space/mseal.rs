@@ -10,14 +10,14 @@ use super::vma::MappingFlags;
 use crate::collections::range_skip_list::Indexed;
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Seals the mappings of `length` bytes (rounded up to pages) at `start` for good: they can no
-    /// longer be unmapped, moved, resized or replaced, nor their protection be changed, nor contents
-    /// be thrown away that the program could not overwrite.
+    /// Seals the mappings of `length` bytes (rounded up to pages) at `start` for good. They can no
+    /// longer be unmapped, moved, resized or replaced, their protection cannot change, and contents
+    /// that the program could not overwrite cannot be discarded. May sleep.
     ///
     /// # Errors
     /// [`Error::Unaligned`]; [`Error::OutOfRange`]; [`Error::NotMapped`] if the range has holes,
-    /// and [`Error::TooManyMappings`] or [`Error::OutOfMemory`] if a mapping cannot be cut. A hole
-    /// changes nothing; what lies before another error is sealed.
+    /// and [`Error::TooManyMappings`] or [`Error::OutOfMemory`] if a mapping cannot be split. A
+    /// hole changes nothing; the part before another error is sealed.
     ///
     /// Complexity: in the mappings.
     pub fn mseal(&self, start: VirtAddr, length: u64) -> Result<(), Error> {

@@ -13,17 +13,17 @@ use super::vma::MappingFlags;
 use crate::collections::range_skip_list::Indexed;
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Unmaps `length` bytes (rounded up to pages) at `start`. Mappings that reach over the ends
-    /// keep the rest; where nothing is mapped, nothing happens.
+    /// Unmaps `length` bytes (rounded up to pages) at `start`. Mappings that extend beyond the ends
+    /// keep the rest; a range without mappings is left alone. May sleep.
     ///
     /// # Errors
-    /// [`Error::Unaligned`], [`Error::ZeroLength`], [`Error::OutOfRange`];
-    /// [`Error::Sealed`]; [`Error::TooManyMappings`] or [`Error::OutOfMemory`] if a mapping would be cut in two
-    /// and there is no room for the second. Nothing is changed then.
+    /// [`Error::Unaligned`], [`Error::ZeroLength`], [`Error::OutOfRange`]; [`Error::Sealed`];
+    /// [`Error::TooManyMappings`] or [`Error::OutOfMemory`] if a mapping would be split in two and
+    /// there is no room for the second. An error changes nothing.
     ///
-    /// Complexity: in the mappings and tables that go, plus the runs in the two tables at the
-    /// edges where something else stays mapped. One invalidation for each 1,024 entries of the tables
-    /// that stay or 512 of those that go, as a rule one in all, and one for each contiguous run or
+    /// Complexity: in the mappings and tables that are removed, plus the runs in the two tables at
+    /// the edges that other mappings keep. One invalidation for each 1,024 entries of the kept
+    /// tables or 512 of the removed ones, usually one in all, and one for each contiguous run or
     /// huge leaf that an end cuts.
     pub fn munmap(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         let range = self.unmap_range(start, length)?;

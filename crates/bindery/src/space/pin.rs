@@ -77,17 +77,17 @@ impl<P: Platform> fmt::Debug for Pinned<'_, P> {
 }
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
-    /// Pins the page at `at` and as many of the at most `pages` behind it as lie in the same folio,
-    /// mapped in a row with the same permissions. The page is made the program's own before, where
-    /// the pin could not be kept otherwise: for writing, and for reading anonymous memory that is
-    /// shared with another process until one of them writes, or was never written. May sleep.
-    /// (Linux: `pin_user_pages`.)
+    /// Pins the page at `at` and the pages after it, up to `pages` in all, as far as they are in
+    /// the same folio and mapped consecutively with the same permissions. If the pin could not be
+    /// kept otherwise, the page first becomes the program's own: for writing, and for reading
+    /// anonymous memory that is shared with another process until one of them writes, or that was
+    /// never written. May sleep. (Linux: `pin_user_pages`.)
     ///
     /// # Errors
-    /// [`PinError::Fault`] with the fault that the access would have had; [`PinError::LimitReached`]
-    /// if the address space would have more pinned than [`super::Limits::pinned`];
+    /// [`PinError::Fault`] with the fault that the access would have had;
+    /// [`PinError::LimitReached`] if the address space would exceed [`super::Limits::pinned`];
     /// [`PinError::FolioLimit`] if the folio has 2^15 pins, or 2^14 and the address space more than
-    /// 1,024 pages pinned in all. Nothing is pinned then.
+    /// 1,024 pinned pages in all. An error pins nothing.
     ///
     /// Complexity: in the pages pinned; one atomic instruction.
     pub fn pin(

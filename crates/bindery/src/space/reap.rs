@@ -10,20 +10,19 @@ use super::AddressSpace;
 use super::vma::MappingFlags;
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Drops the contents of all private mappings, those that are locked too, while threads of the
-    /// process may still run to their end: its memory comes back now, and not when the last of them
-    /// lets go of the address space. What is shared stays. For a process that has been killed and
-    /// never returns to its program.
+    /// Drops the contents of all private mappings, locked ones too, while threads of the process
+    /// may still run to their end. So the memory is freed now, and not when the last of them
+    /// releases the address space. Shared memory stays. It is for a process that has been killed
+    /// and never returns to its program. May sleep.
     ///
-    /// Each mapping is marked ([`MappingFlags::REAPED`]) before its contents go and faults are let in
-    /// again. From then on nothing is mapped there: a touch fails with
-    /// [`FaultError::Bus`](crate::FaultError::Bus), and so does every copy to or from it, so that
-    /// nobody takes the zero page that would come for what the program has written. (Linux:
-    /// `MMF_UNSTABLE`.) The mappings themselves stay. A second call finds nothing to do.
+    /// Each mapping is marked ([`MappingFlags::REAPED`]) before its contents are dropped and faults
+    /// may run again. From then on nothing is mapped there: an access fails with
+    /// [`FaultError::Bus`](crate::FaultError::Bus), and so does every copy to or from it. So no
+    /// reader gets the zero page in place of what the program has written. (Linux: `MMF_UNSTABLE`.)
+    /// The mappings themselves stay. A second call finds nothing to do.
     ///
     /// # Errors
-    /// [`Error::Interrupted`] for a fatal signal of the caller, [`Error::OutOfMemory`]: what was done
-    /// stays done, and may be gone on with.
+    /// [`Error::Interrupted`] for a fatal signal of the caller, [`Error::OutOfMemory`]: work done stays done, and another call may go on.
     ///
     /// Complexity: in the mappings and whole tables, as [`AddressSpace::discard`] of everything.
     pub fn reap(&self) -> Result<(), Error> {
