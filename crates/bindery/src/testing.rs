@@ -146,9 +146,8 @@ pub fn clear_accessed_and_dirty<P: Platform>(
         if arch::kind::<P::Arch>(raw, node.level) != Kind::Leaf {
             continue;
         }
-        let single =
-            |entry| if node.level == 1 { P::Arch::clear_contig(entry, index) } else { entry };
-        let contig = node.level == 1 && P::Arch::is_contig(raw);
+        let single = |entry| node.single::<P::Arch>(entry, index);
+        let contig = node.in_contig::<P::Arch>(raw);
         replace::<P::Arch>(&tables.slots(node.table)[index as usize], raw, |entry| {
             let now = P::Arch::attributes(single(entry));
             let clean = Attributes { accessed: false, dirty: false, ..now };

@@ -136,7 +136,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         range: VirtRange,
     ) -> Result<(), Violation> {
         let at = range.start();
-        let entry = if node.level == 1 { P::Arch::clear_contig(raw, index) } else { raw };
+        let entry = node.single::<P::Arch>(raw, index);
         let vma = self.mapping(space, range)?;
         let protection = vma.protection();
         let attributes = P::Arch::attributes(entry);
@@ -162,7 +162,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         if writable && !exclusive && !vma.is_shared() {
             return Err(Violation::WritableButShared(at));
         }
-        if node.level == 1 && P::Arch::is_contig(raw) && !self.contig_is_whole(node, index) {
+        if node.in_contig::<P::Arch>(raw) && !self.contig_is_whole(node, index) {
             return Err(Violation::BrokenBlock(at));
         }
         self.owned(vma, &found)

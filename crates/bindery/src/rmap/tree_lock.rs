@@ -63,7 +63,9 @@ pub(crate) struct TreeWriteGuard<'a, P: Platform> {
 }
 
 /// Tells a measuring platform that the lock is held, and when it is not any more.
-struct Held<'a, P: Platform>(&'a P);
+struct Held<'a, P: Platform>(
+    #[cfg_attr(not(any(test, feature = "measure")), expect(dead_code))] &'a P,
+);
 
 impl<'a, P: Platform> Held<'a, P> {
     #[inline]

@@ -137,7 +137,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn folio_at(&self, cursor: &mut Cursor<'_, '_, P>, page: VirtAddr) -> Option<(Folio, u32)> {
         let (node, index, raw) = cursor.entry_at(page);
         let first = match arch::kind::<P::Arch>(raw, node.level) {
-            Kind::Leaf if node.level == 1 => P::Arch::frame(P::Arch::clear_contig(raw, index)),
+            Kind::Leaf if node.level == 1 => P::Arch::frame(node.single::<P::Arch>(raw, index)),
             Kind::Leaf => P::Arch::frame(raw),
             Kind::Absent => match absent::decode::<P::Arch>(raw) {
                 Some(Absent::ProtNone { frame, .. }) => frame,
@@ -200,11 +200,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         match arch::kind::<P::Arch>(raw, node.level) {
             Kind::Leaf => {
                 let slots = self.table.slots(node.table);
-                let size = if node.level == 1 && P::Arch::is_contig(raw) {
-                    P::Arch::CONTIG_ENTRIES
-                } else {
-                    1
-                };
+                let size = if node.in_contig::<P::Arch>(raw) { P::Arch::CONTIG_ENTRIES } else { 1 };
                 let first = (index & !(size - 1)) as usize;
                 slots[first..first + size as usize]
                     .iter()

@@ -79,12 +79,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         match arch::kind::<P::Arch>(raw, node.level) {
             Kind::Empty | Kind::Table => Inspection::Empty,
             Kind::Leaf => {
-                let entry = if node.level == 1 { P::Arch::clear_contig(raw, index) } else { raw };
+                let entry = node.single::<P::Arch>(raw, index);
                 Inspection::Page {
                     frame: P::Arch::frame(entry).plus(inside as u32),
                     attributes: P::Arch::attributes(entry),
                     level: node.level,
-                    contiguous: node.level == 1 && P::Arch::is_contig(raw),
+                    contiguous: node.in_contig::<P::Arch>(raw),
                 }
             }
             Kind::Absent => match absent::decode::<P::Arch>(raw) {

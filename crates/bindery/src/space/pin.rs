@@ -147,7 +147,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         if arch::kind::<P::Arch>(raw, node.level) != Kind::Leaf {
             return Ok(None);
         }
-        let entry = if node.level == 1 { P::Arch::clear_contig(raw, index) } else { raw };
+        let entry = node.single::<P::Arch>(raw, index);
         let permissions = P::Arch::attributes(entry).permissions;
         let inside = (at.0 & (arch::span::<P::Arch>(node.level) - 1)) >> PAGE_SHIFT;
         let first = P::Arch::frame(entry).plus(inside as u32);

@@ -173,8 +173,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 let mut cursor = self.table.cursor(range, Depth::Floor(1));
                 let (node, index, raw) = cursor.entry_at(page);
                 if arch::kind::<P::Arch>(raw, node.level) == Kind::Leaf {
-                    let entry =
-                        if node.level == 1 { P::Arch::clear_contig(raw, index) } else { raw };
+                    let entry = node.single::<P::Arch>(raw, index);
                     let allowed = P::Arch::attributes(entry).permissions;
                     if allowed.contains(access.permission()) {
                         self.record_access(&mut cursor, node, index, access);

@@ -36,7 +36,7 @@
 //! finds by a second descent, as below, that the table is not in the tree. A thread that locked one
 //! before is waited for, and may go on meanwhile: no walker comes there any more. So detaching by
 //! one entry costs one entry and one mark under the locks, whatever is below. This does not hold
-//! where no VMA keeps out the threads that fill entries ([`try_mark_stray`]): there, all tables are
+//! where no VMA keeps out the threads that fill entries ([`super::stray::try_mark_stray`]): there, all tables are
 //! marked first, and they are of level 1.
 //!
 //! A table that is *moved* is not marked: it stays part of the tree at another address. So a thread
@@ -67,7 +67,7 @@
 use arrayvec::ArrayVec;
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
-use crate::arch::{self, Arch};
+use crate::arch::{self, Arch, Entry};
 
 /// Most entries that an operation looks at while it holds one set of locks.
 pub(crate) const HELD_ENTRIES: u32 = 1024;
@@ -172,6 +172,20 @@ impl Depth {
 pub(crate) struct Node {
     pub(crate) table: Frame,
     pub(crate) level: u8,
+}
+
+impl Node {
+    /// `raw`, which is at `index`, as a leaf of its own: without the mark of a contiguous run.
+    #[inline(always)]
+    pub(crate) fn single<A: Arch>(self, raw: Entry, index: u32) -> Entry {
+        if self.level == 1 { A::clear_contig(raw, index) } else { raw }
+    }
+
+    /// Whether `raw` belongs to a contiguous run.
+    #[inline(always)]
+    pub(crate) fn in_contig<A: Arch>(self, raw: Entry) -> bool {
+        self.level == 1 && A::is_contig(raw)
+    }
 }
 
 /// The locks that an operation holds.
@@ -471,123 +485,4 @@ pub(crate) fn lock_pair<T: LockTree>(
         lock_below(tree, high_cover, base, &[second], depth, set);
         return (low_cover, high_cover);
     }
-}
-
-/// Whether the tables of a subtree may be detached.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Keep {
-    /// All of them, whatever they hold.
-    Nothing,
-    /// Not if a guard marker may stand in one.
-    Guards,
-}
-
-/// Marks the tables of `node` and below as stray, unless one of them
-/// has to be kept: then none is marked, and `false` is returned. The subtree still hangs in the tree,
-/// so whoever meets the mark descends to it again, as one who waits for a lock, until the caller, who
-/// holds the parent, has cleared the entry or the mark.
-///
-/// The mark comes before the entry is cleared, so that a guard is never lost:
-/// 1. CPU A, truncating, clears the entry that names table X, in which no guard stands;
-/// 2. CPU B locks X, which it had found before, puts a guard into it, and returns;
-/// 3. CPU A marks X stray, and drops what stands in it.
-pub(crate) fn try_mark_stray<T: LockTree>(tree: &T, node: Node, keep: Keep) -> bool {
-    if keep == Keep::Nothing {
-        return true;
-    }
-    tree.lock(node.table);
-    let free = !tree.has_guards(node.table);
-    if free {
-        tree.mark_stray(node.table);
-    }
-    tree.unlock(node.table);
-    if !free || node.level == 1 {
-        return free;
-    }
-    let (live, mut children) = (tree.live(node.table), 0);
-    for index in 0..arch::entries::<T::Arch>() {
-        if children == live {
-            break;
-        }
-        let Some(table) = tree.child(node.table, node.level, index) else { continue };
-        children += 1;
-        let child = Node { table, level: node.level - 1 };
-        if !try_mark_stray(tree, child, keep) {
-            for index in 0..index {
-                if let Some(table) = tree.child(node.table, node.level, index) {
-                    unmark_subtree(tree, Node { table, level: node.level - 1 });
-                }
-            }
-            unmark(tree, node.table);
-            return false;
-        }
-    }
-    true
-}
-
-fn unmark<T: LockTree>(tree: &T, table: Frame) {
-    tree.lock(table);
-    tree.clear_stray(table);
-    tree.unlock(table);
-}
-
-fn unmark_subtree<T: LockTree>(tree: &T, node: Node) {
-    unmark(tree, node.table);
-    if node.level > 1 {
-        for index in 0..arch::entries::<T::Arch>() {
-            if let Some(table) = tree.child(node.table, node.level, index) {
-                unmark_subtree(tree, Node { table, level: node.level - 1 });
-            }
-        }
-    }
-}
-
-/// Marks the tables that hang in the table of `node`, which is detached and marked itself, and shows
-/// each to `met`. Returns how many there are. Called inside a read section, without locks.
-pub(crate) fn mark_children<T: LockTree>(tree: &T, node: Node, met: &mut impl FnMut(Frame)) -> u32 {
-    let (live, mut children) = (tree.live(node.table), 0);
-    for index in 0..arch::entries::<T::Arch>() {
-        if children == live {
-            break;
-        }
-        let Some(table) = tree.child(node.table, node.level, index) else { continue };
-        children += 1;
-        tree.lock(table);
-        tree.mark_stray(table);
-        tree.unlock(table);
-        met(table);
-    }
-    children
-}
-
-/// Marks the table of `node`, just detached, and all below it as stray, in pre-order, and shows
-/// each to `met` with the number of tables that hang in it. Tables at `held` and above are locked
-/// by the caller already.
-pub(crate) fn mark_subtree_stray<T: LockTree>(
-    tree: &T,
-    node: Node,
-    held: u8,
-    met: &mut impl FnMut(Frame, u32),
-) {
-    if node.level < held {
-        tree.lock(node.table);
-    }
-    tree.mark_stray(node.table);
-    if node.level < held {
-        tree.unlock(node.table);
-    }
-    let mut children = 0;
-    if node.level > 1 {
-        let live = tree.live(node.table);
-        for index in 0..arch::entries::<T::Arch>() {
-            if children == live {
-                break;
-            }
-            if let Some(table) = tree.child(node.table, node.level, index) {
-                children += 1;
-                mark_subtree_stray(tree, Node { table, level: node.level - 1 }, held, met);
-            }
-        }
-    }
-    met(node.table, children);
 }

@@ -195,7 +195,7 @@ impl<P: Platform> PageTable<'_, P> {
     /// The leaf, with accessed and dirty of all entries of its contiguous run: the MMU may have
     /// set them in any.
     fn gathered(&self, looked: &Looked) -> Entry {
-        if looked.node.level > 1 || !P::Arch::is_contig(looked.raw) {
+        if !looked.node.in_contig::<P::Arch>(looked.raw) {
             return looked.entry;
         }
         let slots = self.slots(looked.node.table);

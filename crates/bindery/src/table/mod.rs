@@ -46,6 +46,7 @@ mod pool;
 pub(crate) mod protect;
 pub(crate) mod run;
 pub(crate) mod spare;
+pub(crate) mod stray;
 pub(crate) mod zap;
 
 use core::ops::Deref;

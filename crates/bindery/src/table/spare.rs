@@ -10,8 +10,9 @@ use crate::space::vma::Vma;
 use crate::tlb::Gather;
 
 use super::cursor::{Chunks, Cursor, Whole};
-use super::locking::{Depth, Keep, Node, try_mark_stray};
+use super::locking::{Depth, Node};
 use super::run::{Run, What};
+use super::stray::{Keep, try_mark_stray};
 use super::zap::{drop_absent, drop_suspended, suspend};
 use super::{OutOfMemory, PageTable, Reach};
 

@@ -34,8 +34,9 @@ use crate::stats::Counts;
 use crate::tlb::Gather;
 
 use super::cursor::{Chunks, Cursor, Whole};
-use super::locking::{Depth, LockTree, Node, mark_children, mark_subtree_stray};
+use super::locking::{Depth, LockTree, Node};
 use super::run::{self, Run, What};
+use super::stray::{mark_children, mark_subtree_stray};
 use super::{OutOfMemory, PageTable, Reach, ReadSection, free_table, level_of, link};
 
 /// When the TLBs forget what is unmapped.

@@ -36,7 +36,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let (node, index, raw) = cursor.entry_at(at);
             let span = arch::span::<P::Arch>(node.level);
             if arch::kind::<P::Arch>(raw, node.level) == Kind::Leaf {
-                let entry = if node.level == 1 { P::Arch::clear_contig(raw, index) } else { raw };
+                let entry = node.single::<P::Arch>(raw, index);
                 // Asked again, now that the entry is locked and keeps its folio alive: the one
                 // that was seen before may have been freed, and its frames be something else.
                 if frames.folio_of(P::Arch::frame(entry)) == Some(folio) {
@@ -106,7 +106,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if node.level != hint.level || arch::kind::<P::Arch>(raw, node.level) != Kind::Leaf {
             return Ok(Step::Again);
         }
-        if node.level == 1 && P::Arch::is_contig(raw) {
+        if node.in_contig::<P::Arch>(raw) {
             self.table.unfold(node.table, index, page, &mut cursor.counts);
         }
         let slot = &self.table.slots(node.table)[index as usize];
@@ -190,7 +190,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             if arch::kind::<P::Arch>(raw, node.level) != Kind::Leaf {
                 return Ok(());
             }
-            let entry = if node.level == 1 { P::Arch::clear_contig(raw, index) } else { raw };
+            let entry = node.single::<P::Arch>(raw, index);
             let inside = (page.0 & (arch::span::<P::Arch>(node.level) - 1)) >> PAGE_SHIFT;
             let frame = P::Arch::frame(entry).plus(inside as u32);
             if node.level == 2 && self.table.memory.is_zero(frame) {

@@ -359,7 +359,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             Kind::Leaf => {}
             Kind::Absent => return self.absent(&mut cursor, node, index, raw),
         }
-        let entry = if node.level == 1 { P::Arch::clear_contig(raw, index) } else { raw };
+        let entry = node.single::<P::Arch>(raw, index);
         if P::Arch::attributes(entry).permissions.contains(access.permission()) {
             let written = cursor.counts.entries_written;
             self.record_access(&mut cursor, node, index, access);
@@ -442,7 +442,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         access: Access,
     ) {
         let slots = self.table.slots(node.table);
-        let block = node.level == 1 && P::Arch::is_contig(run::load(slots, index));
+        let block = node.in_contig::<P::Arch>(run::load(slots, index));
         let size = if block { P::Arch::CONTIG_ENTRIES } else { 1 };
         let first = index & !(size - 1);
         for slot in &slots[first as usize..(first + size) as usize] {

@@ -183,7 +183,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
 fn frame_at<P: Platform>(cursor: &mut Cursor<'_, '_, P>, at: VirtAddr) -> Option<Frame> {
     let (node, index, raw) = cursor.entry_at(at);
     let first = match arch::kind::<P::Arch>(raw, node.level) {
-        Kind::Leaf if node.level == 1 => P::Arch::frame(P::Arch::clear_contig(raw, index)),
+        Kind::Leaf if node.level == 1 => P::Arch::frame(node.single::<P::Arch>(raw, index)),
         Kind::Leaf => P::Arch::frame(raw),
         Kind::Absent => match absent::decode::<P::Arch>(raw)? {
             Absent::ProtNone { frame, .. } => frame,

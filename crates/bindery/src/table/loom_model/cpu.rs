@@ -9,6 +9,7 @@ use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Kind, Tiny};
 use crate::table::locking::{self, Depth, LockSet, LockTree, Node};
 use crate::table::pending::{self, Last};
+use crate::table::stray;
 
 use super::world::{
     Inside, Life, Omit, ROOT, STANDING, Table, World, count, index_of, page, pages,
@@ -214,7 +215,7 @@ impl Cpu {
             tables.extend(entries.filter_map(|index| self.child(node.table, node.level, index)));
         } else {
             self.in_section(|_| {
-                locking::mark_children(self, node, &mut |table| tables.push(table));
+                stray::mark_children(self, node, &mut |table| tables.push(table));
             });
         }
         self.table(node.table).inside(|inside| inside.live -= tables.len() as u32);
@@ -231,7 +232,7 @@ impl Cpu {
     /// As `PageTable::gather_subtree`. Counts are changed without the lock: nobody else may be in
     /// a table that is marked.
     pub(super) fn gather_subtree(&self, node: Node, held: u8, gathered: &mut Vec<Frame>) {
-        locking::mark_subtree_stray(self, node, held, &mut |table, children| {
+        stray::mark_subtree_stray(self, node, held, &mut |table, children| {
             self.table(table).inside(|inside| inside.live -= children);
             gathered.push(table);
         });
