@@ -74,6 +74,9 @@
 //! | `return_addresses(FnMut(u64))` | the return addresses above the caller, for a panic |
 
 mod boot_tables;
+mod user_copy;
+
+pub use user_copy::{copy_bytes, copy_from_user, copy_to_user};
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

@@ -16,7 +16,7 @@ use crate::sync::{Mutex, SleepingMutex};
 use crate::{heap, time};
 
 use super::node::{Attributes, Change, Entry, Kind, Node, Patience, file_access};
-use super::transfer::Segments;
+use super::transfer::{Segments, Step, by_steps};
 use linux_raw_sys::general::{O_RDWR, O_TRUNC};
 
 /// What making a node takes of the heap at most, in bytes.
@@ -114,8 +114,8 @@ impl Common {
 pub struct Regular {
     common: Common,
     object: Object<'static, Machine>,
-    /// Held for as long as a write lasts.
-    writer: SleepingMutex<()>,
+    /// The object once more, for the one writer at a time: held for as long as a write lasts.
+    writer: SleepingMutex<Object<'static, Machine>>,
 }
 
 /// What an object's refusal is to a program.
@@ -134,69 +134,48 @@ impl Regular {
 
     /// A file of an object that exists (`memfd_create`).
     pub fn of(object: Object<'static, Machine>, mode: u32) -> Result<Arc<Self>, Errno> {
-        let (common, writer) = (Common::new(object.identity(), mode)?, SleepingMutex::new(()));
+        let common = Common::new(object.identity(), mode)?;
+        let writer = SleepingMutex::new(object.clone());
         Ok(Arc::new(Self { common, object, writer }))
     }
 
     /// Copies from `at` on to a program's memory, page by page where they are.
     fn copy_out(&self, at: u64, to: &Segments) -> Outcome {
         let total = to.total() as usize;
-        let mut done = 0;
-        loop {
+        let step = |done: usize| {
             let mut stopped = false;
-            let read =
+            let copied =
                 self.object.read_with(at + done as u64, total - done, |before, from, length| {
                     // SAFETY: the object has the bytes for us to read.
                     let count = unsafe { to.put(done + before, from, length) };
                     stopped = count < length;
                     count
                 });
-            match read {
-                Ok(count) => done += count,
-                Err(_) if done > 0 => break,
-                Err(error) => return Err(refused(error)),
-            }
-            if !stopped || done == total {
-                break;
-            }
-            match to.fault_in(done as u64, Access::Write) {
-                Ok(()) => {}
-                Err(_) if done > 0 => break,
-                Err(errno) => return Err(errno),
-            }
-        }
-        Ok(done as u64)
+            let count = copied.map_err(refused)?;
+            Ok(Step { count, fault: stopped.then_some(count) })
+        };
+        let fault_in = |done| to.fault_in(done as u64, Access::Write);
+        Ok(by_steps(step, fault_in, |_| false)? as u64)
     }
 
     /// Copies a program's memory to `at`. Other writers see all of it or nothing, whatever has to be
     /// faulted in meanwhile.
     fn copy_in(&self, at: u64, from: &Segments) -> Outcome {
         let total = from.total() as usize;
-        let mut done = 0;
-        let _writer = self.writer.lock();
-        loop {
+        let object = self.writer.lock();
+        let step = |done: usize| {
             let mut stopped = false;
-            let written =
-                self.object.write_with(at + done as u64, total - done, |before, to, length| {
-                    // SAFETY: the object has the bytes for us to write.
-                    let count = unsafe { from.take(done + before, to, length) };
-                    stopped = count < length;
-                    count
-                });
-            match written {
-                Ok(count) => done += count,
-                Err(_) if done > 0 => break,
-                Err(error) => return Err(refused(error)),
-            }
-            if !stopped || done == total {
-                break;
-            }
-            match from.fault_in(done as u64, Access::Read) {
-                Ok(()) => {}
-                Err(_) if done > 0 => break,
-                Err(errno) => return Err(errno),
-            }
-        }
+            let copied = object.write_with(at + done as u64, total - done, |before, to, length| {
+                // SAFETY: the object has the bytes for us to write.
+                let count = unsafe { from.take(done + before, to, length) };
+                stopped = count < length;
+                count
+            });
+            let count = copied.map_err(refused)?;
+            Ok(Step { count, fault: stopped.then_some(count) })
+        };
+        let fault_in = |done| from.fault_in(done as u64, Access::Read);
+        let done = by_steps(step, fault_in, |_| false)?;
         if done > 0 {
             self.common.written();
         }

@@ -20,7 +20,7 @@ use super::descriptor::Description;
 use super::memory::new_number;
 use super::node::{Attributes, Kind, Node, Patience, Place, Special, may_read, may_write};
 use super::poll;
-use super::transfer::Segments;
+use super::transfer::{Segments, Step, by_steps};
 
 /// How much a pipe holds, in bytes.
 pub const CAPACITY: usize = 64 << 10;
@@ -107,15 +107,6 @@ impl Ring {
         }
         Step { count, fault: None }
     }
-}
-
-/// What came of moving bytes.
-#[derive(Clone, Copy, Default)]
-struct Step {
-    /// How many went in or out.
-    count: usize,
-    /// Where the program's memory was missing, if it was.
-    fault: Option<usize>,
 }
 
 impl Pipe {
@@ -220,8 +211,7 @@ impl Pipe {
         if length == 0 {
             return Ok(0);
         }
-        let mut done = 0;
-        loop {
+        let step = |done: usize| {
             let now = if done > 0 { Patience::None } else { patience };
             let step = self.wait(now, |state| {
                 if state.bytes.length == 0 {
@@ -230,23 +220,9 @@ impl Pipe {
                 let put = |moved, from, length| put(done + moved, from, length);
                 Some(Ok(state.bytes.pop(length - done, put)))
             });
-            let Step { count, fault } = match step {
-                Ok(step) => step,
-                Err(_) if done > 0 => return Ok(done),
-                Err(errno) => return Err(errno),
-            };
-            if count > 0 {
-                self.tell();
-            }
-            let before = done;
-            done += count;
-            match fault.map(|reached| fault_in(before + reached)) {
-                None => return Ok(done),
-                Some(Ok(())) => {}
-                Some(Err(_)) if done > 0 => return Ok(done),
-                Some(Err(errno)) => return Err(errno),
-            }
-        }
+            step.inspect(|step| self.tell_of(step))
+        };
+        by_steps(step, fault_in, |_| false)
     }
 
     /// Writes `length` bytes, which `take` brings; else as [`Pipe::take_out`].
@@ -257,11 +233,13 @@ impl Pipe {
         mut take: impl FnMut(usize, NonNull<u8>, usize) -> usize,
         fault_in: impl Fn(usize) -> Result<(), Errno>,
     ) -> Result<usize, Errno> {
-        if length > 0 && self.state.lock().bytes.memory.is_none() {
+        if length == 0 {
+            return Ok(0);
+        }
+        if self.state.lock().bytes.memory.is_none() {
             self.make_room()?;
         }
-        let mut done = 0;
-        while done < length {
+        let step = |done: usize| {
             let left = length - done;
             let step = self.wait(patience, |state| {
                 if state.readers == 0 {
@@ -278,23 +256,16 @@ impl Pipe {
             if step.as_ref().is_err_and(|errno| *errno == Errno::EPIPE) {
                 signal::send(&process::current().process, SIGPIPE);
             }
-            let Step { count, fault } = match step {
-                Ok(step) => step,
-                Err(_) if done > 0 => break,
-                Err(errno) => return Err(errno),
-            };
-            if count > 0 {
-                self.tell();
-            }
-            let before = done;
-            done += count;
-            match fault.map(|reached| fault_in(before + reached)) {
-                None | Some(Ok(())) => {}
-                Some(Err(_)) if done > 0 => break,
-                Some(Err(errno)) => return Err(errno),
-            }
+            step.inspect(|step| self.tell_of(step))
+        };
+        by_steps(step, fault_in, |done| done < length)
+    }
+
+    /// Wakes the other side where a step has moved something.
+    fn tell_of(&self, step: &Step) {
+        if step.count > 0 {
+            self.tell();
         }
-        Ok(done)
     }
 
     /// Takes the memory of the ring, if nobody has.

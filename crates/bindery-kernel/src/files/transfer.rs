@@ -312,6 +312,43 @@ pub fn move_all(
     }
 }
 
+/// One step of [`by_steps`].
+#[derive(Clone, Copy, Default)]
+pub struct Step {
+    /// Bytes that were moved.
+    pub count: usize,
+    /// Where the program's memory was missing, counted from the step's beginning.
+    pub fault: Option<usize>,
+}
+
+/// Moves bytes by steps. `step` takes how many bytes were moved before; where it finds the program's
+/// memory missing, `fault_in` resolves that, with nothing locked, and a further step follows. After a
+/// step without a fault, `goes_on` decides. Returns the count of bytes moved; a refusal only where
+/// nothing was moved.
+#[inline]
+pub fn by_steps(
+    mut step: impl FnMut(usize) -> Result<Step, Errno>,
+    fault_in: impl Fn(usize) -> Result<(), Errno>,
+    goes_on: impl Fn(usize) -> bool,
+) -> Result<usize, Errno> {
+    let mut done = 0;
+    loop {
+        let again = step(done).and_then(|Step { count, fault }| {
+            let before = done;
+            done += count;
+            match fault {
+                Some(reached) => fault_in(before + reached).map(|()| true),
+                None => Ok(goes_on(done)),
+            }
+        });
+        match again {
+            Ok(true) => {}
+            Err(errno) if done == 0 => return Err(errno),
+            Ok(false) | Err(_) => return Ok(done),
+        }
+    }
+}
+
 fn buffer(total: u64) -> Result<Vec<u8>, Errno> {
     let length = (total as usize).min(PIECE);
     heap::room(length)?;

@@ -53,7 +53,6 @@ pub use time::{nanoseconds, real_time, set_timer};
 pub use tlb::{
     invalidate, invalidate_kernel, invalidate_local, load_root, publish_entries, unload_root,
 };
-pub use user_copy::{copy_bytes, copy_from_user, copy_to_user};
 
 /// The tables that the MMU walks: four levels, 4 KiB pages.
 pub type EntryFormat = bindery::arch::AArch64;

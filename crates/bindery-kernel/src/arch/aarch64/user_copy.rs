@@ -1,15 +1,13 @@
-//! Bytes between the kernel and the program whose tables are loaded, by the program's addresses.
+//! The routines behind [`super::super::user_copy`].
 //!
-//! The MMU itself says what may be touched, by the rights of the program's entries: with PAN off the
-//! kernel may read what the program may read, and write what it may write. (Pages that a program may
-//! run it may read as well: the core's entries know no others.) A fault leads to the end of the
-//! routine, which copies the bytes up to the end of the page, if the block reached over that, and
-//! returns how much is left.
+//! The MMU checks the rights of the program's entries: with PAN off the kernel may read what the
+//! program may read, and write what it may write. (The kernel may also read pages that a program may
+//! run: the core has no entries that only allow execution.) A fault leads to the end of the routine.
+//! It copies the bytes up to the end of the page, if the block reached over that, and returns how
+//! many are left.
 //!
-//! Long copies go by vector registers, eight of which are put on the stack meanwhile: they hold
-//! values of the program. Nothing interrupts the kernel, and a fault leads back here.
-//!
-//! Whoever called lets go of everything, has the core resolve the fault, and comes again.
+//! Long copies go by vector registers. Eight of them hold values of the program, which lie on the
+//! stack meanwhile. Nothing interrupts the kernel, and a fault leads back here.
 
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -129,8 +127,6 @@ user_copy_faults:
 );
 
 unsafe extern "C" {
-    fn copy_to_program(to: u64, from: *const u8, length: usize) -> usize;
-    fn copy_from_program(to: *mut u8, from: u64, length: usize) -> usize;
     /// From where to where instructions may fault, and where that leads.
     static user_copy_faults: [[u64; 3]; 8];
 }
@@ -141,38 +137,6 @@ static HAS_PAN: AtomicU64 = AtomicU64::new(0);
 /// Asks the processor.
 pub(super) fn begin() {
     HAS_PAN.store(u64::from(ID_AA64MMFR1_EL1.read(ID_AA64MMFR1_EL1::PAN) != 0), Ordering::Relaxed);
-}
-
-/// Copies to addresses of the program; says how many bytes until one could not be written.
-///
-/// # Safety
-/// `from` is valid for reads of `length` bytes, which may change meanwhile; the stretch at `to` lies
-/// below the end of programs' addresses.
-#[inline]
-pub unsafe fn copy_to_user(to: u64, from: *const u8, length: usize) -> usize {
-    // SAFETY: the caller's promise; of a program nothing but what it may write itself is written.
-    length - unsafe { copy_to_program(to, from, length) }
-}
-
-/// Copies from addresses of the program; says how many bytes until one could not be read.
-///
-/// # Safety
-/// `to` is valid for writes of `length` bytes; the stretch at `from` lies below the end of programs'
-/// addresses.
-#[inline]
-pub unsafe fn copy_from_user(to: *mut u8, from: u64, length: usize) -> usize {
-    // SAFETY: the caller's promise.
-    length - unsafe { copy_from_program(to, from, length) }
-}
-
-/// Copies bytes of the kernel's that may change meanwhile.
-///
-/// # Safety
-/// `from` is valid for reads and `to` for writes of `length` bytes; the two do not overlap.
-#[inline]
-pub unsafe fn copy_bytes(from: *const u8, to: *mut u8, length: usize) {
-    // SAFETY: the caller's promise; nothing faults.
-    unsafe { copy_to_program(to.expose_provenance() as u64, from, length) };
 }
 
 /// Where a fault of the kernel at `instruction` leads, if the instruction may have one.

@@ -1,15 +1,12 @@
-//! Bytes between the kernel and the program whose tables are loaded, by the program's addresses.
+//! The routines behind [`super::super::user_copy`].
 //!
-//! The processor itself says what may be touched, by the rights of the program's entries and keys. A
-//! page fault in one of the three string instructions leads to the end of the routine, which returns
-//! how much is left:
+//! The processor checks the rights of the program's entries and keys. A page fault in one of the three
+//! string instructions leads to the end of the routine, which returns how many bytes are left:
 //!
 //! ```text
 //! program's address    |...b b b|b b b b b b b b| ... |b b b b b b b b|b b .....|
 //!                       bytes       words, aligned: none lies in two pages   bytes
 //! ```
-//!
-//! Whoever called lets go of everything, has the core resolve the fault, and comes again.
 
 use core::arch::global_asm;
 
@@ -77,46 +74,12 @@ user_copy_faults:
 );
 
 unsafe extern "C" {
-    fn copy_to_program(to: u64, from: *const u8, length: usize) -> usize;
-    fn copy_from_program(to: *mut u8, from: u64, length: usize) -> usize;
     /// Instructions that may fault, and where that leads.
     static user_copy_faults: [[u64; 2]; 6];
     static copy_to_program_allow: u8;
     static copy_to_program_forbid: u8;
     static copy_from_program_allow: u8;
     static copy_from_program_forbid: u8;
-}
-
-/// Copies to addresses of the program; says how many bytes until one could not be written.
-///
-/// # Safety
-/// `from` is valid for reads of `length` bytes, which may change meanwhile; the stretch at `to` lies
-/// below the end of programs' addresses.
-#[inline]
-pub unsafe fn copy_to_user(to: u64, from: *const u8, length: usize) -> usize {
-    // SAFETY: the caller's promise; of a program nothing but what it may write itself is written.
-    length - unsafe { copy_to_program(to, from, length) }
-}
-
-/// Copies from addresses of the program; says how many bytes until one could not be read.
-///
-/// # Safety
-/// `to` is valid for writes of `length` bytes; the stretch at `from` lies below the end of programs'
-/// addresses.
-#[inline]
-pub unsafe fn copy_from_user(to: *mut u8, from: u64, length: usize) -> usize {
-    // SAFETY: the caller's promise.
-    length - unsafe { copy_from_program(to, from, length) }
-}
-
-/// Copies bytes of the kernel's that may change meanwhile.
-///
-/// # Safety
-/// `from` is valid for reads and `to` for writes of `length` bytes; the two do not overlap.
-#[inline]
-pub unsafe fn copy_bytes(from: *const u8, to: *mut u8, length: usize) {
-    // SAFETY: the caller's promise; nothing faults.
-    unsafe { copy_to_program(to.expose_provenance() as u64, from, length) };
 }
 
 /// Where a page fault of the kernel at `instruction` leads, if the instruction may have one.

@@ -1,0 +1,47 @@
+//! Copies between the kernel and the program whose tables are loaded, by the program's addresses. The
+//! MMU checks the program's rights. At the first byte that it refuses, the copy ends.
+//!
+//! The caller then drops its locks, has the core resolve the fault ([`crate::user::fault_in`]), and
+//! copies the rest. Each architecture has the routines, and knows which of their instructions may
+//! fault.
+
+unsafe extern "C" {
+    /// Copies to a program; returns how many bytes are left.
+    fn copy_to_program(to: u64, from: *const u8, length: usize) -> usize;
+    /// Copies from a program; returns how many bytes are left.
+    fn copy_from_program(to: *mut u8, from: u64, length: usize) -> usize;
+}
+
+/// Copies to addresses of the program. Returns how many bytes it copied before one could not be
+/// written.
+///
+/// # Safety
+/// 1. `from` is valid for reads of `length` bytes, which may change meanwhile.
+/// 2. The `length` bytes at `to` lie below the end of programs' addresses.
+#[inline]
+pub unsafe fn copy_to_user(to: u64, from: *const u8, length: usize) -> usize {
+    // SAFETY: the caller's promise. Of a program, nothing but what it may write itself is written.
+    length - unsafe { copy_to_program(to, from, length) }
+}
+
+/// Copies from addresses of the program. Returns how many bytes it copied before one could not be
+/// read.
+///
+/// # Safety
+/// 1. `to` is valid for writes of `length` bytes.
+/// 2. The `length` bytes at `from` lie below the end of programs' addresses.
+#[inline]
+pub unsafe fn copy_from_user(to: *mut u8, from: u64, length: usize) -> usize {
+    // SAFETY: the caller's promise.
+    length - unsafe { copy_from_program(to, from, length) }
+}
+
+/// Copies bytes of the kernel that may change meanwhile.
+///
+/// # Safety
+/// `from` is valid for reads and `to` for writes of `length` bytes; the two do not overlap.
+#[inline]
+pub unsafe fn copy_bytes(from: *const u8, to: *mut u8, length: usize) {
+    // SAFETY: the caller's promise; nothing faults.
+    unsafe { copy_to_program(to.expose_provenance() as u64, from, length) };
+}
