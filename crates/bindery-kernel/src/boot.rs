@@ -1,4 +1,4 @@
-//! What the boot protocol told, in one form for all architectures.
+//! The boot information in one form for all architectures: memory, initramfs, command line, CPUs.
 
 use bindery::FrameRange;
 

@@ -1,4 +1,4 @@
-//! What a call refuses with.
+//! Error numbers of system calls.
 
 use core::fmt;
 

@@ -1,4 +1,4 @@
-//! What happens when the kernel itself fails: a panic with a backtrace, and the machine ends.
+//! A failure of the kernel itself: a panic prints a backtrace and ends the machine.
 
 use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicBool, Ordering};

@@ -1,8 +1,8 @@
 //! The kernel's own heap: a fixed share of memory, taken at boot.
 //!
-//! The Rust library's collections cannot be told that memory has run out. So every call that makes
-//! a lasting object asks [`room`] first, which keeps a margin that no single call can use up, and
-//! refuses with `ENOMEM` beyond it.
+//! The collections of the Rust library cannot report that memory has run out. So every call that
+//! makes a lasting object calls [`room`] first. That keeps a margin which no single call can use
+//! up, and refuses with `ENOMEM` beyond it.
 
 use core::alloc::Layout;
 
@@ -30,12 +30,12 @@ pub fn begin(information: &Information) -> Stretch {
     let all: u64 = ranges[..count].iter().map(|range| u64::from(range.count) << 12).sum();
     let size = (all / SHARE).clamp(8 << 20, 64 << 20) & !0xfff;
     let Some(largest) = ranges[..count].iter().max_by_key(|range| range.count) else {
-        panic!("the boot protocol tells of no free memory");
+        panic!("the boot information has no free memory");
     };
     let end = (u64::from(largest.first.0) + u64::from(largest.count)) << 12;
     assert!(u64::from(largest.count) << 12 > size, "too little memory for a heap");
     let taken = Stretch { start: end - size, end };
-    // SAFETY: the stretch is free memory, told so by the boot protocol, mapped in the window, and
+    // SAFETY: the stretch is free memory by the boot information, in the direct map, and
     // kept out of what the core gets (`memory::begin`).
     let claimed =
         unsafe { HEAP.lock().claim(arch::direct_map(taken.start).as_ptr(), size as usize) };

@@ -1,8 +1,8 @@
-//! The reference kernel of Bindery: boots in QEMU, runs static Linux programs unmodified, and leaves
-//! all memory management to the crate `bindery`, of which it uses the public interface alone.
+//! The reference kernel of Bindery: it boots in QEMU and runs static Linux programs unmodified. All
+//! memory management is the crate `bindery`, used through its public interface.
 //!
-//! It is an embedder like any other. What such a kernel has to bring stands in [`platform`]; the
-//! rest are processes ([`process`]), files ([`files`]), and what a machine needs ([`arch`]).
+//! It is an embedder like any other. [`platform`] is its part of memory management; the rest is
+//! processes ([`process`]), files ([`files`]), and the machine ([`arch`]).
 //!
 //! # One rule that makes it small
 //! Threads run on the first CPU; the others are started and idle. In the kernel interrupts are off

@@ -1,4 +1,4 @@
-//! The one [`Memory`] of the machine, and the one [`KernelMap`]: what the kernel maps for itself.
+//! The machine's one [`Memory`] and its one [`KernelMap`], with the mappings of the kernel's own.
 
 use alloc::boxed::Box;
 use core::fmt;

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use spin::Once;
 
-/// The release that programs are told: that of the Linux whose calls are served.
+/// The release that `uname` reports: that of the Linux whose calls are served.
 pub const RELEASE: &str = "6.18.0-bindery";
 
 static LINE: Once<&'static str> = Once::new();

@@ -1,4 +1,4 @@
-//! What the core asks of the machine: the whole of what an embedder brings.
+//! `Platform`: the machine as the core sees it, and all that an embedder implements.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};

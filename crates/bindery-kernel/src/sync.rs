@@ -19,8 +19,8 @@ const WANTED: u32 = 2;
 /// A lock whose waiters sleep.
 pub struct SleepingLock(AtomicU32);
 
-// SAFETY: 1. the word leaves `FREE` by one exchange at a time, which acquires what the holder released,
-// and the holder alone brings it back. 2. Parking does not panic.
+// SAFETY: 1. the word leaves `FREE` by one exchange at a time, which acquires what the holder
+// released, and the holder alone brings it back. 2. Parking does not panic.
 unsafe impl RawLock for SleepingLock {
     type State = ();
 
@@ -31,7 +31,7 @@ unsafe impl RawLock for SleepingLock {
         if self.try_lock().is_some() {
             return;
         }
-        // Whoever takes the lock here does not know who else waits: it says that somebody does.
+        // This thread does not know whether others wait, so it marks the lock as contended.
         while self.0.swap(WANTED, Ordering::Acquire) != FREE {
             parking::park(&self.0, WANTED);
         }

@@ -1,4 +1,4 @@
-//! Clocks and what is to happen at a time.
+//! The clocks, and the queue of timers.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;

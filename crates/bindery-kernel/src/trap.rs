@@ -1,6 +1,6 @@
-//! What brings a CPU into the kernel from a program: system calls, faults, other exceptions,
-//! interrupts. The architectures' entry code saves the registers and calls one of these; what they
-//! have in common is [`leave`], on the way back.
+//! Entries from a program into the kernel: system calls, page faults, other exceptions, interrupts.
+//! The architecture's entry code saves the registers and calls one of these functions; all of them
+//! end in [`leave`], the way back.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,7 +12,7 @@ use crate::arch::{self, Registers};
 use crate::process::{self, scheduler, signal};
 use crate::{calls, time};
 
-/// A system call. The result stands in the registers afterwards.
+/// A system call. The result is in the registers afterwards.
 pub fn system_call(registers: &mut Registers) {
     let Some(outcome) = calls::dispatch(registers) else {
         // The registers are a program's own: what looks like a result is none.
@@ -51,7 +51,8 @@ fn fault(address: u64, access: Access) -> Result<Resolved, FaultError> {
     process::with_space(|space| space.fault_with_keys(VirtAddr(address), access, keys))
 }
 
-/// What a fault comes to that the core has not resolved: room is made, or the program gets a signal.
+/// What a fault comes to that the core has not resolved: room is made, or the program gets a
+/// signal.
 #[cold]
 #[inline(never)]
 fn unresolved(address: u64, access: Access, mut problem: FaultError) {

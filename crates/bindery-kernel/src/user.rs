@@ -1,9 +1,9 @@
-//! Programs' memory, as the kernel reads and writes it.
+//! Copies between the kernel and programs' memory.
 //!
-//! The running program's is copied by its own addresses, with the program's rights
-//! ([`arch::copy_to_user`]), as far as pages are there. What is missing the core faults in as for the
-//! program itself, while nothing is held, or says why it cannot. Other programs' memory goes through the
-//! core altogether.
+//! The memory of the running program is copied at its own addresses and with its own rights
+//! ([`arch::copy_to_user`]), up to the first missing page. With no lock held, the core then
+//! resolves the fault as if the program had made the access, or refuses it. The memory of other
+//! programs is copied by the core.
 
 use alloc::vec::Vec;
 use core::mem::{MaybeUninit, size_of};
@@ -38,8 +38,8 @@ plain!(general::pollfd, general::stat, general::statfs64, general::statx, genera
 // SAFETY: each element is.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
-/// Does something that may fault. Where there is no memory for that, room is made, as for a fault of
-/// the program itself.
+/// Does something that may fault. Where there is no memory for that, room is made, as for a fault
+/// of the program itself.
 fn attempt(mut act: impl FnMut() -> Result<(), FaultError>) -> Result<(), Errno> {
     loop {
         match act() {
@@ -69,7 +69,7 @@ fn within(at: u64, length: usize) -> usize {
     EntryFormat::USER_END.saturating_sub(at).min(length as u64) as usize
 }
 
-/// Copies bytes to the running program until one is not there; says how many. May be called with
+/// Copies bytes to the running program until one is missing. Returns the count. May be called with
 /// locks held.
 ///
 /// # Safety
@@ -80,8 +80,8 @@ pub unsafe fn put(at: u64, from: *const u8, length: usize) -> usize {
     unsafe { arch::copy_to_user(at, from, within(at, length)) }
 }
 
-/// Copies bytes of the running program until one is not there; says how many. May be called with locks
-/// held.
+/// Copies bytes of the running program until one is missing. Returns the count. May be called with
+/// locks held.
 ///
 /// # Safety
 /// `to` is valid for writes of `length` bytes.
@@ -138,7 +138,7 @@ pub fn write_bytes_foreign(space: &Space, at: u64, from: &[u8]) -> Result<(), Er
 /// Reads a value.
 pub fn read<T: Plain>(at: u64) -> Result<T, Errno> {
     let mut value = MaybeUninit::<T>::zeroed();
-    // SAFETY: the bytes belong to `value`, and are initialised (zeroes).
+    // SAFETY: the bytes belong to `value`, and are initialized (zeroes).
     let bytes =
         unsafe { core::slice::from_raw_parts_mut(value.as_mut_ptr().cast(), size_of::<T>()) };
     read_bytes(at, bytes)?;

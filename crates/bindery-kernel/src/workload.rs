@@ -1,6 +1,6 @@
-//! System 5, the kernel's own mappings, as a workload (`workload=kernel-map`): each operation is
-//! made again and again before the first program starts, between marks for whoever counts
-//! instructions, and what it has mapped is verified through the MMU.
+//! The kernel's own mappings as a workload (`workload=kernel-map`). Before the first program
+//! starts, each operation runs many times, between marks for a tool that counts instructions, and
+//! the mappings are verified through the MMU.
 
 use alloc::vec::Vec;
 

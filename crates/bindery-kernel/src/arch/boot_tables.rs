@@ -1,8 +1,8 @@
 //! The mappings that the kernel makes at boot: its image, the direct map, what the firmware left in
 //! memory. There is no [`bindery::KernelMap`] yet, and these addresses lie outside of its arena.
 //!
-//! Both architectures build these tables here, from the core's entry formats. A stretch of memory is
-//! mapped by the largest leaves that its virtual and physical address allow:
+//! Both architectures build these tables here, from the core's entry formats. A stretch of memory
+//! is mapped by the largest leaves that its virtual and physical address allow:
 //!
 //! ```text
 //! physical      0x3ff0_0000    0x4000_0000             0x8000_0000   0x8030_1000

@@ -1,5 +1,5 @@
-//! Copies between the kernel and the program whose tables are loaded, by the program's addresses. The
-//! MMU checks the program's rights. At the first byte that it refuses, the copy ends.
+//! Copies between the kernel and the program whose tables are loaded, by the program's addresses.
+//! The MMU checks the program's rights. At the first byte that it refuses, the copy ends.
 //!
 //! The caller then drops its locks, has the core resolve the fault ([`crate::user::fault_in`]), and
 //! copies the rest. Each architecture has the routines, and knows which of their instructions may

@@ -1,4 +1,4 @@
-//! The calls about memory: the core answers them; descriptors are ours.
+//! The system calls about memory. The core serves them; the kernel looks up the descriptors.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{KeyRights, ProtectionKey};
@@ -95,8 +95,8 @@ fn with_more(call: Call, arguments: [u64; 6]) -> Outcome {
         _ => {}
     }
     let outcome = make(call, arguments, file, other.as_deref());
-    // As Linux: `mmap` does not tell that there was no memory for pages in advance, but somebody has
-    // to make room.
+    // As Linux: `mmap` does not tell that there was no memory for pages in advance, but somebody
+    // has to make room.
     if call == Call::Mmap
         && arguments[3] as u32 & (MAP_POPULATE | MAP_LOCKED) != 0
         && let Ok(start) = outcome

@@ -1,14 +1,14 @@
-//! System calls: by number to whoever serves them.
+//! System calls by number: which module serves which.
 //!
 //! | file | what |
 //! |---|---|
 //! | `memory` | the core's calls, by `bindery::linux` |
 //! | `nodes` | memory nodes, of which there is one |
 //! | [`segments`] | System V shared memory |
-//! | `vm_copy` | copies between the memory of two processes, and its end |
+//! | `vm_copy` | `process_vm_readv`, `process_vm_writev`, `process_mrelease` |
 //! | [`crate::process::calls`] | processes, threads, signals, time, limits |
 //! | [`crate::files::calls`] | everything with a descriptor or a path |
-//! | [`crate::arch::call`] | what one architecture alone has |
+//! | [`crate::arch::call`] | calls that only one architecture has |
 
 mod memory;
 mod nodes;
@@ -21,8 +21,8 @@ use crate::arch::{self, Registers};
 use crate::errno::{Errno, Outcome};
 use crate::{files, log, options, process};
 
-/// Makes the call that stands in the registers. `None` where the registers are as the program
-/// shall have them (a return from a signal handler, a new program).
+/// Makes the call whose number is in the registers. `None` where the registers are already as the
+/// program is to have them (a return from a signal handler, a new program).
 #[inline]
 pub fn dispatch(registers: &mut Registers) -> Option<Outcome> {
     let (number, arguments) = (registers.number(), registers.arguments());
@@ -63,7 +63,7 @@ fn log_call(number: u64, arguments: [u64; 6], outcome: Outcome) {
     log!("thread {thread}: call {number} {arguments:x?} = {outcome:x?}");
 }
 
-/// The unknown calls that were logged; the last bit stands for all numbers that are larger.
+/// The unknown calls that were logged; the last bit is for all larger numbers.
 static LOGGED: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
 
 fn unknown(number: u64) -> Outcome {

@@ -1,5 +1,5 @@
-//! The calls about memory nodes. There is one node, so every policy that names it is obeyed already,
-//! and there is nothing to move: the arguments are checked as Linux checks them.
+//! The system calls about memory nodes. There is one node, so every policy that names it holds
+//! already, and there is nothing to move. The arguments are checked as Linux checks them.
 
 use bindery::addr::PAGE_SIZE;
 use linux_raw_sys::general as nr;

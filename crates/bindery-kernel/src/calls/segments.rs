@@ -1,4 +1,4 @@
-//! System V shared memory: the core has the segments, here are their numbers.
+//! System V shared memory: the core has the segments, this module the system calls.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;

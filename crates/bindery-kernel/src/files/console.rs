@@ -1,8 +1,8 @@
 //! The console: the serial line as a terminal.
 //!
-//! Nothing tells the kernel that a byte has come: whoever waits for one has the line looked at every
-//! ten milliseconds. Where somebody sits at the terminal (`terminal=` on the command line) that goes on
-//! for ever, so that a program that computes can be interrupted.
+//! Nothing tells the kernel that a byte has come: whoever waits for one has the line looked at
+//! every ten milliseconds. Where somebody sits at the terminal (`terminal=` on the command line)
+//! that goes on for ever, so that a program that computes can be interrupted.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;

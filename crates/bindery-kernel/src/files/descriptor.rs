@@ -113,8 +113,8 @@ struct Slot {
     at_exec: AtExec,
 }
 
-/// The descriptors of a thread, its current folder and its umask: of all threads of a process, unless
-/// they were made otherwise.
+/// The descriptors of a thread, its current folder and its umask: of all threads of a process,
+/// unless they were made otherwise.
 pub struct Files {
     descriptors: Arc<Descriptors>,
     surroundings: Arc<Surroundings>,
@@ -161,8 +161,8 @@ impl Files {
         Ok(files)
     }
 
-    /// As `clone` gives them to a child: the descriptors (`CLONE_FILES`), and the current folder with
-    /// the umask (`CLONE_FS`).
+    /// As `clone` gives them to a child: the descriptors (`CLONE_FILES`), and the current folder
+    /// with the umask (`CLONE_FS`).
     ///
     /// # Errors
     /// `ENOMEM`.

@@ -1,5 +1,5 @@
-//! `epoll`: a set of descriptors that are waited for again and again. Edges (`EPOLLET`) are reported
-//! as levels.
+//! `epoll`: a set of descriptors that are waited for again and again. Edges (`EPOLLET`) are
+//! reported as levels.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};

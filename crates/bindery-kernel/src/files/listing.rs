@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Each opening has its own [`Reader`]. It keeps what of an entry was not taken yet and the key of
-//! the next one, so that each entry is made once, whatever the size of the pieces it is read in, and
-//! no line is a mixture of two moments. What comes and goes in front of the key moves nothing.
+//! the next one, so that each entry is made once, whatever the size of the pieces it is read in,
+//! and no line is a mixture of two moments. What comes and goes in front of the key moves nothing.
 //!
 //! As Linux (`seq_file`), a read from another position than the last one ended at makes everything
 //! anew from the beginning, and leaves out what lies before it. A read from 0 always does.
@@ -67,8 +67,8 @@ impl Reader {
         Self(SleepingMutex::new(Place { entry, taken: 0, next: Some(0), position: 0 }))
     }
 
-    /// Reads from `at` on, up to the end of the entry with which there is [`ENOUGH`]. `make` writes the
-    /// entry of a key, 0 for the first, and gives the key of the next one; `None`, with nothing
+    /// Reads from `at` on, up to the end of the entry with which there is [`ENOUGH`]. `make` writes
+    /// the entry of a key, 0 for the first, and gives the key of the next one; `None`, with nothing
     /// written, where there is none.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! How one transfer goes about its work: where it begins, and the flags of `preadv2` and `pwritev2`.
+//! Where one transfer begins, and the flags of `preadv2` and `pwritev2`.
 
 use linux_raw_sys::general::{O_APPEND, RWF_APPEND, RWF_DSYNC, RWF_HIPRI, RWF_NOWAIT, RWF_SYNC};
 
@@ -29,8 +29,8 @@ impl Start {
         u64::try_from(offset).map(Self::At).map_err(|_| Errno::EINVAL)
     }
 
-    /// The offset of `preadv2(2)` and `pwritev2(2)`: -1 is the position. Both architectures pass all of
-    /// it in one register.
+    /// The offset of `preadv2(2)` and `pwritev2(2)`: -1 is the position. Both architectures pass
+    /// all of it in one register.
     ///
     /// # Errors
     /// `EINVAL` for another negative one.
@@ -52,8 +52,8 @@ impl Manner {
     /// As the opening says, and the flags of the call.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for flags that are unknown, or that the file does not know; `EINVAL` for flags that
-    /// contradict each other.
+    /// `EOPNOTSUPP` for flags that are unknown, or that the file does not know; `EINVAL` for flags
+    /// that contradict each other.
     pub fn new(description: &Description, flags: u32) -> Result<Self, Errno> {
         const KNOWN: u32 =
             RWF_HIPRI | RWF_DSYNC | RWF_SYNC | RWF_NOWAIT | RWF_APPEND | RWF_NOAPPEND;
@@ -84,7 +84,8 @@ impl Manner {
     }
 }
 
-/// How much of `count` bytes may be written at `at`: `RLIMIT_FSIZE` cuts what goes to a regular file.
+/// How much of `count` bytes may be written at `at`: `RLIMIT_FSIZE` cuts what goes to a regular
+/// file.
 ///
 /// # Errors
 /// `EFBIG` where `at` is not below the limit; the running thread gets `SIGXFSZ` then.

@@ -1,5 +1,5 @@
 //! The file system in memory: folders, regular files whose contents are objects of the core,
-//! symbolic links. Everything that does not stand in `/proc`, `/sys` or `/dev` is here.
+//! symbolic links. `/proc`, `/sys` and `/dev` are elsewhere.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
@@ -158,8 +158,8 @@ impl Regular {
         Ok(by_steps(step, fault_in, |_| false)? as u64)
     }
 
-    /// Copies a program's memory to `at`. Other writers see all of it or nothing, whatever has to be
-    /// faulted in meanwhile.
+    /// Copies a program's memory to `at`. Other writers see all of it or nothing, whatever has to
+    /// be faulted in meanwhile.
     fn copy_in(&self, at: u64, from: &Segments) -> Outcome {
         let total = from.total() as usize;
         let object = self.writer.lock();

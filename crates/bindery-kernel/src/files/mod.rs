@@ -1,14 +1,14 @@
-//! Files: an in-memory file system that begins with what the initramfs holds, and what else has a
-//! descriptor.
+//! Files: an in-memory file system that begins with the contents of the initramfs, and everything
+//! else that has a descriptor.
 //!
 //! | file | what |
 //! |---|---|
-//! | [`node`] | what stands in the file system, and where |
+//! | [`node`] | files and folders of every kind, and their places |
 //! | [`memory`] | folders, regular files, symbolic links |
 //! | [`path`] | from a path to a node |
-//! | [`permission`] | who may do what with it |
+//! | [`permission`] | owner, group and permission bits |
 //! | [`descriptor`] | descriptors and what they share |
-//! | [`console`], [`stream`], [`device`], [`pipe`], [`socket`], [`event`], [`epoll`] | what is read and written otherwise |
+//! | [`console`], [`stream`], [`device`], [`pipe`], [`socket`], [`event`], [`epoll`] | everything else that is read and written |
 //! | [`generated`], [`proc`], [`sys`] | files whose text is made when it is read |
 //! | [`manner`] | flags of one transfer, and the largest size of a file |
 //! | [`calls`], [`transfer`], [`splice`], [`names`], [`status`], [`poll`] | the system calls |

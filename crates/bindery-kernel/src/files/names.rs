@@ -1,4 +1,4 @@
-//! Calls that make names and take them away.
+//! The system calls that make and remove names.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -85,8 +85,8 @@ fn wanted_by(flags: u32) -> u32 {
     }
 }
 
-/// Makes the regular file that a path names; the path may end in a link that leads nowhere. Says whether
-/// it was made.
+/// Makes the regular file that a path names; the path may end in a link that leads nowhere. Says
+/// whether it was made.
 fn create(start: Arc<Place>, path: &[u8], mode: u32) -> Result<(Arc<Place>, bool), Errno> {
     let (mut start, mut path) = (start, Vec::from(path));
     for _ in 0..8 {
@@ -336,8 +336,8 @@ fn enter(place: Arc<Place>) -> Outcome {
     Ok(0)
 }
 
-/// `getdents64(2)`. A position in a folder is the cookie of the last name that was read, so that names
-/// may be taken away meanwhile.
+/// `getdents64(2)`. A position in a folder is the cookie of the last name that was read, so that
+/// names may be taken away meanwhile.
 pub fn read_folder(descriptor: i32, at: u64, size: u64) -> Outcome {
     let description = process::current().files().get(descriptor)?;
     let node = description.readable()?;

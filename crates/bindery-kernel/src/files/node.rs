@@ -1,5 +1,4 @@
-//! What stands in the file system: a [`Node`], whatever is behind it, and where it stands: a
-//! [`Place`].
+//! A file of any kind is a [`Node`]; a [`Place`] is a node with the path that led to it.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -16,7 +15,7 @@ use crate::platform::Machine;
 
 use super::transfer::Segments;
 
-/// What kind of node it is, as `stat` tells.
+/// The kind of a node, as `stat` reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// A regular file.
@@ -55,7 +54,7 @@ impl Kind {
     }
 }
 
-/// What `stat` tells of a node.
+/// Attributes of a node, as `stat` reports them.
 #[derive(Clone, Copy, Debug)]
 pub struct Attributes {
     /// The inode's number.
@@ -77,7 +76,7 @@ pub struct Attributes {
 }
 
 impl Attributes {
-    /// Those of something that only has a number and permissions.
+    /// Attributes of a node that only has a number and permissions.
     pub fn plain(number: u64, mode: u32) -> Self {
         Self {
             number,
@@ -111,7 +110,7 @@ pub struct Entry {
     pub number: u64,
     /// What it is.
     pub kind: Kind,
-    /// Stands for it in positions: rising, and the same for as long as the name is there; from 3 on.
+    /// The entry's position in the folder: rising, and the same while the name is there; from 3 on.
     pub cookie: u64,
 }
 
@@ -132,16 +131,15 @@ pub enum Mappable {
     Zeroes(FileAccess),
 }
 
-/// Anything with a name or a descriptor. What a node does not do is refused, by default as Linux
-/// refuses it.
+/// Anything with a name or a descriptor. By default each operation is refused with Linux's error.
 pub trait Node: Send + Sync {
-    /// What it is.
+    /// The kind.
     fn kind(&self) -> Kind;
 
-    /// What `stat` tells.
+    /// The attributes.
     fn attributes(&self) -> Attributes;
 
-    /// Permission bits, owner and group, as [`Node::attributes`] tells them: asked for often.
+    /// Permission bits, owner and group, as [`Node::attributes`] has them: asked for often.
     fn permissions(&self) -> (u32, (u32, u32)) {
         let Attributes { mode, owner, .. } = self.attributes();
         (mode, owner)
@@ -246,7 +244,7 @@ pub trait Node: Send + Sync {
         None
     }
 
-    /// An epoll instance, a pipe: what few calls have to know.
+    /// An epoll instance or a pipe, for the calls that need one.
     fn special(&self) -> Special<'_> {
         Special::None
     }
@@ -293,7 +291,8 @@ impl Place {
         length
     }
 
-    /// The absolute path; `(unreachable)`, as Linux writes it, where it is longer than paths may be.
+    /// The absolute path; `(unreachable)`, as Linux writes it, where it is longer than paths may
+    /// be.
     pub fn path(&self) -> Vec<u8> {
         if self.path_length() > super::path::PATH_MAX {
             return b"(unreachable)".to_vec();

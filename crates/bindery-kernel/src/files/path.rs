@@ -103,7 +103,7 @@ pub fn look_up(start: Arc<Place>, path: &[u8], last: LastLink) -> Result<Arc<Pla
     Ok(place)
 }
 
-/// The folder that a path's last name stands in, and the name.
+/// The folder of a path's last name, and the name.
 ///
 /// # Errors
 /// As [`look_up`]; `EEXIST` for the root, `EINVAL` for `.` and `..`.

@@ -1,4 +1,5 @@
-//! Who may do what with a file: owner, group and permission bits, and what the superuser may besides.
+//! Permission to use a file: owner, group and permission bits, and the capabilities that override
+//! them.
 
 use linux_raw_sys::general::{R_OK, W_OK, X_OK};
 
@@ -80,8 +81,8 @@ pub fn check_owner(node: &dyn Node) -> Result<(), Errno> {
     if is_owner(node) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
-/// Gives a node to others: the superuser anything to anybody, an owner to one of his groups. The bits by
-/// which a program would run as the owner are lost.
+/// Gives a node to others: the superuser anything to anybody, an owner to one of his groups. The
+/// bits by which a program would run as the owner are lost.
 ///
 /// # Errors
 /// `EPERM`.

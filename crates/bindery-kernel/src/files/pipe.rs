@@ -61,8 +61,8 @@ impl Ring {
         CAPACITY - self.length
     }
 
-    /// Appends up to `count` bytes, for which there is room, that `take` brings: it gets how many it has
-    /// brought, where to put more, and how many; and says how many it could.
+    /// Appends up to `count` bytes, for which there is room, that `take` brings: it gets how many
+    /// it has brought, where to put more, and how many; and says how many it could.
     fn push(
         &mut self,
         count: usize,
@@ -143,8 +143,8 @@ impl Pipe {
         room
     }
 
-    /// Waits until there are bytes, and copies as many as there are, or fit, which stay. 0 where nobody
-    /// writes any more.
+    /// Waits until there are bytes, and copies as many as there are, or fit, which stay. 0 where
+    /// nobody writes any more.
     ///
     /// # Errors
     /// `EAGAIN`, or a signal's interruption.
@@ -199,8 +199,8 @@ impl Pipe {
 }
 
 impl Pipe {
-    /// Reads up to `length` bytes: `put` gets them where they are, with the pipe locked, and `fault_in`
-    /// is called without, where `put` stopped.
+    /// Reads up to `length` bytes: `put` gets them where they are, with the pipe locked, and
+    /// `fault_in` is called without, where `put` stopped.
     fn take_out(
         &self,
         length: usize,
@@ -271,7 +271,7 @@ impl Pipe {
     /// Takes the memory of the ring, if nobody has.
     #[cold]
     fn make_room(&self) -> Result<(), Errno> {
-        // Without the lock, since whoever takes memory may sleep.
+        // Without the lock, since an allocation may sleep.
         let mut memory = Some(Pages::new(CAPACITY, &VmallocOptions::default())?);
         let mut state = self.state.lock();
         if state.bytes.memory.is_none() {

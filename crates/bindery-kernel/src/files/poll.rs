@@ -1,7 +1,7 @@
 //! Waiting for several descriptors: `poll`, `select`.
 //!
-//! Whoever makes something readable or writable calls [`changed`], which wakes everybody who polls:
-//! each looks again at what it waits for. That is more looking than needed, and simple.
+//! Code that makes a descriptor readable or writable calls [`changed`]. That wakes every poller,
+//! and each checks its descriptors again: more checks than needed, and simple.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;

@@ -1,5 +1,5 @@
-//! Pairs of connected sockets (`socketpair`), which processes use as pipes in both directions. There
-//! is no other way to a socket: no network, and no names to connect to.
+//! Pairs of connected sockets (`socketpair`), which processes use as pipes in both directions.
+//! There are no other sockets: no network, and no names to connect to.
 
 use alloc::collections::VecDeque;
 use alloc::format;

@@ -1,5 +1,5 @@
-//! `splice`, `tee` and `vmsplice`: bytes between a pipe and something else. They are copied, through
-//! memory of the kernel: a pipe here has no pages of others.
+//! `splice`, `tee` and `vmsplice`: bytes between a pipe and another descriptor, copied through
+//! memory of the kernel: a pipe here never refers to the pages of another object.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -107,7 +107,8 @@ pub fn tee(from: i32, to: i32, count: u64, flags: u32) -> Outcome {
     }
 }
 
-/// `vmsplice(2)`: memory of the program to a pipe, or from it, by what the descriptor was opened for.
+/// `vmsplice(2)`: memory of the program to a pipe, or from it, by what the descriptor was opened
+/// for.
 pub fn vmsplice(descriptor: i32, vector: u64, count: u64, flags: u32) -> Outcome {
     check(flags)?;
     let end = description(descriptor)?;
@@ -139,8 +140,8 @@ fn from_memory(pipe: &Pipe, segments: &Segments, patience: Patience) -> Outcome 
         let mut done = 0;
         while done < *length && filled < piece.len() {
             let from = at.wrapping_add(done);
-            // By pages, so that what lies before a hole counts. As Linux, which takes hold of pages:
-            // what is secret is refused.
+            // By pages, so that what lies before a hole counts. As Linux, which takes hold of
+            // pages: what is secret is refused.
             let in_page = 4096 - (from % 4096);
             let part = in_page.min(length - done).min((piece.len() - filled) as u64) as usize;
             match user::read_bytes_foreign(&space, from, &mut piece[filled..filled + part]) {
@@ -155,7 +156,8 @@ fn from_memory(pipe: &Pipe, segments: &Segments, patience: Patience) -> Outcome 
     Ok(pipe.write(0, &piece[..filled], patience)? as u64)
 }
 
-/// Lets `act` work at the offset that stands at an address, or at the position, and moves either on.
+/// Lets `act` work at the offset that stands at an address, or at the position, and moves either
+/// on.
 fn at_offset(description: &Description, offset: u64, act: impl FnOnce(u64) -> Outcome) -> Outcome {
     let seekable = description.node.is_seekable();
     if offset != 0 {

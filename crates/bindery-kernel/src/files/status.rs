@@ -1,4 +1,4 @@
-//! What programs learn of files: `stat` and its kin, `statfs`, permissions, times.
+//! Attributes of files: `stat` and its relatives, `statfs`, permissions, times.
 
 use alloc::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! The console as a mere stream of bytes, for a program whose host has no terminal there (a pipe, a
-//! file): nothing is echoed, no byte is a signal, and `isatty` says no.
+//! The console as a stream of bytes, for a program whose host has a pipe or a file there instead of
+//! a terminal: no echo, no signals, and `isatty` is false.
 
 use alloc::sync::Arc;
 

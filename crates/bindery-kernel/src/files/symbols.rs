@@ -10,8 +10,8 @@ pub fn begin(text: &'static [u8]) {
     TEXT.call_once(|| text);
 }
 
-/// The symbol that holds `address`, and how far it lies behind the symbol's beginning. Callable from
-/// a panic: takes no lock and allocates nothing.
+/// The symbol that holds `address`, and how far it lies behind the symbol's beginning. Callable
+/// from a panic: takes no lock and allocates nothing.
 pub fn name(address: u64) -> Option<(&'static str, u64)> {
     let lines = TEXT.get()?.split(|byte| *byte == b'\n');
     let symbols = lines.filter_map(|line| {

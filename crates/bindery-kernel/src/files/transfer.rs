@@ -1,4 +1,4 @@
-//! Reading and writing: between a program's memory and a node, in pieces.
+//! `read` and `write`: copies between a program's memory and a node, in pieces.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -102,8 +102,8 @@ impl Segments {
         if self.total() == 0 { Ok(()) } else { self.fault_in(0, Access::Write) }
     }
 
-    /// Puts bytes into the program's memory, `skip` bytes from the beginning on; says how many before
-    /// one could not be written. May be called with locks held.
+    /// Puts bytes into the program's memory, `skip` bytes from the beginning on; says how many
+    /// before one could not be written. May be called with locks held.
     ///
     /// # Safety
     /// `from` is valid for reads of `length` bytes, which may change meanwhile.
@@ -115,8 +115,8 @@ impl Segments {
         })
     }
 
-    /// Takes bytes from the program's memory, `skip` bytes from the beginning on; says how many before
-    /// one could not be read. May be called with locks held.
+    /// Takes bytes from the program's memory, `skip` bytes from the beginning on; says how many
+    /// before one could not be read. May be called with locks held.
     ///
     /// # Safety
     /// `to` is valid for writes of `length` bytes.
@@ -128,8 +128,8 @@ impl Segments {
         })
     }
 
-    /// Resolves what keeps the byte `skip` bytes from the beginning from being used, so that a copy can
-    /// go on. Called with nothing held.
+    /// Resolves what keeps the byte `skip` bytes from the beginning from being used, so that a copy
+    /// can go on. Called with nothing held.
     ///
     /// # Errors
     /// As [`user::fault_in`].
@@ -146,7 +146,8 @@ impl Segments {
     }
 
     /// Calls `act` with an address, a distance from the beginning and a length for each stretch of
-    /// `length` bytes, `skip` bytes further on, until it does less than that. Gives how much was done.
+    /// `length` bytes, `skip` bytes further on, until it does less than that. Gives how much was
+    /// done.
     #[inline]
     fn each(
         &self,
@@ -321,10 +322,10 @@ pub struct Step {
     pub fault: Option<usize>,
 }
 
-/// Moves bytes by steps. `step` takes how many bytes were moved before; where it finds the program's
-/// memory missing, `fault_in` resolves that, with nothing locked, and a further step follows. After a
-/// step without a fault, `goes_on` decides. Returns the count of bytes moved; a refusal only where
-/// nothing was moved.
+/// Moves bytes by steps. `step` takes how many bytes were moved before; where it finds the
+/// program's memory missing, `fault_in` resolves that, with nothing locked, and a further step
+/// follows. After a step without a fault, `goes_on` decides. Returns the count of bytes moved; a
+/// refusal only where nothing was moved.
 #[inline]
 pub fn by_steps(
     mut step: impl FnMut(usize) -> Result<Step, Errno>,
@@ -382,8 +383,8 @@ pub fn read(descriptor: i32, segments: &Segments, start: Start, flags: u32) -> O
     }
 }
 
-/// `write(2)` and its kin. As Linux: a file opened for appending is appended to wherever one asks to
-/// write.
+/// `write(2)` and its kin. As Linux: a file opened for appending is appended to wherever one asks
+/// to write.
 ///
 /// # Errors
 /// As write(2), and as [`Manner::new`] for the flags of `pwritev2(2)`.
@@ -459,8 +460,8 @@ pub fn seek(descriptor: i32, offset: i64, from: u32) -> Outcome {
     Ok(*position)
 }
 
-/// Copies up to `count` bytes from one description to another (`sendfile`, `copy_file_range`). Where
-/// an address of an offset is given, it counts instead of the position, and is moved on.
+/// Copies up to `count` bytes from one description to another (`sendfile`, `copy_file_range`).
+/// Where an address of an offset is given, it counts instead of the position, and is moved on.
 pub fn copy(from: (&Description, u64), to: (&Description, u64), count: u64) -> Outcome {
     let (source, target) = (from.0.readable()?, to.0.writable()?);
     if source.kind() == Kind::Folder {

@@ -1,10 +1,10 @@
-//! The kernel's own thread: it makes large folios of small ones (Linux: `khugepaged`), and collects
-//! memory for faults that do not do so themselves.
+//! The kernel's own thread: it collapses small folios into large ones (Linux: `khugepaged`), and
+//! reclaims memory for faults that do not do so themselves.
 //!
-//! It begins when a policy first allows large folios, and sleeps between its rounds; where the size
-//! that it makes is allowed nowhere, there are none. A round looks
-//! at [`Tunables::pages_to_scan`] pages, or at all memory of all processes if that is less, one table's
-//! span after another: in between, whoever waits for the CPU gets it.
+//! It begins when a policy first allows large folios, and sleeps between its rounds. There are no
+//! rounds while no policy allows the size that it makes. A round scans [`Tunables::pages_to_scan`]
+//! pages, or all memory of all processes if that is less, one table's span at a time; in between it
+//! yields the CPU.
 
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

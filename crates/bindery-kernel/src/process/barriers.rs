@@ -1,5 +1,5 @@
-//! `membarrier(2)`. One CPU runs programs, and a switch of threads is a barrier of every kind: what
-//! is left is to know who has asked for which barriers.
+//! `membarrier(2)`. One CPU runs programs, and a context switch is a barrier of every kind. So all
+//! that is left is to record which process has registered for which barriers.
 
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -8,8 +8,8 @@ use crate::errno::{Errno, Outcome};
 
 use super::scheduler;
 
-// The commands, as membarrier(2) numbers them; those of restartable sequences are not there, as there
-// are no such sequences.
+// The commands, as membarrier(2) numbers them; those of restartable sequences are not there, as
+// there are no such sequences.
 const QUERY: u32 = 0;
 const GLOBAL: u32 = 1 << 0;
 const GLOBAL_EXPEDITED: u32 = 1 << 1;

@@ -127,12 +127,12 @@ impl Wanted {
     }
 }
 
-/// Reads a structure of `N` words that programs may know a shorter or a longer form of; what a shorter
-/// one lacks is zero.
+/// Reads a structure of `N` words that programs may know a shorter or a longer form of; what a
+/// shorter one lacks is zero.
 ///
 /// # Errors
-/// `EINVAL` for less than `least` bytes, `E2BIG` for more than a page or where what is not known here
-/// is not zero, `EFAULT`.
+/// `EINVAL` for less than `least` bytes, `E2BIG` for more than a page or where what is not known
+/// here is not zero, `EFAULT`.
 fn read_growing<const N: usize>(at: u64, size: u64, least: u64) -> Result<[u64; N], Errno> {
     if size > PAGE_SIZE {
         return Err(Errno::E2BIG);
@@ -329,8 +329,8 @@ pub fn keep_own_descriptors() -> Result<(), Errno> {
 /// `unshare(2)`: the running thread gets descriptors or a folder of its own.
 ///
 /// # Errors
-/// `EINVAL` for what is not known, and for what the thread shares and cannot leave (memory, handlers,
-/// its process); `ENOMEM`.
+/// `EINVAL` for what is not known, and for what the thread shares and cannot leave (memory,
+/// handlers, its process); `ENOMEM`.
 pub(super) fn unshare(flags: u64) -> Outcome {
     let has = |flag: u32| flags as u32 & flag != 0;
     let known = CLONE_FILES | CLONE_FS | CLONE_SYSVSEM | CLONE_THREAD | CLONE_SIGHAND | CLONE_VM;

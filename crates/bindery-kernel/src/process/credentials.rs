@@ -1,7 +1,7 @@
-//! Users, groups and capabilities: who a thread is, and what it may do for that.
+//! Users, groups and capabilities of a thread.
 //!
-//! There are no capabilities of files: whoever is the superuser has all of them, and others have none
-//! but what `setuid` and `capset` leave them.
+//! Files have no capabilities: the superuser has all of them, and other users have those that
+//! `setuid` and `capset` leave them.
 
 use alloc::sync::Arc;
 
@@ -124,8 +124,8 @@ impl Credentials {
         other
     }
 
-    /// What becomes of them when a program is started that belongs to `owner` and `group` and asks to
-    /// run as theirs (set-user-ID, set-group-ID).
+    /// What becomes of them when a program is started that belongs to `owner` and `group` and asks
+    /// to run as theirs (set-user-ID, set-group-ID).
     pub fn at_exec(&self, owner: Option<u32>, group: Option<u32>) -> Self {
         let mut new = self.clone();
         new.user.effective = owner.unwrap_or(self.user.effective);
@@ -205,8 +205,8 @@ pub fn may_look_into(process: &Process) -> bool {
     may_be_looked_into(process, &who, (who.user.file, who.group.file), who.effective)
 }
 
-/// Whether a process may be looked into by the running thread, which is `who` and goes as this user and
-/// group, with these capabilities.
+/// Whether a process may be looked into by the running thread, which is `who` and goes as this user
+/// and group, with these capabilities.
 pub(super) fn may_be_looked_into(
     process: &Process,
     who: &Credentials,
@@ -268,8 +268,8 @@ fn given(id: u64) -> Option<u32> {
     Some(id as u32).filter(|id| *id != KEPT)
 }
 
-/// Changes ids of the running thread; `change` gives the new ones or refuses. It is told whether the
-/// thread may take any.
+/// Changes ids of the running thread; `change` gives the new ones or refuses. It is told whether
+/// the thread may take any.
 fn change(kind: Kind, change: impl FnOnce(Ids, bool) -> Result<Ids, Errno>) -> Result<(), Errno> {
     let mut who = credentials();
     let free = who.can(kind.capability());
@@ -391,8 +391,8 @@ pub(super) fn set_groups(size: u64, at: u64) -> Outcome {
 /// The versions of the structures of capget(2), and how many words each set has there.
 const VERSIONS: [(u32, usize); 3] = [(0x1998_0330, 1), (0x2007_1026, 2), (0x2008_0522, 2)];
 
-/// The version, in words, of a header of capget(2), and whom it is about; `None` where the version is
-/// not known, which is told by writing a known one.
+/// The version, in words, of a header of capget(2), and whom it is about; `None` where the version
+/// is not known, which is told by writing a known one.
 fn header(at: u64) -> Result<(Option<usize>, i32), Errno> {
     let [version, id] = user::read::<[u32; 2]>(at)?;
     let words = VERSIONS.iter().find(|(known, _)| *known == version).map(|(_, words)| *words);
@@ -407,7 +407,7 @@ pub(super) fn capget(header_at: u64, at: u64) -> Outcome {
     let (words, id) = header(header_at)?;
     let words = match words {
         Some(words) => words,
-        // Whoever asks for the version alone is told it.
+        // A null pointer asks for the version alone.
         None if at == 0 => return Ok(0),
         None => return Err(Errno::EINVAL),
     };

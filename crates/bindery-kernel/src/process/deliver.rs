@@ -1,5 +1,5 @@
-//! What a thread does on its way back to its program: it ends, stops, gives the CPU away, runs a
-//! signal handler, or makes an interrupted call again.
+//! A thread's work on the way back to its program: it ends, stops, yields the CPU, runs a signal
+//! handler, or restarts an interrupted call.
 
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
@@ -21,7 +21,7 @@ use super::signal::{
 use super::thread::{Thread, work};
 use super::{Process, all, end, program, scheduler, signal};
 
-/// What a signal handler is told, and where: all that the architecture's signal frame is made of.
+/// The contents of a signal frame: all that the architecture needs to make one.
 pub struct Delivery {
     /// The signal's number.
     pub signal: u32,
@@ -38,7 +38,7 @@ pub struct Delivery {
     pub mask: u64,
     /// The top of the stack to use: the alternate one, or the program's stack pointer.
     pub stack: u64,
-    /// What `uc_stack` tells of the alternate stack: base, flags, size.
+    /// The alternate stack in `uc_stack`: base, flags, size.
     pub alternate: (u64, u32, u64),
     /// The address that the signal is about; 0 where it is about none.
     pub fault: u64,
@@ -217,8 +217,8 @@ pub(super) fn flags_of(alternate: &Alternate, at: u64) -> u32 {
     }
 }
 
-/// Whether nobody is there who could continue the group of a process: no member has a parent in another
-/// group of the same session. Terminals do not stop such groups.
+/// Whether nobody is there who could continue the group of a process: no member has a parent in
+/// another group of the same session. Terminals do not stop such groups.
 fn is_orphaned(process: &Process) -> bool {
     let group = process.group();
     let is_cared_for = |member: &Arc<Process>| {

@@ -1,8 +1,8 @@
 //! How threads, processes and the machine end.
 //!
-//! A thread ends itself, on its way back to the program or in `exit`; whoever wants another's end
-//! marks it ([`work::END`]) and wakes it. The last thread ends the process; the end of the first
-//! process is that of the machine.
+//! A thread ends itself, on its way back to the program or in `exit`. To end another thread, a
+//! thread marks it ([`work::END`]) and wakes it. The last thread ends the process; the end of the
+//! first process is the end of the machine.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -28,7 +28,8 @@ use super::{
 /// How long the processes that are left may take to end with the machine, in nanoseconds.
 const PATIENCE: u64 = 60 * time::SECOND;
 
-/// Ends all threads of a process (`exit_group`, or a deadly signal); the first who does so says how.
+/// Ends all threads of a process (`exit_group`, or a deadly signal); the first who does so says
+/// how.
 pub(super) fn end_group(process: &Process, status: u32) {
     let threads = {
         let mut state = process.state.lock();
@@ -128,7 +129,7 @@ fn end_process(process: &Arc<Process>) {
         state.status = Some(status);
         status
     };
-    // Whoever polls a descriptor of the process is to see its end.
+    // Pollers of a descriptor of the process are to see its end.
     files::changed();
     if options::CHECK_AT_EXIT.load(Ordering::Relaxed) {
         audit();
@@ -188,7 +189,7 @@ fn tell_parent(process: &Arc<Process>, status: u32) {
     parent.children_changed.wake_all();
 }
 
-/// What `SIGCHLD` and `waitid` tell of a process that has ended.
+/// The information of `SIGCHLD` and `waitid` about a process that has ended.
 pub(super) fn about_end(process: &Process, signal: u32, status: u32) -> Information {
     let (code, value) = match status & 0x7f {
         0 => (code::EXITED, status >> 8),

@@ -1,7 +1,7 @@
 //! `execve`, and the first program.
 //!
-//! Everything that can fail is done before anything is lost: the new program lies in an address space
-//! of its own until the other threads have ended.
+//! All steps that can fail come first: the new program is in an address space of its own until the
+//! other threads have ended.
 
 use alloc::sync::Arc;
 
@@ -122,7 +122,7 @@ pub(super) fn execute(
     } else {
         shared
     };
-    // Whoever is interrupted here ends on the way back.
+    // A thread that is interrupted here ends on the way back.
     end::end_other_threads().map_err(|_| Errno::EINTR)?;
     become_program(&thread, &process, loaded, files, registers);
     process.set_name(&name);

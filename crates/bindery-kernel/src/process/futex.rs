@@ -1,8 +1,8 @@
-//! Futexes: sleeping until somebody says that a word of memory has changed.
+//! Futexes: sleep until another thread wakes the waiters of a word of memory.
 //!
-//! A word has a name by which all who see it agree: in a shared mapping the object behind it and the
-//! place in that, else the address space and the address. No thread is preempted in the kernel, so
-//! looking at the word and going to sleep happen at once, and so does `FUTEX_WAKE_OP`'s change.
+//! A word's key is the same for all its users: in a shared mapping the object and the offset in it,
+//! else the address space and the address. No thread is preempted in the kernel, so the check of
+//! the word and the sleep are atomic, and so is the change of `FUTEX_WAKE_OP`.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;

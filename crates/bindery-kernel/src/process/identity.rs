@@ -1,4 +1,4 @@
-//! Who a process is among others: groups, sessions, names; and what the machine is to it.
+//! Process groups, sessions, names and pidfds; `uname`, `sysinfo` and the scheduling calls.
 
 use alloc::sync::Arc;
 
@@ -74,7 +74,7 @@ pub fn space_behind(descriptor: i32) -> Result<Arc<Space>, Errno> {
 /// # Errors
 /// `EBADF`; `ESRCH` where the process has ended; `EINVAL` where it goes on.
 pub fn dying_space_behind(descriptor: i32) -> Result<Arc<Space>, Errno> {
-    // As Linux: whoever has the descriptor may ask for it.
+    // As Linux: the descriptor is permission enough.
     let space = process_behind(descriptor)?.try_space().ok_or(Errno::ESRCH)?;
     let has_it = |process: &&Arc<Process>| {
         process.try_space().is_some_and(|other| Arc::ptr_eq(&other, &space))

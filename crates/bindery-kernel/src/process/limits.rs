@@ -1,4 +1,4 @@
-//! Limits (`getrlimit`), and what a process has used (`getrusage`, `times`).
+//! Resource limits (`getrlimit`) and usage (`getrusage`, `times`).
 
 use bindery::linux::proc;
 use bindery::{Limits as SpaceLimits, Locking};

@@ -1,4 +1,4 @@
-//! Who goes when memory runs out, and what a process may say about that (`oom_score_adj`).
+//! The out-of-memory killer: which process it kills, and `oom_score_adj`.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -44,8 +44,8 @@ impl Process {
     /// killing one of them frees nothing.
     ///
     /// # Errors
-    /// `EINVAL` for what is not from -1000 to 1000; `EACCES` for less than what a privileged thread set
-    /// last, without `CAP_SYS_RESOURCE`.
+    /// `EINVAL` for what is not from -1000 to 1000; `EACCES` for less than what a privileged thread
+    /// set last, without `CAP_SYS_RESOURCE`.
     pub fn set_kill_adjustment(&self, adjustment: i32) -> Result<(), Errno> {
         if !(NEVER..=FIRST).contains(&adjustment) {
             return Err(Errno::EINVAL);
@@ -79,8 +79,8 @@ impl Process {
         Some((proc::resident(&space).total() + tables) as i64 + part)
     }
 
-    /// `oom_score`: [`Process::badness`] as a number from 0, for one that is never killed, to 2000 and
-    /// a bit. As on Linux, 666 stands for next to no memory and no adjustment.
+    /// `oom_score`: [`Process::badness`] as a number from 0, for one that is never killed, to 2000
+    /// and a bit. As on Linux, 666 means next to no memory and no adjustment.
     pub fn kill_score(&self) -> i64 {
         let total = memory().total_frames().max(1) as i64;
         self.badness().map_or(0, |badness| ((1000 + badness * 1000 / total) * 2 / 3).max(0))
@@ -94,8 +94,8 @@ pub fn give_back_kept() {
 }
 
 /// Makes room when a fault found no memory: takes back what the kernel has unmapped, and where that
-/// is nothing, ends the process that most speaks against ([`Process::badness`]). `true` where the running thread is to end
-/// itself.
+/// is nothing, ends the process that most speaks against ([`Process::badness`]). `true` where the
+/// running thread is to end itself.
 pub fn memory_ran_out() -> bool {
     thread::forget_spare_stacks();
     if kernel_map().freed_pages() > 0 {
@@ -120,8 +120,8 @@ pub fn memory_ran_out() -> bool {
         log!("memory has run out: process {} ({}) is killed", victim.id, name.escape_ascii());
         end::kill_group(&victim);
     }
-    // The victim may wait for something that the running thread holds: after a while the thread goes
-    // back instead, and tries again from the beginning.
+    // The victim may wait for something that the running thread holds: after a while the thread
+    // goes back instead, and tries again from the beginning.
     let patience = time::now() + time::SECOND;
     while victim.try_space().is_some() && !signal::must_end(&thread) {
         if time::now() > patience {

@@ -3,9 +3,9 @@
 //! | file | what |
 //! |---|---|
 //! | [`thread`] | a thread and its kernel stack |
-//! | [`scheduler`] | who runs |
-//! | [`wait_queue`] | sleeping until something happens |
-//! | [`parking`] | sleeping until a word of the kernel changes |
+//! | [`scheduler`] | which thread runs |
+//! | [`wait_queue`] | sleep until an event |
+//! | [`parking`] | sleep until a word of the kernel changes |
 //! | [`table`] | all processes and threads, by number |
 //! | [`program`] | an ELF program becomes an address space |
 //! | [`properties`] | what a program says of its code |
@@ -16,20 +16,20 @@
 //! | [`end`] | how threads, processes and the machine end |
 //! | [`background`] | the kernel's own thread: large folios of small ones |
 //! | [`wait`] | `wait4` and `waitid` |
-//! | [`futex`] | waiting for a word of memory |
-//! | [`signal`], [`deliver`] | signals: sent, waiting; and what comes of them |
+//! | [`futex`] | sleep until a word of a program's memory changes |
+//! | [`signal`], [`deliver`] | signals: sent and pending; delivered |
 //! | [`timer`] | clocks, sleeping, and timers that send signals |
-//! | [`limits`] | `getrlimit`, and what a process has used |
+//! | [`limits`] | resource limits and usage |
 //! | [`identity`] | groups, sessions, names |
 //! | [`credentials`] | users, groups, capabilities |
-//! | [`memory_shortage`] | who goes when memory runs out |
+//! | [`memory_shortage`] | the out-of-memory killer |
 //! | [`random`] | random numbers |
 //! | [`calls`] | the system calls, by number |
 //!
-//! # What may be relied on
-//! The kernel is not preempted, so that what happens between two sleeps happens at once. The locks of
-//! this folder guard against nothing but their own holder: none is held across a sleep, or while
-//! another function takes the same lock.
+//! # No preemption
+//! The kernel is not preempted, so code between two sleeps is atomic. The locks of this folder only
+//! protect against their own holder: none is held across a sleep, or while another function takes
+//! the same lock.
 
 pub mod background;
 mod barriers;
@@ -99,7 +99,7 @@ pub struct Process {
     standing: memory_shortage::Standing,
     timers: Mutex<BTreeMap<i32, timer::Timer>>,
     processor_timers: Mutex<timer::ProcessorTimers>,
-    /// What `membarrier` may be asked for; shared with whoever shares the memory.
+    /// The registrations for `membarrier`; processes that share the memory share them.
     barriers: Mutex<barriers::Barriers>,
     /// Who its first thread is.
     credentials: Mutex<Credentials>,
@@ -135,7 +135,7 @@ struct State {
     is_ended: bool,
     /// The signal that has stopped it.
     stopped: Option<u32>,
-    /// What `wait4` has not told yet.
+    /// News that `wait4` has not reported yet.
     report: Option<Report>,
     /// Nanoseconds that the children that were waited for had run.
     children_time: u64,
@@ -155,7 +155,7 @@ impl Process {
     /// Its memory.
     ///
     /// # Panics
-    /// Where the process has ended: whoever asks for another process uses [`Process::try_space`].
+    /// Where the process has ended; for another process there is [`Process::try_space`].
     pub fn space(&self) -> Arc<Space> {
         self.try_space().expect("a running process has memory")
     }

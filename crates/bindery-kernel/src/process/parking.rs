@@ -1,4 +1,4 @@
-//! Threads that sleep until a word changes: a queue by the word's address.
+//! Sleep until a word of the kernel changes: a queue by the word's address.
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -17,8 +17,8 @@ static PARKED: Mutex<VecDeque<(usize, Arc<Thread>)>> = Mutex::new(VecDeque::new(
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// Sleeps until [`unpark`] is called for `word`; returns at once where the word is not `expected`.
-/// May return early. In the idle loop and at boot, where no other thread could change the word while
-/// this one sleeps, it always does.
+/// May return early. In the idle loop and at boot, where no other thread could change the word
+/// while this one sleeps, it always does.
 pub fn park(word: &AtomicU32, expected: u32) {
     if !scheduler::is_in_thread() {
         core::hint::spin_loop();

@@ -1,10 +1,10 @@
 //! An ELF program becomes an address space.
 //!
-//! Everything lies where it always lies, on purpose: the same program finds the same addresses each
-//! time (Linux: `personality(ADDR_NO_RANDOMIZE)`).
+//! There is no address-space layout randomization, on purpose: the same program has the same
+//! addresses each time (Linux: `personality(ADDR_NO_RANDOMIZE)`).
 //!
 //! ```text
-//! 0x5555_5555_4000  a program that can lie anywhere (AArch64: 0xaaaa_aaaa_0000)
+//! 0x5555_5555_4000  a position-independent program (AArch64: 0xaaaa_aaaa_0000)
 //!                   the heap behind its last segment
 //!                   mappings, downwards from some way below the stack
 //!                   the stack, downwards from 64 KiB below the end
@@ -67,7 +67,7 @@ mod layout {
     pub const SIGNAL_STACK: u64 = 4720;
 }
 
-/// What stays free above the stack, in bytes: whoever runs over its upper end finds nothing.
+/// Unmapped bytes above the stack, so that an access beyond its upper end faults.
 const ABOVE_STACK: u64 = 0x1_0000;
 
 const STACK_END: u64 = EntryFormat::USER_END - ABOVE_STACK;
@@ -279,7 +279,7 @@ pub(super) fn load(
     Ok(Loaded { space, entry, stack_pointer, facts, who })
 }
 
-/// Reads and checks what stands at a file's beginning.
+/// Reads and checks the header of a file.
 fn read_headers(
     program: &Program,
 ) -> Result<(FileHeader<LittleEndian>, Vec<ProgramHeader>), Errno> {

@@ -1,5 +1,5 @@
-//! Defects of the kernel on purpose (`provoke=...`), when the first program ends: so that what
-//! comes of them can be tried.
+//! Deliberate defects of the kernel when the first program ends (`provoke=...`), to test how the
+//! kernel reports them.
 
 use core::hint::black_box;
 

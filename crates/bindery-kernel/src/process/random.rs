@@ -1,7 +1,7 @@
 //! Random numbers: ChaCha, seeded once by the CPU's own generator and the clocks.
 //!
-//! A machine under `-icount` with a fixed clock and a seeded generator gives the same numbers each
-//! time, on purpose.
+//! On purpose, a machine under `-icount` with a fixed clock and a seeded generator has the same
+//! numbers each time.
 
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};

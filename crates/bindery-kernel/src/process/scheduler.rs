@@ -1,8 +1,8 @@
-//! Who runs: one queue, turns of ten milliseconds, no preemption in the kernel.
+//! The scheduler: one run queue, time slices of ten milliseconds, no preemption in the kernel.
 //!
-//! A thread goes to sleep in three steps, so that no wake-up is lost: it says where it can be found
-//! (a queue, a timer), looks once more whether there is something to wait for, and sleeps. Interrupts
-//! are off meanwhile, and a wake-up before the sleep makes the sleep return at once.
+//! A thread sleeps in three steps, so that no wake-up is lost: it enters a queue or sets a timer,
+//! checks once more whether it has to wait, and sleeps. Interrupts are off meanwhile. A wake-up
+//! before the sleep makes the sleep return at once.
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -126,8 +126,8 @@ pub fn with_space<T>(use_it: impl FnOnce(&Space) -> T) -> T {
         Some(space) => Arc::as_ptr(space),
         None => panic!("no address space is loaded"),
     };
-    // SAFETY: the `Arc` may be replaced while `use_it` sleeps, but the running thread's process keeps
-    // its space for as long as the thread is in a call.
+    // SAFETY: the `Arc` may be replaced while `use_it` sleeps, but the running thread's process
+    // keeps its space for as long as the thread is in a call.
     let space: &Space = unsafe { &*space };
     use_it(space)
 }

@@ -1,5 +1,5 @@
-//! Signals: what is sent, where it waits, and who blocks it. What comes of them is decided on the way
-//! back to the program ([`super::deliver`]).
+//! Signals: sent, pending and blocked. They are delivered on the way back to the program
+//! ([`super::deliver`]).
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -374,8 +374,8 @@ pub(super) fn must_end(thread: &Thread) -> bool {
 }
 
 /// Whether the thread is about to be killed: it has to end, or a signal waits that ends its process
-/// (Linux: `fatal_signal_pending`). Nothing preempts the kernel, so that comes about before a call, or
-/// while the thread sleeps in it.
+/// (Linux: `fatal_signal_pending`). Nothing preempts the kernel, so that comes about before a call,
+/// or while the thread sleeps in it.
 #[inline]
 pub fn is_fatal_waiting(thread: &Thread) -> bool {
     thread.work.load(Ordering::Relaxed) & (work::SIGNAL | work::END) != 0 && is_killed(thread)

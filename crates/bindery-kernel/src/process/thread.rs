@@ -83,7 +83,8 @@ pub struct Thread {
     pub work: AtomicU32,
     /// Its signals.
     pub signals: Mutex<ThreadSignals>,
-    /// Its descriptors and its folder, until it ends: most often those of all threads of its process.
+    /// Its descriptors and its folder, until it ends: most often those of all threads of its
+    /// process.
     files: Mutex<Option<Arc<Files>>>,
     credentials: Mutex<Credentials>,
     /// Where a zero is written, and a futex woken, when it ends; 0 for nowhere.
@@ -175,7 +176,7 @@ impl Thread {
     /// Its descriptors and its folder.
     ///
     /// # Panics
-    /// Where it has ended: whoever asks for another thread uses [`Thread::try_files`].
+    /// Where it has ended; for another thread there is [`Thread::try_files`].
     pub fn files(&self) -> Arc<Files> {
         self.try_files().expect("a running thread has files")
     }
@@ -221,7 +222,7 @@ impl Thread {
 
     /// # Panics
     /// Where `address`, which cannot be used, says that the kernel stack has run over: a defect of
-    /// the kernel. Takes no lock: whoever ran over may hold any.
+    /// the kernel. Takes no lock, since the running thread may hold any.
     pub fn check_stack(&self, address: u64) {
         let runs_over = self.stack.0.as_ref().is_some_and(|stack| stack.is_right_in_front(address));
         assert!(!runs_over, "the kernel stack of thread {} has run over", self.id());

@@ -1,7 +1,7 @@
-//! Clocks, sleeping, and timers that send signals.
+//! Clocks, sleep, and timers that send signals.
 //!
-//! All of a thread's time on the CPU counts as its program's own: telling the kernel's part apart
-//! would cost a look at the clock on each way in and out.
+//! All CPU time of a thread counts as user time: to count the kernel's part apart would take a read
+//! of the clock on each entry and exit.
 
 use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
@@ -21,8 +21,8 @@ use crate::{heap, user};
 use super::signal::{self, Information, bit, code};
 use super::{Capability, Interrupted, Process, Thread, WaitQueue, find, scheduler, table};
 
-/// The deadline of a call that waits `timeout` nanoseconds, in [`time::now`]: where the call is made
-/// again after an interruption, that of the first time.
+/// The deadline of a call that waits `timeout` nanoseconds, in [`time::now`]: where the call is
+/// made again after an interruption, that of the first time.
 pub fn deadline_of_call(timeout: u64) -> u64 {
     match scheduler::current().deadline_of_restart.swap(0, Ordering::Relaxed) {
         0 => time::now().saturating_add(timeout),
@@ -235,7 +235,7 @@ fn fire(process: &Weak<Process>, key: i32) {
     let thread = meant.and_then(table::find_thread);
     let ours = |thread: &Arc<Thread>| Arc::ptr_eq(&thread.process, &process);
     if meant.is_some() && !thread.as_ref().is_some_and(ours) {
-        // The thread that was to be told has ended.
+        // The thread that the signal was for has ended.
         return;
     }
     let waits = match &thread {
@@ -300,7 +300,7 @@ pub(super) fn alarm(seconds: u64) -> Outcome {
     let process = scheduler::current().process.clone();
     let (rest, _) = rest(&process, REAL).unwrap_or((0, 0));
     set_real(&process, u64::from(seconds as u32) * SECOND, 0);
-    // An alarm that runs is never told as 0.
+    // The time left of a running alarm is never 0.
     Ok(if rest == 0 { 0 } else { ((rest + SECOND / 2) / SECOND).max(1) })
 }
 

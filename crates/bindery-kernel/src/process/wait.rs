@@ -1,4 +1,4 @@
-//! `wait4` and `waitid`: news of children.
+//! `wait4` and `waitid`.
 
 use alloc::sync::Arc;
 
@@ -140,7 +140,7 @@ fn look(
     if is_any { Ok(None) } else { Err(Errno::ECHILD) }
 }
 
-/// Children that tell of their end by another signal than `SIGCHLD` are a sort of their own.
+/// Children whose end sends another signal than `SIGCHLD` are a sort of their own.
 fn is_of_sort(child: &Process, options: u32) -> bool {
     let is_clone = child.state.lock().exit_signal != SIGCHLD;
     options & __WALL != 0 || is_clone == (options & __WCLONE != 0)

@@ -1,4 +1,4 @@
-//! Sleeping until something has happened.
+//! Wait queues: sleep until an event.
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;

@@ -2,13 +2,12 @@
 //!
 //! The code runs where it was loaded until the MMU is on, and so addresses everything relative to
 //! itself. It maps the image alone, page by page with the permissions of its sections, at the
-//! address that it was linked for ([`page_tables`] adds the rest). There is no identity
-//! mapping: the first fetch after the MMU is on finds nothing at the physical address, and the
-//! exception that it raises leads to `landing`, at its linked address, which goes on where `x27`
-//! says.
+//! address that it was linked for ([`page_tables`] adds the rest). There is no identity mapping:
+//! the first fetch after the MMU is on faults, since the physical address is not mapped. The
+//! exception leads to `landing`, at its linked address, which jumps to the address in `x27`.
 //!
-//! Linux, Documentation/arch/arm64/booting.rst, has the header and what holds at entry: MMU off,
-//! `x0` the physical address of the device tree, EL2 or EL1, interrupts masked.
+//! Linux, Documentation/arch/arm64/booting.rst, describes the header and the state at entry: MMU
+//! off, `x0` the physical address of the device tree, EL2 or EL1, interrupts masked.
 
 use core::arch::global_asm;
 
@@ -86,8 +85,8 @@ const TRANSLATION_CONTROL: u64 = 16
     | 0b11 << 28
     | 0b10 << 30;
 
-/// Entries of the image's tables: one that names the table at address 0, and pages at address 0 with
-/// the permissions of each section. The assembly adds the addresses, since nothing runs at the
+/// Entries of the image's tables: one that names the table at address 0, and pages at address 0
+/// with the permissions of each section. The assembly adds the addresses, since nothing runs at the
 /// addresses that Rust was linked for before these tables are there.
 const TABLE: u64 = EntryFormat::table_entry(Frame(0)).0;
 const CODE: u64 = Mapping::Code.leaf(Frame(0), 1).0;

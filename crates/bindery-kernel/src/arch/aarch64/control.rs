@@ -1,5 +1,4 @@
-//! What the machine does for the kernel on request: the control channel (semihosting), power, and
-//! the start of other CPUs (PSCI).
+//! The control channel and power-off by semihosting; power-off and the start of other CPUs by PSCI.
 
 use core::arch::{asm, global_asm};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -85,7 +84,7 @@ pub fn write_control(byte: u8) {
 /// Ends the machine.
 pub fn power_off(how: Ended) -> ! {
     let code = match how {
-        Ended::Program(_) => 0, // the control channel has told the status
+        Ended::Program(_) => 0, // the status went over the control channel
         Ended::Failed => 1,
     };
     semihosting(semihosting::EXIT_EXTENDED, &[semihosting::APPLICATION_EXIT, code]);

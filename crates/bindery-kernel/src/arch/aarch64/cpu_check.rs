@@ -1,8 +1,9 @@
-//! What the kernel cannot do without, looked at before anything else.
+//! Features without which the kernel cannot run, checked before anything else.
 //!
-//! The compiler puts atomic instructions of ARMv8.1 anywhere, so this is assembly that runs with the
-//! MMU off. If the processor lacks a feature, the kernel says so on the console and over the control
-//! channel, and the machine ends. There is no device tree yet: the console is where QEMU's `virt` has it.
+//! The compiler may use atomic instructions of ARMv8.1 anywhere, so this is assembly, which runs
+//! with the MMU off. If the processor lacks a feature, the kernel says so on the console and over
+//! the control channel, and the machine ends. The device tree is not read yet: the console's
+//! address is that of QEMU's `virt`.
 
 use core::arch::global_asm;
 

@@ -1,8 +1,8 @@
-//! What programs learn of the CPU: `AT_HWCAP` and `AT_HWCAP2`.
+//! Processor features that programs may use: `AT_HWCAP` and `AT_HWCAP2`.
 //!
-//! Offered is what the CPU has and what needs nothing of the kernel, and branch targets (BTI): no
-//! SVE, SME, memory tags or pointer authentication, and no reading of identification registers (a
-//! program that tries gets `SIGILL`).
+//! These are the features that the CPU has and that need no support of the kernel, and branch
+//! targets (BTI). SVE, SME, memory tags and pointer authentication are not among them. A program that
+//! reads an identification register gets `SIGILL`.
 
 use core::arch::asm;
 
@@ -86,8 +86,8 @@ pub fn random_word() -> Option<u64> {
     // SAFETY: the processor has the register (RNDR), whose reading changes two registers and the
     // flags.
     unsafe {
-        asm!("mrs {word}, s3_3_c2_c4_0", "cset {good}, ne", word = out(reg) word, good = out(reg) good,
-            options(nomem, nostack));
+        asm!("mrs {word}, s3_3_c2_c4_0", "cset {good}, ne", word = out(reg) word,
+            good = out(reg) good, options(nomem, nostack));
     }
     (good != 0).then_some(word)
 }

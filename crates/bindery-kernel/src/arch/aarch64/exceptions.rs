@@ -122,8 +122,8 @@ fn is_about_tables(syndrome: u64) -> bool {
     syndrome & ADDRESS_UNKNOWN == 0 && (kind == TRANSLATION || kind == PERMISSION)
 }
 
-/// Leads a fault about a program's address, in an instruction that may have one, to where it is dealt
-/// with.
+/// Leads a fault about a program's address, in an instruction that may have one, to where it is
+/// dealt with.
 fn goes_on_elsewhere(registers: &mut Registers, address: u64) -> bool {
     let next = user_copy::continuation(registers.program_counter);
     let next = next.filter(|_| address < super::EntryFormat::USER_END);

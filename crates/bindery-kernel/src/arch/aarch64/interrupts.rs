@@ -1,7 +1,7 @@
-//! Interrupts: a GICv3 (Arm IHI 0069), of which the timer of each CPU is all that is used.
+//! Interrupts: a GICv3 (Arm IHI 0069). The timer of each CPU is the only source.
 //!
-//! The CPU's side is reached by system registers; distributor and redistributors are asked once, at
-//! boot. That is less code than to adapt a driver to it.
+//! The CPU interface has system registers. Distributor and redistributors are set up once, at boot;
+//! that takes less code than a driver crate.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};

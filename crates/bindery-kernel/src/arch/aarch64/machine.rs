@@ -1,4 +1,4 @@
-//! What the machine has, by the device tree.
+//! The machine by its device tree: memory, CPUs and devices.
 
 use bindery::platform::MAX_CPUS;
 use fdt::Fdt;

@@ -1,11 +1,11 @@
 //! AArch64: entered by the arm64 boot protocol, with a device tree, a GICv3 and a PL011.
 //!
-//! Interrupts are never taken in the kernel: the idle loop asks the controller itself.
+//! The kernel never takes an interrupt: the idle loop polls the controller.
 //!
-//! # What a real machine would need besides
+//! # What a real machine needs in addition
 //! The kernel is made for QEMU, which keeps the accesses of a CPU whose MMU is off coherent with
 //! data. Elsewhere the boot tables have to be cleaned before the MMU is on. Programs that write code
-//! synchronize it themselves, as on Linux: `CTR_EL0` and the instructions are theirs to use.
+//! synchronize it themselves, as on Linux: they may read `CTR_EL0` and use the instructions.
 
 mod backtrace;
 mod boot;

@@ -17,7 +17,8 @@ pub fn begin() {
     let identification: usize;
     // SAFETY: reads a register.
     unsafe {
-        asm!("mrs {}, dczid_el0", out(reg) identification, options(nomem, nostack, preserves_flags));
+        asm!("mrs {}, dczid_el0", out(reg) identification,
+            options(nomem, nostack, preserves_flags));
     }
     let prohibited = identification & 1 << 4 != 0;
     let block = 4 << (identification & 0xf);

@@ -3,14 +3,13 @@
 //! | addresses | what |
 //! |---|---|
 //! | `0xffff_0000_0000_0000` + physical | memory, the console's registers; never executable |
-//! | `0xffff_c000_0000_0000`, 512 GiB | what the kernel maps for itself (`memory::kernel_map`) |
+//! | `0xffff_c000_0000_0000`, 512 GiB | the arena of [`crate::memory::kernel_map`] |
 //! | `0xffff_ff00_0000_0000` | the device tree, read-only |
 //! | `0xffff_ffff_8000_0000` | the image, by sections (see [`boot`]) |
 //!
-//! Of the image, the direct map has the root table alone. What stands here is mapped once at boot and
-//! stays; only empty entries are ever filled, so no break-before-make is needed. The console is among
-//! it, since it must speak before there is memory to map anything with; other devices are mapped by
-//! the kernel map.
+//! Of the image, the direct map has the root table alone. These mappings are made once, at boot,
+//! and stay. The console is one of them, since it is used before there is a kernel map; the kernel
+//! map maps all other devices.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -62,8 +61,8 @@ pub fn physical<T: ?Sized>(linked: *const T) -> u64 {
 /// Tables of the image: [`SPARE_TABLES`], one after the other.
 struct ImageTables;
 
-// SAFETY: 1: each table is taken once, and was never used before. 2: the root, the image's own tables
-// and those taken here lie in the image, which is mapped where it was linked.
+// SAFETY: 1: each table is taken once, and was never used before. 2: the root, the image's own
+// tables and those taken here lie in the image, which is mapped where it was linked.
 unsafe impl TableMemory for ImageTables {
     fn allocate(&mut self) -> Frame {
         let next = SPARE_USED.fetch_add(1, Ordering::Relaxed);

@@ -77,8 +77,8 @@ unsafe impl Plain for Records {}
 // SAFETY: as above.
 unsafe impl Plain for FloatingPointRecord {}
 
-/// What programs may have in PSTATE: N, Z, C, V, TCO, DIT, SSBS and BTYPE. All else is clear in EL0,
-/// which itself is 0.
+/// What programs may have in PSTATE: N, Z, C, V, TCO, DIT, SSBS and BTYPE. All else is clear in
+/// EL0, which itself is 0.
 const PROGRAMS_STATE: u64 = 0b1111 << 28 | 1 << 25 | 1 << 24 | 1 << 12 | 0b11 << 10;
 /// What of it a handler keeps.
 const KEPT_STATE: u64 = 0b1111 << 28 | 1 << 24 | 1 << 12;

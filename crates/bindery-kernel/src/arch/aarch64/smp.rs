@@ -1,4 +1,4 @@
-//! The other CPUs: each is started with a stack of its own, says so, and is idle from then on.
+//! The start of the other CPUs. Each has a stack of its own, reports on the console, and idles.
 
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicUsize, Ordering};

@@ -1,7 +1,7 @@
 //! The table root of programs in `TTBR0_EL1`, and TLB invalidation.
 //!
-//! All programs have address-space identifier 0, so loading other tables forgets everything that is
-//! not global; only the kernel's own translations stay.
+//! All programs have address-space identifier 0, so loading another root invalidates every entry
+//! that is not global. Only the kernel's own translations stay.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -65,8 +65,8 @@ pub fn invalidate(_root: Frame, what: &Invalidation) {
     unsafe { asm!("dsb ish", "isb", options(nostack, preserves_flags)) };
 }
 
-/// As [`invalidate`], of addresses of a program or of the kernel's own. (That other CPUs forget, too,
-/// costs nothing to wait for.)
+/// As [`invalidate`], of addresses of a program or of the kernel's own. (That other CPUs forget,
+/// too, costs nothing to wait for.)
 pub fn invalidate_local(root: Frame, what: &Invalidation) {
     if what.range.start().0 >> 63 == 0 {
         invalidate(root, what);
@@ -100,10 +100,12 @@ fn several(start: u64, end: u64, what: &Invalidation) {
         unsafe {
             match what.tables {
                 Tables::Unchanged => {
-                    asm!("sys #0, c8, c2, #5, {}", in(reg) operand, options(nostack, preserves_flags));
+                    asm!("sys #0, c8, c2, #5, {}", in(reg) operand,
+                        options(nostack, preserves_flags));
                 }
                 Tables::Changed => {
-                    asm!("sys #0, c8, c2, #1, {}", in(reg) operand, options(nostack, preserves_flags));
+                    asm!("sys #0, c8, c2, #1, {}", in(reg) operand,
+                        options(nostack, preserves_flags));
                 }
             }
         }
@@ -131,10 +133,12 @@ pub fn invalidate_kernel(what: &Invalidation) {
         asm!("dsb ishst", options(nostack, preserves_flags));
         match (range.filter(|_| RANGES.load(Ordering::Relaxed)), what.tables) {
             (Some(operand), Tables::Unchanged) => {
-                asm!("sys #0, c8, c2, #7, {}", in(reg) operand, options(nostack, preserves_flags));
+                asm!("sys #0, c8, c2, #7, {}", in(reg) operand,
+                        options(nostack, preserves_flags));
             }
             (Some(operand), Tables::Changed) => {
-                asm!("sys #0, c8, c2, #3, {}", in(reg) operand, options(nostack, preserves_flags));
+                asm!("sys #0, c8, c2, #3, {}", in(reg) operand,
+                        options(nostack, preserves_flags));
             }
             (None, _) if end - start <= MOST_SINGLE => {
                 for page in start..end {

@@ -1,10 +1,10 @@
 //! The routines behind [`super::super::user_copy`].
 //!
 //! The MMU checks the rights of the program's entries: with PAN off the kernel may read what the
-//! program may read, and write what it may write. (The kernel may also read pages that a program may
-//! run: the core has no entries that only allow execution.) A fault leads to the end of the routine.
-//! It copies the bytes up to the end of the page, if the block reached over that, and returns how
-//! many are left.
+//! program may read, and write what it may write. (The kernel may also read pages that a program
+//! may run: the core has no entries that only allow execution.) A fault leads to the end of the
+//! routine. It copies the bytes up to the end of the page, if the block reached over that, and
+//! returns how many are left.
 //!
 //! Long copies go by vector registers. Eight of them hold values of the program, which lie on the
 //! stack meanwhile. Nothing interrupts the kernel, and a fault leads back here.

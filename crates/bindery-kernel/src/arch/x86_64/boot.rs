@@ -1,10 +1,10 @@
 //! From the machine's entry to [`crate::start`].
 //!
-//! QEMU loads the image and enters it by PVH: 32-bit mode, paging off, EBX with the physical address
-//! of a structure that tells of memory, modules and the command line (Xen's `hvm_start_info`). The
-//! code below lays tables over the first gibibyte, three times: where it lies, in the direct map,
-//! and where the kernel was linked. With those the Rust code runs, and lays the real ones
-//! (`page_tables`).
+//! QEMU loads the image and enters it by PVH: 32-bit mode, paging off, EBX with the physical
+//! address of a structure that describes memory, modules and the command line (Xen's
+//! `hvm_start_info`). The assembly maps the first gibibyte three times: at its physical address, in
+//! the direct map, and where the kernel was linked. On these tables the Rust code runs, and builds
+//! the kernel's own (`page_tables`).
 
 use core::arch::global_asm;
 
@@ -104,8 +104,13 @@ boot_level_4: .skip 4096
 boot_level_3: .skip 4096
 boot_level_2: .skip 4096
 .text
-"#, stack = sym BOOT_STACK, stack_size = const size_of::<Stack<65536>>(), entered = sym entered, table = const TABLE,
-    leaf = const LEAF);
+"#,
+    stack = sym BOOT_STACK,
+    stack_size = const size_of::<Stack<65536>>(),
+    entered = sym entered,
+    table = const TABLE,
+    leaf = const LEAF,
+);
 
 /// What PVH hands over (`hvm_start_info`, version 1).
 #[repr(C)]

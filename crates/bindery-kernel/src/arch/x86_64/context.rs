@@ -36,8 +36,8 @@ pub unsafe fn prepare(top: *mut u8, registers: &Registers) -> Context {
 /// # Safety
 /// `top` is the aligned top of a stack that nobody uses.
 pub unsafe fn prepare_kernel(top: *mut u8, entry: extern "C" fn() -> !) -> Context {
-    // SAFETY: there is room: what `switch` takes from a stack, and a word in the place of the return
-    // address, so that the stack is aligned as after a call.
+    // SAFETY: there is room: what `switch` takes from a stack, and a word in the place of the
+    // return address, so that the stack is aligned as after a call.
     unsafe {
         let frame = top.cast::<u64>().sub(8);
         frame.write_bytes(0, 8);

@@ -1,6 +1,6 @@
-//! What the kernel cannot do without, looked at before anything else: in 32-bit mode, before the
-//! processor is asked to leave it. If the processor lacks a feature, the kernel says so on the console
-//! and over the control channel, and the machine ends.
+//! Features without which the kernel cannot run, checked before anything else, in 32-bit mode. If
+//! the processor lacks a feature, the kernel says so on the console and over the control channel,
+//! and the machine ends.
 
 use core::arch::global_asm;
 

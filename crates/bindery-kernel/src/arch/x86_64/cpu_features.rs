@@ -1,5 +1,5 @@
-//! Processor features: what CPUID reports, what the kernel switches on (on each CPU alike), and
-//! what programs are told.
+//! Processor features: what CPUID reports, what the kernel enables on each CPU, and what programs
+//! find in `AT_HWCAP`.
 
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid, __cpuid_count, CpuidResult};

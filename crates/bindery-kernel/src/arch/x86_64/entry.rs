@@ -1,8 +1,8 @@
 //! Entry from a program into the kernel and return to it: system calls, exceptions, interrupts.
 //!
-//! However a program came into the kernel, all its registers lie at the top of its kernel stack as
-//! [`Registers`], and it goes back by `iretq` alone: unlike `sysret` that has no trouble with
-//! addresses that are none. In the kernel GS is this CPU's block (`local`); in a program it is the
+//! Every way into the kernel puts the program's registers at the top of its kernel stack, as
+//! [`Registers`]. The only way back is `iretq`, which unlike `sysret` is safe for non-canonical
+//! addresses. In the kernel GS points to this CPU's block (`per_cpu`); in a program it is the
 //! program's.
 
 use core::arch::global_asm;

@@ -50,8 +50,8 @@ pub extern "C" fn exception(registers: &mut Registers) {
             _ => Access::Write,
         };
         if registers.error & (PRESENT | USER) == PRESENT {
-            // QEMU reads what `iretq` of a program pops with the rights of the kernel, and says so; a
-            // processor never tells of a program's access like this. Nothing in a mapping could
+            // QEMU reads what `iretq` of a program pops with the rights of the kernel, and says so;
+            // a processor never tells of a program's access like this. Nothing in a mapping could
             // allow it.
             return trap::exception(registers, SIGSEGV, SI_KERNEL as i32, 0);
         }
@@ -106,8 +106,8 @@ pub extern "C" fn exception_in_kernel(registers: &mut Registers) {
     }
 }
 
-/// Leads a fault about a program's address, in an instruction that may have one, to where it is dealt
-/// with.
+/// Leads a fault about a program's address, in an instruction that may have one, to where it is
+/// dealt with.
 fn goes_on_elsewhere(registers: &mut Registers) -> bool {
     let next = user_copy::continuation(registers.rip).filter(|_| fault_address() < USER_END);
     next.inspect(|next| registers.rip = *next).is_some()

@@ -1,8 +1,8 @@
 //! The floating-point state: x87, SSE, and AVX where there is AVX. AVX-512 stays switched off.
-//! Rights to protection keys are switched along with it, but by instructions of their own.
+//! The rights to protection keys are switched along with it, by instructions of their own.
 //!
-//! The kernel itself computes without any of it, so the state of a program stays in the processor
-//! until another thread runs.
+//! The kernel uses no floating-point registers, so a program's state stays in the processor until
+//! another thread runs.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -91,8 +91,8 @@ pub struct FloatingPoint {
 }
 
 impl FloatingPoint {
-    /// That of a new program: all exceptions masked, 64 bits of precision, to the nearest; no access
-    /// by any key but key 0.
+    /// That of a new program: all exceptions masked, 64 bits of precision, to the nearest; no
+    /// access by any key but key 0.
     pub fn new() -> Self {
         let mut image = [0; MOST];
         image[CONTROL_WORD..][..2].copy_from_slice(&0x37f_u16.to_le_bytes());

@@ -1,5 +1,5 @@
-//! The local APIC: it has the timer, and starts the other CPUs. It also carries
-//! interrupts between CPUs. Nothing else interrupts.
+//! Interrupts: the local APIC, with its timer and the interrupts between CPUs. There are no other
+//! sources.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

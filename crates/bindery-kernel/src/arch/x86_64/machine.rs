@@ -1,5 +1,5 @@
-//! What the machine has, by ACPI: the two tables that the kernel reads: the MADT, for the CPUs and their local
-//! APICs, and the FADT, for a timer of known speed (ACPI specification, chapter 5.2).
+//! The machine by its ACPI tables (ACPI specification, chapter 5.2): the MADT has the CPUs and
+//! their local APICs, the FADT a timer of known frequency.
 
 use spin::Once;
 
@@ -66,8 +66,8 @@ fn read(tables: &mut Tables, rsdp: u64) -> Machine {
             _ => {}
         }
     }
-    assert!(machine.count > 0, "the firmware's tables tell of no CPU");
-    assert!(machine.timer_port != 0, "the firmware's tables tell of no timer");
+    assert!(machine.count > 0, "the ACPI tables have no CPU");
+    assert!(machine.timer_port != 0, "the ACPI tables have no timer");
     machine
 }
 

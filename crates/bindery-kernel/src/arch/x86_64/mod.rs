@@ -1,8 +1,7 @@
 //! x86-64: entered by PVH, with ACPI tables, a local APIC and a 16550.
 //!
-//! Side channels of speculation are left open: no mitigation is switched on, and kernel and
-//! programs share their tables. Whoever runs programs that must not learn from each other needs
-//! another kernel.
+//! Side channels of speculation are open: the kernel enables no mitigation, and kernel and programs
+//! share their tables. Programs that must not learn from each other need another kernel.
 
 mod backtrace;
 mod boot;

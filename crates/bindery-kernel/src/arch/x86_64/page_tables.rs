@@ -1,14 +1,14 @@
 //! The kernel's own tables.
 //!
 //! ```text
-//! 0000000000000000 .. 00007ffffffff000   a program's (the core builds it)
+//! 0000000000000000 .. 00007ffffffff000   a program (the core builds its tables)
 //! ffff800000000000 + physical            the direct map: all memory, and the firmware's tables
-//! ffffc00000000000 .. ffffc07fffffffff   what the kernel maps for itself (`memory::kernel_map`)
-//! ffffffff80000000 + physical            the kernel's image, part by part
+//! ffffc00000000000 .. ffffc07fffffffff   the arena of `memory::kernel_map`
+//! ffffffff80000000 + physical            the kernel's image, section by section
 //! ```
-//! No page can be written and executed: the direct map is never executable, and shows the image's
-//! code and constants read-only. Every program's root shares the upper half's three entries,
-//! which are never changed after boot. All leaves there are global.
+//! No page is writable and executable: the direct map is never executable, and it maps the image's
+//! code and constants read-only. Every program's root shares the upper half's three entries, which
+//! never change after boot. All leaves there are global.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -152,7 +152,8 @@ pub fn begin(information: &mut Information) -> Tables {
     }
     ROOT.store(tables.root.start().0, Ordering::Relaxed);
     tlb::unload_root();
-    // The leaves of the first tables are global too, and show everything as code that can be written.
+    // The leaves of the first tables are global too, and show everything as code that can be
+    // written.
     tlb::forget_everything();
     tables
 }

@@ -1,8 +1,7 @@
-//! Protection keys: PKRU, the register in which a program says what its thread may do with the memory
-//! of each key (Intel SDM volume 3A, section 4.6.2, here by the number it had as chapter 4).
+//! Protection keys: PKRU, the register with a thread's rights to each key (Intel SDM volume 3A,
+//! section 4.6.2, here by the number it had as chapter 4).
 //!
-//! The register belongs to the program; the kernel switches it with the thread, and never touches
-//! programs' pages by their addresses, so it is not bound by it.
+//! Programs write the register themselves; the kernel switches it with the thread.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -22,8 +21,8 @@ const SIZE: usize = 8;
 /// access.
 pub(super) const INITIAL: KeyRights = KeyRights(0x5555_5554);
 
-/// Where an image of `XSAVE` has PKRU, in the format without gaps squeezed out; 0 where there are no
-/// keys.
+/// Where an image of `XSAVE` has PKRU, in the format without gaps squeezed out; 0 where there are
+/// no keys.
 static OFFSET: AtomicU32 = AtomicU32::new(0);
 
 /// Finds out whether there are keys. CR4 is set by now. Part of [`cpu_features::enable`].

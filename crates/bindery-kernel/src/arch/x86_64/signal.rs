@@ -105,8 +105,8 @@ const DESCRIPTION: usize = LEGACY_SIZE - size_of::<Description>();
 const MAGIC: u32 = 0x4650_5853;
 const END_MAGIC: u32 = 0x4650_5845;
 
-/// The flags that a program may change: carry, parity, adjust, zero, sign, trap, direction, overflow,
-/// resume, alignment check.
+/// The flags that a program may change: carry, parity, adjust, zero, sign, trap, direction,
+/// overflow, resume, alignment check.
 const CHANGEABLE: u64 = 0x0005_0dd5;
 
 /// Builds the frame on the program's stack, and sets the registers so that the handler runs. The
@@ -123,8 +123,8 @@ pub fn push(
     with_all_keys(|| push_frame(registers, floating_point, delivery))
 }
 
-/// Writes or reads a frame, whatever the thread's rights to keys: it has no say in that, as on Linux.
-/// `work` sets the rights anew, unless it fails.
+/// Writes or reads a frame, whatever the thread's rights to keys: it has no say in that, as on
+/// Linux. `work` sets the rights anew, unless it fails.
 fn with_all_keys<T>(work: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     let rights = protection_keys::key_rights();
     protection_keys::set_key_rights(KeyRights::ALL);
@@ -233,8 +233,8 @@ fn machine_context(registers: &Registers, delivery: &Delivery, image: u64) -> Ma
     }
 }
 
-/// Takes a frame back (`rt_sigreturn`): registers and floating-point state. Gives the mask, and base,
-/// flags and size of the alternate stack.
+/// Takes a frame back (`rt_sigreturn`): registers and floating-point state. Gives the mask, and
+/// base, flags and size of the alternate stack.
 ///
 /// # Errors
 /// `EFAULT` where there is no frame that could be read.
@@ -311,8 +311,8 @@ fn given_parts(bytes: &[u8; floating_point::MOST]) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// How many bytes of a frame's image have a meaning. Between the floating-point state and the rights
-/// to keys is a gap, which nobody writes or reads.
+/// How many bytes of a frame's image have a meaning. Between the floating-point state and the
+/// rights to keys is a gap, which nobody writes or reads.
 fn image_size() -> usize {
     protection_keys::place().map_or(floating_point::size(), |(_, end)| end)
 }

@@ -1,9 +1,8 @@
-//! Starting the other CPUs. They run no programs; each gets what a CPU needs, says that it is up,
-//! and is idle.
+//! The start of the other CPUs. They run no programs: each sets itself up, reports, and idles.
 //!
 //! Such a CPU begins in 16-bit mode, in a page below 1 MiB that the first CPU names. The code there
-//! goes straight to 64-bit mode with tables that map that page where it lies; the tables are left at
-//! once, so that no program's root and not the kernel's ever has them.
+//! goes straight to 64-bit mode, on tables with an identity mapping of that page. The CPU leaves
+//! those tables at once, so the identity mapping is in no program's root and not in the kernel's.
 
 use alloc::boxed::Box;
 use core::arch::global_asm;
@@ -24,7 +23,7 @@ pub const FIRST_PAGE: Range<u64> = 0x8000..0x9000;
 
 const STACK_SIZE: usize = 16 << 10;
 
-/// How long a CPU may take to come up, in nanoseconds; it is told to twice.
+/// How long a CPU may take to come up, in nanoseconds; it is started twice.
 const PATIENCE: u64 = 100_000_000;
 
 /// Commands of the local APIC (Intel SDM volume 3A, "Local Interrupt Command Register").
@@ -150,8 +149,8 @@ fn first_page_end_offset() -> usize {
     &raw const first_page_end as usize - &raw const first_page_code as usize
 }
 
-/// Waits until `done`, for so many nanoseconds; says whether it is. Sleeps meanwhile: an emulator that
-/// runs one CPU at a time goes on with the others then.
+/// Waits until `done`, for so many nanoseconds; says whether it is. Sleeps meanwhile: an emulator
+/// that runs one CPU at a time goes on with the others then.
 fn wait(patience: u64, done: impl Fn() -> bool) -> bool {
     const PIECE: u64 = 10_000;
     let until = nanoseconds() + patience;

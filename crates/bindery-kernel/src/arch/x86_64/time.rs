@@ -1,5 +1,5 @@
-//! Clocks: the time-stamp counter for time, the local APIC's timer for what is to happen, the
-//! machine's clock for the date.
+//! Clocks and the timer: the time-stamp counter for the time, the local APIC's timer for
+//! interrupts, the real-time clock for the date.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -153,8 +153,8 @@ pub fn real_time() -> u64 {
     days(century * 100 + year, month, day) * 86_400 + hour * 3600 + minute * 60 + second
 }
 
-/// Days from 1970-01-01 to a date. Years are taken to begin in March, so that a leap day is the last
-/// of its year.
+/// Days from 1970-01-01 to a date. Years are taken to begin in March, so that a leap day is the
+/// last of its year.
 fn days(year: u64, month: u64, day: u64) -> u64 {
     let (year, month) = if month <= 2 { (year - 1, month + 9) } else { (year, month - 3) };
     let leap_days = year / 4 - year / 100 + year / 400;

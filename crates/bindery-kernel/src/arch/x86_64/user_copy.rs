@@ -1,7 +1,8 @@
 //! The routines behind [`super::super::user_copy`].
 //!
-//! The processor checks the rights of the program's entries and keys. A page fault in one of the three
-//! string instructions leads to the end of the routine, which returns how many bytes are left:
+//! The processor checks the rights of the program's entries and keys. A page fault in one of the
+//! three string instructions leads to the end of the routine, which returns how many bytes are
+//! left:
 //!
 //! ```text
 //! program's address    |...b b b|b b b b b b b b| ... |b b b b b b b b|b b .....|

@@ -73,8 +73,8 @@ pub(super) struct File {
     process: u32,
     index: usize,
     sort: Sort,
-    /// The memory that the process had when the file was opened. As on Linux, files about memory tell
-    /// of that, and are empty when it is gone, by `exec` or otherwise.
+    /// The memory that the process had when the file was opened. As on Linux, files about memory
+    /// tell of that, and are empty when it is gone, by `exec` or otherwise.
     space: Weak<Space>,
     reader: Reader,
 }

@@ -1,4 +1,4 @@
-//! What `/proc` tells of the machine as a whole.
+//! Files of `/proc` about the machine as a whole.
 
 use alloc::sync::Arc;
 use core::fmt::{self, Write};

@@ -1,14 +1,14 @@
-//! `/proc`: what programs learn of processes and of the machine. What concerns memory is written by
-//! the core (`bindery::linux::proc`).
+//! `/proc`: processes and the machine. The core writes the texts about memory
+//! (`bindery::linux::proc`).
 //!
 //! | file | what |
 //! |---|---|
-//! | [`folders`] | what stands where |
+//! | [`folders`] | the folders, and the links in them |
 //! | [`file`] | the files of a process |
 //! | [`texts`] | texts about a process |
-//! | [`names`] | what mappings are called |
+//! | [`names`] | the names of mappings |
 //! | [`machine`], [`frames`] | files of the machine as a whole |
-//! | [`sysctl`] | `/proc/sys`: what can be set of the kernel |
+//! | [`sysctl`] | `/proc/sys`: the kernel's settings |
 
 mod file;
 mod folders;

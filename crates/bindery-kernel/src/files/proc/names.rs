@@ -1,4 +1,4 @@
-//! What `maps` and `smaps` call things.
+//! The names of mappings in `maps` and `smaps`.
 
 use alloc::collections::BTreeMap;
 use alloc::string::String;

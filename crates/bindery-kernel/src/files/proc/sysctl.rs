@@ -1,5 +1,5 @@
-//! `/proc/sys`: what can be set of the kernel. A file that can be written is obeyed; what the kernel
-//! cannot obey, it does not let anybody open to write.
+//! `/proc/sys`: the kernel's settings. The kernel obeys every file that can be written; a setting
+//! that it cannot obey cannot be opened for writing.
 
 use alloc::sync::Arc;
 use core::fmt::{self, Write};
@@ -53,8 +53,8 @@ fn number(text: &str, range: RangeInclusive<u64>) -> Result<u64, Errno> {
     if range.contains(&number) { Ok(number) } else { Err(Errno::EINVAL) }
 }
 
-/// 1: pages of files, of which none could be had again. 2: what the kernel keeps for itself. 3: both.
-/// 4: the same, silently.
+/// 1: pages of files, of which none could be had again. 2: what the kernel keeps for itself. 3:
+/// both. 4: the same, silently.
 fn drop_caches(text: &str) -> Result<(), Errno> {
     if number(text, 1..=4)? & 2 != 0 {
         memory().collect();

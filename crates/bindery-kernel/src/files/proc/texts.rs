@@ -1,4 +1,4 @@
-//! Texts about a process that are one entry.
+//! Texts about a process that consist of one entry.
 
 use alloc::format;
 use core::fmt::{self, Write};

@@ -1,7 +1,7 @@
-//! `/sys/kernel/mm/transparent_hugepage`: which folio sizes are used, as Linux lets one say it, and
-//! obeyed by the core's policies; and `khugepaged`, obeyed by the kernel's own thread.
+//! `/sys/kernel/mm/transparent_hugepage`: the folio sizes that the core's policies
+//! allow, in Linux's words; and `khugepaged`, for the kernel's own thread.
 //!
-//! What was written is kept here, as several words may mean the same to a policy.
+//! The words that were written are kept here, since several may mean the same to a policy.
 
 use alloc::format;
 use alloc::string::String;

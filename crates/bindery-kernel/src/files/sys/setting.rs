@@ -1,5 +1,5 @@
-//! Files under `/sys` that hold one setting, with Linux's rules for what is written: a single newline
-//! may end it, and nothing else may stand around it.
+//! Files under `/sys` that hold one setting, with Linux's rules for a write: one newline may end
+//! the value, and nothing else may surround it.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
