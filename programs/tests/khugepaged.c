@@ -3,32 +3,18 @@
 // khugepaged: large folios are made of small ones in the background, within
 // what can be set.
 
-#include "test.h"
+#include "settings.h"
 
 #include <sys/shm.h>
 
-#define ROOT "/sys/kernel/mm/transparent_hugepage/"
 #define SIZE (2l << 20)
 #define PAGES 512
 
 static char text[200000];
 
-static ssize_t set(const char *name, const char *value) {
-    char path[200];
-    snprintf(path, sizeof path, ROOT "%s", name);
-    int file = open(path, O_WRONLY);
-    if (file < 0)
-        return -1;
-    ssize_t count = write(file, value, strlen(value));
-    int error = errno;
-    close(file);
-    errno = error;
-    return count;
-}
-
 static long number(const char *name) {
     char path[200];
-    snprintf(path, sizeof path, ROOT "%s", name);
+    snprintf(path, sizeof path, THP "%s", name);
     return test_read_file(path, text, 100) > 0 ? atol(text) : -1;
 }
 
@@ -53,7 +39,7 @@ static char saved[FILES][100];
 static void save(void) {
     char path[200];
     for (int index = 0; index < FILES; index++) {
-        snprintf(path, sizeof path, ROOT "%s", files[index]);
+        snprintf(path, sizeof path, THP "%s", files[index]);
         if (test_read_file(path, text, 200) <= 0)
             continue;
         char *open = strchr(text, '[');
@@ -64,20 +50,7 @@ static void save(void) {
 static void restore(void) {
     for (int index = 0; index < FILES; index++)
         if (saved[index][0])
-            STEP(set(files[index], saved[index]) > 0);
-}
-
-static long smaps(const void *address, const char *field) {
-    NEED(test_read_file("/proc/self/smaps", text, sizeof text) > 0);
-    int inside = 0;
-    for (char *at = text; *at; at = strchr(at, '\n') + 1) {
-        unsigned long start, end;
-        if (sscanf(at, "%lx-%lx ", &start, &end) == 2)
-            inside = start <= (unsigned long)address && (unsigned long)address < end;
-        else if (inside && strncmp(at, field, strlen(field)) == 0 && at[strlen(field)] == ':')
-            return atol(at + strlen(field) + 1);
-    }
-    return -1;
+            STEP(write_thp(files[index], saved[index]) > 0);
 }
 
 // 2 MiB at a multiple of that, in a mapping of its own.
@@ -120,20 +93,20 @@ static void ranges(void) {
     int before = test_failures;
     for (int index = 0; index < 3; index++) {
         snprintf(name, sizeof name, "khugepaged/%s", pages[index]);
-        STEP(set(name, "0") == 1 && number(name) == 0);
-        STEP(set(name, "511\n") == 4 && number(name) == 511);
-        STEP_FAILS(set(name, "512"), EINVAL);
-        STEP_FAILS(set(name, "-1"), EINVAL);
-        STEP_FAILS(set(name, "many"), EINVAL);
+        STEP(write_thp(name, "0") == 1 && number(name) == 0);
+        STEP(write_thp(name, "511\n") == 4 && number(name) == 511);
+        STEP_FAILS(write_thp(name, "512"), EINVAL);
+        STEP_FAILS(write_thp(name, "-1"), EINVAL);
+        STEP_FAILS(write_thp(name, "many"), EINVAL);
         STEP_EQUAL(number(name), 511);
     }
     ALL_STEPS(before, "max_ptes_*: 0 to 511");
-    FAILS(set("khugepaged/pages_to_scan", "0"), EINVAL, "pages_to_scan: 0 is refused");
-    FAILS(set("khugepaged/defrag", "2"), EINVAL, "defrag: 0 or 1");
-    FAILS(set("khugepaged/scan_sleep_millisecs", "4294967296"), EINVAL, "scan_sleep_millisecs: 32 bits");
-    FAILS(set("khugepaged/scan_sleep_millisecs", "1 0"), EINVAL, "scan_sleep_millisecs: one number");
-    FAILS(set("khugepaged/full_scans", "1"), EACCES, "full_scans cannot be written");
-    FAILS(set("khugepaged/pages_collapsed", "1"), EACCES, "pages_collapsed cannot be written");
+    FAILS(write_thp("khugepaged/pages_to_scan", "0"), EINVAL, "pages_to_scan: 0 is refused");
+    FAILS(write_thp("khugepaged/defrag", "2"), EINVAL, "defrag: 0 or 1");
+    FAILS(write_thp("khugepaged/scan_sleep_millisecs", "4294967296"), EINVAL, "scan_sleep_millisecs: 32 bits");
+    FAILS(write_thp("khugepaged/scan_sleep_millisecs", "1 0"), EINVAL, "scan_sleep_millisecs: one number");
+    FAILS(write_thp("khugepaged/full_scans", "1"), EACCES, "full_scans cannot be written");
+    FAILS(write_thp("khugepaged/pages_collapsed", "1"), EACCES, "pages_collapsed cannot be written");
 }
 
 int main(void) {
@@ -141,12 +114,12 @@ int main(void) {
     save();
     ranges();
 
-    STEP(set("enabled", "madvise") > 0 && set("hugepages-2048kB/enabled", "inherit") > 0);
-    STEP(set("defrag", "always") > 0 && set("khugepaged/defrag", "1") > 0);
-    STEP(set("khugepaged/pages_to_scan", "100000") > 0);
-    STEP(set("khugepaged/alloc_sleep_millisecs", "10") > 0);
-    STEP(set("khugepaged/max_ptes_none", "511") > 0 && set("khugepaged/max_ptes_shared", "256") > 0);
-    STEP(set("khugepaged/scan_sleep_millisecs", "10") > 0);
+    STEP(write_thp("enabled", "madvise") > 0 && write_thp("hugepages-2048kB/enabled", "inherit") > 0);
+    STEP(write_thp("defrag", "always") > 0 && write_thp("khugepaged/defrag", "1") > 0);
+    STEP(write_thp("khugepaged/pages_to_scan", "100000") > 0);
+    STEP(write_thp("khugepaged/alloc_sleep_millisecs", "10") > 0);
+    STEP(write_thp("khugepaged/max_ptes_none", "511") > 0 && write_thp("khugepaged/max_ptes_shared", "256") > 0);
+    STEP(write_thp("khugepaged/scan_sleep_millisecs", "10") > 0);
 
     char *memory = small_pages(1);
     EQUAL(smaps(memory, "AnonHugePages"), 0, "small pages at first");
@@ -163,18 +136,18 @@ int main(void) {
     EQUAL(smaps(memory, "AnonHugePages"), 0, "nothing is made where the program does not want it");
     munmap(memory, SIZE);
 
-    STEP(set("khugepaged/max_ptes_none", "255") > 0);
+    STEP(write_thp("khugepaged/max_ptes_none", "255") > 0);
     memory = small_pages(2);
     STEP_EQUAL(madvise(memory, SIZE, MADV_HUGEPAGE), 0);
     wait_for_scans();
     EQUAL(smaps(memory, "AnonHugePages"), 0, "max_ptes_none: too many pages are missing");
-    STEP(set("khugepaged/max_ptes_none", "256") > 0);
+    STEP(write_thp("khugepaged/max_ptes_none", "256") > 0);
     wait_for_scans();
     EQUAL(smaps(memory, "AnonHugePages"), SIZE / 1024, "max_ptes_none: as many may be");
     CHECK(intact(memory, 2), "what was missing is zero");
     munmap(memory, SIZE);
 
-    STEP(set("khugepaged/max_ptes_shared", "255") > 0);
+    STEP(write_thp("khugepaged/max_ptes_shared", "255") > 0);
     memory = small_pages(1);
     pid_t child = CHILD({
         for (int page = 0; page < PAGES / 2; page++)
@@ -193,7 +166,7 @@ int main(void) {
     STEP_EQUAL(madvise(memory, SIZE, MADV_HUGEPAGE), 0);
     wait_for_scans();
     EQUAL(smaps(memory, "AnonHugePages"), 0, "max_ptes_shared: too many are the child's too");
-    STEP(set("khugepaged/max_ptes_shared", "256") > 0);
+    STEP(write_thp("khugepaged/max_ptes_shared", "256") > 0);
     wait_for_scans();
     EQUAL(smaps(memory, "AnonHugePages"), SIZE / 1024, "max_ptes_shared: as many may be");
     CHECK(intact(memory, 1), "with the same contents");
@@ -201,7 +174,7 @@ int main(void) {
     waitpid(child, 0, 0);
     munmap(memory, SIZE);
 
-    STEP(set("khugepaged/scan_sleep_millisecs", "600000") > 0);
+    STEP(write_thp("khugepaged/scan_sleep_millisecs", "600000") > 0);
     test_sleep(50);
     memory = small_pages(1);
     STEP_EQUAL(madvise(memory, SIZE, MADV_HUGEPAGE), 0);
@@ -209,12 +182,12 @@ int main(void) {
     test_sleep(200);
     CHECK(number("khugepaged/full_scans") <= scans + 1 && smaps(memory, "AnonHugePages") == 0,
           "scan_sleep_millisecs: nothing happens while it sleeps");
-    STEP(set("khugepaged/scan_sleep_millisecs", "10") > 0);
+    STEP(write_thp("khugepaged/scan_sleep_millisecs", "10") > 0);
     wait_for_scans();
     EQUAL(smaps(memory, "AnonHugePages"), SIZE / 1024, "a shorter sleep counts at once");
     munmap(memory, SIZE);
 
-    STEP(set("enabled", "never") > 0);
+    STEP(write_thp("enabled", "never") > 0);
     scans = number("khugepaged/full_scans");
     test_sleep(200);
     CHECK(number("khugepaged/full_scans") <= scans + 1, "never: it does not look");

@@ -3,7 +3,7 @@
 //
 // oom_score_adj: who is killed when memory runs out.
 
-#include "test.h"
+#include "settings.h"
 
 #define MIB (1l << 20)
 
@@ -16,14 +16,7 @@ static long setting(pid_t process, const char *name) {
 static ssize_t set(pid_t process, const char *name, const char *value) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/%s", process, name);
-    int file = open(path, O_WRONLY);
-    if (file < 0)
-        return -1;
-    ssize_t count = write(file, value, strlen(value));
-    int error = errno;
-    close(file);
-    errno = error;
-    return count;
+    return write_setting(path, value);
 }
 
 // A child that has so much memory, says so, and waits.

@@ -3,7 +3,7 @@
 //
 // /proc/sys/vm: what is written there is obeyed, or refused.
 
-#include "test.h"
+#include "settings.h"
 
 #include <sys/sysinfo.h>
 
@@ -12,14 +12,7 @@
 static ssize_t set(const char *name, const char *value) {
     char path[100];
     snprintf(path, sizeof path, "/proc/sys/%s", name);
-    int file = open(path, O_WRONLY);
-    if (file < 0)
-        return -1;
-    ssize_t count = write(file, value, strlen(value));
-    int error = errno;
-    close(file);
-    errno = error;
-    return count;
+    return write_setting(path, value);
 }
 
 static ssize_t set_number(const char *name, long value) {

@@ -4,30 +4,16 @@
 // defrag: what a first touch does where no block for a large folio is free, but
 // would be if what the kernel keeps for later were given back.
 
-#include "test.h"
+#include "settings.h"
 
 #include <pthread.h>
 #include <sys/sysinfo.h>
 
-#define ROOT "/sys/kernel/mm/transparent_hugepage/"
 #define SIZE (2l << 20)
 #define MOST 32
 #define THREADS 12
 
 static char text[200000];
-
-static ssize_t set(const char *name, const char *value) {
-    char path[200];
-    snprintf(path, sizeof path, ROOT "%s", name);
-    int file = open(path, O_WRONLY);
-    if (file < 0)
-        return -1;
-    ssize_t count = write(file, value, strlen(value));
-    int error = errno;
-    close(file);
-    errno = error;
-    return count;
-}
 
 static unsigned long free_pages(void) {
     struct sysinfo information;
@@ -85,7 +71,7 @@ static long used;
 // Leaves exactly one block of 2 MiB free, and little else: if that which was there
 // cannot be had whole, another one. Pages are taken from the smallest blocks.
 static void one_block(void) {
-    STEP(set("defrag", "always") > 0);
+    STEP(write_thp("defrag", "always") > 0);
     while (touched(place, 0) != SIZE / 1024)
         STEP_EQUAL(madvise(blocks + released++ * SIZE, SIZE, MADV_DONTNEED), 0);
     while (free_pages() > 512 + 24)
@@ -100,7 +86,7 @@ static long outcome(const char *word, char *at, int advice, int later, long expe
     for (int tries = 0; tries < 4; tries++) {
         one_block();
         scatter();
-        STEP(set("defrag", word) > 0);
+        STEP(write_thp("defrag", word) > 0);
         result = touched(at, advice);
         if (later) {
             test_sleep(50);
@@ -118,18 +104,18 @@ int main(void) {
     static const char *words[] = {"always", "defer", "defer+madvise", "madvise", "never"};
     int before = test_failures;
     for (int index = 0; index < 5; index++) {
-        STEP_EQUAL(set("defrag", words[index]), strlen(words[index]));
-        NEED(test_read_file(ROOT "defrag", text, 200) > 0);
+        STEP_EQUAL(write_thp("defrag", words[index]), strlen(words[index]));
+        NEED(test_read_file(THP "defrag", text, 200) > 0);
         char *open = strchr(text, '[');
         STEP(open && strncmp(open + 1, words[index], strlen(words[index])) == 0 && open[strlen(words[index]) + 1] == ']');
     }
     ALL_STEPS(before, "defrag: what is written is read back");
     CHECK(strcmp(text, "always defer defer+madvise madvise [never]\n") == 0, "defrag: the whole line");
-    FAILS(set("defrag", "sometimes"), EINVAL, "defrag: another word is refused");
+    FAILS(write_thp("defrag", "sometimes"), EINVAL, "defrag: another word is refused");
 
     // Stacks and all that threads need of the program's own memory come now.
     scatter();
-    STEP(set("hugepages-2048kB/enabled", "always") > 0);
+    STEP(write_thp("hugepages-2048kB/enabled", "always") > 0);
     blocks = area(MOST);
     small = area(MOST);
     place = area(4);

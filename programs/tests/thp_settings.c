@@ -3,25 +3,12 @@
 // /sys/kernel/mm/transparent_hugepage: what is there can be read, written and
 // read back, and it decides what a first touch brings in.
 
-#include "test.h"
+#include "settings.h"
 
 #include <dirent.h>
 
-#define ROOT "/sys/kernel/mm/transparent_hugepage/"
-
 static char text[200000], saved[40][2][200];
 static int saves;
-
-static ssize_t write_setting(const char *path, const char *value) {
-    int file = open(path, O_WRONLY);
-    if (file < 0)
-        return -1;
-    ssize_t count = write(file, value, strlen(value));
-    int error = errno;
-    close(file);
-    errno = error;
-    return count;
-}
 
 // The word in brackets.
 static const char *chosen(const char *path) {
@@ -43,19 +30,6 @@ static void restore(void) {
         STEP(write_setting(saved[index][0], saved[index][1]) > 0);
 }
 
-static long smaps(const void *address, const char *field) {
-    NEED(test_read_file("/proc/self/smaps", text, sizeof text) > 0);
-    int inside = 0;
-    for (char *at = text; *at; at = strchr(at, '\n') + 1) {
-        unsigned long start, end;
-        if (sscanf(at, "%lx-%lx ", &start, &end) == 2)
-            inside = start <= (unsigned long)address && (unsigned long)address < end;
-        else if (inside && strncmp(at, field, strlen(field)) == 0 && at[strlen(field)] == ':')
-            return atol(at + strlen(field) + 1);
-    }
-    return -1;
-}
-
 // KiB that one store into fresh memory brings in, around an address that is
 // aligned to 2 MiB.
 static long touched(int advice, const char *field) {
@@ -71,28 +45,28 @@ static long touched(int advice, const char *field) {
 
 int main(void) {
     test_start();
-    CHECK(test_read_file(ROOT "hpage_pmd_size", text, 100) > 0 && atol(text) == 2 << 20, "hpage_pmd_size is 2 MiB");
-    CHECK(test_read_file(ROOT "enabled", text, 100) > 0 && strchr(text, '[') && strchr(text, ']') &&
+    CHECK(test_read_file(THP "hpage_pmd_size", text, 100) > 0 && atol(text) == 2 << 20, "hpage_pmd_size is 2 MiB");
+    CHECK(test_read_file(THP "enabled", text, 100) > 0 && strchr(text, '[') && strchr(text, ']') &&
               text[strlen(text) - 1] == '\n',
           "enabled: one word in brackets");
-    save(ROOT "enabled");
+    save(THP "enabled");
     static const char *words[] = {"always", "madvise", "never"};
     int before = test_failures;
     for (int index = 0; index < 3; index++) {
-        STEP_EQUAL(write_setting(ROOT "enabled", words[index]), strlen(words[index]));
-        STEP(strcmp(chosen(ROOT "enabled"), words[index]) == 0);
+        STEP_EQUAL(write_setting(THP "enabled", words[index]), strlen(words[index]));
+        STEP(strcmp(chosen(THP "enabled"), words[index]) == 0);
     }
-    STEP_EQUAL(write_setting(ROOT "enabled", "always\n"), 7);
-    STEP(strcmp(chosen(ROOT "enabled"), "always") == 0);
+    STEP_EQUAL(write_setting(THP "enabled", "always\n"), 7);
+    STEP(strcmp(chosen(THP "enabled"), "always") == 0);
     ALL_STEPS(before, "enabled: what is written is read back");
-    FAILS(write_setting(ROOT "enabled", "sometimes"), EINVAL, "enabled: another word is refused");
-    CHECK(strcmp(chosen(ROOT "enabled"), "always") == 0, "enabled: and changes nothing");
-    NEED(test_read_file(ROOT "enabled", text, 100) > 0);
+    FAILS(write_setting(THP "enabled", "sometimes"), EINVAL, "enabled: another word is refused");
+    CHECK(strcmp(chosen(THP "enabled"), "always") == 0, "enabled: and changes nothing");
+    NEED(test_read_file(THP "enabled", text, 100) > 0);
     CHECK(strcmp(text, "[always] madvise never\n") == 0, "enabled: the whole line");
 
     char path[300];
     int sizes = 0;
-    DIR *directory = opendir(ROOT);
+    DIR *directory = opendir(THP);
     NEED(directory);
     struct dirent *entry;
     before = test_failures;
@@ -101,7 +75,7 @@ int main(void) {
         if (sscanf(entry->d_name, "hugepages-%dkB", &size) != 1)
             continue;
         STEP(size >= 8 && size <= 2048 && (size & (size - 1)) == 0);
-        snprintf(path, sizeof path, ROOT "hugepages-%dkB/enabled", size);
+        snprintf(path, sizeof path, THP "hugepages-%dkB/enabled", size);
         // The smallest sizes are for shared memory alone.
         if (access(path, F_OK) != 0)
             continue;
@@ -120,7 +94,7 @@ int main(void) {
 
     // All sizes are off now. First touches, then with one size on.
     EQUAL(touched(0, "Rss"), 4, "all off: a touch brings in one page");
-    const char *whole = ROOT "hugepages-2048kB/enabled", *part = ROOT "hugepages-64kB/enabled";
+    const char *whole = THP "hugepages-2048kB/enabled", *part = THP "hugepages-64kB/enabled";
     STEP(write_setting(whole, "always") > 0);
     EQUAL(touched(0, "AnonHugePages"), 2048, "2048kB always: a touch brings in 2 MiB");
     EQUAL(touched(MADV_NOHUGEPAGE, "Rss"), 4, "MADV_NOHUGEPAGE: one page");
@@ -128,10 +102,10 @@ int main(void) {
     EQUAL(touched(0, "AnonHugePages"), 0, "2048kB madvise: nothing large without advice");
     EQUAL(touched(MADV_HUGEPAGE, "AnonHugePages"), 2048, "2048kB madvise: 2 MiB with MADV_HUGEPAGE");
     STEP(write_setting(whole, "inherit") > 0);
-    STEP(write_setting(ROOT "enabled", "madvise") > 0);
+    STEP(write_setting(THP "enabled", "madvise") > 0);
     EQUAL(touched(0, "AnonHugePages"), 0, "2048kB inherit: as `enabled` says");
     EQUAL(touched(MADV_HUGEPAGE, "AnonHugePages"), 2048, "2048kB inherit: with advice too");
-    STEP(write_setting(ROOT "enabled", "never") > 0);
+    STEP(write_setting(THP "enabled", "never") > 0);
     EQUAL(touched(MADV_HUGEPAGE, "AnonHugePages"), 0, "never: nothing large even with advice");
     STEP(write_setting(whole, "never") > 0);
     if (access(part, F_OK) == 0) {

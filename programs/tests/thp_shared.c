@@ -2,43 +2,16 @@
 //
 // shmem_enabled: where shared memory comes in large folios.
 
-#include "test.h"
+#include "settings.h"
 
-#define ROOT "/sys/kernel/mm/transparent_hugepage/"
 #define SIZE (2l << 20)
 
 static char text[200000];
 
-static ssize_t set(const char *name, const char *value) {
-    char path[200];
-    snprintf(path, sizeof path, ROOT "%s", name);
-    int file = open(path, O_WRONLY);
-    if (file < 0)
-        return -1;
-    ssize_t count = write(file, value, strlen(value));
-    int error = errno;
-    close(file);
-    errno = error;
-    return count;
-}
-
 static const char *line(const char *name) {
     char path[200];
-    snprintf(path, sizeof path, ROOT "%s", name);
+    snprintf(path, sizeof path, THP "%s", name);
     return test_read_file(path, text, 300) > 0 ? text : "?";
-}
-
-static long smaps(const void *address, const char *field) {
-    NEED(test_read_file("/proc/self/smaps", text, sizeof text) > 0);
-    int inside = 0;
-    for (char *at = text; *at; at = strchr(at, '\n') + 1) {
-        unsigned long start, end;
-        if (sscanf(at, "%lx-%lx ", &start, &end) == 2)
-            inside = start <= (unsigned long)address && (unsigned long)address < end;
-        else if (inside && strncmp(at, field, strlen(field)) == 0 && at[strlen(field)] == ':')
-            return atol(at + strlen(field) + 1);
-    }
-    return -1;
 }
 
 // Whether one store brings 2 MiB of shared memory in, mapped large.
@@ -61,46 +34,46 @@ int main(void) {
     STEP(sscanf(strchr(line("shmem_enabled"), '[') + 1, "%99[^]]", before[0]) == 1);
     STEP(sscanf(strchr(line("hugepages-2048kB/shmem_enabled"), '[') + 1, "%99[^]]", before[1]) == 1);
 
-    STEP(set("shmem_enabled", "within_size\n") == 12);
+    STEP(write_thp("shmem_enabled", "within_size\n") == 12);
     CHECK(strcmp(line("shmem_enabled"), "always [within_size] advise never deny force\n") == 0,
           "shmem_enabled: the whole line");
-    STEP(set("hugepages-2048kB/shmem_enabled", "within_size") > 0);
+    STEP(write_thp("hugepages-2048kB/shmem_enabled", "within_size") > 0);
     CHECK(strcmp(line("hugepages-2048kB/shmem_enabled"), "always inherit [within_size] advise never\n") == 0,
           "a size's shmem_enabled: the whole line");
-    FAILS(set("shmem_enabled", "inherit"), EINVAL, "shmem_enabled: another word is refused");
-    FAILS(set("hugepages-2048kB/shmem_enabled", "deny"), EINVAL, "a size's: another word is refused");
-    FAILS(set("shmem_enabled", " never"), EINVAL, "a word stands alone");
+    FAILS(write_thp("shmem_enabled", "inherit"), EINVAL, "shmem_enabled: another word is refused");
+    FAILS(write_thp("hugepages-2048kB/shmem_enabled", "deny"), EINVAL, "a size's: another word is refused");
+    FAILS(write_thp("shmem_enabled", " never"), EINVAL, "a word stands alone");
 
     static const struct {
         const char *word;
         int plain, advised;
     } words[] = {{"always", 1, 1}, {"within_size", 1, 1}, {"advise", 0, 1},
                  {"never", 0, 0},  {"deny", 0, 0},        {"force", 1, 1}};
-    STEP(set("hugepages-2048kB/shmem_enabled", "inherit") > 0);
+    STEP(write_thp("hugepages-2048kB/shmem_enabled", "inherit") > 0);
     for (int index = 0; index < 6; index++) {
         char what[100];
-        STEP(set("shmem_enabled", words[index].word) > 0);
+        STEP(write_thp("shmem_enabled", words[index].word) > 0);
         snprintf(what, sizeof what, "%s: shared memory comes %s", words[index].word, words[index].plain ? "large" : "in pages");
         EQUAL(large(SIZE, 0), words[index].plain, what);
         snprintf(what, sizeof what, "%s: with MADV_HUGEPAGE, %s", words[index].word, words[index].advised ? "large" : "in pages");
         EQUAL(large(SIZE, MADV_HUGEPAGE), words[index].advised, what);
         EQUAL(large(SIZE, MADV_NOHUGEPAGE), 0, "and never with MADV_NOHUGEPAGE");
     }
-    STEP(set("shmem_enabled", "within_size") > 0);
+    STEP(write_thp("shmem_enabled", "within_size") > 0);
     EQUAL(large(SIZE - (long)PAGE, 0), 0, "within_size: nothing reaches behind the end");
 
-    STEP(set("shmem_enabled", "never") > 0 && set("hugepages-2048kB/shmem_enabled", "always") > 0);
+    STEP(write_thp("shmem_enabled", "never") > 0 && write_thp("hugepages-2048kB/shmem_enabled", "always") > 0);
     EQUAL(large(SIZE, 0), 1, "a size's own word counts");
-    STEP(set("shmem_enabled", "deny") > 0);
+    STEP(write_thp("shmem_enabled", "deny") > 0);
     EQUAL(large(SIZE, 0), 0, "but not where all are denied");
-    STEP(set("shmem_enabled", "never") > 0 && set("hugepages-2048kB/shmem_enabled", "advise") > 0);
+    STEP(write_thp("shmem_enabled", "never") > 0 && write_thp("hugepages-2048kB/shmem_enabled", "advise") > 0);
     EQUAL(large(SIZE, 0) * 2 + large(SIZE, MADV_HUGEPAGE), 1, "advise: with MADV_HUGEPAGE alone");
-    FAILS(set("shmem_enabled", "force"), EINVAL, "force: only where 2 MiB inherits");
-    STEP(set("hugepages-2048kB/shmem_enabled", "inherit") > 0 && set("shmem_enabled", "force") > 0);
-    STEP(set("hugepages-2048kB/shmem_enabled", "never") > 0);
+    FAILS(write_thp("shmem_enabled", "force"), EINVAL, "force: only where 2 MiB inherits");
+    STEP(write_thp("hugepages-2048kB/shmem_enabled", "inherit") > 0 && write_thp("shmem_enabled", "force") > 0);
+    STEP(write_thp("hugepages-2048kB/shmem_enabled", "never") > 0);
     EQUAL(large(SIZE, MADV_HUGEPAGE), 0, "force: only sizes that inherit");
-    FAILS(set("hugepages-64kB/shmem_enabled", "inherit"), EINVAL, "force: no small size inherits");
+    FAILS(write_thp("hugepages-64kB/shmem_enabled", "inherit"), EINVAL, "force: no small size inherits");
 
-    STEP(set("shmem_enabled", before[0]) > 0 && set("hugepages-2048kB/shmem_enabled", before[1]) > 0);
+    STEP(write_thp("shmem_enabled", before[0]) > 0 && write_thp("hugepages-2048kB/shmem_enabled", before[1]) > 0);
     return test_end();
 }
