@@ -7,7 +7,7 @@
 #include "test.h"
 
 // The settings of large folios.
-#define THP "/sys/kernel/mm/transparent_hugepage/"
+#define THP_ROOT "/sys/kernel/mm/transparent_hugepage/"
 
 // Writes a text to a file by one call, as `echo -n` would; -1 and errno where
 // the file cannot be opened or written.
@@ -22,10 +22,10 @@ UNUSED static ssize_t write_setting(const char *path, const char *value) {
     return count;
 }
 
-// The same for a file under THP.
+// The same for a file under THP_ROOT.
 UNUSED static ssize_t write_thp(const char *name, const char *value) {
     char path[200];
-    snprintf(path, sizeof path, THP "%s", name);
+    snprintf(path, sizeof path, THP_ROOT "%s", name);
     return write_setting(path, value);
 }
 

@@ -14,7 +14,7 @@ static char text[200000];
 
 static long number(const char *name) {
     char path[200];
-    snprintf(path, sizeof path, THP "%s", name);
+    snprintf(path, sizeof path, THP_ROOT "%s", name);
     return test_read_file(path, text, 100) > 0 ? atol(text) : -1;
 }
 
@@ -39,7 +39,7 @@ static char saved[FILES][100];
 static void save(void) {
     char path[200];
     for (int index = 0; index < FILES; index++) {
-        snprintf(path, sizeof path, THP "%s", files[index]);
+        snprintf(path, sizeof path, THP_ROOT "%s", files[index]);
         if (test_read_file(path, text, 200) <= 0)
             continue;
         char *open = strchr(text, '[');

@@ -105,7 +105,7 @@ int main(void) {
     int before = test_failures;
     for (int index = 0; index < 5; index++) {
         STEP_EQUAL(write_thp("defrag", words[index]), strlen(words[index]));
-        NEED(test_read_file(THP "defrag", text, 200) > 0);
+        NEED(test_read_file(THP_ROOT "defrag", text, 200) > 0);
         char *open = strchr(text, '[');
         STEP(open && strncmp(open + 1, words[index], strlen(words[index])) == 0 && open[strlen(words[index]) + 1] == ']');
     }

@@ -45,28 +45,28 @@ static long touched(int advice, const char *field) {
 
 int main(void) {
     test_start();
-    CHECK(test_read_file(THP "hpage_pmd_size", text, 100) > 0 && atol(text) == 2 << 20, "hpage_pmd_size is 2 MiB");
-    CHECK(test_read_file(THP "enabled", text, 100) > 0 && strchr(text, '[') && strchr(text, ']') &&
+    CHECK(test_read_file(THP_ROOT "hpage_pmd_size", text, 100) > 0 && atol(text) == 2 << 20, "hpage_pmd_size is 2 MiB");
+    CHECK(test_read_file(THP_ROOT "enabled", text, 100) > 0 && strchr(text, '[') && strchr(text, ']') &&
               text[strlen(text) - 1] == '\n',
           "enabled: one word in brackets");
-    save(THP "enabled");
+    save(THP_ROOT "enabled");
     static const char *words[] = {"always", "madvise", "never"};
     int before = test_failures;
     for (int index = 0; index < 3; index++) {
-        STEP_EQUAL(write_setting(THP "enabled", words[index]), strlen(words[index]));
-        STEP(strcmp(chosen(THP "enabled"), words[index]) == 0);
+        STEP_EQUAL(write_setting(THP_ROOT "enabled", words[index]), strlen(words[index]));
+        STEP(strcmp(chosen(THP_ROOT "enabled"), words[index]) == 0);
     }
-    STEP_EQUAL(write_setting(THP "enabled", "always\n"), 7);
-    STEP(strcmp(chosen(THP "enabled"), "always") == 0);
+    STEP_EQUAL(write_setting(THP_ROOT "enabled", "always\n"), 7);
+    STEP(strcmp(chosen(THP_ROOT "enabled"), "always") == 0);
     ALL_STEPS(before, "enabled: what is written is read back");
-    FAILS(write_setting(THP "enabled", "sometimes"), EINVAL, "enabled: another word is refused");
-    CHECK(strcmp(chosen(THP "enabled"), "always") == 0, "enabled: and changes nothing");
-    NEED(test_read_file(THP "enabled", text, 100) > 0);
+    FAILS(write_setting(THP_ROOT "enabled", "sometimes"), EINVAL, "enabled: another word is refused");
+    CHECK(strcmp(chosen(THP_ROOT "enabled"), "always") == 0, "enabled: and changes nothing");
+    NEED(test_read_file(THP_ROOT "enabled", text, 100) > 0);
     CHECK(strcmp(text, "[always] madvise never\n") == 0, "enabled: the whole line");
 
     char path[300];
     int sizes = 0;
-    DIR *directory = opendir(THP);
+    DIR *directory = opendir(THP_ROOT);
     NEED(directory);
     struct dirent *entry;
     before = test_failures;
@@ -75,7 +75,7 @@ int main(void) {
         if (sscanf(entry->d_name, "hugepages-%dkB", &size) != 1)
             continue;
         STEP(size >= 8 && size <= 2048 && (size & (size - 1)) == 0);
-        snprintf(path, sizeof path, THP "hugepages-%dkB/enabled", size);
+        snprintf(path, sizeof path, THP_ROOT "hugepages-%dkB/enabled", size);
         // The smallest sizes are for shared memory alone.
         if (access(path, F_OK) != 0)
             continue;
@@ -94,7 +94,7 @@ int main(void) {
 
     // All sizes are off now. First touches, then with one size on.
     EQUAL(touched(0, "Rss"), 4, "all off: a touch brings in one page");
-    const char *whole = THP "hugepages-2048kB/enabled", *part = THP "hugepages-64kB/enabled";
+    const char *whole = THP_ROOT "hugepages-2048kB/enabled", *part = THP_ROOT "hugepages-64kB/enabled";
     STEP(write_setting(whole, "always") > 0);
     EQUAL(touched(0, "AnonHugePages"), 2048, "2048kB always: a touch brings in 2 MiB");
     EQUAL(touched(MADV_NOHUGEPAGE, "Rss"), 4, "MADV_NOHUGEPAGE: one page");
@@ -102,10 +102,10 @@ int main(void) {
     EQUAL(touched(0, "AnonHugePages"), 0, "2048kB madvise: nothing large without advice");
     EQUAL(touched(MADV_HUGEPAGE, "AnonHugePages"), 2048, "2048kB madvise: 2 MiB with MADV_HUGEPAGE");
     STEP(write_setting(whole, "inherit") > 0);
-    STEP(write_setting(THP "enabled", "madvise") > 0);
+    STEP(write_setting(THP_ROOT "enabled", "madvise") > 0);
     EQUAL(touched(0, "AnonHugePages"), 0, "2048kB inherit: as `enabled` says");
     EQUAL(touched(MADV_HUGEPAGE, "AnonHugePages"), 2048, "2048kB inherit: with advice too");
-    STEP(write_setting(THP "enabled", "never") > 0);
+    STEP(write_setting(THP_ROOT "enabled", "never") > 0);
     EQUAL(touched(MADV_HUGEPAGE, "AnonHugePages"), 0, "never: nothing large even with advice");
     STEP(write_setting(whole, "never") > 0);
     if (access(part, F_OK) == 0) {

@@ -10,7 +10,7 @@ static char text[200000];
 
 static const char *line(const char *name) {
     char path[200];
-    snprintf(path, sizeof path, THP "%s", name);
+    snprintf(path, sizeof path, THP_ROOT "%s", name);
     return test_read_file(path, text, 300) > 0 ? text : "?";
 }
 

@@ -3,40 +3,13 @@
 // The huge zero page: what a first read maps where a huge page would fit,
 // as /proc shows it, and what the first write and every call make of it.
 
-#include "test.h"
+#include "settings.h"
 
-#define ROOT "/sys/kernel/mm/transparent_hugepage/"
 #define SIZE ((size_t)2 << 20)
 
 enum { MMAP = 11, ANON = 12, THP = 22, ZERO_PAGE = 24 };
 
 static char text[200000];
-
-static ssize_t set(const char *name, const char *value) {
-    char path[200];
-    snprintf(path, sizeof path, ROOT "%s", name);
-    int file = open(path, O_WRONLY);
-    if (file < 0)
-        return -1;
-    ssize_t count = write(file, value, strlen(value));
-    int error = errno;
-    close(file);
-    errno = error;
-    return count;
-}
-
-static long smaps(const void *address, const char *field) {
-    NEED(test_read_file("/proc/self/smaps", text, sizeof text) > 0);
-    int inside = 0;
-    for (char *at = text; *at; at = strchr(at, '\n') + 1) {
-        unsigned long start, end;
-        if (sscanf(at, "%lx-%lx ", &start, &end) == 2)
-            inside = start <= (unsigned long)address && (unsigned long)address < end;
-        else if (inside && strncmp(at, field, strlen(field)) == 0 && at[strlen(field)] == ':')
-            return atol(at + strlen(field) + 1);
-    }
-    return -1;
-}
 
 static long vmstat(const char *name) {
     NEED(test_read_file("/proc/vmstat", text, sizeof text) > 0);
@@ -155,29 +128,29 @@ static void calls(void) {
 int main(void) {
     test_start();
     char before[8] = {0};
-    int file = open(ROOT "use_zero_page", O_RDONLY);
+    int file = open(THP_ROOT "use_zero_page", O_RDONLY);
     NEED(file >= 0 && read(file, before, 2) == 2);
     close(file);
     EQUAL(before[0], '1', "use_zero_page: it is used");
-    FAILS(set("use_zero_page", "2"), EINVAL, "use_zero_page: another number is refused");
-    FAILS(set("use_zero_page", "yes"), EINVAL, "use_zero_page: a word is refused");
-    NEED(test_read_file(ROOT "enabled", text, sizeof text) > 0);
+    FAILS(write_thp("use_zero_page", "2"), EINVAL, "use_zero_page: another number is refused");
+    FAILS(write_thp("use_zero_page", "yes"), EINVAL, "use_zero_page: a word is refused");
+    NEED(test_read_file(THP_ROOT "enabled", text, sizeof text) > 0);
     int never = strstr(text, "[never]") != 0;
     if (never)
-        STEP(set("enabled", "madvise") > 0);
+        STEP(write_thp("enabled", "madvise") > 0);
     reads_and_writes();
     calls();
     CHECK(vmstat("thp_zero_page_alloc") >= 1, "thp_zero_page_alloc: it was made");
 
-    STEP_EQUAL(set("use_zero_page", "0\n"), 2);
-    NEED(test_read_file(ROOT "use_zero_page", text, sizeof text) == 2);
+    STEP_EQUAL(write_thp("use_zero_page", "0\n"), 2);
+    NEED(test_read_file(THP_ROOT "use_zero_page", text, sizeof text) == 2);
     EQUAL(text[0], '0', "use_zero_page: what was written is read");
     char *memory = area(1);
     STEP(memory[0] == 0);
     CHECK(!(entry(memory + PAGE) >> 63) || has(memory, ANON), "use_zero_page 0: no huge zero page");
     munmap(memory, SIZE);
-    STEP_EQUAL(set("use_zero_page", before), 2);
+    STEP_EQUAL(write_thp("use_zero_page", before), 2);
     if (never)
-        STEP(set("enabled", "never") > 0);
+        STEP(write_thp("enabled", "never") > 0);
     return test_end();
 }

@@ -32,7 +32,7 @@ pub struct Information {
 }
 
 impl Information {
-    /// Nothing yet.
+    /// No information yet.
     pub const EMPTY: Self = Self {
         memory: [Stretch { start: 0, end: 0 }; MAX_RANGES],
         reserved: [Stretch { start: 0, end: 0 }; 8],

@@ -41,8 +41,8 @@ static MAP: Once<&'static KernelMap<'static, Machine>> = Once::new();
 pub fn begin(information: &Information, heap: Stretch) {
     let mut ranges = [FrameRange { first: Frame(0), count: 0 }; MAX_RANGES];
     let count = information.free_memory(heap, &mut ranges);
-    // SAFETY: 1. the boot protocol calls this memory free, and image, heap and initial file system are
-    // cut out of it. 2. The boot tables reach it through the direct map alone.
+    // SAFETY: 1. the boot protocol calls this memory free, and image, heap and initial file system
+    // are cut out of it. 2. The boot tables reach it through the direct map alone.
     let memory = match unsafe { Memory::new(Machine, &ranges[..count]) } {
         Ok(memory) => *MEMORY.call_once(|| Box::leak(Box::new(memory))),
         Err(problem) => panic!("the core refuses the machine's memory: {problem}"),

@@ -142,7 +142,7 @@ pub enum Inherited {
 }
 
 impl Files {
-    /// Those of the first program: 0, 1 and 2 are the console, as the command line says.
+    /// The descriptors of the first program: 0, 1 and 2 are the console, as the command line says.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -214,7 +214,7 @@ impl Files {
         self.surroundings.umask.load(Ordering::Relaxed)
     }
 
-    /// Changes the umask; gives the old one.
+    /// Changes the umask; returns the old one.
     pub fn set_umask(&self, umask: u32) -> u32 {
         self.surroundings.umask.swap(umask & 0o777, Ordering::Relaxed)
     }
@@ -340,7 +340,7 @@ impl Files {
     }
 }
 
-/// Puts a slot into the table, which grows as needed; gives what was there.
+/// Puts a slot into the table, which grows as needed; returns what was there.
 fn put(table: &mut Vec<Option<Slot>>, at: usize, slot: Slot) -> Result<Option<Slot>, Errno> {
     if at >= table.len() {
         heap::room((at + 1) * size_of::<Option<Slot>>() * 2)?;

@@ -72,7 +72,7 @@ impl Reader {
     /// written, where there is none.
     ///
     /// # Errors
-    /// Those of `make` for the first entry, and `ENOMEM`.
+    /// The errors of `make` for the first entry, and `ENOMEM`.
     pub fn read(
         &self,
         at: u64,

@@ -125,7 +125,7 @@ impl Pipe {
         self.state.lock().bytes.length
     }
 
-    /// Waits until there is room, and says how much.
+    /// Waits until there is room, and returns how much.
     ///
     /// # Errors
     /// `EPIPE` where nobody reads any more, and the signal; `EAGAIN`, or a signal's interruption;

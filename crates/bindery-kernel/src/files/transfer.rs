@@ -52,7 +52,7 @@ impl Segments {
         Self { stretches, outside: is_outside(at, length) }
     }
 
-    /// Those of an array of `struct iovec`.
+    /// The segments of an array of `struct iovec`.
     ///
     /// # Errors
     /// `EFAULT`; `EINVAL` for too many, or too much altogether.
@@ -102,7 +102,7 @@ impl Segments {
         if self.total() == 0 { Ok(()) } else { self.fault_in(0, Access::Write) }
     }
 
-    /// Puts bytes into the program's memory, `skip` bytes from the beginning on; says how many
+    /// Puts bytes into the program's memory, `skip` bytes from the beginning on; returns how many
     /// before one could not be written. May be called with locks held.
     ///
     /// # Safety
@@ -115,7 +115,7 @@ impl Segments {
         })
     }
 
-    /// Takes bytes from the program's memory, `skip` bytes from the beginning on; says how many
+    /// Takes bytes from the program's memory, `skip` bytes from the beginning on; returns how many
     /// before one could not be read. May be called with locks held.
     ///
     /// # Safety
@@ -189,7 +189,7 @@ fn next_patience(node: &dyn Node, done: u64, first: Patience) -> Patience {
     if done > 0 && !node.is_seekable() { Patience::None } else { first }
 }
 
-/// Reads from a node at `at` into a program's memory; gives the count.
+/// Reads from a node at `at` into a program's memory; returns the count.
 pub fn fill(node: &dyn Node, at: u64, segments: &Segments, patience: Patience) -> Outcome {
     segments.check()?;
     match node.read_into(at, segments, patience) {
@@ -242,7 +242,7 @@ fn fill_by_pieces(node: &dyn Node, at: u64, segments: &Segments, patience: Patie
     Ok(done)
 }
 
-/// Writes a program's memory to a node at `at`; gives the count.
+/// Writes a program's memory to a node at `at`; returns the count.
 fn drain(node: &dyn Node, at: u64, segments: &Segments, patience: Patience) -> Outcome {
     segments.check()?;
     let cut;
@@ -323,7 +323,7 @@ pub struct Step {
 }
 
 /// Moves bytes by steps. `step` takes how many bytes were moved before; where it finds the
-/// program's memory missing, `fault_in` resolves that, with nothing locked, and a further step
+/// program's memory missing, `fault_in` resolves that, with no lock held, and a further step
 /// follows. After a step without a fault, `goes_on` decides. Returns the count of bytes moved; a
 /// refusal only where nothing was moved.
 #[inline]

@@ -36,7 +36,7 @@ const KNOWN: u32 = GLOBAL
 pub(super) struct Barriers(Arc<AtomicU32>);
 
 impl Barriers {
-    /// Those of a new address space with the contents of this one (`fork`).
+    /// The registrations of a copy of the address space (`fork`).
     pub(super) fn duplicate(&self) -> Self {
         Self(Arc::new(AtomicU32::new(self.registered())))
     }

@@ -67,7 +67,7 @@ impl Ids {
     }
 }
 
-/// Who a thread is.
+/// The credentials of a thread.
 #[derive(Clone, Debug)]
 pub struct Credentials {
     /// Its users.
@@ -165,7 +165,7 @@ impl Credentials {
     }
 }
 
-/// Those of the running thread; the superuser's while there is none.
+/// The credentials of the running thread; the superuser's while there is none.
 pub fn credentials() -> Credentials {
     if scheduler::is_in_thread() { scheduler::current().credentials() } else { Credentials::root() }
 }

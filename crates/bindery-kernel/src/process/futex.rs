@@ -173,7 +173,7 @@ fn forget(waiter: &Arc<Waiter>) {
     }
 }
 
-/// Wakes up to `count` of those who wait with one of `bits`, but one at least; says how many.
+/// Wakes up to `count` of those who wait with one of `bits`, but one at least; returns how many.
 fn wake(name: Name, count: i32, bits: u32) -> u64 {
     let mut woken = VecDeque::new();
     let mut waiters = WAITERS.lock();
@@ -197,7 +197,7 @@ fn wake(name: Name, count: i32, bits: u32) -> u64 {
     woken.len() as u64
 }
 
-/// Has up to `count` of those who wait for one word wait for another; says how many.
+/// Has up to `count` of those who wait for one word wait for another; returns how many.
 fn requeue(from: Name, to: Name, count: usize) -> u64 {
     let mut waiters = WAITERS.lock();
     let Some(mut queue) = waiters.remove(&from) else { return 0 };
@@ -213,7 +213,7 @@ fn requeue(from: Name, to: Name, count: usize) -> u64 {
     moved as u64
 }
 
-/// Changes the word as `FUTEX_WAKE_OP` says; gives whether its old value compares as it says.
+/// Changes the word as `FUTEX_WAKE_OP` says; returns whether its old value compares as it says.
 fn change(at: u64, encoded: u32) -> Result<bool, Errno> {
     let operation = encoded >> 28 & 7;
     let comparison = encoded >> 24 & 15;

@@ -20,14 +20,14 @@ use super::credentials::may_be_looked_into;
 use super::signal::MAXIMUM;
 use super::{Capability, Process, all, credentials, find, may_look_into, scheduler, table};
 
-/// Whom a pidfd names.
+/// What a pidfd refers to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Handle {
     /// The running thread (`PIDFD_SELF_THREAD`).
     OwnThread,
     /// The running process (`PIDFD_SELF_THREAD_GROUP`).
     OwnProcess,
-    /// Whom an open descriptor names.
+    /// The process of an open descriptor.
     Descriptor(i32),
 }
 

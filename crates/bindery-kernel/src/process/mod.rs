@@ -101,7 +101,7 @@ pub struct Process {
     processor_timers: Mutex<timer::ProcessorTimers>,
     /// The registrations for `membarrier`; processes that share the memory share them.
     barriers: Mutex<barriers::Barriers>,
-    /// Who its first thread is.
+    /// The credentials of its first thread.
     credentials: Mutex<Credentials>,
     /// Whether others of the same user may look into it (`PR_SET_DUMPABLE`).
     dumpable: AtomicBool,
@@ -243,7 +243,7 @@ impl Process {
         self.limits.lock().get(resource)
     }
 
-    /// Who its first thread is, or was.
+    /// The credentials of its first thread, also after its end.
     pub fn credentials(&self) -> Credentials {
         self.credentials.lock().clone()
     }
@@ -330,7 +330,7 @@ struct ProcessParts {
 }
 
 impl State {
-    /// That of a child of `parent`, or of the first process.
+    /// The state of a child of `parent`, or of the first process.
     fn new(parent: Option<&Arc<Process>>, exit_signal: u32) -> Self {
         let (group, session, name) = match parent {
             Some(parent) => {

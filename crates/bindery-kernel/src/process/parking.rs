@@ -10,7 +10,7 @@ use crate::sync::Mutex;
 use super::scheduler;
 use super::thread::Thread;
 
-/// Who sleeps, and on the word at which address, in the order in which they came.
+/// The sleeping threads in order of arrival, each with the address of its word.
 static PARKED: Mutex<VecDeque<(usize, Arc<Thread>)>> = Mutex::new(VecDeque::new());
 
 /// How many there are; to be asked without the lock.

@@ -162,7 +162,7 @@ pub(super) struct Words {
 
 /// A program that could begin.
 pub(super) struct Loaded {
-    /// Who runs it.
+    /// The user that runs it.
     pub who: Credentials,
     pub space: Arc<Space>,
     pub entry: u64,
@@ -351,7 +351,7 @@ fn code_protection(program: &Program, segments: &[ProgramHeader]) -> Result<Prot
     Ok(protection)
 }
 
-/// Maps a segment; gives the addresses that it asked for.
+/// Maps a segment; returns the addresses that it asked for.
 fn map_segment(
     space: &Space,
     program: &Program,

@@ -30,7 +30,7 @@ const MAXIMUM_QUEUED: u64 = 4096;
 pub(super) const DEFAULT: u64 = 0;
 pub(super) const IGNORE: u64 = 1;
 
-/// Who has sent a signal (`si_code`).
+/// The sender of a signal (`si_code`).
 pub(super) mod code {
     pub const USER: i32 = 0;
     pub const KERNEL: i32 = 128;
@@ -241,7 +241,7 @@ pub struct ThreadSignals {
 }
 
 impl ThreadSignals {
-    /// Those of a thread that begins with this mask.
+    /// The signals of a new thread with this mask.
     pub(super) fn new(blocked: u64, alternate: Alternate) -> Self {
         Self { blocked, alternate, ..Self::default() }
     }
@@ -323,7 +323,7 @@ pub(super) fn send_information(
     sent
 }
 
-/// Has the thread look at its signals if it would take one of these; says whether it would.
+/// Has the thread look at its signals if it would take one of these; returns whether it would.
 fn tell(thread: &Arc<Thread>, set: u64) -> bool {
     let signals = thread.signals.lock();
     let takes = set & (!signals.blocked | signals.awaited) != 0;

@@ -192,7 +192,7 @@ impl Thread {
         drop(old);
     }
 
-    /// Who it is.
+    /// Its credentials.
     pub fn credentials(&self) -> Credentials {
         self.credentials.lock().clone()
     }

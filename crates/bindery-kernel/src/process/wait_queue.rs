@@ -95,7 +95,7 @@ impl WaitQueue {
         self.wake(usize::MAX);
     }
 
-    /// Wakes the `count` that have waited longest; says how many there were.
+    /// Wakes the `count` that have waited longest; returns how many there were.
     pub fn wake(&self, count: usize) -> usize {
         let mut woken = 0;
         while woken < count {

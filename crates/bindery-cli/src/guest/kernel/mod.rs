@@ -60,3 +60,20 @@ pub fn build(architecture: Architecture) -> Result<Kernel, Problem> {
     };
     Ok(Kernel { architecture, image, elf, symbols, toolchain })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_architectures_of_the_kernel_have_the_same_files() {
+        let source = workspace::root().unwrap().join("crates").join(PACKAGE).join("src/arch");
+        let files = |architecture: &str| {
+            let entries = source.join(architecture).read_dir().unwrap();
+            let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
+            names.sort();
+            names
+        };
+        assert_eq!(files("x86_64"), files("aarch64"));
+    }
+}

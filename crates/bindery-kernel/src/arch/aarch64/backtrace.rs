@@ -6,7 +6,7 @@ use aarch64_cpu::registers::{PAR_EL1, Readable};
 
 use super::page_tables;
 
-/// Gives the addresses to which the functions above the caller return, the nearest first. Follows
+/// Passes the addresses to which the functions above the caller return, the nearest first. Follows
 /// the frame pointers as far as they lead through mapped memory of the kernel; from the stack for
 /// those that have run over they lead to another one.
 pub fn return_addresses(mut each: impl FnMut(u64)) {

@@ -15,7 +15,7 @@ pub struct Context {
 }
 
 impl Context {
-    /// Of nobody yet.
+    /// The context of no thread.
     pub const EMPTY: Self = Self { stack: 0 };
 }
 

@@ -1,8 +1,8 @@
 //! Processor features that programs may use: `AT_HWCAP` and `AT_HWCAP2`.
 //!
 //! These are the features that the CPU has and that need no support of the kernel, and branch
-//! targets (BTI). SVE, SME, memory tags and pointer authentication are not among them. A program that
-//! reads an identification register gets `SIGILL`.
+//! targets (BTI). SVE, SME, memory tags and pointer authentication are not among them. A program
+//! that reads an identification register gets `SIGILL`.
 
 use core::arch::asm;
 

@@ -185,7 +185,7 @@ pub struct Registers {
 const INSTRUCTION: u64 = 4;
 
 impl Registers {
-    /// Those of a program that begins.
+    /// The registers of a new program.
     pub fn new(entry: u64, stack: u64) -> Self {
         Self {
             general: [0; 31],

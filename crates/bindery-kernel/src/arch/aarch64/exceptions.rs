@@ -94,7 +94,8 @@ fn other(registers: &mut Registers) {
         class::HARDWARE_BREAKPOINT => (SIGTRAP, TRAP_HWBKPT, at),
         class::WATCHPOINT => (SIGTRAP, TRAP_HWBKPT, FAR_EL1.get()),
         // Undefined instructions and system registers; branches that end at no landing pad in a
-        // guarded page (FEAT_BTI), with the address where they end; SVE and SME, which are not offered.
+        // guarded page (FEAT_BTI), with the address where they end; SVE and SME, which are not
+        // offered.
         _ => (SIGILL, ILL_ILLOPC, at),
     };
     trap::exception(registers, signal, code as i32, address);

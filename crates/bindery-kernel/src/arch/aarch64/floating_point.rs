@@ -14,7 +14,7 @@ pub struct FloatingPoint {
 }
 
 impl FloatingPoint {
-    /// That of a new program.
+    /// The state of a new program.
     pub fn new() -> Self {
         Self { vectors: [0; 32], status: 0, control: 0 }
     }

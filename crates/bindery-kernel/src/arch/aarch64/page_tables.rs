@@ -30,7 +30,7 @@ const ENTRIES: usize = arch::entries::<EntryFormat>() as usize;
 pub struct Table([Entry; ENTRIES]);
 
 impl Table {
-    /// Nothing mapped.
+    /// A table without entries.
     pub const EMPTY: Self = Self([Entry::EMPTY; ENTRIES]);
 }
 

@@ -8,7 +8,7 @@ pub fn protection_keys() -> u8 {
     1
 }
 
-/// Nothing is forbidden by keys.
+/// All rights, since no leaf has a key.
 #[inline]
 pub fn key_rights() -> KeyRights {
     KeyRights::ALL

@@ -4,7 +4,7 @@ use core::arch::asm;
 
 use super::page_tables;
 
-/// Gives the addresses to which the functions above the caller return, the nearest first. Follows
+/// Passes the addresses to which the functions above the caller return, the nearest first. Follows
 /// the frame pointers as far as they lead through mapped memory of the kernel; from the stack of a
 /// double fault they lead to another one.
 pub fn return_addresses(mut each: impl FnMut(u64)) {

@@ -11,7 +11,7 @@ use super::entry::{Registers, begin_thread};
 pub struct Context(#[allow(dead_code, reason = "`switch_stacks` reads it")] *mut u64);
 
 impl Context {
-    /// That of nobody.
+    /// The context of no thread.
     pub const EMPTY: Self = Self(core::ptr::null_mut());
 }
 

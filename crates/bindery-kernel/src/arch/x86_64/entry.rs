@@ -202,7 +202,7 @@ pub struct Registers {
 const _: () = assert!(size_of::<Registers>().is_multiple_of(16));
 
 impl Registers {
-    /// Those of a program that begins.
+    /// The registers of a new program.
     pub fn new(entry: u64, stack: u64) -> Self {
         let mut registers = Self {
             cs: u64::from(USER_CODE),

@@ -91,7 +91,7 @@ pub struct FloatingPoint {
 }
 
 impl FloatingPoint {
-    /// That of a new program: all exceptions masked, 64 bits of precision, to the nearest; no
+    /// The state of a new program: all exceptions masked, 64 bits of precision, to the nearest; no
     /// access by any key but key 0.
     pub fn new() -> Self {
         let mut image = [0; MOST];

@@ -63,7 +63,7 @@ static mut FIRST: Local = Local::new(0);
 static mut GATES: [u128; VECTORS] = [0; VECTORS];
 
 impl Local {
-    /// That of CPU `number`.
+    /// The block of CPU `number`.
     pub const fn new(number: u64) -> Self {
         Self {
             kernel_stack: 0,

@@ -149,8 +149,8 @@ fn first_page_end_offset() -> usize {
     &raw const first_page_end as usize - &raw const first_page_code as usize
 }
 
-/// Waits until `done`, for so many nanoseconds; says whether it is. Sleeps meanwhile: an emulator
-/// that runs one CPU at a time goes on with the others then.
+/// Waits until `done`, for so many nanoseconds; returns whether it is. Sleeps meanwhile: an
+/// emulator that runs one CPU at a time goes on with the others then.
 fn wait(patience: u64, done: impl Fn() -> bool) -> bool {
     const PIECE: u64 = 10_000;
     let until = nanoseconds() + patience;

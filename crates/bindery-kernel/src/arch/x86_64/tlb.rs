@@ -83,6 +83,6 @@ fn invalidate_one_by_one(what: &Invalidation) -> bool {
     }
 }
 
-/// Nothing to do: walkers see writes in the order in which they were made, at once.
+/// No operation: walkers see writes in program order, at once.
 #[inline]
 pub fn publish_entries() {}

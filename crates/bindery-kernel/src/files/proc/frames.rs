@@ -12,7 +12,7 @@ use crate::platform::Machine;
 use super::super::memory::new_number;
 use super::super::node::{Attributes, Kind, Node, Patience};
 
-/// Fills words from a frame's number on, and says how many; fewer only at the end.
+/// Fills words from a frame's number on, and returns how many; fewer only at the end.
 type Fill = fn(&Memory<Machine>, u64, &mut [u64]) -> usize;
 
 struct Words {

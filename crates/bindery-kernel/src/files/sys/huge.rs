@@ -125,7 +125,8 @@ impl Files {
         }
     }
 
-    /// Tells the core's policy. Says whether any size is used at all, and whether the huge one is.
+    /// Tells the core's policy. Returns whether any size is used at all, and whether the huge one
+    /// is.
     fn apply(&self, policy: &FolioPolicy) -> (bool, bool) {
         let all = self.all();
         if let Mode(mode) = all {
