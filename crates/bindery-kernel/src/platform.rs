@@ -16,7 +16,7 @@ use crate::{arch, options, time};
 pub struct Machine;
 
 // SAFETY:
-// 1. The window is the direct map, which the entry code lays over all memory and nothing takes
+// 1. The direct map covers all memory: the boot code makes it and nothing takes
 //    away; the frames are the free memory of the boot protocol, without image, heap and initramfs.
 // 2. Programs run on the first CPU alone, so its TLB is the only one that can hold a translation of
 //    a program's address; `arch::invalidate` waits until it has forgotten. The kernel's own

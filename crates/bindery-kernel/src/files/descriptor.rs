@@ -113,7 +113,7 @@ struct Slot {
     at_exec: AtExec,
 }
 
-/// The descriptors of a thread, its current folder and its umask: of all threads of a process,
+/// The descriptors of a thread, its current directory and its umask: of all threads of a process,
 /// unless they were made otherwise.
 pub struct Files {
     descriptors: Arc<Descriptors>,
@@ -161,7 +161,7 @@ impl Files {
         Ok(files)
     }
 
-    /// As `clone` gives them to a child: the descriptors (`CLONE_FILES`), and the current folder
+    /// As `clone` gives them to a child: the descriptors (`CLONE_FILES`), and the current directory
     /// with the umask (`CLONE_FS`).
     ///
     /// # Errors
@@ -185,7 +185,7 @@ impl Files {
         Ok(Self { descriptors, surroundings })
     }
 
-    /// Whether others have the same descriptors and a folder of their own.
+    /// Whether others have the same descriptors and a directory of their own.
     pub fn are_shared(&self) -> bool {
         Arc::strong_count(&self.descriptors) > 1
     }
@@ -198,12 +198,12 @@ impl Files {
         }
     }
 
-    /// The current folder.
+    /// The current directory.
     pub fn directory(&self) -> Arc<Place> {
         self.surroundings.directory.lock().clone()
     }
 
-    /// Changes the current folder.
+    /// Changes the current directory.
     pub fn set_directory(&self, place: Arc<Place>) {
         let old = core::mem::replace(&mut *self.surroundings.directory.lock(), place);
         drop(old);

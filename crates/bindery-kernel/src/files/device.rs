@@ -5,9 +5,9 @@ use alloc::sync::Arc;
 use crate::errno::Errno;
 use crate::process;
 
-use super::memory::{Folder, Link, new_number};
+use super::memory::{Directory, Link, new_number};
 use super::node::{Attributes, Kind, Node, Patience, Place};
-use super::{console, folder_at};
+use super::{console, directory_at};
 
 /// A device of memory's family.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -57,8 +57,8 @@ impl Node for Device {
 
 /// Fills `/dev`.
 pub fn begin(root: &Arc<Place>) -> Result<(), Errno> {
-    let place = folder_at(root, b"dev", 0o755)?;
-    let folder = place.node.folder().ok_or(Errno::ENOTDIR)?;
+    let place = directory_at(root, b"dev", 0o755)?;
+    let directory = place.node.directory().ok_or(Errno::ENOTDIR)?;
     let devices = [
         ("null", Sort::Null, 3),
         ("zero", Sort::Zero, 5),
@@ -67,14 +67,15 @@ pub fn begin(root: &Arc<Place>) -> Result<(), Errno> {
         ("urandom", Sort::Random, 9),
     ];
     for (name, sort, minor) in devices {
-        folder.insert(name.as_bytes(), Arc::new(Device { number: new_number(), sort, minor }))?;
+        directory
+            .insert(name.as_bytes(), Arc::new(Device { number: new_number(), sort, minor }))?;
     }
     for name in ["console", "tty"] {
-        folder.insert(name.as_bytes(), console::node())?;
+        directory.insert(name.as_bytes(), console::node())?;
     }
-    folder.insert(b"shm", Folder::new(0o1777)?)?;
-    folder.insert(b"fd", Link::new(b"/proc/self/fd")?)?;
-    folder.insert(b"stdin", Link::new(b"/proc/self/fd/0")?)?;
-    folder.insert(b"stdout", Link::new(b"/proc/self/fd/1")?)?;
-    folder.insert(b"stderr", Link::new(b"/proc/self/fd/2")?)
+    directory.insert(b"shm", Directory::new(0o1777)?)?;
+    directory.insert(b"fd", Link::new(b"/proc/self/fd")?)?;
+    directory.insert(b"stdin", Link::new(b"/proc/self/fd/0")?)?;
+    directory.insert(b"stdout", Link::new(b"/proc/self/fd/1")?)?;
+    directory.insert(b"stderr", Link::new(b"/proc/self/fd/2")?)
 }

@@ -13,15 +13,16 @@ use crate::errno::Errno;
 use super::memory::new_number;
 use super::node::{Attributes, Entry, Kind, Node, Patience, may_read, may_write};
 
-/// Takes a part of what is written to it.
-pub struct Window<'a> {
+/// A buffer for one read of a longer text: it keeps the part that the read asked for (Linux:
+/// `seq_file`).
+pub struct SequenceBuffer<'a> {
     /// Bytes still to be left out.
     skip: u64,
     into: &'a mut [u8],
     filled: usize,
 }
 
-impl<'a> Window<'a> {
+impl<'a> SequenceBuffer<'a> {
     /// The part that begins at `at`, as long as `into`.
     pub fn new(at: u64, into: &'a mut [u8]) -> Self {
         Self { skip: at, into, filled: 0 }
@@ -44,14 +45,14 @@ impl<'a> Window<'a> {
     }
 }
 
-impl Write for Window<'_> {
+impl Write for SequenceBuffer<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.push(text.as_bytes())
     }
 }
 
 /// What makes a text. It may stop at the first error of the writer: the part is full then.
-pub type Make = fn(&mut Window<'_>) -> fmt::Result;
+pub type Make = fn(&mut SequenceBuffer<'_>) -> fmt::Result;
 
 /// What takes a text that is written.
 pub type Take = fn(&str) -> Result<(), Errno>;
@@ -99,10 +100,10 @@ impl Node for Text {
     }
 
     fn read(&self, at: u64, into: &mut [u8], _: Patience) -> Result<usize, Errno> {
-        let mut window = Window::new(at, into);
+        let mut buffer = SequenceBuffer::new(at, into);
         let make = self.make.ok_or(Errno::EINVAL)?;
-        let _ = make(&mut window); // an error means that the window is full
-        Ok(window.filled())
+        let _ = make(&mut buffer); // an error only means that the buffer is full
+        Ok(buffer.filled())
     }
 
     fn write(&self, _: u64, from: &[u8], _: Patience) -> Result<usize, Errno> {
@@ -112,27 +113,27 @@ impl Node for Text {
     }
 }
 
-/// A folder whose names never change.
-pub struct Shelf {
+/// A directory whose names never change.
+pub struct FixedDirectory {
     number: u64,
     entries: Vec<(String, Arc<dyn Node>)>,
 }
 
-impl Shelf {
-    /// A folder with these.
+impl FixedDirectory {
+    /// A directory with these.
     pub fn new(entries: Vec<(String, Arc<dyn Node>)>) -> Arc<Self> {
         Arc::new(Self { number: new_number(), entries })
     }
 
-    /// As [`Shelf::new`], with names that are known.
+    /// As [`FixedDirectory::new`], with names that are known.
     pub fn of<const N: usize>(entries: [(&str, Arc<dyn Node>); N]) -> Arc<Self> {
         Self::new(entries.into_iter().map(|(name, node)| (name.into(), node)).collect())
     }
 }
 
-impl Node for Shelf {
+impl Node for FixedDirectory {
     fn kind(&self) -> Kind {
-        Kind::Folder
+        Kind::Directory
     }
 
     fn attributes(&self) -> Attributes {

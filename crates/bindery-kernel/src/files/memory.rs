@@ -1,4 +1,4 @@
-//! The file system in memory: folders, regular files whose contents are objects of the core,
+//! The file system in memory: directories, regular files whose contents are objects of the core,
 //! symbolic links. `/proc`, `/sys` and `/dev` are elsewhere.
 
 use alloc::collections::BTreeMap;
@@ -291,8 +291,8 @@ struct Named {
     cookie: u64,
 }
 
-/// A folder.
-pub struct Folder {
+/// A directory.
+pub struct Directory {
     common: Common,
     entries: Mutex<BTreeMap<Vec<u8>, Named>>,
     cookies: AtomicU64,
@@ -300,8 +300,8 @@ pub struct Folder {
     removed: core::sync::atomic::AtomicBool,
 }
 
-impl Folder {
-    /// An empty folder.
+impl Directory {
+    /// An empty directory.
     pub fn new(mode: u32) -> Result<Arc<Self>, Errno> {
         Ok(Arc::new(Self {
             common: Common::new(new_number(), mode)?,
@@ -314,7 +314,7 @@ impl Folder {
     /// Puts a node under a name that is free.
     ///
     /// # Errors
-    /// `EEXIST`; `ENOENT` where the folder itself has been removed; `ENOMEM`.
+    /// `EEXIST`; `ENOENT` where the directory itself has been removed; `ENOMEM`.
     pub fn insert(&self, name: &[u8], node: Arc<dyn Node>) -> Result<(), Errno> {
         heap::room(NODE_SIZE)?;
         let mut entries = self.entries.lock();
@@ -357,7 +357,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Marks an empty folder as taken away.
+    /// Marks an empty directory as taken away.
     ///
     /// # Errors
     /// `ENOTEMPTY`.
@@ -380,17 +380,17 @@ impl Folder {
     /// Refuses where no name can be added.
     ///
     /// # Errors
-    /// `ENOENT` where the folder has been removed; `ENOMEM`.
+    /// `ENOENT` where the directory has been removed; `ENOMEM`.
     pub fn check_room(&self) -> Result<(), Errno> {
         heap::room(NODE_SIZE)?;
         if self.removed.load(Ordering::Relaxed) { Err(Errno::ENOENT) } else { Ok(()) }
     }
 
-    /// Adds the folders in it to `out`.
-    pub fn folders_into(&self, out: &mut Vec<Arc<dyn Node>>) {
+    /// Adds the directories in it to `out`.
+    pub fn directories_into(&self, out: &mut Vec<Arc<dyn Node>>) {
         let entries = self.entries.lock();
         let nodes = entries.values().map(|named| &named.node);
-        out.extend(nodes.filter(|node| node.kind() == Kind::Folder).cloned());
+        out.extend(nodes.filter(|node| node.kind() == Kind::Directory).cloned());
     }
 
     /// Moves all nodes out.
@@ -418,17 +418,18 @@ pub fn count_links(node: &Arc<dyn Node>, by: i32) {
     }
 }
 
-impl Node for Folder {
+impl Node for Directory {
     fn kind(&self) -> Kind {
-        Kind::Folder
+        Kind::Directory
     }
 
     fn attributes(&self) -> Attributes {
         let entries = self.entries.lock();
-        let folders = entries.values().filter(|named| named.node.kind() == Kind::Folder).count();
+        let directories =
+            entries.values().filter(|named| named.node.kind() == Kind::Directory).count();
         let size = 40 + entries.len() as u64 * 20;
         drop(entries);
-        let links = 2 + folders as u32;
+        let links = 2 + directories as u32;
         Attributes { links, ..self.common.attributes(size, 0) }
     }
 
@@ -459,7 +460,7 @@ impl Node for Folder {
         Ok(entries)
     }
 
-    fn folder(&self) -> Option<&Folder> {
+    fn directory(&self) -> Option<&Directory> {
         Some(self)
     }
 }

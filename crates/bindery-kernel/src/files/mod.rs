@@ -3,8 +3,8 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | [`node`] | files and folders of every kind, and their places |
-//! | [`memory`] | folders, regular files, symbolic links |
+//! | [`node`] | files and directories of every kind, and their places |
+//! | [`memory`] | directories, regular files, symbolic links |
 //! | [`path`] | from a path to a node |
 //! | [`permission`] | owner, group and permission bits |
 //! | [`descriptor`] | descriptors and what they share |
@@ -50,7 +50,7 @@ use crate::platform::Machine;
 use crate::sync::Mutex;
 use crate::{arch, log};
 
-use memory::{Folder, Link, Regular};
+use memory::{Directory, Link, Regular};
 use node::{Change, Kind, Node, Patience, Place};
 use path::LastLink;
 
@@ -75,7 +75,7 @@ const SYMBOLS: &str = ".bindery/symbols";
 /// # Panics
 /// Where it does not fit into memory.
 pub fn begin(initramfs: Stretch) {
-    let root = Folder::new(0o755).expect("there is memory for a root");
+    let root = Directory::new(0o755).expect("there is memory for a root");
     let place = Place::alone(root, b"");
     *ROOT.lock() = Some(place.clone());
     let length = (initramfs.end - initramfs.start) as usize;
@@ -93,10 +93,10 @@ pub fn begin(initramfs: Stretch) {
     memory::begin();
     for (name, mode) in [(&b"dev"[..], 0o755), (b"proc", 0o555), (b"sys", 0o555), (b"tmp", 0o1777)]
     {
-        folder_at(&place, name, mode).expect("there is memory for a few folders");
+        directory_at(&place, name, mode).expect("there is memory for a few directories");
     }
     device::begin(&place).expect("there is memory for the devices");
-    let top = place.node.folder().expect("the root is a folder");
+    let top = place.node.directory().expect("the root is a directory");
     top.replace(b"proc", proc::root());
     top.replace(b"sys", sys::root());
     console::begin();
@@ -105,28 +105,28 @@ pub fn begin(initramfs: Stretch) {
 /// Drops the whole file system.
 pub fn end() {
     let Some(root) = ROOT.lock().take() else { return };
-    // Folders in folders are not taken apart by recursion: they may be deep.
+    // Directories in directories are not taken apart by recursion: they may be deep.
     let mut left: Vec<Arc<dyn Node>> = [root.node.clone()].into();
     drop(root);
     while let Some(node) = left.pop() {
-        if let Some(folder) = node.folder() {
-            folder.empty_into(&mut left);
+        if let Some(directory) = node.directory() {
+            directory.empty_into(&mut left);
         }
     }
 }
 
-/// The folder of this name, made if it is not there.
-fn folder_at(above: &Arc<Place>, name: &[u8], mode: u32) -> Result<Arc<Place>, Errno> {
+/// The directory of this name, made if it is not there.
+fn directory_at(above: &Arc<Place>, name: &[u8], mode: u32) -> Result<Arc<Place>, Errno> {
     if let Ok(node) = above.node.child(name) {
-        return if node.kind() == Kind::Folder {
+        return if node.kind() == Kind::Directory {
             Ok(above.below(node, name))
         } else {
             Err(Errno::ENOTDIR)
         };
     }
-    let folder: Arc<dyn Node> = Folder::new(mode)?;
-    above.node.folder().ok_or(Errno::ENOTDIR)?.insert(name, folder.clone())?;
-    Ok(above.below(folder, name))
+    let directory: Arc<dyn Node> = Directory::new(mode)?;
+    above.node.directory().ok_or(Errno::ENOTDIR)?.insert(name, directory.clone())?;
+    Ok(above.below(directory, name))
 }
 
 fn unpack(root: &Arc<Place>, entry: &cpio_reader::Entry<'_>) -> Result<(), Errno> {
@@ -135,14 +135,14 @@ fn unpack(root: &Arc<Place>, entry: &cpio_reader::Entry<'_>) -> Result<(), Errno
     let Some(last) = names.pop() else { return Ok(()) };
     let mut above = root.clone();
     for name in names {
-        above = folder_at(&above, name, 0o755)?;
+        above = directory_at(&above, name, 0o755)?;
     }
     let mode = entry.mode();
     let permissions = mode.bits() & 0o7777;
     let node: Arc<dyn Node> = match mode.bits() & 0o170_000 {
         0o040_000 => {
             let change = Change { mode: Some(permissions), ..Change::default() };
-            return folder_at(&above, last, permissions)?.node.change(&change);
+            return directory_at(&above, last, permissions)?.node.change(&change);
         }
         0o100_000 => {
             let file = Regular::new(permissions)?;
@@ -159,7 +159,7 @@ fn unpack(root: &Arc<Place>, entry: &cpio_reader::Entry<'_>) -> Result<(), Errno
             return Ok(());
         }
     };
-    above.node.folder().ok_or(Errno::ENOTDIR)?.insert(last, node)
+    above.node.directory().ok_or(Errno::ENOTDIR)?.insert(last, node)
 }
 
 /// A program to be run.

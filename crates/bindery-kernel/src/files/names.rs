@@ -13,7 +13,7 @@ use crate::errno::{Errno, Outcome};
 use crate::{process, user};
 
 use super::descriptor::{AtExec, Description};
-use super::memory::{Folder, Link, Regular, count_links};
+use super::memory::{Directory, Link, Regular, count_links};
 use super::node::{Kind, Node, Place};
 use super::path::{self, LastLink, user_name, user_place};
 use super::permission;
@@ -25,10 +25,10 @@ pub fn at_exec(flags: u32) -> AtExec {
 }
 
 /// `openat(2)`.
-pub fn open(folder: i32, path: u64, flags: u32, mode: u32) -> Outcome {
+pub fn open(directory: i32, path: u64, flags: u32, mode: u32) -> Outcome {
     let files = process::current().files();
     let path = path::from_user(path)?;
-    let start = path::beginning(&files, folder, &path)?;
+    let start = path::beginning(&files, directory, &path)?;
     if flags & O_TMPFILE == O_TMPFILE {
         return Err(Errno::EOPNOTSUPP);
     }
@@ -45,7 +45,7 @@ pub fn open(folder: i32, path: u64, flags: u32, mode: u32) -> Outcome {
     };
     let kind = place.node.kind();
     if flags & O_PATH != 0 {
-        if flags & O_DIRECTORY != 0 && kind != Kind::Folder {
+        if flags & O_DIRECTORY != 0 && kind != Kind::Directory {
             return Err(Errno::ENOTDIR);
         }
         let description = Description::new(place.clone(), place.node.clone(), O_PATH)?;
@@ -53,10 +53,10 @@ pub fn open(folder: i32, path: u64, flags: u32, mode: u32) -> Outcome {
     }
     match kind {
         Kind::Link => return Err(Errno::ELOOP),
-        Kind::Folder if flags & O_ACCMODE != 0 || flags & O_CREAT != 0 => {
+        Kind::Directory if flags & O_ACCMODE != 0 || flags & O_CREAT != 0 => {
             return Err(Errno::EISDIR);
         }
-        Kind::Folder => {}
+        Kind::Directory => {}
         _ if flags & O_DIRECTORY != 0 => return Err(Errno::ENOTDIR),
         _ => {}
     }
@@ -91,7 +91,7 @@ fn create(start: Arc<Place>, path: &[u8], mode: u32) -> Result<(Arc<Place>, bool
     let (mut start, mut path) = (start, Vec::from(path));
     for _ in 0..8 {
         let name = path::look_up_name(start, &path)?;
-        if name.for_folder {
+        if name.for_directory {
             return Err(Errno::EISDIR);
         }
         match name.above.node.child(&name.name) {
@@ -102,7 +102,7 @@ fn create(start: Arc<Place>, path: &[u8], mode: u32) -> Result<(Arc<Place>, bool
             Ok(node) => return Ok((name.above.below(node, &name.name), false)),
             Err(_) => {
                 let file: Arc<dyn Node> = Regular::new(mode & 0o7777)?;
-                name.folder()?.insert(&name.name, file.clone())?;
+                name.directory()?.insert(&name.name, file.clone())?;
                 return Ok((name.above.below(file, &name.name), true));
             }
         }
@@ -111,13 +111,13 @@ fn create(start: Arc<Place>, path: &[u8], mode: u32) -> Result<(Arc<Place>, bool
 }
 
 /// `mkdirat(2)`.
-pub fn make_folder(folder: i32, path: u64, mode: u32) -> Outcome {
-    let name = existing_is_refused(user_name(folder, path))?;
+pub fn make_directory(directory: i32, path: u64, mode: u32) -> Outcome {
+    let name = existing_is_refused(user_name(directory, path))?;
     let umask = process::current().files().umask();
     if name.above.node.child(&name.name).is_ok() {
         return Err(Errno::EEXIST);
     }
-    name.folder()?.insert(&name.name, Folder::new(mode & 0o1777 & !umask)?)?;
+    name.directory()?.insert(&name.name, Directory::new(mode & 0o1777 & !umask)?)?;
     Ok(0)
 }
 
@@ -127,10 +127,10 @@ fn existing_is_refused(name: Result<path::Name, Errno>) -> Result<path::Name, Er
 }
 
 /// `mknodat(2)`: regular files and pipes.
-pub fn make_node(folder: i32, path: u64, mode: u32) -> Outcome {
-    let name = existing_is_refused(user_name(folder, path))?;
+pub fn make_node(directory: i32, path: u64, mode: u32) -> Outcome {
+    let name = existing_is_refused(user_name(directory, path))?;
     let umask = process::current().files().umask();
-    if name.for_folder {
+    if name.for_directory {
         return Err(Errno::ENOENT);
     }
     let node: Arc<dyn Node> = match mode & S_IFMT {
@@ -138,21 +138,21 @@ pub fn make_node(folder: i32, path: u64, mode: u32) -> Outcome {
         S_IFIFO => Pipe::new()?,
         _ => return Err(Errno::EPERM),
     };
-    name.folder()?.insert(&name.name, node)?;
+    name.directory()?.insert(&name.name, node)?;
     Ok(0)
 }
 
 /// `symlinkat(2)`.
-pub fn make_link(target: u64, folder: i32, path: u64) -> Outcome {
+pub fn make_link(target: u64, directory: i32, path: u64) -> Outcome {
     let target = path::from_user(target)?;
     if target.is_empty() {
         return Err(Errno::ENOENT);
     }
-    let name = existing_is_refused(user_name(folder, path))?;
-    if name.for_folder {
+    let name = existing_is_refused(user_name(directory, path))?;
+    if name.for_directory {
         return Err(Errno::ENOENT);
     }
-    name.folder()?.insert(&name.name, Link::new(&target)?)?;
+    name.directory()?.insert(&name.name, Link::new(&target)?)?;
     Ok(0)
 }
 
@@ -163,45 +163,45 @@ pub fn link(from: (i32, u64), to: (i32, u64), flags: u32) -> Outcome {
     }
     let last = if flags & AT_SYMLINK_FOLLOW != 0 { LastLink::Followed } else { LastLink::Taken };
     let place = user_place(from.0, from.1, last)?;
-    if place.node.kind() == Kind::Folder {
+    if place.node.kind() == Kind::Directory {
         return Err(Errno::EPERM);
     }
     if place.node.links().is_none() {
         return Err(Errno::EXDEV);
     }
     let name = existing_is_refused(user_name(to.0, to.1))?;
-    if name.for_folder {
+    if name.for_directory {
         return Err(Errno::ENOENT);
     }
-    name.folder()?.link(&name.name, &place.node)?;
+    name.directory()?.link(&name.name, &place.node)?;
     Ok(0)
 }
 
 /// `unlinkat(2)`, and `rmdir(2)` with its flag.
-pub fn unlink(folder: i32, path: u64, flags: u32) -> Outcome {
+pub fn unlink(directory: i32, path: u64, flags: u32) -> Outcome {
     if flags & !AT_REMOVEDIR != 0 {
         return Err(Errno::EINVAL);
     }
-    let removes_folder = flags & AT_REMOVEDIR != 0;
+    let removes_directory = flags & AT_REMOVEDIR != 0;
     let text = path::from_user(path)?;
-    let name = user_name(folder, path).map_err(|errno| match errno {
+    let name = user_name(directory, path).map_err(|errno| match errno {
         // The root, `.` and `..`.
-        Errno::EEXIST if removes_folder => Errno::EBUSY,
+        Errno::EEXIST if removes_directory => Errno::EBUSY,
         Errno::EEXIST => Errno::EISDIR,
-        Errno::EINVAL if removes_folder && text.ends_with(b"..") => Errno::ENOTEMPTY,
-        Errno::EINVAL if !removes_folder => Errno::EISDIR,
+        Errno::EINVAL if removes_directory && text.ends_with(b"..") => Errno::ENOTEMPTY,
+        Errno::EINVAL if !removes_directory => Errno::EISDIR,
         other => other,
     })?;
     let node = name.above.node.child(&name.name)?;
-    let folder = name.folder()?;
+    let directory = name.directory()?;
     permission::check_taking(&*name.above.node, &*node)?;
-    folder.remove(&name.name, |node| {
-        let is_folder = node.kind() == Kind::Folder;
-        match (removes_folder, is_folder) {
-            (true, true) => node.folder().ok_or(Errno::EBUSY)?.retire(),
+    directory.remove(&name.name, |node| {
+        let is_directory = node.kind() == Kind::Directory;
+        match (removes_directory, is_directory) {
+            (true, true) => node.directory().ok_or(Errno::EBUSY)?.retire(),
             (true, false) => Err(Errno::ENOTDIR),
             (false, true) => Err(Errno::EISDIR),
-            (false, false) if name.for_folder => Err(Errno::ENOTDIR),
+            (false, false) if name.for_directory => Err(Errno::ENOTDIR),
             (false, false) => Ok(()),
         }
     })?;
@@ -221,15 +221,15 @@ pub fn rename(from: (i32, u64), to: (i32, u64), flags: u32) -> Outcome {
     let source = user_name(from.0, from.1).map_err(busy)?;
     let target = user_name(to.0, to.1).map_err(busy)?;
     let node = source.above.node.child(&source.name)?;
-    let is_folder = node.kind() == Kind::Folder;
-    let (source_folder, target_folder) = (source.folder()?, target.folder()?);
+    let is_directory = node.kind() == Kind::Directory;
+    let (source_directory, target_directory) = (source.directory()?, target.directory()?);
     permission::check_taking(&*source.above.node, &*node)?;
-    target_folder.check_room()?;
-    if !is_folder && (source.for_folder || target.for_folder) {
+    target_directory.check_room()?;
+    if !is_directory && (source.for_directory || target.for_directory) {
         return Err(Errno::ENOTDIR);
     }
-    // A folder cannot become a part of itself.
-    if is_folder && (is_inside(&target.above, &node)) {
+    // A directory cannot become a part of itself.
+    if is_directory && (is_inside(&target.above, &node)) {
         return Err(Errno::EINVAL);
     }
     let there = target.above.node.child(&target.name).ok();
@@ -238,11 +238,11 @@ pub fn rename(from: (i32, u64), to: (i32, u64), flags: u32) -> Outcome {
     }
     if flags & RENAME_EXCHANGE != 0 {
         let there = there.ok_or(Errno::ENOENT)?;
-        if there.kind() == Kind::Folder && is_inside(&source.above, &there) {
+        if there.kind() == Kind::Directory && is_inside(&source.above, &there) {
             return Err(Errno::EINVAL);
         }
-        source_folder.replace(&source.name, there);
-        target_folder.replace(&target.name, node);
+        source_directory.replace(&source.name, there);
+        target_directory.replace(&target.name, node);
         return Ok(0);
     }
     if let Some(there) = there {
@@ -252,49 +252,49 @@ pub fn rename(from: (i32, u64), to: (i32, u64), flags: u32) -> Outcome {
         if Arc::ptr_eq(&there, &node) {
             return Ok(0);
         }
-        match (is_folder, there.kind() == Kind::Folder) {
+        match (is_directory, there.kind() == Kind::Directory) {
             (true, false) => return Err(Errno::ENOTDIR),
             (false, true) => return Err(Errno::EISDIR),
             (true, true) => {
                 if is_inside(&source.above, &there) {
                     return Err(Errno::ENOTEMPTY);
                 }
-                there.folder().ok_or(Errno::EBUSY)?.retire()?;
+                there.directory().ok_or(Errno::EBUSY)?.retire()?;
             }
             (false, false) => {}
         }
         count_links(&there, -1);
     }
-    source_folder.take(&source.name);
-    target_folder.replace(&target.name, node);
+    source_directory.take(&source.name);
+    target_directory.replace(&target.name, node);
     Ok(0)
 }
 
-/// Whether a place is `folder`, or below it. Looks at the folders themselves: a place tells the way
-/// that was taken, and they may have been renamed since.
-fn is_inside(place: &Arc<Place>, folder: &Arc<dyn Node>) -> bool {
-    let mut left = alloc::vec![folder.clone()];
+/// Whether a place is `directory`, or below it. Looks at the directories themselves: a place tells
+/// the way that was taken, and they may have been renamed since.
+fn is_inside(place: &Arc<Place>, directory: &Arc<dyn Node>) -> bool {
+    let mut left = alloc::vec![directory.clone()];
     while let Some(node) = left.pop() {
         if Arc::ptr_eq(&node, &place.node) {
             return true;
         }
-        if let Some(folder) = node.folder() {
-            folder.folders_into(&mut left);
+        if let Some(directory) = node.directory() {
+            directory.directories_into(&mut left);
         }
     }
     false
 }
 
 /// `readlinkat(2)`.
-pub fn read_link(folder: i32, path: u64, at: u64, size: i32) -> Outcome {
+pub fn read_link(directory: i32, path: u64, at: u64, size: i32) -> Outcome {
     if size <= 0 {
         return Err(Errno::EINVAL);
     }
     let text = path::from_user(path)?;
-    let place = if text.is_empty() && folder != AT_FDCWD {
-        process::current().files().get(folder)?.place.clone()
+    let place = if text.is_empty() && directory != AT_FDCWD {
+        process::current().files().get(directory)?.place.clone()
     } else {
-        user_place(folder, path, LastLink::Taken)?
+        user_place(directory, path, LastLink::Taken)?
     };
     let target = place.node.target()?;
     let count = target.len().min(size as usize);
@@ -303,7 +303,7 @@ pub fn read_link(folder: i32, path: u64, at: u64, size: i32) -> Outcome {
 }
 
 /// `getcwd(2)`.
-pub fn current_folder(at: u64, size: u64) -> Outcome {
+pub fn current_directory(at: u64, size: u64) -> Outcome {
     let directory = process::current().files().directory();
     if directory.path_length() >= path::PATH_MAX {
         return Err(Errno::ENAMETOOLONG);
@@ -318,17 +318,17 @@ pub fn current_folder(at: u64, size: u64) -> Outcome {
 }
 
 /// `chdir(2)`.
-pub fn change_folder(path: u64) -> Outcome {
+pub fn change_directory(path: u64) -> Outcome {
     enter(user_place(AT_FDCWD, path, LastLink::Followed)?)
 }
 
 /// `fchdir(2)`.
-pub fn change_folder_to(descriptor: i32) -> Outcome {
+pub fn change_directory_to(descriptor: i32) -> Outcome {
     enter(process::current().files().get(descriptor)?.place.clone())
 }
 
 fn enter(place: Arc<Place>) -> Outcome {
-    if place.node.kind() != Kind::Folder {
+    if place.node.kind() != Kind::Directory {
         return Err(Errno::ENOTDIR);
     }
     permission::check(&*place.node, X_OK)?;
@@ -336,12 +336,12 @@ fn enter(place: Arc<Place>) -> Outcome {
     Ok(0)
 }
 
-/// `getdents64(2)`. A position in a folder is the cookie of the last name that was read, so that
+/// `getdents64(2)`. A position in a directory is the cookie of the last name that was read, so that
 /// names may be taken away meanwhile.
-pub fn read_folder(descriptor: i32, at: u64, size: u64) -> Outcome {
+pub fn read_directory(descriptor: i32, at: u64, size: u64) -> Outcome {
     let description = process::current().files().get(descriptor)?;
     let node = description.readable()?;
-    if node.kind() != Kind::Folder {
+    if node.kind() != Kind::Directory {
         return Err(Errno::ENOTDIR);
     }
     let mut position = description.position.lock();
@@ -349,7 +349,7 @@ pub fn read_folder(descriptor: i32, at: u64, size: u64) -> Outcome {
     let above = description.place.above.as_ref();
     let above_number = above.map_or(number, |above| above.node.attributes().number);
     let entries = node.children()?;
-    let own = [(&b"."[..], number, Kind::Folder, 1), (b"..", above_number, Kind::Folder, 2)];
+    let own = [(&b"."[..], number, Kind::Directory, 1), (b"..", above_number, Kind::Directory, 2)];
     let others =
         entries.iter().map(|entry| (&entry.name[..], entry.number, entry.kind, entry.cookie));
     let all = own.into_iter().chain(others);

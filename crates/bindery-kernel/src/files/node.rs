@@ -20,8 +20,8 @@ use super::transfer::Segments;
 pub enum Kind {
     /// A regular file.
     Regular,
-    /// A folder.
-    Folder,
+    /// A directory.
+    Directory,
     /// A symbolic link.
     Link,
     /// A device.
@@ -39,7 +39,7 @@ impl Kind {
     pub fn mode(self) -> u32 {
         match self {
             Self::Regular => S_IFREG,
-            Self::Folder => S_IFDIR,
+            Self::Directory => S_IFDIR,
             Self::Link => S_IFLNK,
             Self::Device => S_IFCHR,
             Self::Pipe => S_IFIFO,
@@ -48,7 +48,7 @@ impl Kind {
         }
     }
 
-    /// The type of a folder's entry (`d_type`).
+    /// The type of a directory's entry (`d_type`).
     pub fn entry_type(self) -> u8 {
         (self.mode() >> 12) as u8
     }
@@ -102,7 +102,7 @@ pub struct Change {
     pub times: [Option<u64>; 2],
 }
 
-/// A name in a folder.
+/// A name in a directory.
 pub struct Entry {
     /// The name.
     pub name: Vec<u8>,
@@ -110,7 +110,8 @@ pub struct Entry {
     pub number: u64,
     /// What it is.
     pub kind: Kind,
-    /// The entry's position in the folder: rising, and the same while the name is there; from 3 on.
+    /// The entry's position in the directory: rising, and the same while the name is there; from 3
+    /// on.
     pub cookie: u64,
 }
 
@@ -150,18 +151,18 @@ pub trait Node: Send + Sync {
         Err(Errno::EPERM)
     }
 
-    /// The node of this name in the folder.
+    /// The node of this name in the directory.
     fn child(&self, _name: &[u8]) -> Result<Arc<dyn Node>, Errno> {
         Err(Errno::ENOTDIR)
     }
 
-    /// The folder's entries, without `.` and `..`, by rising cookie.
+    /// The directory's entries, without `.` and `..`, by rising cookie.
     fn children(&self) -> Result<Vec<Entry>, Errno> {
         Err(Errno::ENOTDIR)
     }
 
-    /// The folder, where names can be made and taken away.
-    fn folder(&self) -> Option<&super::memory::Folder> {
+    /// The directory, where names can be made and taken away.
+    fn directory(&self) -> Option<&super::memory::Directory> {
         None
     }
 
@@ -191,7 +192,7 @@ pub trait Node: Send + Sync {
 
     /// Reads; 0 at the end.
     fn read(&self, _at: u64, _into: &mut [u8], _patience: Patience) -> Result<usize, Errno> {
-        Err(if self.kind() == Kind::Folder { Errno::EISDIR } else { Errno::EINVAL })
+        Err(if self.kind() == Kind::Directory { Errno::EISDIR } else { Errno::EINVAL })
     }
 
     /// Writes.
@@ -216,7 +217,7 @@ pub trait Node: Send + Sync {
 
     /// Whether there are positions in it.
     fn is_seekable(&self) -> bool {
-        matches!(self.kind(), Kind::Regular | Kind::Folder)
+        matches!(self.kind(), Kind::Regular | Kind::Directory)
     }
 
     /// Whether `lseek` can tell where its end is.
@@ -264,9 +265,9 @@ pub enum Special<'a> {
 pub struct Place {
     /// The node.
     pub node: Arc<dyn Node>,
-    /// Its name in the folder above; empty for the root.
+    /// Its name in the directory above; empty for the root.
     pub name: Vec<u8>,
-    /// The folder above; `None` for the root and for what has no path.
+    /// The directory above; `None` for the root and for what has no path.
     pub above: Option<Arc<Place>>,
 }
 
@@ -281,7 +282,7 @@ impl Place {
         Arc::new(Self { node, name: name.into(), above: Some(self.clone()) })
     }
 
-    /// How long the path is, in bytes. Folders may be nested deeper than a path can tell.
+    /// How long the path is, in bytes. Directories may be nested deeper than a path can tell.
     pub fn path_length(&self) -> usize {
         let (mut place, mut length) = (self, 1);
         while let Some(above) = &place.above {

@@ -11,7 +11,7 @@ use crate::process::credentials;
 use crate::{process, user};
 
 use super::descriptor::Files;
-use super::memory::Folder;
+use super::memory::Directory;
 use super::node::{Kind, Place};
 use super::permission;
 
@@ -35,25 +35,25 @@ pub enum LastLink {
 
 /// Where a name is to be made or taken away.
 pub struct Name {
-    /// The folder.
+    /// The directory.
     pub above: Arc<Place>,
     /// The name in it; not `.`, `..` or empty.
     pub name: Vec<u8>,
-    /// Whether a slash stood behind it: it can only be a folder's.
-    pub for_folder: bool,
+    /// Whether a slash stood behind it: it can only be a directory's.
+    pub for_directory: bool,
 }
 
 impl Name {
-    /// The folder, if names can be made in it.
+    /// The directory, if names can be made in it.
     ///
     /// # Errors
     /// `ENOTDIR`; `EROFS` in `/proc` and the like; `EACCES`.
-    pub fn folder(&self) -> Result<&Folder, Errno> {
+    pub fn directory(&self) -> Result<&Directory, Errno> {
         match self.above.node.kind() {
-            Kind::Folder => {
-                let folder = self.above.node.folder().ok_or(Errno::EROFS)?;
+            Kind::Directory => {
+                let directory = self.above.node.directory().ok_or(Errno::EROFS)?;
                 permission::check(&*self.above.node, W_OK | X_OK)?;
-                Ok(folder)
+                Ok(directory)
             }
             _ => Err(Errno::ENOTDIR),
         }
@@ -71,16 +71,16 @@ pub fn from_user(at: u64) -> Result<Vec<u8>, Errno> {
 /// Where a path that does not begin with a slash begins.
 ///
 /// # Errors
-/// `EBADF`; `ENOTDIR` where the descriptor names no folder.
-pub fn beginning(files: &Files, folder: i32, path: &[u8]) -> Result<Arc<Place>, Errno> {
+/// `EBADF`; `ENOTDIR` where the descriptor names no directory.
+pub fn beginning(files: &Files, directory: i32, path: &[u8]) -> Result<Arc<Place>, Errno> {
     if path.first() == Some(&b'/') {
         return Ok(super::root());
     }
-    if folder == AT_FDCWD {
+    if directory == AT_FDCWD {
         return Ok(files.directory());
     }
-    let place = files.get(folder)?.place.clone();
-    if !path.is_empty() && place.node.kind() != Kind::Folder {
+    let place = files.get(directory)?.place.clone();
+    if !path.is_empty() && place.node.kind() != Kind::Directory {
         return Err(Errno::ENOTDIR);
     }
     Ok(place)
@@ -94,16 +94,16 @@ pub fn look_up(start: Arc<Place>, path: &[u8], last: LastLink) -> Result<Arc<Pla
     if path.is_empty() {
         return Err(Errno::ENOENT);
     }
-    let folder_meant = path.last() == Some(&b'/');
+    let directory_meant = path.last() == Some(&b'/');
     let mut names = split(path);
-    let place = walk(start, &mut names, if folder_meant { LastLink::Followed } else { last })?;
-    if folder_meant && place.node.kind() != Kind::Folder {
+    let place = walk(start, &mut names, if directory_meant { LastLink::Followed } else { last })?;
+    if directory_meant && place.node.kind() != Kind::Directory {
         return Err(Errno::ENOTDIR);
     }
     Ok(place)
 }
 
-/// The folder of a path's last name, and the name.
+/// The directory of a path's last name, and the name.
 ///
 /// # Errors
 /// As [`look_up`]; `EEXIST` for the root, `EINVAL` for `.` and `..`.
@@ -111,7 +111,7 @@ pub fn look_up_name(start: Arc<Place>, path: &[u8]) -> Result<Name, Errno> {
     if path.is_empty() {
         return Err(Errno::ENOENT);
     }
-    let for_folder = path.last() == Some(&b'/');
+    let for_directory = path.last() == Some(&b'/');
     let mut names = split(path);
     let Some(name) = names.pop_back() else { return Err(Errno::EEXIST) };
     if name == b"." || name == b".." {
@@ -121,24 +121,24 @@ pub fn look_up_name(start: Arc<Place>, path: &[u8]) -> Result<Name, Errno> {
         return Err(Errno::ENAMETOOLONG);
     }
     let above = walk(start, &mut names, LastLink::Followed)?;
-    if above.node.kind() != Kind::Folder {
+    if above.node.kind() != Kind::Directory {
         return Err(Errno::ENOTDIR);
     }
-    Ok(Name { above, name, for_folder })
+    Ok(Name { above, name, for_directory })
 }
 
 /// As [`look_up`], with a path in the running program's memory.
-pub fn user_place(folder: i32, at: u64, last: LastLink) -> Result<Arc<Place>, Errno> {
+pub fn user_place(directory: i32, at: u64, last: LastLink) -> Result<Arc<Place>, Errno> {
     let path = from_user(at)?;
     let files = process::current().files();
-    look_up(beginning(&files, folder, &path)?, &path, last)
+    look_up(beginning(&files, directory, &path)?, &path, last)
 }
 
 /// As [`look_up_name`], with a path in the running program's memory.
-pub fn user_name(folder: i32, at: u64) -> Result<Name, Errno> {
+pub fn user_name(directory: i32, at: u64) -> Result<Name, Errno> {
     let path = from_user(at)?;
     let files = process::current().files();
-    look_up_name(beginning(&files, folder, &path)?, &path)
+    look_up_name(beginning(&files, directory, &path)?, &path)
 }
 
 fn split(path: &[u8]) -> VecDeque<Vec<u8>> {
@@ -154,7 +154,7 @@ fn walk(
     let mut place = start;
     let mut links = 0;
     while let Some(name) = names.pop_front() {
-        if place.node.kind() != Kind::Folder {
+        if place.node.kind() != Kind::Directory {
             return Err(Errno::ENOTDIR);
         }
         permission::check_for(&who, &*place.node, X_OK)?;

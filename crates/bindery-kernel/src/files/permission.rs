@@ -8,7 +8,7 @@ use crate::process::{Capability, Credentials, credentials};
 
 use super::node::{Attributes, Change, Kind, Node};
 
-/// The bit of a folder in which only owners take names away.
+/// The bit of a directory in which only owners take names away.
 const STICKY: u32 = 0o1000;
 /// Set-user-ID, set-group-ID.
 pub const SET_USER: u32 = 0o4000;
@@ -27,9 +27,9 @@ pub fn check(node: &dyn Node, wanted: u32) -> Result<(), Errno> {
 /// # Errors
 /// `EACCES`.
 pub fn check_for(who: &Credentials, node: &dyn Node, wanted: u32) -> Result<(), Errno> {
-    let is_folder = node.kind() == Kind::Folder;
+    let is_directory = node.kind() == Kind::Directory;
     let overrides = who.can(Capability::DacOverride);
-    if overrides && (is_folder || wanted & X_OK == 0) {
+    if overrides && (is_directory || wanted & X_OK == 0) {
         return Ok(());
     }
     if matches!(node.kind(), Kind::Pipe | Kind::Socket | Kind::Anonymous) {
@@ -46,19 +46,19 @@ pub fn check_for(who: &Credentials, node: &dyn Node, wanted: u32) -> Result<(), 
         () if who.is_in_group(group) => 3,
         () => 0,
     };
-    let reads = wanted == R_OK || is_folder && wanted & W_OK == 0;
+    let reads = wanted == R_OK || is_directory && wanted & W_OK == 0;
     if mode >> shift & wanted == wanted || reads && who.can(Capability::DacReadSearch) {
         return Ok(());
     }
     Err(Errno::EACCES)
 }
 
-/// Refuses to take `node` away from a folder in which only owners may.
+/// Refuses to take `node` away from a directory in which only owners may.
 ///
 /// # Errors
 /// `EPERM`.
-pub fn check_taking(folder: &dyn Node, node: &dyn Node) -> Result<(), Errno> {
-    let (mode, (owner, _)) = folder.permissions();
+pub fn check_taking(directory: &dyn Node, node: &dyn Node) -> Result<(), Errno> {
+    let (mode, (owner, _)) = directory.permissions();
     let who = credentials();
     let is_own = || who.user.file == owner || who.user.file == node.permissions().1.0;
     if mode & STICKY == 0 || who.can(Capability::FileOwner) || is_own() {
@@ -98,7 +98,7 @@ pub fn give(node: &dyn Node, owner: Option<u32>, group: Option<u32>) -> Result<(
         return Err(Errno::EPERM);
     }
     let lost = match node.kind() {
-        Kind::Folder => 0,
+        Kind::Directory => 0,
         _ if mode & 0o010 != 0 => SET_USER | SET_GROUP,
         _ => SET_USER,
     };

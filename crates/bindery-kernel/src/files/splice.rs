@@ -74,7 +74,7 @@ pub fn splice(from: (i32, u64), to: (i32, u64), count: u64, flags: u32) -> Outco
                 })
             })
         }
-        (None, Some(_)) if reads.kind() == Kind::Folder => Err(Errno::EINVAL),
+        (None, Some(_)) if reads.kind() == Kind::Directory => Err(Errno::EINVAL),
         (None, Some(pipe)) => {
             let patience = patience(flags, &[&target]);
             at_offset(&source, from.1, |at| {

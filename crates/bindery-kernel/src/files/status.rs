@@ -22,20 +22,20 @@ const DEVICE: u64 = 1;
 const BLOCK_SIZE: u32 = 4096;
 
 /// The place that a descriptor and a path name together, as the `*at` calls have it.
-fn place_at(folder: i32, path: u64, flags: u32) -> Result<Arc<Place>, Errno> {
+fn place_at(directory: i32, path: u64, flags: u32) -> Result<Arc<Place>, Errno> {
     let text =
         if path == 0 && flags & AT_EMPTY_PATH != 0 { [].into() } else { path::from_user(path)? };
     let files = process::current().files();
     if text.is_empty() && flags & AT_EMPTY_PATH != 0 {
-        return if folder == AT_FDCWD {
+        return if directory == AT_FDCWD {
             Ok(files.directory())
         } else {
-            Ok(files.get(folder)?.place.clone())
+            Ok(files.get(directory)?.place.clone())
         };
     }
     let followed = flags & AT_SYMLINK_NOFOLLOW == 0;
     let last = if followed { LastLink::Followed } else { LastLink::Taken };
-    path::look_up(path::beginning(&files, folder, &text)?, &text, last)
+    path::look_up(path::beginning(&files, directory, &text)?, &text, last)
 }
 
 fn number((major, minor): (u32, u32)) -> u64 {
@@ -69,12 +69,12 @@ fn write_stat(at: u64, node: &dyn Node) -> Outcome {
 }
 
 /// `newfstatat(2)`.
-pub fn stat_at(folder: i32, path: u64, at: u64, flags: u32) -> Outcome {
+pub fn stat_at(directory: i32, path: u64, at: u64, flags: u32) -> Outcome {
     const NO_AUTOMOUNT: u32 = 0x800;
     if flags & !(AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW | NO_AUTOMOUNT) != 0 {
         return Err(Errno::EINVAL);
     }
-    write_stat(at, &*place_at(folder, path, flags)?.node)
+    write_stat(at, &*place_at(directory, path, flags)?.node)
 }
 
 /// `fstat(2)`.
@@ -83,8 +83,8 @@ pub fn stat_of(descriptor: i32, at: u64) -> Outcome {
 }
 
 /// `statx(2)`: the basic facts, whatever is asked for.
-pub fn stat_extended(folder: i32, path: u64, flags: u32, at: u64) -> Outcome {
-    let place = place_at(folder, path, flags)?;
+pub fn stat_extended(directory: i32, path: u64, flags: u32, at: u64) -> Outcome {
+    let place = place_at(directory, path, flags)?;
     let Attributes { number, mode, links, owner, size, blocks, times, device } =
         place.node.attributes();
     let moment = |at: u64| {
@@ -111,13 +111,13 @@ pub fn stat_extended(folder: i32, path: u64, flags: u32, at: u64) -> Outcome {
 }
 
 /// `faccessat2(2)`: what the real user may do, or with `AT_EACCESS` the effective one.
-pub fn access(folder: i32, path: u64, wanted: u32, flags: u32) -> Outcome {
+pub fn access(directory: i32, path: u64, wanted: u32, flags: u32) -> Outcome {
     if wanted & !(R_OK | W_OK | X_OK) != 0
         || flags & !(AT_EACCESS | AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) != 0
     {
         return Err(Errno::EINVAL);
     }
-    let judge = || permission::check(&*place_at(folder, path, flags)?.node, wanted).map(|()| 0);
+    let judge = || permission::check(&*place_at(directory, path, flags)?.node, wanted).map(|()| 0);
     if flags & AT_EACCESS != 0 {
         return judge();
     }
@@ -130,8 +130,8 @@ fn set_mode(node: &dyn Node, mode: u32) -> Outcome {
 }
 
 /// `fchmodat(2)`.
-pub fn change_mode(folder: i32, path: u64, mode: u32) -> Outcome {
-    set_mode(&*place_at(folder, path, 0)?.node, mode)
+pub fn change_mode(directory: i32, path: u64, mode: u32) -> Outcome {
+    set_mode(&*place_at(directory, path, 0)?.node, mode)
 }
 
 /// `fchmod(2)`.
@@ -145,8 +145,8 @@ fn set_owners(node: &dyn Node, owner: u32, group: u32) -> Outcome {
 }
 
 /// `fchownat(2)`.
-pub fn change_owner(folder: i32, path: u64, owner: u32, group: u32, flags: u32) -> Outcome {
-    set_owners(&*place_at(folder, path, flags)?.node, owner, group)
+pub fn change_owner(directory: i32, path: u64, owner: u32, group: u32, flags: u32) -> Outcome {
+    set_owners(&*place_at(directory, path, flags)?.node, owner, group)
 }
 
 /// `fchown(2)`.
@@ -155,7 +155,7 @@ pub fn change_owner_of(descriptor: i32, owner: u32, group: u32) -> Outcome {
 }
 
 /// `utimensat(2)`.
-pub fn change_times(folder: i32, path: u64, times: u64, flags: u32) -> Outcome {
+pub fn change_times(directory: i32, path: u64, times: u64, flags: u32) -> Outcome {
     let moment = |[seconds, fraction]: [i64; 2]| match fraction {
         fraction if fraction == UTIME_OMIT.into() => Ok(None),
         fraction if fraction == UTIME_NOW.into() => Ok(Some(time::real_time())),
@@ -185,9 +185,9 @@ pub fn change_times(folder: i32, path: u64, times: u64, flags: u32) -> Outcome {
         node.change(&change).map(|()| 0)
     };
     if path == 0 {
-        return set(&*process::current().files().get(folder)?.node);
+        return set(&*process::current().files().get(directory)?.node);
     }
-    set(&*place_at(folder, path, flags)?.node)
+    set(&*place_at(directory, path, flags)?.node)
 }
 
 fn write_statfs(at: u64, place: &Place) -> Outcome {

@@ -464,7 +464,7 @@ pub fn seek(descriptor: i32, offset: i64, from: u32) -> Outcome {
 /// Where an address of an offset is given, it counts instead of the position, and is moved on.
 pub fn copy(from: (&Description, u64), to: (&Description, u64), count: u64) -> Outcome {
     let (source, target) = (from.0.readable()?, to.0.writable()?);
-    if source.kind() == Kind::Folder {
+    if source.kind() == Kind::Directory {
         return Err(Errno::EINVAL);
     }
     let start = |(description, offset): (&Description, u64)| -> Result<u64, Errno> {

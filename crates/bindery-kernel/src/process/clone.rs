@@ -326,7 +326,7 @@ pub fn keep_own_descriptors() -> Result<(), Errno> {
     Ok(())
 }
 
-/// `unshare(2)`: the running thread gets descriptors or a folder of its own.
+/// `unshare(2)`: the running thread gets descriptors or a directory of its own.
 ///
 /// # Errors
 /// `EINVAL` for what is not known, and for what the thread shares and cannot leave (memory,

@@ -27,9 +27,9 @@
 //! | [`calls`] | the system calls, by number |
 //!
 //! # No preemption
-//! The kernel is not preempted, so code between two sleeps is atomic. The locks of this folder only
-//! protect against their own holder: none is held across a sleep, or while another function takes
-//! the same lock.
+//! The kernel is not preempted, so code between two sleeps is atomic. The locks of this directory
+//! only protect against their own holder: none is held across a sleep, or while another function
+//! takes the same lock.
 
 pub mod background;
 mod barriers;
@@ -165,7 +165,7 @@ impl Process {
         self.space.lock().clone()
     }
 
-    /// The descriptors and the folder of its first thread; `None` once it has ended.
+    /// The descriptors and the directory of its first thread; `None` once it has ended.
     pub fn try_files(&self) -> Option<Arc<Files>> {
         self.threads().first()?.try_files()
     }

@@ -83,7 +83,7 @@ pub struct Thread {
     pub work: AtomicU32,
     /// Its signals.
     pub signals: Mutex<ThreadSignals>,
-    /// Its descriptors and its folder, until it ends: most often those of all threads of its
+    /// Its descriptors and its directory, until it ends: most often those of all threads of its
     /// process.
     files: Mutex<Option<Arc<Files>>>,
     credentials: Mutex<Credentials>,
@@ -173,7 +173,7 @@ impl Thread {
         self.id.load(Ordering::Relaxed)
     }
 
-    /// Its descriptors and its folder.
+    /// Its descriptors and its directory.
     ///
     /// # Panics
     /// Where it has ended; for another thread there is [`Thread::try_files`].
@@ -181,7 +181,7 @@ impl Thread {
         self.try_files().expect("a running thread has files")
     }
 
-    /// Its descriptors and its folder; `None` once it has ended.
+    /// Its descriptors and its directory; `None` once it has ended.
     pub fn try_files(&self) -> Option<Arc<Files>> {
         self.files.lock().clone()
     }

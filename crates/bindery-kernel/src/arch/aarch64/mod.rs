@@ -4,8 +4,8 @@
 //!
 //! # What a real machine needs in addition
 //! The kernel is made for QEMU, which keeps the accesses of a CPU whose MMU is off coherent with
-//! data. Elsewhere the boot tables have to be cleaned before the MMU is on. Programs that write code
-//! synchronize it themselves, as on Linux: they may read `CTR_EL0` and use the instructions.
+//! data. Elsewhere the boot tables have to be cleaned before the MMU is on. Programs that write
+//! code synchronize it themselves, as on Linux: they may read `CTR_EL0` and use the instructions.
 
 mod backtrace;
 mod boot;

@@ -98,8 +98,8 @@ const INSTRUCTION_LINE: u32 = 0;
 /// `CTR_EL0.L1Ip`: an instruction cache that is looked up by physical addresses alone.
 const PIPT: u64 = 0b11;
 
-/// Makes instruction fetches of all CPUs see `length` bytes of memory from `physical` on, both whole
-/// pages.
+/// Makes instruction fetches of all CPUs see `length` bytes of memory from `physical` on, both
+/// whole pages.
 pub fn synchronize_instructions(physical: u64, length: u64) {
     let start = direct_map(physical).as_ptr().expose_provenance() as u64;
     let caches: u64;

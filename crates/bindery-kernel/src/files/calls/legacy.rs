@@ -27,7 +27,7 @@ pub(super) fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
         nr::__NR_dup2 if a == b => get(a as i32).map(|_| b),
         nr::__NR_dup2 => descriptors::duplicate_to(a as i32, b as i32, 0),
         nr::__NR_rename => names::rename((AT_FDCWD, a), (AT_FDCWD, b), 0),
-        nr::__NR_mkdir => names::make_folder(AT_FDCWD, a, b as u32),
+        nr::__NR_mkdir => names::make_directory(AT_FDCWD, a, b as u32),
         nr::__NR_mknod => names::make_node(AT_FDCWD, a, b as u32),
         nr::__NR_rmdir => names::unlink(AT_FDCWD, a, AT_REMOVEDIR),
         nr::__NR_unlink => names::unlink(AT_FDCWD, a, 0),

@@ -81,17 +81,17 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
         nr::__NR_epoll_pwait => {
             masked(e, || with_epoll(descriptor, |epoll| epoll.wait(b, c as i32, milliseconds(d))))
         }
-        nr::__NR_mkdirat => names::make_folder(descriptor, b, c as u32),
+        nr::__NR_mkdirat => names::make_directory(descriptor, b, c as u32),
         nr::__NR_mknodat => names::make_node(descriptor, b, c as u32),
         nr::__NR_unlinkat => names::unlink(descriptor, b, c as u32),
         nr::__NR_renameat2 => names::rename((descriptor, b), (c as i32, d), e as u32),
         nr::__NR_linkat => names::link((descriptor, b), (c as i32, d), e as u32),
         nr::__NR_symlinkat => names::make_link(a, b as i32, c),
         nr::__NR_readlinkat => names::read_link(descriptor, b, c, d as i32),
-        nr::__NR_getdents64 => names::read_folder(descriptor, b, c),
-        nr::__NR_getcwd => names::current_folder(a, b),
-        nr::__NR_chdir => names::change_folder(a),
-        nr::__NR_fchdir => names::change_folder_to(descriptor),
+        nr::__NR_getdents64 => names::read_directory(descriptor, b, c),
+        nr::__NR_getcwd => names::current_directory(a, b),
+        nr::__NR_chdir => names::change_directory(a),
+        nr::__NR_fchdir => names::change_directory_to(descriptor),
         nr::__NR_newfstatat => status::stat_at(descriptor, b, c, d as u32),
         nr::__NR_fstat => status::stat_of(descriptor, b),
         nr::__NR_statx => status::stat_extended(descriptor, b, c as u32, e),
@@ -196,7 +196,7 @@ fn mount(target: u64, kind: u64) -> Outcome {
     process::credentials().demand(Capability::Admin)?;
     let kind = user::text(kind, 64)?;
     let place = user_place(AT_FDCWD, target, LastLink::Followed)?;
-    if place.node.kind() != Kind::Folder {
+    if place.node.kind() != Kind::Directory {
         return Err(Errno::ENOTDIR);
     }
     match &kind[..] {

@@ -78,7 +78,7 @@ pub(super) fn fallocate(descriptor: i32, mode: u32, start: i64, length: i64) -> 
 /// `truncate(2)`.
 pub(super) fn truncate(path: u64, length: i64) -> Outcome {
     let place = user_place(AT_FDCWD, path, LastLink::Followed)?;
-    if place.node.kind() == Kind::Folder {
+    if place.node.kind() == Kind::Directory {
         return Err(Errno::EISDIR);
     }
     permission::check(&*place.node, nr::W_OK)?;

@@ -16,7 +16,7 @@ use crate::memory::Space;
 use crate::process::{self, Capability, Process};
 use crate::user;
 
-use super::super::generated::Window;
+use super::super::generated::SequenceBuffer;
 use super::super::listing::{EntryText, Reader};
 use super::super::node::{Attributes, Kind, Node, Patience};
 use super::names::Names;
@@ -26,7 +26,7 @@ use super::{frames, machine, number, texts};
 const PROCMAP_QUERY: u32 =
     3 << 30 | (size_of::<MapsQuery>() as u32) << 16 | (b'f' as u32) << 8 | 17;
 
-/// A file in a process' folder.
+/// A file in a process' directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Sort {
     Arguments,
@@ -203,10 +203,10 @@ impl Node for File {
                 Ok(space.map_or(0, |space| read_texts(&space, &range, at, into)))
             }
             Sort::Mounts => {
-                let mut window = Window::new(at, into);
-                // An error means that the window is full.
-                let _ = machine::mounts(&mut window);
-                Ok(window.filled())
+                let mut buffer = SequenceBuffer::new(at, into);
+                // An error means that the buffer is full.
+                let _ = machine::mounts(&mut buffer);
+                Ok(buffer.filled())
             }
             _ => self.read_text(&process, at, into),
         }

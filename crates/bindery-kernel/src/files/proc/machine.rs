@@ -9,12 +9,12 @@ use crate::calls::segments;
 use crate::memory::memory;
 use crate::{options, process, time, trap};
 
-use super::super::generated::{Shelf, Text, Window};
+use super::super::generated::{FixedDirectory, SequenceBuffer, Text};
 use super::{frames, sysctl};
 
-/// The files and folders of `/proc` that are nobody's.
-pub fn shelf() -> Arc<Shelf> {
-    Shelf::of([
+/// The files and directories of `/proc` that are nobody's.
+pub fn directory() -> Arc<FixedDirectory> {
+    FixedDirectory::of([
         ("cpuinfo", Text::new(|out| out.write_str("processor\t: 0\n\n")) as _),
         ("filesystems", Text::new(make_filesystems)),
         ("kpagecount", frames::counts()),
@@ -23,16 +23,16 @@ pub fn shelf() -> Arc<Shelf> {
         ("meminfo", Text::new(make_meminfo)),
         ("mounts", Text::new(mounts)),
         ("stat", Text::new(make_stat)),
-        ("sysvipc", Shelf::of([("shm", Text::new(|out| segments::listing(out)) as _)])),
+        ("sysvipc", FixedDirectory::of([("shm", Text::new(|out| segments::listing(out)) as _)])),
         ("uptime", Text::new(make_uptime)),
         ("vmstat", Text::new(make_vmstat)),
         ("version", Text::new(|out| writeln!(out, "Linux version {}", options::RELEASE))),
-        ("sys", sysctl::shelf()),
+        ("sys", sysctl::directory()),
     ])
 }
 
 /// `mounts`, of the machine and of each process.
-pub fn mounts(out: &mut Window<'_>) -> fmt::Result {
+pub fn mounts(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     out.write_str(
         "rootfs / tmpfs rw 0 0\n\
          proc /proc proc rw 0 0\n\
@@ -42,7 +42,7 @@ pub fn mounts(out: &mut Window<'_>) -> fmt::Result {
     )
 }
 
-fn make_filesystems(out: &mut Window<'_>) -> fmt::Result {
+fn make_filesystems(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     for name in ["sysfs", "tmpfs", "proc", "devtmpfs"] {
         writeln!(out, "nodev\t{name}")?;
     }
@@ -50,7 +50,7 @@ fn make_filesystems(out: &mut Window<'_>) -> fmt::Result {
 }
 
 /// Without lines about hugetlb, as on a Linux without it: programs would look for its pool.
-fn make_meminfo(out: &mut Window<'_>) -> fmt::Result {
+fn make_meminfo(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     let memory = memory();
     let commitment = memory.commitment();
     let (total, free) = (memory.total_frames() * 4, memory.free_frame_count() * 4);
@@ -72,19 +72,19 @@ fn make_meminfo(out: &mut Window<'_>) -> fmt::Result {
     Ok(())
 }
 
-fn make_stat(out: &mut Window<'_>) -> fmt::Result {
+fn make_stat(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     let uptime = time::now() / (time::SECOND / 100);
     let started = (time::real_time() - time::now()) / time::SECOND;
     writeln!(out, "cpu  0 0 0 {uptime} 0 0 0 0 0 0\ncpu0 0 0 0 {uptime} 0 0 0 0 0 0")?;
     writeln!(out, "btime {started}\nprocesses {}", process::all().len())
 }
 
-fn make_vmstat(out: &mut Window<'_>) -> fmt::Result {
+fn make_vmstat(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     // Nothing is read from a disk.
     vmstat(memory(), FaultCounts { all: trap::page_faults(), major: 0 }, out)
 }
 
-fn make_uptime(out: &mut Window<'_>) -> fmt::Result {
+fn make_uptime(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     let (seconds, rest) = (time::now() / time::SECOND, time::now() % time::SECOND);
     writeln!(out, "{seconds}.{:02} 0.00", rest / 10_000_000)
 }

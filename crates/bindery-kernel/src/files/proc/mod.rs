@@ -3,15 +3,15 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | [`folders`] | the folders, and the links in them |
+//! | [`directories`] | the directories, and the links in them |
 //! | [`file`] | the files of a process |
 //! | [`texts`] | texts about a process |
 //! | [`names`] | the names of mappings |
 //! | [`machine`], [`frames`] | files of the machine as a whole |
 //! | [`sysctl`] | `/proc/sys`: the kernel's settings |
 
+mod directories;
 mod file;
-mod folders;
 mod frames;
 mod machine;
 mod names;
@@ -20,7 +20,7 @@ mod texts;
 
 use crate::process;
 
-pub use folders::root;
+pub use directories::root;
 pub use names::remember;
 
 /// The numbers of `/proc`'s nodes: of process 5, the file 3 has 5,003 and some.

@@ -12,7 +12,7 @@ use crate::errno::Errno;
 use crate::memory::memory;
 use crate::{options, process};
 
-use super::super::generated::{Shelf, Text, Window};
+use super::super::generated::{FixedDirectory, SequenceBuffer, Text};
 
 /// The largest number of those files that hold an `int` on Linux.
 const INT_MAX: u64 = i32::MAX as u64;
@@ -22,9 +22,9 @@ static OVERCOMMIT_RATIO: AtomicU64 = AtomicU64::new(50);
 /// `overcommit_kbytes`; 0 where the ratio counts.
 static OVERCOMMIT_KILOBYTES: AtomicU64 = AtomicU64::new(0);
 
-/// The folder.
-pub fn shelf() -> Arc<Shelf> {
-    let vm = Shelf::of([
+/// The directory.
+pub fn directory() -> Arc<FixedDirectory> {
+    let vm = FixedDirectory::of([
         ("drop_caches", Text::write_only(drop_caches) as _),
         ("max_map_count", Text::writable(make_map_count, take_map_count)),
         ("mmap_min_addr", Text::new(|out| out.write_str("65536\n"))),
@@ -36,7 +36,7 @@ pub fn shelf() -> Arc<Shelf> {
         ("page-cluster", Text::new(|out| out.write_str("0\n"))),
         ("unprivileged_userfaultfd", Text::new(|out| out.write_str("0\n"))),
     ]);
-    let kernel = Shelf::of([
+    let kernel = FixedDirectory::of([
         ("hostname", Text::new(|out| out.write_str("bindery\n")) as _),
         ("ostype", Text::new(|out| out.write_str("Linux\n"))),
         ("osrelease", Text::new(|out| writeln!(out, "{}", options::RELEASE))),
@@ -44,7 +44,7 @@ pub fn shelf() -> Arc<Shelf> {
         ("randomize_va_space", Text::new(|out| out.write_str("0\n"))),
         ("printk", Text::new(|out| out.write_str("7\t4\t1\t7\n"))),
     ]);
-    Shelf::of([("kernel", kernel as _), ("vm", vm)])
+    FixedDirectory::of([("kernel", kernel as _), ("vm", vm)])
 }
 
 /// A number of a range.
@@ -62,7 +62,7 @@ fn drop_caches(text: &str) -> Result<(), Errno> {
     Ok(())
 }
 
-fn make_map_count(out: &mut Window<'_>) -> fmt::Result {
+fn make_map_count(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     writeln!(out, "{}", process::maximum_mappings())
 }
 
@@ -71,7 +71,7 @@ fn take_map_count(text: &str) -> Result<(), Errno> {
     Ok(())
 }
 
-fn make_overcommit(out: &mut Window<'_>) -> fmt::Result {
+fn make_overcommit(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     let mode = match memory().commitment().mode() {
         Overcommit::Heuristic => 0,
         Overcommit::Always => 1,
@@ -90,11 +90,11 @@ fn take_overcommit(text: &str) -> Result<(), Errno> {
     Ok(())
 }
 
-fn make_ratio(out: &mut Window<'_>) -> fmt::Result {
+fn make_ratio(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     writeln!(out, "{}", OVERCOMMIT_RATIO.load(Ordering::Relaxed))
 }
 
-fn make_kilobytes(out: &mut Window<'_>) -> fmt::Result {
+fn make_kilobytes(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     writeln!(out, "{}", OVERCOMMIT_KILOBYTES.load(Ordering::Relaxed))
 }
 

@@ -16,11 +16,11 @@ use crate::errno::Errno;
 use crate::memory::memory;
 use crate::process::background::{self, COLLAPSED, FULL_SCANS, TUNABLES};
 
-use super::super::generated::{Shelf, Text, Window};
+use super::super::generated::{FixedDirectory, SequenceBuffer, Text};
 use super::super::node::Node;
 use super::setting::{Number, Setting, Value, show_words};
 
-/// The orders that have a folder: 16 KiB to 2 MiB.
+/// The orders that have a directory: 16 KiB to 2 MiB.
 const ORDERS: core::ops::RangeInclusive<u8> = 2..=HUGE;
 /// The order of 2 MiB.
 const HUGE: u8 = 9;
@@ -173,7 +173,7 @@ fn position(words: Words, text: &str) -> Result<u8, Errno> {
 struct All(&'static Files);
 
 impl Value for All {
-    fn show(&self, out: &mut Window<'_>) -> fmt::Result {
+    fn show(&self, out: &mut SequenceBuffer<'_>) -> fmt::Result {
         let chosen = self.0.all.load(Ordering::Relaxed);
         show_words(self.0.words.iter().map(|(word, _)| *word), chosen.into(), out)
     }
@@ -192,7 +192,7 @@ impl Value for All {
 struct Size(&'static Files, u8);
 
 impl Value for Size {
-    fn show(&self, out: &mut Window<'_>) -> fmt::Result {
+    fn show(&self, out: &mut SequenceBuffer<'_>) -> fmt::Result {
         let chosen = self.0.sizes[usize::from(self.1)].load(Ordering::Relaxed);
         show_words(self.0.size_words.iter().map(|(word, _)| *word), chosen.into(), out)
     }
@@ -212,7 +212,7 @@ impl Value for Size {
 struct Effort;
 
 impl Value for Effort {
-    fn show(&self, out: &mut Window<'_>) -> fmt::Result {
+    fn show(&self, out: &mut SequenceBuffer<'_>) -> fmt::Result {
         let effort = memory().large_folio_effort();
         let chosen = EFFORTS.iter().position(|(_, known)| *known == effort);
         show_words(EFFORTS.iter().map(|(word, _)| *word), chosen.unwrap_or(EFFORTS.len()), out)
@@ -229,7 +229,7 @@ impl Value for Effort {
 struct UseZeroPage;
 
 impl Value for UseZeroPage {
-    fn show(&self, out: &mut Window<'_>) -> fmt::Result {
+    fn show(&self, out: &mut SequenceBuffer<'_>) -> fmt::Result {
         write!(out, "{}", u8::from(memory().uses_huge_zero_page()))
     }
 
@@ -244,10 +244,10 @@ impl Value for UseZeroPage {
     }
 }
 
-fn khugepaged() -> Arc<Shelf> {
+fn khugepaged() -> Arc<FixedDirectory> {
     let pages = |cell| Setting::file(Number::new(cell, 0..=HUGE_PAGES - 1));
     let sleep = |cell| Setting::file(Number::watched(cell, background::sleep_changed));
-    Shelf::of([
+    FixedDirectory::of([
         ("defrag", Setting::file(Number::new(&TUNABLES.defrag, 0..=1))),
         ("scan_sleep_millisecs", sleep(&TUNABLES.scan_sleep)),
         ("alloc_sleep_millisecs", sleep(&TUNABLES.alloc_sleep)),
@@ -263,8 +263,8 @@ fn khugepaged() -> Arc<Shelf> {
     ])
 }
 
-/// The folder.
-pub fn shelf() -> Arc<Shelf> {
+/// The directory.
+pub fn directory() -> Arc<FixedDirectory> {
     // Nothing is used at first, so there is no thread to be made, which could fail.
     let _ = apply();
     // As Linux, where large folios are used at all.
@@ -278,11 +278,11 @@ pub fn shelf() -> Arc<Shelf> {
         ("khugepaged".into(), khugepaged()),
     ];
     for order in ORDERS {
-        let size = Shelf::of([
+        let size = FixedDirectory::of([
             ("enabled", Setting::file(Size(&ANONYMOUS, order))),
             ("shmem_enabled", Setting::file(Size(&SHARED, order))),
         ]);
         entries.push((format!("hugepages-{}kB", 4_u32 << order), size));
     }
-    Shelf::new(entries)
+    FixedDirectory::new(entries)
 }

@@ -4,7 +4,7 @@
 use alloc::sync::Arc;
 use core::fmt::Write;
 
-use super::generated::{Shelf, Text};
+use super::generated::{FixedDirectory, Text};
 use super::node::Node;
 
 mod huge;
@@ -12,18 +12,21 @@ mod setting;
 
 /// The root of `/sys`.
 pub fn root() -> Arc<dyn Node> {
-    let pools = Shelf::of([]);
-    let mm = Shelf::of([("transparent_hugepage", huge::shelf() as _), ("hugepages", pools)]);
-    let kernel = Shelf::of([("mm", mm as _)]);
+    let pools = FixedDirectory::of([]);
+    let mm = FixedDirectory::of([
+        ("transparent_hugepage", huge::directory() as _),
+        ("hugepages", pools),
+    ]);
+    let kernel = FixedDirectory::of([("mm", mm as _)]);
     // Programs run on one CPU.
     let cpu = || Text::new(|out| out.write_str("0\n")) as _;
-    let cpus = Shelf::of([
+    let cpus = FixedDirectory::of([
         ("possible", cpu()),
         ("present", cpu()),
         ("online", cpu()),
-        ("cpu0", Shelf::of([]) as _),
+        ("cpu0", FixedDirectory::of([]) as _),
     ]);
-    let system = Shelf::of([("cpu", cpus as _)]);
-    let devices = Shelf::of([("system", system as _)]);
-    Shelf::of([("kernel", kernel as _), ("devices", devices)])
+    let system = FixedDirectory::of([("cpu", cpus as _)]);
+    let devices = FixedDirectory::of([("system", system as _)]);
+    FixedDirectory::of([("kernel", kernel as _), ("devices", devices)])
 }

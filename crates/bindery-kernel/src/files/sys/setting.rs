@@ -9,14 +9,14 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::errno::Errno;
 
-use super::super::generated::Window;
+use super::super::generated::SequenceBuffer;
 use super::super::memory::new_number;
 use super::super::node::{Attributes, Kind, Node, Patience};
 
 /// What a file shows and takes.
 pub trait Value: Send + Sync {
     /// Writes the text, without a newline.
-    fn show(&self, out: &mut Window<'_>) -> fmt::Result;
+    fn show(&self, out: &mut SequenceBuffer<'_>) -> fmt::Result;
 
     /// Takes a text, without a newline.
     ///
@@ -48,10 +48,10 @@ impl Node for Setting {
     }
 
     fn read(&self, at: u64, into: &mut [u8], _: Patience) -> Result<usize, Errno> {
-        let mut window = Window::new(at, into);
-        // An error means that the window is full.
-        let _ = self.value.show(&mut window).and_then(|()| window.write_str("\n"));
-        Ok(window.filled())
+        let mut buffer = SequenceBuffer::new(at, into);
+        // An error means that the buffer is full.
+        let _ = self.value.show(&mut buffer).and_then(|()| buffer.write_str("\n"));
+        Ok(buffer.filled())
     }
 
     fn write(&self, _: u64, from: &[u8], _: Patience) -> Result<usize, Errno> {
@@ -81,7 +81,7 @@ impl Number {
 }
 
 impl Value for Number {
-    fn show(&self, out: &mut Window<'_>) -> fmt::Result {
+    fn show(&self, out: &mut SequenceBuffer<'_>) -> fmt::Result {
         write!(out, "{}", self.cell.load(Ordering::Relaxed))
     }
 
@@ -100,7 +100,7 @@ impl Value for Number {
 pub fn show_words<'a>(
     words: impl Iterator<Item = &'a str>,
     chosen: usize,
-    out: &mut Window<'_>,
+    out: &mut SequenceBuffer<'_>,
 ) -> fmt::Result {
     for (index, word) in words.enumerate() {
         let space = if index > 0 { " " } else { "" };

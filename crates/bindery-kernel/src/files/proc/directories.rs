@@ -1,4 +1,4 @@
-//! The folders of `/proc`, and the links in them.
+//! The directories of `/proc`, and the links in them.
 
 use alloc::format;
 use alloc::string::String;
@@ -8,23 +8,23 @@ use alloc::vec::Vec;
 use crate::errno::Errno;
 use crate::process::{self, Process};
 
-use super::super::generated::Shelf;
+use super::super::generated::FixedDirectory;
 use super::super::node::{Attributes, Entry, Kind, Node, Place};
 use super::file::{FILES, File};
 use super::{machine, number};
 
 /// The root of `/proc`.
 pub fn root() -> Arc<dyn Node> {
-    Arc::new(Root { machine: machine::shelf() })
+    Arc::new(Root { machine: machine::directory() })
 }
 
 struct Root {
-    machine: Arc<Shelf>,
+    machine: Arc<FixedDirectory>,
 }
 
 impl Node for Root {
     fn kind(&self) -> Kind {
-        Kind::Folder
+        Kind::Directory
     }
 
     fn attributes(&self) -> Attributes {
@@ -43,7 +43,7 @@ impl Node for Root {
         }
         if let Ok(id) = text.parse::<u32>() {
             process::find(id).ok_or(Errno::ENOENT)?;
-            return Ok(Arc::new(Folder { process: id, sort: FolderSort::Process }));
+            return Ok(Arc::new(Directory { process: id, sort: DirectorySort::Process }));
         }
         self.machine.child(name)
     }
@@ -56,7 +56,7 @@ impl Node for Root {
         entries.extend(process::all().iter().map(|process| Entry {
             name: format!("{}", process.id).into_bytes(),
             number: number(process.id, 0),
-            kind: Kind::Folder,
+            kind: Kind::Directory,
             cookie: 1000 + u64::from(process.id),
         }));
         Ok(entries)
@@ -103,33 +103,33 @@ impl Node for Jump {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum FolderSort {
+enum DirectorySort {
     Process,
     Descriptors,
     Tasks,
 }
 
-struct Folder {
+struct Directory {
     process: u32,
-    sort: FolderSort,
+    sort: DirectorySort,
 }
 
-impl Folder {
+impl Directory {
     fn process(&self) -> Result<Arc<Process>, Errno> {
         process::find(self.process).ok_or(Errno::ENOENT)
     }
 }
 
-impl Node for Folder {
+impl Node for Directory {
     fn kind(&self) -> Kind {
-        Kind::Folder
+        Kind::Directory
     }
 
     fn attributes(&self) -> Attributes {
         let number = number(self.process, self.sort as usize);
         let own = process::current().process.id == self.process;
         // Whoever may look into the process may look at its descriptors; it may itself always.
-        let mode = if self.sort == FolderSort::Descriptors && !own { 0o500 } else { 0o555 };
+        let mode = if self.sort == DirectorySort::Descriptors && !own { 0o500 } else { 0o555 };
         let owner = super::owner(self.process);
         Attributes { links: 2, owner, ..Attributes::plain(number, mode) }
     }
@@ -139,7 +139,7 @@ impl Node for Folder {
         let text = core::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
         let id = self.process;
         match self.sort {
-            FolderSort::Descriptors => {
+            DirectorySort::Descriptors => {
                 let files = process.try_files().ok_or(Errno::ENOENT)?;
                 let descriptor: i32 = text.parse().map_err(|_| Errno::ENOENT)?;
                 let description = files.get(descriptor).map_err(|_| Errno::ENOENT)?;
@@ -148,16 +148,16 @@ impl Node for Folder {
                 }
                 Ok(Jump::to(description.place.clone()))
             }
-            FolderSort::Tasks => {
+            DirectorySort::Tasks => {
                 let thread: u32 = text.parse().map_err(|_| Errno::ENOENT)?;
                 if !process.thread_ids().contains(&thread) {
                     return Err(Errno::ENOENT);
                 }
-                Ok(Arc::new(Folder { process: id, sort: FolderSort::Process }))
+                Ok(Arc::new(Directory { process: id, sort: DirectorySort::Process }))
             }
-            FolderSort::Process => match text {
-                "fd" => Ok(Arc::new(Folder { process: id, sort: FolderSort::Descriptors })),
-                "task" => Ok(Arc::new(Folder { process: id, sort: FolderSort::Tasks })),
+            DirectorySort::Process => match text {
+                "fd" => Ok(Arc::new(Directory { process: id, sort: DirectorySort::Descriptors })),
+                "task" => Ok(Arc::new(Directory { process: id, sort: DirectorySort::Tasks })),
                 "exe" | "cwd" | "root" if !process::may_look_into(&process) => {
                     Ok(Jump::to_nowhere())
                 }
@@ -185,20 +185,20 @@ impl Node for Folder {
             cookie: index as u64 + 3,
         };
         Ok(match self.sort {
-            FolderSort::Descriptors => {
+            DirectorySort::Descriptors => {
                 let open = process.try_files().map_or(Vec::new(), |files| files.open_descriptors());
                 open.iter().map(|at| entry(format!("{at}"), Kind::Link, *at as usize)).collect()
             }
-            FolderSort::Tasks => {
+            DirectorySort::Tasks => {
                 let threads = process.thread_ids();
                 let entries = threads.iter();
-                entries.map(|id| entry(format!("{id}"), Kind::Folder, *id as usize)).collect()
+                entries.map(|id| entry(format!("{id}"), Kind::Directory, *id as usize)).collect()
             }
-            FolderSort::Process => {
+            DirectorySort::Process => {
                 let links = ["exe", "cwd", "root"].map(|name| (name, Kind::Link));
-                let folders = ["fd", "task"].map(|name| (name, Kind::Folder));
+                let directories = ["fd", "task"].map(|name| (name, Kind::Directory));
                 let files = FILES.iter().map(|(name, _)| (*name, Kind::Regular));
-                let all = files.chain(links).chain(folders).enumerate();
+                let all = files.chain(links).chain(directories).enumerate();
                 all.map(|(index, (name, kind))| entry(name.into(), kind, index)).collect()
             }
         })
