@@ -42,7 +42,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use bindery::Object;
-use linux_raw_sys::general::{AT_FDCWD, X_OK};
+use linux_raw_sys::general::X_OK;
 
 use crate::boot::Stretch;
 use crate::errno::Errno;
@@ -178,8 +178,20 @@ pub struct Program {
 ///
 /// # Errors
 /// As [`path::look_up`]; `EACCES` for what is no regular file or has no execute permission.
-pub fn open_program(files: &Files, path: &[u8]) -> Result<Program, Errno> {
-    let place = path::look_up(path::beginning(files, AT_FDCWD, path)?, path, LastLink::Followed)?;
+pub fn open_program(files: &Files, directory: i32, path: &[u8]) -> Result<Program, Errno> {
+    let place = path::look_up(path::beginning(files, directory, path)?, path, LastLink::Followed)?;
+    program(place)
+}
+
+/// As [`open_program`], by descriptor (`execveat` with `AT_EMPTY_PATH`).
+///
+/// # Errors
+/// `EBADF`, `EACCES`.
+pub fn program_of(files: &Files, descriptor: i32) -> Result<Program, Errno> {
+    program(files.get(descriptor)?.place.clone())
+}
+
+fn program(place: Arc<Place>) -> Result<Program, Errno> {
     let (mode, owner) = place.node.permissions();
     let object = place.node.object().cloned();
     proc::remember(&place);

@@ -5,6 +5,8 @@
 
 use alloc::sync::Arc;
 
+use linux_raw_sys::general::{AT_EMPTY_PATH, AT_FDCWD, AT_SYMLINK_NOFOLLOW};
+
 use crate::arch::{self, FloatingPoint, Registers};
 use crate::errno::Errno;
 use crate::files::{self, Files, Inherited, Program};
@@ -51,7 +53,7 @@ fn first_process(path: &[u8]) -> Result<Arc<Thread>, Errno> {
     options::arguments().iter().try_for_each(|word| words.arguments.push(word))?;
     options::environment().iter().try_for_each(|word| words.environment.push(word))?;
     let limits = limits::Limits::default();
-    let program = files::open_program(&files, path)?;
+    let program = files::open_program(&files, AT_FDCWD, path)?;
     let loaded = prepare(&files, program, &mut words, &limits, None)?;
     let id = table::new_id(Counted::Process)?;
     let process = Process::new(
@@ -80,20 +82,29 @@ fn first_process(path: &[u8]) -> Result<Arc<Thread>, Errno> {
     Ok(thread)
 }
 
-/// `execve(2)`.
+/// `execve(2)` and `execveat(2)`.
 ///
 /// # Errors
 /// As execve(2); the running program is as it was then.
 pub(super) fn execute(
-    [path_at, arguments_at, environment_at]: [u64; 3],
+    directory: i32,
+    [path_at, arguments_at, environment_at, flags]: [u64; 4],
     registers: &mut Registers,
 ) -> Result<(), Errno> {
     let thread = scheduler::current_thread();
     let process = thread.process.clone();
     let (loaded, name) = {
+        if flags as u32 & !(AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) != 0 {
+            return Err(Errno::EINVAL);
+        }
         let path = user::text(path_at, 4096)?;
         let files = thread.files();
-        let program = files::open_program(&files, &path)?;
+        let program = if path.is_empty() && flags as u32 & AT_EMPTY_PATH != 0 {
+            files::program_of(&files, directory)?
+        } else {
+            files::open_program(&files, directory, &path)?
+        };
+        let path = if path.is_empty() { program.path.clone() } else { path };
         let name = base_name(&path).to_vec();
         let mut arguments = read_texts(arguments_at)?;
         if arguments.is_empty() {
@@ -143,7 +154,7 @@ fn prepare(
         let first = if argument.is_empty() { &[first[0], first[2]][..] } else { &first[..] };
         words.arguments = words.arguments.behind(first)?;
         words.path = interpreter.to_vec();
-        program = files::open_program(files, interpreter)?;
+        program = files::open_program(files, AT_FDCWD, interpreter)?;
     }
     Err(Errno::ELOOP)
 }

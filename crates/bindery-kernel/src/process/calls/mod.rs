@@ -33,10 +33,16 @@ pub fn call(
             signal_return(registers);
             return Some(None);
         }
-        nr::__NR_execve => match execute::execute([a, b, c], registers) {
-            Ok(()) => return Some(None),
-            Err(errno) => Err(errno),
-        },
+        nr::__NR_execve | nr::__NR_execveat => {
+            let (directory, rest) = match number {
+                nr::__NR_execve => (nr::AT_FDCWD, [a, b, c, 0]),
+                _ => (a as i32, [b, c, d, e]),
+            };
+            match execute::execute(directory, rest, registers) {
+                Ok(()) => return Some(None),
+                Err(errno) => Err(errno),
+            }
+        }
         nr::__NR_exit => end::exit_thread(a),
         nr::__NR_exit_group => end::exit_group(a),
         nr::__NR_clone => clone(Wanted::of_clone(arguments), registers),
