@@ -167,7 +167,7 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// Walks over all stretches of a range. What lies before and behind the range in a contiguous
-    /// contiguous run that it cuts is part of the stretch.
+    /// run that it cuts is part of the stretch.
     fn for_each_stretch(
         &self,
         change: &ProtectionChange,

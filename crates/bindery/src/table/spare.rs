@@ -54,7 +54,7 @@ impl<P: Platform> PageTable<'_, P> {
     }
 
     /// Whether tables may go whole. Not while a move brings entries here: it has laid tables, and needs
-    /// them (`relocate`).
+    /// them (`move_range`).
     fn takes_tables(&self, spared: Spared) -> bool {
         let moving = self.moving.source().is_some();
         spared == Spared::Guards && self.reach == Reach::Table && !moving

@@ -16,7 +16,7 @@ use super::change::Removed;
 use super::mmap::Place;
 use super::vma::{MappingFlags, Vma};
 use crate::collections::range_skip_list::Indexed;
-use relocation::{Relocation, Source};
+use relocation::{Relocation, SourceFate};
 
 /// The destination of a resized mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -49,10 +49,10 @@ impl Remap {
         matches!(self, Self::To(_) | Self::LeaveTo(_))
     }
 
-    fn source(self) -> Source {
+    fn fate(self) -> SourceFate {
         match self {
-            Self::Leave(_) | Self::LeaveTo(_) => Source::Stays,
-            Self::InPlace | Self::MayMove | Self::To(_) => Source::Goes,
+            Self::Leave(_) | Self::LeaveTo(_) => SourceFate::Stays,
+            Self::InPlace | Self::MayMove | Self::To(_) => SourceFate::Goes,
         }
     }
 }
@@ -80,7 +80,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// may have moved.
     ///
     /// Complexity: one entry for each table that moves whole; of the rest, the base pages that are
-    /// moved. One invalidation for each mapping and at most 64 tables; one more for each contiguous
+    /// moved. One invalidation for each mapping and at most 64 tables; one more for each
     /// contiguous run that an end of the range cuts.
     pub fn mremap(
         &self,
@@ -91,7 +91,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Result<VirtAddr, Error> {
         let (old_length, new_length) = self.check_lengths(old, old_length, new_length)?;
         if let Some(target) = remap.target() {
-            self.check_target(old, old_length, target, new_length, remap.source())?;
+            self.check_target(old, old_length, target, new_length, remap.fate())?;
         }
         let memory = self.table.memory;
         let mut grown = None;
@@ -160,7 +160,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         old_length: u64,
         target: VirtAddr,
         length: u64,
-        source: Source,
+        source: SourceFate,
     ) -> Result<(), Error> {
         let limit = self.limit();
         if !target.is_aligned(PAGE_SIZE) {
@@ -169,7 +169,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if target.0 > limit.0 - length {
             return Err(Error::OutOfRange { limit });
         }
-        if source == Source::Stays && old_length != length {
+        if source == SourceFate::Stays && old_length != length {
             return Err(Error::Invalid);
         }
         // As Linux, whose sum may wrap too: the old range is not checked yet.
@@ -325,11 +325,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         } else {
             self.find_place(mm, length, Place::Near(target))?
         };
-        if remap.source() == Source::Stays {
+        if remap.fate() == SourceFate::Stays {
             // What the target replaces is not taken off: Linux counts before it unmaps.
             self.may_expand(vma.flags(), source.pages())?;
         }
-        self.relocate(mm, vma, &Relocation { source, target, fate: remap.source() }, call)
+        self.relocate(mm, vma, &Relocation { source, target, fate: remap.fate() }, call)
     }
 
     /// Makes the mapping longer, in place if it can be.
@@ -362,7 +362,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         self.room_for(4)?;
         let target = self.congruent_place(mm, source, length).ok_or(Error::NoRoom)?;
-        self.relocate(mm, vma, &Relocation { source, target, fate: Source::Goes }, call)
+        self.relocate(mm, vma, &Relocation { source, target, fate: SourceFate::Goes }, call)
     }
 
     fn can_grow(&self, vma: &Vma, start: u64, length: u64) -> bool {

@@ -19,7 +19,7 @@ use super::RemapCall;
 
 /// What becomes of the source of a move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Source {
+pub(super) enum SourceFate {
     /// It is unmapped.
     Goes,
     /// It stays mapped, empty (`MREMAP_DONTUNMAP`).
@@ -31,12 +31,12 @@ pub(super) enum Source {
 pub(super) struct Relocation {
     pub(super) source: VirtRange,
     pub(super) target: VirtRange,
-    pub(super) fate: Source,
+    pub(super) fate: SourceFate,
 }
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
     /// A free range of `length` bytes, congruent with `source` modulo the largest entry span that
-    /// fits into it twice (so that at least one slot is covered whole), else modulo the contiguous
+    /// fits into it twice (so that at least one slot is covered whole), else modulo the
     /// contiguous run.
     pub(super) fn congruent_place(
         &self,
@@ -66,11 +66,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         call: &mut RemapCall<'_>,
     ) -> Result<VirtAddr, Error> {
         let (source, target) = (what.source, what.target);
-        let stays = what.fate == Source::Stays || source.is_empty();
+        let stays = what.fate == SourceFate::Stays || source.is_empty();
         let committed = match what.fate {
             _ if !vma.has(MappingFlags::ACCOUNT) => 0,
-            Source::Stays => target.pages(),
-            Source::Goes => target.pages() - source.pages(),
+            SourceFate::Stays => target.pages(),
+            SourceFate::Goes => target.pages() - source.pages(),
         };
         let _reservation = self.table.memory.commitment().reserve(committed)?;
         // As Linux: what has no page yet may take a new page offset, and merge where it goes.
@@ -150,14 +150,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         call: &mut RemapCall<'_>,
     ) -> Result<Option<VmaWriteGuard<'v, P>>, OutOfMemory> {
         let (source, target) = (what.source, what.target);
-        let stays = what.fate == Source::Stays;
+        let stays = what.fate == SourceFate::Stays;
         let freeable = if stays { source } else { self.freeable(mm, source, target) };
         let mut counts = Counts::default();
         let moved = Move { source, to: target.start(), freeable };
         let first = match self.table.holds(&moved, &mut counts) {
             Holds::One(piece) => {
                 let held = RmapGuard::new(self.platform(), vma.vma());
-                let done = self.table.relocate(&moved, piece, call.gather, &mut counts);
+                let done = self.table.move_one_piece(&moved, piece, call.gather, &mut counts);
                 self.table.stats.add(&counts);
                 if done.is_err() {
                     drop(held);
@@ -185,7 +185,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             hold();
             held.moved(self.vma(nodes.moved));
         };
-        self.table.relocate_parts(&moved, first, call.gather, &mut counts, within);
+        self.table.move_in_pieces(&moved, first, call.gather, &mut counts, within);
         let left = if stays {
             Some(vma)
         } else {
@@ -215,7 +215,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let mut counts = Counts::default();
         let Holds::One(piece) = self.table.holds(&what, &mut counts) else { return None };
         let held = RmapGuard::new(self.platform(), vma);
-        let done = self.table.relocate(&what, piece, call.gather, &mut counts);
+        let done = self.table.move_one_piece(&what, piece, call.gather, &mut counts);
         self.table.stats.add(&counts);
         if done.is_err() {
             return Some(Err(Error::OutOfMemory));

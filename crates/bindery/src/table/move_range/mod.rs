@@ -181,7 +181,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// Reads and writes the entries that are moved: one for each table that moves whole, one for
     /// each base page else. One invalidation, and one for each contiguous run or huge leaf that
     /// the ends cut; emptied tables are in the gather.
-    pub(crate) fn relocate(
+    pub(crate) fn move_one_piece(
         &self,
         what: &Move,
         piece: Option<Piece>,
@@ -197,7 +197,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let flush = PieceFlush::BeforeUnlock;
         let mut locked = Locked { pool: &mut pool, gather, counts: &mut *counts, flush };
         let mut done = Ok(());
-        while done.is_ok() && self.relocate_piece(what, piece, &mut locked).is_err() {
+        while done.is_ok() && self.move_piece(what, piece, &mut locked).is_err() {
             done = locked.pool.refill();
         }
         if done.is_err() {
@@ -250,7 +250,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     }
 
     #[inline]
-    fn relocate_piece(
+    fn move_piece(
         &self,
         what: &Move,
         piece: Piece,

@@ -139,7 +139,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// Reads and writes the entries that are moved: one for each table that moves whole, one for
     /// each base page else. One invalidation for 64 tables, and one for each contiguous run or huge
     /// leaf that the ends cut; emptied tables are in the gather.
-    pub(crate) fn relocate_parts(
+    pub(crate) fn move_in_pieces(
         &self,
         what: &Move,
         first: Piece,
@@ -157,7 +157,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 let flush = PieceFlush::Pending;
                 let mut locked = Locked { pool: &mut pool, gather, counts, flush };
                 let mut moved = Ok(());
-                within(&mut || moved = self.relocate_piece(what, piece, &mut locked));
+                within(&mut || moved = self.move_piece(what, piece, &mut locked));
                 if moved.is_ok() {
                     break;
                 }
