@@ -271,7 +271,6 @@ mod tests {
     use std::sync::Barrier;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
-    use std::time::Duration;
 
     use bindery::addr::VirtRange;
     use bindery::arch::Tiny;
@@ -299,7 +298,8 @@ mod tests {
             let (begun, finished) = (Barrier::new(2), AtomicBool::new(false));
             let slow_store = |_: &DirectMap, _: &Translation| {
                 begun.wait();
-                thread::sleep(Duration::from_millis(50));
+                // Whoever does not wait for this access is through by then.
+                (0..10_000).for_each(|_| thread::yield_now());
                 finished.store(true, Ordering::SeqCst);
             };
             let access = Access { kind: AccessKind::Write, mode: Mode::User };

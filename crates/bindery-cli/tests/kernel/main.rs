@@ -14,15 +14,32 @@ mod trials;
 
 use std::process::ExitCode;
 
-use libtest_mimic::Arguments;
+use libtest_mimic::{Arguments, Trial};
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     match trials::all() {
-        Ok(trials) => libtest_mimic::run(&arguments, trials).exit_code(),
+        Ok(trials) => {
+            if !arguments.list {
+                announce(&trials);
+            }
+            libtest_mimic::run(&arguments, trials).exit_code()
+        }
         Err(problem) => {
             eprintln!("error: {problem}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// Says what takes its time, and how long.
+fn announce(trials: &[Trial]) {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    eprintln!(
+        "{} trials, of which those that are chosen run: each boots the reference kernel in QEMU, {} \
+         at a time. All of them take about six minutes of one CPU, and a first build of the kernel \
+         one or two for each architecture.",
+        trials.len(),
+        processors,
+    );
 }

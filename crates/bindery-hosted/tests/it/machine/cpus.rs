@@ -3,7 +3,6 @@
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
 
 use bindery::arch::Tiny;
 use bindery::platform::{Cpu, Platform};
@@ -96,7 +95,8 @@ fn synchronize_waits_for_the_sections_that_exist() {
                 machine.enter_read();
                 entered.wait();
                 machine.leave_read();
-                thread::sleep(Duration::from_millis(50));
+                // Whoever does not wait for this section is through by then.
+                (0..10_000).for_each(|_| thread::yield_now());
                 left.store(true, Ordering::SeqCst);
                 machine.leave_read();
             });

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, FileFailurePersistence, TestError, TestRunner};
 
 use super::shadow::{Op, Rules, Shadow, audit, run};
-use crate::support::{GIB, KIB, MIB, READ_WRITE, options, strict};
+use crate::support::{GIB, KIB, MIB, READ_WRITE, READ_WRITE_EXECUTE, options, strict};
 
 on_every_architecture! {
     random_sequences_agree_with_the_model => random_sequences;
@@ -138,7 +138,7 @@ fn protection() -> impl Strategy<Value = Protection> {
         2 => Just(Protection::READ),
         2 => Just(Protection::empty()),
         1 => Just(Protection::READ | Protection::EXECUTE),
-        1 => Just(crate::support::READ_WRITE_EXECUTE),
+        1 => Just(READ_WRITE_EXECUTE),
     ]
 }
 

@@ -12,7 +12,7 @@ use super::shortage::{
     no_memory_for_folio, two_tables, zero,
 };
 use crate::support::fixture::with_fixture;
-use crate::support::{self, GIB, MIB, anywhere, audit, fixed, options, strict};
+use crate::support::{self, GIB, MIB, READ_WRITE_EXECUTE, anywhere, audit, fixed, options, strict};
 
 const PAGE: u64 = 4096;
 
@@ -139,7 +139,7 @@ fn protect_two<A: Walk>() {
             fixture.space.mmap(&fixed(CROSSING, 16 * PAGE)).unwrap();
             fixture.fill(CROSSING, 16);
             let upper = VirtAddr(CROSSING + 8 * PAGE);
-            let all = crate::support::READ_WRITE_EXECUTE;
+            let all = READ_WRITE_EXECUTE;
             fixture.space.mprotect(upper, 8 * PAGE, all).unwrap();
         },
         operation: |space| {

@@ -11,7 +11,7 @@ use bindery_hosted::Walk;
 use super::shortage::{
     AT, CROSSING, Case, Folios, Layout, at_every_point, filled, huge, moved, two_tables, zero,
 };
-use crate::support::{GIB, MIB, anywhere, fixed};
+use crate::support::{GIB, MIB, READ_WRITE_EXECUTE, anywhere, fixed};
 
 const PAGE: u64 = 4096;
 
@@ -198,7 +198,7 @@ fn move_several<A: Walk>() {
         set_up: |fixture| {
             (two_tables::<A>().set_up)(fixture);
             let middle = VirtAddr(CROSSING + 4 * PAGE);
-            fixture.space.mprotect(middle, 4 * PAGE, crate::support::READ_WRITE_EXECUTE).unwrap();
+            fixture.space.mprotect(middle, 4 * PAGE, READ_WRITE_EXECUTE).unwrap();
         },
         operation: |space| {
             let to = VirtAddr(AT + 64 * MIB);

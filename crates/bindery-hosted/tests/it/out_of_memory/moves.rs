@@ -9,7 +9,7 @@ use super::shortage::{
     AT, CROSSING, Case, Layout, Stretch, VerbOf, at_every_point, filled, huge, moved, two_tables,
     zero,
 };
-use crate::support::{MIB, fixed};
+use crate::support::{MIB, READ_WRITE_EXECUTE, fixed};
 
 const PAGE: u64 = 4096;
 /// Another place, congruent with `AT` modulo every table that the tests fill.
@@ -272,10 +272,7 @@ fn move_several<A: Walk>() {
             let upper = CROSSING + 6 * PAGE;
             fixture.space.mmap(&fixed(CROSSING, 4 * PAGE)).unwrap();
             fixture.space.mmap(&fixed(upper, 10 * PAGE)).unwrap();
-            fixture
-                .space
-                .mprotect(VirtAddr(upper), 4 * PAGE, crate::support::READ_WRITE_EXECUTE)
-                .unwrap();
+            fixture.space.mprotect(VirtAddr(upper), 4 * PAGE, READ_WRITE_EXECUTE).unwrap();
             fixture.fill(CROSSING, 4);
             fixture.fill(upper, 10);
         },

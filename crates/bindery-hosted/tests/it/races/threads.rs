@@ -12,7 +12,9 @@ use bindery::platform::Cpu;
 use bindery::{AddressSpace, Error, FaultError, Memory, Protection, Remap};
 use bindery_hosted::{Config, Machine, Program, Walk};
 
-use crate::support::{GIB, KIB, MIB, READ_WRITE, audit, fixed, memory_with, options, use_order};
+use crate::support::{
+    GIB, KIB, MIB, READ_WRITE, READ_WRITE_EXECUTE, audit, fixed, memory_with, options, use_order,
+};
 
 on_every_architecture! {
     programs_fault_beside_a_thread_that_changes_mappings => beside;
@@ -121,11 +123,7 @@ fn beside<A: Walk>() {
         let stripe = 64 * KIB;
         for at in (0..PAGES * PAGE_SIZE).step_by(stripe as usize) {
             // Protections that differ keep the stripes apart.
-            let own = if (at / stripe).is_multiple_of(4) {
-                crate::support::READ_WRITE_EXECUTE
-            } else {
-                READ_WRITE
-            };
+            let own = if (at / stripe).is_multiple_of(4) { READ_WRITE_EXECUTE } else { READ_WRITE };
             space
                 .mmap(&bindery::MapRequest { protection: own, ..fixed(AREA + at, stripe) })
                 .unwrap();

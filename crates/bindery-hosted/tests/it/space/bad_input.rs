@@ -12,7 +12,7 @@ use bindery_hosted::{Machine, Walk};
 
 use super::refusal::{AT, MINIMUM, PAGE, State, nowhere, out_of_range, refused, scene, state};
 use crate::support::fixture::{Fixture, layout, with_fixture};
-use crate::support::{MIB, READ_WRITE, audit, fixed, options, strict};
+use crate::support::{MIB, READ_WRITE, READ_WRITE_EXECUTE, audit, fixed, options, strict};
 
 on_every_architecture! {
     a_mapping_that_cannot_be_is_refused => map;
@@ -162,9 +162,7 @@ fn protect<A: Walk>() {
         let longer = [0, AT - PAGE, AT + 32 * PAGE, end - PAGE];
         let longer = longer.map(|at| (at, 64 * MIB, Error::NotMapped(VirtAddr(at))));
         for (start, length, expected) in not_mapped_ranges(end).into_iter().chain(longer) {
-            for protection in
-                [Protection::empty(), Protection::READ, crate::support::READ_WRITE_EXECUTE]
-            {
+            for protection in [Protection::empty(), Protection::READ, READ_WRITE_EXECUTE] {
                 refused(fixture, expected, |space| {
                     space.mprotect(VirtAddr(start), length, protection)
                 });

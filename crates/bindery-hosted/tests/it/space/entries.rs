@@ -8,7 +8,7 @@ use bindery::{AddressSpace, Counts, Inspection, Protection, Remap, testing};
 use bindery_hosted::{Machine, Walk};
 
 use crate::support::fixture::{Fixture, with_fixture};
-use crate::support::{self, GIB, MIB, READ_WRITE, fixed};
+use crate::support::{self, GIB, MIB, READ_WRITE, READ_WRITE_EXECUTE, fixed};
 
 const PAGE: u64 = 4096;
 const AT: u64 = GIB;
@@ -160,9 +160,7 @@ fn protect_absent<A: Walk>() {
     scene::<A>(100, |fixture| {
         testing::plant(fixture.space, VirtAddr(AT), 60, swapped(SLOT));
         testing::plant(fixture.space, VirtAddr(AT + 60 * PAGE), 20, Absent::Marker(Marker::Guard));
-        for protection in
-            [Protection::READ, Protection::empty(), READ_WRITE, crate::support::READ_WRITE_EXECUTE]
-        {
+        for protection in [Protection::READ, Protection::empty(), READ_WRITE, READ_WRITE_EXECUTE] {
             let cost = counted(fixture, || {
                 fixture.space.mprotect(VirtAddr(AT), 90 * PAGE, protection).unwrap();
             });

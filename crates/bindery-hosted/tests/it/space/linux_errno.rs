@@ -23,7 +23,7 @@ use rustix::mm::{self, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
 use crate::support::alone::ran_alone;
-use crate::support::{READ_WRITE, audit, fixed, strict};
+use crate::support::{READ_WRITE, READ_WRITE_EXECUTE, audit, fixed, strict};
 
 type Space<'m> = AddressSpace<'m, Machine<X86_64<4>>>;
 
@@ -400,7 +400,7 @@ fn mprotect_refuses_what_linux_refuses() {
     }
     compare(LENGTHS.into_iter().flat_map(|length| {
         ADDRESSES.into_iter().flat_map(move |start| {
-            [Protection::empty(), Protection::READ, READ_WRITE, crate::support::READ_WRITE_EXECUTE]
+            [Protection::empty(), Protection::READ, READ_WRITE, READ_WRITE_EXECUTE]
                 .map(|protection| Call::Protect { start, length, protection })
         })
     }));

@@ -9,7 +9,7 @@ use bindery::{
 use bindery_hosted::{Program, Walk};
 
 use crate::support::fixture::{Fixture, with_fixture};
-use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, strict, use_order};
+use crate::support::{GIB, MIB, READ_WRITE, READ_WRITE_EXECUTE, audit, fixed, strict, use_order};
 
 const PAGE: u64 = 4096;
 const AT: u64 = GIB;
@@ -66,14 +66,14 @@ fn gaps<A: Walk>() {
         // At the destination: below it, in the first gap and in front of it, and beyond the end.
         let to = TO + 5 * PAGE;
         map(fixture, to - PAGE, 2, Protection::READ);
-        map(fixture, to + 4 * PAGE, 4, crate::support::READ_WRITE_EXECUTE);
+        map(fixture, to + 4 * PAGE, 4, READ_WRITE_EXECUTE);
         map(fixture, to + 24 * PAGE, 1, Protection::READ);
         // From the middle of the first mapping to the middle of the last.
         let (from, length) = (VirtAddr(AT + 2 * PAGE), 24 * PAGE);
         let moved = fixture.space.mremap(from, length, length, Remap::To(VirtAddr(to)));
         assert_eq!(moved, Ok(VirtAddr(to)));
         let (read, write) = (Some(Protection::READ), Some(READ_WRITE));
-        let (none, all) = (Some(Protection::empty()), Some(crate::support::READ_WRITE_EXECUTE));
+        let (none, all) = (Some(Protection::empty()), Some(READ_WRITE_EXECUTE));
         assert_eq!(
             allowed(fixture, to - PAGE, 26),
             pattern(&[
@@ -112,7 +112,7 @@ fn gaps<A: Walk>() {
 /// touched. Returns the length of all.
 fn three_times_two_tables<A: Walk>(fixture: &Fixture<'_, '_, A>) -> u64 {
     for (first, protection) in
-        [(0, READ_WRITE), (4 * MIB, crate::support::READ_WRITE_EXECUTE), (10 * MIB, READ_WRITE)]
+        [(0, READ_WRITE), (4 * MIB, READ_WRITE_EXECUTE), (10 * MIB, READ_WRITE)]
     {
         let at = AT + first;
         let length = 4 * MIB;

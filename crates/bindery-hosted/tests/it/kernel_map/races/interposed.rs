@@ -13,8 +13,6 @@ use bindery_hosted::{Config, Machine, Walk, pass_on};
 
 /// How long an invalidation waits for somebody who may rightly wait for it in turn.
 const PATIENCE: Duration = Duration::from_millis(40);
-/// How long for somebody who must not: beyond, it hangs.
-const LONG: Duration = Duration::from_secs(60);
 
 /// A place where an invalidation can be stopped, once.
 #[derive(Default)]
@@ -63,9 +61,8 @@ impl Gate {
     fn pass(&self) {
         if self.armed.swap(false, SeqCst) {
             self.stopped.store(true, SeqCst);
-            let patience = if self.patient.load(SeqCst) { LONG } else { PATIENCE };
-            let until = Instant::now() + patience;
-            while self.is_shut() && Instant::now() < until {
+            let until = Instant::now() + PATIENCE;
+            while self.is_shut() && (self.patient.load(SeqCst) || Instant::now() < until) {
                 thread::yield_now();
             }
             self.open();
