@@ -105,7 +105,7 @@ pub use space::{
     Access, AddressSpace, Advice, CollapseLimits, CollapseProgress, ExecGain, FileAccess,
     FolioError, Inspection, LargeFolios, Limits, LockAll, LockPages, Locking, MapFlags, MapObject,
     MapRequest, Mapping, MappingFlags, PartialCopy, PinTime, Pinned, Place, ProtectFrom,
-    Protection, Remap, Residence, Resolved, Sharing, SpaceOptions, SyncFlags, Usage,
+    Protection, Remap, Residence, Resident, Resolved, Sharing, SpaceOptions, SyncFlags, Usage,
 };
 pub use stats::Counts;
 pub use table::Reach;

@@ -1,6 +1,5 @@
 //! Resource limits (`getrlimit`) and usage (`getrusage`, `times`).
 
-use bindery::linux::proc;
 use bindery::{Limits as SpaceLimits, Locking};
 use linux_raw_sys::general::{
     RLIMIT_AS, RLIMIT_CORE, RLIMIT_DATA, RLIMIT_FSIZE, RLIMIT_MEMLOCK, RLIMIT_MSGQUEUE,
@@ -167,7 +166,7 @@ pub(super) fn getrusage(who: u64, at: u64) -> Outcome {
 
 /// What of a process is in memory, in kilobytes.
 fn resident(process: &Process) -> u64 {
-    process.try_space().map_or(0, |space| proc::resident(&space).total() * 4)
+    process.try_space().map_or(0, |space| space.resident().total() * 4)
 }
 
 /// `times(2)`, in hundredths of a second.

@@ -4,8 +4,6 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicI32, Ordering};
 
-use bindery::linux::proc;
-
 use crate::errno::Errno;
 use crate::memory::{kernel_map, memory};
 use crate::{log, time};
@@ -76,7 +74,7 @@ impl Process {
         let tables = counts.tables_allocated.saturating_sub(counts.tables_freed);
         let total = memory().total_frames() as i64;
         let part = i64::from(adjustment) * total / 1000;
-        Some((proc::resident(&space).total() + tables) as i64 + part)
+        Some((space.resident().total() + tables) as i64 + part)
     }
 
     /// `oom_score`: [`Process::badness`] as a number from 0, for one that is never killed, to 2000

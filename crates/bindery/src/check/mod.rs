@@ -33,9 +33,8 @@ mod tree;
 use core::fmt;
 
 use crate::addr::{Frame, VirtAddr};
-use crate::linux::proc::Resident;
 use crate::platform::Platform;
-use crate::space::AddressSpace;
+use crate::space::{AddressSpace, Resident};
 use crate::{KernelMap, Memory};
 
 use deferred::Waiting;

@@ -6,10 +6,9 @@ use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Entry, Kind, Marker, Permissions, absent};
 use crate::collections::range_skip_list::Indexed;
 use crate::frame::{OwnerKind, meta};
-use crate::linux::proc::{Resident, resident};
 use crate::platform::Platform;
-use crate::space::AddressSpace;
 use crate::space::vma::Vma;
+use crate::space::{AddressSpace, Resident};
 use crate::table::locking::Node;
 use crate::table::{level_of, link, run};
 
@@ -38,7 +37,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         let root = Node { table: space.table.root, level: P::Arch::LEVELS };
         self.resident = Resident::default();
         self.table(space, root, VirtAddr(0))?;
-        let says = resident(space);
+        let says = space.resident();
         if says != self.resident {
             return Err(Violation::Resident { says, holds: self.resident });
         }

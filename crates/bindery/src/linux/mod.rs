@@ -25,7 +25,7 @@
 //! | `vm_copy` | `process_vm_readv`, `process_vm_writev` |
 //! | `shm` | System V shared memory |
 //! | `vector` | `struct iovec` |
-//! | `proc` | the files of `/proc/self` |
+//! | `proc` | the files of `/proc/self`; feature `procfs` |
 
 mod advice;
 mod file;
@@ -33,6 +33,7 @@ mod lock;
 mod map;
 mod number;
 mod prctl;
+#[cfg(feature = "procfs")]
 pub mod proc;
 mod protect;
 mod shm;

@@ -19,6 +19,7 @@ pub(crate) struct SegmentMark {
     /// What the segment is called there.
     pub(crate) segment: u64,
     /// The key that the segment was made with.
+    #[cfg_attr(not(feature = "procfs"), expect(dead_code, reason = "shown by `linux::proc`"))]
     pub(crate) key: u32,
 }
 

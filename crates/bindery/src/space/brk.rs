@@ -37,6 +37,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Where the heap begins and ends (Linux: `start_brk`, `brk`); both 0 until the embedder says
     /// where. The two agree only while the mutex is held.
+    #[cfg(feature = "procfs")]
     pub(crate) fn heap(&self) -> (u64, u64) {
         let read = |at: &AtomicU64| at.load(Ordering::Relaxed);
         (read(&self.program_break.start), read(&self.program_break.end))

@@ -2,10 +2,8 @@
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Attributes, Kind, absent};
-use crate::error::Error;
 use crate::object::ObjectState;
 use crate::platform::Platform;
-use crate::table::age::Forget;
 use crate::table::locking::Depth;
 
 use super::AddressSpace;
@@ -113,46 +111,5 @@ impl<P: Platform> AddressSpace<'_, P> {
     #[cfg(any(test, feature = "measure"))]
     pub fn mappings_looked_at(&self) -> u64 {
         self.vmas.looked_at()
-    }
-
-    /// Looks at the first mapping that ends behind `at`, with the mutex held; `None` if there is
-    /// none. Who lists all mappings asks again from the end of the last, so that others get the
-    /// mutex in between.
-    pub(crate) fn look_behind<R>(&self, at: VirtAddr, look: impl FnOnce(&Vma) -> R) -> Option<R> {
-        let guard = self.mmap_lock.lock();
-        let mm = &*guard;
-        self.first_behind(mm, at.0).map(look)
-    }
-
-    /// Lets all leaves of the mappings that `concerned` names forget; with [`Forget::SoftDirty`],
-    /// the mappings too. When it returns, every CPU has forgotten.
-    pub(crate) fn forget_in(
-        &self,
-        forget: Forget,
-        concerned: impl Fn(&Vma) -> bool,
-    ) -> Result<(), Error> {
-        // What has been forgotten already is forgotten once more, if it comes to that.
-        self.table.memory.outermost(|| self.forget_once(forget, &concerned))
-    }
-
-    fn forget_once(&self, forget: Forget, concerned: &impl Fn(&Vma) -> bool) -> Result<(), Error> {
-        let result = self.transaction(|mm, gather, _| {
-            let mut result = Ok(());
-            for node in self.vmas.iter() {
-                let vma = self.vma(node);
-                if result.is_err() || !concerned(vma) {
-                    continue;
-                }
-                let vma = vma.lock_write(self.platform());
-                if forget == Forget::SoftDirty {
-                    self.change_flags(mm, &vma, vma.flags() - MappingFlags::SOFT_DIRTY);
-                }
-                result = self.table.forget(vma.range(), forget, gather, |_, _| true);
-            }
-            // One flush for up to 64 tables. A store that slips through before it is as if it had come
-            // before the call.
-            result
-        });
-        result.map_err(|_| Error::OutOfMemory)
     }
 }

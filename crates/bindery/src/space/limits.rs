@@ -72,9 +72,9 @@ pub struct Usage {
 /// The accounts and limits, readable at any time; usage changes with the mutex held.
 pub(super) struct Account {
     total: AtomicI64,
-    peak: AtomicI64,
+    pub(super) peak: AtomicI64,
     /// The most resident pages that were noted; see `note_resident`.
-    resident_peak: AtomicI64,
+    pub(super) resident_peak: AtomicI64,
     data: AtomicI64,
     stack: AtomicI64,
     locked: AtomicI64,
@@ -146,11 +146,6 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.account.limits()
     }
 
-    /// The most pages that all mappings together have had (`VmPeak`).
-    pub(crate) fn peak_total(&self) -> u64 {
-        self.account.peak.load(Ordering::Relaxed).max(0) as u64
-    }
-
     /// Notes how many pages are resident. Called before a call takes pages away, so that mapping them
     /// need not. (Others who take pages away, by a truncation, do not note it.)
     #[inline]
@@ -159,17 +154,6 @@ impl<P: Platform> AddressSpace<'_, P> {
         if pages > self.account.resident_peak.load(Ordering::Relaxed) {
             self.account.resident_peak.fetch_max(pages, Ordering::Relaxed);
         }
-    }
-
-    /// The most pages that were resident whenever it was noted, or are now (`VmHWM`).
-    pub(crate) fn resident_peak(&self) -> u64 {
-        self.note_resident();
-        self.account.resident_peak.load(Ordering::Relaxed).max(0) as u64
-    }
-
-    /// Forgets what [`AddressSpace::note_resident`] has noted.
-    pub(crate) fn reset_resident_peak(&self) {
-        self.account.resident_peak.store(0, Ordering::Relaxed);
     }
 
     /// The usage of the address space.

@@ -4,11 +4,11 @@ use std::fmt::{self, Write};
 
 use bindery::addr::VirtAddr;
 use bindery::linux::proc::{
-    self, ClearRefs, FileId, NameSource, Naming, PhysicalAddresses, Resident, Unnamed,
+    self, ClearRefs, FileId, NameSource, Naming, PhysicalAddresses, Unnamed,
 };
 use bindery::{
     Accounting, AddressSpace, FileAccess, MapObject, MapRequest, Mapping, Memory, Object, Place,
-    Sealing, Sharing, SizeMode,
+    Resident, Sealing, Sharing, SizeMode,
 };
 use bindery_hosted::{Machine, MemoryFiles, Program, Walk};
 
@@ -143,7 +143,7 @@ pub fn watch<A: Walk>(space: &Space<'_, A>) {
 }
 
 pub fn resident<A: Walk>(space: &Space<'_, A>) -> (u64, u64, u64) {
-    let Resident { anonymous, file, shared } = proc::resident(space);
+    let Resident { anonymous, file, shared } = space.resident();
     (anonymous, file, shared)
 }
 

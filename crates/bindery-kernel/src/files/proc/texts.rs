@@ -61,7 +61,7 @@ fn state_name(letter: char) -> &'static str {
 pub(super) fn stat(process: &Process, space: Option<&Space>, out: &mut EntryText) -> fmt::Result {
     const TICK: u64 = time::SECOND / 100;
     let (usage, resident) = match space {
-        Some(space) => (space.usage().total << 12, proc::resident(space).total()),
+        Some(space) => (space.usage().total << 12, space.resident().total()),
         None => (0, 0),
     };
     write!(out, "{} (", process.id)?;

@@ -7,7 +7,7 @@
 //! | `smaps`, `smaps_rollup` | [`smaps()`], [`smaps_entry`], [`smaps_rollup`] | `smaps`, `tally` |
 //! | `pagemap` | [`pagemap()`] | `pagemap` |
 //! | `clear_refs` | [`clear_refs()`] | `clear_refs` |
-//! | `statm`, `status` | [`statm`], [`status()`], [`resident`] | `status` |
+//! | `statm`, `status` | [`statm`], [`status()`] | `status` |
 //!
 //! Files about the machine:
 //!
@@ -60,5 +60,5 @@ pub use naming::{FileId, NameSource, Naming, Unnamed};
 pub use pagemap::{PhysicalAddresses, pagemap};
 pub use query::procmap_query;
 pub use smaps::{smaps, smaps_entry, smaps_rollup};
-pub use status::{Resident, resident, statm, status};
+pub use status::{statm, status};
 pub use vmstat::{FaultCounts, vmstat};

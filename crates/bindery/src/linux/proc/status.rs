@@ -5,42 +5,8 @@ use core::fmt::{self, Write};
 use crate::addr::PAGE_SHIFT;
 use crate::platform::Platform;
 use crate::space::{AddressSpace, LargeFolios};
-use crate::stats::Counts;
 
 use super::line::Columns;
-
-/// The resident memory of a process, in base pages. The zero page does not count.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Resident {
-    /// Anonymous memory, including copies of a file's pages (`RssAnon`).
-    pub anonymous: u64,
-    /// Pages of files (`RssFile`).
-    pub file: u64,
-    /// Pages of shared memory (`RssShmem`).
-    pub shared: u64,
-}
-
-impl Resident {
-    /// All of it (`VmRSS`).
-    pub fn total(&self) -> u64 {
-        self.anonymous + self.file + self.shared
-    }
-}
-
-/// The resident memory of the address space. Operations count pages as they map and unmap them;
-/// those of a running call may be missing.
-///
-/// Complexity: constant. Takes no lock.
-pub fn resident<P: Platform>(space: &AddressSpace<'_, P>) -> Resident {
-    let Counts { anonymous_pages, file_pages, shared_pages, .. } = space.counts();
-    // Who unmaps a page may count it before the one who has mapped it does.
-    let pages = |level: u64| (level as i64).max(0) as u64;
-    Resident {
-        anonymous: pages(anonymous_pages),
-        file: pages(file_pages),
-        shared: pages(shared_pages),
-    }
-}
 
 /// Writes what `/proc/self/statm` shows, in base pages: all mappings, resident, resident of files
 /// and shared memory, `text` (which the embedder knows: the pages of the program's code), 0, data
@@ -55,7 +21,7 @@ pub fn statm<P: Platform>(
     text: u64,
     out: &mut dyn Write,
 ) -> fmt::Result {
-    let (resident, usage) = (resident(space), space.usage());
+    let (resident, usage) = (space.resident(), space.usage());
     let shared = resident.file + resident.shared;
     let data = usage.data + usage.stack;
     let mut line = Columns::new();
@@ -77,7 +43,7 @@ pub fn statm<P: Platform>(
 ///
 /// Complexity: constant.
 pub fn status<P: Platform>(space: &AddressSpace<'_, P>, out: &mut dyn Write) -> fmt::Result {
-    let resident = resident(space);
+    let resident = space.resident();
     let usage = space.usage();
     let counts = space.counts();
     let lines = [

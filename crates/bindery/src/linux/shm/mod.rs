@@ -16,6 +16,7 @@
 
 mod attach;
 mod control;
+#[cfg(feature = "procfs")]
 mod listing;
 mod segment;
 
@@ -32,6 +33,7 @@ use super::{Outcome, raw};
 
 pub use attach::{shmat, shmdt};
 pub use control::shmctl;
+#[cfg(feature = "procfs")]
 pub use listing::sysvipc_shm;
 pub use segment::{IpcUser, SegmentSlot};
 

@@ -1,0 +1,70 @@
+//! What the files under `/proc` need of an address space, and nothing else does.
+
+use core::sync::atomic::Ordering;
+
+use crate::addr::VirtAddr;
+use crate::error::Error;
+use crate::platform::Platform;
+use crate::table::age::Forget;
+
+use super::vma::Vma;
+use super::{AddressSpace, MappingFlags};
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// The most pages that all mappings together have had (`VmPeak`).
+    pub(crate) fn peak_total(&self) -> u64 {
+        self.account.peak.load(Ordering::Relaxed).max(0) as u64
+    }
+
+    /// The most pages that were resident whenever it was noted, or are now (`VmHWM`).
+    pub(crate) fn resident_peak(&self) -> u64 {
+        self.note_resident();
+        self.account.resident_peak.load(Ordering::Relaxed).max(0) as u64
+    }
+
+    /// Forgets what [`AddressSpace::note_resident`] has noted.
+    pub(crate) fn reset_resident_peak(&self) {
+        self.account.resident_peak.store(0, Ordering::Relaxed);
+    }
+
+    /// Looks at the first mapping that ends behind `at`, with the mutex held; `None` if there is
+    /// none. Who lists all mappings asks again from the end of the last, so that others get the
+    /// mutex in between.
+    pub(crate) fn look_behind<R>(&self, at: VirtAddr, look: impl FnOnce(&Vma) -> R) -> Option<R> {
+        let guard = self.mmap_lock.lock();
+        let mm = &*guard;
+        self.first_behind(mm, at.0).map(look)
+    }
+
+    /// Lets all leaves of the mappings that `concerned` names forget; with [`Forget::SoftDirty`],
+    /// the mappings too. When it returns, every CPU has forgotten.
+    pub(crate) fn forget_in(
+        &self,
+        forget: Forget,
+        concerned: impl Fn(&Vma) -> bool,
+    ) -> Result<(), Error> {
+        // What has been forgotten already is forgotten once more, if it comes to that.
+        self.table.memory.outermost(|| self.forget_once(forget, &concerned))
+    }
+
+    fn forget_once(&self, forget: Forget, concerned: &impl Fn(&Vma) -> bool) -> Result<(), Error> {
+        let result = self.transaction(|mm, gather, _| {
+            let mut result = Ok(());
+            for node in self.vmas.iter() {
+                let vma = self.vma(node);
+                if result.is_err() || !concerned(vma) {
+                    continue;
+                }
+                let vma = vma.lock_write(self.platform());
+                if forget == Forget::SoftDirty {
+                    self.change_flags(mm, &vma, vma.flags() - MappingFlags::SOFT_DIRTY);
+                }
+                result = self.table.forget(vma.range(), forget, gather, |_, _| true);
+            }
+            // One flush for up to 64 tables. A store that slips through before it is as if it had come
+            // before the call.
+            result
+        });
+        result.map_err(|_| Error::OutOfMemory)
+    }
+}

@@ -1,0 +1,41 @@
+//! The resident memory of an address space.
+
+use crate::platform::Platform;
+use crate::stats::Counts;
+
+use super::AddressSpace;
+
+/// The resident memory of a process, in base pages. The zero page does not count.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Resident {
+    /// Anonymous memory, including copies of a file's pages (`RssAnon`).
+    pub anonymous: u64,
+    /// Pages of files (`RssFile`).
+    pub file: u64,
+    /// Pages of shared memory (`RssShmem`).
+    pub shared: u64,
+}
+
+impl Resident {
+    /// All of it (`VmRSS`).
+    pub fn total(&self) -> u64 {
+        self.anonymous + self.file + self.shared
+    }
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// The resident memory of the address space. Operations count pages as they map and unmap them;
+    /// those of a running call may be missing.
+    ///
+    /// Complexity: constant. Takes no lock.
+    pub fn resident(&self) -> Resident {
+        let Counts { anonymous_pages, file_pages, shared_pages, .. } = self.counts();
+        // Who unmaps a page may count it before the one who has mapped it does.
+        let pages = |level: u64| (level as i64).max(0) as u64;
+        Resident {
+            anonymous: pages(anonymous_pages),
+            file: pages(file_pages),
+            shared: pages(shared_pages),
+        }
+    }
+}
