@@ -2,9 +2,8 @@
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
-use crate::memory::Memory;
+use crate::memory::{HugeAdvice, Memory};
 use crate::platform::Platform;
-use crate::space::MappingFlags;
 
 /// What a fault on anonymous memory does if no block is free for a large folio (Linux:
 /// `transparent_hugepage/defrag`).
@@ -70,9 +69,9 @@ impl<P: Platform> Memory<P> {
         ALL.get(number).copied().unwrap_or_default()
     }
 
-    /// When memory is collected for a mapping with these flags.
-    pub(crate) fn collecting(&self, flags: MappingFlags) -> Collecting {
-        let advised = flags.contains(MappingFlags::HUGE);
+    /// When memory is collected for a mapping for which the program has given this advice.
+    pub(crate) fn collecting(&self, advice: HugeAdvice) -> Collecting {
+        let advised = advice == HugeAdvice::Use;
         match self.large_folio_effort() {
             LargeFolioEffort::Always => Collecting::Now,
             LargeFolioEffort::DeferMadvise | LargeFolioEffort::Madvise if advised => {

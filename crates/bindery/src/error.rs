@@ -328,3 +328,7 @@ impl fmt::Display for PinError {
 }
 
 impl core::error::Error for PinError {}
+
+/// Physical memory ran out while a table or a record was needed; nothing was changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct OutOfMemory;

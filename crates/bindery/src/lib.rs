@@ -47,8 +47,22 @@
 //!
 //! # Layers
 //!
-//! Lower never imports higher: [`addr`], [`arch`], [`platform`], `frame`, `table` with `tlb`,
-//! `space`, `kernel_map`, [`check`].
+//! A layer names itself and those before it, in every `use` and every path; a test reads this
+//! table (`tests/layers.rs`). `docs/design.md`, "Layers", tells why some modules share a layer.
+//!
+//! | modules | idea |
+//! |---|---|
+//! | `addr`, `arch`, `platform`, `error`, `stats`, `sync`, `bytes`, `events`, `interrupt`, `commit` | addresses, entry formats, locks, and what the embedder supplies |
+//! | `frame` | frames, folios and their metadata, the allocator, slabs |
+//! | `collections` | trees and lists whose nodes come from slabs |
+//! | `memory`, `deferred`, `effort`, `huge_zero` | what all address spaces share; frees that wait for readers |
+//! | `tlb` | which CPUs must flush, and what a flush covers |
+//! | `table` | page tables: locks, runs, cursors, moves |
+//! | `vma`, `rmap`, `object` | mappings, the reverse map, shared memory and files |
+//! | `space` | address spaces: the memory calls and faults |
+//! | `kernel_map` | the kernel's own mappings |
+//! | `linux` | the Linux ABI |
+//! | `check` | the auditor |
 
 #![no_std]
 #![cfg_attr(
@@ -85,6 +99,7 @@ mod table;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod tlb;
+mod vma;
 
 pub use commit::{Commitment, Overcommit};
 pub use deferred::Deferred;

@@ -2,8 +2,6 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::frame::OwnerKind;
-
 macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// Work done on an address space's page table. The difference between two readings is the
@@ -94,31 +92,6 @@ counts! {
     file_pages,
     /// Mapped base pages of shared memory.
     shared_pages,
-}
-
-impl Counts {
-    /// Counts `pages` pages that were mapped, of a folio with this sort of owner.
-    #[inline]
-    pub(crate) fn mapped(&mut self, owner: OwnerKind, pages: u32) {
-        let level = self.level(owner);
-        *level = level.wrapping_add(u64::from(pages));
-    }
-
-    /// Counts `pages` pages that were unmapped, of a folio with this sort of owner.
-    #[inline]
-    pub(crate) fn unmapped(&mut self, owner: OwnerKind, pages: u32) {
-        let level = self.level(owner);
-        *level = level.wrapping_sub(u64::from(pages));
-    }
-
-    #[inline]
-    fn level(&mut self, owner: OwnerKind) -> &mut u64 {
-        match owner {
-            OwnerKind::Anonymous => &mut self.anonymous_pages,
-            OwnerKind::File => &mut self.file_pages,
-            OwnerKind::SharedMemory => &mut self.shared_pages,
-        }
-    }
 }
 
 /// Adds to a counter that measurements read. Takes no atomic addition, which would be much of what

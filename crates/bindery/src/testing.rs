@@ -26,14 +26,14 @@ use crate::arch::{self, Absent, Arch, Attributes, Entry, Kind, absent};
 use crate::frame::meta;
 pub use crate::object::damage::{ObjectDamage, damage_object};
 use crate::platform::Platform;
-use crate::rmap::{self, HOLD, Locking, Rekeyed, Seen, Walked};
-use crate::space::vma::{Purpose, Vma};
+use crate::rmap::{self, AnonGroup, HOLD, Locking, Rekeyed, Seen, Walked};
 use crate::stats::Counts;
 use crate::table::leaf::replace;
 use crate::table::locking::{Depth, Node};
 use crate::table::look::Standing;
 use crate::table::spare::Spared;
 use crate::table::{TablePool, free_table, new_table, run};
+use crate::vma::{Purpose, Vma};
 use crate::{AddressSpace, Memory, Object, Protection};
 
 /// Writes `count` absent entries from `at` on, the first of which is `first` and each later one
@@ -352,7 +352,7 @@ pub fn damage_memory<P: Platform>(memory: &Memory<P>, damage: MemoryDamage) {
         MemoryDamage::LeakMapping => {
             let range = VirtRange::raw(0, PAGE_SIZE);
             let vma = Vma::new(range, Purpose::default(), 0, NonNull::dangling());
-            memory.vmas.allocate(frames, platform, vma).expect("memory for a VMA");
+            memory.slab::<Vma>().allocate(frames, platform, vma).expect("memory for a VMA");
         }
     }
 }
@@ -457,7 +457,7 @@ pub fn walk_anonymous<P: Platform>(
 
 /// How many anon groups there are, those that wait to be freed included.
 pub fn anon_groups<P: Platform>(memory: &Memory<P>) -> u64 {
-    memory.groups.objects()
+    memory.slab::<AnonGroup>().objects()
 }
 
 /// Does `work` with the lock of the folio held that `page` belongs to. Panics where that is none, or

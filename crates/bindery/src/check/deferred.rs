@@ -2,6 +2,7 @@
 
 use crate::addr::VirtAddr;
 use crate::frame::meta::Kind;
+use crate::memory::RecordKind;
 use crate::platform::Platform;
 
 use super::{Audit, Violation};
@@ -20,9 +21,9 @@ impl<P: Platform> Audit<'_, '_, P> {
         let memory = self.memory;
         let (mut waiting, mut result) = (Waiting::default(), Ok(()));
         memory.deferred.for_each_batch(|batch| {
-            waiting.vmas += u64::from(batch.vmas.count());
-            waiting.groups += u64::from(batch.groups.count());
-            waiting.areas += u64::from(batch.areas.count());
+            waiting.vmas += u64::from(batch.count(RecordKind::Vma));
+            waiting.groups += u64::from(batch.count(RecordKind::AnonGroup));
+            waiting.areas += u64::from(batch.count(RecordKind::KernelArea));
             for table in batch.tables.iter(&memory.frames) {
                 let at = VirtAddr(0);
                 let is_table = memory.frames.meta(table).kind() == Kind::Table;

@@ -2,8 +2,10 @@
 
 use crate::addr::Frame;
 use crate::frame::meta::Kind;
+use crate::frame::slab::Slab;
 use crate::frame::{Folio, Owner};
 use crate::platform::Platform;
+use crate::vma::Vma;
 
 use super::{Audit, Violation};
 
@@ -14,7 +16,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         if frames.refused() != 0 {
             return Err(Violation::Refused(frames.refused()));
         }
-        let vmas = &self.memory.vmas;
+        let vmas = &self.memory.slab::<Vma>();
         let used = self.report.mappings + self.waiting.vmas;
         if vmas.objects() != used {
             return Err(Violation::LeakedMappings { allocated: vmas.objects(), used });
@@ -42,13 +44,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         });
         result?;
         let memory = self.memory;
-        let used = vmas.frames()
-            + memory.trees.frames()
-            + memory.groups.frames()
-            + memory.objects.frames()
-            + memory.object_nodes.frames()
-            + memory.kernel_areas.frames()
-            + memory.pin_counts.frames();
+        let used = memory.slabs().map(Slab::frames).sum();
         if slabs != used {
             return Err(Violation::LeakedMappings { allocated: slabs, used });
         }

@@ -33,8 +33,11 @@ mod tree;
 use core::fmt;
 
 use crate::addr::{Frame, VirtAddr};
+use crate::kernel_map::Area;
 use crate::platform::Platform;
+use crate::rmap::AnonGroup;
 use crate::space::{AddressSpace, Resident};
+use crate::table::TreeState;
 use crate::{KernelMap, Memory};
 
 use deferred::Waiting;
@@ -428,8 +431,8 @@ pub fn check_with_kernel<P: Platform>(
         audit.accounts(space)?;
     }
     audit.deferred()?;
-    let trees = (memory.trees.objects(), spaces.len() as u64);
-    let groups = (memory.groups.objects(), audit.groups + audit.waiting.groups);
+    let trees = (memory.slab::<TreeState>().objects(), spaces.len() as u64);
+    let groups = (memory.slab::<AnonGroup>().objects(), audit.groups + audit.waiting.groups);
     for (allocated, used) in [groups, trees] {
         if allocated != used {
             return Err(Violation::LeakedGroups { allocated, used });
@@ -439,7 +442,7 @@ pub fn check_with_kernel<P: Platform>(
     for map in kernel {
         areas += audit.kernel_map(map)?;
     }
-    let allocated = memory.kernel_areas.objects();
+    let allocated = memory.slab::<Area>().objects();
     if allocated != areas {
         return Err(Violation::LeakedAreas { allocated, used: areas });
     }

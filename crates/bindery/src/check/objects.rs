@@ -4,13 +4,15 @@
 use core::ptr::{self, NonNull};
 
 use crate::addr::Frame;
+use crate::collections::page_tree::Node;
 use crate::collections::range_skip_list::Indexed;
 use crate::frame::{Folio, Owner};
+use crate::object::Registry;
 use crate::object::{Accounting, ObjectState, Quota};
 use crate::platform::Platform;
 use crate::rmap::Asked;
-use crate::space::vma::Vma;
 use crate::space::{AddressSpace, MappingFlags};
+use crate::vma::Vma;
 
 use super::{Audit, Violation};
 
@@ -22,17 +24,17 @@ impl<P: Platform> Audit<'_, '_, P> {
     pub(super) fn objects(&mut self, spaces: &[&AddressSpace<'_, P>]) -> Result<(), Violation> {
         let memory = self.memory;
         let (mut used, mut nodes, mut listed, mut object_pages) = (0, 0, 0, 0);
-        for object in memory.registry.iter() {
+        for object in Registry::of(memory).iter() {
             used += 1;
             nodes += self.index(object)?;
             listed += self.mappers(object, spaces)?;
             object_pages += Self::commit(object)?;
         }
-        let allocated = memory.objects.objects();
+        let allocated = memory.slab::<ObjectState>().objects();
         if allocated != used {
             return Err(Violation::LeakedObjects { allocated, used });
         }
-        let allocated = memory.object_nodes.objects();
+        let allocated = memory.slab::<Node>().objects();
         if allocated != nodes {
             return Err(Violation::LeakedObjects { allocated, used: nodes });
         }
@@ -56,7 +58,7 @@ impl<P: Platform> Audit<'_, '_, P> {
     /// Whether each quota has given as many pages as are committed for its objects.
     fn quotas(&self) -> Result<(), Violation> {
         let address = |quota: &Quota| ptr::from_ref(quota).addr();
-        let quotas = || self.memory.registry.iter().filter_map(ObjectState::quota);
+        let quotas = || Registry::of(self.memory).iter().filter_map(ObjectState::quota);
         let mut last = 0;
         // By rising address, so that each is looked at once, without a list of them.
         while let Some(quota) =
@@ -64,7 +66,8 @@ impl<P: Platform> Audit<'_, '_, P> {
         {
             last = address(quota);
             let of = |object: &&ObjectState| object.quota().map(address) == Some(last);
-            let holds = self.memory.registry.iter().filter(of).map(ObjectState::committed).sum();
+            let holds =
+                Registry::of(self.memory).iter().filter(of).map(ObjectState::committed).sum();
             if quota.used() != holds {
                 return Err(Violation::Quota { says: quota.used(), holds });
             }
@@ -110,7 +113,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         let folio = frames.folio_of(frame).ok_or(broken)?;
         let (owner, first) = frames.owner(&self.memory.platform, folio);
         let place = first + u64::from(frame.0 - folio.head.0);
-        if owner != Owner::of_object(object) || place != page {
+        if owner != object.as_owner() || place != page {
             return Err(broken);
         }
         match self.count(frame) {
@@ -177,7 +180,8 @@ impl<P: Platform> Audit<'_, '_, P> {
     /// its size.
     pub(super) fn may_be_mapped(&self, folio: Folio, page: u32, named: bool) -> bool {
         let (owner, first) = self.memory.frames.owner(&self.memory.platform, folio);
-        let Some(object) = owner.object() else { return true };
+        let (Owner::Memory(object) | Owner::File(object)) = owner else { return true };
+        let object = object.cast::<ObjectState>();
         // SAFETY: an object names the page, and `name` has compared it with the owner; nobody frees
         // objects now.
         named && first + u64::from(page) < unsafe { object.as_ref() }.size_in_pages()

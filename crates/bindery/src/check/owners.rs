@@ -5,8 +5,8 @@ use crate::collections::range_skip_list::Indexed;
 use crate::frame::{Folio, Owner};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
-use crate::space::vma::Vma;
 use crate::space::{AddressSpace, MappingFlags};
+use crate::vma::Vma;
 
 use super::{Audit, Violation};
 
@@ -25,8 +25,10 @@ impl<P: Platform> Audit<'_, '_, P> {
         let found = match owner {
             Owner::Nobody => false,
             // SAFETY: the folio is mapped, so one of the VMAs below the anon group holds it.
-            Owner::Group(group) => unsafe { group.as_ref() }.leads_to(vma),
-            Owner::Memory(object) | Owner::File(object) => vma.object_pointer() == Some(object),
+            Owner::Group(group) => unsafe { group.cast::<AnonGroup>().as_ref() }.leads_to(vma),
+            Owner::Memory(object) | Owner::File(object) => {
+                vma.object_pointer() == Some(object.cast())
+            }
         };
         // A word has room for 52 bits of the index.
         let same = (index ^ vma.page_offset_of(at)) & ((1 << 52) - 1) == 0;

@@ -7,10 +7,10 @@ use crate::arch::{self, Absent, Arch, Entry, Kind, Marker, Permissions, absent};
 use crate::collections::range_skip_list::Indexed;
 use crate::frame::{OwnerKind, meta};
 use crate::platform::Platform;
-use crate::space::vma::Vma;
 use crate::space::{AddressSpace, Resident};
 use crate::table::locking::Node;
 use crate::table::{level_of, link, run};
+use crate::vma::Vma;
 
 use super::{Audit, Violation};
 

@@ -5,17 +5,15 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use crate::Memory;
-use crate::addr::Frame;
+use crate::addr::{Frame, PAGE_SIZE};
 use crate::frame::Frames;
-use crate::frame::meta::NONE;
-use crate::kernel_map::Area;
+use crate::frame::meta::{NONE, link};
+use crate::frame::pending::{self, Last};
+use crate::memory::{DEFERRED_KINDS, Opaque, Record, RecordKind};
 use crate::platform::Platform;
-use crate::rmap::AnonGroup;
-use crate::space::vma::Vma;
-use crate::table::{link, release_table};
 
 /// A record that has a link for the time when nobody can find it any more.
-pub(crate) trait Linked: Sized {
+pub(crate) trait Linked: Record + Sync {
     /// The link.
     fn next(&self) -> &AtomicPtr<Self>;
 }
@@ -42,7 +40,7 @@ impl<T: Linked> Chain<T> {
     /// Adds a record in front of the others.
     ///
     /// # Safety
-    /// 1. The record lives until it is taken off the chain ([`Chain::pop`]).
+    /// 1. The record lives until it is freed as part of a [`Batch`].
     /// 2. It is on no chain yet, and nobody else uses its link.
     pub(crate) unsafe fn push(&mut self, node: NonNull<T>) {
         let next = self.first.map_or(ptr::null_mut(), NonNull::as_ptr);
@@ -53,18 +51,6 @@ impl<T: Linked> Chain<T> {
             self.last = Some(node);
         }
         self.count += 1;
-    }
-
-    /// Takes the first record off the chain.
-    pub(crate) fn pop(&mut self) -> Option<NonNull<T>> {
-        let node = self.first?;
-        // SAFETY: what is on the chain lives (`push`, 1).
-        self.first = NonNull::new(unsafe { node.as_ref() }.next().load(Relaxed));
-        if self.first.is_none() {
-            self.last = None;
-        }
-        self.count -= 1;
-        Some(node)
     }
 
     /// Takes over the records of the other. Constant time.
@@ -94,11 +80,6 @@ impl<T: Linked> Chain<T> {
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.first.is_none()
-    }
-
-    /// How many there are.
-    pub(crate) fn count(&self) -> u32 {
-        self.count
     }
 }
 
@@ -178,41 +159,116 @@ impl Tables {
     }
 }
 
+/// A [`Chain`] of records whose type is forgotten.
+struct Records<P: Platform> {
+    first: *mut Opaque,
+    /// The link of the last record.
+    last: *const AtomicPtr<Opaque>,
+    count: u32,
+    /// [`Records::free_as`] of the type, once there are records.
+    free: unsafe fn(&mut Self, &Memory<P>, u32),
+}
+
+// SAFETY: as of a `Chain`: the records are `Sync`.
+unsafe impl<P: Platform> Send for Records<P> {}
+
+impl<P: Platform> Records<P> {
+    const NONE: Self =
+        Self { first: ptr::null_mut(), last: ptr::null(), count: 0, free: |_, _, _| {} };
+
+    fn of<T: Linked>(chain: Chain<T>) -> Self {
+        let (Some(first), Some(last)) = (chain.first, chain.last) else { return Self::NONE };
+        // SAFETY: what is on the chain lives (`Chain::push`, 1).
+        let last = ptr::from_ref(unsafe { last.as_ref() }.next());
+        let (first, last) = (first.as_ptr().cast(), last.cast());
+        Self { first, last, count: chain.count, free: Self::free_as::<T> }
+    }
+
+    /// Takes over the records of the other, which are of the same type. Constant time.
+    fn append(&mut self, other: Self) {
+        if other.count == 0 {
+            return;
+        }
+        if self.count == 0 {
+            *self = other;
+            return;
+        }
+        // SAFETY: what is on the chain lives (`Chain::push`, 1). All pointers to records are alike in
+        // memory, so their links are.
+        unsafe { &*self.last }.store(other.first, Relaxed);
+        self.last = other.last;
+        self.count += other.count;
+    }
+
+    /// Frees at most `most` records.
+    ///
+    /// # Safety
+    /// 1. The records are of this type.
+    /// 2. They were taken out of whatever names them, and no lookup that may have met them is left.
+    unsafe fn free_as<T: Linked>(&mut self, memory: &Memory<P>, most: u32) {
+        for _ in 0..most.min(self.count) {
+            let Some(node) = NonNull::new(self.first.cast::<T>()) else { return };
+            // SAFETY: what is on the chain lives (`Chain::push`, 1), and has the type (1).
+            self.first = unsafe { node.as_ref() }.next().load(Relaxed).cast();
+            self.count -= 1;
+            // SAFETY: 1. It came from the slab of its type. 2. Nobody uses it any more (2).
+            unsafe { memory.slab::<T>().free(&memory.frames, &memory.platform, node) };
+        }
+    }
+}
+
 /// What nobody can find any more, and somebody may still be reading.
-#[derive(Default)]
-pub(crate) struct Batch {
+pub(crate) struct Batch<P: Platform> {
     pub(crate) tables: Tables,
-    pub(crate) vmas: Chain<Vma>,
-    pub(crate) groups: Chain<AnonGroup>,
-    pub(crate) areas: Chain<Area>,
+    records: [Records<P>; DEFERRED_KINDS],
+}
+
+impl<P: Platform> Default for Batch<P> {
+    #[inline]
+    fn default() -> Self {
+        Self::of(Tables::default())
+    }
 }
 
 /// A table's share of the bound, where a record counts 1: a frame has room for about as many.
 const TABLE: u64 = 8;
 
-impl Batch {
+impl<P: Platform> Batch<P> {
+    /// Tables alone.
+    #[inline]
+    pub(crate) fn of(tables: Tables) -> Self {
+        Self { tables, records: [const { Records::NONE }; DEFERRED_KINDS] }
+    }
+
+    /// The batch with the records of the chain, the only ones of their type.
+    #[inline]
+    pub(crate) fn with<T: Linked>(mut self, chain: Chain<T>) -> Self {
+        // No record weighs more than its share of the bound says.
+        const { assert!(size_of::<T>() <= PAGE_SIZE as usize / TABLE as usize) };
+        self.records[T::KIND as usize] = Records::of(chain);
+        self
+    }
+
+    /// How many records of a kind are in it, one of the first [`DEFERRED_KINDS`].
+    pub(crate) fn count(&self, kind: RecordKind) -> u32 {
+        self.records[kind as usize].count
+    }
+
     /// Whether nothing is in it.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.tables.is_empty()
-            && self.vmas.is_empty()
-            && self.groups.is_empty()
-            && self.areas.is_empty()
+        self.tables.is_empty() && self.records.iter().all(|records| records.count == 0)
     }
 
     /// Takes over what the other has. Constant time.
-    pub(super) fn append<P: Platform>(&mut self, frames: &Frames<P>, other: Self) {
+    pub(super) fn append(&mut self, frames: &Frames<P>, other: Self) {
         self.tables.append(frames, other.tables);
-        self.vmas.append(other.vmas);
-        self.groups.append(other.groups);
-        self.areas.append(other.areas);
+        self.records.iter_mut().zip(other.records).for_each(|(mine, other)| mine.append(other));
     }
 
     /// How many records are in it.
     pub(super) fn records(&self) -> u64 {
-        u64::from(self.vmas.count())
-            + u64::from(self.groups.count())
-            + u64::from(self.areas.count())
+        self.records.iter().map(|records| u64::from(records.count)).sum()
     }
 
     /// What it counts for at the bound, in eighths of a frame.
@@ -220,56 +276,40 @@ impl Batch {
         u64::from(self.tables.count()) * TABLE + self.records()
     }
 
-    /// The weight of so many frames.
-    pub(super) const fn weight_of_frames(frames: u64) -> u64 {
-        frames * TABLE
-    }
-
-    /// As many frames as a weight stands for, rounded up.
-    pub(super) const fn frames_of_weight(weight: u64) -> u64 {
-        weight.div_ceil(TABLE)
-    }
-
     /// Frees at most `most` items. All read sections that could know them have been left.
-    pub(super) fn free<P: Platform>(&mut self, memory: &Memory<P>, most: u32) {
-        let (frames, platform) = (&memory.frames, &memory.platform);
+    pub(super) fn free(&mut self, memory: &Memory<P>, most: u32) {
         let mut left = most;
         while left > 0
-            && let Some(table) = self.tables.pop(frames)
+            && let Some(table) = self.tables.pop(&memory.frames)
         {
             release_table(memory, table);
             left -= 1;
         }
-        while left > 0
-            && let Some(node) = self.vmas.pop()
-        {
-            // SAFETY: the VMA came from this slab (`AddressSpace::new_vma`), was taken out of the
-            // index and of all lists, and no lookup that may have met it is left.
-            unsafe { memory.vmas.free(frames, platform, node) };
-            left -= 1;
-        }
-        while left > 0
-            && let Some(node) = self.groups.pop()
-        {
-            // SAFETY: the group came from this slab (`Groups::create`); nobody holds it, so no VMA
-            // and no child names it, and the walkers that saw it named by a folio have left.
-            unsafe { memory.groups.free(frames, platform, node) };
-            left -= 1;
-        }
-        while left > 0
-            && let Some(node) = self.areas.pop()
-        {
-            // SAFETY: the area came from this slab, and was taken out of the index of its map; no
-            // lookup that may have met it is left.
-            unsafe { memory.kernel_areas.free(frames, platform, node) };
-            left -= 1;
+        for records in self.records.iter_mut().filter(|records| records.count > 0) {
+            let before = records.count;
+            // SAFETY: 1. The function came with the records. 2. Who handed them over had taken them
+            // out: a VMA of the index and all lists, an anon group that no VMA and no child holds, an
+            // area of the index of its map. The readers have left.
+            unsafe { (records.free)(records, memory, left) };
+            left -= before - records.count;
         }
     }
 }
 
-/// No record weighs more than its share of the bound says.
-const _: () = {
-    let share = crate::addr::PAGE_SIZE as usize / TABLE as usize;
-    assert!(size_of::<Vma>() <= share && size_of::<AnonGroup>() <= share);
-    assert!(size_of::<Area>() <= share);
-};
+/// The weight of so many frames.
+pub(super) const fn weight_of_frames(frames: u64) -> u64 {
+    frames * TABLE
+}
+
+/// As many frames as a weight stands for, rounded up.
+pub(super) const fn frames_of_weight(weight: u64) -> u64 {
+    weight.div_ceil(TABLE)
+}
+
+/// Frees a detached table that no reader can reach any more, or leaves that to whoever lowers its
+/// pending count to zero.
+fn release_table<P: Platform>(memory: &Memory<P>, table: Frame) {
+    if pending::release(&memory.frames.meta(table).previous) == Last::Yes {
+        memory.frames.free(&memory.platform, table, 0);
+    }
+}

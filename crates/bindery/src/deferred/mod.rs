@@ -42,9 +42,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::Memory;
 use crate::error::{Error, FaultError};
-use crate::kernel_map::KernelMapError;
 use crate::platform::{GracePeriod, Platform};
-use crate::space::FolioError;
 use crate::sync::Mutex;
 
 pub(crate) use batch::{Batch, Chain, Linked, Tables};
@@ -72,7 +70,7 @@ pub struct Deferred {
 
 /// What of a memory waits for readers.
 pub(crate) struct Deferral<P: Platform> {
-    queue: Mutex<P::SpinLock, Queue<Batch>>,
+    queue: Mutex<P::SpinLock, Queue<Batch<P>>>,
     /// Weights: what was ever added, and what of it was freed. The difference waits, in the queue or
     /// in the hands of who frees it.
     added: AtomicU64,
@@ -93,7 +91,7 @@ impl<P: Platform> Deferral<P> {
             freed: AtomicU64::new(0),
             turn: AtomicU32::new(0),
             waits: AtomicU64::new(0),
-            limit: Batch::weight_of_frames(frames),
+            limit: batch::weight_of_frames(frames),
         }
     }
 
@@ -106,19 +104,19 @@ impl<P: Platform> Deferral<P> {
     }
 
     /// Shows `f` the batches that wait. For the auditor: nothing runs.
-    pub(crate) fn for_each_batch(&self, f: impl FnMut(&Batch)) {
+    pub(crate) fn for_each_batch(&self, f: impl FnMut(&Batch<P>)) {
         self.queue.lock().batches().into_iter().for_each(f);
     }
 }
 
 impl<P: Platform> Machine for Memory<P> {
-    type Batch = Batch;
+    type Batch = Batch<P>;
 
-    fn is_empty(batch: &Batch) -> bool {
+    fn is_empty(batch: &Batch<P>) -> bool {
         batch.is_empty()
     }
 
-    fn append(&self, to: &mut Batch, batch: Batch) {
+    fn append(&self, to: &mut Batch<P>, batch: Batch<P>) {
         to.append(&self.frames, batch);
     }
 
@@ -137,7 +135,7 @@ impl<P: Platform> Memory<P> {
     /// Frees what the caller has unlinked, now or when no reader can know it any more. Never waits;
     /// locks may be held, but the caller is in no read section.
     #[inline]
-    pub(crate) fn free_after_readers(&self, mut batch: Batch) {
+    pub(crate) fn free_after_readers(&self, mut batch: Batch<P>) {
         if batch.is_empty() {
             return;
         }
@@ -149,7 +147,7 @@ impl<P: Platform> Memory<P> {
     }
 
     #[cold]
-    fn put_off(&self, batch: Batch) {
+    fn put_off(&self, batch: Batch<P>) {
         let weight = batch.weight();
         let mut queue = self.deferred.queue.lock();
         self.deferred.added.fetch_add(weight, Ordering::Relaxed);
@@ -274,7 +272,7 @@ impl<P: Platform> Memory<P> {
     pub fn deferred(&self) -> Deferred {
         let waits = self.deferred.waits.load(Ordering::Relaxed);
         let ever = self.deferred.added.load(Ordering::Relaxed);
-        let ever = Batch::frames_of_weight(ever);
+        let ever = batch::frames_of_weight(ever);
         let mut sums = Deferred { waits, ever, ..Deferred::default() };
         self.deferred.for_each_batch(|batch| {
             sums.tables += u64::from(batch.tables.count());
@@ -286,7 +284,7 @@ impl<P: Platform> Memory<P> {
     /// The number of frames that may wait for readers before a call waits for the readers itself; 8
     /// records count as a frame.
     pub fn deferred_limit(&self) -> u64 {
-        Batch::frames_of_weight(self.deferred.limit)
+        batch::frames_of_weight(self.deferred.limit)
     }
 }
 
@@ -304,19 +302,6 @@ impl Shortage for Error {
 }
 
 impl Shortage for FaultError {
-    #[inline]
-    fn is_out_of_memory(&self) -> bool {
-        *self == Self::OutOfMemory
-    }
-}
-
-impl Shortage for FolioError {
-    fn is_out_of_memory(&self) -> bool {
-        *self == Self::OutOfMemory
-    }
-}
-
-impl Shortage for KernelMapError {
     #[inline]
     fn is_out_of_memory(&self) -> bool {
         *self == Self::OutOfMemory

@@ -10,7 +10,7 @@
 //! | Reserved: a hole, or the array itself | | | | | |
 //! | Free: block of the buddy allocator | order | the free list of its order | | | |
 //! | Raw: allocated, no meaning yet | order | [`NONE`] | 0 | 0 | 0 |
-//! | Table: node of a page table | level, [`LOCK`], [`STRAY`], [`GUARDS`] | `next`: link in a gather or reserve list; `previous`: pending flushes, see `table::pending` | first of the reserve list | 0 | live entries |
+//! | Table: node of a page table | level, [`LOCK`], [`STRAY`], [`GUARDS`] | `next`: link in a gather or reserve list; `previous`: pending flushes, see `frame::pending` | first of the reserve list | 0 | live entries |
 //! | Folio: head of user memory | order, [`FOLIO_LOCK`], [`ORPHAN`], [`DIRTY`], [`LAZY`], [`FETCHABLE`], [`EXCLUSIVE`] (order 0) | the LRU list | with `word`: the anon group or object, see [`super::owner`] | references, pins, mappings, see [`super::count`]; 0 while fresh | kind of owner, index of the first page there |
 //! | Tail of a folio | order of the head | | number of the head | 0 | of `head + 1` to `head + 8`: anon-exclusive bits |
 //! | Tail of another block | unspecified | | unspecified | | |
@@ -44,6 +44,11 @@ use crate::addr::Frame;
 
 /// The link that leads nowhere. No frame has this number.
 pub(crate) const NONE: u32 = u32::MAX;
+
+/// The frame that a link in the metadata names, if it names one.
+pub(crate) fn link(value: u32) -> Option<Frame> {
+    (value != NONE).then_some(Frame(value))
+}
 
 const KIND_MASK: u32 = 0xf;
 /// Where the order, or a table's level, begins in `state`.

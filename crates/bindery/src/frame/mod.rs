@@ -48,6 +48,7 @@ mod loom_model;
 mod mapping;
 pub(crate) mod meta;
 pub(crate) mod owner;
+pub(crate) mod pending;
 mod reference;
 pub(crate) mod slab;
 pub(crate) mod split;
@@ -71,8 +72,9 @@ pub use folio::{Folio, MAX_FOLIO_ORDER};
 pub use view::{FrameUsage, FrameUse, FrameView};
 #[allow(unused_imports, reason = "the layers above name those that they need")]
 pub(crate) use {
-    count::PinRoom, count::TooManyMappings, folio::Freed, folio_lock::FolioLock, owner::Owner,
-    owner::OwnerKind, reference::Reference, split::SplitError,
+    count::PinRoom, count::TooManyMappings, folio::Freed, folio_lock::FolioLock,
+    owner::ALIGN as OWNER_ALIGN, owner::Owner, owner::OwnerKind, reference::Reference,
+    split::SplitError,
 };
 
 /// Consecutive frames of memory, by number.

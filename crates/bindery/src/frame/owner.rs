@@ -17,9 +17,8 @@ use core::sync::atomic::Ordering::Relaxed;
 use super::folio::Folio;
 use super::{Frames, slab};
 use crate::addr::{Frame, PAGE_SIZE};
-use crate::object::ObjectState;
 use crate::platform::Platform;
-use crate::rmap::AnonGroup;
+use crate::stats::Counts;
 
 const INDEX_BITS: u32 = 52;
 const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
@@ -32,39 +31,22 @@ const FILE: u64 = 3;
 /// later take away from the count to which they were added.
 const LET_GO: u64 = 1 << 53;
 /// Owners are aligned to so many bytes.
-const ALIGN: u64 = 16;
+pub(crate) const ALIGN: u64 = 16;
 
-const _: () = assert!(align_of::<AnonGroup>() as u64 >= ALIGN);
-const _: () = assert!(align_of::<ObjectState>() as u64 >= ALIGN);
 const _: () = assert!(PAGE_SIZE / ALIGN <= 1 << (KIND_SHIFT - PLACE_SHIFT));
 
-/// Whom a folio belongs to.
+/// Whom a folio belongs to. What the pointers lead to is known above: an `AnonGroup` of `rmap` and an
+/// `ObjectState` of `object`, each in a slab and aligned to [`ALIGN`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Owner {
     /// Nobody yet.
     Nobody,
-    /// Anonymous memory.
-    Group(NonNull<AnonGroup>),
-    /// Shared memory.
-    Memory(NonNull<ObjectState>),
-    /// A file.
-    File(NonNull<ObjectState>),
-}
-
-impl Owner {
-    /// The object as an owner.
-    pub(crate) fn of_object(object: &ObjectState) -> Self {
-        let kind = if object.is_file() { Self::File } else { Self::Memory };
-        kind(NonNull::from(object))
-    }
-
-    /// The object that it is, if any.
-    pub(crate) fn object(self) -> Option<NonNull<ObjectState>> {
-        match self {
-            Self::Memory(object) | Self::File(object) => Some(object),
-            Self::Nobody | Self::Group(_) => None,
-        }
-    }
+    /// Anonymous memory: the anon group.
+    Group(NonNull<()>),
+    /// Shared memory: the object.
+    Memory(NonNull<()>),
+    /// A file: the object.
+    File(NonNull<()>),
 }
 
 /// What sort of owner a folio has.
@@ -176,4 +158,29 @@ pub(super) const fn is_counted_for_object(word: u64) -> bool {
 #[inline]
 pub(super) const fn is_anonymous(word: u64) -> bool {
     word >> KIND_SHIFT == 1
+}
+
+impl Counts {
+    /// Counts `pages` pages that were mapped, of a folio with this sort of owner.
+    #[inline]
+    pub(crate) fn mapped(&mut self, owner: OwnerKind, pages: u32) {
+        let level = self.level(owner);
+        *level = level.wrapping_add(u64::from(pages));
+    }
+
+    /// Counts `pages` pages that were unmapped, of a folio with this sort of owner.
+    #[inline]
+    pub(crate) fn unmapped(&mut self, owner: OwnerKind, pages: u32) {
+        let level = self.level(owner);
+        *level = level.wrapping_sub(u64::from(pages));
+    }
+
+    #[inline]
+    fn level(&mut self, owner: OwnerKind) -> &mut u64 {
+        match owner {
+            OwnerKind::Anonymous => &mut self.anonymous_pages,
+            OwnerKind::File => &mut self.file_pages,
+            OwnerKind::SharedMemory => &mut self.shared_pages,
+        }
+    }
 }

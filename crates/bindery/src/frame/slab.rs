@@ -48,7 +48,9 @@ const NO_SLOT: u16 = u16::MAX;
 /// Objects of one type, each allocated and freed on its own.
 ///
 /// It does not free its objects or its spare frame when it is dropped, since it cannot reach the
-/// platform then: free all objects and call [`Slab::trim`] before.
+/// platform then: free all objects and call [`Slab::trim`] before. It is the same in memory for all
+/// types of objects.
+#[repr(transparent)]
 pub(crate) struct Slab<T, P: Platform> {
     lists: Mutex<P::SpinLock, Lists>,
     /// Objects are reached only through the pointers that were handed out.

@@ -13,6 +13,7 @@ use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::MemoryType;
 use crate::collections::range_skip_list::{Indexed, Links};
 use crate::deferred::Linked;
+use crate::memory::{Record, RecordKind};
 use crate::platform::Platform;
 
 use super::blocks::Blocks;
@@ -252,7 +253,7 @@ impl<P: Platform> KernelMap<'_, P> {
             if attempt == Attempt::AfterPurge {
                 self.purge_freed();
             }
-            let areas = &memory.kernel_areas;
+            let areas = &memory.slab::<Area>();
             let allocate = || areas.allocate_with(&memory.frames, &memory.platform, &make);
             area = area.or_else(allocate);
             if let Some(area) = area
@@ -263,7 +264,7 @@ impl<P: Platform> KernelMap<'_, P> {
         }
         let Some(area) = area else { return Err(KernelMapError::OutOfMemory) };
         // SAFETY: it came from this slab and was in no index, so nobody has seen it.
-        unsafe { memory.kernel_areas.free(&memory.frames, &memory.platform, area) };
+        unsafe { memory.slab::<Area>().free(&memory.frames, &memory.platform, area) };
         Err(KernelMapError::OutOfAddresses)
     }
 
@@ -417,4 +418,9 @@ impl<P: Platform> KernelMap<'_, P> {
 pub(super) enum Attempt {
     First,
     AfterPurge,
+}
+
+// SAFETY: 1. No other type has this kind.
+unsafe impl Record for Area {
+    const KIND: RecordKind = RecordKind::KernelArea;
 }

@@ -3,6 +3,7 @@
 use core::fmt;
 
 use crate::addr::VirtAddr;
+use crate::deferred::Shortage;
 use crate::error::Errno;
 
 use super::request::{AreaKind, KernelArea};
@@ -123,3 +124,10 @@ impl fmt::Display for KernelMapError {
 }
 
 impl core::error::Error for KernelMapError {}
+
+impl Shortage for KernelMapError {
+    #[inline]
+    fn is_out_of_memory(&self) -> bool {
+        *self == Self::OutOfMemory
+    }
+}

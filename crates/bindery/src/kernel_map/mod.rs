@@ -308,7 +308,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
             }
         }
         self.invalidate(arena, 1, Tables::Changed, &mut counts);
-        self.memory.free_after_readers(Batch { tables, ..Batch::default() });
+        self.memory.free_after_readers(Batch::of(tables));
     }
 
     /// The root table, which AArch64 loads into `TTBR1_EL1`. [`Platform::invalidate_kernel`]

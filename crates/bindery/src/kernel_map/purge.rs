@@ -192,7 +192,7 @@ impl<P: Platform> KernelMap<'_, P> {
             // this batch's, whose next link was read before.
             unsafe { areas.push(node) };
         });
-        memory.free_after_readers(Unlinked { tables, areas, ..Unlinked::default() });
+        memory.free_after_readers(Unlinked::of(tables).with(areas));
     }
 
     /// Gathers a detached table and those below it. Their leaves were cleared by those who owned

@@ -115,7 +115,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let (memory, area) = (self.memory, self.area(claim.0));
         // What gives the addresses back if the memory runs out.
         let make = || Area::new(area.kind, area.pieces, area.pauses, area.memory);
-        let areas = &memory.kernel_areas;
+        let areas = &memory.slab::<Area>();
         let allocate = || areas.allocate_with(&memory.frames, &memory.platform, make);
         let spare = allocate().or_else(|| {
             self.purge_freed();
@@ -131,7 +131,7 @@ impl<P: Platform> KernelMap<'_, P> {
             self.purge_freed();
         } else {
             // SAFETY: it came from this slab, and nobody has seen it.
-            unsafe { memory.kernel_areas.free(&memory.frames, &memory.platform, spare) };
+            unsafe { memory.slab::<Area>().free(&memory.frames, &memory.platform, spare) };
         }
         grown.transpose()
     }

@@ -4,7 +4,7 @@ use crate::Memory;
 use crate::arch;
 use crate::error::Error;
 use crate::events::RareEvents;
-use crate::frame::{Folio, MAX_FOLIO_ORDER, Owner};
+use crate::frame::{Folio, MAX_FOLIO_ORDER};
 use crate::platform::Platform;
 
 use super::awaited::Stop;
@@ -117,7 +117,7 @@ fn present<P: Platform>(memory: &Memory<P>, object: &ObjectState, first: u64, en
 fn replace<P: Platform>(memory: &Memory<P>, object: &ObjectState, first: u64, folio: Folio) {
     let (frames, platform) = (&memory.frames, &memory.platform);
     let end = first + u64::from(folio.pages());
-    frames.set_fresh_owner(folio, Owner::of_object(object), first);
+    frames.set_fresh_owner(folio, object.as_owner(), first);
     frames.clear_exclusive(folio, 0, folio.pages());
     // All at once: only a folio that is frozen or fresh may be found with less than the index names.
     frames.publish(folio, folio.pages());

@@ -20,7 +20,7 @@ use crate::bytes;
 use crate::error::Error;
 use crate::interrupt;
 use crate::platform::Platform;
-use crate::space::MappingFlags;
+use crate::vma::MappingFlags;
 
 use super::awaited::Stop;
 use super::fetch::{FillSource, Moved, Wanted, Writing, demand, obtain};

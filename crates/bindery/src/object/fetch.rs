@@ -21,7 +21,7 @@ use arrayvec::ArrayVec;
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SHIFT};
 use crate::error::Error;
-use crate::frame::{Folio, MAX_FOLIO_ORDER, Owner, Reference};
+use crate::frame::{Folio, MAX_FOLIO_ORDER, Reference};
 use crate::platform::Platform;
 
 use super::awaited::{Awaited, Stop};
@@ -29,7 +29,7 @@ use super::in_flight::{Record, Refused};
 use super::state::{Accounting, pages_of};
 use super::{Object, ObjectState};
 use crate::collections::page_tree::{PageIndex, PageStretch};
-use crate::table::OutOfMemory;
+use crate::error::OutOfMemory;
 
 /// Folios that one call of the pager fills at the most.
 const FOLIOS: usize = 32;
@@ -480,7 +480,7 @@ fn add<'m, P: Platform>(
     let Fresh { first, folio } = *fresh;
     let pages = folio.pages();
     let count = u64::from(pages);
-    frames.set_fresh_owner(folio, Owner::of_object(object), first);
+    frames.set_fresh_owner(folio, object.as_owner(), first);
     frames.clear_exclusive(folio, 0, pages);
     let added = object.pages.change_with_nodes(memory, |index, nodes| {
         // In one step with the look at the index: whoever drops pages has cancelled the read before.

@@ -7,6 +7,7 @@ use crate::platform::Platform;
 use crate::rmap::{HOLD, Locking, Pages, Seen, for_each_sight};
 use crate::table::age::Forget;
 use crate::table::spare::Spared;
+use crate::vma::MappingFlags;
 
 use super::ObjectState;
 
@@ -38,7 +39,8 @@ pub(super) fn unmap<P: Platform>(
                 Copies::Kept if private => Spared::GuardsAndCopies,
                 _ => Spared::Guards,
             };
-            let piece = if sight.table.spares_entries(sight.vma, spared) {
+            let guards = sight.vma.has(MappingFlags::MAYBE_GUARDS);
+            let piece = if sight.table.takes_tables(spared) && !guards {
                 TABLES << arch::table_span::<P::Arch>(1).ilog2()
             } else {
                 // Each entry is looked at.

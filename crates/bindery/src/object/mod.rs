@@ -256,12 +256,13 @@ impl<P: Platform> Memory<P> {
             return Err(Error::TooLarge);
         }
         self.may_wait();
-        let identity = self.registry.new_identity();
+        let identity = Registry::of(self).new_identity();
         let state = self.retry(|| {
             let state = ObjectState::new(identity, backing, size, seals);
-            self.objects.allocate(&self.frames, &self.platform, state).ok_or(Error::OutOfMemory)
+            let objects = self.slab::<ObjectState>();
+            objects.allocate(&self.frames, &self.platform, state).ok_or(Error::OutOfMemory)
         })?;
-        self.registry.add(state);
+        Registry::of(self).add(state);
         Ok(Object { memory: self, state, pager: PhantomData })
     }
 }

@@ -2,10 +2,10 @@
 //! number.
 
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
+use crate::memory::{Anchor, Memory};
 use crate::platform::Platform;
-use crate::sync::Mutex;
 
 use super::ObjectState;
 
@@ -21,47 +21,42 @@ impl Links {
     }
 }
 
-/// The list of all objects, in no order. Its lock is held for a constant number of steps, and is
-/// below all others of an object.
-pub(crate) struct Registry<P: Platform> {
-    first: Mutex<P::SpinLock, AtomicPtr<ObjectState>>,
-    last_identity: AtomicU64,
-}
+/// The list of all objects of a memory, in no order. Its lock is held for a constant number of
+/// steps, and is below all others of an object.
+pub(crate) struct Registry<'m, P: Platform>(&'m Anchor<P>);
 
-impl<P: Platform> Registry<P> {
-    pub(crate) const fn new() -> Self {
-        Self {
-            first: Mutex::new(AtomicPtr::new(ptr::null_mut())),
-            last_identity: AtomicU64::new(0),
-        }
+impl<'m, P: Platform> Registry<'m, P> {
+    /// The list of the memory's objects.
+    pub(crate) fn of(memory: &'m Memory<P>) -> Self {
+        Self(&memory.objects)
     }
 
     /// A number that no other object of this memory has or had.
     pub(super) fn new_identity(&self) -> u64 {
-        self.last_identity.fetch_add(1, Relaxed) + 1
+        self.0.last_identity.fetch_add(1, Relaxed) + 1
     }
 
     /// Adds an object that is in no list.
     pub(super) fn add(&self, node: NonNull<ObjectState>) {
-        let list = self.first.lock();
+        let list = self.0.first.lock();
         let links = Self::links(node);
-        let first = list.load(Relaxed);
+        let first = list.load(Relaxed).cast();
         links.next.store(first, Relaxed);
         links.previous.store(ptr::null_mut(), Relaxed);
         if let Some(first) = NonNull::new(first) {
             Self::links(first).previous.store(node.as_ptr(), Relaxed);
         }
-        list.store(node.as_ptr(), Relaxed);
+        list.store(node.as_ptr().cast(), Relaxed);
     }
 
     /// Takes out an object that is in the list.
     pub(super) fn take(&self, node: NonNull<ObjectState>) {
-        let list = self.first.lock();
+        let list = self.0.first.lock();
         let links = Self::links(node);
         let (next, previous) = (links.next.load(Relaxed), links.previous.load(Relaxed));
         match NonNull::new(previous) {
             Some(previous) => Self::links(previous).next.store(next, Relaxed),
-            None => list.store(next, Relaxed),
+            None => list.store(next.cast(), Relaxed),
         }
         if let Some(next) = NonNull::new(next) {
             Self::links(next).previous.store(previous, Relaxed);
@@ -70,8 +65,8 @@ impl<P: Platform> Registry<P> {
 
     /// All objects. For a quiet system: none comes or goes while the iterator and what it yields
     /// are used.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &ObjectState> {
-        let mut next = self.first.lock().load(Relaxed);
+    pub(crate) fn iter(self) -> impl Iterator<Item = &'m ObjectState> + use<'m, P> {
+        let mut next = self.0.first.lock().load(Relaxed).cast();
         core::iter::from_fn(move || {
             let node = NonNull::new(next)?;
             next = Self::links(node).next.load(Relaxed);

@@ -4,7 +4,7 @@ use crate::addr::{PAGE_SHIFT, PAGE_SIZE};
 use crate::error::Error;
 use crate::interrupt;
 use crate::platform::Platform;
-use crate::space::MappingFlags;
+use crate::vma::MappingFlags;
 
 use super::awaited::Stop;
 use super::fetch::{Wanted, demand, obtain};

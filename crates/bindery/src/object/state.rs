@@ -7,20 +7,22 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::Memory;
 use crate::addr::PAGE_SIZE;
 use crate::error::Error;
+use crate::error::OutOfMemory;
+use crate::frame::{OWNER_ALIGN, Owner};
+use crate::memory::{Record, RecordKind};
 use crate::platform::Platform;
 use crate::rmap::{ObjectTree, TreeLock};
-use crate::space::MappingFlags;
 use crate::sync::rw_lock::RwLock;
-use crate::table::OutOfMemory;
+use crate::vma::MappingFlags;
 
 use super::attachments::SegmentMark;
 use super::in_flight::{Ends, InFlight};
 use super::pager::Pager;
 use super::quota::Quota;
-use super::registry::Links;
+use super::registry::{Links, Registry};
 use super::seals::{SealState, Seals};
 use super::{pages, save};
-use crate::collections::page_tree::{NODES_OF_A_FOLIO, Nodes, PAGE_LIMIT, PageIndex};
+use crate::collections::page_tree::{NODES_OF_A_FOLIO, Node, Nodes, PAGE_LIMIT, PageIndex};
 
 /// How the memory of an object counts as committed ([`crate::Commitment`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -129,7 +131,7 @@ impl Pages {
     ) -> R {
         // SAFETY: 1. the index belongs to one object, which belongs to one memory, whose slab,
         // frames and platform these are.
-        let nodes = unsafe { Nodes::new(&memory.object_nodes, &memory.frames, &memory.platform) };
+        let nodes = unsafe { Nodes::new(memory.slab::<Node>(), &memory.frames, &memory.platform) };
         self.lock.with_write_spinning(&memory.platform, || {
             // SAFETY: everyone else who uses the index holds its lock, which we hold for writing.
             let (result, by) = work(unsafe { &mut *self.index.get() }, &nodes);
@@ -166,7 +168,7 @@ impl Pages {
         }
         memory.may_wait();
         let nodes = NODES_OF_A_FOLIO;
-        if !memory.object_nodes.stock(&memory.frames, &memory.platform, nodes) {
+        if !memory.slab::<Node>().stock(&memory.frames, &memory.platform, nodes) {
             return Err(OutOfMemory);
         }
         self.change(memory, work)
@@ -183,7 +185,15 @@ pub(super) fn pages_of(bytes: u64) -> u64 {
     bytes.div_ceil(PAGE_SIZE)
 }
 
+const _: () = assert!(align_of::<ObjectState>() as u64 >= OWNER_ALIGN);
+
 impl ObjectState {
+    /// The object as the owner of folios.
+    pub(crate) fn as_owner(&self) -> Owner {
+        let kind = if self.is_file() { Owner::File } else { Owner::Memory };
+        kind(NonNull::from(self).cast())
+    }
+
     pub(super) fn new(identity: u64, backing: Backing, size: u64, seals: Seals) -> Self {
         Self {
             holders: AtomicU64::new(1),
@@ -249,7 +259,7 @@ impl ObjectState {
             Backing::Memory { .. } => memory.shared_folio_policy(),
             Backing::File { .. } => memory.file_folio_policy(),
         };
-        policy.orders(flags)
+        policy.orders(flags.huge_advice())
     }
 
     /// How the memory counts as committed.
@@ -397,7 +407,7 @@ pub(super) fn release<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectState
         return;
     }
     let _ = save::save(memory, object, 0, PAGE_LIMIT, save::Until::End);
-    memory.registry.take(node);
+    Registry::of(memory).take(node);
     pages::drop_pages(memory, object, 0, PAGE_LIMIT);
     object.uncommit(memory, object.committed());
     if let Some((pager, file)) = object.file() {
@@ -407,5 +417,15 @@ pub(super) fn release<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectState
     // SAFETY: the node came from this slab (`Memory::add_object`); it has no holder and is in no
     // list, so nobody can reach it any more. Nobody follows a folio to its object without a holder
     // of the object's.
-    unsafe { memory.objects.free(&memory.frames, &memory.platform, node) };
+    unsafe { memory.slab::<ObjectState>().free(&memory.frames, &memory.platform, node) };
+}
+
+// SAFETY: 1. No other type has this kind.
+unsafe impl Record for ObjectState {
+    const KIND: RecordKind = RecordKind::Object;
+}
+
+// SAFETY: 1. No other type has this kind.
+unsafe impl Record for Node {
+    const KIND: RecordKind = RecordKind::PageIndexNode;
 }

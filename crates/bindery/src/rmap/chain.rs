@@ -80,9 +80,9 @@ use crate::Memory;
 use crate::deferred::Chain;
 use crate::frame::Owner;
 use crate::platform::Platform;
-use crate::space::vma::Vma;
 use crate::table::PageTable;
 use crate::table::look::{Standing, Stretch};
+use crate::vma::Vma;
 
 use super::group::AnonGroup;
 use crate::collections::interval_tree::Asked;
@@ -185,11 +185,12 @@ fn take_over<P: Platform>(memory: &Memory<P>, table: &PageTable<'_, P>, vma: &Vm
         // Read without the folio's lock ("why no folio is missed"). So a folio that stays as it is
         // does not put the contraction off because somebody walks to it.
         let (Owner::Group(owner), index) = frames.owner(&memory.platform, folio) else { return };
+        let owner = owner.cast::<AnonGroup>();
         // SAFETY: the folio is mapped, so its owner is the VMA's anon group or one above. Those stay: the
         // anon group holds them, and no other survey, which could contract them, runs in the family.
         let Some(heir) = (unsafe { owner.as_ref() }).heir() else { return };
         match frames.try_lock_folio(&memory.platform, folio) {
-            Some(lock) => lock.set_owner(Owner::Group(heir.node()), index),
+            Some(lock) => lock.set_owner(AnonGroup::as_owner(Some(heir.node())), index),
             None => complete.set(false),
         }
     });

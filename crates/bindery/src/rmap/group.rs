@@ -10,8 +10,10 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use crate::Memory;
 use crate::deferred::{Batch, Chain, Linked};
+use crate::frame::{OWNER_ALIGN, Owner};
+use crate::memory::{Record, RecordKind};
 use crate::platform::Platform;
-use crate::space::vma::Vma;
+use crate::vma::Vma;
 
 use super::TreeLock;
 use super::trees::GroupTree;
@@ -304,6 +306,16 @@ impl AnonGroup {
     }
 }
 
+const _: () = assert!(align_of::<AnonGroup>() as u64 >= OWNER_ALIGN);
+
+impl AnonGroup {
+    /// The anon group as the owner of folios, or nobody.
+    #[inline]
+    pub(crate) fn as_owner(group: Option<NonNull<Self>>) -> Owner {
+        group.map_or(Owner::Nobody, |group| Owner::Group(group.cast()))
+    }
+}
+
 impl Linked for AnonGroup {
     /// Of an anon group that has left the tree; nobody follows it to siblings then.
     fn next(&self) -> &AtomicPtr<Self> {
@@ -339,7 +351,7 @@ impl Groups {
             lock: TreeLock::new(),
             node: null(),
         };
-        let node = memory.groups.allocate(&memory.frames, &memory.platform, group)?;
+        let node = memory.slab::<AnonGroup>().allocate(&memory.frames, &memory.platform, group)?;
         // SAFETY: the anon group is fresh from the slab, and nobody frees it before it was held.
         unsafe { node.as_ref() }.node.store(node.as_ptr(), Ordering::Relaxed);
         if let Some(parent) = parent {
@@ -369,7 +381,7 @@ impl Groups {
     pub(super) fn release_now<P: Platform>(memory: &Memory<P>, node: NonNull<AnonGroup>) {
         let mut groups = Chain::default();
         Self::release(memory, node, &mut groups);
-        memory.free_after_readers(Batch { groups, ..Batch::default() });
+        memory.free_after_readers(Batch::default().with(groups));
     }
 
     /// One VMA or walker less. With the last, the anon group leaves the tree, and then perhaps those above
@@ -415,4 +427,9 @@ impl Groups {
             unsafe { unheld.push(node) };
         }
     }
+}
+
+// SAFETY: 1. No other type has this kind.
+unsafe impl Record for AnonGroup {
+    const KIND: RecordKind = RecordKind::AnonGroup;
 }

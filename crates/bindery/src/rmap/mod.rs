@@ -65,7 +65,7 @@ use core::ptr::NonNull;
 use crate::addr::VirtRange;
 use crate::collections::range_skip_list::Indexed;
 use crate::platform::Platform;
-use crate::space::vma::Vma;
+use crate::vma::Vma;
 
 pub(crate) use crate::collections::interval_tree::Asked;
 pub(crate) use chain::{contract, may_contract};

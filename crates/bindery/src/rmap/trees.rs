@@ -5,7 +5,7 @@
 
 use crate::addr::PAGE_SHIFT;
 use crate::collections::range_skip_list::Indexed;
-use crate::space::vma::Vma;
+use crate::vma::Vma;
 
 use crate::collections::interval_tree::{IntervalTree, Links, Member};
 

@@ -53,9 +53,9 @@ use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::collections::range_skip_list::Indexed;
 use crate::object::ObjectState;
 use crate::platform::Platform;
-use crate::space::vma::Vma;
 use crate::table::PageTable;
 use crate::tlb::Gather;
+use crate::vma::Vma;
 #[cfg(any(test, feature = "testing"))]
 use {
     super::group::{AnonGroup, Groups},
@@ -341,6 +341,7 @@ pub(crate) fn for_each_anonymous_sight<'m, P: Platform>(
         let _section = ReadSection::enter(&memory.platform);
         let (owner, first) = frames.owner(&memory.platform, folio);
         let Owner::Group(node) = owner else { return Walked::NotMapped };
+        let node = node.cast::<AnonGroup>();
         if frames.mappings(folio) == 0 {
             return Walked::NotMapped;
         }

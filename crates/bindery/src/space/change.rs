@@ -36,7 +36,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let memory = self.table.memory;
         memory.may_wait();
         let make = || Vma::new(range, purpose, page_offset, self.table.state());
-        let node = memory.vmas.allocate_with(&memory.frames, &memory.platform, make);
+        let node = memory.slab::<Vma>().allocate_with(&memory.frames, &memory.platform, make);
         node.ok_or(Error::OutOfMemory)
     }
 
@@ -325,6 +325,6 @@ impl<P: Platform> AddressSpace<'_, P> {
         let memory = self.table.memory;
         // SAFETY: the node came from this slab (`new_vma`), was never put into the index, and so
         // is known to nobody else.
-        unsafe { memory.vmas.free(&memory.frames, self.platform(), node) };
+        unsafe { memory.slab::<Vma>().free(&memory.frames, self.platform(), node) };
     }
 }

@@ -5,10 +5,11 @@ use crate::arch::{self, Absent, Arch, Attributes, Kind, Marker, absent};
 use crate::deferred::Shortage;
 use crate::error::Error;
 use crate::events::RareEvents;
-use crate::frame::{MAX_FOLIO_ORDER, Owner};
+use crate::frame::MAX_FOLIO_ORDER;
 use crate::interrupt;
 use crate::object;
 use crate::platform::Platform;
+use crate::rmap::AnonGroup;
 use crate::space::MmapLocked;
 use crate::stats::Counts;
 use crate::table::collapse::Replacement;
@@ -204,7 +205,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let vma = self.first_behind(mm, at)?;
             let base = at.max(vma.start()).next_multiple_of(span);
             let orders = match vma.object() {
-                None => memory.folio_policy().orders(vma.flags()),
+                None => memory.folio_policy().orders(vma.flags().huge_advice()),
                 Some(object) if object.is_file() => 0,
                 Some(object) => object.orders(memory, vma.flags()),
             };
@@ -313,7 +314,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Err(Error::OutOfMemory);
         };
         RareEvents::note(&memory.rare.huge_collapses);
-        let owner = vma.group_pointer().map_or(Owner::Nobody, Owner::Group);
+        let owner = AnonGroup::as_owner(vma.group_pointer());
         memory.frames.set_fresh_owner(folio, owner, vma.page_offset_of(range.start()));
         let attributes = Attributes {
             accessed: true,

@@ -6,6 +6,7 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Entry, Kind, absent};
+use crate::deferred::Shortage;
 use crate::events::RareEvents;
 use crate::frame::{Folio, MAX_FOLIO_ORDER};
 use crate::platform::Platform;
@@ -211,5 +212,11 @@ impl<P: Platform> AddressSpace<'_, P> {
             }
             Kind::Empty | Kind::Table => false,
         }
+    }
+}
+
+impl Shortage for FolioError {
+    fn is_out_of_memory(&self) -> bool {
+        *self == Self::OutOfMemory
     }
 }

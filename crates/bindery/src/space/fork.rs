@@ -7,7 +7,7 @@ use crate::addr::VirtRange;
 use crate::error::Error;
 use crate::interrupt;
 use crate::platform::Platform;
-use crate::rmap::{self, Groups};
+use crate::rmap::{self, AnonGroup, Groups};
 use crate::table::copy::{Copied, Copy};
 use crate::tlb::Gather;
 
@@ -135,7 +135,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return Ok(());
         }
         let copied = if vma.is_shared() { Copied::Shared } else { Copied::Private };
-        let what = Copy { range, copied, group, page_offset: vma.page_offset() };
+        let owner = AnonGroup::as_owner(group);
+        let what = Copy { range, copied, owner, page_offset: vma.page_offset() };
         self.table.copy_to(&child.table, &what, gather)
     }
 }

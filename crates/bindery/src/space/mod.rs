@@ -44,7 +44,6 @@ mod settings;
 mod stack_growth;
 mod transaction;
 mod user_copy;
-pub(crate) mod vma;
 mod zeroes;
 
 use core::marker::PhantomData;
@@ -65,6 +64,7 @@ use crate::table::zap::Flush;
 use crate::table::{PageTable, Reach, ReadSection};
 use crate::tlb::{Gather, TlbOnLeave};
 
+pub use crate::vma::{MappingFlags, Protection};
 pub use collapse::{CollapseLimits, CollapseProgress};
 pub use fault::{Access, Resolved};
 pub use folio::FolioError;
@@ -78,20 +78,18 @@ pub use mprotect::ProtectFrom;
 pub use mremap::Remap;
 pub use msync::SyncFlags;
 pub use pin::{PinTime, Pinned};
-pub(crate) use pin_count::PinCount;
 pub use resident::Resident;
 pub use settings::{ExecGain, LargeFolios};
 pub use user_copy::PartialCopy;
-pub use vma::{MappingFlags, Protection};
 
 use crate::collections::range_skip_list::{Index, Indexed};
+use crate::vma::{self, Vma};
 use brk::ProgramBreak;
 use change::Removed;
 use key::Keys;
 use limits::Account;
 use pin_count::PinCounts;
 use settings::Settings;
-use vma::Vma;
 
 /// What a mapping that grows down keeps free below itself, in bytes (Linux: `stack_guard_gap`).
 pub(crate) const STACK_GUARD_GAP: u64 = 256 * PAGE_SIZE;
@@ -372,7 +370,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             }
         }
         let tables = self.table.take_emptied(gather);
-        memory.free_after_readers(Batch { tables, vmas, groups, ..Batch::default() });
+        memory.free_after_readers(Batch::of(tables).with(vmas).with(groups));
     }
 }
 

@@ -28,6 +28,7 @@ use crate::Memory;
 use crate::addr::PAGE_SIZE;
 use crate::error::{FaultError, PinError};
 use crate::frame::PinRoom;
+use crate::memory::{Record, RecordKind};
 use crate::platform::Platform;
 
 use super::AddressSpace;
@@ -62,7 +63,9 @@ impl PinCount {
         if self.0.fetch_sub(taken, Ordering::AcqRel) == taken {
             // SAFETY: the count came from this slab (`AddressSpace::pin_count`). It is zero, so neither
             // the address space nor a pin knows it any more.
-            unsafe { memory.pin_counts.free(&memory.frames, &memory.platform, self.into()) };
+            unsafe {
+                memory.slab::<PinCount>().free(&memory.frames, &memory.platform, self.into())
+            };
         }
     }
 }
@@ -101,7 +104,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             None => {
                 memory.may_wait();
                 let new = PinCount(AtomicU64::new(SPACE));
-                let new = memory.pin_counts.allocate(&memory.frames, &memory.platform, new);
+                let new = memory.slab::<PinCount>().allocate(&memory.frames, &memory.platform, new);
                 let new = new.ok_or(FaultError::OutOfMemory)?;
                 let (null, made) = (ptr::null_mut(), new.as_ptr());
                 let order = (Ordering::AcqRel, Ordering::Acquire);
@@ -109,7 +112,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                     Ok(_) => new,
                     Err(other) => {
                         // SAFETY: the count came from this slab, and nobody else has seen it.
-                        unsafe { memory.pin_counts.free(&memory.frames, &memory.platform, new) };
+                        unsafe {
+                            memory.slab::<PinCount>().free(&memory.frames, &memory.platform, new)
+                        };
                         NonNull::new(other).ok_or(FaultError::OutOfMemory)?
                     }
                 }
@@ -150,4 +155,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             unsafe { count.as_ref() }.take(self.table.memory, SPACE);
         }
     }
+}
+
+// SAFETY: 1. No other type has this kind.
+unsafe impl Record for PinCount {
+    const KIND: RecordKind = RecordKind::PinCount;
 }

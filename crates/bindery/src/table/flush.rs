@@ -10,8 +10,8 @@ use crate::stats::Counts;
 use crate::tlb::{self, Gather};
 
 use super::locking::{Depth, LockSet, LockTree, Node};
-use super::pending::{self, Last};
 use super::{PageTable, level_of, link, zap};
+use crate::frame::pending::{self, Last};
 
 impl<P: Platform> PageTable<'_, P> {
     /// Invalidates at once, between breaking an entry and making the new one.
@@ -118,7 +118,7 @@ impl<P: Platform> PageTable<'_, P> {
         self.stats.add(&counts);
         self.drop_contents(gather);
         let tables = self.take_emptied(gather);
-        self.memory.free_after_readers(Batch { tables, ..Batch::default() });
+        self.memory.free_after_readers(Batch::of(tables));
     }
 
     /// Gives back what stands in the detached tables, after the flush.

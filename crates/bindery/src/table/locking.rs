@@ -75,9 +75,6 @@ pub(crate) const HELD_ENTRIES: u32 = 1024;
 /// Most tables that an operation detaches while it holds one set of locks.
 pub(crate) const HELD_DETACHED: u32 = 512;
 
-/// Leaf tables of which one flush takes care.
-pub(crate) const CHUNK_TABLES: u64 = 64;
-
 /// Of each level an operation on a range locks at most two tables that lie in it as a whole, each of
 /// which holds 512 of its entries, and two at its edges, that is four on each of five levels; an edge
 /// may split a huge leaf on two levels. A move locks two or three tables at its level for either side,

@@ -18,7 +18,7 @@
 //! | file | idea |
 //! |---|---|
 //! | `locking` | which locks, in which order |
-//! | `flush`, `pending` | flushes, and marks of those that come after the lock is released |
+//! | `flush` | flushes, and marks of those that come after the lock is released |
 //! | `pool` | spare tables while locks are held |
 //! | `run` | the longest stretch that can be treated as one |
 //! | `cursor` | a locked range that yields runs |
@@ -41,7 +41,6 @@ pub(crate) mod look;
 mod loom_model;
 pub(crate) mod marker;
 pub(crate) mod move_range;
-mod pending;
 mod pool;
 pub(crate) mod protect;
 pub(crate) mod run;
@@ -56,7 +55,11 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::Memory;
 use crate::addr::{Frame, VirtAddr};
 use crate::arch::{self, Arch, Entry, Kind};
+pub(crate) use crate::error::OutOfMemory;
+pub(crate) use crate::frame::meta::link;
 use crate::frame::meta::{self, FrameMeta};
+use crate::frame::pending;
+use crate::memory::{Record, RecordKind};
 use crate::platform::Platform;
 use crate::stats::{Counts, Stats};
 use crate::tlb::ActiveCpus;
@@ -77,10 +80,6 @@ pub enum Reach {
     #[default]
     Table,
 }
-
-/// Physical memory ran out while a table was needed; nothing was changed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct OutOfMemory;
 
 /// A read section that ends when the guard is dropped.
 pub(crate) struct ReadSection<'p, P: Platform>(&'p P);
@@ -148,7 +147,9 @@ impl<'m, P: Platform> PageTable<'m, P> {
             reach,
             moving: Moving::new(),
         };
-        let Some(state) = memory.trees.allocate(&memory.frames, &memory.platform, state) else {
+        let Some(state) =
+            memory.slab::<TreeState>().allocate(&memory.frames, &memory.platform, state)
+        else {
             free_table(memory, root, &mut counts);
             return None;
         };
@@ -208,7 +209,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         free_table(memory, self.root, &mut Counts::default());
         // SAFETY: the state came from this slab; the caller is the address space's drop, after
         // which no handle is left.
-        unsafe { memory.trees.free(&memory.frames, &memory.platform, self.state) };
+        unsafe { memory.slab::<TreeState>().free(&memory.frames, &memory.platform, self.state) };
     }
 
     /// The lowest entry that stands for `addr`, read without locks: a hint, unless the caller
@@ -305,11 +306,6 @@ pub(crate) struct LeafTable {
     pub(crate) table: Frame,
 }
 
-/// The frame that a link in the metadata names, if it names one.
-pub(crate) fn link(value: u32) -> Option<Frame> {
-    (value != meta::NONE).then_some(Frame(value))
-}
-
 /// A new empty table for `level`, locked, so that it can be installed in at once.
 pub(crate) fn new_table<P: Platform>(
     memory: &Memory<P>,
@@ -337,14 +333,6 @@ pub(crate) fn init_table<P: Platform>(memory: &Memory<P>, table: Frame, level: u
 /// The level that a table's metadata tells.
 pub(crate) fn level_of(meta: &FrameMeta) -> u8 {
     (meta.state.load(Ordering::Relaxed) >> meta::ORDER_SHIFT & 0xf) as u8
-}
-
-/// Frees a detached table that no reader can reach any more, or leaves that to whoever lowers its
-/// pending count to zero.
-pub(crate) fn release_table<P: Platform>(memory: &Memory<P>, table: Frame) {
-    if pending::release(&memory.frames.meta(table).previous) == pending::Last::Yes {
-        memory.frames.free(&memory.platform, table, 0);
-    }
 }
 
 /// Gives the frame of a table back, which nobody can reach any more.
@@ -422,4 +410,9 @@ impl<P: Platform> LockTree for PageTable<'_, P> {
         let entry = Entry(self.slots(table)[index as usize].load(Ordering::Acquire));
         (arch::kind::<P::Arch>(entry, level) == Kind::Table).then(|| P::Arch::frame(entry))
     }
+}
+
+// SAFETY: 1. No other type has this kind.
+unsafe impl Record for TreeState {
+    const KIND: RecordKind = RecordKind::PageTable;
 }

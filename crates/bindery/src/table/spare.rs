@@ -5,8 +5,6 @@ use core::sync::atomic::Ordering;
 use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Equal, Marker, absent};
 use crate::platform::Platform;
-use crate::space::MappingFlags;
-use crate::space::vma::Vma;
 use crate::tlb::Gather;
 
 use super::cursor::{Chunks, Cursor, Whole};
@@ -55,15 +53,9 @@ impl<P: Platform> PageTable<'_, P> {
 
     /// Whether tables may go whole. Not while a move brings entries here: it has laid tables, and needs
     /// them (`move_range`).
-    fn takes_tables(&self, spared: Spared) -> bool {
+    pub(crate) fn takes_tables(&self, spared: Spared) -> bool {
         let moving = self.moving.source().is_some();
         spared == Spared::Guards && self.reach == Reach::Table && !moving
-    }
-
-    /// Whether `zap_sparing` of a part of `vma` looks at no entry of tables that go whole, as far as can
-    /// be told beforehand.
-    pub(crate) fn spares_entries(&self, vma: &Vma, spared: Spared) -> bool {
-        self.takes_tables(spared) && !vma.has(MappingFlags::MAYBE_GUARDS)
     }
 
     /// Says whether tables were left.

@@ -67,7 +67,6 @@ use crate::arch::{self, Arch};
 use crate::deferred::Tables as DetachedTables;
 use crate::platform::{Cpu, CpuSet, Invalidation, MAX_CPUS, Platform, Tables};
 use crate::stats::Counts;
-use crate::table::locking::CHUNK_TABLES;
 
 /// What a CPU's TLB holds of an address space after the CPU has switched to another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -164,6 +163,9 @@ enum Stays {
     No,
     Yes,
 }
+
+/// Leaf tables of which one flush takes care.
+pub(crate) const CHUNK_TABLES: u64 = 64;
 
 /// The most marks that one flush carries for a move: of as many source tables as others mark, and of the
 /// tables that these go to.

@@ -38,8 +38,8 @@ mod node;
 use bitflags::bitflags;
 
 use crate::addr::{Frame, PAGE_SHIFT};
+use crate::error::OutOfMemory;
 use crate::platform::Platform;
-use crate::table::OutOfMemory;
 
 use node::{
     HEIGHT, Link, SLOTS, Slots, Words, first_page, frame_in, has, leaf_end, level_of, mask, pieces,

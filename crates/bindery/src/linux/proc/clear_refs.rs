@@ -14,8 +14,8 @@
 use crate::error::{Errno, Operation};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
-use crate::space::vma::Vma;
 use crate::table::age::Forget;
+use crate::vma::Vma;
 
 /// A request written to `/proc/self/clear_refs`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -9,8 +9,8 @@ use core::fmt::{self, Write};
 
 use crate::addr::{PAGE_SHIFT, VirtAddr};
 use crate::platform::Platform;
-use crate::space::vma::Vma;
 use crate::space::{AddressSpace, Mapping};
+use crate::vma::Vma;
 
 use super::line::Columns;
 use super::naming::{FileId, NameSource, Naming};

@@ -9,9 +9,9 @@ use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Attributes, Marker};
 use crate::frame::Folio;
 use crate::platform::Platform;
-use crate::space::vma::Vma;
 use crate::space::{AddressSpace, MappingFlags};
 use crate::table::look::Standing;
+use crate::vma::Vma;
 
 use super::sharing::for_each_shared;
 

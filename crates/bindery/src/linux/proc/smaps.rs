@@ -4,8 +4,8 @@ use core::fmt::{self, Write};
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::platform::Platform;
-use crate::space::vma::Vma;
 use crate::space::{AddressSpace, MappingFlags};
+use crate::vma::Vma;
 
 use super::line::{Columns, write_number, write_size};
 use super::maps::Shown;
@@ -147,7 +147,7 @@ fn may_be_huge<P: Platform>(space: &AddressSpace<'_, P>, vma: &Vma) -> bool {
     let memory = space.table.memory;
     let orders = match vma.object() {
         Some(object) => object.orders(memory, vma.flags()),
-        None => memory.folio_policy().orders(vma.flags()),
+        None => memory.folio_policy().orders(vma.flags().huge_advice()),
     };
     let orders = space.used_orders(orders, vma.flags());
     let range = vma.range();

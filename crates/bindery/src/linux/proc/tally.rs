@@ -7,9 +7,9 @@ use crate::arch::{Absent, Attributes};
 use crate::collections::page_tree::PageFlags;
 use crate::frame::{Folio, OwnerKind};
 use crate::platform::Platform;
-use crate::space::vma::Vma;
 use crate::space::{AddressSpace, MappingFlags};
 use crate::table::look::{Standing, Stretch};
+use crate::vma::Vma;
 
 use super::line::write_size;
 use super::sharing::{PART_SHIFT, Shared, for_each_shared};

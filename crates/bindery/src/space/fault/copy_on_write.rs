@@ -5,17 +5,18 @@ use core::sync::atomic::Ordering;
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Attributes, Entry, Kind, Permissions};
 use crate::error::FaultError;
-use crate::frame::{Folio, Owner, OwnerKind};
+use crate::frame::{Folio, OwnerKind};
 use crate::object::{Awaited, pages};
 use crate::platform::Platform;
+use crate::rmap::AnonGroup;
 use crate::space::AddressSpace;
-use crate::space::vma::{Protection, Vma};
 use crate::stats::Counts;
 use crate::table::cursor::Cursor;
 use crate::table::leaf::replace;
 use crate::table::locking::Depth;
 use crate::table::{ReadSection, TablePool, run};
 use crate::tlb::Gather;
+use crate::vma::{Protection, Vma};
 
 use super::{Access, Resolved, Step, Tries};
 
@@ -50,11 +51,11 @@ impl<P: Platform> AddressSpace<'_, P> {
             frames.set_exclusive(folio, 0, folio.pages());
             // The tables are locked, so the folio's lock is only tried. Where somebody has it, the
             // owner stays the anon group above, from where the reverse map comes by here too.
-            if let Some(group) = vma.group_pointer()
+            if let group @ Some(_) = vma.group_pointer()
                 && let Some(lock) = frames.try_lock_folio(self.platform(), folio)
             {
                 let (_, index) = lock.owner(self.platform());
-                lock.set_owner(Owner::Group(group), index);
+                lock.set_owner(AnonGroup::as_owner(group), index);
             }
         }
         alone
@@ -212,7 +213,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub(super) fn own_folio(&self, vma: &Vma, start: VirtAddr, order: u8) -> Option<Folio> {
         let frames = &self.table.memory.frames;
         let folio = frames.new_folio(order)?;
-        let owner = vma.group_pointer().map_or(Owner::Nobody, Owner::Group);
+        let owner = AnonGroup::as_owner(vma.group_pointer());
         frames.set_fresh_owner(folio, owner, vma.page_offset_of(start));
         Some(folio)
     }

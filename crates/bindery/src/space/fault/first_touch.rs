@@ -10,11 +10,11 @@ use crate::events::RareEvents;
 use crate::frame::{Folio, MAX_FOLIO_ORDER, OwnerKind};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
-use crate::space::vma::{MappingFlags, Vma};
 use crate::stats::Counts;
 use crate::table::cursor::Cursor;
 use crate::table::locking::{Depth, LockTree};
 use crate::table::{OutOfMemory, ReadSection, TablePool, run};
+use crate::vma::{MappingFlags, Vma};
 
 use super::{Access, Resolved, Step, Tries};
 
@@ -36,7 +36,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         let found = self.table.leaf_table(page)?;
         let table = found.table;
         let slots = self.table.slots(table);
-        let mut orders = self.used_orders(memory.folio_policy().orders(flags), flags) | 1;
+        let mut orders =
+            self.used_orders(memory.folio_policy().orders(flags.huge_advice()), flags) | 1;
         while orders != 0 {
             let order = (u16::BITS - 1 - orders.leading_zeros()) as u8;
             orders &= !(1 << order);
@@ -110,7 +111,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let wanted = match access {
             Access::Write => {
                 let policy = self.table.memory.folio_policy();
-                self.used_orders(policy.orders(vma.flags()), vma.flags()) | 1
+                self.used_orders(policy.orders(vma.flags().huge_advice()), vma.flags()) | 1
             }
             // Any zero page is a small one there.
             Access::Read | Access::Execute if node.level == 1 => return Some(1),
@@ -176,7 +177,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// What a fault does that has found no block for a large folio: `None` if it makes do without.
     pub(super) fn without_block(&self, vma: &Vma) -> Option<Step> {
-        match self.table.memory.collecting(vma.flags()) {
+        match self.table.memory.collecting(vma.flags().huge_advice()) {
             Collecting::Now => return Some(Step::Collect),
             Collecting::Later => self.platform().collect_memory_later(),
             Collecting::Never => {}

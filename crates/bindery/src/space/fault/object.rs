@@ -8,12 +8,12 @@ use crate::frame::Folio;
 use crate::object::{Awaited, ObjectState, Stop, pages};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
-use crate::space::vma::Vma;
 use crate::stats::Counts;
 use crate::table::leaf::user_attributes;
 use crate::table::locking::Depth;
 use crate::table::protect::{Watched, Writable};
 use crate::table::{OutOfMemory, TablePool, run};
+use crate::vma::Vma;
 
 use super::{Access, Resolved, Step, refused};
 

@@ -9,9 +9,9 @@ use crate::events::RareEvents;
 use crate::frame::{Folio, OwnerKind};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
-use crate::space::vma::{MappingFlags, Vma};
 use crate::table::cursor::Cursor;
 use crate::table::locking::Depth;
+use crate::vma::{MappingFlags, Vma};
 
 use super::first_touch::{folio_place, written_attributes};
 use super::{Resolved, Step, Tries};
@@ -24,7 +24,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if !memory.uses_huge_zero_page() {
             return 1;
         }
-        let orders = self.used_orders(memory.folio_policy().orders(flags), flags);
+        let orders = self.used_orders(memory.folio_policy().orders(flags.huge_advice()), flags);
         1 | orders & 1 << memory.huge_order()
     }
 

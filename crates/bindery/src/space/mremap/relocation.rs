@@ -10,10 +10,10 @@ use crate::error::Error;
 use crate::platform::Platform;
 use crate::rmap::RmapGuard;
 use crate::space::AddressSpace;
-use crate::space::vma::{MappingFlags, Vma, VmaWriteGuard};
 use crate::stats::Counts;
 use crate::table::OutOfMemory;
 use crate::table::move_range::{Holds, Move};
+use crate::vma::{MappingFlags, Vma, VmaWriteGuard};
 
 use super::RemapCall;
 

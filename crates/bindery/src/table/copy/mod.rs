@@ -3,16 +3,14 @@
 
 mod pinned;
 
-use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
 use crate::arch::{Absent, Arch, Attributes, Entry, Equal, absent};
 use crate::error::Error;
-use crate::frame::Folio;
+use crate::frame::{Folio, Owner};
 use crate::interrupt;
 use crate::platform::Platform;
-use crate::rmap::AnonGroup;
 use crate::tlb::Gather;
 
 use super::cursor::{Chunks, Cursor, Whole};
@@ -37,7 +35,7 @@ pub(crate) struct Copy {
     pub(crate) range: VirtRange,
     pub(crate) copied: Copied,
     /// To whom pages belong that are copied at once, and the offset of the first page there.
-    pub(crate) group: Option<NonNull<AnonGroup>>,
+    pub(crate) owner: Owner,
     pub(crate) page_offset: u64,
 }
 

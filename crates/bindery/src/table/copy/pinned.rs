@@ -21,7 +21,7 @@ use crate::arch::{
     self, Absent, Arch, Attributes, Entry, Kind, Permissions, ProtectionKey, absent,
 };
 use crate::error::Error;
-use crate::frame::{Folio, Owner, OwnerKind};
+use crate::frame::{Folio, OwnerKind};
 use crate::interrupt;
 use crate::platform::Platform;
 use crate::table::cursor::Cursor;
@@ -163,7 +163,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
             };
             target.counts.bytes_copied += PAGE_SIZE;
             let index = what.page_offset + ((at.0 - what.range.start().0) >> PAGE_SHIFT);
-            let owner = what.group.map_or(Owner::Nobody, Owner::Group);
+            let owner = what.owner;
             frames.set_fresh_owner(*copy, owner, index);
             if let Form::Shown(permissions, _) = run.form {
                 self.memory.before_execution(permissions, *copy);

@@ -7,8 +7,8 @@ use loom::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Kind, Tiny};
+use crate::frame::pending::{self, Last};
 use crate::table::locking::{self, Depth, LockSet, LockTree, Node};
-use crate::table::pending::{self, Last};
 use crate::table::stray;
 
 use super::world::{
@@ -20,7 +20,7 @@ const LOCK: u32 = 1;
 const STRAY: u32 = 2;
 /// Should be stray: what the model knows, even where it leaves out the mark.
 const GONE: u32 = 4;
-/// Of the VMA's lock, as in `space::vma`; the bits below count readers.
+/// Of the VMA's lock, as in `vma`; the bits below count readers.
 const WRITER: u32 = 1 << 31;
 
 /// A CPU at work. What the protocol asks of a tree it does with the orderings of `PageTable`.

@@ -10,8 +10,8 @@ use loom::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::arch::{self, Arch, Tiny};
+use crate::frame::pending::{self, Last};
 use crate::table::locking::{self, Depth, LockTree, Node};
-use crate::table::pending::{self, Last};
 
 use super::cpu::Cpu;
 use super::world::{Life, Omit, ROOT, count, index_of, page, pages};

@@ -107,7 +107,7 @@ pub(super) struct Inside {
 pub(super) struct Table {
     pub(super) level: u8,
     pub(super) state: AtomicU32,
-    /// As in `table::pending`.
+    /// As in `frame::pending`.
     pub(super) pending: AtomicU32,
     /// None at level 1, where nothing is read without the lock.
     pub(super) entries: Vec<AtomicU64>,

@@ -1,6 +1,8 @@
 //! [`Memory`]: all physical memory that an embedder hands over, and the state that its address
 //! spaces share.
 
+mod record;
+
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SIZE};
@@ -10,19 +12,17 @@ use crate::deferred::Deferral;
 use crate::effort::EffortSetting;
 use crate::events::{Events, RareEvents};
 use crate::frame::meta;
-use crate::frame::slab::Slab;
 use crate::frame::{
     Folio, FrameRange, FrameUsage, FrameView, Frames, FramesError, FreeBatch, MAX_FOLIO_ORDER,
     MAX_ORDER,
 };
 use crate::huge_zero::HugeZero;
-use crate::object::{self, ObjectState};
 use crate::platform::Platform;
-use crate::rmap::AnonGroup;
-use crate::space::vma::Vma;
-use crate::space::{MappingFlags, PinCount};
 use crate::stats::Counts;
-use crate::table::{OutOfMemory, TreeState};
+
+use crate::error::OutOfMemory;
+use record::Slabs;
+pub(crate) use record::{Anchor, DEFERRED_KINDS, Opaque, Record, RecordKind};
 
 /// The machine's memory as Bindery manages it: frames, their metadata, the zero page, the folio
 /// policies. A system has one, and every [`crate::AddressSpace`] borrows it.
@@ -31,14 +31,9 @@ pub struct Memory<P: Platform> {
     pub(crate) frames: Frames<P>,
     pub(crate) zero_frame: Frame,
     pub(crate) huge_zero: HugeZero,
-    pub(crate) vmas: Slab<Vma, P>,
-    pub(crate) trees: Slab<TreeState, P>,
-    pub(crate) groups: Slab<AnonGroup, P>,
-    pub(crate) objects: Slab<ObjectState, P>,
-    pub(crate) object_nodes: Slab<crate::collections::page_tree::Node, P>,
-    pub(crate) kernel_areas: Slab<crate::kernel_map::Area, P>,
-    pub(crate) pin_counts: Slab<PinCount, P>,
-    pub(crate) registry: object::Registry<P>,
+    slabs: Slabs<P>,
+    /// The list of all objects, which the layer of objects makes sense of.
+    pub(crate) objects: Anchor<P>,
     pub(crate) deferred: Deferral<P>,
     pub(crate) effort: EffortSetting,
     policy: FolioPolicy,
@@ -91,14 +86,8 @@ impl<P: Platform> Memory<P> {
             frames,
             zero_frame,
             huge_zero: HugeZero::new(),
-            vmas: Slab::new(),
-            trees: Slab::new(),
-            groups: Slab::new(),
-            objects: Slab::new(),
-            object_nodes: Slab::new(),
-            kernel_areas: Slab::new(),
-            pin_counts: Slab::new(),
-            registry: object::Registry::new(),
+            slabs: Slabs::new(),
+            objects: Anchor::new(),
             deferred,
             effort: EffortSetting::new(),
             policy: FolioPolicy::new(SizeMode::Inherit, SizeMode::Always),
@@ -259,13 +248,7 @@ impl<P: Platform> Memory<P> {
     /// ended ([`Memory::deferred`]). Does not wait. Linear in the latter.
     pub fn trim(&self) {
         self.free_ripe(u32::MAX);
-        self.vmas.trim(&self.frames, &self.platform);
-        self.trees.trim(&self.frames, &self.platform);
-        self.groups.trim(&self.frames, &self.platform);
-        self.objects.trim(&self.frames, &self.platform);
-        self.object_nodes.trim(&self.frames, &self.platform);
-        self.kernel_areas.trim(&self.frames, &self.platform);
-        self.pin_counts.trim(&self.frames, &self.platform);
+        self.slabs().for_each(|slab| slab.trim(&self.frames, &self.platform));
         self.frames.trim();
     }
 
@@ -452,6 +435,17 @@ pub enum FrameKind {
     Other,
 }
 
+/// What a program has asked for in a mapping.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum HugeAdvice {
+    /// Nothing.
+    None,
+    /// Large folios (`MADV_HUGEPAGE`).
+    Use,
+    /// No large folios (`MADV_NOHUGEPAGE`).
+    Avoid,
+}
+
 /// When folios of one size are used, as in Linux's files
 /// `/sys/kernel/mm/transparent_hugepage/hugepages-*kB/enabled`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -550,16 +544,16 @@ impl FolioPolicy {
         self.advised.store(advised, Ordering::Relaxed);
     }
 
-    /// The orders above 0 that a fault may use in a mapping with these flags.
+    /// The orders above 0 that a fault may use in a mapping for which the program has given this
+    /// advice.
     #[inline]
-    pub(crate) fn orders(&self, flags: MappingFlags) -> u16 {
-        if flags.contains(MappingFlags::NO_HUGE) {
-            return 0;
+    pub(crate) fn orders(&self, advice: HugeAdvice) -> u16 {
+        match advice {
+            HugeAdvice::Avoid => 0,
+            HugeAdvice::None => self.always.load(Ordering::Relaxed),
+            HugeAdvice::Use => {
+                self.always.load(Ordering::Relaxed) | self.advised.load(Ordering::Relaxed)
+            }
         }
-        let always = self.always.load(Ordering::Relaxed);
-        if flags.contains(MappingFlags::HUGE) {
-            return always | self.advised.load(Ordering::Relaxed);
-        }
-        always
     }
 }

@@ -17,6 +17,7 @@ use bitflags::bitflags;
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Attributes, Permissions, ProtectionKey};
 use crate::deferred::Linked;
+use crate::memory::{HugeAdvice, Record, RecordKind};
 use crate::object::ObjectState;
 use crate::platform::Platform;
 use crate::rmap::{AnonGroup, Rekeyed, TreeLinks};
@@ -139,6 +140,18 @@ impl MappingFlags {
     const OF_PROTECTION: Self = Self::PROTECTION.union(Self::BTI);
 
     const KEY_SHIFT: u32 = 28;
+
+    /// What the program has asked for about large folios.
+    #[inline]
+    pub(crate) fn huge_advice(self) -> HugeAdvice {
+        if self.contains(Self::NO_HUGE) {
+            HugeAdvice::Avoid
+        } else if self.contains(Self::HUGE) {
+            HugeAdvice::Use
+        } else {
+            HugeAdvice::None
+        }
+    }
 
     /// What does not matter when two mappings might be one: what is joined has it if either had.
     pub(crate) const STICKY: Self = Self::SOFT_DIRTY.union(Self::MAYBE_GUARDS);
@@ -454,4 +467,9 @@ impl<P: Platform> core::ops::Deref for VmaWriteGuard<'_, P> {
     fn deref(&self) -> &Vma {
         self.vma
     }
+}
+
+// SAFETY: 1. No other type has this kind.
+unsafe impl Record for Vma {
+    const KIND: RecordKind = RecordKind::Vma;
 }

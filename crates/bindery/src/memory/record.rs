@@ -1,0 +1,84 @@
+//! The records of the layers above, each type in a slab of its own.
+//!
+//! A [`Memory`] keeps the slabs, since an address space, an object and a kernel map share them. It
+//! knows the types by number alone ([`RecordKind`]): a layer says which number its type has
+//! ([`Record`]), and gets that slab with its type.
+
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, AtomicU64};
+
+use crate::frame::slab::Slab;
+use crate::platform::Platform;
+use crate::sync::Mutex;
+
+use super::Memory;
+
+/// The number of a type of records. Those of the first [`DEFERRED_KINDS`] may wait for readers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RecordKind {
+    Vma,
+    AnonGroup,
+    KernelArea,
+    PageTable,
+    Object,
+    PageIndexNode,
+    PinCount,
+}
+
+/// How many kinds of records may wait for readers.
+pub(crate) const DEFERRED_KINDS: usize = RecordKind::KernelArea as usize + 1;
+const KINDS: usize = RecordKind::PinCount as usize + 1;
+
+/// A type with a slab of its own.
+///
+/// # Safety
+/// 1. No other type has the same kind.
+pub(crate) unsafe trait Record: Sized {
+    /// Which slab it has.
+    const KIND: RecordKind;
+}
+
+/// A record whose type only a layer above knows.
+pub(crate) struct Opaque;
+
+/// One slab for each kind.
+pub(super) struct Slabs<P: Platform>([Slab<Opaque, P>; KINDS]);
+
+impl<P: Platform> Slabs<P> {
+    pub(super) const fn new() -> Self {
+        Self([const { Slab::new() }; KINDS])
+    }
+}
+
+impl<P: Platform> Memory<P> {
+    /// The slab of a type.
+    #[inline(always)]
+    pub(crate) fn slab<T: Record>(&self) -> &Slab<T, P> {
+        let slab = ptr::from_ref(&self.slabs.0[T::KIND as usize]);
+        // SAFETY: a slab is its lists, whatever it holds (`repr(transparent)`). All that is in this
+        // one came by this method, and by obligation 1 of `Record` for this very type.
+        unsafe { &*slab.cast::<Slab<T, P>>() }
+    }
+
+    /// All slabs, for what asks about no type.
+    pub(crate) fn slabs(&self) -> impl Iterator<Item = &Slab<Opaque, P>> {
+        self.slabs.0.iter()
+    }
+}
+
+/// Where a layer above has its list of all records of one type.
+pub(crate) struct Anchor<P: Platform> {
+    /// The first record.
+    pub(crate) first: Mutex<P::SpinLock, AtomicPtr<Opaque>>,
+    /// The last number that was given to a record.
+    pub(crate) last_identity: AtomicU64,
+}
+
+impl<P: Platform> Anchor<P> {
+    pub(super) const fn new() -> Self {
+        Self {
+            first: Mutex::new(AtomicPtr::new(ptr::null_mut())),
+            last_identity: AtomicU64::new(0),
+        }
+    }
+}
