@@ -42,7 +42,7 @@ impl Visitor for Loop {
         memory.trim();
         let start = VirtAddr(!0 << (11 + 9 * u32::from(A::LEVELS)));
         let arena = VirtRange::from_len(start, 1 << 34).ok_or("no arena")?;
-        let map = KernelMap::new(&memory, arena, self.reach)?;
+        let map = KernelMap::with_reach(&memory, arena, self.reach)?;
         map.set_purge_limit(8192);
         let options = match self.kind.as_str() {
             "huge" => VmallocOptions::huge(),

@@ -51,8 +51,7 @@ impl Visitor for Loop {
             memory.folio_policy().set(self.order, SizeMode::Always);
         }
         let _on_cpu = machine.bind(Cpu(0));
-        let options = SpaceOptions { reach: self.reach, ..SpaceOptions::default() };
-        let space = AddressSpace::new(&memory, options)?;
+        let space = AddressSpace::with_reach(&memory, SpaceOptions::default(), self.reach)?;
         space.enter();
         let mut moves = Counts::default();
         for _ in 0..self.iterations {

@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use bindery::addr::{Frame, PhysAddr, VirtAddr, VirtRange};
 use bindery::arch::{MemoryType, Permissions};
 use bindery::{
-    AddressSpace, FrameRange, KernelAddress, KernelMap, Memory, Reach, Resolution, SizeMode,
+    AddressSpace, FrameRange, KernelAddress, KernelMap, Memory, Resolution, SizeMode,
     VmallocOptions,
 };
 use spin::Once;
@@ -54,7 +54,7 @@ pub fn begin(information: &Information, heap: Stretch) {
     // direct map shows it, and it stays. 2. The boot code has left the entry of the arena empty, no
     // program has a root yet, and the root that other CPUs begin with (x86-64) is left before they
     // use anything in the arena. 3. The map is never dropped.
-    let map = unsafe { KernelMap::with_root(memory, arch::own_root(), arena, Reach::Table) };
+    let map = unsafe { KernelMap::with_root(memory, arch::own_root(), arena) };
     match map {
         Ok(map) => {
             let map = map.with_largest_leaf(arch::largest_leaf());

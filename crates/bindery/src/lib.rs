@@ -123,6 +123,7 @@ pub use space::{
     Protection, Remap, Residence, Resident, Resolved, Sharing, SpaceOptions, SyncFlags, Usage,
 };
 pub use stats::Counts;
+#[cfg(feature = "baseline")]
 pub use table::Reach;
 pub use tlb::TlbOnLeave;
 

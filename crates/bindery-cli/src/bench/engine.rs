@@ -158,8 +158,9 @@ impl<'m, A: Walk> Engine<'m, A> {
         memory: &'m Memory<Machine<A>>,
         reach: Reach,
     ) -> Result<Self, String> {
-        let options = SpaceOptions { reach, ..SpaceOptions::default() };
-        let space = AddressSpace::new(memory, options).map_err(|error| error.to_string())?;
+        let options = SpaceOptions::default();
+        let space = AddressSpace::with_reach(memory, options, reach);
+        let space = space.map_err(|error| error.to_string())?;
         // From here on invalidations are really sent.
         space.enter();
         Ok(Self { machine, space })

@@ -222,7 +222,6 @@ pub(super) fn load(
         minimum_address: VirtAddr(0),
         search_top: Some(VirtAddr((STACK_END - gap) & !(PAGE - 1))),
         maximum_mappings: maximum_mappings(),
-        ..SpaceOptions::default()
     };
     let space = known(AddressSpace::new(memory(), options).map_err(refused)?)?;
     limits.apply(&space, who.can(Capability::LockMemory));

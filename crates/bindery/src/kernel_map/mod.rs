@@ -100,7 +100,9 @@ use crate::frame::meta;
 use crate::platform::{Platform, Tables};
 use crate::stats::{Counts, Stats};
 use crate::sync::Mutex;
-use crate::table::{Reach, free_table, new_table, run};
+#[cfg(feature = "baseline")]
+use crate::table::Reach;
+use crate::table::{RunLimit, free_table, new_table, run};
 
 pub(crate) use area::Area;
 use area::FreedList;
@@ -136,7 +138,7 @@ pub struct KernelMap<'m, P: Platform> {
     root: Frame,
     ownership: Ownership,
     arena: VirtRange,
-    reach: Reach,
+    reach: RunLimit,
     largest_leaf: u8,
     largest_contig: u8,
     /// All areas; its writer lock is that of `freed`.
@@ -176,16 +178,33 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     /// A kernel map with a root table of its own ([`KernelMap::root`]), for machines where kernel
     /// and user space have separate roots (AArch64: `TTBR1_EL1`), and for tests.
     ///
-    /// `arena` has the addresses to hand out, in whole pages. `reach` is [`Reach::Table`]. With
-    /// [`Reach::Page`], the baseline of benchmarks, every page has a frame and an entry of its own,
-    /// looked at, made and stored one by one.
+    /// `arena` has the addresses to hand out, in whole pages.
     ///
     /// # Errors
     /// [`KernelMapError::BadArena`], [`KernelMapError::OutOfMemory`].
-    pub fn new(
+    pub fn new(memory: &'m Memory<P>, arena: VirtRange) -> Result<Self, KernelMapError> {
+        Self::with_limit(memory, arena, RunLimit::NONE)
+    }
+
+    /// As [`KernelMap::new`], at a reach of the caller's choice. With [`Reach::Page`], the baseline of
+    /// benchmarks, every page has a frame and an entry of its own, looked at, made and stored one
+    /// by one.
+    ///
+    /// # Errors
+    /// As [`KernelMap::new`].
+    #[cfg(feature = "baseline")]
+    pub fn with_reach(
         memory: &'m Memory<P>,
         arena: VirtRange,
         reach: Reach,
+    ) -> Result<Self, KernelMapError> {
+        Self::with_limit(memory, arena, RunLimit::of(reach))
+    }
+
+    fn with_limit(
+        memory: &'m Memory<P>,
+        arena: VirtRange,
+        reach: RunLimit,
     ) -> Result<Self, KernelMapError> {
         memory.outermost(|| {
             let mut counts = Counts::default();
@@ -215,9 +234,9 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         memory: &'m Memory<P>,
         root: Frame,
         arena: VirtRange,
-        reach: Reach,
     ) -> Result<Self, KernelMapError> {
         memory.outermost(|| {
+            let reach = RunLimit::NONE;
             Self::with_ownership(memory, root, Ownership::Adopted, arena, reach).begin()
         })
     }
@@ -227,7 +246,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         root: Frame,
         ownership: Ownership,
         arena: VirtRange,
-        reach: Reach,
+        reach: RunLimit,
     ) -> Self {
         Self {
             memory,

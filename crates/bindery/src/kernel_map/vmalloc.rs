@@ -4,7 +4,6 @@ use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr};
 use crate::arch::{self, Arch, MemoryType};
 use crate::frame::MAX_ORDER;
 use crate::platform::Platform;
-use crate::table::Reach;
 
 use super::area::{Area, Claim, Placement};
 use super::request::{AreaKind, Content, Pieces, UnmapTime, VmallocOptions};
@@ -133,7 +132,7 @@ impl<P: Platform> KernelMap<'_, P> {
                 // A large block at an address that is not aligned to it would be cut into pages.
                 order = order.min(at.trailing_zeros() as u8);
             }
-            if self.reach == Reach::Page {
+            if self.reach.is_page() {
                 order = 0;
             }
             let block = memory.frames.allocate_up_to(order).or_else(|| {

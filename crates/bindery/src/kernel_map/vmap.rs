@@ -4,7 +4,6 @@ use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, PhysAddr, VirtAddr};
 use crate::arch::{self, MemoryType, Permissions};
 use crate::frame::FrameRange;
 use crate::platform::Platform;
-use crate::table::Reach;
 
 use super::area::{Area, Placement};
 use super::request::{AreaKind, Pauses, Pieces, UnmapTime, VmapOptions};
@@ -133,11 +132,10 @@ impl<P: Platform> KernelMap<'_, P> {
         if end > 1 << (u32::BITS + PAGE_SHIFT) {
             return Err(KernelMapError::BadFrames);
         }
-        let align = match self.reach {
-            Reach::Page => PAGE_SIZE,
-            _ => (pages << PAGE_SHIFT)
-                .next_power_of_two()
-                .min(arch::span::<P::Arch>(self.largest_leaf)),
+        let align = if self.reach.is_page() {
+            PAGE_SIZE
+        } else {
+            (pages << PAGE_SHIFT).next_power_of_two().min(arch::span::<P::Arch>(self.largest_leaf))
         };
         let base = from.0 - offset;
         let place = Placement { pages, align, congruent: base & (align - 1) };

@@ -17,7 +17,7 @@ use crate::arch::{self, Arch, Attributes, Entry, MemoryType, Permissions};
 use crate::frame::meta;
 use crate::platform::{Invalidation, Platform, Tables};
 use crate::stats::Counts;
-use crate::table::{Reach, new_table, run};
+use crate::table::{new_table, run};
 
 use super::protocol;
 use super::request::Pieces;
@@ -156,7 +156,7 @@ impl<P: Platform> KernelMap<'_, P> {
         }
         check_executable(permissions, memory)?;
         let memory = P::Arch::memory_type(memory).ok_or(KernelMapError::NoSuchMemoryType)?;
-        let single = pieces == Pieces::Base || self.reach == Reach::Page;
+        let single = pieces == Pieces::Base || self.reach.is_page();
         let (largest, largest_contig) =
             if single { (1, 0) } else { (self.largest_leaf, self.largest_contig) };
         Ok(Leaves { permissions, memory, largest, largest_contig })
@@ -282,7 +282,7 @@ impl<P: Platform> KernelMap<'_, P> {
         if !free {
             return Err(());
         }
-        if self.reach == Reach::Page {
+        if self.reach.is_page() {
             // Each looked at, each made, each stored.
             for (slot, ahead) in slots.iter().zip(0..) {
                 slot.store(self.leaf(first.plus(ahead), level, leaves).0, Ordering::Relaxed);
@@ -382,7 +382,7 @@ impl<P: Platform> KernelMap<'_, P> {
         tables: Tables,
         counts: &mut Counts,
     ) {
-        let level = if self.reach == Reach::Page { 1 } else { level.min(P::Arch::LARGEST_LEAF) };
+        let level = if self.reach.is_page() { 1 } else { level.min(P::Arch::LARGEST_LEAF) };
         let stride = arch::span::<P::Arch>(level);
         counts.invalidations += 1;
         counts.pages_invalidated += range.pages();
@@ -401,10 +401,12 @@ impl<P: Platform> KernelMap<'_, P> {
         let entries = slots.len() as u64;
         let before = count.fetch_add(entries, Ordering::Acquire);
         let is_empty = |slot: &AtomicU64| slot.load(Ordering::Relaxed) == 0;
-        let free = match self.reach {
-            Reach::Page => slots.iter().all(is_empty),
-            _ if before == 0 => return true,
-            _ => run::are_empty(slots),
+        let free = if self.reach.is_page() {
+            slots.iter().all(is_empty)
+        } else if before == 0 {
+            return true;
+        } else {
+            run::are_empty(slots)
         };
         counts.entries_read += entries;
         if !free {

@@ -39,7 +39,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     fn fork_once(&self) -> Result<Self, Error> {
         let maximum_mappings = self.maximum_mappings.load(Ordering::Relaxed);
         let options = SpaceOptions { maximum_mappings, ..self.options };
-        let child = Self::new(self.table.memory, options)?;
+        let child = Self::with_limit(self.table.memory, options, self.table.reach)?;
         child.set_limits(&self.limits());
         child.inherit_settings(self);
         let result = self.transaction(|mm, gather, removed| {

@@ -60,8 +60,10 @@ use crate::platform::Platform;
 use crate::rmap::Groups;
 use crate::stats::Counts;
 use crate::sync::Mutex;
+#[cfg(feature = "baseline")]
+use crate::table::Reach;
 use crate::table::zap::Flush;
-use crate::table::{PageTable, Reach, ReadSection};
+use crate::table::{PageTable, ReadSection, RunLimit};
 use crate::tlb::{Gather, TlbOnLeave};
 
 pub use crate::vma::{MappingFlags, Protection};
@@ -97,8 +99,6 @@ pub(crate) const STACK_GUARD_GAP: u64 = 256 * PAGE_SIZE;
 /// Options of an address space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SpaceOptions {
-    /// How far runs reach; values other than [`Reach::Table`] are for comparison.
-    pub reach: Reach,
     /// The lowest address that may be mapped, in bytes (Linux: `vm.mmap_min_addr`).
     pub minimum_address: VirtAddr,
     /// The address at which the search for free addresses begins, downwards; `None` for the end of
@@ -112,12 +112,7 @@ pub struct SpaceOptions {
 
 impl Default for SpaceOptions {
     fn default() -> Self {
-        Self {
-            reach: Reach::Table,
-            minimum_address: VirtAddr(0x1_0000),
-            search_top: None,
-            maximum_mappings: 65_530,
-        }
+        Self { minimum_address: VirtAddr(0x1_0000), search_top: None, maximum_mappings: 65_530 }
     }
 }
 
@@ -155,7 +150,29 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// # Errors
     /// [`Error::OutOfMemory`] if there is no frame for the root table.
     pub fn new(memory: &'m Memory<P>, options: SpaceOptions) -> Result<Self, Error> {
-        let table = || PageTable::new(memory, options.reach).ok_or(Error::OutOfMemory);
+        Self::with_limit(memory, options, RunLimit::NONE)
+    }
+
+    /// As [`AddressSpace::new`], at a reach of the caller's choice: anything but [`Reach::Table`] is
+    /// for comparison.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::new`].
+    #[cfg(feature = "baseline")]
+    pub fn with_reach(
+        memory: &'m Memory<P>,
+        options: SpaceOptions,
+        reach: Reach,
+    ) -> Result<Self, Error> {
+        Self::with_limit(memory, options, RunLimit::of(reach))
+    }
+
+    fn with_limit(
+        memory: &'m Memory<P>,
+        options: SpaceOptions,
+        reach: RunLimit,
+    ) -> Result<Self, Error> {
+        let table = || PageTable::new(memory, reach).ok_or(Error::OutOfMemory);
         let table = memory.retry(table)?;
         let key = [memory.platform.seed(), u64::from(table.root.0)];
         Ok(Self {

@@ -20,6 +20,7 @@
 //! | `locking` | which locks, in which order |
 //! | `flush` | flushes, and marks of those that come after the lock is released |
 //! | `pool` | spare tables while locks are held |
+//! | `reach` | how far a run may reach, for the baseline of benchmarks |
 //! | `run` | the longest stretch that can be treated as one |
 //! | `cursor` | a locked range that yields runs |
 //! | `leaf` | writing leaves: fold, unfold, split, collapse |
@@ -43,6 +44,7 @@ pub(crate) mod marker;
 pub(crate) mod move_range;
 mod pool;
 pub(crate) mod protect;
+mod reach;
 pub(crate) mod run;
 pub(crate) mod spare;
 pub(crate) mod stray;
@@ -68,18 +70,9 @@ use locking::{LockTree, Node};
 use move_range::Moving;
 
 pub(crate) use pool::TablePool;
-
-/// How far a run may reach: the one place where "page by page" is chosen.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Reach {
-    /// One base page: the baseline that benchmarks show beside the real thing.
-    Page,
-    /// As far as one folio reaches in one table.
-    Folio,
-    /// As far as the table can name: whole tables by one entry.
-    #[default]
-    Table,
-}
+#[cfg(feature = "baseline")]
+pub use reach::Reach;
+pub(crate) use reach::RunLimit;
 
 /// A read section that ends when the guard is dropped.
 pub(crate) struct ReadSection<'p, P: Platform>(&'p P);
@@ -103,7 +96,7 @@ pub(crate) struct TreeState {
     pub(crate) root: Frame,
     pub(crate) presence: ActiveCpus,
     pub(crate) stats: Stats,
-    pub(crate) reach: Reach,
+    pub(crate) reach: RunLimit,
     /// The source of a move in several holds.
     pub(crate) moving: Moving,
 }
@@ -136,7 +129,7 @@ impl<P: Platform> Deref for PageTable<'_, P> {
 
 impl<'m, P: Platform> PageTable<'m, P> {
     /// A tree that maps nothing but the kernel, where the platform has one to copy.
-    pub(crate) fn new(memory: &'m Memory<P>, reach: Reach) -> Option<Self> {
+    pub(crate) fn new(memory: &'m Memory<P>, reach: RunLimit) -> Option<Self> {
         let mut counts = Counts::default();
         memory.may_wait();
         let root = new_table(memory, P::Arch::LEVELS, &mut counts)?;
@@ -195,10 +188,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// The most entries that one run may have.
     #[inline]
     pub(crate) fn longest_run(&self) -> u32 {
-        match self.reach {
-            Reach::Page => 1,
-            Reach::Folio | Reach::Table => u32::MAX,
-        }
+        if self.reach.is_page() { 1 } else { u32::MAX }
     }
 
     /// Frees the root, under which nothing is left, and the state. Nobody uses the tree any more,

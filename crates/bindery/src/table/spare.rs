@@ -12,7 +12,7 @@ use super::locking::{Depth, Node};
 use super::run::{Run, What};
 use super::stray::{Keep, try_mark_stray};
 use super::zap::{drop_absent, drop_suspended, suspend};
-use super::{OutOfMemory, PageTable, Reach};
+use super::{OutOfMemory, PageTable};
 
 /// What stays.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,7 +55,7 @@ impl<P: Platform> PageTable<'_, P> {
     /// them (`move_range`).
     pub(crate) fn takes_tables(&self, spared: Spared) -> bool {
         let moving = self.moving.source().is_some();
-        spared == Spared::Guards && self.reach == Reach::Table && !moving
+        spared == Spared::Guards && self.reach.takes_tables() && !moving
     }
 
     /// Says whether tables were left.

@@ -37,7 +37,7 @@ use super::cursor::{Chunks, Cursor, Whole};
 use super::locking::{Depth, LockTree, Node};
 use super::run::{self, Run, What};
 use super::stray::{mark_children, mark_subtree_stray};
-use super::{OutOfMemory, PageTable, Reach, ReadSection, free_table, level_of, link};
+use super::{OutOfMemory, PageTable, ReadSection, free_table, level_of, link};
 
 /// When the TLBs forget what is unmapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -63,7 +63,7 @@ impl<P: Platform> PageTable<'_, P> {
         flush: Flush,
         gather: &mut Gather,
     ) -> Result<(), OutOfMemory> {
-        if self.reach != Reach::Table {
+        if !self.reach.takes_tables() {
             // The baseline looks at every leaf first, and finds the tables empty afterwards.
             let mut chunks = Chunks::of(range);
             while let Some(mut cursor) = chunks.next(self, Depth::Floor(1), None) {

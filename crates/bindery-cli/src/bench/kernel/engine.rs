@@ -42,7 +42,7 @@ impl<'m, A: Walk> Frames<'m, A> {
     /// There are not enough.
     pub fn take(memory: &'m Memory<Machine<A>>, script: &Script) -> Result<Self, String> {
         let cannot = |error: KernelMapError| format!("frames for the lists: {error}");
-        let owner = KernelMap::new(memory, arena::<A>(), Reach::Table).map_err(cannot)?;
+        let owner = KernelMap::new(memory, arena::<A>()).map_err(cannot)?;
         let listed = script.steps.iter().filter_map(|step| match step.call {
             Call::Kernel(KernelCall { operation: Operation::Map, area }) => match area.source {
                 Source::Pages { order } | Source::Ranges { order, .. } => Some((area, order)),
@@ -100,7 +100,8 @@ impl<'m, A: Walk> KernelEngine<'m, A> {
         frames: &'m Frames<'m, A>,
         reach: Reach,
     ) -> Result<Self, String> {
-        let map = KernelMap::new(memory, arena::<A>(), reach).map_err(|error| error.to_string())?;
+        let map = KernelMap::with_reach(memory, arena::<A>(), reach)
+            .map_err(|error| error.to_string())?;
         // The last area that shares a purge makes it due.
         map.set_purge_limit((PURGED_TOGETHER >> PAGE_SHIFT) - 1);
         Ok(Self { memory, map, frames, areas: VecDeque::new() })

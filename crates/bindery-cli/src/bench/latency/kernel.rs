@@ -2,7 +2,7 @@
 
 use bindery::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, PhysAddr, VirtAddr, VirtRange};
 use bindery::arch::{Arch, MemoryType, Permissions};
-use bindery::{KernelMap, KernelMapError, Reach, UnmapTime, VmallocOptions, VmapOptions};
+use bindery::{KernelMap, KernelMapError, UnmapTime, VmallocOptions, VmapOptions};
 use bindery_hosted::Walk;
 
 use super::Extent;
@@ -15,8 +15,8 @@ pub fn measure<A: Walk>(meter: &mut Meter<'_, A>, extent: &Extent) -> Result<(),
     let top = PAGE_SHIFT + <A as Arch>::INDEX_BITS * u32::from(A::LEVELS);
     let arena = VirtRange::from_len(VirtAddr(u64::MAX << (top - 1)), 8 * GIB)
         .ok_or("the kernel's half has no 8 GiB")?;
-    let map = KernelMap::new(meter.memory, arena, Reach::Table)
-        .map_err(|error| format!("a kernel map: {error}"))?;
+    let map =
+        KernelMap::new(meter.memory, arena).map_err(|error| format!("a kernel map: {error}"))?;
     for size in [MIB, extent.dense] {
         for (options, pieces) in
             [(VmallocOptions::default(), "base pages"), (VmallocOptions::huge(), "huge pieces")]

@@ -2,7 +2,7 @@
 
 use bindery::addr::VirtAddr;
 use bindery::arch::AArch64;
-use bindery::{AddressSpace, Counts, Reach, Remap, SpaceOptions};
+use bindery::{AddressSpace, Counts, Reach, Remap};
 use bindery_hosted::{Program, Walk};
 
 use crate::support::{self, GIB, KIB, MIB, audit, fixed, options, strict, use_order};
@@ -72,8 +72,7 @@ fn a_contiguous_block_is_read_sixteen_times_and_stays_folded() {
 fn page_by_page_is_the_same_work_in_smaller_pieces() {
     let (machine, memory) = strict::<AArch64>(64 * MIB);
     use_order(&memory, 4);
-    let page = SpaceOptions { reach: Reach::Page, ..options() };
-    let space = AddressSpace::new(&memory, page).unwrap();
+    let space = AddressSpace::with_reach(&memory, options(), Reach::Page).unwrap();
     let program = Program::new(&machine, &space);
     space.mmap(&fixed(GIB, MIB)).unwrap();
     program.fill(VirtAddr(GIB), MIB, 7).unwrap();

@@ -336,7 +336,7 @@ fn windows<A: Walk>() {
         (0, whole + MIB),
     ] {
         let range = VirtRange::new(VirtAddr(start), VirtAddr(end)).unwrap();
-        let refused = KernelMap::new(&memory, range, Reach::Table).err();
+        let refused = KernelMap::new(&memory, range).err();
         assert_eq!(refused, Some(Problem::BadArena), "{range}");
     }
     memory.trim();
@@ -349,7 +349,7 @@ fn last_page<A: Walk>() {
     let free = memory.free_frame_count();
     let end = VirtAddr(0_u64.wrapping_sub(PAGE_SIZE));
     let arena = VirtRange::new(VirtAddr(end.0 - 4 * MIB), end).unwrap();
-    let map = KernelMap::new(&memory, arena, Reach::Table).unwrap();
+    let map = KernelMap::new(&memory, arena).unwrap();
     for round in 0..3 {
         let mut areas = Vec::new();
         while let Ok(at) = map.vmalloc(37 * PAGE_SIZE, &VmallocOptions::huge()) {
@@ -397,7 +397,7 @@ fn a_type_of_memory_that_the_architecture_lacks_is_refused() {
 #[test]
 fn a_window_of_the_tiny_architecture_that_is_full_is_refused() {
     let (machine, memory) = strict::<Tiny>(16 * MIB);
-    let map = KernelMap::new(&memory, pages(VirtAddr(1 << 17), 32), Reach::Table).unwrap();
+    let map = KernelMap::new(&memory, pages(VirtAddr(1 << 17), 32)).unwrap();
     let whole = map.vmalloc(31 * PAGE_SIZE, &VmallocOptions::huge()).unwrap();
     let options = VmallocOptions::default();
     refused(&map, Problem::OutOfAddresses, || map.vmalloc(1, &options));

@@ -130,7 +130,7 @@ fn new_map<A: Walk>() {
     for point in 0..=entries {
         memory.fail_allocations_after(Some(point));
         let arena = kernel::arena::<A>(1 << 33);
-        let problem = KernelMap::new(&memory, arena, Reach::Table).err();
+        let problem = KernelMap::new(&memory, arena).err();
         assert_eq!(problem, Some(KernelMapError::OutOfMemory), "point {point}");
         memory.fail_allocations_after(None);
         audit(&machine, &memory, &[]);

@@ -159,6 +159,7 @@ struct Scope {
     machine: Machine<Tiny>,
     memory: Memory<Machine<Tiny>>,
     options: SpaceOptions,
+    reach: Reach,
     scratch: RefCell<Vec<u32>>,
     /// Steps done, those that only lead to others included.
     steps: Cell<u64>,
@@ -225,13 +226,13 @@ impl Scope {
         memory.set_huge_zero_page(zeroes == Zeroes::Huge);
         orders.iter().for_each(|order| use_order(&memory, *order));
         let minimum_address = VirtAddr(MINIMUM);
-        let options = SpaceOptions { reach, minimum_address, ..SpaceOptions::default() };
-        Self { machine, memory, options, scratch: RefCell::default(), steps: Cell::new(0) }
+        let options = SpaceOptions { minimum_address, ..SpaceOptions::default() };
+        Self { machine, memory, options, reach, scratch: RefCell::default(), steps: Cell::new(0) }
     }
 
     fn begin(&self) -> State<'_> {
         State {
-            parent: AddressSpace::new(&self.memory, self.options).unwrap(),
+            parent: AddressSpace::with_reach(&self.memory, self.options, self.reach).unwrap(),
             child: None,
             model: Shadow::new(Rules::of::<Tiny>(MINIMUM)),
             child_model: None,

@@ -29,7 +29,7 @@ pub fn map_with<A: Walk>(
     bytes: u64,
     reach: Reach,
 ) -> KernelMap<'_, Machine<A>> {
-    KernelMap::new(memory, arena::<A>(bytes), reach).expect("a kernel map")
+    KernelMap::with_reach(memory, arena::<A>(bytes), reach).expect("a kernel map")
 }
 
 /// Purges, since TLBs may rightly remember freed areas before; audits the core and the TLBs, and

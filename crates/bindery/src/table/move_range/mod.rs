@@ -47,7 +47,7 @@ use crate::tlb::Gather;
 use super::locking::{self, End, LockSet, Node};
 use super::run;
 use super::zap::Flush;
-use super::{OutOfMemory, PageTable, Reach, ReadSection, TablePool};
+use super::{OutOfMemory, PageTable, ReadSection, TablePool};
 use pair::Pair;
 
 pub(crate) use parts::Moving;
@@ -139,7 +139,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 (delta | at) & mask == 0 && left > mask
             };
             let mut level = 1;
-            while self.reach == Reach::Table && level < P::Arch::LEVELS && fits(level + 1) {
+            while self.reach.takes_tables() && level < P::Arch::LEVELS && fits(level + 1) {
                 level += 1;
             }
             let (node, _, entry) = self.peek(VirtAddr(at), counts);
@@ -156,12 +156,12 @@ impl<'m, P: Platform> PageTable<'m, P> {
             // Up to where a higher level may fit, or as much as one set of locks serves.
             let above = arch::table_span::<P::Arch>(level);
             let len = if level == 1 {
-                let congruent = self.reach == Reach::Table && delta & (above - 1) == 0;
+                let congruent = self.reach.takes_tables() && delta & (above - 1) == 0;
                 let tables = if congruent { 1 } else { LEAF_TABLES };
                 (at & !(above - 1)).saturating_add(tables * above) - at
             } else {
                 let next = (at & !(above - 1)).saturating_add(above);
-                let rises = self.reach == Reach::Table
+                let rises = self.reach.takes_tables()
                     && level < P::Arch::LEVELS
                     && delta & (above - 1) == 0
                     && source.end().0.saturating_sub(next) >= above;

@@ -52,7 +52,7 @@ fn scenario<A: Walk>(reach: Reach, (window_pages, steps): &(u64, Vec<Step>)) {
     {
         // It outlives what is mapped of its frames.
         let owner = map_with(&memory, (pool_pages::<A>() + 8) * PAGE_SIZE, Reach::Table);
-        let map = KernelMap::new(&memory, arena, reach).unwrap();
+        let map = KernelMap::with_reach(&memory, arena, reach).unwrap();
         map.set_purge_limit(u64::MAX);
         let mut kernel = Kernel::new(&machine, &memory, &owner, &map);
         for (number, step) in (1..).zip(steps) {
@@ -117,7 +117,7 @@ fn through_a_copy<A: Walk>() {
     let relaxed = std::sync::atomic::Ordering::Relaxed;
     // SAFETY: 1. The frame is a zero page, an empty table, for as long as the machine lives.
     // 2. The copy below is made later; nobody else knows the frame.
-    let map = unsafe { KernelMap::with_root(&memory, root, arena::<A>(1 << 33), Reach::Table) };
+    let map = unsafe { KernelMap::with_root(&memory, root, arena::<A>(1 << 33)) };
     let map = map.unwrap();
     map.set_purge_limit(u64::MAX);
     for (from, to) in words(root).iter().zip(words(copy)) {
@@ -150,7 +150,7 @@ fn through_a_copy<A: Walk>() {
     assert_eq!(before, after, "the root's entries never change again");
     // Refused: the entries are in use now.
     // SAFETY: as above; it refuses before it changes anything.
-    let again = unsafe { KernelMap::with_root(&memory, root, arena::<A>(MIB), Reach::Table) };
+    let again = unsafe { KernelMap::with_root(&memory, root, arena::<A>(MIB)) };
     assert!(matches!(again.err(), Some(bindery::KernelMapError::BadArena)));
     audit(&machine, &memory, &[&map]);
     drop(map);

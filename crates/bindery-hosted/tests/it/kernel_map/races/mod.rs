@@ -13,7 +13,7 @@ use bindery::arch::Permissions;
 use bindery::check;
 use bindery::platform::Cpu;
 use bindery::{
-    AreaKind, KernelAddress, KernelMap, KernelMapError, Pauses, Platform, Reach, Resolution,
+    AreaKind, KernelAddress, KernelMap, KernelMapError, Pauses, Platform, Resolution,
     VmallocOptions,
 };
 use bindery_hosted::{AccessKind, Config, Machine, MmuFault, Walk};
@@ -55,7 +55,7 @@ fn at_an_invalidation<A: Walk>(
     meanwhile: impl Fn(&Scene<'_, '_, A>, VirtAddr) + Sync,
 ) {
     let (platform, memory) = interposed::<A>();
-    let map = KernelMap::new(&memory, arena::<A>(1 << 33), Reach::Table).unwrap();
+    let map = KernelMap::new(&memory, arena::<A>(1 << 33)).unwrap();
     map.set_purge_limit(u64::MAX);
     let scene = Scene { machine: &platform.machine, gate: &platform.gate, map: &map };
     let at = scene.machine.on_cpu(Cpu(0), || prepare(&scene));

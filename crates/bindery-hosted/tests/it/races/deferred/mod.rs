@@ -11,7 +11,7 @@ use bindery::arch::{AArch64, Riscv64, X86_64};
 use bindery::platform::{Cpu, Platform};
 use bindery::{
     Access, Accounting, AddressSpace, Advice, FileAccess, FrameRange, KernelMap, MapObject,
-    MapRequest, Memory, Object, Protection, Reach, Remap, Sealing, Sharing, VmallocOptions, check,
+    MapRequest, Memory, Object, Protection, Remap, Sealing, Sharing, VmallocOptions, check,
 };
 use bindery_hosted::{Machine, Walk};
 
@@ -383,7 +383,7 @@ fn a_call_for_which_memory_is_short_takes_what_has_waited() {
         |_| (),
         |memory, _| {
             let arena = VirtRange::from_len(VirtAddr(0xffff_c900_0000_0000), 64 * MIB).unwrap();
-            let map = KernelMap::new(memory, arena, Reach::Table).unwrap();
+            let map = KernelMap::new(memory, arena).unwrap();
             let at = map.vmalloc(PAGE_SIZE, &VmallocOptions::default()).unwrap();
             map.vfree(at).unwrap();
         },
@@ -437,7 +437,7 @@ fn where_nothing_waits_a_call_fails_at_once() {
 fn vfree_at_the_purge_limit_waits_for_nobody_and_its_frames_come_back() {
     let (machine, memory) = watched::<Arch>(64 * MIB);
     let arena = VirtRange::from_len(VirtAddr(0xffff_c900_0000_0000), 64 * MIB).unwrap();
-    let map = KernelMap::new(&memory, arena, Reach::Table).unwrap();
+    let map = KernelMap::new(&memory, arena).unwrap();
     map.set_purge_limit(0);
     let free = memory.free_frame_count();
     beside_a_reader(&machine, || {

@@ -1,0 +1,54 @@
+//! How far a run may reach: the one place where "page by page" is chosen.
+//!
+//! A product always works on the largest piece. Benchmarks and tests compare that with the same code
+//! at a shorter reach (feature `baseline`). Without the feature all questions here have constant
+//! answers, and the slow code is not compiled in.
+
+/// How far a run may reach.
+#[cfg(feature = "baseline")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Reach {
+    /// One base page: the baseline that benchmarks show beside the real thing.
+    Page,
+    /// As far as one folio reaches in one table.
+    Folio,
+    /// As far as the table can name: whole tables by one entry.
+    #[default]
+    Table,
+}
+
+/// The reach of a tree or of a kernel map.
+#[derive(Clone, Copy)]
+pub(crate) struct RunLimit(#[cfg(feature = "baseline")] Reach);
+
+impl RunLimit {
+    /// As far as the table can name.
+    pub(crate) const NONE: Self = Self(
+        #[cfg(feature = "baseline")]
+        Reach::Table,
+    );
+
+    /// The limit that a benchmark or a test asks for.
+    #[cfg(feature = "baseline")]
+    pub(crate) fn of(reach: Reach) -> Self {
+        Self(reach)
+    }
+
+    /// Whether each run is one base page.
+    #[inline(always)]
+    pub(crate) fn is_page(self) -> bool {
+        #[cfg(feature = "baseline")]
+        return self.0 == Reach::Page;
+        #[cfg(not(feature = "baseline"))]
+        false
+    }
+
+    /// Whether whole tables are moved and detached by one entry.
+    #[inline(always)]
+    pub(crate) fn takes_tables(self) -> bool {
+        #[cfg(feature = "baseline")]
+        return self.0 == Reach::Table;
+        #[cfg(not(feature = "baseline"))]
+        true
+    }
+}
