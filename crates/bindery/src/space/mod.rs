@@ -402,6 +402,8 @@ impl<P: Platform> Drop for AddressSpace<'_, P> {
             // walker of the reverse map does not lock it; 2. it is removed at once.
             self.remove(mm, unsafe { self.vma(node).written(self.platform()) }, &mut removed);
         }
+        // What follows may wait for readers.
+        drop(guard);
         let mut gather = Gather::new();
         let end = arch::span::<P::Arch>(P::Arch::LEVELS);
         let everything = VirtRange::raw(0, P::Arch::USER_END.next_multiple_of(end));
