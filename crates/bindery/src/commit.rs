@@ -69,7 +69,7 @@ impl Commitment {
         self.committed.fetch_add(pages, Ordering::Relaxed);
     }
 
-    /// Promises `pages` for as long as the guard lives, or refuses: who wants them to stay committed
+    /// Commits `pages` for as long as the guard lives, or refuses: a caller that wants them to stay committed
     /// adds them before it drops the guard, so two processes are never committed the same pages.
     pub(crate) fn reserve(&self, pages: u64) -> Result<Reservation<'_>, Error> {
         let pages = pages.min(1 << 52) as i64;
@@ -84,7 +84,7 @@ impl Commitment {
         if refused { Err(Error::Overcommitted) } else { Ok(reservation) }
     }
 
-    /// Promises `pages` for as long as the guard lives, which were committed before and are about to
+    /// Commits `pages` for as long as the guard lives, which were committed before and are about to
     /// be given back: so nobody else is committed them in between.
     pub(crate) fn keep(&self, pages: u64) -> Reservation<'_> {
         let pages = pages.min(1 << 52) as i64;

@@ -1,5 +1,5 @@
 //! The architecture that no machine has; its manual is the documentation of
-//! [`Tiny`](bindery::arch::Tiny).
+//! [`bindery::arch::Tiny`].
 
 use bindery::arch::{MemoryType, Permissions, Tiny};
 

@@ -94,7 +94,7 @@ impl Arch for AArch64 {
     const STEP: u64 = 1 << PAGE_SHIFT;
     const SOFT_DIRTY: u64 = SOFT_DIRTY;
     const USERFAULT: u64 = USERFAULT;
-    const SETTLED: Settled =
+    const SATURATED: Settled =
         Settled { mask: VALID | ACCESSED | READ_ONLY, value: VALID | ACCESSED };
 
     #[inline]

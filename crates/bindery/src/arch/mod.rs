@@ -224,7 +224,7 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
     const USERFAULT: u64;
     /// How to recognize the most frequent saturated leaf, accessed and dirty: the bits to test, and
     /// their values. It implies [`Arch::is_saturated`]; not all saturated leaves match.
-    const SETTLED: Settled;
+    const SATURATED: Settled;
 
     /// An entry that names the table in `frame`.
     fn table(frame: Frame) -> Entry;
@@ -312,7 +312,7 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
     }
 }
 
-/// See [`Arch::SETTLED`].
+/// See [`Arch::SATURATED`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Settled {
     /// The bits that count, the valid bit among them.

@@ -89,7 +89,7 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
     const STEP: u64 = 1 << FRAME_SHIFT;
     const SOFT_DIRTY: u64 = SOFT_DIRTY;
     const USERFAULT: u64 = USERFAULT;
-    const SETTLED: Settled =
+    const SATURATED: Settled =
         Settled { mask: VALID | ACCESSED | DIRTY, value: VALID | ACCESSED | DIRTY };
 
     #[inline]

@@ -56,7 +56,7 @@ impl Arch for Tiny {
     const STEP: u64 = 1 << PAGE_SHIFT;
     const SOFT_DIRTY: u64 = SOFT_DIRTY;
     const USERFAULT: u64 = USERFAULT;
-    const SETTLED: Settled =
+    const SATURATED: Settled =
         Settled { mask: VALID | ACCESSED | DIRTY, value: VALID | ACCESSED | DIRTY };
 
     #[inline]

@@ -69,7 +69,7 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
     const ABSENT_FLIP: u64 = FRAME_MASK;
     const SOFT_DIRTY: u64 = SOFT_DIRTY;
     const USERFAULT: u64 = USERFAULT;
-    const SETTLED: Settled =
+    const SATURATED: Settled =
         Settled { mask: PRESENT | ACCESSED | DIRTY, value: PRESENT | ACCESSED | DIRTY };
 
     #[inline]

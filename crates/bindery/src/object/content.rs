@@ -153,7 +153,7 @@ impl<P: Platform> Object<'_, P> {
     }
 
     /// Reads what stands in consecutive frames, if it is in memory: at most so many bytes, of all that
-    /// are left. The invalidate lock is passed.
+    /// are left. The invalidate lock is held.
     fn read_run(
         &self,
         at: u64,

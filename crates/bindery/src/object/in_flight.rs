@@ -110,7 +110,7 @@ pub(super) struct InFlight {
 #[must_use]
 pub(crate) struct Ticket(u32);
 
-/// The words beside the list that are read without the invalidate lock.
+/// The words beside the list that are read without the index lock.
 pub(super) struct Ends {
     /// Changes whenever a record ends; waiters park on it.
     ended: AtomicU32,
@@ -174,7 +174,7 @@ impl InFlight {
         let mut next = self.first;
         core::iter::from_fn(move || {
             // SAFETY: records stand in the list from `insert` to `take`, and live as long (the
-            // promise of `insert`'s callers). Their cells are used with the invalidate lock held for writing, as
+            // promise of `insert`'s callers). Their cells are used with the index lock held for writing, as
             // `self` is.
             let record = unsafe { next?.as_ref() };
             next = record.next.get();
@@ -217,7 +217,7 @@ impl InFlight {
         let mut records = self.overlapping(first, end, kinds);
         let record = records.find(|record| record.number.get() < number)?;
         record.wanted.set(true);
-        // It changes with the invalidate lock held for writing, so not between the look at the list and this.
+        // It changes with the index lock held for writing, so not between the look at the list and this.
         Some(Ticket(ends.ended.load(Ordering::Relaxed)))
     }
 

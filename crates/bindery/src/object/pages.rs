@@ -84,7 +84,7 @@ pub(crate) fn run_around<P: Platform>(
 /// The frame that holds `page`, which lies within the object's size. If the page is not in memory,
 /// brings it in, in a folio of the largest of `orders` (bit n: order n; order 0 always) that fits:
 /// into the object's size, between what is there, and into memory. A page of a file has to be
-/// awaited. The invalidate lock is passed.
+/// awaited. The invalidate lock is held.
 ///
 /// # Errors
 /// As [`obtain`]. Nothing is changed then.
@@ -294,7 +294,7 @@ fn for_each_part<P: Platform>(
 }
 
 /// Fills the bytes from `start` to `end` of the object, which lie in one page, with zeroes; if the
-/// page is not in memory, nothing happens. Called with the invalidate lock passed and without locks on tables.
+/// page is not in memory, nothing happens. Called with the invalidate lock held and without locks on tables.
 /// The bytes lie behind the end of the file, or the caller has a change of the page in the list.
 pub(super) fn zero_part<P: Platform>(
     memory: &Memory<P>,

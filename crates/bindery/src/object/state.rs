@@ -157,7 +157,7 @@ impl Pages {
     }
 
     /// As [`Pages::change`], where `work` prepares the index for pages of one folio and may find no
-    /// memory for the nodes: then lets the invalidate lock go, waits for memory, and does it once more.
+    /// memory for the nodes: then lets the index lock go, waits for memory, and does it once more.
     pub(super) fn change_with_nodes<P: Platform, R>(
         &self,
         memory: &Memory<P>,
@@ -304,7 +304,7 @@ impl ObjectState {
         self.committed.load(Ordering::Relaxed)
     }
 
-    /// Promises `pages` more.
+    /// Commits `pages` more.
     pub(super) fn commit<P: Platform>(&self, memory: &Memory<P>, pages: u64) -> Result<(), Error> {
         let _reservation = memory.commitment().reserve(pages)?;
         if let Some(quota) = self.quota() {

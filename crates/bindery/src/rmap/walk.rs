@@ -325,7 +325,7 @@ pub(crate) enum Walked {
 /// 2. An anon group is freed a grace period after its VMAs' last pages were counted down, so the memory of
 ///    the anon group that the folio names is one's at least until the section ends.
 /// 3. The walker holds it, unless nobody does any more, and leaves the section: it waits for the
-///    tree lock without one.
+///    tree's lock without one.
 ///
 /// Complexity: O(log n) for each anon group, the owner and those below, and for each VMA in it that maps
 /// the index, of the n in it.

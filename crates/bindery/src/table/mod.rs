@@ -23,7 +23,8 @@
 //! | `reach` | how far a run may reach, for the baseline of benchmarks |
 //! | `run` | the longest stretch that can be treated as one |
 //! | `cursor` | a locked range that yields runs |
-//! | `leaf` | writing leaves: fold, unfold, split, collapse |
+//! | `contig` | contiguous (contpte) runs: folded and unfolded |
+//! | `leaf` | huge leaves: split, collapsed, published |
 //! | `zap`, `spare` | unmapping: whole tables by one entry, the rest in runs; with exceptions |
 //! | `look` | reads what is mapped, without changing it |
 //! | `collapse` | one huge leaf for a table of small ones |
@@ -32,6 +33,7 @@
 
 pub(crate) mod age;
 pub(crate) mod collapse;
+mod contig;
 pub(crate) mod copy;
 pub(crate) mod cursor;
 mod flush;

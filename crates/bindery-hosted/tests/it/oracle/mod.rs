@@ -15,7 +15,7 @@
 //!
 //! | file in `oracle/` | what |
 //! |---|---|
-//! | `place`, `names`, `operation` | where sequences scenario, and what they are made of |
+//! | `place`, `names`, `operation` | where sequences run, and what they are made of |
 //! | `generate` | sequences at random |
 //! | `linux/` | the process that runs them on Linux, and looks at itself |
 //! | `ours/` | the hosted machine that runs them; all that knows the core's interface |

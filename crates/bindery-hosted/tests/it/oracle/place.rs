@@ -1,4 +1,4 @@
-//! Where the sequences scenario: one region that nothing else of a process is near, and what stands
+//! Where the sequences run: one region that nothing else of a process is near, and what is
 //! ready beside it.
 //!
 //! ```text

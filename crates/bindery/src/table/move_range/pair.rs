@@ -474,7 +474,7 @@ impl Others {
             let entries = slots.each_ref().map(|slot| Entry(slot.load(Ordering::Relaxed)));
             // One branch for all entries: nearly all are saturated, and soft-dirty since they were
             // first written, so that they move as they are.
-            if const { A::SETTLED.with(A::SOFT_DIRTY) }.are(entries) {
+            if const { A::SATURATED.with(A::SOFT_DIRTY) }.are(entries) {
                 for ((slot, there), entry) in slots.iter().zip(there).zip(entries) {
                     slot.store(0, Ordering::Relaxed);
                     there.store(entry.0, Ordering::Relaxed);

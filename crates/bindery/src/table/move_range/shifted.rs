@@ -78,7 +78,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let there = &self.tables.slots(target_table)[to as usize..];
         let mut at = index;
         for (contig, pages) in slots.chunks_exact(size).zip(there.chunks_exact(size)) {
-            let Settled { mask, value } = const { P::Arch::SETTLED.with(P::Arch::SOFT_DIRTY) };
+            let Settled { mask, value } = const { P::Arch::SATURATED.with(P::Arch::SOFT_DIRTY) };
             // Each entry is loaded once, and kept in a register until all of the contiguous run have passed.
             let mut entries = [value; MOST_PAGES];
             let mut differ = 0;

@@ -87,7 +87,7 @@ impl Fixture {
         Self { shared: Shared(words), buffer, eyes: Some(Eyes::new()) }
     }
 
-    /// Lets a new process scenario a sequence. Returns what it saw.
+    /// Lets a new process run a sequence. Returns what it saw.
     pub fn run(&mut self, operations: &[Operation]) -> Vec<u64> {
         self.shared.clear();
         // SAFETY: the child goes on with what it has; it needs no other thread, and allocates

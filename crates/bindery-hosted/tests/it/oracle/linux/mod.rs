@@ -3,7 +3,7 @@
 //! ```text
 //! the test             the judge                    a runner for every sequence, and its child
 //! Judge::ask  -------> serve: reads the sequence,
-//!                      forks ---------------------> Runner::scenario, writes what it sees to
+//!                      forks ---------------------> Runner::run, writes what it sees to
 //!             <------- sends what was seen <------- memory that all of them share
 //! ```
 //!
@@ -61,7 +61,7 @@ impl Judge {
         Self { process, socket }
     }
 
-    /// Lets Linux scenario a sequence.
+    /// Lets Linux run a sequence.
     pub fn ask(&mut self, operations: &[Operation]) -> Verdict {
         let mut words = Vec::new();
         words.put(operations.len() as u64);

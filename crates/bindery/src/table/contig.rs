@@ -1,0 +1,110 @@
+//! Contiguous (contpte) runs: leaves are folded into them as they are written, and unfolded before a
+//! part changes.
+//!
+//! Leaving a run uses break-before-make, as each change of a translation's size does
+//! ([`super::leaf`]).
+
+use core::sync::atomic::{Ordering, fence};
+
+use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Entry};
+use crate::platform::Platform;
+use crate::stats::Counts;
+
+use super::leaf::replace;
+use super::{PageTable, run};
+
+impl<P: Platform> PageTable<'_, P> {
+    /// Writes `count` leaves that continue `first` into empty entries from `index` on, folding
+    /// where alignment allows. All belong to one folio.
+    pub(crate) fn fill(
+        &self,
+        table: Frame,
+        index: u32,
+        first: Entry,
+        count: u32,
+        counts: &mut Counts,
+    ) {
+        self.write_leaves(table, index, first, count);
+        counts.entries_written += u64::from(count);
+    }
+
+    /// As [`PageTable::fill`], for a caller that counts itself.
+    #[inline]
+    pub(crate) fn write_leaves(&self, table: Frame, index: u32, first: Entry, count: u32) {
+        // Whoever sees a leaf must see what was written to the page before, not what the frame
+        // held in an earlier life. One fence serves all stores below.
+        fence(Ordering::Release);
+        let slots = self.slots(table);
+        let mut entry = first;
+        let end = index + count;
+        let mut at = index;
+        // Frames and slots rise together, so contiguous runs fit everywhere or nowhere.
+        let congruent = (P::Arch::frame(first).0 ^ index) & (P::Arch::CONTIG_ENTRIES - 1) == 0;
+        if P::Arch::CONTIG_ENTRIES == 1 || !congruent {
+            for slot in &slots[index as usize..end as usize] {
+                slot.store(entry.0, Ordering::Relaxed);
+                entry = Entry(entry.0.wrapping_add(P::Arch::STEP));
+            }
+            at = end;
+        }
+        while at < end {
+            let fold = end - at >= P::Arch::CONTIG_ENTRIES && arch::may_fold::<P::Arch>(entry, at);
+            let piece = if fold { P::Arch::CONTIG_ENTRIES } else { 1 };
+            for slot in at..at + piece {
+                let written = if fold { P::Arch::set_contig(entry, slot) } else { entry };
+                slots[slot as usize].store(written.0, Ordering::Relaxed);
+                entry = Entry(entry.0.wrapping_add(P::Arch::STEP));
+            }
+            at += piece;
+        }
+        self.change_live(table, count, 0);
+    }
+
+    /// Clears the whole contiguous run at `index` (its first entry), and returns its first
+    /// entry, without the contiguous bit, with accessed and dirty of all.
+    pub(crate) fn take_contig(&self, table: Frame, index: u32, counts: &mut Counts) -> Entry {
+        let slots = &self.slots(table)[index as usize..(index + P::Arch::CONTIG_ENTRIES) as usize];
+        let first = P::Arch::clear_contig(run::load(slots, 0), index);
+        let (mut any, mut all) = (0, u64::MAX);
+        for slot in slots {
+            let mut raw = slot.load(Ordering::Relaxed);
+            if P::Arch::SATURATED.is(Entry(raw)) {
+                slot.store(0, Ordering::Relaxed);
+            } else {
+                raw = slot.swap(0, Ordering::Relaxed);
+            }
+            any |= raw;
+            all &= raw;
+        }
+        counts.entries_read += u64::from(P::Arch::CONTIG_ENTRIES);
+        counts.entries_written += u64::from(P::Arch::CONTIG_ENTRIES);
+        P::Arch::gather_run(first, any, all)
+    }
+
+    /// Makes single pages of the contiguous run that the entry at `index`, for address `addr`,
+    /// belongs to. Every page then counts as accessed or dirty if any did: the MMU may have set
+    /// that in any entry of the contiguous run.
+    pub(crate) fn unfold(&self, table: Frame, index: u32, addr: VirtAddr, counts: &mut Counts) {
+        let size = u64::from(P::Arch::CONTIG_ENTRIES) * PAGE_SIZE;
+        let base = addr.align_down(size);
+        let first = index & !(P::Arch::CONTIG_ENTRIES - 1);
+        let slots = self.slots(table);
+        // Software bits may differ inside a contiguous run, so every entry keeps its own.
+        let mut pages = [Entry::EMPTY; 16];
+        let pages = &mut pages[..(P::Arch::CONTIG_ENTRIES as usize).min(16)];
+        for (at, page) in (first..).zip(pages.iter_mut()) {
+            let slot = &slots[at as usize];
+            let old = Entry(slot.load(Ordering::Relaxed));
+            *page = P::Arch::clear_contig(replace::<P::Arch>(slot, old, |_| Entry::EMPTY), at);
+        }
+        self.invalidate_now(VirtRange::raw(base.0, base.0 + size), 1, counts);
+        let gathered = pages.iter().fold(pages[0], |all, page| P::Arch::gather(all, *page));
+        for (at, page) in (first..).zip(pages.iter()) {
+            let entry = P::Arch::gather(*page, gathered);
+            slots[at as usize].store(entry.0, Ordering::Relaxed);
+        }
+        counts.entries_read += u64::from(P::Arch::CONTIG_ENTRIES);
+        counts.entries_written += 2 * u64::from(P::Arch::CONTIG_ENTRIES);
+    }
+}
