@@ -89,13 +89,15 @@ pub fn leaked_frames() -> i64 {
     FREE_AT_BOOT.load(Ordering::Relaxed) as i64 - free_frame_count() as i64
 }
 
-/// Frames that are free, those that wait in caches and for a purge among them, and the tables of
-/// the kernel map: it may keep one, empty, for the guard page behind an area that stays.
+/// Frames that are free, those that wait in caches and for a purge among them, the tables of the
+/// kernel map, which may keep one, empty, for the guard page behind an area that stays, and the huge
+/// zero page, which stays once it was made.
 fn free_frame_count() -> u64 {
     kernel_map().purge();
     memory().trim();
     let counts = kernel_map().counts();
-    memory().free_frame_count() + counts.tables_allocated - counts.tables_freed
+    let zeroes = memory().huge_zero_page().map_or(0, |frames| u64::from(frames.count));
+    memory().free_frame_count() + counts.tables_allocated - counts.tables_freed + zeroes
 }
 
 /// Maps the registers of a device, for good.

@@ -17,7 +17,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::addr::Frame;
 use crate::arch::Arch;
 use crate::events::RareEvents;
-use crate::frame::meta;
+use crate::frame::{FrameRange, meta};
 use crate::memory::Memory;
 use crate::platform::Platform;
 
@@ -53,6 +53,13 @@ impl<P: Platform> Memory<P> {
     /// What [`Memory::set_huge_zero_page`] has set. Does not sleep. Constant time.
     pub fn uses_huge_zero_page(&self) -> bool {
         self.huge_zero.used.load(Ordering::Relaxed)
+    }
+
+    /// The frames of the huge zero page, if a read has needed it; they are never freed. Does not sleep.
+    /// Constant time.
+    pub fn huge_zero_page(&self) -> Option<FrameRange> {
+        let first = self.huge_zero.first()?;
+        Some(FrameRange { first, count: 1 << self.huge_order() })
     }
 
     /// The first frame of the huge zero page, which is made if need be; `None` if there is no

@@ -414,7 +414,7 @@ pub fn implied<A: Arch>(permissions: Permissions) -> Permissions {
         .permissions
 }
 
-/// Whether the `A::CONTIG_ENTRIES` unblocked leaves of one folio that begin at `index` with `first` may
+/// Whether the `A::CONTIG_ENTRIES` leaves of one folio, without the contiguous bit, that begin at `index` with `first` may
 /// form a contiguous run: virtual and physical alignment agree. (That they are equal and of one
 /// folio is the caller's knowledge.)
 #[inline]

@@ -10,8 +10,8 @@
 //! | Reserved: a hole, or the array itself | | | | | |
 //! | Free: block of the buddy allocator | order | the free list of its order | | | |
 //! | Raw: allocated, no meaning yet | order | [`NONE`] | 0 | 0 | 0 |
-//! | Table: node of a page table | level, [`LOCK`], [`STRAY`], [`GUARDS`] | `next`: link in a gather or reserve list; `previous`: pending flushes, see `frame::pending` | first of the reserve list | 0 | live entries |
-//! | Folio: head of user memory | order, [`FOLIO_LOCK`], [`ORPHAN`], [`DIRTY`], [`LAZY`], [`FETCHABLE`], [`EXCLUSIVE`] (order 0) | the LRU list | with `word`: the anon group or object, see [`super::owner`] | references, pins, mappings, see [`super::count`]; 0 while fresh | kind of owner, index of the first page there |
+//! | Table: node of a page table | level, [`LOCK`], [`STRAY`], [`GUARDS`] | `next`: link in a gather or in the deposit; `previous`: pending flushes, see `frame::pending` | first of the deposit | 0 | live entries |
+//! | Folio: head of user memory | order, [`FOLIO_LOCK`], [`ORPHAN`], [`FOLIO_PARKED`], [`DIRTY`], [`LAZY`], [`FETCHABLE`], [`EXCLUSIVE`] (order 0) | the LRU list | with `word`: the anon group or object, see [`super::owner`] | references, pins, mappings, see [`super::count`]; 0 while fresh | kind of owner, index of the first page there |
 //! | Tail of a folio | order of the head | | number of the head | 0 | of `head + 1` to `head + 8`: anon-exclusive bits |
 //! | Tail of another block | unspecified | | unspecified | | |
 //! | Slab: frame full of small objects | order 0 | list of frames with room | | 0 | free slots and objects in use, see [`super::slab`] |
@@ -20,8 +20,8 @@
 //! | Kernel: block of an area of the kernel | order | `next`: the next block of the area | | | |
 //!
 //! ```text
-//! state   31          30      29 .. 15  14         13      12    11         10     9      8     7 .. 4          3 .. 0
-//!         FOLIO_LOCK  ORPHAN  spare     FETCHABLE  GUARDS  LAZY  EXCLUSIVE  DIRTY  STRAY  LOCK  order or level  kind
+//! state   31          30      29            28 .. 15  14         13      12    11         10     9      8     7 .. 4          3 .. 0
+//!         FOLIO_LOCK  ORPHAN  FOLIO_PARKED  spare     FETCHABLE  GUARDS  LAZY  EXCLUSIVE  DIRTY  STRAY  LOCK  order or level  kind
 //! ```
 //!
 //! `count` is zero in every frame but the head of a published folio. So a walker that has only a
@@ -59,25 +59,25 @@ pub(crate) const ORDER_MASK: u32 = 0xf << ORDER_SHIFT;
 pub(crate) const LOCK: u32 = 1 << 8;
 /// The table was detached; whoever finds it starts again from the root.
 pub(crate) const STRAY: u32 = 1 << 9;
-/// A guard marker may stand in the table. Set under the table's lock, and never cleared.
-pub(crate) const GUARDS: u32 = 1 << 13;
 /// The folio was written since its content was last saved.
 pub(crate) const DIRTY: u32 = 1 << 10;
-/// The content may be dropped unless it is written again.
-pub(crate) const LAZY: u32 = 1 << 12;
-/// Instruction fetches see what the folio holds: nothing was written to it by the core since they were
-/// made to.
-pub(crate) const FETCHABLE: u32 = 1 << 14;
 /// The anon-exclusive bit of a folio of order 0.
 pub(crate) const EXCLUSIVE: u32 = 1 << 11;
+/// The content may be dropped unless it is written again.
+pub(crate) const LAZY: u32 = 1 << 12;
+/// The table may hold a guard marker. Set under the table's lock, and never cleared.
+pub(crate) const GUARDS: u32 = 1 << 13;
+/// Instruction fetches see the folio's contents: the core has not written to it since the caches were
+/// synchronized.
+pub(crate) const FETCHABLE: u32 = 1 << 14;
 
-/// Bit lock of a folio. Not that of tables: only who has a reference or a mapping sets it.
-pub(crate) const FOLIO_LOCK: u32 = 1 << 31;
-/// The folio's owner goes when the lock is given back; only ever set together with that.
-pub(crate) const ORPHAN: u32 = 1 << 30;
-/// Somebody may be parked on `state`, for the folio's lock; only ever set beside that, and cleared
-/// with it.
+/// A thread may be parked on `state`, for the folio's lock. Set only beside the lock, and cleared with
+/// it.
 pub(crate) const FOLIO_PARKED: u32 = 1 << 29;
+/// The folio loses its owner when the lock is released. Set only beside the lock.
+pub(crate) const ORPHAN: u32 = 1 << 30;
+/// Bit lock of a folio, taken only by a holder of a reference or a mapping. Tables have another.
+pub(crate) const FOLIO_LOCK: u32 = 1 << 31;
 
 /// What a frame is used for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -163,9 +163,9 @@ impl Area {
         self.kind == AreaKind::Vmalloc
     }
 
-    /// Whether a leaf of `level`, in a block or not, of this type may stand in it. For the auditor.
-    pub(crate) fn allows(&self, level: u8, block: bool, memory: MemoryType) -> bool {
-        let single = level == 1 && !block;
+    /// Whether a leaf of `level`, in a contiguous run or not, of this type may stand in it. For the auditor.
+    pub(crate) fn allows(&self, level: u8, contig: bool, memory: MemoryType) -> bool {
+        let single = level == 1 && !contig;
         // Some architectures know fewer types.
         let strict = |memory| matches!(memory, MemoryType::Device | MemoryType::Uncached);
         let same = self.memory == memory || strict(self.memory) && strict(memory);

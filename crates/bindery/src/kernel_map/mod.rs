@@ -10,7 +10,7 @@
 //!
 //! **An address has one owner.** A range of addresses belongs to one *area* from its reservation
 //! until a purge has made it free again. Only the area's owner writes the entries of its addresses,
-//! so leaves need no lock. An area is in one of four states:
+//! so leaves need no lock. An area is in one of five states:
 //!
 //! | state | owner | entries |
 //! |---|---|---|
@@ -18,6 +18,7 @@
 //! | live | the caller that was given the address | stay |
 //! | freed | none: it waits for a purge | empty; TLBs may remember the old ones |
 //! | purging | the purge | empty |
+//! | surveyed | the purge, which has seen what is mapped around the area | empty |
 //!
 //! **Tables are installed by compare-exchange, and only the purge detaches them.** Two areas may
 //! share a table. A caller that finds a table missing makes one and offers it. Of two offers one
@@ -358,7 +359,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
 
     /// The map without contiguous runs, for machines that have none (RISC-V without Svnapot).
     #[must_use]
-    pub fn without_blocks(self) -> Self {
+    pub fn without_contiguous_runs(self) -> Self {
         let mut map = self;
         map.largest_contig = 0;
         map

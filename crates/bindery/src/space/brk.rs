@@ -1,6 +1,5 @@
 //! `brk(2)`.
 
-use crate::space::MmapLocked;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
@@ -8,9 +7,9 @@ use crate::error::Error;
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
-use super::AddressSpace;
 use super::change::Removed;
 use super::vma::{MappingFlags, Purpose};
+use super::{AddressSpace, MmapLocked};
 use crate::collections::range_skip_list::Indexed;
 
 /// Where the program's heap begins and ends. Both 0 until the embedder says where.

@@ -2,7 +2,6 @@
 //! reverse map and the accounts always agree. Each takes the proof that the mutex is
 //! held ([`MmapLocked`]).
 
-use crate::space::MmapLocked;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
@@ -12,8 +11,8 @@ use crate::error::Error;
 use crate::platform::Platform;
 use crate::rmap::{self, AnonGroup, Groups, RmapGuard};
 
-use super::AddressSpace;
 use super::vma::{MappingFlags, Purpose, Vma, VmaWriteGuard};
+use super::{AddressSpace, MmapLocked};
 use crate::collections::range_skip_list::Indexed;
 
 /// What an operation has unlinked, for [`AddressSpace::finish`].

@@ -10,7 +10,6 @@ use crate::interrupt;
 use crate::object;
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
-use crate::space::MmapLocked;
 use crate::stats::Counts;
 use crate::table::collapse::Replacement;
 use crate::table::leaf::CollapseError;
@@ -18,9 +17,9 @@ use crate::table::look::Standing;
 use crate::table::{free_table, new_table};
 use crate::tlb::Gather;
 
-use super::AddressSpace;
 use super::parts::Parts;
 use super::vma::{MappingFlags, Vma};
+use super::{AddressSpace, MmapLocked};
 use crate::collections::range_skip_list::Indexed;
 
 /// Limits of the background collapser (Linux: `khugepaged/max_ptes_none`, `max_ptes_shared`), in

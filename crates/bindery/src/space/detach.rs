@@ -3,12 +3,11 @@
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr};
 use crate::error::Error;
 use crate::platform::Platform;
-use crate::space::MmapLocked;
 use crate::tlb::Gather;
 
-use super::AddressSpace;
 use super::change::Removed;
 use super::vma::Vma;
+use super::{AddressSpace, MmapLocked};
 use crate::collections::range_skip_list::Indexed;
 
 impl<P: Platform> AddressSpace<'_, P> {

@@ -1,6 +1,5 @@
 //! The memory part of `fork(2)`.
 
-use crate::space::MmapLocked;
 use core::sync::atomic::Ordering;
 
 use crate::addr::VirtRange;
@@ -13,7 +12,7 @@ use crate::tlb::Gather;
 
 use super::change::Removed;
 use super::vma::{MappingFlags, Purpose, Vma};
-use super::{AddressSpace, SpaceOptions};
+use super::{AddressSpace, MmapLocked, SpaceOptions};
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
     /// A copy of the address space: the same mappings with the same contents. Private pages are

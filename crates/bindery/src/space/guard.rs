@@ -5,12 +5,11 @@ use crate::addr::VirtRange;
 use crate::arch::Marker;
 use crate::error::Error;
 use crate::platform::Platform;
-use crate::space::MmapLocked;
 use crate::table::zap::Flush;
 use crate::tlb::Gather;
 
-use super::AddressSpace;
 use super::vma::{MappingFlags, Vma};
+use super::{AddressSpace, MmapLocked};
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Throws the contents of `part` away and guards it. A stretch of level 2 that is covered whole

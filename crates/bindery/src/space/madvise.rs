@@ -6,17 +6,16 @@ use crate::error::Error;
 use crate::frame::Folio;
 use crate::interrupt;
 use crate::platform::Platform;
-use crate::space::MmapLocked;
 use crate::table::age::Forget;
 use crate::table::spare::Spared;
 use crate::table::zap::Flush;
 use crate::tlb::Gather;
 
-use super::AddressSpace;
 use super::change::Removed;
 use super::parts::Parts;
 use super::populate::Want;
 use super::vma::{MappingFlags, Protection, Vma};
+use super::{AddressSpace, MmapLocked};
 
 /// Advice of a program about a range of its memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]

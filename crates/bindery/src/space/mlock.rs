@@ -1,6 +1,5 @@
 //! `mlock(2)`, `mlock2(2)`, `munlock(2)`, `mlockall(2)`, `munlockall(2)`.
 
-use crate::space::MmapLocked;
 use core::sync::atomic::Ordering;
 
 use bitflags::bitflags;
@@ -9,10 +8,10 @@ use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::error::Error;
 use crate::platform::Platform;
 
-use super::AddressSpace;
 use super::change::Removed;
 use super::limits::Locking;
 use super::vma::{MappingFlags, Vma};
+use super::{AddressSpace, MmapLocked};
 use crate::collections::range_skip_list::Indexed;
 
 /// When the pages of locked memory are brought in.

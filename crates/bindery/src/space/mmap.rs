@@ -1,6 +1,5 @@
 //! `mmap(2)`.
 
-use crate::space::MmapLocked;
 use core::ptr::NonNull;
 
 use bitflags::bitflags;
@@ -15,7 +14,7 @@ use crate::tlb::Gather;
 
 use super::change::Removed;
 use super::vma::{MappingFlags, Protection, Purpose, Vma};
-use super::{AddressSpace, STACK_GUARD_GAP};
+use super::{AddressSpace, MmapLocked, STACK_GUARD_GAP};
 use crate::collections::range_skip_list::Indexed;
 
 /// The requested address of a mapping.

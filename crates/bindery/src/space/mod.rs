@@ -5,7 +5,7 @@
 //!    `munmap`, `mprotect`, `mremap`, `fork`). Faults do not.
 //! 2. The lock of each VMA: faults take it for reading, changes of the VMA for writing. It is taken
 //!    after the mutex, in address order.
-//! 3. The table locks (`table::locking`), innermost.
+//! 3. The table locks (`table::locking`), innermost of these three. `docs/lock-order.md` has all locks.
 //!
 //! A fault that cannot take its VMA's lock waits for the mutex, never the other way round: a holder
 //! of the mutex waits for faults to leave, and faults inside wait only for table locks.

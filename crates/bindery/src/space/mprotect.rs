@@ -1,6 +1,5 @@
 //! `mprotect(2)`.
 
-use crate::space::MmapLocked;
 use arrayvec::ArrayVec;
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
@@ -10,10 +9,10 @@ use crate::platform::Platform;
 use crate::table::protect::{Change, Watched, Writable};
 use crate::tlb::Gather;
 
-use super::AddressSpace;
 use super::change::Removed;
 use super::mlock::LOCKS;
 use super::vma::{MappingFlags, Protection, Vma};
+use super::{AddressSpace, MmapLocked};
 use crate::collections::range_skip_list::Indexed;
 
 /// The start of a change of protection.

@@ -3,13 +3,12 @@
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::error::Error;
 use crate::platform::Platform;
-use crate::space::MmapLocked;
 use crate::table::zap::Flush;
 use crate::tlb::Gather;
 
-use super::AddressSpace;
 use super::change::Removed;
 use super::vma::MappingFlags;
+use super::{AddressSpace, MmapLocked};
 use crate::collections::range_skip_list::Indexed;
 
 impl<P: Platform> AddressSpace<'_, P> {

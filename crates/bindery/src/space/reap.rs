@@ -3,11 +3,10 @@
 use crate::error::Error;
 use crate::interrupt;
 use crate::platform::Platform;
-use crate::space::MmapLocked;
 use crate::tlb::Gather;
 
-use super::AddressSpace;
 use super::vma::MappingFlags;
+use super::{AddressSpace, MmapLocked};
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Drops the contents of all private mappings, locked ones too, while threads of the process

@@ -3,14 +3,13 @@
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::error::Error;
 use crate::platform::Platform;
-use crate::space::MmapLocked;
 use crate::tlb::Gather;
 
-use super::AddressSpace;
 use super::change::Removed;
 use super::mlock::LOCKS;
 use super::mmap::{Backing, FileAccess, MapFlags, MapObject, MapRequest, Place, Sharing, admit};
 use super::vma::{MappingFlags, Protection};
+use super::{AddressSpace, MmapLocked};
 use crate::collections::range_skip_list::Indexed;
 
 impl<P: Platform> AddressSpace<'_, P> {

@@ -1,11 +1,10 @@
 //! One change of an address space, from its lock to its last free.
 
 use crate::platform::Platform;
-use crate::space::MmapLocked;
 use crate::tlb::Gather;
 
-use super::AddressSpace;
 use super::change::Removed;
+use super::{AddressSpace, MmapLocked};
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Does `work` with the address space locked, and ends it in the only right order:

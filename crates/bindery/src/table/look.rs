@@ -17,7 +17,7 @@ use super::{PageTable, ReadSection, run};
 /// A stretch of equal looks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Looked {
-    /// The entry, unblocked: of a huge leaf and of nothing, the one entry that stands for it all.
+    /// The entry without the contiguous bit: of a huge leaf and of nothing, the one entry that stands for it all.
     pub(crate) entry: Entry,
     /// As it stands in memory.
     pub(crate) raw: Entry,

@@ -17,7 +17,7 @@
 //!
 //! | file | idea |
 //! |---|---|
-//! | `locking` | which locks, in which order |
+//! | `locking`, `stray` | which locks, in which order; marks of detached tables |
 //! | `flush` | flushes, and marks of those that come after the lock is released |
 //! | `pool` | spare tables while locks are held |
 //! | `reach` | how far a run may reach, for the baseline of benchmarks |

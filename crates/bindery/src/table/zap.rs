@@ -447,7 +447,7 @@ fn drop_run<P: Platform>(
     drop_shared(memory, slots, index, (folio, entry), restored, batch, counts)
 }
 
-/// Drops the mappings of the pages of `folio` that begin at `index` with `entry`, unblocked, and end
+/// Drops the mappings of the pages of `folio` that begin at `index` with `entry`, without the contiguous bit, and end
 /// with the slots at the latest: others map or hold the folio, too.
 #[inline(never)]
 fn drop_shared<P: Platform>(

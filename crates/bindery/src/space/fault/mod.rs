@@ -442,8 +442,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         access: Access,
     ) {
         let slots = self.table.slots(node.table);
-        let block = node.in_contig::<P::Arch>(run::load(slots, index));
-        let size = if block { P::Arch::CONTIG_ENTRIES } else { 1 };
+        let contig = node.in_contig::<P::Arch>(run::load(slots, index));
+        let size = if contig { P::Arch::CONTIG_ENTRIES } else { 1 };
         let first = index & !(size - 1);
         for slot in &slots[first as usize..(first + size) as usize] {
             let old = Entry(slot.load(Ordering::Relaxed));

@@ -2,7 +2,6 @@
 
 mod relocation;
 
-use crate::space::MmapLocked;
 use core::ptr::NonNull;
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
@@ -11,10 +10,10 @@ use crate::error::Error;
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
-use super::AddressSpace;
 use super::change::Removed;
 use super::mmap::Place;
 use super::vma::{MappingFlags, Vma};
+use super::{AddressSpace, MmapLocked};
 use crate::collections::range_skip_list::Indexed;
 use relocation::{Relocation, SourceFate};
 

@@ -1,6 +1,5 @@
 //! Moves a part of one VMA to a place of its own.
 
-use crate::space::MmapLocked;
 use core::ptr::NonNull;
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
@@ -9,7 +8,7 @@ use crate::collections::range_skip_list::{Indexed, Spot};
 use crate::error::Error;
 use crate::platform::Platform;
 use crate::rmap::RmapGuard;
-use crate::space::AddressSpace;
+use crate::space::{AddressSpace, MmapLocked};
 use crate::stats::Counts;
 use crate::table::OutOfMemory;
 use crate::table::move_range::{Holds, Move};
