@@ -81,6 +81,21 @@ impl<T: Linked> Chain<T> {
     pub(crate) fn is_empty(&self) -> bool {
         self.first.is_none()
     }
+
+    /// Frees the records.
+    ///
+    /// # Safety
+    /// 1. They were taken out of whatever names them, and no lookup that may have met them is left.
+    #[inline]
+    pub(super) unsafe fn free<P: Platform>(self, memory: &Memory<P>) {
+        let mut next = self.first;
+        while let Some(node) = next {
+            // SAFETY: what is on the chain lives (`push`, 1).
+            next = NonNull::new(unsafe { node.as_ref() }.next().load(Relaxed));
+            // SAFETY: 1. It came from the slab of its type. 2. Nobody uses it any more (1).
+            unsafe { memory.slab::<T>().free(&memory.frames, &memory.platform, node) };
+        }
+    }
 }
 
 /// Page tables that were detached, linked through their metadata.
@@ -150,6 +165,14 @@ impl Tables {
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.first == NONE
+    }
+
+    /// Frees the tables. All read sections that could know them have been left.
+    #[inline]
+    pub(super) fn free<P: Platform>(mut self, memory: &Memory<P>) {
+        while let Some(table) = self.pop(&memory.frames) {
+            release_table(memory, table);
+        }
     }
 
     /// How many there are.

@@ -146,6 +146,33 @@ impl<P: Platform> Memory<P> {
         }
     }
 
+    /// As [`Memory::free_after_readers`], for tables and for records of two types. Where no reader is
+    /// left, as mostly, no batch is made of them.
+    ///
+    /// # Safety
+    /// 1. The records were taken out of whatever names them.
+    #[inline]
+    pub(crate) unsafe fn free_unlinked<A: Linked, B: Linked>(
+        &self,
+        tables: Tables,
+        some: Chain<A>,
+        others: Chain<B>,
+    ) {
+        if tables.is_empty() && some.is_empty() && others.is_empty() {
+            return;
+        }
+        if queue::no_reader_left(self) {
+            tables.free(self);
+            // SAFETY: 1. the caller's obligation 1; no reader is left.
+            unsafe {
+                some.free(self);
+                others.free(self);
+            }
+        } else {
+            self.put_off(Batch::of(tables).with(some).with(others));
+        }
+    }
+
     #[cold]
     fn put_off(&self, batch: Batch<P>) {
         let weight = batch.weight();

@@ -546,7 +546,7 @@ impl FolioPolicy {
 
     /// The orders above 0 that a fault may use in a mapping for which the program has given this
     /// advice.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn orders(&self, advice: HugeAdvice) -> u16 {
         match advice {
             HugeAdvice::Avoid => 0,

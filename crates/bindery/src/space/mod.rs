@@ -53,7 +53,6 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch};
-use crate::deferred::Batch;
 use crate::error::Error;
 use crate::object::{self, Object};
 use crate::platform::Platform;
@@ -387,7 +386,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             }
         }
         let tables = self.table.take_emptied(gather);
-        memory.free_after_readers(Batch::of(tables).with(vmas).with(groups));
+        // SAFETY: 1. the VMAs are out of the index and the trees; no VMA and no child holds the groups.
+        unsafe { memory.free_unlinked(tables, vmas, groups) };
     }
 }
 

@@ -142,7 +142,7 @@ impl MappingFlags {
     const KEY_SHIFT: u32 = 28;
 
     /// What the program has asked for about large folios.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn huge_advice(self) -> HugeAdvice {
         if self.contains(Self::NO_HUGE) {
             HugeAdvice::Avoid

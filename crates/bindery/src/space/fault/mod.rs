@@ -168,9 +168,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let mut locked = self.try_lock_vma(page);
         // The commonest fault, in a function that does nothing else.
         if access == Access::Write
-            && let Some(locked) = &locked
+            && let Some(guard) = locked
         {
-            let (vma, flags) = (locked.vma(), locked.vma().flags());
+            let (vma, flags) = (guard.vma(), guard.vma().flags());
             // Folios for executable mappings are synchronized on the longer way, which costs no
             // further test here.
             let asked = MappingFlags::WRITE | MappingFlags::SHARED | MappingFlags::REAPED;
@@ -184,6 +184,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             {
                 return Ok(resolved);
             }
+            locked = Some(guard);
         }
         self.table.memory.retry(|| self.fault_beside(page, (access, rights), locked.take()))
     }

@@ -175,7 +175,7 @@ pub(crate) struct ReadGuard<'a, K: Parking<W>, W: Word<u32> = AtomicU32> {
 }
 
 impl<K: Parking<W>, W: Word<u32>> Drop for ReadGuard<'_, K, W> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         let word = &self.lock.0;
         let before = word.sub(1, Ordering::Release);
