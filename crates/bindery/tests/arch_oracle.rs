@@ -155,6 +155,7 @@ mod arm {
             | when(!user_code, El1Attributes::UXN)
             | when(attributes.soft_dirty, El1Attributes::SWFLAG_1)
             | when(attributes.userfault, El1Attributes::SWFLAG_3)
+            | when(has(Permissions::BTI) && has(Permissions::EXECUTE), El1Attributes::GP)
     }
 
     fn flags(entry: Entry) -> El1Attributes {
@@ -204,9 +205,10 @@ mod arm {
         let page = |attributes| AArch64::leaf(Frame(0x1230), 1, attributes);
         for old in all_attributes() {
             for new in all_attributes() {
-                // The other crate is stricter for AP[1], the user's permission, in both
-                // directions; the manual has no such rule.
-                if (old.permissions ^ new.permissions).contains(Permissions::USER) {
+                // The other crate is stricter for AP[1], the user's permission, and for GP, the
+                // guard of branch targets, in both directions; the manual has no such rule.
+                let stricter = El1Attributes::USER | El1Attributes::GP;
+                if (flags(page(old)) ^ flags(page(new))).intersects(stricter) {
                     continue;
                 }
                 let singles = (page(old), page(new));
