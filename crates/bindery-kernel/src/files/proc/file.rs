@@ -6,8 +6,8 @@ use core::ops::Range;
 
 use bindery::addr::VirtAddr;
 use bindery::linux::proc::{
-    ClearRefs, PhysicalAddresses, clear_refs, maps_entry, pagemap, procmap_query, smaps_entry,
-    smaps_rollup, statm,
+    CallerMemory, ClearRefs, PhysicalAddresses, clear_refs, maps_entry, pagemap, procmap_query,
+    smaps_entry, smaps_rollup, statm,
 };
 use linux_raw_sys::general::procmap_query as MapsQuery;
 
@@ -21,6 +21,19 @@ use super::super::listing::{EntryText, Reader};
 use super::super::node::{Attributes, Kind, Node, Patience};
 use super::names::Names;
 use super::{frames, machine, number, texts};
+
+/// The memory of the running program, by the kernel's copies at its own addresses.
+struct RunningProgram;
+
+impl CallerMemory for RunningProgram {
+    fn read(&self, at: u64, into: &mut [u8]) -> Result<(), bindery::Errno> {
+        user::read_bytes(at, into).map_err(|_| bindery::Errno::EFAULT)
+    }
+
+    fn write(&self, at: u64, from: &[u8]) -> Result<(), bindery::Errno> {
+        user::write_bytes(at, from).map_err(|_| bindery::Errno::EFAULT)
+    }
+}
 
 /// `PROCMAP_QUERY`: as `_IOWR('f', 17, struct procmap_query)` has it.
 const PROCMAP_QUERY: u32 =
@@ -218,10 +231,8 @@ impl Node for File {
         }
         let names = process::find(self.process).map_or(Names { stack: 0 }, |it| Names::of(&it));
         let space = self.space.upgrade();
-        process::with_space(|caller| {
-            procmap_query(space.as_deref(), caller, argument, &names)?;
-            Ok(0)
-        })
+        procmap_query(space.as_deref(), &RunningProgram, argument, &names)?;
+        Ok(0)
     }
 
     fn has_end(&self) -> bool {

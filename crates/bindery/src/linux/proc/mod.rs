@@ -58,7 +58,7 @@ pub use frames::{
 pub use maps::{maps, maps_entry};
 pub use naming::{FileId, NameSource, Naming, Unnamed};
 pub use pagemap::{PhysicalAddresses, pagemap};
-pub use query::procmap_query;
+pub use query::{CallerMemory, procmap_query};
 pub use smaps::{smaps, smaps_entry, smaps_rollup};
 pub use status::{statm, status};
 pub use vmstat::{FaultCounts, vmstat};

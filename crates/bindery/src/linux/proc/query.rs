@@ -59,6 +59,33 @@ impl Fields {
     }
 }
 
+/// The memory of the program that makes a query. An address space is one, at the price of a walk for
+/// each access; a kernel has a faster one for the running program: its instructions that access the
+/// program's own addresses.
+pub trait CallerMemory {
+    /// Reads `into.len()` bytes at `at`. May sleep.
+    ///
+    /// # Errors
+    /// [`Errno::EFAULT`] where the program itself could not read.
+    fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Errno>;
+
+    /// Writes `from` to `at`. May sleep.
+    ///
+    /// # Errors
+    /// [`Errno::EFAULT`] where the program itself could not write.
+    fn write(&self, at: u64, from: &[u8]) -> Result<(), Errno>;
+}
+
+impl<P: Platform> CallerMemory for AddressSpace<'_, P> {
+    fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
+        self.read_user(VirtAddr(at), into).map_err(|_| Errno::EFAULT)
+    }
+
+    fn write(&self, at: u64, from: &[u8]) -> Result<(), Errno> {
+        self.write_user(VirtAddr(at), from).map_err(|_| Errno::EFAULT)
+    }
+}
+
 /// Answers the query (`struct procmap_query`) at `argument` in the memory of `caller` about the
 /// mappings of `space`, the process whose `maps` was opened; `None` if its memory is gone. Linux has
 /// this call since 6.11. The build ID of a file is not known, as if it had none.
@@ -73,7 +100,7 @@ impl Fields {
 /// Complexity: logarithmic in the mappings, for each that is passed over.
 pub fn procmap_query<P: Platform>(
     space: Option<&AddressSpace<'_, P>>,
-    caller: &AddressSpace<'_, P>,
+    caller: &impl CallerMemory,
     argument: u64,
     naming: &dyn Naming,
 ) -> Result<(), Errno> {
@@ -103,7 +130,7 @@ pub fn procmap_query<P: Platform>(
         }
         let mut text = UserText { caller, at: name_at, left: room - 1, faulted: false };
         let _ = write_name(name, naming, &mut text);
-        let end = caller.write_user(VirtAddr(text.at), &[0]);
+        let end = caller.write(text.at, &[0]);
         if text.faulted || end.is_err() {
             return Err(Errno::EFAULT);
         }
@@ -111,18 +138,13 @@ pub fn procmap_query<P: Platform>(
     }
     fields.set_short(offset_of!(Query, vma_name_size), written as u32);
     fields.set_short(offset_of!(Query, build_id_size), 0);
-    caller.write_user(VirtAddr(argument), &fields.0[..size]).map_err(|_| Errno::EFAULT)
+    caller.write(argument, &fields.0[..size])
 }
 
 /// Reads the structure; also gives how much of it the caller has.
-fn read<P: Platform>(
-    caller: &AddressSpace<'_, P>,
-    argument: u64,
-) -> Result<(Fields, usize), Errno> {
-    let take =
-        |at: u64, into: &mut [u8]| caller.read_user(VirtAddr(at), into).map_err(|_| Errno::EFAULT);
+fn read(caller: &impl CallerMemory, argument: u64) -> Result<(Fields, usize), Errno> {
     let mut size = [0; 8];
-    take(argument, &mut size)?;
+    caller.read(argument, &mut size)?;
     let size = u64::from_le_bytes(size);
     if size > PAGE_SIZE {
         return Err(Errno::E2BIG);
@@ -136,14 +158,14 @@ fn read<P: Platform>(
     for start in (SIZE..size).step_by(rest.len()) {
         let rest = &mut rest[..(size - start).min(32)];
         let at = argument.checked_add(start as u64).ok_or(Errno::EFAULT)?;
-        take(at, rest)?;
+        caller.read(at, rest)?;
         if rest.iter().any(|byte| *byte != 0) {
             return Err(Errno::E2BIG);
         }
     }
     let mut fields = Fields([0; SIZE]);
     let known = size.min(SIZE);
-    take(argument, &mut fields.0[..known])?;
+    caller.read(argument, &mut fields.0[..known])?;
     Ok((fields, known))
 }
 
@@ -208,17 +230,17 @@ impl Write for Length {
 }
 
 /// A text in a program's memory. What a name has become longer by since it was measured is cut off.
-struct UserText<'a, 'm, P: Platform> {
-    caller: &'a AddressSpace<'m, P>,
+struct UserText<'a, M: CallerMemory> {
+    caller: &'a M,
     at: u64,
     left: u64,
     faulted: bool,
 }
 
-impl<P: Platform> Write for UserText<'_, '_, P> {
+impl<M: CallerMemory> Write for UserText<'_, M> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         let count = self.left.min(text.len() as u64);
-        if self.caller.write_user(VirtAddr(self.at), &text.as_bytes()[..count as usize]).is_err() {
+        if self.caller.write(self.at, &text.as_bytes()[..count as usize]).is_err() {
             self.faulted = true;
             return Err(fmt::Error);
         }
