@@ -1,6 +1,7 @@
 //! Fast formatting of lines: a listing of 30,000 mappings has 150,000 numbers.
 
 use core::fmt::{self, Write};
+use core::mem::MaybeUninit;
 
 use crate::addr::VirtRange;
 use crate::space::MappingFlags;
@@ -15,69 +16,75 @@ const PATH_COLUMN: usize = 73;
 const NAME_WIDTH: usize = 16;
 const NUMBER_WIDTH: usize = 8;
 
-/// The most digits that a number of 64 bits has.
-const DIGITS: usize = 20;
-
 /// Room for all columns of a line: two addresses and an offset of 16 digits, 4 letters, two numbers
 /// of 8 digits, one of 20, and 9 characters between them.
 const ROOM: usize = 128;
 
 /// The beginning of a line. What does not fit is left out, which callers keep from happening.
 pub(super) struct Columns {
-    bytes: [u8; ROOM],
+    // Not zeroed: that would cost more than most lines. The first `length` bytes are written.
+    bytes: [MaybeUninit<u8>; ROOM],
     length: usize,
 }
 
 impl Columns {
+    #[inline]
     pub(super) fn new() -> Self {
-        Self { bytes: [0; ROOM], length: 0 }
+        Self { bytes: [const { MaybeUninit::uninit() }; ROOM], length: 0 }
     }
 
+    /// The next `count` bytes, which the caller writes, all of them and as UTF-8; none if they do not
+    /// fit.
+    #[inline]
+    fn extend(&mut self, count: usize) -> &mut [MaybeUninit<u8>] {
+        let start = self.length;
+        match self.bytes.get_mut(start..start + count) {
+            Some(into) => {
+                self.length += count;
+                into
+            }
+            None => &mut [],
+        }
+    }
+
+    #[inline]
     pub(super) fn push(&mut self, text: &str) {
-        let into = self.bytes.get_mut(self.length..self.length + text.len());
-        if let Some(into) = into {
-            into.copy_from_slice(text.as_bytes());
-            self.length += text.len();
+        // Texts are short: a call that copies would cost more than the bytes.
+        for (into, byte) in self.extend(text.len()).iter_mut().zip(text.bytes()) {
+            into.write(byte);
         }
     }
 
     /// Goes to a column, and at least `least` further.
     fn pad(&mut self, column: usize, least: usize) {
         let end = column.max(self.length + least).min(ROOM);
-        self.bytes[self.length..end].fill(b' ');
-        self.length = end;
+        for into in self.extend(end.saturating_sub(self.length)) {
+            into.write(b' ');
+        }
     }
 
     /// Writes a decimal number, at least `least` characters wide.
     fn push_number(&mut self, mut value: u64, least: usize, fill: u8) {
-        let mut digits = [fill; DIGITS];
-        let mut at = DIGITS;
-        loop {
-            at -= 1;
-            digits[at] = b'0' + (value % 10) as u8;
-            value /= 10;
-            if value == 0 {
-                break;
-            }
+        let digits = value.checked_ilog10().unwrap_or(0) as usize + 1;
+        let into = self.extend(digits.max(least));
+        let front = into.len().saturating_sub(digits);
+        let (blanks, places) = into.split_at_mut(front);
+        for place in blanks {
+            place.write(fill);
         }
-        let text = &digits[at.min(DIGITS - least)..];
-        if let Some(into) = self.bytes.get_mut(self.length..self.length + text.len()) {
-            into.copy_from_slice(text);
-            self.length += text.len();
+        for place in places.iter_mut().rev() {
+            place.write(b'0' + (value % 10) as u8);
+            value /= 10;
         }
     }
 
     /// Writes a hexadecimal number, with zeros in front up to `least` digits.
     pub(super) fn push_hexadecimal(&mut self, mut value: u64, least: usize) {
-        // The number of digits is known beforehand, so they are written in place.
         let digits = (67 - (value | 1).leading_zeros() as usize) / 4;
-        let end = self.length + digits.max(least);
-        let Some(into) = self.bytes.get_mut(self.length..end) else { return };
-        for digit in into.iter_mut().rev() {
-            *digit = b"0123456789abcdef"[value as usize & 15];
+        for place in self.extend(digits.max(least)).iter_mut().rev() {
+            place.write(b"0123456789abcdef"[value as usize & 15]);
             value >>= 4;
         }
-        self.length = end;
     }
 
     pub(super) fn push_decimal(&mut self, value: u64) {
@@ -85,9 +92,14 @@ impl Columns {
     }
 
     fn as_str(&self) -> &str {
-        // SAFETY: 1. The bytes up to `length` are whole texts (`push`), spaces and digits, one behind
-        // the other, so they are UTF-8. Looking again would cost a tenth of a listing.
-        unsafe { core::str::from_utf8_unchecked(&self.bytes[..self.length]) }
+        let written = &self.bytes[..self.length];
+        // SAFETY: 1. The bytes up to `length` are written: whoever takes them from `extend` does so.
+        // 2. They are whole texts, spaces and digits, one behind the other, so they are UTF-8. Looking
+        // again would cost a tenth of a listing.
+        unsafe {
+            let bytes = core::slice::from_raw_parts(written.as_ptr().cast::<u8>(), written.len());
+            core::str::from_utf8_unchecked(bytes)
+        }
     }
 
     pub(super) fn write_to(&self, out: &mut dyn Write) -> fmt::Result {
