@@ -38,7 +38,7 @@ pub fn trials(architecture: Architecture) -> Vec<Trial> {
     };
     let time_is_up = move || {
         let arguments = ["--timeout", "4", "busybox", "sleep", "1000"];
-        let message = "error: the machine was ended after 4 s";
+        let message = "error: the machine was stopped after 4 s";
         run(architecture, &arguments, &Expected { status: 124, output: None, message })
     };
     let killed = move || {
