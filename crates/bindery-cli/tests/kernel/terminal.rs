@@ -55,7 +55,7 @@ fn ends(architecture: Architecture) -> Result<Completion, Failed> {
     at_terminal(architecture, "echo ready; sleep 10000", |session| {
         session.expect("ready")?;
         session.send(&[CTRL_A, b'x'])?;
-        session.expect("ended from the keyboard")?;
+        session.expect("stopped from the keyboard")?;
         session.status(130)
     })
 }
