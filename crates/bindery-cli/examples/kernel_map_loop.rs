@@ -51,17 +51,20 @@ impl Visitor for Loop {
         let pages = list(&map, &self.kind)?;
         for _ in 0..self.iterations {
             let at = map.vmalloc(SIZE, &options)?;
-            map.vfree(at)?;
+            // SAFETY: 1. made above; 2. and 3. nothing uses it.
+            unsafe { map.vfree(at) }?;
         }
         map.purge();
         for _ in 0..self.iterations {
             let at = map.vmap(&pages, &VmapOptions::default())?;
-            map.vunmap(at, UnmapTime::Later)?;
+            // SAFETY: 1. made above; 2. nothing uses it.
+            unsafe { map.vunmap(at, UnmapTime::Later) }?;
         }
         map.purge();
         for _ in 0..self.iterations {
             let at = map.ioremap(PhysAddr(0x3_0000_0000), SIZE, MemoryType::Device)?;
-            map.iounmap(at)?;
+            // SAFETY: 1. made above; 2. nothing uses it.
+            unsafe { map.iounmap(at) }?;
         }
         println!("{:?}", map.counts());
         Ok(())

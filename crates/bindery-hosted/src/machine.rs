@@ -281,6 +281,7 @@ impl<A: Walk> Machine<A> {
 // 3. `Seats::synchronize` and `Seats::is_over` know every section that was announced before; see
 //    there.
 // 4. `Seats` lets a thread have a seat only when no other has it, and there are at most `MAX_CPUS`.
+// 5. There is no kernel root.
 unsafe impl<A: Walk> Platform for Machine<A> {
     type Arch = A;
     type Mutex = LockApi05<parking_lot::RawMutex>;

@@ -198,7 +198,8 @@ impl Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         let start = VirtAddr(self.start.as_ptr().expose_provenance() as u64);
-        if let Err(problem) = kernel_map().vfree(start) {
+        // SAFETY: 1. made in `new`; 2. the value's alone, and dropped; 3. nobody else has its frames.
+        if let Err(problem) = unsafe { kernel_map().vfree(start) } {
             panic!("memory of the kernel cannot be given back: {problem}");
         }
     }

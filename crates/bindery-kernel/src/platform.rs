@@ -25,6 +25,7 @@ pub struct Machine;
 // 3. No thread is preempted in the kernel, and none sleeps in a read section: whoever calls
 //    `synchronize` or `is_over` runs on the only CPU that enters sections, outside of any.
 // 4. `arch::cpu` reads the CPU's own register.
+// 5. The kernel root is the boot code's, which nothing frees.
 unsafe impl Platform for Machine {
     type Arch = arch::EntryFormat;
     type Mutex = SleepingLock;

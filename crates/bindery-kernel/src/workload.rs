@@ -78,7 +78,8 @@ fn vmalloc<const MAKE: u32, const UNMAKE: u32>(
     iterations: usize,
 ) {
     let make = || good(kernel_map().vmalloc(size, &options));
-    let unmake = |at| good(kernel_map().vfree(at));
+    // SAFETY: 1. `make` made it; 2. and 3. what `measure` wrote is verified before, and nobody else has it.
+    let unmake = |at| good(unsafe { kernel_map().vfree(at) });
     measure::<MAKE, UNMAKE>(name, iterations, make, unmake, Expected::Memory(size));
 }
 
@@ -86,14 +87,16 @@ fn vmap<const MAKE: u32, const UNMAKE: u32>(name: &str, frames: &[Frame], piece:
     let runs = frames.chunk_by(|one, next| one.0 + 1 == next.0);
     assert!(frames.len() == PAGES && runs.into_iter().all(|run| run.len() == piece));
     let make = || good(kernel_map().vmap(frames, &VmapOptions::default()));
-    let unmake = |at| good(kernel_map().vunmap(at, UnmapTime::Later));
+    // SAFETY: 1. `make` made it; 2. nobody accesses it.
+    let unmake = |at| good(unsafe { kernel_map().vunmap(at, UnmapTime::Later) });
     measure::<MAKE, UNMAKE>(name, ITERATIONS, make, unmake, Expected::Frames(frames));
 }
 
 fn ioremap<const MAKE: u32, const UNMAKE: u32>(name: &str, from: u64) {
     let from = PhysAddr(from);
     let make = || good(kernel_map().ioremap(from, MIB, MemoryType::Device));
-    let unmake = |at| good(kernel_map().iounmap(at));
+    // SAFETY: 1. `make` made it; 2. nobody accesses it.
+    let unmake = |at| good(unsafe { kernel_map().iounmap(at) });
     measure::<MAKE, UNMAKE>(name, ITERATIONS, make, unmake, Expected::Nowhere(from, MIB));
 }
 
@@ -191,7 +194,8 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        good(kernel_map().vfree(self.at));
+        // SAFETY: 1. the pool made it; 2. nobody accesses it; 3. the areas that had its frames are gone.
+        good(unsafe { kernel_map().vfree(self.at) });
     }
 }
 

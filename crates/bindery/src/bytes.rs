@@ -23,31 +23,51 @@ const WORDS: usize = PAGE_SIZE as usize / WORD;
 
 /// Where the byte at `offset`, counted from the beginning of `first`, can be read and written;
 /// consecutive frames follow.
+///
+/// # Safety
+/// 1. The frames from `first` to the byte, or to the end before it, are one block or folio of the
+///    memory.
 #[inline]
-pub(crate) fn place<P: Platform>(platform: &P, first: Frame, offset: usize) -> NonNull<u8> {
-    // SAFETY: the caller has frames up to there, whose bytes in the direct map follow each other (obligation 1 of
-    // `Platform`, and `Frames::new` looked where two ranges touch).
+pub(crate) unsafe fn place<P: Platform>(platform: &P, first: Frame, offset: usize) -> NonNull<u8> {
+    // SAFETY: the frames are of one range (the caller's obligation 1), so their bytes follow each other
+    // in the direct map (obligation 1 of `Platform`, and `Frames::new` looked where two ranges touch).
     unsafe { platform.direct_map(first).add(offset) }
 }
 
 /// Reads from `offset` on, counted from the beginning of `first`; consecutive frames follow.
+///
+/// # Safety
+/// 1. The frames that hold the bytes are one block or folio of the memory.
+/// 2. They are not freed during the call, and are memory of programs or of an object: their bytes are
+///    accessed by atomics or by [`Platform::read_bytes`] and [`Platform::write_bytes`] alone.
 #[inline]
-pub(crate) fn read<P: Platform>(platform: &P, first: Frame, offset: usize, into: &mut [u8]) {
-    // SAFETY: the direct map shows the bytes of all the frames (`place`), which an object has: whoever
-    // uses them goes by atomics or by the platform's means. `into` is the caller's own.
+pub(crate) unsafe fn read<P: Platform>(platform: &P, first: Frame, offset: usize, into: &mut [u8]) {
+    // SAFETY: 1. the caller's obligation 1, and the direct map shows them; others go by atomics or by
+    // the platform's means (the caller's obligation 2). `into` is the caller's own.
     unsafe { platform.read_bytes(place(platform, first, offset), into) }
 }
 
 /// Writes from `offset` on, counted from the beginning of `first`; consecutive frames follow.
+///
+/// # Safety
+/// 1. As of [`read`].
+/// 2. As of [`read`].
+/// 3. No pager has borrowed the bytes ([`crate::StoredBytes`]).
 #[inline]
-pub(crate) fn write<P: Platform>(platform: &P, first: Frame, offset: usize, from: &[u8]) {
-    // SAFETY: as in `read`. What a pager has borrowed meanwhile nobody writes (`save`).
+pub(crate) unsafe fn write<P: Platform>(platform: &P, first: Frame, offset: usize, from: &[u8]) {
+    // SAFETY: as in `read`; nobody relies on the old bytes (the caller's obligation 3).
     unsafe { platform.write_bytes(place(platform, first, offset), from) }
 }
 
 /// Fills the bytes `inside` of `frame` with zeroes.
-pub(crate) fn zero<P: Platform>(platform: &P, frame: Frame, inside: Range<usize>) {
-    let words = words(platform, frame);
+///
+/// # Safety
+/// 1. `frame` is a frame of the memory.
+/// 2. As of [`read`].
+/// 3. As of [`write`].
+pub(crate) unsafe fn zero<P: Platform>(platform: &P, frame: Frame, inside: Range<usize>) {
+    // SAFETY: 1. and 2. the caller's obligations 1 and 2.
+    let words = unsafe { words(platform, frame) };
     for_each_word(inside, |word, part, _| change(&words[word], part, |bytes| bytes.fill(0)));
 }
 
@@ -119,14 +139,17 @@ fn for_each_word(range: Range<usize>, mut f: impl FnMut(usize, Range<usize>, usi
 }
 
 /// The words of a frame.
+///
+/// # Safety
+/// 1. `frame` is a frame of the memory.
+/// 2. While the result is used, the frame is not freed, and its bytes are accessed as aligned atomics
+///    or by the platform's means alone.
 #[inline]
-fn words<P: Platform>(platform: &P, frame: Frame) -> &[AtomicU64; WORDS] {
+unsafe fn words<P: Platform>(platform: &P, frame: Frame) -> &[AtomicU64; WORDS] {
     let bytes = platform.direct_map(frame).cast::<[AtomicU64; WORDS]>();
     // SAFETY: the direct map shows all 4,096 bytes of the frame for as long as the platform lives,
-    // aligned to 4,096 (obligation 1 of `Platform`, and `Frames::new` looked). Callers pass frames
-    // that an object has, whose bytes the core accesses as aligned atomics or by the platform's means
-    // alone while programs may write them; those that a pager has borrowed meanwhile nobody writes
-    // (`save`).
+    // aligned to 4,096 (obligation 1 of `Platform`, `Frames::new` looked, and the caller's obligation
+    // 1). Nobody makes references to them (its obligation 2).
     unsafe { bytes.as_ref() }
 }
 

@@ -85,7 +85,8 @@ impl<P: Platform> Memory<P> {
                 Some(first)
             }
             Err(theirs) => {
-                self.frames.free(&self.platform, first, order);
+                // SAFETY: 1. and 2. allocated above, and never shown to anybody.
+                unsafe { self.frames.free(&self.platform, first, order) };
                 Some(Frame(theirs))
             }
         }

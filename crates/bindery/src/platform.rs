@@ -121,6 +121,9 @@ pub struct Work {
 ///    entered before the call has ended. [`Platform::is_over`] returns true only after every read
 ///    section that was entered before the matching [`Platform::grace_period`] has ended.
 /// 4. **CPUs.** [`Platform::cpu`] returns the caller's CPU, below [`MAX_CPUS`].
+/// 5. **Kernel root.** [`Platform::kernel_root`] names a table of the highest level, or none.
+///    [`Platform::direct_map`] shows it for as long as the platform lives, and its entries are
+///    accessed as aligned 64-bit atomics alone.
 pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// The architecture of the tables that the MMU walks.
     type Arch: Arch;

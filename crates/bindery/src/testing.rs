@@ -210,7 +210,8 @@ pub fn damage_table<P: Platform>(
         TableDamage::ToggleGuards => _ = state.fetch_xor(meta::GUARDS, Relaxed),
         TableDamage::LessDeposit => {
             let deposit = tables.withdraw_table(table).expect("a table on deposit");
-            free_table(tables.memory, deposit, &mut counts);
+            // SAFETY: 1. a table on deposit is a table; 2. it was just withdrawn.
+            unsafe { free_table(tables.memory, deposit, &mut counts) };
         }
         TableDamage::MoreDeposit => {
             let deposit = new_table(tables.memory, 1, &mut counts);
@@ -346,8 +347,11 @@ pub fn damage_memory<P: Platform>(memory: &Memory<P>, damage: MemoryDamage) {
         }
         MemoryDamage::DoubleFree => {
             let frame = leak_frame(memory);
-            frames.free(platform, frame, 0);
-            frames.free(platform, frame, 0);
+            // SAFETY: 1. and 2. nobody else knows the frame; the second time it is not allocated any more.
+            unsafe {
+                frames.free(platform, frame, 0);
+                frames.free(platform, frame, 0);
+            }
         }
         MemoryDamage::LeakMapping => {
             let range = VirtRange::raw(0, PAGE_SIZE);
@@ -364,8 +368,12 @@ pub fn leak_frame<P: Platform>(memory: &Memory<P>) -> Frame {
 
 /// Gives a frame back to the allocator, whatever it is used for: a leaked one to make the memory
 /// whole again, any other to damage it.
-pub fn free_frame<P: Platform>(memory: &Memory<P>, frame: Frame) {
-    memory.frames.free(&memory.platform, frame, 0);
+///
+/// # Safety
+/// 1. Nobody reads or writes the frame until it is allocated again.
+pub unsafe fn free_frame<P: Platform>(memory: &Memory<P>, frame: Frame) {
+    // SAFETY: 1. and 2. the caller's obligation 1; a wrong free is what a test may be about.
+    unsafe { memory.frames.free(&memory.platform, frame, 0) };
 }
 
 /// What a walk of the reverse map saw.

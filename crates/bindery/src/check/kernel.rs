@@ -71,7 +71,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         let mut at = arena.start().align_down(span);
         while at < arena.end() {
             let index = arch::index_of::<P::Arch>(at, level);
-            let entry = run::load(self.memory.slots(root), index);
+            let entry = run::load(self.slots(root), index);
             if arch::kind::<P::Arch>(entry, level) != Kind::Table {
                 return Err(Violation::NotATable { table: root, at });
             }
@@ -103,7 +103,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         }
         if level == 1 {
             let says = self.memory.frames.meta(table).word.load(Ordering::Relaxed) as u32;
-            let slots = self.memory.slots(table).iter();
+            let slots = self.slots(table).iter();
             let holds = slots.filter(|slot| slot.load(Ordering::Relaxed) != 0).count() as u32;
             if says != holds {
                 return Err(Violation::LiveCount { table, says, holds });
@@ -111,7 +111,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         }
         for index in 0..arch::entries::<P::Arch>() {
             let at = base.offset(u64::from(index) << arch::span_shift::<P::Arch>(level));
-            let entry = run::load(self.memory.slots(table), index);
+            let entry = run::load(self.slots(table), index);
             match arch::kind::<P::Arch>(entry, level) {
                 Kind::Empty => {}
                 Kind::Table => self.kernel_table(map, P::Arch::frame(entry), level - 1, at)?,
@@ -130,7 +130,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         index: u32,
         at: VirtAddr,
     ) -> Result<(), Violation> {
-        let slots = self.memory.slots(table);
+        let slots = self.slots(table);
         let entry = run::load(slots, index);
         let single = P::Arch::clear_contig(entry, index);
         let span = arch::span::<P::Arch>(level);

@@ -249,7 +249,9 @@ impl<'t, 'm, P: Platform> Area<'t, 'm, P> {
 
     fn protect(&self, permissions: Permissions) -> Result<(), MachineError> {
         let range = VirtRange::raw(self.at.0, self.at.0 + self.size);
-        Ok(self.map.protect(range, permissions)?)
+        // SAFETY: 1. made in `new`; 2. the test accesses it by the MMU, and expects faults; 3. nobody else
+        // knows it.
+        Ok(unsafe { self.map.protect(range, permissions) }?)
     }
 
     /// Where a page of the area is in memory.
@@ -267,8 +269,8 @@ impl<'t, 'm, P: Platform> Area<'t, 'm, P> {
 
 impl<P: Platform> Drop for Area<'_, '_, P> {
     fn drop(&mut self) {
-        // It is an area that was made here.
-        let _ = self.map.vfree(self.at);
+        // SAFETY: 1. made in `new`; 2. and 3. nobody else knows it, and the test is over.
+        let _ = unsafe { self.map.vfree(self.at) };
     }
 }
 
@@ -491,7 +493,8 @@ impl<A: Accesses> Test<'_, A> {
         let options = VmapOptions { memory: MemoryType::WriteCombining, ..VmapOptions::default() };
         let at = area.map.vmap(&[frame_of(area.physical(0)?)], &options)?;
         let loaded = self.load(area.map, at);
-        area.map.vunmap(at, UnmapTime::Now)?;
+        // SAFETY: 1. made above; 2. the accesses are over.
+        unsafe { area.map.vunmap(at, UnmapTime::Now) }?;
         match loaded {
             Ok(_) => Ok(()),
             Err(fault) => self.seen::<P::Arch>(Symptom::MemoryTypeFaulted, Some(fault)),

@@ -31,6 +31,7 @@ mod owners;
 mod tree;
 
 use core::fmt;
+use core::sync::atomic::AtomicU64;
 
 use crate::addr::{Frame, VirtAddr};
 use crate::kernel_map::Area;
@@ -467,7 +468,13 @@ struct Audit<'a, 'm, P: Platform> {
     report: Report,
 }
 
-impl<P: Platform> Audit<'_, '_, P> {
+impl<'m, P: Platform> Audit<'_, 'm, P> {
+    /// The entries of a table that the audit has met: of a quiet system, in which none is freed.
+    fn slots(&self, table: Frame) -> &'m [AtomicU64] {
+        // SAFETY: 1. it is a root, or the audit looked at its metadata; 2. nothing runs.
+        unsafe { self.memory.slots(table) }
+    }
+
     /// The tally of `frame`, if it is one of the memory's.
     fn count(&mut self, frame: Frame) -> Option<&mut u32> {
         let index = frame.0.checked_sub(self.first.0)?;

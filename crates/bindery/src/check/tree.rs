@@ -80,7 +80,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                 // The kernel's half, which the embedder owns.
                 break;
             }
-            let entry = run::load(self.memory.slots(table), index);
+            let entry = run::load(self.slots(table), index);
             let kind = arch::kind::<P::Arch>(entry, node.level);
             if kind != Kind::Empty {
                 holds += 1;
@@ -246,7 +246,7 @@ impl<P: Platform> Audit<'_, '_, P> {
     /// Whether the contiguous run around `index` is complete: aligned, consecutive, one folio,
     /// equal in all that the MMU sees.
     fn contig_is_whole(&self, node: Node, index: u32) -> bool {
-        let slots = self.memory.slots(node.table);
+        let slots = self.slots(node.table);
         let first = index & !(P::Arch::CONTIG_ENTRIES - 1);
         let head = run::load(slots, first);
         if head.0 & P::Arch::PRESENT == 0 {

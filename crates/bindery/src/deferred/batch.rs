@@ -113,9 +113,13 @@ impl Default for Tables {
 }
 
 impl Tables {
-    /// Adds a detached table, which is on no other list, in front of the others.
+    /// Adds a detached table in front of the others.
+    ///
+    /// # Safety
+    /// 1. The table is in no tree and on no other list.
+    /// 2. It is flushed before the list is handed to [`Batch`] or `free_unlinked`.
     #[inline]
-    pub(crate) fn push<P: Platform>(&mut self, frames: &Frames<P>, table: Frame) {
+    pub(crate) unsafe fn push<P: Platform>(&mut self, frames: &Frames<P>, table: Frame) {
         frames.meta(table).next.store(self.first, Relaxed);
         self.first = table.0;
         if self.last == NONE {
@@ -171,7 +175,8 @@ impl Tables {
     #[inline]
     pub(super) fn free<P: Platform>(mut self, memory: &Memory<P>) {
         while let Some(table) = self.pop(&memory.frames) {
-            release_table(memory, table);
+            // SAFETY: 1. obligations 1 and 2 of `push`, and the readers have left; 2. it was on this list.
+            unsafe { release_table(memory, table) };
         }
     }
 
@@ -305,7 +310,8 @@ impl<P: Platform> Batch<P> {
         while left > 0
             && let Some(table) = self.tables.pop(&memory.frames)
         {
-            release_table(memory, table);
+            // SAFETY: 1. obligations 1 and 2 of `push`, and the readers have left; 2. it was on this list.
+            unsafe { release_table(memory, table) };
             left -= 1;
         }
         for records in self.records.iter_mut().filter(|records| records.count > 0) {
@@ -329,10 +335,14 @@ pub(super) const fn frames_of_weight(weight: u64) -> u64 {
     weight.div_ceil(TABLE)
 }
 
-/// Frees a detached table that no reader can reach any more, or leaves that to whoever lowers its
-/// pending count to zero.
-fn release_table<P: Platform>(memory: &Memory<P>, table: Frame) {
+/// Frees a detached table, or leaves that to the caller that lowers its pending count to zero.
+///
+/// # Safety
+/// 1. The table is detached and flushed, and all read sections that could know it have been left.
+/// 2. It is released once.
+unsafe fn release_table<P: Platform>(memory: &Memory<P>, table: Frame) {
     if pending::release(&memory.frames.meta(table).previous) == Last::Yes {
-        memory.frames.free(&memory.platform, table, 0);
+        // SAFETY: 1. the caller's obligation 2, and no flush is pending; 2. its obligation 1.
+        unsafe { memory.frames.free(&memory.platform, table, 0) };
     }
 }

@@ -105,7 +105,8 @@ impl<P: Platform> Frames<P> {
         let count = self.meta(folio.head).count.load(Relaxed);
         debug_assert_eq!(count, 0, "{folio:?} is not fresh");
         if count == 0 {
-            self.free(platform, folio.head, folio.order);
+            // SAFETY: 1. and 2. it was never mapped nor published, so it is the caller's alone.
+            unsafe { self.free(platform, folio.head, folio.order) };
         } else {
             self.refuse();
         }

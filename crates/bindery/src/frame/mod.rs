@@ -299,15 +299,20 @@ impl<P: Platform> Frames<P> {
         (taken, taken.saturating_sub(self.total.saturating_sub(self.free_frame_count())))
     }
 
-    /// Gives an allocated block back, whatever it was used for, and tells the platform first. No
-    /// TLB and no reader may still know the frames.
+    /// Gives an allocated block back, whatever it was used for, and tells the platform first.
     ///
     /// A block that is not allocated, or was allocated with another order, is left alone and
     /// counted in [`Frames::refused`]: of a bug, a leak is the safest outcome. (A second free is
     /// recognised for as long as the block has not been allocated again.)
     ///
     /// Does not sleep. O([`MAX_ORDER`]), whatever the order.
-    pub(crate) fn free(&self, platform: &P, first: Frame, order: u8) {
+    ///
+    /// # Safety
+    /// If the block is allocated with this order:
+    /// 1. It is the caller's, and nobody else frees it.
+    /// 2. Nobody uses its frames any more: no reference, no entry, no TLB, no reader in a read
+    ///    section, no device.
+    pub(crate) unsafe fn free(&self, platform: &P, first: Frame, order: u8) {
         if order <= MAX_ORDER {
             platform.frames_released(first, 1 << order);
         }

@@ -217,7 +217,8 @@ impl<P: Platform> Frames<P> {
         if !count::take_all(&self.meta(folio.head).count, u64::from(count) * REFERENCE) {
             return Freed::No;
         }
-        self.free(platform, folio.head, folio.order);
+        // SAFETY: 1. this step took the count to zero, and no other can; 2. nobody had it besides.
+        unsafe { self.free(platform, folio.head, folio.order) };
         Freed::Yes
     }
 
@@ -232,7 +233,9 @@ impl<P: Platform> Frames<P> {
         match result {
             Ok(false) => Freed::No,
             Ok(true) => {
-                self.free(platform, folio.head, folio.order);
+                // SAFETY: 1. this step took the count to zero, and no other can; 2. who maps, pins or
+                // reads the folio is counted, and counts down after the flush.
+                unsafe { self.free(platform, folio.head, folio.order) };
                 Freed::Yes
             }
             Err(NotThere) => {

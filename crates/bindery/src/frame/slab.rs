@@ -269,7 +269,9 @@ impl<T, P: Platform> Slab<T, P> {
         }
         lists.frames -= 1;
         drop(lists);
-        frames.free(platform, frame, 0);
+        // SAFETY: 1. the slab allocated the frame and has just taken it out of its lists; 2. none of its
+        // slots is in use.
+        unsafe { frames.free(platform, frame, 0) };
     }
 
     /// Returns the spare frames to the allocator.
@@ -279,7 +281,8 @@ impl<T, P: Platform> Slab<T, P> {
             let Some(spare) = Self::take_spare(&mut lists, frames) else { return };
             lists.frames -= 1;
             drop(lists);
-            frames.free(platform, spare, 0);
+            // SAFETY: as in `Slab::free`: a spare frame has no slot in use.
+            unsafe { frames.free(platform, spare, 0) };
         }
     }
 

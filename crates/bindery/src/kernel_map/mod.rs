@@ -269,12 +269,22 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         }
     }
 
+    /// The entries of the root, or of a table below it.
+    ///
+    /// Every frame that the map calls a table is its root or comes from an entry of a table, and is
+    /// known to its caller in a read section, by the right to purge, or because it was detached.
+    #[inline]
+    fn slots(&self, table: Frame) -> &[AtomicU64] {
+        // SAFETY: 1. the map's own tables, or obligation 1 of `KernelMap::with_root`; 2. the rule above.
+        unsafe { self.memory.slots(table) }
+    }
+
     /// Fills the root's entries for the arena with tables.
     fn begin(mut self) -> Result<Self, KernelMapError> {
         let arena = self.arena;
         // Until the entries are the map's, it has none to empty when it is dropped.
         self.arena = VirtRange::raw(arena.start().0, arena.start().0);
-        let slots = self.memory.slots(self.root);
+        let slots = self.slots(self.root);
         let indices = Self::root_indices(arena).ok_or(KernelMapError::BadArena)?;
         if indices.clone().any(|index| !run::load(slots, index).is_empty()) {
             return Err(KernelMapError::BadArena);
@@ -317,14 +327,15 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     /// Empties entries of the root, under which nothing is left, and frees the tables that they name:
     /// after every walker of the hardware has forgotten them, and every reader has left them.
     fn empty_root_entries(&self, arena: VirtRange, indices: RangeInclusive<u32>) {
-        let slots = self.memory.slots(self.root);
+        let slots = self.slots(self.root);
         let mut counts = Counts::default();
         let mut tables = DetachedTables::default();
         for index in indices {
             let entry = run::load(slots, index);
             if !entry.is_empty() {
                 slots[index as usize].store(0, Ordering::Relaxed);
-                tables.push(&self.memory.frames, P::Arch::frame(entry));
+                // SAFETY: 1. its only entry was just cleared; 2. the flush follows.
+                unsafe { tables.push(&self.memory.frames, P::Arch::frame(entry)) };
             }
         }
         self.invalidate(arena, 1, Tables::Changed, &mut counts);
@@ -386,7 +397,8 @@ impl<P: Platform> Drop for KernelMap<'_, P> {
             self.memory.free_some();
         }
         if self.ownership == Ownership::Own {
-            free_table(self.memory, self.root, &mut Counts::default());
+            // SAFETY: 1. the map made it; 2. nobody uses the map's addresses, nor its root, any more.
+            unsafe { free_table(self.memory, self.root, &mut Counts::default()) };
         }
     }
 }

@@ -91,7 +91,13 @@ impl<P: Platform> KernelMap<'_, P> {
     ///
     /// May sleep. Complexity: linear in the entries; one invalidation for all entries that keep
     /// their size, and one for each table in which entries are paused.
-    pub fn protect(
+    ///
+    /// # Safety
+    /// 1. The area is the caller's.
+    /// 2. From the call on, nobody accesses the range in a way that `permissions` do not allow: what
+    ///    becomes read-only has no mutable reference, and no CPU executes what becomes data.
+    /// 3. What becomes executable is code, and what becomes writable is no constant that code relies on.
+    pub unsafe fn protect(
         &self,
         range: VirtRange,
         permissions: Permissions,
@@ -215,7 +221,7 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     fn raw(&self, table: Frame, index: u32) -> Entry {
-        Entry(self.memory.slots(table)[index as usize].load(Ordering::Relaxed))
+        Entry(self.slots(table)[index as usize].load(Ordering::Relaxed))
     }
 
     /// The leaf at a position, as it is when nothing is paused.
@@ -376,7 +382,7 @@ impl<P: Platform> KernelMap<'_, P> {
             (arch::span_shift::<P::Arch>(below), arch::order_of_level::<P::Arch>(below));
         let leaves =
             Leaves::of::<P>(P::Arch::attributes(leaf).permissions, P::Arch::memory_type_of(leaf));
-        let slots = self.memory.slots(table);
+        let slots = self.slots(table);
         let part = |index: u32, count: u32| {
             let start = base.0 + (u64::from(index) << shift);
             VirtRange::raw(start, start + (u64::from(count) << shift))

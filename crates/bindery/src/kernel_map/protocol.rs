@@ -319,12 +319,12 @@ impl<P: Platform> KernelTree for KernelMap<'_, P> {
 
     #[inline]
     fn load(&self, table: Frame, index: u32, order: Ordering) -> Entry {
-        Entry(self.memory.slots(table)[index as usize].load(order))
+        Entry(self.slots(table)[index as usize].load(order))
     }
 
     #[inline]
     fn store(&self, table: Frame, index: u32, entry: Entry, order: Ordering) {
-        self.memory.slots(table)[index as usize].store(entry.0, order);
+        self.slots(table)[index as usize].store(entry.0, order);
     }
 
     #[inline]
@@ -335,7 +335,7 @@ impl<P: Platform> KernelTree for KernelMap<'_, P> {
         entry: Entry,
         (success, failure): (Ordering, Ordering),
     ) -> Result<(), Entry> {
-        let slot = &self.memory.slots(table)[index as usize];
+        let slot = &self.slots(table)[index as usize];
         slot.compare_exchange(0, entry.0, success, failure).map(drop).map_err(Entry)
     }
 
@@ -344,7 +344,8 @@ impl<P: Platform> KernelTree for KernelMap<'_, P> {
     }
 
     fn drop_table(&self, table: Frame, counts: &mut Counts) {
-        free_table(self.memory, table, counts);
+        // SAFETY: 1. and 2. a table from `make_table` that was installed nowhere.
+        unsafe { free_table(self.memory, table, counts) };
     }
 
     #[inline]

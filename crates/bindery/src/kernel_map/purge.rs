@@ -199,7 +199,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// them. Readers may still be there.
     fn gather_below(&self, table: Frame, level: u8, tables: &mut DetachedTables) {
         if level > 1 {
-            for slot in self.memory.slots(table) {
+            for slot in self.slots(table) {
                 let entry = Entry(slot.load(Ordering::Relaxed));
                 if arch::kind::<P::Arch>(entry, level) == Kind::Table {
                     // As deep as there are levels.
@@ -207,7 +207,9 @@ impl<P: Platform> KernelMap<'_, P> {
                 }
             }
         }
-        tables.push(&self.memory.frames, table);
+        // SAFETY: 1. the purge detached it, or the table above it, and visits it once; 2. the purge
+        // flushes before it hands the list on.
+        unsafe { tables.push(&self.memory.frames, table) };
     }
 
     /// Empties the map: all areas go, whoever has them. For its drop.

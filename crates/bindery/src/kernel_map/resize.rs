@@ -32,7 +32,15 @@ impl<P: Platform> KernelMap<'_, P> {
     ///
     /// May sleep. Complexity: as [`KernelMap::vmalloc`] for the difference, as [`KernelMap::vmap`]
     /// if it moves.
-    pub fn vrealloc(
+    ///
+    /// # Safety
+    /// 1. The area is the caller's: it, or who handed it to it, got it from [`KernelMap::vmalloc`] or
+    ///    [`KernelMap::vrealloc`].
+    /// 2. Nobody uses its addresses from the call on: after success, the caller derives pointers anew
+    ///    from the address that the call returns.
+    /// 3. Nobody uses the frames beyond a smaller size by another way: another area, the direct map, or
+    ///    a device.
+    pub unsafe fn vrealloc(
         &self,
         start: VirtAddr,
         size: u64,

@@ -172,7 +172,19 @@ impl<P: Platform> KernelMap<'_, P> {
     /// [`KernelMapError::WrongKind`].
     ///
     /// May sleep. Complexity: one store for each entry.
-    pub fn vfree(&self, start: VirtAddr) -> Result<(), KernelMapError> {
+    ///
+    /// # Safety
+    /// 1. The area is the caller's: it, or who handed it to it, got it from [`KernelMap::vmalloc`] or
+    ///    [`KernelMap::vrealloc`].
+    /// 2. Nobody uses its addresses any more: no reference, no access, and no CPU executes there.
+    /// 3. Nobody uses its frames by another way: another area, the direct map, or a device.
+    ///
+    /// ```compile_fail,E0133
+    /// fn free<P: bindery::Platform>(map: &bindery::KernelMap<'_, P>, at: bindery::addr::VirtAddr) {
+    ///     map.vfree(at).unwrap();
+    /// }
+    /// ```
+    pub unsafe fn vfree(&self, start: VirtAddr) -> Result<(), KernelMapError> {
         self.memory.outermost(|| {
             let claim = self.claim_start(start, AreaKind::Vmalloc)?;
             self.finish_unmap(claim, UnmapTime::Later);

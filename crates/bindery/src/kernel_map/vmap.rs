@@ -87,7 +87,14 @@ impl<P: Platform> KernelMap<'_, P> {
     /// As [`KernelMap::vfree`].
     ///
     /// May sleep. Complexity: one store for each entry.
-    pub fn vunmap(&self, start: VirtAddr, time: UnmapTime) -> Result<(), KernelMapError> {
+    ///
+    /// # Safety
+    /// 1. The area is the caller's: it, or who handed it to it, got it from [`KernelMap::vmap`] or
+    ///    [`KernelMap::vmap_ranges`].
+    /// 2. Nobody uses its addresses any more: no reference, no access, and no CPU executes there.
+    ///
+    /// The frames stay the caller's; when it may free them, `time` says ([`UnmapTime`]).
+    pub unsafe fn vunmap(&self, start: VirtAddr, time: UnmapTime) -> Result<(), KernelMapError> {
         self.memory.outermost(|| {
             let claim = self.claim_start(start, AreaKind::Vmap)?;
             self.finish_unmap(claim, time);
@@ -153,7 +160,11 @@ impl<P: Platform> KernelMap<'_, P> {
     /// As [`KernelMap::vfree`].
     ///
     /// May sleep. Complexity: one store for each entry.
-    pub fn iounmap(&self, at: VirtAddr) -> Result<(), KernelMapError> {
+    ///
+    /// # Safety
+    /// 1. The area is the caller's: it, or who handed it to it, got it from [`KernelMap::ioremap`].
+    /// 2. Nobody uses its addresses any more: no reference and no access.
+    pub unsafe fn iounmap(&self, at: VirtAddr) -> Result<(), KernelMapError> {
         self.memory.outermost(|| {
             let claim = self.claim_start(at.align_down(PAGE_SIZE), AreaKind::Ioremap)?;
             self.finish_unmap(claim, UnmapTime::Later);

@@ -272,7 +272,7 @@ impl<P: Platform> KernelMap<'_, P> {
         first: Frame,
         leaves: &Leaves,
     ) -> Result<(), ()> {
-        let slots = &self.memory.slots(table)[index as usize..(index + entries) as usize];
+        let slots = &self.slots(table)[index as usize..(index + entries) as usize];
         let free = if level == 1 {
             self.count_in(table, slots, &mut walk.counts)
         } else {
@@ -326,7 +326,7 @@ impl<P: Platform> KernelMap<'_, P> {
     ) -> Result<(), Stop> {
         let table = walk.table(self, at, 1)?;
         let index = arch::index_of::<P::Arch>(VirtAddr(at), 1);
-        let slots = &self.memory.slots(table)[index as usize..][..pages.len()];
+        let slots = &self.slots(table)[index as usize..][..pages.len()];
         if !self.count_in(table, slots, &mut walk.counts) {
             return Err(Stop::Occupied(at));
         }
@@ -424,7 +424,7 @@ impl<P: Platform> KernelMap<'_, P> {
             let left = (end - at).div_ceil(1 << shift);
             let room = u64::from(arch::entries::<P::Arch>() - index).min(left);
             let passed = if level == 1 {
-                let slots = &self.memory.slots(table)[index as usize..][..room as usize];
+                let slots = &self.slots(table)[index as usize..][..room as usize];
                 let is_used = |slot: &&AtomicU64| slot.load(Ordering::Relaxed) != 0;
                 let used = match holes {
                     Holes::None => slots.len(),

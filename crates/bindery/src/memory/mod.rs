@@ -229,7 +229,8 @@ impl<P: Platform> Memory<P> {
         let known =
             state.compare_exchange(taken, raw, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         if known {
-            self.frames.free(&self.platform, frames.first, order);
+            // SAFETY: 1. the state said so, and says so no more; 2. the caller's obligation 2.
+            unsafe { self.frames.free(&self.platform, frames.first, order) };
         }
         known
     }
@@ -260,14 +261,20 @@ impl<P: Platform> Memory<P> {
     }
 
     /// The entries of a table.
+    ///
+    /// # Safety
+    /// 1. `table` is a page table of [`Platform::Arch`], or the root of one: its frame was zeroed for
+    ///    it, and the core and the MMU access it by aligned 64-bit atomics alone.
+    /// 2. It is not freed while the result is used: the caller has it locked, is in a read section in
+    ///    which it found the table, or has detached it, or nobody else knows it.
     #[inline]
-    pub(crate) fn slots(&self, table: Frame) -> &[AtomicU64] {
+    pub(crate) unsafe fn slots(&self, table: Frame) -> &[AtomicU64] {
         let arena = self.platform.direct_map(table).cast::<AtomicU64>();
         debug_assert!(PAGE_SIZE >= 8 << P::Arch::INDEX_BITS);
         // SAFETY: the arena shows all 4,096 bytes of the frame for as long as the platform lives
-        // (obligation 1 of `Platform`), aligned to 4,096; a table of 2^INDEX_BITS entries fits.
-        // Callers pass frames that are tables, whose bytes the core and the MMU access as aligned
-        // 64-bit atomics alone.
+        // (obligation 1 of `Platform`), aligned to 4,096; a table of 2^INDEX_BITS entries fits. Who
+        // else uses the bytes does so by atomics (the caller's obligation 1), and they stay a table's
+        // (its obligation 2).
         unsafe { core::slice::from_raw_parts(arena.as_ptr(), arch::entries::<P::Arch>() as usize) }
     }
 

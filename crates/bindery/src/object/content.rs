@@ -175,7 +175,9 @@ impl<P: Platform> Object<'_, P> {
                 PageStretch::Empty(_) => (memory.zero_frame, 1),
             };
         let length = ((count * PAGE_SIZE - inside) as usize).min(left);
-        let count = copy(bytes::place(&memory.platform, frame, inside as usize), length);
+        // SAFETY: 1. `inside` is in the run of the object's frames, which is of one folio.
+        let from = unsafe { bytes::place(&memory.platform, frame, inside as usize) };
+        let count = copy(from, length);
         Ok(Moved { count, stopped: count < length })
     }
 
@@ -354,7 +356,8 @@ impl<P: Platform> Object<'_, P> {
         };
         pages::mark_run_dirty(memory, object, page, (frame, count))?;
         let length = ((u64::from(count) * PAGE_SIZE - inside).min(left)) as usize;
-        let to = bytes::place(&memory.platform, frame, inside as usize);
+        // SAFETY: 1. `inside` is in the run of the object's frames, which is of one folio.
+        let to = unsafe { bytes::place(&memory.platform, frame, inside as usize) };
         let count = (writing.source)(writing.done, to, length);
         memory.written_by_call(frame, pages_of(inside + count as u64) as u32);
         self.grow_to(at + count as u64);

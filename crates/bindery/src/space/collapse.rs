@@ -308,7 +308,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         memory.may_wait();
         let deposit = new_table(memory, 1, &mut counts).ok_or(Error::OutOfMemory)?;
         let Some(folio) = memory.frames.new_folio(order) else {
-            free_table(memory, deposit, &mut counts);
+            // SAFETY: 1. made above; 2. nobody else has seen it.
+            unsafe { free_table(memory, deposit, &mut counts) };
             self.table.stats.add(&counts);
             return Err(Error::OutOfMemory);
         };
@@ -325,7 +326,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         let done = self.table.replace_by_copy(&what, gather);
         if !done {
             memory.frames.discard(self.platform(), folio);
-            free_table(memory, deposit, &mut counts);
+            // SAFETY: 1. made above; 2. what was not done has not shown it to anybody.
+            unsafe { free_table(memory, deposit, &mut counts) };
         }
         self.table.stats.add(&counts);
         if done { Ok(()) } else { Err(Error::Invalid) }

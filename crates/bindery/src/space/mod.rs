@@ -413,8 +413,9 @@ impl<P: Platform> Drop for AddressSpace<'_, P> {
         debug_assert!(zapped.is_ok(), "unmapping everything splits no leaf");
         self.finish(&mut gather, removed);
         self.let_go_of_pins();
-        // No handle is left: the VMAs, by which others made theirs, are out of all lists.
-        self.table.free_root();
+        // SAFETY: 1. no CPU has the root, and readers find no VMA that leads to it; 2. no handle is left:
+        // the VMAs, by which others made theirs, are out of all lists.
+        unsafe { self.table.free_root() };
         self.table.memory.free_some();
     }
 }

@@ -62,7 +62,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             let (part, length) = step(at, done, into.len())?;
             let target = &mut into[done..done + length];
             self.with_page(part, Access::Read, asker, |frame, offset| {
-                bytes::read(self.platform(), frame, offset, target);
+                // SAFETY: 1. `step` stays in a page; 2. a mapped page, whose table is locked.
+                unsafe { bytes::read(self.platform(), frame, offset, target) };
             })?;
             done += length;
         }
@@ -95,7 +96,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             let (part, length) = step(at, done, from.len())?;
             let source = &from[done..done + length];
             self.with_page(part, Access::Write, asker, |frame, offset| {
-                bytes::write(self.platform(), frame, offset, source);
+                // SAFETY: 1. and 2. as in `read_as`; 3. a page that is being saved is not writable.
+                unsafe { bytes::write(self.platform(), frame, offset, source) };
                 self.table.memory.written_for_another(frame);
             })?;
             done += length;

@@ -56,7 +56,9 @@ impl<P: Platform> PageTable<'_, P> {
     fn lower_pending(&self, table: Frame) {
         if pending::lower(&self.meta(table).previous) == Last::Yes {
             // It was counted when it was handed over (`take_emptied`).
-            self.memory.frames.free(&self.memory.platform, table, 0);
+            // SAFETY: 1. the last one to lower the count frees the table, and nobody else; 2. it was
+            // detached and flushed, and its readers have left (`release_table` lowered the count then).
+            unsafe { self.memory.frames.free(&self.memory.platform, table, 0) };
         }
     }
 
@@ -134,7 +136,8 @@ impl<P: Platform> PageTable<'_, P> {
             let next = &self.meta(table).next;
             gather.detached = link(next.load(Ordering::Relaxed));
             zap::drop_contents(self.memory, table, &mut batch, &mut counts);
-            gather.emptied.push(&self.memory.frames, table);
+            // SAFETY: 1. a detached table, just taken off its list; 2. flushed, as asserted above.
+            unsafe { gather.emptied.push(&self.memory.frames, table) };
         }
         self.stats.add(&counts);
     }

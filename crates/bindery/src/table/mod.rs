@@ -145,15 +145,18 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let Some(state) =
             memory.slab::<TreeState>().allocate(&memory.frames, &memory.platform, state)
         else {
-            free_table(memory, root, &mut counts);
+            // SAFETY: 1. made above; 2. nobody else has seen it.
+            unsafe { free_table(memory, root, &mut counts) };
             return None;
         };
         let table = Self { memory, root, state };
         if let Some(kernel) = memory.platform.kernel_root() {
             let half = arch::entries::<P::Arch>() / 2;
+            // SAFETY: 1. and 2. the platform's obligation 5.
+            let theirs = unsafe { memory.slots(kernel) };
             for index in half..arch::entries::<P::Arch>() {
-                let entry = memory.slots(kernel)[index as usize].load(Ordering::Relaxed);
-                memory.slots(root)[index as usize].store(entry, Ordering::Relaxed);
+                let entry = theirs[index as usize].load(Ordering::Relaxed);
+                table.slots(root)[index as usize].store(entry, Ordering::Relaxed);
             }
         }
         table.meta(root).state.fetch_and(!meta::LOCK, Ordering::Release);
@@ -182,9 +185,15 @@ impl<'m, P: Platform> PageTable<'m, P> {
         self.memory.frames.meta(table)
     }
 
+    /// The entries of a table of this tree.
+    ///
+    /// Every frame that this module calls a table comes from [`new_table`] or from an entry of another
+    /// table, and is known to its caller by a lock, a read section, or because it was detached.
     #[inline]
     pub(crate) fn slots(&self, table: Frame) -> &[AtomicU64] {
-        self.memory.slots(table)
+        debug_assert_eq!(self.meta(table).kind(), meta::Kind::Table, "{table:?}");
+        // SAFETY: 1. and 2. the rule above.
+        unsafe { self.memory.slots(table) }
     }
 
     /// The most entries that one run may have.
@@ -193,14 +202,17 @@ impl<'m, P: Platform> PageTable<'m, P> {
         if self.reach.is_page() { 1 } else { u32::MAX }
     }
 
-    /// Frees the root, under which nothing is left, and the state. Nobody uses the tree any more,
-    /// and this was its last handle.
-    pub(crate) fn free_root(&mut self) {
+    /// Frees the root, under which nothing is left, and the state.
+    ///
+    /// # Safety
+    /// 1. Nobody uses the tree any more: no CPU has its root, and no reader knows a table of it.
+    /// 2. No other handle of it is left, and this one is not used again.
+    pub(crate) unsafe fn free_root(&mut self) {
         debug_assert_eq!(self.live(self.root), 0);
         let memory = self.memory;
-        free_table(memory, self.root, &mut Counts::default());
-        // SAFETY: the state came from this slab; the caller is the address space's drop, after
-        // which no handle is left.
+        // SAFETY: 1. `PageTable::new` made it; 2. the caller's obligations 1 and 2.
+        unsafe { free_table(memory, self.root, &mut Counts::default()) };
+        // SAFETY: the state came from this slab; no handle is left (the caller's obligation 2).
         unsafe { memory.slab::<TreeState>().free(&memory.frames, &memory.platform, self.state) };
     }
 
@@ -327,9 +339,19 @@ pub(crate) fn level_of(meta: &FrameMeta) -> u8 {
     (meta.state.load(Ordering::Relaxed) >> meta::ORDER_SHIFT & 0xf) as u8
 }
 
-/// Gives the frame of a table back, which nobody can reach any more.
-pub(crate) fn free_table<P: Platform>(memory: &Memory<P>, table: Frame, counts: &mut Counts) {
-    memory.frames.free(&memory.platform, table, 0);
+/// Gives the frame of a table back.
+///
+/// # Safety
+/// 1. The table came from [`new_table`], is the caller's, and nobody else frees it.
+/// 2. Nobody can reach it any more: no entry and no deposit names it, and no TLB and no reader in a
+///    read section knows it.
+pub(crate) unsafe fn free_table<P: Platform>(
+    memory: &Memory<P>,
+    table: Frame,
+    counts: &mut Counts,
+) {
+    // SAFETY: 1. and 2. the caller's obligations 1 and 2.
+    unsafe { memory.frames.free(&memory.platform, table, 0) };
     counts.tables_freed += 1;
 }
 

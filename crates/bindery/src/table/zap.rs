@@ -337,7 +337,8 @@ fn drop_leaves<P: Platform>(
     let restored = if suspended == Suspended::Yes { P::Arch::PRESENT } else { 0 };
     let live = memory.frames.meta(table).word.load(Ordering::Relaxed) as u32;
     let (first, end) = range;
-    let slots = &memory.slots(table)[..end as usize];
+    // SAFETY: 1. it has leaves, so it is a table; 2. it is locked, or detached and on the caller's list.
+    let slots = unsafe { &memory.slots(table)[..end as usize] };
     let (mut index, mut dropped) = (first, 0);
     while dropped < live
         && let Some(slot) = slots.get(index as usize)
@@ -498,7 +499,9 @@ pub(super) fn free_deposit<P: Platform>(memory: &Memory<P>, holder: Frame, count
     if let Some(table) = link(head.load(Ordering::Relaxed)) {
         let next = memory.frames.meta(table).next.load(Ordering::Relaxed);
         head.store(next, Ordering::Relaxed);
-        free_table(memory, table, counts);
+        // SAFETY: 1. a table on deposit is a table, and the holder's lock is held; 2. no entry and no TLB
+        // ever knew it, and it was just withdrawn.
+        unsafe { free_table(memory, table, counts) };
     }
 }
 
@@ -525,7 +528,8 @@ pub(crate) fn drop_contents<P: Platform>(
         return;
     }
     let mut live = memory.frames.meta(table).word.load(Ordering::Relaxed);
-    for slot in memory.slots(table) {
+    // SAFETY: 1. a table, by its metadata; 2. detached, and on the caller's list.
+    for slot in unsafe { memory.slots(table) } {
         if live == 0 {
             break;
         }

@@ -144,17 +144,22 @@ impl<'m, A: Walk> KernelEngine<'m, A> {
     fn protect(&self, bytes: u64) -> Result<(), KernelMapError> {
         self.areas.iter().try_for_each(|start| {
             let range = VirtRange::from_len(*start, bytes).ok_or(KernelMapError::Empty)?;
-            self.map.protect(range, Permissions::READ)
+            // SAFETY: 1. an area of this list; 2. and 3. nothing is kept in it.
+            unsafe { self.map.protect(range, Permissions::READ) }
         })
     }
 
     fn unmap(&mut self, source: Source) -> Result<(), KernelMapError> {
         for start in self.areas.drain(..) {
-            match source {
-                Source::Device(_) => self.map.iounmap(start),
-                Source::New(_) => self.map.vfree(start),
-                Source::Pages { .. } | Source::Ranges { .. } => {
-                    self.map.vunmap(start, UnmapTime::Later)
+            // SAFETY: 1. an area of this list, which was made from `source`; 2. and 3. nothing is kept in
+            // it, and no other area has its frames.
+            unsafe {
+                match source {
+                    Source::Device(_) => self.map.iounmap(start),
+                    Source::New(_) => self.map.vfree(start),
+                    Source::Pages { .. } | Source::Ranges { .. } => {
+                        self.map.vunmap(start, UnmapTime::Later)
+                    }
                 }
             }?;
         }

@@ -25,14 +25,18 @@ pub fn measure<A: Walk>(meter: &mut Meter<'_, A>, extent: &Extent) -> Result<(),
             let at = meter.measure("vmalloc", &name, || map.vmalloc(size, &options))?;
             let middle = VirtRange::from_len(VirtAddr(at.0 + PAGE_SIZE), size / 2);
             let middle = middle.ok_or("a range")?;
-            meter.measure("protect a part", &name, || map.protect(middle, Permissions::READ))?;
+            // SAFETY: 1. the area of this loop; 2. and 3. nothing is kept in it.
+            let protect = || unsafe { map.protect(middle, Permissions::READ) };
+            meter.measure("protect a part", &name, protect)?;
             let larger = size + 2 * MIB;
-            let at =
-                meter.measure("vrealloc, larger", &name, || map.vrealloc(at, larger, &options))?;
-            let at =
-                meter.measure("vrealloc, smaller", &name, || map.vrealloc(at, MIB, &options))?;
-            let at = map.vrealloc(at, size, &options).map_err(|error| error.to_string())?;
-            meter.measure("vfree", &name, || map.vfree(at))?;
+            // SAFETY: 1. the area of this loop; 2. and 3. nothing is kept in it, and no other area has
+            // its frames.
+            let resize = |at, size| unsafe { map.vrealloc(at, size, &options) };
+            let at = meter.measure("vrealloc, larger", &name, || resize(at, larger))?;
+            let at = meter.measure("vrealloc, smaller", &name, || resize(at, MIB))?;
+            let at = resize(at, size).map_err(|error| error.to_string())?;
+            // SAFETY: as above.
+            meter.measure("vfree", &name, || unsafe { map.vfree(at) })?;
             purge(meter, &map, &name)?;
         }
         vmap(meter, &map, size)?;
@@ -67,11 +71,14 @@ fn vmap<A: Walk>(
     let pages = pages.ok_or("a page of an area is not mapped")?;
     let name = format!("{} of single pages", show_bytes(size));
     let at = meter.measure("vmap", &name, || map.vmap(&pages, &VmapOptions::default()))?;
-    meter.measure("vunmap", &name, || map.vunmap(at, UnmapTime::Now))?;
-    map.vfree(owner).map_err(cannot)?;
+    // SAFETY: 1. made above; 2. nothing is accessed by it.
+    meter.measure("vunmap", &name, || unsafe { map.vunmap(at, UnmapTime::Now) })?;
+    // SAFETY: 1. made above; 2. nothing is kept in it; 3. the other area that had its frames is gone.
+    unsafe { map.vfree(owner) }.map_err(cannot)?;
     let name = format!("{} of a device", show_bytes(size));
     let device = PhysAddr(3 * GIB / 2);
     let at = meter.measure("ioremap", &name, || map.ioremap(device, size, MemoryType::Device))?;
-    meter.measure("iounmap", &name, || map.iounmap(at))?;
+    // SAFETY: 1. made above; 2. nothing is accessed by it.
+    meter.measure("iounmap", &name, || unsafe { map.iounmap(at) })?;
     purge(meter, map, &name)
 }

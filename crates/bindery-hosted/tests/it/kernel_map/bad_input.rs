@@ -9,6 +9,7 @@ use bindery::{
 };
 use bindery_hosted::{Machine, Walk};
 
+use crate::support::areas::Areas;
 use crate::support::kernel::{
     self, arena, audit, frames, map, map_with, pages, picture, scattered, translate,
 };
@@ -69,7 +70,7 @@ fn refused<A: Walk, R: std::fmt::Debug + PartialEq>(
 
 /// Gives an address back in every way there is.
 fn frees<A: Walk>(map: &Map<'_, A>, at: VirtAddr) -> [Result<(), Problem>; 3] {
-    [map.vfree(at), map.vunmap(at, UnmapTime::Later), map.iounmap(at)]
+    [map.free_vmalloc(at), map.free_vmap(at, UnmapTime::Later), map.free_ioremap(at)]
 }
 
 fn area(at: VirtAddr, count: u64, kind: AreaKind) -> KernelArea {
@@ -106,12 +107,12 @@ fn addresses<A: Walk>() {
                     assert_eq!(result, Err(problem));
                     assert!(problem.to_string().contains(&there.to_string()), "{problem}");
                 }
-                let result = map.vrealloc(at, PAGE_SIZE, &VmallocOptions::default());
+                let result = map.resize_vmalloc(at, PAGE_SIZE, &VmallocOptions::default());
                 assert!(result.is_err());
             }
         }
         let inside = VirtAddr(vmalloc.0 + 8);
-        assert!(matches!(map.vfree(inside), Err(Problem::NotTheStart { .. })));
+        assert!(matches!(map.free_vmalloc(inside), Err(Problem::NotTheStart { .. })));
         assert_eq!(
             Problem::NotTheStart { area: area(vmalloc, 5, AreaKind::Vmalloc) }.errno(),
             Errno::EFAULT
@@ -133,10 +134,10 @@ fn twice<A: Walk>() {
             for at in [start.0, start.0 + PAGE_SIZE, start.0 + counts[index] * PAGE_SIZE] {
                 assert_eq!(frees(map, VirtAddr(at)), [Err(Problem::Freed { area: there }); 3]);
                 let page = pages(VirtAddr(at), 1);
-                let protected = map.protect(page, Permissions::READ);
+                let protected = map.protect_part(page, Permissions::READ);
                 assert_eq!(protected, Err(Problem::Freed { area: there }));
             }
-            let resized = map.vrealloc(start, MIB, &VmallocOptions::default());
+            let resized = map.resize_vmalloc(start, MIB, &VmallocOptions::default());
             assert_eq!(resized, Err(Problem::Freed { area: there }));
         }
         assert_eq!(map.freed_pages(), 28);
@@ -149,9 +150,9 @@ fn twice<A: Walk>() {
 
 fn frees_as<A: Walk>(map: &Map<'_, A>, at: VirtAddr, kind: usize) -> Result<(), Problem> {
     match kind {
-        0 => map.vfree(at),
-        1 => map.vunmap(at, UnmapTime::Later),
-        _ => map.iounmap(at),
+        0 => map.free_vmalloc(at),
+        1 => map.free_vmap(at, UnmapTime::Later),
+        _ => map.free_ioremap(at),
     }
 }
 
@@ -167,7 +168,9 @@ fn kinds<A: Walk>() {
             }
             if index != 0 {
                 let problem = Problem::WrongKind { area: there, expected: AreaKind::Vmalloc };
-                refused(map, problem, || map.vrealloc(start, MIB, &VmallocOptions::default()));
+                refused(map, problem, || {
+                    map.resize_vmalloc(start, MIB, &VmallocOptions::default())
+                });
             }
         }
     });
@@ -186,7 +189,7 @@ fn sizes<A: Walk>() {
             (u64::MAX, Problem::TooLarge),
         ] {
             refused(map, problem, || map.vmalloc(size, &options));
-            refused(map, problem, || map.vrealloc(start, size, &options));
+            refused(map, problem, || map.resize_vmalloc(start, size, &options));
         }
         // There would be room for it if there were no other areas.
         let device = MemoryType::Uncached;
@@ -214,13 +217,13 @@ fn alignments<A: Walk>() {
         for align in [0, 1, 3, 2048, 4097, 12288, u64::MAX] {
             let options = VmallocOptions { align, ..VmallocOptions::default() };
             refused(map, Problem::BadAlignment, || map.vmalloc(PAGE_SIZE, &options));
-            refused(map, Problem::BadAlignment, || map.vrealloc(start, PAGE_SIZE, &options));
+            refused(map, Problem::BadAlignment, || map.resize_vmalloc(start, PAGE_SIZE, &options));
         }
         // No address in the arena is a multiple of it.
         let options = VmallocOptions { align: 1 << 63, ..VmallocOptions::huge() };
         refused(map, Problem::OutOfAddresses, || map.vmalloc(PAGE_SIZE, &options));
         refused(map, Problem::OutOfAddresses, || map.vmalloc(3 * MIB, &options));
-        refused(map, Problem::OutOfAddresses, || map.vrealloc(start, MIB, &options));
+        refused(map, Problem::OutOfAddresses, || map.resize_vmalloc(start, MIB, &options));
     });
 }
 
@@ -230,10 +233,10 @@ fn permissions<A: Walk>() {
         for permissions in [Permissions::empty(), Permissions::USER, user, Permissions::all()] {
             let options = VmallocOptions { permissions, ..VmallocOptions::default() };
             refused(map, Problem::BadPermissions, || map.vmalloc(PAGE_SIZE, &options));
-            refused(map, Problem::BadPermissions, || map.vrealloc(start, MIB, &options));
+            refused(map, Problem::BadPermissions, || map.resize_vmalloc(start, MIB, &options));
             let options = VmapOptions { permissions, ..VmapOptions::default() };
             refused(map, Problem::BadPermissions, || map.vmap(&[Frame(0x8_0000)], &options));
-            refused(map, Problem::BadPermissions, || map.protect(pages(vmap, 1), permissions));
+            refused(map, Problem::BadPermissions, || map.protect_part(pages(vmap, 1), permissions));
         }
     });
 }
@@ -245,11 +248,11 @@ fn protect<A: Walk>() {
         let range =
             |from: u64, until: u64| VirtRange::new(VirtAddr(from), VirtAddr(until)).unwrap();
         let empty = range(start.0, start.0);
-        refused(map, Problem::Empty, || map.protect(empty, read));
+        refused(map, Problem::Empty, || map.protect_part(empty, read));
         let late = VirtAddr(start.0 + 1);
-        refused(map, Problem::Unaligned(late), || map.protect(range(late.0, vmap.0), read));
+        refused(map, Problem::Unaligned(late), || map.protect_part(range(late.0, vmap.0), read));
         let early = VirtAddr(start.0 + 4095);
-        refused(map, Problem::Unaligned(early), || map.protect(range(start.0, early.0), read));
+        refused(map, Problem::Unaligned(early), || map.protect_part(range(start.0, early.0), read));
         let crossing = Problem::CrossesArea { area: there };
         for range in [
             pages(start, 6),
@@ -258,14 +261,14 @@ fn protect<A: Walk>() {
             range(start.0, vmap.0 + PAGE_SIZE),
             range(start.0, !0xfff),
         ] {
-            refused(map, crossing, || map.protect(range, read));
+            refused(map, crossing, || map.protect_part(range, read));
         }
         let nowhere = VirtAddr(device.0 + 4 * PAGE_SIZE);
-        refused(map, Problem::NotAnArea(nowhere), || map.protect(pages(nowhere, 1), read));
+        refused(map, Problem::NotAnArea(nowhere), || map.protect_part(pages(nowhere, 1), read));
         let below = VirtAddr(map.arena().start().0 - PAGE_SIZE);
-        refused(map, Problem::NotAnArea(below), || map.protect(range(below.0, vmap.0), read));
+        refused(map, Problem::NotAnArea(below), || map.protect_part(range(below.0, vmap.0), read));
         let run = read | Permissions::EXECUTE;
-        refused(map, Problem::BadPermissions, || map.protect(pages(device, 1), run));
+        refused(map, Problem::BadPermissions, || map.protect_part(pages(device, 1), run));
     });
 }
 
@@ -364,16 +367,17 @@ fn last_page<A: Walk>() {
         // In an order of its own, so that tables go one by one.
         areas.sort_by_key(|at| at.0.reverse_bits());
         for at in areas {
-            map.vfree(at).unwrap();
+            map.free_vmalloc(at).unwrap();
             map.purge();
         }
         audit(&machine, &memory, &[&map]);
         let at = map.vmalloc(4 * MIB - 2 * PAGE_SIZE, &VmallocOptions::huge()).unwrap();
         let count = 1022;
         kernel::fill(&machine, map.root(), pages(at, count), 9);
-        map.protect(pages(VirtAddr(at.0 + (count - 1) * PAGE_SIZE), 1), Permissions::READ).unwrap();
+        map.protect_part(pages(VirtAddr(at.0 + (count - 1) * PAGE_SIZE), 1), Permissions::READ)
+            .unwrap();
         audit(&machine, &memory, &[&map]);
-        map.vfree(at).unwrap();
+        map.free_vmalloc(at).unwrap();
     }
     drop(map);
     audit(&machine, &memory, &[]);
@@ -401,7 +405,7 @@ fn a_window_of_the_tiny_architecture_that_is_full_is_refused() {
     let whole = map.vmalloc(31 * PAGE_SIZE, &VmallocOptions::huge()).unwrap();
     let options = VmallocOptions::default();
     refused(&map, Problem::OutOfAddresses, || map.vmalloc(1, &options));
-    map.vfree(whole).unwrap();
+    map.free_vmalloc(whole).unwrap();
     // What waits for a purge is no obstacle.
     map.vmalloc(31 * PAGE_SIZE, &options).unwrap();
     audit(&machine, &memory, &[&map]);
@@ -412,7 +416,7 @@ fn access_after_purge<A: Walk>() {
     let map = map(&memory);
     let at = map.vmalloc(MIB, &VmallocOptions::default()).unwrap();
     translate(&machine, &map, at).unwrap();
-    map.vfree(at).unwrap();
+    map.free_vmalloc(at).unwrap();
     map.purge();
     // The walk may remember the tables that it saw.
     assert!(translate(&machine, &map, at).is_err());

@@ -8,6 +8,7 @@ use bindery::{
 };
 use bindery_hosted::{AccessKind, Walk};
 
+use crate::support::areas::Areas;
 use crate::support::kernel::{self, audit, map, map_with, translate};
 use crate::support::{KIB, MIB, strict};
 
@@ -42,7 +43,7 @@ fn write_and_read<A: Walk>() {
             assert_eq!(translate(&machine, &map, place).ok(), map.physical(place));
         }
         audit(&machine, &memory, &[&map]);
-        map.vfree(at).unwrap();
+        map.free_vmalloc(at).unwrap();
     }
     map.purge();
     audit(&machine, &memory, &[&map]);
@@ -80,14 +81,14 @@ fn purge<A: Walk>() {
         translate(&machine, &map, *at).unwrap();
     }
     let invalidations = map.counts().invalidations;
-    areas.iter().for_each(|at| map.vfree(*at).unwrap());
+    areas.iter().for_each(|at| map.free_vmalloc(*at).unwrap());
     let first = areas[0];
     assert!(matches!(map.explain(first), KernelAddress::Freed { .. }));
-    assert!(matches!(map.vfree(first), Err(KernelMapError::Freed { .. })));
+    assert!(matches!(map.free_vmalloc(first), Err(KernelMapError::Freed { .. })));
     map.purge();
     assert_eq!(map.counts().invalidations, invalidations + 1);
     assert_eq!(map.explain(first), KernelAddress::Free);
-    assert_eq!(map.vfree(first), Err(KernelMapError::NotAnArea(first)));
+    assert_eq!(map.free_vmalloc(first), Err(KernelMapError::NotAnArea(first)));
     assert!(areas.iter().all(|at| translate(&machine, &map, *at).is_err()));
     memory.trim();
     assert!(memory.free_frame_count() + 1 >= before, "{} {before}", memory.free_frame_count());
@@ -109,9 +110,9 @@ fn lists<A: Walk>() {
             assert_eq!(map.physical(place), Some(expected));
         }
         audit(&machine, &memory, &[&map]);
-        map.vunmap(at, UnmapTime::Now).unwrap();
+        map.free_vmap(at, UnmapTime::Now).unwrap();
         assert!(translate(&machine, &map, at).is_err());
-        map.vfree(owner).unwrap();
+        map.free_vmalloc(owner).unwrap();
     }
     map.purge();
     audit(&machine, &memory, &[&map]);
@@ -130,7 +131,7 @@ fn devices<A: Walk>() {
                 at.0 % (64 * KIB),
                 from % (64 * KIB).min(size.next_power_of_two().max(4096))
             );
-            map.iounmap(at).unwrap();
+            map.free_ioremap(at).unwrap();
         }
     }
     let type_of = |at: VirtAddr| {
@@ -162,7 +163,7 @@ fn protect_a_part<A: Walk>() {
             machine.write_kernel(map.root(), place, &[offset as u8 | 1]).unwrap();
         }
         let part = VirtRange::new(VirtAddr(at.0 + from), VirtAddr(at.0 + until)).unwrap();
-        map.protect(part, read_only).unwrap();
+        map.protect_part(part, read_only).unwrap();
         for offset in (0..size).step_by(PAGE_SIZE as usize) {
             let place = VirtAddr(at.0 + offset);
             let written = machine.write_kernel(map.root(), place, &[7]);
@@ -173,10 +174,10 @@ fn protect_a_part<A: Walk>() {
             assert_eq!(translate(&machine, &map, place).ok(), map.physical(place));
         }
         audit(&machine, &memory, &[&map]);
-        map.protect(part, read_only | Permissions::WRITE).unwrap();
+        map.protect_part(part, read_only | Permissions::WRITE).unwrap();
         machine.write_kernel(map.root(), part.start(), &[9]).unwrap();
         audit(&machine, &memory, &[&map]);
-        map.vfree(at).unwrap();
+        map.free_vmalloc(at).unwrap();
     }
     map.purge();
     audit(&machine, &memory, &[&map]);
@@ -190,7 +191,7 @@ fn resize<A: Walk>() {
     machine.write_kernel(map.root(), at, b"here").unwrap();
     let mut neighbour = None;
     for size in [5 * MIB, MIB + 12 * KIB, 2 * MIB, 9 * MIB, 4 * KIB, 3 * MIB + 1] {
-        at = map.vrealloc(at, size, &options).unwrap();
+        at = map.resize_vmalloc(at, size, &options).unwrap();
         let mut content = [0; 4];
         machine.read_kernel(map.root(), at, &mut content).unwrap();
         assert_eq!(&content, b"here");
@@ -202,7 +203,7 @@ fn resize<A: Walk>() {
         audit(&machine, &memory, &[&map]);
         neighbour = neighbour.or_else(|| map.vmalloc(1, &options).ok());
     }
-    map.vfree(at).unwrap();
+    map.free_vmalloc(at).unwrap();
     drop(map);
     audit(&machine, &memory, &[]);
 }
@@ -214,12 +215,12 @@ fn what_may_not_pause_is_never_cut() {
     let options = VmallocOptions { pauses: Pauses::Never, ..VmallocOptions::huge() };
     let at = map.vmalloc(4 * MIB, &options).unwrap();
     let page = VirtRange::from_len(at, PAGE_SIZE).unwrap();
-    let refused = map.protect(page, Permissions::READ);
+    let refused = map.protect_part(page, Permissions::READ);
     assert!(
         matches!(refused, Err(KernelMapError::WouldPause { area }) if area.range.start() == at)
     );
     let whole = VirtRange::from_len(at, 4 * MIB).unwrap();
-    map.protect(whole, Permissions::READ).unwrap();
+    map.protect_part(whole, Permissions::READ).unwrap();
     audit(&machine, &memory, &[&map]);
 }
 
@@ -235,7 +236,7 @@ fn pages_that_are_mapped_page_by_page_are_mapped_all_the_same() {
     });
     assert_eq!(pieces, 1024);
     assert!(machine.translate_kernel(map.root(), at, AccessKind::Write).is_ok());
-    map.vfree(at).unwrap();
+    map.free_vmalloc(at).unwrap();
     audit(&machine, &memory, &[&map]);
 }
 
@@ -248,6 +249,6 @@ fn the_last_frame_of_all_can_be_mapped_page_by_page_too() {
         let at = map.ioremap(from, 3 * PAGE_SIZE, MemoryType::Device).unwrap();
         let last = VirtAddr(at.0 + 2 * PAGE_SIZE);
         assert_eq!(map.physical(last), Some(PhysAddr((1 << 44) - PAGE_SIZE)));
-        map.iounmap(at).unwrap();
+        map.free_ioremap(at).unwrap();
     }
 }

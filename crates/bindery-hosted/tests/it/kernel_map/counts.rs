@@ -6,6 +6,7 @@ use bindery::arch::{AArch64, MemoryType, Permissions, Riscv64, X86_64};
 use bindery::{Counts, FrameRange, KernelMap, UnmapTime, VmallocOptions, VmapOptions};
 use bindery_hosted::{Machine, Walk};
 
+use crate::support::areas::Areas;
 use crate::support::kernel::{self, audit, frames, map, pages, pieces, scattered};
 use crate::support::{GIB, KIB, MIB, strict};
 
@@ -58,7 +59,7 @@ fn leaves_and_tables<A: Walk>() {
             assert!(cost.tables_allocated <= first + u64::from(A::LEVELS) - 3, "{cost:?}");
             assert_eq!(cost.invalidations, publishing::<A>());
             assert_eq!(cost.bytes_zeroed, 0);
-            let (_, cost) = self::cost(&map, || map.vfree(at).unwrap());
+            let (_, cost) = self::cost(&map, || map.free_vmalloc(at).unwrap());
             assert_eq!(cost.entries_written, leaves + behind);
             assert_eq!(cost.invalidations, 0);
             let (_, cost) = self::cost(&map, || map.purge());
@@ -83,7 +84,8 @@ fn one_for_many<A: Walk>() {
             .collect();
         tables = map.counts().tables_allocated - tables;
         let messages = machine.statistics().messages;
-        let (_, freeing) = cost(&map, || areas.iter().for_each(|at| map.vfree(*at).unwrap()));
+        let (_, freeing) =
+            cost(&map, || areas.iter().for_each(|at| map.free_vmalloc(*at).unwrap()));
         assert_eq!((freeing.invalidations, machine.statistics().messages), (0, messages));
         let (_, purge) = cost(&map, || map.purge());
         assert!((1..=most).contains(&purge.invalidations), "{count}: {purge:?}");
@@ -96,7 +98,7 @@ fn one_for_many<A: Walk>() {
     let mut waiting = Vec::new();
     for _ in 0..30 {
         let at = map.vmalloc(3 * PAGE_SIZE, &VmallocOptions::default()).unwrap();
-        let (_, cost) = cost(&map, || map.vfree(at).unwrap());
+        let (_, cost) = cost(&map, || map.free_vmalloc(at).unwrap());
         waiting.push(cost.invalidations);
         assert_eq!(cost.invalidations, u64::from(map.freed_pages() == 0));
     }
@@ -104,7 +106,7 @@ fn one_for_many<A: Walk>() {
     map.set_purge_limit(u64::MAX);
     let (_, list) = scattered(&map, 4, 1);
     let at = map.vmap(&list, &VmapOptions::default()).unwrap();
-    let (_, cost) = cost(&map, || map.vunmap(at, UnmapTime::Now).unwrap());
+    let (_, cost) = cost(&map, || map.free_vmap(at, UnmapTime::Now).unwrap());
     assert_eq!((cost.invalidations, map.freed_pages()), (1, 0));
     audit(&machine, &memory, &[&map]);
 }
@@ -113,19 +115,20 @@ fn whole_area<A: Walk>() {
     let (machine, memory) = strict::<A>(64 * MIB);
     let map = map(&memory);
     let base = map.vmalloc(5 * MIB, &VmallocOptions::default()).unwrap();
-    let (_, cost) = cost(&map, || map.protect(pages(base, 1280), Permissions::READ).unwrap());
+    let (_, cost) = cost(&map, || map.protect_part(pages(base, 1280), Permissions::READ).unwrap());
     assert_eq!((cost.invalidations, cost.entries_written), (1, 1280));
     assert_eq!((cost.pages_invalidated, cost.tables_allocated), (1280, 0));
     let huge = map.vmalloc(6 * MIB, &VmallocOptions::huge()).unwrap();
-    let (_, cost) = self::cost(&map, || map.protect(pages(huge, 1536), Permissions::READ).unwrap());
+    let (_, cost) =
+        self::cost(&map, || map.protect_part(pages(huge, 1536), Permissions::READ).unwrap());
     assert_eq!((cost.invalidations, cost.entries_written), (1, 3));
     let part = pages(VirtAddr(huge.0 + 2 * MIB), 512);
     let read_write = Permissions::READ | Permissions::WRITE;
-    let (_, cost) = self::cost(&map, || map.protect(part, read_write).unwrap());
+    let (_, cost) = self::cost(&map, || map.protect_part(part, read_write).unwrap());
     assert_eq!((cost.invalidations, cost.entries_written), (1, 1));
     // A cut: the leaf is broken and replaced, and one table is filled.
     let part = pages(VirtAddr(huge.0 + MIB), 3);
-    let (_, cost) = self::cost(&map, || map.protect(part, read_write).unwrap());
+    let (_, cost) = self::cost(&map, || map.protect_part(part, read_write).unwrap());
     assert_eq!((tables(&cost), cost.entries_written), (1, 2 + 512));
     assert_eq!(cost.invalidations, 1 + publishing::<A>());
     audit(&machine, &memory, &[&map]);
@@ -137,7 +140,7 @@ fn same_permissions<A: Walk>() {
     for options in [VmallocOptions::default(), VmallocOptions::huge()] {
         let at = map.vmalloc(3 * MIB, &options).unwrap();
         let whole = pages(at, 768);
-        let (_, cost) = cost(&map, || map.protect(whole, options.permissions).unwrap());
+        let (_, cost) = cost(&map, || map.protect_part(whole, options.permissions).unwrap());
         assert_eq!((cost.invalidations, cost.entries_written), (0, 0));
     }
     audit(&machine, &memory, &[&map]);
@@ -160,8 +163,8 @@ fn one_walk<A: Walk>() {
             list[..count].iter().map(|frame| FrameRange { first: *frame, count: 1 }).collect();
         let (other, cost) = self::cost(&map, || map.vmap_ranges(&ranges, &options).unwrap());
         assert!(cost.entries_descended <= steps, "{count} ranges: {cost:?}");
-        map.vunmap(at, UnmapTime::Later).unwrap();
-        map.vunmap(other, UnmapTime::Later).unwrap();
+        map.free_vmap(at, UnmapTime::Later).unwrap();
+        map.free_vmap(other, UnmapTime::Later).unwrap();
     }
     audit(&machine, &memory, &[&map]);
 }
@@ -181,13 +184,13 @@ fn small_then_large<A: Walk>() {
         let whole = pages(at, list.len() as u64);
         let found = pieces(&map, whole);
         assert!(found.iter().any(|piece| piece.size == 2 * MIB && piece.range.len() == 2 * MIB));
-        map.vunmap(at, UnmapTime::Later).unwrap();
+        map.free_vmap(at, UnmapTime::Later).unwrap();
         let mut ranges: Vec<_> = small[..before].iter().map(|frame| frames(frame.0, 1)).collect();
         ranges.push(frames(large[0].0, 512));
         let at = map.vmap_ranges(&ranges, &VmapOptions::default()).unwrap();
         let found = pieces(&map, pages(at, before as u64 + 512));
         assert!(found.iter().any(|piece| piece.size == 2 * MIB));
-        map.vunmap(at, UnmapTime::Later).unwrap();
+        map.free_vmap(at, UnmapTime::Later).unwrap();
     }
     audit(&machine, &memory, &[&map]);
 }
@@ -208,11 +211,11 @@ fn gibibyte<A: Walk>() {
     // A page in the middle is cut out: tables of levels 2 and 1.
     if A::LEVELS > 3 {
         let page = pages(VirtAddr(at.0 + 5 * MIB), 1);
-        let (_, cost) = self::cost(&map, || map.protect(page, Permissions::READ).unwrap());
+        let (_, cost) = self::cost(&map, || map.protect_part(page, Permissions::READ).unwrap());
         assert_eq!((tables(&cost), cost.entries_written), (2, 2 + 1024));
         audit(&machine, &memory, &[&map]);
     }
-    let (_, cost) = self::cost(&map, || map.iounmap(at).unwrap());
+    let (_, cost) = self::cost(&map, || map.free_ioremap(at).unwrap());
     assert!(cost.entries_written <= 3 * 512);
     audit(&machine, &memory, &[&map]);
 }
@@ -273,7 +276,7 @@ fn a_part_of_thirty_two_mebibytes_is_cut_out_of_its_block() {
             kernel::translate(&machine, &map, VirtAddr(at.0 + mib * MIB)).unwrap();
         }
         let part = pages(VirtAddr(at.0 + first * MIB), (until - first) * 256);
-        map.protect(part, Permissions::READ).unwrap();
+        map.protect_part(part, Permissions::READ).unwrap();
         let mut end = at;
         for piece in pieces(&map, pages(at, 8192)) {
             assert_eq!((piece.range.start(), piece.to.0), (end, from.0 + end.0 - at.0));
@@ -292,7 +295,7 @@ fn a_part_of_thirty_two_mebibytes_is_cut_out_of_its_block() {
             assert_eq!(written.is_err(), part.contains(place), "{place} of {part}");
         }
         audit(&machine, &memory, &[&map]);
-        map.iounmap(at).unwrap();
+        map.free_ioremap(at).unwrap();
     }
     audit(&machine, &memory, &[&map]);
 }

@@ -8,6 +8,7 @@ use bindery::{
 };
 use bindery_hosted::{Machine, Walk};
 
+use crate::support::areas::Areas;
 use crate::support::kernel::{
     self, assert_filled, audit, fill, map_with, pages, picture, pieces, scattered,
 };
@@ -47,12 +48,15 @@ fn really_out<A: Walk>() {
     for options in [VmallocOptions::default(), VmallocOptions::huge()] {
         for size in [4 * PAGE_SIZE, MIB, 100 * MIB] {
             assert_eq!(map.vmalloc(size, &options), Err(KernelMapError::OutOfMemory));
-            assert_eq!(map.vrealloc(areas[0], GIB, &options), Err(KernelMapError::OutOfMemory));
+            assert_eq!(
+                map.resize_vmalloc(areas[0], GIB, &options),
+                Err(KernelMapError::OutOfMemory)
+            );
         }
     }
     assert_eq!(picture(&map), before);
     audit(&machine, &memory, &[&map]);
-    areas.into_iter().for_each(|at| map.vfree(at).unwrap());
+    areas.into_iter().for_each(|at| map.free_vmalloc(at).unwrap());
     map.vmalloc(12 * MIB, &VmallocOptions::huge()).unwrap();
     audit(&machine, &memory, &[&map]);
     drop(map);
@@ -72,26 +76,26 @@ fn freed_is_memory<A: Walk>() {
     let calls: [&dyn Fn() -> Result<(), KernelMapError>; 5] = [
         &|| {
             map.vmalloc(100 * PAGE_SIZE, &VmallocOptions::default())
-                .map(|at| map.vfree(at).unwrap())
+                .map(|at| map.free_vmalloc(at).unwrap())
         },
         // In a place where there are no tables.
-        &|| map.vmalloc(PAGE_SIZE, &far).map(|at| map.vfree(at).unwrap()),
+        &|| map.vmalloc(PAGE_SIZE, &far).map(|at| map.free_vmalloc(at).unwrap()),
         &|| {
             // Above the place of a gibibyte that stays free of others.
             let device = PhysAddr(17 * GIB + 512 * MIB);
             let at = map.ioremap(device, 512 * MIB + 4 * KIB, MemoryType::Uncached)?;
-            map.iounmap(at)
+            map.free_ioremap(at)
         },
         &|| {
             map.vmap(&list, &VmapOptions::default())
-                .map(|at| map.vunmap(at, UnmapTime::Later).unwrap())
+                .map(|at| map.free_vmap(at, UnmapTime::Later).unwrap())
         },
-        &|| map.protect(pages(VirtAddr(huge.0 + MIB), 1), Permissions::READ),
+        &|| map.protect_part(pages(VirtAddr(huge.0 + MIB), 1), Permissions::READ),
     ];
     for (number, call) in calls.into_iter().enumerate() {
         let areas = use_up(&memory, &map, 0);
         assert_eq!(memory.free_frame_count(), 0);
-        areas.into_iter().for_each(|at| map.vfree(at).unwrap());
+        areas.into_iter().for_each(|at| map.free_vmalloc(at).unwrap());
         assert_eq!(memory.free_frame_count(), 0, "all of it waits for a purge");
         assert_eq!(call(), Ok(()), "call {number}");
         map.purge();
@@ -114,9 +118,9 @@ fn fragmented<A: Walk>() {
         small.push(map.vmalloc(PAGE_SIZE, &base).unwrap());
     }
     // Two blocks of 2 MiB, and single pages of which no two are neighbours.
-    map.vfree(large.pop().unwrap()).unwrap();
-    map.vfree(large.remove(0)).unwrap();
-    small.iter().skip(1).step_by(2).for_each(|at| map.vfree(*at).unwrap());
+    map.free_vmalloc(large.pop().unwrap()).unwrap();
+    map.free_vmalloc(large.remove(0)).unwrap();
+    small.iter().skip(1).step_by(2).for_each(|at| map.free_vmalloc(*at).unwrap());
     map.purge();
     let at = map.vmalloc(4 * MIB + 200 * PAGE_SIZE, &VmallocOptions::huge()).unwrap();
     fill(&machine, map.root(), pages(at, 1224), 1);
@@ -130,14 +134,14 @@ fn fragmented<A: Walk>() {
     assert_eq!(of_size(PAGE_SIZE) + of_size(64 * KIB), 200);
     assert!(of_size(PAGE_SIZE) > 100, "{found:?}");
     assert_filled(&machine, map.root(), pages(at, 1224), at, 1);
-    map.vfree(at).unwrap();
+    map.free_vmalloc(at).unwrap();
     // Only one block is left: the other part alone is small.
     map.purge();
     let keeper = map.vmalloc(2 * MIB, &VmallocOptions::huge()).unwrap();
     let hole = map.vmalloc(2 * MIB, &VmallocOptions::huge()).unwrap();
-    map.protect(pages(hole, 1), Permissions::READ).unwrap();
-    map.vrealloc(hole, 2 * MIB - 8 * PAGE_SIZE, &VmallocOptions::huge()).unwrap();
-    map.vfree(keeper).unwrap();
+    map.protect_part(pages(hole, 1), Permissions::READ).unwrap();
+    map.resize_vmalloc(hole, 2 * MIB - 8 * PAGE_SIZE, &VmallocOptions::huge()).unwrap();
+    map.free_vmalloc(keeper).unwrap();
     map.purge();
     let at = map.vmalloc(2 * MIB + 30 * PAGE_SIZE, &VmallocOptions::huge()).unwrap();
     let found = pieces(&map, pages(at, 542));
@@ -160,7 +164,7 @@ fn full_window<A: Walk>() {
         &|| map.vmalloc(64 * KIB, &VmallocOptions::huge()),
         &|| map.vmap(&list, &VmapOptions::default()),
         &|| map.ioremap(device, 5 * PAGE_SIZE, MemoryType::Uncached),
-        &|| map.vrealloc(areas[3], 16 * PAGE_SIZE, &base),
+        &|| map.resize_vmalloc(areas[3], 16 * PAGE_SIZE, &base),
     ];
     for way in ways {
         assert_eq!(way(), Err(KernelMapError::OutOfAddresses));
@@ -168,11 +172,12 @@ fn full_window<A: Walk>() {
     }
     for way in ways {
         // Two neighbours wait for a purge: that is room enough.
-        map.vfree(areas[8]).unwrap();
-        map.vfree(areas[9]).unwrap();
+        map.free_vmalloc(areas[8]).unwrap();
+        map.free_vmalloc(areas[9]).unwrap();
         let at = way().unwrap();
         map.purge();
-        let back = [map.vfree(at), map.vunmap(at, UnmapTime::Later), map.iounmap(at)];
+        let back =
+            [map.free_vmalloc(at), map.free_vmap(at, UnmapTime::Later), map.free_ioremap(at)];
         assert_eq!(back.iter().filter(|result| result.is_ok()).count(), 1);
         map.purge();
         if at != areas[3] && map.physical(areas[3]).is_none() {
@@ -194,15 +199,15 @@ fn no_aligned_place<A: Walk>() {
     let options = VmallocOptions { align: 2 * MIB, ..VmallocOptions::default() };
     let middle = map.vmalloc(PAGE_SIZE, &options).unwrap();
     map.vmalloc(2 * MIB - 3 * PAGE_SIZE, &VmallocOptions::default()).unwrap();
-    map.vfree(middle).unwrap();
+    map.free_vmalloc(middle).unwrap();
     let at = map.vmalloc(2 * MIB - 4 * PAGE_SIZE, &VmallocOptions::huge());
     assert!(at.is_ok_and(|at| at > first), "{at:?}");
-    map.vfree(at.unwrap()).unwrap();
+    map.free_vmalloc(at.unwrap()).unwrap();
     let at = map.vmap(&list[..500], &VmapOptions { pieces: Pieces::Base, ..Default::default() });
-    map.vunmap(at.unwrap(), UnmapTime::Later).unwrap();
+    map.free_vmap(at.unwrap(), UnmapTime::Later).unwrap();
     let at = map.vmap(&list[..500], &VmapOptions::default()).unwrap();
     fill(&machine, map.root(), pages(at, 500), 3);
-    map.vunmap(at, UnmapTime::Now).unwrap();
+    map.free_vmap(at, UnmapTime::Now).unwrap();
     let device = map.ioremap(PhysAddr(12 * GIB), 2 * MIB - 4 * PAGE_SIZE, MemoryType::Device);
     let device = device.unwrap();
     let piece = pieces(&map, pages(device, 1))[0];

@@ -9,6 +9,7 @@ use bindery::check::{self, Violation};
 use bindery::{KernelMap, Memory, Platform, VmallocOptions, VmapOptions};
 use bindery_hosted::{Machine, Walk};
 
+use crate::support::areas::Areas;
 use crate::support::kernel::{self, audit, pages, scattered};
 use crate::support::{MIB, strict};
 
@@ -150,7 +151,7 @@ fn behind<A: Walk>() {
 fn freed<A: Walk>() {
     with_fixture::<A>(|fixture| {
         let at = fixture.map.vmalloc(4 * MIB, &VmallocOptions::huge()).unwrap();
-        fixture.map.vfree(at).unwrap();
+        fixture.map.free_vmalloc(at).unwrap();
         let second = VirtAddr(at.0 + 2 * MIB);
         let found = fixture.broken(second, 2, |_| fixture.huge());
         assert_eq!(found, Violation::OutsideMappings(second));
@@ -204,7 +205,7 @@ fn table_twice<A: Walk>() {
         let found = fixture.broken(at, 2, |_| A::table(table).0);
         let expected = [Violation::TableTwice { table, at }, Violation::AreaPage(far)];
         assert!(expected.contains(&found), "{found}");
-        fixture.map.vfree(far).unwrap();
+        fixture.map.free_vmalloc(far).unwrap();
         fixture.map.purge();
     });
 }
@@ -290,7 +291,7 @@ fn a_change_without_a_flush_is_seen_by_the_strict_tlb() {
         slot.store(old, Relaxed);
         assert_eq!(fixture.machine.take_violations().len(), 1);
         // The map's own way.
-        fixture.map.protect(pages(fixture.vmap, 1), Permissions::READ).unwrap();
+        fixture.map.protect_part(pages(fixture.vmap, 1), Permissions::READ).unwrap();
         fixture.machine.assert_clean();
     });
 }

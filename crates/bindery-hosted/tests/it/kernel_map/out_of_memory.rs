@@ -8,6 +8,7 @@ use bindery::arch::{AArch64, MemoryType, Permissions, X86_64};
 use bindery::{Content, KernelMap, KernelMapError, Reach, VmallocOptions, VmapOptions, testing};
 use bindery_hosted::{Machine, Walk};
 
+use crate::support::areas::Areas;
 use crate::support::kernel::{
     self, assert_filled, audit, check_core, fill, map_with, pages, picture,
 };
@@ -191,7 +192,7 @@ fn protect<A: Walk>() {
     let points = at_every_point::<A>(Case {
         call: |map, at| {
             let part = pages(VirtAddr(at.0 + 12 * KIB), 700);
-            map.protect(part, Permissions::READ | Permissions::EXECUTE)?;
+            map.protect_part(part, Permissions::READ | Permissions::EXECUTE)?;
             Ok(at)
         },
         ..large()
@@ -204,7 +205,7 @@ fn protect_gibibyte<A: Walk>() {
         set_up: |map| map.ioremap(PhysAddr(16 * GIB), GIB, MemoryType::Uncached).unwrap(),
         call: |map, at| {
             let part = pages(VirtAddr(at.0 + 12 * KIB), 5000);
-            map.protect(part, Permissions::READ).map(|()| at)
+            map.protect_part(part, Permissions::READ).map(|()| at)
         },
         ..nothing()
     });
@@ -213,7 +214,7 @@ fn protect_gibibyte<A: Walk>() {
 fn grow<A: Walk>() {
     let points = at_every_point::<A>(Case {
         call: |map, at| {
-            let now = map.vrealloc(at, 9 * MIB + 4 * KIB, &VmallocOptions::huge());
+            let now = map.resize_vmalloc(at, 9 * MIB + 4 * KIB, &VmallocOptions::huge());
             assert!(now.is_err() || now == Ok(at));
             now
         },
@@ -230,7 +231,7 @@ fn move_away<A: Walk>() {
             assert_eq!(behind.0, at.0 + 4 * MIB + PAGE_SIZE);
             at
         },
-        call: |map, at| map.vrealloc(at, 9 * MIB + 4 * KIB, &VmallocOptions::huge()),
+        call: |map, at| map.resize_vmalloc(at, 9 * MIB + 4 * KIB, &VmallocOptions::huge()),
         ..large()
     });
     assert!(points >= 4, "{points}");
@@ -238,7 +239,7 @@ fn move_away<A: Walk>() {
 
 fn shrink<A: Walk>() {
     at_every_point::<A>(Case {
-        call: |map, at| map.vrealloc(at, 3 * MIB, &VmallocOptions::huge()),
+        call: |map, at| map.resize_vmalloc(at, 3 * MIB, &VmallocOptions::huge()),
         filled: 768,
         ..large()
     });
@@ -250,7 +251,7 @@ fn cuts_of_contiguous_blocks_need_no_memory() {
     let map = kernel::map(&memory);
     let at = map.vmalloc(MIB, &VmallocOptions::huge()).unwrap();
     memory.fail_allocations_after(Some(0));
-    map.protect(pages(VirtAddr(at.0 + 12 * KIB), 50), Permissions::READ).unwrap();
+    map.protect_part(pages(VirtAddr(at.0 + 12 * KIB), 50), Permissions::READ).unwrap();
     memory.fail_allocations_after(None);
     audit(&machine, &memory, &[&map]);
 }
@@ -262,8 +263,8 @@ fn unmapping_needs_no_memory() {
     let at = map.vmalloc(5 * MIB, &VmallocOptions::huge()).unwrap();
     let device = map.ioremap(PhysAddr(12 * GIB), 5 * MIB, MemoryType::Uncached).unwrap();
     memory.fail_allocations_after(Some(0));
-    map.vfree(at).unwrap();
-    map.iounmap(device).unwrap();
+    map.free_vmalloc(at).unwrap();
+    map.free_ioremap(device).unwrap();
     map.purge();
     assert_eq!(testing::failed_allocations(&memory), 0);
     memory.fail_allocations_after(None);

@@ -13,6 +13,7 @@ use bindery::{
 };
 use bindery_hosted::{Config, Machine, Walk};
 
+use crate::support::areas::Areas;
 use crate::support::kernel::{
     Numbers, assert_filled, audit, fill, map, map_with, pages, rounds, scattered,
 };
@@ -60,7 +61,7 @@ fn fixed_size<A: Walk>() {
             let at = map.vmalloc(count * PAGE_SIZE, &options).unwrap();
             fill(machine, map.root(), pages(at, count), round);
             assert_filled(machine, map.root(), pages(at, count), at, round);
-            map.vfree(at).unwrap();
+            map.free_vmalloc(at).unwrap();
         }
     });
 }
@@ -91,7 +92,7 @@ fn full_fit<A: Walk>() {
                 // Every second one: holes of exactly this size.
                 let (holes, rest): (Vec<_>, Vec<_>) =
                     areas.into_iter().enumerate().partition(|(index, _)| index % 2 == 0);
-                holes.iter().for_each(|(_, at)| map.vfree(*at).unwrap());
+                holes.iter().for_each(|(_, at)| map.free_vmalloc(*at).unwrap());
                 let mut again = Vec::new();
                 for _ in &holes {
                     again.push(map.vmalloc(count * PAGE_SIZE, &options).unwrap());
@@ -101,7 +102,7 @@ fn full_fit<A: Walk>() {
                 expected.sort();
                 assert_eq!(again, expected, "each hole is filled again");
                 let rest = rest.into_iter().map(|(_, at)| at);
-                rest.chain(again).for_each(|at| map.vfree(at).unwrap());
+                rest.chain(again).for_each(|at| map.free_vmalloc(at).unwrap());
                 map.purge();
             }
         }
@@ -132,7 +133,7 @@ fn among_tens_of_thousands_of_areas_a_free_place_is_found() {
     assert!(cost.entries_written <= 100 + 2, "{cost:?}");
     // Single holes among them are found, the lowest first.
     let mut holes: Vec<_> = areas.iter().copied().step_by(997).collect();
-    holes.iter().for_each(|at| map.vunmap(*at, UnmapTime::Later).unwrap());
+    holes.iter().for_each(|at| map.free_vmap(*at, UnmapTime::Later).unwrap());
     map.purge();
     for hole in &holes {
         assert_eq!(map.vmap(&list, &options), Ok(*hole));
@@ -146,7 +147,7 @@ fn among_tens_of_thousands_of_areas_a_free_place_is_found() {
     assert_eq!(told, 30_000 + 100 + 2);
     audit(&machine, &memory, &[&map]);
     let freed = map.counts();
-    areas.iter().for_each(|at| map.vunmap(*at, UnmapTime::Later).unwrap());
+    areas.iter().for_each(|at| map.free_vmap(*at, UnmapTime::Later).unwrap());
     map.purge();
     let cost = map.counts() - freed;
     assert!(cost.invalidations <= 30_000 / 256 + 1, "{cost:?}");
@@ -176,7 +177,7 @@ fn random_sizes<A: Walk>() {
                 let (at, count, stamp) =
                     areas.swap_remove(numbers.below(areas.len() as u64) as usize);
                 assert_filled(machine, map.root(), pages(at, count), at, stamp);
-                map.vfree(at).unwrap();
+                map.free_vmalloc(at).unwrap();
             }
         }
         for (at, count, stamp) in areas {
@@ -197,7 +198,7 @@ fn random_alignments<A: Walk>() {
             fill(machine, map.root(), pages(at, count), round);
             assert_filled(machine, map.root(), pages(at, count), at, round);
             if round % 4 != 0 {
-                map.vfree(at).unwrap();
+                map.free_vmalloc(at).unwrap();
             }
         }
     });
@@ -219,7 +220,7 @@ fn powers_of_two<A: Walk>() {
                 result => {
                     let at = result.unwrap();
                     assert!(at.is_aligned(1 << shift.max(12)));
-                    map.vfree(at).unwrap();
+                    map.free_vmalloc(at).unwrap();
                 }
             }
         }
@@ -243,7 +244,7 @@ fn fixed_alignment<A: Walk>() {
         assert!(between < areas[99]);
         for (stamp, at) in (0..).zip(&areas) {
             assert_filled(machine, map.root(), pages(*at, 5), *at, stamp);
-            map.vfree(*at).unwrap();
+            map.free_vmalloc(*at).unwrap();
         }
     });
 }
@@ -264,7 +265,7 @@ fn purge_storms<A: Walk>() {
                 areas.push((at, count));
                 if round % 8 == 7 {
                     for (at, count) in areas.drain(..) {
-                        map.vfree(at).unwrap();
+                        map.free_vmalloc(at).unwrap();
                         freed += count;
                         assert!(map.freed_pages() <= limit);
                     }
@@ -304,12 +305,12 @@ fn many_threads<A: Walk>() {
                     let which = numbers.below(areas.len() as u64) as usize;
                     let (at, count, stamp) = areas.swap_remove(which);
                     assert_filled(&machine, map.root(), pages(at, count), at, stamp);
-                    map.vfree(at).unwrap();
+                    map.free_vmalloc(at).unwrap();
                 }
             }
             for (at, count, stamp) in areas {
                 assert_filled(&machine, map.root(), pages(at, count), at, stamp);
-                map.vfree(at).unwrap();
+                map.free_vmalloc(at).unwrap();
             }
         };
         thread::scope(|scope| {
@@ -339,7 +340,7 @@ fn resizing<A: Walk>() {
             let new = numbers.of_any_size(11);
             // Now and then somebody is in the way.
             let neighbour = (round % 3 == 0).then(|| map.vmalloc(1, &options).unwrap());
-            let moved = map.vrealloc(at, new * PAGE_SIZE, &options).unwrap();
+            let moved = map.resize_vmalloc(at, new * PAGE_SIZE, &options).unwrap();
             let kept = new.min(count);
             assert_filled(machine, map.root(), pages(moved, kept), from, 0);
             for page in kept..new {
@@ -356,7 +357,7 @@ fn resizing<A: Walk>() {
             }
             (at, count, from) = (moved, new, moved);
             fill(machine, map.root(), pages(at, count), 0);
-            neighbour.iter().step_by(2).for_each(|at| map.vfree(*at).unwrap());
+            neighbour.iter().step_by(2).for_each(|at| map.free_vmalloc(*at).unwrap());
         }
     });
 }
@@ -372,15 +373,15 @@ fn moved_frames<A: Walk>() {
             fill(machine, map.root(), pages(old, 4), 1);
             let options = VmallocOptions::default();
             let many: Vec<_> = (0..others).map(|_| map.vmalloc(1, &options).unwrap()).collect();
-            let new = map.vrealloc(old, 8 * PAGE_SIZE, &options).unwrap();
+            let new = map.resize_vmalloc(old, 8 * PAGE_SIZE, &options).unwrap();
             assert_ne!(new, old);
             if others == 10 {
-                map.vrealloc(new, PAGE_SIZE, &options).unwrap();
+                map.resize_vmalloc(new, PAGE_SIZE, &options).unwrap();
             }
-            many.iter().for_each(|at| map.vfree(*at).unwrap());
-            map.vfree(new).unwrap();
+            many.iter().for_each(|at| map.free_vmalloc(*at).unwrap());
+            map.free_vmalloc(new).unwrap();
             map.purge();
-            map.vfree(behind).unwrap();
+            map.free_vmalloc(behind).unwrap();
             map.purge();
         }
     });
@@ -400,7 +401,7 @@ fn lists_of_the_same_frames_are_mapped_as_often_as_asked() {
         let view = map.vmap(&list, &uncached).unwrap();
         assert_filled(machine, map.root(), pages(view, 64), owner, 5);
         for view in views {
-            map.vunmap(view, UnmapTime::Later).unwrap();
+            map.free_vmap(view, UnmapTime::Later).unwrap();
         }
     });
 }

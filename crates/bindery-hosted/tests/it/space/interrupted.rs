@@ -10,6 +10,7 @@ use bindery::{
 };
 
 use super::scene::{AT, Case, Scene, at_every_question, on_scene};
+use crate::support::areas::Areas;
 use crate::support::kernel;
 use crate::support::{GIB, MIB, fixed, strict};
 
@@ -306,7 +307,7 @@ fn vmalloc_gives_back_the_blocks_of_frames_that_it_has() {
         machine.fatal_signal_after(Some(questions));
         assert_eq!(map.vmalloc(16 * MIB, &options), Err(KernelMapError::Interrupted));
         machine.fatal_signal_after(Some(questions));
-        assert_eq!(map.vrealloc(small, 17 * MIB, &options), Err(KernelMapError::Interrupted));
+        assert_eq!(map.resize_vmalloc(small, 17 * MIB, &options), Err(KernelMapError::Interrupted));
         machine.fatal_signal_after(None);
         kernel::audit(&machine, &memory, &[&map]);
         assert_eq!(memory.free_frame_count(), free);
@@ -314,8 +315,10 @@ fn vmalloc_gives_back_the_blocks_of_frames_that_it_has() {
     machine.fatal_signal_after(Some(0));
     let short = map.vmalloc(2 * MIB, &options);
     machine.fatal_signal_after(None);
-    for area in [short, map.vmalloc(16 * MIB, &options), map.vrealloc(small, 17 * MIB, &options)] {
-        map.vfree(area.unwrap()).unwrap();
+    for area in
+        [short, map.vmalloc(16 * MIB, &options), map.resize_vmalloc(small, 17 * MIB, &options)]
+    {
+        map.free_vmalloc(area.unwrap()).unwrap();
     }
     map.purge();
     kernel::audit(&machine, &memory, &[&map]);

@@ -1,6 +1,7 @@
 //! What the scenario tests share: a machine with the core on it, and the audit at the end.
 
 pub mod alone;
+pub mod areas;
 pub mod fixture;
 pub mod kernel;
 pub mod measured;

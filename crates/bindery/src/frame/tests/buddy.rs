@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::super::meta::{NONE, state_of};
 use super::super::{FrameRange, Frames, FramesError, Kind, MAX_ORDER};
-use super::{Machine, assert_all_free, blocks, machine};
+use super::{Machine, assert_all_free, blocks, free, machine};
 use crate::addr::Frame;
 use crate::platform::Platform;
 
@@ -29,7 +29,7 @@ fn every_frame_is_given_out_once_and_all_join_again() {
     got.dedup();
     assert_eq!(got.len() as u64, frames.total_frames());
     for frame in got {
-        frames.free(&machine, frame, 0);
+        free(&frames, &machine, frame, 0);
     }
     frames.trim();
     assert_eq!(blocks(&frames, Kind::Free), before);
@@ -108,7 +108,7 @@ fn orders_above_the_largest_are_not_given_out() {
 fn the_platform_hears_of_every_release() {
     let (machine, frames) = machine(64);
     let block = frames.allocate(3).unwrap();
-    frames.free(&machine, block, 3);
+    free(&frames, &machine, block, 3);
     assert_eq!(*machine.released.lock().unwrap(), [(block, 8)]);
 }
 
@@ -116,18 +116,18 @@ fn the_platform_hears_of_every_release() {
 fn freeing_what_is_not_allocated_changes_nothing_and_is_counted() {
     let (machine, frames) = machine(256);
     let block = frames.allocate(3).unwrap();
-    let free = frames.free_frame_count();
-    frames.free(&machine, block, 2); // too small
-    frames.free(&machine, block, 4); // too large
-    frames.free(&machine, block, 200); // no order at all
-    frames.free(&machine, block.plus(1), 0); // inside
-    frames.free(&machine, Frame(0), 0); // below
-    frames.free(&machine, Frame(NONE), 0); // above
-    frames.free(&machine, Frame(0x100 + 255), 0); // metadata
-    assert_eq!((frames.refused(), frames.free_frame_count()), (7, free));
-    frames.free(&machine, block, 3);
+    let count = frames.free_frame_count();
+    free(&frames, &machine, block, 2); // too small
+    free(&frames, &machine, block, 4); // too large
+    free(&frames, &machine, block, 200); // no order at all
+    free(&frames, &machine, block.plus(1), 0); // inside
+    free(&frames, &machine, Frame(0), 0); // below
+    free(&frames, &machine, Frame(NONE), 0); // above
+    free(&frames, &machine, Frame(0x100 + 255), 0); // metadata
+    assert_eq!((frames.refused(), frames.free_frame_count()), (7, count));
+    free(&frames, &machine, block, 3);
     assert_eq!(frames.refused(), 7);
-    frames.free(&machine, block, 3); // again
+    free(&frames, &machine, block, 3); // again
     assert_eq!((frames.refused(), frames.free_frame_count()), (8, frames.total_frames()));
     assert_eq!(frames.check_free_lists(), Ok(()));
 }
@@ -138,7 +138,7 @@ fn a_table_is_freed_as_one_frame_whatever_its_level() {
     let table = frames.allocate(0).unwrap();
     frames.meta(table).state.store(state_of(Kind::Table, 3), Relaxed);
     assert_eq!(blocks(&frames, Kind::Table), [(table, 0)]);
-    frames.free(&machine, table, 0);
+    free(&frames, &machine, table, 0);
     assert_all_free(&frames);
 }
 
@@ -202,7 +202,7 @@ fn threads_never_get_the_same_frame() {
                         core::slice::from_raw_parts(machine.direct_map(block).as_ptr(), bytes)
                     };
                     assert!(seen.iter().all(|byte| *byte == thread));
-                    frames.free(machine, block, order);
+                    free(frames, machine, block, order);
                 }
             });
         }
@@ -251,7 +251,7 @@ proptest! {
             } else {
                 let block = *index.get(&model.keys().copied().collect::<Vec<_>>());
                 let order = model.remove(&block).unwrap();
-                frames.free(&machine, block, order);
+                free(&frames, &machine, block, order);
             }
             prop_assert_eq!(frames.check_free_lists(), Ok(()));
             let used: u64 = model.values().map(|order| 1u64 << order).sum();
@@ -261,7 +261,7 @@ proptest! {
             prop_assert!(blocks(&frames, Kind::Tail).is_empty());
         }
         for (block, order) in model {
-            frames.free(&machine, block, order);
+            free(&frames, &machine, block, order);
         }
         frames.trim();
         prop_assert_eq!(blocks(&frames, Kind::Free), before);

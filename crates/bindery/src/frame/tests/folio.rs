@@ -13,7 +13,7 @@ use super::super::folio::{Folio, Freed, MAX_FOLIO_ORDER};
 use super::super::meta::{EXCLUSIVE, FOLIO_LOCK, state_of};
 use super::super::split::SplitError;
 use super::super::{Frames, Kind};
-use super::{Machine, assert_all_free, blocks, machine};
+use super::{Machine, assert_all_free, blocks, free, machine};
 use crate::addr::Frame;
 
 #[test]
@@ -78,7 +78,7 @@ fn only_pages_of_live_folios_have_a_folio() {
         nothing(raw);
     }
     frames.meta(raw).reset(Kind::Raw, 4);
-    frames.free(&machine, raw, 4);
+    free(&frames, &machine, raw, 4);
 
     // A smaller folio at the same place does not get the tails that the larger one left.
     let small = frames.new_folio(2).unwrap();

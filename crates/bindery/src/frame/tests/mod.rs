@@ -80,6 +80,7 @@ impl Drop for Machine {
 
 // SAFETY: 1. the direct map is one allocation that lives as long as the machine; where a test tears
 // it, the core refuses it. 2. and 3. there is no TLB and no reader. 4. CPU 0.
+// 5. There is no kernel root.
 unsafe impl Platform for Machine {
     type Arch = X86_64;
     type Mutex = SpinLock<Yielding>;
@@ -158,4 +159,11 @@ pub(crate) fn assert_all_free(frames: &Frames<Machine>) {
     let free: u64 = blocks(frames, Kind::Free).iter().map(|(_, order)| 1u64 << order).sum();
     assert_eq!(free, frames.total_frames());
     assert_eq!(frames.refused(), 0);
+}
+
+/// Gives a block of a test back.
+pub(super) fn free(frames: &Frames<Machine>, machine: &Machine, first: Frame, order: u8) {
+    // SAFETY: 1. and 2. the tests' machine runs nothing that uses the block, and a block that is not
+    // allocated is refused.
+    unsafe { frames.free(machine, first, order) };
 }

@@ -4,7 +4,7 @@ use super::super::Kind;
 use super::super::count::TOO_MANY_REFERENCES;
 use super::super::folio::Freed;
 use super::super::slab::Slab;
-use super::{Machine, assert_all_free, machine};
+use super::{Machine, assert_all_free, free, machine};
 use crate::addr::Frame;
 
 #[test]
@@ -29,7 +29,7 @@ fn only_a_folio_that_others_may_know_is_referenced_from_nothing() {
     // SAFETY: 1. allocated above. 2. nobody uses it.
     unsafe { slab.free(&frames, &machine, object) };
     slab.trim(&frames, &machine);
-    frames.free(&machine, raw, 0);
+    free(&frames, &machine, raw, 0);
     assert_all_free(&frames);
 }
 

@@ -323,7 +323,9 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let range = VirtRange::raw(source, source + arch::span::<P::Arch>(2));
         self.gather.stale(range, 2);
         if let Some(deposit) = self.tables.withdraw_table(holder) {
-            crate::table::free_table(self.tables.memory, deposit, self.counts);
+            // SAFETY: 1. a table on deposit is a table, and the holder's lock is held; 2. no entry and no TLB
+            // ever knew it, and it was just withdrawn.
+            unsafe { crate::table::free_table(self.tables.memory, deposit, self.counts) };
         }
         let first = P::Arch::leaf(P::Arch::frame(old), 1, P::Arch::attributes(old));
         self.arrive(first, arch::entries::<P::Arch>(), target);

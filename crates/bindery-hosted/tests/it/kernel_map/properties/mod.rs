@@ -16,6 +16,7 @@ use bindery::{FrameRange, KernelMap, Reach};
 use bindery_hosted::Walk;
 use proptest::test_runner::{Config, FileFailurePersistence, TestError, TestRunner};
 
+use crate::support::areas::Areas;
 use crate::support::kernel::{self, arena, audit, map_with, pages, rounds};
 use crate::support::{MIB, strict};
 use generate::{Limits, Step, pool_pages, sequence};
@@ -132,7 +133,7 @@ fn through_a_copy<A: Walk>() {
             machine.translate_kernel(copy, at, bindery_hosted::AccessKind::Read).ok(),
             map.physical(at)
         );
-        map.vfree(at).unwrap();
+        map.free_vmalloc(at).unwrap();
         // The machine keeps what it caches by root, and the map invalidates under its own; a real
         // one has global entries. So the copy is forgotten by hand.
         let what = bindery::platform::Invalidation {

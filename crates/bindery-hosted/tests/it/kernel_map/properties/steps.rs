@@ -11,6 +11,7 @@ use bindery_hosted::{Machine, Walk};
 use super::generate::{Run, Step, pool_pages};
 use super::model::{Area, Model, Page, as_told};
 use crate::support::MIB;
+use crate::support::areas::Areas;
 use crate::support::kernel::{audit, check_core, pages as page_range, scattered};
 
 pub struct Kernel<'k, 'm, A: Walk> {
@@ -76,9 +77,9 @@ impl<'k, 'm, A: Walk> Kernel<'k, 'm, A> {
                 if let Some(refusal) = self.model.refusal(at, kind) {
                     let at = VirtAddr(at);
                     let result = match kind {
-                        AreaKind::Vmalloc => self.map.vfree(at),
-                        AreaKind::Vmap => self.map.vunmap(at, UnmapTime::Later),
-                        AreaKind::Ioremap => self.map.iounmap(at),
+                        AreaKind::Vmalloc => self.map.free_vmalloc(at),
+                        AreaKind::Vmap => self.map.free_vmap(at, UnmapTime::Later),
+                        AreaKind::Ioremap => self.map.free_ioremap(at),
                     };
                     assert_eq!(result, Err(refusal));
                 }
@@ -251,7 +252,7 @@ impl<'k, 'm, A: Walk> Kernel<'k, 'm, A> {
         }
         match result {
             // Normal memory without memory would be a violation as soon as it is touched.
-            Ok(at) if memory == MemoryType::Normal => self.map.iounmap(at).unwrap(),
+            Ok(at) if memory == MemoryType::Normal => self.map.free_ioremap(at).unwrap(),
             Err(problem) => self.short(problem, count, PAGE_SIZE),
             Ok(given) => {
                 let start = given.align_down(PAGE_SIZE);
@@ -275,7 +276,7 @@ impl<'k, 'm, A: Walk> Kernel<'k, 'm, A> {
         let count = if count.is_multiple_of(3) { length - first } else { count % (length - first) };
         let (told, memory) = (area.told(start), area.pages[0].memory);
         let range = page_range(VirtAddr(start + first * PAGE_SIZE), count);
-        let result = self.map.protect(range, permissions);
+        let result = self.map.protect_part(range, permissions);
         if count == 0 {
             return assert_eq!(result, Err(KernelMapError::Empty));
         }
@@ -307,7 +308,7 @@ impl<'k, 'm, A: Walk> Kernel<'k, 'm, A> {
         }
         let (before, content) = (area.clone(), Content::Zeroes);
         let options = VmallocOptions { align, content, ..VmallocOptions::huge() };
-        let result = self.map.vrealloc(VirtAddr(start), pages * PAGE_SIZE, &options);
+        let result = self.map.resize_vmalloc(VirtAddr(start), pages * PAGE_SIZE, &options);
         if pages >= self.map.arena().pages() {
             return assert_eq!(result, Err(KernelMapError::TooLarge));
         }
@@ -357,9 +358,9 @@ impl<'k, 'm, A: Walk> Kernel<'k, 'm, A> {
     fn free(&mut self, which: u8, time: UnmapTime) {
         let Some((start, area)) = self.model.pick(which) else { return };
         match area.kind {
-            AreaKind::Vmalloc => self.map.vfree(area.given),
-            AreaKind::Vmap => self.map.vunmap(area.given, time),
-            AreaKind::Ioremap => self.map.iounmap(area.given),
+            AreaKind::Vmalloc => self.map.free_vmalloc(area.given),
+            AreaKind::Vmap => self.map.free_vmap(area.given, time),
+            AreaKind::Ioremap => self.map.free_ioremap(area.given),
         }
         .unwrap();
         let purged = area.kind == AreaKind::Vmap && time == UnmapTime::Now;

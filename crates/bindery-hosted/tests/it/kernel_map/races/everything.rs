@@ -11,6 +11,7 @@ use bindery::{KernelAddress, KernelMap, Pauses, Reach, Resolution, VmallocOption
 use bindery_hosted::{Config, Machine, Walk};
 
 use super::READ_WRITE;
+use crate::support::areas::Areas;
 use crate::support::kernel::{
     self, Finished, Numbers, assert_filled, audit, fill, map_with, pages, rounds, scattered,
 };
@@ -93,7 +94,7 @@ fn alternate<A: Walk>(machine: &Machine<A>, map: &KernelMap<'_, Machine<A>>, see
         let mut free = |areas: &mut Vec<(VirtAddr, u64)>| {
             for (at, count) in areas.drain(..) {
                 assert_filled(machine, map.root(), pages(at, count), at, seed << 40 | round);
-                map.vfree(at).unwrap();
+                map.free_vmalloc(at).unwrap();
             }
             if numbers.below(2) == 0 {
                 map.purge();
@@ -123,7 +124,7 @@ fn cut<A: Walk>(machine: &Machine<A>, map: &KernelMap<'_, Machine<A>>, shared: &
             let count = numbers.of_any_size(9).min(CUT_PAGES - first);
             let part = pages(VirtAddr(at.0 + first * PAGE_SIZE), count);
             for permissions in [Permissions::READ, READ_WRITE] {
-                map.protect(part, permissions).unwrap();
+                map.protect_part(part, permissions).unwrap();
                 thread::yield_now();
             }
         }
@@ -132,7 +133,7 @@ fn cut<A: Walk>(machine: &Machine<A>, map: &KernelMap<'_, Machine<A>>, shared: &
         while shared.left.load(SeqCst) != taken && !shared.finished.load(SeqCst) {
             thread::yield_now();
         }
-        map.vfree(at).unwrap();
+        map.free_vmalloc(at).unwrap();
     }
 }
 

@@ -18,6 +18,7 @@ use bindery::{
 };
 use bindery_hosted::{AccessKind, Config, Machine, MmuFault, Walk};
 
+use crate::support::areas::Areas;
 use crate::support::kernel::{self, arena, assert_filled, audit, fill, pages, rounds};
 use crate::support::{MIB, memory_with};
 use everything::everything as everything_at_once_on_five_cpus;
@@ -88,7 +89,7 @@ fn beside_a_purge<A: Walk>() {
                 at
             },
             |scene, at| {
-                scene.map.vfree(at).unwrap();
+                scene.map.free_vmalloc(at).unwrap();
                 scene.gate.arm_for_a_while();
                 scene.map.purge();
             },
@@ -115,7 +116,7 @@ fn not_reused<A: Walk>() {
             at
         },
         |scene, at| {
-            scene.map.vfree(at).unwrap();
+            scene.map.free_vmalloc(at).unwrap();
             scene.gate.arm();
             scene.map.purge();
         },
@@ -128,7 +129,7 @@ fn not_reused<A: Walk>() {
                 assert!(scene.gate.is_shut(), "it waited for the flush");
             }
             assert!(matches!(map.explain(old), KernelAddress::Freed { .. }));
-            assert!(matches!(map.vfree(old), Err(KernelMapError::Freed { .. })));
+            assert!(matches!(map.free_vmalloc(old), Err(KernelMapError::Freed { .. })));
             assert_eq!(map.physical(old), None);
             assert_eq!(map.resolve(old, Permissions::READ), Resolution::NotMapped);
         },
@@ -143,7 +144,7 @@ fn dump_during_cut<A: Walk>() {
             |scene, at| {
                 let part = pages(VirtAddr(at.0 + from * PAGE_SIZE), until - from);
                 scene.gate.arm();
-                scene.map.protect(part, Permissions::READ).unwrap();
+                scene.map.protect_part(part, Permissions::READ).unwrap();
             },
             |scene, at| {
                 let (map, whole) = (scene.map, pages(at, 1024));
@@ -185,7 +186,7 @@ fn fault_during_cut<A: Walk>() {
         |scene, at| {
             let part = pages(VirtAddr(at.0 + 5 * PAGE_SIZE), 2);
             scene.gate.arm_for_a_while();
-            scene.map.protect(part, Permissions::READ).unwrap();
+            scene.map.protect_part(part, Permissions::READ).unwrap();
         },
         |scene, at| {
             let map = scene.map;
@@ -235,7 +236,7 @@ fn walkers<A: Walk>() {
             thread::yield_now();
         }
         machine.on_cpu(Cpu(0), || {
-            map.vfree(at).unwrap();
+            map.free_vmalloc(at).unwrap();
             // It does not wait for the walk.
             map.purge();
             purged.store(1, SeqCst);
@@ -261,7 +262,7 @@ fn an_area_that_is_busy_is_waited_for() {
                 scope.spawn(move || {
                     machine.on_cpu(Cpu(cpu), || {
                         let part = pages(VirtAddr(at.0 + 4096 * (5 + round)), 3);
-                        let result = map.protect(part, Permissions::READ);
+                        let result = map.protect_part(part, Permissions::READ);
                         let gone = |problem| {
                             matches!(
                                 problem,
@@ -269,7 +270,7 @@ fn an_area_that_is_busy_is_waited_for() {
                             )
                         };
                         assert!(result.is_ok() || result.is_err_and(gone));
-                        match map.vfree(at) {
+                        match map.free_vmalloc(at) {
                             Ok(()) => drop(freed.fetch_add(1, SeqCst)),
                             Err(problem) => assert!(gone(problem), "{problem}"),
                         }

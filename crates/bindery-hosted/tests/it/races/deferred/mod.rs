@@ -15,6 +15,7 @@ use bindery::{
 };
 use bindery_hosted::{Machine, Walk};
 
+use crate::support::areas::Areas;
 use crate::support::{GIB, KIB, MIB, READ_WRITE, anywhere, fixed, options};
 use watched::{Watched, watched};
 
@@ -385,7 +386,7 @@ fn a_call_for_which_memory_is_short_takes_what_has_waited() {
             let arena = VirtRange::from_len(VirtAddr(0xffff_c900_0000_0000), 64 * MIB).unwrap();
             let map = KernelMap::new(memory, arena).unwrap();
             let at = map.vmalloc(PAGE_SIZE, &VmallocOptions::default()).unwrap();
-            map.vfree(at).unwrap();
+            map.free_vmalloc(at).unwrap();
         },
     );
 }
@@ -443,7 +444,7 @@ fn vfree_at_the_purge_limit_waits_for_nobody_and_its_frames_come_back() {
     beside_a_reader(&machine, || {
         for _ in 0..20 {
             let at = map.vmalloc(4 * MIB, &VmallocOptions::default()).unwrap();
-            map.vfree(at).unwrap();
+            map.free_vmalloc(at).unwrap();
         }
         let deferred = memory.deferred();
         assert!(deferred.records >= 20 && deferred.tables > 0, "{deferred:?}");
