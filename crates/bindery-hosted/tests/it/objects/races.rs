@@ -1,12 +1,11 @@
 //! Operations of an address space, and what happens to objects at the same moment: whoever comes through
 //! the reverse map finds every entry, and what it does not find is in no TLB.
 //!
-//! `BINDERY_DEEPER` lets each race run longer.
+//! `BINDERY_DEEPER` makes each race twenty times as long.
 
 use std::hint;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
@@ -16,6 +15,7 @@ use bindery::{
 };
 use bindery_hosted::{Config, Machine, MemoryFiles, Program};
 
+use crate::support::kernel::rounds;
 use crate::support::objects::{PAGE, memfd};
 use crate::support::objects_fixture::map;
 use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, memory_with, options};
@@ -24,21 +24,13 @@ type A = X86_64<4>;
 type Space<'m> = AddressSpace<'m, Machine<A>>;
 
 const AT: u64 = GIB;
+/// How often a race is run: a multiple of 64, so that all delays have their turn as often.
+const ROUNDS: u64 = 640;
+/// How often one is run that makes a thousand mappings first.
+const LONG_ROUNDS: u64 = 128;
 
 fn fixture(cpus: u16) -> (Machine<A>, Memory<Machine<A>>) {
     memory_with::<A>(Config { memory: 96 * MIB, cpus, ..Config::default() })
-}
-
-/// Calls `round` with rising numbers for as long as a race shall run.
-fn again_and_again(mut round: impl FnMut(u64)) {
-    let deeper = std::env::var_os("BINDERY_DEEPER").is_some();
-    let (begin, time) = (Instant::now(), Duration::from_secs(if deeper { 40 } else { 2 }));
-    for number in 0.. {
-        if begin.elapsed() > time {
-            break;
-        }
-        round(number);
-    }
 }
 
 /// Does `here`, and `there` on another CPU, `delay` turns of a loop after both were ready.
@@ -89,7 +81,7 @@ fn what_is_cut_off_while_it_is_being_prot_none_is_in_no_tlb() {
         program.store(chunk(number), 1).unwrap();
     }
     map(&space, &object, AT, OBJECT, Sharing::Shared).unwrap();
-    again_and_again(|round| {
+    (0..rounds(ROUNDS)).for_each(|round| {
         object.set_size(OBJECT).unwrap();
         space.mprotect(VirtAddr(AT), OBJECT + MORE, READ_WRITE).unwrap();
         for page in 0..OBJECT / PAGE {
@@ -123,7 +115,7 @@ fn fork_against_truncation(sharing: Sharing) {
     let object = memfd(&memory, CHUNKS * CHUNK);
     let space = copied_mapping(&memory, &machine, &object, sharing);
     let program = Program::new(&machine, &space);
-    again_and_again(|round| {
+    (0..rounds(ROUNDS)).for_each(|round| {
         object.set_size(CHUNKS * CHUNK).unwrap();
         for number in 1..CHUNKS {
             program.load(chunk(number)).unwrap();
@@ -158,7 +150,7 @@ fn what_a_child_writes_is_saved_though_the_file_was_saved_during_the_fork() {
     let object = memory.file(&files, 1, CHUNKS * CHUNK).unwrap();
     let space = copied_mapping(&memory, &machine, &object, Sharing::Shared);
     let program = Program::new(&machine, &space);
-    again_and_again(|round| {
+    (0..rounds(ROUNDS)).for_each(|round| {
         for number in 1..CHUNKS {
             program.store(chunk(number), round).unwrap();
         }
@@ -184,7 +176,7 @@ fn saved_while_it_goes(length: u64, extra: impl Fn(&Space<'_>), takes_away: impl
     let object = memory.file(&files, 1, length).unwrap();
     let space = AddressSpace::new(&memory, options()).unwrap();
     let mut value = 0;
-    again_and_again(|round| {
+    (0..rounds(LONG_ROUNDS)).for_each(|round| {
         space.munmap(VirtAddr(AT), GIB).unwrap();
         map(&space, &object, AT, length, Sharing::Shared).unwrap();
         extra(&space);

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::platform::Cpu;
@@ -16,6 +15,7 @@ use bindery::{
 use bindery_hosted::{Config, Machine, MemoryFiles, Program, Walk};
 
 use crate::support::measured::measured;
+use crate::support::waiting;
 use crate::support::{GIB, KIB, MIB, READ_WRITE, audit, memory_with, options};
 
 on_every_architecture! {
@@ -141,7 +141,9 @@ fn saved_on_the_way<A: Walk>() {
                     }
                     ready.send(()).unwrap();
                     while asked.recv().is_ok() {
-                        file.sync(0, u64::MAX).unwrap();
+                        let waits = answer.clone();
+                        let tell = move || waits.send(()).unwrap_or(());
+                        waiting::told(tell, || file.sync(0, u64::MAX).unwrap());
                         // Refused where the TLB has forgotten the page.
                         let _stored = places.map(|at| store(at, 2));
                         let _ = answer.send(());
@@ -153,8 +155,8 @@ fn saved_on_the_way<A: Walk>() {
             let hook = Box::new(move || {
                 if passed.fetch_add(1, Relaxed) == step {
                     ask.send(()).unwrap();
-                    // Where the sync waits for the mover, there is no answer.
-                    let _ = answers.recv_timeout(Duration::from_millis(20));
+                    // Until both are done, or the sync waits for the mover.
+                    answers.recv().unwrap();
                 }
             });
             machine.on_cpu(Cpu(0), || {

@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
@@ -19,6 +18,10 @@ use crate::support::{GIB, MIB, READ_WRITE, options};
 
 const PAGE: u64 = 4096;
 const AT: u64 = GIB;
+/// How often one side has spun when the two have met often enough.
+const MEETINGS: u64 = 1_000;
+/// How often they try to meet at most.
+const MOST_ROUNDS: u64 = 200_000;
 
 thread_local! {
     /// How many read sections this thread is in.
@@ -131,8 +134,11 @@ fn who_asks_an_object_for_its_pages_while_they_come_and_go_spins() {
             });
         });
         machine.on_cpu(Cpu(0), || {
-            let begin = Instant::now();
-            while begin.elapsed() < Duration::from_millis(700) {
+            let spins = || memory.platform().spins.load(Relaxed);
+            for _ in 0..MOST_ROUNDS {
+                if spins() > MEETINGS {
+                    break;
+                }
                 space.mincore(VirtAddr(AT), 4 * MIB, |_, _| ()).unwrap();
                 proc::smaps(&space, &Unnamed, &mut String::new()).unwrap();
             }

@@ -2,13 +2,14 @@
 
 use std::cell::Cell;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 use bindery::addr::{Frame, PAGE_SIZE};
 use bindery::platform::{Platform, Work};
-use bindery::sync::LockApi05;
 use bindery::{FrameRange, Memory, Overcommit};
 use bindery_hosted::{Config, Machine, Walk, pass_on};
+
+use super::waiting::{self, TellingLock};
 
 thread_local! {
     /// Whether it calls the hook.
@@ -76,12 +77,12 @@ fn add(more: Section) {
 // SAFETY: all that is promised is what the machine inside promises.
 unsafe impl<A: Walk> Platform for Measured<A> {
     type Arch = A;
-    type Mutex = LockApi05<parking_lot::RawMutex>;
-    type SpinLock = LockApi05<parking_lot::RawMutex>;
+    type Mutex = TellingLock;
+    type SpinLock = TellingLock;
 
     pass_on! { machine:
-        direct_map invalidate invalidate_local invalidate_kernel publish_entries cpu relax park unpark
-        synchronize grace_period is_over seed fatal_signal allocation_may_wait frames_released
+        direct_map invalidate invalidate_local invalidate_kernel publish_entries cpu unpark synchronize
+        grace_period is_over seed fatal_signal allocation_may_wait frames_released
     }
 
     fn zero(&self, first: Frame, count: u32) {
@@ -92,6 +93,18 @@ unsafe impl<A: Walk> Platform for Measured<A> {
     fn copy(&self, from: Frame, to: Frame, count: u32) {
         self.moved(count);
         self.machine.copy(from, to, count);
+    }
+
+    fn relax(&self) {
+        waiting::relaxes();
+        self.machine.relax();
+    }
+
+    fn park(&self, word: &AtomicU32, expected: u32) {
+        if word.load(SeqCst) == expected {
+            waiting::sleeps();
+        }
+        self.machine.park(word, expected);
     }
 
     fn enter_read(&self) {

@@ -7,6 +7,7 @@ pub mod kernel;
 pub mod measured;
 pub mod objects;
 pub mod objects_fixture;
+pub mod waiting;
 
 use bindery::addr::VirtAddr;
 use bindery::check::{self, Report};

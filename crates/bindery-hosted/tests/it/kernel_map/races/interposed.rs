@@ -2,17 +2,15 @@
 //! one, the caller stands still, and others do what they want to do at just that moment.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use bindery::addr::Frame;
 use bindery::platform::Invalidation;
 use bindery::{FrameRange, Memory, Platform};
 use bindery_hosted::{Config, Machine, Walk, pass_on};
 
-/// How long an invalidation waits for somebody who may rightly wait for it in turn.
-const PATIENCE: Duration = Duration::from_millis(40);
+use crate::support::waiting::{self, TellingLock};
 
 /// A place where an invalidation can be stopped, once.
 #[derive(Default)]
@@ -20,22 +18,11 @@ pub struct Gate {
     armed: AtomicBool,
     stopped: AtomicBool,
     opened: AtomicBool,
-    patient: AtomicBool,
 }
 
 impl Gate {
     /// The next invalidation stops, until it may go on.
     pub fn arm(&self) {
-        self.stop(true);
-    }
-
-    /// The next invalidation stops, for a while at most: who lets it go on may wait for it.
-    pub fn arm_for_a_while(&self) {
-        self.stop(false);
-    }
-
-    fn stop(&self, patient: bool) {
-        self.patient.store(patient, SeqCst);
         self.stopped.store(false, SeqCst);
         self.opened.store(false, SeqCst);
         self.armed.store(true, SeqCst);
@@ -61,11 +48,9 @@ impl Gate {
     fn pass(&self) {
         if self.armed.swap(false, SeqCst) {
             self.stopped.store(true, SeqCst);
-            let until = Instant::now() + PATIENCE;
-            while self.is_shut() && (self.patient.load(SeqCst) || Instant::now() < until) {
+            while self.is_shut() {
                 thread::yield_now();
             }
-            self.open();
         }
     }
 }
@@ -92,13 +77,29 @@ pub fn interposed<A: Walk>() -> (Interposed<A>, Memory<Interposed<A>>) {
 // later than it might is still over when the call returns.
 unsafe impl<A: Walk> Platform for Interposed<A> {
     type Arch = A;
-    type Mutex = <Machine<A> as Platform>::Mutex;
-    type SpinLock = <Machine<A> as Platform>::SpinLock;
+    type Mutex = TellingLock;
+    type SpinLock = TellingLock;
 
     pass_on! { machine:
-        direct_map zero copy invalidate invalidate_local publish_entries cpu relax park unpark
-        enter_read leave_read synchronize grace_period is_over seed fatal_signal
+        direct_map zero copy invalidate invalidate_local publish_entries cpu unpark enter_read leave_read grace_period is_over seed fatal_signal
         allocation_may_wait frames_released
+    }
+
+    fn relax(&self) {
+        waiting::relaxes();
+        self.machine.relax();
+    }
+
+    fn park(&self, word: &AtomicU32, expected: u32) {
+        if word.load(SeqCst) == expected {
+            waiting::sleeps();
+        }
+        self.machine.park(word, expected);
+    }
+
+    fn synchronize(&self) {
+        waiting::sleeps();
+        self.machine.synchronize();
     }
 
     fn invalidate_kernel(&self, root: Frame, what: &Invalidation) {

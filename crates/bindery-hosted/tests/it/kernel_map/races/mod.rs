@@ -5,6 +5,7 @@
 mod everything;
 mod interposed;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread;
 
@@ -20,7 +21,7 @@ use bindery_hosted::{AccessKind, Config, Machine, MmuFault, Walk};
 
 use crate::support::areas::Areas;
 use crate::support::kernel::{self, arena, assert_filled, audit, fill, pages, rounds};
-use crate::support::{MIB, memory_with};
+use crate::support::{MIB, memory_with, waiting};
 use everything::everything as everything_at_once_on_five_cpus;
 use interposed::{Gate, Interposed, interposed};
 
@@ -65,7 +66,9 @@ fn at_an_invalidation<A: Walk>(
     thread::scope(|scope| {
         let other = scope.spawn(|| {
             scene.gate.wait();
-            scene.machine.on_cpu(Cpu(1), || meanwhile(&scene, at));
+            let gate = Arc::clone(&platform.gate);
+            let meanwhile = || scene.machine.on_cpu(Cpu(1), || meanwhile(&scene, at));
+            waiting::told(move || gate.open(), meanwhile);
             scene.gate.open();
         });
         scene.machine.on_cpu(Cpu(0), || stopped(&scene, at));
@@ -90,7 +93,7 @@ fn beside_a_purge<A: Walk>() {
             },
             |scene, at| {
                 scene.map.free_vmalloc(at).unwrap();
-                scene.gate.arm_for_a_while();
+                scene.gate.arm();
                 scene.map.purge();
             },
             |scene, old| {
@@ -185,7 +188,7 @@ fn fault_during_cut<A: Walk>() {
         },
         |scene, at| {
             let part = pages(VirtAddr(at.0 + 5 * PAGE_SIZE), 2);
-            scene.gate.arm_for_a_while();
+            scene.gate.arm();
             scene.map.protect_part(part, Permissions::READ).unwrap();
         },
         |scene, at| {
