@@ -59,6 +59,7 @@
 //! | `tlb` | which CPUs must flush, and what a flush covers |
 //! | `table` | page tables: locks, runs, cursors, moves |
 //! | `vma`, `rmap`, `object` | mappings, the reverse map, shared memory and files |
+//! | `swap` | pages that are not in memory |
 //! | `space` | address spaces: the memory calls and faults |
 //! | `kernel_map` | the kernel's own mappings |
 //! | `linux` | the Linux ABI |
@@ -94,6 +95,7 @@ pub mod platform;
 mod rmap;
 mod space;
 mod stats;
+mod swap;
 pub mod sync;
 mod table;
 #[cfg(any(test, feature = "testing"))]

@@ -178,9 +178,13 @@ impl Buddy {
         }
         let state = metas.get(first).state.load(Relaxed);
         let allocated = match kind_in(state) {
-            Kind::Raw | Kind::Folio | Kind::Slab | Kind::Zero | Kind::Kernel | Kind::Embedder => {
-                order_in(state) == order
-            }
+            Kind::Raw
+            | Kind::Folio
+            | Kind::Slab
+            | Kind::Zero
+            | Kind::Kernel
+            | Kind::Embedder
+            | Kind::Compressed => order_in(state) == order,
             // A table has its level where others have the order, and is always one frame.
             Kind::Table => order == 0,
             Kind::Reserved | Kind::Free | Kind::Tail => false,

@@ -18,6 +18,7 @@
 //! | Zero: the shared zero page, or the huge one | order | | | 0: never counted | |
 //! | Embedder: block that the embedder asked for | order | | | | |
 //! | Kernel: block of an area of the kernel | order | `next`: the next block of the area | | | |
+//! | Compressed: frame of compressed pages, or a block that compressors work in | order | list of frames with as large a hole | | 0 | chunks in use, see `swap::compressed` |
 //!
 //! ```text
 //! state   31          30      29            28 .. 15  14         13      12    11         10     9      8     7 .. 4          3 .. 0
@@ -103,6 +104,8 @@ pub(crate) enum Kind {
     Kernel,
     /// Head of a block that the embedder uses for itself.
     Embedder,
+    /// Compressed pages, or a block that their compressors work in.
+    Compressed,
 }
 
 /// The value of `state` for a `kind` of an order (or of a level, for tables), with no flag set.
@@ -124,6 +127,7 @@ pub(crate) const fn kind_in(state: u32) -> Kind {
         7 => Kind::Zero,
         8 => Kind::Kernel,
         9 => Kind::Embedder,
+        10 => Kind::Compressed,
         _ => Kind::Reserved,
     }
 }

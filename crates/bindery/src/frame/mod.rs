@@ -355,7 +355,7 @@ impl<P: Platform> Frames<P> {
         self.refused.load(Relaxed)
     }
 
-    fn refuse(&self) {
+    pub(crate) fn refuse(&self) {
         self.refused.fetch_add(1, Relaxed);
     }
 
@@ -380,7 +380,8 @@ impl<P: Platform> Frames<P> {
                 | Kind::Slab
                 | Kind::Zero
                 | Kind::Kernel
-                | Kind::Embedder => meta.order(),
+                | Kind::Embedder
+                | Kind::Compressed => meta.order(),
             };
             f(frame, order, kind);
             at = at.saturating_add(1 << order);

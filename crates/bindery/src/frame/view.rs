@@ -37,6 +37,8 @@ pub enum FrameUse {
     Kernel,
     /// Frames of the embedder.
     Embedder,
+    /// Pages that were swapped out to compressed memory, and the tables of their compressors.
+    Compressed,
 }
 
 impl FrameUse {
@@ -91,6 +93,8 @@ pub struct FrameUsage {
     pub kernel: u64,
     /// The embedder's own.
     pub embedder: u64,
+    /// Compressed memory.
+    pub compressed: u64,
 }
 
 /// The block of that kind and order around a frame.
@@ -173,6 +177,7 @@ impl<P: Platform> Frames<P> {
                 FrameUse::Slab => sums.slab += pages,
                 FrameUse::Kernel => sums.kernel += pages,
                 FrameUse::Embedder => sums.embedder += pages,
+                FrameUse::Compressed => sums.compressed += pages,
                 _ => {}
             }
             if is_mapped && matches!(usage, FrameUse::SharedMemory | FrameUse::File) {
@@ -192,6 +197,7 @@ impl<P: Platform> Frames<P> {
             Kind::Zero => FrameUse::Zero,
             Kind::Kernel => FrameUse::Kernel,
             Kind::Embedder => FrameUse::Embedder,
+            Kind::Compressed => FrameUse::Compressed,
             Kind::Folio => {
                 let folio = super::Folio { head: block.head, order: block.order };
                 match self.owner_kind(folio) {

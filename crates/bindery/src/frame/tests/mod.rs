@@ -101,8 +101,10 @@ unsafe impl Platform for Machine {
         assert!(count == 0 || self.direct_map(first.plus(count - 1)) >= self.direct_map(first));
     }
 
-    fn copy(&self, _from: Frame, _to: Frame, _count: u32) {
-        unreachable!("frames are not copied here")
+    fn copy(&self, from: Frame, to: Frame, count: u32) {
+        let (from, to) = (self.direct_map(from), self.direct_map(to));
+        // SAFETY: the frames are in the direct map, and the caller owns them; they do not overlap.
+        unsafe { from.copy_to_nonoverlapping(to, count as usize * PAGE_SIZE as usize) };
     }
 
     fn invalidate(&self, _root: Frame, _cpus: &CpuSet, _what: &Invalidation) {}

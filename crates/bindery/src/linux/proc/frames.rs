@@ -92,7 +92,11 @@ fn flags(frame: Frame, view: &FrameView) -> u64 {
             set(KPF_ANON, view.usage == FrameUse::Anonymous);
             set(KPF_SWAPBACKED, !view.lazy);
         }
-        FrameUse::File | FrameUse::Allocated | FrameUse::Kernel | FrameUse::Embedder => {}
+        FrameUse::File
+        | FrameUse::Allocated
+        | FrameUse::Kernel
+        | FrameUse::Embedder
+        | FrameUse::Compressed => {}
     }
     set(KPF_LOCKED, view.locked);
     set(KPF_UPTODATE, folio);

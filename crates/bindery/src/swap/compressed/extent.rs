@@ -1,0 +1,121 @@
+//! [`Extent`]: consecutive chunks of a frame and the bytes that begin there, in one word.
+//!
+//! ```text
+//! 63    57 56     44 43     38 37   32 31      0
+//! | zero  | length  | chunks  | first | frame   |     chunks: less one; length: 1 to 4,096 bytes
+//! ```
+
+use core::num::NonZeroU64;
+
+use crate::addr::{Frame, PAGE_SIZE};
+
+/// Bytes of a chunk: a frame has 64 of them, one for each bit of a word.
+pub(super) const CHUNK: usize = PAGE_SIZE as usize / CHUNKS as usize;
+/// Chunks of a frame.
+pub(super) const CHUNKS: u32 = u64::BITS;
+/// Bytes of the link at the head of an extent that does not hold all that is left.
+pub(super) const LINK: usize = size_of::<u64>();
+
+const FIRST: u32 = 32;
+const COUNT: u32 = 38;
+const LENGTH: u32 = 44;
+const END: u32 = 57;
+
+/// A stored page, as the owner of its swap slot names it. Not zero, so that a word may hold one or
+/// none. Whoever passes it to another thread releases it, and the other acquires it.
+#[derive(PartialEq, Eq, Debug)]
+pub(crate) struct Handle(NonZeroU64);
+
+impl Handle {
+    /// The handle as a word.
+    pub(crate) fn to_raw(&self) -> u64 {
+        self.0.get()
+    }
+
+    /// The handle that [`Handle::to_raw`] made a word of. `None` for 0.
+    pub(crate) fn from_raw(raw: u64) -> Option<Self> {
+        Some(Self(NonZeroU64::new(raw)?))
+    }
+
+    /// Where the page's bytes begin; `None` if no handle looks so.
+    pub(super) fn extent(&self) -> Option<Extent> {
+        Extent::unpack(self.0.get())
+    }
+}
+
+/// Chunks of a frame, and how many bytes of an object begin there. If the chunks are too few for the
+/// bytes, they begin with a link: the extent of the rest.
+///
+/// ```text
+/// whole    | bytes ............. |
+/// split    | link | bytes ...... |   ->   | bytes .... |
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Extent {
+    pub frame: Frame,
+    /// The first chunk.
+    pub first: u32,
+    /// How many chunks: 1 to [`CHUNKS`].
+    pub chunks: u32,
+    /// Bytes of the object from here to its end.
+    pub length: usize,
+}
+
+impl Extent {
+    /// The handle of the object that begins here.
+    pub(super) fn handle(self) -> Option<Handle> {
+        Handle::from_raw(self.pack())
+    }
+
+    pub(super) fn pack(self) -> u64 {
+        u64::from(self.frame.0)
+            | u64::from(self.first) << FIRST
+            | u64::from(self.chunks - 1) << COUNT
+            | (self.length as u64) << LENGTH
+    }
+
+    /// `None` if the word is not of the form that [`Extent::pack`] makes.
+    pub(super) fn unpack(word: u64) -> Option<Self> {
+        let field = |from: u32, to: u32| word >> from & ((1 << (to - from)) - 1);
+        let extent = Self {
+            frame: Frame(word as u32),
+            first: field(FIRST, COUNT) as u32,
+            chunks: field(COUNT, LENGTH) as u32 + 1,
+            length: field(LENGTH, END) as usize,
+        };
+        let fits = word >> END == 0
+            && extent.first + extent.chunks <= CHUNKS
+            && (1..=PAGE_SIZE as usize).contains(&extent.length);
+        fits.then_some(extent)
+    }
+
+    /// Its chunks, one bit each.
+    pub(super) fn mask(self) -> u64 {
+        u64::MAX >> (CHUNKS - self.chunks) << self.first
+    }
+
+    /// Whether the object ends here.
+    pub(super) fn is_last(self) -> bool {
+        self.length <= self.room()
+    }
+
+    /// Whether it is a page as it is, in a frame of its own.
+    pub(super) fn is_raw(self) -> bool {
+        self.chunks == CHUNKS && self.length == PAGE_SIZE as usize
+    }
+
+    /// Where its bytes of the object begin in the frame, and how many there are.
+    pub(super) fn bytes(self) -> (usize, usize) {
+        let link = if self.is_last() { 0 } else { LINK };
+        (self.start() + link, self.length.min(self.room() - link))
+    }
+
+    /// Where the chunks begin in the frame.
+    pub(super) fn start(self) -> usize {
+        self.first as usize * CHUNK
+    }
+
+    fn room(self) -> usize {
+        self.chunks as usize * CHUNK
+    }
+}

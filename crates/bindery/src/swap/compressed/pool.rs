@@ -1,0 +1,309 @@
+//! [`Pool`]: frames in chunks, and the lists of those with holes.
+//!
+//! ```text
+//! a frame of 64 chunks   |#### ######........####..########################........#####|
+//!                              hole of 1   hole of 8              hole of 8, the widest of all
+//! ```
+//!
+//! `word` in the frame's metadata has a bit for each chunk in use. A frame is on the list of its widest
+//! hole: `next` and `previous` link it. A full frame is on no list, and one that becomes empty goes
+//! back to the allocator at once.
+//!
+//! **Where an object goes.** Into the narrowest hole that is wide enough. Where there is none, it is
+//! split over the widest holes, of [`MIN_PIECE`] chunks at least, into at most [`MAX_PIECES`] pieces;
+//! only the last piece takes a new frame. So new frames are taken when the old ones are nearly full,
+//! whatever the sizes: pages that compress to 60 % leave no 40 % of each frame behind. A page as it
+//! is always has a whole frame, so that it is copied at once.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use arrayvec::ArrayVec;
+
+use super::extent::{CHUNK, CHUNKS, Extent};
+use super::{CompressedUsage, Corrupt, StoreError, object};
+use crate::addr::{Frame, PAGE_SIZE};
+use crate::frame::Frames;
+use crate::frame::meta::{Kind, NONE, is_kind, link, order_in};
+use crate::platform::Platform;
+
+/// Into how many pieces an object is split at most.
+pub(super) const MAX_PIECES: usize = 4;
+/// The narrowest hole that takes a piece of a larger object.
+const MIN_PIECE: u32 = 4;
+
+/// The pieces of one object, in order.
+pub(super) type Extents = ArrayVec<Extent, MAX_PIECES>;
+/// Frames that became empty.
+pub(super) type Emptied = ArrayVec<Frame, MAX_PIECES>;
+
+/// The frames of a store, its limit and its figures.
+pub(super) struct Pool {
+    /// The first frame of each list, by its widest hole; nothing is on the first list.
+    lists: [u32; CHUNKS as usize],
+    /// The lists that are not empty, one bit each.
+    listed: u64,
+    pub(super) limit: u64,
+    pub(super) usage: CompressedUsage,
+}
+
+impl Pool {
+    pub(super) const fn new(limit: u64) -> Self {
+        let usage = CompressedUsage::NONE;
+        Self { lists: [NONE; CHUNKS as usize], listed: 0, limit, usage }
+    }
+
+    /// Takes chunks for an object of `length` bytes, at most a page.
+    ///
+    /// # Errors
+    /// As [`super::CompressedStore::store`], with nothing taken.
+    pub(super) fn reserve<P: Platform>(
+        &mut self,
+        frames: &Frames<P>,
+        length: usize,
+    ) -> Result<Extents, StoreError> {
+        let mut extents = Extents::new();
+        let mut left = length;
+        while left > 0 {
+            let may_split = length < PAGE_SIZE as usize && extents.remaining_capacity() > 1;
+            match self.reserve_piece(frames, left, may_split) {
+                Ok(extent) => {
+                    left -= extent.bytes().1;
+                    extents.push(extent);
+                }
+                Err(error) => {
+                    // Pieces before the last lie in frames that others use too: none gets empty.
+                    extents.iter().for_each(|extent| _ = self.clear(frames, *extent));
+                    return Err(error);
+                }
+            }
+        }
+        self.usage.pages_stored += 1;
+        self.usage.pages_raw += u64::from(length == PAGE_SIZE as usize);
+        self.usage.bytes_compressed += length as u64;
+        Ok(extents)
+    }
+
+    /// Takes chunks for `length` bytes, or for the first of them.
+    fn reserve_piece<P: Platform>(
+        &mut self,
+        frames: &Frames<P>,
+        length: usize,
+        may_split: bool,
+    ) -> Result<Extent, StoreError> {
+        let chunks = length.div_ceil(CHUNK) as u32;
+        if let Some(frame) = self.first_of(self.narrowest(chunks)) {
+            return Ok(self.carve(frames, frame, chunks, length));
+        }
+        let widest = self.listed.checked_ilog2().unwrap_or(0);
+        if may_split
+            && widest >= MIN_PIECE
+            && let Some(frame) = self.first_of(widest)
+        {
+            return Ok(self.carve(frames, frame, widest, length));
+        }
+        let frame = self.grow(frames)?;
+        Ok(self.carve(frames, frame, chunks, length))
+    }
+
+    /// The list of the narrowest holes that are at least `chunks` wide; 0 if there is none.
+    fn narrowest(&self, chunks: u32) -> u32 {
+        let wide = u64::MAX.checked_shl(chunks).unwrap_or(0) & self.listed;
+        if wide == 0 { 0 } else { wide.trailing_zeros() }
+    }
+
+    fn first_of(&self, list: u32) -> Option<Frame> {
+        link(self.lists[list as usize])
+    }
+
+    /// Takes a new frame, which is on no list yet.
+    fn grow<P: Platform>(&mut self, frames: &Frames<P>) -> Result<Frame, StoreError> {
+        if self.usage.frames_used >= self.limit {
+            return Err(StoreError::Limit);
+        }
+        let frame = frames.allocate(0).ok_or(StoreError::OutOfMemory)?;
+        frames.meta(frame).reset(Kind::Compressed, 0);
+        self.usage.frames_used += 1;
+        self.usage.frames_used_max = self.usage.frames_used_max.max(self.usage.frames_used);
+        Ok(frame)
+    }
+
+    /// Takes `chunks` of a frame that has a hole so wide.
+    fn carve<P: Platform>(
+        &mut self,
+        frames: &Frames<P>,
+        frame: Frame,
+        chunks: u32,
+        length: usize,
+    ) -> Extent {
+        let used = frames.meta(frame).word.load(Relaxed);
+        let first = holes_at(!used, chunks).trailing_zeros().min(CHUNKS - chunks);
+        let extent = Extent { frame, first, chunks, length };
+        self.change(frames, frame, used | extent.mask());
+        extent
+    }
+
+    /// Gives back the chunks of an object and tells which frames are empty now: they are the
+    /// caller's to free.
+    ///
+    /// # Errors
+    /// What is not stored, and what lies behind it in the object, is left alone.
+    pub(super) fn release<P: Platform>(
+        &mut self,
+        frames: &Frames<P>,
+        platform: &P,
+        object: Extent,
+    ) -> Result<Emptied, Corrupt> {
+        let mut emptied = Emptied::new();
+        let mut next = Some(object);
+        while let Some(extent) = next
+            && !emptied.is_full()
+        {
+            next = object::check(frames, extent).and_then(|()| object::rest(platform, extent))?;
+            if self.clear(frames, extent) {
+                self.usage.frames_used -= 1;
+                emptied.push(extent.frame);
+            }
+        }
+        self.usage.pages_stored -= 1;
+        self.usage.pages_raw -= u64::from(object.is_raw());
+        self.usage.bytes_compressed -= object.length as u64;
+        Ok(emptied)
+    }
+
+    /// Gives back the chunks of one extent; whether the frame is empty now. Then it is on no list.
+    fn clear<P: Platform>(&mut self, frames: &Frames<P>, extent: Extent) -> bool {
+        let used = frames.meta(extent.frame).word.load(Relaxed) & !extent.mask();
+        self.change(frames, extent.frame, used);
+        used == 0
+    }
+
+    /// Stores which chunks are in use, and moves the frame to its list.
+    fn change<P: Platform>(&mut self, frames: &Frames<P>, frame: Frame, used: u64) {
+        let meta = frames.meta(frame);
+        let before = list_of(meta.word.load(Relaxed));
+        let after = list_of(used);
+        meta.word.store(used, Relaxed);
+        if before == after {
+            return;
+        }
+        if before != 0 {
+            self.unlink(frames, frame, before);
+        }
+        if after != 0 {
+            self.link(frames, frame, after);
+        }
+    }
+
+    fn link<P: Platform>(&mut self, frames: &Frames<P>, frame: Frame, list: u32) {
+        let meta = frames.meta(frame);
+        let head = &mut self.lists[list as usize];
+        meta.next.store(*head, Relaxed);
+        meta.previous.store(NONE, Relaxed);
+        if *head != NONE {
+            frames.meta(Frame(*head)).previous.store(frame.0, Relaxed);
+        }
+        *head = frame.0;
+        self.listed |= 1 << list;
+    }
+
+    fn unlink<P: Platform>(&mut self, frames: &Frames<P>, frame: Frame, list: u32) {
+        let meta = frames.meta(frame);
+        let (next, previous) = (meta.next.load(Relaxed), meta.previous.load(Relaxed));
+        if next != NONE {
+            frames.meta(Frame(next)).previous.store(previous, Relaxed);
+        }
+        if previous != NONE {
+            frames.meta(Frame(previous)).next.store(next, Relaxed);
+            return;
+        }
+        self.lists[list as usize] = next;
+        if next == NONE {
+            self.listed &= !(1 << list);
+        }
+    }
+
+    /// Verifies that each frame is on the list of its widest hole, and no list is longer than there
+    /// are frames. O(frames with holes).
+    ///
+    /// # Errors
+    /// A frame that is on a wrong list, or [`NONE`] if a list is marked wrongly.
+    pub(super) fn check<P: Platform>(&self, frames: &Frames<P>) -> Result<(), Frame> {
+        let mut seen = 0;
+        for list in 0..CHUNKS {
+            let first = self.lists[list as usize];
+            if (first != NONE) != (self.listed & 1 << list != 0) {
+                return Err(Frame(first));
+            }
+            let (mut next, mut previous) = (first, NONE);
+            while next != NONE {
+                let frame = Frame(next);
+                let meta = frames.meta(frame);
+                let right = list != 0
+                    && seen < self.usage.frames_used
+                    && is_pool_frame(frames, frame)
+                    && list_of(meta.word.load(Relaxed)) == list
+                    && meta.previous.load(Relaxed) == previous;
+                if !right {
+                    return Err(frame);
+                }
+                seen += 1;
+                (previous, next) = (next, meta.next.load(Relaxed));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether the frame holds compressed pages now, whatever number that is.
+pub(super) fn is_pool_frame<P: Platform>(frames: &Frames<P>, frame: Frame) -> bool {
+    frames.manages(frame) && {
+        let state = frames.meta(frame).state.load(Relaxed);
+        is_kind(state, Kind::Compressed) && order_in(state) == 0
+    }
+}
+
+/// The list for a frame with these chunks in use: its widest hole. 0, for none, if it is full or
+/// empty.
+fn list_of(used: u64) -> u32 {
+    if used == 0 { 0 } else { widest(!used) }
+}
+
+/// The width of the widest hole.
+fn widest(mut free: u64) -> u32 {
+    let mut width = 0;
+    while free != 0 {
+        free &= free >> 1;
+        width += 1;
+    }
+    width
+}
+
+/// Where holes of `width` chunks begin, one bit each. O(log width).
+fn holes_at(mut free: u64, width: u32) -> u64 {
+    let mut have = 1;
+    while have < width {
+        let more = have.min(width - have);
+        free &= free >> more;
+        have += more;
+    }
+    free
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn holes_are_found_wherever_they_are(free: u64, also: u64, width in 1u32..=CHUNKS) {
+            for free in [free, free & also, free | also, u64::MAX, 0] {
+                let is_hole = |at: u32| (at..at + width).all(|chunk| free & 1 << chunk != 0);
+                let starts = (0..=CHUNKS - width).filter(|at| is_hole(*at));
+                let found = starts.fold(0u64, |bits, at| bits | 1 << at);
+                prop_assert_eq!(holes_at(free, width), found);
+                prop_assert_eq!(widest(free) >= width, found != 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! [`Workspaces`]: the memory that a compressor works in, in frames of ours.
+//!
+//! ```text
+//! block of 8 frames   | hash table, 16 KiB | compressed bytes | copy of the page | unused |
+//! ```
+//!
+//! lz4_flex takes a table from its caller ([`CompressTable`]), so it needs neither a heap nor
+//! much of the stack. (Where another crate turns on its feature `alloc`, tables are on the heap and
+//! no constants; the core does not compile with that.) A workspace has one user at a time. A thread
+//! that finds all of them busy makes another while there are less than [`WORKSPACES`], and sleeps
+//! until one is free otherwise. Their users wait for nothing else, so the wait ends.
+
+use core::mem::needs_drop;
+
+use lz4_flex::block::{
+    CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size,
+};
+
+use super::{Corrupt, LARGEST};
+use crate::addr::{Frame, PAGE_SIZE};
+use crate::bytes;
+use crate::frame::Frames;
+use crate::frame::meta::Kind;
+use crate::platform::Platform;
+use crate::sync::Mutex;
+
+const PAGE: usize = PAGE_SIZE as usize;
+
+/// How many threads can compress at once.
+const WORKSPACES: usize = 4;
+
+/// What one compressor needs.
+pub(super) struct Workspace {
+    table: CompressTable,
+    /// Room for the compressor's worst case, and for an object that lies in pieces.
+    output: [u8; get_maximum_output_size(PAGE)],
+    page: [u8; PAGE],
+}
+
+const ORDER: u8 = size_of::<Workspace>().div_ceil(PAGE).next_power_of_two().ilog2() as u8;
+const _: () = assert!(align_of::<Workspace>() <= PAGE && !needs_drop::<Workspace>());
+
+/// Frames of a workspace.
+#[cfg(test)]
+pub(super) const WORKSPACE_FRAMES: u64 = 1 << ORDER;
+
+impl Workspace {
+    /// The content of `page`, compressed; or as it is, where that does not pay.
+    pub(super) fn compress<P: Platform>(&mut self, platform: &P, page: Frame) -> &[u8] {
+        // The copy stays as it is, whoever writes to the page meanwhile.
+        bytes::read(platform, page, 0, &mut self.page);
+        let length = compress_into_with_table(&self.page, &mut self.output, &mut self.table);
+        let compressed = length.ok().filter(|length| *length <= LARGEST);
+        compressed.and_then(|length| self.output.get(..length)).unwrap_or(&self.page)
+    }
+
+    /// Room for an object in pieces.
+    pub(super) fn buffer(&mut self) -> &mut [u8] {
+        &mut self.output
+    }
+}
+
+/// Writes what was compressed to `page`, which the caller alone has.
+pub(super) fn decompress<P: Platform>(
+    from: &[u8],
+    platform: &P,
+    page: Frame,
+) -> Result<(), Corrupt> {
+    let mut into = platform.direct_map(page).cast::<[u8; PAGE]>();
+    // SAFETY: the direct map shows the frame's bytes, and by the caller's promise nobody else uses
+    // them, nor do they hold a stored object.
+    let into = unsafe { into.as_mut() };
+    match decompress_into(from, into) {
+        Ok(PAGE) => Ok(()),
+        _ => Err(Corrupt),
+    }
+}
+
+/// The workspaces of a store: the heads of their blocks.
+pub(super) struct Workspaces<P: Platform>([Mutex<P::Mutex, Option<Frame>>; WORKSPACES]);
+
+impl<P: Platform> Workspaces<P> {
+    pub(super) const fn new() -> Self {
+        Self([const { Mutex::new(None) }; WORKSPACES])
+    }
+
+    /// Calls `work` with a workspace that nobody else uses meanwhile. `None`, without a call, if there
+    /// is none and no memory for one. May sleep until one is free.
+    pub(super) fn with<R>(
+        &self,
+        frames: &Frames<P>,
+        platform: &P,
+        work: impl FnOnce(&mut Workspace) -> R,
+    ) -> Option<R> {
+        let idle = self.0.iter().find_map(|slot| {
+            let mut head = slot.try_lock()?;
+            *head = head.or_else(|| make(frames, platform));
+            head.is_some().then_some(head)
+        });
+        let head = idle.or_else(|| self.0.iter().map(Mutex::lock).find(|head| head.is_some()))?;
+        let mut workspace = platform.direct_map((*head)?).cast::<Workspace>();
+        // SAFETY: `make` has built it there, and it is reached by way of its slot alone, which is locked.
+        Some(work(unsafe { workspace.as_mut() }))
+    }
+
+    /// Gives all workspaces back. Waits for those that are in use.
+    pub(super) fn release(&self, frames: &Frames<P>, platform: &P) {
+        for slot in &self.0 {
+            let head = slot.lock().take();
+            head.into_iter().for_each(|head| frames.free(platform, head, ORDER));
+        }
+    }
+
+    /// Frames of all workspaces. Waits for those that are in use.
+    pub(super) fn frames(&self) -> u64 {
+        (self.0.iter().filter(|slot| slot.lock().is_some()).count() as u64) << ORDER
+    }
+}
+
+/// Builds a workspace in frames of its own, and tells the first of them.
+#[cold]
+fn make<P: Platform>(frames: &Frames<P>, platform: &P) -> Option<Frame> {
+    let head = frames.allocate(ORDER)?;
+    frames.meta(head).reset(Kind::Compressed, ORDER);
+    platform.zero(head, 1 << ORDER);
+    let workspace = platform.direct_map(head).cast::<Workspace>().as_ptr();
+    // SAFETY: the block is large enough, aligned to a page and fresh from the allocator, so it is ours
+    // alone. The other fields are bytes, and zeroes. A constant is written where it belongs: on its
+    // way it would be too large for a kernel's stack.
+    unsafe { (&raw mut (*workspace).table).write(const { CompressTable::small() }) };
+    Some(head)
+}
