@@ -104,10 +104,9 @@ impl Extent {
         self.chunks == CHUNKS && self.length == PAGE_SIZE as usize
     }
 
-    /// Where its bytes of the object begin in the frame, and how many there are.
-    pub(super) fn bytes(self) -> (usize, usize) {
-        let link = if self.is_last() { 0 } else { LINK };
-        (self.start() + link, self.length.min(self.room() - link))
+    /// How many bytes of the object lie here.
+    pub(super) fn bytes(self) -> usize {
+        if self.is_last() { self.length } else { self.room() - LINK }
     }
 
     /// Where the chunks begin in the frame.
@@ -115,7 +114,8 @@ impl Extent {
         self.first as usize * CHUNK
     }
 
-    fn room(self) -> usize {
+    /// Bytes of the chunks.
+    pub(super) fn room(self) -> usize {
         self.chunks as usize * CHUNK
     }
 }

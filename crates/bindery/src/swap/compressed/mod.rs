@@ -130,28 +130,40 @@ impl<P: Platform> CompressedStore<P> {
     /// # Errors
     /// Where it takes a new frame, and the store has as many as it may or none is free. Then nothing
     /// is stored.
-    pub(crate) fn store(
+    ///
+    /// # Safety
+    /// 1. `page` is a frame of the memory and is not freed during the call.
+    /// 2. Its bytes are accessed by atomics or by [`Platform::read_bytes`] and
+    ///    [`Platform::write_bytes`] alone, if by anybody.
+    pub(crate) unsafe fn store(
         &self,
         frames: &Frames<P>,
         platform: &P,
         page: Frame,
     ) -> Result<Handle, StoreError> {
         let stored = self.workspaces.with(frames, platform, |workspace| {
-            let object = workspace.compress(platform, page);
+            // SAFETY: 1. and 2. the caller's.
+            let object = unsafe { workspace.compress(platform, page) };
             let extents = self.pool.lock().reserve(frames, object.len())?;
-            object::write(platform, &extents, object);
+            // SAFETY: 1. reserved here, and the handle is made behind this.
+            unsafe { object::write(platform, &extents, object) };
             extents.first().and_then(|first| first.handle()).ok_or(StoreError::OutOfMemory)
         });
         stored.unwrap_or(Err(StoreError::OutOfMemory))
     }
 
-    /// Writes what is stored to `page`, which the caller alone has, and which holds anything after an
-    /// error. As after [`Platform::zero`], the caller makes a release fence before it publishes the
-    /// page. May sleep where the object is in pieces.
+    /// Writes what is stored to `page`, which holds anything after an error. As after
+    /// [`Platform::zero`], the caller makes a release fence before it publishes the page. May sleep
+    /// where the object is in pieces.
     ///
     /// # Errors
     /// Where the handle names no stored page, or its bytes are damaged.
-    pub(crate) fn load(
+    ///
+    /// # Safety
+    /// 1. If the handle names what is stored, [`CompressedStore::store`] of this store, with the same
+    ///    `frames`, returned it before the call, and it is not freed during the call.
+    /// 2. `page` is a frame of the memory that the caller alone has.
+    pub(crate) unsafe fn load(
         &self,
         frames: &Frames<P>,
         platform: &P,
@@ -165,12 +177,19 @@ impl<P: Platform> CompressedStore<P> {
             return Ok(());
         }
         if object.is_last() {
-            return decompress(object::bytes_in(platform, object), platform, page);
+            // SAFETY: of the bytes, 1. checked above, 2. the caller's obligation 1; of the page, 1. the
+            // caller's obligation 2.
+            return unsafe { decompress(object::bytes_in(platform, object), platform, page) };
         }
-        self.load_pieces(frames, platform, object, page)
+        // SAFETY: 1. and 2. the caller's.
+        unsafe { self.load_pieces(frames, platform, object, page) }
     }
 
-    fn load_pieces(
+    /// [`CompressedStore::load`] of an object that was split.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn load_pieces(
         &self,
         frames: &Frames<P>,
         platform: &P,
@@ -179,24 +198,32 @@ impl<P: Platform> CompressedStore<P> {
     ) -> Result<(), Corrupt> {
         let loaded = self.workspaces.with(frames, platform, |workspace| {
             let buffer = workspace.buffer();
-            let length = object::gather(frames, platform, object, buffer)?;
-            decompress(buffer.get(..length).ok_or(Corrupt)?, platform, page)
+            // SAFETY: 1. the caller's obligation 1.
+            let length = unsafe { object::gather(frames, platform, object, buffer) }?;
+            // SAFETY: 1. the caller's obligation 2.
+            unsafe { decompress(buffer.get(..length).ok_or(Corrupt)?, platform, page) }
         });
         loaded.unwrap_or(Err(Corrupt))
     }
 
     /// Frees what is stored, and the frames that become empty. A handle that names nothing is left
     /// alone and counted in [`Frames::refused`]. Does not sleep.
-    pub(crate) fn free(&self, frames: &Frames<P>, platform: &P, handle: Handle) {
+    ///
+    /// # Safety
+    /// If the handle names what is stored:
+    /// 1. [`CompressedStore::store`] of this store, with the same `frames`, returned it before the
+    ///    call, and nobody else frees it.
+    /// 2. No [`CompressedStore::load`] of it runs.
+    pub(crate) unsafe fn free(&self, frames: &Frames<P>, platform: &P, handle: Handle) {
         let released = handle.extent().ok_or(Corrupt).and_then(|object| {
-            // The lock ends with the statement: frames are freed without it.
-            self.pool.lock().release(frames, platform, object)
+            // SAFETY: 1. and 2. the caller's.
+            unsafe { self.pool.lock().release(frames, platform, object) }
         });
-        match released {
-            Ok(emptied) => {
-                emptied.into_iter().for_each(|frame| frames.free(platform, frame, 0));
-            }
-            Err(Corrupt) => frames.refuse(),
+        // The lock is free again.
+        let Ok(emptied) = released else { return frames.refuse() };
+        for frame in emptied {
+            // SAFETY: 1. the pool gave it up. 2. no object lies in it, so nobody reads it.
+            unsafe { frames.free(platform, frame, 0) };
         }
     }
 

@@ -6,20 +6,30 @@ use core::sync::atomic::Ordering::Relaxed;
 use super::Corrupt;
 use super::extent::{Extent, LINK};
 use super::pool::is_pool_frame;
-use crate::bytes;
+use crate::bytes::place;
 use crate::frame::Frames;
 use crate::platform::Platform;
 
 /// Writes an object to the chunks that were reserved for it.
-pub(super) fn write<P: Platform>(platform: &P, extents: &[Extent], mut object: &[u8]) {
+///
+/// # Safety
+/// 1. The chunks of `extents` are reserved ([`super::pool::Pool::reserve`]), and nobody but the caller
+///    knows them.
+pub(super) unsafe fn write<P: Platform>(platform: &P, extents: &[Extent], mut object: &[u8]) {
     for (index, extent) in extents.iter().enumerate() {
-        if let Some(next) = extents.get(index + 1) {
-            bytes::write(platform, extent.frame, extent.start(), &next.pack().to_ne_bytes());
+        let start = place_of(platform, *extent);
+        // SAFETY: the direct map shows the chunks, which are the caller's alone (its obligation 1).
+        let chunks = unsafe { slice::from_raw_parts_mut(start, extent.room()) };
+        let (link, mut here) = chunks.split_at_mut(if extent.is_last() { 0 } else { LINK });
+        if let Some(next) = extents.get(index + 1)
+            && !link.is_empty()
+        {
+            link.copy_from_slice(&next.pack().to_ne_bytes());
         }
-        let (at, count) = extent.bytes();
-        let (here, rest) = object.split_at(count.min(object.len()));
-        bytes::write(platform, extent.frame, at, here);
-        object = rest;
+        let count = here.len().min(object.len());
+        here = &mut here[..count];
+        here.copy_from_slice(&object[..count]);
+        object = &object[count..];
     }
 }
 
@@ -30,29 +40,41 @@ pub(super) fn check<P: Platform>(frames: &Frames<P>, extent: Extent) -> Result<(
     if is_stored { Ok(()) } else { Err(Corrupt) }
 }
 
-/// The extent behind a checked one; `None` if the object ends there.
-pub(super) fn rest<P: Platform>(platform: &P, extent: Extent) -> Result<Option<Extent>, Corrupt> {
+/// The bytes of an object in one extent.
+///
+/// # Safety
+/// 1. The extent has passed [`check`].
+/// 2. It is not freed, and nobody writes it, for as long as the bytes are used.
+pub(super) unsafe fn bytes_in<P: Platform>(platform: &P, extent: Extent) -> &[u8] {
+    let link = if extent.is_last() { 0 } else { LINK };
+    // SAFETY: the direct map shows the chunks (obligation 1), which stay as they are (obligation 2).
+    let chunks = unsafe { slice::from_raw_parts(place_of(platform, extent), extent.room()) };
+    &chunks[link..link + extent.bytes()]
+}
+
+/// The extent behind another; `None` if the object ends there.
+///
+/// # Safety
+/// As of [`bytes_in`].
+pub(super) unsafe fn rest<P: Platform>(
+    platform: &P,
+    extent: Extent,
+) -> Result<Option<Extent>, Corrupt> {
     if extent.is_last() {
         return Ok(None);
     }
-    let mut link = [0; LINK];
-    bytes::read(platform, extent.frame, extent.start(), &mut link);
-    let next = Extent::unpack(u64::from_ne_bytes(link)).ok_or(Corrupt)?;
-    let left = extent.length - extent.bytes().1;
+    let link = place_of(platform, extent).cast::<u64>();
+    // SAFETY: chunks are aligned, and long enough for a link; the rest are the caller's obligations.
+    let next = Extent::unpack(unsafe { link.read() }).ok_or(Corrupt)?;
+    let left = extent.length - extent.bytes();
     if next.length == left { Ok(Some(next)) } else { Err(Corrupt) }
 }
 
-/// The bytes of an object in one checked extent. Not used after the object is freed.
-pub(super) fn bytes_in<P: Platform>(platform: &P, extent: Extent) -> &[u8] {
-    let (at, count) = extent.bytes();
-    // SAFETY: an extent's bytes lie inside its frame (`Extent::unpack`), which holds compressed pages
-    // (`check`), so the direct map shows them; they are written before the handle is known, and the
-    // holder of the handle keeps them from being freed. Others write other chunks of the frame.
-    unsafe { slice::from_raw_parts(bytes::place(platform, extent.frame, at).as_ptr(), count) }
-}
-
 /// Copies the pieces of an object together, and tells its length.
-pub(super) fn gather<P: Platform>(
+///
+/// # Safety
+/// 1. What of the object passes [`check`] is not freed during the call, and nobody writes it.
+pub(super) unsafe fn gather<P: Platform>(
     frames: &Frames<P>,
     platform: &P,
     object: Extent,
@@ -62,10 +84,19 @@ pub(super) fn gather<P: Platform>(
     let mut next = Some(object);
     while let Some(extent) = next {
         check(frames, extent)?;
-        let here = bytes_in(platform, extent);
+        // SAFETY: 1. checked. 2. the caller's obligation 1.
+        let here = unsafe { bytes_in(platform, extent) };
         into.get_mut(at..at + here.len()).ok_or(Corrupt)?.copy_from_slice(here);
         at += here.len();
-        next = rest(platform, extent)?;
+        // SAFETY: as above.
+        next = unsafe { rest(platform, extent) }?;
     }
     Ok(at)
+}
+
+/// Where an extent of a frame of compressed pages begins.
+fn place_of<P: Platform>(platform: &P, extent: Extent) -> *mut u8 {
+    // SAFETY: 1. an extent lies inside its frame (`Extent::unpack`, `Pool::carve`), and callers pass
+    // extents in frames of the memory.
+    unsafe { place(platform, extent.frame, extent.start()) }.as_ptr()
 }

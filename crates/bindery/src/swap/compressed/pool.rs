@@ -67,7 +67,7 @@ impl Pool {
             let may_split = length < PAGE_SIZE as usize && extents.remaining_capacity() > 1;
             match self.reserve_piece(frames, left, may_split) {
                 Ok(extent) => {
-                    left -= extent.bytes().1;
+                    left -= extent.bytes();
                     extents.push(extent);
                 }
                 Err(error) => {
@@ -147,7 +147,12 @@ impl Pool {
     ///
     /// # Errors
     /// What is not stored, and what lies behind it in the object, is left alone.
-    pub(super) fn release<P: Platform>(
+    ///
+    /// # Safety
+    /// If its chunks are in use:
+    /// 1. The object is the caller's, and nobody else frees it.
+    /// 2. Nobody reads it any more.
+    pub(super) unsafe fn release<P: Platform>(
         &mut self,
         frames: &Frames<P>,
         platform: &P,
@@ -158,7 +163,9 @@ impl Pool {
         while let Some(extent) = next
             && !emptied.is_full()
         {
-            next = object::check(frames, extent).and_then(|()| object::rest(platform, extent))?;
+            object::check(frames, extent)?;
+            // SAFETY: 1. checked. 2. the caller's obligation 1.
+            next = unsafe { object::rest(platform, extent) }?;
             if self.clear(frames, extent) {
                 self.usage.frames_used -= 1;
                 emptied.push(extent.frame);

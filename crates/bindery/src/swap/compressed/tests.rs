@@ -1,10 +1,10 @@
 //! Pages of all kinds, stored, loaded and freed.
 
-use core::slice;
 use std::vec::Vec;
 
 use proptest::prelude::*;
 
+use super::extent::LINK;
 use super::workspace::WORKSPACE_FRAMES;
 use super::*;
 use crate::bytes;
@@ -69,6 +69,26 @@ fn any_page(seed: u64) -> Page {
     }
 }
 
+/// Writes to a frame of the caller's.
+fn write(machine: &Machine, frame: Frame, at: usize, content: &[u8]) {
+    // SAFETY: 1. a single frame. 2. and 3. the machine runs no other user of the bytes.
+    unsafe { bytes::write(machine, frame, at, content) };
+}
+
+/// Reads a frame of the caller's.
+fn read(machine: &Machine, frame: Frame) -> Page {
+    let mut content = [0; PAGE];
+    // SAFETY: as in `write`.
+    unsafe { bytes::read(machine, frame, 0, &mut content) };
+    content
+}
+
+/// Gives a page of the caller's back.
+fn free(frames: &Frames<Machine>, machine: &Machine, page: Frame) {
+    // SAFETY: 1. and 2. the page is the caller's, who does not use it any more.
+    unsafe { frames.free(machine, page, 0) };
+}
+
 /// A store, its machine, and a page to go through.
 struct Fixture {
     machine: Machine,
@@ -87,20 +107,21 @@ impl Fixture {
     }
 
     fn store(&self, content: &Page) -> Result<Handle, StoreError> {
-        bytes::write(&self.machine, self.page, 0, content);
-        self.store.store(&self.frames, &self.machine, self.page)
+        write(&self.machine, self.page, 0, content);
+        // SAFETY: 1. and 2. the page is ours, and this thread is the only one.
+        unsafe { self.store.store(&self.frames, &self.machine, self.page) }
     }
 
     fn load(&self, handle: &Handle) -> Result<Page, Corrupt> {
-        let mut content = [0x5a; PAGE];
-        bytes::write(&self.machine, self.page, 0, &content);
-        self.store.load(&self.frames, &self.machine, handle, self.page)?;
-        bytes::read(&self.machine, self.page, 0, &mut content);
-        Ok(content)
+        write(&self.machine, self.page, 0, &[0x5a; PAGE]);
+        // SAFETY: 1. this thread is the only one, so what is stored stays. 2. the page is ours.
+        unsafe { self.store.load(&self.frames, &self.machine, handle, self.page) }?;
+        Ok(read(&self.machine, self.page))
     }
 
     fn free(&self, handle: Handle) {
-        self.store.free(&self.frames, &self.machine, handle);
+        // SAFETY: 1. and 2. this thread is the only one; where it frees twice, nothing was stored since.
+        unsafe { self.store.free(&self.frames, &self.machine, handle) };
     }
 
     /// The figures agree with the frames.
@@ -124,7 +145,7 @@ impl Fixture {
         assert_eq!(left, (0, 0, 0, 0));
         self.check();
         self.store.release(&self.frames, &self.machine);
-        self.frames.free(&self.machine, self.page, 0);
+        free(&self.frames, &self.machine, self.page);
         assert_all_free(&self.frames);
     }
 }
@@ -172,10 +193,11 @@ proptest! {
             seeds.map(|seed| fixture.store(&any_page(seed)).unwrap()).collect();
         let mut numbers = Numbers(damage);
         for handle in &handles {
-            let (at, count) = handle.extent().unwrap().bytes();
+            let extent = handle.extent().unwrap();
+            let start = extent.start() + if extent.is_last() { 0 } else { LINK };
             for _ in 0..1 + numbers.below(3) {
-                let (at, byte) = (at + numbers.below(count), numbers.next() as u8);
-                bytes::write(&fixture.machine, handle.extent().unwrap().frame, at, &[byte]);
+                let (at, byte) = (start + numbers.below(extent.bytes()), numbers.next() as u8);
+                write(&fixture.machine, extent.frame, at, &[byte]);
             }
             // The length may be right by chance.
             let _ = fixture.load(handle);
@@ -296,13 +318,16 @@ fn without_memory_for_a_compressor_nothing_is_stored() {
     let store = CompressedStore::new(8);
     frames.fail_after(Some(0));
     assert_eq!(store.prepare(&frames, &machine), Err(OutOfMemory));
-    assert_eq!(store.store(&frames, &machine, page), Err(StoreError::OutOfMemory));
+    // SAFETY: 1. and 2. the page is ours, and this thread is the only one.
+    let stored = || unsafe { store.store(&frames, &machine, page) };
+    assert_eq!(stored(), Err(StoreError::OutOfMemory));
     frames.fail_after(None);
-    let handle = store.store(&frames, &machine, page).unwrap();
+    let handle = stored().unwrap();
     assert_eq!(store.frames_held(), store.usage().frames_used + WORKSPACE_FRAMES);
-    store.free(&frames, &machine, handle);
+    // SAFETY: 1. stored above. 2. this thread is the only one.
+    unsafe { store.free(&frames, &machine, handle) };
     store.release(&frames, &machine);
-    frames.free(&machine, page, 0);
+    free(&frames, &machine, page);
     assert_all_free(&frames);
 }
 
@@ -345,25 +370,27 @@ fn threads_store_load_and_free_beside_each_other_within_the_limit() {
                 let mut live: Vec<(Handle, u64)> = Vec::new();
                 for _ in 0..1_500 {
                     let seed = numbers.next();
-                    bytes::write(machine, page, 0, &any_page(seed));
-                    match store.store(frames, machine, page) {
+                    write(machine, page, 0, &any_page(seed));
+                    // SAFETY: 1. and 2. the page is this thread's.
+                    match unsafe { store.store(frames, machine, page) } {
                         Ok(handle) => live.push((handle, seed)),
                         Err(error) => assert_eq!(error, StoreError::Limit),
                     }
                     assert!(store.usage().frames_used <= LIMIT);
                     if live.len() > 30 || numbers.below(3) == 0 && !live.is_empty() {
                         let (handle, seed) = live.swap_remove(numbers.below(live.len()));
-                        store.load(frames, machine, &handle, page).unwrap();
-                        // SAFETY: the page is this thread's alone.
-                        let content = unsafe {
-                            slice::from_raw_parts(machine.direct_map(page).as_ptr(), PAGE)
-                        };
-                        assert!(content == any_page(seed));
-                        store.free(frames, machine, handle);
+                        // SAFETY: 1. stored above, and freed below. 2. as above.
+                        unsafe { store.load(frames, machine, &handle, page) }.unwrap();
+                        assert!(read(machine, page) == any_page(seed));
+                        // SAFETY: 1. stored above, and taken off the list. 2. loaded before.
+                        unsafe { store.free(frames, machine, handle) };
                     }
                 }
-                live.into_iter().for_each(|(handle, _)| store.free(frames, machine, handle));
-                frames.free(machine, page, 0);
+                for (handle, _) in live {
+                    // SAFETY: as above.
+                    unsafe { store.free(frames, machine, handle) };
+                }
+                free(frames, machine, page);
             });
         }
     });

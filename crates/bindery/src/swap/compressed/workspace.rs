@@ -46,9 +46,13 @@ pub(super) const WORKSPACE_FRAMES: u64 = 1 << ORDER;
 
 impl Workspace {
     /// The content of `page`, compressed; or as it is, where that does not pay.
-    pub(super) fn compress<P: Platform>(&mut self, platform: &P, page: Frame) -> &[u8] {
+    ///
+    /// # Safety
+    /// As of [`bytes::read`], of the frame `page`.
+    pub(super) unsafe fn compress<P: Platform>(&mut self, platform: &P, page: Frame) -> &[u8] {
         // The copy stays as it is, whoever writes to the page meanwhile.
-        bytes::read(platform, page, 0, &mut self.page);
+        // SAFETY: 1. and 2. the caller's.
+        unsafe { bytes::read(platform, page, 0, &mut self.page) };
         let length = compress_into_with_table(&self.page, &mut self.output, &mut self.table);
         let compressed = length.ok().filter(|length| *length <= LARGEST);
         compressed.and_then(|length| self.output.get(..length)).unwrap_or(&self.page)
@@ -60,15 +64,17 @@ impl Workspace {
     }
 }
 
-/// Writes what was compressed to `page`, which the caller alone has.
-pub(super) fn decompress<P: Platform>(
+/// Writes what was compressed to `page`.
+///
+/// # Safety
+/// 1. `page` is a frame of the memory that the caller alone has, and not one of the store's.
+pub(super) unsafe fn decompress<P: Platform>(
     from: &[u8],
     platform: &P,
     page: Frame,
 ) -> Result<(), Corrupt> {
     let mut into = platform.direct_map(page).cast::<[u8; PAGE]>();
-    // SAFETY: the direct map shows the frame's bytes, and by the caller's promise nobody else uses
-    // them, nor do they hold a stored object.
+    // SAFETY: the direct map shows the frame's bytes, and nobody else uses them (obligation 1).
     let into = unsafe { into.as_mut() };
     match decompress_into(from, into) {
         Ok(PAGE) => Ok(()),
@@ -107,7 +113,11 @@ impl<P: Platform> Workspaces<P> {
     pub(super) fn release(&self, frames: &Frames<P>, platform: &P) {
         for slot in &self.0 {
             let head = slot.lock().take();
-            head.into_iter().for_each(|head| frames.free(platform, head, ORDER));
+            if let Some(head) = head {
+                // SAFETY: 1. `make` has taken it, and it was in its slot alone. 2. the lock was held, so
+                // nobody worked in it, and nobody finds it any more.
+                unsafe { frames.free(platform, head, ORDER) };
+            }
         }
     }
 
