@@ -6,6 +6,9 @@
 //! | [`PhysAddr`] | an address on the memory bus | bytes |
 //! | [`Frame`] | a base page of physical memory, by number (32 bits: up to 16 TiB) | frames of [`PAGE_SIZE`] |
 //! | [`VirtRange`] | a half-open range of virtual addresses | bytes |
+//!
+//! # Context
+//! All functions only compute. Context: any.
 
 use core::fmt;
 use core::ops::{Add, Sub};

@@ -18,6 +18,10 @@ pub enum Overcommit {
 }
 
 /// The committed memory of a machine: private writable mappings and shared memory, in base pages.
+///
+/// # Context
+/// Context: any.
+#[derive(Debug)]
 pub struct Commitment {
     committed: AtomicI64,
     limit: AtomicU64,

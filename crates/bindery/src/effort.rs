@@ -59,11 +59,15 @@ impl EffortSetting {
 
 impl<P: Platform> Memory<P> {
     /// Sets what faults do if no block is free for a large folio.
+    ///
+    /// Context: any.
     pub fn set_large_folio_effort(&self, effort: LargeFolioEffort) {
         self.effort.0.store(effort as u8, Ordering::Relaxed);
     }
 
     /// The value of [`Memory::set_large_folio_effort`]; [`LargeFolioEffort::Madvise`] at first.
+    ///
+    /// Context: any.
     pub fn large_folio_effort(&self) -> LargeFolioEffort {
         let number = usize::from(self.effort.0.load(Ordering::Relaxed));
         ALL.get(number).copied().unwrap_or_default()
@@ -86,6 +90,8 @@ impl<P: Platform> Memory<P> {
     /// readers, and those that the embedder keeps ([`Platform::collect_memory`]).
     ///
     /// May sleep; called without locks, outside read sections. Linear in the frames freed.
+    ///
+    /// Context: may sleep.
     pub fn collect(&self) {
         self.drain_deferred();
         self.platform.collect_memory();

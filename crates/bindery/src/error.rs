@@ -134,6 +134,8 @@ pub enum Errno {
 
 impl Error {
     /// The errno that Linux returns for this refusal from `operation`.
+    ///
+    /// Context: any.
     pub fn errno(self, operation: Operation) -> Errno {
         match self {
             Self::Unaligned(_) | Self::ZeroLength | Self::Overlap | Self::NotShared => {
@@ -301,6 +303,8 @@ pub enum PinError {
 
 impl PinError {
     /// Linux's errno for it (`pin_user_pages` and its callers).
+    ///
+    /// Context: any.
     pub fn errno(self) -> Errno {
         match self {
             Self::Fault(FaultError::OutOfMemory) | Self::LimitReached | Self::FolioLimit => {

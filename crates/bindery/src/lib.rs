@@ -39,6 +39,20 @@
 //! | arena | the kernel addresses that a [`KernelMap`] manages | `VMALLOC_START` to `VMALLOC_END` |
 //! | purge | one flush for all freed areas, after which their addresses can be used again | `__purge_vmap_area_lazy` |
 //!
+//! # Contexts
+//!
+//! Each public function says where it may be called, by one of three contexts. Where all functions of
+//! a type, trait or module are alike, that says it once, in a section "Context". A test finds what
+//! says nothing (`tests/contexts.rs`).
+//!
+//! | context | sleeps | acquires a [`Platform::SpinLock`] | with interrupts off, in an interrupt handler |
+//! |---|---|---|---|
+//! | may sleep | yes: in [`Platform::Mutex`], [`Platform::park`], [`Platform::synchronize`], a [`Pager`] | yes | no; nor in a read section, nor with a spin lock held |
+//! | spins | no | yes, briefly | if that turns interrupts off |
+//! | any | no | no | yes |
+//!
+//! The drop of an [`AddressSpace`], an [`Object`], a [`Pinned`] or a [`KernelMap`] may sleep.
+//!
 //! # Documents
 //!
 //! In the repository, `docs/embedding.md` has the obligations of an embedder, `docs/design.md` has
@@ -66,6 +80,7 @@
 //! | `check` | the auditor |
 
 #![no_std]
+#![deny(missing_debug_implementations)]
 #![cfg_attr(
     test,
     allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")

@@ -18,6 +18,9 @@ pub struct Cpu(pub u16);
 pub const MAX_CPUS: usize = 256;
 
 /// A set of CPUs, one bit each.
+///
+/// # Context
+/// Context: any.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CpuSet {
     bits: [u64; MAX_CPUS / 64],
@@ -102,6 +105,12 @@ pub struct Work {
 }
 
 /// The machine under the core.
+///
+/// # Context
+/// [`Platform::park`], [`Platform::synchronize`], [`Platform::allocation_may_wait`] and
+/// [`Platform::collect_memory`] may sleep: the core calls them outside of read sections and without
+/// table locks or spin locks. All others never sleep: the core calls them in read sections, with locks
+/// of every kind held, and with interrupts off.
 ///
 /// # Safety
 ///

@@ -395,6 +395,12 @@ pub struct UnmapWalk<'a, 'm, P: Platform> {
     walk: rmap::ObjectWalk<'a>,
 }
 
+impl<P: Platform> core::fmt::Debug for UnmapWalk<'_, '_, P> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("UnmapWalk").finish_non_exhaustive()
+    }
+}
+
 impl<'a, 'm, P: Platform> UnmapWalk<'a, 'm, P> {
     /// A walk for `ranges`, each the number of a first page and how many. They rise and do not
     /// overlap. The caller keeps the pages from being mapped anew while the walk is under way.

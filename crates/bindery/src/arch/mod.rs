@@ -22,6 +22,9 @@
 //! (AArch64's contiguous bit, RISC-V's Svnapot; Linux: contpte). In memory its entries differ from
 //! those of single pages. [`Arch::set_contig`] and [`Arch::clear_contig`] translate, and all other
 //! functions take entries without it.
+//!
+//! # Context
+//! All functions only compute. Context: any.
 
 mod aarch64;
 pub mod absent;

@@ -74,6 +74,9 @@ pub enum AccessBy {
 /// Each function makes one access in kernel mode on the CPU of the caller. A fault is reported as it
 /// comes: the fault handler must not ask [`AddressSpace::fault`] or [`KernelMap::resolve`] about it.
 /// A kernel has that handler already, where it copies from and to user memory.
+///
+/// # Context
+/// Context: may sleep. The functions are called without locks of the core.
 pub trait Accesses {
     /// Loads eight bytes from an aligned address.
     ///
@@ -186,6 +189,8 @@ pub struct MachineReport {
 
 impl MachineReport {
     /// The control bits that have the wrong value, and what that costs.
+    ///
+    /// Context: any.
     pub fn findings(&self) -> impl Iterator<Item = (ControlBit, Severity)> + '_ {
         self.findings.iter().copied()
     }
@@ -203,9 +208,11 @@ impl MachineReport {
 /// mode in `space`, and names the control bit that is wrong. Either may be `None`, which skips its
 /// part. All is unmapped again.
 ///
-/// Called once on each CPU, at boot, before the first program: after [`KernelMap`] is made and loaded,
-/// and with `space` loaded on the CPU ([`AddressSpace::enter`]). Nothing else uses `space` meanwhile.
-/// Takes about 20 frames. May sleep.
+/// Called once on each CPU, at boot, before the first program: after [`KernelMap`] is made and
+/// loaded, and with `space` loaded on the CPU ([`AddressSpace::enter`]). Nothing else uses `space`
+/// meanwhile. Takes about 20 frames.
+///
+/// Context: may sleep.
 ///
 /// # Errors
 /// The first control bit whose value breaks something; see [`MachineError`].

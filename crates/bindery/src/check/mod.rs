@@ -382,6 +382,8 @@ pub struct Report {
 }
 
 /// The number of words of scratch memory that an audit of `memory` needs: one for each frame.
+///
+/// Context: any.
 pub fn scratch_words<P: Platform>(memory: &Memory<P>) -> usize {
     memory.frames.span().1 as usize
 }
@@ -392,7 +394,7 @@ pub fn scratch_words<P: Platform>(memory: &Memory<P>) -> usize {
 /// # Errors
 /// The first violation.
 ///
-/// May sleep. Complexity: linear in the frames and in the entries of all tables.
+/// Context: may sleep. Complexity: linear in the frames and in the entries of all tables.
 pub fn check<P: Platform>(
     memory: &Memory<P>,
     spaces: &[&AddressSpace<'_, P>],
@@ -406,7 +408,7 @@ pub fn check<P: Platform>(
 /// # Errors
 /// The first violation.
 ///
-/// May sleep. Complexity: as [`check`], plus linear in the pages of all areas.
+/// Context: may sleep. Complexity: as [`check`], plus linear in the pages of all areas.
 pub fn check_with_kernel<P: Platform>(
     memory: &Memory<P>,
     spaces: &[&AddressSpace<'_, P>],

@@ -256,8 +256,8 @@ impl<P: Platform> Memory<P> {
     /// An embedder calls it before it allocates memory for itself ([`Memory::allocate_frames`]), or
     /// to verify that nothing is lost. [`Memory::deferred`] shows what waits.
     ///
-    /// May sleep; never called in a read section, or with a lock held for which a reader may wait.
-    /// Complexity: linear in what waits.
+    /// Context: may sleep, but not with a lock held for which a reader may wait. Complexity: linear in
+    /// what waits.
     pub fn drain_deferred(&self) {
         let deferred = &self.deferred;
         if deferred.waiting() == 0 {
@@ -296,6 +296,8 @@ impl<P: Platform> Memory<P> {
     }
 
     /// What waits for readers. Holds a lock for a constant number of steps.
+    ///
+    /// Context: spins.
     pub fn deferred(&self) -> Deferred {
         let waits = self.deferred.waits.load(Ordering::Relaxed);
         let ever = self.deferred.added.load(Ordering::Relaxed);
@@ -310,6 +312,8 @@ impl<P: Platform> Memory<P> {
 
     /// The number of frames that may wait for readers before a call waits for the readers itself; 8
     /// records count as a frame.
+    ///
+    /// Context: any.
     pub fn deferred_limit(&self) -> u64 {
         batch::frames_of_weight(self.deferred.limit)
     }

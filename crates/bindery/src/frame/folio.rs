@@ -44,7 +44,7 @@ pub(super) const MAX_WORDS: usize = (1 << MAX_FOLIO_ORDER) / WORD_PAGES as usize
 
 /// A block of 2^order pages that users may map: a name for it, which keeps nothing alive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-pub struct Folio {
+pub(crate) struct Folio {
     /// The first frame, aligned to the folio's size.
     pub(crate) head: Frame,
     /// Base-2 logarithm of the number of pages, at most [`MAX_FOLIO_ORDER`].

@@ -68,7 +68,8 @@ use meta::{FrameMeta, Kind, META_SIZE, MetaArray, NONE};
 
 pub(crate) use batch::FreeBatch;
 pub use buddy::MAX_ORDER;
-pub use folio::{Folio, MAX_FOLIO_ORDER};
+pub(crate) use folio::Folio;
+pub use folio::MAX_FOLIO_ORDER;
 pub use view::{FrameUsage, FrameUse, FrameView};
 #[allow(unused_imports, reason = "the layers above name those that they need")]
 pub(crate) use {
@@ -90,6 +91,9 @@ pub(crate) use {
 /// assert_eq!(free.frames().next(), Some(Frame(2)));
 /// assert_eq!(free.to_string(), "0x2..0x9");
 /// ```
+///
+/// # Context
+/// Context: any.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameRange {
     /// The first frame.
@@ -167,7 +171,7 @@ impl fmt::Display for FramesError {
 impl core::error::Error for FramesError {}
 
 /// The machine's memory: which frames there are, which are free, and what each is used for.
-pub struct Frames<P: Platform> {
+pub(crate) struct Frames<P: Platform> {
     metas: MetaArray,
     buddy: Mutex<P::SpinLock, Buddy>,
     /// As in `buddy`, to be read without the lock.
@@ -340,17 +344,23 @@ impl<P: Platform> Frames<P> {
     }
 
     /// Frames that are free now, of any order. Does not wait for the lock.
+    ///
+    /// Context: any.
     pub fn free_frame_count(&self) -> u64 {
         self.free.load(Relaxed)
     }
 
     /// Frames that can be allocated when all are free: the ranges without the metadata.
+    ///
+    /// Context: any.
     pub fn total_frames(&self) -> u64 {
         self.total
     }
 
     /// How many calls were refused because they freed, unmapped or released what was not
     /// allocated, mapped or held. Each is a bug of the core; the auditor requires 0.
+    ///
+    /// Context: any.
     pub fn refused(&self) -> u64 {
         self.refused.load(Relaxed)
     }

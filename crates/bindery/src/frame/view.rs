@@ -43,6 +43,8 @@ pub enum FrameUse {
 
 impl FrameUse {
     /// Whether user programs may map it, the zero page aside.
+    ///
+    /// Context: any.
     pub fn is_folio(self) -> bool {
         matches!(self, Self::Anonymous | Self::SharedMemory | Self::File)
     }

@@ -70,6 +70,8 @@ pub enum KernelMapError {
 
 impl KernelMapError {
     /// Linux's errno for it.
+    ///
+    /// Context: any.
     pub fn errno(self) -> Errno {
         match self {
             Self::OutOfMemory | Self::OutOfAddresses | Self::TooLarge => Errno::ENOMEM,

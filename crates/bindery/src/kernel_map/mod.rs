@@ -89,6 +89,7 @@ mod vmalloc;
 mod vmap;
 mod walk;
 
+use core::fmt;
 use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -181,6 +182,8 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     ///
     /// `arena` has the addresses to hand out, in whole pages.
     ///
+    /// Context: may sleep.
+    ///
     /// # Errors
     /// [`KernelMapError::BadArena`], [`KernelMapError::OutOfMemory`].
     pub fn new(memory: &'m Memory<P>, arena: VirtRange) -> Result<Self, KernelMapError> {
@@ -221,6 +224,8 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     /// ([`Platform::kernel_root`]), often made by boot code. The root's entries for `arena` are
     /// empty and become the map's. The map fills them now and never changes them again, so roots
     /// that are copied from now on share everything.
+    ///
+    /// Context: may sleep.
     ///
     /// # Errors
     /// As [`KernelMap::new`]; also [`KernelMapError::BadArena`] if an entry of the root is in use.
@@ -344,22 +349,30 @@ impl<'m, P: Platform> KernelMap<'m, P> {
 
     /// The root table, which AArch64 loads into `TTBR1_EL1`. [`Platform::invalidate_kernel`]
     /// receives it.
+    ///
+    /// Context: any.
     pub fn root(&self) -> Frame {
         self.root
     }
 
     /// The memory that the map takes its frames from.
+    ///
+    /// Context: any.
     pub fn memory(&self) -> &'m Memory<P> {
         self.memory
     }
 
     /// The addresses that the map hands out.
+    ///
+    /// Context: any.
     pub fn arena(&self) -> VirtRange {
         self.arena
     }
 
     /// The map without leaves above `level`, for processors that have none (x86-64 without 1 GiB
     /// pages: 2).
+    ///
+    /// Context: any.
     #[must_use]
     pub fn with_largest_leaf(self, level: u8) -> Self {
         let largest_leaf = level.clamp(1, self.largest_leaf);
@@ -369,6 +382,8 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     }
 
     /// The map without contiguous runs, for machines that have none (RISC-V without Svnapot).
+    ///
+    /// Context: any.
     #[must_use]
     pub fn without_contiguous_runs(self) -> Self {
         let mut map = self;
@@ -377,14 +392,27 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     }
 
     /// Work done on the tables.
+    ///
+    /// Context: any.
     pub fn counts(&self) -> Counts {
         self.stats.read()
     }
 
     /// Sets about how many freed pages may wait for a purge. With 0, a purge follows every free,
     /// unless another CPU purges at that moment.
+    ///
+    /// Context: any.
     pub fn set_purge_limit(&self, pages: u64) {
         self.limit.store(pages, Ordering::Relaxed);
+    }
+}
+
+impl<P: Platform> fmt::Debug for KernelMap<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KernelMap")
+            .field("root", &self.root)
+            .field("arena", &self.arena)
+            .finish_non_exhaustive()
     }
 }
 

@@ -89,8 +89,8 @@ impl<P: Platform> KernelMap<'_, P> {
     /// [`KernelMapError::Freed`], [`KernelMapError::CrossesArea`], [`KernelMapError::WouldPause`],
     /// [`KernelMapError::OutOfMemory`] if a table cannot be allocated.
     ///
-    /// May sleep. Complexity: linear in the entries; one invalidation for all entries that keep
-    /// their size, and one for each table in which entries are paused.
+    /// Context: may sleep. Complexity: linear in the entries; one invalidation for all entries that
+    /// keep their size, and one for each table in which entries are paused.
     ///
     /// # Safety
     /// 1. The area is the caller's.

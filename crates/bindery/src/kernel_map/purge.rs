@@ -45,8 +45,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// embedder that needs memory for something else calls it, or calls [`KernelMap::vunmap`] with
     /// [`super::UnmapTime::Now`].
     ///
-    /// May sleep; never called in a read section. Complexity: linear in the freed areas, times the
-    /// logarithm of all areas.
+    /// Context: may sleep. Complexity: linear in the freed areas, times the logarithm of all areas.
     pub fn purge(&self) {
         self.purge_freed();
         self.memory.free_some();
@@ -70,6 +69,8 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// Pages that wait for a purge.
+    ///
+    /// Context: spins.
     pub fn freed_pages(&self) -> u64 {
         self.freed.lock().pages
     }

@@ -76,6 +76,8 @@ impl Default for VmallocOptions {
 
 impl VmallocOptions {
     /// As the default, in the largest pieces (Linux: `vmalloc_huge`).
+    ///
+    /// Context: any.
     pub fn huge() -> Self {
         Self { pieces: Pieces::Largest, ..Self::default() }
     }
@@ -198,6 +200,8 @@ impl KernelPiece {
     }
 
     /// The physical address of `at`, which is one of its addresses.
+    ///
+    /// Context: any.
     pub fn translate(&self, at: VirtAddr) -> PhysAddr {
         PhysAddr(self.to.0 + (at.0 - self.range.start().0))
     }

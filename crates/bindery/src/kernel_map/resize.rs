@@ -30,8 +30,8 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Those of [`KernelMap::vmalloc`] and [`KernelMap::vfree`]; [`KernelMapError::WouldPause`] if
     /// a huge piece would have to be cut. After an error the area is unchanged, at its old address.
     ///
-    /// May sleep. Complexity: as [`KernelMap::vmalloc`] for the difference, as [`KernelMap::vmap`]
-    /// if it moves.
+    /// Context: may sleep. Complexity: as [`KernelMap::vmalloc`] for the difference, as
+    /// [`KernelMap::vmap`] if it moves.
     ///
     /// # Safety
     /// 1. The area is the caller's: it, or who handed it to it, got it from [`KernelMap::vmalloc`] or

@@ -36,7 +36,8 @@ impl<P: Platform> KernelMap<'_, P> {
     /// there is in all); [`KernelMapError::Interrupted`], asked for between blocks of frames,
     /// after 512 pages or more.
     ///
-    /// May sleep. Complexity: linear in the blocks of frames, plus one store for each entry written.
+    /// Context: may sleep. Complexity: linear in the blocks of frames, plus one store for each
+    /// entry written.
     pub fn vmalloc(&self, size: u64, options: &VmallocOptions) -> Result<VirtAddr, KernelMapError> {
         self.memory.outermost(|| self.vmalloc_once(size, options))
     }
@@ -171,7 +172,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// [`KernelMapError::NotAnArea`], [`KernelMapError::NotTheStart`], [`KernelMapError::Freed`],
     /// [`KernelMapError::WrongKind`].
     ///
-    /// May sleep. Complexity: one store for each entry.
+    /// Context: may sleep. Complexity: one store for each entry.
     ///
     /// # Safety
     /// 1. The area is the caller's: it, or who handed it to it, got it from [`KernelMap::vmalloc`] or

@@ -28,7 +28,8 @@ impl<P: Platform> KernelMap<'_, P> {
     /// [`KernelMapError::NoSuchMemoryType`], [`KernelMapError::OutOfAddresses`],
     /// [`KernelMapError::OutOfMemory`].
     ///
-    /// May sleep. Complexity: linear in the list; a run costs one search and a store for each entry.
+    /// Context: may sleep. Complexity: linear in the list; a run costs one search and a store for
+    /// each entry.
     pub fn vmap(&self, pages: &[Frame], options: &VmapOptions) -> Result<VirtAddr, KernelMapError> {
         let leaves = self.leaves(options.permissions, options.memory, options.pieces)?;
         let count = self.pages((pages.len() as u64) << PAGE_SHIFT)?;
@@ -45,7 +46,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// # Errors
     /// As [`KernelMap::vmap`]; [`KernelMapError::BadFrames`] if a range ends beyond 2^32 frames.
     ///
-    /// May sleep. Complexity: linear in the ranges, plus a store for each entry.
+    /// Context: may sleep. Complexity: linear in the ranges, plus a store for each entry.
     pub fn vmap_ranges(
         &self,
         ranges: &[FrameRange],
@@ -86,7 +87,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// # Errors
     /// As [`KernelMap::vfree`].
     ///
-    /// May sleep. Complexity: one store for each entry.
+    /// Context: may sleep. Complexity: one store for each entry.
     ///
     /// # Safety
     /// 1. The area is the caller's: it, or who handed it to it, got it from [`KernelMap::vmap`] or
@@ -116,7 +117,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// ends beyond the physical addresses (2^44), [`KernelMapError::NoSuchMemoryType`],
     /// [`KernelMapError::OutOfAddresses`], [`KernelMapError::OutOfMemory`].
     ///
-    /// May sleep. Complexity: a store for each entry.
+    /// Context: may sleep. Complexity: a store for each entry.
     pub fn ioremap(
         &self,
         from: PhysAddr,
@@ -159,7 +160,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// # Errors
     /// As [`KernelMap::vfree`].
     ///
-    /// May sleep. Complexity: one store for each entry.
+    /// Context: may sleep. Complexity: one store for each entry.
     ///
     /// # Safety
     /// 1. The area is the caller's: it, or who handed it to it, got it from [`KernelMap::ioremap`].

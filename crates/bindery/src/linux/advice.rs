@@ -117,7 +117,7 @@ pub(super) fn process_madvise<'m, P: Platform>(
 /// has no memory any more, `EINVAL` where it, or another process with the same memory, is not about
 /// to end. The result is 0 or `-errno`.
 ///
-/// Complexity: as [`AddressSpace::reap`].
+/// Context: may sleep. Complexity: as [`AddressSpace::reap`].
 pub fn process_mrelease<'m, P: Platform, S: Deref<Target = AddressSpace<'m, P>>>(
     flags: u32,
     find: impl FnOnce() -> Result<S, Errno>,

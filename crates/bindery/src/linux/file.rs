@@ -13,6 +13,8 @@ use super::{OpenFile, errno, raw as result};
 
 /// Shared memory as `memfd_create(2)` makes it, empty.
 ///
+/// Context: may sleep.
+///
 /// # Errors
 /// `EINVAL` for flags that mean nothing or ask for a pool of huge pages; `ENOMEM`.
 pub fn memfd_create<P: Platform>(memory: &Memory<P>, flags: u32) -> Result<Object<'_, P>, Errno> {
@@ -33,6 +35,8 @@ pub fn memfd_create<P: Platform>(memory: &Memory<P>, flags: u32) -> Result<Objec
 
 /// Secret memory as `memfd_secret(2)` makes it, empty.
 ///
+/// Context: may sleep.
+///
 /// # Errors
 /// `EINVAL` for flags but `O_CLOEXEC`, which is the embedder's business; `ENOMEM`.
 pub fn memfd_secret<P: Platform>(memory: &Memory<P>, flags: u32) -> Result<Object<'_, P>, Errno> {
@@ -43,6 +47,8 @@ pub fn memfd_secret<P: Platform>(memory: &Memory<P>, flags: u32) -> Result<Objec
 }
 
 /// `ftruncate(2)`.
+///
+/// Context: may sleep.
 pub fn ftruncate<P: Platform>(file: &OpenFile<'_, P>, length: i64) -> i64 {
     let Ok(length) = u64::try_from(length) else { return result(Err(Errno::EINVAL)) };
     if !file.access.contains(FileAccess::WRITE) {
@@ -55,6 +61,8 @@ pub fn ftruncate<P: Platform>(file: &OpenFile<'_, P>, length: i64) -> i64 {
 const FALLOC_FL_WRITE_ZEROES: u32 = 0x80;
 
 /// `fallocate(2)`: pages in advance, or a hole.
+///
+/// Context: may sleep.
 pub fn fallocate<P: Platform>(file: &OpenFile<'_, P>, mode: i32, offset: i64, length: i64) -> i64 {
     let (Ok(offset), Ok(length)) = (u64::try_from(offset), u64::try_from(length)) else {
         return result(Err(Errno::EINVAL));
@@ -96,6 +104,8 @@ pub fn fallocate<P: Platform>(file: &OpenFile<'_, P>, mode: i32, offset: i64, le
 }
 
 /// `fcntl(2)` with `F_ADD_SEALS`.
+///
+/// Context: may sleep.
 pub fn add_seals<P: Platform>(file: &OpenFile<'_, P>, seals: u32) -> i64 {
     if file.object.is_secret() {
         return result(Err(Errno::EINVAL));
@@ -113,6 +123,8 @@ pub fn add_seals<P: Platform>(file: &OpenFile<'_, P>, seals: u32) -> i64 {
 }
 
 /// `fcntl(2)` with `F_GET_SEALS`.
+///
+/// Context: any.
 pub fn get_seals<P: Platform>(file: &OpenFile<'_, P>) -> i64 {
     if file.object.is_secret() {
         return result(Err(Errno::EINVAL));
@@ -121,6 +133,8 @@ pub fn get_seals<P: Platform>(file: &OpenFile<'_, P>) -> i64 {
 }
 
 /// `pread(2)` into a buffer of the kernel's.
+///
+/// Context: may sleep.
 pub fn pread<P: Platform>(file: &OpenFile<'_, P>, into: &mut [u8], offset: i64) -> i64 {
     let Ok(offset) = u64::try_from(offset) else { return result(Err(Errno::EINVAL)) };
     if !file.access.contains(FileAccess::READ) {
@@ -130,6 +144,8 @@ pub fn pread<P: Platform>(file: &OpenFile<'_, P>, into: &mut [u8], offset: i64) 
 }
 
 /// `pwrite(2)` from a buffer of the kernel's.
+///
+/// Context: may sleep.
 pub fn pwrite<P: Platform>(file: &OpenFile<'_, P>, from: &[u8], offset: i64) -> i64 {
     let Ok(offset) = u64::try_from(offset) else { return result(Err(Errno::EINVAL)) };
     if !file.access.contains(FileAccess::WRITE) {

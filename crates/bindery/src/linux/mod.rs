@@ -74,6 +74,9 @@ impl<P: Platform> Clone for OpenFile<'_, P> {
 }
 
 /// The process that makes a call, as far as the core must know it.
+///
+/// # Context
+/// Context: may sleep. [`call`] asks on the thread of its caller, without locks of the core.
 pub trait Process<'m, P: Platform> {
     /// Its memory.
     fn space(&self) -> &AddressSpace<'m, P>;
@@ -106,9 +109,9 @@ pub trait Process<'m, P: Platform> {
 type Outcome = Result<u64, Errno>;
 
 /// Makes a call for a process. Takes raw arguments and returns the raw result, which is `-errno`
-/// for an error. May sleep.
+/// for an error.
 ///
-/// Complexity: that of the operation.
+/// Context: may sleep. Complexity: that of the operation.
 pub fn call<'m, P: Platform>(
     process: &impl Process<'m, P>,
     call: Call,

@@ -13,6 +13,8 @@ pub enum Numbers {
 
 impl Numbers {
     /// The table of an architecture.
+    ///
+    /// Context: any.
     pub fn of<A: Arch>() -> Self {
         if A::NAME.starts_with("x86") { Self::X86_64 } else { Self::Generic }
     }
@@ -31,6 +33,8 @@ macro_rules! calls {
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
             /// The call with this number; `None` if it is not about memory.
+            ///
+            /// Context: any.
             pub fn from_number(numbers: Numbers, number: u64) -> Option<Self> {
                 // Written so that the compiler makes a table of it: kernels ask this of every call.
                 match numbers {
@@ -46,6 +50,8 @@ macro_rules! calls {
             }
 
             /// The call's number.
+            ///
+            /// Context: any.
             pub fn number(self, numbers: Numbers) -> u64 {
                 let (x86, generic) = match self {
                     $(Self::$name => ($x86, $generic),)*
@@ -57,6 +63,8 @@ macro_rules! calls {
             }
 
             /// The call's name, as programs write it.
+            ///
+            /// Context: any.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$name => $text,)*

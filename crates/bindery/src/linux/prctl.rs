@@ -27,7 +27,7 @@ const EXCEPT_ADVISED: u64 = 1 << 1;
 /// [`Errno::EINVAL`] for arguments that mean nothing; [`Errno::EPERM`] for `PR_SET_MDWE` that would
 /// take back what was set.
 ///
-/// Complexity: constant.
+/// Context: may sleep. Complexity: constant.
 pub fn prctl<P: Platform>(
     space: &AddressSpace<'_, P>,
     option: u32,

@@ -20,6 +20,8 @@ pub enum CopyDirection {
 }
 
 /// The number of elements that [`process_vm`] needs for a call with these arguments; at most 2,048.
+///
+/// Context: may sleep.
 pub fn process_vm_ranges(arguments: [u64; 6]) -> usize {
     let [_, _, local, _, remote, _] = arguments;
     (local.min(MOST_RANGES) + remote.min(MOST_RANGES)) as usize
@@ -29,14 +31,14 @@ pub fn process_vm_ranges(arguments: [u64; 6]) -> usize {
 /// arguments in, the number of bytes copied or `-errno` out. `ranges` is room for what the two
 /// arrays say, [`process_vm_ranges`] elements at least: they are read once, before anything is
 /// copied. `find` gives the memory of the process with that number, or refuses with `ESRCH` or
-/// `EPERM`; it is asked only where there is something to copy. Both processes may be one. May sleep.
+/// `EPERM`; it is asked only where there is something to copy. Both processes may be one.
 ///
 /// Bytes are copied in the arrays' order until one of the two sides ends or cannot be touched; what
 /// was copied by then is the result. Besides the errno of Linux, `ENOMEM` where there was no memory
 /// for the first byte: the embedder may make some and call again. The least room suffices where an
 /// array is refused.
 ///
-/// Complexity: in the bytes and ranges.
+/// Context: may sleep. Complexity: in the bytes and ranges.
 pub fn process_vm<'m, P: Platform, S: Deref<Target = AddressSpace<'m, P>>>(
     caller: &AddressSpace<'_, P>,
     direction: CopyDirection,

@@ -3,6 +3,7 @@
 
 mod record;
 
+use core::fmt;
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SIZE};
@@ -44,12 +45,20 @@ pub struct Memory<P: Platform> {
     pub(crate) rare: RareEvents,
 }
 
+impl<P: Platform> fmt::Debug for Memory<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory")
+            .field("total_frames", &self.total_frames())
+            .field("free_frames", &self.free_frame_count())
+            .finish_non_exhaustive()
+    }
+}
+
 impl<P: Platform> Memory<P> {
     /// Takes over the frames in `ranges`. About 0.8 % of them hold the metadata (32 bytes for
     /// each frame between the lowest and the highest).
     ///
-    /// Does not sleep, and may be called with interrupts off. Complexity: linear in the frames; done
-    /// once, at boot.
+    /// Context: spins. Complexity: linear in the frames; done once, at boot.
     ///
     /// # Errors
     /// Where ranges are empty, overlap, or are too small to hold their own metadata.
@@ -100,6 +109,8 @@ impl<P: Platform> Memory<P> {
     }
 
     /// The platform that was passed to [`Memory::new`].
+    ///
+    /// Context: any.
     pub fn platform(&self) -> &P {
         &self.platform
     }
@@ -109,23 +120,31 @@ impl<P: Platform> Memory<P> {
     /// At first as on Linux with its default configuration: the huge size (2 MiB) inherits, the global
     /// mode is [`SizeMode::Always`], and no other size is used. Some distributions choose
     /// [`SizeMode::Madvise`] instead ([`FolioPolicy::set_global`]).
+    ///
+    /// Context: any.
     pub fn folio_policy(&self) -> &FolioPolicy {
         &self.policy
     }
 
     /// As [`Memory::folio_policy`], for shared memory (Linux: `shmem_enabled`). At first the global mode
     /// is [`SizeMode::Never`], as on Linux.
+    ///
+    /// Context: any.
     pub fn shared_folio_policy(&self) -> &FolioPolicy {
         &self.shared_policy
     }
 
     /// As [`Memory::folio_policy`], for files. At first no size is used. (On Linux the file system
     /// decides.)
+    ///
+    /// Context: any.
     pub fn file_folio_policy(&self) -> &FolioPolicy {
         &self.file_policy
     }
 
     /// Commit accounting: how much memory is committed, and what is refused.
+    ///
+    /// Context: any.
     pub fn commitment(&self) -> &Commitment {
         &self.commitment
     }
@@ -136,16 +155,22 @@ impl<P: Platform> Memory<P> {
     ///
     /// [`Object::write`]: crate::Object::write
     /// [`Object::allocate`]: crate::Object::allocate
+    ///
+    /// Context: any.
     pub fn set_fault_reserve(&self, frames: u64) {
         self.fault_reserve.store(frames, Ordering::Relaxed);
     }
 
     /// The value of [`Memory::set_fault_reserve`], in frames.
+    ///
+    /// Context: any.
     pub fn fault_reserve(&self) -> u64 {
         self.fault_reserve.load(Ordering::Relaxed)
     }
 
     /// What a frame is to the address spaces that map it.
+    ///
+    /// Context: any.
     pub fn frame_kind(&self, frame: Frame) -> FrameKind {
         match self.frames.folio_of(frame) {
             None if self.is_zero(frame) => FrameKind::Zero,
@@ -157,11 +182,15 @@ impl<P: Platform> Memory<P> {
 
     /// The use of a frame. Frames that do not belong to the memory are reported as such. Does not
     /// sleep, and takes no lock but the allocator's for a moment. Constant time.
+    ///
+    /// Context: any.
     pub fn frame_view(&self, frame: Frame) -> FrameView {
         self.frames.view(frame)
     }
 
     /// The frames from the lowest to the highest of the memory, holes included.
+    ///
+    /// Context: any.
     pub fn frame_span(&self) -> FrameRange {
         let (first, count) = self.frames.span();
         FrameRange { first, count }
@@ -169,6 +198,8 @@ impl<P: Platform> Memory<P> {
 
     /// Counts frames by use. It looks them up, so a frame that changes meanwhile is counted by its
     /// old or its new use. Does not sleep. Linear in the blocks of frames.
+    ///
+    /// Context: spins.
     pub fn frame_usage(&self) -> FrameUsage {
         self.frames.usage(self.huge_order())
     }
@@ -179,6 +210,8 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Counts of rare events so far.
+    ///
+    /// Context: any.
     pub fn events(&self) -> Events {
         let (taken, returned) = self.frames.traffic();
         self.rare.read(taken, returned)
@@ -190,6 +223,8 @@ impl<P: Platform> Memory<P> {
     /// [`Memory::drain_deferred`] may help.
     ///
     /// Does not sleep. Constant time.
+    ///
+    /// Context: spins.
     pub fn allocate_frames(&self, order: u8) -> Option<FrameRange> {
         let first = self.frames.allocate(order)?;
         let state = meta::state_of(meta::Kind::Embedder, order);
@@ -200,7 +235,9 @@ impl<P: Platform> Memory<P> {
     /// Frees all frames of one [`Memory::allocate_frames`]. Returns whether they were allocated so;
     /// anything else is left alone.
     ///
-    /// Does not sleep, and may be called with interrupts off. Constant time.
+    /// Constant time.
+    ///
+    /// Context: spins.
     ///
     /// # Safety
     /// 1. The frames are the caller's: it, or who handed them to it, got them from
@@ -236,17 +273,23 @@ impl<P: Platform> Memory<P> {
     }
 
     /// The number of free frames, in base pages.
+    ///
+    /// Context: any.
     pub fn free_frame_count(&self) -> u64 {
         self.frames.free_frame_count()
     }
 
     /// The number of usable frames: all frames of the ranges, without the metadata.
+    ///
+    /// Context: any.
     pub fn total_frames(&self) -> u64 {
         self.frames.total_frames()
     }
 
     /// Frees the frames that caches keep for later, and what has waited for readers that have all
-    /// ended ([`Memory::deferred`]). Does not wait. Linear in the latter.
+    /// ended ([`Memory::deferred`]). Linear in the latter.
+    ///
+    /// Context: spins.
     pub fn trim(&self) {
         self.free_ripe(u32::MAX);
         self.slabs().for_each(|slab| slab.trim(&self.frames, &self.platform));
@@ -491,6 +534,9 @@ impl SizeMode {
 ///     policy.set(9, SizeMode::Always);
 /// }
 /// ```
+///
+/// # Context
+/// Context: any.
 pub struct FolioPolicy {
     modes: [AtomicU8; MAX_FOLIO_ORDER as usize + 1],
     global: AtomicU8,
@@ -498,6 +544,17 @@ pub struct FolioPolicy {
     always: AtomicU16,
     /// The orders that are `Madvise` after inheritance.
     advised: AtomicU16,
+}
+
+impl fmt::Debug for FolioPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let modes: [_; MAX_FOLIO_ORDER as usize + 1] =
+            core::array::from_fn(|order| self.get(order as u8));
+        f.debug_struct("FolioPolicy")
+            .field("modes", &modes)
+            .field("global", &SizeMode::from_number(self.global.load(Ordering::Relaxed)))
+            .finish()
+    }
 }
 
 impl FolioPolicy {

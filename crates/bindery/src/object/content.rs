@@ -39,15 +39,16 @@ const AHEAD: usize = 2 << 20;
 impl<P: Platform> Object<'_, P> {
     /// Reads from `offset`, in bytes, and returns the number of bytes read: less than the size of
     /// `into` only at the object's end. Pages that are not in memory read as zeroes and take no
-    /// memory; those of a file are brought in. May sleep. `into` is the caller's own memory, not a
-    /// program's; for that see [`Object::read_with`].
+    /// memory; those of a file are brought in. `into` is the caller's own memory, not a program's;
+    /// for that see [`Object::read_with`].
     ///
     /// # Errors
     /// [`Error::Invalid`] if offset or end do not fit in 63 bits, as in `pread(2)`; for a file, the
     /// pager's error for the first page, and [`Error::OutOfMemory`]; [`Error::Interrupted`] if a
     /// fatal signal waits before anything was read.
     ///
-    /// Complexity: in the bytes, and the height of the page index for each run of pages.
+    /// Context: may sleep. Complexity: in the bytes, and the height of the page index for each run
+    /// of pages.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<usize, Error> {
         let platform = &self.memory.platform;
         self.read_with(offset, into.len(), |done, from, length| {
@@ -77,7 +78,7 @@ impl<P: Platform> Object<'_, P> {
     /// # Errors
     /// As [`Object::read`].
     ///
-    /// Complexity: as there.
+    /// Context: may sleep. Complexity: as there.
     pub fn read_with(
         &self,
         offset: u64,
@@ -182,8 +183,8 @@ impl<P: Platform> Object<'_, P> {
     }
 
     /// Writes at `offset`, in bytes, and returns how much was written. The object grows where that
-    /// reaches over its end. May sleep. `from` is the caller's own memory, not that of a program, for
-    /// which there is [`Object::write_with`].
+    /// reaches over its end. `from` is the caller's own memory, not that of a program, for which
+    /// there is [`Object::write_with`].
     ///
     /// Less is written than asked for where something is in the way of the rest: no memory, a fatal
     /// signal, the pager, or [`Seals::GROW`], which lets through what fits into the object, in whole pages from
@@ -196,7 +197,8 @@ impl<P: Platform> Object<'_, P> {
     /// where no more frames are free than are kept for faults ([`Memory::set_fault_reserve`]); for a
     /// file, what the pager says; [`Error::Interrupted`] if a fatal signal waits.
     ///
-    /// Complexity: in the bytes, and the height of the index for each run of pages.
+    /// Context: may sleep. Complexity: in the bytes, and the height of the index for each run of
+    /// pages.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<usize, Error> {
         let platform = &self.memory.platform;
         self.write_with(offset, from.len(), |done, to, length| {
@@ -223,7 +225,7 @@ impl<P: Platform> Object<'_, P> {
     /// # Errors
     /// As [`Object::write`]. Where `copy` stops at once, 0 is returned.
     ///
-    /// Complexity: as there.
+    /// Context: may sleep. Complexity: as there.
     pub fn write_with(
         &self,
         offset: u64,

@@ -10,6 +10,7 @@ impl<P: Platform> Object<'_, P> {
     /// hole follows. File pages that are not in memory may be data in the file's storage, so all of
     /// a file is data.
     ///
+    /// Context: spins; not in interrupt handlers: the lock of the page index leaves interrupts on.
     /// Complexity: the height of the page index.
     pub fn next_data(&self, offset: u64) -> Option<u64> {
         let (memory, object) = (self.memory, self.state());
@@ -25,6 +26,7 @@ impl<P: Platform> Object<'_, P> {
     /// The first byte at or after `offset`, in bytes, that is in no existing page; the size if
     /// there is none before it, and `None` if `offset` is not below the size.
     ///
+    /// Context: spins; not in interrupt handlers: the lock of the page index leaves interrupts on.
     /// Complexity: in the runs up to there.
     pub fn next_hole(&self, offset: u64) -> Option<u64> {
         let (memory, object) = (self.memory, self.state());

@@ -125,6 +125,8 @@ impl<P: Platform> Memory<P> {
     /// Shared memory of `size` bytes, all zeroes. Memory is allocated at the first access to each
     /// page. (Linux: `memfd_create(2)`, or the object of a shared anonymous mapping.)
     ///
+    /// Context: may sleep.
+    ///
     /// # Errors
     /// [`Error::TooLarge`] above 2^63 - 1 bytes; [`Error::Overcommitted`] if all of the size counts
     /// as committed and that is too much; [`Error::OutOfMemory`].
@@ -144,6 +146,8 @@ impl<P: Platform> Memory<P> {
     /// As [`Memory::shared_memory`], in a file system of limited size. What the object commits is
     /// taken from `quota`, which outlives the object and all its holders. All objects of one quota
     /// belong to this memory.
+    ///
+    /// Context: may sleep.
     ///
     /// # Errors
     /// As [`Memory::shared_memory`]; [`Error::NoSpace`] if the quota has no room for a size that
@@ -170,6 +174,8 @@ impl<P: Platform> Memory<P> {
     ///
     /// It guards against the users of this library, not against the embedder's own bugs: the frames
     /// stay in [`Platform::direct_map`], where Linux takes them out of its own map.
+    ///
+    /// Context: may sleep.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
@@ -230,6 +236,8 @@ impl<P: Platform> Memory<P> {
     /// }
     /// ```
     ///
+    /// Context: may sleep.
+    ///
     /// # Errors
     /// [`Error::TooLarge`] above 2^63 - 1 bytes; [`Error::OutOfMemory`].
     pub fn file<'m>(
@@ -283,16 +291,22 @@ impl<'m, P: Platform> Object<'m, P> {
 
     /// A number that no other object of the memory has or had; a kernel can use it as an inode
     /// number.
+    ///
+    /// Context: any.
     pub fn identity(&self) -> u64 {
         self.state().identity()
     }
 
     /// The size in bytes.
+    ///
+    /// Context: any.
     pub fn size(&self) -> u64 {
         self.state().size()
     }
 
     /// Whether only programs that map it see it ([`Memory::secret_memory`]).
+    ///
+    /// Context: any.
     pub fn is_secret(&self) -> bool {
         self.state().is_secret()
     }
@@ -312,6 +326,8 @@ impl<'m, P: Platform> Object<'m, P> {
 
     /// How many of its pages are in memory, those beyond its end included (`st_blocks`, in base
     /// pages). The answer may be out of date unless the caller keeps others out.
+    ///
+    /// Context: any.
     pub fn resident_pages(&self) -> u64 {
         self.state().pages.resident()
     }

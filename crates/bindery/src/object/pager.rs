@@ -44,8 +44,9 @@ impl core::error::Error for PagerError {}
 /// Files have numbers that are the pager's own affair. An [`crate::Object`] of a file caches its
 /// pages; there is at most one for each file at a time, which all who open the file share.
 ///
-/// All methods may sleep, and are called from faults and operations, on any CPU, for different files
-/// and different pages of one file at the same time.
+/// # Context
+/// Context: may sleep. The functions are called from faults and operations, on any CPU, for different
+/// files and different pages of one file at the same time.
 ///
 /// # Locks
 /// [`Pager::read`], [`Pager::write`] and [`Pager::removed`] are called without any lock: no mutex of an

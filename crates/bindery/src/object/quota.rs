@@ -10,6 +10,9 @@ use crate::error::Error;
 /// An object made by [`crate::Memory::shared_memory_within`] takes from it what the object commits
 /// ([`crate::Accounting`]), and returns it when that is freed. What does not fit is refused with
 /// [`Error::NoSpace`]; a fault that would need it is refused with [`crate::FaultError::Bus`].
+///
+/// # Context
+/// Context: any.
 #[derive(Debug)]
 pub struct Quota {
     limit: AtomicU64,

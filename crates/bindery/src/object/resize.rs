@@ -29,13 +29,14 @@ impl<P: Platform> Object<'_, P> {
     /// Sets the object's size to `bytes` (Linux: `ftruncate(2)`). Pages beyond a smaller size are
     /// unmapped everywhere, with the copies that private mappings made of them, and freed; an
     /// access to them is refused from then on ([`crate::FaultError::Bus`]). A larger size adds
-    /// zeroes. May sleep.
+    /// zeroes.
     ///
     /// # Errors
     /// [`Error::TooLarge`] above 2^63 - 1; [`Error::SealForbids`]; [`Error::Overcommitted`] if all
     /// of the size counts as committed; for a file, the pager's error. An error changes nothing.
     ///
-    /// Complexity: in the runs removed, the mappings of the object, and their mapped pages.
+    /// Context: may sleep. Complexity: in the runs removed, the mappings of the object, and their
+    /// mapped pages.
     pub fn set_size(&self, bytes: u64) -> Result<(), Error> {
         if bytes > MAX_SIZE {
             return Err(Error::TooLarge);
@@ -87,7 +88,7 @@ impl<P: Platform> Object<'_, P> {
 
     /// Makes `length` bytes from `offset` read as zeroes, and frees the whole pages among them. The
     /// size stays (Linux: `fallocate(2)` with `FALLOC_FL_PUNCH_HOLE`). Shared mappings see zeroes;
-    /// copies that private mappings have made stay. May sleep.
+    /// copies that private mappings have made stay.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a length of zero, or if offset or length do not fit in 63 bits;
@@ -95,7 +96,7 @@ impl<P: Platform> Object<'_, P> {
     /// error, including [`Error::NotSupported`], and [`Error::OutOfMemory`]. An error changes
     /// nothing.
     ///
-    /// Complexity: as [`Object::set_size`].
+    /// Context: may sleep. Complexity: as [`Object::set_size`].
     pub fn punch_hole(&self, offset: u64, length: u64) -> Result<(), Error> {
         let end = end_of(offset, length)?;
         self.memory.outermost(|| self.punch_hole_once(offset, end))
@@ -159,7 +160,6 @@ impl<P: Platform> Object<'_, P> {
 
     /// Brings in all pages of `length` bytes from `offset` on, so that writing them later needs no
     /// memory, and lets the object grow over them (Linux: `fallocate(2)`). Only for shared memory.
-    /// May sleep.
     ///
     /// # Errors
     /// [`Error::Invalid`] and [`Error::TooLarge`] as [`Object::punch_hole`];
@@ -169,7 +169,7 @@ impl<P: Platform> Object<'_, P> {
     /// folio (Linux stops for any signal). The content and size are as before then, and so is the
     /// memory that it takes, unless somebody has used the new pages already.
     ///
-    /// Complexity: in the pages.
+    /// Context: may sleep. Complexity: in the pages.
     pub fn allocate(&self, offset: u64, length: u64, growth: Growth) -> Result<(), Error> {
         let end = end_of(offset, length)?;
         let (memory, object) = (self.memory, self.state());

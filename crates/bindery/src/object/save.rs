@@ -44,8 +44,8 @@ impl<P: Platform> Object<'_, P> {
     /// [`Error::Interrupted`] if a fatal signal waits, between two pieces of at most 16 MiB. What
     /// was not stored remains to be stored.
     ///
-    /// Complexity: in the dirty pages; for each batch of up to 32 runs, one walk over the mappings that
-    /// show one of them.
+    /// Context: may sleep. Complexity: in the dirty pages; for each batch of up to 32 runs, one
+    /// walk over the mappings that show one of them.
     pub fn sync(&self, offset: u64, length: u64) -> Result<(), Error> {
         let end = offset.saturating_add(length);
         let first = offset >> PAGE_SHIFT;

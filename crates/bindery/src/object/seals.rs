@@ -125,23 +125,27 @@ impl ObjectState {
 
 impl<P: Platform> Object<'_, P> {
     /// The seals that were added so far; none for files (Linux: `F_GET_SEALS`).
+    ///
+    /// Context: any.
     pub fn seals(&self) -> Seals {
         self.state().seals.get()
     }
 
     /// Whether no new shared mapping may be written.
+    ///
+    /// Context: any.
     pub fn is_sealed_for_writing(&self) -> bool {
         self.seals().intersects(Seals::WRITING)
     }
 
-    /// Adds seals (Linux: `fcntl(2)` with `F_ADD_SEALS`). May sleep.
+    /// Adds seals (Linux: `fcntl(2)` with `F_ADD_SEALS`).
     ///
     /// # Errors
     /// [`Error::Invalid`] for unknown bits and for files; [`Error::SealForbids`] if
     /// [`Seals::SEAL`] is there; [`Error::Busy`] for [`Seals::WRITE`] while somebody maps the
     /// object shared in a way that may be written, or has pages pinned. Nothing is added then.
     ///
-    /// Complexity: constant; for [`Seals::WRITE`] linear in the resident pages.
+    /// Context: may sleep. Complexity: constant; for [`Seals::WRITE`] linear in the resident pages.
     pub fn add_seals(&self, seals: Seals) -> Result<(), Error> {
         let object = self.state();
         if seals.bits() & !Seals::all().bits() != 0 || object.is_file() || object.is_secret() {

@@ -28,6 +28,9 @@ use crate::platform::Platform;
 /// store(&mut disk, &[StoredBytes::from(&b"page"[..])]);
 /// assert_eq!(disk, b"page");
 /// ```
+///
+/// # Context
+/// Context: any.
 pub struct StoredBytes<'a> {
     start: NonNull<u8>,
     length: usize,

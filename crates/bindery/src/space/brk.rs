@@ -28,6 +28,8 @@ impl ProgramBreak {
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Sets the start of the heap, which is then empty. The program loader calls it.
+    ///
+    /// Context: may sleep.
     pub fn set_break_start(&self, start: VirtAddr) {
         let _guard = self.mmap_lock.lock();
         self.program_break.start.store(start.0, Ordering::Relaxed);
@@ -43,11 +45,10 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Moves the end of the heap to `end`, and returns the end afterwards: `end`, or the old end if
-    /// that is not possible (Linux: `brk(2)`, whose library wrapper makes an error of it). May
-    /// sleep.
+    /// that is not possible (Linux: `brk(2)`, whose library wrapper makes an error of it).
     ///
-    /// Complexity: as [`AddressSpace::munmap`] if the heap shrinks; logarithmic in the mappings if
-    /// it grows.
+    /// Context: may sleep. Complexity: as [`AddressSpace::munmap`] if the heap shrinks; logarithmic
+    /// in the mappings if it grows.
     pub fn set_break(&self, end: VirtAddr) -> VirtAddr {
         let mut now = end;
         let moved = self.table.memory.outermost(|| {

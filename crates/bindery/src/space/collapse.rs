@@ -100,7 +100,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// is no folio of that size; [`Error::Interrupted`] if a fatal signal came first, which is asked
     /// for before each span (Linux does not ask). What could be collapsed is.
     ///
-    /// Complexity: linear in the pages.
+    /// Context: may sleep. Complexity: linear in the pages.
     pub fn collapse_range(&self, range: VirtRange) -> Result<(), Error> {
         let mut parts = Parts::of(range);
         loop {
@@ -143,9 +143,9 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// `limits` allow: of anonymous memory, and of shared memory, whose pages then come into one
     /// folio and are mapped large by the next access. It is for a low-priority thread of the
     /// embedder (Linux: `khugepaged`). If a fatal signal waits for that thread, or no folio is
-    /// free, it stops after one span. May sleep.
+    /// free, it stops after one span.
     ///
-    /// Complexity: linear in the entries looked at.
+    /// Context: may sleep. Complexity: linear in the entries looked at.
     pub fn collapse_some(
         &self,
         from: VirtAddr,

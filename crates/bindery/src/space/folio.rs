@@ -54,14 +54,14 @@ type Mapped = [u64; (1 << MAX_FOLIO_ORDER) / 64];
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Splits the folio that is mapped at `addr` into folios of 2^`order` pages, and frees those
-    /// that have no mapping any more. Contents, permissions, accessed and dirty stay. May sleep.
+    /// that have no mapping any more. Contents, permissions, accessed and dirty stay.
     ///
     /// # Errors
     /// [`FolioError::NotMapped`]; [`FolioError::Unsuitable`] if the folio is not larger than that;
     /// [`FolioError::Busy`] if it has other mappings or holders, or a mapping of another VMA has a
     /// part.
     ///
-    /// Complexity: linear in the pages of the folio.
+    /// Context: may sleep. Complexity: linear in the pages of the folio.
     pub fn split_folio(&self, addr: VirtAddr, order: u8) -> Result<(), FolioError> {
         self.table.memory.retry(|| self.split_once(addr, order))
     }
@@ -153,13 +153,13 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Replaces the leaves around `addr` by one huge leaf. They must fill a level-1 table with all
-    /// pages, in order, of one folio of that size. May sleep.
+    /// pages, in order, of one folio of that size.
     ///
     /// # Errors
     /// [`FolioError::NotMapped`] if no VMA covers all of it; [`FolioError::Unsuitable`];
     /// [`FolioError::OutOfMemory`].
     ///
-    /// Complexity: linear in the entries of one table. One invalidation.
+    /// Context: may sleep. Complexity: linear in the entries of one table. One invalidation.
     pub fn collapse(&self, addr: VirtAddr) -> Result<(), FolioError> {
         self.table.memory.outermost(|| self.collapse_leaves(addr))
     }
@@ -184,6 +184,8 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Whether the leaf at `page` is known to be dirty, by its entry or by its folio. Waits for
     /// operations that are under way.
+    ///
+    /// Context: may sleep.
     pub fn is_dirty(&self, page: VirtAddr) -> bool {
         if page >= self.limit() {
             return false;

@@ -18,7 +18,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// A copy of the address space: the same mappings with the same contents. Private pages are
     /// shared until one side writes, except that the child gets copies of pinned pages. Shared
     /// mappings stay shared. The child has no locked memory, none of the `MADV_DONTFORK` mappings,
-    /// and empty mappings for `MADV_WIPEONFORK`. May sleep.
+    /// and empty mappings for `MADV_WIPEONFORK`.
     ///
     /// If a mapping never had a private page or a guard, nothing is copied: the child's faults find
     /// what the parent's would.
@@ -29,8 +29,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// except that its next writes may fault once more. (Linux asks for signals at each mapping,
     /// too, and before it begins, where any signal restarts the call: that is the embedder's part.)
     ///
-    /// Complexity: in the mappings and the runs of those that have private pages; one write to a
-    /// folio's counts for each run, one invalidation for each 64 tables.
+    /// Context: may sleep. Complexity: in the mappings and the runs of those that have private
+    /// pages; one write to a folio's counts for each run, one invalidation for each 64 tables.
     pub fn fork(&self) -> Result<Self, Error> {
         self.table.memory.outermost(|| self.fork_once())
     }

@@ -61,6 +61,8 @@ impl Mapping {
 impl<P: Platform> AddressSpace<'_, P> {
     /// The page table's entry for the page of `addr`; empty for addresses outside user space. Waits
     /// for running operations. Constant time.
+    ///
+    /// Context: may sleep.
     pub fn inspect(&self, addr: VirtAddr) -> Inspection {
         if addr >= self.limit() {
             return Inspection::Empty;
@@ -99,6 +101,8 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Calls `f` for every mapping, in rising order, with the mutex held: `f` must not call operations
     /// of this address space.
+    ///
+    /// Context: may sleep.
     pub fn for_each_mapping(&self, mut f: impl FnMut(Mapping)) {
         let _guard = self.mmap_lock.lock();
         for node in self.vmas.iter() {

@@ -33,12 +33,16 @@ impl Keys {
 impl<P: Platform> AddressSpace<'_, P> {
     /// How many protection keys a process can have, key 0 included; 1 if the machine or its entries
     /// have none.
+    ///
+    /// Context: any.
     pub fn protection_keys(&self) -> u8 {
         self.platform().protection_keys().clamp(1, P::Arch::PROTECTION_KEYS)
     }
 
     /// Allocates the lowest free key (`pkey_alloc(2)`). A fork inherits it. The caller sets the
     /// thread's rights to the key, which may be those that an earlier owner of the key had.
+    ///
+    /// Context: may sleep.
     ///
     /// # Errors
     /// [`Error::NoSpace`] if all are allocated, and always on a machine without keys.
@@ -54,6 +58,8 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Frees a key (`pkey_free(2)`). As on Linux, mappings that carry the key keep it, and so does
     /// its next owner; even key 0 can be freed.
+    ///
+    /// Context: may sleep.
     ///
     /// # Errors
     /// [`Error::Invalid`] if it was not allocated.

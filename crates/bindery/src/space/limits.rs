@@ -137,11 +137,15 @@ fn add(counter: &AtomicI64, pages: i64) {
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Sets the limits. Existing mappings stay.
+    ///
+    /// Context: any.
     pub fn set_limits(&self, limits: &Limits) {
         self.account.set_limits(limits);
     }
 
     /// The current limits.
+    ///
+    /// Context: any.
     pub fn limits(&self) -> Limits {
         self.account.limits()
     }
@@ -157,6 +161,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// The usage of the address space.
+    ///
+    /// Context: any.
     pub fn usage(&self) -> Usage {
         let read = |counter: &AtomicI64| counter.load(Ordering::Relaxed).max(0) as u64;
         Usage {

@@ -114,7 +114,7 @@ impl Advice {
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Applies advice to `length` bytes (rounded up to pages) at `start`. May sleep.
+    /// Applies advice to `length` bytes (rounded up to pages) at `start`.
     ///
     /// # Errors
     /// [`Error::Unaligned`]; [`Error::OutOfRange`] if the range wraps; [`Error::Invalid`] if the
@@ -127,13 +127,16 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// or [`Advice::PopulateWrite`], or before a mapping of [`Advice::Free`], [`Advice::Cold`] or
     /// [`Advice::PageOut`]. The part before an error is done.
     ///
-    /// Complexity: in the mappings and runs of the range; contents are dropped by whole tables.
+    /// Context: may sleep. Complexity: in the mappings and runs of the range; contents are dropped
+    /// by whole tables.
     pub fn madvise(&self, start: VirtAddr, length: u64, advice: Advice) -> Result<(), Error> {
         self.madvise_with_keys(start, length, advice, KeyRights::ALL)
     }
 
     /// As [`AddressSpace::madvise`], for a thread with these `rights` to the memory of each
     /// protection key. Of a sealed mapping, it may discard only what it could overwrite.
+    ///
+    /// Context: may sleep.
     ///
     /// # Errors
     /// As [`AddressSpace::madvise`].
@@ -186,12 +189,13 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Drops the contents of `length` bytes (rounded up to pages) at `start`: they read as zeroes
-    /// again, or as the object's content. Tables that become empty are freed. May sleep.
+    /// again, or as the object's content. Tables that become empty are freed.
     ///
     /// # Errors
     /// As [`AddressSpace::madvise`] with [`Advice::DontNeed`].
     ///
-    /// Complexity: in the mappings and whole tables, plus the runs of the tables at the edges.
+    /// Context: may sleep. Complexity: in the mappings and whole tables, plus the runs of the
+    /// tables at the edges.
     pub fn discard(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         self.madvise(start, length, Advice::DontNeed)
     }

@@ -22,7 +22,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Allows or forbids that pages with equal contents are merged, in all private mappings,
     /// present and future (`PR_SET_MEMORY_MERGE`). Setting the current value changes nothing.
     ///
-    /// Complexity: in the mappings.
+    /// Context: may sleep. Complexity: in the mappings.
     pub fn set_merging(&self, merges: bool) {
         self.transaction(|mm, _, removed| {
             if self.settings.merges() == merges {
@@ -48,6 +48,8 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Whether pages with equal contents may be merged in all private mappings
     /// (`PR_GET_MEMORY_MERGE`).
+    ///
+    /// Context: any.
     pub fn merging(&self) -> bool {
         self.settings.merges()
     }

@@ -33,7 +33,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`Error::Interrupted`] before a mapping at which a fatal signal waits, after the stretches
     /// before it were told. (Linux does not ask for signals.)
     ///
-    /// Complexity: in the entries of the range; what has no table costs nothing.
+    /// Context: may sleep. Complexity: in the entries of the range; what has no table costs
+    /// nothing.
     pub fn mincore(
         &self,
         start: VirtAddr,

@@ -41,7 +41,7 @@ pub(super) const LOCKS: MappingFlags = MappingFlags::LOCKED.union(MappingFlags::
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Locks the pages of the range into memory; the range is extended to whole pages. Locks do not
-    /// nest: a second call changes nothing, and one `munlock` undoes both. May sleep.
+    /// nest: a second call changes nothing, and one `munlock` undoes both.
     ///
     /// # Errors
     /// [`Error::LockForbidden`] if the process may lock nothing; [`Error::LockLimit`];
@@ -51,7 +51,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// available; [`Error::Interrupted`] if it is locked, and a fatal signal came before all pages
     /// did.
     ///
-    /// Complexity: in the mappings, and the folios that are allocated.
+    /// Context: may sleep. Complexity: in the mappings, and the folios that are allocated.
     pub fn mlock(&self, start: VirtAddr, length: u64, pages: LockPages) -> Result<(), Error> {
         self.may_lock_at_all()?;
         let range = match self.lock_range(start, length) {
@@ -78,12 +78,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         })
     }
 
-    /// Unlocks the range. May sleep.
+    /// Unlocks the range.
     ///
     /// # Errors
     /// As [`AddressSpace::mlock`], without those about limits and pages.
     ///
-    /// Complexity: in the mappings.
+    /// Context: may sleep. Complexity: in the mappings.
     pub fn munlock(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         let range = self.lock_range(start, length)?;
         self.table.memory.outermost(|| {
@@ -93,14 +93,14 @@ impl<P: Platform> AddressSpace<'_, P> {
         })
     }
 
-    /// Locks all existing mappings, all future ones, or both. May sleep.
+    /// Locks all existing mappings, all future ones, or both.
     ///
     /// # Errors
     /// [`Error::Invalid`] if `what` names neither; [`Error::LockForbidden`]; [`Error::LockLimit`].
     /// As on Linux, mappings that cannot be locked are skipped. [`Error::Interrupted`] as
     /// [`AddressSpace::mlock`] (on Linux the call succeeds then, in a thread that never sees it).
     ///
-    /// Complexity: as [`AddressSpace::mlock`] of everything.
+    /// Context: may sleep. Complexity: as [`AddressSpace::mlock`] of everything.
     pub fn mlockall(&self, what: LockAll) -> Result<(), Error> {
         if !what.intersects(LockAll::CURRENT | LockAll::FUTURE) {
             return Err(Error::Invalid);
@@ -120,7 +120,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         Ok(())
     }
 
-    /// Unlocks all mappings, and locks no future ones. May sleep.
+    /// Unlocks all mappings, and locks no future ones.
+    ///
+    /// Context: may sleep.
     pub fn munlockall(&self) {
         self.lock_all(LockAll::empty());
     }

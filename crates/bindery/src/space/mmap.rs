@@ -1,5 +1,6 @@
 //! `mmap(2)`.
 
+use core::fmt;
 use core::ptr::NonNull;
 
 use bitflags::bitflags;
@@ -101,6 +102,16 @@ pub struct MapObject<'a, 'm, P: Platform> {
     pub access: FileAccess,
 }
 
+impl<P: Platform> fmt::Debug for MapObject<'_, '_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MapObject")
+            .field("object", &self.object)
+            .field("offset", &self.offset)
+            .field("access", &self.access)
+            .finish()
+    }
+}
+
 /// What is mapped, besides what was asked.
 pub(super) struct Backing {
     pub(super) object: Option<NonNull<ObjectState>>,
@@ -121,7 +132,7 @@ impl Backing {
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Maps anonymous memory, and returns its address. It reads as zeroes; frames are allocated at
-    /// the first access. May sleep. (Linux: `mmap(2)` with `MAP_ANONYMOUS`.)
+    /// the first access. (Linux: `mmap(2)` with `MAP_ANONYMOUS`.)
     ///
     /// If no address is given, one is chosen downwards from the top. A mapping of at least one
     /// table's span (2 MiB) begins at a multiple of it if there is room, so that large folios and
@@ -136,8 +147,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// [`Error::TooManyMappings`]; [`Error::NoRoom`]; [`Error::OutOfMemory`]. An error changes
     /// nothing.
     ///
-    /// Complexity: logarithmic in the mappings; for what [`Place::Fixed`] replaces, as
-    /// [`AddressSpace::munmap`].
+    /// Context: may sleep. Complexity: logarithmic in the mappings; for what [`Place::Fixed`]
+    /// replaces, as [`AddressSpace::munmap`].
     pub fn mmap(&self, request: &MapRequest) -> Result<VirtAddr, Error> {
         let may = MappingFlags::MAY_ALL;
         if request.sharing == Sharing::Private {
@@ -157,7 +168,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Maps a part of an object: shared memory or a file. A private mapping shows the object's
     /// pages until they are written, and copies from then on. Pages beyond the object's end are
     /// mapped too, and an access there fails ([`crate::FaultError::Bus`]) until the object grows.
-    /// May sleep. (Linux: `mmap(2)` with a file descriptor.)
+    /// (Linux: `mmap(2)` with a file descriptor.)
+    ///
+    /// Context: may sleep.
     ///
     /// # Errors
     /// As [`AddressSpace::mmap`]; also [`Error::Unaligned`] and [`Error::TooLarge`] for the offset,

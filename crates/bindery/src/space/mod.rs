@@ -46,6 +46,7 @@ mod transaction;
 mod user_copy;
 mod zeroes;
 
+use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -146,6 +147,8 @@ pub struct AddressSpace<'m, P: Platform> {
 impl<'m, P: Platform> AddressSpace<'m, P> {
     /// An address space without mappings.
     ///
+    /// Context: may sleep.
+    ///
     /// # Errors
     /// [`Error::OutOfMemory`] if there is no frame for the root table.
     pub fn new(memory: &'m Memory<P>, options: SpaceOptions) -> Result<Self, Error> {
@@ -192,12 +195,16 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     /// The frame of the root table, which the embedder loads into the MMU between
     /// [`AddressSpace::enter`] and [`AddressSpace::leave`].
+    ///
+    /// Context: any.
     pub fn root(&self) -> Frame {
         self.table.root
     }
 
     /// Records that the calling CPU is about to load the root. From here on the CPU receives
     /// invalidations. Does not sleep.
+    ///
+    /// Context: any.
     pub fn enter(&self) {
         let section = ReadSection::enter(self.platform());
         self.table.presence.enter(self.platform().cpu());
@@ -208,6 +215,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     /// Records that the calling CPU has loaded another root, and what its TLB may still hold. Does
     /// not sleep.
+    ///
+    /// Context: any.
     pub fn leave(&self, tlb_on_leave: TlbOnLeave) {
         let section = ReadSection::enter(self.platform());
         self.table.presence.leave(self.platform().cpu(), tlb_on_leave);
@@ -215,22 +224,30 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// Work done on the page table so far.
+    ///
+    /// Context: any.
     pub fn counts(&self) -> Counts {
         self.table.stats.read()
     }
 
     /// The memory that the address space takes its frames from.
+    ///
+    /// Context: any.
     pub fn memory(&self) -> &'m Memory<P> {
         self.table.memory
     }
 
     /// Sets the maximum number of VMAs ([`SpaceOptions::maximum_mappings`]); existing ones stay. A
     /// child of [`AddressSpace::fork`] begins with its parent's.
+    ///
+    /// Context: any.
     pub fn set_maximum_mappings(&self, most: usize) {
         self.maximum_mappings.store(most, Ordering::Relaxed);
     }
 
     /// The number of mappings (VMAs).
+    ///
+    /// Context: any.
     pub fn mapping_count(&self) -> usize {
         self.vmas.len()
     }
@@ -388,6 +405,16 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let tables = self.table.take_emptied(gather);
         // SAFETY: 1. the VMAs are out of the index and the trees; no VMA and no child holds the groups.
         unsafe { memory.free_unlinked(tables, vmas, groups) };
+    }
+}
+
+impl<P: Platform> fmt::Debug for AddressSpace<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AddressSpace")
+            .field("root", &self.root())
+            .field("mappings", &self.mapping_count())
+            .field("resident", &self.resident())
+            .finish_non_exhaustive()
     }
 }
 

@@ -55,8 +55,7 @@ impl Vma {
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Sets the permissions of `length` bytes (rounded up to pages) at `start` to `protection`. May
-    /// sleep.
+    /// Sets the permissions of `length` bytes (rounded up to pages) at `start` to `protection`.
     ///
     /// # Errors
     /// [`Error::Unaligned`] and [`Error::OutOfRange`] change nothing. As on Linux, if a part of the
@@ -65,8 +64,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// ([`Error::LimitReached`], [`Error::Overcommitted`]) or cannot be split
     /// ([`Error::TooManyMappings`], [`Error::OutOfMemory`]), the part before it is changed.
     ///
-    /// Complexity: in the runs of the range. One invalidation for each 64 tables, none if the range
-    /// only allows more than before.
+    /// Context: may sleep. Complexity: in the runs of the range. One invalidation for each 64
+    /// tables, none if the range only allows more than before.
     pub fn mprotect(
         &self,
         start: VirtAddr,
@@ -77,6 +76,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// As [`AddressSpace::mprotect`], with the start of the change.
+    ///
+    /// Context: may sleep.
     ///
     /// # Errors
     /// As there; [`Error::Invalid`] if the mapping does not grow down.
@@ -97,7 +98,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// As there; [`Error::Invalid`], with nothing changed, if the key is not allocated
     /// ([`AddressSpace::pkey_alloc`]).
     ///
-    /// Complexity: as there. A change of the key is always invalidated.
+    /// Context: may sleep. Complexity: as there. A change of the key is always invalidated.
     pub fn pkey_mprotect(
         &self,
         start: VirtAddr,
@@ -110,6 +111,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Whether branches of programs can be checked for landing pads here ([`Protection::BTI`]).
+    ///
+    /// Context: any.
     #[inline]
     pub fn branch_target_identification(&self) -> bool {
         P::Arch::BTI && self.platform().branch_target_identification()

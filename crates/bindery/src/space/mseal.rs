@@ -11,14 +11,14 @@ use crate::collections::range_skip_list::Indexed;
 impl<P: Platform> AddressSpace<'_, P> {
     /// Seals the mappings of `length` bytes (rounded up to pages) at `start` for good. They can no
     /// longer be unmapped, moved, resized or replaced, their protection cannot change, and contents
-    /// that the program could not overwrite cannot be discarded. May sleep.
+    /// that the program could not overwrite cannot be discarded.
     ///
     /// # Errors
     /// [`Error::Unaligned`]; [`Error::OutOfRange`]; [`Error::NotMapped`] if the range has holes,
     /// and [`Error::TooManyMappings`] or [`Error::OutOfMemory`] if a mapping cannot be split. A
     /// hole changes nothing; the part before another error is sealed.
     ///
-    /// Complexity: in the mappings.
+    /// Context: may sleep. Complexity: in the mappings.
     pub fn mseal(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         if !start.is_aligned(PAGE_SIZE) {
             return Err(Error::Unaligned(start));

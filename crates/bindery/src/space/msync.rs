@@ -34,7 +34,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`Error::Interrupted`] as [`crate::Object::sync`]; [`Error::NotMapped`] if the range has holes,
     /// after the rest is saved.
     ///
-    /// Complexity: in the runs that were written.
+    /// Context: may sleep. Complexity: in the runs that were written.
     pub fn msync(&self, start: VirtAddr, length: u64, flags: SyncFlags) -> Result<(), Error> {
         if !start.is_aligned(PAGE_SIZE) {
             return Err(Error::Unaligned(start));

@@ -48,11 +48,15 @@ pub struct Pinned<'m, P: Platform> {
 
 impl<P: Platform> Pinned<'_, P> {
     /// The frame of the first page; the others are consecutive.
+    ///
+    /// Context: any.
     pub fn first(&self) -> Frame {
         self.first
     }
 
     /// How many pages are pinned, at least one.
+    ///
+    /// Context: any.
     pub fn pages(&self) -> u32 {
         self.pages
     }
@@ -81,7 +85,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// the same folio and mapped consecutively with the same permissions. If the pin could not be
     /// kept otherwise, the page first becomes the program's own: for writing, and for reading
     /// anonymous memory that is shared with another process until one of them writes, or that was
-    /// never written. May sleep. (Linux: `pin_user_pages`.)
+    /// never written. (Linux: `pin_user_pages`.)
     ///
     /// # Errors
     /// [`PinError::Fault`] with the fault that the access would have had;
@@ -89,7 +93,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// [`PinError::FolioLimit`] if the folio has 2^15 pins, or 2^14 and the address space more than
     /// 1,024 pinned pages in all. An error pins nothing.
     ///
-    /// Complexity: in the pages pinned; one atomic instruction.
+    /// Context: may sleep. Complexity: in the pages pinned; one atomic instruction.
     pub fn pin(
         &self,
         at: VirtAddr,

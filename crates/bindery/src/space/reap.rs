@@ -12,7 +12,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Drops the contents of all private mappings, locked ones too, while threads of the process
     /// may still run to their end. So the memory is freed now, and not when the last of them
     /// releases the address space. Shared memory stays. It is for a process that has been killed
-    /// and never returns to its program. May sleep.
+    /// and never returns to its program.
     ///
     /// Each mapping is marked ([`MappingFlags::REAPED`]) before its contents are dropped and faults
     /// may run again. From then on nothing is mapped there: an access fails with
@@ -23,7 +23,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// # Errors
     /// [`Error::Interrupted`] for a fatal signal of the caller, [`Error::OutOfMemory`]: work done stays done, and another call may go on.
     ///
-    /// Complexity: in the mappings and whole tables, as [`AddressSpace::discard`] of everything.
+    /// Context: may sleep. Complexity: in the mappings and whole tables, as
+    /// [`AddressSpace::discard`] of everything.
     pub fn reap(&self) -> Result<(), Error> {
         self.table
             .memory

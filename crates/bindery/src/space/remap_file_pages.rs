@@ -26,7 +26,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// there is not as said above, or its object cannot be written through it; those of
     /// [`AddressSpace::mmap_object`]. Nothing is changed then.
     ///
-    /// Complexity: as [`AddressSpace::mmap_object`], and in the pages that have to be made.
+    /// Context: may sleep. Complexity: as [`AddressSpace::mmap_object`], and in the pages that have
+    /// to be made.
     pub fn remap_file_pages(
         &self,
         start: VirtAddr,

@@ -18,6 +18,8 @@ pub struct Resident {
 
 impl Resident {
     /// All of it (`VmRSS`).
+    ///
+    /// Context: any.
     pub fn total(&self) -> u64 {
         self.anonymous + self.file + self.shared
     }
@@ -27,7 +29,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// The resident memory of the address space. Operations count pages as they map and unmap them;
     /// those of a running call may be missing.
     ///
-    /// Complexity: constant. Takes no lock.
+    /// Context: any. Complexity: constant. Takes no lock.
     pub fn resident(&self) -> Resident {
         let Counts { anonymous_pages, file_pages, shared_pages, .. } = self.counts();
         // Who unmaps a page may count it before the one who has mapped it does.

@@ -83,6 +83,8 @@ impl Settings {
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Sets where the address space uses large folios from now on. Existing ones stay.
+    ///
+    /// Context: any.
     pub fn set_large_folios(&self, large: LargeFolios) {
         let value = match large {
             LargeFolios::Allowed => 0,
@@ -93,6 +95,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Where the address space uses large folios.
+    ///
+    /// Context: any.
     pub fn large_folios(&self) -> LargeFolios {
         match self.settings.get() & LARGE_FOLIOS {
             0 => LargeFolios::Allowed,
@@ -103,6 +107,8 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Refuses from now on that memory becomes executable, if `gain` says so. Existing mappings
     /// stay as they are.
+    ///
+    /// Context: may sleep.
     ///
     /// # Errors
     /// [`Error::SealForbids`] if another value was set before: that cannot be undone.
@@ -122,6 +128,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Whether memory may become executable.
+    ///
+    /// Context: any.
     pub fn exec_gain(&self) -> ExecGain {
         match self.settings.get() & EXEC_GAIN {
             0 => ExecGain::Allowed,
@@ -133,6 +141,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Takes over those settings of `parent` that children inherit (not the limits), for the
     /// address space of a program that `parent`'s process executes. [`AddressSpace::fork`] does so
     /// itself.
+    ///
+    /// Context: any.
     pub fn inherit_settings(&self, parent: &Self) {
         self.settings.change(u8::MAX, parent.settings.inherited());
     }

@@ -34,13 +34,12 @@ pub struct PartialCopy {
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Reads `into.len()` bytes at `at`, like loads of the program: faults bring pages in. The
-    /// program need not be the running one. May sleep. (Linux: `copy_from_user`,
-    /// `process_vm_readv(2)`.)
+    /// program need not be the running one. (Linux: `copy_from_user`, `process_vm_readv(2)`.)
     ///
     /// # Errors
     /// The fault of such a load; the bytes before it have been read.
     ///
-    /// Complexity: in the pages that the bytes touch.
+    /// Context: may sleep. Complexity: in the pages that the bytes touch.
     pub fn read_user(&self, at: VirtAddr, into: &mut [u8]) -> Result<(), FaultError> {
         self.read_as(Asker::Program, at, into)
     }
@@ -51,7 +50,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// # Errors
     /// As there; [`FaultError::Protection`] for secret memory ([`crate::Memory::secret_memory`]).
     ///
-    /// Complexity: as there.
+    /// Context: may sleep. Complexity: as there.
     pub fn read_foreign(&self, at: VirtAddr, into: &mut [u8]) -> Result<(), FaultError> {
         self.read_as(Asker::Other, at, into)
     }
@@ -70,12 +69,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         Ok(())
     }
 
-    /// Writes `from` at `at`, like stores of the program. May sleep.
+    /// Writes `from` at `at`, like stores of the program.
     ///
     /// # Errors
     /// The fault of such a store; the bytes before it have been written.
     ///
-    /// Complexity: in the pages that the bytes touch.
+    /// Context: may sleep. Complexity: in the pages that the bytes touch.
     pub fn write_user(&self, at: VirtAddr, from: &[u8]) -> Result<(), FaultError> {
         self.write_as(Asker::Program, at, from)
     }
@@ -85,7 +84,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// # Errors
     /// As [`AddressSpace::read_foreign`], with the fault of a store.
     ///
-    /// Complexity: as there.
+    /// Context: may sleep. Complexity: as there.
     pub fn write_foreign(&self, at: VirtAddr, from: &[u8]) -> Result<(), FaultError> {
         self.write_as(Asker::Other, at, from)
     }
@@ -105,9 +104,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         Ok(())
     }
 
-    /// Copies `length` bytes at `from` in another process' memory to `to` in this one, as a load of the
-    /// one program and a store of the other would. Both may be one, but the bytes must not overlap, or
-    /// what is copied is a mix of old and new. May sleep. (Linux: `process_vm_readv(2)`.)
+    /// Copies `length` bytes at `from` in another process' memory to `to` in this one, as a load of
+    /// the one program and a store of the other would. Both may be one, but the bytes must not
+    /// overlap, or what is copied is a mix of old and new. (Linux: `process_vm_readv(2)`.)
     ///
     /// No lock is held from one piece of 1 KiB to the next.
     ///
@@ -115,7 +114,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`PartialCopy`]: the fault that a load or a store would have had
     /// ([`AddressSpace::read_foreign`]), and how many bytes were copied before it.
     ///
-    /// Complexity: in the bytes.
+    /// Context: may sleep. Complexity: in the bytes.
     pub fn copy_from(
         &self,
         to: VirtAddr,
@@ -135,7 +134,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// # Errors
     /// As there.
     ///
-    /// Complexity: in the bytes.
+    /// Context: may sleep. Complexity: in the bytes.
     pub fn copy_to(
         &self,
         from: VirtAddr,

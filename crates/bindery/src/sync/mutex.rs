@@ -43,6 +43,9 @@ use super::RawLock;
 /// drop(guard);
 /// assert_eq!(*value, 0);
 /// ```
+///
+/// # Context
+/// Context: any, but for [`Mutex::lock`], which has that of `L`.
 pub struct Mutex<L, T> {
     lock: L,
     value: UnsafeCell<T>,

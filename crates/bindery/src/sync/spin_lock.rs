@@ -36,6 +36,9 @@ use super::RawLock;
 /// static TICKS: Mutex<SpinLock<Flag>, u64> = Mutex::new(0);
 /// *TICKS.lock() += 1;
 /// ```
+///
+/// # Context
+/// Context: any. The functions never sleep, and are called with interrupts on or off.
 pub trait Interrupts: 'static {
     /// Whether interrupts were on: what [`Interrupts::restore`] restores.
     type State;

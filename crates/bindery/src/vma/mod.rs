@@ -66,6 +66,9 @@ impl Protection {
 bitflags! {
     /// The flags of a whole mapping (Linux: `vm_flags`, the letters of `VmFlags` in
     /// `/proc/self/smaps`).
+    ///
+    /// # Context
+    /// Context: any.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct MappingFlags: u32 {
         /// Loads are allowed (`rd`).

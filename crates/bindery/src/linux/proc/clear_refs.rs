@@ -36,6 +36,8 @@ pub enum ClearRefs {
 impl ClearRefs {
     /// Reads what a program wrote into the file: a number, with or without white space around it.
     ///
+    /// Context: any.
+    ///
     /// # Errors
     /// [`Errno::EINVAL`] for text that is not a number, or not one of the five.
     pub fn parse(text: &str) -> Result<Self, Errno> {
@@ -46,6 +48,8 @@ impl ClearRefs {
     }
 
     /// What the number asks for.
+    ///
+    /// Context: any.
     ///
     /// # Errors
     /// [`Errno::EINVAL`] if it means nothing.
@@ -62,14 +66,14 @@ impl ClearRefs {
 }
 
 /// Does what a write to `/proc/self/clear_refs` asks for. A store that is under way meanwhile may
-/// count as earlier. May sleep.
+/// count as earlier.
 ///
 /// # Errors
 /// [`Errno::ENOMEM`] if a huge leaf that two mappings share cannot be split; the mappings before
 /// it have forgotten.
 ///
-/// Complexity: in the entries of all mappings concerned, with the address space's mutex held, as on
-/// Linux; one invalidation.
+/// Context: may sleep. Complexity: in the entries of all mappings concerned, with the address
+/// space's mutex held, as on Linux; one invalidation.
 pub fn clear_refs<P: Platform>(space: &AddressSpace<'_, P>, what: ClearRefs) -> Result<(), Errno> {
     let done = match what {
         ClearRefs::All => space.forget_in(Forget::Accessed, |_| true),

@@ -41,7 +41,7 @@ pub const KPF_PGTABLE: u32 = 26;
 /// Fills `into` with what `/proc/kpageflags` has for the frames from number `first` on, and returns
 /// for how many: fewer than asked for only behind the last frame, where the file ends.
 ///
-/// Complexity: in the words that are filled. No lock is held.
+/// Context: any. Complexity: in the words that are filled. No lock is held.
 pub fn kpageflags<P: Platform>(memory: &Memory<P>, first: u64, into: &mut [u64]) -> usize {
     fill(memory, first, into, flags)
 }
@@ -50,7 +50,7 @@ pub fn kpageflags<P: Platform>(memory: &Memory<P>, first: u64, into: &mut [u64])
 /// mappings of a folio, not of each of its pages, so pages of a large folio have the mean, at least
 /// 1 where any is mapped (as Linux has it without `CONFIG_PAGE_MAPCOUNT`).
 ///
-/// Complexity: in the words that are filled. No lock is held.
+/// Context: any. Complexity: in the words that are filled. No lock is held.
 pub fn kpagecount<P: Platform>(memory: &Memory<P>, first: u64, into: &mut [u64]) -> usize {
     fill(memory, first, into, |_, view| mean_mappings(view))
 }

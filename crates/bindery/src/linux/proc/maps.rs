@@ -20,7 +20,7 @@ use super::naming::{FileId, NameSource, Naming};
 /// # Errors
 /// Those of `out` alone; nothing more is written then.
 ///
-/// Complexity: logarithmic in the mappings, for each of them.
+/// Context: may sleep. Complexity: logarithmic in the mappings, for each of them.
 pub fn maps<P: Platform>(
     space: &AddressSpace<'_, P>,
     naming: &dyn Naming,
@@ -43,7 +43,7 @@ pub fn maps<P: Platform>(
 /// # Errors
 /// Those of `out` alone; nothing more is written then.
 ///
-/// Complexity: logarithmic in the mappings.
+/// Context: may sleep. Complexity: logarithmic in the mappings.
 pub fn maps_entry<P: Platform>(
     space: &AddressSpace<'_, P>,
     naming: &dyn Naming,

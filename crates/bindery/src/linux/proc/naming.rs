@@ -55,7 +55,10 @@ pub struct FileId {
 
 /// The embedder's names of mapped objects, each identified by its
 /// [`identity`](crate::Object::identity). Every function has a default answer for embedders without
-/// names. They are called with no lock held.
+/// names.
+///
+/// # Context
+/// Context: may sleep. The functions are called without locks of the core.
 pub trait Naming {
     /// The device and inode of the object's file. By default shared memory has device 0:1, as on
     /// Linux, files have none, and the inode is the identity, or a segment's identifier.

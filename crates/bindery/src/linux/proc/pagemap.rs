@@ -52,8 +52,8 @@ impl PhysicalAddresses {
 /// address divided by 4,096) on, and returns for how many: fewer than asked for only at the end of
 /// user space, where the file ends. Pages in no mapping read as zero.
 ///
-/// Complexity: in the words that are filled; what stands in the page table is read in runs. The
-/// address space's mutex is held for 512 pages at a time.
+/// Context: may sleep. Complexity: in the words that are filled; what stands in the page table is
+/// read in runs. The address space's mutex is held for 512 pages at a time.
 pub fn pagemap<P: Platform>(
     space: &AddressSpace<'_, P>,
     first_page: u64,

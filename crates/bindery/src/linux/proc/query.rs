@@ -62,6 +62,9 @@ impl Fields {
 /// The memory of the program that makes a query. An address space is one, at the price of a walk for
 /// each access; a kernel has a faster one for the running program: its instructions that access the
 /// program's own addresses.
+///
+/// # Context
+/// Context: may sleep. The functions are called without locks of the core.
 pub trait CallerMemory {
     /// Reads `into.len()` bytes at `at`. May sleep.
     ///
@@ -97,7 +100,7 @@ impl<P: Platform> CallerMemory for AddressSpace<'_, P> {
 /// [`Errno::ENOENT`] if there is no such mapping; [`Errno::ENAMETOOLONG`] if the name does not
 /// fit.
 ///
-/// Complexity: logarithmic in the mappings, for each that is passed over.
+/// Context: may sleep. Complexity: logarithmic in the mappings, for each that is passed over.
 pub fn procmap_query<P: Platform>(
     space: Option<&AddressSpace<'_, P>>,
     caller: &impl CallerMemory,

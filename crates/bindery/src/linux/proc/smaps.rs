@@ -18,8 +18,9 @@ use super::tally::{Extent, Tally};
 /// # Errors
 /// Those of `out` alone; nothing more is written then.
 ///
-/// Complexity: for each mapping, in its entries; what has no table costs nothing. Operations of the
-/// address space wait while one mapping is looked at; faults wait for 1,024 entries at most.
+/// Context: may sleep. Complexity: for each mapping, in its entries; what has no table costs
+/// nothing. Operations of the address space wait while one mapping is looked at; faults wait for
+/// 1,024 entries at most.
 pub fn smaps<P: Platform>(
     space: &AddressSpace<'_, P>,
     naming: &dyn Naming,
@@ -37,7 +38,7 @@ pub fn smaps<P: Platform>(
 /// # Errors
 /// Those of `out` alone; nothing more is written then.
 ///
-/// Complexity: logarithmic in the mappings, and in the entries of this one.
+/// Context: may sleep. Complexity: logarithmic in the mappings, and in the entries of this one.
 pub fn smaps_entry<P: Platform>(
     space: &AddressSpace<'_, P>,
     naming: &dyn Naming,
@@ -69,7 +70,7 @@ pub fn smaps_entry<P: Platform>(
 /// # Errors
 /// Those of `out` alone.
 ///
-/// Complexity: as [`smaps()`].
+/// Context: may sleep. Complexity: as [`smaps()`].
 pub fn smaps_rollup<P: Platform>(space: &AddressSpace<'_, P>, out: &mut dyn Write) -> fmt::Result {
     let mut tally = Tally::default();
     let mut whole: Option<VirtRange> = None;

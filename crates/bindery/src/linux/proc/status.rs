@@ -15,7 +15,7 @@ use super::line::Columns;
 /// # Errors
 /// Those of `out` alone.
 ///
-/// Complexity: constant.
+/// Context: any, as far as `out` allows. Complexity: constant.
 pub fn statm<P: Platform>(
     space: &AddressSpace<'_, P>,
     text: u64,
@@ -41,7 +41,7 @@ pub fn statm<P: Platform>(
 /// # Errors
 /// Those of `out` alone.
 ///
-/// Complexity: constant.
+/// Context: any, as far as `out` allows. Complexity: constant.
 pub fn status<P: Platform>(space: &AddressSpace<'_, P>, out: &mut dyn Write) -> fmt::Result {
     let resident = space.resident();
     let usage = space.usage();

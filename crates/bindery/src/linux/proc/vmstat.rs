@@ -28,7 +28,8 @@ pub struct FaultCounts {
 /// # Errors
 /// Those of `out` alone.
 ///
-/// Complexity: linear in the blocks of frames; no lock is held meanwhile.
+/// Context: spins, and as far as `out` allows. Complexity: linear in the blocks of frames; no lock
+/// is held meanwhile.
 pub fn vmstat<P: Platform>(
     memory: &Memory<P>,
     faults: FaultCounts,

@@ -17,10 +17,10 @@ const READ_BY_ALL: u32 = 0o444;
 const WRITE_BY_ALL: u32 = 0o222;
 const EXECUTE_BY_ALL: u32 = 0o111;
 
-/// `shmat(2)`: raw arguments (identifier, address, flags) in, the address or `-errno` out. `space` is
-/// the caller's memory. May sleep.
+/// `shmat(2)`: raw arguments (identifier, address, flags) in, the address or `-errno` out. `space`
+/// is the caller's memory.
 ///
-/// Complexity: as [`AddressSpace::mmap_object`].
+/// Context: may sleep. Complexity: as [`AddressSpace::mmap_object`].
 pub fn shmat<'m, P: Platform>(
     segments: &'m Segments<'m, P>,
     space: &AddressSpace<'m, P>,
@@ -30,9 +30,10 @@ pub fn shmat<'m, P: Platform>(
     raw(attach(segments, space, user, id as i32, at, flags as u32))
 }
 
-/// `shmdt(2)`: 0 or `-errno`. May sleep.
+/// `shmdt(2)`: 0 or `-errno`.
 ///
-/// Complexity: in the mappings behind the address, and as [`AddressSpace::munmap`].
+/// Context: may sleep. Complexity: in the mappings behind the address, and as
+/// [`AddressSpace::munmap`].
 pub fn shmdt<P: Platform>(space: &AddressSpace<'_, P>, at: u64) -> i64 {
     let detached = space.detach_segment(VirtAddr(at));
     raw(detached.map(|()| 0).map_err(|error| error.errno(Operation::Munmap)))

@@ -23,13 +23,13 @@ const READ_BY_ALL: u32 = 0o444;
 /// Words of `struct shmid_ds`.
 const STATUS_WORDS: usize = 14;
 
-/// `shmctl(2)`: raw arguments (identifier, command, buffer) in, the result or `-errno` out. `space` is
-/// the caller's memory, in which the buffer stands. May sleep.
+/// `shmctl(2)`: raw arguments (identifier, command, buffer) in, the result or `-errno` out. `space`
+/// is the caller's memory, in which the buffer stands.
 ///
 /// Segments are in memory whether they are locked or not: `SHM_LOCK` is noted, and counts against no
 /// limit.
 ///
-/// Complexity: in the slots.
+/// Context: may sleep. Complexity: in the slots.
 pub fn shmctl<P: Platform>(
     segments: &Segments<'_, P>,
     space: &AddressSpace<'_, P>,

@@ -13,7 +13,8 @@ use super::Segments;
 /// # Errors
 /// Those of `out` alone; nothing more is written then.
 ///
-/// Complexity: in the slots. Nobody waits for a slow reader.
+/// Context: spins, and as far as `out` allows. Complexity: in the slots. Nobody waits for a slow
+/// reader.
 pub fn sysvipc_shm<P: Platform>(segments: &Segments<'_, P>, out: &mut dyn Write) -> fmt::Result {
     out.write_str(
         "       key      shmid perms                  size  cpid  lpid nattch   uid   gid  cuid  \

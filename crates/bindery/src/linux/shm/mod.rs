@@ -139,6 +139,8 @@ fn pages_of(bytes: u64) -> u64 {
 impl<'m, P: Platform> Segments<'m, P> {
     /// An empty set of segments, with one segment at most for each of `slots` (Linux: `shmmni`), at
     /// most 32,768.
+    ///
+    /// Context: any.
     pub fn new(
         memory: &'m Memory<P>,
         slots: &'m mut [SegmentSlot<'m, P>],
@@ -151,6 +153,8 @@ impl<'m, P: Platform> Segments<'m, P> {
     }
 
     /// Drops all segments, attached or not. Mapped segments stay mapped, and no longer count.
+    ///
+    /// Context: may sleep.
     pub fn clear(&self) {
         for index in 0..MOST_SLOTS {
             let taken = {
@@ -276,9 +280,9 @@ impl<P: Platform> fmt::Debug for Segments<'_, P> {
     }
 }
 
-/// `shmget(2)`: raw arguments in, the identifier or `-errno` out. May sleep.
+/// `shmget(2)`: raw arguments in, the identifier or `-errno` out.
 ///
-/// Complexity: in the slots.
+/// Context: may sleep. Complexity: in the slots.
 pub fn shmget<'m, P: Platform>(
     segments: &'m Segments<'m, P>,
     user: &IpcUser,

@@ -1,5 +1,7 @@
 //! One segment.
 
+use core::fmt;
+
 use crate::error::Errno;
 use crate::object::Object;
 use crate::platform::Platform;
@@ -32,8 +34,19 @@ pub struct SegmentSlot<'m, P: Platform> {
     pub(super) segment: Option<Segment<'m, P>>,
 }
 
+impl<P: Platform> fmt::Debug for SegmentSlot<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SegmentSlot")
+            .field("uses", &self.uses)
+            .field("used", &self.segment.is_some())
+            .finish()
+    }
+}
+
 impl<P: Platform> SegmentSlot<'_, P> {
     /// An empty one.
+    ///
+    /// Context: any.
     #[must_use]
     pub const fn new() -> Self {
         Self { uses: 0, segment: None }

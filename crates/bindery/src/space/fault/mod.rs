@@ -142,8 +142,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// While a file's pager works, no lock is held, and the mapping may change; then the fault
     /// looks again.
     ///
-    /// Complexity: logarithmic in the mappings, linear in the pages of the folio. For a file, once
-    /// more for each call on it that drops the page meanwhile, or has it stored.
+    /// Context: may sleep. Complexity: logarithmic in the mappings, linear in the pages of the
+    /// folio. For a file, once more for each call on it that drops the page meanwhile, or has it
+    /// stored.
     #[inline]
     pub fn fault(&self, addr: VirtAddr, access: Access) -> Result<Resolved, FaultError> {
         self.fault_with_keys(addr, access, KeyRights::ALL)
@@ -151,6 +152,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     /// As [`AddressSpace::fault`], for a thread with these `rights` to the memory of each
     /// protection key.
+    ///
+    /// Context: may sleep.
     ///
     /// # Errors
     /// As there; [`FaultError::ProtectionKey`], which comes before all refusals of the mapping

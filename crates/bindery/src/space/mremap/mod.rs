@@ -78,9 +78,9 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// smaller length leaves out of a mapping that was to move there; and of several mappings some
     /// may have moved.
     ///
-    /// Complexity: one entry for each table that moves whole; of the rest, the base pages that are
-    /// moved. One invalidation for each mapping and at most 64 tables; one more for each
-    /// contiguous run that an end of the range cuts.
+    /// Context: may sleep. Complexity: one entry for each table that moves whole; of the rest, the
+    /// base pages that are moved. One invalidation for each mapping and at most 64 tables; one more
+    /// for each contiguous run that an end of the range cuts.
     pub fn mremap(
         &self,
         old: VirtAddr,
