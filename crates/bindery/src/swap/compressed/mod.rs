@@ -8,7 +8,7 @@
 //! | `workspace` | the compressor's memory |
 //!
 //! A page is compressed by LZ4 (the block format of lz4_flex, in safe Rust) and put away as an object
-//! of as many bytes. Where that would not save a quarter of the page, it is kept as it is, in a frame
+//! of as many bytes. Where that would not save an eighth of the page, it is kept as it is, in a frame
 //! of its own. Pages of one repeated value are not for this store: their owner keeps the value.
 //!
 //! ```text
@@ -56,7 +56,7 @@ use pool::Pool;
 use workspace::{Workspaces, decompress};
 
 /// The largest object that is compressed: a page that takes more is kept as it is.
-const LARGEST: usize = PAGE_SIZE as usize / 4 * 3;
+const LARGEST: usize = PAGE_SIZE as usize / 8 * 7;
 
 /// Why a page was not stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,5 +1,6 @@
 //! Pages of all kinds, stored, loaded and freed.
 
+use core::sync::atomic::Ordering::Relaxed;
 use std::vec::Vec;
 
 use proptest::prelude::*;
@@ -242,7 +243,7 @@ fn the_limit_is_reached_and_never_passed() {
 #[test]
 fn pages_of_one_awkward_size_leave_no_holes() {
     // Of small objects, the last chunks have ends that count.
-    for (random, most) in [(300, 17), (1_400, 5), (2_100, 5), (2_500, 5), (3_000, 5)] {
+    for (random, most) in [(300, 17), (1_400, 5), (2_100, 5), (2_500, 5), (3_000, 5), (3_500, 5)] {
         let fixture = Fixture::new(512, 400);
         let stored = |seed| fixture.store(&page_of(random, seed)).unwrap();
         let handles: Vec<_> = (0..300).map(stored).collect();
@@ -344,6 +345,26 @@ fn what_is_freed_twice_is_refused() {
     assert_eq!(fixture.store.usage().pages_stored, 1);
     assert!(fixture.load(&keep) == Ok(page_of(100, 1)));
     fixture.check();
+}
+
+#[test]
+fn a_frame_on_a_wrong_list_is_found() {
+    let fixture = Fixture::new(64, 8);
+    let handle = fixture.store(&page_of(100, 1)).unwrap();
+    let frame = handle.extent().unwrap().frame;
+    let meta = fixture.frames.meta(frame);
+    for (field, bit) in [(&meta.word, 1 << 40), (&meta.word, u64::MAX)] {
+        field.fetch_xor(bit, Relaxed);
+        assert_eq!(fixture.store.check(&fixture.frames), Err(frame));
+        field.fetch_xor(bit, Relaxed);
+    }
+    for (field, bits) in [(&meta.previous, 1), (&meta.state, 1)] {
+        field.fetch_xor(bits, Relaxed);
+        assert_eq!(fixture.store.check(&fixture.frames), Err(frame));
+        field.fetch_xor(bits, Relaxed);
+    }
+    fixture.free(handle);
+    fixture.finish();
 }
 
 #[test]
