@@ -32,7 +32,7 @@ use crate::table::leaf::replace;
 use crate::table::locking::{Depth, Node};
 use crate::table::look::Standing;
 use crate::table::spare::Spared;
-use crate::table::{TablePool, free_table, new_table, run};
+use crate::table::{ReadSection, TablePool, free_table, new_table, run};
 use crate::vma::{Purpose, Vma};
 use crate::{AddressSpace, Memory, Object, Protection};
 
@@ -142,7 +142,8 @@ pub fn clear_accessed_and_dirty<P: Platform>(
     let frames = &tables.memory.frames;
     let end = at.0 + (u64::from(count) << PAGE_SHIFT);
     for at in (at.0..end).step_by(PAGE_SIZE as usize).map(VirtAddr) {
-        let (node, index, raw) = tables.peek(at, &mut Counts::default());
+        let section = ReadSection::enter(&tables.memory.platform);
+        let (node, index, raw) = tables.peek(&section, at, &mut Counts::default());
         if arch::kind::<P::Arch>(raw, node.level) != Kind::Leaf {
             continue;
         }

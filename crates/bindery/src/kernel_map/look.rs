@@ -16,8 +16,8 @@ use super::protocol::{self, Found, Lowest};
 use super::request::{KernelAddress, KernelArea, KernelPiece, Resolution};
 
 impl<P: Platform> KernelMap<'_, P> {
-    /// What the tables say of `at`; called in a read section.
-    fn find(&self, at: VirtAddr) -> Found {
+    /// What the tables say of `at`.
+    fn find(&self, _section: &ReadSection<'_, P>, at: VirtAddr) -> Found {
         protocol::find(self, at)
     }
 
@@ -29,8 +29,8 @@ impl<P: Platform> KernelMap<'_, P> {
         if !self.arena.contains(at) {
             return None;
         }
-        let _section = ReadSection::enter(&self.memory.platform);
-        let found = self.find(at);
+        let section = ReadSection::enter(&self.memory.platform);
+        let found = self.find(&section, at);
         if arch::kind::<P::Arch>(found.entry, found.level) != Kind::Leaf {
             return None;
         }
@@ -88,8 +88,8 @@ impl<P: Platform> KernelMap<'_, P> {
         }
         loop {
             let found = {
-                let _section = ReadSection::enter(&self.memory.platform);
-                self.find(at)
+                let section = ReadSection::enter(&self.memory.platform);
+                self.find(&section, at)
             };
             if found.paused {
                 self.memory.platform.relax();

@@ -10,6 +10,7 @@ use crate::platform::Platform;
 use super::awaited::Stop;
 use super::fetch::{Wanted, demand};
 use super::in_flight::Reads;
+use super::invalidate::PagesMayGo;
 use super::mappings::{self, Copies};
 use super::pages;
 use super::state::Accounting;
@@ -46,18 +47,20 @@ pub(crate) fn collapse<P: Platform>(
                 demand(memory, object, page, &Wanted { ahead, ..Wanted::one(0, end) })?;
             }
         }
-        let collapse = || collapse_alone(memory, object, first, order, most_missing);
+        let collapse = |proof: &PagesMayGo| {
+            collapse_alone(memory, object, first, (order, most_missing), proof)
+        };
         object.invalidate_lock.with_write(&memory.platform, collapse).map_err(Stop::from)
     })
 }
 
-/// The changes are held, and the invalidate lock is held for writing; the pager has none of the pages.
+/// The changes are held; the pager has none of the pages.
 fn collapse_alone<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     first: u64,
-    order: u8,
-    most_missing: Option<u32>,
+    (order, most_missing): (u8, Option<u32>),
+    proof: &PagesMayGo,
 ) -> Result<(), Error> {
     let frames = &memory.frames;
     let count = 1_u64 << order;
@@ -90,7 +93,7 @@ fn collapse_alone<P: Platform>(
         frames.discard(&memory.platform, folio);
         return Err(error);
     }
-    mappings::unmap(memory, object, first, count, Copies::Kept);
+    mappings::unmap(memory, object, first, count, Copies::Kept, proof);
     // Pins come through mappings, so there can be no more of them now.
     if pages::any_folio(memory, object, first, first + count, |folio| frames.pins(folio) > 0) {
         object.pages.change(memory, |index, nodes| (index.prune(first, count, nodes), 0));
@@ -98,7 +101,7 @@ fn collapse_alone<P: Platform>(
         frames.discard(&memory.platform, folio);
         return Err(Error::TryAgain);
     }
-    replace(memory, object, first, folio);
+    replace(memory, object, first, folio, proof);
     Ok(())
 }
 
@@ -114,7 +117,13 @@ fn present<P: Platform>(memory: &Memory<P>, object: &ObjectState, first: u64, en
 
 /// Puts `folio`, which is fresh, into the place of all pages from `first` on, which are mapped
 /// nowhere. Cannot fail: the index is prepared.
-fn replace<P: Platform>(memory: &Memory<P>, object: &ObjectState, first: u64, folio: Folio) {
+fn replace<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    first: u64,
+    folio: Folio,
+    proof: &PagesMayGo,
+) {
     let (frames, platform) = (&memory.frames, &memory.platform);
     let end = first + u64::from(folio.pages());
     frames.set_fresh_owner(folio, object.as_owner(), first);
@@ -144,7 +153,7 @@ fn replace<P: Platform>(memory: &Memory<P>, object: &ObjectState, first: u64, fo
             if frames.is_dirty(old) {
                 frames.mark_dirty(folio);
             }
-            pages::let_go(memory, object, old_first, old, count);
+            pages::let_go(memory, object, old_first, (old, count), proof);
         }
         from += u64::from(count);
     }

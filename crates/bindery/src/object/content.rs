@@ -124,7 +124,7 @@ impl<P: Platform> Object<'_, P> {
         interrupt::check(&memory.platform)?;
         let mut _kept = None;
         loop {
-            let read = object.invalidate_lock.with_read(&memory.platform, || {
+            let read = object.invalidate_lock.with_read(&memory.platform, |_| {
                 let all = object.size().saturating_sub(offset).min(part.end as u64) as usize;
                 let end = all.min(part.start.saturating_add(PIECE));
                 let mut done = part.start;
@@ -305,7 +305,7 @@ impl<P: Platform> Object<'_, P> {
         while start + (*done as u64) < end && !stopped {
             interrupt::check(platform)?;
             let before = *done;
-            object.invalidate_lock.with_read(platform, || -> Result<(), Stop> {
+            object.invalidate_lock.with_read(platform, |_| -> Result<(), Stop> {
                 while start + (*done as u64) < end && *done - before < PIECE && !stopped {
                     let left = (start + *done as u64, end);
                     let most = PIECE - (*done - before);
@@ -389,7 +389,7 @@ impl ObjectState {
             // What a program wrote behind the end of the last page was never part of the file, as
             // in Linux's file systems. In shared memory it becomes so: Linux 6.18 leaves it there.
             let size = self.size();
-            self.invalidate_lock.with_read(&memory.platform, || {
+            self.invalidate_lock.with_read(&memory.platform, |_| {
                 pages::zero_part(memory, self, size, size.next_multiple_of(PAGE_SIZE));
             });
         }

@@ -10,6 +10,7 @@ use crate::table::spare::Spared;
 use crate::vma::MappingFlags;
 
 use super::ObjectState;
+use super::invalidate::PagesMayGo;
 
 /// The most tables that one part of a walk takes out of a VMA.
 const TABLES: u64 = 512;
@@ -23,7 +24,7 @@ pub(crate) enum Copies {
     Kept,
 }
 
-/// Unmaps `count` pages from `first` on everywhere. The invalidate lock is held for writing. Guards
+/// Unmaps `count` pages from `first` on everywhere. Guards
 /// stay, as on Linux.
 pub(super) fn unmap<P: Platform>(
     memory: &Memory<P>,
@@ -31,6 +32,7 @@ pub(super) fn unmap<P: Platform>(
     first: u64,
     count: u64,
     copies: Copies,
+    _: &PagesMayGo,
 ) {
     let walked =
         for_each_sight(memory, object, &[(first, count)], Locking::Wait, |sight, gather| {
@@ -58,13 +60,14 @@ pub(super) fn unmap<P: Platform>(
 }
 
 /// Takes the permission to write the pages of `ranges`, which rise and do not overlap, from all
-/// mappings, and makes every TLB forget it. The invalidate lock is held for writing.
+/// mappings, and makes every TLB forget it.
 ///
 /// Complexity: one walk, as [`for_each_sight`], and the entries of the pages.
 pub(super) fn write_protect<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     ranges: &[Pages],
+    _: &PagesMayGo,
 ) {
     let walked = for_each_sight(memory, object, ranges, Locking::Wait, |sight, gather| {
         if !sight.vma.is_shared() {

@@ -63,6 +63,7 @@ pub(crate) mod damage;
 mod fetch;
 mod holes;
 mod in_flight;
+mod invalidate;
 mod mappings;
 mod pager;
 pub(crate) mod pages;
@@ -86,6 +87,7 @@ use state::{Backing, Secrecy};
 
 pub(crate) use attachments::{Attachments, SegmentMark};
 pub(crate) use awaited::{Awaited, Stop};
+pub(crate) use invalidate::PagesStay;
 pub use pager::{Pager, PagerError};
 pub use quota::Quota;
 pub use resize::Growth;

@@ -13,6 +13,7 @@ use crate::platform::Platform;
 use super::awaited::Stop;
 use super::fetch::{Wanted, obtain};
 use super::in_flight::Ticket;
+use super::invalidate::{PagesMayGo, PagesStay};
 use super::state::Accounting;
 use super::{Object, ObjectState};
 use crate::bytes;
@@ -164,14 +165,14 @@ pub(super) fn mark_run_dirty<P: Platform>(
 /// without locks.
 pub(crate) fn mark_written<P: Platform>(object: &Object<'_, P>, page: u64, count: u64) {
     let (memory, state) = (object.memory, object.state());
-    let mark = || mark_dirty(memory, state, page, count);
+    let mark = |_: &PagesStay| mark_dirty(memory, state, page, count);
     while let Err(ticket) = state.invalidate_lock.with_read(&memory.platform, mark) {
         state.pages.wait(&memory.platform, ticket);
     }
 }
 
 /// Drops the pages from `first` to `end`, which are mapped nowhere: the frames are free unless
-/// somebody else holds them. The invalidate lock is held for writing, or the object has no holder.
+/// somebody else holds them.
 ///
 /// Complexity: in the runs, and O(height of the index) for each 64 pages.
 pub(super) fn drop_pages<P: Platform>(
@@ -179,6 +180,7 @@ pub(super) fn drop_pages<P: Platform>(
     object: &ObjectState,
     first: u64,
     end: u64,
+    proof: &PagesMayGo,
 ) {
     loop {
         let taken = object.pages.change(memory, |index, nodes| {
@@ -189,7 +191,7 @@ pub(super) fn drop_pages<P: Platform>(
         for_each_part(memory, run, |page, frame, folio, count| {
             debug_assert!(frame.0 >= folio.head.0);
             let first = page - u64::from(frame.0 - folio.head.0);
-            let_go(memory, object, first, folio, count);
+            let_go(memory, object, first, (folio, count), proof);
             true
         });
         if object.accounting() == Accounting::PerPage {
@@ -200,14 +202,13 @@ pub(super) fn drop_pages<P: Platform>(
 
 /// Gives the references to `count` pages of `folio` back, which the index named until now; its first
 /// page belongs at `first`. If it names no page of the folio any more, and somebody else holds it, the
-/// folio belongs to nobody. The invalidate lock is held for writing, or the object has no holder: so no page of
-/// the folio comes or goes. May wait for the folio's lock.
+/// folio belongs to nobody. No page of the folio comes or goes meanwhile. May wait for the folio's lock.
 pub(super) fn let_go<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     first: u64,
-    folio: Folio,
-    count: u32,
+    (folio, count): (Folio, u32),
+    _: &PagesMayGo,
 ) {
     let (frames, platform) = (&memory.frames, &memory.platform);
     if frames.release_last(platform, folio, count) == Freed::Yes {
@@ -233,12 +234,13 @@ fn names<P: Platform>(memory: &Memory<P>, object: &ObjectState, first: u64, foli
 }
 
 /// Drops those of the pages from `first` to `end` that nobody has written or mapped since they came,
-/// so that they are zeroes with or without us. The invalidate lock is held for writing.
+/// so that they are zeroes with or without us.
 pub(super) fn drop_untouched<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     first: u64,
     end: u64,
+    proof: &PagesMayGo,
 ) {
     let mut from = first;
     while let Some(run) = object.pages.look(&memory.platform, |index| index.next_run(from, end)) {
@@ -246,7 +248,7 @@ pub(super) fn drop_untouched<P: Platform>(
         for_each_part(memory, run, |page, _, folio, count| {
             let frames = &memory.frames;
             if frames.mappings(folio) == 0 && frames.pins(folio) == 0 && !frames.is_dirty(folio) {
-                drop_pages(memory, object, page, page + u64::from(count));
+                drop_pages(memory, object, page, page + u64::from(count), proof);
             }
             true
         });

@@ -9,6 +9,7 @@ use crate::vma::MappingFlags;
 use super::awaited::Stop;
 use super::fetch::{Wanted, demand, obtain};
 use super::in_flight::Reads;
+use super::invalidate::PagesMayGo;
 use super::mappings::{self, Copies};
 use super::seals::Seals;
 use super::state::pages_of;
@@ -74,13 +75,13 @@ impl<P: Platform> Object<'_, P> {
             // Before anybody is kept out: nothing of what is cut off is read or stored any more.
             pager.resize(file, bytes)?;
         }
-        object.invalidate_lock.with_write(&memory.platform, || {
+        object.invalidate_lock.with_write(&memory.platform, |proof| {
             // Less than before can always be committed.
             let _ = object.promise_size(memory, bytes);
             object.set_size(bytes);
             let first = pages_of(bytes);
-            mappings::unmap(memory, object, first, PAGE_LIMIT - first, Copies::Dropped);
-            pages::drop_pages(memory, object, first, PAGE_LIMIT);
+            mappings::unmap(memory, object, first, PAGE_LIMIT - first, Copies::Dropped, proof);
+            pages::drop_pages(memory, object, first, PAGE_LIMIT, proof);
             pages::zero_part(memory, object, bytes, first << PAGE_SHIFT);
             Ok(())
         })
@@ -111,7 +112,9 @@ impl<P: Platform> Object<'_, P> {
             if object.is_file() {
                 return self.punch_file(offset, end.min(object.size()));
             }
-            object.invalidate_lock.with_write(&memory.platform, || self.punch(offset, end));
+            object
+                .invalidate_lock
+                .with_write(&memory.platform, |proof| self.punch(offset, end, proof));
             Ok(())
         })
     }
@@ -131,18 +134,17 @@ impl<P: Platform> Object<'_, P> {
         if first < behind {
             pager.discard(file, first, behind - first).map_err(Error::from)?;
         }
-        object.invalidate_lock.with_write(&memory.platform, || {
+        object.invalidate_lock.with_write(&memory.platform, |proof| {
             for page in cuts.map(|cut| cut >> PAGE_SHIFT) {
                 pages::mark_dirty(memory, object, page, 1)?;
             }
-            self.punch(offset, end);
+            self.punch(offset, end, proof);
             Ok(())
         })
     }
 
-    /// Drops the whole pages from `offset` to `end` and zeroes the parts. The invalidate lock is held for
-    /// writing.
-    fn punch(&self, offset: u64, end: u64) {
+    /// Drops the whole pages from `offset` to `end` and zeroes the parts.
+    fn punch(&self, offset: u64, end: u64, proof: &PagesMayGo) {
         let (memory, object) = (self.memory, self.state());
         let (first, behind) = (pages_of(offset), end >> PAGE_SHIFT);
         if first > behind {
@@ -151,8 +153,8 @@ impl<P: Platform> Object<'_, P> {
             return;
         }
         if first < behind {
-            mappings::unmap(memory, object, first, behind - first, Copies::Kept);
-            pages::drop_pages(memory, object, first, behind);
+            mappings::unmap(memory, object, first, behind - first, Copies::Kept, proof);
+            pages::drop_pages(memory, object, first, behind, proof);
         }
         pages::zero_part(memory, object, offset, first << PAGE_SHIFT);
         pages::zero_part(memory, object, behind << PAGE_SHIFT, end);
@@ -223,8 +225,8 @@ impl<P: Platform> Object<'_, P> {
                 .map_err(Stop::from)
                 .and_then(|()| obtain(memory, object, page, &wanted));
             if let Err(stop) = obtained {
-                object.invalidate_lock.with_write(&memory.platform, || {
-                    pages::drop_untouched(memory, object, first, page);
+                object.invalidate_lock.with_write(&memory.platform, |proof| {
+                    pages::drop_untouched(memory, object, first, page, proof);
                 });
                 return Err(stop);
             }

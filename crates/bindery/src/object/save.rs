@@ -148,13 +148,13 @@ fn save_batch<P: Platform>(
         size: 0,
         behind: from,
     };
-    object.invalidate_lock.with_write(&memory.platform, || {
+    object.invalidate_lock.with_write(&memory.platform, |proof| {
         batch.size = object.size();
         batch.begin(end.min(pages_of(batch.size)), turn);
         let ranges: ArrayVec<(u64, u64), RUNS> =
             batch.groups().map(|runs| (runs[0].page, pages_in(runs))).collect();
         if !ranges.is_empty() {
-            mappings::write_protect(memory, object, &ranges);
+            mappings::write_protect(memory, object, &ranges, proof);
         }
     });
     let mut result = Ok(());

@@ -171,7 +171,7 @@ impl<P: Platform> Object<'_, P> {
         let (memory, object) = (self.memory, self.state());
         // Whoever pinned a page to write it came through a shared mapping that may be written, and
         // there can be none any more.
-        object.invalidate_lock.with_write(&memory.platform, || {
+        object.invalidate_lock.with_write(&memory.platform, |_| {
             let pinned = pages::any_folio(memory, object, 0, PAGE_LIMIT, |folio| {
                 memory.frames.pins(folio) > 0
             });

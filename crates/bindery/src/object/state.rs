@@ -17,6 +17,7 @@ use crate::vma::MappingFlags;
 
 use super::attachments::SegmentMark;
 use super::in_flight::{Ends, InFlight};
+use super::invalidate::InvalidateLock;
 use super::pager::Pager;
 use super::quota::Quota;
 use super::registry::{Links, Registry};
@@ -81,7 +82,7 @@ pub(crate) struct ObjectState {
     pub(super) committed: AtomicU64,
     pub(super) seals: SealState,
     pub(super) changes: RwLock,
-    pub(crate) invalidate_lock: RwLock,
+    pub(crate) invalidate_lock: InvalidateLock,
     pub(crate) pages: Pages,
     pub(crate) mapping_lock: TreeLock,
     pub(crate) mappers: ObjectTree,
@@ -204,7 +205,7 @@ impl ObjectState {
             committed: AtomicU64::new(0),
             seals: SealState::new(seals),
             changes: RwLock::new(),
-            invalidate_lock: RwLock::new(),
+            invalidate_lock: InvalidateLock::new(),
             pages: Pages::new(),
             mapping_lock: TreeLock::new(),
             mappers: ObjectTree::new(),
@@ -409,7 +410,7 @@ pub(super) fn release<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectState
     }
     let _ = save::save(memory, object, 0, PAGE_LIMIT, save::Until::End);
     Registry::of(memory).take(node);
-    pages::drop_pages(memory, object, 0, PAGE_LIMIT);
+    pages::drop_pages(memory, object, 0, PAGE_LIMIT, &object.invalidate_lock.without_holders());
     object.uncommit(memory, object.committed());
     if let Some((pager, file)) = object.file() {
         pager.removed(file);

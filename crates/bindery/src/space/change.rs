@@ -71,9 +71,9 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Puts a VMA that is in the trees into the index and the accounts.
-    pub(super) fn insert_linked(&self, _mm: &MmapLocked, node: NonNull<Vma>) {
+    pub(super) fn insert_linked(&self, mm: &MmapLocked, node: NonNull<Vma>) {
         let vma = self.vma(node);
-        self.account(vma.flags(), vma.pages() as i64);
+        self.account(mm, vma.flags(), vma.pages() as i64);
         // SAFETY: 1. callers hold the mutex; 2. and 3. the node is fresh from the slab, which
         // gives it back only in `finish`, after a grace period; 4. all callers of the index are in
         // this module and its parent, which use it under the mutex or in a read section.
@@ -98,8 +98,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.remove_unlinked(mm, vma, removed);
     }
 
-    fn remove_unlinked(&self, _mm: &MmapLocked, vma: VmaWriteGuard<'_, P>, removed: &mut Removed) {
-        self.account(vma.flags(), -(vma.pages() as i64));
+    fn remove_unlinked(&self, mm: &MmapLocked, vma: VmaWriteGuard<'_, P>, removed: &mut Removed) {
+        self.account(mm, vma.flags(), -(vma.pages() as i64));
         let vma = vma.remove();
         // SAFETY: 1. callers hold the mutex; 2. the VMA is in the index, where starts differ;
         // 3. it goes back to the slab only in `finish`, after a grace period.
@@ -117,7 +117,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// As [`AddressSpace::resize`], with the VMA's trees locked.
     pub(super) fn resize_held(
         &self,
-        _mm: &MmapLocked,
+        mm: &MmapLocked,
         vma: &VmaWriteGuard<'_, P>,
         start: u64,
         end: u64,
@@ -126,20 +126,20 @@ impl<P: Platform> AddressSpace<'_, P> {
         let before = vma.pages() as i64;
         held.resize(start, end);
         self.vmas.bounds_changed(NonNull::from(vma.vma()));
-        self.account(vma.flags(), vma.pages() as i64 - before);
+        self.account(mm, vma.flags(), vma.pages() as i64 - before);
     }
 
     /// Changes the flags of a VMA.
     pub(super) fn change_flags(
         &self,
-        _mm: &MmapLocked,
+        mm: &MmapLocked,
         vma: &VmaWriteGuard<'_, P>,
         flags: MappingFlags,
     ) {
         let pages = vma.pages() as i64;
-        self.account(vma.flags(), -pages);
+        self.account(mm, vma.flags(), -pages);
         vma.set_flags(flags);
-        self.account(flags, pages);
+        self.account(mm, flags, pages);
     }
 
     /// Cuts a VMA in two at `at`, an address inside, and returns the upper part.
@@ -241,7 +241,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         RmapGuard::new(self.platform(), &low).resize(low.start(), end);
         rmap::unlink(self.platform(), &high);
         self.remove_unlinked(mm, high, removed);
-        self.account(low.flags(), pages);
+        self.account(mm, low.flags(), pages);
         self.vmas.bounds_changed(NonNull::from(low.vma()));
     }
 

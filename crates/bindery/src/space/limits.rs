@@ -6,8 +6,8 @@ use crate::addr::{PAGE_SHIFT, PAGE_SIZE};
 use crate::error::Error;
 use crate::platform::Platform;
 
-use super::AddressSpace;
 use super::vma::MappingFlags;
+use super::{AddressSpace, MmapLocked};
 
 /// The limits of a process (`getrlimit(2)`), in bytes; `u64::MAX` is none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -175,8 +175,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
     }
 
-    /// `pages` more (or fewer) of a mapping with these flags. The mutex is held.
-    pub(super) fn account(&self, flags: MappingFlags, pages: i64) {
+    /// `pages` more (or fewer) of a mapping with these flags.
+    pub(super) fn account(&self, _mm: &MmapLocked, flags: MappingFlags, pages: i64) {
         add(&self.account.total, pages);
         let total = self.account.total.load(Ordering::Relaxed);
         if total > self.account.peak.load(Ordering::Relaxed) {

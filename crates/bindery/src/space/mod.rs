@@ -21,6 +21,9 @@ mod guard;
 mod inspect;
 mod key;
 mod limits;
+#[cfg(any(test, lock_violations = "types", lock_violations = "moves"))]
+#[allow(dead_code, reason = "it is there to be compiled")]
+mod lock_violations;
 mod madvise;
 mod merging;
 mod mincore;

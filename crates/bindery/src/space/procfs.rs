@@ -8,7 +8,7 @@ use crate::platform::Platform;
 use crate::table::age::Forget;
 
 use super::vma::Vma;
-use super::{AddressSpace, MappingFlags};
+use super::{AddressSpace, MappingFlags, MmapLocked};
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// The most pages that all mappings together have had (`VmPeak`).
@@ -30,10 +30,14 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Looks at the first mapping that ends behind `at`, with the mutex held; `None` if there is
     /// none. Who lists all mappings asks again from the end of the last, so that others get the
     /// mutex in between.
-    pub(crate) fn look_behind<R>(&self, at: VirtAddr, look: impl FnOnce(&Vma) -> R) -> Option<R> {
+    pub(crate) fn look_behind<R>(
+        &self,
+        at: VirtAddr,
+        look: impl FnOnce(&MmapLocked, &Vma) -> R,
+    ) -> Option<R> {
         let guard = self.mmap_lock.lock();
         let mm = &*guard;
-        self.first_behind(mm, at.0).map(look)
+        self.first_behind(mm, at.0).map(|vma| look(mm, vma))
     }
 
     /// Lets all leaves of the mappings that `concerned` names forget; with [`Forget::SoftDirty`],

@@ -100,13 +100,13 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let mut counts = Counts::default();
         let mut found = false;
         while start < end && !found {
-            let _section = ReadSection::enter(&self.memory.platform);
+            let section = ReadSection::enter(&self.memory.platform);
             let looks = locking::HELD_ENTRIES / u32::from(P::Arch::LEVELS);
             for _ in 0..looks {
                 if start >= end {
                     break;
                 }
-                let (node, _, entry) = self.peek(VirtAddr(start), &mut counts);
+                let (node, _, entry) = self.peek(&section, VirtAddr(start), &mut counts);
                 self.memory.worked(u64::from(P::Arch::LEVELS - node.level) + 1, 0);
                 found = node.level == 1 || !entry.is_empty();
                 if found {

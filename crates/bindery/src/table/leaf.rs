@@ -55,8 +55,8 @@ impl<P: Platform> PageTable<'_, P> {
     /// meet there. A huge leaf or absent entry that does is split, with the tables on deposit.
     pub(crate) fn cut(&self, at: VirtAddr) {
         let (node, _, entry) = {
-            let _section = ReadSection::enter(&self.memory.platform);
-            self.peek(at, &mut Counts::default())
+            let section = ReadSection::enter(&self.memory.platform);
+            self.peek(&section, at, &mut Counts::default())
         };
         let whole = at.is_aligned(arch::span::<P::Arch>(node.level));
         if node.level > 1 && !entry.is_empty() && !whole {

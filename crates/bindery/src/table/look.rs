@@ -64,8 +64,8 @@ impl<P: Platform> PageTable<'_, P> {
         let mut at = range.start();
         while at < range.end() {
             // One table at a time, so that no read section lasts long.
-            let _section = ReadSection::enter(&self.memory.platform);
-            let (node, first, entry) = self.peek(at, &mut counts);
+            let section = ReadSection::enter(&self.memory.platform);
+            let (node, first, entry) = self.peek(&section, at, &mut counts);
             let span = arch::span::<P::Arch>(node.level);
             let slots = self.slots(node.table);
             let mut index = first;

@@ -217,8 +217,13 @@ impl<'m, P: Platform> PageTable<'m, P> {
     }
 
     /// The lowest entry that stands for `addr`, read without locks: a hint, unless the caller
-    /// keeps everyone else out. Called inside a read section or with the address locked.
-    pub(crate) fn peek(&self, addr: VirtAddr, counts: &mut Counts) -> (Node, u32, Entry) {
+    /// keeps everyone else out.
+    pub(crate) fn peek(
+        &self,
+        _section: &ReadSection<'_, P>,
+        addr: VirtAddr,
+        counts: &mut Counts,
+    ) -> (Node, u32, Entry) {
         let mut node = Node { table: self.root, level: P::Arch::LEVELS };
         loop {
             let index = arch::index_of::<P::Arch>(addr, node.level);
@@ -231,9 +236,13 @@ impl<'m, P: Platform> PageTable<'m, P> {
         }
     }
 
-    /// The table of level 1 that stands for `addr`, found without locks. Called inside a read section.
+    /// The table of level 1 that stands for `addr`, found without locks.
     #[inline]
-    pub(crate) fn leaf_table(&self, addr: VirtAddr) -> Option<LeafTable> {
+    pub(crate) fn leaf_table(
+        &self,
+        _section: &ReadSection<'_, P>,
+        addr: VirtAddr,
+    ) -> Option<LeafTable> {
         let mut found = LeafTable { parent: self.root, table: self.root };
         for level in (2..=P::Arch::LEVELS).rev() {
             let child = self.child(found.table, level, arch::index_of::<P::Arch>(addr, level))?;

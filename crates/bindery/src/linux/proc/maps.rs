@@ -9,7 +9,7 @@ use core::fmt::{self, Write};
 
 use crate::addr::{PAGE_SHIFT, VirtAddr};
 use crate::platform::Platform;
-use crate::space::{AddressSpace, Mapping};
+use crate::space::{AddressSpace, Mapping, MmapLocked};
 use crate::vma::Vma;
 
 use super::line::Columns;
@@ -50,7 +50,9 @@ pub fn maps_entry<P: Platform>(
     at: VirtAddr,
     out: &mut dyn Write,
 ) -> Result<Option<VirtAddr>, fmt::Error> {
-    let Some(shown) = space.look_behind(at, |vma| Shown::of(space, vma)) else { return Ok(None) };
+    let Some(shown) = space.look_behind(at, |mm, vma| Shown::of(mm, space, vma)) else {
+        return Ok(None);
+    };
     shown.write_line(naming, out)?;
     Ok(Some(shown.mapping.range.end()))
 }
@@ -71,8 +73,11 @@ enum MapsPosition {
 }
 
 impl Shown {
-    /// The address space's mutex is held.
-    pub(super) fn of<P: Platform>(space: &AddressSpace<'_, P>, vma: &Vma) -> Self {
+    pub(super) fn of<P: Platform>(
+        _mm: &MmapLocked,
+        space: &AddressSpace<'_, P>,
+        vma: &Vma,
+    ) -> Self {
         let (start, end) = space.heap();
         let mapping = Mapping::of(vma);
         // As Linux: whatever of the heap lies in it.

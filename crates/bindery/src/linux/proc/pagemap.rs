@@ -9,7 +9,7 @@ use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Attributes, Marker};
 use crate::frame::Folio;
 use crate::platform::Platform;
-use crate::space::{AddressSpace, MappingFlags};
+use crate::space::{AddressSpace, MappingFlags, MmapLocked};
 use crate::table::look::Standing;
 use crate::vma::Vma;
 
@@ -69,14 +69,14 @@ pub fn pagemap<P: Platform>(
         let start = VirtAddr((first_page + done as u64) << PAGE_SHIFT);
         let end = start.offset((words.len() as u64) << PAGE_SHIFT);
         let asked = VirtRange::raw(start.0, end.0);
-        let told = space.look_behind(start, |vma| {
+        let told = space.look_behind(start, |mm, vma| {
             let gap = VirtRange::raw(start.0, vma.range().start().clamp(start, end).0);
             if !gap.is_empty() {
                 return fill_gap(words, gap.pages());
             }
             let part = vma.range().intersection(asked);
             let part = VirtRange::raw(start.0, part.end().min(next_table::<P::Arch>(start)).0);
-            Told { space, vma, addresses, part }.fill(&mut words[..part.pages() as usize])
+            Told { space, vma, addresses, part }.fill(mm, &mut words[..part.pages() as usize])
         });
         done += told.unwrap_or_else(|| fill_gap(&mut into[done..], u64::MAX));
     }
@@ -104,8 +104,8 @@ struct Told<'a, 'm, P: Platform> {
 }
 
 impl<P: Platform> Told<'_, '_, P> {
-    /// Fills the words of the part, and returns how many there are. The mutex is held.
-    fn fill(&self, words: &mut [u64]) -> usize {
+    /// Fills the words of the part, and returns how many there are.
+    fn fill(&self, _mm: &MmapLocked, words: &mut [u64]) -> usize {
         // What is said of the mapping holds where nothing stands, too.
         let everywhere = if self.vma.has(MappingFlags::SOFT_DIRTY) { SOFT_DIRTY } else { 0 };
         words.fill(everywhere);

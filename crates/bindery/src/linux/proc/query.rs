@@ -182,7 +182,7 @@ fn find<P: Platform>(space: &AddressSpace<'_, P>, address: VirtAddr, flags: u64)
     let or_next = asks(Flags::PROCMAP_QUERY_COVERING_OR_NEXT_VMA);
     let mut at = address;
     loop {
-        let found = space.look_behind(at, |vma| Shown::of(space, vma))?;
+        let found = space.look_behind(at, |mm, vma| Shown::of(mm, space, vma))?;
         let mapping = &found.mapping;
         let of_file = mapping.object.is_some() || !asks(Flags::PROCMAP_QUERY_FILE_BACKED_VMA);
         let fits = of_file && mapping.flags.contains(wanted);

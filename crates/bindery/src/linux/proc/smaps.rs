@@ -4,7 +4,7 @@ use core::fmt::{self, Write};
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::platform::Platform;
-use crate::space::{AddressSpace, MappingFlags};
+use crate::space::{AddressSpace, MappingFlags, MmapLocked};
 use crate::vma::Vma;
 
 use super::line::{Columns, write_number, write_size};
@@ -45,10 +45,10 @@ pub fn smaps_entry<P: Platform>(
     at: VirtAddr,
     out: &mut dyn Write,
 ) -> Result<Option<VirtAddr>, fmt::Error> {
-    let look = |vma: &Vma| {
+    let look = |mm: &MmapLocked, vma: &Vma| {
         let mut tally = Tally::default();
-        tally.add(space, vma, vma.range());
-        (Shown::of(space, vma), tally, may_be_huge(space, vma))
+        tally.add(mm, space, vma, vma.range());
+        (Shown::of(mm, space, vma), tally, may_be_huge(space, vma))
     };
     let Some((shown, tally, huge)) = space.look_behind(at, look) else { return Ok(None) };
     shown.write_line(naming, out)?;
@@ -76,10 +76,10 @@ pub fn smaps_rollup<P: Platform>(space: &AddressSpace<'_, P>, out: &mut dyn Writ
     let mut whole: Option<VirtRange> = None;
     let mut at = VirtAddr(0);
     let mut look = |at: VirtAddr| {
-        space.look_behind(at, |vma| {
+        space.look_behind(at, |mm, vma| {
             // A mapping that has grown meanwhile is counted from where the last one ended.
             let range = VirtRange::raw(vma.range().start().max(at).0, vma.range().end().0);
-            tally.add(space, vma, range);
+            tally.add(mm, space, vma, range);
             range
         })
     };

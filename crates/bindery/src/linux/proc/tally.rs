@@ -7,7 +7,7 @@ use crate::arch::{Absent, Attributes};
 use crate::collections::page_tree::PageFlags;
 use crate::frame::{Folio, OwnerKind};
 use crate::platform::Platform;
-use crate::space::{AddressSpace, MappingFlags};
+use crate::space::{AddressSpace, MappingFlags, MmapLocked};
 use crate::table::look::{Standing, Stretch};
 use crate::vma::Vma;
 
@@ -54,9 +54,10 @@ enum Saved {
 }
 
 impl Tally {
-    /// Adds what stands in `range`, a part of the mapping. The address space's mutex is held.
+    /// Adds what stands in `range`, a part of the mapping.
     pub(super) fn add<P: Platform>(
         &mut self,
+        _mm: &MmapLocked,
         space: &AddressSpace<'_, P>,
         vma: &Vma,
         range: VirtRange,

@@ -91,8 +91,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub(super) fn note_write(&self, vma: &Vma, page: VirtAddr) -> Result<Step, FaultError> {
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         let hint = {
-            let _section = ReadSection::enter(self.platform());
-            self.table.peek(page, &mut Counts::default()).0
+            let section = ReadSection::enter(self.platform());
+            self.table.peek(&section, page, &mut Counts::default()).0
         };
         let span = arch::span::<P::Arch>(hint.level);
         if let Some(object) = vma.object().filter(|object| object.notices_writes()) {
@@ -178,7 +178,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             // Keeps the object's pages where they are until they are copied.
             return object
                 .invalidate_lock
-                .with_read(self.platform(), || self.unshare_locked(vma, page));
+                .with_read(self.platform(), |_| self.unshare_locked(vma, page));
         }
     }
 

@@ -32,8 +32,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         flags: MappingFlags,
     ) -> Option<Resolved> {
         let memory = self.table.memory;
-        let _section = ReadSection::enter(self.platform());
-        let found = self.table.leaf_table(page)?;
+        let section = ReadSection::enter(self.platform());
+        let found = self.table.leaf_table(&section, page)?;
         let table = found.table;
         let slots = self.table.slots(table);
         let mut orders =
@@ -102,8 +102,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Looks without locks, so whoever acts on it looks again.
     pub(super) fn vacant_orders(&self, vma: &Vma, page: VirtAddr, access: Access) -> Option<u16> {
         let mut counts = Counts::default();
-        let _section = ReadSection::enter(self.platform());
-        let (node, _, hint) = self.table.peek(page, &mut counts);
+        let section = ReadSection::enter(self.platform());
+        let (node, _, hint) = self.table.peek(&section, page, &mut counts);
         self.table.stats.add(&counts);
         if !hint.is_empty() {
             return None;

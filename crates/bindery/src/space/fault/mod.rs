@@ -84,7 +84,7 @@ pub enum Resolved {
 }
 
 /// What to do about an entry that stands there already.
-enum Step {
+pub(super) enum Step {
     Done(Resolved),
     /// Nothing stands there any more: begin again.
     Again,
@@ -249,8 +249,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                     self.resolve(vma, page, fill, (access, tries))
                 }
                 // Keeps the object's pages where they are until they are mapped.
-                Some(object) => object.invalidate_lock.with_read(self.platform(), || {
-                    let fill = |_| self.map_object(vma, object, page, access);
+                Some(object) => object.invalidate_lock.with_read(self.platform(), |proof| {
+                    let fill = |_| self.map_object(vma, object, page, access, proof);
                     self.resolve(vma, page, fill, (access, tries))
                 }),
             };
@@ -303,8 +303,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     /// Whether a guard stands at `page`, whose VMA is locked.
     fn is_guarded(&self, page: VirtAddr) -> bool {
-        let _section = ReadSection::enter(self.platform());
-        let (node, _, entry) = self.table.peek(page, &mut crate::stats::Counts::default());
+        let section = ReadSection::enter(self.platform());
+        let (node, _, entry) =
+            self.table.peek(&section, page, &mut crate::stats::Counts::default());
         arch::kind::<P::Arch>(entry, node.level) == Kind::Absent
             && absent::decode::<P::Arch>(entry) == Some(Absent::Marker(Marker::Guard))
     }

@@ -5,6 +5,7 @@ use crate::arch::{self, Arch, Attributes, Entry, Permissions};
 use crate::collections::range_skip_list::Indexed;
 use crate::error::FaultError;
 use crate::frame::Folio;
+use crate::object::PagesStay;
 use crate::object::{Awaited, ObjectState, Stop, pages};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
@@ -23,13 +24,14 @@ const FAULT_AROUND: u64 = 16 * PAGE_SIZE;
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Nothing stood at `page` when it was looked at: maps what the object has there, or a copy of
-    /// it. The invalidate lock is held for reading.
-    pub(super) fn map_object(
+    /// it.
+    pub(in crate::space) fn map_object(
         &self,
         vma: &Vma,
         object: &ObjectState,
         page: VirtAddr,
         access: Access,
+        _: &PagesStay,
     ) -> Result<Step, FaultError> {
         let memory = self.table.memory;
         let index = vma.page_offset_of(page);

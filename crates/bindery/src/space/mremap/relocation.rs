@@ -224,7 +224,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         self.vmas.bounds_changed_at(slide.spot, NonNull::from(vma));
         drop(held);
         if target.len() > source.len() {
-            self.account(slide.flags, (target.pages() - source.pages()) as i64);
+            self.account(mm, slide.flags, (target.pages() - source.pages()) as i64);
         }
         drop(locked);
         if slide.floor == target.start().0 || slide.ceiling == target.end().0 {

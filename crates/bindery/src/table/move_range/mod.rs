@@ -108,8 +108,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
     ) -> Option<Piece> {
         // Most moves are one piece: that there is no second costs no call.
         while offset < what.source.len() {
-            let _section = ReadSection::enter(&self.memory.platform);
-            let found = self.find_piece(what, &mut offset, own, counts);
+            let section = ReadSection::enter(&self.memory.platform);
+            let found = self.find_piece(&section, what, &mut offset, own, counts);
             if found.is_some() {
                 return found;
             }
@@ -117,11 +117,12 @@ impl<'m, P: Platform> PageTable<'m, P> {
         None
     }
 
-    /// As [`PageTable::next_piece`], in a read section; if nothing is found in a short stretch, the
+    /// As [`PageTable::next_piece`]; if nothing is found in a short stretch, the
     /// offset is where to go on.
     #[inline(never)]
     fn find_piece(
         &self,
+        section: &ReadSection<'_, P>,
         what: &Move,
         offset: &mut u64,
         own: Option<&Gather>,
@@ -142,7 +143,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
             while self.reach.takes_tables() && level < P::Arch::LEVELS && fits(level + 1) {
                 level += 1;
             }
-            let (node, _, entry) = self.peek(VirtAddr(at), counts);
+            let (node, _, entry) = self.peek(section, VirtAddr(at), counts);
             self.memory.worked(u64::from(P::Arch::LEVELS - node.level) + 1, 0);
             if entry.is_empty() && node.level > level {
                 if !locking::has_no_pending_flush(self, node.table) {

@@ -1,0 +1,151 @@
+//! Calls without the lock that they need: none of them compiles.
+//!
+//! Each pair of lines is one call, as it is right and with the lock left out. `tests/locks.rs` builds the
+//! crate with the wrong lines of one kind, and expects the error that the comment names at each, and no
+//! other. (What the compiler finds by types it reports before it looks at moves and borrows: two builds.)
+//! Nothing here ever runs.
+
+use core::ptr::NonNull;
+
+use crate::addr::VirtAddr;
+use crate::frame::{FolioLock, Frames, Owner};
+use crate::object::PagesStay;
+use crate::platform::Platform;
+use crate::rmap::{RmapGuard, TreeLock, TreeReadGuard};
+use crate::stats::Counts;
+use crate::sync::rw_lock::{RwLock, WriteGuard};
+use crate::table::{PageTable, ReadSection};
+use crate::vma::{MappingFlags, Vma, VmaReadGuard, VmaWriteGuard};
+
+use super::change::Removed;
+use super::{Access, AddressSpace, MmapLocked};
+
+/// The set of VMAs is looked at with the mutex.
+pub(crate) fn first_behind<P: Platform>(space: &AddressSpace<'_, P>, mm: &MmapLocked) {
+    #[cfg(not(lock_violations = "types"))]
+    let _ = space.first_behind(mm, 0);
+    #[cfg(lock_violations = "types")]
+    let _ = space.first_behind(0); //~ E0061
+}
+
+/// A guard of a VMA is no proof of the mutex.
+pub(crate) fn insert<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    mm: &MmapLocked,
+    vma: &VmaReadGuard<'_, P>,
+    node: NonNull<Vma>,
+) {
+    #[cfg(not(lock_violations = "types"))]
+    let _ = (vma, space.insert(mm, node));
+    #[cfg(lock_violations = "types")]
+    let _ = (mm, space.insert(vma, node)); //~ E0308
+}
+
+/// Flags change with the VMA locked for writing, not for reading.
+pub(crate) fn change_flags<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    mm: &MmapLocked,
+    read: &VmaReadGuard<'_, P>,
+    write: &VmaWriteGuard<'_, P>,
+) {
+    let flags = MappingFlags::empty();
+    #[cfg(not(lock_violations = "types"))]
+    let _ = (read, space.change_flags(mm, write, flags));
+    #[cfg(lock_violations = "types")]
+    let _ = (write, space.change_flags(mm, read, flags)); //~ E0308
+}
+
+/// Removing a VMA consumes its guard: nobody uses it as a locked one afterwards.
+pub(crate) fn remove<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    mm: &MmapLocked,
+    vma: VmaWriteGuard<'_, P>,
+    removed: &mut Removed,
+) {
+    #[cfg(not(lock_violations = "moves"))]
+    space.change_flags(mm, &vma, MappingFlags::empty());
+    space.remove(mm, vma, removed);
+    #[cfg(lock_violations = "moves")]
+    space.change_flags(mm, &vma, MappingFlags::empty()); //~ E0382
+}
+
+/// The mutex is held while its proof is in use.
+pub(crate) fn outlive<P: Platform>(space: &AddressSpace<'_, P>) {
+    let guard = space.mmap_lock.lock();
+    let mm = &*guard;
+    #[cfg(not(lock_violations = "moves"))]
+    let _ = space.first_behind(mm, 0);
+    #[cfg(not(lock_violations = "moves"))]
+    drop(guard);
+    #[cfg(lock_violations = "moves")]
+    let _ = (drop(guard), space.first_behind(mm, 0)); //~ E0505
+}
+
+/// Tables are found without locks in a read section alone.
+pub(crate) fn peek<P: Platform>(table: &PageTable<'_, P>, section: &ReadSection<'_, P>) {
+    let mut counts = Counts::default();
+    #[cfg(not(lock_violations = "types"))]
+    let _ = (section, table.peek(section, VirtAddr(0), &mut counts));
+    #[cfg(lock_violations = "types")]
+    let _ = (section, table.peek(VirtAddr(0), &mut counts)); //~ E0061
+}
+
+/// A section that was left is none.
+pub(crate) fn leave<P: Platform>(table: &PageTable<'_, P>, section: ReadSection<'_, P>) {
+    #[cfg(not(lock_violations = "moves"))]
+    let _ = (table.leaf_table(&section, VirtAddr(0)), drop(section));
+    #[cfg(lock_violations = "moves")]
+    let _ = (drop(section), table.leaf_table(&section, VirtAddr(0))); //~ E0382
+}
+
+/// A page of an object is mapped while the object's pages stay.
+pub(crate) fn map_object<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    vma: &Vma,
+    at: VirtAddr,
+    stay: &PagesStay,
+) {
+    let Some(object) = vma.object() else { return };
+    #[cfg(not(lock_violations = "types"))]
+    let _ = space.map_object(vma, object, at, Access::Read, stay);
+    #[cfg(lock_violations = "types")]
+    let _ = (stay, space.map_object(vma, object, at, Access::Read)); //~ E0061
+}
+
+/// A folio gets another owner with its lock.
+pub(crate) fn set_owner<P: Platform>(frames: &Frames<P>, lock: &FolioLock<'_, P>) {
+    #[cfg(not(lock_violations = "types"))]
+    let _ = (frames, lock.set_owner(Owner::Nobody, 0));
+    #[cfg(lock_violations = "types")]
+    let _ = (lock, frames.set_owner(Owner::Nobody, 0)); //~ E0599
+}
+
+/// A VMA changes its place with its trees locked.
+pub(crate) fn resize<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    mm: &MmapLocked,
+    vma: &VmaWriteGuard<'_, P>,
+    held: &RmapGuard<'_, P>,
+) {
+    #[cfg(not(lock_violations = "types"))]
+    space.resize_held(mm, vma, 0, 0, held);
+    #[cfg(lock_violations = "types")]
+    let _ = (held, space.resize_held(mm, vma, 0, 0)); //~ E0061
+}
+
+/// A tree's lock that is held for reading does not pass for one that is held for writing.
+pub(crate) fn tree<'a, P: Platform>(platform: &'a P, lock: &'a TreeLock) {
+    #[cfg(not(lock_violations = "types"))]
+    let _guard: TreeReadGuard<'a, P> = lock.read(platform);
+    #[cfg(lock_violations = "types")]
+    let _guard: TreeReadGuard<'a, P> = lock.write(platform); //~ E0308
+}
+
+/// Closing a lock consumes its guard.
+pub(crate) fn close<'a, P: Platform>(platform: &'a P, lock: &'a RwLock) {
+    let guard: WriteGuard<'a, P> = lock.write(platform);
+    #[cfg(not(lock_violations = "moves"))]
+    guard.close();
+    #[cfg(lock_violations = "moves")]
+    let _ = (guard.close(), guard.leave_locked()); //~ E0382
+}

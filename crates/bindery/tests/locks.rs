@@ -1,0 +1,71 @@
+//! Locks as types: a call without its lock does not compile.
+//!
+//! `src/space/lock_violations.rs` has the calls, right and wrong. As they are, they compile with the
+//! crate's tests. Here the crate is built with the wrong ones: the compiler's errors are those that the
+//! comments `//~ CODE` name, at their lines, and no others.
+
+#![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
+
+use std::path::Path;
+use std::process::Command;
+use std::{env, fs};
+
+const FILE: &str = "src/space/lock_violations.rs";
+
+#[test]
+fn a_call_without_its_lock_does_not_compile() {
+    assert_eq!(errors("types"), expected("types"));
+}
+
+#[test]
+fn a_guard_that_was_given_away_is_not_used_again() {
+    assert_eq!(errors("moves"), expected("moves"));
+}
+
+/// The lines that are wrong when code of this kind is built, with their errors.
+fn expected(kind: &str) -> Vec<(usize, String)> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(FILE);
+    let text = fs::read_to_string(path).unwrap();
+    let condition = format!("#[cfg(lock_violations = \"{kind}\")]");
+    let lines: Vec<_> = text.lines().collect();
+    let wrong = lines.iter().enumerate().filter_map(|(number, line)| {
+        let (_, error) = line.split_once("//~ ")?;
+        // The condition is above the statement.
+        let conditions = lines[..number].iter().rev().map(|line| line.trim());
+        let nearest = conditions.clone().find(|line| line.starts_with("#[cfg"))?;
+        (nearest == condition).then(|| (number + 1, error.to_owned()))
+    });
+    let wrong: Vec<_> = wrong.collect();
+    assert!(wrong.len() >= 4, "only {} calls are wrong by {kind}", wrong.len());
+    wrong
+}
+
+/// The errors of a build, by line. One of another file has its name in front.
+fn errors(kind: &str) -> Vec<(usize, String)> {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("locks");
+    let output = Command::new(env!("CARGO"))
+        .args(["rustc", "--quiet", "--offline", "--locked", "-p", "bindery", "--lib"])
+        .args(["--features", "testing", "--message-format", "short", "--target-dir"])
+        .arg(target)
+        .args(["--", "--emit", "metadata", "--cfg"])
+        .arg(format!("lock_violations=\"{kind}\""))
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env_remove("RUSTFLAGS")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    let mut errors: Vec<_> = text.lines().filter_map(error).collect();
+    errors.sort();
+    assert!(!errors.is_empty(), "{text}");
+    errors
+}
+
+/// Reads `file:line:column: error[CODE]: message`.
+fn error(line: &str) -> Option<(usize, String)> {
+    let (place, rest) = line.split_once(": error[")?;
+    let (code, _) = rest.split_once(']')?;
+    let mut parts = place.split(':');
+    let (file, number) = (parts.next()?, parts.next()?.parse().ok()?);
+    let code = if file.ends_with(FILE) { code.to_owned() } else { format!("{file}: {code}") };
+    Some((number, code))
+}
