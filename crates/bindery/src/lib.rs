@@ -69,7 +69,7 @@
 //! | `addr`, `arch`, `platform`, `error`, `stats`, `sync`, `bytes`, `events`, `interrupt`, `commit` | addresses, entry formats, locks, and what the embedder supplies |
 //! | `frame` | frames, folios and their metadata, the allocator, slabs |
 //! | `collections` | trees and lists whose nodes come from slabs |
-//! | `memory`, `deferred`, `effort`, `huge_zero` | what all address spaces share; frees that wait for readers |
+//! | `memory`, `deferred`, `effort`, `huge_zero`, `swap` | what all address spaces share; frees that wait for readers; swap slots |
 //! | `tlb` | which CPUs must flush, and what a flush covers |
 //! | `table` | page tables: locks, runs, cursors, moves |
 //! | `vma`, `rmap`, `object` | mappings, the reverse map, shared memory and files |
@@ -140,6 +140,7 @@ pub use space::{
     Protection, Remap, Residence, Resident, Resolved, Sharing, SpaceOptions, SyncFlags, Usage,
 };
 pub use stats::Counts;
+pub use swap::{MAX_SWAP_AREAS, SwapArea, SwapError};
 #[cfg(feature = "baseline")]
 pub use table::Reach;
 pub use tlb::TlbOnLeave;

@@ -92,6 +92,8 @@ counts! {
     file_pages,
     /// Mapped base pages of shared memory.
     shared_pages,
+    /// Entries that name swap slots, in base pages. A level, too.
+    swap_pages,
 }
 
 /// Adds to a counter that measurements read. Takes no atomic addition, which would be much of what

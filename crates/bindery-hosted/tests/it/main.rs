@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `space` | address spaces: what each system call does, refuses and costs, and what it leaves. |
 //! | `kernel_map` | kernel mappings: `vmalloc`, `vmap`, `ioremap`, and their purges. |
+//! | `swap` | swap: out, in, shared, moved, partly gone; areas and their slots. |
 //! | `objects` | objects: files and shared memory, with and without mappings. |
 //! | `procfs` | what `/proc` says of address spaces and frames. |
 //! | `oracle` | random sequences of memory calls, and Linux as the judge |
@@ -32,3 +33,4 @@ mod out_of_memory;
 mod procfs;
 mod races;
 mod space;
+mod swap;

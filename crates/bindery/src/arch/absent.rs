@@ -149,6 +149,12 @@ pub fn is_prot_none<A: Arch>(entry: Entry) -> bool {
     (entry.0 ^ A::ABSENT_FLIP) & KIND_MASK == HIDDEN
 }
 
+/// Whether the absent `entry` names a swap slot.
+#[inline]
+pub fn is_swap<A: Arch>(entry: Entry) -> bool {
+    (entry.0 ^ A::ABSENT_FLIP) & KIND_MASK == SWAP
+}
+
 /// What to add to the absent `entry` to get its successor in a run: the next slot or frame, or
 /// nothing for markers, which are all alike.
 #[inline]
@@ -193,7 +199,7 @@ pub fn mark_soft_dirty<A: Arch>(entry: Entry) -> Entry {
 /// The entry as both sides of a `fork` have it: a swap entry is nobody's alone any more.
 #[inline]
 pub fn share<A: Arch>(entry: Entry) -> Entry {
-    if (entry.0 ^ A::ABSENT_FLIP) & KIND_MASK == SWAP { Entry(entry.0 & !EXCLUSIVE) } else { entry }
+    if is_swap::<A>(entry) { Entry(entry.0 & !EXCLUSIVE) } else { entry }
 }
 
 /// The entry as it may stand in an area without userfault: the write-protect bit is gone, and a

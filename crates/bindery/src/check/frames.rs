@@ -67,14 +67,14 @@ impl<P: Platform> Audit<'_, '_, P> {
                 return Err(Violation::ExclusiveButShared { frame, mappings });
             }
         }
-        let references = frames.references(folio);
+        let references = frames.references(folio) - u32::from(frames.is_swap_cached(folio));
         if says != holds {
             return Err(Violation::Mappings { folio: folio.head, says, holds });
         }
         if references != names || !self.may_be_named(folio, names) {
             return Err(Violation::References { folio: folio.head, says: references });
         }
-        if says == 0 && names == 0 && frames.pins(folio) == 0 {
+        if says == 0 && names == 0 && frames.pins(folio) == 0 && !frames.is_swap_cached(folio) {
             return Err(Violation::Leaked(folio.head));
         }
         if says == 0 && names == 0 && frames.owner(&self.memory.platform, folio).0 != Owner::Nobody

@@ -184,7 +184,8 @@ impl Buddy {
             | Kind::Zero
             | Kind::Kernel
             | Kind::Embedder
-            | Kind::Compressed => order_in(state) == order,
+            | Kind::Compressed
+            | Kind::Swap => order_in(state) == order,
             // A table has its level where others have the order, and is always one frame.
             Kind::Table => order == 0,
             Kind::Reserved | Kind::Free | Kind::Tail => false,

@@ -264,7 +264,6 @@ impl<P: Platform> Frames<P> {
 
     /// Whether the folio's content may be dropped, unless it was written since
     /// [`Frames::mark_lazy`].
-    #[cfg(any(test, feature = "procfs", feature = "testing"))]
     pub(crate) fn is_lazy(&self, folio: Folio) -> bool {
         self.meta(folio.head).state.load(Relaxed) & LAZY != 0
     }

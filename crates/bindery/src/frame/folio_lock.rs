@@ -108,6 +108,13 @@ impl<P: Platform> FolioLock<'_, P> {
     }
 }
 
+impl<P: Platform> FolioLock<'_, P> {
+    /// Leaves the folio locked; [`Frames::folio_left_locked`] makes another guard of it.
+    pub(crate) fn leave_locked(self) {
+        core::mem::forget(self);
+    }
+}
+
 impl<P: Platform> Drop for FolioLock<'_, P> {
     fn drop(&mut self) {
         let state = &self.frames.meta(self.folio.head).state;
@@ -127,6 +134,21 @@ impl<P: Platform> Frames<P> {
         let locked = try_lock(&self.meta(folio.head).state);
         // Not `then_some`: a lock that was not taken must not be dropped.
         locked.then(|| FolioLock { frames: self, platform, folio })
+    }
+
+    /// The lock of a folio that the caller has left locked ([`FolioLock::leave_locked`]); the only guard
+    /// of it.
+    pub(crate) fn folio_left_locked<'a>(
+        &'a self,
+        platform: &'a P,
+        folio: Folio,
+    ) -> FolioLock<'a, P> {
+        debug_assert!(self.is_folio_locked(folio), "{folio:?} was not left locked");
+        FolioLock { frames: self, platform, folio }
+    }
+
+    fn is_folio_locked(&self, folio: Folio) -> bool {
+        self.meta(folio.head).state.load(Ordering::Relaxed) & FOLIO_LOCK != 0
     }
 
     /// As [`Frames::try_lock_folio`], but waits for it; not under a table's lock, and not in a read

@@ -89,6 +89,25 @@ impl<P: Platform> Frames<P> {
         freed
     }
 
+    /// Frees a folio that [`Frames::freeze`] has made the caller's, into the batch.
+    #[inline]
+    pub(crate) fn free_frozen_into(&self, batch: &mut FreeBatch<'_, P>, folio: Folio) {
+        self.meta(folio.head).state.store(state_of(Kind::Tail, 0), Relaxed);
+        batch.push(folio.head, folio.pages());
+    }
+
+    /// Turns `pages` mappings of an anonymous folio, the only ones, into two references, the caller's
+    /// and the swap cache's, and takes the owner away. Says whether nobody else held the folio; else
+    /// nothing has changed. The caller has the folio's lock. One compare-exchange.
+    #[inline]
+    pub(crate) fn unmap_all(&self, folio: Folio, pages: u32) -> bool {
+        let unmapped = count::exchange_mappings(&self.meta(folio.head).count, pages, 2);
+        if unmapped {
+            self.write_owner(folio, super::Owner::Nobody, 0);
+        }
+        unmapped
+    }
+
     /// As [`Frames::unmap`], for whoever unmaps many: a folio that becomes free goes into the batch.
     /// With `dirty`, whoever has the folio from now on is told that it was written.
     #[inline]

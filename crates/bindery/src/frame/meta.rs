@@ -11,18 +11,19 @@
 //! | Free: block of the buddy allocator | order | the free list of its order | | | |
 //! | Raw: allocated, no meaning yet | order | [`NONE`] | 0 | 0 | 0 |
 //! | Table: node of a page table | level, [`LOCK`], [`STRAY`], [`GUARDS`] | `next`: link in a gather or in the deposit; `previous`: pending flushes, see `frame::pending` | first of the deposit | 0 | live entries |
-//! | Folio: head of user memory | order, [`FOLIO_LOCK`], [`ORPHAN`], [`FOLIO_PARKED`], [`DIRTY`], [`LAZY`], [`FETCHABLE`], [`EXCLUSIVE`] (order 0) | the LRU list | with `word`: the anon group or object, see [`super::owner`] | references, pins, mappings, see [`super::count`]; 0 while fresh | kind of owner, index of the first page there |
+//! | Folio: head of user memory | order, [`FOLIO_LOCK`], [`ORPHAN`], [`FOLIO_PARKED`], [`DIRTY`], [`LAZY`], [`FETCHABLE`], [`SWAP_CACHED`], [`EXCLUSIVE`] (order 0) | with [`SWAP_CACHED`]: its swap slots, see [`super::swap_place`] | with `word`: the anon group or object, see [`super::owner`] | references, pins, mappings, see [`super::count`]; 0 while fresh | kind of owner, index of the first page there |
 //! | Tail of a folio | order of the head | | number of the head | 0 | of `head + 1` to `head + 8`: anon-exclusive bits |
 //! | Tail of another block | unspecified | | unspecified | | |
 //! | Slab: frame full of small objects | order 0 | list of frames with room | | 0 | free slots and objects in use, see [`super::slab`] |
 //! | Zero: the shared zero page, or the huge one | order | | | 0: never counted | |
 //! | Embedder: block that the embedder asked for | order | | | | |
+//! | Swap: clusters of swap slots, or their cells and values | order | | | | |
 //! | Kernel: block of an area of the kernel | order | `next`: the next block of the area | | | |
 //! | Compressed: frame of compressed pages, or a block that compressors work in | order | list of frames with as large a hole | | 0 | chunks in use, see `swap::compressed` |
 //!
 //! ```text
-//! state   31          30      29            28 .. 15  14         13      12    11         10     9      8     7 .. 4          3 .. 0
-//!         FOLIO_LOCK  ORPHAN  FOLIO_PARKED  spare     FETCHABLE  GUARDS  LAZY  EXCLUSIVE  DIRTY  STRAY  LOCK  order or level  kind
+//! state   31          30      29            28 .. 16  15           14         13      12    11         10     9      8     7 .. 4          3 .. 0
+//!         FOLIO_LOCK  ORPHAN  FOLIO_PARKED  spare     SWAP_CACHED  FETCHABLE  GUARDS  LAZY  EXCLUSIVE  DIRTY  STRAY  LOCK  order or level  kind
 //! ```
 //!
 //! `count` is zero in every frame but the head of a published folio. So a walker that has only a
@@ -72,6 +73,9 @@ pub(crate) const GUARDS: u32 = 1 << 13;
 /// synchronized.
 pub(crate) const FETCHABLE: u32 = 1 << 14;
 
+/// Slots of a swap area hold the folio: `next` and `previous` name them, see [`super::swap_place`].
+pub(crate) const SWAP_CACHED: u32 = 1 << 15;
+
 /// A thread may be parked on `state`, for the folio's lock. Set only beside the lock, and cleared with
 /// it.
 pub(crate) const FOLIO_PARKED: u32 = 1 << 29;
@@ -106,6 +110,8 @@ pub(crate) enum Kind {
     Embedder,
     /// Compressed pages, or a block that their compressors work in.
     Compressed,
+    /// Head of a block with the account of swap slots.
+    Swap,
 }
 
 /// The value of `state` for a `kind` of an order (or of a level, for tables), with no flag set.
@@ -128,6 +134,7 @@ pub(crate) const fn kind_in(state: u32) -> Kind {
         8 => Kind::Kernel,
         9 => Kind::Embedder,
         10 => Kind::Compressed,
+        11 => Kind::Swap,
         _ => Kind::Reserved,
     }
 }

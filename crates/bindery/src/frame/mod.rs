@@ -13,6 +13,7 @@
 //! | `split` | one folio into several |
 //! | `owner` | the owner of a folio |
 //! | `slab` | `Slab`: small objects of the core, carved from frames |
+//! | `swap_place` | the swap slots of a folio in the swap cache |
 //! | `view` | the use of each frame |
 //! | `inject` | allocations that fail on purpose, for tests |
 //!
@@ -54,6 +55,7 @@ pub(crate) mod slab;
 pub(crate) mod split;
 #[cfg(test)]
 pub(crate) mod tests;
+pub(crate) mod swap_place;
 mod view;
 
 use core::fmt;
@@ -391,7 +393,8 @@ impl<P: Platform> Frames<P> {
                 | Kind::Zero
                 | Kind::Kernel
                 | Kind::Embedder
-                | Kind::Compressed => meta.order(),
+                | Kind::Compressed
+                | Kind::Swap => meta.order(),
             };
             f(frame, order, kind);
             at = at.saturating_add(1 << order);

@@ -182,6 +182,12 @@ impl<P: Platform> Frames<P> {
         count::publish(&self.meta(folio.head).count, u64::from(references) * REFERENCE);
     }
 
+    /// As [`Frames::publish`], with two references of one kind and another, whatever the folio's size.
+    #[inline]
+    pub(crate) fn publish_two(&self, folio: Folio) {
+        count::publish(&self.meta(folio.head).count, 2 * REFERENCE);
+    }
+
     /// Adds a reference, unless there are too many; says whether it did. The caller has one, or
     /// knows by a table's lock that a mapping stays.
     #[inline]
@@ -220,6 +226,13 @@ impl<P: Platform> Frames<P> {
         // SAFETY: 1. this step took the count to zero, and no other can; 2. nobody had it besides.
         unsafe { self.free(platform, folio.head, folio.order) };
         Freed::Yes
+    }
+
+    /// Freezes the folio if `count` references, the caller's, are all that keeps it: it is the caller's
+    /// alone then, and goes back by [`Frames::free_frozen_into`]. Says whether it is.
+    #[inline]
+    pub(crate) fn freeze(&self, folio: Folio, count: u32) -> bool {
+        count::take_all(&self.meta(folio.head).count, u64::from(count) * REFERENCE)
     }
 
     /// Frees the folio after its last was taken away, or counts what was not there.

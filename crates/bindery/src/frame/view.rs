@@ -39,6 +39,8 @@ pub enum FrameUse {
     Embedder,
     /// Pages that were swapped out to compressed memory, and the tables of their compressors.
     Compressed,
+    /// The account of swap slots.
+    Swap,
 }
 
 impl FrameUse {
@@ -97,6 +99,8 @@ pub struct FrameUsage {
     pub embedder: u64,
     /// Compressed memory.
     pub compressed: u64,
+    /// The account of swap slots.
+    pub swap: u64,
 }
 
 /// The block of that kind and order around a frame.
@@ -180,6 +184,7 @@ impl<P: Platform> Frames<P> {
                 FrameUse::Kernel => sums.kernel += pages,
                 FrameUse::Embedder => sums.embedder += pages,
                 FrameUse::Compressed => sums.compressed += pages,
+                FrameUse::Swap => sums.swap += pages,
                 _ => {}
             }
             if is_mapped && matches!(usage, FrameUse::SharedMemory | FrameUse::File) {
@@ -200,6 +205,7 @@ impl<P: Platform> Frames<P> {
             Kind::Kernel => FrameUse::Kernel,
             Kind::Embedder => FrameUse::Embedder,
             Kind::Compressed => FrameUse::Compressed,
+            Kind::Swap => FrameUse::Swap,
             Kind::Folio => {
                 let folio = super::Folio { head: block.head, order: block.order };
                 match self.owner_kind(folio) {

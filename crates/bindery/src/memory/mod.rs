@@ -20,6 +20,7 @@ use crate::frame::{
 use crate::huge_zero::HugeZero;
 use crate::platform::Platform;
 use crate::stats::Counts;
+use crate::swap::Swap;
 
 use crate::error::OutOfMemory;
 use record::Slabs;
@@ -32,6 +33,7 @@ pub struct Memory<P: Platform> {
     pub(crate) frames: Frames<P>,
     pub(crate) zero_frame: Frame,
     pub(crate) huge_zero: HugeZero,
+    pub(crate) swap: Swap<P>,
     slabs: Slabs<P>,
     /// The list of all objects, which the layer of objects makes sense of.
     pub(crate) objects: Anchor<P>,
@@ -88,13 +90,15 @@ impl<P: Platform> Memory<P> {
             platform.synchronize_instructions(zero_frame, 1);
         }
         frames.meta(zero_frame).state.store(meta::Kind::Zero as u32, Ordering::Relaxed);
-        let commitment = Commitment::new(frames.total_frames());
+        let total = frames.total_frames();
+        let commitment = Commitment::new(total);
         let deferred = Deferral::new(frames.total_frames());
         Ok(Self {
             platform,
             frames,
             zero_frame,
             huge_zero: HugeZero::new(),
+            swap: Swap::new(total / 2),
             slabs: Slabs::new(),
             objects: Anchor::new(),
             deferred,

@@ -97,6 +97,11 @@ impl AnonGroup {
         self.vmas.is_empty() && first
     }
 
+    /// The first of the family, above all others.
+    pub(crate) fn root_pointer(&self) -> NonNull<Self> {
+        self.root().node()
+    }
+
     fn root(&self) -> &Self {
         self.follow(&self.root).unwrap_or(self)
     }

@@ -242,6 +242,9 @@ impl<P: Platform> AddressSpace<'_, P> {
             Advice::PageOut if vma.has(MappingFlags::DROPPABLE) => {
                 self.drop_contents(vma, part, gather)
             }
+            Advice::PageOut if self.table.memory.has_swap() && vma.group_pointer().is_some() => {
+                self.page_out(vma, part, gather)
+            }
             Advice::Cold | Advice::PageOut => {
                 self.forget_contents(vma, part, Forget::Accessed, gather)
             }

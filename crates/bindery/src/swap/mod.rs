@@ -1,8 +1,198 @@
-//! Pages that are not in memory.
+//! Swap: slots for anonymous pages that are not in memory, and the swap cache.
 //!
 //! | file | contents |
 //! |---|---|
-//! | `compressed` | a store of compressed pages |
+//! | `area` | [`Area`](area::Area): clusters, and the allocation of slots |
+//! | `cluster`, `bitmap` | 512 slots, their lock, and which are taken |
+//! | `cell` | who names a slot, and where its content is |
+//! | `slots` | named, let go, cached, written and read: by runs, under one lock |
+//! | `same_filled` | pages that need no store |
+//! | `compressed` | the store of compressed pages |
+//!
+//! # The protocol
+//! A page of a folio is in memory, in swap, or in the *swap cache*: in both, or on its way between
+//! them. The cache is no structure of its own: the slot's cell names the page's frame, and the
+//! folio's metadata names the slot. The cache has one reference to the folio.
+//!
+//! ```text
+//! mapped  --send_out-->  cached, busy  --write_out, evict-->  in swap alone
+//!    ^                    |         ^                             |
+//!    |<---map, settle-----'         '------claim, load------------'
+//! ```
+//!
+//! 1. *The folio's lock* is held from `send_out` or `claim_slots` until the slots are settled or the
+//!    folio is evicted. A fault that finds the page by its slot waits for the lock.
+//! 2. *A busy slot* is let go by the holder of that lock, last. Entries that go meanwhile only lower
+//!    the count. So neither the slot nor its content is reused while I/O is under way.
+//! 3. *A folio is never written while a slot holds its content.* An entry allows writes only if it is
+//!    exclusive, and then its slot is named by nothing else: the page leaves the cache before the
+//!    entry is stored. So the content of a slot is never stale, and a clean folio may be evicted.
+//! 4. *A slot is reused* when entries, cache and I/O have all let go ([`cell`]).
+//! 5. *A page in the cache that cannot be stored stays there*: entries name its slot, and faults find
+//!    it.
+//!
+//! # Locks
+//! The lock of a cluster is a spin lock below those of tables and folios, and above those of the
+//! store and the frame allocator. That of an area's lists comes before those of its clusters.
 
-#[cfg_attr(not(test), allow(dead_code, reason = "the devices of swap name what they need"))]
+pub(crate) mod area;
+mod bitmap;
+pub(crate) mod cell;
+mod cluster;
 pub(crate) mod compressed;
+mod same_filled;
+pub(crate) mod slots;
+
+use crate::Memory;
+use crate::addr::Frame;
+use crate::platform::Platform;
+
+use area::Area;
+use compressed::{CompressedStore, Handle};
+
+pub(crate) use area::SlotRun;
+
+/// How many swap areas there may be at once.
+pub const MAX_SWAP_AREAS: usize = 8;
+
+/// All swap areas, and the store that they share.
+pub(crate) struct Swap<P: Platform> {
+    areas: [Area<P>; MAX_SWAP_AREAS],
+    pub(crate) store: CompressedStore<P>,
+}
+
+impl<P: Platform> Swap<P> {
+    /// No areas, and a store that may take `limit` frames.
+    pub(crate) const fn new(limit: u64) -> Self {
+        let areas = [const { Area::new() }; MAX_SWAP_AREAS];
+        Self { areas, store: CompressedStore::new(limit) }
+    }
+
+    /// Stores the content of a page of a locked folio that no entry maps. `None` if there is no room. May
+    /// sleep.
+    fn store(&self, memory: &Memory<P>, page: Frame) -> Option<u64> {
+        // SAFETY: 1. the caller's lock and reference keep the folio. 2. No entry maps it, nobody has pinned
+        // it, and the core reads it by atomics.
+        let stored = unsafe { self.store.store(&memory.frames, &memory.platform, page) };
+        stored.ok().map(|handle| handle.to_raw())
+    }
+
+    /// Reads what [`Swap::store`] has stored. Says whether that was possible. May sleep.
+    fn load(&self, memory: &Memory<P>, handle: u64, page: Frame) -> bool {
+        let Some(handle) = Handle::from_raw(handle) else { return false };
+        // SAFETY: 1. the slot's value is what `store` returned, and the slot is busy: nobody frees its
+        // content meanwhile. 2. The folio is fresh and locked, and no entry maps it.
+        unsafe { self.store.load(&memory.frames, &memory.platform, &handle, page) }.is_ok()
+    }
+
+    /// Frees what [`Swap::store`] has stored. Does not sleep.
+    fn forget(&self, memory: &Memory<P>, handle: u64) {
+        if let Some(handle) = Handle::from_raw(handle) {
+            // SAFETY: 1. the caller took the handle out of the slot's value under the cluster's lock, or
+            // has not put it there. 2. The slot is not busy, so nobody loads.
+            unsafe { self.store.free(&memory.frames, &memory.platform, handle) };
+        }
+    }
+}
+
+/// Why an area was not added.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum SwapError {
+    /// There are [`MAX_SWAP_AREAS`] already.
+    TooMany,
+    /// The area has no slots, or more than can be kept account of.
+    Size,
+    /// There is no memory for its account: 8 KiB for each 2 MiB.
+    OutOfMemory,
+    /// There is no such area.
+    NotThere,
+    /// Slots of the area are taken.
+    InUse,
+}
+
+/// A swap area, for who lists them (`/proc/swaps`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SwapArea {
+    /// Its number, from 0: the device in swap entries.
+    pub number: u8,
+    /// The higher, the earlier it is used.
+    pub priority: i16,
+    /// Slots, in pages.
+    pub slots: u64,
+    /// Slots that are taken.
+    pub taken: u64,
+}
+
+impl<P: Platform> Memory<P> {
+    /// Adds a swap area of `slots` pages in compressed memory (Linux: `swapon(2)` of a zram device).
+    /// May sleep.
+    ///
+    /// # Errors
+    /// As [`SwapError`] says; nothing has changed.
+    pub fn swap_on(&self, slots: u64, priority: i16) -> Result<SwapArea, SwapError> {
+        if slots == 0 || slots > 1 << 30 {
+            return Err(SwapError::Size);
+        }
+        let free = self.swap.areas.iter().position(|area| area.slots() == 0);
+        let number = free.ok_or(SwapError::TooMany)?;
+        let prepared = self.swap.store.prepare(&self.frames, &self.platform);
+        prepared.map_err(|_| SwapError::OutOfMemory)?;
+        self.swap.areas[number].turn_on(self, slots, priority).ok_or(SwapError::OutOfMemory)?;
+        Ok(SwapArea { number: number as u8, priority, slots, taken: 0 })
+    }
+
+    /// Hands no more slots of the area out: the first step of `swapoff(2)`. Does not sleep.
+    pub fn stop_swapping_to(&self, area: &SwapArea) {
+        if let Some(area) = self.swap.areas.get(usize::from(area.number)) {
+            area.stop();
+        }
+    }
+
+    /// Hands slots of the area out again. Does not sleep.
+    pub fn resume_swapping_to(&self, area: &SwapArea) {
+        if let Some(area) = self.swap.areas.get(usize::from(area.number)) {
+            area.resume();
+        }
+    }
+
+    /// Removes an area of which no slot is taken: the last step of `swapoff(2)`, after
+    /// [`Memory::stop_swapping_to`] and [`AddressSpace::swap_in_area`] of each address space. May sleep.
+    ///
+    /// [`AddressSpace::swap_in_area`]: crate::AddressSpace::swap_in_area
+    ///
+    /// # Errors
+    /// [`SwapError::InUse`] if a slot is taken: another address space has entries, or was forked
+    /// meanwhile. [`SwapError::NotThere`].
+    pub fn swap_off(&self, area: &SwapArea) -> Result<(), SwapError> {
+        let area = self.swap.areas.get(usize::from(area.number)).ok_or(SwapError::NotThere)?;
+        if area.slots() == 0 {
+            return Err(SwapError::NotThere);
+        }
+        area.stop();
+        if area.taken() > 0 {
+            return Err(SwapError::InUse);
+        }
+        area.turn_off(self);
+        if self.swap_areas().next().is_none() {
+            self.swap.store.release(&self.frames, &self.platform);
+        }
+        Ok(())
+    }
+
+    /// Whether there is a swap area.
+    pub(crate) fn has_swap(&self) -> bool {
+        self.swap.areas.iter().any(|area| area.may_allocate())
+    }
+
+    /// The swap areas. Does not sleep.
+    pub fn swap_areas(&self) -> impl Iterator<Item = SwapArea> + '_ {
+        let areas = self.swap.areas.iter().enumerate().filter(|(_, area)| area.slots() > 0);
+        areas.map(|(number, area)| SwapArea {
+            number: number as u8,
+            priority: area.priority(),
+            slots: area.slots(),
+            taken: area.taken(),
+        })
+    }
+}

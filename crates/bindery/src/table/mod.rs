@@ -50,6 +50,8 @@ mod reach;
 pub(crate) mod run;
 pub(crate) mod spare;
 pub(crate) mod stray;
+pub(crate) mod swap_in;
+pub(crate) mod swap_out;
 pub(crate) mod zap;
 
 use core::ops::Deref;

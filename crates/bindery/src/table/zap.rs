@@ -31,6 +31,7 @@ use crate::arch::{self, Arch, Entry, Equal, Kind, absent};
 use crate::frame::{Folio, FreeBatch, OwnerKind, meta};
 use crate::platform::Platform;
 use crate::stats::Counts;
+use crate::swap::SlotRun;
 use crate::tlb::Gather;
 
 use super::cursor::{Chunks, Cursor, Whole};
@@ -352,9 +353,11 @@ fn drop_leaves<P: Platform>(
         let count = if entry.0 & P::Arch::PRESENT != 0 {
             drop_run(memory, slots, index, entry, restored, batch, counts)
         } else {
-            counts.mapped(OwnerKind::Anonymous, 1);
-            drop_absent(memory, Node { table, level: 1 }, entry, 1, counts);
-            1
+            let limit = (slots.len() as u32 - index).min(live - dropped);
+            let count = absent_run::<P>(slots, index, limit);
+            counts.mapped(OwnerKind::Anonymous, count);
+            drop_absent(memory, Node { table, level: 1 }, entry, count, counts);
+            count
         };
         if suspended == Suspended::Yes {
             for slot in &slots[index as usize..(index + count) as usize] {
@@ -476,8 +479,18 @@ fn drop_shared<P: Platform>(
     count
 }
 
-/// Gives back what a run of `count` absent entries of the table of `node` stands for. (Swap slots
-/// have no counts yet: the swap layer will put them here.)
+/// How many of the `limit` absent entries from `index` on can be dropped at once: swap entries by runs of
+/// slots, others one by one.
+#[inline(never)]
+fn absent_run<P: Platform>(slots: &[AtomicU64], index: u32, limit: u32) -> u32 {
+    if absent::is_swap::<P::Arch>(run::load(slots, index)) {
+        run::absents::<P::Arch>(slots, index, limit).0
+    } else {
+        1
+    }
+}
+
+/// Gives back what a run of `count` absent entries of the table of `node` stands for.
 pub(super) fn drop_absent<P: Platform>(
     memory: &Memory<P>,
     node: Node,
@@ -485,9 +498,16 @@ pub(super) fn drop_absent<P: Platform>(
     count: u32,
     counts: &mut Counts,
 ) {
-    if let Some(absent::Absent::ProtNone { frame, dirty, .. }) = absent::decode::<P::Arch>(first) {
-        let pages = count << arch::order_of_level::<P::Arch>(node.level);
-        memory.unmap_frames(frame, pages, dirty, counts);
+    let pages = count << arch::order_of_level::<P::Arch>(node.level);
+    match absent::decode::<P::Arch>(first) {
+        Some(absent::Absent::ProtNone { frame, dirty, .. }) => {
+            memory.unmap_frames(frame, pages, dirty, counts);
+        }
+        Some(absent::Absent::Swap { device, slot, .. }) => {
+            counts.swap_pages = counts.swap_pages.wrapping_sub(u64::from(pages));
+            memory.release_slots(SlotRun { area: device, first: slot, count: pages });
+        }
+        _ => {}
     }
     if node.level > 1 {
         free_deposit(memory, node.table, counts);

@@ -96,7 +96,8 @@ fn flags(frame: Frame, view: &FrameView) -> u64 {
         | FrameUse::Allocated
         | FrameUse::Kernel
         | FrameUse::Embedder
-        | FrameUse::Compressed => {}
+        | FrameUse::Compressed
+        | FrameUse::Swap => {}
     }
     set(KPF_LOCKED, view.locked);
     set(KPF_UPTODATE, folio);

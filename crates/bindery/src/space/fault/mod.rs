@@ -3,6 +3,7 @@
 mod copy_on_write;
 mod first_touch;
 mod object;
+mod swap_in;
 mod zeroes;
 
 use core::sync::atomic::Ordering;
@@ -77,6 +78,8 @@ pub enum Resolved {
     /// Pages of the object that backs the mapping are mapped in this range, which holds the
     /// address.
     Mapped(VirtRange),
+    /// Pages are mapped in this range, which holds the address, whose content was in swap.
+    FromSwap(VirtRange),
     /// The page is exclusive, or shared on purpose, and may be written now.
     MadeWritable,
     /// The entry allows the access: the TLB had an older one, or another CPU was faster.
@@ -96,6 +99,8 @@ pub(super) enum Step {
     Copy,
     /// A huge folio must come into the place of the huge zero page.
     FillHuge,
+    /// The page is in swap.
+    SwapIn,
     /// The object does not have the page, or has it stored at the moment: begin again when this was
     /// waited for, without locks.
     Await(Awaited),
@@ -290,6 +295,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 Step::Note => self.note_write(vma, page)?,
                 Step::Copy => self.copy(vma, page)?.map_or(Step::Again, Step::Done),
                 Step::FillHuge => self.fill_huge(vma, page, tries)?,
+                Step::SwapIn => self.swap_in(vma, (page, access))?,
                 step => step,
             };
             match step {
@@ -429,10 +435,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 self.table.change_live(node.table, 0, 1);
                 Ok(Step::Again)
             }
-            // There is no swap device yet that could bring the page back.
-            Some(Absent::Swap { .. } | Absent::Marker(Marker::Poison)) | None => {
-                Err(FaultError::Bus)
-            }
+            Some(Absent::Swap { .. }) => Ok(Step::SwapIn),
+            Some(Absent::Marker(Marker::Poison)) | None => Err(FaultError::Bus),
         }
     }
 

@@ -11,6 +11,7 @@ use crate::error::Error;
 use crate::frame::{Folio, Owner};
 use crate::interrupt;
 use crate::platform::Platform;
+use crate::swap::SlotRun;
 use crate::tlb::Gather;
 
 use super::cursor::{Chunks, Cursor, Whole};
@@ -262,6 +263,14 @@ fn copy_absent<P: Platform>(
             drop_target_deposit(target, run, table);
             return Err(Stop::Refused);
         }
+    }
+    if let Some(Absent::Swap { device, slot, .. }) = absent::decode::<P::Arch>(first) {
+        let slots = SlotRun { area: device, first: slot, count: run.pages::<P::Arch>() };
+        if memory.name_slots(slots).is_err() {
+            drop_target_deposit(target, run, table);
+            return Err(Stop::Refused);
+        }
+        target.counts.swap_pages += u64::from(slots.count);
     }
     source.tables.inherit_guards(run.node.table, table);
     let ours = source.tables.slots(run.node.table);

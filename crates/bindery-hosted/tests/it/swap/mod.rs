@@ -1,0 +1,4 @@
+//! Swap: what goes out, comes back, and what becomes of the slots.
+
+mod fixture;
+mod page_out;

@@ -1,0 +1,88 @@
+//! The swap slots of a folio that is in the swap cache, in the metadata of its head.
+//!
+//! ```text
+//! next      31 ........................ 0    slot of the first page, low bits
+//!
+//! previous  31 ... 21   20 ... 11   10 ... 6   5 ... 0
+//!           spare       in cache    area       slot, high bits
+//! ```
+//!
+//! `state` says whether they mean anything ([`SWAP_CACHED`]). *In cache* counts the pages whose slot
+//! still names them; with the last one, the folio leaves the cache. The slots of a folio are
+//! consecutive and lie in one cluster. The cluster's lock guards both words and the flag.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::Frames;
+use super::folio::Folio;
+use super::meta::SWAP_CACHED;
+use crate::platform::Platform;
+
+const HIGH_BITS: u32 = 6;
+const AREA_SHIFT: u32 = HIGH_BITS;
+const AREA_BITS: u32 = 5;
+const CACHED_SHIFT: u32 = AREA_SHIFT + AREA_BITS;
+
+/// Where a folio's content is in swap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SwapPlace {
+    /// The swap area, 0 to 31.
+    pub(crate) area: u8,
+    /// The slot of the folio's first page, below 2^38.
+    pub(crate) first: u64,
+    /// How many of its pages are in the swap cache.
+    pub(crate) cached: u32,
+}
+
+impl<P: Platform> Frames<P> {
+    /// Whether the folio is in the swap cache. Old news unless the caller has the folio's lock.
+    #[inline]
+    pub(crate) fn is_swap_cached(&self, folio: Folio) -> bool {
+        self.meta(folio.head).state.load(Relaxed) & SWAP_CACHED != 0
+    }
+
+    /// The folio's slots, if it is in the swap cache. A guess, unless the caller has the folio's lock
+    /// or its cluster's.
+    #[inline]
+    pub(crate) fn swap_place(&self, folio: Folio) -> Option<SwapPlace> {
+        if !self.is_swap_cached(folio) {
+            return None;
+        }
+        let head = self.meta(folio.head);
+        let (low, rest) = (head.next.load(Relaxed), head.previous.load(Relaxed));
+        let high = u64::from(rest & ((1 << HIGH_BITS) - 1));
+        Some(SwapPlace {
+            area: (rest >> AREA_SHIFT & ((1 << AREA_BITS) - 1)) as u8,
+            first: u64::from(low) | high << 32,
+            cached: rest >> CACHED_SHIFT,
+        })
+    }
+
+    /// Notes the folio's slots, and that it is in the cache. The caller has made the slots name it, and
+    /// nobody else has found it by them yet.
+    #[inline]
+    pub(crate) fn set_swap_place(&self, folio: Folio, place: SwapPlace) {
+        let head = self.meta(folio.head);
+        self.write_place(folio, place);
+        head.state.fetch_or(SWAP_CACHED, Relaxed);
+    }
+
+    /// Notes that so many pages of the folio are left in the cache. The cluster's lock is held.
+    #[inline]
+    pub(crate) fn set_cached_pages(&self, folio: Folio, place: SwapPlace, cached: u32) {
+        if cached > 0 {
+            self.write_place(folio, SwapPlace { cached, ..place });
+        } else {
+            self.meta(folio.head).state.fetch_and(!SWAP_CACHED, Relaxed);
+        }
+    }
+
+    #[inline]
+    fn write_place(&self, folio: Folio, place: SwapPlace) {
+        let head = self.meta(folio.head);
+        let high = (place.first >> 32) as u32;
+        head.next.store(place.first as u32, Relaxed);
+        let rest = high | u32::from(place.area) << AREA_SHIFT | place.cached << CACHED_SHIFT;
+        head.previous.store(rest, Relaxed);
+    }
+}

@@ -1,0 +1,213 @@
+//! Faults on pages in swap: the content comes back, as the largest folio that its slots allow.
+
+use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::arch::{self, Absent, absent};
+use crate::error::FaultError;
+use crate::frame::swap_place::SwapPlace;
+use crate::frame::{Folio, FolioLock, MAX_FOLIO_ORDER, Owner};
+use crate::platform::Platform;
+use crate::rmap::AnonGroup;
+use crate::space::AddressSpace;
+use crate::stats::Counts;
+use crate::swap::SlotRun;
+use crate::swap::slots::ClaimError;
+use crate::table::swap_in::SwapIn;
+use crate::table::{ReadSection, run};
+use crate::vma::Vma;
+
+use super::copy_on_write::folio_range;
+use super::first_touch::folio_place;
+use super::{Access, Resolved, Step};
+
+/// The slot that an entry names for one page.
+#[derive(Clone, Copy)]
+struct Slot {
+    area: u8,
+    number: u64,
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Brings the page back that a swap entry stands for, with the pages around it that were swapped out
+    /// with it. Begins again where something has changed in between. May sleep.
+    pub(in crate::space) fn swap_in(
+        &self,
+        vma: &Vma,
+        (page, access): (VirtAddr, Access),
+    ) -> Result<Step, FaultError> {
+        let Some(slot) = self.slot_at(page) else { return Ok(Step::Again) };
+        let memory = self.table.memory;
+        if let Some(cached) = memory.find_cached(slot.area, slot.number) {
+            // Whoever writes the folio out, or reads it, has the lock.
+            let lock = memory.frames.lock_folio(self.platform(), *cached);
+            let place = memory.frames.swap_place(*cached);
+            let number = place.map_or(u64::MAX, |place| slot.number.wrapping_sub(place.first));
+            if let Some(place) = place
+                && number < u64::from(cached.pages())
+                && place.area == slot.area
+            {
+                let number = number as u32;
+                return Ok(self.map_swapped(vma, (page, access), (*cached, place, number), &lock));
+            }
+            return Ok(Step::Again);
+        }
+        self.read_in(vma, (page, access), slot)
+    }
+
+    /// The slot that is named at `page`, read without locks.
+    fn slot_at(&self, page: VirtAddr) -> Option<Slot> {
+        let _section = ReadSection::enter(self.platform());
+        let (node, _, entry) = self.table.peek(page, &mut Counts::default());
+        let inside = (page.0 & (arch::span::<P::Arch>(node.level) - 1)) >> PAGE_SHIFT;
+        match absent::decode::<P::Arch>(entry)? {
+            Absent::Swap { device, slot, .. } if !entry.is_empty() => {
+                Some(Slot { area: device, number: slot + inside })
+            }
+            _ => None,
+        }
+    }
+
+    /// Reads the content of the slots around `page` into a fresh folio, the largest that the policy allows
+    /// and whose slots are consecutive, and maps it.
+    fn read_in(
+        &self,
+        vma: &Vma,
+        (page, access): (VirtAddr, Access),
+        slot: Slot,
+    ) -> Result<Step, FaultError> {
+        let memory = self.table.memory;
+        let policy = memory.folio_policy().orders(vma.flags().huge_advice());
+        let orders = self.used_orders(policy, vma.flags()) | 1;
+        for order in (0..=MAX_FOLIO_ORDER).rev().filter(|order| orders & 1 << order != 0) {
+            let Some(range) = folio_place(page, order) else { continue };
+            if !vma.range().covers(range) || order > arch::order_of_level::<P::Arch>(2) {
+                continue;
+            }
+            let before = (page.0 - range.start().0) >> PAGE_SHIFT;
+            let Some(first) = slot.number.checked_sub(before) else { continue };
+            if order > 0 && !self.names_run(range, slot.area, first) {
+                continue;
+            }
+            memory.may_wait();
+            let Some(folio) = memory.frames.new_folio(order) else { continue };
+            let slots = SlotRun { area: slot.area, first, count: folio.pages() };
+            match self.read_folio(vma, (page, access), folio, slots) {
+                Ok(step) => return Ok(step),
+                Err(Unread::Slots) => {}
+                Err(Unread::Content) if order > 0 => {}
+                Err(Unread::Content) => return Err(FaultError::Bus),
+            }
+            if order == 0 {
+                // Another thread reads the page, or has it, or it is gone.
+                self.platform().relax();
+                return Ok(Step::Again);
+            }
+        }
+        Err(FaultError::OutOfMemory)
+    }
+
+    /// Whether the entries of `range` seem to name consecutive slots, in one table.
+    fn names_run(&self, range: VirtRange, area: u8, first: u64) -> bool {
+        let _section = ReadSection::enter(self.platform());
+        let (node, index, entry) = self.table.peek(range.start(), &mut Counts::default());
+        let inside = (range.start().0 & (arch::span::<P::Arch>(node.level) - 1)) >> PAGE_SHIFT;
+        let Some(Absent::Swap { device, slot, .. }) = absent::decode::<P::Arch>(entry) else {
+            return false;
+        };
+        if entry.is_empty() || (device, slot + inside) != (area, first) {
+            return false;
+        }
+        let pages = range.pages() as u32;
+        node.level > 1
+            || run::absents::<P::Arch>(self.table.slots(node.table), index, pages).0 == pages
+    }
+
+    fn read_folio(
+        &self,
+        vma: &Vma,
+        (page, access): (VirtAddr, Access),
+        folio: Folio,
+        slots: SlotRun,
+    ) -> Result<Step, Unread> {
+        let memory = self.table.memory;
+        let frames = &memory.frames;
+        let Some(lock) = frames.try_lock_folio(self.platform(), folio) else {
+            return Err(Unread::Slots);
+        };
+        frames.set_fresh_owner(folio, Owner::Nobody, 0);
+        // The cache's reference, and ours. Published first: who finds the folio by a slot finds it counted.
+        frames.publish_two(folio);
+        if let Err(ClaimError::Cached | ClaimError::Gone) = memory.claim_slots(folio, slots) {
+            drop(lock);
+            frames.release_pages(self.platform(), folio, 2);
+            return Err(Unread::Slots);
+        }
+        let place = SwapPlace { area: slots.area, first: slots.first, cached: slots.count };
+        if !memory.load_folio(folio, slots) {
+            memory.give_up(folio, place);
+            drop(lock);
+            frames.release(self.platform(), folio);
+            return Err(Unread::Content);
+        }
+        // Below the head there may be pages that the fault does not see: the address tells the number.
+        let inside = (page.0 & ((folio_bytes(folio)) - 1)) >> PAGE_SHIFT;
+        let step = self.map_swapped(vma, (page, access), (folio, place, inside as u32), &lock);
+        drop(lock);
+        frames.release(self.platform(), folio);
+        Ok(step)
+    }
+
+    /// Maps the folio, which is in the cache and complete, wherever entries of the VMA name its slots
+    /// around `page`, which is its page `number`.
+    fn map_swapped(
+        &self,
+        vma: &Vma,
+        (page, access): (VirtAddr, Access),
+        (folio, place, number): (Folio, SwapPlace, u32),
+        lock: &FolioLock<'_, P>,
+    ) -> Step {
+        let memory = self.table.memory;
+        let start = VirtAddr(page.0.wrapping_sub(u64::from(number) << PAGE_SHIFT));
+        let what = SwapIn {
+            folio,
+            place,
+            start,
+            range: folio_range(vma, page, number, folio),
+            attributes: vma.flags().attributes(),
+            change: vma.entry_policy(),
+        };
+        memory.before_execution(what.attributes.permissions, folio);
+        let index = vma.page_offset_of(page).wrapping_sub(u64::from(number));
+        let done = self.table.swap_in(&what, |exclusive| {
+            // Others may name the slots of pages that are not exclusive: they all are below the root.
+            let group = if exclusive {
+                vma.group_pointer()
+            } else {
+                vma.group().map(AnonGroup::root_pointer)
+            };
+            if !exclusive || !memory.frames.is_anonymous(folio) {
+                lock.set_owner(AnonGroup::as_owner(group), index);
+            }
+        });
+        memory.settle_slots(folio, place, &done.pages);
+        self.published(what.range);
+        // A page that is to be written, and may not be yet, is looked at again.
+        let usable = access != Access::Write || done.exclusive;
+        if done.pages.has(number) && usable {
+            Step::Done(Resolved::FromSwap(what.range))
+        } else {
+            Step::Again
+        }
+    }
+}
+
+/// Why nothing was read.
+enum Unread {
+    /// The slots are not as the entries said.
+    Slots,
+    /// The device has lost the content.
+    Content,
+}
+
+fn folio_bytes(folio: Folio) -> u64 {
+    u64::from(folio.pages()) << PAGE_SHIFT
+}

@@ -1,0 +1,316 @@
+//! A swap area: its clusters, the lists that they are on, and the allocation of slots.
+//!
+//! A cluster in use has blocks of one order ([`super::cluster`]). An allocation takes a cluster with
+//! room for its order, else a free one. Single slots also take what is left in a cluster of another
+//! order, so that no slot is out of reach of a base page.
+//!
+//! The lists' lock comes before that of a cluster. Whoever frees slots holds the cluster's lock first,
+//! so it moves the cluster afterwards, and decides where to when it has both.
+
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{
+    AtomicBool, AtomicI16, AtomicPtr, AtomicU32, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+use super::bitmap::CLUSTER_SLOTS;
+use super::cluster::{Cluster, ClusterState, List};
+use crate::Memory;
+use crate::addr::{Frame, PAGE_SIZE};
+use crate::frame::meta::{self, NONE, link};
+use crate::frame::{MAX_FOLIO_ORDER, MAX_ORDER};
+use crate::platform::Platform;
+use crate::sync::Mutex;
+
+/// Consecutive slots of one cluster.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SlotRun {
+    /// The area.
+    pub(crate) area: u8,
+    /// The first slot.
+    pub(crate) first: u64,
+    /// How many.
+    pub(crate) count: u32,
+}
+
+/// The heads of the lists of clusters.
+struct Lists {
+    free: u32,
+    room: [u32; MAX_FOLIO_ORDER as usize + 1],
+}
+
+impl Lists {
+    const EMPTY: Self = Self { free: NONE, room: [NONE; MAX_FOLIO_ORDER as usize + 1] };
+
+    fn head(&mut self, list: List) -> Option<&mut u32> {
+        match list {
+            List::Full => None,
+            List::Free => Some(&mut self.free),
+            List::Room(order) => self.room.get_mut(usize::from(order)),
+        }
+    }
+}
+
+/// One area. It is off while it has no clusters.
+pub(crate) struct Area<P: Platform> {
+    clusters: AtomicPtr<Cluster<P>>,
+    count: AtomicU32,
+    /// The first frame of the block in which they are.
+    block: AtomicU32,
+    /// Slots that the device has.
+    slots: AtomicU64,
+    /// Slots that are taken.
+    pub(super) taken: AtomicU64,
+    /// Whether slots are handed out.
+    pub(super) allocates: AtomicBool,
+    priority: AtomicI16,
+    lists: Mutex<P::SpinLock, Lists>,
+}
+
+impl<P: Platform> Area<P> {
+    pub(super) const fn new() -> Self {
+        Self {
+            clusters: AtomicPtr::new(ptr::null_mut()),
+            count: AtomicU32::new(0),
+            block: AtomicU32::new(NONE),
+            slots: AtomicU64::new(0),
+            taken: AtomicU64::new(0),
+            allocates: AtomicBool::new(false),
+            priority: AtomicI16::new(0),
+            lists: Mutex::new(Lists::EMPTY),
+        }
+    }
+
+    /// Slots of the area, 0 while it is off.
+    pub(crate) fn slots(&self) -> u64 {
+        self.slots.load(Relaxed)
+    }
+
+    /// Slots that are taken.
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken.load(Relaxed)
+    }
+
+    /// Hands no more slots out.
+    pub(super) fn stop(&self) {
+        self.allocates.store(false, Release);
+        // An allocation that began before has its slots, and they count as taken.
+        drop(self.lists.lock());
+    }
+
+    /// Hands slots out again.
+    pub(super) fn resume(&self) {
+        self.allocates.store(self.is_on(), Release);
+    }
+
+    /// Whether slots are handed out.
+    pub(super) fn may_allocate(&self) -> bool {
+        self.allocates.load(Acquire)
+    }
+
+    /// The higher, the earlier it is used.
+    pub(crate) fn priority(&self) -> i16 {
+        self.priority.load(Relaxed)
+    }
+
+    pub(super) fn is_on(&self) -> bool {
+        !self.clusters.load(Acquire).is_null()
+    }
+
+    /// The cluster of a number.
+    #[inline]
+    fn cluster_at(&self, number: u32) -> Option<&Cluster<P>> {
+        // Acquire: the clusters were written before the pointer.
+        let base = NonNull::new(self.clusters.load(Acquire))?;
+        if number >= self.count.load(Relaxed) {
+            return None;
+        }
+        // SAFETY: `turn_on` stored a pointer to `count` clusters, which stay until `turn_off` frees
+        // them. Whoever names a slot keeps the area on: by an entry or a cached folio, which `turn_off`
+        // finds, or by a read section, which it waits for.
+        Some(unsafe { base.add(number as usize).as_ref() })
+    }
+
+    /// The cluster of a slot.
+    #[inline]
+    pub(super) fn cluster(&self, slot: u64) -> Option<&Cluster<P>> {
+        self.cluster_at(u32::try_from(slot / u64::from(CLUSTER_SLOTS)).ok()?)
+    }
+
+    /// Allocates the clusters for `slots` slots. Fails where there is no memory, or too many slots.
+    pub(super) fn turn_on(&self, memory: &Memory<P>, slots: u64, priority: i16) -> Option<()> {
+        let count = u32::try_from(slots.div_ceil(u64::from(CLUSTER_SLOTS))).ok()?;
+        let order = info_order::<P>(count)?;
+        let base = memory.frames.allocate(order)?;
+        memory.frames.meta(base).state.store(meta::state_of(meta::Kind::Swap, order), Relaxed);
+        let clusters = memory.platform.direct_map(base).cast::<Cluster<P>>();
+        for number in 0..count {
+            let Some(frames) = memory.frames.allocate(1) else {
+                self.free_clusters(memory, clusters, number, base);
+                return None;
+            };
+            memory.frames.meta(frames).state.store(meta::state_of(meta::Kind::Swap, 1), Relaxed);
+            memory.platform.zero(frames, 2);
+            let left = slots - u64::from(number) * u64::from(CLUSTER_SLOTS);
+            let size = left.min(u64::from(CLUSTER_SLOTS)) as u32;
+            // SAFETY: the block has room for `count` clusters (`info_order`), is aligned to a page, and
+            // nobody else knows it yet.
+            unsafe { clusters.add(number as usize).write(Cluster::new(frames.0, size)) };
+        }
+        self.count.store(count, Relaxed);
+        self.block.store(base.0, Relaxed);
+        self.slots.store(slots, Relaxed);
+        self.taken.store(0, Relaxed);
+        self.priority.store(priority, Relaxed);
+        // Release: who finds the pointer finds the clusters.
+        self.clusters.store(clusters.as_ptr(), Release);
+        let mut lists = self.lists.lock();
+        *lists = Lists::EMPTY;
+        for number in (0..count).rev() {
+            self.put_on(&mut lists, number, List::Free);
+        }
+        drop(lists);
+        self.allocates.store(true, Release);
+        Some(())
+    }
+
+    /// Frees the clusters. Nothing names a slot any more, and no reader looks at one.
+    pub(super) fn turn_off(&self, memory: &Memory<P>) {
+        debug_assert_eq!(self.taken(), 0);
+        self.allocates.store(false, Release);
+        let Some(clusters) = NonNull::new(self.clusters.swap(ptr::null_mut(), Acquire)) else {
+            return;
+        };
+        memory.platform.synchronize();
+        let count = self.count.swap(0, Relaxed);
+        self.slots.store(0, Relaxed);
+        *self.lists.lock() = Lists::EMPTY;
+        self.free_clusters(memory, clusters, count, Frame(self.block.load(Relaxed)));
+    }
+
+    fn free_clusters(
+        &self,
+        memory: &Memory<P>,
+        clusters: NonNull<Cluster<P>>,
+        count: u32,
+        base: Frame,
+    ) {
+        for number in 0..count {
+            // SAFETY: `turn_on` has written so many clusters, and nobody looks at them any more.
+            let frames = unsafe { clusters.add(number as usize).as_ref() }.frames.load(Relaxed);
+            // SAFETY: 1. `turn_on` allocated them for this cluster. 2. Nobody looks at cells any more.
+            unsafe { memory.frames.free(&memory.platform, Frame(frames), 1) };
+        }
+        let order = memory.frames.meta(base).order();
+        // SAFETY: 1. `turn_on` allocated it. 2. As above, of clusters.
+        unsafe { memory.frames.free(&memory.platform, base, order) };
+    }
+
+    /// Takes 2^`order` consecutive slots, aligned to their number; with order 0, up to `most` that
+    /// follow one another.
+    pub(super) fn allocate(&self, number: u8, order: u8, most: u32) -> Option<SlotRun> {
+        let mut lists = self.lists.lock();
+        if !self.allocates.load(Acquire) {
+            return None;
+        }
+        let rooms = (0..=MAX_FOLIO_ORDER).map(List::Room);
+        let others = rooms.filter(|list| order == 0 && *list != List::Room(0));
+        let mut choices = [List::Room(order), List::Free].into_iter().chain(others);
+        loop {
+            let list = choices.next()?;
+            while let Some(found) = lists.head(list).and_then(|head| link(*head)) {
+                let cluster = self.cluster_at(found.0)?;
+                let mut state = cluster.state.lock();
+                let taken = take(&mut state, list, order, most);
+                let full = state.free == 0;
+                let next = List::Room(state.order);
+                drop(state);
+                if taken.is_none() || full {
+                    self.take_off(&mut lists, found.0);
+                } else if list == List::Free {
+                    self.take_off(&mut lists, found.0);
+                    self.put_on(&mut lists, found.0, next);
+                }
+                if let Some((first, count)) = taken {
+                    self.taken.fetch_add(u64::from(count), Relaxed);
+                    let base = u64::from(found.0) * u64::from(CLUSTER_SLOTS);
+                    return Some(SlotRun { area: number, first: base + u64::from(first), count });
+                }
+            }
+        }
+    }
+
+    /// Puts the cluster of `slot` on the list where it belongs, after slots of it were freed. No lock
+    /// of a cluster is held.
+    pub(super) fn relist(&self, slot: u64) {
+        let number = (slot / u64::from(CLUSTER_SLOTS)) as u32;
+        let Some(cluster) = self.cluster_at(number) else { return };
+        let mut lists = self.lists.lock();
+        let list = {
+            let state = cluster.state.lock();
+            Cluster::<P>::list_of(&state)
+        };
+        if !cluster.is_on(list) {
+            self.take_off(&mut lists, number);
+            self.put_on(&mut lists, number, list);
+        }
+    }
+
+    fn put_on(&self, lists: &mut Lists, number: u32, list: List) {
+        let (Some(head), Some(cluster)) = (lists.head(list), self.cluster_at(number)) else {
+            return;
+        };
+        let next = core::mem::replace(head, number);
+        cluster.next.store(next, Relaxed);
+        cluster.previous.store(NONE, Relaxed);
+        cluster.list.store(list.number(), Relaxed);
+        if let Some(next) = link(next).and_then(|next| self.cluster_at(next.0)) {
+            next.previous.store(number, Relaxed);
+        }
+    }
+
+    fn take_off(&self, lists: &mut Lists, number: u32) {
+        let Some(cluster) = self.cluster_at(number) else { return };
+        let list = match cluster.list.load(Relaxed) {
+            List::NONE => return,
+            0 => List::Free,
+            order => List::Room((order - 1) as u8),
+        };
+        let (next, previous) = (cluster.next.load(Relaxed), cluster.previous.load(Relaxed));
+        match link(previous).and_then(|previous| self.cluster_at(previous.0)) {
+            Some(previous) => previous.next.store(next, Relaxed),
+            None => {
+                if let Some(head) = lists.head(list) {
+                    *head = next;
+                }
+            }
+        }
+        if let Some(next) = link(next).and_then(|next| self.cluster_at(next.0)) {
+            next.previous.store(previous, Relaxed);
+        }
+        cluster.list.store(List::NONE, Relaxed);
+    }
+}
+
+/// Takes slots out of a cluster that is on `list`.
+fn take(state: &mut ClusterState, list: List, order: u8, most: u32) -> Option<(u32, u32)> {
+    if list == List::Free {
+        state.order = order;
+    }
+    let taken = if order > 0 {
+        state.taken.take_block(order).map(|first| (first, 1 << order))
+    } else {
+        state.taken.take_stretch(most)
+    };
+    if let Some((_, count)) = taken {
+        state.free -= count;
+    }
+    taken
+}
+
+/// The order of a block with room for so many clusters.
+fn info_order<P: Platform>(count: u32) -> Option<u8> {
+    let bytes = u64::from(count) * size_of::<Cluster<P>>() as u64;
+    let order = bytes.div_ceil(PAGE_SIZE).next_power_of_two().trailing_zeros() as u8;
+    (order <= MAX_ORDER).then_some(order)
+}

@@ -1,0 +1,87 @@
+//! The cell of a swap slot: who names the slot, and where its content is.
+//!
+//! ```text
+//! 63 ........... 32   31 ... 21   20     19       18       17       16       15 ... 0
+//! frame in the cache  spare       LOST   STORED   FILLED   BUSY     CACHED   entries
+//! ```
+//!
+//! | state | cell |
+//! |---|---|
+//! | free | 0 |
+//! | reserved: allocated, and named by nothing yet | 0, with its bit set in the cluster's bitmap |
+//! | going out, coming in | `CACHED`, `BUSY`: the folio's locker writes or reads the content |
+//! | in swap and in memory | `CACHED`, and where the content is |
+//! | in swap alone | where the content is |
+//!
+//! A slot is free when entries, cache and I/O have all let go: no count, not `CACHED`, not `BUSY`.
+
+use crate::addr::Frame;
+
+/// The most entries that may name a slot.
+pub(crate) const MAX_ENTRIES: u64 = 1 << 15;
+
+const ENTRIES_MASK: u64 = 0xffff;
+const FRAME_SHIFT: u32 = 32;
+
+/// The value of a cell.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Cell(pub(crate) u64);
+
+impl Cell {
+    /// The slot is free, or reserved.
+    pub(crate) const FREE: Self = Self(0);
+    /// The swap cache has the page: the upper half names its frame.
+    pub(crate) const CACHED: u64 = 1 << 16;
+    /// Whoever has the lock of the cached folio works on the content, and lets go last.
+    pub(crate) const BUSY: u64 = 1 << 17;
+    /// The content is one word, again and again: the slot's value.
+    pub(crate) const FILLED: u64 = 1 << 18;
+    /// The area's store has the content; the slot's value is what the store calls it.
+    pub(crate) const STORED: u64 = 1 << 19;
+    /// The content could not be read: whoever touches it gets SIGBUS.
+    pub(crate) const LOST: u64 = 1 << 20;
+    /// Where content is, or was.
+    pub(crate) const CONTENT: u64 = Self::FILLED | Self::STORED | Self::LOST;
+
+    /// The page at `frame` goes out: the swap cache has it, and `entries` entries name the slot.
+    #[inline]
+    pub(crate) fn going_out(frame: Frame, entries: u32) -> Self {
+        Self(Self::CACHED | Self::BUSY | u64::from(frame.0) << FRAME_SHIFT | u64::from(entries))
+    }
+
+    /// How many entries name the slot.
+    #[inline]
+    pub(crate) fn entries(self) -> u32 {
+        (self.0 & ENTRIES_MASK) as u32
+    }
+
+    /// Whether all the bits are set.
+    #[inline]
+    pub(crate) fn has(self, bits: u64) -> bool {
+        self.0 & bits == bits
+    }
+
+    /// The cached page.
+    #[inline]
+    pub(crate) fn frame(self) -> Option<Frame> {
+        self.has(Self::CACHED).then_some(Frame((self.0 >> FRAME_SHIFT) as u32))
+    }
+
+    /// The cell with the page in the cache, and busy.
+    #[inline]
+    pub(crate) fn coming_in(self, frame: Frame) -> Self {
+        Self(self.0 | Self::CACHED | Self::BUSY | u64::from(frame.0) << FRAME_SHIFT)
+    }
+
+    /// The cell without the page.
+    #[inline]
+    pub(crate) fn uncached(self) -> Self {
+        Self(self.0 & (ENTRIES_MASK | Self::CONTENT))
+    }
+
+    /// Whether nothing holds the slot any more.
+    #[inline]
+    pub(crate) fn is_let_go(self) -> bool {
+        self.0 & (ENTRIES_MASK | Self::CACHED | Self::BUSY) == 0
+    }
+}

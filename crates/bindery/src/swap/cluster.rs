@@ -1,0 +1,93 @@
+//! A cluster: 512 consecutive slots of an area, with their cells and values.
+//!
+//! The cells and the values are two frames of the area's. The lock guards the bitmap and each change of
+//! a cell that is named by an entry, by the cache or by a bit; a cell that was just allocated belongs to
+//! the allocating thread, and a `BUSY` cell's value to the thread that has its folio's lock. Anybody
+//! may read a cell, and must look again under the lock before it relies on it.
+
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use super::bitmap::{Bitmap, CLUSTER_SLOTS};
+use crate::frame::meta::NONE;
+use crate::platform::Platform;
+use crate::sync::Mutex;
+
+/// What is known of one cluster.
+pub(super) struct Cluster<P: Platform> {
+    pub(super) state: Mutex<P::SpinLock, ClusterState>,
+    /// The first of two frames: cells, then values. Never changes while the area is on.
+    pub(super) frames: AtomicU32,
+    /// The list that the cluster is on, as [`List::number`], and its neighbours there. Guarded by the
+    /// lock of the area's lists.
+    pub(super) list: AtomicU32,
+    pub(super) next: AtomicU32,
+    pub(super) previous: AtomicU32,
+}
+
+/// What the cluster's lock guards beside the cells.
+pub(super) struct ClusterState {
+    pub(super) taken: Bitmap,
+    pub(super) free: u32,
+    /// Slots that the device has here.
+    pub(super) size: u32,
+    /// The order of the blocks that are taken here: blocks of one size leave no holes of another.
+    pub(super) order: u8,
+}
+
+/// The list that a cluster is on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum List {
+    /// None: nothing is free, or a slot that the device does not have is in it.
+    Full,
+    /// Nothing is taken.
+    Free,
+    /// Blocks of this order are taken, and some are free.
+    Room(u8),
+}
+
+impl List {
+    pub(super) const NONE: u32 = NONE;
+
+    pub(super) fn number(self) -> u32 {
+        match self {
+            Self::Full => Self::NONE,
+            Self::Free => 0,
+            Self::Room(order) => 1 + u32::from(order),
+        }
+    }
+}
+
+impl<P: Platform> Cluster<P> {
+    /// A cluster of which the device has `slots` slots; the rest is taken for ever.
+    pub(super) fn new(frames: u32, slots: u32) -> Self {
+        let mut taken = Bitmap::EMPTY;
+        if slots < CLUSTER_SLOTS {
+            // The first stretch is what there is, and the second what there is not.
+            let _ = taken.take_stretch(slots);
+            let _ = taken.take_stretch(CLUSTER_SLOTS);
+            taken.give_back(0, slots);
+        }
+        Self {
+            state: Mutex::new(ClusterState { taken, free: slots, size: slots, order: 0 }),
+            frames: AtomicU32::new(frames),
+            list: AtomicU32::new(List::NONE),
+            next: AtomicU32::new(NONE),
+            previous: AtomicU32::new(NONE),
+        }
+    }
+
+    /// Where the cluster belongs, for a holder of its lock.
+    pub(super) fn list_of(state: &ClusterState) -> List {
+        if state.free == 0 {
+            List::Full
+        } else if state.free == state.size {
+            List::Free
+        } else {
+            List::Room(state.order)
+        }
+    }
+
+    pub(super) fn is_on(&self, list: List) -> bool {
+        self.list.load(Relaxed) == list.number()
+    }
+}

@@ -1,0 +1,492 @@
+//! What happens to slots: named and let go by entries, held by the swap cache, filled and read.
+//!
+//! All of it goes by runs of one cluster, under one hold of the cluster's lock.
+
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::area::{Area, SlotRun};
+use super::bitmap::CLUSTER_SLOTS;
+use super::cell::{Cell, MAX_ENTRIES};
+use super::cluster::{Cluster, ClusterState};
+use super::same_filled;
+use crate::Memory;
+use crate::addr::Frame;
+use crate::frame::swap_place::SwapPlace;
+use crate::frame::{Folio, Reference};
+use crate::platform::Platform;
+
+/// A slot cannot be named once more; nothing has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct TooManyEntries;
+
+/// Why content did not come in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ClaimError {
+    /// A slot of the run is in the cache, or busy.
+    Cached,
+    /// No entry names a slot of the run any more.
+    Gone,
+}
+
+/// The part of `run` that is in the cluster of its first slot, and what is left.
+fn first_part(run: SlotRun) -> (SlotRun, SlotRun) {
+    let inside = (run.first % u64::from(CLUSTER_SLOTS)) as u32;
+    let count = run.count.min(CLUSTER_SLOTS - inside);
+    let rest =
+        SlotRun { first: run.first + u64::from(count), count: run.count - count, ..run };
+    (SlotRun { count, ..run }, rest)
+}
+
+fn index(slot: u64) -> u32 {
+    (slot % u64::from(CLUSTER_SLOTS)) as u32
+}
+
+impl<P: Platform> Memory<P> {
+    #[inline]
+    pub(super) fn area(&self, number: u8) -> Option<&Area<P>> {
+        self.swap.areas.get(usize::from(number))
+    }
+
+    /// The cells of a run in one cluster, and of their values.
+    #[inline]
+    fn cells(&self, run: SlotRun) -> Option<(&Cluster<P>, &[AtomicU64], &[AtomicU64])> {
+        let cluster = self.area(run.area)?.cluster(run.first)?;
+        let frames = Frame(cluster.frames.load(Relaxed));
+        let range = index(run.first) as usize..(index(run.first) + run.count) as usize;
+        let cells = self.words(frames).get(range.clone())?;
+        let values = self.words(frames.plus(1)).get(range)?;
+        Some((cluster, cells, values))
+    }
+
+    /// The cell of a slot, as it is at the moment.
+    pub(crate) fn swap_cell(&self, area: u8, slot: u64) -> Option<Cell> {
+        let (_, cells, _) = self.cells(SlotRun { area, first: slot, count: 1 })?;
+        // Acquire, by the fence: what was done to the cached folio before.
+        let cell = cells.first()?.load(core::sync::atomic::Ordering::Acquire);
+        Some(Cell(cell))
+    }
+
+    /// Slots for `count` pages: a block of 2^`order`, or up to `most` single ones. Tries the areas by
+    /// falling priority. They are the caller's: nothing names them yet.
+    pub(crate) fn allocate_slots(&self, order: u8, most: u32) -> Option<SlotRun> {
+        let mut below = i32::MAX;
+        loop {
+            let areas = self.swap.areas.iter().enumerate();
+            let usable = areas.filter(|(_, area)| area.is_on() && area.may_allocate());
+            let (priority, _) = usable
+                .map(|(number, area)| (i32::from(area.priority()), number))
+                .filter(|(priority, _)| *priority < below)
+                .max()?;
+            for (number, area) in self.swap.areas.iter().enumerate() {
+                if area.is_on()
+                    && i32::from(area.priority()) == priority
+                    && let Some(run) = area.allocate(number as u8, order, most)
+                {
+                    return Some(run);
+                }
+            }
+            below = priority;
+        }
+    }
+
+    /// Gives slots back that were allocated and not used.
+    pub(crate) fn free_unused_slots(&self, run: SlotRun) {
+        if run.count == 0 {
+            return;
+        }
+        if let (Some(area), Some((cluster, _, _))) = (self.area(run.area), self.cells(run)) {
+            let mut freed = FreedSlots::new(area);
+            {
+                let mut state = cluster.state.lock();
+                (freed.first, freed.count) = (index(run.first), run.count);
+                freed.give_back(&mut state);
+            }
+            freed.relist(run.first);
+        }
+    }
+
+    /// The folio goes into the swap cache, at slots that the caller has allocated for it. `named` of its
+    /// pages, from page `first` on, get an entry each. The caller has the folio's lock.
+    pub(crate) fn send_out(&self, folio: Folio, slots: SlotRun, first: u32, named: u32) {
+        debug_assert_eq!(slots.count, folio.pages());
+        let Some((_, cells, _)) = self.cells(slots) else { return };
+        for (page, cell) in (0..).zip(cells) {
+            let entries = u32::from(page >= first && page < first + named);
+            // The slots are ours: no entry names them, and the cache does not have them.
+            cell.store(Cell::going_out(folio.head.plus(page), entries).0, Relaxed);
+        }
+        let place = SwapPlace { area: slots.area, first: slots.first, cached: slots.count };
+        self.frames.set_swap_place(folio, place);
+    }
+
+    /// Takes back [`Memory::send_out`]: the slots are free, and the folio is not in the cache. No entry
+    /// names them any more. The caller has the folio's lock.
+    pub(crate) fn call_back(&self, folio: Folio, place: SwapPlace) {
+        let slots = SlotRun { area: place.area, first: place.first, count: folio.pages() };
+        if let Some((_, cells, _)) = self.cells(slots) {
+            for cell in cells {
+                // Busy, and named by nothing: nobody else changes it.
+                cell.store(Cell::FREE.0, Relaxed);
+            }
+        }
+        self.frames.set_cached_pages(folio, place, 0);
+        self.free_unused_slots(slots);
+    }
+
+    /// One more entry names each slot of the run, or none does: all or nothing. The caller holds the
+    /// lock of a table in which entries name them.
+    pub(crate) fn name_slots(&self, run: SlotRun) -> Result<(), TooManyEntries> {
+        let (part, rest) = first_part(run);
+        if part.count == 0 {
+            return Ok(());
+        }
+        let Some((cluster, cells, _)) = self.cells(part) else { return Err(TooManyEntries) };
+        {
+            let _state = cluster.state.lock();
+            let full = |cell: &AtomicU64| u64::from(Cell(cell.load(Relaxed)).entries()) >= MAX_ENTRIES;
+            if cells.iter().any(full) {
+                return Err(TooManyEntries);
+            }
+            for cell in cells {
+                cell.store(cell.load(Relaxed) + 1, Relaxed);
+            }
+        }
+        self.name_slots(rest).inspect_err(|_| self.release_slots(part))
+    }
+
+    /// One entry less names each slot of the run. A slot that nothing holds any more is free; a page in
+    /// the cache whose slot no entry names leaves it.
+    pub(crate) fn release_slots(&self, run: SlotRun) {
+        let mut left = run;
+        while left.count > 0 {
+            let (part, rest) = first_part(left);
+            self.release_part(part);
+            left = rest;
+        }
+    }
+
+    fn release_part(&self, run: SlotRun) {
+        let (Some(area), Some((cluster, cells, values))) = (self.area(run.area), self.cells(run))
+        else {
+            return;
+        };
+        let mut state = cluster.state.lock();
+        let mut freed = FreedSlots::new(area);
+        for (at, (cell, value)) in (index(run.first)..).zip(cells.iter().zip(values)) {
+            let now = Cell(cell.load(Relaxed).wrapping_sub(1));
+            debug_assert_ne!(now.entries(), 0xffff, "a slot was let go that nobody named");
+            if now.entries() > 0 || now.has(Cell::BUSY) {
+                cell.store(now.0, Relaxed);
+                continue;
+            }
+            cell.store(Cell::FREE.0, Relaxed);
+            self.forget_content(now, value);
+            if let Some(frame) = now.frame() {
+                self.leave_cache(frame);
+            }
+            freed.add(&mut state, at);
+        }
+        freed.give_back(&mut state);
+        drop(state);
+        freed.relist(run.first);
+    }
+
+    /// The store forgets what it has for a slot that is free now.
+    fn forget_content(&self, cell: Cell, value: &AtomicU64) {
+        if cell.has(Cell::STORED) {
+            self.swap.forget(self, value.swap(0, Relaxed));
+        }
+    }
+
+    /// The slot of the page at `frame` is free: the page leaves the cache, and with the last one the
+    /// folio. The cluster's lock is held.
+    fn leave_cache(&self, frame: Frame) {
+        let Some(folio) = self.frames.folio_of(frame) else { return };
+        let Some(place) = self.frames.swap_place(folio) else { return };
+        self.frames.set_cached_pages(folio, place, place.cached - 1);
+        // Its content is nowhere else now.
+        self.frames.mark_dirty(folio);
+        if place.cached == 1 {
+            self.frames.release(&self.platform, folio);
+        }
+    }
+
+    /// The folio of the page that the cache has for a slot, with a reference. The caller holds no lock
+    /// of a cluster.
+    pub(crate) fn find_cached(&self, area: u8, slot: u64) -> Option<Reference<'_, P>> {
+        let frame = self.swap_cell(area, slot)?.frame()?;
+        let folio = self.frames.try_hold(&self.platform, frame)?;
+        // Between the look and the reference, the page may have left, and its frame be another's.
+        let same = self.swap_cell(area, slot)?.frame() == Some(frame);
+        same.then_some(folio)
+    }
+
+    /// The content of the run is to come into `folio`, which is fresh and locked by the caller: the cache
+    /// names it from now on, and the slots are busy. All or nothing.
+    pub(crate) fn claim_slots(&self, folio: Folio, run: SlotRun) -> Result<(), ClaimError> {
+        debug_assert_eq!(run.count, folio.pages());
+        let (part, rest) = first_part(run);
+        let (0, Some((cluster, cells, _))) = (rest.count, self.cells(part)) else {
+            return Err(ClaimError::Gone);
+        };
+        let _state = cluster.state.lock();
+        for cell in cells {
+            let cell = Cell(cell.load(Relaxed));
+            if cell.entries() == 0 {
+                return Err(ClaimError::Gone);
+            }
+            if cell.0 & (Cell::CACHED | Cell::BUSY) != 0 {
+                return Err(ClaimError::Cached);
+            }
+        }
+        for (page, cell) in (0..).zip(cells) {
+            let now = Cell(cell.load(Relaxed)).coming_in(folio.head.plus(page));
+            // Release, by the lock: who finds the folio finds it locked.
+            cell.store(now.0, Relaxed);
+        }
+        let place = SwapPlace { area: run.area, first: run.first, cached: run.count };
+        self.frames.set_swap_place(folio, place);
+        Ok(())
+    }
+
+    /// The thread that has the folio's lock is done with its slots. The pages of `put` have lost an entry
+    /// that named their slots. Pages whose slots nothing names leave the cache; the others stay, and are
+    /// not busy any more. Says how many stay. The caller has a reference beside the cache's.
+    pub(crate) fn settle_slots(&self, folio: Folio, place: SwapPlace, put: &PageSet) -> u32 {
+        let done = |page: u32, old: Cell| Cell((old.0 & !Cell::BUSY) - u64::from(put.has(page)));
+        let cached = self.change_slots(folio, place, || false, done).cached;
+        if cached < folio.pages() {
+            // Its content is nowhere else now.
+            self.frames.mark_dirty(folio);
+        }
+        cached
+    }
+
+    /// Takes a folio out of memory whose content has gone out: as `written` says, or before. The caller's
+    /// reference and the cache's must be all that is left. Then the folio is the caller's, frozen, and the
+    /// answer is yes. Otherwise it stays in the cache, its slots are not busy any more, and the caller
+    /// keeps its reference. The caller has the folio's lock.
+    pub(crate) fn evict(&self, folio: Folio, place: SwapPlace, written: Option<&Written>) -> bool {
+        let done = |page: u32, old: Cell| {
+            let content = written.map_or(0, |written| written.content(page));
+            Cell(old.0 & !Cell::BUSY | content)
+        };
+        // With the cluster's lock held: who finds the folio by a slot takes a reference, and looks at the
+        // slot again.
+        self.change_slots(folio, place, || self.frames.freeze(folio, 2), done).evicted
+    }
+
+    /// The content could not be read: the folio leaves the cache, and entries name its slots as before.
+    /// The caller has the folio's lock and a reference.
+    pub(crate) fn give_up(&self, folio: Folio, place: SwapPlace) {
+        let uncached = |_: u32, old: Cell| old.uncached();
+        let changed = self.change_slots(folio, place, || false, uncached);
+        if changed.cached > 0 {
+            self.frames.set_cached_pages(folio, place, 0);
+            self.frames.release(&self.platform, folio);
+        }
+    }
+
+    /// Changes the cells of the folio that still name it, by one hold of the cluster's lock. `freeze` says
+    /// whether the folio goes out of memory.
+    fn change_slots(
+        &self,
+        folio: Folio,
+        place: SwapPlace,
+        freeze: impl FnOnce() -> bool,
+        change: impl Fn(u32, Cell) -> Cell,
+    ) -> Changed {
+        let run = SlotRun { area: place.area, first: place.first, count: folio.pages() };
+        let mut changed = Changed { cached: 0, evicted: false };
+        let (Some(area), Some((cluster, cells, values))) = (self.area(run.area), self.cells(run))
+        else {
+            return changed;
+        };
+        let mut state = cluster.state.lock();
+        changed.evicted = freeze();
+        let mut freed = FreedSlots::new(area);
+        for (page, (cell, value)) in (0..).zip(cells.iter().zip(values)) {
+            let old = Cell(cell.load(Relaxed));
+            if old.frame() != Some(folio.head.plus(page)) {
+                // This page has left the cache before.
+                continue;
+            }
+            let now = change(page, old);
+            if now.entries() > 0 {
+                let now = if changed.evicted { now.uncached() } else { now };
+                cell.store(now.0, Relaxed);
+                changed.cached += 1;
+                continue;
+            }
+            cell.store(Cell::FREE.0, Relaxed);
+            self.forget_content(now, value);
+            freed.add(&mut state, index(run.first) + page);
+        }
+        freed.give_back(&mut state);
+        if !changed.evicted {
+            self.frames.set_cached_pages(folio, place, changed.cached);
+        }
+        drop(state);
+        freed.relist(run.first);
+        if !changed.evicted && changed.cached == 0 {
+            self.frames.release(&self.platform, folio);
+        }
+        changed
+    }
+
+    /// Sends the content of the folio, whose slots are busy, to the area's store. The caller has the
+    /// folio's lock, and nobody writes to the folio. Nothing is stored if a page does not fit.
+    pub(crate) fn write_out(&self, folio: Folio, place: SwapPlace) -> Option<Written> {
+        let run = SlotRun { area: place.area, first: place.first, count: folio.pages() };
+        let (_, _, values) = self.cells(run)?;
+        let mut written = Written { filled: PageSet::EMPTY };
+        for (page, value) in (0..).zip(values) {
+            let frame = folio.head.plus(page);
+            // The slot is busy: nobody else looks at the value.
+            match same_filled::word_of(self.words(frame)) {
+                Some(word) => {
+                    value.store(word, Relaxed);
+                    written.filled.add(page, 1);
+                }
+                None => match self.swap.store(self, frame) {
+                    Some(handle) => value.store(handle, Relaxed),
+                    None => {
+                        let before = (0..page).filter(|page| !written.filled.has(*page));
+                        before.for_each(|page| {
+                            self.swap.forget(self, values[page as usize].load(Relaxed));
+                        });
+                        return None;
+                    }
+                },
+            }
+        }
+        Some(written)
+    }
+
+    /// Brings the content of the folio's slots into its frames. The slots are busy, and the folio is the
+    /// caller's alone.
+    pub(crate) fn load_folio(&self, folio: Folio, run: SlotRun) -> bool {
+        let Some((_, cells, values)) = self.cells(run) else { return false };
+        let mut page = 0;
+        while page < run.count {
+            let (cell, value) = self.content(cells, values, page);
+            let frame = folio.head.plus(page);
+            if cell.has(Cell::FILLED) && value == 0 {
+                let zeroes = (page..run.count)
+                    .take_while(|page| {
+                        let (cell, value) = self.content(cells, values, *page);
+                        cell.has(Cell::FILLED) && value == 0
+                    })
+                    .count() as u32;
+                self.platform.zero(frame, zeroes);
+                page += zeroes;
+                continue;
+            }
+            if cell.has(Cell::FILLED) {
+                same_filled::fill(self.words(frame), value);
+            } else if !cell.has(Cell::STORED) || !self.swap.load(self, value, frame) {
+                return false;
+            }
+            page += 1;
+        }
+        true
+    }
+
+    #[inline]
+    fn content(&self, cells: &[AtomicU64], values: &[AtomicU64], page: u32) -> (Cell, u64) {
+        (Cell(cells[page as usize].load(Relaxed)), values[page as usize].load(Relaxed))
+    }
+
+    /// The 512 words of a frame.
+    #[inline]
+    pub(super) fn words(&self, frame: Frame) -> &[AtomicU64] {
+        let start = self.platform.direct_map(frame).cast::<AtomicU64>();
+        // SAFETY: the direct map shows all 4,096 bytes of the frame for as long as the platform lives
+        // (obligation 1 of `Platform`), aligned to 4,096. Callers pass frames of a cluster, which the core
+        // accesses as aligned 64-bit atomics alone, and pages of locked folios that no entry maps.
+        unsafe { core::slice::from_raw_parts(start.as_ptr(), CLUSTER_SLOTS as usize) }
+    }
+}
+
+/// What [`Memory::change_slots`] left.
+struct Changed {
+    /// Pages whose slots are still named.
+    cached: u32,
+    evicted: bool,
+}
+
+/// How the content of a folio's pages has gone out.
+pub(crate) struct Written {
+    /// The pages that one word fills; the area's store has the others.
+    filled: PageSet,
+}
+
+impl Written {
+    /// What the page's cell says then.
+    fn content(&self, page: u32) -> u64 {
+        if self.filled.has(page) { Cell::FILLED } else { Cell::STORED }
+    }
+}
+
+/// Pages of a folio.
+#[derive(Clone, Copy)]
+pub(crate) struct PageSet([u64; CLUSTER_SLOTS as usize / 64]);
+
+impl PageSet {
+    pub(crate) const EMPTY: Self = Self([0; CLUSTER_SLOTS as usize / 64]);
+
+    /// Whether the page is in the set.
+    #[inline]
+    pub(crate) fn has(&self, page: u32) -> bool {
+        self.0[page as usize / 64] >> (page % 64) & 1 != 0
+    }
+
+    /// Adds `count` pages from `first` on.
+    pub(crate) fn add(&mut self, first: u32, count: u32) {
+        for page in first..first + count {
+            self.0[page as usize / 64] |= 1 << (page % 64);
+        }
+    }
+}
+
+/// Slots of one cluster whose cells were made free, given back to the bitmap in stretches.
+struct FreedSlots<'a, P: Platform> {
+    area: &'a Area<P>,
+    first: u32,
+    count: u32,
+    relist: bool,
+}
+
+impl<'a, P: Platform> FreedSlots<'a, P> {
+    fn new(area: &'a Area<P>) -> Self {
+        Self { area, first: 0, count: 0, relist: false }
+    }
+
+    #[inline]
+    fn add(&mut self, state: &mut ClusterState, slot: u32) {
+        if self.first + self.count != slot {
+            self.give_back(state);
+            self.first = slot;
+        }
+        self.count += 1;
+    }
+
+    fn give_back(&mut self, state: &mut ClusterState) {
+        if self.count == 0 {
+            return;
+        }
+        self.relist |= state.free == 0;
+        state.taken.give_back(self.first, self.count);
+        state.free += self.count;
+        self.relist |= state.free == state.size;
+        self.area.taken.fetch_sub(u64::from(self.count), Relaxed);
+        self.count = 0;
+    }
+
+    /// Puts the cluster on the list where it belongs now. Its lock is not held.
+    fn relist(&self, slot: u64) {
+        if self.relist {
+            self.area.relist(slot);
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Swap-in: entries that name the slots of a folio map its pages again, run by run.
+
+use core::sync::atomic::Ordering;
+
+use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::arch::{Absent, Arch, Attributes, Entry, Equal, Permissions, absent};
+use crate::frame::swap_place::SwapPlace;
+use crate::frame::{Folio, OwnerKind};
+use crate::platform::Platform;
+use crate::swap::slots::PageSet;
+
+use super::PageTable;
+use super::cursor::Whole;
+use super::locking::Depth;
+use super::protect::{Change, Watched, Writable};
+use super::run::{Run, What};
+
+/// A folio whose content is complete, and where its pages belong.
+pub(crate) struct SwapIn {
+    pub(crate) folio: Folio,
+    pub(crate) place: SwapPlace,
+    /// Where its first page belongs; that may be outside of the range.
+    pub(crate) start: VirtAddr,
+    /// The part of the folio that is in the VMA.
+    pub(crate) range: VirtRange,
+    /// What leaves of the VMA say.
+    pub(crate) attributes: Attributes,
+    /// Which of them may allow writes.
+    pub(crate) change: Change,
+}
+
+/// What was mapped.
+pub(crate) struct SwappedIn {
+    /// Pages of the folio.
+    pub(crate) pages: PageSet,
+    /// Whether all of them are exclusive.
+    pub(crate) exclusive: bool,
+}
+
+impl<P: Platform> PageTable<'_, P> {
+    /// Maps the pages of the folio where entries of the range name their slots. `own` is called before
+    /// each run, and told whether that is exclusive. The caller has the folio's lock and a reference, and
+    /// keeps the VMA from being changed.
+    ///
+    /// Ends early where a huge entry has to be split and its deposit is missing.
+    pub(crate) fn swap_in(&self, what: &SwapIn, mut own: impl FnMut(bool)) -> SwappedIn {
+        let mut done = SwappedIn { pages: PageSet::EMPTY, exclusive: true };
+        let mut cursor = self.cursor(what.range, Depth::Floor(1));
+        while let Ok(Some(run)) = cursor.next_run(Equal::empty(), Whole::Enter) {
+            let What::Absent(first) = run.what else { continue };
+            let Some(Absent::Swap { device, slot, exclusive, soft_dirty, userfault }) =
+                absent::decode::<P::Arch>(first)
+            else {
+                continue;
+            };
+            let number = ((run.at.0 - what.start.0) >> PAGE_SHIFT) as u32;
+            if device != what.place.area || slot != what.place.first + u64::from(number) {
+                continue;
+            }
+            let pages = run.pages::<P::Arch>();
+            if self.memory.frames.map(what.folio, pages).is_err() {
+                break;
+            }
+            own(exclusive);
+            if exclusive {
+                self.memory.frames.set_exclusive(what.folio, number, pages);
+            } else {
+                self.memory.frames.clear_exclusive(what.folio, number, pages);
+            }
+            let attributes = what.attributes_of(exclusive, soft_dirty, userfault);
+            self.write_swapped_in(&run, what.folio, number, attributes);
+            done.pages.add(number, pages);
+            done.exclusive &= exclusive;
+            cursor.counts.entries_written += u64::from(run.count);
+            cursor.counts.folios_touched += 1;
+            cursor.counts.mapped(OwnerKind::Anonymous, pages);
+            cursor.counts.swap_pages =
+                cursor.counts.swap_pages.wrapping_sub(u64::from(pages));
+        }
+        done
+    }
+
+    fn write_swapped_in(&self, run: &Run, folio: Folio, number: u32, attributes: Attributes) {
+        let frame = folio.head.plus(number);
+        if !attributes.permissions.intersects(Permissions::ACCESS) {
+            return self.write_hidden(run, frame, attributes);
+        }
+        let leaf = P::Arch::leaf(frame, run.node.level, attributes);
+        if run.node.level == 1 {
+            self.write_leaves(run.node.table, run.index, leaf, run.count);
+            // The entries were not empty.
+            self.change_live(run.node.table, 0, run.count);
+        } else {
+            self.slots(run.node.table)[run.index as usize].store(leaf.0, Ordering::Release);
+        }
+    }
+}
+
+impl<P: Platform> PageTable<'_, P> {
+    /// The mapping allows no access: the entries have the pages, and the MMU sees none of them.
+    #[cold]
+    fn write_hidden(&self, run: &Run, frame: Frame, attributes: Attributes) {
+        let Attributes { accessed, dirty, soft_dirty, userfault, .. } = attributes;
+        let hidden = Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault };
+        let mut entry = absent::encode::<P::Arch>(hidden);
+        let step = absent::step::<P::Arch>(entry);
+        let slots = self.slots(run.node.table);
+        for slot in &slots[run.index as usize..(run.index + run.count) as usize] {
+            slot.store(entry.0, Ordering::Relaxed);
+            entry = Entry(entry.0.wrapping_add(step));
+        }
+    }
+}
+
+impl SwapIn {
+    fn attributes_of(
+        &self,
+        exclusive: bool,
+        soft_dirty: bool,
+        userfault: bool,
+    ) -> Attributes {
+        let mut attributes = Attributes {
+            accessed: true,
+            // Nothing else has the content any more.
+            dirty: exclusive,
+            soft_dirty,
+            userfault,
+            ..self.attributes
+        };
+        let watched = self.change.watched == Watched::SoftDirty && !soft_dirty;
+        if !exclusive || watched || userfault || self.change.writable == Writable::Noticed {
+            attributes.permissions -= Permissions::WRITE;
+        }
+        attributes
+    }
+}

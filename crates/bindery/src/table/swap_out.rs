@@ -1,0 +1,390 @@
+//! Swap-out: entries that map whole folios become entries that name swap slots, run by run.
+//!
+//! ```text
+//! range     | leaf run: a folio of 16 pages | leaf run: 512 base pages ...    |
+//! store     | 16 swap entries               | 512 swap entries                |   under the lock
+//! flush     |------------------------ once ----------------------------------|   under the lock
+//! unmap     | one compare-exchange          | one for each                    |   under the lock
+//! write out | without locks on tables                                         |
+//! ```
+//!
+//! A folio of which all mappings are in the range is found without the reverse map. The entries change
+//! first, and the folio's counts after the flush: whoever pins the folio or refers to it until then
+//! makes the compare-exchange fail, and the entries are restored. A plain store replaces a leaf, even
+//! if the MMU may set accessed or dirty in it at that moment: what is stored is the content that the
+//! folio has after the flush, and an entry that is restored counts as accessed and dirty.
+
+use core::sync::atomic::Ordering;
+
+use arrayvec::ArrayVec;
+
+use crate::Memory;
+use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::arch::{self, Absent, Arch, Attributes, Entry, Equal, Kind, Permissions, absent};
+use crate::frame::swap_place::SwapPlace;
+use crate::frame::{Folio, OwnerKind};
+use crate::platform::Platform;
+use crate::swap::SlotRun;
+use crate::tlb::Gather;
+
+use super::cursor::{Cursor, Whole};
+use super::run::{self, Run, What};
+use super::{OutOfMemory, PageTable};
+
+/// Slots that folios go out to, and where the first page of the first folio was mapped; addresses and
+/// slots rise together.
+#[derive(Clone, Copy)]
+struct OutRun {
+    slots: SlotRun,
+    at: VirtAddr,
+}
+
+/// The most runs of one hold of the locks: with folios of 64 KiB and more, those of two tables.
+const RUNS: usize = 64;
+
+/// Folios that have lost their entries and are to be written out: locked, in the swap cache, with a
+/// reference of the holder of this.
+pub(crate) struct OutBatch {
+    runs: ArrayVec<OutRun, RUNS>,
+    /// Single slots that were allocated and are not used yet.
+    spare: Option<SlotRun>,
+    /// Up to here the runs are unmapped.
+    settled: usize,
+}
+
+/// Why the entries of a part were not all looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SwapOutStop {
+    /// They were.
+    End,
+    /// The batch is full: it goes on from here when the batch is written out.
+    Full(VirtAddr),
+    /// There are no slots any more.
+    NoSlots,
+}
+
+impl OutBatch {
+    pub(crate) fn new() -> Self {
+        Self { runs: ArrayVec::new(), spare: None, settled: 0 }
+    }
+
+    fn is_full(&self) -> bool {
+        self.runs.is_full()
+    }
+
+    /// Slots for a folio. Single ones are allocated for many folios at once.
+    #[inline]
+    fn slots<P: Platform>(&mut self, memory: &Memory<P>, order: u8, left: u32) -> Option<SlotRun> {
+        if order > 0 {
+            return memory.allocate_slots(order, 1);
+        }
+        let run = match self.spare.take() {
+            Some(run) => run,
+            None => memory.allocate_slots(0, left.max(1))?,
+        };
+        if run.count > 1 {
+            self.spare = Some(SlotRun { first: run.first + 1, count: run.count - 1, ..run });
+        }
+        Some(SlotRun { count: 1, ..run })
+    }
+
+    fn add(&mut self, slots: SlotRun, at: VirtAddr) {
+        if let Some(last) = self.runs[self.settled..].last_mut()
+            && last.slots.area == slots.area
+            && last.slots.first + u64::from(last.slots.count) == slots.first
+            && last.at.0.wrapping_add(u64::from(last.slots.count) << PAGE_SHIFT) == at.0
+        {
+            last.slots.count += slots.count;
+            return;
+        }
+        // There is room: `is_full` was asked.
+        let _ = self.runs.try_push(OutRun { slots, at });
+    }
+
+    /// Writes the folios out, and frees those that nobody wants meanwhile. May sleep; called without
+    /// locks on tables. Returns how many pages were freed.
+    pub(crate) fn write_out<P: Platform>(&mut self, memory: &Memory<P>) -> u64 {
+        if let Some(spare) = self.spare.take() {
+            memory.free_unused_slots(spare);
+        }
+        let mut freed = 0;
+        let mut batch = memory.free_batch();
+        for run in self.runs.drain(..) {
+            let mut slot = run.slots.first;
+            let end = slot + u64::from(run.slots.count);
+            while slot < end {
+                let folio = memory.cached_folio(run.slots.area, slot);
+                let Some(folio) = folio else {
+                    // It was restored.
+                    slot += 1;
+                    continue;
+                };
+                slot += u64::from(folio.pages());
+                if memory.write_out_locked(folio) {
+                    memory.frames.free_frozen_into(&mut batch, folio);
+                    freed += u64::from(folio.pages());
+                }
+            }
+        }
+        self.settled = 0;
+        freed
+    }
+}
+
+impl<P: Platform> Memory<P> {
+    /// The folio that the cache has for a slot that is its first. The caller has the folio's lock, or
+    /// knows that it was restored.
+    fn cached_folio(&self, area: u8, slot: u64) -> Option<Folio> {
+        let frame = self.swap_cell(area, slot)?.frame()?;
+        self.frames.folio_of(frame).filter(|folio| folio.head == frame)
+    }
+
+    /// Writes a folio out that the caller has left locked in the swap cache, with a reference. Says
+    /// whether it is the caller's now, frozen. Otherwise it is unlocked, and the reference is gone.
+    pub(crate) fn write_out_locked(&self, folio: Folio) -> bool {
+        let place = self.frames.swap_place(folio);
+        let lock = self.frames.folio_left_locked(&self.platform, folio);
+        if let Some(place) = place {
+            let evicted = match self.write_out(folio, place) {
+                Some(written) => self.evict(folio, place, Some(&written)),
+                None => {
+                    self.settle_slots(folio, place, &crate::swap::slots::PageSet::EMPTY);
+                    false
+                }
+            };
+            if evicted {
+                // The lock goes with the folio.
+                lock.leave_locked();
+                return true;
+            }
+        }
+        drop(lock);
+        self.frames.release(&self.platform, folio);
+        false
+    }
+}
+
+/// What happens to the leaves of one part.
+struct SwapOut<'c, 'a, 'm, P: Platform> {
+    cursor: &'c mut Cursor<'a, 'm, P>,
+    batch: &'c mut OutBatch,
+    gather: &'c mut Gather,
+    /// What leaves of the VMA say.
+    attributes: Attributes,
+}
+
+impl<P: Platform> PageTable<'_, P> {
+    /// Makes swap entries of the leaves that the cursor has locked, in a VMA whose leaves say
+    /// `attributes`, where they are all that maps an anonymous folio. One flush, before the locks are released.
+    pub(crate) fn swap_out(
+        cursor: &mut Cursor<'_, '_, P>,
+        attributes: Attributes,
+        batch: &mut OutBatch,
+        gather: &mut Gather,
+    ) -> Result<SwapOutStop, OutOfMemory> {
+        let mut work = SwapOut { cursor, batch, gather, attributes };
+        let stop = work.store_entries();
+        work.cursor.tables.flush(work.gather, &mut work.cursor.counts);
+        work.unmap_folios();
+        stop
+    }
+}
+
+impl<P: Platform> SwapOut<'_, '_, '_, P> {
+    fn store_entries(&mut self) -> Result<SwapOutStop, OutOfMemory> {
+        while let Some(run) = self.cursor.next_run(Equal::SOFT_DIRTY, Whole::Enter)? {
+            let What::Leaf(first) = run.what else { continue };
+            if self.batch.is_full() {
+                return Ok(SwapOutStop::Full(run.at));
+            }
+            if !self.store_run(&run, first) {
+                return Ok(SwapOutStop::NoSlots);
+            }
+        }
+        Ok(SwapOutStop::End)
+    }
+
+    /// Makes swap entries of the run if it is all that maps its folio. Says whether there are more slots.
+    fn store_run(&mut self, run: &Run, first: Entry) -> bool {
+        let memory = self.cursor.tables.memory;
+        let frames = &memory.frames;
+        let frame = P::Arch::frame(first);
+        let Some(folio) = frames.folio_of(frame).filter(|folio| frames.is_anonymous(*folio)) else {
+            return true;
+        };
+        let number = frame.0 - folio.head.0;
+        let pages = self.mapped_here(run, folio, number);
+        if !frames.is_mapped_only(folio, pages) {
+            return true;
+        }
+        let Some(lock) = frames.try_lock_folio(&memory.platform, folio) else { return true };
+        let left = (self.cursor.range().end().0 - run.at.0) >> PAGE_SHIFT;
+        let Some(slots) = self.batch.slots(memory, folio.order, left.min(512) as u32) else {
+            // A large folio may find no block where single pages still find slots.
+            return folio.order > 0;
+        };
+        memory.send_out(folio, slots, number, pages);
+        lock.leave_locked();
+        let run = Run { count: pages >> arch::order_of_level::<P::Arch>(run.node.level), ..*run };
+        self.write_entries(&run, folio, number, slots);
+        self.gather.stale(run.range::<P::Arch>(), run.node.level);
+        let at = run.at.0.wrapping_sub(u64::from(number) << PAGE_SHIFT);
+        self.batch.add(slots, VirtAddr(at));
+        true
+    }
+
+    /// How many pages of the folio are mapped one after another from the run's first on. The run ends
+    /// where the entries differ in more than the frame.
+    fn mapped_here(&mut self, run: &Run, folio: Folio, number: u32) -> u32 {
+        let pages = run.pages::<P::Arch>();
+        let rest = folio.pages() - number;
+        if pages >= rest || run.node.level > 1 {
+            return pages;
+        }
+        let left = ((self.cursor.range().end().0 - run.at.0) >> PAGE_SHIFT) as u32;
+        let end = (run.index + rest.min(left)).min(arch::entries::<P::Arch>());
+        let slots = self.cursor.tables.slots(run.node.table);
+        let maps = |index: &u32| {
+            let entry = run::load(slots, *index);
+            arch::kind::<P::Arch>(entry, 1) == Kind::Leaf
+                && P::Arch::frame(P::Arch::clear_contig(entry, *index))
+                    == folio.head.plus(number + *index - run.index)
+        };
+        let more = (run.index + pages..end).take_while(maps).count() as u32;
+        if more > 0 {
+            self.cursor.unfold_edges(&Run { count: pages + more, ..*run });
+        }
+        pages + more
+    }
+
+    /// Stores the swap entries of the run, each with the bits that its leaf and its page had.
+    fn write_entries(&mut self, run: &Run, folio: Folio, number: u32, place: SlotRun) {
+        let tables = self.cursor.tables;
+        let slots = tables.slots(run.node.table);
+        let scale = arch::order_of_level::<P::Arch>(run.node.level);
+        let mut done = 0;
+        while done < run.count {
+            let index = run.index + done;
+            let raw = run::load(slots, index);
+            let leaf = if run.node.level == 1 { P::Arch::clear_contig(raw, index) } else { raw };
+            let attributes = P::Arch::attributes(leaf);
+            let page = number + (done << scale);
+            let (exclusive, same) =
+                tables.memory.frames.exclusive_run(folio, page, folio.pages() - page);
+            // A huge leaf is exclusive as a whole, or nobody writes to it without a copy.
+            let exclusive = exclusive && (scale == 0 || same == folio.pages());
+            let first = Absent::Swap {
+                device: place.area,
+                slot: place.first + u64::from(page),
+                exclusive,
+                soft_dirty: attributes.soft_dirty,
+                userfault: attributes.userfault,
+            };
+            let mut entry = absent::encode::<P::Arch>(first);
+            let step = absent::step::<P::Arch>(entry);
+            let most = (same >> scale).max(1).min(run.count - done);
+            let count = self.equal_software_bits(run, done, most, attributes);
+            for slot in &slots[index as usize..(index + count) as usize] {
+                slot.store(entry.0, Ordering::Relaxed);
+                entry = Entry(entry.0.wrapping_add(step));
+            }
+            done += count;
+        }
+        self.cursor.counts.entries_written += u64::from(run.count);
+        self.cursor.counts.folios_touched += 1;
+    }
+
+    /// How many of `most` entries agree in what a swap entry keeps.
+    fn equal_software_bits(&self, run: &Run, done: u32, most: u32, first: Attributes) -> u32 {
+        let What::Leaf(_) = run.what else { return most };
+        if self.is_uniform(run) {
+            return most;
+        }
+        let slots = self.cursor.tables.slots(run.node.table);
+        let agrees = |index: &u32| {
+            let raw = run::load(slots, *index);
+            let other = P::Arch::attributes(P::Arch::clear_contig(raw, *index));
+            (other.soft_dirty, other.userfault) == (first.soft_dirty, first.userfault)
+        };
+        let start = run.index + done;
+        (start..start + most).take_while(agrees).count().max(1) as u32
+    }
+
+    /// Whether the run is one that the cursor has yielded whole: its entries agree.
+    fn is_uniform(&self, run: &Run) -> bool {
+        self.cursor.passed().end() == run.range::<P::Arch>().end()
+    }
+
+    /// After the flush: the folios that nobody else holds lose their mappings, and the entries of the
+    /// others are restored.
+    fn unmap_folios(&mut self) {
+        let memory = self.cursor.tables.memory;
+        let mut unmapped = 0;
+        for number in self.batch.settled..self.batch.runs.len() {
+            let OutRun { slots, at } = self.batch.runs[number];
+            let mut done = 0;
+            while done < slots.count {
+                let folio = memory.cached_folio(slots.area, slots.first + u64::from(done));
+                let Some(folio) = folio else { break };
+                let start = VirtAddr(at.0.wrapping_add(u64::from(done) << PAGE_SHIFT));
+                let pages = memory.frames.mappings(folio);
+                if memory.frames.unmap_all(folio, pages) {
+                    unmapped += pages;
+                } else {
+                    self.restore(folio, start);
+                }
+                done += folio.pages();
+            }
+        }
+        self.batch.settled = self.batch.runs.len();
+        let counts = &mut self.cursor.counts;
+        counts.unmapped(OwnerKind::Anonymous, unmapped);
+        counts.swap_pages = counts.swap_pages.wrapping_add(u64::from(unmapped));
+    }
+
+    /// Lets the entries of a folio, whose first page belongs at `start`, map it again.
+    #[cold]
+    fn restore(&mut self, folio: Folio, start: VirtAddr) {
+        let tables = self.cursor.tables;
+        let memory = tables.memory;
+        let Some(place) = memory.frames.swap_place(folio) else { return };
+        let end = start.0.wrapping_add(u64::from(folio.pages()) << PAGE_SHIFT);
+        let part = VirtRange::raw(start.0, end).intersection(self.cursor.range());
+        let mut at = part.start();
+        while at < part.end() {
+            let (node, index, raw) = self.cursor.entry_at(at);
+            let page = ((at.0 - start.0) >> PAGE_SHIFT) as u32;
+            if let Some(attributes) = self.attributes_of(raw, place, page) {
+                let frame = folio.head.plus(page);
+                let leaf = P::Arch::leaf(frame, node.level, attributes);
+                tables.slots(node.table)[index as usize].store(leaf.0, Ordering::Release);
+                self.cursor.counts.entries_written += 1;
+            }
+            at = VirtAddr(at.0 + arch::span::<P::Arch>(node.level));
+        }
+        memory.call_back(folio, place);
+        drop(memory.frames.folio_left_locked(&memory.platform, folio));
+    }
+
+    /// What a leaf says in the place of the entry, if that names the slot of the folio's page.
+    fn attributes_of(&self, raw: Entry, place: SwapPlace, page: u32) -> Option<Attributes> {
+        let slot = place.first + u64::from(page);
+        match absent::decode::<P::Arch>(raw) {
+            Some(Absent::Swap { device, slot: named, soft_dirty, userfault, .. })
+                if device == place.area && named == slot =>
+            {
+                let mut attributes = Attributes {
+                    accessed: true,
+                    dirty: true,
+                    soft_dirty,
+                    userfault,
+                    ..self.attributes
+                };
+                // The next store asks whether the page may be written.
+                attributes.permissions -= Permissions::WRITE;
+                Some(attributes)
+            }
+            _ => None,
+        }
+    }
+}
