@@ -32,7 +32,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                     Kind::Kernel if self.count(frame).copied() != Some(1) => {
                         Err(Violation::Leaked(frame))
                     }
-                    Kind::Raw | Kind::Tail | Kind::Compressed => Err(Violation::Leaked(frame)),
+                    Kind::Raw | Kind::Tail => Err(Violation::Leaked(frame)),
                     _ => Ok(()),
                 };
             }

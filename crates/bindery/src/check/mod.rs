@@ -14,6 +14,7 @@
 //! | 34 to 40: VMAs, the reverse map, accounts | `tree`, `owners` |
 //! | 41 to 45, 57 to 59: objects, their mappings, committed memory | `objects` |
 //! | 46 to 50: kernel areas, their frames, their tables | `kernel` |
+//! | 60 to 62: swap slots, their entries, the swap cache | `swap` |
 //! | 54: what waits for readers is in no tree, and is not lost | `deferred` |
 //!
 //! [`machine()`] is another test, for the first boot: whether the processor's control bits are set as
@@ -28,6 +29,7 @@ mod kernel;
 mod machine;
 mod objects;
 mod owners;
+mod swap;
 mod tree;
 
 use core::fmt;
@@ -246,6 +248,37 @@ pub enum Violation {
         /// How many were met.
         used: u64,
     },
+    /// An entry names a slot of no area.
+    NoSlot(VirtAddr),
+    /// A slot is not as the entry that names it says, or its content is nowhere.
+    WrongSlot {
+        /// Where the entry is; 0 for a slot that names a page wrongly.
+        at: VirtAddr,
+        /// The area.
+        area: u8,
+        /// The slot.
+        slot: u64,
+    },
+    /// The counts of the slots are not those of the entries, or slots are lost.
+    SwapSlots {
+        /// Entries that the slots say they have.
+        named: u64,
+        /// Entries that name slots.
+        holds: u64,
+        /// Slots that are not free.
+        taken: u64,
+        /// Slots that the areas say are taken.
+        says: u64,
+    },
+    /// Frames of the compressed store or of the slots' account are lost.
+    SwapFrames {
+        /// Frames of the store.
+        compressed: u64,
+        /// Frames of the account.
+        account: u64,
+        /// What both say they have.
+        held: (u64, u64),
+    },
     /// VMAs that are in no address space, or too few of them.
     LeakedMappings {
         /// VMAs that are allocated.
@@ -353,6 +386,18 @@ impl fmt::Display for Violation {
             Self::LeakedObjects { allocated, used } => {
                 write!(f, "{allocated} objects or nodes are allocated and {used} in use")
             }
+            Self::NoSlot(at) => write!(f, "the entry at {at} names a slot that does not exist"),
+            Self::WrongSlot { at, area, slot } => {
+                write!(f, "slot {slot} of swap area {area} is not as the entry at {at} says")
+            }
+            Self::SwapSlots { named, holds, taken, says } => write!(
+                f,
+                "swap slots have {named} entries and are named by {holds}; {taken} are taken, not {says}"
+            ),
+            Self::SwapFrames { compressed, account, held } => write!(
+                f,
+                "{compressed} frames are compressed memory and {account} the account of slots, not {held:?}"
+            ),
             Self::LeakedMappings { allocated, used } => {
                 write!(f, "{allocated} VMAs are allocated and {used} in use")
             }
@@ -427,6 +472,7 @@ pub fn check_with_kernel<P: Platform>(
         groups: 0,
         waiting: Waiting::default(),
         resident: Resident::default(),
+        swap_entries: 0,
         report: Report::default(),
     };
     for space in spaces {
@@ -451,6 +497,7 @@ pub fn check_with_kernel<P: Platform>(
     }
     audit.objects(spaces)?;
     audit.frames()?;
+    audit.swap()?;
     Ok(audit.report)
 }
 
@@ -467,6 +514,8 @@ struct Audit<'a, 'm, P: Platform> {
     waiting: Waiting,
     /// Pages that the address space at hand maps.
     resident: Resident,
+    /// Entries that name swap slots, in pages.
+    swap_entries: u64,
     report: Report,
 }
 

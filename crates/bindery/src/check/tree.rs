@@ -186,7 +186,11 @@ impl<P: Platform> Audit<'_, '_, P> {
                 self.page(&found)?;
                 self.owned(vma, &found)
             }
-            Some(Absent::Swap { .. } | Absent::Marker(_)) => Ok(()),
+            Some(Absent::Swap { device, slot, exclusive, .. }) => {
+                let pages = 1 << arch::order_of_level::<P::Arch>(level);
+                self.swap_entry(at, (device, slot), pages, exclusive)
+            }
+            Some(Absent::Marker(_)) => Ok(()),
         }
     }
 

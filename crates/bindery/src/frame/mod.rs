@@ -53,9 +53,9 @@ pub(crate) mod pending;
 mod reference;
 pub(crate) mod slab;
 pub(crate) mod split;
+pub(crate) mod swap_place;
 #[cfg(test)]
 pub(crate) mod tests;
-pub(crate) mod swap_place;
 mod view;
 
 use core::fmt;

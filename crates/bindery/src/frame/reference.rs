@@ -156,10 +156,6 @@ impl<P: Platform> Frames<P> {
     /// A reference to the folio that `frame` is a page of, whatever the frame is used for meanwhile.
     /// `None` if it is in no folio, in one that only its maker knows, or in one that has too many
     /// references. Two loads and an atomic instruction; takes no lock.
-    #[cfg_attr(
-        not(any(test, feature = "testing")),
-        expect(dead_code, reason = "reclaim will need it")
-    )]
     pub(crate) fn try_hold<'a>(
         &'a self,
         platform: &'a P,

@@ -65,4 +65,3 @@ impl<P: Platform> AddressSpace<'_, P> {
         None
     }
 }
-

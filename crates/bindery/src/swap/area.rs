@@ -103,6 +103,15 @@ impl<P: Platform> Area<P> {
         self.allocates.store(self.is_on(), Release);
     }
 
+    /// Frames of the account of the slots.
+    pub(super) fn account(&self, memory: &Memory<P>) -> u64 {
+        if !self.is_on() {
+            return 0;
+        }
+        let block = memory.frames.meta(Frame(self.block.load(Relaxed)));
+        (1 << block.order()) + 2 * u64::from(self.count.load(Relaxed))
+    }
+
     /// Whether slots are handed out.
     pub(super) fn may_allocate(&self) -> bool {
         self.allocates.load(Acquire)

@@ -13,6 +13,7 @@ impl Bitmap {
     pub(super) const EMPTY: Self = Self([0; WORDS]);
 
     /// Whether the slot is taken.
+    #[cfg(test)]
     pub(super) fn is_taken(&self, slot: u32) -> bool {
         self.0[slot as usize / 64] >> (slot % 64) & 1 != 0
     }

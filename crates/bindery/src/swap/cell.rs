@@ -78,10 +78,4 @@ impl Cell {
     pub(crate) fn uncached(self) -> Self {
         Self(self.0 & (ENTRIES_MASK | Self::CONTENT))
     }
-
-    /// Whether nothing holds the slot any more.
-    #[inline]
-    pub(crate) fn is_let_go(self) -> bool {
-        self.0 & (ENTRIES_MASK | Self::CACHED | Self::BUSY) == 0
-    }
 }

@@ -48,6 +48,7 @@ use crate::addr::Frame;
 use crate::platform::Platform;
 
 use area::Area;
+pub use compressed::CompressedUsage;
 use compressed::{CompressedStore, Handle};
 
 pub(crate) use area::SlotRun;
@@ -142,6 +143,22 @@ impl<P: Platform> Memory<P> {
         Ok(SwapArea { number: number as u8, priority, slots, taken: 0 })
     }
 
+    /// How many frames compressed memory may take; half of the memory at first. Where more are used
+    /// already, no page goes out until enough have come back. Does not sleep.
+    pub fn set_compressed_limit(&self, frames: u64) {
+        self.swap.store.set_limit(frames);
+    }
+
+    /// What [`Memory::set_compressed_limit`] has set, in frames. Does not sleep.
+    pub fn compressed_limit(&self) -> u64 {
+        self.swap.store.limit()
+    }
+
+    /// What compressed memory holds. Does not sleep.
+    pub fn compressed_usage(&self) -> CompressedUsage {
+        self.swap.store.usage()
+    }
+
     /// Hands no more slots of the area out: the first step of `swapoff(2)`. Does not sleep.
     pub fn stop_swapping_to(&self, area: &SwapArea) {
         if let Some(area) = self.swap.areas.get(usize::from(area.number)) {
@@ -178,6 +195,11 @@ impl<P: Platform> Memory<P> {
             self.swap.store.release(&self.frames, &self.platform);
         }
         Ok(())
+    }
+
+    /// Frames of the account of all slots.
+    pub(crate) fn swap_account(&self) -> u64 {
+        self.swap.areas.iter().map(|area| area.account(self)).sum()
     }
 
     /// Whether there is a swap area.

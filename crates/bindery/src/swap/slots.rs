@@ -32,8 +32,7 @@ pub(crate) enum ClaimError {
 fn first_part(run: SlotRun) -> (SlotRun, SlotRun) {
     let inside = (run.first % u64::from(CLUSTER_SLOTS)) as u32;
     let count = run.count.min(CLUSTER_SLOTS - inside);
-    let rest =
-        SlotRun { first: run.first + u64::from(count), count: run.count - count, ..run };
+    let rest = SlotRun { first: run.first + u64::from(count), count: run.count - count, ..run };
     (SlotRun { count, ..run }, rest)
 }
 
@@ -143,7 +142,8 @@ impl<P: Platform> Memory<P> {
         let Some((cluster, cells, _)) = self.cells(part) else { return Err(TooManyEntries) };
         {
             let _state = cluster.state.lock();
-            let full = |cell: &AtomicU64| u64::from(Cell(cell.load(Relaxed)).entries()) >= MAX_ENTRIES;
+            let full =
+                |cell: &AtomicU64| u64::from(Cell(cell.load(Relaxed)).entries()) >= MAX_ENTRIES;
             if cells.iter().any(full) {
                 return Err(TooManyEntries);
             }

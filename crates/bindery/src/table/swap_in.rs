@@ -74,8 +74,7 @@ impl<P: Platform> PageTable<'_, P> {
             cursor.counts.entries_written += u64::from(run.count);
             cursor.counts.folios_touched += 1;
             cursor.counts.mapped(OwnerKind::Anonymous, pages);
-            cursor.counts.swap_pages =
-                cursor.counts.swap_pages.wrapping_sub(u64::from(pages));
+            cursor.counts.swap_pages = cursor.counts.swap_pages.wrapping_sub(u64::from(pages));
         }
         done
     }
@@ -113,12 +112,7 @@ impl<P: Platform> PageTable<'_, P> {
 }
 
 impl SwapIn {
-    fn attributes_of(
-        &self,
-        exclusive: bool,
-        soft_dirty: bool,
-        userfault: bool,
-    ) -> Attributes {
+    fn attributes_of(&self, exclusive: bool, soft_dirty: bool, userfault: bool) -> Attributes {
         let mut attributes = Attributes {
             accessed: true,
             // Nothing else has the content any more.

@@ -171,6 +171,8 @@ struct SwapOut<'c, 'a, 'm, P: Platform> {
     gather: &'c mut Gather,
     /// What leaves of the VMA say.
     attributes: Attributes,
+    /// Folios that were dropped, with their pages: they are freed after the flush.
+    lazy: ArrayVec<(Folio, u32), 32>,
 }
 
 impl<P: Platform> PageTable<'_, P> {
@@ -182,9 +184,9 @@ impl<P: Platform> PageTable<'_, P> {
         batch: &mut OutBatch,
         gather: &mut Gather,
     ) -> Result<SwapOutStop, OutOfMemory> {
-        let mut work = SwapOut { cursor, batch, gather, attributes };
+        let mut work = SwapOut { cursor, batch, gather, attributes, lazy: ArrayVec::new() };
         let stop = work.store_entries();
-        work.cursor.tables.flush(work.gather, &mut work.cursor.counts);
+        work.unmap_lazy();
         work.unmap_folios();
         stop
     }
@@ -218,6 +220,10 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             return true;
         }
         let Some(lock) = frames.try_lock_folio(&memory.platform, folio) else { return true };
+        if frames.is_lazy(folio) && !frames.is_dirty(folio) {
+            self.drop_lazy(run, folio, pages);
+            return true;
+        }
         let left = (self.cursor.range().end().0 - run.at.0) >> PAGE_SHIFT;
         let Some(slots) = self.batch.slots(memory, folio.order, left.min(512) as u32) else {
             // A large folio may find no block where single pages still find slots.
@@ -231,6 +237,55 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let at = run.at.0.wrapping_sub(u64::from(number) << PAGE_SHIFT);
         self.batch.add(slots, VirtAddr(at));
         true
+    }
+
+    /// Takes out entries whose folio's content may be dropped (`MADV_FREE`), unless it was written since:
+    /// then they are restored, and the folio is not lazy any more.
+    #[cold]
+    fn drop_lazy(&mut self, run: &Run, folio: Folio, pages: u32) {
+        let tables = self.cursor.tables;
+        let frames = &tables.memory.frames;
+        let count = pages >> arch::order_of_level::<P::Arch>(run.node.level);
+        let slots = tables.slots(run.node.table);
+        let slots = &slots[run.index as usize..(run.index + count) as usize];
+        let mut dirty = false;
+        for slot in slots {
+            // The valid bit alone: what the MMU sets until then stays to be seen.
+            let raw = slot.fetch_and(!P::Arch::PRESENT, Ordering::Relaxed);
+            dirty |= P::Arch::attributes(Entry(raw)).dirty;
+        }
+        if dirty {
+            frames.mark_dirty(folio);
+            for slot in slots {
+                slot.fetch_or(P::Arch::PRESENT, Ordering::Relaxed);
+            }
+            return;
+        }
+        for slot in slots {
+            slot.store(0, Ordering::Relaxed);
+        }
+        tables.change_live(run.node.table, 0, count);
+        if run.node.level > 1 {
+            super::zap::free_deposit(tables.memory, run.node.table, &mut self.cursor.counts);
+        }
+        self.cursor.counts.entries_written += u64::from(count);
+        let range = Run { count, ..*run }.range::<P::Arch>();
+        self.gather.stale(range, run.node.level);
+        if self.lazy.is_full() {
+            self.unmap_lazy();
+        }
+        let _ = self.lazy.try_push((folio, pages));
+    }
+
+    /// Frees the lazy folios, after a flush.
+    fn unmap_lazy(&mut self) {
+        let memory = self.cursor.tables.memory;
+        self.cursor.tables.flush(self.gather, &mut self.cursor.counts);
+        let mut batch = memory.free_batch();
+        for (folio, pages) in self.lazy.drain(..) {
+            self.cursor.counts.unmapped(OwnerKind::Anonymous, pages);
+            memory.frames.unmap_into(&mut batch, &memory.platform, folio, pages, || false);
+        }
     }
 
     /// How many pages of the folio are mapped one after another from the run's first on. The run ends

@@ -26,7 +26,8 @@ pub fn with_swap<A: Walk>(order: u8, slots: u64, scenario: impl FnOnce(&Swapping
     {
         let space = AddressSpace::new(&memory, options()).unwrap();
         let program = Program::new(&machine, &space);
-        let swapping = Swapping { machine: &machine, memory: &memory, space: &space, program, area };
+        let swapping =
+            Swapping { machine: &machine, memory: &memory, space: &space, program, area };
         scenario(&swapping);
         audit(&machine, &memory, &[&space]);
     }

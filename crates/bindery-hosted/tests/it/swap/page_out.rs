@@ -161,7 +161,8 @@ fn what_others_map_or_hold_stays<A: Walk>() {
         with_swap::<A>(order, 4096, |swapping| {
             map(swapping, 32);
             swapping.fill(AT, 32);
-            let pinned = swapping.space.pin(VirtAddr(AT), 1, Access::Write, PinTime::Short).unwrap();
+            let pinned =
+                swapping.space.pin(VirtAddr(AT), 1, Access::Write, PinTime::Short).unwrap();
             page_out(swapping, AT, 32);
             assert_eq!(swapping.swapped(AT, 32), 32 - (1 << order), "a pinned folio went out");
             drop(pinned);
@@ -245,6 +246,33 @@ fn a_mapping_without_access_keeps_its_pages<A: Walk>() {
     });
 }
 
+fn lazily_freed_pages_vanish_unless_they_were_written_again<A: Walk>() {
+    for order in [0, 4, 9] {
+        with_swap::<A>(order, 4096, |swapping| {
+            map(swapping, 1024);
+            swapping.fill(AT, 1024);
+            swapping.space.madvise(VirtAddr(AT), 4 * MIB, Advice::Free).unwrap();
+            for page in [3, 700] {
+                swapping.program.store(VirtAddr(AT + page * 4096), 7).unwrap();
+            }
+            let free = swapping.memory.free_frame_count();
+            page_out(swapping, AT, 1024);
+            // The folios that were written stay, and go out the next time.
+            assert_eq!(swapping.taken(), 0);
+            let kept = 2 << order;
+            assert!(swapping.memory.free_frame_count() >= free + 1024 - kept);
+            assert_eq!(swapping.program.load(VirtAddr(AT + 3 * 4096)), Ok(7));
+            assert_eq!(swapping.program.load(VirtAddr(AT + 700 * 4096)), Ok(7));
+            let there = swapping.program.load(VirtAddr(AT + 4096)).unwrap();
+            assert_eq!(there, if order == 0 { 0 } else { AT + 1 });
+            audit(swapping.machine, swapping.memory, &[swapping.space]);
+            page_out(swapping, AT, 1024);
+            assert!(swapping.taken() >= kept);
+            assert_eq!(swapping.program.load(VirtAddr(AT + 3 * 4096)), Ok(7));
+        });
+    }
+}
+
 #[test]
 fn a_write_through_a_read_only_entry_copies_and_nothing_is_lost() {
     with_swap::<X86_64<4>>(4, 4096, |swapping| {
@@ -273,5 +301,6 @@ on_every_architecture! {
     full => a_full_area_keeps_what_does_not_fit;
     partly => a_partly_unmapped_folio_goes_out;
     flags => entries_of_unequal_flags_keep_them;
+    lazy => lazily_freed_pages_vanish_unless_they_were_written_again;
     no_access => a_mapping_without_access_keeps_its_pages;
 }

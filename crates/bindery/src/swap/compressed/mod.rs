@@ -73,7 +73,7 @@ pub(crate) struct Corrupt;
 
 /// What a store holds (Linux: `mm_stat` of zram).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct CompressedUsage {
+pub struct CompressedUsage {
     /// Pages that are stored.
     pub pages_stored: u64,
     /// Of those, pages that are kept as they are.
@@ -96,7 +96,7 @@ impl CompressedUsage {
     };
 
     /// Bytes of the frames that no object uses: holes, and the ends of last chunks.
-    pub(crate) fn wasted(&self) -> u64 {
+    pub fn wasted(&self) -> u64 {
         (self.frames_used * PAGE_SIZE).saturating_sub(self.bytes_compressed)
     }
 }

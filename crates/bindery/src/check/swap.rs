@@ -1,0 +1,76 @@
+//! Swap: slots, the entries that name them, and the pages in the swap cache.
+
+use crate::addr::VirtAddr;
+use crate::frame::meta::Kind;
+use crate::platform::Platform;
+use crate::swap::cell::Cell;
+
+use super::{Audit, Violation};
+
+impl<P: Platform> Audit<'_, '_, P> {
+    /// An entry at `at` names `pages` slots from this one on.
+    pub(super) fn swap_entry(
+        &mut self,
+        at: VirtAddr,
+        (area, first): (u8, u64),
+        pages: u32,
+        exclusive: bool,
+    ) -> Result<(), Violation> {
+        for slot in first..first + u64::from(pages) {
+            let cell = self.memory.swap_cell(area, slot).ok_or(Violation::NoSlot(at))?;
+            let content = cell.0 & Cell::CONTENT != 0 || self.cached(cell, area, slot);
+            let named = cell.entries() == 1 || cell.entries() > 1 && !exclusive;
+            if !content || !named || cell.has(Cell::BUSY) {
+                return Err(Violation::WrongSlot { at, area, slot });
+            }
+        }
+        self.swap_entries += u64::from(pages);
+        Ok(())
+    }
+
+    /// Whether the folio of the page that the cell names knows of its slot.
+    fn cached(&self, cell: Cell, area: u8, slot: u64) -> bool {
+        let frames = &self.memory.frames;
+        let Some(frame) = cell.frame() else { return false };
+        let Some(folio) = frames.folio_of(frame) else { return false };
+        frames.swap_place(folio).is_some_and(|place| {
+            let number = u64::from(frame.0 - folio.head.0);
+            (place.area, place.first + number) == (area, slot) && place.cached <= folio.pages()
+        })
+    }
+
+    /// The sums: entries that name slots, taken slots, frames of the account and of the store.
+    pub(super) fn swap(&mut self) -> Result<(), Violation> {
+        let memory = self.memory;
+        let (mut named, mut taken) = (0, 0);
+        for area in memory.swap_areas() {
+            for slot in 0..area.slots {
+                let Some(cell) = memory.swap_cell(area.number, slot) else { continue };
+                named += u64::from(cell.entries());
+                taken += u64::from(cell != Cell::FREE);
+                if cell.has(Cell::CACHED) && !self.cached(cell, area.number, slot) {
+                    let at = VirtAddr(0);
+                    return Err(Violation::WrongSlot { at, area: area.number, slot });
+                }
+            }
+        }
+        let says: u64 = memory.swap_areas().map(|area| area.taken).sum();
+        if named != self.swap_entries || taken != says {
+            let holds = self.swap_entries;
+            return Err(Violation::SwapSlots { named, holds, taken, says });
+        }
+        let (mut compressed, mut account) = (0, 0);
+        memory.frames.for_each_block(|_, order, kind| match kind {
+            Kind::Compressed => compressed += 1u64 << order,
+            Kind::Swap => account += 1u64 << order,
+            _ => {}
+        });
+        let store = &memory.swap.store;
+        store.check(&memory.frames).map_err(Violation::Leaked)?;
+        let held = (store.frames_held(), memory.swap_account());
+        if (compressed, account) != held {
+            return Err(Violation::SwapFrames { compressed, account, held });
+        }
+        Ok(())
+    }
+}
