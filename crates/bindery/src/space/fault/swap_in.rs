@@ -55,8 +55,8 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// The slot that is named at `page`, read without locks.
     fn slot_at(&self, page: VirtAddr) -> Option<Slot> {
-        let _section = ReadSection::enter(self.platform());
-        let (node, _, entry) = self.table.peek(page, &mut Counts::default());
+        let section = ReadSection::enter(self.platform());
+        let (node, _, entry) = self.table.peek(&section, page, &mut Counts::default());
         let inside = (page.0 & (arch::span::<P::Arch>(node.level) - 1)) >> PAGE_SHIFT;
         match absent::decode::<P::Arch>(entry)? {
             Absent::Swap { device, slot, .. } if !entry.is_empty() => {
@@ -107,8 +107,8 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Whether the entries of `range` seem to name consecutive slots, in one table.
     fn names_run(&self, range: VirtRange, area: u8, first: u64) -> bool {
-        let _section = ReadSection::enter(self.platform());
-        let (node, index, entry) = self.table.peek(range.start(), &mut Counts::default());
+        let section = ReadSection::enter(self.platform());
+        let (node, index, entry) = self.table.peek(&section, range.start(), &mut Counts::default());
         let inside = (range.start().0 & (arch::span::<P::Arch>(node.level) - 1)) >> PAGE_SHIFT;
         let Some(Absent::Swap { device, slot, .. }) = absent::decode::<P::Arch>(entry) else {
             return false;
