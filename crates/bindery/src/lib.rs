@@ -73,7 +73,6 @@
 //! | `tlb` | which CPUs must flush, and what a flush covers |
 //! | `table` | page tables: locks, runs, cursors, moves |
 //! | `vma`, `rmap`, `object` | mappings, the reverse map, shared memory and files |
-//! | `swap` | pages that are not in memory |
 //! | `space` | address spaces: the memory calls and faults |
 //! | `kernel_map` | the kernel's own mappings |
 //! | `linux` | the Linux ABI |
