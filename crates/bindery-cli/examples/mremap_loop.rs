@@ -8,7 +8,7 @@
 //! ```
 //!
 //! "Collected" divided by the iterations is what one call of `AddressSpace::mremap` takes. The
-//! hosted machine's invalidation is in it; its share stands in the line of `machine.rs` that ends
+//! hosted machine's invalidation is in it; its share is in the line of `machine.rs` that ends
 //! with `Platform>::invalidate`. For another call put its name in the place of `mremap`: `mmap`,
 //! `fault`, `munmap`.
 //!

@@ -298,7 +298,7 @@ mod tests {
             let (begun, finished) = (Barrier::new(2), AtomicBool::new(false));
             let slow_store = |_: &DirectMap, _: &Translation| {
                 begun.wait();
-                // Whoever does not wait for this access is through by then.
+                // A thread that does not wait for this access is through by then.
                 (0..10_000).for_each(|_| thread::yield_now());
                 finished.store(true, Ordering::SeqCst);
             };

@@ -12,7 +12,7 @@
 //! ```text
 //! clock      7   | 8 (grace period 8 begins)
 //! section    0   7 (inside) ............. 0   8 (inside)
-//!                    not over             over, whoever is inside now
+//!                    not over             over, for any section now
 //! ```
 
 use std::cell::{Cell, RefCell};
@@ -223,7 +223,7 @@ impl Seats {
     /// Begins to count a grace period.
     ///
     /// Of a section that is being entered at the same time, either its seat shows an earlier time to
-    /// whoever asks, or it sees all that the caller has unlinked. The fence pairs with the one in
+    /// the caller, or it sees all that the caller has unlinked. The fence pairs with the one in
     /// `announce`:
     /// 1. CPU A reads the clock;
     /// 2. CPU B unlinks a VMA, lets the clock go forward, and finds CPU A's seat outside;
@@ -327,7 +327,7 @@ impl Drop for OnCpu<'_> {
         if self.moved {
             let seat = self.seats.seat(self.cpu);
             if seat.depth.swap(0, Ordering::Relaxed) > 0 {
-                // Whoever synchronizes must not wait for a thread that has gone.
+                // A synchronizing thread must not wait for one that has gone.
                 seat.section.store(OUTSIDE, Ordering::Release);
                 seat.owner.store(NOBODY, Ordering::Release);
                 let mistake = !thread::panicking();

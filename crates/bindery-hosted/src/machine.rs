@@ -239,7 +239,7 @@ impl<A: Walk> Machine<A> {
         self.tlb(cpu).lock().cached(root)
     }
 
-    /// Lets a fatal signal come, for whoever runs: [`Platform::fatal_signal`] says "no" so many times
+    /// Lets a fatal signal come, for the running thread: [`Platform::fatal_signal`] says "no" so many times
     /// more, and "yes" from then on. `None` takes it back.
     pub fn fatal_signal_after(&self, questions: Option<u64>) {
         self.shared.signals.set(questions);
@@ -366,7 +366,7 @@ unsafe impl<A: Walk> Platform for Machine<A> {
             "a thread sleeps inside a read section on CPU {}",
             self.cpu().0
         );
-        // Acquire: whoever finds the word changed comes after what was done before the change.
+        // Acquire: a thread that finds the word changed comes after what was done before the change.
         let unchanged = || word.load(Ordering::Acquire) == expected;
         let key = ptr::from_ref(word).addr();
         // SAFETY: 1. The key is the address of a word that is there, in which no lock of the crate's
@@ -378,7 +378,7 @@ unsafe impl<A: Walk> Platform for Machine<A> {
     }
 
     fn unpark(&self, word: *const AtomicU32) {
-        // SAFETY: as in `park`. If the word is gone, whoever waits under its address for something
+        // SAFETY: as in `park`. If the word is gone, a thread that waits under its address for something
         // else looks again.
         unsafe { parking_lot_core::unpark_all(word.addr(), DEFAULT_UNPARK_TOKEN) };
     }

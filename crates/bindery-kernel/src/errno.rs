@@ -34,7 +34,7 @@ impl Errno {
     pub const RESTART: Self = Self(512);
 
     /// As [`Errno::RESTART`], but only where no handler runs: else it fails with `EINTR`
-    /// (`nanosleep`, `poll`, `futex` with a timeout and the like).
+    /// (`nanosleep`, `poll`, `futex` with a timeout).
     pub const RESTART_WITHOUT_HANDLER: Self = Self(514);
 }
 

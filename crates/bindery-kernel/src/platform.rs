@@ -22,7 +22,7 @@ pub struct Machine;
 //    a program's address; `arch::invalidate` waits until it has forgotten. The kernel's own
 //    addresses are the same for all CPUs, and each may have looked them up ahead of any use:
 //    `arch::invalidate_kernel` makes every CPU forget that runs, idle or not, and waits for all.
-// 3. No thread is preempted in the kernel, and none sleeps in a read section: whoever calls
+// 3. No thread is preempted in the kernel, and none sleeps in a read section: the caller of
 //    `synchronize` or `is_over` runs on the only CPU that enters sections, outside of any.
 // 4. `arch::cpu` reads the CPU's own register.
 // 5. The kernel root is the boot code's, which nothing frees.
@@ -148,7 +148,7 @@ unsafe impl Platform for Machine {
 
     #[inline]
     fn is_over(&self, _period: GracePeriod) -> bool {
-        // Whoever asks is outside of sections, and so is everybody else (3).
+        // The caller is outside of sections, and so are all other threads (3).
         true
     }
 

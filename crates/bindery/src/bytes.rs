@@ -125,8 +125,8 @@ fn change(word: &AtomicU64, part: Range<usize>, change: impl Fn(&mut [u8])) {
     let _ = word.fetch_update(Relaxed, Relaxed, changed);
 }
 
-/// Cuts a range of bytes where words meet: the word, the bytes of it, and where they
-/// stand in the range.
+/// Cuts a range of bytes where words meet: the word, the bytes of it, and their offset
+/// in the range.
 #[inline]
 fn for_each_word(range: Range<usize>, mut f: impl FnMut(usize, Range<usize>, usize)) {
     let mut at = range.start;

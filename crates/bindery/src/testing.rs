@@ -107,7 +107,7 @@ fn table_or_panic<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, level:
     table_at(space, at, level).unwrap_or_else(|| panic!("no table of level {level} at {at}"))
 }
 
-/// The entry of `level` for `at` as it stands in memory (of a contiguous run, blocked), if there
+/// The entry of `level` for `at` as it is in memory (with the bits of a contiguous run), if there
 /// is a table of that level.
 pub fn raw_entry<P: Platform>(
     space: &AddressSpace<'_, P>,
@@ -175,7 +175,7 @@ pub enum TableDamage {
     ToggleLevel,
     /// The count of pending flushes is off by so much.
     Pending(i32),
-    /// The mark that guards may stand in it is the opposite of what it was.
+    /// The mark that it may have guards is the opposite of what it was.
     ToggleGuards,
     /// One of the tables on deposit is gone (and freed).
     LessDeposit,

@@ -164,7 +164,7 @@ fn read(file: &Path) -> syn::File {
     syn::parse_file(&text).unwrap_or_else(|error| panic!("{file:?}: {error}"))
 }
 
-/// Collects the modules under `items`, which stand in the module `path`, whose children's files are
+/// Collects the modules under `items`, which are in the module `path`, whose children's files are
 /// in `folder`.
 fn follow(items: &[Item], path: &mut Names, folder: &Path, modules: &mut Vec<(Names, Vec<Item>)>) {
     for item in items {
@@ -184,7 +184,7 @@ fn follow(items: &[Item], path: &mut Names, folder: &Path, modules: &mut Vec<(Na
         };
         path.push(name);
         follow(&items, path, &folder, modules);
-        // What stands in a module of its own was visited there.
+        // Nested modules were visited by themselves.
         let own = items.into_iter().filter(|item| !matches!(item, Item::Mod(_)));
         modules.push((path.clone(), own.collect()));
         path.pop();

@@ -26,7 +26,7 @@ pub struct Geometry {
     pub levels: u8,
     /// Base-2 logarithm of the entries in a table.
     pub index_bits: u32,
-    /// The highest level at which leaves stand in the kernel's tables.
+    /// The highest level of leaves in the kernel's tables.
     pub largest_leaf: u8,
     /// Leaves in a contiguous run; 1 where there are none.
     pub block: u32,
@@ -53,7 +53,7 @@ impl Geometry {
         1 << (PAGE_SHIFT + self.index_bits * (u32::from(level) - 1))
     }
 
-    /// The level at which a folio of that size stands in one entry, if it does.
+    /// The level at which a folio of that size is one entry, if there is one.
     fn leaf_level(self, folio: FolioSize) -> u8 {
         let huge = u32::from(folio.order()) == self.index_bits;
         if huge { 2 } else { 1 }
@@ -110,7 +110,7 @@ impl Floor {
 
     fn of_move(from: VirtRange, delta: u64, leaves: u8, geometry: Geometry) -> Self {
         let mut hooks = Hooks::default();
-        // The tables that the source stands in are there, and may be the target's too.
+        // The tables of the source are there, and may be the target's too.
         for level in leaves..geometry.levels {
             hooks.are_there(from, level, geometry);
         }

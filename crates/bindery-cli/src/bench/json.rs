@@ -89,7 +89,7 @@ pub struct Measurement {
     pub counts_steady: bool,
 }
 
-/// The engine's counts; each is told in the documentation of `bindery::Counts`.
+/// The engine's counts; `bindery::Counts` documents each.
 #[derive(Debug, Serialize)]
 #[allow(missing_docs, reason = "named as in `bindery::Counts`")]
 pub struct Work {

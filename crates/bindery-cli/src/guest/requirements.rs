@@ -197,7 +197,7 @@ fn first_line(program: &str) -> Option<String> {
     Some(short_version(text.lines().next()?))
 }
 
-/// A line with a version, without what stands in brackets.
+/// A line with a version, without the part in brackets.
 fn short_version(line: &str) -> String {
     let mut depth = 0_usize;
     let mut kept = String::new();

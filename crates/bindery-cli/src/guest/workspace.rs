@@ -40,7 +40,7 @@ pub fn target(name: &str) -> Result<PathBuf, Problem> {
     Ok(path)
 }
 
-/// Writes a file, unless it has these contents already. Whoever reads it meanwhile sees the old
+/// Writes a file, unless it has these contents already. A reader sees the old
 /// contents or the new ones.
 ///
 /// # Errors

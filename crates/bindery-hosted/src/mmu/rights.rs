@@ -83,7 +83,7 @@ pub struct Rights {
 }
 
 impl Rights {
-    /// Everything to whoever comes.
+    /// Everything, to any access.
     pub(crate) fn all() -> Self {
         Self::same(Permissions::all())
     }

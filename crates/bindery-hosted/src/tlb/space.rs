@@ -120,7 +120,7 @@ mod tests {
         assert!(names(&what(LAST_PAGE, u64::MAX, PAGE), LAST_MIB2, u64::MAX));
         assert!(names(&what(LAST_PAGE, u64::MAX, PAGE), LAST_PAGE, u64::MAX));
         assert!(names(&what(LAST_PAGE, u64::MAX, 2 << 20), LAST_MIB2, u64::MAX));
-        // Whoever steps by 2 MiB names the first page alone.
+        // A stride of 2 MiB names the first page alone.
         assert!(!names(&what(LAST_MIB2, u64::MAX, 2 << 20), LAST_PAGE, u64::MAX));
         assert!(!names(&what(LAST_PAGE - PAGE, LAST_PAGE, PAGE), LAST_PAGE, u64::MAX));
         assert!(!names(&what(0, PAGE, PAGE), LAST_MIB2, u64::MAX));

@@ -1,6 +1,6 @@
 //! The console: the serial line as a terminal.
 //!
-//! Nothing tells the kernel that a byte has come: whoever waits for one has the line looked at
+//! Nothing tells the kernel that a byte has come: a thread that waits for one polls the line
 //! every ten milliseconds. Where somebody sits at the terminal (`terminal=` on the command line)
 //! that goes on for ever, so that a program that computes can be interrupted.
 

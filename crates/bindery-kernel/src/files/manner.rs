@@ -76,7 +76,7 @@ impl Manner {
             // As Linux's tmpfs, which may have to wait for memory.
             return Err(Errno::EOPNOTSUPP);
         }
-        // All contents are in memory: nothing is left to be done for RWF_SYNC and the like.
+        // All contents are in memory: nothing is left to be done for RWF_SYNC and RWF_DSYNC.
         Ok(Self {
             patience: if flags & RWF_NOWAIT != 0 { Patience::None } else { plain.patience },
             appends: flags & RWF_APPEND != 0 || appends && flags & RWF_NOAPPEND == 0,

@@ -67,7 +67,7 @@ fn root() -> Arc<Place> {
     ROOT.lock().clone().expect("there is a root between boot and the end")
 }
 
-/// Where the kernel's symbols stand in the initramfs.
+/// The path of the kernel's symbols in the initramfs.
 const SYMBOLS: &str = ".bindery/symbols";
 
 /// Unpacks the initramfs into the root file system.
@@ -155,7 +155,7 @@ fn unpack(root: &Arc<Place>, entry: &cpio_reader::Entry<'_>) -> Result<(), Errno
         0o120_000 => Link::new(entry.file())?,
         // Devices are ours; the archive's have no meaning here.
         _ => {
-            log!("{} of the initramfs is left out: it is a device or the like", entry.name());
+            log!("{} of the initramfs is left out: it is a device or a socket", entry.name());
             return Ok(());
         }
     };
@@ -168,7 +168,7 @@ pub struct Program {
     pub object: Object<'static, Machine>,
     /// Its absolute path.
     pub path: Vec<u8>,
-    /// As whom it is to run, whoever starts it (set-user-ID, set-group-ID).
+    /// The user that it runs as (set-user-ID), if not its caller.
     pub set_user: Option<u32>,
     /// As which group.
     pub set_group: Option<u32>,

@@ -60,7 +60,7 @@ pub fn open(directory: i32, path: u64, flags: u32, mode: u32) -> Outcome {
         _ if flags & O_DIRECTORY != 0 => return Err(Errno::ENOTDIR),
         _ => {}
     }
-    // As Linux: also what is opened for reading is truncated, by whoever may write.
+    // As Linux: also what is opened for reading is truncated, if the caller may write.
     let truncates = flags & O_TRUNC != 0 && kind == Kind::Regular;
     let flags = if truncates { flags } else { flags & !O_TRUNC };
     if !is_new {

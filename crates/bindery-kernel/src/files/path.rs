@@ -47,7 +47,7 @@ impl Name {
     /// The directory, if names can be made in it.
     ///
     /// # Errors
-    /// `ENOTDIR`; `EROFS` in `/proc` and the like; `EACCES`.
+    /// `ENOTDIR`; `EROFS` in generated directories (`/proc`, `/sys`); `EACCES`.
     pub fn directory(&self) -> Result<&Directory, Errno> {
         match self.above.node.kind() {
             Kind::Directory => {

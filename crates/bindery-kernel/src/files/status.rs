@@ -175,7 +175,7 @@ pub fn change_times(directory: i32, path: u64, times: u64, flags: u32) -> Outcom
     let change = Change { times: new, ..Change::default() };
     let set = |node: &dyn Node| {
         if !permission::is_owner(node) {
-            // Whoever may write may say that it was just now.
+            // A caller that may write may set the present time.
             let allowed = permission::check(node, W_OK);
             allowed.map_err(|errno| if is_now { errno } else { Errno::EPERM })?;
             if !is_now {

@@ -209,7 +209,7 @@ fn scan(at: &mut Position) -> Round {
         if ENDS.load(Ordering::Relaxed) {
             break;
         }
-        // No interrupt comes in the kernel: whoever sleeps until now is woken here.
+        // No interrupt comes in the kernel: threads that sleep until now wake here.
         time::expired();
         scheduler::yield_now();
     }

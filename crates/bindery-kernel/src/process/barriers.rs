@@ -31,7 +31,7 @@ const KNOWN: u32 = GLOBAL
     | GET_REGISTRATIONS;
 
 /// The barriers that the programs of one address space have registered for, as the commands that
-/// register. Whoever shares the address space shares them.
+/// register. All threads of the address space share them.
 #[derive(Clone, Default)]
 pub(super) struct Barriers(Arc<AtomicU32>);
 
@@ -68,7 +68,7 @@ pub(super) fn membarrier(command: u64, flags: u64) -> Outcome {
         QUERY => return Ok(u64::from(KNOWN)),
         GET_REGISTRATIONS => {
             let registered = barriers.registered();
-            // As Linux: whoever has the barrier with synchronized cores is listed for the plain one
+            // As Linux: a process with the barrier that synchronizes cores is listed for the plain one
             // too, and still may not use it.
             let synchronized = registered & REGISTER_PRIVATE_EXPEDITED_SYNC_CORE != 0;
             let plain = if synchronized { REGISTER_PRIVATE_EXPEDITED } else { 0 };

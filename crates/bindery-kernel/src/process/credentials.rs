@@ -139,7 +139,7 @@ impl Credentials {
         new
     }
 
-    /// Whether its program runs with other rights than those of whoever started it (`AT_SECURE`).
+    /// Whether its program runs with other rights than those of the caller that started it (`AT_SECURE`).
     pub fn is_secure(&self) -> bool {
         self.user.real != self.user.effective || self.group.real != self.group.effective
     }
@@ -268,7 +268,7 @@ fn given(id: u64) -> Option<u32> {
     Some(id as u32).filter(|id| *id != KEPT)
 }
 
-/// Changes ids of the running thread; `change` gives the new ones or refuses. It is told whether
+/// Changes ids of the running thread; `change` gives the new ones or refuses. Its argument says whether
 /// the thread may take any.
 fn change(kind: Kind, change: impl FnOnce(Ids, bool) -> Result<Ids, Errno>) -> Result<(), Errno> {
     let mut who = credentials();
@@ -392,7 +392,7 @@ pub(super) fn set_groups(size: u64, at: u64) -> Outcome {
 const VERSIONS: [(u32, usize); 3] = [(0x1998_0330, 1), (0x2007_1026, 2), (0x2008_0522, 2)];
 
 /// The version, in words, of a header of capget(2), and whom it is about; `None` where the version
-/// is not known, which is told by writing a known one.
+/// is not known, which the call answers by writing a known one.
 fn header(at: u64) -> Result<(Option<usize>, i32), Errno> {
     let [version, id] = user::read::<[u32; 2]>(at)?;
     let words = VERSIONS.iter().find(|(known, _)| *known == version).map(|(_, words)| *words);

@@ -29,7 +29,7 @@ const TABLE_OR_PAGE: u64 = 1 << 1;
 const ATTRIBUTE_INDEX: u64 = 0b111 << 2;
 /// AP\[1\]: EL0 may use it.
 const USER: u64 = 1 << 6;
-/// AP\[2\]: a write is not allowed as it stands; inverted dirty where [`DBM`] is set.
+/// AP\[2\]: a write faults; inverted dirty where [`DBM`] is set.
 const READ_ONLY: u64 = 1 << 7;
 /// Shareability: inner shareable, so that all CPUs see one memory.
 const INNER_SHAREABLE: u64 = 0b11 << 8;

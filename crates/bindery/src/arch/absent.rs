@@ -202,7 +202,7 @@ pub fn share<A: Arch>(entry: Entry) -> Entry {
     if is_swap::<A>(entry) { Entry(entry.0 & !EXCLUSIVE) } else { entry }
 }
 
-/// The entry as it may stand in an area without userfault: the write-protect bit is gone, and a
+/// The entry as it may be in an area without userfault: the write-protect bit is gone, and a
 /// write-protect marker leaves nothing.
 #[inline]
 pub fn strip_userfault<A: Arch>(entry: Entry) -> Entry {

@@ -275,7 +275,7 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
     /// The leaf with its accessed state set.
     fn mark_accessed(entry: Entry) -> Entry;
 
-    /// Whether the leaf belongs to a contiguous run. Takes an entry as it stands in memory.
+    /// Whether the leaf belongs to a contiguous run. Takes an entry as it is in memory.
     #[inline]
     fn is_contig(_entry: Entry) -> bool {
         false
@@ -287,7 +287,7 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
         entry
     }
 
-    /// The leaf at `index` of a level-1 table as a page of its own. Takes an entry as it stands
+    /// The leaf at `index` of a level-1 table as a page of its own. Takes an entry as it is
     /// in memory; one that is in no contiguous run is returned as it is.
     #[inline]
     fn clear_contig(entry: Entry, _index: u32) -> Entry {
@@ -330,7 +330,7 @@ impl Settled {
         Self { mask: self.mask | bits, value: self.value | bits }
     }
 
-    /// Whether the entry is such a leaf. Takes an entry of level 1 as it stands in memory.
+    /// Whether the entry is such a leaf. Takes an entry of level 1 as it is in memory.
     #[inline]
     pub const fn is(self, entry: Entry) -> bool {
         entry.0 & self.mask == self.value

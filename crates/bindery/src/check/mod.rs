@@ -109,7 +109,7 @@ pub enum Violation {
         table: Frame,
         /// What it says.
         says: u32,
-        /// What stands in it.
+        /// How many it has.
         holds: u32,
     },
     /// A table does not have one deposited table for each huge leaf.

@@ -38,7 +38,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         if allocated != nodes {
             return Err(Violation::LeakedObjects { allocated, used: nodes });
         }
-        // Each VMA stands in one list at the most, so where the numbers agree, so do the sets.
+        // Each VMA is in one list at the most, so where the numbers agree, so do the sets.
         let vmas = |space: &&AddressSpace<'_, P>| {
             let mapping = |node: &NonNull<Vma>| !space.vma(*node).is_anonymous();
             space.vmas.iter().filter(mapping).count() as u64

@@ -12,7 +12,7 @@ use super::range_skip_list::HEIGHT;
 /// Bits that one height takes at the most.
 const BITS: u32 = 2 * HEIGHT as u32;
 
-/// Draws heights. Whoever draws holds the writer lock of the index.
+/// Draws heights. The caller holds the writer lock of the index.
 pub(crate) struct Heights {
     key: [u64; 2],
     /// Of the next number.

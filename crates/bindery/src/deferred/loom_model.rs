@@ -37,7 +37,7 @@ enum Omit {
     PeriodOfItsOwn,
     /// Who drains waits for readers before it frees.
     WaitBeforeFree,
-    /// Whoever sees a section announced sees that the one before it was left.
+    /// A thread that sees a section announced sees that the one before it was left.
     ReleaseAtEntry,
 }
 

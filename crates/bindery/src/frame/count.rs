@@ -153,7 +153,7 @@ pub(super) fn take(
         return Ok(false);
     }
     // What others did to the folio before they let go comes before its next use: our own zero
-    // stands in the release sequences of them all.
+    // is part of the release sequences of them all.
     count.load(Ordering::Acquire);
     Ok(true)
 }

@@ -240,7 +240,7 @@ impl<P: Platform> Frames<P> {
 
     /// Whether instruction fetches see what the folio holds.
     pub(crate) fn is_fetchable(&self, folio: Folio) -> bool {
-        // Acquire: the synchronization of whoever has set it comes before our entry.
+        // Acquire: the synchronization of the thread that set it comes before our entry.
         self.meta(folio.head).state.load(Acquire) & FETCHABLE != 0
     }
 

@@ -159,7 +159,7 @@ impl<P: Platform> Frames<P> {
     }
 
     /// Nobody maps the folio any more, and the caller has a reference: the owner goes now, or when
-    /// whoever has the lock gives it back.
+    /// the holder of the lock releases it.
     #[cold]
     pub(super) fn orphan(&self, platform: &P, folio: Folio) {
         orphan(&self.meta(folio.head).state, platform, || self.disown(folio));

@@ -108,8 +108,8 @@ impl<P: Platform> Frames<P> {
         unmapped
     }
 
-    /// As [`Frames::unmap`], for whoever unmaps many: a folio that becomes free goes into the batch.
-    /// With `dirty`, whoever has the folio from now on is told that it was written.
+    /// As [`Frames::unmap`], for a caller that unmaps many: a folio that becomes free goes into the batch.
+    /// With `dirty`, the folio is marked as written.
     #[inline]
     pub(crate) fn unmap_into(
         &self,

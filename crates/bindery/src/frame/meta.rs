@@ -59,7 +59,7 @@ pub(crate) const ORDER_SHIFT: u32 = 4;
 pub(crate) const ORDER_MASK: u32 = 0xf << ORDER_SHIFT;
 /// Bit lock of a table.
 pub(crate) const LOCK: u32 = 1 << 8;
-/// The table was detached; whoever finds it starts again from the root.
+/// The table was detached; a thread that finds it starts again from the root.
 pub(crate) const STRAY: u32 = 1 << 9;
 /// The folio was written since its content was last saved.
 pub(crate) const DIRTY: u32 = 1 << 10;

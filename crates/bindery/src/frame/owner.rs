@@ -134,7 +134,7 @@ impl<P: Platform> Frames<P> {
         word >> KIND_SHIFT >= SHARED_MEMORY && word & LET_GO == 0
     }
 
-    /// What sort of owner the folio has, or had when it was mapped. Whoever asks keeps it mapped, so the
+    /// What sort of owner the folio has, or had when it was mapped. The caller keeps it mapped, so the
     /// answer lasts.
     #[inline]
     pub(crate) fn owner_kind(&self, folio: Folio) -> OwnerKind {

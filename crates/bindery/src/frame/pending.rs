@@ -8,12 +8,12 @@
 //! lower     the last one frees the table                                 RELEASED | 1 -> freed
 //! ```
 //!
-//! Nobody raises the count of a detached table, because whoever has its lock finds it stray. So a
+//! Nobody raises the count of a detached table, because the thread that locks it finds it stray. So a
 //! count that is zero when the table is released stays zero.
 
 use core::sync::atomic::Ordering;
 
-/// In the count: whoever lowers it to zero frees the table.
+/// In the count: the thread that lowers it to zero frees the table.
 const RELEASED: u32 = 1 << 31;
 
 /// What the protocol needs of an atomic word.

@@ -45,7 +45,7 @@ pub(super) trait Heads {
     fn count(&self, frame: Frame) -> &Self::Count;
 }
 
-/// The folio that the frame seems to be a page of. Whoever does not keep it guesses.
+/// The folio that the frame seems to be a page of. A guess, unless the caller keeps the folio.
 #[inline]
 pub(super) fn guess(heads: &impl Heads, frame: Frame) -> Option<Folio> {
     if !heads.covers(frame) {

@@ -31,7 +31,7 @@ pub enum FrameUse {
     Zero,
     /// A page table of an address space or a kernel map.
     Table,
-    /// Small records of the core's: mappings, objects and the like.
+    /// Small records of the core's: mappings, objects, anon groups.
     Slab,
     /// An area of the kernel ([`crate::KernelMap`]).
     Kernel,

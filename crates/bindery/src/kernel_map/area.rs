@@ -49,7 +49,7 @@ const WANTED: u8 = 1 << 7;
 pub(super) enum State {
     /// A caller that changes it.
     Busy,
-    /// Whoever was given the address.
+    /// The caller that was given the address.
     Live,
     /// Nobody; it waits for a purge.
     Freed,
@@ -163,7 +163,7 @@ impl Area {
         self.kind == AreaKind::Vmalloc
     }
 
-    /// Whether a leaf of `level`, in a contiguous run or not, of this type may stand in it. For the auditor.
+    /// Whether a leaf of `level`, in a contiguous run or not, of this type may be in it. For the auditor.
     pub(crate) fn allows(&self, level: u8, contig: bool, memory: MemoryType) -> bool {
         let single = level == 1 && !contig;
         // Some architectures know fewer types.
@@ -367,7 +367,7 @@ impl<P: Platform> KernelMap<'_, P> {
         })
     }
 
-    /// Hands a claimed area to whoever knows its address.
+    /// Publishes a claimed area: from here on, its address is valid.
     pub(super) fn release(&self, claim: Claim) {
         // Without the lock: of a busy area, nobody else changes the state.
         if self.area(claim.0).end_claim(State::Live) {

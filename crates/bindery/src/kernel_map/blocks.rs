@@ -15,7 +15,7 @@ use crate::frame::meta::{Kind, NONE, state_of};
 use crate::platform::Platform;
 use crate::table::link;
 
-/// A list of blocks. Used by whoever has the area busy, or by the purge.
+/// A list of blocks. Used by the call that has claimed the area, or by the purge.
 pub(super) struct Blocks {
     first: AtomicU32,
     last: AtomicU32,

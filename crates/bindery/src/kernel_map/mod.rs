@@ -161,8 +161,8 @@ pub struct KernelMap<'m, P: Platform> {
 /// The right to purge: one caller at a time has it.
 struct Purging(());
 
-/// The right to pause entries: one caller at a time has it, so whoever waits for a pause to end waits
-/// for one CPU.
+/// The right to pause entries: one caller at a time has it, so a fault that waits for the end of a pause
+/// waits for one CPU.
 struct Pausing(());
 
 /// Whose table the root is.

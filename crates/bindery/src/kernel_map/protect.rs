@@ -347,7 +347,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let first = self.range_of(stretch, stretch.from).start();
         let last = self.range_of(stretch, stretch.until - 1).end();
         let range = VirtRange::raw(first.0, last.0);
-        // Nobody waits for the lock with interrupts off: whoever is interrupted by the invalidation
+        // Nobody waits for the lock with interrupts off: a CPU that is interrupted by the invalidation
         // must be able to answer.
         let _pausing = loop {
             if let Some(pausing) = self.pausing.try_lock() {

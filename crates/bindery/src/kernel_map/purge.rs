@@ -213,7 +213,7 @@ impl<P: Platform> KernelMap<'_, P> {
         unsafe { tables.push(&self.memory.frames, table) };
     }
 
-    /// Empties the map: all areas go, whoever has them. For its drop.
+    /// Empties the map: frees all areas. For its drop.
     pub(super) fn free_everything(&mut self) {
         let mut counts = Counts::default();
         while let Some(node) = self.index.first_ending_after(0) {

@@ -393,7 +393,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Counts `entries` more in a table of level 1, of which `slots` are about to be filled. Fails,
     /// and counts nothing, where one of them is in use.
     ///
-    /// A table in which nothing counts need not be looked at: whoever empties entries does so before
+    /// A table in which nothing counts need not be looked at: a call that empties entries does so before
     /// it takes them off the count.
     #[inline]
     fn count_in(&self, table: Frame, slots: &[AtomicU64], counts: &mut Counts) -> bool {

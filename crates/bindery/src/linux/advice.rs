@@ -61,7 +61,7 @@ pub(super) fn madvise<'m, P: Platform>(
     done.map(|()| 0).map_err(errno(Operation::Madvise))
 }
 
-/// The ranges stand in the caller's memory, address and length of 64 bits each.
+/// The ranges are in the caller's memory, address and length of 64 bits each.
 pub(super) fn process_madvise<'m, P: Platform>(
     process: &impl Process<'m, P>,
     [pidfd, vector, count, number, flags, _]: [u64; 6],
@@ -105,7 +105,7 @@ pub(super) fn process_madvise<'m, P: Platform>(
         match target.madvise_with_keys(VirtAddr(addr), length, advice, rights) {
             Ok(()) => done += length,
             Err(error) if done == 0 => return Err(error.errno(Operation::Madvise)),
-            // Those before were advised: that is what the caller is told.
+            // Those before were advised: their length is the result.
             Err(_) => break,
         }
     }

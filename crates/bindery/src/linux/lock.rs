@@ -74,7 +74,7 @@ pub(super) fn mincore<P: Platform>(
             stretch.fill(u8::from(residence == Residence::Resident));
             known += pages as usize;
         });
-        // What lies before a hole is told.
+        // What lies before a hole is reported.
         let to = VirtAddr(vector + done);
         space.write_user(to, &answers[..known]).map_err(|_| Errno::EFAULT)?;
         told.map_err(|error| match error {

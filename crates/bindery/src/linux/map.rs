@@ -11,7 +11,7 @@ use crate::space::{
 
 use super::{OpenFile, Outcome, Process, errno};
 
-/// The kinds of mapping, which stand in the low bits of the flags.
+/// The kinds of mapping, in the low bits of the flags.
 const MAP_TYPE: u32 = 0xf;
 
 /// The flags that programs may rely on being obeyed or ignored; a mapping with

@@ -326,7 +326,7 @@ impl<P: Platform> Memory<P> {
     }
 
     /// To be called before an allocation that may wait for memory: not under a table lock, and not in
-    /// a read section, where whoever has to give memory up could wait for the caller. There, an
+    /// a read section, where a thread that has to free memory could wait for the caller. There, an
     /// allocation is only tried; where that fails, the caller lets everything go, allocates outside,
     /// and looks again ([`crate::table::TablePool`]).
     #[inline]
@@ -425,7 +425,7 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// For whoever unmaps many pages: what becomes free goes back with its neighbours.
+    /// For a caller that unmaps many pages: what becomes free goes back with its neighbours.
     pub(crate) fn free_batch(&self) -> FreeBatch<'_, P> {
         FreeBatch::new(&self.frames, &self.platform)
     }

@@ -2,7 +2,7 @@
 
 use core::ptr::NonNull;
 
-/// Is told of each mapping (VMA) of an object.
+/// Follows the mappings (VMAs) of an object.
 pub(crate) trait Attachments: Send + Sync {
     /// There is one more. Called with locks held: takes none but innermost spin locks.
     fn attached(&self, segment: u64);
@@ -14,7 +14,7 @@ pub(crate) trait Attachments: Send + Sync {
 /// What an object knows of the segment that it is the memory of.
 #[derive(Clone, Copy)]
 pub(crate) struct SegmentMark {
-    /// Who is told. Outlives all who hold the object ([`crate::Memory::segment_memory`]).
+    /// What follows them. Outlives all who hold the object ([`crate::Memory::segment_memory`]).
     pub(super) told: NonNull<dyn Attachments>,
     /// What the segment is called there.
     pub(crate) segment: u64,
@@ -25,7 +25,7 @@ pub(crate) struct SegmentMark {
 
 impl SegmentMark {
     pub(super) fn told(&self) -> &dyn Attachments {
-        // SAFETY: it outlives all who hold the object, and whoever asks is a holder, or was one a
+        // SAFETY: it outlives all who hold the object, and the caller is a holder, or was one a
         // moment ago in a call of somebody who still may be (`map_removed`): handles and address
         // spaces end before the lifetime that it was lent for.
         unsafe { self.told.as_ref() }

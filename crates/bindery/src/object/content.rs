@@ -105,7 +105,7 @@ impl<P: Platform> Object<'_, P> {
                         break;
                     }
                 }
-                // As Linux: what was read counts, and whoever asks again is told.
+                // As Linux: what was read counts, and the next call returns the error.
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),
             }
@@ -138,7 +138,7 @@ impl<P: Platform> Object<'_, P> {
                                 return Ok(Moved { count: done - part.start, stopped });
                             }
                         }
-                        // Whoever comes again for the rest meets it first.
+                        // The next call, for the rest, meets it first.
                         Err(_) if done > part.start => break,
                         Err(stop) => return Err(stop),
                     }
@@ -153,7 +153,7 @@ impl<P: Platform> Object<'_, P> {
         }
     }
 
-    /// Reads what stands in consecutive frames, if it is in memory: at most so many bytes, of all that
+    /// Reads the bytes of consecutive frames, if it is in memory: at most so many bytes, of all that
     /// are left. The invalidate lock is held.
     fn read_run(
         &self,
@@ -219,7 +219,7 @@ impl<P: Platform> Object<'_, P> {
     /// not sleep, nor resolve a fault, nor call the object. It may be called again for bytes that it has
     /// put already, where they went to a page that another thread brought in at the same time.
     ///
-    /// Other writers see all that one call writes, or nothing; whoever goes on after a fault with
+    /// Other writers see all that one call writes, or nothing; a caller that goes on after a fault with
     /// another call, and wants writes to be whole, holds a lock of its own (Linux: that of the inode).
     ///
     /// # Errors

@@ -63,7 +63,7 @@ pub(super) struct Writing<'a> {
     /// So much of the write was done before.
     pub(super) done: usize,
     pub(super) source: &'a FillSource<'a>,
-    /// What of it stands in a new folio, which begins where what is left does.
+    /// The part of it in a new folio, which begins where the rest does.
     pub(super) filled: &'a Cell<Option<Moved>>,
 }
 
@@ -123,7 +123,7 @@ pub(super) fn obtain<P: Platform>(
             return Err(await_page(page, wanted));
         }
         make(memory, object, page, stored, wanted)?;
-        // It is there now, whoever was faster.
+        // It is there now, from this call or another.
     }
 }
 
@@ -483,7 +483,7 @@ fn add<'m, P: Platform>(
     frames.set_fresh_owner(folio, object.as_owner(), first);
     frames.clear_exclusive(folio, 0, pages);
     let added = object.pages.change_with_nodes(memory, |index, nodes| {
-        // In one step with the look at the index: whoever drops pages has cancelled the read before.
+        // In one step with the look at the index: a call that drops pages has cancelled the read before.
         let stale = read.is_some_and(Record::is_cancelled);
         if stale || index.run(first, count) != PageStretch::Empty(count) {
             return (Ok(None), 0);

@@ -54,7 +54,7 @@ pub(super) enum TransferKind {
     Turn,
 }
 
-/// Pages on their way, in the memory of whoever is at it. Everything in it is read and written with
+/// Pages on their way, in the memory of the call that moves them. Everything in it is read and written with
 /// the index lock held for writing.
 #[derive(Debug)]
 pub(super) struct Record {
@@ -126,7 +126,7 @@ impl Ends {
     /// Whether no page is being stored. Lasts for as long as the caller holds the invalidate lock.
     #[inline]
     pub(super) fn no_writes(&self) -> bool {
-        // Acquire: whoever writes a page next comes after the pager has read it.
+        // Acquire: the next write of a page comes after the pager has read it.
         self.writes.load(Ordering::Acquire) == 0
     }
 
@@ -173,7 +173,7 @@ impl InFlight {
     fn iter(&self) -> impl Iterator<Item = &Record> {
         let mut next = self.first;
         core::iter::from_fn(move || {
-            // SAFETY: records stand in the list from `insert` to `take`, and live as long (the
+            // SAFETY: records are in the list from `insert` to `take`, and live as long (the
             // promise of `insert`'s callers). Their cells are used with the index lock held for writing, as
             // `self` is.
             let record = unsafe { next?.as_ref() };

@@ -1,6 +1,6 @@
 //! Objects, which back mappings that are not anonymous: shared memory, or a file behind a pager.
 //!
-//! An *object* has numbered pages, whoever maps them. It lives while a handle ([`Object`]) or a
+//! An *object* has numbered pages, independent of its mappings. It lives while a handle ([`Object`]) or a
 //! mapping exists. Pages that are not in memory are zeroes, or are with the pager ([`Pager`]).
 //!
 //! | file | contents |
@@ -225,7 +225,7 @@ impl<P: Platform> Memory<P> {
     /// memory when they are touched or read. There is one object for each file at a time: two would
     /// each have pages of their own.
     ///
-    /// The pager outlives the object, whoever holds it: handles and address spaces cannot pass for
+    /// The pager outlives the object and all its holders: handles and address spaces cannot pass for
     /// ones with a shorter life.
     ///
     /// ```compile_fail

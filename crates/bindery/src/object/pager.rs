@@ -54,8 +54,8 @@ impl core::error::Error for PagerError {}
 /// it. They may call the core, with the same address space and the same object, as long as that does
 /// not wait for themselves:
 /// - while pages are being read, a fault or a read of the same pages waits;
-/// - while pages are being stored, whoever writes the same pages, drops or replaces them waits, and so
-///   does a `sync` of them.
+/// - while pages are being stored, a call that writes, drops or replaces the same pages waits, and so does
+///   a `sync` of them.
 ///
 /// [`Pager::resize`] and [`Pager::discard`] are called with the object locked against other changes of
 /// its size and content from outside of mappings: they must not write, resize or punch the same

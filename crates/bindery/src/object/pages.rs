@@ -53,7 +53,7 @@ pub(super) fn run_at<P: Platform>(
     }
 }
 
-/// The pages around `page`, which `frame` holds, that stand in the same folio without a gap, at
+/// The pages around `page`, which `frame` holds, that are in the same folio without a gap, at
 /// most `below` before it and `above` from it on: how many before it, and how many in all. Parts of
 /// the folio that were dropped end the run.
 ///
@@ -161,7 +161,7 @@ pub(super) fn mark_run_dirty<P: Platform>(
 }
 
 /// Notes that `count` pages from `page` on may have been written behind the back of the page tables:
-/// by whoever had pinned them. What the object has lost since is passed over. May sleep; called
+/// by a device that had pinned them. What the object has lost since is passed over. May sleep; called
 /// without locks.
 pub(crate) fn mark_written<P: Platform>(object: &Object<'_, P>, page: u64, count: u64) {
     let (memory, state) = (object.memory, object.state());
@@ -285,7 +285,7 @@ fn for_each_part<P: Platform>(
     while done < run.count {
         let frame = run.frame.plus(done);
         let (count, _) = memory.folio_limit(frame, run.count - done);
-        // What stands in an index is a folio.
+        // An index names folios alone.
         let Some(folio) = memory.frames.folio_of(frame) else { return true };
         if !f(run.page + u64::from(done), frame, folio, count.max(1)) {
             return false;

@@ -84,7 +84,7 @@ pub(super) fn save<P: Platform>(
         if result.is_err() || failures() == before {
             return result;
         }
-        // Some of it may be dirty again. Whoever failed knows, but who called us does not.
+        // Some of it may be dirty again. The call that failed knows, but our caller does not.
     }
 }
 
@@ -110,7 +110,7 @@ fn save_dirty<P: Platform>(
         let Some(run) = dirty else { return result };
         let mut saved = save_batch(memory, object, run.page, end, u64::MAX);
         if saved.behind == run.page {
-            // Somebody is changing the page. Whoever comes later waits until it is saved.
+            // Another call is changing the page. Later ones wait until it is saved.
             let range = (run.page, run.page + u64::from(run.count));
             saved = object.pages.with_turn(&memory.platform, range, |turn| {
                 save_batch(memory, object, range.0, range.1, turn)
@@ -239,8 +239,8 @@ impl<P: Platform> Batch<'_, P> {
                 let start = platform.direct_map(run.frame);
                 // SAFETY: 1. the direct map shows the bytes of the run's frames, which are consecutive
                 // (obligation 1 of `Platform`, and `Frames::new` looked where two ranges touch). The
-                // pages stay where they are while their record is in the list: whoever wants to write,
-                // drop or replace them waits for the record's end. 2. While an object has pages, no
+                // pages stay where they are while their record is in the list: a call that writes,
+                // drops or replaces them waits for the record's end. 2. While an object has pages, no
                 // reference to their bytes exists.
                 unsafe { StoredBytes::new(platform, start, length) }
             })

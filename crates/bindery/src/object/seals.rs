@@ -1,4 +1,4 @@
-//! Seals: changes of an object that are forbidden for good (`fcntl(2)`, `F_ADD_SEALS`).
+//! Seals: changes of an object that are forbidden from now on (`fcntl(2)`, `F_ADD_SEALS`).
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -11,7 +11,7 @@ use super::{Object, ObjectState, pages};
 use crate::collections::page_tree::PAGE_LIMIT;
 
 bitflags! {
-    /// Changes of an object that are forbidden for good; the bits are those of Linux's `F_SEAL_*`.
+    /// Changes of an object that stay forbidden; the bits are those of Linux's `F_SEAL_*`.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct Seals: u32 {
         /// No further seal can be added (`F_SEAL_SEAL`).
@@ -169,8 +169,8 @@ impl<P: Platform> Object<'_, P> {
     /// Refuses where somebody may write pages behind the back of all tables.
     fn refuse_pinned(&self) -> Result<(), Error> {
         let (memory, object) = (self.memory, self.state());
-        // Whoever pinned a page to write it came through a shared mapping that may be written, and
-        // there can be none any more.
+        // A page is pinned for writing through a shared mapping that may be written, and there can
+        // be none any more.
         object.invalidate_lock.with_write(&memory.platform, |_| {
             let pinned = pages::any_folio(memory, object, 0, PAGE_LIMIT, |folio| {
                 memory.frames.pins(folio) > 0

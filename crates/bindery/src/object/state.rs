@@ -220,7 +220,7 @@ impl ObjectState {
 
     /// In bytes.
     pub(crate) fn size(&self) -> u64 {
-        // Acquire: whoever sees a byte within the size sees what was written there before.
+        // Acquire: a reader of a byte within the size sees what was written there before.
         self.size.load(Ordering::Acquire)
     }
 
@@ -238,8 +238,8 @@ impl ObjectState {
     pub(super) fn file(&self) -> Option<(&dyn Pager, u64)> {
         match self.backing {
             Backing::Memory { .. } => None,
-            // SAFETY: the pager outlives all who hold the object (`Memory::file`), and whoever has
-            // a reference to the state is or knows a holder.
+            // SAFETY: the pager outlives all who hold the object (`Memory::file`), and a caller
+            // with a reference to the state is or knows a holder.
             Backing::File { pager, file } => Some((unsafe { pager.as_ref() }, file)),
         }
     }
@@ -277,7 +277,7 @@ impl ObjectState {
     pub(crate) fn quota(&self) -> Option<&Quota> {
         match self.backing {
             // SAFETY: the quota outlives all who hold the object (`Memory::shared_memory_within`),
-            // and whoever has a reference to the state is or knows a holder.
+            // and a caller with a reference to the state is or knows a holder.
             Backing::Memory { quota, .. } => quota.map(|quota| unsafe { quota.as_ref() }),
             Backing::File { .. } => None,
         }

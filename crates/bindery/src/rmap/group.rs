@@ -41,7 +41,7 @@ pub(crate) struct AnonGroup {
     /// VMAs, children, and walkers; 0 in an anon group that was contracted.
     holders: AtomicU32,
     lock: TreeLock,
-    /// The pointer that the slab gave for the anon group. Whoever frees it, or asks the slab for its
+    /// The pointer that the slab gave for the anon group. Freeing it, or asking the slab for its
     /// frame, needs this one: a pointer made of a reference may reach no further than the group.
     node: AtomicPtr<Self>,
 }
@@ -70,7 +70,7 @@ impl AnonGroup {
         self.follow(&self.parent)
     }
 
-    /// Whether pages of an anon group above may stand in the VMAs of this one.
+    /// Whether pages of an anon group above may be in the VMAs of this one.
     pub(crate) fn is_inherited(&self) -> bool {
         !self.parent.load(Ordering::Relaxed).is_null()
     }
@@ -140,7 +140,7 @@ impl AnonGroup {
         if self.is_inherited() { self.follow(&self.heir) } else { None }
     }
 
-    /// Whether the anon group is dead and unary for good. Not so the root, which has the lock. The
+    /// Whether the anon group is dead and unary, and stays so. Not so the root, which has the lock. The
     /// family lock is held.
     pub(super) fn is_dead(&self) -> bool {
         self.is_inherited() && (self.has_heir() || self.is_dead_and_unary())

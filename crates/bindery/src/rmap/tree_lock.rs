@@ -48,7 +48,7 @@ impl TreeLock {
 /// The lock is held for reading until the guard is dropped.
 #[must_use = "dropping the guard unlocks"]
 pub(crate) struct TreeReadGuard<'a, P: Platform> {
-    // Dropped first: the platform is told before the lock is free.
+    // Dropped first: the platform learns of it before the lock is free.
     #[allow(dead_code, reason = "works by being dropped")]
     held: Held<'a, P>,
     _guard: ReadGuard<'a, P>,

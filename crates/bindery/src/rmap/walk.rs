@@ -229,7 +229,7 @@ impl<'r> Walk<'r> {
             match self.step(tree) {
                 Step::Part(vma, (first, count)) => {
                     let Some(range) = part_of(vma, first, count) else { continue };
-                    // SAFETY: the VMA stands in a tree whose lock is held, and leaves it before its
+                    // SAFETY: the VMA is in a tree whose lock is held, and leaves it before its
                     // address space is gone.
                     let table = || unsafe { PageTable::from_state(memory, vma.tree()) };
                     let hit = hit.get_or_insert_with(|| RmapHit { table: table(), vma, range });
@@ -424,7 +424,7 @@ impl FamilyWalk<'_, '_> {
     }
 }
 
-/// Where pages `first` to `first + count` stand in the VMA, as far as it reaches.
+/// Where pages `first` to `first + count` are in the VMA, as far as it reaches.
 pub(crate) fn part_of(vma: &Vma, first: u64, count: u64) -> Option<VirtRange> {
     let offset = vma.page_offset();
     let pages = (vma.end() - vma.start()) >> PAGE_SHIFT;

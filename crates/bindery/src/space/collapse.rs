@@ -363,7 +363,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         done
     }
 
-    /// Whether a guard stands in `range`, a part of one mapping.
+    /// Whether `range` has a guard, a part of one mapping.
     fn has_guards(&self, range: VirtRange) -> bool {
         let guard = self.mmap_lock.lock();
         let mm = &*guard;
@@ -377,7 +377,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         found
     }
 
-    /// What stands in the span; its VMA is locked for writing.
+    /// The entries of the span; its VMA is locked for writing.
     fn census(&self, range: VirtRange) -> Census {
         let frames = &self.table.memory.frames;
         let mut census = Census::default();

@@ -54,7 +54,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         while let Some(vma) = part {
             let behind = vma.end();
             if is_part(vma) && vma.object_pointer() == segment {
-                // As Linux: what is sealed stays, and nobody is told.
+                // As Linux: what is sealed stays, without an error.
                 let _ = self.unmap_locked(mm, vma.range(), gather, removed);
             }
             part = self.first_behind(mm, behind).filter(|vma| vma.end() <= end);

@@ -81,7 +81,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 continue;
             }
             // As Linux, which asks for each mapping by itself: heuristics refuse what is too much
-            // at once. What was committed for the mappings before stands in the child's account.
+            // at once. What was committed for the mappings before is in the child's account.
             let committed = if vma.has(MappingFlags::ACCOUNT) { vma.pages() } else { 0 };
             let _reservation = self.table.memory.commitment().reserve(committed)?;
             self.copy_vma(mm, child, vma, vma.range(), gather)?;

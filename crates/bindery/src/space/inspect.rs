@@ -18,7 +18,7 @@ pub enum Inspection {
     Page {
         /// Its frame.
         frame: Frame,
-        /// What the entry says. In a contiguous run, accessed and dirty may stand in another
+        /// What the entry says. In a contiguous run, accessed and dirty may be in another
         /// entry of the contiguous run.
         attributes: Attributes,
         /// The level of the leaf: 1 for a base page.

@@ -376,8 +376,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// Makes every TLB forget what is stale, and counts down what was taken from VMAs that stay. Called
-    /// by every operation before it releases the mutex. (Nobody else relies on that for the flush: whoever
-    /// takes a table's lock meets the mark of the pending one, see [`crate::tlb`].)
+    /// by every operation before it releases the mutex. (No other thread relies on that for the flush: a thread
+    /// that locks a table meets the mark of the pending flush, see [`crate::tlb`].)
     fn flush(&self, gather: &mut Gather) {
         if gather.is_stale() {
             let mut counts = Counts::default();
@@ -392,8 +392,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Flushes, gives back what was unmapped, lets go of what the removed VMAs hold, and frees the
     /// tables and VMAs when no reader is left. Called without locks on VMAs or tables.
     ///
-    /// Mappings are counted down before anon groups and objects are let go: whoever comes through the
-    /// reverse map in a read section and sees that a folio is mapped may rely on its owner (`rmap`).
+    /// Mappings are counted down before anon groups and objects are let go: a walker of the
+    /// reverse map that is in a read section and sees that a folio is mapped may rely on its owner (`rmap`).
     fn finish(&self, gather: &mut Gather, removed: Removed) {
         let memory = self.table.memory;
         self.flush(gather);

@@ -9,7 +9,7 @@ use super::{AddressSpace, MmapLocked};
 use crate::collections::range_skip_list::Indexed;
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Seals the mappings of `length` bytes (rounded up to pages) at `start` for good. They can no
+    /// Seals the mappings of `length` bytes (rounded up to pages) at `start`. They can no
     /// longer be unmapped, moved, resized or replaced, their protection cannot change, and contents
     /// that the program could not overwrite cannot be discarded.
     ///

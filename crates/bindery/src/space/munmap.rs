@@ -88,7 +88,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Lets no VMA reach into `range`: those inside go, those at the ends are cut. None reaches
     /// over both ends; all are locked for writing, and no TLB remembers any more what they mapped in
-    /// the range. The other way round, whoever saves a file would not find them:
+    /// the range. The other way round, a call that saves a file would not find them:
     /// 1. CPU A takes a VMA out of the file's list;
     /// 2. CPU B saves the file, and makes all that the list names forget that they may write;
     /// 3. CPU C writes through the VMA's entries, which nobody will save;

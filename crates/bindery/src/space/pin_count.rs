@@ -41,7 +41,7 @@ const FEW: u64 = 1024;
 const SPACE: u64 = 1 << 63;
 
 /// The pages that one address space has pinned. It outlives the address space as long as there is a
-/// pin: whoever lets go last frees it.
+/// pin: the last to release it frees it.
 #[derive(Debug)]
 pub(crate) struct PinCount(AtomicU64);
 

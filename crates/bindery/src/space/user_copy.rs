@@ -186,7 +186,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                     }
                 }
                 drop(cursor);
-                // A fault waits for whoever changes the VMA, and who changes it waits for its readers.
+                // A fault waits for the writer of the VMA, and the writer waits for its readers.
                 drop(locked);
             }
             self.fault(at, access)?;

@@ -22,7 +22,7 @@ pub(crate) struct Replacement {
     pub(crate) folio: Folio,
     /// What the new leaf says.
     pub(crate) attributes: Attributes,
-    /// For whoever splits the leaf again.
+    /// For a later split of the leaf.
     pub(crate) deposit: Frame,
 }
 
@@ -38,8 +38,8 @@ impl<P: Platform> PageTable<'_, P> {
     /// 2. with no lock held, the pages are copied: nobody else changes a table that is marked;
     /// 3. under the parent's lock, the leaf is written.
     ///
-    /// Nobody fills the entry between 1 and 3, since the VMA is held for writing. Who comes through
-    /// the reverse map then takes the folios for busy: they are mapped, and no entry names them.
+    /// Nobody fills the entry between 1 and 3, since the VMA is held for writing. A walker of
+    /// the reverse map then finds the folios busy: they are mapped, and no entry names them.
     pub(crate) fn replace_by_copy(&self, what: &Replacement, gather: &mut Gather) -> bool {
         let Some(table) = self.take_table(what.base, gather) else { return false };
         let mut counts = Counts::default();

@@ -32,7 +32,7 @@ impl<P: Platform> PageTable<'_, P> {
     /// As [`PageTable::fill`], for a caller that counts itself.
     #[inline]
     pub(crate) fn write_leaves(&self, table: Frame, index: u32, first: Entry, count: u32) {
-        // Whoever sees a leaf must see what was written to the page before, not what the frame
+        // A CPU that sees a leaf must see what was written to the page before, not what the frame
         // held in an earlier life. One fence serves all stores below.
         fence(Ordering::Release);
         let slots = self.slots(table);

@@ -345,7 +345,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     }
 
     /// The table at level `level` that stands for `addr`, with what is missing above it created.
-    /// Where a leaf or an absent entry stands in the way, it is split.
+    /// A leaf or an absent entry in the way is split.
     pub(crate) fn table_at(
         &mut self,
         addr: VirtAddr,
@@ -418,7 +418,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
 }
 
 /// The table at `level` that stands for `addr`, from `node` down, a locked table that spans it.
-/// What is missing is created, locked; what stands in the way is split. Fails where the pool is empty
+/// What is missing is created, locked; a leaf in the way is split. Fails where the pool is empty
 /// and the allocator has no table at once; what was created until then stays.
 pub(crate) fn table_under<'m, P: Platform>(
     tables: &PageTable<'m, P>,

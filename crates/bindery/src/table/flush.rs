@@ -62,7 +62,7 @@ impl<P: Platform> PageTable<'_, P> {
         }
     }
 
-    /// Flushes `range` for whoever has locked the tables in `locks` and found one of them pending.
+    /// Flushes `range` for a caller that has locked the tables in `locks` and found one of them pending.
     /// The marks of `own`, the caller's gather, are its own affair.
     #[cold]
     pub(crate) fn honour_pending(
@@ -123,7 +123,7 @@ impl<P: Platform> PageTable<'_, P> {
         self.memory.free_after_readers(Batch::of(tables));
     }
 
-    /// Gives back what stands in the detached tables, after the flush.
+    /// Frees the pages of the detached tables, after the flush.
     pub(crate) fn drop_contents(&self, gather: &mut Gather) {
         debug_assert!(!gather.is_stale(), "given back before it was flushed");
         if gather.detached.is_none() && gather.unscanned.is_none() {

@@ -101,7 +101,7 @@ pub(crate) trait LockTree {
     fn mark_stray(&self, table: Frame);
     /// Takes that mark back. Called with its lock held.
     fn clear_stray(&self, table: Frame);
-    /// Whether a guard marker may stand in the table. Asked with its lock held.
+    /// Whether the table may have a guard marker. Asked with its lock held.
     fn has_guards(&self, _table: Frame) -> bool {
         false
     }
@@ -127,7 +127,7 @@ pub(crate) trait LockTree {
 /// Whether no flush is outstanding for an entry of `table` that was just read as empty, without a
 /// lock and with acquire. Called inside the read section of that load.
 ///
-/// Whoever cleared the entry did so by a release store with the lock held. So the caller sees the
+/// The thread that cleared the entry did so by a release store with the lock held. So the caller sees the
 /// lock held; or released, and then the flush is over or the count is above zero.
 #[inline]
 pub(crate) fn has_no_pending_flush<T: LockTree>(tree: &T, table: Frame) -> bool {

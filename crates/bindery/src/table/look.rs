@@ -19,7 +19,7 @@ use super::{PageTable, ReadSection, run};
 pub(crate) struct Looked {
     /// The entry without the contiguous bit: of a huge leaf and of nothing, the one entry that stands for it all.
     pub(crate) entry: Entry,
-    /// As it stands in memory.
+    /// As it is in memory.
     pub(crate) raw: Entry,
     pub(crate) node: Node,
     pub(crate) index: u32,
@@ -27,7 +27,7 @@ pub(crate) struct Looked {
     pub(crate) range: VirtRange,
 }
 
-/// What stands in a stretch of addresses.
+/// The entries of a stretch of addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Standing {
     /// Pages that are equal in all that their entries say; those that are mapped with no permission
@@ -115,7 +115,7 @@ impl<P: Platform> PageTable<'_, P> {
     /// Calls `f` for every stretch of `range` in which something stands, in rising order: once for
     /// a run of pages of one folio, a run of equal markers, or a page that is swapped out.
     ///
-    /// The tables are locked meanwhile, a few at a time, so what `f` is told is so, and folios
+    /// The tables are locked meanwhile, a few at a time, so what `f` receives is current, and folios
     /// stay. `f` takes no lock but those that may be taken inside. The caller keeps moves of tables
     /// out of the range.
     pub(crate) fn survey(&self, range: VirtRange, f: impl FnMut(&Stretch)) {

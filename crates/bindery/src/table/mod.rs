@@ -105,7 +105,7 @@ pub(crate) struct TreeState {
     pub(crate) moving: Moving,
 }
 
-/// One tree of tables: a handle, of which an address space has one and whoever comes through the
+/// One tree of tables: a handle, of which an address space has one and a walker of the
 /// reverse map makes another.
 pub(crate) struct PageTable<'m, P: Platform> {
     pub(crate) memory: &'m Memory<P>,
@@ -169,7 +169,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// The tree whose state this is.
     ///
     /// # Safety
-    /// 1. The handle is dropped before the address space is: whoever holds the lock of a list in
+    /// 1. The handle is dropped before the address space is: the holder of the lock of a list in
     ///    which a VMA of the address space stands knows that.
     pub(crate) unsafe fn from_state(memory: &'m Memory<P>, state: NonNull<TreeState>) -> Self {
         // SAFETY: the state lives (the caller's obligation).
@@ -254,7 +254,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     }
 
     /// Locks a table that was found for `addr`, if nothing has happened to it since: it is neither
-    /// detached nor moved, and no flush is pending. For whoever holds a VMA around `addr` for
+    /// detached nor moved, and no flush is pending. For a caller that holds a VMA around `addr` for
     /// reading, which keeps out the moves that carry the parent along.
     #[inline]
     pub(crate) fn try_lock_leaf_table(&self, addr: VirtAddr, found: &LeafTable) -> bool {
@@ -284,7 +284,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         self.meta(table).word.load(Ordering::Relaxed) as u32
     }
 
-    /// Notes that a guard marker may stand in the table, whose lock the caller holds, from now on.
+    /// Notes that the table, whose lock the caller holds, may have a guard marker from now on.
     pub(crate) fn note_guards(&self, table: Frame) {
         let state = &self.meta(table).state;
         if state.load(Ordering::Relaxed) & meta::GUARDS == 0 {

@@ -36,7 +36,7 @@ impl<P: Platform> PageTable<'_, P> {
     /// As `zap`, but some things stay. One invalidation for each chunk of tables without exceptions,
     /// and for each stretch between two exceptions.
     ///
-    /// Whether a guard stands in a table is asked under that table's lock: the flag of the VMA
+    /// Whether a table has a guard is asked under that table's lock: the flag of the VMA
     /// ([`crate::space::MappingFlags::MAYBE_GUARDS`]) may come after the caller has looked.
     pub(crate) fn zap_sparing(
         &self,

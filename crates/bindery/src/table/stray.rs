@@ -12,19 +12,19 @@ use super::locking::{LockTree, Node};
 pub(crate) enum Keep {
     /// All of them, whatever they hold.
     Nothing,
-    /// Not if a guard marker may stand in one.
+    /// Not if one may have a guard marker.
     Guards,
 }
 
 /// Marks the tables of `node` and below as stray, unless one of them
 /// has to be kept: then none is marked, and `false` is returned. The subtree still hangs in the tree,
-/// so whoever meets the mark descends to it again, as one who waits for a lock, until the caller, who
+/// so a thread that meets the mark descends to it again, like a waiter for a lock, until the caller, who
 /// holds the parent, has cleared the entry or the mark.
 ///
 /// The mark comes before the entry is cleared, so that a guard is never lost:
 /// 1. CPU A, truncating, clears the entry that names table X, in which no guard stands;
 /// 2. CPU B locks X, which it had found before, puts a guard into it, and returns;
-/// 3. CPU A marks X stray, and drops what stands in it.
+/// 3. CPU A marks X stray, and drops its entries.
 pub(crate) fn try_mark_stray<T: LockTree>(tree: &T, node: Node, keep: Keep) -> bool {
     if keep == Keep::Nothing {
         return true;

@@ -112,8 +112,8 @@ impl<P: Platform> PageTable<'_, P> {
     /// Detaches the table of `run`, in which at most `mapped` was mapped; it is freed when the
     /// gather is finished. With `held`, tables at that level and above are locked by the caller, and
     /// all are marked. Otherwise the table of the run alone is, and those below it are later, when no
-    /// lock is held any more but before what stands in them is dropped: whoever locks one of them
-    /// until then finds that it does not stand in the tree, and whoever has it locked is waited for.
+    /// lock is held any more but before their entries are dropped: a thread that locks one of them
+    /// until then finds that it is not in the tree, and the present holder of a lock is waited for.
     pub(super) fn detach(
         &self,
         run: &Run,
@@ -318,7 +318,7 @@ pub(super) fn drop_suspended<P: Platform>(
     }
 }
 
-/// Whether the leaves to be dropped have lost their valid bit and stand in a table that stays.
+/// Whether the leaves to be dropped have lost their valid bit and are in a table that stays.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Suspended {
     Yes,
@@ -532,7 +532,7 @@ pub(crate) fn gather_table<P: Platform>(memory: &Memory<P>, gather: &mut Gather,
     gather.detached = Some(table);
 }
 
-/// Drops all that stands in a detached table but the tables below it, after the flush. Readers may
+/// Drops all entries of a detached table but those of tables, after the flush. Readers may
 /// still see the entries, and know that they are only hints. The entry count tells when the rest is
 /// empty.
 pub(crate) fn drop_contents<P: Platform>(

@@ -149,7 +149,7 @@ pub(crate) struct Gather {
     marks: ArrayVec<Frame, MARKS>,
     /// Detached tables above level 1, of which what hangs in them is not on the next list yet.
     pub(crate) unscanned: Option<Frame>,
-    /// Detached tables, linked through their metadata; what stands in them still counts as mapped.
+    /// Detached tables, linked through their metadata; their entries still count as mapped.
     pub(crate) detached: Option<Frame>,
     /// Detached tables of which nothing counts as mapped any more: readers may still be there.
     pub(crate) emptied: DetachedTables,

@@ -119,7 +119,7 @@ bitflags! {
         const DROPPABLE = 1 << 22;
         /// There may be guard pages in it (`MADV_GUARD_INSTALL`, `gu`).
         const MAYBE_GUARDS = 1 << 23;
-        /// All its pages count as resident, whoever asks: it maps a file of somebody else's
+        /// All its pages count as resident for every caller: it maps a file of somebody else's
         /// ([`crate::FileAccess::OWNER`]).
         const HIDES_RESIDENCE = 1 << 24;
         /// Pages with the same contents may be one (`MADV_MERGEABLE`, `mg`).
@@ -345,7 +345,7 @@ impl Vma {
         self.group_pointer().map(|group| unsafe { group.as_ref() })
     }
 
-    /// Changes to whom the anonymous pages belong. The VMA stands in no anon group's list.
+    /// Changes to whom the anonymous pages belong. The VMA is in no anon group's list.
     pub(crate) fn set_group(&self, group: Option<NonNull<AnonGroup>>) {
         self.group.store(raw(group), Ordering::Release);
     }

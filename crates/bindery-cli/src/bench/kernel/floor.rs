@@ -5,7 +5,7 @@
 //!   is invalidated, unless the MMU may remember that nothing was there (RISC-V).
 //! - Protect: entries are written once; those in contiguous runs twice, since architectures demand
 //!   that a block is broken first. One invalidation an area.
-//! - Unmap: entries are cleared once, for whoever walks the tables in software; one invalidation for
+//! - Unmap: entries are cleared once, for walkers of the tables in software; one invalidation for
 //!   all areas. That tables leave with them is housekeeping, and not counted.
 
 use bindery::Pieces;

@@ -63,7 +63,7 @@ pub struct Longest {
     pub grace_periods: u64,
     /// Tables that wait for readers when the call returns, a frame each, if one stays in its section.
     pub tables_deferred: u64,
-    /// Records of mappings and the like that do, at most 512 bytes each.
+    /// Records of mappings, anon groups and areas that do, at most 512 bytes each.
     pub records_deferred: u64,
 }
 

@@ -37,7 +37,7 @@ impl<'m, A: Walk> Fixture<'m, A> {
             FileAction::Open { name, file, access } => {
                 let (file, shown) = self.file(index, file)?;
                 let call = format!("open({name:?}, {shown}, {})", name_of(FILE_ACCESSES, access));
-                // Whoever runs a script owns what it makes.
+                // The user of a script owns what it makes.
                 let access = *access | FileAccess::OWNER;
                 let opened = file.map(|file| Open { access, ..file });
                 Ok((call, self.opened(index, name, opened.ok_or(Errno::EBADF), line)))

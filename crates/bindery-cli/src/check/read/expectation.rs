@@ -58,7 +58,7 @@ impl Reader<'_> {
     }
 }
 
-/// What stands in `expect …`, without its wrappings.
+/// The argument of `expect …`, without its wrappings.
 fn innermost(pair: Pair<'_, Rule>) -> Option<Pair<'_, Rule>> {
     let inner = pair.into_inner().next()?;
     if inner.as_rule() == Rule::outcome { inner.into_inner().next() } else { Some(inner) }

@@ -231,7 +231,7 @@ fn sync_of_a_clean_file_looks_at_no_page() {
 fn pages_in_consecutive_frames_are_counted_once() {
     let pages = 1 << 14;
     let (machine, memory) = plain(256 * MIB, 0);
-    // All memory, given back from the highest frame to the lowest: so folios of one page stand in
+    // All memory, given back from the highest frame to the lowest: so folios of one page are in
     // consecutive frames.
     let mut all = Vec::new();
     while let Some(frames) = memory.allocate_frames(10) {

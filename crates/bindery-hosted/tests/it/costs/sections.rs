@@ -218,7 +218,7 @@ const ACCESS: FileAccess = FileAccess::READ.union(FileAccess::WRITE);
 #[test]
 fn asking_what_of_an_object_is_in_memory_asks_for_each_page_once() {
     let (_, memory) = measured::<X86>(320 * MIB);
-    // Take all memory and give it back from the highest to the lowest, so that pages stand in
+    // Take all memory and give it back from the highest to the lowest, so that pages are in
     // frames that follow each other, in a folio each.
     let mut all = Vec::new();
     while let Some(frames) = memory.allocate_frames(10) {

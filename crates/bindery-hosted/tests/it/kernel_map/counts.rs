@@ -200,7 +200,7 @@ fn gibibyte<A: Walk>() {
     let map = map(&memory);
     let from = PhysAddr(16 * GIB);
     let (at, cost) = cost(&map, || map.ioremap(from, GIB, MemoryType::Uncached).unwrap());
-    // Three levels: the root is copied by others, so that no leaf may stand in it.
+    // Three levels: the root is copied by others, so that it may have no leaf.
     let (leaves, size) = if A::LEVELS > 3 { (1, GIB) } else { (512, 2 * MIB) };
     assert_eq!(cost.entries_written, leaves + cost.tables_allocated);
     assert_eq!(pieces(&map, pages(at, GIB / PAGE_SIZE))[0].size, size);

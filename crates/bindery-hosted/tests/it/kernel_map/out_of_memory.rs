@@ -31,7 +31,7 @@ type Map<'m, A> = KernelMap<'m, Machine<A>>;
 
 /// A call that needs memory.
 struct Case<A: Walk> {
-    /// What is there before. Gives the address that the call is about.
+    /// Makes the areas before the call. Gives the address that the call is about.
     set_up: fn(&Map<'_, A>) -> VirtAddr,
     call: fn(&Map<'_, A>, VirtAddr) -> Result<VirtAddr, KernelMapError>,
     /// Pages at the address that hold something, before and after.

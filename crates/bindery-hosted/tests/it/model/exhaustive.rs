@@ -132,7 +132,7 @@ enum Start {
     Nothing,
     /// A writable mapping of which some pages were written.
     Written,
-    /// One that begins in the middle of a table, so that folios of two sizes stand in it.
+    /// One that begins in the middle of a table, so that it has folios of two sizes.
     Uneven,
 }
 

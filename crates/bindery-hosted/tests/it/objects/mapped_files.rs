@@ -248,7 +248,7 @@ fn saved_after_a_pin<A: Walk>() {
         drop(pin(1, Access::Read));
         file.sync(0, 2 * PAGE).unwrap();
         assert_eq!(files.counts().writes, writes);
-        // The file is there until what was written is saved, whoever has let go of it.
+        // The file is there until what was written is saved, even without holders.
         let pinned = pin(1, Access::Write);
         file.sync(0, 2 * PAGE).unwrap();
         drop((space, file));

@@ -25,7 +25,7 @@ fn files_together_have_what_the_quota_allows_and_give_it_back() {
     let (machine, memory) = strict::<Arch>(32 * MIB);
     let (first, second) = (file(&memory, &quota), file(&memory, &quota));
     assert_eq!(first.write(0, &[1; 5 * PAGE as usize]), Ok(5 * PAGE as usize));
-    // As much as fits; whoever asks again is told.
+    // As much as fits; the next call gets the error.
     assert_eq!(second.write(0, &[2; 5 * PAGE as usize]), Ok(3 * PAGE as usize));
     assert_eq!(second.write(3 * PAGE, &[2; 1]), Err(Error::NoSpace));
     assert_eq!((quota.used(), second.size()), (8, 3 * PAGE));

@@ -1,4 +1,4 @@
-//! Operations of an address space, and what happens to objects at the same moment: whoever comes through
+//! Operations of an address space, and what happens to objects at the same moment: a walker of
 //! the reverse map finds every entry, and what it does not find is in no TLB.
 //!
 //! `BINDERY_DEEPER` makes each race twenty times as long.

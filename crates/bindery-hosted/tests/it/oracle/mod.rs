@@ -6,7 +6,7 @@
 //! `ORACLE_SEQUENCES` (or `PROPTEST_CASES`) sets the number of sequences. They begin with the seed
 //! in `ORACLE_SEED`, a fixed one by default; with `random`, each run has others. The seed is
 //! printed. Differences are simplified, and printed as the operations that show them; those that
-//! were found once stand in `oracle/regressions.rs`. Those that are right are in
+//! were found once are in `oracle/regressions.rs`. Those that are right are in
 //! `oracle/differences.rs`.
 //!
 //! Linux must be 6.18 or newer, set to large folios for who asks and none in shared memory (as

@@ -55,7 +55,7 @@ operations! {
     Mprotect = mprotect(at: Address, length: Length, protection: Flags(PROTECTIONS));
     /// System call.
     Madvise = madvise(at: Address, length: Length, advice: OneOf(ADVICE));
-    /// System call; the ranges stand in [`Operation::ranges`], and are written to
+    /// System call; the ranges are in [`Operation::ranges`], and are written to
     /// [`super::place::SCRATCH`].
     ProcessMadvise = process_madvise_raw(process: Descriptor, advice: OneOf(ADVICE), flags: Number);
     /// System call.

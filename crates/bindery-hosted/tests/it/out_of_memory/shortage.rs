@@ -77,7 +77,7 @@ pub struct Case<A: Walk> {
     pub folios: Folios,
     pub set_up: fn(&Fixture<'_, '_, A>),
     pub operation: VerbOf<A>,
-    /// What is there before, and still when the operation has failed.
+    /// The mappings before the operation, which are still there when it has failed.
     pub before: Vec<Stretch>,
     /// What is there when it has succeeded, given the address that it told.
     pub after: fn(u64) -> Vec<Stretch>,
@@ -191,7 +191,7 @@ fn perform<'m, A: Walk>(
 fn rewrite<A: Walk>(case: &Case<A>, fixture: &Fixture<'_, '_, A>) {
     for stretch in &case.before {
         if let Stretch::Filled { at, pages, from } = *stretch {
-            assert_eq!(at, from, "what is there before stands where it was filled");
+            assert_eq!(at, from, "the mappings before are at the places that were filled");
             fixture.fill(at, pages);
         }
     }

@@ -258,7 +258,7 @@ fn files<A: Walk>() {
         assert_eq!((clean.kib("Private_Clean"), clean.kib("Pss_Dirty")), (clean.kib("Rss"), 0));
         program.store(VirtAddr(AT + PAGE), 1).unwrap();
         assert_eq!(area(&space, AT).kib("Private_Dirty"), 4);
-        // The file knows that the page is dirty, whoever maps it.
+        // The file knows that the page is dirty, for each of its mappings.
         program.load(VirtAddr(AT + MIB)).unwrap();
         let other = area(&space, AT + MIB);
         assert_eq!(other.kib("Shared_Dirty"), 4);

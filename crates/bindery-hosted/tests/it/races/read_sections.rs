@@ -1,4 +1,4 @@
-//! Whoever is in a read section waits for nobody whom a scheduler has to run.
+//! A thread in a read section waits for no thread that a scheduler has to run.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -28,7 +28,7 @@ thread_local! {
     static INSIDE: Cell<u32> = const { Cell::new(0) };
 }
 
-/// A spin lock for which everybody takes their time, so that others meet whoever wants it.
+/// A spin lock for which everybody takes their time, so that waiters meet.
 struct Slow(LockApi05<parking_lot::RawMutex>);
 
 // SAFETY: the lock inside is one.

@@ -117,7 +117,7 @@ const PAGES: u64 = 2048;
 const AREA: u64 = GIB;
 
 /// CPUs 1 to 3 each write and read their own 64 KiB stripes; the stripes between belong to CPU 0,
-/// which changes them in every way. All stand in the same four tables.
+/// which changes them in every way. All are in the same four tables.
 fn beside<A: Walk>() {
     on_four_cpus::<A>(|machine, memory, space| {
         let stripe = 64 * KIB;

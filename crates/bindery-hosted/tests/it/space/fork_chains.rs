@@ -180,7 +180,7 @@ fn children_that_live_keep_what_the_parent_does_not_map_any_more<A: Walk>() {
     for _ in 0..3 {
         space = next(space);
     }
-    // The elder sister of the generations to come has the first page for good.
+    // The elder sister of the generations to come keeps the first page.
     let sister = space.fork().unwrap();
     for _ in 0..30 {
         let child = space.fork().unwrap();

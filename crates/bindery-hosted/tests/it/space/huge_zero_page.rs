@@ -114,7 +114,7 @@ fn does_not_fit<A: Walk>() {
         small(fixture, AT + HUGE);
     });
     with_huge_zeroes::<A>(|fixture| {
-        // A page stands in the slot.
+        // The slot has a page.
         fixture.memory.folio_policy().set(9, bindery::SizeMode::Never);
         fixture.fill(AT, 1);
         use_order(fixture.memory, 9);

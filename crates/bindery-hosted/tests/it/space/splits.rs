@@ -217,7 +217,7 @@ fn four_blocks<A: Walk>(scenario: impl FnOnce(&Fixture<'_, '_, A>)) {
     });
 }
 
-/// Which of the pages stand in a contiguous run.
+/// Which of the pages are in a contiguous run.
 fn blocked<A: Walk>(fixture: &Fixture<'_, '_, A>, at: u64, pages: u64) -> Vec<u64> {
     let contiguous = |page: &u64| {
         let found = fixture.space.inspect(VirtAddr(at + page * PAGE));
@@ -321,7 +321,7 @@ fn written_blocks<A: Walk>(scenario: impl Fn(&Fixture<'_, '_, A>)) {
             scenario(fixture);
         });
     }
-    assert!(elsewhere > 32, "the record stands in another entry, mostly: {elsewhere} of 64");
+    assert!(elsewhere > 32, "the record is in another entry, mostly: {elsewhere} of 64");
 }
 
 /// Whether those four pages are dirty, the last of them at `at + 63 * PAGE`.

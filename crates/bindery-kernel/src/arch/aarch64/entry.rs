@@ -60,7 +60,7 @@ global_asm!(
 
     // A fault on a stack that has run over would only fault again: first the MMU is asked whether
     // there is a place right below the stack pointer, which may be the stack's end, and further
-    // down. SP_EL0 is free meanwhile, a program's stands in its registers; PAR_EL1 is nobody's.
+    // down. SP_EL0 is free meanwhile, a program's is saved in its registers; PAR_EL1 is nobody's.
     .macro  from_kernel number
     .balign 128
     msr     sp_el0, x0
@@ -114,7 +114,7 @@ vectors:
     from_kernel_behind \number
     .endr
 
-    // Whoever ran over its stack dies on another one, which the CPUs share.
+    // A thread that ran over its stack dies on another one, which the CPUs share.
 run_over:
     mov     x0, sp
     adrp    x1, {last_stack}
@@ -216,7 +216,7 @@ impl Registers {
         self.general[0] = value as u64;
     }
 
-    /// The result as it stands.
+    /// The result, unchanged.
     #[inline]
     pub fn result(&self) -> i64 {
         self.general[0] as i64

@@ -15,7 +15,7 @@ use super::{Registers, control, interrupts, user_copy};
 
 /// Where an exception in the kernel ends that has no place on the stack.
 pub(super) extern "C" fn has_run_over(stack_pointer: u64) -> ! {
-    // The pointer stands in the guard page, or right above where nothing fits any more.
+    // The pointer is in the guard page, or right above where nothing fits any more.
     scheduler::check_stack(stack_pointer);
     scheduler::check_stack(stack_pointer - (size_of::<Registers>() + 16) as u64);
     panic!(

@@ -18,7 +18,7 @@ use super::{USER_END, context, cpu_features, exceptions, user_copy};
 pub(super) const KERNEL_STACK: usize = 0;
 pub(super) const USER_STACK: usize = 8;
 
-/// Stands in the place of the vector after the `syscall` instruction.
+/// Takes the place of the vector after the `syscall` instruction.
 const SYSTEM_CALL: u64 = 256;
 
 /// Bytes from one exception's entry to the next.

@@ -88,7 +88,7 @@ struct Summary {
     newest: u64,
 }
 
-/// How nodes of type `T` stand in one kind of tree.
+/// How nodes of type `T` are linked in one kind of tree.
 pub(crate) trait Member<T> {
     /// The node's links in such a tree, always the same.
     fn links(node: &T) -> &Links<T>;
@@ -120,7 +120,7 @@ impl Asked {
     pub(crate) const ALL: Self = Self { first: 0, last: u64::MAX, since: 0, behind: None };
 }
 
-/// Intervals by index. Whoever has the tree has a lock for it, too: methods that change the tree
+/// Intervals by index. The owner of the tree has a lock for it, too: methods that change the tree
 /// are called with it held alone, all others with it held together with others or alone. What they
 /// return stays in the tree as long as the lock is held.
 pub(crate) struct IntervalTree<T, M> {
@@ -220,7 +220,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         let behind = |node: &T| asked.behind.is_none_or(|place| Self::place(node) > place);
         let mut at = self.node(&self.root).filter(may_hold)?;
         loop {
-            // What stands in front of a node that is not behind the place, is not either.
+            // If a node is not behind the place, no node in front of it is.
             while behind(at)
                 && let Some(front) = self.child(at, FRONT).filter(may_hold)
             {
@@ -331,7 +331,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
             self.mend(parent);
             return;
         };
-        // The next in the order takes the node's place; nothing stands in front of it.
+        // The next in the order takes the node's place; it has no left child.
         let mut next = behind;
         while let Some(front) = self.child(next, FRONT) {
             next = front;
@@ -362,8 +362,8 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         }
     }
 
-    /// Measures `node`, after a rotation where one of its subtrees is higher by two. Returns what
-    /// stands in its place.
+    /// Measures `node`, after a rotation where one of its subtrees is higher by two. Returns the
+    /// node in its place.
     fn balance<'a>(&'a self, node: &'a T) -> &'a T {
         let (front, behind) = (self.height(node, FRONT), self.height(node, BEHIND));
         if front.abs_diff(behind) > 1 {

@@ -143,7 +143,7 @@ impl<T> Links<T> {
     }
 }
 
-/// What can stand in an [`Index`]: a range of addresses with links.
+/// A member of an [`Index`]: a range of addresses with links.
 pub(crate) trait Indexed: Sized {
     /// The links inside this node, always the same.
     fn links(&self) -> &Links<Self>;
@@ -156,7 +156,7 @@ pub(crate) trait Indexed: Sized {
 /// Where a search stands: on a node, or with `None` on the head, in front of the first.
 type LinkTarget<T> = Option<NonNull<T>>;
 
-/// Where a node stands in an [`Index`]; right until any node is inserted or removed.
+/// The place of a node in an [`Index`]; right until any node is inserted or removed.
 pub(crate) struct Spot<T> {
     /// On each level, the place whose link leads to the node or across it.
     path: [LinkTarget<T>; HEIGHT],

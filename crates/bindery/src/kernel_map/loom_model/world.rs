@@ -108,7 +108,7 @@ pub(super) struct Area {
 /// What a TLB remembers, as long as nobody makes it forget: all that it ever walked through.
 #[derive(Default)]
 pub(super) struct Tlb {
-    /// Leaves as they stand in memory.
+    /// Leaves as they are in memory.
     pub(super) leaves: Vec<(VirtRange, Entry)>,
     /// Tables of level 1.
     pub(super) tables: Vec<(VirtRange, Frame)>,

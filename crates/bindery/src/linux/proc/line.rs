@@ -93,7 +93,7 @@ impl Columns {
 
     fn as_str(&self) -> &str {
         let written = &self.bytes[..self.length];
-        // SAFETY: 1. The bytes up to `length` are written: whoever takes them from `extend` does so.
+        // SAFETY: 1. The bytes up to `length` are written: the callers of `extend` do so.
         // 2. They are whole texts, spaces and digits, one behind the other, so they are UTF-8. Looking
         // again would cost a tenth of a listing.
         unsafe {

@@ -52,7 +52,7 @@ impl PhysicalAddresses {
 /// address divided by 4,096) on, and returns for how many: fewer than asked for only at the end of
 /// user space, where the file ends. Pages in no mapping read as zero.
 ///
-/// Context: may sleep. Complexity: in the words that are filled; what stands in the page table is
+/// Context: may sleep. Complexity: in the words that are filled; the page table is
 /// read in runs. The address space's mutex is held for 512 pages at a time.
 pub fn pagemap<P: Platform>(
     space: &AddressSpace<'_, P>,
@@ -83,7 +83,7 @@ pub fn pagemap<P: Platform>(
     count
 }
 
-/// No more than what one table of level 1 stands for is told with the mutex held.
+/// The mutex is held for one table of level 1 at most.
 fn next_table<A: Arch>(at: VirtAddr) -> VirtAddr {
     VirtAddr((at.0 | (arch::table_span::<A>(1) - 1)).saturating_add(1))
 }
@@ -95,7 +95,7 @@ fn fill_gap(words: &mut [u64], pages: u64) -> usize {
     count
 }
 
-/// A part of a mapping that is told.
+/// A part of a mapping to report.
 struct Told<'a, 'm, P: Platform> {
     space: &'a AddressSpace<'m, P>,
     vma: &'a Vma,

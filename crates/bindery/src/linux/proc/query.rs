@@ -34,7 +34,7 @@ const PERMISSIONS: [(Flags, MappingFlags); 4] = [
 /// All flags of a query.
 const KNOWN: u64 = 0x3f;
 
-/// The structure as it stands in memory: whichever fields the caller's has, the others zero.
+/// The structure as it is in memory: whichever fields the caller's has, the others zero.
 struct Fields([u8; SIZE]);
 
 impl Fields {
@@ -196,7 +196,7 @@ fn find<P: Platform>(space: &AddressSpace<'_, P>, address: VirtAddr, flags: u64)
     }
 }
 
-/// Fills in what is told of a mapping, but for its name.
+/// Fills in the fields of a mapping, but for its name.
 fn tell(found: &Shown, naming: &dyn Naming, fields: &mut Fields) {
     let (mapping, file) = (&found.mapping, found.file(naming));
     let mut flags = 0;

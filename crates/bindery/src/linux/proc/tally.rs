@@ -54,7 +54,7 @@ enum Saved {
 }
 
 impl Tally {
-    /// Adds what stands in `range`, a part of the mapping.
+    /// Adds the entries of `range`, a part of the mapping.
     pub(super) fn add<P: Platform>(
         &mut self,
         _mm: &MmapLocked,
@@ -121,7 +121,7 @@ impl Tally {
                 OwnerKind::SharedMemory => self.part_memory += part,
             }
             if owner == OwnerKind::File && !attributes.dirty {
-                // The file knows which of its pages were written, whoever mapped them then.
+                // The file knows which of its pages were written, through any mapping.
                 let at = stretch.range.start().offset(shared.first << PAGE_SHIFT);
                 let dirty = dirty_pages(space, vma, at, shared.pages);
                 self.add_saved(&shared, dirty, Saved::Dirty);

@@ -69,7 +69,7 @@ struct Making(());
 /// at once. A spin lock is held at most for a look at all slots.
 ///
 /// It outlives the address spaces that map its segments. Dropping it drops the remaining segments.
-/// An embedder that keeps it for good calls [`Segments::clear`] at the end.
+/// An embedder that never drops it calls [`Segments::clear`] at the end.
 pub struct Segments<'m, P: Platform> {
     memory: &'m Memory<P>,
     clock: IpcClock,

@@ -99,7 +99,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// The sizes of folios, one bit for each order, that would fit around `page`: into the VMA,
     /// into one table, and where nothing seems to stand. `None` if something stands at `page`.
-    /// Looks without locks, so whoever acts on it looks again.
+    /// Looks without locks, so a caller that acts on it looks again.
     pub(super) fn vacant_orders(&self, vma: &Vma, page: VirtAddr, access: Access) -> Option<u16> {
         let mut counts = Counts::default();
         let section = ReadSection::enter(self.platform());
@@ -243,7 +243,7 @@ fn map_folio_locked<'m, P: Platform>(
     if vacant != count {
         return Ok(Step::Again);
     }
-    // Whoever splits a huge leaf later must not fail.
+    // A later split of a huge leaf must not fail.
     let deposit = if level > 1 { Some(pool.take(1, &mut cursor.counts)?) } else { None };
     let entry = P::Arch::leaf(folio.head, level, written_attributes(vma.flags()));
     tables.memory.frames.first_map(folio, folio.pages());

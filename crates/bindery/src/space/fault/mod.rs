@@ -344,7 +344,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// New entries are written: the walkers may see them now. Where the MMU may remember that
-    /// there was nothing, this CPU is told at once; others fault once more.
+    /// there was nothing, this CPU flushes at once; others fault once more.
     fn published(&self, range: VirtRange) {
         self.platform().publish_entries();
         if P::Arch::INVALID_MAY_BE_CACHED {

@@ -60,7 +60,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 return Ok(Step::Again);
             }
             let table = cursor.table_at(range.start(), 2, pool)?;
-            // Whoever splits the leaf later must not fail.
+            // A later split of the leaf must not fail.
             let deposit = pool.take(1, &mut cursor.counts)?;
             let index = arch::index_of::<P::Arch>(range.start(), 2);
             let leaf = P::Arch::leaf(frame, 2, read_attributes(vma.flags()));

@@ -270,7 +270,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
 /// A move of a whole VMA between its neighbours.
 struct Slide<'a> {
-    /// Where the VMA stands in the index, before and after.
+    /// The VMA's spot in the index, before and after.
     spot: &'a Spot<Vma>,
     /// Where the neighbour in front ends and the one behind begins.
     floor: u64,

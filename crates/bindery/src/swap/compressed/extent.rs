@@ -22,7 +22,7 @@ const LENGTH: u32 = 44;
 const END: u32 = 57;
 
 /// A stored page, as the owner of its swap slot names it. Not zero, so that a word may hold one or
-/// none. Whoever passes it to another thread releases it, and the other acquires it.
+/// none. A thread that passes it on releases it, and the other acquires it.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Handle(NonZeroU64);
 

@@ -50,7 +50,7 @@ impl Workspace {
     /// # Safety
     /// As of [`bytes::read`], of the frame `page`.
     pub(super) unsafe fn compress<P: Platform>(&mut self, platform: &P, page: Frame) -> &[u8] {
-        // The copy stays as it is, whoever writes to the page meanwhile.
+        // The copy stays as it is, even if the page is written meanwhile.
         // SAFETY: 1. and 2. the caller's.
         unsafe { bytes::read(platform, page, 0, &mut self.page) };
         let length = compress_into_with_table(&self.page, &mut self.output, &mut self.table);

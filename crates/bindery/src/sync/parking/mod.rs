@@ -54,7 +54,7 @@ pub(crate) fn park_while<W: Word<u32>>(
         return;
     }
     let marked = state | bit;
-    // Relaxed: whoever is let in by the change acquires with its next look.
+    // Relaxed: a thread that the change lets in acquires with its next look.
     if state == marked || word.exchange(state, marked, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     {
         parking.park(word, marked);

@@ -238,7 +238,7 @@ impl Cpu {
         });
     }
 
-    /// Drops what stands in the tables, waits for readers, and frees.
+    /// Drops the entries of the tables, waits for readers, and frees.
     pub(super) fn finish(&self, gathered: Vec<Frame>) {
         for frame in &gathered {
             let left = self.table(*frame).inside(|inside| inside.live);

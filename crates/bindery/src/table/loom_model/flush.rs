@@ -30,7 +30,7 @@ impl Cpu {
         assert!(!allows, "a TLB still allows what the call has revoked");
     }
 
-    /// Takes the permission to write page `number`: as `mprotect`, and as whoever saves a file, with
+    /// Takes the permission to write page `number`: as `mprotect`, and as a call that saves a file, with
     /// the flush behind the lock. `rest` is what the call has still to do, elsewhere, before it.
     fn narrow_and(&self, number: u64, rest: impl FnOnce()) {
         let (omit, mut marked) = (self.world.omit, None);

@@ -41,7 +41,7 @@ impl<P: Platform> Drop for Pair<'_, '_, '_, P> {
 }
 
 impl<P: Platform> Pair<'_, '_, '_, P> {
-    /// What stands in the source at `at`; a huge leaf or its like is yielded if it ends at `end` or
+    /// The entry of the source at `at`; a huge leaf, or a huge absent entry, is yielded if it ends at `end` or
     /// before, and else split.
     fn source(&mut self, at: u64, end: u64) -> SourceLeaves {
         let base = at & !(arch::table_span::<P::Arch>(self.level) - 1);
@@ -433,7 +433,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     }
 }
 
-/// What stands in the source of a move.
+/// An entry of the source of a move.
 enum SourceLeaves {
     /// A table of the level that moves.
     Table(Frame),

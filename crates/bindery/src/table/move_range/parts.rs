@@ -28,7 +28,7 @@ impl Moving {
         Self { start: AtomicU64::new(0), end: AtomicU64::new(0) }
     }
 
-    /// The source, if a move is under way. Asked by whoever has locked a table and found a mark of
+    /// The source, if a move is under way. Asked by a caller that has locked a table and found a mark of
     /// the move there: that comes after `begin`. If it comes after `end` too, so does it after the
     /// flush, and whatever is returned will do.
     pub(crate) fn source(&self) -> Option<VirtRange> {

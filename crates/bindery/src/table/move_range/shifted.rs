@@ -16,7 +16,7 @@ const MOST_PAGES: usize = 16;
 impl<P: Platform> Pair<'_, '_, '_, P> {
     /// Moves contiguous runs, the pages that become one, or entries up to where the next may begin,
     /// where source and target are not congruent modulo the contiguous run; returns how many entries that
-    /// was. (Pages that would make a contiguous run but stand in two source tables stay single: one contiguous run in
+    /// was. (Pages that would make a contiguous run but are in two source tables stay single: one contiguous run in
     /// 2 MiB.)
     pub(super) fn move_shifted(
         &mut self,

@@ -1,4 +1,4 @@
-//! A kernel that does what it is told, and how the model follows.
+//! A kernel that makes the generated calls, and how the model follows.
 
 use bindery::addr::{Frame, PAGE_SIZE, PhysAddr, VirtAddr};
 use bindery::arch::{MemoryType, Permissions};
@@ -134,7 +134,7 @@ impl<'k, 'm, A: Walk> Kernel<'k, 'm, A> {
         }
     }
 
-    /// What must be refused for whoever asks.
+    /// What must be refused for every caller.
     fn expected(&self, pages: u64, permissions: Permissions) -> Option<KernelMapError> {
         if permissions.is_empty() || permissions.contains(Permissions::USER) {
             Some(KernelMapError::BadPermissions)

@@ -179,8 +179,8 @@ fn write<A: Walk>(machine: &Machine<A>, map: &KernelMap<'_, Machine<A>>, shared:
     }
 }
 
-/// Looks at everything again and again. What stays is always there, whole; nothing else is told
-/// that cannot be.
+/// Looks at everything again and again. What stays is always there, whole; nothing impossible is
+/// reported.
 fn dump<A: Walk>(
     machine: &Machine<A>,
     map: &KernelMap<'_, Machine<A>>,

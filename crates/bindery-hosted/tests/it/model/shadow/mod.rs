@@ -183,7 +183,7 @@ pub fn frame_of(inspection: Inspection) -> Option<Frame> {
     }
 }
 
-/// What stands in memory for a page, seen past the MMU.
+/// The contents of a page in memory, read past the MMU.
 pub fn look<A: Walk>(
     machine: &Machine<A>,
     space: &AddressSpace<'_, Machine<A>>,

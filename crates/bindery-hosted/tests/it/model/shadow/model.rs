@@ -1,4 +1,4 @@
-//! The reference model: a sorted list of areas, and for each page that was written what stands in
+//! The reference model: a sorted list of areas, and for each page that was written the contents of
 //! its first and last word. No tables, no folios, no TLB.
 
 use std::collections::BTreeMap;

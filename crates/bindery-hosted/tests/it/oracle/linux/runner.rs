@@ -36,8 +36,8 @@ pub struct Runner<'a> {
     pub other: Option<Other>,
 }
 
-/// How the other process is reached. They take turns: who tells the other to act waits until it
-/// is told so itself.
+/// How the other process is reached. They take turns: one wakes the other, and waits until the
+/// other wakes it.
 pub struct Other {
     hear: i32,
     tell: i32,

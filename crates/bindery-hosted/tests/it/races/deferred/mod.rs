@@ -227,7 +227,7 @@ fn who_waits_at_the_limit_of_a_truncation_holds_no_gate_of_the_object() {
     let (answer, answered) = channel();
     memory.platform().before_waiting(move || {
         ask.send(()).unwrap();
-        // It would never come if whoever waits for readers held a lock of the object.
+        // It would never come if the thread that waits for readers held a lock of the object.
         answered.recv().expect("an answer");
     });
     thread::scope(|scope| {

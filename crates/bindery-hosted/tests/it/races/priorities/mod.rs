@@ -1,5 +1,5 @@
 //! One CPU and strict priorities: of the threads that are ready, only the one with the highest priority
-//! runs. Whoever waits for another thread sleeps, so that it may run: else all of them stand still.
+//! runs. A thread that waits for another sleeps, so that the other may run: else none makes progress.
 
 mod scheduler;
 

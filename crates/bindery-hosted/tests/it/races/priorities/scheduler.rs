@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use bindery::sync::{LockApi05, RawLock};
 
-/// Rounds that a thread may spin while nobody else runs: whoever it waits for never will.
+/// Rounds that a thread may spin while nobody else runs: the thread that it waits for never will.
 const SPINS: u64 = 10_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -126,7 +126,7 @@ impl Scheduler {
         inside.end.clone().unwrap()
     }
 
-    /// Lets the thread, which runs, change something, and whoever should run then. Comes back when
+    /// Lets the thread, which runs, change something, and the thread run that should run then. Comes back when
     /// that is the caller; never, where all is over before.
     fn change(&self, me: usize, change: impl FnOnce(&mut Inside)) {
         let mut inside = self.inside.lock().unwrap();

@@ -81,7 +81,7 @@ pub fn value(probe: Probe, round: u64) -> u64 {
     round << 32 | probe.at
 }
 
-/// The round of what is there before the child is made.
+/// The round of the writes before the child is made.
 pub const BEFORE: u64 = 0;
 
 /// The file's pages that probes are in.
