@@ -19,6 +19,15 @@ pub enum Overcommit {
 
 /// The committed memory of a machine: private writable mappings and shared memory, in base pages.
 ///
+/// ```
+/// use bindery::{Memory, Overcommit, Platform};
+///
+/// fn never_overcommit<P: Platform>(memory: &Memory<P>) {
+///     memory.commitment().set_limit(memory.total_frames() / 2);
+///     memory.commitment().set_mode(Overcommit::Never);
+/// }
+/// ```
+///
 /// # Context
 /// Context: any.
 #[derive(Debug)]

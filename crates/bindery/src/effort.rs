@@ -11,6 +11,14 @@ use crate::platform::Platform;
 /// To *collect* is to free frames that are unused but kept: by caches of the core
 /// ([`Memory::trim`]), for readers ([`Memory::drain_deferred`]), and by the embedder
 /// ([`Platform::collect_memory`]). They may complete a block. Nothing is moved.
+///
+/// ```
+/// use bindery::{LargeFolioEffort, Memory, Platform};
+///
+/// fn default<P: Platform>(memory: &Memory<P>) {
+///     memory.set_large_folio_effort(LargeFolioEffort::default());
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
 pub enum LargeFolioEffort {

@@ -7,6 +7,12 @@ use crate::arch::ProtectionKey;
 
 /// The reason for a refusal. A refused call has changed nothing, unless the operation's
 /// documentation says otherwise.
+///
+/// ```
+/// use bindery::{Errno, Error, Operation};
+///
+/// assert_eq!(Error::OutOfMemory.errno(Operation::Mmap), Errno::ENOMEM);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Error {
@@ -260,6 +266,19 @@ impl fmt::Display for Error {
 impl core::error::Error for Error {}
 
 /// The reason why a fault could not be resolved; the embedder turns it into a signal.
+///
+/// ```
+/// use bindery::FaultError;
+///
+/// fn signal(error: FaultError) -> &'static str {
+///     match error {
+///         FaultError::Bus => "SIGBUS",
+///         FaultError::OutOfMemory => "none: free memory, and repeat the fault",
+///         _ => "SIGSEGV",
+///     }
+/// }
+/// assert_eq!(signal(FaultError::NotMapped), "SIGSEGV");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum FaultError {

@@ -8,6 +8,15 @@ use crate::addr::{Frame, VirtAddr};
 use crate::arch::{Arch, Symptom};
 
 /// Counts of rare events so far ([`crate::Memory::events`]).
+///
+/// ```
+/// use bindery::{Memory, Platform};
+///
+/// fn in_use<P: Platform>(memory: &Memory<P>) -> u64 {
+///     let events = memory.events();
+///     events.frames_allocated - events.frames_freed
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Events {
     /// Frames that were allocated, for any use.

@@ -19,6 +19,14 @@ pub const MAX_CPUS: usize = 256;
 
 /// A set of CPUs, one bit each.
 ///
+/// ```
+/// use bindery::platform::{Cpu, CpuSet};
+///
+/// let mut cpus = CpuSet::default();
+/// cpus.insert(Cpu(3));
+/// assert!(cpus.contains(Cpu(3)) && cpus.iter().eq([Cpu(3)]));
+/// ```
+///
 /// # Context
 /// Context: any.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -66,6 +74,17 @@ impl CpuSet {
 }
 
 /// The translations of one address space that TLBs must forget.
+///
+/// ```
+/// use bindery::platform::{Invalidation, Tables};
+///
+/// /// The addresses to invalidate one by one; none where the whole TLB is cheaper.
+/// fn addresses(what: &Invalidation) -> impl Iterator<Item = u64> + use<> {
+///     let (start, end) = (what.range.start().0, what.range.end().0);
+///     let few = what.tables == Tables::Unchanged && (end - start) / what.stride <= 33;
+///     (start..if few { end } else { start }).step_by(what.stride as usize)
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Invalidation {
     /// The addresses whose translations have changed.

@@ -6,6 +6,15 @@ macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// Work done on an address space's page table. The difference between two readings is the
         /// cost of what happened in between.
+        ///
+        /// ```
+        /// use bindery::{AddressSpace, Platform};
+        ///
+        /// fn tables<P: Platform>(space: &AddressSpace<'_, P>) -> u64 {
+        ///     let counts = space.counts();
+        ///     counts.tables_allocated - counts.tables_freed
+        /// }
+        /// ```
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
         pub struct Counts {
             $($(#[$doc])* pub $name: u64,)*

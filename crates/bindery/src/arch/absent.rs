@@ -30,6 +30,13 @@ const OFFSET_SHIFT: u32 = 12;
 const OFFSET_BITS: u32 = 38;
 
 /// What an absent entry stands for.
+///
+/// ```
+/// use bindery::arch::{Absent, Marker, X86_64, absent};
+///
+/// let guard = absent::encode::<X86_64>(Absent::Marker(Marker::Guard));
+/// assert_eq!(absent::decode::<X86_64>(guard), Some(Absent::Marker(Marker::Guard)));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Absent {
     /// The page is in swap.

@@ -34,6 +34,14 @@ impl ProtectionKey {
 /// What a thread may not do with the memory of each key: two bits for each, from key 0 on. The lower
 /// bit forbids loads and stores (`PKEY_DISABLE_ACCESS`), the upper one stores
 /// (`PKEY_DISABLE_WRITE`). That is the format of x86-64's PKRU. Keys say nothing of fetches.
+///
+/// ```
+/// use bindery::arch::{KeyRights, ProtectionKey};
+///
+/// let key = ProtectionKey::new(3).expect("below 16");
+/// let rights = KeyRights::ALL.with(key, 2); // PKEY_DISABLE_WRITE
+/// assert!(rights.may_load(key) && !rights.may_store(key));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub struct KeyRights(pub u32);
 

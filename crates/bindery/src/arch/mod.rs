@@ -52,6 +52,13 @@ pub use x86_64::X86_64;
 
 bitflags! {
     /// The accesses that a leaf allows.
+    ///
+    /// ```
+    /// use bindery::arch::Permissions;
+    ///
+    /// let data = Permissions::READ | Permissions::WRITE;
+    /// assert!(!data.contains(Permissions::EXECUTE));
+    /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct Permissions: u8 {
         /// Loads. The other two imply them on architectures that cannot express less.

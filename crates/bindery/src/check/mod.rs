@@ -408,6 +408,20 @@ impl fmt::Display for Violation {
 impl core::error::Error for Violation {}
 
 /// What a successful audit has looked at.
+///
+/// ```
+/// use bindery::check::{Report, Violation, check, scratch_words};
+/// use bindery::{AddressSpace, Memory, Platform};
+///
+/// /// While nothing runs.
+/// fn audit<P: Platform>(
+///     memory: &Memory<P>,
+///     space: &AddressSpace<'_, P>,
+/// ) -> Result<Report, Violation> {
+///     let mut scratch = vec![0; scratch_words(memory)];
+///     check(memory, &[space], &mut scratch)
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Report {
     /// VMAs.

@@ -56,6 +56,14 @@ const LEAST_LIMIT: u64 = 256;
 const MOST_LIMIT: u64 = 16_384;
 
 /// Items that were unlinked and wait for readers, at one moment.
+///
+/// ```
+/// use bindery::{Memory, Platform};
+///
+/// fn waiting_tables<P: Platform>(memory: &Memory<P>) -> u64 {
+///     memory.deferred().tables
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Deferred {
     /// Page tables, one frame each.

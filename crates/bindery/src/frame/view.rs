@@ -53,6 +53,15 @@ impl FrameUse {
 }
 
 /// The use of one frame ([`crate::Memory::frame_view`]).
+///
+/// ```
+/// use bindery::addr::Frame;
+/// use bindery::{Memory, Platform};
+///
+/// fn is_of_a_folio<P: Platform>(memory: &Memory<P>, frame: Frame) -> bool {
+///     memory.frame_view(frame).usage.is_folio()
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameView {
     /// What it is used for.
@@ -75,6 +84,15 @@ pub struct FrameView {
 }
 
 /// The number of frames for each use ([`crate::Memory::frame_usage`]).
+///
+/// ```
+/// use bindery::{Memory, Platform};
+///
+/// fn user_pages<P: Platform>(memory: &Memory<P>) -> u64 {
+///     let usage = memory.frame_usage();
+///     usage.anonymous + usage.shared_memory + usage.file
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FrameUsage {
     /// Free frames.

@@ -124,6 +124,17 @@ pub use request::{
 /// its permissions allow. The core itself never touches mapped memory. Every area has an unmapped
 /// guard page behind it.
 ///
+/// ```
+/// use bindery::{KernelMap, KernelMapError, Platform, VmallocOptions};
+///
+/// fn scratch<P: Platform>(map: &KernelMap<'_, P>) -> Result<(), KernelMapError> {
+///     let at = map.vmalloc(64 << 10, &VmallocOptions::default())?;
+///     assert!(map.physical(at).is_some());
+///     // SAFETY: 1. made above; 2. and 3. nobody uses it.
+///     unsafe { map.vfree(at) }
+/// }
+/// ```
+///
 /// # What the embedder does
 ///
 /// | step | details |

@@ -44,6 +44,14 @@ pub enum UnmapTime {
 }
 
 /// How memory is allocated and mapped by [`super::KernelMap::vmalloc`].
+///
+/// ```
+/// use bindery::{Content, VmallocOptions};
+///
+/// let stack = VmallocOptions { align: 16 << 10, ..VmallocOptions::default() };
+/// let table = VmallocOptions { content: Content::Zeroes, ..VmallocOptions::huge() };
+/// assert_ne!(stack.pieces, table.pieces);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VmallocOptions {
     /// The alignment of the start: a power of two, at least a page.
@@ -84,6 +92,14 @@ impl VmallocOptions {
 }
 
 /// How frames are mapped by [`super::KernelMap::vmap`].
+///
+/// ```
+/// use bindery::VmapOptions;
+/// use bindery::arch::{MemoryType, Permissions};
+///
+/// let frame_buffer = VmapOptions { memory: MemoryType::WriteCombining, ..VmapOptions::default() };
+/// assert!(frame_buffer.permissions.contains(Permissions::WRITE));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VmapOptions {
     /// The allowed accesses, without [`Permissions::USER`].
@@ -129,6 +145,20 @@ pub struct KernelArea {
 }
 
 /// The use of a kernel address.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{KernelAddress, KernelMap, Platform};
+///
+/// /// For the message of a kernel that has faulted.
+/// fn cause<P: Platform>(map: &KernelMap<'_, P>, at: VirtAddr) -> &'static str {
+///     match map.explain(at) {
+///         KernelAddress::Guard { .. } => "ran over the end of an area",
+///         KernelAddress::Freed { .. } => "use after free",
+///         _ => "wild pointer",
+///     }
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum KernelAddress {
     /// Not in the map's arena.

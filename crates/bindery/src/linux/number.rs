@@ -3,6 +3,14 @@
 use crate::arch::Arch;
 
 /// The table of system-call numbers of a program.
+///
+/// ```
+/// use bindery::arch::{AArch64, X86_64};
+/// use bindery::linux::{Call, Numbers};
+///
+/// assert_eq!(Call::from_number(Numbers::of::<X86_64>(), 9), Some(Call::Mmap));
+/// assert_eq!(Call::Mmap.number(Numbers::of::<AArch64>()), 222);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Numbers {
     /// The table of x86-64.

@@ -28,6 +28,19 @@ pub(crate) use record::{Anchor, DEFERRED_KINDS, Opaque, Record, RecordKind};
 
 /// The machine's memory as Bindery manages it: frames, their metadata, the zero page, the folio
 /// policies. A system has one, and every [`crate::AddressSpace`] borrows it.
+///
+/// ```
+/// use bindery::{FrameRange, FramesError, Memory, Platform};
+///
+/// /// # Safety
+/// /// As of [`Memory::new`].
+/// unsafe fn start<P: Platform>(platform: P, free: FrameRange) -> Result<Memory<P>, FramesError> {
+///     // SAFETY: 1. and 2. the caller's obligations.
+///     let memory = unsafe { Memory::new(platform, &[free]) }?;
+///     assert!(memory.total_frames() < u64::from(free.count)); // the metadata takes some
+///     Ok(memory)
+/// }
+/// ```
 pub struct Memory<P: Platform> {
     pub(crate) platform: P,
     pub(crate) frames: Frames<P>,
@@ -477,6 +490,15 @@ impl<P: Platform> Memory<P> {
 }
 
 /// What a frame is to the address spaces that map it.
+///
+/// ```
+/// use bindery::addr::Frame;
+/// use bindery::{FrameKind, Memory, Platform};
+///
+/// fn is_zero_page<P: Platform>(memory: &Memory<P>, frame: Frame) -> bool {
+///     memory.frame_kind(frame) == FrameKind::Zero
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FrameKind {
     /// The zero page, or a page of the huge zero page.

@@ -110,6 +110,18 @@ pub(crate) const MAX_SIZE: u64 = i64::MAX as u64;
 ///
 /// All methods take `&self` and may be called from several CPUs at once. None may be called from
 /// interrupt context.
+///
+/// ```
+/// use bindery::{Accounting, Error, Memory, Platform, Sealing, Seals};
+///
+/// /// A memfd that stays as it is.
+/// fn constant<P: Platform>(memory: &Memory<P>, bytes: &[u8]) -> Result<u64, Error> {
+///     let object = memory.shared_memory(0, Sealing::Allowed, Accounting::PerPage)?;
+///     object.write(0, bytes)?;
+///     object.add_seals(Seals::WRITE | Seals::SHRINK | Seals::GROW | Seals::SEAL)?;
+///     Ok(object.size())
+/// }
+/// ```
 pub struct Object<'m, P: Platform> {
     pub(crate) memory: &'m Memory<P>,
     pub(crate) state: NonNull<ObjectState>,

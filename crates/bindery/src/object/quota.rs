@@ -11,6 +11,19 @@ use crate::error::Error;
 /// ([`crate::Accounting`]), and returns it when that is freed. What does not fit is refused with
 /// [`Error::NoSpace`]; a fault that would need it is refused with [`crate::FaultError::Bus`].
 ///
+/// ```
+/// use bindery::{Accounting, Error, Memory, Object, Platform, Quota, Sealing};
+///
+/// /// A file of a file system in memory.
+/// fn file<'m, P: Platform>(
+///     memory: &'m Memory<P>,
+///     room: &'m Quota,
+/// ) -> Result<Object<'m, P>, Error> {
+///     memory.shared_memory_within(room, 0, Sealing::Forbidden, Accounting::PerPage)
+/// }
+/// assert_eq!(Quota::new(1024).used(), 0);
+/// ```
+///
 /// # Context
 /// Context: any.
 #[derive(Debug)]

@@ -24,6 +24,17 @@ use crate::collections::range_skip_list::Indexed;
 
 /// Limits of the background collapser (Linux: `khugepaged/max_ptes_none`, `max_ptes_shared`), in
 /// pages of a table's span, and its effort for a folio.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{AddressSpace, CollapseLimits, Platform};
+///
+/// /// What a background thread does now and then.
+/// fn collapse<P: Platform>(space: &AddressSpace<'_, P>, next: VirtAddr) -> VirtAddr {
+///     let limits = CollapseLimits { missing: 64, ..CollapseLimits::default() };
+///     space.collapse_some(next, 8, &limits).next
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CollapseLimits {
     /// The most pages that may be missing, or be the zero page: they would take memory that nobody

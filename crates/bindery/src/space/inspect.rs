@@ -10,6 +10,18 @@ use super::AddressSpace;
 use super::vma::{MappingFlags, Protection, Vma};
 
 /// The page table's entry for one page.
+///
+/// ```
+/// use bindery::addr::{Frame, VirtAddr};
+/// use bindery::{AddressSpace, Inspection, Platform};
+///
+/// fn frame<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr) -> Option<Frame> {
+///     match space.inspect(at) {
+///         Inspection::Page { frame, .. } => Some(frame),
+///         _ => None,
+///     }
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Inspection {
     /// The entry is empty.
@@ -31,6 +43,20 @@ pub enum Inspection {
 }
 
 /// One mapping of an address space.
+///
+/// ```
+/// use bindery::{AddressSpace, Platform, Protection};
+///
+/// fn writable_bytes<P: Platform>(space: &AddressSpace<'_, P>) -> u64 {
+///     let mut bytes = 0;
+///     space.for_each_mapping(|mapping| {
+///         if mapping.protection.contains(Protection::WRITE) {
+///             bytes += mapping.range.len();
+///         }
+///     });
+///     bytes
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mapping {
     /// Its addresses.

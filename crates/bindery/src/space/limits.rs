@@ -10,6 +10,14 @@ use super::vma::MappingFlags;
 use super::{AddressSpace, MmapLocked};
 
 /// The limits of a process (`getrlimit(2)`), in bytes; `u64::MAX` is none.
+///
+/// ```
+/// use bindery::{AddressSpace, Limits, Platform};
+///
+/// fn limit<P: Platform>(space: &AddressSpace<'_, P>) {
+///     space.set_limits(&Limits { address_space: 1 << 30, ..space.limits() });
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// All mappings together (`RLIMIT_AS`).
@@ -53,6 +61,14 @@ impl Default for Limits {
 }
 
 /// The usage of an address space, in base pages.
+///
+/// ```
+/// use bindery::{AddressSpace, Platform};
+///
+/// fn pages<P: Platform>(space: &AddressSpace<'_, P>) -> (u64, u64) {
+///     (space.usage().total, space.usage().locked)
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
     /// All mappings together (`VmSize`).

@@ -18,6 +18,15 @@ use super::vma::{MappingFlags, Protection, Vma};
 use super::{AddressSpace, MmapLocked};
 
 /// Advice of a program about a range of its memory.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{Advice, AddressSpace, Error, Platform};
+///
+/// fn forget<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr) -> Result<(), Error> {
+///     space.madvise(at, 1 << 20, Advice::DontNeed)
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[non_exhaustive]
 pub enum Advice {

@@ -13,6 +13,20 @@ use super::vma::{MappingFlags, Vma};
 use crate::collections::range_skip_list::Indexed;
 
 /// Whether a stretch of pages can be accessed without waiting for its content.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{AddressSpace, Error, Platform, Residence};
+///
+/// fn resident<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr) -> Result<u64, Error> {
+///     let mut pages = 0;
+///     space.mincore(at, 1 << 20, |residence, count| match residence {
+///         Residence::Resident => pages += count,
+///         Residence::Absent => {}
+///     })?;
+///     Ok(pages)
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Residence {
     /// It is in memory: mapped, or in the page index of the mapping's object.

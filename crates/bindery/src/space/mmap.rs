@@ -78,6 +78,19 @@ bitflags! {
 }
 
 /// A request for a mapping.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{MapRequest, Place, Protection, Sharing};
+///
+/// let stack = MapRequest {
+///     length: 8 << 20,
+///     protection: Protection::READ | Protection::WRITE,
+///     place: Place::Fixed(VirtAddr(0x7000_0000)),
+///     ..MapRequest::default()
+/// };
+/// assert_eq!(stack.sharing, Sharing::Private);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MapRequest {
     /// Length in bytes, rounded up to pages.
@@ -93,6 +106,21 @@ pub struct MapRequest {
 }
 
 /// The part of an object to map.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{AddressSpace, Error, FileAccess, MapObject, MapRequest, Object, Platform, Protection};
+///
+/// fn text<'m, P: Platform>(
+///     space: &AddressSpace<'m, P>,
+///     file: &Object<'m, P>,
+/// ) -> Result<VirtAddr, Error> {
+///     let protection = Protection::READ | Protection::EXECUTE;
+///     let request = MapRequest { length: 64 << 10, protection, ..MapRequest::default() };
+///     let access = FileAccess::READ;
+///     space.mmap_object(&request, &MapObject { object: file, offset: 4096, access })
+/// }
+/// ```
 pub struct MapObject<'a, 'm, P: Platform> {
     /// The object.
     pub object: &'a Object<'m, P>,

@@ -102,6 +102,14 @@ use settings::Settings;
 pub(crate) const STACK_GUARD_GAP: u64 = 256 * PAGE_SIZE;
 
 /// Options of an address space.
+///
+/// ```
+/// use bindery::SpaceOptions;
+/// use bindery::addr::VirtAddr;
+///
+/// let options = SpaceOptions { search_top: Some(VirtAddr(1 << 40)), ..SpaceOptions::default() };
+/// assert_eq!(options.maximum_mappings, 65_530);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SpaceOptions {
     /// The lowest address that may be mapped, in bytes (Linux: `vm.mmap_min_addr`).
@@ -131,6 +139,19 @@ pub(crate) struct MmapLocked(());
 /// All operations take `&self` and may be called from several CPUs at once. Unless an operation
 /// says otherwise, it may sleep and is not for interrupt handlers. Dropping the address space
 /// unmaps everything; no CPU may have its root loaded then.
+///
+/// ```
+/// use bindery::{AddressSpace, Error, MapRequest, Memory, Platform, Protection, SpaceOptions};
+///
+/// fn program<P: Platform>(memory: &Memory<P>) -> Result<AddressSpace<'_, P>, Error> {
+///     let space = AddressSpace::new(memory, SpaceOptions::default())?;
+///     let protection = Protection::READ | Protection::WRITE;
+///     let at = space.mmap(&MapRequest { length: 1 << 20, protection, ..MapRequest::default() })?;
+///     space.munmap(at, 4096)?;
+///     assert_eq!(space.mapping_count(), 1);
+///     Ok(space)
+/// }
+/// ```
 pub struct AddressSpace<'m, P: Platform> {
     pub(crate) table: PageTable<'m, P>,
     pub(crate) vmas: Index<Vma>,

@@ -34,6 +34,22 @@ pub enum PinTime {
 /// Pages that were pinned for writing count as written when this is dropped, even if they have been
 /// saved meanwhile. The file lives until then, even if all others have released it, so that what
 /// was written can be saved. So dropping such a pin may sleep.
+///
+/// ```
+/// use bindery::addr::{Frame, VirtAddr};
+/// use bindery::{Access, AddressSpace, PinError, PinTime, Platform};
+///
+/// /// Lets a device write a page of a program.
+/// fn transfer<P: Platform>(
+///     space: &AddressSpace<'_, P>,
+///     at: VirtAddr,
+///     device: impl FnOnce(Frame),
+/// ) -> Result<(), PinError> {
+///     let pinned = space.pin(at, 1, Access::Write, PinTime::Short)?;
+///     device(pinned.first());
+///     Ok(()) // dropping it unpins
+/// }
+/// ```
 pub struct Pinned<'m, P: Platform> {
     memory: &'m Memory<P>,
     folio: Folio,

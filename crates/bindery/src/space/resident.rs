@@ -6,6 +6,14 @@ use crate::stats::Counts;
 use super::AddressSpace;
 
 /// The resident memory of a process, in base pages. The zero page does not count.
+///
+/// ```
+/// use bindery::{AddressSpace, Platform};
+///
+/// fn pages<P: Platform>(space: &AddressSpace<'_, P>) -> u64 {
+///     space.resident().total()
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Resident {
     /// Anonymous memory, including copies of a file's pages (`RssAnon`).

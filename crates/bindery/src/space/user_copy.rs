@@ -24,6 +24,19 @@ enum Asker {
 }
 
 /// A copy between two address spaces that ended early ([`AddressSpace::copy_from`]).
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{AddressSpace, Platform};
+///
+/// /// How many bytes were copied.
+/// fn copy<P: Platform>(to: &AddressSpace<'_, P>, from: &AddressSpace<'_, P>, at: VirtAddr) -> u64 {
+///     match to.copy_from(at, from, at, 4096) {
+///         Ok(()) => 4096,
+///         Err(partial) => partial.copied,
+///     }
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PartialCopy {
     /// How many bytes were copied.

@@ -69,6 +69,17 @@ use crate::platform::{Cpu, CpuSet, Invalidation, MAX_CPUS, Platform, Tables};
 use crate::stats::Counts;
 
 /// What a CPU's TLB holds of an address space after the CPU has switched to another.
+///
+/// ```
+/// use bindery::{AddressSpace, Platform, TlbOnLeave};
+///
+/// /// Without tags: loading a root flushes the TLB.
+/// fn switch<P: Platform>(old: &AddressSpace<'_, P>, new: &AddressSpace<'_, P>) {
+///     new.enter();
+///     let _root = new.root(); // load it here
+///     old.leave(TlbOnLeave::Flushed);
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TlbOnLeave {
     /// Translations may remain (tagged with an ASID or PCID): the CPU still needs invalidations.

@@ -30,6 +30,13 @@ use crate::collections::range_skip_list::{Indexed, Links};
 bitflags! {
     /// The permissions of a mapping (`PROT_READ`, `PROT_WRITE`, `PROT_EXEC`; none of them is
     /// `PROT_NONE`).
+    ///
+    /// ```
+    /// use bindery::Protection;
+    ///
+    /// let text = Protection::READ | Protection::EXECUTE;
+    /// assert!(!text.contains(Protection::WRITE));
+    /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct Protection: u8 {
         /// Loads.

@@ -18,6 +18,13 @@ use crate::table::age::Forget;
 use crate::vma::Vma;
 
 /// A request written to `/proc/self/clear_refs`.
+///
+/// ```
+/// use bindery::linux::proc::ClearRefs;
+///
+/// assert_eq!(ClearRefs::parse("4\n"), Ok(ClearRefs::SoftDirty));
+/// assert!(ClearRefs::parse("6").is_err());
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(i32)]
 pub enum ClearRefs {

@@ -26,6 +26,15 @@ use crate::collections::range_skip_list::Indexed;
 pub(super) use copy_on_write::folio_range;
 
 /// The access that faulted.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{Access, AddressSpace, FaultError, Platform, Resolved};
+///
+/// fn touch<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr) -> Result<Resolved, FaultError> {
+///     space.fault(at, Access::Write)
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Access {
     /// A load.

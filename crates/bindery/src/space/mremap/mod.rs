@@ -18,6 +18,19 @@ use crate::collections::range_skip_list::Indexed;
 use relocation::{Relocation, SourceFate};
 
 /// The destination of a resized mapping.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{AddressSpace, Error, Platform, Remap};
+///
+/// fn double<P: Platform>(
+///     space: &AddressSpace<'_, P>,
+///     at: VirtAddr,
+///     length: u64,
+/// ) -> Result<VirtAddr, Error> {
+///     space.mremap(at, length, 2 * length, Remap::MayMove)
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Remap {
     /// None: it grows in place or not at all.
