@@ -80,7 +80,7 @@ fn plant_one<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, level: u8, 
         let deposit = new_table(tables.memory, level - 1, &mut cursor.counts);
         tables.deposit_table(table, deposit.expect("memory for the deposit"));
     }
-    tables.note_guards(table);
+    tables.meta(table).note_guards();
     slot.store(entry.0, Relaxed);
     tables.change_live(table, 1, 0);
 }
@@ -195,18 +195,19 @@ pub fn damage_table<P: Platform>(
 ) {
     let tables = &space.table;
     let table = table_or_panic(space, at, level);
-    let state = &tables.meta(table).state;
+    let raw = tables.memory.frames.meta(table);
+    let state = &raw.state;
     let mut counts = Counts::default();
     match damage {
         TableDamage::LiveCount(by) => {
             let live = i64::from(tables.live(table)) + by;
-            tables.meta(table).word.store(live as u64, Relaxed);
+            raw.word.store(live as u64, Relaxed);
         }
         TableDamage::ToggleStray => _ = state.fetch_xor(meta::STRAY, Relaxed),
         TableDamage::ToggleLock => _ = state.fetch_xor(meta::LOCK, Relaxed),
         TableDamage::ToggleLevel => _ = state.fetch_xor(1 << meta::ORDER_SHIFT, Relaxed),
         TableDamage::Pending(by) => {
-            _ = tables.meta(table).previous.fetch_add(by as u32, Relaxed);
+            _ = raw.previous.fetch_add(by as u32, Relaxed);
         }
         TableDamage::ToggleGuards => _ = state.fetch_xor(meta::GUARDS, Relaxed),
         TableDamage::LessDeposit => {

@@ -7,7 +7,7 @@ use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Kind, Permissions};
 use crate::frame::meta;
 use crate::platform::Platform;
-use crate::table::{level_of, run};
+use crate::table::run;
 
 use super::{Audit, Violation};
 
@@ -89,10 +89,8 @@ impl<P: Platform> Audit<'_, '_, P> {
         level: u8,
         base: VirtAddr,
     ) -> Result<(), Violation> {
-        let known = self.memory.frames.manages(table) && {
-            let meta = self.memory.frames.meta(table);
-            meta.kind() == meta::Kind::Table && level_of(meta) == level
-        };
+        let frames = &self.memory.frames;
+        let known = frames.manages(table) && frames.table(table).is_table_of(level);
         if !known {
             return Err(Violation::NotATable { table, at: base });
         }
@@ -102,7 +100,7 @@ impl<P: Platform> Audit<'_, '_, P> {
             return Err(Violation::TableOutsideMappings { table, at: base });
         }
         if level == 1 {
-            let says = self.memory.frames.meta(table).word.load(Ordering::Relaxed) as u32;
+            let says = self.memory.frames.table(table).live();
             let slots = self.slots(table).iter();
             let holds = slots.filter(|slot| slot.load(Ordering::Relaxed) != 0).count() as u32;
             if says != holds {

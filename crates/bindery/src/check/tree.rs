@@ -1,15 +1,13 @@
 //! The tables and entries of one address space.
 
-use core::sync::atomic::Ordering;
-
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Entry, Kind, Marker, Permissions, absent};
 use crate::collections::range_skip_list::Indexed;
-use crate::frame::{OwnerKind, meta};
+use crate::frame::{OwnerKind, pending};
 use crate::platform::Platform;
 use crate::space::{AddressSpace, Resident};
 use crate::table::locking::Node;
-use crate::table::{level_of, link, run};
+use crate::table::run;
 use crate::vma::Vma;
 
 use super::{Audit, Violation};
@@ -52,18 +50,17 @@ impl<P: Platform> Audit<'_, '_, P> {
     ) -> Result<(), Violation> {
         let (table, at) = (node.table, base);
         self.meet_table(table, at)?;
-        let meta = self.memory.frames.meta(table);
-        if meta.kind() != meta::Kind::Table || level_of(meta) != node.level {
+        let meta = self.memory.frames.table(table);
+        if !meta.is_table_of(node.level) {
             return Err(Violation::NotATable { table, at });
         }
-        let state = meta.state.load(Ordering::Relaxed);
-        if state & meta::STRAY != 0 {
+        if meta.is_stray() {
             return Err(Violation::StrayTable { table, at });
         }
-        if state & meta::LOCK != 0 {
+        if meta.is_locked() {
             return Err(Violation::LockedTable { table, at });
         }
-        if meta.previous.load(Ordering::Relaxed) != 0 {
+        if pending::is_any(meta.pending()) {
             return Err(Violation::PendingFlush { table, at });
         }
         let root = node.level == P::Arch::LEVELS;
@@ -98,7 +95,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                 Kind::Leaf => self.leaf(space, node, index, entry, range)?,
                 Kind::Absent => {
                     let guard = Some(Absent::Marker(Marker::Guard));
-                    if absent::decode::<P::Arch>(entry) == guard && state & meta::GUARDS == 0 {
+                    if absent::decode::<P::Arch>(entry) == guard && !meta.has_guards() {
                         return Err(Violation::UnknownGuard(start));
                     }
                     self.absent(space, node.level, entry, range)?;
@@ -114,11 +111,11 @@ impl<P: Platform> Audit<'_, '_, P> {
 
     fn deposit(&mut self, holder: Frame, at: VirtAddr, needs: u32) -> Result<(), Violation> {
         let mut says = 0;
-        let mut next = link(self.memory.frames.meta(holder).owner.load(Ordering::Relaxed));
+        let mut next = self.memory.frames.table(holder).deposit();
         while let Some(table) = next {
             self.meet_table(table, at)?;
             says += 1;
-            next = link(self.memory.frames.meta(table).next.load(Ordering::Relaxed));
+            next = self.memory.frames.table(table).next();
         }
         if says != needs {
             return Err(Violation::Deposit { table: holder, says, needs });

@@ -8,7 +8,7 @@ use crate::Memory;
 use crate::addr::{Frame, PAGE_SIZE};
 use crate::frame::Frames;
 use crate::frame::meta::{NONE, link};
-use crate::frame::pending::{self, Last};
+use crate::frame::pending::Last;
 use crate::memory::{DEFERRED_KINDS, Opaque, Record, RecordKind};
 use crate::platform::Platform;
 
@@ -341,7 +341,7 @@ pub(super) const fn frames_of_weight(weight: u64) -> u64 {
 /// 1. The table is detached and flushed, and all read sections that could know it have been left.
 /// 2. It is released once.
 unsafe fn release_table<P: Platform>(memory: &Memory<P>, table: Frame) {
-    if pending::release(&memory.frames.meta(table).previous) == Last::Yes {
+    if memory.frames.table(table).release() == Last::Yes {
         // SAFETY: 1. the caller's obligation 2, and no flush is pending; 2. its obligation 1.
         unsafe { memory.frames.free(&memory.platform, table, 0) };
     }

@@ -12,6 +12,7 @@
 //! | `folio_lock` | the lock of a folio |
 //! | `split` | one folio into several |
 //! | `owner` | the owner of a folio |
+//! | `pending`, `table_meta` | page tables: pending flushes; what else is known of one |
 //! | `slab` | `Slab`: small objects of the core, carved from frames |
 //! | `swap_place` | the swap slots of a folio in the swap cache |
 //! | `view` | the use of each frame |
@@ -54,6 +55,7 @@ mod reference;
 pub(crate) mod slab;
 pub(crate) mod split;
 pub(crate) mod swap_place;
+pub(crate) mod table_meta;
 #[cfg(test)]
 pub(crate) mod tests;
 mod view;

@@ -11,9 +11,9 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use crate::Memory;
 use crate::addr::Frame;
+use crate::frame::meta::link;
 use crate::frame::meta::{Kind, NONE, state_of};
 use crate::platform::Platform;
-use crate::table::link;
 
 /// A list of blocks. Used by the call that has claimed the area, or by the purge.
 pub(super) struct Blocks {

@@ -98,7 +98,6 @@ use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch};
 use crate::collections::range_skip_list::Index;
 use crate::deferred::{Batch, Tables as DetachedTables};
-use crate::frame::meta;
 use crate::platform::{Platform, Tables};
 use crate::stats::{Counts, Stats};
 use crate::sync::Mutex;
@@ -311,7 +310,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
                 self.empty_root_entries(arena, *indices.start()..=index);
                 return Err(KernelMapError::OutOfMemory);
             };
-            self.memory.frames.meta(table).state.fetch_and(!meta::LOCK, Ordering::Relaxed);
+            self.memory.frames.table(table).unlock();
             slots[index as usize].store(P::Arch::table(table).0, Ordering::Release);
             counts.entries_written += 1;
         }

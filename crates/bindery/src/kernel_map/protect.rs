@@ -17,7 +17,6 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Kind, Permissions};
-use crate::frame::meta;
 use crate::platform::{Platform, Tables};
 use crate::stats::Counts;
 use crate::table::TablePool;
@@ -377,7 +376,7 @@ impl<P: Platform> KernelMap<'_, P> {
     ) -> Option<Frame> {
         let below = level - 1;
         let table = pool.take(below, counts).ok()?;
-        self.memory.frames.meta(table).state.fetch_and(!meta::LOCK, Ordering::Relaxed);
+        self.memory.frames.table(table).unlock();
         let (shift, order) =
             (arch::span_shift::<P::Arch>(below), arch::order_of_level::<P::Arch>(below));
         let leaves =
@@ -404,10 +403,10 @@ impl<P: Platform> KernelMap<'_, P> {
             let entry = if folds { P::Arch::set_contig(entry, index) } else { entry };
             slots[index as usize].store(entry.0, Ordering::Relaxed);
         }
-        let entries = u64::from(arch::entries::<P::Arch>());
-        counts.entries_written += entries;
+        let entries = arch::entries::<P::Arch>();
+        counts.entries_written += u64::from(entries);
         if below == 1 {
-            self.memory.frames.meta(table).word.store(entries, Ordering::Relaxed);
+            self.memory.frames.table(table).change_live(entries, 0);
         }
         Some(table)
     }

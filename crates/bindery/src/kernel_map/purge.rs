@@ -8,14 +8,14 @@ use crate::addr::{Frame, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Kind};
 use crate::collections::range_skip_list::Indexed;
 use crate::deferred::{Batch as Unlinked, Chain, Tables as DetachedTables};
+use crate::frame::table_meta::TableStack;
 use crate::platform::{Platform, Tables};
 use crate::stats::Counts;
-use crate::table::link;
 
 use super::area::{Area, State};
 use super::protocol::{self, Purge};
 use super::walk::Holes;
-use super::{KernelMap, Purging, meta};
+use super::{KernelMap, Purging};
 
 /// What a purge works on.
 pub(super) struct Batch {
@@ -24,9 +24,8 @@ pub(super) struct Batch {
     /// What the TLBs have to forget. The first round has all areas of all rounds: one of them may
     /// have owned frames that TLBs know by the addresses of another, which it left for its own.
     freeable: Option<VirtRange>,
-    /// The first of the tables that were detached, linked through their metadata, each with what hangs
-    /// below it.
-    detached: Option<Frame>,
+    /// The tables that were detached, each with what hangs below it.
+    detached: TableStack,
 }
 
 /// Areas that are purged together: as many as may be looked at under a spin lock. A table that stands
@@ -112,21 +111,17 @@ impl<P: Platform> KernelMap<'_, P> {
         freed.detached = self.area(last).next();
         self.area(last).set_next(None);
         let freeable = freed.detached_freeable.take();
-        let mut batch = Batch { first, freeable, detached: None };
+        let mut batch = Batch { first, freeable, detached: TableStack::new() };
         self.for_each_in(first, |node| self.area(node).set_state(State::Purging));
-        let mut detached: Option<Frame> = None;
         self.for_each_in(first, |node| {
             if self.area(node).state() == State::Purging {
                 let (own, free) = self.survey(node);
                 protocol::detach(self, own, free, counts, |table| {
-                    let next = detached.map_or(meta::NONE, |first| first.0);
-                    self.memory.frames.meta(table).next.store(next, Ordering::Relaxed);
-                    detached = Some(table);
+                    batch.detached.push(&self.memory.frames, table);
                 });
             }
         });
-        batch.detached = detached;
-        if detached.is_some() {
+        if !batch.detached.is_empty() {
             batch.freeable = batch.freeable.or(Some(self.freeable(first)));
         }
         Some(batch)
@@ -180,11 +175,8 @@ impl<P: Platform> KernelMap<'_, P> {
     fn free_batch(&self, batch: &Batch, counts: &mut Counts) {
         let memory = self.memory;
         let (mut tables, mut areas) = (DetachedTables::default(), Chain::default());
-        let mut next = batch.detached;
-        while let Some(table) = next {
-            let meta = memory.frames.meta(table);
-            next = link(meta.next.load(Ordering::Relaxed));
-            self.gather_below(table, crate::table::level_of(meta), &mut tables);
+        for table in batch.detached.iter(&memory.frames) {
+            self.gather_below(table, memory.frames.table(table).level(), &mut tables);
         }
         counts.tables_freed += u64::from(tables.count());
         self.for_each_in(batch.first, |node| {
@@ -280,7 +272,7 @@ impl<P: Platform> Purge for KernelMap<'_, P> {
     }
 
     fn flush(&self, batch: &Batch, counts: &mut Counts) {
-        let tables = if batch.detached.is_some() { Tables::Changed } else { Tables::Unchanged };
+        let tables = if batch.detached.is_empty() { Tables::Unchanged } else { Tables::Changed };
         if let Some(freeable) = batch.freeable {
             self.invalidate(freeable, 1, tables, counts);
         }

@@ -14,7 +14,6 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Attributes, Entry, MemoryType, Permissions};
-use crate::frame::meta;
 use crate::platform::{Invalidation, Platform, Tables};
 use crate::stats::Counts;
 use crate::table::{new_table, run};
@@ -181,7 +180,7 @@ impl<P: Platform> KernelMap<'_, P> {
             self.purge();
             new_table(self.memory, level, counts)
         })?;
-        self.memory.frames.meta(table).state.fetch_and(!meta::LOCK, Ordering::Relaxed);
+        self.memory.frames.table(table).unlock();
         Some(table)
     }
 
@@ -397,9 +396,9 @@ impl<P: Platform> KernelMap<'_, P> {
     /// it takes them off the count.
     #[inline]
     fn count_in(&self, table: Frame, slots: &[AtomicU64], counts: &mut Counts) -> bool {
-        let count = &self.memory.frames.meta(table).word;
+        let meta = self.memory.frames.table(table);
         let entries = slots.len() as u64;
-        let before = count.fetch_add(entries, Ordering::Acquire);
+        let before = meta.count_in(entries);
         let is_empty = |slot: &AtomicU64| slot.load(Ordering::Relaxed) == 0;
         let free = if self.reach.is_page() {
             slots.iter().all(is_empty)
@@ -410,7 +409,7 @@ impl<P: Platform> KernelMap<'_, P> {
         };
         counts.entries_read += entries;
         if !free {
-            count.fetch_sub(entries, Ordering::Relaxed);
+            meta.count_out(entries);
         }
         free
     }
@@ -434,8 +433,7 @@ impl<P: Platform> KernelMap<'_, P> {
                     slot.store(0, Ordering::Relaxed);
                 }
                 // Release: see `count_in`.
-                let count = &self.memory.frames.meta(table).word;
-                count.fetch_sub(used as u64, Ordering::Release);
+                self.memory.frames.table(table).count_out(used as u64);
                 counts.entries_written += slots.len() as u64;
                 slots.len()
             } else {

@@ -1,7 +1,5 @@
 //! Flushes what was taken out of tables, and frees it afterwards ([`crate::tlb`] has the rule).
 
-use core::sync::atomic::Ordering;
-
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch;
 use crate::deferred::{Batch, Tables as DetachedTables};
@@ -9,8 +7,9 @@ use crate::platform::{Invalidation, Platform, Tables};
 use crate::stats::Counts;
 use crate::tlb::{self, Gather};
 
+use super::PageTable;
+use super::dropping::Dropping;
 use super::locking::{Depth, LockSet, LockTree, Node};
-use super::{PageTable, level_of, link, zap};
 use crate::frame::pending::{self, Last};
 
 impl<P: Platform> PageTable<'_, P> {
@@ -39,14 +38,14 @@ impl<P: Platform> PageTable<'_, P> {
         if !gather.has_room_for_mark() {
             self.flush(gather, counts);
         }
-        pending::raise(&self.meta(table).previous);
+        pending::raise(self.meta(table).pending());
         gather.note_mark(table);
     }
 
     /// As [`PageTable::mark_pending`], of either end of a move.
     pub(crate) fn mark_moving(&self, table: Frame, gather: &mut Gather) {
         if !gather.has_lately_marked(table) {
-            pending::raise(&self.meta(table).previous);
+            pending::raise(self.meta(table).pending());
             gather.note_mark(table);
         }
     }
@@ -54,7 +53,7 @@ impl<P: Platform> PageTable<'_, P> {
     /// Lowers the pending count of a table after the flush. The table may have been detached
     /// meanwhile; the last one frees it then.
     fn lower_pending(&self, table: Frame) {
-        if pending::lower(&self.meta(table).previous) == Last::Yes {
+        if pending::lower(self.meta(table).pending()) == Last::Yes {
             // It was counted when it was handed over (`take_emptied`).
             // SAFETY: 1. the last one to lower the count frees the table, and nobody else; 2. it was
             // detached and flushed, and its readers have left (`release_table` lowered the count then).
@@ -73,11 +72,11 @@ impl<P: Platform> PageTable<'_, P> {
         counts: &mut Counts,
     ) {
         let others = |table: &Frame| {
-            let pending = pending::count(&self.meta(*table).previous);
+            let pending = pending::count(self.meta(*table).pending());
             pending > 0 && !own.is_some_and(|own| own.has_marked(*table, pending))
         };
         let pending = locks.tables().iter().filter(|table| others(table));
-        let Some(level) = pending.map(|table| level_of(self.meta(*table))).max() else { return };
+        let Some(level) = pending.map(|table| self.meta(*table).level()).max() else { return };
         // What was below one of the table's slots may be anywhere in it.
         let span = arch::span::<P::Arch>(level);
         let start = range.start().align_down(span);
@@ -101,7 +100,7 @@ impl<P: Platform> PageTable<'_, P> {
     /// without a lock, or makes it. What is pending for `own` alone is the caller's affair.
     #[cold]
     pub(crate) fn wait_for_pending_flushes(&self, node: Node, at: VirtAddr, own: Option<&Gather>) {
-        let pending = pending::count(&self.meta(node.table).previous);
+        let pending = pending::count(self.meta(node.table).pending());
         if !self.is_locked(node.table) && pending == own.map_or(0, |own| own.marks_of(node.table)) {
             return;
         }
@@ -126,16 +125,15 @@ impl<P: Platform> PageTable<'_, P> {
     /// Frees the pages of the detached tables, after the flush.
     pub(crate) fn drop_contents(&self, gather: &mut Gather) {
         debug_assert!(!gather.is_stale(), "given back before it was flushed");
-        if gather.detached.is_none() && gather.unscanned.is_none() {
+        if gather.detached.is_empty() && gather.unscanned.is_empty() {
             return;
         }
         let mut counts = Counts::default();
         self.gather_detached(gather, &mut counts);
         let mut batch = self.memory.free_batch();
-        while let Some(table) = gather.detached {
-            let next = &self.meta(table).next;
-            gather.detached = link(next.load(Ordering::Relaxed));
-            zap::drop_contents(self.memory, table, &mut batch, &mut counts);
+        let mut dropping = Dropping::detached(self.memory, &mut batch, &mut counts);
+        while let Some(table) = gather.detached.pop(&self.memory.frames) {
+            dropping.contents(table);
             // SAFETY: 1. a detached table, just taken off its list; 2. flushed, as asserted above.
             unsafe { gather.emptied.push(&self.memory.frames, table) };
         }
@@ -145,7 +143,7 @@ impl<P: Platform> PageTable<'_, P> {
     /// The detached tables, for a caller that has them freed after their readers. They count as freed
     /// from here on.
     pub(crate) fn take_emptied(&self, gather: &mut Gather) -> DetachedTables {
-        debug_assert!(gather.detached.is_none(), "freed before it was given back");
+        debug_assert!(gather.detached.is_empty(), "freed before it was given back");
         let tables = core::mem::take(&mut gather.emptied);
         if !tables.is_empty() {
             let tables_freed = u64::from(tables.count());

@@ -15,7 +15,7 @@ use crate::tlb::Gather;
 
 use super::locking::{Depth, Node};
 use super::run;
-use super::{OutOfMemory, PageTable, ReadSection, TablePool, init_table, new_table};
+use super::{OutOfMemory, PageTable, ReadSection, TablePool, new_table};
 
 /// Replaces `old`, just read from `slot`, by what `change` makes of it, and returns what was there
 /// with everything that the MMU added.
@@ -85,7 +85,7 @@ impl<P: Platform> PageTable<'_, P> {
     ) -> Result<Frame, OutOfMemory> {
         let table = self.withdraw_table(node.table).ok_or(OutOfMemory)?;
         let level = node.level - 1;
-        init_table(self.memory, table, level);
+        self.meta(table).init(level);
         let slot = &self.slots(node.table)[index as usize];
         let old = Entry(slot.load(Ordering::Relaxed));
         counts.entries_read += 1;

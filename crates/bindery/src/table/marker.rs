@@ -9,7 +9,7 @@ use crate::platform::Platform;
 use super::cursor::{Chunks, Cursor, Whole};
 use super::locking::Depth;
 use super::run::{self, What};
-use super::zap::free_deposit;
+use super::zap::clear_absent;
 use super::{OutOfMemory, PageTable, TablePool};
 
 impl<P: Platform> PageTable<'_, P> {
@@ -44,18 +44,10 @@ impl<P: Platform> PageTable<'_, P> {
         let mut chunks = Chunks::of(range);
         while let Some(mut cursor) = chunks.next(self, Depth::Floor(1), None) {
             while let Some(run) = cursor.next_run(Equal::empty(), Whole::Enter)? {
-                let What::Absent(first) = run.what else { continue };
-                if absent::decode::<P::Arch>(first) != wanted {
-                    continue;
-                }
-                let slots = self.slots(run.node.table);
-                for slot in &slots[run.index as usize..(run.index + run.count) as usize] {
-                    slot.store(0, Ordering::Relaxed);
-                }
-                cursor.counts.entries_written += u64::from(run.count);
-                self.change_live(run.node.table, 0, run.count);
-                if run.node.level > 1 {
-                    free_deposit(self.memory, run.node.table, &mut cursor.counts);
+                if let What::Absent(first) = run.what
+                    && absent::decode::<P::Arch>(first) == wanted
+                {
+                    clear_absent(&mut cursor, &run, first);
                 }
             }
         }
@@ -74,7 +66,7 @@ fn mark_slot<'m, P: Platform>(
     let deposit = pool.take(1, &mut cursor.counts)?;
     let index = arch::index_of::<P::Arch>(part.start(), 2);
     tables.deposit_table(table, deposit);
-    tables.note_guards(table);
+    tables.meta(table).note_guards();
     tables.publish_leaf(table, index, entry);
     cursor.counts.entries_written += 1;
     Ok(())
@@ -93,7 +85,7 @@ fn mark_pages<'m, P: Platform>(
     let slots = tables.slots(table);
     debug_assert_eq!(arch::kind::<P::Arch>(run::load(slots, first), 1), Kind::Empty);
     // Before the first marker: who detaches tables asks for it under the table's lock.
-    tables.note_guards(table);
+    tables.meta(table).note_guards();
     for slot in &slots[first as usize..(first + count) as usize] {
         slot.store(entry.0, Ordering::Relaxed);
     }

@@ -26,6 +26,7 @@
 //! | `contig` | contiguous (contpte) runs: folded and unfolded |
 //! | `leaf` | huge leaves: split, collapsed, published |
 //! | `zap`, `spare` | unmapping: whole tables by one entry, the rest in runs; with exceptions |
+//! | `detach`, `dropping` | tables taken out of the tree; what entries name is given back |
 //! | `look` | reads what is mapped, without changing it |
 //! | `collapse` | one huge leaf for a table of small ones |
 //! | `age`, `marker` | clears accessed, dirty and soft-dirty; sets and removes markers |
@@ -36,6 +37,8 @@ pub(crate) mod collapse;
 mod contig;
 pub(crate) mod copy;
 pub(crate) mod cursor;
+mod detach;
+mod dropping;
 mod flush;
 pub(crate) mod leaf;
 pub(crate) mod locking;
@@ -62,9 +65,8 @@ use crate::Memory;
 use crate::addr::{Frame, VirtAddr};
 use crate::arch::{self, Arch, Entry, Kind};
 pub(crate) use crate::error::OutOfMemory;
-pub(crate) use crate::frame::meta::link;
-use crate::frame::meta::{self, FrameMeta};
 use crate::frame::pending;
+use crate::frame::table_meta::TableMeta;
 use crate::memory::{Record, RecordKind};
 use crate::platform::Platform;
 use crate::stats::{Counts, Stats};
@@ -72,6 +74,7 @@ use crate::tlb::ActiveCpus;
 
 use locking::{LockTree, Node};
 use move_range::Moving;
+use run::Run;
 
 pub(crate) use pool::TablePool;
 #[cfg(feature = "baseline")]
@@ -161,7 +164,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 table.slots(root)[index as usize].store(entry, Ordering::Relaxed);
             }
         }
-        table.meta(root).state.fetch_and(!meta::LOCK, Ordering::Release);
+        table.meta(root).unlock();
         table.stats.add(&counts);
         Some(table)
     }
@@ -183,8 +186,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
     }
 
     #[inline]
-    pub(crate) fn meta(&self, table: Frame) -> &FrameMeta {
-        self.memory.frames.meta(table)
+    pub(crate) fn meta(&self, table: Frame) -> TableMeta<'_> {
+        self.memory.frames.table(table)
     }
 
     /// The entries of a table of this tree.
@@ -193,9 +196,15 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// table, and is known to its caller by a lock, a read section, or because it was detached.
     #[inline]
     pub(crate) fn slots(&self, table: Frame) -> &[AtomicU64] {
-        debug_assert_eq!(self.meta(table).kind(), meta::Kind::Table, "{table:?}");
+        debug_assert!(self.meta(table).is_table(), "{table:?}");
         // SAFETY: 1. and 2. the rule above.
         unsafe { self.memory.slots(table) }
+    }
+
+    /// The entries of a run.
+    #[inline]
+    pub(crate) fn slots_of(&self, run: &Run) -> &[AtomicU64] {
+        &self.slots(run.node.table)[run.index as usize..(run.index + run.count) as usize]
     }
 
     /// The most entries that one run may have.
@@ -273,45 +282,30 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// Changes the entry count of a table whose lock the caller holds.
     #[inline]
     pub(crate) fn change_live(&self, table: Frame, added: u32, removed: u32) {
-        let count = &self.meta(table).word;
-        let live = count.load(Ordering::Relaxed);
-        count.store(live + u64::from(added) - u64::from(removed), Ordering::Relaxed);
+        self.meta(table).change_live(added, removed);
     }
 
     /// How many entries of the table are not empty.
     #[inline]
     pub(crate) fn live(&self, table: Frame) -> u32 {
-        self.meta(table).word.load(Ordering::Relaxed) as u32
-    }
-
-    /// Notes that the table, whose lock the caller holds, may have a guard marker from now on.
-    pub(crate) fn note_guards(&self, table: Frame) {
-        let state = &self.meta(table).state;
-        if state.load(Ordering::Relaxed) & meta::GUARDS == 0 {
-            state.fetch_or(meta::GUARDS, Ordering::Relaxed);
-        }
+        self.meta(table).live()
     }
 
     /// Notes that entries of `from` may have come to `to`; the caller holds both locks.
     pub(crate) fn inherit_guards(&self, from: Frame, to: Frame) {
-        if LockTree::has_guards(self, from) {
-            self.note_guards(to);
+        if self.meta(from).has_guards() {
+            self.meta(to).note_guards();
         }
     }
 
     /// Puts an empty table into the deposit of `holder`, whose lock the caller holds.
     pub(crate) fn deposit_table(&self, holder: Frame, table: Frame) {
-        let head = &self.meta(holder).owner;
-        self.meta(table).next.store(head.load(Ordering::Relaxed), Ordering::Relaxed);
-        head.store(table.0, Ordering::Relaxed);
+        self.memory.frames.deposit_table(holder, table);
     }
 
     /// Takes a table out of the deposit of `holder`, whose lock the caller holds.
     pub(crate) fn withdraw_table(&self, holder: Frame) -> Option<Frame> {
-        let head = &self.meta(holder).owner;
-        let table = link(head.load(Ordering::Relaxed))?;
-        head.store(self.meta(table).next.load(Ordering::Relaxed), Ordering::Relaxed);
-        Some(table)
+        self.memory.frames.withdraw_table(holder)
     }
 }
 
@@ -329,25 +323,9 @@ pub(crate) fn new_table<P: Platform>(
 ) -> Option<Frame> {
     let table = memory.frames.allocate(0)?;
     memory.platform.zero(table, 1);
-    init_table(memory, table, level);
+    memory.frames.table(table).init(level);
     counts.tables_allocated += 1;
     Some(table)
-}
-
-/// Makes the metadata of a zeroed frame that of a locked table.
-pub(crate) fn init_table<P: Platform>(memory: &Memory<P>, table: Frame, level: u8) {
-    let meta = memory.frames.meta(table);
-    meta.next.store(meta::NONE, Ordering::Relaxed);
-    meta.previous.store(0, Ordering::Relaxed);
-    meta.owner.store(meta::NONE, Ordering::Relaxed);
-    meta.word.store(0, Ordering::Relaxed);
-    let state = meta::Kind::Table as u32 | u32::from(level) << meta::ORDER_SHIFT | meta::LOCK;
-    meta.state.store(state, Ordering::Release);
-}
-
-/// The level that a table's metadata tells.
-pub(crate) fn level_of(meta: &FrameMeta) -> u8 {
-    (meta.state.load(Ordering::Relaxed) >> meta::ORDER_SHIFT & 0xf) as u8
 }
 
 /// Gives the frame of a table back.
@@ -371,12 +349,9 @@ impl<P: Platform> LockTree for PageTable<'_, P> {
 
     #[inline]
     fn lock(&self, table: Frame) {
-        let state = &self.meta(table).state;
-        loop {
-            if state.fetch_or(meta::LOCK, Ordering::Acquire) & meta::LOCK == 0 {
-                return;
-            }
-            while state.load(Ordering::Relaxed) & meta::LOCK != 0 {
+        let meta = self.meta(table);
+        while !meta.try_lock() {
+            while meta.is_locked() {
                 self.memory.platform.relax();
             }
         }
@@ -384,10 +359,7 @@ impl<P: Platform> LockTree for PageTable<'_, P> {
 
     #[inline]
     fn unlock(&self, table: Frame) {
-        // A plain store: the holder alone changes the other bits, and those who wait for the lock
-        // set nothing but the lock, which they then do not have.
-        let state = &self.meta(table).state;
-        state.store(state.load(Ordering::Relaxed) & !meta::LOCK, Ordering::Release);
+        self.meta(table).unlock();
         #[cfg(any(test, feature = "testing"))]
         self.memory.platform.table_unlocked();
     }
@@ -399,30 +371,30 @@ impl<P: Platform> LockTree for PageTable<'_, P> {
 
     #[inline]
     fn is_stray(&self, table: Frame) -> bool {
-        self.meta(table).state.load(Ordering::Relaxed) & meta::STRAY != 0
+        self.meta(table).is_stray()
     }
 
     #[inline]
     fn is_locked(&self, table: Frame) -> bool {
-        self.meta(table).state.load(Ordering::Acquire) & meta::LOCK != 0
+        self.meta(table).is_locked()
     }
 
     #[inline]
     fn is_pending(&self, table: Frame) -> bool {
-        pending::is_any(&self.meta(table).previous)
+        pending::is_any(self.meta(table).pending())
     }
 
     #[inline]
     fn mark_stray(&self, table: Frame) {
-        self.meta(table).state.fetch_or(meta::STRAY, Ordering::Relaxed);
+        self.meta(table).mark_stray();
     }
 
     fn clear_stray(&self, table: Frame) {
-        self.meta(table).state.fetch_and(!meta::STRAY, Ordering::Relaxed);
+        self.meta(table).clear_stray();
     }
 
     fn has_guards(&self, table: Frame) -> bool {
-        self.meta(table).state.load(Ordering::Relaxed) & meta::GUARDS != 0
+        self.meta(table).has_guards()
     }
 
     #[inline]

@@ -1,15 +1,13 @@
 //! Spare tables for an operation that holds locks.
 
-use core::sync::atomic::Ordering;
-
 use crate::Memory;
 use crate::addr::Frame;
 use crate::arch::Arch;
-use crate::frame::meta;
+use crate::frame::table_meta::TableStack;
 use crate::platform::Platform;
 use crate::stats::Counts;
 
-use super::{OutOfMemory, PageTable, free_table, init_table, link, new_table};
+use super::{OutOfMemory, PageTable, free_table, new_table};
 
 /// Where new tables come from while locks are held: from those that were allocated beforehand, else
 /// from the allocator if it has one at once.
@@ -22,7 +20,7 @@ use super::{OutOfMemory, PageTable, free_table, init_table, link, new_table};
 /// ([`PageTable::with_tables`]).
 pub(crate) struct TablePool<'m, P: Platform> {
     memory: &'m Memory<P>,
-    first: Option<Frame>,
+    tables: TableStack,
     pub(crate) counts: Counts,
 }
 
@@ -30,7 +28,7 @@ impl<'m, P: Platform> TablePool<'m, P> {
     /// A pool of no tables.
     #[inline]
     pub(crate) fn new(memory: &'m Memory<P>) -> Self {
-        Self { memory, first: None, counts: Counts::default() }
+        Self { memory, tables: TableStack::new(), counts: Counts::default() }
     }
 
     /// A pool of `count` tables. May wait for memory.
@@ -58,18 +56,15 @@ impl<'m, P: Platform> TablePool<'m, P> {
 
     /// Takes an empty table that nobody else knows.
     pub(crate) fn put(&mut self, table: Frame) {
-        let next = self.first.map_or(meta::NONE, |first| first.0);
-        self.memory.frames.meta(table).next.store(next, Ordering::Relaxed);
-        self.first = Some(table);
+        self.tables.push(&self.memory.frames, table);
     }
 
     /// A locked, empty table for `level`; counts it where it comes from the allocator.
     pub(crate) fn take(&mut self, level: u8, counts: &mut Counts) -> Result<Frame, OutOfMemory> {
-        let Some(table) = self.first else {
+        let Some(table) = self.tables.pop(&self.memory.frames) else {
             return new_table(self.memory, level, counts).ok_or(OutOfMemory);
         };
-        self.first = link(self.memory.frames.meta(table).next.load(Ordering::Relaxed));
-        init_table(self.memory, table, level);
+        self.memory.frames.table(table).init(level);
         Ok(table)
     }
 
@@ -80,8 +75,7 @@ impl<'m, P: Platform> TablePool<'m, P> {
 
     /// Frees the tables that were not needed.
     pub(crate) fn give_back(&mut self) {
-        while let Some(table) = self.first {
-            self.first = link(self.memory.frames.meta(table).next.load(Ordering::Relaxed));
+        while let Some(table) = self.tables.pop(&self.memory.frames) {
             // SAFETY: 1. and 2. the pool has tables that nobody else knows (`put`).
             unsafe { free_table(self.memory, table, &mut self.counts) };
         }
@@ -91,7 +85,7 @@ impl<'m, P: Platform> TablePool<'m, P> {
 impl<P: Platform> Drop for TablePool<'_, P> {
     #[inline]
     fn drop(&mut self) {
-        if self.first.is_some() {
+        if !self.tables.is_empty() {
             self.give_back();
         }
     }

@@ -1,9 +1,7 @@
 //! Unmapping with exceptions: entries in the middle of the range that stay.
 
-use core::sync::atomic::Ordering;
-
 use crate::addr::{VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Arch, Equal, Marker, absent};
+use crate::arch::{Absent, Arch, Equal, Marker, absent};
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
@@ -11,7 +9,7 @@ use super::cursor::{Chunks, Cursor, Whole};
 use super::locking::{Depth, Node};
 use super::run::{Run, What};
 use super::stray::{Keep, try_mark_stray};
-use super::zap::{drop_absent, drop_suspended, suspend};
+use super::zap::{clear_absent, drop_suspended, suspend};
 use super::{OutOfMemory, PageTable};
 
 /// What stays.
@@ -107,16 +105,7 @@ impl<P: Platform> PageTable<'_, P> {
                         suspend(&mut cursor, &run, gather);
                         from.get_or_insert(run.at);
                     }
-                    What::Absent(first) => {
-                        let (node, count) = (run.node, run.count);
-                        drop_absent(self.memory, node, first, count, &mut cursor.counts);
-                        let slots = self.slots(node.table);
-                        for slot in &slots[run.index as usize..(run.index + count) as usize] {
-                            slot.store(0, Ordering::Relaxed);
-                        }
-                        cursor.counts.entries_written += u64::from(count);
-                        self.change_live(node.table, 0, count);
-                    }
+                    What::Absent(first) => clear_absent(&mut cursor, &run, first),
                 }
             }
             drop_stretch(&mut cursor, from.take(), gather);
@@ -161,10 +150,5 @@ fn drop_until<P: Platform>(
 ) {
     let Some((from, end)) = stretch else { return };
     cursor.tables.flush(gather, &mut cursor.counts);
-    let node = cursor.cover();
-    let start = cursor.range().start();
-    let base = start.align_down(arch::table_span::<P::Arch>(node.level));
-    let range = VirtRange::raw(from.0, end.0.max(from.0));
-    let mut batch = cursor.tables.memory.free_batch();
-    drop_suspended(cursor, node, base, range, &mut batch);
+    drop_suspended(cursor, VirtRange::raw(from.0, end.0.max(from.0)));
 }

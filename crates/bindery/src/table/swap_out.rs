@@ -266,7 +266,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         }
         tables.change_live(run.node.table, 0, count);
         if run.node.level > 1 {
-            super::zap::free_deposit(tables.memory, run.node.table, &mut self.cursor.counts);
+            super::dropping::free_deposit(tables.memory, run.node.table, &mut self.cursor.counts);
         }
         self.cursor.counts.entries_written += u64::from(count);
         let range = Run { count, ..*run }.range::<P::Arch>();

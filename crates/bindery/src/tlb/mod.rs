@@ -65,6 +65,7 @@ use arrayvec::ArrayVec;
 use crate::addr::{Frame, VirtRange};
 use crate::arch::{self, Arch};
 use crate::deferred::Tables as DetachedTables;
+use crate::frame::table_meta::TableStack;
 use crate::platform::{Cpu, CpuSet, Invalidation, MAX_CPUS, Platform, Tables};
 use crate::stats::Counts;
 
@@ -159,9 +160,9 @@ pub(crate) struct Gather {
     /// was marked twice is here twice.
     marks: ArrayVec<Frame, MARKS>,
     /// Detached tables above level 1, of which what hangs in them is not on the next list yet.
-    pub(crate) unscanned: Option<Frame>,
-    /// Detached tables, linked through their metadata; their entries still count as mapped.
-    pub(crate) detached: Option<Frame>,
+    pub(crate) unscanned: TableStack,
+    /// Detached tables; their entries still count as mapped.
+    pub(crate) detached: TableStack,
     /// Detached tables of which nothing counts as mapped any more: readers may still be there.
     pub(crate) emptied: DetachedTables,
     /// Whether the tables' contents must be counted down with the mutex held.
@@ -191,8 +192,8 @@ impl Gather {
             level: u8::MAX,
             tables: Tables::Unchanged,
             marks: ArrayVec::new(),
-            unscanned: None,
-            detached: None,
+            unscanned: TableStack::new(),
+            detached: TableStack::new(),
             emptied: DetachedTables::default(),
             stays: Stays::No,
         }

@@ -1,0 +1,212 @@
+//! The metadata of a frame that holds a page table: one method for each thing that is known of a
+//! table. [`super::meta`] has the layout.
+
+use core::sync::atomic::AtomicU32;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use crate::addr::Frame;
+use crate::platform::Platform;
+
+use super::Frames;
+use super::meta::{FrameMeta, GUARDS, Kind, LOCK, NONE, STRAY, link, state_of};
+use super::pending::{self, Last};
+
+/// What is known of one table.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct TableMeta<'a>(&'a FrameMeta);
+
+impl<'a> TableMeta<'a> {
+    /// Makes a zeroed frame an empty, locked table of `level`.
+    pub(crate) fn init(self, level: u8) {
+        self.0.next.store(NONE, Relaxed);
+        self.0.previous.store(0, Relaxed);
+        self.0.owner.store(NONE, Relaxed);
+        self.0.word.store(0, Relaxed);
+        self.0.state.store(state_of(Kind::Table, level) | LOCK, Release);
+    }
+
+    /// Whether the frame is a table.
+    #[inline]
+    pub(crate) fn is_table(self) -> bool {
+        self.0.kind() == Kind::Table
+    }
+
+    /// Whether the frame is a table of `level`.
+    pub(crate) fn is_table_of(self, level: u8) -> bool {
+        self.is_table() && self.level() == level
+    }
+
+    /// The table's level.
+    #[inline]
+    pub(crate) fn level(self) -> u8 {
+        self.0.order()
+    }
+
+    /// Takes the lock if nobody has it. With acquire.
+    #[inline]
+    pub(crate) fn try_lock(self) -> bool {
+        self.0.state.fetch_or(LOCK, Acquire) & LOCK == 0
+    }
+
+    /// Gives the lock back. With release.
+    #[inline]
+    pub(crate) fn unlock(self) {
+        // A plain store: the holder alone changes the other bits, and those who wait for the lock
+        // set nothing but the lock, which they then do not have.
+        self.0.state.store(self.0.state.load(Relaxed) & !LOCK, Release);
+    }
+
+    /// Whether somebody has the lock. With acquire.
+    #[inline]
+    pub(crate) fn is_locked(self) -> bool {
+        self.0.state.load(Acquire) & LOCK != 0
+    }
+
+    /// Whether the table was detached.
+    #[inline]
+    pub(crate) fn is_stray(self) -> bool {
+        self.0.state.load(Relaxed) & STRAY != 0
+    }
+
+    /// Marks the table as detached.
+    #[inline]
+    pub(crate) fn mark_stray(self) {
+        self.0.state.fetch_or(STRAY, Relaxed);
+    }
+
+    /// Takes that mark back.
+    pub(crate) fn clear_stray(self) {
+        self.0.state.fetch_and(!STRAY, Relaxed);
+    }
+
+    /// Whether a guard marker may stand in the table.
+    #[inline]
+    pub(crate) fn has_guards(self) -> bool {
+        self.0.state.load(Relaxed) & GUARDS != 0
+    }
+
+    /// Notes that one may from now on. The caller holds the lock.
+    pub(crate) fn note_guards(self) {
+        if !self.has_guards() {
+            self.0.state.fetch_or(GUARDS, Relaxed);
+        }
+    }
+
+    /// The entry count: how many entries are not empty.
+    #[inline]
+    pub(crate) fn live(self) -> u32 {
+        self.0.word.load(Relaxed) as u32
+    }
+
+    /// Changes the entry count. The caller holds the lock, or nobody else knows the table.
+    #[inline]
+    pub(crate) fn change_live(self, added: u32, removed: u32) {
+        let live = self.0.word.load(Relaxed);
+        self.0.word.store(live + u64::from(added) - u64::from(removed), Relaxed);
+    }
+
+    /// Counts entries of a table without a lock in, and returns how many there were before. With
+    /// acquire.
+    #[inline]
+    pub(crate) fn count_in(self, entries: u64) -> u64 {
+        self.0.word.fetch_add(entries, Acquire)
+    }
+
+    /// Counts entries of a table without a lock out. With release.
+    #[inline]
+    pub(crate) fn count_out(self, entries: u64) {
+        self.0.word.fetch_sub(entries, Release);
+    }
+
+    /// The count of pending flushes.
+    #[inline]
+    pub(crate) fn pending(self) -> &'a AtomicU32 {
+        &self.0.previous
+    }
+
+    /// The table was detached, and no reader can reach it any more: whether the caller frees it.
+    pub(crate) fn release(self) -> Last {
+        pending::release(self.pending())
+    }
+
+    /// The next table of the list that the table is on.
+    #[inline]
+    pub(crate) fn next(self) -> Option<Frame> {
+        link(self.0.next.load(Relaxed))
+    }
+
+    /// The first table of the deposit; [`TableMeta::next`] leads to the others.
+    pub(crate) fn deposit(self) -> Option<Frame> {
+        link(self.0.owner.load(Relaxed))
+    }
+
+    /// Puts the table in front of `next` on a list.
+    #[inline]
+    pub(crate) fn set_next(self, next: Option<Frame>) {
+        self.0.next.store(next.map_or(NONE, |next| next.0), Relaxed);
+    }
+}
+
+impl<P: Platform> Frames<P> {
+    /// What is known of `table`.
+    #[inline]
+    pub(crate) fn table(&self, table: Frame) -> TableMeta<'_> {
+        TableMeta(self.meta(table))
+    }
+
+    /// Puts an empty table into the deposit of `holder`, whose lock the caller holds.
+    #[inline]
+    pub(crate) fn deposit_table(&self, holder: Frame, table: Frame) {
+        let head = &self.meta(holder).owner;
+        self.meta(table).next.store(head.load(Relaxed), Relaxed);
+        head.store(table.0, Relaxed);
+    }
+
+    /// Takes a table out of the deposit of `holder`, whose lock the caller holds.
+    #[inline]
+    pub(crate) fn withdraw_table(&self, holder: Frame) -> Option<Frame> {
+        let head = &self.meta(holder).owner;
+        let table = link(head.load(Relaxed))?;
+        head.store(self.meta(table).next.load(Relaxed), Relaxed);
+        Some(table)
+    }
+}
+
+/// Tables that are on a list, linked through their metadata: the last that came is the first to go.
+#[derive(Default)]
+pub(crate) struct TableStack(Option<Frame>);
+
+impl TableStack {
+    /// The empty list.
+    #[inline]
+    pub(crate) const fn new() -> Self {
+        Self(None)
+    }
+
+    /// Whether there is none.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// Adds a table that is on no other list.
+    #[inline]
+    pub(crate) fn push<P: Platform>(&mut self, frames: &Frames<P>, table: Frame) {
+        frames.table(table).set_next(self.0);
+        self.0 = Some(table);
+    }
+
+    /// The tables. The link of one that was returned is not needed any more.
+    pub(crate) fn iter<P: Platform>(&self, frames: &Frames<P>) -> impl Iterator<Item = Frame> {
+        core::iter::successors(self.0, |table| frames.table(*table).next())
+    }
+
+    /// Takes a table off.
+    #[inline]
+    pub(crate) fn pop<P: Platform>(&mut self, frames: &Frames<P>) -> Option<Frame> {
+        let table = self.0?;
+        self.0 = frames.table(table).next();
+        Some(table)
+    }
+}

@@ -1,0 +1,132 @@
+//! Detaches tables, with all that hangs in them, by clearing the one entry that names them.
+//! [`super::locking`] says which tables are marked when.
+
+use core::sync::atomic::Ordering;
+
+use crate::addr::{Frame, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Kind};
+use crate::platform::Platform;
+use crate::stats::Counts;
+use crate::tlb::Gather;
+
+use super::locking::{Depth, LockTree, Node};
+use super::run::{self, Run, What};
+use super::stray::{mark_children, mark_subtree_stray};
+use super::{PageTable, ReadSection};
+
+impl<P: Platform> PageTable<'_, P> {
+    /// Detaches the tables for `addr` that are empty, from the lowest up: each is locked again from
+    /// one level higher and looked at again, since a fault may have filled it in between.
+    pub(crate) fn prune(&self, addr: VirtAddr, gather: &mut Gather) {
+        for level in 2..=P::Arch::LEVELS {
+            let span = arch::span::<P::Arch>(level);
+            let Some(slot) = VirtRange::from_len(addr.align_down(span), span) else { return };
+            let mut cursor = self.cursor(slot, Depth::Floor(level - 1));
+            let Some((node, index)) = cursor.parent_of(addr, level - 1) else { continue };
+            let entry = run::load(self.slots(node.table), index);
+            if arch::kind::<P::Arch>(entry, level) != Kind::Table {
+                continue;
+            }
+            let table = P::Arch::frame(entry);
+            if self.live(table) > 0 {
+                return;
+            }
+            let what = What::Table(table);
+            let run = Run { at: slot.start(), node, index, count: 1, what };
+            self.detach(&run, table, slot, Some(level - 1), gather, &mut cursor.counts);
+            // Under the lock: the neighbour's next fault may install another table in its place, and
+            // no walker may then remember the old one.
+            self.flush(gather, &mut cursor.counts);
+        }
+    }
+
+    /// Detaches the table of `run`, in which at most `mapped` was mapped; it is freed when the
+    /// gather is finished. With `held`, tables at that level and above are locked by the caller, and
+    /// all are marked. Otherwise the table of the run alone is, and those below it are later, when no
+    /// lock is held any more but before what stands in them is dropped: whoever locks one of them
+    /// until then finds that it does not stand in the tree, and whoever has it locked is waited for.
+    pub(super) fn detach(
+        &self,
+        run: &Run,
+        table: Frame,
+        mapped: VirtRange,
+        held: Option<u8>,
+        gather: &mut Gather,
+        counts: &mut Counts,
+    ) {
+        // Release: who reads the entry as empty finds its table locked, or the flush done.
+        self.slots(run.node.table)[run.index as usize].store(0, Ordering::Release);
+        counts.entries_written += 1;
+        self.change_live(run.node.table, 0, 1);
+        // Where nothing was mapped, there was no table for a walker to remember.
+        gather.stale_tables(run.range::<P::Arch>().intersection(mapped));
+        let node = Node { table, level: run.node.level - 1 };
+        if let Some(held) = held {
+            return self.gather_subtree(node, held, gather, counts);
+        }
+        self.lock(table);
+        self.mark_stray(table);
+        self.unlock(table);
+        counts.tables_locked += 1;
+        self.memory.worked(0, 1);
+        if node.level == 1 {
+            gather.detached.push(&self.memory.frames, table);
+        } else {
+            gather.unscanned.push(&self.memory.frames, table);
+        }
+    }
+
+    /// Marks what hangs in the detached tables, and puts all of it on the list of detached ones. Called
+    /// without locks and outside of read sections.
+    pub(super) fn gather_detached(&self, gather: &mut Gather, counts: &mut Counts) {
+        while let Some(table) = gather.unscanned.pop(&self.memory.frames) {
+            let node = Node { table, level: self.meta(table).level() };
+            self.gather_below(node, gather, counts);
+        }
+    }
+
+    fn gather_below(&self, node: Node, gather: &mut Gather, counts: &mut Counts) {
+        let level = node.level - 1;
+        let children = {
+            let _section = ReadSection::enter(&self.memory.platform);
+            mark_children(self, node, &mut |child| {
+                self.memory.worked(1, 1);
+                if level == 1 {
+                    gather.detached.push(&self.memory.frames, child);
+                }
+            })
+        };
+        if level > 1 {
+            // Nobody changes the entries of a table that is marked.
+            for index in 0..arch::entries::<P::Arch>() {
+                if let Some(table) = self.child(node.table, node.level, index) {
+                    self.gather_below(Node { table, level }, gather, counts);
+                }
+            }
+        }
+        counts.entries_descended += u64::from(children);
+        counts.tables_locked += u64::from(children);
+        // They are on the list themselves.
+        self.change_live(node.table, 0, children);
+        gather.detached.push(&self.memory.frames, node.table);
+    }
+
+    /// Marks the detached table of `node` and all below it, and puts each on the gather's list, so
+    /// that dropping them is no search. Tables at `held` and above are locked by the caller.
+    pub(crate) fn gather_subtree(
+        &self,
+        node: Node,
+        held: u8,
+        gather: &mut Gather,
+        counts: &mut Counts,
+    ) {
+        mark_subtree_stray(self, node, held, &mut |table, children| {
+            counts.entries_descended += u64::from(children);
+            counts.tables_locked += 1;
+            self.memory.worked(0, 1);
+            // The children are on the list themselves.
+            self.change_live(table, 0, children);
+            gather.detached.push(&self.memory.frames, table);
+        });
+    }
+}

@@ -1,0 +1,300 @@
+//! Gives back what entries name, after the flush: the suspended entries of tables that stay, and
+//! all entries of detached tables.
+
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::Memory;
+use crate::addr::{Frame, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Entry, Equal, Kind, absent};
+use crate::frame::{Folio, FreeBatch, OwnerKind};
+use crate::platform::Platform;
+use crate::stats::Counts;
+use crate::swap::SlotRun;
+
+use super::free_table;
+use super::locking::Node;
+use super::run;
+
+/// Mappings that are being dropped.
+pub(super) struct Dropping<'d, 'm, P: Platform> {
+    memory: &'m Memory<P>,
+    batch: &'d mut FreeBatch<'m, P>,
+    counts: &'d mut Counts,
+    /// What is missing in the entries: the valid bit of suspended ones, whose table stays, so that
+    /// they are cleared; nothing in a detached table, where they stay as they are.
+    missing: u64,
+}
+
+impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
+    /// Drops suspended entries.
+    #[inline]
+    pub(super) fn suspended(
+        memory: &'m Memory<P>,
+        batch: &'d mut FreeBatch<'m, P>,
+        counts: &'d mut Counts,
+    ) -> Self {
+        Self { memory, batch, counts, missing: P::Arch::PRESENT }
+    }
+
+    /// Drops the entries of detached tables.
+    #[inline]
+    pub(super) fn detached(
+        memory: &'m Memory<P>,
+        batch: &'d mut FreeBatch<'m, P>,
+        counts: &'d mut Counts,
+    ) -> Self {
+        Self { memory, batch, counts, missing: 0 }
+    }
+
+    /// Drops and clears the suspended entries of `range` in the tables from `node`, which begins at
+    /// `base`, down.
+    pub(super) fn range(&mut self, node: Node, base: VirtAddr, range: VirtRange) {
+        let Some(span) = VirtRange::from_len(base, arch::table_span::<P::Arch>(node.level)) else {
+            return;
+        };
+        let part = range.intersection(span);
+        if part.is_empty() {
+            return;
+        }
+        let first = arch::index_of::<P::Arch>(part.start(), node.level);
+        let last = arch::index_of::<P::Arch>(VirtAddr(part.end().0 - 1), node.level);
+        let meta = self.memory.frames.table(node.table);
+        if node.level == 1 {
+            let dropped = self.leaves(node.table, first..last + 1);
+            meta.change_live(0, dropped);
+            return;
+        }
+        for index in first..=last {
+            // SAFETY: 1. a table, by the entry above it or its cursor; 2. the caller holds its lock.
+            let slot = unsafe { &self.memory.slots(node.table)[index as usize] };
+            let entry = Entry(slot.load(Ordering::Relaxed));
+            let start = VirtAddr(base.0 + u64::from(index) * arch::span::<P::Arch>(node.level));
+            match arch::kind::<P::Arch>(entry, node.level) {
+                Kind::Table => {
+                    let child = Node { table: P::Arch::frame(entry), level: node.level - 1 };
+                    self.range(child, start, range);
+                }
+                Kind::Absent => {
+                    slot.store(0, Ordering::Relaxed);
+                    self.counts.entries_written += 1;
+                    meta.change_live(0, 1);
+                    free_deposit(self.memory, node.table, self.counts);
+                    self.huge(Entry(entry.0 | self.missing), node.level);
+                }
+                Kind::Empty | Kind::Leaf => {}
+            }
+        }
+    }
+
+    /// Drops all entries of a detached table but those of tables. Readers may still see the
+    /// entries, and know that they are only hints. The entry count tells when the rest is empty.
+    pub(super) fn contents(&mut self, table: Frame) {
+        let meta = self.memory.frames.table(table);
+        let level = meta.level();
+        if level == 1 {
+            self.leaves(table, 0..arch::entries::<P::Arch>());
+            return;
+        }
+        let mut live = meta.live();
+        // SAFETY: 1. a table, by its metadata; 2. detached, and on the caller's list.
+        for slot in unsafe { self.memory.slots(table) } {
+            if live == 0 {
+                break;
+            }
+            self.counts.entries_read += 1;
+            let entry = Entry(slot.load(Ordering::Relaxed));
+            match arch::kind::<P::Arch>(entry, level) {
+                Kind::Empty | Kind::Table => continue,
+                Kind::Leaf => self.huge(entry, level),
+                Kind::Absent => {
+                    drop_absent(self.memory, Node { table, level }, entry, 1, self.counts);
+                }
+            }
+            live -= 1;
+        }
+        while free_deposit(self.memory, table, self.counts) {}
+    }
+
+    /// Drops the mapping of a huge leaf.
+    fn huge(&mut self, leaf: Entry, level: u8) {
+        let pages = 1 << arch::order_of_level::<P::Arch>(level);
+        self.memory.unmap_pages(leaf, pages, self.batch, self.counts);
+    }
+
+    /// Drops the mappings of the level-1 leaves (and absent entries) of `indices`. Returns how many
+    /// entries that were.
+    fn leaves(&mut self, table: Frame, indices: Range<u32>) -> u32 {
+        let (memory, missing) = (self.memory, self.missing);
+        let live = memory.frames.table(table).live();
+        // SAFETY: 1. it has leaves, so it is a table; 2. it is locked, or detached and on the caller's
+        // list.
+        let slots = unsafe { &memory.slots(table)[..indices.end as usize] };
+        let (mut index, mut dropped) = (indices.start, 0);
+        while dropped < live
+            && let Some(slot) = slots.get(index as usize)
+        {
+            let raw = slot.load(Ordering::Relaxed);
+            if raw == 0 {
+                index += run::empty_ahead(&slots[index as usize..]);
+                continue;
+            }
+            let entry = Entry(raw | missing);
+            let count = if entry.0 & P::Arch::PRESENT != 0 {
+                self.run(slots, index, entry)
+            } else {
+                let limit = (slots.len() as u32 - index).min(live - dropped);
+                let count = absent_run::<P>(slots, index, limit);
+                self.counts.mapped(OwnerKind::Anonymous, count);
+                drop_absent(memory, Node { table, level: 1 }, entry, count, self.counts);
+                count
+            };
+            if missing != 0 {
+                for slot in &slots[index as usize..(index + count) as usize] {
+                    slot.store(0, Ordering::Relaxed);
+                }
+                self.counts.entries_written += u64::from(count);
+            }
+            dropped += count;
+            index += count;
+        }
+        self.counts.entries_read += u64::from(index - indices.start);
+        // All entries at once, as if they were anonymous pages, which they mostly are. What is
+        // something else has been counted the other way.
+        self.counts.unmapped(OwnerKind::Anonymous, dropped);
+        dropped
+    }
+
+    /// Drops the run of leaves that begins at `index` with `entry`. Returns how many that were. The
+    /// caller counts them all as anonymous pages that are gone; what is none is counted here so that
+    /// the sum is right.
+    #[inline]
+    fn run(&mut self, slots: &[AtomicU64], index: u32, entry: Entry) -> u32 {
+        let (memory, missing) = (self.memory, self.missing);
+        let entry = P::Arch::clear_contig(entry, index);
+        let frame = P::Arch::frame(entry);
+        // Pages of zeroes, and frames that are not ours, have no counts.
+        let Some(folio) = memory.frames.folio_of(frame) else {
+            self.counts.mapped(OwnerKind::Anonymous, 1);
+            return 1;
+        };
+        self.counts.folios_touched += 1;
+        // Nearly all folios of one page end here. One that an object has let go may be ours to free
+        // as well, and counts as the object's page that it was when it was mapped.
+        if folio.order == 0 && memory.frames.free_anonymous_into(self.batch, folio, 1) {
+            // Where one is a page of its own, the next mostly are as well.
+            let rest = &slots[index as usize + 1..];
+            let more = drop_single_pages(memory, rest, missing, self.batch);
+            self.counts.folios_touched += u64::from(more);
+            return 1 + more;
+        }
+        let left = folio.head.0 + folio.pages() - frame.0;
+        let limit = left.min(slots.len() as u32 - index);
+        let slots = &slots[..(index + limit) as usize];
+        // A folio of which these are all mappings takes nothing along of what they say.
+        let last = folio.order > 0
+            && memory.frames.is_mapped_only(folio, limit)
+            && run::are_leaves::<P::Arch>(&slots[index as usize..], index, P::Arch::STEP, missing);
+        if last && memory.frames.free_anonymous_into(self.batch, folio, limit) {
+            return limit;
+        }
+        self.shared(slots, index, (folio, entry))
+    }
+
+    /// Drops the mappings of the pages of `folio` that begin at `index` with `entry`, without the
+    /// contiguous bit, and end with the slots at the latest: others map or hold the folio, too.
+    #[inline(never)]
+    fn shared(&mut self, slots: &[AtomicU64], index: u32, (folio, entry): (Folio, Entry)) -> u32 {
+        let (memory, missing) = (self.memory, self.missing);
+        let limit = slots.len() as u32 - index;
+        let (mut count, mut first) = (limit, entry);
+        if limit > 1 {
+            let (equal, step) = (Equal::empty(), P::Arch::STEP);
+            (count, first) = run::leaves::<P::Arch>(slots, index, limit, equal, step, missing);
+        }
+        let owner = memory.frames.owner_kind(folio);
+        if owner != OwnerKind::Anonymous {
+            self.counts.mapped(OwnerKind::Anonymous, count);
+            self.counts.unmapped(owner, count);
+        }
+        let dirty = || P::Arch::attributes(first).dirty;
+        memory.frames.unmap_into(self.batch, &memory.platform, folio, count, dirty);
+        count
+    }
+}
+
+/// Drops the mappings of single anonymous pages that nobody else has, from the first slot on, until
+/// another entry comes; `missing` is missing in the entries as they are. Returns how many
+/// that were. A loop of its own: it does one thing, all in registers.
+#[inline(never)]
+fn drop_single_pages<P: Platform>(
+    memory: &Memory<P>,
+    slots: &[AtomicU64],
+    missing: u64,
+    batch: &mut FreeBatch<'_, P>,
+) -> u32 {
+    let mut dropped = 0;
+    for slot in slots {
+        let raw = slot.load(Ordering::Relaxed);
+        let entry = Entry(raw | missing);
+        // The pages of a contiguous run are those of a large folio.
+        if raw == 0 || entry.0 & P::Arch::PRESENT == 0 || P::Arch::is_contig(entry) {
+            break;
+        }
+        let folio = memory.frames.folio_of(P::Arch::frame(entry));
+        let Some(folio) = folio.filter(|folio| folio.order == 0) else { break };
+        if !memory.frames.free_anonymous_into(batch, folio, 1) {
+            break;
+        }
+        dropped += 1;
+    }
+    dropped
+}
+
+/// How many of the `limit` absent entries from `index` on can be dropped at once: swap entries by
+/// runs of slots, others one by one.
+#[inline(never)]
+fn absent_run<P: Platform>(slots: &[AtomicU64], index: u32, limit: u32) -> u32 {
+    if absent::is_swap::<P::Arch>(run::load(slots, index)) {
+        run::absents::<P::Arch>(slots, index, limit).0
+    } else {
+        1
+    }
+}
+
+/// Gives back what a run of `count` absent entries of the table of `node` names.
+pub(super) fn drop_absent<P: Platform>(
+    memory: &Memory<P>,
+    node: Node,
+    first: Entry,
+    count: u32,
+    counts: &mut Counts,
+) {
+    let pages = count << arch::order_of_level::<P::Arch>(node.level);
+    match absent::decode::<P::Arch>(first) {
+        Some(absent::Absent::ProtNone { frame, dirty, .. }) => {
+            memory.unmap_frames(frame, pages, dirty, counts);
+        }
+        Some(absent::Absent::Swap { device, slot, .. }) => {
+            counts.swap_pages = counts.swap_pages.wrapping_sub(u64::from(pages));
+            memory.release_slots(SlotRun { area: device, first: slot, count: pages });
+        }
+        _ => {}
+    }
+    if node.level > 1 {
+        free_deposit(memory, node.table, counts);
+    }
+}
+
+/// Frees a table of the deposit of `holder`, if there is one.
+pub(super) fn free_deposit<P: Platform>(
+    memory: &Memory<P>,
+    holder: Frame,
+    counts: &mut Counts,
+) -> bool {
+    let Some(table) = memory.frames.withdraw_table(holder) else { return false };
+    // SAFETY: 1. a table on deposit is a table, and the holder's lock is held; 2. no entry and no TLB
+    // ever knew it, and it was just withdrawn.
+    unsafe { free_table(memory, table, counts) };
+    true
+}
