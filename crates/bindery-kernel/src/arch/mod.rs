@@ -24,7 +24,7 @@
 //! | `time` | clocks and the timer |
 //! | `serial` | the console |
 //! | `control` | the control channel to the host, power-off |
-//! | `page_copy` | zeroing and copying frames; instruction caches |
+//! | `page_copy` | zeroing and copying frames; `memcpy` and its kin (AArch64); instruction caches |
 //! | `backtrace` | return addresses, for a panic |
 //! | `marks` | marks for a tool that counts instructions |
 //!

@@ -1,7 +1,7 @@
-//! Zeroing and copying whole frames; instruction fetches that see what was written (Arm ARM, B2.4.4
-//! "Concurrent modification and execution of instructions", D7.5 "Caches").
+//! Zeroing and copying whole frames; `memcpy` and its kin; instruction fetches that see what was
+//! written (Arm ARM, B2.4.4 "Concurrent modification and execution of instructions", D7.5 "Caches").
 
-use core::arch::asm;
+use core::arch::{asm, global_asm};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::direct_map;
@@ -133,3 +133,165 @@ pub fn synchronize_instructions(physical: u64, length: u64) {
     // SAFETY: as above.
     unsafe { asm!("isb", options(nostack, preserves_flags)) };
 }
+
+// `memcpy`, `memmove`, `memset`, `memcmp`: the compiler calls them for values that it does not move
+// itself. Those of Rust's library go byte by byte to the next multiple of eight; most calls here
+// are shorter than that is worth.
+//
+// - The MMU is on, and memory is normal memory: accesses need not be aligned (`SCTLR_EL1.A` is 0).
+// - A start and an end that overlap take the place of single bytes: 11 bytes are two times eight.
+// - Every load of a short copy comes before its stores, so that it serves `memmove` too. A long
+//   copy holds the bytes that its loop does not reach.
+global_asm!(
+    r#"
+    .section .text.memcpy, "ax"
+    .global memmove, memcpy
+    .type   memmove, @function
+    .type   memcpy, @function
+memmove:                            // x0: to, x1: from, x2: how many
+    sub     x3, x0, x1
+    cmp     x3, x2
+    b.hs    memcpy
+    cmp     x2, #32
+    b.hi    6f                      // the end of the source would be overwritten
+memcpy:
+    add     x4, x1, x2              // the ends
+    add     x5, x0, x2
+    cmp     x2, #16
+    b.lo    2f
+    cmp     x2, #32
+    b.hi    4f
+    ldp     x6, x7, [x1]
+    ldp     x8, x9, [x4, #-16]
+    stp     x6, x7, [x0]
+    stp     x8, x9, [x5, #-16]
+    ret
+2:  tbz     x2, #3, 3f              // 8 to 15
+    ldr     x6, [x1]
+    ldr     x7, [x4, #-8]
+    str     x6, [x0]
+    str     x7, [x5, #-8]
+    ret
+3:  tbz     x2, #2, 1f              // 4 to 7
+    ldr     w6, [x1]
+    ldr     w7, [x4, #-4]
+    str     w6, [x0]
+    str     w7, [x5, #-4]
+    ret
+1:  cbz     x2, 8f                  // 1 to 3: the first, the middle, the last
+    lsr     x3, x2, #1
+    ldrb    w6, [x1]
+    ldrb    w7, [x1, x3]
+    ldrb    w8, [x4, #-1]
+    strb    w6, [x0]
+    strb    w7, [x0, x3]
+    strb    w8, [x5, #-1]
+8:  ret
+4:  ldp     x6, x7, [x4, #-32]      // the last 32, stored behind the loop
+    ldp     x8, x9, [x4, #-16]
+    mov     x3, x0
+    sub     x2, x2, #32
+5:  ldp     x10, x11, [x1], #32
+    ldp     x12, x13, [x1, #-16]
+    stp     x10, x11, [x3], #32
+    stp     x12, x13, [x3, #-16]
+    subs    x2, x2, #32
+    b.hi    5b
+    stp     x6, x7, [x5, #-32]
+    stp     x8, x9, [x5, #-16]
+    ret
+6:  add     x4, x1, x2              // from the end; the first 32 are stored behind the loop
+    add     x5, x0, x2
+    ldp     x6, x7, [x1]
+    ldp     x8, x9, [x1, #16]
+    sub     x2, x2, #32
+7:  ldp     x10, x11, [x4, #-16]
+    ldp     x12, x13, [x4, #-32]!
+    stp     x10, x11, [x5, #-16]
+    stp     x12, x13, [x5, #-32]!
+    subs    x2, x2, #32
+    b.hi    7b
+    stp     x6, x7, [x0]
+    stp     x8, x9, [x0, #16]
+    ret
+
+    .section .text.memset, "ax"
+    .global memset
+    .type   memset, @function
+memset:                             // x0: to, w1: the byte, x2: how many
+    bfi     w1, w1, #8, #8
+    bfi     w1, w1, #16, #16
+    bfi     x1, x1, #32, #32
+    add     x4, x0, x2
+    cmp     x2, #16
+    b.lo    4f
+    stp     x1, x1, [x0]
+    stp     x1, x1, [x4, #-16]
+    subs    x2, x2, #32             // what lies between the two
+    b.ls    3f
+    add     x3, x0, #16
+    subs    x2, x2, #64
+    b.lo    2f
+1:  stp     x1, x1, [x3]
+    stp     x1, x1, [x3, #16]
+    stp     x1, x1, [x3, #32]
+    stp     x1, x1, [x3, #48]
+    add     x3, x3, #64
+    subs    x2, x2, #64
+    b.hs    1b
+2:  adds    x2, x2, #64
+    b.eq    3f
+5:  stp     x1, x1, [x3], #16
+    subs    x2, x2, #16
+    b.hi    5b
+3:  ret
+4:  tbz     x2, #3, 6f              // 8 to 15
+    str     x1, [x0]
+    str     x1, [x4, #-8]
+    ret
+6:  tbz     x2, #2, 7f              // 4 to 7
+    str     w1, [x0]
+    str     w1, [x4, #-4]
+    ret
+7:  cbz     x2, 3b                  // 1 to 3
+    lsr     x3, x2, #1
+    strb    w1, [x0]
+    strb    w1, [x0, x3]
+    strb    w1, [x4, #-1]
+    ret
+
+    .section .text.memcmp, "ax"
+    .global memcmp, bcmp
+    .type   memcmp, @function
+    .type   bcmp, @function
+memcmp:                             // x0, x1: what is compared, x2: how many
+bcmp:
+    subs    x2, x2, #8
+    b.lo    2f
+1:  ldr     x3, [x0], #8
+    ldr     x4, [x1], #8
+    cmp     x3, x4
+    b.ne    4f
+    subs    x2, x2, #8
+    b.hs    1b
+2:  adds    x2, x2, #8
+    b.eq    5f
+3:  ldrb    w3, [x0], #1
+    ldrb    w4, [x1], #1
+    subs    w3, w3, w4
+    b.ne    6f
+    subs    x2, x2, #1
+    b.ne    3b
+5:  mov     w0, wzr
+    ret
+6:  mov     w0, w3
+    ret
+4:  rev     x3, x3                  // the first byte that differs decides
+    rev     x4, x4
+    cmp     x3, x4
+    cset    w0, hi
+    csinv   w0, w0, wzr, hs
+    ret
+    .text
+    "#
+);
