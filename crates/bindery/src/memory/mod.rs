@@ -1,10 +1,11 @@
 //! [`Memory`]: all physical memory that an embedder hands over, and the state that its address
 //! spaces share.
 
+mod folio_policy;
 mod record;
 
 use core::fmt;
-use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SIZE};
 use crate::arch::{self, Arch, Entry, Permissions};
@@ -14,8 +15,7 @@ use crate::effort::EffortSetting;
 use crate::events::{Events, RareEvents};
 use crate::frame::meta;
 use crate::frame::{
-    Folio, FrameRange, FrameUsage, FrameView, Frames, FramesError, FreeBatch, MAX_FOLIO_ORDER,
-    MAX_ORDER,
+    Folio, FrameRange, FrameUsage, FrameView, Frames, FramesError, FreeBatch, MAX_ORDER,
 };
 use crate::huge_zero::HugeZero;
 use crate::platform::Platform;
@@ -23,6 +23,8 @@ use crate::stats::Counts;
 use crate::swap::Swap;
 
 use crate::error::OutOfMemory;
+pub(crate) use folio_policy::HugeAdvice;
+pub use folio_policy::{FolioPolicy, SizeMode};
 use record::Slabs;
 pub(crate) use record::{Anchor, DEFERRED_KINDS, Opaque, Record, RecordKind};
 
@@ -509,141 +511,4 @@ pub enum FrameKind {
     Object,
     /// Another use, or not a frame of the memory.
     Other,
-}
-
-/// What a program has asked for in a mapping.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum HugeAdvice {
-    /// Nothing.
-    None,
-    /// Large folios (`MADV_HUGEPAGE`).
-    Use,
-    /// No large folios (`MADV_NOHUGEPAGE`).
-    Avoid,
-}
-
-/// When folios of one size are used, as in Linux's files
-/// `/sys/kernel/mm/transparent_hugepage/hugepages-*kB/enabled`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum SizeMode {
-    /// Not at all.
-    Never,
-    /// In mappings for which the program has asked (`MADV_HUGEPAGE`).
-    Madvise,
-    /// As [`FolioPolicy::set_global`] says.
-    Inherit,
-    /// Wherever they fit.
-    Always,
-}
-
-impl SizeMode {
-    fn from_number(number: u8) -> Self {
-        match number {
-            1 => Self::Madvise,
-            2 => Self::Inherit,
-            3 => Self::Always,
-            _ => Self::Never,
-        }
-    }
-}
-
-/// The folio sizes that faults may use. A fault takes the largest size that the policy, the mapping
-/// and its neighbors allow, and a smaller one if memory is fragmented. Base pages are always
-/// allowed.
-///
-/// ```
-/// use bindery::{FolioPolicy, SizeMode};
-///
-/// /// 64 KiB for all mappings that ask for it, and 2 MiB wherever it fits.
-/// fn choose(policy: &FolioPolicy) {
-///     policy.set(4, SizeMode::Madvise);
-///     policy.set(9, SizeMode::Always);
-/// }
-/// ```
-///
-/// # Context
-/// Context: any.
-pub struct FolioPolicy {
-    modes: [AtomicU8; MAX_FOLIO_ORDER as usize + 1],
-    global: AtomicU8,
-    /// The orders that are `Always` after inheritance; bit n for order n. Faults read this.
-    always: AtomicU16,
-    /// The orders that are `Madvise` after inheritance.
-    advised: AtomicU16,
-}
-
-impl fmt::Debug for FolioPolicy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let modes: [_; MAX_FOLIO_ORDER as usize + 1] =
-            core::array::from_fn(|order| self.get(order as u8));
-        f.debug_struct("FolioPolicy")
-            .field("modes", &modes)
-            .field("global", &SizeMode::from_number(self.global.load(Ordering::Relaxed)))
-            .finish()
-    }
-}
-
-impl FolioPolicy {
-    /// With `huge` for the largest size and `Never` for the others.
-    fn new(huge: SizeMode, global: SizeMode) -> Self {
-        let policy = Self {
-            modes: [const { AtomicU8::new(SizeMode::Never as u8) }; MAX_FOLIO_ORDER as usize + 1],
-            global: AtomicU8::new(global as u8),
-            always: AtomicU16::new(0),
-            advised: AtomicU16::new(0),
-        };
-        policy.set(MAX_FOLIO_ORDER, huge);
-        policy
-    }
-
-    /// Sets when folios of 2^`order` pages are used. Order 0 and orders above 9 are ignored.
-    pub fn set(&self, order: u8, mode: SizeMode) {
-        if let Some(slot) = self.modes.get(usize::from(order)) {
-            slot.store(mode as u8, Ordering::Relaxed);
-            self.recompute();
-        }
-    }
-
-    /// When folios of 2^`order` pages are used.
-    pub fn get(&self, order: u8) -> SizeMode {
-        let mode = self.modes.get(usize::from(order)).map(|mode| mode.load(Ordering::Relaxed));
-        SizeMode::from_number(mode.unwrap_or(0))
-    }
-
-    /// Sets the meaning of [`SizeMode::Inherit`]; `Inherit` itself counts as `Never`.
-    pub fn set_global(&self, mode: SizeMode) {
-        self.global.store(mode as u8, Ordering::Relaxed);
-        self.recompute();
-    }
-
-    fn recompute(&self) {
-        let global = SizeMode::from_number(self.global.load(Ordering::Relaxed));
-        let (mut always, mut advised) = (0, 0);
-        for order in 1..=MAX_FOLIO_ORDER {
-            let mode = match self.get(order) {
-                SizeMode::Inherit => global,
-                mode => mode,
-            };
-            match mode {
-                SizeMode::Always => always |= 1 << order,
-                SizeMode::Madvise => advised |= 1 << order,
-                SizeMode::Never | SizeMode::Inherit => {}
-            }
-        }
-        self.always.store(always, Ordering::Relaxed);
-        self.advised.store(advised, Ordering::Relaxed);
-    }
-
-    /// The orders above 0 that a fault may use in a mapping for which the program has given this
-    /// advice.
-    #[inline(always)]
-    pub(crate) fn orders(&self, advice: HugeAdvice) -> u16 {
-        match advice {
-            HugeAdvice::Avoid => 0,
-            HugeAdvice::None => self.always.load(Ordering::Relaxed),
-            HugeAdvice::Use => {
-                self.always.load(Ordering::Relaxed) | self.advised.load(Ordering::Relaxed)
-            }
-        }
-    }
 }

@@ -14,15 +14,16 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Brings everything back that the address space has in the swap area, run by run, so that
     /// [`Memory::swap_off`](crate::Memory::swap_off) can remove it. Call
     /// [`Memory::stop_swapping_to`](crate::Memory::stop_swapping_to) before, or new pages go out
-    /// meanwhile. A fork that runs at the same time may take entries to a child: the child is another
-    /// address space. May sleep. No lock is held from one run to the next.
+    /// meanwhile. A fork that runs at the same time may take entries to a child: the child is
+    /// another address space. No lock is held from one run to the next.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`]; [`Error::Fault`] if the area has lost a page, which stays lost;
     /// [`Error::Interrupted`] for a fatal signal. What has come back stays, and everything can be used as
     /// before.
     ///
-    /// Complexity: in the runs of swap entries, and the entries of the mappings.
+    /// Context: may sleep. Complexity: in the runs of swap entries, and the entries of the
+    /// mappings.
     pub fn swap_in_area(&self, area: &SwapArea) -> Result<(), Error> {
         let mut at = VirtAddr(0);
         while let Some(page) = self.next_in_area(at, area.number) {

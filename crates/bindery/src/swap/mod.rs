@@ -126,8 +126,10 @@ pub struct SwapArea {
 }
 
 impl<P: Platform> Memory<P> {
-    /// Adds a swap area of `slots` pages in compressed memory (Linux: `swapon(2)` of a zram device).
-    /// May sleep.
+    /// Adds a swap area of `slots` pages in compressed memory (Linux: `swapon(2)` of a zram
+    /// device).
+    ///
+    /// Context: may sleep.
     ///
     /// # Errors
     /// As [`SwapError`] says; nothing has changed.
@@ -144,29 +146,39 @@ impl<P: Platform> Memory<P> {
     }
 
     /// How many frames compressed memory may take; half of the memory at first. Where more are used
-    /// already, no page goes out until enough have come back. Does not sleep.
+    /// already, no page goes out until enough have come back.
+    ///
+    /// Context: spins.
     pub fn set_compressed_limit(&self, frames: u64) {
         self.swap.store.set_limit(frames);
     }
 
-    /// What [`Memory::set_compressed_limit`] has set, in frames. Does not sleep.
+    /// What [`Memory::set_compressed_limit`] has set, in frames.
+    ///
+    /// Context: spins.
     pub fn compressed_limit(&self) -> u64 {
         self.swap.store.limit()
     }
 
-    /// What compressed memory holds. Does not sleep.
+    /// What compressed memory holds.
+    ///
+    /// Context: spins.
     pub fn compressed_usage(&self) -> CompressedUsage {
         self.swap.store.usage()
     }
 
-    /// Hands no more slots of the area out: the first step of `swapoff(2)`. Does not sleep.
+    /// Hands no more slots of the area out: the first step of `swapoff(2)`.
+    ///
+    /// Context: spins.
     pub fn stop_swapping_to(&self, area: &SwapArea) {
         if let Some(area) = self.swap.areas.get(usize::from(area.number)) {
             area.stop();
         }
     }
 
-    /// Hands slots of the area out again. Does not sleep.
+    /// Hands slots of the area out again.
+    ///
+    /// Context: any.
     pub fn resume_swapping_to(&self, area: &SwapArea) {
         if let Some(area) = self.swap.areas.get(usize::from(area.number)) {
             area.resume();
@@ -174,9 +186,11 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Removes an area of which no slot is taken: the last step of `swapoff(2)`, after
-    /// [`Memory::stop_swapping_to`] and [`AddressSpace::swap_in_area`] of each address space. May sleep.
+    /// [`Memory::stop_swapping_to`] and [`AddressSpace::swap_in_area`] of each address space.
     ///
     /// [`AddressSpace::swap_in_area`]: crate::AddressSpace::swap_in_area
+    ///
+    /// Context: may sleep.
     ///
     /// # Errors
     /// [`SwapError::InUse`] if a slot is taken: another address space has entries, or was forked
@@ -207,7 +221,9 @@ impl<P: Platform> Memory<P> {
         self.swap.areas.iter().any(|area| area.may_allocate())
     }
 
-    /// The swap areas. Does not sleep.
+    /// The swap areas.
+    ///
+    /// Context: any.
     pub fn swap_areas(&self) -> impl Iterator<Item = SwapArea> + '_ {
         let areas = self.swap.areas.iter().enumerate().filter(|(_, area)| area.slots() > 0);
         areas.map(|(number, area)| SwapArea {

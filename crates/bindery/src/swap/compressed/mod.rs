@@ -96,6 +96,8 @@ impl CompressedUsage {
     };
 
     /// Bytes of the frames that no object uses: holes, and the ends of last chunks.
+    ///
+    /// Context: any.
     pub fn wasted(&self) -> u64 {
         (self.frames_used * PAGE_SIZE).saturating_sub(self.bytes_compressed)
     }
