@@ -184,7 +184,7 @@ impl Seats {
         let depth = seat.depth.load(Ordering::Relaxed);
         seat.depth.store(depth + 1, Ordering::Relaxed);
         if depth == 0 {
-            // Acquire: who sees a grace period's time sees what was unlinked before it.
+            // Acquire: a thread that sees a grace period's time sees what was unlinked before it.
             announce(&seat.section, self.clock.0.load(Ordering::Acquire));
         }
     }
@@ -265,7 +265,7 @@ fn announce(section: &AtomicU64, inside: u64) {
         section.swap(inside, Ordering::SeqCst);
         compiler_fence(Ordering::SeqCst);
     } else {
-        // Release, as the exchange is: who sees this section sees what was read in the one before.
+        // Release, as the exchange is: a thread that sees this section sees what was read in the one before.
         section.store(inside, Ordering::Release);
         fence(Ordering::SeqCst);
     }

@@ -21,7 +21,7 @@ use crate::process;
 /// A type that any bytes make a valid value of, and that has no padding that matters.
 ///
 /// # Safety
-/// The implementor promises that every pattern of bits is a value.
+/// 1. Every pattern of bits is a value.
 pub unsafe trait Plain: Copy {}
 
 macro_rules! plain {
@@ -73,7 +73,7 @@ fn within(at: u64, length: usize) -> usize {
 /// locks held.
 ///
 /// # Safety
-/// `from` is valid for reads of `length` bytes, which may change meanwhile.
+/// 1. `from` is valid for reads of `length` bytes, which may change meanwhile.
 #[inline]
 pub unsafe fn put(at: u64, from: *const u8, length: usize) -> usize {
     // SAFETY: the caller's promise; addresses of the kernel are left out.
@@ -84,7 +84,7 @@ pub unsafe fn put(at: u64, from: *const u8, length: usize) -> usize {
 /// locks held.
 ///
 /// # Safety
-/// `to` is valid for writes of `length` bytes.
+/// 1. `to` is valid for writes of `length` bytes.
 #[inline]
 pub unsafe fn take(to: *mut u8, at: u64, length: usize) -> usize {
     // SAFETY: as above.

@@ -33,7 +33,7 @@ impl HugeZero {
     }
 
     fn first(&self) -> Option<Frame> {
-        // Acquire: who finds the block finds zeroes in it.
+        // Acquire: a thread that finds the block finds zeroes in it.
         let first = self.first.load(Ordering::Acquire);
         (first != meta::NONE).then_some(Frame(first))
     }

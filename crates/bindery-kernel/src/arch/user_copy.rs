@@ -39,7 +39,8 @@ pub unsafe fn copy_from_user(to: *mut u8, from: u64, length: usize) -> usize {
 /// Copies bytes of the kernel that may change meanwhile.
 ///
 /// # Safety
-/// `from` is valid for reads and `to` for writes of `length` bytes; the two do not overlap.
+/// 1. `from` is valid for reads and `to` for writes of `length` bytes.
+/// 2. The two do not overlap.
 #[inline]
 pub unsafe fn copy_bytes(from: *const u8, to: *mut u8, length: usize) {
     // SAFETY: the caller's promise; nothing faults.

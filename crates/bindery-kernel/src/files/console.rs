@@ -177,7 +177,7 @@ fn pump() {
     }
 }
 
-/// Has the line looked at, and everybody who waits for it woken, after a while.
+/// Has the line looked at, and all of its waiters woken, after a while.
 fn watch() {
     if IS_WATCHED.swap(true, Ordering::Relaxed) {
         return;

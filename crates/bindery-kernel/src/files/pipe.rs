@@ -43,7 +43,7 @@ struct State {
     bytes: Ring,
     readers: u32,
     writers: u32,
-    /// How often it was opened for reading, for writing: who waits for the other side may wake when
+    /// How often it was opened for reading, for writing: a thread that waits for the other side may wake when
     /// that has come and gone.
     openings: [u64; 2],
 }

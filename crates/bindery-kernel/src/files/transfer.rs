@@ -106,7 +106,7 @@ impl Segments {
     /// before one could not be written. May be called with locks held.
     ///
     /// # Safety
-    /// `from` is valid for reads of `length` bytes, which may change meanwhile.
+    /// 1. `from` is valid for reads of `length` bytes, which may change meanwhile.
     #[inline]
     pub unsafe fn put(&self, skip: usize, from: NonNull<u8>, length: usize) -> usize {
         self.each(skip, length, |at, done, count| {
@@ -119,7 +119,7 @@ impl Segments {
     /// before one could not be read. May be called with locks held.
     ///
     /// # Safety
-    /// `to` is valid for writes of `length` bytes.
+    /// 1. `to` is valid for writes of `length` bytes.
     #[inline]
     pub unsafe fn take(&self, skip: usize, to: NonNull<u8>, length: usize) -> usize {
         self.each(skip, length, |at, done, count| {

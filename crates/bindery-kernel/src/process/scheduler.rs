@@ -305,7 +305,7 @@ fn begin_turn() {
 }
 
 /// # Safety
-/// `thread` is the one that runs, about to stop.
+/// 1. `thread` is the one that runs, about to stop.
 unsafe fn save(thread: &Thread) {
     thread.run_time.fetch_add(time_of_this_run(thread), Ordering::Relaxed);
     let saved: *mut Saved = thread.saved();
@@ -317,7 +317,7 @@ unsafe fn save(thread: &Thread) {
 }
 
 /// # Safety
-/// `thread` is the one that runs next.
+/// 1. `thread` is the one that runs next.
 unsafe fn restore(thread: &Thread) {
     let saved: *mut Saved = thread.saved();
     // A thread that ends its process has no memory any more.

@@ -37,7 +37,7 @@ impl<P: Platform> Audit<'_, '_, P> {
 
     /// Whether the address space's accounts are the sums over its VMAs.
     pub(super) fn accounts(&mut self, space: &AddressSpace<'_, P>) -> Result<(), Violation> {
-        // Nobody lists the pins of an address space: who has pinned keeps them.
+        // No list has the pins of an address space: the pinning caller keeps them.
         let pinned = space.usage().pinned;
         let mut sums = crate::Usage { pinned, ..crate::Usage::default() };
         for node in space.vmas.iter() {

@@ -80,7 +80,7 @@ pub struct Deferred {
 pub(crate) struct Deferral<P: Platform> {
     queue: Mutex<P::SpinLock, Queue<Batch<P>>>,
     /// Weights: what was ever added, and what of it was freed. The difference waits, in the queue or
-    /// in the hands of who frees it.
+    /// with the thread that frees it.
     added: AtomicU64,
     freed: AtomicU64,
     /// Changes whenever something was freed.
@@ -296,7 +296,7 @@ impl<P: Platform> Memory<P> {
 
     fn note_freed(&self, weight: u64) {
         if weight > 0 {
-            // Release: who sees it finds the memory free.
+            // Release: a thread that sees it finds the memory free.
             self.deferred.freed.fetch_add(weight, Ordering::Release);
             self.deferred.turn.fetch_add(1, Ordering::Release);
             self.platform.unpark(&raw const self.deferred.turn);

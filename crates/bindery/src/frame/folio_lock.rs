@@ -71,7 +71,7 @@ pub(super) fn unlock<W: Word<u32>>(state: &W, parking: &impl Parking<W>, disown:
     }
 }
 
-/// Has the owner taken away under the lock, by the caller or by who has it; never waits. The caller
+/// Has the owner taken away under the lock, by the caller or by its holder; never waits. The caller
 /// has a reference.
 #[inline]
 pub(super) fn orphan<W: Word<u32>>(state: &W, parking: &impl Parking<W>, disown: impl Fn()) {

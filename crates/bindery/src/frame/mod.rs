@@ -1,4 +1,4 @@
-//! Physical memory: frames, and who uses them.
+//! Physical memory: frames and their users.
 //!
 //! | file | contents |
 //! |---|---|

@@ -100,7 +100,7 @@ impl<P: Platform> Frames<P> {
         head.word.store(kind | LET_GO, Relaxed);
     }
 
-    /// Whom the folio belongs to, and the index of its first page there. For who has the folio's lock,
+    /// Whom the folio belongs to, and the index of its first page there. For the holder of the folio's lock,
     /// and for the auditor of a quiet system; for anybody else the answer is a guess.
     pub(crate) fn owner(&self, platform: &P, folio: Folio) -> (Owner, u64) {
         let head = self.meta(folio.head);

@@ -63,7 +63,7 @@ pub(crate) enum Last {
 /// How many flushes are pending.
 #[inline]
 pub(crate) fn count(word: &impl Word) -> u32 {
-    // Acquire: who finds zero comes after the flushes.
+    // Acquire: the thread that finds zero comes after the flushes.
     word.load(Ordering::Acquire) & !RELEASED
 }
 
@@ -82,7 +82,7 @@ pub(crate) fn raise(word: &impl Word) {
 
 /// One flush is over.
 pub(crate) fn lower(word: &impl Word) -> Last {
-    // Release: who finds zero comes after the flush. Acquire: who frees comes after all others.
+    // Release: the thread that finds zero comes after the flush. Acquire: the free comes after all of them.
     let before = word.fetch_sub(1, Ordering::AcqRel);
     debug_assert_ne!(before & !RELEASED, 0, "no flush was pending");
     if before == RELEASED | 1 { Last::Yes } else { Last::No }

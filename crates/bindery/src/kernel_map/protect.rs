@@ -323,7 +323,7 @@ impl<P: Platform> KernelMap<'_, P> {
         needed
     }
 
-    /// Stores what stands there afterwards; says whether anything changed.
+    /// Stores the new entry; says whether anything changed.
     fn store(
         &self,
         stretch: &LeafStretch,

@@ -29,7 +29,7 @@ pub(super) trait KernelTree {
     fn load(&self, table: Frame, index: u32, order: Ordering) -> Entry;
     /// Writes an entry that the caller owns.
     fn store(&self, table: Frame, index: u32, entry: Entry, order: Ordering);
-    /// Writes an entry if it is empty, and says what stands there otherwise.
+    /// Writes an entry if it is empty, and otherwise returns the entry that is there.
     fn offer(
         &self,
         table: Frame,
@@ -102,7 +102,7 @@ fn make_child<T: KernelTree>(
     if tree.is_unflushed(Ordering::Acquire) {
         wait_for_flush(tree);
     }
-    // Release: who finds the table by this entry sees it empty. Acquire: so do we, of another's.
+    // Release: a reader that finds the table by this entry sees it empty. Acquire: so do we, of another's.
     let order = (Ordering::AcqRel, Ordering::Acquire);
     match tree.offer(table, index, T::Arch::table(new), order) {
         Ok(()) => {
@@ -261,7 +261,7 @@ pub(super) fn purge<T: Purge>(tree: &T, counts: &mut Counts) {
     }
 }
 
-/// Stores what stands at `indices` afterwards; says whether anything changed.
+/// Stores the new entries at `indices`; says whether anything changed.
 pub(super) fn write<T: KernelTree>(
     tree: &T,
     table: Frame,
@@ -283,7 +283,7 @@ pub(super) fn write<T: KernelTree>(
 }
 
 /// As [`fn@write`], for entries of which some have to be broken before they are replaced, as `breaks`
-/// says of the old and the new one. `new` does not mind the valid bit of what stands there.
+/// says of the old and the new one. `new` ignores the valid bit of the old entry.
 pub(super) fn replace<T: KernelTree>(
     tree: &T,
     table: Frame,

@@ -1,12 +1,12 @@
-//! Input and output in flight: which pages of a file its pager works on, and who waits for them.
+//! Input and output in flight: which pages of a file its pager works on, and the waiters for them.
 //!
 //! While the pager works, no mutex, no VMA and no lock of an object is held. A *record* represents
 //! the call instead, in a list that the index lock guards:
 //!
-//! | record | made by | who waits for its end |
+//! | record | made by | waits for its end |
 //! |---|---|---|
 //! | read | a fetch, while the pager fills folios that are not in the page index yet | a fetch of one of the pages |
-//! | write | a `sync`, while the pager stores pages | anybody who wants to write, drop or replace them |
+//! | write | a `sync`, while the pager stores pages | a call that writes, drops or replaces them |
 //! | change | a thread that drops or replaces pages, or writes them from outside | a fetch or a `sync` of the pages |
 //! | turn | a `sync` that met a change | later changes |
 //!
@@ -241,8 +241,8 @@ impl InFlight {
     /// Puts a record into the list.
     ///
     /// # Safety
-    /// The record is in no list. It stays where it is, and nobody has it by a mutable reference,
-    /// until [`InFlight::take`] was called.
+    /// 1. The record is in no list. It stays where it is, and nobody has it by a mutable
+    ///    reference, until [`InFlight::take`] was called.
     pub(super) unsafe fn insert(
         &mut self,
         ends: &Ends,

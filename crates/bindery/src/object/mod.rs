@@ -9,7 +9,7 @@
 //! | `attachments` | reports of its mappings |
 //! | `pages` | pages found, marked dirty, dropped |
 //! | `fetch` | pages brought in |
-//! | `in_flight` | the pages that the pager works on, and who waits for them |
+//! | `in_flight` | the pages that the pager works on, and the waiters for them |
 //! | `awaited` | waits with all locks released |
 //! | `content` | reads and writes from outside mappings |
 //! | `collapse` | one large folio for small ones |

@@ -50,7 +50,7 @@ impl core::error::Error for PagerError {}
 ///
 /// # Locks
 /// [`Pager::read`], [`Pager::write`] and [`Pager::removed`] are called without any lock: no mutex of an
-/// address space, no VMA and no lock of the object is held, by the caller or by anybody who waits for
+/// address space, no VMA and no lock of the object is held, by the caller or by a thread that waits for
 /// it. They may call the core, with the same address space and the same object, as long as that does
 /// not wait for themselves:
 /// - while pages are being read, a fault or a read of the same pages waits;

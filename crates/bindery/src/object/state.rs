@@ -134,7 +134,7 @@ impl Pages {
         // frames and platform these are.
         let nodes = unsafe { Nodes::new(memory.slab::<Node>(), &memory.frames, &memory.platform) };
         self.lock.with_write_spinning(&memory.platform, || {
-            // SAFETY: everyone else who uses the index holds its lock, which we hold for writing.
+            // SAFETY: all other users of the index hold its lock, which we hold for writing.
             let (result, by) = work(unsafe { &mut *self.index.get() }, &nodes);
             let resident = self.resident.load(Ordering::Relaxed);
             self.resident.store(resident.wrapping_add_signed(by), Ordering::Relaxed);
@@ -150,7 +150,7 @@ impl Pages {
         work: impl FnOnce(&mut PageIndex, &mut InFlight, &Ends) -> R,
     ) -> R {
         self.lock.with_write_spinning(platform, || {
-            // SAFETY: everyone who uses either holds the lock, which we hold for writing.
+            // SAFETY: all users of either hold the lock, which we hold for writing.
             let (index, in_flight) =
                 unsafe { (&mut *self.index.get(), &mut *self.in_flight.get()) };
             work(index, in_flight, &self.ends)

@@ -391,7 +391,7 @@ impl Groups {
 
     /// One VMA or walker less. With the last, the anon group leaves the tree, and then perhaps those above
     /// it: they come to `unheld`, and are freed after their readers. A VMA calls this when it is out
-    /// of the anon group's list and its pages are counted down, so that who sees a mapped folio name the
+    /// of the anon group's list and its pages are counted down, so that a thread that sees a mapped folio name the
     /// anon group in a read section meets one that was not freed.
     pub(crate) fn release<P: Platform>(
         memory: &Memory<P>,

@@ -40,7 +40,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Context: any. Complexity: constant. Takes no lock.
     pub fn resident(&self) -> Resident {
         let Counts { anonymous_pages, file_pages, shared_pages, .. } = self.counts();
-        // Who unmaps a page may count it before the one who has mapped it does.
+        // The thread that unmaps a page may count it before the thread that mapped it does.
         let pages = |level: u64| (level as i64).max(0) as u64;
         Resident {
             anonymous: pages(anonymous_pages),

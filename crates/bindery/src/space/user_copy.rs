@@ -141,7 +141,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         })
     }
 
-    /// As [`AddressSpace::copy_from`], the other way round: what stands at `from` in this memory goes
+    /// As [`AddressSpace::copy_from`], the other way round: the bytes at `from` in this memory go
     /// to `to` in another process'. (Linux: `process_vm_writev(2)`.)
     ///
     /// # Errors

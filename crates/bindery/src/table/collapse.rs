@@ -65,7 +65,7 @@ impl<P: Platform> PageTable<'_, P> {
             return None;
         }
         self.memory.worked(u64::from(entries), 0);
-        // Release: who reads the entry as empty finds its table locked, or the flush done.
+        // Release: a reader of the empty entry finds its table locked, or the flush done.
         self.slots(parent.table)[index as usize].store(0, Ordering::Release);
         self.change_live(parent.table, 0, 1);
         cursor.counts.entries_written += 1;

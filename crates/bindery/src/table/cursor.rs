@@ -437,7 +437,7 @@ pub(crate) fn table_under<'m, P: Platform>(
             Kind::Table => P::Arch::frame(entry),
             Kind::Empty => {
                 let table = pool.take(node.level - 1, counts)?;
-                // Release: who finds the table by this entry sees it empty.
+                // Release: a reader that finds the table by this entry sees it empty.
                 let slot = &tables.slots(node.table)[index as usize];
                 slot.store(P::Arch::table(table).0, Ordering::Release);
                 counts.entries_written += 1;

@@ -43,8 +43,8 @@ impl<P: Platform> PageTable<'_, P> {
     /// Detaches the table of `run`, in which at most `mapped` was mapped; it is freed when the
     /// gather is finished. With `held`, tables at that level and above are locked by the caller, and
     /// all are marked. Otherwise the table of the run alone is, and those below it are later, when no
-    /// lock is held any more but before what stands in them is dropped: whoever locks one of them
-    /// until then finds that it does not stand in the tree, and whoever has it locked is waited for.
+    /// lock is held any more but before their entries are dropped: a thread that locks one of them
+    /// until then finds that it is not in the tree, and the present holder of a lock is waited for.
     pub(super) fn detach(
         &self,
         run: &Run,
@@ -54,7 +54,7 @@ impl<P: Platform> PageTable<'_, P> {
         gather: &mut Gather,
         counts: &mut Counts,
     ) {
-        // Release: who reads the entry as empty finds its table locked, or the flush done.
+        // Release: a reader of the empty entry finds its table locked, or the flush done.
         self.slots(run.node.table)[run.index as usize].store(0, Ordering::Release);
         counts.entries_written += 1;
         self.change_live(run.node.table, 0, 1);

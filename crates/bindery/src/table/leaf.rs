@@ -41,7 +41,7 @@ pub(crate) fn replace<A: Arch>(
     Entry(current)
 }
 
-/// Why a leaf could not be made of what stands under an entry.
+/// Why a leaf could not be made of the entries of a table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CollapseError {
     /// The entries are not all there, not of one folio in order, or not equal.
@@ -181,7 +181,7 @@ fn collapse_locked<P: Platform>(
     // The table hangs in the table above it, which the cursor holds: the range is its whole slot.
     let Some((parent, index)) = cursor.parent_of(base, 1) else { return false };
     let parent_slot = &tables.slots(parent.table)[index as usize];
-    // Release: who reads the entry as empty finds its table locked, or the flush done.
+    // Release: a reader of the empty entry finds its table locked, or the flush done.
     parent_slot.store(0, Ordering::Release);
     let range = VirtRange::raw(base.0, base.0 + arch::table_span::<P::Arch>(1));
     gather.stale_tables(range);

@@ -365,7 +365,7 @@ impl<P: Platform> LockTree for PageTable<'_, P> {
     }
 
     fn start_again(&self) {
-        // The table may still hang in the tree: who has marked it is about to clear the entry.
+        // The table may still be in the tree: the thread that marked it is about to clear the entry.
         self.memory.platform.relax();
     }
 

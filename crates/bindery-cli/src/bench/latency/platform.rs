@@ -98,7 +98,7 @@ impl<A: Walk> Measured<A> {
     }
 
     /// Lets a reader elsewhere stay in its section, or leave it: as long as it stays, nothing is freed
-    /// that waits for readers, but by who waits for it.
+    /// that waits for readers, but by the thread that waits for it.
     pub fn set_reader(&self, stays: bool) {
         self.reader.store(stays, Relaxed);
     }

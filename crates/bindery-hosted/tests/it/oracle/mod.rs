@@ -9,7 +9,7 @@
 //! were found once are in `oracle/regressions.rs`. Those that are right are in
 //! `oracle/differences.rs`.
 //!
-//! Linux must be 6.18 or newer, set to large folios for who asks and none in shared memory (as
+//! Linux must be 6.18 or newer, set to large folios on request and none in shared memory (as
 //! distributions set it), and this test must be root: it moves limits. Otherwise it says why it is
 //! skipped.
 //!

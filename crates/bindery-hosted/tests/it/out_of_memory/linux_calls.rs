@@ -217,7 +217,7 @@ fn move_several<A: Walk>() {
     assert!(points >= 3, "{points}");
 }
 
-/// Moves what stands at `to` back, mapping by mapping.
+/// Moves the mappings at `to` back, one by one.
 fn put_back<A: Walk>(space: &bindery::AddressSpace<'_, bindery_hosted::Machine<A>>, to: VirtAddr) {
     space.memory().fail_allocations_after(None);
     let mut there = Vec::new();

@@ -296,7 +296,7 @@ fn pins<A: Walk>() {
             assert_eq!(pin.pages(), 4);
             assert_eq!(leaf(fixture, AT), (2, OWN));
             assert_eq!(pin.first(), fixture.frame(AT + PAGE));
-            // Later writes are seen by who has pinned.
+            // Later writes are seen through the pin.
             fixture.space.mprotect(VirtAddr(AT), 2 * HUGE, READ_WRITE).unwrap();
             fixture.fill(AT, 512);
             assert_eq!(pin.first(), fixture.frame(AT + PAGE));

@@ -1,4 +1,4 @@
-//! Protection keys: who has which, which mappings and entries carry them, and what a thread's rights
+//! Protection keys: their owners, which mappings and entries carry them, and what a thread's rights
 //! make of a fault.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};

@@ -27,7 +27,8 @@ unsafe extern "C" {
     /// Stores the kernel's place in `from`, and goes on at `to`.
     ///
     /// # Safety
-    /// `to` was filled by a switch or by [`prepare`], on a stack that is whole; interrupts are off.
+    /// 1. `to` was filled by a switch or by [`prepare`], on a stack that is whole.
+    /// 2. Interrupts are off.
     pub fn switch(from: *mut Context, to: *const Context);
 }
 
@@ -69,7 +70,8 @@ begin_thread:
 /// A thread that begins in its program with `registers`.
 ///
 /// # Safety
-/// `top` is the end of a stack, aligned by 16 bytes, with room for both, that nobody runs on.
+/// 1. `top` is the end of a stack, aligned by 16 bytes, with room for both, that nobody runs
+///    on.
 pub unsafe fn prepare(top: *mut u8, registers: &Registers) -> Context {
     // SAFETY: the caller promises the room. The switch takes x30 from the second word.
     unsafe {
@@ -86,7 +88,7 @@ pub unsafe fn prepare(top: *mut u8, registers: &Registers) -> Context {
 /// A thread that begins in the kernel, with `entry`, and has no program.
 ///
 /// # Safety
-/// `top` is the end of a stack, aligned by 16 bytes, that nobody runs on.
+/// 1. `top` is the end of a stack, aligned by 16 bytes, that nobody runs on.
 pub unsafe fn prepare_kernel(top: *mut u8, entry: extern "C" fn() -> !) -> Context {
     // SAFETY: a stack has the room. The switch takes x30 from the second word.
     unsafe {

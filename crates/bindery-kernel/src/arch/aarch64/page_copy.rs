@@ -28,7 +28,8 @@ pub fn begin() {
 /// Fills with zeroes.
 ///
 /// # Safety
-/// `length` bytes at `at` are the caller's to write; both are multiples of 4,096.
+/// 1. `length` bytes at `at` are the caller's to write.
+/// 2. Both are multiples of 4,096.
 #[inline]
 pub unsafe fn zero(at: *mut u8, length: usize) {
     let block = BLOCK.load(Ordering::Relaxed);
@@ -59,8 +60,9 @@ pub unsafe fn zero(at: *mut u8, length: usize) {
 /// Copies.
 ///
 /// # Safety
-/// `length` bytes at `from` may be read, as many at `to` are the caller's to write, and the two do
-/// not overlap; all are multiples of 4,096.
+/// 1. `length` bytes at `from` may be read, as many at `to` are the caller's to write, and the
+///    two do not overlap.
+/// 2. All are multiples of 4,096.
 #[inline]
 pub unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
     // SAFETY: the caller's promise. The vector registers, which would take half the instructions,

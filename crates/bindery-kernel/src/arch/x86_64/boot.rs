@@ -168,7 +168,7 @@ extern "C" fn entered(start_info: u64) -> ! {
 }
 
 /// # Safety
-/// There is a `T` at the physical address, within the first gibibyte.
+/// 1. There is a `T` at the physical address, within the first gibibyte.
 unsafe fn read<T: Copy>(physical: u64) -> T {
     // SAFETY: the caller's promise; the boot protocol aligns nothing for sure.
     unsafe { page_tables::direct_map(physical).cast::<T>().read_unaligned() }

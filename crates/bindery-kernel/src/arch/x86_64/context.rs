@@ -18,7 +18,7 @@ impl Context {
 /// A thread that begins in its program with `registers`.
 ///
 /// # Safety
-/// `top` is the aligned top of a stack that nobody uses.
+/// 1. `top` is the aligned top of a stack that nobody uses.
 pub unsafe fn prepare(top: *mut u8, registers: &Registers) -> Context {
     // SAFETY: there is room: the registers, and below them what `switch` takes from a stack.
     unsafe {
@@ -34,7 +34,7 @@ pub unsafe fn prepare(top: *mut u8, registers: &Registers) -> Context {
 /// A thread that begins in the kernel, with `entry`, and has no program.
 ///
 /// # Safety
-/// `top` is the aligned top of a stack that nobody uses.
+/// 1. `top` is the aligned top of a stack that nobody uses.
 pub unsafe fn prepare_kernel(top: *mut u8, entry: extern "C" fn() -> !) -> Context {
     // SAFETY: there is room: what `switch` takes from a stack, and a word in the place of the
     // return address, so that the stack is aligned as after a call.
@@ -49,8 +49,9 @@ pub unsafe fn prepare_kernel(top: *mut u8, entry: extern "C" fn() -> !) -> Conte
 /// Leaves the running thread and goes on with another, until somebody switches back.
 ///
 /// # Safety
-/// Both places live; `to` is what `prepare` or an earlier `switch` has put there, used once;
-/// interrupts are off.
+/// 1. Both places live.
+/// 2. `to` is what `prepare` or an earlier `switch` has put there, used once.
+/// 3. Interrupts are off.
 pub unsafe fn switch(from: *mut Context, to: *const Context) {
     // SAFETY: the caller's promise.
     unsafe { switch_stacks(from, to) }

@@ -8,7 +8,7 @@ use core::arch::asm;
 /// byte, and an emulator, which makes one step after the other, is faster.
 ///
 /// # Safety
-/// `at` is valid for writes of `length` bytes, a multiple of 8.
+/// 1. `at` is valid for writes of `length` bytes, a multiple of 8.
 #[inline]
 pub unsafe fn zero(at: *mut u8, length: usize) {
     // SAFETY: the caller's promise; the direction flag is clear everywhere in the kernel.
@@ -21,8 +21,8 @@ pub unsafe fn zero(at: *mut u8, length: usize) {
 /// Copies.
 ///
 /// # Safety
-/// `from` is valid for reads and `to` for writes of `length` bytes, a multiple of 8; the two do not
-/// overlap.
+/// 1. `from` is valid for reads and `to` for writes of `length` bytes, a multiple of 8.
+/// 2. The two do not overlap.
 #[inline]
 pub unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
     // SAFETY: the caller's promise; the direction flag is clear everywhere in the kernel.

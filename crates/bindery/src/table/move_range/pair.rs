@@ -216,7 +216,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 break;
             }
             debug_assert_eq!(there.load(Ordering::Relaxed), 0, "the target is mapped");
-            // Release: who reads the entry as empty finds its table locked, or the flush done.
+            // Release: a reader of the empty entry finds its table locked, or the flush done.
             slot.store(0, Ordering::Release);
             there.store(entry.0, Ordering::Release);
             moved += 1;

@@ -28,7 +28,7 @@ use crate::support::{GIB, MIB, READ_WRITE, fixed, options};
 pub const FILE: u64 = GIB;
 pub const PRIVATE: u64 = GIB + 8 * MIB;
 pub const ANON: u64 = 2 * GIB;
-/// Keeps the upper table of `ANON` when that has moved: who frees a table waits for a grace period.
+/// Keeps the upper table of `ANON` when that has moved: a table is freed after a grace period.
 const ANCHOR: u64 = ANON + 16 * MIB;
 pub const ELSEWHERE: u64 = 3 * GIB;
 pub const LENGTH: u64 = 4 * MIB;
