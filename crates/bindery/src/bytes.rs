@@ -64,7 +64,7 @@ pub(crate) unsafe fn write<P: Platform>(platform: &P, first: Frame, offset: usiz
 /// # Safety
 /// 1. `frame` is a frame of the memory.
 /// 2. As of [`read`].
-/// 3. As of [`write`].
+/// 3. As of [`write()`].
 pub(crate) unsafe fn zero<P: Platform>(platform: &P, frame: Frame, inside: Range<usize>) {
     // SAFETY: 1. and 2. the caller's obligations 1 and 2.
     let words = unsafe { words(platform, frame) };

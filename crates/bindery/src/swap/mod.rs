@@ -2,7 +2,7 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `area` | [`Area`](area::Area): clusters, and the allocation of slots |
+//! | `area` | [`Area`]: clusters, and the allocation of slots |
 //! | `cluster`, `bitmap` | 512 slots, their lock, and which are taken |
 //! | `cell` | who names a slot, and where its content is |
 //! | `slots` | named, let go, cached, written and read: by runs, under one lock |
