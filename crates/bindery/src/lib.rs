@@ -72,7 +72,7 @@
 //! | `memory`, `deferred`, `effort`, `huge_zero`, `swap` | what all address spaces share; frees that wait for readers; swap slots |
 //! | `tlb` | which CPUs must flush, and what a flush covers |
 //! | `table` | page tables: locks, runs, cursors, moves |
-//! | `vma`, `rmap`, `object` | mappings, the reverse map, shared memory and files |
+//! | `vma`, `rmap`, `object`, `reclaim` | mappings, the reverse map, shared memory and files; pages leave memory |
 //! | `space` | address spaces: the memory calls and faults |
 //! | `kernel_map` | the kernel's own mappings |
 //! | `linux` | the Linux ABI |
@@ -106,6 +106,7 @@ pub mod linux;
 mod memory;
 mod object;
 pub mod platform;
+mod reclaim;
 mod rmap;
 mod space;
 mod stats;
@@ -132,6 +133,7 @@ pub use object::{
     Accounting, Growth, Object, Pager, PagerError, Quota, Sealing, Seals, StoredBytes,
 };
 pub use platform::Platform;
+pub use reclaim::Reclaimed;
 pub use space::{
     Access, AddressSpace, Advice, CollapseLimits, CollapseProgress, ExecGain, FileAccess,
     FolioError, Inspection, LargeFolios, Limits, LockAll, LockPages, Locking, MapFlags, MapObject,

@@ -372,6 +372,14 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// not wait for one. Does nothing by default.
     fn collect_memory_later(&self) {}
 
+    /// Called when a call is about to fail for lack of memory, and reclaim has found nothing to free: no
+    /// page is cold and has room in swap. The embedder may end a program, or free something else, and says
+    /// whether the call should be tried once more (Linux: the OOM killer). No lock of the core is held.
+    /// May sleep. Does nothing by default.
+    fn out_of_memory(&self) -> bool {
+        false
+    }
+
     /// Called each time the core has released the lock of a page table, inside a read section. A
     /// test stops the CPU here while another call runs. Does nothing by default.
     #[cfg(any(test, feature = "testing"))]

@@ -189,39 +189,10 @@ impl<P: Platform> Memory<P> {
         queue.push(self, batch);
     }
 
-    /// Runs a call of the embedder's, which takes all its locks and releases them; where it fails
-    /// for want of memory and something waits for readers, once more when that was freed. Frees some
-    /// of what waits afterwards.
-    ///
-    /// A call that fails so has changed nothing, or does what it has done once more: its
-    /// documentation says which.
+    /// Whether anything waits for readers.
     #[inline]
-    pub(crate) fn outermost<T, E: Shortage>(
-        &self,
-        call: impl FnMut() -> Result<T, E>,
-    ) -> Result<T, E> {
-        let result = self.retry(call);
-        self.free_some();
-        result
-    }
-
-    /// As [`Memory::outermost`], for a call that unlinks nothing.
-    #[inline]
-    pub(crate) fn retry<T, E: Shortage>(
-        &self,
-        mut call: impl FnMut() -> Result<T, E>,
-    ) -> Result<T, E> {
-        let mut again = true;
-        loop {
-            let result = call();
-            match &result {
-                Err(error) if error.is_out_of_memory() && again && self.deferred.waiting() > 0 => {
-                    self.drain_deferred();
-                    again = false;
-                }
-                _ => return result,
-            }
-        }
+    pub(crate) fn has_deferred(&self) -> bool {
+        self.deferred.waiting() > 0
     }
 
     /// Frees some of what waits, if anything does. The caller holds no lock.

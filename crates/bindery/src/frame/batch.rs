@@ -40,8 +40,9 @@ impl<'a, P: Platform> FreeBatch<'a, P> {
         }
     }
 
+    /// Gives all frames back at once.
     #[inline(never)]
-    fn give_back(&mut self) {
+    pub(crate) fn give_back(&mut self) {
         if self.count > 0 {
             self.frames.free_run(self.platform, Frame(self.first), self.count);
             self.count = 0;

@@ -166,10 +166,9 @@ pub(super) fn take_all(count: &impl Word<u64>, all: u64) -> bool {
         && count.exchange(all, 0, Ordering::Acquire, Ordering::Relaxed).is_ok()
 }
 
-/// Turns `pages` mappings, if nothing else is counted, into `references`. Says whether it did.
+/// Puts `to` in the place of `from`, if that is what the word holds. Says whether it was.
 #[inline]
-pub(super) fn exchange_mappings(count: &impl Word<u64>, pages: u32, references: u64) -> bool {
-    let (from, to) = (u64::from(pages) * MAPPING, references * REFERENCE);
+pub(super) fn exchange(count: &impl Word<u64>, from: u64, to: u64) -> bool {
     // Acquire: what the others did before they let go; release: what comes before this of ours.
     count.exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
 }

@@ -30,7 +30,7 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use super::meta::{DIRTY, EXCLUSIVE, FETCHABLE, Kind, LAZY, state_of};
+use super::meta::{DIRTY, EXCLUSIVE, FETCHABLE, HOT, Kind, LAZY, REFERENCED, state_of};
 use super::{Frames, reference};
 use crate::addr::Frame;
 use crate::platform::Platform;
@@ -72,6 +72,15 @@ pub(crate) enum Freed {
     No,
     /// Its frames are back in the allocator.
     Yes,
+}
+
+/// Whether reclaim may evict a folio that it has looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Eviction {
+    /// It is cold.
+    May,
+    /// It was used, or was hot until now.
+    Later,
 }
 
 /// `count` bits from bit `first`; `count` is 1 to 64, and both fit in the word.
@@ -266,6 +275,45 @@ impl<P: Platform> Frames<P> {
     /// [`Frames::mark_lazy`].
     pub(crate) fn is_lazy(&self, folio: Folio) -> bool {
         self.meta(folio.head).state.load(Relaxed) & LAZY != 0
+    }
+
+    /// What reclaim makes of another look at the folio: used since the last one or not. Says whether it
+    /// may be evicted.
+    ///
+    /// ```text
+    /// used       cold -> referenced -> hot -> hot
+    /// not used   hot -> cold          referenced -> evicted          cold -> evicted
+    /// ```
+    pub(crate) fn look(&self, folio: Folio, used: bool) -> Eviction {
+        let state = &self.meta(folio.head).state;
+        let seen = state.load(Relaxed);
+        let (set, cleared) = match (used, seen & HOT != 0) {
+            (true, true) => (0, 0),
+            (true, false) if seen & REFERENCED != 0 => (HOT, REFERENCED),
+            (true, false) => (REFERENCED, 0),
+            (false, true) => (0, HOT | REFERENCED),
+            (false, false) => return Eviction::May,
+        };
+        if set & !seen != 0 {
+            state.fetch_or(set, Relaxed);
+        }
+        if cleared & seen != 0 {
+            state.fetch_and(!cleared, Relaxed);
+        }
+        Eviction::Later
+    }
+
+    /// Notes that the folio was wanted soon after it was evicted.
+    pub(crate) fn mark_hot(&self, folio: Folio) {
+        self.change_state_flag(folio, HOT, true);
+    }
+
+    /// Forgets that the folio was used, for a program that says so (`MADV_COLD`).
+    pub(crate) fn mark_cold(&self, folio: Folio) {
+        let state = &self.meta(folio.head).state;
+        if state.load(Relaxed) & (HOT | REFERENCED) != 0 {
+            state.fetch_and(!(HOT | REFERENCED), Relaxed);
+        }
     }
 
     /// Forgets that the folio was written: its content is about to be saved, and writes from now

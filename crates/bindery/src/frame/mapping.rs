@@ -5,7 +5,9 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::count::{self, Left, MAPPING, PIN, PinRoom, TooManyMappings, mappings_in, pins_in};
+use super::count::{
+    self, Left, MAPPING, PIN, PinRoom, REFERENCE, TooManyMappings, mappings_in, pins_in,
+};
 use super::folio::{Folio, Freed};
 use super::meta::{FrameMeta, Kind, state_of};
 use super::{Frames, FreeBatch, owner};
@@ -96,12 +98,14 @@ impl<P: Platform> Frames<P> {
         batch.push(folio.head, folio.pages());
     }
 
-    /// Turns `pages` mappings of an anonymous folio, the only ones, into two references, the caller's
-    /// and the swap cache's, and takes the owner away. Says whether nobody else held the folio; else
-    /// nothing has changed. The caller has the folio's lock. One compare-exchange.
+    /// Turns `pages` mappings of an anonymous folio, the only ones, and `held` references of the caller's
+    /// into two references, the caller's and the swap cache's, and takes the owner away. Says whether
+    /// nobody else held the folio; else nothing has changed. The caller has the folio's lock. One
+    /// compare-exchange.
     #[inline]
-    pub(crate) fn unmap_all(&self, folio: Folio, pages: u32) -> bool {
-        let unmapped = count::exchange_mappings(&self.meta(folio.head).count, pages, 2);
+    pub(crate) fn unmap_all(&self, folio: Folio, pages: u32, held: u32) -> bool {
+        let from = u64::from(pages) * MAPPING + u64::from(held) * REFERENCE;
+        let unmapped = count::exchange(&self.meta(folio.head).count, from, 2 * REFERENCE);
         if unmapped {
             self.write_owner(folio, super::Owner::Nobody, 0);
         }
@@ -158,5 +162,12 @@ impl<P: Platform> Frames<P> {
     /// from the next moment on, by its number.
     pub(crate) fn is_mapped_only(&self, folio: Folio, mappings: u32) -> bool {
         self.meta(folio.head).count.load(Relaxed) == u64::from(mappings) * MAPPING
+    }
+
+    /// As [`Frames::is_mapped_only`], but for so many references, the caller's.
+    #[inline]
+    pub(crate) fn is_mapped_and_held(&self, folio: Folio, mappings: u32, held: u32) -> bool {
+        let count = u64::from(mappings) * MAPPING + u64::from(held) * REFERENCE;
+        self.meta(folio.head).count.load(Relaxed) == count
     }
 }

@@ -77,7 +77,7 @@ pub use folio::MAX_FOLIO_ORDER;
 pub use view::{FrameUsage, FrameUse, FrameView};
 #[allow(unused_imports, reason = "the layers above name those that they need")]
 pub(crate) use {
-    count::PinRoom, count::TooManyMappings, folio::Freed, folio_lock::FolioLock,
+    count::PinRoom, count::TooManyMappings, folio::Eviction, folio::Freed, folio_lock::FolioLock,
     owner::ALIGN as OWNER_ALIGN, owner::Owner, owner::OwnerKind, reference::Reference,
     split::SplitError,
 };
@@ -181,6 +181,8 @@ pub(crate) struct Frames<P: Platform> {
     /// As in `buddy`, to be read without the lock.
     free: AtomicU64,
     total: u64,
+    /// Frames that only reclaim may take, by [`Frames::allocate_from_reserve`].
+    reserve: AtomicU64,
     /// Frames that were taken so far; changes with the lock of `buddy` held.
     taken: AtomicU64,
     /// Calls that would have corrupted the counts or lists, and changed nothing.
@@ -233,6 +235,7 @@ impl<P: Platform> Frames<P> {
             buddy: Mutex::new(buddy),
             free: AtomicU64::new(total),
             total,
+            reserve: AtomicU64::new(0),
             taken: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             #[cfg(any(test, feature = "testing"))]
@@ -266,10 +269,36 @@ impl<P: Platform> Frames<P> {
     /// Does not sleep. O([`MAX_ORDER`]).
     #[inline]
     pub(crate) fn allocate(&self, order: u8) -> Option<Frame> {
+        if self.fails_on_purpose() || self.would_take_reserve(1 << order.min(MAX_ORDER)) {
+            return None;
+        }
+        self.take(order)
+    }
+
+    /// As [`Frames::allocate`], for reclaim: it needs memory to free memory, and takes what is kept for
+    /// it.
+    pub(crate) fn allocate_from_reserve(&self, order: u8) -> Option<Frame> {
         if self.fails_on_purpose() {
             return None;
         }
         self.take(order)
+    }
+
+    /// Keeps so many frames for reclaim.
+    pub(crate) fn set_reserve(&self, frames: u64) {
+        self.reserve.store(frames, Relaxed);
+    }
+
+    /// Frames that are kept for reclaim.
+    pub(crate) fn reserve(&self) -> u64 {
+        self.reserve.load(Relaxed)
+    }
+
+    /// Old news by the time that the frames are taken: CPUs that ask at the same moment may take a few
+    /// of the reserve.
+    #[inline]
+    fn would_take_reserve(&self, frames: u64) -> bool {
+        self.free.load(Relaxed) < self.reserve.load(Relaxed) + frames
     }
 
     /// A block of 2^`order` frames, or the largest that there is where none is so large, and its

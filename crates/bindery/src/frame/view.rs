@@ -235,6 +235,12 @@ impl<P: Platform> Frames<P> {
         }
     }
 
+    /// Pages from `frame` on to the next block: those of the block that begins there, or one. A guess,
+    /// unless nothing changes meanwhile.
+    pub(crate) fn pages_of_block(&self, frame: Frame) -> u32 {
+        1 << self.block_at(frame).order
+    }
+
     /// The block that begins at `frame`; a single one where none does.
     fn block_at(&self, frame: Frame) -> Block {
         let state = self.meta(frame).state.load(Relaxed);

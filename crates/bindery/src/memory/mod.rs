@@ -20,7 +20,7 @@ use crate::frame::{
 use crate::huge_zero::HugeZero;
 use crate::platform::Platform;
 use crate::stats::Counts;
-use crate::swap::Swap;
+use crate::swap::{Clock, Swap};
 
 use crate::error::OutOfMemory;
 pub(crate) use folio_policy::HugeAdvice;
@@ -49,6 +49,8 @@ pub struct Memory<P: Platform> {
     pub(crate) zero_frame: Frame,
     pub(crate) huge_zero: HugeZero,
     pub(crate) swap: Swap<P>,
+    /// Where reclaim looks next, and what it has evicted.
+    pub(crate) clock: Clock,
     slabs: Slabs<P>,
     /// The list of all objects, which the layer of objects makes sense of.
     pub(crate) objects: Anchor<P>,
@@ -114,6 +116,7 @@ impl<P: Platform> Memory<P> {
             zero_frame,
             huge_zero: HugeZero::new(),
             swap: Swap::new(total / 2),
+            clock: Clock::new(),
             slabs: Slabs::new(),
             objects: Anchor::new(),
             deferred,

@@ -239,7 +239,6 @@ impl AnonGroup {
 
     /// One walker more, unless nobody holds the anon group any more. The caller is in a read section in
     /// which it saw a mapped folio name the anon group, so the anon group's memory is still one.
-    #[cfg(any(test, feature = "testing"))]
     pub(super) fn try_hold(&self) -> bool {
         let more = |holders| if holders == 0 { None } else { Some(holders + 1) };
         self.holders.fetch_update(Ordering::Acquire, Ordering::Relaxed, more).is_ok()

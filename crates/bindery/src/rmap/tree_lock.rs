@@ -14,7 +14,6 @@ impl TreeLock {
     }
 
     /// Locks for reading, unless somebody writes or waits for that.
-    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn try_read<'a, P: Platform>(
         &'a self,
         platform: &'a P,

@@ -56,7 +56,6 @@ use crate::platform::Platform;
 use crate::table::PageTable;
 use crate::tlb::Gather;
 use crate::vma::Vma;
-#[cfg(any(test, feature = "testing"))]
 use {
     super::group::{AnonGroup, Groups},
     crate::frame::{Folio, Owner},
@@ -81,7 +80,6 @@ pub(crate) enum Locking {
     /// It waits.
     Wait,
     /// It gives up where it would have to wait: a reclaimer, inside of an allocation.
-    #[cfg(any(test, feature = "testing"))]
     Try,
 }
 
@@ -173,7 +171,6 @@ fn lock<'a, P: Platform>(
 ) -> Result<TreeReadGuard<'a, P>, Busy> {
     match locking {
         Locking::Wait => Ok(tree_lock.read(&memory.platform)),
-        #[cfg(any(test, feature = "testing"))]
         Locking::Try => tree_lock.try_read(&memory.platform).ok_or(Busy),
     }
 }
@@ -300,7 +297,6 @@ impl<'r> Walk<'r> {
 }
 
 /// What a walk for a folio of anonymous memory came to.
-#[cfg(any(test, feature = "testing"))]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Walked {
     /// It has come to so many VMAs.
@@ -329,7 +325,6 @@ pub(crate) enum Walked {
 ///
 /// Complexity: O(log n) for each anon group, the owner and those below, and for each VMA in it that maps
 /// the index, of the n in it.
-#[cfg(any(test, feature = "testing"))]
 pub(crate) fn for_each_anonymous_sight<'m, P: Platform>(
     memory: &'m Memory<P>,
     folio: Folio,
@@ -359,7 +354,6 @@ pub(crate) fn for_each_anonymous_sight<'m, P: Platform>(
 }
 
 /// Walks over the anon group, which is held, and over those below. Says to how many VMAs it came.
-#[cfg(any(test, feature = "testing"))]
 fn walk_family<'m, P: Platform>(
     memory: &'m Memory<P>,
     top: &AnonGroup,
@@ -390,7 +384,6 @@ fn walk_family<'m, P: Platform>(
 }
 
 /// A walk over the anon groups of a family, one after the other.
-#[cfg(any(test, feature = "testing"))]
 struct FamilyWalk<'a, 'r> {
     top: &'a AnonGroup,
     at: &'a AnonGroup,
@@ -398,7 +391,6 @@ struct FamilyWalk<'a, 'r> {
     visited: u64,
 }
 
-#[cfg(any(test, feature = "testing"))]
 impl FamilyWalk<'_, '_> {
     /// Goes on for the length of one hold. Says whether the walk is done; if not, the anon group where
     /// it stands is held once more. The family lock is held.

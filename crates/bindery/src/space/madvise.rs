@@ -312,6 +312,10 @@ impl<P: Platform> AddressSpace<'_, P> {
                 }
                 whole
             }
+            (Forget::Accessed, Some(folio)) => {
+                frames.mark_cold(folio);
+                true
+            }
             _ => true,
         };
         let locked = vma.lock_write(self.platform());

@@ -7,7 +7,7 @@ use crate::platform::Platform;
 use crate::table::PageTable;
 use crate::table::cursor::Chunks;
 use crate::table::locking::Depth;
-use crate::table::swap_out::{OutBatch, SwapOutStop};
+use crate::table::swap_out::{OutBatch, SwapOutStop, Victims};
 use crate::tlb::Gather;
 use crate::vma::Vma;
 
@@ -29,13 +29,14 @@ impl<P: Platform> AddressSpace<'_, P> {
         let attributes = vma.flags().attributes();
         let mut chunks = Chunks::of(part);
         let mut batch = OutBatch::new();
+        let mut victims = Victims::ALL;
         loop {
             let stop = {
                 let Some(mut cursor) = chunks.next(&self.table, Depth::Floor(1), Some(&*gather))
                 else {
                     break;
                 };
-                PageTable::swap_out(&mut cursor, attributes, &mut batch, gather)
+                PageTable::swap_out(&mut cursor, attributes, &mut victims, &mut batch, gather)
             };
             batch.write_out(memory);
             match stop.map_err(|_| Error::OutOfMemory)? {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 63 ........... 32   31 ... 21   20     19       18       17       16       15 ... 0
-//! frame in the cache  spare       LOST   STORED   FILLED   BUSY     CACHED   entries
+//! frame or shadow     spare       LOST   STORED   FILLED   BUSY     CACHED   entries
 //! ```
 //!
 //! | state | cell |
@@ -11,7 +11,7 @@
 //! | reserved: allocated, and named by nothing yet | 0, with its bit set in the cluster's bitmap |
 //! | going out, coming in | `CACHED`, `BUSY`: the folio's locker writes or reads the content |
 //! | in swap and in memory | `CACHED`, and where the content is |
-//! | in swap alone | where the content is |
+//! | in swap alone | where the content is, and when it was evicted: the *shadow* |
 //!
 //! A slot is free when entries, cache and I/O have all let go: no count, not `CACHED`, not `BUSY`.
 
@@ -70,12 +70,19 @@ impl Cell {
     /// The cell with the page in the cache, and busy.
     #[inline]
     pub(crate) fn coming_in(self, frame: Frame) -> Self {
-        Self(self.0 | Self::CACHED | Self::BUSY | u64::from(frame.0) << FRAME_SHIFT)
+        let rest = self.0 & (ENTRIES_MASK | Self::CONTENT);
+        Self(rest | Self::CACHED | Self::BUSY | u64::from(frame.0) << FRAME_SHIFT)
     }
 
-    /// The cell without the page.
+    /// The cell without the page, and what it remembers of the time.
     #[inline]
-    pub(crate) fn uncached(self) -> Self {
-        Self(self.0 & (ENTRIES_MASK | Self::CONTENT))
+    pub(crate) fn uncached(self, shadow: u32) -> Self {
+        Self(self.0 & (ENTRIES_MASK | Self::CONTENT) | u64::from(shadow) << FRAME_SHIFT)
+    }
+
+    /// What [`Cell::uncached`] has remembered.
+    #[inline]
+    pub(crate) fn shadow(self) -> Option<u32> {
+        (!self.has(Self::CACHED)).then_some((self.0 >> FRAME_SHIFT) as u32)
     }
 }

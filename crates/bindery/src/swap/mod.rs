@@ -6,6 +6,7 @@
 //! | `cluster`, `bitmap` | 512 slots, their lock, and which are taken |
 //! | `cell` | who names a slot, and where its content is |
 //! | `slots` | named, let go, cached, written and read: by runs, under one lock |
+//! | `clock` | where reclaim looks next, and how long pages were away |
 //! | `same_filled` | pages that need no store |
 //! | `compressed` | the store of compressed pages |
 //!
@@ -38,6 +39,7 @@
 pub(crate) mod area;
 mod bitmap;
 pub(crate) mod cell;
+mod clock;
 mod cluster;
 pub(crate) mod compressed;
 mod same_filled;
@@ -52,9 +54,14 @@ pub use compressed::CompressedUsage;
 use compressed::{CompressedStore, Handle};
 
 pub(crate) use area::SlotRun;
+pub(crate) use clock::Clock;
 
 /// How many swap areas there may be at once.
 pub const MAX_SWAP_AREAS: usize = 8;
+
+/// Frames that are kept for reclaim while a swap area is on.
+const LEAST_RESERVE: u64 = 32;
+const MOST_RESERVE: u64 = 1024;
 
 /// All swap areas, and the store that they share.
 pub(crate) struct Swap<P: Platform> {
@@ -142,6 +149,8 @@ impl<P: Platform> Memory<P> {
         let prepared = self.swap.store.prepare(&self.frames, &self.platform);
         prepared.map_err(|_| SwapError::OutOfMemory)?;
         self.swap.areas[number].turn_on(self, slots, priority).ok_or(SwapError::OutOfMemory)?;
+        // For the store, which needs frames to free frames.
+        self.frames.set_reserve((self.total_frames() / 64).clamp(LEAST_RESERVE, MOST_RESERVE));
         Ok(SwapArea { number: number as u8, priority, slots, taken: 0 })
     }
 
@@ -206,6 +215,7 @@ impl<P: Platform> Memory<P> {
         }
         area.turn_off(self);
         if self.swap_areas().next().is_none() {
+            self.frames.set_reserve(0);
             self.swap.store.release(&self.frames, &self.platform);
         }
         Ok(())

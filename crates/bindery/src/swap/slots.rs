@@ -230,6 +230,7 @@ impl<P: Platform> Memory<P> {
             return Err(ClaimError::Gone);
         };
         let _state = cluster.state.lock();
+        let shadow = cells.first().and_then(|cell| Cell(cell.load(Relaxed)).shadow());
         for cell in cells {
             let cell = Cell(cell.load(Relaxed));
             if cell.entries() == 0 {
@@ -246,7 +247,18 @@ impl<P: Platform> Memory<P> {
         }
         let place = SwapPlace { area: run.area, first: run.first, cached: run.count };
         self.frames.set_swap_place(folio, place);
+        if shadow.is_some_and(|shadow| self.is_wanted_soon(shadow)) {
+            self.clock.refaulted.fetch_add(u64::from(run.count), Relaxed);
+            self.frames.mark_hot(folio);
+        }
         Ok(())
+    }
+
+    /// Whether a page that was evicted at that time would have stayed if hot pages had not kept it out:
+    /// fewer were evicted since than there are in use.
+    fn is_wanted_soon(&self, shadow: u32) -> bool {
+        let used = self.frames.total_frames() - self.frames.free_frame_count();
+        u64::from(self.clock.distance(shadow)) < used
     }
 
     /// The thread that has the folio's lock is done with its slots. The pages of `put` have lost an entry
@@ -279,12 +291,38 @@ impl<P: Platform> Memory<P> {
     /// The content could not be read: the folio leaves the cache, and entries name its slots as before.
     /// The caller has the folio's lock and a reference.
     pub(crate) fn give_up(&self, folio: Folio, place: SwapPlace) {
-        let uncached = |_: u32, old: Cell| old.uncached();
+        let uncached = |_: u32, old: Cell| old.uncached(0);
         let changed = self.change_slots(folio, place, || false, uncached);
         if changed.cached > 0 {
             self.frames.set_cached_pages(folio, place, 0);
             self.frames.release(&self.platform, folio);
         }
+    }
+
+    /// Makes the slots of a folio that is in the cache busy, to be written out. Says whether that is needed:
+    /// whether there are pages whose content is not in swap. `None` if some of its pages have left the
+    /// cache. The caller has the folio's lock and a reference.
+    pub(crate) fn prepare_out(&self, folio: Folio, place: SwapPlace) -> Option<bool> {
+        let run = SlotRun { area: place.area, first: place.first, count: folio.pages() };
+        let (cluster, cells, _) = self.cells(run)?;
+        let _state = cluster.state.lock();
+        let ours = |(page, cell): (u32, &AtomicU64)| {
+            Cell(cell.load(Relaxed)).frame() == Some(folio.head.plus(page))
+        };
+        if !(0..).zip(cells).all(ours) {
+            return None;
+        }
+        if cells.iter().all(|cell| cell.load(Relaxed) & Cell::CONTENT != 0) {
+            return Some(false);
+        }
+        if cells.iter().any(|cell| cell.load(Relaxed) & Cell::CONTENT != 0) {
+            // Written whole or not at all: a part has come from another folio.
+            return None;
+        }
+        for cell in cells {
+            cell.store(cell.load(Relaxed) | Cell::BUSY, Relaxed);
+        }
+        Some(true)
     }
 
     /// Changes the cells of the folio that still name it, by one hold of the cluster's lock. `freeze` says
@@ -304,6 +342,7 @@ impl<P: Platform> Memory<P> {
         };
         let mut state = cluster.state.lock();
         changed.evicted = freeze();
+        let shadow = self.clock.shadow();
         let mut freed = FreedSlots::new(area);
         for (page, (cell, value)) in (0..).zip(cells.iter().zip(values)) {
             let old = Cell(cell.load(Relaxed));
@@ -313,7 +352,7 @@ impl<P: Platform> Memory<P> {
             }
             let now = change(page, old);
             if now.entries() > 0 {
-                let now = if changed.evicted { now.uncached() } else { now };
+                let now = if changed.evicted { now.uncached(shadow) } else { now };
                 cell.store(now.0, Relaxed);
                 changed.cached += 1;
                 continue;
@@ -323,7 +362,9 @@ impl<P: Platform> Memory<P> {
             freed.add(&mut state, index(run.first) + page);
         }
         freed.give_back(&mut state);
-        if !changed.evicted {
+        if changed.evicted {
+            self.clock.note_evicted(run.count);
+        } else {
             self.frames.set_cached_pages(folio, place, changed.cached);
         }
         drop(state);

@@ -78,7 +78,7 @@ impl<P: Platform> PageTable<'_, P> {
     }
 }
 
-fn forget_leaves<P: Platform>(
+pub(super) fn forget_leaves<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     run: &Run,
     forget: Forget,

@@ -22,11 +22,13 @@ use crate::Memory;
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Attributes, Entry, Equal, Kind, Permissions, absent};
 use crate::frame::swap_place::SwapPlace;
-use crate::frame::{Folio, OwnerKind};
+use crate::frame::{Eviction, Folio, OwnerKind};
 use crate::platform::Platform;
 use crate::swap::SlotRun;
+use crate::swap::slots::PageSet;
 use crate::tlb::Gather;
 
+use super::age::{self, Forget};
 use super::cursor::{Cursor, Whole};
 use super::run::{self, Run, What};
 use super::{OutOfMemory, PageTable};
@@ -123,6 +125,10 @@ impl OutBatch {
                 if memory.write_out_locked(folio) {
                     memory.frames.free_frozen_into(&mut batch, folio);
                     freed += u64::from(folio.pages());
+                    if memory.shortage() > 0 {
+                        // The next may have to be stored in these.
+                        batch.give_back();
+                    }
                 }
             }
         }
@@ -148,7 +154,7 @@ impl<P: Platform> Memory<P> {
             let evicted = match self.write_out(folio, place) {
                 Some(written) => self.evict(folio, place, Some(&written)),
                 None => {
-                    self.settle_slots(folio, place, &crate::swap::slots::PageSet::EMPTY);
+                    self.settle_slots(folio, place, &PageSet::EMPTY);
                     false
                 }
             };
@@ -164,8 +170,42 @@ impl<P: Platform> Memory<P> {
     }
 }
 
+/// Which folios are to go.
+pub(crate) struct Victims {
+    choice: Choice,
+    /// A folio of which the caller has the lock and a reference.
+    held: Option<Folio>,
+    /// That folio went out: lock and reference are the batch's.
+    took_held: bool,
+    /// Pages that may still go.
+    left: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Choice {
+    All,
+    Cold,
+}
+
+impl Victims {
+    /// All of them (`MADV_PAGEOUT`).
+    pub(crate) const ALL: Self =
+        Self { choice: Choice::All, held: None, took_held: false, left: u32::MAX };
+
+    /// Those that were not used lately, up to about so many pages. The others get older.
+    pub(crate) fn cold(held: Folio, pages: u32) -> Self {
+        Self { choice: Choice::Cold, held: Some(held), took_held: false, left: pages }
+    }
+
+    /// Whether the folio that the caller holds went out.
+    pub(crate) fn took_held(&self) -> bool {
+        self.took_held
+    }
+}
+
 /// What happens to the leaves of one part.
 struct SwapOut<'c, 'a, 'm, P: Platform> {
+    victims: &'c mut Victims,
     cursor: &'c mut Cursor<'a, 'm, P>,
     batch: &'c mut OutBatch,
     gather: &'c mut Gather,
@@ -181,10 +221,12 @@ impl<P: Platform> PageTable<'_, P> {
     pub(crate) fn swap_out(
         cursor: &mut Cursor<'_, '_, P>,
         attributes: Attributes,
+        victims: &mut Victims,
         batch: &mut OutBatch,
         gather: &mut Gather,
     ) -> Result<SwapOutStop, OutOfMemory> {
-        let mut work = SwapOut { cursor, batch, gather, attributes, lazy: ArrayVec::new() };
+        let mut work =
+            SwapOut { victims, cursor, batch, gather, attributes, lazy: ArrayVec::new() };
         let stop = work.store_entries();
         work.unmap_lazy();
         work.unmap_folios();
@@ -215,20 +257,46 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             return true;
         };
         let number = frame.0 - folio.head.0;
+        let held = self.victims.held == Some(folio);
+        if self.victims.choice == Choice::Cold {
+            if self.victims.left == 0 || held && self.victims.took_held {
+                return true;
+            }
+            let used = P::Arch::attributes(first).accessed;
+            if used {
+                age::forget_leaves(self.cursor, run, Forget::Accessed, self.gather);
+            }
+            if frames.look(folio, used) == Eviction::Later {
+                return true;
+            }
+        }
         let pages = self.mapped_here(run, folio, number);
-        if !frames.is_mapped_only(folio, pages) {
+        if !frames.is_mapped_and_held(folio, pages, u32::from(held)) {
             return true;
         }
-        let Some(lock) = frames.try_lock_folio(&memory.platform, folio) else { return true };
+        let lock = if held {
+            frames.folio_left_locked(&memory.platform, folio)
+        } else {
+            let Some(lock) = frames.try_lock_folio(&memory.platform, folio) else { return true };
+            lock
+        };
         if frames.is_lazy(folio) && !frames.is_dirty(folio) {
             self.drop_lazy(run, folio, pages);
+            if held {
+                lock.leave_locked();
+            }
             return true;
         }
         let left = (self.cursor.range().end().0 - run.at.0) >> PAGE_SHIFT;
         let Some(slots) = self.batch.slots(memory, folio.order, left.min(512) as u32) else {
+            if held {
+                lock.leave_locked();
+            }
             // A large folio may find no block where single pages still find slots.
             return folio.order > 0;
         };
+        self.victims.took_held |= held;
+        self.victims.left = self.victims.left.saturating_sub(pages);
         memory.send_out(folio, slots, number, pages);
         lock.leave_locked();
         let run = Run { count: pages >> arch::order_of_level::<P::Arch>(run.node.level), ..*run };
@@ -383,7 +451,8 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
                 let Some(folio) = folio else { break };
                 let start = VirtAddr(at.0.wrapping_add(u64::from(done) << PAGE_SHIFT));
                 let pages = memory.frames.mappings(folio);
-                if memory.frames.unmap_all(folio, pages) {
+                let held = u32::from(self.victims.held == Some(folio));
+                if memory.frames.unmap_all(folio, pages, held) {
                     unmapped += pages;
                 } else {
                     self.restore(folio, start);
@@ -418,7 +487,11 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             at = VirtAddr(at.0 + arch::span::<P::Arch>(node.level));
         }
         memory.call_back(folio, place);
-        drop(memory.frames.folio_left_locked(&memory.platform, folio));
+        if self.victims.held == Some(folio) {
+            self.victims.took_held = false;
+        } else {
+            drop(memory.frames.folio_left_locked(&memory.platform, folio));
+        }
     }
 
     /// What a leaf says in the place of the entry, if that names the slot of the folio's page.

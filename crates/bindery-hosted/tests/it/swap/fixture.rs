@@ -19,7 +19,18 @@ pub struct Swapping<'s, 'm, A: Walk> {
 /// Lets `scenario` have an address space on a machine with folios of 2^`order` pages and `slots` slots.
 #[track_caller]
 pub fn with_swap<A: Walk>(order: u8, slots: u64, scenario: impl FnOnce(&Swapping<'_, '_, A>)) {
-    let (machine, memory) = strict::<A>(64 * MIB);
+    with_little_memory(64 * MIB, order, slots, scenario);
+}
+
+/// As [`with_swap`], on a machine of so many bytes.
+#[track_caller]
+pub fn with_little_memory<A: Walk>(
+    bytes: u64,
+    order: u8,
+    slots: u64,
+    scenario: impl FnOnce(&Swapping<'_, '_, A>),
+) {
+    let (machine, memory) = strict::<A>(bytes);
     use_order(&memory, order);
     let free = memory.free_frame_count();
     let area = memory.swap_on(slots, 0).expect("a swap area");

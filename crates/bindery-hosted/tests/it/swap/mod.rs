@@ -2,3 +2,4 @@
 
 mod fixture;
 mod page_out;
+mod reclaim;

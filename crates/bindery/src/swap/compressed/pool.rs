@@ -120,7 +120,7 @@ impl Pool {
         if self.usage.frames_used >= self.limit {
             return Err(StoreError::Limit);
         }
-        let frame = frames.allocate(0).ok_or(StoreError::OutOfMemory)?;
+        let frame = frames.allocate_from_reserve(0).ok_or(StoreError::OutOfMemory)?;
         frames.meta(frame).reset(Kind::Compressed, 0);
         self.usage.frames_used += 1;
         self.usage.frames_used_max = self.usage.frames_used_max.max(self.usage.frames_used);

@@ -130,7 +130,7 @@ impl<P: Platform> Workspaces<P> {
 /// Builds a workspace in frames of its own, and tells the first of them.
 #[cold]
 fn make<P: Platform>(frames: &Frames<P>, platform: &P) -> Option<Frame> {
-    let head = frames.allocate(ORDER)?;
+    let head = frames.allocate_from_reserve(ORDER)?;
     frames.meta(head).reset(Kind::Compressed, ORDER);
     platform.zero(head, 1 << ORDER);
     let workspace = platform.direct_map(head).cast::<Workspace>().as_ptr();

@@ -1,0 +1,82 @@
+//! Reclaim: memory is short, and pages go to swap and come back.
+
+use bindery::addr::VirtAddr;
+use bindery::arch::X86_64;
+use bindery::{AddressSpace, FaultError};
+use bindery_hosted::{Program, Walk};
+
+use super::fixture::with_little_memory;
+use crate::support::{GIB, MIB, audit, fixed, options, strict, use_order};
+
+const AT: u64 = GIB;
+const PAGE: u64 = 4096;
+/// What the machine has.
+const BYTES: u64 = 16 * MIB;
+
+/// A program that uses twice the memory of the machine, of which compressed memory may have half.
+fn a_working_set_of_twice_the_memory_fits<A: Walk>(order: u8) {
+    with_little_memory::<A>(BYTES, order, BYTES / PAGE * 4, |swapping| {
+        let pages = 2 * BYTES / PAGE;
+        swapping.space.mmap(&fixed(AT, pages * PAGE)).unwrap();
+        // One word in a page: it compresses well.
+        swapping.fill(AT, pages);
+        assert!(swapping.taken() > pages / 2);
+        audit(swapping.machine, swapping.memory, &[swapping.space]);
+        swapping.assert_filled(AT, pages, AT);
+        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        for _ in 0..pages {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let page = (state >> 33) % pages;
+            let at = VirtAddr(AT + page * PAGE);
+            assert_eq!(swapping.program.load(at), Ok(AT + page), "page {page}");
+            swapping.program.store(at, AT + page).unwrap();
+        }
+        audit(swapping.machine, swapping.memory, &[swapping.space]);
+    });
+}
+
+fn base_pages<A: Walk>() {
+    a_working_set_of_twice_the_memory_fits::<A>(0);
+}
+
+fn folios<A: Walk>() {
+    a_working_set_of_twice_the_memory_fits::<A>(4);
+}
+
+#[test]
+fn hot_pages_stay() {
+    with_little_memory::<X86_64<4>>(BYTES, 0, 1 << 14, |swapping| {
+        let pages = 2 * BYTES / PAGE;
+        swapping.space.mmap(&fixed(AT, pages * PAGE)).unwrap();
+        let hot = 256;
+        let mut missing = 0;
+        for page in 0..pages {
+            swapping.program.store(VirtAddr(AT + page * PAGE), page).unwrap();
+            if page % 64 == 0 {
+                missing += swapping.swapped(AT, hot);
+                for page in 0..hot {
+                    swapping.program.load(VirtAddr(AT + page * PAGE)).unwrap();
+                }
+            }
+        }
+        assert!(missing < hot, "{missing} pages of the hot set had to come back");
+    });
+}
+
+#[test]
+fn without_swap_memory_runs_out_as_before() {
+    let (machine, memory) = strict::<X86_64<4>>(BYTES);
+    use_order(&memory, 0);
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    let program = Program::new(&machine, &space);
+    space.mmap(&fixed(AT, 32 * MIB)).unwrap();
+    let full = (0..32 * MIB / PAGE)
+        .find(|page| program.store(VirtAddr(AT + page * PAGE), 1) == Err(FaultError::OutOfMemory));
+    assert!(full.is_some());
+    audit(&machine, &memory, &[&space]);
+}
+
+on_every_architecture! {
+    twice_the_memory => base_pages;
+    twice_the_memory_in_folios => folios;
+}

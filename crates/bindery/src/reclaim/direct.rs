@@ -1,0 +1,64 @@
+//! Direct reclaim: a call that would fail for lack of memory frees some first, with no lock held.
+//!
+//! Every public call takes all its locks inside the closure that it hands to [`Memory::retry`]. When it
+//! fails with "out of memory", it has released them. So reclaim never runs inside a table lock, a read
+//! section, a VMA, an object or a pager, and cannot wait for a lock that its caller holds; nor does it
+//! call itself, since it does not use `retry`.
+
+use crate::Memory;
+use crate::deferred::Shortage;
+use crate::platform::Platform;
+
+/// Pages that the first round wants; each later round wants twice as much.
+const FIRST_ROUND: u64 = 32;
+/// Rounds before a call fails: together they ask for more than 2 million pages.
+const ROUNDS: u32 = 16;
+
+impl<P: Platform> Memory<P> {
+    /// Runs a call of the embedder's, which takes all its locks and releases them. Where it fails for
+    /// want of memory, memory is freed and the call made once more. Frees some of what waits for readers
+    /// afterwards.
+    ///
+    /// A call that fails so has changed nothing, or does what it has done once more: its
+    /// documentation says which.
+    #[inline]
+    pub(crate) fn outermost<T, E: Shortage>(
+        &self,
+        call: impl FnMut() -> Result<T, E>,
+    ) -> Result<T, E> {
+        let result = self.retry(call);
+        self.free_some();
+        result
+    }
+
+    /// As [`Memory::outermost`], for a call that unlinks nothing.
+    #[inline]
+    pub(crate) fn retry<T, E: Shortage>(
+        &self,
+        mut call: impl FnMut() -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut round = 0;
+        loop {
+            let result = call();
+            match &result {
+                Err(error) if error.is_out_of_memory() && self.frees_for_call(&mut round) => {}
+                _ => return result,
+            }
+        }
+    }
+
+    /// Frees memory for a call that has failed `round` times. Says whether that may help.
+    #[cold]
+    fn frees_for_call(&self, round: &mut u32) -> bool {
+        let this = *round;
+        *round += 1;
+        if this == 0 && self.has_deferred() {
+            self.drain_deferred();
+            return true;
+        }
+        if this >= ROUNDS {
+            return false;
+        }
+        self.reclaim(FIRST_ROUND << this).freed > 0 || this == 0 && self.platform.out_of_memory()
+    }
+}

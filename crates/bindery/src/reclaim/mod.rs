@@ -1,0 +1,97 @@
+//! Reclaim: pages leave memory when it is short.
+//!
+//! # The policy
+//! A *clock* (Corbató 1968) goes over the metadata of all frames, in their order; there are no lists, so
+//! no other path pays for them. A folio is *cold*, *referenced* or *hot*
+//! ([`Frames::look`](crate::frame::Frames::look)): used twice in a row it is hot, and it must be found
+//! unused twice in a row before it is evicted. An evicted page leaves a *shadow*: how much was evicted
+//! until then. If it comes back after less was evicted than is in use, it comes back hot: it would have
+//! stayed if the hot pages had not kept it out (refault distance; Linux: `workingset.c`; CLOCK-Pro,
+//! USENIX 2005, has its test period).
+//!
+//! # Windows
+//! The hand leads to a folio, the reverse map to a VMA that maps it, and there reclaim works on the run of
+//! the page table around it, of one table: it harvests the accessed bits of the window, and sends the
+//! folios that are cold and mapped there alone to swap, in one batch with one flush. So the cost is in the
+//! runs that are looked at. (Linux's multi-generational LRU looks around in the same way.)
+//!
+//! # It cannot deadlock
+//! Reclaim runs when its caller has no lock ([`direct`]). It only tries the locks of folios and
+//! of the reverse map, enters no pager, and holds none of them while a page is written out but the lock of
+//! its folio. It takes frames from a reserve that no other allocation may take, and never calls itself.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `direct` | a call that would fail for lack of memory |
+//! | `anonymous` | folios of anonymous memory |
+
+mod anonymous;
+mod direct;
+
+use crate::Memory;
+use crate::addr::Frame;
+use crate::platform::Platform;
+
+/// What a call of [`Memory::reclaim`] has done, in pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Reclaimed {
+    /// Pages that were freed.
+    pub freed: u64,
+    /// Frames that the clock has passed.
+    pub scanned: u64,
+}
+
+/// Frames that one step of the hand passes.
+const STEP: u32 = 64;
+/// How often the hand goes round at the most: a page that was used and hot is cold after three looks.
+const TURNS: u64 = 4;
+
+impl<P: Platform> Memory<P> {
+    /// Frees at least `target` pages if it can: cached tables and slabs, then pages that were not used
+    /// lately, which go to swap. An embedder calls it from a thread of its own when memory gets short
+    /// ([`Memory::shortage`]); calls of the core do when they would fail otherwise. The caller holds no
+    /// lock of the core and is in no read section.
+    ///
+    /// Context: may sleep. Complexity: in the frames that the clock passes and the runs of the windows;
+    /// at most four turns of the clock.
+    pub fn reclaim(&self, target: u64) -> Reclaimed {
+        let before = self.free_frame_count();
+        self.trim();
+        let mut done =
+            Reclaimed { freed: self.free_frame_count().saturating_sub(before), scanned: 0 };
+        let (first, count) = self.frames.span();
+        let most = u64::from(count) * TURNS;
+        while done.freed < target && done.scanned < most {
+            let begin = self.clock.advance(STEP, count);
+            let end = (begin + STEP).min(count);
+            let mut at = begin;
+            while at < end && done.freed < target {
+                let frame = first.plus(at);
+                at += self.frames.pages_of_block(frame);
+                done.freed += self.reclaim_at(frame, target - done.freed);
+            }
+            done.scanned += u64::from(STEP);
+        }
+        done
+    }
+
+    /// How many pages are missing until allocations are far from the reserve: a reclaimer of the embedder's
+    /// frees as many. 0 where no swap area is on.
+    ///
+    /// Context: does not sleep; any.
+    pub fn shortage(&self) -> u64 {
+        let high = self.frames.reserve() * 3;
+        high.saturating_sub(self.free_frame_count())
+    }
+
+    /// Looks at the folio that begins at `frame`, if one does.
+    fn reclaim_at(&self, frame: Frame, target: u64) -> u64 {
+        let Some(folio) = self.frames.folio_of(frame).filter(|folio| folio.head == frame) else {
+            return 0;
+        };
+        if self.frames.is_anonymous(folio) || self.frames.is_swap_cached(folio) {
+            return self.reclaim_anonymous(frame, target);
+        }
+        0
+    }
+}
