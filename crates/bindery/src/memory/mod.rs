@@ -424,11 +424,11 @@ impl<P: Platform> Memory<P> {
         let mut done = 0;
         while done < count {
             let frame = first.plus(done);
-            let (part, _) = self.folio_limit(frame, count - done);
-            if let Some(folio) = self.frames.folio_of(frame) {
+            let folio = self.frames.folio_of(frame);
+            done += folio.map_or(1, |folio| folio.head.0 + folio.pages() - frame.0);
+            if let Some(folio) = folio {
                 self.frames.clear_fetchable(folio);
             }
-            done += part.max(1);
         }
     }
 
