@@ -43,7 +43,8 @@ pub fn build(architecture: Architecture) -> Result<Kernel, Problem> {
         return Err(Problem::Failed(format!("there is no kernel at {}", directory.display())));
     }
     eprintln!("bindery: the kernel for {architecture} is built with {toolchain}");
-    let built = workspace::target("kernel")?;
+    // One for each architecture: two that share a directory are built one after the other.
+    let built = workspace::target(&format!("kernel/{}", architecture.directory()))?;
     let mut cargo = toolchain.cargo("build", target, &directory)?;
     cargo.args(["--quiet", "--locked", "--target-dir"]).arg(&built);
     process::output(&mut cargo)?;

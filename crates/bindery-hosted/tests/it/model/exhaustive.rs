@@ -290,19 +290,19 @@ impl Scope {
         }
     }
 
-    /// Tries `next` behind `sequence`; returns a number for the state that it leads to.
-    fn attempt(&self, sequence: &[Step], next: Step) -> Option<u64> {
+    /// Tries `next` behind `sequence`; returns what it leads to.
+    fn attempt(&self, sequence: &[Step], next: Step) -> Option<State<'_>> {
         let _trying = Trying(sequence, next);
         let mut state = self.replay(sequence);
         self.step(&mut state, next)?;
         self.verify(&state);
-        Some(self.fingerprint(&state))
+        Some(state)
     }
 
     /// Tries `next` behind `sequence` again and again, with ever more allocations that succeed,
     /// until it does. What fails has changed nothing but what its operation says, and succeeds when
-    /// there is memory again. Returns how many allocations it takes.
-    fn starve(&self, sequence: &[Step], next: Step) -> Option<u64> {
+    /// there is memory again.
+    fn starve(&self, sequence: &[Step], next: Step) -> Option<()> {
         let _trying = Trying(sequence, next);
         for succeed in 0..100 {
             let mut state = self.replay(sequence);
@@ -317,7 +317,7 @@ impl Scope {
             if !starved {
                 assert_eq!(outcome, state.expect(next), "with {succeed} allocations");
                 self.verify(&state);
-                return Some(succeed);
+                return Some(());
             }
             state.accept_what_failed(&self.machine, next);
             self.verify(&state);
@@ -327,6 +327,7 @@ impl Scope {
         panic!("it needs more allocations than there are pages");
     }
 
+    /// A number for a state.
     fn fingerprint(&self, state: &State<'_>) -> u64 {
         let mut hasher = DefaultHasher::new();
         let mut groups = Vec::new();
@@ -386,8 +387,8 @@ enum Walk {
 }
 
 /// All sequences of `depth` operations behind `start`; returns how many those were, of all
-/// lengths.
-fn explore(scope: &Scope, start: Start, depth: usize, walk: Walk) -> u64 {
+/// lengths, and how many states shorter ones led to, where those are told apart.
+fn explore(scope: &Scope, start: Start, depth: usize, walk: Walk) -> (u64, usize) {
     let operations = operations();
     let mut seen = HashSet::new();
     let mut tried = 0;
@@ -398,13 +399,16 @@ fn explore(scope: &Scope, start: Start, depth: usize, walk: Walk) -> u64 {
             let mut sequence = start.steps();
             sequence.extend(path.iter().map(|index| operations[usize::from(*index)]));
             for (index, step) in operations.iter().enumerate() {
-                let state = match walk {
-                    Walk::Scarce => scope.starve(&sequence, *step),
-                    Walk::Plain | Walk::Distinct => scope.attempt(&sequence, *step),
+                let is_new = match walk {
+                    Walk::Scarce => scope.starve(&sequence, *step).map(|()| true),
+                    Walk::Distinct if length < depth => scope
+                        .attempt(&sequence, *step)
+                        .map(|state| seen.insert(scope.fingerprint(&state))),
+                    Walk::Plain | Walk::Distinct => scope.attempt(&sequence, *step).map(|_| true),
                 };
-                let Some(state) = state else { continue };
+                let Some(is_new) = is_new else { continue };
                 tried += 1;
-                if length < depth && (walk != Walk::Distinct || seen.insert(state)) {
+                if length < depth && is_new {
                     let mut longer = path.clone();
                     longer.push(index as u8);
                     next.push(longer);
@@ -413,7 +417,7 @@ fn explore(scope: &Scope, start: Start, depth: usize, walk: Walk) -> u64 {
         }
         frontier = next;
     }
-    tried
+    (tried, seen.len())
 }
 
 fn small_scope(orders: &[u8], zeroes: Zeroes, reach: Reach) {
@@ -428,15 +432,16 @@ fn small_scope(orders: &[u8], zeroes: Zeroes, reach: Reach) {
         (Start::Written, 3, Walk::Scarce),
     ];
     for (start, depth, walk) in walks {
-        let count = explore(&scope, start, depth + deeper, walk);
+        let (count, states) = explore(&scope, start, depth + deeper, walk);
         println!(
             "folios {orders:?}, {zeroes:?}, {reach:?}, {walk:?} from {start:?}: {count} sequences of up to {} \
-             operations, {} steps in all, {:.1} s",
+             operations, {states} states told apart, {} steps in all, {:.1} s",
             depth + deeper,
             scope.steps.get(),
             begun.elapsed().as_secs_f32()
         );
-        assert!(count > 1_000, "the walk has ended early");
+        assert!(count > 80_000, "the walk has ended early");
+        assert!(walk != Walk::Distinct || states > 8_000, "few states are told apart");
     }
     audit(&scope.machine, &scope.memory, &[], &mut scope.scratch.borrow_mut());
 }

@@ -40,6 +40,11 @@ impl Gate {
         self.opened.store(true, SeqCst);
     }
 
+    /// It may go on when this is dropped, by a panic as well.
+    pub fn opens_at_last(&self) -> impl Drop + '_ {
+        Opens(self)
+    }
+
     /// Whether it stands still.
     pub fn is_shut(&self) -> bool {
         !self.opened.load(SeqCst)
@@ -52,6 +57,14 @@ impl Gate {
                 thread::yield_now();
             }
         }
+    }
+}
+
+struct Opens<'g>(&'g Gate);
+
+impl Drop for Opens<'_> {
+    fn drop(&mut self) {
+        self.0.open();
     }
 }
 

@@ -66,10 +66,10 @@ fn at_an_invalidation<A: Walk>(
     thread::scope(|scope| {
         let other = scope.spawn(|| {
             scene.gate.wait();
+            let _opens = scene.gate.opens_at_last();
             let gate = Arc::clone(&platform.gate);
             let meanwhile = || scene.machine.on_cpu(Cpu(1), || meanwhile(&scene, at));
             waiting::told(move || gate.open(), meanwhile);
-            scene.gate.open();
         });
         scene.machine.on_cpu(Cpu(0), || stopped(&scene, at));
         other.join().unwrap();

@@ -10,7 +10,7 @@ use super::operations::{Operation, operations};
 use super::run::{At, Outcome, Verdict, run};
 
 /// Runs of one architecture in the subset.
-const RUNS: u64 = 40_000;
+const RUNS: u64 = 24_000;
 const SEED: u64 = 0x5eed_0001;
 /// Steps of one call at which the subset holds it, about.
 const ENOUGH_STEPS: u32 = 200;
