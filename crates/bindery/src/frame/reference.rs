@@ -193,6 +193,12 @@ impl<P: Platform> Frames<P> {
         count::refer(&self.meta(folio.head).count)
     }
 
+    /// Adds a reference for the swap cache. The caller has one, which bounds how many there are.
+    pub(crate) fn add_reference(&self, folio: Folio) {
+        let counted = self.hold(folio);
+        debug_assert!(counted, "{folio:?} has too many references");
+    }
+
     /// As [`Frames::hold`], given back when what is returned is dropped.
     pub(crate) fn keep<'a>(&'a self, platform: &'a P, folio: Folio) -> Option<Reference<'a, P>> {
         self.hold(folio).then(|| Reference { frames: self, platform, folio })

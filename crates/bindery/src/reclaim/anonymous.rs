@@ -1,14 +1,19 @@
 //! Folios of anonymous memory: aged, and sent to swap.
 
+use core::sync::atomic::{Ordering, fence};
+
 use crate::Memory;
 use crate::addr::{Frame, VirtRange};
 use crate::arch;
-use crate::frame::{Folio, FolioLock, Reference};
+use crate::frame::{Eviction, Folio, FolioLock, Reference};
 use crate::platform::Platform;
-use crate::rmap::{self, Locking, RmapHit, Seen};
+use crate::rmap::{self, Locking, RmapHit, Seen, Walked};
+use crate::swap::SlotRun;
+use crate::swap::slots::{PageSet, Stored};
 use crate::table::PageTable;
 use crate::table::locking::Depth;
-use crate::table::swap_out::{OutBatch, Victims};
+use crate::table::out_batch::OutBatch;
+use crate::table::swap_out::Victims;
 use crate::tlb::Gather;
 use crate::vma::MappingFlags;
 
@@ -27,39 +32,67 @@ impl<P: Platform> Memory<P> {
         let walked = rmap::for_each_anonymous_sight(self, folio, Locking::Try, |hit, gather| {
             self.reclaim_window(hit, &mut victims, &mut batch, gather)
         });
-        let _ = walked;
-        if victims.took_held() {
+        let (met, used) = victims.elsewhere();
+        let complete = matches!(walked, Walked::Visited(_)) && met >= self.frames.mappings(folio);
+        let shared = met > 0 && complete && self.frames.look(folio, used) == Eviction::May;
+        let freed = if victims.took_held() {
             // Lock and reference are the batch's now.
             lock.leave_locked();
             core::mem::forget(held);
+            0
+        } else if shared {
+            self.reclaim_shared(held, lock)
         } else {
-            drop(lock);
-            drop(held);
+            0
+        };
+        freed + batch.write_out(self)
+    }
+
+    /// Sends a cold folio to swap that several VMAs map: in each, its entries become swap entries, and are
+    /// flushed. Where one could not be reached, or a device uses the folio, the rest of its pages stay in
+    /// the swap cache, and the entries that are left keep them. Returns how many pages were freed.
+    fn reclaim_shared(&self, held: Reference<'_, P>, lock: FolioLock<'_, P>) -> u64 {
+        let folio = *held;
+        let (place, stored) = match self.frames.swap_place(folio) {
+            Some(place) => match self.prepare_out(folio, place) {
+                Some(stored) => (place, stored),
+                None => return 0,
+            },
+            None => {
+                let Some(slots) = self.allocate_slots(folio.order, 1) else { return 0 };
+                self.frames.add_reference(folio);
+                (self.send_out(folio, slots, 0, 0), Stored::No)
+            }
+        };
+        let slots = SlotRun { area: place.area, first: place.first, count: folio.pages() };
+        let _ = rmap::for_each_anonymous_sight(self, folio, Locking::Try, |hit, gather| {
+            if !hit.vma.has(MappingFlags::LOCKED) {
+                hit.table.swap_out_shared(hit.range, folio, slots, gather);
+            }
+            Seen { until: hit.range.end(), entries: u64::from(folio.pages()) }
+        });
+        // After the entries, which lead to the folio, and before its content is read: who has pinned it
+        // writes to it meanwhile, and is seen here.
+        fence(Ordering::SeqCst);
+        if self.frames.mappings(folio) > 0 || self.frames.pins(folio) > 0 {
+            self.settle_slots(folio, place, &PageSet::EMPTY);
+            return 0;
         }
-        batch.write_out(self)
+        lock.leave_locked();
+        core::mem::forget(held);
+        // Lock and reference are the callee's.
+        if self.write_out_locked(folio, stored) { self.free_frozen(folio) } else { 0 }
     }
 
     /// A folio that nobody maps, and that the swap cache holds: it goes if its content is in swap.
     fn reclaim_cached(&self, held: Reference<'_, P>, lock: FolioLock<'_, P>) -> u64 {
         let folio = *held;
         let Some(place) = self.frames.swap_place(folio) else { return 0 };
-        let evicted = match self.prepare_out(folio, place) {
-            Some(false) => self.evict(folio, place, None),
-            Some(true) => {
-                lock.leave_locked();
-                core::mem::forget(held);
-                // Lock and reference are the callee's.
-                return if self.write_out_locked(folio) { self.free_frozen(folio) } else { 0 };
-            }
-            None => false,
-        };
-        if !evicted {
-            return 0;
-        }
-        // Both go with the folio.
+        let Some(stored) = self.prepare_out(folio, place) else { return 0 };
         lock.leave_locked();
         core::mem::forget(held);
-        self.free_frozen(folio)
+        // Lock and reference are the callee's.
+        if self.write_out_locked(folio, stored) { self.free_frozen(folio) } else { 0 }
     }
 
     fn free_frozen(&self, folio: Folio) -> u64 {

@@ -78,7 +78,7 @@ impl<P: Platform> Memory<P> {
     /// How many pages are missing until allocations are far from the reserve: a reclaimer of the embedder's
     /// frees as many. 0 where no swap area is on.
     ///
-    /// Context: does not sleep; any.
+    /// Context: any.
     pub fn shortage(&self) -> u64 {
         let high = self.frames.reserve() * 3;
         high.saturating_sub(self.free_frame_count())

@@ -73,11 +73,11 @@ pub(crate) use group::{AnonGroup, Groups};
 use tree_lock::TreeWriteGuard;
 pub(crate) use tree_lock::{TreeLock, TreeReadGuard};
 pub(crate) use trees::{ObjectTree, TreeLinks};
-pub(crate) use walk::{
-    HOLD, Locking, Pages, RmapHit, Seen, for_each_anonymous_sight, for_each_sight,
-};
 #[cfg(any(test, feature = "testing"))]
-pub(crate) use walk::{ObjectWalk, Walked};
+pub(crate) use walk::ObjectWalk;
+pub(crate) use walk::{
+    HOLD, Locking, Pages, RmapHit, Seen, Walked, for_each_anonymous_sight, for_each_sight,
+};
 
 /// Says that the caller changes where a VMA lies, and sees to the trees in which it stands: made
 /// here alone, so that nobody forgets them.

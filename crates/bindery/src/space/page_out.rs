@@ -7,7 +7,8 @@ use crate::platform::Platform;
 use crate::table::PageTable;
 use crate::table::cursor::Chunks;
 use crate::table::locking::Depth;
-use crate::table::swap_out::{OutBatch, SwapOutStop, Victims};
+use crate::table::out_batch::OutBatch;
+use crate::table::swap_out::{SwapOutStop, Victims};
 use crate::tlb::Gather;
 use crate::vma::Vma;
 

@@ -106,20 +106,27 @@ impl<P: Platform> Memory<P> {
 
     /// The folio goes into the swap cache, at slots that the caller has allocated for it. `named` of its
     /// pages, from page `first` on, get an entry each. The caller has the folio's lock.
-    pub(crate) fn send_out(&self, folio: Folio, slots: SlotRun, first: u32, named: u32) {
+    pub(crate) fn send_out(
+        &self,
+        folio: Folio,
+        slots: SlotRun,
+        first: u32,
+        named: u32,
+    ) -> SwapPlace {
         debug_assert_eq!(slots.count, folio.pages());
-        let Some((_, cells, _)) = self.cells(slots) else { return };
+        let place = SwapPlace { area: slots.area, first: slots.first, cached: slots.count };
+        let Some((_, cells, _)) = self.cells(slots) else { return place };
         for (page, cell) in (0..).zip(cells) {
             let entries = u32::from(page >= first && page < first + named);
             // The slots are ours: no entry names them, and the cache does not have them.
             cell.store(Cell::going_out(folio.head.plus(page), entries).0, Relaxed);
         }
-        let place = SwapPlace { area: slots.area, first: slots.first, cached: slots.count };
         self.frames.set_swap_place(folio, place);
+        place
     }
 
-    /// Takes back [`Memory::send_out`]: the slots are free, and the folio is not in the cache. No entry
-    /// names them any more. The caller has the folio's lock.
+    /// Takes back [`Memory::send_out`]: the slots are the caller's again, to be used or freed, and the folio
+    /// is not in the cache. No entry names them any more. The caller has the folio's lock.
     pub(crate) fn call_back(&self, folio: Folio, place: SwapPlace) {
         let slots = SlotRun { area: place.area, first: place.first, count: folio.pages() };
         if let Some((_, cells, _)) = self.cells(slots) {
@@ -129,7 +136,6 @@ impl<P: Platform> Memory<P> {
             }
         }
         self.frames.set_cached_pages(folio, place, 0);
-        self.free_unused_slots(slots);
     }
 
     /// One more entry names each slot of the run, or none does: all or nothing. The caller holds the
@@ -299,30 +305,25 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// Makes the slots of a folio that is in the cache busy, to be written out. Says whether that is needed:
-    /// whether there are pages whose content is not in swap. `None` if some of its pages have left the
-    /// cache. The caller has the folio's lock and a reference.
-    pub(crate) fn prepare_out(&self, folio: Folio, place: SwapPlace) -> Option<bool> {
+    /// Makes the slots of a folio that is in the cache busy, so that they stay its own: to be written out, or
+    /// named by more entries. `None`, with nothing changed, if some of its pages have left the cache, or came
+    /// from another folio. Says whether all content is in swap already. The caller has the folio's lock and
+    /// a reference.
+    pub(crate) fn prepare_out(&self, folio: Folio, place: SwapPlace) -> Option<Stored> {
         let run = SlotRun { area: place.area, first: place.first, count: folio.pages() };
         let (cluster, cells, _) = self.cells(run)?;
         let _state = cluster.state.lock();
-        let ours = |(page, cell): (u32, &AtomicU64)| {
-            Cell(cell.load(Relaxed)).frame() == Some(folio.head.plus(page))
-        };
-        if !(0..).zip(cells).all(ours) {
-            return None;
-        }
-        if cells.iter().all(|cell| cell.load(Relaxed) & Cell::CONTENT != 0) {
-            return Some(false);
-        }
-        if cells.iter().any(|cell| cell.load(Relaxed) & Cell::CONTENT != 0) {
-            // Written whole or not at all: a part has come from another folio.
+        let load = |cell: &AtomicU64| Cell(cell.load(Relaxed));
+        let ours =
+            |(page, cell): (u32, &AtomicU64)| load(cell).frame() == Some(folio.head.plus(page));
+        let stored = cells.iter().filter(|cell| load(cell).0 & Cell::CONTENT != 0).count();
+        if !(0..).zip(cells).all(ours) || stored != 0 && stored != cells.len() {
             return None;
         }
         for cell in cells {
-            cell.store(cell.load(Relaxed) | Cell::BUSY, Relaxed);
+            cell.store(load(cell).0 | Cell::BUSY, Relaxed);
         }
-        Some(true)
+        Some(if stored == 0 { Stored::No } else { Stored::Yes })
     }
 
     /// Changes the cells of the folio that still name it, by one hold of the cluster's lock. `freeze` says
@@ -447,6 +448,15 @@ impl<P: Platform> Memory<P> {
         // accesses as aligned 64-bit atomics alone, and pages of locked folios that no entry maps.
         unsafe { core::slice::from_raw_parts(start.as_ptr(), CLUSTER_SLOTS as usize) }
     }
+}
+
+/// Whether the content of a cached folio is in swap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stored {
+    /// It has to be written out.
+    No,
+    /// It is.
+    Yes,
 }
 
 /// What [`Memory::change_slots`] left.

@@ -47,6 +47,7 @@ pub(crate) mod look;
 mod loom_model;
 pub(crate) mod marker;
 pub(crate) mod move_range;
+pub(crate) mod out_batch;
 mod pool;
 pub(crate) mod protect;
 mod reach;
@@ -55,6 +56,7 @@ pub(crate) mod spare;
 pub(crate) mod stray;
 pub(crate) mod swap_in;
 pub(crate) mod swap_out;
+mod swap_out_shared;
 pub(crate) mod zap;
 
 use core::ops::Deref;

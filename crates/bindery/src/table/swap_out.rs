@@ -18,41 +18,19 @@ use core::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
 
-use crate::Memory;
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Attributes, Entry, Equal, Kind, Permissions, absent};
 use crate::frame::swap_place::SwapPlace;
 use crate::frame::{Eviction, Folio, OwnerKind};
 use crate::platform::Platform;
 use crate::swap::SlotRun;
-use crate::swap::slots::PageSet;
 use crate::tlb::Gather;
 
 use super::age::{self, Forget};
 use super::cursor::{Cursor, Whole};
+use super::out_batch::{OutBatch, OutRun};
 use super::run::{self, Run, What};
 use super::{OutOfMemory, PageTable};
-
-/// Slots that folios go out to, and where the first page of the first folio was mapped; addresses and
-/// slots rise together.
-#[derive(Clone, Copy)]
-struct OutRun {
-    slots: SlotRun,
-    at: VirtAddr,
-}
-
-/// The most runs of one hold of the locks: with folios of 64 KiB and more, those of two tables.
-const RUNS: usize = 64;
-
-/// Folios that have lost their entries and are to be written out: locked, in the swap cache, with a
-/// reference of the holder of this.
-pub(crate) struct OutBatch {
-    runs: ArrayVec<OutRun, RUNS>,
-    /// Single slots that were allocated and are not used yet.
-    spare: Option<SlotRun>,
-    /// Up to here the runs are unmapped.
-    settled: usize,
-}
 
 /// Why the entries of a part were not all looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,111 +43,6 @@ pub(crate) enum SwapOutStop {
     NoSlots,
 }
 
-impl OutBatch {
-    pub(crate) fn new() -> Self {
-        Self { runs: ArrayVec::new(), spare: None, settled: 0 }
-    }
-
-    fn is_full(&self) -> bool {
-        self.runs.is_full()
-    }
-
-    /// Slots for a folio. Single ones are allocated for many folios at once.
-    #[inline]
-    fn slots<P: Platform>(&mut self, memory: &Memory<P>, order: u8, left: u32) -> Option<SlotRun> {
-        if order > 0 {
-            return memory.allocate_slots(order, 1);
-        }
-        let run = match self.spare.take() {
-            Some(run) => run,
-            None => memory.allocate_slots(0, left.max(1))?,
-        };
-        if run.count > 1 {
-            self.spare = Some(SlotRun { first: run.first + 1, count: run.count - 1, ..run });
-        }
-        Some(SlotRun { count: 1, ..run })
-    }
-
-    fn add(&mut self, slots: SlotRun, at: VirtAddr) {
-        if let Some(last) = self.runs[self.settled..].last_mut()
-            && last.slots.area == slots.area
-            && last.slots.first + u64::from(last.slots.count) == slots.first
-            && last.at.0.wrapping_add(u64::from(last.slots.count) << PAGE_SHIFT) == at.0
-        {
-            last.slots.count += slots.count;
-            return;
-        }
-        // There is room: `is_full` was asked.
-        let _ = self.runs.try_push(OutRun { slots, at });
-    }
-
-    /// Writes the folios out, and frees those that nobody wants meanwhile. May sleep; called without
-    /// locks on tables. Returns how many pages were freed.
-    pub(crate) fn write_out<P: Platform>(&mut self, memory: &Memory<P>) -> u64 {
-        if let Some(spare) = self.spare.take() {
-            memory.free_unused_slots(spare);
-        }
-        let mut freed = 0;
-        let mut batch = memory.free_batch();
-        for run in self.runs.drain(..) {
-            let mut slot = run.slots.first;
-            let end = slot + u64::from(run.slots.count);
-            while slot < end {
-                let folio = memory.cached_folio(run.slots.area, slot);
-                let Some(folio) = folio else {
-                    // It was restored.
-                    slot += 1;
-                    continue;
-                };
-                slot += u64::from(folio.pages());
-                if memory.write_out_locked(folio) {
-                    memory.frames.free_frozen_into(&mut batch, folio);
-                    freed += u64::from(folio.pages());
-                    if memory.shortage() > 0 {
-                        // The next may have to be stored in these.
-                        batch.give_back();
-                    }
-                }
-            }
-        }
-        self.settled = 0;
-        freed
-    }
-}
-
-impl<P: Platform> Memory<P> {
-    /// The folio that the cache has for a slot that is its first. The caller has the folio's lock, or
-    /// knows that it was restored.
-    fn cached_folio(&self, area: u8, slot: u64) -> Option<Folio> {
-        let frame = self.swap_cell(area, slot)?.frame()?;
-        self.frames.folio_of(frame).filter(|folio| folio.head == frame)
-    }
-
-    /// Writes a folio out that the caller has left locked in the swap cache, with a reference. Says
-    /// whether it is the caller's now, frozen. Otherwise it is unlocked, and the reference is gone.
-    pub(crate) fn write_out_locked(&self, folio: Folio) -> bool {
-        let place = self.frames.swap_place(folio);
-        let lock = self.frames.folio_left_locked(&self.platform, folio);
-        if let Some(place) = place {
-            let evicted = match self.write_out(folio, place) {
-                Some(written) => self.evict(folio, place, Some(&written)),
-                None => {
-                    self.settle_slots(folio, place, &PageSet::EMPTY);
-                    false
-                }
-            };
-            if evicted {
-                // The lock goes with the folio.
-                lock.leave_locked();
-                return true;
-            }
-        }
-        drop(lock);
-        self.frames.release(&self.platform, folio);
-        false
-    }
-}
-
 /// Which folios are to go.
 pub(crate) struct Victims {
     choice: Choice,
@@ -179,6 +52,9 @@ pub(crate) struct Victims {
     took_held: bool,
     /// Pages that may still go.
     left: u32,
+    /// Mappings of the held folio that were met where it is mapped elsewhere as well, and whether one of
+    /// them was used.
+    elsewhere: (u32, bool),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -189,12 +65,24 @@ enum Choice {
 
 impl Victims {
     /// All of them (`MADV_PAGEOUT`).
-    pub(crate) const ALL: Self =
-        Self { choice: Choice::All, held: None, took_held: false, left: u32::MAX };
+    pub(crate) const ALL: Self = Self {
+        choice: Choice::All,
+        held: None,
+        took_held: false,
+        left: u32::MAX,
+        elsewhere: (0, false),
+    };
 
     /// Those that were not used lately, up to about so many pages. The others get older.
     pub(crate) fn cold(held: Folio, pages: u32) -> Self {
-        Self { choice: Choice::Cold, held: Some(held), took_held: false, left: pages }
+        let elsewhere = (0, false);
+        Self { choice: Choice::Cold, held: Some(held), took_held: false, left: pages, elsewhere }
+    }
+
+    /// How many mappings of the held folio were met that are not all in one place, and whether one of them
+    /// was used.
+    pub(crate) fn elsewhere(&self) -> (u32, bool) {
+        self.elsewhere
     }
 
     /// Whether the folio that the caller holds went out.
@@ -258,20 +146,13 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         };
         let number = frame.0 - folio.head.0;
         let held = self.victims.held == Some(folio);
-        if self.victims.choice == Choice::Cold {
-            if self.victims.left == 0 || held && self.victims.took_held {
-                return true;
-            }
-            let used = P::Arch::attributes(first).accessed;
-            if used {
-                age::forget_leaves(self.cursor, run, Forget::Accessed, self.gather);
-            }
-            if frames.look(folio, used) == Eviction::Later {
-                return true;
-            }
-        }
         let pages = self.mapped_here(run, folio, number);
-        if !frames.is_mapped_and_held(folio, pages, u32::from(held)) {
+        let only_here = frames.is_mapped_and_held(folio, pages, u32::from(held));
+        let cold = self.victims.choice == Choice::Cold;
+        if !only_here && !(cold && held) || cold && self.victims.left == 0 {
+            return true;
+        }
+        if cold && self.is_used_or_elsewhere(run, first, folio, only_here) {
             return true;
         }
         let lock = if held {
@@ -304,6 +185,27 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         self.gather.stale(run.range::<P::Arch>(), run.node.level);
         let at = run.at.0.wrapping_sub(u64::from(number) << PAGE_SHIFT);
         self.batch.add(slots, VirtAddr(at));
+        true
+    }
+
+    /// Looks at the accessed bits of a folio, and forgets them. Says whether the folio stays: it was used
+    /// lately, or others map it as well and decide with these.
+    fn is_used_or_elsewhere(
+        &mut self,
+        run: &Run,
+        first: Entry,
+        folio: Folio,
+        only_here: bool,
+    ) -> bool {
+        let used = P::Arch::attributes(first).accessed;
+        if used {
+            age::forget_leaves(self.cursor, run, Forget::Accessed, self.gather);
+        }
+        if only_here {
+            return self.cursor.tables.memory.frames.look(folio, used) == Eviction::Later;
+        }
+        self.victims.elsewhere.0 += run.pages::<P::Arch>();
+        self.victims.elsewhere.1 |= used;
         true
     }
 

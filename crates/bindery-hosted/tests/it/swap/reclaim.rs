@@ -43,6 +43,38 @@ fn folios<A: Walk>() {
     a_working_set_of_twice_the_memory_fits::<A>(4);
 }
 
+/// What a family shares goes as well, and all of them find it again.
+fn shared_pages_go_out_and_come_back<A: Walk>() {
+    for order in [0, 4] {
+        with_little_memory::<A>(BYTES, order, BYTES / PAGE * 4, |swapping| {
+            let shared = BYTES / PAGE / 2;
+            swapping.space.mmap(&fixed(AT, shared * PAGE)).unwrap();
+            swapping.fill(AT, shared);
+            let children: Vec<_> = (0..3).map(|_| swapping.space.fork().unwrap()).collect();
+            let more = 2 * AT;
+            swapping.space.mmap(&fixed(more, BYTES + BYTES / 2)).unwrap();
+            swapping.fill(more, (BYTES + BYTES / 2) / PAGE);
+            let spaces: Vec<_> = core::iter::once(swapping.space).chain(children.iter()).collect();
+            audit(swapping.machine, swapping.memory, &spaces);
+            let gone = swapping.swapped(AT, shared);
+            assert!(gone > shared / 4, "of {shared} shared pages {gone} went out, order {order}");
+            for (number, child) in children.iter().enumerate() {
+                let theirs = Program::new(swapping.machine, child);
+                for page in 0..shared {
+                    let at = VirtAddr(AT + page * PAGE);
+                    assert_eq!(theirs.load(at), Ok(AT + page), "page {page} of child {number}");
+                    if page % 3 == number as u64 {
+                        theirs.store(at, number as u64).unwrap();
+                    }
+                }
+            }
+            swapping.assert_filled(AT, shared, AT);
+            swapping.assert_filled(more, (BYTES + BYTES / 2) / PAGE, more);
+            audit(swapping.machine, swapping.memory, &spaces);
+        });
+    }
+}
+
 #[test]
 fn hot_pages_stay() {
     with_little_memory::<X86_64<4>>(BYTES, 0, 1 << 14, |swapping| {
@@ -79,4 +111,5 @@ fn without_swap_memory_runs_out_as_before() {
 on_every_architecture! {
     twice_the_memory => base_pages;
     twice_the_memory_in_folios => folios;
+    shared => shared_pages_go_out_and_come_back;
 }
