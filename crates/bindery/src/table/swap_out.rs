@@ -149,10 +149,12 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let pages = self.mapped_here(run, folio, number);
         let only_here = frames.is_mapped_and_held(folio, pages, u32::from(held));
         let cold = self.victims.choice == Choice::Cold;
-        if !only_here && !(cold && held) || cold && self.victims.left == 0 {
+        if !only_here && !(cold && held) {
             return true;
         }
-        if cold && self.is_used_or_elsewhere(run, first, folio, only_here) {
+        if cold
+            && (self.victims.left == 0 || self.is_used_or_elsewhere(run, first, folio, only_here))
+        {
             return true;
         }
         let lock = if held {
