@@ -149,7 +149,8 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let pages = self.mapped_here(run, folio, number);
         let only_here = frames.is_mapped_and_held(folio, pages, u32::from(held));
         let cold = self.victims.choice == Choice::Cold;
-        if !only_here && !(cold && held) {
+        let decides_elsewhere = cold && held;
+        if !(only_here || decides_elsewhere) {
             return true;
         }
         if cold
