@@ -70,3 +70,8 @@ pub use violation::{Place, Violation};
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/embedding.md")]
 struct Embedding;
+
+/// The example of the page about swap.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/swap.md")]
+struct Swap;

@@ -49,6 +49,7 @@ impl<P: Platform> Memory<P> {
 
     /// Frees memory for a call that has failed `round` times. Says whether that may help.
     #[cold]
+    #[inline(never)]
     fn frees_for_call(&self, round: &mut u32) -> bool {
         let this = *round;
         *round += 1;

@@ -54,6 +54,7 @@ impl<P: Platform> Memory<P> {
     ///
     /// Context: may sleep. Complexity: in the frames that the clock passes and the runs of the windows;
     /// at most four turns of the clock.
+    #[inline(never)]
     pub fn reclaim(&self, target: u64) -> Reclaimed {
         let before = self.free_frame_count();
         self.trim();

@@ -67,6 +67,7 @@ impl<P: Platform> Memory<P> {
 
     /// Slots for `count` pages: a block of 2^`order`, or up to `most` single ones. Tries the areas by
     /// falling priority. They are the caller's: nothing names them yet.
+    #[inline(never)]
     pub(crate) fn allocate_slots(&self, order: u8, most: u32) -> Option<SlotRun> {
         let mut below = i32::MAX;
         loop {
@@ -171,6 +172,7 @@ impl<P: Platform> Memory<P> {
         }
     }
 
+    #[inline(never)]
     fn release_part(&self, run: SlotRun) {
         let (Some(area), Some((cluster, cells, values))) = (self.area(run.area), self.cells(run))
         else {

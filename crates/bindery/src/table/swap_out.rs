@@ -106,6 +106,7 @@ struct SwapOut<'c, 'a, 'm, P: Platform> {
 impl<P: Platform> PageTable<'_, P> {
     /// Makes swap entries of the leaves that the cursor has locked, in a VMA whose leaves say
     /// `attributes`, where they are all that maps an anonymous folio. One flush, before the locks are released.
+    #[inline(never)]
     pub(crate) fn swap_out(
         cursor: &mut Cursor<'_, '_, P>,
         attributes: Attributes,

@@ -29,6 +29,7 @@ struct Slot {
 impl<P: Platform> AddressSpace<'_, P> {
     /// Brings the page back that a swap entry stands for, with the pages around it that were swapped out
     /// with it. Begins again where something has changed in between. May sleep.
+    #[inline(never)]
     pub(in crate::space) fn swap_in(
         &self,
         vma: &Vma,
@@ -158,6 +159,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Maps the folio, which is in the cache and complete, wherever entries of the VMA name its slots
     /// around `page`, which is its page `number`.
+    #[inline(never)]
     fn map_swapped(
         &self,
         vma: &Vma,
