@@ -2,10 +2,12 @@
 //!
 //! A cluster in use has blocks of one order ([`super::cluster`]). An allocation takes a cluster with
 //! room for its order, else a free one. Single slots also take what is left in a cluster of another
-//! order, so that no slot is out of reach of a base page.
+//! order, so that no slot is out of reach of a base page. A cluster in which a block was not found goes to
+//! the list of *holes*, for single slots, until something in it is freed.
 //!
-//! The lists' lock comes before that of a cluster. Whoever frees slots holds the cluster's lock first,
-//! so it moves the cluster afterwards, and decides where to when it has both.
+//! The lists' lock comes before that of a cluster, and a cluster changes its list under both. Whoever
+//! frees slots holds the cluster's lock first, so it moves the cluster afterwards, and decides where to
+//! when it has both.
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{
@@ -36,16 +38,19 @@ pub(crate) struct SlotRun {
 /// The heads of the lists of clusters.
 struct Lists {
     free: u32,
+    holes: u32,
     room: [u32; MAX_FOLIO_ORDER as usize + 1],
 }
 
 impl Lists {
-    const EMPTY: Self = Self { free: NONE, room: [NONE; MAX_FOLIO_ORDER as usize + 1] };
+    const EMPTY: Self =
+        Self { free: NONE, holes: NONE, room: [NONE; MAX_FOLIO_ORDER as usize + 1] };
 
     fn head(&mut self, list: List) -> Option<&mut u32> {
         match list {
             List::Full => None,
             List::Free => Some(&mut self.free),
+            List::Holes => Some(&mut self.holes),
             List::Room(order) => self.room.get_mut(usize::from(order)),
         }
     }
@@ -183,18 +188,32 @@ impl<P: Platform> Area<P> {
         Some(())
     }
 
-    /// Frees the clusters. Nothing names a slot any more, and no reader looks at one.
-    pub(super) fn turn_off(&self, memory: &Memory<P>) {
-        debug_assert_eq!(self.taken(), 0);
-        self.allocates.store(false, Release);
-        let Some(clusters) = NonNull::new(self.clusters.swap(ptr::null_mut(), Acquire)) else {
-            return;
+    /// Frees the clusters, if no slot is taken: then nothing names one any more. Says whether that was
+    /// so; nothing has changed otherwise.
+    pub(super) fn turn_off(&self, memory: &Memory<P>) -> bool {
+        let clusters = {
+            let mut lists = self.lists.lock();
+            // Slots are allocated under this lock alone. Acquire: what was done to the slots before.
+            if self.taken.load(Acquire) > 0 {
+                return false;
+            }
+            self.allocates.store(false, Release);
+            *lists = Lists::EMPTY;
+            self.clusters.swap(ptr::null_mut(), Acquire)
         };
-        memory.platform.synchronize();
+        let Some(clusters) = NonNull::new(clusters) else { return true };
         let count = self.count.swap(0, Relaxed);
         self.slots.store(0, Relaxed);
-        *self.lists.lock() = Lists::EMPTY;
+        for number in 0..count {
+            // SAFETY: `turn_on` has written so many clusters, which are freed below.
+            let cluster = unsafe { clusters.add(number as usize).as_ref() };
+            // Whoever freed the last slots did so under this lock, and may be about to release it.
+            drop(cluster.state.lock());
+        }
+        // Whoever looks for a cached page, or for content, by an old entry does so in a read section.
+        memory.platform.synchronize();
         self.free_clusters(memory, clusters, count, Frame(self.block.load(Relaxed)));
+        true
     }
 
     fn free_clusters(
@@ -223,23 +242,26 @@ impl<P: Platform> Area<P> {
             return None;
         }
         let rooms = (0..=MAX_FOLIO_ORDER).map(List::Room);
-        let others = rooms.filter(|list| order == 0 && *list != List::Room(0));
-        let mut choices = [List::Room(order), List::Free].into_iter().chain(others);
-        loop {
-            let list = choices.next()?;
-            while let Some(found) = lists.head(list).and_then(|head| link(*head)) {
+        let all = [List::Room(order), List::Free, List::Holes].into_iter().chain(rooms);
+        // Blocks come from the first two, single slots from all.
+        let choices = all.take(if order == 0 { usize::MAX } else { 2 });
+        for list in choices {
+            let mut next = lists.head(list).map_or(NONE, |head| *head);
+            while let Some(found) = link(next) {
                 let cluster = self.cluster_at(found.0)?;
+                next = cluster.next.load(Relaxed);
                 let mut state = cluster.state.lock();
-                let taken = take(&mut state, list, order, most);
-                let full = state.free == 0;
-                let next = List::Room(state.order);
-                drop(state);
-                if taken.is_none() || full {
-                    self.take_off(&mut lists, found.0);
-                } else if list == List::Free {
-                    self.take_off(&mut lists, found.0);
-                    self.put_on(&mut lists, found.0, next);
+                if list == List::Free && state.size < 1 << order {
+                    // The last cluster of a device, which stays free for smaller blocks.
+                    continue;
                 }
+                let taken = take(&mut state, list, order, most);
+                let belongs = match taken {
+                    None if state.free > 0 => List::Holes,
+                    _ if list == List::Holes && state.free > 0 => List::Holes,
+                    _ => Cluster::<P>::list_of(&state),
+                };
+                self.move_to(&mut lists, found.0, belongs);
                 if let Some((first, count)) = taken {
                     self.taken.fetch_add(u64::from(count), Relaxed);
                     let base = u64::from(found.0) * u64::from(CLUSTER_SLOTS);
@@ -247,21 +269,25 @@ impl<P: Platform> Area<P> {
                 }
             }
         }
+        None
     }
 
     /// Puts the cluster of `slot` on the list where it belongs, after slots of it were freed. No lock
     /// of a cluster is held.
     pub(super) fn relist(&self, slot: u64) {
         let number = (slot / u64::from(CLUSTER_SLOTS)) as u32;
-        let Some(cluster) = self.cluster_at(number) else { return };
         let mut lists = self.lists.lock();
-        let list = {
-            let state = cluster.state.lock();
-            Cluster::<P>::list_of(&state)
-        };
-        if !cluster.is_on(list) {
-            self.take_off(&mut lists, number);
-            self.put_on(&mut lists, number, list);
+        // Looked for under the lock: without the slots that were freed, the area may be turned off.
+        let Some(cluster) = self.cluster_at(number) else { return };
+        let state = cluster.state.lock();
+        self.move_to(&mut lists, number, Cluster::<P>::list_of(&state));
+    }
+
+    /// Moves a cluster, whose lock is held as well, to the list where it belongs.
+    fn move_to(&self, lists: &mut Lists, number: u32, list: List) {
+        if self.cluster_at(number).is_some_and(|cluster| !cluster.is_on(list)) {
+            self.take_off(lists, number);
+            self.put_on(lists, number, list);
         }
     }
 
@@ -280,11 +306,7 @@ impl<P: Platform> Area<P> {
 
     fn take_off(&self, lists: &mut Lists, number: u32) {
         let Some(cluster) = self.cluster_at(number) else { return };
-        let list = match cluster.list.load(Relaxed) {
-            List::NONE => return,
-            0 => List::Free,
-            order => List::Room((order - 1) as u8),
-        };
+        let Some(list) = List::of_number(cluster.list.load(Relaxed)) else { return };
         let (next, previous) = (cluster.next.load(Relaxed), cluster.previous.load(Relaxed));
         match link(previous).and_then(|previous| self.cluster_at(previous.0)) {
             Some(previous) => previous.next.store(next, Relaxed),

@@ -17,9 +17,10 @@ pub(super) struct Cluster<P: Platform> {
     pub(super) state: Mutex<P::SpinLock, ClusterState>,
     /// The first of two frames: cells, then values. Never changes while the area is on.
     pub(super) frames: AtomicU32,
-    /// The list that the cluster is on, as [`List::number`], and its neighbours there. Guarded by the
-    /// lock of the area's lists.
+    /// The list that the cluster is on, as [`List::number`]. Changed under both the lock of the area's
+    /// lists and the cluster's.
     pub(super) list: AtomicU32,
+    /// Its neighbours there. Guarded by the lock of the area's lists.
     pub(super) next: AtomicU32,
     pub(super) previous: AtomicU32,
 }
@@ -41,8 +42,10 @@ pub(super) enum List {
     Full,
     /// Nothing is taken.
     Free,
-    /// Blocks of this order are taken, and some are free.
+    /// Blocks of this order are taken, and some may be free.
     Room(u8),
+    /// What is free is no block of the cluster's order: single slots find it here.
+    Holes,
 }
 
 impl List {
@@ -52,7 +55,18 @@ impl List {
         match self {
             Self::Full => Self::NONE,
             Self::Free => 0,
-            Self::Room(order) => 1 + u32::from(order),
+            Self::Holes => 1,
+            Self::Room(order) => 2 + u32::from(order),
+        }
+    }
+
+    /// The list of a number, if a cluster with that is on any.
+    pub(super) fn of_number(number: u32) -> Option<Self> {
+        match number {
+            Self::NONE => None,
+            0 => Some(Self::Free),
+            1 => Some(Self::Holes),
+            order => Some(Self::Room((order - 2) as u8)),
         }
     }
 }

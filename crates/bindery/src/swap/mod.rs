@@ -48,6 +48,7 @@ pub(crate) mod slots;
 use crate::Memory;
 use crate::addr::Frame;
 use crate::platform::Platform;
+use crate::sync::Mutex;
 
 use area::Area;
 pub use compressed::CompressedUsage;
@@ -66,6 +67,8 @@ const MOST_RESERVE: u64 = 1024;
 /// All swap areas, and the store that they share.
 pub(crate) struct Swap<P: Platform> {
     areas: [Area<P>; MAX_SWAP_AREAS],
+    /// Held while an area is turned on or off.
+    turning: Mutex<P::Mutex, ()>,
     pub(crate) store: CompressedStore<P>,
 }
 
@@ -73,7 +76,7 @@ impl<P: Platform> Swap<P> {
     /// No areas, and a store that may take `limit` frames.
     pub(crate) const fn new(limit: u64) -> Self {
         let areas = [const { Area::new() }; MAX_SWAP_AREAS];
-        Self { areas, store: CompressedStore::new(limit) }
+        Self { areas, turning: Mutex::new(()), store: CompressedStore::new(limit) }
     }
 
     /// Stores the content of a page of a locked folio that no entry maps. `None` if there is no room. May
@@ -144,11 +147,15 @@ impl<P: Platform> Memory<P> {
         if slots == 0 || slots > 1 << 30 {
             return Err(SwapError::Size);
         }
-        let free = self.swap.areas.iter().position(|area| area.slots() == 0);
-        let number = free.ok_or(SwapError::TooMany)?;
+        let _turning = self.swap.turning.lock();
+        let mut areas = self.swap.areas.iter().enumerate();
+        let (number, area) = areas.find(|(_, area)| !area.is_on()).ok_or(SwapError::TooMany)?;
         let prepared = self.swap.store.prepare(&self.frames, &self.platform);
-        prepared.map_err(|_| SwapError::OutOfMemory)?;
-        self.swap.areas[number].turn_on(self, slots, priority).ok_or(SwapError::OutOfMemory)?;
+        let on = prepared.ok().and_then(|()| area.turn_on(self, slots, priority));
+        if on.is_none() {
+            self.release_unused_store();
+            return Err(SwapError::OutOfMemory);
+        }
         // For the store, which needs frames to free frames.
         self.frames.set_reserve((self.total_frames() / 64).clamp(LEAST_RESERVE, MOST_RESERVE));
         Ok(SwapArea { number: number as u8, priority, slots, taken: 0 })
@@ -206,19 +213,24 @@ impl<P: Platform> Memory<P> {
     /// meanwhile. [`SwapError::NotThere`].
     pub fn swap_off(&self, area: &SwapArea) -> Result<(), SwapError> {
         let area = self.swap.areas.get(usize::from(area.number)).ok_or(SwapError::NotThere)?;
-        if area.slots() == 0 {
+        let _turning = self.swap.turning.lock();
+        if !area.is_on() {
             return Err(SwapError::NotThere);
         }
         area.stop();
-        if area.taken() > 0 {
+        if !area.turn_off(self) {
             return Err(SwapError::InUse);
         }
-        area.turn_off(self);
+        self.release_unused_store();
+        Ok(())
+    }
+
+    /// Without areas, the store needs nothing.
+    fn release_unused_store(&self) {
         if self.swap_areas().next().is_none() {
             self.frames.set_reserve(0);
             self.swap.store.release(&self.frames, &self.platform);
         }
-        Ok(())
     }
 
     /// Frames of the account of all slots.

@@ -2,7 +2,10 @@
 //!
 //! All of it goes by runs of one cluster, under one hold of the cluster's lock.
 
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{
+    AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
 use super::area::{Area, SlotRun};
 use super::bitmap::CLUSTER_SLOTS;
@@ -61,7 +64,7 @@ impl<P: Platform> Memory<P> {
     pub(crate) fn swap_cell(&self, area: u8, slot: u64) -> Option<Cell> {
         let (_, cells, _) = self.cells(SlotRun { area, first: slot, count: 1 })?;
         // Acquire, by the fence: what was done to the cached folio before.
-        let cell = cells.first()?.load(core::sync::atomic::Ordering::Acquire);
+        let cell = cells.first()?.load(Acquire);
         Some(Cell(cell))
     }
 
@@ -95,7 +98,7 @@ impl<P: Platform> Memory<P> {
             return;
         }
         if let (Some(area), Some((cluster, _, _))) = (self.area(run.area), self.cells(run)) {
-            let mut freed = FreedSlots::new(area);
+            let mut freed = FreedSlots::new(area, cluster);
             {
                 let mut state = cluster.state.lock();
                 (freed.first, freed.count) = (index(run.first), run.count);
@@ -139,6 +142,37 @@ impl<P: Platform> Memory<P> {
         self.frames.set_cached_pages(folio, place, 0);
     }
 
+    /// How many of `count` pages of a folio in the cache, from page `first` on, still are there; their
+    /// slots are named by entries that the caller has locked. One that has left may have lost its slot
+    /// to another page that stands in the same place:
+    /// 1. a folio comes back for one process and stays in the cache for another;
+    /// 2. the first process drops a page of its part, and the slot is free, if the other has too;
+    /// 3. it writes to a new page at that address, which goes out to the same slot.
+    ///
+    /// The caller has the folio's lock.
+    #[inline]
+    pub(crate) fn pages_in_cache(
+        &self,
+        folio: Folio,
+        place: SwapPlace,
+        first: u32,
+        count: u32,
+    ) -> u32 {
+        // Read behind the table's lock: the slot was free before the entry was stored.
+        let all = self.frames.swap_place(folio).is_some_and(|now| now.cached == folio.pages());
+        if all { count } else { self.count_in_cache(folio, place, first, count) }
+    }
+
+    #[cold]
+    fn count_in_cache(&self, folio: Folio, place: SwapPlace, first: u32, count: u32) -> u32 {
+        let slot = |page: u32| place.first + u64::from(page);
+        let stays = |page: &u32| {
+            let cell = self.swap_cell(place.area, slot(*page));
+            cell.is_some_and(|cell| cell.frame() == Some(folio.head.plus(*page)))
+        };
+        (first..first + count).take_while(stays).count() as u32
+    }
+
     /// One more entry names each slot of the run, or none does: all or nothing. The caller holds the
     /// lock of a table in which entries name them.
     pub(crate) fn name_slots(&self, run: SlotRun) -> Result<(), TooManyEntries> {
@@ -179,7 +213,7 @@ impl<P: Platform> Memory<P> {
             return;
         };
         let mut state = cluster.state.lock();
-        let mut freed = FreedSlots::new(area);
+        let mut freed = FreedSlots::new(area, cluster);
         for (at, (cell, value)) in (index(run.first)..).zip(cells.iter().zip(values)) {
             let now = Cell(cell.load(Relaxed).wrapping_sub(1));
             debug_assert_ne!(now.entries(), 0xffff, "a slot was let go that nobody named");
@@ -219,19 +253,35 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// The folio of the page that the cache has for a slot, with a reference. The caller holds no lock
-    /// of a cluster.
+    /// The folio of the page that the cache has for a slot, with a reference. The slot is that of an entry
+    /// that the caller has seen, and may be gone, with its area. The caller holds no lock of a cluster.
     pub(crate) fn find_cached(&self, area: u8, slot: u64) -> Option<Reference<'_, P>> {
-        let frame = self.swap_cell(area, slot)?.frame()?;
-        let folio = self.frames.try_hold(&self.platform, frame)?;
-        // Between the look and the reference, the page may have left, and its frame be another's.
-        let same = self.swap_cell(area, slot)?.frame() == Some(frame);
-        same.then_some(folio)
+        self.while_areas_stay(|| {
+            let frame = self.swap_cell(area, slot)?.frame()?;
+            let folio = self.frames.try_hold(&self.platform, frame)?;
+            // Between the look and the reference, the page may have left, and its frame be another's.
+            let same = self.swap_cell(area, slot)?.frame() == Some(frame);
+            same.then_some(folio)
+        })
+    }
+
+    /// Lets the caller look at slots that nothing of its own names: no area that is on is freed
+    /// meanwhile.
+    fn while_areas_stay<R>(&self, look: impl FnOnce() -> R) -> R {
+        self.platform.enter_read();
+        let result = look();
+        self.platform.leave_read();
+        result
     }
 
     /// The content of the run is to come into `folio`, which is fresh and locked by the caller: the cache
-    /// names it from now on, and the slots are busy. All or nothing.
+    /// names it from now on, and the slots are busy, so that their area stays. All or nothing. The slots
+    /// are those of entries that the caller has seen, as in [`Memory::find_cached`].
     pub(crate) fn claim_slots(&self, folio: Folio, run: SlotRun) -> Result<(), ClaimError> {
+        self.while_areas_stay(|| self.claim_if_named(folio, run))
+    }
+
+    fn claim_if_named(&self, folio: Folio, run: SlotRun) -> Result<(), ClaimError> {
         debug_assert_eq!(run.count, folio.pages());
         let (part, rest) = first_part(run);
         let (0, Some((cluster, cells, _))) = (rest.count, self.cells(part)) else {
@@ -344,9 +394,13 @@ impl<P: Platform> Memory<P> {
             return changed;
         };
         let mut state = cluster.state.lock();
+        if !self.frames.is_swap_cached(folio) {
+            // All pages have left the cache since the caller looked, and its reference went with them.
+            return changed;
+        }
         changed.evicted = freeze();
         let shadow = self.clock.shadow();
-        let mut freed = FreedSlots::new(area);
+        let mut freed = FreedSlots::new(area, cluster);
         for (page, (cell, value)) in (0..).zip(cells.iter().zip(values)) {
             let old = Cell(cell.load(Relaxed));
             if old.frame() != Some(folio.head.plus(page)) {
@@ -505,14 +559,15 @@ impl PageSet {
 /// Slots of one cluster whose cells were made free, given back to the bitmap in stretches.
 struct FreedSlots<'a, P: Platform> {
     area: &'a Area<P>,
+    cluster: &'a Cluster<P>,
     first: u32,
     count: u32,
     relist: bool,
 }
 
 impl<'a, P: Platform> FreedSlots<'a, P> {
-    fn new(area: &'a Area<P>) -> Self {
-        Self { area, first: 0, count: 0, relist: false }
+    fn new(area: &'a Area<P>, cluster: &'a Cluster<P>) -> Self {
+        Self { area, cluster, first: 0, count: 0, relist: false }
     }
 
     #[inline]
@@ -528,11 +583,11 @@ impl<'a, P: Platform> FreedSlots<'a, P> {
         if self.count == 0 {
             return;
         }
-        self.relist |= state.free == 0;
         state.taken.give_back(self.first, self.count);
         state.free += self.count;
-        self.relist |= state.free == state.size;
-        self.area.taken.fetch_sub(u64::from(self.count), Relaxed);
+        self.relist = !self.cluster.is_on(Cluster::<P>::list_of(state));
+        // Release: what was done to the slots comes before the area is turned off.
+        self.area.taken.fetch_sub(u64::from(self.count), Release);
         self.count = 0;
     }
 

@@ -40,6 +40,13 @@ impl Run {
         VirtRange::raw(self.at.0, self.at.0 + bytes)
     }
 
+    /// The run without its first `count` entries.
+    pub(crate) fn rest<A: Arch>(&self, count: u32) -> Self {
+        let bytes = u64::from(count) << arch::span_shift::<A>(self.node.level);
+        let (at, index) = (VirtAddr(self.at.0.wrapping_add(bytes)), self.index + count);
+        Self { at, index, count: self.count - count, ..*self }
+    }
+
     /// Base pages that the run stands for.
     pub(crate) fn pages<A: Arch>(&self) -> u32 {
         self.count << arch::order_of_level::<A>(self.node.level)

@@ -3,10 +3,11 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{Absent, Arch, Attributes, Entry, Equal, Permissions, absent};
+use crate::arch::{self, Absent, Arch, Attributes, Entry, Equal, Permissions, absent};
 use crate::frame::swap_place::SwapPlace;
 use crate::frame::{Folio, OwnerKind};
 use crate::platform::Platform;
+use crate::stats::Counts;
 use crate::swap::slots::PageSet;
 
 use super::PageTable;
@@ -53,30 +54,62 @@ impl<P: Platform> PageTable<'_, P> {
             else {
                 continue;
             };
-            let number = ((run.at.0 - what.start.0) >> PAGE_SHIFT) as u32;
+            let number = what.number_of(run.at);
             if device != what.place.area || slot != what.place.first + u64::from(number) {
                 continue;
             }
-            let pages = run.pages::<P::Arch>();
-            if self.memory.frames.map(what.folio, pages).is_err() {
-                break;
-            }
-            own(exclusive);
-            if exclusive {
-                self.memory.frames.set_exclusive(what.folio, number, pages);
-            } else {
-                self.memory.frames.clear_exclusive(what.folio, number, pages);
-            }
             let attributes = what.attributes_of(exclusive, soft_dirty, userfault);
-            self.write_swapped_in(&run, what.folio, number, attributes);
-            done.pages.add(number, pages);
-            done.exclusive &= exclusive;
-            cursor.counts.entries_written += u64::from(run.count);
-            cursor.counts.folios_touched += 1;
-            cursor.counts.mapped(OwnerKind::Anonymous, pages);
-            cursor.counts.swap_pages = cursor.counts.swap_pages.wrapping_sub(u64::from(pages));
+            let mut left = run;
+            while left.count > 0 {
+                let part = self.cached_part(&left, what);
+                if part.count > 0 {
+                    own(exclusive);
+                    if !self.map_part(&part, what, exclusive, attributes, &mut cursor.counts) {
+                        return done;
+                    }
+                    done.pages.add(what.number_of(part.at), part.pages::<P::Arch>());
+                    done.exclusive &= exclusive;
+                }
+                left = left.rest::<P::Arch>(part.count.max(1));
+            }
         }
         done
+    }
+
+    /// The front of the run, as far as the cache has its pages.
+    #[inline]
+    fn cached_part(&self, run: &Run, what: &SwapIn) -> Run {
+        let (number, pages) = (what.number_of(run.at), run.pages::<P::Arch>());
+        let cached = self.memory.pages_in_cache(what.folio, what.place, number, pages);
+        Run { count: cached >> arch::order_of_level::<P::Arch>(run.node.level), ..*run }
+    }
+
+    /// Maps a run whose pages are in the cache. Says whether that was possible.
+    #[inline]
+    fn map_part(
+        &self,
+        run: &Run,
+        what: &SwapIn,
+        exclusive: bool,
+        attributes: Attributes,
+        counts: &mut Counts,
+    ) -> bool {
+        let (number, pages) = (what.number_of(run.at), run.pages::<P::Arch>());
+        let frames = &self.memory.frames;
+        if frames.map(what.folio, pages).is_err() {
+            return false;
+        }
+        if exclusive {
+            frames.set_exclusive(what.folio, number, pages);
+        } else {
+            frames.clear_exclusive(what.folio, number, pages);
+        }
+        self.write_swapped_in(run, what.folio, number, attributes);
+        counts.entries_written += u64::from(run.count);
+        counts.folios_touched += 1;
+        counts.mapped(OwnerKind::Anonymous, pages);
+        counts.swap_pages = counts.swap_pages.wrapping_sub(u64::from(pages));
+        true
     }
 
     fn write_swapped_in(&self, run: &Run, folio: Folio, number: u32, attributes: Attributes) {
@@ -112,6 +145,12 @@ impl<P: Platform> PageTable<'_, P> {
 }
 
 impl SwapIn {
+    /// Which page of the folio belongs at `at`.
+    #[inline]
+    fn number_of(&self, at: VirtAddr) -> u32 {
+        (at.0.wrapping_sub(self.start.0) >> PAGE_SHIFT) as u32
+    }
+
     fn attributes_of(&self, exclusive: bool, soft_dirty: bool, userfault: bool) -> Attributes {
         let mut attributes = Attributes {
             accessed: true,

@@ -3,3 +3,4 @@
 mod fixture;
 mod page_out;
 mod reclaim;
+mod slots;

@@ -1,0 +1,103 @@
+//! Slots: which are found, and whose they are.
+
+use bindery::addr::VirtAddr;
+use bindery::{Advice, SizeMode};
+use bindery_hosted::{Program, Walk};
+
+use super::fixture::{Swapping, with_swap};
+use crate::support::{GIB, audit, fixed, use_order};
+
+const AT: u64 = GIB;
+
+fn page_out<A: Walk>(swapping: &Swapping<'_, '_, A>, at: u64, pages: u64) {
+    swapping.space.madvise(VirtAddr(at), pages * 4096, Advice::PageOut).unwrap();
+}
+
+/// Lets faults use smaller folios from now on.
+fn use_instead<A: Walk>(swapping: &Swapping<'_, '_, A>, order: u8, smaller: u8) {
+    swapping.memory.folio_policy().set(order, SizeMode::Never);
+    use_order(swapping.memory, smaller);
+}
+
+/// The last cluster of a device has fewer slots than a huge page needs: smaller folios find them.
+fn a_short_cluster_serves_what_fits<A: Walk>() {
+    for (order, slots, out) in [(0, 96, 96), (4, 100, 96)] {
+        with_swap::<A>(9, slots, |swapping| {
+            swapping.space.mmap(&fixed(AT, 1024 * 4096)).unwrap();
+            swapping.fill(AT, 512);
+            page_out(swapping, AT, 512);
+            assert_eq!(swapping.taken(), 0, "a huge page has no room");
+            use_instead(swapping, 9, order);
+            let small = AT + 512 * 4096;
+            swapping.fill(small, 256);
+            page_out(swapping, small, 256);
+            assert_eq!(swapping.swapped(small, 256), out);
+            swapping.assert_filled(AT, 512, AT);
+            swapping.assert_filled(small, 256, small);
+        });
+    }
+}
+
+/// Folios leave holes in their slots, where only single pages fit; a whole block that comes free serves a
+/// folio again.
+fn holes_serve_single_pages_and_blocks_folios<A: Walk>() {
+    with_swap::<A>(4, 512, |swapping| {
+        swapping.space.mmap(&fixed(AT, 1024 * 4096)).unwrap();
+        swapping.fill(AT, 512);
+        page_out(swapping, AT, 512);
+        for folio in 0..32 {
+            swapping.space.discard(VirtAddr(AT + folio * 16 * 4096), 4096).unwrap();
+        }
+        assert_eq!(swapping.taken(), 480);
+        let more = AT + 512 * 4096;
+        swapping.fill(more, 16);
+        page_out(swapping, more, 16);
+        assert_eq!(swapping.swapped(more, 16), 0, "no block is free");
+        use_instead(swapping, 4, 0);
+        let single = more + 64 * 4096;
+        swapping.fill(single, 20);
+        page_out(swapping, single, 20);
+        assert_eq!(swapping.swapped(single, 20), 20, "holes are out of reach");
+        // The slots of the last folio, with its hole, are a block again.
+        swapping.space.discard(VirtAddr(AT + 31 * 16 * 4096), 16 * 4096).unwrap();
+        page_out(swapping, more, 16);
+        assert_eq!(swapping.swapped(more, 16), 16, "a block is out of reach");
+        swapping.assert_filled(single, 20, single);
+        swapping.assert_filled(more, 16, more);
+    });
+}
+
+/// 1. A folio comes back for a parent, and stays in the cache for its child.
+/// 2. Both drop one of its pages, and the slot is free.
+/// 3. The child writes to a new page there, which goes out to the same slot.
+/// 4. The child's other pages come back: they are the folio's, and the new page is not.
+fn a_slot_of_a_cached_folio_that_is_used_again_is_another_page<A: Walk>() {
+    with_swap::<A>(4, 16, |swapping| {
+        swapping.space.mmap(&fixed(AT, 16 * 4096)).unwrap();
+        swapping.fill(AT, 16);
+        page_out(swapping, AT, 16);
+        let child = swapping.space.fork().unwrap();
+        let theirs = Program::new(swapping.machine, &child);
+        swapping.assert_filled(AT, 16, AT);
+        assert_eq!(swapping.taken(), 16, "the child needs them");
+        let third = VirtAddr(AT + 3 * 4096);
+        swapping.space.discard(third, 4096).unwrap();
+        child.discard(third, 4096).unwrap();
+        assert_eq!(swapping.taken(), 15);
+        use_instead(swapping, 4, 0);
+        theirs.store(third, 7).unwrap();
+        child.madvise(third, 4096, Advice::PageOut).unwrap();
+        assert_eq!(swapping.taken(), 16, "there is one slot to go to");
+        assert_eq!(theirs.load(VirtAddr(AT + 4 * 4096)), Ok(AT + 4));
+        assert_eq!(theirs.load(third), Ok(7), "an old page came back in its place");
+        audit(swapping.machine, swapping.memory, &[swapping.space, &child]);
+        assert_eq!(swapping.program.load(third), Ok(0));
+        assert_eq!(swapping.taken(), 0);
+    });
+}
+
+on_every_architecture! {
+    short => a_short_cluster_serves_what_fits;
+    holes => holes_serve_single_pages_and_blocks_folios;
+    again => a_slot_of_a_cached_folio_that_is_used_again_is_another_page;
+}
