@@ -28,6 +28,7 @@ pub use crate::object::damage::{ObjectDamage, damage_object};
 use crate::platform::Platform;
 use crate::rmap::{self, AnonGroup, HOLD, Locking, Rekeyed, Seen, Walked};
 use crate::stats::Counts;
+use crate::swap::SlotRun;
 use crate::table::leaf::replace;
 use crate::table::locking::{Depth, Node};
 use crate::table::look::Standing;
@@ -43,6 +44,9 @@ use crate::{AddressSpace, Memory, Object, Protection};
 /// plant(at, 3, Swap { slot: 7 })   | swap 7 | swap 8 | swap 9 |
 /// plant(at, 3, Marker(Poison))     | poison | poison | poison |
 /// ```
+///
+/// Slots of swap entries exist from then on, and their content is lost: a touch is
+/// [`FaultError::Bus`](crate::FaultError::Bus). [`forget_areas`] removes them when no entry is left.
 ///
 /// Panics where something stands already, and where memory runs out. ProtNone leaves belong to
 /// folios, so `mprotect` makes them, not this.
@@ -81,8 +85,21 @@ fn plant_one<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, level: u8, 
         tables.deposit_table(table, deposit.expect("memory for the deposit"));
     }
     tables.meta(table).note_guards();
+    if let Some(Absent::Swap { device, slot, .. }) = absent::decode::<P::Arch>(entry) {
+        let pages = 1 << arch::order_of_level::<P::Arch>(level);
+        tables.memory.plant_slots(SlotRun { area: device, first: slot, count: pages });
+        cursor.counts.swap_pages += u64::from(pages);
+    }
     slot.store(entry.0, Relaxed);
     tables.change_live(table, 1, 0);
+}
+
+/// Removes the swap areas of [`plant`]. Panics if entries name their slots.
+pub fn forget_areas<P: Platform>(memory: &Memory<P>) {
+    let areas: arrayvec::ArrayVec<_, { crate::MAX_SWAP_AREAS }> = memory.swap_areas().collect();
+    for area in areas {
+        memory.swap_off(&area).expect("no entry names a slot");
+    }
 }
 
 /// The table of `level` that stands for `at`, if there is one.

@@ -74,6 +74,14 @@ impl Bitmap {
         Some((first, count))
     }
 
+    /// Takes these slots.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn take(&mut self, first: u32, count: u32) {
+        for slot in first..first + count {
+            self.0[slot as usize / 64] |= 1 << (slot % 64);
+        }
+    }
+
     /// Gives `count` slots from `first` back.
     pub(super) fn give_back(&mut self, first: u32, count: u32) {
         let (mut slot, end) = (first, first + count);

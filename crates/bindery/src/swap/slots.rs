@@ -68,6 +68,31 @@ impl<P: Platform> Memory<P> {
         Some(Cell(cell))
     }
 
+    /// Makes slots whose content is lost, each named by one entry; the area is turned on for them.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn plant_slots(&self, run: SlotRun) {
+        let area = self.area(run.area).expect("an area");
+        if !area.is_on() {
+            let slots = (run.first + u64::from(run.count)).next_multiple_of(1 << 15);
+            area.turn_on(self, slots, 0).expect("memory for the account");
+            area.stop();
+        }
+        let (mut left, mut part);
+        left = run;
+        while left.count > 0 {
+            (part, left) = first_part(left);
+            let (cluster, cells, _) = self.cells(part).expect("the area reaches so far");
+            let mut state = cluster.state.lock();
+            state.taken.take(index(part.first), part.count);
+            state.free -= part.count;
+            area.taken.fetch_add(u64::from(part.count), Relaxed);
+            for cell in cells {
+                assert_eq!(cell.load(Relaxed), Cell::FREE.0, "the slot is taken");
+                cell.store(Cell::LOST | 1, Relaxed);
+            }
+        }
+    }
+
     /// Slots for `count` pages: a block of 2^`order`, or up to `most` single ones. Tries the areas by
     /// falling priority. They are the caller's: nothing names them yet.
     #[inline(never)]

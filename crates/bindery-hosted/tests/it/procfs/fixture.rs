@@ -77,6 +77,7 @@ pub fn with_fixture<A: Walk>(order: u8, scenario: impl FnOnce(&Fixture<'_, A>)) 
     let free = memory.free_frame_count();
     scenario(&fixture);
     fixture.audit(&[]);
+    bindery::testing::forget_areas(&memory);
     memory.trim();
     assert_eq!(memory.free_frame_count(), free, "frames have leaked");
 }

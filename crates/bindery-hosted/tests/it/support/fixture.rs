@@ -31,6 +31,7 @@ pub fn with_fixture<A: Walk>(order: u8, scenario: impl FnOnce(&Fixture<'_, '_, A
         audit(&machine, &memory, &[&space]);
     }
     audit(&machine, &memory, &[]);
+    bindery::testing::forget_areas(&memory);
     memory.trim();
     assert_eq!(memory.free_frame_count(), free, "frames have leaked");
 }

@@ -37,6 +37,10 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Result<Step, FaultError> {
         let Some(slot) = self.slot_at(page) else { return Ok(Step::Again) };
         let memory = self.table.memory;
+        if memory.swap_cell(slot.area, slot.number).is_none() {
+            // No area has such a slot: a corrupted entry.
+            return Err(FaultError::Bus);
+        }
         if let Some(cached) = memory.find_cached(slot.area, slot.number) {
             // Whoever writes the folio out, or reads it, has the lock.
             let lock = memory.frames.lock_folio(self.platform(), *cached);
