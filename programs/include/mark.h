@@ -33,7 +33,7 @@
 
 /*
  * Phases. `bindery compare` has the same numbers in crates/bindery-cli/src/compare/rows.rs.
- * Reserved: 32 to 47 for system 3, 48 to 63 for system 4, 80 to 95 for system 5.
+ * Reserved: 48 to 63 for system 4, 80 to 95 for system 5.
  */
 enum phase {
     /* System 1. The whole loop, and each of its calls. */
@@ -50,6 +50,14 @@ enum phase {
     PHASE_MOVE_OFF_4K = 19,
     PHASE_POPULATE_1G = 20,
     PHASE_MUNMAP_1G = 21,
+
+    /* System 3: pages of zeroes, and pages that have to be compressed. */
+    PHASE_PAGEOUT = 32,
+    PHASE_SWAP_IN = 33,
+    PHASE_MUNMAP_SWAPPED = 34,
+    PHASE_PAGEOUT_RANDOM = 35,
+    PHASE_SWAP_IN_RANDOM = 36,
+    PHASE_MUNMAP_SWAPPED_RANDOM = 37,
 
     /* System 5: 1 MiB for the kernel itself, or 16 MiB where it says so. */
     PHASE_VMALLOC = 64,

@@ -141,6 +141,55 @@ const ENTRIES: &[Entry] = &[
         [(6_000_000, Some(8)), (6_000_000, Some(8))],
     ),
     Entry(
+        "pageout-256m",
+        Folios::Base,
+        [(432_417_823, Some(65_536)), (445_945_033, Some(65_663))],
+        [(120_000_000, Some(256)), (120_000_000, Some(256))],
+    ),
+    Entry(
+        "pageout-256m",
+        Folios::Kib64,
+        [(257_011_877, Some(65_536)), (256_449_038, Some(69_759))],
+        [(70_000_000, Some(256)), (70_000_000, Some(256))],
+    ),
+    Entry(
+        "pageout-256m",
+        Folios::Mib2,
+        [(244_687_450, Some(65_664)), (243_503_699, Some(69_760))],
+        [(65_000_000, Some(256)), (65_000_000, Some(256))],
+    ),
+    Entry(
+        "swap-in-256m",
+        Folios::Base,
+        [(364_185_706, NONE), (359_648_543, NONE)],
+        [(120_000_000, NONE), (120_000_000, NONE)],
+    ),
+    Entry(
+        "swap-in-256m",
+        Folios::Kib64,
+        [(102_550_672, NONE), (65_919_754, NONE)],
+        [(15_000_000, NONE), (20_000_000, NONE)],
+    ),
+    Entry(
+        "swap-in-256m",
+        Folios::Mib2,
+        [(370_838_668, NONE), (379_954_337, NONE)],
+        [(15_000_000, NONE), (20_000_000, NONE)],
+    ),
+    Entry(
+        "munmap-256m-swapped",
+        Folios::Any,
+        [(15_232_573, Some(1)), (14_180_782, Some(2))],
+        [(3_000_000, Some(1)), (3_000_000, Some(1))],
+    ),
+    // No more than Linux, whose compressor works in it too.
+    Entry(
+        "pageout-32m-random",
+        Folios::Kib64,
+        [(513_127_341, Some(8_192)), (534_500_396, Some(8_719))],
+        [(513_127_341, Some(16)), (534_500_396, Some(16))],
+    ),
+    Entry(
         "vmalloc-1m",
         Folios::Any,
         [(32_396, NONE), (37_401, NONE)],
@@ -209,11 +258,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_recorded_figure_belongs_to_an_operation_and_is_above_its_target() {
+    fn every_recorded_figure_belongs_to_an_operation_and_is_not_below_its_target() {
         for Entry(key, _, recorded, target) in ENTRIES {
             Row::from_key(key).unwrap();
             for (recorded, target) in recorded.iter().zip(target) {
-                assert!(recorded.0 > target.0, "{key}");
+                assert!(recorded.0 >= target.0, "{key}");
                 assert_eq!(recorded.1.is_some(), target.1.is_some(), "{key}");
             }
         }

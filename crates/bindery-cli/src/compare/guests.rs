@@ -50,6 +50,8 @@ impl Kernel {
     /// Whether this kernel has what the workload takes.
     pub fn can_run(&self, workload: Workload) -> bool {
         match (self, workload.runner()) {
+            // Its swap device is a module.
+            (Self::Linux { .. }, _) if workload == Workload::System3 => false,
             (Self::Linux { modules, .. }, Runner::Kernel) => modules.contains_key(&workload),
             _ => true,
         }

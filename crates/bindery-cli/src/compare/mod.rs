@@ -51,6 +51,9 @@ Workloads
               with the destination off by 4 KiB.
   system2     1 GiB is touched and moved four times by a distance of 1 GiB, of 2 MiB, off by
               64 KiB, and off by 4 KiB, and unmapped.
+  system3     256 MiB of zeroes go to compressed swap by MADV_PAGEOUT, come back page by page, and
+              are unmapped while they are out; then 32 MiB with one word in eight random.
+              Also called pageout.
   kernel-map  The kernel maps 1 MiB for itself and unmaps it, 100 times each: vmalloc, with huge
               mappings too (and 16 MiB), vmap of single and of larger pages, ioremap. Linux does
               it in a module, Bindery's kernel at boot. Folio sizes do not matter.

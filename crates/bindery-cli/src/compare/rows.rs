@@ -14,6 +14,9 @@ pub enum Workload {
     /// 1 GiB of touched memory is moved, in four ways, and unmapped
     #[value(name = "system2")]
     System2,
+    /// 256 MiB go to swap by MADV_PAGEOUT, come back, and are unmapped there
+    #[value(name = "system3", alias = "pageout")]
+    System3,
     /// the kernel maps memory and devices for itself: vmalloc, vmap, ioremap
     #[value(name = "kernel-map")]
     KernelMap,
@@ -41,6 +44,7 @@ impl Workload {
         match self {
             Self::System1 => "system1",
             Self::System2 => "system2",
+            Self::System3 => "system3",
             Self::KernelMap => "kernel-map",
             Self::Proc => "proc",
             Self::Copy => "copy",
@@ -54,6 +58,9 @@ impl Workload {
                 &[&["--iterations", "1000"], &["--iterations", "1000", "--offset", "4096"]]
             }
             Self::System2 => &[&["--mib", "1024", "--moves", "4"]],
+            Self::System3 => {
+                &[&["--mib", "256", "--rounds", "2"], &["--mib", "32", "--rounds", "2", "--random"]]
+            }
             Self::Proc | Self::Copy => &[&["--rounds", "10"]],
             Self::KernelMap => return Runner::Kernel,
         })
@@ -63,7 +70,9 @@ impl Workload {
     /// part in it.
     pub fn folios(self, chosen: &[FolioSize]) -> Vec<Option<FolioSize>> {
         match self {
-            Self::System1 | Self::System2 => chosen.iter().copied().map(Some).collect(),
+            Self::System1 | Self::System2 | Self::System3 => {
+                chosen.iter().copied().map(Some).collect()
+            }
             Self::KernelMap | Self::Proc | Self::Copy => vec![None],
         }
     }
@@ -113,6 +122,12 @@ pub const ROWS: &[Row] = &[
     row(Workload::System2, 18, "mremap-1g-off-64k", "mremap 1 GiB, off by 64 KiB"),
     row(Workload::System2, 19, "mremap-1g-off-4k", "mremap 1 GiB, off by 4 KiB"),
     row(Workload::System2, 21, "munmap-1g", "munmap 1 GiB"),
+    row(Workload::System3, 32, "pageout-256m", "pageout of 256 MiB of zeroes"),
+    row(Workload::System3, 33, "swap-in-256m", "swap-in of 256 MiB, touched in order"),
+    row(Workload::System3, 34, "munmap-256m-swapped", "munmap of 256 MiB swapped out"),
+    row(Workload::System3, 35, "pageout-32m-random", "pageout of 32 MiB, compressed"),
+    row(Workload::System3, 36, "swap-in-32m-random", "swap-in of 32 MiB, compressed"),
+    row(Workload::System3, 37, "munmap-32m-random", "munmap of 32 MiB swapped out, compressed"),
     row(Workload::KernelMap, 64, "vmalloc-1m", "vmalloc 1 MiB"),
     row(Workload::KernelMap, 65, "vfree-1m", "vfree 1 MiB"),
     row(Workload::KernelMap, 66, "vmalloc-1m-huge", "vmalloc 1 MiB, huge mappings allowed"),
@@ -204,6 +219,12 @@ mod tests {
             ("mremap-1g-off-64k", number_of("PHASE_MOVE_OFF_64K")),
             ("mremap-1g-off-4k", number_of("PHASE_MOVE_OFF_4K")),
             ("munmap-1g", number_of("PHASE_MUNMAP_1G")),
+            ("pageout-256m", number_of("PHASE_PAGEOUT")),
+            ("swap-in-256m", number_of("PHASE_SWAP_IN")),
+            ("munmap-256m-swapped", number_of("PHASE_MUNMAP_SWAPPED")),
+            ("pageout-32m-random", number_of("PHASE_PAGEOUT_RANDOM")),
+            ("swap-in-32m-random", number_of("PHASE_SWAP_IN_RANDOM")),
+            ("munmap-32m-random", number_of("PHASE_MUNMAP_SWAPPED_RANDOM")),
             ("vmalloc-1m", number_of("PHASE_VMALLOC")),
             ("vfree-1m", number_of("PHASE_VFREE")),
             ("vmalloc-1m-huge", number_of("PHASE_VMALLOC_HUGE")),

@@ -14,6 +14,13 @@ use crate::size::{FolioSize, KIB};
 
 const TO_HOST: &str = "compare: ";
 
+/// Makes a swap area of twice the workload's size. Nothing is read ahead of what is touched.
+const SWAP: &str = r#"echo 512M > /sys/block/zram0/disksize
+$box mkswap /dev/zram0
+$box swapon /dev/zram0 || echo "compare: refused swapon"
+cluster=/proc/sys/vm/page-cluster
+[ "$($box cat $cluster)" = 0 ] || echo 0 > $cluster"#;
+
 /// Where a kernel that needs one finds the module that is its workload.
 pub const MODULE: &str = "/workload.ko";
 
@@ -39,6 +46,9 @@ choose never $sizes/enabled
     let mut line = |text: &str| writeln!(script, "{text}").expect("a string takes all");
     if let Some(folio) = folio.filter(|folio| *folio != FolioSize::BASE) {
         line(&format!("choose always $sizes/hugepages-{}kB/enabled", folio.bytes() / KIB));
+    }
+    if workload == Workload::System3 {
+        line(SWAP);
     }
     line("$box sleep 3");
     line(&format!("echo \"{TO_HOST}kernel $($box uname -srv)\""));

@@ -12,11 +12,12 @@ use crate::guest::{Program, stem, trial};
 use crate::terminal;
 
 /// The arguments with which each workload verifies contents, in a short time and little memory.
-const WORKLOADS: [(&str, &[&str]); 4] = [
+const WORKLOADS: [(&str, &[&str]); 5] = [
     ("copy", &["--verify"]),
     ("proc", &["--verify"]),
     ("system1", &["--verify", "--iterations", "8"]),
     ("system2", &["--verify", "--mib", "48", "--moves", "2"]),
+    ("system3", &["--verify", "--mib", "8", "--random", "--swap"]),
 ];
 
 /// The program that is also run on a machine with a second CPU.

@@ -44,6 +44,16 @@ pub fn size_and_free() -> (u64, u64) {
     (QUOTA.limit(), QUOTA.limit().saturating_sub(QUOTA.used()))
 }
 
+/// An object of the file system's share of memory, for what a device holds.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn new_content(size: u64) -> Result<Object<'static, Machine>, Errno> {
+    memory()
+        .shared_memory_within(&QUOTA, size, Sealing::Forbidden, Accounting::PerPage)
+        .map_err(|_| Errno::ENOMEM)
+}
+
 /// A new inode number.
 pub fn new_number() -> u64 {
     NUMBERS.fetch_add(1, Ordering::Relaxed)
@@ -126,10 +136,7 @@ fn refused(error: bindery::Error) -> Errno {
 impl Regular {
     /// An empty file.
     pub fn new(mode: u32) -> Result<Arc<Self>, Errno> {
-        let object = memory()
-            .shared_memory_within(&QUOTA, 0, Sealing::Forbidden, Accounting::PerPage)
-            .map_err(|_| Errno::ENOMEM)?;
-        Self::of(object, mode)
+        Self::of(new_content(0)?, mode)
     }
 
     /// A file of an object that exists (`memfd_create`).

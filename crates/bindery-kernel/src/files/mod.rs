@@ -10,6 +10,7 @@
 //! | [`descriptor`] | descriptors and what they share |
 //! | [`console`], [`stream`], [`device`], [`pipe`], [`socket`], [`event`], [`epoll`] | everything else that is read and written |
 //! | [`generated`], [`proc`], [`sys`] | files whose text is made when it is read |
+//! | [`swap`] | swap areas and their device |
 //! | [`manner`] | flags of one transfer, and the largest size of a file |
 //! | [`calls`], [`transfer`], [`splice`], [`names`], [`status`], [`poll`] | the system calls |
 
@@ -34,6 +35,7 @@ mod socket;
 mod splice;
 mod status;
 mod stream;
+pub mod swap;
 pub mod symbols;
 mod sys;
 mod transfer;

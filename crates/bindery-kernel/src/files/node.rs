@@ -6,8 +6,8 @@ use alloc::vec::Vec;
 use bindery::linux::OpenFile;
 use bindery::{FileAccess, Object};
 use linux_raw_sys::general::{
-    O_ACCMODE, O_RDONLY, O_RDWR, O_WRONLY, POLLIN, POLLOUT, S_IFCHR, S_IFDIR, S_IFIFO, S_IFLNK,
-    S_IFREG, S_IFSOCK,
+    O_ACCMODE, O_RDONLY, O_RDWR, O_WRONLY, POLLIN, POLLOUT, S_IFBLK, S_IFCHR, S_IFDIR, S_IFIFO,
+    S_IFLNK, S_IFREG, S_IFSOCK,
 };
 
 use crate::errno::{Errno, Outcome};
@@ -26,6 +26,8 @@ pub enum Kind {
     Link,
     /// A device.
     Device,
+    /// A device that holds blocks.
+    Block,
     /// A pipe.
     Pipe,
     /// A socket.
@@ -42,6 +44,7 @@ impl Kind {
             Self::Directory => S_IFDIR,
             Self::Link => S_IFLNK,
             Self::Device => S_IFCHR,
+            Self::Block => S_IFBLK,
             Self::Pipe => S_IFIFO,
             Self::Socket => S_IFSOCK,
             Self::Anonymous => 0,
@@ -218,6 +221,11 @@ pub trait Node: Send + Sync {
     /// Whether there are positions in it.
     fn is_seekable(&self) -> bool {
         matches!(self.kind(), Kind::Regular | Kind::Directory)
+    }
+
+    /// Where its end is, in bytes, for `lseek`.
+    fn length(&self) -> u64 {
+        self.attributes().size
     }
 
     /// Whether `lseek` can tell where its end is.

@@ -437,7 +437,7 @@ pub fn seek(descriptor: i32, offset: i64, from: u32) -> Outcome {
         return Err(Errno::EINVAL);
     }
     let mut position = description.position.lock();
-    let size = node.attributes().size;
+    let size = node.length();
     let new = match from {
         SEEK_SET => Some(offset),
         SEEK_CUR => (*position as i64).checked_add(offset),

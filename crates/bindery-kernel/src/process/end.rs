@@ -247,6 +247,7 @@ pub(super) fn end_machine_if_due() {
     let Ok(code) = u8::try_from(MACHINE_STATUS.load(Ordering::Relaxed)) else { return };
     if options::CHECK_AT_EXIT.load(Ordering::Relaxed) {
         thread::forget_spare_stacks();
+        files::swap::end();
         audit();
         let leaked = memory::leaked_frames();
         assert!(leaked == 0, "{leaked} frames leaked");

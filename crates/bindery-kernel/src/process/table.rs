@@ -123,6 +123,6 @@ pub(super) fn add_space(space: &Arc<Space>) {
 }
 
 /// All address spaces.
-pub(super) fn spaces() -> Vec<Arc<Space>> {
+pub fn spaces() -> Vec<Arc<Space>> {
     TABLE.lock().spaces.iter().filter_map(Weak::upgrade).collect()
 }

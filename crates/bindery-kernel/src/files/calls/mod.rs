@@ -30,7 +30,7 @@ use super::node::{Kind, Special};
 use super::path::{LastLink, user_place};
 use super::poll::{self, Fraction, deadline};
 use super::transfer::{self, Segments};
-use super::{splice, status};
+use super::{splice, status, swap};
 
 /// Makes a call; `None` where the number is another's.
 pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
@@ -114,6 +114,8 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
         nr::__NR_umask => Ok(process::current().files().set_umask(a as u32).into()),
         nr::__NR_mount => mount(b, c),
         nr::__NR_umount2 => user_place(AT_FDCWD, a, LastLink::Followed).map(|_| 0),
+        nr::__NR_swapon => swap::turn_on(a, b as u32),
+        nr::__NR_swapoff => swap::turn_off(a),
         nr::__NR_chroot => Err(Errno::EPERM),
         nr::__NR_socketpair => create::socket_pair(a as u32, b as u32, c as u32, d),
         // There is no network.

@@ -10,6 +10,7 @@ use crate::memory::memory;
 use crate::{options, process, time, trap};
 
 use super::super::generated::{FixedDirectory, SequenceBuffer, Text};
+use super::super::swap;
 use super::{frames, sysctl};
 
 /// The files and directories of `/proc` that are nobody's.
@@ -23,6 +24,7 @@ pub fn directory() -> Arc<FixedDirectory> {
         ("meminfo", Text::new(make_meminfo)),
         ("mounts", Text::new(mounts)),
         ("stat", Text::new(make_stat)),
+        ("swaps", Text::new(swap::listing)),
         ("sysvipc", FixedDirectory::of([("shm", Text::new(|out| segments::listing(out)) as _)])),
         ("uptime", Text::new(make_uptime)),
         ("vmstat", Text::new(make_vmstat)),

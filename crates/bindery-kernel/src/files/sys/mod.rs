@@ -1,5 +1,5 @@
 //! `/sys`: the folio policies and the background collapser under
-//! `/sys/kernel/mm/transparent_hugepage`, and how many CPUs run programs.
+//! `/sys/kernel/mm/transparent_hugepage`, the swap device, and how many CPUs run programs.
 
 use alloc::sync::Arc;
 use core::fmt::Write;
@@ -7,6 +7,7 @@ use core::fmt::Write;
 use super::generated::{FixedDirectory, Text};
 use super::node::Node;
 
+mod block;
 mod huge;
 mod setting;
 
@@ -28,5 +29,9 @@ pub fn root() -> Arc<dyn Node> {
     ]);
     let system = FixedDirectory::of([("cpu", cpus as _)]);
     let devices = FixedDirectory::of([("system", system as _)]);
-    FixedDirectory::of([("kernel", kernel as _), ("devices", devices)])
+    FixedDirectory::of([
+        ("block", block::directory()),
+        ("kernel", kernel as _),
+        ("devices", devices),
+    ])
 }

@@ -1,0 +1,130 @@
+//! Swap: `swapon`, `swapoff` and `/proc/swaps`. The one device is `/dev/zram0`, whose area is compressed
+//! memory of the core's.
+
+mod device;
+mod header;
+
+use core::fmt::{self, Write};
+
+use bindery::{Error, SwapError};
+use linux_raw_sys::general::AT_FDCWD;
+
+use crate::errno::{Errno, Outcome};
+use crate::memory::memory;
+use crate::process::{self, Capability, scheduler, signal};
+
+use super::generated::SequenceBuffer;
+use super::node::{Kind, Place};
+use super::path::{LastLink, user_place};
+
+use device::Active;
+pub use device::{DISK, Device, NUMBER, SECTOR, end};
+
+/// Flags of `swapon`: a priority, whether it counts, and three for devices that can discard.
+const PRIORITY_MASK: u32 = 0x7fff;
+const PREFER: u32 = 0x8000;
+const DISCARD: u32 = 0x7_0000;
+/// The priority of an area that is given none.
+const PRIORITY: i16 = -2;
+
+/// `swapon(2)`.
+pub fn turn_on(path: u64, flags: u32) -> Outcome {
+    if flags & !(PRIORITY_MASK | PREFER | DISCARD) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    process::credentials().demand(Capability::Admin)?;
+    let place = user_place(AT_FDCWD, path, LastLink::Followed)?;
+    check_kind(&place)?;
+    let mut disk = DISK.lock();
+    if disk.active.is_some() {
+        return Err(Errno::EBUSY);
+    }
+    let slots = disk.slots()?;
+    let chosen = (flags & PRIORITY_MASK) as i16;
+    let priority = if flags & PREFER != 0 { chosen } else { PRIORITY };
+    let area = memory().swap_on(slots, priority).map_err(|problem| match problem {
+        SwapError::OutOfMemory => Errno::ENOMEM,
+        SwapError::TooMany => Errno::EPERM,
+        _ => Errno::EINVAL,
+    })?;
+    disk.active = Some(Active { area, path: place.path(), leaves: false });
+    Ok(0)
+}
+
+/// What can be a swap area: as on Linux, no file of a file system in memory.
+fn check_kind(place: &Place) -> Result<(), Errno> {
+    match place.node.kind() {
+        Kind::Block => Ok(()),
+        Kind::Directory => Err(Errno::EISDIR),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// `swapoff(2)`.
+pub fn turn_off(path: u64) -> Outcome {
+    process::credentials().demand(Capability::Admin)?;
+    let place = user_place(AT_FDCWD, path, LastLink::Followed)?;
+    check_kind(&place)?;
+    let active = {
+        let mut disk = DISK.lock();
+        let active = disk.active.as_mut().filter(|active| !active.leaves).ok_or(Errno::EINVAL)?;
+        active.leaves = true;
+        active.clone()
+    };
+    // The device is not locked meanwhile: it takes long, and others look at it.
+    let outcome = empty(&active);
+    let mut disk = DISK.lock();
+    match (outcome, &mut disk.active) {
+        (Ok(()), active) => *active = None,
+        (Err(_), Some(active)) => {
+            active.leaves = false;
+            memory().resume_swapping_to(&active.area);
+        }
+        (Err(_), None) => {}
+    }
+    outcome.map(|()| 0)
+}
+
+/// Brings everything back that is in the area, and removes it.
+fn empty(active: &Active) -> Result<(), Errno> {
+    let area = &active.area;
+    memory().stop_swapping_to(area);
+    loop {
+        for space in process::spaces() {
+            space.swap_in_area(area).map_err(|problem| match problem {
+                Error::OutOfMemory => Errno::ENOMEM,
+                Error::Interrupted => Errno::EINTR,
+                _ => Errno::EIO,
+            })?;
+        }
+        match memory().swap_off(area) {
+            Ok(()) => return Ok(()),
+            Err(SwapError::InUse) => {}
+            Err(_) => return Err(Errno::EINVAL),
+        }
+        // An address space has been forked meanwhile, or one is ending.
+        if signal::is_waiting(&process::current()) {
+            return Err(Errno::EINTR);
+        }
+        scheduler::yield_now();
+    }
+}
+
+/// `/proc/swaps`.
+pub fn listing(out: &mut SequenceBuffer<'_>) -> fmt::Result {
+    out.write_str("Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n")?;
+    let Some(active) = DISK.lock().active.clone() else { return Ok(()) };
+    let areas = memory().swap_areas();
+    for area in areas.filter(|area| area.number == active.area.number) {
+        out.push(&active.path)?;
+        let padding = 40_usize.saturating_sub(active.path.len()).max(1);
+        write!(out, "{:padding$}partition", "")?;
+        for kilobytes in [area.slots * 4, area.taken * 4] {
+            // A short number is followed by one tab more, to keep the columns.
+            let tab = if kilobytes < 10_000_000 { "\t" } else { "" };
+            write!(out, "\t{kilobytes}{tab}")?;
+        }
+        writeln!(out, "\t{}", area.priority)?;
+    }
+    Ok(())
+}
