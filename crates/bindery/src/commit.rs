@@ -8,7 +8,7 @@ use crate::error::Error;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
 pub enum Overcommit {
-    /// Only a single request for more than all memory is refused (0).
+    /// Only a single request for more than all memory and swap is refused (0).
     #[default]
     Heuristic = 0,
     /// Nothing is refused (1).
@@ -34,7 +34,8 @@ pub enum Overcommit {
 pub struct Commitment {
     committed: AtomicI64,
     limit: AtomicU64,
-    total: u64,
+    /// Memory and swap.
+    total: AtomicU64,
     mode: AtomicU8,
 }
 
@@ -44,7 +45,7 @@ impl Commitment {
             committed: AtomicI64::new(0),
             // As Linux's vm.overcommit_ratio: half of memory, until the embedder says otherwise.
             limit: AtomicU64::new(total / 2),
-            total,
+            total: AtomicU64::new(total),
             mode: AtomicU8::new(Overcommit::Heuristic as u8),
         }
     }
@@ -78,6 +79,11 @@ impl Commitment {
         self.committed.load(Ordering::Relaxed).max(0) as u64
     }
 
+    /// Swap areas came or went: so many slots more, or fewer.
+    pub(crate) fn swap_changed(&self, slots: i64) {
+        self.total.fetch_add(slots as u64, Ordering::Relaxed);
+    }
+
     pub(crate) fn add(&self, pages: i64) {
         self.committed.fetch_add(pages, Ordering::Relaxed);
     }
@@ -90,7 +96,7 @@ impl Commitment {
         let reservation = Reservation { commitment: self, pages };
         let refused = match self.mode() {
             Overcommit::Always => false,
-            Overcommit::Heuristic => pages as u64 > self.total,
+            Overcommit::Heuristic => pages as u64 > self.total.load(Ordering::Relaxed),
             // Who asks for nothing gets it, however much is committed already.
             Overcommit::Never => pages > 0 && after > self.limit().min(i64::MAX as u64) as i64,
         };

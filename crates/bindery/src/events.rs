@@ -33,6 +33,10 @@ pub struct Events {
     pub leaf_splits: u64,
     /// Huge zero pages that were made: one at most.
     pub huge_zero_pages: u64,
+    /// Base pages whose content came back from a swap area.
+    pub pages_swapped_in: u64,
+    /// Base pages whose content was written to a swap area.
+    pub pages_swapped_out: u64,
     /// Faults whose entry allowed the access and needed no change: [`crate::Resolved::Spurious`]
     /// and [`crate::Resolution::Retry`].
     pub spurious_faults: u64,
@@ -50,6 +54,8 @@ pub(crate) struct RareEvents {
     pub(crate) folio_splits: AtomicU64,
     pub(crate) leaf_splits: AtomicU64,
     pub(crate) huge_zero_pages: AtomicU64,
+    pub(crate) pages_swapped_in: AtomicU64,
+    pub(crate) pages_swapped_out: AtomicU64,
     pub(crate) repeats: Repeats,
 }
 
@@ -70,6 +76,8 @@ impl RareEvents {
             folio_splits: read(&self.folio_splits),
             leaf_splits: read(&self.leaf_splits),
             huge_zero_pages: read(&self.huge_zero_pages),
+            pages_swapped_in: read(&self.pages_swapped_in),
+            pages_swapped_out: read(&self.pages_swapped_out),
             spurious_faults: read(&self.repeats.spurious),
             repeated_faults: read(&self.repeats.most),
         }

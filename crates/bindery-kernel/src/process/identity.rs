@@ -221,10 +221,14 @@ pub(super) fn uname(at: u64) -> Outcome {
 /// `sysinfo(2)`.
 pub(super) fn sysinfo(at: u64) -> Outcome {
     let (total, free) = (memory().total_frames() << 12, memory().free_frame_count() << 12);
-    let processes = all().len() as u64;
+    let areas = || memory().swap_areas();
+    let swap: u64 = areas().map(|area| area.slots << 12).sum();
+    let taken: u64 = areas().map(|area| area.taken << 12).sum();
+    let (unused, processes) = (swap - taken, all().len() as u64);
     // Uptime, three loads, total, free, shared, buffers, swap total and free, processes (16 bits),
     // high memory total and free, the unit (32 bits).
-    let words = [time::now() / time::SECOND, 0, 0, 0, total, free, 0, 0, 0, 0, processes, 0, 0, 1];
+    let uptime = time::now() / time::SECOND;
+    let words = [uptime, 0, 0, 0, total, free, 0, 0, swap, unused, processes, 0, 0, 1];
     user::write(at, &words)?;
     Ok(0)
 }

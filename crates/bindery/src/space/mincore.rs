@@ -29,7 +29,7 @@ use crate::collections::range_skip_list::Indexed;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Residence {
-    /// It is in memory: mapped, or in the page index of the mapping's object.
+    /// It is in memory: mapped, or in the page index of the mapping's object, or in the swap cache.
     Resident,
     /// It is not.
     Absent,
@@ -95,6 +95,18 @@ impl<P: Platform> AddressSpace<'_, P> {
                     Kind::Absent => match absent::decode::<P::Arch>(looked.raw) {
                         Some(Absent::ProtNone { .. }) => Some(Residence::Resident),
                         Some(Absent::Marker(_)) => None,
+                        Some(Absent::Swap { device, slot, .. }) => {
+                            // A huge entry names the first of its slots.
+                            let span = arch::span::<P::Arch>(looked.node.level);
+                            let first = slot + ((stretch.start().0 & (span - 1)) >> PAGE_SHIFT);
+                            let memory = self.table.memory;
+                            let mut slots = first..first + stretch.pages();
+                            Some(if slots.all(|slot| memory.is_slot_resident(device, slot)) {
+                                Residence::Resident
+                            } else {
+                                Residence::Absent
+                            })
+                        }
                         _ => Some(Residence::Absent),
                     },
                     Kind::Empty | Kind::Table => None,

@@ -8,6 +8,7 @@
 //! | `slots` | named, let go, cached, written and read: by runs, under one lock |
 //! | `clock` | where reclaim looks next, and how long pages were away |
 //! | `same_filled` | pages that need no store |
+//! | `usage` | counts for listings |
 //! | `compressed` | the store of compressed pages |
 //!
 //! # The protocol
@@ -44,6 +45,7 @@ mod cluster;
 pub(crate) mod compressed;
 mod same_filled;
 pub(crate) mod slots;
+mod usage;
 
 use crate::Memory;
 use crate::addr::Frame;
@@ -53,6 +55,7 @@ use crate::sync::Mutex;
 use area::Area;
 pub use compressed::CompressedUsage;
 use compressed::{CompressedStore, Handle};
+pub use usage::SwapUsage;
 
 pub(crate) use area::SlotRun;
 pub(crate) use clock::Clock;
@@ -158,6 +161,7 @@ impl<P: Platform> Memory<P> {
         }
         // For the store, which needs frames to free frames.
         self.frames.set_reserve((self.total_frames() / 64).clamp(LEAST_RESERVE, MOST_RESERVE));
+        self.commitment().swap_changed(slots as i64);
         Ok(SwapArea { number: number as u8, priority, slots, taken: 0 })
     }
 
@@ -218,9 +222,11 @@ impl<P: Platform> Memory<P> {
             return Err(SwapError::NotThere);
         }
         area.stop();
+        let slots = area.slots();
         if !area.turn_off(self) {
             return Err(SwapError::InUse);
         }
+        self.commitment().swap_changed(-(slots as i64));
         self.release_unused_store();
         Ok(())
     }

@@ -51,7 +51,7 @@ impl<P: Platform> Memory<P> {
 
     /// The cells of a run in one cluster, and of their values.
     #[inline]
-    fn cells(&self, run: SlotRun) -> Option<(&Cluster<P>, &[AtomicU64], &[AtomicU64])> {
+    pub(super) fn cells(&self, run: SlotRun) -> Option<(&Cluster<P>, &[AtomicU64], &[AtomicU64])> {
         let cluster = self.area(run.area)?.cluster(run.first)?;
         let frames = Frame(cluster.frames.load(Relaxed));
         let range = index(run.first) as usize..(index(run.first) + run.count) as usize;
@@ -483,6 +483,7 @@ impl<P: Platform> Memory<P> {
                 },
             }
         }
+        self.rare.pages_swapped_out.fetch_add(u64::from(run.count), Relaxed);
         Some(written)
     }
 
@@ -512,6 +513,7 @@ impl<P: Platform> Memory<P> {
             }
             page += 1;
         }
+        self.rare.pages_swapped_in.fetch_add(u64::from(run.count), Relaxed);
         true
     }
 

@@ -55,6 +55,7 @@ fn make_filesystems(out: &mut SequenceBuffer<'_>) -> fmt::Result {
 fn make_meminfo(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     let memory = memory();
     let commitment = memory.commitment();
+    let swap = memory.swap_usage();
     let (total, free) = (memory.total_frames() * 4, memory.free_frame_count() * 4);
     let lines = [
         ("MemTotal", total),
@@ -62,9 +63,9 @@ fn make_meminfo(out: &mut SequenceBuffer<'_>) -> fmt::Result {
         ("MemAvailable", free),
         ("Buffers", 0),
         ("Cached", 0),
-        ("SwapCached", 0),
-        ("SwapTotal", 0),
-        ("SwapFree", 0),
+        ("SwapCached", swap.cached * 4),
+        ("SwapTotal", swap.slots * 4),
+        ("SwapFree", (swap.slots - swap.taken) * 4),
         ("CommitLimit", commitment.limit() * 4),
         ("Committed_AS", commitment.committed() * 4),
     ];

@@ -22,6 +22,7 @@ use crate::process;
 
 pub use directories::root;
 pub use names::remember;
+pub use sysctl::renew_commit_limit;
 
 /// The numbers of `/proc`'s nodes: of process 5, the file 3 has 5,003 and some.
 fn number(process: u32, index: usize) -> u64 {

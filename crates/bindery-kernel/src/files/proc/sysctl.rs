@@ -32,7 +32,7 @@ pub fn directory() -> Arc<FixedDirectory> {
         ("overcommit_kbytes", Text::writable(make_kilobytes, take_kilobytes)),
         ("overcommit_memory", Text::writable(make_overcommit, take_overcommit)),
         ("overcommit_ratio", Text::writable(make_ratio, take_ratio)),
-        // Nothing is ever swapped.
+        // Nothing is read around what is touched, but the folio that went out.
         ("page-cluster", Text::new(|out| out.write_str("0\n"))),
         ("unprivileged_userfaultfd", Text::new(|out| out.write_str("0\n"))),
     ]);
@@ -112,6 +112,15 @@ fn take_kilobytes(text: &str) -> Result<(), Errno> {
 fn set_commit_limit(ratio: u64, kilobytes: u64) {
     OVERCOMMIT_RATIO.store(ratio, Ordering::Relaxed);
     OVERCOMMIT_KILOBYTES.store(kilobytes, Ordering::Relaxed);
+    renew_commit_limit();
+}
+
+/// Tells the core the limit: what was written, and all swap.
+pub fn renew_commit_limit() {
+    let kilobytes = OVERCOMMIT_KILOBYTES.load(Ordering::Relaxed);
+    let ratio = OVERCOMMIT_RATIO.load(Ordering::Relaxed);
     let share = memory().total_frames().saturating_mul(ratio) / 100;
-    memory().commitment().set_limit(if kilobytes > 0 { kilobytes / 4 } else { share });
+    let swap: u64 = memory().swap_areas().map(|area| area.slots).sum();
+    let own = if kilobytes > 0 { kilobytes / 4 } else { share };
+    memory().commitment().set_limit(own.saturating_add(swap));
 }

@@ -16,6 +16,7 @@ use crate::process::{self, Capability, scheduler, signal};
 use super::generated::SequenceBuffer;
 use super::node::{Kind, Place};
 use super::path::{LastLink, user_place};
+use super::proc;
 
 use device::Active;
 pub use device::{DISK, Device, NUMBER, SECTOR, end};
@@ -48,6 +49,7 @@ pub fn turn_on(path: u64, flags: u32) -> Outcome {
         _ => Errno::EINVAL,
     })?;
     disk.active = Some(Active { area, path: place.path(), leaves: false });
+    proc::renew_commit_limit();
     Ok(0)
 }
 
@@ -75,7 +77,10 @@ pub fn turn_off(path: u64) -> Outcome {
     let outcome = empty(&active);
     let mut disk = DISK.lock();
     match (outcome, &mut disk.active) {
-        (Ok(()), active) => *active = None,
+        (Ok(()), active) => {
+            *active = None;
+            proc::renew_commit_limit();
+        }
         (Err(_), Some(active)) => {
             active.leaves = false;
             memory().resume_swapping_to(&active.area);

@@ -65,12 +65,13 @@ fn take_reset(text: &str) -> Result<(), Errno> {
 /// `mm_stat`: bytes that were stored, compressed, with all overhead, the limit, the most ever; pages of
 /// one value, moved to save room, and kept as they were.
 fn make_usage(out: &mut SequenceBuffer<'_>) -> fmt::Result {
-    let usage = memory().compressed_usage();
+    let (usage, filled) = (memory().compressed_usage(), memory().swap_usage().filled);
     let limit = memory().compressed_limit() << 12;
-    let (stored, raw) = (usage.pages_stored << 12, usage.pages_raw);
+    let (stored, raw) = ((usage.pages_stored + filled) << 12, usage.pages_raw);
     let (used, most) = (usage.frames_used << 12, usage.frames_used_max << 12);
     let compressed = usage.bytes_compressed;
-    writeln!(out, "{stored:8} {compressed:8} {used:8} {limit:8} {most:8} {:8} {:8} {raw:8}", 0, 0)
+    write!(out, "{stored:8} {compressed:8} {used:8} {limit:8} {most:8}")?;
+    writeln!(out, " {filled:8} {:8} {raw:8} {raw:8}", 0)
 }
 
 /// A number of bytes, in the notation of Linux's own parameters: a letter multiplies by powers of

@@ -33,7 +33,7 @@
 //! folios that each process maps whole.
 //!
 //! # Always zero
-//! KSM and pools of huge pages do not exist here, and nothing is swapped out yet.
+//! KSM and pools of huge pages do not exist here.
 
 mod clear_refs;
 mod frames;

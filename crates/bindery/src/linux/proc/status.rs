@@ -60,7 +60,7 @@ pub fn status<P: Platform>(space: &AddressSpace<'_, P>, out: &mut dyn Write) -> 
         ("VmStk", usage.stack),
         // One frame each.
         ("VmPTE", counts.tables_allocated.saturating_sub(counts.tables_freed)),
-        ("VmSwap", 0),
+        ("VmSwap", counts.swap_pages),
     ];
     lines.into_iter().try_for_each(|(name, pages)| {
         writeln!(out, "{name}:\t{:>8} kB", pages << (PAGE_SHIFT - 10))

@@ -68,10 +68,12 @@ impl Tally {
             }
             // The zero page, and what is not ours, is nobody's.
             Standing::Pages { folio: None, .. } => {}
-            Standing::Absent(Absent::Swap { .. }) => {
+            Standing::Absent(Absent::Swap { device, slot, .. }) => {
                 self.swapped += stretch.range.len();
-                // Slots have no counts yet.
-                self.part_swapped += stretch.range.len() << PART_SHIFT;
+                for slot in slot..slot + stretch.range.pages() {
+                    let entries = space.table.memory.slot_entries(device, slot).max(1);
+                    self.part_swapped += (PAGE_SIZE << PART_SHIFT) / u64::from(entries);
+                }
             }
             Standing::Absent(_) => {}
         });

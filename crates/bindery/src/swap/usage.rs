@@ -1,0 +1,75 @@
+//! What the slots of all areas hold, for listings.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::area::{Area, SlotRun};
+use super::bitmap::CLUSTER_SLOTS;
+use super::cell::Cell;
+use crate::Memory;
+use crate::platform::Platform;
+use crate::table::ReadSection;
+
+/// How many slots hold what ([`Memory::swap_usage`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SwapUsage {
+    /// Slots of all areas.
+    pub slots: u64,
+    /// Slots that are taken.
+    pub taken: u64,
+    /// Slots whose page is in memory as well (Linux: `SwapCached`).
+    pub cached: u64,
+    /// Slots with a page of one repeated word, which takes no store (zram: `same_pages`).
+    pub filled: u64,
+}
+
+impl<P: Platform> Memory<P> {
+    /// Counts the slots of all areas by what they hold. It looks them up, so that nothing has to keep
+    /// the counts; a slot that changes meanwhile is counted as before or as after.
+    ///
+    /// Context: spins. Complexity: in the clusters of 512 slots, and the slots of those in use.
+    pub fn swap_usage(&self) -> SwapUsage {
+        let mut usage = SwapUsage::default();
+        for (number, area) in (0..).zip(&self.swap.areas) {
+            // An area stays on in a read section.
+            let section = ReadSection::enter(&self.platform);
+            let slots = if area.is_on() { area.slots() } else { 0 };
+            usage.slots += slots;
+            usage.taken += area.taken().min(slots);
+            drop(section);
+            for first in (0..slots).step_by(CLUSTER_SLOTS as usize) {
+                let _section = ReadSection::enter(&self.platform);
+                self.count_cluster(area, number, first, &mut usage);
+            }
+        }
+        usage
+    }
+
+    fn count_cluster(&self, area: &Area<P>, number: u8, first: u64, usage: &mut SwapUsage) {
+        let Some(cluster) = area.cluster(first) else { return };
+        let is_used = {
+            let state = cluster.state.lock();
+            state.free < state.size
+        };
+        if !is_used {
+            return;
+        }
+        let run = SlotRun { area: number, first, count: CLUSTER_SLOTS };
+        let Some((_, cells, _)) = self.cells(run) else { return };
+        for cell in cells {
+            let cell = Cell(cell.load(Relaxed));
+            usage.cached += u64::from(cell.has(Cell::CACHED));
+            usage.filled += u64::from(cell.has(Cell::FILLED));
+        }
+    }
+
+    /// How many entries name the slot.
+    pub(crate) fn slot_entries(&self, area: u8, slot: u64) -> u32 {
+        self.swap_cell(area, slot).map_or(0, Cell::entries)
+    }
+
+    /// Whether the slot's page is in memory, complete.
+    pub(crate) fn is_slot_resident(&self, area: u8, slot: u64) -> bool {
+        let cell = self.swap_cell(area, slot);
+        cell.is_some_and(|cell| cell.has(Cell::CACHED) && !cell.has(Cell::BUSY))
+    }
+}
