@@ -374,17 +374,12 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     /// The table of level `level + 1` that holds the entry for `addr`, where it exists and the
     /// cursor holds it.
     pub(crate) fn parent_of(&mut self, addr: VirtAddr, level: u8) -> Option<(Node, u32)> {
-        let mut node = self.cover;
-        while node.level > level + 1 {
-            let index = arch::index_of::<P::Arch>(addr, node.level);
-            let entry = run::load(self.tables.slots(node.table), index);
-            self.counts.entries_descended += 1;
-            if arch::kind::<P::Arch>(entry, node.level) != Kind::Table {
-                return None;
-            }
-            node = Node { table: P::Arch::frame(entry), level: node.level - 1 };
-        }
-        (node.level == level + 1).then(|| (node, arch::index_of::<P::Arch>(addr, node.level)))
+        let (cover, parent) = (self.cover, level + 1);
+        let found = self.tables.table_below(cover, addr, parent, Ordering::Relaxed);
+        let lowest = found.map_or_else(|(node, ..)| node.level - 1, |node| node.level);
+        self.counts.entries_descended += u64::from(cover.level - lowest);
+        let node = found.ok().filter(|node| node.level == parent)?;
+        Some((node, arch::index_of::<P::Arch>(addr, parent)))
     }
 
     /// Unfolds the contiguous runs that begin before the level-1 run or end behind it.
@@ -402,18 +397,11 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
 
     /// The lowest existing entry for `addr`: its table, level and index.
     pub(crate) fn entry_at(&mut self, addr: VirtAddr) -> (Node, u32, Entry) {
-        let mut node = self.cover;
-        loop {
-            let index = arch::index_of::<P::Arch>(addr, node.level);
-            let entry = run::load(self.tables.slots(node.table), index);
-            if arch::kind::<P::Arch>(entry, node.level) != Kind::Table {
-                self.counts.entries_read += 1;
-                self.tables.memory.worked(1, 0);
-                return (node, index, entry);
-            }
-            self.counts.entries_descended += 1;
-            node = Node { table: P::Arch::frame(entry), level: node.level - 1 };
-        }
+        let found = self.tables.entry_below(self.cover, addr, 1, Ordering::Relaxed);
+        self.counts.entries_descended += u64::from(self.cover.level - found.0.level);
+        self.counts.entries_read += 1;
+        self.tables.memory.worked(1, 0);
+        found
     }
 }
 
@@ -429,30 +417,28 @@ pub(crate) fn table_under<'m, P: Platform>(
     level: u8,
     pool: &mut TablePool<'m, P>,
 ) -> Result<Frame, OutOfMemory> {
-    while node.level > level {
-        let index = arch::index_of::<P::Arch>(addr, node.level);
-        let entry = run::load(tables.slots(node.table), index);
-        counts.entries_descended += 1;
-        let table = match arch::kind::<P::Arch>(entry, node.level) {
-            Kind::Table => P::Arch::frame(entry),
-            Kind::Empty => {
-                let table = pool.take(node.level - 1, counts)?;
-                // Release: a reader that finds the table by this entry sees it empty.
-                let slot = &tables.slots(node.table)[index as usize];
-                slot.store(P::Arch::table(table).0, Ordering::Release);
-                counts.entries_written += 1;
-                tables.change_live(node.table, 1, 0);
-                locks.push(table);
-                table
+    loop {
+        let (at, index, entry) = match tables.table_below(node, addr, level, Ordering::Relaxed) {
+            Ok(found) => {
+                counts.entries_descended += u64::from(node.level - found.level);
+                return Ok(found.table);
             }
-            Kind::Leaf | Kind::Absent => {
-                let base = addr.align_down(arch::span::<P::Arch>(node.level));
-                let table = tables.split(node, index, base, counts)?;
-                locks.push(table);
-                table
-            }
+            Err(found) => found,
         };
-        node = Node { table, level: node.level - 1 };
+        counts.entries_descended += u64::from(node.level - at.level) + 1;
+        let table = if entry.is_empty() {
+            let table = pool.take(at.level - 1, counts)?;
+            // Release: a reader that finds the table by this entry sees it empty.
+            let slot = &tables.slots(at.table)[index as usize];
+            slot.store(P::Arch::table(table).0, Ordering::Release);
+            counts.entries_written += 1;
+            tables.change_live(at.table, 1, 0);
+            table
+        } else {
+            let base = addr.align_down(arch::span::<P::Arch>(at.level));
+            tables.split(at, index, base, counts)?
+        };
+        locks.push(table);
+        node = Node { table, level: at.level - 1 };
     }
-    Ok(node.table)
 }

@@ -113,14 +113,21 @@ pub(crate) trait LockTree {
     fn child(&self, table: Frame, level: u8, index: u32) -> Option<Frame>;
     /// Whether `node` is the table of its level that stands for `addr`. Called inside a read section.
     fn stands(&self, root: Frame, node: Node, addr: VirtAddr) -> bool {
-        let mut table = root;
-        for level in (node.level + 1..=Self::Arch::LEVELS).rev() {
-            match self.child(table, level, arch::index_of::<Self::Arch>(addr, level)) {
-                Some(child) => table = child,
-                None => return false,
+        self.descend(root, addr, |above| above.level > node.level) == node
+    }
+    /// Goes from the root by the tables for `addr` down as long as there are any and `goes_on` says so.
+    /// Called inside a read section.
+    #[inline]
+    fn descend(&self, root: Frame, addr: VirtAddr, goes_on: impl Fn(Node) -> bool) -> Node {
+        let mut node = Node { table: root, level: Self::Arch::LEVELS };
+        while goes_on(node) {
+            let index = arch::index_of::<Self::Arch>(addr, node.level);
+            match self.child(node.table, node.level, index) {
+                Some(table) => node = Node { table, level: node.level - 1 },
+                None => break,
             }
         }
-        table == node.table
+        node
     }
 }
 
@@ -295,21 +302,12 @@ fn slot_range<A: Arch>(base: VirtAddr, level: u8, index: u32) -> VirtRange {
 
 /// Descends without locks to the cover of `range`, not below `floor`.
 fn find_cover<T: LockTree>(tree: &T, root: Frame, range: VirtRange, floor: u8) -> Node {
-    let mut node = Node { table: root, level: T::Arch::LEVELS };
-    while node.level > floor {
+    tree.descend(root, range.start(), |node| {
         let slot = range.start().align_down(arch::span::<T::Arch>(node.level));
         let end = slot.0.wrapping_add(arch::span::<T::Arch>(node.level));
         let strictly_inside = range.end().0 < end || range.end().0 == end && slot < range.start();
-        if !strictly_inside {
-            break;
-        }
-        let index = arch::index_of::<T::Arch>(slot, node.level);
-        match tree.child(node.table, node.level, index) {
-            Some(table) => node = Node { table, level: node.level - 1 },
-            None => break,
-        }
-    }
-    node
+        node.level > floor && strictly_inside
+    })
 }
 
 /// Where the span of the node that covers `range` begins.

@@ -26,6 +26,7 @@
 //! | `contig` | contiguous (contpte) runs: folded and unfolded |
 //! | `leaf` | huge leaves: split, collapsed, published |
 //! | `zap`, `spare` | unmapping: whole tables by one entry, the rest in runs; with exceptions |
+//! | `descent` | from a table down to the entry for an address |
 //! | `detach`, `dropping` | tables taken out of the tree; what entries name is given back |
 //! | `look` | reads what is mapped, without changing it |
 //! | `collapse` | one huge leaf for a table of small ones |
@@ -37,6 +38,7 @@ pub(crate) mod collapse;
 mod contig;
 pub(crate) mod copy;
 pub(crate) mod cursor;
+mod descent;
 mod detach;
 mod dropping;
 mod flush;
@@ -237,16 +239,9 @@ impl<'m, P: Platform> PageTable<'m, P> {
         addr: VirtAddr,
         counts: &mut Counts,
     ) -> (Node, u32, Entry) {
-        let mut node = Node { table: self.root, level: P::Arch::LEVELS };
-        loop {
-            let index = arch::index_of::<P::Arch>(addr, node.level);
-            let entry = Entry(self.slots(node.table)[index as usize].load(Ordering::Acquire));
-            counts.entries_descended += 1;
-            if arch::kind::<P::Arch>(entry, node.level) != Kind::Table {
-                return (node, index, entry);
-            }
-            node = Node { table: P::Arch::frame(entry), level: node.level - 1 };
-        }
+        let found = self.entry_below(self.root_node(), addr, 1, Ordering::Acquire);
+        counts.entries_descended += u64::from(P::Arch::LEVELS - found.0.level) + 1;
+        found
     }
 
     /// The table of level 1 that stands for `addr`, found without locks.
@@ -256,12 +251,9 @@ impl<'m, P: Platform> PageTable<'m, P> {
         _section: &ReadSection<'_, P>,
         addr: VirtAddr,
     ) -> Option<LeafTable> {
-        let mut found = LeafTable { parent: self.root, table: self.root };
-        for level in (2..=P::Arch::LEVELS).rev() {
-            let child = self.child(found.table, level, arch::index_of::<P::Arch>(addr, level))?;
-            found = LeafTable { parent: found.table, table: child };
-        }
-        Some(found)
+        let parent = self.table_below(self.root_node(), addr, 2, Ordering::Acquire).ok()?.table;
+        let table = self.child(parent, 2, arch::index_of::<P::Arch>(addr, 2))?;
+        Some(LeafTable { parent, table })
     }
 
     /// Locks a table that was found for `addr`, if nothing has happened to it since: it is neither

@@ -36,10 +36,8 @@ mod pair;
 mod parts;
 mod shifted;
 
-use core::sync::atomic::Ordering;
-
 use crate::addr::{VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Kind};
+use crate::arch::{self, Arch, Entry};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
@@ -236,20 +234,6 @@ impl<'m, P: Platform> PageTable<'m, P> {
         self.finish(&mut gather);
     }
 
-    /// The entry at `at` under `node`: that of `level`, or the one above it that has no table below
-    /// it. In a read section, or with the tables locked.
-    fn look_under(&self, mut node: Node, at: u64, level: u8) -> (Node, Entry) {
-        loop {
-            let index = arch::index_of::<P::Arch>(VirtAddr(at), node.level);
-            let entry = Entry(self.slots(node.table)[index as usize].load(Ordering::Acquire));
-            let below = arch::kind::<P::Arch>(entry, node.level) == Kind::Table;
-            if node.level == level || !below {
-                return (node, entry);
-            }
-            node = Node { table: P::Arch::frame(entry), level: node.level - 1 };
-        }
-    }
-
     #[inline]
     fn move_piece(
         &self,
@@ -258,6 +242,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         locked: &mut Locked<'_, 'm, P>,
     ) -> Result<(), OutOfMemory> {
         let (from, to) = (what.source.start().0 + piece.offset, what.to.0 + piece.offset);
+        let transfer = Transfer { source: from, target: to, len: piece.len };
         let source = VirtRange::raw(from, from + piece.len);
         let target = VirtRange::raw(to, to + piece.len);
         // One piece takes the tables that it empties along.
@@ -294,13 +279,10 @@ impl<'m, P: Platform> PageTable<'m, P> {
         };
         // A cover of the level that moves is the one table of the target.
         if alone && pair.to.level > piece.level {
-            pair.lay(from, to, piece.len)?;
+            pair.lay(transfer)?;
         }
-        let moved = if piece.level > 1 {
-            pair.move_slots(from, to, piece.len)
-        } else {
-            pair.move_leaves(from, to, piece.len)
-        };
+        let moved =
+            if piece.level > 1 { pair.move_slots(transfer) } else { pair.move_leaves(transfer) };
         if alone {
             if moved.is_ok() {
                 pair.detach_emptied(pair.from, pair.from_base, cleared);
@@ -328,22 +310,37 @@ enum PieceFlush {
     Pending,
 }
 
-/// Calls `f` for an address of each target table that something of the source goes to: `len` bytes
-/// from `source` on, which go to `target` and behind it. `look` finds the entry of the source at an
+/// `len` bytes from `source` on, of which the entries go to `target` and behind it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Transfer {
+    source: u64,
+    target: u64,
+    len: u64,
+}
+
+impl Transfer {
+    /// What is left behind the first `offset` bytes.
+    #[inline]
+    fn behind(self, offset: u64) -> Self {
+        Self { source: self.source + offset, target: self.target + offset, len: self.len - offset }
+    }
+}
+
+/// Calls `f` for an address of each target table that something of the source goes to. `look` finds the entry of the source at an
 /// address, of `level` or above it. Stops early where many entries were looked at, and returns the
 /// number of bytes behind which the rest begins.
 fn for_each_target<P: Platform>(
     tables: &PageTable<'_, P>,
-    (source, target, len): (u64, u64, u64),
+    Transfer { source, target, len }: Transfer,
     level: u8,
-    look: impl Fn(u64) -> (Node, Entry),
+    look: impl Fn(u64) -> (Node, u32, Entry),
     mut f: impl FnMut(u64) -> Result<(), OutOfMemory>,
 ) -> Result<u64, OutOfMemory> {
     let span = arch::table_span::<P::Arch>(level);
     let end = source + len;
     let (mut at, mut looked) = (source, 0);
     while at < end && looked < locking::HELD_ENTRIES / 2 {
-        let (node, entry) = look(at);
+        let (node, _, entry) = look(at);
         if entry.is_empty() && node.level > level {
             let last = at | (arch::span::<P::Arch>(node.level) - 1);
             at = last.saturating_add(1);

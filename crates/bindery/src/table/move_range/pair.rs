@@ -9,7 +9,7 @@ use crate::stats::Counts;
 use crate::table::cursor::table_under;
 use crate::table::leaf::replace;
 use crate::table::locking::{self, LockSet, Node};
-use crate::table::move_range::{PieceFlush, for_each_target};
+use crate::table::move_range::{PieceFlush, Transfer, for_each_target};
 use crate::table::{OutOfMemory, PageTable, ReadSection, TablePool, run};
 use crate::tlb::Gather;
 
@@ -50,40 +50,35 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         {
             return SourceLeaves::Table(table);
         }
-        let mut node = self.from;
-        while node.level > self.level {
-            let index = arch::index_of::<P::Arch>(VirtAddr(at), node.level);
-            let entry = run::load(self.tables.slots(node.table), index);
-            self.counts.entries_descended += 1;
-            let table = match arch::kind::<P::Arch>(entry, node.level) {
-                Kind::Table => P::Arch::frame(entry),
-                Kind::Empty => {
-                    let last = at | (arch::span::<P::Arch>(node.level) - 1);
-                    return SourceLeaves::EmptyTo(last.saturating_add(1));
+        let mut from = self.from;
+        let node = loop {
+            let found = self.tables.table_below(from, VirtAddr(at), self.level, Ordering::Relaxed);
+            let (node, index, entry) = match found {
+                Ok(node) => {
+                    self.counts.entries_descended += u64::from(from.level - node.level);
+                    break node;
                 }
-                Kind::Leaf
-                    if node.level == 2 && at == base && end - at >= arch::span::<P::Arch>(2) =>
-                {
-                    self.mark(node.table);
-                    return SourceLeaves::Huge(node.table, index, entry);
-                }
-                Kind::Leaf | Kind::Absent => {
-                    let start = VirtAddr(at).align_down(arch::span::<P::Arch>(node.level));
-                    match self.tables.split(node, index, start, self.counts) {
-                        Ok(table) => {
-                            self.locks.push(table);
-                            table
-                        }
-                        Err(_) => {
-                            debug_assert!(false, "a huge leaf has lost its deposit");
-                            let last = at | (arch::span::<P::Arch>(node.level) - 1);
-                            return SourceLeaves::EmptyTo(last + 1);
-                        }
-                    }
-                }
+                Err(found) => found,
             };
-            node = Node { table, level: node.level - 1 };
-        }
+            self.counts.entries_descended += u64::from(from.level - node.level) + 1;
+            let span = arch::span::<P::Arch>(node.level);
+            let behind = (at | (span - 1)).saturating_add(1);
+            if entry.is_empty() {
+                return SourceLeaves::EmptyTo(behind);
+            }
+            let leaf = entry.0 & P::Arch::PRESENT != 0;
+            if leaf && node.level == 2 && at == base && end - at >= span {
+                self.mark(node.table);
+                return SourceLeaves::Huge(node.table, index, entry);
+            }
+            let start = VirtAddr(at).align_down(span);
+            let Ok(table) = self.tables.split(node, index, start, self.counts) else {
+                debug_assert!(false, "a huge leaf has lost its deposit");
+                return SourceLeaves::EmptyTo(behind);
+            };
+            self.locks.push(table);
+            from = Node { table, level: node.level - 1 };
+        };
         self.source_table = Some((base, node.table));
         self.mark(node.table);
         SourceLeaves::Table(node.table)
@@ -98,14 +93,13 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         }
     }
 
-    /// Creates the tables that the target lacks for `len` bytes from `source` on, before anything is
-    /// taken from there. Fails where there is no table at once; what was created stays, empty.
-    pub(super) fn lay(&mut self, source: u64, target: u64, len: u64) -> Result<(), OutOfMemory> {
+    /// Creates the tables that the target lacks, before anything is taken from the source. Fails where there is no table at once; what was created stays, empty.
+    pub(super) fn lay(&mut self, what: Transfer) -> Result<(), OutOfMemory> {
         let (tables, from, level) = (self.tables, self.from, self.level);
-        let look = |at| tables.look_under(from, at, level);
+        let look = |at| tables.entry_below(from, VirtAddr(at), level, Ordering::Acquire);
         let mut laid = 0;
-        while laid < len {
-            let rest = (source + laid, target + laid, len - laid);
+        while laid < what.len {
+            let rest = what.behind(laid);
             laid += for_each_target(tables, rest, level, look, |to| self.target(to).map(|_| ()))?;
         }
         Ok(())
@@ -142,12 +136,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
 
     /// Moves the entries of a level above 1: tables, huge leaves, and absent entries. Fails as
     /// [`Pair::move_leaves`].
-    pub(super) fn move_slots(
-        &mut self,
-        source: u64,
-        target: u64,
-        len: u64,
-    ) -> Result<(), OutOfMemory> {
+    pub(super) fn move_slots(&mut self, what: Transfer) -> Result<(), OutOfMemory> {
+        let Transfer { source, target, len } = what;
         let span = arch::span::<P::Arch>(self.level);
         let mut offset = 0;
         while offset < len {
@@ -164,8 +154,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 }
             };
             let index = arch::index_of::<P::Arch>(VirtAddr(source + offset), self.level);
-            let left = (len - offset) >> arch::span_shift::<P::Arch>(self.level);
-            let moved = self.move_tables((table, index), source + offset, target + offset, left)?;
+            let moved = self.move_tables((table, index), what.behind(offset))?;
             if moved > 0 {
                 offset += moved * span;
                 continue;
@@ -189,17 +178,11 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         Ok(())
     }
 
-    /// Moves the tables that stand side by side from the given entry on, at most `left`, as far as
-    /// both tables of this level reach. Returns how many that were.
-    fn move_tables(
-        &mut self,
-        from: (Frame, u32),
-        source: u64,
-        target: u64,
-        left: u64,
-    ) -> Result<u64, OutOfMemory> {
-        let (table, index) = from;
-        let level = self.level;
+    /// Moves the tables of `rest` that are named side by side from the given entry on, as far as both tables of this level reach. Returns how many that were.
+    fn move_tables(&mut self, from: (Frame, u32), rest: Transfer) -> Result<u64, OutOfMemory> {
+        let ((table, index), level) = (from, self.level);
+        let Transfer { source, target, len } = rest;
+        let left = len >> arch::span_shift::<P::Arch>(level);
         let first = run::load(self.tables.slots(table), index);
         if arch::kind::<P::Arch>(first, level) != Kind::Table {
             return Ok(0);
@@ -255,12 +238,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
 
     /// Moves entries of level 1. Where there is no table at once, what went before has moved, and the
     /// rest is as it was.
-    pub(super) fn move_leaves(
-        &mut self,
-        source: u64,
-        target: u64,
-        len: u64,
-    ) -> Result<(), OutOfMemory> {
+    pub(super) fn move_leaves(&mut self, what: Transfer) -> Result<(), OutOfMemory> {
+        let Transfer { source, target, len } = what;
         let contig_mask = (u64::from(P::Arch::CONTIG_ENTRIES) << PAGE_SHIFT) - 1;
         let congruent = (source ^ target) & contig_mask == 0;
         let mut offset = 0;
@@ -280,7 +259,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 }
                 SourceLeaves::Huge(holder, index, leaf) => {
                     self.targets(target + offset, arch::entries::<P::Arch>())?;
-                    self.move_huge(holder, index, leaf, source + offset, target + offset);
+                    self.move_huge((holder, index), leaf, what.behind(offset));
                     offset += arch::span::<P::Arch>(2);
                     continue;
                 }
@@ -305,7 +284,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 count
             } else {
                 let count = count.min(self.tables.longest_run());
-                self.move_shifted(table, from, count, source + offset, target + offset)?
+                self.move_shifted((table, from), count, what.behind(offset))?
             };
             offset += u64::from(moved) * PAGE_SIZE;
         }
@@ -314,7 +293,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
 
     /// Moves a huge leaf to where none can stand: as single pages, written at their new place at
     /// once. Nothing is broken and made, since the old place stays empty.
-    fn move_huge(&mut self, holder: Frame, index: u32, leaf: Entry, source: u64, target: u64) {
+    fn move_huge(&mut self, (holder, index): (Frame, u32), leaf: Entry, rest: Transfer) {
+        let Transfer { source, target, .. } = rest;
         let slot = &self.tables.slots(holder)[index as usize];
         let old = replace::<P::Arch>(slot, leaf, |_| Entry::EMPTY);
         self.counts.entries_read += 1;

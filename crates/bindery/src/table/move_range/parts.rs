@@ -10,11 +10,11 @@ use crate::addr::{VirtAddr, VirtRange};
 use crate::arch;
 use crate::platform::Platform;
 use crate::stats::Counts;
-use crate::table::locking::{Depth, Node};
+use crate::table::locking::Depth;
 use crate::table::{OutOfMemory, PageTable, TablePool};
 use crate::tlb::Gather;
 
-use super::{Locked, Move, Piece, PieceFlush, for_each_target};
+use super::{Locked, Move, Piece, PieceFlush, Transfer, for_each_target};
 
 /// The source of a move of several pieces that is under way in a tree. One at a time: the mover holds
 /// the mutex of the address space.
@@ -119,10 +119,11 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let mut cursor = self.unlocked_cursor(range);
         cursor.lock(Depth::Floor(piece.level), None);
         let len = cursor.range().len();
-        let root = Node { table: self.root, level: <P::Arch as arch::Arch>::LEVELS };
-        let look = |at| self.look_under(root, at, piece.level);
+        let root = self.root_node();
+        let look = |at| self.entry_below(root, VirtAddr(at), piece.level, Ordering::Acquire);
         let mut last = None;
-        for_each_target(self, (source, target, len), piece.level, look, |to| {
+        let transfer = Transfer { source, target, len };
+        for_each_target(self, transfer, piece.level, look, |to| {
             let base = to & !(arch::table_span::<P::Arch>(piece.level) - 1);
             if last != Some(base) {
                 cursor.table_at(VirtAddr(to), piece.level, pool)?;

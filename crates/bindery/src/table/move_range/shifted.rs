@@ -8,6 +8,7 @@ use crate::arch::{self, Arch, Entry, Equal, Settled};
 use crate::platform::Platform;
 use crate::table::{OutOfMemory, run};
 
+use super::Transfer;
 use super::pair::Pair;
 
 /// The most pages that a contiguous run of any architecture has.
@@ -20,12 +21,11 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     /// 2 MiB.)
     pub(super) fn move_shifted(
         &mut self,
-        table: Frame,
-        from: u32,
+        (table, from): (Frame, u32),
         count: u32,
-        source: u64,
-        target: u64,
+        rest: Transfer,
     ) -> Result<u32, OutOfMemory> {
+        let Transfer { source, target, .. } = rest;
         let slots = self.tables.slots(table);
         let raw = run::load(slots, from);
         let size = P::Arch::CONTIG_ENTRIES;
