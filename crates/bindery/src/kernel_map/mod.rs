@@ -67,7 +67,7 @@
 //! | `area` | ranges of addresses: reserved, claimed, found |
 //! | `blocks` | the frames that an area owns |
 //! | `protocol` | the protocol of the tables; the model checker runs it too |
-//! | `walk` | the one walk: finds or makes tables, writes and clears runs of leaves |
+//! | `walk`, `leaves` | the one walk: finds or makes tables, clears leaves; writes runs of leaves |
 //! | `vmalloc`, `resize` | frames and addresses at once; larger and smaller |
 //! | `vmap` | the caller's frames; device registers |
 //! | `protect` | permissions of a part: cuts |
@@ -77,6 +77,7 @@
 mod area;
 mod blocks;
 mod error;
+mod leaves;
 mod look;
 #[cfg(all(test, loom))]
 mod loom_model;

@@ -22,9 +22,9 @@ use crate::stats::Counts;
 use crate::table::TablePool;
 
 use super::area::{Area, Claim};
+use super::leaves::{Leaves, check_executable};
 use super::protocol;
 use super::request::Pauses;
-use super::walk::{Leaves, check_executable};
 use super::{KernelMap, KernelMapError};
 
 /// What is to be changed.

@@ -67,23 +67,24 @@ pub(super) struct Found {
     pub(super) paused: bool,
 }
 
-/// The table that the entry at `index` of `table`, of `level`, names; one is made where the entry
+/// The table that the entry for `at` in `table`, of `level`, names; one is made where the entry
 /// is empty. Called by who owns an address under the entry.
 #[inline]
 pub(super) fn child<T: KernelTree>(
     tree: &T,
     table: Frame,
     level: u8,
-    index: u32,
+    at: VirtAddr,
     counts: &mut Counts,
 ) -> Result<Frame, Stop> {
     // Acquire: of the table, we see that it is empty, or what others have stored since.
+    let index = arch::index_of::<T::Arch>(at, level);
     let entry = tree.load(table, index, Ordering::Acquire);
     counts.entries_descended += 1;
     match arch::kind::<T::Arch>(entry, level) {
         Kind::Table => Ok(T::Arch::frame(entry)),
-        Kind::Empty => make_child(tree, table, level, index, counts),
-        Kind::Leaf | Kind::Absent => Err(Stop::Occupied(0)),
+        Kind::Empty => make_child(tree, table, level, at, counts),
+        Kind::Leaf | Kind::Absent => Err(Stop::Occupied(at.0)),
     }
 }
 
@@ -92,7 +93,7 @@ fn make_child<T: KernelTree>(
     tree: &T,
     table: Frame,
     level: u8,
-    index: u32,
+    at: VirtAddr,
     counts: &mut Counts,
 ) -> Result<Frame, Stop> {
     let new = tree.make_table(level - 1, counts).ok_or(Stop::OutOfMemory)?;
@@ -104,6 +105,7 @@ fn make_child<T: KernelTree>(
     }
     // Release: a reader that finds the table by this entry sees it empty. Acquire: so do we, of another's.
     let order = (Ordering::AcqRel, Ordering::Acquire);
+    let index = arch::index_of::<T::Arch>(at, level);
     match tree.offer(table, index, T::Arch::table(new), order) {
         Ok(()) => {
             counts.entries_written += 1;
@@ -113,7 +115,7 @@ fn make_child<T: KernelTree>(
             tree.drop_table(new, counts);
             match arch::kind::<T::Arch>(other, level) {
                 Kind::Table => Ok(T::Arch::frame(other)),
-                _ => Err(Stop::Occupied(0)),
+                _ => Err(Stop::Occupied(at.0)),
             }
         }
     }

@@ -13,8 +13,9 @@ use crate::platform::{Platform, Tables};
 use crate::stats::Counts;
 
 use super::area::{Area, Claim, Placement};
+use super::leaves::Leaves;
 use super::request::{AreaKind, VmallocOptions};
-use super::walk::{Holes, Leaves, Walk};
+use super::walk::{Holes, Walk};
 use super::{KernelMap, KernelMapError};
 
 impl<P: Platform> KernelMap<'_, P> {

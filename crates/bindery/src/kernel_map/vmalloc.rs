@@ -6,8 +6,9 @@ use crate::frame::MAX_ORDER;
 use crate::platform::Platform;
 
 use super::area::{Area, Claim, Placement};
+use super::leaves::Leaves;
 use super::request::{AreaKind, Content, Pieces, UnmapTime, VmallocOptions};
-use super::walk::{Holes, Leaves, Stop, Walk};
+use super::walk::{Holes, Stop, Walk};
 use super::{KernelMap, KernelMapError};
 
 /// At least so many pages are taken before the next question whether a fatal signal waits.

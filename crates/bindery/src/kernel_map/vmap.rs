@@ -6,8 +6,9 @@ use crate::frame::FrameRange;
 use crate::platform::Platform;
 
 use super::area::{Area, Placement};
+use super::leaves::Leaves;
 use super::request::{AreaKind, Pauses, Pieces, UnmapTime, VmapOptions};
-use super::walk::{Leaves, Stop, Walk};
+use super::walk::{Stop, Walk};
 use super::{KernelMap, KernelMapError};
 
 impl<P: Platform> KernelMap<'_, P> {

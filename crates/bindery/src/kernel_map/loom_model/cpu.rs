@@ -268,8 +268,7 @@ impl Cpu {
             let level = if huge { 2 } else { 1 };
             let (mut table, mut have) = (ROOT, Tiny::LEVELS);
             while have > level {
-                let index = arch::index_of::<Tiny>(at, have);
-                let child = protocol::child(self, table, have, index, &mut Counts::default());
+                let child = protocol::child(self, table, have, at, &mut Counts::default());
                 (table, have) = (child.expect("somebody else's leaf"), have - 1);
             }
             let index = arch::index_of::<Tiny>(at, level);
