@@ -266,6 +266,14 @@ fn a_walker_meets_a_chain_that_contracts<A: Walk>() {
         });
     });
     audit(&machine, &memory, &[&sister, &space]);
+    // A walker that was stopped in the middle of the family kept its groups. Without it, the next
+    // generations take them out.
+    for _ in 0..8 {
+        let child = space.fork().unwrap();
+        child.fault(page(1), Access::Write).unwrap();
+        space = child;
+    }
+    audit(&machine, &memory, &[&sister, &space]);
     assert!(anon_groups(&memory) <= 12, "{} groups", anon_groups(&memory));
 }
 
