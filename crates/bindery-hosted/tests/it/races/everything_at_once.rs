@@ -11,7 +11,7 @@ use bindery::linux::proc::{self, ClearRefs, Unnamed};
 use bindery::platform::Cpu;
 use bindery::{
     Access, AddressSpace, Advice, CollapseLimits, FileAccess, LockPages, MapFlags, MapObject,
-    MapRequest, Object, PinTime, Pinned, Protection, Remap, Sharing, SyncFlags,
+    MapRequest, Object, PinTime, Pinned, Protection, Remap, Sharing, SwapArea, SyncFlags,
 };
 use bindery_hosted::{Config, Machine, MemoryFiles, Program, Walk};
 
@@ -40,6 +40,7 @@ struct Runner<'a, 'm, A: Walk> {
     machine: &'a Machine<A>,
     space: &'a AddressSpace<'m, Machine<A>>,
     object: &'a Object<'m, Machine<A>>,
+    area: SwapArea,
     chance: Chance,
     pins: Vec<Pinned<'m, Machine<A>>>,
     children: Vec<AddressSpace<'m, Machine<A>>>,
@@ -123,6 +124,8 @@ impl<A: Walk> Runner<'_, '_, A> {
             Advice::DontNeed,
             Advice::Free,
             Advice::Cold,
+            Advice::PageOut,
+            Advice::PageOut,
             Advice::GuardInstall,
             Advice::GuardRemove,
             Advice::Collapse,
@@ -138,6 +141,22 @@ impl<A: Walk> Runner<'_, '_, A> {
         let _ = space.collapse_some(at, 1, &CollapseLimits::default());
         let _ = space.split_folio(at, 0);
         let _ = space.collapse(at);
+        self.swap();
+    }
+
+    fn swap(&mut self) {
+        let one = self.one_space();
+        let space = self.children.get(one).unwrap_or(self.space);
+        let memory = space.memory();
+        match self.chance.below(8) {
+            0 => {
+                memory.stop_swapping_to(&self.area);
+                let _ = space.swap_in_area(&self.area);
+                memory.resume_swapping_to(&self.area);
+            }
+            1 => drop(memory.reclaim(16)),
+            _ => {}
+        }
     }
 
     fn family(&mut self) {
@@ -219,6 +238,7 @@ fn scenario<A: Walk>(seed: u64, backed: Backed, order: u8, bytes: u64) {
     use_object_order(&memory, order);
     use_order(&memory, order);
     memory.set_huge_zero_page(true);
+    let area = memory.swap_on(64 * MIB / PAGE, 0).unwrap();
     {
         let object = match backed {
             Backed::ByMemory => memfd(&memory, OBJECT),
@@ -233,7 +253,8 @@ fn scenario<A: Walk>(seed: u64, backed: Backed, order: u8, bytes: u64) {
                         let chance =
                             Chance::new((seed + 1) * 7919 + u64::from(cpu) * 104_729, (AT, SPAN));
                         let (pins, children) = (Vec::new(), Vec::new());
-                        let mut runner = Runner { machine, space, object, chance, pins, children };
+                        let mut runner =
+                            Runner { machine, space, object, area, chance, pins, children };
                         for _ in 0..STEPS {
                             runner.run();
                         }
@@ -244,6 +265,7 @@ fn scenario<A: Walk>(seed: u64, backed: Backed, order: u8, bytes: u64) {
         audit(&machine, &memory, &[&space]);
     }
     audit(&machine, &memory, &[]);
+    memory.swap_off(&area).expect("slots have leaked");
     memory.trim();
     assert_eq!(memory.commitment().committed(), 0, "seed {seed}");
 }

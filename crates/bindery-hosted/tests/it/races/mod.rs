@@ -8,4 +8,5 @@ mod priorities;
 mod read_sections;
 mod references;
 mod step_in;
+mod swap_soak;
 mod threads;

@@ -8,7 +8,7 @@ use bindery::{Access, AddressSpace, Advice, LockPages, PinTime, Protection, Rema
 use bindery_hosted::Walk;
 
 use super::stepped::Stepped;
-use super::world::{ANON, ELSEWHERE, FILE, LENGTH, PRIVATE, Which, World};
+use super::world::{ANON, ELSEWHERE, FILE, LENGTH, PRIVATE, SLOTS, Which, World};
 use crate::support::{MIB, READ_WRITE, fixed};
 
 /// What nobody may do any more.
@@ -125,7 +125,7 @@ const CHANGES_PROTECTION: &[&str] = &["mprotect", "munmap", "map over", "move"];
 
 /// All operations.
 pub fn operations<A: Walk>() -> Vec<Operation<A>> {
-    [mappings(), contents(), objects(), users()].into_iter().flatten().collect()
+    [mappings(), contents(), objects(), users(), swap()].into_iter().flatten().collect()
 }
 
 fn mappings<A: Walk>() -> Vec<Operation<A>> {
@@ -293,6 +293,57 @@ fn users<A: Walk>() -> Vec<Operation<A>> {
         Operation::new("smaps", |w| {
             let mut text = String::new();
             smaps(&w.space, &Unnamed, &mut text).is_ok() && !text.is_empty()
+        }),
+    ]
+}
+
+/// Works on the children that there are, which nobody else finds meanwhile.
+fn with_children<'m, A: Walk>(
+    world: &World<'m, A>,
+    work: impl FnOnce(&[Space<'m, A>]) -> bool,
+) -> bool {
+    let mut children = mem::take(&mut *world.children.lock().unwrap());
+    let done = work(&children);
+    let mut now = world.children.lock().unwrap();
+    children.append(&mut now);
+    *now = children;
+    done
+}
+
+fn swap<A: Walk>() -> Vec<Operation<A>> {
+    vec![
+        Operation::new("page out anon", |w| advise(&w.space, ANON, LENGTH, Advice::PageOut)),
+        Operation::new("page out the child's", |w| {
+            with_children(w, |children| {
+                children.first().is_some_and(|child| advise(child, ANON, LENGTH, Advice::PageOut))
+            })
+        }),
+        Operation::new("reclaim", |w| w.space.memory().reclaim(256).scanned > 0),
+        Operation::new("swap in, read", |w| touch(&w.space, ANON, &[561, 577], Access::Read)),
+        Operation::new("swap in, write", |w| touch(&w.space, ANON, &[561, 577], Access::Write)),
+        Operation::new("swap in at the child's", |w| {
+            with_children(w, |children| {
+                children.first().is_some_and(|child| touch(child, ANON, &[561], Access::Write))
+            })
+        }),
+        Operation::new("dontneed swapped", |w| {
+            advise(&w.space, ANON + 560 * PAGE_SIZE, 32 * PAGE_SIZE, Advice::DontNeed)
+        })
+        .revokes(Which::Space, ANON + 560 * PAGE_SIZE, 32 * PAGE_SIZE, Denied::Everything)
+        .loses(ANON + 560 * PAGE_SIZE, 32 * PAGE_SIZE),
+        Operation::new("swapoff", |w| {
+            let memory = w.space.memory();
+            memory.stop_swapping_to(&w.area);
+            let done = with_children(w, |children| {
+                let mut spaces = children.iter().chain([&w.space, &w.other]);
+                spaces.all(|space| space.swap_in_area(&w.area).is_ok())
+            });
+            if memory.swap_off(&w.area).is_ok() {
+                // The next call finds it as it was.
+                return memory.swap_on(SLOTS, 0) == Ok(w.area);
+            }
+            memory.resume_swapping_to(&w.area);
+            done
         }),
     ]
 }

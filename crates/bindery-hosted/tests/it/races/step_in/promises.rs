@@ -155,6 +155,39 @@ impl<A: Walk> Audit<'_, '_, A> {
         }
     }
 
+    /// What anonymous memory holds is what it held before the two calls, in memory or in swap. `seen` is
+    /// what the watcher stored or loaded, in rising order of time.
+    pub fn swapped_contents(&mut self, seen: &[Vec<Option<u64>>]) {
+        for (number, probe) in PROBES.into_iter().enumerate() {
+            let stored = seen.iter().rev().find_map(|round| round[number]);
+            if probe.at < ANON || self.loses(probe) {
+                continue;
+            }
+            let children = self.world.children.lock().unwrap();
+            let (space, expected) = match probe.which {
+                Which::Space => (&self.world.space, stored.unwrap_or(value(probe, BEFORE))),
+                Which::Child if self.child_stays() => (&children[0], value(probe, BEFORE)),
+                _ => continue,
+            };
+            let moves = [self.held.moves, self.stepped_in.moves].into_iter().flatten();
+            let images = moves.filter(|_| probe.which == Which::Space);
+            let places = images.filter_map(|moves| moves.image(probe.at)).chain([probe.at]);
+            let mut wrong = Vec::new();
+            for at in places {
+                let mut bytes = [0; 8];
+                if space.read_user(VirtAddr(at), &mut bytes).is_ok() {
+                    let found = u64::from_ne_bytes(bytes);
+                    if found != expected {
+                        let which = probe.which;
+                        wrong.push(format!("{which:?} {at:#x}: {found:#x}, not {expected:#x}"));
+                    }
+                }
+            }
+            drop(children);
+            self.problems.append(&mut wrong);
+        }
+    }
+
     /// The child does not see what its parent has stored since.
     pub fn child_is_apart(&mut self) {
         for probe in PROBES.into_iter().filter(|probe| probe.which == Which::Child) {

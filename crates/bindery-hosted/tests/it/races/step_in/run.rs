@@ -81,7 +81,7 @@ pub fn run<A: Walk>(
     let stops = Arc::new(Stops::default());
     let mut audit = Audit { world: &world, held, stepped_in, problems: Vec::new() };
     let with_child = !audit.involves("drop child");
-    world.touch(1, with_child);
+    let mut seen = vec![world.touch(1, with_child)];
     let mut late = Vec::new();
     let (verdict, done) = thread::scope(|scope| {
         let _releases = Releases(&stops);
@@ -115,6 +115,7 @@ pub fn run<A: Walk>(
             let stored = world.touch(WHILE_HELD, with_child);
             let call = start(Role::Meanwhile, 1, HoldAt::Nowhere, stepped_in.call);
             verdict = Verdict::Blocked;
+            seen.push(stored.clone());
             if stops.wait_for(Role::Meanwhile) == Phase::Finished {
                 let done = call.join().unwrap();
                 verdict = if done == Some(true) { Verdict::Audited } else { Verdict::Refused };
@@ -145,6 +146,9 @@ pub fn run<A: Walk>(
     let (step, steps) = stops.steps(Role::Held);
     if at != At::Nowhere {
         audit.at_the_end(done, &late);
+        if verdict != Verdict::NotHeld {
+            audit.swapped_contents(&seen);
+        }
         finish(&mut audit, with_child);
     }
     let problems = audit.problems;

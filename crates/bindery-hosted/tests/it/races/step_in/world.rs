@@ -5,6 +5,7 @@
 //! space   FILE     4 MiB, shared     pages 0, 1, 513, 769 written
 //!         PRIVATE  4 MiB, private    page 3 copied, pages 0, 600, 601 the file's
 //!         ANON     4 MiB, anonymous  pages 0, 1 the space's own, pages 5, 512 shared with the child;
+//!                                    pages 560 to 567 in swap and shared, 576 to 583 in swap and own;
 //!                                    guards at 776 and 777
 //! other   FILE     4 MiB, shared
 //! child   as the space when it forked
@@ -18,7 +19,7 @@ use std::sync::Mutex;
 use bindery::addr::{Frame, PAGE_SIZE, VirtAddr};
 use bindery::{
     Access, AddressSpace, Advice, FileAccess, MapObject, MapRequest, Memory, Object, Place,
-    Sharing, SizeMode,
+    Sharing, SizeMode, SwapArea,
 };
 use bindery_hosted::{Machine, Walk};
 
@@ -32,6 +33,11 @@ pub const ANON: u64 = 2 * GIB;
 const ANCHOR: u64 = ANON + 16 * MIB;
 pub const ELSEWHERE: u64 = 3 * GIB;
 pub const LENGTH: u64 = 4 * MIB;
+/// Where in `ANON` the two stretches begin that are in swap, and how many pages each has.
+pub const SWAPPED_PAGES: [u64; 2] = [560, 576];
+pub const SWAPPED: u64 = 8;
+/// Slots of the swap area.
+pub const SLOTS: u64 = 4096;
 /// The file's number.
 pub const NUMBER: u64 = 1;
 
@@ -54,7 +60,7 @@ const fn probe(which: Which, base: u64, page: u64) -> Probe {
     Probe { which, at: base + page * PAGE_SIZE + 8 }
 }
 
-pub const PROBES: [Probe; 19] = [
+pub const PROBES: [Probe; 23] = [
     probe(Which::Space, FILE, 0),
     probe(Which::Space, FILE, 1),
     probe(Which::Space, FILE, 513),
@@ -65,6 +71,8 @@ pub const PROBES: [Probe; 19] = [
     probe(Which::Space, PRIVATE, 601),
     probe(Which::Space, ANON, 0),
     probe(Which::Space, ANON, 5),
+    probe(Which::Space, ANON, 561),
+    probe(Which::Space, ANON, 577),
     probe(Which::Space, ANON, 512),
     probe(Which::Other, FILE, 0),
     probe(Which::Other, FILE, 1),
@@ -74,6 +82,8 @@ pub const PROBES: [Probe; 19] = [
     probe(Which::Child, PRIVATE, 3),
     probe(Which::Child, ANON, 0),
     probe(Which::Child, ANON, 5),
+    probe(Which::Child, ANON, 561),
+    probe(Which::Child, ANON, 577),
 ];
 
 /// What the probe stores in a round: the same at all addresses of one page of the file.
@@ -94,6 +104,7 @@ pub struct World<'m, A: Walk> {
     pub other: AddressSpace<'m, Stepped<A>>,
     pub file: Object<'m, Stepped<A>>,
     pub children: Mutex<Vec<AddressSpace<'m, Stepped<A>>>>,
+    pub area: SwapArea,
     child_root: Frame,
 }
 
@@ -109,6 +120,7 @@ impl<'m, A: Walk> World<'m, A> {
             memory.folio_policy().set(folio_order, SizeMode::Always);
             memory.file_folio_policy().set(folio_order, SizeMode::Always);
         }
+        let area = memory.swap_on(SLOTS, 0).unwrap();
         let file = memory.file(files, NUMBER, LENGTH).unwrap();
         let space = AddressSpace::new(memory, options()).unwrap();
         let other = AddressSpace::new(memory, options()).unwrap();
@@ -124,7 +136,7 @@ impl<'m, A: Walk> World<'m, A> {
         let child_root = child.root();
         let children = Mutex::new(vec![child]);
         let machine = machine.clone();
-        Self { machine, files, space, other, file, children, child_root }
+        Self { machine, files, space, other, file, children, area, child_root }
     }
 
     fn fault_in(
@@ -141,6 +153,10 @@ impl<'m, A: Walk> World<'m, A> {
         touch(space, PRIVATE, &[3], Access::Write);
         touch(space, PRIVATE, &[0, 600, 601], Access::Read);
         touch(space, ANON, &[0, 1, 5, 512], Access::Write);
+        for first in SWAPPED_PAGES {
+            let pages: Vec<u64> = (first..first + SWAPPED).collect();
+            touch(space, ANON, &pages, Access::Write);
+        }
         touch(space, ANCHOR, &[0], Access::Write);
         let guards = VirtAddr(ANON + 776 * PAGE_SIZE);
         space.madvise(guards, 2 * PAGE_SIZE, Advice::GuardInstall).unwrap();
@@ -150,7 +166,16 @@ impl<'m, A: Walk> World<'m, A> {
                 space.write_user(VirtAddr(probe.at), &content).unwrap();
             }
         }
+        let page_out = |page: u64| {
+            let at = VirtAddr(ANON + page * PAGE_SIZE);
+            space.madvise(at, SWAPPED * PAGE_SIZE, Advice::PageOut).unwrap();
+        };
+        page_out(SWAPPED_PAGES[0]);
         let child = space.fork().unwrap();
+        // Copied before they go out: the child's are in memory.
+        let own: Vec<u64> = (SWAPPED_PAGES[1]..SWAPPED_PAGES[1] + SWAPPED).collect();
+        touch(space, ANON, &own, Access::Write);
+        page_out(SWAPPED_PAGES[1]);
         touch(space, PRIVATE, &[3], Access::Write);
         touch(space, ANON, &[0, 1], Access::Write);
         touch(&child, FILE, &[513], Access::Read);

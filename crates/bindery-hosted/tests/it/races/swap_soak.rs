@@ -1,0 +1,244 @@
+//! Several address spaces and their children use more memory than there is, on several CPUs: whatever goes
+//! out comes back as it was.
+//!
+//! Each CPU has an address space whose contents it knows, page by page, and children that it forks. All
+//! CPUs send pages of all spaces to swap, bring them back, and reclaim. `BINDERY_DEEPER` lets it take minutes.
+
+use std::thread;
+
+use bindery::addr::VirtAddr;
+use bindery::arch::{AArch64, Riscv64, X86_64};
+use bindery::platform::Cpu;
+use bindery::{Access, AddressSpace, Advice, PinTime, Remap, SwapArea};
+use bindery_hosted::{Config, Machine, Program, Walk};
+
+use crate::support::objects::Chance;
+use crate::support::{GIB, MIB, audit, fixed, memory_with, options, use_order};
+
+const CPUS: u16 = 3;
+const PAGE: u64 = 4096;
+/// Pages of each address space: together with the children, more than the machine has.
+const PAGES: u64 = 1024;
+const MEMORY: u64 = 16 * MIB;
+const SLOTS: u64 = 64 * MIB / PAGE;
+/// Where the mapping is first; it moves to the other place and back.
+const PLACES: [u64; 2] = [GIB, 2 * GIB + 5 * PAGE];
+const STEPS: u64 = 3_000;
+
+type Space<'m, A> = AddressSpace<'m, Machine<A>>;
+
+/// An address space, and what its pages hold.
+struct Known<'s, 'm, A: Walk> {
+    space: &'s Space<'m, A>,
+    contents: Vec<u64>,
+    at: u64,
+}
+
+impl<A: Walk> Known<'_, '_, A> {
+    fn page(&self, page: u64) -> VirtAddr {
+        VirtAddr(self.at + page * PAGE)
+    }
+
+    /// Loads a page. Without memory it is not known what it holds.
+    #[track_caller]
+    fn verify(&self, machine: &Machine<A>, page: u64) {
+        let at = self.page(page);
+        match Program::new(machine, self.space).load(at) {
+            Ok(found) => assert_eq!(found, self.contents[page as usize], "page {page} at {at:?}"),
+            Err(error) => assert_eq!(error, bindery::FaultError::OutOfMemory),
+        }
+    }
+
+    fn store(&mut self, machine: &Machine<A>, page: u64, value: u64) {
+        let program = Program::new(machine, self.space);
+        if program.store(self.page(page), value).is_ok() {
+            self.contents[page as usize] = value;
+        }
+    }
+
+    /// Fills a page with what cannot be compressed.
+    fn scramble(&mut self, chance: &mut Chance, page: u64) {
+        let bytes: Vec<u8> = (0..PAGE).map(|_| chance.below(256) as u8).collect();
+        let first = u64::from_ne_bytes(bytes[..8].try_into().unwrap());
+        if self.space.write_user(self.page(page), &bytes).is_ok() {
+            self.contents[page as usize] = first;
+        }
+    }
+}
+
+struct Runner<'a, 'm, A: Walk> {
+    machine: &'a Machine<A>,
+    all: &'a [Space<'m, A>],
+    own: Known<'a, 'm, A>,
+    area: SwapArea,
+    chance: Chance,
+}
+
+impl<A: Walk> Runner<'_, '_, A> {
+    fn range(&mut self) -> (u64, u64) {
+        let first = self.chance.below(PAGES);
+        let longest = self.chance.one_of(&[4, 64, PAGES]);
+        (first, self.chance.below(longest.min(PAGES - first)) + 1)
+    }
+
+    fn run(&mut self, step: u64) {
+        match self.chance.below(16) {
+            0..=4 => self.touch(step),
+            5 | 6 => self.page_out(),
+            7 => self.forget(),
+            8 => self.fork(step),
+            9 => self.move_away(),
+            10 => self.bring_back(),
+            11 => self.own.scramble(&mut self.chance, step % PAGES),
+            12 => drop(self.own.space.memory().reclaim(64)),
+            13 => self.pin(),
+            _ => self.look(),
+        }
+    }
+
+    fn touch(&mut self, step: u64) {
+        let (first, count) = self.range();
+        for page in first..first + count.min(128) {
+            self.own.store(self.machine, page, step << 16 | page);
+        }
+    }
+
+    fn look(&mut self) {
+        let (first, count) = self.range();
+        for page in first..first + count.min(128) {
+            self.own.verify(self.machine, page);
+        }
+    }
+
+    /// Somebody else's pages go out: of a mapping that may be anywhere.
+    fn page_out(&mut self) {
+        let (first, count) = self.range();
+        let space = &self.all[self.chance.below(self.all.len() as u64) as usize];
+        let advice = self.chance.one_of(&[Advice::PageOut, Advice::PageOut, Advice::Cold]);
+        for place in PLACES {
+            let _ = space.madvise(VirtAddr(place + first * PAGE), count * PAGE, advice);
+        }
+    }
+
+    fn forget(&mut self) {
+        let (first, count) = self.range();
+        if self.own.space.discard(self.own.page(first), count * PAGE).is_ok() {
+            self.own.contents[first as usize..(first + count) as usize].fill(0);
+        }
+    }
+
+    fn move_away(&mut self) {
+        let to = if self.own.at == PLACES[0] { PLACES[1] } else { PLACES[0] };
+        let (at, size) = (VirtAddr(self.own.at), PAGES * PAGE);
+        if self.own.space.mremap(at, size, size, Remap::To(VirtAddr(to))).is_ok() {
+            self.own.at = to;
+        }
+    }
+
+    /// A part of `swapoff`, of any space.
+    fn bring_back(&mut self) {
+        if self.chance.below(8) == 0 {
+            let memory = self.own.space.memory();
+            memory.stop_swapping_to(&self.area);
+            let space = &self.all[self.chance.below(self.all.len() as u64) as usize];
+            let _ = space.swap_in_area(&self.area);
+            memory.resume_swapping_to(&self.area);
+        }
+    }
+
+    fn pin(&mut self) {
+        let page = self.chance.below(PAGES);
+        let access = self.chance.one_of(&[Access::Read, Access::Write]);
+        let pinned = self.own.space.pin(self.own.page(page), 1, access, PinTime::Short);
+        self.page_out();
+        drop(pinned);
+        self.own.verify(self.machine, page);
+    }
+
+    /// A child writes to its pages, and pages go out on both sides: neither sees the other.
+    fn fork(&mut self, step: u64) {
+        let Ok(space) = self.own.space.fork() else { return };
+        let mut child =
+            Known { space: &space, contents: self.own.contents.clone(), at: self.own.at };
+        for round in 0..4 {
+            let (first, count) = self.range();
+            for page in (first..first + count).step_by(3) {
+                child.store(self.machine, page, step << 16 | page | 1 << 60);
+            }
+            let _ = space.madvise(child.page(first), count * PAGE, Advice::PageOut);
+            if round == 1 {
+                self.touch(step);
+            }
+            self.page_out();
+            let (first, count) = self.range();
+            for page in first..first + count.min(128) {
+                child.verify(self.machine, page);
+                self.own.verify(self.machine, page);
+            }
+            if self.chance.below(4) == 0 && space.discard(child.page(first), count * PAGE).is_ok() {
+                child.contents[first as usize..(first + count) as usize].fill(0);
+            }
+        }
+        if self.chance.below(4) == 0 {
+            let grandchild = space.fork();
+            for page in 0..PAGES {
+                child.verify(self.machine, page);
+            }
+            drop(grandchild);
+        }
+    }
+}
+
+fn soak<A: Walk>(seed: u64, order: u8) {
+    let config = Config { memory: MEMORY, cpus: CPUS, ..Config::default() };
+    let (machine, memory) = memory_with::<A>(config);
+    use_order(&memory, order);
+    let free = memory.free_frame_count();
+    let area = memory.swap_on(SLOTS, 0).unwrap();
+    {
+        let spaces: Vec<_> =
+            (0..CPUS).map(|_| AddressSpace::new(&memory, options()).unwrap()).collect();
+        for space in &spaces {
+            space.mmap(&fixed(PLACES[0], PAGES * PAGE)).unwrap();
+        }
+        thread::scope(|scope| {
+            for cpu in 0..CPUS {
+                let (machine, all) = (&machine, &spaces[..]);
+                scope.spawn(move || {
+                    machine.on_cpu(Cpu(cpu), || {
+                        let (space, contents) = (&all[usize::from(cpu)], vec![0; PAGES as usize]);
+                        let own = Known { space, contents, at: PLACES[0] };
+                        let chance = Chance::new(seed * 7919 + u64::from(cpu) * 104_729, (0, 1));
+                        let mut runner = Runner { machine, all, own, area, chance };
+                        for step in 1..STEPS {
+                            runner.run(step);
+                        }
+                        for page in 0..PAGES {
+                            runner.own.verify(machine, page);
+                        }
+                    });
+                });
+            }
+        });
+        let spaces: Vec<_> = spaces.iter().collect();
+        audit(&machine, &memory, &spaces);
+    }
+    audit(&machine, &memory, &[]);
+    assert_eq!(memory.swap_areas().next().map(|area| area.taken), Some(0), "slots have leaked");
+    memory.swap_off(&area).unwrap();
+    memory.trim();
+    assert_eq!(memory.free_frame_count(), free, "frames have leaked");
+}
+
+#[test]
+fn contents_survive_swap_whatever_all_cpus_do() {
+    let deeper = std::env::var_os("BINDERY_DEEPER").is_some();
+    for seed in 1..if deeper { 100 } else { 7 } {
+        let order = [0, 4, 9][seed as usize % 3];
+        match seed % 5 {
+            0 | 1 => soak::<AArch64>(seed, order),
+            2 => soak::<Riscv64<3>>(seed, order),
+            _ => soak::<X86_64<4>>(seed, order),
+        }
+    }
+}
