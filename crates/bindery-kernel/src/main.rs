@@ -28,6 +28,7 @@ mod memory;
 mod options;
 mod platform;
 mod process;
+mod self_test;
 mod sync;
 mod time;
 mod trap;
@@ -44,6 +45,7 @@ fn start(information: &Information) -> ! {
     memory::begin(information, taken);
     arch::begin_devices();
     process::prepare_audits();
+    self_test::run();
     memory::boot_is_over();
     time::begin();
     files::begin(information.initramfs);

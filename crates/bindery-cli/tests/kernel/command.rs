@@ -60,6 +60,16 @@ pub fn trials(architecture: Architecture) -> Vec<Trial> {
         let message = ", which was given back";
         run(architecture, &arguments, &Expected { status: 101, output: None, message })
     };
+    let wrong_control_bit = move || {
+        let arguments = ["--option", "provoke=control-bit", "busybox", "true"];
+        let message = match architecture {
+            Architecture::X86_64 => "the self-test of the machine failed: CR0.WP must be set",
+            Architecture::AArch64 => {
+                "the self-test of the machine failed: SCTLR_EL1.WXN must be clear"
+            }
+        };
+        run(architecture, &arguments, &Expected { status: 101, output: None, message })
+    };
     let kernel_mappings = move || {
         let option = "workload=kernel-map";
         let arguments = ["--check", "--cpus", "2", "--option", option, "busybox", "true"];
@@ -105,6 +115,7 @@ pub fn trials(architecture: Architecture) -> Vec<Trial> {
         Trial::ignorable_test(name("tells_that_the_kernel_died"), kernel_dies),
         Trial::ignorable_test(name("tells_that_a_kernel_stack_has_run_over"), stack_runs_over),
         Trial::ignorable_test(name("tells_whose_address_the_kernel_used"), use_after_free),
+        Trial::ignorable_test(name("tells_which_control_bit_is_wrong"), wrong_control_bit),
         Trial::ignorable_test(name("maps_for_the_kernel_itself"), kernel_mappings),
     ]
 }

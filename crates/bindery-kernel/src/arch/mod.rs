@@ -14,6 +14,7 @@
 //! | `entry` | entry from a program and return to it; [`Registers`] |
 //! | `exceptions` | what an exception means |
 //! | `user_copy` | copies from and to programs |
+//! | `probe` | single accesses that may fault, and control registers, for the self-test |
 //! | `signal` | signal frames |
 //! | `context` | threads: [`Context`], [`switch`] |
 //! | `floating_point` | a thread's floating-point state |
@@ -36,6 +37,11 @@
 //! | `direct_map(physical) -> NonNull<u8>` | where the kernel reads and writes physical memory |
 //! | `zero`, `copy` | whole frames, by the fastest plain instructions |
 //! | `copy_to_user`, `copy_from_user` | by addresses of the running program, until the first fault |
+//! | `probe::load`, `store`, `call` | one access that may fault, of the self-test at boot |
+//! | `RETURN` | instructions that return to their caller at once |
+//! | `told(u64) -> AccessFault` | what the processor says of a fault |
+//! | `control_register(Register) -> Option<u64>` | a control register of the calling CPU |
+//! | `break_control_bit()` | breaks the machine, to show that the self-test finds it |
 //! | `copy_bytes` | any bytes of the kernel, also bytes that a program may change meanwhile |
 //! | `kernel_root() -> Option<Frame>` | the table whose upper half new roots copy; `None` with separate roots |
 //! | `own_root() -> Frame` | the root table of the kernel's own addresses |
@@ -74,6 +80,7 @@
 //! | `return_addresses(FnMut(u64))` | the return addresses above the caller, for a panic |
 
 mod boot_tables;
+pub mod probe;
 mod user_copy;
 
 pub use user_copy::{copy_bytes, copy_from_user, copy_to_user};

@@ -11,7 +11,7 @@ use linux_raw_sys::general::{
 use crate::process::scheduler;
 use crate::{log, memory, trap};
 
-use super::{Registers, control, interrupts, user_copy};
+use super::{Registers, control, interrupts, probe, user_copy};
 
 /// Where an exception in the kernel ends that has no place on the stack.
 pub(super) extern "C" fn has_run_over(stack_pointer: u64) -> ! {
@@ -132,8 +132,8 @@ fn goes_on_elsewhere(registers: &mut Registers, address: u64) -> bool {
 }
 
 /// Any other exception is a defect of the kernel, or of the machine; but for the semihosting call
-/// where nobody listens, and faults where a program's memory was copied, or the kernel map was just
-/// changing what is there.
+/// where nobody listens, and faults where a program's memory was copied, the self-test expects them,
+/// or the kernel map was just changing what is there.
 pub(super) extern "C" fn kernel(registers: &mut Registers, number: u64) {
     const KINDS: [&str; 4] = ["exception", "interrupt", "fast interrupt", "system error"];
     const SYNCHRONOUS: u64 = 4;
@@ -143,11 +143,15 @@ pub(super) extern "C" fn kernel(registers: &mut Registers, number: u64) {
     let is_served = number == SYNCHRONOUS
         && match syndrome >> 26 {
             class::UNKNOWN => control::is_absent_semihosting(registers),
-            class::INSTRUCTION_ABORT_OF_KERNEL => is_resolved(Permissions::EXECUTE),
+            class::INSTRUCTION_ABORT_OF_KERNEL => {
+                probe::ends(registers, address) || is_resolved(Permissions::EXECUTE)
+            }
             class::DATA_ABORT_OF_KERNEL => {
                 let writes = syndrome & 1 << 6 != 0;
                 let needed = if writes { Permissions::WRITE } else { Permissions::READ };
-                goes_on_elsewhere(registers, address) || is_resolved(needed)
+                goes_on_elsewhere(registers, address)
+                    || probe::ends(registers, address)
+                    || is_resolved(needed)
             }
             _ => false,
         };

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use aarch64_cpu::registers::{MPIDR_EL1, Readable};
 
-use crate::log;
+use crate::{log, self_test};
 
 use super::{boot, control, interrupts, machine, page_tables, per_cpu};
 
@@ -47,6 +47,7 @@ pub fn start_other_cpus(_count: usize) {
 pub extern "C" fn secondary(number: usize) -> ! {
     per_cpu::begin(number as u64);
     interrupts::begin_cpu();
+    self_test::registers();
     log!("CPU {number} is up");
     RUNNING.store(number + 1, Ordering::Release);
     loop {

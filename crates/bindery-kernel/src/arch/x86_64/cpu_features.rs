@@ -10,7 +10,7 @@ use x86_64::registers::model_specific::{Efer, EferFlags, Msr};
 use super::{floating_point, protection_keys};
 
 /// The number of `IA32_PAT`.
-const PAGE_ATTRIBUTES: u32 = 0x277;
+pub(super) const PAGE_ATTRIBUTES: u32 = 0x277;
 
 /// The types of memory that entries of tables choose from, as the core's have them: write-back (6),
 /// write-combining (1), write-through (4), uncacheable (0), and the same again.

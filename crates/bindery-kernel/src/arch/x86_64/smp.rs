@@ -10,7 +10,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::boot::Stretch;
-use crate::log;
+use crate::{log, self_test};
 
 use bindery::platform::MAX_CPUS;
 
@@ -168,6 +168,7 @@ extern "C" fn arrived(local: *mut Local) -> ! {
     unsafe { Local::load(local) };
     cpu_features::enable();
     interrupts::begin_here();
+    self_test::registers();
     UP.fetch_add(1, Ordering::AcqRel);
     // What it has looked up before it was counted.
     tlb::forget_everything();

@@ -1,0 +1,75 @@
+//! Single accesses of the kernel that may fault: the self-test at boot makes them
+//! ([`crate::self_test`]).
+//!
+//! Each architecture has a routine for each kind of access. The routines keep nothing on the stack
+//! but what their caller put there. So a fault at the address that is expected, in the routine or
+//! in the fetch that it leads to, ends the routine: the handler of the fault returns to its caller.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use bindery::check::AccessFault;
+
+use super::told;
+
+/// Set in what a routine returns, beside what the processor says of the fault.
+pub(super) const FAULTED: u64 = 1 << 63;
+
+/// What a routine returns, in two registers.
+#[repr(C)]
+struct Probed {
+    /// What was loaded.
+    value: u64,
+    /// 0, or [`FAULTED`] and the fault as the architecture tells it.
+    fault: u64,
+}
+
+unsafe extern "C" {
+    fn probe_load(at: u64) -> Probed;
+    fn probe_store(at: u64, value: u64) -> Probed;
+    fn probe_call(at: u64) -> Probed;
+}
+
+/// The address of the access that is being made; 0 at all other times. The first CPU alone makes
+/// any.
+static EXPECTED: AtomicU64 = AtomicU64::new(0);
+
+/// Whether a fault at `address` is the self-test's.
+pub(super) fn is_expected(address: u64) -> bool {
+    address != 0 && EXPECTED.load(Ordering::Relaxed) == address
+}
+
+fn probe(at: u64, access: impl FnOnce() -> Probed) -> Result<u64, AccessFault> {
+    EXPECTED.store(at, Ordering::Relaxed);
+    let Probed { value, fault } = access();
+    EXPECTED.store(0, Ordering::Relaxed);
+    if fault & FAULTED == 0 { Ok(value) } else { Err(told(fault & !FAULTED)) }
+}
+
+/// Loads eight bytes.
+///
+/// # Safety
+/// 1. `at` is aligned, and a fault there is the self-test's alone.
+pub unsafe fn load(at: u64) -> Result<u64, AccessFault> {
+    // SAFETY: the caller's promise: it loads, or nothing.
+    probe(at, || unsafe { probe_load(at) })
+}
+
+/// Stores eight bytes.
+///
+/// # Safety
+/// 1. As for [`load`].
+/// 2. Nothing else uses the memory at `at`.
+pub unsafe fn store(at: u64, value: u64) -> Result<(), AccessFault> {
+    // SAFETY: the caller's promise: it stores, or nothing.
+    probe(at, || unsafe { probe_store(at, value) }).map(drop)
+}
+
+/// Calls the instructions at `at`.
+///
+/// # Safety
+/// 1. As for [`load`].
+/// 2. The instructions do nothing but return.
+pub unsafe fn call(at: u64) -> Result<(), AccessFault> {
+    // SAFETY: the caller's promise: whether it faults or not, nothing happens.
+    probe(at, || unsafe { probe_call(at) }).map(drop)
+}

@@ -1,0 +1,75 @@
+//! The routines behind [`super::super::probe`], their faults, and the control registers.
+
+use core::arch::global_asm;
+
+use bindery::arch::Register;
+use bindery::check::AccessFault;
+use x86_64::registers::control::{Cr0, Cr0Flags, Cr4};
+use x86_64::registers::model_specific::{Efer, Msr};
+
+use super::super::probe::{FAULTED, is_expected};
+use super::cpu_features::PAGE_ATTRIBUTES;
+use super::entry::Registers;
+use super::exceptions::{PRESENT, RESERVED, fault_address};
+
+global_asm!(
+    r#"
+.global probe_load                  // rdi: where; rax: the value, rdx: the fault
+probe_load:
+    xor edx, edx
+    mov rax, [rdi]
+    ret
+.global probe_store                 // rdi: where, rsi: the value; rdx: the fault
+probe_store:
+    xor edx, edx
+    mov [rdi], rsi
+    ret
+.global probe_call                  // rdi: where; rdx: the fault
+probe_call:
+    xor edx, edx
+    jmp rdi
+"#
+);
+
+/// Instructions that only return: `ret`.
+pub const RETURN: [u8; 1] = [0xc3];
+
+/// Ends a routine whose fault this is; `false` where it is none's.
+pub(super) fn ends(registers: &mut Registers) -> bool {
+    if !is_expected(fault_address()) {
+        return false;
+    }
+    // SAFETY: nothing lies on the stack of a routine but where it returns to.
+    registers.rip =
+        unsafe { core::ptr::with_exposed_provenance::<u64>(registers.rsp as usize).read() };
+    registers.rsp += size_of::<u64>() as u64;
+    registers.rdx = FAULTED | registers.error;
+    true
+}
+
+/// What an error code says.
+pub fn told(error: u64) -> AccessFault {
+    match error & (PRESENT | RESERVED) {
+        PRESENT => AccessFault::Denied,
+        bits if bits & RESERVED != 0 => AccessFault::ReservedBit,
+        _ => AccessFault::NotMapped,
+    }
+}
+
+/// A control register of this CPU; `None` for those of others.
+pub fn control_register(register: Register) -> Option<u64> {
+    Some(match register {
+        Register::Cr0 => Cr0::read_raw(),
+        Register::Cr4 => Cr4::read_raw(),
+        Register::Efer => Efer::read_raw(),
+        // SAFETY: the register exists (`cpu_check`).
+        Register::Pat => unsafe { Msr::new(PAGE_ATTRIBUTES).read() },
+        _ => return None,
+    })
+}
+
+/// Breaks the machine on purpose: with `CR0.WP` clear, the kernel writes to what is read-only.
+pub fn break_control_bit() {
+    // SAFETY: none. The self-test finds it.
+    unsafe { Cr0::update(|flags| flags.remove(Cr0Flags::WRITE_PROTECT)) };
+}

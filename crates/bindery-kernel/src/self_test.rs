@@ -1,0 +1,108 @@
+//! The self-test at boot ([`check::machine`]): whether the MMU is set up as the core's tables need
+//! it. A control bit that is wrong stops the machine, with its name.
+
+use bindery::addr::{PAGE_SIZE, VirtAddr};
+use bindery::arch::Register;
+use bindery::check::{self, AccessBy, AccessFault, Accesses, MachineError, MachineReport};
+use bindery::{AddressSpace, SpaceOptions, TlbOnLeave};
+
+use crate::arch::{self, probe};
+use crate::memory::{Space, kernel_map, memory};
+use crate::platform::Machine;
+use crate::{log, options};
+
+/// Bytes of an access.
+const WORD: usize = size_of::<u64>();
+
+/// The accesses of the self-test. Those to memory of programs are the kernel's user copies.
+struct Probes;
+
+impl Accesses for Probes {
+    fn read(&mut self, at: VirtAddr, by: AccessBy) -> Result<u64, AccessFault> {
+        match by {
+            // SAFETY: pages of the self-test alone, at aligned addresses.
+            AccessBy::Kernel => unsafe { probe::load(at.0) },
+            AccessBy::UserCopy => {
+                let mut bytes = [0; WORD];
+                // SAFETY: 1. the array. 2. a page of the self-test's address space.
+                let copied = unsafe { arch::copy_from_user(bytes.as_mut_ptr(), at.0, WORD) };
+                whole(copied).map(|()| u64::from_ne_bytes(bytes))
+            }
+        }
+    }
+
+    fn write(&mut self, at: VirtAddr, value: u64, by: AccessBy) -> Result<(), AccessFault> {
+        match by {
+            // SAFETY: as above.
+            AccessBy::Kernel => unsafe { probe::store(at.0, value) },
+            AccessBy::UserCopy => {
+                let bytes = value.to_ne_bytes();
+                // SAFETY: as above.
+                whole(unsafe { arch::copy_to_user(at.0, bytes.as_ptr(), WORD) })
+            }
+        }
+    }
+
+    fn execute(&mut self, at: VirtAddr) -> Result<(), AccessFault> {
+        // The core has done so for pages of programs.
+        if let Some(code) = kernel_map().physical(at) {
+            arch::synchronize_instructions(code.0, PAGE_SIZE);
+        }
+        // SAFETY: a page of the self-test alone, which begins with `code`.
+        unsafe { probe::call(at.0) }
+    }
+
+    fn code(&self) -> &[u8] {
+        &arch::RETURN
+    }
+
+    fn register(&mut self, register: Register) -> Option<u64> {
+        arch::control_register(register)
+    }
+}
+
+/// Whether a user copy went to its end. It does not know why it did not.
+fn whole(copied: usize) -> Result<(), AccessFault> {
+    if copied == WORD { Ok(()) } else { Err(AccessFault::Unknown) }
+}
+
+/// Tests the first CPU, before any program has an address space.
+///
+/// # Panics
+/// Where a control bit is wrong, or there is no memory for the test.
+pub fn run() {
+    if options::value("provoke") == Some("control-bit") {
+        arch::break_control_bit();
+    }
+    let space: Space = match AddressSpace::new(memory(), SpaceOptions::default()) {
+        Ok(space) => space,
+        Err(problem) => panic!("no address space for the self-test: {problem}"),
+    };
+    space.enter();
+    arch::load_root(space.root());
+    let found = check::machine(Some(kernel_map()), Some(&space), &mut Probes);
+    arch::unload_root();
+    space.leave(TlbOnLeave::Flushed);
+    let report = good(found);
+    if options::value("log") == Some("machine") {
+        log!("the self-test has found no control bit that is wrong");
+        for (bit, severity) in report.findings() {
+            log!("{bit}: {severity:?}");
+        }
+    }
+}
+
+/// Tests another CPU by its registers: the tables are those that the first one has tested.
+///
+/// # Panics
+/// Where a control bit is wrong.
+pub fn registers() {
+    good(check::machine::<Machine>(None, None, &mut Probes));
+}
+
+fn good(found: Result<MachineReport, MachineError>) -> MachineReport {
+    match found {
+        Ok(report) => report,
+        Err(wrong) => panic!("the self-test of the machine failed: {wrong}"),
+    }
+}
