@@ -179,6 +179,8 @@ impl Bench {
                 let mut line = CommandLine::new();
                 // Or chance would decide how high the towers of a dozen mappings are.
                 line.option("seed", "1");
+                // What it maps would draw the first of them.
+                line.option("self-test", "off");
                 if workload.runner() == Runner::Kernel {
                     line.option("workload", workload.name());
                 }
