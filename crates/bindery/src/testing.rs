@@ -13,6 +13,7 @@
 //! | [`damage_mapping`] | a VMA without its tables |
 //! | [`damage_folio`], [`damage_memory`], [`leak_frame`] | counts, free lists, lost frames |
 //! | [`walk_anonymous`], [`UnmapWalk`], [`anon_groups`] | the reverse map, as walkers will use it |
+//! | [`reclaim_page`], [`reclaim_frame`] | what a reclaimer does with a folio of an object that it has found |
 //! | [`fail_one_allocation`], [`failed_allocations`] | the one allocation that fails, and whether any did |
 //!
 //! No other call may run on the address space meanwhile. All of it exists only with the feature
@@ -25,6 +26,7 @@ use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Attributes, Entry, Kind, absent};
 use crate::frame::meta;
 pub use crate::object::damage::{ObjectDamage, damage_object};
+pub use crate::object::reclaim::{ObjectFolio, Spare, frame_of_page, reclaim_frame, reclaim_page};
 use crate::platform::Platform;
 use crate::rmap::{self, AnonGroup, HOLD, Locking, Rekeyed, Seen, Walked};
 use crate::stats::Counts;

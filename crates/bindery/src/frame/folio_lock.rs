@@ -175,10 +175,6 @@ impl<P: Platform> Frames<P> {
 
 impl<'a, P: Platform> Reference<'a, P> {
     /// Takes the folio's lock, unless somebody has it.
-    #[cfg_attr(
-        not(any(test, feature = "testing")),
-        expect(dead_code, reason = "reclaim will need it")
-    )]
     pub(crate) fn try_lock(&self) -> Option<FolioLock<'_, P>> {
         let (frames, platform) = self.frames();
         frames.try_lock_folio(platform, **self)

@@ -87,7 +87,7 @@ impl<P: Platform> Object<'_, P> {
     ) -> Result<usize, Error> {
         self.state().refuse_secret(Error::Invalid)?;
         check_position(offset, length)?;
-        self.memory.retry(|| self.read_pieces(offset, length, &mut copy))
+        self.read_pieces(offset, length, &mut copy)
     }
 
     fn read_pieces(
@@ -98,7 +98,8 @@ impl<P: Platform> Object<'_, P> {
     ) -> Result<usize, Error> {
         let mut done = 0;
         while done < length {
-            match self.read_piece(offset, done..length, copy) {
+            // Piece by piece: what was read is not read once more.
+            match self.memory.retry(|| self.read_piece(offset, done..length, copy)) {
                 Ok(Moved { count, stopped }) => {
                     done += count;
                     if stopped || count == 0 {

@@ -197,6 +197,11 @@ impl InFlight {
         self.overlapping(first, end, kinds).next().is_some()
     }
 
+    /// Whether any record overlaps the pages.
+    pub(super) fn overlaps_any(&self, first: u64, end: u64) -> bool {
+        self.iter().any(|record| record.overlaps(first, end))
+    }
+
     /// Where the first change begins that overlaps the pages and is older than the number says.
     pub(super) fn first_change(&self, first: u64, end: u64, number: u64) -> Option<u64> {
         let changes = self.overlapping(first, end, &[TransferKind::Change]);

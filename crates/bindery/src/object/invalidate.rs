@@ -6,7 +6,7 @@
 //! only a holder has.
 
 use crate::platform::Platform;
-use crate::sync::rw_lock::RwLock;
+use crate::sync::rw_lock::{RwLock, WriteGuard};
 
 /// The lock; see the module.
 #[derive(Debug)]
@@ -15,8 +15,15 @@ pub(crate) struct InvalidateLock(RwLock);
 /// The lock is held for reading.
 pub(crate) struct PagesStay(());
 
-/// The lock is held for writing, or the object has no holder any more.
+/// The lock is held for writing.
 pub(crate) struct PagesMayGo(());
+
+/// The lock is held for writing until the guard is dropped.
+#[must_use = "dropping the guard unlocks"]
+pub(super) struct InvalidateGuard<'a, P: Platform> {
+    pub(super) proof: PagesMayGo,
+    _guard: WriteGuard<'a, P>,
+}
 
 impl InvalidateLock {
     pub(super) const fn new() -> Self {
@@ -43,8 +50,12 @@ impl InvalidateLock {
         self.0.with_write(platform, || work(&PagesMayGo(())))
     }
 
-    /// For the caller that has taken the last holder of the object away: nobody else can lock it.
-    pub(super) fn without_holders(&self) -> PagesMayGo {
-        PagesMayGo(())
+    /// Locks for writing, unless somebody has the lock or waits for it. Never waits.
+    pub(super) fn try_write<'a, P: Platform>(
+        &'a self,
+        platform: &'a P,
+    ) -> Option<InvalidateGuard<'a, P>> {
+        let guard = self.0.try_write(platform)?;
+        Some(InvalidateGuard { proof: PagesMayGo(()), _guard: guard })
     }
 }

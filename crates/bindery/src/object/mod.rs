@@ -14,6 +14,7 @@
 //! | `content` | reads and writes from outside mappings |
 //! | `collapse` | one large folio for small ones |
 //! | `holes` | where it has pages |
+//! | `reclaim` | clean pages that go when memory is short |
 //! | `resize` | its size, holes, pages in advance |
 //! | `quota` | [`Quota`]: how many pages a file system in memory may have |
 //! | `save` | dirty pages go to the pager |
@@ -68,6 +69,7 @@ mod mappings;
 mod pager;
 pub(crate) mod pages;
 mod quota;
+pub(crate) mod reclaim;
 mod registry;
 mod resize;
 mod save;

@@ -130,15 +130,43 @@ impl Pages {
         memory: &Memory<P>,
         work: impl FnOnce(&mut PageIndex, &Nodes<'_, P>) -> (R, i64),
     ) -> R {
-        // SAFETY: 1. the index belongs to one object, which belongs to one memory, whose slab,
-        // frames and platform these are.
-        let nodes = unsafe { Nodes::new(memory.slab::<Node>(), &memory.frames, &memory.platform) };
+        let nodes = Self::nodes(memory);
         self.lock.with_write_spinning(&memory.platform, || {
             // SAFETY: all other users of the index hold its lock, which we hold for writing.
             let (result, by) = work(unsafe { &mut *self.index.get() }, &nodes);
-            let resident = self.resident.load(Ordering::Relaxed);
-            self.resident.store(resident.wrapping_add_signed(by), Ordering::Relaxed);
+            self.count_resident(by);
             result
+        })
+    }
+
+    fn nodes<P: Platform>(memory: &Memory<P>) -> Nodes<'_, P> {
+        // SAFETY: 1. the index belongs to one object, which belongs to one memory, whose slab,
+        // frames and platform these are.
+        unsafe { Nodes::new(memory.slab::<Node>(), &memory.frames, &memory.platform) }
+    }
+
+    /// There are so many pages more or fewer. The index lock is held for writing.
+    #[inline]
+    fn count_resident(&self, by: i64) {
+        let resident = self.resident.load(Ordering::Relaxed);
+        self.resident.store(resident.wrapping_add_signed(by), Ordering::Relaxed);
+    }
+
+    /// As [`Pages::change`], where nothing of the pages from `first` to `end` is in flight.
+    pub(super) fn change_at_rest<P: Platform, R>(
+        &self,
+        memory: &Memory<P>,
+        (first, end): (u64, u64),
+        work: impl FnOnce(&mut PageIndex, &Nodes<'_, P>) -> (R, i64),
+    ) -> Option<R> {
+        let nodes = Self::nodes(memory);
+        self.alone(&memory.platform, |index, in_flight, _| {
+            if in_flight.overlaps_any(first, end) {
+                return None;
+            }
+            let (result, by) = work(index, &nodes);
+            self.count_resident(by);
+            Some(result)
         })
     }
 
@@ -410,7 +438,10 @@ pub(super) fn release<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectState
     }
     let _ = save::save(memory, object, 0, PAGE_LIMIT, save::Until::End);
     Registry::of(memory).take(node);
-    pages::drop_pages(memory, object, 0, PAGE_LIMIT, &object.invalidate_lock.without_holders());
+    // A reclaimer has no holder, only this lock.
+    object.invalidate_lock.with_write(&memory.platform, |proof| {
+        pages::drop_pages(memory, object, 0, PAGE_LIMIT, proof);
+    });
     object.uncommit(memory, object.committed());
     if let Some((pager, file)) = object.file() {
         pager.removed(file);

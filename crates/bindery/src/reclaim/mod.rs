@@ -24,9 +24,11 @@
 //! |---|---|
 //! | `direct` | a call that would fail for lack of memory |
 //! | `anonymous` | folios of anonymous memory |
+//! | `files` | folios of files: what is clean needs no swap |
 
 mod anonymous;
 mod direct;
+mod files;
 
 use crate::Memory;
 use crate::addr::Frame;
@@ -48,7 +50,7 @@ const TURNS: u64 = 4;
 
 impl<P: Platform> Memory<P> {
     /// Frees at least `target` pages if it can: cached tables and slabs, then pages that were not used
-    /// lately, which go to swap. An embedder calls it from a thread of its own when memory gets short
+    /// lately. Anonymous pages go to swap, clean pages of files can be read again. An embedder calls it from a thread of its own when memory gets short
     /// ([`Memory::shortage`]); calls of the core do when they would fail otherwise. The caller holds no
     /// lock of the core and is in no read section.
     ///
@@ -92,6 +94,9 @@ impl<P: Platform> Memory<P> {
         };
         if self.frames.is_anonymous(folio) || self.frames.is_swap_cached(folio) {
             return self.reclaim_anonymous(frame, target);
+        }
+        if self.frames.is_of_object(folio) {
+            return self.reclaim_of_object(frame);
         }
         0
     }

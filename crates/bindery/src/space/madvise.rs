@@ -322,7 +322,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let done = self.table.forget(part, forget, gather, concerned);
         self.flush(gather);
         drop(locked);
-        done.map_err(|_| Error::OutOfMemory)
+        done.map(|_| ()).map_err(|_| Error::OutOfMemory)
     }
 
     /// Throws away what objects have in the range (`MADV_REMOVE`).

@@ -63,7 +63,8 @@ impl<P: Platform> AddressSpace<'_, P> {
                 if forget == Forget::SoftDirty {
                     self.change_flags(mm, &vma, vma.flags() - MappingFlags::SOFT_DIRTY);
                 }
-                result = self.table.forget(vma.range(), forget, gather, |_, _| true);
+                let forgotten = self.table.forget(vma.range(), forget, gather, |_, _| true);
+                result = forgotten.map(|_| ());
             }
             // One flush for up to 64 tables. A store that slips through before it is as if it had come
             // before the call.

@@ -50,13 +50,15 @@ impl Forget {
 impl<P: Platform> PageTable<'_, P> {
     /// Lets the leaves of `range` forget. `concerned` is asked about each run of one folio, with the
     /// number of its pages, and says whether they shall. What is stale afterwards is in the gather.
+    /// Returns how many leaves had something to forget.
     pub(crate) fn forget(
         &self,
         range: VirtRange,
         forget: Forget,
         gather: &mut Gather,
         mut concerned: impl FnMut(Option<Folio>, u32) -> bool,
-    ) -> Result<(), OutOfMemory> {
+    ) -> Result<u64, OutOfMemory> {
+        let mut changed = 0;
         let mut chunks = Chunks::of(range);
         while let Some(mut cursor) = chunks.next(self, Depth::Floor(1), Some(&*gather)) {
             while let Some(run) = cursor.next_run(Equal::empty(), Whole::Enter)? {
@@ -64,7 +66,7 @@ impl<P: Platform> PageTable<'_, P> {
                     What::Leaf(first) => {
                         let folio = self.memory.frames.folio_of(P::Arch::frame(first));
                         if concerned(folio, run.pages::<P::Arch>()) {
-                            forget_leaves(&mut cursor, &run, forget, gather);
+                            changed += forget_leaves(&mut cursor, &run, forget, gather);
                         }
                     }
                     What::Absent(first) if forget == Forget::SoftDirty => {
@@ -74,7 +76,7 @@ impl<P: Platform> PageTable<'_, P> {
                 }
             }
         }
-        Ok(())
+        Ok(changed)
     }
 }
 
@@ -83,7 +85,7 @@ pub(super) fn forget_leaves<P: Platform>(
     run: &Run,
     forget: Forget,
     gather: &mut Gather,
-) {
+) -> u64 {
     let level = run.node.level;
     let tables = cursor.tables;
     let slots = tables.slots(run.node.table);
@@ -109,6 +111,7 @@ pub(super) fn forget_leaves<P: Platform>(
     if changed > 0 {
         gather.stale(run.range::<P::Arch>(), level);
     }
+    changed
 }
 
 fn forget_absent<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, first: Entry) {

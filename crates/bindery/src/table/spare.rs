@@ -2,6 +2,7 @@
 
 use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{Absent, Arch, Equal, Marker, absent};
+use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
@@ -19,6 +20,8 @@ pub(crate) enum Spared {
     Guards,
     /// Guard markers, and anonymous pages: private copies of an object's pages.
     GuardsAndCopies,
+    /// All but the pages of this folio.
+    AllBut(Folio),
 }
 
 /// Whether whole tables may go.
@@ -115,10 +118,16 @@ impl<P: Platform> PageTable<'_, P> {
     }
 
     fn is_spared(&self, run: &Run, spared: Spared) -> bool {
-        let copies = spared == Spared::GuardsAndCopies;
+        let copies = spared != Spared::Guards;
         let is_copy = |frame| {
             let folio = self.memory.frames.folio_of(frame);
-            copies && folio.is_some_and(|folio| self.memory.frames.is_anonymous(folio))
+            match spared {
+                Spared::Guards => false,
+                Spared::GuardsAndCopies => {
+                    folio.is_some_and(|folio| self.memory.frames.is_anonymous(folio))
+                }
+                Spared::AllBut(dropped) => folio != Some(dropped),
+            }
         };
         match run.what {
             What::Leaf(first) => is_copy(P::Arch::frame(first)),
@@ -126,7 +135,7 @@ impl<P: Platform> PageTable<'_, P> {
                 Some(Absent::Marker(Marker::Guard)) => true,
                 Some(Absent::Swap { .. }) => copies,
                 Some(Absent::ProtNone { frame, .. }) => is_copy(frame),
-                _ => false,
+                _ => matches!(spared, Spared::AllBut(_)),
             },
             What::Empty | What::Table(_) => false,
         }

@@ -13,4 +13,5 @@ mod pager_waits;
 mod properties;
 mod quotas;
 mod races;
+mod reclaim;
 mod rmap_walks;

@@ -64,6 +64,17 @@ impl<W: Word<u32>> RwLock<W> {
         WriteGuard { lock: self, parking }
     }
 
+    /// Locks for writing, unless somebody is inside, or waits to be, or the lock is closed.
+    #[inline]
+    pub(crate) fn try_write<'a, K: Parking<W>>(
+        &'a self,
+        parking: &'a K,
+    ) -> Option<WriteGuard<'a, K, W>> {
+        let entered = self.0.exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        // Not `then_some`: a lock that was not taken must not be dropped.
+        entered.then(|| WriteGuard { lock: self, parking })
+    }
+
     /// Does `work` with the lock held for reading.
     #[inline]
     pub(crate) fn with_read<K: Parking<W>, R>(&self, parking: &K, work: impl FnOnce() -> R) -> R {

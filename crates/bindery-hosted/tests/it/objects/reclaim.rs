@@ -1,0 +1,499 @@
+//! Reclaim of files' pages: what is clean and unused goes, and comes again as it was; all else stays.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::thread;
+
+use bindery::addr::{Frame, VirtAddr};
+use bindery::arch::X86_64;
+use bindery::platform::Cpu;
+use bindery::testing::{
+    ObjectFolio, Spare, frame_of_page, reclaim_frame, reclaim_page, with_folio_locked,
+    with_reference,
+};
+use bindery::{
+    Access, AddressSpace, Advice, Inspection, LockPages, Object, PinTime, Protection, Sharing,
+};
+use bindery_hosted::{Config, Machine, MemoryFiles, Program, Walk};
+
+use super::held_pager::{HeldFiles, Io};
+use crate::support::kernel::rounds;
+use crate::support::objects::{Chance, PAGE, content, memfd, use_object_order};
+use crate::support::objects_fixture::{AT, Fixture, map, with_fixture};
+use crate::support::{MIB, audit, memory_with, options, strict};
+
+on_every_architecture! {
+    clean_pages_go_and_come_again => clean;
+    dirty_pages_stay_until_they_are_saved => dirty;
+    what_programs_have_used_goes_when_they_have_not_used_it_again => used;
+    what_is_read_in_order_goes_at_once => sequential;
+    what_has_become_prot_none_goes => hidden;
+    a_huge_mapping_goes => huge;
+    copies_of_private_mappings_stay => copies;
+    locked_pages_stay => locked;
+    pinned_and_held_pages_stay => held;
+    the_rest_of_a_folio_goes_without_what_came_back_in_another => punched;
+    shared_memory_stays => shared;
+}
+
+const PAGES: u64 = 32;
+
+fn at(page: u64) -> VirtAddr {
+    VirtAddr(AT + page * PAGE)
+}
+
+fn bytes() -> Vec<u8> {
+    (0..PAGES * PAGE).map(|n| (n / PAGE) as u8 + 1).collect()
+}
+
+/// What a program loads from the page.
+fn word(page: u64) -> u64 {
+    (page + 1) * 0x0101_0101_0101_0101
+}
+
+/// Lets `scenario` use a file of [`PAGES`] pages, in folios of 2^`order` pages.
+fn with_file<A: Walk>(
+    order: u8,
+    scenario: impl FnOnce(&Fixture<'_, A>, &Object<'_, Machine<A>>, &MemoryFiles),
+) {
+    let files = MemoryFiles::new();
+    files.put(1, &bytes());
+    with_fixture::<A>(order, |fixture| {
+        let file = fixture.memory.file(&files, 1, PAGES * PAGE).unwrap();
+        scenario(fixture, &file, &files);
+        fixture.audit(&[]);
+    });
+}
+
+fn reclaim<A: Walk>(file: &Object<'_, Machine<A>>, page: u64) -> ObjectFolio {
+    reclaim_page(file, page, Spare::Used).expect("a page in memory")
+}
+
+fn clean<A: Walk>() {
+    for order in [0, 4] {
+        with_file::<A>(order, |fixture, file, files| {
+            assert_eq!(content(file), bytes());
+            let free = fixture.memory.free_frame_count();
+            let mut page = 0;
+            while page < PAGES {
+                assert_eq!(reclaim(file, page), ObjectFolio::Freed(1 << order));
+                page += 1 << order;
+                assert_eq!(file.resident_pages(), PAGES - page);
+            }
+            assert!(fixture.memory.free_frame_count() >= free + PAGES);
+            let reads = files.counts().pages_read;
+            assert_eq!(content(file), bytes());
+            assert_eq!(files.counts().pages_read, reads + PAGES);
+            assert_eq!(files.counts().writes, 0);
+        });
+    }
+}
+
+fn dirty<A: Walk>() {
+    with_file::<A>(2, |fixture, file, files| {
+        assert_eq!(content(file), bytes());
+        file.write(5 * PAGE + 3, &[99]).unwrap();
+        let space = fixture.space();
+        map(&space, file, AT, PAGES * PAGE, Sharing::Shared).unwrap();
+        Program::new(fixture.machine, &space).store(at(8), 77).unwrap();
+        for page in [4, 5, 6, 7, 8, 11] {
+            assert_eq!(reclaim_page(file, page, Spare::Nothing), Some(ObjectFolio::Dirty));
+        }
+        assert_eq!(reclaim(file, 0), ObjectFolio::Freed(4));
+        assert_eq!(files.counts().writes, 0);
+        file.sync(0, u64::MAX).unwrap();
+        assert_eq!(reclaim(file, 5), ObjectFolio::Freed(4));
+        assert_eq!(reclaim_page(file, 8, Spare::Nothing), Some(ObjectFolio::Freed(4)));
+        assert_eq!(space.inspect(at(8)), Inspection::Empty);
+        fixture.audit(&[&space]);
+        let mut byte = [0];
+        file.read(5 * PAGE + 3, &mut byte).unwrap();
+        assert_eq!(byte, [99]);
+        assert_eq!(Program::new(fixture.machine, &space).load(at(8)), Ok(77));
+    });
+}
+
+fn used<A: Walk>() {
+    for order in [0, 4] {
+        with_file::<A>(order, |fixture, file, _| {
+            let spaces = [Sharing::Shared, Sharing::Private].map(|sharing| {
+                let space = fixture.space();
+                map(&space, file, AT, PAGES * PAGE, sharing).unwrap();
+                space
+            });
+            let programs = spaces.each_ref().map(|space| Program::new(fixture.machine, space));
+            let load = |program: &Program<'_, '_, A>| {
+                assert_eq!(program.load(at(3)), Ok(word(3)));
+            };
+            programs.iter().for_each(load);
+            assert_eq!(reclaim(file, 3), ObjectFolio::Used);
+            // One of them is enough.
+            load(&programs[1]);
+            assert_eq!(reclaim(file, 3), ObjectFolio::Used);
+            fixture.audit(&[&spaces[0], &spaces[1]]);
+            // Hot by now, it goes when it was unused twice.
+            assert_eq!(reclaim(file, 3), ObjectFolio::Used);
+            assert_eq!(reclaim(file, 3), ObjectFolio::Freed(1 << order));
+            for space in &spaces {
+                assert_eq!(space.inspect(at(3)), Inspection::Empty);
+            }
+            fixture.audit(&[&spaces[0], &spaces[1]]);
+            programs.iter().for_each(load);
+        });
+    }
+}
+
+fn sequential<A: Walk>() {
+    with_file::<A>(0, |fixture, file, _| {
+        let space = fixture.space();
+        map(&space, file, AT, PAGES * PAGE, Sharing::Shared).unwrap();
+        space.madvise(at(0), PAGES * PAGE, Advice::Sequential).unwrap();
+        assert_eq!(Program::new(fixture.machine, &space).load(at(1)), Ok(word(1)));
+        assert_eq!(reclaim(file, 1), ObjectFolio::Freed(1));
+    });
+}
+
+fn hidden<A: Walk>() {
+    with_file::<A>(0, |fixture, file, _| {
+        let space = fixture.space();
+        map(&space, file, AT, PAGES * PAGE, Sharing::Shared).unwrap();
+        assert_eq!(Program::new(fixture.machine, &space).load(at(1)), Ok(word(1)));
+        space.mprotect(at(0), PAGES * PAGE, Protection::empty()).unwrap();
+        assert_eq!(reclaim(file, 1), ObjectFolio::Freed(1));
+        fixture.audit(&[&space]);
+        assert_eq!(space.inspect(at(1)), Inspection::Empty);
+    });
+}
+
+fn huge<A: Walk>() {
+    let files = MemoryFiles::new();
+    files.put(1, &vec![6; 4 * MIB as usize]);
+    with_fixture::<A>(9, |fixture| {
+        let file = fixture.memory.file(&files, 1, 4 * MIB).unwrap();
+        let space = fixture.space();
+        map(&space, &file, AT, 4 * MIB, Sharing::Shared).unwrap();
+        let program = Program::new(fixture.machine, &space);
+        assert_eq!(program.load(VirtAddr(AT + MIB)), Ok(0x0606_0606_0606_0606));
+        assert!(matches!(space.inspect(VirtAddr(AT)), Inspection::Page { level: 2, .. }));
+        assert_eq!(reclaim(&file, 0), ObjectFolio::Used);
+        assert_eq!(reclaim(&file, 256), ObjectFolio::Freed(512));
+        assert_eq!((space.inspect(VirtAddr(AT)), file.resident_pages()), (Inspection::Empty, 0));
+        fixture.audit(&[&space]);
+        assert_eq!(program.load(VirtAddr(AT + MIB)), Ok(0x0606_0606_0606_0606));
+    });
+}
+
+fn copies<A: Walk>() {
+    with_file::<A>(3, |fixture, file, _| {
+        let space = fixture.space();
+        map(&space, file, AT, PAGES * PAGE, Sharing::Private).unwrap();
+        let program = Program::new(fixture.machine, &space);
+        assert_eq!(program.load(at(3)), Ok(word(3)));
+        program.store(at(2), 1234).unwrap();
+        assert_eq!(reclaim_page(file, 2, Spare::Nothing), Some(ObjectFolio::Freed(8)));
+        assert_eq!(space.inspect(at(3)), Inspection::Empty);
+        fixture.audit(&[&space]);
+        assert_eq!(program.load(at(2)), Ok(1234));
+        assert_eq!(program.load(at(3)), Ok(word(3)));
+    });
+}
+
+fn locked<A: Walk>() {
+    with_file::<A>(2, |fixture, file, _| {
+        let (space, other) = (fixture.space(), fixture.space());
+        for space in [&space, &other] {
+            map(space, file, AT, PAGES * PAGE, Sharing::Shared).unwrap();
+        }
+        assert_eq!(Program::new(fixture.machine, &other).load(at(1)), Ok(word(1)));
+        space.mlock(at(1), PAGE, LockPages::Now).unwrap();
+        for spare in [Spare::Used, Spare::Nothing] {
+            assert_eq!(reclaim_page(file, 1, spare), Some(ObjectFolio::NotReclaimable));
+        }
+        assert!(matches!(space.inspect(at(1)), Inspection::Page { .. }));
+        space.munlock(at(1), PAGE).unwrap();
+        assert_eq!(reclaim_page(file, 1, Spare::Nothing), Some(ObjectFolio::Freed(4)));
+        fixture.audit(&[&space, &other]);
+    });
+}
+
+fn held<A: Walk>() {
+    with_file::<A>(2, |fixture, file, _| {
+        let memory = fixture.memory;
+        let space = fixture.space();
+        map(&space, file, AT, PAGES * PAGE, Sharing::Shared).unwrap();
+        let pin = space.pin(at(1), 1, Access::Read, PinTime::Short).unwrap();
+        let frame = frame_of_page(file, 1).unwrap();
+        let reclaim = || reclaim_frame(memory, frame, Spare::Nothing).unwrap();
+        assert_eq!(reclaim(), ObjectFolio::Busy);
+        assert!(matches!(space.inspect(at(1)), Inspection::Page { .. }));
+        drop(pin);
+        let busy = with_reference(memory, frame, |_, _| reclaim());
+        assert_eq!(busy, Some(ObjectFolio::Busy));
+        assert_eq!(with_folio_locked(memory, frame, reclaim), ObjectFolio::Busy);
+        assert_eq!(reclaim(), ObjectFolio::Freed(4));
+        assert_eq!(reclaim_frame(memory, frame, Spare::Nothing), None);
+        fixture.audit(&[&space]);
+    });
+}
+
+fn punched<A: Walk>() {
+    with_file::<A>(3, |fixture, file, files| {
+        let space = fixture.space();
+        map(&space, file, AT, PAGES * PAGE, Sharing::Shared).unwrap();
+        let program = Program::new(fixture.machine, &space);
+        assert_eq!(program.load(at(3)), Ok(word(3)));
+        file.punch_hole(2 * PAGE, PAGE).unwrap();
+        assert_eq!(program.load(at(2)), Ok(0));
+        let other = frame_of_page(file, 2).unwrap();
+        assert_eq!(reclaim_page(file, 3, Spare::Nothing), Some(ObjectFolio::Freed(8)));
+        assert_eq!((file.resident_pages(), frame_of_page(file, 2)), (1, Some(other)));
+        assert!(matches!(space.inspect(at(2)), Inspection::Page { .. }));
+        assert_eq!(space.inspect(at(3)), Inspection::Empty);
+        fixture.audit(&[&space]);
+        let mut expected = bytes();
+        expected[2 * PAGE as usize..3 * PAGE as usize].fill(0);
+        assert_eq!(content(file), expected);
+        assert_eq!(files.content(1), expected);
+    });
+}
+
+fn shared<A: Walk>() {
+    with_fixture::<A>(2, |fixture| {
+        let object = memfd(fixture.memory, PAGES * PAGE);
+        object.write(0, &[1]).unwrap();
+        let found = reclaim_page(&object, 0, Spare::Nothing);
+        assert_eq!(found, Some(ObjectFolio::NotReclaimable));
+        assert_eq!(object.resident_pages(), 4);
+    });
+}
+
+type X = X86_64<4>;
+
+#[test]
+fn a_file_is_read_that_is_larger_than_memory() {
+    const SIZE: u64 = 64 * MIB;
+    let files = MemoryFiles::new();
+    let expected: Vec<u8> = (0..SIZE).map(|n| (n / PAGE % 251) as u8).collect();
+    for order in [0, 4] {
+        files.put(1, &expected);
+        let (machine, memory) = strict::<X>(16 * MIB);
+        use_object_order(&memory, order);
+        let file = memory.file(&files, 1, SIZE).unwrap();
+        let space = AddressSpace::new(&memory, options()).unwrap();
+        map(&space, &file, AT, SIZE, Sharing::Shared).unwrap();
+        // In one call.
+        assert!(content(&file) == expected);
+        audit(&machine, &memory, &[&space]);
+        let program = Program::new(&machine, &space);
+        for page in 0..SIZE / PAGE {
+            let word = u64::from_le_bytes([(page % 251) as u8; 8]);
+            assert_eq!(program.load(at(page)), Ok(word));
+        }
+        audit(&machine, &memory, &[&space]);
+        // What is dirty is not dropped, so the rest has to do.
+        for page in (0..SIZE / PAGE).step_by(64) {
+            program.store(at(page), page).unwrap();
+        }
+        assert!(content(&file).len() as u64 == SIZE);
+        for page in (0..SIZE / PAGE).step_by(64) {
+            assert_eq!(program.load(at(page)), Ok(page));
+        }
+        audit(&machine, &memory, &[&space]);
+    }
+}
+
+/// Lets `scenario` use a file whose pager can be held, on a machine with three CPUs.
+fn with_held_file(scenario: impl FnOnce(&Machine<X>, &HeldFiles, &Object<'_, Machine<X>>)) {
+    let (machine, memory) =
+        memory_with::<X>(Config { memory: 64 * MIB, cpus: 3, ..Config::default() });
+    let pager = HeldFiles::new();
+    pager.files.put(1, &bytes());
+    let file = memory.file(&pager, 1, PAGES * PAGE).unwrap();
+    scenario(&machine, &pager, &file);
+    drop(file);
+    audit(&machine, &memory, &[]);
+}
+
+/// The page that the pager is held with.
+const SLOW: u64 = 5;
+
+/// Does `slow` on another CPU, holds the pager in it, and does `meanwhile`.
+fn hold(
+    machine: &Machine<X>,
+    pager: &HeldFiles,
+    io: Io,
+    slow: impl FnOnce() + Send,
+    meanwhile: impl FnOnce(),
+) {
+    pager.hold_next(io, SLOW);
+    thread::scope(|scope| {
+        let slow = scope.spawn(|| machine.on_cpu(Cpu(1), slow));
+        pager.wait_until_held();
+        meanwhile();
+        pager.release();
+        slow.join().unwrap();
+    });
+}
+
+#[test]
+fn a_page_stays_that_was_written_while_its_old_content_is_being_read() {
+    with_held_file(|machine, pager, file| {
+        let read = || {
+            let mut byte = [0];
+            assert_eq!(file.read(SLOW * PAGE, &mut byte), Ok(1));
+            assert_eq!(byte, [77], "the page is older than what was written and saved");
+        };
+        hold(machine, pager, Io::Read, read, || {
+            assert_eq!(file.write(SLOW * PAGE, &[77; PAGE as usize]), Ok(PAGE as usize));
+            file.sync(0, u64::MAX).unwrap();
+            assert_eq!(reclaim(file, SLOW), ObjectFolio::Busy);
+        });
+        assert_eq!(reclaim(file, SLOW), ObjectFolio::Freed(1));
+    });
+}
+
+#[test]
+fn a_page_stays_while_it_is_being_saved() {
+    with_held_file(|machine, pager, file| {
+        file.write(SLOW * PAGE, &[77; PAGE as usize]).unwrap();
+        let save = || file.sync(0, u64::MAX).unwrap();
+        hold(machine, pager, Io::Write, save, || {
+            assert_eq!(reclaim(file, SLOW), ObjectFolio::Busy);
+        });
+        assert_eq!(reclaim(file, SLOW), ObjectFolio::Freed(1));
+        assert_eq!(content(file)[(SLOW * PAGE) as usize], 77);
+    });
+}
+
+#[test]
+fn the_pages_at_both_ends_of_a_write_stay_while_it_fetches_one() {
+    with_held_file(|machine, pager, file| {
+        let write = || {
+            let bytes = vec![50; 3 * PAGE as usize];
+            assert_eq!(file.write((SLOW - 3) * PAGE + 1, &bytes), Ok(bytes.len()));
+        };
+        hold(machine, pager, Io::Read, write, || {
+            assert_eq!(reclaim(file, SLOW - 3), ObjectFolio::Busy);
+        });
+        let content = content(file);
+        assert_eq!(content[((SLOW - 3) * PAGE) as usize], (SLOW - 2) as u8);
+        assert_eq!(content[(SLOW * PAGE) as usize + 1], SLOW as u8 + 1);
+    });
+}
+
+#[test]
+fn programs_and_calls_see_what_they_have_written_while_pages_are_reclaimed() {
+    const CALLS: u64 = 8;
+    let files = MemoryFiles::new();
+    files.put(1, &bytes());
+    let (machine, memory) =
+        memory_with::<X>(Config { memory: 64 * MIB, cpus: 5, ..Config::default() });
+    use_object_order(&memory, 2);
+    let file = memory.file(&files, 1, PAGES * PAGE).unwrap();
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    map(&space, &file, AT, PAGES * PAGE, Sharing::Shared).unwrap();
+    let over = AtomicBool::new(false);
+    let freed = thread::scope(|scope| {
+        let (machine, space, file, over) = (&machine, &space, &file, &over);
+        // Each word has one writer.
+        let writers = [(1, 0), (2, 8)].map(|(cpu, place)| {
+            scope.spawn(move || {
+                machine.on_cpu(Cpu(cpu), || {
+                    let program = Program::new(machine, space);
+                    let mut chance = Chance::new(u64::from(cpu), (AT, PAGES * PAGE));
+                    let mut last = [None; PAGES as usize];
+                    for round in 0..rounds(6_000) {
+                        let page = chance.below(PAGES);
+                        let place = page * PAGE + place;
+                        if let Some(last) = last[page as usize] {
+                            assert_eq!(program.load(VirtAddr(AT + place)), Ok(last));
+                        }
+                        if round % CALLS == 0 {
+                            file.write(place, &round.to_le_bytes()).unwrap();
+                        } else {
+                            program.store(VirtAddr(AT + place), round).unwrap();
+                        }
+                        last[page as usize] = Some(round);
+                    }
+                });
+            })
+        });
+        scope.spawn(move || {
+            machine.on_cpu(Cpu(3), || {
+                while !over.load(Relaxed) {
+                    file.sync(0, u64::MAX).unwrap();
+                }
+            });
+        });
+        let reclaimer = scope.spawn(move || {
+            machine.on_cpu(Cpu(4), || {
+                let mut freed = 0_u64;
+                while !over.load(Relaxed) {
+                    for page in 0..PAGES {
+                        let spare =
+                            if freed.is_multiple_of(3) { Spare::Nothing } else { Spare::Used };
+                        if let Some(ObjectFolio::Freed(pages)) = reclaim_page(file, page, spare) {
+                            freed += u64::from(pages);
+                        }
+                    }
+                }
+                freed
+            })
+        });
+        for writer in writers {
+            writer.join().unwrap();
+        }
+        over.store(true, Relaxed);
+        reclaimer.join().unwrap()
+    });
+    assert!(freed > 0, "nothing was reclaimed");
+    audit(&machine, &memory, &[&space]);
+}
+
+#[test]
+fn a_file_is_cut_and_dropped_while_its_pages_are_reclaimed() {
+    let files = MemoryFiles::new();
+    files.put(1, &bytes());
+    let (machine, memory) =
+        memory_with::<X>(Config { memory: 64 * MIB, cpus: 2, ..Config::default() });
+    let (over, seen) = (AtomicBool::new(false), AtomicU32::new(0));
+    thread::scope(|scope| {
+        let (machine, memory, over, seen) = (&machine, &memory, &over, &seen);
+        let reclaimer = scope.spawn(move || {
+            machine.on_cpu(Cpu(1), || {
+                let mut freed = 0_u64;
+                while !over.load(Relaxed) {
+                    // Around a frame that the file has, or has had.
+                    let middle = seen.load(Relaxed);
+                    for frame in middle.saturating_sub(32)..middle + 32 {
+                        let found = reclaim_frame(memory, Frame(frame), Spare::Nothing);
+                        freed += u64::from(matches!(found, Some(ObjectFolio::Freed(_))));
+                    }
+                }
+                freed
+            })
+        });
+        for round in 0..rounds(640) {
+            use_object_order(memory, (round % 4) as u8);
+            let file = memory.file(&files, 1, PAGES * PAGE).unwrap();
+            assert_eq!(content(&file), bytes());
+            if let Some(frame) = frame_of_page(&file, round % PAGES) {
+                seen.store(frame.0, Relaxed);
+            }
+            if round % 3 == 0 {
+                let space = AddressSpace::new(memory, options()).unwrap();
+                map(&space, &file, AT, PAGES * PAGE, Sharing::Shared).unwrap();
+                let program = Program::new(machine, &space);
+                (0..PAGES).for_each(|page| assert_eq!(program.load(at(page)), Ok(word(page))));
+            }
+            drop(file);
+            let file = memory.file(&files, 1, PAGES * PAGE).unwrap();
+            let mut some = [0; 3 * PAGE as usize];
+            file.read(round % 8 * PAGE, &mut some).unwrap();
+            file.set_size(PAGE).unwrap();
+            files.put(1, &bytes());
+        }
+        over.store(true, Relaxed);
+        assert!(reclaimer.join().unwrap() > 0, "nothing was reclaimed");
+    });
+    audit(&machine, &memory, &[]);
+}

@@ -1,0 +1,282 @@
+//! Reclaim of a file's clean pages: they leave the page index, and come again from the pager.
+//!
+//! A reclaimer has found the folio by its frame number, perhaps inside an allocation of a thread that
+//! holds locks. So it only tries locks, never asks the pager, and allocates nothing:
+//!
+//! 1. It tries the folio's lock. The owner is known then, and lives as long as it names the folio.
+//! 2. It tries the invalidate lock, for writing. From then on no fault maps pages of the object, no
+//!    call reads them, none is marked dirty, and the last holder does not free the object: it waits
+//!    for this lock before it drops the pages ([`super::state`]).
+//! 3. Where the folio is mapped, it walks the object's mappings. Those that were used since the last
+//!    walk forget it, and the folio stays. Otherwise the entries go. An entry of a clean page allows
+//!    no write ([`super::pages::mark_dirty`]), so none of them is dirty.
+//! 4. In one step, under the index lock, it looks whether the folio is clean, idle and held by nobody
+//!    else, and takes its pages out of the index.
+//!
+//! # Why nothing may be in flight in step 4
+//! A *change* relies on pages that it has seen, without the invalidate lock. A *write* has the pager
+//! read the frames. A *read* must not find the pages gone:
+//! 1. CPU A fetches page 3: the pager has read the old bytes.
+//! 2. CPU B writes all of page 3, which needs no fetch, and saves it. The page is clean.
+//! 3. CPU C reclaims the page.
+//! 4. CPU A enters the old bytes into the index.
+
+use core::ptr::NonNull;
+
+use crate::Memory;
+#[cfg(any(test, feature = "testing"))]
+use crate::addr::Frame;
+use crate::collections::page_tree::{PageFlags, PageIndex, PageRun};
+use crate::frame::{Eviction, Folio, FolioLock, Owner, Reference};
+use crate::platform::Platform;
+use crate::rmap::{HOLD, Locking, RmapHit, Seen, for_each_sight};
+use crate::table::age::Forget;
+use crate::table::spare::Spared;
+use crate::tlb::Gather;
+use crate::vma::MappingFlags;
+
+#[cfg(any(test, feature = "testing"))]
+use super::Object;
+use super::ObjectState;
+use super::invalidate::PagesMayGo;
+
+/// What became of a folio of an object.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ObjectFolio {
+    /// No mapping and no page index names it any more. Its so many pages are free as soon as the
+    /// caller's reference goes.
+    Freed(u32),
+    /// It stays: programs have used it lately ([`crate::frame::Frames::look`]).
+    Used,
+    /// It stays, since somebody works with it, or has one of the locks.
+    Busy,
+    /// It stays until it is saved.
+    Dirty,
+    /// It stays: it is locked into memory, or is no file's.
+    NotReclaimable,
+}
+
+/// What saves a folio from reclaim.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Spare {
+    /// That programs have used it lately.
+    Used,
+    /// Nothing of that kind.
+    Nothing,
+}
+
+/// Drops the pages of the folio, which the caller has a reference to and has not locked, if they can
+/// be had again from the pager. Never waits for a sleeping lock; not in a read section.
+///
+/// Complexity: O(log n) for each of the VMAs that map pages of the folio, of n that map the object,
+/// and in the folio's entries there and its slots in the index.
+pub(crate) fn reclaim_folio<P: Platform>(
+    memory: &Memory<P>,
+    held: &Reference<'_, P>,
+    spare: Spare,
+) -> ObjectFolio {
+    let Some(lock) = held.try_lock() else { return ObjectFolio::Busy };
+    let (object, first) = match lock.owner(&memory.platform) {
+        (Owner::File(object), first) => (object.cast::<ObjectState>(), first),
+        (Owner::Memory(_), _) => return ObjectFolio::NotReclaimable,
+        (Owner::Group(_) | Owner::Nobody, _) => return ObjectFolio::Busy,
+    };
+    evict(memory, object, (**held, first), &lock, spare)
+}
+
+/// Has a reclaimer find the folio that `frame` is a page of, whatever the frame is used for by now. `None`
+/// if it is in no folio.
+#[cfg(any(test, feature = "testing"))]
+pub fn reclaim_frame<P: Platform>(
+    memory: &Memory<P>,
+    frame: Frame,
+    spare: Spare,
+) -> Option<ObjectFolio> {
+    let held = memory.frames.try_hold(&memory.platform, frame)?;
+    Some(reclaim_folio(memory, &held, spare))
+}
+
+/// As [`reclaim_frame`], of a page of an object. `None` if it is not in memory.
+#[cfg(any(test, feature = "testing"))]
+pub fn reclaim_page<P: Platform>(
+    object: &Object<'_, P>,
+    page: u64,
+    spare: Spare,
+) -> Option<ObjectFolio> {
+    reclaim_frame(object.memory, frame_of_page(object, page)?, spare)
+}
+
+/// The frame that holds a page of an object, if it is in memory.
+#[cfg(any(test, feature = "testing"))]
+pub fn frame_of_page<P: Platform>(object: &Object<'_, P>, page: u64) -> Option<Frame> {
+    let slot = object.state().pages.look(&object.memory.platform, |index| index.get(page));
+    slot.map(|slot| slot.frame)
+}
+
+/// Drops the pages of a folio of `object`, whose first page belongs at the second.
+fn evict<P: Platform>(
+    memory: &Memory<P>,
+    object: NonNull<ObjectState>,
+    (folio, first): (Folio, u64),
+    lock: &FolioLock<'_, P>,
+    spare: Spare,
+) -> ObjectFolio {
+    // SAFETY: the object owns the folio, whose lock is held: it lives until it has let the folio go.
+    // Before it does, it waits for the invalidate lock, which is released behind the last use.
+    let object = unsafe { object.as_ref() };
+    let Some(alone) = object.invalidate_lock.try_write(&memory.platform) else {
+        return ObjectFolio::Busy;
+    };
+    let victim = Victim { memory, object, folio, first };
+    let dropped = match victim.take(spare, &alone.proof) {
+        Err(Obstacle::Mapped) => victim.unmap(spare, &alone.proof).and_then(|()| {
+            // Mappings that no entry was found of are on their way, there or back.
+            victim.take(Spare::Nothing, &alone.proof)
+        }),
+        result => result,
+    };
+    match dropped {
+        Ok(pages) => {
+            lock.let_go();
+            memory.frames.release_pages(&memory.platform, folio, pages);
+            ObjectFolio::Freed(folio.pages())
+        }
+        Err(Obstacle::Stays(why)) => why,
+        Err(Obstacle::Mapped) => ObjectFolio::Busy,
+    }
+}
+
+/// Why pages cannot be taken.
+enum Obstacle {
+    /// There are entries that map them.
+    Mapped,
+    /// They stay.
+    Stays(ObjectFolio),
+}
+
+/// A folio of an object, with its lock and the invalidate lock held.
+struct Victim<'a, P: Platform> {
+    memory: &'a Memory<P>,
+    object: &'a ObjectState,
+    folio: Folio,
+    /// Where its first page belongs.
+    first: u64,
+}
+
+impl<P: Platform> Victim<'_, P> {
+    fn end(&self) -> u64 {
+        self.first + u64::from(self.folio.pages())
+    }
+
+    /// The next pages from `from` on that the index says are in the folio. What was dropped may have
+    /// come back in another one.
+    fn next_run(&self, index: &PageIndex, flags: PageFlags, from: u64) -> Option<PageRun> {
+        let mut from = from;
+        loop {
+            let run = index.next_run_with(flags, from, self.end())?;
+            if run.frame == self.folio.head.plus((run.page - self.first) as u32) {
+                return Some(run);
+            }
+            from = run.page + u64::from(run.count);
+        }
+    }
+
+    /// Takes the folio's pages out of the index, if nobody needs them. Says how many those are, whose
+    /// references are the caller's then.
+    fn take(&self, spare: Spare, _: &PagesMayGo) -> Result<u32, Obstacle> {
+        let (memory, range) = (self.memory, (self.first, self.end()));
+        let taken = self.object.pages.change_at_rest(memory, range, |index, nodes| {
+            let named = match self.may_go(index, spare) {
+                Ok(named) => named,
+                Err(obstacle) => return (Err(obstacle), 0),
+            };
+            let mut from = self.first;
+            while let Some(run) = self.next_run(index, PageFlags::empty(), from) {
+                from = run.page + u64::from(run.count);
+                index.take_run(run.page, from, nodes);
+            }
+            (Ok(named), -i64::from(named))
+        });
+        taken.unwrap_or(Err(Obstacle::Stays(ObjectFolio::Busy)))
+    }
+
+    /// How many pages of the folio the index names, if they are clean and unmapped, and nobody else but
+    /// the reclaimer holds the folio.
+    fn may_go(&self, index: &PageIndex, spare: Spare) -> Result<u32, Obstacle> {
+        let (frames, folio) = (&self.memory.frames, self.folio);
+        if self.next_run(index, PageFlags::DIRTY, self.first).is_some() {
+            return Err(Obstacle::Stays(ObjectFolio::Dirty));
+        }
+        let (mut named, mut from) = (0, self.first);
+        while let Some(run) = self.next_run(index, PageFlags::empty(), from) {
+            from = run.page + u64::from(run.count);
+            named += run.count;
+        }
+        // Pins come through mappings: where there is none, there will be no pin.
+        if named == 0 || frames.pins(folio) > 0 || frames.references(folio) != named + 1 {
+            return Err(Obstacle::Stays(ObjectFolio::Busy));
+        }
+        if frames.mappings(folio) > 0 {
+            return Err(Obstacle::Mapped);
+        }
+        self.look(spare, false).map(|()| named)
+    }
+
+    /// Whether the folio may go, after another look at whether it was used.
+    fn look(&self, spare: Spare, used: bool) -> Result<(), Obstacle> {
+        if spare == Spare::Used && self.memory.frames.look(self.folio, used) == Eviction::Later {
+            return Err(Obstacle::Stays(ObjectFolio::Used));
+        }
+        Ok(())
+    }
+
+    /// Takes away all entries that map the folio, unless it was used, or is locked into memory.
+    fn unmap(&self, spare: Spare, _: &PagesMayGo) -> Result<(), Obstacle> {
+        if spare == Spare::Used {
+            let mut used = 0;
+            self.visit(|hit, gather| {
+                let concerned = |folio, _| folio == Some(self.folio);
+                let aged = hit.table.forget(hit.range, Forget::Accessed, gather, concerned);
+                debug_assert!(aged.is_ok(), "a huge leaf has lost its deposit");
+                // As Linux: who reads in order, or at random, says that it does not come again.
+                let recurs = MappingFlags::SEQUENTIAL | MappingFlags::RANDOM;
+                if !hit.vma.flags().intersects(recurs) {
+                    used += aged.unwrap_or(0);
+                }
+            })?;
+            self.look(spare, used > 0)?;
+        }
+        self.visit(|hit, gather| {
+            let zapped = hit.table.zap_sparing(hit.range, Spared::AllBut(self.folio), gather);
+            debug_assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
+        })
+    }
+
+    /// Calls `work` for each VMA that may map pages of the folio, with the VMA locked for reading. Ends
+    /// where one is locked into memory, or a lock is taken.
+    fn visit<'m>(
+        &self,
+        mut work: impl FnMut(&RmapHit<'_, 'm, P>, &mut Gather),
+    ) -> Result<(), Obstacle>
+    where
+        Self: 'm,
+    {
+        let ranges = [(self.first, u64::from(self.folio.pages()))];
+        let mut stop = None;
+        let walked =
+            for_each_sight(self.memory, self.object, &ranges, Locking::Try, |hit, gather| {
+                // `mlock` sets the flag with the VMA locked for writing, and then looks for the pages.
+                match hit.vma.try_read(&self.memory.platform) {
+                    _ if stop.is_some() => {}
+                    None => stop = Some(ObjectFolio::Busy),
+                    Some(_) if hit.vma.has(MappingFlags::LOCKED) => {
+                        stop = Some(ObjectFolio::NotReclaimable);
+                    }
+                    Some(_vma) => work(hit, gather),
+                }
+                Seen { until: hit.range.end(), entries: hit.range.pages().min(HOLD) }
+            });
+        let stop = stop.or(walked.is_err().then_some(ObjectFolio::Busy));
+        stop.map_or(Ok(()), |why| Err(Obstacle::Stays(why)))
+    }
+}
