@@ -283,6 +283,7 @@ mod tests {
         let image = PathBuf::from("vmlinuz");
         let modules = BTreeMap::new();
         let mut linux = Kernel::Linux { image: image.clone(), modules };
+        assert!(!linux.can_run(Workload::System3));
         assert!(linux.can_run(Workload::System1) && !linux.can_run(Workload::KernelMap));
         let modules = BTreeMap::from([(Workload::KernelMap, PathBuf::from("kernel_map.ko"))]);
         linux = Kernel::Linux { image: image.clone(), modules };

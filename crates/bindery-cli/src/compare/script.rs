@@ -137,6 +137,15 @@ mod tests {
     }
 
     #[test]
+    fn the_workload_that_swaps_has_an_area_before_it_runs() {
+        let script = text(Workload::System3, Some(FolioSize::KIB_64));
+        let place = |word: &str| script.find(word).unwrap_or_else(|| panic!("no {word}"));
+        assert!(place("disksize") < place("mkswap") && place("swapon") < place("/bin/system3"));
+        assert!(!text(Workload::System2, Some(FolioSize::KIB_64)).contains("swapon"));
+        check(&script);
+    }
+
+    #[test]
     fn a_workload_of_the_kernel_is_a_module_where_there_is_one() {
         let script = text(Workload::KernelMap, None);
         assert!(script.contains("insmod /workload.ko") && !script.contains("always"), "{script}");
