@@ -2,3 +2,4 @@
 
 mod auditor;
 mod strict_tlb;
+mod swap;

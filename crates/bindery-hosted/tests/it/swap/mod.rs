@@ -1,5 +1,6 @@
 //! Swap: what goes out, comes back, and what becomes of the slots.
 
+mod failures;
 mod fixture;
 mod page_out;
 mod reclaim;
