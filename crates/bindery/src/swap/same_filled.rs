@@ -1,25 +1,33 @@
 //! Pages that are one word, again and again: mostly zeroes. They need no store.
 
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use super::bitmap::CLUSTER_SLOTS;
+
+/// Words of a page: as many as a cluster has slots.
+const WORDS: usize = CLUSTER_SLOTS as usize;
+
 /// The word that fills the page, if there is one. Ends at the first 64 words that differ.
+///
+/// Plain loads: one of an atomic cannot be an operand of another instruction, and would double the work.
+///
+/// # Safety
+/// 1. `page` is the direct map of a frame, and nobody writes to it during the call.
 #[inline]
-pub(super) fn word_of(page: &[AtomicU64]) -> Option<u64> {
-    let word = page.first()?.load(Relaxed);
+pub(super) unsafe fn word_of(page: NonNull<u8>) -> Option<u64> {
+    // SAFETY: the direct map shows 4,096 bytes, aligned to as many, and nobody writes them (1).
+    let page = unsafe { page.cast::<[u64; WORDS]>().as_ref() };
+    let word = page[0];
     // Most pages that differ do so at the end.
-    if page.last()?.load(Relaxed) != word {
+    if page[WORDS - 1] != word {
         return None;
     }
-    let (chunks, rest) = page.as_chunks::<64>();
+    let (chunks, _) = page.as_chunks::<64>();
     let differs = if word == 0 {
-        // One instruction a word where a load can be an operand.
-        let any = |words: &[AtomicU64]| words.iter().fold(0, |any, word| any | word.load(Relaxed));
-        chunks.iter().any(|chunk| any(chunk) != 0) || any(rest) != 0
+        chunks.iter().any(|chunk| chunk.iter().fold(0, |any, word| any | word) != 0)
     } else {
-        let any = |words: &[AtomicU64]| {
-            words.iter().fold(0, |any, other| any | (other.load(Relaxed) ^ word))
-        };
-        chunks.iter().any(|chunk| any(chunk) != 0) || any(rest) != 0
+        chunks.iter().any(|chunk| chunk.iter().fold(0, |any, other| any | (other ^ word)) != 0)
     };
     (!differs).then_some(word)
 }
@@ -33,27 +41,27 @@ pub(super) fn fill(page: &[AtomicU64], word: u64) {
 
 #[cfg(test)]
 mod tests {
-    extern crate std;
-    use std::vec::Vec;
-
     use super::*;
 
-    fn page(word: u64) -> Vec<AtomicU64> {
-        (0..512).map(|_| AtomicU64::new(word)).collect()
+    #[repr(align(4096))]
+    struct Page([u64; WORDS]);
+
+    fn word(page: &mut Page) -> Option<u64> {
+        // SAFETY: 1. it is as large and as aligned, and ours.
+        unsafe { word_of(NonNull::from(page).cast()) }
     }
 
     #[test]
     fn each_word_that_differs_is_found() {
-        for word in [0, 0x5555_0000_ffff_0001] {
-            let page = page(word);
-            assert_eq!(word_of(&page), Some(word));
-            for slot in &page {
-                slot.store(word ^ 1 << 40, Relaxed);
-                assert_eq!(word_of(&page), None);
-                slot.store(word, Relaxed);
+        for filled in [0, 0x5555_0000_ffff_0001] {
+            let mut page = Page([filled; WORDS]);
+            assert_eq!(word(&mut page), Some(filled));
+            for at in 0..WORDS {
+                page.0[at] = filled ^ 1 << 40;
+                assert_eq!(word(&mut page), None);
+                page.0[at] = filled;
             }
-            fill(&page, 7);
-            assert_eq!(word_of(&page), Some(7));
+            fill(&page.0.map(AtomicU64::new), 7);
         }
     }
 }

@@ -466,7 +466,9 @@ impl<P: Platform> Memory<P> {
         for (page, value) in (0..).zip(values) {
             let frame = folio.head.plus(page);
             // The slot is busy: nobody else looks at the value.
-            match same_filled::word_of(self.words(frame)) {
+            // SAFETY: 1. No entry maps the folio, nobody has pinned it, and the caller has its lock and the
+            // only reference but the cache's: nobody writes to it.
+            match unsafe { same_filled::word_of(self.platform.direct_map(frame)) } {
                 Some(word) => {
                     value.store(word, Relaxed);
                     written.filled.add(page, 1);

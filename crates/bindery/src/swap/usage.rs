@@ -62,6 +62,7 @@ impl<P: Platform> Memory<P> {
         }
     }
 
+    #[cfg(feature = "procfs")]
     /// How many entries name the slot.
     pub(crate) fn slot_entries(&self, area: u8, slot: u64) -> u32 {
         self.swap_cell(area, slot).map_or(0, Cell::entries)

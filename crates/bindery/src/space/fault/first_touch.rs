@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Attributes};
+use crate::arch::{self, Arch, Attributes, Entry};
 use crate::effort::Collecting;
 use crate::error::FaultError;
 use crate::events::RareEvents;
@@ -98,15 +98,20 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// The sizes of folios, one bit for each order, that would fit around `page`: into the VMA,
-    /// into one table, and where nothing seems to stand. `None` if something stands at `page`.
+    /// into one table, and where nothing seems to stand. If something stands at `page`, that.
     /// Looks without locks, so a caller that acts on it looks again.
-    pub(super) fn vacant_orders(&self, vma: &Vma, page: VirtAddr, access: Access) -> Option<u16> {
+    pub(super) fn vacant_orders(
+        &self,
+        vma: &Vma,
+        page: VirtAddr,
+        access: Access,
+    ) -> Result<u16, Entry> {
         let mut counts = Counts::default();
         let section = ReadSection::enter(self.platform());
         let (node, _, hint) = self.table.peek(&section, page, &mut counts);
         self.table.stats.add(&counts);
         if !hint.is_empty() {
-            return None;
+            return Err(hint);
         }
         let wanted = match access {
             Access::Write => {
@@ -114,7 +119,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 self.used_orders(policy.orders(vma.flags().huge_advice()), vma.flags()) | 1
             }
             // Any zero page is a small one there.
-            Access::Read | Access::Execute if node.level == 1 => return Some(1),
+            Access::Read | Access::Execute if node.level == 1 => return Ok(1),
             Access::Read | Access::Execute => self.zero_orders(vma.flags()),
         };
         let huge = arch::order_of_level::<P::Arch>(2);
@@ -127,7 +132,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             node.level > 1 || order < huge && run::empty(slots, first, 1 << order) == 1 << order
         };
         let orders = (0..=MAX_FOLIO_ORDER).filter(|order| wanted & 1 << order != 0);
-        Some(orders.filter(|order| fits(*order)).fold(0, |set, order| set | 1 << order))
+        Ok(orders.filter(|order| fits(*order)).fold(0, |set, order| set | 1 << order))
     }
 
     /// Nothing stood at `page` when it was looked at; `orders` would fit.

@@ -296,8 +296,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ) -> Result<Outcome, FaultError> {
         loop {
             let step = match self.vacant_orders(vma, page, access) {
-                Some(orders) => fill(orders)?,
-                None => self.look_again(vma, page, access)?,
+                Ok(orders) => fill(orders)?,
+                // What it says now counts: it is looked at again where it is replaced.
+                Err(entry) if self.is_in_swap(entry) => Step::SwapIn,
+                Err(_) => self.look_again(vma, page, access)?,
             };
             let step = match step {
                 Step::Reuse(range) => Step::Done(self.reuse(vma, page, range)?),

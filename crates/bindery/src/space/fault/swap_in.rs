@@ -1,7 +1,7 @@
 //! Faults on pages in swap: the content comes back, as the largest folio that its slots allow.
 
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, absent};
+use crate::arch::{self, Absent, Arch, Entry, absent};
 use crate::error::FaultError;
 use crate::frame::swap_place::SwapPlace;
 use crate::frame::{Folio, FolioLock, MAX_FOLIO_ORDER, Owner};
@@ -56,6 +56,11 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Ok(Step::Again);
         }
         self.read_in(vma, (page, access), slot)
+    }
+
+    /// Whether the entry, which is not empty, names a swap slot.
+    pub(super) fn is_in_swap(&self, entry: Entry) -> bool {
+        entry.0 & P::Arch::PRESENT == 0 && absent::is_swap::<P::Arch>(entry)
     }
 
     /// The slot that is named at `page`, read without locks.
