@@ -1,5 +1,5 @@
-//! The program `bindery`: runs workloads and scripts on the engine, in a machine inside this process
-//! or in QEMU, and compares them with Linux.
+//! The program `bindery`: runs workloads and scripts on the engine, in a machine inside this
+//! process or in QEMU, and compares them with Linux.
 
 mod bench;
 mod check;

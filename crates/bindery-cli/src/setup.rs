@@ -1,8 +1,8 @@
 //! `bindery setup`: installs what is missing, on Debian.
 //!
 //! It uses only apt-get, and prints each command before it runs. Rust for bare metal is installed
-//! as Debian's own Rust with the source of `core` (see `guest::toolchain`). With rustup, the targets
-//! can be added there instead.
+//! as Debian's own Rust with the source of `core` (see `guest::toolchain`). With rustup, the
+//! targets can be added there instead.
 
 use std::fmt;
 use std::process::{Command, ExitCode};
@@ -23,8 +23,8 @@ const OLDEST_RUST: (u32, u32) = (1, 95);
 
 /// Install what is missing, on Debian as root
 ///
-/// Uses apt-get, prints each command before it runs, and installs only what `bindery doctor` reports
-/// as missing. Without root it only prints the commands, and the exit status is 1.
+/// Uses apt-get, prints each command before it runs, and installs only what `bindery doctor`
+/// reports as missing. Without root it only prints the commands, and the exit status is 1.
 #[derive(clap::Args)]
 pub struct Arguments {}
 

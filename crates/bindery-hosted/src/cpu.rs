@@ -222,8 +222,8 @@ impl Seats {
 
     /// Begins to count a grace period.
     ///
-    /// Of a section that is being entered at the same time, either its seat shows an earlier time to
-    /// the caller, or it sees all that the caller has unlinked. The fence pairs with the one in
+    /// Of a section that is being entered at the same time, either its seat shows an earlier time
+    /// to the caller, or it sees all that the caller has unlinked. The fence pairs with the one in
     /// `announce`:
     /// 1. CPU A reads the clock;
     /// 2. CPU B unlinks a VMA, lets the clock go forward, and finds CPU A's seat outside;
@@ -265,7 +265,8 @@ fn announce(section: &AtomicU64, inside: u64) {
         section.swap(inside, Ordering::SeqCst);
         compiler_fence(Ordering::SeqCst);
     } else {
-        // Release, as the exchange is: a thread that sees this section sees what was read in the one before.
+        // Release, as the exchange is: a thread that sees this section sees what was read in the
+        // one before.
         section.store(inside, Ordering::Release);
         fence(Ordering::SeqCst);
     }

@@ -142,8 +142,8 @@ impl<A: Walk> Machine<A> {
         Self { direct_map: shared.memory.direct_map(), shared: Arc::new(shared) }
     }
 
-    /// All frames of the machine, under the core's care. For a platform around the machine, the caller
-    /// makes a [`Memory`] of [`Machine::frames`] itself.
+    /// All frames of the machine, under the core's care. For a platform around the machine, the
+    /// caller makes a [`Memory`] of [`Machine::frames`] itself.
     ///
     /// # Errors
     /// [`FramesError::TooSmall`] if the frames cannot hold their own metadata.
@@ -239,8 +239,8 @@ impl<A: Walk> Machine<A> {
         self.tlb(cpu).lock().cached(root)
     }
 
-    /// Lets a fatal signal come, for the running thread: [`Platform::fatal_signal`] says "no" so many times
-    /// more, and "yes" from then on. `None` takes it back.
+    /// Lets a fatal signal come, for the running thread: [`Platform::fatal_signal`] says "no" so
+    /// many times more, and "yes" from then on. `None` takes it back.
     pub fn fatal_signal_after(&self, questions: Option<u64>) {
         self.shared.signals.set(questions);
     }
@@ -366,20 +366,21 @@ unsafe impl<A: Walk> Platform for Machine<A> {
             "a thread sleeps inside a read section on CPU {}",
             self.cpu().0
         );
-        // Acquire: a thread that finds the word changed comes after what was done before the change.
+        // Acquire: a thread that finds the word changed comes after what was done before the
+        // change.
         let unchanged = || word.load(Ordering::Acquire) == expected;
         let key = ptr::from_ref(word).addr();
-        // SAFETY: 1. The key is the address of a word that is there, in which no lock of the crate's
-        // lies, and which others use as a key through `unpark` alone. 2. The closures neither panic
-        // nor come back to the crate.
+        // SAFETY: 1. The key is the address of a word that is there, in which no lock of the
+        // crate's lies, and which others use as a key through `unpark` alone. 2. The closures
+        // neither panic nor come back to the crate.
         unsafe {
             parking_lot_core::park(key, unchanged, || (), |_, _| (), DEFAULT_PARK_TOKEN, None);
         }
     }
 
     fn unpark(&self, word: *const AtomicU32) {
-        // SAFETY: as in `park`. If the word is gone, a thread that waits under its address for something
-        // else looks again.
+        // SAFETY: as in `park`. If the word is gone, a thread that waits under its address for
+        // something else looks again.
         unsafe { parking_lot_core::unpark_all(word.addr(), DEFAULT_UNPARK_TOKEN) };
     }
 

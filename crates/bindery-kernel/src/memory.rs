@@ -90,8 +90,8 @@ pub fn leaked_frames() -> i64 {
 }
 
 /// Frames that are free, those that wait in caches and for a purge among them, the tables of the
-/// kernel map, which may keep one, empty, for the guard page behind an area that stays, and the huge
-/// zero page, which stays once it was made.
+/// kernel map, which may keep one, empty, for the guard page behind an area that stays, and the
+/// huge zero page, which stays once it was made.
 fn free_frame_count() -> u64 {
     kernel_map().purge();
     memory().trim();
@@ -198,7 +198,8 @@ impl Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         let start = VirtAddr(self.start.as_ptr().expose_provenance() as u64);
-        // SAFETY: 1. made in `new`; 2. the value's alone, and dropped; 3. nobody else has its frames.
+        // SAFETY: 1. made in `new`; 2. the value's alone, and dropped; 3. nobody else has its
+        // frames.
         if let Err(problem) = unsafe { kernel_map().vfree(start) } {
             panic!("memory of the kernel cannot be given back: {problem}");
         }

@@ -96,7 +96,8 @@ pub fn run() {
     }
 }
 
-/// Tests a CPU by its registers. For other CPUs that is enough: the first one has tested the tables.
+/// Tests a CPU by its registers. For other CPUs that is enough: the first one has tested the
+/// tables.
 ///
 /// # Panics
 /// Where a control bit is wrong.

@@ -78,7 +78,8 @@ fn vmalloc<const MAKE: u32, const UNMAKE: u32>(
     iterations: usize,
 ) {
     let make = || good(kernel_map().vmalloc(size, &options));
-    // SAFETY: 1. `make` made it; 2. and 3. what `measure` wrote is verified before, and nobody else has it.
+    // SAFETY: 1. `make` made it; 2. and 3. what `measure` wrote is verified before, and nobody else
+    // has it.
     let unmake = |at| good(unsafe { kernel_map().vfree(at) });
     measure::<MAKE, UNMAKE>(name, iterations, make, unmake, Expected::Memory(size));
 }
@@ -194,7 +195,8 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // SAFETY: 1. the pool made it; 2. nobody accesses it; 3. the areas that had its frames are gone.
+        // SAFETY: 1. the pool made it; 2. nobody accesses it; 3. the areas that had its frames are
+        // gone.
         good(unsafe { kernel_map().vfree(self.at) });
     }
 }

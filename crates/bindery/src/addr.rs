@@ -29,14 +29,15 @@ macro_rules! address_arithmetic {
                 self.0 & (size - 1) == 0
             }
 
-            /// The largest multiple of `size` bytes, a power of two, that is not above this address.
+            /// The largest multiple of `size` bytes, a power of two, that is not above this
+            /// address.
             #[inline]
             pub const fn align_down(self, size: u64) -> Self {
                 Self(self.0 & !(size - 1))
             }
 
-            /// The smallest multiple of `size` bytes, a power of two, that is not below this address;
-            /// `None` if that does not fit in 64 bits.
+            /// The smallest multiple of `size` bytes, a power of two, that is not below this
+            /// address; `None` if that does not fit in 64 bits.
             #[inline]
             pub const fn align_up(self, size: u64) -> Option<Self> {
                 match self.checked_add(size - 1) {

@@ -29,8 +29,9 @@ const WORDS: usize = PAGE_SIZE as usize / WORD;
 ///    memory.
 #[inline]
 pub(crate) unsafe fn place<P: Platform>(platform: &P, first: Frame, offset: usize) -> NonNull<u8> {
-    // SAFETY: the frames are of one range (the caller's obligation 1), so their bytes follow each other
-    // in the direct map (obligation 1 of `Platform`, and `Frames::new` looked where two ranges touch).
+    // SAFETY: the frames are of one range (the caller's obligation 1), so their bytes follow each
+    // other in the direct map (obligation 1 of `Platform`, and `Frames::new` looked where two
+    // ranges touch).
     unsafe { platform.direct_map(first).add(offset) }
 }
 
@@ -38,12 +39,12 @@ pub(crate) unsafe fn place<P: Platform>(platform: &P, first: Frame, offset: usiz
 ///
 /// # Safety
 /// 1. The frames that hold the bytes are one block or folio of the memory.
-/// 2. They are not freed during the call, and are memory of programs or of an object: their bytes are
-///    accessed by atomics or by [`Platform::read_bytes`] and [`Platform::write_bytes`] alone.
+/// 2. They are not freed during the call, and are memory of programs or of an object: their bytes
+///    are accessed by atomics or by [`Platform::read_bytes`] and [`Platform::write_bytes`] alone.
 #[inline]
 pub(crate) unsafe fn read<P: Platform>(platform: &P, first: Frame, offset: usize, into: &mut [u8]) {
-    // SAFETY: 1. the caller's obligation 1, and the direct map shows them; others go by atomics or by
-    // the platform's means (the caller's obligation 2). `into` is the caller's own.
+    // SAFETY: 1. the caller's obligation 1, and the direct map shows them; others go by atomics or
+    // by the platform's means (the caller's obligation 2). `into` is the caller's own.
     unsafe { platform.read_bytes(place(platform, first, offset), into) }
 }
 
@@ -142,14 +143,14 @@ fn for_each_word(range: Range<usize>, mut f: impl FnMut(usize, Range<usize>, usi
 ///
 /// # Safety
 /// 1. `frame` is a frame of the memory.
-/// 2. While the result is used, the frame is not freed, and its bytes are accessed as aligned atomics
-///    or by the platform's means alone.
+/// 2. While the result is used, the frame is not freed, and its bytes are accessed as aligned
+///    atomics or by the platform's means alone.
 #[inline]
 unsafe fn words<P: Platform>(platform: &P, frame: Frame) -> &[AtomicU64; WORDS] {
     let bytes = platform.direct_map(frame).cast::<[AtomicU64; WORDS]>();
     // SAFETY: the direct map shows all 4,096 bytes of the frame for as long as the platform lives,
-    // aligned to 4,096 (obligation 1 of `Platform`, `Frames::new` looked, and the caller's obligation
-    // 1). Nobody makes references to them (its obligation 2).
+    // aligned to 4,096 (obligation 1 of `Platform`, `Frames::new` looked, and the caller's
+    // obligation 1). Nobody makes references to them (its obligation 2).
     unsafe { bytes.as_ref() }
 }
 

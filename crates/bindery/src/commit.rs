@@ -88,8 +88,9 @@ impl Commitment {
         self.committed.fetch_add(pages, Ordering::Relaxed);
     }
 
-    /// Commits `pages` for as long as the guard lives, or refuses: a caller that wants them to stay committed
-    /// adds them before it drops the guard, so two processes are never committed the same pages.
+    /// Commits `pages` for as long as the guard lives, or refuses: a caller that wants them to stay
+    /// committed adds them before it drops the guard, so two processes are never committed the same
+    /// pages.
     pub(crate) fn reserve(&self, pages: u64) -> Result<Reservation<'_>, Error> {
         let pages = pages.min(1 << 52) as i64;
         let after = self.committed.fetch_add(pages, Ordering::Relaxed) + pages;

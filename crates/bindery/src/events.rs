@@ -114,7 +114,8 @@ impl Repeats {
     /// Notes a fault.
     ///
     /// # Panics
-    /// In debug builds, with the usual causes, where the same fault has come [`TOO_MANY_REPEATS`] times.
+    /// In debug builds, with the usual causes, where the same fault has come [`TOO_MANY_REPEATS`]
+    /// times.
     #[cold]
     pub(crate) fn note<A: Arch>(&self, fault: &Unchanged) {
         let Unchanged { root, page, written } = *fault;

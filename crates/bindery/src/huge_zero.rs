@@ -8,9 +8,9 @@
 //! ```
 //!
 //! The block is not a folio: it has no counts and no owner, and does not count as resident. When a
-//! huge leaf is split, its pages go on to name the block's frames. These rise by one like the frames
-//! of a folio, so the pages move, become `PROT_NONE` and fold in runs. The block is allocated when a
-//! read first needs it, and is never freed.
+//! huge leaf is split, its pages go on to name the block's frames. These rise by one like the
+//! frames of a folio, so the pages move, become `PROT_NONE` and fold in runs. The block is
+//! allocated when a read first needs it, and is never freed.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -41,9 +41,9 @@ impl HugeZero {
 
 impl<P: Platform> Memory<P> {
     /// Sets whether a first read of anonymous memory maps the huge zero page where the first write
-    /// would take a huge folio (Linux: `transparent_hugepage/use_zero_page`). Off at first. Existing
-    /// mappings stay. The page takes the frames of one huge folio when a read first needs it, and keeps
-    /// them.
+    /// would take a huge folio (Linux: `transparent_hugepage/use_zero_page`). Off at first.
+    /// Existing mappings stay. The page takes the frames of one huge folio when a read first needs
+    /// it, and keeps them.
     ///
     /// Constant time.
     ///
@@ -59,8 +59,8 @@ impl<P: Platform> Memory<P> {
         self.huge_zero.used.load(Ordering::Relaxed)
     }
 
-    /// The frames of the huge zero page, if a read has needed it; they are never freed. Does not sleep.
-    /// Constant time.
+    /// The frames of the huge zero page, if a read has needed it; they are never freed. Does not
+    /// sleep. Constant time.
     ///
     /// Context: any.
     pub fn huge_zero_page(&self) -> Option<FrameRange> {

@@ -41,9 +41,9 @@
 //!
 //! # Contexts
 //!
-//! Each public function says where it may be called, by one of three contexts. Where all functions of
-//! a type, trait or module are alike, that says it once, in a section "Context". A test finds what
-//! says nothing (`tests/contexts.rs`).
+//! Each public function says where it may be called, by one of three contexts. Where all functions
+//! of a type, trait or module are alike, that says it once, in a section "Context". A test finds
+//! what says nothing (`tests/contexts.rs`).
 //!
 //! | context | sleeps | acquires a [`Platform::SpinLock`] | with interrupts off, in an interrupt handler |
 //! |---|---|---|---|

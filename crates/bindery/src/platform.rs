@@ -128,8 +128,8 @@ pub struct Work {
 /// # Context
 /// [`Platform::park`], [`Platform::synchronize`], [`Platform::allocation_may_wait`] and
 /// [`Platform::collect_memory`] may sleep: the core calls them outside of read sections and without
-/// table locks or spin locks. All others never sleep: the core calls them in read sections, with locks
-/// of every kind held, and with interrupts off.
+/// table locks or spin locks. All others never sleep: the core calls them in read sections, with
+/// locks of every kind held, and with interrupts off.
 ///
 /// # Safety
 ///
@@ -156,8 +156,8 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// The architecture of the tables that the MMU walks.
     type Arch: Arch;
 
-    /// A lock that may be held for long; a waiter may sleep. Never acquired in an interrupt handler.
-    /// [`crate::sync`] has ready ones.
+    /// A lock that may be held for long; a waiter may sleep. Never acquired in an interrupt
+    /// handler. [`crate::sync`] has ready ones.
     type Mutex: RawLock;
 
     /// A lock that is held for a few hundred instructions; a waiter spins. If the core is called
@@ -245,8 +245,8 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// | AArch64 | `dc cvau` for each line unless `CTR_EL0.IDC`; `dsb ish`; `ic ivau` for each line unless `CTR_EL0.DIC`; `dsb ish`; `isb` |
     /// | RISC-V | `fence.i` on all harts (SBI: `remote_fence_i`) |
     ///
-    /// Programs that write code themselves synchronize it themselves, as on Linux. For memory of the
-    /// kernel's own ([`crate::KernelMap`]) the embedder does.
+    /// Programs that write code themselves synchronize it themselves, as on Linux. For memory of
+    /// the kernel's own ([`crate::KernelMap`]) the embedder does.
     ///
     /// May be called with table locks held: what [`Platform::invalidate`] may not do, this may not
     /// either. Does nothing by default.
@@ -372,10 +372,10 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// not wait for one. Does nothing by default.
     fn collect_memory_later(&self) {}
 
-    /// Called when a call is about to fail for lack of memory, and reclaim has found nothing to free: no
-    /// page is cold and has room in swap. The embedder may end a program, or free something else, and says
-    /// whether the call should be tried once more (Linux: the OOM killer). No lock of the core is held.
-    /// May sleep. Does nothing by default.
+    /// Called when a call is about to fail for lack of memory, and reclaim has found nothing to
+    /// free: no page is cold and has room in swap. The embedder may end a program, or free
+    /// something else, and says whether the call should be tried once more (Linux: the OOM killer).
+    /// No lock of the core is held. May sleep. Does nothing by default.
     fn out_of_memory(&self) -> bool {
         false
     }

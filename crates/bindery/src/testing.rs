@@ -48,7 +48,8 @@ use crate::{AddressSpace, Memory, Object, Protection};
 /// ```
 ///
 /// Slots of swap entries exist from then on, and their content is lost: a touch is
-/// [`FaultError::Bus`](crate::FaultError::Bus). [`forget_areas`] removes them when no entry is left.
+/// [`FaultError::Bus`](crate::FaultError::Bus). [`forget_areas`] removes them when no entry is
+/// left.
 ///
 /// Panics where something stands already, and where memory runs out. ProtNone leaves belong to
 /// folios, so `mprotect` makes them, not this.
@@ -150,8 +151,8 @@ pub fn set_raw_entry<P: Platform>(
     Entry(slot.swap(entry.0, Relaxed))
 }
 
-/// Makes the leaves for `count` pages from `at` on, of whatever level, look as if nobody had used or
-/// written them since their content was saved; TLBs are told. What has no leaf stays as it is.
+/// Makes the leaves for `count` pages from `at` on, of whatever level, look as if nobody had used
+/// or written them since their content was saved; TLBs are told. What has no leaf stays as it is.
 pub fn clear_accessed_and_dirty<P: Platform>(
     space: &AddressSpace<'_, P>,
     at: VirtAddr,
@@ -277,8 +278,8 @@ pub fn damage_mapping<P: Platform>(
     }
 }
 
-/// Whether the content of the folio that is mapped at `at` may be dropped (`MADV_FREE`). Panics where
-/// none is mapped.
+/// Whether the content of the folio that is mapped at `at` may be dropped (`MADV_FREE`). Panics
+/// where none is mapped.
 pub fn is_lazy<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr) -> bool {
     let page = VirtRange::raw(at.0, at.0 + PAGE_SIZE);
     let mut lazy = None;
@@ -324,10 +325,10 @@ pub fn damage_folio<P: Platform>(memory: &Memory<P>, page: Frame, damage: FolioD
     }
 }
 
-/// Takes a reference from nothing to the folio around `frame`, whatever that is used for by now, as a
-/// walker does that has found the number in a list; calls `f` with the folio's first frame and how
-/// many pages it has, and releases the reference. Where the folio's lock is free, `f` is called with
-/// it held, and the owner has been read under it. `None` if there is no folio.
+/// Takes a reference from nothing to the folio around `frame`, whatever that is used for by now, as
+/// a walker does that has found the number in a list; calls `f` with the folio's first frame and
+/// how many pages it has, and releases the reference. Where the folio's lock is free, `f` is called
+/// with it held, and the owner has been read under it. `None` if there is no folio.
 pub fn with_reference<P: Platform, R>(
     memory: &Memory<P>,
     frame: Frame,
@@ -368,7 +369,8 @@ pub fn damage_memory<P: Platform>(memory: &Memory<P>, damage: MemoryDamage) {
         }
         MemoryDamage::DoubleFree => {
             let frame = leak_frame(memory);
-            // SAFETY: 1. and 2. nobody else knows the frame; the second time it is not allocated any more.
+            // SAFETY: 1. and 2. nobody else knows the frame; the second time it is not allocated
+            // any more.
             unsafe {
                 frames.free(platform, frame, 0);
                 frames.free(platform, frame, 0);
@@ -429,9 +431,9 @@ impl<'a, 'm, P: Platform> UnmapWalk<'a, 'm, P> {
         Self { memory: object.memory, walk: rmap::ObjectWalk::new(object.state(), ranges) }
     }
 
-    /// Unmaps the next page, or passes a hole. Calls `inside` with the lock of the object's mappings
-    /// held. Says whether the walk is done. `None` if the lock is held by somebody who changes
-    /// the set of mappings: it is only tried.
+    /// Unmaps the next page, or passes a hole. Calls `inside` with the lock of the object's
+    /// mappings held. Says whether the walk is done. `None` if the lock is held by somebody who
+    /// changes the set of mappings: it is only tried.
     pub fn step(&mut self, mut inside: impl FnMut(VirtAddr)) -> Option<bool> {
         let done = self.walk.hold(self.memory, Locking::Try, &mut |sight, gather| {
             inside(sight.range.start());
@@ -495,8 +497,8 @@ pub fn anon_groups<P: Platform>(memory: &Memory<P>) -> u64 {
     memory.slab::<AnonGroup>().objects()
 }
 
-/// Does `work` with the lock of the folio held that `page` belongs to. Panics where that is none, or
-/// somebody has its lock.
+/// Does `work` with the lock of the folio held that `page` belongs to. Panics where that is none,
+/// or somebody has its lock.
 pub fn with_folio_locked<P: Platform, R>(
     memory: &Memory<P>,
     page: Frame,

@@ -274,7 +274,8 @@ mod riscv {
         assert_eq!(Sv48::table(Frame(u32::MAX)), Entry(0xffff_ffff << 10 | 1));
     }
 
-    // Chapter 5, the table of encodings with N set: i = 0, pte.ppn[0] = x xxxx 1000 is a 64 KiB contiguous region.
+    // Chapter 5, the table of encodings with N set: i = 0, pte.ppn[0] = x xxxx 1000 is a 64 KiB
+    // contiguous region.
     #[test]
     fn a_region_is_written_with_the_low_frame_bits_1000() {
         for index in 0..16 {

@@ -1,8 +1,8 @@
 //! Contexts: every public function says where it may be called.
 //!
-//! The crate's docs define three contexts ("Contexts"). A function has `Context: ` and one of them in
-//! its docs; or its type, its trait, its module or one above has a section `# Context`, which then is true of all
-//! their functions. `testing` is left out, and so is what implements a trait.
+//! The crate's docs define three contexts ("Contexts"). A function has `Context: ` and one of them
+//! in its docs; or its type, its trait, its module or one above has a section `# Context`, which
+//! then is true of all their functions. `testing` is left out, and so is what implements a trait.
 
 #![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
 

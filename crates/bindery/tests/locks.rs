@@ -1,8 +1,8 @@
 //! Locks as types: a call without its lock does not compile.
 //!
-//! `src/space/lock_violations.rs` has the calls, right and wrong. As they are, they compile with the
-//! crate's tests. Here the crate is built with the wrong ones: the compiler's errors are those that the
-//! comments `//~ CODE` name, at their lines, and no others.
+//! `src/space/lock_violations.rs` has the calls, right and wrong. As they are, they compile with
+//! the crate's tests. Here the crate is built with the wrong ones: the compiler's errors are those
+//! that the comments `//~ CODE` name, at their lines, and no others.
 
 #![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
 

@@ -1,4 +1,5 @@
-//! `bindery bench`: workloads on the engine, page by page and in runs and whole tables, and on Linux.
+//! `bindery bench`: workloads on the engine, page by page and in runs and whole tables, and on
+//! Linux.
 //!
 //! | file | what |
 //! |---|---|

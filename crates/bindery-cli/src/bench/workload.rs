@@ -74,7 +74,8 @@ impl Call {
 pub struct Phase {
     pub name: String,
     pub floor: Floor,
-    /// Calls that are measured together: the time is that of one, floor and counts are those of all.
+    /// Calls that are measured together: the time is that of one, floor and counts are those of
+    /// all.
     pub repetitions: u64,
     /// How many times faster others have found it with large pieces than without.
     pub published: Option<f64>,
@@ -101,8 +102,8 @@ pub struct Script {
     geometry: Geometry,
 }
 
-/// How often a script is run. Each of `turns` the subjects take turns, in which each runs the script
-/// `repeats` times, so that a slow spell of the host does not hit one of them alone.
+/// How often a script is run. Each of `turns` the subjects take turns, in which each runs the
+/// script `repeats` times, so that a slow spell of the host does not hit one of them alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Effort {
     pub turns: usize,

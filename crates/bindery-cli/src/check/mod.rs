@@ -51,9 +51,10 @@ use script::{Action, MAIN, Script};
 
 /// Run a script of memory calls on a hosted machine with a strict TLB, and audit the result
 ///
-/// Prints the result of each call, as strace does, then the layout, as /proc/self/maps does, and the
-/// findings of the audit. Exit status: 0 if all expectations were met and the audit found nothing,
-/// 1 if an expectation was not met or the audit found a violation, 2 if the script is invalid.
+/// Prints the result of each call, as strace does, then the layout, as /proc/self/maps does, and
+/// the findings of the audit. Exit status: 0 if all expectations were met and the audit found
+/// nothing, 1 if an expectation was not met or the audit found a violation, 2 if the script is
+/// invalid.
 #[derive(clap::Args)]
 #[command(after_long_help = usage::help(), after_help = "The format of scripts: bindery help check")]
 pub struct Arguments {

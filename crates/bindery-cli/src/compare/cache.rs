@@ -1,8 +1,8 @@
 //! Measurements that were made before.
 //!
-//! A machine whose clock counts instructions does the same every time, so one that was measured with
-//! the same QEMU, plugin, kernel and files is not started again. What is kept is the plugin's own
-//! output, under a name that is a hash of all that goes in.
+//! A machine whose clock counts instructions does the same every time, so one that was measured
+//! with the same QEMU, plugin, kernel and files is not started again. What is kept is the plugin's
+//! own output, under a name that is a hash of all that goes in.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -1,10 +1,10 @@
 //! The workloads as programs.
 //!
-//! Both kernels run the same file, so the C library decides nothing between them; but it decides how
-//! many mappings a program has at its start, and with glibc's, Linux needs some 3,000 instructions
-//! more for each call that changes them. The recorded figures are those of musl on both
-//! architectures. Debian has no musl compiler for AArch64 on other hosts, so there musl is fetched,
-//! unpacked aside, and given to the usual compiler.
+//! Both kernels run the same file, so the C library decides nothing between them; but it decides
+//! how many mappings a program has at its start, and with glibc's, Linux needs some 3,000
+//! instructions more for each call that changes them. The recorded figures are those of musl on
+//! both architectures. Debian has no musl compiler for AArch64 on other hosts, so there musl is
+//! fetched, unpacked aside, and given to the usual compiler.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -8,8 +8,8 @@ use super::guests::Measurement;
 use super::rows::{ROWS, Row, Workload};
 use crate::size::FolioSize;
 
-/// What was measured of one workload with folios of one size; nothing for a kernel that was left out
-/// or has failed.
+/// What was measured of one workload with folios of one size; nothing for a kernel that was left
+/// out or has failed.
 #[derive(Clone, Debug)]
 pub struct Pair {
     pub workload: Workload,

@@ -1,8 +1,8 @@
 //! Linux's own tests, and the headers that they are built with, from Debian's packages.
 //!
-//! The package with Linux's source is large (160 MB), and so is what is in it; only the directory of
-//! the tests is kept. The tests know calls that are newer than this host's C library and headers,
-//! so Linux's headers come from the same release.
+//! The package with Linux's source is large (160 MB), and so is what is in it; only the directory
+//! of the tests is kept. The tests know calls that are newer than this host's C library and
+//! headers, so Linux's headers come from the same release.
 
 use std::fs;
 use std::path::{Path, PathBuf};

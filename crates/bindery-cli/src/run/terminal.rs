@@ -46,8 +46,8 @@ impl Terminal {
         if self.is_input { Output::Terminal } else { Output::PassThrough }
     }
 
-    /// Says how to leave, if that is of use, and keeps the terminal's settings: QEMU changes them, and may
-    /// be killed.
+    /// Says how to leave, if that is of use, and keeps the terminal's settings: QEMU changes them,
+    /// and may be killed.
     pub fn keep(&self) -> Kept {
         if !self.is_input {
             return Kept(None);

@@ -76,8 +76,8 @@ fn quits(architecture: Architecture) -> Result<Completion, Failed> {
     )
 }
 
-/// Runs a script of BusyBox's at a terminal of 31 rows and 117 columns, and looks whether the terminal is
-/// afterwards as it was.
+/// Runs a script of BusyBox's at a terminal of 31 rows and 117 columns, and looks whether the
+/// terminal is afterwards as it was.
 fn at_terminal(
     architecture: Architecture,
     script: &str,

@@ -1,13 +1,13 @@
 //! One walk through the tables, from the root or from a table that a cached intermediate entry
 //! names, down to a leaf.
 //!
-//! With [`Effect::Use`] it does what the hardware does: it checks the permission, then records
-//! the use (and the write) by compare-exchange; when the entry changed meanwhile, it reads it
-//! again. In a contiguous run the hardware may record both in whichever entry it likes and
-//! treat the block as used or written when any of its entries says so; this walker takes the
-//! freedom, and picks an entry by a number that changes each time. With [`Effect::None`] it only looks,
-//! and is then strict with contiguous runs: all entries, no holes, one permission. (While it
-//! is being built or taken apart, a block that the hardware meets may have holes.)
+//! With [`Effect::Use`] it does what the hardware does: it checks the permission, then records the
+//! use (and the write) by compare-exchange; when the entry changed meanwhile, it reads it again. In
+//! a contiguous run the hardware may record both in whichever entry it likes and treat the block as
+//! used or written when any of its entries says so; this walker takes the freedom, and picks an
+//! entry by a number that changes each time. With [`Effect::None`] it only looks, and is then
+//! strict with contiguous runs: all entries, no holes, one permission. (While it is being built or
+//! taken apart, a block that the hardware meets may have holes.)
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

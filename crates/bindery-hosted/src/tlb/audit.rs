@@ -2,9 +2,9 @@
 //!
 //! A cached translation may be narrower than the tables (an access that it denies faults, and
 //! software looks); it must not be wider. Nor may it say *dirty* where the table says clean: a
-//! write through it would not be recorded. Nor may it be of another size: the next access to a
-//! page that it does not cover would bring in a second translation. That it says *accessed* where the table does not is
-//! tolerated by everybody.
+//! write through it would not be recorded. Nor may it be of another size: the next access to a page
+//! that it does not cover would bring in a second translation. That it says *accessed* where the
+//! table does not is tolerated by everybody.
 
 use bindery::addr::{Frame, PAGE_SIZE};
 use bindery::arch::Permissions;

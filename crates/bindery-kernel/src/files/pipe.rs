@@ -43,8 +43,8 @@ struct State {
     bytes: Ring,
     readers: u32,
     writers: u32,
-    /// How often it was opened for reading, for writing: a thread that waits for the other side may wake when
-    /// that has come and gone.
+    /// How often it was opened for reading, for writing: a thread that waits for the other side may
+    /// wake when that has come and gone.
     openings: [u64; 2],
 }
 

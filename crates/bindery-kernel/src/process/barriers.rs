@@ -68,8 +68,8 @@ pub(super) fn membarrier(command: u64, flags: u64) -> Outcome {
         QUERY => return Ok(u64::from(KNOWN)),
         GET_REGISTRATIONS => {
             let registered = barriers.registered();
-            // As Linux: a process with the barrier that synchronizes cores is listed for the plain one
-            // too, and still may not use it.
+            // As Linux: a process with the barrier that synchronizes cores is listed for the plain
+            // one too, and still may not use it.
             let synchronized = registered & REGISTER_PRIVATE_EXPEDITED_SYNC_CORE != 0;
             let plain = if synchronized { REGISTER_PRIVATE_EXPEDITED } else { 0 };
             return Ok(u64::from(registered | plain));

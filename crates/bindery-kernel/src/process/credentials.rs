@@ -139,7 +139,8 @@ impl Credentials {
         new
     }
 
-    /// Whether its program runs with other rights than those of the caller that started it (`AT_SECURE`).
+    /// Whether its program runs with other rights than those of the caller that started it
+    /// (`AT_SECURE`).
     pub fn is_secure(&self) -> bool {
         self.user.real != self.user.effective || self.group.real != self.group.effective
     }
@@ -268,8 +269,8 @@ fn given(id: u64) -> Option<u32> {
     Some(id as u32).filter(|id| *id != KEPT)
 }
 
-/// Changes ids of the running thread; `change` gives the new ones or refuses. Its argument says whether
-/// the thread may take any.
+/// Changes ids of the running thread; `change` gives the new ones or refuses. Its argument says
+/// whether the thread may take any.
 fn change(kind: Kind, change: impl FnOnce(Ids, bool) -> Result<Ids, Errno>) -> Result<(), Errno> {
     let mut who = credentials();
     let free = who.can(kind.capability());

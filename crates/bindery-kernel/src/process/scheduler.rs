@@ -286,8 +286,8 @@ fn switch() {
     finish_switch();
 }
 
-/// What the thread that a switch has led to does first: the thread that ran before may be dropped now. A
-/// new thread calls it from its first instruction in the kernel (`arch::prepare`).
+/// What the thread that a switch has led to does first: the thread that ran before may be dropped
+/// now. A new thread calls it from its first instruction in the kernel (`arch::prepare`).
 pub extern "C" fn finish_switch() {
     // SAFETY: see `FirstCpu`.
     let previous = unsafe { (*FIRST_CPU.0.get()).previous.take() };

@@ -216,10 +216,10 @@ impl Arch for AArch64 {
     }
 
     fn needs_break(old: Entry, new: Entry, _level: u8) -> bool {
-        // D8.16 demands it for another output address, contiguous run size, memory type or shareability,
-        // and for a global entry where the TLB may hold one that is not. (The address rule has
-        // exceptions for equal contents, the size rule for FEAT_BBM; we use neither.) A table
-        // for another table is a change of address of everything below.
+        // D8.16 demands it for another output address, contiguous run size, memory type or
+        // shareability, and for a global entry where the TLB may hold one that is not. (The address
+        // rule has exceptions for equal contents, the size rule for FEAT_BBM; we use neither.) A
+        // table for another table is a change of address of everything below.
         const ALWAYS: u64 =
             FRAME_MASK | TABLE_OR_PAGE | ATTRIBUTE_INDEX | INNER_SHAREABLE | CONTIGUOUS;
         let changed = (old.0 ^ new.0) & ALWAYS;
@@ -253,9 +253,9 @@ impl Arch for AArch64 {
 }
 
 impl AArch64 {
-    /// A leaf of the kernel's own at `level` for `frame`, for tables that an embedder builds itself at
-    /// boot, before there is a [`crate::KernelMap`]: global, accessed, and dirty where stores are
-    /// allowed, so that the MMU never changes it. `permissions` allows something, and not
+    /// A leaf of the kernel's own at `level` for `frame`, for tables that an embedder builds itself
+    /// at boot, before there is a [`crate::KernelMap`]: global, accessed, and dirty where stores
+    /// are allowed, so that the MMU never changes it. `permissions` allows something, and not
     /// [`Permissions::USER`]; `frame` is aligned to the level's size.
     ///
     /// A constant of constant arguments: code that runs before the MMU is on adds a frame's address

@@ -31,8 +31,8 @@ impl ProtectionKey {
     }
 }
 
-/// What a thread may not do with the memory of each key: two bits for each, from key 0 on. The lower
-/// bit forbids loads and stores (`PKEY_DISABLE_ACCESS`), the upper one stores
+/// What a thread may not do with the memory of each key: two bits for each, from key 0 on. The
+/// lower bit forbids loads and stores (`PKEY_DISABLE_ACCESS`), the upper one stores
 /// (`PKEY_DISABLE_WRITE`). That is the format of x86-64's PKRU. Keys say nothing of fetches.
 ///
 /// ```

@@ -202,8 +202,9 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
     const LARGEST_LEAF: u8 = 3;
     /// Level-1 entries in a contiguous run, a power of two; 1 where there are none.
     const CONTIG_ENTRIES: u32 = 1;
-    /// The highest level at which [`Arch::CONTIG_ENTRIES`] leaves may form a contiguous run; 0 where there
-    /// are none. User tables have contiguous runs at level 1 alone; the kernel's, at each.
+    /// The highest level at which [`Arch::CONTIG_ENTRIES`] leaves may form a contiguous run; 0
+    /// where there are none. User tables have contiguous runs at level 1 alone; the kernel's, at
+    /// each.
     const LARGEST_CONTIG_LEVEL: u8 = if Self::CONTIG_ENTRIES > 1 { 1 } else { 0 };
     /// The MMU may cache that an entry was invalid, so that a new entry is certain to be seen only
     /// after an invalidation (RISC-V privileged specification 1.12, section 4.2.1 `SFENCE.VMA`).
@@ -424,9 +425,9 @@ pub fn implied<A: Arch>(permissions: Permissions) -> Permissions {
         .permissions
 }
 
-/// Whether the `A::CONTIG_ENTRIES` leaves of one folio, without the contiguous bit, that begin at `index` with `first` may
-/// form a contiguous run: virtual and physical alignment agree. (That they are equal and of one
-/// folio is the caller's knowledge.)
+/// Whether the `A::CONTIG_ENTRIES` leaves of one folio, without the contiguous bit, that begin at
+/// `index` with `first` may form a contiguous run: virtual and physical alignment agree. (That they
+/// are equal and of one folio is the caller's knowledge.)
 #[inline]
 pub fn may_fold<A: Arch>(first: Entry, index: u32) -> bool {
     A::CONTIG_ENTRIES > 1

@@ -208,9 +208,9 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
 }
 
 impl<const LEVELS: u8> X86_64<LEVELS> {
-    /// A leaf of the kernel's own at `level` for `frame`, for tables that an embedder builds itself at
-    /// boot, before there is a [`crate::KernelMap`]: global, accessed, and dirty where stores are
-    /// allowed, so that the MMU never changes it. `permissions` allows something, and not
+    /// A leaf of the kernel's own at `level` for `frame`, for tables that an embedder builds itself
+    /// at boot, before there is a [`crate::KernelMap`]: global, accessed, and dirty where stores
+    /// are allowed, so that the MMU never changes it. `permissions` allows something, and not
     /// [`Permissions::USER`]; `frame` is aligned to the level's size.
     ///
     /// A constant of constant arguments: code that runs before the MMU is on adds a frame's address

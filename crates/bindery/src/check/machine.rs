@@ -1,10 +1,10 @@
 //! The boot self-test: whether the machine is set up as the page tables need it.
 //!
-//! A control bit that is wrong shows up late and far away. With `EFER.NXE` clear, bit 63 of an x86-64
-//! entry is reserved: the kernel faults for ever at the first page that is not executable. With
-//! `CR0.WP` clear, the kernel writes through read-only entries, and a page that two processes share
-//! changes in both. [`machine`] maps a few pages, changes their protection, makes accesses that must
-//! succeed or fault, and names the bit.
+//! A control bit that is wrong shows up late and far away. With `EFER.NXE` clear, bit 63 of an
+//! x86-64 entry is reserved: the kernel faults for ever at the first page that is not executable.
+//! With `CR0.WP` clear, the kernel writes through read-only entries, and a page that two processes
+//! share changes in both. [`machine`] maps a few pages, changes their protection, makes accesses
+//! that must succeed or fault, and names the bit.
 //!
 //! ```text
 //! kernel area   rw-  load, store succeed; fetch faults          user page  rw-  plain load faults
@@ -71,9 +71,9 @@ pub enum AccessBy {
 
 /// Makes single accesses for [`machine`], and catches their faults.
 ///
-/// Each function makes one access in kernel mode on the CPU of the caller. A fault is reported as it
-/// comes: the fault handler must not ask [`AddressSpace::fault`] or [`KernelMap::resolve`] about it.
-/// A kernel has that handler already, where it copies from and to user memory.
+/// Each function makes one access in kernel mode on the CPU of the caller. A fault is reported as
+/// it comes: the fault handler must not ask [`AddressSpace::fault`] or [`KernelMap::resolve`] about
+/// it. A kernel has that handler already, where it copies from and to user memory.
 ///
 /// # Context
 /// Context: may sleep. The functions are called without locks of the core.
@@ -197,16 +197,17 @@ impl MachineReport {
 
     fn add(&mut self, bit: ControlBit, severity: Severity) {
         if !self.findings.iter().any(|(known, _)| known.name == bit.name) {
-            // More than fit would be a defect of the tables of rules; none is lost silently in tests.
+            // More than fit would be a defect of the tables of rules; none is lost silently in
+            // tests.
             debug_assert!(!self.findings.is_full(), "too many findings");
             let _ = self.findings.try_push((bit, severity));
         }
     }
 }
 
-/// Tests the CPU of the caller: maps, protects and touches pages of the kernel's in `map`, and of user
-/// mode in `space`, and names the control bit that is wrong. Either may be `None`, which skips its
-/// part. All is unmapped again.
+/// Tests the CPU of the caller: maps, protects and touches pages of the kernel's in `map`, and of
+/// user mode in `space`, and names the control bit that is wrong. Either may be `None`, which skips
+/// its part. All is unmapped again.
 ///
 /// Called once on each CPU, at boot, before the first program: after [`KernelMap`] is made and
 /// loaded, and with `space` loaded on the CPU ([`AddressSpace::enter`]). Nothing else uses `space`
@@ -256,8 +257,8 @@ impl<'t, 'm, P: Platform> Area<'t, 'm, P> {
 
     fn protect(&self, permissions: Permissions) -> Result<(), MachineError> {
         let range = VirtRange::raw(self.at.0, self.at.0 + self.size);
-        // SAFETY: 1. made in `new`; 2. the test accesses it by the MMU, and expects faults; 3. nobody else
-        // knows it.
+        // SAFETY: 1. made in `new`; 2. the test accesses it by the MMU, and expects faults; 3.
+        // nobody else knows it.
         Ok(unsafe { self.map.protect(range, permissions) }?)
     }
 
@@ -371,8 +372,8 @@ impl<A: Accesses> Test<'_, A> {
         self.accesses.code().iter().copied().take(MOST_CODE).collect()
     }
 
-    /// Makes an access of the kernel; a second time, where the processor may remember that nothing was
-    /// mapped.
+    /// Makes an access of the kernel; a second time, where the processor may remember that nothing
+    /// was mapped.
     fn twice<P: Platform, T>(
         &mut self,
         map: &KernelMap<'_, P>,
@@ -491,8 +492,8 @@ impl<A: Accesses> Test<'_, A> {
         Ok(())
     }
 
-    /// The same frame as memory of another type, where a control bit switches types on. (Elsewhere the
-    /// two types of one frame would have to agree.)
+    /// The same frame as memory of another type, where a control bit switches types on. (Elsewhere
+    /// the two types of one frame would have to agree.)
     fn memory_types<P: Platform>(&mut self, area: &Area<'_, '_, P>) -> Result<(), MachineError> {
         if P::Arch::control_bit(Symptom::MemoryTypeFaulted).is_none() {
             return Ok(());

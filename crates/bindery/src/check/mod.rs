@@ -1,8 +1,8 @@
 //! The auditor: verifies the invariants of a whole system, and says what is broken and where.
 //!
 //! It is for tests, debug builds and the moment after something looked odd. The system must be
-//! quiet: no operation and no fault runs while it looks, and `spaces` are all address spaces that take
-//! their frames from the memory.
+//! quiet: no operation and no fault runs while it looks, and `spaces` are all address spaces that
+//! take their frames from the memory.
 //!
 //! `docs/invariants.md` numbers the invariants and names the function here that verifies each:
 //!
@@ -17,8 +17,8 @@
 //! | 60 to 62: swap slots, their entries, the swap cache | `swap` |
 //! | 54: what waits for readers is in no tree, and is not lost | `deferred` |
 //!
-//! [`machine()`] is another test, for the first boot: whether the processor's control bits are set as
-//! the page tables need them.
+//! [`machine()`] is another test, for the first boot: whether the processor's control bits are set
+//! as the page tables need them.
 //!
 //! Invariants 1 to 9 are about TLBs and about the past. The hosted machine's strict TLB and the
 //! shadowed contents of the tests verify those.

@@ -176,8 +176,8 @@ impl<P: Platform> Audit<'_, '_, P> {
         (count & !NAMED, count & NAMED != 0)
     }
 
-    /// Whether the page of `folio` may be mapped: where it is an object's, that has it still, within
-    /// its size.
+    /// Whether the page of `folio` may be mapped: where it is an object's, that has it still,
+    /// within its size.
     pub(super) fn may_be_mapped(&self, folio: Folio, page: u32, named: bool) -> bool {
         let (owner, first) = self.memory.frames.owner(&self.memory.platform, folio);
         let (Owner::Memory(object) | Owner::File(object)) = owner else { return true };

@@ -65,8 +65,8 @@ impl<P: Platform> Audit<'_, '_, P> {
     }
 }
 
-/// The anon group, and those above it of which it is the only trace: they have no VMAs, and it comes
-/// first among their children.
+/// The anon group, and those above it of which it is the only trace: they have no VMAs, and it
+/// comes first among their children.
 fn counted_with(group: &AnonGroup) -> u64 {
     let mut count = 1;
     let mut at = group;

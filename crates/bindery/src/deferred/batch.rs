@@ -175,7 +175,8 @@ impl Tables {
     #[inline]
     pub(super) fn free<P: Platform>(mut self, memory: &Memory<P>) {
         while let Some(table) = self.pop(&memory.frames) {
-            // SAFETY: 1. obligations 1 and 2 of `push`, and the readers have left; 2. it was on this list.
+            // SAFETY: 1. obligations 1 and 2 of `push`, and the readers have left; 2. it was on
+            // this list.
             unsafe { release_table(memory, table) };
         }
     }
@@ -221,8 +222,8 @@ impl<P: Platform> Records<P> {
             *self = other;
             return;
         }
-        // SAFETY: what is on the chain lives (`Chain::push`, 1). All pointers to records are alike in
-        // memory, so their links are.
+        // SAFETY: what is on the chain lives (`Chain::push`, 1). All pointers to records are alike
+        // in memory, so their links are.
         unsafe { &*self.last }.store(other.first, Relaxed);
         self.last = other.last;
         self.count += other.count;
@@ -310,15 +311,16 @@ impl<P: Platform> Batch<P> {
         while left > 0
             && let Some(table) = self.tables.pop(&memory.frames)
         {
-            // SAFETY: 1. obligations 1 and 2 of `push`, and the readers have left; 2. it was on this list.
+            // SAFETY: 1. obligations 1 and 2 of `push`, and the readers have left; 2. it was on
+            // this list.
             unsafe { release_table(memory, table) };
             left -= 1;
         }
         for records in self.records.iter_mut().filter(|records| records.count > 0) {
             let before = records.count;
             // SAFETY: 1. The function came with the records. 2. Who handed them over had taken them
-            // out: a VMA of the index and all lists, an anon group that no VMA and no child holds, an
-            // area of the index of its map. The readers have left.
+            // out: a VMA of the index and all lists, an anon group that no VMA and no child holds,
+            // an area of the index of its map. The readers have left.
             unsafe { (records.free)(records, memory, left) };
             left -= before - records.count;
         }

@@ -79,8 +79,8 @@ pub struct Deferred {
 /// What of a memory waits for readers.
 pub(crate) struct Deferral<P: Platform> {
     queue: Mutex<P::SpinLock, Queue<Batch<P>>>,
-    /// Weights: what was ever added, and what of it was freed. The difference waits, in the queue or
-    /// with the thread that frees it.
+    /// Weights: what was ever added, and what of it was freed. The difference waits, in the queue
+    /// or with the thread that frees it.
     added: AtomicU64,
     freed: AtomicU64,
     /// Changes whenever something was freed.
@@ -154,8 +154,8 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// As [`Memory::free_after_readers`], for tables and for records of two types. Where no reader is
-    /// left, as mostly, no batch is made of them.
+    /// As [`Memory::free_after_readers`], for tables and for records of two types. Where no reader
+    /// is left, as mostly, no batch is made of them.
     ///
     /// # Safety
     /// 1. The records were taken out of whatever names them.
@@ -235,8 +235,8 @@ impl<P: Platform> Memory<P> {
     /// An embedder calls it before it allocates memory for itself ([`Memory::allocate_frames`]), or
     /// to verify that nothing is lost. [`Memory::deferred`] shows what waits.
     ///
-    /// Context: may sleep, but not with a lock held for which a reader may wait. Complexity: linear in
-    /// what waits.
+    /// Context: may sleep, but not with a lock held for which a reader may wait. Complexity: linear
+    /// in what waits.
     pub fn drain_deferred(&self) {
         let deferred = &self.deferred;
         if deferred.waiting() == 0 {

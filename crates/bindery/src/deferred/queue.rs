@@ -22,8 +22,8 @@ pub(super) trait Machine {
     fn is_over(&self, period: GracePeriod) -> bool;
 }
 
-/// Whether every read section has ended that could have found what the caller has just unlinked. The
-/// caller frees it at once then.
+/// Whether every read section has ended that could have found what the caller has just unlinked.
+/// The caller frees it at once then.
 ///
 /// The period begins after the unlinking. The other way round:
 /// 1. CPU A begins to count a grace period;

@@ -258,9 +258,9 @@ impl<P: Platform> Frames<P> {
         self.meta(folio.head).state.fetch_or(FETCHABLE, Release);
     }
 
-    /// Notes that the folio was written since. After the store: a CPU that makes an executable entry
-    /// meanwhile either comes behind this, or is one of a program that executes what another call
-    /// is writing.
+    /// Notes that the folio was written since. After the store: a CPU that makes an executable
+    /// entry meanwhile either comes behind this, or is one of a program that executes what another
+    /// call is writing.
     pub(crate) fn clear_fetchable(&self, folio: Folio) {
         self.change_state_flag(folio, FETCHABLE, false);
     }
@@ -277,8 +277,8 @@ impl<P: Platform> Frames<P> {
         self.meta(folio.head).state.load(Relaxed) & LAZY != 0
     }
 
-    /// What reclaim makes of another look at the folio: used since the last one or not. Says whether it
-    /// may be evicted.
+    /// What reclaim makes of another look at the folio: used since the last one or not. Says
+    /// whether it may be evicted.
     ///
     /// ```text
     /// used       cold -> referenced -> hot -> hot

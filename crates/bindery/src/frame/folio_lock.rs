@@ -49,8 +49,8 @@ pub(super) fn lock<W: Word<u32>>(state: &W, parking: &impl Parking<W>) {
     }
 }
 
-/// Gives the lock back. Calls `disown` where the owner should go; it looks whether that still holds,
-/// and may be called more than once.
+/// Gives the lock back. Calls `disown` where the owner should go; it looks whether that still
+/// holds, and may be called more than once.
 #[inline]
 pub(super) fn unlock<W: Word<u32>>(state: &W, parking: &impl Parking<W>, disown: impl Fn()) {
     // Acquire: the mark came after the last mapping had gone.
@@ -80,9 +80,9 @@ pub(super) fn orphan<W: Word<u32>>(state: &W, parking: &impl Parking<W>, disown:
     }
 }
 
-/// The lock of a folio; given back when this is dropped. For as long, the owner that it tells is the
-/// folio's, and if that is an object, the object lives: it waits for the lock before it lets the
-/// folio go.
+/// The lock of a folio; given back when this is dropped. For as long, the owner that it tells is
+/// the folio's, and if that is an object, the object lives: it waits for the lock before it lets
+/// the folio go.
 pub(crate) struct FolioLock<'a, P: Platform> {
     frames: &'a Frames<P>,
     platform: &'a P,
@@ -136,8 +136,8 @@ impl<P: Platform> Frames<P> {
         locked.then(|| FolioLock { frames: self, platform, folio })
     }
 
-    /// The lock of a folio that the caller has left locked ([`FolioLock::leave_locked`]); the only guard
-    /// of it.
+    /// The lock of a folio that the caller has left locked ([`FolioLock::leave_locked`]); the only
+    /// guard of it.
     pub(crate) fn folio_left_locked<'a>(
         &'a self,
         platform: &'a P,

@@ -14,7 +14,8 @@ use super::{Frames, FreeBatch, owner};
 use crate::platform::Platform;
 
 impl<P: Platform> Frames<P> {
-    /// Shows a folio fresh from [`Frames::new_folio`] to everybody, with `pages` mappings. One store.
+    /// Shows a folio fresh from [`Frames::new_folio`] to everybody, with `pages` mappings. One
+    /// store.
     #[inline]
     pub(crate) fn first_map(&self, folio: Folio, pages: u32) {
         debug_assert!(pages >= 1 && pages <= folio.pages());
@@ -59,16 +60,16 @@ impl<P: Platform> Frames<P> {
         }
     }
 
-    /// Frees the folio into the batch, if so many mappings, the caller's, are all that keep it. Says
-    /// whether that was so; else nothing has changed. One compare-exchange freezes the folio, so that
-    /// nobody comes by it any more, not even by its number.
+    /// Frees the folio into the batch, if so many mappings, the caller's, are all that keep it.
+    /// Says whether that was so; else nothing has changed. One compare-exchange freezes the folio,
+    /// so that nobody comes by it any more, not even by its number.
     #[inline]
     pub(crate) fn free_into(&self, batch: &mut FreeBatch<'_, P>, folio: Folio, pages: u32) -> bool {
         Self::free_head(self.meta(folio.head), batch, folio, pages)
     }
 
-    /// As [`Frames::free_into`], of anonymous folios alone: one that an object has, or had when it was
-    /// mapped, is left as it is.
+    /// As [`Frames::free_into`], of anonymous folios alone: one that an object has, or had when it
+    /// was mapped, is left as it is.
     #[inline]
     pub(crate) fn free_anonymous_into(
         &self,
@@ -98,10 +99,10 @@ impl<P: Platform> Frames<P> {
         batch.push(folio.head, folio.pages());
     }
 
-    /// Turns `pages` mappings of an anonymous folio, the only ones, and `held` references of the caller's
-    /// into two references, the caller's and the swap cache's, and takes the owner away. Says whether
-    /// nobody else held the folio; else nothing has changed. The caller has the folio's lock. One
-    /// compare-exchange.
+    /// Turns `pages` mappings of an anonymous folio, the only ones, and `held` references of the
+    /// caller's into two references, the caller's and the swap cache's, and takes the owner away.
+    /// Says whether nobody else held the folio; else nothing has changed. The caller has the
+    /// folio's lock. One compare-exchange.
     #[inline]
     pub(crate) fn unmap_all(&self, folio: Folio, pages: u32, held: u32) -> bool {
         let from = u64::from(pages) * MAPPING + u64::from(held) * REFERENCE;
@@ -112,8 +113,8 @@ impl<P: Platform> Frames<P> {
         unmapped
     }
 
-    /// As [`Frames::unmap`], for a caller that unmaps many: a folio that becomes free goes into the batch.
-    /// With `dirty`, the folio is marked as written.
+    /// As [`Frames::unmap`], for a caller that unmaps many: a folio that becomes free goes into the
+    /// batch. With `dirty`, the folio is marked as written.
     #[inline]
     pub(crate) fn unmap_into(
         &self,

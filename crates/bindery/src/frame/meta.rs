@@ -69,8 +69,8 @@ pub(crate) const EXCLUSIVE: u32 = 1 << 11;
 pub(crate) const LAZY: u32 = 1 << 12;
 /// The table may hold a guard marker. Set under the table's lock, and never cleared.
 pub(crate) const GUARDS: u32 = 1 << 13;
-/// Instruction fetches see the folio's contents: the core has not written to it since the caches were
-/// synchronized.
+/// Instruction fetches see the folio's contents: the core has not written to it since the caches
+/// were synchronized.
 pub(crate) const FETCHABLE: u32 = 1 << 14;
 
 /// Slots of a swap area hold the folio: `next` and `previous` name them, see [`super::swap_place`].
@@ -81,8 +81,8 @@ pub(crate) const REFERENCED: u32 = 1 << 16;
 /// The folio was found used twice, or came back soon after it was evicted.
 pub(crate) const HOT: u32 = 1 << 17;
 
-/// A thread may be parked on `state`, for the folio's lock. Set only beside the lock, and cleared with
-/// it.
+/// A thread may be parked on `state`, for the folio's lock. Set only beside the lock, and cleared
+/// with it.
 pub(crate) const FOLIO_PARKED: u32 = 1 << 29;
 /// The folio loses its owner when the lock is released. Set only beside the lock.
 pub(crate) const ORPHAN: u32 = 1 << 30;

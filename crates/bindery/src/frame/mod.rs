@@ -153,8 +153,8 @@ pub enum FramesError {
     TooHigh,
     /// The largest range has no room for the metadata of all frames, or nothing else is left.
     TooSmall,
-    /// The platform's direct map breaks its promise: a frame's bytes are not aligned to a page, or not
-    /// consecutive across two ranges that touch (blocks of frames may lie across both).
+    /// The platform's direct map breaks its promise: a frame's bytes are not aligned to a page, or
+    /// not consecutive across two ranges that touch (blocks of frames may lie across both).
     DirectMap,
 }
 
@@ -220,8 +220,8 @@ impl<P: Platform> Frames<P> {
         let base = platform.direct_map(meta_first).cast::<FrameMeta>().as_ptr();
         // SAFETY: 1. The direct map's promise: these frames lie in one range, so their bytes are
         // consecutive, `check_ranges` saw that they begin aligned to a page, and they stay while
-        // the platform does, which outlives us (2). Nothing else uses them (1). They are zeroed, and since they
-        // are not handed to the buddy allocator below, nobody else ever gets them.
+        // the platform does, which outlives us (2). Nothing else uses them (1). They are zeroed,
+        // and since they are not handed to the buddy allocator below, nobody else ever gets them.
         let metas = unsafe { MetaArray::new(base, first, count) };
 
         let mut buddy = Buddy::new();
@@ -275,8 +275,8 @@ impl<P: Platform> Frames<P> {
         self.take(order)
     }
 
-    /// As [`Frames::allocate`], for reclaim: it needs memory to free memory, and takes what is kept for
-    /// it.
+    /// As [`Frames::allocate`], for reclaim: it needs memory to free memory, and takes what is kept
+    /// for it.
     pub(crate) fn allocate_from_reserve(&self, order: u8) -> Option<Frame> {
         if self.fails_on_purpose() {
             return None;
@@ -294,8 +294,8 @@ impl<P: Platform> Frames<P> {
         self.reserve.load(Relaxed)
     }
 
-    /// Old news by the time that the frames are taken: CPUs that ask at the same moment may take a few
-    /// of the reserve.
+    /// Old news by the time that the frames are taken: CPUs that ask at the same moment may take a
+    /// few of the reserve.
     #[inline]
     fn would_take_reserve(&self, frames: u64) -> bool {
         self.free.load(Relaxed) < self.reserve.load(Relaxed) + frames
@@ -403,8 +403,9 @@ impl<P: Platform> Frames<P> {
     }
 
     /// Shows `f` every block: its head, its order (0 for tables, whose level stands there, and for
-    /// single reserved frames), its kind. Frames that are ready are shown as single free ones. A frame that is shown as [`Kind::Tail`] belongs to no
-    /// block: something is broken. For a quiet system; O(frames).
+    /// single reserved frames), its kind. Frames that are ready are shown as single free ones. A
+    /// frame that is shown as [`Kind::Tail`] belongs to no block: something is broken. For a quiet
+    /// system; O(frames).
     pub(crate) fn for_each_block(&self, mut f: impl FnMut(Frame, u8, Kind)) {
         let (first, count) = self.metas.span();
         let (ready, kept) = self.buddy.lock().ready();

@@ -35,8 +35,8 @@ pub(crate) const ALIGN: u64 = 16;
 
 const _: () = assert!(PAGE_SIZE / ALIGN <= 1 << (KIND_SHIFT - PLACE_SHIFT));
 
-/// Whom a folio belongs to. What the pointers lead to is known above: an `AnonGroup` of `rmap` and an
-/// `ObjectState` of `object`, each in a slab and aligned to [`ALIGN`].
+/// Whom a folio belongs to. What the pointers lead to is known above: an `AnonGroup` of `rmap` and
+/// an `ObjectState` of `object`, each in a slab and aligned to [`ALIGN`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Owner {
     /// Nobody yet.
@@ -61,8 +61,8 @@ pub(crate) enum OwnerKind {
 }
 
 impl<P: Platform> Frames<P> {
-    /// Notes whom a fresh folio belongs to, and the index of its first page there. Its owner outlives
-    /// its mappings. Of any other folio, [`super::FolioLock::set_owner`] does.
+    /// Notes whom a fresh folio belongs to, and the index of its first page there. Its owner
+    /// outlives its mappings. Of any other folio, [`super::FolioLock::set_owner`] does.
     #[inline]
     pub(crate) fn set_fresh_owner(&self, folio: Folio, owner: Owner, index: u64) {
         debug_assert_eq!(self.meta(folio.head).count.load(Relaxed), 0, "{folio:?} is not fresh");
@@ -87,7 +87,8 @@ impl<P: Platform> Frames<P> {
     }
 
     /// The object that owns the folio names no page of it any more: nobody owns it, and what
-    /// [`Frames::owner_kind`] says stays. Entries that map it may be gone and not be counted down yet:
+    /// [`Frames::owner_kind`] says stays. Entries that map it may be gone and not be counted down
+    /// yet:
     /// 1. CPU A takes a table out of the tree, and releases its locks;
     /// 2. CPU B truncates the object, finds no entry, and lets the pages go;
     /// 3. CPU A counts what stood in the table, as pages of shared memory or of a file.
@@ -100,8 +101,8 @@ impl<P: Platform> Frames<P> {
         head.word.store(kind | LET_GO, Relaxed);
     }
 
-    /// Whom the folio belongs to, and the index of its first page there. For the holder of the folio's lock,
-    /// and for the auditor of a quiet system; for anybody else the answer is a guess.
+    /// Whom the folio belongs to, and the index of its first page there. For the holder of the
+    /// folio's lock, and for the auditor of a quiet system; for anybody else the answer is a guess.
     pub(crate) fn owner(&self, platform: &P, folio: Folio) -> (Owner, u64) {
         let head = self.meta(folio.head);
         let word = head.word.load(Relaxed);
@@ -120,8 +121,8 @@ impl<P: Platform> Frames<P> {
         (owner, word & INDEX_MASK)
     }
 
-    /// Whether the folio is anonymous memory, which only its anon group may map. One that nobody maps any
-    /// more is not.
+    /// Whether the folio is anonymous memory, which only its anon group may map. One that nobody
+    /// maps any more is not.
     #[inline]
     pub(crate) fn is_anonymous(&self, folio: Folio) -> bool {
         is_anonymous(self.meta(folio.head).word.load(Relaxed))
@@ -134,8 +135,8 @@ impl<P: Platform> Frames<P> {
         word >> KIND_SHIFT >= SHARED_MEMORY && word & LET_GO == 0
     }
 
-    /// What sort of owner the folio has, or had when it was mapped. The caller keeps it mapped, so the
-    /// answer lasts.
+    /// What sort of owner the folio has, or had when it was mapped. The caller keeps it mapped, so
+    /// the answer lasts.
     #[inline]
     pub(crate) fn owner_kind(&self, folio: Folio) -> OwnerKind {
         match self.meta(folio.head).word.load(Relaxed) >> KIND_SHIFT {
@@ -146,8 +147,8 @@ impl<P: Platform> Frames<P> {
     }
 }
 
-/// Whether the `word` of a folio's head says that its mappings count as those of an object's pages: the
-/// sign of the word, which is the upper bit of the kind.
+/// Whether the `word` of a folio's head says that its mappings count as those of an object's pages:
+/// the sign of the word, which is the upper bit of the kind.
 #[inline]
 pub(super) const fn is_counted_for_object(word: u64) -> bool {
     const { assert!(SHARED_MEMORY == 2 && FILE == 3) };

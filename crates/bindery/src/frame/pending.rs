@@ -8,8 +8,8 @@
 //! lower     the last one frees the table                                 RELEASED | 1 -> freed
 //! ```
 //!
-//! Nobody raises the count of a detached table, because the thread that locks it finds it stray. So a
-//! count that is zero when the table is released stays zero.
+//! Nobody raises the count of a detached table, because the thread that locks it finds it stray. So
+//! a count that is zero when the table is released stays zero.
 
 use core::sync::atomic::Ordering;
 
@@ -82,7 +82,8 @@ pub(crate) fn raise(word: &impl Word) {
 
 /// One flush is over.
 pub(crate) fn lower(word: &impl Word) -> Last {
-    // Release: the thread that finds zero comes after the flush. Acquire: the free comes after all of them.
+    // Release: the thread that finds zero comes after the flush. Acquire: the free comes after all
+    // of them.
     let before = word.fetch_sub(1, Ordering::AcqRel);
     debug_assert_ne!(before & !RELEASED, 0, "no flush was pending");
     if before == RELEASED | 1 { Last::Yes } else { Last::No }

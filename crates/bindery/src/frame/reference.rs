@@ -61,8 +61,8 @@ pub(super) fn guess(heads: &impl Heads, frame: Frame) -> Option<Folio> {
     None
 }
 
-/// A tail may be left over from a folio that was freed, with whatever for its head. But a folio that
-/// does reach to `frame` has written its head there.
+/// A tail may be left over from a folio that was freed, with whatever for its head. But a folio
+/// that does reach to `frame` has written its head there.
 #[inline]
 fn guess_from_tail(heads: &impl Heads, frame: Frame, head: Frame) -> Option<Folio> {
     if !heads.covers(head) {
@@ -153,9 +153,9 @@ impl<P: Platform> fmt::Debug for Reference<'_, P> {
 }
 
 impl<P: Platform> Frames<P> {
-    /// A reference to the folio that `frame` is a page of, whatever the frame is used for meanwhile.
-    /// `None` if it is in no folio, in one that only its maker knows, or in one that has too many
-    /// references. Two loads and an atomic instruction; takes no lock.
+    /// A reference to the folio that `frame` is a page of, whatever the frame is used for
+    /// meanwhile. `None` if it is in no folio, in one that only its maker knows, or in one that has
+    /// too many references. Two loads and an atomic instruction; takes no lock.
     pub(crate) fn try_hold<'a>(
         &'a self,
         platform: &'a P,
@@ -178,7 +178,8 @@ impl<P: Platform> Frames<P> {
         count::publish(&self.meta(folio.head).count, u64::from(references) * REFERENCE);
     }
 
-    /// As [`Frames::publish`], with two references of one kind and another, whatever the folio's size.
+    /// As [`Frames::publish`], with two references of one kind and another, whatever the folio's
+    /// size.
     #[inline]
     pub(crate) fn publish_two(&self, folio: Folio) {
         count::publish(&self.meta(folio.head).count, 2 * REFERENCE);
@@ -230,8 +231,8 @@ impl<P: Platform> Frames<P> {
         Freed::Yes
     }
 
-    /// Freezes the folio if `count` references, the caller's, are all that keeps it: it is the caller's
-    /// alone then, and goes back by [`Frames::free_frozen_into`]. Says whether it is.
+    /// Freezes the folio if `count` references, the caller's, are all that keeps it: it is the
+    /// caller's alone then, and goes back by [`Frames::free_frozen_into`]. Says whether it is.
     #[inline]
     pub(crate) fn freeze(&self, folio: Folio, count: u32) -> bool {
         count::take_all(&self.meta(folio.head).count, u64::from(count) * REFERENCE)
@@ -248,8 +249,8 @@ impl<P: Platform> Frames<P> {
         match result {
             Ok(false) => Freed::No,
             Ok(true) => {
-                // SAFETY: 1. this step took the count to zero, and no other can; 2. who maps, pins or
-                // reads the folio is counted, and counts down after the flush.
+                // SAFETY: 1. this step took the count to zero, and no other can; 2. who maps, pins
+                // or reads the folio is counted, and counts down after the flush.
                 unsafe { self.free(platform, folio.head, folio.order) };
                 Freed::Yes
             }

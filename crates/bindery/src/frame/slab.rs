@@ -126,8 +126,8 @@ impl<T, P: Platform> Slab<T, P> {
         self.allocate_with(frames, platform, || value)
     }
 
-    /// As [`Slab::allocate`], of what `make` returns: a large value is built where it stays, instead
-    /// of being copied there.
+    /// As [`Slab::allocate`], of what `make` returns: a large value is built where it stays,
+    /// instead of being copied there.
     #[inline]
     pub(crate) fn allocate_with(
         &self,
@@ -189,9 +189,9 @@ impl<T, P: Platform> Slab<T, P> {
         Some(spare)
     }
 
-    /// Adds empty frames for `objects` objects more, for an allocation that has failed where it could
-    /// not wait for memory: the caller calls this where it can, and tries again. `false` where there
-    /// is no memory; frames that were added stay until [`Slab::trim`].
+    /// Adds empty frames for `objects` objects more, for an allocation that has failed where it
+    /// could not wait for memory: the caller calls this where it can, and tries again. `false`
+    /// where there is no memory; frames that were added stay until [`Slab::trim`].
     #[cold]
     pub(crate) fn stock(&self, frames: &Frames<P>, platform: &P, objects: u16) -> bool {
         (0..objects.div_ceil(Self::PER_FRAME)).all(|_| {
@@ -269,8 +269,8 @@ impl<T, P: Platform> Slab<T, P> {
         }
         lists.frames -= 1;
         drop(lists);
-        // SAFETY: 1. the slab allocated the frame and has just taken it out of its lists; 2. none of its
-        // slots is in use.
+        // SAFETY: 1. the slab allocated the frame and has just taken it out of its lists; 2. none
+        // of its slots is in use.
         unsafe { frames.free(platform, frame, 0) };
     }
 

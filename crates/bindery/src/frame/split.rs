@@ -30,20 +30,21 @@ impl<P: Platform> Frames<P> {
     /// ```
     ///
     /// The caller holds the only reference, and keeps everyone else from mapping, unmapping or
-    /// changing the folio meanwhile (by the locks of all tables that map it). `mappings_of` says how
-    /// many entries map a page, by its index; it is asked twice.
+    /// changing the folio meanwhile (by the locks of all tables that map it). `mappings_of` says
+    /// how many entries map a page, by its index; it is asked twice.
     ///
     /// References from nothing are not kept out by any lock:
     /// 1. CPU A reads the count: one reference, its own;
     /// 2. CPU B, which knows a frame's number, adds one, and works on a folio of 16 pages;
     /// 3. CPU A cuts that into four.
     ///
-    /// So the count is frozen at zero first, by a compare-exchange that fails after step 2; it comes
-    /// back part by part, each when all of its metadata is written.
+    /// So the count is frozen at zero first, by a compare-exchange that fails after step 2; it
+    /// comes back part by part, each when all of its metadata is written.
     ///
-    /// Each part inherits dirty, whether instructions are synchronized, its pages' anon-exclusive bits, and the owner with its own first
-    /// index; an anonymous part that nobody maps belongs to nobody. The first part keeps the folio's
-    /// lock and place on the LRU list; the others have neither. O(pages).
+    /// Each part inherits dirty, whether instructions are synchronized, its pages' anon-exclusive
+    /// bits, and the owner with its own first index; an anonymous part that nobody maps belongs to
+    /// nobody. The first part keeps the folio's lock and place on the LRU list; the others have
+    /// neither. O(pages).
     ///
     /// # Errors
     ///

@@ -7,8 +7,8 @@
 //!           spare       in cache    area       slot, high bits
 //! ```
 //!
-//! `state` says whether they mean anything ([`SWAP_CACHED`]). *In cache* counts the pages whose slot
-//! still names them; with the last one, the folio leaves the cache. The slots of a folio are
+//! `state` says whether they mean anything ([`SWAP_CACHED`]). *In cache* counts the pages whose
+//! slot still names them; with the last one, the folio leaves the cache. The slots of a folio are
 //! consecutive and lie in one cluster. The cluster's lock guards both words and the flag.
 
 use core::sync::atomic::Ordering::Relaxed;
@@ -41,8 +41,8 @@ impl<P: Platform> Frames<P> {
         self.meta(folio.head).state.load(Relaxed) & SWAP_CACHED != 0
     }
 
-    /// The folio's slots, if it is in the swap cache. A guess, unless the caller has the folio's lock
-    /// or its cluster's.
+    /// The folio's slots, if it is in the swap cache. A guess, unless the caller has the folio's
+    /// lock or its cluster's.
     #[inline]
     pub(crate) fn swap_place(&self, folio: Folio) -> Option<SwapPlace> {
         if !self.is_swap_cached(folio) {
@@ -58,8 +58,8 @@ impl<P: Platform> Frames<P> {
         })
     }
 
-    /// Notes the folio's slots, and that it is in the cache. The caller has made the slots name it, and
-    /// nobody else has found it by them yet.
+    /// Notes the folio's slots, and that it is in the cache. The caller has made the slots name it,
+    /// and nobody else has found it by them yet.
     #[inline]
     pub(crate) fn set_swap_place(&self, folio: Folio, place: SwapPlace) {
         let head = self.meta(folio.head);

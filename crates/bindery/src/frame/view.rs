@@ -235,8 +235,8 @@ impl<P: Platform> Frames<P> {
         }
     }
 
-    /// Pages from `frame` on to the next block: those of the block that begins there, or one. A guess,
-    /// unless nothing changes meanwhile.
+    /// Pages from `frame` on to the next block: those of the block that begins there, or one. A
+    /// guess, unless nothing changes meanwhile.
     pub(crate) fn pages_of_block(&self, frame: Frame) -> u32 {
         1 << self.block_at(frame).order
     }

@@ -133,14 +133,14 @@ impl Area {
         self.state.store(state as u8, Release);
     }
 
-    /// Has the claim's end told, if the area is busy still; says whether it is. The lock of the freed
-    /// list is held, so that the area is not freed.
+    /// Has the claim's end told, if the area is busy still; says whether it is. The lock of the
+    /// freed list is held, so that the area is not freed.
     fn want(&self) -> bool {
         self.state.fetch_or(WANTED, AcqRel) & !WANTED == State::Busy as u8
     }
 
-    /// Ends a claim. Says whether somebody waits for that. Nobody knows how long the area lives from
-    /// then on.
+    /// Ends a claim. Says whether somebody waits for that. Nobody knows how long the area lives
+    /// from then on.
     fn end_claim(&self, state: State) -> bool {
         self.state.swap(state as u8, AcqRel) & WANTED != 0
     }
@@ -163,7 +163,8 @@ impl Area {
         self.kind == AreaKind::Vmalloc
     }
 
-    /// Whether a leaf of `level`, in a contiguous run or not, of this type may be in it. For the auditor.
+    /// Whether a leaf of `level`, in a contiguous run or not, of this type may be in it. For the
+    /// auditor.
     pub(crate) fn allows(&self, level: u8, contig: bool, memory: MemoryType) -> bool {
         let single = level == 1 && !contig;
         // Some architectures know fewer types.
@@ -234,9 +235,9 @@ pub(super) struct Claim(pub(super) NonNull<Area>);
 impl<P: Platform> KernelMap<'_, P> {
     #[inline]
     pub(super) fn area(&self, area: NonNull<Area>) -> &Area {
-        // SAFETY: areas are freed after a purge has taken them out of the index, and all read sections
-        // of that time have been left (`Memory::free_after_readers`). Callers hold the lock of the freed list, are in
-        // a read section, have claimed the area, or are the purge.
+        // SAFETY: areas are freed after a purge has taken them out of the index, and all read
+        // sections of that time have been left (`Memory::free_after_readers`). Callers hold the
+        // lock of the freed list, are in a read section, have claimed the area, or are the purge.
         unsafe { area.as_ref() }
     }
 
@@ -305,8 +306,8 @@ impl<P: Platform> KernelMap<'_, P> {
         place.start.store(start, Relaxed);
         place.end.store(start + length, Relaxed);
         place.set_pages(pages);
-        // SAFETY: 1. The lock is held. 2. The area is new. 3. It is freed a grace period after a purge
-        // has taken it out. 4. Nothing but what is in this map's index is ever passed to it.
+        // SAFETY: 1. The lock is held. 2. The area is new. 3. It is freed a grace period after a
+        // purge has taken it out. 4. Nothing but what is in this map's index is ever passed to it.
         unsafe { self.index.insert(area) };
         true
     }
@@ -332,7 +333,8 @@ impl<P: Platform> KernelMap<'_, P> {
                         return Ok(Claim(node));
                     }
                     State::Busy => {
-                        // Read before the claim's holder is asked to tell its end, which changes it.
+                        // Read before the claim's holder is asked to tell its end, which changes
+                        // it.
                         let ended = self.claims_ended.load(Acquire);
                         if !area.want() {
                             continue;
@@ -382,8 +384,8 @@ impl<P: Platform> KernelMap<'_, P> {
         self.memory.platform.unpark(&self.claims_ended);
     }
 
-    /// Takes the addresses from `end` on from a claimed area, of which nothing is left there; `rest`, an
-    /// area that is nowhere yet, leaves them to the next purge.
+    /// Takes the addresses from `end` on from a claimed area, of which nothing is left there;
+    /// `rest`, an area that is nowhere yet, leaves them to the next purge.
     pub(super) fn put_off_rest(&self, claim: Claim, end: u64, rest: NonNull<Area>) {
         let (area, tail) = (self.area(claim.0), self.area(rest));
         let mut freed = self.freed.lock();

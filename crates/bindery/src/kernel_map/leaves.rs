@@ -1,5 +1,5 @@
-//! Writes leaves into one table: runs of consecutive frames, contiguous runs included, and pages that
-//! follow no order.
+//! Writes leaves into one table: runs of consecutive frames, contiguous runs included, and pages
+//! that follow no order.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -128,7 +128,8 @@ impl<P: Platform> KernelMap<'_, P> {
             store_run(slots, leaf, step);
             return Ok(());
         }
-        // Single leaves up to the first contiguous run, contiguous runs, single leaves behind the last.
+        // Single leaves up to the first contiguous run, contiguous runs, single leaves behind the
+        // last.
         let head = index.wrapping_neg() & (contig - 1);
         let contigs = entries.saturating_sub(head) & !(contig - 1);
         let (before, rest) = slots.split_at(head.min(entries) as usize);
@@ -196,8 +197,8 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Counts `entries` more in a table of level 1, of which `slots` are about to be filled. Fails,
     /// and counts nothing, where one of them is in use.
     ///
-    /// A table in which nothing counts need not be looked at: a call that empties entries does so before
-    /// it takes them off the count.
+    /// A table in which nothing counts need not be looked at: a call that empties entries does so
+    /// before it takes them off the count.
     #[inline]
     fn count_in(&self, table: Frame, slots: &[AtomicU64], counts: &mut Counts) -> bool {
         let meta = self.memory.frames.table(table);

@@ -81,7 +81,8 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Takes no lock and waits only by [`Platform::relax`], so it may be called with interrupts
     /// off. (The CPU that pauses an address is another one, and goes on.)
     ///
-    /// Context: any. Waits for another CPU that has paused the entry: one table and one invalidation.
+    /// Context: any. Waits for another CPU that has paused the entry: one table and one
+    /// invalidation.
     pub fn resolve(&self, at: VirtAddr, needed: Permissions) -> Resolution {
         if !self.arena.contains(at) {
             return Resolution::NotMapped;
@@ -181,8 +182,8 @@ impl<P: Platform> KernelMap<'_, P> {
         }
     }
 
-    /// The first leaves from `at` on that belong together, of one table, and where to look next. `None`
-    /// behind the last address.
+    /// The first leaves from `at` on that belong together, of one table, and where to look next.
+    /// `None` behind the last address.
     fn next_piece(&self, at: VirtAddr, end: VirtAddr) -> (Option<VirtAddr>, Option<KernelPiece>) {
         let _section = ReadSection::enter(&self.memory.platform);
         let lowest = protocol::descend(self, at, &mut Counts::default());

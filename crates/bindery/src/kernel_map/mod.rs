@@ -172,8 +172,8 @@ pub struct KernelMap<'m, P: Platform> {
 /// The right to purge: one caller at a time has it.
 struct Purging(());
 
-/// The right to pause entries: one caller at a time has it, so a fault that waits for the end of a pause
-/// waits for one CPU.
+/// The right to pause entries: one caller at a time has it, so a fault that waits for the end of a
+/// pause waits for one CPU.
 struct Pausing(());
 
 /// Whose table the root is.
@@ -201,9 +201,9 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         Self::with_limit(memory, arena, RunLimit::NONE)
     }
 
-    /// As [`KernelMap::new`], at a reach of the caller's choice. With [`Reach::Page`], the baseline of
-    /// benchmarks, every page has a frame and an entry of its own, looked at, made and stored one
-    /// by one.
+    /// As [`KernelMap::new`], at a reach of the caller's choice. With [`Reach::Page`], the baseline
+    /// of benchmarks, every page has a frame and an entry of its own, looked at, made and stored
+    /// one by one.
     ///
     /// # Errors
     /// As [`KernelMap::new`].
@@ -291,7 +291,8 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     /// known to its caller in a read section, by the right to purge, or because it was detached.
     #[inline]
     fn slots(&self, table: Frame) -> &[AtomicU64] {
-        // SAFETY: 1. the map's own tables, or obligation 1 of `KernelMap::with_root`; 2. the rule above.
+        // SAFETY: 1. the map's own tables, or obligation 1 of `KernelMap::with_root`; 2. the rule
+        // above.
         unsafe { self.memory.slots(table) }
     }
 
@@ -329,8 +330,9 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         let under_one_root = start.0.checked_shr(top) == last.0.checked_shr(top);
         let whole_pages = start.is_aligned(PAGE_SIZE) && arena.end().is_aligned(PAGE_SIZE);
         let useful = under_one_root && whole_pages && arena.len() >= 2 * PAGE_SIZE;
-        // The bits above the table's are copies of the highest one, where the halves are one root's;
-        // where user space has the lower half of all addresses to itself, anything but zero.
+        // The bits above the table's are copies of the highest one, where the halves are one
+        // root's; where user space has the lower half of all addresses to itself, anything but
+        // zero.
         let above = start.0.checked_shr(top).unwrap_or(0);
         let ones = u64::MAX.checked_shr(top).unwrap_or(0);
         let upper =
@@ -340,8 +342,8 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         (useful && (upper || lower)).then(|| index(start)..=index(last))
     }
 
-    /// Empties entries of the root, under which nothing is left, and frees the tables that they name:
-    /// after every walker of the hardware has forgotten them, and every reader has left them.
+    /// Empties entries of the root, under which nothing is left, and frees the tables that they
+    /// name: after every walker of the hardware has forgotten them, and every reader has left them.
     fn empty_root_entries(&self, arena: VirtRange, indices: RangeInclusive<u32>) {
         let slots = self.slots(self.root);
         let mut counts = Counts::default();
@@ -436,7 +438,8 @@ impl<P: Platform> Drop for KernelMap<'_, P> {
             self.memory.free_some();
         }
         if self.ownership == Ownership::Own {
-            // SAFETY: 1. the map made it; 2. nobody uses the map's addresses, nor its root, any more.
+            // SAFETY: 1. the map made it; 2. nobody uses the map's addresses, nor its root, any
+            // more.
             unsafe { free_table(self.memory, self.root, &mut Counts::default()) };
         }
     }

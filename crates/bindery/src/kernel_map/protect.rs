@@ -93,9 +93,10 @@ impl<P: Platform> KernelMap<'_, P> {
     ///
     /// # Safety
     /// 1. The area is the caller's.
-    /// 2. From the call on, nobody accesses the range in a way that `permissions` do not allow: what
-    ///    becomes read-only has no mutable reference, and no CPU executes what becomes data.
-    /// 3. What becomes executable is code, and what becomes writable is no constant that code relies on.
+    /// 2. From the call on, nobody accesses the range in a way that `permissions` do not allow:
+    ///    what becomes read-only has no mutable reference, and no CPU executes what becomes data.
+    /// 3. What becomes executable is code, and what becomes writable is no constant that code
+    ///    relies on.
     pub unsafe fn protect(
         &self,
         range: VirtRange,
@@ -346,8 +347,8 @@ impl<P: Platform> KernelMap<'_, P> {
         let first = self.range_of(stretch, stretch.from).start();
         let last = self.range_of(stretch, stretch.until - 1).end();
         let range = VirtRange::raw(first.0, last.0);
-        // Nobody waits for the lock with interrupts off: a CPU that is interrupted by the invalidation
-        // must be able to answer.
+        // Nobody waits for the lock with interrupts off: a CPU that is interrupted by the
+        // invalidation must be able to answer.
         let _pausing = loop {
             if let Some(pausing) = self.pausing.try_lock() {
                 break pausing;

@@ -45,7 +45,8 @@ pub(super) trait KernelTree {
     fn is_unflushed(&self, order: Ordering) -> bool;
     /// Says whether one may.
     fn set_unflushed(&self, unflushed: bool, order: Ordering);
-    /// Waits until [`KernelTree::set_unflushed`] was called, or for less, while a TLB may remember one.
+    /// Waits until [`KernelTree::set_unflushed`] was called, or for less, while a TLB may remember
+    /// one.
     fn park_while_unflushed(&self);
 }
 
@@ -103,7 +104,8 @@ fn make_child<T: KernelTree>(
     if tree.is_unflushed(Ordering::Acquire) {
         wait_for_flush(tree);
     }
-    // Release: a reader that finds the table by this entry sees it empty. Acquire: so do we, of another's.
+    // Release: a reader that finds the table by this entry sees it empty. Acquire: so do we, of
+    // another's.
     let order = (Ordering::AcqRel, Ordering::Acquire);
     let index = arch::index_of::<T::Arch>(at, level);
     match tree.offer(table, index, T::Arch::table(new), order) {
@@ -195,8 +197,8 @@ pub(super) fn clear_leaves<T: KernelTree>(
     passed.max(1)
 }
 
-/// Detaches the highest tables that stand for a part of `own` and for nothing outside of `free`, and
-/// shows them to `met`. The root's entries stay. Called with the lock of the areas held.
+/// Detaches the highest tables that stand for a part of `own` and for nothing outside of `free`,
+/// and shows them to `met`. The root's entries stay. Called with the lock of the areas held.
 pub(super) fn detach<T: KernelTree>(
     tree: &T,
     own: VirtRange,
@@ -251,8 +253,8 @@ pub(super) trait Purge: KernelTree {
     fn free_after_readers(&self, batch: Self::Batch, counts: &mut Counts);
 }
 
-/// A purge, in the one order that does: in rounds, so that no lock is held for long. Only one CPU is at
-/// it.
+/// A purge, in the one order that does: in rounds, so that no lock is held for long. Only one CPU
+/// is at it.
 pub(super) fn purge<T: Purge>(tree: &T, counts: &mut Counts) {
     while let Some(batch) = tree.take(counts) {
         tree.flush(&batch, counts);
@@ -284,8 +286,8 @@ pub(super) fn write<T: KernelTree>(
     changed
 }
 
-/// As [`fn@write`], for entries of which some have to be broken before they are replaced, as `breaks`
-/// says of the old and the new one. `new` ignores the valid bit of the old entry.
+/// As [`fn@write`], for entries of which some have to be broken before they are replaced, as
+/// `breaks` says of the old and the new one. `new` ignores the valid bit of the old entry.
 pub(super) fn replace<T: KernelTree>(
     tree: &T,
     table: Frame,

@@ -28,8 +28,8 @@ pub(super) struct Batch {
     detached: TableStack,
 }
 
-/// Areas that are purged together: as many as may be looked at under a spin lock. A table that stands
-/// for areas of several rounds goes with the last of them.
+/// Areas that are purged together: as many as may be looked at under a spin lock. A table that
+/// stands for areas of several rounds goes with the last of them.
 const ROUND: usize = 128;
 /// Areas that are taken out of the index under the lock at a time.
 const CHUNK: usize = 32;
@@ -55,8 +55,8 @@ impl<P: Platform> KernelMap<'_, P> {
         self.purge_now(&self.purging.lock());
     }
 
-    /// Purges if too much waits, unless another CPU is at it; and once more if too much came meanwhile,
-    /// whose CPUs found this one at it.
+    /// Purges if too much waits, unless another CPU is at it; and once more if too much came
+    /// meanwhile, whose CPUs found this one at it.
     pub(super) fn purge_if_due(&self) {
         for _ in 0..2 {
             if self.freed_pages() <= self.purge_limit() {
@@ -97,7 +97,8 @@ impl<P: Platform> KernelMap<'_, P> {
         self.stats.add(&counts);
     }
 
-    /// Takes freed areas, as many as a round has, and detaches the tables under which nothing is left.
+    /// Takes freed areas, as many as a round has, and detaches the tables under which nothing is
+    /// left.
     fn take_batch(&self, counts: &mut Counts) -> Option<Batch> {
         let mut freed = self.freed.lock();
         let first = freed.detached?;
@@ -170,8 +171,8 @@ impl<P: Platform> KernelMap<'_, P> {
         (own, VirtRange::raw(low, high))
     }
 
-    /// Frees everything that a purge has taken, after the flush: the frames now, what readers may know
-    /// when they have left.
+    /// Frees everything that a purge has taken, after the flush: the frames now, what readers may
+    /// know when they have left.
     fn free_batch(&self, batch: &Batch, counts: &mut Counts) {
         let memory = self.memory;
         let (mut tables, mut areas) = (DetachedTables::default(), Chain::default());
@@ -181,8 +182,8 @@ impl<P: Platform> KernelMap<'_, P> {
         counts.tables_freed += u64::from(tables.count());
         self.for_each_in(batch.first, |node| {
             self.area(node).blocks.free(memory);
-            // SAFETY: 1. The slab gets it back when it leaves the chain. 2. It is in no list any more but
-            // this batch's, whose next link was read before.
+            // SAFETY: 1. The slab gets it back when it leaves the chain. 2. It is in no list any
+            // more but this batch's, whose next link was read before.
             unsafe { areas.push(node) };
         });
         memory.free_after_readers(Unlinked::of(tables).with(areas));

@@ -35,12 +35,12 @@ impl<P: Platform> KernelMap<'_, P> {
     /// [`KernelMap::vmap`] if it moves.
     ///
     /// # Safety
-    /// 1. The area is the caller's: it, or who handed it to it, got it from [`KernelMap::vmalloc`] or
-    ///    [`KernelMap::vrealloc`].
-    /// 2. Nobody uses its addresses from the call on: after success, the caller derives pointers anew
-    ///    from the address that the call returns.
-    /// 3. Nobody uses the frames beyond a smaller size by another way: another area, the direct map, or
-    ///    a device.
+    /// 1. The area is the caller's: it, or who handed it to it, got it from [`KernelMap::vmalloc`]
+    ///    or [`KernelMap::vrealloc`].
+    /// 2. Nobody uses its addresses from the call on: after success, the caller derives pointers
+    ///    anew from the address that the call returns.
+    /// 3. Nobody uses the frames beyond a smaller size by another way: another area, the direct
+    ///    map, or a device.
     pub unsafe fn vrealloc(
         &self,
         start: VirtAddr,
@@ -145,8 +145,8 @@ impl<P: Platform> KernelMap<'_, P> {
         grown.transpose()
     }
 
-    /// Makes room for `pages` pages and a guard page behind a claimed area's start, if the addresses
-    /// there are free.
+    /// Makes room for `pages` pages and a guard page behind a claimed area's start, if the
+    /// addresses there are free.
     fn extend(&self, claim: Claim, pages: u64) -> bool {
         let area = self.area(claim.0);
         let _writer = self.freed.lock();

@@ -15,14 +15,16 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Maps single frames at consecutive addresses, in the order of the list (Linux: `vmap`). Gives
     /// the first address.
     ///
-    /// Frames that follow each other are found and mapped in the largest pieces; the start is chosen
-    /// so that the largest of them can be. The frames stay the caller's, who may only let go of them
-    /// after [`KernelMap::vunmap`] (see [`UnmapTime`]); they come from [`crate::Memory::allocate_frames`],
-    /// from a pin, from another area, or from beyond the memory that the core knows.
+    /// Frames that follow each other are found and mapped in the largest pieces; the start is
+    /// chosen so that the largest of them can be. The frames stay the caller's, who may only let go
+    /// of them after [`KernelMap::vunmap`] (see [`UnmapTime`]); they come from
+    /// [`crate::Memory::allocate_frames`], from a pin, from another area, or from beyond the memory
+    /// that the core knows.
     ///
-    /// Frames that are mapped elsewhere with another type of memory (by [`crate::Platform::direct_map`]!)
-    /// are mapped with anything but [`MemoryType::Normal`] only by who cleans the caches first, as the
-    /// architecture wants it (Arm ARM, "Mismatched memory attributes"; SDM, "Programming the PAT").
+    /// Frames that are mapped elsewhere with another type of memory (by
+    /// [`crate::Platform::direct_map`]!) are mapped with anything but [`MemoryType::Normal`] only
+    /// by who cleans the caches first, as the architecture wants it (Arm ARM, "Mismatched memory
+    /// attributes"; SDM, "Programming the PAT").
     ///
     /// # Errors
     /// [`KernelMapError::Empty`], [`KernelMapError::TooLarge`], [`KernelMapError::BadPermissions`],

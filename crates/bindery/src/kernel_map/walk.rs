@@ -147,9 +147,9 @@ impl<P: Platform> KernelMap<'_, P> {
         Ok(())
     }
 
-    /// Maps a run of entries of a level of which some name tables: those that an area has kept since
-    /// it was smaller pieces. They stay, as a leaf in their place would take a flush; nothing is in
-    /// them.
+    /// Maps a run of entries of a level of which some name tables: those that an area has kept
+    /// since it was smaller pieces. They stay, as a leaf in their place would take a flush; nothing
+    /// is in them.
     #[cold]
     fn map_among_tables(
         &self,

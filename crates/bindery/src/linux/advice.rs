@@ -112,10 +112,10 @@ pub(super) fn process_madvise<'m, P: Platform>(
     Ok(done)
 }
 
-/// `process_mrelease(2)`: takes the memory of a process that is about to end. `find` gives the memory
-/// of the process behind the pidfd, or refuses: `EBADF` where it is none, `ESRCH` where the process
-/// has no memory any more, `EINVAL` where it, or another process with the same memory, is not about
-/// to end. The result is 0 or `-errno`.
+/// `process_mrelease(2)`: takes the memory of a process that is about to end. `find` gives the
+/// memory of the process behind the pidfd, or refuses: `EBADF` where it is none, `ESRCH` where the
+/// process has no memory any more, `EINVAL` where it, or another process with the same memory, is
+/// not about to end. The result is 0 or `-errno`.
 ///
 /// Context: may sleep. Complexity: as [`AddressSpace::reap`].
 pub fn process_mrelease<'m, P: Platform, S: Deref<Target = AddressSpace<'m, P>>>(

@@ -83,11 +83,11 @@ impl<P: Platform> Memory<P> {
     /// Where ranges are empty, overlap, or are too small to hold their own metadata.
     ///
     /// # Safety
-    /// 1. The frames are the memory's alone, from the call on and for ever: they are RAM, and no part
-    ///    of the caller's image, heap, stacks, tables or initial file system; no device writes them; no
-    ///    other `Memory` was made of them. (Leave such frames out of `ranges`.)
-    /// 2. No translation leads to them, in any table that a CPU walks and in any TLB, but the direct
-    ///    map's.
+    /// 1. The frames are the memory's alone, from the call on and for ever: they are RAM, and no
+    ///    part of the caller's image, heap, stacks, tables or initial file system; no device writes
+    ///    them; no other `Memory` was made of them. (Leave such frames out of `ranges`.)
+    /// 2. No translation leads to them, in any table that a CPU walks and in any TLB, but the
+    ///    direct map's.
     ///
     /// Two memories over the same frames would both give them out, so safe code makes none:
     ///
@@ -139,8 +139,8 @@ impl<P: Platform> Memory<P> {
 
     /// The folio sizes that faults may use in anonymous memory. May be changed at any time.
     ///
-    /// At first as on Linux with its default configuration: the huge size (2 MiB) inherits, the global
-    /// mode is [`SizeMode::Always`], and no other size is used. Some distributions choose
+    /// At first as on Linux with its default configuration: the huge size (2 MiB) inherits, the
+    /// global mode is [`SizeMode::Always`], and no other size is used. Some distributions choose
     /// [`SizeMode::Madvise`] instead ([`FolioPolicy::set_global`]).
     ///
     /// Context: any.
@@ -148,8 +148,8 @@ impl<P: Platform> Memory<P> {
         &self.policy
     }
 
-    /// As [`Memory::folio_policy`], for shared memory (Linux: `shmem_enabled`). At first the global mode
-    /// is [`SizeMode::Never`], as on Linux.
+    /// As [`Memory::folio_policy`], for shared memory (Linux: `shmem_enabled`). At first the global
+    /// mode is [`SizeMode::Never`], as on Linux.
     ///
     /// Context: any.
     pub fn shared_folio_policy(&self) -> &FolioPolicy {
@@ -264,9 +264,9 @@ impl<P: Platform> Memory<P> {
     /// # Safety
     /// 1. The frames are the caller's: it, or who handed them to it, got them from
     ///    [`Memory::allocate_frames`].
-    /// 2. Nobody uses them any more: no reference and no device reads or writes them, no table and no
-    ///    TLB names them. (What [`crate::KernelMap::vunmap`] unmapped late is named until the next
-    ///    [`crate::KernelMap::purge`].)
+    /// 2. Nobody uses them any more: no reference and no device reads or writes them, no table and
+    ///    no TLB names them. (What [`crate::KernelMap::vunmap`] unmapped late is named until the
+    ///    next [`crate::KernelMap::purge`].)
     ///
     /// ```compile_fail,E0133
     /// fn free<P: bindery::Platform>(memory: &bindery::Memory<P>, frames: bindery::FrameRange) {
@@ -328,25 +328,25 @@ impl<P: Platform> Memory<P> {
     /// The entries of a table.
     ///
     /// # Safety
-    /// 1. `table` is a page table of [`Platform::Arch`], or the root of one: its frame was zeroed for
-    ///    it, and the core and the MMU access it by aligned 64-bit atomics alone.
-    /// 2. It is not freed while the result is used: the caller has it locked, is in a read section in
-    ///    which it found the table, or has detached it, or nobody else knows it.
+    /// 1. `table` is a page table of [`Platform::Arch`], or the root of one: its frame was zeroed
+    ///    for it, and the core and the MMU access it by aligned 64-bit atomics alone.
+    /// 2. It is not freed while the result is used: the caller has it locked, is in a read section
+    ///    in which it found the table, or has detached it, or nobody else knows it.
     #[inline]
     pub(crate) unsafe fn slots(&self, table: Frame) -> &[AtomicU64] {
         let arena = self.platform.direct_map(table).cast::<AtomicU64>();
         debug_assert!(PAGE_SIZE >= 8 << P::Arch::INDEX_BITS);
         // SAFETY: the arena shows all 4,096 bytes of the frame for as long as the platform lives
         // (obligation 1 of `Platform`), aligned to 4,096; a table of 2^INDEX_BITS entries fits. Who
-        // else uses the bytes does so by atomics (the caller's obligation 1), and they stay a table's
-        // (its obligation 2).
+        // else uses the bytes does so by atomics (the caller's obligation 1), and they stay a
+        // table's (its obligation 2).
         unsafe { core::slice::from_raw_parts(arena.as_ptr(), arch::entries::<P::Arch>() as usize) }
     }
 
-    /// To be called before an allocation that may wait for memory: not under a table lock, and not in
-    /// a read section, where a thread that has to free memory could wait for the caller. There, an
-    /// allocation is only tried; where that fails, the caller lets everything go, allocates outside,
-    /// and looks again ([`crate::table::TablePool`]).
+    /// To be called before an allocation that may wait for memory: not under a table lock, and not
+    /// in a read section, where a thread that has to free memory could wait for the caller. There,
+    /// an allocation is only tried; where that fails, the caller lets everything go, allocates
+    /// outside, and looks again ([`crate::table::TablePool`]).
     #[inline]
     pub(crate) fn may_wait(&self) {
         self.platform.allocation_may_wait();
@@ -380,8 +380,8 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// Called before a leaf with these permissions names a page of `folio`, whose content is complete:
-    /// lets instruction fetches see it, once. Nothing for a leaf that is not executable.
+    /// Called before a leaf with these permissions names a page of `folio`, whose content is
+    /// complete: lets instruction fetches see it, once. Nothing for a leaf that is not executable.
     #[inline]
     pub(crate) fn before_execution(&self, permissions: Permissions, folio: Folio) {
         if !P::Arch::COHERENT_FETCHES && permissions.contains(Permissions::EXECUTE) {
@@ -410,8 +410,8 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// `count` frames from `first` on were written, all of which belong to folios: the next executable
-    /// leaf is made when instruction fetches see that.
+    /// `count` frames from `first` on were written, all of which belong to folios: the next
+    /// executable leaf is made when instruction fetches see that.
     #[inline]
     pub(crate) fn written_by_call(&self, first: Frame, count: u32) {
         if !P::Arch::COHERENT_FETCHES {

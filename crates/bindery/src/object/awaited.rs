@@ -19,8 +19,8 @@ pub(crate) enum Awaited {
 }
 
 impl Awaited {
-    /// Waits for it, without any lock. A page that was fetched is kept, so that nobody takes it away
-    /// before the caller has come again and drops the reference. `None` if there is nothing to
+    /// Waits for it, without any lock. A page that was fetched is kept, so that nobody takes it
+    /// away before the caller has come again and drops the reference. `None` if there is nothing to
     /// keep: somebody else was at it, or it is gone already.
     ///
     /// # Errors
@@ -61,9 +61,9 @@ impl From<Ticket> for Stop {
 }
 
 impl<P: Platform> Object<'_, P> {
-    /// Does `work`, which changes the pages from `first` to `end`, with the object's changes held; of a
-    /// file, while the pager has none of the pages. Where `work` has to wait, all locks are given back
-    /// meanwhile, and it is done again. Called without locks.
+    /// Does `work`, which changes the pages from `first` to `end`, with the object's changes held;
+    /// of a file, while the pager has none of the pages. Where `work` has to wait, all locks are
+    /// given back meanwhile, and it is done again. Called without locks.
     pub(super) fn change_pages<R>(
         &self,
         (first, end): (u64, u64),

@@ -18,14 +18,15 @@ use super::{Object, ObjectState};
 
 /// Puts the pages that a huge leaf maps, from `first` on, into one folio; those that are not in
 /// memory are brought in. They are unmapped everywhere, and come back large with the next touch.
-/// Nothing to do where they are in one folio already. With `most_missing`, for the background: at most
-/// so many may have to be brought in. May sleep; called without locks on VMAs.
+/// Nothing to do where they are in one folio already. With `most_missing`, for the background: at
+/// most so many may have to be brought in. May sleep; called without locks on VMAs.
 ///
 /// # Errors
 /// [`Error::Invalid`] if the pages do not begin at a multiple of their number, or reach over the
 /// object's end, or where shared memory has none of them; [`Error::Busy`] if more are missing, or
-/// there is nothing to do for the background; [`Error::TryAgain`] if one is pinned; [`Error::OutOfMemory`],
-/// [`Error::NoSpace`], and for a file what the pager says. The pages stay as they are then.
+/// there is nothing to do for the background; [`Error::TryAgain`] if one is pinned;
+/// [`Error::OutOfMemory`], [`Error::NoSpace`], and for a file what the pager says. The pages stay
+/// as they are then.
 pub(crate) fn collapse<P: Platform>(
     handle: &Object<'_, P>,
     first: u64,
@@ -128,7 +129,8 @@ fn replace<P: Platform>(
     let end = first + u64::from(folio.pages());
     frames.set_fresh_owner(folio, object.as_owner(), first);
     frames.clear_exclusive(folio, 0, folio.pages());
-    // All at once: only a folio that is frozen or fresh may be found with less than the index names.
+    // All at once: only a folio that is frozen or fresh may be found with less than the index
+    // names.
     frames.publish(folio, folio.pages());
     let mut from = first;
     while from < end {

@@ -30,7 +30,8 @@ use super::state::pages_of;
 use super::{MAX_SIZE, Object, ObjectState, pages};
 use crate::collections::page_tree::PageStretch;
 
-/// No more bytes than this are copied before others may hold the invalidate lock; a new folio is filled whole.
+/// No more bytes than this are copied before others may hold the invalidate lock; a new folio is
+/// filled whole.
 const PIECE: usize = 64 << 10;
 
 /// No more bytes than this are asked of the pager at a time.
@@ -58,10 +59,10 @@ impl<P: Platform> Object<'_, P> {
         })
     }
 
-    /// As [`Object::read`] of `length` bytes, which `copy` takes from where they are: it gets how many
-    /// it has taken before, an address and a number of bytes, and says how many of them it has taken.
-    /// If these are not all, the reading is over. So a kernel reads straight into the memory of a
-    /// program (Linux: `copy_page_to_iter`):
+    /// As [`Object::read`] of `length` bytes, which `copy` takes from where they are: it gets how
+    /// many it has taken before, an address and a number of bytes, and says how many of them it has
+    /// taken. If these are not all, the reading is over. So a kernel reads straight into the memory
+    /// of a program (Linux: `copy_page_to_iter`):
     ///
     /// ```text
     /// loop  read_with(offset + done, .., copy that stops at the first fault)  -> done grows
@@ -70,10 +71,10 @@ impl<P: Platform> Object<'_, P> {
     /// ```
     ///
     /// The bytes may be read until `copy` returns, while programs write them: by instructions or
-    /// [`Platform::read_bytes`], never by a reference. Pages that are not in memory are shown as the
-    /// zero page. `copy` runs with the object's pages held where they are, at most 64 KiB long for
-    /// each time; it must not sleep, nor resolve a fault, nor call the object. It may be called again for
-    /// bytes that it has taken already, where a reading had to begin anew.
+    /// [`Platform::read_bytes`], never by a reference. Pages that are not in memory are shown as
+    /// the zero page. `copy` runs with the object's pages held where they are, at most 64 KiB long
+    /// for each time; it must not sleep, nor resolve a fault, nor call the object. It may be called
+    /// again for bytes that it has taken already, where a reading had to begin anew.
     ///
     /// # Errors
     /// As [`Object::read`].
@@ -154,8 +155,8 @@ impl<P: Platform> Object<'_, P> {
         }
     }
 
-    /// Reads the bytes of consecutive frames, if it is in memory: at most so many bytes, of all that
-    /// are left. The invalidate lock is held.
+    /// Reads the bytes of consecutive frames, if it is in memory: at most so many bytes, of all
+    /// that are left. The invalidate lock is held.
     fn read_run(
         &self,
         at: u64,
@@ -188,15 +189,15 @@ impl<P: Platform> Object<'_, P> {
     /// there is [`Object::write_with`].
     ///
     /// Less is written than asked for where something is in the way of the rest: no memory, a fatal
-    /// signal, the pager, or [`Seals::GROW`], which lets through what fits into the object, in whole pages from
-    /// the first page boundary on.
+    /// signal, the pager, or [`Seals::GROW`], which lets through what fits into the object, in
+    /// whole pages from the first page boundary on.
     ///
     /// # Errors
-    /// Where nothing was written: [`Error::Invalid`] if offset or end do not fit in 63 bits, as
-    /// in `pwrite(2)`; [`Error::SealForbids`]; [`Error::OutOfMemory`]; [`Error::Overcommitted`] and
+    /// Where nothing was written: [`Error::Invalid`] if offset or end do not fit in 63 bits, as in
+    /// `pwrite(2)`; [`Error::SealForbids`]; [`Error::OutOfMemory`]; [`Error::Overcommitted`] and
     /// [`Error::NoSpace`] if no more may be committed, where its [`crate::Quota`] is used up, or
-    /// where no more frames are free than are kept for faults ([`Memory::set_fault_reserve`]); for a
-    /// file, what the pager says; [`Error::Interrupted`] if a fatal signal waits.
+    /// where no more frames are free than are kept for faults ([`Memory::set_fault_reserve`]); for
+    /// a file, what the pager says; [`Error::Interrupted`] if a fatal signal waits.
     ///
     /// Context: may sleep. Complexity: in the bytes, and the height of the index for each run of
     /// pages.
@@ -209,19 +210,21 @@ impl<P: Platform> Object<'_, P> {
         })
     }
 
-    /// As [`Object::write`] of `length` bytes, which `copy` puts where they belong: it gets how many
-    /// it has put before, an address and a number of bytes, and says how many of them it has put.
-    /// If these are not all, the writing is over. So a kernel writes straight from the memory of a
-    /// program (Linux: `copy_folio_from_iter_atomic`), as [`Object::read_with`] shows.
+    /// As [`Object::write`] of `length` bytes, which `copy` puts where they belong: it gets how
+    /// many it has put before, an address and a number of bytes, and says how many of them it has
+    /// put. If these are not all, the writing is over. So a kernel writes straight from the memory
+    /// of a program (Linux: `copy_folio_from_iter_atomic`), as [`Object::read_with`] shows.
     ///
     /// The bytes may be written until `copy` returns, while programs use them: by instructions or
-    /// [`Platform::write_bytes`], never by a reference. `copy` runs with the object's pages held where
-    /// they are and other writers kept out, at most 64 KiB or one new folio long for each time; it must
-    /// not sleep, nor resolve a fault, nor call the object. It may be called again for bytes that it has
-    /// put already, where they went to a page that another thread brought in at the same time.
+    /// [`Platform::write_bytes`], never by a reference. `copy` runs with the object's pages held
+    /// where they are and other writers kept out, at most 64 KiB or one new folio long for each
+    /// time; it must not sleep, nor resolve a fault, nor call the object. It may be called again
+    /// for bytes that it has put already, where they went to a page that another thread brought in
+    /// at the same time.
     ///
-    /// Other writers see all that one call writes, or nothing; a caller that goes on after a fault with
-    /// another call, and wants writes to be whole, holds a lock of its own (Linux: that of the inode).
+    /// Other writers see all that one call writes, or nothing; a caller that goes on after a fault
+    /// with another call, and wants writes to be whole, holds a lock of its own (Linux: that of the
+    /// inode).
     ///
     /// # Errors
     /// As [`Object::write`]. Where `copy` stops at once, 0 is returned.
@@ -255,7 +258,8 @@ impl<P: Platform> Object<'_, P> {
     ) -> Result<usize, Error> {
         let range = (offset >> PAGE_SHIFT, pages_of(offset + length as u64));
         let mut done = 0;
-        // What is fetched by others meanwhile is as good as before: where we write, the index has a page.
+        // What is fetched by others meanwhile is as good as before: where we write, the index has a
+        // page.
         let written = self.change_pages(range, Reads::Stay, || {
             self.write_locked(offset, length, source, &mut done)
         });
@@ -265,11 +269,11 @@ impl<P: Platform> Object<'_, P> {
         }
     }
 
-    /// Writes what is not `done`, and counts that on. The changes are held, and given back only while
-    /// nothing is written yet: what the pager has of the first and the last page is fetched before the
-    /// first byte is written, and all pages between are overwritten. So other writers see all of a
-    /// write or nothing. (A source that stops in the middle of a page between is the exception: the
-    /// pager has the rest of that.)
+    /// Writes what is not `done`, and counts that on. The changes are held, and given back only
+    /// while nothing is written yet: what the pager has of the first and the last page is fetched
+    /// before the first byte is written, and all pages between are overwritten. So other writers
+    /// see all of a write or nothing. (A source that stops in the middle of a page between is the
+    /// exception: the pager has the rest of that.)
     fn write_locked(
         &self,
         offset: u64,
@@ -329,8 +333,8 @@ impl<P: Platform> Object<'_, P> {
         Wanted { writing: Some(writing), reserve, ..Wanted::one(orders, end) }
     }
 
-    /// Writes what goes into consecutive frames, at most `most` bytes, or a new folio. The invalidate lock is
-    /// passed.
+    /// Writes what goes into consecutive frames, at most `most` bytes, or a new folio. The
+    /// invalidate lock is passed.
     fn write_run(&self, writing: Writing<'_>, most: usize) -> Result<Moved, Stop> {
         let (memory, object) = (self.memory, self.state());
         let (at, end) = writing.left;
@@ -412,8 +416,8 @@ impl ObjectState {
     }
 }
 
-/// How much of `length` bytes may be written at `offset` before [`Seals::GROW`]. Linux writes page by
-/// page and stops at the first piece that would reach over the end.
+/// How much of `length` bytes may be written at `offset` before [`Seals::GROW`]. Linux writes page
+/// by page and stops at the first piece that would reach over the end.
 fn within_seal(object: &ObjectState, offset: u64, length: usize) -> Result<usize, Error> {
     let size = object.size();
     if !object.seals.get().contains(Seals::GROW) || offset + length as u64 <= size {

@@ -127,8 +127,8 @@ pub(super) fn obtain<P: Platform>(
     }
 }
 
-/// Makes sure that [`obtain`] of `page` will not have to wait for the pager, for as long as the page
-/// is not dropped.
+/// Makes sure that [`obtain`] of `page` will not have to wait for the pager, for as long as the
+/// page is not dropped.
 ///
 /// # Errors
 /// What to wait for.
@@ -160,7 +160,8 @@ fn await_page(page: u64, wanted: &Wanted<'_>) -> Stop {
 /// so in between.
 ///
 /// # Errors
-/// As [`obtain`]. Any, with [`Writing::filled`] saying 0, where what is to be written cannot be had.
+/// As [`obtain`]. Any, with [`Writing::filled`] saying 0, where what is to be written cannot be
+/// had.
 fn make<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -224,8 +225,8 @@ fn make<P: Platform>(
 }
 
 impl Writing<'_> {
-    /// Writes what belongs into a folio that nobody else knows and whose first page is `first`; says
-    /// how much that was. Behind it are zeroes.
+    /// Writes what belongs into a folio that nobody else knows and whose first page is `first`;
+    /// says how much that was. Behind it are zeroes.
     fn fill<P: Platform>(&self, memory: &Memory<P>, first: u64, folio: Folio) -> Moved {
         let whole = (folio.pages() as usize) << PAGE_SHIFT;
         let bytes = memory.platform.direct_map(folio.head);
@@ -240,9 +241,9 @@ impl Writing<'_> {
 }
 
 impl Fetch {
-    /// Asks the pager. The reference keeps the folio that was fetched. `None` means that the caller looks
-    /// again: the page was there, another call fetched it, or a truncation cancelled the read. Called
-    /// without locks. May sleep.
+    /// Asks the pager. The reference keeps the folio that was fetched. `None` means that the caller
+    /// looks again: the page was there, another call fetched it, or a truncation cancelled the
+    /// read. Called without locks. May sleep.
     ///
     /// # Errors
     /// What the pager says; [`Error::OutOfMemory`]; [`Error::NoSpace`].
@@ -327,8 +328,8 @@ impl Fetch {
     }
 }
 
-/// Has the pager fill the folios, and puts them into the index, unless the read is cancelled before.
-/// Keeps the first.
+/// Has the pager fill the folios, and puts them into the index, unless the read is cancelled
+/// before. Keeps the first.
 fn enter<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,
@@ -368,8 +369,8 @@ fn take_largest(orders: &mut u16) -> Option<u8> {
     Some(order)
 }
 
-/// Whether 2^`order` pages from `first` on, a multiple of that, end in time, and none is there or being
-/// fetched.
+/// Whether 2^`order` pages from `first` on, a multiple of that, end in time, and none is there or
+/// being fetched.
 fn fits<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -436,8 +437,8 @@ fn give_back<P: Platform>(memory: &Memory<P>, object: &ObjectState, folio: Folio
     object.uncommit(memory, committed(object, folio.order));
 }
 
-/// Has the pager fill folios that nobody else knows, and that follow each other; the file has `size`
-/// bytes, and the first folio begins before their end.
+/// Has the pager fill folios that nobody else knows, and that follow each other; the file has
+/// `size` bytes, and the first folio begins before their end.
 fn fill<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -467,9 +468,9 @@ fn fill<P: Platform>(
     Ok(())
 }
 
-/// Puts a folio, which is filled, into the index, which holds it from then on; of one that a read has
-/// brought, returns another reference. Gives the folio back where one of the pages is there already,
-/// where the read was cancelled, or where it fails.
+/// Puts a folio, which is filled, into the index, which holds it from then on; of one that a read
+/// has brought, returns another reference. Gives the folio back where one of the pages is there
+/// already, where the read was cancelled, or where it fails.
 fn add<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,
@@ -483,7 +484,8 @@ fn add<'m, P: Platform>(
     frames.set_fresh_owner(folio, object.as_owner(), first);
     frames.clear_exclusive(folio, 0, pages);
     let added = object.pages.change_with_nodes(memory, |index, nodes| {
-        // In one step with the look at the index: a call that drops pages has cancelled the read before.
+        // In one step with the look at the index: a call that drops pages has cancelled the read
+        // before.
         let stale = read.is_some_and(Record::is_cancelled);
         if stale || index.run(first, count) != PageStretch::Empty(count) {
             return (Ok(None), 0);

@@ -54,8 +54,8 @@ pub(super) enum TransferKind {
     Turn,
 }
 
-/// Pages on their way, in the memory of the call that moves them. Everything in it is read and written with
-/// the index lock held for writing.
+/// Pages on their way, in the memory of the call that moves them. Everything in it is read and
+/// written with the index lock held for writing.
 #[derive(Debug)]
 pub(super) struct Record {
     first: Cell<u64>,
@@ -174,8 +174,8 @@ impl InFlight {
         let mut next = self.first;
         core::iter::from_fn(move || {
             // SAFETY: records are in the list from `insert` to `take`, and live as long (the
-            // promise of `insert`'s callers). Their cells are used with the index lock held for writing, as
-            // `self` is.
+            // promise of `insert`'s callers). Their cells are used with the index lock held for
+            // writing, as `self` is.
             let record = unsafe { next?.as_ref() };
             next = record.next.get();
             Some(record)
@@ -209,8 +209,8 @@ impl InFlight {
         older.map(|change| change.first.get()).min()
     }
 
-    /// A ticket for the end of a record of one of the kinds that overlaps the pages, and is older than
-    /// the number says.
+    /// A ticket for the end of a record of one of the kinds that overlaps the pages, and is older
+    /// than the number says.
     pub(super) fn await_older(
         &self,
         ends: &Ends,
@@ -222,7 +222,8 @@ impl InFlight {
         let mut records = self.overlapping(first, end, kinds);
         let record = records.find(|record| record.number.get() < number)?;
         record.wanted.set(true);
-        // It changes with the index lock held for writing, so not between the look at the list and this.
+        // It changes with the index lock held for writing, so not between the look at the list and
+        // this.
         Some(Ticket(ends.ended.load(Ordering::Relaxed)))
     }
 
@@ -332,9 +333,9 @@ impl<P: Platform> Drop for Listed<'_, P> {
 }
 
 impl Pages {
-    /// Does `work`, which asks the pager for the pages, with a read in the list; it looks whether that
-    /// was cancelled, in one step with whatever it does to the index. Asks `needed` first, in one step
-    /// with beginning the read.
+    /// Does `work`, which asks the pager for the pages, with a read in the list; it looks whether
+    /// that was cancelled, in one step with whatever it does to the index. Asks `needed` first, in
+    /// one step with beginning the read.
     pub(super) fn with_read<P: Platform, R>(
         &self,
         platform: &P,
@@ -360,8 +361,8 @@ impl Pages {
         Ok(work(&record))
     }
 
-    /// Does `work`, which takes the object's locks and changes the pages, while neither a fetch nor a
-    /// `sync` of them begins, nor a `sync` is at work on them. Called without locks.
+    /// Does `work`, which takes the object's locks and changes the pages, while neither a fetch nor
+    /// a `sync` of them begins, nor a `sync` is at work on them. Called without locks.
     pub(super) fn with_change<P: Platform, R>(
         &self,
         platform: &P,
@@ -386,8 +387,8 @@ impl Pages {
         work()
     }
 
-    /// Does `work`, given a number, when all changes that overlap the pages are younger than that, and
-    /// wait for the end. Called without locks.
+    /// Does `work`, given a number, when all changes that overlap the pages are younger than that,
+    /// and wait for the end. Called without locks.
     pub(super) fn with_turn<P: Platform, R>(
         &self,
         platform: &P,
@@ -407,8 +408,8 @@ impl Pages {
         work(number)
     }
 
-    /// Waits for the writes that overlap the pages and are older than the number says. Called without
-    /// locks.
+    /// Waits for the writes that overlap the pages and are older than the number says. Called
+    /// without locks.
     pub(super) fn wait_for_writes<P: Platform>(
         &self,
         platform: &P,
@@ -461,7 +462,8 @@ impl Pages {
         self.alone(platform, |_, in_flight, ends| in_flight.awaits(ends, first, end, &obstacles))
     }
 
-    /// Whether `vacant` says so of the index, and nothing keeps a fetch of the pages from beginning.
+    /// Whether `vacant` says so of the index, and nothing keeps a fetch of the pages from
+    /// beginning.
     pub(super) fn is_free_for_reading<P: Platform>(
         &self,
         platform: &P,
@@ -474,7 +476,8 @@ impl Pages {
         })
     }
 
-    /// Sleeps until some record ends, unless one has since the ticket was given. Called without locks.
+    /// Sleeps until some record ends, unless one has since the ticket was given. Called without
+    /// locks.
     pub(super) fn wait<P: Platform>(&self, platform: &P, ticket: Ticket) {
         self.ends.wait(platform, ticket);
     }

@@ -1,9 +1,9 @@
-//! The invalidate lock of an object (Linux: `invalidate_lock` of the mapping), and the proofs that it
-//! is held.
+//! The invalidate lock of an object (Linux: `invalidate_lock` of the mapping), and the proofs that
+//! it is held.
 //!
-//! A fault or a read holds it for reading: the pages of the object stay where they are. A truncation, a
-//! hole, a save or a collapse holds it for writing. Functions that rely on either take the proof, which
-//! only a holder has.
+//! A fault or a read holds it for reading: the pages of the object stay where they are. A
+//! truncation, a hole, a save or a collapse holds it for writing. Functions that rely on either
+//! take the proof, which only a holder has.
 
 use crate::platform::Platform;
 use crate::sync::rw_lock::{RwLock, WriteGuard};

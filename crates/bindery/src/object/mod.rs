@@ -1,7 +1,8 @@
 //! Objects, which back mappings that are not anonymous: shared memory, or a file behind a pager.
 //!
-//! An *object* has numbered pages, independent of its mappings. It lives while a handle ([`Object`]) or a
-//! mapping exists. Pages that are not in memory are zeroes, or are with the pager ([`Pager`]).
+//! An *object* has numbered pages, independent of its mappings. It lives while a handle
+//! ([`Object`]) or a mapping exists. Pages that are not in memory are zeroes, or are with the pager
+//! ([`Pager`]).
 //!
 //! | file | contents |
 //! |---|---|
@@ -211,8 +212,8 @@ impl<P: Platform> Memory<P> {
         accounting: Accounting,
     ) -> Result<Object<'m, P>, Error> {
         let told: NonNull<dyn Attachments + 'm> = NonNull::from(told);
-        // SAFETY: as for a file's pager: the two types differ in a lifetime only, and who follows the
-        // pointer holds the object, with a lifetime that ends before this one does.
+        // SAFETY: as for a file's pager: the two types differ in a lifetime only, and who follows
+        // the pointer holds the object, with a lifetime that ends before this one does.
         let told: NonNull<dyn Attachments> = unsafe { core::mem::transmute(told) };
         let segment = Some(SegmentMark { told, segment, key });
         let backing = Backing::Memory { accounting, quota: None, segment, content: Secrecy::None };
@@ -239,8 +240,8 @@ impl<P: Platform> Memory<P> {
     /// memory when they are touched or read. There is one object for each file at a time: two would
     /// each have pages of their own.
     ///
-    /// The pager outlives the object and all its holders: handles and address spaces cannot pass for
-    /// ones with a shorter life.
+    /// The pager outlives the object and all its holders: handles and address spaces cannot pass
+    /// for ones with a shorter life.
     ///
     /// ```compile_fail
     /// # use bindery::{AddressSpace, FileAccess, MapObject, MapRequest, Object, Platform};

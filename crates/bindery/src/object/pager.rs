@@ -45,20 +45,20 @@ impl core::error::Error for PagerError {}
 /// pages; there is at most one for each file at a time, which all who open the file share.
 ///
 /// # Context
-/// Context: may sleep. The functions are called from faults and operations, on any CPU, for different
-/// files and different pages of one file at the same time.
+/// Context: may sleep. The functions are called from faults and operations, on any CPU, for
+/// different files and different pages of one file at the same time.
 ///
 /// # Locks
-/// [`Pager::read`], [`Pager::write`] and [`Pager::removed`] are called without any lock: no mutex of an
-/// address space, no VMA and no lock of the object is held, by the caller or by a thread that waits for
-/// it. They may call the core, with the same address space and the same object, as long as that does
-/// not wait for themselves:
+/// [`Pager::read`], [`Pager::write`] and [`Pager::removed`] are called without any lock: no mutex
+/// of an address space, no VMA and no lock of the object is held, by the caller or by a thread that
+/// waits for it. They may call the core, with the same address space and the same object, as long
+/// as that does not wait for themselves:
 /// - while pages are being read, a fault or a read of the same pages waits;
-/// - while pages are being stored, a call that writes, drops or replaces the same pages waits, and so does
-///   a `sync` of them.
+/// - while pages are being stored, a call that writes, drops or replaces the same pages waits, and
+///   so does a `sync` of them.
 ///
-/// [`Pager::resize`] and [`Pager::discard`] are called with the object locked against other changes of
-/// its size and content from outside of mappings: they must not write, resize or punch the same
+/// [`Pager::resize`] and [`Pager::discard`] are called with the object locked against other changes
+/// of its size and content from outside of mappings: they must not write, resize or punch the same
 /// object. No other lock is held, and none of the pages concerned is being read or stored, but for
 /// reads whose result nobody will use.
 pub trait Pager: Send + Sync {
@@ -66,9 +66,9 @@ pub trait Pager: Send + Sync {
     /// `first_page` on. What lies behind the end of the file is zeroes.
     ///
     /// Asked for as many pages at once as are known to be needed, in as few pieces as there are
-    /// folios that they go into: at most 32, of 1 to 512 pages each. No page is asked for twice at the
-    /// same time, unless what the first call brings is out of date: the file was cut or punched there
-    /// meanwhile.
+    /// folios that they go into: at most 32, of 1 to 512 pages each. No page is asked for twice at
+    /// the same time, unless what the first call brings is out of date: the file was cut or punched
+    /// there meanwhile.
     ///
     /// # Errors
     /// As [`PagerError`] says; whatever is in `into` then is not used. Where more than one page was

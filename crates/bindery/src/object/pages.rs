@@ -101,8 +101,8 @@ pub(crate) fn get<P: Platform>(
 /// Notes that `count` pages from `page` on are, or will be, written. Those of a file are saved by
 /// the next `sync` then; before it was called, no entry may let them be written.
 ///
-/// Called without locks on tables, with the invalidate lock held for reading, which it stays until the
-/// pages are writable:
+/// Called without locks on tables, with the invalidate lock held for reading, which it stays until
+/// the pages are writable:
 /// 1. CPU A marks page 3;
 /// 2. CPU B saves the object: clears the mark, takes write permission away, stores the page;
 /// 3. CPU A lets page 3 be written, and nobody will save that.
@@ -160,9 +160,9 @@ pub(super) fn mark_run_dirty<P: Platform>(
     Ok(())
 }
 
-/// Notes that `count` pages from `page` on may have been written behind the back of the page tables:
-/// by a device that had pinned them. What the object has lost since is passed over. May sleep; called
-/// without locks.
+/// Notes that `count` pages from `page` on may have been written behind the back of the page
+/// tables: by a device that had pinned them. What the object has lost since is passed over. May
+/// sleep; called without locks.
 pub(crate) fn mark_written<P: Platform>(object: &Object<'_, P>, page: u64, count: u64) {
     let (memory, state) = (object.memory, object.state());
     let mark = |_: &PagesStay| mark_dirty(memory, state, page, count);
@@ -200,9 +200,10 @@ pub(super) fn drop_pages<P: Platform>(
     }
 }
 
-/// Gives the references to `count` pages of `folio` back, which the index named until now; its first
-/// page belongs at `first`. If it names no page of the folio any more, and somebody else holds it, the
-/// folio belongs to nobody. No page of the folio comes or goes meanwhile. May wait for the folio's lock.
+/// Gives the references to `count` pages of `folio` back, which the index named until now; its
+/// first page belongs at `first`. If it names no page of the folio any more, and somebody else
+/// holds it, the folio belongs to nobody. No page of the folio comes or goes meanwhile. May wait
+/// for the folio's lock.
 pub(super) fn let_go<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -233,8 +234,8 @@ fn names<P: Platform>(memory: &Memory<P>, object: &ObjectState, first: u64, foli
     false
 }
 
-/// Drops those of the pages from `first` to `end` that nobody has written or mapped since they came,
-/// so that they are zeroes with or without us.
+/// Drops those of the pages from `first` to `end` that nobody has written or mapped since they
+/// came, so that they are zeroes with or without us.
 pub(super) fn drop_untouched<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -296,8 +297,9 @@ fn for_each_part<P: Platform>(
 }
 
 /// Fills the bytes from `start` to `end` of the object, which lie in one page, with zeroes; if the
-/// page is not in memory, nothing happens. Called with the invalidate lock held and without locks on tables.
-/// The bytes lie behind the end of the file, or the caller has a change of the page in the list.
+/// page is not in memory, nothing happens. Called with the invalidate lock held and without locks
+/// on tables. The bytes lie behind the end of the file, or the caller has a change of the page in
+/// the list.
 pub(super) fn zero_part<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -311,8 +313,8 @@ pub(super) fn zero_part<P: Platform>(
     let found = object.pages.look(&memory.platform, |index| index.get(page));
     if let Some(slot) = found {
         let inside = |at: u64| (at - (page << PAGE_SHIFT)).min(PAGE_SIZE) as usize;
-        // SAFETY: 1. and 2. the index names the frame, and the caller keeps the page; 3. who truncates waits
-        // for pagers before.
+        // SAFETY: 1. and 2. the index names the frame, and the caller keeps the page; 3. who
+        // truncates waits for pagers before.
         unsafe { bytes::zero(&memory.platform, slot.frame, inside(start)..inside(end)) };
         memory.written_by_call(slot.frame, 1);
     }

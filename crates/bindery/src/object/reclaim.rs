@@ -1,21 +1,21 @@
 //! Reclaim of a file's clean pages: they leave the page index, and come again from the pager.
 //!
-//! A reclaimer has found the folio by its frame number, perhaps inside an allocation of a thread that
-//! holds locks. So it only tries locks, never asks the pager, and allocates nothing:
+//! A reclaimer has found the folio by its frame number, perhaps inside an allocation of a thread
+//! that holds locks. So it only tries locks, never asks the pager, and allocates nothing:
 //!
 //! 1. It tries the folio's lock. The owner is known then, and lives as long as it names the folio.
 //! 2. It tries the invalidate lock, for writing. From then on no fault maps pages of the object, no
 //!    call reads them, none is marked dirty, and the last holder does not free the object: it waits
 //!    for this lock before it drops the pages ([`super::state`]).
-//! 3. Where the folio is mapped, it walks the object's mappings. Those that were used since the last
-//!    walk forget it, and the folio stays. Otherwise the entries go. An entry of a clean page allows
-//!    no write ([`super::pages::mark_dirty`]), so none of them is dirty.
-//! 4. In one step, under the index lock, it looks whether the folio is clean, idle and held by nobody
-//!    else, and takes its pages out of the index.
+//! 3. Where the folio is mapped, it walks the object's mappings. Those that were used since the
+//!    last walk forget it, and the folio stays. Otherwise the entries go. An entry of a clean page
+//!    allows no write ([`super::pages::mark_dirty`]), so none of them is dirty.
+//! 4. In one step, under the index lock, it looks whether the folio is clean, idle and held by
+//!    nobody else, and takes its pages out of the index.
 //!
 //! # Why nothing may be in flight in step 4
-//! A *change* relies on pages that it has seen, without the invalidate lock. A *write* has the pager
-//! read the frames. A *read* must not find the pages gone:
+//! A *change* relies on pages that it has seen, without the invalidate lock. A *write* has the
+//! pager read the frames. A *read* must not find the pages gone:
 //! 1. CPU A fetches page 3: the pager has read the old bytes.
 //! 2. CPU B writes all of page 3, which needs no fetch, and saves it. The page is clean.
 //! 3. CPU C reclaims the page.
@@ -65,8 +65,8 @@ pub enum Spare {
     Nothing,
 }
 
-/// Drops the pages of the folio, which the caller has a reference to and has not locked, if they can
-/// be had again from the pager. Never waits for a sleeping lock; not in a read section.
+/// Drops the pages of the folio, which the caller has a reference to and has not locked, if they
+/// can be had again from the pager. Never waits for a sleeping lock; not in a read section.
 ///
 /// Complexity: O(log n) for each of the VMAs that map pages of the folio, of n that map the object,
 /// and in the folio's entries there and its slots in the index.
@@ -84,8 +84,8 @@ pub(crate) fn reclaim_folio<P: Platform>(
     evict(memory, object, (**held, first), &lock, spare)
 }
 
-/// Has a reclaimer find the folio that `frame` is a page of, whatever the frame is used for by now. `None`
-/// if it is in no folio.
+/// Has a reclaimer find the folio that `frame` is a page of, whatever the frame is used for by now.
+/// `None` if it is in no folio.
 #[cfg(any(test, feature = "testing"))]
 pub fn reclaim_frame<P: Platform>(
     memory: &Memory<P>,
@@ -121,8 +121,8 @@ fn evict<P: Platform>(
     lock: &FolioLock<'_, P>,
     spare: Spare,
 ) -> ObjectFolio {
-    // SAFETY: the object owns the folio, whose lock is held: it lives until it has let the folio go.
-    // Before it does, it waits for the invalidate lock, which is released behind the last use.
+    // SAFETY: the object owns the folio, whose lock is held: it lives until it has let the folio
+    // go. Before it does, it waits for the invalidate lock, which is released behind the last use.
     let object = unsafe { object.as_ref() };
     let Some(alone) = object.invalidate_lock.try_write(&memory.platform) else {
         return ObjectFolio::Busy;
@@ -168,8 +168,8 @@ impl<P: Platform> Victim<'_, P> {
         self.first + u64::from(self.folio.pages())
     }
 
-    /// The next pages from `from` on that the index says are in the folio. What was dropped may have
-    /// come back in another one.
+    /// The next pages from `from` on that the index says are in the folio. What was dropped may
+    /// have come back in another one.
     fn next_run(&self, index: &PageIndex, flags: PageFlags, from: u64) -> Option<PageRun> {
         let mut from = from;
         loop {
@@ -181,8 +181,8 @@ impl<P: Platform> Victim<'_, P> {
         }
     }
 
-    /// Takes the folio's pages out of the index, if nobody needs them. Says how many those are, whose
-    /// references are the caller's then.
+    /// Takes the folio's pages out of the index, if nobody needs them. Says how many those are,
+    /// whose references are the caller's then.
     fn take(&self, spare: Spare, _: &PagesMayGo) -> Result<u32, Obstacle> {
         let (memory, range) = (self.memory, (self.first, self.end()));
         let taken = self.object.pages.change_at_rest(memory, range, |index, nodes| {
@@ -200,8 +200,8 @@ impl<P: Platform> Victim<'_, P> {
         taken.unwrap_or(Err(Obstacle::Stays(ObjectFolio::Busy)))
     }
 
-    /// How many pages of the folio the index names, if they are clean and unmapped, and nobody else but
-    /// the reclaimer holds the folio.
+    /// How many pages of the folio the index names, if they are clean and unmapped, and nobody else
+    /// but the reclaimer holds the folio.
     fn may_go(&self, index: &PageIndex, spare: Spare) -> Result<u32, Obstacle> {
         let (frames, folio) = (&self.memory.frames, self.folio);
         if self.next_run(index, PageFlags::DIRTY, self.first).is_some() {
@@ -252,8 +252,8 @@ impl<P: Platform> Victim<'_, P> {
         })
     }
 
-    /// Calls `work` for each VMA that may map pages of the folio, with the VMA locked for reading. Ends
-    /// where one is locked into memory, or a lock is taken.
+    /// Calls `work` for each VMA that may map pages of the folio, with the VMA locked for reading.
+    /// Ends where one is locked into memory, or a lock is taken.
     fn visit<'m>(
         &self,
         mut work: impl FnMut(&RmapHit<'_, 'm, P>, &mut Gather),
@@ -265,7 +265,8 @@ impl<P: Platform> Victim<'_, P> {
         let mut stop = None;
         let walked =
             for_each_sight(self.memory, self.object, &ranges, Locking::Try, |hit, gather| {
-                // `mlock` sets the flag with the VMA locked for writing, and then looks for the pages.
+                // `mlock` sets the flag with the VMA locked for writing, and then looks for the
+                // pages.
                 match hit.vma.try_read(&self.memory.platform) {
                     _ if stop.is_some() => {}
                     None => stop = Some(ObjectFolio::Busy),

@@ -67,8 +67,8 @@ impl<P: Platform> Object<'_, P> {
         })
     }
 
-    /// Drops what lies behind `bytes`, which is not more than the size. The changes are held, and the
-    /// pager has none of the pages.
+    /// Drops what lies behind `bytes`, which is not more than the size. The changes are held, and
+    /// the pager has none of the pages.
     fn cut(&self, old: u64, bytes: u64) -> Result<(), Error> {
         let (memory, object) = (self.memory, self.state());
         if let Some((pager, file)) = object.file().filter(|_| bytes != old) {

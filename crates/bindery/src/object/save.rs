@@ -36,13 +36,13 @@ const PAGES: u32 = 4096;
 
 impl<P: Platform> Object<'_, P> {
     /// Stores what was written to the file in `length` bytes from `offset` on, through mappings or
-    /// otherwise, and returns when the pager has it. Nothing to do for shared memory. May sleep, and
-    /// holds no lock while the pager works. (Linux: `fsync(2)`, `msync(2)` with `MS_SYNC`.)
+    /// otherwise, and returns when the pager has it. Nothing to do for shared memory. May sleep,
+    /// and holds no lock while the pager works. (Linux: `fsync(2)`, `msync(2)` with `MS_SYNC`.)
     ///
     /// # Errors
-    /// What the pager says, [`Error::InputOutput`] mostly; the rest of the range is stored all the same.
-    /// [`Error::Interrupted`] if a fatal signal waits, between two pieces of at most 16 MiB. What
-    /// was not stored remains to be stored.
+    /// What the pager says, [`Error::InputOutput`] mostly; the rest of the range is stored all the
+    /// same. [`Error::Interrupted`] if a fatal signal waits, between two pieces of at most 16 MiB.
+    /// What was not stored remains to be stored.
     ///
     /// Context: may sleep. Complexity: in the dirty pages; for each batch of up to 32 runs, one
     /// walk over the mappings that show one of them.
@@ -137,7 +137,8 @@ fn save_batch<P: Platform>(
     end: u64,
     turn: u64,
 ) -> Saved {
-    // In this frame until the end of the function, and only borrowed shared: `Batch::begin` wants it.
+    // In this frame until the end of the function, and only borrowed shared: `Batch::begin` wants
+    // it.
     let records = [const { Record::new() }; RUNS];
     let mut batch = Batch {
         memory,
@@ -185,9 +186,10 @@ struct Batch<'a, P: Platform> {
 }
 
 impl<P: Platform> Batch<'_, P> {
-    /// Takes dirty pages up to `end` into the batch, which are not dirty any more then. Where a change
-    /// concerns one which is older than `turn` says, ends there; a younger one waits. The invalidate lock
-    /// is held for writing; and the records stay where they are until the batch is dropped.
+    /// Takes dirty pages up to `end` into the batch, which are not dirty any more then. Where a
+    /// change concerns one which is older than `turn` says, ends there; a younger one waits. The
+    /// invalidate lock is held for writing; and the records stay where they are until the batch is
+    /// dropped.
     fn begin(&mut self, end: u64, turn: u64) {
         let mut room = PAGES;
         while room > 0 && !self.runs.is_full() {
@@ -237,11 +239,11 @@ impl<P: Platform> Batch<'_, P> {
                 let length = left.min(u64::from(run.count) * PAGE_SIZE) as usize;
                 let platform = &self.memory.platform;
                 let start = platform.direct_map(run.frame);
-                // SAFETY: 1. the direct map shows the bytes of the run's frames, which are consecutive
-                // (obligation 1 of `Platform`, and `Frames::new` looked where two ranges touch). The
-                // pages stay where they are while their record is in the list: a call that writes,
-                // drops or replaces them waits for the record's end. 2. While an object has pages, no
-                // reference to their bytes exists.
+                // SAFETY: 1. the direct map shows the bytes of the run's frames, which are
+                // consecutive (obligation 1 of `Platform`, and `Frames::new` looked where two
+                // ranges touch). The pages stay where they are while their record is in the list: a
+                // call that writes, drops or replaces them waits for the record's end. 2. While an
+                // object has pages, no reference to their bytes exists.
                 unsafe { StoredBytes::new(platform, start, length) }
             })
             .collect();

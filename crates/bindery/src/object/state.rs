@@ -170,8 +170,8 @@ impl Pages {
         })
     }
 
-    /// Looks at the index and at what is in flight, and changes the latter or flags of pages, alone.
-    /// `work` takes no lock.
+    /// Looks at the index and at what is in flight, and changes the latter or flags of pages,
+    /// alone. `work` takes no lock.
     pub(super) fn alone<P: Platform, R>(
         &self,
         platform: &P,
@@ -217,8 +217,8 @@ pub(super) fn pages_of(bytes: u64) -> u64 {
 const _: () = assert!(align_of::<ObjectState>() as u64 >= OWNER_ALIGN);
 
 impl ObjectState {
-    /// The object as the owner of folios. Only its address counts: [`crate::frame::Frames::owner`] makes
-    /// the pointer that leads back from the direct map.
+    /// The object as the owner of folios. Only its address counts: [`crate::frame::Frames::owner`]
+    /// makes the pointer that leads back from the direct map.
     pub(crate) fn as_owner(&self) -> Owner {
         let kind = if self.is_file() { Owner::File } else { Owner::Memory };
         kind(NonNull::from(self).cast())

@@ -8,9 +8,9 @@ use crate::platform::Platform;
 
 /// Bytes of consecutive pages that [`Pager::write`](super::Pager::write) stores, in the direct map.
 ///
-/// No program and no call changes them while the pager stores them, but a device may that has pinned the
-/// pages ([`AddressSpace::pin`](crate::AddressSpace::pin)). A `&[u8]` would promise that nobody does. So
-/// the pager copies the bytes, or gives their address to a device of its own.
+/// No program and no call changes them while the pager stores them, but a device may that has
+/// pinned the pages ([`AddressSpace::pin`](crate::AddressSpace::pin)). A `&[u8]` would promise that
+/// nobody does. So the pager copies the bytes, or gives their address to a device of its own.
 ///
 /// ```
 /// use bindery::StoredBytes;
@@ -74,8 +74,8 @@ impl<'a> StoredBytes<'a> {
     /// The `length` bytes from `start` on.
     ///
     /// # Safety
-    /// 1. The bytes lie in the direct maps of consecutive frames that an object has, which keeps them
-    ///    for `'a`.
+    /// 1. The bytes lie in the direct maps of consecutive frames that an object has, which keeps
+    ///    them for `'a`.
     /// 2. No reference excludes that they are read.
     pub(super) unsafe fn new<P: Platform>(
         platform: &'a P,
@@ -96,21 +96,22 @@ impl<'a> StoredBytes<'a> {
     }
 
     /// The address of the first byte in the direct map, for a device or for the caller's own
-    /// instructions. The bytes may be read until [`Pager::write`](super::Pager::write) returns; nothing
-    /// may assume that they stay the same between two reads.
+    /// instructions. The bytes may be read until [`Pager::write`](super::Pager::write) returns;
+    /// nothing may assume that they stay the same between two reads.
     pub fn as_ptr(&self) -> *const u8 {
         self.start.as_ptr()
     }
 
-    /// Copies bytes from `offset` on by the platform's means and returns how many: fewer than `into`
-    /// has room for only at the end. Does not sleep. Linear in the bytes.
+    /// Copies bytes from `offset` on by the platform's means and returns how many: fewer than
+    /// `into` has room for only at the end. Does not sleep. Linear in the bytes.
     pub fn copy_to(&self, offset: usize, into: &mut [u8]) -> usize {
         let left = self.length.saturating_sub(offset);
         let count = left.min(into.len());
         if count > 0 {
             // SAFETY: `offset` is inside (1 of `new`).
             let from = unsafe { self.start.add(offset) };
-            // SAFETY: by 1 and 2 of `new`, `count` bytes from there may be read; `into` is the caller's.
+            // SAFETY: by 1 and 2 of `new`, `count` bytes from there may be read; `into` is the
+            // caller's.
             unsafe { self.source.read(from, &mut into[..count]) };
         }
         count

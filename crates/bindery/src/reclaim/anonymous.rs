@@ -18,8 +18,8 @@ use crate::tlb::Gather;
 use crate::vma::MappingFlags;
 
 impl<P: Platform> Memory<P> {
-    /// Looks at the folio of the frame, and at those around it where it is mapped. Returns how many pages
-    /// were freed.
+    /// Looks at the folio of the frame, and at those around it where it is mapped. Returns how many
+    /// pages were freed.
     pub(super) fn reclaim_anonymous(&self, frame: Frame, target: u64) -> u64 {
         let Some(held) = self.frames.try_hold(&self.platform, frame) else { return 0 };
         let Some(lock) = self.frames.try_lock_folio(&self.platform, *held) else { return 0 };
@@ -48,9 +48,10 @@ impl<P: Platform> Memory<P> {
         freed + batch.write_out(self)
     }
 
-    /// Sends a cold folio to swap that several VMAs map: in each, its entries become swap entries, and are
-    /// flushed. Where one could not be reached, or a device uses the folio, the rest of its pages stay in
-    /// the swap cache, and the entries that are left keep them. Returns how many pages were freed.
+    /// Sends a cold folio to swap that several VMAs map: in each, its entries become swap entries,
+    /// and are flushed. Where one could not be reached, or a device uses the folio, the rest of its
+    /// pages stay in the swap cache, and the entries that are left keep them. Returns how many
+    /// pages were freed.
     fn reclaim_shared(&self, held: Reference<'_, P>, lock: FolioLock<'_, P>) -> u64 {
         let folio = *held;
         let (place, stored) = match self.frames.swap_place(folio) {
@@ -71,8 +72,8 @@ impl<P: Platform> Memory<P> {
             }
             Seen { until: hit.range.end(), entries: u64::from(folio.pages()) }
         });
-        // After the entries, which lead to the folio, and before its content is read: who has pinned it
-        // writes to it meanwhile, and is seen here.
+        // After the entries, which lead to the folio, and before its content is read: who has
+        // pinned it writes to it meanwhile, and is seen here.
         fence(Ordering::SeqCst);
         if self.frames.mappings(folio) > 0 || self.frames.pins(folio) > 0 {
             self.settle_slots(folio, place, &PageSet::EMPTY);
@@ -100,7 +101,8 @@ impl<P: Platform> Memory<P> {
         u64::from(folio.pages())
     }
 
-    /// Harvests the accessed bits of the table around the hit, and makes swap entries of what is cold.
+    /// Harvests the accessed bits of the table around the hit, and makes swap entries of what is
+    /// cold.
     fn reclaim_window(
         &self,
         hit: &RmapHit<'_, '_, P>,

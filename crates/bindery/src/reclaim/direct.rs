@@ -1,9 +1,9 @@
 //! Direct reclaim: a call that would fail for lack of memory frees some first, with no lock held.
 //!
-//! Every public call takes all its locks inside the closure that it hands to [`Memory::retry`]. When it
-//! fails with "out of memory", it has released them. So reclaim never runs inside a table lock, a read
-//! section, a VMA, an object or a pager, and cannot wait for a lock that its caller holds; nor does it
-//! call itself, since it does not use `retry`.
+//! Every public call takes all its locks inside the closure that it hands to [`Memory::retry`].
+//! When it fails with "out of memory", it has released them. So reclaim never runs inside a table
+//! lock, a read section, a VMA, an object or a pager, and cannot wait for a lock that its caller
+//! holds; nor does it call itself, since it does not use `retry`.
 
 use crate::Memory;
 use crate::deferred::Shortage;
@@ -15,9 +15,9 @@ const FIRST_ROUND: u64 = 32;
 const ROUNDS: u32 = 16;
 
 impl<P: Platform> Memory<P> {
-    /// Runs a call of the embedder's, which takes all its locks and releases them. Where it fails for
-    /// want of memory, memory is freed and the call made once more. Frees some of what waits for readers
-    /// afterwards.
+    /// Runs a call of the embedder's, which takes all its locks and releases them. Where it fails
+    /// for want of memory, memory is freed and the call made once more. Frees some of what waits
+    /// for readers afterwards.
     ///
     /// A call that fails so has changed nothing, or does what it has done once more: its
     /// documentation says which.

@@ -1,24 +1,26 @@
 //! Reclaim: pages leave memory when it is short.
 //!
 //! # The policy
-//! A *clock* (Corbató 1968) goes over the metadata of all frames, in their order; there are no lists, so
-//! no other path pays for them. A folio is *cold*, *referenced* or *hot*
-//! ([`Frames::look`](crate::frame::Frames::look)): used twice in a row it is hot, and it must be found
-//! unused twice in a row before it is evicted. An evicted page leaves a *shadow*: how much was evicted
-//! until then. If it comes back after less was evicted than is in use, it comes back hot: it would have
-//! stayed if the hot pages had not kept it out (refault distance; Linux: `workingset.c`; CLOCK-Pro,
-//! USENIX 2005, has its test period).
+//! A *clock* (Corbató 1968) goes over the metadata of all frames, in their order; there are no
+//! lists, so no other path pays for them. A folio is *cold*, *referenced* or *hot*
+//! ([`Frames::look`](crate::frame::Frames::look)): used twice in a row it is hot, and it must be
+//! found unused twice in a row before it is evicted. An evicted page leaves a *shadow*: how much
+//! was evicted until then. If it comes back after less was evicted than is in use, it comes back
+//! hot: it would have stayed if the hot pages had not kept it out (refault distance; Linux:
+//! `workingset.c`; CLOCK-Pro, USENIX 2005, has its test period).
 //!
 //! # Windows
-//! The hand leads to a folio, the reverse map to a VMA that maps it, and there reclaim works on the run of
-//! the page table around it, of one table: it harvests the accessed bits of the window, and sends the
-//! folios that are cold and mapped there alone to swap, in one batch with one flush. So the cost is in the
-//! runs that are looked at. (Linux's multi-generational LRU looks around in the same way.)
+//! The hand leads to a folio, the reverse map to a VMA that maps it, and there reclaim works on the
+//! run of the page table around it, of one table: it harvests the accessed bits of the window, and
+//! sends the folios that are cold and mapped there alone to swap, in one batch with one flush. So
+//! the cost is in the runs that are looked at. (Linux's multi-generational LRU looks around in the
+//! same way.)
 //!
 //! # It cannot deadlock
-//! Reclaim runs when its caller has no lock ([`direct`]). It only tries the locks of folios and
-//! of the reverse map, enters no pager, and holds none of them while a page is written out but the lock of
-//! its folio. It takes frames from a reserve that no other allocation may take, and never calls itself.
+//! Reclaim runs when its caller has no lock ([`direct`]). It only tries the locks of folios and of
+//! the reverse map, enters no pager, and holds none of them while a page is written out but the
+//! lock of its folio. It takes frames from a reserve that no other allocation may take, and never
+//! calls itself.
 //!
 //! | file | idea |
 //! |---|---|
@@ -45,17 +47,19 @@ pub struct Reclaimed {
 
 /// Frames that one step of the hand passes.
 const STEP: u32 = 64;
-/// How often the hand goes round at the most: a page that was used and hot is cold after three looks.
+/// How often the hand goes round at the most: a page that was used and hot is cold after three
+/// looks.
 const TURNS: u64 = 4;
 
 impl<P: Platform> Memory<P> {
-    /// Frees at least `target` pages if it can: cached tables and slabs, then pages that were not used
-    /// lately. Anonymous pages go to swap, clean pages of files can be read again. An embedder calls it from a thread of its own when memory gets short
-    /// ([`Memory::shortage`]); calls of the core do when they would fail otherwise. The caller holds no
-    /// lock of the core and is in no read section.
+    /// Frees at least `target` pages if it can: cached tables and slabs, then pages that were not
+    /// used lately. Anonymous pages go to swap, clean pages of files can be read again. An embedder
+    /// calls it from a thread of its own when memory gets short ([`Memory::shortage`]); calls of
+    /// the core do when they would fail otherwise. The caller holds no lock of the core and is in
+    /// no read section.
     ///
-    /// Context: may sleep. Complexity: in the frames that the clock passes and the runs of the windows;
-    /// at most four turns of the clock.
+    /// Context: may sleep. Complexity: in the frames that the clock passes and the runs of the
+    /// windows; at most four turns of the clock.
     #[inline(never)]
     pub fn reclaim(&self, target: u64) -> Reclaimed {
         let before = self.free_frame_count();
@@ -78,8 +82,8 @@ impl<P: Platform> Memory<P> {
         done
     }
 
-    /// How many pages are missing until allocations are far from the reserve: a reclaimer of the embedder's
-    /// frees as many. 0 where no swap area is on.
+    /// How many pages are missing until allocations are far from the reserve: a reclaimer of the
+    /// embedder's frees as many. 0 where no swap area is on.
     ///
     /// Context: any.
     pub fn shortage(&self) -> u64 {

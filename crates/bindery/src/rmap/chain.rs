@@ -92,9 +92,9 @@ const LONGEST: u32 = 4;
 /// For each dead anon group, so many anon groups below are looked at.
 const BELOW: u32 = 16;
 
-/// Whether there may be enough dead anon groups above that of `vma`. Takes no lock: a wrong answer costs no
-/// more than a contraction that is not tried, or not done. The caller holds the mutex of the VMA's
-/// address space.
+/// Whether there may be enough dead anon groups above that of `vma`. Takes no lock: a wrong answer
+/// costs no more than a contraction that is not tried, or not done. The caller holds the mutex of
+/// the VMA's address space.
 #[inline]
 pub(crate) fn may_contract(vma: &Vma) -> bool {
     vma.group().is_some_and(|group| {
@@ -102,9 +102,9 @@ pub(crate) fn may_contract(vma: &Vma) -> bool {
     })
 }
 
-/// Takes over the folios of dead anon groups above that of `vma`, if `vma` is the first of its anon group and
-/// there are enough of them, and contracts those that have none left. The next fork tries again
-/// where a folio's lock is taken. Allocates nothing.
+/// Takes over the folios of dead anon groups above that of `vma`, if `vma` is the first of its anon
+/// group and there are enough of them, and contracts those that have none left. The next fork tries
+/// again where a folio's lock is taken. Allocates nothing.
 ///
 /// The caller holds the mutex of the VMA's address space and all its VMAs for writing.
 pub(crate) fn contract<P: Platform>(
@@ -139,8 +139,8 @@ struct Look {
 }
 
 /// Finds the dead anon groups above `group`, and names their heirs. `None` if they are not worth a
-/// survey, another one runs, or the caller does not come for the anon group's first VMA. The family lock
-/// is held by the caller alone.
+/// survey, another one runs, or the caller does not come for the anon group's first VMA. The family
+/// lock is held by the caller alone.
 fn look(group: &AnonGroup, vma: &Vma) -> Option<Look> {
     if !group.is_first(vma) {
         return None;
@@ -170,8 +170,8 @@ fn ancestors(group: &AnonGroup) -> impl Iterator<Item = &AnonGroup> {
     core::iter::successors(group.parent(), |above| above.parent())
 }
 
-/// Lets the folios that the VMA maps and that belong to dead anon groups belong to their heirs. Says
-/// whether it could lock them all.
+/// Lets the folios that the VMA maps and that belong to dead anon groups belong to their heirs.
+/// Says whether it could lock them all.
 fn take_over<P: Platform>(memory: &Memory<P>, table: &PageTable<'_, P>, vma: &Vma) -> bool {
     let frames = &memory.frames;
     let complete = Cell::new(true);
@@ -186,8 +186,9 @@ fn take_over<P: Platform>(memory: &Memory<P>, table: &PageTable<'_, P>, vma: &Vm
         // does not put the contraction off because somebody walks to it.
         let (Owner::Group(owner), index) = frames.owner(&memory.platform, folio) else { return };
         let owner = owner.cast::<AnonGroup>();
-        // SAFETY: the folio is mapped, so its owner is the VMA's anon group or one above. Those stay: the
-        // anon group holds them, and no other survey, which could contract them, runs in the family.
+        // SAFETY: the folio is mapped, so its owner is the VMA's anon group or one above. Those
+        // stay: the anon group holds them, and no other survey, which could contract them, runs in
+        // the family.
         let Some(heir) = (unsafe { owner.as_ref() }).heir() else { return };
         match frames.try_lock_folio(&memory.platform, folio) {
             Some(lock) => lock.set_owner(AnonGroup::as_owner(Some(heir.node())), index),
@@ -197,8 +198,8 @@ fn take_over<P: Platform>(memory: &Memory<P>, table: &PageTable<'_, P>, vma: &Vm
     complete.get()
 }
 
-/// Takes each dead anon group above `group` out of the tree to which nothing below has pages any more.
-/// Gives up after `left` anon groups below. The family lock is held by the caller alone.
+/// Takes each dead anon group above `group` out of the tree to which nothing below has pages any
+/// more. Gives up after `left` anon groups below. The family lock is held by the caller alone.
 fn detach_above(group: &AnonGroup, mut left: u32) -> Option<Chain<AnonGroup>> {
     let mut retired = Chain::default();
     // Up to when all VMAs below the next anon group are clear of pages of dead groups.
@@ -224,8 +225,8 @@ fn detach_above(group: &AnonGroup, mut left: u32) -> Option<Chain<AnonGroup>> {
     (!retired.is_empty()).then_some(retired)
 }
 
-/// Up to when all VMAs of the anon group and of those below are clear of pages of dead groups. `None` after
-/// `left` groups.
+/// Up to when all VMAs of the anon group and of those below are clear of pages of dead groups.
+/// `None` after `left` groups.
 fn clear_below(group: &AnonGroup, left: &mut u32) -> Option<u64> {
     let mut clear = u64::MAX;
     let seen = group.try_for_each_below(|below| {

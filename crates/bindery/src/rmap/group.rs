@@ -31,12 +31,12 @@ pub(crate) struct AnonGroup {
     next_sibling: AtomicPtr<Self>,
     previous_sibling: AtomicPtr<Self>,
     pub(crate) vmas: GroupTree,
-    /// Of an anon group that was found dead and unary: the first anon group below that is not, to which the
-    /// pages go. In the root: the anon group whose VMAs are being surveyed. Written under the family's
-    /// lock; see [`super::chain`].
+    /// Of an anon group that was found dead and unary: the first anon group below that is not, to
+    /// which the pages go. In the root: the anon group whose VMAs are being surveyed. Written under
+    /// the family's lock; see [`super::chain`].
     heir: AtomicPtr<Self>,
-    /// In the root: the family's clock. Of an anon group that was found dead: when it was. Of any other:
-    /// no page in its VMAs belongs to an anon group that was found dead up to then.
+    /// In the root: the family's clock. Of an anon group that was found dead: when it was. Of any
+    /// other: no page in its VMAs belongs to an anon group that was found dead up to then.
     stamp: AtomicU64,
     /// VMAs, children, and walkers; 0 in an anon group that was contracted.
     holders: AtomicU32,
@@ -54,9 +54,10 @@ impl AnonGroup {
     }
 
     fn follow(&self, link: &AtomicPtr<Self>) -> Option<&Self> {
-        // SAFETY: an anon group holds its parent, and with it the root, for as long as it is in the tree,
-        // and nobody follows the links of one that was contracted; children and siblings take themselves out of the lists, under the family lock, before they are
-        // freed, and callers that follow those hold the lock.
+        // SAFETY: an anon group holds its parent, and with it the root, for as long as it is in the
+        // tree, and nobody follows the links of one that was contracted; children and siblings take
+        // themselves out of the lists, under the family lock, before they are freed, and callers
+        // that follow those hold the lock.
         NonNull::new(link.load(Ordering::Relaxed)).map(|group| unsafe { group.as_ref() })
     }
 
@@ -91,7 +92,8 @@ impl AnonGroup {
         self.vmas.first(&Asked::ALL).is_some_and(|first| ptr::eq(first, vma))
     }
 
-    /// Whether the anon group has no VMA, and `child` is the first of those below it. For the auditor.
+    /// Whether the anon group has no VMA, and `child` is the first of those below it. For the
+    /// auditor.
     pub(crate) fn is_traced_by(&self, child: &Self) -> bool {
         let first = self.follow(&self.first_child).is_some_and(|first| ptr::eq(first, child));
         self.vmas.is_empty() && first
@@ -106,8 +108,8 @@ impl AnonGroup {
         self.follow(&self.root).unwrap_or(self)
     }
 
-    /// What the family's clock says. It goes forward when an anon group dies that has children, and when
-    /// dead anon groups are found.
+    /// What the family's clock says. It goes forward when an anon group dies that has children, and
+    /// when dead anon groups are found.
     #[inline]
     pub(super) fn now(&self) -> u64 {
         self.root().stamp.load(Ordering::Relaxed)
@@ -118,7 +120,8 @@ impl AnonGroup {
         self.root().stamp.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// When the anon group was found dead, or up to when its VMAs are clear of pages of dead groups.
+    /// When the anon group was found dead, or up to when its VMAs are clear of pages of dead
+    /// groups.
     #[inline]
     pub(super) fn stamp(&self) -> u64 {
         self.stamp.load(Ordering::Relaxed)
@@ -134,20 +137,20 @@ impl AnonGroup {
         self.is_inherited() && !self.heir.load(Ordering::Relaxed).is_null()
     }
 
-    /// To whom the pages go of an anon group that was found dead and unary. The caller surveys VMAs below
-    /// the group: the heir was named for that, and is above these VMAs or theirs.
+    /// To whom the pages go of an anon group that was found dead and unary. The caller surveys VMAs
+    /// below the group: the heir was named for that, and is above these VMAs or theirs.
     pub(super) fn heir(&self) -> Option<&Self> {
         if self.is_inherited() { self.follow(&self.heir) } else { None }
     }
 
-    /// Whether the anon group is dead and unary, and stays so. Not so the root, which has the lock. The
-    /// family lock is held.
+    /// Whether the anon group is dead and unary, and stays so. Not so the root, which has the lock.
+    /// The family lock is held.
     pub(super) fn is_dead(&self) -> bool {
         self.is_inherited() && (self.has_heir() || self.is_dead_and_unary())
     }
 
-    /// Notes that the anon group was found dead, unless that is known, and who has its pages now. The
-    /// family lock is held.
+    /// Notes that the anon group was found dead, unless that is known, and who has its pages now.
+    /// The family lock is held.
     pub(super) fn bequeath(&self, heir: &Self, now: u64) {
         if !self.has_heir() {
             self.stamp.store(now, Ordering::Relaxed);
@@ -155,8 +158,8 @@ impl AnonGroup {
         self.heir.store(heir.node().as_ptr(), Ordering::Relaxed);
     }
 
-    /// Claims the survey of the family for this anon group, unless another has it. The family lock is
-    /// held.
+    /// Claims the survey of the family for this anon group, unless another has it. The family lock
+    /// is held.
     pub(super) fn begin_survey(&self) -> bool {
         let surveyor = &self.root().heir;
         let free = surveyor.load(Ordering::Relaxed).is_null();
@@ -189,15 +192,16 @@ impl AnonGroup {
         self.holders.load(Ordering::Acquire).saturating_sub(self.children().count() as u32)
     }
 
-    /// Whether the anon group is kept by one child alone: it has no VMA, not even one whose pages are still to
-    /// be counted down, and no walker. It stays so until the child leaves. The family lock is held.
+    /// Whether the anon group is kept by one child alone: it has no VMA, not even one whose pages
+    /// are still to be counted down, and no walker. It stays so until the child leaves. The family
+    /// lock is held.
     fn is_dead_and_unary(&self) -> bool {
         // Acquire: what the holders before did to the anon group has happened.
         self.holders.load(Ordering::Acquire) == 1 && self.vmas.is_empty() && !self.is_childless()
     }
 
-    /// Whether no anon group was forked from this one, or none is left. The family lock is held, or no
-    /// fork of its VMAs runs and a stale "no" does no harm.
+    /// Whether no anon group was forked from this one, or none is left. The family lock is held, or
+    /// no fork of its VMAs runs and a stale "no" does no harm.
     fn is_childless(&self) -> bool {
         self.first_child.load(Ordering::Relaxed).is_null()
     }
@@ -207,15 +211,16 @@ impl AnonGroup {
         self.holders.compare_exchange(1, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Takes this dead anon group, whose one child is `child`, out of the tree. Not so where a walker holds
-    /// it. The family lock is held by the caller alone.
+    /// Takes this dead anon group, whose one child is `child`, out of the tree. Not so where a
+    /// walker holds it. The family lock is held by the caller alone.
     pub(super) fn detach(&self, child: &Self, retired: &mut Chain<Self>) -> bool {
         let Some(parent) = self.parent() else { return false };
         if !self.is_dead_and_unary() || !self.freeze() {
             return false;
         }
         child.replace_child(self, parent);
-        // SAFETY: 1. it is frozen, so that nobody else frees it; 2. it is among no children any more.
+        // SAFETY: 1. it is frozen, so that nobody else frees it; 2. it is among no children any
+        // more.
         unsafe { retired.push(self.node()) };
         true
     }
@@ -237,8 +242,9 @@ impl AnonGroup {
         }
     }
 
-    /// One walker more, unless nobody holds the anon group any more. The caller is in a read section in
-    /// which it saw a mapped folio name the anon group, so the anon group's memory is still one.
+    /// One walker more, unless nobody holds the anon group any more. The caller is in a read
+    /// section in which it saw a mapped folio name the anon group, so the anon group's memory is
+    /// still one.
     pub(super) fn try_hold(&self) -> bool {
         let more = |holders| if holders == 0 { None } else { Some(holders + 1) };
         self.holders.fetch_update(Ordering::Acquire, Ordering::Relaxed, more).is_ok()
@@ -253,8 +259,9 @@ impl AnonGroup {
     pub(crate) fn join<P: Platform>(&self, platform: &P, vma: &Vma, node: NonNull<Self>) {
         self.family_lock().with_write(platform, || {
             vma.set_group(Some(node));
-            // SAFETY: 1. the lock is held; 2. the VMA was in no anon group's tree, and leaves this one
-            // before it is freed (`RmapGuard::take`, `leave`); 3. what it maps changes through `RmapGuard`.
+            // SAFETY: 1. the lock is held; 2. the VMA was in no anon group's tree, and leaves this
+            // one before it is freed (`RmapGuard::take`, `leave`); 3. what it maps changes through
+            // `RmapGuard`.
             unsafe { self.vmas.insert(vma) };
         });
     }
@@ -262,7 +269,8 @@ impl AnonGroup {
     /// Lets `vma` belong to no anon group any more. It still counts as a holder.
     pub(crate) fn leave<P: Platform>(&self, platform: &P, vma: &Vma) {
         self.family_lock().with_write(platform, || {
-            // SAFETY: 1. the lock is held; 2. the VMA belongs to the anon group, so it is in its tree.
+            // SAFETY: 1. the lock is held; 2. the VMA belongs to the anon group, so it is in its
+            // tree.
             unsafe { self.vmas.remove(vma) };
             vma.set_group(None);
         });
@@ -270,8 +278,8 @@ impl AnonGroup {
 
     /// Calls `f` for this anon group and all below it. The family lock is held.
     ///
-    /// These are one for each mapped VMA that was forked from one of the anon group's, or from a copy of
-    /// it, and the dead ones above those, of which [`super::chain`] leaves a few for each.
+    /// These are one for each mapped VMA that was forked from one of the anon group's, or from a
+    /// copy of it, and the dead ones above those, of which [`super::chain`] leaves a few for each.
     pub(super) fn for_each_below(&self, mut f: impl FnMut(&Self)) {
         let _ = self.try_for_each_below(|group| {
             f(group);
@@ -293,8 +301,8 @@ impl AnonGroup {
         ControlFlow::Continue(())
     }
 
-    /// The anon group behind this one among `top` and those below, parents before their children. The
-    /// family lock is held.
+    /// The anon group behind this one among `top` and those below, parents before their children.
+    /// The family lock is held.
     pub(super) fn next_below(&self, top: &Self) -> Option<&Self> {
         let mut at = self;
         if let Some(child) = at.follow(&at.first_child) {
@@ -331,8 +339,8 @@ impl Linked for AnonGroup {
 pub(crate) struct Groups;
 
 impl Groups {
-    /// An anon group without VMAs and with no holder; below `parent`, if there is one. The caller lets a
-    /// VMA hold it, or frees it by [`Groups::release`] after one [`AnonGroup::hold`].
+    /// An anon group without VMAs and with no holder; below `parent`, if there is one. The caller
+    /// lets a VMA hold it, or frees it by [`Groups::release`] after one [`AnonGroup::hold`].
     pub(crate) fn create<P: Platform>(
         memory: &Memory<P>,
         parent: Option<&AnonGroup>,
@@ -360,7 +368,8 @@ impl Groups {
         unsafe { node.as_ref() }.node.store(node.as_ptr(), Ordering::Relaxed);
         if let Some(parent) = parent {
             parent.hold();
-            // SAFETY: the anon group is fresh from the slab, and nobody frees it before it was held.
+            // SAFETY: the anon group is fresh from the slab, and nobody frees it before it was
+            // held.
             let group = unsafe { node.as_ref() };
             parent.family_lock().with_write(&memory.platform, || {
                 let first = parent.first_child.load(Ordering::Relaxed);
@@ -388,10 +397,10 @@ impl Groups {
         memory.free_after_readers(Batch::default().with(groups));
     }
 
-    /// One VMA or walker less. With the last, the anon group leaves the tree, and then perhaps those above
-    /// it: they come to `unheld`, and are freed after their readers. A VMA calls this when it is out
-    /// of the anon group's list and its pages are counted down, so that a thread that sees a mapped folio name the
-    /// anon group in a read section meets one that was not freed.
+    /// One VMA or walker less. With the last, the anon group leaves the tree, and then perhaps
+    /// those above it: they come to `unheld`, and are freed after their readers. A VMA calls this
+    /// when it is out of the anon group's list and its pages are counted down, so that a thread
+    /// that sees a mapped folio name the anon group in a read section meets one that was not freed.
     pub(crate) fn release<P: Platform>(
         memory: &Memory<P>,
         node: NonNull<AnonGroup>,
@@ -426,8 +435,8 @@ impl Groups {
             debug_assert!(
                 group.vmas.is_empty() && group.first_child.load(Ordering::Relaxed).is_null()
             );
-            // SAFETY: 1. nobody holds it, so that nobody else frees it; 2. it is among no children any
-            // more.
+            // SAFETY: 1. nobody holds it, so that nobody else frees it; 2. it is among no children
+            // any more.
             unsafe { unheld.push(node) };
         }
     }

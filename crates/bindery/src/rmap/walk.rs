@@ -318,13 +318,13 @@ pub(crate) enum Walked {
 ///
 /// How the owner is known to be an anon group, though nothing holds it yet:
 /// 1. The walker enters a read section, and sees that the folio is mapped.
-/// 2. An anon group is freed a grace period after its VMAs' last pages were counted down, so the memory of
-///    the anon group that the folio names is one's at least until the section ends.
+/// 2. An anon group is freed a grace period after its VMAs' last pages were counted down, so the
+///    memory of the anon group that the folio names is one's at least until the section ends.
 /// 3. The walker holds it, unless nobody does any more, and leaves the section: it waits for the
 ///    tree's lock without one.
 ///
-/// Complexity: O(log n) for each anon group, the owner and those below, and for each VMA in it that maps
-/// the index, of the n in it.
+/// Complexity: O(log n) for each anon group, the owner and those below, and for each VMA in it that
+/// maps the index, of the n in it.
 pub(crate) fn for_each_anonymous_sight<'m, P: Platform>(
     memory: &'m Memory<P>,
     folio: Folio,
@@ -392,8 +392,8 @@ struct FamilyWalk<'a, 'r> {
 }
 
 impl FamilyWalk<'_, '_> {
-    /// Goes on for the length of one hold. Says whether the walk is done; if not, the anon group where
-    /// it stands is held once more. The family lock is held.
+    /// Goes on for the length of one hold. Says whether the walk is done; if not, the anon group
+    /// where it stands is held once more. The family lock is held.
     fn hold<'m, P: Platform>(
         &mut self,
         memory: &'m Memory<P>,
@@ -401,7 +401,8 @@ impl FamilyWalk<'_, '_> {
     ) -> bool {
         let mut left = HOLD;
         loop {
-            // An anon group that nobody holds has no VMA and no anon group below, and is about to go.
+            // An anon group that nobody holds has no VMA and no anon group below, and is about to
+            // go.
             if left == 0 && self.at.try_hold() {
                 return false;
             }

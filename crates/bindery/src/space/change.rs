@@ -186,8 +186,9 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Whether `high`, which begins where `low` ends, continues it in every respect (Linux:
     /// `can_vma_merge_after` and its siblings).
     ///
-    /// A VMA without an anon group of anonymous pages may take over its neighbour's, unless that one is
-    /// inherited: the pages of an anon group above would be looked for in places where they cannot be.
+    /// A VMA without an anon group of anonymous pages may take over its neighbour's, unless that
+    /// one is inherited: the pages of an anon group above would be looked for in places where they
+    /// cannot be.
     fn continues(&self, low: &Vma, high: &Vma) -> bool {
         let alike = |flags: MappingFlags| flags - MappingFlags::STICKY;
         low.end() == high.start()
@@ -248,15 +249,15 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Lets a VMA without an anon group belong to `group`, one of this address space.
     pub(super) fn adopt(&self, _mm: &MmapLocked, vma: &Vma, group: NonNull<AnonGroup>) {
         debug_assert!(vma.group_pointer().is_none(), "a VMA belongs to one group");
-        // SAFETY: the caller found the anon group in a VMA of this address space, which holds it, and
-        // the mutex keeps that VMA; or it is fresh and nobody but the caller could free it.
+        // SAFETY: the caller found the anon group in a VMA of this address space, which holds it,
+        // and the mutex keeps that VMA; or it is fresh and nobody but the caller could free it.
         let state = unsafe { group.as_ref() };
         state.hold();
         state.join(self.platform(), vma, group);
     }
 
-    /// Lets a VMA belong to no anon group any more; nothing of the anon group is mapped in it. Another
-    /// VMA of this address space belongs to the group.
+    /// Lets a VMA belong to no anon group any more; nothing of the anon group is mapped in it.
+    /// Another VMA of this address space belongs to the group.
     pub(super) fn leave_group(
         &self,
         _mm: &MmapLocked,
@@ -270,8 +271,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         Groups::release(self.table.memory, group, &mut removed.groups);
     }
 
-    /// Gives the VMA around `addr` an anon group for its anonymous pages: that of a neighbour with which
-    /// it could be one VMA, or a new one (Linux: `anon_vma_prepare`). Takes the mutex.
+    /// Gives the VMA around `addr` an anon group for its anonymous pages: that of a neighbour with
+    /// which it could be one VMA, or a new one (Linux: `anon_vma_prepare`). Takes the mutex.
     pub(super) fn prepare_group(&self, addr: VirtAddr) -> Result<(), Error> {
         let guard = self.mmap_lock.lock();
         let mm = &*guard;
@@ -300,8 +301,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         Ok(())
     }
 
-    /// The anon group of `owner`, one of the two, if `low` and `high` could be one VMA but for their
-    /// protection, which may be changed back.
+    /// The anon group of `owner`, one of the two, if `low` and `high` could be one VMA but for
+    /// their protection, which may be changed back.
     fn shared_group(&self, low: &Vma, high: &Vma, owner: &Vma) -> Option<NonNull<AnonGroup>> {
         let ignored = MappingFlags::PROTECTION | MappingFlags::STICKY;
         let fits = low.end() == high.start()

@@ -104,12 +104,13 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// policy says (Linux: `madvise(2)` with `MADV_COLLAPSE`).
     ///
     /// # Errors
-    /// [`Error::NotMapped`] for holes; [`Error::Invalid`] if a mapping is too small, has said
-    /// that it wants no large folios, or is a private one of an object, or nothing is there to be
-    /// collapsed, or what is there cannot be (guards among it: pages of an object come into one folio,
-    /// but are not mapped large); [`Error::TryAgain`] if somebody has pinned a page; [`Error::OutOfMemory`] if there
-    /// is no folio of that size; [`Error::Interrupted`] if a fatal signal came first, which is asked
-    /// for before each span (Linux does not ask). What could be collapsed is.
+    /// [`Error::NotMapped`] for holes; [`Error::Invalid`] if a mapping is too small, has said that
+    /// it wants no large folios, or is a private one of an object, or nothing is there to be
+    /// collapsed, or what is there cannot be (guards among it: pages of an object come into one
+    /// folio, but are not mapped large); [`Error::TryAgain`] if somebody has pinned a page;
+    /// [`Error::OutOfMemory`] if there is no folio of that size; [`Error::Interrupted`] if a fatal
+    /// signal came first, which is asked for before each span (Linux does not ask). What could be
+    /// collapsed is.
     ///
     /// Context: may sleep. Complexity: linear in the pages.
     pub fn collapse_range(&self, range: VirtRange) -> Result<(), Error> {
@@ -344,8 +345,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         if done { Ok(()) } else { Err(Error::Invalid) }
     }
 
-    /// Unmaps pages of an object that are one folio and mapped one by one, so that the next touch maps
-    /// them large. False where nothing was done: something else stands there, or nothing.
+    /// Unmaps pages of an object that are one folio and mapped one by one, so that the next touch
+    /// maps them large. False where nothing was done: something else stands there, or nothing.
     fn retract(&self, range: VirtRange, gather: &mut Gather) -> bool {
         let guard = self.mmap_lock.lock();
         let mm = &*guard;
@@ -401,7 +402,8 @@ impl<P: Platform> AddressSpace<'_, P> {
                     census.zero += u32::from(self.table.memory.is_zero(frame));
                     if let Some(folio) = frames.folio_of(frame) {
                         let number = frame.0 - folio.head.0;
-                        // What a child has copied since may be nobody else's, and not be known as such.
+                        // What a child has copied since may be nobody else's, and not be known as
+                        // such.
                         let elsewhere = || frames.mappings(folio) > folio.pages();
                         let exclusive = frames.exclusive_run(folio, number, 1).0;
                         census.shared += u32::from(!exclusive && elsewhere());
@@ -430,8 +432,8 @@ fn may_collapse<P: Platform>(vma: &Vma) -> bool {
     // Pages of an object have to stand where huge leaves could.
     let skew = (vma.start() >> PAGE_SHIFT).wrapping_sub(vma.page_offset());
     let aligned = vma.is_anonymous() || skew.is_multiple_of(span >> PAGE_SHIFT);
-    // A folio that collapsing makes belongs to the object, or to an anon group of anonymous pages. What a
-    // private mapping shows is a mixture of both, which no large folio can be.
+    // A folio that collapsing makes belongs to the object, or to an anon group of anonymous pages.
+    // What a private mapping shows is a mixture of both, which no large folio can be.
     let uniform = vma.is_anonymous() || vma.is_shared();
     fits && aligned
         && uniform

@@ -11,8 +11,8 @@ use super::{AddressSpace, MmapLocked};
 use crate::collections::range_skip_list::Indexed;
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Unmaps what is left of the System V segment that was attached at `at`, all its parts where it
-    /// was cut. As on Linux, what was moved away, or mapped over, does not count.
+    /// Unmaps what is left of the System V segment that was attached at `at`, all its parts where
+    /// it was cut. As on Linux, what was moved away, or mapped over, does not count.
     ///
     /// # Errors
     /// [`Error::Invalid`] if nothing of a segment that was attached there is left, or `at` is no

@@ -134,7 +134,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
     }
 
-    /// The folio that a leaf or a `PROT_NONE` leaf names at `page`, and the number of the page in it.
+    /// The folio that a leaf or a `PROT_NONE` leaf names at `page`, and the number of the page in
+    /// it.
     fn folio_at(&self, cursor: &mut Cursor<'_, '_, P>, page: VirtAddr) -> Option<(Folio, u32)> {
         let (node, index, raw) = cursor.entry_at(page);
         let first = match arch::kind::<P::Arch>(raw, node.level) {

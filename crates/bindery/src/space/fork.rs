@@ -44,8 +44,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let result = self.transaction(|mm, gather, removed| {
             child.program_break.copy_from(&self.program_break);
             child.keys.copy_from(&self.keys);
-            // All VMAs stay locked until the flush, which is one for up to 64 tables: a fault would meet
-            // the mark of the pending flush, and make one of its own.
+            // All VMAs stay locked until the flush, which is one for up to 64 tables: a fault would
+            // meet the mark of the pending flush, and make one of its own.
             let result = self.copy_vmas(mm, &child, gather, removed);
             self.flush(gather);
             for node in self.vmas.iter() {
@@ -89,8 +89,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Ok(())
     }
 
-    /// Takes dead anon groups out of the families, before the child's make their chains longer. All VMAs
-    /// are locked.
+    /// Takes dead anon groups out of the families, before the child's make their chains longer. All
+    /// VMAs are locked.
     #[cold]
     fn contract_groups(&self, removed: &mut Removed) {
         for node in self.vmas.iter() {

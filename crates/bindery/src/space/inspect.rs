@@ -125,8 +125,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
     }
 
-    /// Calls `f` for every mapping, in rising order, with the mutex held: `f` must not call operations
-    /// of this address space.
+    /// Calls `f` for every mapping, in rising order, with the mutex held: `f` must not call
+    /// operations of this address space.
     ///
     /// Context: may sleep.
     pub fn for_each_mapping(&self, mut f: impl FnMut(Mapping)) {

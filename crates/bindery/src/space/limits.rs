@@ -166,8 +166,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.account.limits()
     }
 
-    /// Notes how many pages are resident. Called before a call takes pages away, so that mapping them
-    /// need not. (Others who take pages away, by a truncation, do not note it.)
+    /// Notes how many pages are resident. Called before a call takes pages away, so that mapping
+    /// them need not. (Others who take pages away, by a truncation, do not note it.)
     #[inline]
     pub(crate) fn note_resident(&self) {
         let pages = self.table.stats.mapped_pages();

@@ -1,9 +1,9 @@
 //! Calls without the lock that they need: none of them compiles.
 //!
-//! Each pair of lines is one call, as it is right and with the lock left out. `tests/locks.rs` builds the
-//! crate with the wrong lines of one kind, and expects the error that the comment names at each, and no
-//! other. (What the compiler finds by types it reports before it looks at moves and borrows: two builds.)
-//! Nothing here ever runs.
+//! Each pair of lines is one call, as it is right and with the lock left out. `tests/locks.rs`
+//! builds the crate with the wrong lines of one kind, and expects the error that the comment names
+//! at each, and no other. (What the compiler finds by types it reports before it looks at moves and
+//! borrows: two builds.) Nothing here ever runs.
 
 use core::ptr::NonNull;
 

@@ -86,8 +86,8 @@ pub enum Advice {
 }
 
 impl Advice {
-    /// Whether each page is looked at and nothing depends on its being all of them, so that the call
-    /// may stop anywhere.
+    /// Whether each page is looked at and nothing depends on its being all of them, so that the
+    /// call may stop anywhere.
     fn looks_at_pages(self) -> bool {
         matches!(self, Self::Free | Self::Cold | Self::PageOut)
     }
@@ -300,8 +300,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         gather: &mut Gather,
     ) -> Result<(), Error> {
         let frames = &self.table.memory.frames;
-        // What becomes lazy becomes so as a whole: pages that the call does not name, or that others
-        // map or write, keep their contents, and then so does the rest of the folio.
+        // What becomes lazy becomes so as a whole: pages that the call does not name, or that
+        // others map or write, keep their contents, and then so does the rest of the folio.
         let concerned = |folio: Option<Folio>, pages: u32| match (forget, folio) {
             (Forget::Use, Some(folio)) => {
                 let whole = pages == folio.pages()
@@ -343,7 +343,8 @@ impl<P: Platform> AddressSpace<'_, P> {
                 if !vma.has(MappingFlags::SHARED | MappingFlags::MAY_WRITE) {
                     return Err(Error::AccessDenied);
                 }
-                // Behind all that an object can have, where that is too much: `Invalid`, as on Linux.
+                // Behind all that an object can have, where that is too much: `Invalid`, as on
+                // Linux.
                 let offset = vma.page_offset_of(part.start()).saturating_mul(PAGE_SIZE);
                 (object, offset, part.len())
             };

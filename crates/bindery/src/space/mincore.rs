@@ -37,9 +37,9 @@ pub enum Residence {
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Says which pages of `length` bytes (rounded up) at `start` are in memory: calls `tell` with
-    /// stretches of equal answers and their lengths in pages, in rising order. `tell` may be called in
-    /// a read section: it neither sleeps nor touches the program's memory. A mapping of a file that
-    /// the program could neither write nor owns counts as resident throughout
+    /// stretches of equal answers and their lengths in pages, in rising order. `tell` may be called
+    /// in a read section: it neither sleeps nor touches the program's memory. A mapping of a file
+    /// that the program could neither write nor owns counts as resident throughout
     /// ([`crate::FileAccess::OWNER`]).
     ///
     /// # Errors

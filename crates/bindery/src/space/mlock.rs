@@ -228,8 +228,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 }
 
-/// The mapping's flags with these locks and no others; what may be dropped is never locked, and what
-/// is secret always.
+/// The mapping's flags with these locks and no others; what may be dropped is never locked, and
+/// what is secret always.
 fn lock_flags(vma: &Vma, locks: MappingFlags) -> MappingFlags {
     if vma.flags().intersects(MappingFlags::DROPPABLE | MappingFlags::SECRET) {
         return vma.flags();

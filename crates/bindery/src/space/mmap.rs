@@ -70,9 +70,9 @@ bitflags! {
         const READ = 1 << 0;
         /// For writing.
         const WRITE = 1 << 1;
-        /// By somebody who owns the file, or may write it, however it was opened. Others learn nothing
-        /// of which of a file's pages are in memory, and so of what its other readers have read
-        /// ([`AddressSpace::mincore`]; Linux: `can_do_mincore`).
+        /// By somebody who owns the file, or may write it, however it was opened. Others learn
+        /// nothing of which of a file's pages are in memory, and so of what its other readers have
+        /// read ([`AddressSpace::mincore`]; Linux: `can_do_mincore`).
         const OWNER = 1 << 2;
     }
 }
@@ -527,7 +527,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let mut high = self.search_top();
         loop {
             let below = self.vmas.find_gap_top_down(length, align, congruent, low, high);
-            // As Linux: when all below the chosen top is taken, what lies above is better than none.
+            // As Linux: when all below the chosen top is taken, what lies above is better than
+            // none.
             let start = match (below, self.options.search_top) {
                 (None, Some(_)) => {
                     let limit = self.limit().0;

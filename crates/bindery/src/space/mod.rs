@@ -5,7 +5,8 @@
 //!    `munmap`, `mprotect`, `mremap`, `fork`). Faults do not.
 //! 2. The lock of each VMA: faults take it for reading, changes of the VMA for writing. It is taken
 //!    after the mutex, in address order.
-//! 3. The table locks (`table::locking`), innermost of these three. `docs/lock-order.md` has all locks.
+//! 3. The table locks (`table::locking`), innermost of these three. `docs/lock-order.md` has all
+//!    locks.
 //!
 //! A fault that cannot take its VMA's lock waits for the mutex, never the other way round: a holder
 //! of the mutex waits for faults to leave, and faults inside wait only for table locks.
@@ -181,8 +182,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Self::with_limit(memory, options, RunLimit::NONE)
     }
 
-    /// As [`AddressSpace::new`], at a reach of the caller's choice: anything but [`Reach::Table`] is
-    /// for comparison.
+    /// As [`AddressSpace::new`], at a reach of the caller's choice: anything but [`Reach::Table`]
+    /// is for comparison.
     ///
     /// # Errors
     /// As [`AddressSpace::new`].
@@ -396,9 +397,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         VirtRange::raw(start, end)
     }
 
-    /// Makes every TLB forget what is stale, and counts down what was taken from VMAs that stay. Called
-    /// by every operation before it releases the mutex. (No other thread relies on that for the flush: a thread
-    /// that locks a table meets the mark of the pending flush, see [`crate::tlb`].)
+    /// Makes every TLB forget what is stale, and counts down what was taken from VMAs that stay.
+    /// Called by every operation before it releases the mutex. (No other thread relies on that for
+    /// the flush: a thread that locks a table meets the mark of the pending flush, see
+    /// [`crate::tlb`].)
     fn flush(&self, gather: &mut Gather) {
         if gather.is_stale() {
             let mut counts = Counts::default();
@@ -413,8 +415,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Flushes, gives back what was unmapped, lets go of what the removed VMAs hold, and frees the
     /// tables and VMAs when no reader is left. Called without locks on VMAs or tables.
     ///
-    /// Mappings are counted down before anon groups and objects are let go: a walker of the
-    /// reverse map that is in a read section and sees that a folio is mapped may rely on its owner (`rmap`).
+    /// Mappings are counted down before anon groups and objects are let go: a walker of the reverse
+    /// map that is in a read section and sees that a folio is mapped may rely on its owner
+    /// (`rmap`).
     fn finish(&self, gather: &mut Gather, removed: Removed) {
         let memory = self.table.memory;
         self.flush(gather);
@@ -429,7 +432,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             }
         }
         let tables = self.table.take_emptied(gather);
-        // SAFETY: 1. the VMAs are out of the index and the trees; no VMA and no child holds the groups.
+        // SAFETY: 1. the VMAs are out of the index and the trees; no VMA and no child holds the
+        // groups.
         unsafe { memory.free_unlinked(tables, vmas, groups) };
     }
 }
@@ -451,8 +455,8 @@ impl<P: Platform> Drop for AddressSpace<'_, P> {
         let guard = self.mmap_lock.lock();
         let mm = &*guard;
         while let Some(node) = self.vmas.first_ending_after(0) {
-            // SAFETY: 1. no handle of the address space is left, so nobody looks a VMA up in it, and a
-            // walker of the reverse map does not lock it; 2. it is removed at once.
+            // SAFETY: 1. no handle of the address space is left, so nobody looks a VMA up in it,
+            // and a walker of the reverse map does not lock it; 2. it is removed at once.
             self.remove(mm, unsafe { self.vma(node).written(self.platform()) }, &mut removed);
         }
         // What follows may wait for readers.
@@ -466,8 +470,8 @@ impl<P: Platform> Drop for AddressSpace<'_, P> {
         debug_assert!(zapped.is_ok(), "unmapping everything splits no leaf");
         self.finish(&mut gather, removed);
         self.let_go_of_pins();
-        // SAFETY: 1. no CPU has the root, and readers find no VMA that leads to it; 2. no handle is left:
-        // the VMAs, by which others made theirs, are out of all lists.
+        // SAFETY: 1. no CPU has the root, and readers find no VMA that leads to it; 2. no handle is
+        // left: the VMAs, by which others made theirs, are out of all lists.
         unsafe { self.table.free_root() };
         self.table.memory.free_some();
     }

@@ -175,8 +175,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         })
     }
 
-    /// Makes the locked mappings in `range` that may be written now have pages of their own, so that
-    /// the first store needs no fault.
+    /// Makes the locked mappings in `range` that may be written now have pages of their own, so
+    /// that the first store needs no fault.
     fn populate_writable(&self, range: VirtRange) {
         let mut at = range.start();
         while at < range.end() {
@@ -270,8 +270,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             })?;
             let locked = before & (MappingFlags::WRITE | MappingFlags::SHARED | LOCKS);
             if locked == MappingFlags::LOCKED && flags.contains(MappingFlags::WRITE) {
-                // The pages come when the call is over, but whose they are is settled now: it decides
-                // what is joined with what.
+                // The pages come when the call is over, but whose they are is settled now: it
+                // decides what is joined with what.
                 if let Some(vma) = self.vma_at(mm, part.start()) {
                     let _ = self.prepare_group_locked(mm, vma);
                 }

@@ -17,7 +17,8 @@ bitflags! {
         /// Begin to save (`MS_ASYNC`); since what is written is known to the object anyway, nothing
         /// is left to do.
         const ASYNC = 1 << 0;
-        /// Other mappings of the object shall see what was written (`MS_INVALIDATE`); they always do.
+        /// Other mappings of the object shall see what was written (`MS_INVALIDATE`); they always
+        /// do.
         const INVALIDATE = 1 << 1;
         /// Save, and wait for it (`MS_SYNC`).
         const SYNC = 1 << 2;
@@ -25,14 +26,14 @@ bitflags! {
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Saves what was written to the shared file mappings in `length` bytes (rounded up to pages) at
-    /// `start`. May wait for storage.
+    /// Saves what was written to the shared file mappings in `length` bytes (rounded up to pages)
+    /// at `start`. May wait for storage.
     ///
     /// # Errors
     /// [`Error::Unaligned`]; [`Error::Invalid`] for both kinds at once; [`Error::OutOfRange`];
     /// [`Error::Locked`] if [`SyncFlags::INVALIDATE`] meets locked memory; [`Error::InputOutput`];
-    /// [`Error::Interrupted`] as [`crate::Object::sync`]; [`Error::NotMapped`] if the range has holes,
-    /// after the rest is saved.
+    /// [`Error::Interrupted`] as [`crate::Object::sync`]; [`Error::NotMapped`] if the range has
+    /// holes, after the rest is saved.
     ///
     /// Context: may sleep. Complexity: in the runs that were written.
     pub fn msync(&self, start: VirtAddr, length: u64, flags: SyncFlags) -> Result<(), Error> {

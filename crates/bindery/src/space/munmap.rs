@@ -87,8 +87,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Lets no VMA reach into `range`: those inside go, those at the ends are cut. None reaches
-    /// over both ends; all are locked for writing, and no TLB remembers any more what they mapped in
-    /// the range. The other way round, a call that saves a file would not find them:
+    /// over both ends; all are locked for writing, and no TLB remembers any more what they mapped
+    /// in the range. The other way round, a call that saves a file would not find them:
     /// 1. CPU A takes a VMA out of the file's list;
     /// 2. CPU B saves the file, and makes all that the list names forget that they may write;
     /// 3. CPU C writes through the VMA's entries, which nobody will save;
@@ -101,8 +101,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             if vma.start() >= range.end().0 {
                 break;
             }
-            // SAFETY: 1. the caller has left it locked; 2. this is its only guard: a VMA that is cut
-            // does not reach into the range any more.
+            // SAFETY: 1. the caller has left it locked; 2. this is its only guard: a VMA that is
+            // cut does not reach into the range any more.
             let vma = unsafe { vma.written(self.platform()) };
             if vma.start() < range.start().0 {
                 self.resize(mm, &vma, vma.start(), range.start().0);

@@ -15,9 +15,9 @@ use crate::vma::Vma;
 use super::AddressSpace;
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Sends the anonymous folios that are mapped in `part` alone to swap, table by table: one flush for
-    /// each part that one set of locks serves. The VMA is locked for reading: a fault in it waits for the
-    /// folio that it wants, and for no other. Ends early where no slots are left.
+    /// Sends the anonymous folios that are mapped in `part` alone to swap, table by table: one
+    /// flush for each part that one set of locks serves. The VMA is locked for reading: a fault in
+    /// it waits for the folio that it wants, and for no other. Ends early where no slots are left.
     // Not one of the commoner kinds of advice, and long.
     #[inline(never)]
     pub(super) fn page_out(

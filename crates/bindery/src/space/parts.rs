@@ -8,8 +8,8 @@ use super::vma::Vma;
 use super::{AddressSpace, MmapLocked};
 use crate::collections::range_skip_list::Indexed;
 
-/// A walk over what is mapped of a range, as `madvise` and `msync` do it: holes are passed over, and
-/// reported when the rest is done.
+/// A walk over what is mapped of a range, as `madvise` and `msync` do it: holes are passed over,
+/// and reported when the rest is done.
 pub(super) struct Parts {
     at: VirtAddr,
     end: VirtAddr,

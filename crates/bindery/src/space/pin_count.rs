@@ -59,10 +59,11 @@ impl PinCount {
 
     /// Takes away what the caller has. The last one frees the count.
     fn take<P: Platform>(&self, memory: &Memory<P>, taken: u64) {
-        // Release, and acquire for the last: all that others did with the count comes before its end.
+        // Release, and acquire for the last: all that others did with the count comes before its
+        // end.
         if self.0.fetch_sub(taken, Ordering::AcqRel) == taken {
-            // SAFETY: the count came from this slab (`AddressSpace::pin_count`). It is zero, so neither
-            // the address space nor a pin knows it any more.
+            // SAFETY: the count came from this slab (`AddressSpace::pin_count`). It is zero, so
+            // neither the address space nor a pin knows it any more.
             unsafe {
                 memory.slab::<PinCount>().free(&memory.frames, &memory.platform, self.into())
             };

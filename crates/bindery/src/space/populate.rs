@@ -50,8 +50,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Makes all pages of `range` be there. What is there already is passed over in runs. Stops at
-    /// the first page that cannot be had, and for a fatal signal: asks before each fault, and before
-    /// each [`PIECE`] tables' span that is looked through.
+    /// the first page that cannot be had, and for a fatal signal: asks before each fault, and
+    /// before each [`PIECE`] tables' span that is looked through.
     pub(super) fn populate_as(&self, range: VirtRange, want: Want) -> Result<(), Error> {
         let mut at = range.start();
         while at < range.end() {

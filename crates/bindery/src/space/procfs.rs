@@ -66,8 +66,8 @@ impl<P: Platform> AddressSpace<'_, P> {
                 let forgotten = self.table.forget(vma.range(), forget, gather, |_, _| true);
                 result = forgotten.map(|_| ());
             }
-            // One flush for up to 64 tables. A store that slips through before it is as if it had come
-            // before the call.
+            // One flush for up to 64 tables. A store that slips through before it is as if it had
+            // come before the call.
             result
         });
         result.map_err(|_| Error::OutOfMemory)

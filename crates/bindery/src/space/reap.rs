@@ -21,7 +21,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// The mappings themselves stay. A second call finds nothing to do.
     ///
     /// # Errors
-    /// [`Error::Interrupted`] for a fatal signal of the caller, [`Error::OutOfMemory`]: work done stays done, and another call may go on.
+    /// [`Error::Interrupted`] for a fatal signal of the caller, [`Error::OutOfMemory`]: work done
+    /// stays done, and another call may go on.
     ///
     /// Context: may sleep. Complexity: in the mappings and whole tables, as
     /// [`AddressSpace::discard`] of everything.
@@ -38,7 +39,8 @@ impl<P: Platform> AddressSpace<'_, P> {
                 continue;
             }
             interrupt::check(self.platform())?;
-            // 1. CPU A has looked at the flags, and holds the VMA for reading; 2. CPU B marks the VMA
+            // 1. CPU A has looked at the flags, and holds the VMA for reading; 2. CPU B marks the
+            //    VMA
             // once CPU A has let it go; 3. the contents go, the page of CPU A with them.
             let locked = vma.lock_write(self.platform());
             self.change_flags(mm, &locked, vma.flags() | MappingFlags::REAPED);

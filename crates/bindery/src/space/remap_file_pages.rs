@@ -13,10 +13,10 @@ use super::{AddressSpace, MmapLocked};
 use crate::collections::range_skip_list::Indexed;
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Lets `length` bytes at `start` of a shared mapping (both rounded down to pages) show what its
-    /// object has from page `page` on. As Linux since 4.0, it is a new mapping in place of what was
-    /// there: the protection is kept, and locks are. With [`MapFlags::POPULATE`] its pages are there
-    /// at once; other flags mean nothing here.
+    /// Lets `length` bytes at `start` of a shared mapping (both rounded down to pages) show what
+    /// its object has from page `page` on. As Linux since 4.0, it is a new mapping in place of what
+    /// was there: the protection is kept, and locks are. With [`MapFlags::POPULATE`] its pages are
+    /// there at once; other flags mean nothing here.
     ///
     /// The range may reach over several mappings that touch, all of one object and with the same
     /// flags.

@@ -1,4 +1,5 @@
-//! The part of `swapoff(2)` that one address space has: everything that it has in an area comes back.
+//! The part of `swapoff(2)` that one address space has: everything that it has in an area comes
+//! back.
 
 use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Kind, absent};
@@ -19,8 +20,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`]; [`Error::Fault`] if the area has lost a page, which stays lost;
-    /// [`Error::Interrupted`] for a fatal signal. What has come back stays, and everything can be used as
-    /// before.
+    /// [`Error::Interrupted`] for a fatal signal. What has come back stays, and everything can be
+    /// used as before.
     ///
     /// Context: may sleep. Complexity: in the runs of swap entries, and the entries of the
     /// mappings.

@@ -9,12 +9,12 @@ use super::{AddressSpace, MmapLocked};
 impl<P: Platform> AddressSpace<'_, P> {
     /// Does `work` with the address space locked, and ends it in the only right order:
     ///
-    /// 1. *Flush*, with the lock held: a call that gets the lock next may rely on what this one took
-    ///    away from every TLB, and the pages of VMAs that stay are counted down while their owner is
-    ///    the same.
+    /// 1. *Flush*, with the lock held: a call that gets the lock next may rely on what this one
+    ///    took away from every TLB, and the pages of VMAs that stay are counted down while their
+    ///    owner is the same.
     /// 2. *Unlock*: no lock is held while memory is freed.
-    /// 3. *Finish*: pages are counted down, removed VMAs let go of what they hold, tables and VMAs are
-    ///    freed after the readers.
+    /// 3. *Finish*: pages are counted down, removed VMAs let go of what they hold, tables and VMAs
+    ///    are freed after the readers.
     #[inline]
     pub(super) fn transaction<R>(
         &self,

@@ -161,9 +161,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         })
     }
 
-    /// Calls `work` once with the frame of the page at `at` and the offset in it, after the access is
-    /// allowed and recorded. The table is locked meanwhile, so the page stays; and the VMA is held for
-    /// reading, so the bytes land where the address leads when the call returns:
+    /// Calls `work` once with the frame of the page at `at` and the offset in it, after the access
+    /// is allowed and recorded. The table is locked meanwhile, so the page stays; and the VMA is
+    /// held for reading, so the bytes land where the address leads when the call returns:
     /// 1. CPU A, writing to X, waits for the lock of the page's table;
     /// 2. CPU B moves that table to Y, and `mremap` returns;
     /// 3. CPU A writes to what is at Y now.
@@ -207,8 +207,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 }
 
-/// Lets `copy` have `length` bytes in pieces, none of which crosses a page of either side, so that a
-/// fault leaves nothing of a piece copied.
+/// Lets `copy` have `length` bytes in pieces, none of which crosses a page of either side, so that
+/// a fault leaves nothing of a piece copied.
 fn in_pieces(
     (here, there): (VirtAddr, VirtAddr),
     length: u64,

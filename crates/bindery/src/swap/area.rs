@@ -1,13 +1,13 @@
 //! A swap area: its clusters, the lists that they are on, and the allocation of slots.
 //!
-//! A cluster in use has blocks of one order ([`super::cluster`]). An allocation takes a cluster with
-//! room for its order, else a free one. Single slots also take what is left in a cluster of another
-//! order, so that no slot is out of reach of a base page. A cluster in which a block was not found goes to
-//! the list of *holes*, for single slots, until something in it is freed.
+//! A cluster in use has blocks of one order ([`super::cluster`]). An allocation takes a cluster
+//! with room for its order, else a free one. Single slots also take what is left in a cluster of
+//! another order, so that no slot is out of reach of a base page. A cluster in which a block was
+//! not found goes to the list of *holes*, for single slots, until something in it is freed.
 //!
-//! The lists' lock comes before that of a cluster, and a cluster changes its list under both. Whoever
-//! frees slots holds the cluster's lock first, so it moves the cluster afterwards, and decides where to
-//! when it has both.
+//! The lists' lock comes before that of a cluster, and a cluster changes its list under both.
+//! Whoever frees slots holds the cluster's lock first, so it moves the cluster afterwards, and
+//! decides where to when it has both.
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{
@@ -140,8 +140,8 @@ impl<P: Platform> Area<P> {
             return None;
         }
         // SAFETY: `turn_on` stored a pointer to `count` clusters, which stay until `turn_off` frees
-        // them. Whoever names a slot keeps the area on: by an entry or a cached folio, which `turn_off`
-        // finds, or by a read section, which it waits for.
+        // them. Whoever names a slot keeps the area on: by an entry or a cached folio, which
+        // `turn_off` finds, or by a read section, which it waits for.
         Some(unsafe { base.add(number as usize).as_ref() })
     }
 
@@ -167,8 +167,8 @@ impl<P: Platform> Area<P> {
             memory.platform.zero(frames, 2);
             let left = slots - u64::from(number) * u64::from(CLUSTER_SLOTS);
             let size = left.min(u64::from(CLUSTER_SLOTS)) as u32;
-            // SAFETY: the block has room for `count` clusters (`info_order`), is aligned to a page, and
-            // nobody else knows it yet.
+            // SAFETY: the block has room for `count` clusters (`info_order`), is aligned to a page,
+            // and nobody else knows it yet.
             unsafe { clusters.add(number as usize).write(Cluster::new(frames.0, size)) };
         }
         self.count.store(count, Relaxed);
@@ -188,12 +188,13 @@ impl<P: Platform> Area<P> {
         Some(())
     }
 
-    /// Frees the clusters, if no slot is taken: then nothing names one any more. Says whether that was
-    /// so; nothing has changed otherwise.
+    /// Frees the clusters, if no slot is taken: then nothing names one any more. Says whether that
+    /// was so; nothing has changed otherwise.
     pub(super) fn turn_off(&self, memory: &Memory<P>) -> bool {
         let clusters = {
             let mut lists = self.lists.lock();
-            // Slots are allocated under this lock alone. Acquire: what was done to the slots before.
+            // Slots are allocated under this lock alone. Acquire: what was done to the slots
+            // before.
             if self.taken.load(Acquire) > 0 {
                 return false;
             }
@@ -210,7 +211,8 @@ impl<P: Platform> Area<P> {
             // Whoever freed the last slots did so under this lock, and may be about to release it.
             drop(cluster.state.lock());
         }
-        // Whoever looks for a cached page, or for content, by an old entry does so in a read section.
+        // Whoever looks for a cached page, or for content, by an old entry does so in a read
+        // section.
         memory.platform.synchronize();
         self.free_clusters(memory, clusters, count, Frame(self.block.load(Relaxed)));
         true
@@ -226,7 +228,8 @@ impl<P: Platform> Area<P> {
         for number in 0..count {
             // SAFETY: `turn_on` has written so many clusters, and nobody looks at them any more.
             let frames = unsafe { clusters.add(number as usize).as_ref() }.frames.load(Relaxed);
-            // SAFETY: 1. `turn_on` allocated them for this cluster. 2. Nobody looks at cells any more.
+            // SAFETY: 1. `turn_on` allocated them for this cluster. 2. Nobody looks at cells any
+            // more.
             unsafe { memory.frames.free(&memory.platform, Frame(frames), 1) };
         }
         let order = memory.frames.meta(base).order();
@@ -272,8 +275,8 @@ impl<P: Platform> Area<P> {
         None
     }
 
-    /// Puts the cluster of `slot` on the list where it belongs, after slots of it were freed. No lock
-    /// of a cluster is held.
+    /// Puts the cluster of `slot` on the list where it belongs, after slots of it were freed. No
+    /// lock of a cluster is held.
     pub(super) fn relist(&self, slot: u64) {
         let number = (slot / u64::from(CLUSTER_SLOTS)) as u32;
         let mut lists = self.lists.lock();

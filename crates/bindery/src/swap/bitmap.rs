@@ -18,8 +18,8 @@ impl Bitmap {
         self.0[slot as usize / 64] >> (slot % 64) & 1 != 0
     }
 
-    /// Takes a free block of 2^`order` slots, aligned to its size, and returns its first slot. Looks at
-    /// eight words.
+    /// Takes a free block of 2^`order` slots, aligned to its size, and returns its first slot.
+    /// Looks at eight words.
     pub(super) fn take_block(&mut self, order: u8) -> Option<u32> {
         let size = 1 << order;
         if size >= 64 {
@@ -51,8 +51,8 @@ impl Bitmap {
         None
     }
 
-    /// Takes the first free slot, and those behind it that are free as well, up to `most`. Returns the
-    /// first and how many.
+    /// Takes the first free slot, and those behind it that are free as well, up to `most`. Returns
+    /// the first and how many.
     pub(super) fn take_stretch(&mut self, most: u32) -> Option<(u32, u32)> {
         let (at, word) = self.0.iter().enumerate().find(|(_, word)| **word != u64::MAX)?;
         let first = at as u32 * 64 + word.trailing_ones();

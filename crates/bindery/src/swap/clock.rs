@@ -34,8 +34,8 @@ impl Clock {
         self.evicted.load(Relaxed)
     }
 
-    /// How many pages were evicted since the shadow was made: the page would have stayed in a memory
-    /// that is larger by as many (Linux: the refault distance of `workingset.c`).
+    /// How many pages were evicted since the shadow was made: the page would have stayed in a
+    /// memory that is larger by as many (Linux: the refault distance of `workingset.c`).
     pub(crate) fn distance(&self, shadow: u32) -> u32 {
         self.evicted.load(Relaxed).wrapping_sub(shadow)
     }

@@ -1,9 +1,10 @@
 //! A cluster: 512 consecutive slots of an area, with their cells and values.
 //!
-//! The cells and the values are two frames of the area's. The lock guards the bitmap and each change of
-//! a cell that is named by an entry, by the cache or by a bit; a cell that was just allocated belongs to
-//! the allocating thread, and a `BUSY` cell's value to the thread that has its folio's lock. Anybody
-//! may read a cell, and must look again under the lock before it relies on it.
+//! The cells and the values are two frames of the area's. The lock guards the bitmap and each
+//! change of a cell that is named by an entry, by the cache or by a bit; a cell that was just
+//! allocated belongs to the allocating thread, and a `BUSY` cell's value to the thread that has its
+//! folio's lock. Anybody may read a cell, and must look again under the lock before it relies on
+//! it.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -17,8 +18,8 @@ pub(super) struct Cluster<P: Platform> {
     pub(super) state: Mutex<P::SpinLock, ClusterState>,
     /// The first of two frames: cells, then values. Never changes while the area is on.
     pub(super) frames: AtomicU32,
-    /// The list that the cluster is on, as [`List::number`]. Changed under both the lock of the area's
-    /// lists and the cluster's.
+    /// The list that the cluster is on, as [`List::number`]. Changed under both the lock of the
+    /// area's lists and the cluster's.
     pub(super) list: AtomicU32,
     /// Its neighbours there. Guarded by the lock of the area's lists.
     pub(super) next: AtomicU32,

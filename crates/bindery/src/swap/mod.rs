@@ -22,16 +22,17 @@
 //!    |<---map, settle-----'         '------claim, load------------'
 //! ```
 //!
-//! 1. *The folio's lock* is held from `send_out` or `claim_slots` until the slots are settled or the
-//!    folio is evicted. A fault that finds the page by its slot waits for the lock.
-//! 2. *A busy slot* is let go by the holder of that lock, last. Entries that go meanwhile only lower
-//!    the count. So neither the slot nor its content is reused while I/O is under way.
-//! 3. *A folio is never written while a slot holds its content.* An entry allows writes only if it is
-//!    exclusive, and then its slot is named by nothing else: the page leaves the cache before the
-//!    entry is stored. So the content of a slot is never stale, and a clean folio may be evicted.
+//! 1. *The folio's lock* is held from `send_out` or `claim_slots` until the slots are settled or
+//!    the folio is evicted. A fault that finds the page by its slot waits for the lock.
+//! 2. *A busy slot* is let go by the holder of that lock, last. Entries that go meanwhile only
+//!    lower the count. So neither the slot nor its content is reused while I/O is under way.
+//! 3. *A folio is never written while a slot holds its content.* An entry allows writes only if it
+//!    is exclusive, and then its slot is named by nothing else: the page leaves the cache before
+//!    the entry is stored. So the content of a slot is never stale, and a clean folio may be
+//!    evicted.
 //! 4. *A slot is reused* when entries, cache and I/O have all let go ([`cell`]).
-//! 5. *A page in the cache that cannot be stored stays there*: entries name its slot, and faults find
-//!    it.
+//! 5. *A page in the cache that cannot be stored stays there*: entries name its slot, and faults
+//!    find it.
 //!
 //! # Locks
 //! The lock of a cluster is a spin lock below those of tables and folios, and above those of the
@@ -82,11 +83,11 @@ impl<P: Platform> Swap<P> {
         Self { areas, turning: Mutex::new(()), store: CompressedStore::new(limit) }
     }
 
-    /// Stores the content of a page of a locked folio that no entry maps. `None` if there is no room. May
-    /// sleep.
+    /// Stores the content of a page of a locked folio that no entry maps. `None` if there is no
+    /// room. May sleep.
     fn store(&self, memory: &Memory<P>, page: Frame) -> Option<u64> {
-        // SAFETY: 1. the caller's lock and reference keep the folio. 2. No entry maps it, nobody has pinned
-        // it, and the core reads it by atomics.
+        // SAFETY: 1. the caller's lock and reference keep the folio. 2. No entry maps it, nobody
+        // has pinned it, and the core reads it by atomics.
         let stored = unsafe { self.store.store(&memory.frames, &memory.platform, page) };
         stored.ok().map(|handle| handle.to_raw())
     }
@@ -94,16 +95,16 @@ impl<P: Platform> Swap<P> {
     /// Reads what [`Swap::store`] has stored. Says whether that was possible. May sleep.
     fn load(&self, memory: &Memory<P>, handle: u64, page: Frame) -> bool {
         let Some(handle) = Handle::from_raw(handle) else { return false };
-        // SAFETY: 1. the slot's value is what `store` returned, and the slot is busy: nobody frees its
-        // content meanwhile. 2. The folio is fresh and locked, and no entry maps it.
+        // SAFETY: 1. the slot's value is what `store` returned, and the slot is busy: nobody frees
+        // its content meanwhile. 2. The folio is fresh and locked, and no entry maps it.
         unsafe { self.store.load(&memory.frames, &memory.platform, &handle, page) }.is_ok()
     }
 
     /// Frees what [`Swap::store`] has stored. Does not sleep.
     fn forget(&self, memory: &Memory<P>, handle: u64) {
         if let Some(handle) = Handle::from_raw(handle) {
-            // SAFETY: 1. the caller took the handle out of the slot's value under the cluster's lock, or
-            // has not put it there. 2. The slot is not busy, so nobody loads.
+            // SAFETY: 1. the caller took the handle out of the slot's value under the cluster's
+            // lock, or has not put it there. 2. The slot is not busy, so nobody loads.
             unsafe { self.store.free(&memory.frames, &memory.platform, handle) };
         }
     }

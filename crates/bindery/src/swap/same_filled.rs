@@ -10,7 +10,8 @@ const WORDS: usize = CLUSTER_SLOTS as usize;
 
 /// The word that fills the page, if there is one. Ends at the first 64 words that differ.
 ///
-/// Plain loads: one of an atomic cannot be an operand of another instruction, and would double the work.
+/// Plain loads: one of an atomic cannot be an operand of another instruction, and would double the
+/// work.
 ///
 /// # Safety
 /// 1. `page` is the direct map of a frame, and nobody writes to it during the call.

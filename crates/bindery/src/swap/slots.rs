@@ -93,8 +93,8 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// Slots for `count` pages: a block of 2^`order`, or up to `most` single ones. Tries the areas by
-    /// falling priority. They are the caller's: nothing names them yet.
+    /// Slots for `count` pages: a block of 2^`order`, or up to `most` single ones. Tries the areas
+    /// by falling priority. They are the caller's: nothing names them yet.
     #[inline(never)]
     pub(crate) fn allocate_slots(&self, order: u8, most: u32) -> Option<SlotRun> {
         let mut below = i32::MAX;
@@ -133,8 +133,8 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// The folio goes into the swap cache, at slots that the caller has allocated for it. `named` of its
-    /// pages, from page `first` on, get an entry each. The caller has the folio's lock.
+    /// The folio goes into the swap cache, at slots that the caller has allocated for it. `named`
+    /// of its pages, from page `first` on, get an entry each. The caller has the folio's lock.
     pub(crate) fn send_out(
         &self,
         folio: Folio,
@@ -154,8 +154,9 @@ impl<P: Platform> Memory<P> {
         place
     }
 
-    /// Takes back [`Memory::send_out`]: the slots are the caller's again, to be used or freed, and the folio
-    /// is not in the cache. No entry names them any more. The caller has the folio's lock.
+    /// Takes back [`Memory::send_out`]: the slots are the caller's again, to be used or freed, and
+    /// the folio is not in the cache. No entry names them any more. The caller has the folio's
+    /// lock.
     pub(crate) fn call_back(&self, folio: Folio, place: SwapPlace) {
         let slots = SlotRun { area: place.area, first: place.first, count: folio.pages() };
         if let Some((_, cells, _)) = self.cells(slots) {
@@ -167,9 +168,9 @@ impl<P: Platform> Memory<P> {
         self.frames.set_cached_pages(folio, place, 0);
     }
 
-    /// How many of `count` pages of a folio in the cache, from page `first` on, still are there; their
-    /// slots are named by entries that the caller has locked. One that has left may have lost its slot
-    /// to another page that stands in the same place:
+    /// How many of `count` pages of a folio in the cache, from page `first` on, still are there;
+    /// their slots are named by entries that the caller has locked. One that has left may have lost
+    /// its slot to another page that stands in the same place:
     /// 1. a folio comes back for one process and stays in the cache for another;
     /// 2. the first process drops a page of its part, and the slot is free, if the other has too;
     /// 3. it writes to a new page at that address, which goes out to the same slot.
@@ -198,8 +199,8 @@ impl<P: Platform> Memory<P> {
         (first..first + count).take_while(stays).count() as u32
     }
 
-    /// One more entry names each slot of the run, or none does: all or nothing. The caller holds the
-    /// lock of a table in which entries name them.
+    /// One more entry names each slot of the run, or none does: all or nothing. The caller holds
+    /// the lock of a table in which entries name them.
     pub(crate) fn name_slots(&self, run: SlotRun) -> Result<(), TooManyEntries> {
         let (part, rest) = first_part(run);
         if part.count == 0 {
@@ -220,8 +221,8 @@ impl<P: Platform> Memory<P> {
         self.name_slots(rest).inspect_err(|_| self.release_slots(part))
     }
 
-    /// One entry less names each slot of the run. A slot that nothing holds any more is free; a page in
-    /// the cache whose slot no entry names leaves it.
+    /// One entry less names each slot of the run. A slot that nothing holds any more is free; a
+    /// page in the cache whose slot no entry names leaves it.
     pub(crate) fn release_slots(&self, run: SlotRun) {
         let mut left = run;
         while left.count > 0 {
@@ -265,8 +266,8 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// The slot of the page at `frame` is free: the page leaves the cache, and with the last one the
-    /// folio. The cluster's lock is held.
+    /// The slot of the page at `frame` is free: the page leaves the cache, and with the last one
+    /// the folio. The cluster's lock is held.
     fn leave_cache(&self, frame: Frame) {
         let Some(folio) = self.frames.folio_of(frame) else { return };
         let Some(place) = self.frames.swap_place(folio) else { return };
@@ -278,13 +279,15 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// The folio of the page that the cache has for a slot, with a reference. The slot is that of an entry
-    /// that the caller has seen, and may be gone, with its area. The caller holds no lock of a cluster.
+    /// The folio of the page that the cache has for a slot, with a reference. The slot is that of
+    /// an entry that the caller has seen, and may be gone, with its area. The caller holds no lock
+    /// of a cluster.
     pub(crate) fn find_cached(&self, area: u8, slot: u64) -> Option<Reference<'_, P>> {
         self.while_areas_stay(|| {
             let frame = self.swap_cell(area, slot)?.frame()?;
             let folio = self.frames.try_hold(&self.platform, frame)?;
-            // Between the look and the reference, the page may have left, and its frame be another's.
+            // Between the look and the reference, the page may have left, and its frame be
+            // another's.
             let same = self.swap_cell(area, slot)?.frame() == Some(frame);
             same.then_some(folio)
         })
@@ -299,9 +302,10 @@ impl<P: Platform> Memory<P> {
         result
     }
 
-    /// The content of the run is to come into `folio`, which is fresh and locked by the caller: the cache
-    /// names it from now on, and the slots are busy, so that their area stays. All or nothing. The slots
-    /// are those of entries that the caller has seen, as in [`Memory::find_cached`].
+    /// The content of the run is to come into `folio`, which is fresh and locked by the caller: the
+    /// cache names it from now on, and the slots are busy, so that their area stays. All or
+    /// nothing. The slots are those of entries that the caller has seen, as in
+    /// [`Memory::find_cached`].
     pub(crate) fn claim_slots(&self, folio: Folio, run: SlotRun) -> Result<(), ClaimError> {
         self.while_areas_stay(|| self.claim_if_named(folio, run))
     }
@@ -337,16 +341,17 @@ impl<P: Platform> Memory<P> {
         Ok(())
     }
 
-    /// Whether a page that was evicted at that time would have stayed if hot pages had not kept it out:
-    /// fewer were evicted since than there are in use.
+    /// Whether a page that was evicted at that time would have stayed if hot pages had not kept it
+    /// out: fewer were evicted since than there are in use.
     fn is_wanted_soon(&self, shadow: u32) -> bool {
         let used = self.frames.total_frames() - self.frames.free_frame_count();
         u64::from(self.clock.distance(shadow)) < used
     }
 
-    /// The thread that has the folio's lock is done with its slots. The pages of `put` have lost an entry
-    /// that named their slots. Pages whose slots nothing names leave the cache; the others stay, and are
-    /// not busy any more. Says how many stay. The caller has a reference beside the cache's.
+    /// The thread that has the folio's lock is done with its slots. The pages of `put` have lost an
+    /// entry that named their slots. Pages whose slots nothing names leave the cache; the others
+    /// stay, and are not busy any more. Says how many stay. The caller has a reference beside the
+    /// cache's.
     pub(crate) fn settle_slots(&self, folio: Folio, place: SwapPlace, put: &PageSet) -> u32 {
         let done = |page: u32, old: Cell| Cell((old.0 & !Cell::BUSY) - u64::from(put.has(page)));
         let cached = self.change_slots(folio, place, || false, done).cached;
@@ -357,22 +362,22 @@ impl<P: Platform> Memory<P> {
         cached
     }
 
-    /// Takes a folio out of memory whose content has gone out: as `written` says, or before. The caller's
-    /// reference and the cache's must be all that is left. Then the folio is the caller's, frozen, and the
-    /// answer is yes. Otherwise it stays in the cache, its slots are not busy any more, and the caller
-    /// keeps its reference. The caller has the folio's lock.
+    /// Takes a folio out of memory whose content has gone out: as `written` says, or before. The
+    /// caller's reference and the cache's must be all that is left. Then the folio is the caller's,
+    /// frozen, and the answer is yes. Otherwise it stays in the cache, its slots are not busy any
+    /// more, and the caller keeps its reference. The caller has the folio's lock.
     pub(crate) fn evict(&self, folio: Folio, place: SwapPlace, written: Option<&Written>) -> bool {
         let done = |page: u32, old: Cell| {
             let content = written.map_or(0, |written| written.content(page));
             Cell(old.0 & !Cell::BUSY | content)
         };
-        // With the cluster's lock held: who finds the folio by a slot takes a reference, and looks at the
-        // slot again.
+        // With the cluster's lock held: who finds the folio by a slot takes a reference, and looks
+        // at the slot again.
         self.change_slots(folio, place, || self.frames.freeze(folio, 2), done).evicted
     }
 
-    /// The content could not be read: the folio leaves the cache, and entries name its slots as before.
-    /// The caller has the folio's lock and a reference.
+    /// The content could not be read: the folio leaves the cache, and entries name its slots as
+    /// before. The caller has the folio's lock and a reference.
     pub(crate) fn give_up(&self, folio: Folio, place: SwapPlace) {
         let uncached = |_: u32, old: Cell| old.uncached(0);
         let changed = self.change_slots(folio, place, || false, uncached);
@@ -382,10 +387,10 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// Makes the slots of a folio that is in the cache busy, so that they stay its own: to be written out, or
-    /// named by more entries. `None`, with nothing changed, if some of its pages have left the cache, or came
-    /// from another folio. Says whether all content is in swap already. The caller has the folio's lock and
-    /// a reference.
+    /// Makes the slots of a folio that is in the cache busy, so that they stay its own: to be
+    /// written out, or named by more entries. `None`, with nothing changed, if some of its pages
+    /// have left the cache, or came from another folio. Says whether all content is in swap
+    /// already. The caller has the folio's lock and a reference.
     pub(crate) fn prepare_out(&self, folio: Folio, place: SwapPlace) -> Option<Stored> {
         let run = SlotRun { area: place.area, first: place.first, count: folio.pages() };
         let (cluster, cells, _) = self.cells(run)?;
@@ -403,8 +408,8 @@ impl<P: Platform> Memory<P> {
         Some(if stored == 0 { Stored::No } else { Stored::Yes })
     }
 
-    /// Changes the cells of the folio that still name it, by one hold of the cluster's lock. `freeze` says
-    /// whether the folio goes out of memory.
+    /// Changes the cells of the folio that still name it, by one hold of the cluster's lock.
+    /// `freeze` says whether the folio goes out of memory.
     fn change_slots(
         &self,
         folio: Folio,
@@ -420,7 +425,8 @@ impl<P: Platform> Memory<P> {
         };
         let mut state = cluster.state.lock();
         if !self.frames.is_swap_cached(folio) {
-            // All pages have left the cache since the caller looked, and its reference went with them.
+            // All pages have left the cache since the caller looked, and its reference went with
+            // them.
             return changed;
         }
         changed.evicted = freeze();
@@ -457,17 +463,17 @@ impl<P: Platform> Memory<P> {
         changed
     }
 
-    /// Sends the content of the folio, whose slots are busy, to the area's store. The caller has the
-    /// folio's lock, and nobody writes to the folio. Nothing is stored if a page does not fit.
+    /// Sends the content of the folio, whose slots are busy, to the area's store. The caller has
+    /// the folio's lock, and nobody writes to the folio. Nothing is stored if a page does not fit.
     pub(crate) fn write_out(&self, folio: Folio, place: SwapPlace) -> Option<Written> {
         let run = SlotRun { area: place.area, first: place.first, count: folio.pages() };
         let (_, _, values) = self.cells(run)?;
         let mut written = Written { filled: PageSet::EMPTY };
         for (page, value) in (0..).zip(values) {
             let frame = folio.head.plus(page);
-            // The slot is busy: nobody else looks at the value.
-            // SAFETY: 1. No entry maps the folio, nobody has pinned it, and the caller has its lock and the
-            // only reference but the cache's: nobody writes to it.
+            // The slot is busy: nobody else looks at the value. SAFETY: 1. No entry maps the folio,
+            // nobody has pinned it, and the caller has its lock and the only reference but the
+            // cache's: nobody writes to it.
             match unsafe { same_filled::word_of(self.platform.direct_map(frame)) } {
                 Some(word) => {
                     value.store(word, Relaxed);
@@ -489,8 +495,8 @@ impl<P: Platform> Memory<P> {
         Some(written)
     }
 
-    /// Brings the content of the folio's slots into its frames. The slots are busy, and the folio is the
-    /// caller's alone.
+    /// Brings the content of the folio's slots into its frames. The slots are busy, and the folio
+    /// is the caller's alone.
     pub(crate) fn load_folio(&self, folio: Folio, run: SlotRun) -> bool {
         let Some((_, cells, values)) = self.cells(run) else { return false };
         let mut page = 0;
@@ -528,9 +534,10 @@ impl<P: Platform> Memory<P> {
     #[inline]
     pub(super) fn words(&self, frame: Frame) -> &[AtomicU64] {
         let start = self.platform.direct_map(frame).cast::<AtomicU64>();
-        // SAFETY: the direct map shows all 4,096 bytes of the frame for as long as the platform lives
-        // (obligation 1 of `Platform`), aligned to 4,096. Callers pass frames of a cluster, which the core
-        // accesses as aligned 64-bit atomics alone, and pages of locked folios that no entry maps.
+        // SAFETY: the direct map shows all 4,096 bytes of the frame for as long as the platform
+        // lives (obligation 1 of `Platform`), aligned to 4,096. Callers pass frames of a cluster,
+        // which the core accesses as aligned 64-bit atomics alone, and pages of locked folios that
+        // no entry maps.
         unsafe { core::slice::from_raw_parts(start.as_ptr(), CLUSTER_SLOTS as usize) }
     }
 }

@@ -23,8 +23,8 @@ pub struct SwapUsage {
 }
 
 impl<P: Platform> Memory<P> {
-    /// Counts the slots of all areas by what they hold. It looks them up, so that nothing has to keep
-    /// the counts; a slot that changes meanwhile is counted as before or as after.
+    /// Counts the slots of all areas by what they hold. It looks them up, so that nothing has to
+    /// keep the counts; a slot that changes meanwhile is counted as before or as after.
     ///
     /// Context: spins. Complexity: in the clusters of 512 slots, and the slots of those in use.
     pub fn swap_usage(&self) -> SwapUsage {

@@ -1,7 +1,7 @@
 //! Adapters for locks of the `lock_api` crate, in both versions that kernels use.
 //!
-//! They are types and no blanket implementations: a lock may implement both versions of `lock_api`, and
-//! a platform may still implement [`RawLock`] itself.
+//! They are types and no blanket implementations: a lock may implement both versions of `lock_api`,
+//! and a platform may still implement [`RawLock`] itself.
 
 use core::fmt;
 
@@ -63,7 +63,8 @@ impl<L> fmt::Debug for LockApi04<L> {
 #[cfg(feature = "lock_api_05")]
 pub struct LockApi05<L>(L);
 
-// SAFETY: as for `LockApi04`; the guard state of `lock_api` 0.5 is the state of the acquisition here.
+// SAFETY: as for `LockApi04`; the guard state of `lock_api` 0.5 is the state of the acquisition
+// here.
 #[cfg(feature = "lock_api_05")]
 unsafe impl<L: lock_api_05::RawMutex + Send + Sync> RawLock for LockApi05<L> {
     type State = L::Guard;
@@ -82,7 +83,8 @@ unsafe impl<L: lock_api_05::RawMutex + Send + Sync> RawLock for LockApi05<L> {
 
     #[inline]
     unsafe fn unlock(&self, state: L::Guard) {
-        // SAFETY: the caller holds the lock, and `state` is from this acquisition (contracts 1 and 2).
+        // SAFETY: the caller holds the lock, and `state` is from this acquisition (contracts 1 and
+        // 2).
         unsafe { self.0.unlock(state) };
     }
 }

@@ -64,8 +64,8 @@ impl<L: RawLock, T> Mutex<L, T> {
 
     /// Waits until nobody holds the lock, and acquires it until the guard is dropped.
     ///
-    /// May sleep if `L` sleeps. May be called with interrupts off, or in an interrupt handler, if `L`
-    /// says so of itself. Never called by the holder.
+    /// May sleep if `L` sleeps. May be called with interrupts off, or in an interrupt handler, if
+    /// `L` says so of itself. Never called by the holder.
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, L, T> {
         MutexGuard::new(self, self.lock.lock())
@@ -130,8 +130,8 @@ impl<L: RawLock, T> Deref for MutexGuard<'_, L, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the guard's lock is held, so no other guard exists (contract 1 of `RawLock`), and the
-        // borrow of this guard excludes `deref_mut`.
+        // SAFETY: the guard's lock is held, so no other guard exists (contract 1 of `RawLock`), and
+        // the borrow of this guard excludes `deref_mut`.
         unsafe { &*self.mutex.value.get() }
     }
 }

@@ -1,7 +1,7 @@
 //! [`RawLock`]: what the core needs of a lock.
 
-/// A lock without a value: what a [`Platform`](crate::Platform) supplies, and [`Mutex`](super::Mutex)
-/// puts a value behind.
+/// A lock without a value: what a [`Platform`](crate::Platform) supplies, and
+/// [`Mutex`](super::Mutex) puts a value behind.
 ///
 /// ```
 /// use bindery::sync::{Mutex, RawLock};
@@ -33,15 +33,17 @@
 ///
 /// # Safety
 /// The implementor promises:
-/// 1. **Mutual exclusion.** Between the return of [`RawLock::lock`], or a [`RawLock::try_lock`] that
-///    returns a state, and the [`RawLock::unlock`] that takes this state, no other acquisition of the
-///    same lock succeeds. What the holder wrote before `unlock` is visible to the next holder.
+/// 1. **Mutual exclusion.** Between the return of [`RawLock::lock`], or a [`RawLock::try_lock`]
+///    that returns a state, and the [`RawLock::unlock`] that takes this state, no other acquisition
+///    of the same lock succeeds. What the holder wrote before `unlock` is visible to the next
+///    holder.
 /// 2. **No unwinding.** None of the functions panics.
 ///
 /// # Context
 /// Context: may sleep, if the lock is a [`Platform::Mutex`](crate::Platform::Mutex). A
-/// [`Platform::SpinLock`](crate::Platform::SpinLock) never sleeps: the core acquires it in read sections,
-/// with table locks held, and wherever the embedder calls a function with the context "spins".
+/// [`Platform::SpinLock`](crate::Platform::SpinLock) never sleeps: the core acquires it in read
+/// sections, with table locks held, and wherever the embedder calls a function with the context
+/// "spins".
 pub unsafe trait RawLock: Sized + Send + Sync {
     /// What the holder keeps from acquisition to release, for example whether interrupts were on.
     /// `()` for most locks.

@@ -5,8 +5,8 @@
 //! 2. An interrupt arrives. Its handler wants the lock, and spins.
 //! 3. The holder runs again when the handler returns: never.
 //!
-//! A waiter turns interrupts off before it tries, and back on between two attempts, so that it answers
-//! other CPUs while it spins.
+//! A waiter turns interrupts off before it tries, and back on between two attempts, so that it
+//! answers other CPUs while it spins.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -14,8 +14,8 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::RawLock;
 
-/// How a platform turns the interrupts of the caller's CPU off and back on: two functions, and what a
-/// waiter does.
+/// How a platform turns the interrupts of the caller's CPU off and back on: two functions, and what
+/// a waiter does.
 ///
 /// ```
 /// use bindery::sync::{Interrupts, Mutex, SpinLock};
@@ -46,12 +46,12 @@ pub trait Interrupts: 'static {
     /// Turns the interrupts of this CPU off and returns how they were. Nests.
     fn disable() -> Self::State;
 
-    /// Restores the state that [`Interrupts::disable`] returned. Of nested calls, the last is restored
-    /// first.
+    /// Restores the state that [`Interrupts::disable`] returned. Of nested calls, the last is
+    /// restored first.
     fn restore(state: Self::State);
 
-    /// Called again and again while another CPU holds the lock, with interrupts as the waiter had them.
-    /// A platform whose waiters must answer invalidations themselves does so here
+    /// Called again and again while another CPU holds the lock, with interrupts as the waiter had
+    /// them. A platform whose waiters must answer invalidations themselves does so here
     /// ([`Platform::relax`](crate::Platform::relax)).
     #[inline]
     fn relax() {
@@ -76,8 +76,9 @@ impl Interrupts for AlwaysOff {
 
 /// A lock whose waiters spin. `I` turns interrupts off for the holder.
 ///
-/// One byte; one atomic exchange to acquire, one store to release. Not fair: among several waiters any
-/// may be next. It never sleeps, and may be acquired in interrupt handlers if `I` turns interrupts off.
+/// One byte; one atomic exchange to acquire, one store to release. Not fair: among several waiters
+/// any may be next. It never sleeps, and may be acquired in interrupt handlers if `I` turns
+/// interrupts off.
 ///
 /// ```
 /// use bindery::sync::{Mutex, SpinLock};
@@ -92,9 +93,9 @@ pub struct SpinLock<I = AlwaysOff> {
     interrupts: PhantomData<fn() -> I>,
 }
 
-// SAFETY: 1. `locked` goes from false to true by one exchange, and back by the holder's store alone;
-// the exchange acquires what the store released. 2. Nothing here panics, and a panic of `I` in
-// `disable` or `restore` leaves the lock as a lock that is held for ever.
+// SAFETY: 1. `locked` goes from false to true by one exchange, and back by the holder's store
+// alone; the exchange acquires what the store released. 2. Nothing here panics, and a panic of `I`
+// in `disable` or `restore` leaves the lock as a lock that is held for ever.
 unsafe impl<I: Interrupts> RawLock for SpinLock<I> {
     type State = I::State;
 

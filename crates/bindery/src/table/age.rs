@@ -48,9 +48,9 @@ impl Forget {
 }
 
 impl<P: Platform> PageTable<'_, P> {
-    /// Lets the leaves of `range` forget. `concerned` is asked about each run of one folio, with the
-    /// number of its pages, and says whether they shall. What is stale afterwards is in the gather.
-    /// Returns how many leaves had something to forget.
+    /// Lets the leaves of `range` forget. `concerned` is asked about each run of one folio, with
+    /// the number of its pages, and says whether they shall. What is stale afterwards is in the
+    /// gather. Returns how many leaves had something to forget.
     pub(crate) fn forget(
         &self,
         range: VirtRange,

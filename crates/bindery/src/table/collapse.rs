@@ -17,8 +17,8 @@ use super::{PageTable, run};
 pub(crate) struct Replacement {
     /// Where the table's span begins.
     pub(crate) base: VirtAddr,
-    /// A fresh folio of the table's size, with one reference: the caller's, which becomes the leaf's
-    /// mappings.
+    /// A fresh folio of the table's size, with one reference: the caller's, which becomes the
+    /// leaf's mappings.
     pub(crate) folio: Folio,
     /// What the new leaf says.
     pub(crate) attributes: Attributes,
@@ -29,8 +29,8 @@ pub(crate) struct Replacement {
 impl<P: Platform> PageTable<'_, P> {
     /// Copies the pages that the table for `base` maps into the folio, zeroes the others, and puts
     /// one leaf into the table's place. The old table is in the gather, with all that it maps. Says
-    /// whether there was such a table, with nothing in it but leaves; nothing has changed otherwise.
-    /// Called without locks on tables and outside of read sections.
+    /// whether there was such a table, with nothing in it but leaves; nothing has changed
+    /// otherwise. Called without locks on tables and outside of read sections.
     ///
     /// The caller keeps faults and pins out of the range: nobody may write to a page while it is
     /// copied, and no translation of it is left by then:

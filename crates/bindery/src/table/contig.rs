@@ -1,5 +1,5 @@
-//! Contiguous (contpte) runs: leaves are folded into them as they are written, and unfolded before a
-//! part changes.
+//! Contiguous (contpte) runs: leaves are folded into them as they are written, and unfolded before
+//! a part changes.
 //!
 //! Leaving a run uses break-before-make, as each change of a translation's size does
 //! ([`super::leaf`]).

@@ -49,15 +49,16 @@ pub(crate) struct Cursor<'a, 'm, P: Platform> {
 
 impl<'m, P: Platform> PageTable<'m, P> {
     /// Locks `range`, which is not empty, or its front: one set of locks serves at most
-    /// [`locking::HELD_ENTRIES`] entries. A range of so many pages is locked whole. Where another flush is
-    /// pending, makes it first, so that the TLBs allow what the entries say and no more.
+    /// [`locking::HELD_ENTRIES`] entries. A range of so many pages is locked whole. Where another
+    /// flush is pending, makes it first, so that the TLBs allow what the entries say and no more.
     // Always: returned from a function of its own, the set of locks would be copied.
     #[inline(always)]
     pub(crate) fn cursor(&self, range: VirtRange, depth: Depth) -> Cursor<'_, 'm, P> {
         self.cursor_beside(range, depth, None)
     }
 
-    /// As [`PageTable::cursor`]; what is pending for `own` stays so, since its flush is the caller's.
+    /// As [`PageTable::cursor`]; what is pending for `own` stays so, since its flush is the
+    /// caller's.
     #[inline(always)]
     pub(crate) fn cursor_beside(
         &self,
@@ -85,8 +86,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
         }
     }
 
-    /// The front of `range` from where something stands on, up to the next multiple of `size`, a power
-    /// of two. The caller keeps new tables out of the range.
+    /// The front of `range` from where something stands on, up to the next multiple of `size`, a
+    /// power of two. The caller keeps new tables out of the range.
     pub(crate) fn first_part(&self, range: VirtRange, size: u64) -> Option<VirtRange> {
         let end = range.end().0;
         let start = self.first_table(range.start().0, end, None);
@@ -94,8 +95,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
         (start < stop).then(|| VirtRange::raw(start, stop))
     }
 
-    /// The first address from `start` on under which something stands, or `end`. What is passed over
-    /// is in no TLB any more.
+    /// The first address from `start` on under which something stands, or `end`. What is passed
+    /// over is in no TLB any more.
     fn first_table(&self, mut start: u64, end: u64, own: Option<&Gather>) -> u64 {
         let mut counts = Counts::default();
         let mut found = false;
@@ -124,9 +125,9 @@ impl<'m, P: Platform> PageTable<'m, P> {
     }
 }
 
-/// A range that is locked part by part, each as long as one set of locks may be ([`super::locking`]). Stretches
-/// under which there is no table are passed over in one step, whatever their size. The caller keeps
-/// new tables out of the range.
+/// A range that is locked part by part, each as long as one set of locks may be
+/// ([`super::locking`]). Stretches under which there is no table are passed over in one step,
+/// whatever their size. The caller keeps new tables out of the range.
 pub(crate) struct Chunks {
     range: VirtRange,
     /// Where the locks of the next part end at the latest: with a table of level 2, so that none
@@ -180,8 +181,8 @@ impl<P: Platform> Drop for Cursor<'_, '_, P> {
 }
 
 impl<'m, P: Platform> Cursor<'_, 'm, P> {
-    /// Locks the range, once. Apart from the making of the cursor, so that the set of locks, which is
-    /// large, need not be copied to where the cursor stays.
+    /// Locks the range, once. Apart from the making of the cursor, so that the set of locks, which
+    /// is large, need not be copied to where the cursor stays.
     #[inline(always)]
     pub(super) fn lock(&mut self, depth: Depth, own: Option<&Gather>) {
         let (tables, range) = (self.tables, self.range);
@@ -305,9 +306,9 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                 let (mut count, first) =
                     run::leaves::<P::Arch>(slots, index, limit, equal, step, 0);
                 if P::Arch::CONTIG_ENTRIES > 1 {
-                    // A contiguous run is equal throughout in what the MMU sees, but `equal` may also ask
-                    // for software bits, and the range may end inside a contiguous run: leave a contiguous run that
-                    // would be cut to the next run.
+                    // A contiguous run is equal throughout in what the MMU sees, but `equal` may
+                    // also ask for software bits, and the range may end inside a contiguous run:
+                    // leave a contiguous run that would be cut to the next run.
                     let end = index + count;
                     let cut = end & (P::Arch::CONTIG_ENTRIES - 1);
                     if cut != 0 && P::Arch::is_contig(run::load(slots, end - 1)) && cut < count {
@@ -319,8 +320,8 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
             _ => {
                 let limit = match absent::decode::<P::Arch>(entry) {
                     Some(absent::Absent::ProtNone { frame, .. }) => {
-                        // Frames count up in a run of `PROT_NONE` pages, so zero pages make none: the
-                        // frame behind the zero page is somebody else's.
+                        // Frames count up in a run of `PROT_NONE` pages, so zero pages make none:
+                        // the frame behind the zero page is somebody else's.
                         match tables.memory.folio_limit(frame, limit) {
                             (_, 0) => 1,
                             (limit, _) => limit,

@@ -11,9 +11,9 @@ use super::PageTable;
 use super::locking::Node;
 
 impl<P: Platform> PageTable<'_, P> {
-    /// The table of `level` for `addr`, from `node` down, which spans it. Where there is none, the entry
-    /// above it that names no table, and its place. In a read section, with acquire, or with the
-    /// tables locked.
+    /// The table of `level` for `addr`, from `node` down, which spans it. Where there is none, the
+    /// entry above it that names no table, and its place. In a read section, with acquire, or with
+    /// the tables locked.
     #[inline(always)]
     pub(super) fn table_below(
         &self,
@@ -32,8 +32,8 @@ impl<P: Platform> PageTable<'_, P> {
         Ok(node)
     }
 
-    /// The entry for `addr` at `level`, or the one above it that has no table below it, and its place.
-    /// Conditions as for [`PageTable::table_below`].
+    /// The entry for `addr` at `level`, or the one above it that has no table below it, and its
+    /// place. Conditions as for [`PageTable::table_below`].
     #[inline(always)]
     pub(super) fn entry_below(
         &self,

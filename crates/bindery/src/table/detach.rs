@@ -34,17 +34,18 @@ impl<P: Platform> PageTable<'_, P> {
             let what = What::Table(table);
             let run = Run { at: slot.start(), node, index, count: 1, what };
             self.detach(&run, table, slot, Some(level - 1), gather, &mut cursor.counts);
-            // Under the lock: the neighbour's next fault may install another table in its place, and
-            // no walker may then remember the old one.
+            // Under the lock: the neighbour's next fault may install another table in its place,
+            // and no walker may then remember the old one.
             self.flush(gather, &mut cursor.counts);
         }
     }
 
     /// Detaches the table of `run`, in which at most `mapped` was mapped; it is freed when the
-    /// gather is finished. With `held`, tables at that level and above are locked by the caller, and
-    /// all are marked. Otherwise the table of the run alone is, and those below it are later, when no
-    /// lock is held any more but before their entries are dropped: a thread that locks one of them
-    /// until then finds that it is not in the tree, and the present holder of a lock is waited for.
+    /// gather is finished. With `held`, tables at that level and above are locked by the caller,
+    /// and all are marked. Otherwise the table of the run alone is, and those below it are later,
+    /// when no lock is held any more but before their entries are dropped: a thread that locks one
+    /// of them until then finds that it is not in the tree, and the present holder of a lock is
+    /// waited for.
     pub(super) fn detach(
         &self,
         run: &Run,
@@ -76,8 +77,8 @@ impl<P: Platform> PageTable<'_, P> {
         }
     }
 
-    /// Marks what hangs in the detached tables, and puts all of it on the list of detached ones. Called
-    /// without locks and outside of read sections.
+    /// Marks what hangs in the detached tables, and puts all of it on the list of detached ones.
+    /// Called without locks and outside of read sections.
     pub(super) fn gather_detached(&self, gather: &mut Gather, counts: &mut Counts) {
         while let Some(table) = gather.unscanned.pop(&self.memory.frames) {
             let node = Node { table, level: self.meta(table).level() };

@@ -66,7 +66,8 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
             return;
         }
         for index in first..=last {
-            // SAFETY: 1. a table, by the entry above it or its cursor; 2. the caller holds its lock.
+            // SAFETY: 1. a table, by the entry above it or its cursor; 2. the caller holds its
+            // lock.
             let slot = unsafe { &self.memory.slots(node.table)[index as usize] };
             let entry = Entry(slot.load(Ordering::Relaxed));
             let start = VirtAddr(base.0 + u64::from(index) * arch::span::<P::Arch>(node.level));
@@ -127,8 +128,8 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
     fn leaves(&mut self, table: Frame, indices: Range<u32>) -> u32 {
         let (memory, missing) = (self.memory, self.missing);
         let live = memory.frames.table(table).live();
-        // SAFETY: 1. it has leaves, so it is a table; 2. it is locked, or detached and on the caller's
-        // list.
+        // SAFETY: 1. it has leaves, so it is a table; 2. it is locked, or detached and on the
+        // caller's list.
         let slots = unsafe { &memory.slots(table)[..indices.end as usize] };
         let (mut index, mut dropped) = (indices.start, 0);
         while dropped < live
@@ -166,8 +167,8 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
     }
 
     /// Drops the run of leaves that begins at `index` with `entry`. Returns how many that were. The
-    /// caller counts them all as anonymous pages that are gone; what is none is counted here so that
-    /// the sum is right.
+    /// caller counts them all as anonymous pages that are gone; what is none is counted here so
+    /// that the sum is right.
     #[inline]
     fn run(&mut self, slots: &[AtomicU64], index: u32, entry: Entry) -> u32 {
         let (memory, missing) = (self.memory, self.missing);
@@ -293,8 +294,8 @@ pub(super) fn free_deposit<P: Platform>(
     counts: &mut Counts,
 ) -> bool {
     let Some(table) = memory.frames.withdraw_table(holder) else { return false };
-    // SAFETY: 1. a table on deposit is a table, and the holder's lock is held; 2. no entry and no TLB
-    // ever knew it, and it was just withdrawn.
+    // SAFETY: 1. a table on deposit is a table, and the holder's lock is held; 2. no entry and no
+    // TLB ever knew it, and it was just withdrawn.
     unsafe { free_table(memory, table, counts) };
     true
 }

@@ -54,15 +54,15 @@ impl<P: Platform> PageTable<'_, P> {
     /// meanwhile; the last one frees it then.
     fn lower_pending(&self, table: Frame) {
         if pending::lower(self.meta(table).pending()) == Last::Yes {
-            // It was counted when it was handed over (`take_emptied`).
-            // SAFETY: 1. the last one to lower the count frees the table, and nobody else; 2. it was
-            // detached and flushed, and its readers have left (`release_table` lowered the count then).
+            // It was counted when it was handed over (`take_emptied`). SAFETY: 1. the last one to
+            // lower the count frees the table, and nobody else; 2. it was detached and flushed, and
+            // its readers have left (`release_table` lowered the count then).
             unsafe { self.memory.frames.free(&self.memory.platform, table, 0) };
         }
     }
 
-    /// Flushes `range` for a caller that has locked the tables in `locks` and found one of them pending.
-    /// The marks of `own`, the caller's gather, are its own affair.
+    /// Flushes `range` for a caller that has locked the tables in `locks` and found one of them
+    /// pending. The marks of `own`, the caller's gather, are its own affair.
     #[cold]
     pub(crate) fn honour_pending(
         &self,
@@ -87,9 +87,9 @@ impl<P: Platform> PageTable<'_, P> {
             tables: Tables::Changed,
         };
         tlb::invalidate(&self.memory.platform, self.root, &self.presence, &what, counts);
-        // A move that is under way may have brought the table entries that TLBs know by their old place.
-        // Callers with marks of their own make that flush too. A walk of the reverse map comes by the
-        // move's source as well, and flushes it there, but nothing rests on that.
+        // A move that is under way may have brought the table entries that TLBs know by their old
+        // place. Callers with marks of their own make that flush too. A walk of the reverse map
+        // comes by the move's source as well, and flushes it there, but nothing rests on that.
         if let Some(range) = self.moving.source() {
             let what = Invalidation { range, ..what };
             tlb::invalidate(&self.memory.platform, self.root, &self.presence, &what, counts);
@@ -111,8 +111,8 @@ impl<P: Platform> PageTable<'_, P> {
         drop(self.cursor_beside(range, Depth::Floor(node.level), own));
     }
 
-    /// Flushes what is left, and frees what was gathered, the tables after their readers. Never waits
-    /// for those, so locks of VMAs and objects may be held. Called outside of read sections.
+    /// Flushes what is left, and frees what was gathered, the tables after their readers. Never
+    /// waits for those, so locks of VMAs and objects may be held. Called outside of read sections.
     pub(crate) fn finish(&self, gather: &mut Gather) {
         let mut counts = Counts::default();
         self.flush(gather, &mut counts);
@@ -140,8 +140,8 @@ impl<P: Platform> PageTable<'_, P> {
         self.stats.add(&counts);
     }
 
-    /// The detached tables, for a caller that has them freed after their readers. They count as freed
-    /// from here on.
+    /// The detached tables, for a caller that has them freed after their readers. They count as
+    /// freed from here on.
     pub(crate) fn take_emptied(&self, gather: &mut Gather) -> DetachedTables {
         debug_assert!(gather.detached.is_empty(), "freed before it was given back");
         let tables = core::mem::take(&mut gather.emptied);

@@ -1,4 +1,5 @@
-//! Huge leaves: split, collapsed and published. [`super::contig`] folds and unfolds contiguous runs.
+//! Huge leaves: split, collapsed and published. [`super::contig`] folds and unfolds contiguous
+//! runs.
 //!
 //! Each change of a translation's size uses break-before-make: clear, invalidate, set. Without the
 //! middle step a TLB may hold both sizes at once. AArch64 may answer that with a conflict abort

@@ -36,8 +36,8 @@
 //! finds by a second descent, as below, that the table is not in the tree. A thread that locked one
 //! before is waited for, and may go on meanwhile: no walker comes there any more. So detaching by
 //! one entry costs one entry and one mark under the locks, whatever is below. This does not hold
-//! where no VMA keeps out the threads that fill entries ([`super::stray::try_mark_stray`]): there, all tables are
-//! marked first, and they are of level 1.
+//! where no VMA keeps out the threads that fill entries ([`super::stray::try_mark_stray`]): there,
+//! all tables are marked first, and they are of level 1.
 //!
 //! A table that is *moved* is not marked: it stays part of the tree at another address. So a thread
 //! that has locked the cover descends once more, and starts again unless the table is still there:
@@ -75,10 +75,10 @@ pub(crate) const HELD_ENTRIES: u32 = 1024;
 /// Most tables that an operation detaches while it holds one set of locks.
 pub(crate) const HELD_DETACHED: u32 = 512;
 
-/// Of each level an operation on a range locks at most two tables that lie in it as a whole, each of
-/// which holds 512 of its entries, and two at its edges, that is four on each of five levels; an edge
-/// may split a huge leaf on two levels. A move locks two or three tables at its level for either side,
-/// and on each level above two.
+/// Of each level an operation on a range locks at most two tables that lie in it as a whole, each
+/// of which holds 512 of its entries, and two at its edges, that is four on each of five levels; an
+/// edge may split a huge leaf on two levels. A move locks two or three tables at its level for
+/// either side, and on each level above two.
 const CAPACITY: usize = 32;
 
 /// What the protocol needs to know of a tree of tables.
@@ -94,8 +94,8 @@ pub(crate) trait LockTree {
     fn is_stray(&self, table: Frame) -> bool;
     /// Whether somebody holds the table's lock. With acquire.
     fn is_locked(&self, table: Frame) -> bool;
-    /// Whether somebody has narrowed entries of the table and not flushed yet ([`crate::tlb`]). With
-    /// acquire.
+    /// Whether somebody has narrowed entries of the table and not flushed yet ([`crate::tlb`]).
+    /// With acquire.
     fn is_pending(&self, table: Frame) -> bool;
     /// Marks the table as detached. Called with its lock held.
     fn mark_stray(&self, table: Frame);
@@ -111,12 +111,13 @@ pub(crate) trait LockTree {
     }
     /// The table that the entry names, if it names one. Called inside a read section.
     fn child(&self, table: Frame, level: u8, index: u32) -> Option<Frame>;
-    /// Whether `node` is the table of its level that stands for `addr`. Called inside a read section.
+    /// Whether `node` is the table of its level that stands for `addr`. Called inside a read
+    /// section.
     fn stands(&self, root: Frame, node: Node, addr: VirtAddr) -> bool {
         self.descend(root, addr, |above| above.level > node.level) == node
     }
-    /// Goes from the root by the tables for `addr` down as long as there are any and `goes_on` says so.
-    /// Called inside a read section.
+    /// Goes from the root by the tables for `addr` down as long as there are any and `goes_on` says
+    /// so. Called inside a read section.
     #[inline]
     fn descend(&self, root: Frame, addr: VirtAddr, goes_on: impl Fn(Node) -> bool) -> Node {
         let mut node = Node { table: root, level: Self::Arch::LEVELS };
@@ -134,8 +135,8 @@ pub(crate) trait LockTree {
 /// Whether no flush is outstanding for an entry of `table` that was just read as empty, without a
 /// lock and with acquire. Called inside the read section of that load.
 ///
-/// The thread that cleared the entry did so by a release store with the lock held. So the caller sees the
-/// lock held; or released, and then the flush is over or the count is above zero.
+/// The thread that cleared the entry did so by a release store with the lock held. So the caller
+/// sees the lock held; or released, and then the flush is over or the count is above zero.
 #[inline]
 pub(crate) fn has_no_pending_flush<T: LockTree>(tree: &T, table: Frame) -> bool {
     !tree.is_locked(table) && !tree.is_pending(table)
@@ -375,8 +376,8 @@ fn lock_below<T: LockTree>(
 }
 
 /// Locks a table that was found without locks. `false` where it was detached, or moved to where
-/// `stands` does not find it, in between: it is not locked then, and the descent starts again. Called
-/// inside the read section of the descent.
+/// `stands` does not find it, in between: it is not locked then, and the descent starts again.
+/// Called inside the read section of the descent.
 #[inline]
 pub(crate) fn lock_found<T: LockTree>(
     tree: &T,
@@ -391,8 +392,8 @@ pub(crate) fn lock_found<T: LockTree>(
     true
 }
 
-/// Locks what an operation on `range` needs, or on the front of it ([`LockSet::end_of`]), and returns
-/// the cover. Called inside a read section.
+/// Locks what an operation on `range` needs, or on the front of it ([`LockSet::end_of`]), and
+/// returns the cover. Called inside a read section.
 pub(crate) fn lock_range<T: LockTree>(
     tree: &T,
     root: Frame,

@@ -17,7 +17,8 @@ use super::{PageTable, ReadSection, run};
 /// A stretch of equal looks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Looked {
-    /// The entry without the contiguous bit: of a huge leaf and of nothing, the one entry that stands for it all.
+    /// The entry without the contiguous bit: of a huge leaf and of nothing, the one entry that
+    /// stands for it all.
     pub(crate) entry: Entry,
     /// As it is in memory.
     pub(crate) raw: Entry,
@@ -115,15 +116,15 @@ impl<P: Platform> PageTable<'_, P> {
     /// Calls `f` for every stretch of `range` in which something stands, in rising order: once for
     /// a run of pages of one folio, a run of equal markers, or a page that is swapped out.
     ///
-    /// The tables are locked meanwhile, a few at a time, so what `f` receives is current, and folios
-    /// stay. `f` takes no lock but those that may be taken inside. The caller keeps moves of tables
-    /// out of the range.
+    /// The tables are locked meanwhile, a few at a time, so what `f` receives is current, and
+    /// folios stay. `f` takes no lock but those that may be taken inside. The caller keeps moves of
+    /// tables out of the range.
     pub(crate) fn survey(&self, range: VirtRange, f: impl FnMut(&Stretch)) {
         self.survey_within(range, |hold| hold(), f);
     }
 
-    /// As [`PageTable::survey`]; `within` does what it is given each time that tables are locked, with
-    /// whatever else has to be held then.
+    /// As [`PageTable::survey`]; `within` does what it is given each time that tables are locked,
+    /// with whatever else has to be held then.
     pub(crate) fn survey_within(
         &self,
         range: VirtRange,

@@ -196,8 +196,9 @@ impl<'m, P: Platform> PageTable<'m, P> {
 
     /// The entries of a table of this tree.
     ///
-    /// Every frame that this module calls a table comes from [`new_table`] or from an entry of another
-    /// table, and is known to its caller by a lock, a read section, or because it was detached.
+    /// Every frame that this module calls a table comes from [`new_table`] or from an entry of
+    /// another table, and is known to its caller by a lock, a read section, or because it was
+    /// detached.
     #[inline]
     pub(crate) fn slots(&self, table: Frame) -> &[AtomicU64] {
         debug_assert!(self.meta(table).is_table(), "{table:?}");
@@ -359,7 +360,8 @@ impl<P: Platform> LockTree for PageTable<'_, P> {
     }
 
     fn start_again(&self) {
-        // The table may still be in the tree: the thread that marked it is about to clear the entry.
+        // The table may still be in the tree: the thread that marked it is about to clear the
+        // entry.
         self.memory.platform.relax();
     }
 

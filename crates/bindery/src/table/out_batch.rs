@@ -9,8 +9,8 @@ use crate::platform::Platform;
 use crate::swap::SlotRun;
 use crate::swap::slots::{PageSet, Stored};
 
-/// Slots that folios go out to, and where the first page of the first folio was mapped; addresses and
-/// slots rise together.
+/// Slots that folios go out to, and where the first page of the first folio was mapped; addresses
+/// and slots rise together.
 #[derive(Clone, Copy)]
 pub(super) struct OutRun {
     pub(super) slots: SlotRun,
@@ -73,8 +73,8 @@ impl OutBatch {
         let _ = self.runs.try_push(OutRun { slots, at });
     }
 
-    /// Writes the folios out, and frees those that nobody wants meanwhile. May sleep; called without
-    /// locks on tables. Returns how many pages were freed.
+    /// Writes the folios out, and frees those that nobody wants meanwhile. May sleep; called
+    /// without locks on tables. Returns how many pages were freed.
     pub(crate) fn write_out<P: Platform>(&mut self, memory: &Memory<P>) -> u64 {
         if let Some(spare) = self.spare.take() {
             memory.free_unused_slots(spare);
@@ -109,16 +109,16 @@ impl OutBatch {
 }
 
 impl<P: Platform> Memory<P> {
-    /// The folio that the cache has for a slot that is its first, and that was allocated by the caller: the
-    /// caller has the folio's lock, or has restored its entries.
+    /// The folio that the cache has for a slot that is its first, and that was allocated by the
+    /// caller: the caller has the folio's lock, or has restored its entries.
     pub(super) fn cached_folio(&self, area: u8, slot: u64) -> Option<Folio> {
         let frame = self.swap_cell(area, slot)?.frame()?;
         self.frames.folio_of(frame).filter(|folio| folio.head == frame)
     }
 
-    /// Writes a folio out, unless its content is in swap, that the caller has left locked in the swap cache,
-    /// its slots busy, with a reference. Says whether it is the caller's now, frozen. Otherwise it is
-    /// unlocked, and the reference is gone.
+    /// Writes a folio out, unless its content is in swap, that the caller has left locked in the
+    /// swap cache, its slots busy, with a reference. Says whether it is the caller's now, frozen.
+    /// Otherwise it is unlocked, and the reference is gone.
     pub(crate) fn write_out_locked(&self, folio: Folio, stored: Stored) -> bool {
         let place = self.frames.swap_place(folio);
         let lock = self.frames.folio_left_locked(&self.platform, folio);

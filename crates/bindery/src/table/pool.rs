@@ -39,8 +39,8 @@ impl<'m, P: Platform> TablePool<'m, P> {
         Ok(pool)
     }
 
-    /// Adds as many tables as one place of the tree can need: one on each level, and one on deposit.
-    /// May wait for memory.
+    /// Adds as many tables as one place of the tree can need: one on each level, and one on
+    /// deposit. May wait for memory.
     pub(crate) fn refill(&mut self) -> Result<(), OutOfMemory> {
         self.add(u64::from(P::Arch::LEVELS))
     }

@@ -186,9 +186,9 @@ fn rewrite<P: Platform>(
     let contigs = run.node.level == 1
         && entries.iter().any(|slot| P::Arch::is_contig(Entry(slot.load(Ordering::Relaxed))));
     if contigs && (difference != 0 || writable) {
-        // Entries of a contiguous run must agree in all but accessed and dirty, so the contiguous run is broken
-        // first. Losing only the permission to write is safe in place: until the flush either
-        // answer is right.
+        // Entries of a contiguous run must agree in all but accessed and dirty, so the contiguous
+        // run is broken first. Losing only the permission to write is safe in place: until the
+        // flush either answer is right.
         break_and_make(cursor, run, change);
         return;
     }
@@ -292,8 +292,8 @@ fn prot_none<A: Arch>(leaf: Entry) -> Entry {
     })
 }
 
-/// Makes leaves of the run's `PROT_NONE` ones, and contiguous runs where alignment allows; other absent entries
-/// stay as they are. Nothing has to be broken: what was `PROT_NONE` is in no TLB.
+/// Makes leaves of the run's `PROT_NONE` ones, and contiguous runs where alignment allows; other
+/// absent entries stay as they are. Nothing has to be broken: what was `PROT_NONE` is in no TLB.
 fn show<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, change: &Change) {
     let mut run = *run;
     while run.count > 0 {

@@ -1,8 +1,8 @@
 //! How far a run may reach: the one place where "page by page" is chosen.
 //!
-//! A product always works on the largest piece. Benchmarks and tests compare that with the same code
-//! at a shorter reach (feature `baseline`). Without the feature all questions here have constant
-//! answers, and the slow code is not compiled in.
+//! A product always works on the largest piece. Benchmarks and tests compare that with the same
+//! code at a shorter reach (feature `baseline`). Without the feature all questions here have
+//! constant answers, and the slow code is not compiled in.
 
 /// How far a run may reach.
 #[cfg(feature = "baseline")]

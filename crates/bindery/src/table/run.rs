@@ -15,8 +15,8 @@ pub(crate) enum What {
     Empty,
     /// One entry that names this table; the operation's range covers all of its span.
     Table(Frame),
-    /// Leaves of consecutive frames with the same attributes: the first without the contiguous bit, with accessed
-    /// and dirty of them all.
+    /// Leaves of consecutive frames with the same attributes: the first without the contiguous bit,
+    /// with accessed and dirty of them all.
     Leaf(Entry),
     /// Consecutive swap slots, consecutive `PROT_NONE` pages or equal markers: the first.
     Absent(Entry),

@@ -34,8 +34,8 @@ enum Pass {
 }
 
 impl<P: Platform> PageTable<'_, P> {
-    /// As `zap`, but some things stay. One invalidation for each chunk of tables without exceptions,
-    /// and for each stretch between two exceptions.
+    /// As `zap`, but some things stay. One invalidation for each chunk of tables without
+    /// exceptions, and for each stretch between two exceptions.
     ///
     /// Whether a table has a guard is asked under that table's lock: the flag of the VMA
     /// ([`crate::space::MappingFlags::MAYBE_GUARDS`]) may come after the caller has looked.
@@ -52,8 +52,8 @@ impl<P: Platform> PageTable<'_, P> {
         self.zap_sparing_in(range, spared, Pass::Entries, gather).map(|_| ())
     }
 
-    /// Whether tables may go whole. Not while a move brings entries here: it has laid tables, and needs
-    /// them (`move_range`).
+    /// Whether tables may go whole. Not while a move brings entries here: it has laid tables, and
+    /// needs them (`move_range`).
     pub(crate) fn takes_tables(&self, spared: Spared) -> bool {
         let moving = self.moving.source().is_some();
         spared == Spared::Guards && self.reach.takes_tables() && !moving

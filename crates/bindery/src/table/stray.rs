@@ -16,10 +16,10 @@ pub(crate) enum Keep {
     Guards,
 }
 
-/// Marks the tables of `node` and below as stray, unless one of them
-/// has to be kept: then none is marked, and `false` is returned. The subtree still hangs in the tree,
-/// so a thread that meets the mark descends to it again, like a waiter for a lock, until the caller, who
-/// holds the parent, has cleared the entry or the mark.
+/// Marks the tables of `node` and below as stray, unless one of them has to be kept: then none is
+/// marked, and `false` is returned. The subtree still hangs in the tree, so a thread that meets the
+/// mark descends to it again, like a waiter for a lock, until the caller, who holds the parent, has
+/// cleared the entry or the mark.
 ///
 /// The mark comes before the entry is cleared, so that a guard is never lost:
 /// 1. CPU A, truncating, clears the entry that names table X, in which no guard stands;
@@ -76,8 +76,8 @@ fn unmark_subtree<T: LockTree>(tree: &T, node: Node) {
     }
 }
 
-/// Marks the tables that hang in the table of `node`, which is detached and marked itself, and shows
-/// each to `met`. Returns how many there are. Called inside a read section, without locks.
+/// Marks the tables that hang in the table of `node`, which is detached and marked itself, and
+/// shows each to `met`. Returns how many there are. Called inside a read section, without locks.
 pub(crate) fn mark_children<T: LockTree>(tree: &T, node: Node, met: &mut impl FnMut(Frame)) -> u32 {
     let (live, mut children) = (tree.live(node.table), 0);
     for index in 0..arch::entries::<T::Arch>() {

@@ -39,9 +39,9 @@ pub(crate) struct SwappedIn {
 }
 
 impl<P: Platform> PageTable<'_, P> {
-    /// Maps the pages of the folio where entries of the range name their slots. `own` is called before
-    /// each run, and told whether that is exclusive. The caller has the folio's lock and a reference, and
-    /// keeps the VMA from being changed.
+    /// Maps the pages of the folio where entries of the range name their slots. `own` is called
+    /// before each run, and told whether that is exclusive. The caller has the folio's lock and a
+    /// reference, and keeps the VMA from being changed.
     ///
     /// Ends early where a huge entry has to be split and its deposit is missing.
     pub(crate) fn swap_in(&self, what: &SwapIn, mut own: impl FnMut(bool)) -> SwappedIn {

@@ -8,11 +8,12 @@
 //! write out | without locks on tables                                         |
 //! ```
 //!
-//! A folio of which all mappings are in the range is found without the reverse map. The entries change
-//! first, and the folio's counts after the flush: whoever pins the folio or refers to it until then
-//! makes the compare-exchange fail, and the entries are restored. A plain store replaces a leaf, even
-//! if the MMU may set accessed or dirty in it at that moment: what is stored is the content that the
-//! folio has after the flush, and an entry that is restored counts as accessed and dirty.
+//! A folio of which all mappings are in the range is found without the reverse map. The entries
+//! change first, and the folio's counts after the flush: whoever pins the folio or refers to it
+//! until then makes the compare-exchange fail, and the entries are restored. A plain store replaces
+//! a leaf, even if the MMU may set accessed or dirty in it at that moment: what is stored is the
+//! content that the folio has after the flush, and an entry that is restored counts as accessed and
+//! dirty.
 
 use core::sync::atomic::Ordering;
 
@@ -52,8 +53,8 @@ pub(crate) struct Victims {
     took_held: bool,
     /// Pages that may still go.
     left: u32,
-    /// Mappings of the held folio that were met where it is mapped elsewhere as well, and whether one of
-    /// them was used.
+    /// Mappings of the held folio that were met where it is mapped elsewhere as well, and whether
+    /// one of them was used.
     elsewhere: (u32, bool),
 }
 
@@ -79,8 +80,8 @@ impl Victims {
         Self { choice: Choice::Cold, held: Some(held), took_held: false, left: pages, elsewhere }
     }
 
-    /// How many mappings of the held folio were met that are not all in one place, and whether one of them
-    /// was used.
+    /// How many mappings of the held folio were met that are not all in one place, and whether one
+    /// of them was used.
     pub(crate) fn elsewhere(&self) -> (u32, bool) {
         self.elsewhere
     }
@@ -105,7 +106,8 @@ struct SwapOut<'c, 'a, 'm, P: Platform> {
 
 impl<P: Platform> PageTable<'_, P> {
     /// Makes swap entries of the leaves that the cursor has locked, in a VMA whose leaves say
-    /// `attributes`, where they are all that maps an anonymous folio. One flush, before the locks are released.
+    /// `attributes`, where they are all that maps an anonymous folio. One flush, before the locks
+    /// are released.
     #[inline(never)]
     pub(crate) fn swap_out(
         cursor: &mut Cursor<'_, '_, P>,
@@ -137,7 +139,8 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         Ok(SwapOutStop::End)
     }
 
-    /// Makes swap entries of the run if it is all that maps its folio. Says whether there are more slots.
+    /// Makes swap entries of the run if it is all that maps its folio. Says whether there are more
+    /// slots.
     fn store_run(&mut self, run: &Run, first: Entry) -> bool {
         let memory = self.cursor.tables.memory;
         let frames = &memory.frames;
@@ -192,8 +195,8 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         true
     }
 
-    /// Looks at the accessed bits of a folio, and forgets them. Says whether the folio stays: it was used
-    /// lately, or others map it as well and decide with these.
+    /// Looks at the accessed bits of a folio, and forgets them. Says whether the folio stays: it
+    /// was used lately, or others map it as well and decide with these.
     fn is_used_or_elsewhere(
         &mut self,
         run: &Run,
@@ -213,8 +216,8 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         true
     }
 
-    /// Takes out entries whose folio's content may be dropped (`MADV_FREE`), unless it was written since:
-    /// then they are restored, and the folio is not lazy any more.
+    /// Takes out entries whose folio's content may be dropped (`MADV_FREE`), unless it was written
+    /// since: then they are restored, and the folio is not lazy any more.
     #[cold]
     fn drop_lazy(&mut self, run: &Run, folio: Folio, pages: u32) {
         let tables = self.cursor.tables;
@@ -262,8 +265,8 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         }
     }
 
-    /// How many pages of the folio are mapped one after another from the run's first on. The run ends
-    /// where the entries differ in more than the frame.
+    /// How many pages of the folio are mapped one after another from the run's first on. The run
+    /// ends where the entries differ in more than the frame.
     fn mapped_here(&mut self, run: &Run, folio: Folio, number: u32) -> u32 {
         let pages = run.pages::<P::Arch>();
         let rest = folio.pages() - number;
@@ -344,8 +347,8 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         self.cursor.passed().end() == run.range::<P::Arch>().end()
     }
 
-    /// After the flush: the folios that nobody else holds lose their mappings, and the entries of the
-    /// others are restored.
+    /// After the flush: the folios that nobody else holds lose their mappings, and the entries of
+    /// the others are restored.
     fn unmap_folios(&mut self) {
         let memory = self.cursor.tables.memory;
         let mut unmapped = 0;

@@ -15,9 +15,9 @@ use super::locking::Depth;
 use super::run::{Run, What};
 
 impl<P: Platform> PageTable<'_, P> {
-    /// Makes swap entries of the leaves in `range` that map pages of `folio`, whose slots are `slots`, and
-    /// counts its mappings down after the flush. The caller has the folio's lock and a reference, and the
-    /// slots are busy.
+    /// Makes swap entries of the leaves in `range` that map pages of `folio`, whose slots are
+    /// `slots`, and counts its mappings down after the flush. The caller has the folio's lock and a
+    /// reference, and the slots are busy.
     pub(crate) fn swap_out_shared(
         &self,
         range: VirtRange,

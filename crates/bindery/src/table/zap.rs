@@ -41,15 +41,15 @@ use super::{OutOfMemory, PageTable};
 pub(crate) enum Flush {
     /// Before the locks of the tables are released.
     BeforeUnlock,
-    /// When the gather is finished, once for everything: no CPU has the root loaded or will load it,
-    /// and no reverse map leads here any more.
+    /// When the gather is finished, once for everything: no CPU has the root loaded or will load
+    /// it, and no reverse map leads here any more.
     AtEnd,
 }
 
 impl<P: Platform> PageTable<'_, P> {
-    /// Unmaps everything in `range`, and frees the tables that `freeable` covers, the range with what
-    /// is free around it. They end up in the gather, flushed; the rest is given back already. The
-    /// caller keeps faults out of the range.
+    /// Unmaps everything in `range`, and frees the tables that `freeable` covers, the range with
+    /// what is free around it. They end up in the gather, flushed; the rest is given back already.
+    /// The caller keeps faults out of the range.
     ///
     /// Reads the runs of the edges and one entry for each whole table. Fails only where a huge
     /// leaf that must be split has no deposit; the runs before it are unmapped then.
@@ -69,8 +69,8 @@ impl<P: Platform> PageTable<'_, P> {
         }
         let mut left = freeable;
         loop {
-            // Mostly the whole span: one entry detaches a table with all that hangs in it. The gather's
-            // own marks are flushed with the rest.
+            // Mostly the whole span: one entry detaches a table with all that hangs in it. The
+            // gather's own marks are flushed with the rest.
             let mut cursor = self.cursor_beside(left, Depth::Edges, Some(&*gather));
             zap_locked(&mut cursor, range, Whole::Yield, flush, gather)?;
             left = VirtRange::raw(cursor.range().end().0, freeable.end().0);

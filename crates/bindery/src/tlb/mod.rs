@@ -179,8 +179,8 @@ enum Stays {
 /// Leaf tables of which one flush takes care.
 pub(crate) const CHUNK_TABLES: u64 = 64;
 
-/// The most marks that one flush carries for a move: of as many source tables as others mark, and of the
-/// tables that these go to.
+/// The most marks that one flush carries for a move: of as many source tables as others mark, and
+/// of the tables that these go to.
 const MARKS: usize = 2 * CHUNK_TABLES as usize + 8;
 
 impl Gather {
@@ -247,8 +247,8 @@ impl Gather {
         self.marks.last() == Some(&table)
     }
 
-    /// Whether `count` of the pending marks of `table`, all of them, are this gather's. Looks at the
-    /// last marks first, where those of a table at hand mostly are.
+    /// Whether `count` of the pending marks of `table`, all of them, are this gather's. Looks at
+    /// the last marks first, where those of a table at hand mostly are.
     pub(crate) fn has_marked(&self, table: Frame, count: u32) -> bool {
         let own = self.marks.iter().rev().filter(|marked| **marked == table);
         own.take(count as usize).count() == count as usize

@@ -336,8 +336,8 @@ impl Vma {
     pub(crate) fn object(&self) -> Option<&ObjectState> {
         // SAFETY: a VMA holds its object from before it is inserted until it is removed and what it
         // mapped is counted down (`AddressSpace::insert`, `AddressSpace::finish`). Callers keep it
-        // from that by its lock, the mutex, or the lock of a list in which it stands; a read section
-        // alone, in which the VMA may have been removed, does not do.
+        // from that by its lock, the mutex, or the lock of a list in which it stands; a read
+        // section alone, in which the VMA may have been removed, does not do.
         self.object_pointer().map(|object| unsafe { object.as_ref() })
     }
 
@@ -348,7 +348,8 @@ impl Vma {
 
     /// To whom its anonymous pages belong.
     pub(crate) fn group(&self) -> Option<&AnonGroup> {
-        // SAFETY: as for the object; a VMA that leaves its anon group earlier says so first (`set_group`).
+        // SAFETY: as for the object; a VMA that leaves its anon group earlier says so first
+        // (`set_group`).
         self.group_pointer().map(|group| unsafe { group.as_ref() })
     }
 
@@ -414,8 +415,8 @@ impl Vma {
         VmaWriteGuard { vma: self, guard: self.lock.write(platform) }
     }
 
-    /// A guard for a VMA that was left locked ([`VmaWriteGuard::leave_locked`]), or that nobody else
-    /// can reach.
+    /// A guard for a VMA that was left locked ([`VmaWriteGuard::leave_locked`]), or that nobody
+    /// else can reach.
     ///
     /// # Safety
     /// 1. The caller left the VMA locked for writing, or nobody else can reach it.
@@ -444,7 +445,8 @@ impl<'a, P: Platform> VmaReadGuard<'a, P> {
     }
 }
 
-/// A VMA that is locked for writing: no fault is at work in it. Removing the VMA consumes the guard.
+/// A VMA that is locked for writing: no fault is at work in it. Removing the VMA consumes the
+/// guard.
 #[must_use = "dropping the guard unlocks the VMA"]
 pub(crate) struct VmaWriteGuard<'a, P: Platform> {
     vma: &'a Vma,

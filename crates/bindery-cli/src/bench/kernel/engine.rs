@@ -151,8 +151,8 @@ impl<'m, A: Walk> KernelEngine<'m, A> {
 
     fn unmap(&mut self, source: Source) -> Result<(), KernelMapError> {
         for start in self.areas.drain(..) {
-            // SAFETY: 1. an area of this list, which was made from `source`; 2. and 3. nothing is kept in
-            // it, and no other area has its frames.
+            // SAFETY: 1. an area of this list, which was made from `source`; 2. and 3. nothing is
+            // kept in it, and no other area has its frames.
             unsafe {
                 match source {
                     Source::Device(_) => self.map.iounmap(start),

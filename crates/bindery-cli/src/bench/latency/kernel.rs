@@ -29,8 +29,8 @@ pub fn measure<A: Walk>(meter: &mut Meter<'_, A>, extent: &Extent) -> Result<(),
             let protect = || unsafe { map.protect(middle, Permissions::READ) };
             meter.measure("protect a part", &name, protect)?;
             let larger = size + 2 * MIB;
-            // SAFETY: 1. the area of this loop; 2. and 3. nothing is kept in it, and no other area has
-            // its frames.
+            // SAFETY: 1. the area of this loop; 2. and 3. nothing is kept in it, and no other area
+            // has its frames.
             let resize = |at, size| unsafe { map.vrealloc(at, size, &options) };
             let at = meter.measure("vrealloc, larger", &name, || resize(at, larger))?;
             let at = meter.measure("vrealloc, smaller", &name, || resize(at, MIB))?;
@@ -73,7 +73,8 @@ fn vmap<A: Walk>(
     let at = meter.measure("vmap", &name, || map.vmap(&pages, &VmapOptions::default()))?;
     // SAFETY: 1. made above; 2. nothing is accessed by it.
     meter.measure("vunmap", &name, || unsafe { map.vunmap(at, UnmapTime::Now) })?;
-    // SAFETY: 1. made above; 2. nothing is kept in it; 3. the other area that had its frames is gone.
+    // SAFETY: 1. made above; 2. nothing is kept in it; 3. the other area that had its frames is
+    // gone.
     unsafe { map.vfree(owner) }.map_err(cannot)?;
     let name = format!("{} of a device", show_bytes(size));
     let device = PhysAddr(3 * GIB / 2);

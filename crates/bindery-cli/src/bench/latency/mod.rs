@@ -66,8 +66,8 @@ pub struct Arguments {
     quick: bool,
 }
 
-/// One of each table format: others differ from these in their number of levels alone, and the whole
-/// core is compiled once more for each.
+/// One of each table format: others differ from these in their number of levels alone, and the
+/// whole core is compiled once more for each.
 fn parse_architecture(name: &str) -> Result<ArchitectureName, String> {
     match name.parse() {
         Ok(

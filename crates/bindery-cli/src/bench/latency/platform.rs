@@ -29,8 +29,8 @@ impl Gauge {
 }
 
 /// A hosted machine that adds up what is done from the outermost `enter_read` to the outermost
-/// `leave_read`, and from the first lock of the reverse map to the last. Table locks are taken in read
-/// sections alone, so none is held for more. One thread uses it at a time.
+/// `leave_read`, and from the first lock of the reverse map to the last. Table locks are taken in
+/// read sections alone, so none is held for more. One thread uses it at a time.
 pub struct Measured<A: Walk> {
     machine: Machine<A>,
     depth: AtomicU64,
@@ -61,7 +61,8 @@ pub struct Longest {
     pub sections: u64,
     /// Grace periods that the call waited for.
     pub grace_periods: u64,
-    /// Tables that wait for readers when the call returns, a frame each, if one stays in its section.
+    /// Tables that wait for readers when the call returns, a frame each, if one stays in its
+    /// section.
     pub tables_deferred: u64,
     /// Records of mappings, anon groups and areas that do, at most 512 bytes each.
     pub records_deferred: u64,
@@ -97,8 +98,8 @@ impl<A: Walk> Measured<A> {
         }
     }
 
-    /// Lets a reader elsewhere stay in its section, or leave it: as long as it stays, nothing is freed
-    /// that waits for readers, but by the thread that waits for it.
+    /// Lets a reader elsewhere stay in its section, or leave it: as long as it stays, nothing is
+    /// freed that waits for readers, but by the thread that waits for it.
     pub fn set_reader(&self, stays: bool) {
         self.reader.store(stays, Relaxed);
     }

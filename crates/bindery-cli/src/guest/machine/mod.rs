@@ -70,8 +70,8 @@ pub struct Machine {
 pub enum Output {
     /// To this process's standard output, as it comes; the console reads its standard input.
     PassThrough,
-    /// As [`Output::PassThrough`], where standard input is a terminal: every key goes to the console, but
-    /// Ctrl-A begins a command to the machine (x ends it, Ctrl-A is Ctrl-A).
+    /// As [`Output::PassThrough`], where standard input is a terminal: every key goes to the
+    /// console, but Ctrl-A begins a command to the machine (x ends it, Ctrl-A is Ctrl-A).
     Terminal,
     /// Into [`Outcome::console`]; the console reads nothing.
     Capture,

@@ -1,9 +1,9 @@
 //! `core`, `alloc` and `compiler_builtins` for bare metal, compiled from the source that comes with
 //! Debian's Rust.
 //!
-//! A sysroot is built once for each target, in about half a minute, and another one when the compiler
-//! or the recipe changes. Both are in the sysroot's name: cargo builds again what it has built with
-//! other flags, but it does not look into a sysroot.
+//! A sysroot is built once for each target, in about half a minute, and another one when the
+//! compiler or the recipe changes. Both are in the sysroot's name: cargo builds again what it has
+//! built with other flags, but it does not look into a sysroot.
 //!
 //! Cargo can compile the standard library only with an unstable option, which `RUSTC_BOOTSTRAP=1`
 //! lets a stable compiler take. It is set for this one step. Were it set for more, crates that ask

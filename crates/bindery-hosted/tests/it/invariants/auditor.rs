@@ -1,6 +1,7 @@
 //! Every invariant of the design, broken on purpose: the auditor says which one, and where.
 //!
-//! What the auditor cannot see, because it is about TLBs and the past, is broken in `strict_tlb.rs`.
+//! What the auditor cannot see, because it is about TLBs and the past, is broken in
+//! `strict_tlb.rs`.
 
 use bindery::addr::{Frame, VirtAddr};
 use bindery::arch::{AArch64, Absent, Arch, Attributes, Entry, Marker, Riscv64, X86_64};

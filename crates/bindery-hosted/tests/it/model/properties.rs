@@ -80,8 +80,8 @@ enum Action {
     Execute(At),
     SplitFolio(At, u8),
     Collapse(At),
-    /// Which sizes of folios are used from now on, one bit for each order; and by bit 0, whether the
-    /// huge zero page is.
+    /// Which sizes of folios are used from now on, one bit for each order; and by bit 0, whether
+    /// the huge zero page is.
     Policy(u16),
     Fork,
     ChildExits,

@@ -63,8 +63,8 @@ impl HeldFiles {
         assert_eq!(*phase, Phase::Held, "the pager was not asked");
     }
 
-    /// Lets the held call go on. Panics where that comes too late: what was done in between has waited
-    /// for it.
+    /// Lets the held call go on. Panics where that comes too late: what was done in between has
+    /// waited for it.
     #[track_caller]
     pub fn release(&self) {
         let mut phase = self.phase.lock().unwrap();

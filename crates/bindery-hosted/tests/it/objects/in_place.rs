@@ -10,8 +10,8 @@ use crate::support::objects::{Failing, PAGE, content, in_memory, memfd, use_obje
 
 type Arch = bindery::arch::X86_64<4>;
 
-/// The result of a read: the value returned, the bytes, and for each step how many bytes came before
-/// and how many it was asked for.
+/// The result of a read: the value returned, the bytes, and for each step how many bytes came
+/// before and how many it was asked for.
 type Outcome = (Result<usize, Error>, Vec<u8>, Vec<(usize, usize)>);
 
 /// Reads into a vector until there are `limit` bytes.

@@ -1,5 +1,6 @@
-//! Memory runs out at every single allocation of every operation of an object: the operation says so or does
-//! less, nothing of the object is lost, nothing leaks, and with memory again it succeeds.
+//! Memory runs out at every single allocation of every operation of an object: the operation says
+//! so or does less, nothing of the object is lost, nothing leaks, and with memory again it
+//! succeeds.
 
 use bindery::arch::X86_64;
 use bindery::{Accounting, Error, Growth, Memory, Object, Sealing, testing};
@@ -32,7 +33,8 @@ enum Backing {
     File,
 }
 
-/// What is done, and what the object should contain then; an operation may do less than that (write).
+/// What is done, and what the object should contain then; an operation may do less than that
+/// (write).
 struct Case {
     backing: Backing,
     order: u8,

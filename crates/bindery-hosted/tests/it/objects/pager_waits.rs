@@ -370,8 +370,8 @@ fn all_that_does_not_write_the_page_goes_on_while_it_is_stored() {
     });
 }
 
-/// A call that writes, drops or replaces a page waits while the pager stores it. No other call waits
-/// for that one.
+/// A call that writes, drops or replaces a page waits while the pager stores it. No other call
+/// waits for that one.
 #[track_caller]
 fn waits_for_the_sync_alone(call: impl Fn(&Fixture<'_>) + Sync, check: impl FnOnce(&Fixture<'_>)) {
     with_fixture(|fixture| {

@@ -1,4 +1,5 @@
-//! Reclaim of files' pages: what is clean and unused goes, and comes again as it was; all else stays.
+//! Reclaim of files' pages: what is clean and unused goes, and comes again as it was; all else
+//! stays.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::thread;

@@ -1,5 +1,5 @@
-//! Where the core differs from Linux by intent, each with its reason. What follows such a difference
-//! stands on other ground, so a sequence is compared up to there.
+//! Where the core differs from Linux by intent, each with its reason. What follows such a
+//! difference stands on other ground, so a sequence is compared up to there.
 //!
 //! # A refused call leaves no trace
 //! Linux cuts mappings at the ends of a range before it knows whether the call will be refused (by
@@ -7,21 +7,21 @@
 //! destination by then. The core looks first, and refuses before it has changed anything.
 //!
 //! # What was locked is not counted for ever
-//! `mremap` with `MREMAP_DONTUNMAP` unlocks the mapping that it leaves behind. Linux forgets to count
-//! its pages down, and counts them as locked until the process ends. Where what arrives was joined
-//! with what is left, Linux unlocks both.
+//! `mremap` with `MREMAP_DONTUNMAP` unlocks the mapping that it leaves behind. Linux forgets to
+//! count its pages down, and counts them as locked until the process ends. Where what arrives was
+//! joined with what is left, Linux unlocks both.
 //!
 //! # What nobody may access is not collapsed
-//! Linux makes huge pages of memory with no permissions too. No TLB has anything of it, so nothing is
-//! won; the core refuses, as it does where nothing was ever touched.
+//! Linux makes huge pages of memory with no permissions too. No TLB has anything of it, so nothing
+//! is won; the core refuses, as it does where nothing was ever touched.
 //!
 //! # Advice that there is not is refused
-//! `process_madvise` of no bytes accepts any number on Linux 6.18. Linux 7.2 refuses what it does not
-//! know, and so does the core.
+//! `process_madvise` of no bytes accepts any number on Linux 6.18. Linux 7.2 refuses what it does
+//! not know, and so does the core.
 //!
 //! # A huge leaf that is cut leaves small ones
-//! Linux unmaps a huge page of shared memory as a whole where a part of it is changed, and lets faults
-//! map the rest again. The core leaves the rest mapped.
+//! Linux unmaps a huge page of shared memory as a whole where a part of it is changed, and lets
+//! faults map the rest again. The core leaves the rest mapped.
 //!
 //! # Pages that `fallocate` takes are pages
 //! Linux takes them, counts them (`st_blocks`), and leaves clearing them to the first touch; until

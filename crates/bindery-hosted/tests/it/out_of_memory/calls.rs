@@ -1,6 +1,6 @@
-//! Memory runs out at every single point of every operation, on every architecture: the operation says so or
-//! finds another way, nothing of the caller's is lost, nothing leaks, and with memory again the
-//! operation succeeds.
+//! Memory runs out at every single point of every operation, on every architecture: the operation
+//! says so or finds another way, nothing of the caller's is lost, nothing leaks, and with memory
+//! again the operation succeeds.
 
 use bindery::addr::VirtAddr;
 use bindery::testing::{self, leak_frame};
@@ -238,8 +238,8 @@ fn fork<A: Walk>() {
             operation: |space| Ok((0, Some(space.fork()?))),
             ..set_up
         });
-        // The tree's state and root, the VMA and its group, a table on each level between, and those
-        // of level 1; or a reserve.
+        // The tree's state and root, the VMA and its group, a table on each level between, and
+        // those of level 1; or a reserve.
         assert_eq!(points, 4 + u64::from(A::LEVELS - 2) + tables, "order {order}");
     }
 }

@@ -91,7 +91,8 @@ enum Failing {
     Only(u64),
 }
 
-/// Lets the operation run out of memory at every single point. Returns how many allocations there were.
+/// Lets the operation run out of memory at every single point. Returns how many allocations there
+/// were.
 pub fn at_every_point<A: Walk>(case: &Case<A>) -> u64 {
     let mut points = 0;
     let mut beyond = 0;

@@ -1,5 +1,6 @@
-//! Under a table lock and in a read section an allocation is only tried. Where it fails, the call lets
-//! its locks go, waits for memory outside, and looks again: what could be had there is no error.
+//! Under a table lock and in a read section an allocation is only tried. Where it fails, the call
+//! lets its locks go, waits for memory outside, and looks again: what could be had there is no
+//! error.
 //!
 //! The hosted machine panics where an allocation that may wait is made in a read section
 //! (`Platform::allocation_may_wait`), so every test of the suite looks for that, too.
@@ -15,9 +16,9 @@ use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, options, strict};
 
 const AT: VirtAddr = VirtAddr(GIB);
 
-/// Does `work` in a fresh address space again and again, with one more allocation that succeeds before
-/// the one that fails, until none fails. Returns how often the work failed, and how often it did not
-/// though an allocation had.
+/// Does `work` in a fresh address space again and again, with one more allocation that succeeds
+/// before the one that fails, until none fails. Returns how often the work failed, and how often it
+/// did not though an allocation had.
 fn fail_each<A: Walk, E: PartialEq + std::fmt::Debug>(
     out_of_memory: &E,
     prepare: impl Fn(&AddressSpace<'_, Machine<A>>),

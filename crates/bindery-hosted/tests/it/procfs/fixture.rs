@@ -1,4 +1,5 @@
-//! What the scenarios about `/proc` share: listings as text, a parser for them, words of the page map.
+//! What the scenarios about `/proc` share: listings as text, a parser for them, words of the page
+//! map.
 
 use std::fmt::{self, Write};
 

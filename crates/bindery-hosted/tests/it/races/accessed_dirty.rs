@@ -53,8 +53,8 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// Here the pages are `PROT_NONE` from the first on; on another CPU a program writes to them from the
-/// last on. Somewhere in between they cross. Of a block, the MMU records a write in whichever
+/// Here the pages are `PROT_NONE` from the first on; on another CPU a program writes to them from
+/// the last on. Somewhere in between they cross. Of a block, the MMU records a write in whichever
 /// entry it likes, perhaps in one that is `PROT_NONE` later than that of the written page.
 fn hide_under_writes<A: Walk>() {
     let config = Config { memory: 32 * MIB, cpus: 2, ..Config::default() };

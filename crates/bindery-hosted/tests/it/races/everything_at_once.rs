@@ -1,5 +1,5 @@
-//! All operations at once, of several CPUs on the same mappings and the same object: nothing is known of
-//! what comes of it, but that all invariants hold and nothing is left.
+//! All operations at once, of several CPUs on the same mappings and the same object: nothing is
+//! known of what comes of it, but that all invariants hold and nothing is left.
 //!
 //! Every run is another one. `BINDERY_DEEPER` lets it take minutes.
 

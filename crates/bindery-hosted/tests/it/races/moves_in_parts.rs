@@ -1,5 +1,6 @@
 //! Moves that let their locks go between two pieces, beside those who look for the pages meanwhile:
-//! a truncation, a sync, and a program on another CPU, whose TLB forgets both places in the end alone.
+//! a truncation, a sync, and a program on another CPU, whose TLB forgets both places in the end
+//! alone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -106,8 +107,8 @@ fn touch_until<A: Walk>(
     }
 }
 
-/// At each point where the mover holds no table, another CPU saves the file, and then stores at the old
-/// place with what its TLB remembers. Whatever was stored is saved by the next sync.
+/// At each point where the mover holds no table, another CPU saves the file, and then stores at the
+/// old place with what its TLB remembers. Whatever was stored is saved by the next sync.
 fn saved_on_the_way<A: Walk>() {
     const PAGES: [u64; 4] = [0, 1, 600, 1100];
     for step in 0.. {

@@ -1,8 +1,9 @@
-//! Several address spaces and their children use more memory than there is, on several CPUs: whatever goes
-//! out comes back as it was.
+//! Several address spaces and their children use more memory than there is, on several CPUs:
+//! whatever goes out comes back as it was.
 //!
-//! Each CPU has an address space whose contents it knows, page by page, and children that it forks. All
-//! CPUs send pages of all spaces to swap, bring them back, and reclaim. `BINDERY_DEEPER` lets it take minutes.
+//! Each CPU has an address space whose contents it knows, page by page, and children that it forks.
+//! All CPUs send pages of all spaces to swap, bring them back, and reclaim. `BINDERY_DEEPER` lets
+//! it take minutes.
 
 use std::thread;
 

@@ -48,8 +48,8 @@ fn guards_stand_until_they_are_lifted<A: Walk>() {
     audit(&machine, &memory, &[&space]);
 }
 
-/// What becomes lazy becomes so as a whole folio: the other pages keep their contents, and a page that
-/// a device has written stays dirty.
+/// What becomes lazy becomes so as a whole folio: the other pages keep their contents, and a page
+/// that a device has written stays dirty.
 fn a_folio_is_lazy_as_a_whole_or_not_at_all<A: Walk>() {
     let (machine, memory) = strict::<A>(64 << 20);
     support::use_order(&memory, 4);

@@ -1,5 +1,5 @@
-//! Addresses and lengths that make no sense, in every argument of every operation: each is refused for
-//! the right reason, and nothing has changed, not even a counter.
+//! Addresses and lengths that make no sense, in every argument of every operation: each is refused
+//! for the right reason, and nothing has changed, not even a counter.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{Absent, Marker, X86_64};

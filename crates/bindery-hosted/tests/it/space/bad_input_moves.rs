@@ -1,5 +1,5 @@
-//! Moves that make no sense: each is refused for the right reason, and nothing has changed, not even
-//! a counter.
+//! Moves that make no sense: each is refused for the right reason, and nothing has changed, not
+//! even a counter.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
@@ -107,7 +107,8 @@ fn move_to<A: Walk>() {
     });
 }
 
-/// As Linux: the destination is emptied before the tail is cut off, which reaches beyond user space.
+/// As Linux: the destination is emptied before the tail is cut off, which reaches beyond user
+/// space.
 fn tail<A: Walk>() {
     scene::<A>(|fixture, end| {
         let (from, to) = (end - 2 * PAGE, AT + 64 * PAGE);

@@ -27,8 +27,8 @@ on_every_architecture! {
     exits => overlapping_generations_exit_while_others_fork;
 }
 
-/// Generations that overlap: each exits after its child has forked, and `overlap - 1` more after that
-/// one. Calls `each` for every new generation, and `then` with all that live.
+/// Generations that overlap: each exits after its child has forked, and `overlap - 1` more after
+/// that one. Calls `each` for every new generation, and `then` with all that live.
 fn overlapping<'m, A: Walk>(
     first: Space<'m, A>,
     (overlap, generations): (usize, u32),

@@ -115,8 +115,8 @@ fn shift_huge<A: Walk>() {
     let before = space.counts();
     space.mremap(VirtAddr(GIB), length, length, Remap::To(to)).unwrap();
     let cost = space.counts() - before;
-    // Each huge leaf is cleared once, and its 512 pages are written where they belong; in the end, the
-    // entry is looked at that names the source's table.
+    // Each huge leaf is cleared once, and its 512 pages are written where they belong; in the end,
+    // the entry is looked at that names the source's table.
     assert_eq!(cost.entries_read, 16 + 1, "{cost:?}");
     assert_eq!(cost.entries_written - cost.tables_allocated, 16 + 16 * 512 + 1, "{cost:?}");
     assert_eq!(cost.invalidations, 1, "{cost:?}");

@@ -1,4 +1,5 @@
-//! The memory of a process that is about to end: what goes, what stays, and that nothing comes back.
+//! The memory of a process that is about to end: what goes, what stays, and that nothing comes
+//! back.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

@@ -64,8 +64,8 @@ pub fn on_scene(scenario: impl FnOnce(&Scene<'_>)) {
     assert_eq!(memory.free_frame_count(), free, "frames have leaked");
 }
 
-/// Lets the signal come before the first question of the call, the second, and so on until it asks no
-/// more. Says how often it asks.
+/// Lets the signal come before the first question of the call, the second, and so on until it asks
+/// no more. Says how often it asks.
 pub fn at_every_question(case: &Case<'_>) -> u64 {
     let mut questions = 0;
     loop {

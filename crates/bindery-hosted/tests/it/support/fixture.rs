@@ -1,5 +1,5 @@
-//! A fixture for the tests that break things or feed the core what it must refuse: one address space
-//! with a program in it, on a strict machine; audited when the scenario is over.
+//! A fixture for the tests that break things or feed the core what it must refuse: one address
+//! space with a program in it, on a strict machine; audited when the scenario is over.
 
 use bindery::addr::{Frame, VirtAddr};
 use bindery::check::{self, Violation};

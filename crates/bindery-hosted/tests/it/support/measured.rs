@@ -42,7 +42,8 @@ pub struct Measured<A: Walk> {
 type Hook = Box<dyn FnMut() + Send>;
 
 impl<A: Walk> Measured<A> {
-    /// Lets this thread call `hook` before it enters an outermost read section, while it does `work`.
+    /// Lets this thread call `hook` before it enters an outermost read section, while it does
+    /// `work`.
     pub fn with_hook(&self, hook: Hook, work: impl FnOnce()) {
         *self.hook.lock().unwrap() = Some(hook);
         HOOKED.set(true);

@@ -29,7 +29,8 @@ impl<'m, A: Walk> Fixture<'m, A> {
     }
 }
 
-/// Lets `scenario` use a machine with folios of 2^`order` pages for objects; afterwards nothing is left.
+/// Lets `scenario` use a machine with folios of 2^`order` pages for objects; afterwards nothing is
+/// left.
 #[track_caller]
 pub fn with_fixture<A: Walk>(order: u8, scenario: impl FnOnce(&Fixture<'_, A>)) {
     let (machine, memory) = strict::<A>(64 * MIB);

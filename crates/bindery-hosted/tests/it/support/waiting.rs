@@ -1,5 +1,5 @@
-//! Whether a call waits for another one, counted and not timed: a platform whose locks and waits are
-//! these tells it at once.
+//! Whether a call waits for another one, counted and not timed: a platform whose locks and waits
+//! are these tells it at once.
 
 use std::cell::RefCell;
 

@@ -1,5 +1,5 @@
-//! What fails in the middle of swap: allocations, a full store, a full device. Nothing is lost, and nothing
-//! leaks.
+//! What fails in the middle of swap: allocations, a full store, a full device. Nothing is lost, and
+//! nothing leaks.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;

@@ -1,4 +1,5 @@
-//! A fixture with a swap area: when the scenario is over, nothing is left in it, and nothing has leaked.
+//! A fixture with a swap area: when the scenario is over, nothing is left in it, and nothing has
+//! leaked.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::Absent;
@@ -16,7 +17,8 @@ pub struct Swapping<'s, 'm, A: Walk> {
     pub area: SwapArea,
 }
 
-/// Lets `scenario` have an address space on a machine with folios of 2^`order` pages and `slots` slots.
+/// Lets `scenario` have an address space on a machine with folios of 2^`order` pages and `slots`
+/// slots.
 #[track_caller]
 pub fn with_swap<A: Walk>(order: u8, slots: u64, scenario: impl FnOnce(&Swapping<'_, '_, A>)) {
     with_little_memory(64 * MIB, order, slots, scenario);

@@ -38,8 +38,8 @@ fn a_short_cluster_serves_what_fits<A: Walk>() {
     }
 }
 
-/// Folios leave holes in their slots, where only single pages fit; a whole block that comes free serves a
-/// folio again.
+/// Folios leave holes in their slots, where only single pages fit; a whole block that comes free
+/// serves a folio again.
 fn holes_serve_single_pages_and_blocks_folios<A: Walk>() {
     with_swap::<A>(4, 512, |swapping| {
         swapping.space.mmap(&fixed(AT, 1024 * 4096)).unwrap();

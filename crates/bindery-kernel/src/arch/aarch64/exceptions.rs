@@ -132,8 +132,8 @@ fn goes_on_elsewhere(registers: &mut Registers, address: u64) -> bool {
 }
 
 /// Any other exception is a defect of the kernel, or of the machine; but for the semihosting call
-/// where nobody listens, and faults where a program's memory was copied, the self-test expects them,
-/// or the kernel map was just changing what is there.
+/// where nobody listens, and faults where a program's memory was copied, the self-test expects
+/// them, or the kernel map was just changing what is there.
 pub(super) extern "C" fn kernel(registers: &mut Registers, number: u64) {
     const KINDS: [&str; 4] = ["exception", "interrupt", "fast interrupt", "system error"];
     const SYNCHRONOUS: u64 = 4;

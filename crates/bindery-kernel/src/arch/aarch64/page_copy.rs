@@ -1,5 +1,6 @@
 //! Zeroing and copying whole frames; `memcpy` and its kin; instruction fetches that see what was
-//! written (Arm ARM, B2.4.4 "Concurrent modification and execution of instructions", D7.5 "Caches").
+//! written (Arm ARM, B2.4.4 "Concurrent modification and execution of instructions", D7.5
+//! "Caches").
 
 use core::arch::{asm, global_asm};
 use core::sync::atomic::{AtomicUsize, Ordering};

@@ -84,8 +84,8 @@ pub extern "C" fn exception(registers: &mut Registers) {
 }
 
 /// An exception or an interrupt of the kernel; interrupts come in the idle loop alone. A page fault
-/// is no defect where a program's memory was copied, the self-test expects it, or the kernel map was
-/// just changing what is there.
+/// is no defect where a program's memory was copied, the self-test expects it, or the kernel map
+/// was just changing what is there.
 pub extern "C" fn exception_in_kernel(registers: &mut Registers) {
     match registers.vector {
         TIMER => {

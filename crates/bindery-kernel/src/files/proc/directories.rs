@@ -128,7 +128,8 @@ impl Node for Directory {
     fn attributes(&self) -> Attributes {
         let number = number(self.process, self.sort as usize);
         let own = process::current().process.id == self.process;
-        // A caller that may look into the process may look at its descriptors; the process itself always may.
+        // A caller that may look into the process may look at its descriptors; the process itself
+        // always may.
         let mode = if self.sort == DirectorySort::Descriptors && !own { 0o500 } else { 0o555 };
         let owner = super::owner(self.process);
         Attributes { links: 2, owner, ..Attributes::plain(number, mode) }

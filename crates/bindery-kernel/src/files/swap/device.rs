@@ -1,8 +1,8 @@
 //! `/dev/zram0`: a block device in memory, which may be a swap area.
 //!
-//! What programs write to it is kept as it is, in an object of the core. What is swapped to it is in
-//! the core's compressed memory, whatever the device holds. So the pages behind the header keep what
-//! was written there, as long as the device is not reset.
+//! What programs write to it is kept as it is, in an object of the core. What is swapped to it is
+//! in the core's compressed memory, whatever the device holds. So the pages behind the header keep
+//! what was written there, as long as the device is not reset.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;

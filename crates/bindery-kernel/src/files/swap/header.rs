@@ -11,8 +11,8 @@ const FIELDS: usize = 1024;
 /// How many slots the area has: the pages behind the first one.
 ///
 /// # Errors
-/// `EINVAL` for a page without the signature, another version, no pages, bad pages (memory has none),
-/// or more than the device's `pages`.
+/// `EINVAL` for a page without the signature, another version, no pages, bad pages (memory has
+/// none), or more than the device's `pages`.
 pub fn slots(page: &[u8; SIZE], pages: u64) -> Result<u64, Errno> {
     if !page.ends_with(SIGNATURE) {
         return Err(Errno::EINVAL);

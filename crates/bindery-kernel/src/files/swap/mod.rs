@@ -1,5 +1,5 @@
-//! Swap: `swapon`, `swapoff` and `/proc/swaps`. The one device is `/dev/zram0`, whose area is compressed
-//! memory of the core's.
+//! Swap: `swapon`, `swapoff` and `/proc/swaps`. The one device is `/dev/zram0`, whose area is
+//! compressed memory of the core's.
 
 mod device;
 mod header;

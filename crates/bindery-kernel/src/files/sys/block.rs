@@ -62,8 +62,8 @@ fn take_reset(text: &str) -> Result<(), Errno> {
     }
 }
 
-/// `mm_stat`: bytes that were stored, compressed, with all overhead, the limit, the most ever; pages of
-/// one value, moved to save room, and kept as they were.
+/// `mm_stat`: bytes that were stored, compressed, with all overhead, the limit, the most ever;
+/// pages of one value, moved to save room, and kept as they were.
 fn make_usage(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     let (usage, filled) = (memory().compressed_usage(), memory().swap_usage().filled);
     let limit = memory().compressed_limit() << 12;

@@ -230,8 +230,8 @@ impl World {
         count::publish(&self.meta(folio.head).count, count);
     }
 
-    /// Makes a table with two entries of a frame that is the caller's, and takes one out again under
-    /// its lock.
+    /// Makes a table with two entries of a frame that is the caller's, and takes one out again
+    /// under its lock.
     pub(super) fn make_table(&self, frame: Frame) {
         let meta = self.meta(frame);
         self.set_life(frame, Life::Table);
@@ -390,8 +390,8 @@ impl World {
         }
     }
 
-    /// Cuts the first folio, of which the caller has all mappings and takes a reference, into single
-    /// pages, as `Frames::split` does. Both are mapped afterwards. Says whether it did.
+    /// Cuts the first folio, of which the caller has all mappings and takes a reference, into
+    /// single pages, as `Frames::split` does. Both are mapped afterwards. Says whether it did.
     pub(super) fn cut(&self) -> bool {
         let count = &self.meta(FIRST.head).count;
         assert!(count::refer(count));
@@ -424,8 +424,8 @@ impl World {
         self.with_lock(folio, || self.set_owner(folio, owner));
     }
 
-    /// After all CPUs are done: what is free has no count, no lock and no mark, tables and slabs are
-    /// as they were made, and no folio without mappings has an owner.
+    /// After all CPUs are done: what is free has no count, no lock and no mark, tables and slabs
+    /// are as they were made, and no folio without mappings has an owner.
     pub(super) fn audit(&self) {
         for number in 0..self.metas.len() as u32 {
             let (frame, meta) = (Frame(number), self.meta(Frame(number)));

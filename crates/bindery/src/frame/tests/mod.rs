@@ -165,7 +165,7 @@ pub(crate) fn assert_all_free(frames: &Frames<Machine>) {
 
 /// Gives a block of a test back.
 pub(super) fn free(frames: &Frames<Machine>, machine: &Machine, first: Frame, order: u8) {
-    // SAFETY: 1. and 2. the tests' machine runs nothing that uses the block, and a block that is not
-    // allocated is refused.
+    // SAFETY: 1. and 2. the tests' machine runs nothing that uses the block, and a block that is
+    // not allocated is refused.
     unsafe { frames.free(machine, first, order) };
 }

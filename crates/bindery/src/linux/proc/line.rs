@@ -33,8 +33,8 @@ impl Columns {
         Self { bytes: [const { MaybeUninit::uninit() }; ROOM], length: 0 }
     }
 
-    /// The next `count` bytes, which the caller writes, all of them and as UTF-8; none if they do not
-    /// fit.
+    /// The next `count` bytes, which the caller writes, all of them and as UTF-8; none if they do
+    /// not fit.
     #[inline]
     fn extend(&mut self, count: usize) -> &mut [MaybeUninit<u8>] {
         let start = self.length;
@@ -94,7 +94,8 @@ impl Columns {
     fn as_str(&self) -> &str {
         let written = &self.bytes[..self.length];
         // SAFETY: 1. The bytes up to `length` are written: the callers of `extend` do so.
-        // 2. They are whole texts, spaces and digits, one behind the other, so they are UTF-8. Looking
+        // 2. They are whole texts, spaces and digits, one behind the other, so they are UTF-8.
+        //    Looking
         // again would cost a tenth of a listing.
         unsafe {
             let bytes = core::slice::from_raw_parts(written.as_ptr().cast::<u8>(), written.len());
@@ -147,7 +148,8 @@ pub(super) fn write_size(out: &mut dyn Write, name: &str, bytes: u64) -> fmt::Re
     write_number(out, name, bytes >> 10, " kB\n")
 }
 
-/// Writes a line that tells a number. Names that are longer than their column take from the number's.
+/// Writes a line that tells a number. Names that are longer than their column take from the
+/// number's.
 pub(super) fn write_number(
     out: &mut dyn Write,
     name: &str,

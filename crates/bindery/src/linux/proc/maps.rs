@@ -33,9 +33,9 @@ pub fn maps<P: Platform>(
     Ok(())
 }
 
-/// Writes one line of [`maps()`], that of the first mapping that ends behind `at`, and returns where
-/// it ends: what a reader has to remember to go on. `None` if there is no such mapping; nothing is
-/// written then.
+/// Writes one line of [`maps()`], that of the first mapping that ends behind `at`, and returns
+/// where it ends: what a reader has to remember to go on. `None` if there is no such mapping;
+/// nothing is written then.
 ///
 /// A reader who is handed whole lines so, and keeps what did not fit, never sees a torn line, and
 /// the mappings before his place may come and go without moving it.

@@ -59,9 +59,9 @@ impl Fields {
     }
 }
 
-/// The memory of the program that makes a query. An address space is one, at the price of a walk for
-/// each access; a kernel has a faster one for the running program: its instructions that access the
-/// program's own addresses.
+/// The memory of the program that makes a query. An address space is one, at the price of a walk
+/// for each access; a kernel has a faster one for the running program: its instructions that access
+/// the program's own addresses.
 ///
 /// # Context
 /// Context: may sleep. The functions are called without locks of the core.
@@ -90,15 +90,15 @@ impl<P: Platform> CallerMemory for AddressSpace<'_, P> {
 }
 
 /// Answers the query (`struct procmap_query`) at `argument` in the memory of `caller` about the
-/// mappings of `space`, the process whose `maps` was opened; `None` if its memory is gone. Linux has
-/// this call since 6.11. The build ID of a file is not known, as if it had none.
+/// mappings of `space`, the process whose `maps` was opened; `None` if its memory is gone. Linux
+/// has this call since 6.11. The build ID of a file is not known, as if it had none.
 ///
 /// # Errors
 /// [`Errno::EFAULT`] if the caller's memory cannot be read or written; [`Errno::E2BIG`] for a
 /// structure that is longer and has something in what is not known here; [`Errno::EINVAL`] for one
-/// that is too short, unknown flags, or a buffer without a size; [`Errno::ESRCH`] without a `space`;
-/// [`Errno::ENOENT`] if there is no such mapping; [`Errno::ENAMETOOLONG`] if the name does not
-/// fit.
+/// that is too short, unknown flags, or a buffer without a size; [`Errno::ESRCH`] without a
+/// `space`; [`Errno::ENOENT`] if there is no such mapping; [`Errno::ENAMETOOLONG`] if the name does
+/// not fit.
 ///
 /// Context: may sleep. Complexity: logarithmic in the mappings, for each that is passed over.
 pub fn procmap_query<P: Platform>(
@@ -172,7 +172,8 @@ fn read(caller: &impl CallerMemory, argument: u64) -> Result<(Fields, usize), Er
     Ok((fields, known))
 }
 
-/// The mapping around `address` that is as the flags ask, or, if they allow it, the next one behind.
+/// The mapping around `address` that is as the flags ask, or, if they allow it, the next one
+/// behind.
 fn find<P: Platform>(space: &AddressSpace<'_, P>, address: VirtAddr, flags: u64) -> Option<Shown> {
     let asks = |flag: Flags| flags & u64::from(flag as u32) != 0;
     let mut wanted = MappingFlags::empty();

@@ -102,8 +102,8 @@ const LETTERS: [(MappingFlags, &str); 26] = [
     (MappingFlags::READ, "rd"),
     (MappingFlags::WRITE, "wr"),
     (MappingFlags::EXECUTE, "ex"),
-    // On Linux, that the descriptor could be written; here it shows as what `mprotect` may allow, so
-    // a mapping that only a seal keeps from being written lacks it.
+    // On Linux, that the descriptor could be written; here it shows as what `mprotect` may allow,
+    // so a mapping that only a seal keeps from being written lacks it.
     (MappingFlags::SHARED.union(MappingFlags::MAY_WRITE), "sh"),
     (MappingFlags::MAY_READ, "mr"),
     (MappingFlags::MAY_WRITE, "mw"),

@@ -34,9 +34,9 @@ pub fn statm<P: Platform>(
 }
 
 /// Writes those lines about memory in `/proc/self/status` that the core knows, in Linux's order:
-/// `VmPeak`, `VmSize`, `VmLck`, `VmPin`, `VmHWM`, `VmRSS`, `RssAnon`, `RssFile`, `RssShmem`, `VmData`,
-/// `VmStk`, `VmPTE`, `VmSwap`, `THP_enabled`. `VmHWM` is noted whenever a call of the address space is about to take
-/// pages away, and when this is asked.
+/// `VmPeak`, `VmSize`, `VmLck`, `VmPin`, `VmHWM`, `VmRSS`, `RssAnon`, `RssFile`, `RssShmem`,
+/// `VmData`, `VmStk`, `VmPTE`, `VmSwap`, `THP_enabled`. `VmHWM` is noted whenever a call of the
+/// address space is about to take pages away, and when this is asked.
 ///
 /// # Errors
 /// Those of `out` alone.

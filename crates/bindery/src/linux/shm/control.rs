@@ -26,8 +26,8 @@ const STATUS_WORDS: usize = 14;
 /// `shmctl(2)`: raw arguments (identifier, command, buffer) in, the result or `-errno` out. `space`
 /// is the caller's memory, in which the buffer stands.
 ///
-/// Segments are in memory whether they are locked or not: `SHM_LOCK` is noted, and counts against no
-/// limit.
+/// Segments are in memory whether they are locked or not: `SHM_LOCK` is noted, and counts against
+/// no limit.
 ///
 /// Context: may sleep. Complexity: in the slots.
 pub fn shmctl<P: Platform>(

@@ -49,8 +49,8 @@ const INDEX_BITS: u32 = 15;
 /// The most slots of which the core makes use.
 const MOST_SLOTS: usize = 1 << INDEX_BITS;
 
-/// The largest size of a segment, and of all together, that Linux has by default: no limit, but that
-/// sums do not wrap.
+/// The largest size of a segment, and of all together, that Linux has by default: no limit, but
+/// that sums do not wrap.
 const UNLIMITED: u64 = u64::MAX - (1 << 24);
 
 /// What the core asks when a segment is made or attached.
@@ -62,7 +62,8 @@ pub struct IpcClock {
     pub process: fn() -> i32,
 }
 
-/// The right to make a segment: one caller at a time has it, so a slot that it found free stays free.
+/// The right to make a segment: one caller at a time has it, so a slot that it found free stays
+/// free.
 struct Making(());
 
 /// All segments of a machine, or of an IPC namespace. Its functions may be called from several CPUs

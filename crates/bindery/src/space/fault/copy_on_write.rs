@@ -27,7 +27,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// If all mappings of the folio are here, it is nobody else's: marks it exclusive, and lets it
-    /// belong to this VMA's anon group, so that the reverse map need not look at those above any more.
+    /// belong to this VMA's anon group, so that the reverse map need not look at those above any
+    /// more.
     pub(super) fn claim(&self, vma: &Vma, range: VirtRange, folio: Folio) -> bool {
         let frames = &self.table.memory.frames;
         let mut cursor = self.table.cursor(range, Depth::Floor(1));
@@ -209,7 +210,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.copy(vma, page).map(|_| ())
     }
 
-    /// A fresh folio of 2^`order` pages that belongs to the VMA's anon group, for the pages from `start`.
+    /// A fresh folio of 2^`order` pages that belongs to the VMA's anon group, for the pages from
+    /// `start`.
     pub(super) fn own_folio(&self, vma: &Vma, start: VirtAddr, order: u8) -> Option<Folio> {
         let frames = &self.table.memory.frames;
         let folio = frames.new_folio(order)?;

@@ -85,8 +85,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         None
     }
 
-    /// As [`AddressSpace::touch_small`], in a function of its own: for the first touch of a mapping,
-    /// and of one that a writer had locked.
+    /// As [`AddressSpace::touch_small`], in a function of its own: for the first touch of a
+    /// mapping, and of one that a writer had locked.
     #[inline(never)]
     pub(super) fn touch_new(
         &self,
@@ -210,8 +210,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 }
 
-/// The largest folio that is zeroed inside a read section, where nobody else runs on the CPU: 64 KiB,
-/// a few microseconds.
+/// The largest folio that is zeroed inside a read section, where nobody else runs on the CPU: 64
+/// KiB, a few microseconds.
 const ZEROED_IN_SECTION: u8 = 4;
 
 /// What a leaf says whose page is about to be written.

@@ -27,8 +27,8 @@ struct Slot {
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Brings the page back that a swap entry stands for, with the pages around it that were swapped out
-    /// with it. Begins again where something has changed in between. May sleep.
+    /// Brings the page back that a swap entry stands for, with the pages around it that were
+    /// swapped out with it. Begins again where something has changed in between. May sleep.
     #[inline(never)]
     pub(in crate::space) fn swap_in(
         &self,
@@ -76,8 +76,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
     }
 
-    /// Reads the content of the slots around `page` into a fresh folio, the largest that the policy allows
-    /// and whose slots are consecutive, and maps it.
+    /// Reads the content of the slots around `page` into a fresh folio, the largest that the policy
+    /// allows and whose slots are consecutive, and maps it.
     fn read_in(
         &self,
         vma: &Vma,
@@ -144,7 +144,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Err(Unread::Slots);
         };
         frames.set_fresh_owner(folio, Owner::Nobody, 0);
-        // The cache's reference, and ours. Published first: who finds the folio by a slot finds it counted.
+        // The cache's reference, and ours. Published first: who finds the folio by a slot finds it
+        // counted.
         frames.publish_two(folio);
         if let Err(ClaimError::Cached | ClaimError::Gone) = memory.claim_slots(folio, slots) {
             drop(lock);
@@ -158,7 +159,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             frames.release(self.platform(), folio);
             return Err(Unread::Content);
         }
-        // Below the head there may be pages that the fault does not see: the address tells the number.
+        // Below the head there may be pages that the fault does not see: the address tells the
+        // number.
         let inside = (page.0 & ((folio_bytes(folio)) - 1)) >> PAGE_SHIFT;
         let step = self.map_swapped(vma, (page, access), (folio, place, inside as u32), &lock);
         drop(lock);
@@ -166,8 +168,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         Ok(step)
     }
 
-    /// Maps the folio, which is in the cache and complete, wherever entries of the VMA name its slots
-    /// around `page`, which is its page `number`.
+    /// Maps the folio, which is in the cache and complete, wherever entries of the VMA name its
+    /// slots around `page`, which is its page `number`.
     #[inline(never)]
     fn map_swapped(
         &self,
@@ -189,7 +191,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         memory.before_execution(what.attributes.permissions, folio);
         let index = vma.page_offset_of(page).wrapping_sub(u64::from(number));
         let done = self.table.swap_in(&what, |exclusive| {
-            // Others may name the slots of pages that are not exclusive: they all are below the root.
+            // Others may name the slots of pages that are not exclusive: they all are below the
+            // root.
             let group = if exclusive {
                 vma.group_pointer()
             } else {

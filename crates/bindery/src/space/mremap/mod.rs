@@ -73,9 +73,9 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Resizes or moves the mapping of `old_length` bytes at `old` to `new_length` bytes (both
     /// rounded up to pages), contents included, and returns its address. What is cut off by a
     /// smaller length may reach over several mappings. A move to a given place without a change of
-    /// length takes all mappings of the range along, with the gaps between them; it goes one by one,
-    /// and what went before an error stays there. An old length of zero maps what a shared mapping
-    /// shows a second time.
+    /// length takes all mappings of the range along, with the gaps between them; it goes one by
+    /// one, and what went before an error stays there. An old length of zero maps what a shared
+    /// mapping shows a second time.
     ///
     /// Where the destination is ours to choose, it is congruent with the source modulo the largest
     /// table that the range covers, so that whole tables move by one entry each.
@@ -86,8 +86,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`Error::Overlap`], [`Error::TooManyMappings`], [`Error::NotMapped`], [`Error::Sealed`],
     /// [`Error::NotShared`] (an old length of zero), [`Error::CrossesMapping`],
     /// [`Error::LockLimit`], [`Error::LimitReached`], [`Error::BelowMinimum`], [`Error::NoRoom`],
-    /// [`Error::Overcommitted`], [`Error::OutOfMemory`]. Nothing is changed then, with exceptions as
-    /// on Linux: what was mapped at a destination that the caller chose may be gone, and what a
+    /// [`Error::Overcommitted`], [`Error::OutOfMemory`]. Nothing is changed then, with exceptions
+    /// as on Linux: what was mapped at a destination that the caller chose may be gone, and what a
     /// smaller length leaves out of a mapping that was to move there; and of several mappings some
     /// may have moved.
     ///
@@ -109,7 +109,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut grown = None;
         let mut work = || self.remap_once(old, old_length, new_length, remap, &mut grown);
         let result = if remap.is_fixed() {
-            // What has gone or moved when the memory runs out cannot be unmapped or moved once more:
+            // What has gone or moved when the memory runs out cannot be unmapped or moved once
+            // more:
             // 1. CPU A unmaps the target, finds no memory for a table, and releases the mutex;
             // 2. CPU B maps something there, and returns;
             // 3. CPU A begins again, and unmaps it.

@@ -117,7 +117,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             self.merge_around(mm, self.vma(moved), call.removed);
             return Ok(target.start());
         }
-        // From here on faults in the source wait, and find themselves outside of the VMA afterwards.
+        // From here on faults in the source wait, and find themselves outside of the VMA
+        // afterwards.
         let vma = vma.lock_write(self.platform());
         let to = target.start();
         let whole = source.covers(vma.range());
@@ -138,8 +139,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// The move itself; nothing has changed where it fails. The trees of the reverse map are locked
-    /// for each piece, and name both places meanwhile, so that a walker finds each page at its old or
-    /// at its new one. Returns the VMA, if the move leaves something of it.
+    /// for each piece, and name both places meanwhile, so that a walker finds each page at its old
+    /// or at its new one. Returns the VMA, if the move leaves something of it.
     fn move_held<'v>(
         &self,
         mm: &MmapLocked,

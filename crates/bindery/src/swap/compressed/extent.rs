@@ -43,8 +43,8 @@ impl Handle {
     }
 }
 
-/// Chunks of a frame, and how many bytes of an object begin there. If the chunks are too few for the
-/// bytes, they begin with a link: the extent of the rest.
+/// Chunks of a frame, and how many bytes of an object begin there. If the chunks are too few for
+/// the bytes, they begin with a link: the extent of the rest.
 ///
 /// ```text
 /// whole    | bytes ............. |

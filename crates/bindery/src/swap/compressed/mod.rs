@@ -7,9 +7,10 @@
 //! | `object` | the bytes of objects |
 //! | `workspace` | the compressor's memory |
 //!
-//! A page is compressed by LZ4 (the block format of lz4_flex, in safe Rust) and put away as an object
-//! of as many bytes. Where that would not save an eighth of the page, it is kept as it is, in a frame
-//! of its own. Pages of one repeated value are not for this store: their owner keeps the value.
+//! A page is compressed by LZ4 (the block format of lz4_flex, in safe Rust) and put away as an
+//! object of as many bytes. Where that would not save an eighth of the page, it is kept as it is,
+//! in a frame of its own. Pages of one repeated value are not for this store: their owner keeps the
+//! value.
 //!
 //! ```text
 //! store   page -> workspace: copy, compress -> reserve chunks (lock) -> write -> handle
@@ -19,23 +20,24 @@
 //! ```
 //!
 //! **Who may touch a byte.** Reserved chunks belong to the thread that stores until it passes the
-//! handle on, and are not written again until [`CompressedStore::free`] takes the handle. So loads take
-//! no lock, though others store and free beside them. The owner of the handle sees to it that no
-//! load of it runs when it frees it, and passes it on by release and acquire.
+//! handle on, and are not written again until [`CompressedStore::free`] takes the handle. So loads
+//! take no lock, though others store and free beside them. The owner of the handle sees to it that
+//! no load of it runs when it frees it, and passes it on by release and acquire.
 //!
 //! **Locks.** A spin lock around [`Pool`], held for a number of steps bounded by the pieces of an
 //! object and the chunks of a frame, with the allocator's lock below. A workspace has a mutex, so
-//! [`CompressedStore::store`] and [`CompressedStore::load`] may sleep; its holder waits for nothing but
-//! the spin lock. Reclaim may call both with VMAs and mutexes locked, not with a table's lock, in a
-//! read section or in an interrupt handler.
+//! [`CompressedStore::store`] and [`CompressedStore::load`] may sleep; its holder waits for nothing
+//! but the spin lock. Reclaim may call both with VMAs and mutexes locked, not with a table's lock,
+//! in a read section or in an interrupt handler.
 //!
-//! **Memory.** Frames are taken one by one, and never waited for. Those with objects count toward the
-//! limit; the workspaces do not (Linux's zram: neither do its compressors' buffers). The first
-//! workspace is made by [`CompressedStore::prepare`], when there is still memory: 32 KiB. Objects are
-//! not moved, so a frame comes back when its last object is freed: what is wasted is
+//! **Memory.** Frames are taken one by one, and never waited for. Those with objects count toward
+//! the limit; the workspaces do not (Linux's zram: neither do its compressors' buffers). The first
+//! workspace is made by [`CompressedStore::prepare`], when there is still memory: 32 KiB. Objects
+//! are not moved, so a frame comes back when its last object is freed: what is wasted is
 //! [`CompressedUsage::wasted`].
 //!
-//! **Stack.** About 1 KiB for a store, of which the compressor takes most; the tables are not on it.
+//! **Stack.** About 1 KiB for a store, of which the compressor takes most; the tables are not on
+//! it.
 
 mod extent;
 mod object;
@@ -126,12 +128,13 @@ impl<P: Platform> CompressedStore<P> {
         self.workspaces.with(frames, platform, |_| ()).ok_or(OutOfMemory)
     }
 
-    /// Stores the content of `page`, which nobody writes meanwhile. (Where somebody does, the stored
-    /// bytes are of before or after, each for itself.) May sleep until another store is done.
+    /// Stores the content of `page`, which nobody writes meanwhile. (Where somebody does, the
+    /// stored bytes are of before or after, each for itself.) May sleep until another store is
+    /// done.
     ///
     /// # Errors
-    /// Where it takes a new frame, and the store has as many as it may or none is free. Then nothing
-    /// is stored.
+    /// Where it takes a new frame, and the store has as many as it may or none is free. Then
+    /// nothing is stored.
     ///
     /// # Safety
     /// 1. `page` is a frame of the memory and is not freed during the call.
@@ -162,8 +165,8 @@ impl<P: Platform> CompressedStore<P> {
     /// Where the handle names no stored page, or its bytes are damaged.
     ///
     /// # Safety
-    /// 1. If the handle names what is stored, [`CompressedStore::store`] of this store, with the same
-    ///    `frames`, returned it before the call, and it is not freed during the call.
+    /// 1. If the handle names what is stored, [`CompressedStore::store`] of this store, with the
+    ///    same `frames`, returned it before the call, and it is not freed during the call.
     /// 2. `page` is a frame of the memory that the caller alone has.
     pub(crate) unsafe fn load(
         &self,
@@ -179,8 +182,8 @@ impl<P: Platform> CompressedStore<P> {
             return Ok(());
         }
         if object.is_last() {
-            // SAFETY: of the bytes, 1. checked above, 2. the caller's obligation 1; of the page, 1. the
-            // caller's obligation 2.
+            // SAFETY: of the bytes, 1. checked above, 2. the caller's obligation 1; of the page, 1.
+            // the caller's obligation 2.
             return unsafe { decompress(object::bytes_in(platform, object), platform, page) };
         }
         // SAFETY: 1. and 2. the caller's.

@@ -13,8 +13,8 @@ use crate::platform::Platform;
 /// Writes an object to the chunks that were reserved for it.
 ///
 /// # Safety
-/// 1. The chunks of `extents` are reserved ([`super::pool::Pool::reserve`]), and nobody but the caller
-///    knows them.
+/// 1. The chunks of `extents` are reserved ([`super::pool::Pool::reserve`]), and nobody but the
+///    caller knows them.
 pub(super) unsafe fn write<P: Platform>(platform: &P, extents: &[Extent], mut object: &[u8]) {
     for (index, extent) in extents.iter().enumerate() {
         let start = place_of(platform, *extent);
@@ -47,7 +47,8 @@ pub(super) fn check<P: Platform>(frames: &Frames<P>, extent: Extent) -> Result<(
 /// 2. It is not freed, and nobody writes it, for as long as the bytes are used.
 pub(super) unsafe fn bytes_in<P: Platform>(platform: &P, extent: Extent) -> &[u8] {
     let link = if extent.is_last() { 0 } else { LINK };
-    // SAFETY: the direct map shows the chunks (obligation 1), which stay as they are (obligation 2).
+    // SAFETY: the direct map shows the chunks (obligation 1), which stay as they are (obligation
+    // 2).
     let chunks = unsafe { slice::from_raw_parts(place_of(platform, extent), extent.room()) };
     &chunks[link..link + extent.bytes()]
 }
@@ -64,7 +65,8 @@ pub(super) unsafe fn rest<P: Platform>(
         return Ok(None);
     }
     let link = place_of(platform, extent).cast::<u64>();
-    // SAFETY: chunks are aligned, and long enough for a link; the rest are the caller's obligations.
+    // SAFETY: chunks are aligned, and long enough for a link; the rest are the caller's
+    // obligations.
     let next = Extent::unpack(unsafe { link.read() }).ok_or(Corrupt)?;
     let left = extent.length - extent.bytes();
     if next.length == left { Ok(Some(next)) } else { Err(Corrupt) }
@@ -96,7 +98,7 @@ pub(super) unsafe fn gather<P: Platform>(
 
 /// Where an extent of a frame of compressed pages begins.
 fn place_of<P: Platform>(platform: &P, extent: Extent) -> *mut u8 {
-    // SAFETY: 1. an extent lies inside its frame (`Extent::unpack`, `Pool::carve`), and callers pass
-    // extents in frames of the memory.
+    // SAFETY: 1. an extent lies inside its frame (`Extent::unpack`, `Pool::carve`), and callers
+    // pass extents in frames of the memory.
     unsafe { place(platform, extent.frame, extent.start()) }.as_ptr()
 }

@@ -5,15 +5,15 @@
 //!                              hole of 1   hole of 8              hole of 8, the widest of all
 //! ```
 //!
-//! `word` in the frame's metadata has a bit for each chunk in use. A frame is on the list of its widest
-//! hole: `next` and `previous` link it. A full frame is on no list, and one that becomes empty goes
-//! back to the allocator at once.
+//! `word` in the frame's metadata has a bit for each chunk in use. A frame is on the list of its
+//! widest hole: `next` and `previous` link it. A full frame is on no list, and one that becomes
+//! empty goes back to the allocator at once.
 //!
-//! **Where an object goes.** Into the narrowest hole that is wide enough. Where there is none, it is
-//! split over the widest holes, of [`MIN_PIECE`] chunks at least, into at most [`MAX_PIECES`] pieces;
-//! only the last piece takes a new frame. So new frames are taken when the old ones are nearly full,
-//! whatever the sizes: pages that compress to 60 % leave no 40 % of each frame behind. A page as it
-//! is always has a whole frame, so that it is copied at once.
+//! **Where an object goes.** Into the narrowest hole that is wide enough. Where there is none, it
+//! is split over the widest holes, of [`MIN_PIECE`] chunks at least, into at most [`MAX_PIECES`]
+//! pieces; only the last piece takes a new frame. So new frames are taken when the old ones are
+//! nearly full, whatever the sizes: pages that compress to 60 % leave no 40 % of each frame behind.
+//! A page as it is always has a whole frame, so that it is copied at once.
 
 use core::sync::atomic::Ordering::Relaxed;
 

@@ -121,7 +121,8 @@ impl Fixture {
     }
 
     fn free(&self, handle: Handle) {
-        // SAFETY: 1. and 2. this thread is the only one; where it frees twice, nothing was stored since.
+        // SAFETY: 1. and 2. this thread is the only one; where it frees twice, nothing was stored
+        // since.
         unsafe { self.store.free(&self.frames, &self.machine, handle) };
     }
 

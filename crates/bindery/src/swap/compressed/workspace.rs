@@ -90,8 +90,8 @@ impl<P: Platform> Workspaces<P> {
         Self([const { Mutex::new(None) }; WORKSPACES])
     }
 
-    /// Calls `work` with a workspace that nobody else uses meanwhile. `None`, without a call, if there
-    /// is none and no memory for one. May sleep until one is free.
+    /// Calls `work` with a workspace that nobody else uses meanwhile. `None`, without a call, if
+    /// there is none and no memory for one. May sleep until one is free.
     pub(super) fn with<R>(
         &self,
         frames: &Frames<P>,
@@ -105,7 +105,8 @@ impl<P: Platform> Workspaces<P> {
         });
         let head = idle.or_else(|| self.0.iter().map(Mutex::lock).find(|head| head.is_some()))?;
         let mut workspace = platform.direct_map((*head)?).cast::<Workspace>();
-        // SAFETY: `make` has built it there, and it is reached by way of its slot alone, which is locked.
+        // SAFETY: `make` has built it there, and it is reached by way of its slot alone, which is
+        // locked.
         Some(work(unsafe { workspace.as_mut() }))
     }
 
@@ -114,8 +115,8 @@ impl<P: Platform> Workspaces<P> {
         for slot in &self.0 {
             let head = slot.lock().take();
             if let Some(head) = head {
-                // SAFETY: 1. `make` has taken it, and it was in its slot alone. 2. the lock was held, so
-                // nobody worked in it, and nobody finds it any more.
+                // SAFETY: 1. `make` has taken it, and it was in its slot alone. 2. the lock was
+                // held, so nobody worked in it, and nobody finds it any more.
                 unsafe { frames.free(platform, head, ORDER) };
             }
         }
@@ -134,9 +135,9 @@ fn make<P: Platform>(frames: &Frames<P>, platform: &P) -> Option<Frame> {
     frames.meta(head).reset(Kind::Compressed, ORDER);
     platform.zero(head, 1 << ORDER);
     let workspace = platform.direct_map(head).cast::<Workspace>().as_ptr();
-    // SAFETY: the block is large enough, aligned to a page and fresh from the allocator, so it is ours
-    // alone. The other fields are bytes, and zeroes. A constant is written where it belongs: on its
-    // way it would be too large for a kernel's stack.
+    // SAFETY: the block is large enough, aligned to a page and fresh from the allocator, so it is
+    // ours alone. The other fields are bytes, and zeroes. A constant is written where it belongs:
+    // on its way it would be too large for a kernel's stack.
     unsafe { (&raw mut (*workspace).table).write(const { CompressTable::small() }) };
     Some(head)
 }

@@ -1,11 +1,11 @@
-//! The lock under loom: its own code, over a word that loom answers with every value that the memory
-//! model allows, with sleepers that nobody wakes but who unparks them.
+//! The lock under loom: its own code, over a word that loom answers with every value that the
+//! memory model allows, with sleepers that nobody wakes but who unparks them.
 //!
 //! Run with `scripts/loom gate`.
 //!
-//! A lost wake-up shows as a deadlock, which loom reports; two who are inside at the same time show as
-//! a race for the cell that the lock guards. The last tests leave out one rule each ([`Omit`]) and
-//! must fail.
+//! A lost wake-up shows as a deadlock, which loom reports; two who are inside at the same time show
+//! as a race for the cell that the lock guards. The last tests leave out one rule each ([`Omit`])
+//! and must fail.
 
 use std::rc::Rc;
 use std::sync::Arc;

@@ -1,9 +1,10 @@
 //! The core's reader-writer lock: one word, nothing to allocate.
 //!
-//! VMAs, objects and anon groups use it instead of the embedder's locks, so they are not generic over
-//! these, stay small, and can be named by plain pointers. A waiting thread parks on the word
-//! ([`crate::sync::parking`]), and the embedder's scheduler runs another one. A lock that is taken in read
-//! sections is held only briefly, and its waiters spin. A waiting writer keeps new readers out.
+//! VMAs, objects and anon groups use it instead of the embedder's locks, so they are not generic
+//! over these, stay small, and can be named by plain pointers. A waiting thread parks on the word
+//! ([`crate::sync::parking`]), and the embedder's scheduler runs another one. A lock that is taken
+//! in read sections is held only briefly, and its waiters spin. A waiting writer keeps new readers
+//! out.
 //!
 //! ```text
 //! 31      30      29      28 ........ 0
@@ -36,7 +37,8 @@ impl RwLock {
 }
 
 impl<W: Word<u32>> RwLock<W> {
-    /// Locks for reading, together with other readers, unless somebody writes or the lock is closed.
+    /// Locks for reading, together with other readers, unless somebody writes or the lock is
+    /// closed.
     #[inline]
     pub(crate) fn try_read<'a, K: Parking<W>>(
         &'a self,
@@ -158,8 +160,8 @@ impl RwLock {
         result
     }
 
-    /// As [`RwLock::with_read_spinning`], for writing. A lock that is taken so is taken in these two
-    /// ways alone.
+    /// As [`RwLock::with_read_spinning`], for writing. A lock that is taken so is taken in these
+    /// two ways alone.
     #[inline]
     pub(crate) fn with_write_spinning<P: Platform, R>(
         &self,
@@ -190,8 +192,8 @@ impl<K: Parking<W>, W: Word<u32>> Drop for ReadGuard<'_, K, W> {
     fn drop(&mut self) {
         let word = &self.lock.0;
         let before = word.sub(1, Ordering::Release);
-        // The bit stays, for the writer to clear: with the last reader gone, the writer may come in,
-        // leave, and free the lock before we could touch it again.
+        // The bit stays, for the writer to clear: with the last reader gone, the writer may come
+        // in, leave, and free the lock before we could touch it again.
         if before & (PARKED | READERS) == PARKED | 1 {
             self.parking.unpark(word);
         }

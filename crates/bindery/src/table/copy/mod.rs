@@ -42,13 +42,13 @@ pub(crate) struct Copy {
 
 impl<'m, P: Platform> PageTable<'m, P> {
     /// Copies what the range maps into `child`, a tree that nobody else can reach yet, and
-    /// write-protects both sides where writes are private. Pinned pages of this side, `PROT_NONE` ones
-    /// too, are copied for the other, and stay as they are: who pinned them must go on seeing this
-    /// side's writes. What is stale here afterwards is in the gather. The caller keeps faults out of
-    /// the range. One pass over the runs; a folio is counted up once a run.
+    /// write-protects both sides where writes are private. Pinned pages of this side, `PROT_NONE`
+    /// ones too, are copied for the other, and stay as they are: who pinned them must go on seeing
+    /// this side's writes. What is stale here afterwards is in the gather. The caller keeps faults
+    /// out of the range. One pass over the runs; a folio is counted up once a run.
     ///
-    /// On failure, and where a fatal signal came, `child` has a part, and the pages of that part are
-    /// write-protected here; the next write gets its permission back.
+    /// On failure, and where a fatal signal came, `child` has a part, and the pages of that part
+    /// are write-protected here; the next write gets its permission back.
     pub(crate) fn copy_to(
         &self,
         child: &Self,
@@ -62,9 +62,9 @@ impl<'m, P: Platform> PageTable<'m, P> {
     }
 
     /// Copies part by part. Where there is no memory at once, or pages have to be copied, lets the
-    /// locks of both sides go, and goes on from there: neither side has changed meanwhile but for what
-    /// a truncation takes away, since the parent's VMAs are held for writing and nobody else knows
-    /// the child.
+    /// locks of both sides go, and goes on from there: neither side has changed meanwhile but for
+    /// what a truncation takes away, since the parent's VMAs are held for writing and nobody else
+    /// knows the child.
     fn copy_parts(
         &self,
         child: &Self,
@@ -114,8 +114,8 @@ impl<'m, P: Platform> Supplies<'m, P> {
     }
 }
 
-/// So many of the child's tables are zeroed under locks; one run more may need one on each level, and
-/// one on deposit. Together they are at most 64 KiB.
+/// So many of the child's tables are zeroed under locks; one run more may need one on each level,
+/// and one on deposit. Together they are at most 64 KiB.
 const TABLES_ZEROED: u64 = 10;
 
 /// Why a copy stops before its end.
@@ -290,8 +290,8 @@ fn drop_target_deposit<P: Platform>(target: &mut Cursor<'_, '_, P>, run: &Run, t
     if run.node.level > 1
         && let Some(deposit) = target.tables.withdraw_table(table)
     {
-        // SAFETY: 1. a table on deposit is a table, and the holder's lock is held; 2. no entry and no TLB
-        // ever knew it, and it was just withdrawn.
+        // SAFETY: 1. a table on deposit is a table, and the holder's lock is held; 2. no entry and
+        // no TLB ever knew it, and it was just withdrawn.
         unsafe { super::free_table(target.tables.memory, deposit, &mut target.counts) };
     }
 }

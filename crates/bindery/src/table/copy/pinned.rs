@@ -136,8 +136,9 @@ impl<'m, P: Platform> PageTable<'m, P> {
         copied
     }
 
-    /// Maps the copies in the child from page `first` of the run on, as long as the parent maps what
-    /// they were made of. Returns how many were mapped, and whether there were tables for them.
+    /// Maps the copies in the child from page `first` of the run on, as long as the parent maps
+    /// what they were made of. Returns how many were mapped, and whether there were tables for
+    /// them.
     fn install(
         &self,
         child: &Self,

@@ -363,8 +363,8 @@ impl Cpu {
         self.finish(gathered);
     }
 
-    /// A move to page `to` which leaves nothing in `freeable`, a whole slot, so that its table goes:
-    /// as `detach_emptied`, with what goes locked already.
+    /// A move to page `to` which leaves nothing in `freeable`, a whole slot, so that its table
+    /// goes: as `detach_emptied`, with what goes locked already.
     pub(super) fn empty(&self, freeable: VirtRange, to: u64) {
         let mut gathered = Vec::new();
         self.in_section(|locks| {

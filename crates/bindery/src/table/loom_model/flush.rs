@@ -30,8 +30,9 @@ impl Cpu {
         assert!(!allows, "a TLB still allows what the call has revoked");
     }
 
-    /// Takes the permission to write page `number`: as `mprotect`, and as a call that saves a file, with
-    /// the flush behind the lock. `rest` is what the call has still to do, elsewhere, before it.
+    /// Takes the permission to write page `number`: as `mprotect`, and as a call that saves a file,
+    /// with the flush behind the lock. `rest` is what the call has still to do, elsewhere, before
+    /// it.
     fn narrow_and(&self, number: u64, rest: impl FnOnce()) {
         let (omit, mut marked) = (self.world.omit, None);
         self.in_section(|locks| {
@@ -126,7 +127,8 @@ impl Cpu {
         self.finish(gathered);
     }
 
-    /// A move of a page from X to Y, and more pages elsewhere: the locks are let go before the flush.
+    /// A move of a page from X to Y, and more pages elsewhere: the locks are let go before the
+    /// flush.
     fn shift(&self, from: u64, to: u64) {
         let source = pages(from, 1);
         self.world.moving.begin(source);
@@ -149,8 +151,8 @@ impl Cpu {
         self.promise(from);
     }
 
-    /// As a truncation that takes the page away which has come from `from` to `to`, if it is there: no
-    /// TLB leads to it then, not from its old place either.
+    /// As a truncation that takes the page away which has come from `from` to `to`, if it is there:
+    /// no TLB leads to it then, not from its old place either.
     fn take(&self, from: u64, to: u64) {
         let taken = self.in_section(|locks| {
             let cover = locking::lock_range(self, ROOT, pages(to, 1), Depth::Floor(1), locks);
@@ -174,8 +176,8 @@ impl Cpu {
         }
     }
 
-    /// A move of the table of `from` by a mover that does not hold the VMA for writing: it locks the
-    /// table that it carries, too.
+    /// A move of the table of `from` by a mover that does not hold the VMA for writing: it locks
+    /// the table that it carries, too.
     fn carry(&self, from: VirtRange, to: VirtRange) {
         self.in_section(|locks| {
             let floor = if self.world.omit == Omit::LockCarried { 2 } else { 1 };
@@ -218,8 +220,8 @@ fn a_table_that_is_detached_while_a_flush_is_pending_is_freed_once_and_not_befor
 fn a_page_that_is_taken_where_a_move_has_brought_it_is_in_no_tlb_at_its_old_place() {
     let seen = explore(Omit::Nothing, [|cpu| cpu.shift(1, 5), |cpu| cpu.take(1, 5)], |_| {});
     assert!(seen.restarts.load(Relaxed) > 0);
-    // A second move follows at once, whose source is another. With an idle CPU, since the preemptions
-    // of three are bounded: all interleavings of two take hours.
+    // A second move follows at once, whose source is another. With an idle CPU, since the
+    // preemptions of three are bounded: all interleavings of two take hours.
     explore(
         Omit::Nothing,
         [

@@ -173,9 +173,9 @@ impl<'m, P: Platform> PageTable<'m, P> {
         None
     }
 
-    /// Moves everything by one piece, or nothing where memory runs out. The caller holds the VMAs of
-    /// both ranges for writing, and the rmap locks of the source; nothing is mapped in the target.
-    /// May wait for memory.
+    /// Moves everything by one piece, or nothing where memory runs out. The caller holds the VMAs
+    /// of both ranges for writing, and the rmap locks of the source; nothing is mapped in the
+    /// target. May wait for memory.
     ///
     /// Reads and writes the entries that are moved: one for each table that moves whole, one for
     /// each base page else. One invalidation, and one for each contiguous run or huge leaf that
@@ -256,7 +256,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
         locked.counts.tables_locked += locks.len() as u64;
         self.memory.worked(piece.len >> arch::span_shift::<P::Arch>(piece.level), 0);
         if locks.is_pending() {
-            // Before anything is carried away: the flush of this move would name the old place alone.
+            // Before anything is carried away: the flush of this move would name the old place
+            // alone.
             self.honour_pending(source, &locks, Some(&*locked.gather), locked.counts);
             self.honour_pending(target, &locks, Some(&*locked.gather), locked.counts);
         }
@@ -326,9 +327,9 @@ impl Transfer {
     }
 }
 
-/// Calls `f` for an address of each target table that something of the source goes to. `look` finds the entry of the source at an
-/// address, of `level` or above it. Stops early where many entries were looked at, and returns the
-/// number of bytes behind which the rest begins.
+/// Calls `f` for an address of each target table that something of the source goes to. `look` finds
+/// the entry of the source at an address, of `level` or above it. Stops early where many entries
+/// were looked at, and returns the number of bytes behind which the rest begins.
 fn for_each_target<P: Platform>(
     tables: &PageTable<'_, P>,
     Transfer { source, target, len }: Transfer,

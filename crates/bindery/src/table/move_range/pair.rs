@@ -41,8 +41,8 @@ impl<P: Platform> Drop for Pair<'_, '_, '_, P> {
 }
 
 impl<P: Platform> Pair<'_, '_, '_, P> {
-    /// The entry of the source at `at`; a huge leaf, or a huge absent entry, is yielded if it ends at `end` or
-    /// before, and else split.
+    /// The entry of the source at `at`; a huge leaf, or a huge absent entry, is yielded if it ends
+    /// at `end` or before, and else split.
     fn source(&mut self, at: u64, end: u64) -> SourceLeaves {
         let base = at & !(arch::table_span::<P::Arch>(self.level) - 1);
         if let Some((start, table)) = self.source_table
@@ -93,7 +93,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         }
     }
 
-    /// Creates the tables that the target lacks, before anything is taken from the source. Fails where there is no table at once; what was created stays, empty.
+    /// Creates the tables that the target lacks, before anything is taken from the source. Fails
+    /// where there is no table at once; what was created stays, empty.
     pub(super) fn lay(&mut self, what: Transfer) -> Result<(), OutOfMemory> {
         let (tables, from, level) = (self.tables, self.from, self.level);
         let look = |at| tables.entry_below(from, VirtAddr(at), level, Ordering::Acquire);
@@ -178,7 +179,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         Ok(())
     }
 
-    /// Moves the tables of `rest` that are named side by side from the given entry on, as far as both tables of this level reach. Returns how many that were.
+    /// Moves the tables of `rest` that are named side by side from the given entry on, as far as
+    /// both tables of this level reach. Returns how many that were.
     fn move_tables(&mut self, from: (Frame, u32), rest: Transfer) -> Result<u64, OutOfMemory> {
         let ((table, index), level) = (from, self.level);
         let Transfer { source, target, len } = rest;
@@ -236,8 +238,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         self.tables.change_live(to, 1, 0);
     }
 
-    /// Moves entries of level 1. Where there is no table at once, what went before has moved, and the
-    /// rest is as it was.
+    /// Moves entries of level 1. Where there is no table at once, what went before has moved, and
+    /// the rest is as it was.
     pub(super) fn move_leaves(&mut self, what: Transfer) -> Result<(), OutOfMemory> {
         let Transfer { source, target, len } = what;
         let contig_mask = (u64::from(P::Arch::CONTIG_ENTRIES) << PAGE_SHIFT) - 1;
@@ -303,8 +305,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let range = VirtRange::raw(source, source + arch::span::<P::Arch>(2));
         self.gather.stale(range, 2);
         if let Some(deposit) = self.tables.withdraw_table(holder) {
-            // SAFETY: 1. a table on deposit is a table, and the holder's lock is held; 2. no entry and no TLB
-            // ever knew it, and it was just withdrawn.
+            // SAFETY: 1. a table on deposit is a table, and the holder's lock is held; 2. no entry
+            // and no TLB ever knew it, and it was just withdrawn.
             unsafe { crate::table::free_table(self.tables.memory, deposit, self.counts) };
         }
         let first = P::Arch::leaf(P::Arch::frame(old), 1, P::Arch::attributes(old));
@@ -327,7 +329,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         }
     }
 
-    /// Moves `count` entries, in parts as long as a run may be. Their contiguous runs, if any, stay contiguous runs.
+    /// Moves `count` entries, in parts as long as a run may be. Their contiguous runs, if any, stay
+    /// contiguous runs.
     pub(super) fn move_congruent(
         &mut self,
         source: (Frame, u32),

@@ -16,8 +16,8 @@ use crate::tlb::Gather;
 
 use super::{Locked, Move, Piece, PieceFlush, Transfer, for_each_target};
 
-/// The source of a move of several pieces that is under way in a tree. One at a time: the mover holds
-/// the mutex of the address space.
+/// The source of a move of several pieces that is under way in a tree. One at a time: the mover
+/// holds the mutex of the address space.
 pub(crate) struct Moving {
     start: AtomicU64,
     end: AtomicU64,
@@ -28,9 +28,9 @@ impl Moving {
         Self { start: AtomicU64::new(0), end: AtomicU64::new(0) }
     }
 
-    /// The source, if a move is under way. Asked by a caller that has locked a table and found a mark of
-    /// the move there: that comes after `begin`. If it comes after `end` too, so does it after the
-    /// flush, and whatever is returned will do.
+    /// The source, if a move is under way. Asked by a caller that has locked a table and found a
+    /// mark of the move there: that comes after `begin`. If it comes after `end` too, so does it
+    /// after the flush, and whatever is returned will do.
     pub(crate) fn source(&self) -> Option<VirtRange> {
         let (start, end) = (self.start.load(Ordering::Acquire), self.end.load(Ordering::Acquire));
         (start < end).then(|| VirtRange::raw(start, end))
@@ -53,10 +53,10 @@ impl Moving {
 const LAID_TABLES: u64 = 12;
 
 impl<'m, P: Platform> PageTable<'m, P> {
-    /// Makes a move of several pieces, the first of which is `first`, ready: creates all tables that
-    /// the target lacks. From here on nobody takes a table away from the target. The caller holds the
-    /// VMA of the source for writing, and nobody knows that of the target yet. May wait for memory;
-    /// where there is none, nothing has changed.
+    /// Makes a move of several pieces, the first of which is `first`, ready: creates all tables
+    /// that the target lacks. From here on nobody takes a table away from the target. The caller
+    /// holds the VMA of the source for writing, and nobody knows that of the target yet. May wait
+    /// for memory; where there is none, nothing has changed.
     ///
     /// Nobody fills what is empty in the source meanwhile, so it is looked at without locks.
     pub(crate) fn lay(
@@ -133,9 +133,9 @@ impl<'m, P: Platform> PageTable<'m, P> {
         })
     }
 
-    /// Moves everything, piece by piece, each by a call of `within`, which does what it is given with
-    /// the rmap locks of the source held. [`PageTable::lay`] has made it ready, and the VMAs of both
-    /// ends are in those trees. Cannot fail.
+    /// Moves everything, piece by piece, each by a call of `within`, which does what it is given
+    /// with the rmap locks of the source held. [`PageTable::lay`] has made it ready, and the VMAs
+    /// of both ends are in those trees. Cannot fail.
     ///
     /// Reads and writes the entries that are moved: one for each table that moves whole, one for
     /// each base page else. One invalidation for 64 tables, and one for each contiguous run or huge

@@ -16,9 +16,9 @@ const MOST_PAGES: usize = 16;
 
 impl<P: Platform> Pair<'_, '_, '_, P> {
     /// Moves contiguous runs, the pages that become one, or entries up to where the next may begin,
-    /// where source and target are not congruent modulo the contiguous run; returns how many entries that
-    /// was. (Pages that would make a contiguous run but are in two source tables stay single: one contiguous run in
-    /// 2 MiB.)
+    /// where source and target are not congruent modulo the contiguous run; returns how many
+    /// entries that was. (Pages that would make a contiguous run but are in two source tables stay
+    /// single: one contiguous run in 2 MiB.)
     pub(super) fn move_shifted(
         &mut self,
         (table, from): (Frame, u32),
@@ -50,7 +50,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 return self.move_contig(table, from, target, to);
             }
         }
-        // No contiguous run begins before the next multiple of its size, in the source or in the target.
+        // No contiguous run begins before the next multiple of its size, in the source or in the
+        // target.
         let up_to = |index: u32| size - (index & (size - 1));
         let count = count.min(up_to(from)).min(up_to(to));
         let target_table = self.target(target)?;
@@ -79,7 +80,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let mut at = index;
         for (contig, pages) in slots.chunks_exact(size).zip(there.chunks_exact(size)) {
             let Settled { mask, value } = const { P::Arch::SATURATED.with(P::Arch::SOFT_DIRTY) };
-            // Each entry is loaded once, and kept in a register until all of the contiguous run have passed.
+            // Each entry is loaded once, and kept in a register until all of the contiguous run
+            // have passed.
             let mut entries = [value; MOST_PAGES];
             let mut differ = 0;
             for (entry, slot) in entries.iter_mut().zip(contig) {
@@ -106,8 +108,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         Ok(moved)
     }
 
-    /// Moves the pages of a contiguous run, or those that become one, as single pages or as a contiguous run,
-    /// whichever fits. Returns how many they are.
+    /// Moves the pages of a contiguous run, or those that become one, as single pages or as a
+    /// contiguous run, whichever fits. Returns how many they are.
     #[inline]
     fn move_contig(
         &mut self,
@@ -141,8 +143,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         self.arrive(first, count, target);
     }
 
-    /// Writes `count` pages that have left the source; the target may lie in two tables, both of which
-    /// are there ([`Pair::targets`]).
+    /// Writes `count` pages that have left the source; the target may lie in two tables, both of
+    /// which are there ([`Pair::targets`]).
     pub(super) fn arrive(&mut self, first: Entry, count: u32, target: u64) {
         let mut entry = Entry(first.0 | P::Arch::SOFT_DIRTY);
         let mut done = 0;

@@ -25,7 +25,8 @@ struct Shared {
     /// How many areas have been cut and taken from the writer again.
     taken: AtomicU64,
     /// How many of these the writer has left, or never entered. It reads the number before it finds
-    /// that there is no area: found earlier and told later, that would be said of the next one, too.
+    /// that there is no area: found earlier and told later, that would be said of the next one,
+    /// too.
     left: AtomicU64,
 }
 

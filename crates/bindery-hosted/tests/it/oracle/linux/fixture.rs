@@ -34,8 +34,8 @@ pub fn unable() -> Option<String> {
     if version < OLDEST {
         return Some(format!("this Linux is {release}, and older than {OLDEST:?}"));
     }
-    // What the core is set to in `ours`. How much may be overcommitted does not matter here, as long
-    // as it is not nothing.
+    // What the core is set to in `ours`. How much may be overcommitted does not matter here, as
+    // long as it is not nothing.
     const SETTINGS: [(&str, &str); 2] = [
         ("/sys/kernel/mm/transparent_hugepage/enabled", "[madvise]"),
         ("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "[never]"),

@@ -1,5 +1,5 @@
-//! The core's calls, by name: what the rest of this test asks of it, and nothing else. If the core's
-//! interface changes, this file does.
+//! The core's calls, by name: what the rest of this test asks of it, and nothing else. If the
+//! core's interface changes, this file does.
 
 use bindery::addr::VirtAddr;
 use bindery::check::Violation;
@@ -29,8 +29,8 @@ pub enum Use {
 /// The order of a folio of 2 MiB.
 const HUGE: u8 = 9;
 
-/// Sets what Linux has set below us: large folios where the program asks for them, and the huge page
-/// of zeroes.
+/// Sets what Linux has set below us: large folios where the program asks for them, and the huge
+/// page of zeroes.
 pub fn prepare<A: Walk>(memory: &Memory<Machine<A>>) {
     memory.folio_policy().set(HUGE, SizeMode::Madvise);
     memory.set_huge_zero_page(true);
@@ -187,8 +187,8 @@ fn file_call<A: Walk>(
     }
 }
 
-/// What a kernel adds to a seal of the file's mode, which only it knows: a file that may be executed,
-/// as those of `memfd_create` may, cannot be written any more.
+/// What a kernel adds to a seal of the file's mode, which only it knows: a file that may be
+/// executed, as those of `memfd_create` may, cannot be written any more.
 fn with_all_that_follow(seals: u32) -> u32 {
     let follows = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_FUTURE_WRITE;
     if u64::from(seals) & F_SEAL_EXEC != 0 { seals | follows as u32 } else { seals }

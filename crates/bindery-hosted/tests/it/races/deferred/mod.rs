@@ -1,5 +1,5 @@
-//! No call waits for readers: what it has unlinked is freed when they have left, and no frame of it is
-//! lost. How often somebody waits is counted.
+//! No call waits for readers: what it has unlinked is freed when they have left, and no frame of it
+//! is lost. How often somebody waits is counted.
 
 mod watched;
 

@@ -1,5 +1,6 @@
-//! One CPU and strict priorities: of the threads that are ready, only the one with the highest priority
-//! runs. A thread that waits for another sleeps, so that the other may run: else none makes progress.
+//! One CPU and strict priorities: of the threads that are ready, only the one with the highest
+//! priority runs. A thread that waits for another sleeps, so that the other may run: else none
+//! makes progress.
 
 mod scheduler;
 

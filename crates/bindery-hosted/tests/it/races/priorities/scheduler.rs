@@ -126,8 +126,8 @@ impl Scheduler {
         inside.end.clone().unwrap()
     }
 
-    /// Lets the thread, which runs, change something, and the thread run that should run then. Comes back when
-    /// that is the caller; never, where all is over before.
+    /// Lets the thread, which runs, change something, and the thread run that should run then.
+    /// Comes back when that is the caller; never, where all is over before.
     fn change(&self, me: usize, change: impl FnOnce(&mut Inside)) {
         let mut inside = self.inside.lock().unwrap();
         change(&mut inside);
@@ -214,8 +214,8 @@ pub fn spin() {
     });
 }
 
-/// A lock that the scheduler knows. With `SLEEPS`, a waiting thread sleeps. Without, the holder is never
-/// preempted.
+/// A lock that the scheduler knows. With `SLEEPS`, a waiting thread sleeps. Without, the holder is
+/// never preempted.
 pub struct Lock<const SLEEPS: bool>(LockApi05<parking_lot::RawMutex>);
 
 impl<const SLEEPS: bool> Lock<SLEEPS> {

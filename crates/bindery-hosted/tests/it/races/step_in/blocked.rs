@@ -1,6 +1,6 @@
-//! Pairs of calls of which the second is never audited, at whatever step the first is held: it waits
-//! for the first in one part of the steps, and in the others finds what the first has taken away.
-//! A pair that is not listed must be audited at one step at least.
+//! Pairs of calls of which the second is never audited, at whatever step the first is held: it
+//! waits for the first in one part of the steps, and in the others finds what the first has taken
+//! away. A pair that is not listed must be audited at one step at least.
 
 /// Calls that are held, and those that cannot succeed meanwhile.
 const NEVER: &[(&[&str], &[&str])] = &[

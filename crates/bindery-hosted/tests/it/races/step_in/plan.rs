@@ -75,8 +75,8 @@ impl<A: Walk> Plan<A> {
         problems.iter().for_each(|problem| println!("    {problem}"));
     }
 
-    /// Where a call can be held: at every step, and where it waits for a lock. Of a call that passes
-    /// thousands, one for each page, `at_most` thins the middle out.
+    /// Where a call can be held: at every step, and where it waits for a lock. Of a call that
+    /// passes thousands, one for each page, `at_most` thins the middle out.
     fn places(&self, held: usize, at_most: u32) -> Vec<At> {
         let steps = self.steps[held];
         let stride = (steps / at_most).max(1);

@@ -155,8 +155,8 @@ impl<A: Walk> Audit<'_, '_, A> {
         }
     }
 
-    /// What anonymous memory holds is what it held before the two calls, in memory or in swap. `seen` is
-    /// what the watcher stored or loaded, in rising order of time.
+    /// What anonymous memory holds is what it held before the two calls, in memory or in swap.
+    /// `seen` is what the watcher stored or loaded, in rising order of time.
     pub fn swapped_contents(&mut self, seen: &[Vec<Option<u64>>]) {
         for (number, probe) in PROBES.into_iter().enumerate() {
             let stored = seen.iter().rev().find_map(|round| round[number]);
@@ -229,8 +229,8 @@ impl<A: Walk> Audit<'_, '_, A> {
         }
     }
 
-    /// An architecture may demand break-before-make. There no entry names another table or page than
-    /// the one that a TLB still holds for it, even while a call is under way.
+    /// An architecture may demand break-before-make. There no entry names another table or page
+    /// than the one that a TLB still holds for it, even while a call is under way.
     fn breaks_were_made(&mut self) {
         self.world.machine.audit();
         for violation in self.world.machine.take_violations() {

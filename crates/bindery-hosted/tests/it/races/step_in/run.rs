@@ -68,8 +68,8 @@ pub fn run<A: Walk>(
     at: At,
     folio_order: u8,
 ) -> Outcome {
-    // In every other run, what is unlinked waits for readers though there are none: a reader that still
-    // finds it then finds it as it was left.
+    // In every other run, what is unlinked waits for readers though there are none: a reader that
+    // still finds it then finds it as it was left.
     let readers = match at {
         At::Step(number) if !number.is_multiple_of(2) => Readers::NotTold,
         _ => Readers::Told,

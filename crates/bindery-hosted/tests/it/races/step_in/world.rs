@@ -205,8 +205,8 @@ impl<'m, A: Walk> World<'m, A> {
         self.machine.store_user(root, VirtAddr(probe.at), value, |_| Err(())).is_ok()
     }
 
-    /// Stores at all probes, and says what was stored, or else what is there to be loaded. The child
-    /// is only looked at.
+    /// Stores at all probes, and says what was stored, or else what is there to be loaded. The
+    /// child is only looked at.
     pub fn touch(&self, round: u64, with_child: bool) -> Vec<Option<u64>> {
         let stored = PROBES.map(|probe| {
             let value = value(probe, round);
