@@ -5,7 +5,8 @@
 //! | `area` | [`Area`]: clusters, and the allocation of slots |
 //! | `cluster`, `bitmap` | 512 slots, their lock, and which are taken |
 //! | `cell` | who names a slot, and where its content is |
-//! | `slots` | named, let go, cached, written and read: by runs, under one lock |
+//! | `slots`, `freed` | named, let go, cached: by runs, under one lock |
+//! | `content`, `page_set` | written and read |
 //! | `clock` | where reclaim looks next, and how long pages were away |
 //! | `same_filled` | pages that need no store |
 //! | `usage` | counts for listings |
@@ -44,6 +45,9 @@ pub(crate) mod cell;
 mod clock;
 mod cluster;
 pub(crate) mod compressed;
+mod content;
+mod freed;
+pub(crate) mod page_set;
 mod same_filled;
 pub(crate) mod slots;
 mod usage;

@@ -4,14 +4,16 @@
 
 use core::sync::atomic::{
     AtomicU64,
-    Ordering::{Acquire, Relaxed, Release},
+    Ordering::{Acquire, Relaxed},
 };
 
 use super::area::{Area, SlotRun};
 use super::bitmap::CLUSTER_SLOTS;
 use super::cell::{Cell, MAX_ENTRIES};
-use super::cluster::{Cluster, ClusterState};
-use super::same_filled;
+use super::cluster::Cluster;
+use super::content::Written;
+use super::freed::FreedSlots;
+use super::page_set::PageSet;
 use crate::Memory;
 use crate::addr::Frame;
 use crate::frame::swap_place::SwapPlace;
@@ -260,7 +262,7 @@ impl<P: Platform> Memory<P> {
     }
 
     /// The store forgets what it has for a slot that is free now.
-    fn forget_content(&self, cell: Cell, value: &AtomicU64) {
+    pub(super) fn forget_content(&self, cell: Cell, value: &AtomicU64) {
         if cell.has(Cell::STORED) {
             self.swap.forget(self, value.swap(0, Relaxed));
         }
@@ -463,73 +465,6 @@ impl<P: Platform> Memory<P> {
         changed
     }
 
-    /// Sends the content of the folio, whose slots are busy, to the area's store. The caller has
-    /// the folio's lock, and nobody writes to the folio. Nothing is stored if a page does not fit.
-    pub(crate) fn write_out(&self, folio: Folio, place: SwapPlace) -> Option<Written> {
-        let run = SlotRun { area: place.area, first: place.first, count: folio.pages() };
-        let (_, _, values) = self.cells(run)?;
-        let mut written = Written { filled: PageSet::EMPTY };
-        for (page, value) in (0..).zip(values) {
-            let frame = folio.head.plus(page);
-            // The slot is busy: nobody else looks at the value. SAFETY: 1. No entry maps the folio,
-            // nobody has pinned it, and the caller has its lock and the only reference but the
-            // cache's: nobody writes to it.
-            match unsafe { same_filled::word_of(self.platform.direct_map(frame)) } {
-                Some(word) => {
-                    value.store(word, Relaxed);
-                    written.filled.add(page, 1);
-                }
-                None => match self.swap.store(self, frame) {
-                    Some(handle) => value.store(handle, Relaxed),
-                    None => {
-                        let before = (0..page).filter(|page| !written.filled.has(*page));
-                        before.for_each(|page| {
-                            self.swap.forget(self, values[page as usize].load(Relaxed));
-                        });
-                        return None;
-                    }
-                },
-            }
-        }
-        self.rare.pages_swapped_out.fetch_add(u64::from(run.count), Relaxed);
-        Some(written)
-    }
-
-    /// Brings the content of the folio's slots into its frames. The slots are busy, and the folio
-    /// is the caller's alone.
-    pub(crate) fn load_folio(&self, folio: Folio, run: SlotRun) -> bool {
-        let Some((_, cells, values)) = self.cells(run) else { return false };
-        let mut page = 0;
-        while page < run.count {
-            let (cell, value) = self.content(cells, values, page);
-            let frame = folio.head.plus(page);
-            if cell.has(Cell::FILLED) && value == 0 {
-                let zeroes = (page..run.count)
-                    .take_while(|page| {
-                        let (cell, value) = self.content(cells, values, *page);
-                        cell.has(Cell::FILLED) && value == 0
-                    })
-                    .count() as u32;
-                self.platform.zero(frame, zeroes);
-                page += zeroes;
-                continue;
-            }
-            if cell.has(Cell::FILLED) {
-                same_filled::fill(self.words(frame), value);
-            } else if !cell.has(Cell::STORED) || !self.swap.load(self, value, frame) {
-                return false;
-            }
-            page += 1;
-        }
-        self.rare.pages_swapped_in.fetch_add(u64::from(run.count), Relaxed);
-        true
-    }
-
-    #[inline]
-    fn content(&self, cells: &[AtomicU64], values: &[AtomicU64], page: u32) -> (Cell, u64) {
-        (Cell(cells[page as usize].load(Relaxed)), values[page as usize].load(Relaxed))
-    }
-
     /// The 512 words of a frame.
     #[inline]
     pub(super) fn words(&self, frame: Frame) -> &[AtomicU64] {
@@ -556,81 +491,4 @@ struct Changed {
     /// Pages whose slots are still named.
     cached: u32,
     evicted: bool,
-}
-
-/// How the content of a folio's pages has gone out.
-pub(crate) struct Written {
-    /// The pages that one word fills; the area's store has the others.
-    filled: PageSet,
-}
-
-impl Written {
-    /// What the page's cell says then.
-    fn content(&self, page: u32) -> u64 {
-        if self.filled.has(page) { Cell::FILLED } else { Cell::STORED }
-    }
-}
-
-/// Pages of a folio.
-#[derive(Clone, Copy)]
-pub(crate) struct PageSet([u64; CLUSTER_SLOTS as usize / 64]);
-
-impl PageSet {
-    pub(crate) const EMPTY: Self = Self([0; CLUSTER_SLOTS as usize / 64]);
-
-    /// Whether the page is in the set.
-    #[inline]
-    pub(crate) fn has(&self, page: u32) -> bool {
-        self.0[page as usize / 64] >> (page % 64) & 1 != 0
-    }
-
-    /// Adds `count` pages from `first` on.
-    pub(crate) fn add(&mut self, first: u32, count: u32) {
-        for page in first..first + count {
-            self.0[page as usize / 64] |= 1 << (page % 64);
-        }
-    }
-}
-
-/// Slots of one cluster whose cells were made free, given back to the bitmap in stretches.
-struct FreedSlots<'a, P: Platform> {
-    area: &'a Area<P>,
-    cluster: &'a Cluster<P>,
-    first: u32,
-    count: u32,
-    relist: bool,
-}
-
-impl<'a, P: Platform> FreedSlots<'a, P> {
-    fn new(area: &'a Area<P>, cluster: &'a Cluster<P>) -> Self {
-        Self { area, cluster, first: 0, count: 0, relist: false }
-    }
-
-    #[inline]
-    fn add(&mut self, state: &mut ClusterState, slot: u32) {
-        if self.first + self.count != slot {
-            self.give_back(state);
-            self.first = slot;
-        }
-        self.count += 1;
-    }
-
-    fn give_back(&mut self, state: &mut ClusterState) {
-        if self.count == 0 {
-            return;
-        }
-        state.taken.give_back(self.first, self.count);
-        state.free += self.count;
-        self.relist = !self.cluster.is_on(Cluster::<P>::list_of(state));
-        // Release: what was done to the slots comes before the area is turned off.
-        self.area.taken.fetch_sub(u64::from(self.count), Release);
-        self.count = 0;
-    }
-
-    /// Puts the cluster on the list where it belongs now. Its lock is not held.
-    fn relist(&self, slot: u64) {
-        if self.relist {
-            self.area.relist(slot);
-        }
-    }
 }

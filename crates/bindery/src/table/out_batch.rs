@@ -7,7 +7,8 @@ use crate::addr::{PAGE_SHIFT, VirtAddr};
 use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::swap::SlotRun;
-use crate::swap::slots::{PageSet, Stored};
+use crate::swap::page_set::PageSet;
+use crate::swap::slots::Stored;
 
 /// Slots that folios go out to, and where the first page of the first folio was mapped; addresses
 /// and slots rise together.

@@ -8,7 +8,7 @@ use crate::frame::swap_place::SwapPlace;
 use crate::frame::{Folio, OwnerKind};
 use crate::platform::Platform;
 use crate::stats::Counts;
-use crate::swap::slots::PageSet;
+use crate::swap::page_set::PageSet;
 
 use super::PageTable;
 use super::cursor::Whole;

@@ -1,0 +1,50 @@
+//! Slots that are given back together.
+
+use core::sync::atomic::Ordering::Release;
+
+use super::area::Area;
+use super::cluster::{Cluster, ClusterState};
+use crate::platform::Platform;
+
+/// Slots of one cluster whose cells were made free, given back to the bitmap in stretches.
+pub(super) struct FreedSlots<'a, P: Platform> {
+    pub(super) area: &'a Area<P>,
+    pub(super) cluster: &'a Cluster<P>,
+    pub(super) first: u32,
+    pub(super) count: u32,
+    pub(super) relist: bool,
+}
+
+impl<'a, P: Platform> FreedSlots<'a, P> {
+    pub(super) fn new(area: &'a Area<P>, cluster: &'a Cluster<P>) -> Self {
+        Self { area, cluster, first: 0, count: 0, relist: false }
+    }
+
+    #[inline]
+    pub(super) fn add(&mut self, state: &mut ClusterState, slot: u32) {
+        if self.first + self.count != slot {
+            self.give_back(state);
+            self.first = slot;
+        }
+        self.count += 1;
+    }
+
+    pub(super) fn give_back(&mut self, state: &mut ClusterState) {
+        if self.count == 0 {
+            return;
+        }
+        state.taken.give_back(self.first, self.count);
+        state.free += self.count;
+        self.relist = !self.cluster.is_on(Cluster::<P>::list_of(state));
+        // Release: what was done to the slots comes before the area is turned off.
+        self.area.taken.fetch_sub(u64::from(self.count), Release);
+        self.count = 0;
+    }
+
+    /// Puts the cluster on the list where it belongs now. Its lock is not held.
+    pub(super) fn relist(&self, slot: u64) {
+        if self.relist {
+            self.area.relist(slot);
+        }
+    }
+}
