@@ -297,7 +297,7 @@ impl<P: Platform> Memory<P> {
 
     /// Lets the caller look at slots that nothing of its own names: no area that is on is freed
     /// meanwhile.
-    fn while_areas_stay<R>(&self, look: impl FnOnce() -> R) -> R {
+    pub(super) fn while_areas_stay<R>(&self, look: impl FnOnce() -> R) -> R {
         self.platform.enter_read();
         let result = look();
         self.platform.leave_read();

@@ -7,7 +7,6 @@ use super::bitmap::CLUSTER_SLOTS;
 use super::cell::Cell;
 use crate::Memory;
 use crate::platform::Platform;
-use crate::table::ReadSection;
 
 /// How many slots hold what ([`Memory::swap_usage`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -30,15 +29,14 @@ impl<P: Platform> Memory<P> {
     pub fn swap_usage(&self) -> SwapUsage {
         let mut usage = SwapUsage::default();
         for (number, area) in (0..).zip(&self.swap.areas) {
-            // An area stays on in a read section.
-            let section = ReadSection::enter(&self.platform);
-            let slots = if area.is_on() { area.slots() } else { 0 };
+            let slots = self.while_areas_stay(|| {
+                let slots = if area.is_on() { area.slots() } else { 0 };
+                usage.taken += area.taken().min(slots);
+                slots
+            });
             usage.slots += slots;
-            usage.taken += area.taken().min(slots);
-            drop(section);
             for first in (0..slots).step_by(CLUSTER_SLOTS as usize) {
-                let _section = ReadSection::enter(&self.platform);
-                self.count_cluster(area, number, first, &mut usage);
+                self.while_areas_stay(|| self.count_cluster(area, number, first, &mut usage));
             }
         }
         usage
