@@ -136,9 +136,13 @@ impl<P: Platform> Frames<P> {
         locked.then(|| FolioLock { frames: self, platform, folio })
     }
 
-    /// The lock of a folio that the caller has left locked ([`FolioLock::leave_locked`]); the only
-    /// guard of it.
-    pub(crate) fn folio_left_locked<'a>(
+    /// The lock of a folio that the caller has left locked ([`FolioLock::leave_locked`]).
+    ///
+    /// # Safety
+    /// 1. The caller has the lock: it, or the thread that handed the folio to it, left it locked, or
+    ///    holds a guard of it. Owner and index, which are pointers, rest on that.
+    /// 2. Of all guards that exist meanwhile, one is dropped, and the others are left locked.
+    pub(crate) unsafe fn folio_left_locked<'a>(
         &'a self,
         platform: &'a P,
         folio: Folio,

@@ -32,7 +32,7 @@ impl Cell {
     pub(crate) const FREE: Self = Self(0);
     /// The swap cache has the page: the upper half names its frame.
     pub(crate) const CACHED: u64 = 1 << 16;
-    /// Whoever has the lock of the cached folio works on the content, and lets go last.
+    /// The holder of the cached folio's lock works on the content, and lets go last.
     pub(crate) const BUSY: u64 = 1 << 17;
     /// The content is one word, again and again: the slot's value.
     pub(crate) const FILLED: u64 = 1 << 18;

@@ -122,7 +122,8 @@ impl<P: Platform> Memory<P> {
     /// Otherwise it is unlocked, and the reference is gone.
     pub(crate) fn write_out_locked(&self, folio: Folio, stored: Stored) -> bool {
         let place = self.frames.swap_place(folio);
-        let lock = self.frames.folio_left_locked(&self.platform, folio);
+        // SAFETY: 1. the caller has left it locked; 2. no other guard is dropped.
+        let lock = unsafe { self.frames.folio_left_locked(&self.platform, folio) };
         if let Some(place) = place {
             let written = if stored == Stored::No { self.write_out(folio, place) } else { None };
             let evicted = if written.is_some() || stored == Stored::Yes {

@@ -163,7 +163,9 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             return true;
         }
         let lock = if held {
-            frames.folio_left_locked(&memory.platform, folio)
+            // SAFETY: 1. the caller holds a guard of the folio in `held`; 2. this one is left locked on
+            // every way out, and the caller leaves its own locked if the folio went out.
+            unsafe { frames.folio_left_locked(&memory.platform, folio) }
         } else {
             let Some(lock) = frames.try_lock_folio(&memory.platform, folio) else { return true };
             lock
@@ -399,7 +401,8 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         if self.victims.held == Some(folio) {
             self.victims.took_held = false;
         } else {
-            drop(memory.frames.folio_left_locked(&memory.platform, folio));
+            // SAFETY: 1. `store_run` left it locked; 2. no other guard exists.
+            drop(unsafe { memory.frames.folio_left_locked(&memory.platform, folio) });
         }
     }
 

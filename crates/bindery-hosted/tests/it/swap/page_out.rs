@@ -34,7 +34,7 @@ fn out_and_in<A: Walk>(order: u8, pages: u64) {
         assert!(swapping.memory.free_frame_count() >= free, "the store holds the content now");
         audit(swapping.machine, swapping.memory, &[swapping.space]);
         swapping.assert_filled(AT, pages, AT);
-        assert_eq!(swapping.taken(), 0, "what came back as its own needs no slot");
+        assert_eq!(swapping.taken(), 0, "exclusive pages that came back keep slots");
         assert_eq!(swapping.space.counts().swap_pages, 0);
         // Written once more, and out again.
         swapping.fill(AT, pages);

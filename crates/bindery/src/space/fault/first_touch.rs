@@ -98,7 +98,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// The sizes of folios, one bit for each order, that would fit around `page`: into the VMA,
-    /// into one table, and where nothing seems to stand. If something stands at `page`, that.
+    /// into one table, and where nothing seems to stand. An entry that is not empty is returned instead.
     /// Looks without locks, so a caller that acts on it looks again.
     pub(super) fn vacant_orders(
         &self,
