@@ -26,6 +26,7 @@ mod files;
 mod heap;
 mod memory;
 mod options;
+mod page_fault;
 mod platform;
 mod process;
 mod self_test;

@@ -29,8 +29,10 @@
 
 mod advice;
 mod file;
-mod lock;
 mod map;
+mod mincore;
+mod mlock;
+mod msync;
 mod number;
 mod prctl;
 #[cfg(feature = "procfs")]
@@ -132,16 +134,16 @@ pub fn call<'m, P: Platform>(
         Call::Mseal => map::mseal(space, a, b, c),
         Call::Madvise => advice::madvise(process, a, b, c as i32),
         Call::ProcessMadvise => advice::process_madvise(process, arguments),
-        Call::Mlock => lock::mlock(space, a, b, 0),
-        Call::Mlock2 => lock::mlock(space, a, b, c as i32),
-        Call::Munlock => lock::munlock(space, a, b),
-        Call::Mlockall => lock::mlockall(space, a as i32),
+        Call::Mlock => mlock::mlock(space, a, b, 0),
+        Call::Mlock2 => mlock::mlock(space, a, b, c as i32),
+        Call::Munlock => mlock::munlock(space, a, b),
+        Call::Mlockall => mlock::mlockall(space, a as i32),
         Call::Munlockall => {
             space.munlockall();
             Ok(0)
         }
-        Call::Mincore => lock::mincore(space, a, b, c),
-        Call::Msync => lock::msync(space, a, b, c as i32),
+        Call::Mincore => mincore::mincore(space, a, b, c),
+        Call::Msync => msync::msync(space, a, b, c as i32),
     };
     raw(outcome)
 }

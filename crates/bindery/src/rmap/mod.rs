@@ -24,7 +24,7 @@
 //! those that map the index and no others. A walk from a group visits the trees of the group and of
 //! those below, one after the other, each in logarithmic time. There is one tree for each living
 //! VMA that was forked from a VMA of the group, and one for each dead VMA with living children. A
-//! chain of forks leaves dead groups behind. They are contracted; [`chain`] says how, and what
+//! chain of forks leaves dead groups behind. They are contracted; [`fork_chain`] says how, and what
 //! bounds their number.
 //!
 //! # Locks
@@ -54,8 +54,8 @@
 //! Order: the address space's mutex, the VMA's lock, the folio's lock, the object's tree, the
 //! family's lock, table locks.
 
-mod chain;
-mod group;
+mod anon_group;
+mod fork_chain;
 mod tree_lock;
 mod trees;
 mod walk;
@@ -68,8 +68,8 @@ use crate::platform::Platform;
 use crate::vma::Vma;
 
 pub(crate) use crate::collections::interval_tree::Asked;
-pub(crate) use chain::{contract, may_contract};
-pub(crate) use group::{AnonGroup, Groups};
+pub(crate) use anon_group::{AnonGroup, Groups};
+pub(crate) use fork_chain::{contract, may_contract};
 use tree_lock::TreeWriteGuard;
 pub(crate) use tree_lock::{TreeLock, TreeReadGuard};
 pub(crate) use trees::{ObjectTree, TreeLinks};

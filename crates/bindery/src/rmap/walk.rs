@@ -57,7 +57,7 @@ use crate::table::PageTable;
 use crate::tlb::Gather;
 use crate::vma::Vma;
 use {
-    super::group::{AnonGroup, Groups},
+    super::anon_group::{AnonGroup, Groups},
     crate::frame::{Folio, Owner},
     crate::table::ReadSection,
     core::ptr::NonNull,

@@ -8,6 +8,8 @@
 //! | `spin_lock` | [`SpinLock`]: spins, with interrupts off if the platform says how |
 //! | `lock_api` | `LockApi04` and `LockApi05`: any lock of the `lock_api` crate |
 //!
+//! The order in which the core takes its locks is in `docs/lock-order.md`.
+//!
 //! A platform names two locks. [`Platform::Mutex`](crate::Platform::Mutex) may put a waiter to
 //! sleep. [`Platform::SpinLock`](crate::Platform::SpinLock) is held for a few hundred instructions:
 //!

@@ -9,7 +9,7 @@ use linux_raw_sys::general::{
 };
 
 use crate::process::scheduler;
-use crate::{log, memory, trap};
+use crate::{log, memory, page_fault, trap};
 
 use super::{Registers, control, interrupts, probe, user_copy};
 
@@ -69,7 +69,7 @@ fn abort(registers: &mut Registers, access: Access) {
     let status = registers.syndrome & 0b11_1111;
     match status >> 2 {
         // Translation, access flag, permission.
-        1..=3 => trap::page_fault(registers, address, access),
+        1..=3 => page_fault::page_fault(registers, address, access),
         _ if status == ALIGNMENT => trap::exception(registers, SIGBUS, BUS_ADRALN as i32, address),
         // Addresses in tables that are too large: no table of the core says so.
         0 => trap::exception(registers, SIGBUS, BUS_ADRERR as i32, address),

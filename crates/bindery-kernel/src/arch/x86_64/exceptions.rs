@@ -12,7 +12,7 @@ use x86_64::registers::debug::{Dr6, Dr6Flags};
 
 use crate::files::symbols;
 use crate::process::scheduler;
-use crate::{log, memory, trap};
+use crate::{log, memory, page_fault, trap};
 
 use super::entry::Registers;
 use super::interrupts::{self, FALSE_ALARM, FORGET, TIMER};
@@ -58,7 +58,7 @@ pub extern "C" fn exception(registers: &mut Registers) {
         if registers.error & RESERVED != 0 {
             die(registers);
         }
-        return trap::page_fault(registers, fault_address(), access);
+        return page_fault::page_fault(registers, fault_address(), access);
     }
     let here = registers.rip;
     // As Linux does it; where it gives no address, it says so with `SI_KERNEL`.

@@ -7,7 +7,7 @@ use bindery::linux::proc::{FaultCounts, vmstat};
 
 use crate::calls::segments;
 use crate::memory::memory;
-use crate::{options, process, time, trap};
+use crate::{options, page_fault, process, time};
 
 use super::super::generated::{FixedDirectory, SequenceBuffer, Text};
 use super::super::swap;
@@ -84,7 +84,7 @@ fn make_stat(out: &mut SequenceBuffer<'_>) -> fmt::Result {
 
 fn make_vmstat(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     // Nothing is read from a disk.
-    vmstat(memory(), FaultCounts { all: trap::page_faults(), major: 0 }, out)
+    vmstat(memory(), FaultCounts { all: page_fault::page_faults(), major: 0 }, out)
 }
 
 fn make_uptime(out: &mut SequenceBuffer<'_>) -> fmt::Result {

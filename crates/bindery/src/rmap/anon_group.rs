@@ -2,7 +2,7 @@
 //!
 //! An anon group outlives its VMAs while it has children: folios may name it as their owner, and a
 //! walk from it must reach the VMAs below. So a process that forks and exits leaves a *dead* group
-//! behind. [`super::chain`] takes dead groups out of the tree and bounds their number.
+//! behind. [`super::fork_chain`] takes dead groups out of the tree and bounds their number.
 
 use core::ops::ControlFlow;
 use core::ptr::{self, NonNull};
@@ -33,7 +33,7 @@ pub(crate) struct AnonGroup {
     pub(crate) vmas: GroupTree,
     /// Of an anon group that was found dead and unary: the first anon group below that is not, to
     /// which the pages go. In the root: the anon group whose VMAs are being surveyed. Written under
-    /// the family's lock; see [`super::chain`].
+    /// the family's lock; see [`super::fork_chain`].
     heir: AtomicPtr<Self>,
     /// In the root: the family's clock. Of an anon group that was found dead: when it was. Of any
     /// other: no page in its VMAs belongs to an anon group that was found dead up to then.
@@ -279,7 +279,7 @@ impl AnonGroup {
     /// Calls `f` for this anon group and all below it. The family lock is held.
     ///
     /// These are one for each mapped VMA that was forked from one of the anon group's, or from a
-    /// copy of it, and the dead ones above those, of which [`super::chain`] leaves a few for each.
+    /// copy of it, and the dead ones above those, of which [`super::fork_chain`] leaves a few for each.
     pub(super) fn for_each_below(&self, mut f: impl FnMut(&Self)) {
         let _ = self.try_for_each_below(|group| {
             f(group);

@@ -84,7 +84,7 @@ use crate::table::PageTable;
 use crate::table::look::{Standing, Stretch};
 use crate::vma::Vma;
 
-use super::group::AnonGroup;
+use super::anon_group::AnonGroup;
 use crate::collections::interval_tree::Asked;
 
 /// So many dead unary anon groups are worth a survey.

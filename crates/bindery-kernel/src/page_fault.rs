@@ -1,0 +1,66 @@
+//! The page-fault handler. `arch/*/exceptions.rs` decodes the fault and calls [`page_fault`]; the core
+//! resolves it, or the program gets a signal.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use bindery::addr::VirtAddr;
+use bindery::{Access, FaultError, Resolved};
+use linux_raw_sys::general::{BUS_ADRERR, SEGV_ACCERR, SEGV_MAPERR, SIGBUS, SIGSEGV};
+
+use crate::arch::{self, Registers};
+use crate::process::{self, signal};
+use crate::trap::{self, From};
+
+/// How many faults programs have run into.
+static PAGE_FAULTS: AtomicU64 = AtomicU64::new(0);
+
+/// How many faults programs have run into so far.
+pub fn page_faults() -> u64 {
+    PAGE_FAULTS.load(Ordering::Relaxed)
+}
+
+/// A fault at `address` that a program ran into.
+#[inline]
+pub fn page_fault(registers: &mut Registers, address: u64, access: Access) {
+    // Programs run on one CPU, and nothing interrupts the kernel: no atomic addition is needed.
+    PAGE_FAULTS.store(PAGE_FAULTS.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    if let Err(problem) = fault(address, access) {
+        unresolved(address, access, problem);
+    }
+    trap::leave(registers, From::Exception);
+}
+
+/// Resolves a fault with the rights that the running thread has.
+#[inline]
+fn fault(address: u64, access: Access) -> Result<Resolved, FaultError> {
+    let keys = arch::key_rights();
+    process::with_space(|space| space.fault_with_keys(VirtAddr(address), access, keys))
+}
+
+/// What a fault comes to that the core has not resolved: room is made, or the program gets a
+/// signal.
+#[cold]
+#[inline(never)]
+fn unresolved(address: u64, access: Access, mut problem: FaultError) {
+    loop {
+        let (signal, code) = match problem {
+            FaultError::OutOfMemory => {
+                if process::memory_ran_out() {
+                    return;
+                }
+                match fault(address, access) {
+                    Ok(_) => return,
+                    Err(again) => {
+                        problem = again;
+                        continue;
+                    }
+                }
+            }
+            FaultError::NotMapped => (SIGSEGV, SEGV_MAPERR),
+            FaultError::Protection => (SIGSEGV, SEGV_ACCERR),
+            FaultError::ProtectionKey(key) => return signal::key_violation(address, key),
+            _ => (SIGBUS, BUS_ADRERR),
+        };
+        return signal::exception(signal, code as i32, address);
+    }
+}
