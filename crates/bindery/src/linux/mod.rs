@@ -19,7 +19,8 @@
 //! | `map` | `mmap`, `munmap`, `mremap`, `remap_file_pages`, `brk`, `mseal` |
 //! | `protect` | `mprotect` and protection keys |
 //! | `advice` | `madvise`, `process_madvise`, `process_mrelease` |
-//! | `lock` | `mlock` and its relatives, `mincore`, `msync` |
+//! | `mlock` | `mlock`, `mlock2`, `munlock`, `mlockall`, `munlockall` |
+//! | `mincore`, `msync` | these calls |
 //! | `file` | calls on shared memory by descriptor |
 //! | `prctl` | `prctl`: the options about memory |
 //! | `vm_copy` | `process_vm_readv`, `process_vm_writev` |
