@@ -23,7 +23,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Arch, Attributes, Entry, Kind, absent};
+use crate::arch::{self, Absent, Arch, Attributes, Entry, Kind, Level, absent};
 use crate::frame::meta;
 pub use crate::object::damage::{ObjectDamage, damage_object};
 pub use crate::object::reclaim::{ObjectFolio, Spare, frame_of_page, reclaim_frame, reclaim_page};
@@ -59,7 +59,7 @@ pub fn plant<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, count: u32,
     let step = absent::step::<P::Arch>(entry);
     for page in 0..u64::from(count) {
         let at = at.offset(page << PAGE_SHIFT);
-        plant_one(space, at, 1, entry);
+        plant_one(space, at, Level::PTE, entry);
         entry = Entry(entry.0.wrapping_add(step));
     }
 }
@@ -70,26 +70,26 @@ pub fn plant<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, count: u32,
 /// Panics as [`plant`].
 pub fn plant_huge<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, first: Absent) {
     assert!(!matches!(first, Absent::ProtNone { .. }), "PROT_NONE leaves cannot be planted");
-    assert!(at.is_aligned(arch::span::<P::Arch>(2)), "{at} does not begin a slot of level 2");
-    plant_one(space, at, 2, absent::encode::<P::Arch>(first));
+    assert!(at.is_aligned(Level::PMD.span::<P::Arch>()), "{at} does not begin a slot of level 2");
+    plant_one(space, at, Level::PMD, absent::encode::<P::Arch>(first));
 }
 
-fn plant_one<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, level: u8, entry: Entry) {
+fn plant_one<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, level: Level, entry: Entry) {
     let tables = &space.table;
-    let range = VirtRange::raw(at.0, at.0 + arch::span::<P::Arch>(level));
-    let mut cursor = tables.cursor(range, Depth::Floor(1));
+    let range = VirtRange::raw(at.0, at.0 + level.span::<P::Arch>());
+    let mut cursor = tables.cursor(range, Depth::Floor(Level::PTE));
     let pool = &mut TablePool::new(tables.memory);
     let table = cursor.table_at(at, level, pool).expect("memory for the tables");
-    let index = arch::index_of::<P::Arch>(at, level);
+    let index = level.index_of::<P::Arch>(at);
     let slot = &tables.slots(table)[index as usize];
     assert_eq!(slot.load(Relaxed), 0, "something stands at {at}");
-    if level > 1 {
-        let deposit = new_table(tables.memory, level - 1, &mut cursor.counts);
+    if level > Level::PTE {
+        let deposit = new_table(tables.memory, level.below(), &mut cursor.counts);
         tables.deposit_table(table, deposit.expect("memory for the deposit"));
     }
     tables.meta(table).note_guards();
     if let Some(Absent::Swap { device, slot, .. }) = absent::decode::<P::Arch>(entry) {
-        let pages = 1 << arch::order_of_level::<P::Arch>(level);
+        let pages = 1 << level.order::<P::Arch>();
         tables.memory.plant_slots(SlotRun { area: device, first: slot, count: pages });
         cursor.counts.swap_pages += u64::from(pages);
     }
@@ -109,21 +109,21 @@ pub fn forget_areas<P: Platform>(memory: &Memory<P>) {
 pub fn table_at<P: Platform>(
     space: &AddressSpace<'_, P>,
     at: VirtAddr,
-    level: u8,
+    level: Level,
 ) -> Option<Frame> {
-    let mut node = Node { table: space.table.root, level: P::Arch::LEVELS };
+    let mut node = Node { table: space.table.root, level: P::Arch::ROOT };
     while node.level > level {
-        let index = arch::index_of::<P::Arch>(at, node.level);
+        let index = node.level.index_of::<P::Arch>(at);
         let entry = run::load(space.table.slots(node.table), index);
         if arch::kind::<P::Arch>(entry, node.level) != Kind::Table {
             return None;
         }
-        node = Node { table: P::Arch::frame(entry), level: node.level - 1 };
+        node = node.child(P::Arch::frame(entry));
     }
     Some(node.table)
 }
 
-fn table_or_panic<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, level: u8) -> Frame {
+fn table_or_panic<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, level: Level) -> Frame {
     table_at(space, at, level).unwrap_or_else(|| panic!("no table of level {level} at {at}"))
 }
 
@@ -132,10 +132,10 @@ fn table_or_panic<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, level:
 pub fn raw_entry<P: Platform>(
     space: &AddressSpace<'_, P>,
     at: VirtAddr,
-    level: u8,
+    level: Level,
 ) -> Option<Entry> {
     let table = table_at(space, at, level)?;
-    Some(run::load(space.table.slots(table), arch::index_of::<P::Arch>(at, level)))
+    Some(run::load(space.table.slots(table), level.index_of::<P::Arch>(at)))
 }
 
 /// Writes the entry of `level` for `at` and nothing else: no flush, no entry count. Returns what
@@ -143,11 +143,11 @@ pub fn raw_entry<P: Platform>(
 pub fn set_raw_entry<P: Platform>(
     space: &AddressSpace<'_, P>,
     at: VirtAddr,
-    level: u8,
+    level: Level,
     entry: Entry,
 ) -> Entry {
     let table = table_or_panic(space, at, level);
-    let slot = &space.table.slots(table)[arch::index_of::<P::Arch>(at, level) as usize];
+    let slot = &space.table.slots(table)[level.index_of::<P::Arch>(at) as usize];
     Entry(slot.swap(entry.0, Relaxed))
 }
 
@@ -179,7 +179,7 @@ pub fn clear_accessed_and_dirty<P: Platform>(
             frames.meta(folio.head).state.fetch_and(!meta::DIRTY, Relaxed);
         }
     }
-    tables.invalidate_now(VirtRange::raw(at.0, end), 1, &mut Counts::default());
+    tables.invalidate_now(VirtRange::raw(at.0, end), Level::PTE, &mut Counts::default());
 }
 
 /// What can be wrong with a table.
@@ -210,7 +210,7 @@ pub enum TableDamage {
 pub fn damage_table<P: Platform>(
     space: &AddressSpace<'_, P>,
     at: VirtAddr,
-    level: u8,
+    level: Level,
     damage: TableDamage,
 ) {
     let tables = &space.table;
@@ -236,7 +236,7 @@ pub fn damage_table<P: Platform>(
             unsafe { free_table(tables.memory, deposit, &mut counts) };
         }
         TableDamage::MoreDeposit => {
-            let deposit = new_table(tables.memory, 1, &mut counts);
+            let deposit = new_table(tables.memory, Level::PTE, &mut counts);
             tables.deposit_table(table, deposit.expect("memory for the deposit"));
         }
         // A level: what is added wraps.

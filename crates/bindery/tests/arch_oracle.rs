@@ -5,8 +5,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
 
 use bindery::addr::{Frame, VirtAddr};
-use bindery::arch::{AArch64, Arch, Attributes, Entry, Permissions, Riscv64, Write, X86_64};
-use bindery::arch::{index_of, order_of_level, span};
+use bindery::arch::{AArch64, Arch, Attributes, Entry, Level, Permissions, Riscv64, Write, X86_64};
 
 const USER: Permissions = Permissions::USER.union(Permissions::READ);
 
@@ -40,7 +39,7 @@ mod x86 {
 
     #[test]
     fn the_x86_64_crate_reads_the_flags_that_we_wrote() {
-        for level in 1..=3 {
+        for level in Level::PTE.up_to(Level::PUD) {
             for attributes in all_attributes() {
                 let has = |permission| attributes.permissions.contains(permission);
                 let entry = theirs(X86_64::<4>::leaf(Frame(0x1234 << 18), level, attributes));
@@ -57,7 +56,7 @@ mod x86 {
                     (PageTableFlags::BIT_58, attributes.dirty && !has(Permissions::WRITE)),
                     (PageTableFlags::BIT_11, attributes.soft_dirty),
                     (PageTableFlags::BIT_10, attributes.userfault),
-                    (PageTableFlags::HUGE_PAGE, level > 1),
+                    (PageTableFlags::HUGE_PAGE, level > Level::PTE),
                 ];
                 let known =
                     pairs.iter().fold(PageTableFlags::PRESENT, |all, (flag, _)| all | *flag);
@@ -96,15 +95,15 @@ mod x86 {
             accessed: true,
             ..Default::default()
         };
-        for level in 1..=3 {
+        for level in Level::PTE.up_to(Level::PUD) {
             let mut tables = Tables((0..4).map(|_| Box::new(PageTable::new())).collect());
             let mut table = Frame(0);
-            for above in (level + 1..=4).rev() {
-                tables.set(table, index_of::<A>(addr, above), A::table(table.plus(1)));
+            for above in level.above().up_to(Level(4)).rev() {
+                tables.set(table, above.index_of::<A>(addr), A::table(table.plus(1)));
                 table = table.plus(1);
             }
-            let leaf = Frame(0x1234_5678 & !0 << order_of_level::<A>(level));
-            tables.set(table, index_of::<A>(addr, level), A::leaf(leaf, level, attributes));
+            let leaf = Frame(0x1234_5678 & !0 << level.order::<A>());
+            tables.set(table, level.index_of::<A>(addr), A::leaf(leaf, level, attributes));
 
             let pointers = Pointers(tables.0.iter_mut().map(|table| &raw mut **table).collect());
             let root = pointers.0[0];
@@ -115,13 +114,13 @@ mod x86 {
                 panic!("level {level}: {found:?}");
             };
             assert_eq!(frame.start_address().as_u64(), leaf.start().0);
-            assert_eq!(frame.size(), span::<A>(level));
-            assert_eq!(offset, addr.0 & (span::<A>(level) - 1));
+            assert_eq!(frame.size(), level.span::<A>());
+            assert_eq!(offset, addr.0 & (level.span::<A>() - 1));
             assert!(flags.contains(PageTableFlags::USER_ACCESSIBLE | PageTableFlags::WRITABLE));
             let size = match frame {
-                MappedFrame::Size4KiB(_) => 1,
-                MappedFrame::Size2MiB(_) => 2,
-                MappedFrame::Size1GiB(_) => 3,
+                MappedFrame::Size4KiB(_) => Level::PTE,
+                MappedFrame::Size2MiB(_) => Level::PMD,
+                MappedFrame::Size1GiB(_) => Level::PUD,
             };
             assert_eq!(size, level);
         }
@@ -167,7 +166,7 @@ mod arm {
         let base = 0x10_0000;
         let addr = VirtAddr(0x7654_4000_0000);
         for attributes in all_attributes() {
-            for level in 1..=3 {
+            for level in Level::PTE.up_to(Level::PUD) {
                 let leaf = Frame(0x1234 << 18);
                 let mut root = RootTable::with_va_range(
                     TargetAllocator::new(base),
@@ -175,7 +174,7 @@ mod arm {
                     El1And0,
                     VaRange::Lower,
                 );
-                let end = addr.0 + span::<AArch64>(level);
+                let end = addr.0 + level.span::<AArch64>();
                 root.map_range(
                     &MemoryRegion::new(addr.0 as usize, end as usize),
                     PhysicalAddress(leaf.start().0 as usize),
@@ -185,24 +184,24 @@ mod arm {
                 .unwrap();
                 let bytes = root.translation().as_bytes();
                 // Its tables lie one behind the other, in the order of the walk.
-                let entry = |table: u32, at: u8| {
-                    let index = index_of::<AArch64>(addr, at) as usize;
+                let entry = |table: u32, at: Level| {
+                    let index = at.index_of::<AArch64>(addr) as usize;
                     let start = table as usize * 4096 + index * 8;
                     u64::from_le_bytes(bytes[start..start + 8].try_into().unwrap())
                 };
-                for (table, above) in (level + 1..=4).rev().enumerate() {
+                for (table, above) in level.above().up_to(Level(4)).rev().enumerate() {
                     let next = Frame((base >> 12) as u32 + table as u32 + 1);
                     assert_eq!(Entry(entry(table as u32, above)), AArch64::table(next));
                 }
                 let ours = AArch64::leaf(leaf, level, attributes);
-                assert_eq!(Entry(entry(4 - u32::from(level), level)), ours, "{attributes:?}");
+                assert_eq!(Entry(entry(4 - u32::from(level.0), level)), ours, "{attributes:?}");
             }
         }
     }
 
     #[test]
     fn both_crates_demand_a_break_for_the_same_changes() {
-        let page = |attributes| AArch64::leaf(Frame(0x1230), 1, attributes);
+        let page = |attributes| AArch64::leaf(Frame(0x1230), Level::PTE, attributes);
         for old in all_attributes() {
             for new in all_attributes() {
                 // The other crate is stricter for AP[1], the user's permission, and for GP, the
@@ -216,7 +215,11 @@ mod arm {
                 let inside = (AArch64::set_contig(page(old), 0), AArch64::set_contig(page(new), 0));
                 for (old, new) in [singles, joins, inside] {
                     let safe = El1Attributes::is_bbm_safe(flags(old), flags(new));
-                    assert_eq!(AArch64::needs_break(old, new, 1), !safe, "{old:?} {new:?}");
+                    assert_eq!(
+                        AArch64::needs_break(old, new, Level::PTE),
+                        !safe,
+                        "{old:?} {new:?}"
+                    );
                 }
             }
         }
@@ -224,8 +227,11 @@ mod arm {
 
     #[test]
     fn the_contiguous_bit_is_the_one_of_the_other_crate() {
-        let leaf =
-            AArch64::leaf(Frame(0x1230), 1, Attributes { permissions: USER, ..Default::default() });
+        let leaf = AArch64::leaf(
+            Frame(0x1230),
+            Level::PTE,
+            Attributes { permissions: USER, ..Default::default() },
+        );
         let added = flags(AArch64::set_contig(leaf, 0)) - flags(leaf);
         assert_eq!(added, El1Attributes::CONTIGUOUS_OR_PROTECTED);
     }
@@ -260,7 +266,7 @@ mod riscv {
             (Attributes { userfault: true, ..attributes(USER) }, 0b10_0101_0011),
         ];
         for (attributes, flags) in table {
-            for level in 1..=3 {
+            for level in Level::PTE.up_to(Level::PUD) {
                 let expected = Entry(0x1234_0000 << 10 | flags);
                 assert_eq!(Sv39::leaf(Frame(0x1234_0000), level, attributes), expected);
                 assert_eq!(Sv48::leaf(Frame(0x1234_0000), level, attributes), expected);
@@ -279,7 +285,7 @@ mod riscv {
     #[test]
     fn a_region_is_written_with_the_low_frame_bits_1000() {
         for index in 0..16 {
-            let single = Sv39::leaf(Frame(0x1230 + index), 1, attributes(USER));
+            let single = Sv39::leaf(Frame(0x1230 + index), Level::PTE, attributes(USER));
             let expected = 1 << 63 | 0x1238 << 10 | 0b0101_0011;
             assert_eq!(Sv39::set_contig(single, index), Entry(expected));
         }
@@ -287,7 +293,8 @@ mod riscv {
 
     #[test]
     fn the_first_write_sets_accessed_and_dirty_at_bits_6_and_7() {
-        let clean = Sv39::leaf(Frame(1), 1, Attributes { accessed: false, ..attributes(USER) });
+        let clean =
+            Sv39::leaf(Frame(1), Level::PTE, Attributes { accessed: false, ..attributes(USER) });
         let written = Sv39::make_writable(clean, Write::Now);
         assert_eq!(written.0 ^ clean.0, 1 << 2 | 1 << 6 | 1 << 7 | Sv39::SOFT_DIRTY);
     }

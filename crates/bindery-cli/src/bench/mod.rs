@@ -220,9 +220,9 @@ impl Visitor for GeometryOf {
             levels: A::LEVELS,
             index_bits: <A as Arch>::INDEX_BITS,
             // Not in the root, which may be copied.
-            largest_leaf: A::LARGEST_LEAF.min(A::LEVELS - 1),
+            largest_leaf: A::LARGEST_LEAF.0.min(A::LEVELS - 1),
             block: A::CONTIG_ENTRIES,
-            largest_block: A::LARGEST_CONTIG_LEVEL,
+            largest_block: A::LARGEST_CONTIG_LEVEL.0,
             remembers_invalid: A::INVALID_MAY_BE_CACHED,
         }
     }

@@ -17,8 +17,8 @@
 //! | 0 | 1 | 1 | not writable, dirty |
 
 use super::{
-    Arch, Attributes, ControlBit, Entry, Equal, MemoryType, Permissions, Register, RegisterRule,
-    Settled, Severity, Symptom, Write,
+    Arch, Attributes, ControlBit, Entry, Equal, Level, MemoryType, Permissions, Register,
+    RegisterRule, Settled, Severity, Symptom, Write,
 };
 use crate::addr::{Frame, PAGE_SHIFT};
 
@@ -89,7 +89,7 @@ impl Arch for AArch64 {
     // The whole lower half: TTBR0 has 48 bits of its own.
     const USER_END: u64 = 1 << 48;
     const CONTIG_ENTRIES: u32 = 16;
-    const LARGEST_CONTIG_LEVEL: u8 = 2;
+    const LARGEST_CONTIG_LEVEL: Level = Level::PMD;
     const BTI: bool = true;
     const STEP: u64 = 1 << PAGE_SHIFT;
     const SOFT_DIRTY: u64 = SOFT_DIRTY;
@@ -104,13 +104,13 @@ impl Arch for AArch64 {
 
     // Always: a first touch knows most of the attributes.
     #[inline(always)]
-    fn leaf(frame: Frame, level: u8, attributes: Attributes) -> Entry {
+    fn leaf(frame: Frame, level: Level, attributes: Attributes) -> Entry {
         Entry(leaf_bits(frame, level, attributes))
     }
 
     #[inline]
-    fn is_table(entry: Entry, level: u8) -> bool {
-        level > 1 && entry.0 & TABLE_OR_PAGE != 0
+    fn is_table(entry: Entry, level: Level) -> bool {
+        level > Level::PTE && entry.0 & TABLE_OR_PAGE != 0
     }
 
     #[inline]
@@ -215,7 +215,7 @@ impl Arch for AArch64 {
         }
     }
 
-    fn needs_break(old: Entry, new: Entry, _level: u8) -> bool {
+    fn needs_break(old: Entry, new: Entry, _level: Level) -> bool {
         // D8.16 demands it for another output address, contiguous run size, memory type or
         // shareability, and for a global entry where the TLB may hold one that is not. (The address
         // rule has exceptions for equal contents, the size rule for FEAT_BBM; we use neither.) A
@@ -277,7 +277,7 @@ impl AArch64 {
     #[inline]
     pub const fn kernel_leaf(
         frame: Frame,
-        level: u8,
+        level: Level,
         permissions: Permissions,
         memory: MemoryType,
     ) -> Entry {
@@ -295,10 +295,10 @@ impl AArch64 {
 
 // Always: a first touch knows most of the attributes.
 #[inline(always)]
-const fn leaf_bits(frame: Frame, level: u8, attributes: Attributes) -> u64 {
+const fn leaf_bits(frame: Frame, level: Level, attributes: Attributes) -> u64 {
     let permissions = attributes.permissions;
     let mut bits = frame.start().0 | VALID | INNER_SHAREABLE;
-    if level == 1 {
+    if level.0 == 1 {
         bits |= TABLE_OR_PAGE;
     }
     // Each side may run only its own code.
@@ -353,7 +353,7 @@ mod tests {
     fn page(permissions: Permissions, dirty: bool) -> Entry {
         A::leaf(
             Frame(7),
-            1,
+            Level::PTE,
             Attributes { permissions, accessed: true, dirty, ..Default::default() },
         )
     }
@@ -389,9 +389,9 @@ mod tests {
     #[test]
     fn a_page_and_a_block_differ_in_their_lowest_bits() {
         let attributes = Attributes { permissions: USER_READ, ..Default::default() };
-        assert_eq!(A::leaf(Frame(0), 1, attributes).0 & 0b11, 0b11);
-        assert_eq!(A::leaf(Frame(0), 2, attributes).0 & 0b11, 0b01);
-        assert_eq!(A::leaf(Frame(0), 3, attributes).0 & 0b11, 0b01);
+        assert_eq!(A::leaf(Frame(0), Level::PTE, attributes).0 & 0b11, 0b11);
+        assert_eq!(A::leaf(Frame(0), Level::PMD, attributes).0 & 0b11, 0b01);
+        assert_eq!(A::leaf(Frame(0), Level::PUD, attributes).0 & 0b11, 0b01);
         assert_eq!(A::table(Frame(0)).0, 0b11);
     }
 
@@ -416,14 +416,14 @@ mod tests {
     fn an_entry_may_leave_the_global_ones_in_place_but_not_join_them() {
         let user = page(USER_READ, false);
         let kernel = page(Permissions::READ, false);
-        assert!(A::needs_break(user, kernel, 1));
-        assert!(!A::needs_break(kernel, user, 1));
+        assert!(A::needs_break(user, kernel, Level::PTE));
+        assert!(!A::needs_break(kernel, user, Level::PTE));
     }
 
     #[test]
     fn another_memory_type_or_shareability_needs_a_break() {
         let normal = page(USER_READ, false);
-        assert!(A::needs_break(normal, Entry(normal.0 | 1 << 2), 1));
-        assert!(A::needs_break(normal, Entry(normal.0 & !INNER_SHAREABLE), 1));
+        assert!(A::needs_break(normal, Entry(normal.0 | 1 << 2), Level::PTE));
+        assert!(A::needs_break(normal, Entry(normal.0 & !INNER_SHAREABLE), Level::PTE));
     }
 }

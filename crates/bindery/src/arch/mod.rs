@@ -30,6 +30,7 @@ mod aarch64;
 pub mod absent;
 mod control;
 mod key;
+mod level;
 mod riscv64;
 #[cfg(test)]
 mod tests;
@@ -40,12 +41,13 @@ use core::fmt;
 
 use bitflags::bitflags;
 
-use crate::addr::{Frame, PAGE_SHIFT, VirtAddr};
+use crate::addr::Frame;
 
 pub use aarch64::AArch64;
 pub use absent::{Absent, Marker};
 pub use control::{ControlBit, Needed, Register, RegisterRule, Severity, Symptom};
 pub use key::{KeyRights, ProtectionKey};
+pub use level::Level;
 pub use riscv64::Riscv64;
 pub use tiny::Tiny;
 pub use x86_64::X86_64;
@@ -194,18 +196,21 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
     const NAME: &'static str;
     /// Number of table levels; the root is at this level.
     const LEVELS: u8;
+    /// The level of the root.
+    const ROOT: Level = Level(Self::LEVELS);
     /// Base-2 logarithm of the entries in a table.
     const INDEX_BITS: u32 = 9;
     /// End of the addresses that user space may have, exclusive (Linux: `TASK_SIZE_MAX`).
     const USER_END: u64;
     /// The highest level at which a leaf may be.
-    const LARGEST_LEAF: u8 = 3;
+    const LARGEST_LEAF: Level = Level::PUD;
     /// Level-1 entries in a contiguous run, a power of two; 1 where there are none.
     const CONTIG_ENTRIES: u32 = 1;
-    /// The highest level at which [`Arch::CONTIG_ENTRIES`] leaves may form a contiguous run; 0
-    /// where there are none. User tables have contiguous runs at level 1 alone; the kernel's, at
-    /// each.
-    const LARGEST_CONTIG_LEVEL: u8 = if Self::CONTIG_ENTRIES > 1 { 1 } else { 0 };
+    /// The highest level at which [`Arch::CONTIG_ENTRIES`] leaves may form a contiguous run;
+    /// [`Level::NONE`] where there are none. User tables have contiguous runs at level
+    /// 1 alone; the kernel's, at each.
+    const LARGEST_CONTIG_LEVEL: Level =
+        if Self::CONTIG_ENTRIES > 1 { Level::PTE } else { Level::NONE };
     /// The MMU may cache that an entry was invalid, so that a new entry is certain to be seen only
     /// after an invalidation (RISC-V privileged specification 1.12, section 4.2.1 `SFENCE.VMA`).
     const INVALID_MAY_BE_CACHED: bool = false;
@@ -243,10 +248,10 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
     /// A leaf at `level` for `frame`, which is aligned to the level's size.
     /// `attributes.permissions` allows something: what allows nothing is
     /// [`Absent::ProtNone`] instead.
-    fn leaf(frame: Frame, level: u8, attributes: Attributes) -> Entry;
+    fn leaf(frame: Frame, level: Level, attributes: Attributes) -> Entry;
 
     /// Whether the present `entry`, read at `level`, names a table.
-    fn is_table(entry: Entry, level: u8) -> bool;
+    fn is_table(entry: Entry, level: Level) -> bool;
 
     /// The frame of a table entry or of a leaf.
     fn frame(entry: Entry) -> Frame;
@@ -311,7 +316,7 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
 
     /// Whether `old` may be replaced by `new` only by break-before-make: clear, invalidate, set.
     /// Takes entries of `level` as they are in memory. Accessed and dirty never matter.
-    fn needs_break(old: Entry, new: Entry, level: u8) -> bool;
+    fn needs_break(old: Entry, new: Entry, level: Level) -> bool;
 
     /// What the control registers must hold for these entries to mean what they say.
     const REGISTERS: &'static [RegisterRule] = &[];
@@ -371,42 +376,11 @@ pub const fn entries<A: Arch>() -> u32 {
     1 << A::INDEX_BITS
 }
 
-/// Base-2 logarithm of the bytes that one entry at `level` covers.
-#[inline]
-pub const fn span_shift<A: Arch>(level: u8) -> u32 {
-    PAGE_SHIFT + A::INDEX_BITS * (level as u32 - 1)
-}
-
-/// Bytes that one entry at `level` covers.
-#[inline]
-pub const fn span<A: Arch>(level: u8) -> u64 {
-    1 << span_shift::<A>(level)
-}
-
-/// Bytes that a whole table at `level` covers; of the root of a full 64-bit tree, 2^63.
-#[inline]
-pub const fn table_span<A: Arch>(level: u8) -> u64 {
-    let shift = span_shift::<A>(level) + A::INDEX_BITS;
-    1 << if shift < 63 { shift } else { 63 }
-}
-
-/// The folio order of a leaf at `level`.
-#[inline]
-pub const fn order_of_level<A: Arch>(level: u8) -> u8 {
-    (A::INDEX_BITS * (level as u32 - 1)) as u8
-}
-
-/// The index of `addr` in a table at `level`.
-#[inline]
-pub const fn index_of<A: Arch>(addr: VirtAddr, level: u8) -> u32 {
-    ((addr.0 >> span_shift::<A>(level)) & ((1 << A::INDEX_BITS) - 1)) as u32
-}
-
 /// What the entry, read at `level`, is.
 #[inline]
-pub fn kind<A: Arch>(entry: Entry, level: u8) -> Kind {
+pub fn kind<A: Arch>(entry: Entry, level: Level) -> Kind {
     if entry.0 & A::PRESENT != 0 {
-        if level > 1 && A::is_table(entry, level) { Kind::Table } else { Kind::Leaf }
+        if level > Level::PTE && A::is_table(entry, level) { Kind::Table } else { Kind::Leaf }
     } else if entry.is_empty() {
         Kind::Empty
     } else {
@@ -421,8 +395,12 @@ pub fn implied<A: Arch>(permissions: Permissions) -> Permissions {
     if !permissions.intersects(Permissions::ACCESS) {
         return permissions - Permissions::BTI;
     }
-    A::attributes(A::leaf(Frame(0), 1, Attributes { permissions, ..Attributes::default() }))
-        .permissions
+    A::attributes(A::leaf(
+        Frame(0),
+        Level::PTE,
+        Attributes { permissions, ..Attributes::default() },
+    ))
+    .permissions
 }
 
 /// Whether the `A::CONTIG_ENTRIES` leaves of one folio, without the contiguous bit, that begin at

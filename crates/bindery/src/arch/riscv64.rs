@@ -11,8 +11,8 @@
 //! "special" leaves, which have no folio. Here that follows from the leaf's frame.
 
 use super::{
-    Arch, Attributes, ControlBit, Entry, Equal, MemoryType, Permissions, Register, RegisterRule,
-    Settled, Severity, Symptom, Write,
+    Arch, Attributes, ControlBit, Entry, Equal, Level, MemoryType, Permissions, Register,
+    RegisterRule, Settled, Severity, Symptom, Write,
 };
 use crate::addr::Frame;
 
@@ -98,13 +98,13 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
     }
 
     #[inline]
-    fn leaf(frame: Frame, level: u8, attributes: Attributes) -> Entry {
+    fn leaf(frame: Frame, level: Level, attributes: Attributes) -> Entry {
         Entry(leaf_bits(frame, level, attributes))
     }
 
     #[inline]
-    fn is_table(entry: Entry, level: u8) -> bool {
-        level > 1 && entry.0 & LEAF == 0
+    fn is_table(entry: Entry, level: Level) -> bool {
+        level > Level::PTE && entry.0 & LEAF == 0
     }
 
     #[inline]
@@ -204,7 +204,7 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
         }
     }
 
-    fn needs_break(old: Entry, new: Entry, level: u8) -> bool {
+    fn needs_break(old: Entry, new: Entry, level: Level) -> bool {
         // Nothing is demanded for permissions: until the fence, a hart may use the old ones or
         // the new ones, inside a NAPOT region too. Two translations to different memory, of
         // different sizes (chapter 5 for NAPOT) or of different scope are another matter: which
@@ -256,7 +256,7 @@ impl<const LEVELS: u8> Riscv64<LEVELS> {
     #[inline]
     pub const fn kernel_leaf(
         frame: Frame,
-        level: u8,
+        level: Level,
         permissions: Permissions,
         memory: MemoryType,
     ) -> Entry {
@@ -273,7 +273,7 @@ impl<const LEVELS: u8> Riscv64<LEVELS> {
 }
 
 #[inline]
-const fn leaf_bits(frame: Frame, _level: u8, attributes: Attributes) -> u64 {
+const fn leaf_bits(frame: Frame, _level: Level, attributes: Attributes) -> u64 {
     let permissions = attributes.permissions;
     let mut bits = ((frame.0 as u64) << FRAME_SHIFT) | VALID;
     if permissions.contains(Permissions::READ) {
@@ -322,7 +322,7 @@ mod tests {
     type A = Riscv64<3>;
 
     fn page(frame: Frame, permissions: Permissions) -> Entry {
-        A::leaf(frame, 1, Attributes { permissions, accessed: true, ..Default::default() })
+        A::leaf(frame, Level::PTE, Attributes { permissions, accessed: true, ..Default::default() })
     }
 
     #[test]
@@ -356,6 +356,9 @@ mod tests {
         let single = page(Frame(0x1238), Permissions::READ | Permissions::USER);
         let contig = A::set_contig(single, 8);
         assert_eq!(contig.0 ^ single.0, NAPOT);
-        assert!(A::needs_break(contig, single, 1) && A::needs_break(single, contig, 1));
+        assert!(
+            A::needs_break(contig, single, Level::PTE)
+                && A::needs_break(single, contig, Level::PTE)
+        );
     }
 }

@@ -79,13 +79,13 @@ fn pairs() -> impl Iterator<Item = (Attributes, Attributes)> {
 }
 
 /// A few frames aligned for a leaf at `level`, among them the first and the last.
-fn frames<A: Arch>(level: u8) -> [Frame; 4] {
-    let mask = !0 << order_of_level::<A>(level);
+fn frames<A: Arch>(level: Level) -> [Frame; 4] {
+    let mask = !0 << level.order::<A>();
     [0, 0x1234_5678, 0x8000_0000, u32::MAX].map(|frame| Frame(frame & mask))
 }
 
 fn page<A: Arch>(attributes: Attributes) -> Entry {
-    A::leaf(Frame(0x1_2340), 1, attributes)
+    A::leaf(Frame(0x1_2340), Level::PTE, attributes)
 }
 
 fn with(attributes: Attributes, permissions: Permissions) -> Attributes {
@@ -97,7 +97,7 @@ fn without(attributes: Attributes, permissions: Permissions) -> Attributes {
 }
 
 fn what_is_written_into_a_leaf_is_read_back<A: Arch>() {
-    for level in 1..=A::LARGEST_LEAF {
+    for level in Level::PTE.up_to(A::LARGEST_LEAF) {
         for attributes in readable() {
             let leaf = A::leaf(frames::<A>(level)[1], level, attributes);
             assert_eq!(A::attributes(leaf), attributes, "{leaf:?} at level {level}");
@@ -113,7 +113,7 @@ fn permissions_never_imply_more_than_reading<A: Arch>() {
 }
 
 fn pages_are_guarded_where_they_can_be_and_are_run<A: Arch>() {
-    for level in 1..=A::LARGEST_LEAF {
+    for level in Level::PTE.up_to(A::LARGEST_LEAF) {
         let frame = frames::<A>(level)[1];
         for plain in readable() {
             let run = plain.permissions.contains(Permissions::EXECUTE);
@@ -141,7 +141,9 @@ fn pages_are_guarded_where_they_can_be_and_are_run<A: Arch>() {
 fn a_kernel_leaf_has_its_permissions_and_memory_type_and_the_mmu_adds_nothing() {
     macro_rules! holds {
         ($arch:ty) => {
-            for (level, memory) in (1..=3).flat_map(|level| MemoryType::ALL.map(|one| (level, one)))
+            for (level, memory) in Level::PTE
+                .up_to(Level::PUD)
+                .flat_map(|level| MemoryType::ALL.map(|one| (level, one)))
             {
                 let Some(bits) = <$arch>::memory_type(memory) else { continue };
                 for permissions in [Permissions::READ, Permissions::READ | Permissions::WRITE] {
@@ -164,7 +166,7 @@ fn a_kernel_leaf_has_its_permissions_and_memory_type_and_the_mmu_adds_nothing() 
 }
 
 fn a_leaf_names_its_frame_at_every_level<A: Arch>() {
-    for level in 1..=A::LARGEST_LEAF {
+    for level in Level::PTE.up_to(A::LARGEST_LEAF) {
         for (frame, attributes) in
             frames::<A>(level).into_iter().flat_map(|f| all_attributes().map(move |a| (f, a)))
         {
@@ -174,8 +176,8 @@ fn a_leaf_names_its_frame_at_every_level<A: Arch>() {
 }
 
 fn the_step_leads_to_the_leaf_of_the_next_frame<A: Arch>() {
-    for level in 1..=A::LARGEST_LEAF {
-        let count = 1 << order_of_level::<A>(level);
+    for level in Level::PTE.up_to(A::LARGEST_LEAF) {
+        let count = 1 << level.order::<A>();
         for attributes in all_attributes() {
             let frame = frames::<A>(level)[1];
             let next = A::leaf(frame, level, attributes).0 + A::STEP * u64::from(count);
@@ -185,16 +187,16 @@ fn the_step_leads_to_the_leaf_of_the_next_frame<A: Arch>() {
 }
 
 fn tables_leaves_and_empty_entries_are_told_apart<A: Arch>() {
-    for level in 1..=A::LEVELS {
+    for level in Level::PTE.up_to(A::ROOT) {
         assert_eq!(kind::<A>(Entry::EMPTY, level), Kind::Empty);
     }
-    for level in 2..=A::LEVELS {
-        for frame in frames::<A>(1) {
+    for level in Level::PMD.up_to(A::ROOT) {
+        for frame in frames::<A>(Level::PTE) {
             assert_eq!(kind::<A>(A::table(frame), level), Kind::Table);
             assert_eq!(A::frame(A::table(frame)), frame);
         }
     }
-    for level in 1..=A::LARGEST_LEAF {
+    for level in Level::PTE.up_to(A::LARGEST_LEAF) {
         for (frame, attributes) in
             frames::<A>(level).into_iter().flat_map(|f| all_attributes().map(move |a| (f, a)))
         {
@@ -222,7 +224,7 @@ fn gathering_adds_accessed_and_dirty_and_nothing_else<A: Arch>() {
             dirty: into.dirty | from.dirty,
             ..into
         };
-        let other = A::leaf(Frame(0xffff_ffff), 1, from);
+        let other = A::leaf(Frame(0xffff_ffff), Level::PTE, from);
         assert_eq!(A::gather(page::<A>(into), other), page::<A>(sum), "{into:?} {from:?}");
     }
 }
@@ -263,7 +265,7 @@ fn neighbours_agree_exactly_in_what_a_run_shares<A: Arch>() {
             if equal.contains(Equal::SOFT_DIRTY) {
                 shared &= a.soft_dirty == b.soft_dirty;
             }
-            let next = A::leaf(Frame(0x1_2341), 1, b).0 - A::STEP;
+            let next = A::leaf(Frame(0x1_2341), Level::PTE, b).0 - A::STEP;
             let agree = (page::<A>(a).0 ^ next) & A::compare_mask(equal) == 0;
             assert_eq!(agree, shared, "{equal:?} {a:?} {b:?}");
         }
@@ -278,13 +280,13 @@ fn setting_and_clearing_contig_undo_each_other_at_every_index<A: Arch>() {
         for attributes in all_attributes() {
             // A contiguous run is aligned in both address spaces; the next one is any other.
             let frame = Frame(0x1_2340 + index);
-            let single = A::leaf(frame, 1, attributes);
+            let single = A::leaf(frame, Level::PTE, attributes);
             let contig = A::set_contig(single, index);
             assert_eq!(A::clear_contig(contig, index), single);
             assert_eq!(A::clear_contig(single, index), single, "one in no contig stays as it is");
             assert!(!A::is_contig(single));
             assert_eq!(A::is_contig(contig), A::CONTIG_ENTRIES > 1);
-            assert_eq!(kind::<A>(contig, 1), Kind::Leaf);
+            assert_eq!(kind::<A>(contig, Level::PTE), Kind::Leaf);
             assert_eq!((contig.0 ^ single.0) & (A::SOFT_DIRTY | A::USERFAULT), 0);
         }
     }
@@ -294,7 +296,7 @@ fn a_contig_run_folds_only_where_both_alignments_agree<A: Arch>() {
     let attributes = Attributes { permissions: Permissions::READ, ..Default::default() };
     for index in 0..entries::<A>() {
         for offset in 0..2 * A::CONTIG_ENTRIES {
-            let first = A::leaf(Frame(0x1_2340 + offset), 1, attributes);
+            let first = A::leaf(Frame(0x1_2340 + offset), Level::PTE, attributes);
             let aligned = index % A::CONTIG_ENTRIES == 0 && offset % A::CONTIG_ENTRIES == 0;
             assert_eq!(may_fold::<A>(first, index), A::CONTIG_ENTRIES > 1 && aligned);
         }
@@ -308,15 +310,19 @@ fn permissions_and_records_change_in_place<A: Arch>() {
         if (old.permissions ^ new.permissions).contains(Permissions::USER) {
             continue;
         }
-        for level in 1..=A::LARGEST_LEAF {
+        for level in Level::PTE.up_to(A::LARGEST_LEAF) {
             let frame = frames::<A>(level)[1];
             let (old, new) = (A::leaf(frame, level, old), A::leaf(frame, level, new));
             assert!(!A::needs_break(old, new, level), "{old:?} to {new:?}");
             // Nor inside a contiguous run.
             let index = frame.0 % entries::<A>();
             assert!(
-                level > 1
-                    || !A::needs_break(A::set_contig(old, index), A::set_contig(new, index), 1)
+                level > Level::PTE
+                    || !A::needs_break(
+                        A::set_contig(old, index),
+                        A::set_contig(new, index),
+                        Level::PTE
+                    )
             );
         }
     }
@@ -324,23 +330,23 @@ fn permissions_and_records_change_in_place<A: Arch>() {
 
 fn another_frame_size_or_scope_needs_a_break<A: Arch>() {
     for (old, new) in pairs() {
-        for level in 1..=A::LARGEST_LEAF {
+        for level in Level::PTE.up_to(A::LARGEST_LEAF) {
             let [first, second, ..] = frames::<A>(level);
             let old = A::leaf(first, level, old);
             assert!(A::needs_break(old, A::leaf(second, level, new), level), "frame");
-            if level > 1 {
+            if level > Level::PTE {
                 let table = A::table(first);
                 assert!(A::needs_break(old, table, level) && A::needs_break(table, old, level));
             }
         }
     }
-    for level in 2..=A::LEVELS {
+    for level in Level::PMD.up_to(A::ROOT) {
         assert!(A::needs_break(A::table(Frame(1)), A::table(Frame(2)), level));
         assert!(!A::needs_break(A::table(Frame(1)), A::table(Frame(1)), level));
     }
     for user in readable().map(|attributes| with(attributes, Permissions::USER)) {
         let kernel = without(user, Permissions::USER);
-        assert!(A::needs_break(page::<A>(user), page::<A>(kernel), 1), "becomes global");
+        assert!(A::needs_break(page::<A>(user), page::<A>(kernel), Level::PTE), "becomes global");
     }
 }
 
@@ -348,11 +354,11 @@ fn a_contig_run_is_entered_and_left_by_a_break<A: Arch>() {
     for (old, new) in pairs() {
         for index in 0..A::CONTIG_ENTRIES {
             let frame = Frame(0x1_2340 + index);
-            let single = A::leaf(frame, 1, old);
-            let contig = A::set_contig(A::leaf(frame, 1, new), index);
+            let single = A::leaf(frame, Level::PTE, old);
+            let contig = A::set_contig(A::leaf(frame, Level::PTE, new), index);
             if A::CONTIG_ENTRIES > 1 {
-                assert!(A::needs_break(single, contig, 1));
-                assert!(A::needs_break(contig, single, 1));
+                assert!(A::needs_break(single, contig, Level::PTE));
+                assert!(A::needs_break(contig, single, Level::PTE));
             }
         }
     }
@@ -360,7 +366,7 @@ fn a_contig_run_is_entered_and_left_by_a_break<A: Arch>() {
 
 fn what_was_not_there_needs_no_break<A: Arch>() {
     for attributes in all_attributes() {
-        for level in 1..=A::LARGEST_LEAF {
+        for level in Level::PTE.up_to(A::LARGEST_LEAF) {
             let leaf = A::leaf(frames::<A>(level)[1], level, attributes);
             assert!(!A::needs_break(Entry::EMPTY, leaf, level));
             assert!(!A::needs_break(leaf, Entry::EMPTY, level));
@@ -405,7 +411,7 @@ fn absent_entries_are_read_back_and_never_empty_or_present<A: Arch>() {
         let entry = absent::encode::<A>(absent);
         assert_eq!(absent::decode::<A>(entry), Some(absent));
         assert!(!entry.is_empty() && entry.0 & A::PRESENT == 0);
-        for level in 1..=A::LEVELS {
+        for level in Level::PTE.up_to(A::ROOT) {
             assert_eq!(kind::<A>(entry, level), Kind::Absent);
         }
         let prot_none = matches!(absent, Absent::ProtNone { .. });

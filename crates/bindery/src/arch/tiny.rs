@@ -11,7 +11,7 @@
 //! AArch64 (a hosted MMU may cache a whole run, and misbehaves on the same changes), dirty and
 //! accessed bits set by hardware, global kernel pages.
 
-use super::{Arch, Attributes, Entry, Equal, MemoryType, Permissions, Settled, Write};
+use super::{Arch, Attributes, Entry, Equal, Level, MemoryType, Permissions, Settled, Write};
 use crate::addr::{Frame, PAGE_SHIFT};
 
 const VALID: u64 = 1 << 0;
@@ -51,7 +51,7 @@ impl Arch for Tiny {
     const INDEX_BITS: u32 = 2;
     // All there is: 64 pages.
     const USER_END: u64 = 1 << (PAGE_SHIFT + 3 * 2);
-    const LARGEST_LEAF: u8 = 2;
+    const LARGEST_LEAF: Level = Level::PMD;
     const CONTIG_ENTRIES: u32 = 2;
     const STEP: u64 = 1 << PAGE_SHIFT;
     const SOFT_DIRTY: u64 = SOFT_DIRTY;
@@ -64,7 +64,7 @@ impl Arch for Tiny {
         Entry(frame.start().0 | VALID | TABLE)
     }
 
-    fn leaf(frame: Frame, _level: u8, attributes: Attributes) -> Entry {
+    fn leaf(frame: Frame, _level: Level, attributes: Attributes) -> Entry {
         let permissions = attributes.permissions;
         let mut bits = frame.start().0 | VALID;
         for (set, bit) in [
@@ -82,8 +82,8 @@ impl Arch for Tiny {
     }
 
     #[inline]
-    fn is_table(entry: Entry, level: u8) -> bool {
-        level > 1 && entry.0 & TABLE != 0
+    fn is_table(entry: Entry, level: Level) -> bool {
+        level > Level::PTE && entry.0 & TABLE != 0
     }
 
     #[inline]
@@ -171,7 +171,7 @@ impl Arch for Tiny {
         MemoryType::Normal
     }
 
-    fn needs_break(old: Entry, new: Entry, _level: u8) -> bool {
+    fn needs_break(old: Entry, new: Entry, _level: Level) -> bool {
         // As AArch64: another frame, another size, and a leaf that becomes global.
         let changed = (old.0 ^ new.0) & (FRAME_MASK | TABLE | CONTIGUOUS);
         let becomes_global = old.0 & !new.0 & USER;
@@ -182,13 +182,13 @@ impl Arch for Tiny {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arch::{entries, span, table_span};
+    use crate::arch::entries;
 
     #[test]
     fn the_whole_tree_is_sixty_four_pages() {
         assert_eq!(entries::<Tiny>(), 4);
-        assert_eq!(span::<Tiny>(2), 4 << PAGE_SHIFT);
-        assert_eq!(table_span::<Tiny>(Tiny::LEVELS), 64 << PAGE_SHIFT);
-        assert_eq!(Tiny::USER_END, table_span::<Tiny>(Tiny::LEVELS));
+        assert_eq!(Level::PMD.span::<Tiny>(), 4 << PAGE_SHIFT);
+        assert_eq!(Tiny::ROOT.table_span::<Tiny>(), 64 << PAGE_SHIFT);
+        assert_eq!(Tiny::USER_END, Tiny::ROOT.table_span::<Tiny>());
     }
 }

@@ -3,8 +3,8 @@
 //! stacks, protection keys), section 4.8 (accessed and dirty), section 4.10.4 (invalidation).
 
 use super::{
-    Arch, Attributes, ControlBit, Entry, Equal, MemoryType, Permissions, ProtectionKey, Register,
-    RegisterRule, Settled, Severity, Symptom, Write,
+    Arch, Attributes, ControlBit, Entry, Equal, Level, MemoryType, Permissions, ProtectionKey,
+    Register, RegisterRule, Settled, Severity, Symptom, Write,
 };
 use crate::addr::{Frame, PAGE_SHIFT};
 
@@ -79,13 +79,13 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
 
     // Always: a first touch knows most of the attributes.
     #[inline(always)]
-    fn leaf(frame: Frame, level: u8, attributes: Attributes) -> Entry {
+    fn leaf(frame: Frame, level: Level, attributes: Attributes) -> Entry {
         Entry(leaf_bits(frame, level, attributes))
     }
 
     #[inline]
-    fn is_table(entry: Entry, level: u8) -> bool {
-        level > 1 && entry.0 & LARGE == 0
+    fn is_table(entry: Entry, level: Level) -> bool {
+        level > Level::PTE && entry.0 & LARGE == 0
     }
 
     #[inline]
@@ -169,12 +169,12 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
         }
     }
 
-    fn needs_break(old: Entry, new: Entry, level: u8) -> bool {
+    fn needs_break(old: Entry, new: Entry, level: Level) -> bool {
         // Nothing is demanded for permissions. A change of frame or size while both are valid
         // would let one processor use the old translation and the new one by turns (SDM
         // section 4.10.2.3), so those go through an invalid entry.
         let changed = old.0 ^ new.0;
-        let size = if level > 1 { LARGE } else { 0 };
+        let size = if level > Level::PTE { LARGE } else { 0 };
         old.0 & new.0 & PRESENT != 0 && changed & (FRAME_MASK | GLOBAL | size) != 0
     }
 
@@ -232,7 +232,7 @@ impl<const LEVELS: u8> X86_64<LEVELS> {
     #[inline]
     pub const fn kernel_leaf(
         frame: Frame,
-        level: u8,
+        level: Level,
         permissions: Permissions,
         memory: MemoryType,
     ) -> Entry {
@@ -250,7 +250,7 @@ impl<const LEVELS: u8> X86_64<LEVELS> {
 
 // Always: a first touch knows most of the attributes.
 #[inline(always)]
-const fn leaf_bits(frame: Frame, level: u8, attributes: Attributes) -> u64 {
+const fn leaf_bits(frame: Frame, level: Level, attributes: Attributes) -> u64 {
     let permissions = attributes.permissions;
     let mut bits = frame.start().0 | PRESENT | (attributes.key.number() as u64) << KEY_SHIFT;
     if permissions.contains(Permissions::USER) {
@@ -261,7 +261,7 @@ const fn leaf_bits(frame: Frame, level: u8, attributes: Attributes) -> u64 {
     if !permissions.contains(Permissions::EXECUTE) {
         bits |= NO_EXECUTE;
     }
-    if level > 1 {
+    if level.0 > 1 {
         bits |= LARGE;
     }
     if permissions.contains(Permissions::WRITE) {
@@ -295,7 +295,7 @@ const fn memory_bits(memory: MemoryType) -> u64 {
 mod tests {
     use super::*;
     use crate::addr::VirtAddr;
-    use crate::arch::{Absent, Marker, absent, index_of, table_span};
+    use crate::arch::{Absent, Marker, absent};
 
     type A = X86_64<4>;
 
@@ -306,19 +306,19 @@ mod tests {
     #[test]
     fn a_dirty_page_that_is_write_protected_is_no_shadow_stack() {
         let user = Permissions::READ | Permissions::USER;
-        let dirty = A::leaf(Frame(7), 1, attributes(user | Permissions::WRITE, true));
+        let dirty = A::leaf(Frame(7), Level::PTE, attributes(user | Permissions::WRITE, true));
         let protected = A::write_protect(dirty);
         assert_eq!(protected.0 & (DIRTY | WRITABLE), 0);
         assert!(A::attributes(protected).dirty);
-        assert_eq!(protected, A::leaf(Frame(7), 1, attributes(user, true)));
+        assert_eq!(protected, A::leaf(Frame(7), Level::PTE, attributes(user, true)));
         assert_eq!(A::make_writable(protected, Write::Later), dirty);
     }
 
     #[test]
     fn gathering_puts_dirty_where_the_receiver_keeps_it() {
         let user = Permissions::READ | Permissions::USER;
-        let writable = A::leaf(Frame(7), 1, attributes(user | Permissions::WRITE, false));
-        let read_only = A::leaf(Frame(8), 1, attributes(user, false));
+        let writable = A::leaf(Frame(7), Level::PTE, attributes(user | Permissions::WRITE, false));
+        let read_only = A::leaf(Frame(8), Level::PTE, attributes(user, false));
         let dirty = A::make_writable(writable, Write::Now);
         assert!(A::attributes(A::gather(read_only, dirty)).dirty);
         assert_eq!(A::gather(read_only, dirty).0 & DIRTY, 0);
@@ -337,9 +337,9 @@ mod tests {
         assert_eq!((X86_64::<4>::LEVELS, X86_64::<5>::LEVELS), (4, 5));
         assert_eq!(X86_64::<5>::NAME, "x86-64-la57");
         assert_eq!(X86_64::<5>::table(Frame(7)), A::table(Frame(7)));
-        assert!(X86_64::<5>::is_table(A::table(Frame(7)), 5));
-        assert_eq!(table_span::<X86_64<5>>(5), 1 << 57);
-        assert_eq!(index_of::<X86_64<5>>(VirtAddr(0x00ff_ffff_ffff_f000), 5), 255);
+        assert!(X86_64::<5>::is_table(A::table(Frame(7)), Level(5)));
+        assert_eq!(Level(5).table_span::<X86_64<5>>(), 1 << 57);
+        assert_eq!(Level(5).index_of::<X86_64<5>>(VirtAddr(0x00ff_ffff_ffff_f000)), 255);
     }
 
     #[test]

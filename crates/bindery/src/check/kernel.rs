@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 
 use crate::KernelMap;
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Kind, Permissions};
+use crate::arch::{self, Arch, Entry, Kind, Level, Permissions};
 use crate::frame::meta;
 use crate::platform::Platform;
 use crate::table::run;
@@ -66,16 +66,16 @@ impl<P: Platform> Audit<'_, '_, P> {
         if map.owns_root() {
             self.meet_table(root, arena.start())?;
         }
-        let level = P::Arch::LEVELS;
-        let span = arch::span::<P::Arch>(level);
+        let level = P::Arch::ROOT;
+        let span = level.span::<P::Arch>();
         let mut at = arena.start().align_down(span);
         while at < arena.end() {
-            let index = arch::index_of::<P::Arch>(at, level);
+            let index = level.index_of::<P::Arch>(at);
             let entry = run::load(self.slots(root), index);
             if arch::kind::<P::Arch>(entry, level) != Kind::Table {
                 return Err(Violation::NotATable { table: root, at });
             }
-            self.kernel_table(map, P::Arch::frame(entry), level - 1, at)?;
+            self.kernel_table(map, P::Arch::frame(entry), level.below(), at)?;
             let Some(next) = at.checked_add(span) else { break };
             at = next;
         }
@@ -86,7 +86,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         &mut self,
         map: &KernelMap<'_, P>,
         table: Frame,
-        level: u8,
+        level: Level,
         base: VirtAddr,
     ) -> Result<(), Violation> {
         let frames = &self.memory.frames;
@@ -95,11 +95,11 @@ impl<P: Platform> Audit<'_, '_, P> {
             return Err(Violation::NotATable { table, at: base });
         }
         self.meet_table(table, base)?;
-        let top = level + 1 == P::Arch::LEVELS;
-        if !top && !map.has_area_under(base, arch::table_span::<P::Arch>(level)) {
+        let top = level.above() == P::Arch::ROOT;
+        if !top && !map.has_area_under(base, level.table_span::<P::Arch>()) {
             return Err(Violation::TableOutsideMappings { table, at: base });
         }
-        if level == 1 {
+        if level == Level::PTE {
             let says = self.memory.frames.table(table).live();
             let slots = self.slots(table).iter();
             let holds = slots.filter(|slot| slot.load(Ordering::Relaxed) != 0).count() as u32;
@@ -108,11 +108,11 @@ impl<P: Platform> Audit<'_, '_, P> {
             }
         }
         for index in 0..arch::entries::<P::Arch>() {
-            let at = base.offset(u64::from(index) << arch::span_shift::<P::Arch>(level));
+            let at = base.offset(u64::from(index) << level.span_shift::<P::Arch>());
             let entry = run::load(self.slots(table), index);
             match arch::kind::<P::Arch>(entry, level) {
                 Kind::Empty => {}
-                Kind::Table => self.kernel_table(map, P::Arch::frame(entry), level - 1, at)?,
+                Kind::Table => self.kernel_table(map, P::Arch::frame(entry), level.below(), at)?,
                 Kind::Absent => return Err(Violation::BadAbsent(at)),
                 Kind::Leaf => self.kernel_leaf(map, table, level, index, at)?,
             }
@@ -124,14 +124,14 @@ impl<P: Platform> Audit<'_, '_, P> {
         &mut self,
         map: &KernelMap<'_, P>,
         table: Frame,
-        level: u8,
+        level: Level,
         index: u32,
         at: VirtAddr,
     ) -> Result<(), Violation> {
         let slots = self.slots(table);
         let entry = run::load(slots, index);
         let single = P::Arch::clear_contig(entry, index);
-        let span = arch::span::<P::Arch>(level);
+        let span = level.span::<P::Arch>();
         let whole = VirtRange::raw(at.0, at.0 + span);
         let Some(area) = map.owner_of(at).filter(|area| area.range().covers(whole)) else {
             return Err(Violation::OutsideMappings(at));
@@ -144,14 +144,14 @@ impl<P: Platform> Audit<'_, '_, P> {
         }
         if P::Arch::is_contig(entry) {
             let first = index & !(P::Arch::CONTIG_ENTRIES - 1);
-            let step = P::Arch::STEP << arch::order_of_level::<P::Arch>(level);
+            let step = P::Arch::STEP << level.order::<P::Arch>();
             let head = P::Arch::clear_contig(run::load(slots, first), first).0;
             let continues = |ahead: u32| {
                 let other = run::load(slots, first + ahead);
                 let expected = Entry(head.wrapping_add(step * u64::from(ahead)));
                 P::Arch::is_contig(other) && P::Arch::clear_contig(other, first + ahead) == expected
             };
-            let frames = u32::from(arch::order_of_level::<P::Arch>(level));
+            let frames = u32::from(level.order::<P::Arch>());
             let aligned =
                 P::Arch::frame(Entry(head)).0 >> frames & (P::Arch::CONTIG_ENTRIES - 1) == 0;
             if level > P::Arch::LARGEST_CONTIG_LEVEL
@@ -161,7 +161,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                 return Err(Violation::BrokenBlock(at));
             }
         }
-        self.report.pages += 1 << arch::order_of_level::<P::Arch>(level);
+        self.report.pages += 1 << level.order::<P::Arch>();
         Ok(())
     }
 }

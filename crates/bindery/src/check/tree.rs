@@ -1,7 +1,7 @@
 //! The tables and entries of one address space.
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Arch, Entry, Kind, Marker, Permissions, absent};
+use crate::arch::{self, Absent, Arch, Entry, Kind, Level, Marker, Permissions, absent};
 use crate::collections::range_skip_list::Indexed;
 use crate::frame::{OwnerKind, pending};
 use crate::platform::Platform;
@@ -15,7 +15,7 @@ use super::{Audit, Violation};
 /// A leaf or `PROT_NONE` leaf: where, and how the table names it.
 struct Found {
     range: VirtRange,
-    level: u8,
+    level: Level,
     frame: Frame,
 }
 
@@ -32,7 +32,7 @@ impl<P: Platform> Audit<'_, '_, P> {
             }
             self.report.mappings += 1;
         }
-        let root = Node { table: space.table.root, level: P::Arch::LEVELS };
+        let root = Node { table: space.table.root, level: P::Arch::ROOT };
         self.resident = Resident::default();
         self.table(space, root, VirtAddr(0))?;
         let says = space.resident();
@@ -63,8 +63,8 @@ impl<P: Platform> Audit<'_, '_, P> {
         if pending::is_any(meta.pending()) {
             return Err(Violation::PendingFlush { table, at });
         }
-        let root = node.level == P::Arch::LEVELS;
-        let span = arch::table_span::<P::Arch>(node.level);
+        let root = node.level == P::Arch::ROOT;
+        let span = node.level.table_span::<P::Arch>();
         let last = base.0.saturating_add(span - 1);
         let mapped = |vma: &Vma| vma.start() <= last;
         if !root && !space.first_behind(&space.mmap_lock.lock(), base.0).is_some_and(mapped) {
@@ -72,7 +72,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         }
         let (mut holds, mut needs) = (0, 0);
         for index in 0..arch::entries::<P::Arch>() {
-            let start = base.offset(u64::from(index) * arch::span::<P::Arch>(node.level));
+            let start = base.offset(u64::from(index) * node.level.span::<P::Arch>());
             if root && start >= space.limit() {
                 // The kernel's half, which the embedder owns.
                 break;
@@ -82,14 +82,14 @@ impl<P: Platform> Audit<'_, '_, P> {
             if kind != Kind::Empty {
                 holds += 1;
             }
-            if node.level > 1 && matches!(kind, Kind::Leaf | Kind::Absent) {
+            if node.level > Level::PTE && matches!(kind, Kind::Leaf | Kind::Absent) {
                 needs += 1;
             }
-            let range = VirtRange::raw(start.0, start.0 + arch::span::<P::Arch>(node.level));
+            let range = VirtRange::raw(start.0, start.0 + node.level.span::<P::Arch>());
             match kind {
                 Kind::Empty => {}
                 Kind::Table => {
-                    let child = Node { table: P::Arch::frame(entry), level: node.level - 1 };
+                    let child = node.child(P::Arch::frame(entry));
                     self.table(space, child, start)?;
                 }
                 Kind::Leaf => self.leaf(space, node, index, entry, range)?,
@@ -167,7 +167,7 @@ impl<P: Platform> Audit<'_, '_, P> {
     fn absent(
         &mut self,
         space: &AddressSpace<'_, P>,
-        level: u8,
+        level: Level,
         entry: Entry,
         range: VirtRange,
     ) -> Result<(), Violation> {
@@ -184,7 +184,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                 self.owned(vma, &found)
             }
             Some(Absent::Swap { device, slot, exclusive, .. }) => {
-                let pages = 1 << arch::order_of_level::<P::Arch>(level);
+                let pages = 1 << level.order::<P::Arch>();
                 self.swap_entry(at, (device, slot), pages, exclusive)
             }
             Some(Absent::Marker(_)) => Ok(()),
@@ -212,11 +212,11 @@ impl<P: Platform> Audit<'_, '_, P> {
 
     /// Counts the pages of a leaf, and says whether they are exclusive.
     fn page(&mut self, found: &Found) -> Result<bool, Violation> {
-        let order = arch::order_of_level::<P::Arch>(found.level);
+        let order = found.level.order::<P::Arch>();
         let pages = 1 << order;
         self.report.pages += u64::from(pages);
         let zeroes = self.memory.huge_zero_pages_from(found.frame);
-        if found.frame == self.memory.zero_frame && found.level == 1
+        if found.frame == self.memory.zero_frame && found.level == Level::PTE
             || zeroes >= pages && found.frame.is_aligned(order)
         {
             return Ok(false);

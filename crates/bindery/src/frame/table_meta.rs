@@ -5,6 +5,7 @@ use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::addr::Frame;
+use crate::arch::Level;
 use crate::platform::Platform;
 
 use super::Frames;
@@ -18,12 +19,12 @@ pub(crate) struct TableMeta<'a>(&'a FrameMeta);
 
 impl<'a> TableMeta<'a> {
     /// Makes a zeroed frame an empty, locked table of `level`.
-    pub(crate) fn init(self, level: u8) {
+    pub(crate) fn init(self, level: Level) {
         self.0.next.store(NONE, Relaxed);
         self.0.previous.store(0, Relaxed);
         self.0.owner.store(NONE, Relaxed);
         self.0.word.store(0, Relaxed);
-        self.0.state.store(state_of(Kind::Table, level) | LOCK, Release);
+        self.0.state.store(state_of(Kind::Table, level.0) | LOCK, Release);
     }
 
     /// Whether the frame is a table.
@@ -33,14 +34,14 @@ impl<'a> TableMeta<'a> {
     }
 
     /// Whether the frame is a table of `level`.
-    pub(crate) fn is_table_of(self, level: u8) -> bool {
+    pub(crate) fn is_table_of(self, level: Level) -> bool {
         self.is_table() && self.level() == level
     }
 
     /// The table's level.
     #[inline]
-    pub(crate) fn level(self) -> u8 {
-        self.0.order()
+    pub(crate) fn level(self) -> Level {
+        Level(self.0.order())
     }
 
     /// Takes the lock if nobody has it. With acquire.

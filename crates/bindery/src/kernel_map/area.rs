@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64};
 
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::MemoryType;
+use crate::arch::{Level, MemoryType};
 use crate::collections::range_skip_list::{Indexed, Links};
 use crate::deferred::Linked;
 use crate::memory::{Record, RecordKind};
@@ -165,8 +165,8 @@ impl Area {
 
     /// Whether a leaf of `level`, in a contiguous run or not, of this type may be in it. For the
     /// auditor.
-    pub(crate) fn allows(&self, level: u8, contig: bool, memory: MemoryType) -> bool {
-        let single = level == 1 && !contig;
+    pub(crate) fn allows(&self, level: Level, contig: bool, memory: MemoryType) -> bool {
+        let single = level == Level::PTE && !contig;
         // Some architectures know fewer types.
         let strict = |memory| matches!(memory, MemoryType::Device | MemoryType::Uncached);
         let same = self.memory == memory || strict(self.memory) && strict(memory);

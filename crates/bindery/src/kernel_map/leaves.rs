@@ -4,7 +4,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, VirtAddr};
-use crate::arch::{self, Arch, Attributes, Entry, MemoryType, Permissions};
+use crate::arch::{Arch, Attributes, Entry, Level, MemoryType, Permissions};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::table::run;
@@ -19,16 +19,16 @@ pub(super) struct Leaves {
     permissions: Permissions,
     memory: u64,
     /// The highest level that they may have.
-    largest: u8,
+    largest: Level,
     /// The highest level at which they may form contiguous runs.
-    largest_contig: u8,
+    largest_contig: Level,
 }
 
 impl Leaves {
     /// Leaves as they stand somewhere already, so that the architecture has their type of memory.
     pub(super) fn of<P: Platform>(permissions: Permissions, memory: MemoryType) -> Self {
         let memory = P::Arch::memory_type(memory).unwrap_or(0);
-        Self { permissions, memory, largest: 1, largest_contig: 0 }
+        Self { permissions, memory, largest: Level::PTE, largest_contig: Level::NONE }
     }
 
     /// As `other`, with other permissions.
@@ -37,15 +37,15 @@ impl Leaves {
     }
 
     /// As these, in smaller pieces.
-    pub(super) fn at_most(&self, largest: u8) -> Self {
+    pub(super) fn at_most(&self, largest: Level) -> Self {
         Self { largest, ..*self }
     }
 
-    pub(super) fn largest(&self) -> u8 {
+    pub(super) fn largest(&self) -> Level {
         self.largest
     }
 
-    pub(super) fn largest_contig(&self) -> u8 {
+    pub(super) fn largest_contig(&self) -> Level {
         self.largest_contig
     }
 }
@@ -53,7 +53,7 @@ impl Leaves {
 /// Entries of one table, and the first of the consecutive frames for them.
 pub(super) struct LeafRun {
     pub(super) table: Frame,
-    pub(super) level: u8,
+    pub(super) level: Level,
     pub(super) index: u32,
     pub(super) entries: u32,
     pub(super) first: Frame,
@@ -75,14 +75,17 @@ impl<P: Platform> KernelMap<'_, P> {
         check_executable(permissions, memory)?;
         let memory = P::Arch::memory_type(memory).ok_or(KernelMapError::NoSuchMemoryType)?;
         let single = pieces == Pieces::Base || self.reach.is_page();
-        let (largest, largest_contig) =
-            if single { (1, 0) } else { (self.largest_leaf, self.largest_contig) };
+        let (largest, largest_contig) = if single {
+            (Level::PTE, Level::NONE)
+        } else {
+            (self.largest_leaf, self.largest_contig)
+        };
         Ok(Leaves { permissions, memory, largest, largest_contig })
     }
 
     /// The leaf of `frame` at `level`. The MMU has nothing to add to it, so plain stores change it.
     #[inline]
-    pub(super) fn leaf(&self, frame: Frame, level: u8, leaves: &Leaves) -> Entry {
+    pub(super) fn leaf(&self, frame: Frame, level: Level, leaves: &Leaves) -> Entry {
         let attributes = Attributes {
             permissions: leaves.permissions,
             accessed: true,
@@ -101,7 +104,7 @@ impl<P: Platform> KernelMap<'_, P> {
     ) -> Result<(), ()> {
         let LeafRun { table, level, index, entries, first } = *run;
         let slots = &self.slots(table)[index as usize..(index + entries) as usize];
-        let free = if level == 1 {
+        let free = if level == Level::PTE {
             self.count_in(table, slots, &mut walk.counts)
         } else {
             walk.counts.entries_read += u64::from(entries);
@@ -119,7 +122,7 @@ impl<P: Platform> KernelMap<'_, P> {
             return Ok(());
         }
         let leaf = self.leaf(first, level, leaves).0;
-        let order = arch::order_of_level::<P::Arch>(level);
+        let order = level.order::<P::Arch>();
         let step = P::Arch::STEP << order;
         walk.counts.entries_written += u64::from(entries);
         let contig = P::Arch::CONTIG_ENTRIES;
@@ -153,14 +156,14 @@ impl<P: Platform> KernelMap<'_, P> {
         pages: &[Frame],
         leaves: &Leaves,
     ) -> Result<(), Stop> {
-        let table = walk.table(self, at, 1)?;
-        let index = arch::index_of::<P::Arch>(VirtAddr(at), 1);
+        let table = walk.table(self, at, Level::PTE)?;
+        let index = Level::PTE.index_of::<P::Arch>(VirtAddr(at));
         let slots = &self.slots(table)[index as usize..][..pages.len()];
         if !self.count_in(table, slots, &mut walk.counts) {
             return Err(Stop::Occupied(at));
         }
         walk.counts.entries_written += pages.len() as u64;
-        let base = self.leaf(Frame(0), 1, leaves).0;
+        let base = self.leaf(Frame(0), Level::PTE, leaves).0;
         let leaf = |frame: Frame| base + P::Arch::STEP * u64::from(frame.0);
         let singles = |slots: &[AtomicU64], pages: &[Frame]| {
             for (slot, frame) in slots.iter().zip(pages) {
@@ -168,7 +171,7 @@ impl<P: Platform> KernelMap<'_, P> {
             }
         };
         let contig = P::Arch::CONTIG_ENTRIES as usize;
-        if contig == 1 || leaves.largest_contig == 0 {
+        if contig == 1 || leaves.largest_contig == Level::NONE {
             singles(slots, pages);
             return Ok(());
         }

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SIZE, PhysAddr, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Kind, Permissions};
+use crate::arch::{self, Arch, Entry, Kind, Level, Permissions};
 use crate::collections::range_skip_list::Indexed;
 use crate::events::Unchanged;
 use crate::platform::{Invalidation, Platform, Tables};
@@ -35,7 +35,7 @@ impl<P: Platform> KernelMap<'_, P> {
             return None;
         }
         let leaf = self.whole_leaf(&found);
-        let offset = at.0 & (arch::span::<P::Arch>(found.level) - 1);
+        let offset = at.0 & (found.level.span::<P::Arch>() - 1);
         Some(PhysAddr(leaf.0 + offset))
     }
 
@@ -188,7 +188,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let _section = ReadSection::enter(&self.memory.platform);
         let lowest = protocol::descend(self, at, &mut Counts::default());
         let Lowest { table, level, mut index, mut entry } = lowest;
-        let span = arch::span::<P::Arch>(level);
+        let span = level.span::<P::Arch>();
         let (mut at, mut joined) = (at, None::<KernelPiece>);
         loop {
             let next = at.align_down(span).checked_add(span);
@@ -219,8 +219,8 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// What a leaf at `index` of a table says of a part of its addresses.
-    fn piece(leaf: Entry, level: u8, index: u32, range: VirtRange) -> KernelPiece {
-        let span = arch::span::<P::Arch>(level);
+    fn piece(leaf: Entry, level: Level, index: u32, range: VirtRange) -> KernelPiece {
+        let span = level.span::<P::Arch>();
         let single = P::Arch::clear_contig(leaf, index);
         let entries = if P::Arch::is_contig(leaf) { u64::from(P::Arch::CONTIG_ENTRIES) } else { 1 };
         KernelPiece {

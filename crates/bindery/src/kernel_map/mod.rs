@@ -96,7 +96,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch};
+use crate::arch::{Arch, Level};
 use crate::collections::range_skip_list::Index;
 use crate::deferred::{Batch, Tables as DetachedTables};
 use crate::platform::{Platform, Tables};
@@ -152,8 +152,8 @@ pub struct KernelMap<'m, P: Platform> {
     ownership: Ownership,
     arena: VirtRange,
     reach: RunLimit,
-    largest_leaf: u8,
-    largest_contig: u8,
+    largest_leaf: Level,
+    largest_contig: Level,
     /// All areas; its writer lock is that of `freed`.
     index: Index<Area>,
     freed: Mutex<P::SpinLock, FreedList>,
@@ -223,7 +223,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     ) -> Result<Self, KernelMapError> {
         memory.outermost(|| {
             let mut counts = Counts::default();
-            let root = new_table(memory, P::Arch::LEVELS, &mut counts);
+            let root = new_table(memory, P::Arch::ROOT, &mut counts);
             let root = root.ok_or(KernelMapError::OutOfMemory)?;
             let map = Self::with_ownership(memory, root, Ownership::Own, arena, reach);
             map.stats.add(&counts);
@@ -272,7 +272,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
             arena,
             reach,
             // Not in the root, which is copied.
-            largest_leaf: P::Arch::LARGEST_LEAF.min(P::Arch::LEVELS - 1),
+            largest_leaf: P::Arch::LARGEST_LEAF.min(P::Arch::ROOT.below()),
             largest_contig: P::Arch::LARGEST_CONTIG_LEVEL,
             index: Index::new([memory.platform.seed(), u64::from(root.0)]),
             freed: Mutex::new(FreedList::new()),
@@ -308,7 +308,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         }
         let mut counts = Counts::default();
         for index in indices.clone() {
-            let Some(table) = new_table(self.memory, P::Arch::LEVELS - 1, &mut counts) else {
+            let Some(table) = new_table(self.memory, P::Arch::ROOT.below(), &mut counts) else {
                 self.empty_root_entries(arena, *indices.start()..=index);
                 return Err(KernelMapError::OutOfMemory);
             };
@@ -325,8 +325,8 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     /// The positions in the root that stand for an arena; `None` if it is no arena.
     fn root_indices(arena: VirtRange) -> Option<RangeInclusive<u32>> {
         let (start, last) = (arena.start(), VirtAddr(arena.end().0.wrapping_sub(1)));
-        let level = P::Arch::LEVELS;
-        let top = arch::span_shift::<P::Arch>(level) + P::Arch::INDEX_BITS;
+        let level = P::Arch::ROOT;
+        let top = level.span_shift::<P::Arch>() + P::Arch::INDEX_BITS;
         let under_one_root = start.0.checked_shr(top) == last.0.checked_shr(top);
         let whole_pages = start.is_aligned(PAGE_SIZE) && arena.end().is_aligned(PAGE_SIZE);
         let useful = under_one_root && whole_pages && arena.len() >= 2 * PAGE_SIZE;
@@ -338,7 +338,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         let upper =
             above == ones && (start.0 >> (top - 1) & 1 == 1 || P::Arch::USER_END >> top != 0);
         let lower = above == 0 && start.0 != 0 && last.0 < P::Arch::USER_END;
-        let index = |at| arch::index_of::<P::Arch>(at, level);
+        let index = |at| level.index_of::<P::Arch>(at);
         (useful && (upper || lower)).then(|| index(start)..=index(last))
     }
 
@@ -356,7 +356,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
                 unsafe { tables.push(&self.memory.frames, P::Arch::frame(entry)) };
             }
         }
-        self.invalidate(arena, 1, Tables::Changed, &mut counts);
+        self.invalidate(arena, Level::PTE, Tables::Changed, &mut counts);
         self.memory.free_after_readers(Batch::of(tables));
     }
 
@@ -383,12 +383,12 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     }
 
     /// The map without leaves above `level`, for processors that have none (x86-64 without 1 GiB
-    /// pages: 2).
+    /// pages: [`Level::PMD`]).
     ///
     /// Context: any.
     #[must_use]
-    pub fn with_largest_leaf(self, level: u8) -> Self {
-        let largest_leaf = level.clamp(1, self.largest_leaf);
+    pub fn with_largest_leaf(self, level: Level) -> Self {
+        let largest_leaf = level.clamp(Level::PTE, self.largest_leaf);
         let mut map = self;
         map.largest_leaf = largest_leaf;
         map
@@ -400,7 +400,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     #[must_use]
     pub fn without_contiguous_runs(self) -> Self {
         let mut map = self;
-        map.largest_contig = 0;
+        map.largest_contig = Level::NONE;
         map
     }
 

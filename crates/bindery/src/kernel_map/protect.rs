@@ -16,7 +16,7 @@ use core::ops::Range;
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Kind, Permissions};
+use crate::arch::{self, Arch, Entry, Kind, Level, Permissions};
 use crate::platform::{Platform, Tables};
 use crate::stats::Counts;
 use crate::table::TablePool;
@@ -38,7 +38,7 @@ struct ProtectionChange {
 /// Entries of one table that are, or may have to be, changed together.
 struct LeafStretch {
     table: Frame,
-    level: u8,
+    level: Level,
     /// The first entry, and the one behind the last.
     from: u32,
     until: u32,
@@ -160,7 +160,7 @@ impl<P: Platform> KernelMap<'_, P> {
             if self.needs_pause(stretch, change, &cuts) {
                 self.change_paused(stretch, change, &cuts, counts);
             } else if self.store(stretch, change, &cuts, counts) {
-                plain = Some(plain.map_or(stretch.level, |level: u8| level.min(stretch.level)));
+                plain = Some(plain.map_or(stretch.level, |level: Level| level.min(stretch.level)));
             }
         });
         if let Some(lowest) = plain {
@@ -183,7 +183,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let (mut at, end) = (change.range.start(), change.range.end());
         while at < end {
             let (table, level, index) = self.lowest(at, counts);
-            let shift = arch::span_shift::<P::Arch>(level);
+            let shift = level.span_shift::<P::Arch>();
             let base = at.align_down(1 << shift).0;
             let left = (end.0 - base).div_ceil(1 << shift);
             let room = left.min(u64::from(arch::entries::<P::Arch>() - index)) as u32;
@@ -230,7 +230,7 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     fn range_of(&self, stretch: &LeafStretch, index: u32) -> VirtRange {
-        let shift = arch::span_shift::<P::Arch>(stretch.level);
+        let shift = stretch.level.span_shift::<P::Arch>();
         let start = stretch.base + (u64::from(index - stretch.from) << shift);
         VirtRange::raw(start, start + (1 << shift))
     }
@@ -238,7 +238,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// The entries of a stretch that lie across the bounds of the change; one that lies across both
     /// comes once.
     fn across(&self, stretch: &LeafStretch, change: &ProtectionChange) -> [Option<u32>; 2] {
-        let shift = arch::span_shift::<P::Arch>(stretch.level);
+        let shift = stretch.level.span_shift::<P::Arch>();
         let last = VirtAddr(change.range.end().0 - 1);
         let at = |at: VirtAddr| {
             let ahead = at.0.checked_sub(stretch.base)? >> shift;
@@ -281,7 +281,7 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// A leaf with other permissions.
-    fn changed(&self, leaf: Entry, level: u8, permissions: Option<Permissions>) -> Entry {
+    fn changed(&self, leaf: Entry, level: Level, permissions: Option<Permissions>) -> Entry {
         match permissions {
             None => leaf,
             Some(permissions) => {
@@ -293,7 +293,7 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// Whether a change of the entry takes a pause.
-    fn breaks(old: Entry, new: Entry, level: u8) -> bool {
+    fn breaks(old: Entry, new: Entry, level: Level) -> bool {
         old != new && (P::Arch::is_contig(old) || P::Arch::needs_break(old, new, level))
     }
 
@@ -319,7 +319,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let mut needed = 0;
         self.for_each_stretch(change, counts, |stretch, _| {
             let across = self.across(stretch, change).into_iter().flatten().count() as u64;
-            needed += 2 * across * u64::from(stretch.level - 1);
+            needed += 2 * across * u64::from(stretch.level.below().0);
         });
         needed
     }
@@ -370,16 +370,15 @@ impl<P: Platform> KernelMap<'_, P> {
         &self,
         pool: &mut TablePool<'_, P>,
         leaf: Entry,
-        level: u8,
+        level: Level,
         base: VirtAddr,
         change: &ProtectionChange,
         counts: &mut Counts,
     ) -> Option<Frame> {
-        let below = level - 1;
+        let below = level.below();
         let table = pool.take(below, counts).ok()?;
         self.memory.frames.table(table).unlock();
-        let (shift, order) =
-            (arch::span_shift::<P::Arch>(below), arch::order_of_level::<P::Arch>(below));
+        let (shift, order) = (below.span_shift::<P::Arch>(), below.order::<P::Arch>());
         let leaves =
             Leaves::of::<P>(P::Arch::attributes(leaf).permissions, P::Arch::memory_type_of(leaf));
         let slots = self.slots(table);
@@ -406,7 +405,7 @@ impl<P: Platform> KernelMap<'_, P> {
         }
         let entries = arch::entries::<P::Arch>();
         counts.entries_written += u64::from(entries);
-        if below == 1 {
+        if below == Level::PTE {
             self.memory.frames.table(table).change_live(entries, 0);
         }
         Some(table)

@@ -12,7 +12,7 @@ use core::ops::Range;
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Kind};
+use crate::arch::{self, Arch, Entry, Kind, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::table::free_table;
@@ -38,7 +38,7 @@ pub(super) trait KernelTree {
         order: (Ordering, Ordering),
     ) -> Result<(), Entry>;
     /// An empty table, which nobody else knows.
-    fn make_table(&self, level: u8, counts: &mut Counts) -> Option<Frame>;
+    fn make_table(&self, level: Level, counts: &mut Counts) -> Option<Frame>;
     /// Takes a table back that nobody else has seen.
     fn drop_table(&self, table: Frame, counts: &mut Counts);
     /// Whether a TLB may remember a table that is detached.
@@ -53,7 +53,7 @@ pub(super) trait KernelTree {
 /// The lowest table that exists for an address.
 pub(super) struct Lowest {
     pub(super) table: Frame,
-    pub(super) level: u8,
+    pub(super) level: Level,
     pub(super) index: u32,
     /// What stands there; of a second look, nobody knows whether it is about the same.
     pub(super) entry: Entry,
@@ -63,7 +63,7 @@ pub(super) struct Lowest {
 pub(super) struct Found {
     /// Empty or a leaf; of one that is paused, with its valid bit.
     pub(super) entry: Entry,
-    pub(super) level: u8,
+    pub(super) level: Level,
     pub(super) index: u32,
     pub(super) paused: bool,
 }
@@ -74,12 +74,12 @@ pub(super) struct Found {
 pub(super) fn child<T: KernelTree>(
     tree: &T,
     table: Frame,
-    level: u8,
+    level: Level,
     at: VirtAddr,
     counts: &mut Counts,
 ) -> Result<Frame, Stop> {
     // Acquire: of the table, we see that it is empty, or what others have stored since.
-    let index = arch::index_of::<T::Arch>(at, level);
+    let index = level.index_of::<T::Arch>(at);
     let entry = tree.load(table, index, Ordering::Acquire);
     counts.entries_descended += 1;
     match arch::kind::<T::Arch>(entry, level) {
@@ -93,11 +93,11 @@ pub(super) fn child<T: KernelTree>(
 fn make_child<T: KernelTree>(
     tree: &T,
     table: Frame,
-    level: u8,
+    level: Level,
     at: VirtAddr,
     counts: &mut Counts,
 ) -> Result<Frame, Stop> {
-    let new = tree.make_table(level - 1, counts).ok_or(Stop::OutOfMemory)?;
+    let new = tree.make_table(level.below(), counts).ok_or(Stop::OutOfMemory)?;
     // The entry may have named a table that was detached just now, and our addresses lay free under
     // it. A CPU that remembers that table finds none of what we map: see the module's text.
     // Acquire: what the flush has done comes before our table can be found.
@@ -107,7 +107,7 @@ fn make_child<T: KernelTree>(
     // Release: a reader that finds the table by this entry sees it empty. Acquire: so do we, of
     // another's.
     let order = (Ordering::AcqRel, Ordering::Acquire);
-    let index = arch::index_of::<T::Arch>(at, level);
+    let index = level.index_of::<T::Arch>(at);
     match tree.offer(table, index, T::Arch::table(new), order) {
         Ok(()) => {
             counts.entries_written += 1;
@@ -134,16 +134,16 @@ fn wait_for_flush<T: KernelTree>(tree: &T) {
 /// section.
 #[inline]
 pub(super) fn descend<T: KernelTree>(tree: &T, at: VirtAddr, counts: &mut Counts) -> Lowest {
-    let (mut table, mut level) = (tree.top(), T::Arch::LEVELS);
+    let (mut table, mut level) = (tree.top(), T::Arch::ROOT);
     loop {
-        let index = arch::index_of::<T::Arch>(at, level);
+        let index = level.index_of::<T::Arch>(at);
         let entry = tree.load(table, index, Ordering::Acquire);
         counts.entries_descended += 1;
         if arch::kind::<T::Arch>(entry, level) != Kind::Table {
             return Lowest { table, level, index, entry };
         }
         table = T::Arch::frame(entry);
-        level -= 1;
+        level = level.below();
     }
 }
 
@@ -176,7 +176,7 @@ pub(super) fn whole<A: Arch>(entry: Entry) -> Entry {
 pub(super) fn clear_leaves<T: KernelTree>(
     tree: &T,
     table: Frame,
-    level: u8,
+    level: Level,
     indices: Range<u32>,
     counts: &mut Counts,
 ) -> u32 {
@@ -208,10 +208,10 @@ pub(super) fn detach<T: KernelTree>(
 ) {
     let mut at = own.start();
     while at < own.end() {
-        let (mut table, mut level) = (tree.top(), T::Arch::LEVELS);
+        let (mut table, mut level) = (tree.top(), T::Arch::ROOT);
         let span = loop {
-            let span = arch::span::<T::Arch>(level);
-            let index = arch::index_of::<T::Arch>(at, level);
+            let span = level.span::<T::Arch>();
+            let index = level.index_of::<T::Arch>(at);
             let entry = tree.load(table, index, Ordering::Acquire);
             counts.entries_descended += 1;
             if arch::kind::<T::Arch>(entry, level) != Kind::Table {
@@ -221,7 +221,7 @@ pub(super) fn detach<T: KernelTree>(
             let start = at.align_down(span).0;
             // Saturating: behind the table of the highest addresses, all is free.
             let end = start.saturating_add(span);
-            if free.start().0 <= start && end <= free.end().0 && level < T::Arch::LEVELS {
+            if free.start().0 <= start && end <= free.end().0 && level < T::Arch::ROOT {
                 // Relaxed: the lock tells who is given addresses under it from now on.
                 tree.set_unflushed(true, Ordering::Relaxed);
                 tree.store(table, index, Entry::EMPTY, Ordering::Relaxed);
@@ -229,11 +229,11 @@ pub(super) fn detach<T: KernelTree>(
                 met(child);
                 break span;
             }
-            if level == 2 {
+            if level == Level::PMD {
                 // A table of leaves that stays.
                 break span;
             }
-            (table, level) = (child, level - 1);
+            (table, level) = (child, level.below());
         };
         let Some(next) = at.align_down(span).checked_add(span) else { break };
         at = next;
@@ -343,7 +343,7 @@ impl<P: Platform> KernelTree for KernelMap<'_, P> {
         slot.compare_exchange(0, entry.0, success, failure).map(drop).map_err(Entry)
     }
 
-    fn make_table(&self, level: u8, counts: &mut Counts) -> Option<Frame> {
+    fn make_table(&self, level: Level, counts: &mut Counts) -> Option<Frame> {
         self.new_table(level, counts)
     }
 

@@ -5,7 +5,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Kind};
+use crate::arch::{self, Arch, Entry, Kind, Level};
 use crate::collections::range_skip_list::Indexed;
 use crate::deferred::{Batch as Unlinked, Chain, Tables as DetachedTables};
 use crate::frame::table_meta::TableStack;
@@ -191,13 +191,13 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// Gathers a detached table and those below it. Their leaves were cleared by those who owned
     /// them. Readers may still be there.
-    fn gather_below(&self, table: Frame, level: u8, tables: &mut DetachedTables) {
-        if level > 1 {
+    fn gather_below(&self, table: Frame, level: Level, tables: &mut DetachedTables) {
+        if level > Level::PTE {
             for slot in self.slots(table) {
                 let entry = Entry(slot.load(Ordering::Relaxed));
                 if arch::kind::<P::Arch>(entry, level) == Kind::Table {
                     // As deep as there are levels.
-                    self.gather_below(P::Arch::frame(entry), level - 1, tables);
+                    self.gather_below(P::Arch::frame(entry), level.below(), tables);
                 }
             }
         }
@@ -275,7 +275,7 @@ impl<P: Platform> Purge for KernelMap<'_, P> {
     fn flush(&self, batch: &Batch, counts: &mut Counts) {
         let tables = if batch.detached.is_empty() { Tables::Unchanged } else { Tables::Changed };
         if let Some(freeable) = batch.freeable {
-            self.invalidate(freeable, 1, tables, counts);
+            self.invalidate(freeable, Level::PTE, tables, counts);
         }
     }
 

@@ -7,7 +7,7 @@
 //! ```
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::MemoryType;
+use crate::arch::{Level, MemoryType};
 use crate::collections::range_skip_list::Indexed;
 use crate::platform::{Platform, Tables};
 use crate::stats::Counts;
@@ -107,7 +107,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let range = area.range();
         let tail = VirtRange::raw(range.start().0 + (pages << PAGE_SHIFT), range.end().0);
         self.clear(tail, holes, &mut counts);
-        self.invalidate(tail, 1, Tables::Unchanged, &mut counts);
+        self.invalidate(tail, Level::PTE, Tables::Unchanged, &mut counts);
         area.set_pages(pages);
         area.blocks.cut(self.memory, pages).free(self.memory);
         self.stats.add(&counts);

@@ -1,7 +1,7 @@
 //! `vmalloc` and `vfree`: frames and addresses at once.
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr};
-use crate::arch::{self, Arch, MemoryType};
+use crate::arch::{Arch, Level, MemoryType};
 use crate::frame::MAX_ORDER;
 use crate::platform::Platform;
 
@@ -217,11 +217,11 @@ impl<P: Platform> KernelMap<'_, P> {
     /// The sizes of pieces above a page, in pages, from the largest on.
     pub(super) fn piece_sizes(&self, leaves: &Leaves) -> impl Iterator<Item = u64> + use<P> {
         let (largest, largest_contig) = (leaves.largest(), leaves.largest_contig());
-        (1..=largest).rev().flat_map(move |level| {
-            let pages = 1_u64 << arch::order_of_level::<P::Arch>(level);
+        Level::PTE.up_to(largest).rev().flat_map(move |level| {
+            let pages = 1_u64 << level.order::<P::Arch>();
             let block =
                 (level <= largest_contig).then_some(pages * u64::from(P::Arch::CONTIG_ENTRIES));
-            block.into_iter().chain((level > 1).then_some(pages))
+            block.into_iter().chain((level > Level::PTE).then_some(pages))
         })
     }
 }

@@ -1,7 +1,7 @@
 //! `vmap`, `vunmap`, `ioremap`, `iounmap`: the caller's frames, and device registers.
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, PhysAddr, VirtAddr};
-use crate::arch::{self, MemoryType, Permissions};
+use crate::arch::{self, Level, MemoryType, Permissions};
 use crate::frame::FrameRange;
 use crate::platform::Platform;
 
@@ -146,7 +146,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let align = if self.reach.is_page() {
             PAGE_SIZE
         } else {
-            (pages << PAGE_SHIFT).next_power_of_two().min(arch::span::<P::Arch>(self.largest_leaf))
+            (pages << PAGE_SHIFT).next_power_of_two().min(self.largest_leaf.span::<P::Arch>())
         };
         let base = from.0 - offset;
         let place = Placement { pages, align, congruent: base & (align - 1) };
@@ -232,7 +232,7 @@ impl<P: Platform> KernelMap<'_, P> {
                 self.map_run(walk, at, pages[0], large as u64, leaves)?;
                 large
             } else {
-                let index = arch::index_of::<P::Arch>(VirtAddr(at), 1);
+                let index = Level::PTE.index_of::<P::Arch>(VirtAddr(at));
                 let room = (arch::entries::<P::Arch>() - index) as usize;
                 let count = room.min(pages.len());
                 self.map_pages(walk, at, &pages[..count], leaves)?;
@@ -248,7 +248,7 @@ impl<P: Platform> KernelMap<'_, P> {
     fn large_run(&self, at: u64, pages: &[Frame], leaves: &Leaves) -> usize {
         let huge = arch::entries::<P::Arch>() as usize;
         let first = pages[0].0;
-        let may_be = leaves.largest() > 1
+        let may_be = leaves.largest() > Level::PTE
             && (at >> PAGE_SHIFT | u64::from(first)) & (huge as u64 - 1) == 0
             && pages
                 .get(huge - 1)

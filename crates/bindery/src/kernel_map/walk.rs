@@ -13,7 +13,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{self, Arch};
+use crate::arch::{self, Arch, Level};
 use crate::platform::{Invalidation, Platform, Tables};
 use crate::stats::Counts;
 use crate::table::new_table;
@@ -29,7 +29,7 @@ const MAX_LEVELS: usize = 5;
 pub(super) struct Walk {
     tables: [Frame; MAX_LEVELS + 1],
     at: u64,
-    level: u8,
+    level: Level,
     pub(super) counts: Counts,
 }
 
@@ -65,7 +65,7 @@ impl Walk {
     pub(super) fn new<P: Platform>(map: &KernelMap<'_, P>) -> Self {
         let mut tables = [Frame(0); MAX_LEVELS + 1];
         tables[usize::from(P::Arch::LEVELS)] = map.root;
-        Self { tables, at: 0, level: P::Arch::LEVELS, counts: Counts::default() }
+        Self { tables, at: 0, level: P::Arch::ROOT, counts: Counts::default() }
     }
 
     /// The table of `level` that stands for `at`; those that are missing are made.
@@ -74,38 +74,38 @@ impl Walk {
         &mut self,
         map: &KernelMap<'_, P>,
         at: u64,
-        level: u8,
+        level: Level,
     ) -> Result<Frame, Stop> {
         let mut have = self.level.max(level);
         // The table of `have` covers both addresses if they differ in nothing above its span.
-        let covers = |have: u8| {
-            let top = arch::span_shift::<P::Arch>(have) + P::Arch::INDEX_BITS;
+        let covers = |have: Level| {
+            let top = have.span_shift::<P::Arch>() + P::Arch::INDEX_BITS;
             (self.at ^ at).checked_shr(top).unwrap_or(0) == 0
         };
-        while have < P::Arch::LEVELS && !covers(have) {
-            have += 1;
+        while have < P::Arch::ROOT && !covers(have) {
+            have = have.above();
         }
         self.at = at;
         while have > level {
-            let parent = self.tables[usize::from(have)];
+            let parent = self.tables[usize::from(have.0)];
             let child = protocol::child(map, parent, have, VirtAddr(at), &mut self.counts);
-            have -= 1;
+            have = have.below();
             match child {
-                Ok(child) => self.tables[usize::from(have)] = child,
+                Ok(child) => self.tables[usize::from(have.0)] = child,
                 Err(stop) => {
-                    self.level = have + 1;
+                    self.level = have.above();
                     return Err(stop);
                 }
             }
         }
         self.level = level;
-        Ok(self.tables[usize::from(level)])
+        Ok(self.tables[usize::from(level.0)])
     }
 }
 
 impl<P: Platform> KernelMap<'_, P> {
     /// An empty table, which nobody locks: see the protocol.
-    pub(super) fn new_table(&self, level: u8, counts: &mut Counts) -> Option<Frame> {
+    pub(super) fn new_table(&self, level: Level, counts: &mut Counts) -> Option<Frame> {
         let table = new_table(self.memory, level, counts).or_else(|| {
             // What was freed may wait for a purge.
             self.purge();
@@ -129,9 +129,9 @@ impl<P: Platform> KernelMap<'_, P> {
     ) -> Result<(), Stop> {
         while count > 0 {
             let level = Self::level_of_piece(at, first, count, leaves.largest());
-            let order = arch::order_of_level::<P::Arch>(level);
+            let order = level.order::<P::Arch>();
             let table = walk.table(self, at, level)?;
-            let index = arch::index_of::<P::Arch>(VirtAddr(at), level);
+            let index = level.index_of::<P::Arch>(VirtAddr(at));
             let room = arch::entries::<P::Arch>() - index;
             let entries = (count >> order).min(u64::from(room)) as u32;
             let run = LeafRun { table, level, index, entries, first };
@@ -156,19 +156,19 @@ impl<P: Platform> KernelMap<'_, P> {
         walk: &mut Walk,
         at: u64,
         first: Frame,
-        (level, entries): (u8, u32),
+        (level, entries): (Level, u32),
         leaves: &Leaves,
     ) -> Result<(), Stop> {
-        if level == 1 {
+        if level == Level::PTE {
             return Err(Stop::Occupied(at));
         }
-        let order = arch::order_of_level::<P::Arch>(level);
-        let smaller = leaves.at_most(level - 1);
+        let order = level.order::<P::Arch>();
+        let smaller = leaves.at_most(level.below());
         for entry in 0..entries {
             let pages = entry << order;
             let (at, first) = (at + (u64::from(pages) << PAGE_SHIFT), first.plus(pages));
             let table = walk.table(self, at, level)?;
-            let index = arch::index_of::<P::Arch>(VirtAddr(at), level);
+            let index = level.index_of::<P::Arch>(VirtAddr(at));
             let run = LeafRun { table, level, index, entries: 1, first };
             if self.write_run(walk, &run, leaves).is_err() {
                 self.map_run(walk, at, first, 1 << order, &smaller)?;
@@ -179,14 +179,14 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// The highest level at which a leaf can stand at `at` for `first`.
     #[inline]
-    fn level_of_piece(at: u64, first: Frame, count: u64, largest: u8) -> u8 {
+    fn level_of_piece(at: u64, first: Frame, count: u64, largest: Level) -> Level {
         let mut level = largest;
-        while level > 1 {
-            let pages = 1 << arch::order_of_level::<P::Arch>(level);
+        while level > Level::PTE {
+            let pages = 1 << level.order::<P::Arch>();
             if count >= pages && (at >> PAGE_SHIFT | u64::from(first.0)) & (pages - 1) == 0 {
                 break;
             }
-            level -= 1;
+            level = level.below();
         }
         level
     }
@@ -195,7 +195,7 @@ impl<P: Platform> KernelMap<'_, P> {
     pub(super) fn publish(&self, range: VirtRange, counts: &mut Counts) {
         self.memory.platform.publish_entries();
         if P::Arch::INVALID_MAY_BE_CACHED {
-            self.invalidate(range, 1, Tables::Changed, counts);
+            self.invalidate(range, Level::PTE, Tables::Changed, counts);
         }
     }
 
@@ -204,12 +204,13 @@ impl<P: Platform> KernelMap<'_, P> {
     pub(super) fn invalidate(
         &self,
         range: VirtRange,
-        level: u8,
+        level: Level,
         tables: Tables,
         counts: &mut Counts,
     ) {
-        let level = if self.reach.is_page() { 1 } else { level.min(P::Arch::LARGEST_LEAF) };
-        let stride = arch::span::<P::Arch>(level);
+        let level =
+            if self.reach.is_page() { Level::PTE } else { level.min(P::Arch::LARGEST_LEAF) };
+        let stride = level.span::<P::Arch>();
         counts.invalidations += 1;
         counts.pages_invalidated += range.pages();
         self.memory.platform.publish_entries();
@@ -221,10 +222,10 @@ impl<P: Platform> KernelMap<'_, P> {
         let (mut at, end) = (range.start().0, range.end().0);
         while at < end {
             let (table, level, index) = self.lowest(VirtAddr(at), counts);
-            let shift = arch::span_shift::<P::Arch>(level);
+            let shift = level.span_shift::<P::Arch>();
             let left = (end - at).div_ceil(1 << shift);
             let room = u64::from(arch::entries::<P::Arch>() - index).min(left);
-            let passed = if level == 1 {
+            let passed = if level == Level::PTE {
                 let slots = &self.slots(table)[index as usize..][..room as usize];
                 let is_used = |slot: &&AtomicU64| slot.load(Ordering::Relaxed) != 0;
                 let used = match holes {
@@ -254,7 +255,7 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// The lowest table that exists for `at`, its level, and the position there.
     #[inline]
-    pub(super) fn lowest(&self, at: VirtAddr, counts: &mut Counts) -> (Frame, u8, u32) {
+    pub(super) fn lowest(&self, at: VirtAddr, counts: &mut Counts) -> (Frame, Level, u32) {
         let lowest = protocol::descend(self, at, counts);
         (lowest.table, lowest.level, lowest.index)
     }

@@ -8,7 +8,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SIZE};
-use crate::arch::{self, Arch, Entry, Permissions};
+use crate::arch::{self, Arch, Entry, Level, Permissions};
 use crate::commit::Commitment;
 use crate::deferred::Deferral;
 use crate::effort::EffortSetting;
@@ -228,7 +228,7 @@ impl<P: Platform> Memory<P> {
 
     /// The order of folios that one entry above level 1 maps.
     pub(crate) fn huge_order(&self) -> u8 {
-        arch::order_of_level::<P::Arch>(2)
+        Level::PMD.order::<P::Arch>()
     }
 
     /// Counts of rare events so far.

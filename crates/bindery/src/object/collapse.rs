@@ -1,7 +1,7 @@
 //! Collapse: one large folio replaces many folios of an object (Linux: `collapse_file`).
 
 use crate::Memory;
-use crate::arch;
+use crate::arch::Level;
 use crate::error::Error;
 use crate::events::RareEvents;
 use crate::frame::{Folio, MAX_FOLIO_ORDER};
@@ -33,7 +33,7 @@ pub(crate) fn collapse<P: Platform>(
     most_missing: Option<u32>,
 ) -> Result<(), Error> {
     let (memory, object) = (handle.memory, handle.state());
-    let order = arch::order_of_level::<P::Arch>(2).min(MAX_FOLIO_ORDER);
+    let order = Level::PMD.order::<P::Arch>().min(MAX_FOLIO_ORDER);
     let end = first.saturating_add(1 << order);
     // Others' fetches may go on: with the changes held, all pages are there.
     handle.change_pages((first, end), Reads::Stay, || {

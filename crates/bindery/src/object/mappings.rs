@@ -2,7 +2,7 @@
 
 use crate::Memory;
 use crate::addr::{PAGE_SHIFT, VirtRange};
-use crate::arch;
+use crate::arch::Level;
 use crate::platform::Platform;
 use crate::rmap::{HOLD, Locking, Pages, Seen, for_each_sight};
 use crate::table::age::Forget;
@@ -43,7 +43,7 @@ pub(super) fn unmap<P: Platform>(
             };
             let guards = sight.vma.has(MappingFlags::MAYBE_GUARDS);
             let piece = if sight.table.takes_tables(spared) && !guards {
-                TABLES << arch::table_span::<P::Arch>(1).ilog2()
+                TABLES << Level::PMD.span::<P::Arch>().ilog2()
             } else {
                 // Each entry is looked at.
                 HOLD << PAGE_SHIFT

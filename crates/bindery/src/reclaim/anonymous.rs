@@ -4,7 +4,7 @@ use core::sync::atomic::{Ordering, fence};
 
 use crate::Memory;
 use crate::addr::{Frame, VirtRange};
-use crate::arch;
+use crate::arch::{self, Level};
 use crate::frame::{Eviction, Folio, FolioLock, Reference};
 use crate::platform::Platform;
 use crate::rmap::{self, Locking, RmapHit, Seen, Walked};
@@ -115,11 +115,11 @@ impl<P: Platform> Memory<P> {
         if hit.vma.has(MappingFlags::LOCKED) {
             return seen;
         }
-        let span = arch::table_span::<P::Arch>(1);
+        let span = Level::PMD.span::<P::Arch>();
         let start = hit.range.start().align_down(span);
         let end = hit.range.end().0.checked_next_multiple_of(span).unwrap_or(hit.range.end().0);
         let window = VirtRange::raw(start.0, end).intersection(hit.vma.range());
-        let mut cursor = hit.table.cursor_beside(window, Depth::Floor(1), Some(&*gather));
+        let mut cursor = hit.table.cursor_beside(window, Depth::Floor(Level::PTE), Some(&*gather));
         let attributes = hit.vma.flags().attributes();
         let _ = PageTable::swap_out(&mut cursor, attributes, victims, batch, gather);
         seen

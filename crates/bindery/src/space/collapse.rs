@@ -1,7 +1,7 @@
 //! Collapse: large folios replace small ones, on demand (`MADV_COLLAPSE`) and in the background.
 
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Arch, Attributes, Kind, Marker, absent};
+use crate::arch::{self, Absent, Arch, Attributes, Kind, Level, Marker, absent};
 use crate::deferred::Shortage;
 use crate::error::Error;
 use crate::events::RareEvents;
@@ -132,7 +132,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Collapses the whole table spans of a part of one mapping.
     fn collapse_part(&self, part: VirtRange) -> Result<(), Error> {
-        let span = arch::table_span::<P::Arch>(1);
+        let span = Level::PMD.span::<P::Arch>();
         let first = part.start().0.next_multiple_of(span);
         let end = part.end().0 & !(span - 1);
         if first > end {
@@ -164,7 +164,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         spans: u32,
         limits: &CollapseLimits,
     ) -> CollapseProgress {
-        let span = arch::table_span::<P::Arch>(1);
+        let span = Level::PMD.span::<P::Arch>();
         let mut progress =
             CollapseProgress { looked_at: 0, collapsed: 0, next: from, out_of_memory: false };
         while progress.looked_at < spans {
@@ -208,8 +208,8 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// The first table span from `at` on that lies whole in a mapping whose policy wants it.
     fn next_candidate(&self, mm: &MmapLocked, at: u64) -> Option<u64> {
-        let span = arch::table_span::<P::Arch>(1);
-        let order = arch::order_of_level::<P::Arch>(2);
+        let span = Level::PMD.span::<P::Arch>();
+        let order = Level::PMD.order::<P::Arch>();
         let memory = self.table.memory;
         let mut at = at;
         loop {
@@ -241,7 +241,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         base: VirtAddr,
         limits: Option<&CollapseLimits>,
     ) -> Result<(), Refusal> {
-        let span = arch::table_span::<P::Arch>(1);
+        let span = Level::PMD.span::<P::Arch>();
         let range = VirtRange::raw(base.0, base.0 + span);
         let mut gather = Gather::new();
         let guard = self.mmap_lock.lock();
@@ -315,10 +315,10 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Err(Error::TryAgain);
         }
         let memory = self.table.memory;
-        let order = arch::order_of_level::<P::Arch>(2).min(MAX_FOLIO_ORDER);
+        let order = Level::PMD.order::<P::Arch>().min(MAX_FOLIO_ORDER);
         let mut counts = Counts::default();
         memory.may_wait();
-        let deposit = new_table(memory, 1, &mut counts).ok_or(Error::OutOfMemory)?;
+        let deposit = new_table(memory, Level::PTE, &mut counts).ok_or(Error::OutOfMemory)?;
         let Some(folio) = memory.frames.new_folio(order) else {
             // SAFETY: 1. made above; 2. nobody else has seen it.
             unsafe { free_table(memory, deposit, &mut counts) };
@@ -355,11 +355,11 @@ impl<P: Platform> AddressSpace<'_, P> {
             return false;
         };
         let frames = &self.table.memory.frames;
-        let order = arch::order_of_level::<P::Arch>(2).min(MAX_FOLIO_ORDER);
+        let order = Level::PMD.order::<P::Arch>().min(MAX_FOLIO_ORDER);
         let (mut small, mut fits) = (false, vma.is_shared() && may_collapse::<P>(vma));
         self.table.look(range, |looked| {
             match arch::kind::<P::Arch>(looked.raw, looked.node.level) {
-                Kind::Leaf if looked.node.level == 1 => {
+                Kind::Leaf if looked.node.level == Level::PTE => {
                     let folio = frames.folio_of(P::Arch::frame(looked.entry));
                     small = true;
                     fits &= folio.is_some_and(|folio| folio.order == order);
@@ -395,7 +395,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut census = Census::default();
         self.table.look(range, |looked| {
             match arch::kind::<P::Arch>(looked.raw, looked.node.level) {
-                Kind::Leaf if looked.node.level > 1 => census.huge = true,
+                Kind::Leaf if looked.node.level > Level::PTE => census.huge = true,
                 Kind::Leaf => {
                     let frame = P::Arch::frame(looked.entry);
                     census.present += 1;
@@ -426,7 +426,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 /// Whether large folios may be made in a mapping: it has room for one at its end, as Linux asks it,
 /// and a page of its own.
 fn may_collapse<P: Platform>(vma: &Vma) -> bool {
-    let span = arch::table_span::<P::Arch>(1);
+    let span = Level::PMD.span::<P::Arch>();
     let last = vma.end() & !(span - 1);
     let fits = last >= span && last - span >= vma.start();
     // Pages of an object have to stand where huge leaves could.

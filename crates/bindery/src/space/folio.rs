@@ -5,7 +5,7 @@ use core::fmt;
 use core::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Arch, Entry, Kind, absent};
+use crate::arch::{self, Absent, Arch, Entry, Kind, Level, absent};
 use crate::deferred::Shortage;
 use crate::events::RareEvents;
 use crate::frame::{Folio, MAX_FOLIO_ORDER};
@@ -81,27 +81,28 @@ impl<P: Platform> AddressSpace<'_, P> {
         let frames = &self.table.memory.frames;
         let (folio, number) = {
             let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-            let mut cursor = self.table.cursor(range, Depth::Floor(1));
+            let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
             self.folio_at(&mut cursor, page).ok_or(FolioError::NotMapped)?
         };
         if order >= folio.order {
             return Err(FolioError::Unsuitable);
         }
         let range = folio_range(vma, page, number, folio);
-        let mut cursor = self.table.cursor(range, Depth::Floor(1));
+        let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
         let mut mapped: Mapped = [0; _];
         let mut at = range.start();
         while at < range.end() {
             let (node, _, raw) = cursor.entry_at(at);
             if raw.is_empty() {
-                let last = at.0 | (arch::span::<P::Arch>(node.level) - 1);
+                let last = at.0 | (node.level.span::<P::Arch>() - 1);
                 at = VirtAddr(last.saturating_add(1));
                 continue;
             }
             // Splits a huge leaf, whose table is on deposit, and else creates nothing.
             let pool = &mut TablePool::new(self.table.memory);
-            let table = cursor.table_at(at, 1, pool).map_err(|_| FolioError::OutOfMemory)?;
-            let index = arch::index_of::<P::Arch>(at, 1);
+            let table =
+                cursor.table_at(at, Level::PTE, pool).map_err(|_| FolioError::OutOfMemory)?;
+            let index = Level::PTE.index_of::<P::Arch>(at);
             let small = u32::from(order) < P::Arch::CONTIG_ENTRIES.trailing_zeros();
             if small && P::Arch::is_contig(run::load(self.table.slots(table), index)) {
                 self.table.unfold(table, index, at, &mut cursor.counts);
@@ -139,7 +140,9 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn folio_at(&self, cursor: &mut Cursor<'_, '_, P>, page: VirtAddr) -> Option<(Folio, u32)> {
         let (node, index, raw) = cursor.entry_at(page);
         let first = match arch::kind::<P::Arch>(raw, node.level) {
-            Kind::Leaf if node.level == 1 => P::Arch::frame(node.single::<P::Arch>(raw, index)),
+            Kind::Leaf if node.level == Level::PTE => {
+                P::Arch::frame(node.single::<P::Arch>(raw, index))
+            }
             Kind::Leaf => P::Arch::frame(raw),
             Kind::Absent => match absent::decode::<P::Arch>(raw) {
                 Some(Absent::ProtNone { frame, .. }) => frame,
@@ -147,7 +150,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             },
             Kind::Empty | Kind::Table => return None,
         };
-        let inside = (page.0 & (arch::span::<P::Arch>(node.level) - 1)) >> PAGE_SHIFT;
+        let inside = (page.0 & (node.level.span::<P::Arch>() - 1)) >> PAGE_SHIFT;
         let frame = first.plus(inside as u32);
         let folio = self.table.memory.frames.folio_of(frame)?;
         Some((folio, frame.0 - folio.head.0))
@@ -166,8 +169,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     fn collapse_leaves(&self, addr: VirtAddr) -> Result<(), FolioError> {
-        let base = addr.align_down(arch::table_span::<P::Arch>(1));
-        let range = VirtRange::from_len(base, arch::table_span::<P::Arch>(1));
+        let base = addr.align_down(Level::PMD.span::<P::Arch>());
+        let range = VirtRange::from_len(base, Level::PMD.span::<P::Arch>());
         let guard = self.mmap_lock.lock();
         let mm = &*guard;
         let vma = self.first_behind(mm, base.0).ok_or(FolioError::NotMapped)?;
@@ -194,7 +197,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let _guard = self.mmap_lock.lock();
         let page = page.align_down(PAGE_SIZE);
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-        let mut cursor = self.table.cursor(range, Depth::Floor(1));
+        let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
         let (node, index, raw) = cursor.entry_at(page);
         let frames = &self.table.memory.frames;
         let folio = self.folio_at(&mut cursor, page);

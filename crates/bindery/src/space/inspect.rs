@@ -1,7 +1,7 @@
 //! Reads mappings and their use, for tests, debuggers and `/proc`.
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Arch, Attributes, Kind, absent};
+use crate::arch::{self, Absent, Arch, Attributes, Kind, Level, absent};
 use crate::object::ObjectState;
 use crate::platform::Platform;
 use crate::table::locking::Depth;
@@ -34,7 +34,7 @@ pub enum Inspection {
         /// entry of the contiguous run.
         attributes: Attributes,
         /// The level of the leaf: 1 for a base page.
-        level: u8,
+        level: Level,
         /// Whether the entry belongs to a contiguous run.
         contiguous: bool,
     },
@@ -97,11 +97,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         let _guard = self.mmap_lock.lock();
         let page = addr.align_down(crate::addr::PAGE_SIZE);
         let range = VirtRange::raw(page.0, page.0 + crate::addr::PAGE_SIZE);
-        let mut cursor = self.table.cursor(range, Depth::Floor(1));
+        let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
         let (node, index, raw) = cursor.entry_at(page);
         cursor.counts = crate::stats::Counts::default();
         // A huge entry names the first of its pages.
-        let inside = (page.0 & (arch::span::<P::Arch>(node.level) - 1)) >> PAGE_SHIFT;
+        let inside = (page.0 & (node.level.span::<P::Arch>() - 1)) >> PAGE_SHIFT;
         match arch::kind::<P::Arch>(raw, node.level) {
             Kind::Empty | Kind::Table => Inspection::Empty,
             Kind::Leaf => {

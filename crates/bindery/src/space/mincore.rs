@@ -97,7 +97,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                         Some(Absent::Marker(_)) => None,
                         Some(Absent::Swap { device, slot, .. }) => {
                             // A huge entry names the first of its slots.
-                            let span = arch::span::<P::Arch>(looked.node.level);
+                            let span = looked.node.level.span::<P::Arch>();
                             let first = slot + ((stretch.start().0 & (span - 1)) >> PAGE_SHIFT);
                             let memory = self.table.memory;
                             let mut slots = first..first + stretch.pages();

@@ -6,7 +6,7 @@ use core::ptr::NonNull;
 use bitflags::bitflags;
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch;
+use crate::arch::Level;
 use crate::commit::Overcommit;
 use crate::error::Error;
 use crate::object::{Accounting, MAX_SIZE, Object, ObjectState, Sealing, WritableMapping};
@@ -509,7 +509,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     fn free_range(&self, mm: &MmapLocked, length: u64) -> Result<VirtRange, Error> {
-        let table = arch::table_span::<P::Arch>(1);
+        let table = Level::PMD.span::<P::Arch>();
         let aligned = (length >= table).then(|| self.find_free(mm, length, table, 0)).flatten();
         aligned.or_else(|| self.find_free(mm, length, PAGE_SIZE, 0)).ok_or(Error::NoRoom)
     }

@@ -59,7 +59,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch};
+use crate::arch::{Arch, Level};
 use crate::error::Error;
 use crate::object::{self, Object};
 use crate::platform::Platform;
@@ -378,16 +378,16 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             }
         }
         let (mut start, mut end) = (range.start().0, range.end().0);
-        for level in 2..=P::Arch::LEVELS {
-            let mask = arch::span::<P::Arch>(level) - 1;
+        for level in Level::PMD.up_to(P::Arch::ROOT) {
+            let mask = level.span::<P::Arch>() - 1;
             let low = range.start().0 & !mask;
             if low < floor || low.saturating_add(mask) >= ceiling {
                 break;
             }
             start = low;
         }
-        for level in 2..=P::Arch::LEVELS {
-            let mask = arch::span::<P::Arch>(level) - 1;
+        for level in Level::PMD.up_to(P::Arch::ROOT) {
+            let mask = level.span::<P::Arch>() - 1;
             let low = (range.end().0 - 1) & !mask;
             if low < floor || low.saturating_add(mask) >= ceiling {
                 break;
@@ -462,7 +462,7 @@ impl<P: Platform> Drop for AddressSpace<'_, P> {
         // What follows may wait for readers.
         drop(guard);
         let mut gather = Gather::new();
-        let end = arch::span::<P::Arch>(P::Arch::LEVELS);
+        let end = P::Arch::ROOT.span::<P::Arch>();
         let everything = VirtRange::raw(0, P::Arch::USER_END.next_multiple_of(end));
         // No CPU has the root loaded, so what leaves the lists before it leaves the TLBs hurts
         // nobody. All tables are covered whole, so no leaf has to be split and nothing can fail.

@@ -1,6 +1,7 @@
 //! `MADV_PAGEOUT`: the anonymous pages of a range go to swap.
 
 use crate::addr::VirtRange;
+use crate::arch::Level;
 use crate::error::Error;
 use crate::interrupt;
 use crate::platform::Platform;
@@ -35,7 +36,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut victims = Victims::ALL;
         loop {
             let stop = {
-                let Some(mut cursor) = chunks.next(&self.table, Depth::Floor(1), Some(&*gather))
+                let Some(mut cursor) =
+                    chunks.next(&self.table, Depth::Floor(Level::PTE), Some(&*gather))
                 else {
                     break;
                 };

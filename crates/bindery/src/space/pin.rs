@@ -5,7 +5,7 @@ use core::fmt;
 
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Kind};
+use crate::arch::{self, Arch, Kind, Level};
 use crate::error::{FaultError, PinError};
 use crate::frame::Folio;
 use crate::object::{Object, pages};
@@ -160,16 +160,16 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let memory = self.table.memory;
         let at = range.start();
         // One table at a time: the run ends with it at the latest.
-        let table = arch::table_span::<P::Arch>(1);
+        let table = Level::PMD.span::<P::Arch>();
         let range = VirtRange::raw(at.0, range.end().0.min((at.0 | (table - 1)).saturating_add(1)));
-        let mut cursor = self.table.cursor(range, Depth::Floor(1));
+        let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
         let (node, index, raw) = cursor.entry_at(at);
         if arch::kind::<P::Arch>(raw, node.level) != Kind::Leaf {
             return Ok(None);
         }
         let entry = node.single::<P::Arch>(raw, index);
         let permissions = P::Arch::attributes(entry).permissions;
-        let inside = (at.0 & (arch::span::<P::Arch>(node.level) - 1)) >> PAGE_SHIFT;
+        let inside = (at.0 & (node.level.span::<P::Arch>() - 1)) >> PAGE_SHIFT;
         let first = P::Arch::frame(entry).plus(inside as u32);
         let Some(folio) = memory.frames.folio_of(first) else { return Ok(None) };
         let number = first.0 - folio.head.0;
@@ -180,7 +180,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return Ok(None);
         }
         let wanted = if shared_object { limit } else { alike };
-        let pages = if node.level > 1 {
+        let pages = if node.level > Level::PTE {
             wanted
         } else {
             let slots = self.table.slots(node.table);

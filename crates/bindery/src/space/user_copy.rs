@@ -1,7 +1,7 @@
 //! Reads and writes of a program's memory from outside, with the program's permissions.
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Kind};
+use crate::arch::{self, Arch, Kind, Level};
 use crate::bytes;
 use crate::error::FaultError;
 use crate::platform::Platform;
@@ -184,14 +184,14 @@ impl<P: Platform> AddressSpace<'_, P> {
                     return Err(FaultError::Protection);
                 }
                 let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-                let mut cursor = self.table.cursor(range, Depth::Floor(1));
+                let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
                 let (node, index, raw) = cursor.entry_at(page);
                 if arch::kind::<P::Arch>(raw, node.level) == Kind::Leaf {
                     let entry = node.single::<P::Arch>(raw, index);
                     let allowed = P::Arch::attributes(entry).permissions;
                     if allowed.contains(access.permission()) {
                         self.record_access(&mut cursor, node, index, access);
-                        let span = arch::span::<P::Arch>(node.level);
+                        let span = node.level.span::<P::Arch>();
                         let inside = at.0 & (span - 1);
                         let frame = P::Arch::frame(entry).plus((inside / PAGE_SIZE) as u32);
                         work(frame, (inside % PAGE_SIZE) as usize);

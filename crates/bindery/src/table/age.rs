@@ -4,7 +4,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::VirtRange;
-use crate::arch::{self, Arch, Attributes, Entry, Equal, absent};
+use crate::arch::{self, Arch, Attributes, Entry, Equal, Level, absent};
 use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::tlb::Gather;
@@ -60,7 +60,7 @@ impl<P: Platform> PageTable<'_, P> {
     ) -> Result<u64, OutOfMemory> {
         let mut changed = 0;
         let mut chunks = Chunks::of(range);
-        while let Some(mut cursor) = chunks.next(self, Depth::Floor(1), Some(&*gather)) {
+        while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), Some(&*gather)) {
             while let Some(run) = cursor.next_run(Equal::empty(), Whole::Enter)? {
                 match run.what {
                     What::Leaf(first) => {
@@ -94,8 +94,8 @@ pub(super) fn forget_leaves<P: Platform>(
         let slot = &slots[index as usize];
         let raw = Entry(slot.load(Ordering::Relaxed));
         let change = |raw: Entry| {
-            let contig = level == 1 && P::Arch::is_contig(raw);
-            let entry = if level == 1 { P::Arch::clear_contig(raw, index) } else { raw };
+            let contig = level == Level::PTE && P::Arch::is_contig(raw);
+            let entry = if level == Level::PTE { P::Arch::clear_contig(raw, index) } else { raw };
             let attributes = forget.of(P::Arch::attributes(entry));
             let leaf = P::Arch::leaf(P::Arch::frame(entry), level, attributes);
             if contig { P::Arch::set_contig(leaf, index) } else { leaf }

@@ -4,7 +4,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Attributes, Entry, Kind};
+use crate::arch::{self, Arch, Attributes, Entry, Kind, Level};
 use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::stats::Counts;
@@ -52,16 +52,19 @@ impl<P: Platform> PageTable<'_, P> {
 
     /// Takes the table for `base` out of the tree, if there is one with nothing in it but leaves.
     fn take_table(&self, base: VirtAddr, gather: &mut Gather) -> Option<Frame> {
-        let range = VirtRange::raw(base.0, base.0 + arch::table_span::<P::Arch>(1));
-        let mut cursor = self.cursor(range, Depth::Floor(1));
+        let range = VirtRange::raw(base.0, base.0 + Level::PMD.span::<P::Arch>());
+        let mut cursor = self.cursor(range, Depth::Floor(Level::PTE));
         let (node, _, _) = cursor.entry_at(base);
-        let (parent, index) = cursor.parent_of(base, 1)?;
+        let (parent, index) = cursor.parent_of(base, Level::PTE)?;
         let slots = self.slots(node.table);
         let entries = arch::entries::<P::Arch>();
         let leaf_or_empty = |index: u32| {
-            matches!(arch::kind::<P::Arch>(run::load(slots, index), 1), Kind::Leaf | Kind::Empty)
+            matches!(
+                arch::kind::<P::Arch>(run::load(slots, index), Level::PTE),
+                Kind::Leaf | Kind::Empty
+            )
         };
-        if node.level != 1 || !(0..entries).all(leaf_or_empty) {
+        if node.level != Level::PTE || !(0..entries).all(leaf_or_empty) {
             return None;
         }
         self.memory.worked(u64::from(entries), 0);
@@ -71,7 +74,7 @@ impl<P: Platform> PageTable<'_, P> {
         cursor.counts.entries_written += 1;
         gather.stale_tables(range);
         self.flush(gather, &mut cursor.counts);
-        self.gather_subtree(node, 1, gather, &mut cursor.counts);
+        self.gather_subtree(node, Level::PTE, gather, &mut cursor.counts);
         Some(node.table)
     }
 
@@ -83,7 +86,7 @@ impl<P: Platform> PageTable<'_, P> {
         while index < entries {
             let raw = run::load(slots, index);
             let to = folio.head.plus(index);
-            let count = if arch::kind::<P::Arch>(raw, 1) == Kind::Leaf {
+            let count = if arch::kind::<P::Arch>(raw, Level::PTE) == Kind::Leaf {
                 let first = P::Arch::frame(P::Arch::clear_contig(raw, index));
                 let count = consecutive::<P>(slots, index, first, memory.zero_frame);
                 memory.platform.copy(first, to, count);
@@ -102,12 +105,12 @@ impl<P: Platform> PageTable<'_, P> {
 
     /// Puts the leaf where the table was.
     fn put_leaf(&self, what: &Replacement) {
-        let range = VirtRange::raw(what.base.0, what.base.0 + arch::table_span::<P::Arch>(1));
-        let mut cursor = self.cursor(range, Depth::Floor(2));
+        let range = VirtRange::raw(what.base.0, what.base.0 + Level::PMD.span::<P::Arch>());
+        let mut cursor = self.cursor(range, Depth::Floor(Level::PMD));
         let (parent, index, found) = cursor.entry_at(what.base);
-        debug_assert!(parent.level == 2 && found.is_empty(), "the table's place is gone");
+        debug_assert!(parent.level == Level::PMD && found.is_empty(), "the table's place is gone");
         self.memory.frames.first_map(what.folio, what.folio.pages());
-        let leaf = P::Arch::leaf(what.folio.head, 2, what.attributes);
+        let leaf = P::Arch::leaf(what.folio.head, Level::PMD, what.attributes);
         self.publish_leaf(parent.table, index, leaf);
         self.deposit_table(parent.table, what.deposit);
         cursor.counts.entries_written += 1;

@@ -7,7 +7,7 @@
 use core::sync::atomic::{Ordering, fence};
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry};
+use crate::arch::{self, Arch, Entry, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
 
@@ -98,7 +98,7 @@ impl<P: Platform> PageTable<'_, P> {
             let old = Entry(slot.load(Ordering::Relaxed));
             *page = P::Arch::clear_contig(replace::<P::Arch>(slot, old, |_| Entry::EMPTY), at);
         }
-        self.invalidate_now(VirtRange::raw(base.0, base.0 + size), 1, counts);
+        self.invalidate_now(VirtRange::raw(base.0, base.0 + size), Level::PTE, counts);
         let gathered = pages.iter().fold(pages[0], |all, page| P::Arch::gather(all, *page));
         for (at, page) in (first..).zip(pages.iter()) {
             let entry = P::Arch::gather(*page, gathered);

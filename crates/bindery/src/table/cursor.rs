@@ -14,7 +14,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Equal, Kind, absent};
+use crate::arch::{self, Arch, Entry, Equal, Kind, Level, absent};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
@@ -78,7 +78,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
             tables: self,
             counts: Counts::default(),
             locks: LockSet::new(),
-            cover: Node { table: self.root, level: P::Arch::LEVELS },
+            cover: Node { table: self.root, level: P::Arch::ROOT },
             range,
             at: range.start().0,
             position: None,
@@ -108,15 +108,15 @@ impl<'m, P: Platform> PageTable<'m, P> {
                     break;
                 }
                 let (node, _, entry) = self.peek(&section, VirtAddr(start), &mut counts);
-                self.memory.worked(u64::from(P::Arch::LEVELS - node.level) + 1, 0);
-                found = node.level == 1 || !entry.is_empty();
+                self.memory.worked(P::Arch::ROOT.steps_to(node.level) + 1, 0);
+                found = node.level == Level::PTE || !entry.is_empty();
                 if found {
                     break;
                 }
                 if !locking::has_no_pending_flush(self, node.table) {
                     self.wait_for_pending_flushes(node, VirtAddr(start), own);
                 }
-                let last = start | (arch::span::<P::Arch>(node.level) - 1);
+                let last = start | (node.level.span::<P::Arch>() - 1);
                 start = last.saturating_add(1);
             }
         }
@@ -159,7 +159,7 @@ impl Chunks {
         let mut part = self.range;
         if start >= self.stop {
             let start = tables.first_table(start, end, own);
-            let size = arch::table_span::<P::Arch>(2);
+            let size = Level::PMD.table_span::<P::Arch>();
             self.stop = (start & !(size - 1)).saturating_add(size).min(end);
             part = VirtRange::raw(start, end);
         }
@@ -206,12 +206,12 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         while self.at < self.range.end().0 {
             let node = self.position.unwrap_or(self.cover);
             let at = VirtAddr(self.at);
-            let index = arch::index_of::<P::Arch>(at, node.level);
+            let index = node.level.index_of::<P::Arch>(at);
             let slots = self.tables.slots(node.table);
             let entry = run::load(slots, index);
             let kind = arch::kind::<P::Arch>(entry, node.level);
             let limit = self.limit(node.level, index);
-            if node.level == 1 {
+            if node.level == Level::PTE {
                 if let Some(found) = self.level_one_run(node, index, limit, entry, kind, equal) {
                     return Ok(Some(self.pass(found)));
                 }
@@ -223,13 +223,13 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                 self.counts.entries_read += u64::from(count);
                 return Ok(Some(self.pass(found(count, What::Empty))));
             }
-            let whole = limit > 0 && at.is_aligned(arch::span::<P::Arch>(node.level));
+            let whole = limit > 0 && at.is_aligned(node.level.span::<P::Arch>());
             match kind {
                 Kind::Table => {
                     let table = P::Arch::frame(entry);
                     let yields = match tables {
                         Whole::Yield => true,
-                        Whole::YieldLowest => node.level == 2,
+                        Whole::YieldLowest => node.level == Level::PMD,
                         Whole::Enter => false,
                     };
                     if whole && yields {
@@ -237,7 +237,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                         return Ok(Some(self.pass(found(1, What::Table(table)))));
                     }
                     self.counts.entries_descended += 1;
-                    self.position = Some(Node { table, level: node.level - 1 });
+                    self.position = Some(node.child(table));
                 }
                 _ if !whole => self.split(node, index)?,
                 _ => {
@@ -254,8 +254,8 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     /// How many whole slots at `level` lie between the position and the end of its table or of
     /// the range.
     #[inline]
-    fn limit(&self, level: u8, index: u32) -> u32 {
-        let left = (self.range.end().0 - self.at) >> arch::span_shift::<P::Arch>(level);
+    fn limit(&self, level: Level, index: u32) -> u32 {
+        let left = (self.range.end().0 - self.at) >> level.span_shift::<P::Arch>();
         let table = arch::entries::<P::Arch>() - index;
         u64::from(table).min(left) as u32
     }
@@ -264,7 +264,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     /// before the position.
     #[inline]
     fn pass(&mut self, found: Run) -> Run {
-        let shift = arch::span_shift::<P::Arch>(found.node.level);
+        let shift = found.node.level.span_shift::<P::Arch>();
         self.tables.memory.worked(u64::from(found.count), 0);
         let begin = self.at >> shift << shift;
         self.at = begin.saturating_add(u64::from(found.count) << shift);
@@ -339,7 +339,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
 
     /// Splits the huge leaf or the absent entry at `index`, of which the range covers a part.
     fn split(&mut self, node: Node, index: u32) -> Result<(), OutOfMemory> {
-        let base = VirtAddr(self.at).align_down(arch::span::<P::Arch>(node.level));
+        let base = VirtAddr(self.at).align_down(node.level.span::<P::Arch>());
         let table = self.tables.split(node, index, base, &mut self.counts)?;
         self.locks.push(table);
         Ok(())
@@ -350,7 +350,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     pub(crate) fn table_at(
         &mut self,
         addr: VirtAddr,
-        level: u8,
+        level: Level,
         pool: &mut TablePool<'m, P>,
     ) -> Result<Frame, OutOfMemory> {
         let (tables, cover) = (self.tables, self.cover);
@@ -374,13 +374,13 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
 
     /// The table of level `level + 1` that holds the entry for `addr`, where it exists and the
     /// cursor holds it.
-    pub(crate) fn parent_of(&mut self, addr: VirtAddr, level: u8) -> Option<(Node, u32)> {
-        let (cover, parent) = (self.cover, level + 1);
+    pub(crate) fn parent_of(&mut self, addr: VirtAddr, level: Level) -> Option<(Node, u32)> {
+        let (cover, parent) = (self.cover, level.above());
         let found = self.tables.table_below(cover, addr, parent, Ordering::Relaxed);
-        let lowest = found.map_or_else(|(node, ..)| node.level - 1, |node| node.level);
-        self.counts.entries_descended += u64::from(cover.level - lowest);
+        let lowest = found.map_or_else(|(node, ..)| node.level.below(), |node| node.level);
+        self.counts.entries_descended += cover.level.steps_to(lowest);
         let node = found.ok().filter(|node| node.level == parent)?;
-        Some((node, arch::index_of::<P::Arch>(addr, parent)))
+        Some((node, parent.index_of::<P::Arch>(addr)))
     }
 
     /// Unfolds the contiguous runs that begin before the level-1 run or end behind it.
@@ -398,8 +398,8 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
 
     /// The lowest existing entry for `addr`: its table, level and index.
     pub(crate) fn entry_at(&mut self, addr: VirtAddr) -> (Node, u32, Entry) {
-        let found = self.tables.entry_below(self.cover, addr, 1, Ordering::Relaxed);
-        self.counts.entries_descended += u64::from(self.cover.level - found.0.level);
+        let found = self.tables.entry_below(self.cover, addr, Level::PTE, Ordering::Relaxed);
+        self.counts.entries_descended += self.cover.level.steps_to(found.0.level);
         self.counts.entries_read += 1;
         self.tables.memory.worked(1, 0);
         found
@@ -415,20 +415,20 @@ pub(crate) fn table_under<'m, P: Platform>(
     counts: &mut Counts,
     mut node: Node,
     addr: VirtAddr,
-    level: u8,
+    level: Level,
     pool: &mut TablePool<'m, P>,
 ) -> Result<Frame, OutOfMemory> {
     loop {
         let (at, index, entry) = match tables.table_below(node, addr, level, Ordering::Relaxed) {
             Ok(found) => {
-                counts.entries_descended += u64::from(node.level - found.level);
+                counts.entries_descended += node.level.steps_to(found.level);
                 return Ok(found.table);
             }
             Err(found) => found,
         };
-        counts.entries_descended += u64::from(node.level - at.level) + 1;
+        counts.entries_descended += node.level.steps_to(at.level) + 1;
         let table = if entry.is_empty() {
-            let table = pool.take(at.level - 1, counts)?;
+            let table = pool.take(at.level.below(), counts)?;
             // Release: a reader that finds the table by this entry sees it empty.
             let slot = &tables.slots(at.table)[index as usize];
             slot.store(P::Arch::table(table).0, Ordering::Release);
@@ -436,10 +436,10 @@ pub(crate) fn table_under<'m, P: Platform>(
             tables.change_live(at.table, 1, 0);
             table
         } else {
-            let base = addr.align_down(arch::span::<P::Arch>(at.level));
+            let base = addr.align_down(at.level.span::<P::Arch>());
             tables.split(at, index, base, counts)?
         };
         locks.push(table);
-        node = Node { table, level: at.level - 1 };
+        node = at.child(table);
     }
 }

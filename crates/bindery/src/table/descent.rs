@@ -4,7 +4,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::VirtAddr;
-use crate::arch::{self, Arch, Entry, Kind};
+use crate::arch::{self, Arch, Entry, Kind, Level};
 use crate::platform::Platform;
 
 use super::PageTable;
@@ -19,7 +19,7 @@ impl<P: Platform> PageTable<'_, P> {
         &self,
         mut node: Node,
         addr: VirtAddr,
-        level: u8,
+        level: Level,
         order: Ordering,
     ) -> Result<Node, (Node, u32, Entry)> {
         while node.level > level {
@@ -27,7 +27,7 @@ impl<P: Platform> PageTable<'_, P> {
             if arch::kind::<P::Arch>(entry, node.level) != Kind::Table {
                 return Err((node, index, entry));
             }
-            node = Node { table: P::Arch::frame(entry), level: node.level - 1 };
+            node = node.child(P::Arch::frame(entry));
         }
         Ok(node)
     }
@@ -39,7 +39,7 @@ impl<P: Platform> PageTable<'_, P> {
         &self,
         node: Node,
         addr: VirtAddr,
-        level: u8,
+        level: Level,
         order: Ordering,
     ) -> (Node, u32, Entry) {
         match self.table_below(node, addr, level, order) {
@@ -51,13 +51,13 @@ impl<P: Platform> PageTable<'_, P> {
     /// The entry for `addr` in the table of `node`.
     #[inline(always)]
     fn entry_in(&self, node: Node, addr: VirtAddr, order: Ordering) -> (Node, u32, Entry) {
-        let index = arch::index_of::<P::Arch>(addr, node.level);
+        let index = node.level.index_of::<P::Arch>(addr);
         (node, index, Entry(self.slots(node.table)[index as usize].load(order)))
     }
 
     /// The root and its level.
     #[inline]
     pub(super) fn root_node(&self) -> Node {
-        Node { table: self.root, level: P::Arch::LEVELS }
+        Node { table: self.root, level: P::Arch::ROOT }
     }
 }

@@ -4,7 +4,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Kind};
+use crate::arch::{self, Arch, Kind, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
@@ -18,11 +18,11 @@ impl<P: Platform> PageTable<'_, P> {
     /// Detaches the tables for `addr` that are empty, from the lowest up: each is locked again from
     /// one level higher and looked at again, since a fault may have filled it in between.
     pub(crate) fn prune(&self, addr: VirtAddr, gather: &mut Gather) {
-        for level in 2..=P::Arch::LEVELS {
-            let span = arch::span::<P::Arch>(level);
+        for level in Level::PMD.up_to(P::Arch::ROOT) {
+            let span = level.span::<P::Arch>();
             let Some(slot) = VirtRange::from_len(addr.align_down(span), span) else { return };
-            let mut cursor = self.cursor(slot, Depth::Floor(level - 1));
-            let Some((node, index)) = cursor.parent_of(addr, level - 1) else { continue };
+            let mut cursor = self.cursor(slot, Depth::Floor(level.below()));
+            let Some((node, index)) = cursor.parent_of(addr, level.below()) else { continue };
             let entry = run::load(self.slots(node.table), index);
             if arch::kind::<P::Arch>(entry, level) != Kind::Table {
                 continue;
@@ -33,7 +33,7 @@ impl<P: Platform> PageTable<'_, P> {
             }
             let what = What::Table(table);
             let run = Run { at: slot.start(), node, index, count: 1, what };
-            self.detach(&run, table, slot, Some(level - 1), gather, &mut cursor.counts);
+            self.detach(&run, table, slot, Some(level.below()), gather, &mut cursor.counts);
             // Under the lock: the neighbour's next fault may install another table in its place,
             // and no walker may then remember the old one.
             self.flush(gather, &mut cursor.counts);
@@ -51,7 +51,7 @@ impl<P: Platform> PageTable<'_, P> {
         run: &Run,
         table: Frame,
         mapped: VirtRange,
-        held: Option<u8>,
+        held: Option<Level>,
         gather: &mut Gather,
         counts: &mut Counts,
     ) {
@@ -61,7 +61,7 @@ impl<P: Platform> PageTable<'_, P> {
         self.change_live(run.node.table, 0, 1);
         // Where nothing was mapped, there was no table for a walker to remember.
         gather.stale_tables(run.range::<P::Arch>().intersection(mapped));
-        let node = Node { table, level: run.node.level - 1 };
+        let node = run.node.child(table);
         if let Some(held) = held {
             return self.gather_subtree(node, held, gather, counts);
         }
@@ -70,7 +70,7 @@ impl<P: Platform> PageTable<'_, P> {
         self.unlock(table);
         counts.tables_locked += 1;
         self.memory.worked(0, 1);
-        if node.level == 1 {
+        if node.level == Level::PTE {
             gather.detached.push(&self.memory.frames, table);
         } else {
             gather.unscanned.push(&self.memory.frames, table);
@@ -87,17 +87,17 @@ impl<P: Platform> PageTable<'_, P> {
     }
 
     fn gather_below(&self, node: Node, gather: &mut Gather, counts: &mut Counts) {
-        let level = node.level - 1;
+        let level = node.level.below();
         let children = {
             let _section = ReadSection::enter(&self.memory.platform);
             mark_children(self, node, &mut |child| {
                 self.memory.worked(1, 1);
-                if level == 1 {
+                if level == Level::PTE {
                     gather.detached.push(&self.memory.frames, child);
                 }
             })
         };
-        if level > 1 {
+        if level > Level::PTE {
             // Nobody changes the entries of a table that is marked.
             for index in 0..arch::entries::<P::Arch>() {
                 if let Some(table) = self.child(node.table, node.level, index) {
@@ -117,7 +117,7 @@ impl<P: Platform> PageTable<'_, P> {
     pub(crate) fn gather_subtree(
         &self,
         node: Node,
-        held: u8,
+        held: Level,
         gather: &mut Gather,
         counts: &mut Counts,
     ) {

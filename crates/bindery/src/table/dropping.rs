@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Memory;
 use crate::addr::{Frame, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Equal, Kind, absent};
+use crate::arch::{self, Arch, Entry, Equal, Kind, Level, absent};
 use crate::frame::{Folio, FreeBatch, OwnerKind};
 use crate::platform::Platform;
 use crate::stats::Counts;
@@ -50,17 +50,17 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
     /// Drops and clears the suspended entries of `range` in the tables from `node`, which begins at
     /// `base`, down.
     pub(super) fn range(&mut self, node: Node, base: VirtAddr, range: VirtRange) {
-        let Some(span) = VirtRange::from_len(base, arch::table_span::<P::Arch>(node.level)) else {
+        let Some(span) = VirtRange::from_len(base, node.level.table_span::<P::Arch>()) else {
             return;
         };
         let part = range.intersection(span);
         if part.is_empty() {
             return;
         }
-        let first = arch::index_of::<P::Arch>(part.start(), node.level);
-        let last = arch::index_of::<P::Arch>(VirtAddr(part.end().0 - 1), node.level);
+        let first = node.level.index_of::<P::Arch>(part.start());
+        let last = node.level.index_of::<P::Arch>(VirtAddr(part.end().0 - 1));
         let meta = self.memory.frames.table(node.table);
-        if node.level == 1 {
+        if node.level == Level::PTE {
             let dropped = self.leaves(node.table, first..last + 1);
             meta.change_live(0, dropped);
             return;
@@ -70,10 +70,10 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
             // lock.
             let slot = unsafe { &self.memory.slots(node.table)[index as usize] };
             let entry = Entry(slot.load(Ordering::Relaxed));
-            let start = VirtAddr(base.0 + u64::from(index) * arch::span::<P::Arch>(node.level));
+            let start = VirtAddr(base.0 + u64::from(index) * node.level.span::<P::Arch>());
             match arch::kind::<P::Arch>(entry, node.level) {
                 Kind::Table => {
-                    let child = Node { table: P::Arch::frame(entry), level: node.level - 1 };
+                    let child = node.child(P::Arch::frame(entry));
                     self.range(child, start, range);
                 }
                 Kind::Absent => {
@@ -93,7 +93,7 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
     pub(super) fn contents(&mut self, table: Frame) {
         let meta = self.memory.frames.table(table);
         let level = meta.level();
-        if level == 1 {
+        if level == Level::PTE {
             self.leaves(table, 0..arch::entries::<P::Arch>());
             return;
         }
@@ -118,8 +118,8 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
     }
 
     /// Drops the mapping of a huge leaf.
-    fn huge(&mut self, leaf: Entry, level: u8) {
-        let pages = 1 << arch::order_of_level::<P::Arch>(level);
+    fn huge(&mut self, leaf: Entry, level: Level) {
+        let pages = 1 << level.order::<P::Arch>();
         self.memory.unmap_pages(leaf, pages, self.batch, self.counts);
     }
 
@@ -147,7 +147,7 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
                 let limit = (slots.len() as u32 - index).min(live - dropped);
                 let count = absent_run::<P>(slots, index, limit);
                 self.counts.mapped(OwnerKind::Anonymous, count);
-                drop_absent(memory, Node { table, level: 1 }, entry, count, self.counts);
+                drop_absent(memory, Node { table, level: Level::PTE }, entry, count, self.counts);
                 count
             };
             if missing != 0 {
@@ -271,7 +271,7 @@ pub(super) fn drop_absent<P: Platform>(
     count: u32,
     counts: &mut Counts,
 ) {
-    let pages = count << arch::order_of_level::<P::Arch>(node.level);
+    let pages = count << node.level.order::<P::Arch>();
     match absent::decode::<P::Arch>(first) {
         Some(absent::Absent::ProtNone { frame, dirty, .. }) => {
             memory.unmap_frames(frame, pages, dirty, counts);
@@ -282,7 +282,7 @@ pub(super) fn drop_absent<P: Platform>(
         }
         _ => {}
     }
-    if node.level > 1 {
+    if node.level > Level::PTE {
         free_deposit(memory, node.table, counts);
     }
 }

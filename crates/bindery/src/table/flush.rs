@@ -1,7 +1,7 @@
 //! Flushes what was taken out of tables, and frees it afterwards ([`crate::tlb`] has the rule).
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch;
+use crate::arch::Level;
 use crate::deferred::{Batch, Tables as DetachedTables};
 use crate::platform::{Invalidation, Platform, Tables};
 use crate::stats::Counts;
@@ -14,9 +14,9 @@ use crate::frame::pending::{self, Last};
 
 impl<P: Platform> PageTable<'_, P> {
     /// Invalidates at once, between breaking an entry and making the new one.
-    pub(crate) fn invalidate_now(&self, range: VirtRange, level: u8, counts: &mut Counts) {
+    pub(crate) fn invalidate_now(&self, range: VirtRange, level: Level, counts: &mut Counts) {
         let what =
-            Invalidation { range, stride: arch::span::<P::Arch>(level), tables: Tables::Unchanged };
+            Invalidation { range, stride: level.span::<P::Arch>(), tables: Tables::Unchanged };
         tlb::invalidate(&self.memory.platform, self.root, &self.presence, &what, counts);
     }
 
@@ -78,7 +78,7 @@ impl<P: Platform> PageTable<'_, P> {
         let pending = locks.tables().iter().filter(|table| others(table));
         let Some(level) = pending.map(|table| self.meta(*table).level()).max() else { return };
         // What was below one of the table's slots may be anywhere in it.
-        let span = arch::span::<P::Arch>(level);
+        let span = level.span::<P::Arch>();
         let start = range.start().align_down(span);
         let end = range.end().0.checked_next_multiple_of(span).unwrap_or(range.end().0);
         let what = Invalidation {
@@ -104,7 +104,7 @@ impl<P: Platform> PageTable<'_, P> {
         if !self.is_locked(node.table) && pending == own.map_or(0, |own| own.marks_of(node.table)) {
             return;
         }
-        let span = arch::span::<P::Arch>(node.level);
+        let span = node.level.span::<P::Arch>();
         let slot = at.align_down(span);
         let range = VirtRange::raw(slot.0, slot.0.saturating_add(span));
         // The cursor waits for the lock, and looks at the count.

@@ -8,7 +8,9 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Attributes, Entry, Equal, Permissions, ProtectionKey, absent};
+use crate::arch::{
+    self, Arch, Attributes, Entry, Equal, Level, Permissions, ProtectionKey, absent,
+};
 use crate::events::RareEvents;
 use crate::platform::Platform;
 use crate::stats::Counts;
@@ -59,12 +61,12 @@ impl<P: Platform> PageTable<'_, P> {
             let section = ReadSection::enter(&self.memory.platform);
             self.peek(&section, at, &mut Counts::default())
         };
-        let whole = at.is_aligned(arch::span::<P::Arch>(node.level));
-        if node.level > 1 && !entry.is_empty() && !whole {
+        let whole = at.is_aligned(node.level.span::<P::Arch>());
+        if node.level > Level::PTE && !entry.is_empty() && !whole {
             let range = VirtRange::raw(at.0, at.0 + PAGE_SIZE);
-            let mut cursor = self.cursor(range, Depth::Floor(1));
+            let mut cursor = self.cursor(range, Depth::Floor(Level::PTE));
             // From the deposit: the pool is not asked.
-            let table = cursor.table_at(at, 1, &mut TablePool::new(self.memory));
+            let table = cursor.table_at(at, Level::PTE, &mut TablePool::new(self.memory));
             debug_assert!(table.is_ok(), "a huge leaf has lost its deposit");
         }
     }
@@ -85,7 +87,7 @@ impl<P: Platform> PageTable<'_, P> {
         counts: &mut Counts,
     ) -> Result<Frame, OutOfMemory> {
         let table = self.withdraw_table(node.table).ok_or(OutOfMemory)?;
-        let level = node.level - 1;
+        let level = node.level.below();
         self.meta(table).init(level);
         let slot = &self.slots(node.table)[index as usize];
         let old = Entry(slot.load(Ordering::Relaxed));
@@ -94,20 +96,20 @@ impl<P: Platform> PageTable<'_, P> {
         if old.0 & P::Arch::PRESENT != 0 {
             RareEvents::note(&self.memory.rare.leaf_splits);
             let old = replace::<P::Arch>(slot, old, |_| Entry::EMPTY);
-            let range = VirtRange::raw(base.0, base.0 + arch::span::<P::Arch>(node.level));
+            let range = VirtRange::raw(base.0, base.0 + node.level.span::<P::Arch>());
             self.invalidate_now(range, node.level, counts);
             counts.entries_written += 1;
             let first = P::Arch::leaf(P::Arch::frame(old), level, P::Arch::attributes(old));
-            if level == 1 {
+            if level == Level::PTE {
                 self.fill(table, 0, first, entries, counts);
             } else {
-                let step = P::Arch::STEP << arch::order_of_level::<P::Arch>(level);
+                let step = P::Arch::STEP << level.order::<P::Arch>();
                 self.write_steps(table, first, step, counts);
             }
         } else {
             self.inherit_guards(node.table, table);
             let step = absent::step::<P::Arch>(old);
-            let shift = arch::order_of_level::<P::Arch>(level);
+            let shift = level.order::<P::Arch>();
             self.write_steps(table, old, step.wrapping_shl(u32::from(shift)), counts);
         }
         slot.store(P::Arch::table(table).0, Ordering::Release);
@@ -132,12 +134,13 @@ impl<P: Platform> PageTable<'_, P> {
     /// invalidation. The caller keeps faults out of the range.
     pub(crate) fn collapse(&self, base: VirtAddr) -> Result<(), CollapseError> {
         let memory = self.memory;
-        let range = VirtRange::raw(base.0, base.0 + arch::table_span::<P::Arch>(1));
+        let range = VirtRange::raw(base.0, base.0 + Level::PMD.span::<P::Arch>());
         let mut counts = Counts::default();
         memory.may_wait();
-        let deposit = new_table(memory, 1, &mut counts).ok_or(CollapseError::OutOfMemory)?;
+        let deposit =
+            new_table(memory, Level::PTE, &mut counts).ok_or(CollapseError::OutOfMemory)?;
         let mut gather = Gather::new();
-        let mut cursor = self.cursor(range, Depth::Floor(1));
+        let mut cursor = self.cursor(range, Depth::Floor(Level::PTE));
         let done = collapse_locked(&mut cursor, base, deposit, &mut gather);
         drop(cursor);
         if !done {
@@ -158,12 +161,12 @@ fn collapse_locked<P: Platform>(
 ) -> bool {
     let tables = cursor.tables;
     let (node, _, _) = cursor.entry_at(base);
-    if node.level != 1 {
+    if node.level != Level::PTE {
         return false;
     }
     let slots = tables.slots(node.table);
     let entries = arch::entries::<P::Arch>();
-    let order = arch::order_of_level::<P::Arch>(2);
+    let order = Level::PMD.order::<P::Arch>();
     let first = run::load(slots, 0);
     if first.0 & P::Arch::PRESENT == 0 || tables.live(node.table) != entries {
         return false;
@@ -180,11 +183,11 @@ fn collapse_locked<P: Platform>(
         return false;
     }
     // The table hangs in the table above it, which the cursor holds: the range is its whole slot.
-    let Some((parent, index)) = cursor.parent_of(base, 1) else { return false };
+    let Some((parent, index)) = cursor.parent_of(base, Level::PTE) else { return false };
     let parent_slot = &tables.slots(parent.table)[index as usize];
     // Release: a reader of the empty entry finds its table locked, or the flush done.
     parent_slot.store(0, Ordering::Release);
-    let range = VirtRange::raw(base.0, base.0 + arch::table_span::<P::Arch>(1));
+    let range = VirtRange::raw(base.0, base.0 + Level::PMD.span::<P::Arch>());
     gather.stale_tables(range);
     tables.flush(gather, &mut cursor.counts);
     // Nobody walks the table any more: what the MMU set until now is final.
@@ -193,11 +196,11 @@ fn collapse_locked<P: Platform>(
         slot.store(0, Ordering::Relaxed);
     }
     tables.change_live(node.table, 0, entries);
-    let leaf = P::Arch::leaf(frame, 2, P::Arch::attributes(gathered));
+    let leaf = P::Arch::leaf(frame, Level::PMD, P::Arch::attributes(gathered));
     parent_slot.store(leaf.0, Ordering::Release);
     tables.deposit_table(parent.table, deposit);
     cursor.counts.entries_written += 2 + u64::from(entries);
-    tables.gather_subtree(node, 1, gather, &mut cursor.counts);
+    tables.gather_subtree(node, Level::PTE, gather, &mut cursor.counts);
     true
 }
 

@@ -67,7 +67,7 @@
 use arrayvec::ArrayVec;
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry};
+use crate::arch::{Arch, Entry, Level};
 
 /// Most entries that an operation looks at while it holds one set of locks.
 pub(crate) const HELD_ENTRIES: u32 = 1024;
@@ -110,7 +110,7 @@ pub(crate) trait LockTree {
         u32::MAX
     }
     /// The table that the entry names, if it names one. Called inside a read section.
-    fn child(&self, table: Frame, level: u8, index: u32) -> Option<Frame>;
+    fn child(&self, table: Frame, level: Level, index: u32) -> Option<Frame>;
     /// Whether `node` is the table of its level that stands for `addr`. Called inside a read
     /// section.
     fn stands(&self, root: Frame, node: Node, addr: VirtAddr) -> bool {
@@ -120,11 +120,11 @@ pub(crate) trait LockTree {
     /// so. Called inside a read section.
     #[inline]
     fn descend(&self, root: Frame, addr: VirtAddr, goes_on: impl Fn(Node) -> bool) -> Node {
-        let mut node = Node { table: root, level: Self::Arch::LEVELS };
+        let mut node = Node { table: root, level: Self::Arch::ROOT };
         while goes_on(node) {
-            let index = arch::index_of::<Self::Arch>(addr, node.level);
+            let index = node.level.index_of::<Self::Arch>(addr);
             match self.child(node.table, node.level, index) {
-                Some(table) => node = Node { table, level: node.level - 1 },
+                Some(table) => node = node.child(table),
                 None => break,
             }
         }
@@ -146,7 +146,7 @@ pub(crate) fn has_no_pending_flush<T: LockTree>(tree: &T, table: Frame) -> bool 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Depth {
     /// All overlapping tables at this level and above.
-    Floor(u8),
+    Floor(Level),
     /// Overlapping tables that the range covers only in part: those covered whole will be
     /// detached, and are locked one at a time when they are marked.
     Edges,
@@ -155,19 +155,19 @@ pub(crate) enum Depth {
 }
 
 impl Depth {
-    fn floor(self) -> u8 {
+    fn floor(self) -> Level {
         match self {
             Self::Floor(level) => level,
-            Self::Edges | Self::LeafEdges => 1,
+            Self::Edges | Self::LeafEdges => Level::PTE,
         }
     }
 
     /// Whether a table in a slot of `level` that the range covers whole is left alone.
-    fn spares(self, level: u8) -> bool {
+    fn spares(self, level: Level) -> bool {
         match self {
             Self::Floor(_) => false,
             Self::Edges => true,
-            Self::LeafEdges => level == 2,
+            Self::LeafEdges => level == Level::PMD,
         }
     }
 }
@@ -176,20 +176,26 @@ impl Depth {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Node {
     pub(crate) table: Frame,
-    pub(crate) level: u8,
+    pub(crate) level: Level,
 }
 
 impl Node {
     /// `raw`, which is at `index`, as a leaf of its own: without the mark of a contiguous run.
     #[inline(always)]
     pub(crate) fn single<A: Arch>(self, raw: Entry, index: u32) -> Entry {
-        if self.level == 1 { A::clear_contig(raw, index) } else { raw }
+        if self.level == Level::PTE { A::clear_contig(raw, index) } else { raw }
     }
 
     /// Whether `raw` belongs to a contiguous run.
     #[inline(always)]
     pub(crate) fn in_contig<A: Arch>(self, raw: Entry) -> bool {
-        self.level == 1 && A::is_contig(raw)
+        self.level == Level::PTE && A::is_contig(raw)
+    }
+
+    /// A table that an entry of this one names.
+    #[inline(always)]
+    pub(crate) const fn child(self, table: Frame) -> Self {
+        Self { table, level: self.level.below() }
     }
 }
 
@@ -286,26 +292,26 @@ impl LockSet {
 
 /// The slots of the table at `level` that begins at or before `range` which `range` overlaps,
 /// first and last. The table's span holds a part of the range.
-fn slots<A: Arch>(base: VirtAddr, level: u8, range: VirtRange) -> Option<(u32, u32)> {
-    let table = VirtRange::from_len(base, arch::table_span::<A>(level))?;
+fn slots<A: Arch>(base: VirtAddr, level: Level, range: VirtRange) -> Option<(u32, u32)> {
+    let table = VirtRange::from_len(base, level.table_span::<A>())?;
     let part = range.intersection(table);
     if part.is_empty() {
         return None;
     }
     let last = VirtAddr(part.end().0 - 1);
-    Some((arch::index_of::<A>(part.start(), level), arch::index_of::<A>(last, level)))
+    Some((level.index_of::<A>(part.start()), level.index_of::<A>(last)))
 }
 
-fn slot_range<A: Arch>(base: VirtAddr, level: u8, index: u32) -> VirtRange {
-    let start = base.0 + u64::from(index) * arch::span::<A>(level);
-    VirtRange::raw(start, start + arch::span::<A>(level))
+fn slot_range<A: Arch>(base: VirtAddr, level: Level, index: u32) -> VirtRange {
+    let start = base.0 + u64::from(index) * level.span::<A>();
+    VirtRange::raw(start, start + level.span::<A>())
 }
 
 /// Descends without locks to the cover of `range`, not below `floor`.
-fn find_cover<T: LockTree>(tree: &T, root: Frame, range: VirtRange, floor: u8) -> Node {
+fn find_cover<T: LockTree>(tree: &T, root: Frame, range: VirtRange, floor: Level) -> Node {
     tree.descend(root, range.start(), |node| {
-        let slot = range.start().align_down(arch::span::<T::Arch>(node.level));
-        let end = slot.0.wrapping_add(arch::span::<T::Arch>(node.level));
+        let slot = range.start().align_down(node.level.span::<T::Arch>());
+        let end = slot.0.wrapping_add(node.level.span::<T::Arch>());
         let strictly_inside = range.end().0 < end || range.end().0 == end && slot < range.start();
         node.level > floor && strictly_inside
     })
@@ -313,7 +319,7 @@ fn find_cover<T: LockTree>(tree: &T, root: Frame, range: VirtRange, floor: u8) -
 
 /// Where the span of the node that covers `range` begins.
 fn base_of<A: Arch>(node: Node, range: VirtRange) -> VirtAddr {
-    range.start().align_down(arch::table_span::<A>(node.level))
+    range.start().align_down(node.level.table_span::<A>())
 }
 
 /// Locks, in pre-order, the tables below `node` that overlap one of `ranges` (rising, disjoint).
@@ -344,7 +350,7 @@ fn lock_below<T: LockTree>(
                 let count = last + u32::from(end <= range.end()) - index;
                 let admitted = set.admit_detached(count);
                 if admitted < count {
-                    let span = arch::span::<T::Arch>(node.level);
+                    let span = node.level.span::<T::Arch>();
                     set.stop = slot.start().0 + u64::from(admitted) * span;
                     return false;
                 }
@@ -354,17 +360,17 @@ fn lock_below<T: LockTree>(
             let part = range.intersection(slot);
             let child = tree.child(node.table, node.level, index);
             let entries = match child {
-                Some(_) if node.level - 1 > floor => 0,
+                Some(_) if node.level.below() > floor => 0,
                 None if part == slot => 1,
                 // Of a leaf that the range covers in part, those into which it is split.
-                _ => (part.len() >> arch::span_shift::<T::Arch>(node.level - 1)) as u32,
+                _ => (part.len() >> node.level.below().span_shift::<T::Arch>()) as u32,
             };
             if !set.admit_entries(entries, part.start()) {
                 return false;
             }
             if let Some(table) = child {
                 set.acquire(tree, table);
-                let child = Node { table, level: node.level - 1 };
+                let child = node.child(table);
                 if !lock_below(tree, child, slot.start(), ranges, depth, set) {
                     return false;
                 }
@@ -435,7 +441,7 @@ pub(crate) fn lock_pair<T: LockTree>(
     root: Frame,
     one: End,
     other: End,
-    floor: u8,
+    floor: Level,
     set: &mut LockSet,
 ) -> (Node, Node) {
     if one.freeable.start() > other.freeable.start() {
@@ -447,7 +453,7 @@ pub(crate) fn lock_pair<T: LockTree>(
     // The mover has cut its piece to size.
     set.entries = u32::MAX;
     let spans = |node: Node, own: VirtRange, range: VirtRange| {
-        VirtRange::from_len(base_of::<T::Arch>(node, own), arch::table_span::<T::Arch>(node.level))
+        VirtRange::from_len(base_of::<T::Arch>(node, own), node.level.table_span::<T::Arch>())
             .is_some_and(|span| span.covers(range))
     };
     loop {

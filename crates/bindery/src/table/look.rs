@@ -5,7 +5,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Arch, Attributes, Entry, Kind, Permissions, absent};
+use crate::arch::{self, Absent, Arch, Attributes, Entry, Kind, Level, Permissions, absent};
 use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::stats::Counts;
@@ -52,7 +52,7 @@ pub(crate) enum Standing {
 pub(crate) struct Stretch {
     pub(crate) range: VirtRange,
     /// Of its entries.
-    pub(crate) level: u8,
+    pub(crate) level: Level,
     pub(crate) what: Standing,
 }
 
@@ -67,7 +67,7 @@ impl<P: Platform> PageTable<'_, P> {
             // One table at a time, so that no read section lasts long.
             let section = ReadSection::enter(&self.memory.platform);
             let (node, first, entry) = self.peek(&section, at, &mut counts);
-            let span = arch::span::<P::Arch>(node.level);
+            let span = node.level.span::<P::Arch>();
             let slots = self.slots(node.table);
             let mut index = first;
             let mut raw = entry;
@@ -75,8 +75,11 @@ impl<P: Platform> PageTable<'_, P> {
                 let slot = at.0 & !(span - 1);
                 let end = slot.saturating_add(span).min(range.end().0);
                 let leaf = arch::kind::<P::Arch>(raw, node.level) == Kind::Leaf;
-                let entry =
-                    if leaf && node.level == 1 { P::Arch::clear_contig(raw, index) } else { raw };
+                let entry = if leaf && node.level == Level::PTE {
+                    P::Arch::clear_contig(raw, index)
+                } else {
+                    raw
+                };
                 let part = VirtRange::raw(at.0, end);
                 self.memory.worked(1, 0);
                 if !f(Looked { entry, raw, node, index, range: part }) {
@@ -134,7 +137,7 @@ impl<P: Platform> PageTable<'_, P> {
         let mut chunks = Chunks::of(range);
         let mut over = false;
         while !over {
-            within(&mut || match chunks.next(self, Depth::Floor(1), None) {
+            within(&mut || match chunks.next(self, Depth::Floor(Level::PTE), None) {
                 Some(cursor) => self.survey_locked(cursor.range(), &mut f),
                 None => over = true,
             });
@@ -159,7 +162,7 @@ impl<P: Platform> PageTable<'_, P> {
     fn standing(&self, looked: &Looked) -> Option<Standing> {
         let level = looked.node.level;
         // A huge entry names the first of its pages.
-        let inside = looked.range.start().0 & (arch::span::<P::Arch>(level) - 1);
+        let inside = looked.range.start().0 & (level.span::<P::Arch>() - 1);
         let inside = inside >> PAGE_SHIFT;
         let pages = |frame: Frame, attributes| Standing::Pages {
             first: frame.plus(inside as u32),

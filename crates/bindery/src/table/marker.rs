@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::VirtRange;
-use crate::arch::{self, Absent, Entry, Equal, Kind, Marker, absent};
+use crate::arch::{self, Absent, Entry, Equal, Kind, Level, Marker, absent};
 use crate::platform::Platform;
 
 use super::cursor::{Chunks, Cursor, Whole};
@@ -18,16 +18,16 @@ impl<P: Platform> PageTable<'_, P> {
     /// what lies before is marked.
     pub(crate) fn mark(&self, range: VirtRange, marker: Marker) -> Result<(), OutOfMemory> {
         let entry = absent::encode::<P::Arch>(Absent::Marker(marker));
-        let table = arch::table_span::<P::Arch>(1);
+        let table = Level::PMD.span::<P::Arch>();
         let mut at = range.start();
         while at < range.end() {
             let end = (at.0 & !(table - 1)).saturating_add(table).min(range.end().0);
             let part = VirtRange::raw(at.0, end);
             self.with_tables(|pool| {
-                let mut cursor = self.cursor(part, Depth::Floor(1));
+                let mut cursor = self.cursor(part, Depth::Floor(Level::PTE));
                 let whole = part.len() == table;
                 let (node, _, found) = cursor.entry_at(part.start());
-                if whole && node.level > 1 && found.is_empty() {
+                if whole && node.level > Level::PTE && found.is_empty() {
                     mark_slot(&mut cursor, part, entry, pool)
                 } else {
                     mark_pages(&mut cursor, part, entry, pool)
@@ -42,7 +42,7 @@ impl<P: Platform> PageTable<'_, P> {
     pub(crate) fn unmark(&self, range: VirtRange, marker: Marker) -> Result<(), OutOfMemory> {
         let wanted = Some(Absent::Marker(marker));
         let mut chunks = Chunks::of(range);
-        while let Some(mut cursor) = chunks.next(self, Depth::Floor(1), None) {
+        while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), None) {
             while let Some(run) = cursor.next_run(Equal::empty(), Whole::Enter)? {
                 if let What::Absent(first) = run.what
                     && absent::decode::<P::Arch>(first) == wanted
@@ -62,9 +62,9 @@ fn mark_slot<'m, P: Platform>(
     pool: &mut TablePool<'m, P>,
 ) -> Result<(), OutOfMemory> {
     let tables = cursor.tables;
-    let table = cursor.table_at(part.start(), 2, pool)?;
-    let deposit = pool.take(1, &mut cursor.counts)?;
-    let index = arch::index_of::<P::Arch>(part.start(), 2);
+    let table = cursor.table_at(part.start(), Level::PMD, pool)?;
+    let deposit = pool.take(Level::PTE, &mut cursor.counts)?;
+    let index = Level::PMD.index_of::<P::Arch>(part.start());
     tables.deposit_table(table, deposit);
     tables.meta(table).note_guards();
     tables.publish_leaf(table, index, entry);
@@ -79,11 +79,11 @@ fn mark_pages<'m, P: Platform>(
     pool: &mut TablePool<'m, P>,
 ) -> Result<(), OutOfMemory> {
     let tables = cursor.tables;
-    let table = cursor.table_at(part.start(), 1, pool)?;
-    let first = arch::index_of::<P::Arch>(part.start(), 1);
+    let table = cursor.table_at(part.start(), Level::PTE, pool)?;
+    let first = Level::PTE.index_of::<P::Arch>(part.start());
     let count = part.pages() as u32;
     let slots = tables.slots(table);
-    debug_assert_eq!(arch::kind::<P::Arch>(run::load(slots, first), 1), Kind::Empty);
+    debug_assert_eq!(arch::kind::<P::Arch>(run::load(slots, first), Level::PTE), Kind::Empty);
     // Before the first marker: who detaches tables asks for it under the table's lock.
     tables.meta(table).note_guards();
     for slot in &slots[first as usize..(first + count) as usize] {

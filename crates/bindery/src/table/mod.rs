@@ -67,7 +67,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Memory;
 use crate::addr::{Frame, VirtAddr};
-use crate::arch::{self, Arch, Entry, Kind};
+use crate::arch::{self, Arch, Entry, Kind, Level};
 pub(crate) use crate::error::OutOfMemory;
 use crate::frame::pending;
 use crate::frame::table_meta::TableMeta;
@@ -143,7 +143,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     pub(crate) fn new(memory: &'m Memory<P>, reach: RunLimit) -> Option<Self> {
         let mut counts = Counts::default();
         memory.may_wait();
-        let root = new_table(memory, P::Arch::LEVELS, &mut counts)?;
+        let root = new_table(memory, P::Arch::ROOT, &mut counts)?;
         let state = TreeState {
             root,
             presence: ActiveCpus::new(),
@@ -240,8 +240,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
         addr: VirtAddr,
         counts: &mut Counts,
     ) -> (Node, u32, Entry) {
-        let found = self.entry_below(self.root_node(), addr, 1, Ordering::Acquire);
-        counts.entries_descended += u64::from(P::Arch::LEVELS - found.0.level) + 1;
+        let found = self.entry_below(self.root_node(), addr, Level::PTE, Ordering::Acquire);
+        counts.entries_descended += P::Arch::ROOT.steps_to(found.0.level) + 1;
         found
     }
 
@@ -252,8 +252,9 @@ impl<'m, P: Platform> PageTable<'m, P> {
         _section: &ReadSection<'_, P>,
         addr: VirtAddr,
     ) -> Option<LeafTable> {
-        let parent = self.table_below(self.root_node(), addr, 2, Ordering::Acquire).ok()?.table;
-        let table = self.child(parent, 2, arch::index_of::<P::Arch>(addr, 2))?;
+        let parent =
+            self.table_below(self.root_node(), addr, Level::PMD, Ordering::Acquire).ok()?.table;
+        let table = self.child(parent, Level::PMD, Level::PMD.index_of::<P::Arch>(addr))?;
         Some(LeafTable { parent, table })
     }
 
@@ -262,8 +263,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// reading, which keeps out the moves that carry the parent along.
     #[inline]
     pub(crate) fn try_lock_leaf_table(&self, addr: VirtAddr, found: &LeafTable) -> bool {
-        let index = arch::index_of::<P::Arch>(addr, 2);
-        let stands = || self.child(found.parent, 2, index) == Some(found.table);
+        let index = Level::PMD.index_of::<P::Arch>(addr);
+        let stands = || self.child(found.parent, Level::PMD, index) == Some(found.table);
         if !locking::lock_found(self, found.table, stands) {
             return false;
         }
@@ -313,7 +314,7 @@ pub(crate) struct LeafTable {
 /// A new empty table for `level`, locked, so that it can be installed in at once.
 pub(crate) fn new_table<P: Platform>(
     memory: &Memory<P>,
-    level: u8,
+    level: Level,
     counts: &mut Counts,
 ) -> Option<Frame> {
     let table = memory.frames.allocate(0)?;
@@ -399,7 +400,7 @@ impl<P: Platform> LockTree for PageTable<'_, P> {
     }
 
     #[inline]
-    fn child(&self, table: Frame, level: u8, index: u32) -> Option<Frame> {
+    fn child(&self, table: Frame, level: Level, index: u32) -> Option<Frame> {
         let entry = Entry(self.slots(table)[index as usize].load(Ordering::Acquire));
         (arch::kind::<P::Arch>(entry, level) == Kind::Table).then(|| P::Arch::frame(entry))
     }

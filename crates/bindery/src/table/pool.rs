@@ -2,7 +2,7 @@
 
 use crate::Memory;
 use crate::addr::Frame;
-use crate::arch::Arch;
+use crate::arch::{Arch, Level};
 use crate::frame::table_meta::TableStack;
 use crate::platform::Platform;
 use crate::stats::Counts;
@@ -48,7 +48,7 @@ impl<'m, P: Platform> TablePool<'m, P> {
     fn add(&mut self, count: u64) -> Result<(), OutOfMemory> {
         for _ in 0..count {
             self.memory.may_wait();
-            let table = new_table(self.memory, 1, &mut self.counts).ok_or(OutOfMemory)?;
+            let table = new_table(self.memory, Level::PTE, &mut self.counts).ok_or(OutOfMemory)?;
             self.put(table);
         }
         Ok(())
@@ -60,7 +60,7 @@ impl<'m, P: Platform> TablePool<'m, P> {
     }
 
     /// A locked, empty table for `level`; counts it where it comes from the allocator.
-    pub(crate) fn take(&mut self, level: u8, counts: &mut Counts) -> Result<Frame, OutOfMemory> {
+    pub(crate) fn take(&mut self, level: Level, counts: &mut Counts) -> Result<Frame, OutOfMemory> {
         let Some(table) = self.tables.pop(&self.memory.frames) else {
             return new_table(self.memory, level, counts).ok_or(OutOfMemory);
         };

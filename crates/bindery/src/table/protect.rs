@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::VirtRange;
 use crate::arch::{
-    self, Arch, Attributes, Entry, Equal, Permissions, ProtectionKey, Write, absent,
+    self, Arch, Attributes, Entry, Equal, Level, Permissions, ProtectionKey, Write, absent,
 };
 use crate::platform::Platform;
 use crate::tlb::Gather;
@@ -59,7 +59,7 @@ impl<P: Platform> PageTable<'_, P> {
         gather: &mut Gather,
     ) -> Result<(), OutOfMemory> {
         let mut chunks = Chunks::of(range);
-        while let Some(mut cursor) = chunks.next(self, Depth::Floor(1), Some(&*gather)) {
+        while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), Some(&*gather)) {
             protect_locked(&mut cursor, change, gather)?;
         }
         Ok(())
@@ -106,7 +106,7 @@ fn writable_part<P: Platform>(
     let Some(folio) = memory.frames.folio_of(frame) else { return (false, run.count) };
     let pages = run.pages::<P::Arch>();
     let (exclusive, alike) = memory.frames.exclusive_run(folio, frame.0 - folio.head.0, pages);
-    if run.node.level > 1 {
+    if run.node.level > Level::PTE {
         // One leaf cannot be writable in part: it is writable where all of it is exclusive.
         return (exclusive && alike == pages, run.count);
     }
@@ -177,13 +177,13 @@ fn rewrite<P: Platform>(
             P::Arch::write_protect(entry)
         }
     };
-    if P::Arch::CONTIG_ENTRIES > 1 && run.node.level == 1 {
+    if P::Arch::CONTIG_ENTRIES > 1 && run.node.level == Level::PTE {
         // A part may cut contiguous runs that the run did not.
         cursor.unfold_edges(run);
     }
     let slots = tables.slots(run.node.table);
     let entries = &slots[run.index as usize..(run.index + run.count) as usize];
-    let contigs = run.node.level == 1
+    let contigs = run.node.level == Level::PTE
         && entries.iter().any(|slot| P::Arch::is_contig(Entry(slot.load(Ordering::Relaxed))));
     if contigs && (difference != 0 || writable) {
         // Entries of a contiguous run must agree in all but accessed and dirty, so the contiguous
@@ -233,7 +233,7 @@ fn break_and_make<P: Platform>(
     for slot in entries {
         slot.fetch_and(!P::Arch::PRESENT, Ordering::Relaxed);
     }
-    tables.invalidate_now(run.range::<P::Arch>(), 1, &mut cursor.counts);
+    tables.invalidate_now(run.range::<P::Arch>(), Level::PTE, &mut cursor.counts);
     for slot in entries {
         let entry = Entry(slot.load(Ordering::Relaxed) | P::Arch::PRESENT);
         slot.store(change(entry).0, Ordering::Relaxed);
@@ -251,7 +251,7 @@ fn hide<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, gather: &mut Gat
     for index in run.index..run.index + run.count {
         let slot = &slots[index as usize];
         let raw = Entry(slot.load(Ordering::Relaxed));
-        if run.node.level > 1 {
+        if run.node.level > Level::PTE {
             replace::<P::Arch>(slot, raw, prot_none::<P::Arch>);
             continue;
         }
@@ -311,7 +311,7 @@ fn show<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, change: &Change)
             .set(Permissions::WRITE, writable && change.permissions.contains(Permissions::WRITE));
         cursor.tables.memory.before_execution_of(shown.permissions, frame);
         show_part(cursor, &run, alike, shown);
-        run.at = run.at.offset(u64::from(alike) << arch::span_shift::<P::Arch>(run.node.level));
+        run.at = run.at.offset(u64::from(alike) << run.node.level.span_shift::<P::Arch>());
         run.index += alike;
         run.count -= alike;
     }
@@ -337,7 +337,7 @@ fn show_part<P: Platform>(
         };
         let attributes = Attributes { accessed, dirty, soft_dirty, userfault, ..shown };
         let leaf = P::Arch::leaf(frame, level, attributes);
-        if level == 1
+        if level == Level::PTE
             && arch::may_fold::<P::Arch>(leaf, index)
             && end - index >= P::Arch::CONTIG_ENTRIES
         {

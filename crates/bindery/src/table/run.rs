@@ -4,7 +4,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Equal, absent};
+use crate::arch::{Arch, Entry, Equal, absent};
 
 use super::locking::Node;
 
@@ -36,20 +36,20 @@ pub(crate) struct Run {
 impl Run {
     /// The addresses that the run stands for.
     pub(crate) fn range<A: Arch>(&self) -> VirtRange {
-        let bytes = u64::from(self.count) << arch::span_shift::<A>(self.node.level);
+        let bytes = u64::from(self.count) << self.node.level.span_shift::<A>();
         VirtRange::raw(self.at.0, self.at.0 + bytes)
     }
 
     /// The run without its first `count` entries.
     pub(crate) fn rest<A: Arch>(&self, count: u32) -> Self {
-        let bytes = u64::from(count) << arch::span_shift::<A>(self.node.level);
+        let bytes = u64::from(count) << self.node.level.span_shift::<A>();
         let (at, index) = (VirtAddr(self.at.0.wrapping_add(bytes)), self.index + count);
         Self { at, index, count: self.count - count, ..*self }
     }
 
     /// Base pages that the run stands for.
     pub(crate) fn pages<A: Arch>(&self) -> u32 {
-        self.count << arch::order_of_level::<A>(self.node.level)
+        self.count << self.node.level.order::<A>()
     }
 }
 

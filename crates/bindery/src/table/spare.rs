@@ -1,13 +1,13 @@
 //! Unmapping with exceptions: entries in the middle of the range that stay.
 
 use crate::addr::{VirtAddr, VirtRange};
-use crate::arch::{Absent, Arch, Equal, Marker, absent};
+use crate::arch::{Absent, Arch, Equal, Level, Marker, absent};
 use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
 use super::cursor::{Chunks, Cursor, Whole};
-use super::locking::{Depth, Node};
+use super::locking::Depth;
 use super::run::{Run, What};
 use super::stray::{Keep, try_mark_stray};
 use super::zap::{clear_absent, drop_suspended, suspend};
@@ -70,7 +70,7 @@ impl<P: Platform> PageTable<'_, P> {
         let (depth, whole) = match pass {
             // Those above keep: to detach one, all below it would have to be marked in one hold.
             Pass::Tables => (Depth::LeafEdges, Whole::YieldLowest),
-            Pass::Entries => (Depth::Floor(1), Whole::Enter),
+            Pass::Entries => (Depth::Floor(Level::PTE), Whole::Enter),
         };
         let mut left = false;
         let mut chunks = Chunks::of(range);
@@ -90,7 +90,7 @@ impl<P: Platform> PageTable<'_, P> {
                 match run.what {
                     What::Empty => {}
                     What::Table(table) => {
-                        let node = Node { table, level: run.node.level - 1 };
+                        let node = run.node.child(table);
                         if try_mark_stray(self, node, Keep::Guards) {
                             self.detach(&run, table, range, None, gather, &mut cursor.counts);
                         } else {

@@ -3,7 +3,7 @@
 //! [`super::locking`] has the protocol. Here is how one table, or all below one, are marked.
 
 use crate::addr::Frame;
-use crate::arch;
+use crate::arch::{self, Level};
 
 use super::locking::{LockTree, Node};
 
@@ -35,7 +35,7 @@ pub(crate) fn try_mark_stray<T: LockTree>(tree: &T, node: Node, keep: Keep) -> b
         tree.mark_stray(node.table);
     }
     tree.unlock(node.table);
-    if !free || node.level == 1 {
+    if !free || node.level == Level::PTE {
         return free;
     }
     let (live, mut children) = (tree.live(node.table), 0);
@@ -45,11 +45,11 @@ pub(crate) fn try_mark_stray<T: LockTree>(tree: &T, node: Node, keep: Keep) -> b
         }
         let Some(table) = tree.child(node.table, node.level, index) else { continue };
         children += 1;
-        let child = Node { table, level: node.level - 1 };
+        let child = node.child(table);
         if !try_mark_stray(tree, child, keep) {
             for index in 0..index {
                 if let Some(table) = tree.child(node.table, node.level, index) {
-                    unmark_subtree(tree, Node { table, level: node.level - 1 });
+                    unmark_subtree(tree, node.child(table));
                 }
             }
             unmark(tree, node.table);
@@ -67,10 +67,10 @@ fn unmark<T: LockTree>(tree: &T, table: Frame) {
 
 fn unmark_subtree<T: LockTree>(tree: &T, node: Node) {
     unmark(tree, node.table);
-    if node.level > 1 {
+    if node.level > Level::PTE {
         for index in 0..arch::entries::<T::Arch>() {
             if let Some(table) = tree.child(node.table, node.level, index) {
-                unmark_subtree(tree, Node { table, level: node.level - 1 });
+                unmark_subtree(tree, node.child(table));
             }
         }
     }
@@ -100,7 +100,7 @@ pub(crate) fn mark_children<T: LockTree>(tree: &T, node: Node, met: &mut impl Fn
 pub(crate) fn mark_subtree_stray<T: LockTree>(
     tree: &T,
     node: Node,
-    held: u8,
+    held: Level,
     met: &mut impl FnMut(Frame, u32),
 ) {
     if node.level < held {
@@ -111,7 +111,7 @@ pub(crate) fn mark_subtree_stray<T: LockTree>(
         tree.unlock(node.table);
     }
     let mut children = 0;
-    if node.level > 1 {
+    if node.level > Level::PTE {
         let live = tree.live(node.table);
         for index in 0..arch::entries::<T::Arch>() {
             if children == live {
@@ -119,7 +119,7 @@ pub(crate) fn mark_subtree_stray<T: LockTree>(
             }
             if let Some(table) = tree.child(node.table, node.level, index) {
                 children += 1;
-                mark_subtree_stray(tree, Node { table, level: node.level - 1 }, held, met);
+                mark_subtree_stray(tree, node.child(table), held, met);
             }
         }
     }

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Arch, Attributes, Entry, Equal, Permissions, absent};
+use crate::arch::{Absent, Arch, Attributes, Entry, Equal, Level, Permissions, absent};
 use crate::frame::swap_place::SwapPlace;
 use crate::frame::{Folio, OwnerKind};
 use crate::platform::Platform;
@@ -46,7 +46,7 @@ impl<P: Platform> PageTable<'_, P> {
     /// Ends early where a huge entry has to be split and its deposit is missing.
     pub(crate) fn swap_in(&self, what: &SwapIn, mut own: impl FnMut(bool)) -> SwappedIn {
         let mut done = SwappedIn { pages: PageSet::EMPTY, exclusive: true };
-        let mut cursor = self.cursor(what.range, Depth::Floor(1));
+        let mut cursor = self.cursor(what.range, Depth::Floor(Level::PTE));
         while let Ok(Some(run)) = cursor.next_run(Equal::empty(), Whole::Enter) {
             let What::Absent(first) = run.what else { continue };
             let Some(Absent::Swap { device, slot, exclusive, soft_dirty, userfault }) =
@@ -81,7 +81,7 @@ impl<P: Platform> PageTable<'_, P> {
     fn cached_part(&self, run: &Run, what: &SwapIn) -> Run {
         let (number, pages) = (what.number_of(run.at), run.pages::<P::Arch>());
         let cached = self.memory.pages_in_cache(what.folio, what.place, number, pages);
-        Run { count: cached >> arch::order_of_level::<P::Arch>(run.node.level), ..*run }
+        Run { count: cached >> run.node.level.order::<P::Arch>(), ..*run }
     }
 
     /// Maps a run whose pages are in the cache. Says whether that was possible.
@@ -118,7 +118,7 @@ impl<P: Platform> PageTable<'_, P> {
             return self.write_hidden(run, frame, attributes);
         }
         let leaf = P::Arch::leaf(frame, run.node.level, attributes);
-        if run.node.level == 1 {
+        if run.node.level == Level::PTE {
             self.write_leaves(run.node.table, run.index, leaf, run.count);
             // The entries were not empty.
             self.change_live(run.node.table, 0, run.count);

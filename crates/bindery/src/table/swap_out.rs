@@ -20,7 +20,7 @@ use core::sync::atomic::Ordering;
 use arrayvec::ArrayVec;
 
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Arch, Attributes, Entry, Equal, Kind, Permissions, absent};
+use crate::arch::{self, Absent, Arch, Attributes, Entry, Equal, Kind, Level, Permissions, absent};
 use crate::frame::swap_place::SwapPlace;
 use crate::frame::{Eviction, Folio, OwnerKind};
 use crate::platform::Platform;
@@ -189,7 +189,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         self.victims.left = self.victims.left.saturating_sub(pages);
         memory.send_out(folio, slots, number, pages);
         lock.leave_locked();
-        let run = Run { count: pages >> arch::order_of_level::<P::Arch>(run.node.level), ..*run };
+        let run = Run { count: pages >> run.node.level.order::<P::Arch>(), ..*run };
         self.write_entries(&run, folio, number, slots);
         self.gather.stale(run.range::<P::Arch>(), run.node.level);
         let at = run.at.0.wrapping_sub(u64::from(number) << PAGE_SHIFT);
@@ -224,7 +224,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     fn drop_lazy(&mut self, run: &Run, folio: Folio, pages: u32) {
         let tables = self.cursor.tables;
         let frames = &tables.memory.frames;
-        let count = pages >> arch::order_of_level::<P::Arch>(run.node.level);
+        let count = pages >> run.node.level.order::<P::Arch>();
         let slots = tables.slots(run.node.table);
         let slots = &slots[run.index as usize..(run.index + count) as usize];
         let mut dirty = false;
@@ -244,7 +244,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             slot.store(0, Ordering::Relaxed);
         }
         tables.change_live(run.node.table, 0, count);
-        if run.node.level > 1 {
+        if run.node.level > Level::PTE {
             super::dropping::free_deposit(tables.memory, run.node.table, &mut self.cursor.counts);
         }
         self.cursor.counts.entries_written += u64::from(count);
@@ -272,7 +272,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     fn mapped_here(&mut self, run: &Run, folio: Folio, number: u32) -> u32 {
         let pages = run.pages::<P::Arch>();
         let rest = folio.pages() - number;
-        if pages >= rest || run.node.level > 1 {
+        if pages >= rest || run.node.level > Level::PTE {
             return pages;
         }
         let left = ((self.cursor.range().end().0 - run.at.0) >> PAGE_SHIFT) as u32;
@@ -280,7 +280,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let slots = self.cursor.tables.slots(run.node.table);
         let maps = |index: &u32| {
             let entry = run::load(slots, *index);
-            arch::kind::<P::Arch>(entry, 1) == Kind::Leaf
+            arch::kind::<P::Arch>(entry, Level::PTE) == Kind::Leaf
                 && P::Arch::frame(P::Arch::clear_contig(entry, *index))
                     == folio.head.plus(number + *index - run.index)
         };
@@ -295,12 +295,13 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     fn write_entries(&mut self, run: &Run, folio: Folio, number: u32, place: SlotRun) {
         let tables = self.cursor.tables;
         let slots = tables.slots(run.node.table);
-        let scale = arch::order_of_level::<P::Arch>(run.node.level);
+        let scale = run.node.level.order::<P::Arch>();
         let mut done = 0;
         while done < run.count {
             let index = run.index + done;
             let raw = run::load(slots, index);
-            let leaf = if run.node.level == 1 { P::Arch::clear_contig(raw, index) } else { raw };
+            let leaf =
+                if run.node.level == Level::PTE { P::Arch::clear_contig(raw, index) } else { raw };
             let attributes = P::Arch::attributes(leaf);
             let page = number + (done << scale);
             let (exclusive, same) =
@@ -395,7 +396,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
                 tables.slots(node.table)[index as usize].store(leaf.0, Ordering::Release);
                 self.cursor.counts.entries_written += 1;
             }
-            at = VirtAddr(at.0 + arch::span::<P::Arch>(node.level));
+            at = VirtAddr(at.0 + node.level.span::<P::Arch>());
         }
         memory.call_back(folio, place);
         if self.victims.held == Some(folio) {

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::VirtRange;
-use crate::arch::{self, Absent, Arch, Entry, Equal, absent};
+use crate::arch::{Absent, Arch, Entry, Equal, Level, absent};
 use crate::frame::{Folio, OwnerKind};
 use crate::platform::Platform;
 use crate::swap::SlotRun;
@@ -26,7 +26,7 @@ impl<P: Platform> PageTable<'_, P> {
         gather: &mut Gather,
     ) {
         let memory = self.memory;
-        let mut cursor = self.cursor_beside(range, Depth::Floor(1), Some(&*gather));
+        let mut cursor = self.cursor_beside(range, Depth::Floor(Level::PTE), Some(&*gather));
         let mut unmapped = 0;
         while let Ok(Some(run)) = cursor.next_run(Equal::SOFT_DIRTY, Whole::Enter) {
             let What::Leaf(first) = run.what else { continue };
@@ -61,7 +61,7 @@ impl<P: Platform> PageTable<'_, P> {
         slots: SlotRun,
     ) {
         let attributes = P::Arch::attributes(first);
-        let scale = arch::order_of_level::<P::Arch>(run.node.level);
+        let scale = run.node.level.order::<P::Arch>();
         let table = self.slots(run.node.table);
         let mut done = 0;
         while done < run.count {

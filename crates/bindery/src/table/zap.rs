@@ -26,7 +26,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::VirtRange;
-use crate::arch::{self, Arch, Entry, Equal};
+use crate::arch::{Arch, Entry, Equal, Level};
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
@@ -63,7 +63,7 @@ impl<P: Platform> PageTable<'_, P> {
         if !self.reach.takes_tables() {
             // The baseline looks at every leaf first, and finds the tables empty afterwards.
             let mut chunks = Chunks::of(range);
-            while let Some(mut cursor) = chunks.next(self, Depth::Floor(1), None) {
+            while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), None) {
                 zap_locked(&mut cursor, range, Whole::Enter, flush, gather)?;
             }
         }
@@ -140,7 +140,7 @@ pub(super) fn suspend<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, ga
 /// them.
 pub(super) fn drop_suspended<P: Platform>(cursor: &mut Cursor<'_, '_, P>, part: VirtRange) {
     let (memory, node) = (cursor.tables.memory, cursor.cover());
-    let base = cursor.range().start().align_down(arch::table_span::<P::Arch>(node.level));
+    let base = cursor.range().start().align_down(node.level.table_span::<P::Arch>());
     let mut batch = memory.free_batch();
     Dropping::suspended(memory, &mut batch, &mut cursor.counts).range(node, base, part);
 }

@@ -63,7 +63,7 @@ use core::sync::atomic::{AtomicU64, Ordering, fence};
 use arrayvec::ArrayVec;
 
 use crate::addr::{Frame, VirtRange};
-use crate::arch::{self, Arch};
+use crate::arch::{Arch, Level};
 use crate::deferred::Tables as DetachedTables;
 use crate::frame::table_meta::TableStack;
 use crate::platform::{Cpu, CpuSet, Invalidation, MAX_CPUS, Platform, Tables};
@@ -154,7 +154,7 @@ pub(crate) fn invalidate<P: Platform>(
 pub(crate) struct Gather {
     range: Option<VirtRange>,
     /// The lowest level at which a translation changed.
-    level: u8,
+    level: Level,
     tables: Tables,
     /// Tables that this gather has marked as pending; the flush lowers their counts. A table that
     /// was marked twice is here twice.
@@ -189,7 +189,7 @@ impl Gather {
     pub(crate) fn new() -> Self {
         Self {
             range: None,
-            level: u8::MAX,
+            level: Level(u8::MAX),
             tables: Tables::Unchanged,
             marks: ArrayVec::new(),
             unscanned: TableStack::new(),
@@ -201,7 +201,7 @@ impl Gather {
 
     /// Adds translations in `range`, of entries at `level`, that are stale now.
     #[inline]
-    pub(crate) fn stale(&mut self, range: VirtRange, level: u8) {
+    pub(crate) fn stale(&mut self, range: VirtRange, level: Level) {
         self.level = self.level.min(level);
         self.range = Some(match self.range {
             None => range,
@@ -214,7 +214,7 @@ impl Gather {
     /// Adds a `range` whose tables are no longer where they were. They may have held leaves of any
     /// level.
     pub(crate) fn stale_tables(&mut self, range: VirtRange) {
-        self.stale(range, 1);
+        self.stale(range, Level::PTE);
         self.tables = Tables::Changed;
     }
 
@@ -276,11 +276,11 @@ impl Gather {
         if let Some(range) = self.range.take() {
             let what = Invalidation {
                 range,
-                stride: arch::span::<P::Arch>(self.level.min(P::Arch::LARGEST_LEAF)),
+                stride: self.level.min(P::Arch::LARGEST_LEAF).span::<P::Arch>(),
                 tables: self.tables,
             };
             invalidate(platform, root, presence, &what, counts);
-            self.level = u8::MAX;
+            self.level = Level(u8::MAX);
             self.tables = Tables::Unchanged;
         }
     }

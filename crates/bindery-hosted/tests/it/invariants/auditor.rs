@@ -4,7 +4,7 @@
 //! `strict_tlb.rs`.
 
 use bindery::addr::{Frame, VirtAddr};
-use bindery::arch::{AArch64, Absent, Arch, Attributes, Entry, Marker, Riscv64, X86_64};
+use bindery::arch::{AArch64, Absent, Arch, Attributes, Entry, Level, Marker, Riscv64, X86_64};
 use bindery::arch::{Permissions, absent};
 use bindery::check::{self, Violation};
 use bindery::testing::{self, FolioDamage, MappingDamage, MemoryDamage, TableDamage};
@@ -34,16 +34,16 @@ fn two_tables<A: Walk>(order: u8, scenario: impl FnOnce(&Fixture<'_, '_, A>)) {
 /// One contiguous run at `AT`.
 fn one_block<A: Walk>(scenario: impl FnOnce(&Fixture<'_, '_, A>)) {
     two_tables::<A>(4, |fixture| {
-        let entry = testing::raw_entry(fixture.space, AT, 1).unwrap();
+        let entry = testing::raw_entry(fixture.space, AT, Level::PTE).unwrap();
         assert!(A::is_contig(entry));
         scenario(fixture);
     });
 }
 
 /// Damages a table, sees what the auditor says, and repairs it.
-fn table_damaged(damage: TableDamage, undo: TableDamage, level: u8) -> (Violation, Frame) {
+fn table_damaged(damage: TableDamage, undo: TableDamage, level: Level) -> (Violation, Frame) {
     let mut found = None;
-    two_tables::<X86>(if level == 2 { 9 } else { 0 }, |fixture| {
+    two_tables::<X86>(if level == Level::PMD { 9 } else { 0 }, |fixture| {
         let table = testing::table_at(fixture.space, AT, level).unwrap();
         testing::damage_table(fixture.space, AT, level, damage);
         found = Some((fixture.broken(&[]), table));
@@ -56,7 +56,7 @@ fn table_damaged(damage: TableDamage, undo: TableDamage, level: u8) -> (Violatio
 fn entry_damaged<A: Walk>(
     fixture: &Fixture<'_, '_, A>,
     at: VirtAddr,
-    level: u8,
+    level: Level,
     change: impl FnOnce(Entry) -> Entry,
 ) -> Violation {
     let old = testing::raw_entry(fixture.space, at, level).unwrap();
@@ -76,7 +76,7 @@ fn mapping_damaged<A: Walk>(fixture: &Fixture<'_, '_, A>, damage: MappingDamage)
 }
 
 fn page<A: Arch>(frame: Frame, permissions: Permissions) -> Entry {
-    A::leaf(frame, 1, Attributes { permissions, accessed: true, ..Attributes::default() })
+    A::leaf(frame, Level::PTE, Attributes { permissions, accessed: true, ..Attributes::default() })
 }
 
 #[test]
@@ -109,7 +109,8 @@ fn a_mapping_that_ends_inside_a_page_or_beyond_user_space_is_found() {
 
 #[test]
 fn a_table_of_another_level_than_its_place_is_found() {
-    let (found, table) = table_damaged(TableDamage::ToggleLevel, TableDamage::ToggleLevel, 1);
+    let (found, table) =
+        table_damaged(TableDamage::ToggleLevel, TableDamage::ToggleLevel, Level::PTE);
     assert_eq!(found, Violation::NotATable { table, at: AT });
 }
 
@@ -117,7 +118,7 @@ fn a_table_of_another_level_than_its_place_is_found() {
 fn a_user_page_and_a_frame_that_is_no_memory_are_no_tables() {
     two_tables::<X86>(0, |fixture| {
         for table in [fixture.frame(NEXT_TABLE.0), Frame(7), Frame(u32::MAX)] {
-            let found = entry_damaged(fixture, AT, 2, |_| X86::table(table));
+            let found = entry_damaged(fixture, AT, Level::PMD, |_| X86::table(table));
             assert_eq!(found, Violation::NotATable { table, at: AT });
         }
     });
@@ -125,19 +126,22 @@ fn a_user_page_and_a_frame_that_is_no_memory_are_no_tables() {
 
 #[test]
 fn a_table_in_the_tree_that_is_marked_stray_is_found() {
-    let (found, table) = table_damaged(TableDamage::ToggleStray, TableDamage::ToggleStray, 1);
+    let (found, table) =
+        table_damaged(TableDamage::ToggleStray, TableDamage::ToggleStray, Level::PTE);
     assert_eq!(found, Violation::StrayTable { table, at: AT });
 }
 
 #[test]
 fn a_table_that_somebody_forgot_to_unlock_is_found() {
-    let (found, table) = table_damaged(TableDamage::ToggleLock, TableDamage::ToggleLock, 1);
+    let (found, table) =
+        table_damaged(TableDamage::ToggleLock, TableDamage::ToggleLock, Level::PTE);
     assert_eq!(found, Violation::LockedTable { table, at: AT });
 }
 
 #[test]
 fn a_table_whose_flush_was_forgotten_is_found() {
-    let (found, table) = table_damaged(TableDamage::Pending(1), TableDamage::Pending(-1), 1);
+    let (found, table) =
+        table_damaged(TableDamage::Pending(1), TableDamage::Pending(-1), Level::PTE);
     assert_eq!(found, Violation::PendingFlush { table, at: AT });
 }
 
@@ -146,17 +150,17 @@ fn a_guard_of_which_its_table_does_not_know_is_found() {
     two_tables::<X86>(0, |fixture| {
         let guard = VirtAddr(AT.0 + 9 * PAGE);
         fixture.space.madvise(guard, PAGE, Advice::GuardInstall).unwrap();
-        testing::damage_table(fixture.space, AT, 1, TableDamage::ToggleGuards);
+        testing::damage_table(fixture.space, AT, Level::PTE, TableDamage::ToggleGuards);
         assert_eq!(fixture.broken(&[]), Violation::UnknownGuard(guard));
-        testing::damage_table(fixture.space, AT, 1, TableDamage::ToggleGuards);
+        testing::damage_table(fixture.space, AT, Level::PTE, TableDamage::ToggleGuards);
     });
 }
 
 #[test]
 fn a_table_that_hangs_in_two_places_is_found_at_the_second() {
     two_tables::<X86>(0, |fixture| {
-        let first = testing::raw_entry(fixture.space, AT, 2).unwrap();
-        let found = entry_damaged(fixture, NEXT_TABLE, 2, |_| first);
+        let first = testing::raw_entry(fixture.space, AT, Level::PMD).unwrap();
+        let found = entry_damaged(fixture, NEXT_TABLE, Level::PMD, |_| first);
         assert_eq!(found, Violation::TableTwice { table: X86::frame(first), at: NEXT_TABLE });
     });
 }
@@ -164,7 +168,7 @@ fn a_table_that_hangs_in_two_places_is_found_at_the_second() {
 #[test]
 fn a_table_that_was_left_behind_where_no_mapping_is_is_found() {
     two_tables::<X86>(0, |fixture| {
-        let table = testing::table_at(fixture.space, NEXT_TABLE, 1).unwrap();
+        let table = testing::table_at(fixture.space, NEXT_TABLE, Level::PTE).unwrap();
         let found = mapping_damaged(fixture, MappingDamage::End(NEXT_TABLE));
         assert_eq!(found, Violation::TableOutsideMappings { table, at: NEXT_TABLE });
     });
@@ -174,7 +178,7 @@ fn a_table_that_was_left_behind_where_no_mapping_is_is_found() {
 fn a_live_count_that_is_off_by_one_is_found() {
     for (by, says) in [(1, 2), (-1, 0)] {
         let damage = TableDamage::LiveCount(by);
-        let (found, table) = table_damaged(damage, TableDamage::LiveCount(-by), 1);
+        let (found, table) = table_damaged(damage, TableDamage::LiveCount(-by), Level::PTE);
         assert_eq!(found, Violation::LiveCount { table, says, holds: 1 });
     }
 }
@@ -182,17 +186,19 @@ fn a_live_count_that_is_off_by_one_is_found() {
 #[test]
 fn an_entry_that_was_cleared_without_counting_it_is_found() {
     two_tables::<X86>(0, |fixture| {
-        let table = testing::table_at(fixture.space, AT, 1).unwrap();
-        let found = entry_damaged(fixture, AT, 1, |_| Entry::EMPTY);
+        let table = testing::table_at(fixture.space, AT, Level::PTE).unwrap();
+        let found = entry_damaged(fixture, AT, Level::PTE, |_| Entry::EMPTY);
         assert_eq!(found, Violation::LiveCount { table, says: 1, holds: 0 });
     });
 }
 
 #[test]
 fn a_huge_leaf_without_its_table_in_reserve_is_found() {
-    let (found, table) = table_damaged(TableDamage::LessDeposit, TableDamage::MoreDeposit, 2);
+    let (found, table) =
+        table_damaged(TableDamage::LessDeposit, TableDamage::MoreDeposit, Level::PMD);
     assert_eq!(found, Violation::Deposit { table, says: 1, needs: 2 });
-    let (found, table) = table_damaged(TableDamage::MoreDeposit, TableDamage::LessDeposit, 2);
+    let (found, table) =
+        table_damaged(TableDamage::MoreDeposit, TableDamage::LessDeposit, Level::PMD);
     assert_eq!(found, Violation::Deposit { table, says: 3, needs: 2 });
 }
 
@@ -220,8 +226,9 @@ fn an_entry_that_allows_more_than_its_mapping_is_found() {
 #[test]
 fn a_page_of_the_kernel_in_user_space_is_found() {
     two_tables::<X86>(0, |fixture| {
-        let found =
-            entry_damaged(fixture, AT, 1, |old| page::<X86>(X86::frame(old), Permissions::READ));
+        let found = entry_damaged(fixture, AT, Level::PTE, |old| {
+            page::<X86>(X86::frame(old), Permissions::READ)
+        });
         assert_eq!(found, Violation::TooWide(AT));
     });
 }
@@ -249,7 +256,7 @@ fn an_absent_entry_that_means_nothing_is_found() {
         let guard = absent::encode::<X86>(Absent::Marker(Marker::Guard));
         // No marker has this number, no entry this bit, and no kind is zero.
         for wrong in [1 << 11, 1 << 60, 0b100] {
-            let found = entry_damaged(fixture, AT, 1, |_| Entry(guard.0 ^ wrong));
+            let found = entry_damaged(fixture, AT, Level::PTE, |_| Entry(guard.0 ^ wrong));
             assert_eq!(found, Violation::BadAbsent(AT), "{wrong:#x}");
         }
     });
@@ -258,10 +265,10 @@ fn an_absent_entry_that_means_nothing_is_found() {
 #[test]
 fn a_leaf_that_names_no_folio_is_found() {
     two_tables::<X86>(0, |fixture| {
-        let table = testing::table_at(fixture.space, AT, 1).unwrap();
+        let table = testing::table_at(fixture.space, AT, Level::PTE).unwrap();
         for frame in [table, Frame(7), Frame(u32::MAX)] {
             let user = Permissions::READ | Permissions::USER;
-            let found = entry_damaged(fixture, AT, 1, |_| page::<X86>(frame, user));
+            let found = entry_damaged(fixture, AT, Level::PTE, |_| page::<X86>(frame, user));
             assert_eq!(found, Violation::NotAFolio { at: AT, frame });
         }
     });
@@ -271,7 +278,7 @@ fn a_leaf_that_names_no_folio_is_found() {
 fn a_huge_leaf_that_begins_inside_its_folio_is_found() {
     two_tables::<X86>(9, |fixture| {
         let frame = fixture.frame(AT.0).plus(1);
-        let found = entry_damaged(fixture, AT, 2, |old| Entry(old.0 + X86::STEP));
+        let found = entry_damaged(fixture, AT, Level::PMD, |old| Entry(old.0 + X86::STEP));
         assert_eq!(found, Violation::NotAFolio { at: AT, frame });
     });
 }
@@ -297,7 +304,8 @@ fn a_contiguous_block_that_is_not_all_or_nothing_is_found() {
 fn incomplete_blocks<A: Walk>() {
     one_block::<A>(|fixture| {
         let seventh = VirtAddr(AT.0 + 7 * PAGE);
-        let broken = |change: fn(Entry) -> Entry| entry_damaged(fixture, seventh, 1, change);
+        let broken =
+            |change: fn(Entry) -> Entry| entry_damaged(fixture, seventh, Level::PTE, change);
         assert_eq!(broken(|_| Entry::EMPTY), Violation::BrokenBlock(AT), "a hole");
         assert_eq!(
             broken(|old| A::clear_contig(old, 7)),
@@ -317,14 +325,14 @@ fn a_contiguous_block_that_is_not_aligned_is_found() {
         let shifted: Vec<_> = (0..16)
             .map(|page| {
                 let at = VirtAddr(AT.0 + page * PAGE);
-                let old = testing::raw_entry(fixture.space, at, 1).unwrap();
+                let old = testing::raw_entry(fixture.space, at, Level::PTE).unwrap();
                 let new = Entry(old.0 + 8 * AArch64::STEP);
-                (at, testing::set_raw_entry(fixture.space, at, 1, new))
+                (at, testing::set_raw_entry(fixture.space, at, Level::PTE, new))
             })
             .collect();
         assert_eq!(fixture.broken(&[]), Violation::BrokenBlock(AT));
         for (at, old) in shifted {
-            testing::set_raw_entry(fixture.space, at, 1, old);
+            testing::set_raw_entry(fixture.space, at, Level::PTE, old);
         }
     });
 }
@@ -377,24 +385,24 @@ fn an_allocated_frame_that_nobody_can_reach_is_found() {
 fn a_page_that_left_its_table_and_was_not_freed_is_found() {
     two_tables::<X86>(0, |fixture| {
         let folio = fixture.frame(AT.0);
-        testing::damage_table(fixture.space, AT, 1, TableDamage::LiveCount(-1));
-        testing::damage_table(fixture.space, AT, 1, TableDamage::AnonymousPages(-1));
+        testing::damage_table(fixture.space, AT, Level::PTE, TableDamage::LiveCount(-1));
+        testing::damage_table(fixture.space, AT, Level::PTE, TableDamage::AnonymousPages(-1));
         testing::damage_folio(fixture.memory, folio, FolioDamage::Mappings(-1));
-        let found = entry_damaged(fixture, AT, 1, |_| Entry::EMPTY);
+        let found = entry_damaged(fixture, AT, Level::PTE, |_| Entry::EMPTY);
         assert_eq!(found, Violation::Leaked(folio));
         testing::damage_folio(fixture.memory, folio, FolioDamage::Mappings(1));
-        testing::damage_table(fixture.space, AT, 1, TableDamage::AnonymousPages(1));
-        testing::damage_table(fixture.space, AT, 1, TableDamage::LiveCount(1));
+        testing::damage_table(fixture.space, AT, Level::PTE, TableDamage::AnonymousPages(1));
+        testing::damage_table(fixture.space, AT, Level::PTE, TableDamage::LiveCount(1));
     });
 }
 
 #[test]
 fn a_wrong_count_of_resident_pages_is_found() {
     two_tables::<X86>(0, |fixture| {
-        testing::damage_table(fixture.space, AT, 1, TableDamage::AnonymousPages(1));
+        testing::damage_table(fixture.space, AT, Level::PTE, TableDamage::AnonymousPages(1));
         let found = fixture.broken(&[]);
         assert!(matches!(found, Violation::Resident { .. }), "{found}");
-        testing::damage_table(fixture.space, AT, 1, TableDamage::AnonymousPages(-1));
+        testing::damage_table(fixture.space, AT, Level::PTE, TableDamage::AnonymousPages(-1));
     });
 }
 
@@ -404,11 +412,11 @@ fn a_table_that_was_detached_and_not_freed_is_found() {
         fixture.space.mmap(&fixed(AT.0, 2 * MIB)).unwrap();
         // The zero page counts nothing, so that the table alone is lost.
         assert_eq!(fixture.program.load(AT), Ok(0));
-        let table = testing::table_at(fixture.space, AT, 1).unwrap();
-        testing::damage_table(fixture.space, AT, 2, TableDamage::LiveCount(-1));
-        let found = entry_damaged(fixture, AT, 2, |_| Entry::EMPTY);
+        let table = testing::table_at(fixture.space, AT, Level::PTE).unwrap();
+        testing::damage_table(fixture.space, AT, Level::PMD, TableDamage::LiveCount(-1));
+        let found = entry_damaged(fixture, AT, Level::PMD, |_| Entry::EMPTY);
         assert_eq!(found, Violation::Leaked(table));
-        testing::damage_table(fixture.space, AT, 2, TableDamage::LiveCount(1));
+        testing::damage_table(fixture.space, AT, Level::PMD, TableDamage::LiveCount(1));
     });
 }
 

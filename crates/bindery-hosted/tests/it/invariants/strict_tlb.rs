@@ -3,7 +3,7 @@
 //! without a break. Each is broken behind the core's back, and the strict TLB says so.
 
 use bindery::addr::VirtAddr;
-use bindery::arch::{AArch64, Arch, Attributes, Entry, Riscv64};
+use bindery::arch::{AArch64, Arch, Attributes, Entry, Level, Riscv64};
 use bindery::{Protection, TlbOnLeave, testing};
 use bindery_hosted::{AccessKind, Program, Violation, Walk};
 
@@ -32,24 +32,29 @@ fn written<A: Walk>(order: u8, scenario: impl FnOnce(&Fixture<'_, '_, A>)) {
 
 fn revoke<A: Walk>() {
     written::<A>(0, |fixture| {
-        let old = testing::set_raw_entry(fixture.space, AT, 1, Entry::EMPTY);
+        let old = testing::set_raw_entry(fixture.space, AT, Level::PTE, Entry::EMPTY);
         fixture.machine.audit();
         let found = fixture.machine.take_violations();
         assert!(matches!(found[..], [Violation::StaleLeaf { now: None, .. }]), "{found:?}");
-        testing::set_raw_entry(fixture.space, AT, 1, old);
+        testing::set_raw_entry(fixture.space, AT, Level::PTE, old);
     });
 }
 
 fn clean<A: Walk>() {
     written::<A>(0, |fixture| {
-        let old = testing::raw_entry(fixture.space, AT, 1).unwrap();
+        let old = testing::raw_entry(fixture.space, AT, Level::PTE).unwrap();
         let attributes = Attributes { dirty: false, ..A::attributes(old) };
-        testing::set_raw_entry(fixture.space, AT, 1, A::leaf(A::frame(old), 1, attributes));
+        testing::set_raw_entry(
+            fixture.space,
+            AT,
+            Level::PTE,
+            A::leaf(A::frame(old), Level::PTE, attributes),
+        );
         fixture.machine.audit();
         let found = fixture.machine.take_violations();
         assert!(found[0].to_string().contains("a write would not be recorded"), "{found:?}");
         assert_eq!(found.len(), 1);
-        testing::set_raw_entry(fixture.space, AT, 1, old);
+        testing::set_raw_entry(fixture.space, AT, Level::PTE, old);
     });
 }
 
@@ -74,7 +79,7 @@ fn free_pages_early<A: Walk>() {
 
 fn free_tables_early<A: Walk>() {
     written::<A>(0, |fixture| {
-        let table = testing::table_at(fixture.space, AT, 1).unwrap();
+        let table = testing::table_at(fixture.space, AT, Level::PTE).unwrap();
         let found = unflushed(fixture, || fixture.space.munmap(AT, 2 * MIB).unwrap());
         let released = |seen: &Violation| matches!(seen, Violation::ReleasedTable { cached, .. } if *cached == table);
         assert!(found.iter().any(released), "{found:?}");
@@ -118,9 +123,9 @@ fn fold_without_break<A: Walk>() {
         let entries: Vec<_> = pages()
             .zip(0..)
             .map(|(at, index)| {
-                let old = testing::raw_entry(fixture.space, at, 1).unwrap();
+                let old = testing::raw_entry(fixture.space, at, Level::PTE).unwrap();
                 assert!(!A::is_contig(old));
-                testing::set_raw_entry(fixture.space, at, 1, A::set_contig(old, index));
+                testing::set_raw_entry(fixture.space, at, Level::PTE, A::set_contig(old, index));
                 old
             })
             .collect();
@@ -128,7 +133,7 @@ fn fold_without_break<A: Walk>() {
         let found = fixture.machine.take_violations();
         assert!(matches!(found[0], Violation::Conflict { .. }), "{found:?}");
         for (at, old) in pages().zip(entries) {
-            testing::set_raw_entry(fixture.space, at, 1, old);
+            testing::set_raw_entry(fixture.space, at, Level::PTE, old);
         }
         testing::clear_accessed_and_dirty(fixture.space, AT, 16);
     });
@@ -139,12 +144,12 @@ fn a_block_whose_entries_disagree_is_met_by_the_mmu() {
     written::<AArch64>(4, |fixture| {
         let seventh = VirtAddr(AT.0 + 7 * PAGE);
         testing::clear_accessed_and_dirty(fixture.space, AT, 16);
-        let old = testing::raw_entry(fixture.space, seventh, 1).unwrap();
-        testing::set_raw_entry(fixture.space, seventh, 1, AArch64::clear_contig(old, 7));
+        let old = testing::raw_entry(fixture.space, seventh, Level::PTE).unwrap();
+        testing::set_raw_entry(fixture.space, seventh, Level::PTE, AArch64::clear_contig(old, 7));
         let denied = fixture.machine.translate(fixture.space.root(), AT, AccessKind::Read);
         assert!(denied.is_err());
         let found = fixture.machine.take_violations();
         assert!(matches!(found[..], [Violation::BrokenBlock { position: 7, .. }]), "{found:?}");
-        testing::set_raw_entry(fixture.space, seventh, 1, old);
+        testing::set_raw_entry(fixture.space, seventh, Level::PTE, old);
     });
 }

@@ -1,7 +1,7 @@
 //! The invariants of swap, broken on purpose: slots and the entries that name them.
 
 use bindery::addr::VirtAddr;
-use bindery::arch::{Absent, Marker, X86_64, absent};
+use bindery::arch::{Absent, Level, Marker, X86_64, absent};
 use bindery::check::{self, Violation};
 use bindery::{Advice, testing};
 
@@ -30,11 +30,11 @@ fn swapped(scenario: impl FnOnce(&Fixture<'_, '_, X86>)) {
 fn changed(change: impl FnOnce(Absent) -> Absent) -> Violation {
     let mut found = None;
     swapped(|fixture| {
-        let old = testing::raw_entry(fixture.space, AT, 1).unwrap();
+        let old = testing::raw_entry(fixture.space, AT, Level::PTE).unwrap();
         let entry = absent::encode::<X86>(change(absent::decode::<X86>(old).unwrap()));
-        testing::set_raw_entry(fixture.space, AT, 1, entry);
+        testing::set_raw_entry(fixture.space, AT, Level::PTE, entry);
         found = Some(fixture.broken(&[]));
-        testing::set_raw_entry(fixture.space, AT, 1, old);
+        testing::set_raw_entry(fixture.space, AT, Level::PTE, old);
     });
     found.unwrap()
 }
@@ -65,14 +65,14 @@ fn an_entry_names_a_slot_that_there_is() {
 fn an_exclusive_entry_is_the_only_one_that_names_its_slot() {
     swapped(|fixture| {
         let child = fixture.space.fork().unwrap();
-        let old = testing::raw_entry(fixture.space, AT, 1).unwrap();
+        let old = testing::raw_entry(fixture.space, AT, Level::PTE).unwrap();
         let shared = absent::decode::<X86>(old).unwrap();
         let Absent::Swap { device, slot, soft_dirty, userfault, .. } = shared else { panic!() };
         let own = Absent::Swap { device, slot, exclusive: true, soft_dirty, userfault };
-        testing::set_raw_entry(fixture.space, AT, 1, absent::encode::<X86>(own));
+        testing::set_raw_entry(fixture.space, AT, Level::PTE, absent::encode::<X86>(own));
         let found = fixture.broken(&[&child]);
         assert!(matches!(found, Violation::WrongSlot { at: AT, .. }), "{found}");
-        testing::set_raw_entry(fixture.space, AT, 1, old);
+        testing::set_raw_entry(fixture.space, AT, Level::PTE, old);
     });
 }
 

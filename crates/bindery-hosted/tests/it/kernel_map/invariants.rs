@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bindery::addr::{Frame, PAGE_SIZE, VirtAddr};
-use bindery::arch::{AArch64, Arch, Attributes, Entry, Permissions, Riscv64, X86_64, span_shift};
+use bindery::arch::{AArch64, Arch, Attributes, Entry, Level, Permissions, Riscv64, X86_64};
 use bindery::check::{self, Violation};
 use bindery::{KernelMap, Memory, Platform, VmallocOptions, VmapOptions};
 use bindery_hosted::{Machine, Walk};
@@ -60,10 +60,10 @@ impl<A: Walk> Fixture<'_, '_, A> {
     }
 
     /// The entry of `level` for `at`, and the table in which it stands.
-    fn slot(&self, at: VirtAddr, level: u8) -> (Frame, &AtomicU64) {
+    fn slot(&self, at: VirtAddr, level: Level) -> (Frame, &AtomicU64) {
         let mut table = self.map.root();
-        for above in (level..=A::LEVELS).rev() {
-            let index = (at.0 >> span_shift::<A>(above)) as usize & ((1 << A::INDEX_BITS) - 1);
+        for above in level.up_to(A::ROOT).rev() {
+            let index = (at.0 >> above.span_shift::<A>()) as usize & ((1 << A::INDEX_BITS) - 1);
             let start = self.machine.direct_map(table).cast::<u64>().as_ptr();
             // SAFETY: the frame is a table in the machine's memory, which lives as long as the
             // machine, the index is one of its entries, and all use entries as atomics.
@@ -80,7 +80,7 @@ impl<A: Walk> Fixture<'_, '_, A> {
 
     /// What the auditor says of another entry in the place of the one of `level` for `at`.
     #[track_caller]
-    fn broken(&self, at: VirtAddr, level: u8, change: impl FnOnce(u64) -> u64) -> Violation {
+    fn broken(&self, at: VirtAddr, level: Level, change: impl FnOnce(u64) -> u64) -> Violation {
         let (_, slot) = self.slot(at, level);
         let old = slot.load(Relaxed);
         slot.store(change(old), Relaxed);
@@ -94,14 +94,15 @@ impl<A: Walk> Fixture<'_, '_, A> {
         let permissions = Permissions::READ;
         A::leaf(
             Frame(0x8_0000),
-            2,
+            Level::PMD,
             Attributes { permissions, accessed: true, ..Default::default() },
         )
         .0
     }
 
     fn page(&self, frame: Frame, permissions: Permissions) -> u64 {
-        A::leaf(frame, 1, Attributes { permissions, accessed: true, ..Default::default() }).0
+        A::leaf(frame, Level::PTE, Attributes { permissions, accessed: true, ..Default::default() })
+            .0
     }
 }
 
@@ -113,7 +114,7 @@ fn elsewhere<A: Walk>() {
     with_fixture::<A>(|fixture| {
         for page in [0, 7, 19] {
             let at = after(fixture.vmalloc, page);
-            let found = fixture.broken(at, 1, |old| old + A::STEP);
+            let found = fixture.broken(at, Level::PTE, |old| old + A::STEP);
             assert_eq!(found, Violation::AreaPage(at));
         }
     });
@@ -124,7 +125,7 @@ fn missing<A: Walk>() {
         for start in [fixture.vmalloc, fixture.vmap] {
             for page in [0, 7, 19] {
                 let at = after(start, page);
-                let found = fixture.broken(at, 1, |_| 0);
+                let found = fixture.broken(at, Level::PTE, |_| 0);
                 assert!(matches!(found, Violation::AreaPage(there) if there <= at), "{found}");
             }
         }
@@ -136,14 +137,14 @@ fn behind<A: Walk>() {
         let leaf = fixture.page(Frame(0x8_0000), Permissions::READ);
         for at in [after(fixture.vmalloc, 20), after(fixture.vmap, 20), after(fixture.vmap, 25)] {
             // The table's count tells.
-            let (table, _) = fixture.slot(at, 1);
-            let found = fixture.broken(at, 1, |_| leaf);
+            let (table, _) = fixture.slot(at, Level::PTE);
+            let found = fixture.broken(at, Level::PTE, |_| leaf);
             let expected = |says, holds| Violation::LiveCount { table, says, holds };
             let Violation::LiveCount { says, .. } = found else { panic!("{found}") };
             assert_eq!(found, expected(says, says + 1));
         }
         let at = VirtAddr(fixture.vmalloc.align_down(2 * MIB).0 + 12 * MIB);
-        let found = fixture.broken(at, 2, |_| fixture.huge());
+        let found = fixture.broken(at, Level::PMD, |_| fixture.huge());
         assert_eq!(found, Violation::OutsideMappings(at));
     });
 }
@@ -153,7 +154,7 @@ fn freed<A: Walk>() {
         let at = fixture.map.vmalloc(4 * MIB, &VmallocOptions::huge()).unwrap();
         fixture.map.free_vmalloc(at).unwrap();
         let second = VirtAddr(at.0 + 2 * MIB);
-        let found = fixture.broken(second, 2, |_| fixture.huge());
+        let found = fixture.broken(second, Level::PMD, |_| fixture.huge());
         assert_eq!(found, Violation::OutsideMappings(second));
     });
 }
@@ -164,7 +165,7 @@ fn open_to_users<A: Walk>() {
             let at = after(start, 4);
             let frame = Frame((fixture.map.physical(at).unwrap().0 / PAGE_SIZE) as u32);
             let leaf = fixture.page(frame, Permissions::READ | Permissions::USER);
-            assert_eq!(fixture.broken(at, 1, |_| leaf), Violation::TooWide(at));
+            assert_eq!(fixture.broken(at, Level::PTE, |_| leaf), Violation::TooWide(at));
         }
     });
 }
@@ -173,7 +174,7 @@ fn absent<A: Walk>() {
     with_fixture::<A>(|fixture| {
         // Where no area is: in one, software takes it for a leaf that is paused.
         let at = VirtAddr(fixture.vmalloc.align_down(2 * MIB).0 + 12 * MIB);
-        assert_eq!(fixture.broken(at, 2, |_| 2), Violation::BadAbsent(at));
+        assert_eq!(fixture.broken(at, Level::PMD, |_| 2), Violation::BadAbsent(at));
     });
 }
 
@@ -183,12 +184,12 @@ fn no_table<A: Walk>() {
         let base = fixture.vmalloc.align_down(2 * MIB);
         for table in [page, Frame(7), Frame(u32::MAX)] {
             let at = VirtAddr(base.0 + 6 * 2 * MIB);
-            let found = fixture.broken(at, 2, |_| A::table(table).0);
+            let found = fixture.broken(at, Level::PMD, |_| A::table(table).0);
             assert_eq!(found, Violation::NotATable { table, at });
         }
         let root = fixture.map.root();
         let arena = fixture.map.arena().start();
-        let (_, slot) = fixture.slot(arena, A::LEVELS);
+        let (_, slot) = fixture.slot(arena, A::ROOT);
         let old = slot.swap(0, Relaxed);
         let found = fixture.audit().unwrap();
         slot.store(old, Relaxed);
@@ -199,10 +200,10 @@ fn no_table<A: Walk>() {
 
 fn table_twice<A: Walk>() {
     with_fixture::<A>(|fixture| {
-        let (table, _) = fixture.slot(fixture.vmalloc, 1);
+        let (table, _) = fixture.slot(fixture.vmalloc, Level::PTE);
         let far = fixture.map.vmalloc(PAGE_SIZE, &far()).unwrap();
         let at = far.align_down(2 * MIB);
-        let found = fixture.broken(at, 2, |_| A::table(table).0);
+        let found = fixture.broken(at, Level::PMD, |_| A::table(table).0);
         let expected = [Violation::TableTwice { table, at }, Violation::AreaPage(far)];
         assert!(expected.contains(&found), "{found}");
         fixture.map.free_vmalloc(far).unwrap();
@@ -221,14 +222,14 @@ fn stray_table<A: Walk>() {
         let at = other.vmalloc(PAGE_SIZE, &far()).unwrap();
         // Its table of leaves, moved over to the first map, at a place of its own.
         let there = Fixture { map: &other, vmalloc: at, vmap: at, ..*fixture };
-        let (table, leaf) = there.slot(at, 1);
+        let (table, leaf) = there.slot(at, Level::PTE);
         let leaf = leaf.swap(0, Relaxed);
         let place = VirtAddr(fixture.vmalloc.align_down(2 * MIB).0 + 16 * MIB);
-        let (_, slot) = fixture.slot(place, 2);
+        let (_, slot) = fixture.slot(place, Level::PMD);
         slot.store(A::table(table).0, Relaxed);
         let found = fixture.audit();
         slot.store(0, Relaxed);
-        there.slot(at, 1).1.store(leaf, Relaxed);
+        there.slot(at, Level::PTE).1.store(leaf, Relaxed);
         assert_eq!(found, Some(Violation::TableOutsideMappings { table, at: place }));
     });
 }
@@ -254,14 +255,15 @@ fn a_contiguous_block_that_is_not_whole_is_found() {
                 let place = after(at, page);
                 let index = (place.0 >> 12) as u32 & 511;
                 let single = |old: u64| A::clear_contig(Entry(old), index).0;
-                let found = fixture.broken(place, 1, single);
+                let found = fixture.broken(place, Level::PTE, single);
                 let first = after(at, page & !15);
                 let expected = |there| first <= there && there < after(first, 16);
                 assert!(
                     matches!(found, Violation::BrokenBlock(there) if expected(there)),
                     "{found}"
                 );
-                let found = fixture.broken(place, 1, |old| old ^ single_write_bit::<A>(old, index));
+                let found = fixture
+                    .broken(place, Level::PTE, |old| old ^ single_write_bit::<A>(old, index));
                 assert!(
                     matches!(found, Violation::BrokenBlock(there) if expected(there)),
                     "{found}"
@@ -284,7 +286,7 @@ fn a_change_without_a_flush_is_seen_by_the_strict_tlb() {
     with_fixture::<X86_64<4>>(|fixture| {
         let read = |at| kernel::translate(fixture.machine, fixture.map, at);
         read(fixture.vmap).unwrap();
-        let (_, slot) = fixture.slot(fixture.vmap, 1);
+        let (_, slot) = fixture.slot(fixture.vmap, Level::PTE);
         let old = slot.swap(0, Relaxed);
         assert!(read(fixture.vmap).is_ok(), "the TLB remembers it");
         fixture.machine.audit();

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::thread;
 
 use bindery::addr::{Frame, VirtAddr};
-use bindery::arch::X86_64;
+use bindery::arch::{Level, X86_64};
 use bindery::platform::Cpu;
 use bindery::testing::{
     ObjectFolio, Spare, frame_of_page, reclaim_frame, reclaim_page, with_folio_locked,
@@ -174,7 +174,7 @@ fn huge<A: Walk>() {
         map(&space, &file, AT, 4 * MIB, Sharing::Shared).unwrap();
         let program = Program::new(fixture.machine, &space);
         assert_eq!(program.load(VirtAddr(AT + MIB)), Ok(0x0606_0606_0606_0606));
-        assert!(matches!(space.inspect(VirtAddr(AT)), Inspection::Page { level: 2, .. }));
+        assert!(matches!(space.inspect(VirtAddr(AT)), Inspection::Page { level: Level::PMD, .. }));
         assert_eq!(reclaim(&file, 0), ObjectFolio::Used);
         assert_eq!(reclaim(&file, 256), ObjectFolio::Freed(512));
         assert_eq!((space.inspect(VirtAddr(AT)), file.resident_pages()), (Inspection::Empty, 0));

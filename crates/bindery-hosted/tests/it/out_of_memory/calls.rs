@@ -3,6 +3,7 @@
 //! again the operation succeeds.
 
 use bindery::addr::VirtAddr;
+use bindery::arch::Level;
 use bindery::testing::{self, leak_frame};
 use bindery::{Access, AddressSpace, Error, Protection};
 use bindery_hosted::Walk;
@@ -253,7 +254,7 @@ fn collapse<A: Walk>() {
         },
         operation: |space| {
             space.collapse(VirtAddr(AT)).map_err(no_memory_for_folio)?;
-            assert!(testing::table_at(space, VirtAddr(AT), 1).is_none());
+            assert!(testing::table_at(space, VirtAddr(AT), Level::PTE).is_none());
             Ok((0, None))
         },
         ..huge()

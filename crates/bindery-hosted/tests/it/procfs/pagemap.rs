@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use bindery::addr::{PAGE_SHIFT, VirtAddr};
-use bindery::arch::{Absent, Marker};
+use bindery::arch::{Absent, Level, Marker};
 use bindery::linux::proc::{self, PhysicalAddresses};
 use bindery::platform::Cpu;
 use bindery::{
@@ -195,9 +195,9 @@ fn userfault<A: Walk>() {
         space.mmap(&fixed(AT, 4 * PAGE)).unwrap();
         watch(&space);
         fixture.program(&space).store(VirtAddr(AT), 1).unwrap();
-        let raw = testing::raw_entry(&space, VirtAddr(AT), 1).unwrap();
+        let raw = testing::raw_entry(&space, VirtAddr(AT), Level::PTE).unwrap();
         let marked = bindery::arch::Entry(raw.0 | A::USERFAULT);
-        testing::set_raw_entry(&space, VirtAddr(AT), 1, marked);
+        testing::set_raw_entry(&space, VirtAddr(AT), Level::PTE, marked);
         testing::plant(
             &space,
             VirtAddr(AT + PAGE),
@@ -207,7 +207,7 @@ fn userfault<A: Walk>() {
         let there = WRITTEN | WRITE_PROTECTED | frame(&space, AT);
         let marker = SWAPPED | WRITE_PROTECTED | MARKERS | 1 << 5;
         assert_eq!(pagemap(&space, AT, 3), [there, marker, 0]);
-        testing::set_raw_entry(&space, VirtAddr(AT), 1, raw);
+        testing::set_raw_entry(&space, VirtAddr(AT), Level::PTE, raw);
     });
 }
 

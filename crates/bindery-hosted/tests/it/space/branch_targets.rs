@@ -2,7 +2,7 @@
 //! entry from before the change.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
-use bindery::arch::{AArch64, Permissions, X86_64};
+use bindery::arch::{AArch64, Level, Permissions, X86_64};
 use bindery::linux::proc::{self, Unnamed};
 use bindery::linux::{self, Call};
 use bindery::platform::Cpu;
@@ -31,7 +31,7 @@ fn code(pages: u64) -> MapRequest {
     MapRequest { protection: ALL, ..fixed(AT.0, pages * PAGE_SIZE) }
 }
 
-fn is_guarded<A: Walk>(space: &AddressSpace<'_, Machine<A>>, at: VirtAddr, level: u8) -> bool {
+fn is_guarded<A: Walk>(space: &AddressSpace<'_, Machine<A>>, at: VirtAddr, level: Level) -> bool {
     let entry = testing::raw_entry(space, at, level).unwrap();
     A::attributes(entry).permissions.contains(Permissions::BTI)
 }
@@ -63,21 +63,21 @@ fn each_entry_of_a_mapping_is_guarded_and_no_tlb_holds_one_that_is_not() {
     let cached = machine.cached(Cpu(0), space.root());
     assert!(cached.iter().all(|leaf| !leaf.covers(page(1).0)), "guarded pages are read again");
     program.execute(page(6)).unwrap(); // a first touch
-    let guarded = [0, 1, 5, 6].map(|number| is_guarded(&space, page(number), 1));
+    let guarded = [0, 1, 5, 6].map(|number| is_guarded(&space, page(number), Level::PTE));
     assert_eq!(guarded, [false, true, true, true]);
     // Neighbours become one where they agree in it; what is asked for without is without.
     protect(3, 1, CODE);
     assert_eq!(mappings(&space), [(1, false), (2, true), (1, false), (3, true), (1, false)]);
-    assert!(!is_guarded(&space, page(3), 1));
+    assert!(!is_guarded(&space, page(3), Level::PTE));
     protect(3, 1, GUARDED);
     // It stays in the mapping where nothing can be run, and comes back with the pages.
     protect(1, 3, Protection::BTI);
     assert!(program.load(page(1)).is_err());
     protect(1, 3, Protection::READ | Protection::BTI);
     assert_eq!(program.load(page(1)), Ok(0x0707_0707_0707_0707));
-    assert!(!is_guarded(&space, page(1), 1), "data");
+    assert!(!is_guarded(&space, page(1), Level::PTE), "data");
     protect(1, 3, GUARDED);
-    assert!(is_guarded(&space, page(1), 1));
+    assert!(is_guarded(&space, page(1), Level::PTE));
     (1..7).for_each(|number| program.execute(page(number)).unwrap());
     protect(0, 8, CODE);
     assert_eq!(mappings(&space), [(8, false)]);
@@ -97,17 +97,19 @@ fn forks_moves_and_large_leaves_stay_guarded() {
         program.fill(AT, 4 * MIB, 7).unwrap();
         space.mprotect(page(3), PAGE_SIZE, ALL).unwrap();
         assert_eq!(
-            [2, 3, 4].map(|number| is_guarded(&space, page(number), 1)),
+            [2, 3, 4].map(|number| is_guarded(&space, page(number), Level::PTE)),
             [true, false, true]
         );
         space.mprotect(page(3), PAGE_SIZE, ALL | Protection::BTI).unwrap();
         space.madvise(AT, 2 * MIB, Advice::Collapse).unwrap();
-        assert!(is_guarded(&space, AT, 2));
+        assert!(is_guarded(&space, AT, Level::PMD));
         let child = space.fork().unwrap();
         assert_eq!(mappings(&child), [(1024, true)]);
         Program::new(&machine, &child).store(page(700), 9).unwrap();
         program.store(page(600), 9).unwrap();
-        assert!(is_guarded(&child, page(700), 1) && is_guarded(&space, page(600), 1));
+        assert!(
+            is_guarded(&child, page(700), Level::PTE) && is_guarded(&space, page(600), Level::PTE)
+        );
         audit(&machine, &memory, &[&space, &child]);
         drop(child);
         let to = VirtAddr(8 * GIB);

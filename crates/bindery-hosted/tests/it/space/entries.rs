@@ -3,7 +3,7 @@
 //! their order.
 
 use bindery::addr::VirtAddr;
-use bindery::arch::{AArch64, Absent, Marker, Riscv64};
+use bindery::arch::{AArch64, Absent, Level, Marker, Riscv64};
 use bindery::{AddressSpace, Counts, Inspection, Protection, Remap, testing};
 use bindery_hosted::{Machine, Walk};
 
@@ -215,7 +215,7 @@ fn move_huge_swap<A: Walk>() {
         assert_eq!(cost.entries_read, 1, "{cost:?}");
         assert_eq!(cost.entries_written, 2 + cost.tables_allocated, "{cost:?}");
         assert_eq!(cost.invalidations, 0, "{cost:?}");
-        assert!(testing::table_at(fixture.space, VirtAddr(TO), 1).is_none());
+        assert!(testing::table_at(fixture.space, VirtAddr(TO), Level::PTE).is_none());
         assert_eq!(fixture.space.inspect(VirtAddr(TO)), Inspection::Absent(moved(SLOT)));
         assert_empty(fixture, AT, 1);
     });
@@ -237,14 +237,17 @@ fn shift_huge_swap<A: Walk>() {
     huge_swap::<A>(|fixture| {
         mremap(fixture, AT, 2 * MIB, TO + 9 * PAGE);
         assert_run(fixture.space, TO + 9 * PAGE, 512, |page| moved(SLOT + page));
-        assert!(testing::table_at(fixture.space, VirtAddr(AT), 1).is_none(), "the hull is gone");
+        assert!(
+            testing::table_at(fixture.space, VirtAddr(AT), Level::PTE).is_none(),
+            "the hull is gone"
+        );
     });
 }
 
 fn fork_huge_swap<A: Walk>() {
     huge_swap::<A>(|fixture| {
         let child = fixture.space.fork().unwrap();
-        assert!(testing::table_at(&child, VirtAddr(AT), 1).is_none());
+        assert!(testing::table_at(&child, VirtAddr(AT), Level::PTE).is_none());
         support::audit(fixture.machine, fixture.memory, &[fixture.space, &child]);
         // Each side has a reserve of its own.
         for space in [fixture.space, &child] {
@@ -266,7 +269,7 @@ fn cut_huge_marker<A: Walk>() {
         let middle = VirtAddr(AT + 8 * PAGE);
         fixture.space.mprotect(middle, 8 * PAGE, Protection::READ).unwrap();
         assert_run(fixture.space, AT, 512, |_| Absent::Marker(Marker::Guard));
-        assert!(testing::table_at(fixture.space, VirtAddr(AT), 1).is_some());
+        assert!(testing::table_at(fixture.space, VirtAddr(AT), Level::PTE).is_some());
     });
 }
 

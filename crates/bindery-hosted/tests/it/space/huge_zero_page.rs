@@ -2,6 +2,7 @@
 //! makes of it, and the first write.
 
 use bindery::addr::VirtAddr;
+use bindery::arch::Level;
 use bindery::linux::proc::{self, KPF_THP, KPF_ZERO_PAGE, PhysicalAddresses};
 use bindery::{
     Access, Advice, FrameKind, FrameRange, Inspection, LargeFolioEffort, PinTime, Place,
@@ -58,7 +59,7 @@ fn with_huge_zeroes<A: Walk>(play: impl FnOnce(&Fixture<'_, '_, A>)) {
 
 /// Level of the leaf at `at`, and what its frame is.
 #[track_caller]
-fn leaf<A: Walk>(fixture: &Fixture<'_, '_, A>, at: u64) -> (u8, FrameKind) {
+fn leaf<A: Walk>(fixture: &Fixture<'_, '_, A>, at: u64) -> (Level, FrameKind) {
     match fixture.space.inspect(VirtAddr(at)) {
         Inspection::Page { frame, level, .. } => (level, fixture.memory.frame_kind(frame)),
         other => panic!("{at:#x} is {other:?}"),
@@ -87,7 +88,7 @@ fn read<A: Walk>() {
     with_huge_zeroes::<A>(|fixture| {
         let fault = fixture.space.fault(VirtAddr(AT + 17 * PAGE), Access::Read);
         assert_eq!(fault, Ok(Resolved::ZeroPage));
-        assert_eq!(leaf(fixture, AT), (2, ZERO));
+        assert_eq!(leaf(fixture, AT), (Level::PMD, ZERO));
         let before = fixture.space.counts();
         reads_zero(fixture, AT, 512);
         assert_eq!((fixture.space.counts() - before).entries_written, 0, "one fault for all");
@@ -103,7 +104,7 @@ fn read<A: Walk>() {
 fn does_not_fit<A: Walk>() {
     let small = |fixture: &Fixture<'_, '_, A>, at: u64| {
         fixture.program.load(VirtAddr(at)).unwrap();
-        assert_eq!(leaf(fixture, at), (1, ZERO));
+        assert_eq!(leaf(fixture, at), (Level::PTE, ZERO));
     };
     with_huge_zeroes::<A>(|fixture| {
         // Not all of the slot is the mapping's.
@@ -155,8 +156,8 @@ fn write<A: Walk>() {
         let cost = fixture.space.counts() - before;
         assert_eq!((cost.tables_allocated, cost.invalidations), (0, 1), "{cost:?}");
         assert_eq!((cost.bytes_zeroed, cost.bytes_copied), (HUGE, 0), "{cost:?}");
-        assert_eq!(leaf(fixture, AT), (2, OWN));
-        assert_eq!(leaf(fixture, AT + HUGE), (2, ZERO));
+        assert_eq!(leaf(fixture, AT), (Level::PMD, OWN));
+        assert_eq!(leaf(fixture, AT + HUGE), (Level::PMD, ZERO));
         assert_eq!(resident(fixture), 512);
         reads_zero(fixture, AT, 512);
         fixture.fill(AT, 512);
@@ -175,8 +176,8 @@ fn write_without_block<A: Walk>() {
         fixture.fill(AT + 5 * PAGE, 1);
         let cost = fixture.space.counts() - before;
         assert_eq!(cost.tables_allocated, 0, "there is a table on deposit");
-        assert_eq!(leaf(fixture, AT + 5 * PAGE), (1, OWN));
-        assert_eq!(leaf(fixture, AT + 6 * PAGE), (1, ZERO));
+        assert_eq!(leaf(fixture, AT + 5 * PAGE), (Level::PTE, OWN));
+        assert_eq!(leaf(fixture, AT + 6 * PAGE), (Level::PTE, ZERO));
         assert_eq!(resident(fixture), 1);
         reads_zero(fixture, AT, 5);
         reads_zero(fixture, AT + 6 * PAGE, 506);
@@ -205,7 +206,7 @@ fn cuts<A: Walk>() {
             reads_zero(fixture, AT, 1);
             cut(fixture);
             audit(fixture.machine, fixture.memory, &[fixture.space]);
-            assert_eq!(leaf(fixture, AT + part), (1, ZERO));
+            assert_eq!(leaf(fixture, AT + part), (Level::PTE, ZERO));
             assert_eq!(resident(fixture), 0);
             reads_zero(fixture, AT + part, 412);
             fixture.fill(AT + part, 412);
@@ -225,18 +226,18 @@ fn moves<A: Walk>() {
             audit(fixture.machine, fixture.memory, &[fixture.space]);
         };
         remap(AT, TO);
-        assert_eq!(leaf(fixture, TO), (2, ZERO));
+        assert_eq!(leaf(fixture, TO), (Level::PMD, ZERO));
         // By one page, and back: it stays in small leaves.
         remap(TO, TO + 2 * HUGE + PAGE);
         let there = TO + 2 * HUGE + PAGE;
-        assert_eq!(leaf(fixture, there + PAGE), (1, ZERO));
+        assert_eq!(leaf(fixture, there + PAGE), (Level::PTE, ZERO));
         reads_zero(fixture, there, 512);
         remap(there, TO);
-        assert_eq!(leaf(fixture, TO + HUGE - PAGE), (1, ZERO));
+        assert_eq!(leaf(fixture, TO + HUGE - PAGE), (Level::PTE, ZERO));
         reads_zero(fixture, TO, 512);
         fixture.fill(TO, 512);
         fixture.assert_filled(TO, 512, TO);
-        assert_eq!(leaf(fixture, AT + HUGE), (2, ZERO));
+        assert_eq!(leaf(fixture, AT + HUGE), (Level::PMD, ZERO));
     });
 }
 
@@ -253,8 +254,8 @@ fn hide<A: Walk>() {
         // One of the two is cut while it is `PROT_NONE`.
         protect(AT + 7 * PAGE, 9 * PAGE, READ_WRITE);
         protect(AT, 2 * HUGE, READ_WRITE);
-        assert_eq!(leaf(fixture, AT + 7 * PAGE), (1, ZERO));
-        assert_eq!(leaf(fixture, AT + HUGE), (2, ZERO));
+        assert_eq!(leaf(fixture, AT + 7 * PAGE), (Level::PTE, ZERO));
+        assert_eq!(leaf(fixture, AT + HUGE), (Level::PMD, ZERO));
         fixture.fill(AT, 1024);
         fixture.assert_filled(AT, 1024, AT);
         protect(AT, 2 * HUGE, Protection::READ);
@@ -268,13 +269,13 @@ fn fork<A: Walk>() {
         reads_zero(fixture, AT, 1);
         let child = fixture.space.fork().unwrap();
         assert_eq!(child.counts().anonymous_pages, 512);
-        let Inspection::Page { frame, level: 2, .. } = child.inspect(VirtAddr(AT)) else {
+        let Inspection::Page { frame, level: Level::PMD, .. } = child.inspect(VirtAddr(AT)) else {
             panic!("the child has not got it");
         };
         assert_eq!(frame, fixture.frame(AT));
         let program = bindery_hosted::Program::new(fixture.machine, &child);
         program.store(VirtAddr(AT + PAGE), 5).unwrap();
-        assert_eq!(leaf(fixture, AT), (2, ZERO));
+        assert_eq!(leaf(fixture, AT), (Level::PMD, ZERO));
         reads_zero(fixture, AT, 512);
         fixture.fill(AT, 512);
         assert_eq!(program.load(VirtAddr(AT)), Ok(0));
@@ -294,7 +295,7 @@ fn pins<A: Walk>() {
             reads_zero(fixture, AT, 1);
             let pin = fixture.space.pin(VirtAddr(AT + PAGE), 4, Access::Read, time).unwrap();
             assert_eq!(pin.pages(), 4);
-            assert_eq!(leaf(fixture, AT), (2, OWN));
+            assert_eq!(leaf(fixture, AT), (Level::PMD, OWN));
             assert_eq!(pin.first(), fixture.frame(AT + PAGE));
             // Later writes are seen through the pin.
             fixture.space.mprotect(VirtAddr(AT), 2 * HUGE, READ_WRITE).unwrap();
@@ -310,7 +311,7 @@ fn collapse<A: Walk>() {
         let all = bindery::addr::VirtRange::from_len(VirtAddr(AT), HUGE).unwrap();
         fixture.fill(AT + HUGE, 1);
         fixture.space.collapse_range(all).unwrap();
-        assert_eq!(leaf(fixture, AT), (2, ZERO), "there is a huge leaf already");
+        assert_eq!(leaf(fixture, AT), (Level::PMD, ZERO), "there is a huge leaf already");
         // Cut, and one page written.
         fixture.space.discard(VirtAddr(AT + 9 * PAGE), PAGE).unwrap();
         fixture.fill(AT + 3 * PAGE, 1);
@@ -318,7 +319,7 @@ fn collapse<A: Walk>() {
         assert_eq!(fixture.space.collapse_some(VirtAddr(AT), 1, &limits).collapsed, 0);
         let limits = bindery::CollapseLimits { missing: 511, ..Default::default() };
         assert_eq!(fixture.space.collapse_some(VirtAddr(AT), 1, &limits).collapsed, 1);
-        assert_eq!(leaf(fixture, AT), (2, OWN));
+        assert_eq!(leaf(fixture, AT), (Level::PMD, OWN));
         fixture.assert_filled(AT + 3 * PAGE, 1, AT + 3 * PAGE);
         reads_zero(fixture, AT, 3);
         reads_zero(fixture, AT + 4 * PAGE, 508);
@@ -330,7 +331,7 @@ fn advice<A: Walk>() {
         reads_zero(fixture, AT, 1);
         for advice in [Advice::Free, Advice::Cold, Advice::PageOut, Advice::WillNeed] {
             fixture.space.madvise(VirtAddr(AT), HUGE, advice).unwrap();
-            assert_eq!(leaf(fixture, AT), (2, ZERO), "{advice:?}");
+            assert_eq!(leaf(fixture, AT), (Level::PMD, ZERO), "{advice:?}");
         }
         testing::clear_accessed_and_dirty(fixture.space, VirtAddr(AT), 1);
         reads_zero(fixture, AT, 512);
@@ -343,7 +344,10 @@ fn advice<A: Walk>() {
             ..fixed(TO, 2 * HUGE)
         };
         fixture.space.mmap(&request).unwrap();
-        assert_eq!((leaf(fixture, TO), leaf(fixture, TO + HUGE)), ((2, ZERO), (2, ZERO)));
+        assert_eq!(
+            (leaf(fixture, TO), leaf(fixture, TO + HUGE)),
+            ((Level::PMD, ZERO), (Level::PMD, ZERO))
+        );
         assert_eq!(resident(fixture), 0);
     });
 }

@@ -2,7 +2,7 @@
 //! make of a fault.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
-use bindery::arch::{KeyRights, ProtectionKey};
+use bindery::arch::{KeyRights, Level, ProtectionKey};
 use bindery::linux::proc::{self, Unnamed};
 use bindery::platform::Cpu;
 use bindery::{
@@ -38,7 +38,7 @@ fn protect<A: Walk>(
 }
 
 /// The key of the entry at an address.
-fn entry_key<A: Walk>(space: &AddressSpace<'_, Machine<A>>, at: VirtAddr, level: u8) -> u8 {
+fn entry_key<A: Walk>(space: &AddressSpace<'_, Machine<A>>, at: VirtAddr, level: Level) -> u8 {
     A::attributes(testing::raw_entry(space, at, level).unwrap()).key.number()
 }
 
@@ -105,7 +105,11 @@ fn each_entry_of_a_mapping_carries_its_key_and_no_tlb_an_older_one() {
     program.store(page(6), 1).unwrap(); // a first touch
     for (number, expected) in [0, 1, 1, 1, 0, 1, 1].into_iter().enumerate() {
         if number != 4 {
-            assert_eq!(entry_key(&space, page(number as u64), 1), expected, "page {number}");
+            assert_eq!(
+                entry_key(&space, page(number as u64), Level::PTE),
+                expected,
+                "page {number}"
+            );
         }
     }
     assert_eq!(program.load(page(1)), Ok(0x0707_0707_0707_0707));
@@ -114,7 +118,7 @@ fn each_entry_of_a_mapping_carries_its_key_and_no_tlb_an_older_one() {
     space.mprotect(page(1), 3 * PAGE_SIZE, Protection::empty()).unwrap();
     space.mprotect(page(1), 3 * PAGE_SIZE, READ_WRITE).unwrap();
     assert_eq!(vma_keys(&space), [(1, 0), (6, 1), (1, 0)]);
-    assert_eq!(entry_key(&space, page(2), 1), 1);
+    assert_eq!(entry_key(&space, page(2), Level::PTE), 1);
     // Neighbours with equal keys become one.
     protect(&space, page(3), 1, 2).unwrap();
     assert_eq!(vma_keys(&space), [(1, 0), (2, 1), (1, 2), (3, 1), (1, 0)]);
@@ -135,13 +139,13 @@ fn moves_forks_and_large_leaves_keep_the_key() {
     program.fill(AT, 4 * MIB, 7).unwrap();
     assert_eq!(space.pkey_alloc(), Ok(key(1)));
     protect(&space, AT, 1024, 1).unwrap();
-    assert_eq!(entry_key(&space, AT, 2), 1);
+    assert_eq!(entry_key(&space, AT, Level::PMD), 1);
     // Cut by a change of one page, and made whole again.
     protect(&space, page(3), 1, 0).unwrap();
-    assert_eq!([2, 3, 4].map(|number| entry_key(&space, page(number), 1)), [1, 0, 1]);
+    assert_eq!([2, 3, 4].map(|number| entry_key(&space, page(number), Level::PTE)), [1, 0, 1]);
     protect(&space, page(3), 1, 1).unwrap();
     space.madvise(AT, 2 * MIB, Advice::Collapse).unwrap();
-    assert_eq!(entry_key(&space, AT, 2), 1);
+    assert_eq!(entry_key(&space, AT, Level::PMD), 1);
     audit(&machine, &memory, &[&space]);
 
     let child = space.fork().unwrap();

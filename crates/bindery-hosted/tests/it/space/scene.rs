@@ -1,7 +1,7 @@
 //! A machine with a program, a file and shared memory, on which calls are interrupted.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
-use bindery::arch::X86_64;
+use bindery::arch::{Level, X86_64};
 use bindery::{
     Accounting, AddressSpace, Error, FileAccess, Inspection, MapObject, MapRequest, Memory, Object,
     Place, Sealing, Sharing, linux,
@@ -122,7 +122,7 @@ impl<'m> Scene<'m> {
     pub fn huge_leaves(&self, at: u64, spans: u64) -> u64 {
         let is_huge = |span: &u64| {
             let at = VirtAddr(at + span * 2 * MIB);
-            matches!(self.space.inspect(at), Inspection::Page { level: 2, .. })
+            matches!(self.space.inspect(at), Inspection::Page { level: Level::PMD, .. })
         };
         (0..spans).filter(is_huge).count() as u64
     }

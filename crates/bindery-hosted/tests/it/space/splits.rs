@@ -3,7 +3,7 @@
 //! entry it did.
 
 use bindery::addr::VirtAddr;
-use bindery::arch::{AArch64, Absent, Riscv64};
+use bindery::arch::{AArch64, Absent, Level, Riscv64};
 use bindery::{Counts, FolioError, Inspection, Protection, Remap, testing};
 use bindery_hosted::Walk;
 
@@ -44,7 +44,10 @@ fn huge<A: Walk>(scenario: impl FnOnce(&Fixture<'_, '_, A>)) {
     with_fixture::<A>(9, |fixture| {
         fixture.space.mmap(&fixed(AT, 2 * MIB)).unwrap();
         fixture.fill(AT, 512);
-        assert!(matches!(fixture.space.inspect(VirtAddr(AT)), Inspection::Page { level: 2, .. }));
+        assert!(matches!(
+            fixture.space.inspect(VirtAddr(AT)),
+            Inspection::Page { level: Level::PMD, .. }
+        ));
         scenario(fixture);
     });
 }
@@ -130,7 +133,7 @@ fn move_and_cut<A: Walk>() {
 fn cut_and_mend<A: Walk>(fixture: &Fixture<'_, '_, A>) {
     fixture.space.mprotect(VirtAddr(AT), PAGE, Protection::READ).unwrap();
     fixture.space.mprotect(VirtAddr(AT), PAGE, READ_WRITE).unwrap();
-    assert!(testing::table_at(fixture.space, VirtAddr(AT), 1).is_some());
+    assert!(testing::table_at(fixture.space, VirtAddr(AT), Level::PTE).is_some());
 }
 
 fn join<A: Walk>() {
@@ -142,7 +145,7 @@ fn join<A: Walk>() {
             fixture.program.store(VirtAddr(AT + page * PAGE), AT + page).unwrap();
             let cost = counted(fixture, || fixture.space.collapse(VirtAddr(AT)).unwrap());
             assert_eq!(cost.invalidations, 1, "{cost:?}");
-            assert!(testing::table_at(fixture.space, VirtAddr(AT), 1).is_none());
+            assert!(testing::table_at(fixture.space, VirtAddr(AT), Level::PTE).is_none());
             assert_eq!(used(fixture, AT), (true, true), "page {page} was written");
             fixture.assert_filled(AT, 512, AT);
             // And it can be cut again.

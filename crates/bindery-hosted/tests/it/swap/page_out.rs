@@ -1,7 +1,7 @@
 //! `MADV_PAGEOUT`: pages go to swap and come back, with everything that they were.
 
 use bindery::addr::VirtAddr;
-use bindery::arch::{Absent, X86_64};
+use bindery::arch::{Absent, Level, X86_64};
 use bindery::linux::proc::{ClearRefs, clear_refs};
 use bindery::{Access, Advice, Inspection, PinTime, Protection, Remap};
 use bindery_hosted::{Program, Walk};
@@ -71,7 +71,7 @@ fn a_run_comes_back_as_one_folio<A: Walk>() {
             let Inspection::Page { level, .. } = swapping.space.inspect(VirtAddr(AT)) else {
                 panic!("the page is not mapped");
             };
-            assert_eq!(level, if order == 9 { 2 } else { 1 });
+            assert_eq!(level, if order == 9 { Level::PMD } else { Level::PTE });
         });
     }
 }

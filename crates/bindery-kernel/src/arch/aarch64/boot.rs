@@ -12,6 +12,7 @@
 use core::arch::global_asm;
 
 use bindery::addr::Frame;
+use bindery::arch::Level;
 
 use super::super::boot_tables::Mapping;
 use super::page_tables::Table;
@@ -89,9 +90,9 @@ const TRANSLATION_CONTROL: u64 = 16
 /// with the permissions of each section. The assembly adds the addresses, since nothing runs at the
 /// addresses that Rust was linked for before these tables are there.
 const TABLE: u64 = EntryFormat::table_entry(Frame(0)).0;
-const CODE: u64 = Mapping::Code.leaf(Frame(0), 1).0;
-const CONSTANTS: u64 = Mapping::Constants.leaf(Frame(0), 1).0;
-const DATA: u64 = Mapping::Data.leaf(Frame(0), 1).0;
+const CODE: u64 = Mapping::Code.leaf(Frame(0), Level::PTE).0;
+const CONSTANTS: u64 = Mapping::Constants.leaf(Frame(0), Level::PTE).0;
+const DATA: u64 = Mapping::Data.leaf(Frame(0), Level::PTE).0;
 
 global_asm!(
     r#"

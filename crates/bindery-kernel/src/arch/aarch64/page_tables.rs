@@ -15,7 +15,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use bindery::addr::{Frame, PAGE_SIZE, VirtAddr};
-use bindery::arch::{self, Entry};
+use bindery::arch::{self, Entry, Level};
 
 use crate::boot::Stretch;
 
@@ -109,8 +109,8 @@ pub fn direct_map(physical: u64) -> NonNull<u8> {
 }
 
 /// The highest level of a leaf that the processor takes.
-pub fn largest_leaf() -> u8 {
-    3
+pub fn largest_leaf() -> Level {
+    Level::PUD
 }
 
 /// Separate roots: programs' tables have nothing of the kernel's.

@@ -9,7 +9,7 @@
 use core::arch::global_asm;
 
 use bindery::addr::Frame;
-use bindery::arch::{MemoryType, Permissions};
+use bindery::arch::{Level, MemoryType, Permissions};
 
 use crate::boot::{Information, MAX_RANGES, Stretch};
 
@@ -26,7 +26,7 @@ static mut BOOT_STACK: Stack<65536> = Stack::new();
 const TABLE: u64 = EntryFormat::table_entry(Frame(0)).0;
 const LEAF: u64 = {
     let everything = Permissions::READ.union(Permissions::WRITE).union(Permissions::EXECUTE);
-    EntryFormat::kernel_leaf(Frame(0), 2, everything, MemoryType::Normal).0
+    EntryFormat::kernel_leaf(Frame(0), Level::PMD, everything, MemoryType::Normal).0
 };
 
 global_asm!(r#"

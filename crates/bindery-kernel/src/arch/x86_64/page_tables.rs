@@ -15,7 +15,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use bindery::FrameRange;
 use bindery::addr::{Frame, PAGE_SIZE, VirtAddr};
-use bindery::arch::{self, Arch, Entry, Kind};
+use bindery::arch::{self, Arch, Entry, Kind, Level};
 
 use crate::boot::{Information, MAX_RANGES, Stretch};
 
@@ -176,8 +176,8 @@ pub fn own_root() -> Frame {
 }
 
 /// The highest level of a leaf that the processor takes.
-pub fn largest_leaf() -> u8 {
-    if cpu_features::has_giant_pages() { 3 } else { 2 }
+pub fn largest_leaf() -> Level {
+    if cpu_features::has_giant_pages() { Level::PUD } else { Level::PMD }
 }
 
 /// Whether an address of the kernel is mapped.
@@ -186,8 +186,8 @@ pub fn is_mapped(address: u64) -> bool {
     if address < DIRECT_MAP || table == 0 {
         return false;
     }
-    for level in (1..=EntryFormat::LEVELS).rev() {
-        let index = arch::index_of::<EntryFormat>(VirtAddr(address), level) as usize;
+    for level in Level::PTE.up_to(EntryFormat::ROOT).rev() {
+        let index = level.index_of::<EntryFormat>(VirtAddr(address)) as usize;
         let entries = direct_map(table).cast::<Entry>();
         // SAFETY: an entry of a table of the kernel, which lies in the direct map.
         let entry = unsafe { entries.add(index).read_volatile() };

@@ -6,7 +6,7 @@ use std::vec::Vec;
 use loom::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Attributes, Entry, Kind, Permissions, Tiny};
+use crate::arch::{self, Arch, Attributes, Entry, Kind, Level, Permissions, Tiny};
 use crate::kernel_map::protocol::{self, KernelTree, Purge};
 use crate::platform::Tables;
 use crate::stats::Counts;
@@ -68,7 +68,7 @@ impl KernelTree for Cpu {
         })
     }
 
-    fn make_table(&self, _level: u8, _counts: &mut Counts) -> Option<Frame> {
+    fn make_table(&self, _level: Level, _counts: &mut Counts) -> Option<Frame> {
         let table = self.world.unborn(self.number);
         self.world.set_life(table, Life::Used);
         Some(table)
@@ -212,7 +212,7 @@ impl Cpu {
 }
 
 /// A leaf as the kernel has them.
-fn leaf(frame: Frame, level: u8, permissions: Permissions) -> Entry {
+fn leaf(frame: Frame, level: Level, permissions: Permissions) -> Entry {
     let attributes =
         Attributes { permissions, accessed: true, dirty: true, ..Attributes::default() };
     Tiny::leaf(frame, level, attributes)
@@ -265,17 +265,17 @@ impl Cpu {
             let left = (range.end().0 - at.0) >> PAGE_SHIFT;
             let fits = |number: u64| number.is_multiple_of(4);
             let huge = left >= 4 && fits(at.0 >> PAGE_SHIFT) && fits(u64::from(frame.0));
-            let level = if huge { 2 } else { 1 };
-            let (mut table, mut have) = (ROOT, Tiny::LEVELS);
+            let level = if huge { Level::PMD } else { Level::PTE };
+            let (mut table, mut have) = (ROOT, Tiny::ROOT);
             while have > level {
                 let child = protocol::child(self, table, have, at, &mut Counts::default());
-                (table, have) = (child.expect("somebody else's leaf"), have - 1);
+                (table, have) = (child.expect("somebody else's leaf"), have.below());
             }
-            let index = arch::index_of::<Tiny>(at, level);
+            let index = level.index_of::<Tiny>(at);
             let old = self.load(table, index, Ordering::Relaxed);
             assert!(old.is_empty(), "mapped over something");
             self.store(table, index, leaf(frame, level, READ_WRITE), Ordering::Relaxed);
-            let pages = 1 << arch::order_of_level::<Tiny>(level);
+            let pages = 1 << level.order::<Tiny>();
             (at, frame) = (at.offset(u64::from(pages) << PAGE_SHIFT), frame.plus(pages));
         }
         self.set_state(range, State::Live);
@@ -295,8 +295,8 @@ impl Cpu {
         while at < range.end() {
             let lowest = protocol::descend(self, at, counts);
             let (table, level, index) = (lowest.table, lowest.level, lowest.index);
-            let span = arch::span::<Tiny>(level);
-            let passed = if level == 1 || self.world.omit == Omit::LeaveEmpty {
+            let span = level.span::<Tiny>();
+            let passed = if level == Level::PTE || self.world.omit == Omit::LeaveEmpty {
                 self.store(table, index, Entry::EMPTY, Ordering::Relaxed);
                 1
             } else {
@@ -320,34 +320,39 @@ impl Cpu {
 
     /// Write-protects one page of a huge leaf of four, which is cut.
     pub(super) fn cut(&self, number: u64) {
-        let first = page(number).align_down(arch::span::<Tiny>(2));
+        let first = page(number).align_down(Level::PMD.span::<Tiny>());
         let counts = &mut Counts::default();
         let parent = protocol::descend(self, first, counts);
-        assert_eq!(parent.level, 2);
-        let below = self.make_table(1, counts).expect("the model has tables enough");
+        assert_eq!(parent.level, Level::PMD);
+        let below = self.make_table(Level::PTE, counts).expect("the model has tables enough");
         for index in 0..arch::entries::<Tiny>() {
             let at = first.offset(u64::from(index) << PAGE_SHIFT);
             let single = self.part(parent.entry, index, at == page(number));
             self.store(below, index, single, Ordering::Relaxed);
         }
-        self.replace(parent.table, parent.index, 1, pages(first.0 >> PAGE_SHIFT, 4), 2, &|_| {
-            Tiny::table(below)
-        });
+        self.replace(
+            parent.table,
+            parent.index,
+            1,
+            pages(first.0 >> PAGE_SHIFT, 4),
+            Level::PMD,
+            &|_| Tiny::table(below),
+        );
     }
 
     /// Write-protects the first page of a contiguous run of two, which is cut.
     pub(super) fn cut_contig(&self, number: u64) {
         let lowest = protocol::descend(self, page(number), &mut Counts::default());
-        assert!(lowest.level == 1 && Tiny::is_contig(lowest.entry));
+        assert!(lowest.level == Level::PTE && Tiny::is_contig(lowest.entry));
         let first = Tiny::clear_contig(lowest.entry, lowest.index);
         let new = |index| self.part(first, index - lowest.index, index == lowest.index);
-        self.replace(lowest.table, lowest.index, 2, pages(number, 2), 1, &new);
+        self.replace(lowest.table, lowest.index, 2, pages(number, 2), Level::PTE, &new);
     }
 
     /// The leaf of level 1 for a part of a larger one.
     fn part(&self, whole: Entry, offset: u32, protected: bool) -> Entry {
         let permissions = if protected { Permissions::READ } else { READ_WRITE };
-        leaf(Tiny::frame(whole).plus(offset), 1, permissions)
+        leaf(Tiny::frame(whole).plus(offset), Level::PTE, permissions)
     }
 
     fn replace(
@@ -356,7 +361,7 @@ impl Cpu {
         index: u32,
         entries: u32,
         range: VirtRange,
-        level: u8,
+        level: Level,
         new: &impl Fn(u32) -> Entry,
     ) {
         let breaks =
@@ -397,7 +402,7 @@ impl Cpu {
             let again = self.in_section(|| protocol::find(self, at));
             found.entry = if again.level == found.level { again.entry } else { Entry::EMPTY };
         }
-        let span = arch::span::<Tiny>(found.level);
+        let span = found.level.span::<Tiny>();
         let next = VirtAddr(at.align_down(span).0 + span);
         match arch::kind::<Tiny>(found.entry, found.level) {
             Kind::Leaf => {
@@ -470,12 +475,13 @@ impl Cpu {
             return Some(to(*range, *entry));
         }
         let known = tlb.tables.iter().find(|(range, _)| range.contains(at));
-        let (mut table, mut level) = known.map_or((ROOT, Tiny::LEVELS), |(_, table)| (*table, 1));
+        let (mut table, mut level) =
+            known.map_or((ROOT, Tiny::ROOT), |(_, table)| (*table, Level::PTE));
         loop {
-            let index = arch::index_of::<Tiny>(at, level);
+            let index = level.index_of::<Tiny>(at);
             // Acquire: what a walk reads of a table depends on what it has read above.
             let entry = self.load(table, index, Ordering::Acquire);
-            let span = arch::span::<Tiny>(level);
+            let span = level.span::<Tiny>();
             let range = VirtRange::from_len(at.align_down(span), span)?;
             match arch::kind::<Tiny>(entry, level) {
                 Kind::Leaf => {
@@ -484,8 +490,8 @@ impl Cpu {
                     return Some(to(range, first));
                 }
                 Kind::Table => {
-                    (table, level) = (Tiny::frame(entry), level - 1);
-                    if level == 1 {
+                    (table, level) = (Tiny::frame(entry), level.below());
+                    if level == Level::PTE {
                         tlb.tables.push((range, table));
                     }
                 }

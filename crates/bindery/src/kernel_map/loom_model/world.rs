@@ -18,7 +18,7 @@ use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use loom::thread::{self, Thread};
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Kind, Tiny};
+use crate::arch::{self, Arch, Entry, Kind, Level, Tiny};
 
 pub(super) const ROOT: Frame = Frame(0);
 const MIDDLE: Frame = Frame(1);
@@ -250,14 +250,14 @@ impl World {
     /// What stands at a page, by the tables: the leaf's frame there, the leaf, and how many pages
     /// it or its contiguous run has. Nothing runs.
     fn mapped(&self, number: u64) -> Option<(Frame, Entry, u64)> {
-        let (mut at, mut level) = (ROOT, Tiny::LEVELS);
+        let (mut at, mut level) = (ROOT, Tiny::ROOT);
         loop {
-            let index = arch::index_of::<Tiny>(page(number), level);
+            let index = level.index_of::<Tiny>(page(number));
             let entry = Entry(self.table(at).entries[index as usize].load(Ordering::Relaxed));
             match arch::kind::<Tiny>(entry, level) {
-                Kind::Table => (at, level) = (Tiny::frame(entry), level - 1),
+                Kind::Table => (at, level) = (Tiny::frame(entry), level.below()),
                 Kind::Leaf => {
-                    let pages = 1 << arch::order_of_level::<Tiny>(level);
+                    let pages = 1 << level.order::<Tiny>();
                     let offset = (number & (pages - 1)) as u32;
                     let contig =
                         if Tiny::is_contig(entry) { u64::from(Tiny::CONTIG_ENTRIES) } else { 1 };
@@ -272,7 +272,7 @@ impl World {
     /// After all CPUs are done: what is alive hangs in the tree, what hangs there is alive, live
     /// areas and nothing else are mapped, and no TLB remembers anything else of them.
     pub(super) fn audit(&self) {
-        let reached = self.reached(ROOT, Tiny::LEVELS);
+        let reached = self.reached(ROOT, Tiny::ROOT);
         // SAFETY: loom panics if the table may be made or freed at the same time.
         let used = |table: &&Table| table.life.with(|life| unsafe { *life == Life::Used });
         assert_eq!(self.tables.iter().filter(used).count(), reached, "a table leaks");
@@ -301,10 +301,10 @@ impl World {
         }
     }
 
-    fn reached(&self, at: Frame, level: u8) -> usize {
+    fn reached(&self, at: Frame, level: Level) -> usize {
         let entries = self.table(at).entries.iter();
         let entries = entries.map(|entry| Entry(entry.load(Ordering::Relaxed)));
         let children = entries.filter(|entry| arch::kind::<Tiny>(*entry, level) == Kind::Table);
-        1 + children.map(|entry| self.reached(Tiny::frame(entry), level - 1)).sum::<usize>()
+        1 + children.map(|entry| self.reached(Tiny::frame(entry), level.below())).sum::<usize>()
     }
 }

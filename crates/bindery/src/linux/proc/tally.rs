@@ -3,7 +3,7 @@
 use core::fmt::{self, Write};
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Absent, Attributes};
+use crate::arch::{Absent, Attributes, Level};
 use crate::collections::page_tree::PageFlags;
 use crate::frame::{Folio, OwnerKind};
 use crate::platform::Platform;
@@ -103,7 +103,7 @@ impl Tally {
                 self.lazy += bytes;
             }
         }
-        if stretch.level > 1 {
+        if stretch.level > Level::PTE {
             match owner {
                 OwnerKind::Anonymous => self.huge_anonymous += bytes,
                 OwnerKind::SharedMemory => self.huge_memory += bytes,

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Attributes, Entry, Kind, Permissions};
+use crate::arch::{self, Arch, Attributes, Entry, Kind, Level, Permissions};
 use crate::error::FaultError;
 use crate::frame::{Folio, OwnerKind};
 use crate::object::{Awaited, pages};
@@ -31,18 +31,18 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// more.
     pub(super) fn claim(&self, vma: &Vma, range: VirtRange, folio: Folio) -> bool {
         let frames = &self.table.memory.frames;
-        let mut cursor = self.table.cursor(range, Depth::Floor(1));
+        let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
         let mut ours = 0;
         let mut at = range.start();
         while at < range.end() {
             let (node, index, raw) = cursor.entry_at(at);
-            let span = arch::span::<P::Arch>(node.level);
+            let span = node.level.span::<P::Arch>();
             if arch::kind::<P::Arch>(raw, node.level) == Kind::Leaf {
                 let entry = node.single::<P::Arch>(raw, index);
                 // Asked again, now that the entry is locked and keeps its folio alive: the one
                 // that was seen before may have been freed, and its frames be something else.
                 if frames.folio_of(P::Arch::frame(entry)) == Some(folio) {
-                    ours += 1 << arch::order_of_level::<P::Arch>(node.level);
+                    ours += 1 << node.level.order::<P::Arch>();
                 }
             }
             at = VirtAddr((at.0 & !(span - 1)).saturating_add(span));
@@ -75,7 +75,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.table.finish(&mut gather);
         done.map_err(|_| FaultError::OutOfMemory)?;
         let mut cursor =
-            self.table.cursor(VirtRange::raw(page.0, page.0 + PAGE_SIZE), Depth::Floor(1));
+            self.table.cursor(VirtRange::raw(page.0, page.0 + PAGE_SIZE), Depth::Floor(Level::PTE));
         let (node, index, raw) = cursor.entry_at(page);
         let writable = P::Arch::attributes(raw).permissions.contains(Permissions::WRITE);
         if writable && arch::kind::<P::Arch>(raw, node.level) == Kind::Leaf {
@@ -95,7 +95,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let section = ReadSection::enter(self.platform());
             self.table.peek(&section, page, &mut Counts::default()).0
         };
-        let span = arch::span::<P::Arch>(hint.level);
+        let span = hint.level.span::<P::Arch>();
         if let Some(object) = vma.object().filter(|object| object.notices_writes()) {
             let first = vma.page_offset_of(page.align_down(span));
             let marked = pages::mark_dirty(self.table.memory, object, first, span >> PAGE_SHIFT);
@@ -103,7 +103,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 return Ok(Step::Await(Awaited::End(ticket)));
             }
         }
-        let mut cursor = self.table.cursor(range, Depth::Floor(1));
+        let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
         let (node, index, raw) = cursor.entry_at(page);
         if node.level != hint.level || arch::kind::<P::Arch>(raw, node.level) != Kind::Leaf {
             return Ok(Step::Again);
@@ -132,7 +132,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let copy = self.own_folio(vma, page, 0).ok_or(FaultError::OutOfMemory)?;
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         let copied = {
-            let mut cursor = self.table.cursor(range, Depth::Floor(1));
+            let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
             replace_page(&mut cursor, vma, range, copy)
         };
         match copied {
@@ -187,15 +187,15 @@ impl<P: Platform> AddressSpace<'_, P> {
         let frames = &self.table.memory.frames;
         let shown = {
             let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-            let mut cursor = self.table.cursor(range, Depth::Floor(1));
+            let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
             let (node, index, raw) = cursor.entry_at(page);
             if arch::kind::<P::Arch>(raw, node.level) != Kind::Leaf {
                 return Ok(());
             }
             let entry = node.single::<P::Arch>(raw, index);
-            let inside = (page.0 & (arch::span::<P::Arch>(node.level) - 1)) >> PAGE_SHIFT;
+            let inside = (page.0 & (node.level.span::<P::Arch>() - 1)) >> PAGE_SHIFT;
             let frame = P::Arch::frame(entry).plus(inside as u32);
-            if node.level == 2 && self.table.memory.is_zero(frame) {
+            if node.level == Level::PMD && self.table.memory.is_zero(frame) {
                 drop(cursor);
                 return self.fill_huge(vma, page, Tries::Last).map(|_| ());
             }
@@ -250,9 +250,9 @@ fn replace_page<P: Platform>(
     }
     // Splits a huge leaf, whose deposit is the table.
     let table = cursor
-        .table_at(range.start(), 1, &mut TablePool::new(tables.memory))
+        .table_at(range.start(), Level::PTE, &mut TablePool::new(tables.memory))
         .map_err(|_| FaultError::OutOfMemory)?;
-    let index = arch::index_of::<P::Arch>(range.start(), 1);
+    let index = Level::PTE.index_of::<P::Arch>(range.start());
     if P::Arch::is_contig(run::load(tables.slots(table), index)) {
         tables.unfold(table, index, range.start(), &mut cursor.counts);
     }
@@ -271,9 +271,9 @@ fn replace_page<P: Platform>(
     tables.memory.before_execution(attributes.permissions, copy);
     // Read-only, so nothing but accessed can come in between, and the new entry has that anyway.
     slot.store(0, Ordering::Relaxed);
-    tables.invalidate_now(range, 1, &mut cursor.counts);
+    tables.invalidate_now(range, Level::PTE, &mut cursor.counts);
     tables.memory.frames.first_map(copy, 1);
-    slot.store(P::Arch::leaf(copy.head, 1, attributes).0, Ordering::Release);
+    slot.store(P::Arch::leaf(copy.head, Level::PTE, attributes).0, Ordering::Release);
     cursor.counts.entries_written += 2;
     cursor.counts.mapped(OwnerKind::Anonymous, 1);
     Ok(Some((old, P::Arch::attributes(entry).dirty)))

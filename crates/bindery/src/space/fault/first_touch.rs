@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Attributes, Entry};
+use crate::arch::{Arch, Attributes, Entry, Level};
 use crate::effort::Collecting;
 use crate::error::FaultError;
 use crate::events::RareEvents;
@@ -43,10 +43,10 @@ impl<P: Platform> AddressSpace<'_, P> {
             orders &= !(1 << order);
             let Some(range) = folio_place(page, order) else { continue };
             // One as large as the table would stand above it.
-            if order >= arch::order_of_level::<P::Arch>(2) || !vma.range().covers(range) {
+            if order >= Level::PMD.order::<P::Arch>() || !vma.range().covers(range) {
                 continue;
             }
-            let first = arch::index_of::<P::Arch>(range.start(), 1);
+            let first = Level::PTE.index_of::<P::Arch>(range.start());
             let stretch = &slots[first as usize..(first + (1 << order)) as usize];
             if !run::are_empty(stretch) {
                 continue;
@@ -65,7 +65,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 memory.frames.discard(self.platform(), folio);
                 return None;
             }
-            let entry = P::Arch::leaf(folio.head, 1, written_attributes(flags));
+            let entry = P::Arch::leaf(folio.head, Level::PTE, written_attributes(flags));
             memory.frames.first_map(folio, folio.pages());
             self.table.write_leaves(table, first, entry, folio.pages());
             self.table.unlock(table);
@@ -119,17 +119,18 @@ impl<P: Platform> AddressSpace<'_, P> {
                 self.used_orders(policy.orders(vma.flags().huge_advice()), vma.flags()) | 1
             }
             // Any zero page is a small one there.
-            Access::Read | Access::Execute if node.level == 1 => return Ok(1),
+            Access::Read | Access::Execute if node.level == Level::PTE => return Ok(1),
             Access::Read | Access::Execute => self.zero_orders(vma.flags()),
         };
-        let huge = arch::order_of_level::<P::Arch>(2);
+        let huge = Level::PMD.order::<P::Arch>();
         let fits = |order: u8| {
             let range = folio_place(page, order).filter(|range| vma.range().covers(*range));
             let Some(range) = range.filter(|_| order <= huge) else { return false };
-            let first = arch::index_of::<P::Arch>(range.start(), 1);
+            let first = Level::PTE.index_of::<P::Arch>(range.start());
             let slots = self.table.slots(node.table);
             // Above level 1, the empty entry stands for all of the range.
-            node.level > 1 || order < huge && run::empty(slots, first, 1 << order) == 1 << order
+            node.level > Level::PTE
+                || order < huge && run::empty(slots, first, 1 << order) == 1 << order
         };
         let orders = (0..=MAX_FOLIO_ORDER).filter(|order| wanted & 1 << order != 0);
         Ok(orders.filter(|order| fits(*order)).fold(0, |set, order| set | 1 << order))
@@ -196,11 +197,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         range: VirtRange,
         folio: Folio,
     ) -> Result<Step, FaultError> {
-        let huge = folio.order == arch::order_of_level::<P::Arch>(2) && folio.order > 0;
-        let level = if huge { 2 } else { 1 };
+        let huge = folio.order == Level::PMD.order::<P::Arch>() && folio.order > 0;
+        let level = if huge { Level::PMD } else { Level::PTE };
         self.table.memory.before_execution(vma.flags().attributes().permissions, folio);
         let mapped = self.table.with_tables(|pool| {
-            let mut cursor = self.table.cursor(range, Depth::Floor(1));
+            let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
             map_folio_locked(&mut cursor, vma, range, folio, level, pool)
         });
         let zeroed = Counts { bytes_zeroed: range.len(), ..Counts::default() };
@@ -231,7 +232,7 @@ fn map_folio_locked<'m, P: Platform>(
     vma: &Vma,
     range: VirtRange,
     folio: Folio,
-    level: u8,
+    level: Level,
     pool: &mut TablePool<'m, P>,
 ) -> Result<Step, OutOfMemory> {
     let tables = cursor.tables;
@@ -241,20 +242,21 @@ fn map_folio_locked<'m, P: Platform>(
         return Ok(Step::Again);
     }
     let table = cursor.table_at(range.start(), level, pool)?;
-    let index = arch::index_of::<P::Arch>(range.start(), level);
-    let count = if level == 1 { folio.pages() } else { 1 };
+    let index = level.index_of::<P::Arch>(range.start());
+    let count = if level == Level::PTE { folio.pages() } else { 1 };
     let vacant = run::empty(tables.slots(table), index, count);
     cursor.counts.entries_read += u64::from(vacant);
     if vacant != count {
         return Ok(Step::Again);
     }
     // A later split of a huge leaf must not fail.
-    let deposit = if level > 1 { Some(pool.take(1, &mut cursor.counts)?) } else { None };
+    let deposit =
+        if level > Level::PTE { Some(pool.take(Level::PTE, &mut cursor.counts)?) } else { None };
     let entry = P::Arch::leaf(folio.head, level, written_attributes(vma.flags()));
     tables.memory.frames.first_map(folio, folio.pages());
     cursor.counts.folios_touched += 1;
     cursor.counts.mapped(OwnerKind::Anonymous, folio.pages());
-    if level == 1 {
+    if level == Level::PTE {
         tables.fill(table, index, entry, count, &mut cursor.counts);
     } else {
         let slot = &tables.slots(table)[index as usize];

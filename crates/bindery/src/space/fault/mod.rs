@@ -9,7 +9,7 @@ mod zeroes;
 use core::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Arch, Entry, KeyRights, Kind, Marker, Permissions, absent};
+use crate::arch::{self, Absent, Arch, Entry, KeyRights, Kind, Level, Marker, Permissions, absent};
 use crate::error::{Error, FaultError};
 use crate::events::Unchanged;
 use crate::object::Awaited;
@@ -374,7 +374,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Something stood at `page`: decides, with the entry locked, what to do about it.
     fn look_again(&self, vma: &Vma, page: VirtAddr, access: Access) -> Result<Step, FaultError> {
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-        let mut cursor = self.table.cursor(range, Depth::Floor(1));
+        let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
         let (node, index, raw) = cursor.entry_at(page);
         match arch::kind::<P::Arch>(raw, node.level) {
             Kind::Empty | Kind::Table => return Ok(Step::Again),
@@ -398,10 +398,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return Err(FaultError::Protection);
         }
         let frame = P::Arch::frame(entry);
-        let offset = (page.0 & (arch::span::<P::Arch>(node.level) - 1)) >> PAGE_SHIFT;
+        let offset = (page.0 & (node.level.span::<P::Arch>() - 1)) >> PAGE_SHIFT;
         let frame = frame.plus(offset as u32);
         let Some(folio) = self.table.memory.frames.folio_of(frame) else {
-            let huge = node.level == 2 && self.table.memory.is_zero(frame);
+            let huge = node.level == Level::PMD && self.table.memory.is_zero(frame);
             return Ok(if huge { Step::FillHuge } else { Step::Copy });
         };
         let number = frame.0 - folio.head.0;
@@ -420,7 +420,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let reuse =
             if change.watched == Watched::SoftDirty { Step::Note } else { Step::Reuse(range) };
         let (exclusive, _) = self.table.memory.frames.exclusive_run(folio, number, 1);
-        if exclusive && (node.level == 1 || self.exclusive_whole(folio)) {
+        if exclusive && (node.level == Level::PTE || self.exclusive_whole(folio)) {
             return Ok(reuse);
         }
         drop(cursor);

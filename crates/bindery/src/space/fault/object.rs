@@ -1,7 +1,7 @@
 //! Faults on mappings of objects: shared memory and files.
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Attributes, Entry, Permissions};
+use crate::arch::{Arch, Attributes, Entry, Level, Permissions};
 use crate::collections::range_skip_list::Indexed;
 use crate::error::FaultError;
 use crate::frame::Folio;
@@ -78,7 +78,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ) -> Result<Step, FaultError> {
         let memory = self.table.memory;
         // As Linux: what the mapping's beginning cuts off is added at the end.
-        let table = arch::table_span::<P::Arch>(1);
+        let table = Level::PMD.span::<P::Arch>();
         let first = page.align_down(FAULT_AROUND).0.max(vma.start());
         let last = (first + FAULT_AROUND).min((page.0 & !(table - 1)).saturating_add(table));
         let around = VirtRange::raw(first, last.min(vma.end()));
@@ -116,7 +116,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         folio: Folio,
     ) -> VirtRange {
         let part = super::folio_range(vma, page, frame.0 - folio.head.0, folio);
-        let table = arch::table_span::<P::Arch>(1);
+        let table = Level::PMD.span::<P::Arch>();
         let slot = VirtRange::from_len(page.align_down(table), table);
         let part = slot.map_or(part, |slot| part.intersection(slot));
         let below = (page.0 - part.start().0) >> PAGE_SHIFT;
@@ -139,17 +139,17 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let folio = self.table.memory.frames.folio_of(first).ok_or(FaultError::Bus)?;
         let attributes = object_attributes(vma, access);
         self.table.memory.before_execution(attributes.permissions, folio);
-        let huge = range.len() == arch::table_span::<P::Arch>(1)
-            && first.is_aligned(arch::order_of_level::<P::Arch>(2));
+        let huge = range.len() == Level::PMD.span::<P::Arch>()
+            && first.is_aligned(Level::PMD.order::<P::Arch>());
         if huge {
-            let leaf = P::Arch::leaf(first, 2, attributes);
+            let leaf = P::Arch::leaf(first, Level::PMD, attributes);
             let mapped = self.table.with_tables(|pool| self.map_huge(range, folio, leaf, pool));
             // Where there is no table for its deposit, small leaves will do.
             if let Ok(Some(mapped)) = mapped {
                 return mapped;
             }
         }
-        let leaf = P::Arch::leaf(first, 1, attributes);
+        let leaf = P::Arch::leaf(first, Level::PTE, attributes);
         let mapped = self.table.with_tables(|pool| self.map_small(range, folio, leaf, pool));
         mapped.map_err(|_| FaultError::OutOfMemory)?
     }
@@ -162,22 +162,22 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         leaf: Entry,
         pool: &mut TablePool<'m, P>,
     ) -> Result<Option<Result<Step, FaultError>>, OutOfMemory> {
-        let mut cursor = self.table.cursor(range, Depth::Floor(1));
+        let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
         let (node, _, entry) = cursor.entry_at(range.start());
-        if node.level < 2 {
+        if node.level < Level::PMD {
             return Ok(None);
         }
         if !entry.is_empty() {
             // A huge leaf has come between.
             return Ok(Some(Ok(Step::Again)));
         }
-        let holder = cursor.table_at(range.start(), 2, pool)?;
-        let deposit = pool.take(1, &mut cursor.counts)?;
+        let holder = cursor.table_at(range.start(), Level::PMD, pool)?;
+        let deposit = pool.take(Level::PTE, &mut cursor.counts)?;
         if self.table.memory.frames.map(folio, range.pages() as u32).is_err() {
             pool.put(deposit);
             return Ok(Some(Err(FaultError::OutOfMemory)));
         }
-        let index = arch::index_of::<P::Arch>(range.start(), 2);
+        let index = Level::PMD.index_of::<P::Arch>(range.start());
         self.table.publish_leaf(holder, index, leaf);
         self.table.deposit_table(holder, deposit);
         cursor.counts.entries_written += 1;
@@ -195,14 +195,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         leaf: Entry,
         pool: &mut TablePool<'m, P>,
     ) -> Result<Result<Step, FaultError>, OutOfMemory> {
-        let mut cursor = self.table.cursor(range, Depth::Floor(1));
+        let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
         let (node, _, entry) = cursor.entry_at(range.start());
-        if node.level > 1 && !entry.is_empty() {
+        if node.level > Level::PTE && !entry.is_empty() {
             // A huge leaf has come between.
             return Ok(Ok(Step::Again));
         }
-        let table = cursor.table_at(range.start(), 1, pool)?;
-        let begin = arch::index_of::<P::Arch>(range.start(), 1);
+        let table = cursor.table_at(range.start(), Level::PTE, pool)?;
+        let begin = Level::PTE.index_of::<P::Arch>(range.start());
         let end = begin + range.pages() as u32;
         let owner = self.table.memory.frames.owner_kind(folio);
         let mut at = begin;

@@ -1,7 +1,7 @@
 //! Faults on pages in swap: the content comes back, as the largest folio that its slots allow.
 
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Arch, Entry, absent};
+use crate::arch::{Absent, Arch, Entry, Level, absent};
 use crate::error::FaultError;
 use crate::frame::swap_place::SwapPlace;
 use crate::frame::{Folio, FolioLock, MAX_FOLIO_ORDER, Owner};
@@ -67,7 +67,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn slot_at(&self, page: VirtAddr) -> Option<Slot> {
         let section = ReadSection::enter(self.platform());
         let (node, _, entry) = self.table.peek(&section, page, &mut Counts::default());
-        let inside = (page.0 & (arch::span::<P::Arch>(node.level) - 1)) >> PAGE_SHIFT;
+        let inside = (page.0 & (node.level.span::<P::Arch>() - 1)) >> PAGE_SHIFT;
         match absent::decode::<P::Arch>(entry)? {
             Absent::Swap { device, slot, .. } if !entry.is_empty() => {
                 Some(Slot { area: device, number: slot + inside })
@@ -89,7 +89,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let orders = self.used_orders(policy, vma.flags()) | 1;
         for order in (0..=MAX_FOLIO_ORDER).rev().filter(|order| orders & 1 << order != 0) {
             let Some(range) = folio_place(page, order) else { continue };
-            if !vma.range().covers(range) || order > arch::order_of_level::<P::Arch>(2) {
+            if !vma.range().covers(range) || order > Level::PMD.order::<P::Arch>() {
                 continue;
             }
             let before = (page.0 - range.start().0) >> PAGE_SHIFT;
@@ -119,7 +119,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn names_run(&self, range: VirtRange, area: u8, first: u64) -> bool {
         let section = ReadSection::enter(self.platform());
         let (node, index, entry) = self.table.peek(&section, range.start(), &mut Counts::default());
-        let inside = (range.start().0 & (arch::span::<P::Arch>(node.level) - 1)) >> PAGE_SHIFT;
+        let inside = (range.start().0 & (node.level.span::<P::Arch>() - 1)) >> PAGE_SHIFT;
         let Some(Absent::Swap { device, slot, .. }) = absent::decode::<P::Arch>(entry) else {
             return false;
         };
@@ -127,7 +127,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             return false;
         }
         let pages = range.pages() as u32;
-        node.level > 1
+        node.level > Level::PTE
             || run::absents::<P::Arch>(self.table.slots(node.table), index, pages).0 == pages
     }
 

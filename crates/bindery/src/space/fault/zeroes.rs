@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Attributes, Kind, Permissions};
+use crate::arch::{self, Arch, Attributes, Kind, Level, Permissions};
 use crate::error::FaultError;
 use crate::events::RareEvents;
 use crate::frame::{Folio, OwnerKind};
@@ -31,15 +31,15 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub(super) fn map_zero_page(&self, vma: &Vma, page: VirtAddr) -> Result<Step, FaultError> {
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         let mapped = self.table.with_tables(|pool| {
-            let mut cursor = self.table.cursor(range, Depth::Floor(1));
+            let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
             if !cursor.entry_at(page).2.is_empty() {
                 // Another CPU was faster; what it mapped may be huge and must not be cut.
                 return Ok(Step::Again);
             }
-            let table = cursor.table_at(page, 1, pool)?;
-            let index = arch::index_of::<P::Arch>(page, 1);
+            let table = cursor.table_at(page, Level::PTE, pool)?;
+            let index = Level::PTE.index_of::<P::Arch>(page);
             let attributes = read_attributes(vma.flags());
-            let entry = P::Arch::leaf(self.table.memory.zero_frame, 1, attributes);
+            let entry = P::Arch::leaf(self.table.memory.zero_frame, Level::PTE, attributes);
             self.table.fill(table, index, entry, 1, &mut cursor.counts);
             Ok(Step::Done(Resolved::ZeroPage))
         });
@@ -54,16 +54,16 @@ impl<P: Platform> AddressSpace<'_, P> {
         let range = folio_place(page, memory.huge_order())?;
         let frame = memory.huge_zero_frame()?;
         let mapped = self.table.with_tables(|pool| {
-            let mut cursor = self.table.cursor(range, Depth::Floor(1));
+            let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
             let (node, _, entry) = cursor.entry_at(page);
-            if node.level == 1 || !entry.is_empty() {
+            if node.level == Level::PTE || !entry.is_empty() {
                 return Ok(Step::Again);
             }
-            let table = cursor.table_at(range.start(), 2, pool)?;
+            let table = cursor.table_at(range.start(), Level::PMD, pool)?;
             // A later split of the leaf must not fail.
-            let deposit = pool.take(1, &mut cursor.counts)?;
-            let index = arch::index_of::<P::Arch>(range.start(), 2);
-            let leaf = P::Arch::leaf(frame, 2, read_attributes(vma.flags()));
+            let deposit = pool.take(Level::PTE, &mut cursor.counts)?;
+            let index = Level::PMD.index_of::<P::Arch>(range.start());
+            let leaf = P::Arch::leaf(frame, Level::PMD, read_attributes(vma.flags()));
             self.table.publish_leaf(table, index, leaf);
             self.table.deposit_table(table, deposit);
             cursor.counts.entries_written += 1;
@@ -96,7 +96,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.platform().zero(folio.head, folio.pages());
         memory.before_execution(vma.flags().attributes().permissions, folio);
         let filled = {
-            let mut cursor = self.table.cursor(range, Depth::Floor(1));
+            let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
             cursor.counts.bytes_zeroed += range.len();
             replace_huge_zero(&mut cursor, vma, range, folio)
         };
@@ -127,7 +127,7 @@ fn replace_huge_zero<P: Platform>(
 ) -> bool {
     let tables = cursor.tables;
     let (node, index, raw) = cursor.entry_at(range.start());
-    if node.level != 2
+    if node.level != Level::PMD
         || arch::kind::<P::Arch>(raw, node.level) != Kind::Leaf
         || !tables.memory.is_zero(P::Arch::frame(raw))
     {

@@ -3,7 +3,7 @@
 use core::ptr::NonNull;
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch};
+use crate::arch::{Arch, Level};
 use crate::collections::range_skip_list::{Indexed, Spot};
 use crate::error::Error;
 use crate::platform::Platform;
@@ -44,14 +44,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         length: u64,
     ) -> Option<VirtRange> {
         let start = source.start().0;
-        let spans = (2..=P::Arch::LEVELS).rev().map(arch::span::<P::Arch>);
+        let spans = Level::PMD.up_to(P::Arch::ROOT).rev().map(Level::span::<P::Arch>);
         let whole = spans.filter(|span| {
             let first = start.next_multiple_of(*span);
             first.saturating_add(*span) <= source.end().0
         });
         let contig = u64::from(P::Arch::CONTIG_ENTRIES) * PAGE_SIZE;
         whole
-            .chain([arch::table_span::<P::Arch>(1), contig, PAGE_SIZE])
+            .chain([Level::PMD.span::<P::Arch>(), contig, PAGE_SIZE])
             .find_map(|align| self.find_free(mm, length, align, start & (align - 1)))
     }
 
@@ -81,7 +81,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         };
         let purpose = vma.purpose();
         let mut arriving = purpose;
-        if source.len() >= arch::table_span::<P::Arch>(1) {
+        if source.len() >= Level::PMD.span::<P::Arch>() {
             // Tables that move whole carry entries along that are not looked at, and all that moves
             // counts as written.
             arriving.flags |= MappingFlags::SOFT_DIRTY;

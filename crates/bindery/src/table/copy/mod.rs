@@ -6,7 +6,7 @@ mod pinned;
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
-use crate::arch::{Absent, Arch, Attributes, Entry, Equal, absent};
+use crate::arch::{Absent, Arch, Attributes, Entry, Equal, Level, absent};
 use crate::error::Error;
 use crate::frame::{Folio, Owner};
 use crate::interrupt;
@@ -76,11 +76,11 @@ impl<'m, P: Platform> PageTable<'m, P> {
         loop {
             let stopped = {
                 let own = Some(&*gather);
-                let Some(mut source) = parts.next(self, Depth::Floor(1), own) else {
+                let Some(mut source) = parts.next(self, Depth::Floor(Level::PTE), own) else {
                     return Ok(());
                 };
                 let range = source.range();
-                let mut target = child.cursor(range, Depth::Floor(1));
+                let mut target = child.cursor(range, Depth::Floor(Level::PTE));
                 debug_assert_eq!(target.range(), range, "the child has more than the parent");
                 copy_locked(&mut source, &mut target, what, gather, supplies)
             };
@@ -179,8 +179,8 @@ fn target_table<'m, P: Platform>(
 ) -> Result<Frame, Stop> {
     let short = |_| Stop::Short(run.at);
     let table = target.table_at(run.at, run.node.level, &mut supplies.tables).map_err(short)?;
-    if run.node.level > 1 {
-        let deposit = supplies.tables.take(1, &mut target.counts).map_err(short)?;
+    if run.node.level > Level::PTE {
+        let deposit = supplies.tables.take(Level::PTE, &mut target.counts).map_err(short)?;
         target.tables.deposit_table(table, deposit);
     }
     Ok(table)
@@ -287,7 +287,7 @@ fn copy_absent<P: Platform>(
 }
 
 fn drop_target_deposit<P: Platform>(target: &mut Cursor<'_, '_, P>, run: &Run, table: Frame) {
-    if run.node.level > 1
+    if run.node.level > Level::PTE
         && let Some(deposit) = target.tables.withdraw_table(table)
     {
         // SAFETY: 1. a table on deposit is a table, and the holder's lock is held; 2. no entry and

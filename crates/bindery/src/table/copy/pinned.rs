@@ -18,7 +18,7 @@ use arrayvec::ArrayVec;
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{
-    self, Absent, Arch, Attributes, Entry, Kind, Permissions, ProtectionKey, absent,
+    self, Absent, Arch, Attributes, Entry, Kind, Level, Permissions, ProtectionKey, absent,
 };
 use crate::error::Error;
 use crate::frame::{Folio, OwnerKind};
@@ -49,7 +49,7 @@ impl Form {
             Self::Shown(permissions, key) => {
                 let attributes =
                     Attributes { permissions, accessed, dirty, soft_dirty, userfault, key };
-                A::leaf(frame, 1, attributes)
+                A::leaf(frame, Level::PTE, attributes)
             }
             Self::ProtNone => absent::encode::<A>(Absent::ProtNone {
                 frame,
@@ -151,15 +151,15 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let frames = &self.memory.frames;
         let start = run.range.start().0 + (first << PAGE_SHIFT);
         let range = VirtRange::raw(start, start + copies.len() as u64 * PAGE_SIZE);
-        let mut source = self.cursor(range, Depth::Floor(1));
-        let mut target = child.cursor(range, Depth::Floor(1));
+        let mut source = self.cursor(range, Depth::Floor(Level::PTE));
+        let mut target = child.cursor(range, Depth::Floor(Level::PTE));
         let mut frame = run.first.plus(first as u32);
         for (done, copy) in copies.iter().enumerate() {
             let at = VirtAddr(start + done as u64 * PAGE_SIZE);
             if frame_at(&mut source, at) != Some(frame) {
                 return (done, Ok(()));
             }
-            let Ok(table) = target.table_at(at, 1, &mut supplies.tables) else {
+            let Ok(table) = target.table_at(at, Level::PTE, &mut supplies.tables) else {
                 return (done, Err(OutOfMemory));
             };
             target.counts.bytes_copied += PAGE_SIZE;
@@ -172,7 +172,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
             frames.first_map(*copy, 1);
             target.counts.mapped(OwnerKind::Anonymous, 1);
             let entry = run.form.entry::<P::Arch>(copy.head);
-            let index = arch::index_of::<P::Arch>(at, 1);
+            let index = Level::PTE.index_of::<P::Arch>(at);
             target.tables.fill(table, index, entry, 1, &mut target.counts);
             frame = frame.plus(1);
         }
@@ -184,7 +184,9 @@ impl<'m, P: Platform> PageTable<'m, P> {
 fn frame_at<P: Platform>(cursor: &mut Cursor<'_, '_, P>, at: VirtAddr) -> Option<Frame> {
     let (node, index, raw) = cursor.entry_at(at);
     let first = match arch::kind::<P::Arch>(raw, node.level) {
-        Kind::Leaf if node.level == 1 => P::Arch::frame(node.single::<P::Arch>(raw, index)),
+        Kind::Leaf if node.level == Level::PTE => {
+            P::Arch::frame(node.single::<P::Arch>(raw, index))
+        }
         Kind::Leaf => P::Arch::frame(raw),
         Kind::Absent => match absent::decode::<P::Arch>(raw)? {
             Absent::ProtNone { frame, .. } => frame,
@@ -192,6 +194,6 @@ fn frame_at<P: Platform>(cursor: &mut Cursor<'_, '_, P>, at: VirtAddr) -> Option
         },
         Kind::Empty | Kind::Table => return None,
     };
-    let inside = (at.0 & (arch::span::<P::Arch>(node.level) - 1)) >> PAGE_SHIFT;
+    let inside = (at.0 & (node.level.span::<P::Arch>() - 1)) >> PAGE_SHIFT;
     Some(first.plus(inside as u32))
 }

@@ -6,7 +6,7 @@ use std::vec::Vec;
 use loom::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Kind, Tiny};
+use crate::arch::{self, Arch, Entry, Kind, Level, Tiny};
 use crate::frame::pending::{self, Last};
 use crate::table::locking::{self, Depth, LockSet, LockTree, Node};
 use crate::table::stray;
@@ -56,7 +56,7 @@ impl LockTree for Cpu {
 
     fn mark_stray(&self, table: Frame) {
         let table = self.table(table);
-        let told = self.world.omit != Omit::StrayBelow || table.level > 1;
+        let told = self.world.omit != Omit::StrayBelow || table.level > Level::PTE;
         table.state.fetch_or(if told { STRAY | GONE } else { GONE }, Ordering::Relaxed);
     }
 
@@ -77,7 +77,7 @@ impl LockTree for Cpu {
             return true;
         }
         let mut found = Some(root);
-        for level in (node.level + 1..=Tiny::LEVELS).rev() {
+        for level in node.level.above().up_to(Tiny::ROOT).rev() {
             found = found.and_then(|table| self.child(table, level, index_of(addr, level) as u32));
         }
         if found != Some(node.table) {
@@ -90,7 +90,7 @@ impl LockTree for Cpu {
         self.table(table).inside(|inside| inside.live)
     }
 
-    fn child(&self, table: Frame, level: u8, index: u32) -> Option<Frame> {
+    fn child(&self, table: Frame, level: Level, index: u32) -> Option<Frame> {
         let entry = Entry(self.table(table).entries[index as usize].load(Ordering::Acquire));
         (arch::kind::<Tiny>(entry, level) == Kind::Table).then(|| Tiny::frame(entry))
     }
@@ -142,29 +142,29 @@ impl Cpu {
     /// Goes down from `node`, a locked table, to page `at`, and counts the visit there. What is
     /// missing is created, as `cursor::table_under` does.
     fn visit(&self, mut node: Node, at: VirtAddr, locks: &mut LockSet) {
-        while node.level > 1 {
-            let index = arch::index_of::<Tiny>(at, node.level);
+        while node.level > Level::PTE {
+            let index = node.level.index_of::<Tiny>(at);
             let child = self.child(node.table, node.level, index);
             let table = child.unwrap_or_else(|| self.create(node, at, locks));
-            node = Node { table, level: node.level - 1 };
+            node = node.child(table);
         }
         let table = self.table(node.table);
         let state = table.state.load(Ordering::Relaxed);
         assert_eq!(state & GONE, 0, "wrote into a stray table");
-        let place = at.align_down(arch::table_span::<Tiny>(1));
+        let place = at.align_down(Level::PMD.span::<Tiny>());
         // SAFETY: loom panics if the table may be moved at the same time.
         table.place.with(|known| assert_eq!(unsafe { *known }, place, "wrote to an old address"));
-        table.inside(|inside| inside.visits[index_of(at, 1)] += 1);
+        table.inside(|inside| inside.visits[index_of(at, Level::PTE)] += 1);
     }
 
     /// A new table for `at`, installed in below `node` and locked.
     fn create(&self, node: Node, at: VirtAddr, locks: &mut LockSet) -> Frame {
-        let level = node.level - 1;
+        let level = node.level.below();
         let own = STANDING.len() + 2 * self.number;
-        let frame = Frame((own + usize::from(level) - 1) as u32);
+        let frame = Frame((own + usize::from(level.0) - 1) as u32);
         let table = &self.world.tables[frame.0 as usize];
         table.set_life(Life::Used);
-        table.set_place(at.align_down(arch::table_span::<Tiny>(level)));
+        table.set_place(at.align_down(level.table_span::<Tiny>()));
         if self.world.omit != Omit::LockedBirth {
             table.state.store(LOCK, Ordering::Release);
             locks.push(frame);
@@ -184,7 +184,7 @@ impl Cpu {
 
     /// Clears the entry of `node` for `at`, and returns the table that it named.
     pub(super) fn detach(&self, node: Node, at: VirtAddr) -> Option<Frame> {
-        let index = arch::index_of::<Tiny>(at, node.level);
+        let index = node.level.index_of::<Tiny>(at);
         let table = self.child(node.table, node.level, index)?;
         let parent = self.table(node.table);
         let released = self.world.omit != Omit::ReleaseClear;
@@ -199,7 +199,7 @@ impl Cpu {
         self.lock(node.table);
         self.mark_stray(node.table);
         self.unlock(node.table);
-        if node.level == 1 {
+        if node.level == Level::PTE {
             gathered.push(node.table);
         } else {
             detached.push(node);
@@ -208,7 +208,7 @@ impl Cpu {
 
     /// As `PageTable::gather_below`.
     fn gather_below(&self, node: Node, gathered: &mut Vec<Frame>) {
-        let level = node.level - 1;
+        let level = node.level.below();
         let mut tables = Vec::new();
         if self.world.omit == Omit::WaitBelow {
             let entries = 0..arch::entries::<Tiny>();
@@ -220,7 +220,7 @@ impl Cpu {
         }
         self.table(node.table).inside(|inside| inside.live -= tables.len() as u32);
         for table in tables {
-            if level > 1 {
+            if level > Level::PTE {
                 self.gather_below(Node { table, level }, gathered);
             } else {
                 gathered.push(table);
@@ -231,7 +231,7 @@ impl Cpu {
 
     /// As `PageTable::gather_subtree`. Counts are changed without the lock: nobody else may be in
     /// a table that is marked.
-    pub(super) fn gather_subtree(&self, node: Node, held: u8, gathered: &mut Vec<Frame>) {
+    pub(super) fn gather_subtree(&self, node: Node, held: Level, gathered: &mut Vec<Frame>) {
         stray::mark_subtree_stray(self, node, held, &mut |table, children| {
             self.table(table).inside(|inside| inside.live -= children);
             gathered.push(table);
@@ -260,8 +260,11 @@ impl Cpu {
     /// An operation on `range`: as a cursor, with the first page and the last visited.
     pub(super) fn operate(&self, range: VirtRange) {
         self.in_section(|locks| {
-            let cover = locking::lock_range(self, ROOT, range, Depth::Floor(1), locks);
-            assert!(cover.level > 1 || locks.len() == 1, "kept a lock when it started again");
+            let cover = locking::lock_range(self, ROOT, range, Depth::Floor(Level::PTE), locks);
+            assert!(
+                cover.level > Level::PTE || locks.len() == 1,
+                "kept a lock when it started again"
+            );
             self.visit(cover, range.start(), locks);
             if range.pages() > 1 {
                 self.visit(cover, VirtAddr(range.end().0 - PAGE_SIZE), locks);
@@ -273,11 +276,11 @@ impl Cpu {
     /// at what stands there.
     pub(super) fn peek(&self, number: u64) {
         let find = || {
-            let (mut table, mut level) = (ROOT, Tiny::LEVELS);
-            while level > 1
+            let (mut table, mut level) = (ROOT, Tiny::ROOT);
+            while level > Level::PTE
                 && let Some(child) = self.child(table, level, index_of(page(number), level) as u32)
             {
-                (table, level) = (child, level - 1);
+                (table, level) = (child, level.below());
             }
             table
         };
@@ -295,10 +298,10 @@ impl Cpu {
         let (from, to) = (pages(from, count), pages(to, count));
         self.in_section(|locks| {
             let (source, target) = if self.world.omit == Omit::OnePass {
-                let source = locking::lock_range(self, ROOT, from, Depth::Floor(1), locks);
-                (source, locking::lock_range(self, ROOT, to, Depth::Floor(1), locks))
+                let source = locking::lock_range(self, ROOT, from, Depth::Floor(Level::PTE), locks);
+                (source, locking::lock_range(self, ROOT, to, Depth::Floor(Level::PTE), locks))
             } else {
-                locking::lock_pair(self, ROOT, from.into(), to.into(), 1, locks)
+                locking::lock_pair(self, ROOT, from.into(), to.into(), Level::PTE, locks)
             };
             self.visit(source, from.start(), locks);
             self.visit(target, VirtAddr(to.end().0 - PAGE_SIZE), locks);
@@ -311,18 +314,18 @@ impl Cpu {
         let (mut detached, mut gathered) = (Vec::new(), Vec::new());
         self.in_section(|locks| {
             let cover = locking::lock_range(self, ROOT, range, Depth::Edges, locks);
-            let span = arch::span::<Tiny>(cover.level);
+            let span = cover.level.span::<Tiny>();
             let mut at = range.start();
             while at < range.end() {
                 let start = at.align_down(span);
                 let slot = VirtRange::raw(start.0, start.0 + span);
-                let index = arch::index_of::<Tiny>(at, cover.level);
+                let index = cover.level.index_of::<Tiny>(at);
                 if !range.covers(slot) {
                     if self.child(cover.table, cover.level, index).is_some() {
                         self.visit(cover, at, locks);
                     }
                 } else if let Some(table) = self.detach(cover, at) {
-                    let node = Node { table, level: cover.level - 1 };
+                    let node = cover.child(table);
                     self.mark_detached(node, &mut detached, &mut gathered);
                 }
                 at = slot.end();
@@ -338,22 +341,23 @@ impl Cpu {
     /// up, each under its own lock and that of the table above.
     pub(super) fn prune(&self, number: u64) {
         let mut gathered = Vec::new();
-        for level in 2..=Tiny::LEVELS {
-            let span = arch::span::<Tiny>(level);
+        for level in Level::PMD.up_to(Tiny::ROOT) {
+            let span = level.span::<Tiny>();
             let start = page(number).align_down(span);
             let slot = VirtRange::raw(start.0, start.0 + span);
             let pruned = self.in_section(|locks| {
-                let cover = locking::lock_range(self, ROOT, slot, Depth::Floor(level - 1), locks);
+                let cover =
+                    locking::lock_range(self, ROOT, slot, Depth::Floor(level.below()), locks);
                 // No test prunes where a table above is missing.
                 assert_eq!(cover.level, level);
-                let index = arch::index_of::<Tiny>(start, level);
+                let index = level.index_of::<Tiny>(start);
                 let Some(table) = self.child(cover.table, level, index) else { return true };
                 let empty = |inside: &mut Inside| inside.live == 0 && inside.visits == [0; 4];
                 if !self.table(table).inside(empty) {
                     return false;
                 }
                 self.detach(cover, start);
-                self.gather_subtree(Node { table, level: level - 1 }, level - 1, &mut gathered);
+                self.gather_subtree(cover.child(table), level.below(), &mut gathered);
                 true
             });
             if !pruned {
@@ -368,12 +372,18 @@ impl Cpu {
     pub(super) fn empty(&self, freeable: VirtRange, to: u64) {
         let mut gathered = Vec::new();
         self.in_section(|locks| {
-            let (source, target) =
-                locking::lock_pair(self, ROOT, freeable.into(), pages(to, 1).into(), 1, locks);
+            let (source, target) = locking::lock_pair(
+                self,
+                ROOT,
+                freeable.into(),
+                pages(to, 1).into(),
+                Level::PTE,
+                locks,
+            );
             self.visit(target, page(to), locks);
             if let Some(table) = self.detach(source, freeable.start()) {
-                let node = Node { table, level: source.level - 1 };
-                self.gather_subtree(node, 1, &mut gathered);
+                let node = source.child(table);
+                self.gather_subtree(node, Level::PTE, &mut gathered);
             }
         });
         self.finish(gathered);
@@ -390,7 +400,7 @@ impl Cpu {
     }
 
     /// `mremap` of a VMA that fills a slot of `level`, whose parents alone are locked.
-    pub(super) fn move_table(&self, from: VirtRange, to: VirtRange, level: u8) {
+    pub(super) fn move_table(&self, from: VirtRange, to: VirtRange, level: Level) {
         self.change_vma(to, || {
             self.in_section(|locks| {
                 let (source, target) =
@@ -409,7 +419,7 @@ impl Cpu {
         table.set_place(place);
         for index in 0..table.entries.len() as u32 {
             if let Some(child) = self.child(frame, table.level, index) {
-                let offset = u64::from(index) * arch::span::<Tiny>(table.level);
+                let offset = u64::from(index) * table.level.span::<Tiny>();
                 self.tell_place(child, place.offset(offset));
             }
         }

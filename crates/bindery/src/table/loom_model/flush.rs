@@ -9,7 +9,7 @@ use std::vec::Vec;
 use loom::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SHIFT, VirtRange};
-use crate::arch::{self, Arch, Tiny};
+use crate::arch::{Arch, Level, Tiny};
 use crate::frame::pending::{self, Last};
 use crate::table::locking::{self, Depth, LockTree, Node};
 
@@ -36,16 +36,17 @@ impl Cpu {
     fn narrow_and(&self, number: u64, rest: impl FnOnce()) {
         let (omit, mut marked) = (self.world.omit, None);
         self.in_section(|locks| {
-            let cover = locking::lock_range(self, ROOT, pages(number, 1), Depth::Floor(1), locks);
+            let cover =
+                locking::lock_range(self, ROOT, pages(number, 1), Depth::Floor(Level::PTE), locks);
             if locks.is_pending() && omit != Omit::Honour {
                 self.flush(number, number + 1);
             }
-            if cover.level > 1 {
+            if cover.level > Level::PTE {
                 return;
             }
             let table = self.table(cover.table);
             let narrowed = |inside: &mut super::world::Inside| {
-                core::mem::replace(&mut inside.narrowed[index_of(page(number), 1)], true)
+                core::mem::replace(&mut inside.narrowed[index_of(page(number), Level::PTE)], true)
             };
             if table.inside(narrowed) {
                 return;
@@ -82,18 +83,18 @@ impl Cpu {
     /// without a lock, unless its table is locked or pending.
     fn narrow_past(&self, number: u64) {
         let passed = self.in_section(|locks| {
-            let mut node = Node { table: ROOT, level: Tiny::LEVELS };
-            while node.level > 1
+            let mut node = Node { table: ROOT, level: Tiny::ROOT };
+            while node.level > Level::PTE
                 && let Some(table) =
                     self.child(node.table, node.level, index_of(page(number), node.level) as u32)
             {
-                node = Node { table, level: node.level - 1 };
+                node = node.child(table);
             }
-            if node.level == 1 {
+            if node.level == Level::PTE {
                 return false;
             }
             if self.world.omit != Omit::Settle && !locking::has_no_pending_flush(self, node.table) {
-                let span = arch::span::<Tiny>(node.level);
+                let span = node.level.span::<Tiny>();
                 let start = page(number).align_down(span);
                 let slot = VirtRange::raw(start.0, start.0 + span);
                 locking::lock_range(self, ROOT, slot, Depth::Floor(node.level), locks);
@@ -118,8 +119,8 @@ impl Cpu {
             let range = pages(0, 4);
             let cover = locking::lock_range(self, ROOT, range, Depth::Edges, locks);
             if let Some(table) = self.detach(cover, range.start()) {
-                let node = Node { table, level: cover.level - 1 };
-                self.gather_subtree(node, u8::MAX, &mut gathered);
+                let node = cover.child(table);
+                self.gather_subtree(node, Level(u8::MAX), &mut gathered);
                 self.flush(0, 4);
             }
         });
@@ -135,13 +136,14 @@ impl Cpu {
         let mut marked = Vec::new();
         self.in_section(|locks| {
             let (one, other) = (source.into(), pages(to, 1).into());
-            let (source, target) = locking::lock_pair(self, ROOT, one, other, 1, locks);
-            assert_eq!((source.level, target.level), (1, 1));
+            let (source, target) = locking::lock_pair(self, ROOT, one, other, Level::PTE, locks);
+            assert_eq!((source.level, target.level), (Level::PTE, Level::PTE));
             for node in [source, target] {
                 pending::raise(&self.table(node.table).pending);
                 marked.push(node.table);
             }
-            self.table(target.table).inside(|inside| inside.arrived[index_of(page(to), 1)] = true);
+            self.table(target.table)
+                .inside(|inside| inside.arrived[index_of(page(to), Level::PTE)] = true);
         });
         self.flush(from, from + 1);
         self.world.moving.end();
@@ -155,7 +157,8 @@ impl Cpu {
     /// no TLB leads to it then, not from its old place either.
     fn take(&self, from: u64, to: u64) {
         let taken = self.in_section(|locks| {
-            let cover = locking::lock_range(self, ROOT, pages(to, 1), Depth::Floor(1), locks);
+            let cover =
+                locking::lock_range(self, ROOT, pages(to, 1), Depth::Floor(Level::PTE), locks);
             if locks.is_pending() {
                 self.flush(to, to + 1);
                 let moving = self.world.moving.source();
@@ -165,7 +168,7 @@ impl Cpu {
                 }
             }
             self.table(cover.table).inside(|inside| {
-                core::mem::replace(&mut inside.arrived[index_of(page(to), 1)], false)
+                core::mem::replace(&mut inside.arrived[index_of(page(to), Level::PTE)], false)
             })
         });
         if taken {
@@ -180,7 +183,7 @@ impl Cpu {
     /// the table that it carries, too.
     fn carry(&self, from: VirtRange, to: VirtRange) {
         self.in_section(|locks| {
-            let floor = if self.world.omit == Omit::LockCarried { 2 } else { 1 };
+            let floor = if self.world.omit == Omit::LockCarried { Level::PMD } else { Level::PTE };
             let (source, target) =
                 locking::lock_pair(self, ROOT, from.into(), to.into(), floor, locks);
             let index = index_of(to.start(), target.level) as u32;

@@ -37,6 +37,8 @@ use std::vec::Vec;
 use loom::model::Builder;
 use loom::thread;
 
+use crate::arch::Level;
+
 use cpu::Cpu;
 use world::{Omit, Seen, World, pages};
 
@@ -336,7 +338,7 @@ fn a_move_that_empties_tables_detaches_them_under_the_locks_of_both_ranges() {
 fn a_fault_never_writes_into_a_moved_table_under_its_old_address() {
     let seen = explore(
         Omit::Nothing,
-        [|cpu| cpu.fault(1), |cpu| cpu.move_table(pages(0, 4), pages(8, 4), 2)],
+        [|cpu| cpu.fault(1), |cpu| cpu.move_table(pages(0, 4), pages(8, 4), Level::PMD)],
         |world| assert_eq!((world.visits_at(1), world.visits_at(9)), (0, world.visits())),
     );
     assert!(seen.refusals.load(Relaxed) > 0);
@@ -346,7 +348,7 @@ fn a_fault_never_writes_into_a_moved_table_under_its_old_address() {
 fn a_fault_never_writes_below_a_moved_table_under_its_old_address() {
     let seen = explore(
         Omit::Nothing,
-        [|cpu| cpu.fault(1), |cpu| cpu.move_table(pages(0, 16), pages(32, 16), 3)],
+        [|cpu| cpu.fault(1), |cpu| cpu.move_table(pages(0, 16), pages(32, 16), Level::PUD)],
         |world| assert_eq!((world.visits_at(1), world.visits_at(33)), (0, world.visits())),
     );
     assert!(seen.refusals.load(Relaxed) > 0);
@@ -358,7 +360,7 @@ fn faults_before_and_after_the_move_of_a_table_meet_in_it() {
         Omit::Nothing,
         [
             |cpu| cpu.fault(1),
-            |cpu| cpu.move_table(pages(0, 4), pages(16, 4), 2),
+            |cpu| cpu.move_table(pages(0, 4), pages(16, 4), Level::PMD),
             |cpu| cpu.fault(18),
         ],
         |world| {
@@ -374,7 +376,7 @@ fn neighbours_of_a_moved_table_work_on() {
     hold(
         [
             |cpu| cpu.operate(pages(4, 1)),
-            |cpu| cpu.move_table(pages(0, 4), pages(12, 4), 2),
+            |cpu| cpu.move_table(pages(0, 4), pages(12, 4), Level::PMD),
             |cpu| cpu.operate(pages(7, 2)),
         ],
         3,
@@ -439,7 +441,10 @@ fn who_locks_the_source_and_then_the_target_waits_in_a_circle() {
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn who_moves_a_table_without_the_lock_of_the_vma_moves_it_under_a_fault() {
-    without(Omit::VmaLock, [|cpu| cpu.fault(1), |cpu| cpu.move_table(pages(0, 4), pages(8, 4), 2)]);
+    without(
+        Omit::VmaLock,
+        [|cpu| cpu.fault(1), |cpu| cpu.move_table(pages(0, 4), pages(8, 4), Level::PMD)],
+    );
 }
 
 /// Marking takes locks out of order: of tables before an edge that is held already.

@@ -18,13 +18,20 @@ use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use loom::thread::{self, Thread};
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Tiny};
+use crate::arch::{self, Arch, Entry, Level, Tiny};
 use crate::table::move_range::Moving;
 
 const CPUS: usize = 3;
 
 /// The tables that stand when a model begins: their levels and first pages, by frame.
-pub(super) const STANDING: [(u8, u64); 6] = [(3, 0), (2, 0), (2, 16), (1, 0), (1, 4), (1, 20)];
+pub(super) const STANDING: [(Level, u64); 6] = [
+    (Level::PUD, 0),
+    (Level::PMD, 0),
+    (Level::PMD, 16),
+    (Level::PTE, 0),
+    (Level::PTE, 4),
+    (Level::PTE, 20),
+];
 pub(super) const ROOT: Frame = Frame(0);
 /// Who hangs where: parent, child.
 const HOOKED: [(usize, usize); 5] = [(0, 1), (0, 2), (1, 3), (1, 4), (2, 5)];
@@ -105,7 +112,7 @@ pub(super) struct Inside {
 }
 
 pub(super) struct Table {
-    pub(super) level: u8,
+    pub(super) level: Level,
     pub(super) state: AtomicU32,
     /// As in `frame::pending`.
     pub(super) pending: AtomicU32,
@@ -144,13 +151,13 @@ pub(super) fn page(number: u64) -> VirtAddr {
     VirtAddr(number << PAGE_SHIFT)
 }
 
-pub(super) fn index_of(addr: VirtAddr, level: u8) -> usize {
-    arch::index_of::<Tiny>(addr, level) as usize
+pub(super) fn index_of(addr: VirtAddr, level: Level) -> usize {
+    level.index_of::<Tiny>(addr) as usize
 }
 
 impl Table {
-    fn new(level: u8, life: Life, place: VirtAddr) -> Self {
-        let entries = if level > 1 { arch::entries::<Tiny>() } else { 0 };
+    fn new(level: Level, life: Life, place: VirtAddr) -> Self {
+        let entries = if level > Level::PTE { arch::entries::<Tiny>() } else { 0 };
         Self {
             level,
             state: AtomicU32::new(0),
@@ -181,12 +188,12 @@ impl Table {
 impl World {
     pub(super) fn new(omit: Omit, seen: &Arc<Seen>) -> Self {
         let standing = STANDING.map(|(level, first)| Table::new(level, Life::Used, page(first)));
-        let unborn = [1, 2].repeat(CPUS);
+        let unborn = [Level::PTE, Level::PMD].repeat(CPUS);
         let unborn = unborn.into_iter().map(|level| Table::new(level, Life::Unborn, page(0)));
         let tables: Vec<Table> = standing.into_iter().chain(unborn).collect();
         for (parent, child) in HOOKED {
             let (level, first) = STANDING[child];
-            let slot = &tables[parent].entries[index_of(page(first), level + 1)];
+            let slot = &tables[parent].entries[index_of(page(first), level.above())];
             slot.store(Tiny::table(Frame(child as u32)).0, Ordering::Relaxed);
             tables[parent].inside(|inside| inside.live += 1);
         }
@@ -230,8 +237,8 @@ impl World {
         let mut at = ROOT;
         loop {
             let table = &self.tables[at.0 as usize];
-            if table.level == 1 {
-                return table.inside(|inside| inside.visits[index_of(page(number), 1)]);
+            if table.level == Level::PTE {
+                return table.inside(|inside| inside.visits[index_of(page(number), Level::PTE)]);
             }
             let entry = table.entries[index_of(page(number), table.level)].load(Ordering::Relaxed);
             if entry == 0 {
@@ -273,7 +280,7 @@ impl World {
             let entry = slot.load(Ordering::Relaxed);
             if entry != 0 {
                 live += 1;
-                let place = place.offset(index * arch::span::<Tiny>(table.level));
+                let place = place.offset(index * table.level.span::<Tiny>());
                 reached += self.audit_below(Tiny::frame(Entry(entry)), place);
             }
         }

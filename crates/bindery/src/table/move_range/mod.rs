@@ -37,7 +37,7 @@ mod parts;
 mod shifted;
 
 use crate::addr::{VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry};
+use crate::arch::{Arch, Entry, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
@@ -53,7 +53,7 @@ pub(crate) use parts::Moving;
 /// A part of a move that is done under one set of locks: entries of one level.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Piece {
-    level: u8,
+    level: Level,
     /// Bytes from the beginning of the move.
     offset: u64,
     len: u64,
@@ -133,35 +133,35 @@ impl<'m, P: Platform> PageTable<'m, P> {
             }
             let at = source.start().0 + *offset;
             let left = source.len() - *offset;
-            let fits = |level: u8| {
-                let mask = arch::span::<P::Arch>(level) - 1;
+            let fits = |level: Level| {
+                let mask = level.span::<P::Arch>() - 1;
                 (delta | at) & mask == 0 && left > mask
             };
-            let mut level = 1;
-            while self.reach.takes_tables() && level < P::Arch::LEVELS && fits(level + 1) {
-                level += 1;
+            let mut level = Level::PTE;
+            while self.reach.takes_tables() && level < P::Arch::ROOT && fits(level.above()) {
+                level = level.above();
             }
             let (node, _, entry) = self.peek(section, VirtAddr(at), counts);
-            self.memory.worked(u64::from(P::Arch::LEVELS - node.level) + 1, 0);
+            self.memory.worked(P::Arch::ROOT.steps_to(node.level) + 1, 0);
             if entry.is_empty() && node.level > level {
                 if !locking::has_no_pending_flush(self, node.table) {
                     self.wait_for_pending_flushes(node, VirtAddr(at), own);
                 }
-                let slot_end = (at | (arch::span::<P::Arch>(node.level) - 1)).saturating_add(1);
+                let slot_end = (at | (node.level.span::<P::Arch>() - 1)).saturating_add(1);
                 *offset += (slot_end - at).min(left);
                 continue;
             }
-            let span = arch::span::<P::Arch>(level);
+            let span = level.span::<P::Arch>();
             // Up to where a higher level may fit, or as much as one set of locks serves.
-            let above = arch::table_span::<P::Arch>(level);
-            let len = if level == 1 {
+            let above = level.table_span::<P::Arch>();
+            let len = if level == Level::PTE {
                 let congruent = self.reach.takes_tables() && delta & (above - 1) == 0;
                 let tables = if congruent { 1 } else { LEAF_TABLES };
                 (at & !(above - 1)).saturating_add(tables * above) - at
             } else {
                 let next = (at & !(above - 1)).saturating_add(above);
                 let rises = self.reach.takes_tables()
-                    && level < P::Arch::LEVELS
+                    && level < P::Arch::ROOT
                     && delta & (above - 1) == 0
                     && source.end().0.saturating_sub(next) >= above;
                 let cut = if rises { next - at } else { u64::MAX };
@@ -212,7 +212,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// Detaches the tables that a move has emptied.
     fn detach_source(&self, what: &Move, gather: &mut Gather) {
         // Those at the edges stay, whatever is left in them.
-        let span = arch::table_span::<P::Arch>(1);
+        let span = Level::PMD.span::<P::Arch>();
         let start = what.freeable.start().0.next_multiple_of(span);
         let end = what.freeable.end().0 & !(span - 1);
         if start >= end {
@@ -227,7 +227,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     #[cold]
     fn take_laid(&self, what: &Move) {
         let mut gather = Gather::new();
-        let span = arch::table_span::<P::Arch>(1);
+        let span = Level::PMD.span::<P::Arch>();
         let (start, end) = (what.to.0, what.to.0 + what.source.len());
         let slots = (start & !(span - 1)..end).step_by(span as usize);
         slots.for_each(|at| self.prune(VirtAddr(at), &mut gather));
@@ -254,14 +254,14 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let (source_cover, target_cover) =
             locking::lock_pair(self, self.root, end, target.into(), piece.level, &mut locks);
         locked.counts.tables_locked += locks.len() as u64;
-        self.memory.worked(piece.len >> arch::span_shift::<P::Arch>(piece.level), 0);
+        self.memory.worked(piece.len >> piece.level.span_shift::<P::Arch>(), 0);
         if locks.is_pending() {
             // Before anything is carried away: the flush of this move would name the old place
             // alone.
             self.honour_pending(source, &locks, Some(&*locked.gather), locked.counts);
             self.honour_pending(target, &locks, Some(&*locked.gather), locked.counts);
         }
-        let from_span = arch::table_span::<P::Arch>(source_cover.level);
+        let from_span = source_cover.level.table_span::<P::Arch>();
         let mut pair = Pair {
             tables: self,
             locks: &mut locks,
@@ -282,8 +282,11 @@ impl<'m, P: Platform> PageTable<'m, P> {
         if alone && pair.to.level > piece.level {
             pair.lay(transfer)?;
         }
-        let moved =
-            if piece.level > 1 { pair.move_slots(transfer) } else { pair.move_leaves(transfer) };
+        let moved = if piece.level > Level::PTE {
+            pair.move_slots(transfer)
+        } else {
+            pair.move_leaves(transfer)
+        };
         if alone {
             if moved.is_ok() {
                 pair.detach_emptied(pair.from, pair.from_base, cleared);
@@ -333,17 +336,17 @@ impl Transfer {
 fn for_each_target<P: Platform>(
     tables: &PageTable<'_, P>,
     Transfer { source, target, len }: Transfer,
-    level: u8,
+    level: Level,
     look: impl Fn(u64) -> (Node, u32, Entry),
     mut f: impl FnMut(u64) -> Result<(), OutOfMemory>,
 ) -> Result<u64, OutOfMemory> {
-    let span = arch::table_span::<P::Arch>(level);
+    let span = level.table_span::<P::Arch>();
     let end = source + len;
     let (mut at, mut looked) = (source, 0);
     while at < end && looked < locking::HELD_ENTRIES / 2 {
         let (node, _, entry) = look(at);
         if entry.is_empty() && node.level > level {
-            let last = at | (arch::span::<P::Arch>(node.level) - 1);
+            let last = at | (node.level.span::<P::Arch>() - 1);
             at = last.saturating_add(1);
             continue;
         }
@@ -352,8 +355,8 @@ fn for_each_target<P: Platform>(
             // As far as one table of the target reaches.
             let to = target + (at - source);
             let stop = (at + (to | (span - 1)) + 1 - to).min(table_end);
-            let count = ((stop - at) >> arch::span_shift::<P::Arch>(level)) as u32;
-            let first = arch::index_of::<P::Arch>(VirtAddr(at), level);
+            let count = ((stop - at) >> level.span_shift::<P::Arch>()) as u32;
+            let first = level.index_of::<P::Arch>(VirtAddr(at));
             let vacant = if node.level > level {
                 0
             } else {

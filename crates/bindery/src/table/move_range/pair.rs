@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Kind, absent};
+use crate::arch::{self, Arch, Entry, Kind, Level, absent};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::table::cursor::table_under;
@@ -24,7 +24,7 @@ pub(super) struct Pair<'a, 'm, 'p, P: Platform> {
     /// What this piece moves.
     pub(super) moved: VirtRange,
     /// The level of the entries that move.
-    pub(super) level: u8,
+    pub(super) level: Level,
     /// The tables of `level` in use: where they begin, and which; the last first.
     pub(super) source_table: Option<(u64, Frame)>,
     pub(super) target_tables: [Option<(u64, Frame)>; 2],
@@ -44,7 +44,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     /// The entry of the source at `at`; a huge leaf, or a huge absent entry, is yielded if it ends
     /// at `end` or before, and else split.
     fn source(&mut self, at: u64, end: u64) -> SourceLeaves {
-        let base = at & !(arch::table_span::<P::Arch>(self.level) - 1);
+        let base = at & !(self.level.table_span::<P::Arch>() - 1);
         if let Some((start, table)) = self.source_table
             && start == base
         {
@@ -55,19 +55,19 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             let found = self.tables.table_below(from, VirtAddr(at), self.level, Ordering::Relaxed);
             let (node, index, entry) = match found {
                 Ok(node) => {
-                    self.counts.entries_descended += u64::from(from.level - node.level);
+                    self.counts.entries_descended += from.level.steps_to(node.level);
                     break node;
                 }
                 Err(found) => found,
             };
-            self.counts.entries_descended += u64::from(from.level - node.level) + 1;
-            let span = arch::span::<P::Arch>(node.level);
+            self.counts.entries_descended += from.level.steps_to(node.level) + 1;
+            let span = node.level.span::<P::Arch>();
             let behind = (at | (span - 1)).saturating_add(1);
             if entry.is_empty() {
                 return SourceLeaves::EmptyTo(behind);
             }
             let leaf = entry.0 & P::Arch::PRESENT != 0;
-            if leaf && node.level == 2 && at == base && end - at >= span {
+            if leaf && node.level == Level::PMD && at == base && end - at >= span {
                 self.mark(node.table);
                 return SourceLeaves::Huge(node.table, index, entry);
             }
@@ -77,7 +77,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 return SourceLeaves::EmptyTo(behind);
             };
             self.locks.push(table);
-            from = Node { table, level: node.level - 1 };
+            from = node.child(table);
         };
         self.source_table = Some((base, node.table));
         self.mark(node.table);
@@ -110,7 +110,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     /// shall go there; fails where there is no table at once.
     #[inline]
     pub(super) fn target(&mut self, at: u64) -> Result<Frame, OutOfMemory> {
-        let base = at & !(arch::table_span::<P::Arch>(self.level) - 1);
+        let base = at & !(self.level.table_span::<P::Arch>() - 1);
         // Two are in use where the ends are not congruent.
         let [last, before] = self.target_tables;
         match (last, before) {
@@ -139,7 +139,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     /// [`Pair::move_leaves`].
     pub(super) fn move_slots(&mut self, what: Transfer) -> Result<(), OutOfMemory> {
         let Transfer { source, target, len } = what;
-        let span = arch::span::<P::Arch>(self.level);
+        let span = self.level.span::<P::Arch>();
         let mut offset = 0;
         while offset < len {
             let table = match self.source(source + offset, source + offset) {
@@ -154,7 +154,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                     continue;
                 }
             };
-            let index = arch::index_of::<P::Arch>(VirtAddr(source + offset), self.level);
+            let index = self.level.index_of::<P::Arch>(VirtAddr(source + offset));
             let moved = self.move_tables((table, index), what.behind(offset))?;
             if moved > 0 {
                 offset += moved * span;
@@ -184,13 +184,13 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     fn move_tables(&mut self, from: (Frame, u32), rest: Transfer) -> Result<u64, OutOfMemory> {
         let ((table, index), level) = (from, self.level);
         let Transfer { source, target, len } = rest;
-        let left = len >> arch::span_shift::<P::Arch>(level);
+        let left = len >> level.span_shift::<P::Arch>();
         let first = run::load(self.tables.slots(table), index);
         if arch::kind::<P::Arch>(first, level) != Kind::Table {
             return Ok(0);
         }
         let to = self.target(target)?;
-        let there = arch::index_of::<P::Arch>(VirtAddr(target), level);
+        let there = level.index_of::<P::Arch>(VirtAddr(target));
         let slots = &self.tables.slots(table)[index as usize..];
         let there = &self.tables.slots(to)[there as usize..];
         let count = slots.len().min(there.len()).min(left as usize);
@@ -211,14 +211,14 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         self.counts.tables_moved += moved;
         self.tables.change_live(table, 0, moved as u32);
         self.tables.change_live(to, moved as u32, 0);
-        let len = moved << arch::span_shift::<P::Arch>(level);
+        let len = moved << level.span_shift::<P::Arch>();
         self.gather.stale_tables(VirtRange::raw(source, source + len));
         Ok(moved)
     }
 
     fn move_slot(&mut self, table: Frame, index: u32, entry: Entry, to: Frame, target: u64) {
         let slot = &self.tables.slots(table)[index as usize];
-        let there = arch::index_of::<P::Arch>(VirtAddr(target), self.level);
+        let there = self.level.index_of::<P::Arch>(VirtAddr(target));
         let there = &self.tables.slots(to)[there as usize];
         debug_assert_eq!(there.load(Ordering::Relaxed), 0, "the target is mapped");
         let moved = match arch::kind::<P::Arch>(entry, self.level) {
@@ -251,7 +251,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             let table = match self.source(source + offset, end) {
                 SourceLeaves::Table(table) if self.tables.live(table) > 0 => table,
                 SourceLeaves::Table(_) => {
-                    let last = (source + offset) | (arch::table_span::<P::Arch>(1) - 1);
+                    let last = (source + offset) | (Level::PMD.span::<P::Arch>() - 1);
                     offset = last + 1 - source;
                     continue;
                 }
@@ -262,12 +262,12 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 SourceLeaves::Huge(holder, index, leaf) => {
                     self.targets(target + offset, arch::entries::<P::Arch>())?;
                     self.move_huge((holder, index), leaf, what.behind(offset));
-                    offset += arch::span::<P::Arch>(2);
+                    offset += Level::PMD.span::<P::Arch>();
                     continue;
                 }
             };
-            let from = arch::index_of::<P::Arch>(VirtAddr(source + offset), 1);
-            let to = arch::index_of::<P::Arch>(VirtAddr(target + offset), 1);
+            let from = Level::PTE.index_of::<P::Arch>(VirtAddr(source + offset));
+            let to = Level::PTE.index_of::<P::Arch>(VirtAddr(target + offset));
             let left = (len - offset) >> PAGE_SHIFT;
             let entries = arch::entries::<P::Arch>();
             let count = u64::from(entries - from).min(left) as u32;
@@ -302,14 +302,14 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         self.counts.entries_read += 1;
         self.counts.entries_written += 1;
         self.tables.change_live(holder, 0, 1);
-        let range = VirtRange::raw(source, source + arch::span::<P::Arch>(2));
-        self.gather.stale(range, 2);
+        let range = VirtRange::raw(source, source + Level::PMD.span::<P::Arch>());
+        self.gather.stale(range, Level::PMD);
         if let Some(deposit) = self.tables.withdraw_table(holder) {
             // SAFETY: 1. a table on deposit is a table, and the holder's lock is held; 2. no entry
             // and no TLB ever knew it, and it was just withdrawn.
             unsafe { crate::table::free_table(self.tables.memory, deposit, self.counts) };
         }
-        let first = P::Arch::leaf(P::Arch::frame(old), 1, P::Arch::attributes(old));
+        let first = P::Arch::leaf(P::Arch::frame(old), Level::PTE, P::Arch::attributes(old));
         self.arrive(first, arch::entries::<P::Arch>(), target);
     }
 
@@ -370,7 +370,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             && known == table
         {
             let start = base + u64::from(index) * PAGE_SIZE;
-            self.gather.stale(VirtRange::raw(start, start + u64::from(count) * PAGE_SIZE), 1);
+            self.gather
+                .stale(VirtRange::raw(start, start + u64::from(count) * PAGE_SIZE), Level::PTE);
         }
     }
 
@@ -380,8 +381,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             return;
         }
         let tables = self.tables;
-        let span = arch::span::<P::Arch>(node.level);
-        let Some(own) = VirtRange::from_len(base, arch::table_span::<P::Arch>(node.level)) else {
+        let span = node.level.span::<P::Arch>();
+        let Some(own) = VirtRange::from_len(base, node.level.table_span::<P::Arch>()) else {
             return;
         };
         // No table lies in what is cleared but those of what has moved.
@@ -389,8 +390,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         if part.is_empty() {
             return;
         }
-        let first = arch::index_of::<P::Arch>(part.start(), node.level);
-        let last = arch::index_of::<P::Arch>(VirtAddr(part.end().0 - 1), node.level);
+        let first = node.level.index_of::<P::Arch>(part.start());
+        let last = node.level.index_of::<P::Arch>(VirtAddr(part.end().0 - 1));
         for index in first..=last {
             if tables.live(node.table) == 0 {
                 break;
@@ -401,7 +402,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             };
             let start = base.offset(u64::from(index) * span);
             let slot = VirtRange::raw(start.0, start.0 + span);
-            let child = Node { table, level: node.level - 1 };
+            let child = node.child(table);
             if !cleared.covers(slot) {
                 self.detach_emptied(child, start, cleared);
                 continue;

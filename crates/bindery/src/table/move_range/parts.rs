@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering;
 use loom::sync::atomic::AtomicU64;
 
 use crate::addr::{VirtAddr, VirtRange};
-use crate::arch;
+use crate::arch::Level;
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::table::locking::Depth;
@@ -88,8 +88,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
     ) -> Result<(), OutOfMemory> {
         let mut next = Some(first);
         while let Some(mut piece) = next {
-            let span = arch::table_span::<P::Arch>(1);
-            if piece.level == 1 && piece.len > span {
+            let span = Level::PMD.span::<P::Arch>();
+            if piece.level == Level::PTE && piece.len > span {
                 // Not congruent, so all that follows is of level 1 too.
                 let longest = (LAID_TABLES * span).min(what.source.len() - piece.offset);
                 piece.len = piece.len.max(longest);
@@ -124,7 +124,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let mut last = None;
         let transfer = Transfer { source, target, len };
         for_each_target(self, transfer, piece.level, look, |to| {
-            let base = to & !(arch::table_span::<P::Arch>(piece.level) - 1);
+            let base = to & !(piece.level.table_span::<P::Arch>() - 1);
             if last != Some(base) {
                 cursor.table_at(VirtAddr(to), piece.level, pool)?;
                 last = Some(base);

@@ -4,7 +4,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr};
-use crate::arch::{self, Arch, Entry, Equal, Settled};
+use crate::arch::{self, Arch, Entry, Equal, Level, Settled};
 use crate::platform::Platform;
 use crate::table::{OutOfMemory, run};
 
@@ -29,7 +29,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let slots = self.tables.slots(table);
         let raw = run::load(slots, from);
         let size = P::Arch::CONTIG_ENTRIES;
-        let to = arch::index_of::<P::Arch>(VirtAddr(target), 1);
+        let to = Level::PTE.index_of::<P::Arch>(VirtAddr(target));
         if P::Arch::is_contig(raw) {
             if from & (size - 1) == 0 && count >= size {
                 let moved = self.scatter_contigs((table, from), to, count, target)?;
@@ -150,7 +150,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let mut done = 0;
         while done < count {
             let at = target + u64::from(done) * PAGE_SIZE;
-            let to = arch::index_of::<P::Arch>(VirtAddr(at), 1);
+            let to = Level::PTE.index_of::<P::Arch>(VirtAddr(at));
             let part = (count - done).min(arch::entries::<P::Arch>() - to);
             let Ok(target_table) = self.target(at) else {
                 debug_assert!(false, "pages were taken before there was a table for them");

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use bindery::addr::{Frame, PAGE_SIZE, PhysAddr, VirtAddr, VirtRange};
-use bindery::arch::{Attributes, Entry, MemoryType, Permissions};
+use bindery::arch::{Attributes, Entry, Level, MemoryType, Permissions};
 use bindery::{AreaKind, KernelAddress, KernelArea, KernelMap, KernelMapError, Pauses, Resolution};
 use bindery_hosted::{AccessKind, Machine, Walk};
 
@@ -49,7 +49,7 @@ pub struct Model {
 /// What a leaf says for which this was asked.
 pub fn as_told<A: Walk>(permissions: Permissions, memory: MemoryType) -> (Permissions, MemoryType) {
     let attributes = Attributes { permissions, accessed: true, ..Attributes::default() };
-    let leaf = A::leaf(Frame(0), 1, attributes).0;
+    let leaf = A::leaf(Frame(0), Level::PTE, attributes).0;
     let typed = Entry(leaf | A::memory_type(memory).expect("a type that there is"));
     (A::attributes(Entry(leaf)).permissions, A::memory_type_of(typed))
 }
