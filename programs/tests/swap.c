@@ -9,6 +9,7 @@
 #include "swap.h"
 
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <sys/sysinfo.h>
 
 #define MIB ((size_t)1 << 20)
@@ -149,10 +150,17 @@ static void areas(void) {
     EQUAL(meminfo("SwapTotal"), 0, "no swap is left");
 }
 
+static long major_faults(void) {
+    struct rusage usage;
+    STEP_EQUAL(getrusage(RUSAGE_SELF, &usage), 0);
+    return usage.ru_majflt;
+}
+
 static void out_and_in(void) {
     STEP_EQUAL(swapon(SWAP_DEVICE, 0), 0);
     char *memory = filled(SIZE, 1);
-    long out = vmstat("pswpout"), in = vmstat("pswpin");
+    long out = vmstat("pswpout"), in = vmstat("pswpin"), major = vmstat("pgmajfault");
+    long own = major_faults();
     int before = test_failures;
     page_out(memory, SIZE);
     ALL_STEPS(before, "pageout: nothing stays");
@@ -167,6 +175,9 @@ static void out_and_in(void) {
     CHECK(holds(memory, SIZE, 1), "contents come back");
     EQUAL(resident(memory, SIZE), SIZE / PAGE, "all pages are back");
     CHECK(vmstat("pswpin") - in >= (long)(SIZE / PAGE / 2), "pswpin");
+    // Of as many pages as the system likes to read at once.
+    CHECK(vmstat("pgmajfault") > major, "pgmajfault");
+    CHECK(major_faults() > own, "getrusage: ru_majflt");
     EQUAL(status("VmSwap"), 0, "VmSwap: nothing is out");
     page_out(memory, SIZE);
     fill(memory, SIZE, 2);

@@ -142,6 +142,10 @@ unsafe impl Platform for Machine {
         process::give_back_kept();
     }
 
+    fn major_fault(&self) {
+        scheduler::current().major_faults.fetch_add(1, Ordering::Relaxed);
+    }
+
     fn collect_memory_later(&self) {
         background::collect();
     }

@@ -37,6 +37,9 @@ pub struct Events {
     pub pages_swapped_in: u64,
     /// Base pages whose content was written to a swap area.
     pub pages_swapped_out: u64,
+    /// Faults that had content read from a swap area or by a pager. Pages of one repeated word
+    /// count as read, and what another thread had read already does not (Linux: `pgmajfault`).
+    pub major_faults: u64,
     /// Faults whose entry allowed the access and needed no change: [`crate::Resolved::Spurious`]
     /// and [`crate::Resolution::Retry`].
     pub spurious_faults: u64,
@@ -56,6 +59,7 @@ pub(crate) struct RareEvents {
     pub(crate) huge_zero_pages: AtomicU64,
     pub(crate) pages_swapped_in: AtomicU64,
     pub(crate) pages_swapped_out: AtomicU64,
+    pub(crate) major_faults: AtomicU64,
     pub(crate) repeats: Repeats,
 }
 
@@ -78,6 +82,7 @@ impl RareEvents {
             huge_zero_pages: read(&self.huge_zero_pages),
             pages_swapped_in: read(&self.pages_swapped_in),
             pages_swapped_out: read(&self.pages_swapped_out),
+            major_faults: read(&self.major_faults),
             spurious_faults: read(&self.repeats.spurious),
             repeated_faults: read(&self.repeats.most),
         }

@@ -380,6 +380,11 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
         false
     }
 
+    /// Called when a fault of the running thread had content read from a device: a major fault
+    /// (getrusage(2), `ru_majflt`). [`crate::Events::major_faults`] counts those of all threads.
+    /// A VMA is locked. Does nothing by default.
+    fn major_fault(&self) {}
+
     /// Called each time the core has released the lock of a page table, inside a read section. A
     /// test stops the CPU here while another call runs. Does nothing by default.
     #[cfg(any(test, feature = "testing"))]

@@ -95,6 +95,8 @@ pub(super) fn end_thread() -> ! {
     futex::thread_ends(&thread);
     let process = thread.process.clone();
     process.ended_threads_time.fetch_add(thread.processor_time(), Ordering::Relaxed);
+    let faults = thread.major_faults.load(Ordering::Relaxed);
+    process.ended_threads_faults.fetch_add(faults, Ordering::Relaxed);
     table::remove_thread(thread.id());
     thread.set_files(None);
     let is_last = {

@@ -1,5 +1,7 @@
 //! Resource limits (`getrlimit`) and usage (`getrusage`, `times`).
 
+use core::sync::atomic::Ordering;
+
 use bindery::{Limits as SpaceLimits, Locking};
 use linux_raw_sys::general::{
     RLIMIT_AS, RLIMIT_CORE, RLIMIT_DATA, RLIMIT_FSIZE, RLIMIT_MEMLOCK, RLIMIT_MSGQUEUE,
@@ -45,10 +47,7 @@ impl Default for Limits {
             (RLIMIT_CORE, Limit { current: 0, maximum: NONE }),
             (RLIMIT_MEMLOCK, both(8 << 20)),
             (RLIMIT_SIGPENDING, both(1024)),
-            (
-                RLIMIT_NPROC,
-                both(crate::options::PROCESSES.load(core::sync::atomic::Ordering::Relaxed) as u64),
-            ),
+            (RLIMIT_NPROC, both(crate::options::PROCESSES.load(Ordering::Relaxed) as u64)),
             (RLIMIT_MSGQUEUE, both(819_200)),
             (RLIMIT_NICE, both(0)),
             (RLIMIT_RTPRIO, both(0)),
@@ -142,11 +141,12 @@ fn by_id(id: u64) -> Result<alloc::sync::Arc<Process>, Errno> {
 }
 
 /// `struct rusage` for so much time and memory: all time counts as the program's own.
-pub(super) fn usage(nanoseconds: u64, resident_kilobytes: u64) -> [u64; 18] {
+pub(super) fn usage(nanoseconds: u64, resident_kilobytes: u64, major_faults: u64) -> [u64; 18] {
     let mut usage = [0; 18];
     usage[0] = nanoseconds / time::SECOND;
     usage[1] = nanoseconds % time::SECOND / 1000;
     usage[4] = resident_kilobytes;
+    usage[9] = major_faults;
     usage
 }
 
@@ -155,9 +155,16 @@ pub(super) fn getrusage(who: u64, at: u64) -> Outcome {
     let thread = scheduler::current();
     let process = &thread.process;
     let used = match who as i32 {
-        who if who == RUSAGE_CHILDREN => usage(process.children_time(), 0),
-        who if who == RUSAGE_SELF as i32 => usage(process.processor_time(), resident(process)),
-        who if who == RUSAGE_THREAD as i32 => usage(thread.processor_time(), resident(process)),
+        who if who == RUSAGE_CHILDREN => {
+            usage(process.children_time(), 0, process.children_faults())
+        }
+        who if who == RUSAGE_SELF as i32 => {
+            usage(process.processor_time(), resident(process), process.major_faults())
+        }
+        who if who == RUSAGE_THREAD as i32 => {
+            let faults = thread.major_faults.load(Ordering::Relaxed);
+            usage(thread.processor_time(), resident(process), faults)
+        }
         _ => return Err(Errno::EINVAL),
     };
     user::write(at, &used)?;

@@ -113,6 +113,8 @@ pub struct Process {
     life_changed: WaitQueue,
     /// Nanoseconds that its ended threads have run.
     ended_threads_time: AtomicU64,
+    /// Major faults of the threads that have ended.
+    ended_threads_faults: AtomicU64,
 }
 
 /// What changes in the life of a process.
@@ -139,6 +141,8 @@ struct State {
     report: Option<Report>,
     /// Nanoseconds that the children that were waited for had run.
     children_time: u64,
+    /// Major faults of the same children.
+    children_faults: u64,
     has_executed: bool,
     /// Whether its parent has ended, so that it became the first process's child.
     is_orphan: bool,
@@ -238,6 +242,18 @@ impl Process {
         self.state.lock().children_time
     }
 
+    /// Faults of its threads that had content read, those that have ended among them.
+    pub fn major_faults(&self) -> u64 {
+        let of = |thread: &Arc<Thread>| thread.major_faults.load(Ordering::Relaxed);
+        let running: u64 = self.state.lock().threads.iter().map(of).sum();
+        self.ended_threads_faults.load(Ordering::Relaxed) + running
+    }
+
+    /// As [`Process::major_faults`], of the children that were waited for.
+    pub fn children_faults(&self) -> u64 {
+        self.state.lock().children_faults
+    }
+
     /// A limit (`RLIMIT_*`).
     pub fn limit(&self, resource: u32) -> Limit {
         self.limits.lock().get(resource)
@@ -311,6 +327,7 @@ impl Process {
             has_own_memory: AtomicBool::new(false),
             life_changed: WaitQueue::new(),
             ended_threads_time: AtomicU64::new(0),
+            ended_threads_faults: AtomicU64::new(0),
         })
     }
 }
@@ -354,6 +371,7 @@ impl State {
             stopped: None,
             report: None,
             children_time: 0,
+            children_faults: 0,
             has_executed: false,
             is_orphan: false,
         }

@@ -95,6 +95,8 @@ pub struct Thread {
     pub(super) deadline_of_restart: AtomicU64,
     /// Nanoseconds that it had run when it last gave the CPU away.
     pub(super) run_time: AtomicU64,
+    /// Faults that had content read.
+    pub major_faults: AtomicU64,
     /// Whether it sleeps; owned by the scheduler.
     pub(super) asleep: AtomicBool,
     stack: KernelStack,
@@ -162,6 +164,7 @@ impl Thread {
             robust_list: AtomicU64::new(0),
             deadline_of_restart: AtomicU64::new(0),
             run_time: AtomicU64::new(0),
+            major_faults: AtomicU64::new(0),
             asleep: AtomicBool::new(true),
             stack,
             saved: UnsafeCell::new(saved),

@@ -98,7 +98,9 @@ fn write_usage(at: u64, child: &Process) -> Result<(), Errno> {
     if at == 0 {
         return Ok(());
     }
-    user::write(at, &limits::usage(child.processor_time() + child.children_time(), 0))
+    let time = child.processor_time() + child.children_time();
+    let faults = child.major_faults() + child.children_faults();
+    user::write(at, &limits::usage(time, 0, faults))
 }
 
 /// News that are wanted, waited for unless `WNOHANG` says not to.
@@ -131,7 +133,11 @@ fn look(
         if let Some(news) = news_of(child, options) {
             if matches!(news, News::Ended(_)) && options & WNOWAIT == 0 {
                 let time = child.processor_time() + child.children_time();
-                process.state.lock().children_time += time;
+                let faults = child.major_faults() + child.children_faults();
+                let mut state = process.state.lock();
+                state.children_time += time;
+                state.children_faults += faults;
+                drop(state);
                 end::bury(child);
             }
             return Ok(Some((child.clone(), news)));

@@ -352,6 +352,12 @@ impl<P: Platform> Memory<P> {
         self.platform.allocation_may_wait();
     }
 
+    /// Counts a fault that had content read.
+    pub(crate) fn note_major_fault(&self) {
+        RareEvents::note(&self.rare.major_faults);
+        self.platform.major_fault();
+    }
+
     /// Tells a measuring platform what was done in a read section or with locks held.
     #[inline(always)]
     pub(crate) fn worked(&self, _entries: u64, _tables_marked: u64) {

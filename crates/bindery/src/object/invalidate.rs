@@ -8,6 +8,10 @@
 use crate::platform::Platform;
 use crate::sync::rw_lock::{RwLock, WriteGuard};
 
+/// Rounds of [`Platform::relax`] that a writer that only tries waits for readers: more than a fault
+/// takes that maps pages which are there, less than one that sleeps.
+const PATIENCE: u32 = 128;
+
 /// The lock; see the module.
 #[derive(Debug)]
 pub(crate) struct InvalidateLock(RwLock);
@@ -50,12 +54,18 @@ impl InvalidateLock {
         self.0.with_write(platform, || work(&PagesMayGo(())))
     }
 
-    /// Locks for writing, unless somebody has the lock or waits for it. Never waits.
+    /// Locks for writing, unless another writer has the lock or waits for it. Readers that are
+    /// inside have [`PATIENCE`] rounds to leave: one of them may wait for what the caller holds.
     pub(super) fn try_write<'a, P: Platform>(
         &'a self,
         platform: &'a P,
     ) -> Option<InvalidateGuard<'a, P>> {
-        let guard = self.0.try_write(platform)?;
+        let mut left = PATIENCE;
+        let guard = self.0.try_write_while(platform, || {
+            platform.relax();
+            left -= 1;
+            left > 0
+        })?;
         Some(InvalidateGuard { proof: PagesMayGo(()), _guard: guard })
     }
 }

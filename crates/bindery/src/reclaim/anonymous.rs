@@ -16,7 +16,7 @@ use crate::table::locking::Depth;
 use crate::table::out_batch::OutBatch;
 use crate::table::swap_out::Victims;
 use crate::tlb::Gather;
-use crate::vma::MappingFlags;
+use crate::vma::{MappingFlags, Vma};
 
 impl<P: Platform> Memory<P> {
     /// Looks at the folio of the frame, and at those around it where it is mapped. Returns how many
@@ -68,9 +68,9 @@ impl<P: Platform> Memory<P> {
         };
         let slots = SlotRun { area: place.area, first: place.first, count: folio.pages() };
         let _ = rmap::for_each_anonymous_sight(self, folio, Locking::Try, |hit, gather| {
-            if !hit.vma.has(MappingFlags::LOCKED) {
+            self.unless_locked(hit.vma, || {
                 hit.table.swap_out_shared(hit.range, folio, slots, gather);
-            }
+            });
             Seen { until: hit.range.end(), entries: u64::from(folio.pages()) }
         });
         // After the entries, which lead to the folio, and before its content is read: who has
@@ -111,17 +111,34 @@ impl<P: Platform> Memory<P> {
         batch: &mut OutBatch,
         gather: &mut Gather,
     ) -> Seen {
-        let seen = Seen { until: hit.range.end(), entries: u64::from(arch::entries::<P::Arch>()) };
-        if hit.vma.has(MappingFlags::LOCKED) {
-            return seen;
-        }
-        let span = Level::PMD.span::<P::Arch>();
-        let start = hit.range.start().align_down(span);
-        let end = hit.range.end().0.checked_next_multiple_of(span).unwrap_or(hit.range.end().0);
-        let window = VirtRange::raw(start.0, end).intersection(hit.vma.range());
-        let mut cursor = hit.table.cursor_beside(window, Depth::Floor(Level::PTE), Some(&*gather));
-        let attributes = hit.vma.flags().attributes();
-        let _ = PageTable::swap_out(&mut cursor, attributes, victims, batch, gather);
-        seen
+        self.unless_locked(hit.vma, || {
+            let mut cursor =
+                hit.table.cursor_beside(window(hit), Depth::Floor(Level::PTE), Some(&*gather));
+            let attributes = hit.vma.flags().attributes();
+            let _ = PageTable::swap_out(&mut cursor, attributes, victims, batch, gather);
+        });
+        Seen { until: hit.range.end(), entries: u64::from(arch::entries::<P::Arch>()) }
     }
+
+    /// Does `work` on the VMA's entries with the VMA locked for reading, unless its pages are
+    /// locked into memory or somebody changes it. `mlock` sets the flag with the VMA locked for
+    /// writing, and brings the pages in that are out by then. Without the lock:
+    /// 1. CPU A finds the VMA not locked into memory.
+    /// 2. CPU B locks it into memory, finds all pages there, and returns.
+    /// 3. CPU A sends a page out.
+    fn unless_locked(&self, vma: &Vma, work: impl FnOnce()) {
+        if let Some(_vma) = vma.try_read(&self.platform)
+            && !vma.has(MappingFlags::LOCKED)
+        {
+            work();
+        }
+    }
+}
+
+/// What one table maps of the VMA around the hit.
+fn window<P: Platform>(hit: &RmapHit<'_, '_, P>) -> VirtRange {
+    let span = Level::PMD.span::<P::Arch>();
+    let start = hit.range.start().align_down(span);
+    let end = hit.range.end().0.checked_next_multiple_of(span).unwrap_or(hit.range.end().0);
+    VirtRange::raw(start.0, end).intersection(hit.vma.range())
 }

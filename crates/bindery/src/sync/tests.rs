@@ -4,6 +4,8 @@ use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
+use super::parking::Parking;
+use super::rw_lock::RwLock;
 use super::{AlwaysOff, Interrupts, Mutex, RawLock, SpinLock};
 
 /// Several threads add to a number without atomic instructions.
@@ -126,4 +128,50 @@ fn a_waiter_spins_with_interrupts_on() {
         }
         drop(guard);
     });
+}
+
+/// Threads that wait by spinning.
+struct Spins;
+
+impl Parking<AtomicU32> for Spins {
+    fn park(&self, _word: &AtomicU32, _expected: u32) {
+        thread::yield_now();
+    }
+
+    fn unpark(&self, _word: *const AtomicU32) {}
+}
+
+#[test]
+fn overlapping_readers_do_not_keep_a_writer_out_who_has_patience() {
+    let lock = RwLock::<AtomicU32>::new();
+    let mut reader = lock.try_read(&Spins);
+    assert!(reader.is_some());
+    let mut rounds = 0;
+    let writer = lock.try_write_while(&Spins, || {
+        assert!(lock.try_read(&Spins).is_none(), "the next reader waits");
+        rounds += 1;
+        if rounds == 3 {
+            reader = None;
+        }
+        true
+    });
+    assert!(writer.is_some());
+    assert!(lock.try_write_while(&Spins, || true).is_none(), "one writer at a time");
+    drop(writer);
+    assert!(lock.try_read(&Spins).is_some());
+}
+
+#[test]
+fn a_writer_without_patience_leaves_the_lock_as_it_was() {
+    let lock = RwLock::<AtomicU32>::new();
+    let reader = lock.try_read(&Spins);
+    let mut left = 3;
+    let writer = lock.try_write_while(&Spins, || {
+        left -= 1;
+        left > 0
+    });
+    assert!(writer.is_none() && left == 0);
+    assert!(lock.try_read(&Spins).is_some(), "readers are let in again");
+    drop(reader);
+    assert!(lock.try_write_while(&Spins, || false).is_some(), "nobody is inside");
 }

@@ -10,11 +10,11 @@ use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::swap::page_set::PageSet;
 
-use super::PageTable;
 use super::cursor::Whole;
 use super::locking::Depth;
 use super::protect::{Change, Watched, Writable};
 use super::run::{Run, What};
+use super::{OutOfMemory, PageTable};
 
 /// A folio whose content is complete, and where its pages belong.
 pub(crate) struct SwapIn {
@@ -36,6 +36,9 @@ pub(crate) struct SwappedIn {
     pub(crate) pages: PageSet,
     /// Whether all of them are exclusive.
     pub(crate) exclusive: bool,
+    /// Some pages that are in the cache could not be mapped: the folio has as many mappings as can
+    /// be counted, or the deposit of a huge entry is missing.
+    pub(crate) refused: bool,
 }
 
 impl<P: Platform> PageTable<'_, P> {
@@ -43,11 +46,19 @@ impl<P: Platform> PageTable<'_, P> {
     /// before each run, and told whether that is exclusive. The caller has the folio's lock and a
     /// reference, and keeps the VMA from being changed.
     ///
-    /// Ends early where a huge entry has to be split and its deposit is missing.
+    /// Ends early where pages cannot be mapped ([`SwappedIn::refused`]).
     pub(crate) fn swap_in(&self, what: &SwapIn, mut own: impl FnMut(bool)) -> SwappedIn {
-        let mut done = SwappedIn { pages: PageSet::EMPTY, exclusive: true };
+        let mut done = SwappedIn { pages: PageSet::EMPTY, exclusive: true, refused: false };
         let mut cursor = self.cursor(what.range, Depth::Floor(Level::PTE));
-        while let Ok(Some(run)) = cursor.next_run(Equal::empty(), Whole::Enter) {
+        loop {
+            let run = match cursor.next_run(Equal::empty(), Whole::Enter) {
+                Ok(Some(run)) => run,
+                Ok(None) => break,
+                Err(OutOfMemory) => {
+                    done.refused = true;
+                    break;
+                }
+            };
             let What::Absent(first) = run.what else { continue };
             let Some(Absent::Swap { device, slot, exclusive, soft_dirty, userfault }) =
                 absent::decode::<P::Arch>(first)
@@ -65,6 +76,7 @@ impl<P: Platform> PageTable<'_, P> {
                 if part.count > 0 {
                     own(exclusive);
                     if !self.map_part(&part, what, exclusive, attributes, &mut cursor.counts) {
+                        done.refused = true;
                         return done;
                     }
                     done.pages.add(what.number_of(part.at), part.pages::<P::Arch>());

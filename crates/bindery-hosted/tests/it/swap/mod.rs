@@ -1,6 +1,7 @@
 //! Swap: what goes out, comes back, and what becomes of the slots.
 
 mod failures;
+mod faults;
 mod fixture;
 mod page_out;
 mod reclaim;

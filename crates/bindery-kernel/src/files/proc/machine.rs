@@ -84,7 +84,8 @@ fn make_stat(out: &mut SequenceBuffer<'_>) -> fmt::Result {
 
 fn make_vmstat(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     // Nothing is read from a disk.
-    vmstat(memory(), FaultCounts { all: page_fault::page_faults(), major: 0 }, out)
+    let major = memory().events().major_faults;
+    vmstat(memory(), FaultCounts { all: page_fault::page_faults(), major }, out)
 }
 
 fn make_uptime(out: &mut SequenceBuffer<'_>) -> fmt::Result {

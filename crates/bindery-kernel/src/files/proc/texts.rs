@@ -68,7 +68,8 @@ pub(super) fn stat(process: &Process, space: Option<&Space>, out: &mut EntryText
     out.push(&process.name())?;
     let (letter, parent, group) = (process.letter(), process.parent_id(), process.group());
     let (time, children) = (process.processor_time() / TICK, process.children_time() / TICK);
-    write!(out, ") {letter} {parent} {group} {} 0 -1 0 0 0 0 0 ", process.session())?;
+    write!(out, ") {letter} {parent} {group} {} 0 -1 0 0 0 ", process.session())?;
+    write!(out, "{} {} ", process.major_faults(), process.children_faults())?;
     write!(out, "{time} 0 {children} 0 20 0 {} 0 ", process.thread_ids().len())?;
     let facts = process.facts();
     write!(out, "{} {usage} {resident} ", process.start_time / TICK)?;

@@ -24,6 +24,7 @@ use super::vma::{MappingFlags, Protection, Vma, VmaReadGuard};
 use crate::collections::range_skip_list::Indexed;
 
 pub(super) use copy_on_write::folio_range;
+pub(super) use swap_in::Reading;
 
 /// The access that faulted.
 ///
@@ -282,6 +283,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             drop(locked);
             if let Some(object) = object {
                 _kept = awaited.wait(&object).map_err(refused)?;
+                if _kept.is_some() {
+                    self.table.memory.note_major_fault();
+                }
             }
         }
     }
@@ -306,7 +310,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 Step::Note => self.note_write(vma, page)?,
                 Step::Copy => self.copy(vma, page)?.map_or(Step::Again, Step::Done),
                 Step::FillHuge => self.fill_huge(vma, page, tries)?,
-                Step::SwapIn => self.swap_in(vma, (page, access))?,
+                Step::SwapIn => self.swap_in(vma, (page, access), Reading::ForFault)?,
                 step => step,
             };
             match step {

@@ -19,6 +19,15 @@ use super::copy_on_write::folio_range;
 use super::first_touch::folio_place;
 use super::{Access, Resolved, Step};
 
+/// Why a page comes back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::space) enum Reading {
+    /// A program has touched it.
+    ForFault,
+    /// Its area is turned off.
+    ForSwapOff,
+}
+
 /// The slot that an entry names for one page.
 #[derive(Clone, Copy)]
 struct Slot {
@@ -34,6 +43,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         &self,
         vma: &Vma,
         (page, access): (VirtAddr, Access),
+        reading: Reading,
     ) -> Result<Step, FaultError> {
         let Some(slot) = self.slot_at(page) else { return Ok(Step::Again) };
         let memory = self.table.memory;
@@ -51,11 +61,11 @@ impl<P: Platform> AddressSpace<'_, P> {
                 && place.area == slot.area
             {
                 let number = number as u32;
-                return Ok(self.map_swapped(vma, (page, access), (*cached, place, number), &lock));
+                return self.map_swapped(vma, (page, access), (*cached, place, number), &lock);
             }
             return Ok(Step::Again);
         }
-        self.read_in(vma, (page, access), slot)
+        self.read_in(vma, (page, access), slot, reading)
     }
 
     /// Whether the entry, which is not empty, names a swap slot.
@@ -83,6 +93,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         vma: &Vma,
         (page, access): (VirtAddr, Access),
         slot: Slot,
+        reading: Reading,
     ) -> Result<Step, FaultError> {
         let memory = self.table.memory;
         let policy = memory.folio_policy().orders(vma.flags().huge_advice());
@@ -101,10 +112,16 @@ impl<P: Platform> AddressSpace<'_, P> {
             let Some(folio) = memory.frames.new_folio(order) else { continue };
             let slots = SlotRun { area: slot.area, first, count: folio.pages() };
             match self.read_folio(vma, (page, access), folio, slots) {
-                Ok(step) => return Ok(step),
+                Ok(step) => {
+                    if reading == Reading::ForFault {
+                        memory.note_major_fault();
+                    }
+                    return Ok(step);
+                }
                 Err(Unread::Slots) => {}
                 Err(Unread::Content) if order > 0 => {}
                 Err(Unread::Content) => return Err(FaultError::Bus),
+                Err(Unread::Refused(error)) => return Err(error),
             }
             if order == 0 {
                 // Another thread reads the page, or has it, or it is gone.
@@ -165,11 +182,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         let step = self.map_swapped(vma, (page, access), (folio, place, inside as u32), &lock);
         drop(lock);
         frames.release(self.platform(), folio);
-        Ok(step)
+        step.map_err(Unread::Refused)
     }
 
     /// Maps the folio, which is in the cache and complete, wherever entries of the VMA name its
-    /// slots around `page`, which is its page `number`.
+    /// slots around `page`, which is its page `number`. Fails where the page cannot be mapped
+    /// though nothing has changed: a fault that began again would do so for ever.
     #[inline(never)]
     fn map_swapped(
         &self,
@@ -177,7 +195,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         (page, access): (VirtAddr, Access),
         (folio, place, number): (Folio, SwapPlace, u32),
         lock: &FolioLock<'_, P>,
-    ) -> Step {
+    ) -> Result<Step, FaultError> {
         let memory = self.table.memory;
         let start = VirtAddr(page.0.wrapping_sub(u64::from(number) << PAGE_SHIFT));
         let what = SwapIn {
@@ -206,11 +224,14 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.published(what.range);
         // A page that is to be written, and may not be yet, is looked at again.
         let usable = access != Access::Write || done.exclusive;
-        if done.pages.has(number) && usable {
+        if done.refused && !done.pages.has(number) {
+            return Err(FaultError::OutOfMemory);
+        }
+        Ok(if done.pages.has(number) && usable {
             Step::Done(Resolved::FromSwap(what.range))
         } else {
             Step::Again
-        }
+        })
     }
 }
 
@@ -220,6 +241,8 @@ enum Unread {
     Slots,
     /// The device has lost the content.
     Content,
+    /// The content came, and the page cannot be mapped.
+    Refused(FaultError),
 }
 
 fn folio_bytes(folio: Folio) -> u64 {

@@ -130,6 +130,21 @@ fn write_twice(world: &World) {
     write(world);
 }
 
+/// Looks twice whether the readers have gone, and gives up otherwise.
+fn write_if_free(world: &World) {
+    let mut left = 2;
+    let again = || {
+        loom::thread::yield_now();
+        left -= 1;
+        left > 0
+    };
+    if let Some(guard) = world.lock.try_write_while(world, again) {
+        // SAFETY: loom panics if there is an access which this CPU does not know to be over.
+        world.guarded.with_mut(|value| unsafe { *value += 1 });
+        drop(guard);
+    }
+}
+
 /// The world, which a test shares among loom's threads.
 struct Shared(Rc<World>);
 
@@ -177,6 +192,12 @@ fn the_last_reader_wakes_the_writer_and_the_writer_the_readers() {
     assert!(explore(Omit::Nothing, [read, write_twice]) > 0);
     assert!(explore(Omit::Nothing, [read, read, write]) > 0);
     assert!(explore(Omit::Nothing, [read, write, write]) > 0);
+}
+
+#[test]
+fn a_writer_that_gives_up_wakes_those_who_came_meanwhile() {
+    assert!(explore(Omit::Nothing, [read, read, write_if_free]) > 0);
+    assert!(explore(Omit::Nothing, [read, write, write_if_free]) > 0);
 }
 
 // Each rule is needed: without it, one of the models above fails.

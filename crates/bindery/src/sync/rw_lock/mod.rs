@@ -66,15 +66,44 @@ impl<W: Word<u32>> RwLock<W> {
         WriteGuard { lock: self, parking }
     }
 
-    /// Locks for writing, unless somebody is inside, or waits to be, or the lock is closed.
-    #[inline]
-    pub(crate) fn try_write<'a, K: Parking<W>>(
+    /// Locks for writing, unless another writer is inside, or waits to be, or the lock is closed.
+    /// Where readers are inside, keeps further ones out and calls `goes_on` until the last has
+    /// left, or it says no: then the lock is as it was found. So readers that always overlap do not
+    /// keep the caller out for ever.
+    #[cold]
+    pub(crate) fn try_write_while<'a, K: Parking<W>>(
         &'a self,
         parking: &'a K,
+        mut goes_on: impl FnMut() -> bool,
     ) -> Option<WriteGuard<'a, K, W>> {
-        let entered = self.0.exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        // Not `then_some`: a lock that was not taken must not be dropped.
-        entered.then(|| WriteGuard { lock: self, parking })
+        let mut state = self.0.load(Ordering::Relaxed);
+        loop {
+            if state & (WRITER | CLOSED) != 0 {
+                return None;
+            }
+            let entered = state | WRITER;
+            match self.0.exchange(state, entered, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => break,
+                Err(newer) => state = newer,
+            }
+        }
+        loop {
+            state = self.0.load(Ordering::Acquire);
+            if state & READERS == 0 {
+                return Some(WriteGuard { lock: self, parking });
+            }
+            if goes_on() {
+                continue;
+            }
+            // The last reader may go meanwhile: then the exchange fails, and the lock is ours.
+            let left = state & READERS;
+            if self.0.exchange(state, left, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                if state & PARKED != 0 {
+                    parking.unpark(&self.0);
+                }
+                return None;
+            }
+        }
     }
 
     /// Does `work` with the lock held for reading.

@@ -22,8 +22,10 @@
 //! | `promises`, `run` | what is audited; one run |
 //! | `plan`, `blocked` | which runs are made; pairs that never succeed |
 //! | `named` | meetings that went wrong once |
+//! | `locked` | `mlock` steps into reclaim |
 
 pub mod blocked;
+mod locked;
 mod named;
 pub mod operations;
 pub mod plan;
