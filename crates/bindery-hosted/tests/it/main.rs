@@ -9,6 +9,7 @@
 //! | `kernel_map` | kernel mappings: `vmalloc`, `vmap`, `ioremap`, and their purges. |
 //! | `swap` | swap: out, in, shared, moved, partly gone; areas and their slots. |
 //! | `objects` | objects: files and shared memory, with and without mappings. |
+//! | `move_pages` | pages that move between two places, beside faults (`UFFDIO_MOVE`) |
 //! | `procfs` | what `/proc` says of address spaces and frames. |
 //! | `oracle` | random sequences of memory calls, and Linux as the judge |
 //! | `model` | sequences of calls, compared with a model: all of them up to a depth, and random ones. |
@@ -27,6 +28,7 @@ mod invariants;
 mod kernel_map;
 mod machine;
 mod model;
+mod move_pages;
 mod objects;
 mod oracle;
 mod out_of_memory;

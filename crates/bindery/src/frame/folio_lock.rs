@@ -28,10 +28,12 @@
 
 use core::sync::atomic::Ordering;
 
+use super::count::mappings_in;
 use super::folio::Folio;
-use super::meta::{FOLIO_LOCK, FOLIO_PARKED, ORPHAN};
-use super::owner::Owner;
+use super::meta::{EXCLUSIVE, FOLIO_LOCK, FOLIO_PARKED, KIND_AND_ORDER, Kind, ORPHAN, state_of};
+use super::owner::{Owner, OwnerMark};
 use super::{Frames, Reference};
+use crate::addr::Frame;
 use crate::platform::Platform;
 use crate::sync::parking::{Parking, park_while};
 use crate::sync::word::Word;
@@ -102,6 +104,13 @@ impl<P: Platform> FolioLock<'_, P> {
         self.frames.write_owner(self.folio, owner, index);
     }
 
+    /// As [`FolioLock::set_owner`], for a caller that gives many folios to one owner.
+    #[inline]
+    #[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for userfaultfd"))]
+    pub(crate) fn give_to(&self, owner: OwnerMark, index: u64) {
+        self.frames.write_owner_mark(self.folio.head, owner, index);
+    }
+
     /// The object that owns the folio names no page of it any more.
     pub(crate) fn let_go(&self) {
         self.frames.let_go(self.folio);
@@ -134,6 +143,29 @@ impl<P: Platform> Frames<P> {
         let locked = try_lock(&self.meta(folio.head).state);
         // Not `then_some`: a lock that was not taken must not be dropped.
         locked.then(|| FolioLock { frames: self, platform, folio })
+    }
+
+    /// Takes the lock of the folio of one page at `frame`, where the page is anon-exclusive, one
+    /// entry maps it, and nobody has the lock. `None` for all else, which the caller looks at more
+    /// closely. The caller keeps the mapping until the lock is dropped.
+    #[inline]
+    #[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for userfaultfd"))]
+    pub(crate) fn try_lock_single<'a>(
+        &'a self,
+        platform: &'a P,
+        frame: Frame,
+    ) -> Option<FolioLock<'a, P>> {
+        if !self.metas.covers(frame) {
+            return None;
+        }
+        let head = self.meta(frame);
+        let wanted = state_of(Kind::Folio, 0) | EXCLUSIVE;
+        let single = head.state.load(Ordering::Relaxed) & (KIND_AND_ORDER | EXCLUSIVE) == wanted
+            && mappings_in(head.count.load(Ordering::Relaxed)) == 1;
+        if !single {
+            return None;
+        }
+        self.try_lock_folio(platform, Folio { head: frame, order: 0 })
     }
 
     /// The lock of a folio that the caller has left locked ([`FolioLock::leave_locked`]).

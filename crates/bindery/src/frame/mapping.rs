@@ -3,7 +3,7 @@
 //! A mapping is removed only after the flush that revoked it, so that freed frames are in no TLB
 //! (invariant 1 of `docs/invariants.md`); see `tlb/`.
 
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use super::count::{
     self, Left, MAPPING, PIN, PinRoom, REFERENCE, TooManyMappings, mappings_in, pins_in,
@@ -144,6 +144,15 @@ impl<P: Platform> Frames<P> {
     pub(crate) fn unpin(&self, platform: &P, folio: Folio) -> Freed {
         let result = count::take(&self.meta(folio.head).count, PIN, pins_in);
         self.after_taking(platform, folio, result)
+    }
+
+    /// Whether somebody has pinned the folio, asked by a caller that has just taken its entries
+    /// away in a sequentially consistent step. Who pins a page counts the pin, and then looks
+    /// whether the entry still stands. So one of the two sees the other.
+    #[inline]
+    #[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for userfaultfd"))]
+    pub(crate) fn is_pinned_since(&self, folio: Folio) -> bool {
+        pins_in(self.meta(folio.head).count.load(SeqCst)) > 0
     }
 
     /// How many have pinned the folio.

@@ -78,8 +78,8 @@ pub use view::{FrameUsage, FrameUse, FrameView};
 #[allow(unused_imports, reason = "the layers above name those that they need")]
 pub(crate) use {
     count::PinRoom, count::TooManyMappings, folio::Eviction, folio::Freed, folio_lock::FolioLock,
-    owner::ALIGN as OWNER_ALIGN, owner::Owner, owner::OwnerKind, reference::Reference,
-    split::SplitError,
+    owner::ALIGN as OWNER_ALIGN, owner::Owner, owner::OwnerKind, owner::OwnerMark,
+    reference::Reference, split::SplitError,
 };
 
 /// Consecutive frames of memory, by number.

@@ -49,6 +49,31 @@ pub(crate) enum Owner {
     File(NonNull<()>),
 }
 
+/// An owner as the metadata of a folio names it, for a caller that gives many folios to one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct OwnerMark {
+    frame: u32,
+    /// Without an index.
+    word: u64,
+}
+
+impl OwnerMark {
+    /// The mark of this owner, who lives.
+    pub(crate) fn of(owner: Owner) -> Self {
+        let (kind, address) = match owner {
+            Owner::Nobody => (0, None),
+            Owner::Group(group) => (1, Some(group.cast::<u8>())),
+            Owner::Memory(object) => (SHARED_MEMORY, Some(object.cast::<u8>())),
+            Owner::File(object) => (FILE, Some(object.cast::<u8>())),
+        };
+        let (frame, place) = address.map_or((0, 0), |address| {
+            let inside = address.addr().get() as u64 & (PAGE_SIZE - 1);
+            (slab::frame_of(address).0, inside / ALIGN)
+        });
+        Self { frame, word: kind << KIND_SHIFT | place << PLACE_SHIFT }
+    }
+}
+
 /// What sort of owner a folio has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum OwnerKind {
@@ -71,19 +96,15 @@ impl<P: Platform> Frames<P> {
 
     /// The folio is fresh, or the caller has its lock.
     pub(super) fn write_owner(&self, folio: Folio, owner: Owner, index: u64) {
-        let (kind, address) = match owner {
-            Owner::Nobody => (0, None),
-            Owner::Group(group) => (1, Some(group.cast::<u8>())),
-            Owner::Memory(object) => (SHARED_MEMORY, Some(object.cast::<u8>())),
-            Owner::File(object) => (FILE, Some(object.cast::<u8>())),
-        };
-        let (frame, place) = address.map_or((0, 0), |address| {
-            let inside = address.addr().get() as u64 & (PAGE_SIZE - 1);
-            (slab::frame_of(address).0, inside / ALIGN)
-        });
-        let head = self.meta(folio.head);
-        head.owner.store(frame, Relaxed);
-        head.word.store(kind << KIND_SHIFT | place << PLACE_SHIFT | index & INDEX_MASK, Relaxed);
+        self.write_owner_mark(folio.head, OwnerMark::of(owner), index);
+    }
+
+    /// As [`Frames::write_owner`], of the folio whose first frame is `head`.
+    #[inline]
+    pub(super) fn write_owner_mark(&self, head: Frame, owner: OwnerMark, index: u64) {
+        let head = self.meta(head);
+        head.owner.store(owner.frame, Relaxed);
+        head.word.store(owner.word | index & INDEX_MASK, Relaxed);
     }
 
     /// The object that owns the folio names no page of it any more: nobody owns it, and what

@@ -77,7 +77,13 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.split_locked(&vma.lock_write(self.platform()), page, order)
     }
 
-    fn split_locked(&self, vma: &Vma, page: VirtAddr, order: u8) -> Result<(), FolioError> {
+    /// As [`AddressSpace::split_folio`], in a VMA that the caller keeps as it is.
+    pub(super) fn split_locked(
+        &self,
+        vma: &Vma,
+        page: VirtAddr,
+        order: u8,
+    ) -> Result<(), FolioError> {
         let frames = &self.table.memory.frames;
         let (folio, number) = {
             let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
@@ -114,6 +120,10 @@ impl<P: Platform> AddressSpace<'_, P> {
             }
             at = at.offset(PAGE_SIZE);
         }
+        if mapped == [0; _] {
+            // It has gone since the look at it.
+            return Err(FolioError::NotMapped);
+        }
         if !frames.hold(folio) {
             return Err(FolioError::Busy);
         }
@@ -137,7 +147,11 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// The folio that a leaf or a `PROT_NONE` leaf names at `page`, and the number of the page in
     /// it.
-    fn folio_at(&self, cursor: &mut Cursor<'_, '_, P>, page: VirtAddr) -> Option<(Folio, u32)> {
+    pub(super) fn folio_at(
+        &self,
+        cursor: &mut Cursor<'_, '_, P>,
+        page: VirtAddr,
+    ) -> Option<(Folio, u32)> {
         let (node, index, raw) = cursor.entry_at(page);
         let first = match arch::kind::<P::Arch>(raw, node.level) {
             Kind::Leaf if node.level == Level::PTE => {

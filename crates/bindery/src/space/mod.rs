@@ -30,6 +30,8 @@ mod merging;
 mod mincore;
 mod mlock;
 mod mmap;
+#[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for userfaultfd"))]
+pub(crate) mod move_pages;
 mod mprotect;
 mod mremap;
 mod mseal;

@@ -1,7 +1,7 @@
 //! Flushes what was taken out of tables, and frees it afterwards ([`crate::tlb`] has the rule).
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::Level;
+use crate::arch::{Arch, Level};
 use crate::deferred::{Batch, Tables as DetachedTables};
 use crate::platform::{Invalidation, Platform, Tables};
 use crate::stats::Counts;
@@ -90,7 +90,8 @@ impl<P: Platform> PageTable<'_, P> {
         // A move that is under way may have brought the table entries that TLBs know by their old
         // place. Callers with marks of their own make that flush too. A walk of the reverse map
         // comes by the move's source as well, and flushes it there, but nothing rests on that.
-        if let Some(range) = self.moving.source() {
+        let everything = VirtRange::raw(0, P::Arch::USER_END);
+        if let Some(range) = self.moving.sources(everything) {
             let what = Invalidation { range, ..what };
             tlb::invalidate(&self.memory.platform, self.root, &self.presence, &what, counts);
         }

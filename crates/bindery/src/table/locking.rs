@@ -51,7 +51,11 @@
 //! locks each table that it carries. Such a table must be of level 1: a table of level 2 may have
 //! 512 others below it, which the mover does not lock.
 //!
-//! A move itself needs no second descent, because it holds the VMAs of both places for writing.
+//! A move that holds the VMAs of both places for writing needs no second descent itself. One that
+//! holds them for reading does, for both covers, because another such move may carry one of them
+//! ([`lock_pair_beside_moves`]). The tables below a cover hang in tables that it has locked. A
+//! carried table changes its place in the order of locks, but its carrier waits for nothing any
+//! more, and whoever waits for it lets all locks go when it finds the table elsewhere.
 //!
 //! # How much is held at once
 //! Other CPUs spin for a table's lock. So one set of locks never serves more than [`HELD_ENTRIES`]
@@ -435,7 +439,8 @@ impl From<VirtRange> for End {
 }
 
 /// Locks what a move between two disjoint ranges needs, in one pass, and returns the cover of
-/// each, in the order of the arguments. Called inside a read section.
+/// each, in the order of the arguments. The caller holds the VMAs of both for writing. Called inside
+/// a read section.
 pub(crate) fn lock_pair<T: LockTree>(
     tree: &T,
     root: Frame,
@@ -444,8 +449,41 @@ pub(crate) fn lock_pair<T: LockTree>(
     floor: Level,
     set: &mut LockSet,
 ) -> (Node, Node) {
+    lock_both(tree, root, one, other, floor, set, Covers::Stay)
+}
+
+/// As [`lock_pair`], for a caller that holds the VMAs of both for reading.
+#[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for userfaultfd"))]
+pub(crate) fn lock_pair_beside_moves<T: LockTree>(
+    tree: &T,
+    root: Frame,
+    one: VirtRange,
+    other: VirtRange,
+    floor: Level,
+    set: &mut LockSet,
+) -> (Node, Node) {
+    lock_both(tree, root, one.into(), other.into(), floor, set, Covers::MayBeCarried)
+}
+
+/// Whether another mover may carry a cover away between the look at it and its lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Covers {
+    Stay,
+    #[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for userfaultfd"))]
+    MayBeCarried,
+}
+
+fn lock_both<T: LockTree>(
+    tree: &T,
+    root: Frame,
+    one: End,
+    other: End,
+    floor: Level,
+    set: &mut LockSet,
+    covers: Covers,
+) -> (Node, Node) {
     if one.freeable.start() > other.freeable.start() {
-        let (low, high) = lock_pair(tree, root, other, one, floor, set);
+        let (low, high) = lock_both(tree, root, other, one, floor, set, covers);
         return (high, low);
     }
     let (End { range: first, freeable: low }, End { range: second, freeable: high }) = (one, other);
@@ -455,6 +493,10 @@ pub(crate) fn lock_pair<T: LockTree>(
     let spans = |node: Node, own: VirtRange, range: VirtRange| {
         VirtRange::from_len(base_of::<T::Arch>(node, own), node.level.table_span::<T::Arch>())
             .is_some_and(|span| span.covers(range))
+    };
+    let is_gone = |cover: Node, range: VirtRange| {
+        tree.is_stray(cover.table)
+            || covers == Covers::MayBeCarried && !tree.stands(root, cover, range.start())
     };
     loop {
         let mut low_cover = find_cover(tree, root, low, floor);
@@ -466,7 +508,7 @@ pub(crate) fn lock_pair<T: LockTree>(
             low_cover = high_cover;
         }
         set.acquire(tree, low_cover.table);
-        if tree.is_stray(low_cover.table) {
+        if is_gone(low_cover, low) {
             set.release(tree);
             tree.start_again();
             continue;
@@ -478,7 +520,7 @@ pub(crate) fn lock_pair<T: LockTree>(
         }
         lock_below(tree, low_cover, base, &[first], depth, set);
         set.acquire(tree, high_cover.table);
-        if tree.is_stray(high_cover.table) {
+        if is_gone(high_cover, high) {
             set.release(tree);
             tree.start_again();
             continue;

@@ -32,6 +32,7 @@
 //! | `collapse` | one huge leaf for a table of small ones |
 //! | `age`, `marker` | clears accessed, dirty and soft-dirty; sets and removes markers |
 //! | `protect`, `copy`, `move_range` | `mprotect`, `fork` and `mremap` on entries |
+//! | `move_pages` | `UFFDIO_MOVE` on entries: beside running faults |
 
 pub(crate) mod age;
 pub(crate) mod collapse;
@@ -48,6 +49,8 @@ pub(crate) mod look;
 #[cfg(all(test, loom))]
 mod loom_model;
 pub(crate) mod marker;
+#[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for userfaultfd"))]
+pub(crate) mod move_pages;
 pub(crate) mod move_range;
 pub(crate) mod out_batch;
 mod pool;

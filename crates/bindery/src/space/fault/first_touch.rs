@@ -216,7 +216,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 const ZEROED_IN_SECTION: u8 = 4;
 
 /// What a leaf says whose page is about to be written.
-pub(super) fn written_attributes(flags: MappingFlags) -> Attributes {
+pub(in crate::space) fn written_attributes(flags: MappingFlags) -> Attributes {
     Attributes { accessed: true, dirty: true, soft_dirty: true, ..flags.attributes() }
 }
 

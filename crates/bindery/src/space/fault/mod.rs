@@ -24,6 +24,7 @@ use super::vma::{MappingFlags, Protection, Vma, VmaReadGuard};
 use crate::collections::range_skip_list::Indexed;
 
 pub(super) use copy_on_write::folio_range;
+pub(super) use first_touch::written_attributes;
 pub(super) use swap_in::Reading;
 
 /// The access that faulted.
@@ -339,7 +340,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     /// As [`AddressSpace::lock_vma`], unless a writer is at work.
     #[inline(always)]
-    fn try_lock_vma(&self, addr: VirtAddr) -> Option<VmaReadGuard<'_, P>> {
+    pub(super) fn try_lock_vma(&self, addr: VirtAddr) -> Option<VmaReadGuard<'_, P>> {
         let _section = ReadSection::enter(self.platform());
         // Reading locks the VMA into the index, so it outlives the section.
         let vma = self.vma(self.vmas.find_at_or_before(addr.0)?);
@@ -360,7 +361,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     /// New entries are written: the walkers may see them now. Where the MMU may remember that
     /// there was nothing, this CPU flushes at once; others fault once more.
-    fn published(&self, range: VirtRange) {
+    pub(super) fn published(&self, range: VirtRange) {
         self.platform().publish_entries();
         if P::Arch::INVALID_MAY_BE_CACHED {
             self.forget_locally(range);

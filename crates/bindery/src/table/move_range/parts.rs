@@ -17,15 +17,39 @@ use crate::tlb::Gather;
 use super::{Locked, Move, Piece, PieceFlush, Transfer, for_each_target};
 
 /// The source of a move of several pieces that is under way in a tree. One at a time: the mover
-/// holds the mutex of the address space.
+/// holds the mutex of the address space. Moves that hold VMAs for reading alone
+/// ([`crate::table::move_pages`]) are counted: there may be many.
 pub(crate) struct Moving {
     start: AtomicU64,
     end: AtomicU64,
+    beside_faults: AtomicU64,
 }
 
 impl Moving {
     pub(crate) fn new() -> Self {
-        Self { start: AtomicU64::new(0), end: AtomicU64::new(0) }
+        let none = || AtomicU64::new(0);
+        Self { start: none(), end: none(), beside_faults: none() }
+    }
+
+    /// What TLBs may know pages by that a move under way has carried elsewhere: the source, or
+    /// `everything` where many may be.
+    #[cold]
+    pub(crate) fn sources(&self, everything: VirtRange) -> Option<VirtRange> {
+        let many = self.beside_faults.load(Ordering::Acquire) > 0;
+        if many { Some(everything) } else { self.source() }
+    }
+
+    /// A move beside faults is about to mark its first table.
+    #[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for userfaultfd"))]
+    pub(crate) fn begin_beside_faults(&self) {
+        // Relaxed: the lock of the table that is marked publishes it.
+        self.beside_faults.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Called after its last flush.
+    #[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for userfaultfd"))]
+    pub(crate) fn end_beside_faults(&self) {
+        self.beside_faults.fetch_sub(1, Ordering::Release);
     }
 
     /// The source, if a move is under way. Asked by a caller that has locked a table and found a

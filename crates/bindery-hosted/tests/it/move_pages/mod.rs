@@ -1,0 +1,5 @@
+//! Pages that move between two places of one address space, beside running faults (`UFFDIO_MOVE`).
+
+mod contents;
+mod errors;
+mod fixture;

@@ -1,0 +1,383 @@
+//! Moves pages between two places of one address space, beside running faults (`UFFDIO_MOVE`).
+//!
+//! Both VMAs are locked for reading, as for a fault. The second one is only tried:
+//! 1. CPU A has the source's VMA for reading, and waits for the destination's.
+//! 2. CPU B, in `mprotect`, has the mutex and waits until nobody reads the source's VMA.
+//! 3. CPU A finds a writer at the destination, and would wait for the mutex.
+//!
+//! If the try fails, the first lock is let go, and both are taken under the mutex, where no writer
+//! is.
+
+use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::Level;
+use crate::deferred::Shortage;
+use crate::error::Errno;
+use crate::frame::{Folio, OwnerMark};
+use crate::interrupt;
+use crate::platform::Platform;
+use crate::rmap::AnonGroup;
+use crate::table::OutOfMemory;
+use crate::table::locking::Depth;
+use crate::table::move_pages::{PageMove, PageMover, Stop};
+
+use super::AddressSpace;
+use super::fault::written_attributes;
+use super::folio::FolioError;
+use super::vma::{MappingFlags, Protection, Vma, VmaReadGuard};
+use crate::collections::range_skip_list::Indexed;
+
+/// Why pages did not move. What lies before has moved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum MoveError {
+    /// An argument is wrong, or the mappings cannot exchange pages.
+    Invalid,
+    /// No mapping is at an address, or no page at the source and holes are not allowed.
+    Missing,
+    /// Something is at the destination.
+    Exists,
+    /// A page is shared with another process, or pinned.
+    Busy,
+    /// A guard or another marker is at the source.
+    Marked,
+    /// Memory for tables ran out.
+    OutOfMemory,
+    /// The thread is about to be killed.
+    Interrupted,
+    /// The mappings are being changed.
+    TryAgain,
+}
+
+impl MoveError {
+    /// Linux's errno for it.
+    pub(crate) fn errno(self) -> Errno {
+        match self {
+            Self::Invalid => Errno::EINVAL,
+            Self::Missing => Errno::ENOENT,
+            Self::Exists => Errno::EEXIST,
+            Self::Busy => Errno::EBUSY,
+            Self::Marked => Errno::EFAULT,
+            Self::OutOfMemory => Errno::ENOMEM,
+            Self::Interrupted => Errno::EINTR,
+            Self::TryAgain => Errno::EAGAIN,
+        }
+    }
+}
+
+impl Shortage for MoveError {
+    fn is_out_of_memory(&self) -> bool {
+        *self == Self::OutOfMemory
+    }
+}
+
+/// What is to move.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct MoveRequest {
+    pub(crate) destination: VirtAddr,
+    pub(crate) source: VirtAddr,
+    /// In bytes.
+    pub(crate) length: u64,
+    /// Pages that are not there are passed over, and count as moved
+    /// (`UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES`).
+    pub(crate) allows_holes: bool,
+}
+
+/// What the caller knows of the destination. Asked with both VMAs locked, each time that they are.
+pub(crate) trait MovePermit {
+    /// Whether the mappings are being changed by a call whose event was not read yet.
+    fn is_changing(&self) -> bool;
+    /// Whether pages may come to this VMA.
+    fn serves(&self, destination: &Vma) -> bool;
+    /// Whether pages that were write-protected for a userfaultfd stay so in this VMA.
+    fn keeps_protection(&self, destination: &Vma) -> bool;
+}
+
+/// How often a folio that somebody refers to is looked at again before it counts as busy.
+const TRIES: u32 = 64;
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Moves the pages of the source, in one private anonymous mapping, to the destination, in one
+    /// of the same protection. Whole folios move, swap entries too. Returns how many bytes have
+    /// moved, and why not more.
+    ///
+    /// Context: may sleep. Complexity: in the pages moved, and for holes in the tables.
+    pub(crate) fn move_pages(
+        &self,
+        request: &MoveRequest,
+        permit: &impl MovePermit,
+    ) -> (u64, Result<(), MoveError>) {
+        let mut moved = 0;
+        let result = self.check_move(request).and_then(|()| {
+            self.table.memory.outermost(|| self.move_on(request, permit, &mut moved))
+        });
+        (moved, result)
+    }
+
+    fn check_move(&self, request: &MoveRequest) -> Result<(), MoveError> {
+        let MoveRequest { destination, source, length, .. } = *request;
+        let limit = self.limit().0;
+        let fits = |at: VirtAddr| {
+            at.is_aligned(PAGE_SIZE)
+                && at >= self.options.minimum_address
+                && at.0 < limit
+                && length <= limit - at.0
+        };
+        let valid =
+            length > 0 && length.is_multiple_of(PAGE_SIZE) && fits(destination) && fits(source);
+        if valid { Ok(()) } else { Err(MoveError::Invalid) }
+    }
+
+    /// Goes on behind `moved`.
+    fn move_on(
+        &self,
+        request: &MoveRequest,
+        permit: &impl MovePermit,
+        moved: &mut u64,
+    ) -> Result<(), MoveError> {
+        loop {
+            let locked = self.lock_both(request.destination, request.source)?;
+            let (destination, source) = locked.vmas();
+            check_vmas(request, destination, source, permit)?;
+            let Some(group) = destination.group_pointer() else {
+                // Whose the pages will be is settled under the mutex.
+                drop(locked);
+                let prepared = self.prepare_group(request.destination);
+                prepared.map_err(|_| MoveError::OutOfMemory)?;
+                continue;
+            };
+            let at = VirtAddr(request.destination.0 + *moved);
+            let what = PageMove {
+                source: VirtAddr(request.source.0 + *moved),
+                target: at,
+                len: request.length - *moved,
+                allows_holes: request.allows_holes,
+                owner: OwnerMark::of(AnonGroup::as_owner(Some(group))),
+                index: destination.page_offset_of(at),
+                attributes: written_attributes(destination.flags()),
+                keeps_protection: permit.keeps_protection(destination),
+            };
+            let mut mover = PageMover::new(&self.table, &what);
+            let result = self.move_between(&mut mover, source);
+            let done = mover.done();
+            drop(mover);
+            *moved += done;
+            if done > 0 {
+                self.published(VirtRange::raw(at.0, at.0 + done));
+            }
+            return result;
+        }
+    }
+
+    /// Moves as far as it goes. The source's VMA and the destination's are locked for reading.
+    fn move_between(
+        &self,
+        mover: &mut PageMover<'_, '_, P>,
+        source: &Vma,
+    ) -> Result<(), MoveError> {
+        let mut tries = 0;
+        while !mover.is_done() {
+            match mover.step() {
+                None => {}
+                Some(Stop::Missing) => return Err(MoveError::Missing),
+                Some(Stop::Exists) => return Err(MoveError::Exists),
+                Some(Stop::Busy) => return Err(MoveError::Busy),
+                Some(Stop::Marked) => return Err(MoveError::Marked),
+                Some(Stop::OutOfMemory) => {
+                    mover.refill().map_err(|OutOfMemory| MoveError::OutOfMemory)?;
+                }
+                Some(Stop::Locked(folio)) => self.wait_for_folio(folio),
+                Some(Stop::Split(at, order)) => {
+                    tries += 1;
+                    self.split_to_move(source, (at, order), tries)?;
+                }
+                Some(Stop::Longer(_)) => debug_assert!(false, "the mover sees to that"),
+            }
+            interrupt::check(self.platform()).map_err(|_| MoveError::Interrupted)?;
+        }
+        Ok(())
+    }
+
+    /// Splits the folio at `at` into parts of 2^`order` pages, so that some of them can move. Nothing
+    /// to do where it has changed meanwhile.
+    #[cold]
+    fn split_to_move(
+        &self,
+        source: &Vma,
+        (at, order): (VirtAddr, u8),
+        tries: u32,
+    ) -> Result<(), MoveError> {
+        match self.split_locked(source, at, order) {
+            Ok(()) | Err(FolioError::NotMapped | FolioError::Unsuitable) => Ok(()),
+            Err(FolioError::OutOfMemory) => Err(MoveError::OutOfMemory),
+            Err(FolioError::Busy) => {
+                // Who only looks at the folio will let it go.
+                let looked_at = self.folio_to_wait_for(at).filter(|_| tries < TRIES);
+                self.wait_for_folio(looked_at.ok_or(MoveError::Busy)?);
+                self.platform().relax();
+                Ok(())
+            }
+        }
+    }
+
+    /// The folio at `at`, with a reference, unless it is pinned.
+    fn folio_to_wait_for(&self, at: VirtAddr) -> Option<Folio> {
+        let frames = &self.table.memory.frames;
+        let mut cursor =
+            self.table.cursor(VirtRange::raw(at.0, at.0 + PAGE_SIZE), Depth::Floor(Level::PTE));
+        let (folio, _) = self.folio_at(&mut cursor, at)?;
+        (frames.pins(folio) == 0 && frames.hold(folio)).then_some(folio)
+    }
+
+    /// Waits until nobody has the lock of a folio, to which the caller has a reference that goes.
+    #[cold]
+    fn wait_for_folio(&self, folio: Folio) {
+        let frames = &self.table.memory.frames;
+        drop(frames.lock_folio(self.platform(), folio));
+        frames.release(self.platform(), folio);
+    }
+
+    /// The VMAs of both addresses, locked for reading.
+    fn lock_both(
+        &self,
+        destination: VirtAddr,
+        source: VirtAddr,
+    ) -> Result<BothVmas<'_, P>, MoveError> {
+        let first = self.lock_vma(destination).ok_or(MoveError::Missing)?;
+        if first.vma().range().contains(source) {
+            return Ok(BothVmas { destination: first, source: None });
+        }
+        if let found @ Some(_) = self.try_lock_vma(source) {
+            return Ok(BothVmas { destination: first, source: found });
+        }
+        drop(first);
+        self.lock_both_of_writer(destination, source)
+    }
+
+    /// A writer is at work on the source, or there is nothing: the mutex knows.
+    #[cold]
+    fn lock_both_of_writer(
+        &self,
+        destination: VirtAddr,
+        source: VirtAddr,
+    ) -> Result<BothVmas<'_, P>, MoveError> {
+        let guard = self.mmap_lock.lock();
+        let mm = &*guard;
+        let lock = |at: VirtAddr| {
+            let vma = self.vma_at(mm, at)?;
+            vma.try_read(self.platform())
+        };
+        let destination = lock(destination).ok_or(MoveError::Missing)?;
+        let source = if destination.vma().range().contains(source) {
+            None
+        } else {
+            Some(lock(source).ok_or(MoveError::Missing)?)
+        };
+        Ok(BothVmas { destination, source })
+    }
+}
+
+/// Two VMAs, or one that is both.
+struct BothVmas<'a, P: Platform> {
+    destination: VmaReadGuard<'a, P>,
+    source: Option<VmaReadGuard<'a, P>>,
+}
+
+impl<'a, P: Platform> BothVmas<'a, P> {
+    fn vmas(&self) -> (&'a Vma, &'a Vma) {
+        let destination = self.destination.vma();
+        (destination, self.source.as_ref().map_or(destination, VmaReadGuard::vma))
+    }
+}
+
+/// Whether pages of the one VMA may be pages of the other, in Linux's order of errors.
+fn check_vmas(
+    request: &MoveRequest,
+    destination: &Vma,
+    source: &Vma,
+    permit: &impl MovePermit,
+) -> Result<(), MoveError> {
+    if permit.is_changing() {
+        return Err(MoveError::TryAgain);
+    }
+    let covers = |vma: &Vma, at: VirtAddr| request.length <= vma.end() - at.0;
+    let said = |vma: &Vma| {
+        let flags = vma.flags();
+        (flags.protection(), flags.key(), flags.contains(MappingFlags::LOCKED))
+    };
+    let alike = [source, destination].iter().all(|vma| !vma.is_shared() && vma.is_anonymous())
+        && covers(source, request.source)
+        && covers(destination, request.destination)
+        && said(source) == said(destination)
+        && source.protection().contains(Protection::WRITE);
+    if !alike || !permit.serves(destination) {
+        return Err(MoveError::Invalid);
+    }
+    if [source, destination].iter().any(|vma| vma.has(MappingFlags::REAPED)) {
+        // The process is about to end, and no page may come.
+        return Err(MoveError::Interrupted);
+    }
+    Ok(())
+}
+
+/// Calls of a move as a userfaultfd would make them, before there is one.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod testing {
+    use super::{AddressSpace, Errno, MovePermit, MoveRequest, Platform, VirtAddr, Vma};
+
+    /// A move of pages, and what a userfaultfd would say of the destination.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct PageMove {
+        /// Where the pages go.
+        pub destination: VirtAddr,
+        /// Where they are.
+        pub source: VirtAddr,
+        /// In bytes.
+        pub length: u64,
+        /// Holes count as moved.
+        pub allows_holes: bool,
+        /// The mappings are being changed.
+        pub is_changing: bool,
+        /// The destination is registered.
+        pub is_registered: bool,
+        /// Write-protected pages stay so.
+        pub keeps_protection: bool,
+    }
+
+    impl Default for PageMove {
+        fn default() -> Self {
+            Self {
+                destination: VirtAddr(0),
+                source: VirtAddr(0),
+                length: 0,
+                allows_holes: false,
+                is_changing: false,
+                is_registered: true,
+                keeps_protection: true,
+            }
+        }
+    }
+
+    impl MovePermit for PageMove {
+        fn is_changing(&self) -> bool {
+            self.is_changing
+        }
+
+        fn serves(&self, _destination: &Vma) -> bool {
+            self.is_registered
+        }
+
+        fn keeps_protection(&self, _destination: &Vma) -> bool {
+            self.keeps_protection
+        }
+    }
+
+    /// Moves pages. Returns how many bytes have moved, and why not more.
+    pub fn move_pages<P: Platform>(
+        space: &AddressSpace<'_, P>,
+        what: &PageMove,
+    ) -> (u64, Result<(), Errno>) {
+        let PageMove { destination, source, length, allows_holes, .. } = *what;
+        let request = MoveRequest { destination, source, length, allows_holes };
+        let (moved, result) = space.move_pages(&request, what);
+        (moved, result.map_err(super::MoveError::errno))
+    }
+}

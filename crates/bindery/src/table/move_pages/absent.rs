@@ -1,0 +1,49 @@
+//! Absent entries: swap entries move in runs, and nothing else does.
+//!
+//! A swap entry names a slot, and neither says where the page belongs. So entries move without a
+//! look at their folio, whether it is in the swap cache or not. A fault at the new place that finds
+//! it mapped elsewhere takes a copy (`space::fault::swap_in`).
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::arch::{Absent, Entry, absent};
+use crate::platform::Platform;
+use crate::table::run;
+
+use super::{Hold, Stop};
+
+impl<P: Platform> Hold<'_, '_, '_, P> {
+    /// Whether the entry may move: a page in swap that nobody else names.
+    pub(super) fn may_move_absent(&self, entry: Entry) -> Result<(), Stop> {
+        match absent::decode::<P::Arch>(entry) {
+            Some(Absent::Swap { exclusive: true, .. }) => Ok(()),
+            Some(Absent::Swap { .. }) => Err(Stop::Busy),
+            _ => Err(Stop::Marked),
+        }
+    }
+
+    /// Moves the run of swap entries at the beginning of `slots`, as far as nothing stands in
+    /// `there`. No TLB knows of it. Returns how many entries that were.
+    #[inline(never)]
+    pub(super) fn move_absents(
+        &mut self,
+        slots: &[AtomicU64],
+        there: &[AtomicU64],
+    ) -> Result<u32, Stop> {
+        let (count, first) = run::absents::<P::Arch>(slots, 0, slots.len() as u32);
+        self.may_move_absent(first)?;
+        let count = run::empty(there, 0, count);
+        for (slot, there) in slots[..count as usize].iter().zip(there) {
+            let entry = Entry(slot.load(Ordering::Relaxed));
+            slot.store(0, Ordering::Relaxed);
+            there.store(self.arrived_absent(entry).0, Ordering::Relaxed);
+        }
+        Ok(count)
+    }
+
+    /// What stands at the target for a swap entry.
+    pub(super) fn arrived_absent(&self, entry: Entry) -> Entry {
+        let entry = absent::mark_soft_dirty::<P::Arch>(entry);
+        if self.what.keeps_protection { entry } else { absent::strip_userfault::<P::Arch>(entry) }
+    }
+}

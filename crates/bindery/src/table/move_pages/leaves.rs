@@ -1,0 +1,310 @@
+//! Level-1 entries of one hold: single pages, and folios whose entries are one run.
+
+use core::sync::atomic::{AtomicU64, Ordering, fence};
+
+use crate::Memory;
+use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Entry, Equal, Level};
+use crate::frame::{Folio, FolioLock};
+use crate::platform::Platform;
+use crate::table::leaf::replace;
+use crate::table::locking::Node;
+use crate::table::run;
+
+use super::{Below, Hold, Stop};
+
+/// A stretch of one table of the source, and of one of the target.
+pub(super) struct Part<'t> {
+    pub(super) table: Frame,
+    /// The source's first entry.
+    pub(super) first: u32,
+    pub(super) slots: &'t [AtomicU64],
+    pub(super) target: Frame,
+    pub(super) target_first: u32,
+    pub(super) there: &'t [AtomicU64],
+    /// Pages of the hold before this part.
+    pub(super) page: u32,
+    /// Entries that have gone from the source, and come to the target, and are not counted yet.
+    gone: u32,
+    come: u32,
+    /// Whether TLBs may know one of them.
+    stale: bool,
+}
+
+impl<P: Platform> Hold<'_, '_, '_, P> {
+    /// Moves all of the hold. Returns how many bytes it has got through.
+    pub(super) fn move_leaves(&mut self) -> (u64, Option<Stop>) {
+        let pages = (self.len >> PAGE_SHIFT) as u32;
+        let mut done = 0;
+        while done < pages {
+            let stop = self.move_part(&mut done, pages);
+            if stop.is_some() {
+                return (u64::from(done) << PAGE_SHIFT, stop);
+            }
+        }
+        (self.len, None)
+    }
+
+    /// Goes on at page `done`, as far as one table of the source and one of the target reach.
+    fn move_part(&mut self, done: &mut u32, pages: u32) -> Option<Stop> {
+        let (source, target) = (self.source_at(*done), self.target + u64::from(*done) * PAGE_SIZE);
+        let from = Level::PTE.index_of::<P::Arch>(VirtAddr(source));
+        let to = Level::PTE.index_of::<P::Arch>(VirtAddr(target));
+        let entries = arch::entries::<P::Arch>();
+        let count = (pages - *done).min(entries - from).min(entries - to);
+        let there = match self.below(self.to, target) {
+            Below::Table(table) => Some(table),
+            Below::Nothing => None,
+            Below::Huge(..) => return Some(Stop::Exists),
+        };
+        let table = match self.below(self.from, source) {
+            Below::Table(table) => table,
+            Below::Nothing if !self.what.allows_holes => return Some(Stop::Missing),
+            Below::Nothing => {
+                let vacant = there.map_or(count, |table| {
+                    self.counts.entries_read += u64::from(count);
+                    run::empty(self.tables.slots(table), to, count)
+                });
+                *done += vacant;
+                return (vacant < count).then_some(Stop::Exists);
+            }
+            Below::Huge(node, index, entry) => {
+                return self.break_huge(node, index, entry, source).err();
+            }
+        };
+        let tables = self.tables;
+        let slots = &tables.slots(table)[from as usize..(from + count) as usize];
+        if there.is_none() {
+            let vacant = run::empty(slots, 0, count);
+            if vacant > 0 {
+                self.counts.entries_read += u64::from(vacant);
+                if !self.what.allows_holes {
+                    return Some(Stop::Missing);
+                }
+                *done += vacant;
+                return None;
+            }
+        }
+        let there = match there.map_or_else(|| self.target_table(target), Ok) {
+            Ok(table) => table,
+            Err(stop) => return Some(stop),
+        };
+        self.mark(table);
+        self.mark(there);
+        let mut part = Part {
+            table,
+            first: from,
+            slots,
+            target: there,
+            target_first: to,
+            there: &tables.slots(there)[to as usize..(to + count) as usize],
+            page: *done,
+            gone: 0,
+            come: 0,
+            stale: false,
+        };
+        let (moved, stop) = self.move_entries(&mut part);
+        *done += moved;
+        self.counts.entries_read += u64::from(moved);
+        self.counts.entries_written += 2 * u64::from(part.gone);
+        tables.memory.worked(2 * u64::from(moved), 0);
+        tables.change_live(table, 0, part.gone);
+        tables.change_live(there, part.come, 0);
+        if part.stale {
+            self.gather
+                .stale(VirtRange::raw(source, source + u64::from(moved) * PAGE_SIZE), Level::PTE);
+        }
+        stop
+    }
+
+    /// Moves the entries of a part. Returns how many entries it has got through.
+    fn move_entries(&mut self, part: &mut Part<'_>) -> (u32, Option<Stop>) {
+        let memory = self.tables.memory;
+        let (frames, platform) = (&memory.frames, &memory.platform);
+        let count = part.slots.len() as u32;
+        let first_index = self.index + u64::from(part.page);
+        let mut at = 0;
+        while at < count {
+            let (slot, there) = (&part.slots[at as usize], &part.there[at as usize]);
+            if there.load(Ordering::Relaxed) != 0 {
+                return (at, Some(Stop::Exists));
+            }
+            let entry = Entry(slot.load(Ordering::Relaxed));
+            let frame = P::Arch::frame(entry);
+            // All that a leaf can say in one comparison: nearly all are as they will be.
+            let settled = self.settled.0.wrapping_add(P::Arch::STEP * u64::from(frame.0));
+            if entry.0 == settled
+                && let Some(lock) = frames.try_lock_single(platform, frame)
+            {
+                slot.swap(0, Ordering::SeqCst);
+                if frames.is_pinned_since(Folio { head: frame, order: 0 }) {
+                    slot.store(entry.0, Ordering::Relaxed);
+                    return (at, Some(Stop::Busy));
+                }
+                lock.give_to(self.what.owner, first_index + u64::from(at));
+                there.store(entry.0, Ordering::Relaxed);
+                part.gone += 1;
+                part.come += 1;
+                part.stale = true;
+                at += 1;
+                continue;
+            }
+            match self.move_other(part, at, entry) {
+                Ok(passed) => at += passed,
+                Err(stop) => return (at, Some(stop)),
+            }
+        }
+        (at, None)
+    }
+
+    /// Moves what is not a settled leaf of a single page. Returns how many entries it has got
+    /// through.
+    #[inline(never)]
+    fn move_other(&mut self, part: &mut Part<'_>, at: u32, entry: Entry) -> Result<u32, Stop> {
+        let (slots, there) = (&part.slots[at as usize..], &part.there[at as usize..]);
+        let left = slots.len() as u32;
+        if entry.is_empty() {
+            if !self.what.allows_holes {
+                return Err(Stop::Missing);
+            }
+            let hole = run::empty(slots, 0, left);
+            return Ok(run::empty(there, 0, hole));
+        }
+        if entry.0 & P::Arch::PRESENT == 0 {
+            let moved = self.move_absents(slots, there)?;
+            part.gone += moved;
+            part.come += moved;
+            return Ok(moved);
+        }
+        let memory = self.tables.memory;
+        let first = part.first + at;
+        let frame = P::Arch::frame(P::Arch::clear_contig(entry, first));
+        if memory.is_zero(frame) {
+            return Ok(self.move_zero_page(part, at, entry));
+        }
+        let folio = memory.frames.folio_of(frame).ok_or(Stop::Busy)?;
+        let number = frame.0 - folio.head.0;
+        let limit = left.min(folio.pages() - number);
+        let whole = self.tables.slots(part.table);
+        let equal = Equal::WRITABLE | Equal::SOFT_DIRTY;
+        let (alike, gathered) =
+            run::leaves::<P::Arch>(whole, first, limit, equal, P::Arch::STEP, 0);
+        if !memory.frames.exclusive_run(folio, number, 1).0 {
+            return Err(Stop::Busy);
+        }
+        if memory.frames.mappings(folio) != alike || !run::are_empty(&there[..alike as usize]) {
+            return self.move_scattered(part.page + at, folio, number);
+        }
+        if memory.frames.exclusive_run(folio, number, alike) != (true, alike) {
+            return Err(Stop::Busy);
+        }
+        self.move_folio(part, at, gathered, (folio, number, alike))?;
+        Ok(alike)
+    }
+
+    /// Moves a folio, all mappings of which are the `alike` entries at `at`.
+    fn move_folio(
+        &mut self,
+        part: &mut Part<'_>,
+        at: u32,
+        gathered: Entry,
+        (folio, number, alike): (Folio, u32, u32),
+    ) -> Result<(), Stop> {
+        let (tables, frames) = (self.tables, &self.tables.memory.frames);
+        let lock = lock(tables.memory, folio)?;
+        let taken = take_run::<P::Arch>(&part.slots[at as usize..(at + alike) as usize]);
+        // Before the look at the pins: see `is_pinned_since`.
+        fence(Ordering::SeqCst);
+        let gathered = P::Arch::gather_run(gathered, taken.0, taken.1);
+        if frames.is_pinned_since(folio) {
+            if P::Arch::CONTIG_ENTRIES > 1 {
+                // Pages that were single may be a contiguous run when they are written.
+                let (start, end) = (part.page + at, part.page + at + alike);
+                let range = VirtRange::raw(self.source_at(start), self.source_at(end));
+                tables.invalidate_now(range, Level::PTE, self.counts);
+            }
+            tables.change_live(part.table, 0, alike);
+            tables.write_leaves(part.table, part.first + at, gathered, alike);
+            return Err(Stop::Busy);
+        }
+        let index = self.index + u64::from(part.page + at);
+        lock.give_to(self.what.owner, index.wrapping_sub(u64::from(number)));
+        let to = part.target_first + at;
+        tables.write_leaves(part.target, to, self.arrived(gathered), alike);
+        part.gone += alike;
+        part.stale = true;
+        Ok(())
+    }
+
+    /// Moves the zero page, or a page of the huge one, as it is.
+    #[cold]
+    fn move_zero_page(&mut self, part: &mut Part<'_>, at: u32, entry: Entry) -> u32 {
+        if P::Arch::is_contig(entry) {
+            let addr = VirtAddr(self.source_at(part.page + at));
+            self.tables.unfold(part.table, part.first + at, addr, self.counts);
+        }
+        let slot = &part.slots[at as usize];
+        let entry = Entry(slot.load(Ordering::Relaxed));
+        let old = replace::<P::Arch>(slot, entry, |_| Entry::EMPTY);
+        part.there[at as usize].store(old.0, Ordering::Relaxed);
+        part.gone += 1;
+        part.come += 1;
+        part.stale = true;
+        1
+    }
+
+    /// Makes entries of level 1 of a huge one, of which the hold moves a part, or which cannot stand
+    /// at the target.
+    #[cold]
+    fn break_huge(
+        &mut self,
+        node: Node,
+        index: u32,
+        entry: Entry,
+        source: u64,
+    ) -> Result<(), Stop> {
+        let memory = self.tables.memory;
+        if entry.0 & P::Arch::PRESENT == 0 {
+            self.may_move_absent(entry)?;
+        } else if !memory.is_zero(P::Arch::frame(entry)) {
+            let folio = memory.frames.folio_of(P::Arch::frame(entry)).ok_or(Stop::Busy)?;
+            if !memory.frames.exclusive_run(folio, 0, 1).0 {
+                return Err(Stop::Busy);
+            }
+        }
+        let base = VirtAddr(source).align_down(node.level.span::<P::Arch>());
+        let split = self.tables.split(node, index, base, self.counts);
+        // A huge leaf has its table on deposit, whatever memory there is.
+        let table = split.map_err(|_| Stop::OutOfMemory)?;
+        self.locks.push(table);
+        Ok(())
+    }
+}
+
+/// The lock of a folio that the caller keeps mapped, or what it has to wait for.
+pub(super) fn lock<P: Platform>(
+    memory: &Memory<P>,
+    folio: Folio,
+) -> Result<FolioLock<'_, P>, Stop> {
+    match memory.frames.try_lock_folio(&memory.platform, folio) {
+        Some(lock) => Ok(lock),
+        None if memory.frames.hold(folio) => Err(Stop::Locked(folio)),
+        None => Err(Stop::Busy),
+    }
+}
+
+/// Clears the leaves. Returns the bits that some of them had, and those that all had.
+fn take_run<A: Arch>(slots: &[AtomicU64]) -> (u64, u64) {
+    let (mut any, mut all) = (0, u64::MAX);
+    for slot in slots {
+        let mut raw = slot.load(Ordering::Relaxed);
+        if A::SATURATED.is(Entry(raw)) {
+            slot.store(0, Ordering::Relaxed);
+        } else {
+            raw = slot.swap(0, Ordering::Relaxed);
+        }
+        any |= raw;
+        all &= raw;
+    }
+    (any, all)
+}

@@ -1,0 +1,371 @@
+//! Moves pages between two places of one tree, beside running faults (`UFFDIO_MOVE`): whole folios,
+//! and swap entries in runs.
+//!
+//! ```text
+//! source   | page | folio of 16 pages ........ | hole  | swap 7 | swap 8 |
+//! holds    |           one set of locks, on both sides                   |
+//! target   | page | folio of 16 pages ........ |       | swap 7 | swap 8 |
+//! folios     owner and index of the target, written under the folio's lock
+//! ```
+//!
+//! The caller holds the VMAs of both places for reading. So faults run, and so do other moves of
+//! pages; forks, `mremap` and unmapping wait. One *hold* serves at most one table of the source:
+//! 1. The tables of both places are locked, in one pass.
+//! 2. The lock of a folio is tried. If somebody has it, everything is let go, and the caller waits.
+//! 3. The entries are cleared, by a sequentially consistent step, and then the pins are looked at. A
+//!    pinned folio gets its entries back.
+//! 4. The folio gets the owner and the index of its new place, its entries are written there, and it
+//!    is unlocked.
+//! 5. The TLBs forget the old place before the tables are unlocked, or the tables are marked
+//!    ([`crate::tlb`]), and the flush comes after the last hold.
+//!
+//! The reverse map goes by the folio's owner and index. A walker has the folio's lock, so it finds
+//! the old place with the entries there, or the new one. It may wait for the table of the new place
+//! until the flush is over, or meet the mark.
+//!
+//! A folio moves whole, at any alignment, if all its mappings are in the range. Of any other, the
+//! part must be split off first, because a folio has one index: the caller does that, and comes
+//! again ([`Stop::Split`]).
+
+mod absent;
+mod leaves;
+mod scattered;
+
+use core::sync::atomic::Ordering;
+
+use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Attributes, Entry, Level};
+use crate::frame::{Folio, OwnerMark};
+use crate::platform::Platform;
+use crate::stats::Counts;
+use crate::tlb::Gather;
+
+use super::cursor::table_under;
+use super::locking::{self, HELD_ENTRIES, LockSet, Node};
+use super::{OutOfMemory, PageTable, ReadSection, TablePool, run};
+
+/// What moves where. The caller holds the VMAs of both places for reading.
+pub(crate) struct PageMove {
+    pub(crate) source: VirtAddr,
+    pub(crate) target: VirtAddr,
+    /// In bytes.
+    pub(crate) len: u64,
+    /// What nothing stands in at the source is passed over.
+    pub(crate) allows_holes: bool,
+    /// Who owns the pages of the target.
+    pub(crate) owner: OwnerMark,
+    /// The index of the page at `target`.
+    pub(crate) index: u64,
+    /// What leaves say in both VMAs once they were written.
+    pub(crate) attributes: Attributes,
+    /// Whether pages that a userfaultfd has write-protected stay so.
+    pub(crate) keeps_protection: bool,
+}
+
+/// Why a move has stopped before its end. What lies before has moved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stop {
+    /// Nothing stands at the source, and holes are not allowed.
+    Missing,
+    /// Something stands at the target.
+    Exists,
+    /// The page is not the program's own, or is pinned.
+    Busy,
+    /// A marker stands at the source.
+    Marked,
+    /// No table for the target at once.
+    OutOfMemory,
+    /// Somebody has the folio's lock. The caller has got a reference to it.
+    Locked(Folio),
+    /// The next folio needs a hold of so many bytes.
+    Longer(u64),
+    /// The folio at this address of the source must be split into folios of this order.
+    Split(VirtAddr, u8),
+}
+
+/// A move under way. What it has made stale is flushed when this is dropped.
+pub(crate) struct PageMover<'a, 'm, P: Platform> {
+    tables: &'a PageTable<'m, P>,
+    what: &'a PageMove,
+    pool: TablePool<'m, P>,
+    gather: Gather,
+    counts: Counts,
+    /// Tables may be marked.
+    marks: bool,
+    /// Bytes that are done.
+    done: u64,
+    /// The least length of the next hold, in bytes.
+    least: u64,
+}
+
+impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
+    pub(crate) fn new(tables: &'a PageTable<'m, P>, what: &'a PageMove) -> Self {
+        let (pool, gather) = (TablePool::new(tables.memory), Gather::new());
+        let counts = Counts::default();
+        Self { tables, what, pool, gather, counts, marks: false, done: 0, least: 0 }
+    }
+
+    /// How many bytes have moved, holes included.
+    pub(crate) fn done(&self) -> u64 {
+        self.done
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.done == self.what.len
+    }
+
+    /// Goes on by one hold of the locks. `None` if it met nothing in its way.
+    pub(crate) fn step(&mut self) -> Option<Stop> {
+        let holes = self.pass_holes();
+        if holes.is_some() || self.is_done() {
+            return holes;
+        }
+        let len = self.length_of_hold();
+        let stop = self.hold(len);
+        self.least = 0;
+        match stop {
+            Some(Stop::Longer(least)) => {
+                let at = VirtAddr(self.what.source.0 + self.done);
+                // A hold of that length would lock an entry as source and as target.
+                if least > self.distance() || self.tables.reach.is_page() {
+                    return Some(Stop::Split(at, 0));
+                }
+                self.least = least;
+                None
+            }
+            stop => stop,
+        }
+    }
+
+    /// Gets tables for the next hold. Called where [`Stop::OutOfMemory`] was returned.
+    pub(crate) fn refill(&mut self) -> Result<(), OutOfMemory> {
+        self.pool.refill()
+    }
+
+    fn distance(&self) -> u64 {
+        self.what.source.0.abs_diff(self.what.target.0)
+    }
+
+    /// Up to the end of the source's table, and not so far that source and target of the hold meet.
+    fn length_of_hold(&self) -> u64 {
+        let left = self.what.len - self.done;
+        if self.tables.reach.is_page() {
+            return PAGE_SIZE.min(left);
+        }
+        let at = self.what.source.0 + self.done;
+        let span = Level::PTE.table_span::<P::Arch>();
+        let table = span - (at & (span - 1));
+        table.max(self.least).min(left).min(self.distance())
+    }
+
+    /// Passes over what no table is below, without locks, as far as one read section goes. Faults
+    /// fill holes whenever they like, so nothing more is promised of one than that it was there.
+    fn pass_holes(&mut self) -> Option<Stop> {
+        let (tables, what) = (self.tables, self.what);
+        let section = ReadSection::enter(&tables.memory.platform);
+        for _ in 0..HELD_ENTRIES / 4 / u32::from(P::Arch::LEVELS) {
+            let left = what.len - self.done;
+            if left == 0 {
+                return None;
+            }
+            let from = VirtAddr(what.source.0 + self.done);
+            let to = VirtAddr(what.target.0 + self.done);
+            let (node, _, entry) = tables.peek(&section, from, &mut self.counts);
+            if node.level == Level::PTE || !entry.is_empty() {
+                return None;
+            }
+            let (there, index, entry) = tables.peek(&section, to, &mut self.counts);
+            if there.level > Level::PTE && !entry.is_empty() {
+                return Some(Stop::Exists);
+            }
+            if !what.allows_holes {
+                return Some(Stop::Missing);
+            }
+            let to_end = |at: VirtAddr, level: Level| {
+                let span = level.span::<P::Arch>();
+                span - (at.0 & (span - 1))
+            };
+            let hole = left.min(to_end(from, node.level));
+            if there.level > Level::PTE {
+                self.done += hole.min(to_end(to, there.level));
+                continue;
+            }
+            let entries = u64::from(arch::entries::<P::Arch>() - index);
+            let count = entries.min(hole / PAGE_SIZE) as u32;
+            let vacant = run::empty(tables.slots(there.table), index, count);
+            tables.memory.worked(u64::from(vacant), 0);
+            self.counts.entries_read += u64::from(vacant);
+            self.done += u64::from(vacant) * PAGE_SIZE;
+            return (vacant < count).then_some(Stop::Exists);
+        }
+        None
+    }
+
+    /// Moves the next `len` bytes under one set of locks.
+    fn hold(&mut self, len: u64) -> Option<Stop> {
+        let (tables, what) = (self.tables, self.what);
+        let (source, target) = (what.source.0 + self.done, what.target.0 + self.done);
+        let is_last = self.done + len == what.len;
+        if source == target {
+            return self.stays(source);
+        }
+        if !is_last {
+            if !self.marks {
+                self.marks = true;
+                tables.moving.begin_beside_faults();
+            }
+            if !self.gather.has_room_for_piece() {
+                tables.flush(&mut self.gather, &mut self.counts);
+            }
+        }
+        let (from, to) =
+            (VirtRange::raw(source, source + len), VirtRange::raw(target, target + len));
+        let section = ReadSection::enter(&tables.memory.platform);
+        let mut locks = LockSet::new();
+        let (from_cover, to_cover) =
+            locking::lock_pair_beside_moves(tables, tables.root, from, to, Level::PTE, &mut locks);
+        self.counts.tables_locked += locks.len() as u64;
+        if locks.is_pending() {
+            tables.honour_pending(from, &locks, Some(&self.gather), &mut self.counts);
+            tables.honour_pending(to, &locks, Some(&self.gather), &mut self.counts);
+        }
+        let whole = P::Arch::leaf(Frame(0), Level::PTE, what.attributes);
+        let mut hold = Hold {
+            tables,
+            what,
+            locks: &mut locks,
+            pool: &mut self.pool,
+            gather: &mut self.gather,
+            counts: &mut self.counts,
+            from: from_cover,
+            to: to_cover,
+            source,
+            target,
+            len,
+            index: what.index + self.done / PAGE_SIZE,
+            marks: !is_last,
+            settled: whole,
+            _section: section,
+        };
+        let (moved, stop) = hold.move_leaves();
+        if is_last {
+            // Before anybody gets the locks.
+            tables.flush(hold.gather, hold.counts);
+        }
+        drop(hold);
+        self.done += moved;
+        stop
+    }
+
+    /// A move to where the page is: nothing moves to where something stands.
+    fn stays(&mut self, at: u64) -> Option<Stop> {
+        let section = ReadSection::enter(&self.tables.memory.platform);
+        let (_, _, entry) = self.tables.peek(&section, VirtAddr(at), &mut self.counts);
+        if !entry.is_empty() {
+            return Some(Stop::Exists);
+        }
+        if !self.what.allows_holes {
+            return Some(Stop::Missing);
+        }
+        self.done += PAGE_SIZE;
+        None
+    }
+}
+
+impl<P: Platform> Drop for PageMover<'_, '_, P> {
+    fn drop(&mut self) {
+        self.tables.flush(&mut self.gather, &mut self.counts);
+        if self.marks {
+            self.tables.moving.end_beside_faults();
+        }
+        if self.pool.is_used() {
+            self.pool.give_back();
+            self.counts += self.pool.counts;
+        }
+        self.tables.stats.add(&self.counts);
+    }
+}
+
+/// One hold: both places, locked.
+struct Hold<'a, 'm, 'p, P: Platform> {
+    tables: &'a PageTable<'m, P>,
+    what: &'a PageMove,
+    locks: &'a mut LockSet,
+    pool: &'p mut TablePool<'m, P>,
+    gather: &'p mut Gather,
+    counts: &'p mut Counts,
+    from: Node,
+    to: Node,
+    source: u64,
+    target: u64,
+    len: u64,
+    /// Of the page at `target`.
+    index: u64,
+    /// The flush comes after the locks are released.
+    marks: bool,
+    /// The leaf of frame 0 that needs no change to stand at the target.
+    settled: Entry,
+    _section: ReadSection<'m, P>,
+}
+
+impl<P: Platform> Drop for Hold<'_, '_, '_, P> {
+    fn drop(&mut self) {
+        self.locks.release(self.tables);
+    }
+}
+
+/// What is below an address.
+enum Below {
+    /// A table of level 1.
+    Table(Frame),
+    /// Nothing, not even a table.
+    Nothing,
+    /// An entry of a higher level: its place.
+    Huge(Node, u32, Entry),
+}
+
+impl<P: Platform> Hold<'_, '_, '_, P> {
+    fn below(&mut self, cover: Node, at: u64) -> Below {
+        let found = self.tables.table_below(cover, VirtAddr(at), Level::PTE, Ordering::Relaxed);
+        let lowest = found.map_or_else(|(node, ..)| node.level, |node| node.level);
+        self.counts.entries_descended += cover.level.steps_to(lowest);
+        match found {
+            Ok(node) => Below::Table(node.table),
+            Err((.., entry)) if entry.is_empty() => Below::Nothing,
+            Err((node, index, entry)) => Below::Huge(node, index, entry),
+        }
+    }
+
+    /// The table of level 1 of the target for `at`, created where it is missing.
+    fn target_table(&mut self, at: u64) -> Result<Frame, Stop> {
+        let (tables, cover, to) = (self.tables, self.to, VirtAddr(at));
+        table_under(tables, self.locks, self.counts, cover, to, Level::PTE, self.pool)
+            .map_err(|OutOfMemory| Stop::OutOfMemory)
+    }
+
+    /// Notes that entries are about to leave a table, or to come to it, whose flush comes after the
+    /// locks are released.
+    fn mark(&mut self, table: Frame) {
+        if self.marks {
+            self.tables.mark_moving(table, self.gather);
+        }
+    }
+
+    /// The address in the source's hold of so many pages from its beginning.
+    fn source_at(&self, page: u32) -> u64 {
+        self.source + u64::from(page) * PAGE_SIZE
+    }
+
+    /// What stands at the target for `entry`, a leaf that was taken from the source: soft-dirty,
+    /// and writable unless a userfaultfd has write-protected the page.
+    fn arrived(&self, entry: Entry) -> Entry {
+        let mut entry = Entry(entry.0 | P::Arch::SOFT_DIRTY);
+        if entry.0 & P::Arch::USERFAULT != 0 {
+            if self.what.keeps_protection {
+                return entry;
+            }
+            entry.0 &= !P::Arch::USERFAULT;
+        }
+        P::Arch::make_writable(entry, arch::Write::Later)
+    }
+}

@@ -1,0 +1,181 @@
+//! A folio whose entries are not one run of one table on each side: it lies across tables, or its
+//! entries differ. Page by page, and rarely.
+//!
+//! Nowhere is there room to remember the entries of up to 512 pages until the pins were looked at.
+//! So they wait in their places, as `PROT_NONE` entries, which keep all that the leaves said.
+
+use core::sync::atomic::{Ordering, fence};
+
+use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{self, Absent, Arch, Attributes, Entry, Level, Permissions, absent};
+use crate::frame::Folio;
+use crate::platform::Platform;
+use crate::table::run;
+
+use super::leaves::lock;
+use super::{Below, Hold, Stop};
+
+impl<P: Platform> Hold<'_, '_, '_, P> {
+    /// Moves the folio whose page `number` is at page `at` of the hold, if all its mappings are the
+    /// entries from there on. Returns how many those were.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn move_scattered(
+        &mut self,
+        at: u32,
+        folio: Folio,
+        number: u32,
+    ) -> Result<u32, Stop> {
+        let (memory, frames) = (self.tables.memory, &self.tables.memory.frames);
+        let held = (self.len / PAGE_SIZE) as u32 - at;
+        let rest = folio.pages() - number;
+        let count = (0..rest.min(held))
+            .take_while(|page| self.may_come(at + page, folio.head.plus(number + page)))
+            .count() as u32;
+        if frames.mappings(folio) != count {
+            return Err(self.part_of_folio(at, folio, number, count));
+        }
+        if frames.exclusive_run(folio, number, count) != (true, count) {
+            return Err(Stop::Busy);
+        }
+        for page in at..at + count {
+            // Not in one table, perhaps.
+            self.target_table(self.target + u64::from(page) * PAGE_SIZE)?;
+        }
+        let lock = lock(memory, folio)?;
+        for page in at..at + count {
+            self.hide(page);
+        }
+        fence(Ordering::SeqCst);
+        if frames.is_pinned_since(folio) {
+            for page in at..at + count {
+                self.show_again(page);
+            }
+            return Err(Stop::Busy);
+        }
+        let index = self.index + u64::from(at);
+        lock.give_to(self.what.owner, index.wrapping_sub(u64::from(number)));
+        let mut page = at;
+        while page < at + count {
+            page += self.show_run(page, at + count - page);
+        }
+        let start = self.source_at(at);
+        self.gather.stale(VirtRange::raw(start, self.source_at(at + count)), Level::PTE);
+        self.counts.entries_read += u64::from(count);
+        self.counts.entries_written += 3 * u64::from(count);
+        Ok(count)
+    }
+
+    /// What becomes of a folio that does not move as it is, of which `count` pages from page
+    /// `number` on are at page `at` of the hold and could move.
+    fn part_of_folio(&self, at: u32, folio: Folio, number: u32, count: u32) -> Stop {
+        let behind = number + count;
+        let held = (self.len / PAGE_SIZE) as u32 - at;
+        let left = (self.what.target.0 + self.what.len - self.target) / PAGE_SIZE - u64::from(at);
+        if behind < folio.pages() && count == held && u64::from(held) < left {
+            let wanted = u64::from(folio.pages() - number).min(left);
+            return Stop::Longer(wanted * PAGE_SIZE);
+        }
+        // The largest parts that have no page on both sides of an end.
+        let ends = [number, behind % folio.pages()];
+        let order = ends.iter().filter(|end| **end > 0).map(|end| end.trailing_zeros() as u8).min();
+        match order {
+            Some(order) if order < folio.order => Stop::Split(VirtAddr(self.source_at(at)), order),
+            // All of it is here, and somebody else maps it too.
+            _ => Stop::Busy,
+        }
+    }
+
+    /// The level-1 entry of the source for a page of the hold.
+    fn source_slot(&mut self, page: u32) -> Option<(Frame, u32)> {
+        let at = self.source_at(page);
+        match self.below(self.from, at) {
+            Below::Table(table) => Some((table, Level::PTE.index_of::<P::Arch>(VirtAddr(at)))),
+            Below::Nothing | Below::Huge(..) => None,
+        }
+    }
+
+    /// Whether a page of the hold is this one, and nothing stands in its new place.
+    fn may_come(&mut self, page: u32, frame: Frame) -> bool {
+        let target = self.target + u64::from(page) * PAGE_SIZE;
+        let vacant = match self.below(self.to, target) {
+            Below::Table(table) => {
+                let index = Level::PTE.index_of::<P::Arch>(VirtAddr(target));
+                run::load(self.tables.slots(table), index).is_empty()
+            }
+            Below::Nothing => true,
+            Below::Huge(..) => false,
+        };
+        let Some((table, index)) = self.source_slot(page).filter(|_| vacant) else { return false };
+        let entry = run::load(self.tables.slots(table), index);
+        entry.0 & P::Arch::PRESENT != 0
+            && P::Arch::frame(P::Arch::clear_contig(entry, index)) == frame
+    }
+
+    /// Takes the valid bit from the page's entry, which keeps all else.
+    fn hide(&mut self, page: u32) {
+        let Some((table, index)) = self.source_slot(page) else { return };
+        self.mark(table);
+        let slots = self.tables.slots(table);
+        if P::Arch::is_contig(run::load(slots, index)) {
+            let at = VirtAddr(self.source_at(page));
+            self.tables.unfold(table, index, at, self.counts);
+        }
+        let slot = &slots[index as usize];
+        let entry = Entry(slot.swap(0, Ordering::Relaxed));
+        let Attributes { accessed, dirty, soft_dirty, userfault, .. } = P::Arch::attributes(entry);
+        let frame = P::Arch::frame(entry);
+        let hidden = Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault };
+        slot.store(absent::encode::<P::Arch>(hidden).0, Ordering::Relaxed);
+    }
+
+    /// What a hidden entry of the source says, and its place.
+    fn hidden(&mut self, page: u32) -> Option<(Frame, u32, Frame, Attributes)> {
+        let (table, index) = self.source_slot(page)?;
+        let entry = run::load(self.tables.slots(table), index);
+        match absent::decode::<P::Arch>(entry)? {
+            Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault } => {
+                let attributes =
+                    Attributes { accessed, dirty, soft_dirty, userfault, ..self.what.attributes };
+                Some((table, index, frame, attributes))
+            }
+            _ => None,
+        }
+    }
+
+    /// Lets the page's entry be a leaf again. The next store asks whether it may be written.
+    fn show_again(&mut self, page: u32) {
+        let Some((table, index, frame, mut attributes)) = self.hidden(page) else { return };
+        attributes.permissions -= Permissions::WRITE;
+        let leaf = P::Arch::leaf(frame, Level::PTE, attributes);
+        self.tables.slots(table)[index as usize].store(leaf.0, Ordering::Release);
+    }
+
+    /// Moves hidden pages from `page` on, up to `most`, as far as they say the same and lie in one
+    /// table of the target. Returns how many those were.
+    fn show_run(&mut self, page: u32, most: u32) -> u32 {
+        let target = self.target + u64::from(page) * PAGE_SIZE;
+        let to = Level::PTE.index_of::<P::Arch>(VirtAddr(target));
+        let most = most.min(arch::entries::<P::Arch>() - to);
+        let Some((.., frame, attributes)) = self.hidden(page) else { return most };
+        let mut count = 0;
+        while count < most
+            && let Some((table, index, _, others)) = self.hidden(page + count)
+            && others == attributes
+        {
+            self.tables.slots(table)[index as usize].store(0, Ordering::Relaxed);
+            self.tables.change_live(table, 0, 1);
+            count += 1;
+        }
+        if let Ok(table) = self.target_table(target) {
+            self.mark(table);
+            let mut shown = attributes;
+            if shown.userfault {
+                shown.permissions -= Permissions::WRITE;
+            }
+            let leaf = self.arrived(P::Arch::leaf(frame, Level::PTE, shown));
+            self.tables.write_leaves(table, to, leaf, count);
+        }
+        count
+    }
+}
