@@ -336,7 +336,7 @@ pub fn with_reference<P: Platform, R>(
     f: impl FnOnce(Frame, u32) -> R,
 ) -> Option<R> {
     let reference = memory.frames.try_hold(&memory.platform, frame)?;
-    let lock = reference.try_lock();
+    let lock = memory.frames.try_lock_folio(&memory.platform, *reference);
     if let Some(lock) = &lock {
         core::hint::black_box(lock.owner(&memory.platform));
     }

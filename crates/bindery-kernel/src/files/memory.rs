@@ -200,7 +200,8 @@ impl Node for Regular {
     }
 
     fn attributes(&self) -> Attributes {
-        self.common.attributes(self.object.size(), self.object.resident_pages() * 8)
+        let pages = self.object.resident_pages() + self.object.swapped_pages();
+        self.common.attributes(self.object.size(), pages * 8)
     }
 
     fn permissions(&self) -> (u32, (u32, u32)) {

@@ -252,7 +252,7 @@ pub enum Violation {
     NoSlot(VirtAddr),
     /// A slot is not as the entry that names it says, or its content is nowhere.
     WrongSlot {
-        /// Where the entry is; 0 for a slot that names a page wrongly.
+        /// Where the entry is, or the page in its object; 0 for a slot that names a page wrongly.
         at: VirtAddr,
         /// The area.
         area: u8,

@@ -3,7 +3,7 @@
 
 use core::ptr::{self, NonNull};
 
-use crate::addr::Frame;
+use crate::addr::{Frame, PAGE_SHIFT, VirtAddr};
 use crate::collections::page_tree::Node;
 use crate::collections::range_skip_list::Indexed;
 use crate::frame::{Folio, Owner};
@@ -95,12 +95,26 @@ impl<P: Platform> Audit<'_, '_, P> {
             pages += u64::from(run.count);
             next = look(run.page + u64::from(run.count));
         }
-        if pages != object.pages.resident() {
+        if pages != object.pages.resident() || self.swapped(object)? != object.pages.swapped() {
             return Err(broken);
         }
         self.report.objects += 1;
         self.report.object_pages += pages;
         Ok(nodes)
+    }
+
+    /// Looks at the slots that the object names, which nothing else may name. Says how many.
+    fn swapped(&mut self, object: &ObjectState) -> Result<u64, Violation> {
+        let platform = &self.memory.platform;
+        let next = |from| object.pages.look(platform, |index| index.next_swapped(from, u64::MAX));
+        let (mut pages, mut from) = (0, 0);
+        while let Some(run) = next(from) {
+            let at = VirtAddr(run.page << PAGE_SHIFT);
+            self.swap_entry(at, (run.first.area, run.first.slot), run.count, true)?;
+            pages += u64::from(run.count);
+            from = run.page + u64::from(run.count);
+        }
+        Ok(pages)
     }
 
     /// Notes that the object names `frame` for `page`; only one may, and it must know.
@@ -159,7 +173,7 @@ impl<P: Platform> Audit<'_, '_, P> {
     fn commit(object: &ObjectState) -> Result<u64, Violation> {
         let should = match object.accounting() {
             Accounting::Whole => object.size_in_pages(),
-            Accounting::PerPage => object.pages.resident(),
+            Accounting::PerPage => object.pages.resident() + object.pages.swapped(),
             Accounting::None => 0,
         };
         let object_pages = object.committed();

@@ -21,7 +21,7 @@
 //! # The fields do not overflow into each other
 //! | field | bits | bound |
 //! |---|---|---|
-//! | references | 16 | a page index publishes at most 512; [`refer`] refuses from 2^15 on by compare-exchange; each CPU in [`unmap_owned`] adds one for a moment |
+//! | references | 16 | a page index publishes at most 512, or adds them under the folio's lock ([`refer_many`]); [`refer`] refuses from 2^15 on by compare-exchange; each CPU in [`unmap_owned`] adds one for a moment |
 //! | pins | 16 | refused from 2^15 on ([`PinRoom`]), after they were added: 2^15 CPUs may find out at once |
 //! | mappings | 32 | refused from 2^31 on, after they were added: 512 for each CPU that finds out at once |
 
@@ -108,6 +108,13 @@ pub(super) fn refer(count: &impl Word<u64>) -> bool {
             Err(now) => seen = now,
         }
     }
+}
+
+/// Adds references; the caller has one, and no other thread adds many at the same time.
+#[inline]
+pub(super) fn refer_many(count: &impl Word<u64>, references: u32) {
+    let before = count.add(u64::from(references) * REFERENCE, Ordering::Relaxed);
+    debug_assert_ne!(before, 0, "the folio was free");
 }
 
 /// Adds mappings; the caller has one, or another way to keep the folio.

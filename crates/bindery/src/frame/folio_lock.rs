@@ -28,11 +28,11 @@
 
 use core::sync::atomic::Ordering;
 
+use super::Frames;
 use super::count::mappings_in;
 use super::folio::Folio;
 use super::meta::{EXCLUSIVE, FOLIO_LOCK, FOLIO_PARKED, KIND_AND_ORDER, Kind, ORPHAN, state_of};
 use super::owner::{Owner, OwnerMark};
-use super::{Frames, Reference};
 use crate::addr::Frame;
 use crate::platform::Platform;
 use crate::sync::parking::{Parking, park_while};
@@ -206,13 +206,5 @@ impl<P: Platform> Frames<P> {
         if self.mappings(folio) == 0 && self.is_anonymous(folio) {
             self.write_owner(folio, Owner::Nobody, 0);
         }
-    }
-}
-
-impl<'a, P: Platform> Reference<'a, P> {
-    /// Takes the folio's lock, unless somebody has it.
-    pub(crate) fn try_lock(&self) -> Option<FolioLock<'_, P>> {
-        let (frames, platform) = self.frames();
-        frames.try_lock_folio(platform, **self)
     }
 }

@@ -126,12 +126,6 @@ pub(crate) struct Reference<'a, P: Platform> {
     folio: Folio,
 }
 
-impl<'a, P: Platform> Reference<'a, P> {
-    pub(super) fn frames(&self) -> (&'a Frames<P>, &'a P) {
-        (self.frames, self.platform)
-    }
-}
-
 impl<P: Platform> Deref for Reference<'_, P> {
     type Target = Folio;
 
@@ -198,6 +192,13 @@ impl<P: Platform> Frames<P> {
     pub(crate) fn add_reference(&self, folio: Folio) {
         let counted = self.hold(folio);
         debug_assert!(counted, "{folio:?} has too many references");
+    }
+
+    /// Adds `references` references: one for each page that an object keeps of the folio from now
+    /// on. The caller has the folio's lock and a reference.
+    pub(crate) fn add_references(&self, folio: Folio, references: u32) {
+        debug_assert!(references <= folio.pages());
+        count::refer_many(&self.meta(folio.head).count, references);
     }
 
     /// As [`Frames::hold`], given back when what is returned is dropped.

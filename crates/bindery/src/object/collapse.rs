@@ -14,6 +14,7 @@ use super::invalidate::PagesMayGo;
 use super::mappings::{self, Copies};
 use super::pages;
 use super::state::Accounting;
+use super::swap_in::swap_in;
 use super::{Object, ObjectState};
 
 /// Puts the pages that a huge leaf maps, from `first` on, into one folio; those that are not in
@@ -48,11 +49,32 @@ pub(crate) fn collapse<P: Platform>(
                 demand(memory, object, page, &Wanted { ahead, ..Wanted::one(0, end) })?;
             }
         }
+        bring_in(memory, object, (first, end), most_missing)?;
         let collapse = |proof: &PagesMayGo| {
             collapse_alone(memory, object, first, (order, most_missing), proof)
         };
         object.invalidate_lock.with_write(&memory.platform, collapse).map_err(Stop::from)
     })
+}
+
+/// Brings the pages back that are in swap; the background leaves them there, and the rest as it is.
+/// The changes are held, so they stay.
+fn bring_in<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    (first, end): (u64, u64),
+    most_missing: Option<u32>,
+) -> Result<(), Error> {
+    let next = || object.pages.look(&memory.platform, |index| index.next_swapped(first, end));
+    while object.pages.swapped() > 0
+        && let Some(run) = next()
+    {
+        if most_missing.is_some() {
+            return Err(Error::Busy);
+        }
+        swap_in(memory, object, run.page, u16::MAX)?;
+    }
+    Ok(())
 }
 
 /// The changes are held; the pager has none of the pages.

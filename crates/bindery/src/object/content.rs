@@ -176,6 +176,11 @@ impl<P: Platform> Object<'_, P> {
             match object.pages.look(&memory.platform, |index| index.run(page, wanted)) {
                 PageStretch::Frames(frame, count) => (frame, u64::from(count)),
                 PageStretch::Empty(_) => (memory.zero_frame, 1),
+                PageStretch::Swapped(..) => {
+                    let orders = object.orders(memory, MappingFlags::empty());
+                    let one = Wanted::one(orders, object.size_in_pages());
+                    (obtain(memory, object, page, &one)?, 1)
+                }
             };
         let length = ((count * PAGE_SIZE - inside) as usize).min(left);
         // SAFETY: 1. `inside` is in the run of the object's frames, which is of one folio.
@@ -343,7 +348,7 @@ impl<P: Platform> Object<'_, P> {
         let wanted = pages_of(inside + left);
         let look = || object.pages.look(&memory.platform, |index| index.run(page, wanted));
         let mut found = look();
-        if let PageStretch::Empty(_) = found {
+        if !matches!(found, PageStretch::Frames(..)) {
             writing.filled.set(None);
             let obtained = obtain(memory, object, page, &self.wanted_to_write(writing));
             if let Some(filled) = writing.filled.take() {

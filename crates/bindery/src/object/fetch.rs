@@ -27,6 +27,7 @@ use crate::platform::Platform;
 use super::awaited::{Awaited, Stop};
 use super::in_flight::{Record, Refused};
 use super::state::{Accounting, pages_of};
+use super::swap_in::{Swapped, swap_in};
 use super::{Object, ObjectState};
 use crate::collections::page_tree::{PageIndex, PageStretch};
 use crate::error::OutOfMemory;
@@ -49,6 +50,8 @@ pub(super) struct Wanted<'a> {
     pub(super) writing: Option<Writing<'a>>,
     /// So many frames stay free, else the page is refused ([`Memory::set_fault_reserve`]).
     pub(super) reserve: u64,
+    /// A program has touched it: if it comes from swap, that is a major fault.
+    pub(super) for_fault: bool,
 }
 
 /// Moves up to so many bytes of what is written, from so many behind its beginning on, to an
@@ -77,7 +80,7 @@ pub(super) struct Moved {
 impl<'a> Wanted<'a> {
     /// One folio of these orders, which ends at page `end` at the latest.
     pub(super) const fn one(orders: u16, end: u64) -> Self {
-        Self { orders, end, ahead: 1, writing: None, reserve: 0 }
+        Self { orders, end, ahead: 1, writing: None, reserve: 0, for_fault: false }
     }
 
     /// The write, if all of `count` pages from `first` on will be written.
@@ -102,11 +105,13 @@ pub(crate) struct Fetch {
     reserve: u64,
 }
 
-/// The frame that holds `page`, which is brought in if it is not in memory and needs no pager.
+/// The frame that holds `page`, which is brought in if it is not in memory and needs no pager. Who
+/// does not hold the invalidate lock holds the changes.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`]; [`Error::NoSpace`] if no more may be committed, or the reserve would be
-/// used. What the pager has is to be awaited.
+/// used; [`Error::InputOutput`] if the content is in swap and lost. What the pager has is to be
+/// awaited.
 pub(super) fn obtain<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -117,6 +122,15 @@ pub(super) fn obtain<P: Platform>(
         let found = object.pages.look(&memory.platform, |index| index.get(page));
         if let Some(slot) = found {
             return Ok(slot.frame);
+        }
+        if object.pages.swapped() > 0 {
+            let found = swap_in(memory, object, page, wanted.orders)?;
+            if found == Swapped::Read && wanted.for_fault {
+                memory.note_major_fault();
+            }
+            if found != Swapped::No {
+                continue;
+            }
         }
         let stored = stored_pages(object);
         if page < stored && wanted.overwrites(page, 1).is_none() {

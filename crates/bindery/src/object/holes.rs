@@ -1,6 +1,7 @@
 //! Pages and holes of an object (`lseek(2)` with `SEEK_DATA` and `SEEK_HOLE`).
 
 use crate::addr::PAGE_SHIFT;
+use crate::collections::page_tree::PageStretch;
 use crate::platform::Platform;
 
 use super::Object;
@@ -19,8 +20,8 @@ impl<P: Platform> Object<'_, P> {
             return Some(offset).filter(|offset| *offset < size);
         }
         let (page, end) = (offset >> PAGE_SHIFT, object.size_in_pages());
-        let run = object.pages.look(&memory.platform, |index| index.next_run(page, end))?;
-        Some(offset.max(run.page << PAGE_SHIFT))
+        let page = object.pages.look(&memory.platform, |index| index.next_used(page, end))?;
+        Some(offset.max(page << PAGE_SHIFT))
     }
 
     /// The first byte at or after `offset`, in bytes, that is in no existing page; the size if
@@ -38,9 +39,11 @@ impl<P: Platform> Object<'_, P> {
             return Some(size);
         }
         let (mut page, end) = (offset >> PAGE_SHIFT, object.size_in_pages());
-        let next = |page| object.pages.look(&memory.platform, |index| index.next_run(page, end));
-        while let Some(run) = next(page).filter(|run| run.page == page) {
-            page += u64::from(run.count);
+        let look = |page| object.pages.look(&memory.platform, |index| index.run(page, end - page));
+        while page < end
+            && let PageStretch::Frames(_, count) | PageStretch::Swapped(_, count) = look(page)
+        {
+            page += u64::from(count);
         }
         Some(offset.max(page << PAGE_SHIFT).min(size))
     }

@@ -19,6 +19,7 @@
 //! | `resize` | its size, holes, pages in advance |
 //! | `quota` | [`Quota`]: how many pages a file system in memory may have |
 //! | `save` | dirty pages go to the pager |
+//! | `swap_out`, `swap_in`, `swap_off` | pages of shared memory go to swap, and come back |
 //! | `seals` | forbidden changes |
 //! | `pager` | [`Pager`]: the storage of files |
 //! | `mappings` | updates of mappings when pages are dropped or saved |
@@ -77,6 +78,9 @@ mod save;
 mod seals;
 mod state;
 mod stored_bytes;
+mod swap_in;
+mod swap_off;
+pub(crate) mod swap_out;
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -341,12 +345,20 @@ impl<'m, P: Platform> Object<'m, P> {
         self.state().pages.look(&self.memory.platform, |index| index.looked_at())
     }
 
-    /// How many of its pages are in memory, those beyond its end included (`st_blocks`, in base
-    /// pages). The answer may be out of date unless the caller keeps others out.
+    /// How many of its pages are in memory, those beyond its end included. (`st_blocks` is this and
+    /// [`Object::swapped_pages`], in base pages.) The answer may be out of date unless the caller keeps others out.
     ///
     /// Context: any.
     pub fn resident_pages(&self) -> u64 {
         self.state().pages.resident()
+    }
+
+    /// How many of its pages are in swap; 0 for a file. They have content as those in memory do, and
+    /// count as committed. The answer may be out of date as that of [`Object::resident_pages`].
+    ///
+    /// Context: any.
+    pub fn swapped_pages(&self) -> u64 {
+        self.state().pages.swapped()
     }
 }
 

@@ -17,7 +17,8 @@ use super::invalidate::{PagesMayGo, PagesStay};
 use super::state::Accounting;
 use super::{Object, ObjectState};
 use crate::bytes;
-use crate::collections::page_tree::{PageFlags, PageRun, PageStretch};
+use crate::collections::page_tree::{PageFlags, PageRun, PageStretch, SwapSlot, SwappedRun};
+use crate::swap::SlotRun;
 
 /// What stands at `page`, and how far it goes on, at most `limit` pages: a run in consecutive
 /// frames of one folio, which the first one names, or pages that are not in memory. What lies
@@ -50,7 +51,53 @@ pub(super) fn run_at<P: Platform>(
     match object.pages.look(&memory.platform, |index| index.run_cut(page, limit, cut)) {
         PageStretch::Empty(count) => (None, count),
         PageStretch::Frames(frame, count) => (Some(frame), u64::from(count)),
+        PageStretch::Swapped(_, count) => (None, u64::from(count)),
     }
+}
+
+/// If `page` is in swap, whether it is in the swap cache too, and how many pages are as it is, at
+/// most `limit`.
+pub(crate) fn cached_run<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    page: u64,
+    limit: u64,
+) -> Option<(bool, u64)> {
+    if object.pages.swapped() == 0 {
+        return None;
+    }
+    let end = page.saturating_add(limit).min(object.size_in_pages());
+    let run = object.pages.look(&memory.platform, |index| index.next_swapped(page, end))?;
+    if run.page != page {
+        return None;
+    }
+    let cached = |n: u64| {
+        let SwapSlot { area, slot } = run.first.plus(n);
+        memory.is_slot_resident(area, slot)
+    };
+    let first = cached(0);
+    let alike = (0..u64::from(run.count)).take_while(|n| cached(*n) == first).count();
+    Some((first, alike.max(1) as u64))
+}
+
+/// How many of the pages from `first` to `end` are in swap.
+#[cfg(feature = "procfs")]
+pub(crate) fn swapped_pages<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    first: u64,
+    end: u64,
+) -> u64 {
+    if object.pages.swapped() == 0 {
+        return 0;
+    }
+    let (mut pages, mut from) = (0, first);
+    let next = |from| object.pages.look(&memory.platform, |index| index.next_swapped(from, end));
+    while let Some(run) = next(from) {
+        pages += u64::from(run.count);
+        from = run.page + u64::from(run.count);
+    }
+    pages
 }
 
 /// The pages around `page`, which `frame` holds, that are in the same folio without a gap, at
@@ -95,7 +142,8 @@ pub(crate) fn get<P: Platform>(
     page: u64,
     orders: u16,
 ) -> Result<Frame, Stop> {
-    obtain(memory, object, page, &Wanted::one(orders, object.size_in_pages()))
+    let wanted = Wanted { for_fault: true, ..Wanted::one(orders, object.size_in_pages()) };
+    obtain(memory, object, page, &wanted)
 }
 
 /// Notes that `count` pages from `page` on are, or will be, written. Those of a file are saved by
@@ -172,7 +220,7 @@ pub(crate) fn mark_written<P: Platform>(object: &Object<'_, P>, page: u64, count
 }
 
 /// Drops the pages from `first` to `end`, which are mapped nowhere: the frames are free unless
-/// somebody else holds them.
+/// somebody else holds them, and so are the slots of those in swap.
 ///
 /// Complexity: in the runs, and O(height of the index) for each 64 pages.
 pub(super) fn drop_pages<P: Platform>(
@@ -182,6 +230,9 @@ pub(super) fn drop_pages<P: Platform>(
     end: u64,
     proof: &PagesMayGo,
 ) {
+    if object.pages.swapped() > 0 {
+        drop_swapped(memory, object, first, end);
+    }
     loop {
         let taken = object.pages.change(memory, |index, nodes| {
             let run = index.take_run(first, end, nodes);
@@ -198,6 +249,31 @@ pub(super) fn drop_pages<P: Platform>(
             object.uncommit(memory, u64::from(run.count));
         }
     }
+}
+
+/// Drops those of the pages from `first` to `end` that are in swap: nobody names their slots any
+/// more. The same costs.
+#[cold]
+fn drop_swapped<P: Platform>(memory: &Memory<P>, object: &ObjectState, first: u64, end: u64) {
+    loop {
+        let taken = object.pages.change(memory, |index, nodes| {
+            let run = index.take_swapped(first, end, nodes);
+            object.pages.count_swapped(run.map_or(0, |run| -i64::from(run.count)));
+            (run, 0)
+        });
+        let Some(run) = taken else { return };
+        // The index names them no more: a folio that is being written out, or stays in the swap
+        // cache since it could not be, is let go with them.
+        memory.release_slots(slots_of(run));
+        if object.accounting() == Accounting::PerPage {
+            object.uncommit(memory, u64::from(run.count));
+        }
+    }
+}
+
+/// The slots of a run in swap.
+pub(super) fn slots_of(run: SwappedRun) -> SlotRun {
+    SlotRun { area: run.first.area, first: run.first.slot, count: run.count }
 }
 
 /// Gives the references to `count` pages of `folio` back, which the index named until now; its
@@ -297,7 +373,7 @@ fn for_each_part<P: Platform>(
 }
 
 /// Fills the bytes from `start` to `end` of the object, which lie in one page, with zeroes; if the
-/// page is not in memory, nothing happens. Called with the invalidate lock held and without locks
+/// page is not there, nothing happens. It is not in swap. Called with the invalidate lock held and without locks
 /// on tables. The bytes lie behind the end of the file, or the caller has a change of the page in
 /// the list.
 pub(super) fn zero_part<P: Platform>(

@@ -1,4 +1,5 @@
 //! Reclaim of a file's clean pages: they leave the page index, and come again from the pager.
+//! (Shared memory goes to swap instead: [`super::swap_out`].)
 //!
 //! A reclaimer has found the folio by its frame number, perhaps inside an allocation of a thread
 //! that holds locks. So it only tries locks, never asks the pager, and allocates nothing:
@@ -23,6 +24,8 @@
 
 use core::ptr::NonNull;
 
+use arrayvec::ArrayVec;
+
 use crate::Memory;
 #[cfg(any(test, feature = "testing"))]
 use crate::addr::Frame;
@@ -31,6 +34,7 @@ use crate::frame::{Eviction, Folio, FolioLock, Owner, Reference};
 use crate::platform::Platform;
 use crate::rmap::{HOLD, Locking, RmapHit, Seen, for_each_sight};
 use crate::table::age::Forget;
+use crate::table::out_batch::OutBatch;
 use crate::table::spare::Spared;
 use crate::tlb::Gather;
 use crate::vma::MappingFlags;
@@ -39,12 +43,12 @@ use crate::vma::MappingFlags;
 use super::Object;
 use super::ObjectState;
 use super::invalidate::PagesMayGo;
+use super::swap_out::{Leaving, swap_out};
 
 /// What became of a folio of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ObjectFolio {
-    /// No mapping and no page index names it any more. Its so many pages are free as soon as the
-    /// caller's reference goes.
+    /// No mapping and no page index names it any more: its so many pages are free.
     Freed(u32),
     /// It stays: programs have used it lately ([`crate::frame::Frames::look`]).
     Used,
@@ -52,7 +56,7 @@ pub enum ObjectFolio {
     Busy,
     /// It stays until it is saved.
     Dirty,
-    /// It stays: it is locked into memory, or is no file's.
+    /// It stays: it is locked into memory, or it is shared memory and there is no swap slot for it.
     NotReclaimable,
 }
 
@@ -65,23 +69,50 @@ pub enum Spare {
     Nothing,
 }
 
-/// Drops the pages of the folio, which the caller has a reference to and has not locked, if they
-/// can be had again from the pager. Never waits for a sleeping lock; not in a read section.
+/// Drops the pages of the folio, which the caller has not locked, if they can be had again from the
+/// pager; sends shared memory to swap. Takes the reference. Never waits for a sleeping lock; not in
+/// a read section.
 ///
 /// Complexity: O(log n) for each of the VMAs that map pages of the folio, of n that map the object,
 /// and in the folio's entries there and its slots in the index.
 pub(crate) fn reclaim_folio<P: Platform>(
     memory: &Memory<P>,
-    held: &Reference<'_, P>,
+    held: Reference<'_, P>,
     spare: Spare,
 ) -> ObjectFolio {
-    let Some(lock) = held.try_lock() else { return ObjectFolio::Busy };
-    let (object, first) = match lock.owner(&memory.platform) {
-        (Owner::File(object), first) => (object.cast::<ObjectState>(), first),
-        (Owner::Memory(_), _) => return ObjectFolio::NotReclaimable,
-        (Owner::Group(_) | Owner::Nobody, _) => return ObjectFolio::Busy,
+    let lock = memory.frames.try_lock_folio(&memory.platform, *held);
+    let Some(lock) = lock else { return ObjectFolio::Busy };
+    match lock.owner(&memory.platform) {
+        (Owner::File(object), first) => evict(memory, object.cast(), (*held, first), &lock, spare),
+        (Owner::Memory(object), first) if memory.has_swap() => {
+            send_to_swap(memory, object.cast(), Leaving::locked(lock, held, first), spare)
+        }
+        (Owner::Memory(_), _) => ObjectFolio::NotReclaimable,
+        (Owner::Group(_) | Owner::Nobody, _) => ObjectFolio::Busy,
+    }
+}
+
+/// Sends a folio of shared memory to swap.
+fn send_to_swap<P: Platform>(
+    memory: &Memory<P>,
+    object: NonNull<ObjectState>,
+    leaving: Leaving<'_, P>,
+    spare: Spare,
+) -> ObjectFolio {
+    let mut folios = ArrayVec::new();
+    folios.push(leaving);
+    let mut batch = OutBatch::new();
+    let sent = {
+        // SAFETY: as in `evict`: the callee's last use of it comes before it releases the
+        // invalidate lock.
+        let object = unsafe { object.as_ref() };
+        swap_out(memory, object, &mut folios, spare, &mut batch)
     };
-    evict(memory, object, (**held, first), &lock, spare)
+    match (sent, batch.write_out(memory)) {
+        // There was no room for the content.
+        (ObjectFolio::Freed(_), 0) => ObjectFolio::NotReclaimable,
+        (sent, _) => sent,
+    }
 }
 
 /// Has a reclaimer find the folio that `frame` is a page of, whatever the frame is used for by now.
@@ -93,7 +124,7 @@ pub fn reclaim_frame<P: Platform>(
     spare: Spare,
 ) -> Option<ObjectFolio> {
     let held = memory.frames.try_hold(&memory.platform, frame)?;
-    Some(reclaim_folio(memory, &held, spare))
+    Some(reclaim_folio(memory, held, spare))
 }
 
 /// As [`reclaim_frame`], of a page of an object. `None` if it is not in memory.
@@ -147,7 +178,7 @@ fn evict<P: Platform>(
 }
 
 /// Why pages cannot be taken.
-enum Obstacle {
+pub(super) enum Obstacle {
     /// There are entries that map them.
     Mapped,
     /// They stay.
@@ -155,12 +186,12 @@ enum Obstacle {
 }
 
 /// A folio of an object, with its lock and the invalidate lock held.
-struct Victim<'a, P: Platform> {
-    memory: &'a Memory<P>,
-    object: &'a ObjectState,
-    folio: Folio,
+pub(super) struct Victim<'a, P: Platform> {
+    pub(super) memory: &'a Memory<P>,
+    pub(super) object: &'a ObjectState,
+    pub(super) folio: Folio,
     /// Where its first page belongs.
-    first: u64,
+    pub(super) first: u64,
 }
 
 impl<P: Platform> Victim<'_, P> {
@@ -170,7 +201,12 @@ impl<P: Platform> Victim<'_, P> {
 
     /// The next pages from `from` on that the index says are in the folio. What was dropped may
     /// have come back in another one.
-    fn next_run(&self, index: &PageIndex, flags: PageFlags, from: u64) -> Option<PageRun> {
+    pub(super) fn next_run(
+        &self,
+        index: &PageIndex,
+        flags: PageFlags,
+        from: u64,
+    ) -> Option<PageRun> {
         let mut from = from;
         loop {
             let run = index.next_run_with(flags, from, self.end())?;
@@ -202,7 +238,7 @@ impl<P: Platform> Victim<'_, P> {
 
     /// How many pages of the folio the index names, if they are clean and unmapped, and nobody else
     /// but the reclaimer holds the folio.
-    fn may_go(&self, index: &PageIndex, spare: Spare) -> Result<u32, Obstacle> {
+    pub(super) fn may_go(&self, index: &PageIndex, spare: Spare) -> Result<u32, Obstacle> {
         let (frames, folio) = (&self.memory.frames, self.folio);
         if self.next_run(index, PageFlags::DIRTY, self.first).is_some() {
             return Err(Obstacle::Stays(ObjectFolio::Dirty));
@@ -231,7 +267,7 @@ impl<P: Platform> Victim<'_, P> {
     }
 
     /// Takes away all entries that map the folio, unless it was used, or is locked into memory.
-    fn unmap(&self, spare: Spare, _: &PagesMayGo) -> Result<(), Obstacle> {
+    pub(super) fn unmap(&self, spare: Spare, _: &PagesMayGo) -> Result<(), Obstacle> {
         if spare == Spare::Used {
             let mut used = 0;
             self.visit(|hit, gather| {

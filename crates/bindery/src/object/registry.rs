@@ -76,6 +76,29 @@ impl<'m, P: Platform> Registry<'m, P> {
         })
     }
 
+    /// The object behind `last` in the list, or the first, of which the caller is a holder from now
+    /// on. Objects that go meanwhile are passed over; those that come may be. The caller holds
+    /// `last`.
+    pub(super) fn next_held(
+        &self,
+        last: Option<NonNull<ObjectState>>,
+    ) -> Option<NonNull<ObjectState>> {
+        let list = self.0.first.lock();
+        let mut next = match last {
+            Some(last) => Self::links(last).next.load(Relaxed),
+            None => list.load(Relaxed).cast(),
+        };
+        while let Some(node) = NonNull::new(next) {
+            // SAFETY: objects leave the list, whose lock is held, before they are freed.
+            if unsafe { node.as_ref() }.try_hold() {
+                return Some(node);
+            }
+            // Its last holder is about to take it out.
+            next = Self::links(node).next.load(Relaxed);
+        }
+        None
+    }
+
     fn links<'a>(node: NonNull<ObjectState>) -> &'a Links {
         // SAFETY: callers hold the lock (or keep the system quiet) and name objects that are in the
         // list, or are being added or taken by somebody who holds them; so they are not freed

@@ -13,6 +13,7 @@ use super::invalidate::PagesMayGo;
 use super::mappings::{self, Copies};
 use super::seals::Seals;
 use super::state::pages_of;
+use super::swap_in::{Swapped, swap_in};
 use super::{MAX_SIZE, Object, pages};
 use crate::collections::page_tree::PAGE_LIMIT;
 
@@ -62,6 +63,7 @@ impl<P: Platform> Object<'_, P> {
             if bytes < old {
                 object.seals.forbid(Seals::SHRINK)?;
             }
+            self.bring_in_cut([bytes, bytes])?;
             self.cut(old, bytes)?;
             Ok(())
         })
@@ -112,11 +114,23 @@ impl<P: Platform> Object<'_, P> {
             if object.is_file() {
                 return self.punch_file(offset, end.min(object.size()));
             }
+            self.bring_in_cut([offset, end])?;
             object
                 .invalidate_lock
                 .with_write(&memory.platform, |proof| self.punch(offset, end, proof));
             Ok(())
         })
+    }
+
+    /// Brings those pages back from swap that are cut in two, and will be zeroed in part. The changes
+    /// are held, so they stay.
+    fn bring_in_cut(&self, cuts: [u64; 2]) -> Result<(), Error> {
+        let (memory, object) = (self.memory, self.state());
+        for cut in cuts.into_iter().filter(|cut| !cut.is_multiple_of(PAGE_SIZE)) {
+            let page = cut >> PAGE_SHIFT;
+            while object.pages.swapped() > 0 && swap_in(memory, object, page, 0)? != Swapped::No {}
+        }
+        Ok(())
     }
 
     /// The changes are held, and the pager has none of the pages.

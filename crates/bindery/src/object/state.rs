@@ -2,7 +2,7 @@
 
 use core::cell::UnsafeCell;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::Memory;
 use crate::addr::PAGE_SIZE;
@@ -87,6 +87,8 @@ pub(crate) struct ObjectState {
     pub(crate) mapping_lock: TreeLock,
     pub(crate) mappers: ObjectTree,
     pub(super) links: Links,
+    /// Its pages stay in memory (`SHM_LOCK`).
+    stays_in_memory: AtomicBool,
 }
 
 /// The index of an object's pages, what is in flight between them and the pager, and the lock of
@@ -96,8 +98,10 @@ pub(crate) struct Pages {
     index: UnsafeCell<PageIndex>,
     in_flight: UnsafeCell<InFlight>,
     pub(super) ends: Ends,
-    /// How many pages the index has; to be read without the lock.
+    /// How many pages the index has in memory; to be read without the lock.
     resident: AtomicU64,
+    /// How many it has in swap.
+    swapped: AtomicU64,
 }
 
 impl Pages {
@@ -108,6 +112,7 @@ impl Pages {
             in_flight: UnsafeCell::new(InFlight::new()),
             ends: Ends::new(),
             resident: AtomicU64::new(0),
+            swapped: AtomicU64::new(0),
         }
     }
 
@@ -124,7 +129,7 @@ impl Pages {
     }
 
     /// Changes the index, alone. `work` takes no lock but those of the frames and slabs. It says by
-    /// how many pages there are more or fewer.
+    /// how many pages there are more or fewer in memory.
     pub(super) fn change<P: Platform, R>(
         &self,
         memory: &Memory<P>,
@@ -203,9 +208,20 @@ impl Pages {
         self.change(memory, work)
     }
 
-    /// How many pages there are.
+    /// How many pages there are in memory.
     pub(crate) fn resident(&self) -> u64 {
         self.resident.load(Ordering::Relaxed)
+    }
+
+    /// There are so many pages more or fewer in swap. The index lock is held for writing.
+    pub(super) fn count_swapped(&self, by: i64) {
+        let swapped = self.swapped.load(Ordering::Relaxed);
+        self.swapped.store(swapped.wrapping_add_signed(by), Ordering::Relaxed);
+    }
+
+    /// How many pages there are in swap.
+    pub(crate) fn swapped(&self) -> u64 {
+        self.swapped.load(Ordering::Relaxed)
     }
 }
 
@@ -238,6 +254,7 @@ impl ObjectState {
             mapping_lock: TreeLock::new(),
             mappers: ObjectTree::new(),
             links: Links::new(),
+            stays_in_memory: AtomicBool::new(false),
         }
     }
 
@@ -321,6 +338,18 @@ impl ObjectState {
         if self.is_secret() { Err(refusal) } else { Ok(()) }
     }
 
+    /// Whether its pages may go to swap.
+    pub(crate) fn may_be_swapped(&self) -> bool {
+        let stays = self.is_secret() || self.stays_in_memory.load(Ordering::Relaxed);
+        !self.is_file() && !stays
+    }
+
+    /// Keeps its pages in memory from now on, or no longer; those in swap stay there until somebody
+    /// touches them.
+    pub(crate) fn keep_in_memory(&self, keep: bool) {
+        self.stays_in_memory.store(keep, Ordering::Relaxed);
+    }
+
     /// The System V segment that it is the memory of.
     pub(crate) fn segment(&self) -> Option<SegmentMark> {
         match self.backing {
@@ -374,6 +403,13 @@ impl ObjectState {
     /// One handle more. The caller has one, or knows a VMA that has.
     pub(super) fn hold(&self) {
         self.holders.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One handle more, unless the last one has gone. Says whether there is. The object is not freed
+    /// meanwhile.
+    pub(super) fn try_hold(&self) -> bool {
+        let more = |holders: u64| (holders > 0).then_some(holders + 1);
+        self.holders.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
     /// Whether anything is in flight between the pages and the pager.

@@ -5,6 +5,7 @@ use crate::arch::KeyRights;
 use crate::error::Error;
 use crate::frame::Folio;
 use crate::interrupt;
+use crate::object::ObjectState;
 use crate::platform::Platform;
 use crate::table::age::Forget;
 use crate::table::spare::Spared;
@@ -251,8 +252,14 @@ impl<P: Platform> AddressSpace<'_, P> {
             Advice::PageOut if vma.has(MappingFlags::DROPPABLE) => {
                 self.drop_contents(vma, part, gather)
             }
-            Advice::PageOut if self.table.memory.has_swap() && vma.group_pointer().is_some() => {
-                self.page_out(vma, part, gather)
+            Advice::PageOut
+                if self.table.memory.has_swap()
+                    && (vma.group_pointer().is_some() || shared_memory(vma).is_some()) =>
+            {
+                if vma.group_pointer().is_some() {
+                    self.page_out(vma, part, gather)?;
+                }
+                shared_memory(vma).map_or(Ok(()), |object| self.page_out_shared(object, part))
             }
             Advice::Cold | Advice::PageOut => {
                 self.forget_contents(vma, part, Forget::Accessed, gather)
@@ -352,6 +359,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         parts.end()
     }
+}
+
+/// The object that the mapping shows, if that is shared memory.
+fn shared_memory(vma: &Vma) -> Option<&ObjectState> {
+    vma.object().filter(|object| !object.is_file())
 }
 
 /// Whether a sealed mapping stands the advice: anonymous contents that the program could not

@@ -146,10 +146,14 @@ impl<P: Platform> AddressSpace<'_, P> {
             // The index is locked for a bounded time.
             let limit = left.min(u64::from(HELD_ENTRIES));
             let page = vma.page_offset_of(at);
-            let (found, count) = pages::resident_run(self.table.memory, object, page, limit);
+            let memory = self.table.memory;
+            let (found, mut count) = pages::resident_run(memory, object, page, limit);
+            let mut resident = found.is_some();
+            if !resident && let Some(cached) = pages::cached_run(memory, object, page, limit) {
+                (resident, count) = cached;
+            }
             let count = count.clamp(1, limit);
-            let residence = if found.is_some() { Residence::Resident } else { Residence::Absent };
-            tell(residence, count);
+            tell(if resident { Residence::Resident } else { Residence::Absent }, count);
             at = at.offset(count << PAGE_SHIFT);
         }
     }

@@ -1,9 +1,15 @@
-//! `MADV_PAGEOUT`: the anonymous pages of a range go to swap.
+//! `MADV_PAGEOUT`: the anonymous pages of a range go to swap, and shared memory does.
 
-use crate::addr::VirtRange;
-use crate::arch::Level;
+use arrayvec::ArrayVec;
+
+use crate::addr::{VirtAddr, VirtRange};
+use crate::arch::{self, Arch, Kind, Level};
 use crate::error::Error;
+use crate::frame::Folio;
 use crate::interrupt;
+use crate::object::ObjectState;
+use crate::object::reclaim::Spare;
+use crate::object::swap_out::{FOLIOS, Leaving, swap_out};
 use crate::platform::Platform;
 use crate::table::PageTable;
 use crate::table::cursor::Chunks;
@@ -53,5 +59,58 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         drop(locked);
         Ok(())
+    }
+
+    /// Sends the folios of shared memory that are mapped in `part` alone to swap: one walk through
+    /// the reverse map for each [`FOLIOS`]. As on Linux, what other VMAs map too stays, and so does
+    /// what nobody has touched here.
+    #[inline(never)]
+    pub(super) fn page_out_shared(
+        &self,
+        object: &ObjectState,
+        part: VirtRange,
+    ) -> Result<(), Error> {
+        let memory = self.table.memory;
+        let mut folios = ArrayVec::new();
+        let mut batch = OutBatch::new();
+        let mut at = part.start();
+        while at < part.end() {
+            interrupt::check(self.platform())?;
+            let (mapped, next) = self.mapped_folios(VirtRange::raw(at.0, part.end().0));
+            let leaving = mapped
+                .iter()
+                .filter_map(|(folio, pages)| Leaving::new(memory, object, folio.head, *pages));
+            folios.extend(leaving);
+            swap_out(memory, object, &mut folios, Spare::Nothing, &mut batch);
+            batch.write_out(memory);
+            at = next;
+        }
+        Ok(())
+    }
+
+    /// The first folios of objects that are mapped in the range, with how many of their pages, and
+    /// up to where.
+    fn mapped_folios(&self, range: VirtRange) -> (ArrayVec<(Folio, u32), FOLIOS>, VirtAddr) {
+        let frames = &self.table.memory.frames;
+        let mut mapped = ArrayVec::<(Folio, u32), FOLIOS>::new();
+        let mut next = range.end();
+        self.table.look(range, |looked| {
+            if arch::kind::<P::Arch>(looked.raw, looked.node.level) != Kind::Leaf {
+                return true;
+            }
+            let folio = frames.folio_of(P::Arch::frame(looked.entry));
+            let Some(folio) = folio.filter(|folio| frames.is_of_object(*folio)) else {
+                return true;
+            };
+            let pages = looked.range.pages() as u32;
+            let full = mapped.is_full();
+            match mapped.last_mut() {
+                Some((last, count)) if *last == folio => *count += pages,
+                _ if full => next = looked.range.start(),
+                _ => mapped.push((folio, pages)),
+            }
+            next == range.end()
+        });
+        (mapped, next)
     }
 }

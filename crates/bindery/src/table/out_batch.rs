@@ -42,7 +42,7 @@ impl OutBatch {
 
     /// Slots for a folio. Single ones are allocated for many folios at once.
     #[inline]
-    pub(super) fn slots<P: Platform>(
+    pub(crate) fn slots<P: Platform>(
         &mut self,
         memory: &Memory<P>,
         order: u8,
@@ -61,7 +61,7 @@ impl OutBatch {
         Some(SlotRun { count: 1, ..run })
     }
 
-    pub(super) fn add(&mut self, slots: SlotRun, at: VirtAddr) {
+    pub(crate) fn add(&mut self, slots: SlotRun, at: VirtAddr) {
         if let Some(last) = self.runs[self.settled..].last_mut()
             && last.slots.area == slots.area
             && last.slots.first + u64::from(last.slots.count) == slots.first

@@ -22,6 +22,8 @@ pub(crate) enum Spared {
     GuardsAndCopies,
     /// All but the pages of this folio.
     AllBut(Folio),
+    /// All but pages that belong to an object.
+    AllButShared,
 }
 
 /// Whether whole tables may go.
@@ -127,6 +129,9 @@ impl<P: Platform> PageTable<'_, P> {
                     folio.is_some_and(|folio| self.memory.frames.is_anonymous(folio))
                 }
                 Spared::AllBut(dropped) => folio != Some(dropped),
+                Spared::AllButShared => {
+                    !folio.is_some_and(|folio| self.memory.frames.is_of_object(folio))
+                }
             }
         };
         match run.what {
@@ -135,7 +140,7 @@ impl<P: Platform> PageTable<'_, P> {
                 Some(Absent::Marker(Marker::Guard)) => true,
                 Some(Absent::Swap { .. }) => copies,
                 Some(Absent::ProtNone { frame, .. }) => is_copy(frame),
-                _ => matches!(spared, Spared::AllBut(_)),
+                _ => matches!(spared, Spared::AllBut(_) | Spared::AllButShared),
             },
             What::Empty | What::Table(_) => false,
         }

@@ -5,4 +5,5 @@ mod faults;
 mod fixture;
 mod page_out;
 mod reclaim;
+mod shared;
 mod slots;

@@ -94,14 +94,16 @@ pub fn turn_off(path: u64) -> Outcome {
 fn empty(active: &Active) -> Result<(), Errno> {
     let area = &active.area;
     memory().stop_swapping_to(area);
+    let errno = |problem| match problem {
+        Error::OutOfMemory => Errno::ENOMEM,
+        Error::Interrupted => Errno::EINTR,
+        _ => Errno::EIO,
+    };
     loop {
         for space in process::spaces() {
-            space.swap_in_area(area).map_err(|problem| match problem {
-                Error::OutOfMemory => Errno::ENOMEM,
-                Error::Interrupted => Errno::EINTR,
-                _ => Errno::EIO,
-            })?;
+            space.swap_in_area(area).map_err(errno)?;
         }
+        memory().swap_in_objects(area).map_err(errno)?;
         match memory().swap_off(area) {
             Ok(()) => return Ok(()),
             Err(SwapError::InUse) => {}

@@ -1,33 +1,34 @@
-//! The marks of dirty pages in the nodes of the tree, and their verification.
+//! The marks of dirty and of swapped pages in the nodes of the tree, and their verification.
 
 use super::node::{PRESENT, SLOTS, has, leaf_end, level_of, slot};
-use super::{PageFlags, PageIndex};
+use super::{PageFlags, PageIndex, SwapSlot};
 
 impl PageIndex {
-    /// Lets the nodes above that of level 0 with `page` know whether it has dirty pages. O(h).
+    /// Lets the nodes above that of level 0 with `page` know whether it has dirty and swapped pages.
+    /// O(h).
     pub(super) fn mark_above(&mut self, page: u64) {
         let path = self.path(page);
         for level in 1..=self.level {
             let (Some(below), Some(link)) = (path[level - 1], path[level]) else { continue };
-            let dirty = self.node(below).dirty != 0;
-            if !self.node_mut(link).mark(slot(page, level), dirty) {
+            let marks = self.node(below).marks();
+            if !self.node_mut(link).mark(slot(page, level), marks) {
                 return;
             }
         }
     }
 
-    /// Whether the nodes on the way to `page` know which of them have dirty pages.
+    /// Whether the nodes on the way to `page` know which of them have dirty and swapped pages.
     fn is_marked_above(&self, page: u64) -> bool {
         let path = self.path(page);
         (1..=self.level).all(|level| {
             let [below, above] = [level - 1, level].map(|level| path[level]);
-            let dirty = below.is_some_and(|below| self.node(below).dirty != 0);
-            let marked = above.map(|above| self.node(above).dirty >> slot(page, level) & 1 == 1);
-            // What is beneath an unused slot is not dirty, either.
-            let beyond = above
-                .map(|above| self.node(above))
-                .is_some_and(|node| node.dirty & !node.used != 0);
-            marked == Some(dirty) && !beyond
+            let marks = below.map(|below| self.node(below).marks());
+            let bit = |marks: u64| marks >> slot(page, level) & 1 == 1;
+            let above = above.map(|above| self.node(above));
+            let marked = above.map(|node| (bit(node.dirty), bit(node.swapped)));
+            // What is beneath an unused slot is neither.
+            let beyond = above.is_some_and(|node| (node.dirty | node.swapped) & !node.used != 0);
+            marked == marks && !beyond
         })
     }
 
@@ -35,19 +36,21 @@ impl PageIndex {
     /// merely prepared. Looks at every slot. For tests and the auditor.
     pub(crate) fn check(&self) -> bool {
         let (mut nodes, mut last, mut from) = (0, None, 0);
-        while let Some((page, words)) = self.seek(from) {
+        while let Some((page, words)) = self.seek_used(from) {
             // The nodes on the way to `page` that are not on the way to `last`.
             nodes += last.map_or(self.level + 1, |last| level_of(page ^ last));
-            let bits =
-                self.link(page).map(|leaf| self.node(leaf)).map(|leaf| (leaf.used, leaf.dirty));
+            let leaf = self.link(page).map(|leaf| self.node(leaf));
+            let bits = leaf.map(|leaf| (leaf.used, leaf.dirty, leaf.swapped));
             let slots_that = |holds: fn(u64) -> bool| {
                 (0..SLOTS).fold(0, |bits, n| bits | u64::from(holds(words[n])) << n)
             };
-            let (used, dirty) = (
-                slots_that(|word| word & PRESENT != 0),
+            let (used, dirty, swapped) = (
+                slots_that(|word| word != 0),
                 slots_that(|word| has(word, PageFlags::DIRTY)),
+                slots_that(|word| SwapSlot::in_word(word).is_some()),
             );
-            if bits != Some((used, dirty)) || !self.is_marked_above(page) {
+            let sound = slots_that(|word| word & PRESENT != 0) == used & !swapped;
+            if bits != Some((used, dirty, swapped)) || !sound || !self.is_marked_above(page) {
                 return false;
             }
             last = Some(page);

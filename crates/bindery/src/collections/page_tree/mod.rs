@@ -16,7 +16,9 @@
 //! *run* (consecutive pages in consecutive frames): one folio, a part of one, or two that happen to
 //! be adjacent. Each node has a bitmap of its used slots, so absent pages are skipped by whole
 //! subtrees, and an empty node is noticed at once. A second bitmap says beneath which slots there
-//! are dirty pages, so that clean pages are skipped too (Linux: the marks of an xarray).
+//! are dirty pages, so that clean pages are skipped too (Linux: the marks of an xarray). A third
+//! says the same of pages in swap: their slots name a swap slot in place of a frame ([`SwapSlot`];
+//! Linux: a value entry). Such a page is not in memory, so runs of frames pass over it.
 //!
 //! # Guarantees
 //!
@@ -32,8 +34,10 @@
 //! Costs are given in slots and in the height h of the tree, at most 9. Nothing sleeps or recurses.
 //! Callers hold a lock for which others spin, so no run is counted beyond [`LONGEST_RUN`].
 
+mod growth;
 mod marks;
 mod node;
+mod swapped;
 
 use bitflags::bitflags;
 
@@ -42,10 +46,11 @@ use crate::error::OutOfMemory;
 use crate::platform::Platform;
 
 use node::{
-    HEIGHT, Link, SLOTS, Slots, Words, first_page, frame_in, has, leaf_end, level_of, mask, pieces,
-    slot, word_of,
+    HEIGHT, Link, PRESENT, SLOTS, Slots, Words, first_page, frame_in, has, leaf_end, level_of,
+    mask, pieces, slot, word_of,
 };
 pub(crate) use node::{NODES_OF_A_FOLIO, Node, Nodes};
+pub(crate) use swapped::{SwapSlot, SwappedRun};
 
 /// Pages have numbers below this: a file may have 2^64 bytes.
 pub(crate) const PAGE_LIMIT: u64 = 1 << (u64::BITS - PAGE_SHIFT);
@@ -87,12 +92,15 @@ pub(crate) enum PageStretch {
     Empty(u64),
     /// Pages in consecutive frames, the first of which is named.
     Frames(Frame, u32),
+    /// Pages in consecutive swap slots, the first of which is named.
+    Swapped(SwapSlot, u32),
 }
 
 /// A node of level 0.
 struct Leaf<'a> {
     used: &'a mut u64,
     dirty: &'a mut u64,
+    swapped: &'a mut u64,
     words: &'a mut Words,
 }
 
@@ -139,12 +147,12 @@ impl PageIndex {
         self.nodes
     }
 
-    /// Where `page` is; `None` if it is absent. O(h).
+    /// Where `page` is; `None` if it is not in memory. O(h).
     #[inline]
     pub(crate) fn get(&self, page: u64) -> Option<Slot> {
         let word = self.words(page)?[slot(page, 0)];
         let flags = PageFlags::from_bits_truncate(word);
-        (word != 0).then_some(Slot { frame: frame_in(word), flags })
+        (word & PRESENT != 0).then_some(Slot { frame: frame_in(word), flags })
     }
 
     /// What stands at `page`, and how far it goes on, `limit` pages at the most.
@@ -168,10 +176,17 @@ impl PageIndex {
                 let end = page.saturating_add(limit.min(cut(frame)));
                 PageStretch::Frames(frame, self.length(page, frame, PageFlags::empty(), end))
             }
-            None => {
-                let absent = self.seek(page).map_or(limit, |(next, _)| next - page);
-                PageStretch::Empty(absent.min(limit))
-            }
+            None => match self.seek_used(page) {
+                Some((next, words)) if next == page => {
+                    let end = page.saturating_add(limit);
+                    let first = SwapSlot::in_word(words[slot(page, 0)]).unwrap_or_default();
+                    PageStretch::Swapped(first, self.swapped_length(page, first, end))
+                }
+                next => {
+                    let absent = next.map_or(limit, |(next, _)| next - page);
+                    PageStretch::Empty(absent.min(limit))
+                }
+            },
         }
     }
 
@@ -273,7 +288,7 @@ impl PageIndex {
     ) -> Option<PageRun> {
         let run = self.next_run(from, end)?;
         for (page, slots) in pieces(run.page, run.page + u64::from(run.count)) {
-            let Leaf { used, dirty, words } = self.leaf_mut(page)?;
+            let Leaf { used, dirty, words, .. } = self.leaf_mut(page)?;
             *used &= !mask(&slots);
             let (emptied, was_dirty) = (*used == 0, *dirty != 0);
             *dirty &= !mask(&slots);
@@ -364,7 +379,9 @@ impl PageIndex {
     fn leaf_mut(&mut self, page: u64) -> Option<Leaf<'_>> {
         let link = self.link(page)?;
         match self.node_mut(link) {
-            Node { used, dirty, slots: Slots::Pages(words) } => Some(Leaf { used, dirty, words }),
+            Node { used, dirty, swapped, slots: Slots::Pages(words) } => {
+                Some(Leaf { used, dirty, swapped, words })
+            }
             _ => None,
         }
     }
@@ -380,14 +397,21 @@ impl PageIndex {
         path
     }
 
-    /// The first page at or behind `from`, and the slots of its node. O(h), where nodes without
-    /// pages wait to be written O(h) for each.
-    fn seek(&self, from: u64) -> Option<(u64, &Words)> {
-        self.seek_with(PageFlags::empty(), from)
+    /// The first page at or behind `from` that is in memory and has all of `flags`, and the slots
+    /// of its node. O(h), and O(h) for each node without such pages on the way.
+    fn seek_with(&self, flags: PageFlags, from: u64) -> Option<(u64, &Words)> {
+        self.seek(from, |node, level| node.slots_with(flags, level))
     }
 
-    /// As [`PageIndex::seek`], the first page that has all of `flags`.
-    fn seek_with(&self, flags: PageFlags, from: u64) -> Option<(u64, &Words)> {
+    /// As [`PageIndex::seek_with`], of all pages.
+    fn seek_used(&self, from: u64) -> Option<(u64, &Words)> {
+        self.seek(from, |node, _| node.used)
+    }
+
+    /// The first page at or behind `from` to which the slots lead that `slots` says of a node and
+    /// its level.
+    #[inline]
+    fn seek(&self, from: u64, slots: impl Fn(&Node, usize) -> u64) -> Option<(u64, &Words)> {
         let mut page = from;
         loop {
             // Where to go on if the way down ends: at the used slot next to it, in the lowest node
@@ -396,7 +420,7 @@ impl PageIndex {
             let mut at = self.root_over(page)?;
             for level in (0..=self.level).rev() {
                 let node = self.node(at);
-                let used = node.slots_with(flags) & u64::MAX << slot(page, level);
+                let used = slots(node, level) & u64::MAX << slot(page, level);
                 if used == 0 {
                     break;
                 }
@@ -434,7 +458,7 @@ impl PageIndex {
         (next - u64::from(frame.0)) as u32
     }
 
-    /// Replaces the words of those of `count` pages from `first` on that are present, node by node;
+    /// Replaces the words of those of `count` pages from `first` on that are in memory, node by node;
     /// those of nodes without a page that has `flags` stay.
     fn change(&mut self, first: u64, count: u64, flags: PageFlags, to: impl Fn(u64) -> u64) {
         let end = first.saturating_add(count);
@@ -445,7 +469,7 @@ impl PageIndex {
             let Some(Leaf { dirty, words, .. }) = self.leaf_mut(page) else { return };
             let before = *dirty;
             for (word, n) in words[slots.clone()].iter_mut().zip(slots) {
-                if *word != 0 {
+                if *word & PRESENT != 0 {
                     *word = to(*word);
                     *dirty = *dirty & !(1 << n) | u64::from(has(*word, PageFlags::DIRTY)) << n;
                 }
@@ -454,82 +478,6 @@ impl PageIndex {
                 self.mark_above(page);
             }
         }
-    }
-
-    /// Makes the nodes that are missing between the root and `page`. Where it fails, those that it
-    /// made before stay.
-    fn make_path<P: Platform>(&mut self, page: u64, nodes: &Nodes<'_, P>) -> Option<()> {
-        let wanted = level_of(page);
-        let mut at = match self.root {
-            Some(root) => root,
-            None => {
-                let root = self.new_node(wanted, nodes)?;
-                (self.root, self.level) = (Some(root), wanted);
-                root
-            }
-        };
-        while self.level < wanted {
-            let root = self.new_node(self.level + 1, nodes)?;
-            let dirty = self.node(at).dirty != 0;
-            self.node_mut(root).set_child(0, Some(at));
-            self.node_mut(root).mark(0, dirty);
-            self.root = Some(root);
-            self.level += 1;
-            at = root;
-        }
-        for level in (1..=self.level).rev() {
-            let index = slot(page, level);
-            at = match self.node(at).child(index) {
-                Some(child) => child,
-                None => {
-                    let child = self.new_node(level - 1, nodes)?;
-                    self.node_mut(at).set_child(index, Some(child));
-                    child
-                }
-            };
-        }
-        Some(())
-    }
-
-    /// Frees the nodes on the way to `page` that are empty, or become so; and the root, for as long
-    /// as it spans more than the pages need.
-    fn free_empty<P: Platform>(&mut self, page: u64, nodes: &Nodes<'_, P>) {
-        let path = self.path(page);
-        for level in 0..=self.level {
-            let Some(link) = path[level] else { continue };
-            if self.node(link).used != 0 {
-                break;
-            }
-            match path.get(level + 1).copied().flatten() {
-                Some(parent) => self.node_mut(parent).set_child(slot(page, level + 1), None),
-                None => (self.root, self.level) = (None, 0),
-            }
-            self.free_node(link, nodes);
-        }
-        while let Some(root) = self.root
-            && self.node(root).used == 1
-            && let Some(child) = self.node(root).child(0)
-        {
-            self.root = Some(child);
-            self.level -= 1;
-            self.free_node(root, nodes);
-        }
-    }
-
-    /// A node that nothing links yet.
-    fn new_node<P: Platform>(&mut self, level: usize, nodes: &Nodes<'_, P>) -> Option<Link> {
-        let node = nodes.slab.allocate(nodes.frames, nodes.platform, Node::new(level))?;
-        self.nodes += 1;
-        Some(Link(node))
-    }
-
-    /// Frees a node that nothing links any more.
-    fn free_node<P: Platform>(&mut self, link: Link, nodes: &Nodes<'_, P>) {
-        // SAFETY: 1. `new_node` got this pointer from the slab, which is the same by obligation 1
-        // of `Nodes::new`, and nodes are freed here alone, once they have left the tree. 2. The
-        // only link to it was the caller's, and nodes are `Send`.
-        unsafe { nodes.slab.free(nodes.frames, nodes.platform, link.0) };
-        self.nodes -= 1;
     }
 }
 

@@ -16,11 +16,12 @@ pub(super) const SLOTS: usize = 1 << SLOT_BITS;
 /// The most levels that a tree can have.
 pub(super) const HEIGHT: usize = level_of(PAGE_LIMIT - 1) + 1;
 
-/// Set in the slot of every page, so that it differs from an absent one (all zeroes) even with
-/// frame 0. The bits between it and the frame are [`PageFlags`].
+/// Set in the slot of every page in memory, so that it differs from an absent one (all zeroes) even
+/// with frame 0. The bits between it and the frame are [`PageFlags`].
 pub(super) const PRESENT: u64 = 1;
 
-/// What the slots of a bottom node hold: frame number, flags, [`PRESENT`]; or 0.
+/// What the slots of a bottom node hold: frame number, flags, [`PRESENT`]; or where a page is in
+/// swap ([`super::SwapSlot`]); or 0.
 pub(super) type Words = [u64; SLOTS];
 
 /// The most nodes that the pages of one folio take: leaves, and two ways to the root.
@@ -32,6 +33,8 @@ pub(crate) struct Node {
     pub(super) used: u64,
     /// Bit n: the page of slot n is dirty, or one beneath it.
     pub(super) dirty: u64,
+    /// Bit n: the page of slot n is in swap, or one beneath it.
+    pub(super) swapped: u64,
     pub(super) slots: Slots,
 }
 
@@ -58,7 +61,7 @@ impl Node {
             0 => Slots::Pages([0; SLOTS]),
             _ => Slots::Children([None; SLOTS]),
         };
-        Self { used: 0, dirty: 0, slots }
+        Self { used: 0, dirty: 0, swapped: 0, slots }
     }
 
     #[inline]
@@ -69,26 +72,39 @@ impl Node {
         }
     }
 
-    /// Only for nodes above level 0. A child with dirty pages is [marked](Node::mark) afterwards.
+    /// Only for nodes above level 0. A child with dirty or swapped pages is [marked](Node::mark)
+    /// afterwards.
     pub(super) fn set_child(&mut self, index: usize, child: Option<Link>) {
         if let Slots::Children(children) = &mut self.slots {
             children[index] = child;
             self.used = self.used & !(1 << index) | u64::from(child.is_some()) << index;
             self.dirty &= !(1 << index);
+            self.swapped &= !(1 << index);
         }
     }
 
-    /// Notes whether there is a dirty page beneath slot `index`. Says whether that is new.
-    pub(super) fn mark(&mut self, index: usize, dirty: bool) -> bool {
-        let before = self.dirty;
-        self.dirty = before & !(1 << index) | u64::from(dirty) << index;
-        self.dirty != before
+    /// Whether the node has dirty pages, and whether it has swapped ones.
+    pub(super) fn marks(&self) -> (bool, bool) {
+        (self.dirty != 0, self.swapped != 0)
     }
 
-    /// The slots beneath which there is a page with all of `flags`.
+    /// Notes what [`Node::marks`] says of the child beneath slot `index`. Says whether that is new.
+    pub(super) fn mark(&mut self, index: usize, (dirty, swapped): (bool, bool)) -> bool {
+        let before = (self.dirty, self.swapped);
+        self.dirty = before.0 & !(1 << index) | u64::from(dirty) << index;
+        self.swapped = before.1 & !(1 << index) | u64::from(swapped) << index;
+        (self.dirty, self.swapped) != before
+    }
+
+    /// The slots of a node of `level` beneath which there may be a page in memory with all of
+    /// `flags`; at level 0, there is.
     #[inline]
-    pub(super) fn slots_with(&self, flags: PageFlags) -> u64 {
-        if flags.contains(PageFlags::DIRTY) { self.dirty } else { self.used }
+    pub(super) fn slots_with(&self, flags: PageFlags, level: usize) -> u64 {
+        match (flags.contains(PageFlags::DIRTY), level) {
+            (true, _) => self.dirty,
+            (false, 0) => self.used & !self.swapped,
+            (false, _) => self.used,
+        }
     }
 }
 
@@ -166,7 +182,7 @@ pub(super) fn frame_in(word: u64) -> Frame {
     Frame((word >> PAGE_SHIFT) as u32)
 }
 
-/// Whether the word is a page's, with all of `flags`.
+/// Whether the word is that of a page in memory, with all of `flags`.
 pub(super) fn has(word: u64, flags: PageFlags) -> bool {
     let wanted = PRESENT | flags.bits();
     word & wanted == wanted

@@ -1,5 +1,7 @@
 //! The index compared with a `BTreeMap`, and out of memory at every point.
 
+mod swapped;
+
 extern crate std;
 
 use std::collections::{BTreeMap, BTreeSet};

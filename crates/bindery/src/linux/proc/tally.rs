@@ -6,6 +6,7 @@ use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, Attributes, Level};
 use crate::collections::page_tree::PageFlags;
 use crate::frame::{Folio, OwnerKind};
+use crate::object::pages;
 use crate::platform::Platform;
 use crate::space::{AddressSpace, MappingFlags, MmapLocked};
 use crate::table::look::{Standing, Stretch};
@@ -77,6 +78,34 @@ impl Tally {
             }
             Standing::Absent(_) => {}
         });
+        self.add_swapped_shared(space, vma, range);
+    }
+
+    /// Adds what the mapping's shared memory has in swap, though nobody knows who has put it there.
+    /// As on Linux, that has no parts; and a private mapping counts the pages where it has nothing
+    /// of its own.
+    fn add_swapped_shared<P: Platform>(
+        &mut self,
+        space: &AddressSpace<'_, P>,
+        vma: &Vma,
+        range: VirtRange,
+    ) {
+        let memory = space.table.memory;
+        let Some(object) = vma.object().filter(|object| object.pages.swapped() > 0) else { return };
+        let mut add = |range: VirtRange| {
+            let (first, end) = (vma.page_offset_of(range.start()), range.pages());
+            let pages = pages::swapped_pages(memory, object, first, first + end);
+            self.swapped += pages << PAGE_SHIFT;
+        };
+        if vma.is_shared() {
+            return add(range);
+        }
+        let mut at = range.start();
+        space.table.survey(range, |stretch| {
+            add(VirtRange::raw(at.0, stretch.range.start().0));
+            at = stretch.range.end();
+        });
+        add(VirtRange::raw(at.0, range.end().0));
     }
 
     fn add_pages<P: Platform>(

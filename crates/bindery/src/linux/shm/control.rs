@@ -26,8 +26,8 @@ const STATUS_WORDS: usize = 14;
 /// `shmctl(2)`: raw arguments (identifier, command, buffer) in, the result or `-errno` out. `space`
 /// is the caller's memory, in which the buffer stands.
 ///
-/// Segments are in memory whether they are locked or not: `SHM_LOCK` is noted, and counts against
-/// no limit.
+/// A segment that is locked (`SHM_LOCK`) does not go to swap; what is there stays until it is
+/// touched. It counts against no limit.
 ///
 /// Context: may sleep. Complexity: in the slots.
 pub fn shmctl<P: Platform>(
@@ -59,13 +59,16 @@ fn control<P: Platform>(
             Ok(last as u64)
         }
         SHM_INFO => {
-            let (used, pages, resident, last) = {
+            let (used, pages, (resident, swapped), last) = {
                 let slots = segments.slots.lock();
                 let there = slots.slots.iter().filter_map(|slot| slot.segment.as_ref());
-                let resident: u64 = there.map(|segment| segment.object.resident_pages()).sum();
+                let resident = there.fold((0, 0), |(resident, swapped), segment| {
+                    let object = &segment.object;
+                    (resident + object.resident_pages(), swapped + object.swapped_pages())
+                });
                 (slots.used, slots.pages, resident, slots.last_index())
             };
-            put(&[used.into(), pages, resident, 0, 0, 0])?;
+            put(&[used.into(), pages, resident, swapped, 0, 0])?;
             Ok(last as u64)
         }
         SHM_STAT | SHM_STAT_ANY => {
@@ -113,6 +116,7 @@ fn control<P: Platform>(
         }),
         SHM_LOCK | SHM_UNLOCK => segments.change(id, |segment| {
             segment.check_owner(user)?;
+            segment.object.state().keep_in_memory(command == SHM_LOCK);
             if command == SHM_LOCK {
                 segment.mode |= LOCKED;
             } else {

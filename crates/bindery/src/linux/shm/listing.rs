@@ -28,14 +28,17 @@ pub fn sysvipc_shm<P: Platform>(segments: &Segments<'_, P>, out: &mut dyn Write)
             let people = (segment.owner, segment.creator);
             let processes = (segment.created_by, segment.last_process, segment.attached);
             let times = [segment.attached_at, segment.detached_at, segment.changed_at];
-            (first, people, processes, times, segment.object.resident_pages() << PAGE_SHIFT)
+            let pages = [segment.object.resident_pages(), segment.object.swapped_pages()];
+            (first, people, processes, times, pages.map(|pages| pages << PAGE_SHIFT))
         });
-        let Some((first, (owner, creator), processes, times, resident)) = line else { continue };
+        let Some((first, (owner, creator), processes, times, [resident, swapped])) = line else {
+            continue;
+        };
         write!(out, "{:10} {:10}  {:4o} {:21} ", first.0, first.1, first.2, first.3)?;
         write!(out, "{:5} {:5}  {:5} ", processes.0, processes.1, processes.2)?;
         write!(out, "{:5} {:5} {:5} {:5} ", owner.0, owner.1, creator.0, creator.1)?;
         write!(out, "{:10} {:10} {:10} ", times[0], times[1], times[2])?;
-        writeln!(out, "{resident:21} {:21}", 0)?;
+        writeln!(out, "{resident:21} {swapped:21}")?;
     }
     Ok(())
 }

@@ -1,0 +1,83 @@
+//! Nodes come and go: the way to a page is made, and what is empty is freed.
+
+use super::PageIndex;
+use super::node::{Link, Node, Nodes, level_of, slot};
+use crate::platform::Platform;
+
+impl PageIndex {
+    /// Makes the nodes that are missing between the root and `page`. Where it fails, those that it
+    /// made before stay.
+    pub(super) fn make_path<P: Platform>(&mut self, page: u64, nodes: &Nodes<'_, P>) -> Option<()> {
+        let wanted = level_of(page);
+        let mut at = match self.root {
+            Some(root) => root,
+            None => {
+                let root = self.new_node(wanted, nodes)?;
+                (self.root, self.level) = (Some(root), wanted);
+                root
+            }
+        };
+        while self.level < wanted {
+            let root = self.new_node(self.level + 1, nodes)?;
+            let marks = self.node(at).marks();
+            self.node_mut(root).set_child(0, Some(at));
+            self.node_mut(root).mark(0, marks);
+            self.root = Some(root);
+            self.level += 1;
+            at = root;
+        }
+        for level in (1..=self.level).rev() {
+            let index = slot(page, level);
+            at = match self.node(at).child(index) {
+                Some(child) => child,
+                None => {
+                    let child = self.new_node(level - 1, nodes)?;
+                    self.node_mut(at).set_child(index, Some(child));
+                    child
+                }
+            };
+        }
+        Some(())
+    }
+
+    /// Frees the nodes on the way to `page` that are empty, or become so; and the root, for as long
+    /// as it spans more than the pages need.
+    pub(super) fn free_empty<P: Platform>(&mut self, page: u64, nodes: &Nodes<'_, P>) {
+        let path = self.path(page);
+        for level in 0..=self.level {
+            let Some(link) = path[level] else { continue };
+            if self.node(link).used != 0 {
+                break;
+            }
+            match path.get(level + 1).copied().flatten() {
+                Some(parent) => self.node_mut(parent).set_child(slot(page, level + 1), None),
+                None => (self.root, self.level) = (None, 0),
+            }
+            self.free_node(link, nodes);
+        }
+        while let Some(root) = self.root
+            && self.node(root).used == 1
+            && let Some(child) = self.node(root).child(0)
+        {
+            self.root = Some(child);
+            self.level -= 1;
+            self.free_node(root, nodes);
+        }
+    }
+
+    /// A node that nothing links yet.
+    fn new_node<P: Platform>(&mut self, level: usize, nodes: &Nodes<'_, P>) -> Option<Link> {
+        let node = nodes.slab.allocate(nodes.frames, nodes.platform, Node::new(level))?;
+        self.nodes += 1;
+        Some(Link(node))
+    }
+
+    /// Frees a node that nothing links any more.
+    fn free_node<P: Platform>(&mut self, link: Link, nodes: &Nodes<'_, P>) {
+        // SAFETY: 1. `new_node` got this pointer from the slab, which is the same by obligation 1
+        // of `Nodes::new`, and nodes are freed here alone, once they have left the tree. 2. The
+        // only link to it was the caller's, and nodes are `Send`.
+        unsafe { nodes.slab.free(nodes.frames, nodes.platform, link.0) };
+        self.nodes -= 1;
+    }
+}

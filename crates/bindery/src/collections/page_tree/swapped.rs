@@ -1,0 +1,148 @@
+//! Pages in swap: their slots name a swap slot.
+//!
+//! ```text
+//! 63 .. 58   57 ..... 50   49 ............ 12   11 ... 3   2         1       0
+//! spare      area          swap slot            spare      SWAPPED   spare   not PRESENT
+//! ```
+
+use super::node::{Nodes, PRESENT, Words, mask, pieces, slot, word_of};
+use super::{LONGEST_RUN, Leaf, PageIndex};
+use crate::addr::{Frame, PAGE_SHIFT};
+use crate::platform::Platform;
+
+/// Set in the slot of a page in swap.
+const SWAPPED: u64 = 1 << 2;
+
+const SLOT_BITS: u32 = 38;
+const AREA_SHIFT: u32 = PAGE_SHIFT + SLOT_BITS;
+
+/// Where a page is in swap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct SwapSlot {
+    /// The swap area.
+    pub(crate) area: u8,
+    /// The slot there, below 2^38.
+    pub(crate) slot: u64,
+}
+
+/// Consecutive pages in consecutive swap slots.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SwappedRun {
+    /// The number of the first page.
+    pub(crate) page: u64,
+    /// Where it is.
+    pub(crate) first: SwapSlot,
+    /// How many pages, at least 1.
+    pub(crate) count: u32,
+}
+
+impl SwapSlot {
+    /// The slot of the page so many behind.
+    pub(crate) fn plus(self, pages: u64) -> Self {
+        Self { slot: self.slot + pages, ..self }
+    }
+
+    /// What the word of a page says, if it is in swap.
+    pub(super) fn in_word(word: u64) -> Option<Self> {
+        let slot = word >> PAGE_SHIFT & ((1 << SLOT_BITS) - 1);
+        let swapped = word & (SWAPPED | PRESENT) == SWAPPED;
+        swapped.then_some(Self { area: (word >> AREA_SHIFT) as u8, slot })
+    }
+
+    fn to_word(self) -> u64 {
+        u64::from(self.area) << AREA_SHIFT | self.slot << PAGE_SHIFT | SWAPPED
+    }
+}
+
+impl PageIndex {
+    /// Where `page` is in swap, if it is. O(h).
+    pub(crate) fn swapped(&self, page: u64) -> Option<SwapSlot> {
+        SwapSlot::in_word(self.words(page)?[slot(page, 0)])
+    }
+
+    /// The first page at or behind `from` that is in memory or in swap, if it is before `end`. O(h).
+    pub(crate) fn next_used(&self, from: u64, end: u64) -> Option<u64> {
+        self.seek_used(from).map(|(page, _)| page).filter(|page| *page < end)
+    }
+
+    /// The first run of pages in swap at or behind `from`, cut off at `end`. O(h), and one step for
+    /// each of its pages.
+    pub(crate) fn next_swapped(&self, from: u64, end: u64) -> Option<SwappedRun> {
+        let (page, words) = self.seek_swapped(from).filter(|(page, _)| *page < end)?;
+        let first = SwapSlot::in_word(words[slot(page, 0)])?;
+        Some(SwappedRun { page, first, count: self.swapped_length(page, first, end) })
+    }
+
+    fn seek_swapped(&self, from: u64) -> Option<(u64, &Words)> {
+        self.seek(from, |node, _| node.swapped)
+    }
+
+    /// How many pages from `page` on, which is in `first`, form a run in swap that ends before
+    /// `end`.
+    pub(super) fn swapped_length(&self, page: u64, first: SwapSlot, end: u64) -> u32 {
+        let end = end.min(page.saturating_add(u64::from(LONGEST_RUN)));
+        let mut count = 0;
+        for (piece, slots) in pieces(page, end) {
+            let words = self.words(piece).map_or(&[][..], |words| &words[slots.clone()]);
+            let follows = |(word, n): &(&u64, u64)| **word == first.plus(*n).to_word();
+            let more = words.iter().zip(count..).take_while(follows).count();
+            count += more as u64;
+            self.note(more as u64);
+            if more < slots.len() {
+                break;
+            }
+        }
+        count as u32
+    }
+
+    /// `count` pages from `first` on, which are in memory, are in swap from now on, in consecutive
+    /// slots. One step for each, and O(h) for each 64.
+    pub(crate) fn send_out(&mut self, first: u64, to: SwapSlot, count: u32) {
+        debug_assert!(to.slot + u64::from(count) <= 1 << SLOT_BITS);
+        self.turn(first, count, |n| to.plus(n).to_word());
+    }
+
+    /// `count` pages from `first` on, which are in swap, are in memory from now on, in consecutive
+    /// frames, and have no flags. The same costs.
+    pub(crate) fn bring_in(&mut self, first: u64, frame: Frame, count: u32) {
+        self.turn(first, count, |n| word_of(frame.plus(n as u32)));
+    }
+
+    /// Gives pages that are there other words, by their number behind the first.
+    fn turn(&mut self, first: u64, count: u32, word_for: impl Fn(u64) -> u64) {
+        for (page, slots) in pieces(first, first.saturating_add(u64::from(count))) {
+            let Some(Leaf { used, dirty, swapped, words }) = self.leaf_mut(page) else { continue };
+            debug_assert_eq!(*used & mask(&slots), mask(&slots), "pages from {page:#x} are absent");
+            *dirty &= !mask(&slots);
+            for (n, word) in (page - first..).zip(&mut words[slots.clone()]) {
+                *word = word_for(n);
+            }
+            let out = SwapSlot::in_word(words[slots.start]).is_some();
+            *swapped = *swapped & !mask(&slots) | if out { mask(&slots) } else { 0 };
+            self.mark_above(page);
+        }
+    }
+
+    /// Removes the run that [`PageIndex::next_swapped`] finds, with the nodes that it leaves empty.
+    /// O(h) for the way there and for each 64 pages, and two steps for each page.
+    pub(crate) fn take_swapped<P: Platform>(
+        &mut self,
+        from: u64,
+        end: u64,
+        nodes: &Nodes<'_, P>,
+    ) -> Option<SwappedRun> {
+        let run = self.next_swapped(from, end)?;
+        for (page, slots) in pieces(run.page, run.page + u64::from(run.count)) {
+            let Leaf { used, swapped, words, .. } = self.leaf_mut(page)?;
+            *used &= !mask(&slots);
+            *swapped &= !mask(&slots);
+            let emptied = *used == 0;
+            words[slots].fill(0);
+            if emptied {
+                self.free_empty(page, nodes);
+            }
+            self.mark_above(page);
+        }
+        Some(run)
+    }
+}

@@ -1,0 +1,187 @@
+//! Shared memory comes back from swap: as the largest folio that the slots and the policy allow.
+//!
+//! The caller keeps pages from leaving the index: it holds the invalidate lock for reading, or the
+//! changes. So of the pages in swap, none is dropped meanwhile, and none goes out. Two calls that
+//! want the same page meet at its slot: one claims it, the other finds the folio in the swap cache
+//! and waits for its lock.
+//!
+//! A page that is back gives its slot up at once, and counts as dirty. Nobody has to notice writes
+//! to shared memory then: no slot ever has content that is older than that of a page in memory.
+//! (Linux keeps the slot until the first write.)
+
+use crate::Memory;
+use crate::collections::page_tree::{PageIndex, SwapSlot};
+use crate::error::Error;
+use crate::frame::swap_place::SwapPlace;
+use crate::frame::{Folio, FolioLock, MAX_FOLIO_ORDER, Owner};
+use crate::platform::Platform;
+use crate::swap::SlotRun;
+use crate::swap::page_set::PageSet;
+
+use super::ObjectState;
+
+/// The orders that there are.
+const ORDERS: u16 = (2 << MAX_FOLIO_ORDER) - 1;
+
+/// Where a page was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Swapped {
+    /// It was not in swap.
+    No,
+    /// In the swap cache as well, or another thread has read it.
+    Cached,
+    /// In swap alone.
+    Read,
+}
+
+/// Brings `page` back if it is in swap: then the caller looks at the index again. May sleep. `orders` are those that the folio may have (bit n: order n; order 0 always).
+///
+/// # Errors
+/// [`Error::OutOfMemory`]; [`Error::InputOutput`] if the content is lost. Nothing has changed.
+#[cold]
+#[inline(never)]
+pub(super) fn swap_in<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    page: u64,
+    orders: u16,
+) -> Result<Swapped, Error> {
+    let look = |index: &PageIndex| index.swapped(page);
+    let Some(slot) = object.pages.look(&memory.platform, look) else { return Ok(Swapped::No) };
+    let Some(cached) = memory.find_cached(slot.area, slot.slot) else {
+        return read_in(memory, object, (page, slot), orders);
+    };
+    // Whoever writes the folio out, or reads it, has the lock.
+    let lock = memory.frames.lock_folio(&memory.platform, *cached);
+    if let Some(place) = memory.frames.swap_place(*cached)
+        && let Some(number) = slot.slot.checked_sub(place.first)
+        && number < u64::from(cached.pages())
+        && place.area == slot.area
+        && let Some(first) = page.checked_sub(number)
+    {
+        enter(memory, object, (*cached, place, first), &lock);
+    }
+    Ok(Swapped::Cached)
+}
+
+/// Reads the content of the slots around the page into a fresh folio.
+fn read_in<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    (page, slot): (u64, SwapSlot),
+    orders: u16,
+) -> Result<Swapped, Error> {
+    let orders = orders & ORDERS | 1;
+    for order in (0..=MAX_FOLIO_ORDER).rev().filter(|order| orders & 1 << order != 0) {
+        let first = page & !((1 << order) - 1);
+        let Some(start) = slot.slot.checked_sub(page - first) else { continue };
+        let slots = SlotRun { area: slot.area, first: start, count: 1 << order };
+        if order > 0 && !names_run(memory, object, first, slots) {
+            continue;
+        }
+        memory.may_wait();
+        let Some(folio) = memory.frames.new_folio(order) else { continue };
+        match read_folio(memory, object, (folio, first), slots) {
+            Ok(()) => return Ok(Swapped::Read),
+            Err(Unread::Content) if order == 0 => return Err(Error::InputOutput),
+            Err(Unread::Slots) if order == 0 => {
+                // Another thread reads the page, or has it.
+                memory.platform.relax();
+                return Ok(Swapped::Cached);
+            }
+            Err(_) => {}
+        }
+    }
+    Err(Error::OutOfMemory)
+}
+
+/// Whether the pages from `first` on are in these slots, one after the other.
+fn names_run<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    first: u64,
+    slots: SlotRun,
+) -> bool {
+    let end = first + u64::from(slots.count);
+    object.pages.look(&memory.platform, |index| {
+        let run = index.next_swapped(first, end);
+        run.is_some_and(|run| {
+            let named = (run.first.area, run.first.slot, run.count);
+            run.page == first && named == (slots.area, slots.first, slots.count)
+        })
+    })
+}
+
+/// Why nothing was read.
+enum Unread {
+    /// A slot is in the cache, or on its way there.
+    Slots,
+    /// The content is lost.
+    Content,
+}
+
+fn read_folio<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    (folio, first): (Folio, u64),
+    slots: SlotRun,
+) -> Result<(), Unread> {
+    let (frames, platform) = (&memory.frames, &memory.platform);
+    let Some(lock) = frames.try_lock_folio(platform, folio) else { return Err(Unread::Slots) };
+    frames.set_fresh_owner(folio, Owner::Nobody, 0);
+    frames.clear_exclusive(folio, 0, folio.pages());
+    // The cache's reference, and ours. Published first: who finds the folio by a slot finds it
+    // counted.
+    frames.publish_two(folio);
+    if memory.claim_slots(folio, slots).is_err() {
+        drop(lock);
+        frames.release_pages(platform, folio, 2);
+        return Err(Unread::Slots);
+    }
+    let place = SwapPlace { area: slots.area, first: slots.first, cached: slots.count };
+    let loaded = memory.load_folio(folio, slots);
+    if loaded {
+        enter(memory, object, (folio, place, first), &lock);
+    } else {
+        memory.give_up(folio, place);
+    }
+    drop(lock);
+    frames.release(platform, folio);
+    if loaded { Ok(()) } else { Err(Unread::Content) }
+}
+
+/// Lets the index name the folio, which is in the cache and complete, and whose first page belongs at
+/// `first`, wherever it names its slots; and gives these up. The caller has a reference.
+fn enter<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    (folio, place, first): (Folio, SwapPlace, u64),
+    lock: &FolioLock<'_, P>,
+) {
+    let end = first + u64::from(folio.pages());
+    let put = object.pages.change(memory, |index, _| {
+        let (mut put, mut count, mut from) = (PageSet::EMPTY, 0, first);
+        while let Some(run) = index.next_swapped(from, end) {
+            let number = (run.page - first) as u32;
+            let ours =
+                run.first.area == place.area && run.first.slot == place.first + u64::from(number);
+            let pages =
+                if ours { memory.pages_in_cache(folio, place, number, run.count) } else { 0 };
+            from = run.page + u64::from(pages.max(1));
+            if pages == 0 {
+                continue;
+            }
+            if count == 0 {
+                lock.set_owner(object.as_owner(), first);
+            }
+            // Before anybody finds them there, and can drop them.
+            memory.frames.add_references(folio, pages);
+            index.bring_in(run.page, folio.head.plus(number), pages);
+            put.add(number, pages);
+            count += i64::from(pages);
+        }
+        object.pages.count_swapped(-count);
+        (put, count)
+    });
+    memory.settle_slots(folio, place, &put);
+}

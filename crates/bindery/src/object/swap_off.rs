@@ -1,0 +1,81 @@
+//! The part of `swapoff(2)` that objects have: what they have in an area comes back.
+
+use core::ptr::NonNull;
+
+use crate::Memory;
+use crate::collections::page_tree::SwappedRun;
+use crate::error::Error;
+use crate::interrupt;
+use crate::platform::Platform;
+use crate::swap::SwapArea;
+use crate::vma::MappingFlags;
+
+use super::swap_in::swap_in;
+use super::{Object, ObjectState, Registry};
+
+impl<P: Platform> Memory<P> {
+    /// Brings everything back that shared memory has in the swap area, run by run, so that
+    /// [`Memory::swap_off`] can remove it; [`AddressSpace::swap_in_area`] does so for what address
+    /// spaces have. Call [`Memory::stop_swapping_to`] before. No lock is held from one run to the
+    /// next: all other calls and faults work meanwhile.
+    ///
+    /// [`AddressSpace::swap_in_area`]: crate::AddressSpace::swap_in_area
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`]; [`Error::InputOutput`] if the area has lost a page, which stays lost;
+    /// [`Error::Interrupted`] for a fatal signal. What has come back stays, and everything can be
+    /// used as before.
+    ///
+    /// Context: may sleep. Complexity: in the objects, and the runs that they have in swap.
+    pub fn swap_in_objects(&self, area: &SwapArea) -> Result<(), Error> {
+        let mut last: Option<Object<'_, P>> = None;
+        let behind = |last: &Option<Object<'_, P>>| {
+            let last = last.as_ref().map(|object| object.state);
+            Registry::of(self).next_held(last).map(|state| Object::of_holder(self, state))
+        };
+        while let Some(object) = behind(&last) {
+            object.swap_in_area(area.number)?;
+            last = Some(object);
+        }
+        Ok(())
+    }
+}
+
+impl<'m, P: Platform> Object<'m, P> {
+    /// The handle of a caller who is a holder.
+    pub(super) fn of_holder(memory: &'m Memory<P>, state: NonNull<ObjectState>) -> Self {
+        Self { memory, state, pager: core::marker::PhantomData }
+    }
+
+    fn swap_in_area(&self, area: u8) -> Result<(), Error> {
+        let (memory, object) = (self.memory, self.state());
+        let orders = object.orders(memory, MappingFlags::empty());
+        let mut from = 0;
+        while let Some(run) = self.next_in_area(from, area) {
+            interrupt::check(&memory.platform)?;
+            memory.retry(|| {
+                let bring = |_: &_| swap_in(memory, object, run.page, orders);
+                object.invalidate_lock.with_read(&memory.platform, bring)
+            })?;
+            from = run.page;
+        }
+        Ok(())
+    }
+
+    /// The first run at or behind `from` that is in the area.
+    fn next_in_area(&self, from: u64, area: u8) -> Option<SwappedRun> {
+        let object = self.state();
+        if object.pages.swapped() == 0 {
+            return None;
+        }
+        let mut from = from;
+        loop {
+            let platform = &self.memory.platform;
+            let run = object.pages.look(platform, |index| index.next_swapped(from, u64::MAX))?;
+            if run.first.area == area {
+                return Some(run);
+            }
+            from = run.page + u64::from(run.count);
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Shared memory goes to swap: the page index names slots in place of frames.
+//!
+//! ```text
+//! index    | 0  1  2  3 |            | s0 s1 s2 s3 |            | s0 s1 s2 s3 |
+//! folio    |f0 f1 f2 f3 |  unmapped  |f0 f1 f2 f3 | in the     freed
+//!           mapped         ------->   swap cache      ------->
+//! ```
+//!
+//! A slot of the object has one entry in its cell's count: the index. The rest is as with anonymous
+//! memory ([`crate::swap`]): the folio is in the swap cache while it is written out, and whoever
+//! finds its slot in the index finds the folio by it, and waits for its lock.
+//!
+//! 1. The folios are locked and referred to; so their owner is known.
+//! 2. The invalidate lock is tried, for writing. From then on no fault maps pages of the object, and
+//!    no call reads or writes them. The changes are tried, for reading: who holds them relies on
+//!    pages that he has seen, without the invalidate lock.
+//! 3. All folios lose their mappings, in one walk. Entries are cleared, since the index knows where
+//!    the pages are. As on Linux, whether they were soft-dirty is forgotten with them. Copies of
+//!    private mappings stay.
+//! 4. In one step, under the index lock, it looks whether the folio is unmapped and held by nobody
+//!    else, and puts the slots in the place of its frames.
+//! 5. The locks are released, and the folio is written out.
+//!
+//! A folio that cannot go has lost mappings, no more: the next touch finds it in the index.
+//!
+//! It only tries locks: a reclaimer calls it.
+
+use core::ptr;
+use core::sync::atomic::{Ordering, fence};
+
+use arrayvec::ArrayVec;
+
+use crate::Memory;
+use crate::addr::{Frame, PAGE_SHIFT, VirtAddr};
+use crate::collections::page_tree::{PageFlags, SwapSlot};
+use crate::frame::{FolioLock, Owner, Reference};
+use crate::platform::Platform;
+use crate::rmap::{HOLD, Locking, Pages, Seen, for_each_sight};
+use crate::swap::SlotRun;
+use crate::table::out_batch::OutBatch;
+use crate::table::spare::Spared;
+use crate::vma::MappingFlags;
+
+use super::ObjectState;
+use super::invalidate::PagesMayGo;
+use super::reclaim::{ObjectFolio, Obstacle, Spare, Victim};
+
+/// The most folios of one walk, and so of one flush.
+pub(crate) const FOLIOS: usize = 32;
+
+/// A folio of an object that is to go, locked, with a reference.
+pub(crate) struct Leaving<'m, P: Platform> {
+    lock: FolioLock<'m, P>,
+    held: Reference<'m, P>,
+    /// Where its first page belongs.
+    first: u64,
+}
+
+impl<'m, P: Platform> Leaving<'m, P> {
+    /// The folio that `frame` is a page of, if it is one of the object's, unlocked, and has at most
+    /// `mappings` mappings.
+    pub(crate) fn new(
+        memory: &'m Memory<P>,
+        object: &ObjectState,
+        frame: Frame,
+        mappings: u32,
+    ) -> Option<Self> {
+        let held = memory.frames.try_hold(&memory.platform, frame)?;
+        let lock = memory.frames.try_lock_folio(&memory.platform, *held)?;
+        let (owner, first) = lock.owner(&memory.platform);
+        let ours = matches!(owner, Owner::Memory(owner) if ptr::addr_eq(owner.as_ptr(), object));
+        (ours && memory.frames.mappings(*held) <= mappings).then_some(Self { lock, held, first })
+    }
+
+    /// The same of a folio that is locked and known to be the object's.
+    pub(super) fn locked(lock: FolioLock<'m, P>, held: Reference<'m, P>, first: u64) -> Self {
+        Self { lock, held, first }
+    }
+}
+
+/// A folio that is to go, and where to.
+struct Planned<'m, P: Platform> {
+    leaving: Leaving<'m, P>,
+    slots: SlotRun,
+    mapped: bool,
+}
+
+/// Sends folios of `object`, which rise, to swap, as far as they can go; those that do are in the
+/// batch, to be written out. Never waits for a sleeping lock; not in a read section. With
+/// [`Spare::Used`] there is one folio alone. Says what has become of the last that was looked at.
+///
+/// Complexity: O(log n) for each of the VMAs that map pages of the folios, of n that map the object,
+/// and in the entries there and the slots of the index.
+pub(crate) fn swap_out<'m, P: Platform>(
+    memory: &'m Memory<P>,
+    object: &ObjectState,
+    folios: &mut ArrayVec<Leaving<'m, P>, FOLIOS>,
+    spare: Spare,
+    batch: &mut OutBatch,
+) -> ObjectFolio {
+    if !object.may_be_swapped() {
+        folios.clear();
+        return ObjectFolio::NotReclaimable;
+    }
+    // Dropped last: it keeps the object.
+    let alone = object.invalidate_lock.try_write(&memory.platform);
+    let changes = object.changes.try_read(&memory.platform);
+    let (Some(alone), Some(_changes)) = (alone.as_ref(), changes) else {
+        folios.clear();
+        return ObjectFolio::Busy;
+    };
+    let mut last = ObjectFolio::Busy;
+    let mut planned = ArrayVec::<Planned<'m, P>, FOLIOS>::new();
+    let count = folios.len() as u32;
+    for (number, leaving) in (0..).zip(folios.drain(..)) {
+        match plan(memory, object, leaving, spare, batch, count - number) {
+            Ok(plan) => planned.push(plan),
+            Err(why) => last = why,
+        }
+    }
+    if let Err(why) = unmap(memory, object, &planned, spare, &alone.proof) {
+        for Planned { slots, .. } in planned {
+            memory.free_unused_slots(slots);
+        }
+        return why;
+    }
+    // After the entries, which lead to the folios: who has pinned one is seen.
+    fence(Ordering::SeqCst);
+    for plan in planned {
+        last = match send(memory, object, plan, batch) {
+            Ok(pages) => ObjectFolio::Freed(pages),
+            Err(why) => why,
+        };
+    }
+    last
+}
+
+/// Looks whether the folio may go, and finds slots for it.
+fn plan<'m, P: Platform>(
+    memory: &'m Memory<P>,
+    object: &ObjectState,
+    leaving: Leaving<'m, P>,
+    spare: Spare,
+    batch: &mut OutBatch,
+    left: u32,
+) -> Result<Planned<'m, P>, ObjectFolio> {
+    let victim = Victim { memory, object, folio: *leaving.held, first: leaving.first };
+    let may = object.pages.look(&memory.platform, |index| victim.may_go(index, spare));
+    let mapped = match may {
+        Ok(_) => false,
+        Err(Obstacle::Mapped) => true,
+        Err(Obstacle::Stays(why)) => return Err(why),
+    };
+    let order = leaving.held.order;
+    let slots = batch.slots(memory, order, left).ok_or(ObjectFolio::NotReclaimable)?;
+    Ok(Planned { leaving, slots, mapped })
+}
+
+/// Takes away all entries that map the folios. A single folio stays mapped where one of them is used
+/// or locked into memory.
+fn unmap<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    planned: &[Planned<'_, P>],
+    spare: Spare,
+    proof: &PagesMayGo,
+) -> Result<(), ObjectFolio> {
+    if let [Planned { leaving, mapped: true, .. }] = planned {
+        let victim = Victim { memory, object, folio: *leaving.held, first: leaving.first };
+        return victim.unmap(spare, proof).map_err(|obstacle| match obstacle {
+            Obstacle::Stays(why) => why,
+            Obstacle::Mapped => ObjectFolio::Busy,
+        });
+    }
+    let mut ranges = ArrayVec::<Pages, FOLIOS>::new();
+    for Planned { leaving, .. } in planned.iter().filter(|plan| plan.mapped) {
+        let (first, count) = (leaving.first, u64::from(leaving.held.pages()));
+        match ranges.last_mut() {
+            // A folio that fills a hole of another lies within its range.
+            Some((start, length)) if first <= *start + *length => {
+                *length = (*length).max((first + count).saturating_sub(*start));
+            }
+            _ => ranges.push((first, count)),
+        }
+    }
+    if ranges.is_empty() {
+        return Ok(());
+    }
+    let walked = for_each_sight(memory, object, &ranges, Locking::Try, |hit, gather| {
+        // `mlock` sets the flag with the VMA locked for writing, and then looks for the pages.
+        let vma = hit.vma.try_read(&memory.platform);
+        if vma.is_some() && !hit.vma.has(MappingFlags::LOCKED) {
+            let zapped = hit.table.zap_sparing(hit.range, Spared::AllButShared, gather);
+            debug_assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
+        }
+        Seen { until: hit.range.end(), entries: hit.range.pages().min(HOLD) }
+    });
+    // Folios that are still mapped stay.
+    let _busy = walked;
+    Ok(())
+}
+
+/// Lets the index name the slots of a folio, if nobody has it. Says how many pages those are.
+fn send<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    plan: Planned<'_, P>,
+    batch: &mut OutBatch,
+) -> Result<u32, ObjectFolio> {
+    let Planned { leaving: Leaving { lock, held, first }, slots, .. } = plan;
+    let folio = *held;
+    let victim = Victim { memory, object, folio, first };
+    let place = memory.send_out(folio, slots, 0, 0);
+    let sent = enter_slots(&victim, slots);
+    let named = match sent {
+        Ok(named) => named,
+        Err(obstacle) => {
+            memory.call_back(folio, place);
+            memory.free_unused_slots(slots);
+            return Err(match obstacle {
+                Obstacle::Stays(why) => why,
+                Obstacle::Mapped => ObjectFolio::Busy,
+            });
+        }
+    };
+    lock.let_go();
+    // Of the index's references one is the swap cache's now. The caller's is the batch's.
+    if named > 1 {
+        memory.frames.release_pages(&memory.platform, folio, named - 1);
+    }
+    batch.add(slots, VirtAddr(first << PAGE_SHIFT));
+    lock.leave_locked();
+    core::mem::forget(held);
+    Ok(folio.pages())
+}
+
+/// Names the slots of the victim's pages, and lets the index name them, or changes nothing but their
+/// counts. Says how many there are.
+fn enter_slots<P: Platform>(victim: &Victim<'_, P>, slots: SlotRun) -> Result<u32, Obstacle> {
+    let Victim { memory, object, first, .. } = *victim;
+    let mut from = first;
+    let next = |from| {
+        let flags = PageFlags::empty();
+        object.pages.look(&memory.platform, |index| victim.next_run(index, flags, from))
+    };
+    // The pages stay: the invalidate lock is held for writing.
+    while let Some(run) = next(from) {
+        from = run.page + u64::from(run.count);
+        let named = SlotRun { first: slots.first + (run.page - first), count: run.count, ..slots };
+        if memory.name_slots(named).is_err() {
+            return Err(Obstacle::Stays(ObjectFolio::Busy));
+        }
+    }
+    object.pages.change(memory, |index, _| {
+        let named = match victim.may_go(index, Spare::Nothing) {
+            Ok(named) => named,
+            Err(obstacle) => return (Err(obstacle), 0),
+        };
+        let mut from = first;
+        while let Some(run) = victim.next_run(index, PageFlags::empty(), from) {
+            from = run.page + u64::from(run.count);
+            let slot = SwapSlot { area: slots.area, slot: slots.first + (run.page - first) };
+            index.send_out(run.page, slot, run.count);
+        }
+        object.pages.count_swapped(i64::from(named));
+        (Ok(named), -i64::from(named))
+    })
+}
