@@ -104,6 +104,18 @@ impl AnonGroup {
         self.root().node()
     }
 
+    /// Whether `owner` is an anon group of the same family.
+    pub(crate) fn is_related<P: Platform>(&self, platform: &P, owner: Owner) -> bool {
+        let names = |group: &Self| Self::as_owner(Some(group.node())) == owner;
+        if names(self) || names(self.root()) {
+            return true;
+        }
+        let _family = self.family_lock().read(platform);
+        let mut found = false;
+        self.root().for_each_below(|group| found |= names(group));
+        found
+    }
+
     fn root(&self) -> &Self {
         self.follow(&self.root).unwrap_or(self)
     }

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, Arch, Attributes, Entry, Equal, Level, Permissions, absent};
 use crate::frame::swap_place::SwapPlace;
 use crate::frame::{Folio, OwnerKind};
@@ -86,6 +86,36 @@ impl<P: Platform> PageTable<'_, P> {
             }
         }
         done
+    }
+
+    /// Maps `copy`, a fresh folio with the content of one page, where the entry of that page, which
+    /// is all of the range, still names its slot. Says whether it does. The caller has the folio's
+    /// lock, lets the slot go afterwards, and keeps the VMA from being changed.
+    #[cold]
+    pub(crate) fn swap_in_copy(&self, what: &SwapIn, copy: Folio) -> bool {
+        let mut cursor = self.cursor(what.range, Depth::Floor(Level::PTE));
+        let Ok(Some(run)) = cursor.next_run(Equal::empty(), Whole::Enter) else { return false };
+        let What::Absent(first) = run.what else { return false };
+        let Some(Absent::Swap { device, slot, soft_dirty, userfault, .. }) =
+            absent::decode::<P::Arch>(first)
+        else {
+            return false;
+        };
+        let number = what.number_of(run.at);
+        let named = device == what.place.area && slot == what.place.first + u64::from(number);
+        if !named || self.memory.pages_in_cache(what.folio, what.place, number, 1) == 0 {
+            return false;
+        }
+        // Nobody else has the copy, whoever else names the slot.
+        let attributes = what.attributes_of(true, soft_dirty, userfault);
+        self.memory.frames.first_map(copy, 1);
+        self.write_swapped_in(&run, copy, 0, attributes);
+        cursor.counts.entries_written += 1;
+        cursor.counts.bytes_copied += PAGE_SIZE;
+        cursor.counts.folios_touched += 1;
+        cursor.counts.mapped(OwnerKind::Anonymous, 1);
+        cursor.counts.swap_pages = cursor.counts.swap_pages.wrapping_sub(1);
+        true
     }
 
     /// The front of the run, as far as the cache has its pages.

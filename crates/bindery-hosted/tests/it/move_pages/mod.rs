@@ -3,3 +3,4 @@
 mod contents;
 mod errors;
 mod fixture;
+mod swapped;

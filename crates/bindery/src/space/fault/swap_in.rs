@@ -1,6 +1,6 @@
 //! Faults on pages in swap: the content comes back, as the largest folio that its slots allow.
 
-use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, Arch, Entry, Level, absent};
 use crate::error::FaultError;
 use crate::frame::swap_place::SwapPlace;
@@ -61,11 +61,65 @@ impl<P: Platform> AddressSpace<'_, P> {
                 && place.area == slot.area
             {
                 let number = number as u32;
+                let index = vma.page_offset_of(page).wrapping_sub(u64::from(number));
+                if memory.frames.is_anonymous(*cached) && !self.is_at_home(vma, &lock, index) {
+                    return self.map_copy_of_cached(vma, (page, access), (*cached, place, number));
+                }
                 return self.map_swapped(vma, (page, access), (*cached, place, number), &lock);
             }
             return Ok(Step::Again);
         }
         self.read_in(vma, (page, access), slot, reading)
+    }
+
+    /// Whether a mapped folio, whose first page would have this index in the VMA, has that index
+    /// and an owner from whom the reverse map comes by the VMA.
+    #[cold]
+    fn is_at_home(&self, vma: &Vma, lock: &FolioLock<'_, P>, index: u64) -> bool {
+        let (owner, first) = lock.owner(self.platform());
+        let is_related = |group: &AnonGroup| group.is_related(self.platform(), owner);
+        first == index && vma.group().is_some_and(is_related)
+    }
+
+    /// Maps a copy of a page that is in the cache, and that is not mapped: pages of its folio are,
+    /// at another place. A folio has one index, so the page cannot come here as it is:
+    /// 1. a folio of 16 pages goes out, and stays in the cache;
+    /// 2. the swap entries of the last eight move (`UFFDIO_MOVE`);
+    /// 3. a fault at the old place maps the first eight.
+    #[cold]
+    fn map_copy_of_cached(
+        &self,
+        vma: &Vma,
+        (page, access): (VirtAddr, Access),
+        (folio, place, number): (Folio, SwapPlace, u32),
+    ) -> Result<Step, FaultError> {
+        let memory = self.table.memory;
+        memory.may_wait();
+        let copy = self.own_folio(vma, page, 0).ok_or(FaultError::OutOfMemory)?;
+        self.platform().copy(folio.head.plus(number), copy.head, 1);
+        let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
+        let what = SwapIn {
+            folio,
+            place,
+            start: VirtAddr(page.0.wrapping_sub(u64::from(number) << PAGE_SHIFT)),
+            range,
+            attributes: vma.flags().attributes(),
+            change: vma.entry_policy(),
+        };
+        memory.before_execution(what.attributes.permissions, copy);
+        if !self.table.swap_in_copy(&what, copy) {
+            memory.frames.discard(self.platform(), copy);
+            return Ok(Step::Again);
+        }
+        let slot = place.first + u64::from(number);
+        memory.release_slots(SlotRun { area: place.area, first: slot, count: 1 });
+        self.published(range);
+        // One that is to be written, and may not be yet, is looked at again.
+        Ok(if access == Access::Write {
+            Step::Again
+        } else {
+            Step::Done(Resolved::FromSwap(range))
+        })
     }
 
     /// Whether the entry, which is not empty, names a swap slot.
