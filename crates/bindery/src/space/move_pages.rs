@@ -152,6 +152,8 @@ impl<P: Platform> AddressSpace<'_, P> {
                 allows_holes: request.allows_holes,
                 owner: OwnerMark::of(AnonGroup::as_owner(Some(group))),
                 index: destination.page_offset_of(at),
+                source_owner: OwnerMark::of(AnonGroup::as_owner(source.group_pointer())),
+                source_index: source.page_offset_of(VirtAddr(request.source.0 + *moved)),
                 attributes: written_attributes(destination.flags()),
                 keeps_protection: permit.keeps_protection(destination),
             };
@@ -189,7 +191,9 @@ impl<P: Platform> AddressSpace<'_, P> {
                     tries += 1;
                     self.split_to_move(source, (at, order), tries)?;
                 }
-                Some(Stop::Longer(_)) => debug_assert!(false, "the mover sees to that"),
+                Some(Stop::Longer(_) | Stop::Piecemeal) => {
+                    debug_assert!(false, "the mover sees to that");
+                }
             }
             interrupt::check(self.platform()).map_err(|_| MoveError::Interrupted)?;
         }

@@ -15,6 +15,7 @@ on_every_architecture! {
     what_is_missing_or_in_the_way_stops_the_move => stopped;
     holes_are_passed_over_where_they_are_allowed => holes;
     shared_and_pinned_pages_are_busy => busy;
+    a_pinned_folio_that_lies_across_tables_is_put_back => busy_across_tables;
     markers_do_not_move => markers;
 }
 
@@ -164,6 +165,29 @@ fn busy<A: Walk>() {
             let rest = from_to(FROM + before * PAGE, TO + before * PAGE, (pages - before) * PAGE);
             assert_eq!(moving.try_move(&rest), ((pages - before) * PAGE, Ok(())));
             moving.assert_filled(TO, pages, FROM);
+        });
+    }
+}
+
+fn busy_across_tables<A: Walk>() {
+    for order in [4, 9] {
+        with_moving::<A>(order, |moving| {
+            let pages = 1 << order;
+            moving.fill(FROM, pages);
+            // Here the folio ends in another table than it begins in.
+            let across = TO + 2 * MIB - 5 * PAGE;
+            moving.move_all(FROM, across, pages * PAGE);
+            let at = VirtAddr(across + 9 * PAGE);
+            let pinned = moving.space.pin(at, 1, Access::Write, PinTime::Long).unwrap();
+            let back = from_to(across, FROM + PAGE, pages * PAGE);
+            assert_eq!(moving.try_move(&back), (NOTHING, Err(Errno::EBUSY)));
+            moving.assert_filled(across, pages, FROM);
+            moving.program.store(VirtAddr(across), 5).unwrap();
+            assert_eq!(moving.frame(at.0), pinned.first());
+            drop(pinned);
+            assert_eq!(moving.try_move(&back), (pages * PAGE, Ok(())));
+            assert_eq!(moving.program.load(VirtAddr(FROM + PAGE)), Ok(5));
+            moving.assert_filled(FROM + 2 * PAGE, pages - 1, FROM + 1);
         });
     }
 }

@@ -1,6 +1,7 @@
 //! Pages that move between two places of one address space, beside running faults (`UFFDIO_MOVE`).
 
 mod contents;
+mod counts;
 mod errors;
 mod fixture;
 mod swapped;

@@ -6,8 +6,8 @@ use bindery::testing;
 use bindery::{Advice, Errno};
 use bindery_hosted::{Program, Walk};
 
-use super::fixture::{FROM, LENGTH, Moving, PAGE, TO, from_to, with_moving};
-use crate::support::{GIB, MIB};
+use super::fixture::{FROM, Moving, PAGE, TO, from_to, with_moving};
+use crate::support::audit;
 
 on_every_architecture! {
     swap_entries_move_in_runs => runs;
@@ -79,7 +79,7 @@ fn parted<A: Walk>() {
                 for number in order {
                     let (at, from) = places[number];
                     moving.assert_filled(at, half, from);
-                    crate::support::audit(moving.machine, moving.memory, &[moving.space]);
+                    audit(moving.machine, moving.memory, &[moving.space]);
                 }
                 for (at, _) in places {
                     let walk = testing::walk_anonymous(moving.space, VirtAddr(at)).unwrap();
@@ -114,6 +114,5 @@ fn mixed<A: Walk>() {
         }
         moving.move_all(FROM, TO + PAGE, 1024 * PAGE);
         moving.assert_filled(TO + PAGE, 1024, FROM);
-        let _ = (GIB, MIB, LENGTH);
     });
 }

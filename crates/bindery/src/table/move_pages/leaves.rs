@@ -132,8 +132,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
             let entry = Entry(slot.load(Ordering::Relaxed));
             let frame = P::Arch::frame(entry);
             // All that a leaf can say in one comparison: nearly all are as they will be.
-            let settled = self.settled.0.wrapping_add(P::Arch::STEP * u64::from(frame.0));
-            if entry.0 == settled
+            if entry == self.settled_of(frame)
                 && let Some(lock) = frames.try_lock_single(platform, frame)
             {
                 slot.swap(0, Ordering::SeqCst);
@@ -186,9 +185,12 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         let number = frame.0 - folio.head.0;
         let limit = left.min(folio.pages() - number);
         let whole = self.tables.slots(part.table);
-        let equal = Equal::WRITABLE | Equal::SOFT_DIRTY;
-        let (alike, gathered) =
-            run::leaves::<P::Arch>(whole, first, limit, equal, P::Arch::STEP, 0);
+        let (alike, gathered) = if self.are_settled(whole, first, limit) {
+            (limit, P::Arch::clear_contig(entry, first))
+        } else {
+            let equal = Equal::WRITABLE | Equal::SOFT_DIRTY;
+            run::leaves::<P::Arch>(whole, first, limit, equal, P::Arch::STEP, 0)
+        };
         if !memory.frames.exclusive_run(folio, number, 1).0 {
             return Err(Stop::Busy);
         }

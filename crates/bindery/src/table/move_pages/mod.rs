@@ -30,8 +30,9 @@
 mod absent;
 mod leaves;
 mod scattered;
+mod slots;
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Attributes, Entry, Level};
@@ -56,6 +57,9 @@ pub(crate) struct PageMove {
     pub(crate) owner: OwnerMark,
     /// The index of the page at `target`.
     pub(crate) index: u64,
+    /// Who owns pages of the source that are nobody else's, and the index of the page at `source`.
+    pub(crate) source_owner: OwnerMark,
+    pub(crate) source_index: u64,
     /// What leaves say in both VMAs once they were written.
     pub(crate) attributes: Attributes,
     /// Whether pages that a userfaultfd has write-protected stay so.
@@ -79,6 +83,8 @@ pub(crate) enum Stop {
     Locked(Folio),
     /// The next folio needs a hold of so many bytes.
     Longer(u64),
+    /// The slot does not move as one entry: its pages shall.
+    Piecemeal,
     /// The folio at this address of the source must be split into folios of this order.
     Split(VirtAddr, u8),
 }
@@ -96,13 +102,25 @@ pub(crate) struct PageMover<'a, 'm, P: Platform> {
     done: u64,
     /// The least length of the next hold, in bytes.
     least: u64,
+    /// The next hold goes page by page.
+    piecemeal: bool,
 }
 
 impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
     pub(crate) fn new(tables: &'a PageTable<'m, P>, what: &'a PageMove) -> Self {
         let (pool, gather) = (TablePool::new(tables.memory), Gather::new());
         let counts = Counts::default();
-        Self { tables, what, pool, gather, counts, marks: false, done: 0, least: 0 }
+        Self {
+            tables,
+            what,
+            pool,
+            gather,
+            counts,
+            marks: false,
+            done: 0,
+            least: 0,
+            piecemeal: false,
+        }
     }
 
     /// How many bytes have moved, holes included.
@@ -123,7 +141,12 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
         let len = self.length_of_hold();
         let stop = self.hold(len);
         self.least = 0;
+        self.piecemeal = false;
         match stop {
+            Some(Stop::Piecemeal) => {
+                self.piecemeal = true;
+                None
+            }
             Some(Stop::Longer(least)) => {
                 let at = VirtAddr(self.what.source.0 + self.done);
                 // A hold of that length would lock an entry as source and as target.
@@ -206,6 +229,11 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
         let (tables, what) = (self.tables, self.what);
         let (source, target) = (what.source.0 + self.done, what.target.0 + self.done);
         let is_last = self.done + len == what.len;
+        let span = Level::PTE.table_span::<P::Arch>();
+        let is_slot = len == span
+            && (source | target) & (span - 1) == 0
+            && !self.piecemeal
+            && tables.reach.takes_tables();
         if source == target {
             return self.stays(source);
         }
@@ -243,11 +271,19 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
             target,
             len,
             index: what.index + self.done / PAGE_SIZE,
+            source_index: what.source_index + self.done / PAGE_SIZE,
             marks: !is_last,
             settled: whole,
             _section: section,
         };
-        let (moved, stop) = hold.move_leaves();
+        let (moved, stop) = if is_slot {
+            match hold.move_slot() {
+                Ok(()) => (len, None),
+                Err(stop) => (0, Some(stop)),
+            }
+        } else {
+            hold.move_leaves()
+        };
         if is_last {
             // Before anybody gets the locks.
             tables.flush(hold.gather, hold.counts);
@@ -301,6 +337,8 @@ struct Hold<'a, 'm, 'p, P: Platform> {
     len: u64,
     /// Of the page at `target`.
     index: u64,
+    /// Of the page at `source`, before it moves.
+    source_index: u64,
     /// The flush comes after the locks are released.
     marks: bool,
     /// The leaf of frame 0 that needs no change to stand at the target.
@@ -349,6 +387,30 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         if self.marks {
             self.tables.mark_moving(table, self.gather);
         }
+    }
+
+    /// The leaf of a frame that needs no change to stand at the target.
+    #[inline]
+    fn settled_of(&self, frame: Frame) -> Entry {
+        Entry(self.settled.0.wrapping_add(P::Arch::STEP.wrapping_mul(u64::from(frame.0))))
+    }
+
+    /// Whether the `count` entries from `at` on are settled leaves of consecutive frames, be they in
+    /// contiguous runs or not. One pass without a branch an entry.
+    #[inline]
+    fn are_settled(&self, slots: &[AtomicU64], at: u32, count: u32) -> bool {
+        let entry = |raw: &AtomicU64, index| {
+            P::Arch::clear_contig(Entry(raw.load(Ordering::Relaxed)), index)
+        };
+        let slots = &slots[at as usize..(at + count) as usize];
+        let Some(first) = slots.first() else { return false };
+        let mut expected = self.settled_of(P::Arch::frame(entry(first, at))).0;
+        let mut differ = 0;
+        for (slot, index) in slots.iter().zip(at..) {
+            differ |= entry(slot, index).0 ^ expected;
+            expected = expected.wrapping_add(P::Arch::STEP);
+        }
+        differ == 0
     }
 
     /// The address in the source's hold of so many pages from its beginning.

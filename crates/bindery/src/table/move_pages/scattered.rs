@@ -47,7 +47,12 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
             self.hide(page);
         }
         fence(Ordering::SeqCst);
+        let range = VirtRange::raw(self.source_at(at), self.source_at(at + count));
         if frames.is_pinned_since(folio) {
+            if P::Arch::CONTIG_ENTRIES > 1 {
+                // Contiguous runs come back as single pages.
+                self.tables.invalidate_now(range, Level::PTE, self.counts);
+            }
             for page in at..at + count {
                 self.show_again(page);
             }
@@ -59,8 +64,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         while page < at + count {
             page += self.show_run(page, at + count - page);
         }
-        let start = self.source_at(at);
-        self.gather.stale(VirtRange::raw(start, self.source_at(at + count)), Level::PTE);
+        self.gather.stale(range, Level::PTE);
         self.counts.entries_read += u64::from(count);
         self.counts.entries_written += 3 * u64::from(count);
         Ok(count)
@@ -116,13 +120,9 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
     fn hide(&mut self, page: u32) {
         let Some((table, index)) = self.source_slot(page) else { return };
         self.mark(table);
-        let slots = self.tables.slots(table);
-        if P::Arch::is_contig(run::load(slots, index)) {
-            let at = VirtAddr(self.source_at(page));
-            self.tables.unfold(table, index, at, self.counts);
-        }
-        let slot = &slots[index as usize];
-        let entry = Entry(slot.swap(0, Ordering::Relaxed));
+        // A contiguous run is hidden whole, since all pages of the folio are.
+        let slot = &self.tables.slots(table)[index as usize];
+        let entry = P::Arch::clear_contig(Entry(slot.swap(0, Ordering::Relaxed)), index);
         let Attributes { accessed, dirty, soft_dirty, userfault, .. } = P::Arch::attributes(entry);
         let frame = P::Arch::frame(entry);
         let hidden = Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault };

@@ -1,0 +1,326 @@
+//! Whole slots of level 2: a huge leaf, a huge swap entry, or a table, each moves as one entry.
+//!
+//! A table is *carried* if every entry in it may move. The folios in it are locked one after the
+//! other and renumbered, with the table out of the tree:
+//! 1. The entry that names the table is cleared. Nobody comes to the table any more; who has found
+//!    it waits for its lock, and then finds it elsewhere.
+//! 2. Each folio is locked, and its pins are looked at. It gets its new owner and index, and stays
+//!    locked.
+//! 3. The entry is written at the target, and the folios are unlocked.
+//!
+//! If a folio cannot move, those before it get the index of the source back, and the table goes back
+//! to where it was. Then its pages move one by one, up to the one that cannot.
+//!
+//! An empty table at the target goes to the source in exchange. So nothing is allocated or freed.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::addr::{Frame, VirtAddr, VirtRange};
+use crate::arch::{self, Absent, Arch, Entry, Equal, Kind, Level, Permissions, absent};
+use crate::frame::Folio;
+use crate::platform::Platform;
+use crate::table::cursor::table_under;
+use crate::table::locking::Node;
+use crate::table::{OutOfMemory, run};
+
+use super::leaves::lock;
+use super::{Hold, Stop};
+
+/// Where a slot goes.
+struct TargetSlot {
+    table: Frame,
+    index: u32,
+    /// The empty table that stands there.
+    vacant: Option<Frame>,
+}
+
+/// What becomes of folios that were claimed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Claimed {
+    /// They have moved.
+    Moved,
+    /// They stay where they are.
+    Back,
+}
+
+impl<P: Platform> Hold<'_, '_, '_, P> {
+    /// Moves the hold as one entry, if it is one slot on both sides and can. Otherwise says that it
+    /// must go page by page ([`Stop::Piecemeal`]).
+    pub(super) fn move_slot(&mut self) -> Result<(), Stop> {
+        let (tables, at) = (self.tables, VirtAddr(self.source));
+        let found = tables.table_below(self.from, at, Level::PMD, Ordering::Relaxed);
+        let Ok(from) = found else { return Err(Stop::Piecemeal) };
+        let index = Level::PMD.index_of::<P::Arch>(at);
+        let entry = run::load(tables.slots(from.table), index);
+        self.counts.entries_descended += self.from.level.steps_to(from.level);
+        self.counts.entries_read += 1;
+        match arch::kind::<P::Arch>(entry, Level::PMD) {
+            Kind::Empty => Err(Stop::Piecemeal),
+            Kind::Leaf => self.move_huge(from, index, entry),
+            Kind::Absent => self.move_huge_absent(from, index, entry),
+            Kind::Table => self.carry(from, index, entry),
+        }
+    }
+
+    fn target_slot(&mut self) -> Result<TargetSlot, Stop> {
+        let (tables, cover, at) = (self.tables, self.to, VirtAddr(self.target));
+        let made = table_under(tables, self.locks, self.counts, cover, at, Level::PMD, self.pool);
+        let table = made.map_err(|OutOfMemory| Stop::OutOfMemory)?;
+        let index = Level::PMD.index_of::<P::Arch>(at);
+        let entry = run::load(tables.slots(table), index);
+        let vacant = match arch::kind::<P::Arch>(entry, Level::PMD) {
+            Kind::Empty => None,
+            Kind::Table if tables.live(P::Arch::frame(entry)) == 0 => Some(P::Arch::frame(entry)),
+            Kind::Table => return Err(Stop::Piecemeal),
+            Kind::Leaf | Kind::Absent => return Err(Stop::Exists),
+        };
+        Ok(TargetSlot { table, index, vacant })
+    }
+
+    fn mark_slots(&mut self, from: Node, to: &TargetSlot) {
+        self.mark(from.table);
+        self.mark(to.table);
+        if let Some(vacant) = to.vacant {
+            self.mark(vacant);
+        }
+    }
+
+    fn ranges(&self) -> [VirtRange; 2] {
+        [self.source, self.target].map(|start| VirtRange::raw(start, start + self.len))
+    }
+
+    /// Writes what has left the source's slot, and is in the gather, into the target's.
+    fn arrive(&mut self, from: Node, index: u32, to: &TargetSlot, entry: u64) {
+        let tables = self.tables;
+        let there = &tables.slots(to.table)[to.index as usize];
+        self.counts.entries_written += 2;
+        let Some(vacant) = to.vacant else {
+            there.store(entry, Ordering::Release);
+            tables.change_live(from.table, 0, 1);
+            tables.change_live(to.table, 1, 0);
+            return;
+        };
+        // A walker may know the empty table by the target's address, where it would go on to read
+        // what is mapped at the source from now on.
+        there.store(0, Ordering::Release);
+        self.gather.stale_tables(self.ranges()[1]);
+        tables.flush(self.gather, self.counts);
+        there.store(entry, Ordering::Release);
+        let slot = &tables.slots(from.table)[index as usize];
+        slot.store(P::Arch::table(vacant).0, Ordering::Release);
+        self.counts.entries_written += 2;
+    }
+
+    fn move_huge(&mut self, from: Node, index: u32, entry: Entry) -> Result<(), Stop> {
+        let (tables, memory) = (self.tables, self.tables.memory);
+        let frames = &memory.frames;
+        let head = P::Arch::frame(entry);
+        let folio = if memory.is_zero(head) {
+            None
+        } else {
+            let folio = frames.folio_of(head).filter(|folio| folio.head == head);
+            Some(folio.ok_or(Stop::Busy)?)
+        };
+        let is_own = |folio: Folio| {
+            let pages = folio.pages();
+            frames.exclusive_run(folio, 0, pages) == (true, pages)
+                && frames.mappings(folio) == pages
+        };
+        let to = self.target_slot()?;
+        if !folio.is_none_or(is_own) {
+            return Err(Stop::Busy);
+        }
+        let lock = folio.map(|folio| lock(memory, folio)).transpose()?;
+        self.mark_slots(from, &to);
+        let slot = &tables.slots(from.table)[index as usize];
+        let old = Entry(slot.swap(0, Ordering::SeqCst));
+        if folio.is_some_and(|folio| frames.is_pinned_since(folio)) {
+            slot.store(old.0, Ordering::Release);
+            return Err(Stop::Busy);
+        }
+        self.gather.stale(self.ranges()[0], Level::PMD);
+        let arrived = match lock {
+            Some(lock) => {
+                lock.give_to(self.what.owner, self.index);
+                self.arrived(old)
+            }
+            None => old,
+        };
+        self.arrive(from, index, &to, arrived.0);
+        self.move_deposit(from, &to);
+        Ok(())
+    }
+
+    fn move_huge_absent(&mut self, from: Node, index: u32, entry: Entry) -> Result<(), Stop> {
+        self.may_move_absent(entry)?;
+        let to = self.target_slot()?;
+        self.mark_slots(from, &to);
+        self.tables.slots(from.table)[index as usize].store(0, Ordering::Release);
+        let arrived = self.arrived_absent(entry);
+        self.arrive(from, index, &to, arrived.0);
+        self.move_deposit(from, &to);
+        Ok(())
+    }
+
+    fn move_deposit(&self, from: Node, to: &TargetSlot) {
+        if let Some(deposit) = self.tables.withdraw_table(from.table) {
+            self.tables.deposit_table(to.table, deposit);
+        }
+    }
+
+    /// Carries a table of level 1.
+    fn carry(&mut self, from: Node, index: u32, named: Entry) -> Result<(), Stop> {
+        let (tables, table) = (self.tables, P::Arch::frame(named));
+        let (live, entries) = (tables.live(table), arch::entries::<P::Arch>());
+        if live == 0 || live < entries && !self.what.allows_holes {
+            return Err(Stop::Piecemeal);
+        }
+        let to = self.target_slot()?;
+        self.mark_slots(from, &to);
+        self.mark(table);
+        let slot = &tables.slots(from.table)[index as usize];
+        slot.swap(0, Ordering::SeqCst);
+        let claimed = self.claim(table);
+        tables.memory.worked(u64::from(claimed), 0);
+        self.counts.entries_read += u64::from(claimed);
+        if claimed < entries {
+            self.settle(table, claimed, Claimed::Back);
+            slot.store(named.0, Ordering::Release);
+            return Err(Stop::Piecemeal);
+        }
+        self.gather.stale_tables(self.ranges()[0]);
+        self.arrive(from, index, &to, named.0);
+        self.settle(table, claimed, Claimed::Moved);
+        self.counts.tables_moved += 1;
+        Ok(())
+    }
+
+    /// Locks and renumbers the folios of a table that is out of the tree, and leaves them locked, up
+    /// to the first entry that may not move. Returns how many entries come before that.
+    fn claim(&mut self, table: Frame) -> u32 {
+        let memory = self.tables.memory;
+        let (frames, platform) = (&memory.frames, &memory.platform);
+        let slots = self.tables.slots(table);
+        let mut at = 0;
+        while at < slots.len() as u32 {
+            let entry = run::load(slots, at);
+            let frame = P::Arch::frame(entry);
+            if entry == self.settled_of(frame)
+                && let Some(lock) = frames.try_lock_single(platform, frame)
+            {
+                if frames.is_pinned_since(Folio { head: frame, order: 0 }) {
+                    return at;
+                }
+                lock.give_to(self.what.owner, self.index + u64::from(at));
+                lock.leave_locked();
+                at += 1;
+                continue;
+            }
+            match self.claim_other(slots, at, entry) {
+                Some(claimed) => at += claimed,
+                None => return at,
+            }
+        }
+        at
+    }
+
+    /// As [`Hold::claim`], for what is not a settled leaf of a single page. Returns how many entries
+    /// that are.
+    #[inline(never)]
+    fn claim_other(&self, slots: &[AtomicU64], at: u32, entry: Entry) -> Option<u32> {
+        let memory = self.tables.memory;
+        let left = slots.len() as u32 - at;
+        if entry.is_empty() {
+            return self.what.allows_holes.then(|| run::empty(slots, at, left));
+        }
+        let keeps = self.what.keeps_protection;
+        if entry.0 & P::Arch::PRESENT == 0 {
+            return match absent::decode::<P::Arch>(entry)? {
+                Absent::Swap { exclusive: true, userfault, .. } if keeps || !userfault => {
+                    Some(run::absents::<P::Arch>(slots, at, left).0)
+                }
+                _ => None,
+            };
+        }
+        let single = P::Arch::clear_contig(entry, at);
+        let frame = P::Arch::frame(single);
+        if memory.is_zero(frame) {
+            return Some(1);
+        }
+        let folio = memory.frames.folio_of(frame)?;
+        let number = frame.0 - folio.head.0;
+        let limit = left.min(folio.pages() - number);
+        let alike = if self.are_settled(slots, at, limit) {
+            limit
+        } else {
+            let attributes = P::Arch::attributes(single);
+            let stays = if attributes.userfault {
+                keeps
+            } else {
+                attributes.permissions.contains(Permissions::WRITE)
+            };
+            let equal = Equal::WRITABLE | Equal::SOFT_DIRTY;
+            let step = P::Arch::STEP;
+            stays.then(|| run::leaves::<P::Arch>(slots, at, limit, equal, step, 0).0)?
+        };
+        self.claim_folio(at, folio, number, alike).then_some(alike)
+    }
+
+    /// Locks and renumbers a folio, all mappings of which are `alike` entries from `at` on.
+    fn claim_folio(&self, at: u32, folio: Folio, number: u32, alike: u32) -> bool {
+        let memory = self.tables.memory;
+        let frames = &memory.frames;
+        if frames.mappings(folio) != alike
+            || frames.exclusive_run(folio, number, alike) != (true, alike)
+        {
+            return false;
+        }
+        let Some(lock) = frames.try_lock_folio(&memory.platform, folio) else { return false };
+        if frames.is_pinned_since(folio) {
+            return false;
+        }
+        let index = self.index + u64::from(at);
+        lock.give_to(self.what.owner, index.wrapping_sub(u64::from(number)));
+        lock.leave_locked();
+        true
+    }
+
+    /// Unlocks the folios of the first `claimed` entries.
+    fn settle(&mut self, table: Frame, claimed: u32, what: Claimed) {
+        let memory = self.tables.memory;
+        let frames = &memory.frames;
+        let slots = self.tables.slots(table);
+        let mut at = 0;
+        while at < claimed {
+            let entry = run::load(slots, at);
+            if entry.0 & P::Arch::PRESENT == 0 {
+                if what == Claimed::Moved && !entry.is_empty() {
+                    let moved = absent::mark_soft_dirty::<P::Arch>(entry);
+                    slots[at as usize].store(moved.0, Ordering::Relaxed);
+                }
+                at += 1;
+                continue;
+            }
+            let frame = P::Arch::frame(P::Arch::clear_contig(entry, at));
+            let Some(folio) = frames.folio_of(frame) else {
+                at += 1;
+                continue;
+            };
+            // The folio is locked, and so are the tables of all entries that map it.
+            let count = if folio.order == 0 { 1 } else { frames.mappings(folio) };
+            // SAFETY: 1. `claim` left it locked; 2. no other guard exists.
+            let lock = unsafe { frames.folio_left_locked(&memory.platform, folio) };
+            if what == Claimed::Back {
+                let index = self.source_index + u64::from(at);
+                let number = u64::from(frame.0 - folio.head.0);
+                lock.give_to(self.what.source_owner, index.wrapping_sub(number));
+            } else if entry.0 & P::Arch::SOFT_DIRTY == 0 {
+                for slot in &slots[at as usize..(at + count) as usize] {
+                    slot.fetch_or(P::Arch::SOFT_DIRTY, Ordering::Relaxed);
+                }
+            }
+            drop(lock);
+            at += count;
+        }
+    }
+}
