@@ -17,7 +17,7 @@
 
 use std::error::Error;
 
-use bindery::addr::VirtAddr;
+use bindery::addr::{Order, VirtAddr};
 use bindery::platform::Cpu;
 use bindery::{
     Access, AddressSpace, Counts, MapRequest, Place, Protection, Reach, Remap, Resolved, SizeMode,
@@ -48,7 +48,7 @@ impl Visitor for Loop {
         // Pages alone, unless the caller chooses.
         memory.folio_policy().set_global(bindery::SizeMode::Never);
         if self.order > 0 {
-            memory.folio_policy().set(self.order, SizeMode::Always);
+            memory.folio_policy().set(Order(self.order), SizeMode::Always);
         }
         let _on_cpu = machine.bind(Cpu(0));
         let space = AddressSpace::with_reach(&memory, SpaceOptions::default(), self.reach)?;

@@ -12,6 +12,7 @@
 //! flush, a broken break-before-make, a frame reused too early, a reserved bit.
 //!
 //! ```
+//! use bindery::addr::Order;
 //! use bindery::arch::X86_64;
 //! use bindery_hosted::{Config, Machine};
 //!
@@ -21,7 +22,7 @@
 //! let memory = machine.memory()?;
 //! assert!(memory.total_frames() < 16_384, "the metadata takes some");
 //! // As Linux by default: a first touch takes the huge size where it fits, and no size between.
-//! let orders = [3, 9].map(|order| memory.folio_policy().get(order));
+//! let orders = [Order(3), Order(9)].map(|order| memory.folio_policy().get(order));
 //! assert_eq!(orders, [bindery::SizeMode::Never, bindery::SizeMode::Inherit]);
 //! let space = bindery::AddressSpace::new(&memory, Default::default()).unwrap();
 //! let protection = bindery::Protection::READ | bindery::Protection::WRITE;

@@ -4,7 +4,7 @@
 
 use alloc::vec::Vec;
 
-use bindery::addr::{Frame, PAGE_SIZE, PhysAddr, VirtAddr};
+use bindery::addr::{Frame, Order, PAGE_SIZE, PhysAddr, VirtAddr};
 use bindery::arch::MemoryType;
 use bindery::{UnmapTime, VmallocOptions, VmapOptions};
 
@@ -186,7 +186,7 @@ impl Pool {
     /// 1 MiB of aligned pieces of 2^`order` frames, of which none follows the one before.
     fn pieces(&self, order: u8) -> Vec<Frame> {
         let length = 1_usize << order;
-        let is_aligned = |place: &usize| self.frames[*place].is_aligned(order);
+        let is_aligned = |place: &usize| self.frames[*place].is_aligned(Order(order));
         let first = (0..length).find(is_aligned).unwrap_or(0);
         let pieces = self.frames[first..].chunks_exact(length).take(PAGES / length);
         pieces.rev().flatten().copied().collect()

@@ -65,7 +65,7 @@ impl<P: Platform> Memory<P> {
     /// Context: any.
     pub fn huge_zero_page(&self) -> Option<FrameRange> {
         let first = self.huge_zero.first()?;
-        Some(FrameRange { first, count: 1 << self.huge_order() })
+        Some(FrameRange { first, count: self.huge_order().pages() })
     }
 
     /// The first frame of the huge zero page, which is made if need be; `None` if there is no
@@ -77,9 +77,9 @@ impl<P: Platform> Memory<P> {
         let order = self.huge_order();
         self.may_wait();
         let first = self.frames.allocate(order)?;
-        self.platform.zero(first, 1 << order);
+        self.platform.zero(first, order.pages());
         if !P::Arch::COHERENT_FETCHES {
-            self.platform.synchronize_instructions(first, 1 << order);
+            self.platform.synchronize_instructions(first, order.pages());
         }
         let (none, ours) = (meta::NONE, first.0);
         let slot = &self.huge_zero.first;
@@ -102,7 +102,7 @@ impl<P: Platform> Memory<P> {
     /// them.
     #[cold]
     pub(crate) fn huge_zero_pages_from(&self, frame: Frame) -> u32 {
-        let pages: u32 = 1 << self.huge_order();
+        let pages: u32 = self.huge_order().pages();
         let number = self.huge_zero.first().map_or(pages, |first| frame.0.wrapping_sub(first.0));
         pages.saturating_sub(number)
     }

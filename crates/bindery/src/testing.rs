@@ -22,7 +22,7 @@
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Attributes, Entry, Kind, Level, absent};
 use crate::frame::meta;
 pub use crate::object::damage::{ObjectDamage, damage_object};
@@ -90,7 +90,7 @@ fn plant_one<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, level: Leve
     }
     tables.meta(table).note_guards();
     if let Some(Absent::Swap { device, slot, .. }) = absent::decode::<P::Arch>(entry) {
-        let pages = 1 << level.order::<P::Arch>();
+        let pages = level.order::<P::Arch>().pages();
         tables.memory.plant_slots(SlotRun { area: device, first: slot, count: pages });
         cursor.counts.swap_pages += u64::from(pages);
     }
@@ -373,8 +373,8 @@ pub fn damage_memory<P: Platform>(memory: &Memory<P>, damage: MemoryDamage) {
             // SAFETY: 1. and 2. nobody else knows the frame; the second time it is not allocated
             // any more.
             unsafe {
-                frames.free(platform, frame, 0);
-                frames.free(platform, frame, 0);
+                frames.free(platform, frame, Order::PAGE);
+                frames.free(platform, frame, Order::PAGE);
             }
         }
         MemoryDamage::LeakMapping => {
@@ -387,7 +387,7 @@ pub fn damage_memory<P: Platform>(memory: &Memory<P>, damage: MemoryDamage) {
 
 /// Takes a frame out of the allocator, which nobody can reach then. Panics where none is free.
 pub fn leak_frame<P: Platform>(memory: &Memory<P>) -> Frame {
-    memory.frames.allocate(0).expect("a free frame")
+    memory.frames.allocate(Order::PAGE).expect("a free frame")
 }
 
 /// Gives a frame back to the allocator, whatever it is used for: a leaked one to make the memory
@@ -397,7 +397,7 @@ pub fn leak_frame<P: Platform>(memory: &Memory<P>) -> Frame {
 /// 1. Nobody reads or writes the frame until it is allocated again.
 pub unsafe fn free_frame<P: Platform>(memory: &Memory<P>, frame: Frame) {
     // SAFETY: 1. and 2. the caller's obligation 1; a wrong free is what a test may be about.
-    unsafe { memory.frames.free(&memory.platform, frame, 0) };
+    unsafe { memory.frames.free(&memory.platform, frame, Order::PAGE) };
 }
 
 /// What a walk of the reverse map saw.

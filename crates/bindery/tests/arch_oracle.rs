@@ -102,7 +102,7 @@ mod x86 {
                 tables.set(table, above.index_of::<A>(addr), A::table(table.plus(1)));
                 table = table.plus(1);
             }
-            let leaf = Frame(0x1234_5678 & !0 << level.order::<A>());
+            let leaf = Frame(0x1234_5678 & !0 << level.order::<A>().0);
             tables.set(table, level.index_of::<A>(addr), A::leaf(leaf, level, attributes));
 
             let pointers = Pointers(tables.0.iter_mut().map(|table| &raw mut **table).collect());

@@ -1,6 +1,6 @@
 //! The engine as a subject: an address space on a hosted machine.
 
-use bindery::addr::{PAGE_SIZE, VirtAddr};
+use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
 use bindery::platform::{Cpu, CpuSet, Invalidation, Platform, Tables};
 use bindery::{
     Access, AddressSpace, MapRequest, Memory, Place, Protection, Reach, Remap, Resolved, SizeMode,
@@ -116,7 +116,7 @@ fn time_invalidation<A: Walk>(machine: &Machine<A>, clock: Clock) -> u64 {
 fn use_folios<A: Walk>(memory: &Memory<Machine<A>>, folio: FolioSize) {
     for order in 1..=MAX_ORDER {
         let mode = if order == folio.order() { SizeMode::Always } else { SizeMode::Never };
-        memory.folio_policy().set(order, mode);
+        memory.folio_policy().set(Order(order), mode);
     }
 }
 

@@ -264,11 +264,11 @@ impl AArch64 {
     /// # Examples
     /// ```
     /// use bindery::addr::Frame;
-    /// use bindery::arch::{AArch64, Entry, MemoryType, Permissions};
+    /// use bindery::arch::{AArch64, Entry, Level, MemoryType, Permissions};
     ///
     /// const CODE: Entry = AArch64::kernel_leaf(
     ///     Frame(0),
-    ///     1,
+    ///     Level::PTE,
     ///     Permissions::READ.union(Permissions::EXECUTE),
     ///     MemoryType::Normal,
     /// );

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use crate::addr::{PAGE_SHIFT, VirtAddr};
+use crate::addr::{Order, PAGE_SHIFT, VirtAddr};
 
 use super::Arch;
 
@@ -76,8 +76,8 @@ impl Level {
 
     /// The folio order of a leaf.
     #[inline]
-    pub const fn order<A: Arch>(self) -> u8 {
-        (A::INDEX_BITS * (self.0 as u32 - 1)) as u8
+    pub const fn order<A: Arch>(self) -> Order {
+        Order((A::INDEX_BITS * (self.0 as u32 - 1)) as u8)
     }
 
     /// The index of `addr` in a table.

@@ -243,11 +243,11 @@ impl<const LEVELS: u8> Riscv64<LEVELS> {
     /// # Examples
     /// ```
     /// use bindery::addr::Frame;
-    /// use bindery::arch::{Entry, MemoryType, Permissions, Riscv64};
+    /// use bindery::arch::{Entry, Level, MemoryType, Permissions, Riscv64};
     ///
     /// const CODE: Entry = Riscv64::<3>::kernel_leaf(
     ///     Frame(0),
-    ///     1,
+    ///     Level::PTE,
     ///     Permissions::READ.union(Permissions::EXECUTE),
     ///     MemoryType::Normal,
     /// );

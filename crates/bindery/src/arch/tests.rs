@@ -80,7 +80,7 @@ fn pairs() -> impl Iterator<Item = (Attributes, Attributes)> {
 
 /// A few frames aligned for a leaf at `level`, among them the first and the last.
 fn frames<A: Arch>(level: Level) -> [Frame; 4] {
-    let mask = !0 << level.order::<A>();
+    let mask = !0 << level.order::<A>().0;
     [0, 0x1234_5678, 0x8000_0000, u32::MAX].map(|frame| Frame(frame & mask))
 }
 
@@ -177,7 +177,7 @@ fn a_leaf_names_its_frame_at_every_level<A: Arch>() {
 
 fn the_step_leads_to_the_leaf_of_the_next_frame<A: Arch>() {
     for level in Level::PTE.up_to(A::LARGEST_LEAF) {
-        let count = 1 << level.order::<A>();
+        let count = level.order::<A>().pages();
         for attributes in all_attributes() {
             let frame = frames::<A>(level)[1];
             let next = A::leaf(frame, level, attributes).0 + A::STEP * u64::from(count);

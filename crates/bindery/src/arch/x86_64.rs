@@ -219,11 +219,11 @@ impl<const LEVELS: u8> X86_64<LEVELS> {
     /// # Examples
     /// ```
     /// use bindery::addr::Frame;
-    /// use bindery::arch::{Entry, MemoryType, Permissions, X86_64};
+    /// use bindery::arch::{Entry, Level, MemoryType, Permissions, X86_64};
     ///
     /// const CODE: Entry = X86_64::<4>::kernel_leaf(
     ///     Frame(0),
-    ///     1,
+    ///     Level::PTE,
     ///     Permissions::READ.union(Permissions::EXECUTE),
     ///     MemoryType::Normal,
     /// );

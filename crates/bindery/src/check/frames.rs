@@ -38,7 +38,7 @@ impl<P: Platform> Audit<'_, '_, P> {
             }
             match kind {
                 Kind::Slab => slabs += 1,
-                Kind::Free => self.report.free_frames += 1 << order,
+                Kind::Free => self.report.free_frames += u64::from(order.pages()),
                 _ => {}
             }
         });

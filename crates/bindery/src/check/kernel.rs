@@ -27,7 +27,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                     return Err(Violation::AreaPage(at));
                 };
                 *count += 1;
-                for page in 0..1 << order {
+                for page in 0..order.pages() {
                     let expected = head.plus(page).start();
                     if area.is_live() && map.physical(at) != Some(expected) {
                         return Err(Violation::AreaPage(at));
@@ -144,14 +144,14 @@ impl<P: Platform> Audit<'_, '_, P> {
         }
         if P::Arch::is_contig(entry) {
             let first = index & !(P::Arch::CONTIG_ENTRIES - 1);
-            let step = P::Arch::STEP << level.order::<P::Arch>();
+            let step = P::Arch::STEP << level.order::<P::Arch>().0;
             let head = P::Arch::clear_contig(run::load(slots, first), first).0;
             let continues = |ahead: u32| {
                 let other = run::load(slots, first + ahead);
                 let expected = Entry(head.wrapping_add(step * u64::from(ahead)));
                 P::Arch::is_contig(other) && P::Arch::clear_contig(other, first + ahead) == expected
             };
-            let frames = u32::from(level.order::<P::Arch>());
+            let frames = u32::from(level.order::<P::Arch>().0);
             let aligned =
                 P::Arch::frame(Entry(head)).0 >> frames & (P::Arch::CONTIG_ENTRIES - 1) == 0;
             if level > P::Arch::LARGEST_CONTIG_LEVEL
@@ -161,7 +161,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                 return Err(Violation::BrokenBlock(at));
             }
         }
-        self.report.pages += 1 << level.order::<P::Arch>();
+        self.report.pages += u64::from(level.order::<P::Arch>().pages());
         Ok(())
     }
 }

@@ -61,8 +61,8 @@ impl<P: Platform> Audit<'_, '_, P> {
         }
         let (mut compressed, mut account) = (0, 0);
         memory.frames.for_each_block(|_, order, kind| match kind {
-            Kind::Compressed => compressed += 1u64 << order,
-            Kind::Swap => account += 1u64 << order,
+            Kind::Compressed => compressed += u64::from(order.pages()),
+            Kind::Swap => account += u64::from(order.pages()),
             _ => {}
         });
         let store = &memory.swap.store;

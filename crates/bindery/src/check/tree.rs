@@ -184,7 +184,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                 self.owned(vma, &found)
             }
             Some(Absent::Swap { device, slot, exclusive, .. }) => {
-                let pages = 1 << level.order::<P::Arch>();
+                let pages = level.order::<P::Arch>().pages();
                 self.swap_entry(at, (device, slot), pages, exclusive)
             }
             Some(Absent::Marker(_)) => Ok(()),
@@ -213,7 +213,7 @@ impl<P: Platform> Audit<'_, '_, P> {
     /// Counts the pages of a leaf, and says whether they are exclusive.
     fn page(&mut self, found: &Found) -> Result<bool, Violation> {
         let order = found.level.order::<P::Arch>();
-        let pages = 1 << order;
+        let pages = order.pages();
         self.report.pages += u64::from(pages);
         let zeroes = self.memory.huge_zero_pages_from(found.frame);
         if found.frame == self.memory.zero_frame && found.level == Level::PTE

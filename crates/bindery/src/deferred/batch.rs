@@ -5,7 +5,7 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use crate::Memory;
-use crate::addr::{Frame, PAGE_SIZE};
+use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::frame::Frames;
 use crate::frame::meta::{NONE, link};
 use crate::frame::pending::Last;
@@ -345,6 +345,6 @@ pub(super) const fn frames_of_weight(weight: u64) -> u64 {
 unsafe fn release_table<P: Platform>(memory: &Memory<P>, table: Frame) {
     if memory.frames.table(table).release() == Last::Yes {
         // SAFETY: 1. the caller's obligation 2, and no flush is pending; 2. its obligation 1.
-        unsafe { memory.frames.free(&memory.platform, table, 0) };
+        unsafe { memory.frames.free(&memory.platform, table, Order::PAGE) };
     }
 }

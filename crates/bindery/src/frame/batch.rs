@@ -19,7 +19,7 @@ pub(crate) struct FreeBatch<'a, P: Platform> {
 }
 
 /// A batch of this size goes back at once, so that the allocator's lock is held for a few steps.
-const FULL: u32 = 1 << MAX_ORDER;
+const FULL: u32 = MAX_ORDER.pages();
 
 impl<'a, P: Platform> FreeBatch<'a, P> {
     pub(crate) fn new(frames: &'a Frames<P>, platform: &'a P) -> Self {

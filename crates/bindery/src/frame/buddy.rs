@@ -24,15 +24,15 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::meta::{Kind, MetaArray, NONE, kind_in, order_in, state_of};
-use crate::addr::Frame;
+use crate::addr::{Frame, Order};
 
 /// The largest order of a block: 2^10 frames, 4 MiB.
-pub const MAX_ORDER: u8 = 10;
+pub const MAX_ORDER: Order = Order(10);
 
-const ORDERS: usize = MAX_ORDER as usize + 1;
+const ORDERS: usize = MAX_ORDER.0 as usize + 1;
 
 /// The largest block that single frames are counted off: 64 frames.
-const READY_ORDER: u8 = 6;
+const READY_ORDER: Order = Order(6);
 
 /// Why a block was not taken back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,15 +70,15 @@ impl Buddy {
     /// their alignment allows.
     pub(super) fn add(&mut self, metas: MetaArray, first: Frame, count: u32) {
         for frame in 0..count {
-            metas.get(first.plus(frame)).state.store(state_of(Kind::Tail, 0), Relaxed);
+            metas.get(first.plus(frame)).state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
         }
         self.give_back_run(metas, first, count);
     }
 
     /// Takes a block of `order`; its head is [`Kind::Raw`].
     #[inline]
-    pub(super) fn allocate(&mut self, metas: MetaArray, order: u8) -> Option<Frame> {
-        let frame = if order == 0 {
+    pub(super) fn allocate(&mut self, metas: MetaArray, order: Order) -> Option<Frame> {
+        let frame = if order == Order::PAGE {
             if self.ready.first == self.ready.end {
                 self.make_ready(metas)?;
             }
@@ -89,38 +89,42 @@ impl Buddy {
             self.take_or_join(metas, order)?
         };
         metas.get(frame).reset(Kind::Raw, order);
-        self.free_frames -= 1 << order;
+        self.free_frames -= u64::from(order.pages());
         Some(frame)
     }
 
     /// Finds frames to be ready: the smallest block there is, so that large ones stay.
     #[cold]
     fn make_ready(&mut self, metas: MetaArray) -> Option<()> {
-        let smallest = self.occupied.trailing_zeros() as u8;
+        let smallest = Order(self.occupied.trailing_zeros() as u8);
         let order = smallest.min(READY_ORDER);
         let block = self.take(metas, order)?;
-        metas.get(block).state.store(state_of(Kind::Tail, 0), Relaxed);
-        self.ready = Ready { first: block.0, end: block.0 + (1 << order) };
+        metas.get(block).state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
+        self.ready = Ready { first: block.0, end: block.0 + order.pages() };
         Some(())
     }
 
     /// Takes a block of 2^`order` frames, or the largest that there is where none is so large; says
     /// of which order it is.
-    pub(super) fn allocate_up_to(&mut self, metas: MetaArray, order: u8) -> Option<(Frame, u8)> {
+    pub(super) fn allocate_up_to(
+        &mut self,
+        metas: MetaArray,
+        order: Order,
+    ) -> Option<(Frame, Order)> {
         let order = order.min(MAX_ORDER);
-        if self.occupied >> order == 0 {
+        if self.occupied >> order.0 == 0 {
             // What is ready may be what is missing.
             self.join_ready(metas);
         }
         let order = match self.occupied {
             0 => return None,
-            occupied if occupied >> order != 0 => order,
-            occupied => occupied.ilog2() as u8,
+            occupied if occupied >> order.0 != 0 => order,
+            occupied => Order(occupied.ilog2() as u8),
         };
         Some((self.allocate(metas, order)?, order))
     }
 
-    fn take_or_join(&mut self, metas: MetaArray, order: u8) -> Option<Frame> {
+    fn take_or_join(&mut self, metas: MetaArray, order: Order) -> Option<Frame> {
         self.take(metas, order).or_else(|| {
             self.join_ready(metas);
             self.take(metas, order)
@@ -143,20 +147,20 @@ impl Buddy {
 
     /// Takes a block of `order` off the lists; its head is still [`Kind::Free`], and it still
     /// counts as free.
-    fn take(&mut self, metas: MetaArray, order: u8) -> Option<Frame> {
+    fn take(&mut self, metas: MetaArray, order: Order) -> Option<Frame> {
         if order > MAX_ORDER {
             return None;
         }
-        let large_enough = self.occupied >> order;
+        let large_enough = self.occupied >> order.0;
         if large_enough == 0 {
             return None;
         }
-        let mut found = order + large_enough.trailing_zeros() as u8;
-        let frame = Frame(self.heads[usize::from(found)]);
+        let mut found = Order(order.0 + large_enough.trailing_zeros() as u8);
+        let frame = Frame(self.heads[usize::from(found.0)]);
         self.unlink(metas, frame, found);
         while found > order {
-            found -= 1;
-            self.link(metas, frame.plus(1 << found), found);
+            found = found.below();
+            self.link(metas, frame.plus(found.pages()), found);
         }
         Some(frame)
     }
@@ -171,7 +175,7 @@ impl Buddy {
         &mut self,
         metas: MetaArray,
         first: Frame,
-        order: u8,
+        order: Order,
     ) -> Result<(), NotAllocated> {
         if !metas.covers(first) {
             return Err(NotAllocated);
@@ -187,7 +191,7 @@ impl Buddy {
             | Kind::Compressed
             | Kind::Swap => order_in(state) == order,
             // A table has its level where others have the order, and is always one frame.
-            Kind::Table => order == 0,
+            Kind::Table => order == Order::PAGE,
             Kind::Reserved | Kind::Free | Kind::Tail => false,
         };
         if !allocated || order > MAX_ORDER || !first.is_aligned(order) {
@@ -205,18 +209,18 @@ impl Buddy {
             let block = first.plus(done);
             let aligned = block.0.trailing_zeros();
             let fits = (count - done).ilog2();
-            let order = aligned.min(fits).min(u32::from(MAX_ORDER)) as u8;
+            let order = Order(aligned.min(fits).min(u32::from(MAX_ORDER.0)) as u8);
             self.give_back(metas, block, order);
-            done += 1 << order;
+            done += order.pages();
         }
     }
 
     /// Puts the block on the lists, joined with its buddies.
-    fn give_back(&mut self, metas: MetaArray, first: Frame, order: u8) {
-        self.free_frames += 1 << order;
+    fn give_back(&mut self, metas: MetaArray, first: Frame, order: Order) {
+        self.free_frames += u64::from(order.pages());
         let (mut first, mut order) = (first, order);
         while order < MAX_ORDER {
-            let buddy = Frame(first.0 ^ 1 << order);
+            let buddy = Frame(first.0 ^ order.pages());
             // No free block reaches beyond the array, so a buddy that is free as a whole block of
             // this order lies in it entirely if its head does.
             let joins = metas.covers(buddy)
@@ -226,16 +230,16 @@ impl Buddy {
             }
             self.unlink(metas, buddy, order);
             let upper = first.max(buddy);
-            metas.get(upper).state.store(state_of(Kind::Tail, 0), Relaxed);
+            metas.get(upper).state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
             first = first.min(buddy);
-            order += 1;
+            order = order.above();
         }
         self.link(metas, first, order);
     }
 
     /// Makes the block the first of its list.
-    fn link(&mut self, metas: MetaArray, block: Frame, order: u8) {
-        let head = &mut self.heads[usize::from(order)];
+    fn link(&mut self, metas: MetaArray, block: Frame, order: Order) {
+        let head = &mut self.heads[usize::from(order.0)];
         let meta = metas.get(block);
         meta.state.store(state_of(Kind::Free, order), Relaxed);
         meta.next.store(*head, Relaxed);
@@ -244,11 +248,11 @@ impl Buddy {
             metas.get(Frame(*head)).previous.store(block.0, Relaxed);
         }
         *head = block.0;
-        self.occupied |= 1 << order;
+        self.occupied |= 1 << order.0;
     }
 
     /// Takes the block off its list; its kind is left for the caller to change.
-    fn unlink(&mut self, metas: MetaArray, block: Frame, order: u8) {
+    fn unlink(&mut self, metas: MetaArray, block: Frame, order: Order) {
         let meta = metas.get(block);
         let (next, previous) = (meta.next.load(Relaxed), meta.previous.load(Relaxed));
         if next != NONE {
@@ -257,9 +261,9 @@ impl Buddy {
         if previous != NONE {
             metas.get(Frame(previous)).next.store(next, Relaxed);
         } else {
-            self.heads[usize::from(order)] = next;
+            self.heads[usize::from(order.0)] = next;
             if next == NONE {
-                self.occupied &= !(1 << order);
+                self.occupied &= !(1 << order.0);
             }
         }
     }
@@ -273,10 +277,10 @@ impl Buddy {
         let (first, count) = metas.span();
         let mut listed_blocks = 0u64;
         let mut listed_frames = 0u64;
-        for order in 0..=MAX_ORDER {
+        for order in Order::PAGE.up_to(MAX_ORDER) {
             let mut previous = NONE;
-            let mut link = self.heads[usize::from(order)];
-            if (link != NONE) != (self.occupied & 1 << order != 0) {
+            let mut link = self.heads[usize::from(order.0)];
+            if (link != NONE) != (self.occupied & 1 << order.0 != 0) {
                 return Err(if link == NONE { first } else { Frame(link) });
             }
             while link != NONE {
@@ -286,7 +290,7 @@ impl Buddy {
                 if listed_blocks > u64::from(count) {
                     return Err(block);
                 }
-                listed_frames += 1 << order;
+                listed_frames += u64::from(order.pages());
                 previous = link;
                 link = metas.get(block).next.load(Relaxed);
             }
@@ -307,8 +311,13 @@ impl Buddy {
     }
 
     /// One block of a free list, which was reached from `previous`.
-    fn check_block(metas: MetaArray, block: Frame, order: u8, previous: u32) -> Result<(), Frame> {
-        let last = block.0.checked_add((1 << order) - 1).ok_or(block)?;
+    fn check_block(
+        metas: MetaArray,
+        block: Frame,
+        order: Order,
+        previous: u32,
+    ) -> Result<(), Frame> {
+        let last = block.0.checked_add(order.pages() - 1).ok_or(block)?;
         if !metas.covers(block) || !metas.covers(Frame(last)) || !block.is_aligned(order) {
             return Err(block);
         }
@@ -317,11 +326,11 @@ impl Buddy {
         if meta.state.load(Relaxed) != free || meta.previous.load(Relaxed) != previous {
             return Err(block);
         }
-        let inside = (1..1 << order).map(|frame| block.plus(frame));
+        let inside = (1..order.pages()).map(|frame| block.plus(frame));
         if let Some(stranger) = inside.into_iter().find(|f| metas.get(*f).kind() != Kind::Tail) {
             return Err(stranger);
         }
-        let buddy = Frame(block.0 ^ 1 << order);
+        let buddy = Frame(block.0 ^ order.pages());
         let unjoined = order < MAX_ORDER
             && metas.covers(buddy)
             && metas.get(buddy).state.load(Relaxed) == free;

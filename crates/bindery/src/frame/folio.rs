@@ -32,15 +32,18 @@ use core::sync::atomic::{
 
 use super::meta::{DIRTY, EXCLUSIVE, FETCHABLE, HOT, Kind, LAZY, REFERENCED, state_of};
 use super::{Frames, reference};
-use crate::addr::Frame;
+use crate::addr::{Frame, Order, Orders};
 use crate::platform::Platform;
 
 /// The largest order of a folio: 512 pages, 2 MiB.
-pub const MAX_FOLIO_ORDER: u8 = 9;
+pub const MAX_FOLIO_ORDER: Order = Order(9);
+
+/// The orders that a folio can have.
+pub(crate) const FOLIO_ORDERS: Orders = Orders::up_to(MAX_FOLIO_ORDER);
 
 /// Pages in one word of anon-exclusive bits.
 pub(super) const WORD_PAGES: u32 = u64::BITS;
-pub(super) const MAX_WORDS: usize = (1 << MAX_FOLIO_ORDER) / WORD_PAGES as usize;
+pub(super) const MAX_WORDS: usize = (MAX_FOLIO_ORDER.pages() / WORD_PAGES) as usize;
 
 /// A block of 2^order pages that users may map: a name for it, which keeps nothing alive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -48,14 +51,14 @@ pub(crate) struct Folio {
     /// The first frame, aligned to the folio's size.
     pub(crate) head: Frame,
     /// Base-2 logarithm of the number of pages, at most [`MAX_FOLIO_ORDER`].
-    pub(crate) order: u8,
+    pub(crate) order: Order,
 }
 
 impl Folio {
     /// How many pages it has, 1 to 512.
     #[inline]
     pub const fn pages(self) -> u32 {
-        1 << self.order
+        self.order.pages()
     }
 
     /// How many words of anon-exclusive bits it has.
@@ -96,13 +99,13 @@ impl<P: Platform> Frames<P> {
     /// `None` if there is no memory, or `order` is above [`MAX_FOLIO_ORDER`].
     ///
     /// Does not sleep. O(pages): each tail learns its head.
-    pub(crate) fn new_folio(&self, order: u8) -> Option<Folio> {
+    pub(crate) fn new_folio(&self, order: Order) -> Option<Folio> {
         if order > MAX_FOLIO_ORDER {
             return None;
         }
         let folio = Folio { head: self.allocate(order)?, order };
         let head = self.meta(folio.head);
-        let exclusive = if order == 0 { EXCLUSIVE } else { 0 };
+        let exclusive = if order == Order::PAGE { EXCLUSIVE } else { 0 };
         self.write_tails(folio);
         self.write_words(folio, |_| bits(0, folio.pages().min(WORD_PAGES)));
         head.state.store(state_of(Kind::Folio, order) | exclusive, Relaxed);
@@ -132,7 +135,7 @@ impl<P: Platform> Frames<P> {
 
     /// Stores all anon-exclusive words of a folio above order 0 that nobody else knows.
     pub(super) fn write_words(&self, folio: Folio, value: impl Fn(usize) -> u64) {
-        if folio.order > 0 {
+        if folio.order > Order::PAGE {
             for index in 0..folio.words() {
                 self.word(folio, index).store(value(index), Relaxed);
             }
@@ -162,7 +165,7 @@ impl<P: Platform> Frames<P> {
         if count == 0 {
             return (false, 0);
         }
-        if folio.order == 0 {
+        if folio.order == Order::PAGE {
             return (self.meta(folio.head).state.load(Relaxed) & EXCLUSIVE != 0, 1);
         }
         let mut index = (page / WORD_PAGES) as usize;
@@ -198,7 +201,7 @@ impl<P: Platform> Frames<P> {
     #[inline]
     fn change_exclusive(&self, folio: Folio, page: u32, count: u32, to: u64) {
         let end = page.saturating_add(count).min(folio.pages());
-        if folio.order == 0 {
+        if folio.order == Order::PAGE {
             if page < end {
                 self.change_state_flag(folio, EXCLUSIVE, to != 0);
             }

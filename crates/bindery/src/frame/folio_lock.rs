@@ -33,7 +33,7 @@ use super::count::mappings_in;
 use super::folio::Folio;
 use super::meta::{EXCLUSIVE, FOLIO_LOCK, FOLIO_PARKED, KIND_AND_ORDER, Kind, ORPHAN, state_of};
 use super::owner::{Owner, OwnerMark};
-use crate::addr::Frame;
+use crate::addr::{Frame, Order};
 use crate::platform::Platform;
 use crate::sync::parking::{Parking, park_while};
 use crate::sync::word::Word;
@@ -159,13 +159,13 @@ impl<P: Platform> Frames<P> {
             return None;
         }
         let head = self.meta(frame);
-        let wanted = state_of(Kind::Folio, 0) | EXCLUSIVE;
+        let wanted = state_of(Kind::Folio, Order::PAGE) | EXCLUSIVE;
         let single = head.state.load(Ordering::Relaxed) & (KIND_AND_ORDER | EXCLUSIVE) == wanted
             && mappings_in(head.count.load(Ordering::Relaxed)) == 1;
         if !single {
             return None;
         }
-        self.try_lock_folio(platform, Folio { head: frame, order: 0 })
+        self.try_lock_folio(platform, Folio { head: frame, order: Order::PAGE })
     }
 
     /// The lock of a folio that the caller has left locked ([`FolioLock::leave_locked`]).

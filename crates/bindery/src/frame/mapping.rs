@@ -11,6 +11,7 @@ use super::count::{
 use super::folio::{Folio, Freed};
 use super::meta::{FrameMeta, Kind, state_of};
 use super::{Frames, FreeBatch, owner};
+use crate::addr::Order;
 use crate::platform::Platform;
 
 impl<P: Platform> Frames<P> {
@@ -86,7 +87,7 @@ impl<P: Platform> Frames<P> {
     fn free_head(head: &FrameMeta, batch: &mut FreeBatch<'_, P>, folio: Folio, pages: u32) -> bool {
         let freed = count::take_all(&head.count, u64::from(pages) * MAPPING);
         if freed {
-            head.state.store(state_of(Kind::Tail, 0), Relaxed);
+            head.state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
             batch.push(folio.head, folio.pages());
         }
         freed
@@ -95,7 +96,7 @@ impl<P: Platform> Frames<P> {
     /// Frees a folio that [`Frames::freeze`] has made the caller's, into the batch.
     #[inline]
     pub(crate) fn free_frozen_into(&self, batch: &mut FreeBatch<'_, P>, folio: Folio) {
-        self.meta(folio.head).state.store(state_of(Kind::Tail, 0), Relaxed);
+        self.meta(folio.head).state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
         batch.push(folio.head, folio.pages());
     }
 

@@ -42,7 +42,8 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use crate::addr::Frame;
+use crate::addr::{Frame, Order};
+use crate::arch::Level;
 
 /// The link that leads nowhere. No frame has this number.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -122,10 +123,17 @@ pub(crate) enum Kind {
     Swap,
 }
 
-/// The value of `state` for a `kind` of an order (or of a level, for tables), with no flag set.
+/// The value of `state` for a `kind`, not a table, of an order, with no flag set.
 #[inline]
-pub(crate) const fn state_of(kind: Kind, order: u8) -> u32 {
-    kind as u32 | (order as u32) << ORDER_SHIFT & ORDER_MASK
+pub(crate) const fn state_of(kind: Kind, order: Order) -> u32 {
+    kind as u32 | (order.0 as u32) << ORDER_SHIFT & ORDER_MASK
+}
+
+/// The value of `state` for a table, with no flag set: the level stands where others
+/// have the order.
+#[inline]
+pub(crate) const fn state_of_table(level: Level) -> u32 {
+    state_of(Kind::Table, Order(level.0))
 }
 
 /// The kind in a value of `state`.
@@ -153,10 +161,16 @@ pub(crate) const fn is_kind(state: u32, kind: Kind) -> bool {
     state & KIND_MASK == kind as u32
 }
 
-/// The order in a value of `state`, or the level of a table.
+/// The order in a value of `state`, not of a table.
 #[inline]
-pub(crate) const fn order_in(state: u32) -> u8 {
-    ((state & ORDER_MASK) >> ORDER_SHIFT) as u8
+pub(crate) const fn order_in(state: u32) -> Order {
+    Order(((state & ORDER_MASK) >> ORDER_SHIFT) as u8)
+}
+
+/// The level in a value of `state` of a table.
+#[inline]
+pub(crate) const fn level_in(state: u32) -> Level {
+    Level(order_in(state).0)
 }
 
 /// What is known of one frame. The module's text says what the fields mean for each kind.
@@ -182,15 +196,15 @@ impl FrameMeta {
         kind_in(self.state.load(Relaxed))
     }
 
-    /// The order of the block, or the level of a table.
+    /// The order of the block, which is no table.
     #[inline]
-    pub(crate) fn order(&self) -> u8 {
+    pub(crate) fn order(&self) -> Order {
         order_in(self.state.load(Relaxed))
     }
 
     /// Forgets everything: the frame becomes the head of a fresh block. Only its owner calls.
     #[inline]
-    pub(crate) fn reset(&self, kind: Kind, order: u8) {
+    pub(crate) fn reset(&self, kind: Kind, order: Order) {
         self.state.store(state_of(kind, order), Relaxed);
         self.next.store(NONE, Relaxed);
         self.previous.store(NONE, Relaxed);

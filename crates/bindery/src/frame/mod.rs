@@ -63,7 +63,7 @@ mod view;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, PhysAddr};
+use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, PhysAddr};
 use crate::platform::Platform;
 use crate::sync::Mutex;
 
@@ -72,6 +72,7 @@ use meta::{FrameMeta, Kind, META_SIZE, MetaArray, NONE};
 
 pub(crate) use batch::FreeBatch;
 pub use buddy::MAX_ORDER;
+pub(crate) use folio::FOLIO_ORDERS;
 pub(crate) use folio::Folio;
 pub use folio::MAX_FOLIO_ORDER;
 pub use view::{FrameUsage, FrameUse, FrameView};
@@ -268,8 +269,10 @@ impl<P: Platform> Frames<P> {
     ///
     /// Does not sleep. O([`MAX_ORDER`]).
     #[inline]
-    pub(crate) fn allocate(&self, order: u8) -> Option<Frame> {
-        if self.fails_on_purpose() || self.would_take_reserve(1 << order.min(MAX_ORDER)) {
+    pub(crate) fn allocate(&self, order: Order) -> Option<Frame> {
+        if self.fails_on_purpose()
+            || self.would_take_reserve(u64::from(order.min(MAX_ORDER).pages()))
+        {
             return None;
         }
         self.take(order)
@@ -277,7 +280,7 @@ impl<P: Platform> Frames<P> {
 
     /// As [`Frames::allocate`], for reclaim: it needs memory to free memory, and takes what is kept
     /// for it.
-    pub(crate) fn allocate_from_reserve(&self, order: u8) -> Option<Frame> {
+    pub(crate) fn allocate_from_reserve(&self, order: Order) -> Option<Frame> {
         if self.fails_on_purpose() {
             return None;
         }
@@ -303,23 +306,23 @@ impl<P: Platform> Frames<P> {
 
     /// A block of 2^`order` frames, or the largest that there is where none is so large, and its
     /// order. `None` if no frame is free. Does not sleep. O([`MAX_ORDER`]).
-    pub(crate) fn allocate_up_to(&self, order: u8) -> Option<(Frame, u8)> {
+    pub(crate) fn allocate_up_to(&self, order: Order) -> Option<(Frame, Order)> {
         if self.fails_on_purpose() {
             return None;
         }
         let mut buddy = self.buddy.lock();
         let block = buddy.allocate_up_to(self.metas, order);
         self.free.store(buddy.free_frame_count(), Relaxed);
-        self.note_taken(block.map_or(0, |(_, order)| 1 << order));
+        self.note_taken(block.map_or(0, |(_, order)| u64::from(order.pages())));
         block
     }
 
     /// [`Frames::allocate`], for callers that have asked [`Frames::fails_on_purpose`] themselves.
-    fn take(&self, order: u8) -> Option<Frame> {
+    fn take(&self, order: Order) -> Option<Frame> {
         let mut buddy = self.buddy.lock();
         let frame = buddy.allocate(self.metas, order);
         self.free.store(buddy.free_frame_count(), Relaxed);
-        self.note_taken(frame.map_or(0, |_| 1 << order));
+        self.note_taken(frame.map_or(0, |_| u64::from(order.pages())));
         frame
     }
 
@@ -349,9 +352,9 @@ impl<P: Platform> Frames<P> {
     /// 1. It is the caller's, and nobody else frees it.
     /// 2. Nobody uses its frames any more: no reference, no entry, no TLB, no reader in a read
     ///    section, no device.
-    pub(crate) unsafe fn free(&self, platform: &P, first: Frame, order: u8) {
+    pub(crate) unsafe fn free(&self, platform: &P, first: Frame, order: Order) {
         if order <= MAX_ORDER {
-            platform.frames_released(first, 1 << order);
+            platform.frames_released(first, order.pages());
         }
         let mut buddy = self.buddy.lock();
         let freed = buddy.free(self.metas, first, order);
@@ -406,7 +409,7 @@ impl<P: Platform> Frames<P> {
     /// single reserved frames), its kind. Frames that are ready are shown as single free ones. A
     /// frame that is shown as [`Kind::Tail`] belongs to no block: something is broken. For a quiet
     /// system; O(frames).
-    pub(crate) fn for_each_block(&self, mut f: impl FnMut(Frame, u8, Kind)) {
+    pub(crate) fn for_each_block(&self, mut f: impl FnMut(Frame, Order, Kind)) {
         let (first, count) = self.metas.span();
         let (ready, kept) = self.buddy.lock().ready();
         let mut at = 0;
@@ -416,8 +419,8 @@ impl<P: Platform> Frames<P> {
             let is_ready = frame.0.wrapping_sub(ready.0) < kept;
             let kind = if is_ready { Kind::Free } else { meta.kind() };
             let order = match kind {
-                _ if is_ready => 0,
-                Kind::Reserved | Kind::Tail | Kind::Table => 0,
+                _ if is_ready => Order::PAGE,
+                Kind::Reserved | Kind::Tail | Kind::Table => Order::PAGE,
                 Kind::Free
                 | Kind::Raw
                 | Kind::Folio
@@ -429,7 +432,7 @@ impl<P: Platform> Frames<P> {
                 | Kind::Swap => meta.order(),
             };
             f(frame, order, kind);
-            at = at.saturating_add(1 << order);
+            at = at.saturating_add(order.pages());
         }
     }
 

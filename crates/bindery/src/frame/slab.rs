@@ -22,7 +22,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::Frames;
 use super::meta::{FrameMeta, Kind, NONE};
-use crate::addr::{Frame, PAGE_SIZE};
+use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::platform::Platform;
 use crate::sync::Mutex;
 
@@ -159,7 +159,7 @@ impl<T, P: Platform> Slab<T, P> {
         let frame = match Self::take_spare(lists, frames) {
             Some(spare) => spare,
             None => {
-                let frame = frames.take(0)?;
+                let frame = frames.take(Order::PAGE)?;
                 Self::make_empty(frames, platform, frame);
                 lists.frames += 1;
                 frame
@@ -172,7 +172,7 @@ impl<T, P: Platform> Slab<T, P> {
     /// Makes an empty frame of the slab's of one that is fresh from the allocator.
     fn make_empty(frames: &Frames<P>, platform: &P, frame: Frame) {
         let meta = frames.meta(frame);
-        meta.reset(Kind::Slab, 0);
+        meta.reset(Kind::Slab, Order::PAGE);
         Slots::EMPTY.store(meta);
         let header = platform.direct_map(frame).cast::<Header>();
         // SAFETY: the direct map's promise lets us write the frame's bytes, which are aligned to a
@@ -195,7 +195,7 @@ impl<T, P: Platform> Slab<T, P> {
     #[cold]
     pub(crate) fn stock(&self, frames: &Frames<P>, platform: &P, objects: u16) -> bool {
         (0..objects.div_ceil(Self::PER_FRAME)).all(|_| {
-            let Some(frame) = frames.allocate(0) else { return false };
+            let Some(frame) = frames.allocate(Order::PAGE) else { return false };
             Self::make_empty(frames, platform, frame);
             let mut lists = self.lists.lock();
             frames.meta(frame).next.store(lists.spare, Relaxed);
@@ -271,7 +271,7 @@ impl<T, P: Platform> Slab<T, P> {
         drop(lists);
         // SAFETY: 1. the slab allocated the frame and has just taken it out of its lists; 2. none
         // of its slots is in use.
-        unsafe { frames.free(platform, frame, 0) };
+        unsafe { frames.free(platform, frame, Order::PAGE) };
     }
 
     /// Returns the spare frames to the allocator.
@@ -282,7 +282,7 @@ impl<T, P: Platform> Slab<T, P> {
             lists.frames -= 1;
             drop(lists);
             // SAFETY: as in `Slab::free`: a spare frame has no slot in use.
-            unsafe { frames.free(platform, spare, 0) };
+            unsafe { frames.free(platform, spare, Order::PAGE) };
         }
     }
 

@@ -7,6 +7,7 @@ use super::count::{self, MAPPING, REFERENCE, mappings_in};
 use super::folio::{Folio, MAX_WORDS, WORD_PAGES, bits};
 use super::meta::{DIRTY, EXCLUSIVE, FETCHABLE, Kind, ORDER_MASK, state_of};
 use super::owner::is_anonymous;
+use crate::addr::Order;
 use crate::platform::Platform;
 
 /// Why a folio was not split; it is as it was.
@@ -52,7 +53,7 @@ impl<P: Platform> Frames<P> {
     pub(crate) fn split(
         &self,
         folio: Folio,
-        order: u8,
+        order: Order,
         mappings_of: impl Fn(u32) -> u32,
     ) -> Result<(), SplitError> {
         if order >= folio.order {
@@ -78,7 +79,7 @@ impl<P: Platform> Frames<P> {
         }
         let inherited = head.state.load(Relaxed) & (DIRTY | FETCHABLE);
         let (owner, index) = (head.owner.load(Relaxed), head.word.load(Relaxed));
-        for first in (0..folio.pages()).step_by(1 << order) {
+        for first in (0..folio.pages()).step_by(order.pages() as usize) {
             let part = Folio { head: folio.head.plus(first), order };
             let mapped: u64 =
                 (first..first + part.pages()).map(|page| u64::from(mappings_of(page))).sum();
@@ -86,7 +87,7 @@ impl<P: Platform> Frames<P> {
                 let at = first as usize / WORD_PAGES as usize + word;
                 exclusive[at] >> (first % WORD_PAGES) & bits(0, part.pages().min(WORD_PAGES))
             };
-            let flag = if order == 0 && mine(0) != 0 { EXCLUSIVE } else { 0 };
+            let flag = if order == Order::PAGE && mine(0) != 0 { EXCLUSIVE } else { 0 };
             let meta = self.meta(part.head);
             if first == 0 {
                 // The caller may have the lock.

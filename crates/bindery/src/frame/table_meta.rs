@@ -9,7 +9,7 @@ use crate::arch::Level;
 use crate::platform::Platform;
 
 use super::Frames;
-use super::meta::{FrameMeta, GUARDS, Kind, LOCK, NONE, STRAY, link, state_of};
+use super::meta::{FrameMeta, GUARDS, Kind, LOCK, NONE, STRAY, level_in, link, state_of_table};
 use super::pending::{self, Last};
 
 /// What is known of one table.
@@ -24,7 +24,7 @@ impl<'a> TableMeta<'a> {
         self.0.previous.store(0, Relaxed);
         self.0.owner.store(NONE, Relaxed);
         self.0.word.store(0, Relaxed);
-        self.0.state.store(state_of(Kind::Table, level.0) | LOCK, Release);
+        self.0.state.store(state_of_table(level) | LOCK, Release);
     }
 
     /// Whether the frame is a table.
@@ -41,7 +41,7 @@ impl<'a> TableMeta<'a> {
     /// The table's level.
     #[inline]
     pub(crate) fn level(self) -> Level {
-        Level(self.0.order())
+        level_in(self.0.state.load(Relaxed))
     }
 
     /// Takes the lock if nobody has it. With acquire.

@@ -9,7 +9,7 @@ use super::buddy::MAX_ORDER;
 use super::count::{mappings_in, pins_in, references_in};
 use super::meta::{DIRTY, FOLIO_LOCK, Kind, LAZY, kind_in, order_in};
 use super::{FrameRange, Frames, OwnerKind};
-use crate::addr::Frame;
+use crate::addr::{Frame, Order};
 use crate::platform::Platform;
 
 /// What a frame is used for.
@@ -124,7 +124,7 @@ pub struct FrameUsage {
 /// The block of that kind and order around a frame.
 struct Block {
     head: Frame,
-    order: u8,
+    order: Order,
     state: u32,
     kind: Kind,
 }
@@ -152,7 +152,7 @@ impl<P: Platform> Frames<P> {
             // Its block is being cut or joined.
             return FrameView { usage: FrameUse::Allocated, ..unknown };
         };
-        let range = FrameRange { first: block.head, count: 1 << block.order };
+        let range = FrameRange { first: block.head, count: block.order.pages() };
         let view = FrameView { usage: self.usage_of(&block), block: range, ..unknown };
         if block.kind != Kind::Folio {
             return view;
@@ -169,7 +169,7 @@ impl<P: Platform> Frames<P> {
     }
 
     /// The sums over all frames. O(blocks).
-    pub(crate) fn usage(&self, huge_order: u8) -> FrameUsage {
+    pub(crate) fn usage(&self, huge_order: Order) -> FrameUsage {
         let mut sums = FrameUsage { free: self.free_frame_count(), ..FrameUsage::default() };
         let (first, count) = self.metas.span();
         let (ready, kept) = self.buddy.lock().ready();
@@ -182,7 +182,7 @@ impl<P: Platform> Frames<P> {
                 continue;
             }
             let block = self.block_at(first.plus(at));
-            let pages = 1 << block.order;
+            let pages = block.order.pages();
             at = at.saturating_add(pages);
             let pages = u64::from(pages);
             let usage = self.usage_of(&block);
@@ -238,7 +238,7 @@ impl<P: Platform> Frames<P> {
     /// Pages from `frame` on to the next block: those of the block that begins there, or one. A
     /// guess, unless nothing changes meanwhile.
     pub(crate) fn pages_of_block(&self, frame: Frame) -> u32 {
-        1 << self.block_at(frame).order
+        self.block_at(frame).order.pages()
     }
 
     /// The block that begins at `frame`; a single one where none does.
@@ -247,7 +247,7 @@ impl<P: Platform> Frames<P> {
         let kind = kind_in(state);
         let order = match kind {
             // The level stands there.
-            Kind::Table | Kind::Reserved | Kind::Tail => 0,
+            Kind::Table | Kind::Reserved | Kind::Tail => Order::PAGE,
             _ => order_in(state).min(MAX_ORDER),
         };
         Block { head: frame, order, state, kind }
@@ -255,14 +255,14 @@ impl<P: Platform> Frames<P> {
 
     /// The block with the frame in it. Blocks are aligned to their size, so its head is one of few.
     fn block_around(&self, frame: Frame) -> Option<Block> {
-        for order in 0..=MAX_ORDER {
-            let head = Frame(frame.0 & !((1 << order) - 1));
+        for order in Order::PAGE.up_to(MAX_ORDER) {
+            let head = Frame(frame.0 & !(order.pages() - 1));
             if !self.metas.covers(head) {
                 return None;
             }
             let block = self.block_at(head);
             if block.kind != Kind::Tail {
-                let reaches = frame.0 - head.0 < 1 << block.order;
+                let reaches = frame.0 - head.0 < block.order.pages();
                 return reaches.then_some(block);
             }
         }

@@ -9,7 +9,7 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64};
 
 use crate::Memory;
-use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Level, MemoryType};
 use crate::collections::range_skip_list::{Indexed, Links};
 use crate::deferred::Linked;
@@ -177,7 +177,7 @@ impl Area {
     pub(crate) fn frames<'a, P: Platform>(
         &'a self,
         memory: &'a Memory<P>,
-    ) -> impl Iterator<Item = (Frame, u8)> + 'a {
+    ) -> impl Iterator<Item = (Frame, Order)> + 'a {
         self.blocks.iter(memory)
     }
 

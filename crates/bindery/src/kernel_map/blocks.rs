@@ -10,7 +10,7 @@
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use crate::Memory;
-use crate::addr::Frame;
+use crate::addr::{Frame, Order};
 use crate::frame::meta::link;
 use crate::frame::meta::{Kind, NONE, state_of};
 use crate::platform::Platform;
@@ -27,7 +27,7 @@ impl Blocks {
     }
 
     /// Adds a block, fresh from the allocator, behind the others.
-    pub(super) fn push<P: Platform>(&self, memory: &Memory<P>, head: Frame, order: u8) {
+    pub(super) fn push<P: Platform>(&self, memory: &Memory<P>, head: Frame, order: Order) {
         let meta = memory.frames.meta(head);
         meta.state.store(state_of(Kind::Kernel, order), Relaxed);
         meta.next.store(NONE, Relaxed);
@@ -52,7 +52,7 @@ impl Blocks {
     pub(super) fn iter<'a, P: Platform>(
         &'a self,
         memory: &'a Memory<P>,
-    ) -> impl Iterator<Item = (Frame, u8)> + 'a {
+    ) -> impl Iterator<Item = (Frame, Order)> + 'a {
         let mut next = link(self.first.load(Relaxed));
         core::iter::from_fn(move || {
             let head = next?;
@@ -71,7 +71,7 @@ impl Blocks {
         let mut next = link(self.first.load(Relaxed));
         while let Some(head) = next {
             let meta = memory.frames.meta(head);
-            let size = 1 << meta.order();
+            let size = u64::from(meta.order().pages());
             if left < size {
                 break;
             }
@@ -97,16 +97,16 @@ impl Blocks {
     fn split_first<P: Platform>(&self, memory: &Memory<P>, behind: &Self, pages: u32) {
         let Some(block) = link(behind.first.load(Relaxed)) else { return };
         let meta = memory.frames.meta(block);
-        let (end, next) = (1 << meta.order(), meta.next.load(Relaxed));
+        let (end, next) = (meta.order().pages(), meta.next.load(Relaxed));
         let rest = Self::new();
         let mut at = 0;
         while at < end {
             let limit = if at < pages { pages } else { end };
             let aligned = if at == 0 { u32::MAX } else { at.trailing_zeros() };
-            let order = aligned.min((limit - at).ilog2()) as u8;
+            let order = Order(aligned.min((limit - at).ilog2()) as u8);
             let list = if at < pages { self } else { &rest };
             list.push(memory, block.plus(at), order);
-            at += 1 << order;
+            at += order.pages();
         }
         // What was behind the block is behind its rest.
         match link(rest.last.load(Relaxed)) {
@@ -129,8 +129,8 @@ impl Blocks {
             next = link(meta.next.load(Relaxed));
             let order = meta.order();
             // Neighbours join it, and a head inside of what is free would be none.
-            meta.state.store(state_of(Kind::Tail, 0), Relaxed);
-            batch.push(head, 1 << order);
+            meta.state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
+            batch.push(head, order.pages());
         }
     }
 }

@@ -123,10 +123,10 @@ impl<P: Platform> KernelMap<'_, P> {
         }
         let leaf = self.leaf(first, level, leaves).0;
         let order = level.order::<P::Arch>();
-        let step = P::Arch::STEP << order;
+        let step = P::Arch::STEP << order.0;
         walk.counts.entries_written += u64::from(entries);
         let contig = P::Arch::CONTIG_ENTRIES;
-        let congruent = (first.0 >> order ^ index) & (contig - 1) == 0;
+        let congruent = (first.0 >> order.0 ^ index) & (contig - 1) == 0;
         if contig == 1 || level > leaves.largest_contig || !congruent || entries < contig {
             store_run(slots, leaf, step);
             return Ok(());

@@ -387,7 +387,7 @@ impl<P: Platform> KernelMap<'_, P> {
             VirtRange::raw(start, start + (u64::from(count) << shift))
         };
         for index in 0..arch::entries::<P::Arch>() {
-            let frame = P::Arch::frame(leaf).plus(index << order);
+            let frame = P::Arch::frame(leaf).plus(index << order.0);
             let old = self.leaf(frame, below, &leaves);
             let entry = match change.position(part(index, 1)) {
                 Position::Outside => old,

@@ -1,6 +1,6 @@
 //! `vmalloc` and `vfree`: frames and addresses at once.
 
-use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr};
+use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr};
 use crate::arch::{Arch, Level, MemoryType};
 use crate::frame::MAX_ORDER;
 use crate::platform::Platform;
@@ -129,13 +129,13 @@ impl<P: Platform> KernelMap<'_, P> {
                 }
                 pause = at + PAGES_AT_ONCE;
             }
-            let mut order = (until - at).ilog2().min(u32::from(MAX_ORDER)) as u8;
+            let mut order = Order((until - at).ilog2().min(u32::from(MAX_ORDER.0)) as u8);
             if area.pieces == Pieces::Largest && at > 0 {
                 // A large block at an address that is not aligned to it would be cut into pages.
-                order = order.min(at.trailing_zeros() as u8);
+                order = order.min(Order(at.trailing_zeros() as u8));
             }
             if self.reach.is_page() {
-                order = 0;
+                order = Order::PAGE;
             }
             let block = memory.frames.allocate_up_to(order).or_else(|| {
                 // What was freed may wait for a purge.
@@ -144,9 +144,9 @@ impl<P: Platform> KernelMap<'_, P> {
             });
             let (head, order) = block.ok_or(Stop::OutOfMemory)?;
             area.blocks.push(memory, head, order);
-            let pages = 1_u64 << order;
+            let pages = u64::from(order.pages());
             if content == Content::Zeroes {
-                memory.platform.zero(head, 1 << order);
+                memory.platform.zero(head, order.pages());
                 walk.counts.bytes_zeroed += pages << PAGE_SHIFT;
             }
             if u64::from(run.first.0) + run.count != u64::from(head.0) {
@@ -218,7 +218,7 @@ impl<P: Platform> KernelMap<'_, P> {
     pub(super) fn piece_sizes(&self, leaves: &Leaves) -> impl Iterator<Item = u64> + use<P> {
         let (largest, largest_contig) = (leaves.largest(), leaves.largest_contig());
         Level::PTE.up_to(largest).rev().flat_map(move |level| {
-            let pages = 1_u64 << level.order::<P::Arch>();
+            let pages = 1_u64 << level.order::<P::Arch>().0;
             let block =
                 (level <= largest_contig).then_some(pages * u64::from(P::Arch::CONTIG_ENTRIES));
             block.into_iter().chain((level > Level::PTE).then_some(pages))

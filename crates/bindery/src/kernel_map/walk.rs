@@ -133,12 +133,12 @@ impl<P: Platform> KernelMap<'_, P> {
             let table = walk.table(self, at, level)?;
             let index = level.index_of::<P::Arch>(VirtAddr(at));
             let room = arch::entries::<P::Arch>() - index;
-            let entries = (count >> order).min(u64::from(room)) as u32;
+            let entries = (count >> order.0).min(u64::from(room)) as u32;
             let run = LeafRun { table, level, index, entries, first };
             if self.write_run(walk, &run, leaves).is_err() {
                 self.map_among_tables(walk, at, first, (level, entries), leaves)?;
             }
-            let pages = entries << order;
+            let pages = entries << order.0;
             at = at.wrapping_add(u64::from(pages) << PAGE_SHIFT);
             count -= u64::from(pages);
             // Behind the last run there need not be another frame.
@@ -165,13 +165,13 @@ impl<P: Platform> KernelMap<'_, P> {
         let order = level.order::<P::Arch>();
         let smaller = leaves.at_most(level.below());
         for entry in 0..entries {
-            let pages = entry << order;
+            let pages = entry << order.0;
             let (at, first) = (at + (u64::from(pages) << PAGE_SHIFT), first.plus(pages));
             let table = walk.table(self, at, level)?;
             let index = level.index_of::<P::Arch>(VirtAddr(at));
             let run = LeafRun { table, level, index, entries: 1, first };
             if self.write_run(walk, &run, leaves).is_err() {
-                self.map_run(walk, at, first, 1 << order, &smaller)?;
+                self.map_run(walk, at, first, u64::from(order.pages()), &smaller)?;
             }
         }
         Ok(())
@@ -182,7 +182,7 @@ impl<P: Platform> KernelMap<'_, P> {
     fn level_of_piece(at: u64, first: Frame, count: u64, largest: Level) -> Level {
         let mut level = largest;
         while level > Level::PTE {
-            let pages = 1 << level.order::<P::Arch>();
+            let pages = u64::from(level.order::<P::Arch>().pages());
             if count >= pages && (at >> PAGE_SHIFT | u64::from(first.0)) & (pages - 1) == 0 {
                 break;
             }

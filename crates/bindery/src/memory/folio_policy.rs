@@ -3,6 +3,7 @@
 use core::fmt;
 use core::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 
+use crate::addr::{Order, Orders};
 use crate::frame::MAX_FOLIO_ORDER;
 
 /// What a program has asked for in a mapping.
@@ -46,19 +47,20 @@ impl SizeMode {
 /// allowed.
 ///
 /// ```
+/// use bindery::addr::Order;
 /// use bindery::{FolioPolicy, SizeMode};
 ///
 /// /// 64 KiB for all mappings that ask for it, and 2 MiB wherever it fits.
 /// fn choose(policy: &FolioPolicy) {
-///     policy.set(4, SizeMode::Madvise);
-///     policy.set(9, SizeMode::Always);
+///     policy.set(Order(4), SizeMode::Madvise);
+///     policy.set(Order(9), SizeMode::Always);
 /// }
 /// ```
 ///
 /// # Context
 /// Context: any.
 pub struct FolioPolicy {
-    modes: [AtomicU8; MAX_FOLIO_ORDER as usize + 1],
+    modes: [AtomicU8; MAX_FOLIO_ORDER.0 as usize + 1],
     global: AtomicU8,
     /// The orders that are `Always` after inheritance; bit n for order n. Faults read this.
     always: AtomicU16,
@@ -68,8 +70,8 @@ pub struct FolioPolicy {
 
 impl fmt::Debug for FolioPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let modes: [_; MAX_FOLIO_ORDER as usize + 1] =
-            core::array::from_fn(|order| self.get(order as u8));
+        let modes: [_; MAX_FOLIO_ORDER.0 as usize + 1] =
+            core::array::from_fn(|order| self.get(Order(order as u8)));
         f.debug_struct("FolioPolicy")
             .field("modes", &modes)
             .field("global", &SizeMode::from_number(self.global.load(Ordering::Relaxed)))
@@ -81,7 +83,7 @@ impl FolioPolicy {
     /// With `huge` for the largest size and `Never` for the others.
     pub(super) fn new(huge: SizeMode, global: SizeMode) -> Self {
         let policy = Self {
-            modes: [const { AtomicU8::new(SizeMode::Never as u8) }; MAX_FOLIO_ORDER as usize + 1],
+            modes: [const { AtomicU8::new(SizeMode::Never as u8) }; MAX_FOLIO_ORDER.0 as usize + 1],
             global: AtomicU8::new(global as u8),
             always: AtomicU16::new(0),
             advised: AtomicU16::new(0),
@@ -91,16 +93,16 @@ impl FolioPolicy {
     }
 
     /// Sets when folios of 2^`order` pages are used. Order 0 and orders above 9 are ignored.
-    pub fn set(&self, order: u8, mode: SizeMode) {
-        if let Some(slot) = self.modes.get(usize::from(order)) {
+    pub fn set(&self, order: Order, mode: SizeMode) {
+        if let Some(slot) = self.modes.get(usize::from(order.0)) {
             slot.store(mode as u8, Ordering::Relaxed);
             self.recompute();
         }
     }
 
     /// When folios of 2^`order` pages are used.
-    pub fn get(&self, order: u8) -> SizeMode {
-        let mode = self.modes.get(usize::from(order)).map(|mode| mode.load(Ordering::Relaxed));
+    pub fn get(&self, order: Order) -> SizeMode {
+        let mode = self.modes.get(usize::from(order.0)).map(|mode| mode.load(Ordering::Relaxed));
         SizeMode::from_number(mode.unwrap_or(0))
     }
 
@@ -112,32 +114,32 @@ impl FolioPolicy {
 
     fn recompute(&self) {
         let global = SizeMode::from_number(self.global.load(Ordering::Relaxed));
-        let (mut always, mut advised) = (0, 0);
-        for order in 1..=MAX_FOLIO_ORDER {
+        let (mut always, mut advised) = (Orders::default(), Orders::default());
+        for order in Order(1).up_to(MAX_FOLIO_ORDER) {
             let mode = match self.get(order) {
                 SizeMode::Inherit => global,
                 mode => mode,
             };
             match mode {
-                SizeMode::Always => always |= 1 << order,
-                SizeMode::Madvise => advised |= 1 << order,
+                SizeMode::Always => always = always | Orders::of(order),
+                SizeMode::Madvise => advised = advised | Orders::of(order),
                 SizeMode::Never | SizeMode::Inherit => {}
             }
         }
-        self.always.store(always, Ordering::Relaxed);
-        self.advised.store(advised, Ordering::Relaxed);
+        self.always.store(always.bits(), Ordering::Relaxed);
+        self.advised.store(advised.bits(), Ordering::Relaxed);
     }
 
     /// The orders above 0 that a fault may use in a mapping for which the program has given this
     /// advice.
     #[inline(always)]
-    pub(crate) fn orders(&self, advice: HugeAdvice) -> u16 {
-        match advice {
+    pub(crate) fn orders(&self, advice: HugeAdvice) -> Orders {
+        Orders::from_bits(match advice {
             HugeAdvice::Avoid => 0,
             HugeAdvice::None => self.always.load(Ordering::Relaxed),
             HugeAdvice::Use => {
                 self.always.load(Ordering::Relaxed) | self.advised.load(Ordering::Relaxed)
             }
-        }
+        })
     }
 }

@@ -7,7 +7,7 @@ mod record;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::addr::{Frame, PAGE_SIZE};
+use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::arch::{self, Arch, Entry, Level, Permissions};
 use crate::commit::Commitment;
 use crate::deferred::Deferral;
@@ -101,7 +101,7 @@ impl<P: Platform> Memory<P> {
     pub unsafe fn new(platform: P, ranges: &[FrameRange]) -> Result<Self, FramesError> {
         // SAFETY: 1. is the caller's promise 1; 2. `platform` moves into the same value below.
         let frames = unsafe { Frames::new(&platform, ranges) }?;
-        let zero_frame = frames.allocate(0).ok_or(FramesError::TooSmall)?;
+        let zero_frame = frames.allocate(Order::PAGE).ok_or(FramesError::TooSmall)?;
         platform.zero(zero_frame, 1);
         if !P::Arch::COHERENT_FETCHES {
             platform.synchronize_instructions(zero_frame, 1);
@@ -227,7 +227,7 @@ impl<P: Platform> Memory<P> {
     }
 
     /// The order of folios that one entry above level 1 maps.
-    pub(crate) fn huge_order(&self) -> u8 {
+    pub(crate) fn huge_order(&self) -> Order {
         Level::PMD.order::<P::Arch>()
     }
 
@@ -247,11 +247,11 @@ impl<P: Platform> Memory<P> {
     /// Does not sleep. Constant time.
     ///
     /// Context: spins.
-    pub fn allocate_frames(&self, order: u8) -> Option<FrameRange> {
+    pub fn allocate_frames(&self, order: Order) -> Option<FrameRange> {
         let first = self.frames.allocate(order)?;
         let state = meta::state_of(meta::Kind::Embedder, order);
         self.frames.meta(first).state.store(state, Ordering::Relaxed);
-        Some(FrameRange { first, count: 1 << order })
+        Some(FrameRange { first, count: order.pages() })
     }
 
     /// Frees all frames of one [`Memory::allocate_frames`]. Returns whether they were allocated so;
@@ -274,7 +274,7 @@ impl<P: Platform> Memory<P> {
     /// }
     /// ```
     pub unsafe fn free_frames(&self, frames: FrameRange) -> bool {
-        let order = frames.count.trailing_zeros() as u8;
+        let order = Order(frames.count.trailing_zeros() as u8);
         if !frames.count.is_power_of_two()
             || order > MAX_ORDER
             || !self.frames.manages(frames.first)

@@ -1,10 +1,11 @@
 //! Collapse: one large folio replaces many folios of an object (Linux: `collapse_file`).
 
 use crate::Memory;
+use crate::addr::{Order, Orders};
 use crate::arch::Level;
 use crate::error::Error;
 use crate::events::RareEvents;
-use crate::frame::{Folio, MAX_FOLIO_ORDER};
+use crate::frame::{FOLIO_ORDERS, Folio, MAX_FOLIO_ORDER};
 use crate::platform::Platform;
 
 use super::awaited::Stop;
@@ -35,10 +36,10 @@ pub(crate) fn collapse<P: Platform>(
 ) -> Result<(), Error> {
     let (memory, object) = (handle.memory, handle.state());
     let order = Level::PMD.order::<P::Arch>().min(MAX_FOLIO_ORDER);
-    let end = first.saturating_add(1 << order);
+    let end = first.saturating_add(u64::from(order.pages()));
     // Others' fetches may go on: with the changes held, all pages are there.
     handle.change_pages((first, end), Reads::Stay, || {
-        if !first.is_multiple_of(1 << order) || end > object.size_in_pages() {
+        if !first.is_multiple_of(u64::from(order.pages())) || end > object.size_in_pages() {
             return Err(Error::Invalid.into());
         }
         if object.is_file() {
@@ -46,7 +47,12 @@ pub(crate) fn collapse<P: Platform>(
             // changes are held.
             for page in first..end {
                 let ahead = end - page;
-                demand(memory, object, page, &Wanted { ahead, ..Wanted::one(0, end) })?;
+                demand(
+                    memory,
+                    object,
+                    page,
+                    &Wanted { ahead, ..Wanted::one(Orders::default(), end) },
+                )?;
             }
         }
         bring_in(memory, object, (first, end), most_missing)?;
@@ -72,7 +78,7 @@ fn bring_in<P: Platform>(
         if most_missing.is_some() {
             return Err(Error::Busy);
         }
-        swap_in(memory, object, run.page, u16::MAX)?;
+        swap_in(memory, object, run.page, FOLIO_ORDERS)?;
     }
     Ok(())
 }
@@ -82,11 +88,11 @@ fn collapse_alone<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     first: u64,
-    (order, most_missing): (u8, Option<u32>),
+    (order, most_missing): (Order, Option<u32>),
     proof: &PagesMayGo,
 ) -> Result<(), Error> {
     let frames = &memory.frames;
-    let count = 1_u64 << order;
+    let count = u64::from(order.pages());
     let (found, run) = pages::run_at(memory, object, first, count);
     let folio = found.and_then(|frame| frames.folio_of(frame));
     if run == count && folio.is_some_and(|folio| folio.order == order) {

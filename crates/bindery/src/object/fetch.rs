@@ -19,9 +19,9 @@ use core::ptr::NonNull;
 use arrayvec::ArrayVec;
 
 use crate::Memory;
-use crate::addr::{Frame, PAGE_SHIFT};
+use crate::addr::{Frame, Order, Orders, PAGE_SHIFT};
 use crate::error::Error;
-use crate::frame::{Folio, MAX_FOLIO_ORDER, Reference};
+use crate::frame::{FOLIO_ORDERS, Folio, Reference};
 use crate::platform::Platform;
 
 use super::awaited::{Awaited, Stop};
@@ -34,14 +34,11 @@ use crate::error::OutOfMemory;
 
 /// Folios that one call of the pager fills at the most.
 const FOLIOS: usize = 32;
-/// The orders that there are.
-const ORDERS: u16 = (2 << MAX_FOLIO_ORDER) - 1;
-
 /// How a page shall be brought in.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted<'a> {
     /// The orders that its folio may have; bit n for order n. Order 0 always.
-    pub(super) orders: u16,
+    pub(super) orders: Orders,
     /// Folios end here at the latest, in pages.
     pub(super) end: u64,
     /// So many pages from it on will be used too: the pager is asked for them at the same time.
@@ -79,7 +76,7 @@ pub(super) struct Moved {
 
 impl<'a> Wanted<'a> {
     /// One folio of these orders, which ends at page `end` at the latest.
-    pub(super) const fn one(orders: u16, end: u64) -> Self {
+    pub(super) const fn one(orders: Orders, end: u64) -> Self {
         Self { orders, end, ahead: 1, writing: None, reserve: 0, for_fault: false }
     }
 
@@ -98,7 +95,7 @@ pub(crate) struct Fetch {
     /// So many from it on will be used.
     ahead: u64,
     /// The orders that their folios may have.
-    orders: u16,
+    orders: Orders,
     /// Folios end here at the latest, in pages.
     end: u64,
     /// So many frames stay free, else the page is refused.
@@ -183,13 +180,13 @@ fn make<P: Platform>(
     stored: u64,
     wanted: &Wanted<'_>,
 ) -> Result<(), Stop> {
-    let mut orders = wanted.orders & ORDERS | 1;
+    let mut orders = wanted.orders & FOLIO_ORDERS | Orders::PAGE;
     let mut failure = Error::OutOfMemory;
-    while let Some(order) = take_largest(&mut orders) {
-        let (first, count) = (page & !((1 << order) - 1), 1 << order);
+    while let Some(order) = orders.take_largest() {
+        let (first, count) = (order.align_down(page), u64::from(order.pages()));
         let overwritten = wanted.overwrites(first, count);
         let vacant = |index: &PageIndex| index.run(first, count) == PageStretch::Empty(count);
-        let fits = order == 0
+        let fits = order == Order::PAGE
             || first + count <= wanted.end && object.pages.look(&memory.platform, vacant);
         if !fits || first < stored && overwritten.is_none() {
             continue;
@@ -285,11 +282,11 @@ impl Fetch {
         memory: &'m Memory<P>,
         object: &ObjectState,
     ) -> Result<Option<Reference<'m, P>>, Error> {
-        let mut orders = self.orders & ORDERS | 1;
+        let mut orders = self.orders & FOLIO_ORDERS | Orders::PAGE;
         let mut failure = Error::OutOfMemory;
-        while let Some(order) = take_largest(&mut orders) {
-            let first = self.page & !((1 << order) - 1);
-            if order > 0 && !fits(memory, object, first, order, self.end) {
+        while let Some(order) = orders.take_largest() {
+            let first = order.align_down(self.page);
+            if order > Order::PAGE && !fits(memory, object, first, order, self.end) {
                 continue;
             }
             match self.fetch_from(memory, object, first, order) {
@@ -308,7 +305,7 @@ impl Fetch {
         memory: &'m Memory<P>,
         object: &ObjectState,
         first: u64,
-        order: u8,
+        order: Order,
     ) -> Result<Option<Reference<'m, P>>, Error> {
         let folio = allocate(memory, object, order, self.reserve)?;
         let mut fresh = ArrayVec::<Fresh, FOLIOS>::new();
@@ -377,22 +374,16 @@ impl Fresh {
     }
 }
 
-fn take_largest(orders: &mut u16) -> Option<u8> {
-    let order = (u16::BITS - 1).checked_sub(orders.leading_zeros())? as u8;
-    *orders &= !(1 << order);
-    Some(order)
-}
-
 /// Whether 2^`order` pages from `first` on, a multiple of that, end in time, and none is there or
 /// being fetched.
 fn fits<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     first: u64,
-    order: u8,
+    order: Order,
     end: u64,
 ) -> bool {
-    let count = 1 << order;
+    let count = u64::from(order.pages());
     let vacant = |index: &PageIndex| index.run(first, count) == PageStretch::Empty(count);
     let free =
         || object.pages.is_free_for_reading(&memory.platform, (first, first + count), vacant);
@@ -406,11 +397,11 @@ fn following<P: Platform>(
     object: &ObjectState,
     fresh: &[Fresh],
     behind: u64,
-    orders: u16,
+    orders: Orders,
 ) -> Option<Fresh> {
     let first = fresh.last()?.end();
-    let mut orders = orders & ORDERS | 1;
-    while let Some(order) = take_largest(&mut orders) {
+    let mut orders = orders & FOLIO_ORDERS | Orders::PAGE;
+    while let Some(order) = orders.take_largest() {
         if fits(memory, object, first, order, behind)
             && let Ok(folio) = allocate(memory, object, order, 0)
         {
@@ -421,18 +412,18 @@ fn following<P: Platform>(
 }
 
 /// How many pages of a folio of that order count as committed as they come.
-fn committed(object: &ObjectState, order: u8) -> u64 {
-    if object.accounting() == Accounting::PerPage { 1 << order } else { 0 }
+fn committed(object: &ObjectState, order: Order) -> u64 {
+    if object.accounting() == Accounting::PerPage { u64::from(order.pages()) } else { 0 }
 }
 
 /// A folio that nobody else knows, committed. `reserve` frames stay free.
 fn allocate<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
-    order: u8,
+    order: Order,
     reserve: u64,
 ) -> Result<Folio, Error> {
-    if reserve > 0 && memory.free_frame_count() < reserve.saturating_add(1 << order) {
+    if reserve > 0 && memory.free_frame_count() < reserve.saturating_add(u64::from(order.pages())) {
         return Err(Error::NoSpace);
     }
     let committed = committed(object, order);

@@ -6,7 +6,7 @@
 //! the page's until the caller releases its lock.
 
 use crate::Memory;
-use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE};
+use crate::addr::{Frame, Orders, PAGE_SHIFT, PAGE_SIZE};
 use crate::frame::{Folio, Freed};
 use crate::platform::Platform;
 
@@ -130,7 +130,7 @@ pub(crate) fn run_around<P: Platform>(
 }
 
 /// The frame that holds `page`, which lies within the object's size. If the page is not in memory,
-/// brings it in, in a folio of the largest of `orders` (bit n: order n; order 0 always) that fits:
+/// brings it in, in a folio of the largest of `orders` (order 0 always) that fits:
 /// into the object's size, between what is there, and into memory. A page of a file has to be
 /// awaited. The invalidate lock is held.
 ///
@@ -140,7 +140,7 @@ pub(crate) fn get<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     page: u64,
-    orders: u16,
+    orders: Orders,
 ) -> Result<Frame, Stop> {
     let wanted = Wanted { for_fault: true, ..Wanted::one(orders, object.size_in_pages()) };
     obtain(memory, object, page, &wanted)

@@ -1,6 +1,6 @@
 //! Size, holes, and pages in advance (`ftruncate(2)`, `fallocate(2)`).
 
-use crate::addr::{PAGE_SHIFT, PAGE_SIZE};
+use crate::addr::{Orders, PAGE_SHIFT, PAGE_SIZE};
 use crate::error::Error;
 use crate::interrupt;
 use crate::platform::Platform;
@@ -128,7 +128,9 @@ impl<P: Platform> Object<'_, P> {
         let (memory, object) = (self.memory, self.state());
         for cut in cuts.into_iter().filter(|cut| !cut.is_multiple_of(PAGE_SIZE)) {
             let page = cut >> PAGE_SHIFT;
-            while object.pages.swapped() > 0 && swap_in(memory, object, page, 0)? != Swapped::No {}
+            while object.pages.swapped() > 0
+                && swap_in(memory, object, page, Orders::PAGE)? != Swapped::No
+            {}
         }
         Ok(())
     }
@@ -142,7 +144,7 @@ impl<P: Platform> Object<'_, P> {
         let cuts = [offset, end].into_iter().filter(|cut| !cut.is_multiple_of(PAGE_SIZE));
         // What is zeroed in part must be there, so that the rest of it is saved with it.
         for page in cuts.clone().map(|cut| cut >> PAGE_SHIFT) {
-            demand(memory, object, page, &Wanted::one(0, object.size_in_pages()))?;
+            demand(memory, object, page, &Wanted::one(Orders::default(), object.size_in_pages()))?;
         }
         let (first, behind) = (pages_of(offset), end >> PAGE_SHIFT);
         if first < behind {

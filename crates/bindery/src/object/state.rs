@@ -5,7 +5,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::Memory;
-use crate::addr::PAGE_SIZE;
+use crate::addr::{Orders, PAGE_SIZE};
 use crate::error::Error;
 use crate::error::OutOfMemory;
 use crate::frame::{OWNER_ALIGN, Owner};
@@ -299,10 +299,10 @@ impl ObjectState {
     }
 
     /// The orders above 0 that folios for a mapping with these flags may have.
-    pub(crate) fn orders<P: Platform>(&self, memory: &Memory<P>, flags: MappingFlags) -> u16 {
+    pub(crate) fn orders<P: Platform>(&self, memory: &Memory<P>, flags: MappingFlags) -> Orders {
         let policy = match self.backing {
             // As Linux, where each page leaves the kernel's map by itself.
-            Backing::Memory { content: Secrecy::Secret, .. } => return 0,
+            Backing::Memory { content: Secrecy::Secret, .. } => return Orders::default(),
             Backing::Memory { .. } => memory.shared_folio_policy(),
             Backing::File { .. } => memory.file_folio_policy(),
         };

@@ -10,18 +10,16 @@
 //! (Linux keeps the slot until the first write.)
 
 use crate::Memory;
+use crate::addr::{Order, Orders};
 use crate::collections::page_tree::{PageIndex, SwapSlot};
 use crate::error::Error;
 use crate::frame::swap_place::SwapPlace;
-use crate::frame::{Folio, FolioLock, MAX_FOLIO_ORDER, Owner};
+use crate::frame::{FOLIO_ORDERS, Folio, FolioLock, Owner};
 use crate::platform::Platform;
 use crate::swap::SlotRun;
 use crate::swap::page_set::PageSet;
 
 use super::ObjectState;
-
-/// The orders that there are.
-const ORDERS: u16 = (2 << MAX_FOLIO_ORDER) - 1;
 
 /// Where a page was.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,7 +42,7 @@ pub(super) fn swap_in<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     page: u64,
-    orders: u16,
+    orders: Orders,
 ) -> Result<Swapped, Error> {
     let look = |index: &PageIndex| index.swapped(page);
     let Some(slot) = object.pages.look(&memory.platform, look) else { return Ok(Swapped::No) };
@@ -69,22 +67,22 @@ fn read_in<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     (page, slot): (u64, SwapSlot),
-    orders: u16,
+    orders: Orders,
 ) -> Result<Swapped, Error> {
-    let orders = orders & ORDERS | 1;
-    for order in (0..=MAX_FOLIO_ORDER).rev().filter(|order| orders & 1 << order != 0) {
-        let first = page & !((1 << order) - 1);
+    let mut orders = orders & FOLIO_ORDERS | Orders::PAGE;
+    while let Some(order) = orders.take_largest() {
+        let first = order.align_down(page);
         let Some(start) = slot.slot.checked_sub(page - first) else { continue };
-        let slots = SlotRun { area: slot.area, first: start, count: 1 << order };
-        if order > 0 && !names_run(memory, object, first, slots) {
+        let slots = SlotRun { area: slot.area, first: start, count: order.pages() };
+        if order > Order::PAGE && !names_run(memory, object, first, slots) {
             continue;
         }
         memory.may_wait();
         let Some(folio) = memory.frames.new_folio(order) else { continue };
         match read_folio(memory, object, (folio, first), slots) {
             Ok(()) => return Ok(Swapped::Read),
-            Err(Unread::Content) if order == 0 => return Err(Error::InputOutput),
-            Err(Unread::Slots) if order == 0 => {
+            Err(Unread::Content) if order == Order::PAGE => return Err(Error::InputOutput),
+            Err(Unread::Slots) if order == Order::PAGE => {
                 // Another thread reads the page, or has it.
                 memory.platform.relax();
                 return Ok(Swapped::Cached);

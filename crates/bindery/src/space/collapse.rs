@@ -1,6 +1,6 @@
 //! Collapse: large folios replace small ones, on demand (`MADV_COLLAPSE`) and in the background.
 
-use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::addr::{Orders, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Attributes, Kind, Level, Marker, absent};
 use crate::deferred::Shortage;
 use crate::error::Error;
@@ -217,10 +217,10 @@ impl<P: Platform> AddressSpace<'_, P> {
             let base = at.max(vma.start()).next_multiple_of(span);
             let orders = match vma.object() {
                 None => memory.folio_policy().orders(vma.flags().huge_advice()),
-                Some(object) if object.is_file() => 0,
+                Some(object) if object.is_file() => Orders::default(),
                 Some(object) => object.orders(memory, vma.flags()),
             };
-            let wanted = self.used_orders(orders, vma.flags()) & 1 << order != 0;
+            let wanted = self.used_orders(orders, vma.flags()).contains(order);
             if wanted && may_collapse::<P>(vma) && base + span <= vma.end() {
                 return Some(base);
             }

@@ -4,7 +4,7 @@
 use core::fmt;
 use core::sync::atomic::Ordering;
 
-use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Entry, Kind, Level, absent};
 use crate::deferred::Shortage;
 use crate::events::RareEvents;
@@ -50,7 +50,7 @@ impl fmt::Display for FolioError {
 impl core::error::Error for FolioError {}
 
 /// Which pages of a folio are mapped, one bit each.
-type Mapped = [u64; (1 << MAX_FOLIO_ORDER) / 64];
+type Mapped = [u64; MAX_FOLIO_ORDER.pages() as usize / 64];
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Splits the folio that is mapped at `addr` into folios of 2^`order` pages, and frees those
@@ -62,11 +62,11 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// part.
     ///
     /// Context: may sleep. Complexity: linear in the pages of the folio.
-    pub fn split_folio(&self, addr: VirtAddr, order: u8) -> Result<(), FolioError> {
+    pub fn split_folio(&self, addr: VirtAddr, order: Order) -> Result<(), FolioError> {
         self.table.memory.retry(|| self.split_once(addr, order))
     }
 
-    fn split_once(&self, addr: VirtAddr, order: u8) -> Result<(), FolioError> {
+    fn split_once(&self, addr: VirtAddr, order: Order) -> Result<(), FolioError> {
         let page = addr.align_down(PAGE_SIZE);
         let guard = self.mmap_lock.lock();
         let mm = &*guard;
@@ -82,7 +82,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         &self,
         vma: &Vma,
         page: VirtAddr,
-        order: u8,
+        order: Order,
     ) -> Result<(), FolioError> {
         let frames = &self.table.memory.frames;
         let (folio, number) = {
@@ -109,7 +109,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let table =
                 cursor.table_at(at, Level::PTE, pool).map_err(|_| FolioError::OutOfMemory)?;
             let index = Level::PTE.index_of::<P::Arch>(at);
-            let small = u32::from(order) < P::Arch::CONTIG_ENTRIES.trailing_zeros();
+            let small = u32::from(order.0) < P::Arch::CONTIG_ENTRIES.trailing_zeros();
             if small && P::Arch::is_contig(run::load(self.table.slots(table), index)) {
                 self.table.unfold(table, index, at, &mut cursor.counts);
             }
@@ -132,7 +132,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         match result {
             Ok(()) => {
                 RareEvents::note(&self.table.memory.rare.folio_splits);
-                for first in (0..folio.pages()).step_by(1 << order) {
+                for first in (0..folio.pages()).step_by(order.pages() as usize) {
                     let part = Folio { head: folio.head.plus(first), order };
                     frames.release(self.platform(), part);
                 }

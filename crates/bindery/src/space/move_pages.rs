@@ -8,7 +8,7 @@
 //! If the try fails, the first lock is let go, and both are taken under the mutex, where no writer
 //! is.
 
-use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::Level;
 use crate::deferred::Shortage;
 use crate::error::Errno;
@@ -206,7 +206,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn split_to_move(
         &self,
         source: &Vma,
-        (at, order): (VirtAddr, u8),
+        (at, order): (VirtAddr, Order),
         tries: u32,
     ) -> Result<(), MoveError> {
         match self.split_locked(source, at, order) {

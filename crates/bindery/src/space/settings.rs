@@ -9,6 +9,7 @@
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
+use crate::addr::Orders;
 use crate::error::Error;
 use crate::platform::Platform;
 
@@ -150,11 +151,11 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Of the orders that the policy allows in a mapping with these flags, those that the address
     /// space uses.
     #[inline]
-    pub(crate) fn used_orders(&self, orders: u16, flags: MappingFlags) -> u16 {
+    pub(crate) fn used_orders(&self, orders: Orders, flags: MappingFlags) -> Orders {
         match self.settings.get() & LARGE_FOLIOS {
             0 => orders,
             ADVISED if flags.contains(MappingFlags::HUGE) => orders,
-            _ => 0,
+            _ => Orders::default(),
         }
     }
 

@@ -18,7 +18,7 @@ use core::sync::atomic::{
 use super::bitmap::CLUSTER_SLOTS;
 use super::cluster::{Cluster, ClusterState, List};
 use crate::Memory;
-use crate::addr::{Frame, PAGE_SIZE};
+use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::frame::meta::{self, NONE, link};
 use crate::frame::{MAX_FOLIO_ORDER, MAX_ORDER};
 use crate::platform::Platform;
@@ -35,23 +35,26 @@ pub(crate) struct SlotRun {
     pub(crate) count: u32,
 }
 
+/// The block that holds the cells of a cluster.
+const CELLS: Order = Order(1);
+
 /// The heads of the lists of clusters.
 struct Lists {
     free: u32,
     holes: u32,
-    room: [u32; MAX_FOLIO_ORDER as usize + 1],
+    room: [u32; MAX_FOLIO_ORDER.0 as usize + 1],
 }
 
 impl Lists {
     const EMPTY: Self =
-        Self { free: NONE, holes: NONE, room: [NONE; MAX_FOLIO_ORDER as usize + 1] };
+        Self { free: NONE, holes: NONE, room: [NONE; MAX_FOLIO_ORDER.0 as usize + 1] };
 
     fn head(&mut self, list: List) -> Option<&mut u32> {
         match list {
             List::Full => None,
             List::Free => Some(&mut self.free),
             List::Holes => Some(&mut self.holes),
-            List::Room(order) => self.room.get_mut(usize::from(order)),
+            List::Room(order) => self.room.get_mut(usize::from(order.0)),
         }
     }
 }
@@ -114,7 +117,8 @@ impl<P: Platform> Area<P> {
             return 0;
         }
         let block = memory.frames.meta(Frame(self.block.load(Relaxed)));
-        (1 << block.order()) + 2 * u64::from(self.count.load(Relaxed))
+        let cells = u64::from(CELLS.pages()) * u64::from(self.count.load(Relaxed));
+        u64::from(block.order().pages()) + cells
     }
 
     /// Whether slots are handed out.
@@ -159,12 +163,16 @@ impl<P: Platform> Area<P> {
         memory.frames.meta(base).state.store(meta::state_of(meta::Kind::Swap, order), Relaxed);
         let clusters = memory.platform.direct_map(base).cast::<Cluster<P>>();
         for number in 0..count {
-            let Some(frames) = memory.frames.allocate(1) else {
+            let Some(frames) = memory.frames.allocate(CELLS) else {
                 self.free_clusters(memory, clusters, number, base);
                 return None;
             };
-            memory.frames.meta(frames).state.store(meta::state_of(meta::Kind::Swap, 1), Relaxed);
-            memory.platform.zero(frames, 2);
+            memory
+                .frames
+                .meta(frames)
+                .state
+                .store(meta::state_of(meta::Kind::Swap, CELLS), Relaxed);
+            memory.platform.zero(frames, CELLS.pages());
             let left = slots - u64::from(number) * u64::from(CLUSTER_SLOTS);
             let size = left.min(u64::from(CLUSTER_SLOTS)) as u32;
             // SAFETY: the block has room for `count` clusters (`info_order`), is aligned to a page,
@@ -230,7 +238,7 @@ impl<P: Platform> Area<P> {
             let frames = unsafe { clusters.add(number as usize).as_ref() }.frames.load(Relaxed);
             // SAFETY: 1. `turn_on` allocated them for this cluster. 2. Nobody looks at cells any
             // more.
-            unsafe { memory.frames.free(&memory.platform, Frame(frames), 1) };
+            unsafe { memory.frames.free(&memory.platform, Frame(frames), CELLS) };
         }
         let order = memory.frames.meta(base).order();
         // SAFETY: 1. `turn_on` allocated it. 2. As above, of clusters.
@@ -239,22 +247,22 @@ impl<P: Platform> Area<P> {
 
     /// Takes 2^`order` consecutive slots, aligned to their number; with order 0, up to `most` that
     /// follow one another.
-    pub(super) fn allocate(&self, number: u8, order: u8, most: u32) -> Option<SlotRun> {
+    pub(super) fn allocate(&self, number: u8, order: Order, most: u32) -> Option<SlotRun> {
         let mut lists = self.lists.lock();
         if !self.allocates.load(Acquire) {
             return None;
         }
-        let rooms = (0..=MAX_FOLIO_ORDER).map(List::Room);
+        let rooms = Order::PAGE.up_to(MAX_FOLIO_ORDER).map(List::Room);
         let all = [List::Room(order), List::Free, List::Holes].into_iter().chain(rooms);
         // Blocks come from the first two, single slots from all.
-        let choices = all.take(if order == 0 { usize::MAX } else { 2 });
+        let choices = all.take(if order == Order::PAGE { usize::MAX } else { 2 });
         for list in choices {
             let mut next = lists.head(list).map_or(NONE, |head| *head);
             while let Some(found) = link(next) {
                 let cluster = self.cluster_at(found.0)?;
                 next = cluster.next.load(Relaxed);
                 let mut state = cluster.state.lock();
-                if list == List::Free && state.size < 1 << order {
+                if list == List::Free && state.size < order.pages() {
                     // The last cluster of a device, which stays free for smaller blocks.
                     continue;
                 }
@@ -327,12 +335,12 @@ impl<P: Platform> Area<P> {
 }
 
 /// Takes slots out of a cluster that is on `list`.
-fn take(state: &mut ClusterState, list: List, order: u8, most: u32) -> Option<(u32, u32)> {
+fn take(state: &mut ClusterState, list: List, order: Order, most: u32) -> Option<(u32, u32)> {
     if list == List::Free {
         state.order = order;
     }
-    let taken = if order > 0 {
-        state.taken.take_block(order).map(|first| (first, 1 << order))
+    let taken = if order > Order::PAGE {
+        state.taken.take_block(order).map(|first| (first, order.pages()))
     } else {
         state.taken.take_stretch(most)
     };
@@ -343,8 +351,8 @@ fn take(state: &mut ClusterState, list: List, order: u8, most: u32) -> Option<(u
 }
 
 /// The order of a block with room for so many clusters.
-fn info_order<P: Platform>(count: u32) -> Option<u8> {
+fn info_order<P: Platform>(count: u32) -> Option<Order> {
     let bytes = u64::from(count) * size_of::<Cluster<P>>() as u64;
-    let order = bytes.div_ceil(PAGE_SIZE).next_power_of_two().trailing_zeros() as u8;
+    let order = Order(bytes.div_ceil(PAGE_SIZE).next_power_of_two().trailing_zeros() as u8);
     (order <= MAX_ORDER).then_some(order)
 }

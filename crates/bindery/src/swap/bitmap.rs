@@ -1,5 +1,7 @@
 //! Which slots of a cluster are taken.
 
+use crate::addr::Order;
+
 /// Slots of a cluster: as many as a table has entries, so that a huge page fits in one.
 pub(crate) const CLUSTER_SLOTS: u32 = 512;
 
@@ -20,8 +22,8 @@ impl Bitmap {
 
     /// Takes a free block of 2^`order` slots, aligned to its size, and returns its first slot.
     /// Looks at eight words.
-    pub(super) fn take_block(&mut self, order: u8) -> Option<u32> {
-        let size = 1 << order;
+    pub(super) fn take_block(&mut self, order: Order) -> Option<u32> {
+        let size = order.pages();
         if size >= 64 {
             let words = size as usize / 64;
             let at = (0..WORDS)
@@ -100,13 +102,13 @@ mod tests {
 
     #[test]
     fn blocks_are_aligned_and_disjoint_until_nothing_is_left() {
-        for order in 0..=9 {
+        for order in Order::PAGE.up_to(Order(9)) {
             let mut bitmap = Bitmap::EMPTY;
-            for block in 0..CLUSTER_SLOTS >> order {
-                assert_eq!(bitmap.take_block(order), Some(block << order), "order {order}");
+            for block in 0..CLUSTER_SLOTS >> order.0 {
+                assert_eq!(bitmap.take_block(order), Some(block << order.0), "order {order}");
             }
             assert_eq!(bitmap.take_block(order), None);
-            bitmap.give_back(0, 1 << order);
+            bitmap.give_back(0, order.pages());
             assert_eq!(bitmap.take_block(order), Some(0));
         }
     }
@@ -115,7 +117,7 @@ mod tests {
     fn a_stretch_ends_at_the_first_taken_slot() {
         let mut bitmap = Bitmap::EMPTY;
         assert_eq!(bitmap.take_stretch(130), Some((0, 130)));
-        assert_eq!(bitmap.take_block(3), Some(136));
+        assert_eq!(bitmap.take_block(Order(3)), Some(136));
         assert_eq!(bitmap.take_stretch(100), Some((130, 6)));
         assert_eq!(bitmap.take_stretch(1000), Some((144, 368)));
         assert_eq!(bitmap.take_stretch(1), None);

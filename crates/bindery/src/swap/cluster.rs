@@ -9,6 +9,7 @@
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::bitmap::{Bitmap, CLUSTER_SLOTS};
+use crate::addr::Order;
 use crate::frame::meta::NONE;
 use crate::platform::Platform;
 use crate::sync::Mutex;
@@ -33,7 +34,7 @@ pub(super) struct ClusterState {
     /// Slots that the device has here.
     pub(super) size: u32,
     /// The order of the blocks that are taken here: blocks of one size leave no holes of another.
-    pub(super) order: u8,
+    pub(super) order: Order,
 }
 
 /// The list that a cluster is on.
@@ -44,7 +45,7 @@ pub(super) enum List {
     /// Nothing is taken.
     Free,
     /// Blocks of this order are taken, and some may be free.
-    Room(u8),
+    Room(Order),
     /// What is free is no block of the cluster's order: single slots find it here.
     Holes,
 }
@@ -57,7 +58,7 @@ impl List {
             Self::Full => Self::NONE,
             Self::Free => 0,
             Self::Holes => 1,
-            Self::Room(order) => 2 + u32::from(order),
+            Self::Room(order) => 2 + u32::from(order.0),
         }
     }
 
@@ -67,7 +68,7 @@ impl List {
             Self::NONE => None,
             0 => Some(Self::Free),
             1 => Some(Self::Holes),
-            order => Some(Self::Room((order - 2) as u8)),
+            order => Some(Self::Room(Order((order - 2) as u8))),
         }
     }
 }
@@ -83,7 +84,7 @@ impl<P: Platform> Cluster<P> {
             taken.give_back(0, slots);
         }
         Self {
-            state: Mutex::new(ClusterState { taken, free: slots, size: slots, order: 0 }),
+            state: Mutex::new(ClusterState { taken, free: slots, size: slots, order: Order::PAGE }),
             frames: AtomicU32::new(frames),
             list: AtomicU32::new(List::NONE),
             next: AtomicU32::new(NONE),

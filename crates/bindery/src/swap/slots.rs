@@ -15,7 +15,7 @@ use super::content::Written;
 use super::freed::FreedSlots;
 use super::page_set::PageSet;
 use crate::Memory;
-use crate::addr::Frame;
+use crate::addr::{Frame, Order};
 use crate::frame::swap_place::SwapPlace;
 use crate::frame::{Folio, Reference};
 use crate::platform::Platform;
@@ -98,7 +98,7 @@ impl<P: Platform> Memory<P> {
     /// Slots for `count` pages: a block of 2^`order`, or up to `most` single ones. Tries the areas
     /// by falling priority. They are the caller's: nothing names them yet.
     #[inline(never)]
-    pub(crate) fn allocate_slots(&self, order: u8, most: u32) -> Option<SlotRun> {
+    pub(crate) fn allocate_slots(&self, order: Order, most: u32) -> Option<SlotRun> {
         let mut below = i32::MAX;
         loop {
             let areas = self.swap.areas.iter().enumerate();

@@ -5,7 +5,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Memory;
-use crate::addr::{Frame, VirtAddr, VirtRange};
+use crate::addr::{Frame, Order, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Equal, Kind, Level, absent};
 use crate::frame::{Folio, FreeBatch, OwnerKind};
 use crate::platform::Platform;
@@ -119,7 +119,7 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
 
     /// Drops the mapping of a huge leaf.
     fn huge(&mut self, leaf: Entry, level: Level) {
-        let pages = 1 << level.order::<P::Arch>();
+        let pages = level.order::<P::Arch>().pages();
         self.memory.unmap_pages(leaf, pages, self.batch, self.counts);
     }
 
@@ -182,7 +182,7 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
         self.counts.folios_touched += 1;
         // Nearly all folios of one page end here. One that an object has let go may be ours to free
         // as well, and counts as the object's page that it was when it was mapped.
-        if folio.order == 0 && memory.frames.free_anonymous_into(self.batch, folio, 1) {
+        if folio.order == Order::PAGE && memory.frames.free_anonymous_into(self.batch, folio, 1) {
             // Where one is a page of its own, the next mostly are as well.
             let rest = &slots[index as usize + 1..];
             let more = drop_single_pages(memory, rest, missing, self.batch);
@@ -193,7 +193,7 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
         let limit = left.min(slots.len() as u32 - index);
         let slots = &slots[..(index + limit) as usize];
         // A folio of which these are all mappings takes nothing along of what they say.
-        let last = folio.order > 0
+        let last = folio.order > Order::PAGE
             && memory.frames.is_mapped_only(folio, limit)
             && run::are_leaves::<P::Arch>(&slots[index as usize..], index, P::Arch::STEP, missing);
         if last && memory.frames.free_anonymous_into(self.batch, folio, limit) {
@@ -243,7 +243,7 @@ fn drop_single_pages<P: Platform>(
             break;
         }
         let folio = memory.frames.folio_of(P::Arch::frame(entry));
-        let Some(folio) = folio.filter(|folio| folio.order == 0) else { break };
+        let Some(folio) = folio.filter(|folio| folio.order == Order::PAGE) else { break };
         if !memory.frames.free_anonymous_into(batch, folio, 1) {
             break;
         }
@@ -271,7 +271,7 @@ pub(super) fn drop_absent<P: Platform>(
     count: u32,
     counts: &mut Counts,
 ) {
-    let pages = count << node.level.order::<P::Arch>();
+    let pages = count << node.level.order::<P::Arch>().0;
     match absent::decode::<P::Arch>(first) {
         Some(absent::Absent::ProtNone { frame, dirty, .. }) => {
             memory.unmap_frames(frame, pages, dirty, counts);

@@ -1,6 +1,6 @@
 //! Flushes what was taken out of tables, and frees it afterwards ([`crate::tlb`] has the rule).
 
-use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Level};
 use crate::deferred::{Batch, Tables as DetachedTables};
 use crate::platform::{Invalidation, Platform, Tables};
@@ -57,7 +57,7 @@ impl<P: Platform> PageTable<'_, P> {
             // It was counted when it was handed over (`take_emptied`). SAFETY: 1. the last one to
             // lower the count frees the table, and nobody else; 2. it was detached and flushed, and
             // its readers have left (`release_table` lowered the count then).
-            unsafe { self.memory.frames.free(&self.memory.platform, table, 0) };
+            unsafe { self.memory.frames.free(&self.memory.platform, table, Order::PAGE) };
         }
     }
 

@@ -103,14 +103,14 @@ impl<P: Platform> PageTable<'_, P> {
             if level == Level::PTE {
                 self.fill(table, 0, first, entries, counts);
             } else {
-                let step = P::Arch::STEP << level.order::<P::Arch>();
+                let step = P::Arch::STEP << level.order::<P::Arch>().0;
                 self.write_steps(table, first, step, counts);
             }
         } else {
             self.inherit_guards(node.table, table);
             let step = absent::step::<P::Arch>(old);
             let shift = level.order::<P::Arch>();
-            self.write_steps(table, old, step.wrapping_shl(u32::from(shift)), counts);
+            self.write_steps(table, old, step.wrapping_shl(u32::from(shift.0)), counts);
         }
         slot.store(P::Arch::table(table).0, Ordering::Release);
         counts.entries_written += 1;

@@ -69,7 +69,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Memory;
-use crate::addr::{Frame, VirtAddr};
+use crate::addr::{Frame, Order, VirtAddr};
 use crate::arch::{self, Arch, Entry, Kind, Level};
 pub(crate) use crate::error::OutOfMemory;
 use crate::frame::pending;
@@ -320,7 +320,7 @@ pub(crate) fn new_table<P: Platform>(
     level: Level,
     counts: &mut Counts,
 ) -> Option<Frame> {
-    let table = memory.frames.allocate(0)?;
+    let table = memory.frames.allocate(Order::PAGE)?;
     memory.platform.zero(table, 1);
     memory.frames.table(table).init(level);
     counts.tables_allocated += 1;
@@ -339,7 +339,7 @@ pub(crate) unsafe fn free_table<P: Platform>(
     counts: &mut Counts,
 ) {
     // SAFETY: 1. and 2. the caller's obligations 1 and 2.
-    unsafe { memory.frames.free(&memory.platform, table, 0) };
+    unsafe { memory.frames.free(&memory.platform, table, Order::PAGE) };
     counts.tables_freed += 1;
 }
 

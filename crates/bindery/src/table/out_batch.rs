@@ -3,7 +3,7 @@
 use arrayvec::ArrayVec;
 
 use crate::Memory;
-use crate::addr::{PAGE_SHIFT, VirtAddr};
+use crate::addr::{Order, PAGE_SHIFT, VirtAddr};
 use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::swap::SlotRun;
@@ -45,15 +45,15 @@ impl OutBatch {
     pub(crate) fn slots<P: Platform>(
         &mut self,
         memory: &Memory<P>,
-        order: u8,
+        order: Order,
         left: u32,
     ) -> Option<SlotRun> {
-        if order > 0 {
+        if order > Order::PAGE {
             return memory.allocate_slots(order, 1);
         }
         let run = match self.spare.take() {
             Some(run) => run,
-            None => memory.allocate_slots(0, left.max(1))?,
+            None => memory.allocate_slots(Order::PAGE, left.max(1))?,
         };
         if run.count > 1 {
             self.spare = Some(SlotRun { first: run.first + 1, count: run.count - 1, ..run });

@@ -49,7 +49,7 @@ impl Run {
 
     /// Base pages that the run stands for.
     pub(crate) fn pages<A: Arch>(&self) -> u32 {
-        self.count << self.node.level.order::<A>()
+        self.count << self.node.level.order::<A>().0
     }
 }
 

@@ -123,7 +123,7 @@ impl<P: Platform> PageTable<'_, P> {
     fn cached_part(&self, run: &Run, what: &SwapIn) -> Run {
         let (number, pages) = (what.number_of(run.at), run.pages::<P::Arch>());
         let cached = self.memory.pages_in_cache(what.folio, what.place, number, pages);
-        Run { count: cached >> run.node.level.order::<P::Arch>(), ..*run }
+        Run { count: cached >> run.node.level.order::<P::Arch>().0, ..*run }
     }
 
     /// Maps a run whose pages are in the cache. Says whether that was possible.

@@ -19,7 +19,7 @@ use core::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
 
-use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::addr::{Order, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Attributes, Entry, Equal, Kind, Level, Permissions, absent};
 use crate::frame::swap_place::SwapPlace;
 use crate::frame::{Eviction, Folio, OwnerKind};
@@ -183,13 +183,13 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
                 lock.leave_locked();
             }
             // A large folio may find no block where single pages still find slots.
-            return folio.order > 0;
+            return folio.order > Order::PAGE;
         };
         self.victims.took_held |= held;
         self.victims.left = self.victims.left.saturating_sub(pages);
         memory.send_out(folio, slots, number, pages);
         lock.leave_locked();
-        let run = Run { count: pages >> run.node.level.order::<P::Arch>(), ..*run };
+        let run = Run { count: pages >> run.node.level.order::<P::Arch>().0, ..*run };
         self.write_entries(&run, folio, number, slots);
         self.gather.stale(run.range::<P::Arch>(), run.node.level);
         let at = run.at.0.wrapping_sub(u64::from(number) << PAGE_SHIFT);
@@ -224,7 +224,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     fn drop_lazy(&mut self, run: &Run, folio: Folio, pages: u32) {
         let tables = self.cursor.tables;
         let frames = &tables.memory.frames;
-        let count = pages >> run.node.level.order::<P::Arch>();
+        let count = pages >> run.node.level.order::<P::Arch>().0;
         let slots = tables.slots(run.node.table);
         let slots = &slots[run.index as usize..(run.index + count) as usize];
         let mut dirty = false;
@@ -295,7 +295,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     fn write_entries(&mut self, run: &Run, folio: Folio, number: u32, place: SlotRun) {
         let tables = self.cursor.tables;
         let slots = tables.slots(run.node.table);
-        let scale = run.node.level.order::<P::Arch>();
+        let scale = run.node.level.order::<P::Arch>().0;
         let mut done = 0;
         while done < run.count {
             let index = run.index + done;

@@ -61,7 +61,7 @@ impl<P: Platform> PageTable<'_, P> {
         slots: SlotRun,
     ) {
         let attributes = P::Arch::attributes(first);
-        let scale = run.node.level.order::<P::Arch>();
+        let scale = run.node.level.order::<P::Arch>().0;
         let table = self.slots(run.node.table);
         let mut done = 0;
         while done < run.count {

@@ -1,6 +1,6 @@
 //! Calls on shared memory and files, and pins.
 
-use bindery::addr::{PAGE_SIZE, VirtAddr};
+use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
 use bindery::{
     Access, Accounting, Advice, Error, FileAccess, Growth, MapObject, MapRequest, Object, PinTime,
     Sealing, Sharing, SizeMode, SyncFlags,
@@ -41,7 +41,7 @@ pub fn measure<'m, A: Walk>(
 ) -> Result<(), String> {
     for order in [0, 9] {
         for policy in [meter.memory.shared_folio_policy(), meter.memory.file_folio_policy()] {
-            policy.set(9, if order == 9 { SizeMode::Always } else { SizeMode::Never });
+            policy.set(Order(9), if order == 9 { SizeMode::Always } else { SizeMode::Never });
         }
         let folio = show_bytes(PAGE_SIZE << order);
         let name = format!("{} in folios of {folio}", show_bytes(extent.dense));

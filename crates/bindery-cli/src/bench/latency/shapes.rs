@@ -1,6 +1,6 @@
 //! Memory of several shapes, and the calls that are made on each.
 
-use bindery::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use bindery::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
 use bindery::linux::proc::{self, ClearRefs};
 use bindery::{
     Access, AddressSpace, Advice, Error, FaultError, Limits, LockPages, Locking, MapRequest, Place,
@@ -81,7 +81,7 @@ impl Shape {
 pub fn use_order<A: Walk>(space: &Space<'_, A>, order: u8) {
     for each in 1..=9 {
         let mode = if each == order { SizeMode::Always } else { SizeMode::Never };
-        space.memory().folio_policy().set(each, mode);
+        space.memory().folio_policy().set(Order(each), mode);
     }
 }
 

@@ -1,6 +1,6 @@
 //! What is set for processes and for the machine.
 
-use bindery::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr};
+use bindery::addr::{Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr};
 use bindery::{FolioPolicy, SizeMode};
 use bindery_hosted::Walk;
 
@@ -31,7 +31,7 @@ impl<A: Walk> Fixture<'_, A> {
             }
             Setting::Policy { orders, mode, kind } => {
                 for order in orders {
-                    self.policy(*kind).set(*order, *mode);
+                    self.policy(*kind).set(Order(*order), *mode);
                 }
                 let sizes: Vec<String> =
                     orders.iter().map(|order| show::size(PAGE_SIZE << order)).collect();
@@ -77,7 +77,7 @@ impl<A: Walk> Fixture<'_, A> {
     /// Lets first touches take folios of this order, whatever the memory is.
     pub fn use_folios(&self, order: u8) {
         for (_, kind) in FOLIO_KINDS {
-            self.policy(*kind).set(order, SizeMode::Always);
+            self.policy(*kind).set(Order(order), SizeMode::Always);
         }
     }
 }

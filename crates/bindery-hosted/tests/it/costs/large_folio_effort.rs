@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use bindery::addr::VirtAddr;
+use bindery::addr::{Order, VirtAddr};
 use bindery::{
     AddressSpace, Advice, CollapseLimits, FrameRange, LargeFolioEffort, Memory, SizeMode,
 };
@@ -43,7 +43,7 @@ impl<A: Walk> Scene<A> {
 
     fn keep_all(&self) {
         for order in [10, 9] {
-            while let Some(frames) = self.memory.allocate_frames(order) {
+            while let Some(frames) = self.memory.allocate_frames(Order(order)) {
                 self.kept.lock().unwrap().push(frames);
             }
         }
@@ -66,7 +66,7 @@ impl<A: Walk> Scene<A> {
 fn faults<A: Walk>() {
     use LargeFolioEffort::{Always, Defer, DeferMadvise, Madvise, Never};
     let scene = Scene::<A>::new();
-    scene.memory.folio_policy().set(9, SizeMode::Always);
+    scene.memory.folio_policy().set(Order(9), SizeMode::Always);
     assert_eq!(scene.memory.large_folio_effort(), Madvise);
     for (effort, plain, advised, later) in [
         (Never, 1, 1, (0, 0)),
@@ -91,7 +91,7 @@ fn background<A: Walk>() {
     space.mmap(&fixed(AT, 2 * SIZE)).unwrap();
     let program = Program::new(&scene.machine, &space);
     program.fill(VirtAddr(AT), 2 * SIZE, 3).unwrap();
-    scene.memory.folio_policy().set(9, SizeMode::Always);
+    scene.memory.folio_policy().set(Order(9), SizeMode::Always);
     scene.keep_all();
     let collapse = |collects| {
         let limits = CollapseLimits { collects, ..CollapseLimits::default() };

@@ -1,7 +1,7 @@
 //! Many mappings of one address space, and of one object: what a call looks at grows with the
 //! logarithm of their number.
 
-use bindery::addr::{PAGE_SIZE, VirtAddr};
+use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
 use bindery::arch::X86_64;
 use bindery::{
     Access, AddressSpace, FileAccess, Growth, MapObject, MapRequest, Memory, Object, Place,
@@ -234,7 +234,7 @@ fn pages_in_consecutive_frames_are_counted_once() {
     // All memory, given back from the highest frame to the lowest: so folios of one page are in
     // consecutive frames.
     let mut all = Vec::new();
-    while let Some(frames) = memory.allocate_frames(10) {
+    while let Some(frames) = memory.allocate_frames(Order(10)) {
         all.push(frames);
     }
     all.sort_by_key(|frames| frames.first.0);

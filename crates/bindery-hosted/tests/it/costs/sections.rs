@@ -4,7 +4,7 @@
 use std::sync::mpsc;
 use std::thread;
 
-use bindery::addr::{PAGE_SIZE, VirtAddr};
+use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
 use bindery::arch::{AArch64, X86_64};
 use bindery::linux::proc::{self, Unnamed};
 use bindery::platform::Cpu;
@@ -64,7 +64,7 @@ fn fill<A: Walk>(space: &Space<'_, A>, filling: Filling) {
 /// A filled range with neighbours that keep its first and last table, so that the calls have edges.
 fn filled<'m, A: Walk>(memory: &'m Memory<Measured<A>>, filling: Filling) -> Space<'m, A> {
     if filling.order > 0 {
-        memory.folio_policy().set(filling.order, SizeMode::Always);
+        memory.folio_policy().set(Order(filling.order), SizeMode::Always);
     }
     let space = AddressSpace::new(memory, options()).unwrap();
     space.mmap(&fixed(START.0, filling.size)).unwrap();
@@ -221,7 +221,7 @@ fn asking_what_of_an_object_is_in_memory_asks_for_each_page_once() {
     // Take all memory and give it back from the highest to the lowest, so that pages are in
     // frames that follow each other, in a folio each.
     let mut all = Vec::new();
-    while let Some(frames) = memory.allocate_frames(10) {
+    while let Some(frames) = memory.allocate_frames(Order(10)) {
         all.push(frames);
     }
     all.sort_by_key(|frames| frames.first.0);

@@ -6,7 +6,7 @@
 //! `PROPTEST_CASES` sets the number of sequences for each architecture. A sequence that fails is
 //! kept in `properties.regressions` and tried first from then on.
 
-use bindery::addr::{PAGE_SIZE, VirtAddr};
+use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
 use bindery::{AddressSpace, Memory, Place, Protection, Remap, SizeMode};
 use bindery_hosted::{Machine, Walk};
 use proptest::prelude::*;
@@ -333,7 +333,7 @@ impl<A: Walk> Family<'_, A> {
                 for order in 1..=9 {
                     let used = orders >> order & 1 == 1;
                     let mode = if used { SizeMode::Always } else { SizeMode::Never };
-                    self.memory.folio_policy().set(order, mode);
+                    self.memory.folio_policy().set(Order(order), mode);
                 }
                 self.memory.set_huge_zero_page(orders & 1 == 1);
             }

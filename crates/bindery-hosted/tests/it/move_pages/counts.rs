@@ -52,7 +52,7 @@ fn exchanged<A: Walk>() {
             assert!(cost.entries_written <= 4, "{cost:?}");
             moving.assert_filled(TO, 512, FROM);
             // The table that came to the source serves there.
-            moving.memory.folio_policy().set(order, bindery::SizeMode::Never);
+            moving.memory.folio_policy().set(bindery::addr::Order(order), bindery::SizeMode::Never);
             let before = moving.space.counts();
             moving.program.store(VirtAddr(FROM), 7).unwrap();
             assert_eq!((moving.space.counts() - before).tables_allocated, 0);

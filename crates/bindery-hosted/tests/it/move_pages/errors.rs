@@ -87,7 +87,7 @@ fn stopped<A: Walk>() {
             moving.fill(FROM, 32);
             moving.space.discard(VirtAddr(FROM + 20 * PAGE), PAGE).unwrap();
             // A page is in the way of page 9.
-            moving.memory.folio_policy().set(4, bindery::SizeMode::Never);
+            moving.memory.folio_policy().set(bindery::addr::Order(4), bindery::SizeMode::Never);
             moving.program.store(VirtAddr(TO + 9 * PAGE), 1).unwrap();
             let what = from_to(FROM, TO, 32 * PAGE);
             assert_eq!(moving.try_move(&what), (9 * PAGE, Err(Errno::EEXIST)));

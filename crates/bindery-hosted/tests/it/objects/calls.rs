@@ -3,6 +3,7 @@
 
 use std::thread;
 
+use bindery::addr::Order;
 use bindery::arch::X86_64;
 use bindery::{Accounting, Error, Growth, Object, Operation, Overcommit, Sealing, Seals};
 use bindery_hosted::{Config, MemoryFiles, TlbKind};
@@ -77,7 +78,7 @@ fn a_hole_in_a_large_folio_frees_it_with_its_last_page() {
 fn the_largest_folio_that_fits_is_used() {
     in_memory(|memory, audit| {
         for order in [2, 4, 9] {
-            memory.shared_folio_policy().set(order, bindery::SizeMode::Always);
+            memory.shared_folio_policy().set(Order(order), bindery::SizeMode::Always);
         }
         let object = memfd(memory, 2 * MIB + 5 * PAGE);
         object.write(7 * PAGE, &[1]).unwrap();

@@ -3,7 +3,7 @@
 
 use std::thread;
 
-use bindery::addr::{VirtAddr, VirtRange};
+use bindery::addr::{Order, VirtAddr, VirtRange};
 use bindery::platform::Cpu;
 use bindery::{
     Access, Accounting, AddressSpace, Advice, CollapseLimits, Error, FaultError, FileAccess,
@@ -248,7 +248,7 @@ fn collapse_private<A: Walk>() {
             program.store(VirtAddr(AT), 7).unwrap();
             let collapsed = space.madvise(VirtAddr(AT), 2 * MIB, Advice::Collapse);
             assert_eq!(collapsed, Err(Error::Invalid));
-            fixture.memory.folio_policy().set(9, SizeMode::Always);
+            fixture.memory.folio_policy().set(Order(9), SizeMode::Always);
             let progress = space.collapse_some(VirtAddr(0), 8, &CollapseLimits::default());
             assert_eq!(progress.collapsed, 0, "nor in the background");
             for page in 0..512 {

@@ -3,7 +3,7 @@
 
 use std::fmt::{self, Write};
 
-use bindery::addr::VirtAddr;
+use bindery::addr::{Order, VirtAddr};
 use bindery::linux::proc::{
     self, ClearRefs, FileId, NameSource, Naming, PhysicalAddresses, Unnamed,
 };
@@ -57,8 +57,8 @@ impl<'m, A: Walk> Fixture<'m, A> {
         let kinds =
             [memory.folio_policy(), memory.shared_folio_policy(), memory.file_folio_policy()];
         for policy in kinds {
-            (1..=9).for_each(|order| policy.set(order, SizeMode::Never));
-            policy.set(order, SizeMode::Always);
+            (1..=9).for_each(|order| policy.set(Order(order), SizeMode::Never));
+            policy.set(Order(order), SizeMode::Always);
         }
     }
 

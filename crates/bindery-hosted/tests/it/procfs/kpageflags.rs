@@ -1,6 +1,6 @@
 //! `/proc/kpageflags` and `kpagecount`: what every frame is used for.
 
-use bindery::addr::{Frame, VirtAddr};
+use bindery::addr::{Frame, Order, VirtAddr};
 use bindery::linux::proc::{
     self, KPF_ANON, KPF_BUDDY, KPF_COMPOUND_HEAD, KPF_COMPOUND_TAIL, KPF_MMAP, KPF_NOPAGE,
     KPF_PGTABLE, KPF_SLAB, KPF_SWAPBACKED, KPF_THP, KPF_UPTODATE, KPF_ZERO_PAGE,
@@ -94,7 +94,7 @@ fn flagged<A: Walk>() {
         space.munmap(VirtAddr(AT), 4 * PAGE).unwrap();
         memory.trim();
         assert_eq!(flags(memory, frame.into()), bits(&[KPF_BUDDY]));
-        let mine = memory.allocate_frames(3).unwrap();
+        let mine = memory.allocate_frames(Order(3)).unwrap();
         assert_eq!(memory.frame_view(Frame(mine.first.0 + 5)).block, mine);
         assert_eq!(flags(memory, mine.first.0.into()), bits(&[KPF_COMPOUND_HEAD]));
         // SAFETY: 1. the test allocated the frames; 2. nothing maps or uses them.

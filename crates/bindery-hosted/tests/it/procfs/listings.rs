@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::fmt::{self, Write};
 
-use bindery::addr::VirtAddr;
+use bindery::addr::{Order, VirtAddr};
 use bindery::linux::proc::{self, ClearRefs, FileId, Unnamed};
 use bindery::{Advice, LockPages, MapFlags, MapRequest, Place, Protection, Sharing};
 use bindery_hosted::Walk;
@@ -421,7 +421,7 @@ fn eligible<A: Walk>() {
         map_object(&space, &object, AT + 16 * MIB, 3 * MIB, 2 * MIB, Sharing::Shared);
         map_object(&space, &object, AT + 24 * MIB, 3 * MIB, MIB, Sharing::Shared);
         assert!(possible(AT + 16 * MIB) && !possible(AT + 24 * MIB));
-        fixture.memory.folio_policy().set(9, bindery::SizeMode::Madvise);
+        fixture.memory.folio_policy().set(Order(9), bindery::SizeMode::Madvise);
         let place = Place::Fixed(VirtAddr(AT + 32 * MIB));
         space.mmap(&MapRequest { place, ..fixed(0, 2 * MIB) }).unwrap();
         assert!(!possible(AT + 32 * MIB));

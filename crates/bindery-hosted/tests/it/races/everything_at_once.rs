@@ -5,7 +5,7 @@
 
 use std::thread;
 
-use bindery::addr::VirtAddr;
+use bindery::addr::{Order, VirtAddr};
 use bindery::arch::{AArch64, Riscv64, X86_64};
 use bindery::linux::proc::{self, ClearRefs, Unnamed};
 use bindery::platform::Cpu;
@@ -139,7 +139,7 @@ impl<A: Walk> Runner<'_, '_, A> {
         ]);
         let _ = space.madvise(at, length, advice);
         let _ = space.collapse_some(at, 1, &CollapseLimits::default());
-        let _ = space.split_folio(at, 0);
+        let _ = space.split_folio(at, Order::PAGE);
         let _ = space.collapse(at);
         self.swap();
     }

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::thread;
 
-use bindery::addr::{Frame, VirtAddr};
+use bindery::addr::{Frame, Order, VirtAddr};
 use bindery::arch::{AArch64, Riscv64, X86_64};
 use bindery::platform::Cpu;
 use bindery::{
@@ -48,7 +48,7 @@ fn change<'m, A: Walk>(
             _ = space.collapse_some(at, 1, &CollapseLimits::default());
             _ = space.madvise(at, length, Advice::Collapse);
         }
-        6 => _ = space.split_folio(at, chance.below(4) as u8),
+        6 => _ = space.split_folio(at, Order(chance.below(4) as u8)),
         7 => _ = object.punch_hole(chance.below(OBJECT), chance.below(OBJECT / 2) + 1),
         8 => {
             // What was pinned outlives its mapping and its place in the object.

@@ -1,6 +1,6 @@
 //! What programs say about their memory, and what becomes of it: guards, collapse, forks.
 
-use bindery::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use bindery::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
 use bindery::arch::Level;
 use bindery::{
     Access, AddressSpace, Advice, CollapseLimits, Error, FaultError, Inspection, MapFlags,
@@ -133,7 +133,7 @@ fn the_background_collapser_keeps_to_policy_and_limits<A: Walk>() {
         }
     };
     assert_eq!(all(CollapseLimits::default()), 0, "the policy wants none");
-    memory.folio_policy().set(9, SizeMode::Madvise);
+    memory.folio_policy().set(Order(9), SizeMode::Madvise);
     assert_eq!(all(CollapseLimits::default()), 0, "nobody has asked");
     space.madvise(AT, 8 * MIB, Advice::Huge).unwrap();
     assert_eq!(
@@ -144,13 +144,13 @@ fn the_background_collapser_keeps_to_policy_and_limits<A: Walk>() {
     assert_eq!(all(CollapseLimits::default()), 1, "one page is enough now");
     assert_eq!(all(CollapseLimits::default()), 0, "the rest is empty");
     assert_eq!(program.load(VirtAddr(AT.0 + 2 * MIB)), Ok(1));
-    memory.folio_policy().set(9, SizeMode::Never);
+    memory.folio_policy().set(Order(9), SizeMode::Never);
     let third = AT.0 + 4 * MIB;
     program.store(VirtAddr(third), 1).unwrap();
     for number in 1..512 {
         assert_eq!(program.load(VirtAddr(third + number * PAGE_SIZE)), Ok(0));
     }
-    memory.folio_policy().set(9, SizeMode::Madvise);
+    memory.folio_policy().set(Order(9), SizeMode::Madvise);
     let limits = CollapseLimits { missing: 510, ..CollapseLimits::default() };
     assert_eq!(all(limits), 0, "the zero page counts as missing");
     assert_eq!(all(CollapseLimits::default()), 1);
@@ -163,7 +163,7 @@ fn the_background_collapser_counts_what_others_map<A: Walk>() {
     space.mmap(&fixed(AT.0, 2 * MIB)).unwrap();
     Program::new(&machine, &space).fill(AT, 2 * MIB, 3).unwrap();
     let child = space.fork().unwrap();
-    memory.folio_policy().set(9, SizeMode::Always);
+    memory.folio_policy().set(Order(9), SizeMode::Always);
     let collapse = |shared| {
         let limits = CollapseLimits { shared, ..CollapseLimits::default() };
         space.collapse_some(VirtAddr(0), 8, &limits).collapsed
@@ -188,7 +188,7 @@ fn the_background_collapser_takes_shared_memory<A: Walk>() {
         space.collapse_some(VirtAddr(0), 8, &limits).collapsed
     };
     assert_eq!(collapse(511), 0, "the policy wants none");
-    memory.shared_folio_policy().set(9, SizeMode::Always);
+    memory.shared_folio_policy().set(Order(9), SizeMode::Always);
     assert_eq!(collapse(255), 0, "256 are missing");
     assert_eq!((collapse(256), collapse(256)), (1, 0));
     let before = space.counts();

@@ -1,7 +1,7 @@
 //! Addresses and lengths that make no sense, in every argument of every operation: each is refused
 //! for the right reason, and nothing has changed, not even a counter.
 
-use bindery::addr::VirtAddr;
+use bindery::addr::{Order, VirtAddr};
 use bindery::arch::{Absent, Marker, X86_64};
 use bindery::check;
 use bindery::{
@@ -243,7 +243,9 @@ fn look<A: Walk>() {
         assert_eq!((layout, free_frames), (fixture.layout(), fixture.memory.free_frame_count()));
         for at in nowhere(end).into_iter().chain([0, AT - 1, AT + 32 * PAGE, u64::MAX]) {
             refused(fixture, FolioError::NotMapped, |space| space.collapse(VirtAddr(at)));
-            refused(fixture, FolioError::NotMapped, |space| space.split_folio(VirtAddr(at), 0));
+            refused(fixture, FolioError::NotMapped, |space| {
+                space.split_folio(VirtAddr(at), Order::PAGE)
+            });
         }
     });
 }

@@ -1,7 +1,7 @@
 //! The huge zero page: what a first read maps where a huge folio would fit, what every call
 //! makes of it, and the first write.
 
-use bindery::addr::VirtAddr;
+use bindery::addr::{Order, VirtAddr};
 use bindery::arch::Level;
 use bindery::linux::proc::{self, KPF_THP, KPF_ZERO_PAGE, PhysicalAddresses};
 use bindery::{
@@ -116,7 +116,7 @@ fn does_not_fit<A: Walk>() {
     });
     with_huge_zeroes::<A>(|fixture| {
         // The slot has a page.
-        fixture.memory.folio_policy().set(9, bindery::SizeMode::Never);
+        fixture.memory.folio_policy().set(Order(9), bindery::SizeMode::Never);
         fixture.fill(AT, 1);
         use_order(fixture.memory, 9);
         small(fixture, AT + PAGE);
@@ -136,7 +136,7 @@ fn does_not_fit<A: Walk>() {
 
 /// Takes all blocks that a huge folio could be made of.
 fn take_blocks<A: Walk>(fixture: &Fixture<'_, '_, A>) -> Vec<FrameRange> {
-    std::iter::from_fn(|| fixture.memory.allocate_frames(9)).collect()
+    std::iter::from_fn(|| fixture.memory.allocate_frames(Order(9))).collect()
 }
 
 fn give_back<A: Walk>(fixture: &Fixture<'_, '_, A>, blocks: Vec<FrameRange>) {

@@ -2,7 +2,7 @@
 //! so, what it has done stays or is taken back as its documentation says, and made again it comes
 //! to its end.
 
-use bindery::addr::{PAGE_SIZE, VirtAddr};
+use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
 use bindery::arch::X86_64;
 use bindery::{
     Access, Advice, CollapseLimits, Error, Growth, KernelMapError, LockAll, LockPages, MapFlags,
@@ -127,7 +127,7 @@ fn the_background_collapser_goes_on_where_it_stopped() {
     on_scene(|scene| {
         scene.space.mmap(&fixed(AT, 6 * MIB)).unwrap();
         scene.fill(AT, 3 * 512);
-        scene.memory.folio_policy().set(9, bindery::SizeMode::Always);
+        scene.memory.folio_policy().set(Order(9), bindery::SizeMode::Always);
         let (mut from, mut calls) = (VirtAddr(0), 0);
         loop {
             // One call for each span: it always does some work.

@@ -1,6 +1,6 @@
 //! Pinned pages stay what the program sees, whatever else happens.
 
-use bindery::addr::{PAGE_SIZE, VirtAddr};
+use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
 use bindery::{
     Access, AddressSpace, Advice, Error, FaultError, FolioError, Inspection, MapRequest, PinError,
     PinTime, Protection, Remap,
@@ -77,9 +77,9 @@ fn what_is_pinned_is_not_collapsed_or_cut<A: Walk>() {
     assert_eq!(space.madvise(AT, 2 * MIB, Advice::Collapse), Ok(()));
     let pinned = space.pin(AT, 512, Access::Write, PinTime::Short).unwrap();
     assert_eq!(pinned.pages(), 512, "one folio, one pin");
-    assert_eq!(space.split_folio(AT, 0), Err(FolioError::Busy));
+    assert_eq!(space.split_folio(AT, Order::PAGE), Err(FolioError::Busy));
     drop(pinned);
-    assert_eq!(space.split_folio(AT, 0), Ok(()));
+    assert_eq!(space.split_folio(AT, Order::PAGE), Ok(()));
     for page in 0..512 {
         let at = VirtAddr(AT.0 + page * PAGE_SIZE);
         assert_eq!(Program::new(&machine, &space).load(at), Ok(page));

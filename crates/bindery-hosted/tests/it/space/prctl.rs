@@ -1,7 +1,7 @@
 //! What holds for an address space as a whole (`prctl(2)`): large folios, and memory that becomes
 //! executable.
 
-use bindery::addr::VirtAddr;
+use bindery::addr::{Order, VirtAddr};
 use bindery::linux::prctl;
 use bindery::{
     AddressSpace, Advice, Errno, Error, ExecGain, LargeFolios, MapRequest, MappingFlags, Memory,
@@ -69,7 +69,7 @@ fn large<A: Walk>() {
 
 fn shared<A: Walk>() {
     with_fixture::<A>(|machine, memory| {
-        memory.shared_folio_policy().set(4, bindery::SizeMode::Always);
+        memory.shared_folio_policy().set(Order(4), bindery::SizeMode::Always);
         let space = AddressSpace::new(memory, options()).unwrap();
         let request = MapRequest { sharing: Sharing::Shared, ..fixed(AT, SIZE) };
         assert_eq!(touched(machine, &space, &request, false), 16);

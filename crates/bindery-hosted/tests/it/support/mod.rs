@@ -9,7 +9,7 @@ pub mod objects;
 pub mod objects_fixture;
 pub mod waiting;
 
-use bindery::addr::VirtAddr;
+use bindery::addr::{Order, VirtAddr};
 use bindery::check::{self, Report};
 use bindery::{
     AddressSpace, MapRequest, Memory, Overcommit, Place, Protection, SizeMode, SpaceOptions,
@@ -45,7 +45,7 @@ pub fn strict<A: Walk>(bytes: u64) -> (Machine<A>, Memory<Machine<A>>) {
 /// Lets faults use folios of 2^`order` pages wherever they fit.
 pub fn use_order<A: Walk>(memory: &Memory<Machine<A>>, order: u8) {
     if order > 0 {
-        memory.folio_policy().set(order, SizeMode::Always);
+        memory.folio_policy().set(Order(order), SizeMode::Always);
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use bindery::addr::VirtAddr;
+use bindery::addr::{Order, VirtAddr};
 use bindery::arch::X86_64;
 use bindery::check::Report;
 use bindery::{
@@ -90,8 +90,8 @@ pub fn outcome<T>(result: Result<T, Error>, to: impl FnOnce(T) -> Outcome) -> Ou
 /// Lets shared memory and files use folios of 2^`order` pages wherever they fit.
 pub fn use_object_order<A: Walk>(memory: &Memory<Machine<A>>, order: u8) {
     for policy in [memory.shared_folio_policy(), memory.file_folio_policy()] {
-        (1..=9).for_each(|order| policy.set(order, SizeMode::Never));
-        policy.set(order, SizeMode::Always);
+        (1..=9).for_each(|order| policy.set(Order(order), SizeMode::Never));
+        policy.set(Order(order), SizeMode::Always);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Slots: which are found, and whose they are.
 
-use bindery::addr::VirtAddr;
+use bindery::addr::{Order, VirtAddr};
 use bindery::{Advice, SizeMode};
 use bindery_hosted::{Program, Walk};
 
@@ -15,7 +15,7 @@ fn page_out<A: Walk>(swapping: &Swapping<'_, '_, A>, at: u64, pages: u64) {
 
 /// Lets faults use smaller folios from now on.
 fn use_instead<A: Walk>(swapping: &Swapping<'_, '_, A>, order: u8, smaller: u8) {
-    swapping.memory.folio_policy().set(order, SizeMode::Never);
+    swapping.memory.folio_policy().set(Order(order), SizeMode::Never);
     use_order(swapping.memory, smaller);
 }
 

@@ -10,6 +10,7 @@ use alloc::vec::Vec;
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicU8, Ordering};
 
+use bindery::addr::Order;
 use bindery::{FolioPolicy, LargeFolioEffort, SizeMode};
 
 use crate::errno::Errno;
@@ -140,7 +141,7 @@ impl Files {
                 (Force, _) => SizeMode::Never,
                 (Mode(_), mode) => mode,
             };
-            policy.set(order, mode);
+            policy.set(Order(order), mode);
             let is_used = match mode {
                 SizeMode::Inherit => all != Mode(SizeMode::Never),
                 mode => mode != SizeMode::Never,

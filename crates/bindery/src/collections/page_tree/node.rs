@@ -25,7 +25,8 @@ pub(super) const PRESENT: u64 = 1;
 pub(super) type Words = [u64; SLOTS];
 
 /// The most nodes that the pages of one folio take: leaves, and two ways to the root.
-pub(crate) const NODES_OF_A_FOLIO: u16 = ((1 << MAX_FOLIO_ORDER) / SLOTS + 1 + 2 * HEIGHT) as u16;
+pub(crate) const NODES_OF_A_FOLIO: u16 =
+    (MAX_FOLIO_ORDER.pages() as usize / SLOTS + 1 + 2 * HEIGHT) as u16;
 
 /// A node of the tree. It lives in the slab that [`Nodes`] names.
 pub(crate) struct Node {

@@ -31,7 +31,7 @@ use loom::thread;
 use super::count::{self, MAPPING};
 use super::folio::Folio;
 use super::reference::Heads;
-use crate::addr::Frame;
+use crate::addr::{Frame, Order};
 
 use world::{FIRST, Omit, Seen, World};
 
@@ -77,7 +77,7 @@ fn without<const N: usize>(omit: Omit, prepare: Work, work: [Work; N]) {
     explore(omit, prepare, work);
 }
 
-const PAGE: Folio = Folio { head: Frame(0), order: 0 };
+const PAGE: Folio = Folio { head: Frame(0), order: Order::PAGE };
 
 fn nothing(_: &World) {}
 

@@ -14,11 +14,12 @@ use std::vec::Vec;
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, Ordering::Relaxed};
 
-use crate::addr::Frame;
+use crate::addr::{Frame, Order};
+use crate::arch::Level;
 use crate::frame::count::{self, Left, MAPPING, PIN, REFERENCE, mappings_in, references_in};
 use crate::frame::folio::Folio;
 use crate::frame::folio_lock;
-use crate::frame::meta::{FOLIO_LOCK, FOLIO_PARKED, Kind, LOCK, ORPHAN, state_of};
+use crate::frame::meta::{FOLIO_LOCK, FOLIO_PARKED, Kind, LOCK, ORPHAN, state_of, state_of_table};
 use crate::frame::reference::{self, Heads, Mistaken};
 use crate::sync::parking::model::{SecondLook, Sleepers};
 use crate::sync::word::Word;
@@ -167,13 +168,13 @@ impl Heads for World {
     }
 }
 
-pub(super) const FIRST: Folio = Folio { head: Frame(0), order: 1 };
+pub(super) const FIRST: Folio = Folio { head: Frame(0), order: Order(1) };
 
 impl World {
     /// A world whose first folio has two mappings, and is owned by anon group 1.
     pub(super) fn new(omit: Omit, seen: &Arc<Seen>) -> Rc<Self> {
         let meta = |_| Meta {
-            state: AtomicU32::new(state_of(Kind::Free, 0)),
+            state: AtomicU32::new(state_of(Kind::Free, Order::PAGE)),
             head: AtomicU32::new(0),
             count: Count { word: AtomicU64::new(0), omit },
             word: AtomicU64::new(0),
@@ -235,7 +236,7 @@ impl World {
     pub(super) fn make_table(&self, frame: Frame) {
         let meta = self.meta(frame);
         self.set_life(frame, Life::Table);
-        let table = state_of(Kind::Table, 1);
+        let table = state_of_table(Level::PTE);
         meta.state.store(table | LOCK, Relaxed);
         let entries = if self.omit == Omit::CountElsewhere { &meta.count.word } else { &meta.word };
         entries.store(2, Relaxed);
@@ -248,7 +249,7 @@ impl World {
     pub(super) fn make_slab(&self, frame: Frame) {
         self.set_life(frame, Life::Slab);
         self.meta(frame).word.store(1, Relaxed);
-        self.meta(frame).state.store(state_of(Kind::Slab, 0), Relaxed);
+        self.meta(frame).state.store(state_of(Kind::Slab, Order::PAGE), Relaxed);
     }
 
     fn free(&self, folio: Folio) {
@@ -258,7 +259,7 @@ impl World {
         }
         let state = self.meta(folio.head).state.load(Relaxed);
         assert_eq!(state & LOCKING, 0, "freed a locked folio");
-        self.meta(folio.head).state.store(state_of(Kind::Tail, 0), Relaxed);
+        self.meta(folio.head).state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
     }
 
     fn release_some(&self, folio: Folio, taken: u64, field: fn(u64) -> u32) -> bool {
@@ -407,14 +408,14 @@ impl World {
             return false;
         }
         for frame in Self::frames(FIRST) {
-            let part = Folio { head: frame, order: 0 };
+            let part = Folio { head: frame, order: Order::PAGE };
             let meta = self.meta(frame);
             self.set_life(frame, Life::Folio(part));
-            meta.state.store(state_of(Kind::Folio, 0), Relaxed);
+            meta.state.store(state_of(Kind::Folio, Order::PAGE), Relaxed);
             Word::store(&meta.count, MAPPING + REFERENCE, Ordering::Release);
         }
         for frame in Self::frames(FIRST) {
-            self.release(Folio { head: frame, order: 0 });
+            self.release(Folio { head: frame, order: Order::PAGE });
         }
         true
     }
@@ -435,7 +436,11 @@ impl World {
                 Life::Table => {
                     let entries = if self.omit == Omit::CountElsewhere { count } else { 0 };
                     assert_eq!(entries.max(meta.word.load(Relaxed)), 1, "a table's entries");
-                    assert_eq!(state, state_of(Kind::Table, 1), "a table was locked by a stranger");
+                    assert_eq!(
+                        state,
+                        state_of_table(Level::PTE),
+                        "a table was locked by a stranger"
+                    );
                 }
                 Life::Slab => {
                     assert_eq!((count, meta.word.load(Relaxed)), (0, 1), "a slab's objects");

@@ -8,10 +8,11 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
-use super::super::meta::{NONE, state_of};
+use super::super::meta::{NONE, state_of, state_of_table};
 use super::super::{FrameRange, Frames, FramesError, Kind, MAX_ORDER};
 use super::{Machine, assert_all_free, blocks, free, machine};
-use crate::addr::Frame;
+use crate::addr::{Frame, Order};
+use crate::arch::Level;
 use crate::platform::Platform;
 
 fn range(first: u32, count: u32) -> FrameRange {
@@ -22,14 +23,14 @@ fn range(first: u32, count: u32) -> FrameRange {
 fn every_frame_is_given_out_once_and_all_join_again() {
     let (machine, frames) = machine(3000);
     let before = blocks(&frames, Kind::Free);
-    let mut got: Vec<Frame> = core::iter::from_fn(|| frames.allocate(0)).collect();
+    let mut got: Vec<Frame> = core::iter::from_fn(|| frames.allocate(Order::PAGE)).collect();
     assert_eq!(got.len() as u64, frames.total_frames());
     assert_eq!(frames.free_frame_count(), 0);
     got.sort();
     got.dedup();
     assert_eq!(got.len() as u64, frames.total_frames());
     for frame in got {
-        free(&frames, &machine, frame, 0);
+        free(&frames, &machine, frame, Order::PAGE);
     }
     frames.trim();
     assert_eq!(blocks(&frames, Kind::Free), before);
@@ -55,7 +56,7 @@ fn the_metadata_lies_at_the_end_of_the_largest_range_and_holes_are_reserved() {
     assert_eq!(frames.meta(Frame(60)).kind(), Kind::Reserved);
     assert_all_free(&frames);
     let mut got = 0;
-    while let Some(frame) = frames.allocate(0) {
+    while let Some(frame) = frames.allocate(Order::PAGE) {
         assert!(frames.manages(frame));
         got += 1;
     }
@@ -88,7 +89,7 @@ fn ranges_that_touch_join_only_if_their_windows_do() {
     let mut machine = Machine::new(0, 64);
     let ranges = [range(32, 32), range(0, 32)];
     // SAFETY: 1. the machine has no other user; 2. it outlives the frames.
-    assert!(unsafe { Frames::new(&machine, &ranges) }.unwrap().allocate(5).is_some());
+    assert!(unsafe { Frames::new(&machine, &ranges) }.unwrap().allocate(Order(5)).is_some());
     machine.torn_at = Some(Frame(32));
     // SAFETY: 1. the machine has no other user; 2. it outlives the frames.
     assert_eq!(unsafe { Frames::new(&machine, &ranges) }.err(), Some(FramesError::DirectMap));
@@ -100,34 +101,34 @@ fn ranges_that_touch_join_only_if_their_windows_do() {
 fn orders_above_the_largest_are_not_given_out() {
     let (_machine, frames) = machine(4096);
     assert!(frames.allocate(MAX_ORDER).is_some());
-    assert_eq!(frames.allocate(MAX_ORDER + 1), None);
-    assert_eq!(frames.allocate(u8::MAX), None);
+    assert_eq!(frames.allocate(MAX_ORDER.above()), None);
+    assert_eq!(frames.allocate(Order(u8::MAX)), None);
 }
 
 #[test]
 fn the_platform_hears_of_every_release() {
     let (machine, frames) = machine(64);
-    let block = frames.allocate(3).unwrap();
-    free(&frames, &machine, block, 3);
+    let block = frames.allocate(Order(3)).unwrap();
+    free(&frames, &machine, block, Order(3));
     assert_eq!(*machine.released.lock().unwrap(), [(block, 8)]);
 }
 
 #[test]
 fn freeing_what_is_not_allocated_changes_nothing_and_is_counted() {
     let (machine, frames) = machine(256);
-    let block = frames.allocate(3).unwrap();
+    let block = frames.allocate(Order(3)).unwrap();
     let count = frames.free_frame_count();
-    free(&frames, &machine, block, 2); // too small
-    free(&frames, &machine, block, 4); // too large
-    free(&frames, &machine, block, 200); // no order at all
-    free(&frames, &machine, block.plus(1), 0); // inside
-    free(&frames, &machine, Frame(0), 0); // below
-    free(&frames, &machine, Frame(NONE), 0); // above
-    free(&frames, &machine, Frame(0x100 + 255), 0); // metadata
+    free(&frames, &machine, block, Order(2)); // too small
+    free(&frames, &machine, block, Order(4)); // too large
+    free(&frames, &machine, block, Order(200)); // no order at all
+    free(&frames, &machine, block.plus(1), Order::PAGE); // inside
+    free(&frames, &machine, Frame(0), Order::PAGE); // below
+    free(&frames, &machine, Frame(NONE), Order::PAGE); // above
+    free(&frames, &machine, Frame(0x100 + 255), Order::PAGE); // metadata
     assert_eq!((frames.refused(), frames.free_frame_count()), (7, count));
-    free(&frames, &machine, block, 3);
+    free(&frames, &machine, block, Order(3));
     assert_eq!(frames.refused(), 7);
-    free(&frames, &machine, block, 3); // again
+    free(&frames, &machine, block, Order(3)); // again
     assert_eq!((frames.refused(), frames.free_frame_count()), (8, frames.total_frames()));
     assert_eq!(frames.check_free_lists(), Ok(()));
 }
@@ -135,17 +136,17 @@ fn freeing_what_is_not_allocated_changes_nothing_and_is_counted() {
 #[test]
 fn a_table_is_freed_as_one_frame_whatever_its_level() {
     let (machine, frames) = machine(64);
-    let table = frames.allocate(0).unwrap();
-    frames.meta(table).state.store(state_of(Kind::Table, 3), Relaxed);
-    assert_eq!(blocks(&frames, Kind::Table), [(table, 0)]);
-    free(&frames, &machine, table, 0);
+    let table = frames.allocate(Order::PAGE).unwrap();
+    frames.meta(table).state.store(state_of_table(Level::PUD), Relaxed);
+    assert_eq!(blocks(&frames, Kind::Table), [(table, Order::PAGE)]);
+    free(&frames, &machine, table, Order::PAGE);
     assert_all_free(&frames);
 }
 
 #[test]
 fn allocations_fail_when_they_are_told_to() {
     let (_machine, frames) = machine(64);
-    let tries = || [(); 4].map(|()| frames.allocate(0).is_some());
+    let tries = || [(); 4].map(|()| frames.allocate(Order::PAGE).is_some());
     frames.fail_after(Some(2));
     assert_eq!(tries(), [true, true, false, false]);
     assert_eq!(frames.failed_on_purpose(), 2);
@@ -156,20 +157,22 @@ fn allocations_fail_when_they_are_told_to() {
     assert_eq!(tries(), [true, false, true, true]);
     assert_eq!(frames.failed_on_purpose(), 1);
     frames.fail_after(Some(0));
-    assert!(frames.new_folio(0).is_none());
+    assert!(frames.new_folio(Order::PAGE).is_none());
 }
 
 #[test]
 fn the_check_finds_what_is_broken() {
     type Damage = fn(&Frames<Machine>, Frame);
     let breaks: [(&str, Damage); 6] = [
-        ("a kind", |frames, f| frames.meta(f).reset(Kind::Raw, 0)),
-        ("an order", |frames, f| frames.meta(f).state.store(state_of(Kind::Free, 3), Relaxed)),
+        ("a kind", |frames, f| frames.meta(f).reset(Kind::Raw, Order::PAGE)),
+        ("an order", |frames, f| {
+            frames.meta(f).state.store(state_of(Kind::Free, Order(3)), Relaxed)
+        }),
         ("a link back", |frames, f| frames.meta(f).previous.store(f.0, Relaxed)),
         ("a link out of the memory", |frames, f| frames.meta(f).next.store(7, Relaxed)),
         ("a link that loops", |frames, f| frames.meta(f).next.store(f.0, Relaxed)),
         ("a free frame on no list", |frames, f| {
-            frames.meta(f.plus(1)).state.store(state_of(Kind::Free, 0), Relaxed)
+            frames.meta(f.plus(1)).state.store(state_of(Kind::Free, Order::PAGE), Relaxed)
         }),
     ];
     for (what, damage) in breaks {
@@ -189,11 +192,11 @@ fn threads_never_get_the_same_frame() {
             let (machine, frames) = (&machine, &frames);
             scope.spawn(move || {
                 for round in 0..2000u32 {
-                    let order = (round % 5) as u8;
+                    let order = Order((round % 5) as u8);
                     let Some(block) = frames.allocate(order) else {
                         continue;
                     };
-                    let bytes = 4096 << order;
+                    let bytes = 4096 << order.0;
                     // SAFETY: the block is ours, and its direct map is consecutive.
                     unsafe { machine.direct_map(block).as_ptr().write_bytes(thread, bytes) };
                     std::thread::yield_now();
@@ -216,7 +219,7 @@ proptest! {
     fn any_sequence_keeps_blocks_apart_and_the_lists_in_order(
         first in 0u32..40,
         holes in prop::collection::vec((1u32..400, 0u32..40), 1..5),
-        steps in prop::collection::vec((any::<bool>(), 0u8..7, any::<prop::sample::Index>()), 0..200),
+        steps in prop::collection::vec((any::<bool>(), (0u8..7).prop_map(Order), any::<prop::sample::Index>()), 0..200),
     ) {
         let end = first + holes.iter().map(|(size, hole)| size + hole).sum::<u32>();
         let machine = Machine::new(first, end - first);
@@ -230,16 +233,16 @@ proptest! {
         let frames = unsafe { Frames::new(&machine, &ranges) };
         let Ok(frames) = frames else { return Ok(()) };
         let before = blocks(&frames, Kind::Free);
-        let mut model: BTreeMap<Frame, u8> = BTreeMap::new();
+        let mut model: BTreeMap<Frame, Order> = BTreeMap::new();
         for (allocate, order, index) in steps {
             if allocate || model.is_empty() {
                 match frames.allocate(order) {
                     Some(block) => {
                         prop_assert!(block.is_aligned(order));
-                        let end = block.plus(1 << order);
+                        let end = block.plus(order.pages());
                         prop_assert!((block.0..end.0).all(|frame| frames.manages(Frame(frame))));
                         if let Some((below, order)) = model.range(..end).next_back() {
-                            prop_assert!(below.plus(1 << order) <= block, "overlap");
+                            prop_assert!(below.plus(order.pages()) <= block, "overlap");
                         }
                         model.insert(block, order);
                     }
@@ -254,7 +257,7 @@ proptest! {
                 free(&frames, &machine, block, order);
             }
             prop_assert_eq!(frames.check_free_lists(), Ok(()));
-            let used: u64 = model.values().map(|order| 1u64 << order).sum();
+            let used: u64 = model.values().map(|order| u64::from(order.pages())).sum();
             prop_assert_eq!(frames.free_frame_count() + used, frames.total_frames());
             let raw = blocks(&frames, Kind::Raw);
             prop_assert!(raw.into_iter().eq(model.iter().map(|(block, order)| (*block, *order))));

@@ -14,11 +14,11 @@ use super::super::meta::{EXCLUSIVE, FOLIO_LOCK, state_of};
 use super::super::split::SplitError;
 use super::super::{Frames, Kind};
 use super::{Machine, assert_all_free, blocks, free, machine};
-use crate::addr::Frame;
+use crate::addr::{Frame, Order};
 
 #[test]
 fn a_fresh_folio_is_its_makers_alone_and_exclusive_all_over() {
-    for order in 0..=MAX_FOLIO_ORDER {
+    for order in Order::PAGE.up_to(MAX_FOLIO_ORDER) {
         let (machine, frames) = machine(2048);
         let folio = frames.new_folio(order).unwrap();
         assert_eq!((frames.references(folio), frames.mappings(folio)), (0, 0));
@@ -32,13 +32,13 @@ fn a_fresh_folio_is_its_makers_alone_and_exclusive_all_over() {
         assert_all_free(&frames);
         assert_eq!(frames.refused(), 0);
     }
-    assert!(machine(4096).1.new_folio(MAX_FOLIO_ORDER + 1).is_none());
+    assert!(machine(4096).1.new_folio(MAX_FOLIO_ORDER.above()).is_none());
 }
 
 #[test]
 fn the_last_mapping_or_reference_frees() {
     let (machine, frames) = machine(64);
-    let folio = frames.new_folio(4).unwrap();
+    let folio = frames.new_folio(Order(4)).unwrap();
     let counts = || (frames.references(folio), frames.mappings(folio));
     frames.first_map(folio, 16);
     assert_eq!(counts(), (0, 16));
@@ -51,7 +51,7 @@ fn the_last_mapping_or_reference_frees() {
     assert_eq!(frames.release(&machine, folio), Freed::Yes);
     assert_eq!(*machine.released.lock().unwrap(), [(folio.head, 16)]);
 
-    let folio = frames.new_folio(0).unwrap();
+    let folio = frames.new_folio(Order::PAGE).unwrap();
     frames.first_map(folio, 1);
     assert_eq!(frames.unmap(&machine, folio, 1), Freed::Yes);
     assert_all_free(&frames);
@@ -60,9 +60,9 @@ fn the_last_mapping_or_reference_frees() {
 #[test]
 fn only_pages_of_live_folios_have_a_folio() {
     let (machine, frames) = machine(64);
-    let folio = frames.new_folio(4).unwrap();
+    let folio = frames.new_folio(Order(4)).unwrap();
     // From now on this is the only memory.
-    while frames.allocate(0).is_some() {}
+    while frames.allocate(Order::PAGE).is_some() {}
     frames.discard(&machine, folio);
     let nothing = |frame: Frame| assert_eq!(frames.folio_of(frame), None, "{frame:?}");
     (0..16).map(|page| folio.head.plus(page)).for_each(nothing);
@@ -70,18 +70,18 @@ fn only_pages_of_live_folios_have_a_folio() {
     nothing(Frame(u32::MAX));
     nothing(Frame(0x100 + 63));
 
-    let raw = frames.allocate(4).unwrap();
+    let raw = frames.allocate(Order(4)).unwrap();
     assert_eq!(raw, folio.head);
     (0..16).map(|page| folio.head.plus(page)).for_each(nothing);
     for kind in [Kind::Table, Kind::Slab, Kind::Zero] {
-        frames.meta(raw).state.store(state_of(kind, 0), Relaxed);
+        frames.meta(raw).state.store(state_of(kind, Order::PAGE), Relaxed);
         nothing(raw);
     }
-    frames.meta(raw).reset(Kind::Raw, 4);
-    free(&frames, &machine, raw, 4);
+    frames.meta(raw).reset(Kind::Raw, Order(4));
+    free(&frames, &machine, raw, Order(4));
 
     // A smaller folio at the same place does not get the tails that the larger one left.
-    let small = frames.new_folio(2).unwrap();
+    let small = frames.new_folio(Order(2)).unwrap();
     assert_eq!(small.head, folio.head);
     (4..16).map(|page| folio.head.plus(page)).for_each(nothing);
     (0..4).for_each(|page| assert_eq!(frames.folio_of(small.head.plus(page)), Some(small)));
@@ -90,7 +90,7 @@ fn only_pages_of_live_folios_have_a_folio() {
 #[test]
 fn too_many_mappings_are_refused() {
     let (_machine, frames) = machine(64);
-    let folio = frames.new_folio(4).unwrap();
+    let folio = frames.new_folio(Order(4)).unwrap();
     frames.first_map(folio, 16);
     frames.meta(folio.head).count.store(((1 << 31) - 17) << 32, Relaxed);
     assert_eq!(frames.map(folio, 16), Ok(()));
@@ -101,7 +101,7 @@ fn too_many_mappings_are_refused() {
 #[test]
 fn taking_away_what_is_not_there_changes_nothing_and_is_counted() {
     let (machine, frames) = machine(64);
-    let folio = frames.new_folio(1).unwrap();
+    let folio = frames.new_folio(Order(1)).unwrap();
     frames.publish(folio, 1);
     assert_eq!(frames.unmap(&machine, folio, 1), Freed::No);
     frames.map(folio, 2).unwrap();
@@ -116,7 +116,7 @@ fn taking_away_what_is_not_there_changes_nothing_and_is_counted() {
 fn of_many_threads_exactly_one_frees() {
     let (machine, frames) = machine(64);
     for _ in 0..200 {
-        let folio = frames.new_folio(3).unwrap();
+        let folio = frames.new_folio(Order(3)).unwrap();
         frames.first_map(folio, 8);
         (1..4).for_each(|_| frames.map(folio, 8).unwrap());
         let freed = AtomicU32::new(0);
@@ -140,7 +140,7 @@ fn of_many_threads_exactly_one_frees() {
 #[test]
 fn dirty_and_the_lock_do_not_disturb_each_other() {
     let (machine, frames) = machine(64);
-    let folio = frames.new_folio(0).unwrap();
+    let folio = frames.new_folio(Order::PAGE).unwrap();
     frames.publish(folio, 1);
     let lock = frames.try_lock_folio(&machine, folio).unwrap();
     assert!(frames.try_lock_folio(&machine, folio).is_none());
@@ -158,19 +158,19 @@ fn dirty_and_the_lock_do_not_disturb_each_other() {
 #[test]
 fn a_split_is_refused_with_the_reason_and_changes_nothing() {
     let (_machine, frames) = machine(64);
-    let folio = frames.new_folio(3).unwrap();
+    let folio = frames.new_folio(Order(3)).unwrap();
     frames.publish(folio, 1);
     let split = |order, each| frames.split(folio, order, |_| each);
-    assert_eq!(split(3, 0), Err(SplitError::Order));
-    assert_eq!(split(0, 1), Err(SplitError::Mappings));
+    assert_eq!(split(Order(3), 0), Err(SplitError::Order));
+    assert_eq!(split(Order::PAGE, 1), Err(SplitError::Mappings));
     assert!(frames.hold(folio));
-    assert_eq!(split(0, 0), Err(SplitError::References));
+    assert_eq!(split(Order::PAGE, 0), Err(SplitError::References));
     frames.meta(folio.head).count.store(8 << 32, Relaxed);
-    assert_eq!(split(0, 1), Err(SplitError::References));
+    assert_eq!(split(Order::PAGE, 1), Err(SplitError::References));
     frames.meta(folio.head).count.store(8 << 32 | 1, Relaxed);
     assert!((0..8).all(|page| frames.folio_of(folio.head.plus(page)) == Some(folio)));
     assert_eq!(frames.exclusive_run(folio, 0, 8), (true, 8));
-    assert_eq!(split(0, 1), Ok(()));
+    assert_eq!(split(Order::PAGE, 1), Ok(()));
     assert_eq!(blocks(&frames, Kind::Folio).len(), 8);
 }
 
@@ -182,7 +182,7 @@ fn exclusive_pages(frames: &Frames<Machine>, folio: Folio) -> Vec<bool> {
 proptest! {
     #[test]
     fn exclusive_bits_behave_like_an_array(
-        order in 0..=MAX_FOLIO_ORDER,
+        order in (0..=MAX_FOLIO_ORDER.0).prop_map(Order),
         steps in prop::collection::vec((any::<bool>(), 0u32..520, 0u32..520), 0..30),
         from in 0u32..520,
         count in 0u32..520,
@@ -210,14 +210,14 @@ proptest! {
 
     #[test]
     fn a_split_hands_everything_down(
-        whole in 1..=MAX_FOLIO_ORDER,
-        part in 0..MAX_FOLIO_ORDER,
+        whole in 1..=MAX_FOLIO_ORDER.0,
+        part in 0..MAX_FOLIO_ORDER.0,
         dirty in any::<bool>(),
         locked in any::<bool>(),
         mapped in prop::collection::vec(0u32..3, 512),
         shared in prop::collection::vec((0u32..512, 0u32..100), 0..12),
     ) {
-        let part = part % whole;
+        let (part, whole) = (Order(part % whole), Order(whole));
         let (machine, frames) = machine(1200);
         let folio = frames.new_folio(whole).unwrap();
         let pages = folio.pages();
@@ -242,11 +242,11 @@ proptest! {
 
         prop_assert_eq!(head.next.load(Relaxed), 5);
         let parts: Vec<Folio> = (0..pages)
-            .step_by(1 << part)
+            .step_by(part.pages() as usize)
             .map(|first| frames.folio_of(folio.head.plus(first)).unwrap())
             .collect();
         for (n, piece) in parts.iter().enumerate() {
-            let first = (n as u32) << part;
+            let first = (n as u32) << part.0;
             let range = first as usize..(first + piece.pages()) as usize;
             prop_assert_eq!((piece.head, piece.order), (folio.head.plus(first), part));
             for page in 0..piece.pages() {
@@ -254,7 +254,7 @@ proptest! {
             }
             prop_assert_eq!(exclusive_pages(&frames, *piece), &exclusive[range.clone()]);
             let flag = frames.meta(piece.head).state.load(Relaxed) & EXCLUSIVE != 0;
-            prop_assert_eq!(flag, part == 0 && exclusive[first as usize]);
+            prop_assert_eq!(flag, part == Order::PAGE && exclusive[first as usize]);
             prop_assert_eq!(frames.mappings(*piece), mapped[range].iter().sum::<u32>());
             prop_assert_eq!(frames.references(*piece), 1);
             prop_assert_eq!(frames.is_dirty(*piece), dirty);

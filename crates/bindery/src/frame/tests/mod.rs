@@ -14,7 +14,7 @@ use std::sync::Mutex;
 use std::vec::Vec;
 
 use super::{FrameRange, Frames, Kind};
-use crate::addr::{Frame, PAGE_SIZE};
+use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::arch::X86_64;
 use crate::platform::{Cpu, CpuSet, Invalidation, Platform};
 use crate::sync::{Interrupts, SpinLock};
@@ -143,7 +143,7 @@ pub(crate) fn machine(count: u32) -> (Machine, Frames<Machine>) {
 }
 
 /// All blocks of one kind.
-pub(super) fn blocks(frames: &Frames<Machine>, kind: Kind) -> Vec<(Frame, u8)> {
+pub(super) fn blocks(frames: &Frames<Machine>, kind: Kind) -> Vec<(Frame, Order)> {
     let mut found = Vec::new();
     frames.for_each_block(|frame, order, is| {
         if is == kind {
@@ -158,13 +158,14 @@ pub(super) fn blocks(frames: &Frames<Machine>, kind: Kind) -> Vec<(Frame, u8)> {
 pub(crate) fn assert_all_free(frames: &Frames<Machine>) {
     assert_eq!(frames.check_free_lists(), Ok(()));
     assert_eq!(frames.free_frame_count(), frames.total_frames());
-    let free: u64 = blocks(frames, Kind::Free).iter().map(|(_, order)| 1u64 << order).sum();
+    let free: u64 =
+        blocks(frames, Kind::Free).iter().map(|(_, order)| u64::from(order.pages())).sum();
     assert_eq!(free, frames.total_frames());
     assert_eq!(frames.refused(), 0);
 }
 
 /// Gives a block of a test back.
-pub(super) fn free(frames: &Frames<Machine>, machine: &Machine, first: Frame, order: u8) {
+pub(super) fn free(frames: &Frames<Machine>, machine: &Machine, first: Frame, order: Order) {
     // SAFETY: 1. and 2. the tests' machine runs nothing that uses the block, and a block that is
     // not allocated is refused.
     unsafe { frames.free(machine, first, order) };

@@ -5,13 +5,13 @@ use super::super::count::TOO_MANY_REFERENCES;
 use super::super::folio::Freed;
 use super::super::slab::Slab;
 use super::{Machine, assert_all_free, free, machine};
-use crate::addr::Frame;
+use crate::addr::{Frame, Order};
 
 #[test]
 fn only_a_folio_that_others_may_know_is_referenced_from_nothing() {
     let (machine, frames) = machine(64);
-    let folio = frames.new_folio(2).unwrap();
-    let raw = frames.allocate(0).unwrap();
+    let folio = frames.new_folio(Order(2)).unwrap();
+    let raw = frames.allocate(Order::PAGE).unwrap();
     let slab: Slab<u64, Machine> = Slab::new();
     let object = slab.allocate(&frames, &machine, 7).unwrap();
     let holds = |frame| frames.try_hold(&machine, frame).map(|held| *held);
@@ -29,14 +29,14 @@ fn only_a_folio_that_others_may_know_is_referenced_from_nothing() {
     // SAFETY: 1. allocated above. 2. nobody uses it.
     unsafe { slab.free(&frames, &machine, object) };
     slab.trim(&frames, &machine);
-    free(&frames, &machine, raw, 0);
+    free(&frames, &machine, raw, Order::PAGE);
     assert_all_free(&frames);
 }
 
 #[test]
 fn references_do_not_overflow_into_pins() {
     let (machine, frames) = machine(64);
-    let folio = frames.new_folio(0).unwrap();
+    let folio = frames.new_folio(Order::PAGE).unwrap();
     frames.publish(folio, 1);
     (1..TOO_MANY_REFERENCES).for_each(|_| assert!(frames.hold(folio)));
     assert!(!frames.hold(folio) && frames.try_hold(&machine, folio.head).is_none());
@@ -49,10 +49,10 @@ fn references_do_not_overflow_into_pins() {
 #[test]
 fn a_folio_that_is_held_from_nothing_is_not_cut() {
     let (machine, frames) = machine(64);
-    let folio = frames.new_folio(1).unwrap();
+    let folio = frames.new_folio(Order(1)).unwrap();
     frames.publish(folio, 1);
     let held = frames.try_hold(&machine, folio.head).unwrap();
-    assert!(frames.split(folio, 0, |_| 0).is_err());
+    assert!(frames.split(folio, Order::PAGE, |_| 0).is_err());
     drop(held);
-    assert_eq!(frames.split(folio, 0, |_| 0), Ok(()));
+    assert_eq!(frames.split(folio, Order::PAGE, |_| 0), Ok(()));
 }

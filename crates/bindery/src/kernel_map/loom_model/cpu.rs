@@ -275,7 +275,7 @@ impl Cpu {
             let old = self.load(table, index, Ordering::Relaxed);
             assert!(old.is_empty(), "mapped over something");
             self.store(table, index, leaf(frame, level, READ_WRITE), Ordering::Relaxed);
-            let pages = 1 << level.order::<Tiny>();
+            let pages = level.order::<Tiny>().pages();
             (at, frame) = (at.offset(u64::from(pages) << PAGE_SHIFT), frame.plus(pages));
         }
         self.set_state(range, State::Live);

@@ -257,7 +257,7 @@ impl World {
             match arch::kind::<Tiny>(entry, level) {
                 Kind::Table => (at, level) = (Tiny::frame(entry), level.below()),
                 Kind::Leaf => {
-                    let pages = 1 << level.order::<Tiny>();
+                    let pages = u64::from(level.order::<Tiny>().pages());
                     let offset = (number & (pages - 1)) as u32;
                     let contig =
                         if Tiny::is_contig(entry) { u64::from(Tiny::CONTIG_ENTRIES) } else { 1 };

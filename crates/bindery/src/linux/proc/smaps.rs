@@ -2,7 +2,7 @@
 
 use core::fmt::{self, Write};
 
-use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::platform::Platform;
 use crate::space::{AddressSpace, MappingFlags, MmapLocked};
 use crate::vma::Vma;
@@ -150,15 +150,15 @@ fn may_be_huge<P: Platform>(space: &AddressSpace<'_, P>, vma: &Vma) -> bool {
         Some(object) => object.orders(memory, vma.flags()),
         None => memory.folio_policy().orders(vma.flags().huge_advice()),
     };
-    let orders = space.used_orders(orders, vma.flags());
+    let mut orders = space.used_orders(orders, vma.flags());
     let range = vma.range();
-    let fits = |order: u32| {
-        let size = PAGE_SIZE << order;
+    let fits = |order: Order| {
+        let size = order.bytes();
         // Pages of an object stand where its index puts them.
         let shift = (range.start().0 >> PAGE_SHIFT).wrapping_sub(vma.page_offset());
-        let congruent = vma.is_anonymous() || shift.trailing_zeros() >= order;
+        let congruent = vma.is_anonymous() || shift.trailing_zeros() >= u32::from(order.0);
         let last = range.end().0 & !(size - 1);
         congruent && last.checked_sub(size).is_some_and(|first| first >= range.start().0)
     };
-    (1..u16::BITS).any(|order| orders & 1 << order != 0 && fits(order))
+    core::iter::from_fn(|| orders.take_largest()).any(fits)
 }

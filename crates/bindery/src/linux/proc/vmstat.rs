@@ -45,7 +45,7 @@ pub fn vmstat<P: Platform>(
         ("nr_shmem", usage.shared_memory),
         ("nr_slab_unreclaimable", usage.slab),
         ("nr_page_table_pages", usage.tables),
-        ("nr_anon_transparent_hugepages", usage.anonymous_huge >> memory.huge_order()),
+        ("nr_anon_transparent_hugepages", usage.anonymous_huge >> memory.huge_order().0),
         ("pswpin", events.pages_swapped_in),
         ("pswpout", events.pages_swapped_out),
         ("pgalloc_normal", events.frames_allocated),

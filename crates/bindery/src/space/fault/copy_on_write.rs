@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Attributes, Entry, Kind, Level, Permissions};
 use crate::error::FaultError;
 use crate::frame::{Folio, OwnerKind};
@@ -42,7 +42,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 // Asked again, now that the entry is locked and keeps its folio alive: the one
                 // that was seen before may have been freed, and its frames be something else.
                 if frames.folio_of(P::Arch::frame(entry)) == Some(folio) {
-                    ours += 1 << node.level.order::<P::Arch>();
+                    ours += node.level.order::<P::Arch>().pages();
                 }
             }
             at = VirtAddr((at.0 & !(span - 1)).saturating_add(span));
@@ -129,7 +129,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub(super) fn copy(&self, vma: &Vma, page: VirtAddr) -> Result<Option<Resolved>, FaultError> {
         let frames = &self.table.memory.frames;
         self.table.memory.may_wait();
-        let copy = self.own_folio(vma, page, 0).ok_or(FaultError::OutOfMemory)?;
+        let copy = self.own_folio(vma, page, Order::PAGE).ok_or(FaultError::OutOfMemory)?;
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         let copied = {
             let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
@@ -212,7 +212,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// A fresh folio of 2^`order` pages that belongs to the VMA's anon group, for the pages from
     /// `start`.
-    pub(super) fn own_folio(&self, vma: &Vma, start: VirtAddr, order: u8) -> Option<Folio> {
+    pub(super) fn own_folio(&self, vma: &Vma, start: VirtAddr, order: Order) -> Option<Folio> {
         let frames = &self.table.memory.frames;
         let folio = frames.new_folio(order)?;
         let owner = AnonGroup::as_owner(vma.group_pointer());

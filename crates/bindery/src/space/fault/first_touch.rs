@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Order, Orders, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Attributes, Entry, Level};
 use crate::effort::Collecting;
 use crate::error::FaultError;
@@ -36,18 +36,16 @@ impl<P: Platform> AddressSpace<'_, P> {
         let found = self.table.leaf_table(&section, page)?;
         let table = found.table;
         let slots = self.table.slots(table);
-        let mut orders =
-            self.used_orders(memory.folio_policy().orders(flags.huge_advice()), flags) | 1;
-        while orders != 0 {
-            let order = (u16::BITS - 1 - orders.leading_zeros()) as u8;
-            orders &= !(1 << order);
+        let mut orders = self.used_orders(memory.folio_policy().orders(flags.huge_advice()), flags)
+            | Orders::PAGE;
+        while let Some(order) = orders.take_largest() {
             let Some(range) = folio_place(page, order) else { continue };
             // One as large as the table would stand above it.
             if order >= Level::PMD.order::<P::Arch>() || !vma.range().covers(range) {
                 continue;
             }
             let first = Level::PTE.index_of::<P::Arch>(range.start());
-            let stretch = &slots[first as usize..(first + (1 << order)) as usize];
+            let stretch = &slots[first as usize..(first + order.pages()) as usize];
             if !run::are_empty(stretch) {
                 continue;
             }
@@ -105,7 +103,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         vma: &Vma,
         page: VirtAddr,
         access: Access,
-    ) -> Result<u16, Entry> {
+    ) -> Result<Orders, Entry> {
         let mut counts = Counts::default();
         let section = ReadSection::enter(self.platform());
         let (node, _, hint) = self.table.peek(&section, page, &mut counts);
@@ -116,24 +114,26 @@ impl<P: Platform> AddressSpace<'_, P> {
         let wanted = match access {
             Access::Write => {
                 let policy = self.table.memory.folio_policy();
-                self.used_orders(policy.orders(vma.flags().huge_advice()), vma.flags()) | 1
+                self.used_orders(policy.orders(vma.flags().huge_advice()), vma.flags())
+                    | Orders::PAGE
             }
             // Any zero page is a small one there.
-            Access::Read | Access::Execute if node.level == Level::PTE => return Ok(1),
+            Access::Read | Access::Execute if node.level == Level::PTE => return Ok(Orders::PAGE),
             Access::Read | Access::Execute => self.zero_orders(vma.flags()),
         };
         let huge = Level::PMD.order::<P::Arch>();
-        let fits = |order: u8| {
+        let fits = |order: Order| {
             let range = folio_place(page, order).filter(|range| vma.range().covers(*range));
             let Some(range) = range.filter(|_| order <= huge) else { return false };
             let first = Level::PTE.index_of::<P::Arch>(range.start());
             let slots = self.table.slots(node.table);
             // Above level 1, the empty entry stands for all of the range.
             node.level > Level::PTE
-                || order < huge && run::empty(slots, first, 1 << order) == 1 << order
+                || order < huge && run::empty(slots, first, order.pages()) == order.pages()
         };
-        let orders = (0..=MAX_FOLIO_ORDER).filter(|order| wanted & 1 << order != 0);
-        Ok(orders.filter(|order| fits(*order)).fold(0, |set, order| set | 1 << order))
+        let orders = Order::PAGE.up_to(MAX_FOLIO_ORDER).filter(|order| wanted.contains(*order));
+        let fitting = orders.filter(|order| fits(*order)).map(Orders::of);
+        Ok(fitting.fold(Orders::default(), |set, order| set | order))
     }
 
     /// Nothing stood at `page` when it was looked at; `orders` would fit.
@@ -142,24 +142,22 @@ impl<P: Platform> AddressSpace<'_, P> {
         vma: &Vma,
         page: VirtAddr,
         access: Access,
-        mut orders: u16,
+        mut orders: Orders,
         tries: Tries,
     ) -> Result<Step, FaultError> {
         if access != Access::Write {
-            let huge = if orders > 1 { self.map_huge_zero_page(vma, page) } else { None };
+            let huge = if orders.has_large() { self.map_huge_zero_page(vma, page) } else { None };
             return huge.map_or_else(|| self.map_zero_page(vma, page), Ok);
         }
-        if orders == 0 {
+        if orders.is_empty() {
             return Ok(Step::Again);
         }
         let mut asked = tries == Tries::Last;
-        while orders != 0 {
-            let order = (u16::BITS - 1 - orders.leading_zeros()) as u8;
-            orders &= !(1 << order);
+        while let Some(order) = orders.take_largest() {
             let Some(range) = folio_place(page, order) else { continue };
             self.table.memory.may_wait();
             let Some(folio) = self.own_folio(vma, range.start(), order) else {
-                if order > 0 && !asked {
+                if order > Order::PAGE && !asked {
                     asked = true;
                     if let Some(step) = self.without_block(vma) {
                         return Ok(step);
@@ -172,7 +170,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             if !matches!(step, Ok(Step::Done(_))) {
                 self.table.memory.frames.discard(self.platform(), folio);
             }
-            if matches!(step, Err(FaultError::OutOfMemory)) && order > 0 {
+            if matches!(step, Err(FaultError::OutOfMemory)) && order > Order::PAGE {
                 // A smaller one needs no table on deposit.
                 continue;
             }
@@ -197,7 +195,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         range: VirtRange,
         folio: Folio,
     ) -> Result<Step, FaultError> {
-        let huge = folio.order == Level::PMD.order::<P::Arch>() && folio.order > 0;
+        let huge = folio.order == Level::PMD.order::<P::Arch>() && folio.order > Order::PAGE;
         let level = if huge { Level::PMD } else { Level::PTE };
         self.table.memory.before_execution(vma.flags().attributes().permissions, folio);
         let mapped = self.table.with_tables(|pool| {
@@ -213,7 +211,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 
 /// The largest folio that is zeroed inside a read section, where nobody else runs on the CPU: 64
 /// KiB, a few microseconds.
-const ZEROED_IN_SECTION: u8 = 4;
+const ZEROED_IN_SECTION: Order = Order(4);
 
 /// What a leaf says whose page is about to be written.
 pub(in crate::space) fn written_attributes(flags: MappingFlags) -> Attributes {
@@ -222,8 +220,8 @@ pub(in crate::space) fn written_attributes(flags: MappingFlags) -> Attributes {
 
 /// Where a folio of 2^`order` pages around `page` would stand.
 #[inline]
-pub(super) fn folio_place(page: VirtAddr, order: u8) -> Option<VirtRange> {
-    let size = PAGE_SIZE << order;
+pub(super) fn folio_place(page: VirtAddr, order: Order) -> Option<VirtRange> {
+    let size = PAGE_SIZE << order.0;
     VirtRange::from_len(page.align_down(size), size)
 }
 
@@ -271,4 +269,4 @@ fn map_folio_locked<'m, P: Platform>(
     Ok(Step::Done(Resolved::New(range)))
 }
 
-const _: () = assert!(MAX_FOLIO_ORDER < u16::BITS as u8, "orders fit into a bit set");
+const _: () = assert!(MAX_FOLIO_ORDER.0 < u16::BITS as u8, "orders fit into a bit set");

@@ -8,7 +8,7 @@ mod zeroes;
 
 use core::sync::atomic::Ordering;
 
-use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Orders, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Entry, KeyRights, Kind, Level, Marker, Permissions, absent};
 use crate::error::{Error, FaultError};
 use crate::events::Unchanged;
@@ -296,7 +296,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         &self,
         vma: &Vma,
         page: VirtAddr,
-        fill: impl Fn(u16) -> Result<Step, FaultError>,
+        fill: impl Fn(Orders) -> Result<Step, FaultError>,
         (access, tries): (Access, Tries),
     ) -> Result<Outcome, FaultError> {
         loop {

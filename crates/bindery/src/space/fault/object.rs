@@ -1,6 +1,6 @@
 //! Faults on mappings of objects: shared memory and files.
 
-use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Frame, Order, Orders, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Attributes, Entry, Level, Permissions};
 use crate::collections::range_skip_list::Indexed;
 use crate::error::FaultError;
@@ -42,7 +42,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             }
             return Err(FaultError::Bus);
         }
-        let orders = self.used_orders(object.orders(memory, vma.flags()), vma.flags()) | 1;
+        let orders =
+            self.used_orders(object.orders(memory, vma.flags()), vma.flags()) | Orders::PAGE;
         let frame = match pages::get(memory, object, index, orders) {
             Ok(frame) => frame,
             Err(Stop::Await(awaited)) => return Ok(Step::Await(awaited)),
@@ -229,7 +230,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Maps a copy of the object's page, which is the program's own.
     fn map_copy(&self, vma: &Vma, page: VirtAddr, frame: Frame) -> Result<Step, FaultError> {
         let memory = self.table.memory;
-        let copy = self.own_folio(vma, page, 0).ok_or(FaultError::OutOfMemory)?;
+        let copy = self.own_folio(vma, page, Order::PAGE).ok_or(FaultError::OutOfMemory)?;
         memory.platform.copy(frame, copy.head, 1);
         let counts = Counts { bytes_copied: PAGE_SIZE, ..Counts::default() };
         self.table.stats.add(&counts);

@@ -1,10 +1,10 @@
 //! Faults on pages in swap: the content comes back, as the largest folio that its slots allow.
 
-use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Order, Orders, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, Arch, Entry, Level, absent};
 use crate::error::FaultError;
 use crate::frame::swap_place::SwapPlace;
-use crate::frame::{Folio, FolioLock, MAX_FOLIO_ORDER, Owner};
+use crate::frame::{Folio, FolioLock, Owner};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::space::AddressSpace;
@@ -95,7 +95,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Result<Step, FaultError> {
         let memory = self.table.memory;
         memory.may_wait();
-        let copy = self.own_folio(vma, page, 0).ok_or(FaultError::OutOfMemory)?;
+        let copy = self.own_folio(vma, page, Order::PAGE).ok_or(FaultError::OutOfMemory)?;
         self.platform().copy(folio.head.plus(number), copy.head, 1);
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         let what = SwapIn {
@@ -151,15 +151,15 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Result<Step, FaultError> {
         let memory = self.table.memory;
         let policy = memory.folio_policy().orders(vma.flags().huge_advice());
-        let orders = self.used_orders(policy, vma.flags()) | 1;
-        for order in (0..=MAX_FOLIO_ORDER).rev().filter(|order| orders & 1 << order != 0) {
+        let mut orders = self.used_orders(policy, vma.flags()) | Orders::PAGE;
+        while let Some(order) = orders.take_largest() {
             let Some(range) = folio_place(page, order) else { continue };
             if !vma.range().covers(range) || order > Level::PMD.order::<P::Arch>() {
                 continue;
             }
             let before = (page.0 - range.start().0) >> PAGE_SHIFT;
             let Some(first) = slot.number.checked_sub(before) else { continue };
-            if order > 0 && !self.names_run(range, slot.area, first) {
+            if order > Order::PAGE && !self.names_run(range, slot.area, first) {
                 continue;
             }
             memory.may_wait();
@@ -173,11 +173,11 @@ impl<P: Platform> AddressSpace<'_, P> {
                     return Ok(step);
                 }
                 Err(Unread::Slots) => {}
-                Err(Unread::Content) if order > 0 => {}
+                Err(Unread::Content) if order > Order::PAGE => {}
                 Err(Unread::Content) => return Err(FaultError::Bus),
                 Err(Unread::Refused(error)) => return Err(error),
             }
-            if order == 0 {
+            if order == Order::PAGE {
                 // Another thread reads the page, or has it, or it is gone.
                 self.platform().relax();
                 return Ok(Step::Again);

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Orders, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Attributes, Kind, Level, Permissions};
 use crate::error::FaultError;
 use crate::events::RareEvents;
@@ -19,13 +19,13 @@ use super::{Resolved, Step, Tries};
 impl<P: Platform> AddressSpace<'_, P> {
     /// The orders of zero pages, one bit for each, that a read may map in a mapping with these
     /// flags: the huge one where a write might take a huge folio.
-    pub(super) fn zero_orders(&self, flags: MappingFlags) -> u16 {
+    pub(super) fn zero_orders(&self, flags: MappingFlags) -> Orders {
         let memory = self.table.memory;
         if !memory.uses_huge_zero_page() {
-            return 1;
+            return Orders::PAGE;
         }
         let orders = self.used_orders(memory.folio_policy().orders(flags.huge_advice()), flags);
-        1 | orders & 1 << memory.huge_order()
+        Orders::PAGE | orders & Orders::of(memory.huge_order())
     }
 
     pub(super) fn map_zero_page(&self, vma: &Vma, page: VirtAddr) -> Result<Step, FaultError> {

@@ -46,7 +46,7 @@ mod pool;
 mod tests;
 mod workspace;
 
-use crate::addr::{Frame, PAGE_SIZE};
+use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::error::OutOfMemory;
 use crate::frame::Frames;
 use crate::platform::Platform;
@@ -228,7 +228,7 @@ impl<P: Platform> CompressedStore<P> {
         let Ok(emptied) = released else { return frames.refuse() };
         for frame in emptied {
             // SAFETY: 1. the pool gave it up. 2. no object lies in it, so nobody reads it.
-            unsafe { frames.free(platform, frame, 0) };
+            unsafe { frames.free(platform, frame, Order::PAGE) };
         }
     }
 

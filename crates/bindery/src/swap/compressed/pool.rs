@@ -21,7 +21,7 @@ use arrayvec::ArrayVec;
 
 use super::extent::{CHUNK, CHUNKS, Extent};
 use super::{CompressedUsage, Corrupt, StoreError, object};
-use crate::addr::{Frame, PAGE_SIZE};
+use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::frame::Frames;
 use crate::frame::meta::{Kind, NONE, is_kind, link, order_in};
 use crate::platform::Platform;
@@ -120,8 +120,8 @@ impl Pool {
         if self.usage.frames_used >= self.limit {
             return Err(StoreError::Limit);
         }
-        let frame = frames.allocate_from_reserve(0).ok_or(StoreError::OutOfMemory)?;
-        frames.meta(frame).reset(Kind::Compressed, 0);
+        let frame = frames.allocate_from_reserve(Order::PAGE).ok_or(StoreError::OutOfMemory)?;
+        frames.meta(frame).reset(Kind::Compressed, Order::PAGE);
         self.usage.frames_used += 1;
         self.usage.frames_used_max = self.usage.frames_used_max.max(self.usage.frames_used);
         Ok(frame)
@@ -265,7 +265,7 @@ impl Pool {
 pub(super) fn is_pool_frame<P: Platform>(frames: &Frames<P>, frame: Frame) -> bool {
     frames.manages(frame) && {
         let state = frames.meta(frame).state.load(Relaxed);
-        is_kind(state, Kind::Compressed) && order_in(state) == 0
+        is_kind(state, Kind::Compressed) && order_in(state) == Order::PAGE
     }
 }
 

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::extent::LINK;
 use super::workspace::WORKSPACE_FRAMES;
 use super::*;
+use crate::addr::Order;
 use crate::bytes;
 use crate::frame::FrameUse;
 use crate::frame::meta::Kind;
@@ -87,7 +88,7 @@ fn read(machine: &Machine, frame: Frame) -> Page {
 /// Gives a page of the caller's back.
 fn free(frames: &Frames<Machine>, machine: &Machine, page: Frame) {
     // SAFETY: 1. and 2. the page is the caller's, who does not use it any more.
-    unsafe { frames.free(machine, page, 0) };
+    unsafe { frames.free(machine, page, Order::PAGE) };
 }
 
 /// A store, its machine, and a page to go through.
@@ -101,7 +102,7 @@ struct Fixture {
 impl Fixture {
     fn new(frames: u32, limit: u64) -> Self {
         let (machine, frames) = machine(frames);
-        let page = frames.allocate(0).unwrap();
+        let page = frames.allocate(Order::PAGE).unwrap();
         let store = CompressedStore::new(limit);
         store.prepare(&frames, &machine).unwrap();
         Self { machine, frames, store, page }
@@ -132,11 +133,11 @@ impl Fixture {
         let mut found = 0;
         self.frames.for_each_block(|_, order, kind| {
             if kind == Kind::Compressed {
-                found += 1 << order;
+                found += u64::from(order.pages());
             }
         });
         assert_eq!(self.store.frames_held(), found);
-        assert_eq!(self.frames.usage(9).compressed, found);
+        assert_eq!(self.frames.usage(Order(9)).compressed, found);
         assert!(self.store.usage().frames_used <= self.store.limit());
     }
 
@@ -316,7 +317,7 @@ fn a_store_that_finds_no_memory_leaves_all_as_it_was() {
 #[test]
 fn without_memory_for_a_compressor_nothing_is_stored() {
     let (machine, frames) = machine(64);
-    let page = frames.allocate(0).unwrap();
+    let page = frames.allocate(Order::PAGE).unwrap();
     let store = CompressedStore::new(8);
     frames.fail_after(Some(0));
     assert_eq!(store.prepare(&frames, &machine), Err(OutOfMemory));
@@ -387,7 +388,7 @@ fn threads_store_load_and_free_beside_each_other_within_the_limit() {
         for thread in 0..4u64 {
             let Fixture { machine, frames, store, .. } = &fixture;
             scope.spawn(move || {
-                let page = frames.allocate(0).unwrap();
+                let page = frames.allocate(Order::PAGE).unwrap();
                 let mut numbers = Numbers(thread);
                 let mut live: Vec<(Handle, u64)> = Vec::new();
                 for _ in 0..1_500 {

@@ -17,7 +17,7 @@ use lz4_flex::block::{
 };
 
 use super::{Corrupt, LARGEST};
-use crate::addr::{Frame, PAGE_SIZE};
+use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::bytes;
 use crate::frame::Frames;
 use crate::frame::meta::Kind;
@@ -37,12 +37,12 @@ pub(super) struct Workspace {
     page: [u8; PAGE],
 }
 
-const ORDER: u8 = size_of::<Workspace>().div_ceil(PAGE).next_power_of_two().ilog2() as u8;
+const ORDER: Order = Order(size_of::<Workspace>().div_ceil(PAGE).next_power_of_two().ilog2() as u8);
 const _: () = assert!(align_of::<Workspace>() <= PAGE && !needs_drop::<Workspace>());
 
 /// Frames of a workspace.
 #[cfg(test)]
-pub(super) const WORKSPACE_FRAMES: u64 = 1 << ORDER;
+pub(super) const WORKSPACE_FRAMES: u64 = ORDER.pages() as u64;
 
 impl Workspace {
     /// The content of `page`, compressed; or as it is, where that does not pay.
@@ -124,7 +124,7 @@ impl<P: Platform> Workspaces<P> {
 
     /// Frames of all workspaces. Waits for those that are in use.
     pub(super) fn frames(&self) -> u64 {
-        (self.0.iter().filter(|slot| slot.lock().is_some()).count() as u64) << ORDER
+        (self.0.iter().filter(|slot| slot.lock().is_some()).count() as u64) << ORDER.0
     }
 }
 
@@ -133,7 +133,7 @@ impl<P: Platform> Workspaces<P> {
 fn make<P: Platform>(frames: &Frames<P>, platform: &P) -> Option<Frame> {
     let head = frames.allocate_from_reserve(ORDER)?;
     frames.meta(head).reset(Kind::Compressed, ORDER);
-    platform.zero(head, 1 << ORDER);
+    platform.zero(head, ORDER.pages());
     let workspace = platform.direct_map(head).cast::<Workspace>().as_ptr();
     // SAFETY: the block is large enough, aligned to a page and fresh from the allocator, so it is
     // ours alone. The other fields are bytes, and zeroes. A constant is written where it belongs:

@@ -16,7 +16,7 @@
 
 use arrayvec::ArrayVec;
 
-use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{
     self, Absent, Arch, Attributes, Entry, Kind, Level, Permissions, ProtectionKey, absent,
 };
@@ -111,7 +111,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let mut copied = Ok(());
         for page in first..first + count {
             memory.may_wait();
-            let Some(copy) = frames.new_folio(0) else {
+            let Some(copy) = frames.new_folio(Order::PAGE) else {
                 copied = Err(OutOfMemory);
                 break;
             };

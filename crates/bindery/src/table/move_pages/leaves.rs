@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::Memory;
-use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Equal, Level};
 use crate::frame::{Folio, FolioLock};
 use crate::platform::Platform;
@@ -136,7 +136,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
                 && let Some(lock) = frames.try_lock_single(platform, frame)
             {
                 slot.swap(0, Ordering::SeqCst);
-                if frames.is_pinned_since(Folio { head: frame, order: 0 }) {
+                if frames.is_pinned_since(Folio { head: frame, order: Order::PAGE }) {
                     slot.store(entry.0, Ordering::Relaxed);
                     return (at, Some(Stop::Busy));
                 }

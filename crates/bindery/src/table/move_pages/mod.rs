@@ -34,7 +34,7 @@ mod slots;
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Attributes, Entry, Level};
 use crate::frame::{Folio, OwnerMark};
 use crate::platform::Platform;
@@ -86,7 +86,7 @@ pub(crate) enum Stop {
     /// The slot does not move as one entry: its pages shall.
     Piecemeal,
     /// The folio at this address of the source must be split into folios of this order.
-    Split(VirtAddr, u8),
+    Split(VirtAddr, Order),
 }
 
 /// A move under way. What it has made stale is flushed when this is dropped.
@@ -151,7 +151,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
                 let at = VirtAddr(self.what.source.0 + self.done);
                 // A hold of that length would lock an entry as source and as target.
                 if least > self.distance() || self.tables.reach.is_page() {
-                    return Some(Stop::Split(at, 0));
+                    return Some(Stop::Split(at, Order::PAGE));
                 }
                 self.least = least;
                 None

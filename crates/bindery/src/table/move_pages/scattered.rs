@@ -6,7 +6,7 @@
 
 use core::sync::atomic::{Ordering, fence};
 
-use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Attributes, Entry, Level, Permissions, absent};
 use crate::frame::Folio;
 use crate::platform::Platform;
@@ -82,7 +82,8 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         }
         // The largest parts that have no page on both sides of an end.
         let ends = [number, behind % folio.pages()];
-        let order = ends.iter().filter(|end| **end > 0).map(|end| end.trailing_zeros() as u8).min();
+        let ends = ends.iter().filter(|end| **end > 0);
+        let order = ends.map(|end| Order(end.trailing_zeros() as u8)).min();
         match order {
             Some(order) if order < folio.order => Stop::Split(VirtAddr(self.source_at(at)), order),
             // All of it is here, and somebody else maps it too.

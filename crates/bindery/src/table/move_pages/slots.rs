@@ -15,7 +15,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::addr::{Frame, VirtAddr, VirtRange};
+use crate::addr::{Frame, Order, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Entry, Equal, Kind, Level, Permissions, absent};
 use crate::frame::Folio;
 use crate::platform::Platform;
@@ -208,7 +208,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
             if entry == self.settled_of(frame)
                 && let Some(lock) = frames.try_lock_single(platform, frame)
             {
-                if frames.is_pinned_since(Folio { head: frame, order: 0 }) {
+                if frames.is_pinned_since(Folio { head: frame, order: Order::PAGE }) {
                     return at;
                 }
                 lock.give_to(self.what.owner, self.index + u64::from(at));
@@ -307,7 +307,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
                 continue;
             };
             // The folio is locked, and so are the tables of all entries that map it.
-            let count = if folio.order == 0 { 1 } else { frames.mappings(folio) };
+            let count = if folio.order == Order::PAGE { 1 } else { frames.mappings(folio) };
             // SAFETY: 1. `claim` left it locked; 2. no other guard exists.
             let lock = unsafe { frames.folio_left_locked(&memory.platform, folio) };
             if what == Claimed::Back {

@@ -6,7 +6,7 @@ mod model;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bindery::addr::{Frame, VirtAddr};
+use bindery::addr::{Frame, Order, VirtAddr};
 use bindery::arch::Absent;
 use bindery::platform::Platform;
 use bindery::{
@@ -80,7 +80,7 @@ pub fn run<A: Walk>(machine: &Machine<A>, space: &AddressSpace<'_, Machine<A>>, 
         Op::Fill(at, length, byte) => signal(program.fill(VirtAddr(at), length, byte).map(|()| 0)),
         Op::Execute(at) => signal(program.execute(VirtAddr(at)).map(|()| 0)),
         Op::SplitFolio(at, order) => {
-            let _ = space.split_folio(VirtAddr(at), order);
+            let _ = space.split_folio(VirtAddr(at), Order(order));
             Outcome::Done(0)
         }
         Op::Collapse(at) => {

@@ -1,7 +1,7 @@
 //! The core's calls, by name: what the rest of this test asks of it, and nothing else. If the
 //! core's interface changes, this file does.
 
-use bindery::addr::VirtAddr;
+use bindery::addr::{Order, VirtAddr};
 use bindery::check::Violation;
 use bindery::linux::{self, OpenFile};
 use bindery::{
@@ -32,7 +32,7 @@ const HUGE: u8 = 9;
 /// Sets what Linux has set below us: large folios where the program asks for them, and the huge
 /// page of zeroes.
 pub fn prepare<A: Walk>(memory: &Memory<Machine<A>>) {
-    memory.folio_policy().set(HUGE, SizeMode::Madvise);
+    memory.folio_policy().set(Order(HUGE), SizeMode::Madvise);
     memory.set_huge_zero_page(true);
     // The machine is small, and limits are what is to be tried.
     memory.commitment().set_mode(Overcommit::Always);

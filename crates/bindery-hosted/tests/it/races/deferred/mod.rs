@@ -6,7 +6,7 @@ mod watched;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
-use bindery::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use bindery::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
 use bindery::arch::{AArch64, Riscv64, X86_64};
 use bindery::platform::{Cpu, Platform};
 use bindery::{
@@ -274,7 +274,7 @@ fn a_drain_gives_every_frame_back() {
 
 /// Takes all frames that are free.
 fn exhaust<P: Platform>(memory: &Memory<P>) -> Vec<FrameRange> {
-    std::iter::from_fn(|| memory.allocate_frames(0)).collect()
+    std::iter::from_fn(|| memory.allocate_frames(Order::PAGE)).collect()
 }
 
 /// Lets tables wait, takes all memory that is left, and runs a call that needs some.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::thread;
 
-use bindery::addr::{PAGE_SIZE, VirtAddr};
+use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
 use bindery::arch::{AArch64, Absent, Riscv64, X86_64};
 use bindery::platform::Cpu;
 use bindery::{Access, AddressSpace, Advice, Inspection, LockPages, SizeMode};
@@ -28,7 +28,7 @@ struct Outcome {
 fn run<A: Walk>(hold_at: HoldAt, order: u8) -> Outcome {
     let (machine, memory) = stepped::<A>(16 * MIB, Readers::Told);
     if order > 0 {
-        memory.folio_policy().set(order, SizeMode::Always);
+        memory.folio_policy().set(Order(order), SizeMode::Always);
     }
     memory.swap_on(4096, 0).unwrap();
     let space = AddressSpace::new(&memory, options()).unwrap();

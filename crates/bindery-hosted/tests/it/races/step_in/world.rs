@@ -16,7 +16,7 @@
 
 use std::sync::Mutex;
 
-use bindery::addr::{Frame, PAGE_SIZE, VirtAddr};
+use bindery::addr::{Frame, Order, PAGE_SIZE, VirtAddr};
 use bindery::{
     Access, AddressSpace, Advice, FileAccess, MapObject, MapRequest, Memory, Object, Place,
     Sharing, SizeMode, SwapArea,
@@ -117,8 +117,8 @@ impl<'m, A: Walk> World<'m, A> {
         folio_order: u8,
     ) -> Self {
         if folio_order > 0 {
-            memory.folio_policy().set(folio_order, SizeMode::Always);
-            memory.file_folio_policy().set(folio_order, SizeMode::Always);
+            memory.folio_policy().set(Order(folio_order), SizeMode::Always);
+            memory.file_folio_policy().set(Order(folio_order), SizeMode::Always);
         }
         let area = memory.swap_on(SLOTS, 0).unwrap();
         let file = memory.file(files, NUMBER, LENGTH).unwrap();

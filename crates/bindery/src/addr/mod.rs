@@ -6,12 +6,18 @@
 //! | [`PhysAddr`] | an address on the memory bus | bytes |
 //! | [`Frame`] | a base page of physical memory, by number (32 bits: up to 16 TiB) | frames of [`PAGE_SIZE`] |
 //! | [`VirtRange`] | a half-open range of virtual addresses | bytes |
+//! | [`Order`] | the size of a block of frames | base-2 logarithm of pages |
 //!
 //! # Context
 //! All functions only compute. Context: any.
 
+mod order;
+
 use core::fmt;
 use core::ops::{Add, Sub};
+
+pub use order::Order;
+pub(crate) use order::Orders;
 
 /// Base-2 logarithm of [`PAGE_SIZE`].
 pub const PAGE_SHIFT: u32 = 12;
@@ -179,11 +185,11 @@ impl fmt::Display for PhysAddr {
 /// The number of a physical frame: its physical address divided by [`PAGE_SIZE`].
 ///
 /// ```
-/// use bindery::addr::{Frame, PhysAddr};
+/// use bindery::addr::{Frame, Order, PhysAddr};
 ///
 /// assert_eq!(Frame(3).start(), PhysAddr(0x3000));
 /// assert_eq!(Frame(3).plus(2), Frame(5));
-/// assert!(Frame(8).is_aligned(3));
+/// assert!(Frame(8).is_aligned(Order(3)));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Frame(pub u32);
@@ -203,8 +209,8 @@ impl Frame {
 
     /// Whether the frame's number is a multiple of 2^`order`.
     #[inline]
-    pub const fn is_aligned(self, order: u8) -> bool {
-        self.0 & ((1 << order) - 1) == 0
+    pub const fn is_aligned(self, order: Order) -> bool {
+        self.0 & (order.pages() - 1) == 0
     }
 }
 
