@@ -7,6 +7,7 @@
 //! | MMU | a walker of the real table formats, written from the manuals ([`Walk`]) |
 //! | TLB | as bad as the architecture allows ([`TlbKind::Strict`]), or fast ([`TlbKind::Plain`]) |
 //! | files | in the memory of this process ([`MemoryFiles`]) |
+//! | swap device | a file of the host ([`SwapFile`]) |
 //!
 //! Whatever the core gets wrong between tables and TLBs shows up as a [`Violation`]: a missing
 //! flush, a broken break-before-make, a frame reused too early, a reserved bit.
@@ -49,6 +50,7 @@ mod pass_on;
 mod program;
 mod signals;
 mod stats;
+mod swap_file;
 mod tlb;
 mod violation;
 
@@ -64,6 +66,7 @@ pub use mmu::{
 };
 pub use program::Program;
 pub use stats::Statistics;
+pub use swap_file::{SwapFile, SwapFileCounts, SwapService};
 pub use tlb::TlbKind;
 pub use violation::{Place, Violation};
 

@@ -141,7 +141,10 @@ pub use space::{
     Protection, Remap, Residence, Resident, Resolved, Sharing, SpaceOptions, SyncFlags, Usage,
 };
 pub use stats::Counts;
-pub use swap::{CompressedUsage, MAX_SWAP_AREAS, SwapArea, SwapError, SwapUsage};
+pub use swap::{
+    CompressedUsage, MAX_SWAP_AREAS, SwapArea, SwapDevice, SwapDeviceError, SwapError,
+    SwapOperation, SwapRequest, SwapUsage,
+};
 #[cfg(feature = "baseline")]
 pub use table::Reach;
 pub use tlb::TlbOnLeave;

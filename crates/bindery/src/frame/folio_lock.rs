@@ -31,7 +31,9 @@ use core::sync::atomic::Ordering;
 use super::Frames;
 use super::count::mappings_in;
 use super::folio::Folio;
-use super::meta::{EXCLUSIVE, FOLIO_LOCK, FOLIO_PARKED, KIND_AND_ORDER, Kind, ORPHAN, state_of};
+use super::meta::{
+    EXCLUSIVE, FOLIO_LOCK, FOLIO_PARKED, KIND_AND_ORDER, Kind, ORPHAN, WRITEBACK, state_of,
+};
 use super::owner::{Owner, OwnerMark};
 use crate::addr::{Frame, Order};
 use crate::platform::Platform;
@@ -44,10 +46,33 @@ pub(super) fn try_lock(state: &impl Word<u32>) -> bool {
     state.set(FOLIO_LOCK, Ordering::Acquire) & FOLIO_LOCK == 0
 }
 
-/// Takes the lock, asleep while somebody has it.
-pub(super) fn lock<W: Word<u32>>(state: &W, parking: &impl Parking<W>) {
+/// Takes the lock, asleep while a thread has it. Says no as soon as it is a device's request that
+/// has it.
+pub(super) fn lock_unless_writeback<W: Word<u32>>(state: &W, parking: &impl Parking<W>) -> bool {
     while !try_lock(state) {
-        park_while(parking, state, FOLIO_PARKED, |state| state & FOLIO_LOCK != 0);
+        if state.load(Ordering::Acquire) & WRITEBACK != 0 {
+            return false;
+        }
+        let blocked = |state| state & (FOLIO_LOCK | WRITEBACK) == FOLIO_LOCK;
+        park_while(parking, state, FOLIO_PARKED, blocked);
+    }
+    true
+}
+
+/// Hands the lock to a device's request. Those who wait for the lock are woken, to wait for the
+/// device. In one step with the bit: who parks behind it finds it.
+pub(super) fn begin_writeback<W: Word<u32>>(state: &W, parking: &impl Parking<W>) {
+    let mut seen = state.load(Ordering::Relaxed);
+    loop {
+        debug_assert_ne!(seen & FOLIO_LOCK, 0, "the folio was not locked");
+        let marked = seen & !FOLIO_PARKED | WRITEBACK;
+        match state.exchange(seen, marked, Ordering::Release, Ordering::Relaxed) {
+            Ok(_) => break,
+            Err(now) => seen = now,
+        }
+    }
+    if seen & FOLIO_PARKED != 0 {
+        parking.unpark(state);
     }
 }
 
@@ -62,7 +87,7 @@ pub(super) fn unlock<W: Word<u32>>(state: &W, parking: &impl Parking<W>, disown:
         if seen & ORPHAN != 0 {
             disown();
         }
-        let free = seen & !(FOLIO_LOCK | ORPHAN | FOLIO_PARKED);
+        let free = seen & !(FOLIO_LOCK | ORPHAN | FOLIO_PARKED | WRITEBACK);
         match state.exchange(seen, free, Ordering::Release, Ordering::Acquire) {
             Ok(_) => break,
             Err(now) => seen = now,
@@ -187,11 +212,27 @@ impl<P: Platform> Frames<P> {
         self.meta(folio.head).state.load(Ordering::Relaxed) & FOLIO_LOCK != 0
     }
 
-    /// As [`Frames::try_lock_folio`], but waits for it; not under a table's lock, and not in a read
-    /// section.
-    pub(crate) fn lock_folio<'a>(&'a self, platform: &'a P, folio: Folio) -> FolioLock<'a, P> {
-        lock(&self.meta(folio.head).state, platform);
-        FolioLock { frames: self, platform, folio }
+    /// As [`Frames::try_lock_folio`], but waits for threads; not under a table's lock, and not in a
+    /// read section. `None` where a device writes the folio: who finds the request done unlocks it
+    /// ([`Memory::lock_folio`](crate::Memory::lock_folio) waits for that too).
+    pub(crate) fn lock_folio_unless_writeback<'a>(
+        &'a self,
+        platform: &'a P,
+        folio: Folio,
+    ) -> Option<FolioLock<'a, P>> {
+        let locked = lock_unless_writeback(&self.meta(folio.head).state, platform);
+        locked.then(|| FolioLock { frames: self, platform, folio })
+    }
+
+    /// The lock of the folio, which the caller has left locked, belongs to a device's request until
+    /// that is done.
+    pub(crate) fn begin_writeback(&self, platform: &P, folio: Folio) {
+        begin_writeback(&self.meta(folio.head).state, platform);
+    }
+
+    /// Whether a device's request has the folio's lock.
+    pub(crate) fn is_under_writeback(&self, folio: Folio) -> bool {
+        self.meta(folio.head).state.load(Ordering::Acquire) & WRITEBACK != 0
     }
 
     /// Nobody maps the folio any more, and the caller has a reference: the owner goes now, or when

@@ -292,7 +292,7 @@ pub(super) fn let_go<P: Platform>(
         return;
     }
     if !names(memory, object, first, folio) {
-        frames.lock_folio(platform, folio).let_go();
+        memory.lock_folio(folio).let_go();
     }
     frames.release_pages(platform, folio, count);
 }

@@ -50,7 +50,7 @@ pub(super) fn swap_in<P: Platform>(
         return read_in(memory, object, (page, slot), orders);
     };
     // Whoever writes the folio out, or reads it, has the lock.
-    let lock = memory.frames.lock_folio(&memory.platform, *cached);
+    let lock = memory.lock_folio(*cached);
     if let Some(place) = memory.frames.swap_place(*cached)
         && let Some(number) = slot.slot.checked_sub(place.first)
         && number < u64::from(cached.pages())

@@ -20,7 +20,8 @@
 //! Reclaim runs when its caller has no lock ([`direct`]). It only tries the locks of folios and of
 //! the reverse map, enters no pager, and holds none of them while a page is written out but the
 //! lock of its folio. It takes frames from a reserve that no other allocation may take, and never
-//! calls itself.
+//! calls itself. It waits for a swap device when enough pages are on their way, or nothing else is
+//! left to look at: a device needs no lock and no memory of the core's to be done.
 //!
 //! | file | idea |
 //! |---|---|
@@ -68,7 +69,16 @@ impl<P: Platform> Memory<P> {
             Reclaimed { freed: self.free_frame_count().saturating_sub(before), scanned: 0 };
         let (first, count) = self.frames.span();
         let most = u64::from(count) * TURNS;
-        while done.freed < target && done.scanned < most {
+        done.freed += self.finish_swap_writes();
+        while done.freed < target {
+            let on_its_way = self.pages_under_writeback();
+            if on_its_way > 0 && (done.freed + on_its_way >= target || done.scanned >= most) {
+                done.freed += self.wait_for_a_write();
+                continue;
+            }
+            if done.scanned >= most {
+                break;
+            }
             let begin = self.clock.advance(STEP, count);
             let end = (begin + STEP).min(count);
             let mut at = begin;

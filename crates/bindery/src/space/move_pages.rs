@@ -234,9 +234,9 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Waits until nobody has the lock of a folio, to which the caller has a reference that goes.
     #[cold]
     fn wait_for_folio(&self, folio: Folio) {
-        let frames = &self.table.memory.frames;
-        drop(frames.lock_folio(self.platform(), folio));
-        frames.release(self.platform(), folio);
+        let memory = self.table.memory;
+        drop(memory.lock_folio(folio));
+        memory.frames.release(self.platform(), folio);
     }
 
     /// The VMAs of both addresses, locked for reading.

@@ -17,6 +17,8 @@ use core::sync::atomic::{
 
 use super::bitmap::CLUSTER_SLOTS;
 use super::cluster::{Cluster, ClusterState, List};
+use super::device::SwapDevice;
+use super::requests::Requests;
 use crate::Memory;
 use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::frame::meta::{self, NONE, link};
@@ -73,6 +75,12 @@ pub(crate) struct Area<P: Platform> {
     pub(super) allocates: AtomicBool,
     priority: AtomicI16,
     lists: Mutex<P::SpinLock, Lists>,
+    /// Whether there is a device: without one, the content is in compressed memory.
+    on_device: AtomicBool,
+    /// Changed while no slot is taken.
+    device: Mutex<P::SpinLock, Option<&'static dyn SwapDevice<P>>>,
+    /// What the device is doing.
+    pub(super) requests: Requests,
 }
 
 impl<P: Platform> Area<P> {
@@ -86,7 +94,26 @@ impl<P: Platform> Area<P> {
             allocates: AtomicBool::new(false),
             priority: AtomicI16::new(0),
             lists: Mutex::new(Lists::EMPTY),
+            on_device: AtomicBool::new(false),
+            device: Mutex::new(None),
+            requests: Requests::new(),
         }
+    }
+
+    /// Whether a device has the content of its slots. The caller has a busy slot, so this stays.
+    #[inline]
+    pub(super) fn has_device(&self) -> bool {
+        self.on_device.load(Relaxed)
+    }
+
+    /// The device that has the content of its slots.
+    pub(super) fn device(&self) -> Option<&'static dyn SwapDevice<P>> {
+        *self.device.lock()
+    }
+
+    fn set_device(&self, device: Option<&'static dyn SwapDevice<P>>) {
+        self.on_device.store(device.is_some(), Relaxed);
+        *self.device.lock() = device;
     }
 
     /// Slots of the area, 0 while it is off.
@@ -156,7 +183,13 @@ impl<P: Platform> Area<P> {
     }
 
     /// Allocates the clusters for `slots` slots. Fails where there is no memory, or too many slots.
-    pub(super) fn turn_on(&self, memory: &Memory<P>, slots: u64, priority: i16) -> Option<()> {
+    /// A device for their content must have as many.
+    pub(super) fn turn_on(
+        &self,
+        memory: &Memory<P>,
+        slots: u64,
+        (priority, device): (i16, Option<&'static dyn SwapDevice<P>>),
+    ) -> Option<()> {
         let count = u32::try_from(slots.div_ceil(u64::from(CLUSTER_SLOTS))).ok()?;
         let order = info_order::<P>(count)?;
         let base = memory.frames.allocate(order)?;
@@ -184,6 +217,7 @@ impl<P: Platform> Area<P> {
         self.slots.store(slots, Relaxed);
         self.taken.store(0, Relaxed);
         self.priority.store(priority, Relaxed);
+        self.set_device(device);
         // Release: who finds the pointer finds the clusters.
         self.clusters.store(clusters.as_ptr(), Release);
         let mut lists = self.lists.lock();
@@ -240,6 +274,7 @@ impl<P: Platform> Area<P> {
             // more.
             unsafe { memory.frames.free(&memory.platform, Frame(frames), CELLS) };
         }
+        self.set_device(None);
         let order = memory.frames.meta(base).order();
         // SAFETY: 1. `turn_on` allocated it. 2. As above, of clusters.
         unsafe { memory.frames.free(&memory.platform, base, order) };

@@ -2,11 +2,14 @@
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::area::SlotRun;
+use super::area::{Area, SlotRun};
+use super::bitmap::CLUSTER_SLOTS;
 use super::cell::Cell;
+use super::device::SwapOperation;
 use super::page_set::PageSet;
 use super::same_filled;
 use crate::Memory;
+use crate::addr::Frame;
 use crate::frame::Folio;
 use crate::frame::swap_place::SwapPlace;
 use crate::platform::Platform;
@@ -48,6 +51,11 @@ impl<P: Platform> Memory<P> {
     /// is the caller's alone.
     pub(crate) fn load_folio(&self, folio: Folio, run: SlotRun) -> bool {
         let Some((_, cells, values)) = self.cells(run) else { return false };
+        if let Some(area) = self.area(run.area)
+            && area.has_device()
+        {
+            return self.read_from_device(area, folio, run);
+        }
         let mut page = 0;
         while page < run.count {
             let (cell, value) = self.content(cells, values, page);
@@ -74,6 +82,87 @@ impl<P: Platform> Memory<P> {
         true
     }
 
+    /// As [`Memory::load_folio`], from a device: its runs are submitted together, and waited for.
+    #[cold]
+    #[inline(never)]
+    fn read_from_device(&self, area: &Area<P>, folio: Folio, run: SlotRun) -> bool {
+        let (Some((_, cells, values)), Some(device)) = (self.cells(run), area.device()) else {
+            return false;
+        };
+        let has = |page: u32, content| self.content(cells, values, page).0.has(content);
+        if !(0..run.count).all(|page| has(page, Cell::FILLED) || has(page, Cell::STORED)) {
+            return false;
+        }
+        for page in (0..run.count).filter(|page| has(*page, Cell::FILLED)) {
+            same_filled::fill(
+                self.words(folio.head.plus(page)),
+                self.content(cells, values, page).1,
+            );
+        }
+        let number = self.take_request(area);
+        area.requests.begin(number, folio.head);
+        let place = SwapPlace { area: run.area, first: run.first, cached: run.count };
+        self.submit_pieces(area, device, (SwapOperation::Read, number), folio, place, |page| {
+            has(page, Cell::STORED)
+        });
+        let mut result = None;
+        self.wait_for_devices(&mut || {
+            result = area.requests.result(number);
+            result.is_some()
+        });
+        self.free_request(area, number);
+        if result != Some(true) {
+            return false;
+        }
+        self.rare.pages_swapped_in.fetch_add(u64::from(run.count), Relaxed);
+        true
+    }
+
+    /// Finds the pages of the folio that one word fills, and notes the words and the pages in their
+    /// slots, which are busy. The caller may not write to the folio, and nobody else does.
+    pub(super) fn sort_pages(&self, folio: Folio, place: SwapPlace) -> Written {
+        let mut written = Written { filled: PageSet::EMPTY };
+        let Some((cluster, cells, values)) = self.cells(Self::slots_of(folio, place)) else {
+            return written;
+        };
+        for (page, value) in (0..).zip(values) {
+            // SAFETY: 1. as in `write_out`.
+            let word =
+                unsafe { same_filled::word_of(self.platform.direct_map(folio.head.plus(page))) };
+            // What the device has needs no name but the slot.
+            value.store(word.unwrap_or(0), Relaxed);
+            written.filled.add(page, u32::from(word.is_some()));
+        }
+        // Entries come and go meanwhile, under the lock.
+        let _state = cluster.state.lock();
+        for (_, cell) in (0..).zip(cells).filter(|(page, _)| written.is_filled(*page)) {
+            cell.fetch_or(Cell::FILLED, Relaxed);
+        }
+        written
+    }
+
+    /// What [`Memory::sort_pages`] has noted.
+    pub(super) fn sorted_pages(&self, folio: Folio, place: SwapPlace) -> Written {
+        let mut filled = PageSet::EMPTY;
+        if let Some((_, cells, _)) = self.cells(Self::slots_of(folio, place)) {
+            for (page, cell) in (0..).zip(cells) {
+                filled.add(page, u32::from(Cell(cell.load(Relaxed)).has(Cell::FILLED)));
+            }
+        }
+        Written { filled }
+    }
+
+    /// The 512 words of a frame.
+    #[inline]
+    pub(super) fn words(&self, frame: Frame) -> &[AtomicU64] {
+        let start = self.platform.direct_map(frame).cast::<AtomicU64>();
+        // SAFETY: the direct map shows all 4,096 bytes of the frame for as long as the platform
+        // lives (obligation 1 of `Platform`), aligned to 4,096. Callers pass frames of a cluster,
+        // which the core accesses as aligned 64-bit atomics alone, and pages of locked folios that
+        // no entry maps.
+        unsafe { core::slice::from_raw_parts(start.as_ptr(), CLUSTER_SLOTS as usize) }
+    }
+
     #[inline]
     fn content(&self, cells: &[AtomicU64], values: &[AtomicU64], page: u32) -> (Cell, u64) {
         (Cell(cells[page as usize].load(Relaxed)), values[page as usize].load(Relaxed))
@@ -90,5 +179,14 @@ impl Written {
     /// What the page's cell says then.
     pub(super) fn content(&self, page: u32) -> u64 {
         if self.filled.has(page) { Cell::FILLED } else { Cell::STORED }
+    }
+
+    pub(super) fn is_filled(&self, page: u32) -> bool {
+        self.filled.has(page)
+    }
+
+    /// How many of the folio's pages one word does not fill.
+    pub(super) fn in_store(&self, folio: Folio) -> u32 {
+        (0..folio.pages()).filter(|page| !self.filled.has(*page)).count() as u32
     }
 }

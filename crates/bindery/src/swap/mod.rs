@@ -7,6 +7,8 @@
 //! | `cell` | who names a slot, and where its content is |
 //! | `slots`, `freed` | named, let go, cached: by runs, under one lock |
 //! | `content`, `page_set` | written and read |
+//! | `device`, `requests` | [`SwapDevice`], and what it has to do |
+//! | `writeback` | folios that go out, at once or when a device is done |
 //! | `clock` | where reclaim looks next, and how long pages were away |
 //! | `same_filled` | pages that need no store |
 //! | `usage` | counts for listings |
@@ -33,6 +35,8 @@
 //! 4. *A slot is reused* when entries, cache and I/O have all let go ([`cell`]).
 //! 5. *A page in the cache that cannot be stored stays there*: entries name its slot, and faults
 //!    find it.
+//! 6. *A folio that a device writes* is locked, with the writeback bit, until its request is done.
+//!    Who wants the page waits for the device ([`writeback`]).
 //!
 //! # Locks
 //! The lock of a cluster is a spin lock below those of tables and folios, and above those of the
@@ -45,11 +49,16 @@ mod clock;
 mod cluster;
 pub(crate) mod compressed;
 mod content;
+mod device;
 mod freed;
 pub(crate) mod page_set;
+mod requests;
 mod same_filled;
 pub(crate) mod slots;
 mod usage;
+mod writeback;
+
+use core::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::Memory;
 use crate::addr::Frame;
@@ -59,6 +68,7 @@ use crate::sync::Mutex;
 use area::Area;
 pub use compressed::CompressedUsage;
 use compressed::{CompressedStore, Handle};
+pub use device::{SwapDevice, SwapDeviceError, SwapOperation, SwapRequest};
 pub use usage::SwapUsage;
 
 pub(crate) use area::SlotRun;
@@ -77,13 +87,24 @@ pub(crate) struct Swap<P: Platform> {
     /// Held while an area is turned on or off.
     turning: Mutex<P::Mutex, ()>,
     pub(crate) store: CompressedStore<P>,
+    /// Pages that devices are writing.
+    writing: AtomicU64,
+    /// Changes when a request is done, and when a thread has dealt with it: who waits for a device
+    /// parks here.
+    completions: AtomicU32,
 }
 
 impl<P: Platform> Swap<P> {
     /// No areas, and a store that may take `limit` frames.
     pub(crate) const fn new(limit: u64) -> Self {
         let areas = [const { Area::new() }; MAX_SWAP_AREAS];
-        Self { areas, turning: Mutex::new(()), store: CompressedStore::new(limit) }
+        Self {
+            areas,
+            turning: Mutex::new(()),
+            store: CompressedStore::new(limit),
+            writing: AtomicU64::new(0),
+            completions: AtomicU32::new(0),
+        }
     }
 
     /// Stores the content of a page of a locked folio that no entry maps. `None` if there is no
@@ -127,6 +148,8 @@ pub enum SwapError {
     NotThere,
     /// Slots of the area are taken.
     InUse,
+    /// A fatal signal came while a device was writing; the area is stopped, and stays.
+    Interrupted,
 }
 
 /// A swap area, for who lists them (`/proc/swaps`).
@@ -151,14 +174,41 @@ impl<P: Platform> Memory<P> {
     /// # Errors
     /// As [`SwapError`] says; nothing has changed.
     pub fn swap_on(&self, slots: u64, priority: i16) -> Result<SwapArea, SwapError> {
+        self.turn_area_on(slots, (priority, None))
+    }
+
+    /// Adds a swap area on a device (Linux: `swapon(2)` of a partition or a file). Areas of both
+    /// kinds may be on at once; slots come from those with the highest priority first. The device
+    /// stays for ever, since completions may come at any time.
+    ///
+    /// Context: may sleep.
+    ///
+    /// # Errors
+    /// As [`SwapError`] says; nothing has changed.
+    pub fn swap_on_device(
+        &self,
+        device: &'static dyn SwapDevice<P>,
+        priority: i16,
+    ) -> Result<SwapArea, SwapError> {
+        self.turn_area_on(device.slots(), (priority, Some(device)))
+    }
+
+    fn turn_area_on(
+        &self,
+        slots: u64,
+        (priority, device): (i16, Option<&'static dyn SwapDevice<P>>),
+    ) -> Result<SwapArea, SwapError> {
         if slots == 0 || slots > 1 << 30 {
             return Err(SwapError::Size);
         }
         let _turning = self.swap.turning.lock();
         let mut areas = self.swap.areas.iter().enumerate();
         let (number, area) = areas.find(|(_, area)| !area.is_on()).ok_or(SwapError::TooMany)?;
-        let prepared = self.swap.store.prepare(&self.frames, &self.platform);
-        let on = prepared.ok().and_then(|()| area.turn_on(self, slots, priority));
+        let prepared = match device {
+            Some(_) => Ok(()),
+            None => self.swap.store.prepare(&self.frames, &self.platform),
+        };
+        let on = prepared.ok().and_then(|()| area.turn_on(self, slots, (priority, device)));
         if on.is_none() {
             self.release_unused_store();
             return Err(SwapError::OutOfMemory);
@@ -209,7 +259,7 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// Removes an area of which no slot is taken: the last step of `swapoff(2)`, after
+    /// Waits for the device, and removes an area of which no slot is taken: the last step of `swapoff(2)`, after
     /// [`Memory::stop_swapping_to`] and [`AddressSpace::swap_in_area`] of each address space.
     ///
     /// [`AddressSpace::swap_in_area`]: crate::AddressSpace::swap_in_area
@@ -218,7 +268,7 @@ impl<P: Platform> Memory<P> {
     ///
     /// # Errors
     /// [`SwapError::InUse`] if a slot is taken: another address space has entries, or was forked
-    /// meanwhile. [`SwapError::NotThere`].
+    /// meanwhile. [`SwapError::NotThere`]. [`SwapError::Interrupted`].
     pub fn swap_off(&self, area: &SwapArea) -> Result<(), SwapError> {
         let area = self.swap.areas.get(usize::from(area.number)).ok_or(SwapError::NotThere)?;
         let _turning = self.swap.turning.lock();
@@ -226,6 +276,7 @@ impl<P: Platform> Memory<P> {
             return Err(SwapError::NotThere);
         }
         area.stop();
+        self.wait_for_area(area).map_err(|_| SwapError::Interrupted)?;
         let slots = area.slots();
         if !area.turn_off(self) {
             return Err(SwapError::InUse);

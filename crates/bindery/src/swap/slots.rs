@@ -76,7 +76,7 @@ impl<P: Platform> Memory<P> {
         let area = self.area(run.area).expect("an area");
         if !area.is_on() {
             let slots = (run.first + u64::from(run.count)).next_multiple_of(1 << 15);
-            area.turn_on(self, slots, 0).expect("memory for the account");
+            area.turn_on(self, slots, (0, None)).expect("memory for the account");
             area.stop();
         }
         let (mut left, mut part);
@@ -364,6 +364,16 @@ impl<P: Platform> Memory<P> {
         cached
     }
 
+    /// The content of the folio could not be written: its slots have none, and are not busy any
+    /// more. Otherwise as [`Memory::settle_slots`].
+    pub(super) fn settle_unwritten(&self, folio: Folio, place: SwapPlace) {
+        let done = |_: u32, old: Cell| Cell(old.0 & !(Cell::BUSY | Cell::CONTENT));
+        if self.change_slots(folio, place, || false, done).cached < folio.pages() {
+            // As there.
+            self.frames.mark_dirty(folio);
+        }
+    }
+
     /// Takes a folio out of memory whose content has gone out: as `written` says, or before. The
     /// caller's reference and the cache's must be all that is left. Then the folio is the caller's,
     /// frozen, and the answer is yes. Otherwise it stays in the cache, its slots are not busy any
@@ -463,17 +473,6 @@ impl<P: Platform> Memory<P> {
             self.frames.release(&self.platform, folio);
         }
         changed
-    }
-
-    /// The 512 words of a frame.
-    #[inline]
-    pub(super) fn words(&self, frame: Frame) -> &[AtomicU64] {
-        let start = self.platform.direct_map(frame).cast::<AtomicU64>();
-        // SAFETY: the direct map shows all 4,096 bytes of the frame for as long as the platform
-        // lives (obligation 1 of `Platform`), aligned to 4,096. Callers pass frames of a cluster,
-        // which the core accesses as aligned 64-bit atomics alone, and pages of locked folios that
-        // no entry maps.
-        unsafe { core::slice::from_raw_parts(start.as_ptr(), CLUSTER_SLOTS as usize) }
     }
 }
 

@@ -7,7 +7,6 @@ use crate::addr::{Order, PAGE_SHIFT, VirtAddr};
 use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::swap::SlotRun;
-use crate::swap::page_set::PageSet;
 use crate::swap::slots::Stored;
 
 /// Slots that folios go out to, and where the first page of the first folio was mapped; addresses
@@ -105,7 +104,8 @@ impl OutBatch {
             }
         }
         self.settled = 0;
-        freed
+        drop(batch);
+        freed + memory.finish_swap_writes()
     }
 }
 
@@ -115,31 +115,5 @@ impl<P: Platform> Memory<P> {
     pub(super) fn cached_folio(&self, area: u8, slot: u64) -> Option<Folio> {
         let frame = self.swap_cell(area, slot)?.frame()?;
         self.frames.folio_of(frame).filter(|folio| folio.head == frame)
-    }
-
-    /// Writes a folio out, unless its content is in swap, that the caller has left locked in the
-    /// swap cache, its slots busy, with a reference. Says whether it is the caller's now, frozen.
-    /// Otherwise it is unlocked, and the reference is gone.
-    pub(crate) fn write_out_locked(&self, folio: Folio, stored: Stored) -> bool {
-        let place = self.frames.swap_place(folio);
-        // SAFETY: 1. the caller has left it locked; 2. no other guard is dropped.
-        let lock = unsafe { self.frames.folio_left_locked(&self.platform, folio) };
-        if let Some(place) = place {
-            let written = if stored == Stored::No { self.write_out(folio, place) } else { None };
-            let evicted = if written.is_some() || stored == Stored::Yes {
-                self.evict(folio, place, written.as_ref())
-            } else {
-                self.settle_slots(folio, place, &PageSet::EMPTY);
-                false
-            };
-            if evicted {
-                // The lock goes with the folio.
-                lock.leave_locked();
-                return true;
-            }
-        }
-        drop(lock);
-        self.frames.release(&self.platform, folio);
-        false
     }
 }

@@ -1,12 +1,14 @@
 //! A fixture with a swap area: when the scenario is over, nothing is left in it, and nothing has
 //! leaked.
 
+use std::thread;
+
 use bindery::addr::VirtAddr;
 use bindery::arch::Absent;
-use bindery::{AddressSpace, Inspection, Memory, SwapArea};
-use bindery_hosted::{Machine, Program, Walk};
+use bindery::{AddressSpace, Advice, Inspection, Memory, SwapArea};
+use bindery_hosted::{Config, Machine, Program, SwapFile, SwapService, Walk};
 
-use crate::support::{MIB, audit, options, strict, use_order};
+use crate::support::{MIB, audit, fixed, memory_with, options, use_order};
 
 /// What a scenario may use.
 pub struct Swapping<'s, 'm, A: Walk> {
@@ -32,10 +34,45 @@ pub fn with_little_memory<A: Walk>(
     slots: u64,
     scenario: impl FnOnce(&Swapping<'_, '_, A>),
 ) {
-    let (machine, memory) = strict::<A>(bytes);
+    let turn_on = |memory: &Memory<_>| memory.swap_on(slots, 0).expect("a swap area");
+    with_area(bytes, order, turn_on, scenario);
+}
+
+/// As [`with_little_memory`], with the slots on a device whose requests the scenario serves: with
+/// threads of its own, or one by one. At the end, all that wait are served.
+#[track_caller]
+pub fn with_device<A: Walk>(
+    bytes: u64,
+    order: u8,
+    device: &'static SwapFile,
+    scenario: impl FnOnce(&Swapping<'_, '_, A>),
+) {
+    let turn_on = |memory: &Memory<_>| memory.swap_on_device(device, 0).expect("a swap area");
+    with_area(bytes, order, turn_on, |swapping| {
+        scenario(swapping);
+        while device.serve_one(swapping.memory) {}
+        swapping.memory.wait_for_swap_writes().unwrap();
+    });
+    assert_eq!(device.counts().unstable, 0, "pages changed while the device wrote them");
+}
+
+/// A device that stays for ever, as the core wants it.
+pub fn device(slots: u64, service: SwapService) -> &'static SwapFile {
+    Box::leak(Box::new(SwapFile::new(slots, service).expect("a temporary file")))
+}
+
+#[track_caller]
+fn with_area<A: Walk>(
+    bytes: u64,
+    order: u8,
+    turn_on: impl FnOnce(&Memory<Machine<A>>) -> SwapArea,
+    scenario: impl FnOnce(&Swapping<'_, '_, A>),
+) {
+    let (machine, memory) =
+        memory_with::<A>(Config { memory: bytes, cpus: 3, ..Config::default() });
     use_order(&memory, order);
     let free = memory.free_frame_count();
-    let area = memory.swap_on(slots, 0).expect("a swap area");
+    let area = turn_on(&memory);
     {
         let space = AddressSpace::new(&memory, options()).unwrap();
         let program = Program::new(&machine, &space);
@@ -49,6 +86,14 @@ pub fn with_little_memory<A: Walk>(
     memory.swap_off(&area).expect("nothing is in it");
     memory.trim();
     assert_eq!(memory.free_frame_count(), free, "frames have leaked");
+}
+
+struct StopAtEnd<'a>(&'a SwapFile);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
 }
 
 impl<A: Walk> Swapping<'_, '_, A> {
@@ -66,6 +111,31 @@ impl<A: Walk> Swapping<'_, '_, A> {
             let there = self.program.load(VirtAddr(at + page * 4096));
             assert_eq!(there, Ok(from + page), "page {page} at {at:#x}");
         }
+    }
+
+    /// Maps memory there.
+    pub fn map(&self, at: u64, pages: u64) {
+        self.space.mmap(&fixed(at, pages * 4096)).unwrap();
+    }
+
+    /// Sends pages to swap.
+    pub fn page_out(&self, at: u64, pages: u64) {
+        self.space.madvise(VirtAddr(at), pages * 4096, Advice::PageOut).unwrap();
+    }
+
+    /// Runs `work` while two threads serve the device.
+    pub fn served<R>(&self, device: &SwapFile, work: impl FnOnce() -> R) -> R {
+        device.start();
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| device.serve(self.memory));
+            }
+            // Stopped even where a test fails: a scope waits for its threads.
+            let _stop = StopAtEnd(device);
+            let result = work();
+            self.memory.wait_for_swap_writes().unwrap();
+            result
+        })
     }
 
     /// Slots that are taken.

@@ -1,5 +1,7 @@
 //! Swap: what goes out, comes back, and what becomes of the slots.
 
+mod device;
+mod device_errors;
 mod failures;
 mod faults;
 mod fixture;

@@ -344,7 +344,7 @@ impl World {
     /// Calls `f` with the folio's lock, once it can be had.
     pub(super) fn wait_for_lock(&self, folio: Folio, f: impl FnOnce()) {
         let state = &self.meta(folio.head).state;
-        folio_lock::lock(state, &self.sleepers);
+        assert!(folio_lock::lock_unless_writeback(state, &self.sleepers));
         f();
         folio_lock::unlock(state, &self.sleepers, || self.disown(folio));
         self.seen.slept.fetch_add(self.sleepers.sleeps.swap(0, Relaxed), Relaxed);

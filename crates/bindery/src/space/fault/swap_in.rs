@@ -53,7 +53,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         if let Some(cached) = memory.find_cached(slot.area, slot.number) {
             // Whoever writes the folio out, or reads it, has the lock.
-            let lock = memory.frames.lock_folio(self.platform(), *cached);
+            let lock = memory.lock_folio(*cached);
             let place = memory.frames.swap_place(*cached);
             let number = place.map_or(u64::MAX, |place| slot.number.wrapping_sub(place.first));
             if let Some(place) = place

@@ -1,0 +1,277 @@
+//! A swap device in a file of the host: [`SwapFile`].
+//!
+//! Requests wait in a queue. Threads of the device's, or the test itself, serve them one by one and
+//! complete them: to the core, each completion is an interrupt. Transfers can fail, take their
+//! time, and be done in any order.
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+use std::{env, fmt, io, process, thread};
+
+use bindery::addr::PAGE_SIZE;
+use bindery::{Memory, Platform, SwapDevice, SwapDeviceError, SwapOperation, SwapRequest};
+use parking_lot::{Condvar, Mutex};
+
+use crate::{Machine, Walk};
+
+const PAGE: usize = PAGE_SIZE as usize;
+
+/// When the device serves requests, and in which order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SwapService {
+    /// Before [`SwapDevice::submit`] returns.
+    AtOnce,
+    /// When a thread serves them ([`SwapFile::serve`], [`SwapFile::serve_one`]), the oldest first.
+    InOrder,
+    /// As above, in an order that follows from the number; each takes so long.
+    Shuffled(u64, Duration),
+}
+
+/// What a device has done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SwapFileCounts {
+    /// Requests to read, those that failed included.
+    pub reads: u64,
+    /// Their pages.
+    pub pages_read: u64,
+    /// Requests to write, those that failed included.
+    pub writes: u64,
+    /// Their pages.
+    pub pages_written: u64,
+    /// Requests that failed.
+    pub failed: u64,
+    /// Writes whose pages changed meanwhile. A device that checksums them could not read them.
+    pub unstable: u64,
+}
+
+/// Decides which requests fail.
+type Fails = dyn Fn(&SwapRequest) -> bool + Send + Sync;
+
+struct Queue {
+    waiting: VecDeque<SwapRequest>,
+    /// First slots and pages of the requests that a thread is serving.
+    served: Vec<(u64, u32)>,
+    service: SwapService,
+    fails: Box<Fails>,
+    stopped: bool,
+    counts: SwapFileCounts,
+}
+
+/// A swap device in a file that vanishes with it.
+///
+/// ```
+/// use bindery::arch::X86_64;
+/// use bindery_hosted::{Config, Machine, SwapFile, SwapService};
+///
+/// let memory = Machine::<X86_64>::new(Config::default()).memory()?;
+/// let device: &SwapFile = Box::leak(Box::new(SwapFile::new(1024, SwapService::InOrder)?));
+/// let area = memory.swap_on_device(device, 0).unwrap();
+/// std::thread::scope(|scope| {
+///     scope.spawn(|| device.serve(&memory)); // completes requests from a thread of its own
+///     assert_eq!(memory.swap_off(&area), Ok(()));
+///     device.stop();
+/// });
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct SwapFile {
+    file: File,
+    slots: u64,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+impl fmt::Debug for SwapFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SwapFile").field("slots", &self.slots).finish_non_exhaustive()
+    }
+}
+
+impl SwapFile {
+    /// A device with so many slots.
+    ///
+    /// # Errors
+    /// The host's, for a temporary file.
+    pub fn new(slots: u64, service: SwapService) -> io::Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Relaxed);
+        let path = env::temp_dir().join(format!("bindery-swap-{}-{number}", process::id()));
+        let mut options = File::options();
+        let file = options.read(true).write(true).create_new(true).open(&path)?;
+        fs::remove_file(&path)?;
+        file.set_len(slots * PAGE_SIZE)?;
+        let queue = Queue {
+            waiting: VecDeque::new(),
+            served: Vec::new(),
+            service,
+            fails: Box::new(|_| false),
+            stopped: false,
+            counts: SwapFileCounts::default(),
+        };
+        Ok(Self { file, slots, queue: Mutex::new(queue), changed: Condvar::new() })
+    }
+
+    /// Lets the requests fail of which `fails` says so. It is asked once for each, in the order in
+    /// which they are served.
+    pub fn fail(&self, fails: impl Fn(&SwapRequest) -> bool + Send + Sync + 'static) {
+        self.queue.lock().fails = Box::new(fails);
+    }
+
+    /// What it has done so far.
+    pub fn counts(&self) -> SwapFileCounts {
+        self.queue.lock().counts
+    }
+
+    /// Requests that wait to be served.
+    pub fn waiting(&self) -> usize {
+        self.queue.lock().waiting.len()
+    }
+
+    /// Waits until a request waits to be served.
+    pub fn wait_for_request(&self) {
+        let mut queue = self.queue.lock();
+        self.changed.wait_while(&mut queue, |queue| queue.waiting.is_empty());
+    }
+
+    /// Serves requests until [`SwapFile::stop`], and all that wait then.
+    pub fn serve<A: Walk>(&self, memory: &Memory<Machine<A>>) {
+        loop {
+            {
+                let mut queue = self.queue.lock();
+                let idle = |queue: &mut Queue| queue.waiting.is_empty() && !queue.stopped;
+                self.changed.wait_while(&mut queue, idle);
+            }
+            if !self.serve_one(memory) && self.queue.lock().stopped {
+                return;
+            }
+        }
+    }
+
+    /// Lets threads serve again after [`SwapFile::stop`].
+    pub fn start(&self) {
+        self.queue.lock().stopped = false;
+    }
+
+    /// Lets the threads in [`SwapFile::serve`] return.
+    pub fn stop(&self) {
+        self.queue.lock().stopped = true;
+        self.changed.notify_all();
+    }
+
+    /// Serves a request, if one waits.
+    pub fn serve_one<A: Walk>(&self, memory: &Memory<Machine<A>>) -> bool {
+        let (request, delay) = {
+            let mut queue = self.queue.lock();
+            let Queue { waiting, service, .. } = &mut *queue;
+            let request = match service {
+                SwapService::Shuffled(seed, _) if !waiting.is_empty() => {
+                    *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    waiting.remove((*seed >> 33) as usize % waiting.len())
+                }
+                _ => waiting.pop_front(),
+            };
+            let Some(request) = request else { return false };
+            let delay = match *service {
+                SwapService::Shuffled(_, delay) => delay,
+                _ => Duration::ZERO,
+            };
+            queue.begin(&request);
+            (request, delay)
+        };
+        self.transfer(memory, request, delay);
+        true
+    }
+
+    /// Serves a request that has begun.
+    fn transfer<A: Walk>(
+        &self,
+        memory: &Memory<Machine<A>>,
+        request: SwapRequest,
+        delay: Duration,
+    ) {
+        let failed = (self.queue.lock().fails)(&request);
+        let before = bytes_of(memory, &request);
+        if !delay.is_zero() {
+            thread::sleep(delay);
+        }
+        let at = request.slot() * PAGE_SIZE;
+        let done = match request.operation() {
+            _ if failed => Err(SwapDeviceError),
+            SwapOperation::Write => {
+                self.file.write_all_at(&before, at).map_err(|_| SwapDeviceError)
+            }
+            SwapOperation::Read => {
+                let mut bytes = before.clone();
+                let read = self.file.read_exact_at(&mut bytes, at).map_err(|_| SwapDeviceError);
+                read.map(|()| store_bytes(memory, &request, &bytes))
+            }
+        };
+        let write = request.operation() == SwapOperation::Write;
+        let unstable = write && bytes_of(memory, &request) != before;
+        self.queue.lock().end(&request, done.is_err(), unstable);
+        memory.complete_swap_request(request, done);
+    }
+}
+
+impl Queue {
+    fn begin(&mut self, request: &SwapRequest) {
+        let (first, pages) = (request.slot(), request.pages());
+        let end = first + u64::from(pages);
+        let overlaps =
+            |(other, pages): &(u64, u32)| *other < end && first < other + u64::from(*pages);
+        assert!(!self.served.iter().any(overlaps), "slot {first} has two requests at once");
+        self.served.push((first, pages));
+        let counts = &mut self.counts;
+        let (requests, moved) = match request.operation() {
+            SwapOperation::Read => (&mut counts.reads, &mut counts.pages_read),
+            SwapOperation::Write => (&mut counts.writes, &mut counts.pages_written),
+        };
+        *requests += 1;
+        *moved += u64::from(pages);
+    }
+
+    fn end(&mut self, request: &SwapRequest, failed: bool, unstable: bool) {
+        self.served.retain(|(first, _)| *first != request.slot());
+        self.counts.failed += u64::from(failed);
+        self.counts.unstable += u64::from(unstable);
+    }
+}
+
+impl<A: Walk> SwapDevice<Machine<A>> for SwapFile {
+    fn slots(&self) -> u64 {
+        self.slots
+    }
+
+    fn submit(&self, memory: &Memory<Machine<A>>, request: SwapRequest) {
+        let mut queue = self.queue.lock();
+        if queue.service == SwapService::AtOnce {
+            queue.begin(&request);
+            drop(queue);
+            return self.transfer(memory, request, Duration::ZERO);
+        }
+        queue.waiting.push_back(request);
+        self.changed.notify_all();
+    }
+}
+
+/// What the frames of the request hold.
+fn bytes_of<A: Walk>(memory: &Memory<Machine<A>>, request: &SwapRequest) -> Vec<u8> {
+    let mut bytes = vec![0; request.pages() as usize * PAGE];
+    for (page, bytes) in (0..).zip(bytes.chunks_mut(PAGE)) {
+        let from = memory.platform().direct_map(request.frame().plus(page));
+        // SAFETY: the frame is the request's until that is complete, and no reference to its bytes
+        // exists.
+        unsafe { memory.platform().read_bytes(from, bytes) };
+    }
+    bytes
+}
+
+fn store_bytes<A: Walk>(memory: &Memory<Machine<A>>, request: &SwapRequest, bytes: &[u8]) {
+    for (page, bytes) in (0..).zip(bytes.chunks(PAGE)) {
+        let to = memory.platform().direct_map(request.frame().plus(page));
+        // SAFETY: as in `bytes_of`.
+        unsafe { memory.platform().write_bytes(to, bytes) };
+    }
+}

@@ -1,0 +1,139 @@
+//! [`SwapDevice`]: where an embedder keeps the content of slots.
+//!
+//! ```text
+//! thread    lock the folio, make its slots busy, take a request
+//!           writeback bit, SwapDevice::submit --------------> transfer
+//! interrupt                    Memory::complete_swap_request <----'
+//! thread    Memory::finish_swap_writes: evict the folio, or keep it
+//! ```
+//!
+//! A completion stores a few words of the core and wakes who waits ([`super::requests`]). It takes
+//! no lock and enters no read section, so it may come in an interrupt handler. A thread does the
+//! rest: one that waits for the device, one that reclaims, or one of the embedder's.
+
+use crate::Memory;
+use crate::addr::Frame;
+use crate::platform::Platform;
+
+/// A device that keeps pages: a disk, a partition, a file.
+///
+/// The core submits runs of pages: consecutive frames of one folio, and as many consecutive slots.
+/// A page of one repeated word never reaches the device. A slot is written before it is read. It is
+/// not submitted again before its request is complete.
+///
+/// ```
+/// use std::sync::Mutex;
+///
+/// use bindery::addr::PAGE_SIZE;
+/// use bindery::{Memory, Platform, SwapDevice, SwapOperation, SwapRequest};
+///
+/// /// A disk in the memory of the embedder, which is done at once.
+/// struct RamDisk(Mutex<Vec<u8>>);
+///
+/// impl<P: Platform> SwapDevice<P> for RamDisk {
+///     fn slots(&self) -> u64 {
+///         self.0.lock().unwrap().len() as u64 / PAGE_SIZE
+///     }
+///
+///     fn submit(&self, memory: &Memory<P>, request: SwapRequest) {
+///         let mut disk = self.0.lock().unwrap();
+///         for page in 0..request.pages() {
+///             let at = (request.slot() + u64::from(page)) * PAGE_SIZE;
+///             let bytes = &mut disk[at as usize..(at + PAGE_SIZE) as usize];
+///             let frame = memory.platform().direct_map(request.frame().plus(page));
+///             match request.operation() {
+///                 // SAFETY: the frame is the request's until it is complete.
+///                 SwapOperation::Read => unsafe { memory.platform().write_bytes(frame, bytes) },
+///                 // SAFETY: as above.
+///                 SwapOperation::Write => unsafe { memory.platform().read_bytes(frame, bytes) },
+///             }
+///         }
+///         drop(disk);
+///         memory.complete_swap_request(request, Ok(()));
+///     }
+/// }
+/// ```
+///
+/// # Stable pages
+/// Nobody writes to the frames while a request is under way: no entry maps the folio, and its lock
+/// is held. So a device may compress, encrypt or checksum what it writes.
+///
+/// # Context
+/// Context: may sleep. [`SwapDevice::submit`] is called with the locks of folios and perhaps a VMA
+/// or the mutex of an address space held, so it allocates nothing from the [`Memory`] and touches
+/// no memory of a program.
+pub trait SwapDevice<P: Platform>: Send + Sync {
+    /// How many slots it has, of one page each. Asked once, by [`Memory::swap_on_device`].
+    fn slots(&self) -> u64;
+
+    /// Begins a transfer. The device calls [`Memory::complete_swap_request`] exactly once for it:
+    /// during the call, or later from any thread or interrupt handler. Requests may be done in any
+    /// order. At most 32 folios of an area are under way at once.
+    fn submit(&self, memory: &Memory<P>, request: SwapRequest);
+}
+
+/// The direction of a transfer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SwapOperation {
+    /// From the device to the frames.
+    Read,
+    /// From the frames to the device.
+    Write,
+}
+
+/// The device could not do a transfer (`EIO`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SwapDeviceError;
+
+/// A transfer between consecutive frames and as many consecutive slots.
+///
+/// The frames are the device's until it is complete. A request that is dropped is never complete:
+/// its folio stays locked, and its area cannot be removed.
+#[derive(PartialEq, Eq, Debug)]
+#[must_use = "it is complete when Memory::complete_swap_request has it"]
+pub struct SwapRequest {
+    pub(super) operation: SwapOperation,
+    pub(super) area: u8,
+    /// Its number in the area's table of requests.
+    pub(super) number: u32,
+    pub(super) slot: u64,
+    pub(super) frame: Frame,
+    pub(super) pages: u32,
+}
+
+impl SwapRequest {
+    /// The direction.
+    ///
+    /// Context: any.
+    pub fn operation(&self) -> SwapOperation {
+        self.operation
+    }
+
+    /// The area's number ([`SwapArea::number`](crate::SwapArea::number)).
+    ///
+    /// Context: any.
+    pub fn area(&self) -> u8 {
+        self.area
+    }
+
+    /// The first slot: its place on the device, in pages.
+    ///
+    /// Context: any.
+    pub fn slot(&self) -> u64 {
+        self.slot
+    }
+
+    /// The first frame.
+    ///
+    /// Context: any.
+    pub fn frame(&self) -> Frame {
+        self.frame
+    }
+
+    /// How many pages: 1 to 512.
+    ///
+    /// Context: any.
+    pub fn pages(&self) -> u32 {
+        self.pages
+    }
+}

@@ -1,0 +1,307 @@
+//! Folios that go out: to compressed memory at once, or to a device, which says later how it went.
+//!
+//! A folio that a device has keeps its lock, and has the *writeback* bit. Lock and reference of the
+//! thread that submitted it belong to the request. Whoever finds it done takes them over, and
+//! evicts the folio or keeps it. A fault that finds the folio by a slot waits for the device, not
+//! for the lock: it would sleep where nobody may come to unlock.
+//!
+//! 1. CPU A submits a folio and goes elsewhere.
+//! 2. CPU B faults on it. It sees the writeback bit, and parks on `Swap::completions`.
+//! 3. The device is done. Its interrupt handler notes that, changes the word and wakes B.
+//! 4. CPU B finds the request done, evicts or keeps the folio, and unlocks it.
+//!
+//! The bit is set in one step with the last look at parked waiters, so that none of them sleeps on
+//! through step 3.
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use super::area::{Area, SlotRun};
+use super::content::Written;
+use super::device::{SwapDevice, SwapDeviceError, SwapOperation, SwapRequest};
+use super::slots::Stored;
+use crate::Memory;
+use crate::error::Error;
+use crate::events::RareEvents;
+use crate::frame::swap_place::SwapPlace;
+use crate::frame::{Folio, FolioLock};
+use crate::interrupt;
+use crate::platform::Platform;
+
+impl<P: Platform> Memory<P> {
+    /// Writes a folio out, unless its content is in swap, that the caller has left locked in the
+    /// swap cache, its slots busy, with a reference. Says whether it is the caller's now, frozen.
+    /// Otherwise the lock and the reference are gone: a device has them, or the folio stays.
+    pub(crate) fn write_out_locked(&self, folio: Folio, stored: Stored) -> bool {
+        let Some(place) = self.frames.swap_place(folio) else {
+            self.keep(folio, None);
+            return false;
+        };
+        if stored == Stored::Yes {
+            return self.finish_write_out(folio, place, None);
+        }
+        if let Some(area) = self.area(place.area)
+            && area.has_device()
+        {
+            return self.send_to_device(area, folio, place);
+        }
+        match self.write_out(folio, place) {
+            Some(written) => self.finish_write_out(folio, place, Some(&written)),
+            None => {
+                self.keep(folio, Some(place));
+                false
+            }
+        }
+    }
+
+    /// The content of a folio has gone out. Says whether the folio is the caller's now, frozen.
+    fn finish_write_out(&self, folio: Folio, place: SwapPlace, written: Option<&Written>) -> bool {
+        if self.evict(folio, place, written) {
+            // The lock goes with the folio.
+            return true;
+        }
+        self.keep(folio, None);
+        false
+    }
+
+    /// The folio stays: in the cache, if `place` says where. Lock and reference go.
+    fn keep(&self, folio: Folio, place: Option<SwapPlace>) {
+        // SAFETY: 1. the callers of `write_out_locked` left it locked, or the request that they
+        // handed the lock to is done; 2. no other guard is dropped.
+        let lock = unsafe { self.frames.folio_left_locked(&self.platform, folio) };
+        if let Some(place) = place {
+            self.settle_unwritten(folio, place);
+        }
+        drop(lock);
+        self.frames.release(&self.platform, folio);
+    }
+
+    /// As [`Memory::write_out_locked`], of a folio whose slots a device has.
+    #[cold]
+    #[inline(never)]
+    fn send_to_device(&self, area: &Area<P>, folio: Folio, place: SwapPlace) -> bool {
+        let written = self.sort_pages(folio, place);
+        let Some(device) = area.device().filter(|_| written.in_store(folio) > 0) else {
+            self.rare.pages_swapped_out.fetch_add(u64::from(folio.pages()), Relaxed);
+            return self.finish_write_out(folio, place, Some(&written));
+        };
+        let number = self.take_request(area);
+        area.requests.begin(number, folio.head);
+        self.swap.writing.fetch_add(u64::from(folio.pages()), Relaxed);
+        // From here on, the folio is the request's.
+        self.frames.begin_writeback(&self.platform, folio);
+        self.submit_pieces(area, device, (SwapOperation::Write, number), folio, place, |page| {
+            !written.is_filled(page)
+        });
+        false
+    }
+
+    /// Submits the runs of the folio's pages that `wanted` chooses, and then counts the submitter's
+    /// own piece.
+    pub(super) fn submit_pieces(
+        &self,
+        area: &Area<P>,
+        device: &dyn SwapDevice<P>,
+        (operation, number): (SwapOperation, u32),
+        folio: Folio,
+        place: SwapPlace,
+        wanted: impl Fn(u32) -> bool,
+    ) {
+        let mut page = 0;
+        while page < folio.pages() {
+            let pages = (page..folio.pages()).take_while(|page| wanted(*page)).count() as u32;
+            if pages > 0 {
+                area.requests.add_piece(number);
+                let request = SwapRequest {
+                    operation,
+                    area: place.area,
+                    number,
+                    slot: place.first + u64::from(page),
+                    frame: folio.head.plus(page),
+                    pages,
+                };
+                device.submit(self, request);
+            }
+            page += pages.max(1);
+        }
+        area.requests.complete(number, operation, false);
+        self.note_completion();
+    }
+
+    /// A device says that it is done with a request, and how that went. After an error, a page that
+    /// was to be written stays in memory, and one that was to be read is SIGBUS for the access that
+    /// needed it. The rest is done by a thread that waits for the page, by reclaim, or by
+    /// [`Memory::finish_swap_writes`].
+    ///
+    /// It takes no lock but [`Platform::unpark`]'s. A driver that calls it in an interrupt handler
+    /// needs an `unpark` that may be called there.
+    ///
+    /// Context: any. Constant time.
+    pub fn complete_swap_request(&self, request: SwapRequest, result: Result<(), SwapDeviceError>) {
+        let SwapRequest { operation, area, number, .. } = request;
+        if let Some(area) = self.area(area) {
+            if result.is_err() {
+                RareEvents::note(match operation {
+                    SwapOperation::Read => &self.rare.swap_read_errors,
+                    SwapOperation::Write => &self.rare.swap_write_errors,
+                });
+            }
+            area.requests.complete(number, operation, result.is_err());
+            self.note_completion();
+        }
+    }
+
+    /// Wakes who waits for a device. The requests were changed before.
+    fn note_completion(&self) {
+        let completions = &self.swap.completions;
+        // Release: who sees the change sees the requests.
+        completions.fetch_add(1, Release);
+        self.platform.unpark(completions);
+    }
+
+    /// Frees the folios that devices have written, as far as nobody wants them again. The embedder
+    /// may call it from a thread after completions; reclaim calls it, too. Returns how many pages
+    /// were freed.
+    ///
+    /// Context: may sleep. Complexity: in the requests that are done.
+    #[inline]
+    pub fn finish_swap_writes(&self) -> u64 {
+        // Acquire: who finds none left finds their folios unlocked.
+        if self.swap.writing.load(Acquire) == 0 { 0 } else { self.finish_writes() }
+    }
+
+    #[cold]
+    fn finish_writes(&self) -> u64 {
+        let (mut freed, mut some) = (0, false);
+        for area in &self.swap.areas {
+            let mut done = area.requests.take_done();
+            some |= done != 0;
+            while done != 0 {
+                freed += self.finish_write(area, done.trailing_zeros());
+                done &= done - 1;
+            }
+        }
+        if some {
+            self.note_completion();
+        }
+        freed
+    }
+
+    /// A device is done with the folio of a request. Lock and reference are the caller's now.
+    /// Returns how many pages were freed.
+    fn finish_write(&self, area: &Area<P>, number: u32) -> u64 {
+        let succeeded = area.requests.result(number) == Some(true);
+        let head = area.requests.head(number);
+        let Some(folio) = self.frames.folio_of(head) else { return 0 };
+        let pages = u64::from(folio.pages());
+        let mut freed = 0;
+        match self.frames.swap_place(folio) {
+            Some(place) if succeeded => {
+                self.rare.pages_swapped_out.fetch_add(pages, Relaxed);
+                let written = self.sorted_pages(folio, place);
+                if self.finish_write_out(folio, place, Some(&written)) {
+                    self.frames.free_frozen_into(&mut self.free_batch(), folio);
+                    freed = pages;
+                }
+            }
+            place => self.keep(folio, place),
+        }
+        // Last: an area whose requests are free has no folio that a device knows.
+        area.requests.free(number);
+        // Release: the folio is unlocked.
+        self.swap.writing.fetch_sub(pages, Release);
+        freed
+    }
+
+    /// Waits until no device is writing, and frees what was written.
+    ///
+    /// Context: may sleep.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`] for a fatal signal; the writes go on.
+    pub fn wait_for_swap_writes(&self) -> Result<(), Error> {
+        self.wait_unless_killed(&|| self.swap.writing.load(Acquire) == 0)
+    }
+
+    /// Waits until the device of a stopped area is idle.
+    pub(super) fn wait_for_area(&self, area: &Area<P>) -> Result<(), Error> {
+        self.wait_unless_killed(&|| area.requests.is_idle())
+    }
+
+    fn wait_unless_killed(&self, is_over: &dyn Fn() -> bool) -> Result<(), Error> {
+        let mut result = Ok(());
+        self.wait_for_devices(&mut || {
+            let over = is_over();
+            result = if over { Ok(()) } else { interrupt::check(&self.platform) };
+            over || result.is_err()
+        });
+        result
+    }
+
+    /// Pages that devices are writing.
+    pub(crate) fn pages_under_writeback(&self) -> u64 {
+        self.swap.writing.load(Relaxed)
+    }
+
+    /// Waits until a device is done with something, if one is writing. Returns how many pages were
+    /// freed.
+    pub(crate) fn wait_for_a_write(&self) -> u64 {
+        let mut again = false;
+        self.wait_for_devices(&mut || {
+            core::mem::replace(&mut again, true) || self.swap.writing.load(Acquire) == 0
+        })
+    }
+
+    /// Waits until `is_over`, which changes when a request is done. Finishes what is done
+    /// meanwhile, and returns how many pages that has freed. The caller holds no lock of a table or
+    /// cluster, and is in no read section. A folio that it has locked is not one that a device has.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn wait_for_devices(&self, is_over: &mut dyn FnMut() -> bool) -> u64 {
+        let mut freed = 0;
+        loop {
+            // Acquire, and before the look: what changes behind it changes the word too.
+            let seen = self.swap.completions.load(Acquire);
+            freed += self.finish_swap_writes();
+            if is_over() {
+                return freed;
+            }
+            self.platform.park(&self.swap.completions, seen);
+        }
+    }
+
+    /// A request of the area. Waits for one: those that are under way need no memory and no lock to
+    /// become done.
+    pub(super) fn take_request(&self, area: &Area<P>) -> u32 {
+        let mut taken = area.requests.take();
+        if taken.is_none() {
+            self.wait_for_devices(&mut || {
+                taken = area.requests.take();
+                taken.is_some()
+            });
+        }
+        taken.unwrap_or_default()
+    }
+
+    /// Gives a request back that its reader is done with.
+    pub(super) fn free_request(&self, area: &Area<P>, number: u32) {
+        area.requests.free(number);
+        self.note_completion();
+    }
+
+    /// Locks a folio of which the caller has a reference. Waits for whoever has the lock, be it a
+    /// device that writes the folio. The caller holds no lock of a table, and is in no read
+    /// section.
+    pub(crate) fn lock_folio(&self, folio: Folio) -> FolioLock<'_, P> {
+        loop {
+            if let Some(lock) = self.frames.lock_folio_unless_writeback(&self.platform, folio) {
+                return lock;
+            }
+            self.wait_for_devices(&mut || !self.frames.is_under_writeback(folio));
+        }
+    }
+
+    /// The slots of a folio, of which all pages are in the cache.
+    pub(super) fn slots_of(folio: Folio, place: SwapPlace) -> SlotRun {
+        SlotRun { area: place.area, first: place.first, count: folio.pages() }
+    }
+}
