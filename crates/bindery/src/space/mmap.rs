@@ -1,144 +1,19 @@
 //! `mmap(2)`.
 
-use core::fmt;
 use core::ptr::NonNull;
 
-use bitflags::bitflags;
-
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::Level;
 use crate::commit::Overcommit;
 use crate::error::Error;
-use crate::object::{Accounting, MAX_SIZE, Object, ObjectState, Sealing, WritableMapping};
+use crate::object::{Accounting, MAX_SIZE, ObjectState, Sealing, WritableMapping};
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
 use super::change::Removed;
+use super::map_request::{FileAccess, MapFlags, MapObject, MapRequest, Sharing};
 use super::vma::{MappingFlags, Protection, Purpose, Vma};
-use super::{AddressSpace, MmapLocked, STACK_GUARD_GAP};
+use super::{AddressSpace, MmapLocked};
 use crate::collections::range_skip_list::Indexed;
-
-/// The requested address of a mapping.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Place {
-    /// Any free address.
-    #[default]
-    Anywhere,
-    /// This address if it is free (rounded down to a page, or up to the lowest address that may be
-    /// mapped), else any. Null means any.
-    Near(VirtAddr),
-    /// Exactly this address; what is mapped there is unmapped (`MAP_FIXED`).
-    Fixed(VirtAddr),
-    /// Exactly this address, or none (`MAP_FIXED_NOREPLACE`).
-    FixedNoReplace(VirtAddr),
-}
-
-/// Whether writes are visible to others.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Sharing {
-    /// Private: they are not (`MAP_PRIVATE`).
-    #[default]
-    Private,
-    /// Shared: they are, to all mappings of the object, those of children included (`MAP_SHARED`).
-    Shared,
-}
-
-bitflags! {
-    /// Further flags of a new mapping.
-    #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
-    pub struct MapFlags: u8 {
-        /// Its pages are there at once and stay in memory (`MAP_LOCKED`).
-        const LOCKED = 1 << 0;
-        /// It does not count as committed, unless nothing may be overcommitted (`MAP_NORESERVE`).
-        const NO_RESERVE = 1 << 1;
-        /// A touch just below it makes it longer (`MAP_GROWSDOWN`).
-        const GROWS_DOWN = 1 << 2;
-        /// Its pages are there at once (`MAP_POPULATE`).
-        const POPULATE = 1 << 3;
-        /// Its pages may vanish when memory is short (`MAP_DROPPABLE`).
-        const DROPPABLE = 1 << 4;
-        /// It is a stack, for which large folios would mostly be a waste (`MAP_STACK`).
-        const STACK = 1 << 5;
-    }
-}
-
-bitflags! {
-    /// The access with which a file was opened, and whether the opener owns it.
-    #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
-    pub struct FileAccess: u8 {
-        /// For reading.
-        const READ = 1 << 0;
-        /// For writing.
-        const WRITE = 1 << 1;
-        /// By somebody who owns the file, or may write it, however it was opened. Others learn
-        /// nothing of which of a file's pages are in memory, and so of what its other readers have
-        /// read ([`AddressSpace::mincore`]; Linux: `can_do_mincore`).
-        const OWNER = 1 << 2;
-    }
-}
-
-/// A request for a mapping.
-///
-/// ```
-/// use bindery::addr::VirtAddr;
-/// use bindery::{MapRequest, Place, Protection, Sharing};
-///
-/// let stack = MapRequest {
-///     length: 8 << 20,
-///     protection: Protection::READ | Protection::WRITE,
-///     place: Place::Fixed(VirtAddr(0x7000_0000)),
-///     ..MapRequest::default()
-/// };
-/// assert_eq!(stack.sharing, Sharing::Private);
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct MapRequest {
-    /// Length in bytes, rounded up to pages.
-    pub length: u64,
-    /// The permissions of the program.
-    pub protection: Protection,
-    /// The requested address.
-    pub place: Place,
-    /// Whether others see what is written.
-    pub sharing: Sharing,
-    /// Further flags.
-    pub flags: MapFlags,
-}
-
-/// The part of an object to map.
-///
-/// ```
-/// use bindery::addr::VirtAddr;
-/// use bindery::{AddressSpace, Error, FileAccess, MapObject, MapRequest, Object, Platform, Protection};
-///
-/// fn text<'m, P: Platform>(
-///     space: &AddressSpace<'m, P>,
-///     file: &Object<'m, P>,
-/// ) -> Result<VirtAddr, Error> {
-///     let protection = Protection::READ | Protection::EXECUTE;
-///     let request = MapRequest { length: 64 << 10, protection, ..MapRequest::default() };
-///     let access = FileAccess::READ;
-///     space.mmap_object(&request, &MapObject { object: file, offset: 4096, access })
-/// }
-/// ```
-pub struct MapObject<'a, 'm, P: Platform> {
-    /// The object.
-    pub object: &'a Object<'m, P>,
-    /// The offset of the mapping in the object, in bytes; a multiple of the page size.
-    pub offset: u64,
-    /// The access with which the caller has opened it.
-    pub access: FileAccess,
-}
-
-impl<P: Platform> fmt::Debug for MapObject<'_, '_, P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MapObject")
-            .field("object", &self.object)
-            .field("offset", &self.offset)
-            .field("access", &self.access)
-            .finish()
-    }
-}
 
 /// What is mapped, besides what was asked.
 pub(super) struct Backing {
@@ -169,13 +44,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// # Errors
     /// [`Error::ZeroLength`]; [`Error::TooLong`] and [`Error::OutOfRange`] if it would not fit into
     /// user space; [`Error::Unaligned`] for a fixed address; [`Error::BelowMinimum`];
-    /// [`Error::Exists`] for [`Place::FixedNoReplace`]; [`Error::Invalid`] for flags that exclude
+    /// [`Error::Exists`] for [`super::Place::FixedNoReplace`]; [`Error::Invalid`] for flags that exclude
     /// each other; [`Error::LockForbidden`], [`Error::LockLimit`]; [`Error::Sealed`] if a sealed
     /// mapping would be replaced; [`Error::LimitReached`]; [`Error::Overcommitted`];
     /// [`Error::TooManyMappings`]; [`Error::NoRoom`]; [`Error::OutOfMemory`]. An error changes
     /// nothing.
     ///
-    /// Context: may sleep. Complexity: logarithmic in the mappings; for what [`Place::Fixed`]
+    /// Context: may sleep. Complexity: logarithmic in the mappings; for what [`super::Place::Fixed`]
     /// replaces, as [`AddressSpace::munmap`].
     pub fn mmap(&self, request: &MapRequest) -> Result<VirtAddr, Error> {
         let may = MappingFlags::MAY_ALL;
@@ -451,107 +326,6 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let vma = vma.lock_write(self.platform());
         self.change_flags(mm, &vma, vma.flags() | MappingFlags::SOFT_DIRTY);
         self.resize(mm, &vma, start, end);
-    }
-
-    pub(super) fn find_place(
-        &self,
-        mm: &MmapLocked,
-        length: u64,
-        place: Place,
-    ) -> Result<VirtRange, Error> {
-        match place {
-            Place::Fixed(start) => self.fixed_range(start, length),
-            Place::FixedNoReplace(start) => {
-                let range = self.fixed_range(start, length)?;
-                match self.first_behind(mm, start.0) {
-                    Some(vma) if vma.start() < range.end().0 => {
-                        Err(Error::Exists(VirtAddr(vma.start().max(start.0))))
-                    }
-                    _ => Ok(range),
-                }
-            }
-            Place::Near(hint) if hint.0 < PAGE_SIZE => self.free_range(mm, length),
-            Place::Near(hint) => {
-                // As Linux: what lies too low is tried at the lowest address that may be.
-                let start = hint.align_down(PAGE_SIZE).max(self.lowest());
-                if let Ok(range) = self.fixed_range(start, length)
-                    && self.first_behind(mm, start.0).is_none_or(|vma| vma.start() >= range.end().0)
-                    && self.guard_gap_over(mm, range).is_none()
-                {
-                    return Ok(range);
-                }
-                self.free_range(mm, length)
-            }
-            Place::Anywhere => self.free_range(mm, length),
-        }
-    }
-
-    /// The range at a fixed place; `length` is at most the limit. In Linux's order.
-    fn fixed_range(&self, start: VirtAddr, length: u64) -> Result<VirtRange, Error> {
-        let limit = self.limit();
-        if start.0 > limit.0 - length {
-            return Err(Error::OutOfRange { limit });
-        }
-        if !start.is_aligned(PAGE_SIZE) {
-            return Err(Error::Unaligned(start));
-        }
-        let minimum = self.options.minimum_address;
-        if start < minimum {
-            return Err(Error::BelowMinimum { minimum });
-        }
-        Ok(VirtRange::raw(start.0, start.0 + length))
-    }
-
-    /// The lowest address that the search may choose: never null, whatever may be mapped there.
-    fn lowest(&self) -> VirtAddr {
-        let minimum = self.options.minimum_address.0.max(PAGE_SIZE);
-        VirtAddr(minimum.checked_next_multiple_of(PAGE_SIZE).unwrap_or(minimum))
-    }
-
-    fn free_range(&self, mm: &MmapLocked, length: u64) -> Result<VirtRange, Error> {
-        let table = Level::PMD.span::<P::Arch>();
-        let aligned = (length >= table).then(|| self.find_free(mm, length, table, 0)).flatten();
-        aligned.or_else(|| self.find_free(mm, length, PAGE_SIZE, 0)).ok_or(Error::NoRoom)
-    }
-
-    /// The highest free range of `length` bytes below the top that begins `congruent` bytes behind
-    /// a multiple of `align`.
-    pub(super) fn find_free(
-        &self,
-        mm: &MmapLocked,
-        length: u64,
-        align: u64,
-        congruent: u64,
-    ) -> Option<VirtRange> {
-        let low = self.lowest().0;
-        let mut high = self.search_top();
-        loop {
-            let below = self.vmas.find_gap_top_down(length, align, congruent, low, high);
-            // As Linux: when all below the chosen top is taken, what lies above is better than
-            // none.
-            let start = match (below, self.options.search_top) {
-                (None, Some(_)) => {
-                    let limit = self.limit().0;
-                    let above = self.search_top().max(low);
-                    self.vmas.find_gap_bottom_up(length, align, congruent, above, limit)?
-                }
-                (below, _) => below?,
-            };
-            let range = VirtRange::from_len(VirtAddr(start), length)?;
-            match self.guard_gap_over(mm, range) {
-                Some(gap) if below.is_some() => high = gap.min(range.end().0 - 1),
-                Some(_) => return None,
-                None => return Some(range),
-            }
-        }
-    }
-
-    /// Where the gap begins that a mapping above `range` keeps free below it to grow into, if the
-    /// range reaches into it.
-    fn guard_gap_over(&self, mm: &MmapLocked, range: VirtRange) -> Option<u64> {
-        let next = self.first_behind(mm, range.end().0 - 1)?;
-        let gap = next.start().saturating_sub(STACK_GUARD_GAP);
-        (next.has(MappingFlags::GROWS_DOWN) && range.end().0 > gap).then_some(gap)
     }
 }
 

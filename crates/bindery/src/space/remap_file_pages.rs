@@ -6,8 +6,9 @@ use crate::platform::Platform;
 use crate::tlb::Gather;
 
 use super::change::Removed;
+use super::map_request::{FileAccess, MapFlags, MapObject, MapRequest, Place, Sharing};
 use super::mlock::LOCKS;
-use super::mmap::{Backing, FileAccess, MapFlags, MapObject, MapRequest, Place, Sharing, admit};
+use super::mmap::{Backing, admit};
 use super::vma::{MappingFlags, Protection};
 use super::{AddressSpace, MmapLocked};
 use crate::collections::range_skip_list::Indexed;

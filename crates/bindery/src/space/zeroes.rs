@@ -6,7 +6,8 @@ use crate::object::{Accounting, Sealing};
 use crate::platform::Platform;
 
 use super::AddressSpace;
-use super::mmap::{Backing, FileAccess, MapFlags, MapObject, MapRequest, Sharing};
+use super::map_request::{FileAccess, MapFlags, MapObject, MapRequest, Sharing};
+use super::mmap::Backing;
 use super::vma::{MappingFlags, Protection};
 
 impl<P: Platform> AddressSpace<'_, P> {

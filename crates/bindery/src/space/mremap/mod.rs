@@ -11,7 +11,7 @@ use crate::platform::Platform;
 use crate::tlb::Gather;
 
 use super::change::Removed;
-use super::mmap::Place;
+use super::map_request::Place;
 use super::vma::{MappingFlags, Vma};
 use super::{AddressSpace, MmapLocked};
 use crate::collections::range_skip_list::Indexed;

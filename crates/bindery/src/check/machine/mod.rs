@@ -1,0 +1,240 @@
+//! The boot self-test: whether the machine is set up as the page tables need it.
+//!
+//! A control bit that is wrong shows up late and far away. With `EFER.NXE` clear, bit 63 of an
+//! x86-64 entry is reserved: the kernel faults for ever at the first page that is not executable.
+//! With `CR0.WP` clear, the kernel writes through read-only entries, and a page that two processes
+//! share changes in both. [`machine`] maps a few pages, changes their protection, makes accesses
+//! that must succeed or fault, and names the bit.
+//!
+//! ```text
+//! kernel area   rw-  load, store succeed; fetch faults          user page  rw-  plain load faults
+//!               r--  store faults                                          rw-  user copy succeeds
+//!               r-x  fetch succeeds                                        r-x  kernel fetch faults
+//!               rwx  fetch succeeds                                        r--  user copy faults
+//!               --x  load faults (RISC-V)                  cleared A, D    rw-  user copy succeeds
+//! ```
+//!
+//! What accesses cannot show (`CR4.PGE`, `CR4.PCIDE`, memory types) is compared with the registers,
+//! where [`Accesses::register`] can read them.
+
+mod pages;
+mod trial;
+
+use core::fmt;
+
+use arrayvec::ArrayVec;
+
+use crate::KernelMap;
+use crate::addr::VirtAddr;
+use crate::arch::{ControlBit, Register, Severity, Symptom};
+use crate::error::{Error, FaultError};
+use crate::kernel_map::KernelMapError;
+use crate::platform::Platform;
+use crate::space::AddressSpace;
+
+use trial::Trial;
+
+/// Why an access was not made, as the processor reported it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum AccessFault {
+    /// There is no translation (x86-64: bit 0 of the error code clear; AArch64: Translation fault).
+    NotMapped,
+    /// The translation does not allow the access (AArch64: Permission fault).
+    Denied,
+    /// An entry has a reserved bit set (x86-64: bit 3 of the error code).
+    ReservedBit,
+    /// The accessed bit is clear (AArch64: Access flag fault).
+    AccessFlag,
+    /// A page fault that does not say why (RISC-V).
+    Unknown,
+}
+
+impl fmt::Display for AccessFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotMapped => "no translation",
+            Self::Denied => "permission denied",
+            Self::ReservedBit => "a reserved bit is set in an entry",
+            Self::AccessFlag => "the accessed bit is clear",
+            Self::Unknown => "a page fault",
+        })
+    }
+}
+
+/// With what rights the kernel accesses memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum AccessBy {
+    /// An ordinary access of the kernel.
+    Kernel,
+    /// An access to memory of user mode on purpose, as the embedder's user copies make it (x86-64:
+    /// between `stac` and `clac`; AArch64: with PAN clear, or by `ldtr` and `sttr`; RISC-V: with
+    /// SUM set). The page must be aligned to the access; protection keys must allow it.
+    UserCopy,
+}
+
+/// Makes single accesses for [`machine`], and catches their faults.
+///
+/// Each function makes one access in kernel mode on the CPU of the caller. A fault is reported as
+/// it comes: the fault handler must not ask [`AddressSpace::fault`] or [`KernelMap::resolve`] about
+/// it. A kernel has that handler already, where it copies from and to user memory.
+///
+/// # Context
+/// Context: may sleep. The functions are called without locks of the core.
+pub trait Accesses {
+    /// Loads eight bytes from an aligned address.
+    ///
+    /// # Errors
+    /// The fault.
+    fn read(&mut self, at: VirtAddr, by: AccessBy) -> Result<u64, AccessFault>;
+
+    /// Stores eight bytes to an aligned address.
+    ///
+    /// # Errors
+    /// The fault.
+    fn write(&mut self, at: VirtAddr, value: u64, by: AccessBy) -> Result<(), AccessFault>;
+
+    /// Calls [`Accesses::code`] at `at`, where the self-test has written it. Synchronizes the
+    /// instruction cache before, where the processor needs that.
+    ///
+    /// # Errors
+    /// The fault of the fetch.
+    fn execute(&mut self, at: VirtAddr) -> Result<(), AccessFault>;
+
+    /// Instructions that return to their caller at once, wherever they are (x86-64, RISC-V and
+    /// AArch64: `ret`). At most 64 bytes; what is longer is cut.
+    fn code(&self) -> &[u8];
+
+    /// A control register of the CPU; `None` if it cannot be read, which skips its rules.
+    fn register(&mut self, _register: Register) -> Option<u64> {
+        None
+    }
+}
+
+/// What [`machine`] found wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum MachineError {
+    /// A control bit has the wrong value.
+    ControlBit {
+        /// The bit.
+        bit: ControlBit,
+        /// What it did.
+        symptom: Symptom,
+    },
+    /// Something happened that no control bit explains: an invalidation that did nothing
+    /// ([`Symptom::StaleWritten`]), a direct map that shows other memory
+    /// ([`Symptom::OtherFrame`]), a root that is not loaded.
+    Unexplained {
+        /// What happened.
+        symptom: Symptom,
+        /// The fault, if that was it.
+        fault: Option<AccessFault>,
+    },
+    /// The kernel map refused a call of the self-test.
+    KernelMap(KernelMapError),
+    /// The address space refused a call of the self-test.
+    Space(Error),
+    /// The address space refused a fault of the self-test.
+    Fault(FaultError),
+}
+
+impl fmt::Display for MachineError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ControlBit { bit, symptom } => write!(f, "{bit}: {symptom}"),
+            Self::Unexplained { symptom, fault } => {
+                write!(f, "{symptom}")?;
+                if let Some(fault) = fault {
+                    write!(f, ": {fault}")?;
+                }
+                match symptom {
+                    Symptom::StaleWritten => f.write_str("; the invalidation did nothing"),
+                    Symptom::OtherFrame => f.write_str("; is the right root loaded?"),
+                    _ => Ok(()),
+                }
+            }
+            Self::KernelMap(error) => write!(f, "the kernel map refused the self-test: {error}"),
+            Self::Space(error) => write!(f, "the address space refused the self-test: {error}"),
+            Self::Fault(error) => write!(f, "a fault of the self-test was refused: {error}"),
+        }
+    }
+}
+
+impl core::error::Error for MachineError {}
+
+impl From<KernelMapError> for MachineError {
+    fn from(error: KernelMapError) -> Self {
+        Self::KernelMap(error)
+    }
+}
+
+impl From<Error> for MachineError {
+    fn from(error: Error) -> Self {
+        Self::Space(error)
+    }
+}
+
+impl From<FaultError> for MachineError {
+    fn from(error: FaultError) -> Self {
+        Self::Fault(error)
+    }
+}
+
+/// Findings that a report keeps: more than any architecture has.
+const MOST_FINDINGS: usize = 8;
+
+/// What a self-test that found nothing broken has to say: control bits without which all works, but
+/// slower or with less protection.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct MachineReport {
+    findings: ArrayVec<(ControlBit, Severity), MOST_FINDINGS>,
+}
+
+impl MachineReport {
+    /// The control bits that have the wrong value, and what that costs.
+    ///
+    /// Context: any.
+    pub fn findings(&self) -> impl Iterator<Item = (ControlBit, Severity)> + '_ {
+        self.findings.iter().copied()
+    }
+
+    fn add(&mut self, bit: ControlBit, severity: Severity) {
+        if !self.findings.iter().any(|(known, _)| known.name == bit.name) {
+            // More than fit would be a defect of the tables of rules; none is lost silently in
+            // tests.
+            debug_assert!(!self.findings.is_full(), "too many findings");
+            let _ = self.findings.try_push((bit, severity));
+        }
+    }
+}
+
+/// Tests the CPU of the caller: maps, protects and touches pages of the kernel's in `map`, and of
+/// user mode in `space`, and names the control bit that is wrong. Either may be `None`, which skips
+/// its part. All is unmapped again.
+///
+/// Called once on each CPU, at boot, before the first program: after [`KernelMap`] is made and
+/// loaded, and with `space` loaded on the CPU ([`AddressSpace::enter`]). Nothing else uses `space`
+/// meanwhile. Takes about 20 frames.
+///
+/// Context: may sleep.
+///
+/// # Errors
+/// The first control bit whose value breaks something; see [`MachineError`].
+pub fn machine<P: Platform>(
+    map: Option<&KernelMap<'_, P>>,
+    space: Option<&AddressSpace<'_, P>>,
+    accesses: &mut impl Accesses,
+) -> Result<MachineReport, MachineError> {
+    let mut test = Trial { accesses, report: MachineReport::default() };
+    let mut keys = 1;
+    if let Some(map) = map {
+        test.kernel(map)?;
+        keys = map.memory().platform.protection_keys();
+    }
+    if let Some(space) = space {
+        test.user(space)?;
+        keys = space.memory().platform.protection_keys();
+    }
+    test.registers::<P::Arch>(keys)?;
+    Ok(test.report)
+}

@@ -1,0 +1,109 @@
+//! The pages that the self-test maps, and gives back when it ends.
+
+use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, PhysAddr, VirtAddr, VirtRange};
+use crate::arch::Permissions;
+use crate::kernel_map::{KernelMapError, Pieces, VmallocOptions};
+use crate::platform::Platform;
+use crate::space::{Access, AddressSpace, MapRequest, Protection};
+use crate::{KernelMap, Memory};
+
+use super::MachineError;
+
+/// A page of a kernel area that is given back at the end.
+pub(super) struct Area<'t, 'm, P: Platform> {
+    pub(super) map: &'t KernelMap<'m, P>,
+    pub(super) at: VirtAddr,
+    pub(super) size: u64,
+}
+
+impl<'t, 'm, P: Platform> Area<'t, 'm, P> {
+    pub(super) fn new(
+        map: &'t KernelMap<'m, P>,
+        size: u64,
+        permissions: Permissions,
+        pieces: Pieces,
+    ) -> Result<Self, MachineError> {
+        let options =
+            VmallocOptions { align: size, permissions, pieces, ..VmallocOptions::default() };
+        Ok(Self { map, at: map.vmalloc(size, &options)?, size })
+    }
+
+    pub(super) fn protect(&self, permissions: Permissions) -> Result<(), MachineError> {
+        let range = VirtRange::raw(self.at.0, self.at.0 + self.size);
+        // SAFETY: 1. made in `new`; 2. the test accesses it by the MMU, and expects faults; 3.
+        // nobody else knows it.
+        Ok(unsafe { self.map.protect(range, permissions) }?)
+    }
+
+    /// Where a page of the area is in memory.
+    pub(super) fn physical(&self, page: u64) -> Result<PhysAddr, MachineError> {
+        let at = self.at.offset(page << PAGE_SHIFT);
+        Ok(self.map.physical(at).ok_or(KernelMapError::NotAnArea(at))?)
+    }
+
+    /// Writes to a page of the area by the direct map.
+    pub(super) fn fill(&self, page: u64, bytes: &[u8]) -> Result<(), MachineError> {
+        fill(self.map.memory(), self.physical(page)?, bytes);
+        Ok(())
+    }
+}
+
+impl<P: Platform> Drop for Area<'_, '_, P> {
+    fn drop(&mut self) {
+        // SAFETY: 1. made in `new`; 2. and 3. nobody else knows it, and the test is over.
+        let _ = unsafe { self.map.vfree(self.at) };
+    }
+}
+
+pub(super) fn frame_of(at: PhysAddr) -> Frame {
+    Frame((at.0 >> PAGE_SHIFT) as u32)
+}
+
+/// Writes to a frame of an area of the self-test's own.
+pub(super) fn fill<P: Platform>(memory: &Memory<P>, to: PhysAddr, bytes: &[u8]) {
+    let bytes = &bytes[..bytes.len().min(PAGE_SIZE as usize)];
+    let to = memory.platform.direct_map(frame_of(to));
+    // SAFETY: the frame belongs to an area of the self-test, which nobody else knows, and the arena
+    // shows all of it.
+    unsafe { memory.platform.write_bytes(to, bytes) };
+}
+
+/// Reads the first word of a frame of an area of the self-test's own.
+pub(super) fn first_word<P: Platform>(memory: &Memory<P>, from: PhysAddr) -> u64 {
+    let mut bytes = [0; 8];
+    let from = memory.platform.direct_map(frame_of(from));
+    // SAFETY: as in `fill`.
+    unsafe { memory.platform.read_bytes(from, &mut bytes) };
+    u64::from_ne_bytes(bytes)
+}
+
+/// A mapping of one page that is unmapped at the end.
+pub(super) struct UserPage<'t, 'm, P: Platform> {
+    pub(super) space: &'t AddressSpace<'m, P>,
+    pub(super) at: VirtAddr,
+}
+
+impl<'t, 'm, P: Platform> UserPage<'t, 'm, P> {
+    /// A page that is there, with `protection`.
+    pub(super) fn new(
+        space: &'t AddressSpace<'m, P>,
+        protection: Protection,
+        touched: Access,
+    ) -> Result<Self, MachineError> {
+        let request = MapRequest { length: PAGE_SIZE, protection, ..MapRequest::default() };
+        let page = Self { space, at: space.mmap(&request)? };
+        space.fault(page.at, touched)?;
+        Ok(page)
+    }
+
+    pub(super) fn protect(&self, protection: Protection) -> Result<(), MachineError> {
+        Ok(self.space.mprotect(self.at, PAGE_SIZE, protection)?)
+    }
+}
+
+impl<P: Platform> Drop for UserPage<'_, '_, P> {
+    fn drop(&mut self) {
+        // It is a mapping that was made here; out of memory cannot come of a whole one.
+        let _ = self.space.munmap(self.at, PAGE_SIZE);
+    }
+}

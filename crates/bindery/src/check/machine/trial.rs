@@ -1,0 +1,258 @@
+//! The accesses of the self-test, one function for each thing that an access can show.
+
+use arrayvec::ArrayVec;
+
+use crate::KernelMap;
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr};
+use crate::arch::{self, Arch, MemoryType, Permissions, Severity, Symptom};
+use crate::kernel_map::{Pieces, Resolution, UnmapTime, VmapOptions};
+use crate::platform::Platform;
+use crate::space::{Access, AddressSpace, Advice, Protection};
+
+use super::pages::{Area, UserPage, first_word, frame_of};
+use super::{AccessBy, AccessFault, Accesses, MachineError, MachineReport};
+
+/// Two values that are told apart from zeroes and from each other.
+const FIRST: u64 = 0x6269_6e64_6572_7931;
+const SECOND: u64 = 0x6269_6e64_6572_7932;
+
+/// The longest code that is tried.
+const MOST_CODE: usize = 64;
+
+const READ: Permissions = Permissions::READ;
+const WRITE: Permissions = Permissions::WRITE;
+const EXECUTE: Permissions = Permissions::EXECUTE;
+
+pub(super) struct Trial<'t, A> {
+    pub(super) accesses: &'t mut A,
+    pub(super) report: MachineReport,
+}
+
+impl<A: Accesses> Trial<'_, A> {
+    /// Something was seen: names the bit, or notes it where all works nevertheless.
+    fn seen<F: Arch>(
+        &mut self,
+        symptom: Symptom,
+        fault: Option<AccessFault>,
+    ) -> Result<(), MachineError> {
+        match F::control_bit(symptom) {
+            Some((bit, severity @ (Severity::Slow | Severity::Unprotected))) => {
+                self.report.add(bit, severity);
+                Ok(())
+            }
+            Some((bit, _)) => Err(MachineError::ControlBit { bit, symptom }),
+            None => Err(MachineError::Unexplained { symptom, fault }),
+        }
+    }
+
+    fn code(&self) -> ArrayVec<u8, MOST_CODE> {
+        self.accesses.code().iter().copied().take(MOST_CODE).collect()
+    }
+
+    /// Makes an access of the kernel; a second time, where the processor may remember that nothing
+    /// was mapped.
+    fn twice<P: Platform, T>(
+        &mut self,
+        map: &KernelMap<'_, P>,
+        at: VirtAddr,
+        needed: Permissions,
+        access: impl Fn(&mut A) -> Result<T, AccessFault>,
+    ) -> Result<T, AccessFault> {
+        access(self.accesses).or_else(|fault| match map.resolve(at, needed) {
+            Resolution::Retry => access(self.accesses),
+            Resolution::Denied | Resolution::NotMapped => Err(fault),
+        })
+    }
+
+    fn load<P: Platform>(
+        &mut self,
+        map: &KernelMap<'_, P>,
+        at: VirtAddr,
+    ) -> Result<u64, AccessFault> {
+        self.twice(map, at, READ, |accesses| accesses.read(at, AccessBy::Kernel))
+    }
+
+    fn store<P: Platform>(
+        &mut self,
+        map: &KernelMap<'_, P>,
+        at: VirtAddr,
+        value: u64,
+    ) -> Result<(), AccessFault> {
+        self.twice(map, at, WRITE, |accesses| accesses.write(at, value, AccessBy::Kernel))
+    }
+
+    fn fetch<P: Platform>(
+        &mut self,
+        map: &KernelMap<'_, P>,
+        at: VirtAddr,
+    ) -> Result<(), AccessFault> {
+        self.twice(map, at, EXECUTE, |accesses| accesses.execute(at))
+    }
+
+    pub(super) fn kernel<P: Platform>(
+        &mut self,
+        map: &KernelMap<'_, P>,
+    ) -> Result<(), MachineError> {
+        let area = Area::new(map, PAGE_SIZE, READ | WRITE, Pieces::Base)?;
+        self.data(&area)?;
+        self.read_only(&area)?;
+        self.code_of_kernel(&area)?;
+        self.contiguous(map)?;
+        self.memory_types(&area)
+    }
+
+    /// A page that is writable and not executable.
+    fn data<P: Platform>(&mut self, area: &Area<'_, '_, P>) -> Result<(), MachineError> {
+        let (map, at) = (area.map, area.at);
+        let written = self.store(map, at, FIRST).and_then(|()| self.load(map, at));
+        match written {
+            Ok(FIRST) if first_word(map.memory(), area.physical(0)?) == FIRST => {}
+            Ok(_) => self.seen::<P::Arch>(Symptom::OtherFrame, None)?,
+            Err(fault) => self.seen::<P::Arch>(Symptom::DataFaulted, Some(fault))?,
+        }
+        area.fill(0, &self.code())?;
+        if self.fetch(map, at).is_ok() {
+            self.seen::<P::Arch>(Symptom::DataExecuted, None)?;
+        }
+        Ok(())
+    }
+
+    /// A page that was never writable, and one that was until now.
+    fn read_only<P: Platform>(&mut self, area: &Area<'_, '_, P>) -> Result<(), MachineError> {
+        let never = Area::new(area.map, PAGE_SIZE, READ, Pieces::Base)?;
+        if self.store(area.map, never.at, SECOND).is_ok() {
+            self.seen::<P::Arch>(Symptom::ReadOnlyWritten, None)?;
+        }
+        // The TLB has the translation: it allows stores.
+        let _ = self.store(area.map, area.at, FIRST);
+        area.protect(READ)?;
+        if self.store(area.map, area.at, SECOND).is_ok() {
+            self.seen::<P::Arch>(Symptom::StaleWritten, None)?;
+        }
+        Ok(())
+    }
+
+    fn code_of_kernel<P: Platform>(&mut self, area: &Area<'_, '_, P>) -> Result<(), MachineError> {
+        let (map, at) = (area.map, area.at);
+        area.fill(0, &self.code())?;
+        area.protect(READ | EXECUTE)?;
+        if let Err(fault) = self.fetch(map, at) {
+            self.seen::<P::Arch>(Symptom::CodeFaulted, Some(fault))?;
+        }
+        area.protect(READ | WRITE | EXECUTE)?;
+        if let Err(fault) = self.fetch(map, at) {
+            self.seen::<P::Arch>(Symptom::WritableCodeFaulted, Some(fault))?;
+        }
+        if !arch::implied::<P::Arch>(EXECUTE).contains(READ) {
+            area.protect(EXECUTE)?;
+            if self.load(map, at).is_ok() {
+                self.seen::<P::Arch>(Symptom::ExecuteOnlyRead, None)?;
+            }
+        }
+        area.protect(READ | WRITE)
+    }
+
+    /// Memory in one contiguous run, of which each page is read.
+    fn contiguous<P: Platform>(&mut self, map: &KernelMap<'_, P>) -> Result<(), MachineError> {
+        let pages = u64::from(P::Arch::CONTIG_ENTRIES);
+        if pages == 1 {
+            return Ok(());
+        }
+        let area = Area::new(map, pages << PAGE_SHIFT, READ | WRITE, Pieces::Largest)?;
+        for page in 0..pages {
+            area.fill(page, &(FIRST + page).to_ne_bytes())?;
+        }
+        for page in 0..pages {
+            match self.load(map, area.at.offset(page << PAGE_SHIFT)) {
+                Ok(value) if value == FIRST + page => {}
+                Ok(_) => self.seen::<P::Arch>(Symptom::ContiguousFaulted, None)?,
+                Err(fault) => self.seen::<P::Arch>(Symptom::ContiguousFaulted, Some(fault))?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The same frame as memory of another type, where a control bit switches types on. (Elsewhere
+    /// the two types of one frame would have to agree.)
+    fn memory_types<P: Platform>(&mut self, area: &Area<'_, '_, P>) -> Result<(), MachineError> {
+        if P::Arch::control_bit(Symptom::MemoryTypeFaulted).is_none() {
+            return Ok(());
+        }
+        let options = VmapOptions { memory: MemoryType::WriteCombining, ..VmapOptions::default() };
+        let at = area.map.vmap(&[frame_of(area.physical(0)?)], &options)?;
+        let loaded = self.load(area.map, at);
+        // SAFETY: 1. made above; 2. the accesses are over.
+        unsafe { area.map.vunmap(at, UnmapTime::Now) }?;
+        match loaded {
+            Ok(_) => Ok(()),
+            Err(fault) => self.seen::<P::Arch>(Symptom::MemoryTypeFaulted, Some(fault)),
+        }
+    }
+
+    pub(super) fn user<P: Platform>(
+        &mut self,
+        space: &AddressSpace<'_, P>,
+    ) -> Result<(), MachineError> {
+        let writable = Protection::READ | Protection::WRITE;
+        let page = UserPage::new(space, writable, Access::Write)?;
+        let at = page.at;
+        if self.accesses.read(at, AccessBy::Kernel).is_ok() {
+            self.seen::<P::Arch>(Symptom::UserPageRead, None)?;
+        }
+        let written = self.accesses.write(at, FIRST, AccessBy::UserCopy);
+        match written.and_then(|()| self.accesses.read(at, AccessBy::UserCopy)) {
+            Ok(FIRST) => {}
+            Ok(_) => self.seen::<P::Arch>(Symptom::OtherFrame, None)?,
+            Err(fault) => self.seen::<P::Arch>(Symptom::UserCopyFaulted, Some(fault))?,
+        }
+        page.protect(Protection::READ)?;
+        if self.accesses.write(at, SECOND, AccessBy::UserCopy).is_ok() {
+            self.seen::<P::Arch>(Symptom::StaleWritten, None)?;
+        }
+        page.protect(writable)?;
+        space.write_user(at, &self.code())?;
+        page.protect(Protection::READ | Protection::EXECUTE)?;
+        if self.accesses.execute(at).is_ok() {
+            self.seen::<P::Arch>(Symptom::UserPageExecuted, None)?;
+        }
+        self.recorded(space)?;
+        let never = UserPage::new(space, Protection::READ, Access::Read)?;
+        if self.accesses.write(never.at, SECOND, AccessBy::UserCopy).is_ok() {
+            self.seen::<P::Arch>(Symptom::ReadOnlyWritten, None)?;
+        }
+        Ok(())
+    }
+
+    /// A page whose entry says that it was neither used nor written.
+    fn recorded<P: Platform>(&mut self, space: &AddressSpace<'_, P>) -> Result<(), MachineError> {
+        let page = UserPage::new(space, Protection::READ | Protection::WRITE, Access::Write)?;
+        space.madvise(page.at, PAGE_SIZE, Advice::Free)?;
+        if let Err(fault) = self.accesses.read(page.at, AccessBy::UserCopy) {
+            self.seen::<P::Arch>(Symptom::AccessedFaulted, Some(fault))?;
+            space.fault(page.at, Access::Read)?;
+        }
+        if let Err(fault) = self.accesses.write(page.at, SECOND, AccessBy::UserCopy) {
+            self.seen::<P::Arch>(Symptom::DirtyFaulted, Some(fault))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn registers<F: Arch>(&mut self, keys: u8) -> Result<(), MachineError> {
+        for rule in F::REGISTERS {
+            let Some(value) = self.accesses.register(rule.register) else { continue };
+            if value & rule.mask == rule.value {
+                continue;
+            }
+            let (bit, symptom) = (rule.bit, Symptom::Register);
+            match rule.severity {
+                Severity::Broken => return Err(MachineError::ControlBit { bit, symptom }),
+                Severity::BrokenWithKeys if keys > 1 => {
+                    return Err(MachineError::ControlBit { bit, symptom });
+                }
+                Severity::BrokenWithKeys => {}
+                severity => self.report.add(bit, severity),
+            }
+        }
+        Ok(())
+    }
+}

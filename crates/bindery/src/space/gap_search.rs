@@ -1,0 +1,114 @@
+//! Where a new mapping goes: at the place that is asked for, or in the highest gap that fits.
+
+use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::Level;
+use crate::collections::range_skip_list::Indexed;
+use crate::error::Error;
+use crate::platform::Platform;
+
+use super::map_request::Place;
+use super::vma::MappingFlags;
+use super::{AddressSpace, MmapLocked, STACK_GUARD_GAP};
+
+impl<P: Platform> AddressSpace<'_, P> {
+    pub(super) fn find_place(
+        &self,
+        mm: &MmapLocked,
+        length: u64,
+        place: Place,
+    ) -> Result<VirtRange, Error> {
+        match place {
+            Place::Fixed(start) => self.fixed_range(start, length),
+            Place::FixedNoReplace(start) => {
+                let range = self.fixed_range(start, length)?;
+                match self.first_behind(mm, start.0) {
+                    Some(vma) if vma.start() < range.end().0 => {
+                        Err(Error::Exists(VirtAddr(vma.start().max(start.0))))
+                    }
+                    _ => Ok(range),
+                }
+            }
+            Place::Near(hint) if hint.0 < PAGE_SIZE => self.free_range(mm, length),
+            Place::Near(hint) => {
+                // As Linux: what lies too low is tried at the lowest address that may be.
+                let start = hint.align_down(PAGE_SIZE).max(self.lowest());
+                if let Ok(range) = self.fixed_range(start, length)
+                    && self.first_behind(mm, start.0).is_none_or(|vma| vma.start() >= range.end().0)
+                    && self.guard_gap_over(mm, range).is_none()
+                {
+                    return Ok(range);
+                }
+                self.free_range(mm, length)
+            }
+            Place::Anywhere => self.free_range(mm, length),
+        }
+    }
+
+    /// The range at a fixed place; `length` is at most the limit. In Linux's order.
+    fn fixed_range(&self, start: VirtAddr, length: u64) -> Result<VirtRange, Error> {
+        let limit = self.limit();
+        if start.0 > limit.0 - length {
+            return Err(Error::OutOfRange { limit });
+        }
+        if !start.is_aligned(PAGE_SIZE) {
+            return Err(Error::Unaligned(start));
+        }
+        let minimum = self.options.minimum_address;
+        if start < minimum {
+            return Err(Error::BelowMinimum { minimum });
+        }
+        Ok(VirtRange::raw(start.0, start.0 + length))
+    }
+
+    /// The lowest address that the search may choose: never null, whatever may be mapped there.
+    fn lowest(&self) -> VirtAddr {
+        let minimum = self.options.minimum_address.0.max(PAGE_SIZE);
+        VirtAddr(minimum.checked_next_multiple_of(PAGE_SIZE).unwrap_or(minimum))
+    }
+
+    fn free_range(&self, mm: &MmapLocked, length: u64) -> Result<VirtRange, Error> {
+        let table = Level::PMD.span::<P::Arch>();
+        let aligned = (length >= table).then(|| self.find_free(mm, length, table, 0)).flatten();
+        aligned.or_else(|| self.find_free(mm, length, PAGE_SIZE, 0)).ok_or(Error::NoRoom)
+    }
+
+    /// The highest free range of `length` bytes below the top that begins `congruent` bytes behind
+    /// a multiple of `align`.
+    pub(super) fn find_free(
+        &self,
+        mm: &MmapLocked,
+        length: u64,
+        align: u64,
+        congruent: u64,
+    ) -> Option<VirtRange> {
+        let low = self.lowest().0;
+        let mut high = self.search_top();
+        loop {
+            let below = self.vmas.find_gap_top_down(length, align, congruent, low, high);
+            // As Linux: when all below the chosen top is taken, what lies above is better than
+            // none.
+            let start = match (below, self.options.search_top) {
+                (None, Some(_)) => {
+                    let limit = self.limit().0;
+                    let above = self.search_top().max(low);
+                    self.vmas.find_gap_bottom_up(length, align, congruent, above, limit)?
+                }
+                (below, _) => below?,
+            };
+            let range = VirtRange::from_len(VirtAddr(start), length)?;
+            match self.guard_gap_over(mm, range) {
+                Some(gap) if below.is_some() => high = gap.min(range.end().0 - 1),
+                Some(_) => return None,
+                None => return Some(range),
+            }
+        }
+    }
+
+    /// Where the gap begins that a mapping above `range` keeps free below it to grow into, if the
+    /// range reaches into it.
+    fn guard_gap_over(&self, mm: &MmapLocked, range: VirtRange) -> Option<u64> {
+        let next = self.first_behind(mm, range.end().0 - 1)?;
+        let gap = next.start().saturating_sub(STACK_GUARD_GAP);
+        (next.has(MappingFlags::GROWS_DOWN) && range.end().0 > gap).then_some(gap)
+    }
+}
