@@ -59,7 +59,7 @@ pub use cpu::OnCpu;
 pub use dispatch::{ArchitectureName, UnknownArchitecture, Visitor, dispatch};
 pub use files::{MemoryFiles, PagerCounts};
 pub use instructions::InstructionCache;
-pub use machine::{Config, Machine};
+pub use machine::{Config, Machine, PARKED};
 pub use mmu::{
     AccessKind, Denial, Fetches, InvalidEntries, Leaf, Meaning, MmuFault, Mode, Rights, Rules,
     Translation, Walk,

@@ -4,6 +4,7 @@ use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::time::{Duration, Instant};
 
 use bindery::addr::{Frame, PAGE_SHIFT};
 use bindery::platform::{Cpu, CpuSet, GracePeriod, Invalidation, MAX_CPUS, Platform};
@@ -48,6 +49,10 @@ pub struct Config {
     /// What instruction fetches see; coherent by default.
     pub instructions: InstructionCache,
 }
+
+/// The longest that a thread is parked before it looks again, as [`Platform::park`] allows: a
+/// signal does not wake it.
+pub const PARKED: Duration = Duration::from_millis(50);
 
 impl Default for Config {
     fn default() -> Self {
@@ -245,6 +250,12 @@ impl<A: Walk> Machine<A> {
         self.shared.signals.set(questions);
     }
 
+    /// Kills the thread on `cpu`: [`Platform::fatal_signal`] says so there from now on. Where that
+    /// thread is parked, it looks within [`PARKED`].
+    pub fn kill(&self, cpu: Cpu) {
+        self.shared.signals.kill(cpu);
+    }
+
     /// Has [`Platform::collect_memory`] call `collect`, as an embedder that keeps frames for later
     /// gives them back.
     pub fn on_collect(&self, collect: impl Fn() + Send + Sync + 'static) {
@@ -374,7 +385,8 @@ unsafe impl<A: Walk> Platform for Machine<A> {
         // crate's lies, and which others use as a key through `unpark` alone. 2. The closures
         // neither panic nor come back to the crate.
         unsafe {
-            parking_lot_core::park(key, unchanged, || (), |_, _| (), DEFAULT_PARK_TOKEN, None);
+            let until = Some(Instant::now() + PARKED);
+            parking_lot_core::park(key, unchanged, || (), |_, _| (), DEFAULT_PARK_TOKEN, until);
         }
     }
 
@@ -400,7 +412,11 @@ unsafe impl<A: Walk> Platform for Machine<A> {
 
     fn fatal_signal(&self) -> bool {
         assert!(!self.shared.seats.inside(), "a call that would stop inside a read section");
-        self.shared.signals.waits()
+        self.shared.signals.waits() || self.shared.signals.has_killed(self.cpu())
+    }
+
+    fn thread(&self) -> u32 {
+        u32::from(self.cpu().0) + 1
     }
 
     fn seed(&self) -> u64 {

@@ -59,8 +59,9 @@ fn attempt(mut act: impl FnMut() -> Result<(), FaultError>) -> Result<(), Errno>
 /// memory.
 #[cold]
 pub fn fault_in(at: u64, access: Access) -> Result<(), Errno> {
-    let fault =
-        |space: &Space| space.fault_with_keys(VirtAddr(at), access, arch::key_rights()).map(|_| ());
+    let fault = |space: &Space| {
+        space.fault_for_kernel(VirtAddr(at), access, arch::key_rights()).map(|_| ())
+    };
     process::with_space(|space| attempt(|| fault(space)))
 }
 

@@ -155,6 +155,7 @@ impl Error {
             Self::Exists(_) => Errno::EEXIST,
             Self::NotMapped(_) => match operation {
                 Operation::Mremap => Errno::EFAULT,
+                Operation::Userfault => Errno::ENOENT,
                 _ => Errno::ENOMEM,
             },
             Self::CrossesMapping { .. } => Errno::EFAULT,
@@ -168,6 +169,7 @@ impl Error {
                 _ => Errno::EAGAIN,
             },
             Self::LockForbidden | Self::Sealed(_) | Self::SealForbids => Errno::EPERM,
+            Self::AccessDenied if operation == Operation::Userfault => Errno::EPERM,
             Self::AccessDenied => Errno::EACCES,
             Self::Invalid => Errno::EINVAL,
             Self::Busy => Errno::EBUSY,
@@ -218,6 +220,8 @@ pub enum Operation {
     Mseal,
     /// Calls on an object: `ftruncate(2)`, `fallocate(2)`, `fcntl(2)`.
     Object,
+    /// Calls on a userfaultfd: `ioctl_userfaultfd(2)`.
+    Userfault,
 }
 
 impl fmt::Display for Error {
@@ -292,6 +296,9 @@ pub enum FaultError {
     Bus,
     /// Physical memory ran out; nothing has changed, and the access may be tried again.
     OutOfMemory,
+    /// A signal came while the fault waited for a userfaultfd's handler ([`crate::Userfault`]).
+    /// Nothing has changed: the embedder deals with the signal, and the access may be tried again.
+    Interrupted,
 }
 
 impl fmt::Display for FaultError {
@@ -302,6 +309,7 @@ impl fmt::Display for FaultError {
             Self::ProtectionKey(_) => "the thread's rights to the protection key forbid the access",
             Self::Bus => "the page's content is lost",
             Self::OutOfMemory => "physical memory ran out",
+            Self::Interrupted => "a signal came while the fault waited",
         })
     }
 }

@@ -37,6 +37,7 @@
 //! | pin | a reference that keeps a page mapped for a device | `pin_user_pages`, `FOLL_PIN` |
 //! | area | a range of the kernel's addresses with one owner ([`KernelMap`]) | `vmap_area`, `vm_struct` |
 //! | arena | the kernel addresses that a [`KernelMap`] manages | `VMALLOC_START` to `VMALLOC_END` |
+//! | userfault | a fault that waits until a program has served it | `userfaultfd` |
 //! | purge | one flush for all freed areas, after which their addresses can be used again | `__purge_vmap_area_lazy` |
 //!
 //! # Contexts
@@ -72,6 +73,7 @@
 //! | `memory`, `deferred`, `effort`, `huge_zero`, `swap` | what all address spaces share; frees that wait for readers; swap slots |
 //! | `tlb` | which CPUs must flush, and what a flush covers |
 //! | `table` | page tables: locks, runs, cursors, moves |
+//! | `userfault` | queues of the faults that programs serve |
 //! | `vma`, `rmap`, `object`, `reclaim` | mappings, the reverse map, shared memory and files; pages leave memory |
 //! | `space` | address spaces: the memory calls and faults |
 //! | `kernel_map` | the kernel's own mappings |
@@ -116,6 +118,7 @@ mod table;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod tlb;
+mod userfault;
 mod vma;
 
 pub use commit::{Commitment, Overcommit};
@@ -135,10 +138,11 @@ pub use object::{
 pub use platform::Platform;
 pub use reclaim::Reclaimed;
 pub use space::{
-    Access, AddressSpace, Advice, CollapseLimits, CollapseProgress, ExecGain, FileAccess,
-    FolioError, Inspection, LargeFolios, Limits, LockAll, LockPages, Locking, MapFlags, MapObject,
-    MapRequest, Mapping, MappingFlags, PartialCopy, PinTime, Pinned, Place, ProtectFrom,
-    Protection, Remap, Residence, Resident, Resolved, Sharing, SpaceOptions, SyncFlags, Usage,
+    Access, AddressSpace, Advice, CollapseLimits, CollapseProgress, ExecGain, FileAccess, FillMode,
+    FillSource, FolioError, Inspection, LargeFolios, Limits, LockAll, LockPages, Locking, MapFlags,
+    MapObject, MapRequest, Mapping, MappingFlags, PartialCopy, PartialFill, PinTime, Pinned, Place,
+    ProtectFrom, Protection, Remap, Residence, Resident, Resolved, Sharing, SpaceOptions,
+    SyncFlags, Usage,
 };
 pub use stats::Counts;
 pub use swap::{
@@ -148,6 +152,10 @@ pub use swap::{
 #[cfg(feature = "baseline")]
 pub use table::Reach;
 pub use tlb::TlbOnLeave;
+pub use userfault::{
+    Userfault, UserfaultFault, UserfaultFeatures, UserfaultKind, UserfaultMessage, UserfaultModes,
+    UserfaultScope,
+};
 
 /// The example of the README, compiled and run as a test.
 #[cfg(doctest)]

@@ -332,6 +332,23 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
         false
     }
 
+    /// Whether the running thread has a signal to deal with (Linux: `signal_pending`). A program
+    /// that waits for a userfaultfd's handler stops waiting then, and so does who reads its
+    /// messages. The provided answer is that of [`Platform::fatal_signal`].
+    fn signal(&self) -> bool {
+        self.fatal_signal()
+    }
+
+    /// The number of the running thread, as the messages of a userfaultfd have it
+    /// ([`crate::UserfaultFeatures::THREAD_ID`]). Always 0 by default.
+    fn thread(&self) -> u32 {
+        0
+    }
+
+    /// Called when a userfaultfd has got a message, or was closed: a kernel wakes those who poll
+    /// it. VMAs may be locked, so it does not wait for one. Does nothing by default.
+    fn userfault_arrived(&self) {}
+
     /// How many protection keys the machine supports (x86-64: 16 if CR4.PKE is set). The answer
     /// never changes. Keys above [`Arch::PROTECTION_KEYS`], which entries cannot name, have no
     /// effect.

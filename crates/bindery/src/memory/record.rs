@@ -23,11 +23,13 @@ pub(crate) enum RecordKind {
     Object,
     PageIndexNode,
     PinCount,
+    Userfault,
+    UserfaultNotice,
 }
 
 /// How many kinds of records may wait for readers.
 pub(crate) const DEFERRED_KINDS: usize = RecordKind::KernelArea as usize + 1;
-const KINDS: usize = RecordKind::PinCount as usize + 1;
+const KINDS: usize = RecordKind::UserfaultNotice as usize + 1;
 
 /// A type with a slab of its own.
 ///

@@ -131,7 +131,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.room_for(0)?;
         let _reservation = self.table.memory.commitment().reserve(range.pages())?;
         let offset = range.start().0 >> PAGE_SHIFT;
-        let purpose = Purpose { flags, object: None, group: None };
+        let purpose = Purpose { flags, ..Purpose::default() };
         // As Linux: the heap grows by its own last mapping, and is joined with nothing else.
         let start = self.program_break.start.load(Ordering::Relaxed);
         let heap = VirtRange::raw(start.min(range.start().0), range.start().0);

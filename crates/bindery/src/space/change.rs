@@ -10,6 +10,7 @@ use crate::deferred::Chain;
 use crate::error::Error;
 use crate::platform::Platform;
 use crate::rmap::{self, AnonGroup, Groups, RmapGuard};
+use crate::userfault::Notices;
 
 use super::vma::{MappingFlags, Purpose, Vma, VmaWriteGuard};
 use super::{AddressSpace, MmapLocked};
@@ -22,6 +23,8 @@ pub(super) struct Removed {
     pub(super) vmas: Chain<Vma>,
     /// Groups that nobody holds any more.
     pub(super) groups: Chain<AnonGroup>,
+    /// Messages for userfaultfds, which [`AddressSpace::transaction`] delivers.
+    pub(super) notices: Notices,
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
@@ -181,6 +184,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         if let Some(group) = vma.group() {
             group.hold();
         }
+        if let Some(userfault) = vma.userfault() {
+            userfault.hold();
+        }
     }
 
     /// Whether `high`, which begins where `low` ends, continues it in every respect (Linux:
@@ -194,6 +200,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         low.end() == high.start()
             && alike(low.flags()) == alike(high.flags())
             && low.object_pointer() == high.object_pointer()
+            && low.userfault_pointer() == high.userfault_pointer()
             // As Linux: each of them counts as an attachment of its own.
             && low.object().is_none_or(|object| object.segment().is_none())
             && low.page_offset_of(VirtAddr(low.end())) == high.page_offset()

@@ -2,13 +2,13 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::addr::VirtRange;
 use crate::error::Error;
 use crate::interrupt;
 use crate::platform::Platform;
 use crate::rmap::{self, AnonGroup, Groups};
 use crate::table::copy::{Copied, Copy};
 use crate::tlb::Gather;
+use crate::userfault::Notices;
 
 use super::change::Removed;
 use super::vma::{MappingFlags, Purpose, Vma};
@@ -46,7 +46,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             child.keys.copy_from(&self.keys);
             // All VMAs stay locked until the flush, which is one for up to 64 tables: a fault would
             // meet the mark of the pending flush, and make one of its own.
-            let result = self.copy_vmas(mm, &child, gather, removed);
+            let mut notices = Notices::default();
+            let result = self.copy_vmas(mm, &child, gather, (&mut *removed, &mut notices));
+            if result.is_ok() {
+                removed.notices.append(notices);
+            } else {
+                notices.cancel(self.table.memory);
+            }
             self.flush(gather);
             for node in self.vmas.iter() {
                 // SAFETY: 1. `copy_vmas` left each locked; 2. it kept no guard.
@@ -63,7 +69,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         mm: &MmapLocked,
         child: &Self,
         gather: &mut Gather,
-        removed: &mut Removed,
+        (removed, notices): (&mut Removed, &mut Notices),
     ) -> Result<(), Error> {
         let mut chains = false;
         for node in self.vmas.iter() {
@@ -84,7 +90,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             // at once. What was committed for the mappings before is in the child's account.
             let committed = if vma.has(MappingFlags::ACCOUNT) { vma.pages() } else { 0 };
             let _reservation = self.table.memory.commitment().reserve(committed)?;
-            self.copy_vma(mm, child, vma, vma.range(), gather)?;
+            self.copy_vma(mm, child, vma, notices, gather)?;
         }
         Ok(())
     }
@@ -105,9 +111,15 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         _mm: &MmapLocked,
         child: &Self,
         vma: &Vma,
-        range: VirtRange,
+        notices: &mut Notices,
         gather: &mut Gather,
     ) -> Result<(), Error> {
+        let range = vma.range();
+        // Before the child can run, and before anything else is made that would have to go again.
+        let userfault = match vma.userfault_pointer() {
+            Some(_) => self.child_userfault(child, vma, notices)?,
+            None => None,
+        };
         let wiped = vma.has(MappingFlags::WIPE_ON_FORK);
         let parent = vma.group().filter(|_| !wiped);
         let group = match parent {
@@ -118,7 +130,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             }
         };
         let flags = vma.flags() - (MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT);
-        let purpose = Purpose { flags, object: vma.object_pointer(), group };
+        let unserved = MappingFlags::USERFAULT;
+        let flags = if userfault.is_some() { flags } else { flags - unserved };
+        let purpose = Purpose { flags, object: vma.object_pointer(), group, userfault };
         match child.new_vma(range, purpose, vma.page_offset()) {
             // Before anything is copied, and behind this side's in the trees (`rmap::walk`).
             Ok(node) => child.insert(&child.mmap_lock.lock(), node),
@@ -130,12 +144,15 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             }
         }
         let guarded = vma.has(MappingFlags::MAYBE_GUARDS);
-        if wiped || group.is_none() && !guarded {
+        // Shared memory keeps what is write-protected in its entries alone.
+        let marked = flags.contains(MappingFlags::USERFAULT_WRITE_PROTECT);
+        if wiped || group.is_none() && !guarded && !marked {
             return Ok(());
         }
         let copied = if vma.is_shared() { Copied::Shared } else { Copied::Private };
         let owner = AnonGroup::as_owner(group);
-        let what = Copy { range, copied, owner, page_offset: vma.page_offset() };
+        let page_offset = vma.page_offset();
+        let what = Copy { range, copied, owner, page_offset, userfault: userfault.is_some() };
         self.table.copy_to(&child.table, &what, gather)
     }
 }

@@ -108,6 +108,11 @@ impl Advice {
         )
     }
 
+    /// Whether it throws contents away that a userfaultfd's handler may know.
+    fn drops_contents(self) -> bool {
+        matches!(self, Self::DontNeed | Self::DontNeedLocked | Self::Free | Self::Remove)
+    }
+
     /// Whether it throws contents away, or what a child would get of them.
     fn discards(self) -> bool {
         matches!(
@@ -167,6 +172,9 @@ impl<P: Platform> AddressSpace<'_, P> {
             .ok_or(Error::OutOfRange { limit })?;
         if range.is_empty() {
             return Ok(());
+        }
+        if self.has_userfaults() && advice.drops_contents() {
+            self.tell_of_removal(range)?;
         }
         match advice {
             Advice::PopulateRead => return self.populate_as(range, Want::Readable),

@@ -240,7 +240,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let _reservation = commitment.reserve(committed - kept)?;
         let _kept = commitment.keep(kept);
         let offset = backing.offset.unwrap_or(range.start().0 >> PAGE_SHIFT);
-        let purpose = Purpose { flags, object: backing.object, group: None };
+        let purpose = Purpose { flags, object: backing.object, ..Purpose::default() };
         if replaced == 0 && self.extend_neighbour(mm, range, &purpose, offset) {
             return Ok((range, flags));
         }

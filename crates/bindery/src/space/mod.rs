@@ -54,12 +54,13 @@ mod stack_growth;
 mod swap_off;
 mod transaction;
 mod user_copy;
+mod userfault;
 mod zeroes;
 
 use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
@@ -75,7 +76,9 @@ use crate::table::Reach;
 use crate::table::zap::Flush;
 use crate::table::{PageTable, ReadSection, RunLimit};
 use crate::tlb::{Gather, TlbOnLeave};
+use crate::userfault::release as release_userfault;
 
+pub use self::userfault::{FillMode, FillSource, PartialFill};
 pub use crate::vma::{MappingFlags, Protection};
 pub use collapse::{CollapseLimits, CollapseProgress};
 pub use fault::{Access, Resolved};
@@ -169,7 +172,9 @@ pub struct AddressSpace<'m, P: Platform> {
     settings: Settings,
     keys: Keys,
     /// The locks of mappings to come (`mlockall`).
-    future: AtomicU32,
+    future: AtomicU64,
+    /// Whether something was ever registered with a userfaultfd.
+    userfaults: AtomicBool,
     /// The pagers of the files that it maps live for `'m`, so it must not pass for one with a
     /// shorter life ([`crate::Memory::file`]).
     _pagers: PhantomData<fn(&'m ()) -> &'m ()>,
@@ -219,7 +224,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             program_break: ProgramBreak::default(),
             settings: Settings::default(),
             keys: Keys::new(),
-            future: AtomicU32::new(0),
+            future: AtomicU64::new(0),
+            userfaults: AtomicBool::new(false),
             _pagers: PhantomData,
         })
     }
@@ -426,13 +432,17 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let memory = self.table.memory;
         self.flush(gather);
         self.table.drop_contents(gather);
-        let Removed { vmas, mut groups } = removed;
+        let Removed { vmas, mut groups, .. } = removed;
         for vma in vmas.iter() {
             if let Some(group) = vma.group_pointer() {
                 Groups::release(memory, group, &mut groups);
             }
             if let Some(object) = vma.object_pointer() {
                 object::map_removed(memory, object, vma.flags());
+            }
+            if let Some(userfault) = vma.userfault_pointer() {
+                // SAFETY: 1. the VMA's own hold, which it gives up here.
+                unsafe { release_userfault(memory, userfault) };
             }
         }
         let tables = self.table.take_emptied(gather);

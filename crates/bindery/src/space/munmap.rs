@@ -64,6 +64,9 @@ impl<P: Platform> AddressSpace<'_, P> {
             self.room_for(1)?;
             self.split(mm, first, range.end())?;
         }
+        if self.has_userfaults() {
+            self.tell_of_unmapping(mm, range, &mut removed.notices)?;
+        }
         for vma in self.vmas_in(mm, range) {
             vma.lock_write(self.platform()).leave_locked();
         }

@@ -5,7 +5,7 @@ use core::fmt;
 
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Kind, Level};
+use crate::arch::{self, Arch, KeyRights, Kind, Level};
 use crate::error::{FaultError, PinError};
 use crate::frame::Folio;
 use crate::object::{Object, pages};
@@ -140,7 +140,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let writable = vma.protection().contains(Protection::WRITE);
             drop(locked);
             let needed = if own && writable { Access::Write } else { access };
-            self.fault(page, needed)?;
+            self.fault_for_kernel(page, needed, KeyRights::ALL)?;
             if own && !writable {
                 self.table.memory.retry(|| self.unshare(page))?;
             }

@@ -1,7 +1,7 @@
 //! Population: brings pages into memory before the first access.
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::Level;
+use crate::arch::{KeyRights, Level};
 use crate::error::{Error, FaultError};
 use crate::interrupt;
 use crate::platform::Platform;
@@ -95,10 +95,11 @@ impl<P: Platform> AddressSpace<'_, P> {
             if at >= end {
                 continue;
             }
-            at = match self.fault(at, access) {
+            at = match self.fault_for_kernel(at, access, KeyRights::ALL) {
                 Ok(Resolved::New(range) | Resolved::Mapped(range)) => range.end().max(at),
                 Ok(_) => at.offset(PAGE_SIZE),
                 Err(FaultError::OutOfMemory) => return Err(Error::OutOfMemory),
+                Err(FaultError::Interrupted) => return Err(Error::Interrupted),
                 Err(FaultError::Bus) => return Err(Error::Fault(at)),
                 Err(
                     FaultError::NotMapped | FaultError::Protection | FaultError::ProtectionKey(_),

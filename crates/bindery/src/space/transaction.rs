@@ -1,5 +1,7 @@
 //! One change of an address space, from its lock to its last free.
 
+use core::mem;
+
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
@@ -15,6 +17,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// 2. *Unlock*: no lock is held while memory is freed.
     /// 3. *Finish*: pages are counted down, removed VMAs let go of what they hold, tables and VMAs
     ///    are freed after the readers.
+    /// 4. *Tell* userfaultfds of it, and wait for their readers: no lock is held, and nothing of
+    ///    the call is left to be done.
     #[inline]
     pub(super) fn transaction<R>(
         &self,
@@ -25,7 +29,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         let result = work(&guard, &mut gather, &mut removed);
         self.flush(&mut gather);
         drop(guard);
+        let notices = mem::take(&mut removed.notices);
         self.finish(&mut gather, removed);
+        if !notices.is_empty() {
+            notices.deliver(self.table.memory);
+        }
         result
     }
 }

@@ -1,7 +1,7 @@
 //! Reads and writes of a program's memory from outside, with the program's permissions.
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Kind, Level};
+use crate::arch::{self, Arch, KeyRights, Kind, Level};
 use crate::bytes;
 use crate::error::FaultError;
 use crate::platform::Platform;
@@ -202,7 +202,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 // A fault waits for the writer of the VMA, and the writer waits for its readers.
                 drop(locked);
             }
-            self.fault(at, access)?;
+            self.fault_for_kernel(at, access, KeyRights::ALL)?;
         }
     }
 }

@@ -10,7 +10,7 @@
 //!    still linked and still covers the address, and otherwise asks again under the mutex.
 
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use bitflags::bitflags;
 
@@ -24,6 +24,7 @@ use crate::rmap::{AnonGroup, Rekeyed, TreeLinks};
 use crate::sync::rw_lock::{ReadGuard, RwLock, WriteGuard};
 use crate::table::TreeState;
 use crate::table::leaf::user_attributes;
+use crate::userfault::UserfaultState;
 
 use crate::collections::range_skip_list::{Indexed, Links};
 
@@ -77,7 +78,7 @@ bitflags! {
     /// # Context
     /// Context: any.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
-    pub struct MappingFlags: u32 {
+    pub struct MappingFlags: u64 {
         /// Loads are allowed (`rd`).
         const READ = 1 << 0;
         /// Stores are allowed (`wr`).
@@ -128,14 +129,20 @@ bitflags! {
         const MAYBE_GUARDS = 1 << 23;
         /// All its pages count as resident for every caller: it maps a file of somebody else's
         /// ([`crate::FileAccess::OWNER`]).
-        const HIDES_RESIDENCE = 1 << 24;
+        const HIDES_RESIDENCE = 1 << 32;
         /// Pages with the same contents may be one (`MADV_MERGEABLE`, `mg`).
-        const MERGEABLE = 1 << 25;
+        const MERGEABLE = 1 << 33;
         /// Its contents were taken because its process is about to end; no page comes any more
         /// ([`crate::AddressSpace::reap`]).
         const REAPED = 1 << 26;
         /// Nobody but the program looks at its pages ([`crate::Memory::secret_memory`]).
-        const SECRET = 1 << 27;
+        const SECRET = 1 << 34;
+        /// A userfaultfd serves what is missing (`um`).
+        const USERFAULT_MISSING = 1 << 24;
+        /// A userfaultfd serves writes to pages that it has write-protected (`uw`).
+        const USERFAULT_WRITE_PROTECT = 1 << 25;
+        /// A userfaultfd serves pages that the object has and no entry maps (`ui`).
+        const USERFAULT_MINOR = 1 << 27;
         /// The number of its protection key ([`MappingFlags::key`]).
         const KEY = 0xf << Self::KEY_SHIFT;
     }
@@ -148,6 +155,10 @@ impl MappingFlags {
     pub const PROTECTION: Self = Self::READ.union(Self::WRITE).union(Self::EXECUTE);
     /// All that [`Protection`] says.
     const OF_PROTECTION: Self = Self::PROTECTION.union(Self::BTI);
+
+    /// Some userfaultfd serves faults.
+    pub(crate) const USERFAULT: Self =
+        Self::USERFAULT_MISSING.union(Self::USERFAULT_WRITE_PROTECT).union(Self::USERFAULT_MINOR);
 
     const KEY_SHIFT: u32 = 28;
 
@@ -168,7 +179,7 @@ impl MappingFlags {
 
     /// The flags that say the same as `protection`.
     pub(crate) fn of(protection: Protection) -> Self {
-        Self::from_bits_truncate(u32::from(protection.bits()))
+        Self::from_bits_truncate(u64::from(protection.bits()))
     }
 
     /// The same with what another protection says.
@@ -185,13 +196,13 @@ impl MappingFlags {
     /// The protection key of its pages (`pkeys(7)`).
     #[inline]
     pub const fn key(self) -> ProtectionKey {
-        ProtectionKey::truncated((self.bits() >> Self::KEY_SHIFT) as u64)
+        ProtectionKey::truncated((self.bits() & Self::KEY.bits()) >> Self::KEY_SHIFT)
     }
 
     /// The same with another protection key.
     pub(crate) const fn with_key(self, key: ProtectionKey) -> Self {
         let others = self.bits() & !Self::KEY.bits();
-        Self::from_bits_truncate(others | (key.number() as u32) << Self::KEY_SHIFT)
+        Self::from_bits_truncate(others | (key.number() as u64) << Self::KEY_SHIFT)
     }
 
     /// What a leaf of such a mapping says that was not used yet.
@@ -219,6 +230,8 @@ pub(crate) struct Purpose {
     pub(crate) object: Option<NonNull<ObjectState>>,
     /// To whom its anonymous pages belong; `None` as long as it never had one.
     pub(crate) group: Option<NonNull<AnonGroup>>,
+    /// Who serves its faults ([`MappingFlags::USERFAULT`]).
+    pub(crate) userfault: Option<NonNull<UserfaultState>>,
 }
 
 /// A mapping. All fields but the lock change only with the mutex of the address space and the lock
@@ -228,13 +241,14 @@ pub(crate) struct Vma {
     start: AtomicU64,
     end: AtomicU64,
     lock: RwLock,
-    flags: AtomicU32,
+    flags: AtomicU64,
     /// Where the mapping begins in what backs it, in pages. Anonymous memory takes the address
     /// at birth; a move keeps it once there are pages, so that the index of every page stays what
     /// it was.
     page_offset: AtomicU64,
     object: AtomicPtr<ObjectState>,
     group: AtomicPtr<AnonGroup>,
+    userfault: AtomicPtr<UserfaultState>,
     tree: AtomicPtr<TreeState>,
     pub(crate) object_links: TreeLinks,
     pub(crate) group_links: TreeLinks,
@@ -280,10 +294,11 @@ impl Vma {
             start: AtomicU64::new(range.start().0),
             end: AtomicU64::new(range.end().0),
             lock: RwLock::new(),
-            flags: AtomicU32::new(purpose.flags.bits()),
+            flags: AtomicU64::new(purpose.flags.bits()),
             page_offset: AtomicU64::new(page_offset),
             object: AtomicPtr::new(raw(purpose.object)),
             group: AtomicPtr::new(raw(purpose.group)),
+            userfault: AtomicPtr::new(raw(purpose.userfault)),
             tree: AtomicPtr::new(tree.as_ptr()),
             object_links: TreeLinks::new(),
             group_links: TreeLinks::new(),
@@ -325,7 +340,12 @@ impl Vma {
     }
 
     pub(crate) fn purpose(&self) -> Purpose {
-        Purpose { flags: self.flags(), object: self.object_pointer(), group: self.group_pointer() }
+        Purpose {
+            flags: self.flags(),
+            object: self.object_pointer(),
+            group: self.group_pointer(),
+            userfault: self.userfault_pointer(),
+        }
     }
 
     pub(crate) fn object_pointer(&self) -> Option<NonNull<ObjectState>> {
@@ -356,6 +376,22 @@ impl Vma {
     /// Changes to whom the anonymous pages belong. The VMA is in no anon group's list.
     pub(crate) fn set_group(&self, group: Option<NonNull<AnonGroup>>) {
         self.group.store(raw(group), Ordering::Release);
+    }
+
+    pub(crate) fn userfault_pointer(&self) -> Option<NonNull<UserfaultState>> {
+        NonNull::new(self.userfault.load(Ordering::Relaxed))
+    }
+
+    /// Who serves its faults.
+    pub(crate) fn userfault(&self) -> Option<&UserfaultState> {
+        // SAFETY: as for the object; it changes with the VMA's lock held for writing, and callers
+        // hold that or the mutex.
+        self.userfault_pointer().map(|userfault| unsafe { userfault.as_ref() })
+    }
+
+    /// Changes who serves its faults. The VMA is locked for writing.
+    pub(crate) fn set_userfault(&self, userfault: Option<NonNull<UserfaultState>>) {
+        self.userfault.store(raw(userfault), Ordering::Relaxed);
     }
 
     /// Whether the VMA is in the trees of all that it names. For the auditor.

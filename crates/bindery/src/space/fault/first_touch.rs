@@ -98,7 +98,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// The sizes of folios, one bit for each order, that would fit around `page`: into the VMA,
     /// into one table, and where nothing seems to stand. An entry that is not empty is returned instead.
     /// Looks without locks, so a caller that acts on it looks again.
-    pub(super) fn vacant_orders(
+    pub(in crate::space) fn vacant_orders(
         &self,
         vma: &Vma,
         page: VirtAddr,
@@ -166,7 +166,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 continue;
             };
             self.platform().zero(folio.head, folio.pages());
-            let step = self.map_folio(vma, range, folio);
+            let step = self.map_folio(range, folio, written_attributes(vma.flags()));
             if !matches!(step, Ok(Step::Done(_))) {
                 self.table.memory.frames.discard(self.platform(), folio);
             }
@@ -189,18 +189,18 @@ impl<P: Platform> AddressSpace<'_, P> {
         None
     }
 
-    pub(super) fn map_folio(
+    pub(in crate::space) fn map_folio(
         &self,
-        vma: &Vma,
         range: VirtRange,
         folio: Folio,
+        attributes: Attributes,
     ) -> Result<Step, FaultError> {
         let huge = folio.order == Level::PMD.order::<P::Arch>() && folio.order > Order::PAGE;
         let level = if huge { Level::PMD } else { Level::PTE };
-        self.table.memory.before_execution(vma.flags().attributes().permissions, folio);
+        self.table.memory.before_execution(attributes.permissions, folio);
         let mapped = self.table.with_tables(|pool| {
             let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
-            map_folio_locked(&mut cursor, vma, range, folio, level, pool)
+            map_folio_locked(&mut cursor, range, (folio, attributes), level, pool)
         });
         let zeroed = Counts { bytes_zeroed: range.len(), ..Counts::default() };
         self.table.stats.add(&zeroed);
@@ -220,16 +220,15 @@ pub(in crate::space) fn written_attributes(flags: MappingFlags) -> Attributes {
 
 /// Where a folio of 2^`order` pages around `page` would stand.
 #[inline]
-pub(super) fn folio_place(page: VirtAddr, order: Order) -> Option<VirtRange> {
+pub(in crate::space) fn folio_place(page: VirtAddr, order: Order) -> Option<VirtRange> {
     let size = PAGE_SIZE << order.0;
     VirtRange::from_len(page.align_down(size), size)
 }
 
 fn map_folio_locked<'m, P: Platform>(
     cursor: &mut Cursor<'_, 'm, P>,
-    vma: &Vma,
     range: VirtRange,
-    folio: Folio,
+    (folio, attributes): (Folio, Attributes),
     level: Level,
     pool: &mut TablePool<'m, P>,
 ) -> Result<Step, OutOfMemory> {
@@ -250,7 +249,7 @@ fn map_folio_locked<'m, P: Platform>(
     // A later split of a huge leaf must not fail.
     let deposit =
         if level > Level::PTE { Some(pool.take(Level::PTE, &mut cursor.counts)?) } else { None };
-    let entry = P::Arch::leaf(folio.head, level, written_attributes(vma.flags()));
+    let entry = P::Arch::leaf(folio.head, level, attributes);
     tables.memory.frames.first_map(folio, folio.pages());
     cursor.counts.folios_touched += 1;
     cursor.counts.mapped(OwnerKind::Anonymous, folio.pages());

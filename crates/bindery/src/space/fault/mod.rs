@@ -20,12 +20,14 @@ use crate::table::protect::{Watched, Writable};
 use crate::table::{ReadSection, run};
 
 use super::AddressSpace;
+use super::userfault::Served;
 use super::vma::{MappingFlags, Protection, Vma, VmaReadGuard};
 use crate::collections::range_skip_list::Indexed;
 
 pub(super) use copy_on_write::folio_range;
-pub(super) use first_touch::written_attributes;
+pub(super) use first_touch::{folio_place, written_attributes};
 pub(super) use swap_in::Reading;
+pub(super) use zeroes::read_attributes;
 
 /// The access that faulted.
 ///
@@ -74,6 +76,25 @@ impl Access {
             Self::Execute => Permissions::EXECUTE,
         }
     }
+}
+
+/// Who makes the access that faulted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Origin {
+    /// A program.
+    Program,
+    /// The kernel, on behalf of one.
+    Kernel,
+}
+
+/// A fault.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fault {
+    pub(super) addr: VirtAddr,
+    pub(super) page: VirtAddr,
+    pub(super) access: Access,
+    rights: KeyRights,
+    pub(super) origin: Origin,
 }
 
 /// How a fault was resolved, so that the access can be repeated.
@@ -174,11 +195,40 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// # Errors
     /// As there; [`FaultError::ProtectionKey`], which comes before all refusals of the mapping
     /// itself.
+    #[inline]
     pub fn fault_with_keys(
         &self,
         addr: VirtAddr,
         access: Access,
         rights: KeyRights,
+    ) -> Result<Resolved, FaultError> {
+        self.fault_from(addr, access, rights, Origin::Program)
+    }
+
+    /// As [`AddressSpace::fault_with_keys`], of an access that the kernel makes on behalf of the
+    /// program, in a system call. Of a userfaultfd, it is served only if that serves the kernel
+    /// ([`crate::UserfaultScope`]), and only a fatal signal ends the wait for its handler.
+    ///
+    /// Context: may sleep.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn fault_for_kernel(
+        &self,
+        addr: VirtAddr,
+        access: Access,
+        rights: KeyRights,
+    ) -> Result<Resolved, FaultError> {
+        self.fault_from(addr, access, rights, Origin::Kernel)
+    }
+
+    fn fault_from(
+        &self,
+        addr: VirtAddr,
+        access: Access,
+        rights: KeyRights,
+        origin: Origin,
     ) -> Result<Resolved, FaultError> {
         if addr >= self.limit() {
             return Err(FaultError::NotMapped);
@@ -192,7 +242,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let (vma, flags) = (guard.vma(), guard.vma().flags());
             // Folios for executable mappings are synchronized on the longer way, which costs no
             // further test here.
-            let asked = MappingFlags::WRITE | MappingFlags::SHARED | MappingFlags::REAPED;
+            let asked = MappingFlags::WRITE
+                | MappingFlags::SHARED
+                | MappingFlags::REAPED
+                | MappingFlags::USERFAULT_MISSING;
             let asked =
                 if P::Arch::COHERENT_FETCHES { asked } else { asked | MappingFlags::EXECUTE };
             if flags & asked == MappingFlags::WRITE
@@ -205,22 +258,23 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             }
             locked = Some(guard);
         }
-        self.table.memory.retry(|| self.fault_beside(page, (access, rights), locked.take()))
+        let fault = Fault { addr, page, access, rights, origin };
+        self.table.memory.retry(|| self.fault_beside(&fault, locked.take()))
     }
 
     /// As [`AddressSpace::fault`], of any kind; `locked` may be the VMA of the page.
     #[inline(never)]
     fn fault_beside(
         &self,
-        page: VirtAddr,
-        (access, rights): (Access, KeyRights),
+        fault: &Fault,
         mut locked: Option<VmaReadGuard<'_, P>>,
     ) -> Result<Resolved, FaultError> {
+        let &Fault { page, access, rights, .. } = fault;
         // What was fetched for the page stays until it is mapped.
         let mut _kept = None;
         let mut tries = Tries::First;
         loop {
-            let Some(locked) = locked.take().or_else(|| self.lock_vma(page)) else {
+            let Some(mut locked) = locked.take().or_else(|| self.lock_vma(page)) else {
                 self.grow_down_to(page)?;
                 continue;
             };
@@ -238,6 +292,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 let permissions = allowed.permissions() | Permissions::USER;
                 if !arch::implied::<P::Arch>(permissions).contains(access.permission()) {
                     return Err(FaultError::Protection);
+                }
+            }
+            if flags.intersects(MappingFlags::USERFAULT) {
+                match self.serve_by_userfault(locked, fault) {
+                    Served::GoOn(still) => locked = still,
+                    Served::LookAgain => continue,
+                    Served::Refused(error) => return Err(error),
                 }
             }
             let private = !flags.contains(MappingFlags::SHARED);

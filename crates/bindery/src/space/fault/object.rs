@@ -16,6 +16,7 @@ use crate::table::protect::{Watched, Writable};
 use crate::table::{OutOfMemory, TablePool, run};
 use crate::vma::Vma;
 
+use super::first_touch::written_attributes;
 use super::{Access, Resolved, Step, refused};
 
 /// A read maps what the object has in a part of so many bytes around the address (Linux:
@@ -235,7 +236,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let counts = Counts { bytes_copied: PAGE_SIZE, ..Counts::default() };
         self.table.stats.add(&counts);
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-        let step = self.map_folio(vma, range, copy);
+        let step = self.map_folio(range, copy, written_attributes(vma.flags()));
         match step {
             Ok(Step::Done(_)) => Ok(Step::Done(Resolved::Copied)),
             step => {

@@ -19,7 +19,7 @@ use super::{Resolved, Step, Tries};
 impl<P: Platform> AddressSpace<'_, P> {
     /// The orders of zero pages, one bit for each, that a read may map in a mapping with these
     /// flags: the huge one where a write might take a huge folio.
-    pub(super) fn zero_orders(&self, flags: MappingFlags) -> Orders {
+    pub(in crate::space) fn zero_orders(&self, flags: MappingFlags) -> Orders {
         let memory = self.table.memory;
         if !memory.uses_huge_zero_page() {
             return Orders::PAGE;
@@ -49,7 +49,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Maps the huge zero page around `page`, where nothing seemed to stand. `None` if there is
     /// no memory for it, or for the tables that it needs: a small one may do without.
-    pub(super) fn map_huge_zero_page(&self, vma: &Vma, page: VirtAddr) -> Option<Step> {
+    pub(in crate::space) fn map_huge_zero_page(&self, vma: &Vma, page: VirtAddr) -> Option<Step> {
         let memory = self.table.memory;
         let range = folio_place(page, memory.huge_order())?;
         let frame = memory.huge_zero_frame()?;
@@ -111,7 +111,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 }
 
 /// What a leaf says whose page is one of zeroes.
-fn read_attributes(flags: MappingFlags) -> Attributes {
+pub(in crate::space) fn read_attributes(flags: MappingFlags) -> Attributes {
     let mut attributes = Attributes { accessed: true, ..flags.attributes() };
     attributes.permissions -= Permissions::WRITE;
     attributes

@@ -12,7 +12,7 @@ use crate::space::{AddressSpace, MmapLocked};
 use crate::stats::Counts;
 use crate::table::OutOfMemory;
 use crate::table::move_range::{Holds, Move};
-use crate::vma::{MappingFlags, Vma, VmaWriteGuard};
+use crate::vma::{MappingFlags, Purpose, Vma, VmaWriteGuard};
 
 use super::RemapCall;
 
@@ -90,7 +90,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         if purpose.flags & locked == MappingFlags::LOCKED && target.len() > source.len() {
             call.grown = Some(VirtRange::raw(target.start().0 + source.len(), target.end().0));
         }
-        if !stays && source.covers(vma.range()) {
+        if !stays && purpose.userfault.is_none() && source.covers(vma.range()) {
             let spot = self.vmas.spot(NonNull::from(vma));
             let (floor, ceiling) = self.vmas.between_neighbours(&spot, NonNull::from(vma));
             if floor <= target.start().0 && target.end().0 <= ceiling {
@@ -101,6 +101,51 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 }
             }
         }
+        if purpose.userfault.is_some() {
+            return self.relocate_served(mm, vma, what, (arriving, page_offset), call);
+        }
+        self.relocate_apart(mm, vma, what, (arriving, page_offset), call)
+    }
+
+    /// As [`AddressSpace::relocate`], of memory that a userfaultfd serves: it follows, if it is
+    /// told of moves.
+    #[cold]
+    fn relocate_served(
+        &self,
+        mm: &MmapLocked,
+        vma: &Vma,
+        what: &Relocation,
+        (mut arriving, page_offset): (Purpose, u64),
+        call: &mut RemapCall<'_>,
+    ) -> Result<VirtAddr, Error> {
+        let (to, goes) = (what.target.start(), what.fate == SourceFate::Goes);
+        let (notices, follows) = self.tell_of_move(vma, what.source, to, goes)?;
+        // A second view of shared memory is served by nobody.
+        if !follows || what.source.is_empty() {
+            arriving.flags -= MappingFlags::USERFAULT;
+            arriving.userfault = None;
+        }
+        let done = self.relocate_apart(mm, vma, what, (arriving, page_offset), call);
+        match done {
+            Ok(_) => call.removed.notices.append(notices),
+            Err(_) => notices.cancel(self.table.memory),
+        }
+        done
+    }
+
+    /// Moves the source into a VMA of its own.
+    fn relocate_apart(
+        &self,
+        mm: &MmapLocked,
+        vma: &Vma,
+        what: &Relocation,
+        (arriving, page_offset): (Purpose, u64),
+        call: &mut RemapCall<'_>,
+    ) -> Result<VirtAddr, Error> {
+        let (source, target) = (what.source, what.target);
+        let stays = what.fate == SourceFate::Stays || source.is_empty();
+        let purpose = vma.purpose();
+        let locked = MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT;
         let moved = self.new_vma(target, arriving, page_offset)?;
         // Cut out of the middle, the VMA leaves two parts.
         let upper = if !stays && vma.start() < source.start().0 && source.end().0 < vma.end() {

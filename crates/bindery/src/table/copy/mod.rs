@@ -38,6 +38,15 @@ pub(crate) struct Copy {
     /// To whom pages belong that are copied at once, and the offset of the first page there.
     pub(crate) owner: Owner,
     pub(crate) page_offset: u64,
+    /// Whether the child's copy has a userfaultfd, which knows what is write-protected.
+    pub(crate) userfault: bool,
+}
+
+impl Copy {
+    /// The absent entry as the child has it.
+    fn absent<A: Arch>(&self, entry: Entry) -> Entry {
+        if self.userfault { entry } else { absent::strip_userfault::<A>(entry) }
+    }
 }
 
 impl<'m, P: Platform> PageTable<'m, P> {
@@ -152,7 +161,7 @@ fn copy_locked<'m, P: Platform>(
             }
             What::Leaf(first) => {
                 let table = target_table(target, &run, supplies)?;
-                copy_leaves(source, target, &run, (table, first), what.copied, gather)?;
+                copy_leaves(source, target, &run, (table, first), what, gather)?;
             }
             What::Absent(first) => match absent::decode::<P::Arch>(first) {
                 Some(Absent::ProtNone { frame, .. })
@@ -160,10 +169,10 @@ fn copy_locked<'m, P: Platform>(
                 {
                     return Err(stop_at_pinned(source, &run, frame, folio, Form::ProtNone));
                 }
-                _ if absent::strip_userfault::<P::Arch>(first).is_empty() => {}
+                _ if what.absent::<P::Arch>(first).is_empty() => {}
                 _ => {
                     let table = target_table(target, &run, supplies)?;
-                    copy_absent(source, target, &run, (table, first))?;
+                    copy_absent(source, target, &run, (table, first), what)?;
                 }
             },
         }
@@ -191,9 +200,10 @@ fn copy_leaves<P: Platform>(
     target: &mut Cursor<'_, '_, P>,
     run: &Run,
     (table, first): (Frame, Entry),
-    copied: Copied,
+    what: &Copy,
     gather: &mut Gather,
 ) -> Result<(), Stop> {
+    let stripped = if what.userfault { 0 } else { P::Arch::USERFAULT };
     let memory = source.tables.memory;
     let pages = run.pages::<P::Arch>();
     let (counts, theirs) = (&mut source.counts, &mut target.counts);
@@ -207,16 +217,14 @@ fn copy_leaves<P: Platform>(
     for index in run.index as usize..(run.index + run.count) as usize {
         let raw = Entry(ours[index].load(Ordering::Relaxed));
         let mut protected =
-            if copied == Copied::Private { P::Arch::write_protect(raw) } else { raw };
+            if what.copied == Copied::Private { P::Arch::write_protect(raw) } else { raw };
         if protected != raw {
             source.tables.mark_pending(run.node.table, gather, &mut source.counts);
             let old = replace::<P::Arch>(&ours[index], raw, P::Arch::write_protect);
             protected = P::Arch::write_protect(old);
             narrowed = true;
         }
-        // The child's area has no userfaultfd.
-        let copy = protected.0 & !P::Arch::USERFAULT;
-        theirs[index].store(copy, Ordering::Relaxed);
+        theirs[index].store(protected.0 & !stripped, Ordering::Relaxed);
     }
     target.tables.change_live(table, run.count, 0);
     target.counts.entries_written += u64::from(run.count);
@@ -254,6 +262,7 @@ fn copy_absent<P: Platform>(
     target: &mut Cursor<'_, '_, P>,
     run: &Run,
     (table, first): (Frame, Entry),
+    what: &Copy,
 ) -> Result<(), Stop> {
     let memory = source.tables.memory;
     if let Some(Absent::ProtNone { frame, .. }) = absent::decode::<P::Arch>(first) {
@@ -278,7 +287,7 @@ fn copy_absent<P: Platform>(
     for index in run.index as usize..(run.index + run.count) as usize {
         let entry = absent::share::<P::Arch>(Entry(ours[index].load(Ordering::Relaxed)));
         ours[index].store(entry.0, Ordering::Relaxed);
-        theirs[index].store(absent::strip_userfault::<P::Arch>(entry).0, Ordering::Relaxed);
+        theirs[index].store(what.absent::<P::Arch>(entry).0, Ordering::Relaxed);
     }
     source.counts.entries_written += u64::from(run.count);
     target.counts.entries_written += u64::from(run.count);

@@ -1,0 +1,218 @@
+//! Messages about changes: who makes one waits until it is read, and handlers are told to try
+//! again until then.
+
+use std::thread;
+
+use bindery::addr::{VirtAddr, VirtRange};
+use bindery::platform::Cpu;
+use bindery::{
+    Access, Advice, Error, FaultError, FillMode, PartialFill, Remap, UserfaultFeatures,
+    UserfaultMessage,
+};
+
+use super::fixture::{AT, Fixture, PAGE, Space, at, with_features, with_fixture};
+
+const MONITOR: UserfaultFeatures = UserfaultFeatures::EVENT_FORK
+    .union(UserfaultFeatures::EVENT_REMAP)
+    .union(UserfaultFeatures::EVENT_REMOVE)
+    .union(UserfaultFeatures::EVENT_UNMAP);
+
+fn pages(first: u64, count: u64) -> VirtRange {
+    VirtRange::from_len(at(first), count * PAGE).unwrap()
+}
+
+/// Does `change` on another CPU; it waits until its messages are read, and `read` reads them.
+fn changed<'m, T: Send>(
+    fixture: &Fixture<'_, 'm>,
+    change: impl FnOnce(&Space<'m>) -> T + Send,
+    read: impl FnOnce(),
+) -> T {
+    thread::scope(|scope| {
+        let change = scope.spawn(|| fixture.machine.on_cpu(Cpu(1), || change(fixture.space)));
+        while !fixture.fd.is_readable() {
+            thread::yield_now();
+        }
+        assert!(!change.is_finished());
+        let again = Err(PartialFill { done: 0, error: Error::TryAgain });
+        assert_eq!(fixture.copy(900, PAGE, 1), again);
+        let zeroes = fixture.space.fill_zeroes(fixture.fd, at(900), PAGE, FillMode::empty());
+        assert_eq!(zeroes, again);
+        read();
+        change.join().unwrap()
+    })
+}
+
+#[test]
+fn unmapping_is_told_and_waits_for_the_reader() {
+    with_features(MONITOR, |fixture| {
+        let unmap = |space: &Space<'_>| space.munmap(at(4), 2 * PAGE);
+        let done = changed(fixture, unmap, || match fixture.fd.read().unwrap() {
+            UserfaultMessage::Unmap(range) => assert_eq!(range, pages(4, 2)),
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(done, Ok(()));
+        fixture.copy(900, PAGE, 1).unwrap();
+    });
+}
+
+#[test]
+fn a_move_is_told_and_stays_registered() {
+    with_features(MONITOR, |fixture| {
+        fixture.copy(4, 2 * PAGE, 4).unwrap();
+        let to = VirtAddr(4 * AT);
+        let remap = |space: &Space<'_>| space.mremap(at(4), 4 * PAGE, 4 * PAGE, Remap::To(to));
+        let moved = changed(fixture, remap, || {
+            match fixture.fd.read().unwrap() {
+                UserfaultMessage::Remap { from, to: there, length } => {
+                    assert_eq!((from, there, length), (at(4), to, 4 * PAGE));
+                }
+                other => panic!("{other:?}"),
+            }
+            match fixture.fd.read().unwrap() {
+                UserfaultMessage::Unmap(range) => assert_eq!(range, pages(4, 4)),
+                other => panic!("{other:?}"),
+            }
+        });
+        assert_eq!(moved, Ok(to));
+        let mut source = |_, piece: &mut [u8]| {
+            piece.fill(6);
+            Ok(())
+        };
+        let behind = VirtAddr(to.0 + 2 * PAGE);
+        let fill =
+            fixture.space.fill_copy(fixture.fd, behind, PAGE, FillMode::empty(), &mut source);
+        fill.unwrap();
+        let mut bytes = [0; 2];
+        fixture.space.read_user(VirtAddr(behind.0 - 1), &mut bytes).unwrap();
+        assert_eq!(bytes, [4, 6]);
+    });
+}
+
+#[test]
+fn a_move_that_is_not_told_unregisters() {
+    with_fixture(|fixture| {
+        let to = VirtAddr(4 * AT);
+        fixture.space.mremap(at(4), 4 * PAGE, 4 * PAGE, Remap::To(to)).unwrap();
+        fixture.space.fault(to, Access::Write).unwrap();
+        assert!(!fixture.fd.is_readable());
+    });
+}
+
+#[test]
+fn dropped_contents_are_told() {
+    with_features(MONITOR, |fixture| {
+        fixture.copy(4, 2 * PAGE, 4).unwrap();
+        let discard = |space: &Space<'_>| space.madvise(at(4), 2 * PAGE, Advice::DontNeed);
+        let done = changed(fixture, discard, || match fixture.fd.read().unwrap() {
+            UserfaultMessage::Remove(range) => assert_eq!(range, pages(4, 2)),
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(done, Ok(()));
+        assert_eq!(fixture.space.resident().anonymous, 0);
+        fixture.copy(4, PAGE, 1).unwrap();
+    });
+}
+
+#[test]
+fn a_fork_is_told_and_the_child_has_a_userfaultfd() {
+    with_features(MONITOR, |fixture| {
+        fixture.copy(0, PAGE, 5).unwrap();
+        let mut theirs = None;
+        let child = changed(fixture, Space::fork, || match fixture.fd.read().unwrap() {
+            UserfaultMessage::Fork(child) => theirs = Some(child),
+            other => panic!("{other:?}"),
+        });
+        let (child, theirs) = (child.unwrap(), theirs.unwrap());
+        assert_eq!(theirs.features(), MONITOR);
+        thread::scope(|scope| {
+            let fault = scope
+                .spawn(|| fixture.machine.on_cpu(Cpu(2), || child.fault(at(7), Access::Write)));
+            match theirs.read().unwrap() {
+                UserfaultMessage::Fault(fault) => assert_eq!(fault.address, at(7)),
+                other => panic!("{other:?}"),
+            }
+            assert!(!fixture.fd.is_readable());
+            child.fill_zeroes(&theirs, at(7), PAGE, FillMode::empty()).unwrap();
+            fault.join().unwrap().unwrap();
+        });
+        let refused = fixture.space.fill_zeroes(&theirs, at(8), PAGE, FillMode::empty());
+        assert_eq!(refused, Err(PartialFill { done: 0, error: Error::Invalid }));
+        child.close_userfault(theirs);
+        child.fault(at(9), Access::Write).unwrap();
+    });
+}
+
+#[test]
+fn a_fork_that_is_not_told_leaves_the_child_alone() {
+    with_fixture(|fixture| {
+        let child = fixture.space.fork().unwrap();
+        child.fault(at(7), Access::Write).unwrap();
+        assert!(!fixture.fd.is_readable());
+    });
+}
+
+#[test]
+fn closing_ends_the_wait_for_the_reader_of_a_fork() {
+    with_fixture(|fixture| {
+        let fd = fixture.space.userfault(MONITOR, Default::default()).unwrap();
+        fixture.space.unregister_userfault(fixture.fd, at(0), 16 * PAGE).unwrap();
+        let modes = bindery::UserfaultModes::MISSING;
+        fixture.space.register_userfault(&fd, at(0), 16 * PAGE, modes).unwrap();
+        thread::scope(|scope| {
+            let fork = scope.spawn(|| fixture.machine.on_cpu(Cpu(1), || fixture.space.fork()));
+            while !fd.is_readable() {
+                thread::yield_now();
+            }
+            drop(fd);
+            let child = fork.join().unwrap().unwrap();
+            // Nobody serves it.
+            child.fault(at(7), Access::Write).unwrap();
+        });
+    });
+}
+
+#[test]
+fn a_change_whose_thread_is_killed_is_over() {
+    with_features(MONITOR, |fixture| {
+        thread::scope(|scope| {
+            let unmap = || fixture.space.munmap(at(4), PAGE);
+            let unmap = scope.spawn(move || fixture.machine.on_cpu(Cpu(1), unmap));
+            while !fixture.fd.is_readable() {
+                thread::yield_now();
+            }
+            fixture.machine.kill(Cpu(1));
+            unmap.join().unwrap().unwrap();
+        });
+        assert!(fixture.fd.try_read().is_none());
+        fixture.copy(900, PAGE, 1).unwrap();
+    });
+}
+
+#[test]
+fn a_fault_comes_before_events_that_are_older() {
+    with_features(MONITOR, |fixture| {
+        thread::scope(|scope| {
+            let unmap = || fixture.space.munmap(at(4), PAGE);
+            let unmap = scope.spawn(move || fixture.machine.on_cpu(Cpu(1), unmap));
+            while !fixture.fd.is_readable() {
+                thread::yield_now();
+            }
+            let fault = fixture.spawn(scope, 2, |program| program.load(at(5)));
+            let mut fault_read = false;
+            // The fault may not be queued yet: then the event comes first, and it second.
+            for _ in 0..2 {
+                match fixture.fd.read().unwrap() {
+                    UserfaultMessage::Fault(_) => fault_read = true,
+                    UserfaultMessage::Unmap(_) => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+            assert!(fault_read);
+            unmap.join().unwrap().unwrap();
+            fixture.copy(5, PAGE, 5).unwrap();
+            assert_eq!(fault.join().unwrap(), Ok(0x0505_0505_0505_0505));
+        });
+        let gone = fixture.space.fault(at(4), Access::Read);
+        assert_eq!(gone, Err(FaultError::NotMapped));
+    });
+}

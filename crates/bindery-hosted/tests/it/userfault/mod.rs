@@ -1,0 +1,6 @@
+//! Userfaults: faults that wait for their handler, the pages that it supplies, and its messages.
+
+mod events;
+mod fill;
+mod fixture;
+mod missing;

@@ -1,0 +1,138 @@
+//! Messages about changes of the address space.
+//!
+//! A message is prepared with the mutex held, before anything changes, and delivered when all locks
+//! are gone. From the one to the read of the message, handlers cannot fill or protect anything:
+//! what they were about to do may be about memory that is not there any more.
+
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
+
+use crate::addr::{VirtAddr, VirtRange};
+use crate::collections::range_skip_list::Indexed;
+use crate::error::Error;
+use crate::platform::Platform;
+use crate::space::{AddressSpace, MmapLocked};
+use crate::userfault::{Content, Notices, UserfaultFeatures, UserfaultState};
+use crate::vma::Vma;
+
+/// Who serves the VMA, if that is to be told of such changes.
+fn told(vma: &Vma, feature: UserfaultFeatures) -> Option<NonNull<UserfaultState>> {
+    let state = vma.userfault()?;
+    if state.has(feature) && !state.is_closed() { vma.userfault_pointer() } else { None }
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Whether anything was ever registered: what most calls ask first.
+    #[inline]
+    pub(in crate::space) fn has_userfaults(&self) -> bool {
+        self.userfaults.load(Ordering::Relaxed)
+    }
+
+    /// Prepares the messages about the unmapping of `range`.
+    #[cold]
+    pub(in crate::space) fn tell_of_unmapping(
+        &self,
+        mm: &MmapLocked,
+        range: VirtRange,
+        notices: &mut Notices,
+    ) -> Result<(), Error> {
+        let mut prepared = Notices::default();
+        for vma in self.vmas_in(mm, range) {
+            let Some(state) = told(vma, UserfaultFeatures::EVENT_UNMAP) else { continue };
+            if prepared.concerns(state) {
+                continue;
+            }
+            if prepared.push(self.table.memory, state, Content::Unmap(range)).is_err() {
+                prepared.cancel(self.table.memory);
+                return Err(Error::OutOfMemory);
+            }
+        }
+        notices.append(prepared);
+        Ok(())
+    }
+
+    /// Prepares the messages about a move of `source`, a part of the VMA. Says whether what moves
+    /// stays registered.
+    #[cold]
+    pub(in crate::space) fn tell_of_move(
+        &self,
+        vma: &Vma,
+        source: VirtRange,
+        to: VirtAddr,
+        unmapped: bool,
+    ) -> Result<(Notices, bool), Error> {
+        let mut notices = Notices::default();
+        if source.is_empty() {
+            return Ok((notices, false));
+        }
+        let moved = told(vma, UserfaultFeatures::EVENT_REMAP);
+        let unmapped = told(vma, UserfaultFeatures::EVENT_UNMAP).filter(|_| unmapped);
+        let (from, length) = (source.start(), source.len());
+        let contents = [
+            moved.map(|state| (state, Content::Remap { from, to, length })),
+            unmapped.map(|state| (state, Content::Unmap(source))),
+        ];
+        for (state, content) in contents.into_iter().flatten() {
+            if notices.push(self.table.memory, state, content).is_err() {
+                notices.cancel(self.table.memory);
+                return Err(Error::OutOfMemory);
+            }
+        }
+        Ok((notices, moved.is_some()))
+    }
+
+    /// The state that serves the child's copy of a VMA, if it is to be told of forks. It belongs to
+    /// the message, which is prepared with the first such VMA.
+    #[cold]
+    pub(in crate::space) fn child_userfault(
+        &self,
+        child: &Self,
+        vma: &Vma,
+        notices: &mut Notices,
+    ) -> Result<Option<NonNull<UserfaultState>>, Error> {
+        let Some(parent) = told(vma, UserfaultFeatures::EVENT_FORK) else { return Ok(None) };
+        if let Some(found) = notices.child_of(parent) {
+            return Ok(Some(found));
+        }
+        let Some(state) = vma.userfault() else { return Ok(None) };
+        let memory = self.table.memory;
+        memory.may_wait();
+        let make = || UserfaultState::new(child.root(), state.features(), state.scope());
+        let made = memory.slab().allocate_with(&memory.frames, &memory.platform, make);
+        let made = made.ok_or(Error::OutOfMemory)?;
+        if notices.push(memory, parent, Content::Fork(made)).is_err() {
+            // SAFETY: 1. the only hold, which nobody was told of.
+            unsafe { crate::userfault::release(memory, made) };
+            return Err(Error::OutOfMemory);
+        }
+        child.userfaults.store(true, Ordering::Relaxed);
+        Ok(Some(made))
+    }
+
+    /// Tells of contents that are about to be dropped in `range`, mapping by mapping, and waits
+    /// until that is read. Called without locks.
+    #[cold]
+    pub(in crate::space) fn tell_of_removal(&self, range: VirtRange) -> Result<(), Error> {
+        let mut at = range.start();
+        while at < range.end() {
+            let mut notices = Notices::default();
+            {
+                let guard = self.mmap_lock.lock();
+                let mm = &*guard;
+                let next = self.first_behind(mm, at.0).filter(|vma| vma.start() < range.end().0);
+                let Some(vma) = next else { return Ok(()) };
+                let part = vma.range().intersection(range);
+                at = part.end();
+                if let Some(state) = told(vma, UserfaultFeatures::EVENT_REMOVE) {
+                    let content = Content::Remove(part);
+                    let pushed = notices.push(self.table.memory, state, content);
+                    pushed.map_err(|_| Error::OutOfMemory)?;
+                }
+            }
+            if !notices.is_empty() {
+                notices.deliver(self.table.memory);
+            }
+        }
+        Ok(())
+    }
+}

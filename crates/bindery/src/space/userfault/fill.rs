@@ -1,0 +1,310 @@
+//! Pages that a handler supplies: copies (`UFFDIO_COPY`) and zeroes (`UFFDIO_ZEROPAGE`).
+//!
+//! A copy is made before anything is locked, into folios that nobody else knows: the source may
+//! fault, and wait for a handler itself. Then the VMA is locked and looked at again, and the folio
+//! is mapped where nothing stands.
+
+use core::fmt;
+
+use bitflags::bitflags;
+
+use crate::addr::{Order, Orders, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch;
+use crate::bytes;
+use crate::collections::range_skip_list::Indexed;
+use crate::error::{Error, FaultError};
+use crate::frame::Folio;
+use crate::platform::Platform;
+use crate::rmap::AnonGroup;
+use crate::space::AddressSpace;
+use crate::space::fault::{Access, Resolved, Step, folio_place, written_attributes};
+use crate::stats::Counts;
+use crate::userfault::Userfault;
+use crate::vma::{MappingFlags, Vma, VmaReadGuard};
+
+bitflags! {
+    /// How pages are filled (`UFFDIO_COPY_MODE_*`, `UFFDIO_ZEROPAGE_MODE_*`).
+    ///
+    /// # Context
+    /// Context: any.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+    pub struct FillMode: u8 {
+        /// The faults that wait for the pages go on waiting.
+        const DONT_WAKE = 1 << 0;
+        /// The pages are write-protected.
+        const WRITE_PROTECT = 1 << 1;
+    }
+}
+
+/// A call on a userfaultfd that ended early.
+///
+/// ```
+/// use bindery::{Errno, Operation, PartialFill};
+///
+/// /// What an ioctl puts into its structure: bytes, or a negative errno.
+/// fn reported(partial: PartialFill) -> i64 {
+///     if partial.done > 0 {
+///         return partial.done as i64;
+///     }
+///     -(partial.error.errno(Operation::Userfault) as i64)
+/// }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PartialFill {
+    /// How many bytes were done.
+    pub done: u64,
+    /// Why the next page was not.
+    pub error: Error,
+}
+
+impl fmt::Display for PartialFill {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes were done: {}", self.done, self.error)
+    }
+}
+
+impl core::error::Error for PartialFill {}
+
+impl From<Error> for PartialFill {
+    fn from(error: Error) -> Self {
+        Self { done: 0, error }
+    }
+}
+
+/// Supplies what pages are filled with: gets the offset from the beginning, and a buffer that lies
+/// in one page.
+pub type FillSource<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), FaultError> + 'a;
+
+/// Bytes that stand on the stack between the source and a folio.
+const COPIED_AT_ONCE: usize = 1024;
+
+impl<'m, P: Platform> AddressSpace<'m, P> {
+    /// Fills the pages of `length` bytes at `to`, where nothing is mapped yet, with what `source`
+    /// supplies, and wakes the faults that wait for them (`UFFDIO_COPY`). `source` gets the offset
+    /// from the beginning, and a buffer that lies in one page. It is called without locks, and
+    /// may fault itself.
+    ///
+    /// Large folios are used where the range, the policy and the mapping allow.
+    ///
+    /// # Errors
+    /// [`PartialFill`] with the bytes done, and [`Error::Unaligned`], [`Error::ZeroLength`],
+    /// [`Error::OutOfRange`]; [`Error::TryAgain`] while the address space changes;
+    /// [`Error::NotMapped`] if the range is not in one mapping that is registered;
+    /// [`Error::Invalid`] if the pages are to be write-protected and the mapping is not registered
+    /// for that, or if it is another address space's userfaultfd; [`Error::Exists`] if something
+    /// is mapped; [`Error::Fault`] if `source` failed; [`Error::OutOfMemory`];
+    /// [`Error::Interrupted`] for a fatal signal.
+    ///
+    /// Context: may sleep. Complexity: in the pages.
+    pub fn fill_copy(
+        &self,
+        userfault: &Userfault<'_, P>,
+        to: VirtAddr,
+        length: u64,
+        mode: FillMode,
+        source: &mut FillSource<'_>,
+    ) -> Result<(), PartialFill> {
+        self.fill(userfault, to, length, mode, |at, end| {
+            let order = self.fill_order(userfault, at, end, mode)?;
+            let folio = self.new_fill_folio(order)?;
+            let done = self
+                .copy_in(folio, |inside, piece| source(at.0 - to.0 + inside, piece))
+                .map_err(|_| Error::Fault(at))
+                .and_then(|()| self.fill_folio(userfault, at, end, mode, folio));
+            // Nothing of it is mapped.
+            if done.is_err() || done == Ok(at) {
+                self.table.memory.frames.discard(self.platform(), folio);
+            }
+            done
+        })
+    }
+
+    /// Maps zeroes in `length` bytes at `to`, where nothing is mapped yet, and wakes the faults
+    /// that wait for them (`UFFDIO_ZEROPAGE`). Anonymous memory shows the zero page, in runs, and
+    /// the huge one where it fits.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::fill_copy`], but for the source.
+    ///
+    /// Context: may sleep. Complexity: in the runs.
+    pub fn fill_zeroes(
+        &self,
+        userfault: &Userfault<'_, P>,
+        to: VirtAddr,
+        length: u64,
+        mode: FillMode,
+    ) -> Result<(), PartialFill> {
+        self.fill(userfault, to, length, mode, |at, end| {
+            self.table.memory.retry(|| {
+                let locked = self.lock_fill(userfault, at, end, mode)?;
+                let vma = locked.vma();
+                let huge = folio_place(at, self.table.memory.huge_order());
+                if let Some(range) = huge.filter(|range| range.start() == at && range.end() <= end)
+                    && self.zero_orders(vma.flags()) != Orders::PAGE
+                    && let Some(Step::Done(Resolved::ZeroPage)) = self.map_huge_zero_page(vma, at)
+                {
+                    return Ok(range.end());
+                }
+                match self.install_zeroes(vma, VirtRange::raw(at.0, end.0))? {
+                    done if done == at => Err(Error::Exists(at)),
+                    done => Ok(done),
+                }
+            })
+        })
+    }
+
+    /// Lets `work` fill from an address on, up to an end at most, until all is done, and wakes who
+    /// waits for what was done.
+    fn fill(
+        &self,
+        userfault: &Userfault<'_, P>,
+        to: VirtAddr,
+        length: u64,
+        mode: FillMode,
+        mut work: impl FnMut(VirtAddr, VirtAddr) -> Result<VirtAddr, Error>,
+    ) -> Result<(), PartialFill> {
+        if userfault.state().is_changing() {
+            return Err(Error::TryAgain.into());
+        }
+        let range = self.userfault_range(to, length)?;
+        let mut at = range.start();
+        let mut result = Ok(());
+        while at < range.end() {
+            let next =
+                crate::interrupt::check(self.platform()).and_then(|()| work(at, range.end()));
+            match next {
+                Ok(next) => at = next,
+                Err(error) => {
+                    result = Err(PartialFill { done: at.0 - to.0, error });
+                    break;
+                }
+            }
+        }
+        if at > range.start() && !mode.contains(FillMode::DONT_WAKE) {
+            userfault.state().wake(self.platform(), VirtRange::raw(to.0, at.0));
+        }
+        result
+    }
+
+    /// The VMA of the range, locked for reading, if it is registered and may be filled.
+    pub(super) fn lock_fill(
+        &self,
+        userfault: &Userfault<'_, P>,
+        at: VirtAddr,
+        end: VirtAddr,
+        mode: FillMode,
+    ) -> Result<VmaReadGuard<'_, P>, Error> {
+        if userfault.state().root() != self.root() {
+            return Err(Error::Invalid);
+        }
+        loop {
+            let locked = self.lock_vma(at).ok_or(Error::NotMapped(at))?;
+            let vma = locked.vma();
+            // With the VMA locked: a change that has begun before is seen, another one waits.
+            if userfault.state().is_changing() {
+                return Err(Error::TryAgain);
+            }
+            if vma.end() < end.0 || vma.userfault_pointer() != Some(userfault.pointer()) {
+                return Err(Error::NotMapped(at));
+            }
+            let protects = vma.has(MappingFlags::USERFAULT_WRITE_PROTECT);
+            if mode.contains(FillMode::WRITE_PROTECT) && !protects {
+                return Err(Error::Invalid);
+            }
+            if vma.is_shared() || vma.group_pointer().is_some() {
+                return Ok(locked);
+            }
+            drop(locked);
+            self.table.memory.retry(|| self.prepare_group(at))?;
+        }
+    }
+
+    /// The order of the folio that shall be mapped at `at`: the largest that fits.
+    fn fill_order(
+        &self,
+        userfault: &Userfault<'_, P>,
+        at: VirtAddr,
+        end: VirtAddr,
+        mode: FillMode,
+    ) -> Result<Order, Error> {
+        let locked = self.lock_fill(userfault, at, end, mode)?;
+        match self.vacant_orders(locked.vma(), at, Access::Write) {
+            Err(entry) if self.is_occupied(entry) => Err(Error::Exists(at)),
+            Err(_) => Ok(Order::PAGE),
+            Ok(orders) => Ok(largest_at(orders, at, end)),
+        }
+    }
+
+    /// A fresh folio of this order, or of the smallest.
+    fn new_fill_folio(&self, order: Order) -> Result<Folio, Error> {
+        let memory = self.table.memory;
+        memory.may_wait();
+        if let Some(folio) = memory.frames.new_folio(order) {
+            return Ok(folio);
+        }
+        memory.retry(|| memory.frames.new_folio(Order::PAGE).ok_or(Error::OutOfMemory))
+    }
+
+    /// Fills a folio that nobody else knows.
+    fn copy_in(
+        &self,
+        folio: Folio,
+        mut source: impl FnMut(u64, &mut [u8]) -> Result<(), FaultError>,
+    ) -> Result<(), FaultError> {
+        let mut piece = [0; COPIED_AT_ONCE];
+        let length = u64::from(folio.pages()) * PAGE_SIZE;
+        for offset in (0..length).step_by(COPIED_AT_ONCE) {
+            source(offset, &mut piece)?;
+            // SAFETY: 1. the folio's own bytes; 2. and 3. nobody else knows the folio.
+            unsafe { bytes::write(self.platform(), folio.head, offset as usize, &piece) };
+        }
+        self.table.stats.add(&Counts { bytes_copied: length, ..Counts::default() });
+        Ok(())
+    }
+
+    /// Maps a filled folio at `at`, and returns its end; `at` if a smaller one may fit.
+    fn fill_folio(
+        &self,
+        userfault: &Userfault<'_, P>,
+        at: VirtAddr,
+        end: VirtAddr,
+        mode: FillMode,
+        folio: Folio,
+    ) -> Result<VirtAddr, Error> {
+        let place = folio_place(at, folio.order).filter(|range| range.start() == at);
+        let range = place.ok_or(Error::Exists(at))?;
+        self.table.memory.retry(|| {
+            let locked = self.lock_fill(userfault, at, end, mode)?;
+            let vma = locked.vma();
+            let owner = AnonGroup::as_owner(vma.group_pointer());
+            self.table.memory.frames.set_fresh_owner(folio, owner, vma.page_offset_of(at));
+            match self.map_folio(range, folio, self.fill_attributes(vma, mode)) {
+                Ok(Step::Done(_)) => Ok(range.end()),
+                Ok(_) if folio.order > Order::PAGE => Ok(at),
+                Ok(_) => Err(Error::Exists(at)),
+                Err(_) => Err(Error::OutOfMemory),
+            }
+        })
+    }
+
+    /// What the entries of filled pages say.
+    fn fill_attributes(&self, vma: &Vma, mode: FillMode) -> arch::Attributes {
+        let mut attributes = written_attributes(vma.flags());
+        if mode.contains(FillMode::WRITE_PROTECT) {
+            attributes.userfault = true;
+            attributes.permissions -= arch::Permissions::WRITE;
+        }
+        attributes
+    }
+}
+
+/// The largest of `orders` whose folio begins at `at` and ends with `end` at the latest.
+fn largest_at(mut orders: Orders, at: VirtAddr, end: VirtAddr) -> Order {
+    while let Some(order) = orders.take_largest() {
+        let range = folio_place(at, order);
+        if range.is_some_and(|range| range.start() == at && range.end() <= end) {
+            return order;
+        }
+    }
+    Order::PAGE
+}

@@ -1,0 +1,76 @@
+//! The calls of a userfaultfd ([`crate::Userfault`]), and the faults that wait for it.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `register` | ranges are registered and unregistered |
+//! | `wait` | a fault waits for its handler |
+//! | `events` | messages about changes of the address space |
+//! | `fill` | pages come: copied, or zeroes |
+//! | `install` | what comes is mapped |
+
+mod events;
+mod fill;
+mod install;
+mod register;
+mod wait;
+
+pub use fill::{FillMode, FillSource, PartialFill};
+pub(super) use wait::Served;
+
+use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::error::Error;
+use crate::platform::Platform;
+use crate::userfault::{Userfault, UserfaultFeatures, UserfaultScope};
+
+use super::AddressSpace;
+
+impl<'m, P: Platform> AddressSpace<'m, P> {
+    /// A new userfaultfd of this address space, with nothing registered (`userfaultfd(2)`).
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    ///
+    /// Context: may sleep.
+    pub fn userfault(
+        &self,
+        features: UserfaultFeatures,
+        scope: UserfaultScope,
+    ) -> Result<Userfault<'m, P>, Error> {
+        let memory = self.table.memory;
+        let make = || Userfault::new(memory, self.root(), features, scope);
+        memory.retry(|| make().ok_or(Error::OutOfMemory))
+    }
+
+    /// Lets the faults that wait in `length` bytes at `start` go on: they look again
+    /// (`UFFDIO_WAKE`).
+    ///
+    /// # Errors
+    /// [`Error::Unaligned`], [`Error::ZeroLength`], [`Error::OutOfRange`].
+    ///
+    /// Context: may sleep. Complexity: in the faults that wait.
+    pub fn wake_userfaults(
+        &self,
+        userfault: &Userfault<'_, P>,
+        start: VirtAddr,
+        length: u64,
+    ) -> Result<(), Error> {
+        let range = self.userfault_range(start, length)?;
+        userfault.state().wake(self.platform(), range);
+        Ok(())
+    }
+
+    /// The range of a call, which has to be pages that a program may have.
+    fn userfault_range(&self, start: VirtAddr, length: u64) -> Result<VirtRange, Error> {
+        if !start.is_aligned(PAGE_SIZE) || !length.is_multiple_of(PAGE_SIZE) {
+            return Err(Error::Unaligned(start));
+        }
+        if length == 0 {
+            return Err(Error::ZeroLength);
+        }
+        let limit = self.limit();
+        let minimum = self.options.minimum_address;
+        VirtRange::from_len(start, length)
+            .filter(|range| minimum <= range.start() && range.end() <= limit)
+            .ok_or(Error::OutOfRange { limit })
+    }
+}

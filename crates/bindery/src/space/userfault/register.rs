@@ -1,0 +1,218 @@
+//! Registration: which faults of which VMAs a userfaultfd serves.
+
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
+
+use crate::addr::{VirtAddr, VirtRange};
+use crate::collections::range_skip_list::Indexed;
+use crate::error::Error;
+use crate::platform::Platform;
+use crate::space::change::Removed;
+use crate::space::{AddressSpace, MmapLocked};
+use crate::userfault::{self, Userfault, UserfaultModes, UserfaultState};
+use crate::vma::{MappingFlags, Vma};
+
+/// The flags of a VMA that say the same as `modes`.
+fn flags_of(modes: UserfaultModes) -> MappingFlags {
+    let mut flags = MappingFlags::empty();
+    flags.set(MappingFlags::USERFAULT_MISSING, modes.contains(UserfaultModes::MISSING));
+    let protects = modes.contains(UserfaultModes::WRITE_PROTECT);
+    flags.set(MappingFlags::USERFAULT_WRITE_PROTECT, protects);
+    flags.set(MappingFlags::USERFAULT_MINOR, modes.contains(UserfaultModes::MINOR));
+    flags
+}
+
+/// Whether a userfaultfd can serve these faults of the VMA: it is anonymous, or of shared memory.
+fn can_be_served(vma: &Vma, modes: UserfaultModes) -> bool {
+    match vma.object() {
+        None => !modes.contains(UserfaultModes::MINOR) && !vma.has(MappingFlags::DROPPABLE),
+        Some(_) => false,
+    }
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Lets the userfaultfd serve the faults of these `modes` in all that is mapped of `length`
+    /// bytes at `start`, instead of those that it has served there (`UFFDIO_REGISTER`).
+    ///
+    /// # Errors
+    /// [`Error::Unaligned`], [`Error::ZeroLength`], [`Error::OutOfRange`]; [`Error::Invalid`] if
+    /// there are no modes, if it is one of another address space, if nothing is mapped, or if a
+    /// mapping is neither anonymous nor shared memory; [`Error::AccessDenied`] if a mapping can
+    /// never be written; [`Error::Busy`] if a mapping belongs to another userfaultfd;
+    /// [`Error::TooManyMappings`] or [`Error::OutOfMemory`] if a mapping cannot be split. Of the
+    /// last two, the mappings before are registered.
+    ///
+    /// Context: may sleep. Complexity: in the mappings of the range.
+    pub fn register_userfault(
+        &self,
+        userfault: &Userfault<'_, P>,
+        start: VirtAddr,
+        length: u64,
+        modes: UserfaultModes,
+    ) -> Result<(), Error> {
+        if modes.is_empty() || userfault.state().root() != self.root() {
+            return Err(Error::Invalid);
+        }
+        let range = self.userfault_range(start, length)?;
+        self.table.memory.outermost(|| {
+            self.transaction(|mm, _, removed| {
+                self.may_register(mm, range, userfault, modes)?;
+                self.register_locked(mm, range, userfault, modes, removed)
+            })
+        })
+    }
+
+    fn may_register(
+        &self,
+        mm: &MmapLocked,
+        range: VirtRange,
+        userfault: &Userfault<'_, P>,
+        modes: UserfaultModes,
+    ) -> Result<(), Error> {
+        let mut found = false;
+        for vma in self.vmas_in(mm, range) {
+            found = true;
+            if !can_be_served(vma, modes) {
+                return Err(Error::Invalid);
+            }
+            if !vma.has(MappingFlags::MAY_WRITE) {
+                return Err(Error::AccessDenied);
+            }
+            let others = vma.userfault_pointer().filter(|other| *other != userfault.pointer());
+            if others.is_some() && !vma.userfault().is_some_and(UserfaultState::is_closed) {
+                return Err(Error::Busy);
+            }
+        }
+        if found { Ok(()) } else { Err(Error::Invalid) }
+    }
+
+    fn register_locked(
+        &self,
+        mm: &MmapLocked,
+        range: VirtRange,
+        userfault: &Userfault<'_, P>,
+        modes: UserfaultModes,
+        removed: &mut Removed,
+    ) -> Result<(), Error> {
+        self.userfaults.store(true, Ordering::Relaxed);
+        let mut at = range.start();
+        // What was done may have been joined with what lies behind the range.
+        while at < range.end()
+            && let Some(vma) = self.first_behind(mm, at.0)
+            && vma.start() < range.end().0
+        {
+            let part = vma.range().intersection(VirtRange::raw(at.0, range.end().0));
+            at = part.end();
+            let flags = (vma.flags() - MappingFlags::USERFAULT) | flags_of(modes);
+            if vma.userfault_pointer() == Some(userfault.pointer()) && flags == vma.flags() {
+                continue;
+            }
+            self.with_flags(mm, vma, part, flags, removed, |vma| {
+                self.name_userfault(vma, Some(userfault.pointer()));
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Lets the VMA, which is locked for writing, name a userfaultfd that the caller holds, or
+    /// none.
+    fn name_userfault(&self, vma: &Vma, new: Option<NonNull<UserfaultState>>) {
+        let old = vma.userfault_pointer();
+        vma.set_userfault(new);
+        if let Some(new) = vma.userfault() {
+            new.hold();
+        }
+        if let Some(old) = old {
+            // SAFETY: 1. the VMA's own hold; it names another one now.
+            unsafe { userfault::release(self.table.memory, old) };
+        }
+    }
+
+    /// Lets the userfaultfd serve nothing any more in `length` bytes at `start`, and the faults
+    /// that wait there go on (`UFFDIO_UNREGISTER`). Mappings that it does not serve are left alone.
+    ///
+    /// # Errors
+    /// [`Error::Unaligned`], [`Error::ZeroLength`], [`Error::OutOfRange`]; [`Error::Invalid`] if
+    /// nothing is mapped, if a mapping is neither anonymous nor shared memory, or if it belongs to
+    /// another userfaultfd; [`Error::TooManyMappings`] or [`Error::OutOfMemory`] if a mapping
+    /// cannot be split. Of the last two, the mappings before are unregistered.
+    ///
+    /// Context: may sleep. Complexity: in the mappings of the range, and in the runs of those that
+    /// were registered for write-protection.
+    pub fn unregister_userfault(
+        &self,
+        userfault: &Userfault<'_, P>,
+        start: VirtAddr,
+        length: u64,
+    ) -> Result<(), Error> {
+        let range = self.userfault_range(start, length)?;
+        if userfault.state().root() != self.root() {
+            return Err(Error::Invalid);
+        }
+        let done = self.table.memory.outermost(|| {
+            self.transaction(|mm, _, removed| {
+                let mut found = false;
+                for vma in self.vmas_in(mm, range) {
+                    found = true;
+                    let other = vma.userfault_pointer();
+                    let others = other.is_some_and(|other| other != userfault.pointer());
+                    if others || !can_be_served(vma, UserfaultModes::empty()) {
+                        return Err(Error::Invalid);
+                    }
+                }
+                if !found {
+                    return Err(Error::Invalid);
+                }
+                self.unregister_locked(mm, range, userfault, removed)
+            })
+        });
+        userfault.state().wake(self.platform(), range);
+        done
+    }
+
+    fn unregister_locked(
+        &self,
+        mm: &MmapLocked,
+        range: VirtRange,
+        userfault: &Userfault<'_, P>,
+        removed: &mut Removed,
+    ) -> Result<(), Error> {
+        let mut at = range.start();
+        // What was done may have been joined with what lies behind the range.
+        while at < range.end()
+            && let Some(vma) = self.first_behind(mm, at.0)
+            && vma.start() < range.end().0
+        {
+            let part = vma.range().intersection(VirtRange::raw(at.0, range.end().0));
+            at = part.end();
+            if vma.userfault_pointer() != Some(userfault.pointer()) {
+                continue;
+            }
+            let flags = vma.flags() - MappingFlags::USERFAULT;
+            self.with_flags(mm, vma, part, flags, removed, |vma| {
+                self.name_userfault(vma, None);
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Closes a userfaultfd of this address space: unregisters all that it serves, and wakes all
+    /// who wait. Dropping the handle does so too, except that mappings go on to name it, and so
+    /// are not joined with others.
+    ///
+    /// Context: may sleep. Complexity: in the mappings.
+    pub fn close_userfault(&self, userfault: Userfault<'_, P>) {
+        if userfault.state().root() == self.root() {
+            self.transaction(|mm, _, removed| {
+                let everything = VirtRange::raw(0, self.limit().0);
+                // Whole mappings are not cut, so nothing can fail.
+                let done = self.unregister_locked(mm, everything, &userfault, removed);
+                debug_assert!(done.is_ok());
+            });
+            self.table.memory.free_some();
+        }
+        drop(userfault);
+    }
+}

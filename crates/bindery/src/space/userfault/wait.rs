@@ -1,0 +1,129 @@
+//! A fault waits for its handler.
+
+use crate::addr::VirtAddr;
+use crate::arch::{self, Absent, Kind, Marker, absent};
+use crate::error::FaultError;
+use crate::platform::Platform;
+use crate::space::AddressSpace;
+use crate::space::fault::{Access, Fault, Origin};
+use crate::stats::Counts;
+use crate::table::ReadSection;
+use crate::userfault::{
+    self, Content, Ending, UserfaultFault, UserfaultFeatures, UserfaultKind, UserfaultScope,
+    UserfaultState, Waiter,
+};
+use crate::vma::{MappingFlags, Vma, VmaReadGuard};
+
+/// What came of a fault in a registered VMA.
+pub(in crate::space) enum Served<'a, P: Platform> {
+    /// Nobody serves it: it is resolved as any other.
+    GoOn(VmaReadGuard<'a, P>),
+    /// It has waited, or something has changed.
+    LookAgain,
+    /// It fails.
+    Refused(FaultError),
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Lets a fault in a VMA that is registered wait for its handler, if that serves it. The VMA
+    /// is not locked any more while it waits.
+    #[cold]
+    #[inline(never)]
+    pub(in crate::space) fn serve_by_userfault<'a>(
+        &self,
+        locked: VmaReadGuard<'a, P>,
+        fault: &Fault,
+    ) -> Served<'a, P> {
+        let vma = locked.vma();
+        let Some(kind) = self.userfault_kind(vma, fault.page, fault.access) else {
+            return Served::GoOn(locked);
+        };
+        let (Some(pointer), Some(state)) = (vma.userfault_pointer(), vma.userfault()) else {
+            return Served::GoOn(locked);
+        };
+        if state.is_closed() {
+            return Served::GoOn(locked);
+        }
+        let unserved = fault.origin == Origin::Kernel && state.scope() == UserfaultScope::UserMode;
+        if unserved || state.has(UserfaultFeatures::SIGBUS) {
+            return Served::Refused(FaultError::Bus);
+        }
+        let waiter = Waiter::new(Content::Fault(self.message(state, fault, kind)));
+        // The VMA may lose it while the fault waits.
+        state.hold();
+        let held = Held { space: self, state, pointer };
+        // SAFETY: 1. the waiter stays in this frame until `wait` or `withdraw` has returned.
+        if !unsafe { state.queue(self.platform(), &waiter) } {
+            drop(held);
+            return Served::LookAgain;
+        }
+        // With the message queued: whoever fills the page from here on finds it.
+        if self.userfault_kind(vma, fault.page, fault.access) != Some(kind) {
+            state.withdraw(self.platform(), &waiter);
+            drop(held);
+            return Served::LookAgain;
+        }
+        drop(locked);
+        let platform = self.platform();
+        let interrupted = || match fault.origin {
+            Origin::Program => platform.signal(),
+            Origin::Kernel => platform.fatal_signal(),
+        };
+        match held.state.wait(platform, &waiter, interrupted) {
+            Ending::Interrupted => Served::Refused(FaultError::Interrupted),
+            Ending::Woken | Ending::Closed => Served::LookAgain,
+        }
+    }
+
+    fn message(
+        &self,
+        state: &UserfaultState,
+        fault: &Fault,
+        kind: UserfaultKind,
+    ) -> UserfaultFault {
+        let exact = state.has(UserfaultFeatures::EXACT_ADDRESS);
+        let named = state.has(UserfaultFeatures::THREAD_ID);
+        UserfaultFault {
+            address: if exact { fault.addr } else { fault.page },
+            kind,
+            is_write: fault.access == Access::Write,
+            thread: if named { self.platform().thread() } else { 0 },
+        }
+    }
+
+    /// Why the fault has to wait, in a VMA that is locked and registered.
+    fn userfault_kind(&self, vma: &Vma, page: VirtAddr, access: Access) -> Option<UserfaultKind> {
+        let section = ReadSection::enter(self.platform());
+        let (node, _, entry) = self.table.peek(&section, page, &mut Counts::default());
+        match arch::kind::<P::Arch>(entry, node.level) {
+            Kind::Empty | Kind::Table => self.kind_of_vacant(vma),
+            Kind::Leaf => {
+                let _ = access;
+                None
+            }
+            Kind::Absent => match absent::decode::<P::Arch>(entry) {
+                Some(Absent::Marker(Marker::UserfaultWriteProtect)) => self.kind_of_vacant(vma),
+                _ => None,
+            },
+        }
+    }
+
+    /// As [`AddressSpace::userfault_kind`], where no page is mapped.
+    fn kind_of_vacant(&self, vma: &Vma) -> Option<UserfaultKind> {
+        vma.has(MappingFlags::USERFAULT_MISSING).then_some(UserfaultKind::Missing)
+    }
+}
+
+/// A hold of a waiting thread.
+struct Held<'s, 'm, P: Platform> {
+    space: &'s AddressSpace<'m, P>,
+    state: &'s UserfaultState,
+    pointer: core::ptr::NonNull<UserfaultState>,
+}
+
+impl<P: Platform> Drop for Held<'_, '_, P> {
+    fn drop(&mut self) {
+        // SAFETY: 1. taken when this was made.
+        unsafe { userfault::release(self.space.table.memory, self.pointer) };
+    }
+}

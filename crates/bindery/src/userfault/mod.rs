@@ -1,0 +1,38 @@
+//! Userfaults (`userfaultfd(2)`): the faults of a range wait until a program has served them.
+//!
+//! A [`Userfault`] is a userfaultfd without the descriptor: a queue of messages that belongs to one
+//! address space. VMAs that are registered name it. `space::userfault` has the calls; this module
+//! has the queue.
+//!
+//! ```text
+//! fault: VMA locked     | queue a message | look again | unlock | park ...       | come again
+//! handler                                                 read | COPY, wake ----^
+//! ```
+//!
+//! 1. *A thread that waits holds no lock.* It queues its message with the VMA locked for reading,
+//!    and parks after it has unlocked the VMA.
+//! 2. *No wake-up gets lost.* The thread looks at the entry again after it has queued its message.
+//!    Without that:
+//!    1. CPU A finds the entry empty.
+//!    2. CPU B fills the page, and wakes all who wait for it: nobody.
+//!    3. CPU A queues its message, and waits for ever.
+//! 3. *A message lies in the memory of the thread that waits*, on its stack or in a slab. Whoever
+//!    wakes the thread takes the message out of the queue first, and names it no more.
+//!
+//! A state lives while a handle, a VMA, a waiting thread or a queued fork names it. When the
+//! handle goes, it is *closed*: all who wait are woken, and VMAs that name it count as not
+//! registered.
+
+mod features;
+mod handle;
+mod message;
+mod notice;
+mod queue;
+mod state;
+
+pub use features::{UserfaultFeatures, UserfaultModes, UserfaultScope};
+pub use handle::Userfault;
+pub use message::{UserfaultFault, UserfaultKind, UserfaultMessage};
+pub(crate) use notice::Notices;
+pub(crate) use queue::{Content, Ending, Waiter};
+pub(crate) use state::{UserfaultState, release};

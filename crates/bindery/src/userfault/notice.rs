@@ -1,0 +1,151 @@
+//! Messages about changes of an address space: prepared with the mutex held, delivered without.
+
+use core::cell::Cell;
+use core::ptr::NonNull;
+
+use crate::Memory;
+use crate::error::OutOfMemory;
+use crate::memory::{Record, RecordKind};
+use crate::platform::Platform;
+
+use super::queue::{Content, Ending, Waiter};
+use super::state::{UserfaultState, release};
+
+/// A message that is to be delivered, and the userfaultfd that gets it, which it holds.
+pub(crate) struct Notice {
+    state: NonNull<UserfaultState>,
+    waiter: Waiter,
+    next: Cell<Option<NonNull<Self>>>,
+}
+
+/// Messages in the order in which they are delivered. Must be delivered, appended or taken back.
+#[derive(Default)]
+#[must_use]
+pub(crate) struct Notices {
+    first: Option<NonNull<Notice>>,
+    last: Option<NonNull<Notice>>,
+}
+
+fn notice<'a>(node: NonNull<Notice>) -> &'a Notice {
+    // SAFETY: a notice lives in its slab until `Notices::end`, and whoever has the list has it.
+    unsafe { node.as_ref() }
+}
+
+impl Notices {
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    /// Prepares a message. From here on the address space counts as changing. The caller names the
+    /// state by a VMA that it keeps.
+    pub(crate) fn push<P: Platform>(
+        &mut self,
+        memory: &Memory<P>,
+        state: NonNull<UserfaultState>,
+        content: Content,
+    ) -> Result<(), OutOfMemory> {
+        memory.may_wait();
+        let make = || Notice { state, waiter: Waiter::new(content), next: Cell::new(None) };
+        let slab = memory.slab::<Notice>();
+        let node = slab.allocate_with(&memory.frames, &memory.platform, make);
+        let node = node.ok_or(OutOfMemory)?;
+        // SAFETY: the caller keeps the VMA that holds it.
+        let named = unsafe { state.as_ref() };
+        named.hold();
+        named.begin_change();
+        self.append(Self { first: Some(node), last: Some(node) });
+        Ok(())
+    }
+
+    /// Adds others behind these.
+    pub(crate) fn append(&mut self, others: Self) {
+        match self.last {
+            Some(last) => notice(last).next.set(others.first),
+            None => self.first = others.first,
+        }
+        self.last = others.last.or(self.last);
+    }
+
+    /// The child's state for a state that has a message about a fork already.
+    pub(crate) fn child_of(
+        &self,
+        state: NonNull<UserfaultState>,
+    ) -> Option<NonNull<UserfaultState>> {
+        let mut next = self.first;
+        while let Some(node) = next {
+            let one = notice(node);
+            if let Content::Fork(child) = one.waiter.content()
+                && one.state == state
+            {
+                return Some(child);
+            }
+            next = one.next.get();
+        }
+        None
+    }
+
+    /// Whether a state has a message.
+    pub(crate) fn concerns(&self, state: NonNull<UserfaultState>) -> bool {
+        let mut next = self.first;
+        while let Some(node) = next {
+            if notice(node).state == state {
+                return true;
+            }
+            next = notice(node).next.get();
+        }
+        false
+    }
+
+    /// Delivers the messages one by one, and waits until each is read, or its userfaultfd closed, or
+    /// a fatal signal comes. Called without locks.
+    #[cold]
+    pub(crate) fn deliver<P: Platform>(self, memory: &Memory<P>) {
+        let platform = &memory.platform;
+        self.each(memory, |state, waiter| {
+            // SAFETY: 1. the notice stays in its slab until `wait` has returned.
+            if !unsafe { state.queue(platform, waiter) } {
+                return Ending::Closed;
+            }
+            state.wait(platform, waiter, || platform.fatal_signal())
+        });
+    }
+
+    /// Takes the messages back: the change has failed.
+    #[cold]
+    pub(crate) fn cancel<P: Platform>(self, memory: &Memory<P>) {
+        self.each(memory, |_, _| Ending::Interrupted);
+    }
+
+    fn each<P: Platform>(
+        self,
+        memory: &Memory<P>,
+        mut deliver: impl FnMut(&UserfaultState, &Waiter) -> Ending,
+    ) {
+        let mut next = self.first;
+        while let Some(node) = next {
+            let one = notice(node);
+            next = one.next.get();
+            // SAFETY: the notice holds it.
+            let state = unsafe { one.state.as_ref() };
+            if deliver(state, &one.waiter) != Ending::Woken {
+                state.end_change();
+                if let Content::Fork(child) = one.waiter.content() {
+                    // SAFETY: the message's hold, which no reader got.
+                    unsafe { child.as_ref() }.close(&memory.platform);
+                    // SAFETY: 1. as above.
+                    unsafe { release(memory, child) };
+                }
+            }
+            // SAFETY: 1. the notice's own hold.
+            unsafe { release(memory, one.state) };
+            // SAFETY: 1. it came from this slab; 2. it is in no queue, and this list ends here.
+            unsafe { memory.slab().free(&memory.frames, &memory.platform, node) };
+        }
+    }
+}
+
+// SAFETY: 1. No other type has this kind.
+unsafe impl Record for Notice {
+    const KIND: RecordKind = RecordKind::UserfaultNotice;
+}

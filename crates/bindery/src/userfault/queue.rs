@@ -1,0 +1,220 @@
+//! The queues of a userfaultfd: messages in the memory of the threads that wait.
+
+use core::cell::Cell;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use crate::addr::{VirtAddr, VirtRange};
+
+use super::{UserfaultFault, UserfaultState};
+
+/// What a message says, while it is queued.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Content {
+    Fault(UserfaultFault),
+    /// The child's state; the thread that waits holds it for the message.
+    Fork(NonNull<UserfaultState>),
+    Remap {
+        from: VirtAddr,
+        to: VirtAddr,
+        length: u64,
+    },
+    Remove(VirtRange),
+    Unmap(VirtRange),
+}
+
+/// How a wait ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Ending {
+    /// A fault was woken, an event was read.
+    Woken,
+    /// The userfaultfd was closed.
+    Closed,
+    /// A signal came.
+    Interrupted,
+}
+
+const WAITS: u32 = 0;
+const WOKEN: u32 = 1;
+const CLOSED: u32 = 2;
+
+/// In which queue a waiter is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Place {
+    Nowhere,
+    UnreadFaults,
+    ReadFaults,
+    Events,
+}
+
+/// A message and the thread that waits with it. All but the word is used with the lock of the state
+/// held.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    content: Content,
+    /// The thread parks on it; the last that whoever wakes the thread writes.
+    pub(super) word: AtomicU32,
+    place: Cell<Place>,
+    next: Cell<Option<NonNull<Self>>>,
+    previous: Cell<Option<NonNull<Self>>>,
+}
+
+impl Waiter {
+    /// In no queue.
+    pub(crate) const fn new(content: Content) -> Self {
+        Self {
+            content,
+            word: AtomicU32::new(WAITS),
+            place: Cell::new(Place::Nowhere),
+            next: Cell::new(None),
+            previous: Cell::new(None),
+        }
+    }
+
+    /// What it says.
+    pub(crate) fn content(&self) -> Content {
+        self.content
+    }
+
+    /// How the wait ended; `None` as long as it lasts.
+    pub(super) fn ending(&self) -> Option<Ending> {
+        // Acquire: what was done before the thread was woken is seen by it.
+        match self.word.load(Ordering::Acquire) {
+            WAITS => None,
+            WOKEN => Some(Ending::Woken),
+            _ => Some(Ending::Closed),
+        }
+    }
+
+    fn concerns(&self, range: VirtRange) -> bool {
+        matches!(self.content, Content::Fault(fault) if range.contains(fault.address))
+    }
+}
+
+/// A doubly linked list of waiters, oldest first.
+#[derive(Debug, Default)]
+struct List {
+    first: Option<NonNull<Waiter>>,
+    last: Option<NonNull<Waiter>>,
+}
+
+/// The queues of one userfaultfd.
+#[derive(Debug, Default)]
+pub(super) struct Queues {
+    unread: List,
+    read: List,
+    events: List,
+}
+
+/// A queued waiter.
+fn waiter<'a>(node: NonNull<Waiter>) -> &'a Waiter {
+    // SAFETY: waiters are in a queue from `Queues::add` until `Queues::take`, and live as long (the
+    // promise of those who add). Callers hold the lock of the queues.
+    unsafe { node.as_ref() }
+}
+
+impl Queues {
+    fn list(&mut self, place: Place) -> Option<&mut List> {
+        match place {
+            Place::Nowhere => None,
+            Place::UnreadFaults => Some(&mut self.unread),
+            Place::ReadFaults => Some(&mut self.read),
+            Place::Events => Some(&mut self.events),
+        }
+    }
+
+    fn push(&mut self, node: &Waiter, place: Place) {
+        let Some(list) = self.list(place) else { return };
+        let pointer = NonNull::from(node);
+        node.place.set(place);
+        node.next.set(None);
+        node.previous.set(list.last);
+        match list.last {
+            Some(last) => waiter(last).next.set(Some(pointer)),
+            None => list.first = Some(pointer),
+        }
+        list.last = Some(pointer);
+    }
+
+    /// Takes a waiter out of the queue that it is in.
+    pub(super) fn take(&mut self, node: &Waiter) {
+        let (next, previous) = (node.next.get(), node.previous.get());
+        let Some(list) = self.list(node.place.get()) else { return };
+        match previous {
+            Some(previous) => waiter(previous).next.set(next),
+            None => list.first = next,
+        }
+        match next {
+            Some(next) => waiter(next).previous.set(previous),
+            None => list.last = previous,
+        }
+        node.place.set(Place::Nowhere);
+    }
+
+    /// Queues a waiter that is nowhere.
+    ///
+    /// # Safety
+    /// 1. The waiter stays where it is, and lives, until it is taken out.
+    pub(super) unsafe fn add(&mut self, node: &Waiter) {
+        let fault = matches!(node.content, Content::Fault(_));
+        self.push(node, if fault { Place::UnreadFaults } else { Place::Events });
+    }
+
+    /// Whether nothing is unread.
+    pub(super) fn is_read(&self) -> bool {
+        self.unread.first.is_none() && self.events.first.is_none()
+    }
+
+    /// The next message: faults first, as on Linux. A fault stays queued until it is woken. An
+    /// event is done: `done` is called before its thread may see that, and `wake` gets the address
+    /// of its word afterwards.
+    pub(super) fn read(
+        &mut self,
+        done: impl FnOnce(),
+        wake: impl FnOnce(*const AtomicU32),
+    ) -> Option<Content> {
+        if let Some(first) = self.unread.first {
+            let fault = waiter(first);
+            self.take(fault);
+            self.push(fault, Place::ReadFaults);
+            return Some(fault.content);
+        }
+        let event = waiter(self.events.first?);
+        let content = event.content;
+        done();
+        self.end(event, WOKEN, wake);
+        Some(content)
+    }
+
+    /// Takes a waiter out and lets it go on.
+    fn end(&mut self, node: &Waiter, how: u32, wake: impl FnOnce(*const AtomicU32)) {
+        self.take(node);
+        let word = &raw const node.word;
+        // Last: the thread may be gone, and the waiter with it, as soon as it sees this.
+        node.word.store(how, Ordering::Release);
+        wake(word);
+    }
+
+    /// Lets the faults in `range` go on. `wake` gets the address of each one's word.
+    pub(super) fn wake(&mut self, range: VirtRange, mut wake: impl FnMut(*const AtomicU32)) {
+        for first in [self.unread.first, self.read.first] {
+            let mut next = first;
+            while let Some(node) = next {
+                let fault = waiter(node);
+                next = fault.next.get();
+                if fault.concerns(range) {
+                    self.end(fault, WOKEN, &mut wake);
+                }
+            }
+        }
+    }
+
+    /// Lets all who wait go on, because there is nobody to serve them any more.
+    pub(super) fn close(&mut self, mut wake: impl FnMut(*const AtomicU32)) {
+        for place in [Place::UnreadFaults, Place::ReadFaults, Place::Events] {
+            while let Some(node) = self.list(place).and_then(|list| list.first) {
+                self.end(waiter(node), CLOSED, &mut wake);
+            }
+        }
+    }
+}
