@@ -30,7 +30,7 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use super::meta::{DIRTY, EXCLUSIVE, FETCHABLE, HOT, Kind, LAZY, REFERENCED, state_of};
+use super::meta::{DIRTY, EXCLUSIVE, FETCHABLE, HOT, Kind, LAZY, LOOKED, REFERENCED, state_of};
 use super::{Frames, reference};
 use crate::addr::{Frame, Order, Orders};
 use crate::platform::Platform;
@@ -90,6 +90,13 @@ pub(crate) enum Eviction {
 #[inline]
 pub(super) const fn bits(first: u32, count: u32) -> u64 {
     (u64::MAX >> (WORD_PAGES - count)) << first
+}
+
+/// A turn of reclaim's clock: whether its number is odd. A folio is looked at once in a turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Turn {
+    Even,
+    Odd,
 }
 
 impl<P: Platform> Frames<P> {
@@ -304,6 +311,17 @@ impl<P: Platform> Frames<P> {
             state.fetch_and(!cleared, Relaxed);
         }
         Eviction::Later
+    }
+
+    /// Whether reclaim has looked at the folio in this turn of its clock already.
+    pub(crate) fn is_looked_at(&self, folio: Folio, turn: Turn) -> bool {
+        let looked = self.meta(folio.head).state.load(Relaxed) & LOOKED != 0;
+        looked == (turn == Turn::Odd)
+    }
+
+    /// Notes that reclaim looks at the folio in this turn.
+    pub(crate) fn note_look(&self, folio: Folio, turn: Turn) {
+        self.change_state_flag(folio, LOOKED, turn == Turn::Odd);
     }
 
     /// Notes that the folio was wanted soon after it was evicted.

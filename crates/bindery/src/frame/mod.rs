@@ -78,9 +78,9 @@ pub use folio::MAX_FOLIO_ORDER;
 pub use view::{FrameUsage, FrameUse, FrameView};
 #[allow(unused_imports, reason = "the layers above name those that they need")]
 pub(crate) use {
-    count::PinRoom, count::TooManyMappings, folio::Eviction, folio::Freed, folio_lock::FolioLock,
-    owner::ALIGN as OWNER_ALIGN, owner::Owner, owner::OwnerKind, owner::OwnerMark,
-    reference::Reference, split::SplitError,
+    count::PinRoom, count::TooManyMappings, folio::Eviction, folio::Freed, folio::Turn,
+    folio_lock::FolioLock, owner::ALIGN as OWNER_ALIGN, owner::Owner, owner::OwnerKind,
+    owner::OwnerMark, reference::Reference, split::SplitError,
 };
 
 /// Consecutive frames of memory, by number.

@@ -3,50 +3,52 @@
 use core::sync::atomic::{Ordering, fence};
 
 use crate::Memory;
-use crate::addr::{Frame, VirtRange};
-use crate::arch::{self, Level};
-use crate::frame::{Eviction, Folio, FolioLock, Reference};
+use crate::addr::Frame;
+use crate::arch;
+use crate::frame::{Eviction, Folio, FolioLock, Reference, Turn};
 use crate::platform::Platform;
-use crate::rmap::{self, Locking, RmapHit, Seen, Walked};
+use crate::rmap::{self, Locking, Seen, Walked};
 use crate::swap::SlotRun;
 use crate::swap::page_set::PageSet;
 use crate::swap::slots::Stored;
-use crate::table::PageTable;
-use crate::table::locking::Depth;
-use crate::table::out_batch::OutBatch;
 use crate::table::swap_out::Victims;
-use crate::tlb::Gather;
 use crate::vma::{MappingFlags, Vma};
 
+use super::pressure::Batch;
+
 impl<P: Platform> Memory<P> {
-    /// Looks at the folio of the frame, and at those around it where it is mapped. Returns how many
-    /// pages were freed.
-    pub(super) fn reclaim_anonymous(&self, frame: Frame, target: u64) -> u64 {
+    /// Looks at the folio of the frame, and at those around it where it is mapped: what is cold goes
+    /// into the batch. Returns how many pages were freed at once.
+    pub(super) fn reclaim_anonymous<'m>(
+        &'m self,
+        frame: Frame,
+        (turn, target): (Turn, u64),
+        batch: &mut Batch<'m, P>,
+    ) -> u64 {
         let Some(held) = self.frames.try_hold(&self.platform, frame) else { return 0 };
         let Some(lock) = self.frames.try_lock_folio(&self.platform, *held) else { return 0 };
         if self.frames.mappings(*held) == 0 {
-            return self.reclaim_cached(held, lock);
+            return batch.finish() + self.reclaim_cached(held, lock);
         }
-        let mut batch = OutBatch::new();
-        let mut victims = Victims::cold(*held, target.min(u64::from(u32::MAX)) as u32);
+        let mut victims = Victims::cold(*held, turn, target.min(u64::from(u32::MAX)) as u32);
         let folio = *held;
-        let walked = rmap::for_each_anonymous_sight(self, folio, Locking::Try, |hit, gather| {
-            self.reclaim_window(hit, &mut victims, &mut batch, gather)
+        let walked = rmap::for_each_anonymous_sight(self, folio, Locking::Try, |hit, _| {
+            batch.take_window(hit, &mut victims);
+            Seen { until: hit.range.end(), entries: u64::from(arch::entries::<P::Arch>()) }
         });
         let (met, used) = victims.elsewhere();
         let complete = matches!(walked, Walked::Visited(_)) && met >= self.frames.mappings(folio);
-        let shared = met > 0 && complete && self.frames.look(folio, used) == Eviction::May;
-        let freed = if victims.took_held() {
-            // Lock and reference are the batch's now.
-            lock.leave_locked();
-            core::mem::forget(held);
-            0
-        } else if shared {
-            self.reclaim_shared(held, lock)
-        } else {
-            0
+        let shared = met > 0 && complete && {
+            self.frames.note_look(folio, turn);
+            self.frames.look(folio, used) == Eviction::May
         };
-        freed + batch.write_out(self)
+        if victims.took_held() {
+            // The lock is the batch's now, and keeps the folio with its mappings.
+            lock.leave_locked();
+        } else if shared {
+            return batch.finish() + self.reclaim_shared(held, lock);
+        }
+        0
     }
 
     /// Sends a cold folio to swap that several VMAs map: in each, its entries become swap entries,
@@ -102,30 +104,8 @@ impl<P: Platform> Memory<P> {
         u64::from(folio.pages())
     }
 
-    /// Harvests the accessed bits of the table around the hit, and makes swap entries of what is
-    /// cold.
-    fn reclaim_window(
-        &self,
-        hit: &RmapHit<'_, '_, P>,
-        victims: &mut Victims,
-        batch: &mut OutBatch,
-        gather: &mut Gather,
-    ) -> Seen {
-        self.unless_locked(hit.vma, || {
-            let mut cursor =
-                hit.table.cursor_beside(window(hit), Depth::Floor(Level::PTE), Some(&*gather));
-            let attributes = hit.vma.flags().attributes();
-            let _ = PageTable::swap_out(&mut cursor, attributes, victims, batch, gather);
-        });
-        Seen { until: hit.range.end(), entries: u64::from(arch::entries::<P::Arch>()) }
-    }
-
     /// Does `work` on the VMA's entries with the VMA locked for reading, unless its pages are
-    /// locked into memory or somebody changes it. `mlock` sets the flag with the VMA locked for
-    /// writing, and brings the pages in that are out by then. Without the lock:
-    /// 1. CPU A finds the VMA not locked into memory.
-    /// 2. CPU B locks it into memory, finds all pages there, and returns.
-    /// 3. CPU A sends a page out.
+    /// locked into memory or somebody changes it ([`Batch::take_window`]).
     fn unless_locked(&self, vma: &Vma, work: impl FnOnce()) {
         if let Some(_vma) = vma.try_read(&self.platform)
             && !vma.has(MappingFlags::LOCKED)
@@ -133,12 +113,4 @@ impl<P: Platform> Memory<P> {
             work();
         }
     }
-}
-
-/// What one table maps of the VMA around the hit.
-fn window<P: Platform>(hit: &RmapHit<'_, '_, P>) -> VirtRange {
-    let span = Level::PMD.span::<P::Arch>();
-    let start = hit.range.start().align_down(span);
-    let end = hit.range.end().0.checked_next_multiple_of(span).unwrap_or(hit.range.end().0);
-    VirtRange::raw(start.0, end).intersection(hit.vma.range())
 }

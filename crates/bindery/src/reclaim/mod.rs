@@ -12,8 +12,10 @@
 //! # Windows
 //! The hand leads to a folio, the reverse map to a VMA that maps it, and there reclaim works on the
 //! run of the page table around it, of one table: it harvests the accessed bits of the window, and
-//! sends the folios that are cold and mapped there alone to swap, in one batch with one flush. So
-//! the cost is in the runs that are looked at. (Linux's multi-generational LRU looks around in the
+//! makes swap entries of the folios that are cold and mapped there alone. A folio is looked at once
+//! in a turn of the clock, whichever neighbor the hand has come to. The folios of several windows, 32 and more,
+//! are a batch, with one flush for each address space ([`pressure`]). So the cost is in the runs
+//! that are looked at. (Linux's multi-generational LRU looks around in the
 //! same way.)
 //!
 //! # It cannot deadlock
@@ -28,14 +30,19 @@
 //! | `direct` | a call that would fail for lack of memory |
 //! | `anonymous` | folios of anonymous memory |
 //! | `files` | folios of files: what is clean needs no swap |
+//! | `pressure` | folios of any place, flushed and written out together |
 
 mod anonymous;
 mod direct;
 mod files;
+mod pressure;
 
 use crate::Memory;
 use crate::addr::Frame;
+use crate::frame::{OwnerKind, Turn};
 use crate::platform::Platform;
+
+use pressure::Batch;
 
 /// What a call of [`Memory::reclaim`] has done, in pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -70,25 +77,38 @@ impl<P: Platform> Memory<P> {
         let (first, count) = self.frames.span();
         let most = u64::from(count) * TURNS;
         done.freed += self.finish_swap_writes();
+        let mut batch = Batch::new(self);
         while done.freed < target {
-            let on_its_way = self.pages_under_writeback();
-            if on_its_way > 0 && (done.freed + on_its_way >= target || done.scanned >= most) {
-                done.freed += self.wait_for_a_write();
-                continue;
+            let over = done.scanned >= most;
+            let written = self.pages_under_writeback();
+            if over || done.freed + batch.pages() + written >= target {
+                if !batch.is_empty() {
+                    done.freed += batch.finish();
+                    continue;
+                }
+                if written > 0 {
+                    done.freed += self.wait_for_a_write();
+                    continue;
+                }
+                if over {
+                    break;
+                }
             }
-            if done.scanned >= most {
-                break;
-            }
-            let begin = self.clock.advance(STEP, count);
+            let (begin, turn) = self.clock.advance(STEP, count);
             let end = (begin + STEP).min(count);
             let mut at = begin;
-            while at < end && done.freed < target {
+            while at < end && done.freed + batch.pages() < target {
                 let frame = first.plus(at);
                 at += self.frames.pages_of_block(frame);
-                done.freed += self.reclaim_at(frame, target - done.freed);
+                let left = target - done.freed - batch.pages();
+                done.freed += self.reclaim_at(frame, (turn, left), &mut batch);
+                if batch.is_due(done.scanned) {
+                    done.freed += batch.finish();
+                }
             }
             done.scanned += u64::from(STEP);
         }
+        done.freed += batch.finish();
         done
     }
 
@@ -102,15 +122,27 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Looks at the folio that begins at `frame`, if one does.
-    fn reclaim_at(&self, frame: Frame, target: u64) -> u64 {
+    fn reclaim_at<'m>(
+        &'m self,
+        frame: Frame,
+        (turn, target): (Turn, u64),
+        batch: &mut Batch<'m, P>,
+    ) -> u64 {
         let Some(folio) = self.frames.folio_of(frame).filter(|folio| folio.head == frame) else {
             return 0;
         };
-        if self.frames.is_anonymous(folio) || self.frames.is_swap_cached(folio) {
-            return self.reclaim_anonymous(frame, target);
+        let anonymous = self.frames.is_anonymous(folio);
+        if anonymous && self.frames.is_looked_at(folio, turn) {
+            return 0;
+        }
+        if anonymous || self.frames.is_swap_cached(folio) {
+            return self.reclaim_anonymous(frame, (turn, target), batch);
         }
         if self.frames.is_of_object(folio) {
-            return self.reclaim_of_object(frame);
+            // A device may have to be waited for, which a batch must not.
+            let writes = self.frames.owner_kind(folio) == OwnerKind::SharedMemory;
+            let freed = if writes { batch.finish() } else { 0 };
+            return freed + self.reclaim_of_object(frame);
         }
         0
     }

@@ -469,9 +469,12 @@ impl<P: Platform> Drop for AddressSpace<'_, P> {
         let guard = self.mmap_lock.lock();
         let mm = &*guard;
         while let Some(node) = self.vmas.first_ending_after(0) {
-            // SAFETY: 1. no handle of the address space is left, so nobody looks a VMA up in it,
-            // and a walker of the reverse map does not lock it; 2. it is removed at once.
-            self.remove(mm, unsafe { self.vma(node).written(self.platform()) }, &mut removed);
+            let vma = self.vma(node);
+            // SAFETY: 1. no handle of the address space is left, so nobody looks a VMA up in it, and
+            // a walker of the reverse map only reads what stays as it is; 2. it is removed at once.
+            self.remove(mm, unsafe { vma.written(self.platform()) }, &mut removed);
+            // A reclaimer came by the reverse map before, and goes on without its locks.
+            vma.wait_for_readers(self.platform());
         }
         // What follows may wait for readers.
         drop(guard);

@@ -1,5 +1,6 @@
 //! The clock by which reclaim goes over the frames, and by which it tells how long a page was away.
 
+use crate::frame::Turn;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Where reclaim looks next, and how much it has evicted so far.
@@ -18,10 +19,12 @@ impl Clock {
     }
 
     /// Takes the next `count` of `all` frames for a look: nobody else looks at them in this turn.
-    /// Returns the number of the first.
-    pub(crate) fn advance(&self, count: u32, all: u32) -> u32 {
+    /// Returns the number of the first, and which turn it is.
+    pub(crate) fn advance(&self, count: u32, all: u32) -> (u32, Turn) {
         let at = self.hand.fetch_add(u64::from(count), Relaxed);
-        (at % u64::from(all.max(1))) as u32
+        let all = u64::from(all.max(1));
+        let turn = if (at / all).is_multiple_of(2) { Turn::Even } else { Turn::Odd };
+        ((at % all) as u32, turn)
     }
 
     /// Notes that so many pages were evicted.

@@ -7,6 +7,7 @@ use crate::addr::{Order, PAGE_SHIFT, VirtAddr};
 use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::swap::SlotRun;
+use crate::swap::page_set::PageSet;
 use crate::swap::slots::Stored;
 
 /// Slots that folios go out to, and where the first page of the first folio was mapped; addresses
@@ -19,6 +20,8 @@ pub(super) struct OutRun {
 
 /// The most runs of one hold of the locks: with folios of 64 KiB and more, those of two tables.
 const RUNS: usize = 64;
+/// The most folios that one flush drops.
+const LAZY: usize = 32;
 
 /// Folios that have lost their entries and are to be written out: locked, in the swap cache, with a
 /// reference of the holder of this.
@@ -28,15 +31,60 @@ pub(crate) struct OutBatch {
     spare: Option<SlotRun>,
     /// Up to here the runs are unmapped.
     pub(super) settled: usize,
+    /// Folios that are dropped after the next flush, with their pages (`MADV_FREE`).
+    pub(super) lazy: ArrayVec<(Folio, u32), LAZY>,
+    /// Some of the folios were held by others when they were to be unmapped: they stay in the cache.
+    kept: bool,
 }
 
 impl OutBatch {
     pub(crate) fn new() -> Self {
-        Self { runs: ArrayVec::new(), spare: None, settled: 0 }
+        let (runs, lazy) = (ArrayVec::new(), ArrayVec::new());
+        Self { runs, spare: None, settled: 0, lazy, kept: false }
     }
 
     pub(super) fn is_full(&self) -> bool {
         self.runs.is_full()
+    }
+
+    /// Whether folios that are dropped, or others, have no room any more.
+    pub(crate) fn is_due(&self) -> bool {
+        self.runs.is_full() || self.lazy.is_full()
+    }
+
+    /// Base pages that are on their way.
+    pub(crate) fn pages(&self) -> u64 {
+        let runs: u64 = self.runs.iter().map(|run| u64::from(run.slots.count)).sum();
+        runs + self.lazy.iter().map(|(_, pages)| u64::from(*pages)).sum::<u64>()
+    }
+
+    /// After the flush of all address spaces concerned: the folios lose the mappings that their
+    /// entries were. What somebody else holds stays in the swap cache, where the entries lead to it. Says how many base pages of lazy folios were let go.
+    pub(crate) fn unmap_deferred<P: Platform>(&mut self, memory: &Memory<P>) -> u64 {
+        let mut dropped = 0;
+        let mut batch = memory.free_batch();
+        for (folio, pages) in self.lazy.drain(..) {
+            memory.frames.unmap_into(&mut batch, &memory.platform, folio, pages, || false);
+            dropped += u64::from(pages);
+        }
+        for run in &self.runs[self.settled..] {
+            let mut done = 0;
+            while done < run.slots.count {
+                let slot = run.slots.first + u64::from(done);
+                let Some(folio) = memory.cached_folio(run.slots.area, slot) else { break };
+                let pages = memory.frames.mappings(folio);
+                if !memory.frames.unmap_all(folio, pages, 0) {
+                    self.kept = true;
+                    // The cache's, and that of `write_out`.
+                    memory.frames.add_reference(folio);
+                    memory.frames.add_reference(folio);
+                    memory.frames.unmap(&memory.platform, folio, pages);
+                }
+                done += folio.pages();
+            }
+        }
+        self.settled = self.runs.len();
+        dropped
     }
 
     /// Slots for a folio. Single ones are allocated for many folios at once.
@@ -93,6 +141,9 @@ impl OutBatch {
                     continue;
                 };
                 slot += u64::from(folio.pages());
+                if self.kept && memory.stays_in_cache(folio) {
+                    continue;
+                }
                 if memory.write_out_locked(folio, Stored::No) {
                     memory.frames.free_frozen_into(&mut batch, folio);
                     freed += u64::from(folio.pages());
@@ -104,6 +155,7 @@ impl OutBatch {
             }
         }
         self.settled = 0;
+        self.kept = false;
         drop(batch);
         freed + memory.finish_swap_writes()
     }
@@ -115,5 +167,21 @@ impl<P: Platform> Memory<P> {
     pub(super) fn cached_folio(&self, area: u8, slot: u64) -> Option<Folio> {
         let frame = self.swap_cell(area, slot)?.frame()?;
         self.frames.folio_of(frame).filter(|folio| folio.head == frame)
+    }
+
+    /// Whether somebody besides the cache and the caller holds a folio that the caller has left
+    /// locked, as for [`Memory::write_out_locked`]: a device may write to it. Then it is unlocked,
+    /// the caller's reference is gone, and the entries that name its slots find it in the cache.
+    fn stays_in_cache(&self, folio: Folio) -> bool {
+        if self.frames.pins(folio) == 0 && self.frames.references(folio) == 2 {
+            return false;
+        }
+        if let Some(place) = self.frames.swap_place(folio) {
+            self.settle_slots(folio, place, &PageSet::EMPTY);
+        }
+        // SAFETY: 1. the caller has left it locked; 2. no other guard is dropped.
+        drop(unsafe { self.frames.folio_left_locked(&self.platform, folio) });
+        self.frames.release(&self.platform, folio);
+        true
     }
 }

@@ -17,12 +17,10 @@
 
 use core::sync::atomic::Ordering;
 
-use arrayvec::ArrayVec;
-
-use crate::addr::{Order, PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Attributes, Entry, Equal, Kind, Level, Permissions, absent};
 use crate::frame::swap_place::SwapPlace;
-use crate::frame::{Eviction, Folio, OwnerKind};
+use crate::frame::{Eviction, Folio, OwnerKind, Turn};
 use crate::platform::Platform;
 use crate::swap::SlotRun;
 use crate::tlb::Gather;
@@ -51,6 +49,8 @@ pub(crate) struct Victims {
     held: Option<Folio>,
     /// That folio went out: lock and reference are the batch's.
     took_held: bool,
+    /// The turn of the clock: what was looked at in it stays.
+    turn: Turn,
     /// Pages that may still go.
     left: u32,
     /// Mappings of the held folio that were met where it is mapped elsewhere as well, and whether
@@ -70,14 +70,16 @@ impl Victims {
         choice: Choice::All,
         held: None,
         took_held: false,
+        turn: Turn::Even,
         left: u32::MAX,
         elsewhere: (0, false),
     };
 
-    /// Those that were not used lately, up to about so many pages. The others get older.
-    pub(crate) fn cold(held: Folio, pages: u32) -> Self {
-        let elsewhere = (0, false);
-        Self { choice: Choice::Cold, held: Some(held), took_held: false, left: pages, elsewhere }
+    /// Those that were not used lately, up to about so many pages, and that were not looked at in
+    /// this turn of the clock. The others get older.
+    pub(crate) fn cold(held: Folio, turn: Turn, pages: u32) -> Self {
+        let (elsewhere, held) = ((0, false), Some(held));
+        Self { choice: Choice::Cold, held, took_held: false, turn, left: pages, elsewhere }
     }
 
     /// How many mappings of the held folio were met that are not all in one place, and whether one
@@ -100,8 +102,16 @@ struct SwapOut<'c, 'a, 'm, P: Platform> {
     gather: &'c mut Gather,
     /// What leaves of the VMA say.
     attributes: Attributes,
-    /// Folios that were dropped, with their pages: they are freed after the flush.
-    lazy: ArrayVec<(Folio, u32), 32>,
+    flush: Flush,
+}
+
+/// When what is stale is flushed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Flush {
+    /// Before the locks are released.
+    Here,
+    /// Later, with other places: the tables are marked as pending.
+    Deferred,
 }
 
 impl<P: Platform> PageTable<'_, P> {
@@ -116,12 +126,26 @@ impl<P: Platform> PageTable<'_, P> {
         batch: &mut OutBatch,
         gather: &mut Gather,
     ) -> Result<SwapOutStop, OutOfMemory> {
-        let mut work =
-            SwapOut { victims, cursor, batch, gather, attributes, lazy: ArrayVec::new() };
+        let flush = Flush::Here;
+        let mut work = SwapOut { victims, cursor, batch, gather, attributes, flush };
         let stop = work.store_entries();
         work.unmap_lazy();
         work.unmap_folios();
         stop
+    }
+
+    /// As [`PageTable::swap_out`], for a caller that collects folios of many places: it flushes the
+    /// gather, and calls [`OutBatch::unmap_deferred`] then, with the VMA locked for reading until
+    /// that is done. A folio that the caller holds has lost none of its references.
+    pub(crate) fn swap_out_deferred(
+        cursor: &mut Cursor<'_, '_, P>,
+        attributes: Attributes,
+        victims: &mut Victims,
+        batch: &mut OutBatch,
+        gather: &mut Gather,
+    ) -> Result<SwapOutStop, OutOfMemory> {
+        let flush = Flush::Deferred;
+        SwapOut { victims, cursor, batch, gather, attributes, flush }.store_entries()
     }
 }
 
@@ -189,6 +213,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         self.victims.left = self.victims.left.saturating_sub(pages);
         memory.send_out(folio, slots, number, pages);
         lock.leave_locked();
+        self.defer(run.node.table, pages, pages);
         let run = Run { count: pages >> run.node.level.order::<P::Arch>().0, ..*run };
         self.write_entries(&run, folio, number, slots);
         self.gather.stale(run.range::<P::Arch>(), run.node.level);
@@ -207,10 +232,16 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         only_here: bool,
     ) -> bool {
         let used = P::Arch::attributes(first).accessed;
+        let frames = &self.cursor.tables.memory.frames;
+        let turn = self.victims.turn;
+        if only_here && frames.is_looked_at(folio, turn) {
+            return true;
+        }
         if used {
             age::forget_leaves(self.cursor, run, Forget::Accessed, self.gather);
         }
         if only_here {
+            frames.note_look(folio, turn);
             return self.cursor.tables.memory.frames.look(folio, used) == Eviction::Later;
         }
         self.victims.elsewhere.0 += run.pages::<P::Arch>();
@@ -222,11 +253,18 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     /// since: then they are restored, and the folio is not lazy any more.
     #[cold]
     fn drop_lazy(&mut self, run: &Run, folio: Folio, pages: u32) {
+        if self.batch.lazy.is_full() {
+            if self.flush == Flush::Deferred {
+                return;
+            }
+            self.unmap_lazy();
+        }
         let tables = self.cursor.tables;
         let frames = &tables.memory.frames;
         let count = pages >> run.node.level.order::<P::Arch>().0;
         let slots = tables.slots(run.node.table);
         let slots = &slots[run.index as usize..(run.index + count) as usize];
+        self.defer(run.node.table, 0, 0);
         let mut dirty = false;
         for slot in slots {
             // The valid bit alone: what the MMU sets until then stays to be seen.
@@ -240,6 +278,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             }
             return;
         }
+        self.defer(run.node.table, pages, 0);
         for slot in slots {
             slot.store(0, Ordering::Relaxed);
         }
@@ -250,10 +289,21 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         self.cursor.counts.entries_written += u64::from(count);
         let range = Run { count, ..*run }.range::<P::Arch>();
         self.gather.stale(range, run.node.level);
-        if self.lazy.is_full() {
-            self.unmap_lazy();
+        // There is room: it was asked above.
+        let _ = self.batch.lazy.try_push((folio, pages));
+    }
+
+    /// Before entries of the table change whose flush comes after its lock is released: they map
+    /// `unmapped` pages less, and name `named` slots. Their folios are unmapped by who flushes, who
+    /// does not know the address space's counts.
+    #[inline]
+    fn defer(&mut self, table: Frame, unmapped: u32, named: u32) {
+        if self.flush == Flush::Deferred {
+            self.cursor.tables.mark_pending(table, self.gather, &mut self.cursor.counts);
+            let counts = &mut self.cursor.counts;
+            counts.unmapped(OwnerKind::Anonymous, unmapped);
+            counts.swap_pages = counts.swap_pages.wrapping_add(u64::from(named));
         }
-        let _ = self.lazy.try_push((folio, pages));
     }
 
     /// Frees the lazy folios, after a flush.
@@ -261,7 +311,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let memory = self.cursor.tables.memory;
         self.cursor.tables.flush(self.gather, &mut self.cursor.counts);
         let mut batch = memory.free_batch();
-        for (folio, pages) in self.lazy.drain(..) {
+        for (folio, pages) in self.batch.lazy.drain(..) {
             self.cursor.counts.unmapped(OwnerKind::Anonymous, pages);
             memory.frames.unmap_into(&mut batch, &memory.platform, folio, pages, || false);
         }

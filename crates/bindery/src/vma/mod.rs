@@ -451,6 +451,15 @@ impl Vma {
         VmaWriteGuard { vma: self, guard: self.lock.write(platform) }
     }
 
+    /// Waits until those have let the VMA go who had locked it for reading when it was removed, and
+    /// go on behind the reverse map's locks.
+    #[inline]
+    pub(crate) fn wait_for_readers<P: Platform>(&self, platform: &P) {
+        while self.lock.has_readers() {
+            platform.relax();
+        }
+    }
+
     /// A guard for a VMA that was left locked ([`VmaWriteGuard::leave_locked`]), or that nobody
     /// else can reach.
     ///
@@ -478,6 +487,35 @@ impl<'a, P: Platform> VmaReadGuard<'a, P> {
     #[inline]
     pub(crate) fn vma(&self) -> &'a Vma {
         self.vma
+    }
+}
+
+impl<P: Platform> VmaReadGuard<'_, P> {
+    /// Leaves the VMA locked, for what is returned to unlock.
+    pub(crate) fn leave_locked(self) -> ReadLockedVma {
+        self._guard.leave_locked();
+        ReadLockedVma(NonNull::from(self.vma))
+    }
+}
+
+/// A VMA that is locked for reading until [`ReadLockedVma::unlock`] is called. It stays, and so does
+/// its address space: who removes a VMA waits for its readers.
+#[must_use = "it stays locked"]
+pub(crate) struct ReadLockedVma(NonNull<Vma>);
+
+impl ReadLockedVma {
+    /// Whether it is this one.
+    pub(crate) fn is(&self, vma: &Vma) -> bool {
+        self.0 == NonNull::from(vma)
+    }
+
+    /// Unlocks it.
+    pub(crate) fn unlock<P: Platform>(self, platform: &P) {
+        // SAFETY: a VMA is freed after it was removed, which waits for the lock that is held here
+        // (`Vma::lock_write`, `Vma::wait_for_readers`).
+        let vma = unsafe { self.0.as_ref() };
+        // SAFETY: 1. this is the one guard that was left locked; 2. it is consumed here.
+        drop(unsafe { vma.lock.left(platform) });
     }
 }
 

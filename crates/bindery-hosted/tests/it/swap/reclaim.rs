@@ -2,7 +2,7 @@
 
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
-use bindery::{AddressSpace, FaultError};
+use bindery::{AddressSpace, Advice, FaultError};
 use bindery_hosted::{Program, Walk};
 
 use super::fixture::with_little_memory;
@@ -95,6 +95,78 @@ fn hot_pages_stay() {
     });
 }
 
+/// Folios that lie far from each other, of two address spaces in turns: of 32, each address space
+/// has one flush.
+fn one_flush_for_each_space_and_batch<A: Walk>() {
+    with_little_memory::<A>(4 * BYTES, 0, 1 << 14, |swapping| {
+        const FOLIOS: u64 = 96;
+        let other = AddressSpace::new(swapping.memory, options()).unwrap();
+        let theirs = Program::new(swapping.machine, &other);
+        let spaces = [(swapping.space, &swapping.program), (&other, &theirs)];
+        let places = || (0..FOLIOS).map(|folio| VirtAddr(AT + folio * 2 * MIB));
+        for (space, _) in spaces {
+            space.mmap(&fixed(AT, FOLIOS * 2 * MIB)).unwrap();
+        }
+        for at in places() {
+            spaces.iter().for_each(|(_, program)| program.store(at, at.0).unwrap());
+        }
+        for (space, _) in spaces {
+            space.madvise(VirtAddr(AT), FOLIOS * 2 * MIB, Advice::Cold).unwrap();
+        }
+        let invalidations = || spaces.map(|(space, _)| space.counts().invalidations);
+        let before = invalidations();
+        let freed = swapping.memory.reclaim(2 * FOLIOS).freed;
+        assert!(freed >= FOLIOS, "{freed} pages of words were freed");
+        let batches = (2 * FOLIOS).div_ceil(32);
+        for (before, after) in before.into_iter().zip(invalidations()) {
+            assert!(after > before, "nothing was flushed");
+            assert!(after - before <= batches, "{} flushes", after - before);
+        }
+        audit(swapping.machine, swapping.memory, &[swapping.space, &other]);
+        for at in places() {
+            spaces.iter().for_each(|(_, program)| assert_eq!(program.load(at), Ok(at.0)));
+        }
+    });
+}
+
+/// What is dropped shares the flush.
+#[test]
+fn lazily_freed_folios_of_any_place_are_dropped_with_one_flush() {
+    with_little_memory::<X86_64<4>>(BYTES, 0, 1 << 12, |swapping| {
+        let places = || (0..24).map(|folio| VirtAddr(AT + folio * 2 * MIB));
+        swapping.space.mmap(&fixed(AT, 48 * MIB)).unwrap();
+        places().for_each(|at| swapping.program.store(at, 7).unwrap());
+        swapping.space.madvise(VirtAddr(AT), 48 * MIB, Advice::Free).unwrap();
+        swapping.program.store(VirtAddr(AT), 8).unwrap();
+        let before = swapping.space.counts().invalidations;
+        assert!(swapping.memory.reclaim(23).freed >= 23);
+        assert_eq!(swapping.space.counts().invalidations - before, 1);
+        assert_eq!(swapping.program.load(VirtAddr(AT)), Ok(8), "it was written again");
+        for at in places().skip(1) {
+            assert_eq!(swapping.program.load(at), Ok(0));
+        }
+    });
+}
+
+/// Hot pages get colder with the turns of the clock, not with the looks at their neighbors.
+#[test]
+fn a_folio_is_looked_at_once_in_a_turn() {
+    with_little_memory::<X86_64<4>>(BYTES, 0, 1 << 12, |swapping| {
+        swapping.space.mmap(&fixed(AT, 2 * MIB)).unwrap();
+        swapping.fill(AT, 512);
+        for _ in 0..3 {
+            // A page goes when all have been looked at.
+            assert_eq!(swapping.memory.reclaim(1).freed, 1);
+            swapping.assert_filled(AT, 512, AT);
+        }
+        // By now they are hot. The first look finds them used, one makes them cold, one evicts.
+        let frames = swapping.memory.total_frames();
+        let done = swapping.memory.reclaim(256);
+        assert!(done.freed >= 256);
+        assert!(done.scanned > frames, "{} of {frames} frames are no turn", done.scanned);
+    });
+}
+
 #[test]
 fn without_swap_memory_runs_out_as_before() {
     let (machine, memory) = strict::<X86_64<4>>(BYTES);
@@ -112,4 +184,5 @@ on_every_architecture! {
     twice_the_memory => base_pages;
     twice_the_memory_in_folios => folios;
     shared => shared_pages_go_out_and_come_back;
+    flushes => one_flush_for_each_space_and_batch;
 }

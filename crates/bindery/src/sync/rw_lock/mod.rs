@@ -133,6 +133,23 @@ impl<W: Word<u32>> RwLock<W> {
         WriteGuard { lock: self, parking }
     }
 
+    /// The guard of a lock that the caller has for reading, and has forgotten the guard of
+    /// ([`ReadGuard::leave_locked`]).
+    ///
+    /// # Safety
+    /// 1. The caller is one of the readers.
+    /// 2. It makes one guard for each that it has left.
+    pub(crate) unsafe fn left<'a, K: Parking<W>>(&'a self, parking: &'a K) -> ReadGuard<'a, K, W> {
+        ReadGuard { lock: self, parking }
+    }
+
+    /// Whether readers are inside. Of a closed lock: none comes any more.
+    #[inline]
+    pub(crate) fn has_readers(&self) -> bool {
+        // Acquire: what they have done.
+        self.0.load(Ordering::Acquire) & READERS != 0
+    }
+
     /// One reader more, unless somebody writes or the lock is closed.
     #[inline]
     fn enter_read(&self) -> bool {
@@ -226,6 +243,13 @@ impl<K: Parking<W>, W: Word<u32>> Drop for ReadGuard<'_, K, W> {
         if before & (PARKED | READERS) == PARKED | 1 {
             self.parking.unpark(word);
         }
+    }
+}
+
+impl<K: Parking<W>, W: Word<u32>> ReadGuard<'_, K, W> {
+    /// Leaves the lock locked; [`RwLock::left`] makes another guard of it.
+    pub(crate) fn leave_locked(self) {
+        core::mem::forget(self);
     }
 }
 

@@ -22,14 +22,14 @@
 //! | `promises`, `run` | what is audited; one run |
 //! | `plan`, `blocked` | which runs are made; pairs that never succeed |
 //! | `named` | meetings that went wrong once |
-//! | `locked` | `mlock` steps into reclaim |
+//! | `reclaim` | what steps into reclaim keeps its page |
 
 pub mod blocked;
-mod locked;
 mod named;
 pub mod operations;
 pub mod plan;
 pub mod promises;
+mod reclaim;
 pub mod run;
 pub mod stepped;
 pub mod stops;
