@@ -123,31 +123,41 @@ pub fn decode<A: Arch>(entry: Entry) -> Option<Absent> {
     let soft_dirty = plain & SOFT_DIRTY != 0;
     let userfault = plain & USERFAULT != 0;
     let number = (plain & TYPE_MASK) >> TYPE_SHIFT;
-    let absent = match plain & KIND_MASK {
-        SWAP => Absent::Swap {
-            device: number as u8,
-            slot: (plain >> OFFSET_SHIFT) & ((1 << OFFSET_BITS) - 1),
-            exclusive: plain & EXCLUSIVE != 0,
-            soft_dirty,
-            userfault,
-        },
-        MARKER => Absent::Marker(match number {
-            0 => Marker::UserfaultWriteProtect,
-            1 => Marker::Poison,
-            2 => Marker::Guard,
-            _ => return None,
-        }),
-        HIDDEN => Absent::ProtNone {
-            frame: Frame((plain >> OFFSET_SHIFT) as u32),
-            accessed: plain & ACCESSED != 0,
-            dirty: plain & DIRTY != 0,
-            soft_dirty,
-            userfault,
-        },
+    let offset = |bits: u32| ((1 << bits) - 1) << OFFSET_SHIFT;
+    let (absent, used) = match plain & KIND_MASK {
+        SWAP => {
+            let swap = Absent::Swap {
+                device: number as u8,
+                slot: (plain & offset(OFFSET_BITS)) >> OFFSET_SHIFT,
+                exclusive: plain & EXCLUSIVE != 0,
+                soft_dirty,
+                userfault,
+            };
+            (swap, SOFT_DIRTY | USERFAULT | EXCLUSIVE | TYPE_MASK | offset(OFFSET_BITS))
+        }
+        MARKER => {
+            let marker = match number {
+                0 => Marker::UserfaultWriteProtect,
+                1 => Marker::Poison,
+                2 => Marker::Guard,
+                _ => return None,
+            };
+            (Absent::Marker(marker), TYPE_MASK)
+        }
+        HIDDEN => {
+            let hidden = Absent::ProtNone {
+                frame: Frame((plain >> OFFSET_SHIFT) as u32),
+                accessed: plain & ACCESSED != 0,
+                dirty: plain & DIRTY != 0,
+                soft_dirty,
+                userfault,
+            };
+            (hidden, SOFT_DIRTY | USERFAULT | DIRTY | ACCESSED | offset(u32::BITS))
+        }
         _ => return None,
     };
     // A stray bit anywhere else is a corrupted entry too.
-    (encode::<A>(absent) == entry).then_some(absent)
+    (plain & !(KIND_MASK | used) == 0).then_some(absent)
 }
 
 /// Whether the absent `entry` is a `PROT_NONE` leaf, which has a frame.

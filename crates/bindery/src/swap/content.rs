@@ -51,6 +51,13 @@ impl<P: Platform> Memory<P> {
     /// is the caller's alone.
     pub(crate) fn load_folio(&self, folio: Folio, run: SlotRun) -> bool {
         let Some((_, cells, values)) = self.cells(run) else { return false };
+        let filled = |cell: &AtomicU64| Cell(cell.load(Relaxed)).has(Cell::FILLED);
+        let any = values.iter().fold(0, |any, value| any | value.load(Relaxed));
+        if any == 0 && cells.iter().all(filled) {
+            self.platform.zero(folio.head, run.count);
+            self.rare.pages_swapped_in.fetch_add(u64::from(run.count), Relaxed);
+            return true;
+        }
         if let Some(area) = self.area(run.area)
             && area.has_device()
         {

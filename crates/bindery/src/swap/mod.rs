@@ -5,7 +5,7 @@
 //! | `area` | [`Area`]: clusters, and the allocation of slots |
 //! | `cluster`, `bitmap` | 512 slots, their lock, and which are taken |
 //! | `cell` | who names a slot, and where its content is |
-//! | `slots`, `freed` | named, let go, cached: by runs, under one lock |
+//! | `slots`, `settle`, `freed` | named, let go, cached: by runs, under one lock |
 //! | `content`, `page_set` | written and read |
 //! | `device`, `requests` | [`SwapDevice`], and what it has to do |
 //! | `writeback` | folios that go out, at once or when a device is done |
@@ -54,6 +54,7 @@ mod freed;
 pub(crate) mod page_set;
 mod requests;
 mod same_filled;
+mod settle;
 pub(crate) mod slots;
 mod usage;
 mod writeback;
@@ -125,6 +126,7 @@ impl<P: Platform> Swap<P> {
     }
 
     /// Frees what [`Swap::store`] has stored. Does not sleep.
+    #[inline(never)]
     fn forget(&self, memory: &Memory<P>, handle: u64) {
         if let Some(handle) = Handle::from_raw(handle) {
             // SAFETY: 1. the caller took the handle out of the slot's value under the cluster's

@@ -41,7 +41,8 @@ fn first_part(run: SlotRun) -> (SlotRun, SlotRun) {
     (SlotRun { count, ..run }, rest)
 }
 
-fn index(slot: u64) -> u32 {
+/// The number of the slot in its cluster.
+pub(super) fn index(slot: u64) -> u32 {
     (slot % u64::from(CLUSTER_SLOTS)) as u32
 }
 
@@ -250,9 +251,8 @@ impl<P: Platform> Memory<P> {
                 continue;
             }
             cell.store(Cell::FREE.0, Relaxed);
-            self.forget_content(now, value);
-            if let Some(frame) = now.frame() {
-                self.leave_cache(frame);
+            if now.0 & (Cell::STORED | Cell::CACHED) != 0 {
+                self.empty_slot(now, value);
             }
             freed.add(&mut state, at);
         }
@@ -262,28 +262,17 @@ impl<P: Platform> Memory<P> {
     }
 
     /// The store forgets what it has for a slot that is free now.
+    #[inline(always)]
     pub(super) fn forget_content(&self, cell: Cell, value: &AtomicU64) {
         if cell.has(Cell::STORED) {
             self.swap.forget(self, value.swap(0, Relaxed));
         }
     }
 
-    /// The slot of the page at `frame` is free: the page leaves the cache, and with the last one
-    /// the folio. The cluster's lock is held.
-    fn leave_cache(&self, frame: Frame) {
-        let Some(folio) = self.frames.folio_of(frame) else { return };
-        let Some(place) = self.frames.swap_place(folio) else { return };
-        self.frames.set_cached_pages(folio, place, place.cached - 1);
-        // Its content is nowhere else now.
-        self.frames.mark_dirty(folio);
-        if place.cached == 1 {
-            self.frames.release(&self.platform, folio);
-        }
-    }
-
     /// The folio of the page that the cache has for a slot, with a reference. The slot is that of
     /// an entry that the caller has seen, and may be gone, with its area. The caller holds no lock
     /// of a cluster.
+    #[inline(never)]
     pub(crate) fn find_cached(&self, area: u8, slot: u64) -> Option<Reference<'_, P>> {
         self.while_areas_stay(|| {
             let frame = self.swap_cell(area, slot)?.frame()?;
@@ -320,14 +309,15 @@ impl<P: Platform> Memory<P> {
         };
         let _state = cluster.state.lock();
         let shadow = cells.first().and_then(|cell| Cell(cell.load(Relaxed)).shadow());
-        for cell in cells {
+        let (least, any) = cells.iter().fold((u32::MAX, 0), |(least, any), cell| {
             let cell = Cell(cell.load(Relaxed));
-            if cell.entries() == 0 {
-                return Err(ClaimError::Gone);
-            }
-            if cell.0 & (Cell::CACHED | Cell::BUSY) != 0 {
-                return Err(ClaimError::Cached);
-            }
+            (least.min(cell.entries()), any | cell.0)
+        });
+        if least == 0 {
+            return Err(ClaimError::Gone);
+        }
+        if any & (Cell::CACHED | Cell::BUSY) != 0 {
+            return Err(ClaimError::Cached);
         }
         for (page, cell) in (0..).zip(cells) {
             let now = Cell(cell.load(Relaxed)).coming_in(folio.head.plus(page));

@@ -11,10 +11,10 @@ use crate::stats::Counts;
 use crate::swap::page_set::PageSet;
 
 use super::cursor::Whole;
-use super::locking::Depth;
+use super::locking::{Depth, LockTree};
 use super::protect::{Change, Watched, Writable};
-use super::run::{Run, What};
-use super::{OutOfMemory, PageTable};
+use super::run::{self, Run, What};
+use super::{OutOfMemory, PageTable, ReadSection};
 
 /// A folio whose content is complete, and where its pages belong.
 pub(crate) struct SwapIn {
@@ -116,6 +116,66 @@ impl<P: Platform> PageTable<'_, P> {
         cursor.counts.mapped(OwnerKind::Anonymous, 1);
         cursor.counts.swap_pages = cursor.counts.swap_pages.wrapping_sub(1);
         true
+    }
+
+    /// As [`PageTable::swap_in`], where the folio is one run of one table of level 1, as it is
+    /// when its slots were claimed for it. Says whether all pages are exclusive. `None` if
+    /// something differs; then no entry has changed.
+    pub(crate) fn swap_in_whole(&self, what: &SwapIn, own: impl FnOnce(bool)) -> Option<bool> {
+        if what.range.start() != what.start || what.range.pages() != u64::from(what.folio.pages()) {
+            return None;
+        }
+        let section = ReadSection::enter(&self.memory.platform);
+        let found = self.leaf_table(&section, what.start)?;
+        if !self.try_lock_leaf_table(what.start, &found) {
+            return None;
+        }
+        let exclusive = self.map_whole(found.table, what, own);
+        self.unlock(found.table);
+        exclusive
+    }
+
+    /// Maps the folio, which ends in the table that holds its first page and is locked.
+    #[inline(always)]
+    fn map_whole(&self, table: Frame, what: &SwapIn, own: impl FnOnce(bool)) -> Option<bool> {
+        let index = Level::PTE.index_of::<P::Arch>(what.start);
+        let (folio, place, pages) = (what.folio, what.place, what.folio.pages());
+        let entry = run::load(self.slots(table), index);
+        let Some(Absent::Swap { device, slot, exclusive, soft_dirty, userfault }) =
+            absent::decode::<P::Arch>(entry)
+        else {
+            return None;
+        };
+        let attributes = what.attributes_of(exclusive, soft_dirty, userfault);
+        if (device, slot) != (place.area, place.first)
+            || pages > 1 && run::absents::<P::Arch>(self.slots(table), index, pages).0 != pages
+            || self.memory.pages_in_cache(folio, place, 0, pages) != pages
+            || !attributes.permissions.intersects(Permissions::ACCESS)
+        {
+            return None;
+        }
+        own(exclusive);
+        self.memory.frames.map(folio, pages).ok()?;
+        if exclusive {
+            self.memory.frames.set_exclusive(folio, 0, pages);
+        } else {
+            self.memory.frames.clear_exclusive(folio, 0, pages);
+        }
+        let leaf = P::Arch::leaf(folio.head, Level::PTE, attributes);
+        self.write_leaves(table, index, leaf, pages);
+        // The entries were not empty.
+        self.change_live(table, 0, pages);
+        self.stats.add(&Counts {
+            entries_descended: u64::from(P::Arch::LEVELS) - 1,
+            entries_read: u64::from(pages),
+            entries_written: u64::from(pages),
+            tables_locked: 1,
+            folios_touched: 1,
+            anonymous_pages: u64::from(pages),
+            swap_pages: 0u64.wrapping_sub(u64::from(pages)),
+            ..Counts::default()
+        });
+        Some(exclusive)
     }
 
     /// The front of the run, as far as the cache has its pages.

@@ -262,7 +262,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         self.table.memory.retry(|| self.fault_beside(&fault, locked.take()))
     }
 
-    /// As [`AddressSpace::fault`], of any kind; `locked` may be the VMA of the page.
+    /// As [`AddressSpace::fault`], of any kind; `locked` may be the VMA of the page, in which the
+    /// commonest fault was tried already.
     #[inline(never)]
     fn fault_beside(
         &self,
@@ -274,6 +275,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let mut _kept = None;
         let mut tries = Tries::First;
         loop {
+            let touched = locked.is_some();
             let Some(mut locked) = locked.take().or_else(|| self.lock_vma(page)) else {
                 self.grow_down_to(page)?;
                 continue;
@@ -313,7 +315,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                     self.prepare_group(page).map_err(|_| FaultError::OutOfMemory)?;
                     continue;
                 }
-                if vma.is_anonymous()
+                if !touched
+                    && vma.is_anonymous()
                     && (P::Arch::COHERENT_FETCHES || !flags.contains(MappingFlags::EXECUTE))
                     && let Some(resolved) = self.touch_new(vma, page, flags)
                 {

@@ -10,6 +10,7 @@ use crate::rmap::AnonGroup;
 use crate::space::AddressSpace;
 use crate::stats::Counts;
 use crate::swap::SlotRun;
+use crate::swap::cell::Cell;
 use crate::swap::slots::ClaimError;
 use crate::table::swap_in::SwapIn;
 use crate::table::{ReadSection, run};
@@ -33,6 +34,8 @@ pub(in crate::space) enum Reading {
 struct Slot {
     area: u8,
     number: u64,
+    /// As it was in the read section of the look; `None` if no area has such a slot.
+    cell: Option<Cell>,
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
@@ -47,11 +50,11 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Result<Step, FaultError> {
         let Some(slot) = self.slot_at(page) else { return Ok(Step::Again) };
         let memory = self.table.memory;
-        if memory.swap_cell(slot.area, slot.number).is_none() {
-            // No area has such a slot: a corrupted entry.
-            return Err(FaultError::Bus);
-        }
-        if let Some(cached) = memory.find_cached(slot.area, slot.number) {
+        // Where no area has such a slot, the entry is corrupted.
+        let cell = slot.cell.ok_or(FaultError::Bus)?;
+        if cell.frame().is_some()
+            && let Some(cached) = memory.find_cached(slot.area, slot.number)
+        {
             // Whoever writes the folio out, or reads it, has the lock.
             let lock = memory.lock_folio(*cached);
             let place = memory.frames.swap_place(*cached);
@@ -134,7 +137,10 @@ impl<P: Platform> AddressSpace<'_, P> {
         let inside = (page.0 & (node.level.span::<P::Arch>() - 1)) >> PAGE_SHIFT;
         match absent::decode::<P::Arch>(entry)? {
             Absent::Swap { device, slot, .. } if !entry.is_empty() => {
-                Some(Slot { area: device, number: slot + inside })
+                let number = slot + inside;
+                // Looked at in the section of the entry: the slot's area is not turned off.
+                let cell = self.table.memory.swap_cell(device, number);
+                Some(Slot { area: device, number, cell })
             }
             _ => None,
         }
@@ -187,6 +193,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Whether the entries of `range` seem to name consecutive slots, in one table.
+    #[inline(never)]
     fn names_run(&self, range: VirtRange, area: u8, first: u64) -> bool {
         let section = ReadSection::enter(self.platform());
         let (node, index, entry) = self.table.peek(&section, range.start(), &mut Counts::default());
@@ -262,7 +269,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         };
         memory.before_execution(what.attributes.permissions, folio);
         let index = vma.page_offset_of(page).wrapping_sub(u64::from(number));
-        let done = self.table.swap_in(&what, |exclusive| {
+        let own = |exclusive| {
             // Others may name the slots of pages that are not exclusive: they all are below the
             // root.
             let group = if exclusive {
@@ -273,19 +280,40 @@ impl<P: Platform> AddressSpace<'_, P> {
             if !exclusive || !memory.frames.is_anonymous(folio) {
                 lock.set_owner(AnonGroup::as_owner(group), index);
             }
-        });
-        memory.settle_slots(folio, place, &done.pages);
+        };
+        // Whether the page is mapped now, and whether all that are, are exclusive.
+        let (mapped, exclusive) = match self.table.swap_in_whole(&what, own) {
+            Some(exclusive) => {
+                memory.settle_all_slots(folio, place);
+                (true, exclusive)
+            }
+            None => self.map_in_runs(&what, number, &own)?,
+        };
         self.published(what.range);
         // A page that is to be written, and may not be yet, is looked at again.
-        let usable = access != Access::Write || done.exclusive;
-        if done.refused && !done.pages.has(number) {
-            return Err(FaultError::OutOfMemory);
-        }
-        Ok(if done.pages.has(number) && usable {
+        Ok(if mapped && (access != Access::Write || exclusive) {
             Step::Done(Resolved::FromSwap(what.range))
         } else {
             Step::Again
         })
+    }
+
+    /// As [`AddressSpace::map_swapped`], where the folio is not one run. Says whether page `number`
+    /// is mapped, and whether all that are, are exclusive.
+    #[inline(never)]
+    fn map_in_runs(
+        &self,
+        what: &SwapIn,
+        number: u32,
+        own: &dyn Fn(bool),
+    ) -> Result<(bool, bool), FaultError> {
+        let done = self.table.swap_in(what, own);
+        self.table.memory.settle_slots(what.folio, what.place, &done.pages);
+        let mapped = done.pages.has(number);
+        if done.refused && !mapped {
+            return Err(FaultError::OutOfMemory);
+        }
+        Ok((mapped, done.exclusive))
     }
 }
 
